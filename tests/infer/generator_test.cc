@@ -41,7 +41,7 @@ std::vector<Variant> variants() {
   return all;
 }
 
-/// The weights of the model tests: far from a fresh model's, so that tokens depend on each other.
+/// Weights of the model tests: far from a fresh model's, so that tokens depend on each other.
 template <typename Model>
 void fill_weights(Model& model, const ModelConfig& config, Communicator& tp) {
   initialize_parameters(ModelLayout(config, tp.size(), tp.rank()), config, 17, model.parameters());
@@ -49,7 +49,7 @@ void fill_weights(Model& model, const ModelConfig& config, Communicator& tp) {
   model.parameters_changed();
 }
 
-/// Log-likelihood of `token` by `logits`.
+/// Log-likelihood of `token` given `logits`.
 double log_likelihood(std::span<const float> logits, int32_t token) {
   double sum = 0;
   for (const float x : logits) sum += std::exp(double(x));
@@ -60,7 +60,7 @@ class GeneratorTest : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, GeneratorTest, ::testing::ValuesIn(variants()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// likelihoods[i]: of token i + 1 (of token 0 at the end) after tokens 0 to i, by the training
+/// likelihoods[i]: that of token i + 1 (of token 0 at the end) after tokens 0 to i, by the training
 /// forward pass of one rank.
 Doubles full_forward(const ModelConfig& config, const std::vector<int32_t>& tokens) {
   Doubles likelihoods;
@@ -76,7 +76,7 @@ Doubles full_forward(const ModelConfig& config, const std::vector<int32_t>& toke
   return likelihoods;
 }
 
-// Whichever way the tokens are split into prefill blocks and single steps.
+// Holds for any split of the tokens into prefill blocks and single steps.
 TEST_P(GeneratorTest, CachedStepsMatchTheFullForward) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = model_for(GetParam());
@@ -124,7 +124,7 @@ std::vector<int32_t> text_of(Communicator& tp, const ModelConfig& config, int64_
   return text;
 }
 
-// Twice the context, so the cache is filled and fed again.
+// Twice the context, so that the cache is filled and refilled.
 TEST_P(GeneratorTest, SameTextForAnyTp) {
   const ModelConfig config = model_for(GetParam());
   const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
@@ -153,7 +153,7 @@ TEST_P(GeneratorTest, SameTextForAnyTp) {
   }
 }
 
-/// Logits after 11 tokens, which fill a block and begin another, and after two more.
+/// Logits after 11 tokens, which fill one block and begin another, and after two more.
 std::vector<float> logits_of(Communicator& tp, const ModelConfig& config, const char* codec) {
   set_kernel_threads(1);
   Generator generator(tp, config,
@@ -174,15 +174,16 @@ float farthest(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-/// On all ranks of `tp`: fails where two of them have other bytes.
+/// Fails on all ranks of `tp` if any two have different bytes.
 template <typename T>
 void expect_same(Communicator& tp, const std::vector<T>& values, const std::string& what) {
   const auto blobs = tp.exchange(std::as_bytes(std::span(values)), "values");
   for (const auto& blob : blobs) EXPECT_EQ(blob, blobs[0]) << what;
 }
 
-// Coarser formats are farther from the plain sums, each site alone counts, and all ranks agree.
-TEST_P(GeneratorTest, CodecsGiveOneTextOnAllRanks) {
+// Coarser formats are farther from the uncompressed sums, each site has an effect, and all ranks
+// agree.
+TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
   const ModelConfig config = model_for(GetParam());
   const SamplingOptions sampling{.temperature = 0.8, .top_p = 0.95, .seed = 5};
   const auto check = [&](Communicator& tp) {
@@ -205,7 +206,7 @@ TEST_P(GeneratorTest, CodecsGiveOneTextOnAllRanks) {
       EXPECT_GT(farthest(logits, plain), before) << codec;
       before = farthest(logits, plain);
     }
-    // The ends of the model, and the experts where there are some: with lossless the plain bits.
+    // Embeddings and LM head, and experts if there are any: lossless gives the uncompressed bits.
     for (const char* site : {"embeddings", "experts"}) {
       if (std::string(site) == "experts" && config.experts == 0) continue;
       const auto with = [&](const char* codec) {
@@ -232,7 +233,7 @@ TEST_P(GeneratorTest, CodecsGiveOneTextOnAllRanks) {
   }
 }
 
-TEST(Generator, LongPromptsKeepTheirEndAndStopIsHeard) {
+TEST(Generator, LongPromptsKeepTheirEndAndStopEndsGeneration) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = model_for(kVariants[0]);
   run_threads({}, [&](Communicator& tp) {

@@ -1,5 +1,5 @@
-// A prompt in two chunks whose sums travel while the other is computed, against one chunk and
-// against rows split over the ranks: the same residual, keys and values, to the last bit.
+// A prompt in two chunks, one's sums overlapped with the other's computation, compared with one
+// chunk and with rows split over the ranks: the same residual, keys and values, bit for bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -37,7 +37,7 @@ std::vector<int32_t> tokens_for(int64_t count, uint64_t seed) {
   return tokens;
 }
 
-/// A model's share with weights far from a fresh one's, and caches.
+/// A model's shard with weights far from a fresh one's, and caches.
 struct Rank {
   Rank(Communicator& comm, const ModelConfig& model_config, DType dtype, const char* codec)
       : tp(comm),
@@ -60,7 +60,7 @@ struct Rank {
     }
   }
 
-  /// The last residual row and all that is cached, after `count` tokens and then 5 more.
+  /// The last residual row and all cached values, after `count` tokens and then 5 more.
   std::vector<float> run(Prefill& prefill, int64_t count) {
     clear_caches();
     Buffer memory(2 * size_t(config.hidden) * sizeof(float));
@@ -158,8 +158,8 @@ TEST_P(PrefillForms, ChunksKeepTheBitsOfLossyCodecsToo) {
   });
 }
 
-// A block made for many tokens runs fewer, call after call, with none of the former left.
-TEST_P(PrefillForms, FewerTokensThanRoom) {
+// A block sized for many tokens runs fewer, call after call, without remainders of earlier calls.
+TEST_P(PrefillForms, FewerTokensThanCapacityGiveTheSameBits) {
   run([&](Communicator& comm) {
     set_kernel_threads(1);
     Rank rank(comm, model(false), DType::f32, "int4:g32");

@@ -29,7 +29,7 @@ std::string scratch_directory(const char* name) {
   return path;
 }
 
-/// With the vocabulary of bytes.
+/// A model with the vocabulary of bytes.
 template <typename... Kind>
 ModelConfig byte_model(const Kind&... kind) {
   ModelConfig config = small_model(kind...);
@@ -37,7 +37,7 @@ ModelConfig byte_model(const Kind&... kind) {
   return config;
 }
 
-/// The whole model as one file, without `skip`.
+/// Writes the whole model as one file, without tensor `skip`.
 void write_model(const std::string& path, const ModelConfig& config, const std::string& skip = "",
                  uint64_t seed = 23) {
   const ModelLayout layout(config, 1, 0);
@@ -58,7 +58,7 @@ void unexpected_note(const std::string& text) {
   ADD_FAILURE() << text;
 }
 
-TEST(Pretrained, EveryShardReadsItsPart) {
+TEST(Pretrained, EveryRankReadsItsShard) {
   const std::string directory = scratch_directory("shards");
   for (const Variant& variant : kVariants) {
     const ModelConfig config = byte_model(variant);
@@ -116,7 +116,7 @@ std::string error_of(const std::string& directory) {
   return "accepted";
 }
 
-/// As a training leaves it.
+/// Writes the files that a training run saves.
 void write_stored(const std::string& directory, const ModelConfig& config, int64_t step,
                   uint64_t seed = 23) {
   std::filesystem::create_directories(directory);
@@ -128,7 +128,7 @@ void write_stored(const std::string& directory, const ModelConfig& config, int64
               {{"model.safetensors", SafetensorsFile(path).header_hash()}});
 }
 
-TEST(StoredModel, EditedAndExchangedFilesAreRefusedByName) {
+TEST(StoredModel, EditedAndSwappedFilesAreRefusedByName) {
   const std::string directory = scratch_directory("sealed"), other = scratch_directory("other");
   const ModelConfig config = byte_model();
   write_stored(directory, config, 5);
@@ -146,16 +146,16 @@ TEST(StoredModel, EditedAndExchangedFilesAreRefusedByName) {
     EXPECT_EQ(error_of(directory) == "accepted", name == "config.json") << name;
     write_file(file, good);
   }
-  // Written anew by another program, config.json still says the same.
+  // config.json rewritten by another program is still equivalent.
   write_file(directory + "/config.json", nlohmann::json::parse(to_json(config)).dump());
   EXPECT_EQ(error_of(directory), "accepted");
-  std::filesystem::remove(directory + "/state.json");  // as one of others
+  std::filesystem::remove(directory + "/state.json");  // like a model of another origin
   EXPECT_EQ(error_of(directory), "accepted");
   std::filesystem::remove_all(directory);
   std::filesystem::remove_all(other);
 }
 
-/// The model written under another name, and config.json changed.
+/// Error of opening the model under another name, with config.json changed.
 template <typename Change>
 std::string error_with(const std::string& directory, const ModelConfig& config, Change&& change) {
   auto root = nlohmann::ordered_json::parse(to_json(config));
@@ -164,7 +164,7 @@ std::string error_with(const std::string& directory, const ModelConfig& config, 
   return error_of(directory);
 }
 
-TEST(StoredModel, TensorsThatNobodyReadsAreNamed) {
+TEST(StoredModel, UnreadTensorsAreNamed) {
   const std::string directory = scratch_directory("unread");
   const ModelConfig config = byte_model();
   write_model(directory + "/model.safetensors", config);
@@ -187,8 +187,8 @@ TEST(StoredModel, TensorsThatNobodyReadsAreNamed) {
   std::filesystem::remove_all(directory);
 }
 
-// Other programs write the embedding twice, and frequencies that rope_theta gives.
-TEST(StoredModel, TensorsThatChangeNothingMayBeThere) {
+// Other programs write the embedding twice, and frequencies that are implied by rope_theta.
+TEST(StoredModel, RedundantTensorsAreAllowed) {
   const std::string directory = scratch_directory("redundant");
   const ModelConfig config = byte_model();
   write_file(directory + "/config.json", to_json(config));
@@ -219,7 +219,7 @@ TEST(StoredModel, OtherTokenizersAreRefused) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(Pretrained, WeightsThatAreNoNumbersAreNamed) {
+TEST(Pretrained, NaNWeightsAreNamed) {
   const std::string directory = scratch_directory("nan");
   const ModelConfig config = byte_model();
   write_model(directory + "/model.safetensors", config);
@@ -243,7 +243,7 @@ TEST(Pretrained, WeightsThatAreNoNumbersAreNamed) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(StoredModel, ACheckpointWithoutItsStateIsRefused) {
+TEST(StoredModel, CheckpointWithoutItsStateIsRefused) {
   const std::string out = scratch_directory("stateless");
   const std::string step = out + "/checkpoints/step-00000005";
   write_stored(step, byte_model(), 5);
@@ -253,7 +253,7 @@ TEST(StoredModel, ACheckpointWithoutItsStateIsRefused) {
   std::filesystem::remove_all(out);
 }
 
-TEST(StoredModel, TheNewestThatATrainingLeftIsTaken) {
+TEST(StoredModel, NewestCheckpointOfATrainingIsOpened) {
   const std::string out = scratch_directory("newest");
   const std::string final = out + "/final", old = out + "/checkpoints/step-00000005",
                     later = out + "/checkpoints/step-00000009";
@@ -271,7 +271,7 @@ TEST(StoredModel, TheNewestThatATrainingLeftIsTaken) {
   write_stored(later, byte_model(), 9, 24);
   EXPECT_EQ(chosen(), later);
   EXPECT_THAT(said, ::testing::HasSubstr("final is of step 5"));
-  std::filesystem::remove(final + "/state.json");  // of which step is not known
+  std::filesystem::remove(final + "/state.json");  // its step is unknown
   EXPECT_EQ(chosen(), final);
   EXPECT_THAT(said, ::testing::HasSubstr("other weights"));
   std::filesystem::remove_all(out);

@@ -31,7 +31,7 @@ TEST(Sampling, TemperatureZeroTakesTheLikeliest) {
   EXPECT_EQ(only.begin()->first, 1);
 }
 
-TEST(Sampling, LogitsThatAreNoFiniteNumbersAreRefused) {
+TEST(Sampling, NonFiniteLogitsAreRefused) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity()}) {

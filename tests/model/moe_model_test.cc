@@ -87,9 +87,7 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
     model.backward(1);
     int compared = 0, flipped = 0;
     for (const Parameter& p : model.parameter_list()) {
-      if (p.name.ends_with("correction_bias"))
-        continue;  // affects expert choice only, has no
-                   // gradient
+      if (p.name.ends_with("correction_bias")) continue;  // no gradient
       const int64_t columns = p.shape.back(), rows = p.shape.size() == 1 ? 1 : p.shape[0];
       for (int sample = 0; sample < 6; ++sample) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));

@@ -47,7 +47,7 @@ TEST(BenchMoe, EveryFormIsCheckedAgainstAnUnfusedLayer) {
       for (const double imbalance : {1.0, double(ep), 0.0}) {
         const BenchResult result = result_of(request_of(op, ep, tp, imbalance));
         EXPECT_TRUE(result.ok()) << op << " ep " << ep << " tp " << tp << ": " << result.max_rel;
-        if (imbalance == 1) {  // else rank 0 may have nothing to send
+        if (imbalance == 1) {  // otherwise rank 0 may have nothing to send
           EXPECT_EQ(result.bytes > 0, ep * tp > 1);
         }
         EXPECT_GT(result.gemm.median_us, 0);
@@ -61,19 +61,20 @@ TEST(BenchMoe, EveryFormIsCheckedAgainstAnUnfusedLayer) {
   EXPECT_TRUE(result_of(backward).ok());
 }
 
-TEST(BenchMoe, RoutingIsRandomAndAsUnevenAsAsked) {
+TEST(BenchMoe, RoutingIsRandomWithTheRequestedImbalance) {
   BenchRequest request = request_of("moe", 4, 1, 1);
   request.m = 4096;
   complete_moe(request, 4);
   const MoeImbalance even = measured_imbalance(request, 4);
-  EXPECT_GT(even.of_ranks, 1.0);  // at random, not in turns
+  EXPECT_GT(even.of_ranks, 1.0);  // random, not round-robin
   EXPECT_LT(even.of_ranks, 1.1);
   EXPECT_GE(even.of_experts, even.of_ranks);
   request.moe.imbalance = 2;
   EXPECT_NEAR(measured_imbalance(request, 4).of_ranks, 2, 0.2);
   request.moe.imbalance = 0;
   EXPECT_GT(measured_imbalance(request, 4).of_experts, 2);
-  // Rows with two experts of one rank go there once: a part of them, as in a real model.
+  // A row whose two experts are on one rank is sent there once: some of the rows, as in a real
+  // model.
   const schedule::MoeGrid grid{8, 2, 1};
   const std::vector<int32_t> chosen = chosen_experts(grid, 2, {1, 1}, 0, 4096);
   int64_t both = 0;
@@ -83,7 +84,7 @@ TEST(BenchMoe, RoutingIsRandomAndAsUnevenAsAsked) {
   EXPECT_NEAR(double(both) / 4096, 3.0 / 7, 0.05);
 }
 
-TEST(BenchMoe, TakesAnySizes) {
+TEST(BenchMoe, AnySizesMayBeGiven) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
   BenchRequest own = request_of("moe", 2, 1, 1);
   own.moe = {.model = "", .experts = 60, .top_k = 4, .ep = 2, .hidden = 40, .ffn = 24};
@@ -102,7 +103,7 @@ TEST(BenchMoe, TakesAnySizes) {
   EXPECT_THROW(complete_moe(changed, 2), InvalidArgument);
 }
 
-TEST(BenchMoe, RowsMayTravelEncoded) {
+TEST(BenchMoe, RowsMayBeSentEncoded) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
   for (const char* op : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) {
     for (const char* format : {"int4:g32", "lossless"}) {
@@ -119,7 +120,7 @@ TEST(BenchMoe, RowsMayTravelEncoded) {
           EXPECT_TRUE(result.ok()) << result.max_rel << " of " << result.bound;
           EXPECT_TRUE(result.candidates.contains("serial, 1 chunk as " + request.wire.describe()));
           EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
-          if (ep * tp == 1 || request.op == "moe") continue;  // there plain rows may be chosen
+          if (ep * tp == 1 || request.op == "moe") continue;  // their unencoded rows may be chosen
           EXPECT_GT(result.wire_bytes, 0);
           EXPECT_LT(result.wire_bytes, result.bytes);
         }
@@ -132,7 +133,7 @@ TEST(BenchMoe, RowsMayTravelEncoded) {
   EXPECT_THROW(check_bench(backward, 2), InvalidArgument);
 }
 
-TEST(BenchMoe, ATimelineHasTheProductsAndTransfersOfEveryRank) {
+TEST(BenchMoe, TimelineHasTheGemmsAndTransfersOfEveryRank) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
   BenchRequest request = request_of("moe", 2, 1, 1);
   request.timeline = true;
@@ -143,12 +144,12 @@ TEST(BenchMoe, ATimelineHasTheProductsAndTransfersOfEveryRank) {
     const auto count = [&](SpanKind kind) {
       return std::ranges::count(rank.events, kind, &SpanEvent::kind);
     };
-    EXPECT_GE(count(SpanKind::gemm), 2) << rank.rank;      // into the experts, and out of them
-    EXPECT_GE(count(SpanKind::transfer), 2) << rank.rank;  // there and back
+    EXPECT_GE(count(SpanKind::gemm), 2) << rank.rank;      // into the experts and out of them
+    EXPECT_GE(count(SpanKind::transfer), 2) << rank.rank;  // dispatch and combine
   }
 }
 
-TEST(BenchMoe, RefusesWhatDoesNotFit) {
+TEST(BenchMoe, InvalidRequestsAreRefused) {
   const auto error_of = [](BenchRequest request, int ranks) -> std::string {
     try {
       complete_moe(request, ranks);

@@ -1,4 +1,4 @@
-// One Mixture-of-Experts problem, whole and as each rank has it.
+// One Mixture-of-Experts problem, whole and sharded.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ struct LayerCase {
   }
 };
 
-/// `count` cases on worlds of `world` ranks.
+/// `count` cases for worlds of `world` ranks.
 inline std::vector<LayerCase> generated(int world, int count) {
   std::vector<LayerCase> cases;
   for (int i = 0; i < count; ++i) {
@@ -59,7 +59,7 @@ inline std::vector<LayerCase> generated(int world, int count) {
   return cases;
 }
 
-/// Rounded to what `dtype` holds, so that the reference sees the same numbers.
+/// Random numbers rounded to `dtype`, so that the reference sees the same values.
 inline std::vector<float> numbers(DType dtype, int64_t count, uint64_t stream, float scale = 1) {
   std::vector<float> values;
   for (int64_t i = 0; i < count; ++i) {
@@ -69,7 +69,7 @@ inline std::vector<float> numbers(DType dtype, int64_t count, uint64_t stream, f
   return values;
 }
 
-/// A tensor of `dtype` with memory of its own.
+/// Tensor of `dtype` that owns its memory.
 struct Owned {
   Buffer memory;
   Tensor tensor;
@@ -94,7 +94,7 @@ struct Owned {
   }
 };
 
-/// All of it, as one process has it.
+/// The whole problem, as on a single process.
 struct Whole {
   LayerCase c;
   std::vector<float> x, dout, w_in, w_out, weights;
@@ -114,7 +114,7 @@ struct Whole {
   }
 };
 
-/// One rank's part, and what it computed.
+/// One rank's shard and results.
 class RankLayer {
  public:
   RankLayer(const Whole& whole, int rank)
@@ -155,7 +155,7 @@ class RankLayer {
     return {Tensor::of(std::span(chosen), {own_.count, c_.top_k}),
             Tensor::of(std::span(weights), {own_.count, c_.top_k})};
   }
-  /// Of a MoeLayer and a MoeBatch, or of what they hold.
+  /// Runs forward and backward of a MoeLayer and a MoeBatch, or of their implementation types.
   template <typename Layer, typename Batch>
   void run(Layer& layer, Batch& batch) {
     std::memset(dw_in.memory.data(), 0, dw_in.memory.bytes());
@@ -168,7 +168,7 @@ class RankLayer {
     return {out.values(), dx.values(), dweights.values(), dw_in.values(), dw_out.values()};
   }
 
-  /// The largest difference over the largest value, of all results.
+  /// Largest error relative to the largest value, over all results.
   double error(const std::vector<double>& reference, const MoeGradients& gradients) {
     double worst = 0;
     const auto rows = [&](const Owned& t, const std::vector<double>& all, int64_t width) {
@@ -190,7 +190,7 @@ class RankLayer {
   }
 
  private:
-  /// body(weight, its gradient, row, column, index in the whole, whether it is w_in).
+  /// Calls body(weight, its gradient, row, column, index in the whole, whether it is w_in).
   template <typename Body>
   void for_each_weight(const Body& body) {
     const int64_t f = part_.count;
@@ -211,7 +211,7 @@ class RankLayer {
       }
     }
   }
-  /// `got` are elements of `all` from `begin` on.
+  /// Compares `got` with elements [begin, ...) of `all`.
   static void compare(const std::vector<float>& got, size_t begin, const std::vector<double>& all,
                       double& worst) {
     double error = 0, size = 1e-30;

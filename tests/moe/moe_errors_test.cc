@@ -28,7 +28,7 @@ std::string error_of(const Body& body) {
   return "no error";
 }
 
-/// `body` on three ranks, each of which must fail with `message`.
+/// Runs `body` on three ranks, each of which must fail with `message`.
 template <typename Expected = InvalidArgument, typename Body>
 void expect_on_every_rank(const std::string& message, const Body& body) {
   WorldOptions options;
@@ -69,7 +69,7 @@ TEST(MoeErrors, ShapesThatDifferAreAMismatch) {
   });
 }
 
-/// A wrong routing on rank 1, and after it a right one: the ranks stay together.
+/// Wrong routing on rank 1, followed by a valid one: the ranks stay in step.
 void expect_fault(const std::string& message, const std::function<void(RankLayer&)>& spoil) {
   const Whole whole(kCase);
   WorldOptions options;
@@ -90,7 +90,7 @@ void expect_fault(const std::string& message, const std::function<void(RankLayer
   });
 }
 
-TEST(MoeErrors, WrongRoutingIsNamedOnEveryRankAndLeavesThemTogether) {
+TEST(MoeErrors, WrongRoutingIsNamedOnEveryRankAndKeepsRanksInStep) {
   TANDEM_SKIP_UNDER_MPI("a world of its own");
   expect_fault("moe: rank 1: row 2 goes to expert 6: expected 0 to 5",
                [](RankLayer& rank) { rank.chosen[4] = 6; });
@@ -106,7 +106,7 @@ TEST(MoeErrors, WrongRoutingIsNamedOnEveryRankAndLeavesThemTogether) {
       });
 }
 
-/// What `body` throws, its type before its text.
+/// Type and text of the exception that `body` throws.
 template <typename Body>
 std::string named_error_of(const Body& body) {
   try {
@@ -121,13 +121,13 @@ std::string named_error_of(const Body& body) {
   return "no error";
 }
 
-/// A call that fails on rank 1 of `ranks`, and after it a right one of the same layer, whose
+/// A call that fails on rank 1 of `ranks`, followed by a valid call of the same layer, whose
 /// results are compared with the reference.
 struct RefusedCall {
   RankLayer &good, &spare;
   MoeLayer &layer, &other;
-  MoeBatch& batch;  ///< of a good call
-  bool spoils;      ///< this rank
+  MoeBatch& batch;  ///< from a valid call
+  bool spoils;      ///< on this rank
 
   void forward(const Tensor& x, const MoeRouting& routing, const Tensor& out) {
     MoeBatch scratch;
@@ -139,8 +139,8 @@ struct RefusedCall {
   }
 };
 
-/// `own`: what rank 1 throws begins with it; the others throw Mismatch that names rank 1 and goes
-/// on with the same.
+/// `own`: prefix of rank 1's error; the others throw a Mismatch that names rank 1 and continues
+/// with the same text.
 void expect_refused(const std::string& own, const std::function<void(RefusedCall&)>& call) {
   LayerCase c = kCase;
   for (int ranks = 2; ranks <= 4; ++ranks) {
@@ -175,7 +175,7 @@ void expect_refused(const std::string& own, const std::function<void(RefusedCall
   }
 }
 
-TEST(MoeErrors, OperandsOfOneRankThatDoNotFitAreNamedOnEveryRank) {
+TEST(MoeErrors, WrongOperandsOfOneRankAreNamedOnEveryRank) {
   TANDEM_SKIP_UNDER_MPI("worlds of its own");
   expect_refused("x is f32[5, 16]: expected f32[4, 16]", [](RefusedCall& call) {
     const Owned five(DType::f32, 5, 16);
@@ -193,7 +193,7 @@ TEST(MoeErrors, OperandsOfOneRankThatDoNotFitAreNamedOnEveryRank) {
   });
 }
 
-TEST(MoeErrors, BackwardCallsThatDoNotFitAreNamedOnEveryRank) {
+TEST(MoeErrors, WrongBackwardOperandsAreNamedOnEveryRank) {
   TANDEM_SKIP_UNDER_MPI("worlds of its own");
   expect_refused("dout is f32[4, 8]: expected f32[4, 16]", [](RefusedCall& call) {
     const Owned narrow(DType::f32, 4, 8);
@@ -258,7 +258,7 @@ TEST(MoeErrors, RanksInDifferentCallsAreNamedOnEveryRank) {
   });
 }
 
-TEST(MoeErrors, ABatchThatWasMovedFromIsNotFilledAndMayBeFilledAgain) {
+TEST(MoeErrors, MovedFromBatchIsEmptyAndMayBeReused) {
   TANDEM_SKIP_UNDER_MPI("a world of its own");
   const Whole whole({.experts = 2, .top_k = 1, .rows = 4, .hidden = 16, .ffn = 8});
   run_threads({}, [&](Communicator& comm) {
@@ -279,7 +279,7 @@ TEST(MoeErrors, ABatchThatWasMovedFromIsNotFilledAndMayBeFilledAgain) {
   });
 }
 
-TEST(MoeErrors, OperandsThatDoNotFitAreNamed) {
+TEST(MoeErrors, WrongOperandsAreNamed) {
   TANDEM_SKIP_UNDER_MPI("a world of its own");
   const Whole whole({.experts = 2, .top_k = 1, .rows = 4, .hidden = 16, .ffn = 8});
   run_threads({}, [&](Communicator& comm) {

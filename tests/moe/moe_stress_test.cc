@@ -1,6 +1,6 @@
-// Thousands of steps of one layer with another routing each, ranks delayed at random: the bits do
-// not depend on who is late. TANDEM_TEST_MOE_STEPS says how many (5,000). And a rank that never
-// comes.
+// Thousands of steps of one layer, each with a different routing and random delays: results do not
+// depend on which ranks are late. TANDEM_TEST_MOE_STEPS sets the number of steps (5,000). Also a
+// rank that never arrives.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -26,7 +26,7 @@ int steps_asked() {
 constexpr int64_t kRows[] = {0, 1, 5, 12, 16};
 constexpr double kImbalances[] = {1, 1.5, 2, 0};
 
-/// What step `step` runs on: one of the problems, with a routing of its own.
+/// Inputs of step `step`: one of the problems, with its own routing.
 struct Step {
   size_t problem;
   std::vector<int32_t> chosen;
@@ -57,7 +57,7 @@ uint64_t digest(const RankLayer& rank) {
   return hash;
 }
 
-/// A digest of every rank's results of every step.
+/// Digests of every rank's results of every step.
 std::vector<std::vector<uint64_t>> run_steps(std::span<const Whole> problems, int steps,
                                              uint64_t delays, const MoeOptions& options) {
   const LayerCase& most = problems.back().c;
@@ -92,7 +92,7 @@ std::vector<std::vector<uint64_t>> run_steps(std::span<const Whole> problems, in
   return digests;
 }
 
-TEST(MoeStress, ChangingRoutingsWithRanksThatComeLateKeepTheirBits) {
+TEST(MoeStress, ChangingRoutingsWithLateRanksKeepTheirBits) {
   TANDEM_SKIP_UNDER_MPI("threads");
   std::vector<Whole> problems;
   for (const int64_t rows : kRows) {
@@ -108,7 +108,7 @@ TEST(MoeStress, ChangingRoutingsWithRanksThatComeLateKeepTheirBits) {
   }
 }
 
-TEST(MoeStress, ARankThatNeverComesIsNamedByAllOthers) {
+TEST(MoeStress, MissingRankIsNamedByAllOthers) {
   TANDEM_SKIP_UNDER_MPI("threads");
   const Whole whole({.ep = 4, .experts = 8, .top_k = 2, .rows = 16, .hidden = 16, .ffn = 8});
   for (const bool forward_first : {false, true}) {

@@ -1,5 +1,5 @@
-// The layer against the slow f64 reference, over generated shapes, layouts and imbalances: every
-// result, forward and backward, bitwise the same on every run and whatever the strategy.
+// The layer compared with the slow f64 reference, over generated shapes, layouts and imbalances:
+// every result, forward and backward, has the same bits in every run and with every strategy.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ double bound_of(const LayerCase& c) {
   return c.dtype == DType::f32 ? 2e-5 : 4e-2;
 }
 
-/// Each rank's results of one strategy, compared with the reference and with a second run.
+/// Results of each strategy on this rank, compared with the reference and with a second run.
 std::vector<std::vector<float>> run_rank(Communicator& comm, const Whole& whole,
                                          const std::vector<double>& reference,
                                          const MoeGradients& gradients, const MoeOptions& options) {
@@ -49,7 +49,7 @@ class Moe : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, Moe, testing::Range(1, 9),
                          [](const auto& test) { return std::to_string(test.param) + "_ranks"; });
 
-TEST_P(Moe, AgreesWithTheReferenceAndKeepsItsBits) {
+TEST_P(Moe, MatchesReferenceAndKeepsItsBits) {
   TANDEM_SKIP_UNDER_MPI("worlds of its own");
   int index = 0;
   for (const LayerCase& c : generated(GetParam(), 65)) {
@@ -66,7 +66,7 @@ TEST_P(Moe, AgreesWithTheReferenceAndKeepsItsBits) {
   }
 }
 
-TEST(MoeOverMpi, AgreesWithTheReferenceAndKeepsItsBits) {
+TEST(MoeOverMpi, MatchesReferenceAndKeepsItsBits) {
   Communicator* world = mpi_world();
   if (!world) GTEST_SKIP() << "under mpirun";
   int index = 0;
@@ -78,7 +78,7 @@ TEST(MoeOverMpi, AgreesWithTheReferenceAndKeepsItsBits) {
   }
 }
 
-TEST(MoeLayer, ManyCallsWithOtherRoutingsUseOneLayer) {
+TEST(MoeLayer, OneLayerServesManyRoutings) {
   TANDEM_SKIP_UNDER_MPI("threads");
   LayerCase c{.ep = 2, .tp = 2, .experts = 6, .top_k = 2, .rows = 40, .hidden = 24, .ffn = 16};
   WorldOptions options;
@@ -104,8 +104,8 @@ TEST(MoeLayer, ManyCallsWithOtherRoutingsUseOneLayer) {
   });
 }
 
-/// Every level another plan, and ranks that route so differently that they send in other waves
-/// than they multiply in.
+/// Every imbalance level has a different plan, and the ranks' routings differ so much that they
+/// send in other waves than they multiply in.
 TEST(MoeLayer, PlansThatDependOnTheImbalanceKeepTheBits) {
   TANDEM_SKIP_UNDER_MPI("threads");
   std::set<int> levels;
@@ -148,10 +148,10 @@ TEST(MoeLayer, PlansThatDependOnTheImbalanceKeepTheBits) {
     });
   }
   EXPECT_GE(levels.size(), 3u);
-  EXPECT_GE(others, 5);  // rank 0 sent by another level than all ranks' rows have
+  EXPECT_GE(others, 5);  // rank 0's own imbalance level differs from that of all rows
 }
 
-TEST(MoeLayer, MeasuresAndSaysWhatItChose) {
+TEST(MoeLayer, MeasuresAndReportsItsChoice) {
   TANDEM_SKIP_UNDER_MPI("threads");
   const Whole whole({.ep = 2, .experts = 4, .top_k = 2, .rows = 64, .hidden = 64, .ffn = 32});
   WorldOptions options;

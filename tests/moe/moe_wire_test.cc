@@ -1,5 +1,5 @@
-// Layers whose rows travel encoded, against layers that were given what came out: rows encoded and
-// decoded one by one, and every rank's partial sums likewise.
+// Layers whose rows are sent encoded, compared with unencoded layers on decoded data: each row, and
+// each rank's partial sums, encoded and decoded separately.
 #include <gmock/gmock.h>
 
 #include "gemm/gemm.h"
@@ -18,7 +18,7 @@ constexpr MoeOptions kPlans[] = {{Strategy::serial, 0},
                                  {Strategy::overlapped, 3},
                                  {Strategy::overlapped, 5}};
 
-/// Every row of `rows`, as it arrives.
+/// Replaces every row of `rows` by its encoded and decoded value.
 void send_rows(const Wire& wire, const Tensor& rows) {
   const int64_t columns = rows.dim(1);
   std::vector<std::byte> message(wire.bytes(columns, rows.dtype()));
@@ -35,7 +35,7 @@ MoeOptions plan_as(MoeOptions plan, const Wire& dispatch, const Wire& combine) {
   return plan;
 }
 
-/// Forward and backward: what dispatch encodes goes into both.
+/// Forward and backward use the same dispatched rows.
 void check_dispatch(Communicator& comm, const Whole& whole, const Wire& wire) {
   RankLayer expected(whole, comm.rank());
   if (comm.size() > 1) send_rows(wire, expected.x.tensor);
@@ -52,8 +52,9 @@ void check_dispatch(Communicator& comm, const Whole& whole, const Wire& wire) {
   }
 }
 
-/// This rank's rows of the sum over ranks of what their experts give, all but its own as sent.
-/// Without tensor parallelism: a rank's partial sum is the result of no other expert counting.
+/// This rank's rows of the sum over ranks of their experts' results, all but the local one encoded.
+/// Without tensor parallelism: a rank's partial sum is the result with all other experts' weights
+/// zero.
 std::vector<float> combined(Communicator& comm, const Whole& whole, const Wire& wire) {
   std::vector<float> sum;
   DType dtype = whole.c.dtype;
@@ -87,7 +88,9 @@ void check_combine(Communicator& comm, const Whole& whole, const Wire& wire) {
     MoeBatch batch;
     for (int call = 0; call < 2; ++call) rank.run(layer, batch);
     const std::vector<float> values = rank.out.values();
-    if (expected.empty()) expected = values;  // else that all plans agree, and the bound below
+    if (expected.empty())
+      expected = values;  // otherwise only agreement of all plans, and the
+                          // bound below
     if (rows_keep_bits()) {
       EXPECT_EQ(values, expected) << whole.c.describe() << " as " << wire.describe() << ", "
                                   << plan.chunks << " chunks";
@@ -95,7 +98,7 @@ void check_combine(Communicator& comm, const Whole& whole, const Wire& wire) {
   }
 }
 
-/// The partial sums that came encoded, against plain ones: no further off than the format allows.
+/// Encoded partial sums compared with the reference: within the format's bound.
 void check_bound(Communicator& comm, const Whole& whole, const Wire& wire) {
   const auto reference = moe_reference(whole.problem());
   double largest = 1e-30;
@@ -127,7 +130,7 @@ class MoeWire : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, MoeWire, testing::Range(1, 9),
                          [](const auto& test) { return std::to_string(test.param) + "_ranks"; });
 
-TEST_P(MoeWire, IsTheLayerOfDecodedRows) {
+TEST_P(MoeWire, MatchesALayerOnDecodedRows) {
   TANDEM_SKIP_UNDER_MPI("worlds of its own");
   size_t index = 0;
   for (LayerCase& c : generated(GetParam(), 12)) {
@@ -143,7 +146,7 @@ TEST_P(MoeWire, IsTheLayerOfDecodedRows) {
   }
 }
 
-TEST(MoeWireOverMpi, IsTheLayerOfDecodedRows) {
+TEST(MoeWireOverMpi, MatchesALayerOnDecodedRows) {
   Communicator* world = mpi_world();
   if (!world) GTEST_SKIP() << "under mpirun";
   size_t index = 0;
@@ -152,7 +155,7 @@ TEST(MoeWireOverMpi, IsTheLayerOfDecodedRows) {
   }
 }
 
-TEST(MoeWireLayer, PlainRowsMayBeChosenToo) {
+TEST(MoeWireLayer, UnencodedRowsMayBeChosen) {
   TANDEM_SKIP_UNDER_MPI("threads");
   const Whole whole({.ep = 2, .experts = 4, .top_k = 2, .rows = 64, .hidden = 64, .ffn = 32});
   WorldOptions options;
@@ -170,7 +173,7 @@ TEST(MoeWireLayer, PlainRowsMayBeChosenToo) {
   });
 }
 
-TEST(MoeWireLayer, WhatCannotBeIsRefusedByNameOnEveryRank) {
+TEST(MoeWireLayer, UnsupportedFormatsAreRefusedByNameOnEveryRank) {
   TANDEM_SKIP_UNDER_MPI("threads");
   WorldOptions options;
   options.ranks = 2;

@@ -29,7 +29,7 @@ Routed route(std::vector<float> logits, std::span<const float> bias, const Route
   return r;
 }
 
-/// No two of a row so close that a small step changes the choice.
+/// Logits with no two in a row so close that a small step changes the choice.
 std::vector<float> spread_logits() {
   std::vector<float> logits;
   for (int64_t row = 0; row < kRows; ++row) {
@@ -40,7 +40,7 @@ std::vector<float> spread_logits() {
   return logits;
 }
 
-/// What the gradients below belong to.
+/// Function of which the gradients below are taken.
 double objective(const std::vector<float>& logits, const RouterOptions& o,
                  const std::vector<float>& dweights, const std::vector<float>& balance) {
   const Routed r = route(logits, {}, o);
@@ -83,7 +83,7 @@ TEST(Router, GradientsAgreeWithCentralDifferences) {
   }
 }
 
-TEST(Router, ChoosesTheLargestAndTheLowerOfEquals) {
+TEST(Router, ChoosesTheLargestAndTheLowerIndexOfEquals) {
   if (test::mpi_world()) GTEST_SKIP() << "one process";
   std::vector<float> logits(size_t(kRows * kExperts), 0.0f);
   logits[3] = 2;
@@ -95,7 +95,7 @@ TEST(Router, ChoosesTheLargestAndTheLowerOfEquals) {
   EXPECT_NEAR(r.weights[0] + r.weights[1], 1, 1e-6);
 }
 
-TEST(Router, ABiasChoosesAndDoesNotWeigh) {
+TEST(Router, BiasAffectsChoicesButNotWeights) {
   if (test::mpi_world()) GTEST_SKIP() << "one process";
   const std::vector<float> logits(size_t(kRows * kExperts), 0.0f);
   std::vector<float> bias(size_t(kExperts), 0.0f);
@@ -106,7 +106,7 @@ TEST(Router, ABiasChoosesAndDoesNotWeigh) {
   EXPECT_FLOAT_EQ(r.weights[0], 0.5f);
 }
 
-TEST(Router, ARowWithALogitThatIsNotFiniteGetsNaN) {
+TEST(Router, RowWithANonFiniteLogitGetsNaN) {
   if (test::mpi_world()) GTEST_SKIP() << "one process";
   std::vector<float> logits = spread_logits();
   logits[size_t(kExperts) + 2] = NAN;

@@ -1,4 +1,4 @@
-// A caller that has MPI itself: halves of its communicator become worlds of their own. Prints "ok".
+// A caller that uses MPI itself: halves of its communicator become separate worlds. Prints "ok".
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -30,7 +30,7 @@ void sum_up(Communicator& comm) {
   expect(value == float(comm.size() * (comm.size() + 1) / 2), "the sum of all ranks");
 }
 
-/// A world of which rank 0 gives up if `failing`: what ends one half does not reach the other.
+/// Runs a world whose rank 0 aborts if `failing`: an abort of one half does not reach the other.
 bool is_aborted(int handle, bool failing) {
   try {
     const World world = World::adopt_mpi(handle, {.deadline_s = 30});

@@ -24,7 +24,7 @@ std::string printed(bool terminal, const std::function<void(ProgressLine&)>& bod
   return result;
 }
 
-TEST(Progress, Describe) {
+TEST(Progress, DescribesStepsLossRateAndEta) {
   EXPECT_EQ(describe({120, 2000, 2.34561, 12345}, 83),
             "step  120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23");
   EXPECT_EQ(describe({1, 10, std::nan(""), 0}, -1), "step  1/10  10.0%  ETA --:--");
@@ -32,7 +32,7 @@ TEST(Progress, Describe) {
             "byte  5/10  50.0%  ETA 0:02");
 }
 
-TEST(Progress, DescribeTraining) {
+TEST(Progress, DescribesTraining) {
   EXPECT_EQ(describe({.step = 120,
                       .steps = 2000,
                       .loss = 2.34561,
@@ -45,7 +45,7 @@ TEST(Progress, DescribeTraining) {
             "MFU 41%");
 }
 
-TEST(Progress, AFullLogIsNoError) {
+TEST(Progress, FullLogDeviceIsNoError) {
   std::FILE* full = std::fopen("/dev/full", "w");
   ASSERT_NE(full, nullptr);
   {
@@ -56,7 +56,7 @@ TEST(Progress, AFullLogIsNoError) {
   std::fclose(full);
 }
 
-TEST(Progress, ARunThatEndsWithItsSecondsHasASteadyTotal) {
+TEST(Progress, RunLimitedBySecondsHasASteadyTotal) {
   Progress progress{.step = 99, .loss = 2.5, .tokens_per_s = 18900, .elapsed_s = 7, .seconds = 110};
   EXPECT_EQ(describe(progress, 103),
             "step 99  0:07/1:50   6.4%  loss 2.5000  18.9k tok/s  ETA 1:43");
@@ -66,14 +66,14 @@ TEST(Progress, ARunThatEndsWithItsSecondsHasASteadyTotal) {
             "step 4807  1:50/1:50 100.0%  loss 2.5000  18.9k tok/s  ETA 0:00");
 }
 
-TEST(Progress, Bytes) {
+TEST(Progress, BytesHaveUnits) {
   EXPECT_EQ(format_bytes(12), "12 bytes");
   EXPECT_EQ(format_bytes(32607), "32.6 kB");
   EXPECT_EQ(format_bytes(4.56e6), "4.6 MB");
   EXPECT_EQ(format_bytes(7.21e9), "7.2 GB");
 }
 
-TEST(Progress, Durations) {
+TEST(Progress, DurationsAreMinutesAndSeconds) {
   EXPECT_EQ(format_duration(0), "0:00");
   EXPECT_EQ(format_duration(59.6), "1:00");
   EXPECT_EQ(format_duration(3723), "1:02:03");
@@ -101,7 +101,7 @@ TEST(Progress, TerminalRedrawsOneLine) {
   EXPECT_NE(text.find("\rstep 100/100"), std::string::npos);
 }
 
-TEST(Progress, WhatIsDoneMeanwhileTakesTheLine) {
+TEST(Progress, InterimMessageReplacesTheLine) {
   const auto body = [](ProgressLine& line) {
     line.meanwhile("validating 1 of 9");
     line.meanwhile("validating 2 of 9");  // too soon
@@ -113,7 +113,7 @@ TEST(Progress, WhatIsDoneMeanwhileTakesTheLine) {
   EXPECT_THAT(printed(false, body), testing::StartsWith("validating 1 of 9\nvalidated\nstep 1/2"));
 }
 
-TEST(Progress, NothingWithoutUpdates) {
+TEST(Progress, PrintsNothingWithoutUpdates) {
   EXPECT_EQ(printed(true, [](ProgressLine&) {}), "");
 }
 

@@ -1,4 +1,4 @@
-// A made-up run, for tests of the report: two ranks, four layers, serial and overlapped.
+// A synthetic run for tests of the report: two ranks, four layers, serial and overlapped.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ inline void write_metrics(const std::filesystem::path& file, int steps, double e
   }
 }
 
-/// Of a run with experts, whose load evens out over the steps.
+/// Metrics of a run with experts, whose load evens out over the steps.
 inline void write_expert_metrics(const std::filesystem::path& file, int steps, int layers,
                                  int experts) {
   std::ofstream out(file);
@@ -64,8 +64,8 @@ inline void write_expert_metrics(const std::filesystem::path& file, int steps, i
   }
 }
 
-// Layers of ag_gemm, attention, gemm_rs, norm, ag_gemm, swiglu, gemm_rs; each product of four
-// tiles, the last two of which need two transfers from the peer.
+// Layers of ag_gemm, attention, gemm_rs, norm, ag_gemm, swiglu, gemm_rs; each GEMM has four tiles,
+// the last two of which need two transfers from the peer.
 inline std::vector<RankEvents> made_up_trace(bool overlapped, int layers = 4) {
   constexpr double kTile = 90, kWire = 195;
   std::vector<RankEvents> ranks(2);
@@ -88,7 +88,7 @@ inline std::vector<RankEvents> made_up_trace(bool overlapped, int layers = 4) {
         r.events.push_back({SpanKind::transfer, name, at_us(start + chunk * kWire),
                             at_us(start + (chunk + 1) * kWire), 2 + chunk, 1 - rank});
       }
-      const double shift = rank == 0 ? 7 : -7;  // the peer started then
+      const double shift = rank == 0 ? 7 : -7;  // start of the peer's call
       if (!overlapped) wait(name, start + shift + 2 * kWire, 3);
       for (int tile = 0; tile < 4; ++tile) {
         if (tile >= 2) wait(name, start + shift + (tile - 1) * kWire, tile);

@@ -37,7 +37,7 @@ struct Folder {
   ~Folder() { fs::remove_all(path); }
 };
 
-TEST(Report, SaysHowEvenlyExpertsAreLoaded) {
+TEST(Report, ReportsTheBalanceOfExperts) {
   const Folder folder;
   write_made_up_run(folder.path, "x");
   std::string lines;
@@ -54,10 +54,10 @@ TEST(Report, SaysHowEvenlyExpertsAreLoaded) {
   EXPECT_EQ(summary.at("training").at("expert_imbalance"), json({1.5, 2.25}));
 }
 
-TEST(Report, LoadOfExpertsIsPutTogetherOverSteps) {
+TEST(Report, ExpertLoadIsAveragedOverSteps) {
   report::LoadMap map;
   EXPECT_TRUE(map.empty());
-  // Layer 0: expert 2 has twice its share. Layer 1: in the second half expert 0 has all.
+  // Layer 0: expert 2 has twice its share. Layer 1: expert 0 has all rows in the second half.
   for (int step = 1; step <= 1024; ++step) {
     const bool late = step > 512;
     map.add(step, {{5, 5, 20, 10},
@@ -77,7 +77,7 @@ TEST(Report, LoadOfExpertsIsPutTogetherOverSteps) {
   EXPECT_THROW(map.add(1025, {{1, 2, 3}, {1, 2, 3, 4}}), IoError);
 }
 
-TEST(Report, RowsOfExpertsOfAnotherFormAreNamed) {
+TEST(Report, MalformedExpertRowsAreNamed) {
   const Folder folder;
   fs::create_directories(folder.path);
   std::ofstream(folder.path / "metrics.jsonl")
@@ -118,8 +118,8 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_THAT(text, HasSubstr("E = 1 - ECT(overlapped) / ECT(serial) = 91."));
 }
 
-/// Without what differs from run to run, and the validation loss, which the README's run does not
-/// take.
+/// Removes text that differs from run to run, and the validation loss, which the README's run
+/// omits.
 std::string shape_of_lines(const std::string& text) {
   std::string shape = std::regex_replace(text, std::regex("emulated [^:]* link"), "LINK");
   shape = std::regex_replace(shape, std::regex("\nValidation loss: [^\n]*"), "");
@@ -127,7 +127,7 @@ std::string shape_of_lines(const std::string& text) {
   return std::regex_replace(shape, std::regex(" +"), " ");
 }
 
-TEST(Report, TheReadmeShowsItsLines) {
+TEST(Report, ReadmeShowsItsLines) {
   const std::string readme = read(fs::path(TANDEM_SOURCE_DIR) / "README.md");
   const size_t begin = readme.find("Training: "), end = readme.find("Wrote out/report.html");
   ASSERT_LT(begin, end);
@@ -142,7 +142,7 @@ TEST(Report, ColumnsOfTheStepSplitAddUp) {
   const Folder folder;
   write_made_up_run(folder.path, "x");
   std::ofstream out(folder.path / "split/serial/metrics.jsonl");
-  for (int step = 1; step <= 24; ++step) {  // where one column is large, another is small
+  for (int step = 1; step <= 24; ++step) {  // the columns vary in opposite directions
     const double gemm = 20 + step % 5, compute = gemm + 10 - step % 3, exposed = 30 - step % 7;
     out << "{\"step\":" << step
         << ",\"loss\":1,\"tokens_per_s\":1,\"step_ms\":" << compute + exposed + 1
@@ -162,8 +162,8 @@ TEST(Report, ColumnsOfTheStepSplitAddUp) {
 TEST(Report, StepsAreComparedInPairs) {
   const Folder folder;
   write_made_up_run(folder.path, "x");
-  // Every other pair is taken while the machine is busy with something else, and some overlapped
-  // steps are hit alone.
+  // Every other pair is measured on a busy machine, and some overlapped steps are slowed
+  // separately.
   for (const bool overlapped : {false, true}) {
     std::ofstream out(folder.path / "split" / (overlapped ? "overlapped" : "serial") /
                       "metrics.jsonl");
@@ -183,7 +183,7 @@ TEST(Report, StepsAreComparedInPairs) {
   EXPECT_THAT(text, HasSubstr("overlapped was faster in 18 of 22 pairs of steps"));
 }
 
-TEST(Report, SaysThatStepsWereTimedOnABusyMachine) {
+TEST(Report, WarnsIfStepsWereTimedOnABusyMachine) {
   const Folder folder;
   write_made_up_run(folder.path, "x");
   const std::string warning = "Other programs kept 40 % of the processors busy";
@@ -249,7 +249,7 @@ TEST(Report, LossThatIsNotANumberIsAGap) {
       json::parse(read(folder.path / "summary.json")).at("training").at("final_loss").is_null());
 }
 
-TEST(Report, NothingInTheDataLeavesItsScript) {
+TEST(Report, DataCannotEscapeItsScript) {
   const Folder folder;
   write_made_up_run(folder.path, kNastySample);
   write_report(folder.path);
@@ -287,7 +287,7 @@ TEST(ReportTimeline, ShowsTheSecondLayer) {
             report::layer_timeline(made_up_trace(false)).at("span_us").get<double>());
 }
 
-TEST(ReportTimeline, ShowsAllWhenNothingRepeats) {
+TEST(ReportTimeline, ShowsAllIfNothingRepeats) {
   EXPECT_DOUBLE_EQ(report::layer_timeline(made_up_trace(true, 0)).at("span_us").get<double>(), 60);
   EXPECT_EQ(report::layer_timeline({}).at("span_us"), 0);
 }
@@ -301,7 +301,7 @@ TEST(ReportTimeline, ReaderIsTheInverseOfTheWriter) {
   EXPECT_TRUE(read(folder.path / "a.json") == read(folder.path / "b.json"));
 }
 
-// What the page says of itself after it has drawn, collected by two scripts put around its own.
+// Errors and messages of the page after drawing, collected by two scripts around its own.
 constexpr const char* kWatch = R"(<script>
   window.seen = [];
   window.addEventListener("error", (e) => seen.push(String(e.message)), true);
@@ -374,7 +374,7 @@ bool has_browser() {
   return std::system("command -v chromium >/dev/null 2>&1") == 0;
 }
 
-TEST(ReportBrowser, DrawsEveryChartAndSaysNothing) {
+TEST(ReportBrowser, DrawsEveryChartWithoutErrors) {
   if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
   const Folder folder;
   write_made_up_run(folder.path, kNastySample);
@@ -420,7 +420,7 @@ TEST(ReportBrowser, DrawsAMapOfEveryLayerWithExperts) {
   }
 }
 
-TEST(ReportBrowser, OneStepAloneIsFine) {
+TEST(ReportBrowser, DrawsARunOfOneStep) {
   if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
   const Folder folder;
   fs::create_directories(folder.path);

@@ -1,4 +1,4 @@
-// From what a fused kernel records of its tiles to events, with made-up records.
+// Conversion of a fused kernel's tile records to events, on synthetic records.
 #include "observe/tile_record.h"
 
 #include <gmock/gmock.h>
@@ -13,8 +13,8 @@
 namespace tandem {
 namespace {
 
-constexpr uint64_t kBase = (uint64_t(5) << 32) - 2500;  // the low word runs over during the call
-constexpr TileGrid kGrid{8, 3, 2, 4};                   // rank 2 of 4, two rows of tiles a shard
+constexpr uint64_t kBase = (uint64_t(5) << 32) - 2500;  // the low word wraps during the call
+constexpr TileGrid kGrid{8, 3, 2, 4};                   // rank 2 of 4, two rows of tiles per shard
 
 uint32_t low(int ns) {
   return uint32_t(kBase + uint64_t(ns));
@@ -57,9 +57,9 @@ void expect_event(const SpanEvent& event, int tile, int begin, int end, int peer
   EXPECT_EQ(since_base(event.end), 400 * tile + end);
 }
 
-TEST(TileRecord, OfAGatherWaitsForShardsOfOthers) {
+TEST(TileRecord, GatherTilesWaitForRemoteShards) {
   auto kinds = by_kind(gather_spans(made_up(true), kGrid, kBase));
-  ASSERT_EQ(kinds[SpanKind::wait].size(), 18u);  // not for the own two rows of three
+  ASSERT_EQ(kinds[SpanKind::wait].size(), 18u);  // none for the two local rows of three tiles
   ASSERT_EQ(kinds[SpanKind::gemm].size(), 24u);
   ASSERT_EQ(kinds[SpanKind::compute].size(), 24u);
   expect_event(kinds[SpanKind::wait][17], 23, 0, 50, 3);
@@ -68,12 +68,12 @@ TEST(TileRecord, OfAGatherWaitsForShardsOfOthers) {
   expect_event(kinds[SpanKind::compute][23], 23, 200, 300, -1);
 }
 
-TEST(TileRecord, OfAScatterSendsToOwnersAndAddsOwnTiles) {
+TEST(TileRecord, ScatterTilesAreSentToOwnersAndLocalOnesAdded) {
   auto kinds = by_kind(scatter_spans(made_up(false), kGrid, kBase));
   ASSERT_EQ(kinds[SpanKind::gemm].size(), 24u);
   ASSERT_EQ(kinds[SpanKind::transfer].size(), 18u);
-  ASSERT_EQ(kinds[SpanKind::wait].size(), 7u);  // six own tiles, and the first to be sent
-  // The others' into the outbox, the own ones before and after the wait.
+  ASSERT_EQ(kinds[SpanKind::wait].size(), 7u);  // six local tiles, and the first to be sent
+  // Remote tiles into the send buffer, local ones before and after the wait.
   ASSERT_EQ(kinds[SpanKind::compute].size(), 18u + 12u);
   expect_event(kinds[SpanKind::wait][0], 0, 220, 280, 0);
   expect_event(kinds[SpanKind::transfer][0], 0, 290, 900, 0);
@@ -84,7 +84,7 @@ TEST(TileRecord, OfAScatterSendsToOwnersAndAddsOwnTiles) {
   expect_event(kinds[SpanKind::compute][13], 12, 280, 300, -1);
 }
 
-TEST(TileRecord, OfAScatterTilesMayLeaveAtOnceAndWaitUnderTheProduct) {
+TEST(TileRecord, ScatterTilesMayBeSentAtOnceAndWaitDuringTheGemm) {
   auto records = made_up(false);
   for (int tile = 0; tile < kGrid.tiles(); ++tile) {
     TileRecord& r = records[size_t(tile)];
@@ -102,7 +102,7 @@ TEST(TileRecord, OfAScatterTilesMayLeaveAtOnceAndWaitUnderTheProduct) {
   expect_event(kinds[SpanKind::compute][0], 12, 200, 300, -1);
 }
 
-TEST(TileRecord, TilesThatWereNotRecordedOnceAreNamed) {
+TEST(TileRecord, TilesNotRecordedExactlyOnceAreNamed) {
   const auto message = [](bool gather, const std::function<void(std::vector<TileRecord>&)>& harm) {
     auto records = made_up(gather);
     harm(records);

@@ -1,4 +1,4 @@
-// The picture and the figures of a timeline, from made-up events of GPUs and of CPU ranks.
+// Picture and figures of a timeline, from synthetic events of GPUs and of CPU ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing::Not;
 
-// A wait, the product that it holds up, and sending under the product, on multiprocessor 3.
+// A wait, the GEMM that it delays, and a transfer during the GEMM, on multiprocessor 3.
 std::vector<RankEvents> one_tile() {
   return {{2,
            {{SpanKind::wait, "ag_gemm", at_us(100), at_us(500), 7, 1, 3},
@@ -28,7 +28,7 @@ std::vector<RankEvents> one_tile() {
            {}}};
 }
 
-// `processors` of each rank with a wait that the other half of its products hides.
+// Events of `processors` multiprocessors per rank: one wait each, half of it hidden by a GEMM.
 std::vector<RankEvents> many(int ranks, int processors) {
   std::vector<RankEvents> result;
   for (int r = 0; r < ranks; ++r) {
@@ -71,7 +71,7 @@ TEST(Picture, DrawsEverySliceWhereItWas) {
   EXPECT_THAT(svg, Not(HasSubstr("script")));
 }
 
-TEST(Picture, ShowsSomeMultiprocessorsAndSaysOfHowMany) {
+TEST(Picture, ShowsSomeMultiprocessorsAndTheirTotal) {
   const std::string svg = timeline_svg(many(4, 132), {.title = "", .processors = 16});
   EXPECT_EQ(count(svg, ">SM "), 4u * 16u);
   EXPECT_EQ(count(svg, ">SM 0<"), 4u);
@@ -80,7 +80,7 @@ TEST(Picture, ShowsSomeMultiprocessorsAndSaysOfHowMany) {
   EXPECT_EQ(count(timeline_svg(many(1, 5), {}), ">SM "), 5u);
 }
 
-TEST(Picture, OfCpuRanksHasARowPerRankAndItsLink) {
+TEST(Picture, CpuRanksHaveARowEachAndOneForTheLink) {
   const auto ranks = made_up_trace(true);
   const Layer layer = one_layer(ranks);
   const std::string svg = timeline_svg(layer.ranks, {.title = "layer"});
@@ -90,7 +90,7 @@ TEST(Picture, OfCpuRanksHasARowPerRankAndItsLink) {
   EXPECT_THAT(svg, HasSubstr(">other computation<"));
 }
 
-TEST(Picture, OfNothingIsStillOne) {
+TEST(Picture, EmptyTimelineIsAValidPicture) {
   for (const auto& ranks : {std::vector<RankEvents>{}, std::vector<RankEvents>{{0, {}, {}}}}) {
     const std::string svg = timeline_svg(ranks, {.title = "empty"});
     EXPECT_EQ(svg.rfind("<svg ", 0), 0u);
@@ -100,7 +100,7 @@ TEST(Picture, OfNothingIsStillOne) {
   }
 }
 
-TEST(TraceTimes, CountWhatHappensAtOnceOnce) {
+TEST(TraceTimes, OverlappingEventsCountOnce) {
   const auto times = rank_times(many(2, 3));
   ASSERT_EQ(times.size(), 2u);
   for (const RankTimes& t : times) {
@@ -116,7 +116,7 @@ TEST(TraceTimes, CountWhatHappensAtOnceOnce) {
             "    0     3      100.0     80.0      0.0     20.0     50.0\n");
 }
 
-TEST(TraceTimes, ACopyEnginesTransfersCountWhole) {
+TEST(TraceTimes, CopyEngineTransfersCountInFull) {
   auto ranks = many(1, 3);
   for (SpanEvent& event : ranks[0].events) {
     if (event.kind == SpanKind::transfer) event.processor = -1;
@@ -127,7 +127,7 @@ TEST(TraceTimes, ACopyEnginesTransfersCountWhole) {
   EXPECT_NEAR(times.at(0).gemm_us, 80, 1e-6);
 }
 
-TEST(TraceTimes, OfCpuRanksHaveNoMultiprocessors) {
+TEST(TraceTimes, CpuRanksHaveNoMultiprocessors) {
   const auto times = rank_times(made_up_trace(true));
   EXPECT_EQ(times.at(0).processors, 0);
   EXPECT_GT(times.at(0).compute_us, 0);
@@ -148,7 +148,7 @@ TEST(DeviceTrace, RoundTripsThroughTheFileAndThroughPack) {
   fs::remove(file);
 }
 
-TEST(Trace, SaysOfWhichStepItIs) {
+TEST(Trace, NamesItsStep) {
   auto ranks = made_up_trace(true);
   const fs::path file = fs::temp_directory_path() / "tandem_timeline_step.json";
   for (const int64_t step : {-1, 32}) {
@@ -159,7 +159,7 @@ TEST(Trace, SaysOfWhichStepItIs) {
   fs::remove(file);
 }
 
-TEST(Trace, OtherFilesAreRefusedInWords) {
+TEST(Trace, OtherFilesAreRefusedWithAReason) {
   const fs::path file = fs::temp_directory_path() / "tandem_timeline_other.json";
   for (const char* text : {"", "{", "[]", "{\"summary\":1}", "{\"traceEvents\":[{}]}"}) {
     std::ofstream(file) << text;
@@ -174,7 +174,7 @@ TEST(Trace, OtherFilesAreRefusedInWords) {
   fs::remove(file);
 }
 
-TEST(DeviceTrace, FilesThatAreWrongAreNamed) {
+TEST(DeviceTrace, WrongFilesAreNamed) {
   const fs::path file = fs::temp_directory_path() / "tandem_timeline_bad.json";
   const auto message = [&](const std::string& event) {
     std::ofstream(file) << "{\"traceEvents\":[" << event << "]}";
@@ -201,7 +201,7 @@ TEST(DeviceTrace, FilesThatAreWrongAreNamed) {
   fs::remove(file);
 }
 
-TEST(Layer, CountsFromItsBegin) {
+TEST(Layer, TimesAreRelativeToItsBegin) {
   auto ranks = made_up_trace(true);
   const Layer layer = one_layer(ranks);
   ASSERT_EQ(layer.ranks.size(), 2u);
@@ -213,7 +213,7 @@ TEST(Layer, CountsFromItsBegin) {
   EXPECT_EQ(first, TimePoint{});
   EXPECT_EQ(last.time_since_epoch(), layer.span);
   EXPECT_TRUE(one_layer({}).ranks.empty());
-  // A GPU call's tiles repeat nothing that has a layer's many names.
+  // Tiles of a GPU call have no repetition with a layer's many names.
   EXPECT_EQ(one_layer(many(1, 8)).ranks.at(0).events.size(), 8u * 5u);
   EXPECT_TRUE(layer.repeats);
   EXPECT_FALSE(one_layer(many(1, 8)).repeats);

@@ -82,7 +82,7 @@ TEST(Trace, ArrowsJoinTheTransferToTheWaitItEnded) {
   EXPECT_LE(ends["s"].at("ts").get<double>(), ends["f"].at("ts").get<double>());
 }
 
-TEST(Trace, ArrowNeedsTheTileAndTheTime) {
+TEST(Trace, ArrowsNeedMatchingTileAndTime) {
   auto ranks = two_ranks();
   ranks[0].events[1].tile = 7;  // another tile
   EXPECT_TRUE(arrows(ranks).empty());
@@ -103,7 +103,7 @@ TEST(Trace, OriginAlignsClocks) {
   EXPECT_EQ(trace_json(ranks), aligned);
 }
 
-TEST(Recorder, LabelsNestAndEnd) {
+TEST(Recorder, LabelsNestAndAreRestored) {
   EXPECT_STREQ(product_label().name, "gemm");
   {
     const ScopedLabel outer("ag_gemm", 3);
@@ -128,7 +128,7 @@ TEST(Trace, OddNamesAreEscaped) {
             "a\"b\\c??");
 }
 
-TEST(Trace, PackRoundTripAndEveryTruncationIsRefused) {
+TEST(Trace, PackRoundTripsAndTruncationsAreRefused) {
   const auto ranks = two_ranks();
   const std::vector<RankEvents> back{unpack(pack(ranks[0])), unpack(pack(ranks[1]))};
   EXPECT_EQ(trace_json(back), trace_json(ranks));

@@ -1,6 +1,5 @@
-// One rank of a world that ends badly in the way its first argument names. Started by endings.sh,
-// under mpirun or as processes without it, which looks at what each rank prints and at the exit
-// status.
+// One rank of a world that fails in the way named by the first argument. Run by endings.sh, under
+// mpirun or as processes without it; the script checks each rank's output and the exit status.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,8 +18,8 @@ namespace {
 
 using namespace tandem;
 
-// Of a host whose network fails while operators are at work on it. The network is the namespace's
-// own (netns_run.sh).
+// Simulates a host whose network fails during operator calls. The network belongs to this process's
+// namespace (netns_run.sh).
 void lose_the_link(Communicator& comm) {
   constexpr int kOperators = 8;
   const AgGemm::Shape shape{.m = 2048, .n = 16, .k = 256};

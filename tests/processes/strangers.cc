@@ -1,6 +1,6 @@
-// Under launch.sh: the processes connect to each other again and again while a thread of each fills
-// its own listening socket with strangers, silent ones and others, as soon as there is one. Prints
-// "met" where every connection leads to the right peer and none took long.
+// Run under launch.sh: the processes connect to each other again and again while a thread of each
+// floods its own listening socket with foreign connections, silent ones and others, as soon as it
+// exists. Prints "met" if every connection leads to the right peer and none took long.
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -20,12 +20,12 @@ using tandem::processes::Socket;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMeetings = 10, kAtATime = 12, kMostDescriptors = 512;
-constexpr double kLongestSeconds = 5;  // the silent ones alone would take more
+constexpr double kLongestSeconds = 5;  // waiting for the silent ones would take longer
 
 std::atomic<bool> ended = false;
 std::atomic<int> connected = 0;
 
-// The port that `fd` listens on; 0: none.
+// The port that `fd` listens on, or 0.
 in_port_t port_of(int fd) {
   int accepts = 0;
   socklen_t length = sizeof accepts;
@@ -34,7 +34,7 @@ in_port_t port_of(int fd) {
   length = sizeof address;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
   const bool tcp = address.sin6_family == AF_INET6 || address.sin6_family == AF_INET;
-  return tcp ? address.sin6_port : 0;  // in the same place in both
+  return tcp ? address.sin6_port : 0;  // at the same offset in both
 }
 
 void attack() {
@@ -98,7 +98,7 @@ int main() {
   }
   ended = true;
   attacker.join();
-  if (connected < kAtATime) right = 0;  // a test without strangers
+  if (connected < kAtATime) right = 0;  // too few foreign connections for a test
   std::printf("rank %d: %s\n", rank, right ? "met" : "wrong");
   return right ? 0 : 1;
 }
