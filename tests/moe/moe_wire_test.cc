@@ -88,9 +88,7 @@ void check_combine(Communicator& comm, const Whole& whole, const Wire& wire) {
     MoeBatch batch;
     for (int call = 0; call < 2; ++call) rank.run(layer, batch);
     const std::vector<float> values = rank.out.values();
-    if (expected.empty())
-      expected = values;  // otherwise only agreement of all plans, and the
-                          // bound below
+    if (expected.empty()) expected = values;  // else only agreement of plans, and the bound below
     if (rows_keep_bits()) {
       EXPECT_EQ(values, expected) << whole.c.describe() << " as " << wire.describe() << ", "
                                   << plan.chunks << " chunks";

@@ -1,5 +1,5 @@
-// GEMM+AR with the residual and RMSNorm behind it: hidden against a sum in double, out against the
-// norm of that hidden, every plan against the serial one bit by bit, in place and not.
+// GEMM+AR followed by residual and RMSNorm: hidden compared with a sum in double, out with the norm
+// of that hidden, every plan with the serial one bit by bit, in place and out of place.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -48,7 +48,7 @@ struct Problem {
       weight.push_back(std::make_unique<Matrix>(dtype, s.n, k, 100 + uint64_t(r)));
     }
   }
-  /// What hidden should be, row by row.
+  /// Expected hidden, row by row.
   std::vector<Expected> hidden(bool with_bias) const {
     std::vector<Expected> all;
     for (int64_t i = 0; i < residual.tensor().dim(0); ++i) {
@@ -75,7 +75,7 @@ struct Problem {
   }
 };
 
-// Partial products are rounded once each; the sum of the reference and of a single rank too.
+// Partial products are rounded once each; so is the sum of the reference and of a single rank.
 void expect_hidden(const std::vector<Expected>& expected, const Tensor& hidden, int64_t terms,
                    int running_roundings) {
   for (int64_t i = 0; i < hidden.dim(0); ++i) {
@@ -104,7 +104,7 @@ void expect_norm(const Tensor& hidden, const Matrix& gain, const Tensor& out) {
   }
 }
 
-TEST_P(AddNorms, EveryPlanGivesTheNormOfTheSum) {
+TEST_P(AddNorms, EveryPlanMatchesTheNormOfTheSum) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -129,7 +129,7 @@ TEST_P(AddNorms, EveryPlanGivesTheNormOfTheSum) {
                        .bias = with_bias,
                        .add_norm = true},
                       o);
-            // In place, and twice: the residual of the second call is the first one's.
+            // In place, and twice: the residual of the second call is the first one's result.
             const Matrix out(dtype, s.m, s.n, 1, false, padded ? 5 : 0),
                 apart(dtype, s.m, s.n, 2, false, padded ? 1 : 0),
                 stream(dtype, s.m, s.n, 8, false, padded ? 2 : 0);
@@ -159,7 +159,7 @@ TEST_P(AddNorms, EveryPlanGivesTheNormOfTheSum) {
   });
 }
 
-TEST_P(AddNorms, TheTunerMeasuresItToo) {
+TEST_P(AddNorms, TunerMeasuresAddNorm) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Problem p(comm, {40, 24, 16}, DType::f32, false);
@@ -184,7 +184,7 @@ std::string message_of(const Call& call) {
   return "nothing was thrown";
 }
 
-TEST_P(AddNorms, WrongOnesAreNamedBeforeAnythingIsSent) {
+TEST_P(AddNorms, WrongOperandsAreNamedBeforeAnythingIsSent) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Matrix x(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3),
@@ -215,7 +215,7 @@ TEST_P(AddNorms, WrongOnesAreNamedBeforeAnythingIsSent) {
               "gemm_ar: eps -1: expected a finite number of at least 0");
     EXPECT_NE(changed([&](AddNorm& a) { a.eps = std::nanf(""); }).find("eps nan"),
               std::string::npos);
-    // The operator still works: nothing of the failed calls is on its way.
+    // The operator still works: the failed calls have left no data in flight.
     EXPECT_EQ(with(op, &right), "nothing was thrown");
     if (comm.size() == 1) return;
     EXPECT_THROW(GemmAr(comm, {.m = 8, .n = 6, .k = 4, .add_norm = comm.rank() == 1}), Mismatch);

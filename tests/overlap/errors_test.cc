@@ -57,7 +57,7 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
                        &scales);
               }),
               "gemm_ar: scales given: expected none with dtype f32");
-    // The operators still work: nothing of the failed calls is on its way.
+    // The operators still work: the failed calls have left no data in flight.
     ag.run(x.tensor(), w.tensor(), out.tensor());
     rs.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(),
            Matrix(DType::f32, mine.count, 6, 1).tensor());
@@ -87,13 +87,13 @@ TEST_P(OverlapErrors, OutputsThatRanksOfOneProcessShareAreNamed) {
                   testing::StartsWith("ag_gemm: out of rank 0 at"));
       EXPECT_EQ(values(), before);
       comm.barrier();
-      // Columns of one matrix for each rank, and the next call, are right.
+      // Separate columns of one matrix per rank are allowed, and the next call is correct.
       op.run(x.tensor(), w.tensor(), columns(6 * comm.rank()));
     }
   });
 }
 
-TEST_P(OverlapErrors, OperatorsInAnotherOrderAreNamed) {
+TEST_P(OverlapErrors, OperatorsInDifferentOrderAreNamed) {
   TANDEM_SKIP_UNDER_MPI("ends the world");
   if (ranks() != 2) GTEST_SKIP() << "2 ranks are enough";
   std::array<std::string, 2> said;
@@ -119,7 +119,7 @@ TEST_P(OverlapErrors, OperatorsInAnotherOrderAreNamed) {
                                      "gemm_rs m 8, n 6, k 4, operator 2: expected the same call")));
 }
 
-TEST_P(OverlapErrors, WrongShapesAndOptions) {
+TEST_P(OverlapErrors, WrongShapesAndOptionsAreNamed) {
   run([](Communicator& comm) {
     using I = InvalidArgument;
     EXPECT_EQ(message_of<I>([&] {
@@ -159,7 +159,7 @@ TEST_P(OverlapErrors, DifferentShapesOnRanksAreAMismatchOnEveryRank) {
   });
 }
 
-TEST_P(OverlapErrors, ARankThatNeverArrivesIsNamed) {
+TEST_P(OverlapErrors, MissingRankIsNamed) {
   TANDEM_SKIP_UNDER_MPI("the world ends here");
   if (ranks() == 1) GTEST_SKIP() << "nobody to wait for";
   std::string message;

@@ -1,6 +1,6 @@
-// A call that fails half-way on one rank, after it has advanced its epochs: for want of memory, or
-// at a deadline. No later call may be taken for it: it is refused on that rank, and the others'
-// wait ends.
+// A call that fails half-way on one rank, after it has advanced its epochs: out of memory or at a
+// deadline. No later call may be mistaken for it: that rank refuses further calls, and the others'
+// waits end.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ struct Operands {
     return Tensor(memory.data(), DType::f32, {rows, columns});
   }
 };
-// What fails on one rank, and where its result is, each element of which should be `expected`.
+// A call that fails on one rank, and its result, every element of which should be `expected`.
 struct Attempt {
   std::function<void()> call;
   Tensor result;
@@ -73,8 +73,8 @@ MakeAttempt runs(Strategy strategy) {
   };
 }
 
-// The last rank fails for want of memory, and calls again. The others get what is right or learn of
-// it, and nobody gets anything later.
+// The last rank runs out of memory and calls again. The others get the correct result or an Aborted
+// error, and later calls succeed on no rank.
 void expect_ended_everywhere(const MakeAttempt& make) {
   const auto begin = Clock::now();
   const auto expect_aborted = [](const auto& call) {
@@ -136,7 +136,7 @@ TEST(FailingCollective, EndsTheCallOnAllRanks) {
   });
 }
 
-// Rank 0 waits in vain for rank 1, and calls again when rank 1 comes.
+// Rank 0 times out waiting for rank 1, and calls again when rank 1 arrives.
 void expect_refused_after_timeout(const std::function<void(Communicator&)>& first,
                                   const std::function<void(Communicator&)>& second,
                                   const std::function<void(Communicator&)>& late) {
@@ -162,7 +162,7 @@ void expect_refused_after_timeout(const std::function<void(Communicator&)>& firs
   });
 }
 
-TEST(TimedOut, CallsAreTheLast) {
+TEST(TimedOut, NoCallFollowsATimedOutOne) {
   const auto reduces = [](Communicator& comm) {
     std::vector<float> data(40);
     all_reduce(comm, Tensor::of(std::span(data), {40}));
@@ -171,13 +171,13 @@ TEST(TimedOut, CallsAreTheLast) {
     std::vector<float> data(40);
     broadcast(comm, Tensor::of(std::span(data), {40}), 1);
   };
-  // What rank 0 sent before is there: rank 1 takes it for what it was.
+  // Data that rank 0 sent earlier has arrived: rank 1 matches it with the first call.
   expect_refused_after_timeout(reduces, broadcasts, reduces);
   const auto barrier = [](Communicator& comm) { comm.barrier("step"); };
   expect_refused_after_timeout(barrier, barrier, barrier);
 }
 
-TEST(TimedOut, HalfAMessageIsFollowedByNoOther) {
+TEST(TimedOut, NoMessageFollowsATruncatedOne) {
   // More chunks than the receiver has room for.
   const std::vector<float> data(size_t(8) << 20);
   const auto sends = [&](int64_t count) {
@@ -191,8 +191,8 @@ TEST(TimedOut, HalfAMessageIsFollowedByNoOther) {
   });
 }
 
-// A message of which nothing was sent yet may be tried again.
-TEST(TimedOut, AMessageThatNeverCameIsReceivedLater) {
+// A message of which nothing was sent yet may be retried.
+TEST(TimedOut, MessageThatWasLateMayBeReceivedAgain) {
   std::atomic<bool> over = false;
   run_threads(patient(2), [&](Communicator& comm) {
     std::vector<float> data(3, float(comm.rank()));

@@ -1,11 +1,11 @@
-// A program's operator new that fails when asked to.
+// A replacement of operator new that fails on request.
 #pragma once
 
 namespace tandem::test {
 
 /// Makes this thread's next allocation throw bad_alloc.
 void fail_next_allocation();
-/// Whether it is still to come.
+/// True until that allocation has failed.
 bool allocation_will_fail();
 
 }  // namespace tandem::test

@@ -49,7 +49,7 @@ double slope(Communicator& comm, const Tensor& t, int64_t i, int64_t j, int owne
   return (up - down) / (2 * double(kStep));
 }
 
-TEST_P(Gradients, OfAgGemm) {
+TEST_P(Gradients, AgGemmMatchesDifferences) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const uint64_t rank = uint64_t(comm.rank());
@@ -83,7 +83,7 @@ TEST_P(Gradients, OfAgGemm) {
   });
 }
 
-TEST_P(Gradients, OfGemmRs) {
+TEST_P(Gradients, GemmRsMatchesDifferences) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const uint64_t rank = uint64_t(comm.rank());
@@ -102,7 +102,7 @@ TEST_P(Gradients, OfGemmRs) {
     const Matrix du(DType::f32, kM, kK, 0), dv(DType::f32, kN, kK, 0);
     input_gradient.run(c.tensor(), v.tensor().transposed(), du.tensor());
     gemm(input_gradient.gathered().transposed(), u.tensor(), dv.tensor());
-    // So does a gather of its own, of which the other operand's gradient comes transposed.
+    // A separate gather serves as well, with the other operand's gradient transposed.
     AgWgrad weight_gradient(comm, {.m = kM, .n = kK, .k = kN, .weight_kn = true},
                             {Strategy::overlapped, 2});
     const Matrix summed(DType::f32, kN, kK, 0);

@@ -1,5 +1,5 @@
-// The memory of operands: every output against every other operand of every operator, whole, by one
-// element, by one byte, and beside each other; read-only ones; views of wider matrices.
+// Memory of operands: every output against every other operand of every operator, overlapping
+// entirely, by one element, by one byte, and adjacent; read-only operands; views of wider matrices.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -33,7 +33,7 @@ std::string refusal_of(const Call& call) {
   return "nothing was thrown";
 }
 
-// An operator under test: its operands, of which `outputs` are written, each in a slot of its own.
+// An operator under test: its operands, of which `outputs` are written, each in a separate slot.
 struct Subject {
   std::string op;
   std::vector<std::pair<std::string, std::vector<int64_t>>> shapes;
@@ -98,7 +98,7 @@ std::vector<Subject> subjects(Communicator& comm, Strategy strategy) {
 
 constexpr Strategy kStrategies[] = {Strategy::serial, Strategy::overlapped};
 
-TEST_P(OperandMemory, OutputsOverlapNothing) {
+TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const Strategy strategy : kStrategies) {
@@ -180,8 +180,8 @@ TEST_P(OperandMemory, InputsMayOverlapAndBeReadOnly) {
   });
 }
 
-// Without elements there is no memory to share.
-TEST_P(OperandMemory, NoElementsOverlapNothing) {
+// Operands without elements share no memory.
+TEST_P(OperandMemory, EmptyOperandsOverlapNothing) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Buffer memory(kSlot);
@@ -192,7 +192,7 @@ TEST_P(OperandMemory, NoElementsOverlapNothing) {
   });
 }
 
-TEST_P(OperandMemory, ViewsOfWiderMatricesAreTakenOrRefusedWithTheirStrides) {
+TEST_P(OperandMemory, ViewsOfWiderMatricesWorkOrAreRefusedByTheirStrides) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Shard mine = shard_of(kM, comm.size(), comm.rank());
@@ -216,7 +216,7 @@ TEST_P(OperandMemory, ViewsOfWiderMatricesAreTakenOrRefusedWithTheirStrides) {
         ag.run(dense_x.tensor().rows(mine.begin, mine.count), dense_w.tensor(), dense_out.tensor());
         EXPECT_EQ(bytes_of(out), bytes_of(dense_out.tensor()));
         const auto after = bytes_of(wide_out.tensor());
-        for (size_t i = 0; i < after.size(); ++i) {  // what lies between its rows stays
+        for (size_t i = 0; i < after.size(); ++i) {  // columns outside the view stay untouched
           const size_t column = i / size_of(dtype) % 11;
           const bool between = column < 3 || column >= 3 + kN;
           ASSERT_TRUE(!between || after[i] == before[i]) << i;
@@ -239,7 +239,7 @@ TEST_P(OperandMemory, ViewsOfWiderMatricesAreTakenOrRefusedWithTheirStrides) {
                   dense_dw.tensor());
         EXPECT_EQ(bytes_of(dw), bytes_of(dense_dw.tensor()));
 
-        // No dense rows, and of the weight no dense columns.
+        // Neither rows nor, for the weight, columns are dense.
         std::vector<std::byte> memory(4 * 64 * 64);
         const auto strided = [&](int64_t rows, int64_t columns, int64_t a, int64_t b) {
           return Tensor(memory.data(), dtype, {rows, columns}, {a, b});

@@ -1,4 +1,4 @@
-// Every operator against a product in double, and every plan against the serial one, bit by bit.
+// Every operator compared with a GEMM in double, and every plan with the serial one, bit by bit.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,8 +51,8 @@ std::string describe(const Size& s, const Variant& v, const OverlapOptions& o) {
                      name_of(o.strategy), o.chunks);
 }
 
-/// Fails unless every element is within what accumulation in f32 may cost, and the roundings of
-/// what was stored on the way.
+/// Fails unless every element is within the error of accumulation in f32 and of the roundings of
+/// intermediate values.
 template <typename Expect>
 void expect_near(const Tensor& out, int64_t terms, DType wire, int running_roundings,
                  const Expect& expect) {
@@ -65,7 +65,7 @@ void expect_near(const Tensor& out, int64_t terms, DType wire, int running_round
   }
 }
 
-// The last dimension that is split over ranks differs by rank, as a vocabulary of 257 over 2 does.
+// The last dimension split over ranks differs by rank, like a vocabulary of 257 over 2.
 int64_t uneven(int64_t total, int rank) {
   return total == 0 ? 0 : total + (rank % 2);
 }
@@ -85,7 +85,7 @@ struct AgProblem {
 
 class Operators : public OnRanks {};
 
-TEST_P(Operators, AgGemm) {
+TEST_P(Operators, AgGemmMatchesReference) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const Variant& v : variants()) {
@@ -131,7 +131,7 @@ TEST_P(Operators, AgGemm) {
   });
 }
 
-/// What GEMM+RS and GEMM+AR share: every rank's inputs.
+/// Inputs of every rank, for GEMM+RS and GEMM+AR.
 struct SumProblem {
   std::vector<std::unique_ptr<Matrix>> x, weight;
   Matrix bias;
@@ -157,7 +157,7 @@ struct SumProblem {
   }
 };
 
-TEST_P(Operators, GemmRs) {
+TEST_P(Operators, GemmRsMatchesReference) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const Variant& v : variants()) {
@@ -192,7 +192,7 @@ TEST_P(Operators, GemmRs) {
   });
 }
 
-TEST_P(Operators, GemmAr) {
+TEST_P(Operators, GemmArMatchesReference) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (Variant v : variants()) {
@@ -227,13 +227,13 @@ TEST_P(Operators, GemmAr) {
   });
 }
 
-TEST_P(Operators, AgWgrad) {
+TEST_P(Operators, AgWgradMatchesReference) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const bool transposed : {false, true}) {
         std::vector<Size> sizes(std::begin(kSizes), std::end(kSizes));
-        sizes.push_back({4099, 5, 3});  // shards of two and more pieces
+        sizes.push_back({4099, 5, 3});  // shards of two and more chunks
         for (const Size& s : sizes) {
           const int64_t n = uneven(s.n, comm.rank());
           const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, n, 50 + uint64_t(comm.rank()));
@@ -275,10 +275,9 @@ void stumble(int rank, int call) {
   if (word % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(word % 300));
 }
 
-// Thousands of calls of operators that share nothing but the communicator, ranks out of step, each
-// result compared with the first of its kind and inputs: an overwritten half or a stale signal
-// would show, as outputs begin with nothing in them and a kind's inputs are not those of its call
-// before.
+// Thousands of calls of operators that share only the communicator, ranks out of step, each result
+// compared with the first of its kind and inputs: an overwritten half or a stale signal would be
+// detected, as outputs are cleared first and consecutive calls of a kind have different inputs.
 TEST_P(Operators, BackToBackCallsKeepTheirBits) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
@@ -345,11 +344,10 @@ TEST_P(Operators, BackToBackCallsKeepTheirBits) {
   });
 }
 
-// Rank 0 has next to nothing to multiply, so that it is a call ahead of the others: what it sends
-// must not reach what they still work on. No other operator comes in between, which would hold it.
-// An input is spoilt as soon as its call has returned: what is still on its way is not read from
-// it.
-TEST_P(Operators, WhoIsACallAheadDisturbsNobody) {
+// Rank 0 has almost nothing to multiply, so that it is a call ahead of the others: its sends must
+// not overwrite what they still use. No other operator runs in between, which would delay it.
+// Inputs are overwritten as soon as their call has returned: data in flight is not read from them.
+TEST_P(Operators, RanksMayRunOneCallAhead) {
   if (ranks() == 1) GTEST_SKIP() << "nobody to be ahead of";
   run([](Communicator& comm) {
     set_kernel_threads(1);

@@ -55,7 +55,7 @@ Tensor Matrix::vector() const {
 }
 
 namespace {
-// Of accumulation in f32, in any order: of the sum of the terms' magnitudes.
+// Error of accumulation in f32 in any order, relative to the sum of the terms' magnitudes.
 AccumulationError accumulation(int64_t terms) {
   return {double(terms + 12) * 0x1p-24, 0};
 }

@@ -1,4 +1,4 @@
-// Inputs that every rank can generate for every other rank, and products of them in double.
+// Inputs that every rank can generate for every other rank, and GEMMs of them in double.
 #pragma once
 
 #include <cmath>
@@ -16,12 +16,12 @@ namespace tandem::test {
 /// A [rows, columns] matrix of random values, a pure function of (seed, row, column).
 class Matrix {
  public:
-  /// `transposed`: memory is [columns, rows]. `padding`: unused elements after each line.
+  /// `transposed`: memory is [columns, rows]. `padding`: unused elements after each stored row.
   Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool transposed = false,
          int64_t padding = 0);
   const Tensor& tensor() const { return tensor_; }
   double at(int64_t row, int64_t column) const;
-  /// As a vector [columns], for a matrix of one row.
+  /// Vector [columns], for a matrix of one row.
   Tensor vector() const;
 
  private:
@@ -31,20 +31,20 @@ class Matrix {
 
 double at(const Tensor& tensor, int64_t row, int64_t column);
 
-/// What the ranks have of each row of `x` once it has travelled as a message of its own: the same
-/// on one rank, where nothing travels.
+/// Rows of `x` after each is sent as a separate message; `x` itself on one rank, where nothing is
+/// sent.
 Matrix as_sent(const Communicator& comm, const Wire& wire, const Tensor& x);
 
-/// A row times a column in double, summed over ranks, and what bounds of its error are made of.
+/// A row times a column in double, summed over ranks, and the terms of its error bound.
 struct Expected {
   double value = 0, magnitude = 0;  ///< magnitude: sum of the terms' magnitudes
-  ErrorBound rounding;              ///< of ranks' partial sums, so far as they were added
+  ErrorBound rounding;              ///< of the partial sums added so far
 
   void add(double term) { value += term, magnitude += std::abs(term); }
-  /// A rank's part of the sum, of so many terms, accumulated in f32 and then rounded to `wire`.
+  /// Adds a rank's partial sum of `terms` terms, accumulated in f32 and then rounded to `wire`.
   void add_partial(const Expected& part, int64_t terms, DType wire);
-  /// What `out` may differ by from `value` that sums up these, of which running sums are rounded to
-  /// `wire` so many times.
+  /// Max difference of `out` from `value`, for `terms` terms and running sums rounded to `wire`
+  /// `running_roundings` times.
   double bound(int64_t terms, DType wire, int running_roundings, DType out) const;
 };
 

@@ -1,5 +1,6 @@
-// What the public operators promise on CPU ranks as on GPUs: the shape says whether a bias comes
-// and how the weight lies; operators move; a call refused on one rank leaves the ranks together.
+// Guarantees of the public operators, the same on CPU ranks and GPUs: the shape declares whether
+// there is a bias and the weight's layout; operators can be moved; a call refused on one rank keeps
+// the ranks in step.
 #include <fmt/format.h>
 
 #include <string>
@@ -27,7 +28,7 @@ std::string refusal_of(const Call& call) {
   return "";
 }
 
-TEST_P(PublicOperators, TheShapeSaysHowTheWeightLies) {
+TEST_P(PublicOperators, ShapeDeclaresTheWeightLayout) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Matrix x(DType::f32, 8, 4, 1), nk(DType::f32, 6, 4, 2), kn(DType::f32, 6, 4, 2, true),
@@ -65,7 +66,7 @@ TEST_P(PublicOperators, TheShapeSaysHowTheWeightLies) {
         }
       }
     }
-    // One row or column lies both ways.
+    // One row or column has both layouts.
     const Matrix row(DType::f32, 1, 4, 2), narrow(DType::f32, 8, 1, 3);
     for (const bool declared : {false, true}) {
       GemmAr ar(comm, {.m = 8, .n = 1, .k = 4, .weight_kn = declared}, {Strategy::serial, 0});
@@ -74,7 +75,7 @@ TEST_P(PublicOperators, TheShapeSaysHowTheWeightLies) {
   });
 }
 
-TEST_P(PublicOperators, TheShapeSaysWhetherABiasComes) {
+TEST_P(PublicOperators, ShapeDeclaresTheBias) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Matrix x(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3),
@@ -128,7 +129,7 @@ void expect_movable(Communicator& comm, const typename Op::Shape& shape, const c
   run(first);
 }
 
-TEST_P(PublicOperators, Move) {
+TEST_P(PublicOperators, OperatorsCanBeMoved) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Shard mine = shard_of(8, comm.size(), comm.rank());
@@ -151,8 +152,8 @@ TEST_P(PublicOperators, Move) {
   });
 }
 
-// One rank's refused calls are none: the others' next call is its next one, too.
-TEST_P(PublicOperators, ARefusedCallOnOneRankLeavesTheRanksTogether) {
+// Calls refused on one rank do not count: its next call matches the others' next one.
+TEST_P(PublicOperators, RefusedCallOnOneRankKeepsRanksInStep) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const Matrix x(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3),
@@ -178,7 +179,7 @@ TEST_P(PublicOperators, ARefusedCallOnOneRankLeavesTheRanksTogether) {
   });
 }
 
-TEST(GpuExtents, BeyondWhatKernelsCountAreRefused) {
+TEST(GpuExtents, ExtentsBeyondKernelLimitsAreRefused) {
   const int64_t most = int64_t(1) << 30;
   EXPECT_EQ(refusal_of([&] { check_gpu_extents("gemm_ar", most, most, most); }), "");
   EXPECT_EQ(refusal_of([] { check_gpu_extents("gemm_ar", 8, 8, int64_t(1) << 31); }),

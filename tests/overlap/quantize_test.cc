@@ -1,4 +1,4 @@
-// quantize_rows on the CPU: codes that are as near as the row's scale lets them be.
+// quantize_rows on the CPU: each code is the nearest for the row's scale.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -22,7 +22,7 @@ float value_of(T x) {
   }
 }
 
-// Rows of random values of very different sizes.
+// Rows of random values of very different magnitudes.
 template <typename T>
 void check_rows(Communicator& comm, DType dtype) {
   constexpr int64_t kRows = 9, kColumns = 37;
@@ -45,7 +45,7 @@ void check_rows(Communicator& comm, DType dtype) {
     for (size_t i = row * kColumns; i < (row + 1) * kColumns; ++i) {
       most = std::max(most, std::abs(value_of(x[i])));
       most_code = std::max(most_code, std::abs(codes[i].to_float()));
-      // Half a step: 2^-4 of the value, or half of 2^-9 scales where codes are subnormal.
+      // Half a step: 2^-4 of the value, or half of 2^-9 scales for subnormal codes.
       const float error = std::abs(codes[i].to_float() * scales[row] - value_of(x[i]));
       EXPECT_LE(error, std::max(0x1.01p-4f * std::abs(value_of(x[i])), 0x1.01p-10f * scales[row]));
     }
@@ -54,7 +54,7 @@ void check_rows(Communicator& comm, DType dtype) {
   }
 }
 
-TEST_P(Quantize, RowsAreAsNearAsTheirScaleLetsThem) {
+TEST_P(Quantize, CodesAreNearestForTheirScale) {
   run([](Communicator& comm) {
     check_rows<float>(comm, DType::f32);
     check_rows<BFloat16>(comm, DType::bf16);
@@ -62,7 +62,7 @@ TEST_P(Quantize, RowsAreAsNearAsTheirScaleLetsThem) {
   });
 }
 
-TEST_P(Quantize, ZeroTinyAndInfiniteRows) {
+TEST_P(Quantize, ZeroTinyAndInfiniteRowsAreHandled) {
   run([](Communicator& comm) {
     const float infinity = std::numeric_limits<float>::infinity();
     std::vector<float> x{0, -0.0f, 1.2e-38f, 0, 1, infinity, 2, std::nanf("")};

@@ -26,7 +26,7 @@ class Tuner : public OnRanks {};
 
 const std::vector<std::string> kNames{"serial", "overlapped", "overlapped twice"};
 
-/// Says of a run that it took as long as the candidate and, for one of them, the rank make it.
+/// Reports fixed times per candidate, with one of them slow on `slow_rank`.
 auto times(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
   return [=](size_t at) {
     const int extra = rank == slow_rank && at == 2 ? 30 : 0;
@@ -34,7 +34,7 @@ auto times(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
   };
 }
 
-TEST_P(Tuner, TimesFromWhenAllHaveComeToTheEndOfTheCall) {
+TEST_P(Tuner, TimesBeginWhenAllRanksAreReadyAndEndWithTheCall) {
   run([](Communicator& comm) {
     const auto sleep = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
     const TimedVariant nap = timed(comm, [&] { sleep(5); });
@@ -48,23 +48,23 @@ TEST_P(Tuner, TimesFromWhenAllHaveComeToTheEndOfTheCall) {
   });
 }
 
-TEST_P(Tuner, TakesTheFastestOfTheSlowestRank) {
+TEST_P(Tuner, ChoosesByTheSlowestRank) {
   run([](Communicator& comm) {
     forget_tuned();
     EXPECT_EQ(tune(comm, "test", "fastest", kNames, times(comm.rank(), {12, 8, 2})), 2u);
-    // Fast on all ranks but one is slow.
+    // Fast on all ranks except a slow one.
     const int slow = comm.size() - 1;
     EXPECT_EQ(tune(comm, "test", "slow rank", kNames, times(comm.rank(), {12, 6, 2}, slow)), 1u);
   });
 }
 
-TEST_P(Tuner, SerialWinsWhenNothingIsFaster) {
+TEST_P(Tuner, SerialWinsIfNothingIsFaster) {
   run([](Communicator& comm) {
     EXPECT_EQ(tune(comm, "test", "serial", kNames, times(comm.rank(), {2, 8, 9})), 0u);
   });
 }
 
-TEST_P(Tuner, WhatGainsLessThanItsMarginIsNotTaken) {
+TEST_P(Tuner, GainsBelowTheMarginAreIgnored) {
   run([](Communicator& comm) {
     const std::vector<std::string> names{"a", "b", "c"};
     int key = 0;
@@ -102,7 +102,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
     });
     EXPECT_TRUE(nlohmann::json::parse(std::ifstream(path)).is_object());
   }
-  // One damaged entry among good ones.
+  // One damaged entry among valid ones.
   auto all = nlohmann::json::parse(std::ifstream(path));
   for (auto& [key, entry] : all.items()) {
     if (entry.is_object()) entry = {{"measured_us", 1}};
@@ -112,7 +112,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   run([&](Communicator& comm) {
     EXPECT_EQ(tune(comm, "test", "kept", kNames, times(comm.rank(), {9, 8, 1})), 2u);
   });
-  // Another version's kernels took other times.
+  // Kernels of another version have other times.
   all = nlohmann::json::parse(std::ifstream(path));
   for (const nlohmann::json& version : {nlohmann::json("0.0.1"), nlohmann::json()}) {
     all["tandem"] = version;
@@ -127,7 +127,7 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
   std::filesystem::remove(path);
 }
 
-/// The file of rank 0, empty at first.
+/// Rank 0's file, empty at first.
 class OwnFile {
  public:
   OwnFile() : path_(env().cache_dir + "/tuner.json") {
@@ -148,7 +148,7 @@ class OwnFile {
     all.erase("tandem");
     return all;
   }
-  /// Of every entry, and of its key.
+  /// Applies `change` to every entry and its key.
   void change(const std::function<void(std::string&, nlohmann::json&)>& change) const {
     auto all = nlohmann::json::parse(std::ifstream(path_));
     auto changed = nlohmann::json::object();
@@ -175,7 +175,7 @@ auto noisy_times(std::vector<std::array<int, 2>> milliseconds, int* measured) {
   };
 }
 
-TEST_P(Tuner, ChoiceInDoubtAgainstSerialIsNotKept) {
+TEST_P(Tuner, DoubtfulChoiceAgainstSerialIsNotStored) {
   if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
   const OwnFile file;
   const std::vector<std::string> two{"serial", "overlapped"};
@@ -195,13 +195,13 @@ TEST_P(Tuner, ChoiceInDoubtAgainstSerialIsNotKept) {
     }
     return std::pair(best, measured[0] + measured[1]);
   };
-  // A tenth faster, in rounds that differ by half: taken, and measured again at the next start.
+  // A tenth faster, in rounds that differ by half: chosen, and measured again at the next start.
   EXPECT_EQ(chosen("doubt", {{10, 15}, {9, 13}}), std::pair(size_t(1), 2));
   EXPECT_TRUE(file.entries().empty());
-  // Faster by more than rounds differ, and serial whatever rounds say: kept.
+  // Faster by more than rounds differ, or serial whatever the rounds: stored.
   EXPECT_EQ(chosen("clear", {{10, 11}, {4, 5}}), std::pair(size_t(1), 1));
   EXPECT_EQ(chosen("serial", {{15, 10}, {14, 11}}), std::pair(size_t(0), 1));
-  // Bits that follow the choice stay what they are.
+  // Results whose bits depend on the choice keep it.
   EXPECT_EQ(chosen("bits", {{10, 15}, {9, 13}}, Bits::by_candidate), std::pair(size_t(1), 1));
   const nlohmann::json entries = file.entries();
   EXPECT_EQ(entries.size(), 3u);
@@ -212,7 +212,7 @@ TEST_P(Tuner, ChoiceInDoubtAgainstSerialIsNotKept) {
   }
 }
 
-TEST_P(Tuner, OldTimesAndDoubtfulOnesAreMeasuredAgain) {
+TEST_P(Tuner, OldAndDoubtfulTimesAreMeasuredAgain) {
   if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
   const OwnFile file;
   const double now = double(std::time(nullptr)), hours = 3600, days = 24 * hours;
@@ -239,12 +239,12 @@ TEST_P(Tuner, OldTimesAndDoubtfulOnesAreMeasuredAgain) {
   EXPECT_TRUE(again(31 * days, 0.5, 0.1));
   EXPECT_FALSE(again(0.5 * hours, 3, 0.1));
   EXPECT_TRUE(again(2 * hours, 3, 0.1));
-  EXPECT_TRUE(again(2 * hours, 0.5, 0.95));  // more than was won: 1 of 9
+  EXPECT_TRUE(again(2 * hours, 0.5, 0.95));  // more than the gain: 1 of 9
   EXPECT_TRUE(again(-2 * days, 0.5, 0.1));   // a clock that was wrong
   EXPECT_FALSE(again(31 * days, 3, 0.95, Bits::by_candidate));
 }
 
-TEST_P(Tuner, TimesOfAnotherMachineOrBuildDecideNothing) {
+TEST_P(Tuner, TimesOfAnotherMachineOrBuildAreIgnored) {
   if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
   const OwnFile file;
   const auto measures = [&] {
@@ -277,7 +277,7 @@ TEST_P(Tuner, TimesOfAnotherMachineOrBuildDecideNothing) {
   }
 }
 
-TEST_P(Tuner, RanksWithOtherCandidatesAreAMismatchOnEveryRank) {
+TEST_P(Tuner, DifferentCandidatesAreAMismatchOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
   run([](Communicator& comm) {
     const bool last = comm.rank() + 1 == comm.size();
@@ -303,7 +303,7 @@ TEST_P(Tuner, RanksWithOtherCandidatesAreAMismatchOnEveryRank) {
   });
 }
 
-TEST_P(Tuner, AutomaticOperatorsAgreeAndKeepTheBits) {
+TEST_P(Tuner, AutomaticOperatorsAgreeOnAChoiceAndKeepTheBits) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const uint64_t rank = uint64_t(comm.rank());

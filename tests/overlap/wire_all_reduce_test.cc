@@ -1,5 +1,5 @@
-// GEMM+AR whose partial products and sums travel encoded, against the reference: every rank's
-// product encoded and decoded row by row, the sum in rank order, and that encoded and decoded.
+// GEMM+AR with encoded partial products and sums, compared with the reference: every rank's product
+// encoded and decoded row by row, summed in rank order, and the sum encoded and decoded.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -37,7 +37,7 @@ struct Problem {
   }
 };
 
-/// out, and the hidden rows where there is a norm.
+/// out, and the hidden rows if there is a norm.
 struct Result {
   Matrix out, hidden;
   AddNorm add_norm;
@@ -79,7 +79,7 @@ void reference(const Communicator& comm, const Wire& wire, const Problem& p, boo
 class EncodedGemmAr : public OnRanks {};
 TANDEM_INSTANTIATE(EncodedGemmAr);
 
-TEST_P(EncodedGemmAr, IsTheSumOfDecodedProductsEncodedAndDecoded) {
+TEST_P(EncodedGemmAr, MatchesTheSumOfDecodedProducts) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const auto rank = size_t(comm.rank());
@@ -97,7 +97,7 @@ TEST_P(EncodedGemmAr, IsTheSumOfDecodedProductsEncodedAndDecoded) {
                    bias ? &added : nullptr, nullptr, add_norm ? &result.add_norm : nullptr);
           };
           Result expected(p, s, dtype);
-          if (comm.size() == 1) {  // nothing travels
+          if (comm.size() == 1) {  // nothing is sent
             GemmAr plain(comm, shape, {.strategy = Strategy::serial});
             run_once(plain, expected);
           } else {
@@ -120,8 +120,8 @@ TEST_P(EncodedGemmAr, IsTheSumOfDecodedProductsEncodedAndDecoded) {
   });
 }
 
-// Small results have a plain one-shot candidate beside the encoded ones.
-TEST_P(EncodedGemmAr, PlainCandidatesMayBeChosenToo) {
+// Small results have an unencoded one-shot candidate in addition to the encoded ones.
+TEST_P(EncodedGemmAr, UnencodedCandidatesMayBeChosen) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const auto rank = size_t(comm.rank());

@@ -1,5 +1,5 @@
-// AG+GEMM and its weight gradient whose shards travel encoded, against the reference: every rank's
-// rows encoded and decoded one by one, then the plain operator on what came out.
+// AG+GEMM and its weight gradient with encoded shards, compared with the reference: every rank's
+// rows encoded and decoded one by one, then the unencoded operator on the result.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
 class EncodedGather : public OnRanks {};
 TANDEM_INSTANTIATE(EncodedGather);
 
-TEST_P(EncodedGather, AgGemmIsTheProductOfDecodedRows) {
+TEST_P(EncodedGather, AgGemmMatchesTheGemmOfDecodedRows) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const char* format : kFormats) {
@@ -74,7 +74,7 @@ TEST_P(EncodedGather, AgGemmIsTheProductOfDecodedRows) {
   });
 }
 
-TEST_P(EncodedGather, AgWgradAddsTheSameRows) {
+TEST_P(EncodedGather, AgWgradUsesTheSameDecodedRows) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     for (const char* format : {"int4:g32", "lossless"}) {
@@ -100,8 +100,8 @@ TEST_P(EncodedGather, AgWgradAddsTheSameRows) {
   });
 }
 
-// Which of them is measured to be the fastest may differ; both must be right in turn.
-TEST_P(EncodedGather, PlainCandidatesMayBeChosenToo) {
+// Any of them may be measured as the fastest; each must be correct when chosen.
+TEST_P(EncodedGather, UnencodedCandidatesMayBeChosen) {
   run([](Communicator& comm) {
     constexpr int64_t kM = 9, kN = 4, kK = 40;
     const Shard mine = shard_of(kM, comm.size(), comm.rank());
@@ -119,7 +119,7 @@ TEST_P(EncodedGather, PlainCandidatesMayBeChosenToo) {
   });
 }
 
-TEST_P(EncodedGather, ANotANumberStaysInItsGroup) {
+TEST_P(EncodedGather, NaNDoesNotLeaveItsGroup) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
     constexpr int64_t kK = 64;

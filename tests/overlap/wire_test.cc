@@ -1,5 +1,5 @@
-// GEMM+RS whose partial products travel encoded: near the exact result, the same bits by every
-// candidate, and refused by name where it cannot be.
+// GEMM+RS with encoded partial products: close to the exact result, the same bits from every
+// candidate, and unsupported formats refused by name.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -36,7 +36,7 @@ double value_at(const Tensor& t, int64_t i) {
 class EncodedGemmRs : public OnRanks {};
 TANDEM_INSTANTIATE(EncodedGemmRs);
 
-TEST_P(EncodedGemmRs, EveryCandidateIsNearTheExactResultAndTheSame) {
+TEST_P(EncodedGemmRs, CandidatesHaveTheSameBitsNearTheExactResult) {
   run([&](Communicator& comm) {
     const auto seed = uint64_t(comm.rank());
     for (const char* text : {"int8", "int4:g32", "mxfp6", "int3:g16:asym", "lossless"}) {
@@ -77,8 +77,8 @@ TEST_P(EncodedGemmRs, EveryCandidateIsNearTheExactResultAndTheSame) {
   });
 }
 
-// One message a chunk: large ones are coded, small ones are not.
-TEST_P(EncodedGemmRs, LosslessGivesThePlainBits) {
+// One message per chunk: large ones are coded, small ones are not.
+TEST_P(EncodedGemmRs, LosslessGivesTheUnencodedBits) {
   run([&](Communicator& comm) {
     const auto seed = uint64_t(comm.rank());
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -106,7 +106,7 @@ TEST_P(EncodedGemmRs, LosslessGivesThePlainBits) {
   });
 }
 
-TEST_P(EncodedGemmRs, WhatCannotBeIsRefusedByName) {
+TEST_P(EncodedGemmRs, UnsupportedFormatsAreRefusedByName) {
   run([&](Communicator& comm) {
     const auto refusal = [&](const auto& make) {
       try {

@@ -1,5 +1,5 @@
-// Ranks that a launcher started as processes without MPI: who they are, that they agree, and that
-// one which never comes or dies is named by all others in time.
+// Ranks started by a launcher as processes without MPI: their identity, agreement, and prompt
+// reports by all others that name a rank which is missing or dies.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ std::string text_of(const std::vector<std::byte>& blob) {
   return {reinterpret_cast<const char*>(blob.data()), blob.size()};
 }
 
-// How many ranks, and whether they meet on a local socket or over TCP.
+// Number of ranks, and whether they connect by a local socket instead of TCP.
 class Control : public testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   static int ranks() { return std::get<0>(GetParam()); }
@@ -31,7 +31,7 @@ class Control : public testing::TestWithParam<std::tuple<int, bool>> {
   }
 };
 
-TEST_P(Control, EveryoneSeesEveryonesBlobAndSplitsAgree) {
+TEST_P(Control, ExchangeReachesEveryRankAndSplitsAgree) {
   const int size = ranks();
   const auto statuses = run_processes(size, all_ranks(size), 10, [&](Communicator& comm) {
     for (int round = 0; round < 50; ++round) {
@@ -60,7 +60,7 @@ TEST_P(Control, EveryoneSeesEveryonesBlobAndSplitsAgree) {
   EXPECT_EQ(statuses, std::vector<int>(size_t(size), kRight));
 }
 
-TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
+TEST_P(Control, MissingRankIsNamedByAllOthers) {
   const int size = ranks();
   if (size == 1) GTEST_SKIP() << "nobody to wait for";
   const auto begin = std::chrono::steady_clock::now();
@@ -73,7 +73,7 @@ TEST_P(Control, ARankThatNeverComesIsNamedByAllOthers) {
   EXPECT_LT(took.count(), 60);
 }
 
-TEST_P(Control, WhoComesAfterRankZeroHasGivenUpHearsWhy) {
+TEST_P(Control, LateRankLearnsWhyRankZeroTimedOut) {
   if (ranks() != 3) GTEST_SKIP() << "three ranks are enough";
   const Launch world = place(3, std::get<1>(GetParam()));
   const auto enter = [](Communicator& comm) {
@@ -91,7 +91,7 @@ TEST_P(Control, WhoComesAfterRankZeroHasGivenUpHearsWhy) {
   EXPECT_EQ(finish(late), std::vector<int>{kRight});
 }
 
-TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
+TEST_P(Control, KilledRankIsNamedByAllOthers) {
   const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0's end is another test's";
   auto expected = std::vector<int>(size_t(size), kAbortedNamesIt);
@@ -106,8 +106,9 @@ TEST_P(Control, ARankThatIsKilledIsNamedByAllOthers) {
   EXPECT_EQ(statuses, expected);
 }
 
-// In an exchange, and where a rank waits for something else and only looks for aborts.
-TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
+// Rank 0 dies during an exchange, and while a rank waits for something else and only polls for
+// aborts.
+TEST_P(Control, KilledRankZeroIsNamedByAllOthers) {
   const int size = ranks();
   if (size == 1) GTEST_SKIP() << "nobody is left";
   const auto begin = std::chrono::steady_clock::now();
@@ -116,7 +117,7 @@ TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
     try {
       comm.barrier("start");
       if (comm.rank() == 0) {
-        usleep(100000);  // its hub answers the others
+        usleep(100000);  // its server answers the others
         kill(getpid(), SIGKILL);
       }
       while (comm.rank() == 1 &&
@@ -136,7 +137,7 @@ TEST_P(Control, RankZeroThatIsKilledIsNamedByAllOthers) {
   EXPECT_LT(took.count(), 60);
 }
 
-TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
+TEST_P(Control, RankMayFinishLongAfterRankZero) {
   const int size = ranks();
   if (size != 2) GTEST_SKIP() << "one size: it takes longer than the hub's patience";
   const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
@@ -151,7 +152,7 @@ TEST_P(Control, ARankMayHaveMoreToDoThanRankZero) {
   EXPECT_EQ(statuses, std::vector<int>(size_t(size), kRight));
 }
 
-TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {
+TEST_P(Control, AbortReachesWaitingAndPollingRanks) {
   const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0 looks, another waits, the last aborts";
   const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
@@ -161,7 +162,7 @@ TEST_P(Control, AnAbortReachesWhoWaitsAndWhoOnlyLooks) {
       if (comm.rank() == size - 1) {
         comm.abort("on purpose");
         comm.barrier("never");
-      } else if (comm.rank() == 0) {  // as a wait for a GPU's signal does
+      } else if (comm.rank() == 0) {  // like a wait for a GPU's signal
         const auto begin = std::chrono::steady_clock::now();
         while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
           comm.wait(*mine, 0, 0, {});
@@ -232,7 +233,7 @@ class Environment : public testing::Test {
                                            "TORCHELASTIC_USE_AGENT_STORE"};
 };
 
-TEST_F(Environment, SaysWhichRankThisIs) {
+TEST_F(Environment, GivesRankAndSize) {
   EXPECT_FALSE(launched_by_environment());
   set({{"RANK", "5"},
        {"WORLD_SIZE", "8"},
@@ -273,15 +274,15 @@ TEST_F(Environment, SaysWhichRankThisIs) {
   EXPECT_EQ(launch->local_rank, 1);
   EXPECT_EQ(launch->host, "gpu003");
   EXPECT_EQ(launch->port, 20000 + 1234567 % 20000);
-  // Of torchrun's variables those without an address say less than srun's.
+  // torchrun's variables without an address are overridden by srun's.
   set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   ASSERT_TRUE(launched_by_environment());
   EXPECT_EQ(launched_by_environment()->size, 4);
   set({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
-  EXPECT_FALSE(launched_by_environment());  // alone: a plain program
+  EXPECT_FALSE(launched_by_environment());  // single process: a plain program
 }
 
-TEST_F(Environment, HalfOfTorchrunsVariablesIsRefused) {
+TEST_F(Environment, IncompleteTorchrunVariablesAreRefused) {
   const auto said = [](const char* name, const char* value) {
     setenv(name, value, 1);
     std::string text = "let go";
@@ -300,7 +301,7 @@ TEST_F(Environment, HalfOfTorchrunsVariablesIsRefused) {
   EXPECT_EQ(said("WORLD_SIZE", "1"), "let go");
 }
 
-TEST_F(Environment, SaysHowManyRanksTheLauncherOfSomeMpiStarted) {
+TEST_F(Environment, GivesTheRankCountOfMpiLaunchers) {
   EXPECT_FALSE(launched_by_some_mpi());
   set({{"PMIX_RANK", "0"}});
   EXPECT_FALSE(launched_by_some_mpi());
@@ -313,7 +314,7 @@ TEST_F(Environment, SaysHowManyRanksTheLauncherOfSomeMpiStarted) {
   EXPECT_EQ(launched_by_some_mpi()->size, 3);
 }
 
-TEST_F(Environment, SaysHowManyRanksAreOnThisHost) {
+TEST_F(Environment, GivesTheRankCountOfThisHost) {
   EXPECT_EQ(slurm_tasks_of("2(x3),1", 0), 2);
   EXPECT_EQ(slurm_tasks_of("2(x3),1", 2), 2);
   EXPECT_EQ(slurm_tasks_of("2(x3),1", 3), 1);
@@ -325,12 +326,12 @@ TEST_F(Environment, SaysHowManyRanksAreOnThisHost) {
        {"SLURM_NODEID", "2"},
        {"SLURM_STEP_TASKS_PER_NODE", "4(x2),3,1"}});
   EXPECT_EQ(ranks_here(12), 3);
-  EXPECT_EQ(ranks_here(5), 5);  // threads, of a launched process
+  EXPECT_EQ(ranks_here(5), 5);  // thread-ranks of a launched process
   set({{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   EXPECT_EQ(ranks_here(12), 2);
 }
 
-TEST_F(Environment, SaysWhetherAllRanksAreOnOneHost) {
+TEST_F(Environment, TellsWhetherAllRanksAreOnOneHost) {
   set({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}});
   const auto one_host = [](const char* host) {
     setenv("MASTER_ADDR", host, 1);
@@ -357,12 +358,12 @@ TEST_F(Environment, SaysWhetherAllRanksAreOnOneHost) {
   }
 }
 
-TEST_F(Environment, AStepWithoutHostsIsNamed) {
+TEST_F(Environment, SlurmStepWithoutHostsIsRefused) {
   set({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_JOB_ID", "12"}});
   EXPECT_THROW(launched_by_environment(), InvalidArgument);
 }
 
-TEST_F(Environment, TellsWorldsOfOneSecretApart) {
+TEST_F(Environment, DistinguishesWorldsOfOneSecret) {
   set({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NODELIST", "a,b"}});
   set({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "0"}});
   const std::string first = launched_by_environment()->world;
@@ -370,7 +371,7 @@ TEST_F(Environment, TellsWorldsOfOneSecretApart) {
   EXPECT_NE(launched_by_environment()->world, first);
 }
 
-TEST_F(Environment, PortsThatAreNoneAreNamed) {
+TEST_F(Environment, InvalidPortsAreNamed) {
   set({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}});
   const auto said = [] {
     try {

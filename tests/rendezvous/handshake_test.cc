@@ -1,4 +1,4 @@
-// The handshake by itself, over a pair of sockets, and the gate with many at it.
+// The handshake over a pair of sockets, and admission control with many pending peers.
 #include "comm/rendezvous/handshake.h"
 
 #include <fcntl.h>
@@ -48,7 +48,7 @@ T get(const Connection& from) {
   return message;
 }
 
-// What the rank hears of a hub with those credentials that rules as `verdict` if it can.
+// Verdict that a rank receives from a server with credentials `hub` which would decide `verdict`.
 Applicant::State meet(const Credentials& hub, const Credentials& rank, Verdict verdict,
                       std::optional<Verdict>& heard) {
   const Pair pair;
@@ -64,7 +64,7 @@ Applicant::State meet(const Credentials& hub, const Credentials& rank, Verdict v
   return state;
 }
 
-TEST(Handshake, LetsInWhoKnowsTheSecret) {
+TEST(Handshake, RanksWithTheSecretAreAdmitted) {
   std::optional<Verdict> heard;
   for (const auto& credentials : {kOurs, kNone}) {
     for (const Verdict verdict : {Verdict::admitted, Verdict::other_size, Verdict::taken}) {
@@ -74,7 +74,7 @@ TEST(Handshake, LetsInWhoKnowsTheSecret) {
   }
 }
 
-TEST(Handshake, SendsOthersAway) {
+TEST(Handshake, RanksWithoutTheSecretAreRefused) {
   std::optional<Verdict> heard;
   for (const auto& rank : {kOther, kOtherWorld, kNone}) {
     EXPECT_EQ(meet(kOurs, rank, Verdict::admitted, heard), Applicant::State::ruled);
@@ -84,18 +84,18 @@ TEST(Handshake, SendsOthersAway) {
   EXPECT_EQ(heard, Verdict::unproved);
 }
 
-TEST(Handshake, AHubMustProveItselfToo) {
+TEST(Handshake, ServerMustProveThatItKnowsTheSecret) {
   const Pair pair;
   put(pair.hub, Challenge{kMagic, 1, random_digest()});
   Applicant applicant(kOurs, 2, 4);
   applicant.advance(pair.rank.fd());
   const auto answer = get<Answer>(pair.hub);
-  // The rank's own proof, sent back.
+  // The rank's own proof, reflected.
   put(pair.hub, Ruling{kMagic, Verdict::admitted, 4, answer.proof});
   EXPECT_EQ(applicant.advance(pair.rank.fd()), Applicant::State::impostor);
 }
 
-TEST(Handshake, EveryBitOfAnAnswerCounts) {
+TEST(Handshake, ProofCoversEveryBitOfAnAnswer) {
   const Pair pair;
   Caller caller(pair.hub.fd(), kOurs);
   const auto challenge = get<Challenge>(pair.rank);
@@ -115,7 +115,7 @@ TEST(Handshake, EveryBitOfAnAnswerCounts) {
   EXPECT_TRUE(caller.proved(kOurs));
 }
 
-TEST(Handshake, AnAnswerIsGoodForOneConnectionOnly) {
+TEST(Handshake, AnswerIsValidForOneConnectionOnly) {
   const Pair first, second;
   Caller caller(first.hub.fd(), kOurs), later(second.hub.fd(), kOurs);
   Applicant applicant(kOurs, 2, 4);
@@ -126,7 +126,7 @@ TEST(Handshake, AnAnswerIsGoodForOneConnectionOnly) {
   EXPECT_FALSE(later.proved(kOurs));
 }
 
-TEST(Handshake, BytesMayComeOneByOne) {
+TEST(Handshake, BytesMayArriveOneByOne) {
   const Pair pair;
   Caller caller(pair.hub.fd(), kOurs);
   const auto challenge = get<Challenge>(pair.rank);
@@ -140,7 +140,7 @@ TEST(Handshake, BytesMayComeOneByOne) {
   EXPECT_TRUE(caller.proved(kOurs));
 }
 
-TEST(Handshake, ForeignBytesAreSeenAtOnce) {
+TEST(Handshake, ForeignBytesAreDetectedAtOnce) {
   for (const std::string text : {"G", "GET / HTTP/1.1\r\n", "tandem", "\x16\x03\x01"}) {
     const Pair pair;
     Caller caller(pair.hub.fd(), kOurs);
@@ -150,7 +150,7 @@ TEST(Handshake, ForeignBytesAreSeenAtOnce) {
   }
 }
 
-// A gate on a local socket, and connections to it.
+// Admission control on a local socket, and connections to it.
 class AtTheGate : public testing::Test {
  protected:
   Connection come() {
@@ -161,7 +161,7 @@ class AtTheGate : public testing::Test {
   }
   std::vector<int> serve() {
     std::vector<int> ranks;
-    // One at the listener and one at each connection, in any order.
+    // One event at the listener and one at each connection, in any order.
     for (int i = 0; i < 3; ++i) {
       for (const auto& entrant : gate_.serve([](int, int) { return Verdict::admitted; })) {
         ranks.push_back(entrant.rank);
@@ -174,7 +174,7 @@ class AtTheGate : public testing::Test {
   Gate gate_{listen_on(place_), kOurs, 4};
 };
 
-TEST_F(AtTheGate, SilentOnesAreFewAndInNobodysWay) {
+TEST_F(AtTheGate, SilentPeersAreBoundedAndDelayNoRank) {
   constexpr size_t kMost = 256 + 4;
   std::vector<Connection> silent;
   for (int i = 0; i < 600; ++i) {
@@ -183,7 +183,7 @@ TEST_F(AtTheGate, SilentOnesAreFewAndInNobodysWay) {
     EXPECT_LE(gate_.waiting(), kMost);
   }
   EXPECT_EQ(gate_.waiting(), kMost);
-  // The oldest were sent away, the newest were not.
+  // The oldest were disconnected, the newest were not.
   char byte;
   recv(silent.front().fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
   Challenge challenge{};
@@ -198,7 +198,7 @@ TEST_F(AtTheGate, SilentOnesAreFewAndInNobodysWay) {
   EXPECT_EQ(gate_.waiting(), kMost - 1);
 }
 
-TEST_F(AtTheGate, WhoSpeaksAnotherLanguageOrLeavesIsForgotten) {
+TEST_F(AtTheGate, PeersThatSendGarbageOrDisconnectAreDropped) {
   for (int i = 0; i < 50; ++i) {
     const Connection garbage = come(), dies = come();
     EXPECT_EQ(send(garbage.fd(), "SSH-2.0-x\r\n", 11, 0), 11);
@@ -225,8 +225,8 @@ TEST_F(AtTheGate, WrongSecretsAreCounted) {
   EXPECT_EQ(gate_.waiting(), 0u);
 }
 
-// Those who wait are sent away for those who come.
-TEST_F(AtTheGate, WithoutDescriptorsItGoesOn) {
+// Pending peers are disconnected in favour of new ones.
+TEST_F(AtTheGate, AdmitsRanksAfterRunningOutOfDescriptors) {
   std::vector<Connection> silent;
   for (int i = 0; i < 20; ++i) silent.push_back(come());
   serve();

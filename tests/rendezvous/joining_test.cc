@@ -1,5 +1,5 @@
-// Ranks that come to a hub: which are let in, what the others are told, and what a rank says of
-// whoever listens in the hub's place. Ranks are threads here.
+// Ranks that join a rendezvous server: those admitted, the refusals of others, and a rank's report
+// of any other listener at the server's address. Ranks are threads here.
 #include "comm/rendezvous/join.h"
 
 #include <fmt/format.h>
@@ -39,8 +39,8 @@ int free_port() {
   return port_of(listen_on({"", "", 0}));
 }
 
-// What a rank says that is not let in, beside a hub of two ranks with `hubs` secret; what the hub
-// writes on standard error is added. The right rank comes last, and finds nothing changed.
+// Error of a rank that is refused by a server of two ranks with secret `hubs`, followed by the
+// server's standard error. The valid rank joins last and is not affected.
 std::string refusal(const Secret& hubs, Launch stranger, const Secret& secret) {
   testing::internal::CaptureStderr();
   const int port = hubs.source.empty() ? 0 : free_port();
@@ -75,14 +75,14 @@ void expect_parts(const std::string& said, std::initializer_list<const char*> pa
   }
 }
 
-TEST(Joining, AWrongSecretIsNamedOnBothSides) {
+TEST(Joining, WrongSecretIsReportedOnBothSides) {
   expect_parts(refusal(kSecret, at("", 0, 1, 2), kOther),
                {"rank 1: rank 0 at 127.0.0.1:", "the secret of TANDEM_SECRET is not its own",
                 "refused a connection from 127.0.0.1 as rank 1: its secret is not that of "
                 "TANDEM_SECRET"});
 }
 
-TEST(Joining, AMissingSecretIsNamedOnBothSides) {
+TEST(Joining, MissingSecretIsReportedOnBothSides) {
   expect_parts(refusal(kSecret, at("", 0, 1, 2), {}),
                {"it has a secret, this rank has no TANDEM_SECRET or TANDEM_SECRET_FILE",
                 "it has no secret, this rank has TANDEM_SECRET: expected the same"});
@@ -91,7 +91,7 @@ TEST(Joining, AMissingSecretIsNamedOnBothSides) {
                 "this rank has neither TANDEM_SECRET nor TANDEM_SECRET_FILE"});
 }
 
-TEST(Joining, AnotherWorldSizeAndARankThatIsTakenAreNamed) {
+TEST(Joining, DifferentWorldSizeAndDuplicateRankAreNamed) {
   expect_parts(refusal(kSecret, at("", 0, 1, 3), kSecret),
                {"world size: rank 0 has 2, rank 1 has 3: expected the same on all ranks"});
   expect_parts(refusal(kSecret, at("", 0, -1, 2), kSecret), {"world size"});
@@ -110,7 +110,7 @@ TEST(Joining, SeveralHostsWithoutASecretAreRefusedAtOnce) {
   }
 }
 
-TEST(Joining, APortThatIsTakenIsNamed) {
+TEST(Joining, PortInUseIsNamed) {
   const Connection taken = listen_on({"", "", 0});
   const int port = port_of(taken);
   try {
@@ -125,7 +125,7 @@ TEST(Joining, APortThatIsTakenIsNamed) {
   }
 }
 
-// What a rank says of a listener that does `body` with whoever comes.
+// Error of a rank that joins at a listener which does `body` with every connection.
 std::string said_of(const std::function<void(const Connection&)>& body, double deadline_s) {
   const Connection listener = listen_on({"", "", 0});
   std::atomic<bool> ended = false;
@@ -153,7 +153,7 @@ std::string said_of(const std::function<void(const Connection&)>& body, double d
   return said;
 }
 
-TEST(Joining, WhoeverListensInRankZerosPlaceIsNoHub) {
+TEST(Joining, OtherListenersAtRankZerosAddressAreRejected) {
   const auto say = [](const Connection& to, const void* bytes, size_t count) {
     EXPECT_EQ(send(to.fd(), bytes, count, MSG_NOSIGNAL), ssize_t(count));
   };
@@ -173,13 +173,13 @@ TEST(Joining, WhoeverListensInRankZerosPlaceIsNoHub) {
   expect_parts(said_of(impostor, 20), {"does not know the secret of TANDEM_SECRET"});
 }
 
-TEST(Joining, RanksThatDieInTheHandshakeMayComeAgain) {
+TEST(Joining, RanksThatDieInTheHandshakeMayJoinAgain) {
   const int port = free_port();
   auto zero = std::async(std::launch::async, [&] {
     ControlCommunicator comm(at("127.0.0.1", port, 0, 2), kSecret, 20);
     comm.barrier("start");
   });
-  for (int i = 0; i < 20; ++i) {  // before the challenge, or between it and the ruling
+  for (int i = 0; i < 20; ++i) {  // before the challenge, or between it and the decision
     std::string why;
     Connection connection = connect_to({"", "127.0.0.1", port}, 20, why);
     while (!connection.open()) connection = connect_to({"", "127.0.0.1", port}, 20, why);
@@ -202,8 +202,8 @@ bool resolves(const std::string& host) {
   return true;
 }
 
-// A listener takes IPv6 and IPv4; a split goes on by what the ranks came by.
-TEST(Joining, ByIpv6ByIpv4AndByName) {
+// A listener accepts IPv6 and IPv4; a split connects by the addresses that the ranks joined with.
+TEST(Joining, Ipv6Ipv4AndNamesWork) {
   const int one = socket(AF_INET6, SOCK_STREAM, 0);
   if (one < 0) GTEST_SKIP() << "this machine has no IPv6";
   close(one);
@@ -224,7 +224,7 @@ TEST(Joining, ByIpv6ByIpv4AndByName) {
   }
 }
 
-TEST(Joining, OtherUsersOfThisHostAreNobody) {
+TEST(Joining, OtherUsersOfThisHostAreRejected) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   const Endpoint place{"tandem-joining-test-" + std::to_string(getpid()), "", 0};
   const Connection listener = listen_on(place);

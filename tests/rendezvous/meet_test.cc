@@ -1,5 +1,5 @@
-// A control plane for ranks that no launcher introduces. What they have to gather bytes by is
-// threads' here; whether they meet on a local socket or over TCP follows from the nodes they name.
+// A control plane for ranks without a launcher. Bytes are gathered by thread-ranks here; the nodes
+// that ranks name determine whether they connect by a local socket or TCP.
 #include "comm/rendezvous/meet.h"
 
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ using testing::HasSubstr;
 
 constexpr int kMostOfANode = 8;
 
-/// `body` on each rank with what it has met as; its error's text, by rank, where there is one.
+/// Runs `body` on each rank after it has joined; returns the text of its error, if any, by rank.
 std::vector<std::string> meet_all(int size, const std::function<Newcomer(int rank)>& newcomer,
                                   const std::function<void(const Met&)>& body,
                                   double deadline_s = 10, int most_of_a_node = kMostOfANode) {
@@ -61,7 +61,7 @@ std::vector<std::string> meet_all(int size, const std::function<Newcomer(int ran
   return errors;
 }
 
-class Meeting : public testing::TestWithParam<int> {  // nodes that the ranks say they are on
+class Meeting : public testing::TestWithParam<int> {  // number of nodes that the ranks name
  protected:
   static Newcomer on_node(int rank) {
     Newcomer mine;
@@ -70,7 +70,7 @@ class Meeting : public testing::TestWithParam<int> {  // nodes that the ranks sa
   }
 };
 
-TEST_P(Meeting, MakesAControlPlaneWithItsGroups) {
+TEST_P(Meeting, ConnectsAControlPlaneAndItsGroups) {
   for (const int size : {1, 2, 3, 5}) {
     std::vector<std::string> names{size_t(size)};
     const auto errors = meet_all(size, on_node, [&](const Met& met) {
@@ -78,7 +78,7 @@ TEST_P(Meeting, MakesAControlPlaneWithItsGroups) {
       EXPECT_EQ(control.size(), size);
       names[size_t(control.rank())] = met.world;
       for (int round = 0; round < 10; ++round) control.require_same("name", met.world);
-      // Each rank is the first of a group once, rank 0 too.
+      // Each rank, rank 0 included, is the first of a group once.
       for (int first = 0; first < size; ++first) {
         const auto part = control.split(0, (control.rank() - first + size) % size);
         EXPECT_EQ(part->rank(), (control.rank() - first + size) % size);
@@ -91,7 +91,7 @@ TEST_P(Meeting, MakesAControlPlaneWithItsGroups) {
   }
 }
 
-TEST_P(Meeting, AnAbortReachesAll) {
+TEST_P(Meeting, AbortReachesAllRanks) {
   const auto errors = meet_all(3, on_node, [](const Met& met) {
     if (met.control->rank() == 2) met.control->abort("on purpose");
     met.control->barrier("never");
@@ -102,7 +102,7 @@ TEST_P(Meeting, AnAbortReachesAll) {
 INSTANTIATE_TEST_SUITE_P(Nodes, Meeting, testing::Values(1, 2),
                          [](const auto& nodes) { return nodes.param == 1 ? "local" : "tcp"; });
 
-TEST(Meet, ARefusalIsThrownByAllAndNamesItsRank) {
+TEST(Meet, RefusalIsThrownByAllAndNamesItsRank) {
   const auto refuses = [](int rank) {
     Newcomer mine;
     if (rank == 1) mine.refusal = "the current device is cuda:0: expected cuda:1";
@@ -115,7 +115,7 @@ TEST(Meet, ARefusalIsThrownByAllAndNamesItsRank) {
   EXPECT_EQ(errors[2], errors[0]);
 }
 
-TEST(Meet, RanksOfTwoProgramsAreRefusedByAllUnlessAllAllowIt) {
+TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
   for (const bool all_allow : {false, true}) {
     const auto of_two_programs = [&](int rank) {
       Newcomer mine;
@@ -135,7 +135,7 @@ TEST(Meet, RanksOfTwoProgramsAreRefusedByAllUnlessAllAllowIt) {
   }
 }
 
-TEST(Meet, MoreRanksOfANodeThanATeamHasAreRefusedByAll) {
+TEST(Meet, TooManyRanksOfANodeAreRefusedByAll) {
   const auto of_two = [](int rank) {
     Newcomer mine;
     mine.node = rank < 2 ? "small" : "large";
@@ -146,7 +146,7 @@ TEST(Meet, MoreRanksOfANodeThanATeamHasAreRefusedByAll) {
   EXPECT_THAT(errors, Each("Unsupported: adopt: 3 ranks of one node: expected at most 2"));
 }
 
-TEST(Meet, WorldsHaveNamesOfTheirOwn) {
+TEST(Meet, WorldsHaveUniqueNames) {
   std::vector<std::string> names;
   for (int again = 0; again < 2; ++again) {
     meet_all(

@@ -1,4 +1,4 @@
-// Messages as they come in pieces, or never; nothing is kept ready for what is only announced.
+// Messages that arrive in parts, or never; no memory is reserved for bytes that are only announced.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -19,7 +19,7 @@ std::vector<std::byte> bytes_of(const Header& header, const std::string& payload
   return bytes;
 }
 
-TEST(Inbox, PutsMessagesTogether) {
+TEST(Inbox, AssemblesMessagesFromParts) {
   std::vector<std::byte> stream;
   for (int i = 0; i < 5; ++i) {
     const auto bytes =
@@ -43,7 +43,7 @@ TEST(Inbox, PutsMessagesTogether) {
   }
 }
 
-TEST(Inbox, WhatIsNoMessageEndsIt) {
+TEST(Inbox, InvalidHeaderEndsTheInbox) {
   for (const Header& header : {Header{Kind::blob, 0, 0, kMostNameBytes + 1, 0},
                                Header{Kind::blob, 0, 0, 0, kMostBlobBytes + 1},
                                Header{Kind::blob, 0, 0, ~0u, ~0u}, Header{Kind(99), 0, 0, 0, 0}}) {
@@ -66,7 +66,7 @@ Ends ends(int buffer = 0) {
   return {{1, Connection(fds[0])}, Connection(fds[1])};
 }
 
-TEST(Line, AHubThatStopsInAMessageIsLateNotWaitedFor) {
+TEST(Line, ServerThatStopsMidMessageTimesOut) {
   auto [line, hub] = ends();
   const auto bytes = bytes_of({Kind::all, 0, 0, 0, 1000}, "the beginning");
   ASSERT_EQ(send(hub.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
@@ -80,17 +80,18 @@ TEST(Line, AHubThatStopsInAMessageIsLateNotWaitedFor) {
   EXPECT_THROW(line.look_for_abort(), Aborted);
 }
 
-TEST(Line, AHubThatReadsNothingIsLateNotWaitedFor) {
+TEST(Line, ServerThatReadsNothingTimesOut) {
   auto [line, hub] = ends(4096);
   const std::vector<std::byte> blob(1 << 20);
   const Header header{Kind::blob, 1, 0, 0, uint32_t(blob.size())};
   const auto begin = Clock::now();
   EXPECT_FALSE(line.send(0.2, header, {}, blob));
-  EXPECT_FALSE(line.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would be taken for the blob's rest
+  EXPECT_FALSE(line.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would be taken for the blob's
+                                                          // remainder
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
 }
 
-TEST(Line, AnAbortBehindAMessageComesAfterIt) {
+TEST(Line, AbortArrivesAfterTheMessageBeforeIt) {
   auto [line, hub] = ends();
   for (const auto& bytes :
        {bytes_of({Kind::all, 0, 0, 0, 2}, "ab"), bytes_of({Kind::abort, 3, 0, 0, 3}, "why")}) {

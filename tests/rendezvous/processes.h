@@ -11,7 +11,7 @@
 
 namespace tandem::test {
 
-// What a rank's process reports by its exit status; the last two name the last rank.
+// Exit status of a rank's process; the last two mean that the error names the last rank.
 enum Status {
   kRight = 0,
   kWrong = 1,
@@ -21,15 +21,15 @@ enum Status {
   kAbortedNamesIt = 21
 };
 
-/// Where a world of `size` meets: on a local socket, or on a TCP port that is free.
+/// Rendezvous address of a world of `size`: a local socket, or a free TCP port.
 Launch place(int size, bool one_host);
-/// The secret that the ranks have there.
+/// Secret of the ranks of `launch`.
 control::Secret secret_of(const Launch& launch);
 
-/// A process for each of the `present` ranks, in order.
+/// Starts a process for each of the `present` ranks, in order.
 std::vector<pid_t> start(Launch launch, const std::vector<int>& present, double deadline_s,
                          const std::function<int(Communicator&)>& body);
-/// Their statuses, -signal for those that were killed.
+/// Waits for all; returns their statuses, -signal for those killed.
 std::vector<int> finish(const std::vector<pid_t>& children);
 
 std::vector<int> all_ranks(int size);

@@ -1,4 +1,4 @@
-// Where a secret may come from, and what is refused by name. No error tells the secret.
+// Sources of a secret, and refusals by name. No error reveals the secret.
 #include "comm/rendezvous/secret.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ std::string refusal(const std::string& text, const std::string& file) {
   return "taken";
 }
 
-TEST(Secret, IsTheVariablesText) {
+TEST(Secret, SecretIsTheVariablesText) {
   const auto secret = read_secret(kText, "");
   EXPECT_EQ(secret.source, "TANDEM_SECRET");
   EXPECT_EQ(secret.key, read_secret(kText, "").key);
@@ -57,7 +57,7 @@ TEST(Secret, IsTheVariablesText) {
   EXPECT_TRUE(read_secret("", "").source.empty());
 }
 
-TEST(Secret, TooShortOrTooLongIsRefusedWithoutSayingIt) {
+TEST(Secret, TooShortOrTooLongIsRefusedWithoutRevealingIt) {
   EXPECT_EQ(refusal("swordfish", ""),
             "TANDEM_SECRET: a secret of 9 bytes: expected 16 to 4096 (openssl rand -hex 32 makes "
             "one)");
@@ -67,19 +67,19 @@ TEST(Secret, TooShortOrTooLongIsRefusedWithoutSayingIt) {
   EXPECT_NE(refusal(std::string(4097, 'x'), "").find("more than 4096 bytes"), std::string::npos);
 }
 
-TEST(Secret, BothVariablesAreOneTooMany) {
+TEST(Secret, BothVariablesTogetherAreRefused) {
   EXPECT_EQ(refusal(kText, "/nowhere"),
             "TANDEM_SECRET and TANDEM_SECRET_FILE: both are set: expected one");
 }
 
-TEST_F(SecretFile, HasTheSameSecretAsTheVariable) {
+TEST_F(SecretFile, GivesTheSameSecretAsTheVariable) {
   const std::string path = make(std::string(kText) + "\n", 0600);
   EXPECT_EQ(read_secret("", path).key, read_secret(kText, "").key);
   EXPECT_EQ(read_secret("", path).source, "TANDEM_SECRET_FILE=" + path);
   EXPECT_EQ(refusal("", make(kText, 0400)), "taken");
 }
 
-TEST_F(SecretFile, ThatOthersMayOpenIsRefused) {
+TEST_F(SecretFile, FileReadableByOthersIsRefused) {
   for (const mode_t mode : {0640, 0604, 0644, 0620, 0610, 0666, 0777}) {
     const std::string path = make(kText, mode), said = refusal("", path);
     EXPECT_EQ(said.find("TANDEM_SECRET_FILE=" + path + ": mode 0"), 0u) << said;
@@ -88,7 +88,7 @@ TEST_F(SecretFile, ThatOthersMayOpenIsRefused) {
   }
 }
 
-TEST_F(SecretFile, OfAnotherUserIsRefused) {
+TEST_F(SecretFile, FileOfAnotherUserIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
   const std::string path = make(kText, 0600);
   ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
@@ -96,7 +96,7 @@ TEST_F(SecretFile, OfAnotherUserIsRefused) {
             std::string::npos);
 }
 
-TEST_F(SecretFile, ThatIsNoneIsRefusedAtOnce) {
+TEST_F(SecretFile, OtherThanRegularFileIsRefusedAtOnce) {
   EXPECT_THROW(read_secret("", path("missing")), IoError);
   EXPECT_NE(refusal("", path("missing")).find("missing"), std::string::npos);
   ASSERT_EQ(mkfifo(path("fifo").c_str(), 0600), 0);
@@ -107,7 +107,7 @@ TEST_F(SecretFile, ThatIsNoneIsRefusedAtOnce) {
             std::string::npos);
 }
 
-TEST(RandomDigest, IsNeverTheSame) {
+TEST(RandomDigest, DigestsAreUnique) {
   std::set<std::string> seen;
   for (int i = 0; i < 1000; ++i) seen.insert(control::hex_of(control::random_digest()));
   EXPECT_EQ(seen.size(), 1000u);

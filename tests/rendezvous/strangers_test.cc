@@ -1,7 +1,6 @@
-// Ten thousand connections of strangers at rank 0's port, from before the world is complete until
-// after: silent ones, garbage, half answers, wrong secrets, recorded answers, messages that
-// announce gigabytes, and bytes that come one by one. The ranks must not notice, nor the process
-// grow.
+// Ten thousand foreign connections to rank 0's port, from before the world is complete until after:
+// silent ones, garbage, half answers, wrong secrets, recorded answers, messages that announce
+// gigabytes, and bytes that arrive one by one. The ranks must not notice, nor the process grow.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -28,7 +27,7 @@ using namespace control;
 constexpr int kStrangers = 10000, kRanks = 4;
 constexpr double kDeadline = 200;
 
-// A rank may be held up by the machine, which ten thousand connections keep busy, for this long.
+// Max time that a rank may be delayed by the machine, which ten thousand connections keep busy.
 constexpr double kLongestExchange = 30;
 
 template <typename T>
@@ -58,7 +57,7 @@ class Attack {
       std::string why;
       Connection connection = connect_to({"", launch_.host, launch_.port}, 5, why);
       ++tried;
-      if (!connection.open()) {  // nobody listens yet, or any more
+      if (!connection.open()) {  // no listener yet, or no longer
         std::this_thread::sleep_for(std::chrono::microseconds(100));
         continue;
       }
@@ -85,7 +84,7 @@ class Attack {
       case 3:
         return say(to, answer_of(credentials_of({}, launch_.world), rank));
       case 4:
-        return say(to, answer_of(ours_, rank));  // right once, for another connection
+        return say(to, answer_of(ours_, rank));  // valid once, for another connection
       case 5:
         return say(to, Header{Kind::blob, rank, 0, ~0u, ~0u});
       case 6:
@@ -96,7 +95,7 @@ class Attack {
     }
   }
 
-  // Those that say a byte now and then.
+  // Sends a byte on each of the slow connections.
   void drip() {
     for (const int i : slow_) {
       if (size_t(i) < open_.size()) say(open_[size_t(i)], 't', 1);
@@ -127,7 +126,7 @@ size_t resident_bytes(pid_t process) {
   return resident * size_t(sysconf(_SC_PAGESIZE));
 }
 
-// Exchanges for `seconds`; none may take long.
+// Runs exchanges for `seconds`; none may take long.
 int work(Communicator& comm, double seconds) {
   const auto until = after(seconds);
   double longest = 0;
@@ -148,7 +147,7 @@ int work(Communicator& comm, double seconds) {
   return longest <= kLongestExchange ? kRight : kWrong;
 }
 
-TEST(Strangers, TenThousandAreNotNoticed) {
+TEST(Strangers, TenThousandForeignConnectionsAreHarmless) {
   const Launch launch = place(kRanks, false);
   const auto body = [](Communicator& comm) {
     const auto part = comm.split(comm.rank() % 2, 0);
@@ -159,7 +158,7 @@ TEST(Strangers, TenThousandAreNotNoticed) {
   auto children = start(launch, {0, 1, 2}, kDeadline, body);
   Attack attack(launch);
   std::thread attacker([&] { attack.run(); });
-  // The last rank comes when half of them have: the port is open until then.
+  // The last rank starts after half of the connections: the port is open until then.
   while (attack.connected < kStrangers / 2 && attack.tried < kStrangers) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -170,14 +169,14 @@ TEST(Strangers, TenThousandAreNotNoticed) {
   EXPECT_EQ(finish(children), std::vector<int>(kRanks, kRight));
   attacker.join();
   EXPECT_EQ(attack.tried, kStrangers);
-  EXPECT_GT(open, 100u);  // they were there
+  EXPECT_GT(open, 100u);  // they were connected
   EXPECT_LT(open, 400u);
   EXPECT_GT(resident, 0u);
   EXPECT_LT(resident, size_t(64) << 20);
 }
 
-// Nobody who stays silent is kept for long, though nobody else comes.
-TEST(Strangers, SilentOnesAreSentAway) {
+// Silent connections are closed soon, even if no other peer connects.
+TEST(Strangers, SilentPeersAreDisconnected) {
   const Launch launch = place(2, false);
   const auto children = start(launch, {0}, kDeadline, [](Communicator& comm) {
     comm.barrier("start");
@@ -195,7 +194,7 @@ TEST(Strangers, SilentOnesAreSentAway) {
   EXPECT_EQ(recv(silent.fd(), heard.data(), heard.size(), 0), ssize_t(sizeof(Challenge)));
   EXPECT_TRUE(wait_until(silent.fd(), POLLIN, after(30)));
   EXPECT_EQ(recv(silent.fd(), heard.data(), heard.size(), 0), 0);
-  EXPECT_GT(Clock::now() - begin, std::chrono::seconds(5));  // a slow rank is not one of them
+  EXPECT_GT(Clock::now() - begin, std::chrono::seconds(5));  // a slow rank is not disconnected
   auto all = start(launch, {1}, kDeadline, [](Communicator& comm) {
     comm.barrier("start");
     return kRight;
