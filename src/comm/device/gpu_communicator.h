@@ -101,7 +101,8 @@ class GpuCommunicator : public Communicator {
   int device() const { return share_->device(); }
   /// Share of this rank in its GPU.
   GpuShare& share() const { return *share_; }
-  /// Shared ownership of it, for a thread that works for this rank but is not its own (UseShare).
+  /// Shared ownership of that share, for a thread that works for this rank but is not its own
+  /// (UseShare).
   const std::shared_ptr<GpuShare>& share_owner() const { return share_; }
   /// Whether every rank reaches every other's memory.
   bool one_node() const { return one_node_; }
@@ -117,7 +118,7 @@ class GpuCommunicator : public Communicator {
   const EmulatedLink* emulated_link() const { return line_ ? &line_->link() : nullptr; }
   Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
-  /// Throws Timeout or Aborted if a device-side wait of this rank timed out or was aborted.
+  /// Throws Timeout, Mismatch or Aborted if a device-side wait of this rank failed.
   void check_device() const;
   /// Blocks until `stream()` is empty, then as `check_device`. Throws Timeout if it does not become
   /// empty.

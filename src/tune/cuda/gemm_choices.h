@@ -11,8 +11,8 @@ namespace tandem::gpu {
 /// communicator.
 void share_gemm_choices(GpuCommunicator& comm);
 
-/// Collective, after an operator's GEMMs have been created and before they run: all ranks adopt the
-/// choices timed by the lowest rank, and rank 0 saves them.
+/// Collective, after an operator's GEMMs have been created and before they run: for each GEMM all
+/// ranks adopt the choice of the lowest rank that timed it, and rank 0 saves it.
 void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context);
 
 }  // namespace tandem::gpu
