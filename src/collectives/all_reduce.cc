@@ -1,7 +1,7 @@
-// Staged: reduce-scatter and all-gather in one pipeline: while chunk t of the contributions leaves,
-// chunk t - 1 is summed by the rank that owns it and chunk t - 2's results arrive. In one address
-// space: nobody but the owner of a shard touches it, in any rank's tensor, so it sums all of them
-// and writes the sum to all.
+// Staged form: reduce-scatter and all-gather in one pipeline: while chunk t of the contributions is
+// sent, chunk t - 1 is summed by the rank that owns it and chunk t - 2's results arrive. In one
+// address space: only the owner of a shard accesses it, in any rank's tensor, so it sums all of
+// them and writes the sum to all.
 #include <cstring>
 #include <vector>
 

@@ -1,5 +1,5 @@
-// Staging memory of the all-reduces by kernels on GPUs: two parities of one slot a rank for what
-// arrives and as many for results.
+// Staging memory of the GPU all-reduce kernels: two parities of one slot per rank for arrivals and
+// as many for results.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +7,11 @@
 
 namespace tandem {
 
-/// What one_shot has staging memory for at most. On 2 GPUs it is faster for all of that, on 4 two
-/// exchanges of a part are from 1 MiB on (docs/results/gpu-4xh200.md).
+/// Max bytes that one_shot has staging memory for. On 2 GPUs it is fastest up to this size; on 4
+/// two exchanges of a shard are faster from 1 MiB up (docs/results/gpu-4xh200.md).
 constexpr int64_t kOneShotBytes = int64_t(1) << 20;
-/// What one_shot and two_shot have staging memory for at most; larger tensors go pipelined or by
-/// NCCL.
+/// Max bytes that one_shot and two_shot have staging memory for; larger tensors use the pipelined
+/// kernel or NCCL.
 constexpr int64_t kMostStagedBytes = int64_t(32) << 20;
 
 struct AllReduceStaging {
@@ -21,8 +21,8 @@ struct AllReduceStaging {
   constexpr int64_t bytes(int ranks) const { return slot_bytes * 4 * ranks; }
 };
 
-/// For tensors of up to `most_bytes`; `part_bytes`: of a rank's whole rows of one, 0 where it need
-/// not be rows.
+/// Sizes for tensors of up to `most_bytes`; `part_bytes`: max bytes of one rank's whole rows, 0 if
+/// shards need not be whole rows.
 constexpr AllReduceStaging staging_for_up_to(int64_t most_bytes, int ranks, int64_t part_bytes) {
   AllReduceStaging staging;
   staging.capacity = (std::min(most_bytes, kMostStagedBytes) + 127) / 128 * 128;
@@ -34,7 +34,7 @@ constexpr AllReduceStaging staging_for_up_to(int64_t most_bytes, int ranks, int6
   return staging;
 }
 
-/// The same for tensors of `bytes` and no others: none where no kernel takes them.
+/// Sizes for tensors of exactly `bytes`; empty if no kernel supports them.
 constexpr AllReduceStaging staging_for(int64_t bytes, int ranks, int64_t part_bytes) {
   if (ranks == 1 || bytes > kMostStagedBytes) return {};
   return staging_for_up_to(bytes, ranks, part_bytes);

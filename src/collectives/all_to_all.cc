@@ -1,5 +1,5 @@
-// Every rank's envelope carries its row counts to all, so every rank can check every pair; rows
-// that fit travel in the envelope too.
+// Every rank sends its row counts to all in its envelope, so every rank can check every pair; rows
+// that fit are sent in the envelope, too.
 #include <cstring>
 #include <vector>
 
@@ -15,7 +15,7 @@ using namespace collectives;
 
 namespace {
 
-// Where each peer's rows begin and how many bytes they are.
+// Offset and bytes of each peer's rows.
 std::vector<Span> spans_of(Counts counts, size_t row) {
   std::vector<Span> spans;
   size_t begin = 0;
@@ -55,7 +55,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   require_plain("all_to_all", "recv", recv);
 
   Args args(Op::all_to_all, send);
-  args.shape[0] = 0;  // the counts say how many rows
+  args.shape[0] = 0;  // the counts carry the number of rows
   Call call(comm, args, {.written = {"recv", &recv}, .read = {"send", &send}});
   const int world = call.size(), me = call.rank();
   CountTable table(world);

@@ -1,5 +1,5 @@
-// The root scatters the tensor and every rank passes its part on, so that no link carries much more
-// than the tensor once, whatever the rank count.
+// The root scatters the tensor and every rank forwards its shard, so that no link carries much more
+// than the tensor once, whatever the number of ranks.
 #include <fmt/format.h>
 
 #include <cstring>

@@ -95,7 +95,7 @@ void Call::find_left(int peer) {
 }
 
 void Call::settle() {
-  finish();  // first chunks may still be leaving from the caller's tensor
+  finish();  // the first chunks may still be being sent from the caller's tensor
   refused_ = true;
 }
 

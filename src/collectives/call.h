@@ -1,14 +1,14 @@
-// One call of a plain collective: its envelope, its check and its chunk streams.
+// One call of a collective: its envelope, its check and its chunk streams.
 //
 //   enter   puts the envelope (arguments, small payload) to every other rank;
-//   check   waits for theirs: throws the same Mismatch on every rank, Timeout for one that never
-//           arrives. First chunks may be sent before it, so agreement costs no round trip, but
-//           nothing of the caller's is written;
+//   check   waits for all envelopes: throws the same Mismatch on every rank, and Timeout if one
+//           never arrives. First chunks may be sent before it, so agreement costs no round trip,
+//           but no memory of the caller is written;
 //   send, receive, release   move chunks through a stream's slots (comm/workspace.h);
 //   finish  returns once the caller's tensors may change again.
 //
-// An envelope also carries where its sender's streams stood at entry. A call that ended in Mismatch
-// may leave chunks nobody read; the next call's check skips them.
+// An envelope also carries the positions of its sender's streams at entry. A call that ended in
+// Mismatch may leave unread chunks; the next call's check skips them.
 #pragma once
 
 #include <array>
@@ -27,17 +27,17 @@ namespace tandem::collectives {
 enum class Op : uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast };
 const char* name_of(Op op);
 
-/// Who says how a call runs: its caller, or the tuner, which all ranks must have asked, and which
-/// must have told them the same (overlap/collectives/cpu.cc).
+/// Source of a call's route: its caller, or the tuner, which must have been consulted on all ranks
+/// with the same answer (overlap/collectives/cpu.cc).
 enum class Route : uint8_t {
   given,
-  choosing,   ///< nothing is sent but the arguments: what they are for has no route yet
-  plain,      ///< the elements as they are
-  one_shot,   ///< encoded once; an all-reduce: by each rank, for all
-  two_shots,  ///< an all-reduce: contributions to their owners, sums to all
+  choosing,   ///< only the arguments are sent: their route is not chosen yet
+  plain,      ///< uncompressed elements
+  one_shot,   ///< encoded once; in an all-reduce: by each rank, for all
+  two_shots,  ///< all-reduce: contributions to their owners, sums to all
 };
 
-/// What must be the same on all ranks.
+/// Arguments that must be equal on all ranks.
 struct Args {
   Op op;
   DType dtype;
@@ -57,14 +57,15 @@ struct Args {
 /// Throws InvalidArgument unless `tensor` is contiguous host memory.
 void require_plain(const char* op, const char* what, const Tensor& tensor);
 
-/// The caller's memory that a call uses.
+/// Memory of the caller that a call uses.
 struct Uses {
   Operand written = {}, read = {}, residual = {};
 };
 
 class Call {
  public:
-  /// Throws Aborted after a call that failed half-way: what it left would be taken for this one's.
+  /// Throws Aborted after a call that failed half-way: its leftovers would be taken for this
+  /// call's.
   Call(Communicator& comm, const Args& args, const Uses& uses);
   ~Call();
   Call(const Call&) = delete;
@@ -72,22 +73,21 @@ class Call {
 
   int rank() const { return comm_.rank(); }
   int size() const { return comm_.size(); }
-  /// The rank `step` places after this one: every rank visits its peers in a different order.
+  /// Rank at distance `step` after this one: every rank visits its peers in a different order.
   int peer(int step) const { return (comm_.rank() + step) % comm_.size(); }
 
-  /// Bytes of payload an envelope holds.
+  /// Bytes of payload that fit in an envelope.
   size_t small() const { return layout_.small(); }
   void enter(int peer, std::span<const std::byte> payload);
   void enter_all(std::span<const std::byte> payload);
   void check();
-  /// Ends a call that all ranks know to be wrong, and from which they go on together: throws
-  /// Mismatch.
+  /// Ends a call that all ranks know to be invalid, after which they may continue: throws Mismatch.
   [[noreturn]] void refuse(const std::string& message);
   const std::byte* payload(int source) const;
 
   void send(Stream stream, int peer, const void* source, size_t bytes);
-  /// Where the next chunk for `peer` may be made, until it is sent: of slot_bytes(). Waits until
-  /// what was made there before has been read.
+  /// Memory of slot_bytes() to build the next chunk for `peer` in until it is sent. Waits until the
+  /// chunk built there before has been read.
   std::byte* staging(Stream stream, int peer);
   /// The same for chunk `index`, counted from 0 in this call, of the gather stream to all peers.
   std::byte* staging_for_all(uint64_t index);
@@ -96,8 +96,8 @@ class Call {
   void release(Stream stream, int source);
   void finish();
 
-  /// For Direct: whether it can be used, what tells this call from others, the gate of a rank's
-  /// tensor, and the end (returns once every rank has come here).
+  /// Interface for Direct: availability, the number that identifies this call, the gate of a rank's
+  /// tensor, and the end of the call (returns once every rank has called it).
   bool one_address_space() const { return space_.reach == Reach::direct; }
   uint64_t number() const { return call_; }
   uint64_t& gate(int rank) const;
@@ -111,11 +111,11 @@ class Call {
   const std::byte* envelope(int source) const;
   void wait(int signal, uint64_t epoch, int peer);
   void await_slot(Stream stream, int peer);
-  /// Throws AgreedArgument, on all ranks, where one writes to what another uses, and Aborted where
-  /// one of them has left: its memory may be this rank's by now.
+  /// Throws AgreedArgument, on all ranks, if one writes memory that another uses, and Aborted if
+  /// one of them has left the call: its memory may have been reused by this rank.
   void require_apart(int rank, const std::array<ByteRange, 3>& mine, int peer,
                      const std::array<ByteRange, 3>& theirs);
-  /// Ends a call that all ranks know to be wrong.
+  /// Ends a call that all ranks know to be invalid.
   void settle();
 
   Communicator& comm_;
@@ -124,15 +124,16 @@ class Call {
   const Args args_;
   const char* const name_;
   const uint64_t call_;
-  const int errors_;  // on their way when the call began
+  const int errors_;  // errors in flight when the call began
   const CallOnCard on_card_;
   std::array<std::string_view, 3> names_;
   std::array<ByteRange, 3> ranges_;  // written, read, residual; empty in another process
   bool refused_ = false;
-  ScopedSpan span_;  // all of a plain collective is communication that computation waits for
+  ScopedSpan span_;  // a collective outside an overlapped operator is communication that
+                     // computation waits for
 };
 
-/// Part `index` of `total` units cut into pieces of `piece`: empty past the end.
+/// Slice `index` of `total` units cut into slices of `piece`: empty past the end.
 struct Piece {
   int64_t begin, count;
 };

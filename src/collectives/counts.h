@@ -1,4 +1,4 @@
-// How many rows an all-to-all moves from whom to whom.
+// Row counts of an all-to-all for each pair of ranks.
 #pragma once
 
 #include <cstring>
@@ -11,12 +11,12 @@ namespace tandem::collectives {
 
 using Counts = std::span<const int64_t>;
 
-/// Throws InvalidArgument unless there is a count for every rank and all of `tensor`'s rows are
-/// enough for them. `what`: "send" or "receive".
+/// Throws InvalidArgument unless there is a count for every rank and `tensor` has enough rows for
+/// all of them. `what`: "send" or "receive".
 void require_counts(const Communicator& comm, const char* what, const Tensor& tensor,
                     Counts counts);
 
-/// The counts of all ranks: sends(r)[p] rows go from r to p, receives(r)[p] are expected from p.
+/// Counts of all ranks: r sends sends(r, p) rows to p, and expects receives(r, p) from p.
 class CountTable {
  public:
   explicit CountTable(int world) : world_(size_t(world)), table_(2 * world_ * world_) {}
@@ -28,7 +28,7 @@ class CountTable {
   int64_t receives(int at, int from) const {
     return table_[2 * world_ * size_t(at) + world_ + size_t(from)];
   }
-  /// Throws Mismatch on every rank where one expects what another does not send.
+  /// Throws Mismatch on every rank if one expects another number than is sent.
   void check(Call& call) const;
 
  private:

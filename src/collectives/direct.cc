@@ -10,7 +10,7 @@
 namespace tandem::collectives {
 namespace {
 
-// A gate: the call in the upper half, 0 when closed; holders in the lower.
+// Gate word: the call in the upper half, 0 when closed; number of holders in the lower.
 using Gate = std::atomic_ref<uint64_t>;
 
 constexpr uint64_t opened(uint64_t call) {

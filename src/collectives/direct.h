@@ -1,14 +1,15 @@
-// The short way for ranks of one address space: peers read and write a rank's tensor where it is,
-// and nothing is staged.
+// Fast path for ranks of one address space: peers read and write a rank's tensor in place, without
+// staging.
 //
 //   Direct direct(call);        opens this rank's tensor to the call
 //   direct.enter(tensor);       envelope with its address, check, and a hold on every peer's tensor
-//   ... direct.of(rank) ...     no waiting for anybody in here
-//   direct.finish();            lets go, tells all, returns once all have let go of this one
+//   ... direct.of(rank) ...     must not wait for any rank
+//   direct.finish();            releases and signals all, returns once all have released this
+//   tensor
 //
 // A rank may leave early, with Timeout or Aborted, and free its tensor. So each tensor has a gate:
-// a word that holds the number of the call it is open for and how many peers hold it. Leaving
-// closes the gate and waits for those inside, who never wait; a peer that finds it closed throws
+// a word with the number of the call it is open for and the number of peers that hold it. Leaving
+// closes the gate and waits for the holders, which never wait; a peer that finds it closed throws
 // Aborted.
 #pragma once
 
@@ -39,7 +40,7 @@ class Direct {
   std::vector<int> held_;
 };
 
-/// How many bytes are worked on before they go elsewhere: they are still in the cache then.
+/// Bytes processed before they are passed on, while they are still in the cache.
 constexpr size_t kDirectBlock = size_t(64) << 10;
 
 }  // namespace tandem::collectives

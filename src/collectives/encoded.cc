@@ -75,7 +75,7 @@ void Encoded::receive(Stream stream, int source, std::byte* values, int64_t coun
   call_.release(stream, source);
 }
 
-/// Sums of tiles.
+/// Sum of tiles.
 class Encoded::Sum {
  public:
   Sum(Encoded& encoded, const std::vector<Part>& parts, int64_t count)
@@ -93,7 +93,7 @@ class Encoded::Sum {
       parts_[i].bytes = exact.data();
     }
   }
-  /// Filled up to whole blocks.
+  /// Sum of elements [first, first + count), padded to whole blocks.
   void get(int64_t first, int count, float* sum) const {
     alignas(64) float tile[kTile];
     summand(0, first, count, sum);

@@ -1,5 +1,5 @@
-// What the collectives over a wire format have in common: how a rank's part is cut into messages,
-// and what happens to a message.
+// Common parts of the collectives over a wire format: cutting a rank's elements into messages, and
+// processing a message.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace tandem::collectives {
 
-/// Throws InvalidArgument unless the residual of an error feedback, where there is one, is f32, of
-/// as many elements as `data`, contiguous host memory, writable and apart from `data`. Throws
+/// Throws InvalidArgument unless the residual of an error feedback, if given, is f32, has as many
+/// elements as `data`, and is contiguous, writable host memory that does not overlap `data`. Throws
 /// Unsupported on GPU ranks.
 void require_encoded(const char* op, const Communicator& comm, const Wire& wire, const Tensor& data,
                      const Tensor* residual = nullptr);
@@ -19,36 +19,36 @@ void require_encoded(const char* op, const Communicator& comm, const Wire& wire,
 /// Elements [begin, begin + count) of a tensor.
 using Elements = Shard;
 
-/// `wire`'s messages of one call. Chunks are whole blocks, so what is decoded does not depend on
-/// how large they are.
+/// Messages of one call in format `wire`. Chunks are whole blocks, so decoded values do not depend
+/// on the chunk size.
 class Encoded {
  public:
-  /// `largest`: elements of the largest part that goes from one rank to another. 0 where every part
-  /// is cut by its own size.
+  /// `largest`: max elements of a transfer between two ranks. 0: each transfer is cut by its own
+  /// size.
   Encoded(Call& call, const Wire& wire, DType dtype, int64_t largest);
 
-  /// Steps in which a part of `largest` elements, or of `elements`, has a chunk.
+  /// Number of chunks of a transfer of `largest` elements, or of `elements`.
   int64_t steps() const { return steps_; }
   int64_t steps_of(int64_t elements) const;
   /// Chunk `step` of `part`; empty before step 0 and past its end.
   Elements chunk(const Elements& part, int64_t step) const;
 
-  /// Encodes `count` values, with what `residual` holds added to them and the error left in it, and
-  /// returns the message's bytes. `residual` may be null.
+  /// Encodes `count` values plus `residual`, stores the error in `residual`, and returns the
+  /// message's bytes. `residual` may be null.
   size_t encode(const std::byte* values, int64_t count, float* residual, std::byte* message) const;
   void decode(const std::byte* message, int64_t count, std::byte* values) const;
   void send(Stream stream, int peer, const std::byte* values, int64_t count, float* residual);
   void receive(Stream stream, int source, std::byte* values, int64_t count);
 
-  /// One summand of a reduction: a message, or elements as they are.
+  /// Summand of a reduction: a message, or uncompressed elements.
   struct Part {
     const std::byte* bytes;
     bool is_message;
   };
-  /// out = the sum of `parts` in their order, in f32, rounded once. `out` may be a part that is no
-  /// message.
+  /// out = the sum of `parts` in their order, in f32, rounded once. `out` may be an uncompressed
+  /// part.
   void reduce(const std::vector<Part>& parts, int64_t count, std::byte* out);
-  /// The same; the sum plus the residual goes into `message`, and what that decodes as into `out`.
+  /// The same; encodes the sum plus residual into `message`, and decodes that into `out`.
   size_t reduce_into(const std::vector<Part>& parts, int64_t count, float* residual,
                      std::byte* message, std::byte* out);
 
@@ -63,8 +63,8 @@ class Encoded {
   std::vector<std::vector<std::byte>> exact_;  // decoded chunks of lossless messages, by part
 };
 
-/// A residual while its message is encoded before all ranks have agreed: the caller's changes only
-/// when that is stored. Without one, nothing.
+/// Copy of a residual for messages that are encoded before all ranks have agreed: the caller's only
+/// changes on store(). Does nothing without a residual.
 class PendingResidual {
  public:
   PendingResidual(float* residual, int64_t elements) : residual_(residual) {

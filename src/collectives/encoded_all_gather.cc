@@ -23,7 +23,7 @@ class EncodedAllGather {
         out_(out.as<std::byte>()),
         encoded_(call, wire, out.dtype(), part(0).count) {}
 
-  /// A message that fits beside the arguments.
+  /// Runs with a message that fits in the envelope.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
     const Elements own = part(call_.rank());
@@ -59,7 +59,7 @@ class EncodedAllGather {
   }
   std::byte* at(const Elements& chunk) const { return out_ + size_t(chunk.begin) * element_; }
 
-  /// The message, nullptr past the end.
+  /// Returns the message, null past the end.
   const std::byte* send_own(int64_t t) {
     const Elements own = part(call_.rank()), chunk = encoded_.chunk(own, t);
     if (!chunk.count) return nullptr;

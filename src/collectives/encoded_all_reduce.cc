@@ -1,8 +1,9 @@
-// All-reduce over a wire format (Flash Communication, arXiv 2412.04964). One shot, which two ranks
-// and small messages take: every rank's encoded contribution goes to all, and all add the same
-// messages. Two shots: contributions go to the owner of their shard, who adds them in f32, his own
-// as it is, and sends the encoded sum to all; he keeps what that decodes as. While chunk t is
-// encoded and leaves, chunk t - 1 is summed and chunk t - 2's results are decoded.
+// All-reduce over a wire format (Flash Communication, arXiv 2412.04964). One shot, for two ranks
+// and small messages: every rank sends its encoded contribution to all, and all add the same
+// messages. Two shots: contributions are sent to the owner of their shard, which adds them in f32
+// (its own uncompressed) and sends the encoded sum to all; it keeps the decoded form of that
+// message. While chunk t is encoded and sent, chunk t - 1 is summed and chunk t - 2's results are
+// decoded.
 #include "collectives/call.h"
 #include "collectives/encoded.h"
 #include "collectives/gpu.h"
@@ -28,7 +29,7 @@ class EncodedAllReduce {
         encoded_(call, wire, data.dtype(), is_one_shot_ ? elements_ : shard(0).count),
         parts_(size_t(call.size())) {}
 
-  /// A message that fits beside the arguments.
+  /// Runs with a message that fits in the envelope.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
     PendingResidual residual(residual_, elements_);
@@ -44,7 +45,7 @@ class EncodedAllReduce {
 
   void run() {
     call_.enter_all({});
-    if (residual_) call_.check();  // encoding writes to it
+    if (residual_) call_.check();  // encoding writes to the residual
     for (int64_t t = 0; t < encoded_.steps() + 2; ++t) {
       is_one_shot_ ? send_to_all(t) : send_to_owners(t);
       if (t == 0 && !residual_) call_.check();

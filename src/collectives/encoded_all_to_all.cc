@@ -1,4 +1,4 @@
-// Every pair's rows are messages of their own, cut by their own size; rows that stay are copied.
+// The rows of each pair are separate messages, cut by their own size; local rows are copied.
 #include <algorithm>
 #include <cstring>
 
@@ -112,7 +112,7 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   require_plain("all_to_all", "send", send);
   require_plain("all_to_all", "recv", recv);
   Args args(Op::all_to_all, send);
-  args.shape[0] = 0;  // the counts say how many rows
+  args.shape[0] = 0;  // the counts carry the number of rows
   args.wire = wire;
   Call call(comm, args, {.written = {"recv", &recv}, .read = {"send", &send}});
   std::vector<int64_t> both(send_counts.begin(), send_counts.end());

@@ -24,7 +24,7 @@ class EncodedReduceScatter {
         encoded_(call, wire, data.dtype(), part(0).count),
         parts_(size_t(call.size())) {}
 
-  /// Messages that fit beside the arguments.
+  /// Runs with messages that fit in the envelopes.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
     PendingResidual residual(residual_, rows_ * row_);
@@ -45,7 +45,7 @@ class EncodedReduceScatter {
 
   void run() {
     call_.enter_all({});
-    if (residual_) call_.check();  // encoding writes to it
+    if (residual_) call_.check();  // encoding writes to the residual
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
       for (int step = 1; step < call_.size(); ++step) {
         const int peer = call_.peer(step);

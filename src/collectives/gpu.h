@@ -1,6 +1,6 @@
-// The plain collectives of GPU ranks, on device tensors: enqueued on the communicator's stream.
-// tandem/collectives.h says which are sums of ours (rank order, f32 accumulation); all_gather is
-// ours on one node; everything else is NCCL's.
+// Collectives of GPU ranks, on device tensors, enqueued on the communicator's stream.
+// tandem/collectives.h lists the sums computed by our kernels (rank order, f32 accumulation);
+// all_gather uses our kernel on one node; everything else is NCCL.
 #pragma once
 
 #include <span>
@@ -14,9 +14,8 @@ inline bool is_gpu(const Communicator& comm) {
 }
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op);
-/// Over a wire format with groups; on several nodes Unsupported. The first call of a wire and
-/// dtype, and one of more elements than those before, allocates. Calls that are captured stay
-/// valid.
+/// Over a wire format with groups; Unsupported on several nodes. Allocates in the first call of a
+/// wire and dtype, and in calls with more elements than before. Captured calls stay valid.
 void all_reduce(Communicator& comm, const Tensor& data, const Wire& wire, const Tensor* residual);
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
                     const Tensor* residual);

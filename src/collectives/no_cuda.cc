@@ -1,4 +1,5 @@
-// Stands in for the GPU collectives in a build without CUDA: no communicator gets here.
+// Stubs of the GPU collectives for a build without CUDA: never reached, since no GPU communicator
+// exists.
 #include "collectives/gpu.h"
 
 namespace tandem::gpu {

@@ -1,4 +1,4 @@
-// The owner's sum of all ranks' partial products.
+// Sum of all ranks' partial sums by the owner.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace tandem {
 /// out[i, j] = parts[0][i, j] + parts[1][i, j] + ... (in this order, in f32) + bias[j] +
 /// residual[i, j], rounded once to out's dtype. Each part is dense [rows, columns] of `dtype`; out
 /// and residual have dense rows and one dtype, and may be the same. A dense `out` of `dtype` may be
-/// a part.
+/// one of the parts.
 void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
                      const Tensor& out, const Tensor* residual = nullptr);
 

@@ -9,7 +9,7 @@
 namespace tandem::collectives {
 namespace {
 
-// Small enough that the accumulator stays in the first-level cache.
+// Small enough that the accumulator stays in the L1 cache.
 constexpr int64_t kBlock = 1024;
 
 template <typename T>

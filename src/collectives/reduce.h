@@ -1,4 +1,4 @@
-// The arithmetic of a reduction: element-wise over one array per rank, in rank order.
+// Element-wise reduction over one array per rank, in rank order.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace tandem::collectives {
 void require_reducible(const char* op, DType dtype);
 
 /// out[i] = sources[0][i] op sources[1][i] op ..., accumulated in f32 (i32: wrapping i32) and
-/// rounded once. NaN wins a max. `out` may be one of the sources.
+/// rounded once. A max with a NaN is NaN. `out` may be one of the sources.
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* out,
             int64_t count);
 

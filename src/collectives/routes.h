@@ -1,11 +1,11 @@
-// The collectives over a wire format, by the route that their caller or the tuner says.
+// Collectives over a wire format, by a route given by the caller or the tuner.
 #pragma once
 
 #include "collectives/call.h"
 
 namespace tandem::collectives {
 
-/// What throws before anything is sent. Of an encoded call, whatever route it then takes.
+/// Checks of an encoded call that throw before anything is sent, whatever route it then takes.
 void check_all_reduce(const Communicator& comm, const Tensor& data, const Wire& wire,
                       const Tensor* residual);
 void check_all_gather(const Communicator& comm, const Tensor& shard, const Tensor& out,
@@ -13,7 +13,8 @@ void check_all_gather(const Communicator& comm, const Tensor& shard, const Tenso
 void check_reduce_scatter(const Communicator& comm, const Tensor& data, const Tensor& shard,
                           const Wire& wire, const Tensor* residual);
 
-/// On two ranks or more, after the check. `plain` leaves a residual alone: nothing is lost.
+/// Run after the check, on two ranks or more. Route `plain` does not change a residual: nothing is
+/// lost.
 void run_all_reduce(Communicator& comm, const Tensor& data, const Wire& wire,
                     const Tensor* residual, Route route);
 void run_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire,
@@ -21,7 +22,8 @@ void run_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, 
 void run_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
                         const Wire& wire, const Tensor* residual, Route route);
 
-/// Without a wire format. What was asked for is in the arguments, where the tuner chose this.
+/// Original request of an uncompressed call, carried in its arguments if the tuner chose this
+/// route.
 struct Asked {
   Wire wire;
   Route route = Route::given;

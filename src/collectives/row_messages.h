@@ -1,6 +1,6 @@
-// Rows of a matrix as they cross in a wire format. A format with groups makes every row a message,
-// so what is decoded does not depend on how many rows travel at once. One that is exact (lossless)
-// takes all rows of a transfer as one message, whose length depends on the values.
+// Rows of a matrix in a wire format. A format with groups makes every row a message, so decoded
+// values do not depend on how many rows are sent together. An exact (lossless) one encodes all rows
+// of a transfer as one message, whose length depends on the values.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +16,16 @@ using schedule::kMaxChunks;
 
 class RowMessages {
  public:
-  /// Of rows of `columns` elements. Without a wire (`none`) rows have no messages.
+  /// Messages for rows of `columns` elements. With no wire format (`none`) rows have none.
   RowMessages(const Wire& wire, DType dtype, int64_t columns);
 
-  /// Room for the messages of `rows` rows: a multiple of 16.
+  /// Max bytes of the messages of `rows` rows: a multiple of 16.
   size_t bytes(int64_t rows) const;
-  /// Room for those of at most `rows` rows in up to `transfers` transfers, however they are split.
+  /// Max bytes for at most `rows` rows in up to `transfers` transfers, however they are split.
   size_t most_bytes(int64_t rows, int transfers) const;
-  /// Returns the bytes used. `values` are dense; for `is_exact` formats they are contiguous.
+  /// Returns the bytes used. `values` has dense rows; for `is_exact` formats it is contiguous.
   size_t encode(const Tensor& values, std::byte* messages) const;
-  /// `messages` has bytes(rows).
+  /// `messages` holds bytes(rows).
   void decode(const std::byte* messages, int64_t rows, std::byte* values) const;
 
  private:
@@ -35,7 +35,7 @@ class RowMessages {
   size_t line_, row_;  // bytes of a row, and of its message
 };
 
-/// The sum of bytes(rows_of(i)) for i < end: where the i-th of a row of transfers begins.
+/// Sum of bytes(rows_of(i)) for i < end: offset of transfer `end` in a sequence of transfers.
 template <typename RowsOf>
 size_t bytes_before(const RowMessages& messages, int end, const RowsOf& rows_of) {
   size_t bytes = 0;
@@ -43,8 +43,8 @@ size_t bytes_before(const RowMessages& messages, int end, const RowsOf& rows_of)
   return bytes;
 }
 
-/// The most bytes that an owner's rows take in up to kMaxChunks transfers, whose rows are
-/// rows_of(transfers, owner, i).
+/// Max bytes of an owner's rows in up to kMaxChunks transfers, with rows_of(transfers, owner, i)
+/// rows each.
 template <typename RowsOf>
 size_t most_bytes(const RowMessages& messages, int owners, const RowsOf& rows_of) {
   size_t most = 0;

@@ -1,4 +1,4 @@
-// Tensors as rows of dimension 0.
+// Tensors viewed as rows of dimension 0.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,18 @@ namespace tandem::collectives {
 /// Bytes of one row: everything but dimension 0.
 size_t row_bytes(const Tensor& tensor);
 
-/// Throws InvalidArgument unless `a` and `b` differ in nothing but the size of dimension 0.
+/// Throws InvalidArgument unless `a` and `b` only differ in the size of dimension 0.
 void require_same_rows(const char* op, const Tensor& a, const Tensor& b);
 
-/// Throws InvalidArgument unless `shard` is this rank's share of the rows of `whole`.
+/// Throws InvalidArgument unless `shard` has the shape of this rank's rows of `whole`.
 void require_shard(const char* op, const Communicator& comm, const Tensor& shard,
                    const Tensor& whole);
 
-/// Throws InvalidArgument when `shard` shares memory with `whole` other than as this rank's rows of
-/// it.
+/// Throws InvalidArgument if `shard` shares memory with `whole` other than as this rank's rows.
 void require_place(const char* op, const Communicator& comm, const Tensor& shard,
                    const Operand& whole);
 
-/// Of an all-to-all: each(rank, the rows of `send` that go there, those of `recv` that come from
-/// it).
+/// Calls each(rank, rows of `send` for that rank, rows of `recv` from it), for an all-to-all.
 template <typename Each>
 void for_each_pair(const Tensor& send, std::span<const int64_t> send_counts, const Tensor& recv,
                    std::span<const int64_t> recv_counts, const Each& each) {

@@ -1,4 +1,4 @@
-// A message is one or more chunks of the pair stream; its first slot is headed by what it holds.
+// A message is one or more chunks of the pair stream; its first slot starts with a header.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,20 +17,20 @@ namespace {
 struct MessageHeader {
   DType dtype;
   int64_t elements;
-  ByteRange range = {};  ///< of the sender's memory; empty in another process
+  ByteRange range = {};  ///< sender's memory; empty in another process
   size_t bytes() const { return size_t(elements) * size_of(dtype); }
   bool operator==(const MessageHeader& other) const {
     return dtype == other.dtype && elements == other.elements;
   }
-  /// A message to where it comes from arrives as it is.
+  /// A message received into its own source memory arrives unchanged.
   bool would_change(const ByteRange& to) const { return range.overlaps(to) && range != to; }
   std::string describe() const {
     return fmt::format("{} elements of {}", elements, tandem::name_of(dtype));
   }
 };
 
-// A message's parts follow each other: without the rest of them, the next message's would be taken
-// for it.
+// Guard for a message's chunks: if the remaining ones were missing, the next message's would be
+// taken for them.
 struct Parts {
   Progress& progress;
   bool missing = false;
@@ -67,7 +67,7 @@ void send(Communicator& comm, const Tensor& data, int peer) {
       comm.wait(*space.buffer, layout.freed(Stream::pair, peer), sent + 1 - uint64_t(layout.slots),
                 {"send", peer});
     }
-    if (at == 0) {  // raises nothing: the chunk behind it does
+    if (at == 0) {  // raises no signal: the following chunk does
       comm.put(peer, *space.buffer, layout.pair_header_at(comm.rank(), sent), &header,
                sizeof header, signal, sent);
     }

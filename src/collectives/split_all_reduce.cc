@@ -26,7 +26,7 @@ std::vector<RowMessages> messages_of(const std::vector<Wire>& wires, DType dtype
   return all;
 }
 
-/// Of a transfer, from one rank to another.
+/// Rows of a transfer from one rank to another.
 int64_t transfer_rows(int64_t most_rows, int world) {
   return world == 2 ? most_rows : shard_of(most_rows, world, 0).count;
 }
@@ -85,7 +85,7 @@ const std::byte* RowSums::unpacked(const std::byte* message, int64_t rows, int s
 void RowSums::send(const Wire& wire) {
   wire_ = size_t(std::ranges::find(wires_, wire) - wires_.begin());
   if (world_ == 1) return;
-  // What this rank keeps encoded of its own stands where its message to itself would.
+  // This rank's own encoded rows are stored in the slot of a message to itself.
   std::byte* const encoded = workspace_.scratch() + encoded_at_;
   size_t bytes = 0;
   if (is_one_shot()) {
@@ -135,7 +135,7 @@ void RowSums::sum_own() {
   const size_t at = size_t(world_ + rank_) * area_;
   size_t bytes = 0;
   const std::byte* message = packed(sums, workspace_.shared() + at, bytes);
-  if (!is_encoded()) {  // they stay while they travel
+  if (!is_encoded()) {  // keeps the source unchanged during the transfer
     copy_rows(sums, workspace_.shared() + at);
     message = workspace_.shared() + at;
   }

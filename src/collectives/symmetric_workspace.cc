@@ -23,7 +23,7 @@ OverlapWorkspace::~OverlapWorkspace() {
   try {
     comm_.flush();
   } catch (const Error&) {
-    // The world has ended; the transport lets go of sources before it says so.
+    // The world has failed; the transport releases its sources before it reports that.
   }
 }
 
