@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob 
   }
 }
 
-// Part p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
-// part.
+// Shard p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
+// shard.
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob job) {
   const EnteredCall call = enter_call(job);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob 
   const auto bytes_of = [&](int owner) { return int64_t(min(part, packs - owner * part)) * 16; };
   const int mine = min(part, packs - rank * part);
   Pack<T> own;
-  if (begin < mine) own = in[rank * part + begin];  // not behind the wait for the peers
+  if (begin < mine) own = in[rank * part + begin];  // loaded before the wait for the peers
   if (!exchange_flags(job, 0, call, bytes_of)) return;
   for (int i = begin; i < mine; i += step) {
     const Pack<T> sum = sum_slots<kRanks, T>(job, own, first, i);

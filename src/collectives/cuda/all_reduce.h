@@ -1,13 +1,13 @@
-// All-reduce of small and middling tensors by kernels that store straight into the peers' memory.
+// All-reduce of small and medium tensors by kernels that store directly into the peers' memory.
 //
-// one_shot: every rank sends its whole tensor to every other and sums alone: one exchange.
-// two_shot: every rank sums the part it owns and sends the result: two exchanges, a fraction of the
-// bytes. pipelined: the same in chunks, the first of which are back while later ones leave
-// (part_exchange.h). nccl: the library's own.
+// one_shot: every rank sends its whole tensor to every other and sums all of it: one exchange.
+// two_shot: every rank sums the shard it owns and sends the result: two exchanges, a fraction of
+// the bytes. pipelined: the same in chunks, the first of which are returned while later ones are
+// sent (part_exchange.h). nccl: the NCCL call.
 //
-// Block b of every rank handles slice b, so blocks agree among themselves without a grid-wide
-// barrier. Staging memory alternates with the epoch's parity: a rank sends in call e + 2 only after
-// it saw every peer in call e + 1, whose call e had then ended.
+// Block b of every rank handles slice b, so blocks synchronize without a grid-wide barrier. Staging
+// memory alternates with the epoch's parity: a rank sends in call e + 2 only after it has seen
+// every peer in call e + 1, by which time the peer's call e had ended.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,21 +27,21 @@ std::string_view name_of(AllReduceWay way);
 class AllReduce {
  public:
   enum class Sizes { up_to_it, this_one };
-  /// Collective. Tensors of up to `max_elements`, f32, bf16 or f16, or of no other size; `row`: the
-  /// elements of a row where an AddNorm will follow; `op` is what a Timeout names.
+  /// Collective. Supports f32, bf16 or f16 tensors of up to `max_elements`, or of exactly that
+  /// size; `row`: elements of a row if an AddNorm will follow; `op`: name in a Timeout.
   AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, int64_t row = 0,
             OpId op = OpId::all_reduce, Sizes sizes = Sizes::up_to_it);
-  /// out = sum over ranks of in, rank order, f32 accumulation (but for nccl: its order). in may be
-  /// out. Enqueued on the communicator's stream. Throws InvalidArgument when elements are too many
-  /// or, but for pipelined and nccl, not a multiple of 16 bytes.
+  /// out = sum over ranks of in, in rank order with f32 accumulation (nccl: in its own order). in
+  /// may be out. Enqueued on the communicator's stream. Throws InvalidArgument if there are too
+  /// many elements or, except for pipelined and nccl, not a multiple of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceWay way);
-  /// The same of matrices, and what AddNorm makes of the sum: in the same kernel, or for nccl in
-  /// one behind it. in may be out; rows are multiples of 16 bytes.
+  /// The same for matrices, followed by AddNorm of the sum: in the same kernel, or for nccl in a
+  /// second one. in may be out; rows are multiples of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceWay way, const AddNorm& add_norm);
-  /// Whether `way` takes tensors of this many elements (with an AddNorm: in rows of `row`).
+  /// True if `way` supports tensors of this many elements (with an AddNorm: in rows of `row`).
   bool fits(int64_t elements, AllReduceWay way, int64_t row = 0) const;
-  /// Of one_shot and two_shot what is fastest for this many bytes on NVLink; nccl where neither has
-  /// staging memory for them.
+  /// Fastest of one_shot and two_shot for this many bytes on NVLink; nccl if neither has enough
+  /// staging memory.
   AllReduceWay choose(int64_t elements) const;
 
  private:
@@ -51,7 +51,7 @@ class AllReduce {
 
   GpuCommunicator& comm_;
   int64_t capacity_;    // bytes of one tensor
-  int64_t slot_bytes_;  // of one rank's share of it
+  int64_t slot_bytes_;  // bytes of one rank's share of it
   DType dtype_;
   OpId op_;
   std::shared_ptr<GpuBuffer> staging_;

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kNormThreads)
     }
   }
   signal_peers(job, 1, call, [&](int) { return bytes_of(rank); });
-  // The own rows while the others' are on their way; a thread reads what it wrote itself.
+  // Normalizes local rows while remote ones arrive; a thread reads its own writes.
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     norm_row<T>(rows, rank * part + row, [&](int64_t i) { return hidden[begin + i]; });

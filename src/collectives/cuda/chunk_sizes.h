@@ -1,4 +1,4 @@
-// How large the chunks are in which pairs of GPU ranks exchange encoded messages.
+// Chunk sizes of encoded messages exchanged between pairs of GPU ranks.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 namespace tandem::gpu {
 
 constexpr int64_t kChunkElements = 16384;
-/// Of `lossless`, each of whose chunks is coded by itself: of values as they are.
+/// Uncompressed bytes of a `lossless` chunk; each chunk is coded independently.
 constexpr int64_t kLosslessChunkBytes = 32 << 10;
-/// Room for any chunk: a lossless one as it is, with its header. The largest other one has 12 bits
-/// an element: codes of 8, groups of 16, scales and centers in f32.
+/// Bytes for any chunk: a lossless one stored uncompressed, with its header. The largest other one
+/// has 12 bits per element: codes of 8, groups of 16, scales and centers in f32.
 constexpr int64_t kPairSlotBytes = kLosslessChunkBytes + 256;
 static_assert(kPairSlotBytes >= kChunkElements * 12 / 8);
 

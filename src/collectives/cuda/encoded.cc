@@ -1,4 +1,4 @@
-// The collectives over wire formats on GPU ranks: their checks, and staging that is made at the
+// Collectives over wire formats on GPU ranks: their checks, and staging that is allocated at the
 // first call of each format.
 #include <fmt/format.h>
 
@@ -17,7 +17,8 @@
 namespace tandem::gpu {
 namespace {
 
-// By size. A smaller one stays when a larger one is made: captured calls go on using its memory.
+// Instances by size. A smaller one is kept when a larger one is created: captured calls still use
+// its memory.
 struct EncodedBySize {
   std::map<std::pair<std::string, DType>, std::vector<std::unique_ptr<EncodedCollectives>>> of;
 };
@@ -28,7 +29,7 @@ EncodedCollectives& encoded(GpuCommunicator& comm, const Wire& wire, DType dtype
   for (const auto& one : all) {
     if (one->largest() >= largest) return *one;
   }
-  // At least twice the last, so that all together are not more than twice the largest.
+  // At least twice the previous, so that the total is at most twice the largest.
   const int64_t most =
       std::max({largest, int64_t(1) << 16, all.empty() ? 0 : 2 * all.back()->largest()});
   all.push_back(std::make_unique<EncodedCollectives>(comm, wire, dtype, most));
@@ -48,7 +49,7 @@ EncodedPair pair_of(const Tensor& to, const Tensor& from) {
   return {to.as<const std::byte>(), to.elements(), from.as<std::byte>(), from.elements()};
 }
 
-/// A message of its own for each peer: how many bytes it has depends on the values.
+/// Sends a separate message to each peer, since its length depends on the values.
 void gather_in_pairs(GpuCommunicator& comm, const Tensor& shard, const Tensor& out,
                      const Wire& wire) {
   EncodedPairExchange& exchange = pair_exchange(comm);

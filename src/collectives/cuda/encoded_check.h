@@ -1,4 +1,4 @@
-// What is checked of a collective over a wire format before anything is sent.
+// Checks of a collective over a wire format before anything is sent.
 #pragma once
 
 #include <initializer_list>
@@ -9,12 +9,12 @@
 
 namespace tandem::gpu {
 
-/// Whether the collective has `lossless`, too.
+/// Support of a collective for `lossless`.
 enum class Lossless { refused, sent };
 
-/// Throws InvalidArgument or Unsupported unless it has `wire` for the data's dtype, `tensors` are
-/// contiguous on this rank's GPU, `residual`, where there is one, is error feedback of `data`, and
-/// all ranks reach each other's memory; and what an earlier failure says.
+/// Throws InvalidArgument or Unsupported unless the collective supports `wire` for the data's
+/// dtype, `tensors` are contiguous on this rank's GPU, `residual`, if given, is error feedback of
+/// `data`, and all ranks reach each other's memory; also rethrows an earlier failure.
 void check_encoded(const GpuCommunicator& comm, const char* op, const Wire& wire,
                    std::initializer_list<Operand> tensors, const Tensor& data,
                    const Tensor* residual, Lossless lossless = Lossless::refused);

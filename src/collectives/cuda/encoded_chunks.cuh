@@ -1,5 +1,5 @@
-// A chunk of a message between two ranks, encoded and decoded by a thread block: a message of its
-// own, of whole blocks, so what is decoded does not depend on how large chunks are.
+// A chunk of a message between two ranks, encoded and decoded by a thread block: an independent
+// message of whole blocks, so decoded values do not depend on the chunk size.
 #pragma once
 
 #include "codec/cuda/block.cuh"
@@ -7,8 +7,7 @@
 
 namespace tandem::gpu {
 
-/// Calls `with(block, lane, on)` for this thread's blocks of a chunk's; all threads of a warp
-/// together.
+/// Calls `with(block, lane, on)` for this thread's blocks of a chunk, convergently in each warp.
 template <typename With>
 __device__ void for_chunk_blocks(int64_t elements, const With& with) {
   const int64_t count = (elements + kWireBlock - 1) / kWireBlock;
@@ -20,7 +19,7 @@ __device__ void for_chunk_blocks(int64_t elements, const With& with) {
   }
 }
 
-/// `elements` values, into a message of `chunk`, which is that of a whole chunk.
+/// Encodes `elements` values into a message laid out as `chunk`, the layout of a whole chunk.
 template <typename Block>
 __device__ void encode_chunk(const WireJob& chunk, DType dtype, const void* values,
                              int64_t elements, std::byte* message) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSmallMessage = 4096;  // of collectives/call.h: the CPU sends these to all
 
-// In tiles (encoded_pipeline.cuh): that all make no difference was predicted, and measured.
+// In tiles (encoded_pipeline.cuh). Larger lags made no difference, as predicted and measured.
 constexpr int kSumLag = 1, kTakeLag = 1;
 
 template <EncodedOp op>
@@ -42,7 +42,7 @@ EncodedKernel kernel_for(const Wire& wire, EncodedOp op) {
 int resident_pipelines() {
   return this_share()->blocks(kMaxPipelineBlocks, kPipelinesPerSm);
 }
-/// More than one tile for each thread block: else nothing overlaps.
+/// True if there is more than one tile per thread block: otherwise nothing overlaps.
 bool has_many_tiles(const EncodedJob& job) {
   constexpr int64_t kTile = 32 * kPipelineWorkers / kQuad;  // blocks of elements
   return job.wires[0].parts.blocks > resident_pipelines() * kTile;
@@ -99,7 +99,7 @@ void EncodedCollectives::set_shards(EncodedJob& job, int64_t rows, int64_t row) 
 }
 
 void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t most_blocks) {
-  // Thread blocks wait for the peers' of the same number, so that all are resident.
+  // Thread blocks wait for the peers' blocks of the same index, so all must be resident.
   const bool pipelined = op == EncodedOp::pipelined_sum;
   const int threads = pipelined ? kPipelineThreads : kEncodedThreads;
   const int working = pipelined ? 32 * kPipelineWorkers : kEncodedThreads;

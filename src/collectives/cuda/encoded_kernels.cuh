@@ -1,11 +1,11 @@
-// The kernels of encoded_collectives.h, which encoded_instance.cu.in instantiates.
+// Kernels of encoded_collectives.h, instantiated by encoded_instance.cu.in.
 #pragma once
 
 #include "collectives/cuda/encoded_pipeline.cuh"
 
 namespace tandem::gpu {
 
-/// Staging alternates from call to call.
+/// First staging slot; staging alternates from call to call.
 __device__ inline int first_slot(const EncodedJob& job, const EnteredCall& call) {
   return int(call.epoch % 2) * 2 * job.exchange.table.size;
 }
@@ -13,7 +13,7 @@ __device__ inline auto receiver_of(const EncodedJob& job, const EnteredCall& cal
   return [&](int peer) { return call.receiver(job.exchange, peer); };
 }
 
-/// Of the messages of all shards, and of the own one's.
+/// Bytes of the message of any owner's shard, and of this rank's.
 __device__ inline auto bytes_of(const EncodedJob& job) {
   return [&](int owner) { return job.wires[owner].parts.bytes; };
 }

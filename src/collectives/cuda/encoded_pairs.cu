@@ -14,7 +14,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kMostChannels = 128, kPairsPerSm = 2;
-// Of a GPU's thread blocks: the rest copy what the rank sends itself.
+// Fraction of a GPU's thread blocks that exchange; the rest copy this rank's rows to itself.
 constexpr double kExchanging = 5. / 6;
 
 struct PairsJob {
@@ -24,7 +24,7 @@ struct PairsJob {
   EncodedPairs pairs;
 
   __device__ int64_t size_of_element() const { return dtype == DType::f32 ? 4 : 2; }
-  /// Chunk c of this channel begins there.
+  /// First element of chunk c of this channel.
   __device__ int64_t begin(int channel, int64_t c) const {
     return (c * fifos.channels + channel) * kChunkElements;
   }
@@ -33,7 +33,7 @@ struct PairsJob {
   }
 };
 
-// A thread block for each peer, direction and channel.
+// One thread block per peer, direction and channel.
 template <typename Block>
 __global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
     pairs_kernel(const __grid_constant__ PairsJob job) {
@@ -84,7 +84,7 @@ EncodedPairExchange::EncodedPairExchange(GpuCommunicator& comm)
 }
 
 int EncodedPairExchange::copying(int64_t bytes) const {
-  constexpr int64_t kAtOnce = 16 * kOwnAtOnce * kPairThreads;  // bytes of a thread block
+  constexpr int64_t kAtOnce = 16 * kOwnAtOnce * kPairThreads;  // bytes per thread block
   const int room = std::max(1, comm_.share().sms() * kPairsPerSm - exchanging());
   return int(std::min<int64_t>((bytes + kAtOnce - 1) / kAtOnce, room));
 }

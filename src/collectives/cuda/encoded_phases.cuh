@@ -1,6 +1,6 @@
-// What an encoded collective's kernel does between the exchanges, each on its own thread block's
-// part (encoded_collectives.h). Slots [first, first + size) of a rank's staging hold messages of
-// every rank. `receivers` says in whose memory a slot for a peer is filled.
+// Phases of an encoded collective's kernel between the exchanges, each on a thread block's own
+// slice (encoded_collectives.h). Slots [first, first + size) of a rank's staging hold a message of
+// every rank. `receiver(peer)` is the rank whose memory holds the slot to fill for a peer.
 #pragma once
 
 #include "codec/cuda/sum.cuh"
@@ -18,9 +18,9 @@ __device__ inline std::byte* slot_of(const EncodedJob& job, int at, int index) {
   return job.exchange.table.memory[at] + size_t(index) * job.exchange.slot_bytes;
 }
 
-/// What error feedback adds to a block before it is encoded, and what it keeps of the loss.
+/// Error feedback of a block: added before it is encoded, and updated with the loss.
 struct Feedback {
-  float* residual;  // of the shard, or nullptr
+  float* residual;  // of the shard, or null
   int64_t elements;
 
   __device__ void add(int64_t block, int lane, bool on, float (&x)[kOwn]) const {
@@ -43,7 +43,7 @@ struct Feedback {
   }
 };
 
-/// Leaves what the receivers decode in `x` where `decodes`.
+/// Encodes with error feedback; writes the decoded values to `x` if `decodes`.
 template <typename Block>
 __device__ void encode_with(const Feedback& feedback, const WireJob& wire, int64_t block, int lane,
                             bool on, bool decodes, float (&x)[kOwn], Block& encoded) {
@@ -63,7 +63,7 @@ __device__ void encode_with(const Feedback& feedback, const WireJob& wire, int64
   for (int e = 0; e < kOwn; ++e) x[e] = sent[e];
 }
 
-/// Peer `step` after this one, from 1 on.
+/// Peer at distance `step` after this rank, from 1 up.
 __device__ inline int peer_after(const EncodedJob& job, int step) {
   const int peer = job.exchange.table.rank + step;
   return peer < job.exchange.table.size ? peer : peer - job.exchange.table.size;
@@ -72,14 +72,14 @@ __device__ inline Feedback feedback_of(const EncodedJob& job, int owner) {
   return {job.residual ? job.residual + job.begins[owner] : nullptr,
           job.wires[owner].parts.elements};
 }
-/// A shard of the whole tensor `values`.
+/// Owner's shard of the whole tensor `values`.
 template <typename Bytes>
 __device__ auto shard_of_job(const EncodedJob& job, Bytes* values, int owner) {
   return elements_from(values, job.dtype, job.begins[owner]);
 }
 
-/// `values`, encoded, to this rank's slot at every peer; what it decodes as to `kept`, unless that
-/// is null.
+/// Encodes `values` into this rank's slot at every peer; decodes the message into `kept`, unless
+/// null.
 template <typename Block, typename Receiver>
 __device__ void push_to_all(const EncodedJob& job, const WireJob& wire, const Feedback& feedback,
                             const void* values, void* kept, int first, const Receiver& receiver) {
@@ -98,7 +98,7 @@ __device__ void push_to_all(const EncodedJob& job, const WireJob& wire, const Fe
   });
 }
 
-/// A block of `owner`'s shard of this rank's tensor, encoded, to his slot `slot` at `receiver`.
+/// Encodes a block of `owner`'s shard of this rank's tensor into the slot `slot` at `receiver`.
 template <typename Block>
 __device__ void push_shard_block(const EncodedJob& job, int owner, int receiver, int slot,
                                  int64_t block, int lane, bool on) {
@@ -111,7 +111,7 @@ __device__ void push_shard_block(const EncodedJob& job, int owner, int receiver,
   encoded.store(wire, slot_of(job, receiver, slot), block, lane, on);
 }
 
-/// Every other rank's shard of this rank's tensor, encoded, to its owner.
+/// Encodes every other rank's shard of this rank's tensor and sends it to its owner.
 template <typename Block, typename Receiver>
 __device__ void push_shards(const EncodedJob& job, int first, const Receiver& receiver) {
   for (int step = 1; step < job.exchange.table.size; ++step) {
@@ -123,7 +123,7 @@ __device__ void push_shards(const EncodedJob& job, int first, const Receiver& re
   }
 }
 
-/// What came for this rank's shard, its own values as they are.
+/// Messages received for this rank's shard, with its local values uncompressed.
 __device__ inline MessageSum sum_of_shard(const EncodedJob& job, int first) {
   const int rank = job.exchange.table.rank;
   return {slot_of(job, rank, first),
@@ -134,7 +134,7 @@ __device__ inline MessageSum sum_of_shard(const EncodedJob& job, int first) {
           job.dtype};
 }
 
-/// The sum of `all`, which are messages of `wire`, to `out`.
+/// Writes the sum of `all`, messages of `wire`, to `out`.
 template <typename Block>
 __device__ void add_messages(const MessageSum& all, const WireJob& wire, void* out) {
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
@@ -144,7 +144,7 @@ __device__ void add_messages(const MessageSum& all, const WireJob& wire, void* o
   });
 }
 
-/// A block of the sum of this rank's shard, encoded, to all; what it decodes as stays.
+/// Encodes a block of the sum of this rank's shard and sends it to all; stores the decoded values.
 template <typename Block>
 __device__ void push_sum_block(const EncodedJob& job, const MessageSum& all, int second,
                                int64_t block, int lane, bool on) {
@@ -170,7 +170,7 @@ __device__ void push_sum(const EncodedJob& job, int first, int second) {
              });
 }
 
-/// A block of `owner`'s shard, from slot `slot`, decoded.
+/// Decodes a block of `owner`'s shard from slot `slot`.
 template <typename Block>
 __device__ void take_block(const EncodedJob& job, int owner, int slot, int64_t block, int lane,
                            bool on) {
@@ -183,7 +183,7 @@ __device__ void take_block(const EncodedJob& job, int owner, int slot, int64_t b
                  lane, on, x);
 }
 
-/// The other ranks' shards, decoded.
+/// Decodes the other ranks' shards.
 template <typename Block>
 __device__ void take_shards(const EncodedJob& job, int first) {
   for (int step = 1; step < job.exchange.table.size; ++step) {

@@ -1,12 +1,12 @@
-// How the tiles of encoded_tiles.cuh are in flight together. In step s the worker warps of a thread
-// block encode tile s of the other ranks' shards and push it, sum tile s - kSumLag of their own
-// shard as soon as it has arrived from all, and decode tile s - kSumLag - kTakeLag of all others.
-// No warp waits for another of its block: each goes on when its tile is there. The last warp tells
-// the peers what all workers have stored, so that nobody else waits for stores to arrive or for an
-// emulated link.
+// Overlap of the tiles of encoded_tiles.cuh. In step s the worker warps of a thread block encode
+// tile s of the other ranks' shards and push it, sum tile s - kSumLag of the local shard as soon as
+// it has arrived from all, and decode tile s - kSumLag - kTakeLag of all others. No warp waits for
+// another of its block: each continues when its tile has arrived. The last warp signals to the
+// peers what all workers have stored, so that no other warp waits for the completion of stores or
+// for an emulated link.
 //
-// A signal is epoch << 16 | tiles: how many tiles of a stream (shards, sums) a thread block of one
-// rank has stored for the thread block of the same number of another.
+// A signal is epoch << 16 | tiles: the number of tiles of a stream (shards, sums) that a thread
+// block of one rank has stored for the thread block of the same index of another.
 #pragma once
 
 #include "collectives/cuda/encoded_tiles.cuh"
@@ -21,40 +21,40 @@ static_assert(kMaxGpus <= 32, "a thread of a warp for every peer");
 __device__ inline uint64_t tiles_signal(uint64_t epoch, int64_t tiles) {
   return epoch << kTileBits | uint64_t(tiles);
 }
-/// Signals: behind those of the other kernels, [stream][source][block].
+/// Signals follow those of the other kernels: [stream][source][block].
 __device__ inline uint64_t* tile_flag(const ExchangeJob& job, int at, int stream, int source) {
   return job.table.signals[at] + kExchangeSignals +
          (stream * kMaxGpus + source) * kMaxPipelineBlocks + blockIdx.x;
 }
 
-/// In shared memory: tiles that each worker is done with, and whether one has lost a peer.
+/// Shared memory: number of tiles done per worker, and whether one has timed out.
 struct WorkCounts {
   unsigned done[kTileStreams][kPipelineWorkers];
   unsigned lost;
 };
 
-/// Until tile `tile` has arrived from all peers; false where one did not come in time. All threads
-/// of a warp.
+/// Waits until tile `tile` has arrived from all peers; false on a timeout. Called by all threads of
+/// a warp.
 __device__ inline bool wait_for_tile(const EncodedJob& job, uint64_t epoch, TileStream stream,
                                      int64_t tile) {
   const ExchangeJob& exchange = job.exchange;
   const int peer = int(threadIdx.x) % 32;
   bool came = true;
   if (peer < exchange.table.size && peer != exchange.table.rank) {
-    // Who sends sums waits for shards, and names who is missing.
+    // Ranks that send sums wait for shards first, and report the missing rank.
     const Watch watch = stream == kShardTiles ? exchange.watch : patient(exchange.watch);
     came =
         wait_signal(tile_flag(exchange, exchange.table.rank, stream, peer),
                     tiles_signal(epoch, tile + 1), watch, exchange.op, peer, blockIdx.x, kTileBits);
   }
   const bool all = __all_sync(kAllLanes, came);
-  __syncwarp();  // a vote alone does not let the others read what one waited for
+  __syncwarp();  // makes what one thread acquired visible to the others, unlike a vote
   return all;
 }
 
-/// By one warp: signals the peers as the workers get on. Ends with the last tile of both streams,
-/// or when a worker has lost a peer: a rank that comes late must not take what is left of earlier
-/// calls for this one's. Bounded by the workers.
+/// Called by one warp: signals the peers as the workers progress. Ends with the last tile of both
+/// streams, or if a worker has timed out: a late rank must not take leftovers of earlier calls for
+/// this one's. Bounded by the workers.
 __device__ inline void signal_tiles(const EncodedJob& job, const EnteredCall& call,
                                     const Tiles& tiles, int64_t count, const WorkCounts& counts) {
   const ExchangeJob& exchange = job.exchange;
@@ -96,7 +96,7 @@ __device__ inline void signal_tiles(const EncodedJob& job, const EnteredCall& ca
   }
 }
 
-/// Of a call that is entered.
+/// Runs an entered call.
 template <typename Block, typename Receiver>
 __device__ void all_reduce_tiles(const EncodedJob& job, const EnteredCall& call, int first,
                                  const Receiver& receiver, const Tiles& tiles, int64_t count,

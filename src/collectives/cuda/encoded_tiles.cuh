@@ -1,6 +1,6 @@
-// The two halves of an all-reduce over a wire format by tiles, so that they overlap: what a warp
-// does in each step of encoded_pipeline.cuh. A thread block's warps share a tile of every shard;
-// tile t of thread block b is the (t blocks + b)-th of a shard.
+// Tile-wise halves of an all-reduce over a wire format, so that they overlap: the work of a warp in
+// each step of encoded_pipeline.cuh. A thread block's warps share a tile of every shard; tile t of
+// thread block b is tile t x blocks + b of a shard.
 #pragma once
 
 #include "collectives/cuda/encoded_phases.cuh"
@@ -9,24 +9,24 @@ namespace tandem::gpu {
 
 enum TileStream { kShardTiles, kSumTiles, kTileStreams };
 
-/// The tiles of this thread block.
+/// Tiles of this thread block.
 struct Tiles {
-  int own, all, warps;  // this thread block, all of them, and the warps of each
+  int own, all, warps;  // index of this thread block, number of blocks, warps per block
 
-  /// Blocks of a message that a tile has: one for every four threads.
+  /// Blocks of a message per tile: one for every four threads.
   __device__ int64_t blocks() const { return int64_t(warps) * (32 / kQuad); }
   __device__ int64_t first_block(int64_t tile) const { return (tile * all + own) * blocks(); }
-  /// Of a message; those of the longest are everybody's count.
+  /// Tiles of a message; all ranks use the count of the longest message.
   __device__ int64_t count(const WireJob& wire) const {
     const int64_t tiles = (wire.parts.blocks + blocks() - 1) / blocks();
     return (tiles + all - 1) / all;
   }
-  /// What a message has of a tile.
+  /// Bytes of a message in a tile.
   __device__ int64_t bytes(const WireJob& wire, int64_t tile) const {
     return wire.parts.bytes_of_blocks(first_block(tile), blocks());
   }
-  /// Calls `with(block, lane, on)` for the block of a tile that this thread works on; all threads
-  /// of a warp together, and none where it has no block.
+  /// Calls `with(block, lane, on)` for this thread's block of a tile, convergently in each warp, or
+  /// not at all in a warp without blocks.
   template <typename With>
   __device__ void work(const WireJob& wire, int64_t tile, const With& with) const {
     const int thread = int(threadIdx.x);
@@ -38,7 +38,7 @@ struct Tiles {
   }
 };
 
-/// Tile `tile` of every other rank's shard, encoded, to its owner.
+/// Encodes tile `tile` of every other rank's shard and sends it to its owner.
 template <typename Block, typename Receiver>
 __device__ void push_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile, int first,
                           const Receiver& receiver) {
@@ -51,7 +51,7 @@ __device__ void push_tile(const EncodedJob& job, const Tiles& tiles, int64_t til
   }
 }
 
-/// Tile `tile` of the sum of this rank's shard, encoded, to all.
+/// Encodes tile `tile` of the sum of this rank's shard and sends it to all.
 template <typename Block>
 __device__ void sum_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile, int first,
                          int second) {
@@ -61,7 +61,7 @@ __device__ void sum_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile
   });
 }
 
-/// Tile `tile` of every other rank's sum.
+/// Decodes tile `tile` of every other rank's sum.
 template <typename Block>
 __device__ void take_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile, int second) {
   for (int step = 1; step < job.exchange.table.size; ++step) {

@@ -1,6 +1,6 @@
-// What the kernels of all_reduce.h and of one_shot_parts.h are made of: slots in each other's
-// memory, flags per block, sums in rank order. A kernel enters first, by all threads, and finishes
-// reading the epoch in its first exchange.
+// Building blocks of the kernels of all_reduce.h and one_shot_parts.h: slots in each other's
+// memory, flags per block, sums in rank order. A kernel begins with enter_call in all threads, and
+// finishes reading the epoch in its first exchange.
 #pragma once
 
 #include "collectives/cuda/exchange.h"
@@ -16,9 +16,9 @@ __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, i
 
 struct EnteredCall {
   uint64_t epoch;
-  bool sends;  // no earlier call gave up on a peer
-  /// In whose memory a slot for `peer` is filled. It is this rank's own where nothing is sent: a
-  /// branch would keep the kernel's first loads waiting for the answer.
+  bool sends;  // true if no earlier call timed out on a peer
+  /// Rank whose memory holds the slot to fill for `peer`: this rank if nothing is sent, as a branch
+  /// would delay the kernel's first loads until the answer is known.
   __device__ int receiver(const ExchangeJob& job, int peer) const {
     return sends ? peer : job.table.rank;
   }
@@ -29,13 +29,13 @@ __device__ inline EnteredCall enter_call(const ExchangeJob& job) {
   return {epoch, !gave_up_before(job.calls, epoch)};
 }
 
-/// What this block has stored is there: its share of the bytes_to(peer) that the rank sends. Every
-/// kernel has exchange 0 once, first, and finishes reading the epoch under its wait: at the end of
-/// the kernel it would wait for the atomic's answer.
+/// Signals that this block has stored its share of the bytes_to(peer) that the rank sends. Every
+/// kernel runs exchange 0 once, first, and finishes reading the epoch under its wait: at the end of
+/// the kernel it would wait for the atomic's result.
 template <typename BytesTo>
 __device__ void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call,
                              const BytesTo& bytes_to) {
-  constexpr int kCounting = 64;  // a thread that signals nobody
+  constexpr int kCounting = 64;  // a thread that signals no peer
   static_assert(kMaxGpus <= kCounting && kCounting < kFewExchangeThreads);
   __syncthreads();
   if (exchange == 0 && threadIdx.x == kCounting) finish_epoch_read(job.calls, gridDim.x);
@@ -46,14 +46,14 @@ __device__ void signal_peers(const ExchangeJob& job, int exchange, const Entered
   }
 }
 
-/// What the peers' blocks of this number have stored here may be read; false where the wait for one
-/// timed out: then nobody may be signalled anything more.
+/// Waits until data stored here by the peers' blocks of the same index is readable; false if a wait
+/// timed out: no peer may be signalled after that.
 __device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange,
                                       const EnteredCall& call) {
   const int peer = int(threadIdx.x);
   bool came = call.sends;
   if (call.sends && peer < job.table.size && peer != job.table.rank) {
-    // Exchange 1 waits for ranks that wait themselves, in exchange 0.
+    // Exchange 1 waits for ranks that may still be waiting in exchange 0.
     const Watch watch = exchange == 0 ? job.watch : patient(job.watch);
     came = wait_signal(flag(job, job.table.rank, exchange, peer), call.epoch, watch, job.op, peer,
                        blockIdx.x);
@@ -69,7 +69,7 @@ __device__ bool exchange_flags(const ExchangeJob& job, int exchange, const Enter
   return wait_for_peers(job, exchange, call);
 }
 
-/// The packs of this thread are begin, begin + step, ...
+/// Packs of this thread: first_pack(), then every pack_step().
 __device__ inline int first_pack() {
   return int(blockIdx.x * blockDim.x + threadIdx.x);
 }
@@ -88,10 +88,10 @@ __device__ Pack<T> load_pack(const Pack<T>* from) {
   return reinterpret_cast<const Pack<T>&>(words);
 }
 
-/// store(peer, load(peer)) for every peer that `has`. All is loaded before anything is stored: what
-/// is loaded behind a store waits for that store's value, and every peer would cost one more trip
-/// to memory. Here and below, kRanks are the most there may be: instructions that only find that a
-/// rank is not there take time, too.
+/// Calls store(peer, load(peer)) for every peer that `has` accepts. All loads precede all stores: a
+/// load issued after a store would wait for that store's value, and every peer would cost one more
+/// round trip to memory. Here and below, kRanks is the max number of ranks: instructions that only
+/// skip missing ranks take time, too.
 template <int kRanks, typename Words, typename Has, typename Load, typename Store>
 __device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load& load,
                              const Store& store) {
@@ -108,7 +108,7 @@ __device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load&
   }
 }
 
-/// Pack i of every rank, and of `last` where it is given, added in this order in f32, rounded once.
+/// Sums pack i of every rank, and of `last` if given, in this order in f32, rounded once.
 template <int kRanks, typename T>
 __device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int first_slot, int64_t i,
                              const Pack<T>* last = nullptr) {
@@ -138,7 +138,7 @@ __device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int fi
   return result;
 }
 
-/// body.operator()<kRanks>() for the least that is enough.
+/// Calls body.operator()<kRanks>() with the smallest sufficient kRanks.
 template <typename Body>
 void with_ranks(int ranks, const Body& body) {
   if (ranks <= 2) return body.template operator()<2>();

@@ -1,4 +1,4 @@
-// One call of the kernels that exchange everything at once, as they are launched.
+// Launch parameters of kernels that exchange all data at once.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,17 @@
 namespace tandem::gpu {
 
 constexpr int kMaxExchangeBlocks = 128;
-constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // of a block
+constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // per block
 
-/// Of a block, for so many packs of all threads together: as few as kFewBlocks can do with. What
-/// the warps of an SM execute takes a small call's time; so do more blocks' signals.
+/// Threads per block for `packs` packs in total: the fewest with which kFewBlocks suffice. Small
+/// calls are bound by the instructions of an SM's warps, and by the signals of additional blocks.
 constexpr int exchange_threads(int64_t packs) {
   constexpr int kFewBlocks = 64;
   int threads = kFewExchangeThreads;
   while (threads < kExchangeThreads && packs > kFewBlocks * threads) threads *= 2;
   return threads;
 }
-/// Blocks wait for the peers' of the same number, so that all are resident.
+/// Blocks wait for the peers' blocks of the same index, so all must be resident.
 inline int exchange_blocks(int64_t packs) {
   const int64_t threads = exchange_threads(packs), blocks = (packs + threads - 1) / threads;
   return int(std::clamp<int64_t>(blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
@@ -33,7 +33,7 @@ struct ExchangeJob {
   void* out;
   int64_t packs;       // 16-byte packs of the tensor
   size_t slot_bytes;   // one rank's slot
-  CallCounter* calls;  // a reader is a block
+  CallCounter* calls;  // its readers are blocks
   OpId op = OpId::all_reduce;
   Line* line = nullptr;  // of an emulated link
 };

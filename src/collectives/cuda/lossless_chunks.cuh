@@ -1,7 +1,7 @@
-// A chunk of a lossless message between two ranks, by a thread block: a message of its own in the
-// format of codec/lossless.h, but that a shorter chunk's parts lie where a whole one's do. It is
-// made in the sender's shared memory, since passes read what earlier ones wrote; what is used of it
-// goes to the receiver.
+// Encoding of a chunk of a lossless message between two ranks by a thread block: an independent
+// message in the format of codec/lossless.h, except that a shorter chunk has the offsets of a whole
+// one. It is built in the sender's shared memory, since passes read what earlier ones wrote; only
+// the used bytes are sent to the receiver.
 #pragma once
 
 #include "codec/cuda/lossless.cuh"
@@ -13,7 +13,7 @@ constexpr int kChunkWarps = 8;
 
 constexpr int64_t kChunkTile = 8;  // blocks of a warp in the first pass
 
-/// Of a whole chunk.
+/// Layout of a whole chunk.
 inline LosslessJob whole_chunk(DType dtype) {
   return LosslessJob::of(kLosslessChunkBytes / (dtype == DType::f32 ? 4 : 2), dtype);
 }
@@ -26,14 +26,14 @@ __device__ inline LosslessJob chunk_of(const LosslessJob& whole, int64_t element
   job.room = 16 + size_t(elements) * (job.dtype == DType::f32 ? 4 : 2);
   return job;
 }
-/// Bytes that are used of a message that this thread block has made.
+/// Bytes used of a message that this thread block has made.
 __device__ inline size_t used_bytes(const LosslessJob& job, const std::byte* message) {
   const auto* const header = reinterpret_cast<const uint32_t*>(message);
   return header[0] ? job.parts.escapes + header[1] : job.room;
 }
 
-/// By a warp, once another pass of all warps is over: 0: planes; 1: header and sums, of the first
-/// warp; 2: escapes.
+/// Called by a warp, after all warps have finished the previous pass. Pass 0: planes; 1: header and
+/// sums, by the first warp; 2: escapes.
 __device__ inline void encode_chunk_pass(const LosslessJob& job, int pass, const void* values,
                                          std::byte* message) {
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
@@ -47,7 +47,7 @@ __device__ inline void encode_chunk_pass(const LosslessJob& job, int pass, const
     write_escapes(job, values, 32 * warp, lane, message);
   }
 }
-/// 0: all but what escapes; 1: that.
+/// Pass 0: all values except escapes; 1: escapes.
 __device__ inline void decode_chunk_pass(const LosslessJob& job, int pass, const std::byte* message,
                                          void* values) {
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;

@@ -16,7 +16,7 @@ struct LosslessPairsJob {
   EncodedPairs pairs;
 };
 
-/// Returns the bytes that were sent.
+/// Returns the bytes sent.
 __device__ int64_t send_chunk(const LosslessJob& job, const std::byte* values, std::byte* scratch,
                               std::byte* slot) {
   for (int pass = 0; pass < 3; ++pass) {
@@ -40,11 +40,11 @@ __device__ void take_chunk(const LosslessJob& job, const std::byte* slot, std::b
   }
 }
 
-// A thread block for each peer, direction and channel, as pairs_kernel.
+// One thread block per peer, direction and channel, as in pairs_kernel.
 __global__ void __launch_bounds__(kPairThreads, 2)
     lossless_pairs_kernel(const __grid_constant__ LosslessPairsJob job) {
   __shared__ uint4 memory[kPairSlotBytes / sizeof(uint4)];
-  auto* const scratch = reinterpret_cast<std::byte*>(memory);  // of who sends
+  auto* const scratch = reinterpret_cast<std::byte*>(memory);  // of a sending block
   const int channels = job.fifos.channels;
   const PeerTable& table = job.fifos.table;
   const EncodedPair& own = job.pairs[size_t(table.rank)];

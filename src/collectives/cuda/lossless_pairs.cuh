@@ -1,5 +1,5 @@
-// The messages of encoded_pairs.h without loss: as many bytes as a chunk needs, in slots that hold
-// one as it is.
+// Lossless messages of encoded_pairs.h: as many bytes as a chunk needs, in slots that fit an
+// uncompressed one.
 #pragma once
 
 #include "collectives/cuda/encoded_pairs.h"
@@ -7,8 +7,8 @@
 
 namespace tandem::gpu {
 
-/// `blocks`: those that exchange, two for each peer and channel, and those that copy what the rank
-/// sends itself. bf16 or f32.
+/// `blocks`: exchanging blocks, two per peer and channel, plus those that copy this rank's rows to
+/// itself. bf16 or f32.
 void launch_lossless_pairs(const PairFifos& fifos, DType dtype, const EncodedPairs& pairs,
                            unsigned blocks, cudaStream_t stream);
 

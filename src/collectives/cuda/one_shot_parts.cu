@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kExchangeThreads)
   const Piece<kAligned> mine = part<kAligned>(parts, parts.in, rank),
                         sum = piece_of<kAligned>(parts.out, mine.bytes);
   uint4 own{};
-  if (begin < mine.packs()) own = mine.load(begin);  // not behind the wait for the peers
+  if (begin < mine.packs()) own = mine.load(begin);  // loaded before the wait for the peers
   if (!exchange_flags(job, 0, call, [&](int owner) { return theirs(owner).bytes; })) return;
   for (int i = begin; i < mine.packs(); i += step) {
     const Pack<T> added =

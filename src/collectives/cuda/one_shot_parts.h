@@ -1,6 +1,6 @@
-// All-gather and reduce-scatter of small parts: each rank stores what every other one needs into
-// its memory, all of it, and waits once. As the one_shot all-reduce (all_reduce.h), whose exchange
-// and alternating staging it shares.
+// All-gather and reduce-scatter of small shards: each rank stores all data that another one needs
+// directly into its memory, and waits once. Shares the exchange and alternating staging of the
+// one_shot all-reduce (all_reduce.h).
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ class OneShotParts {
   /// Collective.
   explicit OneShotParts(GpuCommunicator& comm);
   static bool fits(const Tensor& whole, int ranks);
-  /// As those of PartExchange, for what fits.
+  /// Like those of PartExchange, for tensors that fit.
   void all_gather(const Tensor& shard, const Tensor& out, OpId op);
   void reduce_scatter(const Tensor& data, const Tensor& shard, OpId op);
 

@@ -1,4 +1,4 @@
-// Copies by thread blocks of pairs' kernels, of elements of two or four bytes.
+// Copies by thread blocks of the pair kernels, for elements of two or four bytes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@
 
 namespace tandem::gpu {
 
-/// By thread block `block` of `blocks`: 16 bytes at a time where both places allow it, kAtOnce of
-/// which a thread reads before it stores them.
+/// Copies by thread block `block` of `blocks`: 16 bytes at a time if both addresses are aligned,
+/// with kAtOnce vectors loaded by a thread before it stores them.
 template <int kAtOnce, typename Load = FreshLoad>
 __device__ void copy_bytes(const std::byte* from, std::byte* to, int64_t bytes, int block = 0,
                            int blocks = 1) {
@@ -38,8 +38,9 @@ __device__ void copy_bytes(const std::byte* from, std::byte* to, int64_t bytes, 
   }
 }
 
-/// What this rank sends itself, by the thread blocks behind the first `exchanging`, which exchange
-/// with peers: these take what room the GPU has left. True where this block is one of them.
+/// Copies this rank's rows to itself in the thread blocks after the first `exchanging`, which
+/// exchange with peers; the copying blocks use the remaining SM capacity. True if this block is one
+/// of them.
 __device__ inline bool copies_own(const EncodedPair& own, int64_t size, int exchanging) {
   const int block = int(blockIdx.x) - exchanging;
   if (block < 0) return false;

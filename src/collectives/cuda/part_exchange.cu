@@ -10,8 +10,8 @@
 namespace tandem::gpu {
 namespace {
 
-// 2 KiB, a pack for each thread of the workers of an all-gather: smaller ones would leave threads
-// idle and need as many signals.
+// 2 KiB, a pack for each worker thread of an all-gather: smaller ones would leave threads idle and
+// need as many signals.
 constexpr int kMinChunkPacks = 128;
 
 using Copiers = Group<4>;
@@ -129,7 +129,7 @@ void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
   require_summed("all_reduce", in.dtype());
   if (in.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  // Partition of whole packs, whatever the rows.
+  // Partition into whole packs, regardless of rows.
   Partition parts = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
   for (int64_t& begin : parts.begins) begin = std::min(begin, int64_t(in.bytes()));
   with_float_type(in.dtype(), [&]<typename T>(T) {

@@ -1,20 +1,21 @@
-// Plain collectives by kernels that store into the peers' memory.
+// Uncompressed collectives by kernels that store into the peers' memory.
 //
-// one_shot: everything at once, and one wait (one_shot_parts.h). pipelined, for any size: a whole
-// is cut into one part a rank (shard_of), a part into chunks; block b of every role handles every
-// channels-th chunk. Chunks travel through FIFOs, one for each (lane, channel, source) in the
+// one_shot: all data at once, and one wait (one_shot_parts.h). pipelined, for any size: a tensor is
+// split into one shard per rank (shard_of), a shard into chunks; block b of every role handles
+// every channels-th chunk. Chunks pass through FIFOs, one for each (lane, channel, source) in the
 // destination's memory: the source stores a chunk and counts it as arrived, the destination counts
-// it as free when it has been read. Counts go on from call to call, so that calls of every kind and
-// size follow each other without a barrier; a channel waits only for its likes.
+// it as free once it has read it. Counts continue from call to call, so that calls of every kind
+// and size follow each other without a barrier; a channel only waits for the same channel of its
+// peers.
 //
-// all_gather: a rank sends its part to all. reduce_scatter: it sends each part to its owner, who
-// adds all of them in rank order, in f32, and rounds once. all_reduce: the owner sends the sums on
-// through the second lane, while later chunks are still on their way. Each of these roles has
-// blocks of its own: on an SM whose stores wait for the wire, loads and signals wait too.
+// all_gather: a rank sends its shard to all. reduce_scatter: it sends each shard to its owner,
+// which adds all of them in rank order, in f32, and rounds once. all_reduce: the owner sends the
+// sums through the second lane while later chunks are still arriving. Each of these roles has its
+// own blocks: on an SM whose stores wait for the link, loads and signals wait, too.
 //
-// All calls of a communicator share the counts and FIFOs: they follow each other, on one stream or
-// ordered by events. A large one fills the GPU with blocks that wait for their likes, so calls of
-// two communicators that may run at once are made in the same order on all ranks.
+// All calls of a communicator share the counts and FIFOs, so they must be ordered, on one stream or
+// by events. A large call fills the GPU with blocks that wait for their peers, so calls of two
+// communicators that may run concurrently must be made in the same order on all ranks.
 #pragma once
 
 #include <memory>
@@ -34,25 +35,25 @@ constexpr std::string_view name_of(PartWay way) {
 
 class PartExchange {
  public:
-  /// Collective; of two ranks or more.
+  /// Collective; for two ranks or more.
   explicit PartExchange(GpuCommunicator& comm);
   /// Any dtype, any rows; `shard` may be this rank's rows of `out`. All three are enqueued on the
-  /// communicator's stream, and fastest where parts begin at multiples of 16 bytes. `op` is what a
-  /// Timeout names.
+  /// communicator's stream, and are fastest if shards begin at multiples of 16 bytes. `op`: name in
+  /// a Timeout.
   void all_gather(const Tensor& shard, const Tensor& out, PartWay way, OpId op = OpId::all_gather);
   /// f32, bf16, f16; throws InvalidArgument for others. `shard` may be this rank's rows of `data`.
   void reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way,
                       OpId op = OpId::reduce_scatter);
   /// Pipelined. The same dtypes; `in` may be `out`.
   void all_reduce(const Tensor& in, const Tensor& out);
-  /// Whether parts of this whole are small enough.
+  /// True if shards of this tensor are small enough.
   bool fits(const Tensor& whole, PartWay way) const;
-  /// What was measured to be the faster one.
+  /// Algorithm that was measured to be faster.
   PartWay choose(const Tensor& whole) const;
 
  private:
-  /// A block of `threads` threads for each of `roles` roles of a channel; kernels: for aligned
-  /// parts and for all others.
+  /// Launches a block of `threads` threads for each of `roles` roles of a channel; kernels: for
+  /// aligned shards and for all others.
   template <typename Kernels>
   void launch(OpId op, const Partition& parts, int roles, int threads,
               const Kernels& kernels) const;
@@ -63,7 +64,7 @@ class PartExchange {
   DeviceMemory counts_;
 };
 
-/// That of this communicator, made at its first use (collective).
+/// PartExchange of this communicator, created at its first use (collective).
 PartExchange& part_exchange(GpuCommunicator& comm);
 
 }  // namespace tandem::gpu

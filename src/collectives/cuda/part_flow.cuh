@@ -1,6 +1,6 @@
-// Chunks of parts in flight between GPUs, as the kernels of part_exchange.h see them: where a chunk
-// is, its slot in a FIFO, and the counts that say when it has arrived or been read. A part is a
-// rank's slice of the whole (partition.h); a pack is a 16-byte vector.
+// Chunks of shards in flight between GPUs in the kernels of part_exchange.h: addresses, FIFO slots,
+// and the counts that tell when a chunk has arrived or been read. A part is a rank's shard of the
+// whole tensor (partition.h); a pack is a 16-byte vector.
 #pragma once
 
 #include "collectives/cuda/partition.h"
@@ -8,56 +8,57 @@
 
 namespace tandem::gpu {
 
-// With two roles 128 blocks, of H200's 132 SMs; more channels would share SMs, and a role whose
-// stores wait for the wire blocks the loads of others on its SM (docs/dev/gpu-findings.md).
+// 128 blocks with two roles, for H200's 132 SMs; more channels would share SMs, and a role whose
+// stores wait for the link blocks the loads of others on its SM (docs/dev/gpu-findings.md).
 constexpr int kPartChannels = 64;
 // 32 KiB: a chunk ends with a fence that waits for its arrival; with 16 KiB an all-gather of 256
 // MiB took 556 us instead of 509 (docs/dev/gpu-findings.md).
 constexpr int kMaxChunkPacks = 2048;
-// In chunks. One is stored, one is in flight, one is read and one's count is on its way back; each
-// more would take 2 lanes x 64 channels x 32 KiB, 4 MiB a rank, in every GPU's memory.
+// Number of chunks: one being stored, one in flight, one being read and one whose count is being
+// returned; each more would take 2 lanes x 64 channels x 32 KiB, 4 MiB per rank, in every GPU's
+// memory.
 constexpr int kFifoDepth = 4;
 constexpr int kFlowLanes = 2;
 enum Lane { kParts, kSums };
 
-/// Of one lane, block and peer, in this rank's memory.
+/// Counts of one lane, block and peer, in this rank's memory.
 struct FlowCounts {
   uint64_t sent, received;
-  uint64_t free;  ///< the peer's count when the last call ended: often all that a call needs
+  uint64_t free;  ///< the peer's count at the end of the last call: often all that a call needs
 };
 
 struct PartJob : Partition {
   PeerTable table;
-  Watch watch, patience;  ///< `patient`: of waits for who may wait itself
+  Watch watch, patience;  ///< `patience`: extended deadline, for waits on ranks that may wait
   OpId op;
   FlowCounts* counts;
-  int packs;     ///< of a chunk
-  int channels;  ///< each has a block for every role
+  int packs;     ///< per chunk
+  int channels;  ///< each has a block per role
   Line* line;    ///< of an emulated link
 
-  /// That this block serves, in one of `kRoles` roles. Blocks of a channel follow each other, so
-  /// that those which are there when others find no room can end.
+  /// Channel of this block, in one of gridDim / channels roles. Blocks of a channel are
+  /// consecutive, so that the resident ones can finish if others do not fit.
   __device__ int channel() const { return int(blockIdx.x) / (int(gridDim.x) / channels); }
   __device__ int role() const { return int(blockIdx.x) % (int(gridDim.x) / channels); }
 
   __device__ int64_t bytes_of(int rank) const { return begins[rank + 1] - begins[rank]; }
-  /// Of this block, of a part of so many bytes.
+  /// Chunks of this block in a shard of `bytes` bytes.
   __device__ int64_t chunks_of(int64_t bytes) const {
     const int64_t chunk = int64_t(packs) * 16;
     return ((bytes + chunk - 1) / chunk + channels - 1 - channel()) / channels;
   }
-  /// Where a chunk of this block begins in a part.
+  /// Offset of a chunk of this block in a shard.
   __device__ int64_t begin_of(int64_t chunk) const {
     return (chunk * channels + channel()) * packs * 16;
   }
-  /// 0 where a part of `bytes` bytes has no such chunk.
+  /// 0 if a shard of `bytes` bytes has no such chunk.
   __device__ int bytes_of_chunk(int64_t bytes, int64_t chunk) const {
     return int(max(int64_t(0), min(bytes - begin_of(chunk), int64_t(packs) * 16)));
   }
 };
 
-/// Chunks of this block: of the part of the rank that this thread of a warp counts, which has
-/// `bytes`, and of the longest of all parts but the own one.
+/// Chunks of this block: those in the shard of the rank that this thread of a warp counts, which
+/// has `bytes`, and max over all shards but the local one.
 struct PeerChunks {
   int64_t bytes, counted, most = 0;
 
@@ -70,16 +71,16 @@ struct PeerChunks {
   }
 };
 
-/// Also lets all threads of the warp read what one of them waited for: a vote alone does not.
+/// Votes, and makes what one thread acquired visible to the whole warp, unlike a bare vote.
 __device__ inline bool all_of_warp(bool came) {
   const bool all = __all_sync(~0u, came);
   __syncwarp();
   return all;
 }
 
-/// One lane, in one direction, as a warp sees it: thread p counts the chunks to or from rank p, of
-/// which there are `chunks` in this call. All threads of the warp make each call, and get the same
-/// answer of a wait: whether what it waited for came.
+/// One lane, in one direction, as seen by a warp: thread p counts the chunks to or from rank p;
+/// there are `chunks` of them in this call. All threads of the warp make each call, and get the
+/// same result of a wait: false on a timeout.
 class Flow {
  public:
   __device__ Flow(const PartJob& job, Lane lane, bool sends)
@@ -91,8 +92,8 @@ class Flow {
     free_ = before.free;
   }
 
-  /// Until chunk `chunk` finds room with all who get one. A peer that gives none waits itself,
-  /// unless it is the one that is missing.
+  /// Waits until chunk `chunk` has a free slot at all its receivers. A peer without one is waiting
+  /// itself, unless it is the missing rank.
   __device__ bool wait_for_room(int64_t chunk, int64_t chunks) {
     const int64_t need = int64_t(first_) + chunk + 1 - kFifoDepth;
     bool came = true;
@@ -103,9 +104,9 @@ class Flow {
     }
     return all_of_warp(came);
   }
-  /// Until it has arrived from all who send one.
+  /// Waits until it has arrived from all its senders.
   __device__ bool wait_for_arrival(int64_t chunk, int64_t chunks) const {
-    // Who sends sums waits for parts, and names who is missing.
+    // Ranks that send sums wait for shards first, and report the missing rank.
     const bool came = !counts_ || chunk >= chunks ||
                       wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
                            lane_ == kSums ? job_.patience : job_.watch);
@@ -118,23 +119,24 @@ class Flow {
     return slot(job_.table.rank, peer, first_of(peer) + uint64_t(chunk));
   }
 
-  /// From the block that sums to the one that sends the sums on: chunk `chunk` of the own part.
+  /// Signals from the summing block to the one that sends the sums: chunk `chunk` of the local
+  /// shard.
   __device__ void tell_summed(int64_t chunk) const {
     if (peer_ == job_.table.rank) release_signal(own_signal(), first_ + uint64_t(chunk) + 1);
   }
   __device__ bool wait_for_sum(int64_t chunk) const {
-    // Who sums waits for the peers, and names who is missing.
+    // The summing block waits for the peers, and reports the missing rank.
     const bool came =
         peer_ != job_.table.rank || wait(own_signal(), first_ + uint64_t(chunk) + 1, job_.patience);
     return all_of_warp(came);
   }
-  /// By one warp of those that share a lane: all have stored chunk `chunk`, or read it.
-  /// `part`: bytes of the part that this thread's peer is sent.
+  /// Called by one warp of those that share a lane, once all have stored (or read) chunk `chunk`.
+  /// `part`: bytes of the shard that is sent to this thread's peer.
   __device__ void tell_arrived(int64_t chunk, int64_t chunks, int64_t part) const {
     tell(false, chunk, chunks, part);
   }
   __device__ void tell_free(int64_t chunk, int64_t chunks) const { tell(true, chunk, chunks, 0); }
-  /// By the same warp, last.
+  /// Called last by the same warp.
   __device__ void end_sending(int64_t chunks) const {
     if (lane_ == kSums && peer_ == job_.table.rank) counts().sent = first_ + uint64_t(chunks);
     if (!counts_) return;

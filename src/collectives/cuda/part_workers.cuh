@@ -1,4 +1,4 @@
-// What the blocks of part_exchange.h do, each one of these. Any GPU, any alignment.
+// Roles of the blocks of part_exchange.h, one per block. Any GPU, any alignment.
 #pragma once
 
 #include "collectives/cuda/part_flow.cuh"
@@ -10,43 +10,40 @@ namespace tandem::gpu {
 
 constexpr int kAtOnce = 4;  // packs (16-byte vectors) that a thread loads before it stores them
 
-/// The warps of a block: workers, each of which does its packs of every chunk and goes on to the
-/// next, and a last one that signals the peers what all of them have done. A worker whose wait
-/// timed out stores nothing more, and from then on nothing is signalled: a peer that comes late,
-/// when others have timed out, must not take what was not sent to it, or was overwritten, for its
-/// own.
+/// Warps of a block: workers, each of which processes its packs of every chunk and continues with
+/// the next, and a last warp that signals completed chunks to the peers. A worker that timed out
+/// stores nothing more, and nothing is signalled from then on: a late peer, after others have timed
+/// out, must not take unsent or overwritten data for its own.
 template <int kWorkers>
 class Group {
  public:
   static constexpr int kWorkerThreads = 32 * kWorkers;
   static constexpr int kThreads = kWorkerThreads + 32;
 
-  /// With all counts at 0. All threads of the block.
+  /// Resets all counts. Called by all threads of the block.
   __device__ explicit Group(unsigned* shared) : done_(shared) {
     if (int(threadIdx.x) <= kWorkers) done_[threadIdx.x] = 0;
     __syncthreads();
   }
   __device__ static bool signals() { return int(threadIdx.x) >= kWorkerThreads; }
-  /// By all threads of a worker: what they did for one more chunk, unless a wait of theirs timed
-  /// out.
+  /// Called by all threads of a worker: counts one more chunk; `lost`: one of its waits timed out.
   __device__ void worked(bool lost) const {
     __syncwarp();
     if (threadIdx.x % 32 != 0) return;
     if (lost) static_cast<volatile unsigned*>(done_)[kWorkers] = 1;
     add_to_word(done_[threadIdx.x / 32], 1);
   }
-  /// By the last warp: until all workers have done so many; whether peers may be signalled.
-  /// Bounded by: the workers, which count each chunk, also one whose wait for a peer timed out.
+  /// Called by the last warp: waits until all workers have done `chunks`; true if peers may be
+  /// signalled. Bounded by the workers, which count every chunk, even after a timeout.
   __device__ bool wait_for_work(int64_t chunks) const {
     while (read_word(done_[threadIdx.x % kWorkers]) < unsigned(chunks)) {
     }
     __syncwarp();
     return all_of_warp(static_cast<const volatile unsigned*>(done_)[kWorkers] == 0);
   }
-  /// store(pack, load(pack)) for this thread's packs of a chunk. ready() comes before the first
-  /// store, and where it says no, nothing is stored.
-  /// The next packs are read before these are stored: behind stores that wait for the wire, loads
-  /// wait too.
+  /// Calls store(pack, load(pack)) for this thread's packs of a chunk. ready() is called before the
+  /// first store; if false, nothing is stored. The next packs are loaded before these are stored:
+  /// loads issued after stores that wait for the link wait, too.
   template <typename Load, typename Ready, typename Store>
   __device__ static void copy(int packs, const Load& load, const Ready& ready, const Store& store) {
     constexpr int kStep = kAtOnce * kWorkerThreads;
@@ -75,18 +72,18 @@ class Group {
   }
 
  private:
-  unsigned* done_;  // shared: of each worker, chunks; then whether one has lost a peer
+  unsigned* done_;  // shared: chunks done per worker, then whether one has timed out
 };
 
-/// Chunk `chunk` of a part.
+/// Chunk `chunk` of a shard.
 template <bool kAligned>
 __device__ Piece<kAligned> chunk_of(const PartJob& job, const std::byte* part, int64_t bytes,
                                     int64_t chunk) {
   return piece_of<kAligned>(part + job.begin_of(chunk), job.bytes_of_chunk(bytes, chunk));
 }
 
-/// The part at `own` to all peers, and to `copy` where that is elsewhere. wait_for(c): until chunk
-/// c of it is there, if it comes.
+/// Sends the shard at `own` to all peers, and copies it to `copy` if that differs. wait_for(c)
+/// waits until its chunk c is ready; false on a timeout.
 template <bool kAligned, int kWorkers, typename WaitFor>
 __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& group,
                          const std::byte* own, std::byte* copy, const WaitFor& wait_for) {
@@ -120,7 +117,7 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
   if (group.signals()) flow.end_sending(chunks);
 }
 
-/// Every other part, of the whole at `in`, to its owner.
+/// Sends every other shard of the tensor at `in` to its owner.
 template <bool kAligned, int kWorkers>
 __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
   const PeerChunks chunks(job);
@@ -148,7 +145,7 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
   if (group.signals()) flow.end_sending(chunks.counted);
 }
 
-/// Every other part of the whole at `out`.
+/// Receives every other shard of the tensor at `out`.
 template <bool kAligned, int kWorkers>
 __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorkers>& group) {
   const PeerChunks chunks(job);
@@ -173,12 +170,12 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
   if (group.signals()) flow.end_receiving(chunks.counted);
 }
 
-/// The own part: the one at `own` and those of the peers, added in rank order in f32, to `to`.
-/// summed(c) is called by the last warp when chunk c of it is there.
+/// Sums the local shard: `own` and those of the peers, in rank order in f32, to `to`. The last warp
+/// calls summed(c) when chunk c is stored.
 template <bool kAligned, typename T, int kWorkers, typename Summed>
 __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
                         const Group<kWorkers>& group, const Summed& summed) {
-  constexpr int kRanks = 2;  // whose packs are in flight together
+  constexpr int kRanks = 2;  // ranks with packs in flight together
   constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
   const int size = job.table.size, self = job.table.rank;
   const int64_t bytes = job.bytes_of(self), chunks = job.chunks_of(bytes);
@@ -194,7 +191,7 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
     lost = lost || !flow.wait_for_arrival(c, chunks);
     const auto mine = chunk_of<kAligned>(job, own, bytes, c),
                result = chunk_of<kAligned>(job, to, bytes, c);
-    // In steps that are the same for all threads of a warp.
+    // Steps are equal for all threads of a warp.
     for (int begin = 0; begin < mine.packs(); begin += kAtOnce * kWorkerThreads) {
       const auto pack = [&](int i) { return begin + i * kWorkerThreads + int(threadIdx.x); };
       float sum[kAtOnce][kElements] = {};

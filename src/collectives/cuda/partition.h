@@ -1,4 +1,4 @@
-// A whole that is cut into one part a rank, as kernels are given it.
+// Partition of a tensor into one shard per rank, in the form passed to kernels.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace tandem::gpu {
 struct Partition {
   const std::byte* in;
   std::byte* out;
-  int64_t begins[kMaxGpus + 1];  ///< bytes of the whole before each rank's part
+  int64_t begins[kMaxGpus + 1];  ///< offset in bytes of each rank's shard
 };
 
-/// Of a whole of `rows` rows of `row` bytes.
+/// Partition of a tensor of `rows` rows of `row` bytes.
 inline Partition partition_of(int ranks, int64_t rows, int64_t row, const Tensor& in,
                               const Tensor& out) {
   Partition parts{in.as<const std::byte>(), out.as<std::byte>(), {}};
@@ -31,21 +31,21 @@ inline Partition partition_of(int ranks, const Tensor& whole, const Tensor& in, 
   return partition_of(ranks, rows, rows == 0 ? 0 : int64_t(whole.bytes()) / rows, in, out);
 }
 
-/// Packs of 16 bytes of the longest part.
+/// 16-byte packs of the longest shard.
 inline int64_t most_packs(const Partition& parts, int ranks) {
   int64_t bytes = 0;
   for (int r = 0; r < ranks; ++r) bytes = std::max(bytes, parts.begins[r + 1] - parts.begins[r]);
   return (bytes + 15) / 16;
 }
 
-/// Whether every part begins and ends a multiple of 16 bytes into the whole: alike on all ranks.
+/// True if every shard begins and ends at a multiple of 16 bytes: the same on all ranks.
 inline bool has_whole_packs(const Partition& parts, int ranks) {
   int64_t bits = 0;
   for (int r = 0; r <= ranks; ++r) bits |= parts.begins[r];
   return bits % 16 == 0;
 }
 
-/// And lies so in this rank's memory.
+/// True if in addition this rank's memory is 16-byte aligned.
 inline bool is_aligned(const Partition& parts, int ranks) {
   const uintptr_t bits =
       reinterpret_cast<uintptr_t>(parts.in) | reinterpret_cast<uintptr_t>(parts.out);

@@ -13,12 +13,12 @@
 namespace tandem::gpu {
 namespace {
 
-// Sums over all of up to so many bytes are AllReduce's own.
+// AllReduce handles sums of up to this size.
 constexpr int64_t kStagedBytes = int64_t(16) << 20;
-// On more than two GPUs NCCL reduces larger ones as fast.
+// On more than two GPUs NCCL reduces larger tensors as fast.
 constexpr int64_t kMostReducedBytes = int64_t(64) << 20;
 
-// Staging of the sums that are ours, made at the first of each dtype.
+// Staging of our own sums, created at the first one of each dtype.
 struct PlainSums {
   std::map<DType, std::unique_ptr<AllReduce>> of;
 };
@@ -49,7 +49,7 @@ struct FreeOnStream {
   void operator()(void* memory) const { cudaFreeAsync(memory, stream); }
 };
 
-// A tensor that begins at a multiple of 16 bytes, or a copy of it that does: the other ranks' may.
+// A tensor, or a 16-byte aligned copy of one that is not: the other ranks' may be.
 class Aligned {
  public:
   Aligned(const Tensor& tensor, cudaStream_t stream)
@@ -78,14 +78,14 @@ class Aligned {
   std::unique_ptr<void, FreeOnStream> copy_;
 };
 
-// What is left of a collective on one rank.
+// Single-rank form of a collective.
 void copy_alone(const GpuCommunicator& comm, const Tensor& from, const Tensor& to) {
   if (from.data() == to.data() || from.bytes() == 0) return;
   check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDefault, comm.stream()),
         "copy the whole of a single rank");
 }
 
-// Whether kernels of ours sum so: on all ranks or on none.
+// True if our kernels compute this sum: the same on all ranks.
 bool is_our_sum(const GpuCommunicator& comm, DType dtype, ReduceOp op) {
   return comm.one_node() && op == ReduceOp::sum && dtype != DType::i32;
 }
@@ -139,7 +139,7 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   if (is_our_sum(comm, data.dtype(), op)) {
     PartExchange& parts = part_exchange(comm);
     const PartWay way = parts.choose(data);
-    // Sums go byte by byte where parts are not whole packs, which takes longer than the wire.
+    // If shards are not whole packs, sums are byte-wise, which takes longer than the transfer.
     if (way == PartWay::one_shot ||
         has_whole_packs(partition_of(comm.size(), data, data, shard), comm.size())) {
       return parts.reduce_scatter(data, shard, way);

@@ -1,6 +1,6 @@
-// Plain collectives as NCCL's own calls, enqueued on the communicator's stream: for sizes where
-// kernels of ours gain nothing, for what they do not sum, and between nodes. Where ranks share a
-// GPU there is no NCCL: kernels of ours do the same (plain_pairs.h, part_exchange.h).
+// Collectives as NCCL calls, enqueued on the communicator's stream: for sizes where our kernels
+// gain nothing, for reductions they lack, and between nodes. If ranks share a GPU there is no NCCL:
+// our kernels do the same (plain_pairs.h, part_exchange.h).
 #pragma once
 
 #include "comm/nccl/nccl_communicator.h"
@@ -8,13 +8,13 @@
 
 namespace tandem::gpu {
 
-/// Whether there is an NCCL: not where ranks share a GPU, which it refuses.
+/// True if NCCL is available: it rejects ranks that share a GPU.
 inline bool has_nccl(const GpuCommunicator& comm) {
   return nccl_of(comm) != nullptr;
 }
 
-/// Many NCCL calls as one. The group ends with this, also where `body` throws: an open one would
-/// swallow the thread's later calls.
+/// Groups NCCL calls into one. The group also ends if `body` throws: an open one would swallow the
+/// thread's later calls.
 template <typename Body>
 void grouped(const GpuCommunicator& comm, Body body) {
   struct Open {
@@ -31,12 +31,12 @@ void grouped(const GpuCommunicator& comm, Body body) {
   check(ncclGroupEnd(), "ncclGroupEnd");
 }
 
-/// Collective: makes what stands in for NCCL where ranks share a GPU. It allocates, which no
-/// captured call may: operators that have such a candidate make it when they are constructed.
+/// Collective: creates the replacement for NCCL if ranks share a GPU. It allocates, which is not
+/// allowed in a captured call: operators with such a candidate call it when they are constructed.
 void prepare_nccl(GpuCommunicator& comm);
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out);
-/// On `stream`, which takes the communicator's place in its order.
+/// Runs on `stream`, which takes the communicator's position in its order.
 void nccl_exchange(GpuCommunicator& comm, const Tensor& sent, int to, const Tensor& received,
                    int from, cudaStream_t stream);
 void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor& shard,

@@ -29,7 +29,7 @@ __device__ float widened(T value) {
   return to_float(value);
 }
 
-// In rank order; sums of floats in f32, rounded once.
+// Reduces in rank order; floats in f32, rounded once.
 template <typename T, bool kMax, int kMost>
 __global__ void __launch_bounds__(kThreads)
     reduce_kernel(Sources<kMost> parts, int64_t elements, T* out) {
@@ -78,8 +78,8 @@ void copy(const OneGpuCommunicator& comm, const void* from, void* to, size_t byt
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, comm.stream()), "copy the own part");
 }
 
-// The peers' parts of a reduction, as many bytes each. What a captured call uses stays when a
-// larger one needs more.
+// Contributions of the peers to a reduction, of equal size. Memory used by a captured call is kept
+// when a larger call needs more.
 struct Staging {
   std::vector<DeviceMemory> memory;
   std::byte* of(int rank, size_t bytes) const {
@@ -96,7 +96,7 @@ Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
   return all;
 }
 
-// `mine(peer)`: what this rank sends to that one; own: its part of the reduction.
+// `mine(peer)`: data that this rank sends to `peer`; for itself: its contribution to the reduction.
 template <typename Mine>
 void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, ReduceOp op, OpId id) {
   const Enqueueing enqueueing(comm);

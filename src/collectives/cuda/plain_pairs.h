@@ -1,5 +1,5 @@
-// Plain collectives for ranks without NCCL (pair_exchange.h), where the pipelined kernels
-// (part_exchange.h) do not do: enqueued on the communicator's stream.
+// Uncompressed collectives for ranks without NCCL (pair_exchange.h), for cases that the pipelined
+// kernels (part_exchange.h) do not support: enqueued on the communicator's stream.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@ namespace tandem::gpu {
 
 /// f32, bf16, f16 or i32; floats are summed in f32. The first call of a size allocates.
 void pairs_all_reduce(OneGpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op);
-/// By owners of shards, as between nodes, where ranks are of two teams.
+/// Uses shard owners, as between nodes, if ranks are in two teams.
 void pairs_all_gather(OneGpuCommunicator& comm, const Tensor& shard, const Tensor& out);
 void pairs_reduce_scatter(OneGpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                           ReduceOp op);
@@ -20,7 +20,7 @@ void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,
                       std::span<const int64_t> recv_counts);
 void pairs_broadcast(OneGpuCommunicator& comm, const Tensor& data, int root);
 void pairs_send(OneGpuCommunicator& comm, const Tensor& data, int peer);
-/// On another stream than the communicator's, which takes its place in its order.
+/// Runs on another stream than the communicator's, which takes its position in its order.
 void pairs_exchange(OneGpuCommunicator& comm, const Tensor& sent, int to, const Tensor& received,
                     int from, cudaStream_t stream);
 void pairs_recv(OneGpuCommunicator& comm, const Tensor& data, int peer);
