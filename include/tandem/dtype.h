@@ -16,7 +16,6 @@ namespace tandem {
 
 enum class DType : uint8_t { f32, bf16, f16, i32, u8, e4m3 };
 
-/// Bytes of one element.
 constexpr size_t size_of(DType type) {
   switch (type) {
     case DType::f32:
@@ -51,10 +50,10 @@ constexpr std::string_view name_of(DType type) {
   return "?";
 }
 
-/// The inverse of `name_of`. Throws InvalidArgument that lists the valid names.
+/// Inverse of `name_of`. Throws InvalidArgument, which lists the valid names.
 DType parse_dtype(std::string_view name);
 
-/// Top half of an f32: 8 exponent bits, 7 of mantissa.
+/// Upper half of an f32: 8 exponent bits, 7 mantissa bits.
 struct BFloat16 {
   uint16_t bits = 0;
 
@@ -107,8 +106,8 @@ struct Float16 {
   }
 };
 
-/// 8 bits of the OCP FP8 format E4M3 ("E4M3FN"): 4 exponent bits with bias 7, 3 of mantissa, from
-/// 2^-9 to 448; no infinity. Whatever is beyond 448, infinity too, becomes 448; NaN becomes 0x7f.
+/// OCP FP8 format E4M3 ("E4M3FN"), 8 bits: 4 exponent bits with bias 7, 3 mantissa bits, range 2^-9
+/// to 448; no infinity. Values beyond 448, including infinity, become 448; NaN becomes 0x7f.
 struct Float8E4M3 {
   uint8_t bits = 0;
 
@@ -143,7 +142,7 @@ struct Float8E4M3 {
   }
 };
 
-/// The C++ types of elements.
+/// C++ types of tensor elements.
 template <typename T>
 concept TensorElement =
     std::same_as<T, float> || std::same_as<T, BFloat16> || std::same_as<T, Float16> ||

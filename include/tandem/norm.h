@@ -1,4 +1,4 @@
-// What may follow a sum in a Transformer: adding the residual, and RMSNorm for the next layer.
+// Operations fused after a sum in a Transformer: residual add, and RMSNorm for the next layer.
 #pragma once
 
 #include "tandem/export.h"
@@ -8,9 +8,9 @@ TANDEM_API_BEGIN
 namespace tandem {
 
 /// hidden = residual + sum, out = hidden x rsqrt(mean over a row of hidden^2 + eps) x gain. Every
-/// rank adds the same residual. `hidden` is rounded once to its dtype. The statistics are taken in
-/// f32 from the rounded values, and out is rounded once: the same bits on every rank. All have
-/// out's dtype. `hidden` may be all of `residual`.
+/// rank passes the same residual. `hidden` is rounded once to its dtype; the statistics are
+/// computed in f32 from the rounded values, and out is rounded once: the same bits on every rank.
+/// All tensors have out's dtype. `hidden` may alias all of `residual`.
 struct AddNorm {
   Tensor residual;    ///< [m, n]
   Tensor gain;        ///< [n], contiguous

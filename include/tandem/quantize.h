@@ -1,5 +1,5 @@
-// e4m3 tensors and the scales that turn their codes into values: value = code x scale, one f32
-// scale for a whole tensor or one for each row. Operators take both (tandem/overlap.h).
+// e4m3 tensors and their scales: value = code x scale, one f32 scale per tensor or per row.
+// Operators take both (tandem/overlap.h).
 #pragma once
 
 #include "tandem/communicator.h"
@@ -9,24 +9,24 @@
 TANDEM_API_BEGIN
 namespace tandem {
 
-/// What one scale is for: the whole tensor, or one row of it (a token of x, an output feature of
-/// the weight).
+/// Extent of one scale: the whole tensor, or one row (a token of x, an output feature of the
+/// weight).
 enum class Scaling : uint8_t { tensor, row };
 std::string_view name_of(Scaling scaling);
 
-/// The scales of a product's operands, both of one Scaling: f32, [1] or [rows], contiguous, where
-/// the operand is.
+/// Scales of a GEMM's operands, both of one Scaling: f32, [1] or [rows], contiguous, on the
+/// operand's device.
 struct Scales {
   Tensor x, weight;
 };
 
-/// codes = x / scales by row. A row's scale is its largest magnitude / 448, and at least 2^-126, so
-/// that a row of zeros has codes of 0. Rounds to nearest even. An infinity or NaN becomes NaN;
-/// beside an infinity the rest of the row becomes 0. x: f32, bf16 or f16 [rows, columns]; codes:
-/// e4m3 of the same shape; scales: f32 [rows]; all contiguous, codes and scales in memory of their
-/// own. Runs on the CPU or, with a communicator of run_gpus, on its GPU (16-byte aligned, columns a
-/// multiple of 16; enqueued on the communicator's stream), with the same bits. Not collective.
-/// Throws InvalidArgument.
+/// codes = x / scales by row. A row's scale is absmax / 448, and at least 2^-126, so that a row of
+/// zeros has codes of 0. Rounds to nearest even. An infinity or NaN becomes NaN; with an infinity
+/// the rest of its row becomes 0. x: f32, bf16 or f16 [rows, columns]; codes: e4m3 of the same
+/// shape; scales: f32 [rows]; all contiguous; codes and scales overlap no other operand. Runs on
+/// the CPU or, with a communicator of run_gpus, on its GPU (16-byte aligned, columns a multiple of
+/// 16; enqueued on the communicator's stream), with the same bits. Not collective. Throws
+/// InvalidArgument.
 void quantize_rows(Communicator& comm, const Tensor& x, const Tensor& codes, const Tensor& scales);
 
 }  // namespace tandem

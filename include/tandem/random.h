@@ -1,5 +1,5 @@
 // Counter-based random numbers (Philox4x32-10, Salmon et al., SC'11): the value at (seed, stream,
-// index) is a pure function, so the same tensor comes out whatever the rank count or order.
+// index) is a pure function, so a tensor does not depend on rank count or order.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// How an overlap operator may go about its work.
+// Options of an overlap operator: strategy, chunks and wire format.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,20 @@ TANDEM_API_BEGIN
 namespace tandem {
 
 enum class Strategy : uint8_t {
-  automatic,   ///< measured once by the tuner, never slower than serial (GPUs: NCCL's serial)
+  automatic,   ///< timed once by the tuner, never slower than serial (GPUs: NCCL's serial)
   serial,      ///< collective, then GEMM (or the reverse)
-  overlapped,  ///< tiles start as data arrives, leave when finished (GPUs: serial if none can)
+  overlapped,  ///< tiles start as data arrives, are sent when done (GPUs: serial if none can)
 };
 std::string_view name_of(Strategy strategy);
 
 struct OverlapOptions {
   Strategy strategy = Strategy::automatic;
   int chunks = 0;  ///< transfers per shard when overlapped; 0: chosen; on GPUs always 0
-  /// The wire format of rows (see tandem/overlap.h). On CPU ranks every candidate then gives the
-  /// same bits, which differ from plain ones unless the format is lossless.
+  /// Wire format of rows (see tandem/overlap.h). On CPU ranks every candidate then gives the same
+  /// bits, which differ from uncompressed ones unless the format is lossless.
   Wire wire = {};
-  /// With a wire: `automatic` also times plain candidates, and takes the fastest of all.
+  /// With a wire format: `automatic` also times uncompressed candidates, and uses the fastest of
+  /// all.
   bool or_plain = false;
 };
 

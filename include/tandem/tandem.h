@@ -1,4 +1,4 @@
-// Everything public.
+// Includes all public headers.
 #pragma once
 
 #include "tandem/collectives.h"

@@ -26,28 +26,29 @@ struct Device {
 
 constexpr int kMaxDims = 4;
 
-/// `const float*` and its like.
+/// `const float*` and other pointers to const.
 template <typename P>
 concept ConstPointer = std::is_pointer_v<P> && std::is_const_v<std::remove_pointer_t<P>>;
 
-/// A view: trivially copyable, never owns. Strides count elements. Zero-sized dimensions are valid.
+/// View of memory: trivially copyable, never owns. Strides count elements. Zero-sized dimensions
+/// are valid.
 ///
-/// A view of const memory is read-only, as are the views made of it: operators and collectives take
-/// it as an input and refuse it by name where they would write.
+/// A view of const memory is read-only, as are views made of it: operators and collectives accept
+/// it as an input; as an output they refuse it by name.
 class Tensor {
  public:
   using Extents = std::initializer_list<int64_t>;
 
   Tensor() = default;
-  /// Row-major over `data`. Throws InvalidArgument for a negative dimension, more than kMaxDims, or
-  /// more bytes than an int64_t counts.
+  /// Row-major view of `data`. Throws InvalidArgument for a negative dimension, more than kMaxDims,
+  /// or a byte count beyond int64_t.
   Tensor(void* data, DType dtype, Extents shape, Device device = {});
   Tensor(void* data, DType dtype, std::span<const int64_t> shape, Device device = {});
-  /// With strides, one per dimension, none negative; a stride of 0 repeats the same elements.
+  /// View with strides, one per dimension, none negative; a stride of 0 repeats the same elements.
   Tensor(void* data, DType dtype, Extents shape, Extents strides, Device device = {});
   Tensor(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
          Device device = {});
-  /// Any of these over const memory.
+  /// The same views of const memory: read-only.
   template <ConstPointer P, typename... Layout>
   Tensor(P data, DType dtype, Extents shape, const Layout&... layout)
       : Tensor(writable(data), dtype, shape, layout...) {
@@ -64,7 +65,7 @@ class Tensor {
     read_only_ = true;
   }
 
-  /// Row-major over all of `values`, in the dtype of T: Tensor::of(std::span(vector), {2, 3}).
+  /// Row-major view of all of `values`, in the dtype of T: Tensor::of(std::span(vector), {2, 3}).
   /// Throws InvalidArgument unless the shape has exactly as many elements.
   template <typename T, size_t kExtent>
   requires TensorElement<std::remove_const_t<T>>
@@ -73,7 +74,7 @@ class Tensor {
     tensor.require_elements(values.size());
     return tensor;
   }
-  /// Row-major over memory of any device, in the dtype of T.
+  /// Row-major view of memory on any device, in the dtype of T.
   template <typename T>
   requires TensorElement<std::remove_const_t<T>>
   static Tensor of(T* data, Extents shape, Device device = {}) {
@@ -81,12 +82,13 @@ class Tensor {
   }
 
   void* data() const { return data_; }
-  /// `data()` as it is, without a check of dtype or constness.
+  /// `data()` as T*, without a check of dtype or constness.
   template <typename T>
   T* as() const {
     return static_cast<T*>(data_);
   }
-  /// Throws InvalidArgument unless T is the dtype's own type, and const if the view is read-only.
+  /// `data()` as T*. Throws InvalidArgument unless T is the dtype's C++ type, and const if the view
+  /// is read-only.
   template <typename T>
   T* data_as() const {
     require_type(dtype_of<std::remove_const_t<T>>(), std::is_const_v<T>);
@@ -102,12 +104,12 @@ class Tensor {
   size_t bytes() const { return size_t(elements()) * size_of(dtype_); }
   bool contiguous() const;
 
-  /// Elements [begin, begin + count) of dimension `dim`, which counts from the last one if
-  /// negative. Throws InvalidArgument when out of range.
+  /// Elements [begin, begin + count) of dimension `dim`; a negative `dim` counts from the last.
+  /// Throws InvalidArgument if out of range.
   Tensor narrow(int dim, int64_t begin, int64_t count) const;
-  /// Rows [begin, begin + count) of dimension 0. Throws InvalidArgument when out of range.
+  /// Rows [begin, begin + count) of dimension 0. Throws InvalidArgument if out of range.
   Tensor rows(int64_t begin, int64_t count) const;
-  /// Dimensions 0 and 1 swapped (no data moves).
+  /// View with dimensions 0 and 1 swapped (no data moves).
   Tensor transposed() const;
   /// The same view, read-only.
   Tensor as_read_only() const;
@@ -132,14 +134,14 @@ class Tensor {
   Device device_{};
 };
 
-/// Owning, 64-byte aligned, zero-initialised host memory.
+/// Owning host memory, 64-byte aligned, zero-initialized.
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(size_t bytes);
   std::byte* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
-  /// A row-major view from byte `offset`. Throws InvalidArgument when it does not fit.
+  /// Row-major view from byte `offset`. Throws InvalidArgument if it does not fit.
   Tensor view(DType dtype, std::initializer_list<int64_t> shape, size_t offset = 0) const;
 
  private:
