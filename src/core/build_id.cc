@@ -12,7 +12,7 @@ namespace tandem {
 namespace {
 
 struct Search {
-  uintptr_t code;  ///< in the file that is looked for
+  uintptr_t code;  ///< address inside the file to find
   std::string id;
 };
 
@@ -20,7 +20,7 @@ constexpr size_t padded(size_t bytes) {
   return (bytes + 3) / 4 * 4;
 }
 
-/// The build ID among the notes of a segment; empty without one.
+/// Build ID in the notes of a segment; empty if there is none.
 std::string find_id(const char* notes, size_t bytes) {
   while (bytes >= sizeof(ElfW(Nhdr))) {
     ElfW(Nhdr) note;

@@ -9,13 +9,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Of the shared library, or of the program that has the static one.
+/// Folder of the shared library, or of the program that links the static one.
 fs::path own_folder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&data_file), &info) == 0 || !info.dli_fname) return {};
   std::error_code error;
   fs::path file = fs::canonical(info.dli_fname, error);
-  // A program names itself as it was called.
+  // For a program, dli_fname is argv[0], which may not be a path.
   if (error) file = fs::canonical("/proc/self/exe", error);
   return error ? fs::path() : file.parent_path();
 }

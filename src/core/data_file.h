@@ -1,4 +1,4 @@
-// Files of data that are installed with the library, in share/tandem of its prefix.
+// Data files installed with the library, in share/tandem of its prefix.
 #pragma once
 
 #include <string>
@@ -6,9 +6,9 @@
 
 namespace tandem {
 
-/// The path of one, or "" where it is not there: below the folder that has the library or the
-/// program (../share/tandem, ../../share/tandem, share/tandem), else below the prefix that the
-/// build was configured with.
+/// Path of a data file, or "" if not found. Searched below the folder of the library or the program
+/// (../share/tandem, ../../share/tandem, share/tandem), then below the prefix the build was
+/// configured with.
 std::string data_file(std::string_view name);
 
 }  // namespace tandem

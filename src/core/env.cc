@@ -40,7 +40,7 @@ std::string text(const char* name, const std::string& fallback) {
   return value && *value ? value : fallback;
 }
 
-/// The first is what counts when the variable is not set.
+/// The first value is the default.
 std::string one_of(const char* name, std::initializer_list<const char*> values) {
   const std::string value = text(name, *values.begin());
   std::string expected;
@@ -72,7 +72,7 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_SECRET",
       "TANDEM_SECRET_FILE",
       "TANDEM_ALLOW_MIXED_BUILDS",
-      "TANDEM_ISA"};  // of the Python package alone: python/tandem/_isa.py
+      "TANDEM_ISA"};  // read only by the Python package: python/tandem/_isa.py
   return names;
 }
 
@@ -84,7 +84,7 @@ std::vector<std::string> unknown_variables() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string_view set(*entry);
     const std::string name(set.substr(0, set.find('=')));
-    // tools/demo.sh and the tests have their own.
+    // Variables of tools/demo.sh and of the tests.
     if (!name.starts_with("TANDEM_") || name.starts_with("TANDEM_DEMO_") ||
         name.starts_with("TANDEM_TEST_")) {
       continue;

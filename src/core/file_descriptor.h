@@ -1,4 +1,4 @@
-// An open file that closes itself, and positioned reads and writes on it.
+// Owned file descriptor, and positioned reads and writes on it.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace tandem {
 
 class FileDescriptor {
  public:
-  /// Throws IoError naming the path. Flags and mode as open(2): what others may do with a new file
-  /// is for the user's umask to say.
+  /// Throws IoError with the path. Flags and mode as open(2); the user's umask decides the
+  /// permissions of a new file.
   FileDescriptor(const std::string& path, int flags, int mode = 0666);
   FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
@@ -25,21 +25,22 @@ class FileDescriptor {
   int fd_;
 };
 
-/// What may stand under a name that is read.
+/// Kinds of file accepted for reading.
 enum class Source : uint8_t {
-  regular,  ///< a regular file: a FIFO would wait for a writer that never comes
-  no_link,  ///< the same, but no symbolic link to one: it may be shown to others
-  any       ///< also a pipe, a socket or a character device, as a user may name for one's own input
+  regular,  ///< a regular file: opening a FIFO could wait for a writer forever
+  no_link,  ///< a regular file, not through a symbolic link: for content that may be shown to
+            ///< others
+  any       ///< also a pipe, a socket or a character device, such as a user may name as input
 };
 
-/// Opens for reading. Throws IoError naming the path and what was found there instead.
+/// Opens for reading. Throws IoError with the path and the kind of file found instead.
 FileDescriptor open_for_reading(const std::string& path, Source source = Source::regular);
 
-/// Bytes in the open file `path`.
+/// Size in bytes of the open file `path`.
 uint64_t file_size(int fd, const std::string& path);
-/// Bytes read, fewer than asked for only at the file's end. Throws IoError naming `path`.
+/// Returns the bytes read, fewer than requested only at end of file. Throws IoError with `path`.
 size_t read_at(int fd, const std::string& path, void* data, size_t bytes, uint64_t offset);
-/// Writes all of it or throws IoError naming `path`.
+/// Writes all of `data`. Throws IoError with `path`.
 void write_at(int fd, const std::string& path, const void* data, size_t bytes, uint64_t offset);
 
 }  // namespace tandem

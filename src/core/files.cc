@@ -64,7 +64,7 @@ bool path_exists(const std::string& path) {
 }
 
 FileDescriptor open_for_reading(const std::string& path, Source source) {
-  // What a user names may wait for its writer; what a run left must not.
+  // An input named by the user may block until its writer opens it; other files must not block.
   const int flags =
       (source == Source::any ? 0 : O_NONBLOCK) | (source == Source::no_link ? O_NOFOLLOW : 0);
   FileDescriptor file(path, O_RDONLY | O_NOCTTY | flags);
@@ -99,7 +99,7 @@ std::string read_file(const std::string& path, Source source) {
   const bool regular = S_ISREG(status.st_mode);
   std::string text;
   try {
-    text.resize(regular ? size_t(status.st_size) + 1 : kBlock);  // one more, to find the end
+    text.resize(regular ? size_t(status.st_size) + 1 : kBlock);  // one more, to detect the end
     size_t done = 0;
     while (true) {
       if (!regular && done > kMostPiped) {
@@ -194,7 +194,9 @@ void check_writable(const std::string& path) {
 }
 
 void sync_directory(const std::string& path) {
-  if (::access(path.c_str(), R_OK) != 0 && errno == EACCES) return;  // names may be made in it
+  if (::access(path.c_str(), R_OK) != 0 && errno == EACCES)
+    return;  // names may still be created
+             // in it
   const FileDescriptor directory(path, O_RDONLY | O_DIRECTORY);
   sync_file(directory.get(), path);
 }

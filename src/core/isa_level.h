@@ -1,5 +1,5 @@
-// The level of x86-64 (System V ABI, "microarchitecture levels") that the compiler may use
-// throughout this build.
+// x86-64 level (System V ABI, "microarchitecture levels") that the compiler may use throughout this
+// build.
 #pragma once
 
 namespace tandem {

@@ -1,4 +1,4 @@
-// JSON that comes from files: any bytes at all.
+// Parsing of JSON from files with arbitrary content.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -6,15 +6,14 @@
 
 namespace tandem {
 
-/// What Tandem writes is nested less than ten deep.
+/// Far above the nesting of files that Tandem writes (less than ten).
 constexpr int kMostJsonDepth = 100;
 
-/// Whether brackets outside strings are nested at most `kMostJsonDepth` deep. What works on parsed
-/// JSON calls itself for every level, so that deeper text could use up the stack.
+/// Whether brackets outside strings are nested at most `kMostJsonDepth` deep. Code on parsed JSON
+/// recurses per level, so deeper text could overflow the stack.
 bool json_depth_fits(std::string_view text);
 
-/// Discarded (`is_discarded()`, and neither object nor array) where `text` is no JSON, or nested
-/// too deep.
+/// Discarded (`is_discarded()`, neither object nor array) if `text` is no JSON or nested too deep.
 template <typename Json = nlohmann::json>
 Json parse_json(std::string_view text) {
   return json_depth_fits(text) ? Json::parse(text, nullptr, /*allow_exceptions=*/false)

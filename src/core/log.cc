@@ -23,7 +23,7 @@ spdlog::level::level_enum level_of(LogLevel level) {
   return spdlog::level::off;
 }
 
-// Messages go to standard error, so that results on standard output stay clean.
+// Logs to standard error, so that standard output contains only results.
 spdlog::logger& logger() {
   static const auto instance = [] {
     auto log = spdlog::stderr_color_mt("tandem");

@@ -1,5 +1,5 @@
-// Messages on standard error: what a user may want to know though nothing failed. spdlog's headers
-// cost some ten seconds of compiling, so one file has them.
+// Messages on standard error, for events that are no errors. One source file includes spdlog, whose
+// headers take some ten seconds to compile.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@ namespace tandem {
 
 enum class LogLevel { debug, info, warn };
 
-/// One line, if TANDEM_LOG shows this level.
+/// Prints one line if TANDEM_LOG enables this level.
 void log_message(LogLevel level, const std::string& text);
 
-/// Throws InvalidArgument if TANDEM_LOG names no level.
+/// Throws InvalidArgument if TANDEM_LOG is not a level.
 void check_log_level();
 
 }  // namespace tandem

@@ -29,8 +29,8 @@ int to_number(std::string_view text) {
   return number;
 }
 
-/// Of a world's ranks those that a launcher started on this host; 0 where none did. `variable`: one
-/// that each rank has from the launcher.
+/// Number of ranks that a launcher started on this host; 0 without a launcher. `variable`: one that
+/// the launcher sets for each rank.
 struct LaunchedHere {
   int ranks = 0;
   const char* variable = "";
@@ -53,8 +53,8 @@ LaunchedHere launched_here(int ranks) {
   return {};
 }
 
-/// Bytes of a file of a process, up to the first `end`, after `start`; empty where it cannot be
-/// read.
+/// Entry of a process's file that begins with `start`, without it; entries end with `end`. Empty if
+/// unreadable.
 std::string read_entry(const std::string& path, std::string_view start, char end) {
   std::ifstream file(path, std::ios::binary);
   for (std::string entry; std::getline(file, entry, end);) {
@@ -63,8 +63,8 @@ std::string read_entry(const std::string& path, std::string_view start, char end
   return "";
 }
 
-/// Whether the launcher itself may run on other processors than the ranks that it started. A shell
-/// between the two, which has the rank's `variable`, is no launcher.
+/// Whether the launcher may run on other processors than the ranks it started. A shell between the
+/// two, which has the rank's `variable`, does not count as the launcher.
 bool is_bound_by_launcher(const char* variable) {
   cpu_set_t own;
   if (sched_getaffinity(0, sizeof own, &own) != 0) return false;

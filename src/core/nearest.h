@@ -7,11 +7,12 @@
 
 namespace tandem {
 
-/// Fewest insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
+/// Min number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into
+/// `b`.
 int edit_distance(std::string_view a, std::string_view b);
 
-/// The closest of `known` (the first of equals), empty when none is close: within a third of the
-/// longer name's length, at least 1, or sharing a prefix of `typed` of at least 3 characters.
+/// Closest of `known` (the first of equals); empty if none is close: within a third of the longer
+/// name's length, at least 1, or sharing a prefix of `typed` of at least 3 characters.
 std::string nearest(std::string_view typed, std::span<const std::string> known);
 
 }  // namespace tandem

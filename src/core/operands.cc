@@ -43,7 +43,7 @@ bool ByteRows::overlaps(const ByteRows& other) const {
   if (begin >= end(other) || other.begin >= end(*this)) return false;
   for (uint64_t row = 0; row < rows; ++row) {
     const uintptr_t first = begin + row * stride, last = first + width;
-    // The first of the other's rows that ends after this one begins.
+    // First row of the other that ends after this one begins.
     uint64_t index = 0;
     if (first >= other.begin + other.width && other.stride > 0) {
       index = (first - other.begin - other.width) / other.stride + 1;

@@ -1,5 +1,5 @@
-// What every operator and collective asks of the memory of its operands: what it writes is not
-// read-only, and overlaps nothing else.
+// Checks of the operands of every operator and collective: outputs are writable and overlap no
+// other operand.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-/// The bytes from a tensor's first element to its last: empty without elements. What lies between
-/// rows that are not dense counts too.
+/// Bytes from a tensor's first element to its last, including gaps between rows; empty without
+/// elements.
 struct ByteRange {
   uintptr_t begin = 0, end = 0;
   bool empty() const { return begin == end; }
@@ -23,27 +23,27 @@ struct ByteRange {
 };
 ByteRange byte_range(const Tensor& tensor);
 
-/// The bytes of a tensor's elements: `rows` times `width`, `stride` apart.
+/// Bytes of a tensor's elements: `rows` times `width`, `stride` apart.
 struct ByteRows {
   uintptr_t begin = 0;
   uint64_t rows = 0, stride = 0, width = 0;
   bool overlaps(const ByteRows& other) const;
 };
-/// Of a matrix with dense rows or columns, exactly; of another tensor all from its first element to
-/// its last.
+/// Exact for a matrix with dense rows or columns; for another tensor, all bytes from its first
+/// element to its last.
 ByteRows byte_rows(const Tensor& tensor);
 
-/// A tensor as a call's messages name it; none where `tensor` is null.
+/// Tensor and its name in messages; `tensor` is null for an absent operand.
 struct Operand {
   std::string_view name;
   const Tensor* tensor;
 };
 
-/// Throws InvalidArgument naming `op`, both operands and their addresses when an output overlaps
-/// another output or an input, and naming the output when it is read-only.
+/// Throws InvalidArgument if an output overlaps another output or an input (with `op`, both
+/// operands and their addresses), or is read-only (with its name).
 void require_apart(std::string_view op, std::initializer_list<Operand> outputs,
                    std::initializer_list<Operand> inputs);
-/// Throws InvalidArgument that says so.
+/// Throws InvalidArgument for an overlap.
 [[noreturn]] void refuse_overlap(std::string_view op, const Operand& output, const Operand& other,
                                  std::string_view expected = "memory of its own");
 void require_writable(std::string_view op, const Operand& output);

@@ -1,4 +1,4 @@
-// What could not be allocated.
+// Allocation failure with the requested size.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace tandem {
 
-/// Says how much was asked for, and stays what who handles memory's end catches.
+/// Still a std::bad_alloc, so handlers of that catch it.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(size_t bytes) : what_(std::to_string(bytes) + " bytes") {}

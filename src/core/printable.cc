@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-/// Bytes of the character of UTF-8 at the start of `text`; 0 where there is none.
+/// Length of the UTF-8 character at the start of `text`; 0 if invalid.
 size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? uint8_t(text[i]) : uint8_t(0); };
   const uint8_t first = byte(0);
@@ -28,14 +28,14 @@ size_t character_bytes(std::string_view text) {
   return overlong || surrogate || too_large ? 0 : bytes;
 }
 
-/// Whether a terminal obeys this character, which UTF-8 has.
+/// Whether a valid UTF-8 character is a terminal control character.
 bool is_control(std::string_view character) {
   const auto first = uint8_t(character[0]);
   if (character.size() == 2) return first == 0xc2 && uint8_t(character[1]) < 0xa0;  // C1
   return first < 0x20 || first == 0x7f;
 }
 
-/// Calls `visit(character, shown)` for each; `shown`: it is UTF-8 and no control character.
+/// Calls `visit(character, shown)` for each; `shown`: valid UTF-8 and no control character.
 template <typename Visit>
 void for_each_character(std::string_view text, const Visit& visit) {
   while (!text.empty()) {
@@ -50,7 +50,7 @@ void for_each_character(std::string_view text, const Visit& visit) {
 
 std::string printable(std::string_view text, size_t most) {
   size_t kept = std::min(text.size(), most);
-  // Not inside a character of UTF-8.
+  // Do not cut inside a UTF-8 character.
   while (kept < text.size() && kept > 0 && (uint8_t(text[kept]) & 0xc0) == 0x80) --kept;
   std::string line(text.substr(0, kept));
   std::replace_if(
@@ -74,7 +74,7 @@ std::string shell_quote(std::string_view word) {
     return std::isalnum(uint8_t(c)) || std::string_view("_-./:,=+@%").find(c) != std::string::npos;
   };
   if (!word.empty() && std::ranges::all_of(word, plain)) return std::string(word);
-  std::string quoted, escaped;  // '...', and $'...' for what cannot be shown
+  std::string quoted, escaped;  // '...', and $'...' if there are control characters
   bool all_shown = true;
   for_each_character(word, [&](std::string_view character, bool shown) {
     all_shown = all_shown && shown;

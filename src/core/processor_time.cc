@@ -29,7 +29,7 @@ ProcessorTime ProcessorTime::now() {
   time.own = used_by(RUSAGE_SELF) + used_by(RUSAGE_CHILDREN);
   std::ifstream stat("/proc/stat");
   std::string name;
-  // user, nice, system, idle, iowait, irq, softirq, steal: what the host takes away counts.
+  // user, nice, system, idle, iowait, irq, softirq, steal: stolen time counts as busy.
   double ticks[8] = {};
   stat >> name;
   for (double& count : ticks) stat >> count;

@@ -1,4 +1,4 @@
-// Memory to measure on. Zeros and denormals take another time than numbers do.
+// Buffers for measurements. Zeros and denormals take a different time than normal numbers.
 #pragma once
 
 #include <cstdint>

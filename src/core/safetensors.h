@@ -1,9 +1,9 @@
 // safetensors files: an 8-byte little-endian header length, a JSON header (name -> dtype, shape,
-// data_offsets; "__metadata__" -> strings), then the tensors' bytes, row-major, without holes.
+// data_offsets; "__metadata__" -> strings), then the tensors' bytes, row-major, without gaps.
 //
-// What is read may be any bytes at all: every length, shape and offset is checked against the file
-// before it is used, and what does not fit is an IoError naming file and tensor. Tandem's own files
-// also carry each tensor's XXH3-128 in the metadata under "xxh3:NAME"; files without are accepted.
+// Input may be arbitrary bytes: every length, shape and offset is checked against the file before
+// use, and a violation is an IoError with file and tensor. Tandem's own files also store each
+// tensor's XXH3-128 in the metadata under "xxh3:NAME"; files without are accepted.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct SafetensorsEntry {
   int64_t elements() const;
 };
 
-/// A share of the work on a file, in whole tensors: those that begin in its part of the bytes.
+/// Share of the work on a file, in whole tensors: those that begin in the share's byte range.
 struct Share {
   int index = 0, count = 1;
   bool has(uint64_t begin, uint64_t bytes) const {
@@ -39,10 +39,10 @@ struct Share {
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  ///< by position in the file
-  std::vector<size_t> by_name;            ///< their numbers, by name
+  std::vector<SafetensorsEntry> entries;  ///< in file order
+  std::vector<size_t> by_name;            ///< indices into `entries`, sorted by name
   std::map<std::string, std::string> metadata;
-  uint64_t data_begin = 0;  ///< byte of the file where the data starts
+  uint64_t data_begin = 0;  ///< file offset of the data
 };
 
 /// Throws IoError "FILE: tensor 'NAME': WHAT".
@@ -50,35 +50,35 @@ struct SafetensorsHeader {
                                 std::string_view what);
 
 constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
-/// The length that a file's first 8 bytes give.
+/// Header length given by the first 8 bytes of a file.
 uint64_t safetensors_header_bytes(std::span<const std::byte> head);
-/// `head`: the file's first bytes, at least up to the end of its header; `file_bytes`: its size.
+/// `head`: first bytes of the file, at least up to the end of its header; `file_bytes`: its size.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, uint64_t file_bytes,
                                            const std::string& file);
 
-/// An open file, read piece by piece: one that is cut meanwhile is an IoError, where a mapped one
-/// would end the process.
+/// Open file, read in chunks: truncation by another process is an IoError, whereas a mapped file
+/// would crash the process.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
   const std::string& path() const { return path_; }
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// nullptr when there is none.
+  /// Entry of this name, or nullptr.
   const SafetensorsEntry* find(std::string_view name) const;
-  /// Throws IoError unless there is such a tensor with this shape.
+  /// Throws IoError unless there is a tensor of this name and shape.
   const SafetensorsEntry& require(std::string_view name, std::span<const int64_t> shape) const;
   std::vector<std::byte> data(const SafetensorsEntry& entry) const;
   /// Elements [begin, begin + out.size()) of an f32, bf16 or f16 tensor as f32.
   void read_f32(const SafetensorsEntry& entry, int64_t begin, std::span<float> out) const;
-  /// Hash of the tensor's bytes, read anew.
+  /// Hash of the tensor's bytes, read again from the file.
   std::string hash(const SafetensorsEntry& entry) const;
-  /// Throws IoError naming the first tensor, of those in `share`, whose bytes do not have the hash
-  /// in the metadata. With `require_hashes`, also when a tensor has none.
+  /// Throws IoError with the first tensor of `share` whose bytes do not match the hash in the
+  /// metadata. With `require_hashes`, also if a tensor has none.
   void verify(bool require_hashes = false, const Share& share = {}) const;
   /// Hash of the header, which covers names, shapes and every tensor's hash.
   const std::string& header_hash() const { return header_hash_; }
-  /// Changes when any byte does: the header's hash where that covers every tensor, else that of the
+  /// Changes if any byte does: the header's hash if that covers every tensor, else the hash of the
   /// whole file.
   std::string identity() const;
 
@@ -91,9 +91,9 @@ class SafetensorsFile {
   std::string header_hash_;
 };
 
-/// Writes one file: whole tensors front to back, or parts of them in any order, which several
-/// writers may share. The tensors' hashes are added to the metadata; they have a fixed width, so
-/// that every tensor's place is known before.
+/// Writes one file: whole tensors in order, or parts of them in any order by one or several
+/// writers. Tensor hashes are added to the metadata; their width is fixed, so that every tensor's
+/// offset is known in advance.
 class SafetensorsWriter {
  public:
   struct Spec {
@@ -102,34 +102,35 @@ class SafetensorsWriter {
     std::vector<int64_t> shape;
   };
   enum class Open : uint8_t {
-    create,  ///< or empties it; then as long as it will be
-    join     ///< the file that another writer has created for the same tensors
+    create,  ///< creates or truncates, then sets the final size
+    join     ///< opens the file that another writer created for the same tensors
   };
-  /// Throws IoError where the file cannot be opened, or made as long as it will be.
+  /// Throws IoError if the file cannot be opened or set to its final size.
   SafetensorsWriter(std::string path, std::vector<Spec> specs,
                     std::map<std::string, std::string> metadata = {}, Open open = Open::create);
   ~SafetensorsWriter();
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
 
-  /// The next tensor's bytes, in the order of the specs. Throws InvalidArgument when the size is
-  /// not the tensor's.
+  /// Writes the next tensor's bytes, in the order of the specs. Throws InvalidArgument if the size
+  /// is not the tensor's.
   void write(std::span<const std::byte> bytes);
-  /// Bytes [begin, begin + bytes.size()) of a tensor; its hash is for `set_hash`.
+  /// Writes bytes [begin, begin + bytes.size()) of a tensor; the caller passes its hash to
+  /// `set_hash`.
   void write(size_t tensor, uint64_t begin, std::span<const std::byte> bytes);
   void set_hash(size_t tensor, const std::string& hash);
-  /// Of what stands in the file, read anew.
+  /// Hash of the tensor's bytes in the file, read again.
   std::string hash_of(size_t tensor) const;
-  /// fsyncs.
   void sync();
-  /// Completes the header and fsyncs. Returns the header's hash. Throws InvalidArgument when
-  /// tensors are missing.
+  /// Completes the header and fsyncs. Returns the header's hash. Throws InvalidArgument if tensors
+  /// are missing.
   std::string finish();
 
-  /// 32 characters where the header will be, by which a writer that joins knows the file.
+  /// Writes 32 characters at the position of the header, by which a joining writer recognizes the
+  /// file.
   void mark(const std::string& text);
   bool is_marked(const std::string& text) const;
-  /// Of a tensor's first byte in the file; of `specs.size()`: the file's end.
+  /// File offset of a tensor's first byte; for `specs.size()`: the end of the file.
   uint64_t place_of(size_t tensor) const;
 
  private:

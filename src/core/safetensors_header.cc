@@ -1,5 +1,5 @@
-// The header of a safetensors file, read value by value: whatever the JSON is, no more of it is
-// kept than the tensors that it names.
+// SAX parser of a safetensors header: memory use is bounded by the tensors it names, whatever the
+// JSON.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,7 +29,7 @@ std::optional<DType> dtype_of(const std::string& code) {
   return std::nullopt;
 }
 
-/// Called by nlohmann::json for every value.
+/// SAX handler, called by nlohmann::json for every value.
 class HeaderReader : public json::json_sax_t {
  public:
   HeaderReader(const std::string& file, uint64_t data_bytes, SafetensorsHeader& header)
@@ -111,7 +111,7 @@ class HeaderReader : public json::json_sax_t {
   [[noreturn]] void reject_offsets() const {
     reject_tensor(file_, entry_.name, "data_offsets: expected [begin, end]");
   }
-  /// A value of another kind than its place calls for.
+  /// Throws for a value of the wrong kind at its position.
   [[noreturn]] void reject() const {
     if (depth_ == 0) reject_json();
     if (in_metadata_) {
@@ -158,14 +158,14 @@ class HeaderReader : public json::json_sax_t {
   const std::string& file_;
   const uint64_t data_bytes_;
   SafetensorsHeader& header_;
-  int depth_ = 0;  ///< 1: names, 2: fields, 3: numbers of one
+  int depth_ = 0;  ///< 1: names, 2: fields, 3: numbers of a field
   bool in_metadata_ = false, has_dtype_ = false, has_shape_ = false;
   int num_offsets_ = 0;
   std::string field_;
   SafetensorsEntry entry_;
 };
 
-/// They tile the data, and no two have one name.
+/// Checks that the entries tile the data and that names are unique.
 void check_entries(const SafetensorsHeader& header, uint64_t data_bytes, const std::string& file) {
   uint64_t end = 0;
   for (const auto& entry : header.entries) {

@@ -83,7 +83,7 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, int64_t begin,
       return convert(Float16{});
     case DType::i32:
     case DType::u8:
-    case DType::e4m3:  // a value only together with its scale
+    case DType::e4m3:  // not a value without its scale
       break;
   }
   throw IoError(fmt::format("{}: tensor '{}' is {}: expected f32, bf16 or f16", path_, entry.name,

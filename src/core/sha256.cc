@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kShaBlock = 64;
 
-// The fractional parts of the cube roots of the first 64 primes.
+// Fractional parts of the cube roots of the first 64 primes.
 constexpr std::array<uint32_t, 64> kRounds{
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -60,7 +60,7 @@ Digest sha256(std::span<const std::byte> text) {
               0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   const size_t whole = text.size() / kShaBlock * kShaBlock;
   for (size_t at = 0; at < whole; at += kShaBlock) mix(state, text.data() + at);
-  // The rest, a one bit, zeros, and the length in bits: one block or two.
+  // Remainder, a one bit, zeros, and the length in bits: one block or two.
   std::array<std::byte, 2 * kShaBlock> end{};
   const size_t rest = text.size() - whole;
   std::copy(text.begin() + int64_t(whole), text.end(), end.begin());
@@ -98,7 +98,7 @@ bool equal_in_constant_time(const Digest& a, const Digest& b) {
   std::byte differences{};
   for (size_t i = 0; i < a.size(); ++i) {
     differences |= a[i] ^ b[i];
-    asm volatile("" : "+r"(differences));  // or the compiler may leave the loop early
+    asm volatile("" : "+r"(differences));  // keeps the compiler from leaving the loop early
   }
   return differences == std::byte{};
 }

@@ -59,7 +59,7 @@ Tensor::Tensor(void* data, DType dtype, std::span<const int64_t> shape,
   require_countable();
 }
 
-// Offsets of elements, in bytes, are computed in int64_t everywhere.
+// Byte offsets of elements are computed in int64_t everywhere.
 void Tensor::require_countable() const {
   int64_t count = int64_t(size_of(dtype_)), last = 0;
   bool fits = true;
@@ -69,7 +69,7 @@ void Tensor::require_countable() const {
       throw InvalidArgument(
           fmt::format("{}: stride {} of dimension {}: expected at least 0", describe(), stride, i));
     }
-    // Dimensions of 0 do not make up for others: views of them are taken, too.
+    // An extent of 0 does not excuse an overflow in the others: views may have other extents.
     int64_t reach = 0;
     fits = fits && !__builtin_mul_overflow(count, std::max<int64_t>(extent, 1), &count) &&
            !__builtin_mul_overflow(stride, std::max<int64_t>(extent, 1), &reach) &&

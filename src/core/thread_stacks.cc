@@ -21,10 +21,10 @@ namespace tandem {
 namespace {
 
 constexpr int kFrames = 32;
-constexpr int kSignal = SIGURG;  // ignored by default: one that comes late does no harm
+constexpr int kSignal = SIGURG;  // ignored by default, so a late one is harmless
 constexpr std::chrono::milliseconds kPatience{200};
 
-// One thread is asked at a time.
+// One request at a time.
 std::mutex asking;
 std::atomic<pid_t> asked{0};
 std::atomic<int> found{0};
@@ -38,14 +38,14 @@ void answer(int) {
   errno = error;
 }
 
-/// False where the program has a handler of its own.
+/// False if the program has a handler of its own.
 bool install() {
   struct sigaction before {};
   if (sigaction(kSignal, nullptr, &before) != 0) return false;
   if (before.sa_handler == answer) return true;
   if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return false;
   void* once[1];
-  backtrace(once, 1);  // loads what it needs, which a handler must not
+  backtrace(once, 1);  // loads its libraries, which a handler must not do
   struct sigaction action {};
   action.sa_handler = answer;
   action.sa_flags = SA_RESTART;
@@ -76,7 +76,7 @@ pid_t this_thread_id() {
 
 std::string stack_of_thread(pid_t id) {
   const std::lock_guard lock(asking);
-  int first = 1;  // behind the trampoline of the signal
+  int first = 1;  // after the trampoline of the signal
   if (id == this_thread_id()) {
     found = backtrace(frames, kFrames);
   } else {
@@ -90,7 +90,8 @@ std::string stack_of_thread(pid_t id) {
     }
     pid_t silent = id;
     if (asked.compare_exchange_strong(silent, 0)) return "";
-    // It is answering. One that is interrupted where it holds what that takes never does.
+    // The thread is answering. It never finishes if it was interrupted holding a lock that this
+    // needs.
     const auto answered = std::chrono::steady_clock::now() + kPatience;
     while (found == 0 && std::chrono::steady_clock::now() < answered) std::this_thread::yield();
     if (found == 0) {

@@ -1,5 +1,5 @@
 // Loops over independent rows or heads on this thread's kernel threads (set_kernel_threads).
-// Iterations must not depend on each other, so results never depend on the number of threads.
+// Iterations must be independent, so that results never depend on the number of threads.
 #pragma once
 
 #include <omp.h>
@@ -9,7 +9,7 @@
 
 namespace tandem::cpu {
 
-/// Rows that one thread takes at least: less is not worth waking another for.
+/// Min rows per thread: fewer do not pay for waking another thread.
 constexpr int64_t kMinRows = 64;
 
 /// body(begin, end) over disjoint ranges that cover [0, count).

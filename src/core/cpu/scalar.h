@@ -1,5 +1,5 @@
-// What the CPU kernels' inner loops are made of. Everything here is branch-free once inlined, so
-// that loops over it vectorise.
+// Building blocks of the CPU kernels' inner loops. Branch-free once inlined, so that loops
+// vectorise.
 #pragma once
 
 #include <bit>
@@ -29,8 +29,8 @@ inline BFloat16 from_f32<BFloat16>(float value) {
   return BFloat16::from_float(value);
 }
 
-/// e^x within 2 units in the last place for x in [-87.3, 88]; outside, the value at the nearer end
-/// (e^-87.3 = 1.2e-38). NaN stays NaN.
+/// e^x within 2 ulp for x in [-87.3, 88]; x is clamped to that range (e^-87.3 = 1.2e-38). NaN stays
+/// NaN.
 inline float fast_exp(float x) {
   constexpr float kMagic = 0x1.8p23f;  // adding it rounds to an integer in the low bits
   x = x < -87.3f ? -87.3f : x;
@@ -52,7 +52,7 @@ inline float sigmoid(float x) {
   return 1.0f / (1.0f + fast_exp(-x));
 }
 
-/// Calls body(T{}) with the element type of `dtype`: f32 or bf16. `what` is for the error.
+/// Calls body(T{}) with the element type of `dtype`: f32 or bf16. `what`: prefix of the error.
 template <typename Body>
 void with_type(DType dtype, const char* what, const Body& body) {
   switch (dtype) {

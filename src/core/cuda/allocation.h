@@ -1,4 +1,4 @@
-// What memory is, whatever its address: an address may come again once its memory was freed.
+// Identity of an allocation, independent of its address, which may be reused after a free.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,8 @@
 
 namespace tandem::gpu {
 
-/// A number that no other allocation of this process has had or will have, of the one that holds
-/// all `bytes` (more than 0) from `memory` on. 0: CUDA did not allocate it, or not in one piece, as
-/// mappings that lie one behind the other.
+/// Process-wide unique id, never reused, of the allocation that contains all `bytes` (more than 0)
+/// from `memory` on. 0: not allocated by CUDA, or not one allocation, such as adjacent mappings.
 uint64_t allocation_of(const void* memory, size_t bytes);
 
 }  // namespace tandem::gpu

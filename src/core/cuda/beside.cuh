@@ -1,7 +1,7 @@
-// Kernels that run beside the one before them in a stream (programmatic dependent launch): the
-// second begins once all blocks of the first run and have allowed it, so that what the first is to
-// do for the second, it does; and no block of the second takes an SM that one of the first still
-// needs. What the second reads beside that, was there before the first began.
+// Kernels concurrent with their predecessor in a stream (programmatic dependent launch). The second
+// starts once all blocks of the first run and have allowed it, so the first can always complete the
+// work that the second waits for, and no block of the second takes an SM that the first still
+// needs. All other inputs of the second must be ready before the first starts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,23 +13,22 @@
 
 namespace tandem::gpu {
 
-/// In the first kernel, by all of its blocks. Nothing on GPUs before sm_90, where kernels follow
-/// one another.
+/// Called in the first kernel by all of its blocks. No-op before sm_90, where kernels are serial.
 __device__ inline void allow_kernel_behind() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// At the end of the second one: it does not end before the first has, and so nothing behind it
-/// in the stream begins earlier either. Nothing where it did not begin beside another.
+/// Called at the end of the second kernel, which then does not end before the first has, so later
+/// work in the stream does not start earlier either. No-op if it was not launched as a dependent.
 __device__ inline void end_behind_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Launches a first kernel. `name`: in errors.
+/// Launches a first kernel. `name`: prefix of errors.
 template <class... Parameters, class... Arguments>
 void launch_blocks(void (*kernel)(Parameters...), const BesideBlocks& blocks, int threads,
                    const char* name, cudaStream_t stream, Arguments&&... arguments) {

@@ -1,13 +1,13 @@
-// How many blocks a kernel has that runs beside another (beside.cuh).
+// Grid size of a kernel that runs concurrently with another (beside.cuh).
 #pragma once
 
 namespace tandem::gpu {
 
-/// Blocks of a kernel that runs beside a product.
+/// Blocks of a kernel that runs concurrently with a GEMM.
 struct BesideBlocks {
   int count = 1;
-  /// Two at a time are a cluster, where their number is even: the product's blocks are, too, and
-  /// would find SMs left over of which no two can be one.
+  /// Launches clusters of two if `count` is even. The GEMM's blocks are clusters of two as well,
+  /// and could not use leftover SMs that form no pair.
   bool pairs = false;
   constexpr BesideBlocks(int blocks, bool in_pairs = false) : count(blocks), pairs(in_pairs) {}
 };

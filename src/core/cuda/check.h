@@ -1,4 +1,4 @@
-// CUDA's error codes as typed errors.
+// Conversion of CUDA's error codes to typed errors.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,12 +12,12 @@ namespace tandem::gpu {
 /// Throws DeviceError "what: name (text)" unless `code` is success.
 inline void check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
-  cudaGetLastError();  // else the next launch would be blamed for it
+  cudaGetLastError();  // clears it, or the next launch would report it
   throw DeviceError(std::string(what) + ": " + cudaGetErrorName(code) + " (" +
                     cudaGetErrorString(code) + ")");
 }
 
-/// After a kernel launch.
+/// Checks the kernel launch just made.
 inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel);
 }

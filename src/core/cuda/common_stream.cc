@@ -11,8 +11,8 @@ Priority priority_of(Common which) {
   return which == Common::capture ? Priority::normal : Priority::high;
 }
 
-/// Where ranks share a GPU, calls are captured on `side`, too: a stream less of every rank. So it
-/// has the priority that captured kernels are to have.
+/// If ranks share a GPU, calls are captured on `side`, too, to save a stream per rank. So it has
+/// the priority of captured kernels.
 Common shared(Common which) {
   return which == Common::side ? Common::capture : which;
 }
@@ -21,7 +21,7 @@ struct Made {
   cudaStream_t stream = nullptr;
   int users = 0;
 };
-// By share, of which every rank has its own in every world.
+// Keyed by share; every rank of every world has its own.
 std::mutex made_mutex;
 std::map<std::pair<const GpuShare*, Common>, Made> made;
 
@@ -39,7 +39,7 @@ cudaStream_t take(GpuShare& share, Common which) {
   return one.stream;
 }
 
-/// Whether nobody else has it.
+/// Removes a user; whether it was the last.
 bool is_last(const GpuShare& share, Common which) {
   if (share.alone()) return true;
   if (which == Common::prompt) return false;
@@ -52,7 +52,7 @@ bool is_last(const GpuShare& share, Common which) {
 
 }  // namespace
 
-// Of the first green context that asks, and as long as the process, as these are.
+// Created by the first green context that asks; lives as long as the process, as these do.
 cudaStream_t prompt_stream(GpuShare& share) {
   static std::mutex mutex;
   static std::map<int, cudaStream_t> of_devices;

@@ -1,8 +1,7 @@
-// Streams that a rank's operators have in common where ranks share a GPU. The streams of all ranks
-// take the same hardware queues there, 32 at most, whatever green context they are of. In a queue
-// that two streams have, work of one waits behind work of the other; were they of two ranks that
-// wait for each other, it would wait until the deadline. So a rank has few streams. Where it has
-// the GPU to itself each of these is a stream of its own.
+// Streams shared by a rank's operators if ranks share a GPU. All ranks' streams then map to the
+// same hardware queues, 32 at most, whatever their green context. Work of two streams in one queue
+// is serialized; if two such ranks wait for each other, they wait until the deadline. So a rank
+// uses few streams. If a rank has a GPU of its own, each of these is a separate stream.
 #pragma once
 
 #include "core/cuda/handles.h"
@@ -10,22 +9,22 @@
 namespace tandem::gpu {
 
 enum class Common {
-  side,        ///< beside the communicator's stream, in the order of its calls; of high priority
-               ///< where the rank has the GPU to itself
-  other_side,  ///< the same, which takes turns with `side`
-  capture,     ///< for capturing calls: nothing of it waits. Of ranks that share a GPU: `side`
-  prompt,      ///< for what the host waits for at once and no rank holds up; all ranks have one,
-               ///< which allocates their memory, too
+  side,        ///< concurrent with the communicator's stream, in the order of its calls; of high
+               ///< priority if the rank has a GPU of its own
+  other_side,  ///< same, used alternately with `side`
+  capture,     ///< for capturing calls, never waited for. If ranks share a GPU: `side`
+  prompt,      ///< for work that the host waits for immediately and no rank delays; one for all
+               ///< ranks, which also allocates their memory
 };
 
-/// `prompt` of the GPU of `share`, which is not alone, until it is released there.
+/// `prompt` stream of the GPU of `share`, which must share it, until released there.
 cudaStream_t prompt_stream(GpuShare& share);
 
 class CommonStream {
  public:
-  /// Of the share that this thread has.
+  /// Uses this thread's share.
   explicit CommonStream(Common which);
-  /// Waits for what was enqueued on it, unless it is captured.
+  /// Waits for the work enqueued on it, unless it is captured.
   ~CommonStream();
   CommonStream(const CommonStream&) = delete;
   CommonStream& operator=(const CommonStream&) = delete;

@@ -1,12 +1,12 @@
-// CUDA's current device is the thread's.
+// Scoped change of CUDA's current device, which is per thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace tandem::gpu {
 
-/// While it lives `device` is current in this thread, afterwards the one from before. Does not
-/// throw: in destructors, too.
+/// Makes `device` current in this thread while it lives, then restores the previous one. Does not
+/// throw, so usable in destructors.
 class CurrentDevice {
  public:
   CurrentDevice() { known_ = cudaGetDevice(&before_) == cudaSuccess; }

@@ -1,5 +1,5 @@
-// Functions of the driver that the runtime does not have. They are found at run time: programs of
-// this build also start where there is no driver.
+// Driver functions that the runtime lacks. Resolved at run time, so that programs of this build
+// also start without a driver.
 #pragma once
 
 #include <cuda.h>
@@ -11,8 +11,8 @@
 
 namespace tandem::gpu {
 
-/// Throws Unsupported where this driver has no such function. `version`: the first of CUDA that has
-/// it as it is declared here.
+/// Throws Unsupported if this driver lacks the function. `version`: first CUDA version that has it
+/// as declared here.
 template <typename Function>
 Function driver_function(const char* name, unsigned version = 12000) {
   void* function = nullptr;
@@ -25,7 +25,7 @@ Function driver_function(const char* name, unsigned version = 12000) {
   return reinterpret_cast<Function>(function);
 }
 
-/// Throws DeviceError unless `code`, of the driver's function `name`, is success.
+/// Throws DeviceError unless `code`, returned by driver function `name`, is success.
 inline void check_driver(CUresult code, const char* name) {
   if (code != CUDA_SUCCESS) {
     throw DeviceError(std::string(name) + ": error " + std::to_string(int(code)));

@@ -39,17 +39,17 @@ __device__ inline __half from_float<__half>(float value) {
 }
 template <>
 __device__ inline __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float value) {
-  return __nv_fp8_e4m3(value);  // saturates, as Float8E4M3 does
+  return __nv_fp8_e4m3(value);  // saturates, like Float8E4M3
 }
 
-/// 16 bytes of T.
+/// 16-byte vector of T.
 template <typename T>
 struct alignas(16) Pack {
   static constexpr int kElements = 16 / int(sizeof(T));
   T at[kElements];
 };
 
-/// Calls body(T{}) for the element type that `dtype` names; false when it is no float type.
+/// Calls body(T{}) with the element type of `dtype`; returns false if it is no float type.
 template <typename Body>
 bool with_float_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -70,7 +70,7 @@ bool with_float_type(DType dtype, const Body& body) {
   return false;
 }
 
-/// The same, and for e4m3 too, which is a storage type: kernels that sum do not take it.
+/// Same as with_float_type, plus e4m3, which is a storage type: kernels that sum do not accept it.
 template <typename Body>
 bool with_storage_type(DType dtype, const Body& body) {
   if (dtype != DType::e4m3) return with_float_type(dtype, body);

@@ -1,4 +1,4 @@
-// The seeded values that fill.h writes, for kernels that make them again.
+// Seeded values that fill.h writes, for kernels that regenerate them.
 #pragma once
 
 #include "tandem/random.h"

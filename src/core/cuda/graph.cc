@@ -18,7 +18,7 @@ Graph::Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
   } catch (...) {
     cudaStreamEndCapture(stream, &graph);
     if (graph) cudaGraphDestroy(graph);
-    cudaGetLastError();  // what ended the capture is not the next launch's error
+    cudaGetLastError();  // do not report the capture's error at the next launch
     throw;
   }
   check(cudaStreamEndCapture(stream, &graph), "end a capture");

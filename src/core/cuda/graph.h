@@ -1,4 +1,4 @@
-// Work on a stream, captured once and launched again by a single call of the driver.
+// CUDA graphs captured from a stream and launched with one driver call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,21 +9,21 @@
 
 namespace tandem::gpu {
 
-/// Whether what is put on `stream` goes into a graph that somebody captures.
+/// Whether `stream` is being captured.
 bool is_captured(cudaStream_t stream);
 
 class Graph {
  public:
-  /// What `enqueue` puts on `stream`, and on streams that fork from it and join it again. Nothing
-  /// of it runs yet. Kernels keep the priority of the stream they were put on. Calls of other
-  /// threads are not disturbed; when `enqueue` throws, `stream` is as before.
+  /// Captures the work that `enqueue` puts on `stream`, and on streams that fork from and join it,
+  /// without running it. Kernels keep the priority of their stream. Does not affect calls of other
+  /// threads; if `enqueue` throws, `stream` is restored.
   Graph(cudaStream_t stream, const std::function<void()>& enqueue);
   void launch(cudaStream_t stream) const;
-  /// What the first launch would have to allocate, in the stream's order.
+  /// Performs the allocations of the first launch, in stream order.
   void upload(cudaStream_t stream) const;
 
  private:
-  // A graph that is still running is freed when it has ended.
+  // Destroying a running graph is deferred by CUDA until it has ended.
   struct Destroy {
     void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
   };

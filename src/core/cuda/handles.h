@@ -1,5 +1,5 @@
-// Owners of streams, events and memory, made from the share of a GPU that this thread has
-// (share.h); freed without throwing.
+// RAII owners of streams, events and memory, created from this thread's share of a GPU (share.h);
+// destruction does not throw.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -72,14 +72,14 @@ class Event {
   detail::Owner<cudaEvent_t, detail::DestroyEvent> owner_;
 };
 
-/// Microseconds between two timing events that have completed.
+/// Microseconds between two completed timing events.
 inline double microseconds(const Event& begin, const Event& end) {
   float ms = 0;
   check(cudaEventElapsedTime(&ms, begin.get(), end.get()), "time between events");
   return double(ms) * 1e3;
 }
 
-/// Device memory on the current device, zeroed.
+/// Zero-initialized device memory on the current device.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -105,7 +105,7 @@ class DeviceMemory {
   int device_ = 0;
 };
 
-/// One T in pinned host memory that kernels reach through the same address.
+/// One T in pinned host memory, mapped at the same address for kernels.
 template <typename T>
 class Mapped {
  public:

@@ -1,4 +1,4 @@
-// Included once by every source file with kernels: it makes their module known to load_modules().
+// Included once by every source file with kernels: registers their module with load_modules().
 #pragma once
 
 #include "core/cuda/modules.h"
@@ -6,7 +6,7 @@
 namespace tandem::gpu {
 namespace {
 
-// What the module is found by. Never launched.
+// Identifies the module. Never launched.
 __global__ void module_marker() {}
 
 const KnownModule module_of_this_file(reinterpret_cast<const void*>(&module_marker));

@@ -17,7 +17,7 @@ std::vector<const void*>& kernels_of_modules() {
   return kernels;
 }
 
-// Enumerating a module's functions came with CUDA 12.4.
+// Enumeration of a module's functions needs CUDA 12.4.
 template <typename Function>
 Function function_of_12_4(const char* name) {
   return driver_function<Function>(name, 12040);
@@ -48,7 +48,7 @@ void for_each_kernel(const std::function<void(CUfunction)>& visit) {
   for (const void* kernel : kernels_of_modules()) {
     cudaFunction_t known = nullptr;
     if (cudaGetFuncBySymbol(&known, kernel) != cudaSuccess) {
-      cudaGetLastError();  // of another architecture
+      cudaGetLastError();  // other architecture
       continue;
     }
     for (const CUfunction function : functions_beside(known)) visit(function);

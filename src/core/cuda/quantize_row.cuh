@@ -1,4 +1,4 @@
-// What kernels that quantize rows to e4m3 have in common; the CPU's bits (codec/quantize.h).
+// Row quantization to e4m3 shared by kernels; same bits as the CPU (codec/quantize.h).
 #pragma once
 
 #include <cfloat>
@@ -7,15 +7,15 @@
 
 namespace tandem::gpu {
 
-constexpr int kCodesAtOnce = 16;  // of a thread: 16 bytes of codes
+constexpr int kCodesAtOnce = 16;  // per thread: 16 bytes of codes
 
-/// Copied out of memory whole, so that loads are of 16 bytes: not handed on by reference.
+/// Copied from memory as a whole, so that loads are of 16 bytes: not passed on by reference.
 template <typename T>
 struct alignas(16) Sixteen {
   T at[kCodesAtOnce];
 };
 
-/// Ignores NaN, as fmaxf does.
+/// Running absmax. Ignores NaN, as fmaxf does.
 template <typename T>
 __device__ float largest(float most, const Sixteen<T>& values) {
 #pragma unroll
@@ -23,7 +23,7 @@ __device__ float largest(float most, const Sixteen<T>& values) {
   return most;
 }
 
-/// Of a row whose largest magnitude is `most`.
+/// Scale of a row whose absmax is `most`.
 __device__ inline float row_scale(float most) {
   return fmaxf(__fdiv_rn(most, Float8E4M3::kMost), FLT_MIN);
 }

@@ -16,11 +16,11 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr unsigned kGreenVersion = 12050;  // of CUDA, that has all of them
-constexpr int kSmStep = 8;                 // green contexts have multiples of so many SMs
+constexpr unsigned kGreenVersion = 12050;  // first CUDA version with all of these functions
+constexpr int kSmStep = 8;                 // green contexts have multiples of this many SMs
 
-// Copies within a GPU run on SMs, and so do a stream's signals: a rank's grids leave some of its
-// own to them, or a kernel that waits for a copy would keep it from running.
+// Copies within a GPU, and a stream's signals, run on SMs: a rank's grids leave some of its SMs
+// free, or a kernel that waits for a copy would prevent it from running.
 int left_for_grids(int sms) {
   return sms - (sms >= 16 ? 4 : 2);
 }
@@ -36,7 +36,7 @@ int device_sms(int device) {
   return count;
 }
 
-// Of a green context that is current in this thread, fewer than the device has.
+// SMs of the green context current in this thread, fewer than the device's.
 int context_sms(int device) {
   const int all = device_sms(device);
   CUcontext context = nullptr;
@@ -59,8 +59,8 @@ struct Green {
   int sms;
 };
 
-// Of all ranks that share GPUs, a default stream of each among them: what is beyond the hardware's
-// queues may wait for another rank.
+// Counts the streams of all ranks that share GPUs, including a default stream each: streams beyond
+// the number of hardware queues may wait for another rank.
 void count_stream() {
   constexpr int kQueues = 32;
   static std::atomic<int> made = 0;
@@ -84,8 +84,8 @@ std::vector<Green> split(int device, int parts) {
                "cuDeviceGetDevResource");
   std::vector<CUdevResource> groups{size_t(parts)};
   unsigned made = 0;
-  // Shares of SMs that lie together, unless this GPU has too few of them: which SMs a GPU lacks
-  // differs from one to the next.
+  // Prefer coscheduled SMs, unless this GPU has too few of them: the disabled SMs differ between
+  // GPUs.
   for (const unsigned flags : {0u, unsigned(CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING)}) {
     made = unsigned(parts);
     check_driver(
@@ -114,22 +114,22 @@ std::vector<Green> split(int device, int parts) {
   return all;
 }
 
-// Freed memory stays the pool's: giving it back to the system would take time in a world's middle.
+// Default pool that keeps freed memory: returning it to the system would take time during a run.
 cudaMemPool_t keeping_pool(int device) {
   cudaMemPool_t pool = nullptr;
   check(cudaDeviceGetDefaultMemPool(&pool, device), "the device's memory pool");
   uint64_t keep = std::numeric_limits<uint64_t>::max();
   check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
         "the device's memory pool");
-  // Ranks that share a GPU share the pool. Memory that one has freed behind a kernel which waits
-  // for another must not make that one's stream wait for it.
+  // Ranks that share a GPU share the pool. Memory freed by one rank after a kernel that waits for
+  // another must not make the other's stream wait for that kernel.
   int never = 0;
   check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &never),
         "the device's memory pool");
   return pool;
 }
 
-// Memory that is never freed, as that would wait for the device, but used again: by size.
+// Memory that is never freed, since that would wait for the device, but reused, by size.
 class KeptMemory {
  public:
   void* take(size_t bytes) {
@@ -151,7 +151,7 @@ class KeptMemory {
 };
 KeptMemory kept_on_host, kept_on_device;
 
-// The driver's writes and waits of streams do not take memory of a pool.
+// Stream memory operations (write, wait) do not accept pool memory.
 constexpr size_t kMostKept = size_t(1) << 20, kLeastKept = 4096;
 
 bool is_kept(size_t bytes) {
@@ -161,8 +161,8 @@ size_t kept_bytes(size_t bytes) {
   return std::max(std::bit_ceil(bytes), kLeastKept);
 }
 
-// A call that a caller captures may still have to allocate. Nothing of that goes into the graph, as
-// it has a stream of its own.
+// Allows allocation during a caller's capture. Allocations are on their own stream, so none enters
+// the graph.
 class BesideCapture {
  public:
   BesideCapture() {
@@ -176,8 +176,8 @@ class BesideCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Streams of green contexts that were made and are not in use, for the next that asks: a new one
-// might take a hardware queue that another rank's stream has.
+// Idle streams of green contexts, kept for reuse: a new stream might map to a hardware queue of
+// another rank's stream.
 class SpareStreams {
  public:
   cudaStream_t take(const void* green, Priority priority) {
@@ -188,7 +188,7 @@ class SpareStreams {
     spare.pop_back();
     return stream;
   }
-  /// Whether it is kept: unless it is captured.
+  /// Keeps `stream` unless it is being captured; returns whether it was kept.
   bool put_back(const void* green, cudaStream_t stream) {
     int priority = 0;
     cudaStreamCaptureStatus captured{};
@@ -285,7 +285,7 @@ void GpuShare::release_stream(cudaStream_t stream) {
   if (at != streams_.end()) streams_.erase(at);
   cudaStreamCaptureStatus captured{};
   const bool known = cudaStreamIsCapturing(stream, &captured) == cudaSuccess;
-  // What is freed next may be what it uses.
+  // Memory in use by this stream may be freed next.
   if (known && captured == cudaStreamCaptureStatusNone) cudaStreamSynchronize(stream);
 }
 
@@ -333,7 +333,7 @@ void GpuShare::free(std::byte* memory, size_t bytes) {
   try {
     synchronize();
   } catch (const Error&) {
-    return;  // the device failed: nothing there can be freed
+    return;  // the device failed: nothing can be freed
   }
   if (is_kept(bytes)) {
     kept_on_device.put_back(memory, kept_bytes(bytes));

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWords = 256;
 
-// Indices that are known at run time alone keep the words in memory.
+// Indices known only at run time keep the words in memory.
 __global__ void stack_kernel(int steps, unsigned* out) {
   unsigned words[kWords] = {};
   for (int i = 0; i < steps; ++i) words[unsigned(i) * 31 % kWords] += unsigned(i);

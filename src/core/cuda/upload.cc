@@ -9,8 +9,8 @@
 namespace tandem::gpu {
 namespace {
 
-/// Pinned memory for as long as copies from it are waited for. To free it otherwise would wait for
-/// all of the rank's streams.
+/// Pinned memory, kept until copies from it are done. An ordinary free would wait for all streams
+/// of the rank.
 template <typename T>
 class Staging {
  public:
@@ -31,11 +31,12 @@ DeviceMemory uploaded(const void* host, size_t bytes) {
   DeviceMemory memory(bytes);
   if (this_share()->alone()) {
     check(cudaMemcpy(memory.data(), host, bytes, cudaMemcpyDefault), "write a table");
-    check(cudaStreamSynchronize(cudaStreamLegacy), "write a table");  // it may be under way
+    check(cudaStreamSynchronize(cudaStreamLegacy), "write a table");  // the copy may still be in
+                                                                      // flight
     return memory;
   }
-  // A copy from pageable memory waits with the context locked: a rank that shares the GPU could not
-  // enqueue what this one's kernels wait for.
+  // A copy from pageable memory waits with the context locked: a rank that shares the GPU could
+  // then not enqueue work that this rank's kernels wait for.
   using Piece = std::array<std::byte, 64 << 10>;
   const Staging<Piece> staging;
   const CommonStream stream(Common::prompt);

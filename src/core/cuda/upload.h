@@ -1,4 +1,4 @@
-// Tables that the host computes, in device memory.
+// Tables computed on the host, in device memory.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace tandem::gpu {
 
-/// `bytes` from any memory of the host. Blocks until they are there, and waits for no kernel.
+/// Copies `bytes` from any host memory. Blocks until the copy is done, and waits for no kernel.
 /// Throws DeviceError.
 DeviceMemory uploaded(const void* host, size_t bytes);
 
