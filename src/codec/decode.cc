@@ -34,7 +34,7 @@ void load_numbers(const std::byte* scales, const std::byte* centers, int groups,
   }
 }
 
-/// `levels`: 0 where there are no centers.
+/// `levels`: 0 if there are no centers.
 void load_numbers(ScaleKind kind, const std::byte* scales, const std::byte* centers, int groups,
                   int levels, Numbers& numbers) {
   switch (kind) {

@@ -1,4 +1,4 @@
-// Encoding in passes over a tile: the groups' ranges, their scales, the codes.
+// Encoding in passes over a tile: group ranges, scales, codes.
 #include <cstring>
 
 #include "codec/planes.h"
@@ -36,7 +36,7 @@ void write_codes(const float* x, int blocks, int group, const GroupNumbers& numb
 
 }  // namespace
 
-/// What `put` does, by format.
+/// Implementation of `put`, by format.
 struct TileEncoder::Pass {
   template <typename Format>
   static void run(const TileEncoder& e, int64_t first, int count, const float* values) {
@@ -84,7 +84,7 @@ struct TileEncoder::Pass {
 
 TileEncoder::TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message)
     : wire_(wire), parts_(Message::of(wire, elements)), limit_(limit), message_(message) {
-  // What lies between the parts is 0.
+  // Zero the padding between sections.
   for (const size_t end : {parts_.centers, parts_.spikes, parts_.places, parts_.bytes}) {
     if (end > parts_.scales) std::memset(message + end - 16, 0, 16);
   }

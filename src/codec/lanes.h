@@ -1,6 +1,6 @@
-// Sixteen or eight floats or words at a time, by the compilers' vector types: they become AVX-512,
-// AVX2, SSE or NEON instructions as the processor has them. Wider than its registers they should
-// not be: arrays of such vectors would live in memory.
+// Vectors of 16 or 8 floats or words, using compiler vector types: compiled to AVX-512, AVX2, SSE
+// or NEON, whichever the target has. They must not be wider than its registers: arrays of such
+// vectors would be spilled to memory.
 #pragma once
 
 #include <cstring>
@@ -46,15 +46,15 @@ inline FloatLanes load_floats(const Float16* from) {
   const WordLanes half = __builtin_convertvector(load<HalfLanes>(from), WordLanes);
   const WordLanes magnitude = (half & 0x7fffu) << 13;
   const WordLanes normal = magnitude + (112u << 23);
-  // A subnormal's bits behind those of 2^-14, less 2^-14.
+  // Subnormal: append its bits to those of 2^-14, then subtract 2^-14.
   const WordLanes small = bits_of(float_of<FloatLanes>(magnitude + (113u << 23)) - 0x1p-14f);
   const WordLanes finite = magnitude < (1u << 23) ? small : normal;
   const WordLanes all = magnitude >= (31u << 23) ? magnitude | 0x7f800000u : finite;
   return float_of<FloatLanes>(all | (half & 0x8000u) << 16);
 }
 
-/// x, or where it is NaN the one NaN that leaves a codec: which one arithmetic makes, processors
-/// and compilers decide.
+/// x, with every NaN replaced by the one NaN that codecs produce: the NaN bits of arithmetic differ
+/// between processors and compilers.
 inline FloatLanes canonical(const FloatLanes& x) {
   return x == x ? x : float_of<FloatLanes>(WordLanes{} + kNaNBits);
 }
@@ -80,12 +80,12 @@ inline void store_floats(Float16* to, const FloatLanes& x) {
   store(to, __builtin_convertvector(all, HalfLanes));
 }
 
-/// In two steps, for which there are instructions.
+/// Widens in two steps, for which there are instructions.
 inline WordLanes words_of(const ByteLanes& bytes) {
   return __builtin_convertvector(__builtin_convertvector(bytes, HalfLanes), WordLanes);
 }
 
-/// The lanes' numbers from 0 on.
+/// Lane indices, from 0.
 template <typename V>
 inline V lane_numbers() {
   V all{};
@@ -93,7 +93,7 @@ inline V lane_numbers() {
   return all;
 }
 
-/// What `with` makes of 8 or 16 lanes, by halves.
+/// Reduces 8 or 16 lanes with `with`, by halves.
 template <typename Eight, typename With>
 requires(sizeof(Eight) == 32) inline auto reduced(const Eight& eight, const With& with) {
   const auto four = with(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),

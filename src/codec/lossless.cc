@@ -43,7 +43,7 @@ bool is_any(const Halves& flags) {
   return any != 0;
 }
 
-/// Codes of a block; whether one escapes.
+/// Codes of a block; returns whether any escapes.
 bool code_block(const uint16_t* halves, uint16_t top, Halves* codes) {
   Halves most{};
   for (int j = 0; j < kPairs; ++j) {
@@ -56,7 +56,7 @@ bool code_block(const uint16_t* halves, uint16_t top, Halves* codes) {
   return is_any(most);
 }
 
-/// As planes.h packs 4 bits: the first 64 elements in the lower halves of the words, the others in
+/// 4-bit packing of planes.h: the first 64 elements in the lower halves of the words, the others in
 /// the upper ones.
 void pack_codes(const Halves* codes, std::byte* to) {
   SixteenHalves all[kWireBlock / 16];
@@ -97,13 +97,14 @@ class LosslessEncoder {
         message_(message),
         room_(most_lossless_bytes(elements, dtype)) {
     if (!fits()) return;
-    // What lies between the parts is 0.
+    // Zero the padding between sections.
     for (const size_t end : {parts_.bytes, parts_.firsts, parts_.escapes}) {
       std::memset(message + end - 16, 0, 16);
     }
   }
 
-  /// A tile's upper halves, filled up to whole blocks. False where the escapes are too many.
+  /// Encodes a tile's upper halves, padded to whole blocks. Returns false if there are too many
+  /// escapes.
   bool put(int64_t first, int count, const uint16_t* halves) {
     const int blocks = (count + kWireBlock - 1) / kWireBlock;
     constexpr int kBlocks = kLosslessGroup / kWireBlock;
@@ -153,7 +154,8 @@ class LosslessEncoder {
   uint32_t escapes_ = 0;
 };
 
-/// A tile's upper halves, the last one repeated up to the end of its block; f32: the lower, too.
+/// Extracts a tile's upper halves, the last one repeated up to the end of its block; for f32 also
+/// the lower halves.
 void split(DType dtype, const void* values, int64_t first, int count, uint16_t* high,
            uint16_t* low) {
   if (dtype == DType::bf16) {

@@ -1,20 +1,21 @@
-// The lossless format of bf16: an exponent takes few values near a group's largest, so 4 bits say
-// which, a byte holds sign and mantissa, and what does not fit escapes. Of f32 the upper half goes
-// that way and the lower half as it is.
+// Lossless format of bf16: exponents near a group's max take few values, so 4 bits encode the
+// exponent, a byte holds sign and mantissa, and other exponents escape. For f32 the upper half is
+// coded like this and the lower half is stored as is.
 //
-// A message of at least kLeastCoded elements begins with a header of 16 bytes: the form (0: the
-// elements follow as they are, 1: coded) and the number of escapes, each a 32-bit word. Coded
-// parts, each at a multiple of 16 bytes:
+// A message of at least kLeastCoded elements begins with a 16-byte header: the form (0: raw
+// elements follow, 1: coded) and the number of escapes, each a 32-bit word. Coded sections, each at
+// a multiple of 16 bytes:
 //
 //   low       f32: the lower halves
-//   bytes     one an element: sign, 7 bits of mantissa
-//   codes     4 bits an element, packed as in planes.h: 0 ... 13: the exponent is `top` - code;
+//   bytes     one per element: sign, 7 bits of mantissa
+//   codes     4 bits per element, packed as in planes.h: 0 ... 13: the exponent is `top` - code;
 //             14: it is 0; 15: it escapes
-//   tops      a byte per kLosslessGroup elements: their largest exponent below 255
+//   tops      a byte per kLosslessGroup elements: their max exponent below 255
 //   firsts    a word per group: the number of escapes before it
 //   escapes   a byte each: the exponent
 //
-// A message that would be longer coded is not. Shorter ones are the elements alone.
+// A message that coding would make longer is stored raw. Messages below kLeastCoded are the
+// elements only.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +47,7 @@ struct LosslessParts {
   }
 };
 
-/// Raw, with the header where there is one.
+/// Size of a raw message, including the header if it has one.
 constexpr size_t most_lossless_bytes(int64_t elements, DType dtype) {
   return (elements < kLeastCoded ? 0 : 16) + size_t(elements) * size_of(dtype);
 }
@@ -55,9 +56,9 @@ double lossless_bits(DType dtype);
 /// Throws InvalidArgument for a dtype that is neither bf16 nor f32.
 void require_lossless(DType dtype);
 
-/// bf16 or f32; `message` has most_lossless_bytes. Returns the bytes used.
+/// Encodes bf16 or f32; `message` has most_lossless_bytes. Returns the bytes used.
 size_t encode_lossless(DType dtype, const void* values, int64_t elements, std::byte* message);
-/// `values` has the elements' memory. Throws InvalidArgument for what is no message.
+/// `values` has memory for `elements`. Throws InvalidArgument for an invalid message.
 void decode_lossless(DType dtype, std::span<const std::byte> message, int64_t elements,
                      void* values);
 

@@ -1,13 +1,13 @@
-// Where the parts of an encoded message lie. Host and device use the same functions, so they cannot
-// disagree. docs/wire-formats.md has it in prose.
+// Layout of an encoded message, computed by the same functions on host and device. Described in
+// docs/wire-formats.md.
 //
 //   codes, wide plane     blocks x 128 x wide bits
 //   codes, narrow plane   blocks x 128 x narrow bits, the low bits of 6, 5 and 3
-//   scales                one a group
-//   centers               one a group, asymmetric formats
-//   spikes                one a group: smallest, largest (bf16), and where they stood (a byte each)
+//   scales                one per group
+//   centers               one per group, asymmetric formats
+//   spikes                per group: min, max (bf16), and their positions (a byte each)
 //
-// Every part begins at a multiple of 16 bytes.
+// Every section begins at a multiple of 16 bytes.
 #pragma once
 
 #include "tandem/codec.h"
@@ -40,7 +40,7 @@ constexpr int code_bits(Codec codec) {
   }
   return 0;
 }
-/// Bits of a code in the narrow plane.
+/// Bits of a code stored in the narrow plane.
 constexpr int narrow_bits(int bits) {
   return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
 }
@@ -64,7 +64,7 @@ constexpr bool is_integer(Codec codec) {
 constexpr bool is_mx(Codec codec) {
   return codec == Codec::mxfp8 || codec == Codec::mxfp6 || codec == Codec::mxfp4;
 }
-/// Codes with a scale per group: all but `none` and `lossless`.
+/// Whether codes have a scale per group: all codecs but `none` and `lossless`.
 constexpr bool is_grouped(Codec codec) {
   return code_bits(codec) != 0;
 }
@@ -74,7 +74,7 @@ struct Message {
   size_t wide = 0, narrow = 0, scales = 0, centers = 0, spikes = 0, places = 0;
   size_t bytes = 0;
 
-  /// Of a grouped codec.
+  /// Layout for a grouped codec.
   static constexpr Message of(const Wire& wire, int64_t elements) {
     const auto whole = [](int64_t bytes) { return size_t(bytes + 15) / 16 * 16; };
     Message m;
@@ -91,8 +91,8 @@ struct Message {
     m.bytes = m.places + (wire.spikes ? whole(m.groups * 2) : 0);
     return m;
   }
-  /// Share of the bytes of `count` blocks from `first` on, rounded up; blocks behind the last have
-  /// none.
+  /// Proportional share of the message bytes of `count` blocks from `first` on, rounded up; 0 for
+  /// blocks past the last.
   constexpr int64_t bytes_of_blocks(int64_t first, int64_t count) const {
     const int64_t left = blocks - first, has = left < count ? left : count;
     return has <= 0 ? 0 : (int64_t(bytes) * has + blocks - 1) / blocks;

@@ -1,4 +1,4 @@
-// Stands in for codecs on GPUs in a build without CUDA: no communicator gets here.
+// Stubs of the GPU codecs in a build without CUDA; unreachable, as there are no GPU communicators.
 #include "codec/quantize.h"
 
 namespace tandem {

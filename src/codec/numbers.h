@@ -1,6 +1,6 @@
-// The arithmetic of the wire formats: scales and codes as functions of 32-bit words. Each is
-// written once, for one value (float, on host and device) and for many (lanes.h), so that every
-// processor makes the same bytes. Nothing here may be contracted to a fused multiply-add, or
+// Arithmetic of the wire formats: scales and codes as functions of 32-bit words. Each is written
+// once, as a template over one value (float, on host and device) and vectors (lanes.h), so that
+// every processor produces the same bytes. Must not be contracted to fused multiply-adds or
 // reordered.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 #include "codec/message.h"
 
-// Vectors are passed inside this build alone.
+// Vectors are passed only inside this build, so their ABI does not matter.
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
 namespace tandem::codec {
 
-/// The type of as many words as F has floats.
+/// Type of as many words as F has floats.
 template <typename F>
 struct WordsOf;
 template <>
@@ -36,7 +36,7 @@ constexpr F float_of(Words<F> bits) {
   return std::bit_cast<F>(bits);
 }
 
-/// Rounded on its own: neither is fused with what follows.
+/// Rounded product and sum, never fused with another operation.
 template <typename F>
 constexpr F product(F a, F b) {
 #ifdef __CUDA_ARCH__
@@ -56,7 +56,7 @@ template <typename V>
 constexpr V larger(V a, V b) {
   return a > b ? a : b;
 }
-/// Into [-most, most]; NaN becomes `most`.
+/// Clamps to [-most, most]; NaN becomes `most`.
 template <typename F>
 constexpr F clamped(F t, F most) {
   t = t < most ? t : most;
@@ -70,8 +70,8 @@ constexpr uint32_t kLeastScale = 0x00800000;  // 2^-126
 constexpr uint32_t kRoots[] = {0x1837f0, 0x3504f3, 0x5744fd};
 constexpr int kLog2Bias = 44;
 
-/// The smallest scale of `kind` that is at least `need` (0 or more) and 2^-126, as bits of an f32.
-/// Where `kind` has none so large: of log2 NaN, of bf16 its largest, which is less than 2^-8 below.
+/// Bits of the smallest f32 scale of `kind` that is >= `need` (>= 0) and >= 2^-126. If `need`
+/// exceeds the max of `kind`: NaN for log2, the max for bf16, which is less than 2^-8 below.
 template <ScaleKind kind, typename W>
 constexpr W scale_at_least(W need) {
   if constexpr (kind == ScaleKind::f32) return larger(need, W{} + kLeastScale);
@@ -96,7 +96,7 @@ constexpr W scale_at_least(W need) {
   }
 }
 
-/// What stands for a scale in the message.
+/// Stored form of a scale in a message.
 template <ScaleKind kind, typename W>
 constexpr W stored_scale(W scale) {
   if constexpr (kind == ScaleKind::f32) return scale;
@@ -112,7 +112,7 @@ constexpr W stored_scale(W scale) {
   }
 }
 
-/// The inverse; every stored value has one.
+/// Inverse of `stored_scale`, defined for every stored value.
 template <ScaleKind kind, typename W>
 constexpr W scale_of_stored(W stored) {
   if constexpr (kind == ScaleKind::f32) return stored;
@@ -131,35 +131,36 @@ constexpr W scale_of_stored(W stored) {
   }
 }
 
-/// Integers of kBits bits: a code is the value plus 2^(kBits - 1), of which the smallest is unused.
+/// Integers of kBits bits: code = value + 2^(kBits - 1); code 0 is unused.
 template <int kBits>
 struct Integer {
   static constexpr int bits = kBits;
   static constexpr int offset = 1 << (kBits - 1);
   static constexpr float most = float(offset - 1);
-  static constexpr float half_step = 0.5f;  ///< largest rounding error, of a value up to `most`
+  static constexpr float half_step = 0.5f;  ///< max rounding error for |value| <= `most`
 
-  /// Of a value in [-most, most].
+  /// Code of a value in [-most, most].
   template <typename F>
   static constexpr Words<F> code(F t) {
-    const F at = sum(t, F{} + (12582912.0f + float(offset)));  // 1.5 x 2^23: rounds to integers
+    const F at = sum(t, F{} + (12582912.0f + float(offset)));  // 1.5 x 2^23: rounds to an integer
     return bits_of(at) & ((1u << kBits) - 1u);
   }
   template <typename F>
   static constexpr F value(Words<F> code) {
-    // 2^23 + code, exactly.
+    // 2^23 + code, exact.
     return float_of<F>(code | 0x4b000000u) - (8388608.0f + float(offset));
   }
 };
 
-/// In [-limit, limit] or NaN: how an asymmetric format's value ends, that was finite.
+/// Clamps x to [-limit, limit], keeping NaN: last step of decoding finite values of an asymmetric
+/// format.
 template <typename F>
 constexpr F within(F x, float limit) {
   x = x > limit ? F{} + limit : x;
   return x < -limit ? F{} - limit : x;
 }
 
-/// Integers from smallest to largest: value = (2 code - levels) / 2, in steps; code 0 is used.
+/// Integer levels from min to max: value = (2 code - levels) / 2, in steps; code 0 is used.
 template <int kBits>
 struct Levels {
   static constexpr int bits = kBits;
@@ -172,14 +173,15 @@ struct Levels {
     const F at = sum(sum(t, F{} + most), F{} + 12582912.0f);
     return bits_of(at) & ((1u << kBits) - 1u);
   }
-  /// Twice the value, which is a whole number.
+  /// Twice the value, which is an integer.
   template <typename F>
   static constexpr F value(Words<F> code) {
     return float_of<F>(code * 2u | 0x4b000000u) - (8388608.0f + float(levels));
   }
 };
 
-/// A sign, kExponent bits of exponent and kMantissa of mantissa; no infinity and no NaN.
+/// Small float: a sign, kExponent exponent bits and kMantissa mantissa bits; no infinity and no
+/// NaN.
 template <int kExponent, int kMantissa, int kMostCode>
 struct SmallFloat {
   static constexpr int bits = 1 + kExponent + kMantissa;
@@ -199,17 +201,17 @@ struct SmallFloat {
     return float_of<F>(all | ((code & sign) << (32 - bits)));
   }
   static constexpr float most = value<float>(uint32_t(kMostCode));
-  /// Half of the distance of the two largest values.
+  /// Half the distance between the two largest values.
   static constexpr float half_step = (most - value<float>(uint32_t(kMostCode) - 1)) / 2;
 
-  /// Rounded to nearest even.
+  /// Code of t, rounded to nearest even.
   template <typename F>
   static constexpr Words<F> code(F t) {
     const Words<F> all = bits_of(t), magnitude = all & 0x7fffffffu;
     const Words<F> odd = (magnitude >> shift) & 1u;
     const Words<F> normal = ((magnitude + ((1u << (shift - 1)) - 1u) + odd) >> shift) -
                             (uint32_t(127 - bias) << kMantissa);
-    // Added to 2^23 quanta, what is below a quantum is rounded away.
+    // Adding 2^23 quanta rounds to a multiple of the quantum.
     constexpr float kAway = quantum * 8388608.0f;
     const Words<F> small =
         bits_of(sum(float_of<F>(magnitude), F{} + kAway)) - std::bit_cast<uint32_t>(kAway);
@@ -222,9 +224,9 @@ using E5M2 = SmallFloat<5, 2, 0x7b>;
 using E2M3 = SmallFloat<2, 3, 0x1f>;
 using E2M1 = SmallFloat<2, 1, 0x7>;
 
-/// The largest value of Format's that times `scale` is at most `limit`. It is Format::most but
-/// where the group reaches to the end of its dtype's range: there its codes stop short, so that
-/// what was finite does not become infinite.
+/// Largest value of Format whose product with `scale` is at most `limit`. Equals Format::most
+/// unless the group reaches the end of its dtype's range: then the codes are limited, so that
+/// finite values do not decode as infinite.
 template <typename Format>
 constexpr float most_within(float scale, float limit) {
   float most = Format::most;
@@ -234,35 +236,37 @@ constexpr float most_within(float scale, float limit) {
   return most;
 }
 
-/// The largest finite value of a tensor's elements.
+/// Largest finite value of `dtype`.
 constexpr float largest_of(DType dtype) {
   return dtype == DType::f16    ? 65504.0f
          : dtype == DType::bf16 ? std::bit_cast<float>(0x7f7f0000u)
                                 : std::bit_cast<float>(0x7f7fffffu);
 }
 
-/// A group of an asymmetric format: value = center + (2 code - levels) scale.
+/// Scale and center of a group of an asymmetric format: value = center + (2 code - levels) scale.
 struct LevelScale {
   uint32_t scale, stored_center;
   float center;
   float inverse;  ///< 1 / (2 scale)
 };
 
-/// Center, from what is stored of it.
+/// Center from its stored form.
 template <ScaleKind kind>
 constexpr float center_of_stored(uint32_t stored, float scale, int levels) {
   if constexpr (kind == ScaleKind::log2) return product(float(levels - 2 * int(stored)), scale);
   return float_of<float>(kind == ScaleKind::bf16 ? stored << 16 : stored);
 }
 
-/// For values from `least` to `most`, which are not finite or past `limit` where `beyond`.
+/// Scale and center for values in [least, most]. `beyond`: some are not finite or exceed `limit`.
 template <ScaleKind kind>
 constexpr LevelScale level_scale(float least, float most, bool beyond, int levels, float limit) {
   if (beyond) return {kNaNBits, 0, 0, 0};
-  least = sum(least, 0.0f);  // -0 becomes 0: which of the two a group's end is, lanes decide
+  least = sum(least, 0.0f);  // -0 becomes 0: which of the two is a group's end depends on the lane
+                             // order
   most = sum(most, 0.0f);
   LevelScale all{};
-  if constexpr (kind == ScaleKind::log2) {  // zero is a level, and it is known by which one it is
+  if constexpr (kind == ScaleKind::log2) {  // zero is a level, and the center is stored as its
+                                            // index
     least = least < 0 ? least : 0;
     most = most > 0 ? most : 0;
     const float half = product(most, 0.5f) - product(least, 0.5f);
@@ -289,7 +293,7 @@ constexpr LevelScale level_scale(float least, float most, bool beyond, int level
   return all;
 }
 
-/// Calls `with` with an object of the codec's type: Integer<8>, Levels<8>, E4M3, ...
+/// Calls `with` with an object of the codec's format type: Integer<8>, Levels<8>, E4M3, ...
 template <typename With>
 constexpr auto with_format(const Wire& wire, const With& with) {
   if (wire.asymmetric) {

@@ -1,13 +1,12 @@
-// A block's 128 codes as they lie in a message, in the order of their elements before they are
-// packed:
+// Packing of a block's 128 codes in a message, relative to element order:
 //
 //   8 bits   byte i is element i
 //   4 bits   32-bit word w has element 16 j + w in bits 4 j
 //   2 bits   16-bit word w has it in bits 2 j
 //   1 bit    byte w has it in bit j
 //
-// So 16 lanes of a processor, or twice 8, or 4 threads of a GPU with 4 lanes each, pack and unpack
-// with shifts alone.
+// So 16 SIMD lanes, or twice 8, or 4 GPU threads with 4 lanes each, pack and unpack using only
+// shifts.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +16,10 @@
 namespace tandem::codec {
 
 constexpr int kVectors = kWireBlock / kLanes;
-constexpr int kWords = 16;               ///< of a plane
-constexpr int kSplit = kWords / kLanes;  ///< vectors of as many elements
+constexpr int kWords = 16;               ///< per plane
+constexpr int kSplit = kWords / kLanes;  ///< vectors per kWords elements
 
-/// kBits of each code, from bit kFrom on.
+/// Packs bits [kFrom, kFrom + kBits) of each code.
 template <int kBits, int kFrom>
 inline void pack_plane(const WordLanes* codes, std::byte* to) {
   static_assert(kBits == 4 || kBits == 2 || kBits == 1);
@@ -48,14 +47,14 @@ inline void unpack_plane(const std::byte* from, WordLanes* codes) {
   }
 }
 
-/// A block's codes as bytes.
+/// Packs a block's codes as bytes.
 inline void pack_bytes(const WordLanes* codes, std::byte* to) {
   if constexpr (kLanes == 16) {
     for (int j = 0; j < kVectors; ++j) {
       store(to + kLanes * j, __builtin_convertvector(codes[j], ByteLanes));
     }
   } else {
-    // From whole registers to whole registers, for which there are instructions.
+    // Converts between full registers, for which there are instructions.
     using Words = uint32_t __attribute__((vector_size(64)));
     using Halves = uint16_t __attribute__((vector_size(64)));
     using SixteenHalves = uint16_t __attribute__((vector_size(32)));
@@ -69,7 +68,7 @@ inline void pack_bytes(const WordLanes* codes, std::byte* to) {
   }
 }
 
-/// Codes of kBits of block `index` to the two planes.
+/// Packs block `index` of kBits-bit codes into the two planes.
 template <int kBits>
 inline void pack(const WordLanes* codes, int64_t index, std::byte* wide, std::byte* narrow) {
   constexpr int kLow = narrow_bits(kBits), kHigh = kBits - kLow;

@@ -1,4 +1,4 @@
-// The two sides of quantize_rows (tandem/quantize.h), which checks the operands.
+// CPU and GPU implementations of quantize_rows (tandem/quantize.h), which checks the operands.
 #pragma once
 
 #include "tandem/quantize.h"
@@ -7,7 +7,7 @@ namespace tandem {
 
 void quantize_rows_on_cpu(const Tensor& x, const Tensor& codes, const Tensor& scales);
 
-/// Checks what only GPUs ask of operands.
+/// Also checks the GPU-only requirements on operands.
 void quantize_rows_on_gpu(Communicator& comm, const Tensor& x, const Tensor& codes,
                           const Tensor& scales);
 

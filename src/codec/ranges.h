@@ -1,4 +1,4 @@
-// Passes over a tile's groups: how far their values reach, and the scales that follow.
+// Passes over a tile's groups: value ranges, then scales.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace tandem::codec {
 
-/// Leaves each group's largest magnitude, as bits, in `numbers.scale`.
+/// Stores each group's absmax, as bits, in `numbers.scale`.
 inline void measure_magnitudes(const float* x, int groups, int group, GroupNumbers& numbers) {
   for (int g = 0; g < groups; ++g, x += group) {
     WordLanes most = bits_of(load_floats(x)) & 0x7fffffffu;
@@ -19,7 +19,7 @@ inline void measure_magnitudes(const float* x, int groups, int group, GroupNumbe
   }
 }
 
-/// The first smallest and the first largest element of a group.
+/// First min and first max element of a group.
 inline Spikes find_spikes(const float* x, int group, float limit) {
   FloatLanes least = load_floats(x), most = least;
   WordLanes magnitude{};
@@ -75,7 +75,7 @@ inline void choose_scales(int groups, float limit, GroupNumbers& numbers) {
   }
 }
 
-/// From `numbers.scale`'s magnitudes to scales, of which the first `groups` go to `to`.
+/// Replaces the absmax in `numbers.scale` by scales and stores the first `groups` of them to `to`.
 template <typename Format>
 inline void make_scales(ScaleKind kind, int all_groups, int groups, float limit,
                         GroupNumbers& numbers, std::byte* to) {
@@ -96,8 +96,8 @@ inline void make_scales(ScaleKind kind, int all_groups, int groups, float limit,
   }
 }
 
-/// Leaves each group's smallest value in `numbers.center`, its largest in `numbers.most` and its
-/// largest magnitude, as bits, in `numbers.scale`.
+/// Stores each group's min in `numbers.center`, its max in `numbers.most` and its absmax, as bits,
+/// in `numbers.scale`.
 inline void measure_ranges(const float* x, int groups, int group, GroupNumbers& numbers) {
   measure_magnitudes(x, groups, group, numbers);
   for (int g = 0; g < groups; ++g, x += group) {
@@ -120,7 +120,7 @@ inline void store_centers(const uint32_t* centers, int groups, std::byte* to) {
   }
 }
 
-/// From the ranges to scales and centers, of which the first `groups` are stored.
+/// Replaces the ranges by scales and centers and stores the first `groups` of them.
 template <ScaleKind kind, typename Stored>
 inline void choose_levels(int levels, int all_groups, int groups, float limit,
                           GroupNumbers& numbers, std::byte* scales, std::byte* centers) {

@@ -1,4 +1,4 @@
-// Spike reserving: a group's smallest and largest element stand beside the codes, in bf16.
+// Spike reserving: the min and max element of a group are stored next to the codes, in bf16.
 #pragma once
 
 #include <bit>
@@ -12,14 +12,14 @@
 namespace tandem::codec {
 
 struct Spikes {
-  uint16_t values[2];  ///< smallest, largest
+  uint16_t values[2];  ///< min, max
   uint8_t places[2];
 };
 
-/// Of a group with NaN or an infinity.
+/// Spikes of a group with NaN or an infinity.
 constexpr Spikes kNoSpikes{{0x7fc0, 0x7fc0}, {0, 0}};
 
-/// bf16 that round past `limit` stop short of it.
+/// Spikes at positions `least` and `most`; bf16 values that round past `limit` are clamped to it.
 constexpr Spikes spikes_at(const float* x, int least, int most, float limit) {
   const auto rounded = [limit](float value) {
     const uint16_t bits = BFloat16::from_float(value).bits;
@@ -29,7 +29,7 @@ constexpr Spikes spikes_at(const float* x, int least, int most, float limit) {
   return {{rounded(x[least]), rounded(x[most])}, {uint8_t(least), uint8_t(most)}};
 }
 
-/// Puts another element of the group in the spikes' places, so that they count no more.
+/// Overwrites the spikes with another element of the group, so that they do not affect its scale.
 constexpr void remove_spikes(const Spikes& spikes, float* x) {
   if (spikes.values[0] == 0x7fc0) return;
   int other = 0;

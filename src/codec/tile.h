@@ -1,5 +1,5 @@
-// A tile: as many blocks as are worked on at a time, so that what one pass leaves is in the
-// first-level cache for the next. Groups never cross a tile.
+// Tile: the number of blocks processed at a time, so that data passed between passes stays in the
+// L1 cache. Groups never cross a tile.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,17 @@ constexpr int kTileBlocks = 16;
 constexpr int kTile = kTileBlocks * kWireBlock;
 constexpr int kMostGroups = kTile / 16;
 
-/// What the passes over a tile know of its groups, filled up to whole vectors.
+/// Per-group values passed between the passes over a tile, padded to whole vectors.
 struct alignas(64) GroupNumbers {
   uint32_t scale[kMostGroups];
   float inverse[kMostGroups];  ///< 1 / scale; asymmetric formats: 1 / (2 scale)
-  float most[kMostGroups];     ///< codes are of at most this magnitude
+  float most[kMostGroups];     ///< max magnitude of codes
   float center[kMostGroups];   ///< asymmetric formats
-  /// Whether a code may be past `most` without being held back.
+  /// Whether codes may exceed `most` and need clamping.
   bool clamps = true;
 };
 
-/// Splits [0, elements) into tiles: `with(first, count)`.
+/// Splits [0, elements) into tiles and calls `with(first, count)` for each.
 template <typename With>
 inline void for_tiles(int64_t elements, const With& with) {
   for (int64_t first = 0; first < elements; first += kTile) {
@@ -33,7 +33,7 @@ inline void for_tiles(int64_t elements, const With& with) {
   }
 }
 
-/// `count` values as floats, and the last one again up to the end of its block.
+/// Converts `count` values to floats and repeats the last one up to the end of its block.
 template <typename T>
 inline void widen(const T* from, int count, float* to) {
   int i = 0;
@@ -47,7 +47,7 @@ inline void widen(const T* from, int count, float* to) {
   for (; i % kWireBlock != 0; ++i) to[i] = to[i - 1];
 }
 
-/// The inverse, without what was filled up. Every NaN becomes kNaNBits.
+/// Inverse of `widen`, without the padding. Every NaN becomes kNaNBits.
 template <typename T>
 inline void narrow(const float* from, int count, T* to) {
   int i = 0;
@@ -74,8 +74,8 @@ inline FloatLanes butterfly(const FloatLanes& x) {
   return other + (is_second ? -x : x);
 }
 
-/// In place of each group x: H x / group, H the Hadamard matrix. Additions go by stride 1, 2, 4
-/// ..., so that every processor rounds alike.
+/// Rotates each group in place: H x / group, H the Hadamard matrix. Additions are in order of
+/// stride 1, 2, 4, ..., so that every processor rounds alike.
 inline void rotate(float* values, int count, int group) {
   const float part = 1.0f / float(group);
   for (int begin = 0; begin < count; begin += group) {
@@ -98,7 +98,7 @@ inline void rotate(float* values, int count, int group) {
   }
 }
 
-/// The inverse, with what is past `limit` at it: between, nothing overflows.
+/// Inverse of `rotate`, with results clamped to `limit`; intermediate values do not overflow.
 inline void rotate_back(float* values, int count, int group, float limit) {
   rotate(values, count, group);
   const float scale = float(group), most = limit / scale;

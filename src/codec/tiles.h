@@ -1,5 +1,5 @@
-// Encoding and decoding by tiles, in f32: what a collective adds up stays in the first-level cache
-// between its decoding, its sum and its encoding.
+// Encoding and decoding by tiles, in f32: a collective's data stays in the L1 cache between its
+// decoding, sum and encoding.
 #pragma once
 
 #include "codec/message.h"
@@ -7,13 +7,13 @@
 
 namespace tandem::codec {
 
-/// Makes one message of a grouped codec. Tiles (tile.h) may come in any order.
+/// Writes one message of a grouped codec. Tiles (tile.h) may be passed in any order.
 class TileEncoder {
  public:
-  /// `message` has wire.bytes(elements) bytes. What decodes is at most `limit`, the largest value
-  /// of the tensor's dtype; a group beyond it becomes NaN.
+  /// `message` has wire.bytes(elements) bytes. Decoded values are at most `limit`, the largest
+  /// value of the tensor's dtype; a group beyond it becomes NaN.
   TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message);
-  /// `values`: `count`, filled up to whole blocks (widen).
+  /// `values`: `count`, padded to whole blocks (widen).
   void put(int64_t first, int count, const float* values) const;
 
   struct Pass;
@@ -29,9 +29,9 @@ class TileEncoder {
 
 class TileDecoder {
  public:
-  /// `limit` as of the encoder.
+  /// `limit` as for the encoder.
   TileDecoder(const Wire& wire, int64_t elements, float limit, const std::byte* message);
-  /// Writes `count` values, and up to whole blocks what was filled up.
+  /// Writes `count` values, plus the padding to whole blocks.
   void get(int64_t first, int count, float* values) const;
 
   struct Pass;

@@ -1,4 +1,5 @@
-// Whole messages, by pointers: what `encode` and `decode` (tandem/codec.h) do after their checks.
+// Encoding and decoding of whole messages, by pointer: `encode` and `decode` (tandem/codec.h) after
+// their checks.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +9,10 @@
 
 namespace tandem::codec {
 
-/// Throws InvalidArgument unless `wire` is a wire format that takes elements of `dtype`.
+/// Throws InvalidArgument unless `wire` is a wire format that accepts elements of `dtype`.
 void require_encodable(const Wire& wire, DType dtype);
 
-/// `message` has wire.bytes. Returns the bytes used.
+/// `message` has wire.bytes(). Returns the bytes used.
 size_t encode_whole(const Wire& wire, DType dtype, const void* values, int64_t elements,
                     std::byte* message);
 void decode_whole(const Wire& wire, std::span<const std::byte> message, DType dtype, void* values,

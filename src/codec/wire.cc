@@ -162,7 +162,7 @@ double Wire::error_bound() const {
   double bound = with_format(*this, [](auto format) {
     return double(decltype(format)::half_step) / double(decltype(format)::most);
   });
-  // Both signs of the largest magnitude may occur; a center in bf16 is off by 2^-9.
+  // A group may contain both signs of its absmax; a bf16 center is off by up to 2^-9.
   if (asymmetric) bound = (1 + 0x1p-8) / ((1 << bits) - 1);
   if (hadamard) bound *= group;
   if (spikes) bound = std::max(bound, 0x1p-8);

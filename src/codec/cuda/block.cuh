@@ -1,5 +1,5 @@
-// A block of 128 elements, encoded and decoded by four threads of a warp: the bytes that the CPU
-// makes (codec/encode.cc). Who has which element, block_memory.cuh says; who a group's scale,
+// Encoding and decoding of a block of 128 elements by four threads of a warp; same bytes as the CPU
+// (codec/encode.cc). Distribution of elements over threads: block_memory.cuh; of group scales:
 // groups.cuh.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace tandem::gpu {
 
 enum class Transform { none, rotation, spikes };
 
-/// One block in a thread's registers.
+/// One block, in the registers of its threads.
 template <typename FormatType, Transform kTransform>
 struct EncodedBlock {
   using Format = FormatType;
@@ -20,11 +20,11 @@ struct EncodedBlock {
   struct None {};
 
   uint32_t codes[kCodeWords];
-  uint32_t scale[kOwned];   // bits of the owned groups'
+  uint32_t scale[kOwned];   // f32 bits, of the owned groups
   uint32_t center[kOwned];  // as stored
   std::conditional_t<transform == Transform::spikes, OwnedSpikes, None> spikes;
 
-  /// Leaves in `x` what it will.
+  /// Overwrites `x`.
   __device__ void encode(const WireJob& wire, float (&x)[kOwn], int lane) {
     if constexpr (transform == Transform::spikes) reserve_spikes(wire, lane, x, spikes);
     if constexpr (transform == Transform::rotation) rotate(x, wire.group, lane);
@@ -50,7 +50,7 @@ struct EncodedBlock {
     make_codes<Format>([&](int e) { return codec::clamped(t(e), end[e / 4]); }, codes);
   }
 
-  /// Calls `with(e, value)` with what `encode` or `load` has left.
+  /// Calls `with(e, value)` with the decoded values of the block that `encode` or `load` filled.
   template <typename With>
   __device__ void for_decoded(const WireJob& wire, int lane, const With& with) const {
     if constexpr (transform == Transform::none) {
@@ -68,7 +68,7 @@ struct EncodedBlock {
     for_decoded(wire, lane, [&](int e, float value) { x[e] = value; });
   }
 
-  /// To the message of which this is block `block`.
+  /// Stores to block `block` of a message.
   __device__ void store(const WireJob& wire, std::byte* message, int64_t block, int lane,
                         bool on) const {
     Plane<Format::bits - kLow, kLow> wide;
@@ -97,7 +97,7 @@ struct EncodedBlock {
     }
   }
 
-  /// What a message has of a block, as it stands there: on its way until it is opened.
+  /// Block as stored in a message, possibly still being loaded until it is opened.
   struct Fetched {
     Plane<Format::bits - kLow, kLow> wide;
     Plane<kLow == 0 ? 1 : kLow, 0> low;
@@ -219,7 +219,7 @@ struct EncodedBlock {
   }
 };
 
-/// What lies between a message's parts is 0: by one warp.
+/// Zeroes the padding between a message's sections. Called by one warp.
 __device__ inline void clear_between(const WireJob& wire, std::byte* message, int thread) {
   const codec::Message& m = wire.parts;
   const int64_t number = m.groups * codec::scale_bytes(wire.scale);
@@ -233,7 +233,8 @@ __device__ inline void clear_between(const WireJob& wire, std::byte* message, in
   }
 }
 
-/// Calls `with(block, lane, on)` for a thread's blocks of `count`; all threads of a warp together.
+/// Calls `with(block, lane, on)` for a thread's blocks of `count`, with all threads of a warp
+/// converged.
 template <typename With>
 __device__ void for_blocks(int64_t count, const With& with) {
   const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -245,7 +246,7 @@ __device__ void for_blocks(int64_t count, const With& with) {
   }
 }
 
-/// Calls `with.operator()<EncodedBlock<...>>()` with the one of the wire's format.
+/// Calls `with.operator()<EncodedBlock<...>>()` for the wire's format.
 template <typename With>
 auto with_block(const Wire& wire, const With& with) {
   return codec::with_format(wire, [&]<typename Format>(Format) {

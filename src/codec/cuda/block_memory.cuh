@@ -1,7 +1,7 @@
-// A block of 128 elements in the registers of four threads of a warp, to and from a tensor. Thread
-// `lane` of the four has element 16 j + 4 lane + i in place 4 j + i, so that planes are packed with
-// shifts alone (codes.cuh). All threads of a warp call these together; `on` is whether a thread's
-// block exists.
+// Loads and stores of a block of 128 elements between a tensor and the registers of four threads of
+// a warp. Thread `lane` of the four holds element 16 j + 4 lane + i at index 4 j + i, so that
+// planes are packed using only shifts (codes.cuh). All threads of a warp must call these functions
+// together; `on`: this thread's block exists.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,16 +14,16 @@
 
 namespace tandem::gpu {
 
-constexpr int kOwn = 32;     // elements of a thread
-constexpr int kVectors = 8;  // j
+constexpr int kOwn = 32;     // elements per thread
+constexpr int kVectors = 8;  // range of j
 constexpr unsigned kAllLanes = ~0u;
 
-/// An element of a block, in its group.
+/// Index of a block's element in its group.
 __device__ inline int in_group(const WireJob& wire, int element) {
   return element & (wire.group - 1);
 }
 
-/// NaN has the bits that it has on the CPU.
+/// Replaces NaN by the CPU's NaN bits.
 __device__ inline float canonical(float value) {
   return isnan(value) ? __uint_as_float(codec::kNaNBits) : value;
 }
@@ -41,7 +41,7 @@ __device__ inline uint32_t narrowed(DType dtype, float low, float high) {
   const __half2 two = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(two);
 }
-/// Two halves as `narrowed` leaves them, with the CPU's NaN.
+/// Same for two halves from `narrowed`.
 __device__ inline uint32_t canonical(DType dtype, uint32_t two) {
   const uint32_t infinity = dtype == DType::bf16 ? 0x7f80u : 0x7c00u;
   const uint32_t nan = dtype == DType::bf16 ? 0x7fc0u : 0x7e00u;
@@ -50,15 +50,15 @@ __device__ inline uint32_t canonical(DType dtype, uint32_t two) {
                                                         << 16;
 }
 
-/// Whether all of a thread's elements exist and lie at multiples of 4 of them.
+/// Whether all of a thread's elements exist and are aligned to 4 elements.
 __device__ inline bool is_whole(const void* values, DType dtype, int64_t elements, int64_t block) {
   const uintptr_t alignment = dtype == DType::f32 ? 16 : 8;
   return (block + 1) * kWireBlock <= elements &&
          reinterpret_cast<uintptr_t>(values) % alignment == 0;
 }
 
-/// A thread's elements of a whole block of bf16 or f16, on their way until they are used. Nothing
-/// of f32, which would take too many registers.
+/// Elements of a thread in a whole block of bf16 or f16, loaded ahead of use. No-op for f32, which
+/// would take too many registers.
 struct FetchedHalves {
   uint2 four[kVectors];
   bool are_there = false;
@@ -86,8 +86,8 @@ struct FetchedHalves {
   }
 };
 
-/// Calls `with(e, value)` for a thread's elements; all are loaded first. Past the end the last
-/// element is repeated. Where not `on`, zeros.
+/// Calls `with(e, value)` for a thread's elements, after loading all of them. Past the end the last
+/// element is repeated. Zeros if not `on`.
 template <typename With>
 __device__ void for_elements(const void* values, DType dtype, int64_t elements, int64_t block,
                              int lane, bool on, const With& with) {
@@ -128,7 +128,7 @@ __device__ inline void load_elements(const void* values, DType dtype, int64_t el
   for_elements(values, dtype, elements, block, lane, on, [&](int e, float value) { x[e] = value; });
 }
 
-/// A block that is not whole, one element at a time.
+/// Stores a partial block, one element at a time.
 __device__ inline void store_partial(void* values, DType dtype, int64_t elements, int64_t first,
                                      const float (&x)[kOwn]) {
 #pragma unroll
@@ -143,8 +143,8 @@ __device__ inline void store_partial(void* values, DType dtype, int64_t elements
   }
 }
 
-/// A whole block of bf16 or f16. That nothing is NaN is found on the way: what is finite, times 0,
-/// adds up to 0.
+/// Stores a whole block of bf16 or f16. Tests for NaN in passing: finite values times 0 add up to
+/// 0.
 template <DType dtype>
 __device__ void store_halves(uint16_t* to, const float (&x)[kOwn]) {
   uint32_t two[kOwn / 2];
@@ -192,7 +192,7 @@ __device__ inline void store_elements(void* values, DType dtype, int64_t element
   store_halves<DType::f16>(to, x);
 }
 
-/// Past the end the last element again.
+/// Repeats the last element past the end.
 __device__ inline void fill_up(int64_t elements, int64_t block, int lane, float (&x)[kOwn]) {
   const int64_t left = elements - block * kWireBlock;
   const int count = left < kWireBlock ? int(left) : kWireBlock;

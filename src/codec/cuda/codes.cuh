@@ -1,8 +1,8 @@
-// A thread's 32 codes as bytes of eight words, to and from the planes of a message
-// (codec/planes.h), and each code's value.
+// Codes of a thread: 32, as bytes of eight words; packing to and from the planes of a message
+// (codec/planes.h), and conversion to values.
 //
-// Of 8 bits: word j has those of i = 0 ... 3. Of fewer: word 2 i + j % 2 has those of its j in
-// rising order, so that planes are packed four codes at a time.
+// 8 bits: word j has the codes of i = 0 ... 3. Fewer bits: word 2 i + j % 2 has those of its j in
+// increasing order, so that planes are packed four codes at a time.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -13,18 +13,18 @@ namespace tandem::gpu {
 
 constexpr int kCodeWords = kOwn / 4;
 
-/// The element that byte `at` of word `word` is of.
+/// Index of the element whose code is byte `at` of word `word`.
 template <int kBits>
 constexpr int element_at(int word, int at) {
   return kBits == 8 ? 4 * word + at : 4 * (2 * at + word % 2) + word / 2;
 }
 
-/// The lowest bytes of four words.
+/// Lowest bytes of four words.
 __device__ inline uint32_t low_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
-/// words[k] of thread l becomes words[l] of thread k.
+/// Transposes over four threads: words[k] of thread l becomes words[l] of thread k.
 __device__ inline void transpose(uint32_t* words, int lane) {
 #pragma unroll
   for (int bit = 1; bit < kQuad; bit *= 2) {
@@ -39,7 +39,7 @@ __device__ inline void transpose(uint32_t* words, int lane) {
   }
 }
 
-/// One plane of a block: kBits of each code, from bit kFrom on.
+/// One plane of a block: bits [kFrom, kFrom + kBits) of each code.
 template <int kBits, int kFrom>
 struct Plane {
   static constexpr int kWords = kBits == 8 ? 8 : kBits == 4 ? 4 : kBits == 2 ? 2 : 1;
@@ -52,13 +52,13 @@ struct Plane {
       for (int w = 0; w < kWords; ++w) words[w] = codes[w];
       transpose(words, lane), transpose(words + 4, lane);
     } else {
-      uint32_t pairs[4];  // of i: in byte k the codes of j = 2 k and 2 k + 1
+      uint32_t pairs[4];  // by i: byte k has the codes of j = 2 k and 2 k + 1
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t odd = kFrom < kBits ? codes[2 * i + 1] << (kBits - kFrom) : codes[2 * i + 1];
         pairs[i] = ((codes[2 * i] >> kFrom) & kEven) | (odd & (kEven << kBits));
-        if constexpr (kBits == 2) pairs[i] |= pairs[i] >> 4;  // bytes 0 and 2 count
-        if constexpr (kBits == 1) pairs[i] *= 0x01041040u;    // byte 3 counts
+        if constexpr (kBits == 2) pairs[i] |= pairs[i] >> 4;  // result in bytes 0 and 2
+        if constexpr (kBits == 1) pairs[i] *= 0x01041040u;    // result in byte 3
       }
       if constexpr (kBits == 4) {
 #pragma unroll
@@ -74,7 +74,7 @@ struct Plane {
       }
     }
   }
-  /// Adds its bits to `codes`.
+  /// ORs this plane's bits into `codes`.
   __device__ void unpack(uint32_t (&codes)[kCodeWords], int lane) {
     if constexpr (kBits == 8) {
       transpose(words, lane), transpose(words + 4, lane);
@@ -83,7 +83,7 @@ struct Plane {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        uint32_t even, odd;  // the codes in the lowest bits of bytes
+        uint32_t even, odd;  // codes in the lowest bits of each byte
         if constexpr (kBits == 4) even = words[i], odd = words[i] >> 4;
         if constexpr (kBits == 2) {
           const uint32_t twice = __byte_perm(words[i / 2], 0, i % 2 ? 0x3322 : 0x1100);
@@ -91,7 +91,7 @@ struct Plane {
           odd = even >> 2;
         }
         if constexpr (kBits == 1) {
-          // Bit 2 k of a byte becomes bit 8 k; carries end between those.
+          // Bit 2 k of a byte becomes bit 8 k; carries do not reach those bits.
           const uint32_t byte = words[0] >> (8 * i);
           even = (byte & 0x55u) * 0x00041041u;
           odd = ((byte >> 1) & 0x55u) * 0x00041041u;
@@ -115,7 +115,7 @@ struct Plane {
       *reinterpret_cast<uint32_t*>(to + 4 * lane) = words[0];
     }
   }
-  /// What another GPU may have stored: never from this SM's cache.
+  /// Loads data that another GPU may have stored: bypasses this SM's L1 cache.
   __device__ void load(const std::byte* plane, int64_t block, int lane) {
     const std::byte* from = plane + block * (kWireBlock / 8 * kBits);
     if constexpr (kWords >= 4) {
@@ -142,11 +142,11 @@ concept IsSmallFloat = requires {
   Format::quantum;
 };
 
-/// A word whose lowest byte is the code of `t`, which Format's range holds.
+/// Word whose lowest byte is the code of `t`; `t` must be in Format's range.
 template <typename Format>
 __device__ uint32_t code_byte(float t) {
   if constexpr (IsSmallFloat<Format>) {
-    // Added to 2^23 times what a code is worth at its exponent, t is rounded to a number of them.
+    // Adding 2^23 times a code's unit at t's exponent rounds t to a multiple of that unit.
     constexpr int kMantissa = 23 - Format::shift;
     constexpr uint32_t kLeast = std::bit_cast<uint32_t>(Format::least_normal);
     const uint32_t bits = codec::bits_of(t), own = bits & 0x7f800000u;
@@ -162,7 +162,7 @@ __device__ uint32_t code_byte(float t) {
   }
 }
 
-/// The codes of t(e), which Format's range holds.
+/// Codes of t(e), which must be in Format's range.
 template <typename Format, typename Value>
 __device__ void make_codes(const Value& t, uint32_t (&codes)[kCodeWords]) {
 #pragma unroll
@@ -182,13 +182,15 @@ __device__ void make_codes(const Value& t, uint32_t (&codes)[kCodeWords]) {
   }
 }
 
-/// Calls `with(e, value)` with the codes' values: Format::value's, of every code.
+/// Calls `with(e, value)` for every code, with Format::value of it.
 template <typename Format, typename With>
 __device__ void for_values(const uint32_t (&codes)[kCodeWords], const With& with) {
 #pragma unroll
   for (int w = 0; w < kCodeWords; ++w) {
     uint32_t word = codes[w];
-    if constexpr (IsSmallFloat<Format>) word <<= 8 - Format::bits;  // signs to the bytes' top
+    if constexpr (IsSmallFloat<Format>)
+      word <<= 8 - Format::bits;  // move signs to the bytes' top
+                                  // bits
 #pragma unroll
     for (int byte = 0; byte < 4; ++byte) {
       float value;

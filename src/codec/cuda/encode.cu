@@ -12,7 +12,7 @@
 namespace tandem::gpu {
 namespace {
 
-// Thread blocks that an SM has the registers for.
+// Thread blocks per SM, limited by registers.
 template <typename Block>
 constexpr int kEncodersPerSm = Block::transform == Transform::spikes                         ? 2
                                : Block::transform == Transform::rotation || Block::kCentered ? 3

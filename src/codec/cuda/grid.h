@@ -1,4 +1,4 @@
-// How kernels over the blocks of a message are launched.
+// Launch configuration of kernels over the blocks of a message.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace tandem::gpu {
 
 constexpr int kCodecThreads = 256;
 
-/// For kernels of which an SM holds `per_sm` blocks. Large messages have thread blocks of four
-/// rounds, so that a slow SM takes fewer.
+/// Grid size for kernels with `per_sm` resident thread blocks per SM. For large messages a thread
+/// block has four rounds, so that a slow SM takes fewer blocks.
 inline unsigned codec_grid(int64_t blocks, int per_sm) {
   const int64_t all = (blocks * kQuad + kCodecThreads - 1) / kCodecThreads;
   const int64_t resident = int64_t(this_share()->sms()) * per_sm;

@@ -1,6 +1,6 @@
-// A block's groups among its four threads: a group's numbers are made by one thread, or by more
-// alike, and handed to all. Of 16 elements thread l owns groups 2 l and 2 l + 1; of 32 group l; of
-// 64 group l / 2; of 128 all own the one.
+// Distribution of a block's groups over its four threads: owner threads compute a group's scale
+// (several owners compute the same) and share it. Groups of 16: thread l owns groups 2 l and 2 l +
+// 1; of 32: group l; of 64: group l / 2; of 128: all own the one group.
 #pragma once
 
 #include "codec/cuda/block_memory.cuh"
@@ -8,22 +8,22 @@
 
 namespace tandem::gpu {
 
-constexpr int kOwned = 2;  // groups of a thread at most
+constexpr int kOwned = 2;  // max groups per thread
 
 __device__ inline int owned_groups(const WireJob& wire) {
   return wire.shift == 4 ? 2 : 1;
 }
-/// In the message.
+/// Index in the message of the thread's owned group `k`.
 __device__ inline int64_t owned_group(const WireJob& wire, int64_t block, int lane, int k) {
   const int in_block = wire.shift == 4 ? 2 * lane + k : lane >> (wire.shift - 5);
   return (block << (7 - wire.shift)) + in_block;
 }
-/// Whether the thread is the one that stores what it owns.
+/// Whether this thread stores the groups it owns.
 __device__ inline bool stores_owned(const WireJob& wire, int lane) {
   return wire.shift <= 5 || (lane & ((1 << (wire.shift - 5)) - 1)) == 0;
 }
 
-/// Every vector's value, joined over the group, to the group's owners.
+/// Reduces the vectors' values with `join` over each group, to the group's owners.
 template <typename V, typename Join>
 __device__ void join_groups(const WireJob& wire, int lane, const V (&of)[kVectors],
                             const Join& join, V (&owned)[kOwned]) {
@@ -66,7 +66,7 @@ __device__ void join_groups(const WireJob& wire, int lane, const V (&of)[kVector
   owned[1] = owned[0];
 }
 
-/// What a vector's group's owner has.
+/// Broadcasts each group's value from its owner to the group's vectors.
 template <typename V>
 __device__ void spread_groups(const WireJob& wire, const V (&owned)[kOwned], V (&of)[kVectors]) {
   const auto from = [&](V value, int lane) { return __shfl_sync(kAllLanes, value, lane, kQuad); };
@@ -87,12 +87,12 @@ __device__ void spread_groups(const WireJob& wire, const V (&owned)[kOwned], V (
   }
 }
 
-/// NaN where one is.
+/// Max of magnitudes; NaN if either is.
 __device__ inline float most_magnitude(float a, float b) {
   return most_or_nan(fabsf(a), fabsf(b));
 }
 
-/// `join` over each group's values, at its owners.
+/// Reduces each group's values with `join`, to its owners.
 template <typename Join>
 __device__ void join_values(const WireJob& wire, int lane, const float (&x)[kOwn], const Join& join,
                             float (&owned)[kOwned]) {
@@ -104,7 +104,8 @@ __device__ void join_values(const WireJob& wire, int lane, const float (&x)[kOwn
   join_groups(wire, lane, of, join, owned);
 }
 
-/// codec::scale_at_least and its kin by a kind that is known when the kernel runs.
+/// Dispatches a run-time scale kind to a template argument, for codec::scale_at_least and related
+/// functions.
 template <typename With>
 __device__ auto with_kind(ScaleKind kind, const With& with) {
   switch (kind) {

@@ -1,18 +1,18 @@
-// How a message's bytes are loaded.
+// Load policies for a message's bytes.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace tandem::gpu {
 
-/// In global memory, and maybe written by another GPU: not from this SM's cache.
+/// Global memory that another GPU may have written: bypasses this SM's L1 cache.
 struct FreshLoad {
   template <typename T>
   __device__ T operator()(const T* from) const {
     return __ldcg(from);
   }
 };
-/// In any memory, shared memory too, and written by this thread block or an earlier kernel.
+/// Any memory, including shared, written by this thread block or an earlier kernel.
 struct AnyLoad {
   template <typename T>
   __device__ T operator()(const T* from) const {

@@ -31,7 +31,7 @@ __global__ void sum_escapes_kernel(const __grid_constant__ LosslessJob job, std:
   sum_escapes(job, blockIdx.x, int(threadIdx.x), message);
 }
 
-// Bytes from one place to another, 16 at a time where both allow it.
+// Copies bytes, 16 at a time if both pointers are aligned.
 __device__ void copy_elements(const std::byte* from, std::byte* to, int64_t bytes) {
   const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = int64_t(gridDim.x) * kThreads;

@@ -1,9 +1,9 @@
-// The lossless format (codec/lossless.h) by warps: the CPU's bytes. A warp has eight blocks at a
-// time, two groups, and each block's four threads have the elements that block_memory.cuh gives
-// them, in pairs of halves: pair p has those in places 2 p and 2 p + 1.
+// Lossless format (codec/lossless.h) by warps; same bytes as the CPU. A warp processes eight blocks
+// at a time, i.e. two groups. Each block's four threads hold the elements given in
+// block_memory.cuh, in pairs of halves: pair p has indices 2 p and 2 p + 1.
 //
-// Where a group's escapes go depends on all groups before it. So there are passes: planes and each
-// group's number of escapes; the sums of those; then the escapes, of which there are few, from the
+// The offset of a group's escapes depends on all groups before it. Hence three passes: planes and
+// each group's number of escapes; prefix sums of those; then the escapes, which are few, from the
 // values again.
 #pragma once
 
@@ -14,9 +14,9 @@
 namespace tandem::gpu {
 
 constexpr int kPairs = kOwn / 2;
-constexpr int kGroupLanes = 16;        // that have a group's four blocks
-constexpr int64_t kTileBlocks = 64;    // of a warp in the first pass: its escapes are one number
-constexpr int64_t kScanGroups = 1024;  // of a warp in the second
+constexpr int kGroupLanes = 16;        // lanes of a group's four blocks
+constexpr int64_t kTileBlocks = 64;    // per warp in the first pass, with one escape count
+constexpr int64_t kScanGroups = 1024;  // per warp in the second
 
 struct LosslessJob {
   codec::LosslessParts parts;
@@ -40,12 +40,12 @@ struct LosslessJob {
 __device__ inline uint32_t* firsts_of(const LosslessJob& job, std::byte* message) {
   return reinterpret_cast<uint32_t*>(message + job.parts.firsts);
 }
-/// Escapes of each tile, between the first two passes, where the escapes themselves go later.
+/// Escape counts per tile, between the first two passes; stored in the space of the later escapes.
 __device__ inline uint32_t* totals_of(const LosslessJob& job, std::byte* message) {
   return reinterpret_cast<uint32_t*>(message + job.parts.escapes);
 }
 
-/// What lies between the parts is 0: by 16 threads or more.
+/// Zeroes the padding between the sections. Called by 16 threads or more.
 __device__ inline void clear_between(const LosslessJob& job, std::byte* message, int thread) {
   const codec::LosslessParts& parts = job.parts;
   const size_t low = job.dtype == DType::f32 ? 2 * size_t(job.elements) : 0;
@@ -65,7 +65,7 @@ __device__ V sum_over(V value, int lanes) {
   return value;
 }
 
-/// The lower halves of f32 lie in the message as a tensor of halves does: pairs 2 j and 2 j + 1.
+/// Stores the lower halves of f32, which are contiguous in the message: pairs 2 j and 2 j + 1.
 __device__ inline void store_low(std::byte* message, const LosslessJob& job, int64_t first,
                                  uint2 four) {
   auto* const to = reinterpret_cast<uint16_t*>(message + job.parts.low);
@@ -88,8 +88,8 @@ __device__ inline uint2 load_low(const std::byte* message, const LosslessJob& jo
   return make_uint2(at(0) | at(1) << 16, at(2) | at(3) << 16);
 }
 
-/// The upper halves of a thread's elements, in pairs; the lower ones of f32 to the message. Past
-/// the end the last element is repeated. Where not `on`, zeros.
+/// Loads the upper halves of a thread's elements, in pairs; stores the lower ones of f32 to the
+/// message. Past the end the last element is repeated. Zeros if not `on`.
 __device__ inline void load_halves(const void* values, const LosslessJob& job, int64_t block,
                                    int lane, bool on, std::byte* message,
                                    uint32_t (&high)[kPairs]) {
@@ -135,7 +135,7 @@ __device__ inline void load_halves(const void* values, const LosslessJob& job, i
   }
 }
 
-/// The elements of pairs 2 j and 2 j + 1.
+/// Stores the elements of pairs 2 j and 2 j + 1.
 __device__ inline void store_vector(void* values, const LosslessJob& job, int64_t block, int lane,
                                     int j, uint32_t a, uint32_t b, const std::byte* message) {
   const int64_t first = block * kWireBlock + 4 * lane + 16 * j;
@@ -170,9 +170,9 @@ __device__ inline uint32_t exponents_of(uint32_t two) {
   return (two >> 7) & 0x00ff00ffu;
 }
 
-/// The largest exponent below 255 of a group, in all of its threads.
+/// Max exponent below 255 of a group, in all of its threads.
 __device__ inline uint32_t top_of(const uint32_t (&high)[kPairs]) {
-  uint32_t most = 0;  // of exponent + 1, and 0 for 255
+  uint32_t most = 0;  // of exponent + 1, with 0 for 255
 #pragma unroll
   for (const uint32_t two : high) {
     most = __vmaxu2(most, (exponents_of(two) + 0x00010001u) & 0x00ff00ffu);
@@ -185,10 +185,10 @@ __device__ inline uint32_t top_of(const uint32_t (&high)[kPairs]) {
   return most > 0 ? most - 1 : 0;
 }
 
-/// Two codes, and in `escapes` which of them escape.
+/// Two codes; `escapes` gets a mask of those that escape.
 __device__ inline uint32_t two_codes(uint32_t two, uint32_t top, uint32_t& escapes) {
   const uint32_t exponents = exponents_of(two);
-  // top - exponent; 255 and more where that is negative.
+  // top - exponent; 255 or more if that is negative.
   const uint32_t below = (top * 0x00010001u + 0x01000100u - exponents) ^ 0x01000100u;
   const uint32_t near = __vminu2(below, 0x000e000eu);
   const uint32_t far = ((near + 0x00020002u) >> 4) & 0x00010001u;
@@ -198,7 +198,7 @@ __device__ inline uint32_t two_codes(uint32_t two, uint32_t top, uint32_t& escap
   return ((near + far) & kept) | (0x000e000eu & ~kept);
 }
 
-/// First pass: a tile's planes, and the numbers of its groups' escapes. kBlocks: of a tile.
+/// First pass: a tile's planes, and its groups' escape counts. kBlocks: blocks per tile.
 template <int64_t kBlocks = kTileBlocks>
 __device__ void encode_tile(const LosslessJob& job, const void* values, int64_t tile, int warp_lane,
                             std::byte* message) {
@@ -248,7 +248,8 @@ __device__ void encode_tile(const LosslessJob& job, const void* values, int64_t 
   if (warp_lane == 0) totals_of(job, message)[tile] = total;
 }
 
-/// Second pass: kScanGroups groups' numbers become those of the escapes before them; the header.
+/// Second pass: replaces the escape counts of kScanGroups groups by exclusive prefix sums; writes
+/// the header.
 template <int64_t kBlocks = kTileBlocks>
 __device__ void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
                             std::byte* message) {
@@ -281,8 +282,8 @@ __device__ void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
   }
 }
 
-/// Calls `with(group, first)` by all threads for each group that has escapes of the 32 that begin
-/// at `begin`; `first`: the number of the group's first escape.
+/// Calls `with(group, first)`, with all threads, for each group with escapes among the 32 from
+/// `begin` on; `first`: index of the group's first escape.
 template <typename Load, typename With>
 __device__ void for_escaping(const LosslessJob& job, const std::byte* message, int64_t begin,
                              int warp_lane, const Load& load, const With& with) {
@@ -300,7 +301,7 @@ __device__ void for_escaping(const LosslessJob& job, const std::byte* message, i
   }
 }
 
-/// Third pass: 32 groups' escapes.
+/// Third pass: writes 32 groups' escapes.
 __device__ inline void write_escapes(const LosslessJob& job, const void* values, int64_t begin,
                                      int warp_lane, std::byte* message) {
   for_escaping(job, message, begin, warp_lane, AnyLoad{}, [&](int64_t group, uint32_t first) {
@@ -325,7 +326,7 @@ __device__ inline void write_escapes(const LosslessJob& job, const void* values,
   });
 }
 
-/// Eight blocks from `begin` on, but for what escapes.
+/// Decodes eight blocks from `begin` on, except escaped elements.
 __device__ inline void decode_blocks(const LosslessJob& job, const std::byte* message,
                                      int64_t begin, int warp_lane, void* values) {
   const int lane = warp_lane % kQuad;
@@ -349,7 +350,7 @@ __device__ inline void decode_blocks(const LosslessJob& job, const std::byte* me
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint32_t codes = ((j < 4 ? low[h] : high[h]) >> (4 * (j % 4))) & 0x000f000fu;
-      // 14, of which top need not be as much, is an exponent of 0.
+      // Code 14 means exponent 0, even if `top` is less than 14.
       const uint32_t some = (((codes ^ 0x000e000eu) + 0x000f000fu) >> 4) & 0x00010001u;
       const uint32_t near = (top * 0x00010001u + 0x01000100u - codes) & 0x00ff00ffu;
       const uint32_t exponents = near & (some * 255u);
@@ -360,7 +361,7 @@ __device__ inline void decode_blocks(const LosslessJob& job, const std::byte* me
   }
 }
 
-/// What escapes of the 32 groups from `begin` on, in the place of what stands there.
+/// Decodes the escaped elements of the 32 groups from `begin` on, over the values stored before.
 __device__ inline void decode_escapes(const LosslessJob& job, const std::byte* message,
                                       int64_t begin, int warp_lane, void* values) {
   const uint32_t escapes = __ldcg(reinterpret_cast<const uint32_t*>(message) + 1);

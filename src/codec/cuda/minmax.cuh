@@ -1,4 +1,4 @@
-// Minima and maxima that are NaN where an operand is, in one instruction.
+// Min and max that return NaN if an operand is NaN, in one instruction.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,31 +1,32 @@
-// Blocks of 128 values in a wire format as kernels hand them to each other: each is encoded or
-// decoded by four lanes of a warp, and kThreads / 4 of them lie together. First the codes, 16 bytes
-// a thread, those of all threads' first four words before the second ones; then the scales, bf16,
-// by block and group. Codes and scales are those of a message (codec/message.h), in another order.
+// Chunks of encoded blocks passed between kernels: each block of 128 values is encoded or decoded
+// by four lanes of a warp, and kThreads / 4 blocks are contiguous. First the codes, 16 bytes per
+// thread, all threads' first four words before the second ones; then the scales, bf16, by block and
+// group. Codes and scales are those of a message (codec/message.h), in another order.
 #pragma once
 
 #include "codec/cuda/block.cuh"
 
 namespace tandem::gpu {
 
-/// `Code`: of codec/numbers.h, of 8 or 4 bits; kGroup: 128 or 32 elements that share a bf16 scale.
+/// `Code`: format of codec/numbers.h, 8 or 4 bits; kGroup: 128 or 32 elements that share a bf16
+/// scale.
 template <class Code, int kGroup, int kThreads>
 struct EncodedPiece {
   static_assert(Code::bits == 8 || Code::bits == 4);
   static_assert(kGroup == 128 || kGroup == 32);
   static constexpr int kBlocks = kThreads / kQuad;
   static constexpr int kElements = kBlocks * kWireBlock;
-  static constexpr int kWords = Code::bits;            // of a thread
-  static constexpr int kScales = kWireBlock / kGroup;  // of a block
+  static constexpr int kWords = Code::bits;            // per thread
+  static constexpr int kScales = kWireBlock / kGroup;  // per block
   static constexpr int kCodeBytes = kThreads * kWords * 4;
   static constexpr int kBytes = kCodeBytes + kBlocks * kScales * 2;
   static_assert(kBytes % 16 == 0);
 
   uint32_t words[kWords];
-  uint32_t scale;  // as stored: of a group that this thread stores it of
+  uint32_t scale;  // stored form, of the group whose scale this thread stores
 
-  /// By all lanes of a warp, of a thread's values as codec/cuda/block_memory.cuh has them. `limit`:
-  /// beyond it a group decodes as NaN (WireJob).
+  /// Encodes a thread's values, distributed as in codec/cuda/block_memory.cuh. Called by all lanes
+  /// of a warp. `limit`: a group beyond it decodes as NaN (WireJob).
   __device__ void encode(float (&x)[kOwn], float limit, int thread) {
     WireJob wire;
     wire.group = kGroup, wire.shift = kGroup == 128 ? 7 : 5;
@@ -57,8 +58,8 @@ struct EncodedPiece {
     }
   }
 
-  /// Calls `with(e, code, scale)` for a thread's values, which are code x scale: exactly, in f32.
-  /// `load`: reads what a pointer points to.
+  /// Calls `with(e, code, scale)` for a thread's values, which are code x scale, exact in f32.
+  /// `load`: load policy.
   template <typename Load, typename With>
   __device__ static void for_values_of(const std::byte* piece, int thread, const Load& load,
                                        const With& with) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Of the block, in every thread. Ignores NaN, as fmaxf does.
+// Max over the thread block, in every thread. Ignores NaN, as fmaxf does.
 __device__ float block_most(float value) {
   __shared__ float of_warp[kThreads / 32];
   for (int offset = 16; offset; offset /= 2) {
@@ -21,7 +21,7 @@ __device__ float block_most(float value) {
   return value;
 }
 
-// A block takes a row, and reads it a second time from the cache.
+// One thread block per row; the second read of the row is from the cache.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     quantize_rows_kernel(const T* x, __nv_fp8_e4m3* codes, float* scales, int64_t columns) {

@@ -22,7 +22,7 @@ void quantize_rows_on_gpu(Communicator& any, const Tensor& x, const Tensor& code
     throw InvalidArgument(
         fmt::format("quantize_rows: {} columns: expected a multiple of 16 on GPUs", x.dim(1)));
   }
-  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();  // blocks of a grid
+  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();  // max thread blocks of a grid
   if (x.dim(0) > kMostRows) {
     throw InvalidArgument(
         fmt::format("quantize_rows: {} rows: expected at most {} on GPUs", x.dim(0), kMostRows));

@@ -7,7 +7,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kPerSm = 2;  // thread blocks: the sums take registers
+constexpr int kPerSm = 2;  // thread blocks, limited by the registers of the sums
 
 template <typename Block>
 __global__ void __launch_bounds__(kCodecThreads, kPerSm)

@@ -1,5 +1,5 @@
-// The middle of an all-reduce or the end of a reduce-scatter: messages of one block decoded and
-// added in f32, in order, with a rank's own values in its place.
+// Reduction step of an all-reduce or reduce-scatter: messages of one block are decoded and added in
+// f32, in order, with this rank's values used unencoded.
 #pragma once
 
 #include "codec/cuda/block.cuh"
@@ -7,15 +7,15 @@
 namespace tandem::gpu {
 
 struct MessageSum {
-  const std::byte* messages;  // the first; each `stride` bytes behind the one before
+  const std::byte* messages;  // first message; the others follow at distances of `stride` bytes
   size_t stride;
   int count;
-  int own;             // the one that is `values` instead, or -1
-  const void* values;  // as they are
+  int own;             // index of the message replaced by `values`, or -1
+  const void* values;  // unencoded
   DType dtype;
 };
 
-/// Messages that are on their way at once: as many as registers hold.
+/// Messages in flight: as many as fit the registers.
 template <typename Block>
 constexpr int kFetchedAtOnce = Block::transform == Transform::none ? 3 : 1;
 
@@ -23,7 +23,7 @@ template <typename Block>
 __device__ void sum_messages(const MessageSum& from, const WireJob& wire, int64_t block, int lane,
                              bool on, float (&sum)[kOwn]) {
 #pragma unroll
-  for (float& value : sum) value = -0.0f;  // to which x adds up to x
+  for (float& value : sum) value = -0.0f;  // neutral element: -0 + x is x
   const auto add = [&](int e, float value) { sum[e] = __fadd_rn(sum[e], value); };
   constexpr int kLast = kFetchedAtOnce<Block> - 1;
   typename Block::Fetched next[kLast + 1];

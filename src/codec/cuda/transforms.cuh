@@ -1,12 +1,12 @@
-// What some formats do to a block's values before they are encoded: the Hadamard rotation
-// (codec/tile.h), and spikes that stand beside the codes (codec/spikes.h).
+// Transforms of a block's values before encoding: the Hadamard rotation (codec/tile.h), and spikes
+// stored next to the codes (codec/spikes.h).
 #pragma once
 
 #include "codec/cuda/groups.cuh"
 
 namespace tandem::gpu {
 
-/// In place: H x / group.
+/// Rotates in place: H x / group.
 __device__ inline void rotate(float (&x)[kOwn], int group, int lane) {
   const float scale = 1.0f / float(group);
 #pragma unroll
@@ -17,7 +17,7 @@ __device__ inline void rotate(float (&x)[kOwn], int group, int lane) {
     if (stride == 4 || stride == 8) {
       const float sign = lane & (stride / 4) ? -1.0f : 1.0f;
 #pragma unroll
-      for (float& value : x) {  // exact but for the sum
+      for (float& value : x) {  // exact except for the sum
         value = __fmaf_rn(value, sign, __shfl_xor_sync(kAllLanes, value, stride / 4));
       }
       continue;
@@ -40,9 +40,9 @@ __device__ inline void rotate_back(float (&x)[kOwn], int group, float limit, int
   for (float& value : x) value = __fmul_rn(codec::within(value, most), size);
 }
 
-/// Of the groups that a thread owns.
+/// Spikes of the groups owned by a thread.
 struct OwnedSpikes {
-  uint32_t values[kOwned];  // smallest, largest, as stored
+  uint32_t values[kOwned];  // min, max, as stored
   uint32_t places[kOwned];
 };
 
@@ -52,8 +52,8 @@ __device__ inline uint32_t spike_bits(float value, float limit) {
   return (bits & 0x7fff) > end ? uint16_t((bits & 0x8000) | end) : bits;
 }
 
-/// Where in each group `value` stands first, twice, plus 1 where it is negative there: of 0 and -0,
-/// which are equal, that says which it is.
+/// First position of `value` in each group, times 2, plus 1 if negative there, which distinguishes
+/// the equal values 0 and -0.
 __device__ inline void first_places(const WireJob& wire, int lane, const float (&x)[kOwn],
                                     const float (&value)[kOwned], uint32_t (&owned)[kOwned]) {
   float values[kVectors];
@@ -73,8 +73,8 @@ __device__ inline void first_places(const WireJob& wire, int lane, const float (
   join_groups(wire, lane, places, smaller, owned);
 }
 
-/// Leaves another element of the group in the spikes' places. A group with NaN or an infinity keeps
-/// what it has.
+/// Overwrites the spikes with another element of the group. A group with NaN or an infinity is
+/// unchanged.
 __device__ inline void reserve_spikes(const WireJob& wire, int lane, float (&x)[kOwn],
                                       OwnedSpikes& spikes) {
   float least[kOwned], most[kOwned];

@@ -1,4 +1,4 @@
-// A grouped wire format and one message's layout, as kernels take them.
+// Kernel parameters: a grouped wire format and the layout of one message.
 #pragma once
 
 #include <bit>
@@ -8,7 +8,7 @@
 
 namespace tandem::gpu {
 
-constexpr int kQuad = 4;  ///< threads that work on a block of elements
+constexpr int kQuad = 4;  ///< threads per block of elements
 
 struct WireJob {
   codec::Message parts;
@@ -16,9 +16,9 @@ struct WireJob {
   int shift = 7;  ///< group == 1 << shift
   ScaleKind scale = ScaleKind::bf16;
   bool spikes = false, hadamard = false;
-  float limit = 0;  ///< the largest value of the tensor's dtype
+  float limit = 0;  ///< largest value of the tensor's dtype
 
-  /// Of messages of `elements`.
+  /// Parameters for messages of `elements`.
   static WireJob of(const Wire& wire, int64_t elements, DType dtype) {
     return {codec::Message::of(wire, elements),
             wire.group,
