@@ -261,12 +261,12 @@ constexpr float center_of_stored(uint32_t stored, float scale, int levels) {
 template <ScaleKind kind>
 constexpr LevelScale level_scale(float least, float most, bool beyond, int levels, float limit) {
   if (beyond) return {kNaNBits, 0, 0, 0};
-  least = sum(least, 0.0f);  // -0 becomes 0: which of the two is a group's end depends on the lane
-                             // order
+  // -0 becomes 0: which of the two is a group's end depends on the lane order.
+  least = sum(least, 0.0f);
   most = sum(most, 0.0f);
   LevelScale all{};
-  if constexpr (kind == ScaleKind::log2) {  // zero is a level, and the center is stored as its
-                                            // index
+  // Zero is a level, and the center is stored as its index.
+  if constexpr (kind == ScaleKind::log2) {
     least = least < 0 ? least : 0;
     most = most > 0 ? most : 0;
     const float half = product(most, 0.5f) - product(least, 0.5f);

@@ -23,8 +23,7 @@ struct Env {
   std::string secret;  ///< TANDEM_SECRET: shared secret of the ranks (none); never printed
   std::string secret_file;  ///< TANDEM_SECRET_FILE: file with the secret, mode 0600 (none)
   bool allow_mixed_builds;  ///< TANDEM_ALLOW_MIXED_BUILDS: ranks may run different programs (0)
-  std::string link;         ///< TANDEM_LINK: name of the network for mpi and processes (the
-                            ///< transport)
+  std::string link;         ///< TANDEM_LINK: network name for mpi and processes (the transport)
 };
 
 /// Throws InvalidArgument with the variable, its value and the expected form.

@@ -28,8 +28,7 @@ class FileDescriptor {
 /// Kinds of file accepted for reading.
 enum class Source : uint8_t {
   regular,  ///< a regular file: opening a FIFO could wait for a writer forever
-  no_link,  ///< a regular file, not through a symbolic link: for content that may be shown to
-            ///< others
+  no_link,  ///< a regular file, not a symbolic link: for content shown to others
   any       ///< also a pipe, a socket or a character device, such as a user may name as input
 };
 

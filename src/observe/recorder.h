@@ -1,5 +1,5 @@
-// Where a rank's time goes. Each rank's thread has a Recorder; a ScopedSpan adds its duration to
-// the total of its kind (always on: two clock reads) and, while tracing, keeps an event for the
+// Time accounting of a rank. Each rank's thread has a Recorder; a ScopedSpan adds its duration to
+// the total of its kind (always on: two clock reads) and, while tracing, stores an event for the
 // timeline. Spans of the kinds counted below do not nest.
 #pragma once
 
@@ -14,11 +14,11 @@ namespace tandem {
 
 enum class SpanKind : uint8_t {
   gemm,        ///< matrix products
-  compute,     ///< everything else that computes
-  wait,        ///< communication that computation had to wait for: the exposed part
-  transfer,    ///< bytes on the wire; runs beside the others, on the link's own lane
-  data,        ///< input
-  checkpoint,  ///< saving
+  compute,     ///< other computation
+  wait,        ///< exposed communication: time that computation waited for it
+  transfer,    ///< transfer time; overlaps the others, on the link's own lane
+  data,        ///< input data
+  checkpoint,  ///< saving of checkpoints
 };
 constexpr int kSpanKinds = 6;
 std::string_view name_of(SpanKind kind);
@@ -30,7 +30,7 @@ struct SpanEvent {
   const char* name;  ///< static storage: "ag_gemm"
   TimePoint begin, end;
   int32_t tile = -1, peer = -1;
-  int32_t processor = -1;  ///< multiprocessor of a GPU
+  int32_t processor = -1;  ///< SM of a GPU
 };
 
 class Recorder {
@@ -44,29 +44,29 @@ class Recorder {
   /// Seconds spent in `kind` since construction or `reset`.
   double seconds(SpanKind kind) const;
   void reset();
-  /// Moves the events out.
+  /// Moves the recorded events out.
   std::vector<SpanEvent> take_events();
 
  private:
-  mutable std::mutex mutex_;  // a trace is taken while other threads may add
+  mutable std::mutex mutex_;  // a trace is taken while other threads may add events
   int rank_;
   bool tracing_ = false;
   std::array<double, kSpanKinds> seconds_{};
   std::vector<SpanEvent> events_;
 };
 
-/// The calling thread's recorder (its own default one unless `bind` gave it another).
+/// Recorder of the calling thread: the one set by `bind`, else a default one.
 Recorder& recorder();
 void bind(Recorder* recorder);
 
-/// What the calling thread's matrix products are part of, for their spans.
+/// Operator that the calling thread's GEMMs are part of, for their spans.
 struct SpanLabel {
   const char* name;
   int32_t tile;
 };
 SpanLabel product_label();
 
-/// Labels this thread's matrix products until it ends: "ag_gemm", tile 3.
+/// Labels this thread's GEMMs during its lifetime: "ag_gemm", tile 3.
 class ScopedLabel {
  public:
   ScopedLabel(const char* name, int tile);

@@ -34,7 +34,7 @@ class Spans {
   std::vector<SpanEvent> take() { return std::move(events_); }
 
  private:
-  // The low words run over every four seconds: what counts is the distance from the base.
+  // The low words wrap every four seconds: use the signed distance from the base.
   TimePoint time(uint32_t low) const {
     const int64_t since = int32_t(low - uint32_t(base_ns_));
     return TimePoint(std::chrono::nanoseconds(int64_t(base_ns_) + since));

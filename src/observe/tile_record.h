@@ -1,4 +1,4 @@
-// What a fused kernel records of each output tile, and the timeline made of it.
+// Per-tile records of a fused kernel, and the timeline built from them.
 #pragma once
 
 #include <cstdint>
@@ -9,34 +9,34 @@
 
 namespace tandem {
 
-/// Written by one thread of each role, a field at a time, during one call. Times are the low words
-/// of the GPU's global timer (%globaltimer), in nanoseconds; both of a pair are zero where a tile
-/// has no such span.
+/// Written by one thread of each warp role, a field at a time, during one call. Times are the low
+/// words of the GPU's global timer (%globaltimer), in nanoseconds; both of a pair are zero if a
+/// tile has no such span.
 struct TileRecord {
-  uint32_t waits, products, stores;  ///< how often each was begun in the call
+  uint32_t waits, products, stores;  ///< number of begins in the call
   uint32_t processor;
-  uint32_t wait_begin, wait_end;  ///< AG+GEMM: for the tile's shard; GEMM+RS: while it was sent
+  uint32_t wait_begin, wait_end;  ///< AG+GEMM: wait for the tile's shard; GEMM+RS: time of its send
   uint32_t product_begin, product_end;
-  uint32_t store_begin, store_end;  ///< into this rank's memory
-  uint32_t held_begin, held_end;    ///< GEMM+RS: its longest wait for a peer, for parts under the
-                                    ///< product or in the epilogue
+  uint32_t store_begin, store_end;  ///< stores to this rank's memory
+  uint32_t held_begin, held_end;    ///< GEMM+RS: longest wait for a peer's partial sums, in the
+                                    ///< main loop or in the epilogue
 };
 
-/// The tiles of one call on one rank; the records lie by row, then column.
+/// Tiles of one call on one rank; records are ordered by row, then column.
 struct TileGrid {
-  int rows = 0, columns = 0;  ///< columns: those that only fill up a cluster too
+  int rows = 0, columns = 0;  ///< columns: includes those that only pad a cluster
   int rank = 0, ranks = 1;
   int tiles() const { return rows * columns; }
-  /// Whose rows a tile has: its source (AG+GEMM) or its owner (GEMM+RS).
+  /// Shard of a tile's rows: its source (AG+GEMM) or its owner (GEMM+RS).
   int shard_of(int tile) const { return tile / columns / (rows / ranks); }
 };
 
-/// The events of a call whose tiles wait for their shard. `base_ns`: the global timer shortly
-/// before it. Throws InvalidArgument naming the first tile that was not recorded exactly once.
+/// Events of an AG+GEMM call, whose tiles wait for their shard. `base_ns`: the global timer shortly
+/// before the call. Throws InvalidArgument, which names the first tile not recorded exactly once.
 std::vector<SpanEvent> gather_spans(std::span<const TileRecord> records, const TileGrid& grid,
                                     uint64_t base_ns);
-/// The same of a call whose tiles leave for their owner, beside the products, or add what has
-/// landed where it is this rank.
+/// Same for a GEMM+RS call, whose tiles are sent to their owner, overlapped with the GEMM, or, if
+/// that is this rank, add the received partial sums.
 std::vector<SpanEvent> scatter_spans(std::span<const TileRecord> records, const TileGrid& grid,
                                      uint64_t base_ns);
 

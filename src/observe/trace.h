@@ -1,7 +1,6 @@
-// Timeline of a run as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing
-// open. One process per rank; its lanes are compute, wait and link, on GPUs those of every
-// multiprocessor that has events. An arrow joins a transfer to the wait it ended, where the events
-// say so.
+// Timeline of a run as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and chrome://tracing. One
+// process per rank with lanes compute, wait and link, on GPUs for every SM that has events. An
+// arrow connects a transfer to the wait it ended, if the events identify it.
 #pragma once
 
 #include <cstddef>
@@ -15,43 +14,43 @@
 
 namespace tandem {
 
-/// One rank's events. Times are shown relative to `origin`: leave it zero when all ranks share a
-/// clock (one host); else the moment at which the rank left a barrier.
+/// Events of one rank. Times are shown relative to `origin`: zero if all ranks share a clock (one
+/// host); else the time at which the rank left a barrier.
 struct RankEvents {
   int rank = 0;
   std::vector<SpanEvent> events;
   TimePoint origin{};
-  int64_t step = -1;  ///< of training, the first in it; -1: of none
+  int64_t step = -1;  ///< first training step covered; -1: none
 };
 
-/// Largest SpanEvent::processor of a trace.
+/// Max SpanEvent::processor of a trace.
 constexpr int kMaxProcessor = 9999;
 
-/// For gathering events from other processes: `Communicator::exchange(pack(mine))`, then `unpack`.
+/// Serialization to gather events from other processes: `Communicator::exchange(pack(mine))`, then
+/// `unpack`.
 std::vector<std::byte> pack(const RankEvents& rank);
-/// Throws InvalidArgument when `blob` is not what `pack` made.
+/// Throws InvalidArgument if `blob` was not made by `pack`.
 RankEvents unpack(std::span<const std::byte> blob);
 
-/// A transfer (index into the events of rank `from`) and the wait of rank `to` that it ended: the
-/// last one from that peer, of the same tile where both name one, that arrived during the wait.
+/// Transfer (index into the events of rank `from`) and the wait of rank `to` that it ended: the
+/// last from that peer that arrived during the wait, of the same tile if both have one.
 struct Arrow {
   size_t from, transfer, to, wait;  ///< `from` and `to` index the span of RankEvents
 };
 std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
 
-/// Events of one lane may overlap (two transfers at once): each goes to the first row of its lane
-/// (of its multiprocessor) that is free, so that no two slices of a row cross. One row number per
-/// event.
+/// Row of each event. Events of one lane may overlap (two concurrent transfers): each goes to the
+/// first free row of its lane (of its SM), so that no two slices of a row overlap.
 std::vector<int> lane_rows(std::span<const SpanEvent> events);
 
 /// The step is that of the first rank.
 std::string trace_json(std::span<const RankEvents> ranks);
-/// Writes `trace_json`. Throws IoError naming the file.
+/// Writes `trace_json`. Throws IoError with the file.
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);
-/// What `write_trace` wrote. Throws IoError naming the file and what is wrong with it.
+/// Reads a file written by `write_trace`. Throws IoError with the file and the error in it.
 std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source source = Source::any);
 
-/// A copy of `name` that lives as long as the process, for SpanEvent::name.
+/// Copy of `name` with static lifetime, for SpanEvent::name.
 const char* intern(std::string name);
 
 }  // namespace tandem

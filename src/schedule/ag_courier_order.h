@@ -1,16 +1,16 @@
-// Who carries which pieces of a shard to the peers, and when, where the blocks of a fused
-// AG+GEMM do it themselves. A shard is cut into chunks of columns, so that tiles can follow it
-// along K; a piece is a row of a chunk. Blocks are in groups, which take the chunks in turn: while
-// those of one wait for what they have sent to arrive, those of the next are sending. The blocks of
-// a group take the rows of its chunks in turn, all rows of a chunk before the next chunk. Pure
-// functions of a block and its step, read by the GPU kernel and by the tests.
+// Order in which the copy warps of a fused AG+GEMM's thread blocks send a shard to the peers. A
+// shard is cut into chunks of columns, so that tiles can follow it along K; a copy item is one row
+// of a chunk. Blocks form groups, which take the chunks round-robin: while one group waits for its
+// sends to arrive, the next is sending. The blocks of a group take the rows of its chunks
+// round-robin, all rows of a chunk before the next chunk. Pure functions of a block and its step,
+// read by the GPU kernel and by the tests.
 #pragma once
 
 namespace tandem::schedule {
 
 struct AgCourierOrder {
   int rows = 1, chunks = 1, blocks = 1;
-  int groups = 1;  ///< at most as many as blocks
+  int groups = 1;  ///< at most `blocks`
 };
 
 struct CourierPiece {
@@ -18,11 +18,11 @@ struct CourierPiece {
   friend constexpr bool operator==(const CourierPiece&, const CourierPiece&) = default;
 };
 
-/// What one block carries; no two blocks of a group differ by more than one piece.
+/// Copy items of one block; counts within a group differ by at most one.
 struct CourierAssignment {
-  CourierPiece first;  ///< its chunk may lie behind the last one where there are no pieces
+  CourierPiece first;  ///< if there are no items, its chunk may be past the last one
   int pieces = 0;
-  int rows = 1;     ///< of a chunk
+  int rows = 1;     ///< per chunk
   int members = 1;  ///< blocks of the group
   int groups = 1;
 };
@@ -38,7 +38,7 @@ constexpr CourierAssignment assignment_of(const AgCourierOrder& order, int block
           order.groups};
 }
 
-/// The piece that the same block carries after `piece`.
+/// Next copy item of the same block after `piece`.
 constexpr CourierPiece next_piece(const CourierAssignment& assignment, CourierPiece piece) {
   piece.row += assignment.members;
   for (; piece.row >= assignment.rows; piece.row -= assignment.rows)
@@ -46,12 +46,12 @@ constexpr CourierPiece next_piece(const CourierAssignment& assignment, CourierPi
   return piece;
 }
 
-/// Whether the block carries nothing more of this piece's chunk.
+/// Whether the block has no further item of this chunk.
 constexpr bool ends_chunk(const CourierAssignment& assignment, CourierPiece piece) {
   return piece.row + assignment.members >= assignment.rows;
 }
 
-/// Pieces of all blocks that leave before this one.
+/// Number of copy items of all blocks sent before this one.
 constexpr int pieces_before(const CourierAssignment& assignment, CourierPiece piece) {
   return piece.chunk * assignment.rows + piece.row;
 }

@@ -1,11 +1,12 @@
-// The order in which one rank's fused AG+GEMM computes its output tiles (FLUX §3.2): tiles whose
-// rows are here first, the others in the order in which their shards arrive (ag_source in ring.h).
-// Pure functions of a position, read by GPU kernels, by the host for them, and by the tests.
+// Order in which a rank's fused AG+GEMM computes its output tiles (FLUX §3.2): tiles of the local
+// shard first, the others in the order in which their shards arrive (ag_source in ring.h). Pure
+// functions of a position, read by GPU kernels, by the host for them, and by the tests.
 //
 // Rows are cut into `ranks` shards of `shard_tiles` tiles each, columns into `column_tiles`. The
-// first `head` columns of the own shard come first: just enough work to cover the wire. Then all
-// else, column by column, so that a column's weights are read once. With head == column_tiles the
-// shards come one after another instead, which waits least when the wire is long.
+// first `head` columns of the local shard come first: just enough work to hide the transfer. Then
+// all other tiles, column by column, so that a column's weights are read once. With head ==
+// column_tiles the shards are computed one after another instead, which waits least if transfers
+// are slow.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +25,10 @@ struct AgTileOrder {
   constexpr int64_t tiles() const { return int64_t(row_tiles()) * column_tiles; }
 };
 
-/// The tile at position `at`, 0 <= at < tiles().
+/// Tile at position `at`, 0 <= at < tiles().
 constexpr Tile tile_at(const AgTileOrder& order, int at) {
   const int shard = order.shard_tiles, rows = order.row_tiles();
-  // Row `turned` tiles after the own shard's first one.
+  // Row `turned` tiles after the local shard's first, modulo all rows.
   const auto turn = [&](int turned) {
     const int row = order.rank * shard + turned;
     return row >= rows ? row - rows : row;
@@ -45,12 +46,12 @@ constexpr Tile tile_at(const AgTileOrder& order, int at) {
   return {turn(rest % rows), order.head + rest / rows};
 }
 
-/// Whether rows of tiles can be taken in pairs, each from one shard, or each of two whole shards.
+/// Whether rows of tiles form pairs, each within one shard, or each of two whole shards.
 constexpr bool has_pairs_of_rows(const AgTileOrder& order) {
   return order.shard_tiles % 2 == 0 || (order.shard_tiles == 1 && order.ranks % 2 == 0);
 }
 
-/// The same order with a pair of rows in place of each row.
+/// The same order over pairs of rows instead of rows.
 constexpr AgTileOrder in_pairs_of_rows(AgTileOrder order) {
   if (order.shard_tiles == 1) {
     order.rank /= 2;
@@ -61,7 +62,7 @@ constexpr AgTileOrder in_pairs_of_rows(AgTileOrder order) {
   return order;
 }
 
-/// The shard whose arrival a tile waits for.
+/// Shard that a tile waits for.
 constexpr int shard_of_row(const AgTileOrder& order, int row_tile) {
   return row_tile / order.shard_tiles;
 }

@@ -1,20 +1,21 @@
-// Who holds which expert, and in which pieces rows travel to the experts and back (COMET,
-// arXiv 2502.19811, §3.1). Pure functions, usable in constant expressions on host and device.
+// Distribution of experts over ranks, and the chunks in which rows are dispatched and combined
+// (COMET, arXiv 2502.19811, §3.1). Pure functions, usable in constant expressions on host and
+// device.
 //
-// Before the experts the tensor is split along M: each expert's rows are sorted by the rank they
-// come from, own rows first, then the pieces of all other ranks in the order in which they arrive.
-// After the experts it is split along N: groups of columns of all remote rows leave one after the
-// other while the next is computed; rows that stay are computed last.
+// Dispatch splits the tensor along M: each expert's rows are sorted by source rank, local rows
+// first, then the chunks of all other ranks in order of arrival. Combine splits it along N: column
+// groups of all remote rows are sent one after the other while the next is computed; local rows are
+// computed last.
 //
-// Invariants (tested exhaustively): every expert has one holder, every row and column is in one
-// piece, and a wave is a run of whole pieces whatever the number of waves.
+// Invariants (tested exhaustively): every expert is held by one EP rank, every row and column is in
+// one chunk, and a wave is a run of whole chunks whatever the number of waves.
 #pragma once
 
 #include "schedule/ring.h"
 
 namespace tandem::schedule {
 
-/// ep x tp ranks: rank r has part r % tp of every expert that EP rank r / tp holds.
+/// Grid of ep x tp ranks: rank r has shard r % tp of every expert of EP rank r / tp.
 struct MoeGrid {
   int experts = 1, ep = 1, tp = 1;
   constexpr int world() const { return ep * tp; }
@@ -24,7 +25,7 @@ struct MoeGrid {
   constexpr int holder(int expert) const { return expert / (experts / ep) * tp; }
 };
 
-/// Whom `rank` sends to at `step` in [1, world), and who sends to it then.
+/// Destination and source of `rank` at `step`, 1 <= step < world.
 constexpr int moe_target(int rank, int world, int step) {
   return (rank + step) % world;
 }
@@ -32,25 +33,25 @@ constexpr int moe_source(int rank, int world, int step) {
   return (rank - step + world) % world;
 }
 
-/// Most pieces in which one rank's rows travel to another: 1/2, 1/4, 1/8, 1/16, 1/16.
+/// Max chunks of the rows that one rank sends to another: 1/2, 1/4, 1/8, 1/16, 1/16.
 constexpr int kMoePieces = 5;
 
 /// Wave `wave` in [0, waves) of the rows that one rank sends to another; waves <= kMoePieces.
 constexpr Range moe_wave(int64_t rows, int waves, int wave) {
   return taper_rows(rows, waves, wave, Taper::falling);
 }
-/// The piece in [0, kMoePieces) that row `row` of `rows` belongs to.
+/// Chunk in [0, kMoePieces) that contains row `row` of `rows`.
 constexpr int moe_piece_of(int64_t rows, int64_t row) {
   int piece = 0;
   while (row >= moe_wave(rows, kMoePieces, piece).end()) ++piece;
   return piece;
 }
-/// Pieces that wave `wave` of `waves` consists of.
+/// Chunks of wave `wave` of `waves`.
 constexpr Range moe_pieces(int waves, int wave) {
   return {wave, wave + 1 == waves ? kMoePieces - wave : 1};
 }
 
-/// Load of the fullest EP rank over the mean, by rank's rows times experts: 1 is even.
+/// Max load of an EP rank over the mean, in rows times experts; 1 is balanced.
 constexpr double moe_imbalance(const int64_t* loads, int ep) {
   int64_t most = 0, all = 0;
   for (int i = 0; i < ep; ++i) {
@@ -59,26 +60,26 @@ constexpr double moe_imbalance(const int64_t* loads, int ep) {
   }
   return all == 0 ? 1 : double(most) * ep / double(all);
 }
-/// The most that can be, since a row's experts differ.
+/// Upper bound of the imbalance, given that a row's experts differ.
 constexpr double moe_most_imbalance(const MoeGrid& grid, int top_k) {
   const int each = grid.experts / grid.ep;
   return double(grid.ep) * (each < top_k ? each : top_k) / top_k;
 }
 
-// How a stage runs best depends on how uneven its rows are: where one rank computes most of them,
-// there is less to hide and smaller pieces to multiply. Plans are measured at imbalances 1, 2, 4
-// ... up to the most; a call takes the level that is nearest to what its ranks have routed.
+// The best plan of a stage depends on the imbalance: if one rank computes most rows, there is less
+// to hide, and GEMM chunks are smaller. Plans are timed at imbalances 1, 2, 4 ... up to the max; a
+// call uses the level nearest to the routing of its ranks.
 constexpr int moe_levels(const MoeGrid& grid, int top_k) {
   int levels = 1;
   while (double(1 << (levels - 1)) < moe_most_imbalance(grid, top_k)) ++levels;
   return levels;
 }
-/// The imbalance that `level` is measured at.
+/// Imbalance at which `level` is timed.
 constexpr double moe_level_imbalance(const MoeGrid& grid, int top_k, int level) {
   const double most = moe_most_imbalance(grid, top_k), power = double(1 << level);
   return power < most ? power : most;
 }
-/// The level nearest to `imbalance`, by ratio.
+/// Level nearest to `imbalance`, by ratio.
 constexpr int moe_level(const MoeGrid& grid, int top_k, double imbalance) {
   int level = 0;
   for (; level + 1 < moe_levels(grid, top_k); ++level) {
@@ -89,11 +90,11 @@ constexpr int moe_level(const MoeGrid& grid, int top_k, double imbalance) {
   return level;
 }
 
-/// Columns are cut between blocks of this many.
+/// Default block size of column groups.
 constexpr int64_t kMoeColumns = 32;
 
-/// Column group `group` of `groups`: sizes double, since the wire waits for the first. Cut between
-/// blocks of `block` columns.
+/// Column group `group` of `groups`: sizes double, since the first send waits for the first group.
+/// Boundaries are multiples of `block` columns.
 constexpr Range moe_columns(int64_t columns, int groups, int group, int64_t block = kMoeColumns) {
   const int64_t blocks = (columns + block - 1) / block;
   const Range part = taper_rows(blocks, groups, group, Taper::rising);

@@ -1,7 +1,7 @@
-// Who talks to whom, in which order, and which rows a step touches. Pure functions, usable in
-// constant expressions, on the host and on the device (CUDA sources are compiled with
-// --expt-relaxed-constexpr): the operators of CPU and GPU ranks all read these, so they cannot
-// disagree. The orders of a kernel's tiles are in files of their own beside this one.
+// Ring schedules: peers, their order, and the rows of each step. Pure functions, usable in constant
+// expressions, on host and device (CUDA sources are compiled with --expt-relaxed-constexpr): shared
+// by the operators of CPU and GPU ranks, so they cannot disagree. Tile orders of kernels are in
+// separate files of this folder.
 //
 // Invariants (tested exhaustively): every row and chunk is visited exactly once; at one step no two
 // ranks send to the same peer.
@@ -11,7 +11,7 @@
 
 namespace tandem::schedule {
 
-/// Transfers of a shard, at most.
+/// Max transfers per shard.
 constexpr int kMaxChunks = 16;
 
 /// Rows [begin, begin + count).
@@ -20,55 +20,56 @@ struct Range {
   constexpr int64_t end() const { return begin + count; }
 };
 
-/// Part `index` of `total` rows in `parts` pieces: sizes differ by at most one, larger ones first
-/// (the same rule as tandem::shard_of).
+/// Part `index` of `total` rows in `parts` parts: sizes differ by at most one, larger ones first
+/// (same rule as tandem::shard_of).
 constexpr Range split(int64_t total, int parts, int index) {
   const int64_t base = total / parts, extra = total % parts;
   return {index * base + (index < extra ? index : extra), base + (index < extra ? 1 : 0)};
 }
 
-/// The part of `split` that holds `row`.
+/// Part of `split` that contains `row`.
 constexpr int part_of(int64_t total, int parts, int64_t row) {
   const int64_t base = total / parts, extra = total % parts;
   const int64_t large = extra * (base + 1);
   return int(row < large ? row / (base + 1) : extra + (row - large) / base);
 }
 
-// ---- All-gather + GEMM: own shard first, then that of rank+1, rank+2, ... --------------------
+// ---- All-gather + GEMM: local shard first, then that of rank+1, rank+2, ... ------------------
 
-/// Whose shard `rank` computes on at `step` in [0, world); step 0 is its own.
+/// Rank whose shard `rank` computes on at `step` in [0, world); step 0 is the local shard.
 constexpr int ag_source(int rank, int world, int step) {
   return (rank + step) % world;
 }
-/// To whom `rank` sends its shard at `step` in [1, world): the rank that computes on it then.
+/// Destination of `rank`'s shard at `step` in [1, world): the rank that computes on it then.
 constexpr int ag_target(int rank, int world, int step) {
   return (rank - step + world) % world;
 }
 
-// ---- GEMM + reduce-scatter: rows of rank+1 first, then rank+2, ..., own rows last -------------
+// ---- GEMM + reduce-scatter: rows of rank+1 first, then rank+2, ..., local rows last ------------
 
-/// Whose rows `rank` computes (and sends) at `step` in [0, world); the last step is its own.
+/// Owner of the rows that `rank` computes (and sends) at `step` in [0, world); itself at the last
+/// step.
 constexpr int rs_owner(int rank, int world, int step) {
   return (rank + 1 + step) % world;
 }
-/// Who sends to `rank` at `step` in [0, world - 1).
+/// Rank that sends to `rank` at `step` in [0, world - 1).
 constexpr int rs_source(int rank, int world, int step) {
   return (rank - 1 - step + world) % world;
 }
 
-// ---- Chunks: each shard is sent in `chunks` pieces, each with its own signal ------------------
+// ---- Chunks: each shard is sent in `chunks` chunks, each with its own signal -------------------
 //
-// Sizes halve towards the end where the computation waits for what arrives, and double from the
-// start where the wire waits for what is computed: 1/2, 1/4, 1/8, 1/8 or the reverse. When the wire
-// takes as long as the whole product, the own shard and then each piece keep the SMs busy
-// until the next one is there, and only the smallest piece is left exposed.
+// Sizes halve towards the end if the computation waits for arrivals, and double from the start if
+// sends wait for the computation: 1/2, 1/4, 1/8, 1/8 or the reverse. If the transfer takes as long
+// as the whole GEMM, the local shard and then each chunk keep the SMs busy until the next one has
+// arrived, and only the smallest chunk is exposed.
 
 enum class Taper {
-  falling,  ///< all-gather + GEMM: the last piece is all that is computed after the last arrival
-  rising,  ///< GEMM + reduce-scatter: the first piece is all that is computed before the first send
+  falling,  ///< all-gather + GEMM: only the last chunk is computed after the last arrival
+  rising,   ///< GEMM + reduce-scatter: only the first chunk is computed before the first send
 };
 
-/// Piece `index` of `total` rows.
+/// Chunk `index` of `total` rows.
 constexpr Range taper_rows(int64_t total, int pieces, int index, Taper taper) {
   const int from_large = taper == Taper::falling ? index : pieces - 1 - index;
   const int64_t begin = total - (total >> from_large);
@@ -83,12 +84,12 @@ constexpr Range chunk_rows(int64_t m, int world, int owner, int chunks, int chun
   return {shard.begin + part.begin, part.count};
 }
 
-/// A chunk's number among all, in row order.
+/// Global index of a chunk, in row order.
 constexpr int chunk_id(int owner, int chunks, int chunk) {
   return owner * chunks + chunk;
 }
 
-/// The id of the chunk that holds `row`.
+/// Global index of the chunk that contains `row`.
 constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row, Taper taper) {
   const int owner = part_of(m, world, row);
   int chunk = 0;
@@ -104,13 +105,13 @@ constexpr Range ar_rows(int64_t m, int world, int panels, int panel, int owner) 
   const Range part = split(whole.count, world, owner);
   return {whole.begin + part.begin, part.count};
 }
-/// How many rows `owner` sums in the panels before `panel`.
+/// Number of rows that `owner` sums in the panels before `panel`.
 constexpr int64_t ar_rows_before(int64_t m, int world, int panels, int panel, int owner) {
   int64_t rows = 0;
   for (int p = 0; p < panel; ++p) rows += ar_rows(m, world, panels, p, owner).count;
   return rows;
 }
-/// The most rows one rank sums, for any number of panels up to `max_panels`.
+/// Max rows that one rank sums, for any number of panels up to `max_panels`.
 constexpr int64_t ar_rows_bound(int64_t m, int world, int max_panels) {
   return m / world + max_panels + 1;
 }

@@ -1,25 +1,25 @@
-// What the clusters of one rank's GEMM+RS compute, and when, where received tiles are added within
-// the main loop (overlap/gemm_rs/cuda/adding.h). There are two orders. Own tiles are local ones, of
-// this rank's shard; the others' are remote.
+// Order of the clusters' work in a rank's GEMM+RS that adds received tiles in the main loop
+// (overlap/gemm_rs/cuda/adding.h). There are two orders. Local tiles are those of this rank's
+// shard; the other ranks' are remote.
 //
-// By pieces, where the copy engine sends: the shards of rank + 1, rank + 2, ... and the own last
-// (schedule/ring.h), each cut along its columns into pieces, which are sent when their last tile is
-// done, and which the owner's tiles wait for in the same order.
+// By chunks, if the copy engine sends: the shards of rank + 1, rank + 2, ..., the local one last
+// (schedule/ring.h), each cut along its columns into chunks. A chunk is sent when its last tile is
+// done, and the owner's tiles wait for chunks in the same order.
 //
-// By columns, where tiles are stored into their owner's memory as they are finished: those of all
-// other shards come together, so that every owner gets its share of the wire at any time and what
-// is added to a tile arrives at one time. Own tiles are all last, or only the `last` of them are
-// and the others come in between, so that the wire has the whole product's time and not only that
-// of others' tiles; each of these comes a good `last` tiles behind those of the same place. Or own
-// tiles are all last, and one of `later` others' tiles, of those places that own tiles come to
-// last, is sent under own ones.
+// By columns, if tiles are stored into their owner's memory as they are finished: tiles of all
+// remote shards are interleaved, so that every owner gets its share of the bandwidth at any time
+// and all that is added to a tile arrives at one time. Either all local tiles are last, or only
+// `last` of them and the others are interleaved with the remote ones, so that sends have the time
+// of the whole GEMM and not only that of the remote tiles; each interleaved one follows the remote
+// tiles of its position by at least about `last` tiles. Or all local tiles are last, and one in
+// `later` remote tiles, at the positions of the last local ones, is sent during local ones.
 //
 // Tiles are rasterised in groups of `band` rows of tiles of a shard, column by column, so that the
-// working set fits L2. Clusters take the tiles in turn, a wave at a time. The last wave may
-// be split along K (wave_split.h), but only where all its tiles are own ones: others' are sent.
+// working set fits L2. Clusters take the tiles round-robin, a wave at a time. The last wave may be
+// split along K (wave_split.h), but only if all its tiles are local: remote ones are sent.
 //
-// For the host, which hands the kernel its works, and the tests. Never circular: an own tile waits
-// for tiles that come before it in every rank's order.
+// For the host, which passes the kernel its work items, and the tests. Free of cycles: a local tile
+// waits only for tiles that precede it in every rank's order.
 #pragma once
 
 #include <algorithm>
@@ -33,19 +33,19 @@ namespace tandem::schedule {
 
 struct RsPieceOrder {
   int rank = 0, ranks = 1;
-  int row_tiles = 1;  ///< of a shard
+  int row_tiles = 1;  ///< per shard
   int column_tiles = 1;
-  int pieces = 1;              ///< of a shard; divide column_tiles; 0: by columns
-  int band = 1, own_band = 1;  ///< the last may have fewer; equal where own tiles come in between
-  int last = 0;                ///< by columns: own tiles at the end, at most
-  int later = 0;  ///< by columns: one of so many places of a shard is sent later; 0: none
+  int pieces = 1;              ///< chunks per shard; divide column_tiles; 0: by columns
+  int band = 1, own_band = 1;  ///< the last may have fewer; equal if local tiles are interleaved
+  int last = 0;                ///< by columns: max local tiles at the end
+  int later = 0;  ///< by columns: one in `later` positions of a shard is sent later; 0: none
   int clusters = 1;
-  int steps = 1;  ///< of a tile along K
-  int added = 0;  ///< steps of an own tile that add received rows
-  int least = 1;  ///< steps along K that a work has at least
+  int steps = 1;  ///< K steps per tile
+  int added = 0;  ///< steps of a local tile that add received rows
+  int least = 1;  ///< min K steps per work item
   WaveSplit split;
-  int shorter = 0;  ///< shards, the last ones, that have a row of tiles less; by columns, and with
-                    ///< all own tiles at the end
+  int shorter = 0;  ///< number of last shards that have one row of tiles less; by columns, and with
+                    ///< all local tiles at the end
 
   constexpr int piece_columns() const { return column_tiles / std::max(pieces, 1); }
   constexpr int piece_tiles() const { return row_tiles * piece_columns(); }
@@ -59,15 +59,14 @@ struct RsPieceOrder {
 };
 
 struct PieceTile {
-  int step;            ///< of the ring: the last one is the own shard
+  int step;            ///< of the ring: the last one is the local shard
   int owner;           ///< of the shard
-  int piece;           ///< of the shard
+  int piece;           ///< chunk of the shard
   int row, column;     ///< in the shard
-  bool later = false;  ///< sent behind all that are not
+  bool later = false;  ///< sent after all tiles that are not
 };
 
-/// Rasterises: band by band and column by column, with all of `steps` one after the other for each
-/// tile.
+/// Rasterises band by band and column by column, with all of `steps` consecutive for each tile.
 inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_step, int piece,
                   std::vector<PieceTile>& tiles) {
   const int columns = order.piece_columns();
@@ -83,7 +82,7 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
   }
 }
 
-/// The others' tiles, with those of the places that come last in `own` spread over all: about the
+/// Remote tiles, with those at the positions of the last tiles in `own` spread over all: about the
 /// same share of every wave, and of every cluster.
 inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
                                          const std::vector<PieceTile>& others,
@@ -107,7 +106,7 @@ inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
   return all;
 }
 
-/// All tiles, in their order.
+/// All tiles, in order.
 inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   std::vector<PieceTile> tiles;
   for (int number = 0; number < order.ranks * order.pieces; ++number) {
@@ -119,8 +118,8 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   sweep(order, order.band, 0, order.ranks - 1, 0, others);
   sweep(order, order.own_band, order.ranks - 1, order.ranks, 0, own);
   if (order.later > 0) others = with_later(order, others, own);
-  // The first of those between comes behind `last` of the others' and those of the raster group of
-  // what it adds; what is left of the others' is spread evenly over them.
+  // The first interleaved local tile follows `last` remote tiles and those of the raster group that
+  // it adds; the remaining remote tiles are spread evenly over the interleaved ones.
   const int between = int(own.size()) - order.own_at_end();
   const int all = int(others.size());
   const int before = std::min(all, order.last + order.band * order.ranks);
@@ -136,8 +135,8 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
   return tiles;
 }
 
-/// Where no wave is left at the end, or others' tiles are in it, none is split. Others' tiles never
-/// come behind pieces of own ones.
+/// Without a partial last wave, or with remote tiles in it, none is split. Remote tiles never
+/// follow K slices of local ones.
 constexpr Waves waves_of(const RsPieceOrder& order) {
   const int rest = order.tiles() % order.clusters, own = order.own_at_end();
   return {order.tiles(),
@@ -149,12 +148,12 @@ constexpr Waves waves_of(const RsPieceOrder& order) {
           rest + order.clusters <= own};
 }
 
-/// What a cluster does at a time: some steps of a tile.
+/// Work item of a cluster: some K steps of a tile.
 struct PieceWork : TileSteps {
   PieceTile tile;
 };
 
-/// An order, with its tiles.
+/// Order together with its tiles.
 struct RsPieces {
   RsPieceOrder order;
   int clusters;
@@ -163,7 +162,7 @@ struct RsPieces {
   explicit RsPieces(const RsPieceOrder& o) : order(o), clusters(o.clusters), tiles(tiles_of(o)) {}
 };
 
-/// Number `index` of `cluster`'s works.
+/// Work item `index` of `cluster`.
 inline PieceWork work_at(const RsPieces& pieces, int cluster, int index) {
   const TileWork work = work_of(waves_of(pieces.order), pieces.order.split, cluster, index);
   if (work.steps.end == 0) return {};

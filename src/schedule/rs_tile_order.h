@@ -1,13 +1,13 @@
-// The order in which one rank's fused GEMM+RS computes its output tiles (FLUX §3.1): first all that
-// other ranks own, which then have the rest of the product to cross the wire, then its own, which
-// add what the peers sent. Pure functions of a position, read by the GPU kernel and by the tests.
+// Order in which a rank's fused GEMM+RS computes its output tiles (FLUX §3.1): first all remote
+// tiles, whose transfers then overlap the rest of the GEMM, then the local ones, which add the
+// received partial sums. Pure functions of a position, read by the GPU kernel and by the tests.
 //
 // Rows are cut into `ranks` shards of `shard_tiles` tiles, by owner; columns into `column_tiles`.
-// The others' tiles are rasterised column by column, `band` rows of every shard at a time, in ring
-// order within a column so that every owner gets its part of the wire; the own ones `own_band` rows
-// at a time, which have one shard to stream through the cache instead of many. Never circular: an
-// own tile waits for tiles that come before all own ones on every rank. What was sent first is not
-// what is added first where the bands differ, but the columns of a band follow each other in both.
+// Remote tiles are rasterised column by column, `band` rows of every shard at a time, in ring order
+// within a column so that every owner gets its share of the bandwidth; local ones `own_band` rows
+// at a time, as they stream one shard through the cache instead of many. Free of cycles: a local
+// tile waits for tiles that precede all local ones on every rank. If the bands differ, the first
+// tile sent is not the first one added, but the columns of a band are consecutive in both orders.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct RsTileOrder {
   constexpr int64_t tiles() const { return int64_t(ranks) * shard_tiles * column_tiles; }
 };
 
-/// The tile at position `at`, 0 <= at < tiles().
+/// Tile at position `at`, 0 <= at < tiles().
 constexpr Tile tile_at(const RsTileOrder& order, int at) {
   const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
   const bool own = at >= others;
@@ -39,7 +39,7 @@ constexpr Tile tile_at(const RsTileOrder& order, int at) {
   return {owner * order.shard_tiles + row, group % order.column_tiles};
 }
 
-/// The last position of who takes `first`, `first` + `step`, ...; first < tiles().
+/// Last position in the sequence `first`, `first` + `step`, ...; first < tiles().
 constexpr int last_position(const RsTileOrder& order, int first, int step) {
   return first + (int(order.tiles()) - 1 - first) / step * step;
 }

@@ -1,64 +1,65 @@
-// How persistent clusters take the tiles of a GEMM in turn, a wave at a time, and how the last wave
-// is split along K where it would leave clusters idle: the cluster that has a tile does the
-// beginning, adds what is left to add and stores it; helpers do the rest, a piece at a time, and
-// store split-K partials, for the first one to add. Tiles and helpers come in small groups,
-// up to ten tiles to a helper or three helpers to a tile. So there are a few fronts along K, and
-// clusters still read the same operands at the same time: with equal runs of steps that begin
-// anywhere, as in stream-K, they did not, and that cost more than it gained.
+// Distribution of a GEMM's tiles over persistent clusters, round-robin, a wave at a time, with the
+// last wave split along K if it would leave clusters idle: the cluster of a tile computes the
+// beginning, adds what remains to be added and stores the tile; helpers compute the rest, one K
+// slice at a time, and store split-K partials, which the tile's cluster adds. Tiles and helpers
+// form small groups, up to ten tiles per helper or three helpers per tile. So there are a few
+// fronts along K, and clusters still read the same operands at the same time: with equal runs of
+// steps that begin anywhere, as in stream-K, they did not, and that cost more than it gained.
 //
-// Where helpers can, they do their pieces before the last of their own tiles, so that nobody waits.
+// If possible, helpers compute their slices before the last of their own tiles, so that no cluster
+// waits.
 //
-// Pure functions, for the host, which hands kernels their works, and the tests. Never circular: a
-// split tile waits for helpers, which wait for no helper.
+// Pure functions, for the host, which passes kernels their work items, and the tests. Free of
+// cycles: a split tile waits for helpers, which wait for no helper.
 #pragma once
 
 namespace tandem::schedule {
 
-/// Of the last wave, by groups of `tiles` that share `helpers`; none where tiles is 0. With two
+/// Split of the last wave into groups of `tiles` that share `helpers`; none if tiles is 0. With two
 /// helpers or more, `helpers` differs from `tiles` by one, or there is one tile.
 struct WaveSplit {
   int tiles = 0, helpers = 1;
-  int begin = 0;   ///< steps along K of a tile that no helper does
-  int middle = 0;  ///< where the second piece of a tile begins, if it has two or more
+  int begin = 0;   ///< first K steps of a tile, computed by its own cluster
+  int middle = 0;  ///< begin of the second slice of a tile, if it has two or more
 };
 
-/// Tiles and the clusters that take them.
+/// Tiles and the clusters that compute them.
 struct Waves {
   int tiles = 1, clusters = 1;
-  int steps = 1;  ///< of a tile along K
-  int added = 0;  ///< steps of a tile of the last wave that add something else
-  int least = 1;  ///< steps along K that a cluster does at least at a time
+  int steps = 1;  ///< K steps per tile
+  int added = 0;  ///< steps of a tile of the last wave that add received rows
+  int least = 1;  ///< min K steps of a cluster at a time
   int rest = 0;   ///< tiles of the last wave, if that may be split
-  /// Helpers do their pieces before their tile of the wave before, of which there is one.
+  /// Helpers compute their slices before their tile of the previous wave, which must exist.
   bool before = false;
 };
 
-/// Some steps along K of a tile of a group, and which of the group's helpers does them.
+/// K slice of a tile of a group, and the helper in the group that computes it.
 struct SplitPiece {
   int tile = 0, helper = 0;
   int begin = 0, end = 0;
 };
 
-/// Whether each of the group's tiles has a helper of its own and one that all of them share. Else
-/// one tile is shared by all helpers, and each other tile has its own.
+/// Whether each of the group's tiles has a helper of its own and one that all of them share.
+/// Otherwise one tile is shared by all helpers, and each other tile has its own.
 constexpr bool helper_is_shared(const WaveSplit& split) {
   return split.tiles > 1 && split.tiles < split.helpers;
 }
 
-/// Pieces of the group's tile number `tile`.
+/// Number of slices of the group's tile `tile`.
 constexpr int pieces_of(const WaveSplit& split, int tile) {
   if (helper_is_shared(split)) return 2;
   return split.helpers > 1 && tile + 1 == split.tiles ? split.helpers : 1;
 }
 
-/// Those of the group's tiles before number `tile`.
+/// Number of slices of the group's tiles before `tile`.
 constexpr int pieces_before(const WaveSplit& split, int tile) {
   int pieces = 0;
   for (int t = 0; t < tile; ++t) pieces += pieces_of(split, t);
   return pieces;
 }
 
-/// Number `piece` of the group's tile number `tile`.
+/// Slice `piece` of the group's tile `tile`.
 constexpr SplitPiece piece_of(const WaveSplit& split, int steps, int tile, int piece) {
   const int pieces = pieces_of(split, tile), rest = steps - split.middle;
   // All but the first are equal.
@@ -72,9 +73,9 @@ constexpr SplitPiece piece_of(const WaveSplit& split, int steps, int tile, int p
   return {tile, helper, bound(piece), end};
 }
 
-/// The split of the last wave that ends soonest, if it gains anything worth it. Times are in tenths
-/// of a step along K, as measured of bf16: adding 64 received rows, storing a partial, the time
-/// until it is seen, adding it, what a split must gain. Of e4m3 a step takes half as long.
+/// Split of the last wave with the earliest end, if it gains enough. Costs are in tenths of a K
+/// step, as measured with bf16: adding 64 received rows, storing a partial, the delay until it is
+/// visible, adding it, the min gain of a split. With e4m3 a step takes half as long.
 constexpr WaveSplit best_split(const Waves& waves) {
   constexpr int kStep = 10, kAddRows = 7, kWritePartial = 70, kSeen = 30, kAddPartial = 40,
                 kWorth = 40;
@@ -97,7 +98,7 @@ constexpr WaveSplit best_split(const Waves& waves) {
       }
       helped = busy > helped ? busy : helped;
     }
-    // Rows would be added in a wave that is whole, too.
+    // Rows would be added in an unsplit wave, too.
     const int done = split.begin * kStep + waves.added * kAddRows,
               adding = reads_partials * kAddPartial;
     const int waited = waves.before ? 0 : helped + kSeen;
@@ -116,7 +117,7 @@ constexpr WaveSplit best_split(const Waves& waves) {
       if (helpers == 1) {
         consider(split);
       } else if (helper_is_shared(split)) {
-        const int apart = 1 + waves.steps / 512;  // so that long K does not take long
+        const int apart = 1 + waves.steps / 512;  // bounds the search time for long K
         for (int i = begin + 1; i < waves.steps; i += apart) {
           split.middle = i;
           consider(split);
@@ -130,27 +131,27 @@ constexpr WaveSplit best_split(const Waves& waves) {
   return best;
 }
 
-/// How many of `rows` of tiles are one raster group, taken column by column: at most `most` where
-/// halving leads there.
+/// Rows of tiles of one raster group, taken column by column: `rows` halved while even and above
+/// `most`.
 constexpr int swept_rows(int rows, int most) {
   while (rows > most && rows % 2 == 0) rows /= 2;
   return rows;
 }
 
-/// What a cluster does of a tile at a time.
+/// Work of a cluster on a tile at a time.
 struct TileSteps {
-  int begin = 0, end = 0;       ///< steps along K; none: there is no such work
-  bool writes_partial = false;  ///< a helper's: the accumulators go to slot `partial`
-  int reads_partials = 0;       ///< adds helpers' partials, in slots from `partial` on
+  int begin = 0, end = 0;       ///< K steps; none: no such work item
+  bool writes_partial = false;  ///< helper: stores the accumulators to slot `partial`
+  int reads_partials = 0;       ///< number of helpers' partials to add, in slots from `partial` on
   int partial = 0;              ///< below partial_slots()
 };
 
 struct TileWork {
-  int at = 0;  ///< which tile
+  int at = 0;  ///< index of the tile
   TileSteps steps;
 };
 
-/// Of the last wave's tiles before number `tile`.
+/// Number of slots of the last wave's tiles before `tile`.
 constexpr int slots_before(const WaveSplit& split, int tile) {
   return tile / split.tiles * pieces_before(split, split.tiles) +
          pieces_before(split, tile % split.tiles);
@@ -160,9 +161,9 @@ constexpr int partial_slots(const Waves& waves, const WaveSplit& split) {
   return split.tiles == 0 ? 0 : slots_before(split, waves.rest);
 }
 
-/// Number `index` of the pieces that helper number `helper` of all does; none behind the last one.
+/// Slice `index` of those that helper `helper` of all computes; none past the last.
 constexpr TileWork help_of(const Waves& waves, const WaveSplit& split, int helper, int index) {
-  const int first = helper / split.helpers * split.tiles;  // of the group's tiles
+  const int first = helper / split.helpers * split.tiles;  // first tile of the group
   for (int t = 0; t < split.tiles && first + t < waves.rest; ++t) {
     for (int i = 0; i < pieces_of(split, t); ++i) {
       const SplitPiece piece = piece_of(split, waves.steps, t, i);
@@ -174,7 +175,7 @@ constexpr TileWork help_of(const Waves& waves, const WaveSplit& split, int helpe
   return {};
 }
 
-/// Number `index` of `cluster`'s works.
+/// Work item `index` of `cluster`.
 constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int cluster, int index) {
   const int rest = split.tiles == 0 ? 0 : waves.rest, whole = waves.tiles - rest;
   const auto tile = [&](int number) -> TileWork {
@@ -182,14 +183,14 @@ constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int clust
     return at < whole ? TileWork{at, {0, waves.steps}} : TileWork{};
   };
   if (rest == 0) return tile(index);
-  const int mine = whole / waves.clusters;  // tiles of its own, of every cluster
+  const int mine = whole / waves.clusters;  // whole tiles of every cluster
   if (cluster < rest) {
     if (index != mine) return tile(index);
     return {whole + cluster,
             {0, split.begin, false, pieces_of(split, cluster % split.tiles),
              slots_before(split, cluster)}};
   }
-  const int first = waves.before ? mine - 1 : mine;  // of its pieces
+  const int first = waves.before ? mine - 1 : mine;  // index of its first slice
   if (index < first) return tile(index);
   int pieces = 0;
   while (help_of(waves, split, cluster - rest, pieces).steps.end != 0) ++pieces;
