@@ -1,4 +1,4 @@
-// The collectives as objects: made once for a shape and a dtype, which all ranks agree in then.
+// Collectives as objects, created once for a shape and dtype, which all ranks then agree on.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nanobind/stl/optional.h>
@@ -36,7 +36,7 @@ class Collective {
   }
 
  protected:
-  /// `name`: as errors call it; `rows`: whether x has to have a first dimension.
+  /// `name`: name in error messages; `rows`: true if x must have a first dimension.
   Collective(const char* type, const char* name, std::shared_ptr<Comm> comm, Shape shape,
              nb::handle dtype, bool rows)
       : type_(type),
@@ -58,8 +58,8 @@ class Collective {
   Collective(const Collective&) = delete;
   ~Collective() = default;
 
-  /// Collective. `options`: what else all ranks have to say alike; without `rows` the first
-  /// dimension may differ.
+  /// Collective: checks that the shape, dtype and `options` are equal on all ranks. Without `rows`
+  /// the first dimension may differ.
   void agree(const std::string& options, bool rows) const {
     Shape same = shape_;
     if (!rows) same.erase(same.begin());
@@ -75,7 +75,7 @@ class Collective {
     throw InvalidArgument(
         fmt::format("{}: {}: {}: expected {}", name_, name, tensor.describe(), described(shape)));
   }
-  /// `run(x's framework, x, out)` on memory that was looked at, with a new out where none is given.
+  /// Calls `run(x's framework, x, out)` on validated memory; allocates out if none is given.
   template <typename Run>
   nb::object result(nb::object x, nb::object out, const Run& run) const {
     comm_->open(name_);

@@ -1,4 +1,4 @@
-// The plain collectives as functions.
+// Collectives as functions.
 #include "collectives.h"
 
 #include <fmt/format.h>

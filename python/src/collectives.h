@@ -1,5 +1,5 @@
-// What the collectives as functions and as objects have in common. `run_*` go without the GIL, on a
-// GPU in the order of the current stream of x's framework.
+// Shared by the collectives as functions and as objects. `run_*` execute without the GIL; on a GPU
+// they are ordered with the current stream of x's framework.
 #pragma once
 
 #include "tandem/collectives.h"
@@ -19,17 +19,17 @@ namespace tandem::python {
 using Counts = std::vector<int64_t>;
 
 struct SumKind {
-  /// Throws InvalidArgument naming `name` for another op, and for a codec with another than sum.
+  /// Throws InvalidArgument naming `name` for another op, or for a codec with an op other than sum.
   SumKind(const char* name, const std::string& op_name, nb::handle codec);
 
   const ReduceOp op;
   const Wire wire;
 };
 
-/// A residual as Python passes it, or None.
+/// A residual as passed from Python, or None.
 class Feedback {
  public:
-  /// Throws InvalidArgument naming `name` for one without a codec.
+  /// Throws InvalidArgument naming `name` for a residual without a codec.
   Feedback(const char* name, const SumKind& kind, nb::handle residual);
   const Tensor* tensor() const { return operand_ ? &operand_->tensor() : nullptr; }
 
@@ -38,10 +38,10 @@ class Feedback {
 };
 
 std::vector<int64_t> shape_of(const Tensor& tensor);
-/// Collective: every rank's numbers, by rank.
+/// Collective: gathers every rank's numbers, by rank.
 std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char* what);
 Counts even_counts(int64_t rows, int size);
-/// Throws InvalidArgument unless there is one for each rank.
+/// Throws InvalidArgument unless there is one count for each rank.
 void check_counts(const Counts& counts, int size, const char* name);
 
 void run_all_reduce(Comm& comm, nb::handle x, const Tensor& data, const SumKind& kind,

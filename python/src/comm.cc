@@ -27,13 +27,13 @@ Comm::Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent)
       rank_(comm_->rank()),
       size_(comm_->size()) {}
 
-// What goes may have to wait until its last transfers have left.
+// Destruction may wait until the last transfers are sent.
 Comm::~Comm() {
   const nb::gil_scoped_release unlocked;
   end(std::move(owned_), std::move(dropped_), std::move(gpu_), std::move(comm_));
 }
 
-// Without the GIL, and on the rank's GPU.
+// Runs without the GIL, on the rank's GPU.
 void Comm::end(Owned owned, Things dropped, std::unique_ptr<GpuRank> gpu,
                std::shared_ptr<Communicator> comm) {
   {
@@ -81,8 +81,9 @@ void Comm::drop(const void* owned) {
   if (found == owned_.end()) return;
   dropped_.push_back(std::move(found->second));
   owned_.erase(found);
-  // To free memory of a GPU may wait for its kernels, and these for a peer whose thread this may
-  // be, since Python collects garbage on any: then the rank's own frees it, at its next call.
+  // Freeing GPU memory may wait for its kernels, which may wait for a peer whose thread may be this
+  // one, since Python collects garbage on any thread. So the rank's own thread frees it, at its
+  // next call.
   if (!busy_ && (!gpu_ || thread_ == std::this_thread::get_id())) free_dropped();
 }
 

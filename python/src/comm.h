@@ -1,5 +1,5 @@
-// A rank as Python holds it. It owns the operators that are made on it, so that `close` ends them
-// all, whatever Python still refers to; what is used afterwards raises by name.
+// A rank as held by Python. It owns the operators created on it, so that `close` ends them all,
+// regardless of Python references; later use raises an error naming the object.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,35 +25,35 @@ namespace nb = nanobind;
 
 class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
  public:
-  /// `parent`: what this was split from.
+  /// `parent`: the communicator that this was split from.
   explicit Comm(std::shared_ptr<Communicator> comm, std::shared_ptr<Comm> parent = nullptr);
   ~Comm();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool closed() const { return !comm_; }
-  /// Whether a thread is inside a call.
+  /// True while a thread is inside a call.
   bool busy() const { return busy_; }
 
-  /// `call(Communicator&)` without the GIL. Throws InvalidArgument naming `what` when closed, or
+  /// Runs `call(Communicator&)` without the GIL. Throws InvalidArgument naming `what` if closed, or
   /// while another thread is inside a call.
   template <typename Call>
   auto use(std::string_view what, const Call& call) {
     return within(what, {}, call);
   }
-  /// The same for what works on tensors of `like`'s framework: on a GPU in the order of its current
-  /// stream (gpu.h), of JAX, which has none, until the work has ended. Throws InvalidArgument for
-  /// another framework than PyTorch, CuPy and JAX there.
+  /// The same for calls on tensors of `like`'s framework: on a GPU ordered with its current stream
+  /// (gpu.h); for JAX, which has none, blocks until the work ends. On a GPU throws InvalidArgument
+  /// for frameworks other than PyTorch, CuPy and JAX.
   template <typename Call>
   auto use(std::string_view what, nb::handle like, const Call& call) {
     return within(what, caller(what, like), call);
   }
-  /// Throws InvalidArgument naming `what` where a graph is captured on a framework's current stream
-  /// of this rank's GPU.
+  /// Throws InvalidArgument naming `what` while a framework's current stream on this rank's GPU is
+  /// being captured.
   void refuse_capture(std::string_view what) const;
-  /// nullptr of a CPU rank.
+  /// nullptr for a CPU rank.
   GpuRank* gpu() const { return gpu_.get(); }
-  /// Throws InvalidArgument naming `what` when closed.
+  /// Throws InvalidArgument naming `what` if closed.
   Communicator& open(std::string_view what) const;
 
   template <typename Thing>
@@ -62,11 +62,11 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
     owned_[raw] = std::shared_ptr<Thing>(std::move(thing));
     return raw;
   }
-  /// Destroys what `own` returned, now or, while a thread is inside a call, behind it.
+  /// Destroys an object returned by `own`: now, or after the call that a thread is inside.
   void drop(const void* owned);
 
   std::shared_ptr<Comm> split(int color, int key);
-  /// From any thread, also while another is inside a call.
+  /// Thread-safe, also while another thread is inside a call.
   void abort(const std::string& reason) const;
   void close();
 
@@ -82,10 +82,10 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   using Owned = std::map<const void*, std::shared_ptr<void>>;
   using Things = std::vector<std::shared_ptr<void>>;
 
-  /// Who calls a GPU rank.
+  /// Caller of a GPU rank.
   struct Caller {
-    std::optional<StreamNumber> stream = {};  ///< that the call follows and leads
-    bool waits = false;                       ///< for the end of the call's work
+    std::optional<StreamNumber> stream = {};  ///< ordered before and after the call
+    bool waits = false;                       ///< blocks until the call's work ends
   };
 
   template <typename Call>
@@ -114,9 +114,9 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   std::shared_ptr<Comm> parent_;
   std::shared_ptr<Communicator> comm_;
   std::unique_ptr<GpuRank> gpu_;
-  std::thread::id thread_;  // the last one to use a GPU rank
+  std::thread::id thread_;  // last thread to use a GPU rank
   const int rank_, size_;
-  bool busy_ = false;  // as all of this, with the GIL held
+  bool busy_ = false;  // guarded by the GIL, as all members
   Owned owned_;
   Things dropped_;
   std::vector<std::weak_ptr<Comm>> parts_;
@@ -129,7 +129,7 @@ void bind_collectives(nb::module_& m);
 void bind_collective_objects(nb::module_& m);
 void bind_moe(nb::module_& m);
 
-/// Throws InvalidArgument for another name.
+/// Throws InvalidArgument for an unknown name.
 Strategy strategy_from(const std::string& name);
 
 }  // namespace tandem::python

@@ -1,5 +1,5 @@
-// tandem._core: the library as Python sees it. Names that begin with an underscore are for the
-// package's own Python.
+// tandem._core: the library's Python bindings. Names with a leading underscore are internal to the
+// package.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>

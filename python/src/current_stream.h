@@ -1,4 +1,4 @@
-// The streams that frameworks have as their current ones in this thread.
+// Current streams of the frameworks in this thread.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,11 +12,11 @@ namespace tandem::python {
 
 namespace nb = nanobind;
 
-/// PyTorch's or CuPy's, by the framework of `like`, on that GPU. Throws InvalidArgument naming
-/// `what` for what is of neither, and what is `expected`.
+/// Current stream of PyTorch or CuPy, by the framework of `like`, on that GPU. Throws
+/// InvalidArgument naming `what` and `expected` for any other framework.
 StreamNumber current_stream(nb::handle like, int device, std::string_view what,
                             const char* expected = "PyTorch's or CuPy's");
-/// Of all frameworks that somebody has imported.
+/// Current streams of all imported frameworks.
 std::vector<StreamNumber> current_streams(int device);
 
 }  // namespace tandem::python

@@ -1,5 +1,4 @@
-// DLPack's memory layout (dmlc/dlpack 1.0, an ABI that does not change): what `__dlpack__` hands
-// over.
+// DLPack's memory layout (dmlc/dlpack 1.0, a stable ABI), as returned by `__dlpack__`.
 #pragma once
 
 #include <cstdint>

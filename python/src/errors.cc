@@ -20,10 +20,10 @@ struct Classes {
 };
 Classes classes;
 pthread_t main_thread;
-PyObject* raised_by_signal = nullptr;  // with the GIL held only
+PyObject* raised_by_signal = nullptr;  // guarded by the GIL
 
-// On the main thread, where Python handles signals. What a handler raises ends the wait, and is
-// raised again where the call returns to Python.
+// Runs on the main thread, where Python handles signals. An exception from a handler ends the wait
+// and is raised again where the call returns to Python.
 void check_signals() {
   if (!pthread_equal(pthread_self(), main_thread)) return;
   const nb::gil_scoped_acquire locked;
@@ -52,7 +52,7 @@ void raise_kept() {
 
 template <typename... Attributes>
 void raise(PyObject* type, const std::exception& error, const Attributes&... attributes) {
-  // A text that was cut, or that names a file, need not be UTF-8 and may have control characters.
+  // Truncated text, or text with a file name, may be invalid UTF-8 or contain control characters.
   const std::string what = single_line(error.what());
   const nb::object text =
       nb::steal(PyUnicode_FromStringAndSize(what.data(), Py_ssize_t(what.size())));

@@ -1,4 +1,4 @@
-// C++ errors as Python's, and Python's signals inside C++ waits.
+// Conversion of C++ errors to Python exceptions, and Python signals inside C++ waits.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,9 +10,9 @@ namespace tandem::python {
 namespace nb = nanobind;
 
 void bind_errors();
-/// In UTF-8; what has no form there, as a lone surrogate, is escaped.
+/// Converts to UTF-8; escapes code points that it cannot encode, such as lone surrogates.
 std::string text_of(const nb::str& text);
-/// "numpy.ndarray"
+/// Qualified type name, such as "numpy.ndarray".
 std::string type_of(nb::handle object);
 
 }  // namespace tandem::python

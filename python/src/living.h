@@ -1,5 +1,5 @@
-// Which objects of a class Python has, so that one can be found again by its id(): operators of
-// torch.compile take no objects, only numbers.
+// Registry of a class's objects held by Python, to find one by its id(): operators of torch.compile
+// take numbers, not objects.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,11 +11,11 @@ namespace tandem::python {
 
 namespace nb = nanobind;
 
-/// To derive from. All with the GIL held.
+/// Base class. All functions require the GIL.
 template <typename T>
 class Living {
  public:
-  /// The Python object at this address, None where none of T's is.
+  /// Python object at this address; None if there is no T.
   static nb::object at(uintptr_t address) {
     for (const T* const each : all()) {
       nb::object object = nb::find(each);
@@ -31,7 +31,7 @@ class Living {
   ~Living() { all().erase(static_cast<const T*>(this)); }
 
  private:
-  // Not destroyed: an object may live until the process ends.
+  // Never destroyed: an object may live until the process ends.
   static std::set<const T*>& all() {
     static auto* const objects = new std::set<const T*>;
     return *objects;

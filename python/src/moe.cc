@@ -1,4 +1,4 @@
-// The Mixture-of-Experts layer.
+// Mixture-of-Experts layer.
 #include "tandem/moe.h"
 
 #include <fmt/format.h>
@@ -23,11 +23,11 @@
 namespace tandem::python {
 namespace {
 
-/// Batches of a layer that no Python object has any more. Forward passes fill them again: new ones
-/// would have to allocate.
+/// Batches of a layer no longer referenced by Python. Forward passes reuse them instead of
+/// allocating.
 using FreeBatches = std::vector<MoeBatch*>;
 
-/// What forward leaves for backward; ends with the world, as its layer does.
+/// Saved activations from forward for backward; ends with the world, as its layer does.
 class Batch {
  public:
   Batch(std::shared_ptr<Comm> comm, const std::shared_ptr<FreeBatches>& free)

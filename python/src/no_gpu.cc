@@ -1,4 +1,4 @@
-// Stands in for GPU ranks in a build without CUDA: there are none.
+// Stub for GPU ranks in a build without CUDA.
 #include "gpu.h"
 
 #include <fmt/format.h>

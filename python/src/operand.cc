@@ -68,7 +68,7 @@ Operand::Operand(nb::handle object, std::string_view op, const char* name) : op_
       return;
     }
   } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt and its like
+    if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt and similar
     refuse(nb::cast<std::string>(nb::str(error.value())));
   }
   refuse(
@@ -117,14 +117,13 @@ bool Operand::take_buffer(nb::handle object) {
   bool is_bf16 = false;
   if (PyObject_GetBuffer(object.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
     nb::python_error failure;
-    // Those on a GPU have none, nor those of bfloat16, which goes by DLPack, since a view is a copy
-    // there.
+    // GPU arrays have no buffer, nor do bfloat16 arrays, which use DLPack since a view would copy.
     if (has_module(object, "jax")) return false;
     const nb::object dtype = nb::getattr(object, "dtype", nb::none());
     if (nb::cast<std::string>(nb::str(dtype)) != "bfloat16") {
       refuse(fmt::format("{}: {}", nb::cast<std::string>(nb::str(failure.value())), kDTypes));
     }
-    // Those of ml_dtypes have no buffer, but can be viewed as integers.
+    // ml_dtypes arrays have no buffer, but can be viewed as integers.
     if (!has_module(object, "numpy")) return false;
     const nb::object bits = object.attr("view")("uint16");
     if (PyObject_GetBuffer(bits.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
@@ -170,7 +169,7 @@ bool Operand::take_protocol(nb::handle object) {
   if (immutable) object.attr("block_until_ready")();
   nb::object capsule;
   try {
-    // -1: its stream and the rank's are put in order when the call is made (gpu.h).
+    // -1: the call itself orders its stream with the rank's (gpu.h).
     capsule = has_module(object, "cupy")
                   ? object.attr("__dlpack__")(nb::arg("stream") = -1)
                   : object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
@@ -194,7 +193,7 @@ void Operand::take_capsule(nb::object capsule, bool read_only) {
       auto* const each = static_cast<DLManagedTensorVersioned*>(gone);
       if (each->free) each->free(each);
     };
-    // What is written to a copy, the tensor would never see.
+    // The tensor would not see writes to a copy.
     view(&managed->tensor, read_only || (managed->flags & (kDlReadOnly | kDlCopied)));
     return;
   }

@@ -1,5 +1,5 @@
-// Memory that Python lends for a call: any tensor that speaks DLPack or the buffer protocol, as a
-// view of where it lies. Nothing is copied.
+// Python memory borrowed for a call: a view of any tensor that supports DLPack or the buffer
+// protocol. Nothing is copied.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@ namespace tandem::python {
 
 namespace nb = nanobind;
 
-/// What was lent, given back with this: also when the Operand that took it is refused.
+/// Owner of the borrowed memory, which it releases, also if the Operand's constructor throws.
 struct Lent {
   Lent() = default;
   Lent(const Lent&) = delete;
@@ -28,8 +28,9 @@ struct Lent {
 
 class Operand {
  public:
-  /// Throws InvalidArgument naming `op` and `name` for what is no tensor or has a dtype or layout
-  /// that Tensor has not, and for one of PyTorch's that would lose its gradient. Holds the memory.
+  /// Throws InvalidArgument naming `op` and `name` if it is not a tensor, has a dtype or layout
+  /// that Tensor does not support, or is a PyTorch tensor that would lose its gradient. Holds the
+  /// memory.
   Operand(nb::handle object, std::string_view op, const char* name);
   Operand(const Operand&) = delete;
   Operand& operator=(const Operand&) = delete;
@@ -52,17 +53,17 @@ class Operand {
   Lent lent_;
 };
 
-/// An array of JAX's, also one that new_result or writable has made. JAX has no current stream.
+/// True for a JAX array, also one made by new_result or writable. JAX has no current stream.
 bool is_jax(nb::handle object);
 
-/// A new tensor of x's framework and, unless `dtype` says otherwise, dtype. Throws InvalidArgument
-/// naming `op` where x has no framework: then `out` must be given.
+/// New tensor of x's framework, with x's dtype unless `dtype` is given. Throws InvalidArgument
+/// naming `op` if x has no framework: then `out` must be given.
 nb::object new_result(nb::handle x, std::span<const int64_t> shape, std::string_view op,
                       const char* dtype = nullptr);
-/// x, or where its framework has no writing a copy that has.
+/// x, or a writable copy if its framework's arrays are immutable.
 nb::object writable(nb::handle x);
-/// The array that the caller gets for `out`: made by new_result or writable (`fresh`), or the
-/// caller's own, and then autograd is told that it was written.
+/// Array returned to the caller for `out`: one made by new_result or writable (`fresh`), or the
+/// caller's own, whose modification autograd is told of.
 nb::object written(nb::handle x, nb::object out, bool fresh = false);
 
 /// A DType, or its name in any framework: "f32", "float32", torch.float32, numpy.float32.

@@ -1,4 +1,4 @@
-// The overlap operators. One class template: they differ in the shapes of what goes in and out.
+// Overlap operators, as one class template: they differ in the shapes of inputs and outputs.
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -28,7 +28,7 @@ struct Options {
   int chunks = 0;
   Wire codec = {};
   bool or_plain = false;
-  bool extra = false;  ///< keep_gathered, or add_norm
+  bool extra = false;  ///< keep_gathered or add_norm
 };
 
 OverlapOptions options_from(const char* op, const Options& options) {
@@ -111,7 +111,7 @@ class Operator : public Living<Operator<Traits>> {
     return written(x, std::move(out), fresh);
   }
 
-  /// GemmAr with the residual added and RMSNorm: (out, hidden).
+  /// GemmAr with residual and RMSNorm: (out, hidden).
   nb::object normed(nb::object x, nb::object weight, nb::object out, nb::object bias,
                     nb::object residual, nb::object gain, nb::object hidden, double eps) {
     if (residual.is_none() && gain.is_none() && hidden.is_none()) {
@@ -137,7 +137,7 @@ class Operator : public Living<Operator<Traits>> {
                           written(x, std::move(hidden), fresh_hidden));
   }
 
-  /// A copy of what AgGemm keeps, since that ends with the operator.
+  /// Copy of the gather that AgGemm saves, since that ends with the operator.
   nb::object gathered(nb::object like, nb::object out) {
     comm_->open(Traits::kName);
     const Tensor kept = op_->gathered();
@@ -172,8 +172,8 @@ class Operator : public Living<Operator<Traits>> {
     return written(x, std::move(out), fresh);
   }
 
-  /// Seconds of processor time of `count` calls that do not come from Python: what one costs there
-  /// is the rest.
+  /// CPU seconds of `count` calls made from C++; the rest of a Python call's time is binding
+  /// overhead.
   double repeat(nb::object x, nb::object weight, nb::object out, int count) {
     const Operand a(x, Traits::kName, "x"), b(weight, Traits::kName, "weight");
     const Operand c(out, Traits::kName, "out");
@@ -205,7 +205,7 @@ class Operator : public Living<Operator<Traits>> {
   Op* op_ = nullptr;
 };
 
-/// `extra`: the name of the option that only this operator has.
+/// `extra`: name of the option specific to this operator.
 template <typename Traits, typename... Extra>
 nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const char* doc,
                                          const Extra&... extra) {

@@ -11,11 +11,11 @@
 namespace tandem::python {
 namespace {
 
-/// What PyTorch has, once somebody has imported it: names interned, dtypes by identity.
+/// Attributes of PyTorch, once imported: interned names, dtypes by identity.
 struct Torch {
   PyTypeObject *tensor = nullptr, *parameter = nullptr;
   PyObject *to_dlpack = nullptr, *grad_enabled = nullptr, *strided = nullptr,
-           *tracing_state = nullptr, *current_stream = nullptr;  // none in a build without CUDA
+           *tracing_state = nullptr, *current_stream = nullptr;  // null in a build without CUDA
   PyObject *requires_grad = nullptr, *dtype = nullptr, *shape = nullptr, *stride = nullptr,
            *data_ptr = nullptr, *is_cpu = nullptr, *layout = nullptr, *is_neg = nullptr,
            *is_cuda = nullptr, *get_device = nullptr, *is_inference = nullptr,
@@ -73,7 +73,7 @@ nb::object call(nb::handle object, PyObject* method) {
   return found;
 }
 
-/// Of a tuple of numbers; false where it is none, as under a tracer, or too long.
+/// Parses a tuple of numbers; false if it is not one, as under a tracer, or too long.
 bool parse_extents(nb::handle tuple, std::array<int64_t, kMaxDims>& extents, size_t& count) {
   if (!PyTuple_Check(tuple.ptr())) return false;
   count = size_t(PyTuple_GET_SIZE(tuple.ptr()));
@@ -132,7 +132,7 @@ bool view_torch(nb::handle object, Tensor& tensor) {
   return true;
 }
 
-// The exporting function itself: Tensor.__dlpack__ is Python code that takes microseconds.
+// Calls the exporting function directly: Tensor.__dlpack__ is Python code that takes microseconds.
 nb::object torch_capsule(nb::handle object) {
   nb::object capsule = nb::steal(PyObject_CallOneArg(torch().to_dlpack, object.ptr()));
   if (!capsule.is_valid()) throw nb::python_error();
@@ -146,7 +146,8 @@ bool is_traced() {
   return !state.is_none();
 }
 
-// An exchange of a dimension with itself: what every PyTorch has that counts and does nothing else.
+// Transposes a dimension with itself: an in-place no-op in every PyTorch version that increments
+// the tensor's version.
 void count_write(nb::handle object) {
   const Torch& known = torch();
   if (call(object, known.is_inference).ptr() == Py_True) return;

@@ -1,4 +1,4 @@
-// PyTorch's tensors, of which torch is asked only where somebody has imported it.
+// PyTorch tensors. torch is used only if already imported.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,24 +13,25 @@ namespace nb = nanobind;
 
 bool is_torch(nb::handle object);
 
-// Of what is_torch. All throw python_error where torch does.
+// For objects that satisfy is_torch. All throw python_error if torch does.
 
-/// Whether autograd would be told nothing of what is computed with it.
+/// True if autograd would miss computations on it.
 bool loses_gradient(nb::handle object);
-/// Whether its memory has the other signs, as the imaginary part of a conjugate's has.
+/// True if its memory has the opposite sign, as the imaginary part of a conjugate tensor.
 bool is_negated(nb::handle object);
-/// A plain tensor on the CPU or a GPU as it lies, by its attributes: a DLPack capsule takes several
-/// times as long. False for any other, of which the capsule says more.
+/// Views a strided CPU or GPU tensor through its attributes: a DLPack capsule takes several times
+/// as long. False for any other tensor, which needs the capsule.
 bool view_torch(nb::handle object, Tensor& tensor);
 nb::object torch_capsule(nb::handle object);
-/// Whether torch.jit.trace runs on this thread.
+/// True while torch.jit.trace runs on this thread.
 bool is_traced();
-/// Tells autograd that it was written: a backward pass that kept it is refused then, not wrong.
+/// Tells autograd of a write, so that a backward pass that saved the tensor raises instead of being
+/// wrong.
 void count_write(nb::handle object);
 
-/// Whether torch is there, built with CUDA and in use of it.
+/// True if torch is imported, built with CUDA and has initialized it.
 bool has_torch_streams();
-/// This thread's current stream of that GPU, as a cudaStream_t. Throws python_error.
+/// This thread's current stream on that GPU, as a cudaStream_t. Throws python_error.
 uintptr_t torch_stream(int device);
 
 }  // namespace tandem::python

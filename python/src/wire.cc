@@ -18,7 +18,7 @@
 namespace tandem::python {
 namespace {
 
-/// `values`: what the message is of.
+/// `values`: the values that the message encodes.
 std::span<std::byte> bytes_of(const Operand& message, const Operand& values, const char* op,
                               const char* name) {
   const Tensor& tensor = message.tensor();

@@ -1,4 +1,4 @@
-// Wire formats as Python passes them: by text, or as a tandem.Wire.
+// Wire formats as passed from Python: as text, or as a tandem.Wire.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,7 +9,7 @@ namespace tandem::python {
 
 namespace nb = nanobind;
 
-/// None, "int4:g32" or a Wire. Throws InvalidArgument for another text or type.
+/// Parses None, "int4:g32" or a Wire. Throws InvalidArgument for other text or types.
 Wire wire_from(nb::handle codec);
 
 void bind_wire(nb::module_& m);

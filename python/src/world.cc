@@ -1,4 +1,4 @@
-// World and what starts one.
+// World and the functions that start one.
 #include "tandem/world.h"
 
 #include <fmt/format.h>
@@ -26,7 +26,7 @@
 namespace tandem::python {
 namespace {
 
-/// Python's own handle: `close` ends what was made on it.
+/// Python's handle of a world: `close` ends everything created on it.
 class PyWorld {
  public:
   explicit PyWorld(World world) : size_(world.size()), ranks_(world.ranks()) {
@@ -52,7 +52,7 @@ class PyWorld {
     }
     return comms_[size_t(found - ranks_.begin())];
   }
-  /// As `rank`'s, or the first one's.
+  /// Aborts as `rank`, or as this process's first one.
   void abort(const std::string& reason, std::optional<int> rank) const {
     if (!closed()) (rank ? comm(rank) : comms_.front())->abort(reason);
   }
@@ -88,14 +88,14 @@ PyWorld made(const Make& make) {
   return PyWorld(std::move(*world));
 }
 
-// `body(Comm)` on every GPU rank of this process, on a thread of C++ each. What body raises, it
-// keeps for itself.
+// Runs `body(Comm)` for every GPU rank of this process, each on a C++ thread. Exceptions do not
+// leave `body`.
 void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
   const nb::gil_scoped_release unlocked;
   run_gpus(options, [&](Communicator& communicator) {
     communicator.barrier("all ranks are there");
     const nb::gil_scoped_acquire locked;
-    // Not owned: it ends with this call.
+    // Non-owning: it ends with this call.
     const auto comm = std::make_shared<Comm>(
         std::shared_ptr<Communicator>(std::shared_ptr<Communicator>(), &communicator));
     try {
@@ -103,7 +103,7 @@ void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
     } catch (nb::python_error& error) {
       comm->abort(text_of(nb::str(error.value())));
     }
-    // A thread that is still inside a call would be left without its rank.
+    // Ending now would destroy the rank of a thread that is still inside a call.
     while (comm->busy()) {
       comm->abort("its world was closed inside a call");
       const nb::gil_scoped_release unlocked_meanwhile;
@@ -113,8 +113,8 @@ void run_on_gpus(const WorldOptions& options, const nb::callable& body) {
   });
 }
 
-/// The user's OMP_NUM_THREADS, or what another library was told, stays a limit. torchrun sets it
-/// to 1 where the user has not.
+/// OMP_NUM_THREADS set by the user, or a limit set by another library, stays an upper bound.
+/// torchrun sets it to 1 if the user has not.
 void share_processors(int ranks) {
   const int share = threads_per_rank(ranks);
   const bool torchruns = std::getenv("TORCHELASTIC_RUN_ID") && std::getenv("OMP_NUM_THREADS") &&

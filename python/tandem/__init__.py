@@ -1,7 +1,7 @@
-"""Tandem: collectives that run under the matrix products beside them.
+"""Tandem: collectives overlapped with GEMMs.
 
-Any tensor of NumPy, PyTorch, CuPy or JAX, or of what else speaks DLPack, goes in as it lies in memory;
-results come back in the framework of x.
+Accepts tensors of NumPy, PyTorch, CuPy, JAX, or any other DLPack producer without copying; results
+have the framework of x.
 
     import numpy as np, tandem
 

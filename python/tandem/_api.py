@@ -1,4 +1,4 @@
-"""Collectives that write where they read: for frameworks without writing they return a new array."""
+"""In-place collectives; for frameworks with immutable arrays they return a new array."""
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _frameworks
@@ -18,12 +18,14 @@ def all_reduce(
     codec: "CodecLike" = None,
     residual: Any = None,
 ) -> "Array":
-    """The sum ('max': the maximum) over ranks, in x itself, which is returned; of JAX, whose arrays
-    are immutable, a new one. f32, bf16, f16 or i32; the same bits on every rank.
+    """In-place all-reduce: sum ('max': maximum) of x over ranks.
 
-    codec: the wire format of a sum of f32, bf16 or f16, such as 'int8' or 'int4:g32'
-    (docs/wire-formats.md), or a Wire. residual: f32 of as many elements as x, zeros at first: what encoding
-    lost here, which the next call adds to its values.
+    x: any shape; f32, bf16, f16 or i32. Returns x, or a new array for JAX, whose arrays are
+    immutable. Equal bits on every rank.
+
+    codec: wire format of a sum of f32, bf16 or f16, such as 'int8' or 'int4:g32'
+    (docs/wire-formats.md), or a Wire. residual: f32 with as many elements as x, zeros at first: the
+    encoding error of this call, added to the values of the next one.
 
     Collective. Raises InvalidArgument, Mismatch, Timeout, Aborted.
     """
@@ -33,7 +35,7 @@ def all_reduce(
 
 
 def broadcast(comm: "Comm", x: "Array", root: int = 0) -> "Array":
-    """x [any shape, any dtype] of rank `root`, in x itself, which is returned; of JAX a new one.
-    Collective. Raises InvalidArgument, Mismatch, Timeout, Aborted."""
+    """Copies x [any shape, any dtype] of rank `root` into x of every rank. Returns x, or a new
+    array for JAX. Collective. Raises InvalidArgument, Mismatch, Timeout, Aborted."""
     result: "Array" = _frameworks.finish(x, _broadcast(comm, _frameworks.writable(x), root))
     return result

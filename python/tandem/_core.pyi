@@ -4,7 +4,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple, TypeVar, Union, ove
 __version__: str
 __isa__: str
 
-# Any tensor of NumPy, PyTorch, CuPy or JAX, or of what else speaks DLPack or has a buffer.
+# Any tensor of NumPy, PyTorch, CuPy or JAX, or another object with DLPack or a buffer.
 Array = TypeVar("Array")
 
 class DType(Enum):

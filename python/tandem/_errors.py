@@ -1,13 +1,13 @@
-"""What tandem raises. Every message is one line that names the thing, its value and what was
-expected."""
+"""Exceptions of tandem. Every message is one line with the object, its value and the expected
+value."""
 
 
 class Error(Exception):
-    """Base of everything that tandem raises."""
+    """Base class of all exceptions raised by tandem."""
 
 
 class InvalidArgument(Error, ValueError):
-    """A wrong shape, dtype, device, stride, rank or option; a closed world; a dead tensor."""
+    """Invalid shape, dtype, device, stride, rank or option; a closed world; a dead tensor."""
 
 
 class Mismatch(InvalidArgument):
@@ -15,18 +15,18 @@ class Mismatch(InvalidArgument):
 
 
 class IoError(Error):
-    """Memory or a file that the system does not give."""
+    """The system denied memory or a file."""
 
 
 class Unsupported(Error):
-    """What was asked for is not in this build, or not possible on this machine."""
+    """The request is not supported by this build or this machine."""
 
 
 class Timeout(Error, TimeoutError):
     """A wait passed its deadline.
 
-    op: what waited; rank: who waited; peer: the rank waited for (-1: none in particular);
-    tile: the tile waited for (-1: none); epoch: the epoch awaited.
+    op: the operation that waited; rank: the waiting rank; peer: the rank waited for (-1: no
+    specific one); tile: the tile waited for (-1: none); epoch: the epoch waited for.
     """
 
     op: str = ""
@@ -37,10 +37,10 @@ class Timeout(Error, TimeoutError):
 
 
 class Aborted(Error):
-    """Another rank failed or gave up; origin is that rank (-1: unknown)."""
+    """Another rank failed or timed out; origin is that rank (-1: unknown)."""
 
     origin: int = -1
 
 
 class DeviceError(Error):
-    """A call of CUDA, cuBLASLt or NCCL that failed."""
+    """A call of CUDA, cuBLASLt or NCCL failed."""

@@ -1,5 +1,5 @@
-"""New tensors in the framework of the ones that a caller passed. No framework is imported that the
-caller has not imported."""
+"""Creates tensors in the framework of the caller's tensors. Imports no framework that the caller
+has not imported."""
 import sys
 from typing import Any, Optional, Tuple
 
@@ -12,19 +12,19 @@ def _is_instance(x: Any, module: str, name: str) -> bool:
 
 
 def _is_on_gpu(x: Any) -> bool:
-    """Of an array of JAX."""
+    """True if the JAX array x is on a GPU."""
     return all(device.platform != "cpu" for device in x.devices())
 
 
 class Fresh:
-    """An array of JAX on a GPU that nobody has seen yet: only such a one may be written, as JAX's arrays are
-    immutable. Its memory is JAX's own."""
+    """New JAX array on a GPU that no other code has seen. Only such an array may be written, as JAX
+    arrays are immutable. JAX owns its memory."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Of the first DLPack, which has no flag that forbids writing."""
+        """Exports in the first DLPack version, which has no read-only flag."""
         return self.array.block_until_ready().__dlpack__()
 
     def __dlpack_device__(self) -> Any:
@@ -32,7 +32,8 @@ class Fresh:
 
 
 def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
-    """A tensor like x of that shape; dtype 'f32' or 'u8': zeros of that type. None: x has no framework."""
+    """New tensor like x of that shape; with dtype 'f32' or 'u8': zeros of that type. None if x has
+    no framework."""
     if _is_instance(x, "torch", "Tensor"):
         torch = sys.modules["torch"]
         if dtype:
@@ -54,7 +55,7 @@ def empty(x: Any, shape: Tuple[int, ...], dtype: Optional[str]) -> Any:
 
 
 def finish(x: Any, result: Any) -> Any:
-    """What `empty` or `writable` gave, in the framework of x."""
+    """Converts a result of `empty` or `writable` to the framework of x."""
     if isinstance(result, Fresh):
         return result.array
     if _is_instance(x, "jax", "Array"):
@@ -63,7 +64,8 @@ def finish(x: Any, result: Any) -> Any:
 
 
 def writable(x: Any) -> Any:
-    """x, or where its framework has no writing a copy that has. Raises InvalidArgument where it has no memory."""
+    """x, or a writable copy if its framework's arrays are immutable. Raises InvalidArgument if x
+    has no memory."""
     if _is_instance(x, "jax", "Array"):
         if _is_instance(x, "jax.core", "Tracer"):
             raise InvalidArgument("x: a tracer of jax.jit, jax.grad or jax.vmap: expected an array, as outside of "
@@ -77,9 +79,10 @@ def writable(x: Any) -> Any:
 
 
 def enter(device: int, stream: int, own: bool, threads: bool) -> None:
-    """For the thread of a GPU rank: the GPU is current in the frameworks that are imported and, with `own`,
-    the rank's stream is. Of several ranks that are threads, each runs its backward passes itself: PyTorch
-    has one thread a GPU for those of all, where one rank's would wait for the next one's behind it."""
+    """Sets up the thread of a GPU rank: makes the GPU and, with `own`, the rank's stream current in
+    the imported frameworks. If several ranks are threads, each runs its backward passes on its own
+    thread: PyTorch has one backward thread per GPU, where one rank's pass would wait for the next
+    rank's, queued after it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device)

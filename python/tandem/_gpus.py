@@ -1,4 +1,4 @@
-"""GPU ranks of this process, for as long as somebody holds them."""
+"""GPU ranks of this process, which live as long as they are referenced."""
 import queue
 import threading
 from typing import Callable, Dict, List, Optional
@@ -8,8 +8,9 @@ from ._errors import InvalidArgument
 
 
 class GpuRanks:
-    """What _core._World is for CPU ranks. A thread of the library's makes each rank, does what `thread` gives it
-    until `close`, and ends the rank. The rank of a launcher's process is used on the caller's thread."""
+    """Counterpart of _core._World for GPU ranks. A thread of the library creates each rank, runs
+    the work passed by `thread` until `close`, and ends the rank. Under a launcher the rank uses the
+    caller's thread."""
 
     def __init__(self, ranks: int, ranks_per_gpu: int, link: Optional[str], deadline: Optional[float]) -> None:
         self._options = (ranks, ranks_per_gpu, link, deadline)
@@ -54,7 +55,7 @@ class GpuRanks:
                 if call is None:
                     return
                 call()
-            except KeyboardInterrupt:  # which RankThread's caller raised behind its end
+            except KeyboardInterrupt:  # raised by RankThread's caller after its end
                 pass
 
     def thread(self, rank: int, target: Callable[[], None]) -> "RankThread":
@@ -77,19 +78,20 @@ class GpuRanks:
         return self._held[self.ranks.index(rank)]
 
     def enter(self, comm: _core.Comm) -> None:
-        """The calling thread is the rank's: its GPU is current, and so is its stream where ranks share one."""
+        """Makes this the rank's thread: its GPU is current, and so is its stream if ranks share the
+        GPU."""
         assert comm.stream is not None
         _frameworks.enter(int(comm.device.split(":")[1]), comm.stream, comm._shares_gpu, self.has_threads)
 
     def abort(self, reason: str, rank: Optional[int] = None) -> None:
         self._aborted = True
         if rank is not None:
-            self.comm(rank).abort(reason)  # the first of all is the one that the others see
+            self.comm(rank).abort(reason)  # other ranks see the first exception
         for comm in self._held:
             comm.abort(reason)
 
     def close(self) -> None:
-        """Raises the Timeout of a call that gave up, unless the world was aborted."""
+        """Raises the Timeout of a call, unless the world was aborted."""
         if self.closed:
             return
         self._closing.set()
@@ -101,7 +103,8 @@ class GpuRanks:
 
 
 class RankThread:
-    """What threading.Thread is for `target`, on the thread of a rank. Target raises nothing."""
+    """Equivalent of threading.Thread that runs `target` on a rank's thread. target must not
+    raise."""
 
     def __init__(self, work: "queue.SimpleQueue[Optional[Callable[[], None]]]", ident: int,
                  target: Callable[[], None]) -> None:

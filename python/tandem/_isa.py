@@ -1,5 +1,6 @@
-"""Which build of tandem._core is imported: a wheel has one for each level of x86-64, this takes the highest
-that the processor has, or what TANDEM_ISA says. A package that was built in place has only one."""
+"""Selects the build of tandem._core to import: a wheel has one per x86-64 level, and the highest
+that the processor supports is used, or the one in TANDEM_ISA. A package built in place has only
+one."""
 import importlib
 import importlib.util
 import os
@@ -9,7 +10,7 @@ from typing import Dict, List, Set
 
 from ._errors import InvalidArgument, Unsupported
 
-# What a level has beyond the one before it, as Linux names it.
+# CPU flags that each level adds to the one before, as named by Linux.
 LEVELS: Dict[str, Set[str]] = {
     "x86-64-v2": set(),
     "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
@@ -27,7 +28,7 @@ def processor_flags() -> Set[str]:
 
 
 def runnable() -> List[str]:
-    """The levels of this processor, the highest last."""
+    """Levels supported by this processor, in ascending order."""
     levels: List[str] = []
     flags = processor_flags()
     for level, needed in LEVELS.items():
@@ -38,8 +39,8 @@ def runnable() -> List[str]:
 
 
 def choose() -> str:
-    """A level that is in this package. Raises InvalidArgument for a TANDEM_ISA that is not, or that
-    this processor has not."""
+    """Selects a level of this package. Raises InvalidArgument for a TANDEM_ISA that the package
+    does not contain or the processor does not support."""
     there = [level for level in LEVELS if (FOLDER / level).is_dir()]
     asked = os.environ.get("TANDEM_ISA", "")
     able = [level for level in there if level in runnable()]
@@ -56,7 +57,7 @@ def choose() -> str:
 
 
 def load() -> None:
-    """tandem._core of the chosen level."""
+    """Imports tandem._core of the selected level."""
     name = f"{__package__}._core"
     if not FOLDER.is_dir():
         importlib.import_module(name)

@@ -1,12 +1,13 @@
-"""CUDA's libraries, which a build with CUDA is linked with and no wheel of tandem brings: the system's, or
-those of the packages that PyTorch's wheels take them from."""
+"""Loads the CUDA libraries that a build with CUDA links and tandem's wheels do not contain: the
+system's, or those of the packages that PyTorch's wheels depend on."""
 import ctypes
 import importlib.util
 import pathlib
 import re
 from typing import Callable, Dict, Optional, Tuple
 
-# By the name that the loader looks for: the package, and its folders under site-packages/nvidia.
+# Keyed by the name that the loader looks for: the package, and its folders under
+# site-packages/nvidia.
 PACKAGES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "libcublasLt.so.13": ("nvidia-cublas", ("cu13/lib", "cublas/lib")),
     "libnccl.so.2": ("nvidia-nccl-cu13", ("nccl/lib",)),
@@ -14,7 +15,7 @@ PACKAGES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 
 
 def find(library: str) -> Optional[pathlib.Path]:
-    """The file of that name in an installed package."""
+    """Path of that file in an installed package."""
     spec = importlib.util.find_spec("nvidia")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         for folder in PACKAGES[library][1]:
@@ -25,7 +26,8 @@ def find(library: str) -> Optional[pathlib.Path]:
 
 
 def load(load_core: Callable[[], None]) -> None:
-    """Calls it, with what it misses loaded before. Raises ImportError that names the package to install."""
+    """Calls load_core with the missing libraries loaded before. Raises ImportError naming the
+    package to install."""
     for _ in PACKAGES:
         try:
             return load_core()

@@ -1,6 +1,6 @@
-"""The layers' products as operators of PyTorch's own (torch.ops.tandem), which torch.compile takes as they are.
-PyTorch has what that takes since 2.4. A layer is named by a number, since operators take no objects: the
-registry forgets it with the layer. What is the library's own is named by its id()."""
+"""The layers' GEMMs as PyTorch custom operators (torch.ops.tandem), which torch.compile supports.
+Requires PyTorch 2.4. A layer is passed as a number, since operators take no objects; the registry
+drops it with the layer. Objects of the library are passed by their id()."""
 import itertools
 import sys
 import weakref
@@ -19,7 +19,7 @@ _layers: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
 def handle_of(layer: Any) -> int:
-    """A new number for the layer, by which operators find it as long as it lives."""
+    """Registers the layer and returns its new number, valid for the layer's lifetime."""
     handle = next(_numbers)
     _layers[handle] = layer
     return handle
@@ -33,7 +33,7 @@ def _layer_of(handle: int) -> Any:
 
 
 def _named(address: int, *kinds: Any) -> Any:
-    """The object of one of these classes with that id()."""
+    """Object of one of these classes with that id()."""
     for kind in kinds:
         found = kind._at(int(address))
         if found is not None:
@@ -46,7 +46,8 @@ def _comm_at(address: int) -> Any:
 
 
 def _define(product: Product) -> None:
-    """tandem::NAME, and NAME_gradients, which is one operator so that all ranks run its collectives in one order."""
+    """Defines tandem::NAME, and NAME_gradients as one operator, so that all ranks run its
+    collectives in the same order."""
 
     def tokens_of_layer(layer: Any, rows: int, tokens: Optional[int]) -> int:
         return tokens_of(layer.comm, rows, tokens) if product is products.GATHER_LINEAR else rows
@@ -133,7 +134,7 @@ gather_rows.register_autograd(lambda ctx, dy: (gather_rows_gradient(dy, ctx.comm
 
 @torch.library.custom_op("tandem::call", mutates_args=())
 def call(x: Tensor, weight: Tensor, bias: Optional[Tensor], op: int) -> Tensor:
-    """op: an operator's id. It has no gradients."""
+    """op: an operator's id. Has no gradients."""
     made = _named(op, AgGemm, GemmRs, GemmAr, AgWgrad)
     return made(x, weight) if bias is None else made(x, weight, bias=bias)
 
@@ -148,7 +149,7 @@ def _(x: Tensor, weight: Tensor, bias: Optional[Tensor], op: int) -> Tensor:
 
 @torch.library.custom_op("tandem::shared", mutates_args=())
 def shared(parameter: Tensor, handle: int) -> Tensor:
-    """A parameter that all ranks have and use for rows of their own: its gradient is summed."""
+    """Replicated parameter that each rank uses for its own rows: its gradient is summed."""
     return parameter.detach().clone()
 
 
@@ -159,7 +160,7 @@ def _(parameter: Tensor, handle: int) -> Tensor:
 
 @torch.library.custom_op("tandem::summed", mutates_args=())
 def summed(gradient: Tensor, handle: int) -> Tensor:
-    """Over ranks, in f32."""
+    """Sums over ranks, in f32."""
     return products.summed(_layer_of(handle).comm, gradient.detach())
 
 
@@ -176,8 +177,8 @@ shared.register_autograd(lambda ctx, gradient: (summed(gradient, ctx.handle), No
 
 
 class _Ticket(bytearray):
-    """The memory of a tensor that stands for the batch which MoeLayer.forward leaves for backward. The batch
-    lives as long as that memory is somebody's."""
+    """Owner of the memory of a tensor that represents the batch from MoeLayer.forward for backward.
+    The batch lives as long as that memory is referenced."""
 
     batch: Any
 
@@ -194,7 +195,7 @@ def _ticket_of(batch: Any) -> Tensor:
 
 
 def _moe_layer(handle: int) -> Any:
-    """Of a Moe by its number, or by its own id()."""
+    """MoeLayer of a Moe by its number, or of a MoeLayer by its id()."""
     module = _layers.get(int(handle))
     return _named(handle, MoeLayer) if module is None else module.layer
 
@@ -202,7 +203,7 @@ def _moe_layer(handle: int) -> Any:
 @torch.library.custom_op("tandem::moe", mutates_args=())
 def moe(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
         handle: int) -> Tuple[Tensor, Tensor]:
-    """(out, ticket), for moe_gradients."""
+    """Returns (out, ticket); ticket is for moe_gradients."""
     with torch.no_grad():
         out, batch = _moe_layer(handle).forward(x.contiguous(), experts.contiguous(), weights.contiguous(),
                                                      w_in, w_out)
@@ -218,7 +219,7 @@ def _(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
 @torch.library.custom_op("tandem::moe_gradients", mutates_args=())
 def moe_gradients(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
                   handle: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of x, weights, w_in and w_out."""
+    """Gradients of x, weights, w_in and w_out."""
     kept = _tickets.get(int(ticket.item()))
     if kept is None:
         raise InvalidArgument("moe: the batch of a compiled forward pass is gone: expected one that lives")

@@ -1,6 +1,6 @@
-"""The parallel layers' products on tandem's operators, as plain functions of tensors without gradients: what
-autograd (torch.py) and torch.compile (_torch_ops.py) run. `wanted`: which of the gradients of x, weight and
-bias; the others are None."""
+"""GEMMs of the parallel layers on tandem's operators, as functions of tensors without autograd,
+used by autograd (torch.py) and torch.compile (_torch_ops.py). `wanted`: requested gradients among
+x, weight and bias; the others are None."""
 from collections import OrderedDict
 from contextlib import nullcontext
 from functools import wraps
@@ -31,15 +31,16 @@ Codec = Optional[Wire]
 
 
 class _OperatorCache:
-    """The operators of one Comm, shared by all layers on it: those of the last MAX_TOKEN_COUNTS numbers of
-    tokens. All ranks make the same calls in the same order, so they make and drop the same operators."""
+    """Operators of one Comm, shared by all layers on it, for the last MAX_TOKEN_COUNTS token
+    counts. All ranks make the same calls in the same order, so they create and drop the same
+    operators."""
 
     MAX_TOKEN_COUNTS = 8
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.by_tokens: "OrderedDict[int, Dict[Any, Any]]" = OrderedDict()
-        self.captured: Set[Any] = set()  # CUDA graphs replay them
+        self.captured: Set[Any] = set()  # replayed by CUDA graphs
 
     def get(self, tokens: int, key: Any, make: Callable[[], Any]) -> Any:
         found = self.by_tokens.get(tokens, {}).get(key)
@@ -53,7 +54,8 @@ class _OperatorCache:
         return found
 
 
-# By the Comm's id, until its world is closed: when layers are collected differs from rank to rank.
+# Keyed by the Comm's id, until its world is closed: layers are collected at different times on each
+# rank.
 _caches: Dict[int, _OperatorCache] = {}
 
 
@@ -65,8 +67,8 @@ def _cache_of(comm: Comm) -> _OperatorCache:
 
 
 class Operators:
-    """A layer's operators, made at the first call of a shape. features: the layer's, of all ranks: one rank's
-    shards of two layers may be equal while the next rank's differ."""
+    """A layer's operators, created at the first call of a shape. features: global sizes of the
+    layer, since one rank's shards of two layers may be equal while another rank's differ."""
 
     def __init__(self, comm: Comm, features: Tuple[int, int]) -> None:
         self.comm, self.features = comm, features
@@ -81,7 +83,7 @@ class Operators:
 
 
 def autocasts(device: str) -> bool:
-    """Whether torch.autocast is on for this type of device."""
+    """True if torch.autocast is on for this device type."""
     if device not in ("cpu", "cuda"):
         return False
     if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
@@ -97,7 +99,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _as_given(function: Function) -> Function:
-    """Computes in the dtypes of its tensors, which torch.autocast would change."""
+    """Computes in the dtypes of the given tensors, with torch.autocast disabled."""
 
     @wraps(function)
     def call(operators: Operators, x: Tensor, *more: Any) -> Any:
@@ -117,7 +119,7 @@ class Product(NamedTuple):
 
 
 def share(comm: Comm, tokens: int) -> int:
-    """This rank's part of the tokens, as shard_of has it; of a symbol of torch.compile's, too."""
+    """Size of this rank's shard of tokens, as by shard_of; tokens may be a torch.compile symbol."""
     return tokens // comm.size + (1 if comm.rank < tokens % comm.size else 0)
 
 
@@ -149,7 +151,7 @@ def gather_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy:
     if wanted[0]:
         dx = operators(GemmRs, tokens, k, n, x.dtype, weight_kn=True)(dy, weight.t())
     if wanted[1]:
-        # Of x as all ranks decoded it; GPU ranks gather it plain here.
+        # dw uses x as decoded on all ranks; GPU ranks gather it uncompressed here.
         on_cpu = operators.comm.stream is None
         op = operators(AgWgrad, tokens, n, k, x.dtype, codec=codec if on_cpu else None)
         dw = op(x, dy).to(weight.dtype)
@@ -184,7 +186,7 @@ def linear_scatter_gradients(operators: Operators, x: Tensor, weight: Tensor, dy
 @_as_given
 def copied_linear(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
                   codec: Codec) -> Tensor:
-    """x @ weight.T + bias of an x that all ranks have."""
+    """x @ weight.T + bias of a replicated x."""
     return torch.nn.functional.linear(x, weight, bias)
 
 
@@ -201,7 +203,7 @@ def copied_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy:
 
 def linear_sum(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
                codec: Codec) -> Tensor:
-    """The sum over ranks of x @ weight.T, + bias, on every rank."""
+    """Sum over ranks of x @ weight.T, + bias, on every rank."""
     n, k = weight.shape
     op = operators(GemmAr, len(x), n, k, x.dtype, bias=bias is not None, codec=codec)
     return op(x, weight, bias=bias)
@@ -215,7 +217,7 @@ def linear_sum_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Te
 
 
 def _own_gradients(x: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Tuple[Gradient, Gradient]:
-    """Of weight and bias, where this rank has all that they are made of."""
+    """Gradients of weight and bias if this rank has all rows of x and dy."""
     return dy.t() @ x if wanted[1] else None, dy.sum(0) if wanted[2] else None
 
 
@@ -229,7 +231,7 @@ def gather_rows_gradient(comm: Comm, dy: Tensor) -> Tensor:
 
 
 def summed(comm: Comm, gradient: Tensor) -> Tensor:
-    """Over ranks, in f32: of a parameter that all of them have."""
+    """Sums the gradient of a replicated parameter over ranks, in f32."""
     whole = gradient.to(torch.float32, copy=True).contiguous()
     return _api.all_reduce(comm, whole).to(gradient.dtype)
 

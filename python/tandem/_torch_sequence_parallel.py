@@ -1,5 +1,5 @@
-"""Gradients of parameters that every rank has and uses for its own tokens only, such as gains of norms between
-sequence-parallel layers."""
+"""Gradients of replicated parameters that each rank uses for its own tokens only, such as gains of
+norms between sequence-parallel layers."""
 from typing import Iterator, List, Tuple, TypeVar
 
 import torch
@@ -12,11 +12,11 @@ from ._errors import InvalidArgument
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
-MAX_ELEMENTS = 1 << 22  # of gradients that travel together
+MAX_ELEMENTS = 1 << 22  # of gradients sent together
 
 
 def _outside(module: Module, owners: Tuple[type, ...], prefix: str = "") -> Iterator[Tuple[str, Parameter]]:
-    """Module's parameters by name, but for those of modules of the types `owners`."""
+    """Parameters of module by name, except those of modules of the types `owners`."""
     if isinstance(module, owners):
         return
     for name, parameter in module.named_parameters(recurse=False):
@@ -48,7 +48,7 @@ def _gradients(module: Module, owners: Tuple[type, ...]) -> List[Tensor]:
 
 
 def _buckets(gradients: List[Tensor]) -> Iterator[List[Tensor]]:
-    """At least one, so that ranks without a gradient are heard of."""
+    """Yields at least one bucket, so that a rank without gradients is detected."""
     bucket: List[Tensor] = []
     for gradient in gradients:
         if bucket and sum(each.numel() for each in bucket) + gradient.numel() > MAX_ELEMENTS:

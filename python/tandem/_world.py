@@ -1,4 +1,4 @@
-"""Worlds: who the ranks are, and how long they live."""
+"""Worlds: their ranks and lifetimes."""
 import atexit
 import ctypes
 import sys
@@ -18,16 +18,16 @@ _open_worlds: "Set[World]" = set()
 class World:
     """Ranks that live until `close`, or to the end of a `with` block.
 
-    World(ranks=4): four ranks in this process, for threads of the caller's; each Comm is used by
-    one thread at a time. Where mpirun, torchrun or srun started this process, `init` gives this
-    process's rank of all. An exception that leaves the `with` block ends the waits of all ranks.
+    World(ranks=4): four ranks in this process, for the caller's threads; each Comm is used by one
+    thread at a time. For a process started by mpirun, torchrun or srun use `init`. An exception
+    that leaves the `with` block ends the waits of all ranks.
 
-    device: 'cuda': each rank has a GPU, comm.device, and takes tensors of PyTorch and CuPy that lie
-    there. ranks_per_gpu: above 1 the ranks share the first GPU, each with SMs of its own. Raises
-    Unsupported without a GPU or without CUDA in this build, InvalidArgument for more ranks than GPUs.
+    device: 'cuda': each rank has a GPU, comm.device, and takes tensors of PyTorch and CuPy on it.
+    ranks_per_gpu: above 1 the ranks share the first GPU, each with its own SMs. Raises Unsupported
+    without a GPU or without CUDA in this build, InvalidArgument for more ranks than GPUs.
 
-    link: 'threads' and ranks that share a GPU only: an emulated link such as '1GB/s,20us'. deadline:
-    seconds that a wait lasts at most (default: TANDEM_DEADLINE_S or 60).
+    link: an emulated link such as '1GB/s,20us', only for CPU ranks that are threads and for ranks
+    that share a GPU. deadline: max seconds of a wait (default: TANDEM_DEADLINE_S or 60).
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class World:
 
     def _hold(self, handle: "_Handle", before: int = 0) -> None:
         self._handle = handle
-        # Whose OpenMP threads `init` has set, and their number before.
+        # Thread whose OpenMP thread count `init` changed, and the previous count.
         self._before: "Tuple[Optional[int], int]" = (threading.get_ident() if before else None, before)
         _open_worlds.add(self)
 
     @property
     def size(self) -> int:
-        """Ranks, of all processes."""
+        """Number of ranks over all processes."""
         return self._handle.size
 
     @property
     def ranks(self) -> List[int]:
-        """The ranks that this process holds."""
+        """Ranks in this process."""
         return self._handle.ranks
 
     @property
@@ -68,17 +68,18 @@ class World:
         return self._handle.closed
 
     def comm(self, rank: Optional[int] = None) -> _core.Comm:
-        """The Comm of `rank`; None: of this process's only one. Raises InvalidArgument for a rank
-        that this process does not hold, and once the world is closed."""
+        """Comm of `rank`; None: of this process's only rank. Raises InvalidArgument for a rank of
+        another process, and if the world is closed."""
         return self._handle.comm(rank)
 
     def abort(self, reason: str) -> None:
-        """Ends the waits of all ranks with Aborted. Any thread."""
+        """Ends the waits of all ranks with Aborted. Callable from any thread."""
         self._handle.abort(reason)
 
     def close(self) -> None:
-        """Ends the ranks and what was made on them. Their later use raises InvalidArgument. Raises
-        InvalidArgument while a thread is inside a call; on GPUs that call ends with Aborted."""
+        """Ends the ranks and everything created on them. Their later use raises InvalidArgument.
+        Raises InvalidArgument while a thread is inside a call; on GPUs that call ends with Aborted.
+        """
         self._handle.close()
         _open_worlds.discard(self)
         ident, threads = self._before
@@ -87,12 +88,12 @@ class World:
             self._before = (None, 0)
 
     def run(self, fn: Callable[[_core.Comm], Result]) -> List[Result]:
-        """fn(comm) for each rank that this process holds, on a thread each (a single one on the CPU, or
-        a launcher's: on this thread). Returns the results in the order of `ranks`.
+        """Calls fn(comm) for each rank of this process, each on its own thread (a single CPU rank
+        or a launcher's rank: on this thread). Returns the results in the order of `ranks`.
 
-        On GPUs a rank's thread is always the same. The rank's GPU is current there, in each of PyTorch and
-        CuPy that is imported by then, and so is its stream where ranks share a GPU. Calls have ended when
-        this returns.
+        On GPUs a rank always has the same thread. The rank's GPU is current there, in PyTorch and
+        CuPy if already imported, and so is its stream if ranks share a GPU. All calls have ended on
+        return.
 
         The first exception ends the waits of the other ranks and is raised here, as is Ctrl-C.
         """
@@ -113,7 +114,7 @@ class World:
             return fn(comm)
         self._handle.enter(comm)
         result = fn(comm)
-        comm.synchronize()  # an error of its last calls is this rank's
+        comm.synchronize()  # an error of its last calls belongs to this rank
         return result
 
     def __enter__(self) -> "World":
@@ -130,7 +131,7 @@ class World:
 
 
 class _FirstError:
-    """Of several ranks: an original error before any Aborted."""
+    """Error of several ranks: an original one takes precedence over Aborted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,7 +150,7 @@ class _FirstError:
 
 
 def _interrupt(thread: "Union[threading.Thread, RankThread]") -> None:
-    """Raises KeyboardInterrupt in it, once it computes in Python."""
+    """Raises KeyboardInterrupt in the thread, once it executes Python code."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
     )
@@ -192,9 +193,9 @@ class _Threads:
         for thread in self._threads:
             thread.start()
         try:
-            for ended in self._ended:  # join() takes a thread for ended that Ctrl-C found running
+            for ended in self._ended:  # join() may report a thread interrupted by Ctrl-C as ended
                 ended.wait()
-        except BaseException as error:  # Ctrl-C: ends waits, and what computes in Python
+        except BaseException as error:  # Ctrl-C: ends waits and running Python code
             self._world.abort(_describe(error))
             patience = time.monotonic() + 0.5
             for thread, ended in zip(self._threads, self._ended):
@@ -221,15 +222,15 @@ def _is_cuda(device: str) -> bool:
 
 
 def init(comm: Any = None, *, device: str = "cpu", deadline: Optional[float] = None) -> World:
-    """The world of this process as it was started: by mpirun, torchrun or srun one rank of all, by
-    nobody a world of one rank. MPI is used under mpirun and srun with PMI, otherwise not needed.
+    """World of this process as started: under mpirun, torchrun or srun one rank of all, without a
+    launcher a world of one rank. MPI is used under mpirun and srun with PMI, otherwise not needed.
 
-    comm: an MPI communicator to adopt instead, mpi4py's or what MPI_Comm_c2f gives; MPI was
-    initialised with MPI_THREAD_MULTIPLE (mpi4py's default). device and deadline: as of World; on a GPU
-    this thread is the rank's.
+    comm: an MPI communicator to adopt instead, mpi4py's or a handle from MPI_Comm_c2f; MPI must be
+    initialized with MPI_THREAD_MULTIPLE (mpi4py's default). device and deadline: as in World; on a
+    GPU this thread is the rank's.
 
-    Raises Timeout naming a rank that has not come within the deadline, and InvalidArgument where
-    ranks of several hosts have no TANDEM_SECRET, or not the same.
+    Raises Timeout naming a rank that has not connected within the deadline, and InvalidArgument if
+    ranks on several hosts have no TANDEM_SECRET, or different ones.
     """
     if _is_cuda(device):
         if comm is not None:
@@ -258,9 +259,9 @@ def run(
     link: Optional[str] = None,
     deadline: Optional[float] = None,
 ) -> List[Result]:
-    """fn(comm) on each of `ranks` ranks, threads of this process; under a launcher, on this process's
-    rank of as many. Returns the results by rank (under a launcher: a list of this rank's). device,
-    ranks_per_gpu, link and deadline: as of World; errors: as of World.run.
+    """Calls fn(comm) on each of `ranks` ranks, which are threads of this process; under a launcher,
+    on this process's rank of as many. Returns the results by rank (under a launcher: a list with
+    this rank's). device, ranks_per_gpu, link and deadline: as in World; errors: as in World.run.
     """
     if _core._is_launched() and ranks_per_gpu == 1:
         if link is not None:
@@ -278,7 +279,8 @@ def run(
 
 @atexit.register
 def _end() -> None:
-    """What is left open; after an error the other ranks hear of it."""
+    """Closes all open worlds at exit; after an error aborts them, so that the other ranks learn of
+    it."""
     failed = getattr(sys, "last_type", None)
     for world in list(_open_worlds):
         if failed is not None:
@@ -287,7 +289,7 @@ def _end() -> None:
 
 
 def _close_in_time(world: World) -> None:
-    """A thread that is inside a call when Python ends would take the process down."""
+    """A thread inside a call when Python ends would crash the process."""
     for _ in range(100):
         try:
             return world.close()

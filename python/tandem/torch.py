@@ -1,9 +1,9 @@
 """Tensor-parallel layers for PyTorch, forward and backward on tandem's operators.
 
-Rows of x are tokens: [..., features] is taken as [tokens, features]. With sequence parallelism
-(the default) each rank has the tokens of shard_of(tokens, size, rank) outside the layers and all of
-them inside; without, every rank has all of them. Layers are collective: all ranks construct and
-call them in the same order, in the forward pass and in the backward one.
+Rows of x are tokens: [..., features] is treated as [tokens, features]. With sequence parallelism
+(the default) each rank holds the tokens of shard_of(tokens, size, rank) outside the layers and all
+tokens inside; without, every rank holds all of them. Layers are collective: all ranks construct and
+call them in the same order, in the forward and in the backward pass.
 """
 import math
 from functools import partial
@@ -48,21 +48,22 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def mark_sequence_parallel(module: Module) -> Module:
-    """Sets `sequence_parallel = True` on the parameters of module that every rank has and uses for its own tokens
-    only: all but those of layers in this file and those that have that attribute. Returns module."""
+    """Sets `sequence_parallel = True` on the replicated parameters of module that each rank uses
+    for its own tokens only: all except those of this file's layers and those that already have the
+    attribute. Returns module."""
     return sequence.mark(module, (_ParallelLinear, Moe))
 
 
 def sum_sequence_parallel_gradients(comm: Comm, module: torch.nn.Module) -> None:
-    """Sums the gradients of module's marked parameters over ranks, in f32, in place: once, between the backward
-    pass and the optimizer's step. Collective; a gradient that is None stays so, on all ranks. Raises
-    InvalidArgument for a parameter without that attribute, Mismatch where ranks have other gradients, Timeout,
-    Aborted."""
+    """Sums the gradients of module's marked parameters over ranks, in f32, in place. Call it once,
+    between the backward pass and the optimizer step. Collective; a gradient that is None stays
+    None, on all ranks. Raises InvalidArgument for a parameter without that attribute, Mismatch if
+    ranks have different gradients, Timeout, Aborted."""
     sequence.sum_gradients(comm, module, (_ParallelLinear, Moe))
 
 
 def _autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
-    """Of torch.autocast on x's device, None where it is off or leaves x as it is."""
+    """dtype of torch.autocast on x's device; None if it is off or does not change x."""
     if not products.autocasts(x.device.type) or not x.is_floating_point() or x.dtype == torch.float64:
         return None
     if hasattr(torch, "get_autocast_dtype"):  # since PyTorch 2.4
@@ -71,7 +72,7 @@ def _autocast_dtype(x: Tensor) -> Optional[torch.dtype]:
 
 
 class _Linear(torch.autograd.Function):
-    """One of _torch_products, with its gradients."""
+    """Autograd function of one of _torch_products."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Gradient, product: Product, operators: Operators,
@@ -102,8 +103,8 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(comm: Comm, x: Tensor, tokens: Optional[int] = None) -> Tensor:
-    """All ranks' rows of x [rows, ...]: [tokens, ...]. tokens: rows over all ranks, as of the
-    layers. In the backward pass every rank's gradient is summed."""
+    """Gathers all ranks' rows of x [rows, ...]: [tokens, ...]. tokens: rows over all ranks, as in
+    the layers. The backward pass sums every rank's gradient. Collective."""
     _require_tensor(x, "[rows, ...]")
     if is_compiling():
         return torch.ops.tandem.gather_rows(x, id(comm), tokens)
@@ -130,8 +131,9 @@ class _Moe(torch.autograd.Function):
 
 def moe(layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor,
         w_out: Tensor) -> Tensor:
-    """tandem.MoeLayer's forward with gradients of x, weights, w_in and w_out. experts: any integers.
-    Shapes and errors are MoeLayer.forward's. In the backward pass rows travel plain."""
+    """tandem.MoeLayer's forward with gradients of x, weights, w_in and w_out. experts: any integer
+    dtype. Shapes and errors are those of MoeLayer.forward. The backward pass sends uncompressed
+    rows."""
     if _autocast_dtype(x):
         x = x.to(w_in.dtype)
     rows, chosen, by = x.contiguous(), experts.to(torch.int32).contiguous(), weights.float().contiguous()
@@ -142,15 +144,15 @@ def moe(layer: MoeLayer, x: Tensor, experts: Tensor, weights: Tensor, w_in: Tens
 
 
 def call(op: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """op(x, weight, bias=bias) of an AgGemm, GemmRs, GemmAr or, with dy as weight, AgWgrad, which
-    torch.compile takes as it is. It has no gradients. Errors are the operator's."""
+    """op(x, weight, bias=bias) of an AgGemm, GemmRs, GemmAr or, with dy as weight, AgWgrad, in a
+    form that torch.compile supports. Has no gradients. Errors are those of the operator."""
     if is_compiling():
         return cast(Tensor, torch.ops.tandem.call(x, weight, bias, id(op)))
     return cast(Tensor, op(x, weight) if bias is None else op(x, weight, bias=bias))
 
 
 class _Shared(torch.autograd.Function):
-    """A parameter that all ranks have and use for rows of their own: its gradient is summed."""
+    """Replicated parameter that each rank uses for its own rows: its gradient is summed."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, comm: Comm) -> Tensor:
@@ -164,7 +166,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Layer(torch.nn.Module):
-    """copy.deepcopy gives parameters of their own to a layer on the same Comm and operators."""
+    """Base of layers. copy.deepcopy copies the parameters and shares the Comm and operators."""
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
@@ -172,18 +174,18 @@ class _Layer(torch.nn.Module):
 
 
 class Moe(_Layer):
-    """A Mixture of SwiGLU experts behind a router, on all ranks of comm (tandem.MoeLayer).
+    """Mixture of SwiGLU experts with a router, on all ranks of comm (tandem.MoeLayer).
 
-    tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of all ranks;
-    tp: ranks that share each expert. A row goes to the top_k experts of the largest router logits,
-    weighted by the softmax over those. codec, combine_codec: what rows and their sums travel as, in the
-    forward pass. Parameters: router [experts, hidden], whole on every rank, its gradient summed
-    over them; w_in and w_out, of this rank's experts. Their first values do not depend on the layout.
-    backward=False saves memory on GPUs where there is no backward pass.
+    tokens: max rows per rank; ffn: width inside one whole expert; experts: number over all ranks;
+    tp: ranks that share each expert. A row is routed to the top_k experts with the largest router
+    logits, weighted by the softmax over those. codec, combine_codec: wire formats of rows and of
+    their sums, in the forward pass. Parameters: router [experts, hidden], replicated, its gradient
+    summed over ranks; w_in and w_out, of this rank's experts. Initial values do not depend on the
+    layout. backward=False saves GPU memory if there is no backward pass.
 
-    forward(x): x [..., hidden], this rank's rows. Returns their results, of x's shape and dtype; under
-    torch.autocast it still computes in the layer's.
-    Raises InvalidArgument, Mismatch (router logits that are not finite), Timeout, Aborted.
+    forward(x): x [..., hidden], this rank's rows. Returns their results, with x's shape and dtype;
+    under torch.autocast it still computes in the layer's dtype. Raises InvalidArgument, Mismatch
+    (router logits that are not finite), Timeout, Aborted.
     """
 
     def __init__(self, comm: Comm, tokens: int, hidden: int, ffn: int, experts: int, top_k: int = 1,
@@ -218,7 +220,8 @@ class Moe(_Layer):
         self._handle = handle_of(self)
 
     def _apply(self, fn: Any, *more: Any) -> "Moe":
-        """Of to(), bfloat16() and the like: in another dtype it is another MoeLayer, which is collective."""
+        """Implements to(), bfloat16() etc.: a change of dtype creates another MoeLayer, which is
+        collective."""
         before = self.w_in.dtype
         super()._apply(fn, *more)
         if self.w_in.dtype != before:
@@ -229,9 +232,9 @@ class Moe(_Layer):
     def from_experts(cls, comm: Comm, tokens: int, router: Tensor, w_in: Tensor, w_out: Tensor, top_k: int = 1,
                      tp: int = 1, *, codec: Any = None, combine_codec: Any = None,
                      backward: bool = True) -> "Moe":
-        """A copy of this rank's part of experts that all ranks have. router: [experts, hidden]; w_in:
-        [experts, 2, ffn, hidden], of each expert the gate, then the up projection; w_out: [experts,
-        hidden, ffn], of w_in's dtype. The rest is Moe's."""
+        """Copies this rank's shard of experts that all ranks hold. router: [experts, hidden]; w_in:
+        [experts, 2, ffn, hidden], for each expert the gate, then the up projection; w_out:
+        [experts, hidden, ffn], with w_in's dtype. The other arguments are those of Moe."""
         if w_in.dim() != 4 or w_in.shape[1] != 2:
             raise InvalidArgument(f"w_in: {list(w_in.shape)}: expected [experts, 2, ffn, hidden]")
         experts, _, ffn, hidden = w_in.shape
@@ -282,7 +285,7 @@ class Moe(_Layer):
 
 
 def _shared_seed(comm: Comm) -> int:
-    """The same on every rank: of rank 0's generator, and of no other's."""
+    """Seed equal on every rank, drawn from rank 0's generator only."""
     drawn = 0
     if comm.rank == 0:
         drawn = int(torch.empty(1, dtype=torch.int64, device="cpu").random_(2**31 - 1))
@@ -297,7 +300,7 @@ def _require_tensor(x: Any, expected: str) -> None:
 
 
 def _rows(x: Tensor, features: int, weight: Tensor) -> Tensor:
-    """x as a matrix, which weight can be applied to."""
+    """x as a matrix that weight can be applied to."""
     _require_tensor(x, f"[..., {features}]")
     if x.shape[-1] != features:
         raise InvalidArgument(f"x: {x.shape[-1]} features: expected {features}")
@@ -336,7 +339,7 @@ class _ParallelLinear(_Layer):
         raise NotImplementedError
 
     def _product(self, product: Product, rows: Tensor, tokens: Optional[int] = None) -> Tensor:
-        """tokens: as of ColumnParallelLinear, whose x is gathered."""
+        """tokens: as in ColumnParallelLinear, whose x is gathered."""
         weight: Tensor = self.weight
         bias: Optional[Tensor] = self.bias
         kind = _autocast_dtype(rows)
@@ -352,7 +355,7 @@ class _ParallelLinear(_Layer):
         return cast(Tensor, _Linear.apply(rows, weight, bias, product, self._operators, tokens, self.codec))
 
     def _draw(self, whole: torch.nn.Linear) -> None:
-        """The same values on every rank, from rank 0's generator, whatever the world's size."""
+        """Draws the same values on every rank, from rank 0's generator, for any world size."""
         generator = torch.Generator("cpu").manual_seed(_shared_seed(self.comm))
         bound = 1 / math.sqrt(max(1, self.in_features))
         with torch.no_grad():
@@ -362,7 +365,7 @@ class _ParallelLinear(_Layer):
     @classmethod
     def from_linear(cls: Type[Layer], comm: Comm, linear: torch.nn.Linear, *,
                     sequence_parallel: bool = True, codec: Any = None) -> Layer:
-        """A copy of this rank's part of a torch.nn.Linear that all ranks have."""
+        """Copies this rank's shard of a torch.nn.Linear that all ranks hold."""
         made = cls.__new__(cls)
         torch.nn.Module.__init__(made)
         made._hold(comm, linear.in_features, linear.out_features, sequence_parallel, codec)
@@ -381,15 +384,14 @@ def _part(whole: Tensor, comm: Comm, dim: int) -> torch.nn.Parameter:
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """A linear layer whose output features are split: weight [out_features of this rank,
-    in_features], bias likewise.
+    """Linear layer split by output features: weight [out_features of this rank, in_features], bias
+    likewise.
 
     forward(x, tokens=None): x [..., in_features], with sequence parallelism this rank's rows of
-    `tokens` (default: as many on every rank). Returns [tokens, out_features of this rank], else
-    [..., out_features of this rank]. On comm.device, f32 or
-    bf16, on a GPU f16, too. codec: the wire format that x's rows
-    travel in, with sequence parallelism; gradients travel plain. Raises InvalidArgument, Mismatch,
-    Timeout, Aborted.
+    `tokens` (default: the same number on every rank). Returns [tokens, out_features of this rank],
+    else [..., out_features of this rank]. On comm.device, f32 or bf16, on a GPU also f16. codec:
+    wire format of x's rows, with sequence parallelism; gradients are uncompressed. Raises
+    InvalidArgument, Mismatch, Timeout, Aborted.
     """
 
     def _take(self, whole: torch.nn.Linear) -> None:
@@ -408,12 +410,12 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """A linear layer whose input features are split: weight [out_features, in_features of this
-    rank], the whole bias on every rank.
+    """Linear layer split by input features: weight [out_features, in_features of this rank], the
+    whole bias on every rank.
 
-    forward(x): x [..., in_features of this rank], all tokens. Returns with sequence parallelism
-    [this rank's rows of them, out_features], else [..., out_features]. On comm.device, f32 or
-    bf16, on a GPU f16, too. codec: the wire format that partial products travel in; gradients travel plain. Raises
+    forward(x): x [..., in_features of this rank], all tokens. Returns, with sequence parallelism,
+    [this rank's rows, out_features], else [..., out_features]. On comm.device, f32 or bf16, on a
+    GPU also f16. codec: wire format of partial products; gradients are uncompressed. Raises
     InvalidArgument, Mismatch, Timeout, Aborted.
     """
 

@@ -24,8 +24,8 @@ bool is_default(cudaStream_t stream) {
   return stream == nullptr || stream == cudaStreamLegacy;
 }
 
-// Whose streams are whose, of ranks that share a GPU: a stream of two ranks would put one's call
-// behind the other's, which waits for it.
+// Owners of streams, for ranks that share a GPU: a stream used by two ranks would serialize their
+// calls, which wait for each other.
 class StreamOwners {
  public:
   void claim(cudaStream_t stream, const gpu::GpuShare* rank, std::string_view what) {
