@@ -11,7 +11,7 @@ using namespace schedule;
 
 namespace {
 
-/// Products of fewer rows than this cost more in reading and writing dw than they let overlap.
+/// GEMMs of fewer rows cost more in reading and writing dw than their overlap gains.
 constexpr int64_t kLeastRows = 256;
 
 int wgrad_pieces(int64_t shard_rows) {

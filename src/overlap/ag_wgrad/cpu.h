@@ -1,7 +1,6 @@
-// The weight gradient on CPU ranks: products of pieces of the shards, in ring order, each as soon
-// as its rows are here. The order in which pieces are added to dw is part of the result, so they
-// depend on the shape alone, not on the chunks that are sent, and the serial strategy keeps them
-// too.
+// The weight gradient on CPU ranks: one GEMM per slice of a shard, in ring order, as soon as its
+// rows have arrived. The order in which slices are added to dw affects the result, so slices depend
+// only on the shape, not on the transfer chunks, and the serial strategy uses them too.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// The oracle: dw += dy^T x all-gather(x), unfused.
-// A plain collective and one product; allocates, and rounds between the two.
+// Reference: dw += dy^T x all-gather(x), unfused. Runs a serial collective and one GEMM; allocates,
+// and rounds between the two.
 #pragma once
 
 #include "tandem/collectives.h"

@@ -1,6 +1,6 @@
-// Collectives that are encoded where that is faster. A call's arguments hold the route that was
-// chosen for it, so ranks that ask for different things, of which only some are known, find that as
-// any other difference: nobody waits for who measures.
+// Collectives that are encoded only if that is faster. A call's arguments include its chosen route,
+// so ranks that request different things, some of them already measured, detect that like any other
+// mismatch: no rank waits for one that measures.
 #include <fmt/format.h>
 
 #include <bit>
@@ -39,10 +39,10 @@ const char* name_of(Route route) {
   return "?";
 }
 
-/// Numbers to measure with. Those of an all-reduce grow with every call, unless they are renewed.
+/// Numbers to measure with. Those of an all-reduce grow with every call unless renewed.
 class Scratch {
  public:
-  /// `like`: as many elements of its dtype, in the same shape.
+  /// `like`: sets the number of elements, dtype and shape.
   explicit Scratch(const Tensor& like)
       : values_(random_buffer(like.dtype() == DType::f32 ? DType::f32 : DType::bf16,
                               like.elements(), 1)),
@@ -63,7 +63,7 @@ class Scratch {
   std::vector<int64_t> shape_;
 };
 
-/// Measured where it is not known: `seconds` runs one call.
+/// The route, measured if it is unknown: `seconds` runs one call.
 Route route_for(Communicator& comm, Args args, const Wire& wire, int64_t elements,
                 const std::vector<Route>& routes, const std::function<double(Route)>& seconds) {
   if (elements == 0) return Route::plain;

@@ -1,4 +1,4 @@
-// OrPlain on GPU ranks: encoded only where that is measured to be faster.
+// OrPlain on GPU ranks: encoded only if that is measured to be faster.
 #pragma once
 
 #include "tandem/collectives.h"

@@ -1,4 +1,4 @@
-// Stands in for what is chosen on GPU ranks in a build without CUDA: no communicator gets here.
+// Stub of the choices on GPU ranks for a build without CUDA: no communicator reaches it.
 #include "overlap/collectives/gpu.h"
 #include "tandem/error.h"
 

@@ -28,7 +28,7 @@ void check_extent(std::string_view op, std::string_view operand, const Tensor& t
   if (!t.data() && t.elements()) reject(op, operand, t, "memory behind it");
 }
 
-// Lines of `length` elements are dense and do not overlap.
+// Rows of `length` elements are dense and do not overlap.
 bool has_lines(const Tensor& t, int line, int along, int64_t length) {
   return (t.dim(along) <= 1 || t.stride(along) == 1) &&
          (t.dim(line) <= 1 || t.stride(line) >= length);
@@ -60,7 +60,7 @@ void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dty
 }
 
 void check_gpu_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kMost = int64_t(1) << 30;  // filled up to whole tiles they are ints, too
+  constexpr int64_t kMost = int64_t(1) << 30;  // padded to whole tiles they are ints, too
   if (m <= kMost && n <= kMost && k <= kMost) return;
   throw InvalidArgument(
       fmt::format("{}: M {} N {} K {}: expected at most {} each on GPUs", op, m, n, k, kMost));

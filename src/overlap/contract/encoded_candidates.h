@@ -1,4 +1,4 @@
-// Candidates of an operator whose rows may travel in a wire format.
+// Candidates of an operator whose rows may be sent in a wire format.
 #pragma once
 
 #include <functional>
@@ -10,11 +10,11 @@
 
 namespace tandem {
 
-/// With the wire that `options` have.
+/// Adds the wire format of `options` to `desc`.
 OpDesc encoded(OpDesc desc, const OverlapOptions& options);
 
-/// What `made` gives without messages, with them, or both, as the descriptor says. Encoded
-/// candidates come last, named for their wire.
+/// Candidates of `made` without messages, with them, or both, as the descriptor requires. Encoded
+/// candidates come last, named for their wire format.
 std::vector<Candidate> plain_and_encoded(
     const OpDesc& desc, const std::function<std::vector<Candidate>(bool encoded)>& made);
 

@@ -1,4 +1,4 @@
-// What an operator of any kind has in common: its communicator outlives it.
+// Common base of all operators: keeps their communicator alive.
 #pragma once
 
 #include <memory>
@@ -7,10 +7,10 @@
 
 namespace tandem {
 
-/// A base, so that what it keeps goes after the members of the classes that it is the base of.
+/// A base class, so that the communicator is released after the members of derived classes.
 class KeepsCommunicator {
  public:
-  /// For as long as this lives, if the communicator has owners.
+  /// Keeps `comm` alive as long as this object, if it has shared ownership.
   void keep(Communicator& comm) { comm_ = comm.weak_from_this().lock(); }
 
  private:

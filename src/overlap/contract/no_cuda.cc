@@ -1,4 +1,4 @@
-// Stands in for the operators on GPUs in a build without CUDA: no communicator gets here.
+// Stub of the operators on GPUs for a build without CUDA: no communicator reaches it.
 #include "overlap/contract/operator.h"
 #include "overlap/moe/on_ranks.h"
 

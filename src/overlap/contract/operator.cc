@@ -131,7 +131,7 @@ void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options
   check_shape(desc.op, desc.m, desc.n, desc.k, desc.dtype);
   const Wire& wire = options.wire.is_none() ? desc.wire : options.wire;
   if (!wire.is_none()) codec::require_encodable(wire, desc.dtype);
-  chunk_counts(desc.op, options, desc.chunk_rows);  // throws where they cannot be
+  chunk_counts(desc.op, options, desc.chunk_rows);  // throws for unsupported chunk counts
   comm.require_same(desc.op, fmt::format("{} {} chunks {}", agreement(desc),
                                          name_of(options.strategy), options.chunks));
 }

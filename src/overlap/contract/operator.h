@@ -1,5 +1,5 @@
-// One overlap operator on one kind of rank, and what all of them share: the check of a call, the
-// agreement between ranks, and the choice among the candidates. The public classes hold one of
+// One overlap operator on one kind of rank, and what all operators share: the check of a call, the
+// agreement between ranks, and the choice among the candidates. The public classes own one of
 // these.
 #pragma once
 
@@ -24,13 +24,13 @@ class OverlapOperator : public KeepsCommunicator {
   OverlapOperator(const OverlapOperator&) = delete;
   OverlapOperator& operator=(const OverlapOperator&) = delete;
 
-  /// By the chosen candidate. Throws InvalidArgument for what contradicts the descriptor.
+  /// Runs the chosen candidate. Throws InvalidArgument if operands contradict the descriptor.
   void run(const Operands& operands);
-  /// Serial first. Whoever calls one itself has operands that are right.
+  /// Serial first. A caller that runs one directly must pass valid operands.
   const std::vector<Candidate>& candidates() const { return candidates_; }
   const Candidate& chosen() const { return candidates_[chosen_]; }
   const OpDesc& desc() const { return desc_; }
-  /// Throws InvalidArgument unless the operator keeps it.
+  /// Throws InvalidArgument unless the operator has keep_gathered.
   virtual Tensor gathered() const;
 
  protected:
@@ -42,35 +42,35 @@ class OverlapOperator : public KeepsCommunicator {
   size_t chosen_ = 0;
 };
 
-/// What is the same on CPU and GPU ranks: throws InvalidArgument where the shape says otherwise of
-/// a bias or of how the weight lies, where an output is read-only, and where it overlaps another
-/// operand, but for a residual that all of hidden replaces.
+/// Checks common to CPU and GPU ranks: throws InvalidArgument if the bias or the weight's layout
+/// differs from the shape, if an output is read-only, or if it overlaps another operand, except a
+/// residual that hidden replaces exactly.
 void check_call(const OpDesc& desc, const Operands& operands);
-/// On the CPU, where nothing is scaled: the same, and unless all are what `desc` says.
+/// For CPU ranks, which support no scales: check_call, and throws unless all operands match `desc`.
 void check_operands(const OpDesc& desc, const Operands& operands);
 
-/// "ag_gemm m 64, n 32, k 48, operator 2": the same on all ranks. Counts the operators of `comm`.
+/// "ag_gemm m 64, n 32, k 48, operator 2": equal on all ranks. Counts the operators of `comm`.
 std::string name_on_card(Communicator& comm, const OpDesc& desc);
-/// So that ranks of one process can tell whether they write to each other's operands.
+/// Registers operands, so that ranks of one process can detect writes to each other's.
 void use_operands(CallOnCard& call, const OpDesc& desc, const Operands& operands);
 
 /// Collective: throws before anything is allocated.
 void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options);
-/// Collective, CPU ranks: which of the candidates `options` stand for; measured on scratch operands
-/// where they leave more than one.
+/// Collective, CPU ranks: index of the candidate that `options` select; measured on scratch
+/// operands if several remain.
 size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
                         const std::vector<Candidate>& candidates);
 
-/// Collective: the operator on GPU ranks. Throws Unsupported for one that has no GPU form, and for
-/// a strategy that the shape has no candidate for.
+/// Collective: the operator on GPU ranks. Throws Unsupported for one without a GPU form, and for a
+/// strategy that the shape has no candidate for.
 std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OpDesc& desc,
                                                    const OverlapOptions& options);
 
-/// `first`: nothing is measured, for who goes through all candidates.
+/// `first`: nothing is measured, for callers that run all candidates.
 enum class Choosing { fastest, first };
 
-/// `Cpu` does the work: constructed from the communicator and the descriptor, it lists its
-/// candidates for the chunk counts of the overlapped ones.
+/// Operator run by `Cpu`, which is constructed from the communicator and the descriptor, and lists
+/// its candidates for the chunk counts of the overlapped ones.
 template <typename Cpu>
 class CpuOperator final : public OverlapOperator {
  public:
@@ -109,7 +109,7 @@ class CpuOperator final : public OverlapOperator {
   Cpu cpu_;
 };
 
-/// What a public operator holds. Throws InvalidArgument naming `op` where it was moved from.
+/// The operator owned by a public class. Throws InvalidArgument naming `op` if it was moved from.
 OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
 Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
 

@@ -26,7 +26,7 @@ size_t whole_messages(size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
-/// Of the rows of plain partial sums that each source may leave at an owner.
+/// Bytes of uncompressed partial sums that each source may store at an owner.
 size_t plain_area(const OpDesc& desc, int world, bool one_shot) {
   if (!sends_plain(desc)) return 0;
   const int64_t rows = ar_rows_bound(desc.m, world, kMaxChunks);
@@ -37,17 +37,17 @@ size_t plain_area(const OpDesc& desc, int world, bool one_shot) {
 bool one_shot_allowed(const OpDesc& desc) {
   return sends_plain(desc) && result_bytes(desc) <= size_t(256) << 10;
 }
-// Where latency surely outweighs bytes.
+// So small that latency certainly outweighs bytes.
 bool one_shot_preferred(const OpDesc& desc) {
   return result_bytes(desc) <= size_t(16) << 10;
 }
 
-// Where sums go: of these rows.
+// Destination of the sums of these rows.
 Tensor sums_of(const Operands& call, int64_t begin, int64_t count) {
   return (call.add_norm ? call.add_norm->hidden : call.out).rows(begin, count);
 }
 
-// Rows of hidden, once they are there.
+// Norms rows of hidden that are complete.
 void norm_rows(const AddNorm* tail, const Tensor& out, int64_t begin, int64_t count) {
   if (tail)
     rms_norm(tail->hidden.rows(begin, count), tail->gain, tail->eps, out.rows(begin, count));
@@ -192,7 +192,8 @@ void GemmArCpu::run_alone(const Operands& call) {
 
 void GemmArCpu::run(int panels, bool encoded, const Operands& call) {
   workspace_.begin();
-  // Two panels behind the product: sums of panel p - 1 leave, those of p - 2 have come.
+  // Pipelined over panels: while panel p is computed, sums of p - 1 are sent and those of p - 2
+  // received.
   for (int panel = 0; panel < panels + 2; ++panel) {
     if (panel < panels) {
       product(panel, panels, call);

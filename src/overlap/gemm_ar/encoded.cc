@@ -1,4 +1,4 @@
-// The two-shot form over a wire format.
+// Two-shot GEMM+AR in a wire format.
 #include "collectives/partial_sums.h"
 #include "kernels/norm.h"
 #include "observe/recorder.h"

@@ -1,5 +1,5 @@
-// The oracle: out = the sum over ranks of x x weight^T, + bias, and what AddNorm makes of it,
-// unfused. A plain collective, one product and a norm; allocates, and rounds between them.
+// Reference: out = the sum over ranks of x x weight^T, + bias, then AddNorm if given, unfused. Runs
+// one GEMM, a serial collective and a norm; allocates, and rounds between them.
 #pragma once
 
 #include "tandem/collectives.h"

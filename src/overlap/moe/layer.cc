@@ -126,7 +126,7 @@ void MoeLayerOnRanks::together(CallOnCard& card, const std::function<void()>& ch
         dispatch_.refuse(fault);
       });
     } catch (const Error&) {
-      // All ranks' together, or that of a wait: what this rank was given says more.
+      // The common error of all ranks, or that of a wait: this rank's own fault says more.
     }
     throw;
   }
@@ -232,7 +232,7 @@ void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& ro
                                                     .meanwhile = meanwhile});
 }
 
-/// dW += dy^T x, expert by expert. They are not waited for by other ranks: last.
+/// dW += dy^T x, expert by expert. Last, as other ranks do not wait for them.
 void MoeLayerOnRanks::weight_gradients(const MoeRows& rows, const Tensor& dw_in,
                                        const Tensor& dw_out) {
   const MoeShape& s = place_.shape;
@@ -284,7 +284,7 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
   });
 }
 
-/// On rows that are as uneven as each level says: the routing of a real call is not known yet.
+/// Measures on rows with each level's imbalance: the routing of a real call is not known yet.
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens, local = place_.experts.count;

@@ -1,6 +1,6 @@
-// The two Mixture-of-Experts operators as one layer on CPU ranks, forward and backward. Going back,
-// dispatch and combine change places: rows' gradients go to the experts as rows did, and their sums
-// return as the results did.
+// The two Mixture-of-Experts operators as one layer on CPU ranks, forward and backward. The
+// backward pass swaps dispatch and combine: rows' gradients are sent to the experts as rows were,
+// and their sums return as the results did.
 #pragma once
 
 #include <array>
@@ -31,10 +31,10 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy(); }
   Strategy combine_strategy() const override { return plan(combine, 0).strategy(); }
   int64_t refused_choices() const override { return 0; }
-  /// Of calls whose rows are as uneven as `level` says (schedule/moe.h).
+  /// Plan of calls whose rows have imbalance `level` (schedule/moe.h).
   const MoePlan& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
   int levels() const { return int(plans_[0].size()); }
-  /// The same on all ranks, of moe_plans, and of one wire at all levels.
+  /// Must be the same on all ranks, one of moe_plans, and of one wire format at all levels.
   void set_plan(Stage stage, int level, const MoePlan& plan) {
     plans_[stage][size_t(level)] = plan;
   }
@@ -43,7 +43,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   }
   const MoePlace& place() const { return place_; }
 
-  // The stages one by one, for measuring; operands are those of `forward` and `backward`.
+  // Single stages, for measurements; operands as for `forward` and `backward`.
   void run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, MoeRows& rows);
   void run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out);
   void run_dispatch_backward(const Tensor& dout, const Tensor& w_out, const MoeRows& rows);
@@ -53,7 +53,8 @@ class MoeLayerOnRanks final : public MoeOnRanks {
  private:
   void check(const char* name, const Tensor& tensor, int64_t rows, int64_t columns, DType dtype,
              DType other) const;
-  /// `call`, or where `check` throws InvalidArgument that: the other ranks' calls throw Mismatch.
+  /// Runs `call`, or throws the InvalidArgument of `check`: the other ranks' calls then throw
+  /// Mismatch.
   void together(CallOnCard& card, const std::function<void()>& check,
                 const std::function<void()>& call);
   void check_weights(const Tensor& w_in, const Tensor& w_out) const;
@@ -70,8 +71,8 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   std::vector<float> dots_;
 };
 
-/// What a stage's tuner goes through, plain ones first and serial before overlapped; with a fixed
-/// strategy the only one. Backward stages are plain.
+/// Plans that a stage's tuner tries, uncompressed ones first and serial before overlapped; a single
+/// one for a fixed strategy. Backward stages are uncompressed.
 std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
                                const MoePlace& place);
 

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-/// The experts' shares of all rows.
+/// Shares of the experts in all rows.
 std::vector<double> shares_of(const schedule::MoeGrid& grid, const MoeLoad& load) {
   std::vector<double> shares(size_t(grid.experts));
   const int hot = grid.experts / grid.ep, others = grid.experts - hot;

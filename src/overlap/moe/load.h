@@ -1,4 +1,4 @@
-// Routings with a given imbalance, to test and measure on.
+// Routings with a given imbalance, for tests and measurements.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 namespace tandem {
 
 struct MoeLoad {
-  /// Load of the EP rank with most over the mean, as expected: with 1 every expert is as likely as
-  /// any other, ep puts on one rank what its experts can take. 0: Zipf's law over the experts.
+  /// Expected max load of an EP rank over the mean: with 1 all experts are equally likely; ep puts
+  /// as much on one rank as its experts can take. 0: Zipf's law over the experts.
   double imbalance = 1;
   uint64_t seed = 1;
 };
 
-/// [rows, top_k] experts, different ones in each row, for rows [first, first + rows) of all.
+/// [rows, top_k] expert ids, distinct within each row, for rows [first, first + rows) of all.
 std::vector<int32_t> chosen_experts(const schedule::MoeGrid& grid, int top_k, const MoeLoad& load,
                                     int64_t first, int64_t rows);
 

@@ -1,4 +1,4 @@
-// A Mixture-of-Experts layer on one kind of rank: what a public MoeLayer holds.
+// A Mixture-of-Experts layer on one kind of rank, owned by a public MoeLayer.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class MoeOnRanks : public KeepsCommunicator {
   MoeOnRanks(const MoeOnRanks&) = delete;
   MoeOnRanks& operator=(const MoeOnRanks&) = delete;
 
-  // As of MoeLayer.
+  // As in MoeLayer.
   virtual void forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                        const Tensor& w_out, const Tensor& out, MoeRows& rows) = 0;
   virtual void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,

@@ -1,6 +1,6 @@
-// What a Mixture-of-Experts layer computes, said slowly: token by token, in f64, on one process,
-// with all weights whole. The oracle of the operators' tests. (`tandem bench` compares with an
-// unfused layer over the same ranks.)
+// Slow reference of a Mixture-of-Experts layer: token by token, in f64, on one process, with
+// unsharded weights. Used by the operators' tests. (`tandem bench` compares with an unfused layer
+// over the same ranks.)
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct MoeGradients {
 
 /// [rows, hidden].
 std::vector<double> moe_reference(const MoeProblem& problem);
-/// Of sum(out x dout).
+/// Gradients of sum(out x dout).
 MoeGradients moe_reference_backward(const MoeProblem& problem, std::span<const float> dout);
 
 }  // namespace tandem

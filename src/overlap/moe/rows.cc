@@ -141,7 +141,7 @@ void MoeRows::list_arrived(const MoePlace& place, std::span<const RoutedRows> so
   const int k = place.shape.top_k, world = place.world;
   const size_t entry = routed_bytes(k);
   const auto local = size_t(place.experts.count);
-  // body(group, expert, use) in the order of slots within (expert, group).
+  // Calls body(group, expert, use) in the order of slots within (expert, group).
   const auto for_each = [&](const auto& body) {
     for (int step = 0; step < world; ++step) {
       const int source = moe_source(place.rank, world, step);

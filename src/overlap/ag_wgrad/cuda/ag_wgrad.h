@@ -1,8 +1,8 @@
 // The weight gradient of AG+GEMM on GPUs: dw[N, K] += dy[M, N]^T x all-gather(x)[M, K], in f32.
 //
-// chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the own
-// rows' product is added to dw from where they lie; then one product per shard as it arrives, in
-// ring order, which is therefore part of the result. The serial ways add one product over all rows.
+// chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the local
+// rows' GEMM, read in place, is added to dw; then one GEMM per shard as it arrives, in ring order,
+// which therefore affects the result. The serial algorithms add one GEMM over all rows.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@
 
 namespace tandem::gpu {
 
-/// Throws InvalidArgument unless they are x [x_rows, k], dy [m, n], both of the shape's dtype, and
-/// dw, f32 [n, k] or, with weight_is_kn, [k, n].
+/// Throws InvalidArgument unless x is [x_rows, k] and dy [m, n], both of the shape's dtype, and dw
+/// is f32 [n, k] or, with weight_is_kn, [k, n].
 void check_wgrad_operands(const GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows,
                           const Tensor& x, const Tensor& dy, const Tensor& dw);
 
@@ -26,11 +26,11 @@ class AgWgrad {
   /// x: [shard_of(m, size, rank).count, k]; dy: [m, n]; dw: f32, added to. Enqueues on the
   /// communicator's stream.
   void run(const Tensor& x, const Tensor& dy, const Tensor& dw) { run(way_, x, dy, dw); }
-  /// The same by one of `ways()`, whatever was chosen.
+  /// Runs the given one of `ways()` instead of the chosen one.
   void run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
-  /// The product alone, of rows that are already here: what perfect overlap would cost.
+  /// Computes only the GEMM, on gathered rows: the cost under perfect overlap.
   void gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw);
 
  private:
@@ -46,7 +46,7 @@ class AgWgrad {
   Way way_;
 };
 
-/// Scratch operands of its size.
+/// Extents of its scratch operands.
 OperandExtents wgrad_extents(const OpDesc& shape, int64_t x_rows);
 
 }  // namespace tandem::gpu

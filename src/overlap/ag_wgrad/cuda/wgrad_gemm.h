@@ -1,4 +1,4 @@
-// One product of the weight gradient on a GPU: dw += dy^T x over some rows, in f32.
+// A GEMM of the weight gradient on a GPU: dw += dy^T x over some rows, in f32.
 #pragma once
 
 #include "gemm/cuda/gemm_lt.h"
@@ -6,12 +6,12 @@
 
 namespace tandem::gpu {
 
-/// shape.weight_kn: dw is stored [K, N]; then x and dy change places.
+/// shape.weight_kn: dw is stored [K, N]; then x and dy are swapped.
 class WgradGemm {
  public:
   WgradGemm(const LtContext& lt, const OpDesc& shape, int64_t rows)
       : swapped_(shape.weight_kn), gemm_(lt, gemm_shape(shape, rows)) {}
-  /// x: [rows, k]; dy: [rows, n]. Nothing happens without rows.
+  /// x: [rows, k]; dy: [rows, n]. No-op if there are no rows.
   void add(const void* x, const void* dy, void* dw, cudaStream_t stream) const {
     gemm_.run(swapped_ ? x : dy, swapped_ ? dy : x, dw, nullptr, stream);
   }

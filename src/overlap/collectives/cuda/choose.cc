@@ -1,6 +1,6 @@
-// Which of two forms of a collective is faster is measured once for each wire, dtype and power of
-// two of elements, on memory of its own. The stopwatch gives all ranks the same times, so all of
-// them choose alike.
+// Measures once per wire format, dtype and power of two of elements, on scratch memory, whether the
+// encoded or the uncompressed form of a collective is faster. The stopwatch gives all ranks the
+// same times, so all of them choose the same form.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,8 @@ struct KnownChoices {
   std::map<std::string, bool> encoded;
 };
 
-/// A tensor like another, with numbers in it: zeros in f16, whose range sums in place would leave.
+/// A tensor like another, filled with numbers: zeros in f16, whose range in-place sums would
+/// exceed.
 struct Numbers {
   DeviceMemory memory;
   Tensor tensor;
@@ -40,7 +41,7 @@ struct Numbers {
   }
 };
 
-/// run(encodes), on memory of its own.
+/// Calls run(encodes), on scratch memory.
 bool is_faster_encoded(GpuCommunicator& comm, const char* op, const Wire& wire, const Tensor& whole,
                        const std::function<std::function<void(bool)>()>& make) {
   if (!env().tune) return false;
@@ -49,7 +50,7 @@ bool is_faster_encoded(GpuCommunicator& comm, const char* op, const Wire& wire, 
   auto& known = comm.attached<KnownChoices>([] { return new KnownChoices; }).encoded;
   if (const auto found = known.find(key); found != known.end()) return found->second;
   const auto run = make();
-  run(true), run(false);  // what they allocate is not timed
+  run(true), run(false);  // untimed, as they allocate
   comm.synchronize();
   Stopwatch stopwatch(comm);
   MeasureOptions options;

@@ -13,7 +13,7 @@ Priority priority_of(cudaStream_t stream) {
   return priority < 0 ? Priority::high : Priority::normal;
 }
 
-// Operators enqueue on another stream as long as this lives.
+// Redirects operators to another stream during its lifetime.
 class StreamGuard {
  public:
   StreamGuard(GpuCommunicator& comm, cudaStream_t stream) : comm_(comm), before_(comm.stream()) {
@@ -42,7 +42,7 @@ CallGraphs::CallGraphs(GpuCommunicator& comm) : comm_(comm), priority_(priority_
   }
 }
 
-// Deadlines are handed to kernels by value.
+// Kernels get deadlines by value, so the key includes them.
 std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
   std::array<uint64_t, 2> allocations{};
   for (size_t i = 0; i < allocations.size(); ++i) {

@@ -35,7 +35,7 @@ bool is_summed(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
 }
 
-// Contiguous, 16-byte aligned memory of this GPU; none is needed for no elements.
+// Contiguous, 16-byte aligned memory of this GPU; may be null if there are no elements.
 bool is_dense(const GpuCommunicator& comm, const Tensor& tensor) {
   return tensor.contiguous() && tensor.device() == Device{DeviceKind::cuda, comm.device()} &&
          reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 &&

@@ -1,4 +1,4 @@
-// What the dense operators share on GPUs: the checks, and the choice of a way.
+// Shared by the dense operators on GPUs: checks, and the choice of an algorithm.
 #pragma once
 
 #include <functional>
@@ -16,22 +16,22 @@
 
 namespace tandem::gpu {
 
-/// This product for `rows` of x.
+/// The operator's GEMM for `rows` of x.
 GemmShape product_of(const OpDesc& desc, int64_t rows, bool with_bias);
-/// Of the rows from `first_row` on. `scales`: checked before; none unless they are called for.
+/// Scale pointers for rows [first_row, end). `scales` must be valid, or null if unused.
 ScalePointers pointers_of(const OpDesc& desc, const Scales* scales, int64_t first_row = 0);
 
 struct Extent {
   DType dtype;
   int64_t rows, columns;
 };
-/// Of the matrices that an operator is given.
+/// Extents of an operator's matrices.
 struct OperandExtents {
   Extent x, weight, out;
 };
 OperandExtents extents_of(const OpDesc& shape, int64_t x_rows, int64_t out_rows);
 
-/// A matrix in memory of its own, zero at first.
+/// A matrix in memory it owns, initially zero.
 struct Scratch {
   DeviceMemory memory;
   Tensor tensor;
@@ -40,7 +40,7 @@ struct Scratch {
         tensor(memory.view(e.dtype, {e.rows, e.columns})) {}
 };
 
-/// What an AddNorm needs, zero at first.
+/// Operands of an AddNorm, initially zero.
 struct AddNormScratch {
   Scratch residual, hidden;
   DeviceMemory gain;
@@ -54,15 +54,15 @@ struct AddNormScratch {
 /// The cuBLASLt handle and workspace that this rank's operators share.
 LtContext& lt_context(GpuCommunicator& comm);
 
-/// Whether this GPU runs the kernels that are compiled for sm_90a alone, and may.
+/// Whether this GPU can, and is allowed to, run the kernels compiled for sm_90a only.
 bool has_hopper_kernels(const GpuCommunicator& comm);
-/// The same of those that store into the peers' memory with nothing to hold them up: not on an
-/// emulated link.
+/// As has_hopper_kernels, for kernels that store into the peers' memory unpaced: not on an emulated
+/// link.
 bool has_fused_kernels(const GpuCommunicator& comm);
 
-/// Collective. Throws InvalidArgument for negative sizes, dtypes that are not f32, bf16, f16 or
-/// e4m3, rows that are not multiples of 16 bytes, or what e4m3 does not take; Mismatch when ranks
-/// differ in what they must share.
+/// Collective. Throws InvalidArgument for negative sizes, dtypes other than f32, bf16, f16 or e4m3,
+/// rows that are not multiples of 16 bytes, or anything that e4m3 does not support; Mismatch if
+/// ranks differ in what they must share.
 void check_shape(GpuCommunicator& comm, std::string_view op, const OpDesc& shape, bool same_n,
                  bool same_k);
 /// Throws InvalidArgument naming the operand of `op` unless `tensor` is this contiguous matrix on
@@ -72,15 +72,15 @@ void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_
 void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
                     int64_t x_rows, int64_t out_rows, const Tensor& x, const Tensor& weight,
                     const Tensor& out, const Tensor* bias, const Scales* scales);
-/// Throws InvalidArgument unless it is there as the shape says, and is what AddNorm asks for.
+/// Throws InvalidArgument unless it is given exactly if the shape has one, and satisfies AddNorm.
 void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
                              const AddNorm* add_norm);
 
-/// `variant`; throws InvalidArgument naming `way` unless it is one of that way's `variants`.
+/// Returns `variant`; throws InvalidArgument naming `way` unless it is one of its `variants`.
 int known_variant(std::string_view op, Way way, int variant, int variants);
 
-/// Collective: the index of the name that `run` is fastest with, by the tuner's times or by
-/// measuring on scratch operands. `what` and the shape tell apart what may be chosen differently.
+/// Collective: index of the name that `run` is fastest with, from the tuner's times or measured on
+/// scratch operands. `what` and the shape form the key of the choice.
 int choose_fastest(
     GpuCommunicator& comm, std::string_view what, const OpDesc& shape, int64_t x_rows,
     int64_t out_rows, const std::vector<std::string>& names,
@@ -94,7 +94,8 @@ int choose_fastest(
                              const Tensor* bias, const Scales* scales)>& run,
     Margin margin);
 
-/// `op` by each of `ways`; it must outlive them. Operands as the operator's own class takes them.
+/// Candidates that run `op` by each of `ways`; it must outlive them. Operands as for the operator's
+/// class.
 template <typename Op>
 std::vector<Candidate> candidates_of(Op& op, const std::vector<Way>& ways) {
   std::vector<Candidate> all;
@@ -117,7 +118,7 @@ std::vector<Candidate> candidates_of(Op& op, const std::vector<Way>& ways) {
   return all;
 }
 
-/// Collective: the way among `ways` that `run` is fastest at. Serial first: it wins ties.
+/// Collective: the one of `ways` that `run` is fastest with. Serial ones first: they win ties.
 Way choose_way(
     GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
     int64_t out_rows, const std::vector<Way>& ways,

@@ -13,7 +13,7 @@ namespace {
 bool gathers(const OpDesc& shape) {
   return shape.op == "ag_gemm";
 }
-/// Of what travels.
+/// Dtype of the data that is sent.
 DType travelling(const OpDesc& shape) {
   return gathers(shape) ? shape.dtype : shape.result();
 }
@@ -39,7 +39,7 @@ OpDesc checked(GpuCommunicator& comm, const OpDesc& shape) {
   return shape;
 }
 
-// RS, AR: the bias is added once, by rank 0's product.
+// RS, AR: the bias is added once, by rank 0's GEMM.
 GemmShape product(const GpuCommunicator& comm, const OpDesc& shape) {
   return product_of(shape, shape.m, shape.bias && (gathers(shape) || comm.rank() == 0));
 }

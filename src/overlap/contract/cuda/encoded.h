@@ -1,20 +1,21 @@
-// The dense operators on GPUs whose rows travel in a wire format: the candidates beside plain ones.
+// Candidates of the dense operators on GPUs that send rows in a wire format, in addition to the
+// uncompressed ones.
 //
-// serial: cuBLASLt's product and the collective over the wire format
+// serial: cuBLASLt's GEMM and the collective in the wire format
 // (collectives/cuda/encoded_collectives.h), one after the other, two launches. A shard is one
-// message, so its groups are those of its rows' own messages where they divide a row. AG+GEMM: all
-// ranks use the rows as decoded, their owner too. GEMM+RS: the owner adds its own partial product
-// as it is. GEMM+AR: so does the owner of a shard; on two ranks, and in the smallest messages, each
-// partial product is encoded once and the sum is not.
+// message, so its groups equal those of per-row messages if they divide a row. AG+GEMM: all ranks,
+// including the owner, use the decoded rows. GEMM+RS: the owner adds its local partial product
+// unencoded. GEMM+AR: the owner of a shard does the same; with two ranks, and in the smallest
+// messages, each partial product is encoded once and the sum is not.
 //
 // fused: one kernel. GEMM+RS: tiles are encoded where they are computed and decoded where they are
-// added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, and then the sums, rounded, are gathered over
-// the wire format by a kernel of their own. AG+GEMM: couriers encode the local shard and decode the
-// others' (ag_gemm/cuda/encoded_ag.h); the owner uses its rows as they are, so there is no
-// keep_gathered. In bf16, of int8, int4 and int4:g32, with weight [N, K], no bias, K from 512 on
-// and M a multiple of 256 x ranks (AG+GEMM: K one of 128; M of 128 x ranks where these are even in
-// number); not on an emulated link, which does not hold up what kernels store. Other formats and
-// shapes are serial.
+// added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, then a separate kernel gathers the rounded
+// sums in the wire format. AG+GEMM: copy warps encode the local shard and decode the remote ones
+// (ag_gemm/cuda/encoded_ag.h); the owner uses its rows unencoded, so keep_gathered is not
+// supported. Requires bf16, int8, int4 or int4:g32, weight [N, K], no bias, K >= 512 and M a
+// multiple of 256 x ranks (AG+GEMM: K a multiple of 128; M of 128 x ranks if the number of ranks is
+// even); not on an emulated link, which does not delay what kernels store. Other formats and shapes
+// are serial.
 #pragma once
 
 #include <memory>
@@ -31,14 +32,14 @@ namespace tandem::gpu {
 class EncodedDense {
  public:
   /// Collective, on more than one rank of one node. Throws InvalidArgument or Unsupported for a
-  /// wire, an operator or operands that have no encoded form on GPUs.
+  /// wire format, an operator or operands that have no encoded form on GPUs.
   EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
                bool prepares_fused);
-  /// Serial first. They are of this object, which must outlive them.
+  /// Candidates, serial first. They refer to this object, which must outlive them.
   std::vector<Candidate> candidates();
   /// AG+GEMM: [m, k], as decoded, after a run.
   Tensor gathered() const { return memory_.view(shape_.dtype, {shape_.m, shape_.k}); }
-  /// That a rank sends, in all, at a call.
+  /// Total bytes that a rank sends per call.
   int64_t wire_bytes() const;
 
  private:
@@ -53,7 +54,7 @@ class EncodedDense {
   ScaledGemm product_;
   DeviceMemory memory_;  // AG: gathered [m, k]; RS, AR: partial [m, n]
   EncodedCollectives collective_;
-  std::unique_ptr<EncodedRsOp> fused_rs_;  // none where there is no such kernel
+  std::unique_ptr<EncodedRsOp> fused_rs_;  // null if there is no such kernel
   std::unique_ptr<EncodedAgOp> fused_ag_;
 };
 

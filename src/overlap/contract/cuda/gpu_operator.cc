@@ -31,8 +31,8 @@ bool fits(Strategy strategy, Form form) {
 template <typename Op>
 class GpuOperator final : public OverlapOperator {
  public:
-  /// `how`: what Op is constructed from beside the descriptor. It gets a fixed way, so that nothing
-  /// is measured that `options` rule out.
+  /// `how`: arguments of Op's constructor after the descriptor, with a fixed algorithm, so that
+  /// nothing is measured that `options` exclude.
   template <typename... How>
   GpuOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options,
               const How&... how)
@@ -53,7 +53,8 @@ class GpuOperator final : public OverlapOperator {
     std::ranges::copy_if(all, std::back_inserter(candidates_), [&](const Candidate& candidate) {
       return fits(options.strategy, candidate.form);
     });
-    // Where nothing overlaps (GEMM+AR in f32) serial is left: ours, whose sums have our order too.
+    // If nothing overlaps (GEMM+AR in f32), serial candidates remain: ours, whose sums use our
+    // order too.
     if (candidates_.empty()) {
       std::ranges::copy_if(all, std::back_inserter(candidates_), [](const Candidate& candidate) {
         return candidate.name != name_of(Way::serial_nccl);
@@ -73,7 +74,7 @@ class GpuOperator final : public OverlapOperator {
         },
         kOverSerial));
     if (!desc.weight_kn) return;
-    // What is stored the other way is the weight, or its gradient.
+    // The transposed matrix is the weight, or its gradient.
     for (Candidate& candidate : candidates_) {
       candidate.run = [gradient = desc.out.any_layout,
                        run = std::move(candidate.run)](const Operands& o) {
@@ -93,7 +94,7 @@ class GpuOperator final : public OverlapOperator {
  private:
   void check(const Operands& operands) const override { check_call(desc_, operands); }
 
-  std::optional<Op> op_;  // of the plain candidates
+  std::optional<Op> op_;  // of the uncompressed candidates
   std::optional<EncodedDense> encoded_;
 };
 
@@ -104,7 +105,7 @@ std::unique_ptr<OverlapOperator> make(GpuCommunicator& comm, const OpDesc& desc,
                                       desc.op, options.chunks));
   }
   desc.wire.check();
-  // All of what decides on the ways, before the first of them is prepared.
+  // Everything that decides on the candidates must agree before the first one is prepared.
   const bool fused =
       options.strategy != Strategy::serial && comm.one_node() && has_fused_kernels(comm);
   comm.require_same(desc.op, fmt::format("strategy {}{} codec {}{}", name_of(options.strategy),
@@ -134,7 +135,7 @@ std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OpD
                                                    const OverlapOptions& options) {
   try {
     return gpu::make(gpu::as_gpu(comm), desc, options);
-  } catch (const DeviceError& error) {  // no memory, above all
+  } catch (const DeviceError& error) {  // out of memory, above all
     throw DeviceError(fmt::format("{} {}: {}", desc.op, describe(desc), error.what()));
   }
 }

@@ -15,7 +15,7 @@
 namespace tandem::gpu {
 namespace {
 
-// What sums over ranks takes the bias once, from rank 0.
+// Operators that sum over ranks add the bias once, on rank 0.
 GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& s, int64_t rows) {
   const bool bias = s.bias && (s.op == "ag_gemm" || comm.rank() == 0);
   return product_of(s, rows, bias);
@@ -119,7 +119,7 @@ void AcrossNodes::exchange(const Tensor& to_send, int to, const Tensor& to_recei
 void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
                                  const void* bias) {
   const int rank = comm_.rank(), world = comm_.size();
-  begun_.record(comm_.stream());  // the last call has read what arrives now
+  begun_.record(comm_.stream());  // the last call has read the buffers that are now written
   begun_.block(side_.get());
   for (int step = 1; step < world; ++step) {
     const int from = schedule::ag_source(rank, world, step);
@@ -142,7 +142,7 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
   if (shape_.keep_gathered) moved_[size_t(rank)].block(comm_.stream());
 }
 
-// The rows of rank `source`, or all for the number behind the last rank, which are at `in`.
+// Multiplies the rows of rank `source`, or all if `source` is the number of ranks, stored at `in`.
 void AcrossNodes::multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
                            const void* bias) {
   const Shard rows = source < comm_.size() ? shard(source) : Shard{0, shape_.m};

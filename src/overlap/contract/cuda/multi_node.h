@@ -1,11 +1,10 @@
-// The dense operators where ranks reach only their own memory (several nodes, or GPUs that cannot
-// map each other): NCCL moves the data, cuBLASLt multiplies, streams wait. No kernel of ours but
-// the sum and the norm behind it, so nothing here depends on the architecture.
+// The dense operators for ranks that reach only their own memory (several nodes, or GPUs that
+// cannot map each other): NCCL moves the data, cuBLASLt multiplies, streams wait. The only custom
+// kernels are the sum and the norm after it, so nothing here depends on the architecture.
 //
-// serial_nccl: the whole product and the collective, one after the other.
-// chunked: AG+GEMM and the weight gradient multiply a shard while NCCL exchanges the next pair;
-// GEMM+RS sends a part while the next is multiplied, and the owner adds in rank order, in f32.
-// GEMM+AR is serial.
+// serial_nccl: the whole GEMM and the collective, one after the other. chunked: AG+GEMM and the
+// weight gradient multiply a shard while NCCL exchanges the next pair; GEMM+RS sends a shard while
+// the next is multiplied, and the owner adds in rank order, in f32. GEMM+AR is serial.
 #pragma once
 
 #include <vector>
@@ -21,11 +20,11 @@ class AcrossNodes {
  public:
   /// Collective. Throws Unsupported for e4m3.
   AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
-  /// Operands as the operator's own class takes them.
+  /// Operands as for the operator's class.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
            const Scales* scales, const AddNorm* add_norm = nullptr);
   std::vector<Way> ways() const;
-  /// AG+GEMM: [m, k]; after a run the others' rows, and all if the shape says keep_gathered.
+  /// AG+GEMM: [m, k]; holds the remote rows after a run, and all rows with keep_gathered.
   Tensor gathered() const;
 
  private:
@@ -43,10 +42,10 @@ class AcrossNodes {
   std::string_view op_;
   bool gathers_;
   OpDesc shape_;
-  std::vector<LtGemm> gemms_;      // by whose rows they multiply; the last one: of all rows
-  std::vector<WgradGemm> wgrads_;  // the same, of the weight gradient
+  std::vector<LtGemm> gemms_;      // by source rank of the rows; the last one: all rows
+  std::vector<WgradGemm> wgrads_;  // likewise, for the weight gradient
   DeviceMemory whole_memory_;      // AG: gathered [m, k]; RS, AR: partial [m, n]
-  DeviceMemory slots_;             // RS: [rank][rows of the own shard][n]
+  DeviceMemory slots_;             // RS: [rank][rows of the local shard][n]
   CommonStream side_{Common::side};
   Event begun_;
   std::vector<Event> moved_, computed_;  // by rank

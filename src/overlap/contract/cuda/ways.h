@@ -1,5 +1,5 @@
-// The candidates of a dense operator on GPUs: how it can be run. What does not overlap is serial,
-// whoever wrote its kernels: the fastest of those is what overlap is measured against.
+// Algorithms of a dense operator on GPUs. Those without overlap are serial, whoever wrote their
+// kernels: overlap is measured against the fastest of them.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,15 @@ enum class Way {
   automatic,    ///< the fastest of the others on this shape, measured once
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
-  chunked,      ///< a GEMM per shard under the copy engine's transfers
-  adding,       ///< one GEMM whose tiles are moved beside it, and whose own ones add what arrives
-  fused,        ///< one GEMM whose tiles wait for their shard, or leave when done
-  plain,        ///< whole GEMM, plain collective by kernels (collectives/cuda/part_exchange.h)
-  one_shot,     ///< whole GEMM, all-reduce by kernels in one exchange
-  two_shot,     ///< whole GEMM, all-reduce by kernels in two exchanges
+  chunked,      ///< a GEMM per shard, overlapped with the copy engine's transfers
+  adding,    ///< fused: one GEMM that sends tiles while it runs, and whose local tiles add received
+             ///< ones
+  fused,     ///< one GEMM whose tiles wait for their shard, or are sent when done
+  plain,     ///< whole GEMM, uncompressed collective by kernels (collectives/cuda/part_exchange.h)
+  one_shot,  ///< whole GEMM, all-reduce by kernels in one exchange
+  two_shot,  ///< whole GEMM, all-reduce by kernels in two exchanges
 };
-/// Whether the GEMM and the collective run one after the other. The only place that says which do.
+/// Whether the GEMM and the collective run one after the other. The only place that defines this.
 constexpr bool is_serial(Way way) {
   switch (way) {
     case Way::serial_nccl:
@@ -35,17 +36,17 @@ constexpr bool is_serial(Way way) {
   }
   return false;
 }
-/// Of the serial ones, that of NCCL.
+/// The serial algorithm that uses NCCL.
 constexpr bool is_nccl(Way way) {
   return way == Way::serial_nccl;
 }
-/// A plain collective of so many bytes at most is so short that hiding it may cost more.
+/// Max bytes of a collective by kernels: so short that hiding it may cost more.
 constexpr int64_t kMostPlainBytes = int64_t(16) << 20;
 constexpr bool has_plain_way(int64_t bytes) {
   return bytes <= kMostPlainBytes;
 }
-/// How often a partial sum is rounded to its dtype on its way into a sum over `ranks`, before that
-/// is: by its rank, and by NCCL after every addition, of which there are ranks - 1 with the last.
+/// Number of times a partial sum is rounded to its dtype before the sum over `ranks` is: by its
+/// rank, and by NCCL after every addition, of which there are ranks - 1 including the last.
 constexpr int roundings_of(Way way, int ranks) {
   switch (way) {
     case Way::automatic:  // may be any of the others
@@ -62,7 +63,8 @@ constexpr int roundings_of(Way way, int ranks) {
   }
   return 1;
 }
-/// Whether an operator constructed with `way` prepares its fused way, and measures its variants.
+/// Whether an operator constructed with `way` prepares its fused algorithm and measures its
+/// variants.
 constexpr bool prepares_fused(Way way) {
   return way == Way::fused || way == Way::automatic;
 }

@@ -1,15 +1,15 @@
-// The tail of the fused GEMM+AR: a finished tile becomes the ranks' sum of it and is stored. Run by
-// one warpgroup of every rank's same tile; partial sums are rounded first and added in rank order,
-// in f32, so that both exchanges give the same bits on every rank.
+// Tail of the fused GEMM+AR: all-reduces a finished tile over the ranks and stores it. Run by one
+// warpgroup of every rank for the same tile; partial sums are rounded first and added in rank
+// order, in f32, so that both exchanges give the same bits on every rank.
 //
 // one-shot: every rank sends its tile to all others. two-shot: every rank sums a share of the
-// tile's packs (16-byte vectors) and sends the result: a fraction of the bytes, but two trips.
+// tile's 16-byte vectors (packs) and sends the result: a fraction of the bytes, but two latencies.
 //
-// Nothing is fenced and no flag is sent: a word is there when it is not what an empty slot holds.
-// Rounding makes of every NaN 0x7fff, so no word of results is ever all ones, and an f32 sum that
-// is gets another NaN's bits; words travel inverted, which makes 0 what none is and fresh memory
-// empty. Who has read a slot empties it; what orders that before the next use of the slot is the
-// end of the call, not these accesses (ArStaging in fused.h).
+// Uses no fences and no flags: a word has arrived when it differs from the value of an empty slot.
+// Rounding maps every NaN to 0x7fff, so no word of results is all ones, and an f32 sum with these
+// bits is given those of another NaN; words are sent inverted, so that 0 is never a value and fresh
+// memory is empty. The reader of a slot empties it; the end of the call orders this before the next
+// use of the slot, not these accesses (ArStaging in fused.h).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -23,28 +23,28 @@
 
 namespace tandem::gpu::fused {
 
-/// Of kTokenTiles times as many tokens, each kTokens of which are a tile of their own, numbered one
-/// after the other. Accumulators of e4m3 are scaled before they are rounded.
+/// For kTokenTiles times as many tokens, each kTokens of which are a separate tile, numbered
+/// consecutively. Accumulators of e4m3 are scaled before they are rounded.
 template <class Element, int kTokens, int kTokenTiles, bool kScaled>
 class ExchangeTile {
   static constexpr int kFeatures = ArStaging::kFeatures, kThreads = ArStaging::kThreads;
   static constexpr ArStaging kShape{1, 0, kTokens};
-  static constexpr int kWords = kTokens / 4;  // of two elements, by thread
+  static constexpr int kWords = kTokens / 4;  // of two elements, per thread
   static constexpr int kPacks = kShape.packs(), kPackWords = kWords / kPacks;
   static constexpr size_t kPackRow = kShape.pack_row();
   static constexpr int kStaged = kTokens < 64 ? kTokens : 64;  // tokens stored together
-  static constexpr int kLine = kFeatures + 8;                  // no two rows share their banks
+  static constexpr int kLine = kFeatures + 8;  // padded against bank conflicts between rows
   using Two = cutlass::Array<Element, 2>;
   using TwoFloats = cutlass::Array<float, 2>;
   struct Pack {
     uint32_t at[kPackWords];
   };
-  static constexpr uint32_t kNoWord = ~uint32_t(0);  // two elements that no rounding gives
+  static constexpr uint32_t kNoWord = ~uint32_t(0);  // two elements that rounding never gives
 
   struct Scales {
     float of_features[kFeatures], of_tokens[kTokens];
   };
-  struct NoScales {};  // a base, as host and device differ in where a member takes no room
+  struct NoScales {};  // a base, as host and device disagree on which members take no space
 
  public:
   struct alignas(16) Storage : std::conditional_t<kScaled, Scales, NoScales> {
@@ -56,8 +56,8 @@ class ExchangeTile {
                               uint64_t epoch)
       : job_(job), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
 
-  /// Starts to bring what run() multiplies the tile's sums by. The run of the tile before has read
-  /// its own before its last barrier.
+  /// Starts loading the scales of the tile's sums for run(). The previous tile's run has read its
+  /// scales before its last barrier.
   CUTLASS_DEVICE void fetch_scales(int tile) const {
     const ScalePointers& from = job_.scales;
     const int feature = min(first_feature(tile) + thread_, int(job_.n) - 1);
@@ -70,8 +70,8 @@ class ExchangeTile {
     }
   }
 
-  /// Stores the accumulators of some of K, a split-K partial, for the block that has the tile, as
-  /// number `helper` of its helpers.
+  /// Stores the accumulators of a range of K, a split-K partial, for the tile's main block; this
+  /// block is number `helper` of its helpers.
   template <class Accumulators>
   CUTLASS_DEVICE void store_partial(int tile, int helper, Accumulators const& accumulators) const {
     std::byte* to = split_partial_at(tile, helper);
@@ -86,8 +86,8 @@ class ExchangeTile {
       store_pack(to + first / kPackWords * kPackRow, pack);
     }
   }
-  /// Adds the split-K partials of `helpers`, in their order. False like wait_signal, and for this
-  /// thread alone.
+  /// Adds the split-K partials of `helpers`, in their order. False as for wait_signal, and only for
+  /// this thread.
   template <class Accumulators>
   CUTLASS_DEVICE bool add_partials(int tile, int helpers, Accumulators& accumulators) const {
     constexpr int kCount = 2 * kPacks < 4 ? 2 * kPacks : 4;
@@ -109,7 +109,7 @@ class ExchangeTile {
     return true;
   }
 
-  /// By all threads. One that does not have the `whole` sum sends nobody anything.
+  /// Called by all threads. Threads without the `whole` sum send nothing.
   template <class Accumulators>
   CUTLASS_DEVICE void run(int tile, Accumulators const& accumulators, bool whole) const {
     static_assert(int(cute::size(Accumulators{})) == 2 * kWords);
@@ -137,18 +137,18 @@ class ExchangeTile {
   CUTLASS_DEVICE void sync() const { cutlass::arch::NamedBarrier::sync(kThreads, group_); }
   CUTLASS_DEVICE static int first_feature(int tile) { return tile / kTokenTiles * kFeatures; }
   CUTLASS_DEVICE static int first_token(int tile) { return tile % kTokenTiles * kTokens; }
-  // This thread's pack 0.
+  // This thread's vector 0.
   CUTLASS_DEVICE std::byte* split_partial_at(int tile, int helper) const {
     return job_.split_partials + job_.layout.split_partial(helper, tile) +
            size_t(thread_) * sizeof(Pack);
   }
-  // This thread's pack 0 in the area that begins at `offset` of a rank's memory.
+  // This thread's vector 0 in the area at `offset` of a rank's memory.
   CUTLASS_DEVICE std::byte* packs_at(int rank, size_t offset) const {
     return peers().memory[rank] + offset + size_t(thread_) * sizeof(Pack);
   }
 
-  // A thread has, for every 8 tokens, two neighbouring ones of feature `lane / 4` of its warp's 16,
-  // and then the same of the feature 8 further on.
+  // For every 8 tokens, a thread has two adjacent ones of feature `lane / 4` of its warp's 16, and
+  // then the same of the feature 8 further on.
   template <class Accumulators>
   CUTLASS_DEVICE void round(int tile, Accumulators const& accumulators,
                             uint32_t (&words)[kWords]) const {
@@ -238,15 +238,14 @@ class ExchangeTile {
     return all;
   }
 
-  // Waits for packs in slots `at(i)`, loads them and empties the slots; their senders are
-  // `sender(i)` (-1: nothing comes). Looks again at all of them until each is there; ends like
-  // wait_signal(), too, with false after the deadline or an abort. Many loads in flight cover the
-  // memory's latency.
+  // Waits for the vectors in slots `at(i)`, loads them and empties the slots; their senders are
+  // `sender(i)` (-1: none). Polls all of them until each has arrived; returns false after the
+  // deadline or an abort, as wait_signal() does. Many loads in flight cover memory latency.
   template <int kCount, class At, class Sender>
   CUTLASS_DEVICE bool receive(int tile, Watch const& watch, At const& at, Sender const& sender,
                               Pack (&packs)[kCount]) const {
-    // Not Deadline and has_failed() of device_signal.cuh: with them, and with peer_at() below,
-    // these loops compile to other instructions than those that were measured.
+    // Does not use Deadline and has_failed() of device_signal.cuh: with them, and with peer_at()
+    // below, these loops compile to other instructions than those that were measured.
     uint64_t begin = 0;
     for (unsigned spin = 0;; ++spin) {
       CUTLASS_PRAGMA_UNROLL
@@ -258,7 +257,8 @@ class ExchangeTile {
       }
       if (missing < 0) break;
       if (spin == 0) begin = nanoseconds();
-      // Fewer rounds between looks than in wait_signal(): each loads kCount packs and takes longer.
+      // Checks after fewer rounds than wait_signal(): each round loads kCount vectors and takes
+      // longer.
       if (spin % 256 != 255) continue;
       const bool failed =
           *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
@@ -295,8 +295,8 @@ class ExchangeTile {
     }
   }
 
-  // Of ranks that are not there the last one's packs are loaded: without a branch between them all
-  // loads are under way together.
+  // For absent ranks the last rank's vectors are loaded: without branches all loads are in flight
+  // together.
   template <int kRanks, int kAtOnce>
   CUTLASS_DEVICE void add_whole(int tile, uint32_t (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank;
@@ -342,8 +342,8 @@ class ExchangeTile {
     return result;
   }
 
-  // Pack p of tile t belongs to rank (p + t) % ranks, where it is the p / ranks'th: the first packs
-  // of all owners leave first, and their sums are on the way while the next ones come.
+  // Vector p of tile t belongs to rank (p + t) % ranks, as its vector p / ranks: the first vectors
+  // of all owners are sent first, and their sums are in flight while the next ones arrive.
   CUTLASS_DEVICE void share_out(int tile, uint32_t const (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
     const size_t mine = job_.layout.share(parity(), rank, tile);
@@ -361,7 +361,7 @@ class ExchangeTile {
     }
   }
 
-  // Of the packs that this rank owns: their sums go to all ranks, this one too.
+  // Sums the vectors that this rank owns and sends them to all ranks, including this one.
   template <int kRanks>
   CUTLASS_DEVICE void reduce_share(int tile) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
@@ -373,7 +373,7 @@ class ExchangeTile {
       Pack packs[kRanks];
       const auto at = [&](int r) { return slot + (r < size ? r : size - 1) * of_rank; };
       const auto sender = [&](int r) { return r < size ? r : -1; };
-      if (!receive(tile, job_.watch, at, sender, packs)) return;  // nobody is sent what is no sum
+      if (!receive(tile, job_.watch, at, sender, packs)) return;  // incomplete sums are not sent
       const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
       const size_t to = job_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
       for (int s = 1; s <= size; ++s) {
@@ -383,13 +383,13 @@ class ExchangeTile {
     }
   }
 
-  // The sums of the tokens that are stored together.
+  // Receives the sums of the tokens that are stored together.
   CUTLASS_DEVICE void gather(int tile, int first, uint32_t (&words)[kWords]) const {
     constexpr int kCount = kStaged * kPacks / kTokens;
     const int size = peers().size, first_pack = first * kPacks / kTokens;
     std::byte* sums = packs_at(peers().rank, job_.layout.sum(parity(), tile));
     Pack packs[kCount];
-    // Their owners wait themselves, for the other ranks' shares.
+    // Deadline extended, as their owners wait for the other ranks' shares.
     receive(
         tile, patient(job_.watch), [&](int i) { return sums + (first_pack + i) * kPackRow; },
         [&](int i) { return (first_pack + i + tile) % size; }, packs);
@@ -402,13 +402,13 @@ class ExchangeTile {
     }
   }
 
-  // Every word is a thread's two elements of an 8 x 8 matrix of features and tokens, which is
-  // transposed on its way into shared memory; whole lines of 64 features leave from there.
+  // Each word holds a thread's two elements of an 8 x 8 matrix of features and tokens, which is
+  // transposed on its way into shared memory; whole rows of 64 features are stored from there.
   CUTLASS_DEVICE void store(int tile, int first, uint32_t const (&words)[kWords]) const {
     const int lane = thread_ % 32, feature = thread_ / 32 * 16 + lane / 8 % 2 * 8;
     const int column8 = thread_ % 8;
     const int column = first_feature(tile) + column8 * 8;
-    sync();  // the lines before these have left
+    sync();  // the previous rows have been read
     if constexpr (kTokens == 8) {
       const uint32_t to = cute::cast_smem_ptr_to_uint(&storage_.lines[lane % 8][feature]);
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),

@@ -1,11 +1,11 @@
-// One GEMM for few rows of x whose tail is the all-reduce (Hopper; bf16, f16 and e4m3; up to 256
-// rows). A tile is 64 output features of all rows, or of up to 128; every rank's same block has the
-// same tile, so tiles are exchanged one by one.
+// One GEMM for few rows of x with the all-reduce as its tail (Hopper; bf16, f16 and e4m3; up to 256
+// rows). A tile is 64 output features of all rows, or of up to 128; the same block of every rank
+// has the same tile, so tiles are exchanged one by one.
 //
-// Where tiles are at most half as many as blocks that fit, some blocks may split one along K:
-// helpers leave their split-K partials, in f32, in local global memory (normally L2-resident) for
-// the tile's own block, which waits for them and adds them in their order. No other block waits for
-// one of its own rank.
+// If there are at most half as many tiles as resident blocks, several blocks may split one along K:
+// helpers store their split-K partials, in f32, in local global memory (normally L2-resident) for
+// the tile's main block, which waits for them and adds them in order. No other block waits for one
+// of its own rank.
 //
 // Operands are swapped: the weight's rows are the tensor cores' 64 rows, the tokens their columns.
 #pragma once
@@ -19,36 +19,36 @@
 
 namespace tandem::gpu {
 
-/// Where a tile lies in the symmetric staging memory, which is all 0 at first. A pack is a vector
-/// of at most 16 bytes that a thread stores or loads at once. A thread's words stay in the order in
-/// which its registers hold them, as nobody but the same thread of the same tile reads them, and
-/// who has read them leaves 0 (exchange_tile.cuh). Each area is there twice, by the parity of the
-/// epoch: a rank sends in call e + 2 only after its call e + 1, which needs what every peer sends
-/// in call e + 1, behind that peer's call e.
+/// Layout of tiles in the symmetric staging memory, which is initially zero. A pack is a vector of
+/// at most 16 bytes that a thread stores or loads at once. A thread's words stay in register order,
+/// as only the same thread of the same tile reads them, and the reader resets them to 0
+/// (exchange_tile.cuh). Each area exists twice, by the parity of the epoch: a rank sends in call e
+/// + 2 only after its call e + 1, which needs what every peer sends in call e + 1, after that
+/// peer's call e.
 ///
-/// The PTX memory model does not order the 0 that a reader leaves in call e before what a peer
-/// stores to the same slot in call e + 2: both are relaxed, and so is all that links them. What
-/// makes it work: a kernel completes only when its stores have been performed at the owning GPU's
-/// L2, so the reader's 0 is there before its call e + 1 sends anything. Hence no two calls of an
-/// operator may overlap. The kernel triggers its programmatic dependents at once, which is right
-/// for those that wait for its completion (griddepcontrol.wait) before they touch the staging
-/// memory; this kernel does not wait so, and must not itself be launched as a programmatic
+/// The PTX memory model does not order the 0 that a reader stores in call e before a peer's store
+/// to the same slot in call e + 2: both are relaxed, and so is everything that links them. It works
+/// because a kernel completes only when its stores have been performed at the owning GPU's L2, so
+/// the reader's 0 is visible before its call e + 1 sends anything. Hence no two calls of an
+/// operator may overlap. The kernel triggers its programmatic dependents at once, which is correct
+/// for those that wait for its completion (griddepcontrol.wait) before they access the staging
+/// memory; this kernel does not wait in that way, and must not itself be launched as a programmatic
 /// dependent.
 struct ArStaging {
   static constexpr int kFeatures = 64, kThreads = 128;
-  static constexpr int kMostTokens = 128;    // of a tile: above it two tiles share the features
-  static constexpr int kOneShotTokens = 64;  // at most
-  static constexpr int kTwoShotTokens = 32;  // at least: a thread has two packs to share out
+  static constexpr int kMostTokens = 128;    // of a tile: with more, two tiles share the features
+  static constexpr int kOneShotTokens = 64;  // max
+  static constexpr int kTwoShotTokens = 32;  // min: a thread has two vectors to share out
 
   int ranks = 1, tiles = 0, tokens = 0;
 
   constexpr bool one_shot() const { return tokens <= kOneShotTokens; }
   constexpr bool two_shot() const { return tokens >= kTwoShotTokens; }
-  /// Of a thread, eight results each, or four if there are no more.
+  /// Vectors per thread, of eight results each, or four if there are no more.
   constexpr int packs() const { return tokens < 16 ? 1 : tokens / 16; }
-  /// Bytes of one pack of each thread.
+  /// Bytes of one vector of each thread.
   constexpr size_t pack_row() const { return kThreads * (tokens < 16 ? 8 : 16); }
-  /// Packs that a rank owns of a tile, at most.
+  /// Max vectors of a tile that a rank owns.
   constexpr int share_packs() const { return (packs() + ranks - 1) / ranks; }
 
   constexpr size_t whole(int parity, int source, int tile) const {
@@ -62,9 +62,9 @@ struct ArStaging {
            (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * pack_row();
   }
   constexpr size_t bytes() const { return sum(2, 0); }
-  /// Of a rank alone: the split-K partial of a tile that a helper has, in f32 (twice the bytes of
-  /// results). There once: the tile's own block has emptied it before its call ends, and the next
-  /// one begins.
+  /// Offset in local memory of a helper's split-K partial of a tile, in f32 (twice the bytes of
+  /// results). Not doubled by parity: the tile's main block empties it before its call ends and the
+  /// next one begins.
   constexpr size_t split_partial(int helper, int tile) const {
     return (size_t(helper) * tiles + tile) * 2 * packs() * pack_row();
   }
@@ -80,25 +80,25 @@ struct FusedArJob {
   const void* x;         ///< [m, k]
   const void* weight;    ///< [n, k]
   ScalePointers scales;  ///< e4m3
-  bool scaled_by_row;    ///< else one of each
+  bool scaled_by_row;    ///< else one scale for each operand
   const void* bias;      ///< [n] on the rank that adds it, else nullptr
   void* out;             ///< [m, n]
   PeerTable staging;
   ArStaging layout;
-  std::byte* split_partials;  ///< all 0 at first; of layout.split_partial(helpers, 0) bytes
-  int split;  ///< blocks that share a tile along K, its own and helpers: 1 to most_splits()
-  CallCounter* calls;  ///< a reader is a block
+  std::byte* split_partials;  ///< initially zero; of layout.split_partial(helpers, 0) bytes
+  int split;  ///< blocks that share a tile along K, main block and helpers: 1 to most_splits()
+  CallCounter* calls;  ///< counts one reader per block
   bool two_shot;
   Watch watch;
 };
 
-/// One number of tokens and blocks of a cluster, which share what they load of x (256 tokens: of
-/// the weight). Host-side launch state is kept and reused while the operands stay the same.
+/// One number of tokens and of blocks of a cluster, which share their loads of x (256 tokens: of
+/// the weight). Host-side launch state is cached and reused while the operands stay the same.
 class FusedArKernel {
  public:
   virtual ~FusedArKernel() = default;
-  /// How many blocks can share a tile of `n` features along `k`, so that all are resident and have
-  /// something to do: at least 1.
+  /// Max blocks that can share a tile of `n` features along `k`, such that all are resident and
+  /// have work: at least 1.
   virtual int most_splits(int64_t n, int64_t k) const = 0;
   virtual void launch(const FusedArJob& job, cudaStream_t stream) = 0;
 };
@@ -109,7 +109,7 @@ struct FusedArTile {
 constexpr FusedArTile kFusedArTiles[] = {{8, 1}, {16, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
 constexpr int kMostArSplits = 4;
-/// The tokens of the smallest tile that holds `rows`.
+/// Tokens of the smallest tile that holds `rows`.
 constexpr int fused_ar_tokens(int64_t rows) {
   int tokens = 8;
   while (tokens < rows) tokens *= 2;

@@ -1,9 +1,9 @@
 // The fused GEMM+AR kernel: CUTLASS's Hopper main loop, then an epilogue that exchanges the tile.
-// One warp loads, one warpgroup (two above 128 tokens) multiplies and exchanges. The weight goes
-// through the pipeline once, and its stages take all the shared memory there is: that many bytes in
-// flight are what keeps the memory busy. Above 128 tokens a tile has half of them (kTokenTiles is
-// 2) and twice the features, which is what a block reads the fewest bytes with; a pair of blocks
-// shares the weight.
+// One warp loads, one warpgroup (two above 128 tokens) multiplies and exchanges. The weight passes
+// through the pipeline once, and its stages use all remaining shared memory: that many bytes in
+// flight are needed to saturate memory. Above 128 tokens a tile has half of them (kTokenTiles is 2)
+// and twice the features, which minimizes the bytes that a block reads; a pair of blocks shares the
+// weight.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -30,9 +30,9 @@ struct ArConfig {
   using Element = Element_;  // of the result
   static constexpr bool kFp8 = sizeof(Operand) == 1;
   static constexpr int kTokenTiles = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
-  static constexpr int kTokens = kTokens_ / kTokenTiles;                          // of a block
+  static constexpr int kTokens = kTokens_ / kTokenTiles;                          // per block
   static constexpr int kGroups = kTokenTiles, kFeatures = kGroups * ArStaging::kFeatures;
-  static constexpr int kCluster = kCluster_ / kTokenTiles;  // of blocks that share tokens
+  static constexpr int kCluster = kCluster_ / kTokenTiles;  // blocks that share tokens
   static constexpr int kDepth = (kTokens <= 64 ? 256 : 128) / int(sizeof(Operand));  // a k-block
   static constexpr int kMultiplying = kGroups * ArStaging::kThreads, kThreads = kMultiplying + 32;
   using Exchange = ExchangeTile<Element, kTokens, kTokenTiles, kFp8>;
@@ -43,7 +43,7 @@ struct ArConfig {
       (kFeatures + kTokens) * kDepth * int(sizeof(Operand)) + 16;  // with two barriers
   static constexpr int kStages =
       (kSharedBytes - kGroups * int(sizeof(typename Exchange::Storage)) - 1024) / kStageBytes;
-  // wgmmas, of 32 bytes along K each, after which e4m3 accumulators are promoted to f32.
+  // wgmmas, 32 bytes along K each, after which e4m3 accumulators are promoted to f32.
   static constexpr uint32_t kPromotionInstructions = kPromotionK * sizeof(Operand) / 32;
   static constexpr int kAligned = 16 / int(sizeof(Operand));
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
@@ -70,23 +70,23 @@ struct ArConfig {
 
 // ---- The kernel ---------------------------------------------------------------------------------
 
-// Tiles are taken in the same, rising order by all ranks' blocks, all of which are resident: the
-// first tile that is unfinished anywhere is under way everywhere. Those behind the last one only
-// fill up a cluster.
+// All ranks' blocks, all of which are resident, process tiles in the same, rising order: the first
+// tile that is unfinished on any rank is in progress on all. Tiles after the last one only pad a
+// cluster.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     ar_kernel(const __grid_constant__ typename Config::Params params) {
   using Mainloop = typename Config::Mainloop;
   using Pipeline = typename Mainloop::MainloopPipeline;
   constexpr int kCluster = Config::kCluster, kTokenTiles = Config::kTokenTiles;
-  constexpr uint32_t kEpochRead = Config::kGroups;  // a barrier behind those of the groups
+  constexpr uint32_t kEpochRead = Config::kGroups;  // a barrier after those of the groups
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const int warp = cutlass::canonical_warp_idx_sync(), thread = int(threadIdx.x);
   const bool loads = warp == Config::kMultiplying / 32;
   if (loads && cute::elect_one_sync()) {
-    // A programmatic dependent may take its place where SMs are free, and must wait for the end:
-    // the staging memory's reuse relies on calls that do not overlap (ArStaging).
+    // A programmatic dependent may start where SMs are free, but must wait for the end of this
+    // kernel: reuse of the staging memory requires that calls do not overlap (ArStaging).
     asm volatile("griddepcontrol.launch_dependents;");
     Mainloop::prefetch_tma_descriptors(params.mainloop);
   }
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   typename Pipeline::Params of_pipeline;
   of_pipeline.role =
       loads ? Pipeline::ThreadCategory::Producer : Pipeline::ThreadCategory::Consumer;
-  of_pipeline.is_leader = loads;  // of which one thread loads
+  of_pipeline.is_leader = loads;  // one of whose threads loads
   of_pipeline.num_consumers = Config::kMultiplying;
   of_pipeline.transaction_bytes = params.mainloop.tma_transaction_bytes;
   Pipeline pipeline(shared.pipeline, of_pipeline, typename Config::ClusterShape{});
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   Mainloop mainloop;
   const int all_steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
-  // Helpers along K come before the tile's own block, which waits for them.
+  // Helpers along K precede the tile's main block, which waits for them.
   const int helpers = int(gridDim.z) - 1, turn = int(blockIdx.z);
   int first_step = 0, steps = all_steps;
   if (helpers > 0) {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int tiles = (cute::get<0>(params.problem) + Config::kFeatures - 1) / Config::kFeatures;
   const int all = (tiles + kCluster - 1) / kCluster * kCluster;
 
-  // ---- Who loads ------------------------------------------------------------------------------
+  // ---- Loads ------------------------------------------------------------------------------------
 
   if (loads) {
     auto state = cutlass::make_producer_start_state<Pipeline>();
@@ -132,22 +132,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       state.advance(uint32_t(steps));
     }
     mainloop.load_tail(pipeline, state);
-    __syncwarp();  // one lane waited
-    // While the last tile is exchanged: at the end of the kernel it would wait for the atomic's
-    // answer.
+    __syncwarp();  // only one lane waited
+    // Overlapped with the last tile's exchange: at the end of the kernel it would wait for the
+    // atomic's reply.
     cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
     if (thread % 32 == 0) finish_epoch_read(params.job.calls, gridDim.x * gridDim.y * gridDim.z);
     return;
   }
 
-  // ---- Who multiplies, and exchanges and stores what comes of it ------------------------------
+  // ---- Multiply, exchange and store -------------------------------------------------------------
 
   typename Mainloop::PipelineState state;
   const uint64_t epoch = this_epoch(params.job.calls);
   const bool sends = !gave_up_before(params.job.calls, epoch);
   cutlass::arch::NamedBarrier::arrive(Config::kThreads, kEpochRead);
   const auto exchange = [&] {
-    // What follows from the thread's number must not be kept in registers through the main loop.
+    // Prevents values derived from the thread index from occupying registers through the main loop.
     int now = thread;
     asm volatile("" : "+r"(now));
     const int group = now / ArStaging::kThreads;
@@ -251,8 +251,8 @@ class ArKernel final : public FusedArKernel {
   }
 
   typename Config::Params params_{};
-  int resident_ = 0;  // clusters
-  int blocks_ = 0;    // of a launch, for each token tile; 0: no operands are known
+  int resident_ = 0;  // in clusters
+  int blocks_ = 0;    // per launch and token tile; 0: no operands prepared
 };
 
 template <class Operand, class Element = Operand, int kIndex = 0>

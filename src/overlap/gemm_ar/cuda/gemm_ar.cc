@@ -11,7 +11,7 @@
 namespace tandem::gpu {
 namespace {
 
-// The bias is added once, by rank 0's product.
+// The bias is added once, by rank 0's GEMM.
 GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape) {
   return product_of(shape, shape.m, shape.bias && comm.rank() == 0);
 }

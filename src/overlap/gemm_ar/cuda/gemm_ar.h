@@ -1,11 +1,11 @@
 // GEMM+AR on GPUs: out[M, N] = sum over ranks of x[M, K] x weight^T, + bias, the same bits on every
-// rank. Made for decode and small prefill, where the all-reduce's latency is what there is to gain.
+// rank. Designed for decode and small prefill, dominated by the all-reduce's latency.
 //
-// serial_nccl, one_shot, two_shot: cuBLASLt's product, then an all-reduce. fused: one kernel for up
-// to 256 rows, whose tiles are exchanged as they are finished (fused.h).
+// serial_nccl, one_shot, two_shot: cuBLASLt's GEMM, then an all-reduce. fused: one kernel for up to
+// 256 rows, whose tiles are exchanged as they finish (fused.h).
 //
-// With AddNorm, one_shot and two_shot add the residual and take the norm in the all-reduce's
-// kernel; every other way has a kernel for both behind the sum (kernels/cuda/add_norm.h).
+// With AddNorm, one_shot and two_shot add the residual and apply the norm in the all-reduce's
+// kernel; the others run a kernel for both after the sum (kernels/cuda/add_norm.h).
 #pragma once
 
 #include <memory>
@@ -20,28 +20,28 @@ namespace tandem::gpu {
 
 class GemmAr {
  public:
-  /// Collective. K may differ by rank. The fused way is prepared, and its variants measured, where
-  /// `way` is fused or automatic; made with another way, the operator has none.
+  /// Collective. K may differ by rank. The fused algorithm is prepared, and its variants measured,
+  /// if `way` is fused or automatic; otherwise the operator does not have it.
   GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr, const AddNorm* add_norm = nullptr) {
     run(way_, x, weight, out, bias, scales, add_norm);
   }
-  /// The same by one of `ways()`, whatever was chosen.
+  /// Runs the given one of `ways()` instead of the chosen one.
   void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr,
            const AddNorm* add_norm = nullptr);
   Way way() const { return way_; }
   std::vector<Way> ways() const;
-  /// How e4m3 operands are multiplied.
+  /// GEMM algorithm of e4m3 operands.
   ProductWay product_way() const { return whole_.way(); }
-  /// Only `fused` has variants: its exchanges and splits along K. The fastest is in use unless
-  /// another is asked for.
+  /// Number of variants; only `fused` has some: its exchanges and splits along K. The fastest is in
+  /// use unless `use_variant` selects another.
   int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
   void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
   std::string describe(Way way) const { return variants_[size_t(known(way, fused_variant_))].name; }
-  /// This rank's partial product alone: what perfect overlap would cost.
+  /// Computes only this rank's partial product: the cost under perfect overlap.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
 
@@ -64,13 +64,13 @@ class GemmAr {
   ScaledGemm whole_;
   DeviceMemory partial_;  // [m, n]
   AllReduce all_reduce_;
-  std::vector<std::unique_ptr<FusedArKernel>> kernels_;  // one, or none
-  std::vector<Variant> variants_;                        // none where the shape has no fused way
+  std::vector<std::unique_ptr<FusedArKernel>> kernels_;  // at most one
+  std::vector<Variant> variants_;  // empty if the shape does not support `fused`
   int fused_variant_ = 0;
   ArStaging layout_;
-  std::shared_ptr<GpuBuffer> staging_;  // of the fused way, laid out by `layout_`
-  DeviceMemory split_partials_;         // between its blocks, where some share a tile
-  DeviceMemory calls_;                  // its CallCounter
+  std::shared_ptr<GpuBuffer> staging_;  // of the fused algorithm, laid out by `layout_`
+  DeviceMemory split_partials_;         // for blocks that share a tile
+  DeviceMemory calls_;                  // the fused algorithm's CallCounter
   Way way_;
 };
 

@@ -16,9 +16,9 @@ using namespace schedule;
 
 namespace {
 
-constexpr size_t kFault = 512;  // bytes of a message that says what is wrong with a call, at most
+constexpr size_t kFault = 512;  // max bytes of a message that describes a fault of a call
 
-/// Ranks are told apart from the layers of their process that are no more.
+/// Process-wide number: distinguishes a layer from earlier, destroyed ones.
 uint64_t next_layer() {
   static std::atomic<uint64_t> last = 0;
   return ++last;
@@ -32,7 +32,7 @@ size_t padded(size_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
-/// Rows `numbers` of x, one after the other.
+/// Copies rows `numbers` of x, packed, to `to`.
 void pack_rows(const Tensor& x, std::span<const int32_t> numbers, size_t line, std::byte* to) {
   const auto* const from = x.as<std::byte>();
   const size_t stride = size_t(x.stride(0)) * size_of(x.dtype());
@@ -84,7 +84,7 @@ void MoeDispatchGemmCpu::tell_all(const Header& header, std::span<const std::byt
   }
 }
 
-/// This rank's loads, then what it routes.
+/// Sends this rank's loads, then its routing.
 void MoeDispatchGemmCpu::send_routing(const MoePlan& plan, const MoeRouting& routing,
                                       const MoeRows& rows) {
   const auto k = size_t(place_.shape.top_k);

@@ -61,7 +61,7 @@ size_t MoeGemmCombineCpu::values_offset(int of) const {
   return size_t(of) * source_bytes_ + rows_bytes_;
 }
 
-/// Of every row that a rank sent here, its values by k: 0 for experts that are not here.
+/// Sends the values of every row received from a rank, by k: 0 for experts that are not local.
 void MoeGemmCombineCpu::send_values(const Call& call) {
   const auto k = size_t(place_.shape.top_k);
   for (int step = 0; step < place_.world; ++step) {
@@ -185,7 +185,7 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
       parts.clear();
       for (const auto& [rank, at] : call.rows.parts(row)) {
         const auto sent = int64_t(call.rows.sent(rank).size());
-        if (rank == place_.rank) {  // own sums are made of all columns at once
+        if (rank == place_.rank) {  // local sums hold all columns at once
           parts.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
                           size_t(at) * place_.line + size_t(columns.begin) * element);
           continue;

@@ -1,13 +1,13 @@
-// Rows back from their experts on CPU ranks: one group of columns of all remote rows leaves while
-// the next is computed, rows that stay come last, and the owner adds the ranks' partial sums in
+// Combine of expert results on CPU ranks: one group of columns of all remote rows is sent while the
+// next is computed, rows that stay local come last, and the owner adds the ranks' partial sums in
 // rank order.
 //
-// In a run's shared memory every rank has room for a partial sum of each row that this rank
-// brought, group of columns by group, so that what one rank sends another of a group is one put.
+// A run's shared memory has, for every rank, room for a partial sum of each row of this rank, one
+// group of columns after another, so that a group from one rank to another is one put.
 //
-// With a wire every row of a group of columns is a message (lossless: all of them). Groups are cut
-// between whole blocks of the format, so that what is decoded does not depend on their number. The
-// owner adds its own partial sums as they are.
+// With a wire format every row of a group of columns is a message (lossless: all of them). Groups
+// are split between whole blocks of the format, so that decoded values do not depend on their
+// number. The owner adds its local partial sums unencoded.
 #pragma once
 
 #include <functional>
@@ -25,27 +25,27 @@ class MoeGemmCombineCpu {
   /// `wire`: of encoded plans.
   MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire);
 
-  /// Writes columns of the products of a local expert's slots: f32 [slots, columns].
+  /// Writes columns of a local expert's GEMM for its slots: f32 [slots, columns].
   using Product = std::function<void(int expert, schedule::Range slots, schedule::Range columns,
                                      const Tensor& y)>;
   struct Call {
     const MoeRows& rows;
-    bool weighted = true;  ///< by the routing's weights, else plain sums
+    bool weighted = true;  ///< by the routing's weights; else unweighted sums
     Product product;
-    Tensor out;                               ///< [own rows, hidden]
-    std::span<const float> slot_values = {};  ///< one a slot that goes back to ...
-    Tensor row_values = {};                   ///< ... f32 [own rows, top_k]; none: no elements
-    std::function<void()> meanwhile = {};     ///< runs while sums travel
+    Tensor out;                               ///< [local rows, hidden]
+    std::span<const float> slot_values = {};  ///< one per slot, returned in ...
+    Tensor row_values = {};                   ///< ... f32 [local rows, top_k]; no elements: none
+    std::function<void()> meanwhile = {};     ///< runs while sums are in flight
   };
   void run(const MoePlan& plan, const Call& call);
 
  private:
   int values_signal(int source) const { return source * (1 + kMaxChunks); }
   int group_signal(int source, int group) const { return values_signal(source) + 1 + group; }
-  /// Where `columns` of `rows` rows begin among a rank's sums.
+  /// Offset of `columns` of `rows` rows in a rank's sums.
   size_t place_in_sums(int64_t rows, schedule::Range columns) const;
   std::byte* decoded_sums(int source) const;
-  /// Where rank `of`'s sums of `columns` of `rows` rows begin.
+  /// Offset of rank `of`'s sums of `columns` of `rows` rows.
   size_t offset(int of, int64_t rows, schedule::Range columns) const;
   size_t values_offset(int of) const;
   void send_values(const Call& call);
@@ -57,18 +57,18 @@ class MoeGemmCombineCpu {
   void reduce(const MoePlan& plan, const Call& call, int group);
   schedule::Range columns_of(const MoePlan& plan, int group) const;
   RowMessages messages_of(const schedule::Range& columns) const;
-  /// Where the messages of a group begin among those of `rows` rows.
+  /// Offset of the messages of a group among those of `rows` rows.
   size_t messages_before(const MoePlan& plan, int64_t rows, int group) const;
   size_t most_message_bytes() const;
 
   MoePlace place_;
   Wire wire_;
-  size_t message_bytes_;        ///< of one rank's partial sums, encoded; 0 without a wire
-  size_t rows_bytes_;           ///< room for them or for plain ones
+  size_t message_bytes_;        ///< of one rank's partial sums, encoded; 0 without a wire format
+  size_t rows_bytes_;           ///< room for these or for uncompressed ones
   size_t source_bytes_;         ///< with values
   OverlapWorkspace workspace_;  ///< shared: by rank; scratch: by rank, then messages by rank
-  GrowingTensor decoded_;       ///< partial sums, laid out as plain ones: rank by rank
-  std::vector<int64_t> decoded_begin_;  ///< row of each rank's
+  GrowingTensor decoded_;       ///< partial sums, in the uncompressed layout: rank by rank
+  std::vector<int64_t> decoded_begin_;  ///< first row of each rank
   GrowingTensor products_;
 };
 

@@ -10,7 +10,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kRowsOfBlock = 4, kThreads = 32 * kRowsOfBlock;
-constexpr float kTiny = 1e-20f;  // min sum of scores to divide by
+constexpr float kTiny = 1e-20f;  // added to a sum of scores before dividing by it
 
 template <typename Combine>
 __device__ float over_warp(float value, const Combine& combine) {
