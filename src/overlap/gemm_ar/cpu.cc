@@ -37,7 +37,7 @@ size_t plain_area(const OpDesc& desc, int world, bool one_shot) {
 bool one_shot_allowed(const OpDesc& desc) {
   return sends_plain(desc) && result_bytes(desc) <= size_t(256) << 10;
 }
-// So small that latency certainly outweighs bytes.
+// Size up to which latency certainly outweighs bytes.
 bool one_shot_preferred(const OpDesc& desc) {
   return result_bytes(desc) <= size_t(16) << 10;
 }

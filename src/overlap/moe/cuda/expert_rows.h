@@ -39,8 +39,8 @@ void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, ui
                           const BesideBlocks& blocks, cudaStream_t stream);
 
 /// quantize_rows (tandem/quantize.h) applied to sorted rows, bitwise equal: to row source[r] of x,
-/// or to row r if x is `sorted`. Rows whose source is below 0 are skipped: GEMM results of them are
-/// never read, and they may be the majority of all rows.
+/// or to row r if x is `sorted`. Rows whose source is below 0 are left unwritten: a GEMM's results
+/// for them stay in these rows, and they may be the majority of all rows.
 struct MoeQuantize {
   const void* x = nullptr;
   const int32_t* source = nullptr;
