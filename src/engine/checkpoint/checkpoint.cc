@@ -29,7 +29,7 @@ constexpr const char* kRemoved = ".old-";
 constexpr const char* kReplaced = ".was-";
 constexpr const char* kPrefix = "step-";
 constexpr int kFormat = 1;
-constexpr size_t kMaxStateBytes = size_t{16} << 20;  // the job names paths
+constexpr size_t kMaxStateBytes = size_t{16} << 20;  // the job's configuration contains paths
 constexpr const char* kSafetensors[] = {"model.safetensors", "optimizer.safetensors"};
 
 void rename_path(const std::string& from, const std::string& to) {
@@ -43,13 +43,14 @@ std::string hidden_beside(const std::string& path, const char* prefix) {
   return (whole.parent_path() / (prefix + whole.filename().string())).string();
 }
 
-/// A link to nothing takes its name, too.
+/// Whether `path` exists; a dangling link counts, too.
 bool name_taken(const std::string& path) {
   std::error_code code;
   return fs::symlink_status(path, code).type() != fs::file_type::not_found;
 }
 
-/// The step of a name as checkpoint_path gives it; nothing for others: those are the user's own.
+/// Step number in a name made by checkpoint_path; nullopt for any other name, which belongs to the
+/// user.
 std::optional<int64_t> step_of_name(const std::string& name) {
   int64_t step = 0;
   const std::string_view digits = std::string_view(name).substr(std::min<size_t>(5, name.size()));
@@ -58,7 +59,7 @@ std::optional<int64_t> step_of_name(const std::string& name) {
   return step;
 }
 
-/// Of a save that was cut short, or of a removal.
+/// Whether the name was left by an interrupted save or removal.
 bool is_leftover(const std::string& name) {
   for (const std::string_view prefix : {kTemporary, kRemoved, kReplaced}) {
     if (name.starts_with(prefix)) return step_of_name(name.substr(prefix.size())).has_value();
@@ -66,7 +67,7 @@ bool is_leftover(const std::string& name) {
   return false;
 }
 
-/// Never leaves half of a directory under its old name.
+/// Renames the directory before removal, so a partial one never keeps its name.
 void remove_directory(const std::string& path) {
   const std::string hidden = hidden_beside(path, kRemoved);
   std::error_code ignored;
@@ -75,9 +76,9 @@ void remove_directory(const std::string& path) {
   fs::remove_all(hidden, ignored);
 }
 
-/// The complete directory `from` takes the name `to`; what had it is removed only afterwards. Where
-/// the file system cannot exchange two names at once, the old one waits as `.was-`, from where
-/// `restore_replaced` takes it back if the process ends in between.
+/// Renames the complete directory `from` to `to` and removes the previous `to` only afterwards. If
+/// the file system cannot exchange two names atomically, the previous one is kept as `.was-`
+/// meanwhile, from which `restore_replaced` recovers it if the process ends in between.
 void move_into_place(const std::string& from, const std::string& to) {
   const std::string parent = fs::path(to).parent_path().string();
   if (!name_taken(to)) {
@@ -98,7 +99,7 @@ void move_into_place(const std::string& from, const std::string& to) {
   fs::remove_all(old, ignored);
 }
 
-/// Ends a replacement that was cut short between its two renames.
+/// Completes a replacement interrupted between its two renames.
 void restore_replaced(const std::string& parent) {
   for (const std::string& name : names_in(parent)) {
     if (!name.starts_with(kReplaced) || !is_leftover(name)) continue;
@@ -107,7 +108,7 @@ void restore_replaced(const std::string& parent) {
   }
 }
 
-/// The text of state.json: canonical, with a hash of the rest of itself.
+/// Text of state.json: canonical, with a hash of its other contents.
 std::string seal(json root) {
   root.erase("hash");
   root["hash"] = content_hash(root.dump(2));
@@ -146,12 +147,12 @@ TrainState state_from_json(const json& root, const std::string& file) {
     root.at("step").get_to(state.step);
     root.at("next_sample").get_to(state.next_sample);
     root.at("elapsed_s").get_to(state.elapsed_s);
-    state.warmup_s = root.value("warmup_s", 0.0);  // older checkpoints have none
+    state.warmup_s = root.value("warmup_s", 0.0);  // absent in older checkpoints
     root.at("seq").get_to(state.seq);
     root.at("seed").get_to(state.seed);
     root.at("data").get_to(state.data);
     root.at("config").get_to(state.config);
-    state.made_by = root.value("made_by", state.made_by);  // nor who made them
+    state.made_by = root.value("made_by", state.made_by);  // absent in older checkpoints
   } catch (const json::exception& error) {
     throw IoError(fmt::format("{}: {}", file, error.what()));
   }
@@ -171,7 +172,8 @@ std::string expected_hash(const StoredState& stored, const std::string& name) {
       file, found, printable(expected)));
 }
 
-/// Outside checkpoints/ other programs may have written the same configuration anew.
+/// Accepts an equivalent rewritten config.json outside checkpoints/, where other programs may have
+/// saved it.
 ModelConfig verified_config(const std::string& path, const StoredState& stored) {
   const std::string file = path + "/config.json", text = read_small_file(file);
   const std::string expected = expected_hash(stored, "config.json"), found = content_hash(text);
@@ -182,8 +184,8 @@ ModelConfig verified_config(const std::string& path, const StoredState& stored) 
   return config;
 }
 
-/// What may be removed: a folder whose name and whose state.json, by its own hash, say the same
-/// step.
+/// Whether the folder may be removed: its name and its state.json, verified by its own hash, have
+/// the same step.
 bool written_by_run(const std::string& path) {
   const auto step = step_of_name(fs::path(path).filename().string());
   std::error_code code;
@@ -195,7 +197,7 @@ bool written_by_run(const std::string& path) {
   }
 }
 
-/// Nothing is removed that may be the user's own.
+/// Renames a folder that may contain user files instead of removing it.
 void set_aside(const std::string& path) {
   std::string place = path + ".replaced";
   for (int number = 2; name_taken(place); ++number) {
@@ -232,7 +234,7 @@ void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
                               const std::map<std::string, std::string>& header_hashes) {
   write_state(temporary_, state, model, header_hashes);
   sync_directory(temporary_);
-  // The name is taken where resume passed over a damaged one.
+  // The name is taken if resume skipped a damaged checkpoint.
   if (name_taken(final_) && !written_by_run(final_)) set_aside(final_);
   move_into_place(temporary_, final_);
 }
@@ -244,7 +246,8 @@ std::vector<std::string> list_checkpoints(const std::string& out) {
     if (step_of_name(name)) paths.push_back(parent + "/" + name);
   }
   std::sort(paths.begin(), paths.end(), [](const std::string& a, const std::string& b) {
-    return std::pair(a.size(), a) > std::pair(b.size(), b);  // a billionth step has a digit more
+    return std::pair(a.size(), a) > std::pair(b.size(), b);  // steps above 8 digits have longer
+                                                             // names
   });
   return paths;
 }
@@ -372,8 +375,8 @@ void CheckpointKeeper::prune() {
 
 namespace {
 
-/// Other files of the directory `from` are made to stand in `to`, too: by links, where the file
-/// system has them. False where that is not possible.
+/// Adds the other files of the directory `from` to `to`, as hard links if the file system supports
+/// them. Returns false on failure.
 bool keep_other_files(const std::string& from, const std::string& to) {
   for (const std::string& name : names_in(from)) {
     if (name_taken(to + "/" + name)) continue;

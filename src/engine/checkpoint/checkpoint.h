@@ -1,14 +1,13 @@
-// Checkpoints as files: OUT/checkpoints/step-00000100/{config.json, model.safetensors,
-// optimizer.safetensors, state.json}, and residuals.safetensors where gradients travel with error
-// feedback. Nothing here talks to other ranks (engine/checkpoint/saving.h does).
+// Checkpoint files: OUT/checkpoints/step-00000100/{config.json, model.safetensors,
+// optimizer.safetensors, state.json}, and residuals.safetensors for gradients with error feedback.
+// No function here communicates with other ranks (engine/checkpoint/saving.h does).
 //
-// A checkpoint is made in a temporary directory, every file fsynced, and renamed into place, so a
-// directory named step-* is complete whatever was killed. One that takes a name in use is exchanged
-// for the old one, which is removed afterwards (or kept under another name, where it may be the
-// user's own): some valid one stands at every moment. state.json,
-// written last, holds a hash of each other file (of a safetensors file: of its header, which holds
-// a hash of each tensor) and of itself: a cut, changed or exchanged file, or tensor, is found by
-// `verify_checkpoint`.
+// A checkpoint is written to a temporary directory, every file fsynced, and renamed, so a directory
+// named step-* is complete even after a kill. If the name is in use, the old directory is exchanged
+// and removed afterwards (or kept under another name if it may contain user files): a valid
+// checkpoint exists at every moment. state.json, written last, holds a hash of each other file (for
+// a safetensors file: of its header, which holds a hash of each tensor) and of itself:
+// `verify_checkpoint` detects a truncated, changed or exchanged file or tensor.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +24,17 @@
 
 namespace tandem {
 
-/// Everything beside weights and moments that a run needs to go on. Random numbers are functions of
+/// State needed to resume a run, besides weights and moments. Random numbers are functions of
 /// (seed, counter), so the seed is their whole state.
 struct TrainState {
-  int64_t step = 0;         ///< finished
-  int64_t next_sample = 0;  ///< of the sampler
+  int64_t step = 0;         ///< number of finished steps
+  int64_t next_sample = 0;  ///< next sample of the sampler
   double elapsed_s = 0;
-  double warmup_s = 0;  ///< elapsed_s when the learning rate's warm-up ended
+  double warmup_s = 0;  ///< elapsed_s at the end of the learning rate's warm-up
   int64_t seq = 0, seed = 0;
   std::string data;    ///< fingerprint of the training stream
   std::string config;  ///< the job as TOML
-  /// What computed it (build_identity()): other versions and processors round in other ways.
+  /// Build and machine (build_identity()): other versions and processors may round differently.
   std::map<std::string, std::string> made_by;
   bool operator==(const TrainState&) const = default;
 };
@@ -51,15 +50,15 @@ struct Checkpoint {
 class CheckpointWriter {
  public:
   CheckpointWriter(const std::string& out, int64_t step);
-  ~CheckpointWriter();  ///< removes what was not committed
+  ~CheckpointWriter();  ///< removes uncommitted files
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// The temporary directory, where the safetensors files are to be written.
+  /// Temporary directory in which to write the safetensors files.
   static std::string folder_of(const std::string& out, int64_t step);
   std::string path(const std::string& name) const { return temporary_ + "/" + name; }
-  /// `header_hashes`: what SafetensorsWriter::finish returned, by file name. Then the checkpoint
-  /// stands under its name.
+  /// Completes the checkpoint and renames it to its final name. `header_hashes`: results of
+  /// SafetensorsWriter::finish, by file name.
   void commit(const TrainState& state, const ModelConfig& model,
               const std::map<std::string, std::string>& header_hashes);
 
@@ -69,43 +68,43 @@ class CheckpointWriter {
 
 /// OUT/checkpoints/step-00000100 for step 100.
 std::string checkpoint_path(const std::string& out, int64_t step);
-/// Paths of OUT/checkpoints/step-N, newest first. Other names (step-best, step-00000100.bak) are
-/// the user's own. Throws IoError when the folder cannot be listed.
+/// Paths of OUT/checkpoints/step-N, newest first. Other names (step-best, step-00000100.bak) belong
+/// to the user. Throws IoError if the folder cannot be listed.
 std::vector<std::string> list_checkpoints(const std::string& out);
-/// state.json alone, checked against its own hash. Throws IoError.
+/// Reads only state.json and checks it against its own hash. Throws IoError.
 TrainState read_train_state(const std::string& path);
-/// The same, and what it says of the other files: a hash by name, of a safetensors file that of
-/// its header.
+/// State of state.json, and its hashes of the other files by name (for a safetensors file: of its
+/// header).
 struct StoredState {
   TrainState state;
   std::map<std::string, std::string> files;
 };
 StoredState read_stored_state(const std::string& path);
-/// Writes config.json and state.json, which has the hashes of it and of the files in
+/// Writes config.json and state.json, with hashes of config.json and of the files in
 /// `header_hashes`.
 void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
                  const std::map<std::string, std::string>& header_hashes);
-/// Reads and checks config.json and every byte of the safetensors files `names`, of tensors those
-/// in `share`. Throws IoError or ConfigError naming the file, and the tensor; also where a folder
-/// named as a checkpoint holds that of another step.
+/// Reads and checks config.json and every byte of the safetensors files `names`, limited to the
+/// tensors in `share`. Throws IoError or ConfigError naming the file and the tensor; also if a
+/// folder named as a checkpoint holds another step's.
 ModelConfig verify_files(const std::string& path, const StoredState& stored,
                          std::span<const std::string> names, const Share& share = {});
-/// The step that the name of a folder under checkpoints/ says; nothing for another folder.
+/// Step number in the name of a folder under checkpoints/; nullopt for another folder.
 std::optional<int64_t> step_of_checkpoint(const std::string& path);
-/// Reads and checks every byte, of tensors those in `share`. Throws as verify_files.
+/// Reads and checks every byte, limited to the tensors in `share`. Throws as verify_files.
 Checkpoint verify_checkpoint(const std::string& path, const Share& share = {});
-/// The newest that verifies; `warn` is told about each that does not. Throws IoError when there are
-/// checkpoints but none verifies; nullopt when there are none.
+/// Newest checkpoint that verifies; calls `warn` for each that does not. Throws IoError if there
+/// are checkpoints but none verifies; nullopt if there are none.
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
                                             const std::function<void(const std::string&)>& warn);
-/// Lets the newest `keep` stand that verify. What is older is removed where a run has written it;
-/// what does not verify is reported and not counted, and what cannot be removed is reported and
-/// stands.
+/// Retains the newest `keep` checkpoints that verify. Older ones are removed if a run has written
+/// them; invalid ones are reported and not counted, and ones that cannot be removed are reported
+/// and retained.
 class CheckpointKeeper {
  public:
   CheckpointKeeper(std::string out, int64_t keep, std::function<void(const std::string&)> warn);
-  /// `problem`: what verify_checkpoint has thrown of the new one, if anything. Removes what is too
-  /// many, and what interrupted saves left.
+  /// Prunes old checkpoints and leftovers of interrupted saves. `problem`: error of
+  /// verify_checkpoint for the new one, or empty.
   void saved(const std::string& path, const std::string& problem);
 
  private:
@@ -120,15 +119,15 @@ class CheckpointKeeper {
   std::set<std::string> stuck_;            // could not be removed
 };
 
-/// Files that are to stand in OUT/NAME, in place of those of the same names, which are removed only
-/// once the new ones are complete. Other files that stand there, the user's own, stay.
+/// Writer of files to OUT/NAME that replaces those of the same names only once the new ones are
+/// complete. Other files there, the user's, are kept.
 class DirectoryWriter {
  public:
   DirectoryWriter(const std::string& out, const std::string& name);
-  ~DirectoryWriter();  ///< removes what was not committed
+  ~DirectoryWriter();  ///< removes uncommitted files
   DirectoryWriter(const DirectoryWriter&) = delete;
   DirectoryWriter& operator=(const DirectoryWriter&) = delete;
-  /// Where they are to be written.
+  /// Temporary directory in which to write them.
   static std::string folder_of(const std::string& out, const std::string& name);
   void commit();
 

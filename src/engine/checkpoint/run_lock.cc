@@ -23,7 +23,7 @@ bool is_named(int fd, const std::string& path) {
          held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
-/// The name of something that `train` has left in OUT; empty where it holds no run.
+/// Name of a `train` output found in OUT; empty if it holds no run.
 std::string find_run(const std::string& out) {
   for (const char* name : {"checkpoints", "final", "metrics.jsonl"}) {
     if (path_exists(out + "/" + name)) return name;
@@ -38,13 +38,14 @@ RunLock::RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
 }
 
 void RunLock::lock() {
-  folder_ = FileDescriptor(out_, O_RDONLY | O_DIRECTORY);  // while open, no other has its number
+  folder_ = FileDescriptor(out_, O_RDONLY | O_DIRECTORY);  // keeps the inode number from being
+                                                           // reused
   do {
     file_.reset();
     file_.emplace(path_, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
     if (::flock(file_->get(), LOCK_EX | LOCK_NB) == 0) continue;
     if (errno != EWOULDBLOCK) return;
-    if (!is_current()) continue;  // it has just ended
+    if (!is_current()) continue;  // its holder has just ended
     std::string holder = read_file(path_);
     if (!holder.empty()) holder = " (process " + holder + ")";
     file_.reset();
@@ -53,7 +54,7 @@ void RunLock::lock() {
         holder));
   } while (!is_current());
   const std::string process = std::to_string(::getpid());
-  if (::ftruncate(file_->get(), 0) != 0) return;  // a process that was killed left its own
+  if (::ftruncate(file_->get(), 0) != 0) return;  // clears the process id of a killed run
   write_at(file_->get(), path_, process.data(), process.size(), 0);
 }
 
@@ -81,8 +82,8 @@ void require_no_run(const std::string& out) {
                   out, found));
 }
 
-// The name goes before the lock does. Whoever opened the file before that finds that it is no
-// longer the one with this name.
+// Unlinks before the lock is released: a process that opened the file earlier then finds that it no
+// longer has this name.
 RunLock::~RunLock() {
   if (is_current()) ::unlink(path_.c_str());
 }

@@ -1,4 +1,4 @@
-// One run at a time writes to a folder.
+// Exclusive lock of a run's output folder.
 #pragma once
 
 #include <optional>
@@ -8,19 +8,20 @@
 
 namespace tandem {
 
-/// Holds OUT/.lock while it lives; the system lets go of it when the process ends, however it does.
+/// Holds OUT/.lock for its lifetime; the system releases the lock when the process ends, even if
+/// killed.
 class RunLock {
  public:
-  /// Throws ConfigError naming the folder and the process that holds it. Where the file system
-  /// knows no locks, nothing is held.
+  /// Throws ConfigError naming the folder and the process that holds the lock. Without support for
+  /// locks in the file system, acquires none.
   explicit RunLock(const std::string& out);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
-  /// To be called before anything is saved: OUT may have been removed, and made again by another
-  /// run. Makes and locks a folder that is gone, and then returns true: what the run has written
-  /// before is gone, too. Throws IoError or ConfigError where OUT is another run's now.
+  /// Must be called before each save, as OUT may have been removed and recreated by another run.
+  /// Recreates and locks a removed folder and then returns true: files written earlier are lost.
+  /// Throws IoError or ConfigError if OUT now belongs to another run.
   bool renew();
 
  private:
@@ -31,7 +32,7 @@ class RunLock {
   std::optional<FileDescriptor> folder_, file_;
 };
 
-/// Throws ConfigError where OUT already holds a run.
+/// Throws ConfigError if OUT already holds a run.
 void require_no_run(const std::string& out);
 
 }  // namespace tandem

@@ -12,11 +12,11 @@
 namespace tandem {
 namespace {
 
-/// Changes of these draw the learning rate of all steps anew.
+/// Keys whose change alters the learning rate of all steps.
 constexpr std::string_view kSchedule[] = {"train.steps", "train.seconds", "optimizer.lr",
                                           "optimizer.min_lr", "optimizer.warmup"};
 
-/// Changes of these change nothing that is trained: the text is known by its hash.
+/// Whether the changed key has no effect on training: the text is identified by its hash.
 bool is_silent(const KeyDifference& changed) {
   return changed.key == "data.paths" || changed.key.starts_with("trace.") ||
          (changed.key == "train.dtype" && changed.after == "\"auto\"");

@@ -1,4 +1,4 @@
-// Whether a checkpoint is of the run that is to go on from it, and in what that run is another one.
+// Comparison of a checkpoint with the run that resumes from it.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 namespace tandem {
 
 /// Throws ConfigError naming each key of the model with both values, the sequence length, the seed
-/// or the text (`fingerprint`), where the checkpoint has another than this run. The layout may be
-/// another.
+/// or the text (`fingerprint`) that differs between the checkpoint and this run. The layout may
+/// differ.
 void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
                       const std::string& fingerprint);
 
-/// Notes for the user as the run goes on: keys that changed, with both values, and that no
-/// step is left. Lines.
+/// Notes for the user on resuming, one per line: changed keys with both values, and whether no step
+/// is left.
 std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config);
 
 }  // namespace tandem

@@ -34,7 +34,7 @@ struct Section {
 const Section kWeights{"", Moment::weights}, kFirst{"m.", Moment::first},
     kSecond{"v.", Moment::second}, kMaster{"w.", Moment::master};
 
-/// What this rank owns of a moment, by place in the model's flat array.
+/// This rank's ranges of a moment, by offset in the model's flat array.
 std::vector<DataParallel::Part> parts_of(const TrainedRanks& ranks, Moment moment) {
   std::vector<DataParallel::Part> parts = ranks.optimizer.parts(moment);
   if (!ranks.expert_optimizer) return parts;
@@ -56,8 +56,8 @@ void for_each_owned_piece(const TrainedRanks& ranks, const ParameterPieces& piec
   }
 }
 
-/// Collective: throws on every rank for a weight of any that is no finite number, before files are
-/// written that could not be used.
+/// Throws on every rank if a weight of any rank is not finite, before unusable files are written.
+/// Collective.
 void require_finite(const TrainedRanks& ranks, int64_t step) {
   std::string what;
   const std::span<const float> values = ranks.model.parameters();
@@ -76,10 +76,10 @@ void require_finite(const TrainedRanks& ranks, int64_t step) {
   }
 }
 
-/// A file that all ranks have written.
+/// File written by all ranks.
 struct Written {
-  std::string hash;            ///< of its header
-  std::optional<Share> share;  ///< of this rank, if it sees the file
+  std::string hash;            ///< hash of its header
+  std::optional<Share> share;  ///< this rank's share, if it sees the file
 };
 
 Written write_tensors(const TrainedRanks& ranks, const std::string& path,
@@ -91,7 +91,7 @@ Written write_tensors(const TrainedRanks& ranks, const std::string& path,
     for (const Parameter& p : list) specs.push_back({section.prefix + p.name, DType::f32, p.shape});
   }
   SharedTensors file(ranks.world, path, specs, metadata);
-  // Said once a save.
+  // Logged once per save.
   if (sections.front().moment == Moment::weights && ranks.world.rank() == 0 &&
       !file.blind().empty()) {
     log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
@@ -102,7 +102,7 @@ Written write_tensors(const TrainedRanks& ranks, const std::string& path,
     for (size_t s = 0; s < sections.size(); ++s) {
       for_each_owned_piece(ranks, pieces, sections[s].moment,
                            [&](const ParameterPiece& piece, std::span<const float> values) {
-                             // What all TP ranks hold comes from the first.
+                             // Only TP rank 0 writes replicated tensors.
                              if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
                                return;
                              write(s * list.size() + piece.parameter, piece.whole, values);
@@ -137,7 +137,8 @@ std::string name_of_rank(int rank) {
   return fmt::format("rank.{}", rank);
 }
 
-/// One array a rank of the world. Returns the header's hash; nothing where there are no residuals.
+/// Writes one array per rank of the world. Returns the header's hash; empty if there are no
+/// residuals.
 std::string write_residuals(const TrainedRanks& ranks, const std::string& path) {
   int64_t count = 0, total = 0;
   for (const auto part : residuals(ranks)) count += int64_t(part.size());
@@ -159,7 +160,7 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
   });
 }
 
-/// Returns what there is to say.
+/// Returns a note for the user, or an empty string.
 std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   size_t count = 0;
   for (const auto part : residuals(ranks)) count += part.size();
@@ -195,7 +196,8 @@ void load_tensors(const TrainedRanks& ranks, const std::string& path) {
   const bool has_masters = moments.find(kMaster.prefix + list.front().name);
   if (has_masters && ranks.optimizer.has_masters()) {
     read_section(ranks, moments, kMaster);
-  } else if (has_masters) {  // a run whose weights travel as they are goes on from the owners'
+  } else if (has_masters) {  // weights are sent uncompressed in this run: resumes from the master
+                             // weights
     std::vector<Parameter> masters = list;
     for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
     load_parameters(moments, masters, ranks.model.parameters());
@@ -210,7 +212,7 @@ void load_tensors(const TrainedRanks& ranks, const std::string& path) {
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper) {
   require_finite(ranks, state.step);
-  std::unique_ptr<CheckpointWriter> checkpoint;  // of rank 0
+  std::unique_ptr<CheckpointWriter> checkpoint;  // on rank 0
   on_rank_zero(ranks.world, "opening a checkpoint", [&] {
     checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
     return std::string();
@@ -251,7 +253,7 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
 void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                 const ModelConfig& model) {
   require_finite(ranks, state.step);
-  std::unique_ptr<DirectoryWriter> directory;  // of rank 0
+  std::unique_ptr<DirectoryWriter> directory;  // on rank 0
   on_rank_zero(ranks.world, "opening the final model", [&] {
     directory = std::make_unique<DirectoryWriter>(out, "final");
     return std::string();

@@ -1,6 +1,6 @@
-// The ranks' part in saving and resuming: every rank writes and reads what it holds of the whole,
-// unsharded tensors on disk (engine/checkpoint/shared_tensors.h), so any TP x DP can resume from
-// what another left. All functions are collective, and over a whole world.
+// Collective saving and resuming: every rank writes and reads its shard of the full tensors on disk
+// (engine/checkpoint/shared_tensors.h), so any TP x DP can resume from a checkpoint of any other.
+// All functions are collective over the whole world.
 #pragma once
 
 #include <string>
@@ -13,26 +13,26 @@ namespace tandem {
 
 struct TrainedRanks {
   Communicator& world;
-  std::string layout;  ///< what must be the same for residuals to be of use
+  std::string layout;  ///< residuals are reused only if it is the same
   Communicator& tp;
   Transformer& model;
   DataParallel& optimizer;
-  DataParallel* expert_optimizer = nullptr;  ///< of the experts' part, where there are some
-  /// About what a checkpoint holds.
+  DataParallel* expert_optimizer = nullptr;  ///< for the experts, if there are any
+  /// Approximate size of a checkpoint.
   uint64_t bytes() const { return 3 * model.parameters().size_bytes() * uint64_t(tp.size()); }
 };
 
-/// Returns once rank 0 has committed and pruned; what goes wrong on any rank is thrown on all, a
-/// weight that is no finite number included: no file is written then.
-/// `out` is the run's folder as this rank sees it; `keeper` matters on rank 0 alone.
+/// Saves a checkpoint; returns once rank 0 has committed and pruned. An error on any rank is thrown
+/// on all, including a non-finite weight: no file is written then. `out` is the run's folder as
+/// this rank sees it; `keeper` is used only on rank 0.
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper);
-/// OUT/final/{config.json, model.safetensors, state.json}.
+/// Writes OUT/final/{config.json, model.safetensors, state.json}.
 void save_final(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                 const ModelConfig& model);
-/// Weights, moments and the residuals of error feedback of a verified checkpoint. Residuals are of
-/// one rank of one layout: in a run of another they start at zero. Returns what there is to say of
-/// them, or nothing.
+/// Loads weights, moments and error feedback residuals of a verified checkpoint. Residuals belong
+/// to one rank of one layout: with another layout they start at zero. Returns a note about them, or
+/// an empty string.
 std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path);
 
 }  // namespace tandem

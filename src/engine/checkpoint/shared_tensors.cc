@@ -17,14 +17,14 @@ namespace {
 
 constexpr size_t kHashWidth = 32;
 
-/// Of this file, of all that any run has ever made.
+/// Unique identifier of this file across all runs.
 std::string new_mark() {
   std::random_device random;
   return content_hash(fmt::format("{} {} {} {}", random(), random(), ::getpid(),
                                   std::chrono::steady_clock::now().time_since_epoch().count()));
 }
 
-/// To be sent or received; neither changes what is const.
+/// Byte tensor for send or recv; const data is not modified.
 Tensor bytes_of(const void* data, size_t bytes) {
   return Tensor(const_cast<void*>(data), DType::u8, {int64_t(bytes)});
 }
@@ -49,7 +49,7 @@ SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const
     try {
       SafetensorsWriter found(path, specs, metadata, SafetensorsWriter::Open::join);
       if (found.is_marked(mark)) file_ = std::move(found);
-    } catch (const IoError&) {  // another's folder: rank 0 writes for this rank
+    } catch (const IoError&) {  // different folder: rank 0 writes for this rank
     }
   }
   const char sees = file_.has_value();
@@ -86,12 +86,12 @@ void SharedTensors::receive_parts(int source) {
     try {
       if (error_.empty()) write_here(part, values);
     } catch (const IoError& error) {
-      error_ = error.what();  // the sender goes on
+      error_ = error.what();  // the sender continues
     }
   }
 }
 
-/// What ranks that do not see the file have of it goes to rank 0.
+/// Sends the parts of ranks that do not see the file to rank 0.
 void SharedTensors::pass_on_parts(const std::function<void(const Write&)>& parts) {
   const DiskDeadline longer(ranks_);
   if (!file_) {
@@ -105,7 +105,7 @@ void SharedTensors::pass_on_parts(const std::function<void(const Write&)>& parts
   }
 }
 
-/// Each of the ranks that see the file reads an equal part of it, in whole tensors.
+/// Each rank that sees the file hashes an equal part of it, in whole tensors.
 void SharedTensors::share_hashes() {
   const auto texts = on_every_rank(ranks_, "hashes of a file", bytes_, [&] {
     std::string hashes;

@@ -1,11 +1,10 @@
-// One safetensors file that all ranks write together, each its own parts at their places, so that
-// no rank ever holds a whole tensor of another's.
+// Safetensors file written by all ranks together, each its shards at their offsets, so that no rank
+// ever holds another rank's full tensor.
 //
-// Rank 0 creates the file and completes its header; the hashes of the tensors are computed from the
-// file, by all ranks that see it, once everything is written. A rank that does not find under the
-// path what rank 0 has made, as on a host with a disk of its own, sends its parts to rank 0, which
-// writes them one after the other. However long the disk takes, ranks wait for one another while it
-// gets on.
+// Rank 0 creates the file and completes its header; all ranks that see the file compute the
+// tensors' hashes from it once everything is written. A rank that does not find rank 0's file at
+// the path, as on a host with its own disk, sends its parts to rank 0, which writes them
+// sequentially. Ranks wait for one another as long as the disk makes progress.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +21,21 @@ namespace tandem {
 
 class SharedTensors {
  public:
-  using Specs = std::vector<SafetensorsWriter::Spec>;  // of f32
-  /// Collective. `path` is where this rank sees the file; tensors and metadata are the same on all
-  /// ranks. Throws IoError on every rank when rank 0 cannot create it.
+  using Specs = std::vector<SafetensorsWriter::Spec>;  // f32 tensors
+  /// `path` is the file's path on this rank; tensors and metadata are the same on all ranks. Throws
+  /// IoError on every rank if rank 0 cannot create it. Collective.
   SharedTensors(Communicator& ranks, const std::string& path, const Specs& specs,
                 const std::map<std::string, std::string>& metadata = {});
-  /// Elements [begin, begin + values.size()) of a tensor.
+  /// Writes elements [begin, begin + values.size()) of a tensor.
   using Write = std::function<void(size_t tensor, int64_t begin, std::span<const float> values)>;
-  /// Collective. `parts` calls the function that it is given for all parts of this rank; all ranks
-  /// together write each element once. Then the file is complete and on disk. Returns its header's
-  /// hash, on every rank. Throws IoError on every rank for what went wrong on any.
+  /// Writes the file and syncs it to disk. `parts` calls its argument for all parts of this rank;
+  /// all ranks together write each element once. Returns the header's hash, on every rank. Throws
+  /// IoError on every rank for an error on any. Collective.
   std::string fill(const std::function<void(const Write&)>& parts);
   /// Ranks that write through rank 0.
   const std::vector<int>& blind() const { return blind_; }
-  /// This rank's, where those that see the file share the work of reading it; none for the others.
+  /// This rank's share of the reading work among the ranks that see the file; nullopt for the
+  /// others.
   std::optional<Share> share() const;
 
  private:
@@ -52,9 +52,9 @@ class SharedTensors {
   std::string path_;
   size_t tensors_;
   uint64_t bytes_ = 0;                     ///< of all tensors
-  std::optional<SafetensorsWriter> file_;  ///< none where the rank does not see it
+  std::optional<SafetensorsWriter> file_;  ///< nullopt if this rank does not see the file
   std::vector<int> blind_;
-  std::string error_;  ///< of rank 0, with a part that was sent to it
+  std::string error_;  ///< on rank 0, for a part sent to it
 };
 
 }  // namespace tandem

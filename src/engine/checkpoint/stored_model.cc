@@ -21,7 +21,7 @@ bool has_state(const std::string& directory) {
   return path_exists(directory + "/state.json");
 }
 
-/// Whether `checkpoint` rather than the model in `final` is the newest that a training left.
+/// Whether `checkpoint` is newer than the model in `final`.
 bool is_newer(const std::string& checkpoint, const std::string& final, const Note& note) {
   if (!path_exists(final + "/config.json")) {
     note(fmt::format("no final/config.json: reads {}", checkpoint));

@@ -51,7 +51,7 @@ std::optional<TrainingRecord> training_record(const std::string& directory,
       return TrainingRecord{state.seed, state.step,
                             targets_until(out + "/metrics.jsonl", state.step), state.config};
     } catch (const IoError&) {
-      continue;  // damaged, or no checkpoint: it says nothing
+      continue;  // damaged, or not a checkpoint: skipped
     }
   }
   return std::nullopt;

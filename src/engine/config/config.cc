@@ -18,7 +18,7 @@
 namespace tandem {
 namespace {
 
-/// Where a value stands: "file:line" or "--set".
+/// Location of a value: "file:line" or "--set".
 struct Place {
   std::string file;
   bool override_ = false;
@@ -54,7 +54,7 @@ struct Assign {
   }
   void operator()(int64_t* slot) const {
     const auto value =
-        node.is_number() ? node.value<double>() : std::nullopt;  // 1e3 is a whole one
+        node.is_number() ? node.value<double>() : std::nullopt;  // 1e3 counts as an integer
     if (!value || !(*value >= key.min && *value <= key.max) || *value != std::floor(*value)) {
       wrong(fmt::format("an integer from {:.0f} to {:.0f}", key.min, key.max));
     }
@@ -94,7 +94,7 @@ struct Assign {
       slot->push_back(entry.as_string()->get());
     }
   }
-  /// {mlp = "int4:g32"} as the text of a CodecPolicy, "mlp=int4:g32".
+  /// Converts {mlp = "int4:g32"} to the text of a CodecPolicy, "mlp=int4:g32".
   void assign_sites(std::string* slot) const {
     std::string text;
     for (const auto& [site, codec] : *node.as_table()) {
@@ -119,7 +119,8 @@ struct Assign {
   }
 };
 
-/// The same last part in another table, else the nearest in the same table, else of all.
+/// Suggests a key with the same last part in another table, else the nearest in the same table,
+/// else the nearest of all.
 std::string suggestion(const std::string& name, bool is_table) {
   const size_t dot = name.find('.');
   const std::string table = name.substr(0, dot);
@@ -162,13 +163,13 @@ void apply(TrainConfig& config, const std::string& name, const toml::node& node,
                                               : fmt::format(": did you mean '{}'?", close)));
 }
 
-/// Where the first byte past ASCII outside strings and comments is, or npos. TOML allows none
-/// there, and toml++ 3.3 runs into undefined behaviour on some.
+/// Index of the first non-ASCII byte outside strings and comments, or npos. TOML allows none there,
+/// and toml++ 3.3 runs into undefined behaviour on some.
 size_t stray_character(std::string_view text) {
   const auto starts = [&](size_t at, std::string_view what) {
     return text.substr(at, what.size()) == what;
   };
-  std::string_view closing;  // of the string or comment at hand; empty: none
+  std::string_view closing;  // terminator of the current string or comment; empty: none
   for (size_t i = starts(0, "\xef\xbb\xbf") ? 3 : 0; i < text.size(); ++i) {
     if (!closing.empty()) {
       const bool escapes = closing[0] == '"';
@@ -178,7 +179,7 @@ size_t stray_character(std::string_view text) {
         i += closing.size() - 1;
         closing = {};
       } else if (text[i] == '\n' && closing.size() == 1) {
-        closing = {};  // such a string ends with its line, if only by an error
+        closing = {};  // a single-line string ends at the newline, even if unterminated
       }
       continue;
     }
@@ -213,7 +214,7 @@ void apply_override(TrainConfig& config, const std::string& text) {
   const Place place{"--set " + printable(text), true};
   toml::table parsed;
   try {
-    // Past ASCII only what is a string or a list from its first character is worth parsing: text
+    // Non-ASCII text is parsed only if it is a string or a list from its first character: text
     // before a quote leads toml++ 3.3 into undefined behaviour.
     const bool ascii = std::all_of(value.begin(), value.end(), [](char c) { return c >= 0; });
     const bool quoted =
@@ -223,7 +224,7 @@ void apply_override(TrainConfig& config, const std::string& text) {
     }
   } catch (const toml::parse_error&) {
   }
-  // Bare words (bf16) and anything that is more than one value are the string they look like.
+  // Bare words (bf16) and input with more than one value are treated as strings.
   if (parsed.size() != 1) {
     parsed = toml::table{{"value", value}};
     if (!survives_printing(parsed)) {

@@ -1,9 +1,9 @@
-// What one training run is told: a TOML file plus `--set table.key=value` overrides.
+// Configuration of a training run: a TOML file plus `--set table.key=value` overrides.
 //
-// Every key is one row of `config_keys()` (name, place, range, help); parsing, suggestions and the
-// printed list all read that table, and a default is whatever a fresh TrainConfig holds. Unknown
-// keys, wrong types and values out of range are a ConfigError naming file, line, key and the
-// expectation.
+// Every key is one row of `config_keys()` (name, member, range, help); parsing, suggestions and the
+// printed list all read that table, and defaults are those of a fresh TrainConfig. Unknown keys,
+// wrong types and values out of range throw a ConfigError naming file, line, key and the allowed
+// values.
 #pragma once
 
 #include <cstdint>
@@ -69,15 +69,15 @@ using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vec
 struct ConfigKey {
   std::string name;  ///< "train.steps"
   ConfigSlot (*slot)(TrainConfig&);
-  double min = 0, max = 0;           ///< of numbers, inclusive
-  std::vector<std::string> choices;  ///< of strings; empty: any
+  double min = 0, max = 0;           ///< for numbers, inclusive
+  std::vector<std::string> choices;  ///< for strings; empty: any
   std::string help;
 };
 std::span<const ConfigKey> config_keys();
 /// One line per key: name in 26 columns, then help, type, default, range.
 std::string describe_config_keys();
 
-/// A key with two values, as TOML has them.
+/// Key with two different values, in TOML syntax.
 struct KeyDifference {
   std::string key, before, after;
 };
@@ -90,10 +90,10 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 /// The same for text; `file` names it in messages.
 TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {});
-/// Throws ConfigError when keys do not fit each other: model against parallel.tp and parallel.ep,
-/// batch against dp and microbatch, seq against model.max_seq.
+/// Throws ConfigError if keys are inconsistent: model against parallel.tp and parallel.ep, batch
+/// against dp and microbatch, seq against model.max_seq.
 void check_config(const TrainConfig& config);
-/// The whole configuration as TOML that `parse_config` reads back.
+/// Whole configuration as TOML that `parse_config` accepts.
 std::string to_toml(const TrainConfig& config);
 
 }  // namespace tandem

@@ -23,13 +23,13 @@ namespace {
 namespace fs = std::filesystem;
 constexpr size_t kCopyBelow = 256 * 1024;
 
-/// Half of what the process may open: the rest is for files of the run and for sockets.
+/// Half of the process's limit of open files; the rest is for files of the run and for sockets.
 size_t most_open_files() {
   struct rlimit limit {};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
 }
 
-/// Copies of one text fall on the same side.
+/// Decides by content hash, so copies of one text are in the same split.
 bool is_held_out(uint64_t hash, double heldout) {
   return double(hash) * 0x1p-64 < heldout;
 }
@@ -147,7 +147,7 @@ Corpus::Document Corpus::open_document(const std::string& path, double heldout) 
   return document;
 }
 
-/// All of them, with the hashes of those that are copied.
+/// Opens all files and hashes those that are copied.
 std::vector<Corpus::Document> Corpus::open_documents(const std::vector<std::string>& paths,
                                                      double heldout, SharedWork& work) {
   std::vector<Document> documents;

@@ -1,4 +1,4 @@
-// Which windows of the training stream make up a step.
+// Order of the windows of the training stream.
 //
 // Window w holds tokens [w * seq, w * seq + seq) and as targets the token after each, so the
 // windows together predict every token of the stream but the first exactly once; the last window
@@ -15,8 +15,8 @@
 
 namespace tandem {
 
-/// A bijection of [0, size): a Feistel network on the next even number of bits, walked until it
-/// falls inside.
+/// Bijection of [0, size): a Feistel network on the next even number of bits, iterated until the
+/// value is below size (cycle walking).
 int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index);
 
 class Sampler {
@@ -25,7 +25,7 @@ class Sampler {
   int64_t windows() const { return windows_; }
   int64_t epoch_of(int64_t sample) const { return sample / windows_; }
   int64_t window_of(int64_t sample) const;
-  /// Targets of the sample that are not -1.
+  /// Number of targets of the sample that are not -1.
   int64_t targets_of(int64_t sample) const;
   /// Fills seq tokens and seq targets.
   void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const;

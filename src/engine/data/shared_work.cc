@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kSliceS = 1, kShowAfterS = 2;
 
-/// A rank's outcome when ranks meet; the text of its error follows.
+/// State of a rank in an exchange; the text of its error follows.
 struct Standing {
   int64_t done = 0, bytes = 0;
   bool busy = false;
@@ -44,7 +44,7 @@ void SharedWork::finish(const std::string& error) {
   if (!error_.empty()) throw IoError(error_);
 }
 
-/// Whether a rank is still busy.
+/// Exchanges progress and errors. Returns whether any rank is still busy.
 bool SharedWork::meet(bool busy, const std::string& error) {
   met_ = Clock::now();
   if (!world_) {

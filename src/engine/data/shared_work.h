@@ -1,6 +1,6 @@
-// Long work that ranks do different parts of, in files above all: they meet about once a second, so
-// a wait lasts no longer than a slice of the work, however long all of it takes. A rank that makes
-// no progress is found by the deadline, as in any other wait.
+// Long work divided among ranks, mainly on files: ranks exchange progress about once a second, so a
+// wait lasts no longer than a slice of the work, regardless of its total time. A rank without
+// progress is detected by the deadline, as in any other wait.
 #pragma once
 
 #include <chrono>
@@ -16,13 +16,14 @@ namespace tandem {
 
 class SharedWork {
  public:
-  /// `world`: nullptr for a process that works alone. `what`, a literal, names the work; `bytes` of
-  /// it are this rank's; 0: not known.
+  /// `world`: nullptr for a single process. `what`, a literal, names the work; `bytes`: this rank's
+  /// share of it, 0 if unknown.
   SharedWork(Communicator* world, std::string_view what, int64_t bytes);
-  /// After a unit of work, of `bytes`. Rank 0 shows how far all ranks are once it takes long.
+  /// Reports a finished unit of `bytes`. Rank 0 shows the progress of all ranks if the work takes
+  /// long.
   void advance(int64_t bytes);
-  /// Collective: returns once all ranks are done. `error`: why this rank cannot do its part, or
-  /// empty; throws IoError on every rank with that of the first rank that has one.
+  /// Returns once all ranks are done. `error`: this rank's failure, or empty; throws IoError on
+  /// every rank with the first error in rank order. Collective.
   void finish(const std::string& error);
 
  private:
@@ -36,7 +37,7 @@ class SharedWork {
   double slice_s_;
   Clock::time_point start_, met_;
   std::optional<ProgressLine> line_;
-  std::string error_;  ///< of the first rank that has met one
+  std::string error_;  ///< of the first rank with an error
 };
 
 }  // namespace tandem

@@ -71,7 +71,7 @@ void TextFile::fail() const {
 void TextFile::read(uint64_t offset, std::span<std::byte> out) const {
   if (read_at(file_.get(), path_, out.data(), out.size(), offset) < out.size()) fail();
   const std::lock_guard lock(mutex_);
-  const Stamp now = stamp();  // later than the bytes
+  const Stamp now = stamp();  // taken after reading the bytes
   if (now == stamp_) return;
   if (now.size != stamp_.size || hash_now([](size_t) {}) != hash_) fail();
   stamp_ = now;

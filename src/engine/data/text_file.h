@@ -1,4 +1,4 @@
-// A training file that is read where it lies, and that must stay as it was when training began.
+// Training file read from disk on demand; its content must not change during training.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,26 @@
 
 namespace tandem {
 
-/// Read through the system rather than mapped: a file that is cut is then an IoError with its name,
-/// where a mapped one would end the process. A file that is replaced by another of its name stays
-/// readable. Calls may come from any thread.
+/// Read by system calls rather than mapped: a truncated file causes an IoError with its name, while
+/// a mapped one would kill the process. A file replaced by another of its name stays readable.
+/// Thread-safe.
 class TextFile {
  public:
   /// `file`: open for reading; `path` names it in messages.
   TextFile(FileDescriptor file, std::string path);
   uint64_t size() const { return size_; }
-  /// The same text for two ranks of a machine that have the same file open.
+  /// Equal for two ranks of a machine that have the same file open.
   std::string identity() const;
-  /// XXH3-64 of the content that it must keep.
+  /// Sets the expected XXH3-64 of the content.
   void expect(uint64_t hash) { hash_ = hash; }
-  /// That of the content as it is. Reads all of it; `advanced` is told of every block. Throws
+  /// XXH3-64 of the current content. Reads all of it; calls `advanced` after every block. Throws
   /// IoError.
   uint64_t hash_now(const std::function<void(size_t bytes)>& advanced) const;
 
-  /// Throws IoError when the content is no longer what it was. That is found by the file's times
-  /// and size, and the hash decides.
+  /// Throws IoError if the content has changed: detected by the file's times and size, confirmed by
+  /// the hash.
   void read(uint64_t offset, std::span<std::byte> out) const;
-  /// `hash`: what `hash_now` gave. Throws IoError when the content is no longer what it was.
+  /// Throws IoError if the content has changed. `hash`: result of `hash_now`.
   void verify(uint64_t hash) const;
 
  private:
@@ -44,8 +44,8 @@ class TextFile {
 
   FileDescriptor file_;
   std::string path_;
-  mutable std::mutex mutex_;  // of stamp_
-  mutable Stamp stamp_;       // when the content was last found to be right
+  mutable std::mutex mutex_;  // guards stamp_
+  mutable Stamp stamp_;       // at the last successful check of the content
   uint64_t size_ = 0, hash_ = 0;
 };
 

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-/// The ranks that see the same files as this one, in order.
+/// Ranks that see the same files as this one, in order.
 std::vector<int> sharing_ranks(Communicator& world, std::span<const TextFile* const> files) {
   std::string identity;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), identity);

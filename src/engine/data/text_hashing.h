@@ -1,4 +1,4 @@
-// Hashes of the files that ranks train on, each file read by one of the ranks that see it.
+// Hashes of the training files, each file read by one of the ranks that see it.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace tandem {
 
-/// Which of `ranks` reads each of the files of these sizes: the largest first, each by the rank
-/// that has least so far.
+/// Reader among `ranks` of each file of these sizes: the largest first, each to the least loaded
+/// rank.
 std::vector<int> deal_files(std::span<const int64_t> sizes, int ranks);
 
-/// Collective; `world`: nullptr for a process that reads alone. The hash of each file as it is now,
-/// in order. Ranks of one machine that have the same files open share them; others read their own.
-/// Throws IoError on every rank for a file that one of them cannot read.
+/// Current hash of each file, in order; `world`: nullptr for a single process. Ranks of one machine
+/// with the same files open divide them; others read all of theirs. Throws IoError on every rank
+/// for a file that one of them cannot read. Collective.
 std::vector<uint64_t> hash_files(Communicator* world, std::span<const TextFile* const> files);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Bits per byte of text under a model: each file alone, kBos before its first byte.
+// Bits per byte of text under a model: each file separately, kBos before its first byte.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace tandem {
 
 struct EvaluateOptions {
   int64_t seq = 0;     ///< tokens of a window; 0: the model's max_seq
-  int64_t stride = 0;  ///< tokens scored per window after a file's first; 0: half of seq. The rest
-                       ///< of the window is context, so that no byte but a file's first has little.
-  int64_t batch = 8;   ///< windows at once
+  int64_t stride = 0;  ///< tokens scored per window after a file's first, 0: half of seq; the rest
+                       ///< is context, so only the first window of a file has short contexts
+  int64_t batch = 8;   ///< windows per forward pass
   DType dtype = DType::f32;
-  Communicator* experts = nullptr;  ///< as of TransformerOptions: its ranks make the same passes
+  Communicator* experts = nullptr;  ///< as in TransformerOptions; all its ranks run the same passes
   CodecPolicy codec = {};
   OverlapOptions overlap = {};
 };
@@ -32,13 +32,13 @@ struct FileScore {
   double bits_per_byte() const;
 };
 
-/// Changes when the text does: number of files, bytes and a hash. Collective over `world` where it
-/// is not nullptr: ranks that are done wait for those that still read. Throws IoError, on every
-/// rank.
+/// Number of files, bytes and a hash of the text. Ranks that are done wait for those still reading.
+/// Throws IoError, on every rank. Collective over `world` unless it is nullptr.
 std::string text_identity(std::span<const std::string> paths, Communicator* world = nullptr);
 
-/// Construction and `score` are collective over `tp`, with the same result on every rank; load the
-/// weights into `model()` between the two. Throws InvalidArgument for options out of range.
+/// Scores text. Construction and `score` are collective over `tp`, with the same result on every
+/// rank; load the weights into `model()` between the two. Throws InvalidArgument for options out of
+/// range.
 class Evaluator {
  public:
   Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options);
@@ -48,15 +48,16 @@ class Evaluator {
   void on_batch(std::function<void(int64_t bytes)> report);
   FileScore score(const std::string& path);
   FileScore score(const std::string& name, std::span<const std::byte> bytes);
-  /// At most options.batch of them in one pass, which runs for none, too. `path` stays empty.
+  /// Scores at most options.batch windows in one pass, which runs even for none. `path` stays
+  /// empty.
   FileScore score(std::span<const TextWindow> windows);
-  /// All of them, still each alone, but with windows of several files side by side: much faster
-  /// than one by one when files are short.
+  /// Scores all files, each separately, but batches windows of several files: much faster than one
+  /// by one if files are short.
   FileScore total(std::span<const std::string> paths);
 
  private:
   double add(std::span<const std::byte> bytes);
-  /// `bytes` are those from `offset` on.
+  /// `bytes` start at `offset` of the file.
   void add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
                   int64_t first_scored);
   double flush();

@@ -18,7 +18,7 @@ const Corpus& checked(const Corpus& corpus) {
                   corpus.files().size()));
 }
 
-/// Of one rank, after a batch.
+/// Sums of one rank after a batch.
 struct BatchSums {
   int64_t bytes = 0;
   double nats = 0;
@@ -45,7 +45,7 @@ std::string Validation::describe() const {
       windows_.count(), windows_.all(), evaluator_.options().seq);
 }
 
-/// Batches of a round are dealt to the replicas in order.
+/// Assigns the batches of a round to the replicas in order.
 std::vector<TextWindow> Validation::read(int64_t round) {
   const int64_t batch = evaluator_.options().batch;
   const int64_t begin = (round * dp_.size() + dp_.rank()) * batch;

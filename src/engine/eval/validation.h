@@ -1,9 +1,9 @@
-// The loss on held-out text while a run goes on, as `tandem eval` computes it: a model of its own,
-// in f32, that gets the parameters as they are. Nothing that training reads is written.
+// Loss on held-out text during training, computed as `tandem eval` does: a separate f32 model
+// receives a copy of the current parameters. No state of training is modified.
 //
-// Every replica scores an equal part of the windows, and all ranks meet after each batch of them.
-// So no wait is longer than a batch, whatever the files are like, and a rank that cannot read its
-// part, or is asked to stop, ends the validation on all of them, not the training.
+// Every replica scores an equal part of the windows, and all ranks synchronize after each batch. So
+// no wait is longer than a batch, regardless of file sizes, and a rank that cannot read its part or
+// is asked to stop ends the validation on all ranks, not the training.
 #pragma once
 
 #include <atomic>
@@ -21,16 +21,16 @@ namespace tandem {
 
 class Validation {
  public:
-  /// Collective over `world`, of which `tp` and `dp` are parts, and, where replicas share experts,
-  /// `experts` (else nullptr), which outlive this. At most about `max_bytes` are scored, spread
-  /// over all held-out text (0: all of it). Throws ConfigError when no file is held out.
+  /// Collective over `world`, which contains `tp`, `dp` and, if replicas share experts, `experts`
+  /// (else nullptr); all must outlive this object. Scores at most about `max_bytes`, spread over
+  /// all held-out text (0: all of it). Throws ConfigError if no file is held out.
   Validation(Communicator& world, Communicator& tp, Communicator& dp, Communicator* experts,
              const ModelConfig& config, const Corpus& corpus, int64_t max_bytes);
 
   /// "validation on 256 of 1024 windows of 128 tokens of the held-out text (train.validate_bytes)"
   std::string describe() const;
-  /// Collective: nats per byte, the same on every rank; none, and a note says why, when a rank
-  /// cannot read its part or once `*stop` is set on one. `progress`: of rank 0, else nullptr.
+  /// Nats per byte, the same on every rank; nullopt, with a note of the reason, if a rank cannot
+  /// read its part or `*stop` is set on one. `progress`: on rank 0, else nullptr. Collective.
   std::optional<double> loss(int64_t step, std::span<const float> parameters,
                              const std::atomic<bool>* stop, ProgressLine* progress);
 

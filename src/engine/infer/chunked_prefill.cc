@@ -26,8 +26,8 @@ ChunkedPrefill::ChunkedPrefill(const DecoderContext& c, int64_t rows, int chunks
   }
 }
 
-/// Partial products leave to be summed while the other chunk is computed, and the other chunk's
-/// sums go on between this one's products.
+/// Sends partial products to be summed during the computation of the other chunk, and advances the
+/// other chunk's sums between this one's GEMMs.
 struct ChunkedPrefill::Steps {
   ChunkedPrefill& block;
   size_t branch;
@@ -76,7 +76,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
   cast(x_->rows(count - 1, 1), last);
 }
 
-/// Rows of the embedding that other ranks hold are 0 here.
+/// Rows of the embedding held by other ranks are 0 here.
 void ChunkedPrefill::look_up(int chunk, std::span<const int32_t> tokens) {
   const DecoderContext& c = context_;
   const Shard& rows = rows_[size_t(chunk)];

@@ -1,7 +1,7 @@
-// A prompt's rows through all branches with the whole residual stream on every rank and the sums of
-// a branch's partial products over the ranks between branches. In one chunk that is serial. In two,
-// it is ISO (arXiv 2409.11155): while one chunk's sums travel, the other chunk's rows are computed;
-// the second chunk's attention reads the first one's keys and values, which are cached before.
+// Prefill with the whole residual stream on every rank; partial products of a branch are summed
+// over the ranks between branches. One chunk is serial. Two chunks are ISO (arXiv 2409.11155): one
+// chunk is computed while the other's sums are in flight; the second chunk's attention reads the
+// first one's cached keys and values.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace tandem {
 
 class ChunkedPrefill final : public Prefill {
  public:
-  /// Collective. At most `rows` tokens at once, in `chunks` of them, 1 or 2. A model without
-  /// experts. However many chunks there are, the bits are the same (see rows_keep_bits in
-  /// gemm/gemm.h), and without a format that loses bits they are PrefillBlock's.
+  /// At most `rows` tokens at once, in `chunks` chunks, 1 or 2, for a model without experts.
+  /// Results are bitwise equal for any number of chunks (see rows_keep_bits in gemm/gemm.h), and
+  /// equal to PrefillBlock's unless the wire format is lossy. Collective.
   ChunkedPrefill(const DecoderContext& context, int64_t rows, int chunks);
   void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) override;
 
@@ -31,8 +31,8 @@ class ChunkedPrefill final : public Prefill {
 
   DecoderContext context_;
   Progress progress_;
-  std::vector<std::unique_ptr<RowSums>> sums_;  ///< of the chunks
-  std::vector<Shard> rows_;                     ///< of this run's chunks
+  std::vector<std::unique_ptr<RowSums>> sums_;  ///< one per chunk
+  std::vector<Shard> rows_;                     ///< chunks of this run
   Activation x_, inverse_rms_, normed_, hidden_, inner_, residual_;
 };
 

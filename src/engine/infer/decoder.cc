@@ -50,7 +50,7 @@ void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tens
   add(x, first(out_), x);
 }
 
-/// Every rank's part of the chosen experts, then the sum over the ranks.
+/// Computes this rank's shard of the chosen experts, then sums over the ranks.
 void DecoderExperts::run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out,
                              const Tensor& out) {
   const DecoderContext& c = context_;
@@ -99,7 +99,7 @@ PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape
                                  const OverlapOptions& out_overlap)
     : in(tp, in_shape, in_overlap), out(tp, out_shape, out_overlap) {}
 
-/// Products gather and scatter the rows; keys and values go to the caches.
+/// GEMMs gather and scatter the rows; keys and values are written to the caches.
 struct PrefillBlock::Steps {
   PrefillBlock& block;
   size_t branch;
@@ -124,7 +124,7 @@ struct PrefillBlock::Steps {
 
 void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) {
   const DecoderContext& c = context_;
-  std::ranges::fill(padded_, 0);  // rows without a token compute something nobody reads
+  std::ranges::fill(padded_, 0);  // padding rows are computed and ignored
   std::ranges::copy(tokens, padded_.begin());
   embedding_forward(padded_, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
                     looked_up_);
@@ -179,7 +179,7 @@ std::span<const float> TokenHead::run(const Tensor& residual) {
   return {logits_->as<float>(), size_t(c.config.vocab)};
 }
 
-/// Every rank has the whole row; products are summed over the ranks.
+/// Every rank has the whole row; partial products are summed over the ranks.
 struct DecodeStep::Steps {
   DecodeStep& step;
   size_t branch;

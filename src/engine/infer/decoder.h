@@ -1,5 +1,5 @@
-// The layers as inference runs them: a block of `rows` tokens through all branches, on operators
-// made for that number of rows. Keys and values go to caches that blocks of all sizes share.
+// Decoder layers for inference: a block of `rows` tokens through all branches, on operators built
+// for that number of rows. Blocks of all sizes share the key/value caches.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace tandem {
 
-/// What all kinds of block read. caches[i] belongs to branch i, nullptr without attention.
+/// State shared by all kinds of blocks. caches[i] belongs to branch i, nullptr without attention.
 struct DecoderContext {
   Communicator& tp;
   const ModelConfig& config;
@@ -29,14 +29,14 @@ struct DecoderContext {
   LayerView view() const { return {config, layout, weights}; }
 };
 
-/// Experts of a block of rows or of one row; all ranks hold a part of each.
+/// Experts for a block of rows or for one row; every rank holds a shard of each expert.
 class DecoderExperts {
  public:
-  /// `split`: the residual stream is split by rows, at most `rows` in all, as the experts' operator
-  /// wants it. Else every rank has the same row. Collective.
+  /// `split`: the residual stream is row-sharded, at most `rows` in total, as the MoE operator
+  /// requires. Else every rank has the same row. Collective.
   DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
                  const OverlapOptions& overlap);
-  /// x (f32) += what the experts of `normed` give; w_in and w_out are those of all of them.
+  /// x (f32) += output of the experts for `normed`; w_in and w_out hold all experts' weights.
   void run(const BranchLayout& branch, const Tensor& normed, const Tensor& w_in,
            const Tensor& w_out, const Tensor& x);
 
@@ -49,16 +49,16 @@ class DecoderExperts {
   Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
 };
 
-/// Many tokens at once, in one of several forms.
+/// Processes a block of prompt tokens; implemented in several forms.
 class Prefill {
  public:
   virtual ~Prefill() = default;
-  /// tokens, at most as many as it was made for, stand at `position`. Writes the last one's
+  /// Appends tokens (at most the number set at construction) at `position`. Writes the last one's
   /// residual to `last`, f32 [1, hidden], on every rank.
   virtual void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) = 0;
 };
 
-/// The residual stream is split by rows.
+/// Prefill with a row-sharded residual stream.
 class PrefillBlock final : public Prefill {
  public:
   /// Collective.
@@ -95,7 +95,7 @@ class TokenHead {
   Activation normed_, own_logits_, logits_;
 };
 
-/// One token: every rank holds the whole residual row.
+/// Decode of one token: every rank holds the whole residual row.
 class DecodeStep {
  public:
   /// Collective.
@@ -107,7 +107,7 @@ class DecodeStep {
   struct Steps;
 
   DecoderContext context_;
-  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr where sums are encoded
+  std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr if sums are encoded
   std::unique_ptr<DecoderExperts> experts_;
   Activation looked_up_, inverse_rms_, normed_, hidden_, inner_, residual_;
 };

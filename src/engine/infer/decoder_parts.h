@@ -1,4 +1,4 @@
-// Scratch that all branches of a block of rows share.
+// Scratch shared by all branches of a block of rows.
 #pragma once
 
 #include <cstdint>
@@ -7,17 +7,16 @@
 
 namespace tandem {
 
-/// Columns of the widest branch's `in` product, and of what its `out` product reads.
+/// Max columns over the branches of the `in` GEMM's output, and of the `out` GEMM's input.
 int64_t widest_in(const ModelLayout& layout);
 int64_t widest_inner(const ModelLayout& layout);
 
-/// The first rows x columns elements of scratch, as a matrix of its own.
+/// First rows x columns elements of scratch, as a matrix.
 inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
   return Tensor(scratch.data(), scratch.dtype(), {rows, columns});
 }
 
-/// The branch's part of a block's scratch, for x with as many rows as `normed` and products of
-/// `rows`.
+/// Branch's part of a block's scratch, for x with as many rows as `normed` and GEMMs of `rows`.
 inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& normed,
                                   const Tensor& inverse_rms, const Tensor& hidden,
                                   const Tensor& inner, int64_t rows) {

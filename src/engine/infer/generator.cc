@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-/// Below this many tokens, one at a time is cheaper than a padded block.
+/// Min tokens for a padded block; below it, one at a time is cheaper.
 constexpr int64_t kMinBlockTokens = 4;
 
 const GeneratorOptions& checked(const GeneratorOptions& options) {
@@ -22,7 +22,7 @@ const GeneratorOptions& checked(const GeneratorOptions& options) {
   return options;
 }
 
-/// Throws InvalidArgument where the cache does not fit into memory.
+/// Throws InvalidArgument if the cache does not fit into memory.
 int64_t capacity_of(const ModelConfig& config, const GeneratorOptions& options) {
   const int64_t capacity = options.capacity == 0 ? config.max_seq : options.capacity;
   if (capacity < 1 || capacity > config.max_seq) {
@@ -80,7 +80,7 @@ class Generator::Impl {
     check(sampling);
     if (prompt.empty()) throw InvalidArgument("prompt: expected at least one token");
     std::vector<int32_t> text(prompt.begin(), prompt.end());
-    // Half of a full cache is kept, so that feeding again is rare.
+    // Half of a full cache is retained, so that refills are rare.
     const int64_t half = std::max<int64_t>(1, capacity_ / 2);
     const auto last_of_text = [&](int64_t tokens) {
       return std::span<const int32_t>(text).last(size_t(std::min(tokens, int64_t(text.size()))));

@@ -1,7 +1,7 @@
-// Text generation on a tensor-parallel model with a key/value cache. A prompt runs in blocks of
-// tokens (engine/infer/prefill_form.h): the residual stream split by rows (AG+GEMM, GEMM+RS), or
-// whole on every rank; after it one token at a time, every rank with the whole residual row
-// (GEMM+AR).
+// Text generation on a tensor-parallel model with a key/value cache. A prompt is processed in
+// blocks of tokens (engine/infer/prefill_form.h), with the residual stream row-sharded (AG+GEMM,
+// GEMM+RS) or replicated on every rank; then one token at a time, with the whole residual row on
+// every rank (GEMM+AR).
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ namespace tandem {
 
 struct GeneratorOptions {
   DType dtype = DType::f32;
-  int64_t block = 32;    ///< tokens that prefill takes at once
-  int64_t capacity = 0;  ///< tokens in the cache, at most config.max_seq; 0: so many
+  int64_t block = 32;    ///< max tokens per prefill call
+  int64_t capacity = 0;  ///< tokens in the cache, at most config.max_seq; 0: config.max_seq
   OverlapOptions overlap = {};
-  CodecPolicy codec = {};  ///< of the sums over ranks; experts' stay plain
+  CodecPolicy codec = {};  ///< for sums over ranks; experts' are uncompressed
   PrefillForm prefill = PrefillForm::automatic;
 };
 
@@ -43,25 +43,25 @@ class Generator {
   int64_t capacity() const;
   /// Tokens in the cache.
   int64_t position() const;
-  /// Forgets all tokens.
+  /// Discards all tokens.
   void reset();
   /// Appends tokens (at least one) and returns the logits over the whole vocabulary after the last,
-  /// the same bits on every rank; valid until the next call. Throws InvalidArgument for a token
+  /// bitwise equal on every rank; valid until the next call. Throws InvalidArgument for a token
   /// outside the vocabulary or more tokens than the cache has room for.
   std::span<const float> feed(std::span<const int32_t> tokens);
 
-  /// Samples up to `count` tokens after `prompt`; on_token returns false to stop. Of a prompt
-  /// longer than the cache the end is kept that leaves room for `count`, but at least half a cache.
-  /// When the cache is full, the later half of the text is fed again.
+  /// Samples up to `count` tokens after `prompt`; on_token returns false to stop. A prompt longer
+  /// than the cache is truncated to its end, leaving room for `count` but keeping at least half a
+  /// cache. If the cache is full, the later half of the text is fed again.
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
                 const std::function<bool(int32_t)>& on_token);
-  /// The name of the form in which prompts run, as in prefill_form.h.
+  /// Name of the prefill form in use, as in prefill_form.h.
   const std::string& prefill() const;
-  /// Belongs to the last `generate`.
+  /// Statistics of the last `generate`.
   struct Stats {
-    double prefill_s = 0;         ///< from its beginning to the logits after its prompt
-    int64_t dropped_prompt = 0;   ///< tokens of the prompt's beginning that were left out
-    int64_t context_refills = 0;  ///< times that the cache was full and half of it dropped
+    double prefill_s = 0;         ///< from the start to the logits after the prompt
+    int64_t dropped_prompt = 0;   ///< tokens dropped from the start of the prompt
+    int64_t context_refills = 0;  ///< times the cache was full and half of it dropped
   };
   const Stats& stats() const;
 

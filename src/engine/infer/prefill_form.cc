@@ -12,12 +12,12 @@
 namespace tandem {
 namespace {
 
-/// Fewer rows are not worth measuring: halves of them would be computed more slowly.
+/// Min rows for two chunks: with fewer, half-size GEMMs are slower.
 constexpr int64_t kMinRowsOfTwoChunks = 64;
 
 enum class Kind { rows_split, one_chunk, two_chunks };
 
-/// The first is serial.
+/// Candidate forms, serial first.
 std::vector<Kind> kinds_for(const DecoderContext& c) {
   if (c.tp.size() == 1 || c.config.moe_layers() > 0) return {Kind::rows_split};
   if (!c.codec.is_none()) return {Kind::one_chunk, Kind::two_chunks};
@@ -37,12 +37,12 @@ PrefillCandidate make(const DecoderContext& c, Kind kind, int64_t rows,
   return {"ISO", Form::overlapped, std::make_unique<ChunkedPrefill>(c, rows, 2)};
 }
 
-/// Whether plain forms stand beside those of the context's codec.
+/// Whether uncompressed candidates are added to those with the context's codec.
 bool keeps_plain(const DecoderContext& c, const OverlapOptions& overlap) {
   return overlap.or_plain && !c.codec.is_none() && c.tp.size() > 1;
 }
 
-/// The number of the fastest, which runs tokens that nobody reads the cached keys of.
+/// Index of the fastest candidate, timed on dummy tokens whose cached keys are never read.
 size_t fastest(const DecoderContext& c, int64_t rows,
                const std::vector<PrefillCandidate>& candidates, Bits bits) {
   const ModelConfig& m = c.config;

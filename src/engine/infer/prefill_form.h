@@ -1,4 +1,4 @@
-// The forms in which a prompt can run, and the choice among them.
+// Prefill forms, and the selection among them.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace tandem {
 
 enum class PrefillForm : uint8_t {
   automatic,  ///< the fastest by the tuner
-  serial,     ///< computation and communication one after the other
-  iso,        ///< two chunks, each computed while the other's sums travel (arXiv 2409.11155)
+  serial,     ///< computation and communication sequentially
+  iso,        ///< two chunks, each computed while the other's sums are in flight (arXiv 2409.11155)
 };
-/// Throws InvalidArgument for another name than these.
+/// Throws InvalidArgument for an unknown name.
 PrefillForm parse_prefill_form(std::string_view text);
 
 struct PrefillCandidate {
@@ -26,15 +26,15 @@ struct PrefillCandidate {
   std::unique_ptr<Prefill> prefill;
 };
 
-/// Collective: those of the context's model, up to `rows` tokens at once, the first serial. Without
-/// a codec all give the same bits, and with one as well (see rows_keep_bits in gemm/gemm.h): with a
-/// codec residuals are whole on every rank. Models with experts, and one rank, have a single form.
-/// With a codec and `overlap.or_plain`, the forms without it are there, too, before the others.
+/// Candidates for the context's model, up to `rows` tokens per call, serial first. All are bitwise
+/// equal, without a codec or with the same one (see rows_keep_bits in gemm/gemm.h): with a codec
+/// every rank holds whole residuals. Models with experts, and single ranks, have one form. If a
+/// codec is set and `overlap.or_plain`, uncompressed candidates precede the others. Collective.
 std::vector<PrefillCandidate> prefill_candidates(const DecoderContext& context, int64_t rows,
                                                  const OverlapOptions& overlap);
 
-/// Collective: one of them; `automatic` measures them where `rows` are many enough for two chunks.
-/// Throws InvalidArgument for `iso` where there is no such form.
+/// Creates one candidate; `automatic` measures them if `rows` suffice for two chunks. Throws
+/// InvalidArgument for `iso` if that form is not available. Collective.
 PrefillCandidate make_prefill(const DecoderContext& context, int64_t rows,
                               const OverlapOptions& overlap, PrefillForm form);
 

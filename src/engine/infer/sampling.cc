@@ -66,7 +66,7 @@ int32_t sample(std::span<const float> logits, const SamplingOptions& options, ui
     rest -= weights[size_t(token)];
     if (rest < 0) return token;
   }
-  return order.back();  // rounding left a crumb
+  return order.back();  // rounding remainder
 }
 
 }  // namespace tandem

@@ -17,7 +17,7 @@ StopText::StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {
 std::string StopText::add(char next) {
   if (stop_) return "";
   held_ += next;
-  size_t kept = 0;  // bytes at the end that may become a stop
+  size_t kept = 0;  // bytes at the end that may become a stop string
   for (const std::string& stop : stops_) {
     if (held_.ends_with(stop) && (!stop_ || stop.size() > stop_->size())) stop_ = &stop;
     for (size_t n = std::min(held_.size(), stop.size() - 1); n > kept; --n) {

@@ -1,4 +1,4 @@
-// Text that comes byte by byte and ends before the first of some strings.
+// Text received byte by byte, ending before the first stop string.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@ namespace tandem {
 
 class StopText {
  public:
-  /// Throws InvalidArgument for an empty one.
+  /// Throws InvalidArgument for an empty stop string.
   explicit StopText(std::vector<std::string> stops);
 
-  /// Takes the next byte and returns what of the text is certain by now: what might be the
-  /// beginning of a stop is held back.
+  /// Appends the next byte and returns the text that is final: a possible prefix of a stop string
+  /// is held back.
   std::string add(char next);
-  /// The stop that has come, nullptr before. It and what follows it are no part of the text.
+  /// Stop string found, nullptr before. It and any text after it are excluded.
   const std::string* stop() const { return stop_; }
-  /// What was held back, where no more bytes come.
+  /// Held-back text, once no more bytes follow.
   std::string rest();
 
  private:

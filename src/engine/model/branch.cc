@@ -92,7 +92,8 @@ LayerView Branch::view() const {
   return {context_.config, context_.layout, context_.weights};
 }
 
-/// The residual stream is split over the ranks by rows, and what backward needs is kept.
+/// Training steps: the residual stream is row-sharded over the ranks; activations are saved for
+/// backward.
 struct Branch::Steps {
   Branch& branch;
   const Tensor &x, &y;
@@ -187,7 +188,7 @@ void Branch::router_backward(const BranchActivations& kept, std::span<const floa
     return gemm(e.dlogits->transposed(), input, gradient, {.accumulate = true});
   }
   gemm(e.dlogits->transposed(), input, e.drouter);
-  all_reduce(context_.tp, e.drouter);  // each rank saw its own rows of the residual stream
+  all_reduce(context_.tp, e.drouter);  // each rank saw only its rows of the residual stream
   add(gradient, e.drouter, gradient);
 }
 

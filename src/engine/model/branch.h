@@ -1,5 +1,5 @@
-// A residual branch in training: the operators that all branches of its kind share, its forward
-// pass (engine/model/layer.h says what a branch computes) and its backward pass.
+// Residual branch in training: the operators shared by all branches of its kind, its forward pass
+// (computation: engine/model/layer.h) and its backward pass.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace tandem {
 
-/// What every part of one Transformer reads.
+/// State shared by all components of one Transformer.
 struct ModelContext {
   ModelContext(Communicator& communicator, const ModelConfig& model,
                const TransformerOptions& transformer_options);
@@ -33,20 +33,20 @@ struct ModelContext {
   Tensor gradient(const WeightMatrix& m) const;
 };
 
-/// The products of a branch, attention between them, and backward scratch. One branch runs at a
-/// time. Collective to construct.
+/// GEMMs and attention of a branch, with backward scratch. Branches run one at a time. Construction
+/// is collective.
 struct BranchProducts {
   BranchProducts(ModelContext& context, const BranchLayout& layout);
   AgGemm in;
   GemmRs out;
-  AgGemm out_dgrad;  ///< dgrad of a row-parallel product; its gather serves the wgrad
+  AgGemm out_dgrad;  ///< dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
   GemmRs in_dgrad;
   AgWgrad in_wgrad;
-  std::unique_ptr<Attention> attention;  ///< nullptr without
+  std::unique_ptr<Attention> attention;  ///< nullptr if the branch has none
   Activation residual, doutput, dinner, dhidden, dnormed;
 };
 
-/// The experts of all branches that have them, and the router's scratch. Collective to construct.
+/// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
   explicit BranchExperts(ModelContext& context);
   MoeLayer layer;
@@ -55,22 +55,22 @@ struct BranchExperts {
 
 class Branch {
  public:
-  /// `products` and `experts`: nullptr where the layout has none.
+  /// `products` and `experts` are nullptr if the layout has none.
   Branch(ModelContext& context, BranchProducts* products, BranchExperts* experts,
          const BranchLayout& layout);
-  /// y = x + branch(x), both f32 [own rows, hidden]; x must stay until the backward pass. Counts
-  /// what the router chose in `load`, unless that is nullptr.
+  /// y = x + branch(x), both f32 [local rows, hidden]; x must stay valid until the backward pass.
+  /// Adds the router's expert counts to `load` unless it is nullptr.
   void forward(const Tensor& x, const Tensor& y, BranchActivations& kept, ExpertLoad* load);
-  /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's part of the norm's
-  /// gradient. `kept`: what the forward pass left. `balance`: gradient of the auxiliary loss by a
-  /// row's probabilities; empty: none.
+  /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
+  /// gradient. `kept`: saved activations. `balance`: gradient of the auxiliary loss with respect to
+  /// one row's probabilities; empty: none.
   void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
                 const BranchActivations& kept, std::span<const float> balance);
 
  private:
   struct Steps;
   LayerView view() const;
-  /// dx += what comes back through the norm.
+  /// dx += gradient through the norm.
   void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& kept,
                      const Tensor& dx, std::span<float> dnorm);
   void products_backward(const Tensor& dy, const BranchActivations& kept);

@@ -1,4 +1,4 @@
-// Which wire format each site of a model uses.
+// Wire format of each communication site of a model.
 #pragma once
 
 #include <string>
@@ -10,30 +10,30 @@
 namespace tandem {
 
 struct CodecPolicy {
-  /// The sums of the attention output's and of the MLP output's partial products over the
-  /// tensor-parallel ranks, in the forward pass. At one rank nothing is sent, or encoded.
+  /// Sums over tensor-parallel ranks of the attention output's and the MLP output's partial
+  /// products, in the forward pass. One rank sends and encodes nothing.
   Wire attention{}, mlp{};
-  /// Rows on their way to the experts of a MoE layer, and their partial sums on the way back.
+  /// Rows dispatched to the experts of a MoE layer, and their partial sums in the combine.
   Wire experts{};
-  /// Rows at the ends of the model, between tensor-parallel ranks: those that the embedding looks
-  /// up, and in training and evaluation those that the head's product gathers. Logits travel as
-  /// they are.
+  /// Rows at the two ends of the model, between tensor-parallel ranks: the embedding's output and,
+  /// in training and evaluation, the rows gathered for the LM head GEMM. Logits are sent
+  /// uncompressed.
   Wire embeddings{};
-  /// Of training, between data-parallel ranks: gradients on their way to the sum, and updated
-  /// weights on their way back (engine/parallel/data_parallel.h).
+  /// Data-parallel training: gradients sent to the reduction, and updated weights sent back
+  /// (engine/parallel/data_parallel.h).
   Wire gradients{}, weights{};
 
-  /// "int8" for the sums of the forward pass, or by site, where the others stay plain:
-  /// "mlp=int4:g32,embeddings=int8,gradients=int4:g32"; `attn` is short for attention. Throws
-  /// InvalidArgument for an unknown site or format and a site named twice.
+  /// Parses "int8" (sums of the forward pass) or one format per site, unnamed sites uncompressed:
+  /// "mlp=int4:g32,embeddings=int8,gradients=int4:g32"; `attn` abbreviates attention. Throws
+  /// InvalidArgument for an unknown site or format and for a site named twice.
   static CodecPolicy parse(std::string_view text);
-  /// What `parse` turns into this; "none".
+  /// Text that `parse` accepts; "none" if nothing is compressed.
   std::string describe() const;
   bool is_none() const { return *this == CodecPolicy{}; }
-  /// Throws InvalidArgument naming what `config` on `tp` x `dp` ranks would ignore: a codec of the
-  /// forward pass at one tensor-parallel rank (of experts: where `ep` is 1, too), of training at
-  /// one data-parallel rank; one for MLPs where there are only experts, or for experts where there
-  /// are none; two in a parallel block, which has one sum. `dp`: 0 where nothing is trained.
+  /// Throws InvalidArgument naming the codec that `config` on `tp` x `dp` ranks would ignore:
+  /// forward-pass codecs with one tensor-parallel rank (for experts: if `ep` is 1, too), training
+  /// codecs with one data-parallel rank; an MLP codec if all MLPs are experts, an expert codec if
+  /// there are none; two codecs in a parallel block, which has one sum. `dp`: 0 without training.
   void require_used(const ModelConfig& config, int tp, int dp = 0, int ep = 1) const;
   bool operator==(const CodecPolicy&) const = default;
 };

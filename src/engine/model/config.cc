@@ -12,14 +12,14 @@
 namespace tandem {
 namespace {
 
-constexpr double kMaxParameters = 1e15;  // bytes of them, and positions in them, fit into 64 bits
+constexpr double kMaxParameters = 1e15;  // their byte size and offsets fit into 64 bits
 
 [[noreturn]] void reject(std::string_view key, int64_t value, const std::string& expected) {
   throw ConfigError(fmt::format("model.{} = {}: expected {}", key, value, expected));
 }
 
-/// Weights of the products of all layers, with `experts` experts of each that has any; as a double
-/// where it may be more than an int64_t holds.
+/// GEMM weights of all layers, counting `experts` experts per MoE layer; use T = double if the
+/// result may exceed int64_t.
 template <typename T = int64_t>
 T layer_matrices(const ModelConfig& c, int64_t experts) {
   const T moe = T(c.moe_layers()), layers = T(c.layers), hidden = T(c.hidden);

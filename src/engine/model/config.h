@@ -20,48 +20,49 @@ struct ModelConfig {
   bool tied_head = true;
   bool parallel_block = false;  ///< MegaScale §3.1: y = x + MLP(LN(x)) + Attn(LN(x))
 
-  // Mixture-of-Experts layers: in place of the MLP, `experts` SwiGLU MLPs of which a router chooses
-  // top_k for every token.
+  // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of
+  // them per token.
   int64_t experts = 0;  ///< 0: every layer is dense
   int64_t top_k = 2;
   int64_t expert_ffn = 0;          ///< width inside an expert; 0: ffn
-  int64_t shared_ffn = 0;          ///< width of an MLP beside them that every token takes; 0: none
-  int64_t moe_every = 1;           ///< layer i (from 0) has experts where (i + 1) % moe_every == 0
+  int64_t shared_ffn = 0;          ///< width of the shared expert, an MLP that every token takes;
+                                   ///< 0: none
+  int64_t moe_every = 1;           ///< layer i (from 0) has experts if (i + 1) % moe_every == 0
   std::string router = "softmax";  ///< scores: "softmax" over the experts, or "sigmoid" of each
-  bool normalize_top_k = true;     ///< the chosen scores are divided by their sum
-  double route_scale = 1;          ///< of the weights
+  bool normalize_top_k = true;     ///< the top-k scores are divided by their sum
+  double route_scale = 1;          ///< multiplies the routing weights
   double aux_loss = 0.01;  ///< coefficient of the load-balancing loss (arXiv 2101.03961, 2.2)
-  double bias_rate = 0;  ///< above 0: loss-free balancing (arXiv 2408.15664) by a bias that chooses
+  double bias_rate = 0;    ///< above 0: loss-free balancing by a routing bias (arXiv 2408.15664)
 
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_every : 0; }
   int64_t ffn_of_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }
 
-  /// Of all experts, which EP ranks share.
+  /// Parameters of all experts, which are sharded over EP ranks.
   int64_t expert_parameters() const {
     return moe_layers() * experts * 3 * hidden * ffn_of_expert();
   }
   /// Parameters of the whole model.
   int64_t parameters() const;
-  /// FLOPs of forward and backward per token at sequence length `seq`; `formula` says how.
+  /// FLOPs of forward and backward per token at sequence length `seq`, by `flops_formula`.
   double flops_per_token(int64_t seq) const;
   static const char* flops_formula();
-  /// Throws ConfigError naming the key that does not fit (also against tp: heads, kv_heads; and
-  /// against ep: experts).
+  /// Throws ConfigError naming the invalid key (also against tp: heads, kv_heads; and against ep:
+  /// experts).
   void check(int tp, int ep = 1) const;
   bool operator==(const ModelConfig&) const = default;
 };
 
-/// Of what is added before a division: a smaller one is lost in f32, and 0 / 0 is no number.
+/// Min epsilon added before a division: a smaller one is lost in f32, and 0 / 0 is NaN.
 constexpr double kMinEpsilon = 1e-30;
 
 constexpr int32_t kBos = 256;  ///< token before the first byte of every document
 
-/// Hugging Face `config.json`: of LlamaForCausalLM or MixtralForCausalLM where these compute the
-/// same, else of "TandemForCausalLM", with keys of config_json.cc.
+/// Writes Hugging Face `config.json`: as LlamaForCausalLM or MixtralForCausalLM if these compute
+/// the same, else as "TandemForCausalLM", with the keys of config_json.cc.
 std::string to_json(const ModelConfig& config);
-/// Of all three. Keys that are absent have their format's default where one is not a matter of
-/// size. Throws ConfigError naming `file` and the key.
+/// Reads all three. Absent keys take their format's default unless they are sizes. Throws
+/// ConfigError naming `file` and the key.
 ModelConfig model_config_from_json(const std::string& json, const std::string& file);
 
 }  // namespace tandem

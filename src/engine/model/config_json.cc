@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr const char* kExperts = "num_local_experts";
 
-/// visit(key, member) for every key that has a member in ModelConfig.
+/// Calls visit(key, member) for every key with a member in ModelConfig.
 template <typename Config, typename Visit>
 void for_each_member(Config& c, const Visit& visit) {
   visit("vocab_size", c.vocab);
@@ -37,8 +37,8 @@ void for_each_member(Config& c, const Visit& visit) {
   visit("parallel_block", c.parallel_block);
 }
 
-/// The same for the keys of Mixture-of-Experts models: Mixtral's where it has them, then
-/// Qwen2-MoE's and DeepSeek's.
+/// Calls visit(key, member) for the keys of Mixture-of-Experts models: Mixtral's if it has them,
+/// then Qwen2-MoE's and DeepSeek's.
 template <typename Config, typename Visit>
 void for_each_moe_member(Config& c, const Visit& visit) {
   visit(kExperts, c.experts);
@@ -53,7 +53,7 @@ void for_each_moe_member(Config& c, const Visit& visit) {
   visit("router_bias_update_rate", c.bias_rate);
 }
 
-/// Keys that Llama checkpoints carry and that must say what this model does.
+/// Keys of Llama checkpoints whose value must match this model.
 struct Fixed {
   const char* key;
   const char* value;  ///< JSON
@@ -66,7 +66,7 @@ constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
                             {"attention_dropout", "0.0"},
                             {"rope_scaling", "null"},
                             {"pretraining_tp", "1"}};
-/// The same of Mixtral.
+/// Required values of Mixtral.
 constexpr Fixed kFixedMixtral[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
                                    {"model_type", "\"mixtral\""},
                                    {"hidden_act", "\"silu\""},
@@ -75,12 +75,12 @@ constexpr Fixed kFixedMixtral[] = {{"architectures", "[\"MixtralForCausalLM\"]"}
                                    {"output_router_logits", "false"},
                                    {"router_jitter_noise", "0.0"}};
 
-/// And of models that neither computes, so that no other program takes them for one of those.
+/// Values for models that neither computes, so that no other program reads them as one of those.
 constexpr Fixed kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
                                   {"model_type", "\"tandem\""},
                                   {"hidden_act", "\"silu\""}};
 
-/// A model type: which keys its files have, and what the format says of those that are absent.
+/// Model type: its keys, and its defaults for absent ones.
 struct Format {
   std::string_view name;  ///< model_type
   std::span<const Fixed> fixed;
@@ -90,7 +90,7 @@ constexpr Format kFormats[] = {{"llama", kFixed, 1e4, 0.01},
                                {"mixtral", kFixedMixtral, 1e6, 0.001},
                                {"tandem", kFixedTandem, 1e4, 0.01}};
 
-/// The type whose programs compute what `c` does.
+/// Model type whose implementations compute the same as `c`.
 const Format& format_of(const ModelConfig& c) {
   const bool is_mixtral = c.moe_every == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
                           c.normalize_top_k && c.route_scale == 1 && c.bias_rate == 0 &&
@@ -110,15 +110,15 @@ const Format& format_of(const Json& root, const std::string& file) {
                                 printable(root["model_type"].dump())));
 }
 
-/// Keys that change nothing here.
+/// Keys without effect here.
 constexpr std::array<std::string_view, 9> kIgnored = {
     "bos_token_id", "eos_token_id", "pad_token_id",         "initializer_range", "torch_dtype",
     "dtype",        "use_cache",    "transformers_version", "_name_or_path"};
 
-/// Keys that files may lack, or have as null (head_dim: hidden / heads).
+/// Keys that may be absent or null (head_dim: hidden / heads).
 constexpr std::array<std::string_view, 4> kOptional = {"head_dim", "parallel_block", "rope_theta",
                                                        "tie_word_embeddings"};
-constexpr const char* kRope = "rope_parameters";  // in place of rope_theta, since transformers 5
+constexpr const char* kRope = "rope_parameters";  // replaces rope_theta since transformers 5
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& keys, std::string_view key) {
@@ -150,7 +150,7 @@ T value_of(const Json& value, std::string_view key, const std::string& file) {
   return value.get<T>();
 }
 
-/// Of {"rope_type": "default", "rope_theta": 10000.0}.
+/// Parses {"rope_type": "default", "rope_theta": 10000.0}.
 double rope_theta_of(const Json& root, double absent, const std::string& file) {
   const Json& rope = root[kRope];
   double theta = absent;

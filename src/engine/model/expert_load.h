@@ -1,5 +1,5 @@
-// What the routers of a step chose: how many of all ranks' tokens went to each expert, and how
-// probable each was. The auxiliary loss and the routers' biases are made of it, and reports.
+// Expert load of a step: tokens of all ranks per expert and the router's probabilities, from which
+// the auxiliary loss, the router biases and reports are computed.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace tandem {
 
-/// Told what one router chose for this rank's rows. scores: f32 [rows, experts]; chosen: i32
-/// [rows, top_k].
+/// Callback with one router's choices for this rank's rows. scores: f32 [rows, experts]; chosen:
+/// i32 [rows, top_k].
 using RoutedRowsSeen = std::function<void(int layer, const Tensor& scores, const Tensor& chosen)>;
 
 class ExpertLoad {
@@ -25,19 +25,20 @@ class ExpertLoad {
   void clear();
   /// scores: f32 [rows, experts]; chosen: i32 [rows, top_k].
   void add(int layer, const Tensor& scores, const Tensor& chosen);
-  /// Collective: adds up over `step`'s ranks.
+  /// Sums over the ranks of `step`. Collective.
   void share(Communicator& step);
 
   int64_t layers() const { return int64_t(sums_.size()) / (2 * experts_); }
   int64_t experts() const { return experts_; }
-  /// Rows of `layer` by expert: top_k times the tokens in all.
+  /// Rows per expert in `layer`; they sum to top_k times the tokens.
   std::span<const double> counts(int layer) const;
-  /// Rows of the fullest of `parts` runs of experts over the mean: of EP ranks, or of the experts.
+  /// Max over mean of the rows of `parts` contiguous ranges of experts (EP ranks, or single
+  /// experts).
   double imbalance(int layer, int parts) const;
-  /// coefficient x experts x sum over e of f[e] x P[e]: f the share of all choices, P the mean
-  /// probability (arXiv 2101.03961, equation 4). 1 x coefficient where both are even.
+  /// coefficient x experts x sum over e of f[e] x P[e]: f the fraction of all choices, P the mean
+  /// probability (arXiv 2101.03961, equation 4). 1 x coefficient if both are even.
   double aux_loss(int layer, double coefficient, int64_t top_k) const;
-  /// Its derivative by one row's probabilities.
+  /// Derivative of aux_loss with respect to one row's probabilities.
   std::vector<float> balance(int layer, double coefficient, int64_t top_k) const;
 
  private:

@@ -20,7 +20,7 @@ void Embedding::forward(std::span<const int32_t> tokens, const Tensor& x) {
                     context_.layout.vocab_begin, looked_up_);
   const bool narrow = x.dtype() != shard_->dtype();
   reduce_scatter(context_.tp, looked_up_, narrow ? *shard_ : x,
-                 context_.options.codec.embeddings);  // one term is not zero: exact without
+                 context_.options.codec.embeddings);  // one term is nonzero: exact without a codec
   if (narrow) cast(shard_, x);
 }
 

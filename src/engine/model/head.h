@@ -1,5 +1,5 @@
-// The ends of the model: embedding at the bottom, and final norm, vocabulary-sharded logits and
-// cross-entropy at the top.
+// Embedding at the bottom of the model; final norm, vocabulary-sharded logits and cross-entropy at
+// its top.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace tandem {
 class Embedding {
  public:
   explicit Embedding(ModelContext& context);
-  /// x: f32 [own rows, hidden].
+  /// x: f32 [local rows, hidden].
   void forward(std::span<const int32_t> tokens, const Tensor& x);
   void backward(std::span<const int32_t> tokens, const Tensor& dx);
 
@@ -26,15 +26,15 @@ class Head {
  public:
   /// Collective.
   explicit Head(ModelContext& context);
-  /// The sum over targets of the cross-entropy, the same on every rank.
+  /// Returns the cross-entropy summed over targets, the same on every rank.
   double forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& kept);
-  /// Writes dx; `dnorm` += this rank's part of the final norm's gradient.
+  /// Writes dx; `dnorm` += this rank's contribution to the final norm's gradient.
   void backward(const Tensor& x, std::span<const int32_t> targets, float scale,
                 const HeadActivations& kept, const Tensor& dx, std::span<float> dnorm);
 
  private:
   std::span<const float> norm_weight() const;
-  /// A value per token: row `row` of an activation.
+  /// Row `row` of an activation, one value per token.
   std::span<float> per_token(const Activation& values, int64_t row = 0) const {
     return {values->as<float>() + row * context_.tokens, size_t(context_.tokens)};
   }

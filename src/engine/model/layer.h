@@ -1,6 +1,6 @@
-// A residual branch of a decoder layer, written once: training, evaluation and every form of
-// generation run this. What differs between them is in the `Steps` that they bring: what moves
-// between ranks beside the two products, where attention finds its keys, and where sums go.
+// Residual branch of a decoder layer, shared by training, evaluation and all generation modes. They
+// differ in their `Steps`: communication around the two GEMMs, location of the keys, and
+// destination of the sums.
 #pragma once
 
 #include <span>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-/// What a branch reads of the model.
+/// Parts of the model that a branch reads.
 struct LayerView {
   const ModelConfig& config;
   const ModelLayout& layout;
@@ -23,22 +23,22 @@ struct LayerView {
   }
 };
 
-/// Where a branch's values stand. `normed` has the rows of x and `inverse_rms` a value for each;
-/// `hidden` and `inner` have the rows that the products work on.
+/// Memory of a branch. `normed` has the rows of x and `inverse_rms` one value for each; `hidden`
+/// and `inner` have the rows that the GEMMs process.
 struct BranchMemory {
   Tensor normed;
   std::span<float> inverse_rms;
   Tensor hidden, inner;
 };
 
-/// Norm, then the products (column-parallel, attention and / or SwiGLU, row-parallel), then the
-/// experts, each where the branch has them. `Steps` has
+/// Norm, then the GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the
+/// experts, each if the branch has them. `Steps` has
 ///   in(normed, weight, hidden)             hidden = all rows of normed x weight^T
 ///   attention(q, k, v, out)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
-///                                          residual stream, then or later
-///   experts(normed, w_in, w_out)           routes the rows and adds what their experts give
-/// The order of additions to the residual stream is this one everywhere, and with it the bits.
+///                                          residual stream, immediately or later
+///   experts(normed, w_in, w_out)           routes the rows and adds the experts' outputs
+/// The order of additions to the residual stream is always this one, so results are bitwise equal.
 template <typename Steps>
 void forward_branch(const LayerView& view, const BranchLayout& branch, const Tensor& x,
                     const BranchMemory& memory, Steps&& steps) {

@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kMoe = "block_sparse_moe.";
 constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in bf16
 
-/// Rows [begin, begin + count) of a whole [rows, columns], standing in `matrix` from row `at` on.
+/// Rows [begin, begin + count) of a full [rows, columns] tensor, stored in `matrix` from row `at`.
 Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
                   const WeightMatrix& matrix, int64_t at) {
   return {name,
@@ -23,7 +23,7 @@ Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard 
           matrix.columns};
 }
 
-/// Columns [begin, begin + count) of a whole [rows, columns], standing from column `at` on.
+/// Columns [begin, begin + count) of a full [rows, columns] tensor, stored from column `at`.
 Parameter columns_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
                      const WeightMatrix& matrix, int64_t at) {
   return {name, {rows, columns}, {1, part.begin, part.count}, matrix.offset + at, matrix.columns};
@@ -103,7 +103,7 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlac
   const int64_t f = part.count, whole = c.ffn_of_expert();
   b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
   b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
-  int holder = 0;  // the EP rank that has expert e
+  int holder = 0;  // EP rank that holds expert e
   for (int64_t e = 0; e < c.experts; ++e) {
     while (e >= shard_of(c.experts, place.ep, holder).begin +
                     shard_of(c.experts, place.ep, holder).count) {

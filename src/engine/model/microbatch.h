@@ -1,5 +1,5 @@
-// What a forward pass leaves for its backward pass. Operators, weights and scratch are shared by
-// all microbatches of a model; these are one's own, so several may be in flight.
+// Activations saved by a forward pass for its backward pass. Operators, weights and scratch are
+// shared by all microbatches of a model; these belong to one, so several may be in flight.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace tandem {
 
 struct ModelContext;
 
-/// Of a branch's products.
+/// Saved activations of a branch's GEMMs.
 struct ProductActivations {
   ProductActivations(const ModelContext& context, const BranchLayout& layout);
   Activation hidden, inner, log_sums;
 };
 
-/// Of a branch's router and experts.
+/// Saved activations of a branch's router and experts.
 struct RoutedActivations {
   explicit RoutedActivations(const ModelContext& context);
   Activation scores, chosen, weights;
@@ -42,13 +42,14 @@ struct BranchActivations {
 struct HeadActivations {
   explicit HeadActivations(const ModelContext& context);
   Activation normed, inverse_rms, logits;
-  Activation maxima, sums;  ///< [tokens]; sums and, below them, the targets' logits
+  Activation maxima, sums;  ///< [tokens]; row 0 of sums: sums of exponentials, row 1: the targets'
+                            ///< logits
 };
 
-/// What the routers chose, of this rank's tokens until it is shared.
+/// Expert load of the routers' choices: of this rank's tokens until it is shared.
 struct CountedLoad {
   ExpertLoad load;
-  bool is_shared = false;  ///< it is that of all ranks
+  bool is_shared = false;  ///< counts cover all ranks
   void clear() { load.clear(), is_shared = false; }
 };
 
@@ -58,7 +59,8 @@ struct MicrobatchState {
   std::vector<Activation> residuals;  ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
   HeadActivations head;
-  /// Of this microbatch, or of the step where that is counted as a whole. nullptr without experts.
+  /// Load of this microbatch, or of the whole step between begin_step and share_load. nullptr
+  /// without experts.
   std::shared_ptr<CountedLoad> load;
 };
 

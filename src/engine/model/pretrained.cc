@@ -13,14 +13,14 @@
 namespace tandem {
 namespace {
 
-/// Files from before 2023 have the frequencies of the rotary embedding, which rope_theta gives.
+/// Rotary embedding frequencies in files from before 2023, redundant with rope_theta.
 constexpr std::string_view kFrequencies = ".self_attn.rotary_emb.inv_freq";
 
 bool same_bytes(const SafetensorsFile& file, const SafetensorsEntry& a, const SafetensorsEntry& b) {
   return a.dtype == b.dtype && a.shape == b.shape && file.hash(a) == file.hash(b);
 }
 
-/// Whether a tensor that is not read changes nothing.
+/// Whether an unread tensor has no effect on the model.
 bool is_redundant(const ModelConfig& config, const SafetensorsFile& file,
                   const SafetensorsEntry& entry) {
   if (entry.name.ends_with(kFrequencies)) return true;
@@ -29,7 +29,7 @@ bool is_redundant(const ModelConfig& config, const SafetensorsFile& file,
          same_bytes(file, entry, *embedding);
 }
 
-/// Before the names of the tensors are made: config.json may say any number.
+/// Checked before tensor names are generated: config.json may contain any number.
 void require_at_most(const SafetensorsFile& weights, const char* key, int64_t value) {
   const auto tensors = int64_t(weights.entries().size());
   if (value <= tensors) return;
@@ -40,7 +40,7 @@ void require_at_most(const SafetensorsFile& weights, const char* key, int64_t va
 void read_part(const SafetensorsFile& file, const SafetensorsEntry& entry, const Parameter& p,
                std::span<float> values) {
   const LocalPart part = local_part(p);
-  if (part.columns == part.whole_columns && part.row_stride == part.columns) {  // side by side
+  if (part.columns == part.whole_columns && part.row_stride == part.columns) {  // contiguous
     file.read_f32(entry, part.first,
                   values.subspan(size_t(p.offset), size_t(part.rows * part.columns)));
     return;
@@ -85,7 +85,7 @@ std::optional<BadElement> first_not_finite(const Parameter& p, std::span<const f
   const LocalPart part = local_part(p);
   for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
     const auto own = values.subspan(size_t(p.offset + row * part.row_stride), size_t(part.columns));
-    // All at once first: 0 * x is 0 for every finite x.
+    // Fast check of the whole row: 0 * x is 0 for every finite x.
     float sum = 0;
     for (const float value : own) sum += 0 * value;
     if (sum == 0) continue;

@@ -1,4 +1,4 @@
-// A trained model on disk: DIR/config.json and DIR/model.safetensors, in Hugging Face's layout.
+// Trained model on disk: DIR/config.json and DIR/model.safetensors, in Hugging Face's layout.
 #pragma once
 
 #include <optional>
@@ -12,24 +12,24 @@
 
 namespace tandem {
 
-/// Changes when the model does: hashes of its configuration and of its weights. Throws IoError.
+/// Hashes of the model's configuration and weights; changes if either does. Throws IoError.
 std::string model_identity(const ModelConfig& config, const SafetensorsFile& weights);
 
-/// Throws IoError naming the tensor unless the file has all that the model reads, in these shapes,
-/// and no other: a layer that config.json leaves out, or a bias, would change what is computed.
+/// Throws IoError naming the tensor unless the file has all tensors that the model reads, in these
+/// shapes, and no other: a layer missing in config.json, or a bias, would change the result.
 void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weights);
 
-/// An element of a rank's part of a parameter.
+/// Non-finite element of a rank's shard of a parameter.
 struct BadElement {
-  int64_t element;  ///< of the whole tensor
+  int64_t element;  ///< index in the full tensor
   float value;
 };
-/// The first that is NaN or infinite.
+/// First element that is NaN or infinite.
 std::optional<BadElement> first_not_finite(const Parameter& parameter,
                                            std::span<const float> values);
 
 /// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk). Throws IoError naming the
-/// tensor that is missing, has another shape, or an element that is no finite number.
+/// tensor that is missing, has another shape or a non-finite element.
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
                      std::span<float> values);
 

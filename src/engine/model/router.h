@@ -1,4 +1,4 @@
-// Which experts a row goes to, in training and generation.
+// Routing of rows to experts, in training and generation.
 #pragma once
 
 #include "engine/model/layer.h"
@@ -10,14 +10,14 @@ namespace tandem {
 RouterOptions router_options(const ModelConfig& config);
 MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec);
 
-/// What the router makes of some rows.
+/// Router output for some rows.
 struct RouterMemory {
   Tensor logits, scores;   ///< f32 [rows, experts]
   Tensor chosen, weights;  ///< i32 and f32 [rows, top_k]
 };
 
-/// normed if it is f32, else its rows of `scratch`, to which it is cast. Routers compute in f32: a
-/// choice that bf16 changed would change the loss by a jump.
+/// Returns `normed` if it is f32, else its rows cast to f32 in `scratch`. Routers compute in f32: a
+/// choice changed by bf16 would make the loss jump.
 Tensor router_input(const Tensor& normed, const Tensor& scratch);
 
 /// Routes the rows of `input`, f32.

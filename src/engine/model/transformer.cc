@@ -112,7 +112,7 @@ class Transformer::Impl {
   const ExpertLoad* load() const { return load_ ? &load_->load : nullptr; }
   MicrobatchState& own() { return own_; }
 
-  /// Of every expert by how far it is from the mean: more for one that had too little.
+  /// Moves every expert's bias by the rate, up if its load is below the mean, down if above.
   void adjust_router_bias() {
     const float rate = float(context_.config.bias_rate);
     for (const BranchLayout& b : context_.layout.branches) {
@@ -136,7 +136,7 @@ class Transformer::Impl {
         CountedLoad{ExpertLoad(c.moe_layers(), c.experts, context_.options.routed)});
   }
 
-  /// Counts of a microbatch of its own, unless a step is counted as a whole.
+  /// Uses counts of this microbatch alone, unless the step is counted as a whole.
   void begin_load(MicrobatchState& m) {
     if (!step_load_) {
       if (!m.load) m.load = new_load();
@@ -153,7 +153,7 @@ class Transformer::Impl {
     counted.is_shared = true;
   }
 
-  /// Operators are shared by all branches of a kind and made when the first of them comes.
+  /// Operators are shared by all branches of a kind and created with the first of them.
   void add_branch(const BranchLayout& b) {
     auto& products = products_[kind_of(b)];
     if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
@@ -179,8 +179,8 @@ class Transformer::Impl {
     return row;
   }
 
-  /// Row i of dnorms_, summed over the ranks (each saw its own rows of the residual stream), is
-  /// added to the gradient of the norm at offsets[i].
+  /// Sums row i of dnorms_ over the ranks (each saw only its rows of the residual stream) and adds
+  /// it to the gradient of the norm at offsets[i].
   void add_norms(std::span<const int64_t> offsets) {
     all_reduce(context_.tp, dnorms_->rows(0, int64_t(offsets.size())));
     for (size_t i = 0; i < offsets.size(); ++i) {
@@ -197,7 +197,7 @@ class Transformer::Impl {
   std::vector<Branch> branches_;
   Communicator& step_;
   MicrobatchState own_;
-  /// What `load` shows: the step's, once one has begun, or that of the last forward pass.
+  /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
   std::shared_ptr<CountedLoad> load_, step_load_;
   Activation dx_, dnorms_;
 };

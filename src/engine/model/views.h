@@ -1,4 +1,4 @@
-// Activations, and the parts of a branch's two fused ones.
+// Activations, and views of the two fused activations of a branch.
 #pragma once
 
 #include "engine/model/layout.h"
@@ -11,7 +11,7 @@ inline Tensor columns(const Tensor& t, int64_t begin, int64_t count) {
   return t.narrow(1, begin, count);
 }
 
-/// Memory of one element type, [rows, columns].
+/// Owned memory of one element type, [rows, columns].
 class Activation {
  public:
   Activation(DType dtype, int64_t rows, int64_t columns)
@@ -26,13 +26,13 @@ class Activation {
   Tensor tensor_;
 };
 
-/// What the column-parallel product writes, [tokens, in.rows]: q | k | v | gate | up.
+/// Output of the column-parallel GEMM, [tokens, in.rows]: q | k | v | gate | up.
 struct HiddenViews {
   Tensor q, k, v, gate, up;
 };
 HiddenViews split_hidden(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
 
-/// What the row-parallel product reads, [tokens, out.columns]: attention | MLP.
+/// Input of the row-parallel GEMM, [tokens, out.columns]: attention | MLP.
 struct InnerViews {
   Tensor attention, mlp;
 };

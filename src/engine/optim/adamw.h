@@ -1,4 +1,4 @@
-// AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2) and the learning rate over a run.
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2) and the learning rate schedule.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-/// The constants of one step.
+/// Constants of one step.
 struct AdamStep {
   float lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
   float correction1 = 1, correction2 = 1;  ///< 1 / (1 - beta^step)
@@ -18,17 +18,16 @@ struct AdamStep {
   static AdamStep make(const TrainConfig& config, int64_t step, double lr, double gradient_norm);
 };
 
-/// Updates w, m, v in place; decay applies only where the tensor wants it.
+/// Updates w, m, v in place; applies weight decay only if `decay`.
 void adamw(const AdamStep& step, bool decay, std::span<float> w, std::span<const float> gradient,
            std::span<float> m, std::span<float> v);
 
-/// In an order that depends only on the length.
+/// Summation order depends only on the length.
 double sum_of_squares(std::span<const float> values);
 
-/// Linear warm-up to the peak, then a cosine that starts there and ends at min_lr with the run:
-/// over the steps that are left after the warm-up or, where `train.seconds` ends the run, over the
-/// time that is left. `step` counts from 0; `warmup_s`: `elapsed_s` of the first step after the
-/// warm-up.
+/// Linear warm-up to the peak, then a cosine decay to min_lr at the end of the run: over the steps
+/// left after the warm-up or, if `train.seconds` ends the run, over the time left. `step` counts
+/// from 0; `warmup_s`: `elapsed_s` of the first step after the warm-up.
 double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s);
 
 }  // namespace tandem

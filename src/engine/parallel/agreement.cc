@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Three lines: machine, place (that of the deepest folder that is there, and the way on from it),
-/// and how a user would call it.
+/// Three lines: machine, location (inode of the deepest existing folder and the remaining path),
+/// and the absolute path.
 std::string place_of(const std::string& path) {
   std::string machine;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);

@@ -1,5 +1,4 @@
-// What ranks must agree on beyond the words of their command line: each may run in a folder of its
-// own.
+// Checks across ranks beyond equal command lines: ranks may run in different working directories.
 #pragma once
 
 #include <string>
@@ -9,9 +8,9 @@
 
 namespace tandem {
 
-/// Collective: throws Mismatch, on every rank, naming `what` and where each of two ranks finds
-/// `path`, unless all ranks of one machine find the same place. It need not be there yet. Ranks of
-/// different machines may have different file systems: nothing is compared between them.
+/// Throws Mismatch, on every rank, naming `what` and the resolved `path` of two ranks, unless all
+/// ranks of one machine resolve it to the same location. It need not exist yet. Ranks of different
+/// machines are not compared, as their file systems may differ. Collective.
 void require_same_place(Communicator& world, std::string_view what, const std::string& path);
 
 }  // namespace tandem

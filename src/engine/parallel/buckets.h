@@ -1,6 +1,6 @@
-// How one rank's flat parameter array is cut for data parallelism (ZeRO-style, arXiv 1910.02054):
-// into buckets from the back to the front, the order in which backward finishes gradients, and each
-// bucket into one shard per rank. Pure functions of (elements, bucket size, ranks).
+// Partition of one rank's flat parameter array for data parallelism (ZeRO-style, arXiv 1910.02054):
+// into buckets from back to front, the order in which backward finishes gradients, and each bucket
+// into one shard per rank. Pure functions of (elements, bucket size, ranks).
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class Buckets {
       : elements_(elements), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {}
 
   int count() const { return int((elements_ + size_ - 1) / size_); }
-  /// Bucket 0 is the back of the array.
+  /// Bucket 0 is at the end of the array.
   Range bucket(int b) const {
     const int64_t end = elements_ - b * size_;
     return {std::max<int64_t>(0, end - size_), std::min(size_, end)};
@@ -32,11 +32,11 @@ class Buckets {
     const Shard part = shard_of(whole.count, ranks_, rank);
     return {whole.begin + part.begin, part.count};
   }
-  /// Shards of all buckets side by side, as a rank keeps its own or stages a peer's: where bucket
-  /// b's begins, and how many elements there are room for.
+  /// Contiguous slots for one shard of each bucket (local or staged for a peer): offset of bucket
+  /// b's slot, and elements of all slots.
   int64_t slot_begin(int b) const { return b * shard_room(); }
   int64_t slot_elements() const { return count() * shard_room(); }
-  /// Of the largest shard.
+  /// Elements of the largest shard.
   int64_t shard_room() const { return (std::min(size_, elements_) + ranks_ - 1) / ranks_; }
   int64_t elements() const { return elements_; }
   int ranks() const { return ranks_; }
@@ -46,14 +46,14 @@ class Buckets {
   int ranks_;
 };
 
-/// A stretch of the flat array in which one rule holds. Padding is in none.
+/// Range of the flat array with uniform properties. Padding belongs to none.
 struct ParameterRun {
   int64_t begin = 0, count = 0;
   bool decay = true;
-  bool sharded = true;  ///< over TP; else every TP rank holds the same values
+  bool sharded = true;  ///< over TP; else replicated on every TP rank
   bool operator==(const ParameterRun&) const = default;
 };
-/// By position, neighbours under one rule merged.
+/// Runs sorted by position; adjacent ones with equal properties are merged.
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters);
 
 }  // namespace tandem

@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-/// One letter for the kind, then the text.
+/// One letter for the kind of outcome, then the text.
 std::string outcome_of(const std::function<std::string()>& work) {
   try {
     return fmt::format("+{}", work());
@@ -33,7 +33,7 @@ std::string outcome_of(const std::function<std::string()>& work) {
   }
 }
 
-/// `outcome` of a rank, or its error after `prefix`.
+/// Text of a rank's `outcome`; throws its error, prefixed by `prefix`.
 std::string text_or_throw(const std::string& outcome, const std::string& prefix = "") {
   if (outcome[0] == '+') return outcome.substr(1);
   const std::string text = prefix + outcome.substr(1);
@@ -43,7 +43,7 @@ std::string text_or_throw(const std::string& outcome, const std::string& prefix 
   throw Error(text);
 }
 
-/// Seconds for which no file has been read or written.
+/// Seconds without file I/O.
 class Stall {
  public:
   double seconds() {
@@ -58,7 +58,7 @@ class Stall {
   Clock::time_point since_ = Clock::now();
 };
 
-/// Every rank's outcome. A rank says every now and then that it is not done yet.
+/// Outcomes of all ranks. A rank that is still working reports so every 0.25 s.
 std::vector<std::string> outcomes(Communicator& world, std::string_view what, uint64_t bytes,
                                   const std::function<std::string()>& work) {
   const DiskDeadline longer(world);
@@ -73,7 +73,7 @@ std::vector<std::string> outcomes(Communicator& world, std::string_view what, ui
   Stall stall;
   while (true) {
     if (mine.empty() && future.wait_for(kTick) == std::future_status::ready) mine = future.get();
-    // For a rank that is not done, the time without progress.
+    // An unfinished rank sends its time without progress.
     const std::string said = mine.empty() ? fmt::format("?{}", stall.seconds()) : mine;
     std::vector<std::string> all;
     for (const auto& blob : world.exchange(std::as_bytes(std::span(said)), what)) {

@@ -1,4 +1,4 @@
-// Work on the files of a run, with an outcome that every rank shares.
+// Work on the files of a run, with an outcome shared by all ranks.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace tandem {
 
 constexpr double kDiskDeadlineS = 600;  ///< a slow disk is not a lost rank
 
-/// While it lives, waits of `world` are as patient as files need.
+/// Scope in which `world` waits with the longer deadline of file I/O.
 class DiskDeadline {
  public:
   explicit DiskDeadline(Communicator& world) : world_(world), usual_(world.deadline()) {
@@ -29,18 +29,18 @@ class DiskDeadline {
   const double usual_;
 };
 
-/// `work` that reads or writes more has a thread of its own.
+/// Min bytes above which `work` runs in a separate thread.
 constexpr uint64_t kLongWorkBytes = uint64_t{1} << 30;
 
-/// Collective: runs `work` on every rank at once and returns, on every rank, the texts of all by
-/// rank. `work` makes no collective calls. It may take 600 s; where a rank reads or writes more
-/// than kLongWorkBytes, as `bytes` says, the others wait for as long as it gets on, and 600 s more.
-/// What `work` throws on a rank is thrown on all of them: an IoError or a ConfigError as itself, a
-/// lack of memory as Unsupported, anything else as Error.
+/// Runs `work` on every rank concurrently and returns, on every rank, the texts of all ranks, by
+/// rank. `work` makes no collective calls. It may take 600 s; if a rank reads or writes more than
+/// kLongWorkBytes, by `bytes`, the others wait as long as it makes progress, and 600 s more. An
+/// exception of `work` is thrown on all ranks: IoError and ConfigError with their type, out of
+/// memory as Unsupported, all others as Error. Collective.
 std::vector<std::string> on_every_rank(Communicator& world, std::string_view what, uint64_t bytes,
                                        const std::function<std::string()>& work);
 
-/// The same for work that only rank 0 can do. Returns its text on every rank.
+/// The same for work on rank 0 only. Returns its text on every rank.
 std::string on_rank_zero(Communicator& world, std::string_view what,
                          const std::function<std::string()>& work, uint64_t bytes = 0);
 

@@ -101,7 +101,7 @@ void DataParallel::send_gradients(int bucket) {
   }
 }
 
-/// Of this rank's shard.
+/// Gradients from `rank` for this rank's shard.
 const float* DataParallel::gradients_of(int rank, int bucket) {
   if (rank == dp_.rank()) return gradients_.data() + buckets_.shard(bucket, rank).begin;
   const size_t slot = slot_of(gradient_messages_, rank, bucket);
@@ -160,7 +160,7 @@ void DataParallel::step_bucket(int bucket, size_t& next, const AdamStep& step) {
   }
 }
 
-/// Into decoded_: of this rank's shard, what is to be encoded, and all else as it is.
+/// Fills decoded_ for this rank's shard: differences in encoded segments, weights in all others.
 void DataParallel::make_differences(int bucket) {
   const float* weights = parameters_.data() + buckets_.shard(bucket, dp_.rank()).begin;
   const float* masters = master_.data() + buckets_.slot_begin(bucket);
@@ -171,7 +171,7 @@ void DataParallel::make_differences(int bucket) {
   }
 }
 
-/// What `make_differences` of `owner` has become on its way, into the weights.
+/// Applies the decoded message of `owner` to the weights.
 void DataParallel::add_differences(int owner, int bucket) {
   float* weights = parameters_.data() + buckets_.shard(bucket, owner).begin;
   for (const Segment& segment : weight_messages_.segments(bucket, owner)) {
@@ -249,7 +249,7 @@ float* DataParallel::values_of(const OwnedRun& owned, Moment moment) {
       return m_.data() + owned.slot;
     case Moment::second:
       return v_.data() + owned.slot;
-    case Moment::master:  // what travels as it is has no other
+    case Moment::master:  // replicated parameters have no separate master
       if (!owned.run.sharded) break;
       return master_.data() + owned.slot;
   }

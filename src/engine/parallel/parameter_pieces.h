@@ -1,4 +1,4 @@
-// Where a stretch of a rank's flat array stands in the whole tensors.
+// Mapping of ranges of a rank's flat array to the full tensors.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +11,16 @@
 
 namespace tandem {
 
-/// Elements side by side in the flat array and in a whole tensor.
+/// Elements contiguous both in the flat array and in a full tensor.
 struct ParameterPiece {
-  size_t parameter = 0;  ///< of the list
-  int64_t whole = 0;     ///< its first element in the tensor
-  int64_t flat = 0;      ///< and in the flat array
+  size_t parameter = 0;  ///< index in the list
+  int64_t whole = 0;     ///< first element in the tensor
+  int64_t flat = 0;      ///< first element in the flat array
   int64_t count = 0;
 };
 
-/// The parts of all parameters that a rank holds, in the order of the flat array: a model of many
-/// tensors is not searched through for each stretch.
+/// Local shards of all parameters, sorted by flat offset, so that a lookup does not scan all
+/// tensors of a model.
 class ParameterPieces {
  public:
   explicit ParameterPieces(std::span<const Parameter> list) {
@@ -29,7 +29,7 @@ class ParameterPieces {
       LocalPart& part = held.part;
       if (part.rows == 0 || part.columns == 0) continue;
       if (part.columns == part.whole_columns && part.row_stride == part.columns) {
-        part.columns *= part.rows;  // side by side: one row
+        part.columns *= part.rows;  // contiguous: one row
         part.row_stride = part.columns;
         part.rows = 1;
       }
@@ -41,7 +41,7 @@ class ParameterPieces {
     for (Held& held : held_) held.reach = reach = std::max(reach, held.end);
   }
 
-  /// Calls `visit(piece)` for what of each parameter stands in `range` of the flat array.
+  /// Calls `visit(piece)` for each part of a parameter in `range` of the flat array.
   template <typename Visit>
   void for_each(const Buckets::Range& range, Visit&& visit) const {
     const int64_t end = range.begin + range.count;
@@ -54,8 +54,8 @@ class ParameterPieces {
  private:
   struct Held {
     size_t parameter;
-    int64_t begin, end;  ///< in the flat array, with what stands between rows
-    int64_t reach;       ///< the largest end of this and of those before
+    int64_t begin, end;  ///< in the flat array, including gaps between rows
+    int64_t reach;       ///< max end of this and all previous ones
     LocalPart part;
   };
 

@@ -22,7 +22,7 @@ size_t raw_bytes(const Segment& segment) {
 
 std::vector<Segment> segments_of(Buckets::Range range, std::span<const ParameterRun> runs) {
   std::vector<Segment> segments;
-  int64_t at = 0;  // where the next segment begins
+  int64_t at = 0;  // begin of the next segment
   const auto add = [&](int64_t end, bool encoded) {
     if (end <= at) return;
     if (!segments.empty() && segments.back().encoded == encoded) {

@@ -1,10 +1,10 @@
-// What one shard of a bucket travels as between data-parallel ranks.
+// Message format of one shard of a bucket between data-parallel ranks.
 //
-// A shard is cut into segments, in the order of the array. Where weights are split over the
-// tensor-parallel ranks, a segment is a message of the wire. All else (norms, routers, padding)
-// travels as it is: tensor-parallel ranks hold the same values there, but their shards begin in
-// other places, and what they decoded would differ. A message of a shard is its segments one after
-// the other, each encoded one behind 16 bytes that hold its length.
+// A shard is split into segments, in array order. Weights sharded over the tensor-parallel ranks
+// are encoded, one message of the wire format per segment. All else (norms, routers, padding) is
+// sent uncompressed: tensor-parallel ranks hold the same values there, but their shards begin at
+// different offsets, so decoded values would differ. A message concatenates its segments; each
+// encoded one is preceded by 16 bytes that hold its length.
 #pragma once
 
 #include <cstddef>
@@ -21,23 +21,24 @@ struct Segment {
   bool encoded = false;
 };
 
-/// The segments of `range` of an array with these `runs`.
+/// Segments of `range` of an array with these `runs`.
 std::vector<Segment> segments_of(Buckets::Range range, std::span<const ParameterRun> runs);
 
 class ShardMessages {
  public:
-  /// Throws InvalidArgument for a wire that takes no f32. With one that is none, all of a shard is
-  /// one segment that travels as it is.
+  /// Throws InvalidArgument for a wire format that does not support f32. Without a wire format a
+  /// shard is one uncompressed segment.
   ShardMessages(const Wire& wire, const Buckets& buckets, std::span<const ParameterRun> runs);
 
   const Wire& wire() const { return wire_; }
   std::span<const Segment> segments(int bucket, int owner) const {
     return segments_[size_t(bucket * ranks_ + owner)];
   }
-  /// Of the largest message; a multiple of 16.
+  /// Bytes of the largest message; a multiple of 16.
   size_t most_bytes() const { return most_bytes_; }
 
-  /// `values`: of the shard. `residual`: of its error feedback, or null. Returns the bytes used.
+  /// `values`: elements of the shard. `residual`: its error feedback residual, or null. Returns the
+  /// bytes used.
   size_t encode(int bucket, int owner, const float* values, float* residual,
                 std::byte* message) const;
   void decode(int bucket, int owner, const std::byte* message, float* values) const;

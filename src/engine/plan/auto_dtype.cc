@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// Of one product at most: what a product costs per row is settled by then.
+// Max FLOPs of one GEMM: its cost per row is stable at that size.
 constexpr int64_t kMostFlops = int64_t(1) << 31;
 
 /// y = x wᵀ, dx = dy w, dw += dyᵀ x, as training computes them.
@@ -39,7 +39,7 @@ class Products {
     gemm(dy, w, dx_.view(dtype_, {m_, k_}));
     gemm(dy.transposed(), x, dw_.view(DType::f32, {n_, k_}), {nullptr, true});
   }
-  /// How many times the measured work the real one is.
+  /// Ratio of the real work to the measured work.
   double scale() const { return scale_; }
 
  private:

@@ -18,11 +18,11 @@ void set(const CodecSite& site, const Wire& wire, CodecPolicy& policy) {
   for (Wire CodecPolicy::*member : site.wires) policy.*member = wire;
 }
 
-/// One format at one site, as it was measured alone.
+/// One format at one site, measured separately.
 struct Option {
   Wire wire;
-  double cost = 0;   ///< the size of the loss's change
-  double bytes = 0;  ///< sent
+  double cost = 0;   ///< absolute change of the loss
+  double bytes = 0;  ///< bytes sent
 };
 
 class Search {
@@ -51,24 +51,24 @@ class Search {
       choice_.chosen = trial(policy, "");
       const double rise = choice_.best().rise;
       if (rise <= choice_.budget) return choice_;
-      if (cost == 0) {  // nothing is left to take back
+      if (cost == 0) {  // no format left to remove
         choice_.chosen = 0;
         return choice_;
       }
-      // As much less as it was too much, and at least a twentieth.
+      // Reduces the limit by the ratio of the excess, at least by a twentieth.
       allowed = cost * std::clamp(choice_.budget / rise, 0.5, 0.95);
     }
   }
 
  private:
-  /// Number of the policy's trial, measured where it was not yet.
+  /// Index of the policy's trial; measures it if new.
   size_t trial(const CodecPolicy& policy, const std::string& site) {
     auto& trials = choice_.trials;
     const auto known = std::ranges::find(trials, policy, &CodecTrial::policy);
     if (known != trials.end()) return size_t(known - trials.begin());
     const double bits = measured_(policy);
     const double rise = trials.empty() ? 0 : bits / trials.front().bits_per_byte - 1;
-    // Without text there is no loss, and a damaged model may have one that is no number.
+    // The loss is 0 without text, and may be NaN for a damaged model.
     if (!std::isfinite(rise) || bits <= 0) {
       throw InvalidArgument(fmt::format("codec '{}': {} bits per byte: expected a loss above 0",
                                         policy.describe(), bits));
@@ -77,11 +77,11 @@ class Search {
     return trials.size() - 1;
   }
 
-  /// The next change: one site's format for one that sends less.
+  /// Candidate change: a site's format replaced by one that sends less.
   struct Change {
     size_t site, option;
     double saved, cost;
-    /// Bytes per rise decide; of changes that cost nothing, bytes.
+    /// Orders by bytes saved per rise; changes without cost by bytes.
     bool operator<(const Change& other) const {
       const double a = saved * std::max(other.cost, 0.0), b = other.saved * std::max(cost, 0.0);
       return a != b ? a < b : saved < other.saved;
@@ -117,7 +117,7 @@ class Search {
   const SentBytes& sent_;
   const std::vector<CodecSite> sites_;
   const std::function<double(const CodecPolicy&)>& measured_;
-  std::vector<std::vector<Option>> options_;  ///< by site; the first is plain
+  std::vector<std::vector<Option>> options_;  ///< by site; the first is uncompressed
   CodecChoice choice_;
 };
 
@@ -135,7 +135,7 @@ std::vector<CodecSite> codec_sites(const ModelConfig& c) {
     add("attention", {&CodecPolicy::attention}, c.layers);
     add("mlp", {&CodecPolicy::mlp}, mlps);
   }
-  add("experts", {&CodecPolicy::experts}, 2 * c.moe_layers());  // there and back
+  add("experts", {&CodecPolicy::experts}, 2 * c.moe_layers());  // dispatch and combine
   add("embeddings", {&CodecPolicy::embeddings}, 2);             // at the bottom and at the top
   return sites;
 }

@@ -9,8 +9,9 @@
 namespace tandem {
 namespace {
 
-/// Of every branch the residual stream before it, its norm, and what its two products write and
-/// read, of experts for each of the top k; of the head the logits and their gradient.
+/// Activation bytes per token: for every branch the residual stream before it, its norm, and its
+/// two GEMMs' outputs and inputs, for experts times top k; for the head the logits and their
+/// gradient.
 double token_bytes(const ModelConfig& model, double element) {
   const double q = double(model.heads) * double(model.head_dim),
                kv = double(model.kv_heads) * double(model.head_dim), ffn = double(model.ffn);
@@ -25,9 +26,10 @@ double token_bytes(const ModelConfig& model, double element) {
 
 }  // namespace
 
-// All f32. Each replica has its weights and gradients, and those of the model it validates with, of
-// experts an EP rank's part; the replicas share one pair of moments, and the owners' weights where
-// differences travel. Each has the residuals of its gradients, before a step and after it.
+// All f32. Each replica has weights and gradients, for training and for its validation model, of
+// experts only an EP rank's share; the replicas share one pair of moments, and master weights if
+// weight differences are sent. Each replica has its gradients' residuals of before and after a
+// step.
 double training_bytes(const TrainConfig& config) {
   const int64_t models = config.train.validate_every > 0 ? 2 : 1;
   const auto experts = double(config.model.expert_parameters());

@@ -1,4 +1,4 @@
-// What a training run needs at least, before any of it is allocated.
+// Lower bound of a training run's memory, computed before allocation.
 #pragma once
 
 #include "engine/config/config.h"
@@ -9,12 +9,11 @@ namespace tandem {
 /// Bytes of weights, gradients and moments of all ranks together. In floating point, which does not
 /// overflow.
 double training_bytes(const TrainConfig& config);
-/// The same of what a forward pass leaves for the backward one; with train.dtype "auto" as if that
-/// were bf16.
+/// Bytes of saved activations of all ranks together; assumes bf16 for train.dtype "auto".
 double activation_bytes(const TrainConfig& config);
-/// Throws ConfigError when those of this machine's ranks are more than its memory.
+/// Throws ConfigError if the ranks on this machine need more than its memory.
 void check_memory(const TrainConfig& config);
-/// Throws InvalidArgument when a model and its windows are more than that.
+/// Throws InvalidArgument if a model and its windows need more than this machine's memory.
 void check_memory(const ModelConfig& model, const EvaluateOptions& options);
 
 }  // namespace tandem

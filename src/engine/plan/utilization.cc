@@ -23,9 +23,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kSide = 512;
-constexpr int kMaxRounds = 5;  // on a busy machine, of which the best counts
+constexpr int kMaxRounds = 5;  // on a busy machine; the best round counts
 
-/// How busy other programs kept the host of rank 0 in between; the same on every rank.
+/// Share of rank 0's host used by other programs since `begin`; the same on every rank.
 double share_of_others(Communicator& world, const ProcessorTime& begin) {
   struct Used {
     uint64_t host = 0;
@@ -56,7 +56,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
   const Buffer b = random_buffer(dtype, kSide * kSide, 2);
   const Buffer c(size_t(kSide * kSide) * size_of(dtype));
   const auto square = [&](const Buffer& memory) { return memory.view(dtype, {kSide, kSide}); };
-  // Until all ranks have ended: where they share cores, each one's own time would say too little.
+  // Timed until all ranks have finished: if they share cores, a rank's own time is too short.
   const std::vector<TimedVariant> product{[&] {
     world.barrier("peak");
     const auto begin = Clock::now();

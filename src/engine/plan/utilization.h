@@ -1,8 +1,8 @@
-// Model FLOPs utilization (MFU): the FLOPs that a model needs, over what this machine can do.
+// Model FLOPs utilization (MFU): FLOPs that the model needs over this machine's peak.
 //
 // MFU = tokens/s x FLOPs per token / peak. The peak is measured, not looked up: the rate of square
-// matrix products in the run's dtype on all ranks at once, by the same library, as the run begins.
-// So it says how much of what products reach here a step reaches, and not how good those are.
+// GEMMs in the run's dtype on all ranks concurrently, with the same library, at the start of the
+// run. So MFU is relative to the GEMM rate reached here; it does not rate the GEMMs themselves.
 #pragma once
 
 #include <string>
@@ -14,15 +14,16 @@ namespace tandem {
 
 struct Utilization {
   double flops_per_token = 0;  ///< forward and backward
-  double peak_flops = 0;       ///< a second, of all ranks
-  double others = 0;           ///< share of the processors that other programs had meanwhile
+  double peak_flops = 0;       ///< per second, of all ranks
+  double others = 0;           ///< share of the processors used by other programs during the
+                               ///< measurement
   double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
-  /// The formula with its numbers, in three lines, and a warning where the machine was busy.
+  /// The formula with its numbers, in three lines, and a warning if the machine was busy.
   std::string describe(const TrainConfig& config) const;
 };
 
-/// Collective. `config` names the dtype. Repeated while other programs keep the machine busy, a few
-/// times at most; the best counts.
+/// Measures the peak in the dtype of `config`. Repeated while other programs keep the machine busy,
+/// at most a few times; the best counts. Collective.
 Utilization measure_utilization(Communicator& world, const TrainConfig& config);
 
 }  // namespace tandem

@@ -17,8 +17,8 @@ struct Operation {
   TimePoint begin, end;
 };
 
-// A rank's computation in order, without products and without what an overlapped operator does
-// between its tiles (it shares the name of a wait): their number and order depend on timing.
+// Rank's computation in order, without GEMMs and without work of overlapped operators between their
+// tiles (named like a wait): their number and order depend on timing.
 std::vector<Operation> operations(const RankEvents& rank) {
   std::set<std::string_view> communicating;
   for (const SpanEvent& event : rank.events) {

@@ -1,4 +1,4 @@
-// One layer out of a trace of many: short enough to be drawn.
+// Extraction of one layer from a trace of many, short enough to be drawn.
 #pragma once
 
 #include <span>
@@ -8,12 +8,12 @@
 
 namespace tandem {
 
-/// The events in one layer of the forward pass, cut at its ends: the second repetition of the
-/// shortest sequence of operations that rank 0's computation repeats; all events when nothing
-/// repeats. Times count from its begin and origins are zero.
+/// Events in one layer of the forward pass, clipped to it: the second repetition of the shortest
+/// sequence of operations that rank 0's computation repeats; all events if none repeats. Times
+/// count from the layer's begin and origins are zero.
 struct Layer {
   std::chrono::nanoseconds span{0};
-  bool repeats = false;  ///< else these are all events
+  bool repeats = false;  ///< false: contains all events
   std::vector<RankEvents> ranks;
 };
 Layer one_layer(std::span<const RankEvents> ranks);

@@ -15,7 +15,7 @@ namespace tandem::report {
 namespace {
 
 constexpr size_t kMostColumns = 96, kFewestColumns = 8;
-constexpr size_t kMostCells = 60000;  // of all layers: what a page can carry
+constexpr size_t kMostCells = 60000;  // of all layers: limit of the page size
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void LoadMap::add(double step, const std::vector<std::vector<double>>& rows) {
   }
 }
 
-/// Two columns become one.
+/// Merges pairs of adjacent columns.
 void LoadMap::put_together() {
   std::vector<Column> halved;
   for (size_t i = 0; i < columns_.size(); ++i) {

@@ -1,5 +1,5 @@
-// Rows by expert over the steps of a run, as a heat map has them: steps put together until few
-// enough columns are left, each expert's rows over the mean of its layer.
+// Heat map of rows per expert over the steps of a run: steps are merged until the columns are few
+// enough, with each expert's rows over the mean of its layer.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace tandem::report {
 
 class LoadMap {
  public:
-  /// rows[layer][expert]; steps come in order. Throws IoError where it has another form than the
-  /// first step's, or is none at all.
+  /// rows[layer][expert], in order of steps. Throws IoError if the shape is empty or differs from
+  /// the first step's.
   void add(double step, const std::vector<std::vector<double>>& rows);
   bool empty() const { return columns_.empty(); }
-  /// {"steps": first of each column, "load": [layer][column][expert], 1 where all are even}.
+  /// {"steps": first of each column, "load": [layer][column][expert], 1 if all are even}.
   nlohmann::json json() const;
 
  private:
@@ -27,7 +27,7 @@ class LoadMap {
   void put_together();
 
   size_t layers_ = 0, experts_ = 0;
-  int64_t width_ = 1;  // steps of a column
+  int64_t width_ = 1;  // steps per column
   std::vector<Column> columns_;
 };
 

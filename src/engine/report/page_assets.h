@@ -1,4 +1,4 @@
-// The parts of the report's page, put into the library by cmake/embed.cmake.
+// Parts of the report's page, embedded into the library by cmake/embed.cmake.
 #pragma once
 
 #include <string_view>

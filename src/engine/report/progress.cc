@@ -19,13 +19,13 @@ bool is_terminal(std::FILE* out) {
   return isatty(fileno(out)) && !(term && std::string_view(term) == "dumb");
 }
 
-/// 0: not known.
+/// 0: unknown.
 size_t columns_of(std::FILE* out) {
   winsize size{};
   return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-/// A log that is full is no reason to end a run.
+/// Ignores write errors: a full log must not end a run.
 void show(std::FILE* out, const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), out);
   std::fflush(out);

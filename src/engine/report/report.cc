@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// Text of any bytes becomes valid UTF-8, and nothing in it can end the script element it is in.
+// Replaces invalid UTF-8; no '<' remains that could end the enclosing script element.
 std::string dump(const report::Json& json, int indent = -1) {
   return json.dump(indent, ' ', false, report::Json::error_handler_t::replace);
 }
@@ -21,7 +21,7 @@ std::string inside_script(const std::string& json) {
   return out;
 }
 
-// One pass, so that a mark inside a replacement stays as it is.
+// One pass, so that a placeholder inside a replacement is not expanded.
 std::string page(const std::string& data) {
   const std::pair<std::string_view, std::string_view> parts[] = {{"@STYLE@", kPageStyle},
                                                                  {"@DATA@", data},

@@ -30,7 +30,7 @@ std::optional<std::string> read(const fs::path& file) {
   }
 }
 
-// Throws IoError with the place it came from.
+// Throws IoError naming `place`.
 Json parsed(std::string_view text, const std::string& place) {
   Json json = parse_json<Json>(text);
   if (!json.is_discarded()) return json;
@@ -38,7 +38,7 @@ Json parsed(std::string_view text, const std::string& place) {
       fmt::format("report: {}: not JSON, or nested more than {} deep", place, kMostJsonDepth));
 }
 
-// What `body` throws about a JSON value, with the place it came from.
+// Converts exceptions of `body` about a JSON value to IoError naming `place`.
 template <typename Body>
 auto naming(const std::string& place, Body&& body) {
   try {
@@ -51,12 +51,12 @@ auto naming(const std::string& place, Body&& body) {
 struct Metrics {
   std::vector<double> step, loss, tokens_per_s, step_ms, gemm_ms, compute_ms, exposed_comm_ms;
   std::vector<double> validation_loss, lr, grad_norm, mfu;
-  std::vector<double> aux_loss, imbalance;  // with experts; of the layer with the fullest one
+  std::vector<double> aux_loss, imbalance;  // MoE only; of the layer with the fullest expert
   std::vector<double> last_imbalance;       // by layer, of the last step
   LoadMap load;
 };
 
-// NaN where a line lacks the number.
+// Missing numbers are NaN.
 Metrics read_metrics(const fs::path& file) {
   const auto text = read(file);
   if (!text) {
@@ -108,12 +108,12 @@ Metrics read_metrics(const fs::path& file) {
   return metrics;
 }
 
-// The first tenth, at least one step of several.
+// The first tenth, at least one of more than two steps.
 size_t warm_up(size_t steps) {
   return steps > 2 ? std::max<size_t>(1, steps / 10) : 0;
 }
 
-// The median of what comes after the warm-up.
+// Median after the warm-up.
 double typical(const std::vector<double>& values) {
   const size_t skip = warm_up(values.size());
   std::vector<double> kept;
@@ -131,7 +131,7 @@ Json finite(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
 
-// NaN where no step has one.
+// Last finite value; NaN if there is none.
 double last_of(const std::vector<double>& values) {
   const auto found = std::find_if(values.rbegin(), values.rend(),
                                   [](double value) { return std::isfinite(value); });
@@ -177,7 +177,7 @@ constexpr const char* kFormula =
     "the strategies needed without its exposed communication. Exposed communication is what "
     "computation had to wait for; rest is input and bookkeeping.";
 
-/// Steps of the two runs that were taken one after the other, after the warm-up.
+/// Indices of consecutively timed steps of the two runs, after the warm-up.
 std::vector<size_t> pairs_of_steps(const Metrics& serial, const Metrics& overlapped) {
   const size_t all = std::min(serial.step.size(), overlapped.step.size());
   std::vector<size_t> pairs;
@@ -206,8 +206,7 @@ Json split_row(const std::string& strategy, const Metrics& metrics,
           {"rest_ms", finite(std::max(0.0, step - compute - exposed))}};
 }
 
-/// Of the pairs of steps, the half whose differences are in the middle: what hits one step of a
-/// pair does not decide.
+/// Uses the half of the step pairs with the middle differences, so outliers do not decide.
 Json step_split(const Metrics& serial, const Metrics& overlapped, const std::string& link,
                 const Json& others) {
   const auto gain = [&](size_t i) { return serial.step_ms[i] - overlapped.step_ms[i]; };

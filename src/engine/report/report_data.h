@@ -1,4 +1,4 @@
-// What a report shows, as JSON. Internal to the report: includes the JSON library.
+// Data of a report, as JSON. Internal to the report: includes the JSON library.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,8 @@ namespace tandem::report {
 using Json = nlohmann::ordered_json;
 
 /// {"summary": {run, training, held_out, step_split, sample, omitted}, "series": {step, loss,
-/// validation_loss, lr, grad_norm, mfu, tokens_per_s}, "timelines": [...]}. Throws IoError.
+/// validation_loss, lr, grad_norm, mfu, aux_loss, expert_imbalance, tokens_per_s}, "experts":
+/// LoadMap::json() or null, "timelines": [...]}. Throws IoError.
 Json collect(const std::filesystem::path& dir);
 
 /// One layer of the forward pass (engine/report/layer.h).
@@ -21,7 +22,7 @@ Json collect(const std::filesystem::path& dir);
 ///  "arrows": [{from, transfer, to, wait}]}
 Json layer_timeline(std::span<const RankEvents> ranks);
 
-/// The tables of `summary` as aligned text.
+/// Tables of `summary` as aligned text.
 std::string as_text(const Json& summary);
 
 }  // namespace tandem::report

@@ -20,7 +20,7 @@ struct Style {
   const char* color;
   const char* meaning;
 };
-// In the order of drawing: the last hides the others.
+// In drawing order: later ones cover earlier ones.
 constexpr std::array<Style, kSpanKinds> kStyles{
     {{SpanKind::wait, "#d9491e", "waited"},
      {SpanKind::checkpoint, "#c5cbd6", "checkpoint"},
@@ -67,7 +67,7 @@ std::map<int, Row> rows_of(const RankEvents& rank, std::chrono::nanoseconds zero
   return rows;
 }
 
-/// `most` of the multiprocessors, evenly spread, and the row that belongs to none.
+/// `most` multiprocessors, evenly spread, and the row without one.
 std::vector<int> sample(const std::map<int, Row>& rows, int most) {
   std::vector<int> processors, shown;
   for (const auto& [processor, row] : rows)
@@ -108,7 +108,7 @@ class Picture {
     body_ +=
         fmt::format("<text x=\"{:.1f}\" y=\"{:g}\" {}>{}</text>\n", at, y, style, escaped(words));
   }
-  /// Returns where the next one goes.
+  /// Returns the x position of the next entry.
   double key(double at, const char* color, std::string_view meaning) {
     body_ += fmt::format(R"(<rect x="{:g}" y="34" width="12" height="10" fill="{}"/>)", at, color);
     text(at + 17, 43, "", std::string(meaning));

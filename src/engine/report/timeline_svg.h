@@ -1,8 +1,8 @@
-// A picture of a trace for a document: SVG without scripts or fonts of its own.
+// Picture of a trace for documents: SVG without scripts or embedded fonts.
 //
-// A row per rank, or per multiprocessor for those that GPUs recorded, one time axis for all. In a
-// row, a product hides other computation, and either hides a wait: what shows as waiting is
-// exposed. Transfers run in strips below.
+// One row per rank, or per multiprocessor for GPU recordings, on one time axis. In a row, a GEMM
+// covers other computation, and either covers a wait: visible waits are exposed. Transfers are
+// drawn as strips below.
 #pragma once
 
 #include <span>
@@ -14,7 +14,7 @@ namespace tandem {
 
 struct PictureOptions {
   std::string title;
-  int processors = 16;  ///< shown of each rank, evenly spread; the picture says of how many
+  int processors = 16;  ///< shown per rank, evenly spread; the picture states the total
 };
 
 std::string timeline_svg(std::span<const RankEvents> ranks, const PictureOptions& options);

@@ -11,7 +11,7 @@ namespace {
 
 using Interval = std::pair<TimePoint, TimePoint>;
 
-/// How long at least one of the intervals lasts.
+/// Length of the union of the intervals.
 double covered_us(std::vector<Interval> intervals) {
   std::sort(intervals.begin(), intervals.end());
   std::chrono::nanoseconds sum{0};

@@ -1,4 +1,4 @@
-// Where the ranks of a trace spent their time, in figures.
+// Time breakdown of the ranks of a trace.
 #pragma once
 
 #include <span>
@@ -9,9 +9,9 @@
 
 namespace tandem {
 
-/// One rank's time, averaged over its multiprocessors where it has any; what belongs to none of
-/// them (a copy engine's transfers) counts whole. What happens at once counts once: a wait only
-/// while nothing computes, a transfer whenever it runs.
+/// Times of one rank, averaged over its multiprocessors if it has any; events of none (a copy
+/// engine's transfers) count in full. Concurrent events of a kind count once: a wait only while no
+/// computation runs, a transfer whenever it runs.
 struct RankTimes {
   int rank = 0, processors = 0;
   double span_us = 0;  ///< from the trace's begin to the rank's last event

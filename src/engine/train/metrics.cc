@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// The step of a line that `to_json_line` wrote.
+/// Step number of a line written by `to_json_line`.
 std::optional<int64_t> step_of_line(const std::string& line) {
   const auto entry = parse_json<ordered_json>(line);
   if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer())
@@ -28,7 +28,7 @@ std::optional<int64_t> step_of_line(const std::string& line) {
   return entry["step"].get<int64_t>();
 }
 
-/// Lines that are no steps are kept where the user finds them.
+/// Moves damaged lines to PATH.damaged.
 void set_aside(const std::string& path, const std::vector<std::string>& lines, size_t first) {
   if (lines.empty()) return;
   const std::string aside = path + ".damaged";
@@ -42,9 +42,9 @@ void set_aside(const std::string& path, const std::vector<std::string>& lines, s
                           path, lines.size(), lines.size() == 1 ? "" : "s", first, aside));
 }
 
-/// Rewrites `path` (if there) without the lines past `last_step` and those that are no steps;
-/// returns it. What was cut while it was written is past `last_step`, too: the lines up to a
-/// checkpoint are synced before it is.
+/// Rewrites `path` (if it exists) without the lines past `last_step` and without damaged ones;
+/// returns it. A truncated line is always past `last_step`: lines up to a checkpoint are synced
+/// before the checkpoint.
 const std::string& trimmed(const std::string& path, int64_t last_step) {
   std::error_code code;
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, code))) return path;

@@ -17,30 +17,30 @@ struct StepMetrics {
   double lr = 0, grad_norm = 0;
   int64_t tokens = 0;  ///< predicted in this step
   double tokens_per_s = 0, step_ms = 0;
-  // Of the rank that computed longest.
-  double compute_ms = 0;  ///< matrix products included
+  // Times of the rank with the longest compute time.
+  double compute_ms = 0;  ///< including GEMMs
   double gemm_ms = 0;
   double exposed_comm_ms = 0;
-  // Sent between data-parallel ranks, by all ranks; plain: what gradients are without a codec.
+  // Bytes sent between data-parallel ranks, summed over ranks; plain: uncompressed gradients.
   uint64_t gradient_bytes = 0, plain_gradient_bytes = 0, weight_bytes = 0;
   double mfu = 0;                         ///< of this step (engine/plan/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
-  // With experts, of all tokens of the step.
-  std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as it is trained on
-  /// By layer with experts, rows over the mean: of the fullest EP rank, and of the fullest expert.
+  // MoE models, over all tokens of the step.
+  std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as trained on
+  /// Rows over the mean per MoE layer: of the fullest EP rank, and of the fullest expert.
   std::vector<double> imbalance, expert_imbalance;
   std::vector<std::vector<int64_t>> expert_rows;  ///< by layer and expert
 };
 std::string to_json_line(const StepMetrics& metrics);
-/// A line for each of gradients and weights that travel over a wire format: bytes of a step, beside
-/// those without.
+/// One line for each of gradients and weights sent in a wire format: bytes per step, and as a share
+/// of the uncompressed ones.
 std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,
                                        const StepMetrics& metrics);
 
 class MetricsLog {
  public:
-  /// Keeps the lines of steps up to `last_step` and drops later ones, as well as a last one that
-  /// was cut. Damaged lines are moved to PATH.damaged, and the log says so.
+  /// Keeps the lines of steps up to `last_step` and drops later ones and a truncated last line.
+  /// Damaged lines are moved to PATH.damaged, with a log message.
   MetricsLog(const std::string& path, int64_t last_step);
   void append(const StepMetrics& metrics);
   void sync();

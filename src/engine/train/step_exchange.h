@@ -1,4 +1,4 @@
-// The few numbers that all ranks share in a step.
+// Scalars exchanged by all ranks in a step.
 #pragma once
 
 #include "engine/parallel/data_parallel.h"
@@ -13,14 +13,14 @@ struct StepSums {
   double elapsed_s = 0;  ///< rank 0's
   bool stop = false;     ///< a rank was asked to end the run
   bool save = false;     ///< a rank was asked for a checkpoint
-  bool failed = false;   ///< a rank could not read its part of the text, or write its metrics
+  bool failed = false;   ///< a rank failed to read its text or to write its metrics
 };
-/// Collective; the same bits on every rank.
+/// Collective; bitwise equal on every rank.
 StepSums exchange_sums(Communicator& world, const StepSums& mine);
 
-/// Collective: fills the times from the recorder of the slowest rank, the one that computed
-/// longest: the others waited for it. They are of one rank, so that they add up. Bytes are of all
-/// ranks; `sent` is this one's.
+/// Fills the times from the recorder of the rank with the longest compute time, for which the
+/// others waited; all times are of one rank, so they add up. Bytes are summed over the ranks;
+/// `sent` is this rank's. Collective.
 void exchange_step(Communicator& world, const DataParallel::Sent& sent, StepMetrics& metrics);
 
 }  // namespace tandem

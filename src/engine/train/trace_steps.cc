@@ -45,7 +45,7 @@ void TraceSteps::before_step(int64_t step) {
     recording_ = true;
   }
   if (!recording_ || in_candidate_) return;
-  recorder().take_events();  // a checkpoint between two steps is part of neither
+  recorder().take_events();  // drops events of a checkpoint between two steps
   in_candidate_ = true;
   start_ = Clock::now();
 }
@@ -61,7 +61,7 @@ void TraceSteps::end_candidate() {
   in_candidate_ = false;
 }
 
-/// The slowest rank counts, as everywhere.
+/// Ranks candidates by the time of their slowest rank.
 size_t TraceSteps::typical() const {
   std::vector<double> seconds;
   for (const Candidate& candidate : candidates_) seconds.push_back(candidate.seconds);
@@ -90,7 +90,7 @@ void TraceSteps::finish(const std::string& out) {
   if (world_.rank() != 0) return;
   try {
     replace_file(out + "/trace.json", trace_json(ranks));
-  } catch (const IoError& error) {  // no reason to lose the run
+  } catch (const IoError& error) {  // a failed trace must not end the run
     log_message(LogLevel::warn, error.what());
   }
 }

@@ -1,4 +1,4 @@
-// Records some steps of every rank and writes those that are typical as OUT/trace.json.
+// Records some steps on every rank and writes typical ones as OUT/trace.json.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 
 namespace tandem {
 
-/// Recording starts some way in, when caches and tuner have settled. Of several runs of trace.steps
-/// steps the one is kept whose time is nearest to the median: a single step may well show the
-/// opposite of what the others do. All calls are collective.
+/// Recording starts after a few steps, once caches and the tuner have settled. Of several
+/// candidates of trace.steps steps each, the one with the time nearest to the median is saved: a
+/// single step may be an outlier. All calls are collective.
 class TraceSteps {
  public:
   TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step);
   void before_step(int64_t step);
   void after_step(int64_t step, const std::string& out);
-  /// Writes what there is, if the run ended before the last traced step.
+  /// Writes the recorded steps if the run ended before the last traced step.
   void finish(const std::string& out);
 
  private:
@@ -30,13 +30,13 @@ class TraceSteps {
   size_t typical() const;
 
   Communicator& world_;
-  int64_t each_, begin_, end_;  // steps of a candidate; the first and past the last of all
+  int64_t each_, begin_, end_;  // steps of a candidate; first step and end of all candidates
   bool recording_ = false, in_candidate_ = false;
   TimePoint origin_, start_;
   std::vector<Candidate> candidates_;
 };
 
-/// Index of the value nearest to the median, the first of equals.
+/// Index of the value nearest to the median, the first if tied.
 size_t nearest_to_median(const std::vector<double>& values);
 
 }  // namespace tandem

@@ -168,7 +168,7 @@ class Trainer {
             expert_optimizer_ ? &*expert_optimizer_ : nullptr};
   }
 
-  /// Experts lie inside data parallel: ep replicas in a row share them.
+  /// Experts are sharded inside data parallel, over ep consecutive replicas.
   void split_for_experts() {
     if (config_.model.experts == 0) return;
     const int group = int(config_.parallel.tp * config_.parallel.ep);
@@ -176,7 +176,7 @@ class Trainer {
     expert_dp_ = world_.split(world_.rank() % group, world_.rank() / group);
   }
 
-  /// One for what all replicas hold, one for the experts of this EP rank.
+  /// Creates one optimizer for the replicated parameters and one for the experts of this EP rank.
   void make_optimizers() {
     const auto bucket = int64_t(config_.parallel.bucket_mb * (1 << 20) / sizeof(float));
     const DataParallelWires wires{options_.codec.gradients, options_.codec.weights,
@@ -200,8 +200,8 @@ class Trainer {
     begin >= experts ? expert_optimizer_->ready(begin - experts) : optimizer_->ready(begin);
   }
 
-  /// The auxiliary loss is of a step's tokens: where not all are in one forward pass, they are
-  /// counted in passes of their own.
+  /// The auxiliary loss covers a step's tokens: if they need several forward passes, separate
+  /// passes count the experts first.
   void count_experts(int64_t share) {
     model_->begin_step();
     if (config_.model.experts == 0 || config_.model.aux_loss == 0 || share == options_.batch)
@@ -227,7 +227,7 @@ class Trainer {
     if (config_.model.aux_loss > 0) metrics.aux_loss = loss;
   }
 
-  /// On rank 0. Returns the checkpoint to resume from, or nothing.
+  /// Runs on rank 0. Returns the checkpoint to resume from, or an empty string.
   std::string open_output() {
     const std::string& out = request_.out;
     make_directories(out);
@@ -257,7 +257,8 @@ class Trainer {
     return path;
   }
 
-  /// A resumed run keeps what it was trained with. Then OUT/config.toml says what is in force.
+  /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
+  /// settings to OUT/config.toml.
   void settle_dtype(const std::string& resume_from) {
     std::string text;
     if (config_.train.dtype == "auto" && !resume_from.empty()) {
@@ -315,7 +316,7 @@ class Trainer {
     sums = exchange_sums(world_, sums);
     save_asked_ = save_asked_ || sums.save;
     failed_ = sums.failed;
-    if (failed_) return;  // nothing has changed yet: the run ends with the step before
+    if (failed_) return;  // nothing has changed yet: the run ends after the previous step
 
     StepMetrics metrics;
     metrics.loss = sums.loss / double(targets);
@@ -352,7 +353,7 @@ class Trainer {
     done_ = metrics;
   }
 
-  /// What a step leaves to do that is not timed or traced as a part of it.
+  /// Untimed and untraced work after a step: validation and reporting.
   void end_step() {
     if (!done_) return;
     StepMetrics metrics = *std::exchange(done_, std::nullopt);
@@ -360,7 +361,7 @@ class Trainer {
       const auto begin = Clock::now();
       metrics.validation_loss = validation_->loss(metrics.step, model_->parameters(), request_.stop,
                                                   progress_ ? &*progress_ : nullptr);
-      run_start_ += Clock::now() - begin;  // no training time
+      run_start_ += Clock::now() - begin;  // excluded from training time
     }
     if (world_.rank() == 0) report(metrics);
   }
@@ -378,7 +379,8 @@ class Trainer {
     }
   }
 
-  /// The times of a file do not tell everything: what is written through a mapping shows late.
+  /// Verifies the text once per epoch: file times are not enough, as writes through a mapping show
+  /// late.
   void verify_text_of_epoch() {
     if (state_.next_sample == 0 ||
         sampler_.epoch_of(state_.next_sample) ==
@@ -392,15 +394,14 @@ class Trainer {
     }
   }
 
-  /// The other ranks wait for this one's part of the step: it goes on with text that does not
-  /// count.
+  /// Other ranks wait for this one's contribution to the step, so it continues with ignored text.
   void no_text(const IoError& error) {
     failure_ = error.what();
     std::fill(tokens_.begin(), tokens_.end(), kBos);
     std::fill(targets_.begin(), targets_.end(), -1);
   }
 
-  /// Once all that can be is saved.
+  /// Called after the last save.
   void throw_what_ended_it() {
     const std::string saved = fmt::format("; ended after step {}, saved {}", state_.step,
                                           checkpoint_path(request_.out, state_.step));
@@ -415,7 +416,7 @@ class Trainer {
     try {
       log_->append(metrics);
     } catch (const IoError& error) {
-      failure_ = error.what();  // ends the run with the next step, which is dropped
+      failure_ = error.what();  // ends the run in the next step, which is dropped
     }
     if (!std::exchange(said_what_is_sent_, true)) {
       for (const std::string& line :
@@ -435,7 +436,7 @@ class Trainer {
                        .mfu = metrics.mfu});
   }
 
-  /// Nothing where this run has saved the step.
+  /// No-op if this run has saved the step.
   void save() {
     if (saved_ == state_.step) return;
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
@@ -447,7 +448,7 @@ class Trainer {
       try {
         log_->sync();
       } catch (const IoError& error) {
-        failure_ = error.what();  // of no step that is saved now
+        failure_ = error.what();  // concerns no step of this checkpoint
       }
       return std::string();
     });
@@ -462,12 +463,12 @@ class Trainer {
 
   Communicator& world_;
   const TrainRequest& request_;
-  TrainConfig config_;  // with its dtype chosen
+  TrainConfig config_;  // with its dtype resolved
   const Corpus& corpus_;
   std::optional<RunLock> lock_;  // rank 0
   Sampler sampler_;
   std::unique_ptr<Communicator> tp_, dp_;
-  std::unique_ptr<Communicator> experts_, expert_dp_;  // with experts
+  std::unique_ptr<Communicator> experts_, expert_dp_;  // MoE only
   TransformerOptions options_;
   std::optional<ProgressLine> progress_;    // rank 0
   std::optional<MetricsLog> log_;           // rank 0
@@ -476,16 +477,16 @@ class Trainer {
   std::optional<DataParallel> optimizer_, expert_optimizer_;
   std::optional<Validation> validation_;
   Utilization utilization_;
-  std::optional<StepMetrics> done_;  // of a step that is not reported yet
+  std::optional<StepMetrics> done_;  // finished step, not reported yet
   TrainState state_;
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  int64_t saved_ = -1;  // the step of the last checkpoint
+  int64_t saved_ = -1;  // step of the last checkpoint
   int saves_seen_ = 0;
   bool stop_ = false, failed_ = false, save_asked_ = false, said_what_is_sent_ = false;
-  std::string failure_;   // of this rank: the run ends with the step before, and is saved
-  std::string diverged_;  // how the loss has become no number; the same on all ranks
+  std::string failure_;   // of this rank: the run ends after the previous step, which is saved
+  std::string diverged_;  // message if the loss is not finite; the same on all ranks
   std::vector<int32_t> tokens_, targets_;
 };
 

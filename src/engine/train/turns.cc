@@ -9,7 +9,7 @@ int64_t Turns::turn_of(int run, int64_t step) const {
   return step * runs_ + (step % 2 == 0 ? run : runs_ - 1 - run);
 }
 
-/// The turn ends when all ranks of its training have come back for the next step.
+/// A turn ends when all ranks of its training have arrived for the next step.
 void Turns::pass_on() {
   const auto over = [&] {
     const int64_t step = turn_ / runs_, at = turn_ % runs_;

@@ -1,6 +1,5 @@
-// Trainings that take their steps in turns, so that what a busy machine does to one it does to the
-// other: of two, step by step, first the one, then the other, then the other way round. One trains
-// while the others sleep.
+// Round-robin scheduling of concurrent trainings, so that machine load affects all equally. Two
+// trainings run step by step in the order A B, B A, and so on; one trains while the others sleep.
 #pragma once
 
 #include <condition_variable>
@@ -12,14 +11,14 @@ namespace tandem {
 
 class Turns {
  public:
-  /// Of `runs` trainings of `ranks` ranks each.
+  /// Schedules `runs` trainings of `ranks` ranks each.
   Turns(int runs, int ranks);
-  /// Every rank of every training calls this before each step, counted from 0, from a thread of its
-  /// own; returns when it is that training's turn.
+  /// Called by every rank of every training before each step, counted from 0, from its own thread;
+  /// returns when it is that training's turn.
   void before_step(int run, int64_t step);
-  /// Returns once all ranks of `run` wait for their first turn, or it has left.
+  /// Returns once all ranks of `run` wait for their first turn, or the run has left.
   void await_ready(int run);
-  /// The training has ended: its turns are passed over.
+  /// Marks the training as ended: its turns are skipped.
   void leave(int run);
 
  private:
@@ -30,7 +29,7 @@ class Turns {
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t turn_ = 0;
-  std::vector<int64_t> arrivals_;  ///< of each training's ranks, in all
+  std::vector<int64_t> arrivals_;  ///< arrivals per training, summed over its ranks
   std::vector<bool> left_;
 };
 

@@ -133,7 +133,7 @@
     pre.append(text.text.slice(prompt.length));
   }
 
-  // Exponential mean over about a fiftieth of the run, unbiased at its start.
+  // Exponential moving average over about 1/50 of the run, with bias correction.
   function smooth(values) {
     const keep = 1 - 1 / Math.max(2, values.length / 50);
     let sum = 0, weight = 0;
@@ -209,7 +209,7 @@
       { label: "MFU", values: series.mfu, color: "compute", show: (v) => percent(v) });
   }
 
-  // Two curves of one run, each with an axis of its own.
+  // Plots two curves of one run, each with its own axis.
   function pairChart(id, left, right) {
     const sets = [left, right].filter(({ values }) => values.some((v) => v != null));
     if (!sets.length) return;
@@ -241,7 +241,8 @@
       { label: "auxiliary loss", values: series.aux_loss, color: "wait", show: (v) => Number(v).toExponential(1) });
   }
 
-  // Less than its share is blue, more is red, by ratio: half and double are as far from even.
+  // Colors a load by its ratio to an even share: below is blue, above is red, half and double
+  // equally strong.
   function loadColors() {
     const rgb = (name) => style(name).match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
     const even = rgb("even"), less = rgb("gemm"), more = rgb("wait");
@@ -251,7 +252,7 @@
     };
   }
 
-  // Of every layer with experts a map: steps from left to right, an expert a line.
+  // Draws a map per MoE layer: steps from left to right, one row per expert.
   function expertMaps() {
     if (!experts) return;
     $("maps").hidden = false;

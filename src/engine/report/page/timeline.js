@@ -1,7 +1,7 @@
 
 "use strict";
-// One layer per rank as SVG: a row for what the rank's threads do (products, other computation,
-// exposed waiting) and one or more for its link; arrows join a transfer to the wait it ended.
+// One layer per rank as SVG: a row for the rank's threads (GEMMs, other computation, exposed
+// waits) and one or more for its link; arrows connect a transfer to the wait that it ended.
 const timeline = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const KINDS = {
@@ -21,7 +21,7 @@ const timeline = (() => {
     return us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : `${us.toPrecision(3)} µs`;
   }
 
-  // 1, 2 or 5 times a power of ten that gives at most `most` steps.
+  // Smallest 1, 2 or 5 times a power of ten that gives at most `most` steps.
   function tick(span, most) {
     const raw = span / most, power = 10 ** Math.floor(Math.log10(raw));
     return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= raw);
@@ -38,7 +38,7 @@ const timeline = (() => {
     return text;
   }
 
-  // `span`: microseconds across, the same for all strips so that they compare by eye.
+  // `span`: width in microseconds, the same for all strips, for visual comparison.
   function draw(box, data, span, tip) {
     const width = Math.max(box.clientWidth, 280), narrow = width < 560;
     const left = narrow ? 44 : 104, right = width - 8;
