@@ -22,7 +22,7 @@
 namespace tandem {
 namespace {
 
-/// The bytes alone: each rank sends its share to every peer and waits for theirs.
+/// Wire time: each rank sends its share to every peer and waits for theirs.
 class BareWire {
  public:
   BareWire(Communicator& comm, int64_t bytes)
@@ -45,7 +45,7 @@ class BareWire {
   }
 
  private:
-  /// Uneven shards differ by a row: the largest counts.
+  /// Max slot over the ranks, since uneven shards differ by a row.
   static size_t agreed(Communicator& comm, size_t bytes) {
     size_t most = bytes;
     for (const auto& blob : comm.exchange(std::as_bytes(std::span(&bytes, 1)), "wire bytes")) {
@@ -55,17 +55,17 @@ class BareWire {
     }
     return most + 64;
   }
-  size_t each_, slot_;  // bytes to a peer; room for any rank's
+  size_t each_, slot_;  // bytes per peer; slot that fits any rank's bytes
   Buffer source_;
   OverlapWorkspace workspace_;
 };
 
-/// What an encoded collective consists of, part by part.
+/// Components of an encoded collective, timed separately.
 class EncodedAlone {
  public:
   EncodedAlone(Communicator& comm, int64_t bytes, std::unique_ptr<CodecWork> codec)
       : wire_(comm, bytes), transport_(comm, bytes), codec_(std::move(codec)) {}
-  /// As in CodecTimes.
+  /// In the order of CodecTimes.
   std::vector<std::function<void()>> variants() {
     return {[this] { wire_.run(); }, [this] { codec_->run(); }, [this] { transport_.run(); }};
   }
@@ -91,7 +91,7 @@ double value(const Tensor& t, int64_t i) {
                                  : double(t.as<BFloat16>()[i].to_float());
 }
 
-/// Largest difference over largest expected value; infinite for what is not a number.
+/// Largest difference over largest expected value; infinite for NaN.
 double max_relative(const Tensor& result, const Tensor& expected) {
   double difference = 0, scale = 0;
   for (int64_t i = 0; i < expected.elements(); ++i) {
@@ -103,7 +103,7 @@ double max_relative(const Tensor& result, const Tensor& expected) {
   return scale > 0 ? difference / scale : difference;
 }
 
-/// Of results that only moved: 0 only where all bits are the same.
+/// Difference for results that are only moved: 0 only if bitwise equal.
 double difference_in_bits(const Tensor& result, const Tensor& expected) {
   if (std::memcmp(result.data(), expected.data(), expected.bytes()) == 0) return 0;
   return std::max(max_relative(result, expected), std::numeric_limits<double>::min());
@@ -125,7 +125,7 @@ std::vector<Tensor> with(const Tensor& first, const std::vector<Tensor>& more) {
   return all;
 }
 
-/// A digest of each result.
+/// One digest per result.
 std::vector<uint64_t> digests(const BenchSubject& subject) {
   std::vector<uint64_t> all;
   for (const Tensor& result : with(subject.result(), subject.more_results())) {
@@ -155,7 +155,7 @@ bool ranks_are_bitwise_equal(Communicator& comm, const Tensor& result) {
   return true;
 }
 
-/// Every form against the reference, and against itself.
+/// Checks every form against the reference, and its repeated runs against each other.
 void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<BenchForm>& forms,
                  bool exact, BenchResult& result) {
   const auto difference = exact ? difference_in_bits : max_relative;
@@ -288,10 +288,10 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   check_forms(comm, *subject, forms, exact, result);
   if (request.timeline) result.timeline = record_call(comm, fastest->run);
   if (!request.wire.is_none()) {
-    if (!operation) fastest->run();  // whose bytes those are
+    if (!operation) fastest->run();  // counted_bytes() then refers to this call
     result.wire_bytes = subject->counted_bytes();
   }
-  // f32: another order of additions at most; bf16: one rounding of each contribution more.
+  // f32: at most a different summation order; bf16: one more rounding per contribution.
   const double rounding = request.dtype == DType::f32 ? 1e-5 : 0x1p-6;
   result.baseline_bound = moves ? 0 : rounding;
   result.bound = exact ? 0 : rounding;

@@ -1,6 +1,6 @@
-// Plain collectives. The baseline is the transport's own library where it has one (MPI); otherwise
-// the reference, the plainest correct form: whole contributions go directly to where they are
-// needed, in one transfer each, with nothing pipelined.
+// Collectives. The baseline is the transport library's own collective if it has one (MPI);
+// otherwise the reference, the simplest correct form: full contributions are sent directly to the
+// ranks that need them, in one transfer each, without pipelining.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -21,7 +21,7 @@ using namespace schedule;
 
 using Kind = NativeOp;
 
-/// Every rank's whole [m, n] to every other rank that needs part of it.
+/// Collective on [m, n] per rank.
 class CollectiveSubject : public BenchSubject {
  public:
   CollectiveSubject(Communicator& comm, const BenchRequest& r, Kind kind)
@@ -85,7 +85,7 @@ class CollectiveSubject : public BenchSubject {
     return kind_ == Kind::all_reduce || kind_ == Kind::all_gather;
   }
   double codec_error() override {
-    const double each = wire_.error_bound();  // of values up to 1
+    const double each = wire_.error_bound();  // for values up to 1
     const double largest = largest_magnitude(expected());
     const double error = kind_ == Kind::all_reduce       ? comm_.size() * each * (2 + each)
                          : kind_ == Kind::reduce_scatter ? comm_.size() * each
@@ -147,7 +147,7 @@ class CollectiveSubject : public BenchSubject {
   }
 
  private:
-  /// As tandem/collectives.h says of each.
+  /// Encoded and decoded parts of each collective, as in tandem/collectives.h.
   CodecParts codec_parts() const {
     const int64_t whole = data_.tensor.elements(), columns = data_.tensor.dim(1);
     const auto shard = [&](int r) { return shard_of(whole, comm_.size(), r).count; };
@@ -160,7 +160,7 @@ class CollectiveSubject : public BenchSubject {
     for (int r = 0; r < comm_.size(); ++r) {
       const bool own = r == comm_.rank();
       switch (kind_) {
-        case Kind::all_reduce:  // contributions; the own sum, and what it decodes as; all results
+        case Kind::all_reduce:  // contributions; the local sum, encoded and decoded; all results
           parts.encoded.push_back(shard(r));
           parts.decoded.push_back(shard(r));
           if (!own) parts.decoded.push_back(shard(comm_.rank()));
@@ -186,8 +186,8 @@ class CollectiveSubject : public BenchSubject {
     return comm_.size() <= 2 || wire_.bytes(data_.tensor.elements(), data_.tensor.dtype()) <= small;
   }
 
-  /// The rows that hold this collective's result on this rank. With all-to-all a rank may get
-  /// up to world - 1 rows more than m.
+  /// Rows that hold this collective's result on this rank. With all-to-all a rank may receive up to
+  /// world - 1 rows more than m.
   Tensor cut(const Tensor& all) const {
     const int64_t world = comm_.size();
     switch (kind_) {
@@ -203,7 +203,7 @@ class CollectiveSubject : public BenchSubject {
     return all;
   }
 
-  /// What the reference sends to the rank that holds rows `theirs`.
+  /// Rows that the reference sends to the rank that holds rows `theirs`.
   Tensor sent_to(const Shard& theirs) const {
     switch (kind_) {
       case Kind::all_reduce:
@@ -223,7 +223,7 @@ class CollectiveSubject : public BenchSubject {
     BenchMatrix data, out;
   };
 
-  /// Copies of the operands that the call owns.
+  /// Allocates copies of the operands, owned by the native call.
   void prepare_native() {
     const int64_t rows = data_.tensor.dim(0), columns = data_.tensor.dim(1);
     const DType dtype = data_.tensor.dtype();
@@ -289,7 +289,7 @@ class CollectiveSubject : public BenchSubject {
   OverlapWorkspace workspace_;
   int64_t counted_bytes_ = 0;
   NativeCall native_;
-  std::shared_ptr<NativeMemory> native_memory_;  // null: no library under the transport
+  std::shared_ptr<NativeMemory> native_memory_;  // null: the transport has no library collectives
 };
 
 }  // namespace

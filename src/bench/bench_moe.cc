@@ -27,7 +27,7 @@ constexpr std::array<MoeModel, 5> kModels = {{{"mixtral-8x7b", 8, 2, 4096, 14336
                                               {"qwen3-30b", 128, 8, 2048, 768},
                                               {"deepseek-v3", 256, 8, 7168, 2048}}};
 
-/// Name of a layer that is no published one.
+/// Name of a layer with unpublished sizes.
 constexpr const char* kOwnSizes = "custom";
 
 MoeShape shape_of(const BenchRequest& q, int ranks) {
@@ -40,7 +40,7 @@ MoeShape shape_of(const BenchRequest& q, int ranks) {
           .dtype = q.dtype};
 }
 
-/// With a codec, both ways, and plain rows too.
+/// With a codec, encodes dispatch and combine, and also allows uncompressed rows.
 MoeOptions options_of(const BenchRequest& q, Strategy strategy) {
   return {.strategy = strategy,
           .chunks = strategy == Strategy::serial ? 0 : q.chunks,
@@ -49,7 +49,7 @@ MoeOptions options_of(const BenchRequest& q, Strategy strategy) {
           .or_plain = !q.wire.is_none()};
 }
 
-/// A call of the layer, or of one of its operators.
+/// Call of the layer, or of one of its operators.
 class MoeSubject : public BenchSubject {
  public:
   MoeSubject(Communicator& comm, const BenchRequest& q)
@@ -80,15 +80,15 @@ class MoeSubject : public BenchSubject {
         layer_(comm, shape_of(q, comm.size()), options_of(q, Strategy::serial)) {
     scale(w_in_.tensor, q.k);
     scale(w_out_.tensor, q.n);
-    run(layer_, {false, 1});  // from now on it is known which rows are here
+    run(layer_, {false, 1});  // determines the rows on this rank
     list_slots();
   }
 
   std::string baseline() const override {
     return "rows to their experts' ranks, or to all, and the products, one after the other";
   }
-  /// The grouped products of this rank's slots and the SwiGLU between them, both ways, without
-  /// moving a row.
+  /// Grouped GEMMs of this rank's slots and the SwiGLU between them, of dispatch and combine,
+  /// without moving rows.
   void gemm_alone() override {
     const int64_t f = place_.ffn, slots = rows_.slots();
     const Tensor x = rows_.x.view(q_.dtype, slots, q_.k);
@@ -164,7 +164,7 @@ class MoeSubject : public BenchSubject {
     std::fill_n(values.as<float>(), values.elements(), 0.0f);
   }
 
-  /// So that activations keep their size.
+  /// Scales a weight so that activations keep their magnitude.
   static void scale(const Tensor& weight, int64_t inputs) {
     const float factor = 1 / std::sqrt(float(inputs));
     for (int64_t i = 0; i < weight.elements(); ++i) {
@@ -177,7 +177,7 @@ class MoeSubject : public BenchSubject {
     }
   }
 
-  /// As the tuner chooses, stage by stage.
+  /// Adds the tuner's choice for each stage.
   void add_chosen(std::vector<BenchForm>& all) {
     chosen_layer_.emplace(comm_, place_.shape, options_of(q_, Strategy::automatic));
     const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch, rows_.level);
@@ -235,7 +235,7 @@ class MoeSubject : public BenchSubject {
     gemm(dh.transposed(), part(x), dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
   }
 
-  // The unfused reference: all rows to all ranks, products slot by slot, sums over all ranks.
+  // Unfused reference: all rows to all ranks, GEMMs per slot, sums over all ranks.
   void list_slots();
   void fill_slots(const Tensor& own, const Tensor& to);
   void sum_slots(const Tensor& y);
@@ -250,20 +250,22 @@ class MoeSubject : public BenchSubject {
   BenchMatrix x_, w_in_, w_out_, dout_, dw_in_, dw_out_, expected_dw_in_, expected_dw_out_;
   BenchMatrix out_, dx_, whole_, sums_, expected_;
   Buffer expected_out_memory_;
-  Tensor expected_out_;  ///< with a backward pass, whose rows' gradient is what is expected first
+  Tensor expected_out_;  ///< forward result if there is a backward pass, as `expected_` then is the
+                         ///< rows' gradient
   MoeLayerOnRanks layer_;
   std::optional<MoeLayerOnRanks> chosen_layer_;
   MoeRows rows_;
   GrowingTensor plain_;
-  std::vector<int64_t> slot_rows_;  // of all rows, by slot
+  std::vector<int64_t> slot_rows_;  // global row of each slot
   Buffer placed_, gate_up_, inner_, dinner_, y_;
   bool ran_ = false;
   int64_t counted_bytes_ = 0;
 };
 
-/// Rows of x are at most 1 and a row's weights add up to 1. Gate and up are off by a part of a row
-/// of w_in, which their product and then w_out carry on; the partial sums of all ranks add up to at
-/// most tp times a product. Other ranks' values are about as large as this one's.
+/// Bound of the error: rows of x are at most 1 and a row's weights sum to 1. Gate and up are off by
+/// a fraction of a row sum of w_in, which propagates through their product and w_out; the partial
+/// sums of all ranks sum to at most tp times one result. Assumes other ranks' values of similar
+/// magnitude.
 double MoeSubject::codec_error() {
   const double largest = largest_magnitude(expected());
   if (largest == 0) return 0;
@@ -280,7 +282,7 @@ double MoeSubject::codec_error() {
   return (row * of_inner + each * product) * 1.5 / largest;
 }
 
-/// Which of all rows stand in which slot.
+/// Fills slot_rows_ with the global row of each slot.
 void MoeSubject::list_slots() {
   const int64_t f = place_.ffn, all = std::max<int64_t>(1, rows_.slots());
   slot_rows_.resize(size_t(rows_.slots()));
@@ -353,7 +355,7 @@ void MoeSubject::reference() {
   reference_backward();
 }
 
-/// Writes the gradient of the rows over the result.
+/// Overwrites the result with the gradient of the rows.
 void MoeSubject::reference_backward() {
   const int64_t f = place_.ffn, all = rows_.slots();
   const Tensor x = rows_.x.view(q_.dtype, all, q_.k), dout = placed_.view(q_.dtype, {all, q_.k});
@@ -402,7 +404,7 @@ void complete_moe(BenchRequest& q, int ranks) {
   }
   if (moe.hidden > 0) q.k = moe.hidden;
   if (moe.ffn > 0) q.n = moe.ffn;
-  // Its times are no published layer's.
+  // Times do not apply to the published layer.
   if (moe.model.empty() || changed) moe.model = kOwnSizes;
   if (moe.top_k > moe.experts) {
     throw InvalidArgument(

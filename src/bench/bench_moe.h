@@ -1,4 +1,4 @@
-// Mixture-of-Experts layers as `tandem bench` times them: the whole layer, or one of its operators.
+// Benchmark case of Mixture-of-Experts layers: the whole layer, or one of its operators.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-/// A published layer's shape.
+/// Shape of a published layer.
 struct MoeModel {
   std::string_view name;
   int experts, top_k;
@@ -20,15 +20,15 @@ struct MoeModel {
 };
 std::span<const MoeModel> moe_models();
 
-/// Fills the request's sizes from its own or its model's, `hidden_scale`, ep and tp: m the tokens,
-/// n an expert's width, k the hidden features. Throws InvalidArgument for what does not fit `ranks`
-/// (0: not known yet).
+/// Fills the request's sizes, ep and tp from its own values or from its model's (divided by
+/// `moe.scale`): m the tokens, n an expert's width, k the hidden features. Throws InvalidArgument
+/// for sizes that do not fit `ranks` (0: not known yet).
 void complete_moe(BenchRequest& request, int ranks);
 
-/// nullptr where the request is of another operator.
+/// nullptr if the request names another operator.
 std::unique_ptr<BenchSubject> make_moe_subject(Communicator& comm, const BenchRequest& request);
 
-/// Of what a request routes: load over the mean of the EP rank with most rows, and of the expert.
+/// Imbalance of a request's routing: max load over mean, of the EP ranks and of the experts.
 struct MoeImbalance {
   double of_ranks, of_experts;
 };

@@ -75,7 +75,7 @@ int64_t scattered_bytes(const Communicator& comm, const OpDesc& d) {
   return whole - whole / comm.size();
 }
 
-/// Plain candidates too.
+/// Allows uncompressed candidates, too.
 OpDesc with_wire(const OpDesc& desc, const BenchRequest& request) {
   return encoded(desc, {.wire = request.wire, .or_plain = true});
 }
@@ -89,7 +89,7 @@ using Magnitudes = BenchOperator::Magnitudes;
 double gathered_error(const OpDesc& d, int, const Magnitudes& of) {
   return error_of_wire(d.wire, d.dtype) * of.weight_row;
 }
-/// The other ranks' products are about as large as this one's.
+/// Assumes that other ranks' partial products have a similar magnitude.
 double scattered_error(const OpDesc& d, int ranks, const Magnitudes& of) {
   return (ranks - 1) * error_of_wire(d.wire, d.dtype) * of.partial * 1.5;
 }
@@ -150,7 +150,7 @@ std::vector<BenchOperator> own_operators() {
   return all;
 }
 
-/// An operator by each of its candidates.
+/// Operator, timed with each of its candidates.
 class OperatorSubject : public BenchSubject {
  public:
   OperatorSubject(Communicator& comm, const BenchRequest& r, const BenchOperator& of)

@@ -74,7 +74,7 @@ class PrefillSubject final : public BenchSubject {
     return "rows split over the ranks, whole collectives and GEMMs one after the other, or one "
            "chunk; time to first token";
   }
-  /// This rank's share of the computation, without a sum over the ranks.
+  /// This rank's share of the computation, without sums over the ranks.
   void gemm_alone() override { share_.run(tokens_, 0, last_); }
   void reference() override { run(candidates_.front(), expected_); }
   std::vector<BenchForm> forms() override {
@@ -92,7 +92,7 @@ class PrefillSubject final : public BenchSubject {
   Tensor result() const override { return logits_.tensor; }
   Tensor expected() const override { return expected_.tensor; }
   bool is_same_on_all_ranks() const override { return true; }
-  /// What the format itself changes: by how much serial encoded sums differ. The schedule may not
+  /// Error of the format: the difference of serial sums with it. The overlapped schedule may not
   /// add to it.
   double codec_error() override {
     run(encoded_candidates_.front(), logits_);
@@ -116,7 +116,7 @@ class PrefillSubject final : public BenchSubject {
   }
 
  private:
-  /// Bytes that a rank sends for one sum of all tokens' rows.
+  /// Bytes sent by a rank for one sum of all tokens' rows.
   double of_row(double bytes) const {
     return 2 * double(q_.m) * bytes * (comm_.size() - 1) / comm_.size();
   }

@@ -1,4 +1,4 @@
-// Time to first token, as `tandem bench prefill` has it: m tokens through a dense model of k hidden
+// Time to first token for `tandem bench prefill`: m tokens through a dense model of k hidden
 // features, MLPs of width n and heads of 64 features, up to the logits after the last one.
 #pragma once
 
@@ -14,10 +14,10 @@ constexpr int64_t kPrefillHeadDim = 64;
 inline bool is_prefill(std::string_view op) {
   return op == "prefill";
 }
-/// Whether this build has a model.
+/// Whether this build includes the model.
 bool has_prefill();
 
-/// nullptr where the request is of another operator.
+/// nullptr if the request names another operator.
 std::unique_ptr<BenchSubject> make_prefill_subject(Communicator& comm, const BenchRequest& request);
 
 }  // namespace tandem

@@ -10,8 +10,7 @@ double tflops(const BenchRequest& request, int ranks, double us) {
     const double products = request.op == "moe" ? 3 : request.op == "moe_dispatch_gemm" ? 2 : 1;
     operations *= products * request.moe.top_k * (request.moe.backward ? 3 : 1);
   }
-  if (is_prefill(
-          request.op)) {  // four products of attention, its scores and sums, three of the MLP
+  if (is_prefill(request.op)) {  // four attention GEMMs, scores, weighted sums, three MLP GEMMs
     const auto m = double(request.m), k = double(request.k);
     operations = 2 * m * k * double(request.layers) * (4 * k + m + 3 * double(request.n)) / ranks;
   }

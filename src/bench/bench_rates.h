@@ -1,4 +1,4 @@
-// What a benchmark's times come to.
+// Rates computed from a benchmark's times.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,15 @@
 
 namespace tandem {
 
-/// Of each rank: 2 M N K over the ranks that share them, in 10^12 operations a second.
+/// TFLOP/s of each rank: 2 M N K divided by the ranks.
 double tflops(const BenchRequest& request, int ranks, double us);
 
-/// The whole m x n matrix of a plain collective.
+/// Bytes of the full m x n matrix of a collective.
 int64_t matrix_bytes(const BenchRequest& request);
 
-/// GB/s of a plain collective, as nccl-tests define them: of the whole matrix, and of what every
-/// rank's link must carry for it, which can be compared with the link's speed for any operation
-/// and number of ranks.
+/// GB/s of a collective, as defined by nccl-tests: of the full matrix, and of the bytes that each
+/// rank's link must carry, which is comparable to the link's speed for any operation and number of
+/// ranks.
 struct Bandwidth {
   double algbw = 0, busbw = 0;
 };

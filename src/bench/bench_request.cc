@@ -11,8 +11,8 @@
 namespace tandem {
 namespace {
 
-/// What one rank holds at the very least. In floating point, which does not overflow. A collective
-/// on CPU ranks is checked against all ranks' data.
+/// Lower bound of one rank's memory. In floating point, which does not overflow. Collectives on CPU
+/// ranks are checked against all ranks' data.
 double least_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
   const auto m = double(request.m), n = double(request.n), k = double(request.k);
   const bool gemm = is_gemm(request.op);
@@ -35,7 +35,7 @@ double least_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
   return elements * double(size_of(request.dtype));
 }
 
-/// `memory`: 0 where it is not known.
+/// `memory`: 0 if unknown.
 void check_memory(const BenchRequest& request, int ranks, double bytes, double memory,
                   std::string_view whose) {
   if (memory <= 0 || bytes <= memory) return;

@@ -1,4 +1,4 @@
-// What one benchmark times: the same computation in several ways.
+// Benchmark case: one computation in several forms.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ namespace tandem {
 struct BenchForm {
   std::string name;
   Form form;
-  int chunks;  ///< transfers of a shard
+  int chunks;  ///< transfers per shard
   std::function<void()> run;
-  bool encoded = false;  ///< in a wire format: no baseline
+  bool encoded = false;  ///< uses a wire format: not a baseline
 };
 
 class BenchSubject {
@@ -25,36 +25,38 @@ class BenchSubject {
   virtual ~BenchSubject() = default;
   virtual bool has_gemm() const { return true; }
   virtual void gemm_alone() {}
-  /// The unfused reference (a plain collective and a whole GEMM); leaves its result in `expected`.
+  /// Unfused reference (a collective and a full GEMM); writes its result to `expected`.
   virtual void reference() = 0;
-  /// What the serial time is of.
+  /// Name of the implementation that the serial time is of.
   virtual std::string baseline() const = 0;
-  /// The library's own collective under the transport (comm/native.h): then it is the baseline.
+  /// Whether the transport's library has this collective (comm/native.h), which is then the
+  /// baseline.
   virtual bool has_native() const { return false; }
   virtual double native() { return 0; }
   virtual Tensor native_result() const { return {}; }
-  /// What is timed beside the reference; each leaves its result in `result`.
+  /// Forms timed in addition to the reference; each writes its result to `result`.
   virtual std::vector<BenchForm> forms() = 0;
-  /// It is not timed beside them.
+  /// If so, the reference is not timed separately.
   virtual bool reference_is_a_form() const { return false; }
-  /// `overlapped` is the fastest of all of them, whether it overlaps or not: what would be chosen.
+  /// Whether `overlapped` is the fastest of all forms, overlapped or not: the one that would be
+  /// chosen.
   virtual bool reports_choice() const { return false; }
-  /// Before a call whose result is compared: clears what results are added to.
+  /// Clears accumulated results before a call whose result is compared.
   virtual void reset() {}
   virtual Tensor result() const = 0;
   virtual Tensor expected() const = 0;
-  /// What else is compared, each in the place of the one expected of it.
+  /// Further results to compare, each with the expected one at the same index.
   virtual std::vector<Tensor> more_results() const { return {}; }
   virtual std::vector<Tensor> more_expected() const { return {}; }
-  /// The largest error that a wire format may cause, over the largest expected value; 0 without.
+  /// Max error caused by a wire format, over the largest expected value; 0 without one.
   virtual double codec_error() { return 0; }
-  /// With a wire format, of a plain collective: the codec's work of one call. Else nullptr.
+  /// Codec work of one call, for collectives with a wire format. Else nullptr.
   virtual std::unique_ptr<CodecWork> codec_work() { return nullptr; }
   /// Whether all ranks have the same result.
   virtual bool is_same_on_all_ranks() const { return false; }
-  /// Bytes that one rank's last encoded call put on the wire, as counted; 0 where it is not known.
+  /// Bytes sent by one rank in its last encoded call, as counted; 0 if unknown.
   virtual int64_t counted_bytes() const { return 0; }
-  /// Bytes one rank sends.
+  /// Bytes sent by one rank.
   virtual int64_t wire_bytes() const = 0;
 };
 
@@ -64,10 +66,10 @@ std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
                                                       const BenchRequest& request);
 
 double largest_magnitude(const Tensor& values);
-/// The largest sum of a row's magnitudes.
+/// Largest sum of a row's magnitudes.
 double largest_row(const Tensor& matrix);
-/// What an element may be off by that travelled as `wire`, where its group's largest is 1: what the
-/// format loses, and the rounding of what it decodes as.
+/// Error bound of an element sent as `wire`, relative to its group's largest magnitude: the
+/// format's loss, and the rounding of the decoded value.
 double error_of_wire(const Wire& wire, DType dtype);
 
 /// Owned memory of one matrix, filled with random values: uniform in [-1, 1), or standard normal.

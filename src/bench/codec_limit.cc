@@ -19,7 +19,8 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kPieceElements = 1 << 16;
-constexpr size_t kPieceBytes = size_t(256) << 10;  // a slot of the collectives (comm/workspace.cc)
+constexpr size_t kPieceBytes = size_t(256) << 10;  // slot size of the collectives
+                                                   // (comm/workspace.cc)
 
 template <typename Body>
 void for_pieces(int64_t elements, Body body) {
@@ -68,7 +69,7 @@ void CodecWork::run() {
   for (const int64_t part : parts_.decoded) decode_part(part);
 }
 
-/// A connection of this process with itself.
+/// TCP connection of this process to itself.
 class TransportWork::Loopback {
  public:
   Loopback() {
@@ -86,7 +87,7 @@ class TransportWork::Loopback {
     close(listener);
     require_own();
     checked(::pipe2(pipe_, O_CLOEXEC | O_NONBLOCK), "pipe");
-    fcntl(pipe_[1], F_SETPIPE_SZ, 1 << 20);  // smaller is slower, not wrong
+    fcntl(pipe_[1], F_SETPIPE_SZ, 1 << 20);  // a smaller pipe is only slower
     fcntl(out_, F_SETFL, O_NONBLOCK);
   }
   ~Loopback() {
@@ -123,7 +124,7 @@ class TransportWork::Loopback {
     if (errno == EAGAIN || errno == EINTR) return 0;
     throw IoError(fmt::format("bench: loopback: {}: {}", what, std::strerror(errno)));
   }
-  /// Whoever else of this host may have connected first.
+  /// Another process of this host may have connected first.
   void require_own() const {
     sockaddr_in ours{}, theirs{};
     socklen_t size = sizeof ours;

@@ -1,5 +1,5 @@
-// What an encoded collective cannot be faster than, beside its bytes on the link: the codec's own
-// work and the transport's, which share the rank's core. Both are timed alone, in the same rounds
+// Lower bounds of an encoded collective's time, besides its bytes on the link: work of the codec
+// and of the transport, which share the rank's core. Both are timed separately, in the same rounds
 // as the collective.
 #pragma once
 
@@ -15,16 +15,16 @@
 
 namespace tandem {
 
-/// Elements that one call encodes and decodes on this rank, part by part.
+/// Elements that one call encodes and decodes on this rank, per part.
 struct CodecParts {
   std::vector<int64_t> encoded, decoded;
 };
 
-/// Encodes and decodes so many elements, as much at a time as a collective does, and nothing else:
-/// nothing is sent or added.
+/// Encodes and decodes the same elements as a collective, in the same chunk size, without sending
+/// or adding.
 class CodecWork {
  public:
-  /// `from` has as many elements as any part of `parts`, and so has `to`, which is written.
+  /// `from` and `to` have at least as many elements as any part of `parts`; `to` is written.
   CodecWork(const Wire& wire, const CodecParts& parts, const Tensor& from, const Tensor& to);
   void run();
 
@@ -36,12 +36,13 @@ class CodecWork {
   const CodecParts parts_;
   const Tensor from_, to_;
   std::vector<std::byte> message_;
-  std::map<int64_t, std::vector<std::byte>> messages_;  ///< by elements, to be decoded
+  std::map<int64_t, std::vector<std::byte>> messages_;  ///< messages to decode, by number of
+                                                        ///< elements
 };
 
-/// Moves so many bytes as the transport does on this rank's core, with no other rank and no link's
-/// limit: between hosts through the kernel's loopback, pages lent and copied out (a send and a
-/// receive, as many bytes as a rank sends and receives); else one copy in memory.
+/// Moves the same bytes as the transport on this rank's core, without other ranks and link limits:
+/// between hosts through the kernel's loopback with zero-copy pages, copied out on receive (one
+/// send and one receive of the bytes); else one copy in memory.
 class TransportWork {
  public:
   TransportWork(const Communicator& comm, int64_t bytes);

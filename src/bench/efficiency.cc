@@ -29,7 +29,7 @@ Exposed exposed(const RoundTimes& rounds, EctOf how) {
 std::optional<EfficiencyRange> efficiency_range(const RoundTimes& rounds, EctOf how) {
   const size_t count = rounds.gemm.size();
   if (count < 5) return std::nullopt;
-  // Many rounds need fewer draws for as steady a range, and each takes longer.
+  // Many rounds need fewer draws for an equally stable range, and each takes longer.
   const size_t draws = std::clamp<size_t>(200'000 / count, 100, 1000), outside = draws / 40;
   std::vector<double> efficiencies;
   RoundTimes drawn = rounds;

@@ -1,5 +1,5 @@
-// What the benchmarks of Mixture-of-Experts layers compare gradients with: samples in f64, rounded
-// where a layer in bf16 stores them.
+// Expected gradients for the benchmarks of Mixture-of-Experts layers: samples in f64, rounded where
+// a bf16 layer stores them.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@ class SampledErrors {
   double worst_ = 0, largest_ = 0;
 };
 
-/// A feature of an expert's inner activations through SwiGLU and back, for one row. `dinner_sum` is
-/// the gradient of what is not weighted yet.
+/// Forward and backward SwiGLU of one feature of an expert's inner activations, for one row.
+/// `dinner_sum` is the gradient of the unweighted activation.
 struct GateSample {
   GateSample(double gate_sum, double up_sum, double dinner_sum, double weight) {
     const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
@@ -34,7 +34,7 @@ struct GateSample {
     dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
     dup = rounded(weight * dinner * gate * part);
   }
-  double dot;         ///< this feature's part of the gradient of the row's weight
+  double dot;         ///< this feature's contribution to the gradient of the row's weight
   double scaled;      ///< the weighted inner activation
   double dgate, dup;  ///< gradients of both sums
 

@@ -1,4 +1,4 @@
-// Stands in for the benchmark on GPUs in a build without CUDA: no communicator gets here.
+// Stub of the GPU benchmark for builds without CUDA: unreachable with any communicator.
 #include "bench/bench.h"
 
 namespace tandem {

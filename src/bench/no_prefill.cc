@@ -1,4 +1,4 @@
-// A build without the model.
+// Stub for builds without the model.
 #include "bench/bench_prefill.h"
 
 namespace tandem {

@@ -3,7 +3,7 @@
 namespace tandem {
 namespace {
 
-/// Off again when the call throws, too.
+/// Disables tracing even if the call throws.
 struct Tracing {
   Tracing() { recorder().set_tracing(true); }
   ~Tracing() { recorder().set_tracing(false); }

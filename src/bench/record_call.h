@@ -1,4 +1,4 @@
-// One call's events of all ranks, for the timeline.
+// Events of all ranks in one call, for the timeline.
 #pragma once
 
 #include <functional>
@@ -9,11 +9,11 @@
 
 namespace tandem {
 
-/// Collective: what this rank's thread and link do in `call`, gathered from all ranks, which leave
-/// a barrier first.
+/// Events of this rank's thread and link during `call`, gathered from all ranks, which leave a
+/// barrier first. Collective.
 std::vector<RankEvents> record_call(Communicator& comm, const std::function<void()>& call);
 
-/// Collective: every rank's events, by rank.
+/// Every rank's events, by rank. Collective.
 std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& mine);
 
 }  // namespace tandem

@@ -19,7 +19,7 @@
 namespace tandem::gpu {
 namespace {
 
-// A stream per rank from each, but for the seed.
+// Stream bases for random values, one stream per rank each.
 constexpr uint64_t kW = 200, kXScales = 300, kWScales = 400;
 constexpr uint64_t kResidual = 500, kGain = 600;  // the same on all ranks
 constexpr int64_t kSamples = 8192;
@@ -27,16 +27,16 @@ constexpr int kBurst = 10;
 
 using SpansOf = std::vector<SpanEvent> (*)(std::span<const TileRecord>, const TileGrid&, uint64_t);
 
-// What differs between the operators, as run_dense sees it.
+// Per-operator parameters of run_dense.
 struct Dense {
   int64_t x_rows, x_first_row, out_rows;
   OpDesc shape;
   ProductReference reference;
   int64_t peer_bytes;  // to each other rank
   bool graph;
-  SpansOf spans;          // of what its kernels record
-  bool gradient = false;  // of the weight: w is dy, and out is added to
-  OpDesc encoded = {};    // with the wire format that was asked for, as the operators have it
+  SpansOf spans;          // converts the kernels' records
+  bool gradient = false;  // weight gradient: w is dy, and out is accumulated into
+  OpDesc encoded = {};    // with the requested wire format, as in the operators' descriptors
 };
 
 struct Recording {
@@ -44,8 +44,8 @@ struct Recording {
   int variant;
 };
 
-/// Of the ways whose kernels record, adding before fused: the variant in use if it records, else
-/// the first one that does.
+/// Algorithm whose kernel records, Way::adding before Way::fused: the variant in use if it records,
+/// else the first one that does.
 template <typename Op>
 std::optional<Recording> recording_of(const Op& op) {
   if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
@@ -59,7 +59,7 @@ std::optional<Recording> recording_of(const Op& op) {
   return {};
 }
 
-/// One more call, of what is recorded.
+/// Runs and records one more call.
 template <typename Op>
 std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& recording,
                                     SpansOf spans, const Tensor& x, const Tensor& w,
@@ -104,7 +104,7 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
   return {};
 }
 
-/// Some runs with equal bits: whether they are.
+/// Whether repeated runs are bitwise equal.
 bool runs_are_equal(GpuCommunicator& comm, bool gradient, const Tensor& out,
                     const AddNorm* add_norm, const std::function<void()>& run) {
   const cudaStream_t stream = comm.stream();
@@ -127,10 +127,9 @@ bool runs_are_equal(GpuCommunicator& comm, bool gradient, const Tensor& out,
   return equal;
 }
 
-/// What its outputs may be off by, over what verify_product divides by: the root of the sum of the
-/// squared terms. Of operands uniform in [-1, 1) a partial product of k terms is within six of its
-/// standard deviations, which are root (k) / 3; AG+GEMM's rows of x are encoded, each term by
-/// itself.
+/// Bound of the encoding error over verify_product's divisor, the root of the sum of squared terms.
+/// For operands uniform in [-1, 1) a partial product of k terms is within six standard deviations,
+/// each root (k) / 3; AG+GEMM encodes rows of x, so each term is off independently.
 double encoding_error(const OpDesc& s, int ranks) {
   const double each = s.wire.error_bound() + 0x1p-8;
   if (s.op == "ag_gemm") return 6 * each;
@@ -138,8 +137,8 @@ double encoding_error(const OpDesc& s, int ranks) {
   return sums * ranks * 6 * each / std::sqrt(double(ranks));
 }
 
-/// Some runs, the last one compared with what is exact. `encoding`: what encoded values may be off
-/// by; 0: plain.
+/// Checks repeated runs, the last one against exact results. `encoding`: error bound of encoded
+/// values; 0: uncompressed.
 void check_way(const Setting& at, const Dense& what, Way way, double encoding, const Tensor& out,
                const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
@@ -261,7 +260,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t i = 0; i < candidates.size(); ++i) {
-    // A single rank has nothing to move: its operators are the product and no more.
+    // A single rank has nothing to move: its operators are only the GEMM.
     const BenchTimes took = times_of(times[2 + i]);
     result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took,
                candidates[i].encoded);
@@ -466,7 +465,7 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
                     request.op));
   }
   result.baseline = result.serial_name;
-  if (result.overlapped_name.empty()) {  // one rank, or no candidate but serial ones
+  if (result.overlapped_name.empty()) {  // one rank, or only serial candidates
     result.overlapped = result.serial;
     result.overlapped_name = result.serial_name;
   }

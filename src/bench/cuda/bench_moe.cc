@@ -1,6 +1,6 @@
-// A Mixture-of-Experts layer on GPU ranks, in every way that it can be run, as CUDA graphs. Sampled
-// rows are compared with sums in f64 on the host; all ways must give the same bits. With a wire
-// format, all that are encoded must, and their samples are those of decoded rows.
+// Mixture-of-Experts layer on GPU ranks, with every candidate, as CUDA graphs. Sampled rows are
+// compared with f64 sums on the host; all candidates must be bitwise equal. With a wire format, all
+// encoded candidates must be, and their samples use decoded rows.
 
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kSampledRows = 2, kSampledColumns = 32;
 
-/// Some columns of what one of all experts makes of `row`.
+/// Sampled columns of one expert's output for `row`.
 std::vector<double> expert_result(const MoeCase& c, int32_t expert,
                                   const std::vector<double>& row) {
   const MoeShape& s = c.shape;
@@ -44,7 +44,7 @@ std::vector<double> expert_result(const MoeCase& c, int32_t expert,
   return result;
 }
 
-/// What the experts are given of a row.
+/// Row as the experts receive it.
 std::vector<double> row_of(const MoeCase& c, int64_t row, const Wire& wire) {
   std::vector<double> values = read(c, c.x.rows(row, 1));
   if (wire.is_none() || c.comm.size() == 1) return values;
@@ -58,16 +58,15 @@ std::vector<double> row_of(const MoeCase& c, int64_t row, const Wire& wire) {
   return values;
 }
 
-/// What a result may be off by because its partial sums were encoded, over the largest sampled one.
-/// Each is off by a part of the largest of its group, which is below twice the largest sample of
-/// such a sum, as both are of as many as random terms; and those of different ranks add up as the
-/// sums themselves do.
+/// Error bound of a result with encoded partial sums, over the largest sampled one. Each sum is off
+/// by a fraction of its group's max, which is below twice the largest sample of such a sum, as both
+/// have as many random terms; errors of different ranks add up like the sums themselves.
 double error_of_sums(const MoeCase& c, const Wire& wire) {
   const int parts = std::min(c.comm.size(), c.shape.top_k * c.shape.tp);
   return c.comm.size() == 1 ? 0 : 2 * error_of_wire(wire, c.shape.dtype) * std::sqrt(double(parts));
 }
 
-/// Largest error of sampled results over the largest of them. `wire`: what rows travel as.
+/// Largest error of sampled results over the largest of them. `wire`: wire format of the rows.
 double worst_error(const MoeCase& c, const Wire& wire) {
   const MoeShape& s = c.shape;
   double worst = 0, largest = 0;
@@ -89,7 +88,7 @@ double worst_error(const MoeCase& c, const Wire& wire) {
   return largest > 0 ? worst / largest : 0;
 }
 
-/// Rows that this rank sends. It is sent as many sums, and on average sends as many.
+/// Rows sent by this rank. It receives as many sums, and sends as many on average.
 int64_t sent_rows(const MoeCase& c) {
   int64_t rows = 0;
   for (int64_t row = 0; row < c.own.count; ++row) {
@@ -108,8 +107,8 @@ void run_once(MoeOnGpus& layer, size_t way, const MoeCase& c, const MoeBackwardC
   if (backward) backward->run(layer);
 }
 
-/// Some runs of the ways that encode, or of those that do not, all with the same bits, and samples
-/// of the last one.
+/// Checks that repeated runs of the encoded or of the uncompressed candidates are bitwise equal,
+/// and samples of the last one.
 void check_ways(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
                 const MoeBackwardCase* backward, BenchResult& result) {
   uint64_t first = 0;
@@ -129,8 +128,8 @@ void check_ways(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
   }
   const auto worst = c.comm.slowest(std::vector<double>{
       std::max(worst_error(c, wire), backward ? backward->worst_error() : 0), equal ? 0.0 : 1.0});
-  // Rounded inside, as an expert's result, as a rank's sum, and at the end; on the way back twice
-  // more before the weights' gradients.
+  // Roundings: inside, of an expert's result, of a rank's sum, and of the final result; in the
+  // backward pass two more before the weights' gradients.
   const double bound = (backward ? 5 : 3) * 0x1p-8 + (wire.is_none() ? 0 : error_of_sums(c, wire));
   result.max_rel = std::max(result.max_rel, worst[0]);
   result.of_bound = std::max(result.of_bound, worst[0] / bound);

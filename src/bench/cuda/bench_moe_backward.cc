@@ -1,5 +1,5 @@
-// A backward pass of a Mixture-of-Experts layer on GPU ranks, for bench_moe.cc: samples of all
-// gradients are compared with sums in f64 on the host, over the rows of all ranks.
+// Backward pass of a Mixture-of-Experts layer on GPU ranks, for bench_moe.cc: samples of all
+// gradients are compared with f64 sums on the host, over the rows of all ranks.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr uint64_t kDout = 150;  // as kX
+constexpr uint64_t kDout = 150;  // like kX
 constexpr int64_t kSamples = 16;
 
 std::vector<float> read_floats(const MoeCase& c, const Tensor& from) {
@@ -22,7 +22,7 @@ std::vector<float> read_floats(const MoeCase& c, const Tensor& from) {
   return host;
 }
 
-/// Rows of a rank, made again.
+/// Regenerates a rank's rows.
 std::vector<double> rows_of(const MoeCase& c, uint64_t stream, int rank, int64_t count) {
   const DeviceMemory memory(MoeCase::bytes(count * c.shape.hidden));
   const Tensor rows = memory.view(c.shape.dtype, {count, c.shape.hidden});
@@ -30,7 +30,7 @@ std::vector<double> rows_of(const MoeCase& c, uint64_t stream, int rank, int64_t
   return read(c, rows);
 }
 
-/// Column `at` of a matrix with `columns`.
+/// Column `at` of a matrix with `columns` columns.
 std::vector<double> column_of(const std::vector<double>& matrix, int64_t columns, int64_t at) {
   std::vector<double> column;
   for (size_t i = size_t(at); i < matrix.size(); i += size_t(columns)) column.push_back(matrix[i]);
@@ -74,7 +74,7 @@ void check_row(const MoeBackwardCase& b, int64_t row, SampledErrors& of_dx,
   for (int64_t h = 0; h < s.hidden; ++h) of_dx.add(found[size_t(h)], dx[size_t(h)]);
 }
 
-/// Of a feature of this rank's first expert, over all ranks' rows.
+/// Checks a feature of this rank's first expert, over all ranks' rows.
 void check_feature(const MoeBackwardCase& b, int64_t feature, SampledErrors& of_in,
                    SampledErrors& of_out) {
   const MoeCase& c = b.c;

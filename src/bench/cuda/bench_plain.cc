@@ -22,11 +22,11 @@ struct PlainWay {
   std::string name;
   std::function<void()> run;
   bool encoded = false;
-  double encoding_error = 0;  // at most, of max_rel; 0: it loses nothing
+  double encoding_error = 0;  // bound of max_rel; 0: exact
 };
 
-// Runs, checks and times `ways`, the first of which is NCCL's. `check_result` looks at `out`. Where
-// the last one encodes, all others are serial.
+// Runs, checks and times `ways`, NCCL's first. `check_result` checks `out`. If the last one is
+// encoded, all others are serial.
 void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const Tensor& out,
                    const std::function<Verdict()>& check_result, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
@@ -48,7 +48,7 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
     const auto worst = comm.slowest(std::vector<double>{
         verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
     result.max_rel = std::max(result.max_rel, worst[0]);
-    // NCCL may round between ranks; only ours must meet the bound of a single rounding.
+    // NCCL may round between ranks; only our algorithms must meet the bound of a single rounding.
     if (way.encoding_error > 0) {
       result.of_bound = std::max(result.of_bound, worst[0] / way.encoding_error);
     } else if (way.name != "nccl") {
@@ -62,7 +62,7 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
   }
   const auto times = at.stopwatch.measure(alternatives, at.options);
   for (size_t i = 0; i < ways.size(); ++i) {
-    // Ranks that share a GPU have no NCCL: kernels of ours stand in for it.
+    // Ranks that share a GPU have no NCCL: our kernels replace it.
     const bool stands_in = i == 0 && at.comm.shares_gpu();
     const bool encoded = ways[i].encoded;
     const bool serial = i == 0 || (!encoded && ways.back().encoded);
@@ -73,7 +73,8 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
   result.graph = true;
 }
 
-/// The encoded way, last. `errors`: how many times a format's error may add up, of values up to 1.
+/// Appends the encoded candidate. `errors`: max number of format errors that add up, for values up
+/// to 1.
 void add_encoded(const BenchRequest& c, double errors, const std::function<void()>& run,
                  std::vector<PlainWay>& ways) {
   const double error = c.wire.is_exact() ? 0 : errors * c.wire.error_bound() + 0x1p-7;
@@ -96,7 +97,7 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   std::optional<EncodedCollectives> encoded;
   if (!c.wire.is_none() && comm.size() > 1) {
     encoded.emplace(comm, c.wire, c.dtype, EncodedCollectives::largest_sum(c.m * c.n, comm.size()));
-    const double twice = 2 + c.wire.error_bound();  // encoded once more, as a sum
+    const double twice = 2 + c.wire.error_bound();  // the sum is encoded once more
     add_encoded(
         c, comm.size() * twice, [&] { encoded->all_reduce(in, out); }, ways);
     const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
@@ -114,7 +115,7 @@ void fill_part(const GpuCommunicator& comm, BenchData data, const Tensor& rows, 
   if (data == BenchData::normal) return fill_normal(rows, seed, stream, 0, comm.stream());
   fill_uniform(rows, seed, stream, 0, comm.stream());
 }
-// Part p of what rank r holds: seed kSeed + p, stream kX + r.
+// Fills part p of rank r's data with seed kSeed + p, stream kX + r.
 void fill_parts(const GpuCommunicator& comm, BenchData data, const Tensor& whole, int rank) {
   for (int p = 0; p < comm.size(); ++p) {
     const Shard rows = shard_of(whole.dim(0), comm.size(), p);
@@ -123,11 +124,11 @@ void fill_parts(const GpuCommunicator& comm, BenchData data, const Tensor& whole
   }
 }
 
-/// What part p of rank r became.
+/// Compares `rows` with part p of rank r.
 Verdict verify_part(const GpuCommunicator& comm, const Tensor& rows, int part, int rank) {
   return verify_sum(rows, kSeed + uint64_t(part), kX + uint64_t(rank), 1, comm.stream());
 }
-/// Right where every bit is.
+/// Passes only if bitwise equal.
 Verdict verify_bits(const GpuCommunicator& comm, const Tensor& out, uint64_t expected) {
   Verdict verdict;
   if (digest(out, comm.stream()) != expected) verdict.max_rel = verdict.of_bound = INFINITY;
@@ -138,8 +139,8 @@ void join(Verdict& all, const Verdict& one) {
   all.of_bound = std::max(all.of_bound, one.of_bound);
   all.not_finite += one.not_finite;
 }
-/// Bytes of the message that `values` are in the request's wire format: of `lossless`, whose
-/// messages are as long as their values need, as the CPU's codec makes each chunk.
+/// Bytes of `values` in the request's wire format; for `lossless`, whose messages have
+/// data-dependent lengths, as the CPU codec encodes each chunk.
 int64_t message_bytes(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& values) {
   if (c.wire.codec != Codec::lossless) return int64_t(c.wire.bytes(values.elements(), c.dtype));
   std::vector<std::byte> host(values.bytes());
@@ -156,7 +157,7 @@ int64_t message_bytes(const GpuCommunicator& comm, const BenchRequest& c, const 
   }
   return bytes;
 }
-/// Bytes of the messages to all others, a part of `in` each.
+/// Bytes of the messages to all other ranks, one part of `in` each.
 int64_t sent_in_parts(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& in) {
   int64_t bytes = 0;
   for (int r = 0; r < comm.size(); ++r) {
@@ -198,7 +199,7 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     Verdict verdict = verify_bits(comm, out, expected);
     if (verdict.of_bound == 0 || c.wire.is_exact()) return verdict;
     verdict = {};
-    for (int p = 0; p < comm.size(); ++p) {  // what was encoded
+    for (int p = 0; p < comm.size(); ++p) {  // encoded: compares within the error bound
       const Shard rows = shard_of(c.m, comm.size(), p);
       if (rows.count) join(verdict, verify_part(comm, out.rows(rows.begin, rows.count), p, 0));
     }
@@ -238,7 +239,7 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
   result.bytes = int64_t(in.bytes() - out.bytes());
 }
 
-// Equal splits, or nearly.
+// Equal or nearly equal splits.
 void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const Shard mine = shard_of(c.m, comm.size(), comm.rank());

@@ -1,4 +1,4 @@
-// What the benchmarks of GPU operators and of plain collectives share.
+// Shared parts of the benchmarks of GPU operators and collectives.
 #pragma once
 
 #include <string>
@@ -25,11 +25,11 @@ inline BenchTimes times_of(const Timing& t) {
   return {t.median_us, t.min_us, t.max_us, t.host_us, t.host_burst_us, t.rounds_us};
 }
 
-/// Whether `op` is a plain collective that has kernels of ours.
+/// Whether `op` is a collective with kernels in this library.
 bool is_plain(const std::string& op);
-/// One of them, every way beside NCCL's, as CUDA graphs.
+/// Times a collective with every algorithm and NCCL's, as CUDA graphs.
 void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result);
-/// A Mixture-of-Experts layer, every way as a CUDA graph.
+/// Times a Mixture-of-Experts layer with every candidate, as CUDA graphs.
 void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result);
 
 }  // namespace tandem::gpu

@@ -11,7 +11,7 @@ __global__ void stamp_kernel(uint64_t* at) {
 }
 
 __global__ void timer_step_kernel(uint64_t* step) {
-  constexpr int kReadings = 20000;  // a millisecond or so: many steps of any timer
+  constexpr int kReadings = 20000;  // about a millisecond: many steps of any timer
   uint64_t least = 0, last = nanoseconds();
   for (int i = 0; i < kReadings; ++i) {
     const uint64_t now = nanoseconds(), since = now - last;

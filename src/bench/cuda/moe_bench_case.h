@@ -1,5 +1,4 @@
-// A Mixture-of-Experts layer's operands as the benchmark of GPU ranks makes them, and makes them
-// again on the host.
+// Operands of a Mixture-of-Experts layer for the benchmark on GPU ranks, reproducible on the host.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +12,7 @@
 
 namespace tandem::gpu {
 
-// An expert's gate, its up projection, and its part of w_out on each of the TP ranks.
+// Stream bases of an expert's gate, its up projection, and its shard of w_out on each TP rank.
 constexpr uint64_t kGate = 1000, kUp = 100000, kDown = 200000;
 
 struct MoeCase {
@@ -68,8 +67,8 @@ struct MoeCase {
   uint64_t down_stream(uint64_t expert, int part) const {
     return kDown + expert * uint64_t(shape.tp) + uint64_t(part);
   }
-  /// Of one of all experts, made again: its gate and up projection, and its part of w_out on one of
-  /// the TP ranks.
+  /// Regenerates the weights of any expert: its gate and up projection, and its shard of w_out on
+  /// one of the TP ranks.
   std::vector<double> gate(int64_t expert) const;
   std::vector<double> up(int64_t expert) const;
   std::vector<double> down(int64_t expert, int part) const;
@@ -129,15 +128,15 @@ inline std::vector<double> MoeCase::down(int64_t expert, int part) const {
               shard_of(shape.ffn, shape.tp, part).count);
 }
 
-/// A backward pass of it: operands, and what a forward pass keeps.
+/// Backward pass of the layer: operands, and saved activations of a forward pass.
 struct MoeBackwardCase {
   MoeBackwardCase(const MoeCase& c, const MoeOnGpus& layer);
   void run(MoeOnGpus& layer) const;
-  /// Weights' gradients begin at 0.
+  /// Zeroes the weights' gradients.
   void reset() const;
-  /// One of all gradients.
+  /// Combined digest of all gradients.
   uint64_t digests() const;
-  /// The largest error of sampled gradients over the largest of them, after one pass.
+  /// Largest error of sampled gradients over the largest of them, after one pass.
   double worst_error() const;
 
   const MoeCase& c;

@@ -14,7 +14,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr size_t kBarriers = 32;
-constexpr double kIdleUs = 5000;  // before the recorded call, for the clock of the processors
+constexpr double kIdleUs = 5000;  // before the recorded call, so that the SM clock settles
 
 size_t multiprocessors() {
   int device = 0, count = 0;
@@ -35,7 +35,7 @@ std::vector<T> read_back(const DeviceMemory& memory) {
   return host;
 }
 
-/// How far each rank's timer is ahead of rank 0's, in nanoseconds.
+/// Lead of each rank's timer over rank 0's, in nanoseconds.
 std::vector<int64_t> clock_offsets(const std::vector<std::vector<uint64_t>>& stamps, int rank) {
   std::vector<int64_t> offsets;
   int64_t worst = 0;
@@ -80,8 +80,8 @@ std::vector<TileRecord> TileRecorder::read() const {
 std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch,
                                      const TileRecorder& recorder, const RecordedCall& call) {
   const cudaStream_t stream = comm.stream();
-  stopwatch.time_once(call.run, kIdleUs);  // sets up what a first call needs
-  // The barriers' stamps, that of the call, and the timer's step.
+  stopwatch.time_once(call.run, kIdleUs);  // performs first-call setup
+  // Timestamps of the barriers and of the call, and the timer's step.
   const DeviceMemory memory((kBarriers + 2) * sizeof(uint64_t));
   auto* stamps = reinterpret_cast<uint64_t*>(memory.data());
   for (size_t i = 0; i < kBarriers; ++i) {

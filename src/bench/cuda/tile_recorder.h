@@ -1,8 +1,8 @@
-// One call of a fused kernel, recorded on the GPUs of all ranks and put on one time axis.
+// Recording of one call of a fused kernel on the GPUs of all ranks, on one time axis.
 //
-// The GPUs' global timers do not agree. Ranks leave a device barrier many times and read their
-// timers; the median difference to rank 0's is what a rank's times are shifted by. What is left is
-// what ranks leave a barrier apart, a microsecond or two.
+// The GPUs' global timers are not synchronized. Ranks leave a device barrier many times and read
+// their timers; the median difference to rank 0's is subtracted from a rank's times. The remaining
+// error is the skew of ranks leaving a barrier, a microsecond or two.
 #pragma once
 
 #include <functional>
@@ -15,14 +15,14 @@
 
 namespace tandem::gpu {
 
-/// The memory that a kernel records in.
+/// Device memory in which a kernel records its tiles.
 class TileRecorder {
  public:
   explicit TileRecorder(const RecordedTiles& tiles);
   TileLog log() const;
-  /// In stream order: forgets what was recorded.
+  /// Clears the records, in stream order.
   void clear(cudaStream_t stream) const;
-  /// What has been recorded by work that has ended.
+  /// Records of completed work.
   std::vector<TileRecord> read() const;
 
  private:
@@ -31,15 +31,15 @@ class TileRecorder {
 };
 
 struct RecordedCall {
-  std::function<void()> run;  ///< enqueues it on the communicator's stream
-  /// This rank's events from its records; `base_ns` is the timer just before the call, `base` an
+  std::function<void()> run;  ///< enqueues the call on the communicator's stream
+  /// Converts records to this rank's events; `base_ns` is the timer just before the call, `base` an
   /// event recorded then.
   std::function<std::vector<SpanEvent>(const std::vector<TileRecord>& records, uint64_t base_ns,
                                        const Event& base)>
       events;
 };
 
-/// Collective: the events of all ranks in one call, made as the stopwatch makes a timed one.
+/// Events of all ranks in one call, launched like the stopwatch's timed calls. Collective.
 std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch,
                                      const TileRecorder& recorder, const RecordedCall& call);
 

@@ -30,19 +30,19 @@ struct Tally {
   unsigned long long not_finite, digest;
 };
 
-// Of x or of the weight, rounded to the operands' dtype.
+// Element of x or of the weight, rounded to the operands' dtype.
 template <typename In>
 __device__ float operand_value(const ProductReference& ref, uint64_t stream, int64_t index) {
   const float value = to_float(from_float<In>(uniform_value(ref.seed, stream, index)));
   return ref.values == Values::positive ? fabsf(value) : value;
 }
 
-// What is no number is beyond any bound.
+// Non-finite errors exceed any bound.
 __device__ double share_of(double error, double bound) {
   return isfinite(error) ? error / bound : INFINITY;
 }
 
-// Of one term's products at (row, column).
+// Combined scale of one term at (row, column).
 __device__ double scale_at(const ProductReference& ref, int term, int64_t row, int64_t column) {
   if (ref.dtype != DType::e4m3) return 1;
   const bool by_row = ref.scaling == Scaling::row;
@@ -109,7 +109,7 @@ __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uin
       sizes += fabs(x);
     }
     const double error = fabs(double(to_float(out[i])) - exact);
-    const double lost = terms * 0x1p-24 * sizes;  // by additions in f32
+    const double lost = terms * 0x1p-24 * sizes;  // rounding of f32 additions
     const double bound = half_ulp(fabs(exact) + lost, dtype) + lost;
     max_of_bound = fmax(max_of_bound, share_of(error, bound));
     if (isfinite(error)) max_rel = fmax(max_rel, error / fmax(fabs(exact), 1.0));
@@ -118,7 +118,7 @@ __global__ void sum_check_kernel(const T* out, int64_t count, uint64_t seed, uin
   atomicMax(&tally->of_bound, __double_as_longlong(max_of_bound));
 }
 
-// A block takes a row; the sum of squares is in f64.
+// One block per row; the sum of squares is in f64.
 template <typename T>
 __global__ void norm_check_kernel(const T* out, const T* hidden, const T* gain, int64_t columns,
                                   float eps, DType dtype, Tally* tally) {
@@ -129,8 +129,8 @@ __global__ void norm_check_kernel(const T* out, const T* hidden, const T* gain, 
     squares += double(to_float(hidden[i])) * double(to_float(hidden[i]));
   }
   const double scale = 1 / sqrt(block_sum(squares) / double(columns) + double(eps));
-  // A thread adds columns / 512 squares to each of its sums at most, 21 additions follow; the root
-  // halves their error. Five single operations more.
+  // A thread adds at most columns / 512 squares to each of its sums, followed by 21 additions; the
+  // root halves their error. Then five single operations.
   const double lost = (double(columns) / 1024 + 32) * 0x1p-24;
   double max_rel = 0, max_of_bound = 0;
   for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
@@ -168,8 +168,8 @@ void require_float(bool known, const Tensor& tensor) {
 
 Tally read(const DeviceMemory& memory, cudaStream_t on) {
   Tally tally{};
-  // A copy to pageable memory waits under the context's lock: where ranks share a GPU, one that
-  // waits for a peer's kernel would keep the peer from launching it.
+  // A copy to pageable memory waits under the context's lock: if ranks share a GPU, waiting for a
+  // peer's kernel would keep the peer from launching it.
   check(cudaStreamSynchronize(on), "verify");
   check(cudaMemcpyAsync(&tally, memory.data(), sizeof tally, cudaMemcpyDefault, on), "read tally");
   check(cudaStreamSynchronize(on), "verify");
@@ -237,7 +237,7 @@ Verdict verify_product(const Tensor& out, const ProductReference& reference, int
 
 namespace {
 
-// Of an element-wise check: `launch` enqueues the kernel for out's type.
+// Element-wise check: `launch` enqueues the kernel for out's type.
 template <typename Launch>
 Verdict check_all(const Tensor& out, const char* kernel, cudaStream_t on, const Launch& launch) {
   Verdict verdict;
