@@ -19,8 +19,8 @@
 namespace tandem::cli {
 namespace {
 
-/// What is shown while the shapes are timed, and what is written: after each, so that what is done
-/// is kept, but at the end where it goes to standard output.
+/// Output of the results: the table during the run; files rewritten after each shape, so that
+/// finished ones are saved; standard output at the end.
 class Reports {
  public:
   Reports(const BenchOptions& options, const BenchJob& job, const BenchPlace& place)
@@ -63,7 +63,7 @@ class Reports {
 void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& comm) {
   set_kernel_threads(threads_per_rank(comm.size()));
   const BenchPlace place{comm, options.link_label.empty() ? comm.link() : options.link_label};
-  std::optional<Reports> reports;  // rank 0 speaks for all
+  std::optional<Reports> reports;  // rank 0 only
   if (comm.rank() == 0) reports.emplace(options, job, place);
   bool ok = true;
   for (const BenchRequest& request : job.requests) {

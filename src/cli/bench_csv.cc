@@ -10,7 +10,7 @@
 namespace tandem::cli {
 namespace {
 
-/// Quoted where it has to be.
+/// Quotes `text` if necessary.
 std::string field(const std::string& text) {
   if (text.find_first_of(",\"\n") == text.npos) return text;
   std::string quoted = "\"";

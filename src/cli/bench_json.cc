@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// As it was typed, without the program's directory.
+/// Command line as typed, without the program's directory.
 std::string command_line() {
   std::vector<std::string> words = typed_words();
   if (!words.empty()) words[0] = words[0].substr(words[0].rfind('/') + 1);
@@ -39,7 +39,7 @@ Json spread(const BenchTimes& t) {
   return {rounded(t.least_us), rounded(t.most_us)};
 }
 
-/// Of every candidate, by name.
+/// Times of every candidate, by name.
 Json candidates(const BenchResult& r, bool gpus) {
   Json all = Json::object();
   for (const auto& [name, candidate] : r.candidates) {
@@ -56,7 +56,7 @@ Json candidates(const BenchResult& r, bool gpus) {
   return all;
 }
 
-/// What ran, on which libraries and hardware.
+/// Configuration, library versions and hardware.
 struct Setting {
   Json config, versions;
   std::string hardware;
@@ -104,7 +104,7 @@ Json times(const BenchResult& r) {
   return us;
 }
 
-/// How much longer than the GEMM alone, as a share of that.
+/// Relative overhead over the bare GEMM.
 Json over_gemm(const BenchRequest& q, const BenchResult& r) {
   Json all = {{"serial", share(r.over_gemm(r.serial))},
               {"overlapped", share(r.over_gemm(r.overlapped))}};

@@ -161,7 +161,7 @@ void declare(CLI::App& command, BenchOptions& options) {
 
 namespace {
 
-/// "1024x4096x2048" as m, n, k.
+/// Parses "1024x4096x2048" as m, n, k.
 std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
   long long m = 0, n = 0, k = 0;
   int used = 0;
@@ -175,7 +175,7 @@ std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
 constexpr int64_t kDefaultSize = 1024;
 constexpr int64_t kMostBytes = int64_t{1} << 40;
 
-/// "64K" at the start of `text`, which it is taken off; 0 where there is none up to kMostBytes.
+/// Removes a size such as "64K" from the start of `text`; 0 if there is none up to kMostBytes.
 int64_t take_bytes(std::string_view& text) {
   int64_t count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
@@ -188,7 +188,7 @@ int64_t take_bytes(std::string_view& text) {
   return count > 0 && count <= kMostBytes >> shift ? count << shift : 0;
 }
 
-/// As close to 64 rows as powers of two come: a matrix of so many bytes.
+/// Shapes the request as a matrix of `bytes` bytes with gcd(elements, 64) rows.
 void shape_as(BenchRequest& request, int64_t bytes) {
   const auto size = int64_t(size_of(request.dtype));
   if (bytes % size != 0) {
@@ -200,7 +200,7 @@ void shape_as(BenchRequest& request, int64_t bytes) {
   request.n = elements / request.m;
 }
 
-/// An option that was given and that only layers of experts have; empty: none.
+/// Name of a given option that applies only to MoE layers; empty: none.
 std::string_view moe_option(const MoeBench& moe) {
   const MoeBench none;
   if (!moe.model.empty()) return "--model";
@@ -215,7 +215,7 @@ std::string_view moe_option(const MoeBench& moe) {
   return moe.backward ? "--backward" : "";
 }
 
-// What would be ignored otherwise.
+// Rejects options that would be ignored.
 void check_options(const BenchOptions& options) {
   const bool gpus = options.transport == "nccl";
   if (gpus && options.request.chunks != 0) {
@@ -294,12 +294,12 @@ void check_options(const BenchOptions& options) {
   }
 }
 
-/// A layer of experts on GPUs has no f32.
+/// MoE layers on GPUs do not support f32.
 std::string default_dtype(const BenchOptions& options) {
   return options.transport == "nccl" && is_moe(options.request.op) ? "bf16" : "f32";
 }
 
-/// 1 stands for as many as the launcher started.
+/// Under a launcher 1, replaced by the launcher's number of ranks.
 int default_ranks(const std::string& transport) {
   if (launched() || transport == "mpi" || transport == "processes") return 1;
   return transport == "nccl" ? std::max(1, gpu_count()) : 2;
@@ -361,7 +361,7 @@ BenchJob job_of(const BenchOptions& options) {
   request.k = options.k.value_or(kDefaultSize);
   const auto add = [&] {
     if (is_moe(request.op)) complete_moe(request, launched() ? 0 : job.world.ranks);
-    // Under a launcher the world says how many; GPU ranks need no host memory.
+    // Under a launcher the number of ranks is not known yet; GPU ranks need no host memory.
     if (!launched() && options.transport != "nccl") check_bench(request, job.world.ranks);
     job.requests.push_back(request);
   };

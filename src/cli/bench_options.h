@@ -1,4 +1,4 @@
-// The command line of `tandem bench`, from words to what is to be run.
+// Command line of `tandem bench`, converted to requests.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,7 +14,7 @@ namespace tandem::cli {
 
 struct BenchOptions {
   BenchRequest request;
-  std::vector<int64_t> m;  ///< none: 1024
+  std::vector<int64_t> m;  ///< empty: 1024
   std::optional<int64_t> n, k, layers;
   std::vector<std::string> shapes;
   std::string bytes;
@@ -23,17 +23,17 @@ struct BenchOptions {
   bool explain = false;
 };
 
-/// Declares the options on `command`; parsing then fills `options`, which must live as long.
+/// Declares the options on `command`; parsing then fills `options`, which must outlive it.
 void declare(CLI::App& command, BenchOptions& options);
 
-/// "16K:256M:x4", powers of 4 where no factor is given, as counts of bytes. Throws InvalidArgument.
+/// Parses "16K:256M:x4" to byte counts; the default factor is 4. Throws InvalidArgument.
 std::vector<int64_t> parse_sizes(const std::string& text);
 
 struct BenchJob {
   std::vector<BenchRequest> requests;  ///< one per value of --m, --shapes or --bytes
   WorldOptions world;
 };
-/// Throws InvalidArgument for what cannot be run, before anything is allocated.
+/// Throws InvalidArgument for requests that cannot run, before any allocation.
 BenchJob job_of(const BenchOptions& options);
 
 }  // namespace tandem::cli

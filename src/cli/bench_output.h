@@ -1,4 +1,4 @@
-// A benchmark's result as JSON, as a line of CSV, and as rows of a table for the terminal.
+// Benchmark results as JSON, as CSV, and as a table for the terminal.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,29 +10,29 @@
 
 namespace tandem::cli {
 
-/// Where a benchmark ran.
+/// World that a benchmark ran on.
 struct BenchPlace {
   const Communicator& comm;
   std::string link;
   bool on_gpus() const { return comm.on_gpu(); }
 };
 
-/// The operator is its product, and is measured against a bare call of it.
+/// Whether the operator is only its GEMM, measured against a bare GEMM call.
 bool is_product(const BenchRequest& request, const BenchResult& result, const BenchPlace& place);
 
-/// The form that docs and scripts rely on.
+/// Stable format, used by docs and scripts.
 nlohmann::ordered_json to_json(const BenchRequest& request, const BenchResult& result,
                                const BenchPlace& place);
 
-/// One line; with `header`, the columns' names before it. What there is not is left empty.
+/// One line; with `header`, preceded by the column names. Missing values are empty.
 std::string to_csv(const BenchRequest& request, const BenchResult& result, const BenchPlace& place,
                    bool header);
 
-/// At most 100 columns wide, whatever is timed.
+/// Table of at most 100 columns.
 class BenchTable {
  public:
   BenchTable(std::span<const BenchRequest> requests, const BenchPlace& place);
-  /// With `explain`, what every column is.
+  /// With `explain`, includes a description of every column.
   std::string header(const BenchResult& first, bool explain) const;
   std::string row(const BenchRequest& request, const BenchResult& result) const;
 

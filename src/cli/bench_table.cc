@@ -63,7 +63,7 @@ std::string microseconds(double us) {
   return us < 99999.95 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us);
 }
 
-/// Three digits that mean something.
+/// Three significant digits.
 std::string rate(double value) {
   return fmt::format("{:.{}f}", value, value < 1 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0);
 }
@@ -87,7 +87,7 @@ std::string shape_text(const BenchRequest& q, bool plain) {
   return plain ? fmt::format("{}x{}", q.m, q.n) : fmt::format("{}x{}x{}", q.m, q.n, q.k);
 }
 
-/// `parts` behind each other, in lines of at most 100 columns.
+/// Joins `parts` in lines of at most 100 columns.
 std::string indented(const std::vector<std::string>& parts) {
   constexpr size_t kColumns = 100;
   std::string text = "   ";
@@ -102,7 +102,7 @@ std::string indented(const std::vector<std::string>& parts) {
   return text;
 }
 
-/// An encoded call beside plain ones and its limit.
+/// Encoded call compared with the uncompressed ones and its limit.
 std::string codec_line(const BenchResult& r) {
   const CodecTimes& t = *r.codec_times;
   const double us = r.overlapped.median_us;
@@ -115,7 +115,7 @@ std::string codec_line(const BenchResult& r) {
          "\n";
 }
 
-/// The same on GPUs, where nothing of it is timed alone.
+/// The same on GPUs, where its components are not timed separately.
 std::string gpu_codec_line(const BenchResult& r) {
   const double us = r.overlapped.median_us;
   std::vector<std::string> parts{
@@ -126,7 +126,7 @@ std::string gpu_codec_line(const BenchResult& r) {
   return indented(parts) + "\n";
 }
 
-/// An operator over a wire format beside the same without it.
+/// Operator with a wire format compared with the same without it.
 std::string compared_line(const BenchResult& r) {
   std::vector<std::string> parts;
   const auto add = [&](const char* which, const std::optional<NamedTimes>& one) {
@@ -144,7 +144,7 @@ std::string compared_line(const BenchResult& r) {
   return indented(parts) + "\n";
 }
 
-/// What the plain collective's baseline is called in a column.
+/// Column name of a collective's baseline.
 const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
   if (place.on_gpus()) return q.wire.is_none() ? "NCCL" : "plain";
   if (r.serial_name == "plain") return "plain";

@@ -1,4 +1,4 @@
-// `tandem eval --codec-sweep`: what each wire format costs in bits per byte, and what it saves.
+// `tandem eval --codec-sweep`: cost of each wire format in bits per byte, and its savings.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tandem::cli {
 
-/// The formats of a sweep: every codec in several groups. First none.
+/// Formats of a sweep: every codec with several group sizes, "none" first.
 std::vector<Wire> sweep_wires();
 
 struct SweepPoint {
@@ -23,16 +23,16 @@ struct SweepPoint {
 struct Sweep {
   std::vector<SweepPoint> points;  ///< the first without a codec
   ModelConfig model;
-  std::vector<std::string> sites;  ///< that have the format
+  std::vector<std::string> sites;  ///< sites with the format
   int ranks = 2;
   DType dtype = DType::f32;
-  int64_t bytes = 0;                       ///< of text
-  std::optional<TrainingRecord> training;  ///< where the run still stands beside the model
+  int64_t bytes = 0;                       ///< size of the text
+  std::optional<TrainingRecord> training;  ///< if the run's files are found next to the model
 
   double rise(const SweepPoint& point) const {
     return point.bits_per_byte / points.front().bits_per_byte - 1;
   }
-  /// That one rank sends for a token, as SentBytes counts it.
+  /// Bytes sent by one rank per token, by SentBytes.
   double bytes_per_token(const SweepPoint& point) const;
   std::string table() const;  ///< Markdown
   std::string json() const;

@@ -1,4 +1,4 @@
-// The picture of a sweep of wire formats: what a rank sends for a token, and what that costs.
+// Picture of a sweep of wire formats: bytes sent by a rank per token, and their cost.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace tandem::cli {
 
 namespace {
 
-/// A format in the picture.
+/// Format in the picture.
 struct Mark {
   double x = 0, y = 0, label_y = 0;
   std::string name;
 };
 
-/// Labels of marks that stand above each other keep a line's distance, as close to their marks as
-/// that allows.
+/// Spreads the labels of vertically aligned marks by a line's height, as close to their marks as
+/// possible.
 void spread_labels(std::vector<Mark>& marks) {
   constexpr double kLine = 12;
   std::ranges::sort(marks, [](const Mark& a, const Mark& b) {
@@ -43,7 +43,7 @@ void spread_labels(std::vector<Mark>& marks) {
 std::string Sweep::svg() const {
   constexpr double kWidth = 1000, kHeight = 640, kLeft = 90, kBottom = 80, kTop = 50, kRight = 150;
   double fewest = INFINITY, widest = 0, least = INFINITY, most = -INFINITY;
-  // Rises on a logarithmic scale, in percent; what is 0.001 % or less is drawn there.
+  // Logarithmic scale of rises in percent, clamped to 0.001 %.
   const auto height_of = [&](const SweepPoint& p) {
     return std::log10(std::max(1e-3, 100 * rise(p)));
   };

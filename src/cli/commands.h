@@ -1,12 +1,12 @@
-// The subcommands. Each is one file that adds itself to the program; its callback does the work and
-// throws tandem::Error for everything a user can get wrong.
+// Subcommands. Each is one file that adds itself to the program; its callback does the work and
+// throws tandem::Error for all user errors.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
 namespace tandem::cli {
 
-/// Thrown by a callback that has said how it ended, for an exit code of its own.
+/// Thrown by a callback that has reported how it ended, to set the exit code.
 struct Ended {
   int exit_code;
 };

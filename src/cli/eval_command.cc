@@ -28,7 +28,7 @@ namespace {
 
 struct EvalArguments {
   std::string json, codec = "none", sweep;
-  std::vector<std::string> sweep_sites;  ///< empty: all of the model
+  std::vector<std::string> sweep_sites;  ///< empty: all sites of the model
   EvaluationArguments evaluation;
 };
 
@@ -39,7 +39,7 @@ void print(const FileScore& total, size_t files) {
              files);
 }
 
-/// On every rank, which all have the same.
+/// Throws on every rank, as all have the same score.
 void require_finite(const FileScore& score) {
   if (std::isfinite(score.nats)) return;
   throw InvalidArgument(fmt::format(
@@ -67,12 +67,12 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
   json == "-" ? fmt::print("{}", text) : write_output(json, text);
 }
 
-/// How far the evaluation is: nothing is shown of what takes a second at most.
+/// Progress line, shown only after the first second.
 class EvalProgress {
  public:
   explicit EvalProgress(const std::vector<std::string>& files) {
     for (const std::string& file : files) {
-      std::error_code gone;  // is for who reads it
+      std::error_code gone;  // reported by the later read
       const auto bytes = std::filesystem::file_size(file, gone);
       if (!gone) progress_.steps += int64_t(bytes);
     }
@@ -95,10 +95,10 @@ class EvalProgress {
   std::optional<ProgressLine> line_;
 };
 
-/// Collective: every format on all text, one evaluation after the other.
+/// Evaluates every format on the whole text, sequentially. Collective.
 void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationInputs& inputs) {
   EvaluateOptions options = arguments.evaluation.options;
-  options.overlap.strategy = Strategy::serial;  // all give the same bits
+  options.overlap.strategy = Strategy::serial;  // all strategies give the same bits
   Sweep all{{},
             inputs.config,
             arguments.sweep_sites.empty() ? site_names(inputs.config) : arguments.sweep_sites,

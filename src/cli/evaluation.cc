@@ -90,7 +90,7 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
                       arguments.tp, comm.size(), comm.size()));
     }
     comm.require_same("the model", stored.identity);
-    // Threads share what was read; processes read once they have met.
+    // Threads share the text; processes hash it collectively.
     comm.require_same("the text", launched() ? text_identity(files, &comm) : text);
     comm.require_same("options",
                       fmt::format("--seq {} --stride {} --batch {} --dtype {} {}", options.seq,

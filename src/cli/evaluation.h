@@ -1,4 +1,4 @@
-// What `tandem eval` and `tandem tune` share: a model, text that it scores, and how.
+// Shared parts of `tandem eval` and `tandem tune`: a model, text to score, and options.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -20,13 +20,13 @@ struct EvaluationArguments {
   EvaluateOptions options;
 };
 
-/// dir, --data, --list, --tp, --seq, --stride, --batch and --dtype.
+/// Adds dir, --data, --list, --tp, --seq, --stride, --batch and --dtype.
 void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
                             const std::string& tp_help);
 
-/// A model on disk, and the files to score.
+/// Model on disk, and the files to score.
 struct EvaluationInputs {
-  const std::string& directory;  ///< of the model's files
+  const std::string& directory;  ///< contains the model's files
   const ModelConfig& config;
   const SafetensorsFile& weights;
   const std::vector<std::string>& files;
@@ -34,9 +34,9 @@ struct EvaluationInputs {
   void load_into(Transformer& model) const;
 };
 
-/// Reads and checks all, and runs `body` on every rank: `ranks` threads where --tp and mpirun say
-/// nothing else. `agreed`: the command's other options. Throws before any rank starts for what a
-/// user can get wrong, and Mismatch where ranks differ in model, text or options.
+/// Reads and checks all inputs, then runs `body` on every rank: by default on `ranks` threads,
+/// unless --tp or mpirun sets the number. `agreed`: the command's other options. Throws for user
+/// errors before any rank starts, and Mismatch if ranks differ in model, text or options.
 void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::string& agreed,
                        const std::function<void(Communicator&, const EvaluationInputs&)>& body);
 

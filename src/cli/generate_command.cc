@@ -38,7 +38,7 @@ struct GenerateArguments {
   bool or_plain = false;
   int64_t max_tokens = 256;
   SamplingOptions sampling;
-  CodecPolicy policy;  ///< by `codec`
+  CodecPolicy policy;  ///< parsed from `codec`
 };
 
 std::vector<int32_t> tokens_of(const std::string& text) {
@@ -47,7 +47,7 @@ std::vector<int32_t> tokens_of(const std::string& text) {
   return tokens;
 }
 
-/// All of standard input.
+/// Reads all of standard input.
 std::string read_input() {
   constexpr size_t kMost = size_t(16) << 20;
   std::string text;
@@ -65,7 +65,7 @@ std::string read_input() {
   }
 }
 
-/// Of "-" what rank 0 reads: mpirun gives standard input to no other.
+/// Resolves "-" to the input of rank 0, as mpirun forwards standard input only to it.
 std::string prompt_of(Communicator& tp, const std::string& typed) {
   if (typed != "-") return typed;
   const std::string mine = tp.rank() == 0 ? read_input() : "";
@@ -78,7 +78,7 @@ void put(const std::string& text) {
   finish_output();
 }
 
-/// What rank 0 says of a text and the time it took.
+/// Output of rank 0: the text and its timing.
 class Report {
  public:
   Report(const GenerateArguments& arguments, std::string prompt, int ranks)
@@ -150,8 +150,8 @@ class Report {
   Clock::time_point first_ = begin_, last_ = begin_;
 };
 
-/// Tokens that prefill takes at once: the prompt's, a multiple of 32, so that the tuner's times
-/// serve other prompts too.
+/// Tokens per prefill call: the prompt's, rounded up to a multiple of 32, so that the tuner's times
+/// apply to other prompts, too.
 int64_t block_for(int64_t prompt, const ModelConfig& config) {
   const int64_t rounded = (std::clamp<int64_t>(prompt, 1, 512) + 31) / 32 * 32;
   return std::min(rounded, std::max<int64_t>(32, config.max_seq));
@@ -162,7 +162,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   const std::string prompt = prompt_of(tp, arguments.prompt);
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
-  options.overlap.strategy = Strategy::serial;  // few rows: nothing to hide under
+  options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.overlap.or_plain = arguments.or_plain;
   options.codec = arguments.policy;
   options.prefill = parse_prefill_form(arguments.prefill);

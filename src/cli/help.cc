@@ -26,7 +26,7 @@ class Formatter : public CLI::Formatter {
 std::string wrapped(std::string_view text, size_t used, size_t indent) {
   std::string out;
   size_t column = used;
-  bool first = true;  // of its line
+  bool first = true;  // word of the line
   while (!text.empty()) {
     const std::string_view word = text.substr(0, text.find(' '));
     text.remove_prefix(std::min(text.size(), word.size() + 1));

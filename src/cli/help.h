@@ -1,4 +1,4 @@
-// Help that fits a terminal of 100 columns.
+// Help formatting for terminals of 100 columns.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,11 +10,11 @@ namespace tandem::cli {
 
 constexpr size_t kHelpColumns = 100;
 
-/// `text` as lines of at most kHelpColumns, broken at spaces: the first goes on after `used`
-/// columns, the others begin with `indent` spaces.
+/// Wraps `text` at spaces to lines of at most kHelpColumns: the first starts after `used` columns,
+/// the others are indented by `indent` spaces.
 std::string wrapped(std::string_view text, size_t used, size_t indent);
 
-/// As CLI11 formats, with descriptions that are wrapped.
+/// CLI11's format with wrapped descriptions.
 std::shared_ptr<CLI::FormatterBase> help_formatter();
 
 }  // namespace tandem::cli

@@ -38,13 +38,13 @@ deadline, 6 another rank aborted, 7 a CUDA or NCCL call failed, 70 internal erro
 stopped by SIGINT (Ctrl-C), SIGTERM or SIGHUP and saved a checkpoint. A command prints one line to
 standard error when it fails.)";
 
-// Under a launcher every rank reports; the prefix says which.
+// Under a launcher every rank reports errors, with its rank as a prefix.
 std::string program() {
   const std::string rank = tandem::cli::rank_of_launcher();
   return rank.empty() ? "tandem" : "tandem: rank " + rank;
 }
 
-/// Returns the exit code of what was asked for.
+/// Returns the exit code of the command.
 int run(CLI::App& app, int argc, char** argv) {
   using namespace tandem::cli;
   int code = 0;
@@ -71,20 +71,20 @@ int fail(int code, const std::string& what, const char* kind = "error") {
   return code;
 }
 
-/// What the program was at, for errors that do not know.
+/// Current activity, for errors without context.
 std::string while_doing() {
   const std::string& what = tandem::cli::doing();
   return what.empty() ? "" : " (" + what + ")";
 }
 
 int out_of_memory(std::string_view what) {
-  // Only OutOfMemory says how much.
+  // Only OutOfMemory contains a size.
   const bool sized = what.ends_with(" bytes");
   return fail(4, fmt::format("not enough memory{}{}{}", sized ? ": no room for " : "",
                              sized ? what : "", while_doing()));
 }
 
-/// Of a write to standard output, or of what the system has no more of: threads, most of all.
+/// Failure of a write to standard output, or of a system resource, mostly threads.
 int system_failed(const std::system_error& error) {
   if (!std::ferror(stdout)) return fail(4, error.what() + while_doing());
   try {
@@ -96,11 +96,11 @@ int system_failed(const std::system_error& error) {
   }
 }
 
-/// A file that is opened next must not take the number of a standard stream that was closed: what
-/// is printed would stand in it.
+/// Opens closed standard streams, so that no file opened later takes their number and receives
+/// printed output.
 void open_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // the lowest that is free
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // gets the lowest free number
   }
 }
 
@@ -108,7 +108,7 @@ void open_standard_streams() {
 
 int main(int argc, char** argv) {
   open_standard_streams();
-  // A write past the limit on a file's size then fails with a reason, instead of ending all.
+  // Writes past the file size limit then fail with an error instead of a signal.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"Tandem: train and run Transformers with the communication out of the way.",
                "tandem"};

@@ -17,7 +17,7 @@ namespace tandem::cli {
 namespace {
 
 void check_folder(const std::filesystem::path& path) {
-  std::error_code unknown;  // path_exists says why
+  std::error_code unknown;  // path_exists reports it
   if (std::filesystem::is_directory(path, unknown)) return;
   const std::filesystem::path above = path.has_parent_path() ? path.parent_path() : ".";
   const bool file = path_exists(path), beside = file && path_exists(above / "metrics.jsonl");

@@ -33,10 +33,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kTextBytes = 200'000;  // about, of held-out text
+constexpr int64_t kTextBytes = 200'000;  // approximate, of held-out text
 constexpr int64_t kTimedSteps = 24;
 
-/// Standard output of a program that must succeed.
+/// Standard output of a command; throws Error if it fails.
 std::string output_of(const std::string& command) {
   FILE* pipe = ::popen(command.c_str(), "r");
   if (!pipe) throw_errno(command, "cannot start");
@@ -55,7 +55,7 @@ bool is_installed(const std::string& program) {
   return !output_of("command -v " + program + " || true").empty();
 }
 
-/// This program with other arguments.
+/// Command line of this program with other arguments.
 std::string own_command(std::vector<std::string> words) {
   words.insert(words.begin(), fs::read_symlink("/proc/self/exe").string());
   return joined(words);
@@ -64,10 +64,10 @@ std::string own_command(std::vector<std::string> words) {
 struct HeldOutText {
   std::vector<std::string> files;
   int64_t bytes = 0;
-  size_t different = 0, all = 0;  ///< files that the run has kept out
+  size_t different = 0, all = 0;  ///< held-out files of the run, without and with duplicates
 };
 
-/// Of files with the same content one, and of those every so-manieth, so that it takes seconds.
+/// Selects held-out files, without duplicates, at a stride that limits the time to seconds.
 HeldOutText choose_held_out(const fs::path& dir) {
   HeldOutText text;
   std::set<std::string> seen;
@@ -95,7 +95,7 @@ HeldOutText choose_held_out(const fs::path& dir) {
   return text;
 }
 
-/// Bytes of all files, each compressed alone.
+/// Total bytes of the files, each compressed separately.
 int64_t compressed(const std::string& command, const std::vector<std::string>& files) {
   int64_t bytes = 0;
   for (const std::string& file : files) {
@@ -147,8 +147,8 @@ TrainConfig timed_job(TrainConfig config, const std::string& strategy, const std
   return config;
 }
 
-/// Serial and overlapped, step by step in turns. Returns the share of the processors that other
-/// programs had meanwhile.
+/// Times serial and overlapped trainings, alternating step by step. Returns the share of the
+/// processors used by other programs meanwhile.
 double time_steps(const fs::path& dir, const TrainConfig& config, const std::string& link) {
   constexpr std::array kStrategies{"serial", "overlapped"};
   const auto ranks = int(config.parallel.tp * config.parallel.dp);
@@ -160,7 +160,7 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
   const ProcessorTime begin = ProcessorTime::now();
   for (int run = 0; run < int(kStrategies.size()); ++run) {
     const fs::path out = dir / "split" / kStrategies[size_t(run)];
-    if (run > 0) turns.await_ready(run - 1);  // it tunes alone
+    if (run > 0) turns.await_ready(run - 1);  // so that it tunes undisturbed
     make_directories(out.string());
     runs.push_back(std::async(std::launch::async, [&, run, out] {
       const std::unique_ptr<Turns, std::function<void(Turns*)>> until_its_end(
@@ -198,7 +198,7 @@ void measure_report_parts(const fs::path& dir, const ReportPartsOptions& options
         "its ranks as threads");
   }
   const std::string job = (dir / "config.toml").string(), facts = (dir / "run.json").string();
-  const TrainConfig config = parse_config(read_file(job), "config.toml");  // paths as they are
+  const TrainConfig config = parse_config(read_file(job), "config.toml");  // paths as in the run
   Json run = path_exists(facts) ? parse_json<Json>(read_file(facts)) : Json::object();
   if (!run.is_object()) throw IoError(facts + ": expected a JSON object");
   const int64_t tp = config.parallel.tp;

@@ -32,7 +32,7 @@ sigset_t watched_signals() {
   sigemptyset(&watched);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
     struct sigaction action {};
-    // nohup, and shells that start a job in the background, ignore some: so does the job.
+    // Signals ignored by nohup or by shells for background jobs stay ignored.
     if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
     sigaddset(&watched, signal);
   }

@@ -1,5 +1,5 @@
-// Signals to a training: SIGINT, SIGTERM and SIGHUP are a wish to stop, SIGUSR1 and SIGUSR2 a wish
-// to save.
+// Signals to a training: SIGINT, SIGTERM and SIGHUP request a stop, SIGUSR1 and SIGUSR2 a
+// checkpoint.
 #pragma once
 
 #include <atomic>
@@ -9,23 +9,22 @@
 
 namespace tandem::cli {
 
-/// While it lives, threads that the calling one starts see none of these signals: a thread of its
-/// own waits for them, so that no system call is interrupted. Make it before any other thread.
+/// Blocks these signals, during its lifetime, in threads started by the calling one: a dedicated
+/// thread waits for them, so that no system call is interrupted. Construct it before any other
+/// thread.
 ///
-/// The first wish to stop is noted; another one that comes more than a second later ends the
-/// process. Until then it is taken for the same wish: timeout(1) and launchers send theirs to the
-/// process and to its group.
+/// The first stop request is recorded; another more than a second later ends the process. Earlier
+/// ones count as the same request: timeout(1) and launchers signal both the process and its group.
 class StopSignals {
  public:
-  /// `answer` is printed on the first wish to stop, after the signal's name; nothing when it is
-  /// empty.
+  /// `answer` is printed on the first stop request, after the signal's name; empty: no output.
   explicit StopSignals(std::string answer);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
   const std::atomic<bool>& came() const { return came_; }
-  /// How often a checkpoint was asked for.
+  /// Number of checkpoint requests.
   const std::atomic<int>& saves() const { return saves_; }
 
  private:
@@ -34,7 +33,7 @@ class StopSignals {
 
   std::string answer_;
   sigset_t watched_, before_;
-  int signals_, over_;  // over_: readable once the watcher is to end
+  int signals_, over_;  // over_: readable once the watcher must end
   std::atomic<bool> came_{false};
   std::atomic<int> saves_{0};
   double came_at_ = 0;

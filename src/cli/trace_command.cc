@@ -24,15 +24,15 @@ struct TraceOptions {
   bool all = false;
 };
 
-/// What is shown, as far as the trace says.
+/// Title with the step and layer shown, if known.
 std::string title_of(std::string title, int64_t step, bool layer) {
   if (step >= 0) title += fmt::format(", step {}", step);
   return layer ? title + ", second layer, forward pass" : title;
 }
 
-// A folder, or nothing at all: says which file is wanted, and where one is.
+// Rejects a folder or a missing file, with a suggestion.
 void check_file(const std::filesystem::path& file) {
-  std::error_code unknown;  // is for who reads it
+  std::error_code unknown;  // reported by the later read
   const bool folder = std::filesystem::is_directory(file, unknown);
   if (!folder && path_exists(file)) return;
   const std::filesystem::path inside = file / "trace.json";
@@ -67,7 +67,7 @@ void draw(const TraceOptions& options) {
   }
   const std::string text = timeline_svg(shown, picture);
   named ? write_output(svg, text)
-        : replace_file(svg, text);  // not through a link that stands there
+        : replace_file(svg, text);  // does not write through an existing link
   fmt::print("{}Wrote {}; {} itself opens at ui.perfetto.dev\n", as_text(rank_times(shown)),
              single_line(svg.string()), single_line(file.string()));
 }

@@ -30,7 +30,7 @@ struct TrainArguments {
   bool resume = false;
 };
 
-constexpr int kStopped = 130;  // of a shell, for a program that SIGINT ended
+constexpr int kStopped = 130;  // a shell's exit code for a program ended by SIGINT
 
 std::string launcher(int ranks) {
   if (launched_by_mpi()) return fmt::format("mpirun -n {} ... ", ranks);
@@ -38,7 +38,7 @@ std::string launcher(int ranks) {
   return std::getenv("RANK") ? "torchrun ... --no-python " : fmt::format("srun -n {} ... ", ranks);
 }
 
-/// The command that goes on with this run; the launcher's own options are not known.
+/// Command that resumes this run, without the launcher's own options, which are not known.
 std::string resuming(int ranks) {
   std::vector<std::string> words = typed_words();
   if (std::find(words.begin(), words.end(), "--resume") == words.end()) words.push_back("--resume");
@@ -92,12 +92,12 @@ void run(const TrainArguments& arguments) {
   const auto read_text = [&](Communicator* comm) {
     corpus.emplace(request.config.data.paths, request.config.data.heldout, comm);
   };
-  if (!launched()) read_text(nullptr);  // threads share it
+  if (!launched()) read_text(nullptr);  // shared by threads
   const StopSignals signals(
       speaks() ? "ending after this step, with a checkpoint; once more to end at once" : "");
   request.stop = &signals.came();
   request.saves = &signals.saves();
-  std::signal(SIGPIPE, SIG_IGN);  // who reads the log may leave: the run goes on
+  std::signal(SIGPIPE, SIG_IGN);  // the run continues without a reader of its log
   TrainEnd end;
   run_world(world, [&](Communicator& comm) {
     if (launched()) read_text(&comm);

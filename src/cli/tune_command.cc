@@ -42,7 +42,7 @@ std::vector<Wire> formats_of(const TuneArguments& arguments) {
   return wires;
 }
 
-/// The format of the trial's only site, or the policy.
+/// Format of the trial's only site, or the policy.
 std::string codec_of(const CodecTrial& trial, const ModelConfig& model) {
   for (const CodecSite& site : codec_sites(model)) {
     if (site.name == trial.site) return (trial.policy.*site.wires.front()).describe();
@@ -112,7 +112,7 @@ void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<
     throw InvalidArgument("tune with 1 rank, which sends nothing: expected --tp of 2 or more");
   }
   EvaluateOptions options = arguments.evaluation.options;
-  options.overlap.strategy = Strategy::serial;  // all give the same bits
+  options.overlap.strategy = Strategy::serial;  // all strategies give the same bits
   int64_t bytes = 0;
   const auto bits_per_byte = [&](const CodecPolicy& policy) {
     options.codec = policy;

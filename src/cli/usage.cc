@@ -24,7 +24,7 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
-// The innermost command that was given.
+// Innermost command given.
 const CLI::App& parsed_command(const CLI::App& app) {
   const auto commands = app.get_subcommands();
   return commands.empty() ? app : parsed_command(*commands.back());
@@ -43,7 +43,7 @@ std::string full_name(const CLI::App& app, const CLI::App& command) {
   return &app == &command ? "tandem" : "tandem " + command.get_name();
 }
 
-/// The first argument that is missing.
+/// First missing argument.
 const CLI::Option* missing(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_required() && option->count() == 0) return option;
@@ -79,7 +79,7 @@ std::string joined(std::span<const std::string> words) {
 }
 
 std::string rank_of_launcher() {
-  // Of mpirun, srun with PMI, torchrun (which srun may have started, one a node) and srun.
+  // Set by mpirun, srun with PMI, torchrun (which srun may have started, one per node) and srun.
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"}) {
     if (const char* rank = std::getenv(name)) return rank;
   }
