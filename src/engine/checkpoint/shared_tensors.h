@@ -51,7 +51,7 @@ class SharedTensors {
   Communicator& ranks_;
   std::string path_;
   size_t tensors_;
-  uint64_t bytes_ = 0;                     ///< of all tensors
+  uint64_t bytes_ = 0;                     ///< total of all tensors
   std::optional<SafetensorsWriter> file_;  ///< nullopt if this rank does not see the file
   std::vector<int> blind_;
   std::string error_;  ///< on rank 0, for a part sent to it

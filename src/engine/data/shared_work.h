@@ -37,7 +37,7 @@ class SharedWork {
   double slice_s_;
   Clock::time_point start_, met_;
   std::optional<ProgressLine> line_;
-  std::string error_;  ///< of the first rank with an error
+  std::string error_;  ///< first error in rank order
 };
 
 }  // namespace tandem

@@ -15,7 +15,7 @@ namespace tandem {
 struct TextWindow {
   int64_t begin = 0;             ///< position
   int64_t first_scored = 0;      ///< positions before it are context
-  int64_t offset = 0;            ///< of `bytes` in the file
+  int64_t offset = 0;            ///< file offset of `bytes`
   std::vector<std::byte> bytes;  ///< the window's, and the one before
 };
 

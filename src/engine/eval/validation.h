@@ -41,7 +41,7 @@ class Validation {
   Communicator &world_, &tp_, &dp_;
   Evaluator evaluator_;
   TextWindows windows_;
-  std::string error_;  // of this rank
+  std::string error_;  // this rank's
 };
 
 }  // namespace tandem

@@ -136,7 +136,7 @@ class Transformer::Impl {
         CountedLoad{ExpertLoad(c.moe_layers(), c.experts, context_.options.routed)});
   }
 
-  /// Uses counts of this microbatch alone, unless the step is counted as a whole.
+  /// Counts only this microbatch, unless the step is counted as a whole.
   void begin_load(MicrobatchState& m) {
     if (!step_load_) {
       if (!m.load) m.load = new_load();

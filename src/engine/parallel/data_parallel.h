@@ -48,7 +48,7 @@ class DataParallel {
   void ready(int64_t begin);
 
   struct Squares {
-    double sharded = 0, replicated = 0;  ///< of the TP-sharded and the TP-replicated parameters
+    double sharded = 0, replicated = 0;  ///< TP-sharded and TP-replicated parameters
   };
   /// Completes the reduction. Returns the sum of squares over this rank's shards.
   Squares reduce();
@@ -111,7 +111,7 @@ class DataParallel {
   std::vector<OwnedRun> owned_;  // by bucket
   std::vector<float> m_, v_;     // local shards, contiguous
   const ShardMessages gradient_messages_, weight_messages_;
-  std::vector<float> residual_;       // of the whole array
+  std::vector<float> residual_;       // layout of the whole array
   std::vector<float> next_residual_;  // residual after this step's update
   std::vector<float> master_;         // layout of m_
   std::vector<float> decoded_;        // a bucket's gradients by rank, or one shard's differences

@@ -15,7 +15,7 @@ namespace tandem::report {
 namespace {
 
 constexpr size_t kMostColumns = 96, kFewestColumns = 8;
-constexpr size_t kMostCells = 60000;  // of all layers: limit of the page size
+constexpr size_t kMostCells = 60000;  // total of all layers, limits the page size
 
 }  // namespace
 

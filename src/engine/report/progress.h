@@ -17,7 +17,7 @@ struct Progress {
   /// If `seconds` is not 0, the run ends at that time and `steps` is ignored.
   double elapsed_s = 0, seconds = 0;
   const char* unit = "step";
-  double lr = 0, grad_norm = 0, mfu = 0;  ///< of training; 0: not shown
+  double lr = 0, grad_norm = 0, mfu = 0;  ///< training only; 0: not shown
 };
 
 /// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23  lr 1.2e-03  grad 0.52  MFU 41%",

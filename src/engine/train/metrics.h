@@ -23,7 +23,7 @@ struct StepMetrics {
   double exposed_comm_ms = 0;
   // Bytes sent between data-parallel ranks, summed over ranks; plain: uncompressed gradients.
   uint64_t gradient_bytes = 0, plain_gradient_bytes = 0, weight_bytes = 0;
-  double mfu = 0;                         ///< of this step (engine/plan/utilization.h)
+  double mfu = 0;                         ///< this step's utilization (engine/plan/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
   // MoE models, over all tokens of the step.
   std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as trained on

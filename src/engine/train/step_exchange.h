@@ -9,7 +9,7 @@ namespace tandem {
 
 struct StepSums {
   double loss = 0;       ///< summed over the ranks, in rank order
-  double squares = 0;    ///< of the gradients; summed likewise
+  double squares = 0;    ///< sum of squared gradients, likewise
   double elapsed_s = 0;  ///< rank 0's
   bool stop = false;     ///< a rank was asked to end the run
   bool save = false;     ///< a rank was asked for a checkpoint

@@ -485,7 +485,7 @@ class Trainer {
   int64_t saved_ = -1;  // step of the last checkpoint
   int saves_seen_ = 0;
   bool stop_ = false, failed_ = false, save_asked_ = false, said_what_is_sent_ = false;
-  std::string failure_;   // of this rank: the run ends after the previous step, which is saved
+  std::string failure_;   // this rank's: the run ends after the previous step, which is saved
   std::string diverged_;  // message if the loss is not finite; the same on all ranks
   std::vector<int32_t> tokens_, targets_;
 };

@@ -39,7 +39,7 @@ struct TrainRequest {
 struct TrainEnd {
   bool stopped = false;  ///< ended early by `stop`: OUT/final is not written
   int64_t step = 0;
-  double loss = NAN;       ///< of the last step, nats per token; NaN if no step ran
+  double loss = NAN;       ///< last step's, nats per token; NaN if no step ran
   std::string checkpoint;  ///< path of the last one
 };
 
