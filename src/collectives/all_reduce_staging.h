@@ -16,7 +16,7 @@ constexpr int64_t kMostStagedBytes = int64_t(32) << 20;
 
 struct AllReduceStaging {
   int64_t capacity = 0;    ///< bytes of one tensor
-  int64_t slot_bytes = 0;  ///< of one rank's share of it
+  int64_t slot_bytes = 0;  ///< bytes of one rank's share of it
 
   constexpr int64_t bytes(int ranks) const { return slot_bytes * 4 * ranks; }
 };

@@ -10,7 +10,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr size_t kSmallMessage = 4096;  // of collectives/call.h: the CPU sends these to all
+constexpr size_t kSmallMessage = 4096;  // as in call.h: the CPU sends these to all
 
 // In tiles (encoded_pipeline.cuh). Larger lags made no difference, as predicted and measured.
 constexpr int kSumLag = 1, kTakeLag = 1;

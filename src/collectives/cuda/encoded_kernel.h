@@ -22,9 +22,9 @@ struct EncodedJob {
   ExchangeJob exchange;  // the tensors; an all-gather's in and a reduce-scatter's out are the shard
   DType dtype;
   float* residual;
-  int64_t begins[kMaxGpus + 1];  // of the ranks' shards
-  WireJob wires[kMaxGpus];       // of their messages; one shot: [0] is for the whole tensor
-  int sum_lag, take_lag;         // of a pipelined sum, in tiles
+  int64_t begins[kMaxGpus + 1];  // first elements of the ranks' shards
+  WireJob wires[kMaxGpus];       // message layouts; one shot: [0] is for the whole tensor
+  int sum_lag, take_lag;         // lags of a pipelined sum, in tiles
 };
 
 enum class EncodedOp { one_shot_sum, two_shot_sum, pipelined_sum, reduce_scatter, all_gather };

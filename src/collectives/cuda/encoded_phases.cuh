@@ -20,7 +20,7 @@ __device__ inline std::byte* slot_of(const EncodedJob& job, int at, int index) {
 
 /// Error feedback of a block: added before it is encoded, and updated with the loss.
 struct Feedback {
-  float* residual;  // of the shard, or null
+  float* residual;  // residual of the shard, or null
   int64_t elements;
 
   __device__ void add(int64_t block, int lane, bool on, float (&x)[kOwn]) const {

@@ -35,7 +35,7 @@ struct ExchangeJob {
   size_t slot_bytes;   // one rank's slot
   CallCounter* calls;  // its readers are blocks
   OpId op = OpId::all_reduce;
-  Line* line = nullptr;  // of an emulated link
+  Line* line = nullptr;  // emulated link, or null
 };
 
 }  // namespace tandem::gpu

@@ -44,7 +44,7 @@ __device__ void take_chunk(const LosslessJob& job, const std::byte* slot, std::b
 __global__ void __launch_bounds__(kPairThreads, 2)
     lossless_pairs_kernel(const __grid_constant__ LosslessPairsJob job) {
   __shared__ uint4 memory[kPairSlotBytes / sizeof(uint4)];
-  auto* const scratch = reinterpret_cast<std::byte*>(memory);  // of a sending block
+  auto* const scratch = reinterpret_cast<std::byte*>(memory);  // used by sending blocks
   const int channels = job.fifos.channels;
   const PeerTable& table = job.fifos.table;
   const EncodedPair& own = job.pairs[size_t(table.rank)];

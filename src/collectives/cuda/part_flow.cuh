@@ -34,7 +34,7 @@ struct PartJob : Partition {
   FlowCounts* counts;
   int packs;     ///< per chunk
   int channels;  ///< each has a block per role
-  Line* line;    ///< of an emulated link
+  Line* line;    ///< emulated link, or null
 
   /// Channel of this block, in one of gridDim / channels roles. Blocks of a channel are
   /// consecutive, so that the resident ones can finish if others do not fit.

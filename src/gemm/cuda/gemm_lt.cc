@@ -152,7 +152,7 @@ struct Known {
 std::mutex known_mutex;
 std::map<Place, Known> known;
 std::vector<Place> timed;  // keys in `known` that were timed here
-GemmChoices kept;          // from earlier runs
+GemmChoices kept;          // choices of earlier runs
 
 }  // namespace
 

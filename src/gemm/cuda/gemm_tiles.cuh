@@ -15,7 +15,7 @@ namespace tandem::gpu::fused {
 
 struct TileOptions {
   int cluster = 2;    ///< blocks that share the weight's rows: each loads a slice for all
-  int buffers = 2;    ///< for finished boxes, per multiplying warpgroup; 0: nothing is staged
+  int buffers = 2;    ///< box buffers per multiplying warpgroup; 0: nothing is staged
   int own_bytes = 0;  ///< shared memory that a kernel uses in addition
   /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, with
   /// half as many columns.

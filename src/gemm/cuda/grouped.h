@@ -38,7 +38,7 @@ constexpr bool pairs_are_faster(int64_t rows, int groups, bool e4m3 = false) {
 constexpr int kGroupedBand = 8;
 
 struct GroupedShape {
-  DType dtype = DType::bf16;  ///< of x and the weight, and of the result, which is bf16 for e4m3
+  DType dtype = DType::bf16;  ///< x, weight and result; for e4m3 the result is bf16
   int groups = 1;
   int64_t rows = 0;  ///< max over all groups together, without padding of their last tiles
   int64_t columns = 0, k = 0;
@@ -75,7 +75,7 @@ enum class GroupedTiles : uint8_t { all, own, others };
 struct GroupedCut {
   int spare_blocks = 0;                    ///< kept free for another kernel meanwhile
   schedule::Joining joining = {};          ///< none: they are free until the GEMM ends
-  int first_column = 0, column_tiles = 0;  ///< in tiles; 0: all remaining
+  int first_column = 0, column_tiles = 0;  ///< tile indices; 0 column_tiles: all remaining
   /// Orders tiles by the arrival of their rows.
   bool staged = false;
   GroupedTiles tiles = GroupedTiles::all;
@@ -85,7 +85,7 @@ struct GroupedCut {
 
 /// Output of the kernel that partitions the work.
 struct GroupedTable {
-  schedule::GroupedWork* works = nullptr;  ///< of every block, or pair, consecutively
+  schedule::GroupedWork* works = nullptr;  ///< lists of all blocks, or pairs, consecutively
   schedule::BlockTurns turns;
   int works_of_block = 1;
   int column_tiles = 1;

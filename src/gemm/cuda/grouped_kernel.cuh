@@ -23,7 +23,7 @@ struct GroupedForm {
 /// Additional parameters of a kernel for e4m3.
 struct GroupedScaled {
   ScalePointers scales;
-  int columns;  // of the result
+  int columns;  // columns of the result
 };
 struct GroupedUnscaled {};
 
@@ -47,8 +47,8 @@ struct GroupedRoles {
     const schedule::GroupedWork* works;
     int works_of_cluster;
     int no_row;      // past the last row tile: reads zeros, and is not written
-    int group_rows;  // of the weight
-    int to_high;  // from a tile's first row of the weight to that of the second half of its columns
+    int group_rows;  // weight rows per group
+    int to_high;     // offset in weight rows between the two halves of a tile's columns
     bool alternates;
     const std::byte *rows, *own;  // gathered x
     const int32_t* source;
@@ -74,7 +74,7 @@ struct GroupedRoles {
   };
 
   __device__ static void open(const Params& params, Shared&) {
-    if (threadIdx.x != 64) return;  // in warp 2, which stores and is still idle
+    if (threadIdx.x != 64) return;  // thread of warp 2, which stores and is still idle
     if (!kForm.gathers) cute::prefetch_tma_descriptor(&params.x);
     cute::prefetch_tma_descriptor(&params.weight);
     cute::prefetch_tma_descriptor(&params.out);

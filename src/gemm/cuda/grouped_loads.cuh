@@ -81,7 +81,7 @@ struct RowGatherer {
         await_sources(params.gate, awaited, work.stage, lane);
         awaited = work.stage;
       }
-      int source[Tiles::kTileRows / 32];  // for rows lane, lane + 32, ...
+      int source[Tiles::kTileRows / 32];  // sources of rows lane, lane + 32, ...
 #pragma unroll
       for (int i = 0; i < Tiles::kTileRows / 32; ++i) {
         source[i] = __ldg(params.source + work.row * Tiles::kTileRows + 32 * i + lane);

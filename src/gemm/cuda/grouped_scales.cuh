@@ -12,7 +12,7 @@ struct GroupedScales {
   const float* x;         ///< gathered: of all rows of x
   const int32_t* source;  ///< gathered: row of x for each row
   const float* weight;
-  int columns;  ///< that have a scale
+  int columns;  ///< number of columns with a scale
   int to_up;    ///< gated: from a column's scale of the gate to that of the up projection
 
   __device__ float of_row(int row) const {

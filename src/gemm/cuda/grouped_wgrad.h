@@ -18,13 +18,13 @@ struct WgradShape {
   DType dtype = DType::bf16;
   int groups = 1;
   int64_t padded_rows = 0;        ///< rows of dy and x
-  int64_t rows = 0, columns = 0;  ///< of a group's weight: features of dy and of x
+  int64_t rows = 0, columns = 0;  ///< shape of a group's weight: features of dy and of x
 };
 
 struct WgradJob {
   const void* dy = nullptr;                         ///< [padded rows, rows]
   const void* x = nullptr;                          ///< [padded rows, columns]
-  const schedule::GroupRows* group_rows = nullptr;  ///< from MoePlacing
+  const schedule::GroupRows* group_rows = nullptr;  ///< output of MoePlacing
   float* dweight = nullptr;                         ///< [groups x rows, columns], accumulated
 };
 

@@ -21,7 +21,7 @@ struct WgradRoles {
                 TileOptions{
                     .cluster = 1, .buffers = 0, .x_transposed = true, .weight_transposed = true}>;
   using Shared = typename Tiles::Shared;
-  static constexpr int kBoxColumns = kStepBytes / int(sizeof(Operand));  // of an operand
+  static constexpr int kBoxColumns = kStepBytes / int(sizeof(Operand));  // per operand box
   /// Row tiles of a weight that are swept together.
   static constexpr int kBand = 8;
 

@@ -27,7 +27,7 @@ struct ScalePointers {
 struct ScaleJob {
   const float* product;  ///< may be out
   void* out;
-  DType dtype;            ///< of out and bias: f32, bf16 or f16
+  DType dtype;            ///< dtype of out and bias: f32, bf16 or f16
   int64_t rows, columns;  ///< columns: a multiple of 4
   const float* x_scales;
   const float* weight_scales;

@@ -13,7 +13,7 @@ namespace tandem::gpu::fused {
 template <class Tiles>
 struct SplitPartials {
   CUtensorMap map;
-  uint64_t* count;  // by slot: number of warpgroups that have stored; 0 between calls
+  uint64_t* count;  // warpgroups that have stored, by slot; 0 between calls
 
   static constexpr int kTerms = 2, kSteps = kTerms * Tiles::kStepsOfRows;
   static constexpr int row(int slot, int term) { return (slot * kTerms + term) * Tiles::kTileRows; }

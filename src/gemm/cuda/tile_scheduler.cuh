@@ -19,7 +19,7 @@ class TileScheduler : public cutlass::gemm::kernel::detail::PersistentTileSchedu
 
  public:
   struct Arguments : Base::Arguments {
-    Order order;  // in clusters
+    Order order;  // counts in clusters
   };
   struct Params : Base::Params {
     Order order;

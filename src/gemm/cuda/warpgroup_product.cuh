@@ -128,7 +128,7 @@ __device__ void fence_sums(float (&sums)[kSums]) {
 struct TileScales {
   ScalePointers from;
   bool by_row;
-  int columns;  ///< that have a scale
+  int columns;  ///< number of columns with a scale
 
   /// Scales of the tile at `row` and `column`; `of`: all scales, `columns` of the weight.
   __device__ static TileScales at(const ScalePointers& of, bool by_row, int row, int column,

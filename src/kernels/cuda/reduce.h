@@ -12,7 +12,7 @@ namespace tandem::gpu {
 constexpr int kMaxParts = 16;
 
 struct Parts {
-  const void* of[kMaxParts] = {};  ///< by rank; 16-byte aligned
+  const void* of[kMaxParts] = {};  ///< one per rank; 16-byte aligned
   int count = 0;
 };
 
