@@ -56,8 +56,9 @@ struct Wire {
   ScaleKind scale = ScaleKind::bf16;
   /// Integer codecs: levels span [min, max] of the group instead of [-absmax, absmax].
   bool asymmetric = false;
-  /// At most 3 bits: min and max of each group are sent in bf16 next to the codes, whose scale is
-  /// that of the remaining elements (Flash Communication V2, arXiv 2508.03760, "spike reserving").
+  /// Spike reserving, for codecs of at most 3 bits: min and max of each group are sent in bf16 next
+  /// to the codes, whose scale is that of the remaining elements (Flash Communication V2, arXiv
+  /// 2508.03760).
   bool spikes = false;
   /// Integer codecs of at most 4 bits, without `spikes`: a Hadamard matrix rotates each group
   /// before quantization (SDP4Bit, arXiv 2410.15526), which spreads an outlier's error.

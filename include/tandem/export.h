@@ -1,5 +1,5 @@
-// What a shared library exports: all that a public header declares between TANDEM_API_BEGIN and
-// TANDEM_API_END. The library is compiled with hidden visibility, so that the rest stays inside.
+// Symbol visibility: a shared library exports everything that a public header declares between
+// TANDEM_API_BEGIN and TANDEM_API_END; the rest is compiled with hidden visibility.
 #pragma once
 
 #define TANDEM_API_BEGIN _Pragma("GCC visibility push(default)")

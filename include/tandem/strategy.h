@@ -23,8 +23,8 @@ struct OverlapOptions {
   /// Wire format of rows (see tandem/overlap.h). On CPU ranks every candidate then gives the same
   /// bits, which differ from uncompressed ones unless the format is lossless.
   Wire wire = {};
-  /// With a wire format: `automatic` also times uncompressed candidates, and uses the fastest of
-  /// all.
+  /// Lets `automatic` also time uncompressed candidates if there is a wire format, and use the
+  /// fastest of all.
   bool or_plain = false;
 };
 

@@ -48,7 +48,7 @@ class Tensor {
   Tensor(void* data, DType dtype, Extents shape, Extents strides, Device device = {});
   Tensor(void* data, DType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides,
          Device device = {});
-  /// The same views of const memory: read-only.
+  /// Read-only views of const memory, with the same arguments.
   template <ConstPointer P, typename... Layout>
   Tensor(P data, DType dtype, Extents shape, const Layout&... layout)
       : Tensor(writable(data), dtype, shape, layout...) {
@@ -111,7 +111,7 @@ class Tensor {
   Tensor rows(int64_t begin, int64_t count) const;
   /// View with dimensions 0 and 1 swapped (no data moves).
   Tensor transposed() const;
-  /// The same view, read-only.
+  /// Read-only view of the same memory.
   Tensor as_read_only() const;
   /// "bf16[128, 64]", for messages.
   std::string describe() const;

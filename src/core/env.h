@@ -7,7 +7,8 @@
 
 namespace tandem {
 
-/// In seconds. The max, 30 years, added to a clock's nanoseconds still fits 64 bits.
+/// Bounds of a deadline in seconds. The max, 30 years, added to a clock's nanoseconds still fits 64
+/// bits.
 constexpr double kLeastDeadline = 0.001, kMostDeadline = 1e9;
 
 struct Env {

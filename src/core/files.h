@@ -29,7 +29,7 @@ void write_file(const std::string& path, std::string_view text);
 void replace_file(const std::string& path, std::string_view text);
 /// Names in a directory, sorted; empty if the directory does not exist.
 std::vector<std::string> names_in(const std::string& directory);
-/// Throws IoError if a file of this name could not be written; leaves none behind.
+/// Throws IoError if a file of this name could not be written; does not keep it.
 void check_writable(const std::string& path);
 /// fsyncs the open file `path`. No-op on a file system that does not support it (FUSE and CIFS, for
 /// directories): a run continues there with less protection from power loss.

@@ -95,8 +95,9 @@ struct GroupedWork {
   int end = 0;        ///< k-blocks
 };
 
-/// Row tiles of one work item, in the order in which a table's items first read them. Two header
-/// entries precede the first: their `row` is the number of entries, and the number of chunks taken.
+/// Row tiles of one work item, in the order in which a table's items first read them. The table
+/// begins with two header entries, whose `row` is the number of entries and the number of chunks of
+/// rows taken so far.
 struct RowTurn {
   int row = 0;       ///< in tiles
   int16_t rows = 0;  ///< row tiles

@@ -21,7 +21,7 @@ enum class Priority { normal, high };
 
 class GpuShare {
  public:
-  /// All that this thread may use of `device`: the SMs granted by its context or MPS.
+  /// Whole GPU `device` as usable by this thread: the SMs granted by its context or MPS.
   static std::shared_ptr<GpuShare> whole(int device);
   /// One of `parts` equal and disjoint shares of `device`, created once per process. Throws
   /// Unsupported if the driver has no green contexts or the GPU has too few SMs.
