@@ -57,9 +57,8 @@ void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inn
                           cudaStream_t stream);
 
 /// With inner = silu(gate) x up, the weight w = weights[choice[r]] of a row, and dinner the
-/// gradient of the unweighted expert result with respect to inner: dots[choice[r]] = dinner .
-/// inner, the gradient of w; scaled = w inner; dgate_up = w dinner through the gate. `scaled` may
-/// be `dinner`.
+/// gradient of inner without the factor w: dots[choice[r]] = dinner . inner, the gradient of w;
+/// scaled = w inner; dgate_up = w dinner through the gate. `scaled` may be `dinner`.
 struct MoeGateBackward {
   const void* gate_up = nullptr;    ///< [padded rows, 2 x ffn]
   const void* dinner = nullptr;     ///< [padded rows, ffn]
