@@ -25,7 +25,7 @@ struct GeneratorOptions {
   int64_t block = 32;    ///< max tokens per prefill call
   int64_t capacity = 0;  ///< tokens in the cache, at most config.max_seq; 0: config.max_seq
   OverlapOptions overlap = {};
-  CodecPolicy codec = {};  ///< for sums over ranks; experts' are uncompressed
+  CodecPolicy codec = {};  ///< wire format per communication site
   PrefillForm prefill = PrefillForm::automatic;
 };
 

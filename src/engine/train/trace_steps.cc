@@ -61,7 +61,7 @@ void TraceSteps::end_candidate() {
   in_candidate_ = false;
 }
 
-/// Ranks candidates by the time of their slowest rank.
+/// Index of the candidate whose time, that of its slowest rank, is nearest to the median.
 size_t TraceSteps::typical() const {
   std::vector<double> seconds;
   for (const Candidate& candidate : candidates_) seconds.push_back(candidate.seconds);
