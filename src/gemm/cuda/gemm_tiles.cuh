@@ -20,7 +20,7 @@ struct TileOptions {
   /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, with
   /// half as many columns.
   bool gated = false;
-  /// An operand is [K, rows] or [K, columns], that is, contiguous across K.
+  /// An operand is [K, rows] or [K, columns]: strided along K.
   bool x_transposed = false, weight_transposed = false;
 };
 
