@@ -86,8 +86,7 @@ TEST(Line, ServerThatReadsNothingTimesOut) {
   const Header header{Kind::blob, 1, 0, 0, uint32_t(blob.size())};
   const auto begin = Clock::now();
   EXPECT_FALSE(line.send(0.2, header, {}, blob));
-  EXPECT_FALSE(line.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would be taken for the blob's
-                                                          // remainder
+  EXPECT_FALSE(line.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would continue the blob
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
 }
 

@@ -5,7 +5,7 @@
 namespace tandem::schedule {
 namespace {
 
-TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastSourcesBehindAll) {
+TEST(AddingOrder, ChunksAreSpreadEvenlyAfterTheLeadAndLastSourcesComeAfterAllSteps) {
   for (const int lead : {0, 1, 4}) {
     for (const int late : {1, 2, 6, 14}) {
       for (int parts = late; parts <= 14; ++parts) {
@@ -29,7 +29,7 @@ TEST(AddingOrder, PartsAreSpreadEvenlyBehindTheLeadAndTheLastSourcesBehindAll) {
   }
 }
 
-TEST(AddingOrder, ATileIsStoredInOrderWithinTheLead) {
+TEST(AddingOrder, TileIsStoredInOrderWithinTheLead) {
   for (int every = 1; every <= 40; ++every) {
     for (int shift = 0; shift < 100; ++shift) {
       int before = -1;

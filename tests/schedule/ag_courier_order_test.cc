@@ -9,7 +9,7 @@
 namespace tandem::schedule {
 namespace {
 
-// Walks every block, and checks what holds of each.
+// Visits every block and checks its assignment.
 void expect_whole(const AgCourierOrder& order) {
   SCOPED_TRACE(testing::Message() << order.rows << " rows, " << order.chunks << " chunks, "
                                   << order.blocks << " blocks, " << order.groups << " groups");
@@ -41,7 +41,7 @@ void expect_whole(const AgCourierOrder& order) {
   for (const std::set<int>& share : shares) ASSERT_LE(*share.rbegin() - *share.begin(), 1);
 }
 
-TEST(AgCourierOrder, EveryPieceOnceChunkByChunkAndEveryChunkIsSignalledWhole) {
+TEST(AgCourierOrder, EveryPieceIsCopiedOnceAndChunksAreSignalledWhenComplete) {
   for (const int blocks : {1, 2, 5, 8, 131, 132}) {
     for (const int rows : {1, 3, 8, 128, 140}) {
       for (const int chunks : {1, 2, 5, 8}) {
@@ -53,7 +53,7 @@ TEST(AgCourierOrder, EveryPieceOnceChunkByChunkAndEveryChunkIsSignalledWhole) {
   }
 }
 
-TEST(AgCourierOrder, OneGroupTakesPiecesInTurn) {
+TEST(AgCourierOrder, OneGroupCopiesPiecesRoundRobin) {
   const AgCourierOrder order{140, 5, 132};
   for (int block = 0; block < order.blocks; ++block) {
     const CourierAssignment assignment = assignment_of(order, block);

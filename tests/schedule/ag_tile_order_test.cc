@@ -10,7 +10,7 @@
 namespace tandem::schedule {
 namespace {
 
-TEST(AgTileOrder, EveryTileOnceTheHeadFirstAndShardsInRingOrder) {
+TEST(AgTileOrder, VisitsEveryTileOnceLocalFirstAndShardsInRingOrder) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
       for (int shard_tiles = 1; shard_tiles <= 3; ++shard_tiles) {
@@ -43,7 +43,7 @@ TEST(AgTileOrder, EveryTileOnceTheHeadFirstAndShardsInRingOrder) {
   }
 }
 
-TEST(AgTileOrder, PairsOfRowsCoverAllRowsAndBeginWithTheOwnOnes) {
+TEST(AgTileOrder, PairsOfRowsCoverAllRowsAndBeginWithLocalOnes) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
       for (int shard_tiles = 1; shard_tiles <= 6; ++shard_tiles) {

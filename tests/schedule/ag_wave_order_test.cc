@@ -50,7 +50,7 @@ testing::Message about(const AgWaveOrder& o) {
                             << ", " << o.shorter << " shorter shards";
 }
 
-TEST(AgWaveOrder, WorksAreOfPairsOfRowsAndKnowTheirShard) {
+TEST(AgWaveOrder, WorkItemsArePairsOfRowsWithTheirShard) {
   for (const AgWaveOrder& order : orders()) {
     SCOPED_TRACE(about(order));
     const int shard_tiles = order.rows.shard_tiles;
@@ -62,14 +62,14 @@ TEST(AgWaveOrder, WorksAreOfPairsOfRowsAndKnowTheirShard) {
         ASSERT_TRUE(work.column >= 0 && work.column < order.rows.column_tiles);
         ASSERT_EQ(work.row % 2, 0);
         ASSERT_EQ(work.shard, work.row / shard_tiles);
-        // What the kernel takes for the shard of the second block's rows.
+        // Shard that the kernel assumes for the second block's rows.
         ASSERT_EQ((work.row + 1) / shard_tiles, work.shard + (shard_tiles == 1 ? 1 : 0));
       }
     }
   }
 }
 
-TEST(AgWaveOrder, EveryPairOfTilesHasAPlace) {
+TEST(AgWaveOrder, EveryPairOfTilesHasOnePosition) {
   for (const AgWaveOrder& order : orders()) {
     SCOPED_TRACE(about(order));
     std::set<std::pair<int, int>> seen;
@@ -83,7 +83,7 @@ TEST(AgWaveOrder, EveryPairOfTilesHasAPlace) {
   }
 }
 
-TEST(AgWaveOrder, BandsAreSweptOneAfterAnotherAndShardsToo) {
+TEST(AgWaveOrder, BandsAndShardsAreSweptOneAfterAnother) {
   for (const AgWaveOrder& order : orders()) {
     const AgTileOrder pairs = in_pairs_of_rows(order.rows);
     if (pairs.head < pairs.column_tiles || order.shorter > 0) continue;
@@ -99,7 +99,7 @@ TEST(AgWaveOrder, BandsAreSweptOneAfterAnotherAndShardsToo) {
   }
 }
 
-// Without a head: the shards in ring order, each of them whole, as when all have as many rows.
+// Without local-first tiles: shards in ring order, each contiguous, as with equal row counts.
 TEST(AgWaveOrder, ShorterShardsComeInTheSameOrder) {
   for (const AgWaveOrder& order : orders()) {
     const AgTileOrder pairs = in_pairs_of_rows(order.rows);
@@ -120,8 +120,9 @@ TEST(AgWaveOrder, ShorterShardsComeInTheSameOrder) {
   }
 }
 
-// As the kernel's loading threads decide it: every other work, if its rows have arrived.
-TEST(AgWaveOrder, BothBlocksOfAClusterGoTheSameWayAlongK) {
+// Mirrors the kernel's loading threads: every other work item goes backwards, if its rows have
+// arrived.
+TEST(AgWaveOrder, BothBlocksOfAClusterTraverseKInTheSameDirection) {
   int backwards = 0, unlike = 0;
   for (const AgWaveOrder& order : orders()) {
     SCOPED_TRACE(about(order));
@@ -146,7 +147,7 @@ TEST(AgWaveOrder, BothBlocksOfAClusterGoTheSameWayAlongK) {
     }
   }
   ASSERT_GT(backwards, 100);
-  ASSERT_GT(unlike, 0);  // there are such works: the rule is needed
+  ASSERT_GT(unlike, 0);  // such work items exist: the rule is needed
 }
 
 TEST(AgWaveOrder, FewTilesAreSplitAmongAllClusters) {

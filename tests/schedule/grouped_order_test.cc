@@ -12,7 +12,7 @@
 namespace tandem::schedule {
 namespace {
 
-TEST(GroupedOrder, EveryTileOfAGroupComesOnceAndBandsFollowOneAnother) {
+TEST(GroupedOrder, VisitsEveryTileOfAGroupOnceBandByBand) {
   for (int row_tiles = 1; row_tiles <= 19; ++row_tiles) {
     for (int column_tiles = 1; column_tiles <= 7; ++column_tiles) {
       for (const int band : {1, 2, 3, 8, 64}) {
@@ -35,7 +35,7 @@ TEST(GroupedOrder, EveryTileOfAGroupComesOnceAndBandsFollowOneAnother) {
   }
 }
 
-TEST(GroupedOrder, TilesThatRunTogetherAreABandOfRowsByFewColumns) {
+TEST(GroupedOrder, ConcurrentTilesAreABandOfRowsByFewColumns) {
   // 132 blocks on 64 x 64 tiles: a wave reads 8 row tiles and at most 18 columns.
   for (int wave = 0; wave + 132 <= 64 * 64; wave += 132) {
     std::set<int> rows, columns;
@@ -44,12 +44,12 @@ TEST(GroupedOrder, TilesThatRunTogetherAreABandOfRowsByFewColumns) {
       rows.insert(tile.row);
       columns.insert(tile.column);
     }
-    EXPECT_LE(rows.size(), 16u);  // two bands where one ends in this wave
+    EXPECT_LE(rows.size(), 16u);  // two bands if one ends in this wave
     EXPECT_LE(columns.size(), 19u);
   }
 }
 
-TEST(GroupedOrder, NoSpreadOfTheRowsNeedsMoreTilesThanTheMost) {
+TEST(GroupedOrder, NoDistributionOfRowsNeedsMoreThanMaxTiles) {
   for (uint64_t draw = 0; draw < 2000; ++draw) {
     const auto random = philox(11, 1, draw);
     const int groups = 1 + int(random[0] % 40), tile_rows = 1 << (random[1] % 8);
@@ -69,7 +69,7 @@ TEST(GroupedOrder, NoSpreadOfTheRowsNeedsMoreTilesThanTheMost) {
   EXPECT_EQ(most_group_tiles(0, 8, 128), 0);
 }
 
-TEST(GroupedOrder, AStageHasTheTilesThatWaitForItsRowsAndForNoLaterOnes) {
+TEST(GroupedOrder, StageHasTheTilesThatItsRowsComplete) {
   for (uint64_t draw = 0; draw < 3000; ++draw) {
     const auto random = philox(13, 1, draw);
     const int stages = 1 + int(random[0] % 8), tile_rows = 1 << (random[1] % 8);
@@ -91,7 +91,7 @@ TEST(GroupedOrder, AStageHasTheTilesThatWaitForItsRowsAndForNoLaterOnes) {
   }
 }
 
-TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
+TEST(GroupedOrder, RoundRobinSlotsCoverAllPositionsWithoutGaps) {
   for (const BlockTurns& of : {BlockTurns{1, 1, 0},
                                {2, 2, 0},
                                {7, 7, 0},
@@ -105,7 +105,7 @@ TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
       for (int position = 0; position < tiles; ++position) {
         const BlockTurn turn = turn_of(position, of);
         ASSERT_EQ(turn.turn, turns[size_t(turn.block)]++);
-        if (turn.block >= of.early) {  // the others have had theirs
+        if (turn.block >= of.early) {  // the early blocks have had theirs
           for (int early = 0; early < of.early; ++early) ASSERT_GE(turns[size_t(early)], of.rounds);
         }
       }
@@ -116,15 +116,15 @@ TEST(GroupedOrder, TurnsCoverAllPositionsWithoutGaps) {
   }
 }
 
-TEST(GroupedOrder, BlocksJoinWhenACallsRowsAreInPlace) {
+TEST(GroupedOrder, BlocksJoinAfterRowsAreSortedOrSent) {
   const Joining sorted{.of_row = 0.25f}, sent{.of_leaving = 0.5f, .least_of_leaving = 0.75f};
   EXPECT_FALSE(Joining{}.any());
   EXPECT_EQ(sorted.rounds(0, 100, 1000, 10), 0);
   EXPECT_EQ(sorted.rounds(1, 100, 1000, 10), 1);
   EXPECT_EQ(sorted.rounds(8, 100, 1000, 10), 2);
   EXPECT_EQ(sorted.rounds(9, 100, 1000, 10), 3);
-  EXPECT_EQ(sorted.rounds(1 << 20, 0, 1001, 10), 101);  // all tiles are the early blocks'
-  EXPECT_EQ(sent.rounds(1 << 20, 0, 1000, 10), 0);      // nothing leaves
+  EXPECT_EQ(sorted.rounds(1 << 20, 0, 1001, 10), 101);  // all tiles belong to the early blocks
+  EXPECT_EQ(sent.rounds(1 << 20, 0, 1000, 10), 0);      // nothing is sent
   EXPECT_EQ(sent.rounds(0, 4, 1000, 10), 3);
 }
 

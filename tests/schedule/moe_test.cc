@@ -10,7 +10,7 @@
 namespace tandem::schedule {
 namespace {
 
-TEST(MoeSchedule, EveryExpertHasOneHolder) {
+TEST(MoeSchedule, EveryExpertIsOnOneRank) {
   for (int ep = 1; ep <= 8; ++ep) {
     for (int tp = 1; tp <= 4; ++tp) {
       for (int each = 1; each <= 5; ++each) {
@@ -30,7 +30,7 @@ TEST(MoeSchedule, EveryExpertHasOneHolder) {
   }
 }
 
-TEST(MoeSchedule, StepsMeetEveryRankOnceAndTargetsMirrorSources) {
+TEST(MoeSchedule, StepsReachEveryRankOnceAndTargetsMirrorSources) {
   for (int world = 1; world <= 9; ++world) {
     for (int step = 0; step < world; ++step) {
       std::set<int> targets;
@@ -44,7 +44,7 @@ TEST(MoeSchedule, StepsMeetEveryRankOnceAndTargetsMirrorSources) {
   }
 }
 
-TEST(MoeSchedule, WavesAreRunsOfPiecesAndCoverAllRows) {
+TEST(MoeSchedule, WavesAreContiguousAndCoverAllRows) {
   for (int64_t rows = 0; rows <= 130; ++rows) {
     std::vector<int> piece;
     for (int64_t row = 0; row < rows; ++row) piece.push_back(moe_piece_of(rows, row));
@@ -87,7 +87,7 @@ TEST(MoeSchedule, ColumnGroupsCoverAllColumnsBetweenBlocks) {
 static_assert(moe_columns(4096, 4, 0).count == 512);
 static_assert(MoeGrid{8, 2, 2}.holder(5) == 2);
 
-TEST(MoeSchedule, LoadsAreAsUnevenAsTheFullestRank) {
+TEST(MoeSchedule, ImbalanceIsThatOfTheFullestRank) {
   constexpr int64_t even[] = {3, 3, 3, 3}, one[] = {0, 8, 0, 0}, none[] = {0, 0};
   static_assert(moe_imbalance(even, 4) == 1);
   static_assert(moe_imbalance(one, 4) == 4);
@@ -96,14 +96,14 @@ TEST(MoeSchedule, LoadsAreAsUnevenAsTheFullestRank) {
   static_assert(moe_imbalance(some, 2) == 1.5);
 }
 
-TEST(MoeSchedule, ACallTakesTheLevelNearestToItsImbalance) {
+TEST(MoeSchedule, CallsUseTheLevelNearestToTheirImbalance) {
   for (int ep = 1; ep <= 9; ++ep) {
     for (int each = 1; each <= 4; ++each) {
       const MoeGrid grid{ep * each, ep, 1};
       for (int top_k = 1; top_k <= grid.experts; ++top_k) {
         const int levels = moe_levels(grid, top_k);
         const double most = moe_most_imbalance(grid, top_k);
-        // A row gives one rank at most the experts that it has, of top_k.
+        // A row sends one rank at most as many of its top_k choices as the rank has experts.
         EXPECT_EQ(most, double(std::min(each, top_k)) * ep / top_k);
         EXPECT_EQ(moe_level_imbalance(grid, top_k, 0), 1);
         EXPECT_EQ(moe_level_imbalance(grid, top_k, levels - 1), most);

@@ -21,8 +21,8 @@ Place place_of(const PieceTile& tile) {
 std::vector<RsPieceOrder> orders() {
   std::vector<RsPieceOrder> all;
   for (const int ranks : {1, 2, 3, 4, 5, 8}) {
-    // Pieces: 0 with own tiles behind the others', -1 with own ones in between, -2 with some of the
-    // others' sent later.
+    // Chunks: 0 with local tiles after remote ones, -1 with local tiles interleaved, -2 with some
+    // remote tiles sent later.
     for (const auto& [rows, band, columns, pieces] : {std::tuple{1, 1, 1, 1},
                                                       {2, 2, 3, 1},
                                                       {4, 2, 8, 4},
@@ -98,7 +98,7 @@ TEST(RsPieceOrder, VisitsEveryTileOnce) {
   }
 }
 
-TEST(RsPieceOrder, PiecesFollowEachOtherAndTheOwnShardIsLast) {
+TEST(RsPieceOrder, ChunksAreConsecutiveAndTheLocalShardIsLast) {
   for (const RsPieceOrder& order : orders()) {
     if (order.pieces == 0) continue;
     SCOPED_TRACE(about(order));
@@ -113,14 +113,15 @@ TEST(RsPieceOrder, PiecesFollowEachOtherAndTheOwnShardIsLast) {
   }
 }
 
-// An own tile adds what the other ranks, which have the same order, stored of the same place. Where
-// own tiles come in between, nothing that was stored within the last `last` tiles.
-TEST(RsPieceOrder, OwnTilesComeBehindTheOthersOfTheirPlace) {
+// A local tile adds what the other ranks, which have the same order, stored at the same position.
+// Interleaved local tiles add nothing that was stored within the last `last` tiles.
+TEST(RsPieceOrder, LocalTilesComeAfterRemoteTilesOfTheirPosition) {
   int between = 0;
   for (const RsPieceOrder& order : orders()) {
     if (order.pieces > 0 || order.ranks == 1) continue;
     SCOPED_TRACE(about(order));
-    std::map<std::pair<int, int>, int> stored;  // by place in a shard: the last one's position
+    std::map<std::pair<int, int>, int> stored;  // position of the last one, by row and column in a
+                                                // shard
     const std::vector<PieceTile> tiles = tiles_of(order);
     const int end = order.tiles() - order.own_at_end();
     if (order.shorter > 0) {
@@ -140,7 +141,7 @@ TEST(RsPieceOrder, OwnTilesComeBehindTheOthersOfTheirPlace) {
       }
     }
     if (order.shorter > 0) continue;
-    // Every owner gets its share of the wire at any time.
+    // Every owner gets its share of the bandwidth at any time.
     std::vector<int> of_owner(size_t(order.ranks));
     for (int at = 0; at < end; ++at) {
       ++of_owner[size_t(tiles[size_t(at)].owner)];
@@ -155,9 +156,9 @@ TEST(RsPieceOrder, OwnTilesComeBehindTheOthersOfTheirPlace) {
   ASSERT_GT(between, 1000);
 }
 
-// Those of the places that come last among the own tiles, a share of every wave's and of every
-// cluster's.
-TEST(RsPieceOrder, WhatIsSentLaterIsNeededLastAndSpread) {
+// Tiles sent later are those whose local tiles come last, in equal shares of all waves and
+// clusters.
+TEST(RsPieceOrder, TilesSentLaterAreNeededLastAndSpread) {
   int checked = 0;
   for (const RsPieceOrder& order : orders()) {
     if (order.shorter > 0) continue;
@@ -184,7 +185,7 @@ TEST(RsPieceOrder, WhatIsSentLaterIsNeededLastAndSpread) {
     ASSERT_LE(most - few, 2);
     const int share = order.clusters / order.later;
     ASSERT_LE(std::ranges::max(of_wave), share + 2);
-    // The last of the others' waves may have what is left of either kind.
+    // The last wave of remote tiles may have the remainder of either kind.
     const int waves = (order.tiles() - order.shard_tiles()) / order.clusters;
     for (int wave = 0; wave + 1 < waves; ++wave) ASSERT_GE(of_wave[size_t(wave)], share);
     ++checked;
@@ -192,7 +193,7 @@ TEST(RsPieceOrder, WhatIsSentLaterIsNeededLastAndSpread) {
   ASSERT_GT(checked, 20);
 }
 
-TEST(RsPieceOrder, OnlyOwnTilesAreSplit) {
+TEST(RsPieceOrder, OnlyLocalTilesAreSplit) {
   int parts = 0;
   for (const RsPieceOrder& order : orders()) {
     SCOPED_TRACE(about(order));
@@ -211,7 +212,7 @@ TEST(RsPieceOrder, OnlyOwnTilesAreSplit) {
   ASSERT_GT(parts, 5);
 }
 
-TEST(RsPieceOrder, ASplitEndsTheLastWaveSooner) {
+TEST(RsPieceOrder, SplitShortensTheLastWave) {
   RsPieceOrder order;
   order.ranks = 4;
   order.row_tiles = 8;

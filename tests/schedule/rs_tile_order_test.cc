@@ -9,7 +9,7 @@
 namespace tandem::schedule {
 namespace {
 
-// Positions by tile; fails when a tile is missing or comes twice.
+// Positions by tile; fails if a tile is missing or visited twice.
 std::map<std::pair<int, int>, int> positions(const RsTileOrder& order) {
   std::map<std::pair<int, int>, int> found;
   for (int at = 0; at < int(order.tiles()); ++at) {
@@ -22,7 +22,7 @@ std::map<std::pair<int, int>, int> positions(const RsTileOrder& order) {
   return found;
 }
 
-// Every combination of few ranks, rows, columns and bands, on every rank.
+// Calls `check` for every combination of few ranks, rows, columns and bands, on every rank.
 template <typename Check>
 void for_every_order(const Check& check) {
   for (int ranks = 1; ranks <= 5; ++ranks) {
@@ -41,7 +41,7 @@ void for_every_order(const Check& check) {
   }
 }
 
-TEST(RsTileOrder, EveryTileOnceAndTheOwnOnesLast) {
+TEST(RsTileOrder, VisitsEveryTileOnceAndLocalOnesLast) {
   for_every_order([](const RsTileOrder& order) {
     const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
     for (const auto& [tile, at] : positions(order)) {
@@ -50,8 +50,8 @@ TEST(RsTileOrder, EveryTileOnceAndTheOwnOnesLast) {
   });
 }
 
-// A column of a band at a time, so that few rows and columns are under way together.
-TEST(RsTileOrder, TilesThatFollowEachOtherAreInOneColumnOfABand) {
+// One column of a band at a time, so that few rows and columns are in use concurrently.
+TEST(RsTileOrder, ConsecutiveTilesAreInOneColumnOfABand) {
   for_every_order([](const RsTileOrder& order) {
     const int tiles = int(order.tiles()), others = tiles / order.ranks * (order.ranks - 1);
     for (int at = 0; at < tiles;) {
@@ -71,8 +71,8 @@ TEST(RsTileOrder, TilesThatFollowEachOtherAreInOneColumnOfABand) {
   });
 }
 
-// Of any stretch of whole columns every other rank owns the same number of tiles.
-TEST(RsTileOrder, EveryOwnerGetsTheSameOfEachColumnInRingOrder) {
+// Each remote rank owns the same number of tiles in any range of whole columns.
+TEST(RsTileOrder, OwnersAlternateInRingOrderWithinEachColumn) {
   for_every_order([](const RsTileOrder& order) {
     const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
     for (int at = 0; at < others; ++at) {
@@ -83,7 +83,7 @@ TEST(RsTileOrder, EveryOwnerGetsTheSameOfEachColumnInRingOrder) {
   });
 }
 
-TEST(RsTileOrder, OwnTilesAreAddedInTheColumnsOrderInWhichTheyWereSent) {
+TEST(RsTileOrder, LocalTilesAreAddedInTheColumnOrderOfTheirSends) {
   for_every_order([](const RsTileOrder& order) {
     if (order.ranks == 1) return;
     RsTileOrder peer = order;
@@ -99,7 +99,7 @@ TEST(RsTileOrder, OwnTilesAreAddedInTheColumnsOrderInWhichTheyWereSent) {
   });
 }
 
-TEST(RsTileOrder, TheLastPositionIsTheLastOfThoseOneStepApart) {
+TEST(RsTileOrder, LastPositionIsTheLastAtThatStride) {
   for_every_order([](const RsTileOrder& order) {
     const int tiles = int(order.tiles());
     for (const int step : {1, 2, 5, 66}) {
@@ -116,7 +116,7 @@ static_assert(tile_at({0, 2, 1, 2, 1, 1}, 0) == Tile{1, 0});
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 1) == Tile{1, 1});
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 2) == Tile{0, 0});
 static_assert(tile_at({0, 2, 1, 2, 1, 1}, 3) == Tile{0, 1});
-// Rows 2 and 3 of a shard follow once its first two are done, but for the own ones.
+// Rows 2 and 3 of a shard follow after its first two, except in the local shard.
 static_assert(tile_at({1, 2, 4, 2, 2, 4}, 4) == Tile{2, 0});
 static_assert(tile_at({1, 2, 4, 2, 2, 4}, 11) == Tile{7, 0});
 

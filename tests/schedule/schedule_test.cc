@@ -23,7 +23,7 @@ constexpr int64_t kRows[] = {0, 1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 97, 128, 129};
 constexpr int kChunks[] = {1, 2, 3, 4, 8};
 constexpr Taper kTapers[] = {Taper::falling, Taper::rising};
 
-TEST(Split, CoversOnceAndAgreesWithShardOf) {
+TEST(Split, CoversEachElementOnceAndMatchesShardOf) {
   for (int parts = 1; parts <= 9; ++parts) {
     for (int64_t total = 0; total < 50; ++total) {
       int64_t next = 0;
@@ -100,7 +100,7 @@ TEST(Chunks, CoverEveryRowOnce) {
   }
 }
 
-TEST(Chunks, SizesFallOrRiseByHalves) {
+TEST(Chunks, SizesHalveOrDouble) {
   for (const int64_t rows : {16, 64, 1024, 4096}) {
     for (int chunks = 1; chunks <= 5; ++chunks) {
       for (int chunk = 0; chunk < chunks; ++chunk) {

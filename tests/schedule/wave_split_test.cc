@@ -11,14 +11,14 @@
 namespace tandem::schedule {
 namespace {
 
-// From number `index` on, until something else than a piece comes.
+// Counts consecutive partial tiles from work item `index` on.
 int pieces_left(const Waves& waves, const WaveSplit& split, int cluster, int index) {
   int pieces = 0;
   while (work_of(waves, split, cluster, index + pieces).steps.writes_partial) ++pieces;
   return pieces;
 }
 
-TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) {
+TEST(WaveSplit, EveryStepRunsOnceAndPartialsAreWrittenAndReadOnce) {
   std::set<std::pair<int, int>> kinds;  // tiles, helpers
   for (const int tiles : {1, 5, 20, 30, 40, 48, 66, 70, 92, 105, 120, 121, 126, 160}) {
     for (const int clusters : {1, 5, 66}) {
@@ -33,7 +33,7 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
                          << added << " added, split " << split.tiles << " " << split.helpers << " "
                          << split.begin << " " << split.middle << " " << before);
             std::map<int, std::vector<std::pair<int, int>>> runs;
-            std::map<int, int> written, read;  // which tile by slot
+            std::map<int, int> written, read;  // tile by slot
             for (int cluster = 0; cluster < clusters; ++cluster) {
               for (int i = 0;; ++i) {
                 const auto [tile, work] = work_of(waves, split, cluster, i);
@@ -45,11 +45,11 @@ TEST(WaveSplit, ClustersDoEveryStepOfEveryTileOnceAndHelpersLendWhatIsBorrowed) 
                 ASSERT_TRUE(whole || work.writes_partial == (work.begin > 0));
                 if (work.writes_partial) {
                   ASSERT_TRUE(written.emplace(work.partial, tile).second);
-                  // Who helps waits for no helper: nobody who waits for one waits for ever.
+                  // A helper never waits for another helper, so no wait lasts forever.
                   for (int j = 0; j < i + 9; ++j) {
                     ASSERT_EQ(work_of(waves, split, cluster, j).steps.reads_partials, 0);
                   }
-                  // A piece before a tile of its own, or behind all of them.
+                  // Partial tiles precede a cluster's whole tiles, or follow all of them.
                   ASSERT_EQ(before, work_of(waves, split, cluster,
                                             i + pieces_left(waves, split, cluster, i))
                                             .steps.end != 0);

@@ -1,5 +1,5 @@
-// A toy operator, to show what a new one takes: out = factor x all-gather(x), with the factor in
-// the weight's only element. It stands here as it would in src/overlap/gather_scale/.
+// A toy operator that shows the requirements of a new one: out = factor x all-gather(x), with the
+// factor in the weight's only element. A real one would be in src/overlap/gather_scale/.
 #pragma once
 
 #include <vector>
@@ -26,7 +26,7 @@ class GatherScaleCpu {
 
 void gather_scale_reference(Communicator& comm, const Operands& operands);
 
-/// For bench_operators().
+/// Benchmark entry for bench_operators().
 BenchOperator gather_scale();
 
 }  // namespace tandem::test

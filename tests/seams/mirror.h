@@ -1,5 +1,5 @@
-// A toy codec, to show what a new one takes: every byte's bits turned over. It stands here as it
-// would in src/codec/mirror.cc.
+// A toy codec that shows the requirements of a new one: reverses every byte's bits. A real one
+// would be src/codec/mirror.cc.
 #pragma once
 
 #include "codec/whole_codec.h"

@@ -1,6 +1,6 @@
-// A new operator needs its folder, a test, and a place in the list of the benchmark: then it is
-// checked, agreed on, tuned, timed and reported like the others. So does a new exact codec. And the
-// one descriptor says the same thing everywhere.
+// A new operator needs a folder, a test and an entry in the benchmark's list: then it is checked,
+// agreed on, tuned, timed and reported like the others. The same holds for a new exact codec. The
+// one descriptor gives the same text everywhere.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
   });
 }
 
-TEST(NewOperator, EveryCandidateGivesTheReferencesBits) {
+TEST(NewOperator, EveryCandidateMatchesTheReferencesBits) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const int64_t m : {1, 37, 160}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -53,7 +53,7 @@ TEST(NewOperator, EveryCandidateGivesTheReferencesBits) {
   }
 }
 
-TEST(NewOperator, RanksAgreeOnItAndItsCallsAreChecked) {
+TEST(NewOperator, RanksAgreeOnItAndCallsAreChecked) {
   on_ranks(2, [](Communicator& comm) {
     const auto make = [&](int64_t m) {
       return make_operator<GatherScaleCpu>(comm, gather_scale_desc(comm, m, 4, DType::f32),
@@ -70,7 +70,7 @@ TEST(NewOperator, RanksAgreeOnItAndItsCallsAreChecked) {
   });
 }
 
-TEST(NewOperator, TheBenchmarkTimesAndChecksIt) {
+TEST(NewOperator, BenchmarkTimesAndChecksIt) {
   bench_operators().push_back(gather_scale());
   for (const int ranks : {1, 2, 3}) {
     on_ranks(ranks, [&](Communicator& comm) {
@@ -85,9 +85,9 @@ TEST(NewOperator, TheBenchmarkTimesAndChecksIt) {
   bench_operators().pop_back();
 }
 
-// An exact codec needs its file, an entry in the list and a test: then it has a name, travels with
+// An exact codec needs a file, an entry in the list and a test: then it has a name, works with
 // every collective, and is timed and checked.
-TEST(NewCodec, CollectivesOperatorsAndTheBenchmarkTakeIt) {
+TEST(NewCodec, CollectivesOperatorsAndBenchmarkSupportIt) {
   static const Codec number = codec::add_whole_codec(mirror());
   const Wire wire = Wire::parse("mirror");
   EXPECT_EQ(wire.codec, number);
@@ -116,7 +116,7 @@ TEST(NewCodec, CollectivesOperatorsAndTheBenchmarkTakeIt) {
   }
 }
 
-TEST(Descriptor, SaysTheSameEverywhere) {
+TEST(Descriptor, GivesTheSameTextEverywhere) {
   on_ranks(2, [](Communicator& comm) {
     AgGemm::Shape shape{96, 40 + comm.rank(), 24};
     shape.keep_gathered = shape.weight_kn = true;
@@ -133,8 +133,8 @@ TEST(Descriptor, SaysTheSameEverywhere) {
   EXPECT_EQ(describe(scaled), "m 1 n 16 k 32 e4m3 to bf16, a scale per row");
 }
 
-// Known at construction, as on GPUs: out and bias are what the shape says.
-TEST(SameCalls, AResultInF32IsDeclared) {
+// Known at construction, as on GPUs: the shape declares out and bias.
+TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
   on_ranks(2, [](Communicator& comm) {
     const int64_t m = 6, n = 8, k = 16;
     const Shard mine = shard_of(m, comm.size(), comm.rank());
@@ -172,7 +172,7 @@ TEST(SameCalls, AResultInF32IsDeclared) {
   });
 }
 
-// The keys of tuner files that exist.
+// Keys of existing tuner files.
 TEST(Descriptor, KeysOfEarlierFilesStayValid) {
   const std::string cpu = "cpu | threads |  x2 | threads 1 | ag_gemm m 96 n 40 k 24 f32";
   EXPECT_EQ(current_key(cpu + " keep bias kn"), cpu + " keep bias kn");
@@ -184,7 +184,7 @@ TEST(Descriptor, KeysOfEarlierFilesStayValid) {
   EXPECT_EQ(current_key(gpu + " keep"), gpu + " keep");
 }
 
-TEST(Data, TheShippedTimesAreFoundAndTheirKeysAreTodays) {
+TEST(Data, ShippedTimesAreFoundWithCurrentKeys) {
   EXPECT_FALSE(data_file("shipped_tuner.json").empty());
   EXPECT_EQ(data_file("of another name"), "");
   EXPECT_GT(shipped_times().size(), 100u);

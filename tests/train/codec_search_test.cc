@@ -21,8 +21,8 @@ ModelConfig model() {
 const std::vector<Wire> kFormats{Wire::parse("lossless"), Wire::parse("int8"), Wire::parse("int4"),
                                  Wire::parse("int2")};
 
-/// A loss of 2 bits that rises by `rises` at the attention, by half of that at the MLP, where both
-/// have a format by `extra` more, and by any lossy format elsewhere by 100 %.
+/// A loss of 2 bits that rises by `rises` at the attention, by half of that at the MLP, by `extra`
+/// more if both have a format, and by 100 % for any lossy format elsewhere.
 struct Loss {
   std::map<std::string, double> rises{
       {"none", 0}, {"lossless", 0}, {"int8", -1e-4}, {"int4", 0.004}, {"int2", 0.2}};
@@ -59,7 +59,7 @@ TEST(CodecSearch, ChoosesTheCheapestWithinTheBudget) {
   }
 }
 
-TEST(CodecSearch, ABudgetOfZeroMeasuresNothingThatLosesBits) {
+TEST(CodecSearch, ZeroBudgetMeasuresOnlyLosslessCodecs) {
   Loss loss;
   for (const CodecTrial& trial : search(loss, 0).trials) {
     EXPECT_TRUE(trial.policy.attention.is_exact() && trial.policy.mlp.is_exact() &&
@@ -67,7 +67,7 @@ TEST(CodecSearch, ABudgetOfZeroMeasuresNothingThatLosesBits) {
   }
 }
 
-// Together they rise by more than the sum: what is chosen is measured, not predicted.
+// The combined rise exceeds the sum: the chosen combination is measured, not predicted.
 TEST(CodecSearch, BacksOffUntilTheCombinationHolds) {
   for (const double extra : {1e-4, 0.003, 0.03, 10.0}) {
     for (const double budget : {1e-3, 2.5e-3, 0.0061, 0.12, 0.5}) {
@@ -84,7 +84,7 @@ TEST(CodecSearch, BacksOffUntilTheCombinationHolds) {
             "attention=int8,mlp=int4,embeddings=lossless");
 }
 
-TEST(CodecSearch, EndsWhereOnlyTheCombinationRises) {
+TEST(CodecSearch, EndsIfOnlyTheCombinationRises) {
   Loss loss;
   for (auto& [name, rise] : loss.rises) rise = 0;
   const CodecChoice choice =
@@ -95,7 +95,7 @@ TEST(CodecSearch, EndsWhereOnlyTheCombinationRises) {
   EXPECT_EQ(choice.best().policy, CodecPolicy{});
 }
 
-TEST(CodecSearch, SitesAreThoseThatSend) {
+TEST(CodecSearch, OnlySitesThatSendAreSearched) {
   ModelConfig parallel = model(), experts = model(), shared = model();
   parallel.parallel_block = true;
   experts.experts = shared.experts = 4;
@@ -120,7 +120,7 @@ TEST(CodecSearch, SitesAreThoseThatSend) {
     EXPECT_NO_THROW(search(loss, 0.01, config).best().policy.require_used(config, 2));
     EXPECT_NO_THROW(codec_at(config, site_names(config), kFormats[1]).require_used(config, 2));
   }
-  // 4 layers, two sums each, and two rows at the ends, of which a rank of two sends half: 1024
+  // 4 layers with two sums each, and two rows at the ends, of which a rank of two sends half: 1024
   // codes and 8 scales of bf16.
   const SentBytes sent{model(), 2, DType::bf16};
   EXPECT_EQ(sent.of(codec_at(model(), site_names(model()), Wire::parse("int8"))), 5 * (1024 + 16));
@@ -128,7 +128,7 @@ TEST(CodecSearch, SitesAreThoseThatSend) {
   EXPECT_EQ(sent.of(CodecPolicy::parse("mlp=int8")), 3 * 2 * 1024 + 2 * (1024 + 16));
 }
 
-TEST(CodecSearch, BudgetsAreSharesOfTheLoss) {
+TEST(CodecSearch, BudgetsAreFractionsOfTheLoss) {
   EXPECT_DOUBLE_EQ(parse_budget("0.5%"), 0.005);
   EXPECT_EQ(parse_budget("0%"), 0);
   EXPECT_EQ(parse_budget("150%"), 1.5);
@@ -143,7 +143,7 @@ TEST(CodecSearch, BudgetsAreSharesOfTheLoss) {
   }
 }
 
-TEST(CodecSearch, ALossThatIsNoNumberIsNamed) {
+TEST(CodecSearch, InvalidLossIsNamed) {
   for (const double bits : {0.0, double(NAN), double(INFINITY)}) {
     try {
       search_codecs({model(), 2, DType::bf16}, kFormats, 0.1,

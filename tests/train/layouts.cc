@@ -32,8 +32,7 @@ TrainRequest request_for(Layout layout, const std::string& out,
   request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, with_sample_text(overrides));
   request.config.parallel.tp = layout.tp;
   request.config.parallel.dp = layout.dp;
-  // Where a product's bits depend on how many rows it has, no choice that timing makes is to
-  // decide.
+  // Where a GEMM's bits depend on its number of rows, no choice may depend on timing.
   auto& strategy = request.config.parallel.strategy;
   if (!rows_keep_bits() && strategy == "automatic") strategy = "serial";
   request.out = out;
@@ -57,7 +56,7 @@ TrainEnd run_on_threads(const TrainRequest& request) {
 
 TrainEnd run_layout(TrainRequest request) {
   if (!mpi_world) return run_on_threads(request);
-  // Each process has folders of its own: those of rank 0 count.
+  // Each process has its own folders: rank 0's are used.
   const auto take_rank_0s = [](std::string& folder) {
     const auto folders = mpi_world->exchange(std::as_bytes(std::span(folder)), "folder");
     folder.assign(reinterpret_cast<const char*>(folders[0].data()), folders[0].size());

@@ -1,4 +1,4 @@
-// Training runs of configs/tiny.toml and its like on a layout: on threads, or under mpirun on its
+// Training runs of configs/tiny.toml and similar on a layout: on threads, or under mpirun on its
 // processes.
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace tandem {
 
-/// Under mpirun; else nullptr.
+/// The world under mpirun; else nullptr.
 extern Communicator* mpi_world;
 
 struct Layout {
   int tp, dp;
 };
-/// tp 1, 2, 4 by dp 1, 2; under mpirun those of its ranks.
+/// tp 1, 2, 4 by dp 1, 2; under mpirun those that match its ranks.
 std::vector<Layout> layouts();
 
 /// `config`: a name in configs/.
@@ -26,7 +26,7 @@ TrainEnd run_on_threads(const TrainRequest& request);
 TrainEnd run_layout(TrainRequest request);
 bool is_root();
 
-/// Of OUT/metrics.jsonl, whose steps count from 1.
+/// Losses in OUT/metrics.jsonl, whose steps count from 1.
 std::vector<double> losses(const std::string& out);
 void expect_close(const std::vector<double>& got, const std::vector<double>& expected);
 

@@ -1,4 +1,4 @@
-// The files of a run beside its checkpoints: lock, metrics, final model.
+// Files of a run besides its checkpoints: lock, metrics, final model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -26,7 +26,7 @@ std::string line_of(int64_t step) {
   return to_json_line(metrics);
 }
 
-TEST(RunLock, AFolderThatWasRemovedIsMadeAgain) {
+TEST(RunLock, RemovedFolderIsCreatedAgain) {
   const TempDir dir;
   const std::string out = dir / "out";
   fs::create_directories(out);
@@ -41,7 +41,7 @@ TEST(RunLock, AFolderThatWasRemovedIsMadeAgain) {
   EXPECT_THROW(RunLock{out}, ConfigError);
 }
 
-TEST(RunLock, AFolderThatIsAnothersNowIsLeftAlone) {
+TEST(RunLock, FolderTakenByAnotherRunIsNotTouched) {
   const TempDir dir;
   const std::string out = dir / "out";
   fs::create_directories(out);
@@ -51,7 +51,7 @@ TEST(RunLock, AFolderThatIsAnothersNowIsLeftAlone) {
   second.emplace(out);
   EXPECT_THROW(first->renew(), ConfigError);
   first.reset();
-  EXPECT_TRUE(path_exists(out + "/.lock"));  // it is the second's
+  EXPECT_TRUE(path_exists(out + "/.lock"));  // the second run's
 
   second.reset();
   first.emplace(out);
@@ -73,7 +73,7 @@ TEST(RunLock, IsNotWrittenThroughALink) {
   EXPECT_EQ(read_file(dir / "mine"), "text");
 }
 
-TEST(DirectoryWriter, KeepsTheOldOneUntilItIsComplete) {
+TEST(DirectoryWriter, KeepsTheOldDirectoryUntilComplete) {
   const TempDir dir;
   const auto fill = [&](const std::string& text, bool complete) {
     DirectoryWriter writer(dir.path(), "final");
@@ -88,7 +88,7 @@ TEST(DirectoryWriter, KeepsTheOldOneUntilItIsComplete) {
   EXPECT_EQ(read_file(dir / "final/f"), "two");
 }
 
-TEST(DirectoryWriter, LeavesFilesOfTheUser) {
+TEST(DirectoryWriter, KeepsFilesOfTheUser) {
   const TempDir dir;
   fs::create_directories(dir / "final/notes");
   write_plain(dir / "final/f", "old");
@@ -140,7 +140,7 @@ TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
   EXPECT_THAT(kept, ::testing::EndsWith(to_json_line(m)));
 }
 
-TEST(MetricsLog, ADamagedLineIsMovedAsideAndTheRestKept) {
+TEST(MetricsLog, DamagedLineIsMovedAsideAndTheRestKept) {
   const TempDir dir;
   const std::string path = dir / "metrics.jsonl";
   std::string text, good;

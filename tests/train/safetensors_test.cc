@@ -74,7 +74,7 @@ bool is_accepted(const std::string& path, const std::string& header_hash) {
   }
 }
 
-TEST(Safetensors, EveryFlippedByteAndEveryTruncationIsNoticed) {
+TEST(Safetensors, EveryFlippedByteAndTruncationIsDetected) {
   const TempDir dir;
   const std::string path = dir / "x.safetensors";
   const std::string hash = Sample().write(path);
@@ -138,7 +138,7 @@ TEST(Safetensors, BadHeadersAreNamed) {
   }
 }
 
-// A model of many experts has as many: they are not to be searched through for each name.
+// A model of many experts has as many: lookup by name must not be linear.
 TEST(Safetensors, ManyTensorsAreFoundByName) {
   const TempDir dir;
   constexpr int kTensors = 20'000;
@@ -156,7 +156,7 @@ TEST(Safetensors, ManyTensorsAreFoundByName) {
   }
 }
 
-// JSON of as many small values as fit into a header is refused at the first that has no place.
+// JSON of as many small values as fit into a header is refused at the first misplaced one.
 TEST(Safetensors, HeadersCostNoMoreMemoryThanTheirText) {
   std::string header = R"({"t":{"dtype":"F32","shape":[2],"x":[)";
   for (int i = 0; i < 8'000'000; ++i) header += "[],";

@@ -1,4 +1,4 @@
-// A text to train on that no change of this repository changes.
+// A training text that is independent of this repository's files.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-/// 300 kB that stay the same whatever this repository's files become: sentences of 500 words, the
-/// frequent ones often, each word with a few favourites to follow it.
+/// 300 kB, constant: sentences of 500 words with skewed frequencies, each word with a few preferred
+/// successors.
 inline std::string sample_text() {
   const auto word = [](uint64_t number) {
     std::string text;
@@ -33,8 +33,9 @@ inline std::string sample_text() {
   return text;
 }
 
-/// A folder with the beginning of it, in files of 4 kB. It lasts as long as the process. How far
-/// rounding spreads over fifty steps depends on the text, so what has a bound trains on this.
+/// A folder with the beginning of sample_text(), in files of 4 kB, for the life of the process. The
+/// growth of rounding differences over fifty steps depends on the text, so tests with a bound train
+/// on this one.
 inline const std::string& sample_folder() {
   static const TempDir dir;
   static const bool written = [] {
@@ -49,7 +50,7 @@ inline const std::string& sample_folder() {
   return dir.path();
 }
 
-/// The folder, unless they name another text.
+/// `overrides`, plus the sample folder unless they name another text.
 inline std::vector<std::string> with_sample_text(std::vector<std::string> overrides) {
   const bool has_text = std::ranges::any_of(
       overrides, [](const std::string& each) { return each.starts_with("data.paths"); });

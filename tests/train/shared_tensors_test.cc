@@ -1,4 +1,4 @@
-// Files that all ranks write together, and where a rank's array stands in them.
+// Files that all ranks write together, and the offsets of each rank's array in them.
 #include "engine/checkpoint/shared_tensors.h"
 
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ std::vector<float> values_of(size_t tensor) {
   return values;
 }
 
-/// As one process writes it.
+/// The file as written by one process.
 std::string plain_file(const std::string& path) {
   SafetensorsWriter writer(path, kSpecs, kMetadata);
   for (size_t i = 0; i < kSpecs.size(); ++i) {
@@ -51,7 +51,8 @@ std::string plain_file(const std::string& path) {
   return read_file(path);
 }
 
-/// This rank's parts: of every tensor, pieces of 11 elements in turn, the last ones first.
+/// Writes this rank's slices: of every tensor, 11 elements at a time round-robin, the last ones
+/// first.
 void write_parts(const SharedTensors::Write& write, const Communicator& comm) {
   for (size_t tensor = kSpecs.size(); tensor-- > 0;) {
     const std::vector<float> values = values_of(tensor);
@@ -70,7 +71,7 @@ void on_threads(int ranks, const std::function<void(Communicator&)>& body) {
   run_threads(world, body);
 }
 
-TEST(SharedTensors, AreTheFileOfOneProcess) {
+TEST(SharedTensors, MatchTheFileOfOneProcess) {
   const TempDir dir;
   const std::string expected = plain_file(dir / "plain");
   const std::string hash = SafetensorsFile(dir / "plain").header_hash();
@@ -87,8 +88,8 @@ TEST(SharedTensors, AreTheFileOfOneProcess) {
   }
 }
 
-// As on hosts with disks of their own: nothing under the name, or a file that rank 0 has not made.
-TEST(SharedTensors, RanksThatSeeAnotherFolderWriteThroughTheFirst) {
+// Simulates hosts with separate disks: no file of that name, or one that rank 0 has not created.
+TEST(SharedTensors, RanksWithAnotherDiskWriteThroughRankZero) {
   const TempDir dir;
   const std::string expected = plain_file(dir / "plain");
   std::filesystem::create_directories(dir / "other");
@@ -107,7 +108,7 @@ TEST(SharedTensors, RanksThatSeeAnotherFolderWriteThroughTheFirst) {
   EXPECT_FALSE(path_exists(dir / "none"));
 }
 
-TEST(SharedTensors, WhatGoesWrongOnOneRankIsThrownOnAll) {
+TEST(SharedTensors, ErrorOnOneRankIsThrownOnAll) {
   const TempDir dir;
   const auto error_of = [&](const std::string& path, const std::function<void()>& change) {
     std::vector<std::string> errors(3);
@@ -136,7 +137,7 @@ TEST(SharedTensors, WhatGoesWrongOnOneRankIsThrownOnAll) {
               HasSubstr(dir / "cut: ends at byte 900"));
 }
 
-// A disk may take longer than a lost rank is waited for.
+// A disk may take longer than the deadline.
 TEST(OnEveryRank, WorkMayTakeLongerThanTheDeadline) {
   WorldOptions world;
   world.ranks = 3;
@@ -167,14 +168,14 @@ TEST(OnEveryRank, WorkMayTakeLongerThanTheDeadline) {
   });
 }
 
-/// Whole tensors that several ranks' arrays are put into.
+/// Whole tensors, assembled from several ranks' arrays.
 struct Whole {
   std::vector<float> values;
   std::vector<int> times;
 };
 
-// Whatever stretches an array is cut into, every element comes to its place once.
-TEST(ParameterPieces, PutEveryElementInItsPlace) {
+// For any division of an array, every element is written once, at its offset.
+TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
   ModelConfig dense, parallel, experts;
   for (ModelConfig* c : {&dense, &parallel, &experts}) {
     c->vocab = 37, c->hidden = 24, c->layers = 2, c->heads = c->kv_heads = 4, c->head_dim = 6;
@@ -229,7 +230,7 @@ TEST(ParameterPieces, PutEveryElementInItsPlace) {
   }
 }
 
-TEST(Saving, WeightsThatAreNoNumbersAreNotWritten) {
+TEST(Saving, NaNWeightsAreNotWritten) {
   const TempDir dir;
   WorldOptions world;
   world.ranks = 2;

@@ -1,4 +1,4 @@
-// A fresh directory that removes itself.
+// A new directory, removed at destruction.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class TempDir {
   std::string path_;
 };
 
-/// Without the fsync of write_file: tests write many.
+/// Writes without the fsync of write_file, as tests write many files.
 inline void write_plain(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
 }

@@ -141,7 +141,7 @@ TEST(Checkpoint, SwappedTensorsAndFilesAreRefused) {
   write_plain(path + "/model.safetensors", swapped);
   EXPECT_THAT(refusal(path), HasSubstr("tensor 'a': content hash"));
 
-  // Exchanged together with their hashes: consistent in itself, but not what was saved.
+  // Exchanged together with their hashes: consistent, but not what was saved.
   const SafetensorsFile file(path + "/optimizer.safetensors");
   SafetensorsWriter writer(path + "/model.safetensors",
                            {{"a", DType::f32, {4, 3}}, {"b", DType::f32, {12}}});
@@ -201,7 +201,7 @@ TEST(Checkpoint, PruneDoesNotCountDamagedOnes) {
   EXPECT_EQ(warnings.size(), 1u);  // once is enough
 }
 
-TEST(Checkpoint, NothingIsRemovedWhenNothingVerifies) {
+TEST(Checkpoint, NothingIsRemovedIfNothingVerifies) {
   const TempDir dir;
   for (const int64_t step : {1, 2, 3}) {
     write_plain(write_checkpoint(dir.path(), step) + "/model.safetensors", "damaged");
@@ -212,14 +212,14 @@ TEST(Checkpoint, NothingIsRemovedWhenNothingVerifies) {
   EXPECT_EQ(names_in(dir / "checkpoints").size(), 4u);
 }
 
-TEST(Checkpoint, FoldersOfTheUserAreLeftAlone) {
+TEST(Checkpoint, FoldersOfTheUserAreNotTouched) {
   const TempDir dir;
   const std::string parent = dir / "checkpoints/";
   const std::string mine = write_checkpoint(dir.path(), 10);
   for (const char* name : {"step-00000010.bak", "step-best", "step-10", "step-00000099"}) {
     fs::copy(mine, parent + name);
   }
-  fs::create_directories(parent + "step-00000001");  // the form of a name, but nothing of a run
+  fs::create_directories(parent + "step-00000001");  // a valid name, but no run's contents
   write_checkpoint(dir.path(), 11);
   std::vector<std::string> warnings;
   const auto found =
@@ -231,7 +231,7 @@ TEST(Checkpoint, FoldersOfTheUserAreLeftAlone) {
                                             "step-00000099", "step-10", "step-best"));
 }
 
-TEST(Checkpoint, ALinkToNothingIsNamedAndSetAside) {
+TEST(Checkpoint, DanglingLinkIsNamedAndMovedAside) {
   const TempDir dir;
   const std::string parent = dir / "checkpoints/";
   write_checkpoint(dir.path(), 1);
@@ -290,8 +290,9 @@ TEST(Checkpoint, SavingAgainReplacesADamagedOne) {
   EXPECT_EQ(refusal(path), "accepted");
 }
 
-// keep = 1: the only checkpoint is written again and again, by a process that is killed anywhere.
-TEST(Checkpoint, SavingAgainLeavesAValidOneAtEveryMoment) {
+// keep = 1: the only checkpoint is written again and again, by a process that is killed at any
+// moment.
+TEST(Checkpoint, SavingAgainKeepsAValidCheckpointAtEveryMoment) {
   const TempDir dir;
   write_checkpoint(dir.path(), 5);
   const auto warn = [](const std::string& text) { ADD_FAILURE() << text; };
@@ -313,7 +314,7 @@ TEST(Checkpoint, SavingAgainLeavesAValidOneAtEveryMoment) {
 }
 
 // A file system that cannot exchange names: the process ended between the two renames.
-TEST(Checkpoint, AReplacementCutShortIsTakenBack) {
+TEST(Checkpoint, InterruptedReplacementIsUndone) {
   const TempDir dir;
   const fs::path path = write_checkpoint(dir.path(), 5);
   fs::rename(path, path.parent_path() / (".was-" + path.filename().string()));
@@ -322,7 +323,7 @@ TEST(Checkpoint, AReplacementCutShortIsTakenBack) {
   EXPECT_EQ(found->path, path.string());
 }
 
-/// Whether this folder's entries can no longer change, nor its name.
+/// Makes this folder's entries and name immutable, or mutable again; false if not possible.
 bool freeze(const std::string& path, bool frozen) {
   if (::geteuid() != 0) return ::chmod(path.c_str(), frozen ? 0555 : 0755) == 0;
   const FileDescriptor folder(path, O_RDONLY | O_DIRECTORY);
@@ -332,7 +333,7 @@ bool freeze(const std::string& path, bool frozen) {
   return ::ioctl(folder.get(), FS_IOC_SETFLAGS, &flags) == 0;
 }
 
-TEST(Checkpoint, AnOldOneThatCannotBeRemovedIsReportedOnceAndStays) {
+TEST(Checkpoint, UnremovableCheckpointIsReportedOnceAndKept) {
   const TempDir dir;
   for (const int64_t step : {1, 2, 3}) write_checkpoint(dir.path(), step);
   if (!freeze(dir / "checkpoints", true)) GTEST_SKIP() << "a folder cannot be made read-only here";
@@ -349,7 +350,7 @@ TEST(Checkpoint, AnOldOneThatCannotBeRemovedIsReportedOnceAndStays) {
   EXPECT_EQ(list_checkpoints(dir.path()).size(), 1u);
 }
 
-TEST(Checkpoint, SharesOfSeveralRanksCoverEveryTensor) {
+TEST(Checkpoint, VerificationByShardsCoversEveryTensor) {
   const TempDir dir;
   const std::string path = write_checkpoint(dir.path(), 100);
   const std::string file = path + "/model.safetensors", good = read_file(file);
@@ -372,7 +373,7 @@ TEST(Checkpoint, SharesOfSeveralRanksCoverEveryTensor) {
   }
 }
 
-TEST(Checkpoint, SaysWhatComputedIt) {
+TEST(Checkpoint, RecordsTheBuildThatComputedIt) {
   const TempDir dir;
   TrainState state = state_at(7);
   state.made_by = build_identity();
@@ -392,7 +393,7 @@ TEST(Checkpoint, SaysWhatComputedIt) {
               HasSubstr("(processor another?[31m, now " + state.made_by["processor"] + ")"));
 }
 
-TEST(Resume, SaysWhichKeysChangedAndWhatThatMeans) {
+TEST(Resume, NamesChangedKeysAndTheirConsequences) {
   TrainConfig before;
   before.data.paths = {"a"};
   before.train.dtype = "bf16";

@@ -1,4 +1,4 @@
-// Training whose gradients and weights travel between data-parallel ranks over a wire format.
+// Training with gradients and weights sent between data-parallel ranks in a wire format.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ std::string final_weights(const std::string& out) {
   return read_file(out + "/final/model.safetensors");
 }
 
-TEST(TrainCodec, LosslessIsThePlainRun) {
+TEST(TrainCodec, LosslessMatchesTheUncompressedRun) {
   const TempDir dir;
   for (const Layout layout : parallel_layouts()) {
     SCOPED_TRACE(name_of(layout));
@@ -61,12 +61,14 @@ TEST(TrainCodec, LosslessIsThePlainRun) {
 }
 
 // Residuals and the owners' weights are in the checkpoint.
-TEST(TrainCodec, AResumedRunHasTheBitsOfOneThatWasNot) {
+TEST(TrainCodec, ResumedRunHasTheBitsOfAnUninterruptedOne) {
   const TempDir dir;
   for (const Layout layout : parallel_layouts()) {
     for (const std::string codec :
          {"gradients=int2:g64,weights=int8", "gradients=int4:g32", "weights=int4"}) {
-      if (codec.find(',') == codec.npos && layout.tp == 1) continue;  // each alone: on one layout
+      if (codec.find(',') == codec.npos && layout.tp == 1)
+        continue;  // each separately: on one
+                   // layout
       SCOPED_TRACE(name_of(layout) + " " + codec);
       const std::string name = name_of(layout) + codec;
       const std::string whole = dir / ("whole" + name), out = dir / ("stopped" + name);
@@ -91,11 +93,11 @@ TEST(TrainCodec, AResumedRunHasTheBitsOfOneThatWasNot) {
   }
 }
 
-// At another layout residuals start at zero, which is said; owners' weights go with any layout.
-TEST(TrainCodec, AnotherLayoutOrCodecGoesOn) {
+// At another layout residuals start at zero, with a note; owners' weights work with any layout.
+TEST(TrainCodec, RunContinuesWithAnotherLayoutOrCodec) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
-  const std::string constant_rate = "optimizer.min_lr=2e-3";  // whatever the number of steps
+  const std::string constant_rate = "optimizer.min_lr=2e-3";  // independent of the number of steps
   const auto go_on = [&](const std::string& name, Layout layout, const std::string& codec,
                          int64_t steps) {
     TrainRequest request = request_for(
@@ -123,8 +125,9 @@ TEST(TrainCodec, AnotherLayoutOrCodecGoesOn) {
   }
 }
 
-// A run whose weights travel as differences leaves the owners', which a plain run goes on from.
-TEST(TrainCodec, APlainRunGoesOnFromTheOwnersWeights) {
+// A run that sends weights as differences saves the owners' weights, from which an uncompressed run
+// continues.
+TEST(TrainCodec, UncompressedRunContinuesFromTheOwnersWeights) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(
@@ -149,8 +152,8 @@ TEST(TrainCodec, APlainRunGoesOnFromTheOwnersWeights) {
   for (const auto& [tensor, bytes] : masters) EXPECT_EQ(trained(tensor), bytes) << tensor;
 }
 
-// Dense parameters and experts have owners, wires and residuals of their own.
-TEST(TrainCodec, ExpertsToo) {
+// Dense parameters and experts have separate owners, wire formats and residuals.
+TEST(TrainCodec, ExpertsAreEncodedToo) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   for (const std::string codec :
@@ -174,8 +177,8 @@ TEST(TrainCodec, ExpertsToo) {
   }
 }
 
-/// Of what all ranks must have the same bits of: all parameters over the replicas; what is not
-/// split over tensor-parallel ranks, over all.
+/// Hash of parameters that must have equal bits on ranks: all parameters over the replicas; those
+/// not split over tensor-parallel ranks, over all.
 uint64_t hash_of(Transformer& model, bool sharded) {
   uint64_t hash = 0;
   for (const Parameter& p : model.parameter_list()) {
@@ -236,7 +239,7 @@ TEST(TrainCodec, AllRanksHoldTheSameBits) {
   }
 }
 
-TEST(TrainCodec, TheBytesOfAStepAreReported) {
+TEST(TrainCodec, BytesOfAStepAreReported) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const auto bytes_of = [&](const std::string& codec) {
@@ -252,7 +255,7 @@ TEST(TrainCodec, TheBytesOfAStepAreReported) {
   const auto plain = bytes_of("none");
   EXPECT_EQ(plain.first, plain.second);
   const auto low = bytes_of("gradients=int4:g32,weights=int8");
-  // Norms are plain, and segments are whole blocks.
+  // Norms are uncompressed, and segments are whole blocks.
   EXPECT_GT(low.first, plain.first * 4.5 / 32);
   EXPECT_LT(low.first, plain.first * 4.8 / 32);
   EXPECT_GT(low.second, plain.second * 8.125 / 32);
@@ -264,9 +267,9 @@ TEST(TrainCodec, TheBytesOfAStepAreReported) {
   EXPECT_THAT(read_file(dir / "one/metrics.jsonl"), Not(HasSubstr("gradient_bytes")));
 }
 
-// Here -0.01 % with feedback and -0.50 % without. That the bound is not met by anything, int2
-// shows: -1.2 %.
-TEST(TrainCodec, Int4WithErrorFeedbackEndsWhereThePlainRunDoes) {
+// Measured: -0.01 % with feedback and -0.50 % without. int2, with -1.2 %, shows that the bound is
+// not met by every format.
+TEST(TrainCodec, Int4WithErrorFeedbackReachesTheUncompressedLoss) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   write_plain(dir / "text", sample_text());
@@ -307,7 +310,7 @@ TEST(TrainCodec, WithoutDataParallelItIsRefused) {
   }
 }
 
-TEST(TrainCodec, RanksThatDifferAreNamed) {
+TEST(TrainCodec, RanksWithDifferentCodecsAreNamed) {
   if (mpi_world) GTEST_SKIP() << "tests/train/ranks_differ_test.sh";
   const TempDir dir;
   std::atomic<int> refusals{0};

@@ -35,7 +35,7 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   config.data.paths = {"/a b/*.h", "/c"};
   config.parallel.link = "1GB/s,20us";
   config.optimizer.lr = 0.1234567890123456;
-  for (const ConfigKey& key : config_keys()) {  // move every value off its default
+  for (const ConfigKey& key : config_keys()) {  // change every value from its default
     if (key.choices.size() > 1) *std::get<std::string*>(key.slot(config)) = key.choices.back();
     const ConfigSlot slot = key.slot(config);
     if (bool* const* flag = std::get_if<bool*>(&slot)) **flag = !**flag;
@@ -50,9 +50,9 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   EXPECT_EQ(back.train.dtype, "bf16");
 }
 
-TEST(Config, LongTextIsCutAndQuicklyRefused) {
+TEST(Config, LongTextIsTruncatedAndQuicklyRefused) {
   const std::string longest(10'000'000, 'k');
-  const std::clock_t begin = std::clock();  // of this process, however busy the machine is
+  const std::clock_t begin = std::clock();  // CPU time of this process, independent of other load
   const std::string key = error_of("[train]\n" + longest + " = 1\n");
   EXPECT_THAT(key, HasSubstr("unknown key 'train.kkkk"));
   EXPECT_THAT(key, HasSubstr("(10000006 bytes)"));
@@ -65,7 +65,7 @@ TEST(Config, LongTextIsCutAndQuicklyRefused) {
   EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);
 }
 
-TEST(Config, ValidationNeedsFilesThatAreHeldOut) {
+TEST(Config, ValidationNeedsHeldOutFiles) {
   TrainConfig config;
   config.data.paths = {"x"};
   config.train.validate_every = 5;
@@ -166,14 +166,14 @@ TEST(Config, OverridesAreTomlOrStrings) {
   EXPECT_THAT(error_of("", {"train.steps"}), HasSubstr("expected table.key=value"));
 }
 
-TEST(Config, WhatDoesNotFitThisMachineIsRefused) {
+TEST(Config, ModelsTooLargeForThisMachineAreRefused) {
   TrainConfig config;
   EXPECT_NO_THROW(check_memory(config));
   config.parallel.tp = 2;
   config.parallel.dp = 3;
-  // Two ranks share a replica, three replicas the moments: 3 x (4 + 4) + 8 bytes a parameter.
+  // Two ranks share a replica, three replicas the moments: 3 x (4 + 4) + 8 bytes per parameter.
   EXPECT_DOUBLE_EQ(training_bytes(config), 32.0 * double(config.model.parameters()));
-  config.parallel.codec = "gradients=int4,weights=lossless";  // two residuals a replica
+  config.parallel.codec = "gradients=int4,weights=lossless";  // two residuals per replica
   EXPECT_DOUBLE_EQ(training_bytes(config), 56.0 * double(config.model.parameters()));
   config.parallel.codec = "gradients=int4,weights=int8";  // the owners' weights once
   EXPECT_DOUBLE_EQ(training_bytes(config), 60.0 * double(config.model.parameters()));
@@ -192,7 +192,7 @@ TEST(Config, WhatDoesNotFitThisMachineIsRefused) {
   }
 }
 
-TEST(Config, ActivationsThatDoNotFitAreRefusedToo) {
+TEST(Config, ActivationsTooLargeForThisMachineAreRefused) {
   TrainConfig config;
   config.model = {
       .vocab = 100, .hidden = 8, .layers = 3, .heads = 2, .kv_heads = 1, .head_dim = 4, .ffn = 10};
@@ -227,7 +227,7 @@ TEST(Config, PathsInTheFileAreRelativeToIt) {
   EXPECT_EQ(config.data.paths, (Overrides{"/jobs/text", "/abs"}));
 }
 
-TEST(Config, KeysMustFitEachOther) {
+TEST(Config, KeysMustBeConsistent) {
   const auto check = [](const Overrides& overrides) -> std::string {
     try {
       check_config(parse_config("[data]\npaths = \"x\"\n", "j", overrides));
@@ -250,7 +250,7 @@ TEST(Config, DescriptionListsEveryKey) {
   for (const ConfigKey& key : config_keys()) EXPECT_THAT(text, HasSubstr(key.name));
 }
 
-/// The rows of docs/training.md, as its tables have them.
+/// Rows of docs/training.md, formatted as in its tables.
 std::vector<std::string> rows_of_keys() {
   std::istringstream lines(describe_config_keys());
   std::vector<std::string> rows;
@@ -264,7 +264,7 @@ std::vector<std::string> rows_of_keys() {
   return rows;
 }
 
-TEST(Config, TrainingPageHasEveryKeyAsItIs) {
+TEST(Config, TrainingPageHasEveryKeyAsDescribed) {
   std::istringstream page(read_file(TANDEM_SOURCE_DIR "/docs/training.md"));
   std::vector<std::string> rows;
   std::string section;
@@ -275,7 +275,7 @@ TEST(Config, TrainingPageHasEveryKeyAsItIs) {
   EXPECT_EQ(rows, rows_of_keys());
 }
 
-TEST(Config, TrainingPageNamesEveryNumberOfMetrics) {
+TEST(Config, TrainingPageNamesEveryMetric) {
   const std::string page = read_file(TANDEM_SOURCE_DIR "/docs/training.md");
   StepMetrics all;
   all.plain_gradient_bytes = 1;

@@ -30,7 +30,7 @@ std::vector<std::byte> text_of(size_t size) {
   return text;
 }
 
-// Byte by byte, each with the context its window gives it.
+// Loss byte by byte, each with the context that its window gives it.
 double reference(Communicator& comm, std::span<const std::byte> text, int64_t seq, int64_t stride) {
   Transformer model(comm, small_model(), {1, seq, DType::f32, {}});
   model.initialize(3);
@@ -48,7 +48,7 @@ double reference(Communicator& comm, std::span<const std::byte> text, int64_t se
   return nats;
 }
 
-TEST(Evaluate, EveryByteOnceWithItsContext) {
+TEST(Evaluate, EveryByteIsScoredOnceWithItsContext) {
   run_threads({}, [](Communicator& comm) {
     for (const int64_t stride : {1, 5, 12}) {
       for (const size_t size : {0, 1, 12, 30}) {

@@ -1,4 +1,4 @@
-// kill -9 at any moment, then --resume: the final weights are those of the run that was left alone.
+// kill -9 at any moment, then --resume: the final weights equal those of an uninterrupted run.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ pid_t start(const std::string& out) {
   ::_exit(127);
 }
 
-/// The exit status once the run has ended, or -1 after it was killed.
+/// Exit status of a run that has ended, or -1 if it was killed.
 int finish(pid_t child) {
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -47,7 +47,7 @@ bool running(pid_t child) {
   return info.si_pid == 0;
 }
 
-/// Files of a save in progress, -1 when there is none.
+/// Number of files of a save in progress, -1 if none.
 int unfinished_files(const std::string& out) {
   std::error_code code;
   for (const auto& entry : fs::directory_iterator(out + "/checkpoints", code)) {
@@ -62,7 +62,7 @@ int unfinished_files(const std::string& out) {
   return -1;
 }
 
-/// Even kills: after a random time. Odd ones: when a save has begun and holds some files.
+/// Even kills: after a random time. Odd ones: when a save has begun and written some files.
 void wait_for_moment(pid_t child, const std::string& out, int kill, double run_s) {
   const auto words = philox(77, 0, uint64_t(kill));
   const auto begin = Clock::now();
@@ -91,7 +91,7 @@ TEST(TrainKill, ResumedRunEndsWithTheSameBits) {
       const pid_t child = start(out);
       wait_for_moment(child, out, attempt, run_s);
       ::kill(child, SIGKILL);
-      if (finish(child) >= 0) break;  // it was done before
+      if (finish(child) >= 0) break;  // it had finished before
       ++kills;
       in_save += unfinished_files(out) >= 0;
     }

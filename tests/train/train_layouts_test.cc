@@ -1,4 +1,4 @@
-// The same training run on every layout: alone on threads, or under mpirun on its processes.
+// The same training run on every layout: on threads, or under mpirun on its processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -44,8 +44,9 @@ TEST(TrainLayouts, FirstFiftyLossesAgreeWithOneProcess) {
   }
 }
 
-// What `eval` says of the same weights, from any layout, and without a trace in the training.
-TEST(TrainLayouts, ValidationIsEvalAndChangesNothing) {
+// `eval` reports the same for these weights, from any layout, and validation does not change the
+// training.
+TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
   const TempDir dir;
   std::vector<std::string> overrides{"train.steps=6", "data.heldout=0.4"};
   const auto weights = [](const std::string& out) {
@@ -93,7 +94,7 @@ std::vector<nlohmann::json> steps_of(const std::string& out) {
   return steps;
 }
 
-TEST(TrainLayouts, HeldOutFileThatIsGoneDoesNotEndTheTraining) {
+TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   for (int i = 0; i < 20; ++i) {
@@ -114,7 +115,7 @@ TEST(TrainLayouts, HeldOutFileThatIsGoneDoesNotEndTheTraining) {
   for (const auto& step : steps_of(dir / "out")) EXPECT_FALSE(step.contains("validation_loss"));
 }
 
-TEST(TrainLayouts, ValidationIsNoTrainingTimeAndEndsWhenTheRunIsStopped) {
+TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string text = sample_text();
@@ -128,7 +129,7 @@ TEST(TrainLayouts, ValidationIsNoTrainingTimeAndEndsWhenTheRunIsStopped) {
   run_on_threads(request);
   double steps_s = 0;
   for (const auto& step : steps_of(dir / "out")) steps_s += step["step_ms"].get<double>() / 1e3;
-  // A validation is some thousand times the work of such a step.
+  // A validation costs some thousand times such a step.
   const auto state =
       nlohmann::json::parse(read_file(dir / "out/checkpoints/step-00000003/state.json"));
   EXPECT_LT(state["elapsed_s"].get<double>(), 20 * steps_s + 0.2);
@@ -166,7 +167,7 @@ TEST(TrainLayouts, AccumulationAndBucketsDoNotChangeTheRun) {
   expect_close(losses(dir / "parts"), losses(dir / "whole"));
 }
 
-TEST(TrainLayouts, AnotherLayoutResumesFromWhatOneLeft) {
+TEST(TrainLayouts, AnotherLayoutResumesACheckpoint) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string out = dir / "run";
@@ -187,7 +188,7 @@ TEST(TrainLayouts, AnotherLayoutResumesFromWhatOneLeft) {
   }
 }
 
-TEST(TrainLayouts, ARunThatIsStoppedGoesOnWithTheSameBits) {
+TEST(TrainLayouts, StoppedRunContinuesWithTheSameBits) {
   const TempDir dir;
   for (const Layout layout : layouts()) {
     const std::string name = std::to_string(layout.tp) + std::to_string(layout.dp);
@@ -197,7 +198,7 @@ TEST(TrainLayouts, ARunThatIsStoppedGoesOnWithTheSameBits) {
     EXPECT_EQ(of_whole.step, 4);
 
     TrainRequest request = request_for(layout, out, {"train.steps=4"});
-    // One rank's wish counts for all.
+    // A stop request on one rank stops all.
     const std::atomic<bool> stop{!mpi_world || mpi_world->rank() == mpi_world->size() - 1};
     request.stop = &stop;
     const TrainEnd end = run_layout(request);
@@ -219,7 +220,7 @@ TEST(TrainLayouts, ARunThatIsStoppedGoesOnWithTheSameBits) {
   }
 }
 
-TEST(TrainLayouts, OneRunAtATimeWritesToAFolder) {
+TEST(TrainLayouts, OnlyOneRunAtATimeMayUseAFolder) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string out = dir / "run";
@@ -239,7 +240,7 @@ TEST(TrainLayouts, OneRunAtATimeWritesToAFolder) {
   EXPECT_TRUE(path_exists(out + "/.lock")) << "its holder still runs";
 }
 
-TEST(TrainLayouts, TheTimesOfAStepAreOfOneRank) {
+TEST(TrainLayouts, TimesOfAStepAreThoseOfOneRank) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request_for({2, 1}, dir / "run", {"train.steps=6"}));
@@ -247,13 +248,13 @@ TEST(TrainLayouts, TheTimesOfAStepAreOfOneRank) {
   for (std::string line; std::getline(lines, line);) {
     const auto step = nlohmann::json::parse(line);
     EXPECT_LE(step["gemm_ms"], step["compute_ms"]);
-    // Rank 0's step and the slowest rank's begin and end in the same exchanges, give or take.
+    // Rank 0's step and the slowest rank's begin and end in the same exchanges, approximately.
     EXPECT_LE(step["compute_ms"].get<double>() + step["exposed_comm_ms"].get<double>(),
               1.5 * step["step_ms"].get<double>() + 5);
   }
 }
 
-TEST(TraceSteps, KeepsTheTypicalOne) {
+TEST(TraceSteps, KeepsTheMedianStep) {
   EXPECT_EQ(nearest_to_median({7}), 0u);
   EXPECT_EQ(nearest_to_median({90, 10, 12, 11, 50}), 2u);
   EXPECT_EQ(nearest_to_median({1, 1, 1, 9}), 0u);
@@ -276,7 +277,7 @@ TEST(TrainLayouts, SavingAtAnotherLayoutKeepsEveryBit) {
   }
 }
 
-TEST(TrainLayouts, AnEmulatedLinkChangesTimesOnly) {
+TEST(TrainLayouts, EmulatedLinkChangesOnlyTimes) {
   if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
   for (const std::string strategy : {"serial", "overlapped"}) {
@@ -290,7 +291,7 @@ TEST(TrainLayouts, AnEmulatedLinkChangesTimesOnly) {
   }
 }
 
-TEST(TrainLayouts, TheTraceShowsComputationAndCommunicationOfEveryRank) {
+TEST(TrainLayouts, TraceShowsComputationAndCommunicationOfEveryRank) {
   if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
   run_on_threads(request_for({2, 2}, dir / "run",
@@ -311,7 +312,7 @@ TEST(TrainLayouts, TheTraceShowsComputationAndCommunicationOfEveryRank) {
   }
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_EQ(names[rank], "rank " + std::to_string(rank));
-    // Two steps of two layers, each with two products forward and four backward.
+    // Two steps of two layers, each with two GEMMs forward and four backward.
     EXPECT_GE((spans[{rank, "gemm"}]), 24) << "rank " << rank;
     for (const std::string kind : {"compute", "wait", "transfer"}) {
       EXPECT_GE((spans[{rank, kind}]), 2) << kind << " of rank " << rank;
@@ -328,7 +329,7 @@ TEST(TrainLayouts, AutoDtypeIsWrittenAndKept) {
     return parse_config(read_file(file), file).train.dtype;
   };
   EXPECT_THAT(dtype_in(dir / "auto/config.toml"), testing::AnyOf("f32", "bf16"));
-  // Whatever would be measured here, it is not both of these.
+  // A measured dtype could not equal both of these.
   for (const std::string dtype : {"f32", "bf16"}) {
     const std::string out = dir / dtype;
     run_on_threads(request_for({2, 1}, out, {"train.steps=2", "train.dtype=" + dtype}));
@@ -340,7 +341,7 @@ TEST(TrainLayouts, AutoDtypeIsWrittenAndKept) {
   }
 }
 
-TEST(AutoDtype, Bf16OnlyWhereItSavesAFifth) {
+TEST(AutoDtype, Bf16IsChosenOnlyIfItSavesAFifth) {
   EXPECT_EQ(faster_dtype(10, 7.9), DType::bf16);
   EXPECT_EQ(faster_dtype(10, 8.1), DType::f32);
   EXPECT_EQ(faster_dtype(10, 30), DType::f32);

@@ -1,5 +1,5 @@
-// Gradients and weights over a wire format, against a run in one thread that encodes and decodes
-// each stretch with the public functions.
+// Gradients and weights over a wire format, compared with a run in one thread that encodes and
+// decodes each message with the public functions.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace tandem {
 namespace {
 
-/// Two matrices whose columns stand side by side, norms and a padding between, odd sizes.
+/// Two matrices with adjacent columns, norms and a padding between, odd sizes.
 std::vector<Parameter> sample_parameters() {
   return {{"norm", {37}, {-1, 0, 37}, 0, 0, false},
           {"a", {80, 33}, {0, 0, 40}, 64, 60, true},
@@ -44,7 +44,7 @@ AdamStep adam_of(int64_t step) {
   return AdamStep::make(config, step, 0.01, 0);
 }
 
-/// What `values` is after its way over `wire`.
+/// Replaces `values` by their encoded and decoded values.
 void cross(const Wire& wire, std::vector<float>& values) {
   if (wire.is_none()) return;
   const Tensor tensor(values.data(), DType::f32, {int64_t(values.size())});
@@ -53,7 +53,7 @@ void cross(const Wire& wire, std::vector<float>& values) {
   decode(wire, message, tensor);
 }
 
-/// One element after the other, but for the stretches that are messages.
+/// Computes one element after another, except for ranges that are messages.
 struct Reference {
   int ranks;
   Buckets buckets;
@@ -72,7 +72,7 @@ struct Reference {
     masters = weights;
   }
 
-  /// `with(owner, indices)` for each stretch of sharded elements in one shard.
+  /// Calls `with(owner, indices)` for each range of sharded elements in one shard.
   template <typename With>
   void for_stretches(const With& with) const {
     for (int b = 0; b < buckets.count(); ++b) {
@@ -178,8 +178,8 @@ void expect_as_reference(int ranks, int64_t bucket, const DataParallelWires& wir
   });
 }
 
-// Its residual is saved, and is then of the steps that were made.
-TEST(DataParallelWires, AStepThatIsDroppedLeavesTheResidual) {
+// Its residual is saved, and must then belong to the steps that were made.
+TEST(DataParallelWires, DroppedStepKeepsTheResidual) {
   WorldOptions options;
   options.ranks = 2;
   run_threads(options, [&](Communicator& comm) {
@@ -198,7 +198,7 @@ TEST(DataParallelWires, AStepThatIsDroppedLeavesTheResidual) {
   });
 }
 
-TEST(DataParallelWires, AreAsTheReferenceBitForBit) {
+TEST(DataParallelWires, MatchTheReferenceBitForBit) {
   for (const char* gradients : {"none", "lossless", "int8", "int4:g32", "int2:g64:asym", "mxfp4"}) {
     for (const char* weights : {"none", "lossless", "int8", "int4:g16"}) {
       for (const int ranks : {1, 2, 3, 4}) {
@@ -218,9 +218,9 @@ TEST(DataParallelWires, AreAsTheReferenceBitForBit) {
   }
 }
 
-// What is lost of a gradient arrives later: over many steps of one gradient the mean is right, to
-// one step's error over their number. Without feedback the same error comes every time.
-TEST(DataParallelWires, FeedbackLosesNothing) {
+// Lost gradient is sent later: over many steps of one gradient the mean is correct, to one step's
+// error over their number. Without feedback the same error recurs in every step.
+TEST(DataParallelWires, FeedbackRecoversLostGradients) {
   constexpr int kMany = 50;
   constexpr float kSmall = 0.1f;  // far below a step of int2 in a group with a 1
   for (const bool feedback : {true, false}) {
@@ -235,7 +235,7 @@ TEST(DataParallelWires, FeedbackLosesNothing) {
         for (size_t i = 64; i < 2464; ++i) g[i] = i % 16 == 0 ? 1.0f : kSmall;
         dp.ready(0);
         dp.reduce();
-        // The owner's own part is exact.
+        // The owner's own shard is exact.
         const Buckets::Range own =
             Buckets(int64_t(kElements), int64_t(kElements), 2).shard(0, comm.rank());
         for (int64_t i = std::max<int64_t>(own.begin, 64);
@@ -277,8 +277,8 @@ TEST(ShardMessages, SegmentsCoverAShardInOrder) {
   }
 }
 
-// Messages of lossless have as many bytes as their values need, up to the most.
-TEST(ShardMessages, ReadBackWhatWasWritten) {
+// A lossless message has as many bytes as its values need, up to the max.
+TEST(ShardMessages, MessagesRoundTrip) {
   const auto runs = parameter_runs(sample_parameters());
   const Buckets buckets(int64_t(kElements), 1300, 2);
   for (const char* text : {"none", "lossless", "int8", "int3:g16:spikes"}) {

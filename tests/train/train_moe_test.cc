@@ -1,4 +1,4 @@
-// Training of a model with experts on every layout, resumed at others, and what it reports.
+// Training of a model with experts on every layout, resumption on others, and its metrics.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -49,8 +49,8 @@ std::vector<nlohmann::json> steps_of(const std::string& out) {
   return steps;
 }
 
-/// What the routers of a run chose, token by token: in the order of the whole batch, since replicas
-/// and, within one, tensor-parallel ranks have contiguous parts of it.
+/// Choices of a run's routers, token by token: in the order of the whole batch, as replicas and,
+/// within one, tensor-parallel ranks have contiguous parts of it.
 class Choices {
  public:
   Choices(int ranks, int64_t layers) : layers_(layers), by_rank_(size_t(ranks)) {}
@@ -71,8 +71,8 @@ class Choices {
   }
 
   struct Token {
-    uint64_t experts = 0;  ///< a bit each
-    double gap = 0;        ///< from the last score that was chosen to the first that was not
+    uint64_t experts = 0;  ///< one bit each
+    double gap = 0;        ///< between the lowest chosen score and the highest one not chosen
   };
   std::vector<Token> of(size_t step, int64_t layer) const {
     std::vector<Token> all;
@@ -89,7 +89,7 @@ class Choices {
   std::vector<std::vector<std::vector<Token>>> by_rank_;  // [rank][call: step by step, by layer]
 };
 
-/// Runs `request` and returns what its routers chose.
+/// Runs `request` and returns its routers' choices.
 Choices choices_of(TrainRequest request) {
   Choices choices(int(request.config.parallel.tp * request.config.parallel.dp),
                   request.config.model.layers);
@@ -100,7 +100,7 @@ Choices choices_of(TrainRequest request) {
   return choices;
 }
 
-/// A gap that rounding in another order closes.
+/// A gap that rounding in another order may close.
 constexpr double kNearTie = 1e-6;
 
 struct Flips {
@@ -124,9 +124,9 @@ Flips flips_between(const Choices& a, const Choices& b, size_t step) {
   return flips;
 }
 
-/// Losses within 1e-5 until a choice flips between two experts whose scores are less than 1e-6
-/// apart, as sums are rounded in another order. From there on the runs are two, that learn as well.
-/// Returns the steps in which the losses were held to 1e-5.
+/// Requires losses within 1e-5 until a choice flips between two experts whose scores are less than
+/// 1e-6 apart, as sums are rounded in another order. From then on these are two runs that learn
+/// equally well. Returns the number of steps in which losses were held to 1e-5.
 int expect_same_choices(const std::string& name, const std::vector<nlohmann::json>& a,
                         const Choices& of_a, const std::vector<nlohmann::json>& b,
                         const Choices& of_b) {
@@ -156,8 +156,8 @@ int expect_same_choices(const std::string& name, const std::vector<nlohmann::jso
   return held;
 }
 
-/// The same for runs of which only the counts are known: half of the sum of their differences is
-/// the least number of choices that differ.
+/// The same for runs with known counts only: half of the sum of their differences is the min number
+/// of choices that differ.
 void expect_same_run(const std::string& got, const std::string& want) {
   const auto a = steps_of(got), b = steps_of(want);
   ASSERT_EQ(a.size(), b.size());
@@ -177,7 +177,7 @@ void expect_same_run(const std::string& got, const std::string& want) {
 }
 
 TEST(TrainMoe, FlipsAreCountedTokenByToken) {
-  // Two of three experts; the second token's last two scores are as good as equal.
+  // Two of three experts; the second token's last two scores are almost equal.
   std::vector<float> scores{0.5f, 0.3f, 0.2f, 0.6f, 0.2f, 0.2f + 5e-8f};
   std::vector<int32_t> chosen{0, 1, 0, 2};
   const auto of = [&] {
@@ -186,13 +186,13 @@ TEST(TrainMoe, FlipsAreCountedTokenByToken) {
     return choices;
   };
   const Choices first = of();
-  chosen = {1, 0, 2, 0};  // another order is no other choice
+  chosen = {1, 0, 2, 0};  // the same choice in another order
   EXPECT_EQ(flips_between(first, of(), 0).all, 0);
   EXPECT_LT(flips_between(first, of(), 0).smallest_gap, 1e-6);
   chosen = {0, 1, 0, 1};
   EXPECT_EQ(flips_between(first, of(), 0).all, 1);
   EXPECT_EQ(flips_between(first, of(), 0).at_near_ties, 1);
-  chosen = {0, 2, 0, 2};  // 0.1 apart: no excuse
+  chosen = {0, 2, 0, 2};  // 0.1 apart: not allowed
   EXPECT_EQ(flips_between(first, of(), 0).all, 1);
   EXPECT_EQ(flips_between(first, of(), 0).at_near_ties, 0);
 }
@@ -226,7 +226,7 @@ TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLoss) {
   EXPECT_NEAR(parts.back()["aux_loss"].get<double>(), whole.back()["aux_loss"].get<double>(), 1e-6);
 }
 
-TEST(TrainMoe, AnotherLayoutResumesFromWhatOneLeft) {
+TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
   const TempDir dir;
   const std::string out = dir / "run";
   const std::vector<std::string> overrides{"train.steps=30",       "checkpoint.every=10",
@@ -286,7 +286,7 @@ TEST(TrainMoe, TwoRunsAreBitwiseEqual) {
 
 TEST(TrainMoe, LossFreeBalancingLevelsTheLoad) {
   const TempDir dir;
-  // Mean over the last ten steps and all layers. On headers: made-up words are so alike that all
+  // Mean over the last ten steps and all layers, on headers: synthetic words are so alike that all
   // tokens choose the same experts, whatever the bias.
   const auto imbalance = [&](const char* name, const std::string& rate) {
     run(request_for({1, 1, 1}, dir / name,
@@ -304,7 +304,7 @@ TEST(TrainMoe, LossFreeBalancingLevelsTheLoad) {
   EXPECT_LT(with, 0.8 * without);
 }
 
-TEST(TrainMoe, ExpertParallelLiesInsideDataParallel) {
+TEST(TrainMoe, ExpertParallelSizeMustDivideDataParallelSize) {
   const auto refused = [](const Layout& layout) -> std::string {
     try {
       check_config(request_for(layout, "out").config);

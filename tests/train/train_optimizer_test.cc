@@ -57,7 +57,7 @@ TEST(AdamW, ClipsByTheGlobalNorm) {
   EXPECT_FLOAT_EQ(AdamStep::make(config(), 0, 0.1, 0.5).gradient_scale, 1);
 }
 
-TEST(AdamW, SumOfSquares) {
+TEST(AdamW, SumOfSquaresMatchesReference) {
   for (size_t count : {0, 1, 15, 16, 17, 1000}) {
     std::vector<float> values(count);
     double expected = 0;
@@ -153,7 +153,7 @@ std::vector<float> without_padding(std::vector<float> values) {
   return values;
 }
 
-/// All ranks' parts of a moment, on every rank: what others own is 0 here.
+/// A moment assembled on every rank: the sum of all ranks' shards, each zero elsewhere.
 std::vector<float> whole_of(Communicator& comm, DataParallel& dp, DataParallel::Moment moment) {
   std::vector<float> whole(kElements);
   for (const DataParallel::Part& part : dp.parts(moment)) {

@@ -112,7 +112,7 @@ TEST(Corpus, HeldOutSplitFollowsContent) {
   EXPECT_THAT(Corpus(Paths{dir.path()}, 0.3).heldout_files(), ::testing::Contains(copy));
 }
 
-TEST(Corpus, NamesWhatIsWrong) {
+TEST(Corpus, ErrorsNameTheCause) {
   const TempDir dir;
   write_plain(dir / "empty", "");
   try {
@@ -124,7 +124,7 @@ TEST(Corpus, NamesWhatIsWrong) {
   }
 }
 
-TEST(Corpus, SaysWhatItLeftOut) {
+TEST(Corpus, ReportsExcludedFiles) {
   const TempDir dir;
   make_files(dir, 3, 50);
   write_plain(dir / "empty", "");
@@ -145,7 +145,7 @@ std::string refusal(const std::string& path) {
   return "found";
 }
 
-TEST(Corpus, SaysWhatAPathIs) {
+TEST(Corpus, NamesTheKindOfAPath) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   std::filesystem::create_symlink("loop", dir / "loop");
@@ -156,7 +156,7 @@ TEST(Corpus, SaysWhatAPathIs) {
   EXPECT_THAT(refusal(dir / "none"), HasSubstr("none: no such file or folder"));
 }
 
-TEST(Corpus, ListsOfPathsTakeAnyName) {
+TEST(Corpus, PathListsSupportAnyName) {
   const Paths plain{"a", "b c"}, broken{"a\nb", "c"};
   EXPECT_EQ(list_of_paths(plain), "a\nb c\n");
   EXPECT_EQ(paths_of_list(list_of_paths(plain)), plain);
@@ -165,7 +165,7 @@ TEST(Corpus, ListsOfPathsTakeAnyName) {
   EXPECT_EQ(paths_of_list(""), Paths{});
 }
 
-// Large enough to be read where it lies.
+// Large enough to be memory-mapped.
 class LargeText : public ::testing::Test {
  protected:
   LargeText() { write_plain(path_, std::string(kBytes, 'x')); }
@@ -178,7 +178,7 @@ class LargeText : public ::testing::Test {
     }
     return "read";
   }
-  /// In place, as an editor or `cp` may.
+  /// Overwrites in place, as an editor or `cp` may.
   void overwrite(size_t offset, std::string_view text) {
     std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(long(offset));
@@ -189,7 +189,7 @@ class LargeText : public ::testing::Test {
   const std::string path_ = dir_ / "text";
 };
 
-TEST_F(LargeText, CutIsNamed) {
+TEST_F(LargeText, TruncationIsNamed) {
   const Corpus corpus(Paths{path_}, 0);
   EXPECT_EQ(read_error(corpus), "read");
   std::filesystem::resize_file(path_, 1000);
@@ -198,15 +198,15 @@ TEST_F(LargeText, CutIsNamed) {
   EXPECT_THROW(corpus.verify(), IoError);
 }
 
-TEST_F(LargeText, OverwrittenIsNamedWhereverItWas) {
+TEST_F(LargeText, OverwritingIsNamedAtAnyOffset) {
   const Corpus corpus(Paths{path_}, 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // file times tick
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // file times have a granularity
   overwrite(10, "other");
   EXPECT_THAT(read_error(corpus), HasSubstr(path_ + ": changed while it is trained on"));
   EXPECT_THROW(corpus.verify(), IoError);
 }
 
-TEST_F(LargeText, SameContentAndReplacedNamesAreFine) {
+TEST_F(LargeText, SameContentAndReplacedNamesAreAllowed) {
   const Corpus corpus(Paths{path_}, 0);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   overwrite(10, "xxx");
@@ -217,7 +217,7 @@ TEST_F(LargeText, SameContentAndReplacedNamesAreFine) {
   corpus.verify();
 }
 
-TEST(TextHashing, FilesAreDealtByTheirSizes) {
+TEST(TextHashing, FilesAreDistributedBySize) {
   EXPECT_EQ(deal_files(std::vector<int64_t>{5, 100, 40, 60, 1}, 2),
             (std::vector<int>{0, 0, 1, 1, 1}));
   EXPECT_EQ(deal_files({}, 3), std::vector<int>());
@@ -242,7 +242,7 @@ TEST(TextHashing, RanksReadTheSameCorpusAsOneProcess) {
   });
 }
 
-TEST(TextHashing, EveryRankNamesTheFileThatOneCannotRead) {
+TEST(TextHashing, FileUnreadableOnOneRankIsNamedOnAll) {
   const TempDir dir;
   for (const char name : {'a', 'b'}) {
     write_plain(dir / std::string(1, name), std::string(300'000, name));
@@ -267,7 +267,7 @@ TEST(TextHashing, EveryRankNamesTheFileThatOneCannotRead) {
   });
 }
 
-TEST(SharedWork, RanksWaitForOneThatStillWorks) {
+TEST(SharedWork, RanksWaitForOneThatIsStillWorking) {
   run_threads({.ranks = 2, .deadline_s = 1}, [](Communicator& comm) {
     SharedWork work(&comm, "reading", 0);
     const auto begin = std::chrono::steady_clock::now();
@@ -283,7 +283,7 @@ TEST(SharedWork, RanksWaitForOneThatStillWorks) {
 TEST(Turns, TwoTrainingsTakeTheirStepsInPairs) {
   Turns turns(2, 2);
   std::mutex mutex;
-  std::string order;  // of what each rank does
+  std::string order;  // sequence of each rank's actions
   std::vector<std::thread> ranks;
   const auto train = [&](int run, int64_t steps) {
     for (int64_t step = 0; step < steps; ++step) {
@@ -311,7 +311,7 @@ TEST(Turns, TwoTrainingsTakeTheirStepsInPairs) {
             "bb");
 }
 
-// Which window a layout's ranks read at each step, as the loop does it.
+// Windows that a layout's ranks read at each step, like the training loop.
 void run_steps(const Sampler& sampler, int64_t& next, int64_t batch, int dp, int64_t steps,
                std::map<int64_t, int>& seen) {
   for (int64_t step = 0; step < steps; ++step, next += batch) {
@@ -323,7 +323,7 @@ void run_steps(const Sampler& sampler, int64_t& next, int64_t batch, int dp, int
   }
 }
 
-TEST(Sampler, EveryWindowExactlyOnceAcrossResumesAndLayouts) {
+TEST(Sampler, EveryWindowIsReadOnceAcrossResumesAndLayouts) {
   const TempDir dir;
   make_files(dir, 20, 90);
   const Corpus corpus(Paths{dir.path()}, 0);

@@ -1,5 +1,6 @@
-// Collectives that are encoded where that is faster: all routes give what they should, all ranks
-// take the same one, the fastest, and what ranks ask for differently is found whoever has measured.
+// Collectives that are encoded if that is faster: all algorithms give correct results, all ranks
+// use the same one, the fastest, and requests that differ by rank are detected whichever ranks have
+// measured.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -36,7 +37,7 @@ Tensor view(const Buffer& buffer, int64_t columns = 1) {
   return buffer.view(DType::f32, {elements / columns, columns});
 }
 
-/// The largest difference from the sum of all ranks' values.
+/// Largest difference from the sum of all ranks' values.
 double error_of_sum(const Tensor& sum, int64_t first, int ranks) {
   double worst = 0;
   for (int64_t i = 0; i < sum.elements(); ++i) {
@@ -56,7 +57,7 @@ class OrPlainCollectives : public OnRanks {};
 TANDEM_INSTANTIATE(OrPlainCollectives);
 
 // A value is encoded once by one_shot, twice by two_shots.
-TEST_P(OrPlainCollectives, EveryRouteOfAnAllReduceGivesTheSum) {
+TEST_P(OrPlainCollectives, EveryAllReduceAlgorithmGivesTheSum) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
     for (const char* text : {"int8", "int4:g32", "lossless"}) {
@@ -79,7 +80,7 @@ TEST_P(OrPlainCollectives, EveryRouteOfAnAllReduceGivesTheSum) {
   });
 }
 
-// What the choice is does not matter here.
+// The choice itself does not matter here.
 TEST_P(OrPlainCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRanks) {
   run([](Communicator& comm) {
     const OrPlain choice{Wire::parse("int8:g32")};
@@ -126,8 +127,8 @@ TEST_P(OrPlainCollectives, OnlyTheFirstCallOfASizeMeasures) {
   });
 }
 
-// Nobody waits for a rank that measures, or that has measured.
-TEST_P(OrPlainCollectives, WhatDiffersBetweenRanksIsRefusedOnAll) {
+// A rank that measures, or has measured, blocks no other.
+TEST_P(OrPlainCollectives, DisagreementIsThrownOnEveryRank) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
     const OrPlain choice{Wire::parse("int5")};
@@ -146,7 +147,7 @@ TEST_P(OrPlainCollectives, WhatDiffersBetweenRanksIsRefusedOnAll) {
     const bool first = comm.rank() == 0;
     EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or plain"));
     EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or plain"));
-    EXPECT_EQ(refusal(chosen, 8000), "no error");  // and now its route is known
+    EXPECT_EQ(refusal(chosen, 8000), "no error");  // and now its algorithm is known
     EXPECT_THAT(refusal(chosen, first ? 8000 : 300), HasSubstr("f32[300, 1] as int5 or plain"));
     EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or plain"));
     EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or plain"));
@@ -165,7 +166,7 @@ TEST_P(OrPlainCollectives, WrongOperandsAreRefused) {
   });
 }
 
-/// Of an all-reduce of `size` elements on `ranks` threads over `link`.
+/// Algorithm chosen for an all-reduce of `size` elements on `ranks` threads over `link`.
 Route chosen_over(const char* link, int ranks, const char* format, int64_t size) {
   WorldOptions options;
   options.ranks = ranks;
@@ -180,7 +181,7 @@ Route chosen_over(const char* link, int ranks, const char* format, int64_t size)
   return route;
 }
 
-TEST(OrPlain, TakesTheFastest) {
+TEST(OrPlain, FastestAlgorithmIsChosen) {
   TANDEM_SKIP_UNDER_MPI("needs links of known speed");
   EXPECT_EQ(chosen_over("1MB/s,10us", 2, "int8", 1 << 15), Route::one_shot);
   // Bytes decide: a contribution to three others is more than two shots of a quarter each.

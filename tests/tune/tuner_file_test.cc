@@ -1,4 +1,4 @@
-// The tuner's file among many writers, and when it is damaged.
+// The tuner's file with many writers, and when damaged.
 #include "tune/tuner_file.h"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ class TunerFile : public testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
-  // What reading says, on standard error.
+  // Reads the file; returns its warnings on standard error.
   std::string said(Json& entries) const {
     testing::internal::CaptureStderr();
     entries = read_tuner_file(path_);
@@ -57,7 +57,7 @@ class TunerFile : public testing::Test {
   std::string path_;
 };
 
-TEST_F(TunerFile, KeepsWhatEveryWriterAdds) {
+TEST_F(TunerFile, KeepsEntriesOfEveryWriter) {
   constexpr int kWriters = 8, kEach = 12;
   std::vector<pid_t> writers;
   for (int writer = 0; writer < kWriters; ++writer) {
@@ -67,10 +67,10 @@ TEST_F(TunerFile, KeepsWhatEveryWriterAdds) {
       try {
         for (int i = 0; i < kEach; ++i) {
           const std::string key = std::to_string(writer) + " " + std::to_string(i);
-          // However many others are served first.
+          // Long enough for all other writers to finish first.
           const std::chrono::seconds wait(50);
           merge_into_tuner_file(path_, {{key, times(i)}}, wait);
-          // All add to this one.
+          // Every writer adds to this entry.
           merge_into_tuner_file(path_, {{"all", {{"measured_us", {{key, 1.5}}}}}}, wait);
         }
       } catch (const std::exception&) {
@@ -92,14 +92,14 @@ TEST_F(TunerFile, KeepsWhatEveryWriterAdds) {
   EXPECT_EQ(files(), (std::vector<std::string>{"tuner.json", "tuner.json.lock"}));
 }
 
-// Processes of two hosts, or of two containers, may have the same number.
-TEST_F(TunerFile, NeedsNoNameThatAProcessOfTheSameNumberHas) {
+// Processes of two hosts or containers may have the same number.
+TEST_F(TunerFile, WorksIfAnotherProcessHasTheSameNumber) {
   fs::create_directory(path_ + "." + std::to_string(getpid()));
   merge_into_tuner_file(path_, {{"a", times(1)}});
   EXPECT_EQ(read_tuner_file(path_).at("a"), times(1));
 }
 
-TEST_F(TunerFile, HasTheModeThatTheUmaskLeaves) {
+TEST_F(TunerFile, HasTheModeOfTheUmask) {
   const mode_t before = ::umask(0077);
   merge_into_tuner_file(path_, {{"all", times(1)}}, std::chrono::seconds(1));
   ::umask(before);
@@ -109,7 +109,7 @@ TEST_F(TunerFile, HasTheModeThatTheUmaskLeaves) {
   }
 }
 
-TEST_F(TunerFile, ThatIsCutOffKeepsWholeEntries) {
+TEST_F(TunerFile, TruncatedFileKeepsWholeEntries) {
   const std::vector<std::string> keys{"a | b \"{c}\" \\", "d", "e"};
   for (size_t i = 0; i < keys.size(); ++i)
     merge_into_tuner_file(path_, {{keys[i], times(double(i))}});
@@ -134,13 +134,13 @@ TEST_F(TunerFile, ThatIsCutOffKeepsWholeEntries) {
     EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1) << line;
     EXPECT_THAT(line, HasSubstr(path_ + ": damaged: " + std::to_string(kept) + " whole entr"));
     EXPECT_EQ(read_file(path_ + ".damaged"), cut);
-    // It has been repaired: nothing more is said of it.
+    // It has been repaired: there are no further warnings.
     EXPECT_EQ(said(entries), "");
     EXPECT_EQ(entries.size(), kept);
   }
 }
 
-TEST_F(TunerFile, LosesOnlyTheEntryThatIsDamaged) {
+TEST_F(TunerFile, LosesOnlyTheDamagedEntry) {
   for (const char* key : {"a", "b", "c"}) merge_into_tuner_file(path_, {{key, times(1)}});
   const std::string whole = read_file(path_);
   const size_t at = whole.find("measured_us", whole.find("\"b\""));
@@ -155,7 +155,7 @@ TEST_F(TunerFile, LosesOnlyTheEntryThatIsDamaged) {
     EXPECT_FALSE(entries.contains("b")) << damage;
     EXPECT_EQ(read_file(path_ + ".damaged"), text);
   }
-  // In good JSON: times that are none.
+  // Valid JSON with invalid times.
   const Json good = Json::parse(whole);
   for (const Json& damage :
        {Json(7), Json{{"measured_us", 1}},
@@ -169,8 +169,8 @@ TEST_F(TunerFile, LosesOnlyTheEntryThatIsDamaged) {
   }
 }
 
-TEST_F(TunerFile, OfAnotherReleaseSaysNothing) {
-  // The second is what this release once wrote, by keys that named neither cores nor build.
+TEST_F(TunerFile, FileOfAnotherReleaseIsIgnored) {
+  // The second was once written by this release, with keys that named neither cores nor build.
   for (const char* writer : {"0.0.1", kVersion}) {
     write_file(path_, Json{{"tandem", writer}, {"a", times(1)}}.dump());
     EXPECT_TRUE(read_tuner_file(path_).empty());
@@ -180,18 +180,18 @@ TEST_F(TunerFile, OfAnotherReleaseSaysNothing) {
   EXPECT_EQ(read_tuner_file(path_), (Json{{"b", times(2)}}));
 }
 
-TEST_F(TunerFile, ThatCannotBeRepairedStillSaysWhatItCan) {
+TEST_F(TunerFile, UnrepairableFileIsStillRead) {
   merge_into_tuner_file(path_, {{"a", times(1)}, {"b", times(2)}});
   const std::string whole = read_file(path_);
   write_file(path_, whole.substr(0, whole.size() - 5));
   fs::remove(path_ + ".lock");
-  fs::create_directory(path_ + ".lock");  // which nobody can open as a file
+  fs::create_directory(path_ + ".lock");  // which cannot be opened as a file
   Json entries;
   EXPECT_THAT(said(entries), HasSubstr("damaged, not repaired"));
   EXPECT_EQ(entries, (Json{{"a", times(1)}}));
 }
 
-// Each wait for the lock would take longer than this program may (CTest's limit).
+// Each wait for the lock would exceed this program's time limit in CTest.
 TEST_F(TunerFile, LockHeldElsewhereCostsOneShortWait) {
   merge_into_tuner_file(path_, {{"a", times(1)}});
   const FileDescriptor other(path_ + ".lock", O_RDWR);
@@ -204,7 +204,7 @@ TEST_F(TunerFile, LockHeldElsewhereCostsOneShortWait) {
   EXPECT_THAT(note,
               HasSubstr("tuner.json.lock: another process has held it for 0.5 s: what this run"
                         " measures is not kept"));
-  // Reading waits for nobody, nor does what finds damage.
+  // Reading, even of a damaged file, takes no lock.
   EXPECT_EQ(read_tuner_file(path_), (Json{{"a", times(1)}}));
   const std::string whole = read_file(path_);
   write_file(path_, whole.substr(0, whole.size() - 2));
@@ -218,8 +218,8 @@ TEST_F(TunerFile, LockIsNotFollowedToAnotherFile) {
   EXPECT_FALSE(fs::exists(elsewhere));
 }
 
-// In quadratic time it would take minutes.
-TEST_F(TunerFile, LargeDamagedOneIsReadOnce) {
+// Quadratic time would be minutes.
+TEST_F(TunerFile, LargeDamagedFileIsReadInLinearTime) {
   Json many;
   for (int i = 0; i < 1000; ++i) many["key " + std::to_string(i)] = times(i);
   merge_into_tuner_file(path_, many);
@@ -235,7 +235,7 @@ TEST_F(TunerFile, LargeDamagedOneIsReadOnce) {
   }
 }
 
-TEST_F(TunerFile, ThatIsTooLargeIsMovedAside) {
+TEST_F(TunerFile, TooLargeFileIsMovedAside) {
   write_file(path_, "");
   fs::resize_file(path_, uintmax_t(1) << 40);  // sparse
   Json entries;
@@ -245,7 +245,7 @@ TEST_F(TunerFile, ThatIsTooLargeIsMovedAside) {
   EXPECT_EQ(read_tuner_file(path_), (Json{{"a", times(1)}}));
 }
 
-TEST_F(TunerFile, DropsItsOldestWhereItWouldGrowTooLarge) {
+TEST_F(TunerFile, OldestEntriesAreDroppedIfTooLarge) {
   Json many;
   for (int i = 0; i < 1000; ++i) {
     Json entry = times(i);
