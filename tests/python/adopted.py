@@ -1,5 +1,5 @@
-"""Under mpirun: a communicator that the caller made, here with MPI by ctypes, becomes a world. Prints
-"ok"."""
+"""Run under mpirun: makes a world from a caller's communicator, created here with MPI through
+ctypes. Prints "ok"."""
 import ctypes
 
 import numpy as np
@@ -12,7 +12,7 @@ WORLD = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_com
 
 
 class Half:
-    """As mpi4py's communicators say what they are."""
+    """Exposes its handle as mpi4py's communicators do."""
 
     def __init__(self, color):
         self.comm = ctypes.c_void_p()

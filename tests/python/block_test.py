@@ -1,4 +1,4 @@
-"""A whole Transformer block of tandem.torch's layers against the same block on one process."""
+"""A whole Transformer block of tandem.torch layers against the same block in one process."""
 import copy
 import unittest
 
@@ -9,7 +9,7 @@ if torch:
     from tandem import torch as layers
 
     class Block(torch.nn.Module):
-        """Norm, attention and MLP; each rank has its tokens' rows of x, or one process all of them."""
+        """Norm, attention and MLP; x holds this rank's rows, or all rows in one process."""
 
         def __init__(self, hidden=24, heads=12, ffn=20):
             super().__init__()
@@ -38,7 +38,7 @@ if torch:
 
 
 def part_of(whole, part, comm):
-    """This rank's shard of a tensor of the whole block."""
+    """Shard of this rank of a tensor of the whole block."""
     for dim, (large, small) in enumerate(zip(whole.shape, part.shape)):
         if large != small:
             begin, count = tandem.shard_of(large, comm.size, comm.rank)
@@ -61,7 +61,7 @@ class SequenceParallelBlock(unittest.TestCase):
         return layers.mark_sequence_parallel(copy.deepcopy(self.whole).split(comm, self.TOKENS))
 
     def test_every_gradient_is_that_of_one_process(self):
-        """Also where micro-batches add to it, and a gradient in bf16."""
+        """Also with gradient accumulation over micro-batches, and with a bf16 gradient."""
         for x, dy in zip(self.x, self.dy):
             self.whole(x).backward(dy)
 
@@ -77,7 +77,8 @@ class SequenceParallelBlock(unittest.TestCase):
         on_ranks(body)
 
     def test_marks(self):
-        """On what every rank has and no layer of ours; a mark that is there stays. One that is missing is named."""
+        """Marks replicated parameters outside our layers; an existing mark stays. A missing mark is
+        named."""
         def body(comm):
             block = copy.deepcopy(self.whole).split(comm, self.TOKENS)
             block.norm2.bias.sequence_parallel = False

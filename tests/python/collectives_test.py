@@ -1,4 +1,4 @@
-"""The plain collectives against NumPy."""
+"""Collectives against NumPy."""
 import unittest
 
 import numpy as np
@@ -85,7 +85,7 @@ class Collectives(unittest.TestCase):
     def test_wire_formats(self):
         def body(comm):
             exact = values((8, 128), 1) * comm.size
-            close = dict(rtol=0, atol=0.25 * comm.size)  # tests/codec has the bounds
+            close = dict(rtol=0, atol=0.25 * comm.size)  # bounds are tested in tests/codec
             for codec in ("int8", "int6:g32", "mxfp8", "none"):
                 x = values((8, 128), 1)
                 self.assertIs(tandem.all_reduce(comm, x, codec=codec), x)
@@ -106,7 +106,7 @@ class Collectives(unittest.TestCase):
         on_ranks(body)
 
     def test_objects_as_functions(self):
-        """Made once, they give the functions' bits, call after call."""
+        """Collective objects give the bits of the functions, call after call."""
         def body(comm):
             rows = [tandem.shard_of(9, comm.size, r)[1] for r in range(comm.size)]
             counts = [(comm.rank + r) % 3 for r in range(comm.size)]

@@ -1,4 +1,4 @@
-"""tandem.torch under torch.compile, whole graphs, against the same layers as they are."""
+"""tandem.torch under torch.compile with fullgraph, against the same layers in eager mode."""
 import functools
 import gc
 import unittest
@@ -19,7 +19,7 @@ if not WHY_NOT:
 
 @functools.lru_cache(None)
 def why_no_inductor():
-    """It needs a compiler and PyTorch's headers: on Debian python3-setuptools and libtorch-dev."""
+    """Needs a compiler and PyTorch's headers: on Debian python3-setuptools and libtorch-dev."""
     try:
         torch.compile(lambda x: x.sin() + 1, backend="inductor")(torch.ones(3))
         return None
@@ -28,8 +28,8 @@ def why_no_inductor():
 
 
 def on_ranks(body, backend="aot_eager"):
-    """body(comm, backend) on worlds that start anew: ranks that are threads share what was compiled. aot_eager
-    runs the graph as it is."""
+    """Runs body(comm, backend) on fresh worlds: ranks that are threads share compiled code.
+    aot_eager runs the captured graph unchanged."""
     for ranks in [LAUNCHED] if LAUNCHED else [1, 3] if backend == "aot_eager" else [2]:
         torch._dynamo.reset()
         tandem.run(ranks, lambda comm: body(comm, backend), deadline=60)
@@ -38,7 +38,7 @@ def on_ranks(body, backend="aot_eager"):
 @unittest.skipIf(WHY_NOT, WHY_NOT)
 class Compiled(unittest.TestCase):
     def same(self, backend, eager, compiled):
-        """The graph as it is gives the same bits; generated code may round in another order."""
+        """The captured graph gives equal bits; generated code may round in another order."""
         self.assertEqual(len(eager), len(compiled))
         for want, got in zip(eager, compiled):
             bound = {"rtol": 0, "atol": 0} if backend == "aot_eager" else \
@@ -46,7 +46,7 @@ class Compiled(unittest.TestCase):
             torch.testing.assert_close(got, want, **bound)
 
     def both(self, backend, module, x):
-        """What the module and its gradients are, as it is and compiled."""
+        """Results and gradients of the module, eager and compiled."""
         results = []
         for run in (module, torch.compile(module, fullgraph=True, backend=backend)):
             module.zero_grad(set_to_none=True)
@@ -126,7 +126,7 @@ class Compiled(unittest.TestCase):
         on_ranks(body)
 
     def test_rows_that_change(self):
-        """One graph for every number of them."""
+        """One graph for every number of tokens."""
         def body(comm, backend):
             module = self.mlp(comm, torch.float32, None, True)
             run = torch.compile(module, fullgraph=True, backend=backend, dynamic=True)
@@ -192,7 +192,7 @@ class Compiled(unittest.TestCase):
                      (tandem.GemmRs(comm, m, n, k), (whole, weight)),
                      (tandem.GemmAr(comm, m, n, k), (whole, weight)),
                      (tandem.AgWgrad(comm, m, n, k), (rows_of(whole, comm), dy))]
-            # Ranks that are threads share a limit of 8 on what is compiled of one function.
+            # Ranks that are threads share a limit of 8 compilations per function.
             for op, operands in calls if LAUNCHED or comm.size == 1 else calls[:2]:
                 def forward(*operands, op=op):
                     return layers.call(op, *operands).exp()
@@ -206,7 +206,7 @@ class Compiled(unittest.TestCase):
 
     @unittest.skipIf(LAUNCHED, "one rank")
     def test_operators_are_what_they_say(self):
-        """PyTorch's own check: schemas, fake kernels' shapes and strides, gradients."""
+        """PyTorch's own check: schemas, shapes and strides of fake kernels, gradients."""
         def body(comm):
             x, bias = (torch.tensor(values(shape, 1), requires_grad=True) for shape in ((4, 6), (3,)))
             weight = torch.tensor(values((3, 6), 2), requires_grad=True)
@@ -225,7 +225,7 @@ class Compiled(unittest.TestCase):
 
     @unittest.skipIf(LAUNCHED, "one rank")
     def test_layers_go(self):
-        """The registry keeps none, and a call that names one that is gone is refused."""
+        """The registry keeps no dead layers, and a call that names one is rejected."""
         def body(comm):
             before = len(_torch_ops._layers)
             layer = layers.ColumnParallelLinear(comm, 4, 4)

@@ -1,4 +1,4 @@
-"""What a caller can do wrong: named exceptions, on every rank, and no crash. Threads only."""
+"""Invalid calls: named exceptions on every rank, and no crash. Threads only."""
 import os
 import signal
 import threading
@@ -93,7 +93,7 @@ class Refused(unittest.TestCase):
         on_ranks(body, [2, 3, 4])
 
     def test_worlds_of_gpus(self):
-        """Without one, or without CUDA in the build; the rest is tests/python/gpu's."""
+        """Without a GPU, or without CUDA in the build; tests/python/gpu covers the rest."""
         self.refuse("device 'tpu': expected cpu or cuda", lambda: tandem.run(1, print, device="tpu"))
         self.refuse("ranks_per_gpu 2 on the CPU", lambda: tandem.run(2, print, ranks_per_gpu=2))
         if _core._gpu_count() == 0:

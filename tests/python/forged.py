@@ -1,4 +1,4 @@
-"""DLPack tensors that are made by hand, so that they may say anything."""
+"""Hand-made DLPack tensors with arbitrary fields."""
 import ctypes
 
 
@@ -31,7 +31,7 @@ READ_ONLY, COPIED = 1, 2
 
 
 class Forged:
-    """f32 [4, 5] of ones, with any field otherwise. freed: how often it was given back."""
+    """f32 [4, 5] of ones, with any field overridden. freed: number of calls of its deleter."""
 
     def __init__(self, *, versioned=True, shape=(4, 5), strides=(5, 1), major=1, flags=0, name=None,
                  **fields):

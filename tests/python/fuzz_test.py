@@ -1,5 +1,5 @@
-"""Hostile arguments, by position and by name: whatever comes in, a named exception or a result comes
-out. Threads only."""
+"""Invalid arguments, by position and by name: any call ends with a named exception or a result.
+Threads only."""
 import os
 import random
 import unittest
@@ -19,7 +19,7 @@ NAMED = (tandem.Error, TypeError, MemoryError)
 
 
 class Liar:
-    """Says that it is a tensor."""
+    """Claims to be a tensor."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -34,7 +34,7 @@ class Liar:
 
 
 def capsules():
-    """DLPack capsules that were used, or are of somebody else."""
+    """Capsules that were consumed, or are not DLPack."""
     import datetime
 
     yield datetime.datetime_CAPI
@@ -45,7 +45,7 @@ def capsules():
 
 
 def forged(chance):
-    """Of memory that is there, whatever else is said of it."""
+    """Tensors on valid memory with otherwise arbitrary fields."""
     fields = {}
     for field, values in (
             ("shape", ((4, 5), (3, 5), (4, 3), (0, 5), (2, 2, 2), (2**62,) * 4, (-1, 5), None)),
@@ -107,7 +107,7 @@ NAMES = ("x", "weight", "out", "bias", "comm", "dtype", "codec", "residual", "op
 
 
 def hostile(chance, comm, first):
-    """Arguments; `first`: whether comm comes before them."""
+    """Arguments; `first`: comm precedes them."""
     positional = [anything(chance, comm) for _ in range(chance.randrange(6))]
     if first:
         positional.insert(0, comm)
@@ -118,13 +118,14 @@ def hostile(chance, comm, first):
 
 
 def experts_operands():
-    """What MoeLayer(comm, 4, 5, 3, 2).forward is made for, on one rank; on two, w_in and w_out are halves."""
+    """Valid arguments of MoeLayer(comm, 4, 5, 3, 2).forward on one rank; on two, w_in and w_out are
+    halves."""
     return [np.ones((4, 5), "f4"), np.zeros((4, 1), "i4"), np.ones((4, 1), "f4"), np.ones((12, 5), "f4"),
             np.ones((10, 3), "f4")]
 
 
 def spoilt(right, chance, comm):
-    """The right arguments, mostly but for one."""
+    """Valid arguments, usually with one replaced."""
     positional = list(right)
     if chance.random() < 0.7:
         positional[chance.randrange(len(positional))] = anything(chance, comm)
@@ -133,7 +134,7 @@ def spoilt(right, chance, comm):
 
 class Fuzz(unittest.TestCase):
     def check(self, ended):
-        """That calls went both ways."""
+        """Checks that some calls succeeded and some failed."""
         count = sum(ended.values())
         self.assertGreater(ended[True], count // 100)
         self.assertGreater(ended[False], count // 4)
@@ -164,12 +165,12 @@ class Fuzz(unittest.TestCase):
                 call = chance.choice(calls)
                 positional, named = hostile(chance, comm, call not in alone and chance.random() < 0.6)
                 if call in objects and chance.random() < 0.3:
-                    positional, named = [np.ones((4, 5), "f4")], {}  # what it is made for
+                    positional, named = [np.ones((4, 5), "f4")], {}  # valid arguments
                 if call in made_for and chance.random() < 0.6:
                     positional, named = spoilt(made_for[call], chance, comm)
                 if call in (tandem.World, tandem.run) and positional and \
                         isinstance(positional[0], (int, np.integer)) and positional[0] > 64:
-                    continue  # as many threads as asked for
+                    continue  # would start as many threads as requested
                 try:
                     call(*positional, **named)
                     ended[True] += 1
@@ -182,7 +183,7 @@ class Fuzz(unittest.TestCase):
             np.testing.assert_allclose(out, np.full((4, 5), 3 * 25 / (1 + np.exp(-5))), rtol=1e-5)
 
     def test_two_ranks(self):
-        """The same calls on both, but for a few; a world whose ranks parted is done with."""
+        """Mostly the same calls on both ranks; a world whose ranks diverged is discarded."""
         for seed in range(SEED, SEED + max(1, CALLS // 400)):
             ended = {True: 0, False: 0}
 
@@ -215,7 +216,7 @@ class Fuzz(unittest.TestCase):
 
     @unittest.skipUnless(torch, "python3-torch is not installed")
     def test_torch_layers(self):
-        """What they say of arguments may be PyTorch's own exceptions."""
+        """Errors about arguments may be PyTorch's own exceptions."""
         chance = random.Random(SEED)
         with tandem.World(1) as world:
             comm = world.comm()

@@ -1,4 +1,4 @@
-"""How worlds of GPU ranks live and end, with CPU ranks in the place of the library's GPU ranks."""
+"""Lifetime of worlds of GPU ranks, with CPU ranks substituted for the library's GPU ranks."""
 import signal
 import threading
 import time
@@ -10,7 +10,7 @@ from tandem import _core, _gpus
 
 
 class OnCpus:
-    """_core with `_on_gpus` on CPU ranks: a thread each, `body` on all of them."""
+    """_core with `_on_gpus` on CPU ranks: runs `body` on all of them, each on its own thread."""
 
     def __init__(self):
         self.threads = 0
@@ -79,7 +79,7 @@ class Worlds(unittest.TestCase):
         self.assertEqual(len({*first, threading.get_ident()}), 3)
 
     def test_ctrl_c(self):
-        """Ends a rank that computes in Python, and one that waits."""
+        """Ends a rank that executes Python code, and one that waits."""
         def body(comm):
             if comm.rank == 1:
                 return comm.barrier()
@@ -87,7 +87,7 @@ class Worlds(unittest.TestCase):
             while True:
                 time.sleep(0.01)
 
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started us with &
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell started us with &
         try:
             with self.assertRaises(KeyboardInterrupt):
                 tandem.run(2, body, device="cuda", deadline=20)

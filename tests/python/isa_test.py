@@ -1,5 +1,5 @@
-"""A package with a build for each level of x86-64: the highest that the processor has is imported, or what
-TANDEM_ISA says. The builds are copies of the one that is tested."""
+"""Package with a build for each x86-64 level: imports the highest that the processor supports, or
+the one in TANDEM_ISA. The builds are copies of the one under test."""
 import os
 import pathlib
 import shutil
@@ -41,7 +41,7 @@ class Levels(unittest.TestCase):
             self.assertIn("[0, 1]", done.stdout)
 
     def test_its_name(self):
-        """Built in place it is for this machine, by whose flags the highest level is known."""
+        """An in-place build targets this machine; its compiler flags tell the highest level."""
         self.assertIn(tandem.__isa__, ("x86-64", *_isa.runnable()))
         self.assertEqual(tandem.__isa__, _core.__isa__)
 

@@ -1,4 +1,4 @@
-"""Arrays of JAX, which cannot be written: read where they lie, and new ones out."""
+"""JAX arrays, which are immutable: read in place; results are new arrays."""
 import unittest
 from unittest import mock
 
@@ -43,8 +43,8 @@ class Jax(unittest.TestCase):
         on_ranks(body)
 
     def test_results_as_on_gpus(self):
-        """There JAX makes the memory of results, which are written before anybody sees them. On CPU ranks
-        here, as if x were on a GPU."""
+        """On a GPU JAX allocates results, which are written before any other code sees them.
+        Simulated here on CPU ranks, as if x were on a GPU."""
         made, empty = [], _frameworks.empty
 
         def kept(x, shape, dtype):
@@ -56,7 +56,7 @@ class Jax(unittest.TestCase):
             mine, weight = jnp.asarray(rows_of(x, comm)), jnp.asarray(w)
             out = tandem.AgGemm(comm, 12, 5, 7)(mine, weight)
             np.testing.assert_allclose(out, x @ w.T, rtol=1e-4, atol=1e-4)
-            dw = tandem.AgWgrad(comm, 12, 5, 7)(mine, jnp.asarray(x @ w.T))  # is added to
+            dw = tandem.AgWgrad(comm, 12, 5, 7)(mine, jnp.asarray(x @ w.T))  # accumulates
             np.testing.assert_allclose(dw, (x @ w.T).T @ x, rtol=1e-3, atol=1e-3)
             ones = jnp.ones((3, 2))
             total = tandem.all_reduce(comm, ones)

@@ -1,5 +1,5 @@
-"""As one of several processes that no MPI started: `init` gives this process's rank, one world after
-the other; where rank TANDEM_TEST_ABSENT never starts, all others name it. Rank 0 prints "ok"."""
+"""One of several processes started without MPI: `init` gives this process's rank, for one world
+after another; if rank TANDEM_TEST_ABSENT never starts, all others name it. Rank 0 prints "ok"."""
 import os
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""tandem.torch's layers beside what else a PyTorch program does: numbers of tokens that change, shards without
+"""tandem.torch layers with other features of PyTorch programs: varying token counts, shards without
 features, mixed precision, copies, state dicts."""
 import copy
 import io
@@ -13,7 +13,7 @@ if torch:
 
 
 def parallel_layers(comm, in_features, out_features, tokens=6):
-    """Each layer of ours, and this rank's part of the input."""
+    """Each of our layers, and this rank's shard of the input."""
     for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
         for sequence_parallel in (True, False):
             layer = kind(comm, in_features, out_features, sequence_parallel=sequence_parallel)
@@ -34,7 +34,7 @@ def close(got, want):
 @unittest.skipUnless(torch, "python3-torch is not installed")
 class ManyNumbersOfTokens(unittest.TestCase):
     def test_operators_are_bounded_and_results_right(self):
-        """Those of the last numbers of tokens, for all layers of a Comm together."""
+        """Keeps operators for the last token counts, shared by all layers of a Comm."""
         def body(comm):
             linear = torch.nn.Linear(8, 8)
             with torch.no_grad():
@@ -57,7 +57,7 @@ class ManyNumbersOfTokens(unittest.TestCase):
         on_ranks(body)
 
     def test_shards_that_are_equal_on_one_rank_only(self):
-        """Of layers with 5 and 6 features, on 2 ranks: 3 and 3, but 2 and 3."""
+        """Layers with 5 and 6 features on 2 ranks: shards of 3 and 3, but 2 and 3."""
         def body(comm):
             for features in (5, 6, 5, 6):
                 layer = layers.ColumnParallelLinear(comm, 4, features, bias=False)
@@ -99,7 +99,7 @@ class Shards(unittest.TestCase):
 @unittest.skipUnless(torch, "python3-torch is not installed")
 class Inputs(unittest.TestCase):
     def test_that_no_layer_takes_are_refused_by_name(self):
-        """On the rank itself: none of the others is told of this call."""
+        """Raised locally: other ranks do not see this call."""
         def body(comm):
             experts = layers.Moe(comm, 6, 8, 6, 12, 2)
             for layer in (*(layer for layer, _ in parallel_layers(comm, 8, 8)), experts):
@@ -137,7 +137,8 @@ class Autocast(unittest.TestCase):
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
 
     def test_layers(self):
-        """In bf16 by f32 parameters, whose gradients are f32, also where backward runs within."""
+        """bf16 computation with f32 parameters, whose gradients are f32, also if backward runs
+        inside autocast."""
         def body(comm):
             for within in (False, True):
                 for layer, x in parallel_layers(comm, 8, 12):
@@ -160,7 +161,7 @@ class Autocast(unittest.TestCase):
         on_ranks(body)
 
     def test_gradients_within_of_what_ran_outside(self):
-        """Are in the dtype of what ran: f32, to the last bit."""
+        """Gradients use the dtype of the forward computation: f32, bit for bit."""
         def body(comm):
             for layer, x in parallel_layers(comm, 8, 12):
                 results = []
@@ -176,7 +177,7 @@ class Autocast(unittest.TestCase):
         on_ranks(body)
 
     def test_experts(self):
-        """In the layer's own dtype, whatever dtype the rows come in; the router's logits in f32."""
+        """Computes in the layer's dtype for rows of any dtype; router logits are f32."""
         def body(comm):
             layer = layers.Moe(comm, 6, 8, 12, 12, 2)
             x = torch.tensor(values((6, 8), comm.rank)).bfloat16()
@@ -219,7 +220,8 @@ class Copies(unittest.TestCase):
         on_ranks(body)
 
     def test_state_dicts_go_round(self):
-        """Through a file; into a layer of another layout only by an error that names the parameter."""
+        """Loads from a file; loading into a layer of another layout raises an error naming the
+        parameter."""
         def body(comm):
             layer, other = (layers.RowParallelLinear(comm, 8, 6) for _ in range(2))
             file = io.BytesIO()

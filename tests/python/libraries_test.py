@@ -1,4 +1,4 @@
-"""What a build with CUDA does where its libraries are not the system's."""
+"""Import of a build with CUDA if its libraries are not the system's."""
 import glob
 import importlib
 import pathlib
@@ -12,7 +12,7 @@ from tandem import _libraries
 
 
 def misses(*libraries):
-    """An import that fails for each of them, as the loader says it, until it was loaded."""
+    """Import that fails for each library with the loader's message, until it is loaded."""
     left = list(libraries)
 
     def load():
@@ -24,7 +24,7 @@ def misses(*libraries):
 
 class Libraries(unittest.TestCase):
     def setUp(self):
-        """A place for packages, with a small library in the place of CUDA's."""
+        """Package folder with a small library in place of CUDA's."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.place = pathlib.Path(folder.name)

@@ -1,4 +1,4 @@
-"""Operators and worlds that come and go: in any order, without leaks. Threads only."""
+"""Operators and worlds created and destroyed in any order, without leaks. Threads only."""
 import gc
 import os
 import random
@@ -128,7 +128,7 @@ class Lifetimes(unittest.TestCase):
                 memory = bytearray(64)
                 with memoryview(memory) as whole, whole.cast(cast) as view:
                     refused(call, *((view, w) if call is op else (comm, view)))
-                memory.append(0)  # BufferError while it is lent
+                memory.append(0)  # BufferError while it is exported
 
     @unittest.skipUnless(torch, "python3-torch is not installed")
     def test_tensors_are_given_back_when_refused(self):
@@ -196,7 +196,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-# As one of two processes, of which the other never comes.
+# One of two processes; the other never starts.
 JOINING = """
 import os, tandem
 os.environ.update(RANK="%d", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
@@ -226,7 +226,7 @@ class Endings(unittest.TestCase):
 
 class Interrupts(unittest.TestCase):
     def interrupt(self, program):
-        heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where a shell started us with &
+        heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if a shell started us with &
         with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, preexec_fn=heeds) as process:
             self.assertEqual(process.stdout.readline(), "waiting\n")

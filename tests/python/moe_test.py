@@ -1,4 +1,4 @@
-"""The Mixture-of-Experts layer against every expert computed for every row."""
+"""Mixture-of-Experts layer against every expert computed for every row."""
 import gc
 import unittest
 
@@ -15,14 +15,14 @@ W_IN, W_OUT = values((EXPERTS, 2, FFN, HIDDEN), 1), values((EXPERTS, HIDDEN, FFN
 
 
 def routing(rows, seed, most=EXPERTS):
-    """To experts below `most`."""
+    """Routing to experts below `most`."""
     chance = np.random.default_rng(seed)
     experts = [chance.permutation(most)[:TOP_K] for _ in range(rows)]
     return np.array(experts, "i4").reshape(rows, TOP_K), chance.random((rows, TOP_K), dtype="f4")
 
 
 def parts(comm, tp, w_in=W_IN, w_out=W_OUT):
-    """This rank's of w_in [experts, 2, ffn, hidden] and w_out [experts, hidden, ffn]."""
+    """This rank's shard of w_in [experts, 2, ffn, hidden] and w_out [experts, hidden, ffn]."""
     first, count = tandem.shard_of(EXPERTS, comm.size // tp, comm.rank // tp)
     at, width = tandem.shard_of(FFN, tp, comm.rank % tp)
     mine_in = w_in[first:first + count, :, at:at + width].reshape(-1, HIDDEN)
@@ -43,7 +43,7 @@ def each_layout(body, dtype="f32"):
 
 
 def exact(x, experts, weights, w_in, w_out):
-    """The layer's result in f64, and the sum of the magnitudes that it consists of."""
+    """The layer's result in f64, and the sum of magnitudes of its terms."""
     want, size = np.zeros(x.shape), np.zeros(x.shape)
     for t in range(len(x)):
         for e, weight in zip(experts[t], weights[t]):
@@ -56,10 +56,10 @@ def exact(x, experts, weights, w_in, w_out):
 
 class Forward(unittest.TestCase):
     def test_results(self):
-        """Of as many rows as ranks like, none included, spread over all experts or over a few."""
+        """Any number of rows per rank including none, routed to all experts or to a few."""
         for name, make, back, dtype in frameworks():
             step = 2.0**-18 if "bfloat16" not in name else 2.0**-6
-            w_in, w_out = back(make(W_IN)), back(make(W_OUT))  # as the dtype has them
+            w_in, w_out = back(make(W_IN)), back(make(W_OUT))  # rounded to the dtype
 
             def body(comm, tp, layer):
                 own = [make(a) for a in parts(comm, tp)]
@@ -84,7 +84,7 @@ class Forward(unittest.TestCase):
             each_layout(body, dtype)
 
     def test_out(self):
-        """Is returned itself, with the same bits; of bf16 may be f32."""
+        """out is returned itself, with equal bits; for bf16 it may be f32."""
         for name, make, back, dtype in frameworks():
             def body(comm, tp, layer):
                 x, own = make(values((5, HIDDEN), comm.rank)), [make(a) for a in parts(comm, tp)]
@@ -177,7 +177,8 @@ class Gradients(unittest.TestCase):
         return x, experts, weights.requires_grad_(), own
 
     def expected(self, comm, tp, x, experts, weights, dout):
-        """Of x, weights, w_in and w_out: of every expert by torch in f64, from operands as they were rounded."""
+        """Reference gradients of x, weights, w_in and w_out: every expert by torch in f64, from the
+        rounded operands."""
         w_in, w_out = (torch.tensor(a).to(x.dtype).double().requires_grad_() for a in (W_IN, W_OUT))
         y, v = x.detach().double().requires_grad_(), weights.detach().double().requires_grad_()
         chosen = w_in[experts.long()]
@@ -209,7 +210,8 @@ class Gradients(unittest.TestCase):
             each_layout(body, dtype)
 
     def test_what_is_given_is_filled(self):
-        """dx and dweights are written, dw_in and dw_out added to; a batch serves any number of passes."""
+        """dx and dweights are overwritten, dw_in and dw_out accumulated; a batch serves any number
+        of backward passes."""
         def body(comm, tp, layer):
             x, experts, weights, own = self.case(comm, tp, torch.bfloat16, 5)
             with torch.no_grad():
@@ -221,7 +223,7 @@ class Gradients(unittest.TestCase):
                          torch.full((5, HIDDEN), 7.0), torch.full((5, TOP_K), 7.0)]
                 again = layer.backward(batch, dout, *own, *given)
             self.assertEqual([id(each) for each in again], [id(each) for each in given[2:] + given[:2]])
-            self.assertTrue(torch.equal(again[0].bfloat16(), first[0]))  # f32 dx before it is rounded
+            self.assertTrue(torch.equal(again[0].bfloat16(), first[0]))  # f32 dx before rounding
             self.assertTrue(torch.equal(again[1], first[1]))
             for got, want in zip(again[2:], first[2:]):
                 torch.testing.assert_close(got, want + 1)
@@ -261,7 +263,7 @@ class Attributes(unittest.TestCase):
 
 class Wrong(unittest.TestCase):
     def test_arguments(self):
-        """Are refused by name on every rank, which then go on."""
+        """Rejected by name on every rank; the ranks stay usable."""
         def body(comm):
             layer = tandem.MoeLayer(comm, 4, HIDDEN, FFN, EXPERTS, 2)
             w_in, w_out = parts(comm, 1)

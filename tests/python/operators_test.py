@@ -1,4 +1,4 @@
-"""The overlap operators against NumPy, for every framework, dtype and number of ranks."""
+"""Overlap operators against NumPy, for every framework, dtype and number of ranks."""
 import unittest
 
 import numpy as np
@@ -10,7 +10,7 @@ SHAPES = [(12, 5, 7), (64, 32, 48), (3, 16, 8), (1, 1, 1), (33, 40, 24)]
 
 
 def rounded(a, make, back):
-    """What the framework's dtype holds of it."""
+    """Rounds the array to the framework's dtype."""
     return back(make(np.ascontiguousarray(a)))
 
 
@@ -89,14 +89,14 @@ class Products(unittest.TestCase):
         self.each(body)
 
     def test_codec(self):
-        """What travelled encoded has the same bits whatever was chosen, and is near the product."""
+        """Encoded rows give equal bits under every strategy, and results near the exact product."""
         def body(comm):
             m, n, k = 9, 64, 96
             x, w = values((m, k), 1), values((n, k), 2)
             xs = [values((m, k), 10 + r) for r in range(comm.size)]
             ws = [values((n, k), 50 + r) for r in range(comm.size)]
             whole = sum(a @ b.T for a, b in zip(xs, ws))
-            # For each: x and weight of this rank, the exact result, the most that a value is off.
+            # For each operator: this rank's x and weight, the exact result, the max error.
             cases = {
                 tandem.AgGemm: (rows_of(x, comm), w, x @ w.T, np.abs(x).max() * np.abs(w).sum(1).max()),
                 tandem.GemmRs: (xs[comm.rank], ws[comm.rank], rows_of(whole, comm),
@@ -191,7 +191,7 @@ class Products(unittest.TestCase):
         on_ranks(body)
 
     def test_memory_is_used_where_it_lies(self):
-        """What a call writes is there in the caller's own memory, whatever is a view of it."""
+        """A call writes into the caller's memory, through any view of it."""
         def body(comm):
             memory = bytearray(4 * 12 * 5)
             op = tandem.AgGemm(comm, 12, 5, 7)

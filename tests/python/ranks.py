@@ -1,4 +1,4 @@
-"""Runs a test's body on ranks: on its own 1 to 4 threads, under a launcher once on the world's
+"""Runs a test's body on ranks: on 1 to 4 threads, or under a launcher once on the world's
 processes."""
 import importlib
 import os
@@ -12,8 +12,8 @@ LAUNCHED = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("WORLD_S
 
 
 def framework(name):
-    """The module, or None where it is not installed. TANDEM_TEST_NAME=1 says that it is: then one that
-    cannot be imported fails."""
+    """Imports the module; None if it is not installed. TANDEM_TEST_NAME=1 declares it installed:
+    then a failing import fails the test."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -30,20 +30,20 @@ def rank_counts():
 
 
 def on_ranks(body, counts=None, **options):
-    """body(comm) on each world of `counts`."""
+    """Runs body(comm) on a world of each size in `counts`."""
     for ranks in counts or rank_counts():
         tandem.run(ranks, body, deadline=30, **options)
 
 
 def rows_keep_bits():
-    """Whether an f32 product's bits do not depend on its rows (src/gemm/gemm.h): from AVX2 on, as this
-    build is for its machine."""
+    """True if an f32 product's bits do not depend on its rows (src/gemm/gemm.h): from AVX2 on, as
+    this build targets its machine."""
     with open("/proc/cpuinfo") as file:
         return " avx2 " in file.read()
 
 
 def assert_same(got, other, bound):
-    """Bit for bit where the processor can, else within `bound`."""
+    """Bit for bit if the processor supports it, otherwise within `bound`."""
     if rows_keep_bits():
         np.testing.assert_array_equal(got, other)
     else:
@@ -51,7 +51,7 @@ def assert_same(got, other, bound):
 
 
 def values(shape, seed):
-    """The same on every rank."""
+    """Equal on every rank."""
     return np.random.default_rng(seed).standard_normal(shape, dtype="f4")
 
 
@@ -61,7 +61,7 @@ def rows_of(matrix, comm):
 
 
 def frameworks():
-    """(name, from an f32 NumPy array, to one, dtype)."""
+    """Yields (name, conversion from an f32 NumPy array, conversion to one, dtype)."""
     kinds = [("numpy", lambda a: a.copy(), lambda a: np.asarray(a, "f4"), "f32")]
     if torch:
         for name in ("float32", "bfloat16"):
@@ -76,6 +76,6 @@ def frameworks():
 
 
 def tolerance(dtype, a, b):
-    """Of a product a @ b.T, element by element."""
+    """Elementwise error bound of a product a @ b.T."""
     size = np.abs(a) @ np.abs(b).T
     return size * (2.0**-20 if str(dtype) == "f32" or "float32" in str(dtype) else 2.0**-7) + 1e-6

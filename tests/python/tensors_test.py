@@ -1,4 +1,5 @@
-"""Tensors of PyTorch as programs have them: right, or refused by name before anything is sent."""
+"""PyTorch tensors as found in programs: right results, or rejected by name before any data is
+sent."""
 import unittest
 
 import tandem
@@ -53,9 +54,10 @@ class Tensors(unittest.TestCase):
         on_ranks(body)
 
     def test_a_backward_pass_hears_of_what_was_written(self):
-        """Of tensors that it kept: PyTorch refuses it then; it would be wrong otherwise."""
+        """If a call overwrites a saved tensor, PyTorch rejects the backward pass instead of
+        computing a wrong result."""
         def writes(comm, x):
-            """x: [size, 4], its rows of this rank are there."""
+            """x: [size, 4]; already contains this rank's rows."""
             mine = rows_of(x, comm).clone()
             weight, wide = torch.eye(4), torch.ones(comm.size, 4)
             yield lambda: tandem.all_reduce(comm, x)
@@ -73,7 +75,7 @@ class Tensors(unittest.TestCase):
         def body(comm):
             for number in range(len(list(writes(comm, torch.ones(comm.size, 4))))):
                 x = torch.ones(comm.size, 4, requires_grad=True)
-                y = x.exp()  # whose backward pass needs y
+                y = x.exp()  # its backward pass needs y
                 list(writes(comm, y.detach()))[number]()
                 with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
                     y.sum().backward()

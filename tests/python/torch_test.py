@@ -63,7 +63,7 @@ class Layers(unittest.TestCase):
                 self.check(layers.RowParallelLinear, dtype, sequence_parallel)
 
     def test_defaults_of_torch_change_nothing(self):
-        """Another default dtype, and a default device that has no memory."""
+        """Another default dtype, and a default device without memory."""
         def body(comm):
             for layer_type in (layers.ColumnParallelLinear, layers.RowParallelLinear):
                 for sequence_parallel in (True, False):
@@ -92,7 +92,7 @@ class Layers(unittest.TestCase):
             torch.set_default_device(None)
 
     def test_what_needs_no_gradient_gets_none(self):
-        """A frozen weight costs no product: autograd would throw one away."""
+        """A frozen weight needs no GEMM: autograd would discard the result."""
         made = []
 
         class Counted(layers.Operators):
@@ -127,9 +127,10 @@ class Layers(unittest.TestCase):
         self.assertIn("AgWgrad", made)
 
     def test_gradients_by_finite_differences(self):
-        """Of a whole MLP, against the loss itself: f32, so the steps are large."""
+        """Gradients of a whole MLP against finite differences of the loss: f32, so the steps are
+        large."""
         def body(comm):
-            torch.manual_seed(0)  # rank 0's is what counts
+            torch.manual_seed(0)  # rank 0's seed counts
             up = layers.ColumnParallelLinear(comm, 6, 12)
             down = layers.RowParallelLinear(comm, 12, 6)
             x = torch.linspace(-1, 1, 30).reshape(5, 6)
@@ -174,7 +175,8 @@ class Layers(unittest.TestCase):
                 self.assertTrue(torch.equal(whole, wholes[0]))
 
     def test_codec(self):
-        """Near the plain layer, in the forward pass and the gradients, and not the same on several ranks."""
+        """Near the uncompressed layer, in forward and gradients, and different from it on several
+        ranks."""
         def body(comm):
             for layer_type in (layers.ColumnParallelLinear, layers.RowParallelLinear):
                 linear = torch.nn.Linear(64, 64)

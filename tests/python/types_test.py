@@ -1,4 +1,4 @@
-"""The types that the package says it has: checked by mypy, and against what is there."""
+"""Type stubs of the package: checked by mypy, and against the actual package."""
 import ast
 import pathlib
 import re
@@ -41,7 +41,8 @@ class Types(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("mypy"), "mypy is not installed")
     def test_mypy_of_the_torch_layers(self):
-        """Against tandem's own types: PyTorch's, which take a minute to read, are left out."""
+        """Checks against tandem's own types; PyTorch's, which take a minute to read, are
+        skipped."""
         with tempfile.TemporaryDirectory() as folder:
             config = pathlib.Path(folder, "mypy.ini")
             config.write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")
@@ -52,7 +53,7 @@ class Types(unittest.TestCase):
         self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
 
     def test_the_stub_has_the_arguments_that_are_there(self):
-        """Names, order and defaults. stubtest does not see into nanobind's functions."""
+        """Names, order and defaults of arguments. stubtest cannot inspect nanobind's functions."""
         def stub(node):
             named = [(a.arg, None) for a in node.args.args if a.arg != "self"]
             for i, default in enumerate(reversed(node.args.defaults), 1):

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# venv_test.sh PYTHON PACKAGES PROGRAM: PROGRAM on two ranks, as docs/python.md starts it in a virtual
-# environment that sees the system's PyTorch. PACKAGES: the folder with tandem. Exit status 77 where that
-# PyTorch starts nothing.
+# venv_test.sh PYTHON PACKAGES PROGRAM: runs PROGRAM on two ranks, as docs/python.md starts it in a
+# virtual environment that sees the system's PyTorch. PACKAGES: the folder with tandem. Exit status
+# 77 if that PyTorch cannot launch processes.
 set -euo pipefail
 python=$1 packages=$2 program=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$python" -m venv --without-pip --system-site-packages "$folder/venv"
-# As pip would install it.
+# Emulates an installation by pip.
 ln -s "$packages/tandem" "$("$folder/venv/bin/python3" -c 'import site; print(site.getsitepackages()[0])')/tandem"
 unset PYTHONPATH
 # shellcheck disable=SC1091

@@ -1,4 +1,4 @@
-"""tandem.Wire: what its text says, messages of arrays, and where codec= takes it."""
+"""tandem.Wire: parsing of its text, messages of arrays, and calls that accept codec=."""
 import unittest
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Tensors are used where they lie: the address that a call reads is the framework's own."""
+"""Tensors are used in place: a call reads the framework's own address."""
 import unittest
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Wire formats of GPU tensors: the host's bytes and values, and sums over them."""
+"""Wire formats of GPU tensors: bytes and values equal the host's, and sums over them."""
 import unittest
 
 import torch
@@ -76,7 +76,7 @@ class Operators(unittest.TestCase):
                     x, w = values(comm, (m, k), 1, dtype), values(comm, (n, k), 2, dtype)
                     got = tandem.AgGemm(comm, m, n, k, dtype, codec=text)(rows_of(x, comm), w)
                     want = x.double() @ w.double().t()
-                    size = w.double().abs().sum(1)  # x is of -1 to 1
+                    size = w.double().abs().sum(1)  # x is in [-1, 1]
                     self.assertLess(float(((got.double() - want).abs() / size).max()), bound, f"ag {text} {dtype}")
                     parts = [values(comm, (m, k), 10 + r, dtype).double() @ w.double().t() for r in range(comm.size)]
                     want, size = sum(parts), sum(part.abs().max() for part in parts)
@@ -121,7 +121,7 @@ class Sums(unittest.TestCase):
                     bound = 4 * comm.size * tandem.Wire(text).error_bound + 0.05
                     self.assertLess(float((x.double() - total).abs().max()), bound, f"{text} {dtype}")
                     same = tandem.broadcast(comm, x.clone())
-                    self.assertTrue(torch.equal(same, x))  # the same bits on all ranks
+                    self.assertTrue(torch.equal(same, x))  # equal bits on all ranks
                     whole = tandem.all_gather(comm, x[:8], codec=text)
                     self.assertEqual(tuple(whole.shape), (8 * comm.size, 128))
 

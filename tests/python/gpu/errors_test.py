@@ -1,4 +1,4 @@
-"""What a caller can do wrong with GPU ranks: named exceptions on every rank, no hang, no crash."""
+"""Invalid calls with GPU ranks: named exceptions on every rank, no hang, no crash."""
 import threading
 import time
 import unittest
@@ -40,7 +40,7 @@ class Refused(unittest.TestCase):
             self.refuse("numpy", lambda: tandem.all_reduce(comm, np.ones(4, "f4")))
             self.refuse("x", lambda: tandem.all_gather(comm, x.cpu()))
             self.refuse("multiple|N|n ", lambda: tandem.GemmAr(comm, 16, 3, K))
-            self.assertEqual(float(op(x, w)[0, 0]), K * comm.size)  # none has spoilt the rank
+            self.assertEqual(float(op(x, w)[0, 0]), K * comm.size)  # no error has broken the rank
 
         on_ranks(body)
 
@@ -171,7 +171,7 @@ class Failing(unittest.TestCase):
             thread.start()
             tandem.all_reduce(comm, x)
             thread.join()
-            if comm._shares_gpu:  # else the call has returned by then
+            if comm._shares_gpu:  # otherwise the call has returned by then
                 self.assertIn("inside a call of another thread", seen[0])
 
         if 2 in counts():

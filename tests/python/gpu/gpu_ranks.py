@@ -1,7 +1,7 @@
-"""Runs a test's body on GPU ranks: 1 to 4 of them, on GPUs of their own where there are as many, else sharing
-the first. TANDEM_TEST_RANKS="1 2" says which counts; TANDEM_TEST_SHARE=1: sharing the first in any case;
-TANDEM_TEST_SIDE_STREAMS=1: on another current stream. With TANDEM_TEST_DEVICE=cpu the bodies that need no GPU run
-on CPU ranks: the tests themselves are tested so."""
+"""Runs a test's body on 1 to 4 GPU ranks, each on its own GPU if there are enough, otherwise
+sharing the first. TANDEM_TEST_RANKS="1 2" sets the counts; TANDEM_TEST_SHARE=1 shares the first in
+any case; TANDEM_TEST_SIDE_STREAMS=1 uses another current stream. With TANDEM_TEST_DEVICE=cpu bodies
+that need no GPU run on CPU ranks, which tests the tests."""
 import importlib
 import os
 import time
@@ -42,7 +42,7 @@ def run(ranks, body, **options):
 
 
 def on_side_streams(body):
-    """With a stream of the frameworks' own as the current one, in place of what tandem.run sets."""
+    """Makes a stream of the framework current, in place of the one set by tandem.run."""
     def wrapped(comm):
         with torch.cuda.stream(torch.cuda.Stream()):
             if not cupy:
@@ -54,8 +54,8 @@ def on_side_streams(body):
 
 
 def captured(comm, calls):
-    """(graph, result of calls()). As torch.cuda.graph does, but that ranks are threads: each has a stream of its own,
-    and only its own calls are watched."""
+    """Returns (graph, result of calls()). Like torch.cuda.graph, but for ranks that are threads:
+    each captures on its own stream and checks only its own calls."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     comm.synchronize()
     torch.cuda.current_stream().synchronize()
@@ -79,7 +79,7 @@ def dtypes():
 
 
 def values(comm, shape, seed, dtype):
-    """Of -1 to 1, the same on every rank; on the rank's device."""
+    """Values in [-1, 1], equal on every rank; on the rank's device."""
     generator = torch.Generator().manual_seed(seed)
     return torch.empty(shape).uniform_(-1, 1, generator=generator).to(dtype).to(comm.device)
 
@@ -90,12 +90,13 @@ def rows_of(matrix, comm):
 
 
 def assert_product(got, x, weight, bias=None, ranks=1):
-    """got = x @ weight.T + bias within rounding; of a sum over ranks x and weight are all ranks', side by side."""
+    """Asserts got = x @ weight.T + bias within rounding; for a sum over ranks x and weight are
+    those of all ranks, concatenated."""
     x, weight = x.double(), weight.double()
     want, size = x @ weight.t(), x.abs() @ weight.abs().t()
     if bias is not None:
         want, size = want + bias.double(), size + bias.double().abs()
-    # The result is rounded, of several ranks partial sums are before they are added.
+    # The result is rounded; with several ranks partial sums are rounded before they are added.
     step = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[got.dtype]
     rounded = (want.abs() if ranks == 1 else size) * step
     over = (got.double() - want).abs() - (rounded + size * 2.0**-13 + 1e-5)
@@ -103,7 +104,8 @@ def assert_product(got, x, weight, bias=None, ranks=1):
 
 
 def steps(module, x, backend):
-    """What two steps of a module leave, as it is and then compiled: its result, x's gradient and its parameters'."""
+    """Results, x gradients and parameter gradients of two steps of a module, eager and then
+    compiled."""
     results = []
     for call in (module, torch.compile(module, fullgraph=True, backend=backend)):
         for _ in range(2):
@@ -116,7 +118,7 @@ def steps(module, x, backend):
 
 
 def call_without_rank_1(comm, call):
-    """call() by both ranks, then by rank 0 alone: raises what that ends with."""
+    """call() on both ranks, then on rank 0 only: raises the error that this ends with."""
     call()
     comm.synchronize()
     comm.barrier()

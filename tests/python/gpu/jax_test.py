@@ -1,9 +1,9 @@
-"""Arrays of JAX on GPU ranks: read where they lie once they are ready, results in new ones, of the bits that PyTorch's
-tensors get."""
+"""JAX arrays on GPU ranks: read in place once they are ready; results are new arrays with the bits
+of PyTorch's."""
 import os
 import unittest
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes most of each GPU
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # otherwise JAX allocates most of each GPU
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ jax = module("jax")
 
 
 def gpus():
-    """JAX's, or why there are none."""
+    """JAX's GPUs, or the reason why there are none."""
     if not jax:
         return "JAX is not installed"
     try:
@@ -34,7 +34,7 @@ M, N, K = 64, 48, 128
 
 
 def theirs(comm, tensor):
-    """A torch tensor's values as an array of JAX on the rank's GPU."""
+    """A torch tensor's values as a JAX array on the rank's GPU."""
     place = GPUS[int(comm.device.split(":")[1])]
     return jax.device_put(np.asarray(tensor.float().cpu()), place).astype(str(tensor.dtype).split(".")[1])
 
@@ -43,7 +43,7 @@ def theirs(comm, tensor):
 @unittest.skipIf(WHY_NOT, WHY_NOT)
 class Jax(unittest.TestCase):
     def same(self, got, want):
-        """Bit for bit those of a torch tensor; where the tensor lies."""
+        """Asserts equal bits and device as a torch tensor."""
         self.assertIsInstance(got, jax.Array)
         self.assertEqual([device.platform for device in got.devices()], ["gpu"])
         self.assertEqual(got.dtype.name, str(want.dtype).split(".")[1])
@@ -83,7 +83,7 @@ class Jax(unittest.TestCase):
             self.same(tandem.broadcast(comm, array), tandem.broadcast(comm, x.clone()))
             self.same(tandem.all_reduce(comm, array, codec="int8"), tandem.all_reduce(comm, x.clone(), codec="int8"))
             self.same(tandem.AllReduce(comm, x.shape)(array), tandem.all_reduce(comm, x.clone()))
-            self.same(array, x)  # is as it was
+            self.same(array, x)  # unchanged
 
         on_ranks(body)
 
@@ -109,8 +109,8 @@ class Jax(unittest.TestCase):
         on_ranks(body)
 
     def test_arrays_that_come_late_and_go_early(self):
-        """Operands that JAX still computes when the call is made, and whose memory it has again when the call has
-        returned; results that it goes on with."""
+        """Operands that JAX is still computing at the call, and whose memory it reuses after the
+        call has returned; results that it computes on."""
         def body(comm):
             place = GPUS[int(comm.device.split(":")[1])]
             op = tandem.GemmAr(comm, M, N, K)

@@ -1,5 +1,5 @@
-"""tandem.MoeLayer on GPU ranks: against every expert for every row in f64; in the order of streams and in CUDA
-graphs; what is wrong is refused by name."""
+"""tandem.MoeLayer on GPU ranks: against every expert for every row in f64; ordered by streams and
+in CUDA graphs; invalid arguments are rejected by name."""
 import random
 import unittest
 
@@ -10,7 +10,7 @@ from gpu_ranks import DEVICE, call_without_rank_1, captured, counts, cupy, on_gp
 from tandem import torch as layers
 
 TOKENS, HIDDEN, FFN, TOP_K = 40, 128, 96, 2
-MS = 1_000_000  # cycles of a GPU, about half a millisecond
+MS = 1_000_000  # GPU cycles, about half a millisecond
 STEP = {torch.float32: 2.0**-12, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
 
 
@@ -19,14 +19,14 @@ def dtypes():
 
 
 def close(got, want, dtype, what):
-    """Within steps of the dtype of the largest value."""
+    """Within rounding steps of the largest value in dtype."""
     bound = (float(want.abs().max()) if want.numel() else 0) * STEP[dtype] + 1e-6
     off = float((got.double() - want.double()).abs().max()) if want.numel() else 0
     assert off <= bound, f"{what} {dtype}: off by {off}, bound {bound}"
 
 
 class Case:
-    """A layer's shape, whole weights that all ranks have and this rank's part of them."""
+    """A layer's shape, the whole weights and this rank's shard of them."""
 
     def __init__(self, comm, dtype, tp=1):
         self.comm, self.dtype, self.tp, self.experts = comm, dtype, tp, 4 * comm.size
@@ -44,7 +44,7 @@ class Case:
         return tandem.MoeLayer(self.comm, TOKENS, HIDDEN, FFN, self.experts, TOP_K, self.tp, self.dtype, **options)
 
     def rows(self, seed, rows=TOKENS, most=None):
-        """x, experts below `most` and weights, of this rank alone."""
+        """x, experts below `most` and weights, different on every rank."""
         seed = 100 * seed + self.comm.rank
         x = values(self.comm, (rows, HIDDEN), seed, self.dtype)
         drawn = values(self.comm, (rows, most or self.experts), seed + 50, torch.float32)
@@ -52,7 +52,7 @@ class Case:
         return x, drawn.argsort(1)[:, :TOP_K].int().contiguous(), weights
 
     def expected(self, x, experts, weights, dout):
-        """out, dx, dweights, and dw_in and dw_out of this rank, in f64."""
+        """out, dx, dweights, and this rank's dw_in and dw_out, in f64."""
         y, by = x.double().requires_grad_(), weights.double().requires_grad_()
         w_in, w_out = self.w_in.double().requires_grad_(), self.w_out.double().requires_grad_()
         dense = torch.zeros(len(x), self.experts, dtype=torch.float64, device=x.device)
@@ -74,8 +74,8 @@ NAMES = ("out", "dx", "dweights", "dw_in", "dw_out")
 
 class Passes(unittest.TestCase):
     def test_forward_and_backward(self):
-        """Any number of rows, none included, spread over all experts or over a few; both strategies have the same
-        bits; what is given is filled, and a batch serves two passes."""
+        """Any number of rows including none, routed to all experts or to a few; both strategies
+        give equal bits; given outputs are filled, and a batch serves two backward passes."""
         def body(comm):
             for dtype in dtypes():
                 for tp in layouts(comm):
@@ -167,7 +167,7 @@ class Refused(unittest.TestCase):
             call()
 
     def test_operands(self):
-        """On every rank, which then go on."""
+        """Raised on every rank; the ranks stay usable."""
         def body(comm):
             case = Case(comm, dtypes()[0])
             layer, other = case.layer(backward=True), case.layer(backward=True)
@@ -239,8 +239,8 @@ class Refused(unittest.TestCase):
 @on_gpu
 class Streams(unittest.TestCase):
     def test_races(self):
-        """Each step on a stream of its own choice: operands that come late, are spoilt as soon as the call has
-        returned, and freed."""
+        """Each step on a random stream: operands that are written late, overwritten as soon as the
+        call has returned, and freed."""
         def body(comm):
             draw = random.Random(comm.rank)  # other delays and streams on other ranks
             count = 4 * comm.size
@@ -289,7 +289,7 @@ class Graphs(unittest.TestCase):
             x, experts, weights = case.rows(0)
             dout = values(comm, (TOKENS, HIDDEN), comm.rank, torch.bfloat16)
             warm = [self.both(layer, case, (x, experts, weights), dout) for _ in range(2)]
-            del warm  # and with it two batches, of which one is left when the other is captured
+            del warm  # frees two batches, one of which is still free when the other is captured
 
             def calls():
                 return self.both(layer, case, (x * 1, experts, weights), dout)
@@ -314,7 +314,7 @@ class Graphs(unittest.TestCase):
         on_ranks(body)
 
     def both(self, layer, case, routed, dout):
-        """What NAMES says, and the batch."""
+        """Results named by NAMES, and the batch."""
         out, batch = layer.forward(*routed, *case.own)
         return [out, *layer.backward(batch, dout, *case.own), batch]
 
@@ -351,7 +351,7 @@ class Graphs(unittest.TestCase):
                     return routed[0] + 1
 
                 captured(comm, calls)
-            trains.forward(*routed, *case.own)  # the rank is as before
+            trains.forward(*routed, *case.own)  # the rank is still usable
             self.assertEqual(trains.refused_choices(), 0)
 
         on_ranks(body, counts()[:2])
@@ -367,8 +367,8 @@ class Compiled(unittest.TestCase):
             for want, got in zip(*steps(module, x, "aot_eager")):
                 close(got, want, torch.bfloat16, "compiled")
 
-        # While PyTorch traces in one thread, calls of compiled modules in others fail: ranks that are
-        # threads would have to take turns, which calls of several ranks cannot.
+        # While PyTorch traces in one thread, calls of compiled modules in others fail: ranks that
+        # are threads would have to take turns, which collective calls cannot.
         torch._dynamo.reset()
         run(1, body, deadline=60)
 

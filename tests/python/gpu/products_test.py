@@ -1,4 +1,4 @@
-"""Overlap operators and collectives on tensors of torch.cuda and CuPy, against products of torch."""
+"""Overlap operators and collectives on torch.cuda and CuPy tensors, against torch."""
 import unittest
 
 import torch
@@ -11,7 +11,7 @@ M, N, K = 96, 64, 128
 
 
 def shards(comm, dtype, seed=1):
-    """All ranks' x [M, size * K] and weight [N, size * K], and this rank's columns of both."""
+    """x [M, size * K] and weight [N, size * K] of all ranks, and this rank's columns of both."""
     x, weight = (values(comm, (rows, comm.size * K), seed + i, dtype) for i, rows in enumerate((M, N)))
     mine = slice(comm.rank * K, (comm.rank + 1) * K)
     return x, weight, x[:, mine].contiguous(), weight[:, mine].contiguous()

@@ -1,4 +1,4 @@
-"""Calls on a GPU and the caller's streams: order, life of operands, CUDA graphs."""
+"""GPU calls and the caller's streams: order, lifetime of operands, CUDA graphs."""
 import gc
 import random
 import time
@@ -10,7 +10,7 @@ import tandem
 from gpu_ranks import assert_product, captured, counts, cupy, on_gpu, on_ranks, values
 
 N, K = 64, 128
-MS = 1_000_000  # cycles of a GPU, about half a millisecond
+MS = 1_000_000  # GPU cycles, about half a millisecond
 
 
 def sleep(cycles):
@@ -33,7 +33,7 @@ class Order(unittest.TestCase):
                 x.fill_(1)
             with torch.cuda.stream(second):
                 begin = time.monotonic()
-                early = op(x, w)  # before x is written: of another stream
+                early = op(x, w)  # before x is written on another stream
                 took = time.monotonic() - begin
             self.assertFalse(first.query(), "the delay is too short for this test")
             self.assertLess(took, 0.1)
@@ -44,12 +44,12 @@ class Order(unittest.TestCase):
             self.assertEqual(float(late.min()), K)
             comm.barrier()
 
-        on_ranks(body, [1])  # what prepares a call of ranks that share a GPU may wait for it
+        on_ranks(body, [1])  # preparing a call of ranks that share a GPU may wait for it
 
     def races(self, comm, steps, seed, ordered=True):
-        """Each step on a stream of its own choice: operands that come late, are spoilt as soon as the call
-        has returned, and freed. Without `ordered` calls are made on another stream. Returns the steps that went
-        wrong."""
+        """Each step on a random stream: operands that are written late, overwritten as soon as the
+        call has returned, and freed. Without `ordered` calls are made on another stream. Returns
+        the steps with wrong results."""
         draw = random.Random(seed + comm.rank)  # other delays and streams on other ranks
         shape = random.Random(seed)
         usual = torch.cuda.current_stream()
@@ -190,7 +190,7 @@ class Graphs(unittest.TestCase):
                     return x + 1
 
                 captured(comm, calls)
-            tandem.all_reduce(comm, x)  # the rank is as before
+            tandem.all_reduce(comm, x)  # the rank is still usable
             comm.synchronize()
 
         on_ranks(body, counts()[:2])

@@ -1,5 +1,5 @@
-"""tandem.torch on GPU ranks: layers split over ranks against torch.nn.Linear in f64, forward, backward, in training
-and compiled; Mixture of Experts forward."""
+"""tandem.torch on GPU ranks: layers split over ranks against torch.nn.Linear in f64, forward,
+backward, in training and compiled; Mixture of Experts forward."""
 import copy
 import unittest
 
@@ -14,7 +14,7 @@ STEP = {torch.float32: 2.0**-10, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9
 
 
 def close(got, want, dtype):
-    """Within steps of the dtype of the largest value."""
+    """Within rounding steps of the largest value in dtype."""
     bound = float(want.double().abs().max()) * STEP[dtype] + 1e-6
     torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=bound)
 
@@ -46,7 +46,7 @@ class Layers(unittest.TestCase):
         def rows(t):
             return rows_of(t.detach(), comm) if sequence_parallel else t.detach()
 
-        for _ in range(3):  # the third replays what the second captured
+        for _ in range(3):  # the third replays the second's capture
             layer.zero_grad(set_to_none=True)
             mine = (rows(x) if column else features(x)).clone().requires_grad_()
             got = layer(mine, TOKENS) if column and sequence_parallel else layer(mine)
@@ -77,7 +77,7 @@ class Layers(unittest.TestCase):
         on_ranks(body)
 
     def test_training(self):
-        """Losses of an MLP that is trained on all ranks are those of one that is on one."""
+        """Training losses of an MLP on all ranks equal those on one rank."""
         def body(comm):
             dtype = dtypes()[min(1, len(dtypes()) - 1)]
             whole = [linear(comm, (IN, OUT), 1, dtype), linear(comm, (OUT, IN), 5, dtype)]
@@ -151,7 +151,7 @@ class Compiled(unittest.TestCase):
 @on_gpu
 class Experts(unittest.TestCase):
     def check(self, comm, dtype, tp):
-        """Against every expert, of all ranks, for every row, in f64."""
+        """Against every expert of all ranks, for every row, in f64."""
         tokens, hidden, ffn, experts, top_k = 40, 64, 64, 4 * comm.size, 2
         torch.manual_seed(1)
         layer = layers.Moe(comm, tokens, hidden, ffn, experts, top_k, tp, dtype=dtype)
@@ -171,7 +171,7 @@ class Experts(unittest.TestCase):
         def of_all_ranks(gradient):
             return tandem.all_reduce(comm, gradient.float().contiguous()).double()
 
-        for turn in range(3):  # a batch is used again
+        for turn in range(3):  # batches are reused
             x = values(comm, (rows, hidden), 10 * turn + comm.rank, dtype).requires_grad_()
             dout = values(comm, (rows, hidden), 100 + 10 * turn + comm.rank, dtype)
             layer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Worlds of GPU ranks that live on, and operators that come and go on them."""
+"""Long-lived worlds of GPU ranks, and operators created and destroyed on them."""
 import gc
 import random
 import unittest
@@ -47,7 +47,7 @@ class Worlds(unittest.TestCase):
 class Lifetime(unittest.TestCase):
     def test_operators_go_in_any_order(self):
         def body(comm):
-            shape, own = random.Random(1), random.Random(comm.rank)  # the same on all ranks, and not
+            shape, own = random.Random(1), random.Random(comm.rank)  # equal on all ranks; different on each
             x, w = torch.ones(64, K, device=comm.device), torch.ones(N, K, device=comm.device)
             held, free = {}, []
             for step in range(60):
@@ -71,7 +71,7 @@ class Lifetime(unittest.TestCase):
 
     @on_gpu
     def test_what_another_thread_collects(self):
-        """A rank's operators in cycles are freed by whichever thread collects garbage."""
+        """Operators in reference cycles are freed by whichever thread collects garbage."""
         def body(comm):
             x, w = torch.ones(16, K, device=comm.device), torch.ones(N, K, device=comm.device)
             for _ in range(20):
