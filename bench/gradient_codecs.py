@@ -24,7 +24,7 @@ def settings(args, codec, feedback, seed):
     table = {"parallel.dp": args.dp, "parallel.codec": json.dumps(codec),
              "parallel.error_feedback": str(feedback).lower(), "train.steps": args.steps, "train.batch": 16,
              "train.seed": seed, "train.validate_every": args.steps, "data.paths": json.dumps(TEXT),
-             "data.heldout": HELD_OUT, "optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4, "optimizer.warmup": 50}
+             "data.val_fraction": HELD_OUT, "optimizer.lr": 1e-3, "optimizer.min_lr": 1e-4, "optimizer.warmup": 50}
     return [word for key, value in table.items() for word in ("--set", f"{key}={value}")]
 
 

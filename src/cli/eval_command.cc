@@ -202,7 +202,7 @@ void add_eval(CLI::App& app) {
   command->footer(
       "\nExamples:\n"
       "  tandem eval out/tiny --data include                one figure for all files\n"
-      "  tandem train configs/tiny.toml --out out/part --set data.heldout=0.3\n"
+      "  tandem train configs/tiny.toml --out out/part --set data.val_fraction=0.3\n"
       "  tandem eval out/part --list out/part/heldout.txt --json scores.json\n"
       "  tandem eval out/tiny/checkpoints/step-00000050 --data include --tp 2\n"
       "  tandem eval out/tiny --data include --tp 2 --codec int4:g32   what the codec costs\n"

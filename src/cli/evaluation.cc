@@ -31,7 +31,7 @@ std::vector<std::string> files_of(const EvaluationArguments& arguments) {
   if (paths.empty()) {
     throw InvalidArgument(fmt::format(
         "--list {}: names no files: expected a path per line (a run holds files out with "
-        "data.heldout above 0)",
+        "data.val_fraction above 0)",
         arguments.list));
   }
   const FoundFiles found = find_files(paths);

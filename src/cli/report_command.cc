@@ -48,7 +48,7 @@ void add_report(CLI::App& app) {
       "run of your own gets the report that `make run` makes.\n"
       "\nExamples:\n"
       "  tandem report out                 after `make run`\n"
-      "  tandem train configs/tiny.toml --tp 2 --out out/mine --set data.heldout=0.3\n"
+      "  tandem train configs/tiny.toml --tp 2 --out out/mine --set data.val_fraction=0.3\n"
       "  tandem report out/mine --complete --prompt '#include <'");
   command->callback([dir, complete, options] {
     const std::filesystem::path path = *dir;

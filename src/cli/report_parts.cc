@@ -154,7 +154,7 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
   const auto ranks = int(config.parallel.tp * config.parallel.dp);
   complain(
       fmt::format("Step time on an emulated link of {}: serial and overlapped in turns", link));
-  const Corpus corpus(config.data.paths, config.data.heldout);
+  const Corpus corpus(config.data.paths, config.data.val_fraction);
   Turns turns(int(kStrategies.size()), ranks);
   std::vector<std::future<void>> runs;
   const ProcessorTime begin = ProcessorTime::now();

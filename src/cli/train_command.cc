@@ -68,6 +68,9 @@ void run(const TrainArguments& arguments) {
   request.out = arguments.out;
   request.resume = arguments.resume;
   request.config = load_config(arguments.config, arguments.overrides);
+  for (const std::string& note : request.config.notes) {
+    if (speaks()) complain("note: " + note);
+  }
   auto& parallel = request.config.parallel;
   if (arguments.tp > 0) parallel.tp = arguments.tp;
   if (arguments.dp > 0) parallel.dp = arguments.dp;
@@ -90,7 +93,7 @@ void run(const TrainArguments& arguments) {
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   std::optional<Corpus> corpus;
   const auto read_text = [&](Communicator* comm) {
-    corpus.emplace(request.config.data.paths, request.config.data.heldout, comm);
+    corpus.emplace(request.config.data.paths, request.config.data.val_fraction, comm);
   };
   if (!launched()) read_text(nullptr);  // shared by threads
   const StopSignals signals(
@@ -111,7 +114,7 @@ void run(const TrainArguments& arguments) {
 }
 
 std::string wrapped_keys() {
-  constexpr size_t kName = 27, kColumn = kName + 2;
+  constexpr size_t kName = 31, kColumn = kName + 2;
   std::istringstream lines(describe_config_keys());
   std::string text;
   for (std::string line; std::getline(lines, line);) {
@@ -173,7 +176,7 @@ void add_train(CLI::App& app) {
       "train.steps=200"
       "\n  tandem train configs/tiny.toml --tp 2 --out out/traced "
       "--set trace.enabled=true"
-      "\n  tandem train configs/tiny.toml --out out/held --set data.heldout=0.3");
+      "\n  tandem train configs/tiny.toml --out out/held --set data.val_fraction=0.3");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -25,7 +25,7 @@ batch = 2
 dtype = "f32"
 [data]
 paths = ["text"]
-heldout = 0.3
+val_fraction = 0.3
 END
 cd "$dir"
 "$tandem" train job.toml --tp 2 --out out 2>log || fail "$(cat log)"

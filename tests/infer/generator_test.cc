@@ -30,7 +30,7 @@ ModelConfig model_for(const Variant& variant) {
     config.experts = 6;
     config.top_k = 2;
     config.shared_ffn = 16;
-    config.moe_every = 2;
+    config.moe_layer_freq = 2;
   }
   return config;
 }

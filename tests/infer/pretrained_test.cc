@@ -176,11 +176,11 @@ TEST(StoredModel, UnreadTensorsAreNamed) {
               ::testing::HasSubstr("model.layers." + std::to_string(config.layers - 1)));
   EXPECT_THAT(with("num_hidden_layers", 1 << 30), ::testing::HasSubstr("num_hidden_layers"));
   EXPECT_THAT(with("hidden_size", 1 << 30), ::testing::HasSubstr("model.embed_tokens.weight"));
-  ASSERT_TRUE(config.tied_head);
+  ASSERT_TRUE(config.tie_word_embeddings);
   EXPECT_THAT(with("tie_word_embeddings", false), ::testing::HasSubstr("'lm_head.weight' is miss"));
 
   ModelConfig untied = config;
-  untied.tied_head = false;
+  untied.tie_word_embeddings = false;
   write_model(directory + "/model.safetensors", untied);
   EXPECT_THAT(with("tie_word_embeddings", true),
               ::testing::HasSubstr("'lm_head.weight' is not read"));

@@ -64,7 +64,7 @@ TEST(CodecPolicy, CodecsAModelWouldIgnoreAreRefused) {
   parallel.parallel_block = true;
   experts.experts = shared.experts = some.experts = 4;
   shared.shared_ffn = 64;
-  some.moe_every = 2;
+  some.moe_layer_freq = 2;
   for (const ModelConfig& config : {dense, parallel, experts, shared, some}) {
     EXPECT_EQ(refusal_of("int8", config, 2), "no error");
     EXPECT_EQ(refusal_of("none", config, 1), "no error");

@@ -24,7 +24,7 @@ ModelConfig wide_model(bool with_experts) {
     c.experts = 4;
     c.top_k = 2;
     c.expert_ffn = 32;
-    c.moe_every = 2;
+    c.moe_layer_freq = 2;
   }
   return c;
 }

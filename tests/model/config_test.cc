@@ -78,15 +78,15 @@ TEST(ModelConfig, MissingKeysHaveTheDefaultsOfTheirFormat) {
   };
   const auto as_it_is = [](auto&) {};
   ModelConfig config = small_model();
-  config.tied_head = true;
+  config.tie_word_embeddings = true;
   config.rope_theta = 7;
   const ModelConfig llama = read(config, {"tie_word_embeddings", "rope_theta"}, as_it_is);
-  EXPECT_FALSE(llama.tied_head);
+  EXPECT_FALSE(llama.tie_word_embeddings);
   EXPECT_EQ(llama.rope_theta, 1e4);
   config.experts = 4;
   const ModelConfig mixtral = read(config, {"tie_word_embeddings", "rope_theta", "head_dim"},
                                    [](auto& root) { root["head_dim"] = nullptr; });
-  EXPECT_FALSE(mixtral.tied_head);
+  EXPECT_FALSE(mixtral.tie_word_embeddings);
   EXPECT_EQ(mixtral.rope_theta, 1e6);
   EXPECT_EQ(mixtral.head_dim, config.hidden / config.heads);
   const auto with_rope = [&](const nlohmann::ordered_json& rope) {
@@ -121,11 +121,11 @@ TEST(ModelConfig, HuggingFaceTypeIsWrittenOnlyIfItComputesTheSame) {
   EXPECT_EQ(moe([](auto& c) { c.expert_ffn = c.ffn; }), "mixtral MixtralForCausalLM");
   EXPECT_EQ(moe([](auto& c) { c.expert_ffn = c.ffn / 2; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.shared_ffn = 8; }), tandem);
-  EXPECT_EQ(moe([](auto& c) { c.moe_every = 2; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.moe_layer_freq = 2; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.router = "sigmoid"; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.normalize_top_k = false; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.route_scale = 2.5; }), tandem);
-  EXPECT_EQ(moe([](auto& c) { c.bias_rate = 0.1; }), tandem);
+  EXPECT_EQ(moe([](auto& c) { c.router_bias_update_rate = 0.1; }), tandem);
 }
 
 TEST(ModelConfig, SizesThatOverflowAreRefused) {

@@ -42,7 +42,7 @@ constexpr Variant kVariants[] = {{"tied", true, false, 4},
                                  {"parallel_untied_grouped", false, true, 2}};
 inline ModelConfig small_model(const Variant& v) {
   ModelConfig c = small_model();
-  c.tied_head = v.tied;
+  c.tie_word_embeddings = v.tied;
   c.parallel_block = v.parallel_block;
   c.kv_heads = v.kv_heads;
   return c;

@@ -19,8 +19,8 @@ const Case kCases[] = {{"dense", [](ModelConfig&) {}},
                           c.top_k = 2;
                           c.expert_ffn = 12;
                           c.shared_ffn = 8;
-                          c.moe_every = 2;
-                          c.aux_loss = 1;
+                          c.moe_layer_freq = 2;
+                          c.aux_loss_coeff = 1;
                         }}};
 
 class MicrobatchTest : public ::testing::TestWithParam<Case> {};

@@ -18,7 +18,7 @@ ModelConfig moe_model() {
   c.experts = 8;
   c.top_k = 2;
   c.expert_ffn = 16;
-  c.aux_loss = 0.05;
+  c.aux_loss_coeff = 0.05;
   return c;
 }
 
@@ -30,13 +30,13 @@ const MoeVariant kMoeVariants[] = {{"plain", [](ModelConfig&) {}},
                                    {"shared_alternating",
                                     [](ModelConfig& c) {
                                       c.shared_ffn = 24;
-                                      c.moe_every = 2;
+                                      c.moe_layer_freq = 2;
                                     }},
                                    {"sigmoid_bias",
                                     [](ModelConfig& c) {
                                       c.router = "sigmoid";
-                                      c.aux_loss = 0;
-                                      c.bias_rate = 0.01;
+                                      c.aux_loss_coeff = 0;
+                                      c.router_bias_update_rate = 0.01;
                                       c.route_scale = 2;
                                     }},
                                    {"not_normalized_top_1", [](ModelConfig& c) {
@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, MoeModel, ::testing::ValuesIn(kMoeVariants),
 double objective(Transformer& model, const ModelConfig& c, const Batch& batch) {
   double value = model.forward(batch.tokens, batch.targets);
   for (int layer = 0; layer < int(c.moe_layers()); ++layer) {
-    value += model.load()->aux_loss(layer, c.aux_loss, c.top_k);
+    value += model.load()->aux_loss(layer, c.aux_loss_coeff, c.top_k);
   }
   return value;
 }
@@ -67,7 +67,7 @@ double objective(Transformer& model, const ModelConfig& c, const Batch& batch) {
 TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   ModelConfig config = config_of(GetParam());
-  config.aux_loss *= 100;  // or the cross-entropy, summed over tokens, would hide it
+  config.aux_loss_coeff *= 100;  // or the cross-entropy, summed over tokens, would hide it
   run_threads({}, [&](Communicator& comm) {
     set_kernel_threads(1);
     Transformer model(comm, config, {.batch = 2, .seq = 11});

@@ -83,8 +83,8 @@ timeout 60 "$tandem" train "$config" --out "$dir/run" "${small[@]}" 2>/dev/null 
 before=$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)
 expect 2 'run: already holds a run .checkpoints.: pass --resume' train "$config" --out "$dir/run" "${small[@]}"
 expect 2 'model.hidden is 64 in this checkpoint: expected 32' train "$config" --out "$dir/run" --resume "${small[@]}" --set model.hidden=32
-expect 2 'step-0+2: model.hidden is 64 in this checkpoint: expected 32; model.norm_eps is 1e-05 in this checkpoint: expected 1e-06; model.tied_head is true in this checkpoint: expected false$' \
-  train "$config" --out "$dir/run" --resume "${small[@]}" --set model.hidden=32 model.norm_eps=1e-6 model.tied_head=false
+expect 2 'step-0+2: model.hidden is 64 in this checkpoint: expected 32; model.norm_eps is 1e-05 in this checkpoint: expected 1e-06; model.tie_word_embeddings is true in this checkpoint: expected false$' \
+  train "$config" --out "$dir/run" --resume "${small[@]}" --set model.hidden=32 model.norm_eps=1e-6 model.tie_word_embeddings=false
 expect 2 'hash of the training text' train "$config" --out "$dir/run" --resume "${small[@]}" --set "data.paths=$config"
 expect 2 'train.seq is 64 in this checkpoint: expected 32' train "$config" --out "$dir/run" --resume "${small[@]}" --set train.seq=32
 expect 3 'missing.txt: no such file' eval "$dir/run" --data "$dir/missing.txt"

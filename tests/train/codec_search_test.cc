@@ -99,7 +99,7 @@ TEST(CodecSearch, OnlySitesThatSendAreSearched) {
   ModelConfig parallel = model(), experts = model(), shared = model();
   parallel.parallel_block = true;
   experts.experts = shared.experts = 4;
-  experts.moe_every = 2;
+  experts.moe_layer_freq = 2;
   shared.shared_ffn = 64;
   const auto names = [](const ModelConfig& config) {
     std::string text;
@@ -112,7 +112,7 @@ TEST(CodecSearch, OnlySitesThatSendAreSearched) {
   EXPECT_EQ(names(parallel), "block 4 embeddings 2 ");
   EXPECT_EQ(names(experts), "attention 4 mlp 2 experts 4 embeddings 2 ");
   EXPECT_EQ(names(shared), "attention 4 mlp 4 experts 8 embeddings 2 ");
-  experts.moe_every = 1;
+  experts.moe_layer_freq = 1;
   EXPECT_EQ(names(experts), "attention 4 experts 8 embeddings 2 ");
 
   for (const ModelConfig& config : {model(), parallel, experts, shared}) {

@@ -84,7 +84,7 @@ train traced --set train.steps=3 --set trace.enabled=true 2>"$dir/traced.log" ||
 # Names with any characters: commands can be pasted, and a terminal obeys nothing.
 for name in "my run" $'an\nother\x1b[31m' "it's \$HOME"; do
   log=$dir/named.log
-  train "$name" --set train.steps=2 --set data.heldout=0.3 2>"$log" || complain "$name: exit $?"
+  train "$name" --set train.steps=2 --set data.val_fraction=0.3 2>"$log" || complain "$name: exit $?"
   ! grep -q $'\x1b' "$log" || complain "escape codes in" "$(cat -v "$log")"
   while read -r command; do
     (PATH=$(dirname "$tandem"):$PATH bash -c "$command" </dev/null >/dev/null 2>"$dir/pasted") ||

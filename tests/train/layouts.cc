@@ -41,7 +41,7 @@ TrainRequest request_for(Layout layout, const std::string& out,
 
 TrainEnd run_on_threads(const TrainRequest& request) {
   check_config(request.config);
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   WorldOptions options;
   options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
   const std::string& link = request.config.parallel.link;
@@ -63,7 +63,7 @@ TrainEnd run_layout(TrainRequest request) {
   };
   take_rank_0s(request.out);
   for (std::string& path : request.config.data.paths) take_rank_0s(path);
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   return train(*mpi_world, request, corpus);
 }
 

@@ -181,8 +181,9 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
     c->vocab = 37, c->hidden = 24, c->layers = 2, c->heads = c->kv_heads = 4, c->head_dim = 6;
     c->ffn = 22;
   }
-  parallel.parallel_block = true, parallel.tied_head = false;
-  experts.experts = 4, experts.moe_every = 2, experts.shared_ffn = 8, experts.bias_rate = 0.1;
+  parallel.parallel_block = true, parallel.tie_word_embeddings = false;
+  experts.experts = 4, experts.moe_layer_freq = 2, experts.shared_ffn = 8,
+  experts.router_bias_update_rate = 0.1;
   for (const ModelConfig& config : {dense, parallel, experts}) {
     const ModelLayout one(config, 1, 0);
     std::vector<float> expected(size_t(one.size));

@@ -48,7 +48,7 @@ TEST(TrainCodec, LosslessMatchesTheUncompressedRun) {
     SCOPED_TRACE(name_of(layout));
     const std::string plain = dir / ("plain" + name_of(layout)), out = dir / name_of(layout);
     const std::vector<std::string> steps{"train.steps=8", "train.microbatch=1",
-                                         "parallel.bucket_mb=0.05"};
+                                         "parallel.dp_bucket_mib=0.05"};
     run_layout(request_for(layout, plain, steps));
     auto with = steps;
     with.push_back("parallel.codec=gradients=lossless,weights=lossless");
@@ -73,7 +73,7 @@ TEST(TrainCodec, ResumedRunHasTheBitsOfAnUninterruptedOne) {
       const std::string name = name_of(layout) + codec;
       const std::string whole = dir / ("whole" + name), out = dir / ("stopped" + name);
       const std::vector<std::string> overrides{"train.steps=5", "parallel.codec=" + codec,
-                                               "parallel.bucket_mb=0.05"};
+                                               "parallel.dp_bucket_mib=0.05"};
       run_layout(request_for(layout, whole, overrides));
       TrainRequest request = request_for(layout, out, overrides);
       const std::atomic<bool> stop{!mpi_world || mpi_world->rank() == mpi_world->size() - 1};
@@ -318,7 +318,7 @@ TEST(TrainCodec, RanksWithDifferentCodecsAreNamed) {
       request_for({1, 2}, dir / "run", {"train.steps=2", "parallel.codec=gradients=int4"});
   TrainRequest other = request;
   other.config.parallel.codec = "gradients=int8";
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   WorldOptions options;
   options.ranks = 2;
   run_threads(options, [&](Communicator& comm) {

@@ -74,10 +74,41 @@ TEST(Config, ValidationNeedsHeldOutFiles) {
     FAIL() << "accepted";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("train.validate_every is 5: expected data.heldout above 0"));
+                HasSubstr("train.validate_every is 5: expected data.val_fraction above 0"));
   }
-  config.data.heldout = 0.1;
+  config.data.val_fraction = 0.1;
   EXPECT_NO_THROW(check_config(config));
+}
+
+TEST(Config, FormerNamesOfKeysAreReadWithANoteEach) {
+  for (const auto& [old, name] : renamed_keys()) {
+    const auto keys = config_keys();
+    const auto key = std::ranges::find(keys, name, &ConfigKey::name);
+    ASSERT_NE(key, keys.end()) << name;
+    EXPECT_EQ(std::ranges::find(keys, old, &ConfigKey::name), keys.end()) << old;
+    TrainConfig defaults;
+    const bool flag = std::holds_alternative<bool*>(key->slot(defaults));
+    const bool whole = std::holds_alternative<int64_t*>(key->slot(defaults));
+    const std::string value = flag ? "false" : whole ? "3" : "0.25";
+    const size_t dot = old.find('.');
+    const auto text = [&](std::string_view of) {
+      return fmt::format("[{}]\n{} = {}\n", old.substr(0, dot), of.substr(dot + 1), value);
+    };
+    const TrainConfig expected = parse_config(text(name), "job.toml");
+    EXPECT_TRUE(expected.notes.empty());
+    const TrainConfig from_file = parse_config(text(old), "job.toml");
+    EXPECT_EQ(to_toml(from_file), to_toml(expected));
+    EXPECT_NE(to_toml(from_file), to_toml(TrainConfig{}));
+    EXPECT_THAT(from_file.notes,
+                testing::ElementsAre(fmt::format("job.toml:2: {} is now called {}", old, name)));
+    const TrainConfig from_option =
+        parse_config("", "job.toml", Overrides{fmt::format("{}={}", old, value)});
+    EXPECT_EQ(to_toml(from_option), to_toml(expected));
+    EXPECT_EQ(from_option.notes.size(), 1u);
+    EXPECT_THAT(error_of(text(old) + fmt::format("{} = {}\n", name.substr(dot + 1), value)),
+                HasSubstr(fmt::format("dir/job.toml:2: {} is now called {}, which line 3 has, too",
+                                      old, name)));
+  }
 }
 
 TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
@@ -104,7 +135,7 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
        "train.dtype is \"f64\": expected one of \"auto\", \"f32\", \"bf16\""},
       {"[optimizer]\nlr = nan\n", "optimizer.lr is nan: expected a number from 0 to 1000"},
       {"[optimizer]\nlr = -1\n", "optimizer.lr is -1: expected a number from 0"},
-      {"[model]\ntied_head = 1\n", "model.tied_head is 1: expected true or false"},
+      {"[model]\ntied_head = 1\n", "model.tie_word_embeddings is 1: expected true or false"},
       {"[data]\npaths = [1]\n", "data.paths is of type array: expected a string or an array"},
       {"[train\n", "dir/job.toml:1: not valid TOML"},
       {"[train]\nsteps = 1\nsteps = 2\n", "dir/job.toml:3: not valid TOML"},
@@ -147,7 +178,7 @@ TEST(Config, EveryMisspeltKeyIsSuggested) {
 TEST(Config, OverridesAreTomlOrStrings) {
   const Overrides overrides{
       "train.steps=7",     "train.dtype=bf16",         "data.paths=/x/*.h",
-      "optimizer.lr=1e-4", "parallel.link=1GB/s,20us", "model.tied_head=false"};
+      "optimizer.lr=1e-4", "parallel.link=1GB/s,20us", "model.tie_word_embeddings=false"};
   const TrainConfig config = parse_config("[train]\nsteps = 3\n", "job.toml", overrides);
   EXPECT_EQ(config.train.steps, 7);
   EXPECT_EQ(parse_config("", "j", Overrides{"train.steps=1e3"}).train.steps, 1000);
@@ -155,7 +186,7 @@ TEST(Config, OverridesAreTomlOrStrings) {
   EXPECT_EQ(config.data.paths, Overrides{"/x/*.h"});
   EXPECT_EQ(config.optimizer.lr, 1e-4);
   EXPECT_EQ(config.parallel.link, "1GB/s,20us");
-  EXPECT_FALSE(config.model.tied_head);
+  EXPECT_FALSE(config.model.tie_word_embeddings);
   EXPECT_EQ(parse_config("", "j", Overrides{"data.paths=[\"a\", \"b\"]"}).data.paths,
             (Overrides{"a", "b"}));
   EXPECT_THAT(error_of("", {"train.stesp=7"}),

@@ -48,7 +48,7 @@ TEST(TrainLayouts, FirstFiftyLossesAgreeWithOneProcess) {
 // training.
 TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
   const TempDir dir;
-  std::vector<std::string> overrides{"train.steps=6", "data.heldout=0.4"};
+  std::vector<std::string> overrides{"train.steps=6", "data.val_fraction=0.4"};
   const auto weights = [](const std::string& out) {
     return read_file(out + "/final/model.safetensors");
   };
@@ -74,7 +74,7 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
     }
     ASSERT_EQ(losses.size(), 2u);
     const TrainConfig config = request_for(layout, out, overrides).config;
-    const Corpus corpus(config.data.paths, config.data.heldout);
+    const Corpus corpus(config.data.paths, config.data.val_fraction);
     run_threads({}, [&](Communicator& comm) {
       Evaluator evaluator(comm, config.model, {});
       const SafetensorsFile file(out + "/final/model.safetensors");
@@ -100,10 +100,10 @@ TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
   for (int i = 0; i < 20; ++i) {
     write_plain(dir / (std::to_string(i) + ".txt"), sample_text().substr(size_t(i) * 500, 2000));
   }
-  TrainRequest request = request_for(
-      {2, 2}, dir / "out",
-      {"train.steps=3", "train.validate_every=1", "data.heldout=0.4", "data.paths=" + dir.path()});
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  TrainRequest request = request_for({2, 2}, dir / "out",
+                                     {"train.steps=3", "train.validate_every=1",
+                                      "data.val_fraction=0.4", "data.paths=" + dir.path()});
+  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   ASSERT_FALSE(corpus.heldout_files().empty());
   std::filesystem::remove(corpus.heldout_files()[0]);
   testing::internal::CaptureStderr();
@@ -124,7 +124,7 @@ TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
   }
   TrainRequest request = request_for(
       {1, 1}, dir / "out",
-      {"train.steps=3", "train.validate_every=1", "data.heldout=0.5", "train.validate_bytes=0",
+      {"train.steps=3", "train.validate_every=1", "data.val_fraction=0.5", "train.validate_bytes=0",
        "train.batch=1", "train.seq=16", "data.paths=" + dir.path()});
   run_on_threads(request);
   double steps_s = 0;
@@ -145,7 +145,7 @@ TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
 TEST(TrainLayouts, TwoRunsAreBitwiseEqual) {
   const TempDir dir;
   const std::vector<std::string> short_run{"train.steps=12", "train.microbatch=2",
-                                           "parallel.bucket_mb=0.05"};
+                                           "parallel.dp_bucket_mib=0.05"};
   for (const Layout layout : layouts()) {
     std::vector<std::string> weights;
     for (const std::string run : {"a", "b"}) {
@@ -162,8 +162,9 @@ TEST(TrainLayouts, AccumulationAndBucketsDoNotChangeTheRun) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request_for({1, 1}, dir / "whole", {"train.steps=15"}));
-  run_on_threads(request_for({2, 2}, dir / "parts",
-                             {"train.steps=15", "train.microbatch=1", "parallel.bucket_mb=0.01"}));
+  run_on_threads(
+      request_for({2, 2}, dir / "parts",
+                  {"train.steps=15", "train.microbatch=1", "parallel.dp_bucket_mib=0.01"}));
   expect_close(losses(dir / "parts"), losses(dir / "whole"));
 }
 

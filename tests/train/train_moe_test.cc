@@ -36,7 +36,7 @@ TrainRequest request_for(const Layout& layout, const std::string& out,
 
 void run(const TrainRequest& request) {
   check_config(request.config);
-  const Corpus corpus(request.config.data.paths, request.config.data.heldout);
+  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   WorldOptions options;
   options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
   run_threads(options, [&](Communicator& comm) { train(comm, request, corpus); });
@@ -217,10 +217,10 @@ TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
 
 TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLoss) {
   const TempDir dir;
-  run(request_for({1, 1, 1}, dir / "whole", {"train.steps=10", "model.aux_loss=0.1"}));
-  run(request_for(
-      {1, 2, 2}, dir / "parts",
-      {"train.steps=10", "model.aux_loss=0.1", "train.microbatch=2", "parallel.bucket_mb=0.01"}));
+  run(request_for({1, 1, 1}, dir / "whole", {"train.steps=10", "model.aux_loss_coeff=0.1"}));
+  run(request_for({1, 2, 2}, dir / "parts",
+                  {"train.steps=10", "model.aux_loss_coeff=0.1", "train.microbatch=2",
+                   "parallel.dp_bucket_mib=0.01"}));
   expect_same_run(dir / "parts", dir / "whole");
   const auto parts = steps_of(dir / "parts"), whole = steps_of(dir / "whole");
   EXPECT_NEAR(parts.back()["aux_loss"].get<double>(), whole.back()["aux_loss"].get<double>(), 1e-6);
@@ -229,9 +229,12 @@ TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLoss) {
 TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {
   const TempDir dir;
   const std::string out = dir / "run";
-  const std::vector<std::string> overrides{"train.steps=30",       "checkpoint.every=10",
-                                           "checkpoint.keep=3",    "model.shared_ffn=32",
-                                           "model.bias_rate=1e-3", "model.router=sigmoid"};
+  const std::vector<std::string> overrides{"train.steps=30",
+                                           "checkpoint.every=10",
+                                           "checkpoint.keep=3",
+                                           "model.shared_ffn=32",
+                                           "model.router_bias_update_rate=1e-3",
+                                           "model.router=sigmoid"};
   run(request_for({1, 1, 1}, dir / "one", overrides));
   run(request_for({1, 4, 4}, out, overrides));
   for (const auto& [layout, lost] : {std::pair(Layout{1, 2, 2}, "23"),
@@ -264,7 +267,7 @@ TEST(TrainMoe, SavingAtAnotherLayoutKeepsEveryBit) {
 
 TEST(TrainMoe, ValidationIsTheSameOnEveryLayout) {
   const TempDir dir;
-  const std::vector<std::string> overrides{"train.steps=4", "data.heldout=0.4",
+  const std::vector<std::string> overrides{"train.steps=4", "data.val_fraction=0.4",
                                            "train.validate_every=4"};
   run(request_for({1, 1, 1}, dir / "one", overrides));
   const double one = steps_of(dir / "one").back()["validation_loss"].get<double>();
@@ -289,9 +292,10 @@ TEST(TrainMoe, LossFreeBalancingLevelsTheLoad) {
   // Mean over the last ten steps and all layers, on headers: synthetic words are so alike that all
   // tokens choose the same experts, whatever the bias.
   const auto imbalance = [&](const char* name, const std::string& rate) {
-    run(request_for({1, 1, 1}, dir / name,
-                    {"model.aux_loss=0", "model.router=sigmoid", "model.bias_rate=" + rate,
-                     "data.paths=" TANDEM_SOURCE_DIR "/include"}));
+    run(request_for(
+        {1, 1, 1}, dir / name,
+        {"model.aux_loss_coeff=0", "model.router=sigmoid", "model.router_bias_update_rate=" + rate,
+         "data.paths=" TANDEM_SOURCE_DIR "/include"}));
     const auto steps = steps_of(dir / name);
     double sum = 0;
     for (size_t i = steps.size() - 10; i < steps.size(); ++i) {

@@ -14,7 +14,7 @@ fail() {
   exit 1
 }
 
-"$tandem" train "$source/configs/tiny.toml" --set train.steps=30 --set data.heldout=0.3 --set model.layers=1 \
+"$tandem" train "$source/configs/tiny.toml" --set train.steps=30 --set data.val_fraction=0.3 --set model.layers=1 \
   --out "$dir/out" >"$dir/log" 2>&1 || fail 'training failed:' "$dir/log"
 text=(--list "$dir/out/heldout.txt")
 formats=(--formats 'lossless,int8,int4:g32,int2:g32')

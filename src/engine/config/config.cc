@@ -136,8 +136,13 @@ std::string suggestion(const std::string& name, bool is_table) {
   return close.empty() ? nearest(name, all) : table + "." + close;
 }
 
-void apply(TrainConfig& config, const std::string& name, const toml::node& node,
+void apply(TrainConfig& config, const std::string& given, const toml::node& node,
            const Place& place) {
+  const std::string_view current = current_name(given);
+  const std::string name(current.empty() ? given : current);
+  if (!current.empty()) {
+    config.notes.push_back(fmt::format("{}: {} is now called {}", place.at(node), given, name));
+  }
   const auto keys = config_keys();
   const auto key =
       std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.name == name; });
@@ -234,6 +239,17 @@ void apply_override(TrainConfig& config, const std::string& text) {
   apply(config, name, *parsed.get("value"), place);
 }
 
+/// A file that has a key by both of its names does not say which value counts.
+void check_names(const toml::table& root, const std::string& file) {
+  for (const auto& [old, name] : renamed_keys()) {
+    const auto before = root.at_path(old), now = root.at_path(name);
+    if (!before || !now) continue;
+    throw ConfigError(fmt::format("{}: {} is now called {}, which line {} has, too: expected one",
+                                  Place{file}.at(*before.node()), old, name,
+                                  now.node()->source().begin.line));
+  }
+}
+
 void check_codec(const TrainConfig& config) {
   try {
     CodecPolicy::parse(config.parallel.codec)
@@ -257,6 +273,7 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
   }
   try {
     const toml::table root = toml::parse(std::string_view(text), file);
+    check_names(root, file);
     for (const auto& [name, node] : root) {
       apply(config, std::string(name.str()), node, Place{file});
     }
@@ -293,11 +310,11 @@ void check_config(const TrainConfig& config) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
                                   config.model.max_seq));
   }
-  if (validate > 0 && config.data.heldout == 0) {
-    throw ConfigError(
-        fmt::format("train.validate_every is {}: expected data.heldout above 0, which holds files "
-                    "out of training",
-                    validate));
+  if (validate > 0 && config.data.val_fraction == 0) {
+    throw ConfigError(fmt::format(
+        "train.validate_every is {}: expected data.val_fraction above 0, which holds files "
+        "out of training",
+        validate));
   }
   if (config.optimizer.min_lr > config.optimizer.lr) {
     throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -37,13 +38,13 @@ struct TrainConfig {
     double eps = 1e-8;
     double weight_decay = 0.1;
     int64_t warmup = 20;
-    double clip = 1;
+    double grad_clip = 1;
   } optimizer;
   struct {
     int64_t tp = 1;
     int64_t dp = 1;
     int64_t ep = 1;
-    double bucket_mb = 4;
+    double dp_bucket_mib = 4;
     std::string strategy = "automatic";
     int64_t chunks = 0;
     std::string link;
@@ -52,7 +53,7 @@ struct TrainConfig {
   } parallel;
   struct {
     std::vector<std::string> paths;
-    double heldout = 0;
+    double val_fraction = 0;
   } data;
   struct {
     int64_t every = 0;
@@ -62,6 +63,7 @@ struct TrainConfig {
     bool enabled = false;
     int64_t steps = 2;
   } trace;
+  std::vector<std::string> notes;  ///< for the user, a line each: keys given by a former name
 };
 
 using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*>;
@@ -74,7 +76,14 @@ struct ConfigKey {
   std::string help;
 };
 std::span<const ConfigKey> config_keys();
-/// One line per key: name in 26 columns, then help, type, default, range.
+/// Keys that had another name once, which is still read.
+struct RenamedKey {
+  std::string_view old, name;
+};
+std::span<const RenamedKey> renamed_keys();
+/// The name of a key given by its former one; empty for all others.
+std::string_view current_name(std::string_view old);
+/// One line per key: name in 30 columns, then help, type, default, range.
 std::string describe_config_keys();
 
 /// Key with two different values, in TOML syntax.

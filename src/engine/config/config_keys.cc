@@ -58,7 +58,12 @@ std::vector<ConfigKey> make_keys() {
       {"model.max_seq", TANDEM_SLOT(model.max_seq), 1, 1 << 24, {}, "longest sequence"},
       {"model.rope_theta", TANDEM_SLOT(model.rope_theta), 1, kBig, {}, "rotary base"},
       {"model.norm_eps", TANDEM_SLOT(model.norm_eps), kMinEpsilon, 1, {}, "RMSNorm epsilon"},
-      {"model.tied_head", TANDEM_SLOT(model.tied_head), 0, 0, {}, "head shares the embedding"},
+      {"model.tie_word_embeddings",
+       TANDEM_SLOT(model.tie_word_embeddings),
+       0,
+       0,
+       {},
+       "head shares the embedding"},
       {"model.parallel_block",
        TANDEM_SLOT(model.parallel_block),
        0,
@@ -84,8 +89,8 @@ std::vector<ConfigKey> make_keys() {
        1 << 22,
        {},
        "width of an MLP beside the experts that all tokens take (0: none)"},
-      {"model.moe_every",
-       TANDEM_SLOT(model.moe_every),
+      {"model.moe_layer_freq",
+       TANDEM_SLOT(model.moe_layer_freq),
        1,
        4096,
        {},
@@ -103,14 +108,14 @@ std::vector<ConfigKey> make_keys() {
        {},
        "weights of a token's experts add up to model.route_scale"},
       {"model.route_scale", TANDEM_SLOT(model.route_scale), 1e-6, 1e6, {}, "factor of the weights"},
-      {"model.aux_loss",
-       TANDEM_SLOT(model.aux_loss),
+      {"model.aux_loss_coeff",
+       TANDEM_SLOT(model.aux_loss_coeff),
        0,
        1e3,
        {},
        "coefficient of the load-balancing loss, over all tokens of a step"},
-      {"model.bias_rate",
-       TANDEM_SLOT(model.bias_rate),
+      {"model.router_bias_update_rate",
+       TANDEM_SLOT(model.router_bias_update_rate),
        0,
        1,
        {},
@@ -132,8 +137,8 @@ std::vector<ConfigKey> make_keys() {
        {},
        "decoupled, on matrices"},
       {"optimizer.warmup", TANDEM_SLOT(optimizer.warmup), 0, kBig, {}, "steps of linear warm-up"},
-      {"optimizer.clip",
-       TANDEM_SLOT(optimizer.clip),
+      {"optimizer.grad_clip",
+       TANDEM_SLOT(optimizer.grad_clip),
        0,
        1e9,
        {},
@@ -146,8 +151,8 @@ std::vector<ConfigKey> make_keys() {
        4096,
        {},
        "ranks that share the experts (--ep); divides parallel.dp"},
-      {"parallel.bucket_mb",
-       TANDEM_SLOT(parallel.bucket_mb),
+      {"parallel.dp_bucket_mib",
+       TANDEM_SLOT(parallel.dp_bucket_mib),
        0.001,
        1e6,
        {},
@@ -186,8 +191,8 @@ std::vector<ConfigKey> make_keys() {
        {},
        "what encoding a gradient loses is added to the next step's"},
       {"data.paths", TANDEM_SLOT(data.paths), 0, 0, {}, "folders, globs and files"},
-      {"data.heldout",
-       TANDEM_SLOT(data.heldout),
+      {"data.val_fraction",
+       TANDEM_SLOT(data.val_fraction),
        0,
        0.9,
        {},
@@ -246,11 +251,31 @@ std::span<const ConfigKey> config_keys() {
   return keys;
 }
 
+std::span<const RenamedKey> renamed_keys() {
+  static constexpr RenamedKey kRenamed[] = {
+      {"model.tie_word_embeddings", "model.tie_word_embeddings"},
+      {"model.moe_layer_freq", "model.moe_layer_freq"},
+      {"model.aux_loss_coeff", "model.aux_loss_coeff"},
+      {"model.router_bias_update_rate", "model.router_bias_update_rate"},
+      {"optimizer.grad_clip", "optimizer.grad_clip"},
+      {"parallel.dp_bucket_mib", "parallel.dp_bucket_mib"},
+      {"data.val_fraction", "data.val_fraction"},
+  };
+  return kRenamed;
+}
+
+std::string_view current_name(std::string_view old) {
+  for (const RenamedKey& key : renamed_keys()) {
+    if (key.old == old) return key.name;
+  }
+  return {};
+}
+
 std::string describe_config_keys() {
   TrainConfig defaults;
   std::string text;
   for (const ConfigKey& key : config_keys()) {
-    text += fmt::format("{:<26} {} ({})\n", key.name, key.help,
+    text += fmt::format("{:<30} {} ({})\n", key.name, key.help,
                         std::visit(Describe{key}, key.slot(defaults)));
   }
   return text;

@@ -30,8 +30,8 @@ size_t most_open_files() {
 }
 
 /// Decides by content hash, so copies of one text are in the same split.
-bool is_held_out(uint64_t hash, double heldout) {
-  return double(hash) * 0x1p-64 < heldout;
+bool is_held_out(uint64_t hash, double val_fraction) {
+  return double(hash) * 0x1p-64 < val_fraction;
 }
 
 std::string first_and_count(const std::vector<std::string>& paths) {
@@ -127,7 +127,7 @@ std::vector<std::string> paths_of_list(std::string_view list) {
   return paths;
 }
 
-Corpus::Document Corpus::open_document(const std::string& path, double heldout) {
+Corpus::Document Corpus::open_document(const std::string& path, double val_fraction) {
   FileDescriptor file = open_for_reading(path);
   Document document;
   document.path = path;
@@ -141,7 +141,7 @@ Corpus::Document Corpus::open_document(const std::string& path, double heldout) 
   document.size = text.size();
   document.hash = XXH3_64bits(text.data(), text.size());
   document.offset = block_.size();
-  if (is_held_out(document.hash, heldout)) return document;
+  if (is_held_out(document.hash, val_fraction)) return document;
   const auto bytes = std::as_bytes(std::span(text));
   block_.insert(block_.end(), bytes.begin(), bytes.end());
   return document;
@@ -149,11 +149,11 @@ Corpus::Document Corpus::open_document(const std::string& path, double heldout) 
 
 /// Opens all files and hashes those that are copied.
 std::vector<Corpus::Document> Corpus::open_documents(const std::vector<std::string>& paths,
-                                                     double heldout, SharedWork& work) {
+                                                     double val_fraction, SharedWork& work) {
   std::vector<Document> documents;
   for (const std::string& path : paths) {
     try {
-      Document document = open_document(path, heldout);
+      Document document = open_document(path, val_fraction);
       work.advance(int64_t(document.file ? 0 : document.size));
       document.size > 0 ? documents.push_back(std::move(document)) : empty_.push_back(path);
     } catch (const std::bad_alloc&) {
@@ -177,21 +177,21 @@ void Corpus::hash_open_files(std::vector<Document>& documents, Communicator* wor
   }
 }
 
-Corpus::Corpus(std::span<const std::string> paths, double heldout, Communicator* world) {
+Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communicator* world) {
   FoundFiles found;
   std::vector<Document> documents;
   std::string error;
   SharedWork work(world, "reading the text", 0);
   try {
     found = find_files(paths);
-    documents = open_documents(found.files, heldout, work);
+    documents = open_documents(found.files, val_fraction, work);
   } catch (const IoError& failed) {
     error = failed.what();
   }
   work.finish(error);
   hash_open_files(documents, world);
   for (Document& document : documents) {
-    const bool out = is_held_out(document.hash, heldout);
+    const bool out = is_held_out(document.hash, val_fraction);
     (out ? heldout_ : files_).push_back(document.path);
     (out ? heldout_hashes_ : hashes_).push_back(document.hash);
     out ? heldout_sizes_.push_back(int64_t(document.size))

@@ -3,8 +3,8 @@
 //
 // Folders are walked recursively without following links, which are reported; globs and plain paths
 // are used as given. The list is sorted, without duplicates and empty files. A file is held out if
-// the XXH3-64 hash of its content, as a fraction of 2^64, is below `heldout`: copies of one text
-// are in the same split, which does not depend on names or order.
+// the XXH3-64 hash of its content, as a fraction of 2^64, is below `val_fraction`: copies of one
+// text are in the same split, which does not depend on names or order.
 //
 // The stream of the training files is kBos, bytes of file 0, kBos, bytes of file 1, … Small files
 // are copied into one block; large ones are read from disk, up to a limit of open files.
@@ -43,7 +43,7 @@ class Corpus {
   /// Reads the text; ranks that see the same files divide the reading of large ones among them.
   /// Throws IoError for an unreadable file, on every rank, and ConfigError if no training bytes
   /// remain. Collective over `world` unless it is nullptr.
-  Corpus(std::span<const std::string> paths, double heldout, Communicator* world = nullptr);
+  Corpus(std::span<const std::string> paths, double val_fraction, Communicator* world = nullptr);
 
   /// Tokens in the training stream, kBos included.
   int64_t tokens() const { return starts_.back(); }
@@ -72,8 +72,8 @@ class Corpus {
     uint64_t hash = 0;
     std::unique_ptr<TextFile> file;
   };
-  Document open_document(const std::string& path, double heldout);
-  std::vector<Document> open_documents(const std::vector<std::string>& paths, double heldout,
+  Document open_document(const std::string& path, double val_fraction);
+  std::vector<Document> open_documents(const std::vector<std::string>& paths, double val_fraction,
                                        SharedWork& work);
   static void hash_open_files(std::vector<Document>& documents, Communicator* world);
   void read(const Document& document, size_t offset, std::span<int32_t> out) const;

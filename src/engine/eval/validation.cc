@@ -12,10 +12,10 @@ namespace {
 
 const Corpus& checked(const Corpus& corpus) {
   if (!corpus.heldout_files().empty()) return corpus;
-  throw ConfigError(
-      fmt::format("train.validate_every: data.heldout holds none of the {} files out: expected a "
-                  "larger share",
-                  corpus.files().size()));
+  throw ConfigError(fmt::format(
+      "train.validate_every: data.val_fraction holds none of the {} files out: expected a "
+      "larger share",
+      corpus.files().size()));
 }
 
 /// Sums of one rank after a batch.

@@ -41,8 +41,8 @@ void check_experts(const ModelConfig& c, int ep) {
   if (c.top_k < 1 || c.top_k > c.experts) {
     reject("top_k", c.top_k, fmt::format("1 to model.experts = {}", c.experts));
   }
-  if (c.moe_every < 1 || c.moe_every > c.layers) {
-    reject("moe_every", c.moe_every, fmt::format("1 to model.layers = {}", c.layers));
+  if (c.moe_layer_freq < 1 || c.moe_layer_freq > c.layers) {
+    reject("moe_layer_freq", c.moe_layer_freq, fmt::format("1 to model.layers = {}", c.layers));
   }
   if (c.expert_ffn < 0 || c.expert_ffn > int64_t{1} << 31) {
     reject("expert_ffn", c.expert_ffn, "0 (ffn) to 2^31");
@@ -55,11 +55,12 @@ void check_experts(const ModelConfig& c, int ep) {
         fmt::format("model.router = {}: expected softmax or sigmoid", printable(c.router)));
   }
   const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
-  if (!(c.route_scale > 0) || !is_rate(c.route_scale) || !is_rate(c.aux_loss) ||
-      !is_rate(c.bias_rate)) {
-    throw ConfigError(fmt::format(
-        "model.route_scale = {}, aux_loss = {}, bias_rate = {}: expected above 0, and none below 0",
-        c.route_scale, c.aux_loss, c.bias_rate));
+  if (!(c.route_scale > 0) || !is_rate(c.route_scale) || !is_rate(c.aux_loss_coeff) ||
+      !is_rate(c.router_bias_update_rate)) {
+    throw ConfigError(
+        fmt::format("model.route_scale = {}, aux_loss_coeff = {}, router_bias_update_rate = {}: "
+                    "expected above 0, and none below 0",
+                    c.route_scale, c.aux_loss_coeff, c.router_bias_update_rate));
   }
   if (c.parallel_block) {
     throw ConfigError("model.parallel_block = true: expected false where model.experts is above 0");
@@ -70,8 +71,8 @@ void check_experts(const ModelConfig& c, int ep) {
 
 int64_t ModelConfig::parameters() const {
   const int64_t norms = hidden * (1 + layers * (parallel_block ? 1 : 2));
-  return vocab * hidden * (tied_head ? 1 : 2) + layer_matrices(*this, experts) + norms +
-         (bias_rate > 0 ? moe_layers() * experts : 0);
+  return vocab * hidden * (tie_word_embeddings ? 1 : 2) + layer_matrices(*this, experts) + norms +
+         (router_bias_update_rate > 0 ? moe_layers() * experts : 0);
 }
 
 double ModelConfig::flops_per_token(int64_t seq) const {

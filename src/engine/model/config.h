@@ -17,25 +17,26 @@ struct ModelConfig {
   int64_t max_seq = 512;
   double rope_theta = 10000;
   double norm_eps = 1e-5;
-  bool tied_head = true;
+  bool tie_word_embeddings = true;
   bool parallel_block = false;  ///< MegaScale §3.1: y = x + MLP(LN(x)) + Attn(LN(x))
 
   // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of
   // them per token.
   int64_t experts = 0;  ///< 0: every layer is dense
   int64_t top_k = 2;
-  int64_t expert_ffn = 0;          ///< width inside an expert; 0: ffn
-  int64_t shared_ffn = 0;          ///< width of the shared expert, an MLP that every token takes;
-                                   ///< 0: none
-  int64_t moe_every = 1;           ///< layer i (from 0) has experts if (i + 1) % moe_every == 0
+  int64_t expert_ffn = 0;      ///< width inside an expert; 0: ffn
+  int64_t shared_ffn = 0;      ///< width of the shared expert, an MLP that every token takes;
+                               ///< 0: none
+  int64_t moe_layer_freq = 1;  ///< layer i (from 0) has experts if (i + 1) % moe_layer_freq == 0
   std::string router = "softmax";  ///< scores: "softmax" over the experts, or "sigmoid" of each
   bool normalize_top_k = true;     ///< the top-k scores are divided by their sum
   double route_scale = 1;          ///< multiplies the routing weights
-  double aux_loss = 0.01;  ///< coefficient of the load-balancing loss (arXiv 2101.03961, 2.2)
-  double bias_rate = 0;    ///< above 0: loss-free balancing by a routing bias (arXiv 2408.15664)
+  double aux_loss_coeff = 0.01;  ///< coefficient of the load-balancing loss (arXiv 2101.03961, 2.2)
+  double router_bias_update_rate =
+      0;  ///< above 0: loss-free balancing by a routing bias (arXiv 2408.15664)
 
-  bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_every == 0; }
-  int64_t moe_layers() const { return experts > 0 ? layers / moe_every : 0; }
+  bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
+  int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
   int64_t ffn_of_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }
 
   /// Parameters of all experts, which are sharded over EP ranks.

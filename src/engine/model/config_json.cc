@@ -33,7 +33,7 @@ void for_each_member(Config& c, const Visit& visit) {
   visit("max_position_embeddings", c.max_seq);
   visit("rope_theta", c.rope_theta);
   visit("rms_norm_eps", c.norm_eps);
-  visit("tie_word_embeddings", c.tied_head);
+  visit("tie_word_embeddings", c.tie_word_embeddings);
   visit("parallel_block", c.parallel_block);
 }
 
@@ -45,12 +45,12 @@ void for_each_moe_member(Config& c, const Visit& visit) {
   visit("num_experts_per_tok", c.top_k);
   visit("moe_intermediate_size", c.expert_ffn);
   visit("shared_expert_intermediate_size", c.shared_ffn);
-  visit("decoder_sparse_step", c.moe_every);
+  visit("decoder_sparse_step", c.moe_layer_freq);
   visit("scoring_func", c.router);
   visit("norm_topk_prob", c.normalize_top_k);
   visit("routed_scaling_factor", c.route_scale);
-  visit("router_aux_loss_coef", c.aux_loss);
-  visit("router_bias_update_rate", c.bias_rate);
+  visit("router_aux_loss_coef", c.aux_loss_coeff);
+  visit("router_bias_update_rate", c.router_bias_update_rate);
 }
 
 /// Keys of Llama checkpoints whose value must match this model.
@@ -92,9 +92,9 @@ constexpr Format kFormats[] = {{"llama", kFixed, 1e4, 0.01},
 
 /// Model type whose implementations compute the same as `c`.
 const Format& format_of(const ModelConfig& c) {
-  const bool is_mixtral = c.moe_every == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
-                          c.normalize_top_k && c.route_scale == 1 && c.bias_rate == 0 &&
-                          c.ffn_of_expert() == c.ffn;
+  const bool is_mixtral = c.moe_layer_freq == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
+                          c.normalize_top_k && c.route_scale == 1 &&
+                          c.router_bias_update_rate == 0 && c.ffn_of_expert() == c.ffn;
   if (c.experts == 0 && !c.parallel_block) return kFormats[0];
   return kFormats[c.experts > 0 && is_mixtral ? 1 : 2];
 }
@@ -220,9 +220,9 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
     throw ConfigError(fmt::format("{}: key {} is missing", file, kExperts));
   check_known(root, format, file);
   ModelConfig config;
-  config.tied_head = false;
+  config.tie_word_embeddings = false;
   config.rope_theta = format.rope_theta;
-  config.aux_loss = format.aux_loss;
+  config.aux_loss_coeff = format.aux_loss;
   for_each_member(config, [&]<typename T>(const char* key, T& member) {
     const bool optional = contains(kOptional, key);
     if (root.contains(key) && !(optional && root[key].is_null())) {

@@ -60,13 +60,13 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
     add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn,
                moe);
     if (!moe) continue;
-    branches.back().moe_layer = int(i / c.moe_every);
+    branches.back().moe_layer = int(i / c.moe_layer_freq);
     add_router(c, layer + kMoe, branches.back());
   }
   final_norm = size;
   add_norm("model.norm.weight", c.hidden);
   head = embedding;
-  if (!c.tied_head) {
+  if (!c.tie_word_embeddings) {
     head = {reserve(vocab * c.hidden), vocab, c.hidden};
     parameters.push_back(rows_of("lm_head.weight", c.vocab, c.hidden, words, head, 0));
   }
@@ -85,7 +85,7 @@ void ModelLayout::add_router(const ModelConfig& c, const std::string& name, Bran
                         {.count = c.experts * c.hidden},
                         b.router.offset,
                         c.hidden});
-  if (c.bias_rate == 0) return;
+  if (c.router_bias_update_rate == 0) return;
   b.router_bias = reserve(c.experts);
   parameters.push_back({.name = name + "gate.e_score_correction_bias",
                         .shape = {c.experts},

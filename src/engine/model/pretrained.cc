@@ -25,7 +25,7 @@ bool is_redundant(const ModelConfig& config, const SafetensorsFile& file,
                   const SafetensorsEntry& entry) {
   if (entry.name.ends_with(kFrequencies)) return true;
   const SafetensorsEntry* embedding = file.find("model.embed_tokens.weight");
-  return config.tied_head && entry.name == "lm_head.weight" && embedding &&
+  return config.tie_word_embeddings && entry.name == "lm_head.weight" && embedding &&
          same_bytes(file, entry, *embedding);
 }
 

@@ -80,7 +80,7 @@ class Transformer::Impl {
     const auto report = [&](int64_t begin) {
       if (ready) ready(begin);
     };
-    if (m.load && context_.config.aux_loss > 0) share(*m.load);
+    if (m.load && context_.config.aux_loss_coeff > 0) share(*m.load);
     head_.backward(m.residuals.back(), m.targets, scale, m.head, dx_, clear_norm(0));
     add_norms({&layout.final_norm, 1});
     report(layout.final_norm);
@@ -114,7 +114,7 @@ class Transformer::Impl {
 
   /// Moves every expert's bias by the rate, up if its load is below the mean, down if above.
   void adjust_router_bias() {
-    const float rate = float(context_.config.bias_rate);
+    const float rate = float(context_.config.router_bias_update_rate);
     for (const BranchLayout& b : context_.layout.branches) {
       if (b.router_bias < 0) continue;
       const auto counts = load_->load.counts(b.moe_layer);
@@ -165,7 +165,8 @@ class Transformer::Impl {
     const ModelConfig& c = context_.config;
     const BranchLayout& b = context_.layout.branches[i];
     std::vector<float> balance;
-    if (b.moe && c.aux_loss > 0) balance = m.load->load.balance(b.moe_layer, c.aux_loss, c.top_k);
+    if (b.moe && c.aux_loss_coeff > 0)
+      balance = m.load->load.balance(b.moe_layer, c.aux_loss_coeff, c.top_k);
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
   }
 

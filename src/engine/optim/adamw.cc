@@ -17,7 +17,8 @@ AdamStep AdamStep::make(const TrainConfig& config, int64_t step, double lr, doub
   s.weight_decay = float(o.weight_decay);
   s.correction1 = float(1 / (1 - std::pow(o.beta1, t)));
   s.correction2 = float(1 / (1 - std::pow(o.beta2, t)));
-  s.gradient_scale = o.clip > 0 && gradient_norm > o.clip ? float(o.clip / gradient_norm) : 1.0f;
+  s.gradient_scale =
+      o.grad_clip > 0 && gradient_norm > o.grad_clip ? float(o.grad_clip / gradient_norm) : 1.0f;
   return s;
 }
 

@@ -161,7 +161,7 @@ class Trainer {
     const auto& parallel = config_.parallel;
     return {world_,
             fmt::format("tp {} dp {} ep {} with buckets of {} MiB", parallel.tp, parallel.dp,
-                        parallel.ep, parallel.bucket_mb),
+                        parallel.ep, parallel.dp_bucket_mib),
             *tp_,
             *model_,
             *optimizer_,
@@ -178,7 +178,7 @@ class Trainer {
 
   /// Creates one optimizer for the replicated parameters and one for the experts of this EP rank.
   void make_optimizers() {
-    const auto bucket = int64_t(config_.parallel.bucket_mb * (1 << 20) / sizeof(float));
+    const auto bucket = int64_t(config_.parallel.dp_bucket_mib * (1 << 20) / sizeof(float));
     const DataParallelWires wires{options_.codec.gradients, options_.codec.weights,
                                   config_.parallel.error_feedback};
     const auto begin = size_t(model_->experts_begin());
@@ -204,7 +204,7 @@ class Trainer {
   /// passes count the experts first.
   void count_experts(int64_t share) {
     model_->begin_step();
-    if (config_.model.experts == 0 || config_.model.aux_loss == 0 || share == options_.batch)
+    if (config_.model.experts == 0 || config_.model.aux_loss_coeff == 0 || share == options_.batch)
       return;
     for (int64_t at = 0; at < share; at += options_.batch) {
       read_microbatch(state_.next_sample + dp_->rank() * share + at);
@@ -218,13 +218,13 @@ class Trainer {
     if (!load) return;
     double loss = 0;
     for (int layer = 0; layer < int(load->layers()); ++layer) {
-      loss += load->aux_loss(layer, config_.model.aux_loss, config_.model.top_k);
+      loss += load->aux_loss(layer, config_.model.aux_loss_coeff, config_.model.top_k);
       metrics.imbalance.push_back(load->imbalance(layer, int(config_.parallel.ep)));
       metrics.expert_imbalance.push_back(load->imbalance(layer, int(config_.model.experts)));
       const auto counts = load->counts(layer);
       metrics.expert_rows.emplace_back(counts.begin(), counts.end());
     }
-    if (config_.model.aux_loss > 0) metrics.aux_loss = loss;
+    if (config_.model.aux_loss_coeff > 0) metrics.aux_loss = loss;
   }
 
   /// Runs on rank 0. Returns the checkpoint to resume from, or an empty string.
@@ -333,7 +333,7 @@ class Trainer {
     const AdamStep adam = AdamStep::make(config_, state_.step, metrics.lr, metrics.grad_norm);
     optimizer_->update(adam);
     if (expert_optimizer_) expert_optimizer_->update(adam);
-    if (config_.model.bias_rate > 0) model_->adjust_router_bias();
+    if (config_.model.router_bias_update_rate > 0) model_->adjust_router_bias();
     model_->parameters_changed();
 
     state_.next_sample += train.batch;
