@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bench_mpi_test.sh MPIRUN TANDEM: on processes, a plain collective is timed beside MPI's own, and
-# both must be right (bench fails where they are not). Odd sizes, and those that split evenly.
+# bench_mpi_test.sh MPIRUN TANDEM: on processes, an uncompressed collective is timed next to MPI's, and both
+# must be correct (bench fails otherwise). Odd sizes, and sizes that split evenly.
 set -eu
 mpirun=$1 tandem=$2
 check() {  # OP DTYPE M BASELINE ARG...

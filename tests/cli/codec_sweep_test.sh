@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# codec_sweep_test.sh TANDEM SOURCE_DIR: what `tandem eval --codec-sweep` writes: every format, exact
-# ones without a rise, how the model was trained, and a table of it.
+# codec_sweep_test.sh TANDEM SOURCE_DIR: output of `tandem eval --codec-sweep`: every format, exact ones
+# without a loss increase, how the model was trained, and a table of the results.
 set -eu
 tandem=$1 source=$2
 dir=$(mktemp -d)
@@ -12,7 +12,7 @@ fail() {
   cat "$@" >&2
   exit 1
 }
-# Rows of whole blocks, so that bytes are bits of the format.
+# Rows of whole blocks, so that the bytes are exactly the format's bits.
 "$tandem" train "$source/configs/tiny.toml" --set train.steps=20 --set train.seed=7 \
   --set checkpoint.every=10 --set model.hidden=128 --set model.layers=1 --out out >log 2>&1 || fail 'training failed:' log
 head -c 1500 "$source/include/tandem/codec.h" >text
@@ -34,7 +34,7 @@ refused "site 'experts': expected one of attention, mlp, embeddings" --codec-swe
 refused '--sweep-sites without --codec-sweep: expected both' --sweep-sites mlp
 cp -r out/final alone
 sweep alone alone
-# Weights of a step of which no checkpoint stands: no other's record passes for theirs.
+# Weights of a step without a checkpoint: no other step's record is used for them.
 rm -r out/checkpoints/step-00000020 out/final/state.json
 sweep gone out
 grep -q 'how it was trained is not known' log || fail 'nothing is said of an unknown training:' log
@@ -68,7 +68,7 @@ for name, steps in ("final", 20), ("middle", 10), ("alone", 20), ("gone", None):
     check(by_codec["none"]["rise"] == 0 and by_codec["lossless"]["rise"] == 0, name, by_codec["lossless"])
     check(by_codec["lossless"]["bytes_per_token"] < by_codec["none"]["bytes_per_token"], name)
     check(found["sites"] == ["attention", "mlp", "embeddings"], found["sites"])
-    # One layer: two sums, and a row at each end; of a row of 128 a rank of two sends half.
+    # One layer: two sums, and a row at each end; a rank of two sends half of a row of 128.
     check(by_codec["int8"]["bytes_per_token"] == 4 * 144 / 2, name, by_codec["int8"])
     check("prove nothing" in found["caveat"], found["caveat"])
     training = found["training"]
@@ -85,6 +85,6 @@ for name, steps in ("final", 20), ("middle", 10), ("alone", 20), ("gone", None):
     check(any(line.startswith("| `lossless`") and line.endswith("| 0 |") for line in table.split("\n")), table)
     check(("seed 7 for 20 steps" in table) == (name in ("final", "alone")), table)
 END
-# The job that it names gives the same weights.
+# The job that the record names gives the same weights.
 "$tandem" train final.toml --out again >log 2>&1 || fail 'the recorded job is none:' log
 cmp out/final/model.safetensors again/final/model.safetensors

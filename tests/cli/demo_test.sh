@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# demo_test.sh DEMO: a second `make run` replaces what the first one wrote and nothing else. The
-# program is a stand-in that writes what tandem would.
+# demo_test.sh DEMO: a second `make run` replaces the first one's output and nothing else. A substitute
+# program writes the files that tandem would.
 set -eu
 demo=$1
 dir=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# help_examples_test.sh TANDEM MPIRUN|- SOURCE_DIR: the examples in the helps work, each run once as it
-# stands there, one after the other, in a folder with small models in configs and little text in
-# include. (Those of `bench` take long and are not tried.)
+# help_examples_test.sh TANDEM MPIRUN|- SOURCE_DIR: the examples in the help texts work, each run once
+# verbatim, one after another, in a folder with small models in configs and little text in include. (Those of
+# `bench` take long and are skipped.)
 set -u
 tandem=$1 mpirun=$2 source=$3
 failures=0
@@ -20,7 +20,7 @@ done
 grep -q SMALL_ "$dir"/configs/*.toml && exit 1
 cd "$dir" || exit 1
 
-examples() { # of a help: without what stands beside them
+examples() { # of a help text, without their descriptions
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'
 }
 mapfile -t lines < <(for command in '' train eval tune generate trace; do examples "$command"; done | awk '!seen[$0]++')

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# output_test.sh TANDEM SOURCE_DIR: an output that cannot be written ends every command with a named
-# error, a reader that goes away ends it quietly, and limits of the system are named.
+# output_test.sh TANDEM SOURCE_DIR: unwritable output ends every command with a named error, a reader that
+# closes its pipe ends it quietly, and system limits are named.
 set -u
 tandem=$1 source=$2
 failures=0
@@ -12,8 +12,7 @@ export TANDEM_CACHE_DIR=$dir/cache TANDEM_THREADS=1
 
 fail() { printf '%s\n' "$@" >&2; failures=$((failures + 1)); }
 
-# full PATTERN ARG...: with standard output on a full device (or $to), exit 3 and one line that
-# matches last.
+# full PATTERN ARG...: with standard output (or $to) on a full device, exit 3 and a last line that matches.
 full() {
   local pattern=$1 text status
   shift
@@ -41,13 +40,13 @@ full '/dev/full: cannot' bench all_gather --m 32 --n 8 --repeats 2 --timeline /d
 full '/dev/full: cannot write: No space' eval "$dir/run" --data "$source/configs" --json /dev/full
 full '/dev/full: cannot write: No space' trace "$dir/run/trace.json" --svg /dev/full
 
-# A file that is no regular one takes results, too.
+# Results may be written to other than regular files.
 text=$("$tandem" eval "$dir/run" --data "$source/configs" --json >(cat >"$dir/piped") 2>&1) ||
   fail "eval --json into a pipe: $text"
 for _ in 1 2 3 4 5 6 7 8 9 10; do [ -s "$dir/piped" ] && break; sleep 0.1; done
 grep -q bits_per_byte "$dir/piped" || fail "eval --json into a pipe wrote nothing"
 
-# gone ARG...: the reader has left before anything is written.
+# gone ARG...: the reader has closed the pipe before anything is written.
 gone() {
   "$tandem" "$@" 2>"$dir/gone" | true
   local status=${PIPESTATUS[0]}
@@ -61,14 +60,14 @@ gone eval "$dir/run" --data "$source/configs"
   exit "$failures"
 ) || failures=$((failures + 1))
 
-# A limit on a file's size.
+# A limit on file size.
 text=$( (ulimit -f 64; "$tandem" train "$source/configs/tiny.toml" --set train.steps=2 \
   --out "$dir/limited") 2>&1)
 status=$?
 [ $status = 3 ] && [[ $(tail -n 1 <<<"$text") =~ "$dir/limited/checkpoints/".*": cannot write: File too large" ]] ||
   fail "train with ulimit -f: exit $status:" "$text"
 
-# No memory. (A sanitizer takes its own from the start.)
+# Out of memory. (A sanitizer reserves its memory at start.)
 if ! "$tandem" info | grep -q sanitizers; then
   text=$( (ulimit -v 2000000; exec "$tandem" bench all_gather --m 16384 --n 16384 --repeats 2) 2>&1)
   status=$?
@@ -76,7 +75,7 @@ if ! "$tandem" info | grep -q sanitizers; then
     fail "bench with ulimit -v: exit $status:" "$text"
 fi
 
-# A log that cannot be written ends no training.
+# An unwritable log does not end training.
 "$tandem" train "$source/configs/tiny.toml" --set train.steps=2 --out "$dir/quiet" 2>/dev/full ||
   fail "train 2>/dev/full: exit $?"
 [ -e "$dir/quiet/final/model.safetensors" ] || fail "train 2>/dev/full wrote no model"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# report_test.sh TANDEM: a report of one's own run is as full as the demo's once --complete has
-# measured what it shows, on different files and with steps in turns.
+# report_test.sh TANDEM: the report of a user's run is as complete as the demo's once --complete has measured
+# the rest, on different files and with steps in turns.
 set -eu
 tandem=$1
 dir=$(mktemp -d)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# usage_test.sh TANDEM: wrong command lines end with one line that helps, and the right exit code.
+# usage_test.sh TANDEM: wrong command lines end with one helpful line and the right exit code.
 set -u
 tandem=$1
 failures=0
 
-# expect CODE 'PATTERN' ARG...: standard error is one line that matches.
+# expect CODE 'PATTERN' ARG...: exit CODE and one line on standard error that matches.
 expect() {
   local code=$1 pattern=$2
   shift 2
@@ -91,7 +91,7 @@ expected() { # WHAT TEXT
 }
 shows 'explain says.*MxNxK +GEMM +wire +limit +serial +overlap +TFLOP/s +E +error +chunks' \
   bench gemm_rs "${small[@]}" --k 32
-# explains OP ARG...: every column of the table that follows is in the lines before it.
+# explains OP ARG...: every column of the table is explained in the lines before it.
 explains() {
   local text
   text=$("$tandem" bench "$@" --explain)
@@ -125,7 +125,7 @@ expect 2 '--no-library with ag_gemm: expected a plain collective' bench ag_gemm 
 expect 2 '--json - and --csv -: expected one of them' bench all_reduce --json - --csv -
 expect 2 '--csv and --json: both r.txt: expected two files' bench all_reduce --json r.txt --csv r.txt
 expect 3 '/nowhere/r.csv: cannot be written: No such file' bench ag_gemm --csv /nowhere/r.csv
-# What a command wants, where something else is.
+# Arguments of the wrong kind for a command.
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 expect 2 "trace $folder: a folder: expected the trace.json of a run" trace "$folder"
@@ -135,7 +135,7 @@ expect 2 "report $folder/metrics.jsonl: a file: expected a folder: tandem report
   report "$folder/metrics.jsonl"
 expect 2 'report /nowhere: no such folder: expected the folder that tandem train --out wrote' report /nowhere
 printf '[data]\npaths = ["%s"]\n' "$folder" >"$folder/job.toml"
-# One or several settings a flag, before the job file or after it; each of them is checked.
+# One or several settings per flag, before or after the job file; each of them is checked.
 for settings in "--set model.layers=1 --set train.batch=3" "--set model.layers=1 train.batch=3" \
   "--set=model.layers=1 train.batch=3"; do
   # shellcheck disable=SC2086  # words

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# embedding_test.sh SOURCE FOLDER CXX: the README's program in projects of others: Tandem added as a
-# folder, found by CMake and by pkg-config, static and shared. The sources are compiled once.
+# embedding_test.sh SOURCE FOLDER CXX: the README's program in other projects: Tandem added as a folder, found
+# by CMake and by pkg-config, static and shared. The sources are compiled once.
 set -euo pipefail
 source=$1 folder=$2
 export CXX=$3 CMAKE_GENERATOR=Ninja
@@ -45,6 +45,6 @@ for kind in static shared; do
   run "pkg-config, $kind" "$folder/pkg-config-$kind"
 done
 
-# A shared library exports what the public headers declare, and nothing else.
+# The shared library exports only symbols that the public headers declare.
 library=$(find "$folder/shared" -name 'libtandem.so')
 "$tests/exports_test.py" "$source/include/tandem" "$library"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""exports_test.py HEADERS LIBRARY: the library exports what the public headers name, and the main
-classes and functions are among it."""
+"""exports_test.py HEADERS LIBRARY: the library exports only symbols named in the public headers, among
+them the main classes and functions."""
 import pathlib
 import re
 import subprocess

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# installed_test.sh SOURCE BUILD: what the README says is there after its `cmake --install`: the program,
-# its command for a compiler without CMake, and its project for CMake.
+# installed_test.sh SOURCE BUILD: the files that the README promises after `cmake --install`: the program, its
+# command for a compiler without CMake, and its project for CMake.
 set -euo pipefail
 source=$1 build=$2
 tests=$(cd "$(dirname "$0")" && pwd)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# placement_test.sh SOURCE SCRATCH CXX: the lists of sources do not depend on the folder in which a clone
-# lies, whatever that folder is called. Configures only; with nvcc also with CUDA.
+# placement_test.sh SOURCE SCRATCH CXX: the lists of sources do not depend on the location or name of a
+# clone's folder. Configures only; with nvcc also with CUDA.
 set -eu
 source=$1 scratch=$2 cxx=$3
 rm -rf "$scratch"
 mkdir -p "$scratch"
 
-# sources BUILD: what is compiled, relative to the clone.
+# sources BUILD: compiled files, relative to the clone.
 sources() {
   sed -n 's|^ *"file": "\(.*\)",*$|\1|p' "$1/compile_commands.json" | sed "s|^$2/||" | sort
 }

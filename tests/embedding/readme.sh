@@ -1,4 +1,4 @@
-# Sourced: text of the README that is in $source.
+# Sourced: extracts text of the README in $source.
 
 block() {  # LANGUAGE PATTERN: the first code block with such a line
   awk -v fence="\`\`\`$1" -v pattern="$2" '
@@ -7,6 +7,6 @@ block() {  # LANGUAGE PATTERN: the first code block with such a line
     $0 == fence { inside = 1; text = "" }' "$source/README.md"
 }
 
-inline() {  # PREFIX: the first command between backticks that begins so
+inline() {  # PREFIX: the first command between backticks that begins with it
   tr '\n' ' ' <"$source/README.md" | grep -oP "\`\K\Q$1\E[^\`]*" | head -n 1 || true
 }

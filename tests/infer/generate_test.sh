@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# generate_test.sh TANDEM SOURCE_DIR: a model trained for a few steps continues a prompt with the
-# same bytes whatever the ranks, and refuses bad arguments with the right exit code.
+# generate_test.sh TANDEM SOURCE_DIR: a model trained for a few steps continues a prompt with the same bytes
+# for any number of ranks, and refuses bad arguments with the right exit code.
 set -eu
 tandem=$1 source=$2
 dir=$(mktemp -d)
@@ -14,7 +14,7 @@ generate() {
   "$tandem" generate "$dir/out" --prompt '#include <' --max-tokens 40 --seed 3 "$@"
 }
 generate --json "$dir/one.json" >"$dir/one" 2>/dev/null
-# By a file: Open MPI 5's launcher mixes standard output and standard error.
+# Through a file: Open MPI 5's launcher mixes standard output and standard error.
 same_text() {
   [ "$(grep -E '"(prompt|text)":' "$1")" = "$(grep -E '"(prompt|text)":' "$dir/one.json")" ] ||
     { echo "another text:"; cat "$1" "$dir/one.json"; exit 1; }
@@ -30,7 +30,7 @@ if "$tandem" info | grep -q 'Open MPI'; then
   same_text "$dir/mpi.json"
 fi
 
-# Codecs: all ranks write one text, which lossless leaves as it is.
+# Codecs: all ranks write the same text, which lossless does not change.
 generate --tp 2 --codec lossless >"$dir/lossless"
 cmp "$dir/one" "$dir/lossless"
 generate --tp 4 --codec attention=lossless >"$dir/lossless"
@@ -49,7 +49,7 @@ for ranks in 2 4; do
   fi
 done
 
-# However a longer prompt runs, the text is the same, with a codec too.
+# A longer prompt gives the same text for any schedule, with a codec too.
 long=$(head -c 150 "$source/configs/tiny.toml")
 long() {
   "$tandem" generate "$dir/out" --prompt "$long" --max-tokens 20 --seed 3 "$@"
@@ -71,7 +71,7 @@ for ranks in 2 4; do
   cmp "$dir/serial" "$dir/form"
 done
 
-# The same prompt from standard input; the first text that is a stop ends it, and is not written.
+# The same prompt from standard input; generation ends at the first stop text, which is not written.
 printf '#include <' | "$tandem" generate "$dir/out" --prompt - --max-tokens 40 --seed 3 \
   --json "$dir/json" >"$dir/piped" 2>"$dir/speed"
 cmp "$dir/one" "$dir/piped"
@@ -94,7 +94,7 @@ if "$tandem" info | grep -q 'Open MPI'; then
   same_text "$dir/mpi.json"
 fi
 
-# A prompt longer than the context: what is left out is told. The end that leaves room is kept.
+# A prompt longer than the context: the dropped part is reported. The end that leaves room is kept.
 long_prompt=$(printf 'A%.0s' $(seq 600))
 "$tandem" generate "$dir/out" --prompt "$long_prompt" --max-tokens 4 --json "$dir/json" >/dev/null 2>"$dir/speed"
 context=$(grep -oP '"max_position_embeddings": \K[0-9]+' "$dir/out/final/config.json")
@@ -125,7 +125,7 @@ refuses 2 "codec 'int8': one tensor-parallel rank" "$dir/out" --prompt x --codec
 refuses 2 '--or-plain without a codec' "$dir/out" --prompt x --tp 2 --or-plain
 refuses 2 "prefill 'iso' with one rank" "$dir/out" --prompt x --prefill iso
 refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
-# One bit of one weight: the tensor is named, by both.
+# One flipped bit of one weight: both commands name the tensor.
 weights="$dir/out/final/model.safetensors"
 cp "$weights" "$dir/whole"
 size=$(stat -c %s "$weights")
@@ -137,7 +137,7 @@ code=0
 [ "$code" = 3 ] && grep -qF "model.safetensors: tensor '" "$dir/error" ||
   { echo "eval of damaged weights: exit $code"; cat "$dir/error"; exit 1; }
 mv "$dir/whole" "$weights"
-# Finite weights whose values are not, in a model without hashes.
+# Finite weights with non-finite results, in a model without hashes.
 python3 - "$dir/out/final" "$dir/huge" <<'END'
 import json, os, struct, sys
 source, huge = sys.argv[1:]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The lint finds each thing it is for, where it is, and nothing in a clean tree.
+# The lint finds each kind of defect at its location, and nothing in a clean tree.
 set -u
 lint=$(cd "$(dirname "$0")/../../tools" && pwd)/lint.sh
 dir=$(mktemp -d)
@@ -7,7 +7,7 @@ trap 'rm -rf "$dir"' EXIT
 cp "$(dirname "$lint")/../.clang-format" "$dir"
 failures=0
 
-# file PATH: standard input becomes that file of the sample.
+# file PATH: writes standard input to that file of the sample.
 file() {
   mkdir -p "$dir/$(dirname "$1")"
   cat >"$dir/$1"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What is committed under bench/results has the form of now, the tables and pictures are made of it, and the script
-that rewrites old files does what it says, with the candidates that the library calls serial."""
+"""The results committed under bench/results have the current format, tables and pictures are generated from them, and
+the script that rewrites old files works as documented, with the candidates that the library calls serial."""
 import json
 import pathlib
 import re
@@ -25,7 +25,7 @@ def entry(us):
 
 
 def old_result():
-    """As it was written when only NCCL and the copy engine counted as serial."""
+    """Result in the format in which only NCCL and the copy engine counted as serial."""
     ways = {"fused": entry(17.5), "one_shot": entry(21.7), "serial_nccl": entry(28.6), "two_shot": entry(25.3)}
     return {"op": "gemm_ar", "ranks": 4, "m": 1, "n": 8192, "k": 8192, "dtype": "bf16", "strategy": "overlapped",
             "config": {"serial": "serial_nccl", "overlapped": "fused", "ways_us": ways},
@@ -64,7 +64,7 @@ def rewriting():
 
 
 def encoded_result():
-    """The serial form that is encoded is faster than every plain one."""
+    """Result whose encoded serial form is faster than every unencoded one."""
     times = {"unfused": entry(33.0), "serial, 1 chunk": entry(30.0), "overlapped, 2 chunks": entry(25.0),
              "serial, 1 chunk as int8": entry(20.0), "overlapped, 2 chunks as int8": entry(12.0)}
     for name, t in times.items():
@@ -79,7 +79,8 @@ def encoded_result():
 
 
 def serial_is_the_fastest(r):
-    """Of the plain candidates that do not overlap. (Those of a plain collective have no form.)"""
+    """True if serial is the fastest unencoded candidate without overlap. (Those of an uncompressed collective have no
+    form.)"""
     plain = [t["median"] for t in bench_results.candidates(r).values()
              if t.get("form", "serial") == "serial" and not t.get("encoded")]
     return r["time_us"]["serial"] == min(plain)
@@ -100,7 +101,7 @@ def network_result(op, **more):
 
 
 def all_reduce_result(codec=None, encoded_us=540000.0, **more):
-    """64 MiB."""
+    """Result of an all-reduce of 64 MiB."""
     r = network_result("all_reduce", m=64, n=262144, k=1024, bytes=67108864,
                        config={"serial": "plain", "overlapped": "tandem"},
                        time_us={"gemm": 0.0, "serial": 540000.0, "overlapped": encoded_us, "wire": 538000.0,
@@ -131,7 +132,7 @@ def moe_result(**more):
 
 
 def made(table, *results, prefix=""):
-    """The rows of a table of these results, or what it says in refusing them."""
+    """Rows of a table of these results, or its error."""
     with tempfile.TemporaryDirectory() as folder:
         for i, result in enumerate(results):
             (pathlib.Path(folder) / f"{prefix}{i}.json").write_text(json.dumps(result))
@@ -180,7 +181,7 @@ def layers_over_wire_formats():
 
 
 def layers_on_an_emulated_link():
-    """Products take 100 us, the wire 120, or 60 over the codec."""
+    """Result with GEMMs of 100 us and a wire time of 120, or 60 with the codec."""
     def times(serial, few, many):
         return {name: entry(us) | {"form": "serial" if name == "serial" else "overlapped"}
                 for name, us in (("serial", serial), ("fused, 1 blocks", few), ("fused, 3 blocks", many))}
@@ -212,8 +213,8 @@ def committed():
 
 
 def predicting():
-    """Mixtral, 16384 tokens on four ranks. 1 - C(6, 2) / C(8, 2) = 13/28 of 4096 rows go to each of three ranks, 8 KiB
-    each, at 345 GB/s: 135.468 us and 2 for the first signal."""
+    """Mixtral, 16384 tokens on four ranks. 1 - C(6, 2) / C(8, 2) = 13/28 of 4096 rows are sent to each of three ranks,
+    8 KiB each, at 345 GB/s: 135.468 us and 2 for the first signal."""
     times = {"route": 50, "place": 10, "in": 1000, "out": 100, "sum": 20, "products": 1100, "layer": 1190}
     r = {"model": "mixtral-8x7b", "tokens": 4096, "commit": "abc", "time_us": times}
     wire = 3 * 4096 * 13 / 28 * 8192 / 345e3 + 2
@@ -230,7 +231,7 @@ def predicting():
     check(text.startswith("**Predicted**") and "a GPU at commit abc" in text and text.count("mixtral") == 1, text)
     check(last == f'| mixtral-8x7b | 16384 | 1100 | 275 | 1405 | 1215 | 1167 | 6026 | {6026 / p["overlapped"]:.2f} |', last)
     check(len(bench_results.load(moe_predict.PEERS)) == 12, moe_predict.PEERS)
-    # On two ranks 1 - C(4, 2) / C(8, 2) = 22/28 of 4096 rows go to the other one, at 354 GB/s.
+    # On two ranks 1 - C(4, 2) / C(8, 2) = 22/28 of 4096 rows are sent to the other one, at 354 GB/s.
     wire = 4096 * 22 / 28 * 8192 / 354e3 + 2
     p = moe_predict.predicted(r, 2)
     check(p["tokens"] == 8192 and abs(p["wire"] - 2 * wire) < 1e-6, f"two ranks: {p}, wire {wire}")

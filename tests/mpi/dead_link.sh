@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # dead_link.sh NETNS_RUN PROGRAM SECONDS [WRAPPER]: two hosts, of which one loses its network. Both ranks end
-# with a Timeout after the deadline of 3 s and are gone SECONDS after they began, whatever was under way.
-# (mpirun itself may wait longer: its daemons talk over the same network.)
+# with a Timeout after the deadline of 3 s and have exited SECONDS after they began, whatever they were doing.
+# (mpirun itself may wait longer: its daemons use the same network.)
 set -u
 netns_run=$1 program=$2 seconds=$3 wrapper=${4:-}
 dir=$(mktemp -d)

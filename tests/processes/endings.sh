@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# endings.sh LAUNCHER PROGRAM WAY RANKS SECONDS LINES PATTERN: under RANKS ranks, PROGRAM WAY ends
-# within SECONDS, not by being killed for it, and prints PATTERN on exactly LINES lines. It fails
-# unless WAY is "twice".
+# endings.sh LAUNCHER PROGRAM WAY RANKS SECONDS LINES PATTERN: under RANKS ranks, PROGRAM WAY ends within
+# SECONDS without being killed, and prints PATTERN on exactly LINES lines. It fails unless WAY is "twice".
 set -u
 launcher=$1 program=$2 way=$3 ranks=$4 seconds=$5 lines=$6 pattern=$7
 SECONDS=0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# launch.sh RANKS PROGRAM [ARG...]: ranks on this host with the variables that torchrun gives them (or srun,
-# where that is TANDEM_TEST_LAUNCHER) and nothing else of it: who loses a rank has to notice it. Rank
-# TANDEM_TEST_ABSENT never starts. The exit status is the largest of theirs.
+# launch.sh RANKS PROGRAM [ARG...]: ranks on this host with torchrun's variables (or srun's, if
+# TANDEM_TEST_LAUNCHER is srun) but without its supervision: ranks must detect the loss of a rank themselves.
+# Rank TANDEM_TEST_ABSENT never starts. The exit status is the largest of theirs.
 set -u
 ranks=$1
 shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mixed_builds.sh PROGRAM: ranks 0 and 1 of a world, one of which runs PROGRAM with another build ID, refuse each
-# other by name, unless both allow it.
+# mixed_builds.sh PROGRAM: ranks 0 and 1 of a world, one of which runs PROGRAM with another build ID, refuse
+# each other by name, unless both allow it.
 set -u
 program=$1
 dir=$(mktemp -d)

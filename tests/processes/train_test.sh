@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# train_test.sh TANDEM LAUNCH MPIRUN|- CONFIG: a training on processes, with MPI and without, ends with
-# the bits of one on threads; evaluation, generation and benchmarks run on processes, too.
+# train_test.sh TANDEM LAUNCH MPIRUN|- CONFIG: training on processes, with and without MPI, ends with the bits
+# of a run on threads; evaluation, generation and benchmarks run on processes, too.
 set -eu
 tandem=$1 launch=$2 mpirun=$3 config=$4
 dir=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$dir"' EXIT
 export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache TANDEM_TUNE=0
 fail() { echo "$1" >&2; exit 1; }
 
-# run NAME COMMAND...: ARGS of it, and what it says.
+# run NAME COMMAND...: logs the output, which is shown on failure.
 run() {
   local name=$1
   shift

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# bad_input_test.sh TANDEM MPIRUN|- CONFIG: wrong input to train and eval ends with one line that
-# names thing, value and expectation, the right exit code on every rank, no hang, and nothing
-# overwritten.
+# bad_input_test.sh TANDEM MPIRUN|- CONFIG: wrong input to train and eval ends with one line that gives the
+# name, the value and the expectation, the right exit code on every rank, no hang, and nothing overwritten.
 set -u
 tandem=$1 mpirun=$2 config=$3
 failures=0
@@ -33,7 +32,7 @@ expect_mpi() {
   shift
   text=$(timeout -k 1 60 "$mpirun" 2 "$tandem" "$@" 2>&1 </dev/null)
   status=$?
-  # The launcher ends the other rank when it sees the first one's exit: it may not come to speak.
+  # The launcher ends the other rank when it sees the first one's exit: that rank may not report.
   if [ $status = 0 ] || [ $status -ge 124 ] || ! grep -qE "rank [01]: error: .*$pattern" <<<"$text" ||
     grep -E "rank [01]: error: " <<<"$text" | grep -qvE -e "$pattern"; then
     complain "mpirun 2 tandem $*" "  exit $status" "  said: $text" "  expected of each rank that speaks: $pattern"
@@ -102,7 +101,7 @@ expect_mpi 'tp 1: the launcher started 2 ranks: expected 2 or none given' eval "
 [ ! -e "$dir/y" ] || complain "a refused run left $dir/y"
 [ "$before" = "$(cd "$dir/run" && find . -type f -exec sha256sum {} + | sort)" ] || complain "a refused run changed $dir/run"
 
-# JSON as deep as no stack is, wherever it is read.
+# JSON nested deeper than any stack, in every file that is read.
 mkdir -p "$dir/deep" "$dir/cache"
 head -c 200000 /dev/zero | tr '\0' '[' | tee "$dir/deep/metrics.jsonl" "$dir/deep/config.json" >"$dir/cache/tuner.json"
 expect 3 'deep/metrics.jsonl:1: not JSON, or nested more than 100 deep' report "$dir/deep"
@@ -110,7 +109,7 @@ expect 3 'deep/metrics.jsonl: no trace' trace "$dir/deep/metrics.jsonl"
 expect 2 'deep/config.json: not JSON, or nested more than 100 deep' eval "$dir/deep" --data "$config"
 timeout 60 "$tandem" train "$config" --out "$dir/tuned" "${small[@]}" 2>/dev/null || complain "tuner.json ended the run"
 
-# However little memory there is, an error says so: no signal ends the run.
+# With any memory limit, an error reports it: no signal ends the run.
 for limit in {100000..300000..20000}; do
   text=$(ulimit -v $limit && timeout -k 1 60 "$tandem" train "$config" --tp 2 --out "$dir/limit-$limit" "${small[@]}" 2>&1)
   status=$?

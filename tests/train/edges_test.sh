@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# edges_test.sh TANDEM CONFIG: what surrounds a run: standard streams that are closed or lose their
-# reader, the umask, links, folders that are removed or cannot be synced, a loss that is no number,
-# names with any characters.
+# edges_test.sh TANDEM CONFIG: the environment of a run: standard streams that are closed or lose their
+# reader, the umask, links, folders that are removed or cannot be synced, a non-finite loss, names with any
+# characters.
 set -u
 tandem=$1 config=$2
 . "$(dirname "$0")/runs.sh"
@@ -18,13 +18,13 @@ start() { # NAME
   job=$!
 }
 
-# Closed streams: nothing that is printed stands in a file of the run.
+# Closed streams: no printed text ends up in a file of the run.
 train closed --set train.steps=3 <&- >&- 2>&- || complain "closed streams: exit $?"
 [ "$(grep -c '^{"step":' "$dir/closed/metrics.jsonl")" = 3 ] &&
   [ "$(wc -l <"$dir/closed/metrics.jsonl")" = 3 ] ||
   complain "closed streams: metrics.jsonl has" "$(cat "$dir/closed/metrics.jsonl")"
 
-# A reader that goes away.
+# A reader that closes its pipe.
 train piped --set train.steps=3 2>&1 >/dev/null | true
 status=("${PIPESTATUS[@]}")
 [ "${status[0]}" = 0 ] && [ -e "$dir/piped/final/model.safetensors" ] || complain "2>&1 | true: exit ${status[0]}"
@@ -35,14 +35,14 @@ for file in final/model.safetensors final/config.json metrics.jsonl config.toml;
   [ "$(stat -c %a "$dir/shared/$file")" = 664 ] || complain "umask 002: $file is $(stat -c %a "$dir/shared/$file")"
 done
 
-# A loss that is no number: what there was is saved, and said.
+# A non-finite loss: the last state is saved, and reported.
 text=$(train diverged --set train.steps=50 --set optimizer.lr=1000 --set optimizer.min_lr=1000 \
   --set optimizer.warmup=0 --set checkpoint.every=0 2>&1)
 status=$?
 [ $status = 2 ] && [[ $text =~ "expected finite numbers".*"ended after step "[0-9]+", saved "([^ ]+) ]] &&
   [ -e "${BASH_REMATCH[1]}/state.json" ] || complain "diverged: exit $status:" "$text"
 
-# A folder that was removed, and is another run's now, stays as it is.
+# A folder that was removed, and belongs to another run now, is not touched.
 start moved
 wait_for "$dir/moved/metrics.jsonl" '"step":2,'
 rm -rf "$dir/moved"
@@ -56,7 +56,7 @@ status=$?
 [ "$before" = "$(cd "$dir/moved" && find . -type f -exec sha256sum {} + | sort)" ] ||
   complain "moved: the other run's files have changed"
 
-# Only removed: it is made again.
+# Only removed: it is created again.
 start gone
 wait_for "$dir/gone/metrics.jsonl" '"step":2,'
 rm -rf "$dir/gone"
@@ -64,7 +64,7 @@ kill -TERM $job
 wait $job
 ls "$dir"/gone/checkpoints/step-*/model.safetensors >/dev/null || complain "gone:" "$(cat "$dir/gone.log")"
 
-# Reports and pictures do not go through links that stand in the run's folder.
+# Reports and pictures are not written through links in the run's folder.
 echo mine >"$dir/mine"
 train linked --set train.steps=3 --set trace.enabled=true 2>/dev/null || complain "linked: exit $?"
 for file in report.html summary.json trace.svg; do ln -s "$dir/mine" "$dir/linked/$file"; done
@@ -75,13 +75,13 @@ ln -s "$dir/mine" "$dir/linked/sample.txt"
 text=$("$tandem" report "$dir/linked" 2>&1) && complain "report embeds what a link points to"
 [[ $text == *"sample.txt: a symbolic link"* ]] || complain "report: $text"
 
-# A trace that cannot be written loses nothing.
+# An unwritable trace loses nothing else.
 mkdir -p "$dir/traced/trace.json/x"
 train traced --set train.steps=3 --set trace.enabled=true 2>"$dir/traced.log" || complain "traced: exit $?"
 [ -e "$dir/traced/final/model.safetensors" ] && grep -q "trace.json: cannot replace" "$dir/traced.log" ||
   complain "traced:" "$(cat "$dir/traced.log")"
 
-# Names with any characters: commands can be pasted, and a terminal obeys nothing.
+# Names with any characters: commands can be pasted, and contain no terminal control characters.
 for name in "my run" $'an\nother\x1b[31m' "it's \$HOME"; do
   log=$dir/named.log
   train "$name" --set train.steps=2 --set data.val_fraction=0.3 2>"$log" || complain "$name: exit $?"

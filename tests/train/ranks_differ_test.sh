@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ranks_differ_test.sh TANDEM MPIRUN CONFIG: two processes in folders of their own, where one name
-# means different text, models or places: every rank says what differs, and nothing is written.
+# ranks_differ_test.sh TANDEM MPIRUN CONFIG: two processes in separate folders, where one name means different
+# text, models or locations: every rank names the difference, and nothing is written.
 set -u
 tandem=$1 mpirun=$2 config=$3
 failures=0 seed=0
@@ -9,8 +9,8 @@ trap 'rm -rf "$dir"' EXIT
 export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache TANDEM_DEADLINE_S=20 TANDEM_TUNE=0
 small="--set train.steps=2 --set model.layers=1"
 
-# differ 'PATTERN' [VARIABLE=VALUE] -- ARG... [-- ARG...]: rank 1, in b, takes the second arguments,
-# or the same as rank 0 in a, and the variable.
+# differ 'PATTERN' [VARIABLE=VALUE] -- ARG... [-- ARG...]: rank 1, in b, gets the second arguments, or the
+# same as rank 0 in a, and the variable.
 differ() {
   local pattern=$1 text status first=() second=() setting=()
   shift
@@ -27,7 +27,7 @@ differ() {
   } >"$dir/rank.sh"
   text=$(timeout -k 1 60 "$mpirun" 2 bash "$dir/rank.sh" 2>&1 </dev/null)
   status=$?
-  # The launcher ends the other rank when it sees the first one's exit: it may not come to speak.
+  # The launcher ends the other rank when it sees the first one's exit: that rank may not report.
   if [ $status = 0 ] || [ $status -ge 124 ] ||
     ! grep -qE "rank [01]: error: (aborted by rank [01]: )?$pattern.*expected the same" <<<"$text" ||
     grep -E "rank [01]: error: " <<<"$text" | grep -qvE -e "$pattern.*expected the same"; then

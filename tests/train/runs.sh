@@ -1,4 +1,4 @@
-# Sourced by tests of runs: a folder of their own in $dir, failures counted, and waits for a run.
+# Sourced by tests of runs: a separate folder in $dir, a failure counter, and waits for a run.
 failures=0
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# stop_test.sh TANDEM MPIRUN|- CONFIG: SIGINT, SIGTERM and SIGHUP end a run after a step, with a
-# checkpoint and the command that goes on with it, also when they come twice at once, as from
-# timeout(1); one more, later, ends it at once. SIGUSR1 and SIGUSR2 save. Meanwhile no other run
-# writes to its folder.
+# stop_test.sh TANDEM MPIRUN|- CONFIG: SIGINT, SIGTERM and SIGHUP end a run after a step, with a checkpoint
+# and the command that resumes it, also if sent twice at once, as by timeout(1); one more, later, ends it at
+# once. SIGUSR1 and SIGUSR2 save. Meanwhile no other run writes to its folder.
 set -u
 tandem=$1 mpirun=$2 config=$3
 . "$(dirname "$0")/runs.sh"
-set -m  # else the shell starts its jobs with SIGINT ignored
+set -m  # otherwise the shell starts its jobs with SIGINT ignored
 
-# start NAME [ARG...]: a run too long to end, until it has made some steps.
+# start NAME [ARG...]: starts a run too long to finish, and waits until it has made some steps.
 start() {
   local name=$1
   shift
@@ -16,7 +15,7 @@ start() {
   job=$!
   wait_for "$dir/$name/metrics.jsonl" '"step":3,'
 }
-# ended NAME CODE: as it should.
+# ended NAME CODE: checks the exit code and output of the run.
 ended() {
   wait "$job"
   local status=$?
@@ -43,7 +42,7 @@ resume=$(sed -n 's/^To go on: //p' "$dir/INT.log")
 timeout 60 bash -c "$resume --set train.steps=$((steps + 2))" 2>/dev/null || complain "failed: $resume"
 [ "$(wc -l <"$dir/INT/metrics.jsonl")" = $((steps + 2)) ] || complain "resumed elsewhere"
 
-# Both signals of timeout(1), to the process and to its group, are one wish.
+# Both signals of timeout(1), to the process and to its group, count as one request.
 for signals in "TERM TERM" "INT TERM" "HUP TERM"; do
   start "${signals/ /-}" "$tandem"
   for signal in $signals; do kill -$signal $job 2>/dev/null; done
@@ -53,7 +52,7 @@ timeout --preserve-status 5 "$tandem" train "$config" --out "$dir/limit" --set t
   >"$dir/limit.log" 2>&1
 ls "$dir"/limit/checkpoints/step-* >/dev/null || complain "timeout: no checkpoint:" "$(cat "$dir/limit.log")"
 
-# A checkpoint on request, and the run goes on.
+# A checkpoint on request, after which the run continues.
 start saves "$tandem"
 for signal in USR1 USR2; do
   ls "$dir/saves/checkpoints" 2>/dev/null >"$dir/before"
@@ -70,7 +69,7 @@ kill -TERM $job
 wait $job
 [ $? = 130 ] || complain "saves: exit $?"
 
-# A second wish to stop, while the first one waits for a step that takes minutes.
+# A second stop request, while the first one waits for a step that takes minutes.
 "$tandem" train "$config" --out "$dir/twice" --set train.batch=8192 --set train.microbatch=1 \
   >"$dir/twice.log" 2>&1 &
 job=$!

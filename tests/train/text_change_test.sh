@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# text_change_test.sh TANDEM MPIRUN|- CONFIG: text that is cut or overwritten while it is trained on
-# ends the run with the file's name and a checkpoint, from which it goes on once the text is back.
+# text_change_test.sh TANDEM MPIRUN|- CONFIG: truncating or overwriting text during training ends the run with
+# the file's name and a checkpoint, from which it continues once the text is restored.
 set -u
 tandem=$1 mpirun=$2 config=$3
 failures=0

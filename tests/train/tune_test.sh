@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tune_test.sh TANDEM MPIRUN|- SOURCE_DIR [long]: the policy that `tandem tune` chooses for a model trained
-# here keeps its budget when `tandem eval` measures it, and train and generate take it. long: with
-# another budget, and chosen alike under mpirun.
+# here keeps its budget when measured by `tandem eval`, and works in train and generate. long: also with
+# another budget, and the same choice under mpirun.
 set -eu
 tandem=$1 mpirun=$2 source=$3 budgets=(0.1)
 [ "${4:-}" != long ] || budgets=(0.02 0.1)
@@ -28,8 +28,8 @@ tune() {  # BUDGET NAME
 score() { "$tandem" eval "$dir/out" "${text[@]}" --tp 2 --json - "$@" 2>/dev/null | sed -nE 's/^ "bits_per_byte": ([^,]*),/\1/p'; }
 holds() { awk "BEGIN { exit !($1) }" || fail "$1 does not hold:" "$2"; }
 
-# Files alone, as eval's JSON has them, stand at other rows than side by side, and a rank's own rows
-# are not encoded: with a codec the two differ a little.
+# Single files, as in eval's JSON, are at other row offsets than concatenated, and a rank's local rows are not
+# encoded: with a codec the two differ slightly.
 plain=$(score)
 for budget in "${budgets[@]}"; do
   tune $budget% chosen
@@ -65,7 +65,7 @@ if [ "$mpirun" != - ] && [ "${4:-}" = long ]; then
   done
 fi
 
-# A launcher may end all ranks when the first exits: each waits for the others to speak.
+# A launcher may end all ranks when the first exits: each waits for the others to report.
 printf '"$@" || code=$?\nsleep 1\nexit ${code:-0}\n' >"$dir/rank.sh"
 refuses() {  # TEXT ARGUMENTS...: by every rank
   local text=$1 code=0
