@@ -279,7 +279,7 @@ TEST_F(Environment, GivesRankAndSize) {
   ASSERT_TRUE(launched_by_environment());
   EXPECT_EQ(launched_by_environment()->size, 4);
   set({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}});
-  EXPECT_FALSE(launched_by_environment());  // single process: a plain program
+  EXPECT_FALSE(launched_by_environment());  // single process: not launched
 }
 
 TEST_F(Environment, IncompleteTorchrunVariablesAreRefused) {

@@ -32,7 +32,7 @@ TrainRequest request_for(Layout layout, const std::string& out,
   request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, with_sample_text(overrides));
   request.config.parallel.tp = layout.tp;
   request.config.parallel.dp = layout.dp;
-  // Where a GEMM's bits depend on its number of rows, no choice may depend on timing.
+  // If a GEMM's bits depend on its number of rows, no choice may depend on timing.
   auto& strategy = request.config.parallel.strategy;
   if (!rows_keep_bits() && strategy == "automatic") strategy = "serial";
   request.out = out;
