@@ -151,7 +151,7 @@ TEST_P(CollectiveMemory, CountsBeyondTheTensorAreRefused) {
 
 // Operands shared by ranks of one process: refused on all ranks before any is written, and the
 // ranks stay in step.
-TEST_P(CollectiveMemory, WrittenMemoryThatRanksShareIsRefusedByAll) {
+TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
   TANDEM_SKIP_UNDER_MPI("processes share no array");
   for (const int64_t rows : {12, 24000}) {
     std::vector<float> values(static_cast<size_t>(rows));

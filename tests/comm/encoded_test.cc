@@ -241,7 +241,7 @@ TEST_P(EncodedCollectives, AllToAllIsWithinTheBound) {
 
 // With each call's error added to the next call's values, the error of the mean of many sums of the
 // same values falls as one over their number.
-TEST_P(EncodedCollectives, ErrorFeedbackLosesNothingInTheLongRun) {
+TEST_P(EncodedCollectives, ErrorFeedbackAveragesToTheExactSum) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
     const Wire wire = Wire::parse("int2:g32");

@@ -10,7 +10,7 @@ namespace {
 class Reduction : public OnRanks {};
 TANDEM_INSTANTIATE(Reduction);
 
-TEST_P(Reduction, NanWinsAMaxWhicheverRankHasIt) {
+TEST_P(Reduction, NaNWinsAMaxOnAnyRank) {
   run([&](Communicator& comm) {
     for (const ReduceOp op : {ReduceOp::max, ReduceOp::sum}) {
       for (const size_t size : {3, 10007}) {

@@ -95,7 +95,7 @@ TEST(RunThreads, AbortFromAnyThreadReachesAllWaiters) {
   EXPECT_LT(seconds_since(begin), kSoon);
 }
 
-TEST(RunThreads, ARankThatNeverArrivesIsNamed) {
+TEST(RunThreads, MissingRankIsNamed) {
   for (const int missing : {0, 2}) {
     std::atomic<int> timeouts{0};
     const auto begin = Clock::now();

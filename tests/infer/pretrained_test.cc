@@ -80,7 +80,7 @@ TEST(Pretrained, EveryRankReadsItsShard) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(Pretrained, ErrorsNameWhatIsWrong) {
+TEST(Pretrained, ErrorsNameTheCause) {
   const std::string directory = scratch_directory("errors");
   EXPECT_THROW(open_model(directory, unexpected_note), IoError);
   const ModelConfig config = byte_model();

@@ -63,7 +63,7 @@ TEST(Sampling, TopPKeepsTheLikeliestShare) {
   EXPECT_EQ(frequencies(kLogits, {.top_p = 1e-9}).size(), 1u);
 }
 
-TEST(Sampling, TopKKeepsTheLikeliestAndTopPTakesItsShareOfThem) {
+TEST(Sampling, TopPAppliesToTheTokensThatTopKKeeps) {
   const auto two = frequencies(kLogits, {.top_k = 2});
   EXPECT_EQ(two.size(), 2u);
   EXPECT_NEAR(two.at(1), 0.4 / 0.7, 0.015);
@@ -77,7 +77,7 @@ TEST(Sampling, TopKKeepsTheLikeliestAndTopPTakesItsShareOfThem) {
   }
 }
 
-TEST(StopText, EndsBeforeTheFirstStopAndHoldsBackWhatMayBecomeOne) {
+TEST(StopText, EndsBeforeTheFirstStopAndHoldsBackItsPrefixes) {
   const auto said = [](std::vector<std::string> stops, const std::string& bytes) {
     StopText text(std::move(stops));
     std::string all;

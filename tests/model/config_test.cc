@@ -128,7 +128,7 @@ TEST(ModelConfig, HuggingFaceTypeIsWrittenOnlyIfItComputesTheSame) {
   EXPECT_EQ(moe([](auto& c) { c.router_bias_update_rate = 0.1; }), tandem);
 }
 
-TEST(ModelConfig, SizesThatOverflowAreRefused) {
+TEST(ModelConfig, OverflowingSizesAreRefused) {
   ModelConfig config = small_model();
   config.vocab = config.hidden = config.ffn = config.layers = int64_t{1} << 31;
   EXPECT_THROW(config.check(1), ConfigError);

@@ -60,7 +60,7 @@ TEST(MoeErrors, ImpossibleShapesAreNamedOnEveryRank) {
                        with([](MoeShape& s) { s.dtype = DType::f16; }));
 }
 
-TEST(MoeErrors, ShapesThatDifferAreAMismatch) {
+TEST(MoeErrors, DifferentShapesAreAMismatch) {
   TANDEM_SKIP_UNDER_MPI("a world of its own");
   WorldOptions options;
   options.ranks = 2;

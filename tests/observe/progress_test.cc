@@ -80,7 +80,7 @@ TEST(Progress, DurationsAreMinutesAndSeconds) {
   EXPECT_EQ(format_duration(HUGE_VAL), "--:--");
 }
 
-TEST(Progress, PlainPrintsFirstAndLastWithoutControlCharacters) {
+TEST(Progress, NonTerminalOutputHasFirstAndLastWithoutControlCharacters) {
   const std::string text = printed(false, [](ProgressLine& line) {
     for (int step = 1; step <= 100; ++step) line.update({step, 100, 1.0, 10});
     line.note("saved");

@@ -240,7 +240,7 @@ TEST(Report, WrongFilesAreNamedWithTheLine) {
               HasSubstr("category '?'"));
 }
 
-TEST(Report, LossThatIsNotANumberIsAGap) {
+TEST(Report, NonFiniteLossIsDrawnAsAGap) {
   const Folder folder;
   write_made_up_run(folder.path, "x");
   std::ofstream(folder.path / "metrics.jsonl", std::ios::app) << "{\"step\":601,\"loss\":null}\n";

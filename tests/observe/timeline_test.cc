@@ -54,7 +54,7 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-TEST(Picture, DrawsEverySliceWhereItWas) {
+TEST(Picture, DrawsEverySliceAtItsTime) {
   const std::string svg = timeline_svg(one_tile(), {.title = "AG < 1 & more"});
   EXPECT_THAT(svg, HasSubstr("<path fill=\"#d9491e\" d=\"M96.0 62h435.5v9H96.0z\"/>"));
   EXPECT_THAT(svg, HasSubstr("<path fill=\"#2b62c4\" d=\"M532.0 62h653.5v9H532.0z\"/>"));

@@ -64,7 +64,7 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
   });
 }
 
-TEST_P(OverlapErrors, OutputsThatRanksOfOneProcessShareAreNamed) {
+TEST_P(OverlapErrors, OutputsSharedByRanksOfAProcessAreNamed) {
   TANDEM_SKIP_UNDER_MPI("processes share no array");
   const Matrix shared(DType::f32, 8, 24, 1);
   const auto values = [&] {

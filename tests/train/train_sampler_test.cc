@@ -165,7 +165,7 @@ TEST(Corpus, PathListsSupportAnyName) {
   EXPECT_EQ(paths_of_list(""), Paths{});
 }
 
-// Large enough to be memory-mapped.
+// Text too large to be kept in memory: read from its file.
 class LargeText : public ::testing::Test {
  protected:
   LargeText() { write_plain(path_, std::string(kBytes, 'x')); }
