@@ -1,5 +1,5 @@
-// Encoding and decoding 64 MiB of f32 (lossless: of bf16) from memory, beside memcpy of the same
-// bytes, by processor time. Bytes per second are of the values.
+// Encodes and decodes 64 MiB of f32 (lossless: of bf16) from memory, compared with memcpy of the
+// same bytes, in CPU time. Bytes per second refer to the values.
 #include <benchmark/benchmark.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// What the benchmarks of single kernels on one GPU have in common: candidates that are timed in
-// random order with idle gaps, L2 flushed, and compared with each other.
+// Shared by the benchmarks of single kernels on one GPU: times candidates in random order with idle
+// gaps and a flushed L2, and compares them with each other.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ struct Candidate {
   std::vector<double> us;
 };
 
-/// `flush` enqueues what empties L2, before each run.
+/// `flush` enqueues work that flushes L2, before each run.
 template <typename Flush>
 void measure(std::vector<Candidate>& candidates, int repeats, const Flush& flush,
              cudaStream_t stream) {
@@ -73,7 +73,7 @@ inline std::vector<float> read(const Tensor& tensor, cudaStream_t stream) {
   return values;
 }
 
-/// The root mean square of the differences, over that of the expected ones.
+/// Root mean square of the differences, relative to that of the expected values.
 inline double difference(const std::vector<float>& found, const std::vector<float>& expected) {
   double off = 0, all = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -85,8 +85,9 @@ inline double difference(const std::vector<float>& found, const std::vector<floa
 
 using Errors = std::vector<std::pair<std::string, double>>;
 
-/// One JSON object: `what` it is of, each candidate's median, least and most in microseconds, and
-/// the rate of the first, whose work is so many `mega` operations.
+/// Prints one JSON object: `what` describes the case, then each candidate's median, min and max in
+/// microseconds, and the throughput of the first candidate, whose work is `mega` million
+/// operations.
 inline void print(const std::string& what, const std::vector<Candidate>& all, const Errors& errors,
                   double mega) {
   std::string fields, off;
@@ -102,17 +103,17 @@ inline void print(const std::string& what, const std::vector<Candidate>& all, co
   std::fflush(stdout);
 }
 
-/// Throws where a product made of a wire format is off by more than its rounding allows.
+/// Throws if a GEMM over a wire format exceeds its rounding error.
 inline void require_close(const Errors& errors) {
   for (const auto& [name, off] : errors) {
-    // A code is off by up to half a step of 127 or 7 to the group's largest.
+    // The error of a code is up to half a step: 1/127 or 1/7 of the group's max.
     const double most = name.starts_with("int8") ? 0.02 : 0.3;
     if (!(off > 0 && off < most)) throw std::runtime_error("results are wrong: " + name);
   }
 }
 
-/// `main` of a benchmark [RANKS] whose kernels wait: `bench(ranks, watch, stream)`, then an error
-/// where a wait timed out.
+/// `main` of a benchmark [RANKS] whose kernels wait: calls `bench(ranks, watch, stream)`, then
+/// reports an error if a wait timed out.
 template <typename Bench>
 int run_bench(int argc, char** argv, const Bench& bench) {
   try {
@@ -133,7 +134,7 @@ int run_bench(int argc, char** argv, const Bench& bench) {
   return 0;
 }
 
-/// 128 MiB that are written to empty L2.
+/// Writes 128 MiB to flush L2.
 class Flush {
  public:
   explicit Flush(cudaStream_t stream) : memory_(size_t(128) << 20), stream_(stream) {}

@@ -1,6 +1,6 @@
-// gpu_codec_bench [ELEMENTS]: encoding, decoding and reducing on one GPU against plain copies there
-// that move the same bytes. Checks the bytes against the CPU's in the same run. One JSON object a
-// line.
+// gpu_codec_bench [ELEMENTS]: encodes, decodes and reduces on one GPU, compared with plain copies
+// of the same number of bytes. Checks the bytes against the CPU's in the same run. Prints one JSON
+// object per line.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int kRepeats = 31;
 constexpr int64_t kChecked = 1 << 20, kGenerated = 1 << 22;
 constexpr int kRanks = 4, kOwn = 1;  // of the sum
 
-/// gpu::Event keeps no time.
+/// gpu::Event does not record times.
 struct TimedEvent {
   cudaEvent_t event = nullptr;
   TimedEvent() { check(cudaEventCreate(&event), "make an event"); }
@@ -39,7 +39,7 @@ struct Times {
   double median, least, most;
 };
 
-/// In microseconds, the candidates in turn.
+/// Times in microseconds; candidates alternate.
 template <size_t kCount, typename Run>
 std::array<Times, kCount> measure(cudaStream_t stream, const Run& run) {
   std::array<std::vector<double>, kCount> times;
@@ -70,7 +70,7 @@ std::vector<std::byte> read(const std::byte* device, size_t bytes, cudaStream_t 
   return host;
 }
 
-/// A normal distribution's, on the GPU: a part of them again and again.
+/// Fills with normally distributed values on the GPU, by repeating a generated block.
 void fill(const Tensor& values, cudaStream_t stream) {
   const size_t size = size_of(values.dtype()), bytes = size_t(values.elements()) * size;
   std::vector<std::byte> host(std::min(bytes, size_t(kGenerated) * size));
@@ -89,7 +89,7 @@ void fill(const Tensor& values, cudaStream_t stream) {
   check(cudaStreamSynchronize(stream), "write");
 }
 
-/// What a case's kernels work on.
+/// Device memory of a case's kernels.
 struct Memory {
   DeviceMemory values, out, message, messages;
   size_t sent;
@@ -105,7 +105,7 @@ struct Memory {
   }
 };
 
-/// Encoded, decoded, and summed with encoded values of other places.
+/// Compares encoding, decoding, and a sum with encoded values of other shards.
 bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaStream_t stream) {
   const DType dtype = x.dtype();
   const int64_t count = std::min(kChecked, x.elements() / kRanks);
@@ -150,8 +150,8 @@ bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaS
          read(memory.out.data(), bytes, stream) == decoded;
 }
 
-/// Encoding, decoding, and what the owner of a shard does on kRanks ranks: the others' messages
-/// decoded, added to his own values, encoded, and kept as they decode.
+/// Times encoding, decoding, and the work of a shard's owner on kRanks ranks: decodes the others'
+/// messages, adds them to its own values, encodes the sum, and stores it as decoded.
 void bench(const Wire& wire, DType dtype, int64_t elements) {
   const gpu::Stream stream;
   Memory memory(wire, dtype, elements);

@@ -1,9 +1,9 @@
-// gpu_encoded_ag_bench [RANKS]: what encoding and decoding shards within an AG+GEMM cost the GEMM.
-// One rank's kernels with the whole GPU, on the shapes of Llama-70B's projections there (M 4096, TP
-// 4): cuBLASLt's product alone; AG+GEMM whose couriers carry bf16; the same in wire formats. The
-// rank stands for all: what it sends it receives itself, as every other rank's shard, so nothing
-// crosses a wire, and times say what kernels cost, not what they save. Checked in the same run:
-// products of what was decoded against those of bf16. One JSON object a line.
+// gpu_encoded_ag_bench [RANKS]: cost to the GEMM of encoding and decoding shards within an AG+GEMM.
+// Runs one rank's kernels with the whole GPU, on the shapes of Llama-70B's first projections (M
+// 4096, TP 4): only cuBLASLt's GEMM; AG+GEMM whose copy warps send bf16; the same in wire formats.
+// The rank plays all ranks: it receives its own data as every other rank's shard. Nothing crosses a
+// link, so times show the cost of the kernels, not the savings. Checked in the same run: GEMMs of
+// decoded data against those of bf16. Prints one JSON object per line.
 #include <memory>
 
 #include "bench/gpu_candidates.h"
@@ -23,10 +23,10 @@ using namespace gpu;
 constexpr int64_t kM = 4096, kK = 8192;
 constexpr int kRepeats = 21;
 constexpr int kChunks = int(kK * 2 / kCourierPieceBytes), kGroups = 3;
-// More than a link's, so that couriers are as fast as they can be.
+// Above any link's bandwidth, so that copy warps run at full speed.
 constexpr int kUnpaced = 4000;
 
-/// Words and rows of one way to gather, where everybody has entered.
+/// Flags and rows of one gather, with every rank marked as ready.
 struct Gather {
   DeviceMemory rows, inbox, words, decoded, calls;
   int ranks;
@@ -46,7 +46,7 @@ struct Gather {
   uint64_t* entered() const { return reinterpret_cast<uint64_t*>(words.data()); }
   uint64_t* arrived() const { return entered() + 2 * kMaxGpus; }
 
-  /// `to`: memory of all sources, so many bytes each.
+  /// `to`: memory of all sources, `bytes` each.
   void fill(ShardRoute& route, const Tensor& x, std::byte* to, size_t bytes, const Watch& watch) {
     route.stops = ranks - 1;
     route.bytes_per_ns = kUnpaced;

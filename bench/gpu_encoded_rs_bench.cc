@@ -1,10 +1,10 @@
-// gpu_encoded_rs_bench [RANKS]: what encoding and decoding tiles within a GEMM+RS cost the GEMM.
-// One rank's kernels with the whole GPU, on the shapes of Llama-70B's projections back (M 4096, TP
-// 4): cuBLASLt's product alone; GEMM+RS whose tiles leave in bf16 (`adding`); the same in wire
-// formats. The rank stands for all: what it sends it receives itself, so nothing crosses a wire,
-// and times say what kernels cost, not what they save. Candidates in random order with idle gaps,
-// L2 flushed; medians. Checked in the same run: what is received decoded and summed against the sum
-// of bf16 tiles. One JSON object a line.
+// gpu_encoded_rs_bench [RANKS]: cost to the GEMM of encoding and decoding tiles within a GEMM+RS.
+// Runs one rank's kernels with the whole GPU, on the shapes of Llama-70B's second projections (M
+// 4096, TP 4): only cuBLASLt's GEMM; GEMM+RS that sends tiles in bf16 (`adding`); the same in wire
+// formats. The rank plays all ranks: it receives what it sends. Nothing crosses a link, so times
+// show the cost of the kernels, not the savings. Candidates in random order with idle gaps, L2
+// flushed; medians. Checked in the same run: received data, decoded and summed, against the sum of
+// bf16 tiles. Prints one JSON object per line.
 #include <fmt/format.h>
 
 #include <memory>
@@ -23,10 +23,10 @@ using namespace gpu;
 
 constexpr int64_t kM = 4096, kN = 8192;
 constexpr int kRepeats = 21;
-// Signals: entered, by rank, then pieces', which no plan in use has, then landed.
+// Signals: ready flags by rank, then chunk flags, unused by the current plans, then arrival flags.
 constexpr int kLanded = 8 * kMaxGpus;
 
-/// Staging memory that all ranks have in common, and its signals, where everybody has entered.
+/// Staging memory shared by all ranks, and its signals, with every rank marked as ready.
 struct Staging {
   DeviceMemory memory, signals, calls;
   PeerTable table;

@@ -1,7 +1,7 @@
-// Backward passes of gpu_moe_bench's layers: the four grouped products alone, what stands between
-// them, and all of it as a CUDA graph; and forward passes that keep what a backward pass needs.
-// Checked in the same run: samples of every gradient against sums in f64 on the host, with what the
-// layer rounds rounded, and the bits of two runs.
+// Backward passes of gpu_moe_bench's layers: only the four grouped GEMMs, the steps between them,
+// and the whole pass as a CUDA graph; also forward passes that save activations. Checked in the
+// same run: samples of every gradient against f64 sums on the host, rounded where the layer rounds,
+// and bits that are equal in two runs.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -19,9 +19,9 @@
 namespace tandem::moe_bench {
 namespace {
 
-constexpr int64_t kSamples = 16;  // of a row of a gradient
+constexpr int64_t kSamples = 16;  // per row of a gradient
 
-/// Gradients, and what is compared with them.
+/// Gradients, and their reference values.
 struct Gradients {
   Gradients(const Model& m, int64_t tokens)
       : dout(Operands::bytes(tokens * m.hidden)),
@@ -32,7 +32,7 @@ struct Gradients {
   DeviceMemory dout, dx, dweights, dw_in, dw_out;
 };
 
-/// The host's copies of what samples are made of.
+/// Host copies of the operands of samples.
 class Reference {
  public:
   Reference(const Operands& o, const Gradients& g, cudaStream_t stream)
@@ -43,7 +43,7 @@ class Reference {
     weights_ = read<float>(o.weights.data(), experts_.size(), stream);
   }
 
-  /// Of a token: its gradient, and those of its weights.
+  /// Checks a token: its gradient, and those of its routing weights.
   void check_row(int64_t row, SampledErrors& of_dx, SampledErrors& of_dweights) const {
     std::vector<double> dx(size_t(m_.hidden), 0.0);
     const auto dweights = read<float>(g_.dweights.data(), experts_.size(), stream_);
@@ -74,7 +74,7 @@ class Reference {
     for (int64_t h = 0; h < m_.hidden; ++h) of_dx.add(double(found[size_t(h)]), dx[size_t(h)]);
   }
 
-  /// Of inner feature `f` of an expert: some of the weights' gradients, over all of its rows.
+  /// Checks inner feature `f` of an expert: samples of the weight gradients, over all of its rows.
   void check_feature(int expert, int64_t f, SampledErrors& of_in, SampledErrors& of_out) const {
     const auto in = w_in(expert), out = w_out(expert);
     std::vector<float> column(static_cast<size_t>(m_.hidden));

@@ -1,13 +1,12 @@
-// gpu_moe_bench [--dtype bf16|e4m3] [--backward] [--experts N --top-k N --hidden N --ffn N]
-// [MODEL ...]: Mixture-of-Experts layers with all experts on one GPU, at the sizes of known models
-// or of one's own: the two grouped products alone, what stands
-// between them, and the whole layer from the router's logits on, as a CUDA graph. e4m3: weights
-// with a scale for each row, rows quantized before each product; activations and results are bf16.
-// Beside them in the JSON: `other`, where rows are gathered elsewhere, `otherwise`, pairs of blocks
-// or blocks alone, and `beside_N`, where N blocks sort rows beside the first product. Candidates in
-// random order with idle gaps, L2 flushed; medians. Checked in the same run: sampled rows against
-// sums in f64 on the host, and the bits of two runs. One JSON object a line. --backward:
-// gpu_moe_backward.cc.
+// gpu_moe_bench [--dtype bf16|e4m3] [--backward] [--experts N --top-k N --hidden N --ffn N] [MODEL
+// ...]: MoE layers with all experts on one GPU, at the sizes of known models or custom ones: only
+// the two grouped GEMMs, the steps between them, and the whole layer from the router's logits on,
+// as a CUDA graph. e4m3: weights with a scale per row, rows quantized before each GEMM; activations
+// and results are bf16. Further JSON fields: `other`, with rows gathered in the other step;
+// `otherwise`, with block pairs and single blocks exchanged; `beside_N`, with N blocks that sort
+// rows during the first GEMM. Candidates in random order with idle gaps, L2 flushed; medians.
+// Checked in the same run: sampled rows against f64 sums on the host, and bits that are equal in
+// two runs. Prints one JSON object per line. --backward: see gpu_moe_backward.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,7 +36,7 @@ using namespace moe_bench;
 
 constexpr int kSampledRows = 2, kSampledColumns = 16;
 
-/// Rows [first, first + count) of a weight: of e4m3 codes, times their scales.
+/// Rows [first, first + count) of a weight; e4m3 codes are multiplied by their scales.
 std::vector<float> weight_rows(const Tensor& weight, const Tensor& scales, int64_t first,
                                int64_t count, cudaStream_t stream) {
   const int64_t columns = weight.dim(1);
@@ -56,7 +55,7 @@ std::vector<float> weight_rows(const Tensor& weight, const Tensor& scales, int64
   return all;
 }
 
-/// A row as a product with e4m3 weights sees it.
+/// Row as seen by a GEMM with e4m3 weights.
 std::vector<double> quantized(const std::vector<double>& row) {
   const auto columns = int64_t(row.size());
   std::vector<BFloat16> values;
@@ -71,9 +70,8 @@ std::vector<double> quantized(const std::vector<double>& row) {
   return found;
 }
 
-/// Largest error of sampled results over the largest of them: what the chosen experts make of
-/// sampled rows, with the inner activations rounded to bf16, and rows quantized for e4m3 weights,
-/// as the layer does.
+/// Largest error of sampled rows, relative to the largest result. The reference rounds inner
+/// activations to bf16, and quantizes rows for e4m3 weights, as the layer does.
 double worst_error(const Operands& o, const MoeWeights& w, cudaStream_t stream) {
   const Model& m = o.model;
   const auto experts = read<int32_t>(o.experts.data(), size_t(o.rows * m.top_k), stream);
@@ -118,8 +116,8 @@ double worst_error(const Operands& o, const MoeWeights& w, cudaStream_t stream) 
   return worst / largest;
 }
 
-/// The host's sums differ a little from the layer's, so a code that lies between two may become the
-/// other one, and a row's scale differ by one step of bf16.
+/// The host's sums differ slightly from the layer's, so a value between two codes may round to
+/// either, and a row's scale may differ by one step of bf16.
 constexpr double kMostError = 0.02, kMostErrorOfCodes = 0.04;
 
 struct BesideCase {
@@ -128,7 +126,7 @@ struct BesideCase {
   std::unique_ptr<Graph> graph;
 };
 
-/// Products that go along K the other way round differ in their last bits.
+/// GEMMs that traverse K in the opposite direction differ in their last bits.
 bool are_near(const std::vector<uint16_t>& found, const std::vector<uint16_t>& expected) {
   double largest = 0, worst = 0;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -158,7 +156,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
   const MoeWeights w = weights_of(o, coded ? &*coded : nullptr);
   const LocalMoeForm form = form_of(shape, false, e4m3);
   LocalMoe layer(shape, form);
-  LocalMoeForm of_steps = form;  // one after the other
+  LocalMoeForm of_steps = form;  // sequential
   of_steps.sorting_blocks = 0;
   LocalMoe steps(shape, of_steps);
   LocalMoe other(shape, {.sorts_first = !form.sorts_first, .e4m3 = e4m3, .pairs = form.pairs});
@@ -266,7 +264,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
 
 namespace {
 
-/// Takes an option and its value out of the arguments; "" where it is not there.
+/// Removes an option and its value from the arguments and returns the value; "" if absent.
 std::string take_value(std::vector<std::string>& arguments, const std::string& name) {
   const auto option = std::ranges::find(arguments, name);
   if (option == arguments.end()) return "";
@@ -315,7 +313,7 @@ int main(int argc, char** argv) {
       if (!wanted) continue;
       if (!backward) {
         for (const int64_t tokens : {16, 64, 256, 1024, 4096, 8192}) bench(model, tokens, e4m3);
-      } else if (model.experts < 256) {  // whose gradients fit into 80 GB beside their weights
+      } else if (model.experts < 256) {  // gradients fit into 80 GB in addition to the weights
         for (const int64_t tokens : {1024, 4096, 8192}) bench_backward(model, tokens);
       }
     }

@@ -1,5 +1,4 @@
-// What the benchmarks of Mixture-of-Experts layers on one GPU share: models, operands, and how
-// L2 is flushed.
+// Shared by the benchmarks of MoE layers on one GPU: models, operands, and the L2 flush.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +23,8 @@ struct Model {
   const char* name;
   int experts, top_k;
   int64_t hidden, ffn;
-  /// Of the router's weight: cuBLASLt takes multiples of 8. No row chooses those behind the
-  /// experts.
+  /// Rows of the router's weight: cuBLASLt needs multiples of 8. No token is routed to rows past
+  /// the experts.
   int64_t router_rows() const { return (experts + 7) / 8 * 8; }
 };
 inline constexpr Model kModels[] = {{"mixtral-8x7b", 8, 2, 4096, 14336},
@@ -43,7 +42,7 @@ inline MoeShape shape_of(const Model& m, int64_t tokens) {
           .dtype = DType::bf16};
 }
 
-/// Fills L2 with what it reads, so that little of it has to be written back meanwhile.
+/// Flushes L2 by reading, so that few lines have to be written back during the measurement.
 class ReadingFlush {
  public:
   explicit ReadingFlush(cudaStream_t stream)
@@ -71,7 +70,7 @@ class ReadingFlush {
   cudaStream_t stream_;
 };
 
-/// Operands of a layer on the GPU. Everything is drawn uniformly from [-1, 1).
+/// Operands of a layer on the GPU. All are uniform in [-1, 1).
 struct Operands {
   Operands(const Model& m, int64_t tokens)
       : model(m),
@@ -119,7 +118,7 @@ struct Operands {
   DeviceMemory x, w_router, bias, w_in, w_out, logits, experts, weights, out;
 };
 
-/// The weights of `o`, rounded to e4m3 by row.
+/// Weights of `o`, rounded to e4m3 by row.
 struct CodedWeights {
   CodedWeights(const Operands& o, cudaStream_t stream)
       : in(size_t(o.in_view().elements())),
@@ -137,10 +136,10 @@ struct CodedWeights {
   DeviceMemory in, out, in_scales, out_scales;
 };
 
-/// What a layer multiplies by.
+/// Weights of a layer.
 struct MoeWeights {
   Tensor in, out;
-  MoeScales scales = {};  ///< of e4m3 ones
+  MoeScales scales = {};  ///< for e4m3 weights
   bool e4m3() const { return in.dtype() == DType::e4m3; }
 };
 inline MoeWeights weights_of(const Operands& o, const CodedWeights* coded) {
@@ -176,7 +175,7 @@ inline double dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-/// Times backward passes of a layer that trains; throws where a result is wrong.
+/// Times backward passes of a training layer; throws if a result is wrong.
 void bench_backward(const Model& model, int64_t tokens);
 
 }  // namespace tandem::moe_bench

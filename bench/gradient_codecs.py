@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""gradient_codecs.py [--tandem PATH] [--steps N] [--seeds N] [--dp N] [--json FILE]: trains configs/tiny.toml on this
-repository's own text with plain gradients and with encoded ones, with error feedback and without, and compares the
-losses at equal steps: of training, the mean of the last 50 steps, and of held-out text. Every run is repeated with
-other seeds; each is compared with the plain run of its seed. Losses are no timings: a busy machine gives the same."""
+"""gradient_codecs.py [--tandem PATH] [--steps N] [--seeds N] [--dp N] [--json FILE]: trains
+configs/tiny.toml on this repository's text with uncompressed gradients and with encoded ones, with
+and without error feedback, and compares losses at equal steps: the mean training loss of the last
+50 steps, and the held-out loss. Every run is repeated with other seeds; each is compared with the
+uncompressed run of its seed. Losses do not depend on timing: a busy machine gives the same values.
+"""
 import argparse
 import datetime
 import json

@@ -1,5 +1,5 @@
-// What the operators cost at world 1, beside a bare oneDNN matmul of the same shape and threads.
-// Each pair runs `bare` and the operator on the same data; items per second are FLOP/s.
+// Cost of the operators at world size 1, compared with a bare oneDNN matmul of the same shape and
+// threads. Each pair runs `bare` and the operator on the same data; items per second are FLOP/s.
 #include <benchmark/benchmark.h>
 
 #include <memory>

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""python_gpu_overhead.py [FILE]: what a call from Python on tensors of a GPU costs the host beyond the same call
-from C++. One rank, small products, out given; processor time of the calling thread over rounds of calls that
-alternate, with the GPU idle before each. The stream is the framework's default one, so that each call from Python
-orders it with the rank's by two events, or the rank's own. FILE: JSON."""
+"""python_gpu_overhead.py [FILE]: host overhead of a Python call on GPU tensors over the same call
+from C++. One rank, small GEMMs, out given; CPU time of the calling thread over alternating rounds
+of calls, with the GPU idle before each. The stream is either the framework's default one, which
+each Python call orders with the rank's by two events, or the rank's own. FILE: JSON."""
 import datetime
 import importlib
 import json

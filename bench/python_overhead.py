@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""python_overhead.py [--table FILE] [pyperf's options]: what a call from Python costs beyond the same call from
-C++: one rank, a product so small that calling is most of it, in processes and loops of pyperf's. Processor time
-of the calling thread, so that what else runs counts only by the caches and cores that it shares; where much
-does, the fastest values (least_us) say more. JAX's arrays cannot be written: there out is NumPy's. Run with
-PYTHONPATH=build/python:.deps/python-test (tools/setup_python.sh fetches pyperf and JAX)."""
+"""python_overhead.py [--table FILE] [pyperf's options]: overhead of a Python call over the same
+call from C++: one rank, a GEMM so small that the call dominates, in processes and loops of pyperf.
+CPU time of the calling thread, so other processes matter only through shared caches and cores; on a
+busy machine the min (least_us) is more reliable. JAX arrays are immutable: there out is NumPy's.
+Run with PYTHONPATH=build/python:.deps/python-test (tools/setup_python.sh fetches pyperf and JAX).
+"""
 import datetime
 import functools
 import importlib
@@ -34,7 +35,7 @@ def tensors(framework):
 
 @functools.lru_cache(None)
 def prepared(framework, name):
-    """In the process that measures it only: each has imported what it measures."""
+    """Runs only in the process that measures it, which has imported what it measures."""
     world = tandem.World(1)
     op = getattr(tandem, name)(world.comm(), SIZE, SIZE, SIZE, "f32", strategy="serial")
     return op, tensors(framework)
@@ -93,7 +94,7 @@ def main():
         for name in OPERATORS:
             pair = [runner.bench_time_func(f"{framework} {name} from {side}", run, framework, name)
                     for side, run in (("C++", from_cpp), ("Python", from_python))]
-            if None not in pair:  # a process that measures has the value of one
+            if None not in pair:  # a measuring process has only one value
                 results.append(row(framework, name, *pair))
     if results and runner.args.table and not runner.args.worker:
         with open(runner.args.table, "w") as file:

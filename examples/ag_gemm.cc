@@ -1,5 +1,5 @@
-// All-gather + matrix product as one call, over a link that is emulated so that one machine shows
-// what overlap does: the product of a tile starts when its rows are there.
+// All-gather + GEMM as one call, over an emulated link so that one machine shows the effect of
+// overlap: the GEMM of a tile starts when its rows have arrived.
 #include <chrono>
 #include <cmath>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// A plain collective: the gradients of four ranks are summed in place. Sums run in fixed rank
-// order, so all ranks hold the same bits, on every run.
+// A collective: the gradients of four ranks are summed in place. Sums use a fixed rank order, so
+// all ranks have equal bits, in every run.
 #include <cstdio>
 #include <cstring>
 #include <vector>

@@ -1,5 +1,5 @@
 // A rank that never sends does not hang the others: the wait ends at its deadline with an error
-// that says which operation on which rank waited for whom, and all other ranks are told.
+// that names the operation, the waiting rank and the peer, and all other ranks are notified.
 #include <cstdio>
 
 #include "tandem/tandem.h"
@@ -16,7 +16,7 @@ int main() {
         comm.wait(*buffer, 0, /*epoch=*/1, {.op = "my_gather", .peer = 2, .tile = 7});
       } else {
         comm.set_deadline(30);
-        comm.barrier("the end");  // ends with Aborted as soon as rank 0 gives up
+        comm.barrier("the end");  // ends with Aborted as soon as rank 0 times out
       }
     });
   } catch (const tandem::Timeout& error) {

@@ -1,6 +1,6 @@
-// Matrix product + reduce-scatter as one call. Each rank holds some of the input features; every
-// finished tile leaves for the rank that owns its rows while the next one is computed. The sum over
-// ranks runs in fixed order: two runs give the same bits.
+// GEMM + reduce-scatter as one call. Each rank holds some of the input features; every finished
+// tile is sent to the rank that owns its rows while the next one is computed. The sum over ranks
+// has a fixed order: two runs give equal bits.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,7 +11,7 @@
 using namespace tandem;
 
 int main() {
-  constexpr int64_t kM = 301, kN = 65, kK = 48;  // nothing needs to divide anything
+  constexpr int64_t kM = 301, kN = 65, kK = 48;  // no divisibility is required
   bool correct = true;
   WorldOptions options;
   if (!launched()) options.ranks = 3;

@@ -1,5 +1,5 @@
-// All-gather + GEMM on up to four GPUs of this machine, from a program of one's own: operands are
-// device memory, work is ordered by the communicator's stream, and synchronize() waits and throws.
+// All-gather + GEMM on up to four GPUs of this machine, from a user program: operands are device
+// memory, work is ordered by the communicator's stream, and synchronize() waits and throws.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ void check(cudaError_t code) {
   if (code != cudaSuccess) throw DeviceError(cudaGetErrorString(code));
 }
 
-// Row-major bf16 on the rank's GPU: element i is the random value i of `stream`, from `first` on.
+// Row-major bf16 on the rank's GPU, filled with the random values of `stream` from index `first`.
 struct Matrix {
   struct Free {
     void operator()(void* memory) const { cudaFree(memory); }
@@ -41,7 +41,7 @@ struct Matrix {
   size_t bytes() const { return host.size() * sizeof(BFloat16); }
 };
 
-// The largest error among some elements, beside what rounding to bf16 may cost.
+// Largest error of sampled elements, relative to the bound for rounding to bf16.
 double worst(const Matrix& x, const Matrix& weight, const std::vector<BFloat16>& out, int64_t k) {
   double worst = 0;
   const size_t n = weight.host.size() / size_t(k);

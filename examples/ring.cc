@@ -1,5 +1,5 @@
-// Put-with-signal: a token goes round a ring of ranks and every rank adds to it. There is no
-// barrier: epochs only grow, so the same eight bytes and the same signal serve every lap.
+// Put-with-signal: a token travels around a ring of ranks and every rank adds to it. There is no
+// barrier: epochs only increase, so the same eight bytes and the same signal serve every lap.
 //
 //   build/bin/example_ring                  four ranks as threads
 //   mpirun -n 3 build/bin/example_ring      three processes
@@ -20,7 +20,7 @@ int main() {
     const int before = (comm.rank() + comm.size() - 1) % comm.size();
     uint64_t token = 0;
     for (uint64_t lap = 1; lap <= kLaps; ++lap) {
-      // Rank 0 starts each lap and ends it; the others pass the token on as soon as it is there.
+      // Rank 0 starts and ends each lap; the others forward the token when it arrives.
       if (comm.rank() != 0) {
         comm.wait(*buffer, 0, lap, {.op = "ring", .peer = before});
         std::memcpy(&token, buffer->local(), sizeof token);

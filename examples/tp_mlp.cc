@@ -1,6 +1,6 @@
 // A tensor-parallel MLP, y = relu(x W1^T) W2^T, forward and backward: ranks share the rows of x and
 // y (sequence parallelism) and the hidden features (tensor parallelism). The backward of AgGemm is
-// a GemmRs and the reverse.
+// a GemmRs and vice versa.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,12 +36,12 @@ int main() {
     const GemmRs::Shape narrow{.m = kM, .n = kIn, .k = n};
     AgGemm::Shape widen_back = widen;
     GemmRs::Shape narrow_back = narrow;
-    widen_back.weight_kn = narrow_back.weight_kn = true;  // `run` gets the weight transposed
+    widen_back.weight_kn = narrow_back.weight_kn = true;  // `run` receives the weight transposed
     AgGemm up(comm, widen, options), down_backward(comm, widen_back, options);
     GemmRs down(comm, narrow, options), up_backward(comm, narrow_back, options);
     AgWgrad up_wgrad(comm, widen, options);
 
-    const auto forward = [&] {  // the loss: half the sum of squares of y, over all ranks
+    const auto forward = [&] {  // loss: half the sum of squares of y, over all ranks
       up.run(x, w1, h);
       for (float& v : memory[3]) v = std::max(0.f, v);
       down.run(h, w2, y);
@@ -64,7 +64,7 @@ int main() {
       if (comm.rank() == 0) element = before - step;
       const float slope = (above - forward()) / (2 * step);
       element = before;
-      if (comm.rank() != 0) continue;  // it moved rank 0's element
+      if (comm.rank() != 0) continue;  // the step changed rank 0's element
       std::printf("gradient %9.5f, difference quotient %9.5f\n", double(analytic), double(slope));
       if (!(std::abs(analytic - slope) < 0.02f * (1 + std::abs(slope)))) correct = false;
     }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# bench.sh BIN OUT: the micro-benchmarks of the operators against bare oneDNN, then serial against
-# overlapped on an emulated link; tables on the terminal, JSON under OUT.
+# bench.sh BIN OUT: micro-benchmarks of the operators against bare oneDNN, then serial against
+# overlapped on an emulated link; tables on the terminal, JSON in OUT.
 set -eu
 bin=$1
 out=$2
 mkdir -p "$out"
-# In random order and repeated: a machine's speed drifts.
+# Random order and repetitions, since a machine's speed drifts.
 "$bin/operators_bench" --benchmark_repetitions=9 --benchmark_enable_random_interleaving=true \
   --benchmark_min_time=0.05 --benchmark_report_aggregates_only=false \
   --benchmark_display_aggregates_only=true --benchmark_out="$out/operators.json" --benchmark_out_format=json

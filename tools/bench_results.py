@@ -1,13 +1,13 @@
-"""What the tables and pictures read out of the results of `tandem bench`: candidates, what Tandem chooses among
-them, E, rates. Which candidates are serial stands in the results themselves (`form`)."""
+"""Values that the tables and pictures derive from results of `tandem bench`: candidates, Tandem's
+choice among them, E, rates. The results themselves mark serial candidates (`form`)."""
 import json
 import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-# In the order in which the tuner goes through them (ways() of the operators), and by how much of its time the
-# first one must be beaten (src/tune/margin.h).
+# Order in which the tuner tries candidates (ways() of the operators), and the fraction of the first
+# one's time by which it must be beaten (src/tune/margin.h).
 ORDER = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "plain", "adding", "fused")
 OVER_FIRST = 0.02
 
@@ -19,7 +19,7 @@ def load(file):
 
 
 def key(r):
-    """What a case is known by, in ours and in the peers' results."""
+    """Key of a case, in our and in the peers' results."""
     return r["m"] * r["n"] if r["op"] in PLAIN else (r["m"], r["n"], r["k"])
 
 
@@ -32,8 +32,8 @@ def median(r, name):
 
 
 def chosen(r):
-    """What Strategy::automatic takes by these times: the rule of src/overlap/tuner.cc. Plain collectives choose
-    by size, which is the fastest in every case of the tables."""
+    """Choice of Strategy::automatic for these times: the rule of src/tune/margin.h. Collectives
+    choose by size, which is the fastest in every case of the tables."""
     us = {name: t["median"] for name, t in candidates(r).items()}
     if r["op"] in PLAIN:
         return min(us, key=us.get)
@@ -46,14 +46,15 @@ def chosen(r):
 
 
 def efficiency_of(r, us):
-    """E of a call that takes `us`, against the fastest serial candidate; None where that exposes nothing."""
+    """E of a call that takes `us`, relative to the fastest serial candidate; None if that exposes
+    nothing."""
     t = r["time_us"]
     exposed = t["serial"] - t["gemm"]
     return None if r["efficiency"] is None or exposed <= 0 else 1 - (us - t["gemm"]) / exposed
 
 
 def hidden(r):
-    """E of what is chosen. Of a serial candidate it is 0: nothing is hidden."""
+    """E of the chosen candidate. 0 for a serial candidate, which hides nothing."""
     name = chosen(r)
     if candidates(r)[name]["form"] == "serial":
         return None if r["efficiency"] is None else 0.0
@@ -61,12 +62,12 @@ def hidden(r):
 
 
 def capped_mean(efficiencies):
-    """Each counts as 100 % at most."""
+    """Mean with each value capped at 100 %."""
     return sum(min(1, e) for e in efficiencies) / len(efficiencies)
 
 
 def tflops(r, us):
-    """Of each rank."""
+    """TFLOP/s per rank."""
     return 2 * r["m"] * r["n"] * r["k"] / r["ranks"] / us / 1e6
 
 
@@ -75,7 +76,7 @@ def plain_bytes(r):
 
 
 def bandwidth(r, us):
-    """algbw and busbw in GB/s, as nccl-tests define them."""
+    """algbw and busbw in GB/s, as defined by nccl-tests."""
     algbw = plain_bytes(r) / us / 1e3
     others = (r["ranks"] - 1) / r["ranks"]
     factor = {"all_reduce": 2 * others, "broadcast": 1}.get(r["op"], others)
@@ -88,7 +89,7 @@ def is_right(r):
 
 
 def all_right(flags):
-    """For the line above a table: its rows need no column for what holds of all of them."""
+    """Text above a table, so that its rows need no column for it."""
     return "all correct" if all(flags) else "NOT ALL CORRECT"
 
 
@@ -108,13 +109,14 @@ def percent(share):
 
 
 def span(values, form="{:.2f}", unit=""):
-    """The range of some values; one where they print alike."""
+    """Range of some values; a single value if they print alike."""
     low, high = form.format(min(values)), form.format(max(values))
     return f"{low}{unit}" if low == high else f"{low}–{high}{unit}"
 
 
 def only(found, key, folder):
-    """What all of a folder's results have in `key`; a table of several would pass one off as another."""
+    """Value of `key` common to all results of a folder; a table of several would pass one off as
+    another."""
     values = sorted({str(r[key]) for r in found})
     if len(values) != 1:
         sys.exit(f"{folder}: results of several {key}: {', '.join(values)}: expected one a folder")
@@ -122,7 +124,7 @@ def only(found, key, folder):
 
 
 def about(found, folder):
-    """The line above a table of CPU ranks' results: what they have in common, and the range of what they have not."""
+    """Line above a table of CPU results: their common fields, and the ranges of the others."""
     repeats, dates = span([r["repeats"] for r in found], "{:d}"), span([r["date"][:10] for r in found], "{}")
     links = " and ".join(dict.fromkeys(r["link"] for r in found))
     commits = ", ".join(sorted({r["commit"] for r in found}))
@@ -133,18 +135,19 @@ def about(found, folder):
 
 
 def operator_name(r):
-    """With what changes what it does: a backward pass, a wire format."""
+    """Operator with its modifiers: a backward pass, a wire format."""
     return r["op"] + (", forward and backward" if r.get("backward") else "") + \
         (f' as `{r["codec"]["text"]}`' if r.get("codec") else "")
 
 
 def wire_us(r):
-    """Of the bytes that were sent: what was timed is that of the plain ones."""
+    """Wire time of the bytes that were sent: the measured one is that of the uncompressed bytes."""
     return r["time_us"]["wire"] * (r["wire_bytes"] / r["bytes"] if r.get("codec") and r["bytes"] else 1)
 
 
 def peers_of(file):
-    """By name, of the files peers/[…-]OP.json beside OP.json, each one's results by case."""
+    """Results by peer name, from the files peers/[…-]OP.json next to OP.json, each one's by
+    case."""
     file, by_name = ROOT / file, {}
     for other in sorted((file.parent / "peers").glob(f"*{file.name}"), key=lambda f: (len(f.name), f.name)):
         if other.name == file.name or other.name.endswith("-" + file.name):
@@ -154,7 +157,7 @@ def peers_of(file):
 
 
 def fastest_peer(r):
-    """Time and name of the fastest form of a peer, but for its GEMM alone."""
+    """Time and name of a peer's fastest candidate, excluding its GEMM."""
     return min((t, name) for name, t in r["time_us"].items() if name != "gemm")
 
 

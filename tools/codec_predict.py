@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""codec_predict.py FILE: what an all-reduce over a wire format takes on 4x H200, predicted from kernel times of one GPU
-(FILE: results of gpu_codec_bench) and the link; next to it what NCCL took there (bench/results/h200x4).
+"""codec_predict.py FILE: predicts the time of an all-reduce over a wire format on 4x H200 from
+kernel times of one GPU (FILE: results of gpu_codec_bench) and the link; next to it NCCL's measured
+time (bench/results/h200x4).
 
-Of S elements in bf16 on N = 2 or 4 ranks, each of which owns S/N:
+S elements in bf16 on N = 2 or 4 ranks, each of which owns S/N:
     wire  = 2 (N - 1) message(S/N) / LINK
     codec = encode((N - 1) S/N) + sum(S/N) + decode((N - 1) S/N)     by the elements of FILE's times
     tiles = S/N / (256 thread blocks of 7168 elements a tile), at least 1
     time  = max(wire, codec) + codec / tiles + 2 x 4 us
-Of the other collectives (PARTS) half as many messages and one signal, and of the codec what each does.
-LINK is what one H200 sends by its own stores (NVLink, measured): 345 GB/s to the three others of four at once, 354 GB/s
-to one other. FILE's sum is of 4 ranks' messages; of N it takes the time of their bytes, N messages and two elements of
-bf16. codec / tiles is what nothing overlaps: the first tile's encoding, the last one's sum and decoding (src/collectives/cuda/
-encoded_pipeline.cuh). 4 us is what a signal takes behind stores to a peer, rounded up; two follow each other. The times
-of FILE are of a GPU whose memory is slower than an H200's."""
+Other collectives (PARTS): half as many messages and one signal, and the codec work of each. LINK is
+the measured rate at which one H200 sends by its own stores (NVLink): 345 GB/s to the three others
+of four at once, 354 GB/s to one other. FILE's sum is over 4 ranks' messages; for N it is scaled by
+its bytes, N messages and two elements of bf16. codec / tiles is the part that nothing overlaps: the
+first tile's encoding, the last one's sum and decoding (src/collectives/cuda/encoded_pipeline.cuh).
+4 us is the time of a signal after stores to a peer, rounded up; two follow each other. FILE's GPU
+has slower memory than an H200."""
 import argparse
 import json
 
@@ -27,14 +29,14 @@ ASKED = {("int8", 16): 1.7, ("int4", 16): 2.2, **{(codec, mib): least for mib in
 
 
 def parts(op, ranks):
-    """Of shards: messages sent, encoded, summed, decoded; signals that follow each other."""
+    """Counts of shards: messages sent, encoded, summed, decoded; and of consecutive signals."""
     others = ranks - 1
     return {"all_reduce": (2 * others, others, 1, others, 2), "all_gather": (others, 1, 0, others, 1),
             "reduce_scatter": (others, others, 1, 0, 1), "all_to_all": (others, others, 0, others, 1)}[op]
 
 
 def predicted(result, size, op="all_reduce", ranks=RANKS):
-    """Of one object of gpu_codec_bench: us by name, of `size` bytes of bf16."""
+    """Predicted us by name from one object of gpu_codec_bench, for `size` bytes of bf16."""
     t, shard = result["time_us"], size / 2 / ranks
     share = shard / result["elements"]
     messages, encoded, summed, decoded, signals = parts(op, ranks)
@@ -47,7 +49,7 @@ def predicted(result, size, op="all_reduce", ranks=RANKS):
 
 
 def predictions(file):
-    """(codec, MiB, us by name, NCCL's us) of all that is asked for."""
+    """(codec, MiB, us by name, NCCL's us) of all requested cases."""
     measured = json.loads((ROOT / file).read_text())
     nccl = {r["m"] * r["n"] * 2 >> 20: r["time_us"]["nccl"] for r in load(NCCL) if r["dtype"] == "bf16"}
     for codec in ("int8", "int6", "int4"):

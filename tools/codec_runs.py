@@ -1,6 +1,7 @@
-"""The table of collectives over wire formats on GPUs, out of a folder of `tandem bench` results (tools/gpu_check.sh with
-GPU_CODECS), for tools/tables.py: each beside NCCL and the fastest plain form of the same rounds, and beside what was
-predicted before the run (tools/codec_predict.py, of two or four ranks with a GPU each)."""
+"""Table of collectives over wire formats on GPUs, from a folder of `tandem bench` results
+(tools/gpu_check.sh with GPU_CODECS), for tools/tables.py: each next to NCCL and the fastest
+uncompressed candidate of the same rounds, and to the prediction made before the run
+(tools/codec_predict.py, for two or four ranks with a GPU each)."""
 import json
 
 import codec_predict
@@ -22,7 +23,7 @@ def whole(r):
 
 
 def prediction(r, kernels):
-    """us; None where nothing was predicted."""
+    """us; None if nothing was predicted."""
     found = kernels.get((r["codec"]["text"], r["dtype"]))
     if found is None or r["ranks"] not in codec_predict.BYTES_PER_US or r["link"] == "same-gpu":
         return None
@@ -30,7 +31,7 @@ def prediction(r, kernels):
 
 
 def row(results, sizes, kernels):
-    """Of one operation over one codec; `results`: by size."""
+    """Row of one operation over one codec; `results`: by size."""
     cells = [next(iter(results.values()))["op"], f'`{next(iter(results.values()))["codec"]["text"]}`']
     for size in sizes:
         r = results.get(size)
@@ -63,7 +64,8 @@ def table(folder):
 
 
 def operators(folder):
-    """Operators over a wire format beside their plain forms and the GEMM alone, of the same rounds."""
+    """Operators over a wire format next to the uncompressed ones and the GEMM alone, of the same
+    rounds."""
     found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
     found.sort(key=lambda r: (r["op"], r["m"], r["n"], r["codec"]["bits_per_element"]))
 

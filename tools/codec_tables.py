@@ -1,6 +1,7 @@
-"""Markdown tables of what wire formats and chunks save on a network, out of a folder of `tandem bench` results
-(relative to the repository), for tools/tables.py: `collectives` of plain collectives, `prefill` of times to first
-token, `emulated` of plain collectives of ranks that share a GPU. Every row's plain form was timed in the same run."""
+"""Markdown tables of the savings of wire formats and chunks on a network, from a folder of `tandem
+bench` results (relative to the repository), for tools/tables.py: `collectives` of collectives,
+`prefill` of times to first token, `emulated` of collectives of ranks that share a GPU. Every row's
+uncompressed candidate was timed in the same run."""
 import json
 import re
 
@@ -32,7 +33,7 @@ def collective_row(r):
 
 
 def collectives(folders):
-    """Of one folder or several."""
+    """Table of one folder or several."""
     found = sorted((r for folder in folders.split(",") for r in results(folder)),
                    key=lambda r: (r["link"], r["op"], r["dtype"] != "f32", plain_bytes(r), r["codec"] is not None,
                                   -(r["codec"] or {}).get("bits_per_element", 0)))
@@ -43,7 +44,7 @@ def collectives(folders):
 
 
 def link_us(r):
-    """What the bytes that a rank sends take on an emulated link of the rate that it is named by."""
+    """Time of the bytes sent by a rank, on an emulated link of the rate in its name."""
     rate, unit = re.match(r"emulated ([\d.e+-]+) ([kMG]?B)/s", r["link"]).groups()
     per_us = float(rate) * {"B": 1e-6, "kB": 1e-3, "MB": 1, "GB": 1e3}[unit]
     return (r["wire_bytes"] if r["codec"] else r["bytes"]) / per_us
@@ -79,7 +80,7 @@ def prefill_row(r):
 
 
 def prefill(folders):
-    """Of one folder or several."""
+    """Table of one folder or several."""
     found = sorted((r for folder in folders.split(",") for r in results(folder)),
                    key=lambda r: (r["link"], r["k"], r["m"], r["layers"], r["codec"] is not None,
                                   -(r["codec"] or {}).get("bits_per_element", 0)))
@@ -90,8 +91,8 @@ def prefill(folders):
 
 
 def on_gpu(name):
-    """Of gpu_codec_bench: what encoding, decoding and an owner's sum reach of the bandwidth of a plain copy of as many
-    bytes."""
+    """Table of gpu_codec_bench: bandwidth of encoding, decoding and an owner's sum relative to a
+    plain copy of the same number of bytes."""
     found = json.loads((ROOT / name).read_text())
     kernels, dtypes = ("encode", "decode", "sum"), ("bf16", "f32")
     by = {(r["codec"], r["dtype"]): r for r in found["results"]}

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""compile_alone.py FOLDER: every source file of the library and the program compiles by itself, as in
-`cmake --preset cpu` and in projects that add this one as a folder. `make` and the tests compile sources in groups, where
-one may lean on what another includes. Only the compiler's front end runs, which still takes minutes."""
+"""compile_alone.py FOLDER: checks that every source file of the library and the program compiles
+separately, as in `cmake --preset cpu` and in projects that add this one as a folder. `make` and the
+tests compile sources in groups, where one may depend on another's includes. Runs only the
+compiler's front end, which still takes minutes."""
 import json
 import os
 import shlex
@@ -28,7 +29,7 @@ if precompiled:
 
 def compile_alone(command):
     words = shlex.split(command["command"])
-    words = words[words.index(compiler):]  # without the cache, which has no use for it
+    words = words[words.index(compiler):]  # without ccache, which is useless here
     for flag in "-o", "-MF", "-MT":
         if flag in words:
             at = words.index(flag)

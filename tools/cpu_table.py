@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Markdown tables of the results of CPU ranks (paths are relative to the repository): `table` of the `tandem
-bench` results in a folder, `operators_table` of operators_bench's file, `codec_table` of codec_bench's, `sweep_table`
-of `tandem eval --codec-sweep`'s, `sweep_aims` of what was asked of it, `gradients_table` of gradient_codecs.py's, `floor_table` of
-netns_floor.py's folder. (tools/tables.py puts them into the docs.)"""
+"""Markdown tables of CPU results (paths are relative to the repository): `table` of a folder of
+`tandem bench` results, `operators_table` of operators_bench's file, `codec_table` of codec_bench's,
+`sweep_table` of `tandem eval --codec-sweep`'s, `sweep_aims` of its targets, `gradients_table` of
+gradient_codecs.py's, `floor_table` of netns_floor.py's folder. (tools/tables.py puts them into the
+docs.)"""
 import collections
 import json
 import re
@@ -34,7 +35,7 @@ def right(r):
 
 
 def fastest(r):
-    """E of the fastest call of each kind: what the machine does when nothing else uses it."""
+    """E of the fastest call of each kind, as on an idle machine."""
     least = {key: spread[0] for key, spread in r["spread_us"].items()}
     if r["efficiency"] is None:
         return None
@@ -42,7 +43,7 @@ def fastest(r):
 
 
 def table(folders):
-    """Of one folder or several."""
+    """Table of one folder or several."""
     found = [r for folder in folders.split(",") for r in results(folder)]
     heads = ["link", "operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "E", "E, fastest", "GFLOP/s"]
     return f"{about(found, folders)} {all_right(map(right, found)).capitalize()}.\n\n" + markdown(heads, [row(r) for r in found])
@@ -87,7 +88,7 @@ def python_table(file):
 
 
 def codec_table(file):
-    """codec_bench's file: what encoding and decoding cost beside memcpy."""
+    """codec_bench's file: cost of encoding and decoding relative to memcpy."""
     content = json.loads((ROOT / file).read_text())
     rates = collections.defaultdict(list)
     bits = {}
@@ -110,7 +111,8 @@ def codec_table(file):
 
 
 def sweep_table(files):
-    """What codecs cost a model in bits per byte; `files`: one or more sweeps of the same codecs at other sites."""
+    """Cost of codecs to a model in bits per byte; `files`: one or more sweeps of the same codecs at
+    other sites."""
     sweeps = [json.loads((ROOT / file).read_text()) for file in files.split(",")]
     r, trained = sweeps[0], "how it was trained is not known"
     model, training = r["model"], r["training"]
@@ -139,7 +141,7 @@ SWEEP_AIMS = {"lossless": 0, "int8": 0.1, "int6": 0.3, "int4:g32": 1.5}  # rises
 
 
 def sweep_aims(file):
-    """What of a sweep was asked for: rises of the sums over ranks alone."""
+    """Targets of a sweep: rises from the sums over ranks only."""
     rises = {p["codec"]: 100 * p["rise"] for p in json.loads((ROOT / file).read_text())["sweep"]}
     lines = ["| codec | rise | at most | |", "|" + " --- |" * 4]
     for codec, most in SWEEP_AIMS.items():
@@ -148,7 +150,7 @@ def sweep_aims(file):
 
 
 def gradients_table(file):
-    """bench/gradient_codecs.py's file: what encoded gradients cost a training."""
+    """bench/gradient_codecs.py's file: effect of encoded gradients on training."""
     content = json.loads((ROOT / file).read_text())
     plain = content["rows"][0]["runs"][0]
     seeds = len(content["rows"][0]["runs"])
@@ -187,8 +189,9 @@ def floor_table(folder):
 
 
 def network_share_table(sources):
-    """FLOOR,COLLECTIVES: how long the network alone keeps a core busy with the bytes of encoded collectives, by the share
-    of a core that plain sockets take from a product at that rate (netns_floor.py)."""
+    """FLOOR,COLLECTIVES: time for which the network alone keeps a core busy with the bytes of
+    encoded collectives, from the share of a core that plain sockets take from a GEMM at that rate
+    (netns_floor.py)."""
     floor_folder, folder = sources.split(",")
     floor, = (json.loads(f.read_text()) for f in (ROOT / floor_folder).glob("*.json"))
     share = floor["slowdown"] / (1 + floor["slowdown"])

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # cross_compile.sh [TRIPLET]: compiles every source of the library and the program for another
-# processor (default: aarch64-linux-gnu) with Debian's cross compiler, to show that nothing outside
-# kernels assumes x86. Nothing is linked: the other system's libraries are not here, and of those that
-# are here only the headers count.
+# architecture (default: aarch64-linux-gnu) with Debian's cross compiler, to show that nothing
+# outside kernels assumes x86. Nothing is linked: the target's libraries are not installed, and of
+# the host's only the headers are used.
 set -eu
 cd "$(dirname "$0")/.."
 triplet=${1:-aarch64-linux-gnu}

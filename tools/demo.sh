@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# demo.sh TANDEM OUT [CONFIG]: what `make run` does once tandem is built. Trains a Transformer on
-# two tensor-parallel ranks on the headers under /usr/include, compares it with compressors on
-# files it never saw, samples from it, and times a step with communication exposed and hidden.
+# demo.sh TANDEM OUT [CONFIG]: runs `make run` after tandem is built. Trains a Transformer on two
+# tensor-parallel ranks on the headers under /usr/include, compares it with compressors on held-out
+# files, samples from it, and times a step with communication exposed and hidden.
 #
-# TANDEM_DEMO_SECONDS  seconds of training (what CONFIG says)
-# TANDEM_DEMO_LINK     the link to emulate for the step times (below)
+# TANDEM_DEMO_SECONDS  seconds of training (default: CONFIG's)
+# TANDEM_DEMO_LINK     emulated link for the step times (below)
 set -euo pipefail
 
 tandem=$1
@@ -16,11 +16,10 @@ began=$SECONDS
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 [ -t 1 ] || say() { printf '\n== %s\n' "$*"; }
 
-# What an earlier demo wrote is replaced; anything else in the folder stays (your own runs beside it).
+# Files of an earlier demo are replaced; anything else in the folder stays (such as your own runs).
 written=(metrics.jsonl config.toml heldout.txt trace.json checkpoints final compared.txt eval.json
   sample.txt split run.json report.txt report.html summary.json)
-# Says that those names in the folder are the demo's, by which file one of them is; locked while
-# it runs.
+# Records that those files are the demo's, by the identity of one of them; locked while it runs.
 mark=$out/.demo
 identity() { stat -c '%i %w' "$out/metrics.jsonl" 2>/dev/null || true; }
 is_demo() { [ -e "$mark" ] && [ "$(cat "$mark")" = "$(identity)" ]; }

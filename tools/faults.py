@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""faults.py [--kills N] [--corruptions N] [--models N] [--tuner-files N] [--fs-faults N] [--seed S]:
-trainings that are killed, whose checkpoints or tuner's cache are damaged and whose file system fails,
-models that are damaged, and what became of them.
+"""faults.py [--kills N] [--corruptions N] [--models N] [--tuner-files N] [--fs-faults N] [--seed
+S]: kills trainings, damages their checkpoints, tuner cache and models, makes their file system
+fail, and checks the outcomes.
 
   kills        SIGKILL at a random moment of a training (one process; every fifth a rank of two under
-               mpirun), again and again, then --resume: the end has the bits of the run left alone
+               mpirun), repeatedly, then --resume: the end has the bits of an undisturbed run
   corruptions  one to three files of one to three checkpoints flipped, cut, removed, exchanged or
-               replaced, then --resume: an older valid checkpoint and the same bits, or, where none is
-               left, exit 3 and a file by name
-  models       files of a final/ or of checkpoints damaged in the same ways, then eval or generate: what
-               the whole model gives, or an error and a file by name
+               replaced, then --resume: an older valid checkpoint and the same bits, or, if none is
+               left, exit 3 and an error naming a file
+  models       files of a final/ or of checkpoints damaged in the same ways, then eval or generate: the
+               result of the undamaged model, or an error naming a file
   tuner files  tuner.json flipped, cut, removed, replaced, or its lock held elsewhere: the training
-               goes through with the same bits, and leaves a file that a third one reads
-  fs faults    libfiu lets random reads, writes and their kin fail in a training: exit 0 and the same
-               bits, or an error by name; a --resume without faults then ends with the same bits
+               completes with the same bits, and leaves a file that a third one reads
+  fs faults    libfiu makes random reads, writes and similar calls fail in a training: exit 0 and the
+               same bits, or a named error; a --resume without faults then ends with the same bits
 
-Prints a table of outcomes; exits 1 after any other outcome, whose folder is kept. The choices follow
-from the seed; the moments of kills and failing calls do not entirely."""
+Prints a table of outcomes; exits 1 after any other outcome, whose folder is kept. The choices
+follow from the seed; the moments of kills and failing calls do not entirely."""
 import argparse
 import collections
 import concurrent.futures
@@ -65,7 +65,7 @@ def arguments():
 
 
 class Runs:
-    """Trainings in one folder, and what those that are left alone come to."""
+    """Trainings in one folder, and the results of undisturbed ones."""
 
     def __init__(self, tandem, folder, layouts):
         self.tandem, self.folder = tandem, folder
@@ -104,7 +104,7 @@ class Runs:
                                 errors="replace", start_new_session=True)
 
     def answer(self, command, model):
-        """Exit status, standard error, and what eval or generate says of `model`."""
+        """Exit status, standard error, and the output of eval or generate for `model`."""
         words = {"eval": ["--data", str(ROOT / "configs/tiny.toml")],
                  "generate": ["--prompt", "int ", "--max-tokens", "8", "--temperature", "0"]}
         with tempfile.TemporaryFile("w+", dir=self.folder) as output:
@@ -143,13 +143,13 @@ class Runs:
 
 
 def results(out):
-    """What does not depend on the clock."""
+    """Fields that do not depend on the clock."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [[line[key] for key in ("step", "loss", "lr", "grad_norm", "tokens")] for line in lines]
 
 
 def error_line(text):
-    """The error that the program reports, unless it is about itself rather than a file."""
+    """Error reported by the program. Raises Unexpected if there is none, or an internal one."""
     lines = [line for line in text.splitlines() if "error:" in line]
     if not lines or "internal error" in text or "terminate called" in text:
         raise Unexpected(f"no error by name: {text.strip()[-2000:]}")
@@ -180,7 +180,8 @@ def wait_until_gone(pids):
 
 
 def kill_case(runs, rng, out, mpi):
-    """One to four kills of a training that goes on from what the one before left."""
+    """One to four kills of a training, each of which resumes from the state that the previous kill
+    left."""
     layout = MPI if mpi else rng.choice(list(LAYOUTS))
     kills = 0
     for _ in range(rng.randint(1, 4)):
@@ -192,12 +193,12 @@ def kill_case(runs, rng, out, mpi):
         if struck:
             try:
                 os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:  # a rank that has just ended by itself
+            except ProcessLookupError:  # a rank that has just ended normally
                 struck = False
         status, text = runs.end(process)
         wait_until_gone(ranks)
         if status == 0:
-            break  # it was done before
+            break  # it had finished before
         if not struck or (not mpi and status != -signal.SIGKILL):
             raise Unexpected(f"exit {status} before it was killed: {text.strip()[-2000:]}")
         kills += 1
@@ -207,7 +208,7 @@ def kill_case(runs, rng, out, mpi):
 
 
 def damage(rng, file, others):
-    """Changes `file`; `others` are files that it may be exchanged with."""
+    """Damages `file`; `others` are files that it may be exchanged with."""
     data = bytearray(file.read_bytes())
     kind = "append" if not data else rng.choice(["flip", "flip", "flips", "cut", "zeros", "append", "empty", "remove", "pipe",
                        "folder", "link", "exchange", "exchange"])
@@ -293,7 +294,8 @@ def model_case(runs, rng, out, _):
     last, before = (f"checkpoints/step-{STEPS - older * EVERY:08}" for older in range(2))
     for name in ("final", last, before):
         shutil.copytree(whole / name, out / name)
-    # Without its state.json a final/ is as any model, so that there one file at a time is damaged.
+    # Without its state.json a final/ is like any model, so there only one file at a time is
+    # damaged.
     folder, model = rng.choice([("final", "final"), ("final", "."), (last, last), (last, ".")])
     if folder == last and model == ".":
         shutil.rmtree(out / "final")
@@ -317,13 +319,13 @@ def model_case(runs, rng, out, _):
 
 
 def tuner_file_case(runs, rng, out, _):
-    """Times that a first training has measured are damaged; two more trainings read what is left."""
+    """Damages the times that a first training measured; two more trainings read the rest."""
     cache = out / "cache"
     environment = {"TANDEM_TUNE": "1", "TANDEM_CACHE_DIR": str(cache)}
     layout = "tp 2"
     runs.train(layout, out / "first", 0, environment=environment)
     file, lock = cache / "tuner.json", cache / "tuner.json.lock"
-    if not file.exists():  # nothing it measured was beyond doubt
+    if not file.exists():  # none of its measurements was conclusive
         file.write_text("{}")
     locked = rng.random() < 0.2
     what = "its lock is held" if locked else damage(rng, file, [lock])

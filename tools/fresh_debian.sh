@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# fresh_debian.sh 12|13 [--quick] [--cache DIR]: what a stranger with a new machine sees. Makes that
-# Debian by debootstrap, clones this checkout's HEAD into it and runs the README's two commands there,
-# as root, in namespaces of their own; everything goes when it ends but out/fresh_debian_*.log and
-# the packages in the cache (default: ~/.cache/tandem). --quick builds, and runs the tests of the
-# kernels, the communicators and the operators.
-# Exit: 0 passed, 1 failed, 77 the system could not be made (not root, no debootstrap, no mirror).
+# fresh_debian.sh 12|13 [--quick] [--cache DIR]: tests the setup on a new machine. Creates that
+# Debian by debootstrap, clones this checkout's HEAD into it and runs the README's two commands
+# there, as root, in separate namespaces; everything is removed at the end except
+# out/fresh_debian_*.log and the packages in the cache (default: ~/.cache/tandem). --quick builds,
+# and runs the tests of the kernels, the communicators and the operators.
+# Exit: 0 passed, 1 failed, 77 the system could not be created (not root, no debootstrap, no mirror).
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -26,13 +26,13 @@ case $version in
   *) usage ;;
 esac
 
-# The Debian mirror that this machine's apt uses; debootstrap knows another where there is none.
+# Debian mirror used by this machine's apt; debootstrap has a default if there is none.
 mirror() {
   cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources \
     2>/dev/null | grep -v '^ *#' | grep -oE 'https?://[^] ]+/debian/?( |$)' | head -n 1 | tr -d ' '
 }
 
-# Its apt goes through the same proxy, with the same certificates; its pip knows those, too.
+# The new apt uses the same proxy and certificates; its pip uses those certificates, too.
 configure_apt() {
   apt-config dump 2>/dev/null | grep -E '^Acquire::(https?|Check-)' >"$1/etc/apt/apt.conf.d/90host" || true
   if [ -f /etc/ssl/certs/ca-certificates.crt ]; then
@@ -42,7 +42,7 @@ configure_apt() {
   fi
 }
 
-inside() {  # COMMAND: in the new system, in namespaces that take mounts and processes with them
+inside() {  # COMMAND: runs in the new system, in namespaces that end its mounts and processes with it
   unshare --mount --propagation private --pid --fork --kill-child bash -eu -c '
     mount --bind "$1" "$1"  # a root that can be remounted: the network test does so
     mount -t proc proc "$1/proc"
@@ -95,7 +95,7 @@ else
     ctest --test-dir build --output-on-failure -L sanitized
     ctest --test-dir build --output-on-failure -R "^(gemm|kernels)_test"'
 fi
-# A newer compiler's warning keeps nobody from building; it is shown, for who mends it.
+# Warnings of a newer compiler do not fail the build; they are shown so that they can be fixed.
 warnings=$(grep -E '\[-W[a-z0-9=+-]+\]$' "$log" | sort -u || true)
 passed=passed
 if [ -n "$warnings" ]; then

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # fuzz.sh [TARGET [SECONDS]]: fuzzes with clang's libFuzzer under AddressSanitizer and UBSan.
-# Targets: tests/fuzz/*_fuzz.cc, by default each for 60 s. New inputs go to build-fuzz/corpus/.
+# Targets: tests/fuzz/*_fuzz.cc, by default each for 60 s. New inputs are stored in
+# build-fuzz/corpus/.
 set -eu
 cd "$(dirname "$0")/.."
 seconds=${2:-60}

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpu_chart.py DIR [SUFFIX]: a picture (SVG) of the results DIR/OPERATOR[SUFFIX].json (those of
-tools/gpu_table.py): of each operator and shape, how much longer than its GEMM alone the call takes:
-what Tandem chooses, the fastest serial candidate, NCCL's, and the peers. 1 means that communication costs nothing."""
+"""gpu_chart.py DIR [SUFFIX]: SVG of the results DIR/OPERATOR[SUFFIX].json (those of
+tools/gpu_table.py): for each operator and shape, the time of a call relative to its GEMM alone:
+Tandem's choice, the fastest serial candidate, NCCL's, and the peers. 1 means that communication
+costs nothing."""
 import html
 import math
 import sys
@@ -9,7 +10,7 @@ import sys
 from bench_results import chosen, fastest_peer, load, median, peers_of
 
 OPERATORS = {"ag_gemm": "AG+GEMM", "gemm_rs": "GEMM+RS", "gemm_ar": "GEMM+AR, in a CUDA graph"}
-# A colour and a shape each, so that neither is needed to tell them apart.
+# Each series has its own colour and shape, so that either one is enough to tell them apart.
 SERIES = [("nccl", "cuBLASLt + NCCL", "#a9aeb6", "triangle"),
           ("serial", "fastest serial", "#6b7079", "bar"),
           ("torch", "PyTorch", "#d9822b", "diamond"),
@@ -20,7 +21,7 @@ FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 def cases(folder, name):
-    """(N, K), then of each case: M and the times over the GEMM's by series."""
+    """(N, K), then for each case M and the times relative to the GEMM, by series."""
     file, groups = f"{folder}/{name}.json", {}
     peers = peers_of(file)
     for r in load(file):
@@ -49,10 +50,10 @@ def mark(kind, x, y, colour, title=""):
 
 
 def panel(left, groups, name):
-    """The picture of one operator, and its height."""
+    """SVG of one operator, and its height."""
     values = [value for rows in groups.values() for _, times in rows for value in times.values()]
     step = 0.2 if max(values) <= 2.6 else 0.5
-    # Where the product in parts was faster than the whole one, a call takes less than the GEMM alone.
+    # If the GEMM in chunks is faster than the whole one, a call takes less than the GEMM alone.
     begin, end = min(1, math.floor(min(values) * 10) / 10), math.ceil(max(values) * 5) / 5
     scale = lambda value: left + LABEL + (value - begin) / (end - begin) * PLOT
     rows = sum(len(r) for r in groups.values())

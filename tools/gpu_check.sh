@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# gpu_check.sh BIN OUT [REPEATS]: the GPU tests and the benchmark cases of docs/performance.md on this
-# machine, from programs built elsewhere with the same libraries. Logs and JSON go to OUT. With
-# GPU_PEERS=1, PyTorch at the same cases after each operator (bench/peers), and cuBLASMp where
+# gpu_check.sh BIN OUT [REPEATS]: GPU tests and benchmark cases of docs/performance.md on this
+# machine, with programs built elsewhere with the same libraries. Logs and JSON are written to OUT.
+# With GPU_PEERS=1 runs PyTorch on the same cases after each operator (bench/peers), and cuBLASMp if
 # CUBLASMP_LIB names the folders of its libraries and of its NCCL and BIN has peer_cublasmp.
-# GPU_OPS=moe GPU_SHARED=1 GPU_MOE_RANKS=4: a dry run of the layers of experts, with ranks that share one GPU.
-# GPU_MOE_CODECS="int8 int4:g32": these layers over each wire format besides, both ways.
-# GPU_OPS=emulated_moe: layers of experts between four ranks of one GPU, on emulated links on which their rows and sums
-# take about as long as their products (GPU_EMULATED_MOE="MODEL@LINK …"), for `emulated_moe` of tools/tables.py.
-# GPU_CODECS names wire formats ("int8 int6 int4 lossless"): the collectives over each of them beside NCCL
-# and the plain ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
-# with 10,000 calls. GPU_OPERATOR_CODECS names those of GEMM+RS and AG+GEMM, beside the plain ones and
-# the GEMM alone, into OUT/operator-codecs. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU: that all of it runs.
+# GPU_OPS=moe GPU_SHARED=1 GPU_MOE_RANKS=4: a dry run of the MoE layers, with ranks that share one GPU.
+# GPU_MOE_CODECS="int8 int4:g32": these layers also over each wire format, in dispatch and combine.
+# GPU_OPS=emulated_moe: MoE layers between four ranks of one GPU, on emulated links on which their rows and sums
+# take about as long as their GEMMs (GPU_EMULATED_MOE="MODEL@LINK …"), for `emulated_moe` of tools/tables.py.
+# GPU_CODECS names wire formats ("int8 int6 int4 lossless"): the collectives over each of them next to NCCL
+# and the uncompressed ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
+# with 10,000 calls. GPU_OPERATOR_CODECS names those of GEMM+RS and AG+GEMM, next to the uncompressed ones and
+# the GEMM alone, into OUT/operator-codecs. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU, to check that all of it runs.
 set -u
 bin=$1 out=$2 repeats=${3:-30}
 peers=$(cd "$(dirname "$0")/../bench/peers" 2>/dev/null && pwd)
 mkdir -p "$out"
 export NCCL_NVLS_ENABLE=0 TANDEM_DEADLINE_S=${TANDEM_DEADLINE_S:-30}
-# Where Python wheels brought the CUDA libraries instead of a toolkit.
+# CUDA libraries installed by Python wheels instead of a toolkit.
 wheels=$(python3 -c 'import glob, nvidia
 print(":".join(d for p in nvidia.__path__ for d in glob.glob(p + "/*/lib")))' 2>/dev/null || true)
 export LD_LIBRARY_PATH=$bin/lib:$wheels:${LD_LIBRARY_PATH:-}
@@ -29,8 +29,8 @@ if [ "${GPU_TESTS:-1}" = 1 ]; then
   timeout 100 "$bin/gpu_comm_test" >"$out/gpu_comm_test.log" 2>&1 || failed=1
   grep -hE "FAILED|PASSED|Failure|error" "$out/gpu_test.log" "$out/gpu_comm_test.log" | head -40
 fi
-export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}  # nothing that was tuned elsewhere
-# run_bench OP NAME OPTION...: into OUT/NAME.json.
+export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}  # no timings from another machine
+# run_bench OP NAME OPTION...: writes OUT/NAME.json.
 run_bench() {
   local op=$1 name=$2
   shift 2
@@ -60,7 +60,7 @@ peers() {
       "$bin/peer_cublasmp" "$op" "$out/peers/cublasmp-$op.json" "$repeats" "$@" 2>&1 &
   done | tee -a "$out/peers.log"
 }
-# Layers of experts, spread in every way over the GPUs: each a file moe-MODEL-epE-tpT[-…].json.
+# MoE layers in every EP x TP layout of the GPUs, each in a file moe-MODEL-epE-tpT[-…].json.
 experts() {
   local model=$1 ep=$2 tp=$3 name=$4 shared=()
   shift 4

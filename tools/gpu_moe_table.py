@@ -1,11 +1,11 @@
-"""Markdown tables of Mixture-of-Experts layers on one GPU, out of what bench/gpu_moe_bench prints, for
+"""Markdown tables of MoE layers on one GPU, from the output of bench/gpu_moe_bench, for
 tools/tables.py."""
 import json
 
 from bench_results import ROOT, all_right, markdown
 from moe_predict import FFN, MODELS
 
-READ_BYTES_PER_US = 3.0e6  # of 3.35 TB/s: what kernels that only read reach on an H100
+READ_BYTES_PER_US = 3.0e6  # of 3.35 TB/s: reached by kernels that only read on an H100
 
 
 def right(errors, same_bits, bound=2e-2):
@@ -13,14 +13,14 @@ def right(errors, same_bits, bound=2e-2):
 
 
 def touched_bytes(r):
-    """Of the weights of the experts that any row chose: counted, or expected of rows that choose at random."""
+    """Bytes of the weights of all experts with rows: counted, or expected for random routing."""
     experts, top_k, hidden = MODELS[r["model"]]
     expected = experts * (1 - (1 - top_k / experts) ** r["tokens"])
     return r.get("touched_bytes", expected * 6 * hidden * FFN[r["model"]])
 
 
 def row(results):
-    """One layer and number of tokens in each dtype; `results`: of each."""
+    """Row of one layer and number of tokens in each dtype; `results`: one per dtype."""
     cells = [results[0]["model"], str(results[0]["tokens"])]
     for r in results:
         us = r["time_us"]
@@ -43,7 +43,7 @@ def title(result):
 
 
 def table(files):
-    """Forward passes; `files`: one for each dtype, of the same layers."""
+    """Forward passes; `files`: one per dtype, of the same layers."""
     found = [json.loads((ROOT / file).read_text()) for file in files.split(",")]
     by = [{(r["model"], r["tokens"]): r for r in result["layers"]} for result in found]
     bounds = {"e4m3": 4e-2}

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# gpu_sanitize.sh BIN OUT [TOOL...]: compute-sanitizer's memcheck and racecheck over our kernels on two
-# GPUs (gpu_test's Sanitized suites; NCCL's kernels run unwatched, cuBLAS's under memcheck). A log per run in
-# OUT; exit code 1 if any run found something, failed or did not end within SANITIZE_SECONDS (240).
+# gpu_sanitize.sh BIN OUT [TOOL...]: compute-sanitizer's memcheck and racecheck over our kernels on
+# two GPUs (gpu_test's Sanitized suites; NCCL's kernels are not checked, nor cuBLAS's under
+# memcheck). Writes a log per run to OUT; exit code 1 if any run found an error, failed or did not
+# end within SANITIZE_SECONDS (240).
 set -u
 bin=$1 out=$2
 shift 2
@@ -9,8 +10,8 @@ shift 2
 sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 [ -x "$sanitizer" ] || { echo "compute-sanitizer: not found: expected on the PATH or in COMPUTE_SANITIZER" >&2; exit 1; }
 mkdir -p "$out"
-# Nothing is timed to be chosen: that would run every kernel many times. Calls are not replayed as graphs,
-# whose branches the tools may run one after the other.
+# No candidates are timed: that would run every kernel many times. Calls are not replayed as graphs,
+# whose branches the tools may serialize.
 export NCCL_NVLS_ENABLE=0 TANDEM_TUNE=0 TANDEM_GRAPHS=0 TANDEM_CACHE_DIR=$out/cache
 wheels=$(python3 -c 'import glob, nvidia
 print(":".join(d for p in nvidia.__path__ for d in glob.glob(p + "/*/lib")))' 2>/dev/null || true)
@@ -18,7 +19,7 @@ export LD_LIBRARY_PATH=$bin/lib:$wheels:${LD_LIBRARY_PATH:-}
 failed=0
 for tool in "$@"; do
   kernels="--kernel-name kernel_substring=tandem"
-  # racecheck fails itself where it watches only some kernels of a search by cuBLASLt.
+  # racecheck fails if it checks only some kernels of a search by cuBLASLt.
   [ "$tool" != racecheck ] || kernels="--kernel-name-exclude kernel_substring=nccl"
   for suite in Sanitized SanitizedFused; do
     log=$out/$tool-$suite.log begin=$SECONDS
@@ -32,7 +33,8 @@ for tool in "$@"; do
       124) said="did not end in time" ;;
       *) said="exit code $code" ;;
     esac
-    # racecheck takes barriers that cuBLASLt's own kernels wait at for none: hazards there are not ours.
+    # racecheck does not recognize the barriers of cuBLASLt's own kernels: hazards there are not
+    # ours.
     if [ $tool = racecheck ] && [ $code = 9 ] && ! grep -q '^\[  FAILED' "$log" &&
       ! grep 'Race reported' "$log" | grep -qv 'nvjet\|cublas'; then
       code=0 said="clean but for hazards in cuBLASLt's own kernels"

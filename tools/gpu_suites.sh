@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# gpu_suites.sh BIN OUT [SUITE...]: suites of gpu_test on this machine's GPUs, each at 1, 2, 3, 4 and 8 ranks (SUITE_RANKS) that
-# share a GPU where there are too few, in a process and under a limit of its own (SUITE_SECONDS, 100), several at a time
-# (SUITE_JOBS, 1: a GPU of its own makes no rank late for another program's kernels). Their output goes to OUT/RANKS.log, which
-# tools/gpu_test_matrix.py reads; what failed, did not end or was skipped is said at the end. Exit code 1 if anything was.
+# gpu_suites.sh BIN OUT [SUITE...]: runs suites of gpu_test on this machine's GPUs, each at 1, 2, 3,
+# 4 and 8 ranks (SUITE_RANKS), which share a GPU if there are too few, in separate processes with a
+# time limit each (SUITE_SECONDS, 100), several at a time (SUITE_JOBS, 1: a GPU without other
+# programs delays no rank). Writes the output to OUT/RANKS.log, which tools/gpu_test_matrix.py
+# reads; lists failed, unfinished and skipped tests at the end. Exit code 1 if there are any.
 set -u
 bin=$1 out=$2
 shift 2
@@ -10,7 +11,7 @@ mkdir -p "$out"
 export NCCL_NVLS_ENABLE=0 TANDEM_DEADLINE_S=${TANDEM_DEADLINE_S:-30}
 tests=$out/tests.txt
 "$bin/gpu_test" --gtest_list_tests | sed 's/ *#.*//' | awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' >"$tests"
-ranks_of() { # a test's number of ranks is the end of its name; one without is of one rank
+ranks_of() { # a test's name ends with its number of ranks; one rank if it has none
   sed -nE "s,^((Gpu|World)/)?[A-Za-z0-9]+\..*/gpus([0-9]+)\$,\3,p" <<<"$1"
 }
 [ $# -gt 0 ] || set -- $(sed -E 's,^(Gpu/|World/)?([A-Za-z0-9]+)\..*,\2,' "$tests" | sort -u | grep -v '^Sanitized')
@@ -29,7 +30,7 @@ export bin out
 run_one() {
   local ranks=$1 suite=$2 names=$3 log begin=$SECONDS code
   log=$out/part-$ranks-$suite.log
-  export TANDEM_CACHE_DIR=$out/cache/$ranks-$suite # programs beside each other write tuner files of their own
+  export TANDEM_CACHE_DIR=$out/cache/$ranks-$suite # concurrent programs write separate tuner files
   timeout "${SUITE_SECONDS:-100}" "$bin/gpu_test" --gtest_filter="$names" >"$log" 2>&1
   code=$?
   echo "$suite at $ranks: exit code $code, $((SECONDS - begin)) s, $(grep -c '^\[       OK' "$log") passed, $(grep -c '^\[  SKIPPED \].*(' "$log") skipped"

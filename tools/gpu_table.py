@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""gpu_table.py DIR: Markdown tables of the GPU results of `tandem bench` in DIR, beside the peers' in DIR/peers
-where there are any. `summary` has a row for each file and range of M instead. (tools/tables.py puts them into the docs.)"""
+"""gpu_table.py DIR: Markdown tables of the GPU results of `tandem bench` in DIR, next to the peers'
+in DIR/peers if there are any. `summary` has a row for each file and range of M instead.
+(tools/tables.py puts them into the docs.)"""
 import pathlib
 import sys
 
@@ -8,7 +9,7 @@ import headline_table
 from bench_results import (PLAIN, all_right, bandwidth, capped_mean, chosen, fastest_peer, hidden, is_right, key,
                            load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, span, tflops)
 
-# What the names of files say of runs that a table alone would not tell apart.
+# Descriptions of runs that a table could not distinguish, by suffix of the file name.
 RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
         "small": "few rows"}
 
@@ -16,7 +17,7 @@ EARLIER = ("again", "third", "before")
 
 
 def is_alone(r):
-    """One rank: the operator is its product."""
+    """One rank: the operator is only its GEMM."""
     return r["ranks"] == 1
 
 
@@ -25,7 +26,8 @@ def peer_cell(r):
 
 
 def efficiency_cell(r):
-    """Of what is chosen. With half of the range that 95 of 100 draws of the rounds lie in, where it is known."""
+    """E of the chosen candidate, with half of the range that contains 95 of 100 draws of the
+    rounds, if known."""
     low, high = r.get("efficiency_95") or (0, 0)
     if high <= low or chosen(r) != r["config"]["overlapped"]:
         return percent(hidden(r))
@@ -43,14 +45,14 @@ def alone_table(results):
 
 
 def collective_cell(r):
-    """Times of NCCL and of what is chosen, speed-up, and the busbw of the latter."""
+    """Times of NCCL and of the chosen candidate, speed-up, and the busbw of the latter."""
     name, nccl = chosen(r), r["time_us"]["nccl"]
     us = median(r, name)
     return f"{nccl:.1f} → {us:.1f} ({name}), {nccl / us:.2f}×, {bandwidth(r, us)[1]:.0f}"
 
 
 def collectives_table(files):
-    """Of all collectives without a product in one folder, by size; `files`: their results."""
+    """Table of all collectives without a GEMM in one folder, by size; `files`: their results."""
     title_of = {}
     by = {}
     for results in files:
@@ -81,7 +83,8 @@ def operator_table(results, peers):
 
 
 def by_rows(results):
-    """Results with an E by the rows of the product, as few and many have little in common."""
+    """Groups results that have an E by the rows of the GEMM, as few and many rows have little in
+    common."""
     groups = {}
     for r in results:
         if hidden(r) is not None:
@@ -98,7 +101,7 @@ def average(results):
 
 
 def title(results, name):
-    """Of a table; `name`: of the file."""
+    """Title of a table; `name`: of the file."""
     first = results[0]
     words = [f'`{first["op"]}`']
     words += ["residual and RMSNorm"] if first.get("add_norm") else []
@@ -120,7 +123,7 @@ def table(results, peers, name):
 
 
 def summary_row(results):
-    """Of operators on several GPUs."""
+    """Summary of operators on several GPUs."""
     us = [(r, median(r, chosen(r))) for r in results]
     efficiencies = [hidden(r) for r in results]
     return [f'{percent(capped_mean(efficiencies))} ({span([e * 100 for e in efficiencies], "{:.0f}")})',
@@ -134,7 +137,8 @@ def alone_row(results):
 
 
 def summary(folder):
-    """A row for each file and range of M, without earlier runs and what the short tables have (headline_table.py)."""
+    """A row for each file and range of M, without earlier runs and the contents of the short tables
+    (headline_table.py)."""
     short = {name.removeprefix("more/") for *_, names in headline_table.FOUR + headline_table.TWO for name in names}
     rows, flags = [], []
     for file in sorted(pathlib.Path(folder).glob("*.json")):

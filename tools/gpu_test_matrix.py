@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""gpu_test_matrix.py FILE --hardware NAME --commit HASH --date DATE LOG...: what logs of gpu_test and
-gpu_comm_test (their plain output) say, into FILE, a JSON under bench/results. A suite at a number of ranks
-replaces what FILE had of it; one that a log has only in part is kept as such.
+"""gpu_test_matrix.py FILE --hardware NAME --commit HASH --date DATE LOG...: collects the outcomes
+in logs of gpu_test and gpu_comm_test (their standard output) into FILE, a JSON under bench/results.
+A suite at a number of ranks replaces its previous entry in FILE; a suite that a log has only in
+part is stored as such.
 
 As a module: the table of docs/dev/gpu-tests.md, for tools/tables.py."""
 import argparse
@@ -16,14 +17,15 @@ LINE = re.compile(r"\[ +(OK|FAILED|SKIPPED|RUN) +\] (\S+)(?:,.*)? ?(?:\(\d+ ms\)
 
 
 def place(name):
-    """(suite, ranks) of a test's full name: Gpu/Operators.AnyShape/gpus2, Ranks/Collectives.AllReduce/3."""
+    """(suite, ranks) from a test's full name: Gpu/Operators.AnyShape/gpus2,
+    Ranks/Collectives.AllReduce/3."""
     suite = re.search(r"(?:^|/)(\w+)\.", name)[1]
     ranks = re.search(r"/(?:gpus)?(\d+)$", name)
     return suite, int(ranks[1]) if ranks else 1
 
 
 def read(text):
-    """{(suite, ranks): {test: outcome}}; a test that began and did not end is "cut off"."""
+    """{(suite, ranks): {test: outcome}}; a test that started and did not end is "cut off"."""
     found = collections.defaultdict(dict)
     for line in text.splitlines():
         if match := LINE.match(line.strip()):

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# gpu_timeline.sh BIN OUT: one AG+GEMM and one GEMM+RS recorded on this machine's GPUs, and their
-# pictures. BIN is of a build with -DTANDEM_DEVICE_TIMELINE=ALL.
+# gpu_timeline.sh BIN OUT: records one AG+GEMM and one GEMM+RS on this machine's GPUs, and draws
+# them. BIN is from a build with -DTANDEM_DEVICE_TIMELINE=ALL.
 set -u
 bin=$1 out=$2
 mkdir -p "$out"
 export NCCL_NVLS_ENABLE=0 TANDEM_DEADLINE_S=${TANDEM_DEADLINE_S:-30} TANDEM_LOG=${TANDEM_LOG:-info}
-# Where Python wheels brought the CUDA libraries instead of a toolkit.
+# CUDA libraries installed by Python wheels instead of a toolkit.
 wheels=$(python3 -c 'import glob, nvidia
 print(":".join(d for p in nvidia.__path__ for d in glob.glob(p + "/*/lib")))' 2>/dev/null || true)
 export LD_LIBRARY_PATH=$bin/lib:$wheels:${LD_LIBRARY_PATH:-}

@@ -1,4 +1,4 @@
-"""The short tables of README.md and docs/performance.md, out of the same results as the long ones of
+"""Short tables of README.md and docs/performance.md, from the same results as the long ones of
 docs/results."""
 from bench_results import (capped_mean, chosen, efficiency_of, fastest_peer, hidden, key, load, median,
                            markdown, peers_of, percent, plain_bytes, bandwidth, size_name, span, tflops)
@@ -9,7 +9,7 @@ MANY, SOME, FEW = "M ≥ 4096", "M 1024 and 2048", "M 64 and 512"
 ROWS = {MANY: lambda m: m >= 4096, SOME: lambda m: 1024 <= m < 4096, FEW: lambda m: m < 1024,
         "M 512": lambda m: m == 512, "M 1 to 256": lambda m: m <= 256}
 E4M3 = "e4m3, a scale per row"
-# What a line is called, the files that its cases are from, and which rows of the product count.
+# Title of a line, the files of its cases, and the range of GEMM rows that count.
 FOUR = [("AG+GEMM", MANY, ["ag_gemm"]), ("AG+GEMM", SOME, ["ag_gemm"]),
         ("AG+GEMM", FEW, ["ag_gemm", "more/ag_gemm-small"]),
         ("GEMM+RS", MANY, ["gemm_rs"]), ("GEMM+RS", SOME, ["gemm_rs"]), ("GEMM+RS", "M 512", ["gemm_rs"]),
@@ -27,7 +27,7 @@ TWO = [("AG+GEMM", MANY, ["more/ag_gemm-world2"]), ("AG+GEMM", SOME, ["more/ag_g
 
 
 def cases(rows, files):
-    """Results beside those of the peers: {peer: result} each."""
+    """Results with those of the peers: {peer: result} each."""
     found = []
     for name in files:
         file = f"{GPUS}/{name}.json"
@@ -39,7 +39,7 @@ def cases(rows, files):
 
 
 def over(found, peer, with_efficiency):
-    """How many times as long the peer takes, and how much it hides."""
+    """Ratio of the peer's time to ours, and the peer's E."""
     pairs = [(r, fastest_peer(it)[0]) for r, peers in found for name, it in peers.items() if name.startswith(peer)]
     if not pairs:
         return "–"

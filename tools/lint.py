@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """lint.py < FILES: rules that no compiler checks, for the files (relative paths) named on standard
-input. Prints one line a finding and exits 1 when there is one."""
+input. Prints one line per finding and exits 1 if there is one."""
 import re
 import sys
 
@@ -9,8 +9,8 @@ CODE = (".h", ".cc", ".cu", ".cuh")
 LOADED = '#include "core/cuda/load_module.cuh"'
 TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", ".txt", ".json")
 
-# Layers of src/, from the floor up: each may include its own files and those of all levels before its
-# own, not of another layer of its level.
+# Layers of src/, bottom up: each may include its own files and those of all levels before its own,
+# not of another layer of its level.
 LEVELS = [["core"], ["observe", "schedule"], ["comm"], ["codec"], ["gemm"], ["kernels"], ["collectives"], ["tune"],
           ["overlap"], ["engine/report"], ["engine/model"], ["engine/config"], ["engine/optim", "engine/data"],
           ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"],
@@ -21,7 +21,7 @@ for level in LEVELS:
     for layer in level:
         BELOW[layer] = below
 BELOW["engine/report"] = ["core", "observe"]  # reads records, not the engine
-# The layer that implements a public header; the others are core's.
+# Layer that implements a public header; core implements the others.
 PUBLIC = {"communicator": "comm", "world": "comm", "cuda": "comm", "codec": "codec", "quantize": "codec",
           "collectives": "collectives", "strategy": "tune", "overlap": "overlap", "moe": "overlap", "tandem": "cli"}
 
@@ -31,7 +31,7 @@ UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 OLD_CODE = re.compile(
     r"^\s*(?://+\s*(?:#\s*include\b|(?:if|for|while|return|const|auto|int|void|std::)\b.*[;{]\s*$"
     r"|[\w.\->:\[\]]+\s*(?:=|\+=|\()[^.]*\);\s*$|[{}]+\s*$))")
-# On the default stream, which no stream of ours waits for, nor it for them.
+# Copies on the default stream, which does not synchronize with any of our streams.
 UNORDERED_COPY = re.compile(r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(")
 EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
 
@@ -45,7 +45,7 @@ def layer_of(parts):
 
 
 def layer_rules(path, quoted, system):
-    """Why the layer of `path` may not have this include, or None."""
+    """Reason why the layer of `path` may not have this include, or None."""
     if path.startswith("include/tandem/"):
         if quoted and not quoted.startswith("tandem/"):
             return f'public header includes "{quoted}": only "tandem/..." and the standard library'

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# lint.sh [ROOT]: formatting, the rules of tools/lint.py, and whether tables and pictures are what
-# bench/results says. Prints one line a finding; exit 1 when there is one.
+# lint.sh [ROOT]: checks formatting, the rules of tools/lint.py, and that tables and pictures match
+# bench/results. Prints one line per finding; exit 1 if there is one.
 set -u
 tools=$(cd "$(dirname "$0")" && pwd)
 cd "${1:-$tools/..}" || exit 2
 status=0
 
-# What git would commit, or everything in a folder that git does not know.
+# Files that git would commit, or all files of a folder that git does not know.
 list() {
   { git ls-files -co --exclude-standard -- "$@" 2>/dev/null || find . -type f | sed 's|^\./||'; } |
     sort -u | while read -r file; do [ -f "$file" ] && printf '%s\n' "$file"; done

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""moe_gpus_table.py FOLDER: the Markdown table of `tandem bench moe` on GPU ranks, as tools/gpu_check.sh leaves it
-(moe-*.json), beside what moe_predict.py said of two or four of them before they ran, and what torch's grouped GEMM
-with NCCL took (FOLDER/peers/moe.json). Those over a wire format have a table of their own. Also for tools/tables.py,
-as `emulated` of ranks that share a GPU, on an emulated link."""
+"""moe_gpus_table.py FOLDER: Markdown table of `tandem bench moe` on GPU ranks, from
+tools/gpu_check.sh (moe-*.json), next to moe_predict.py's prediction for two or four of them, made
+before the run, and to the time of torch's grouped GEMM with NCCL (FOLDER/peers/moe.json). Results
+over a wire format have a table of their own. Also for tools/tables.py, as `emulated` for ranks that
+share a GPU, on an emulated link."""
 import pathlib
 import sys
 
@@ -14,13 +15,13 @@ MEASURED_ON_ONE = ("bench/results/h100x1/designs/moe_layer-6e06cff.json",
 
 
 def results(folder):
-    """The cases, each as often as it was run last."""
+    """All cases, as often as each was measured in its last run."""
     return [r for file in sorted((ROOT / folder).glob("moe-*.json")) for r in load(file)]
 
 
 def row(r, predictions, peers):
     us = r["time_us"]
-    even = r["imbalance"] < 1.2  # as the peer's routing is
+    even = r["imbalance"] < 1.2  # as the peer's routing
     spread = r["tp"] == 1 and even and r["link"] != "same-gpu"
     said = predictions.get((r["model"], r["tokens"], r["backward"])) if spread else None
     peer = peers.get((r["model"], r["ep"], r["tp"], r["tokens"])) if even and not r["backward"] else None
@@ -39,7 +40,7 @@ def places(found):
 
 
 def fastest_by_kind(r):
-    """The fastest candidate's time by form and whether it is encoded; None where there is none."""
+    """Time of the fastest candidate by form and encoding; None if there is none."""
     us = {}
     for c in candidates(r).values():
         kind = c["form"], c.get("encoded", False)
@@ -75,8 +76,8 @@ def plain_table(found, folder):
 
 
 def emulated_rows(r, taken):
-    """Of the plain candidates, or of those that are encoded where there are some. `taken`: which of them is the fastest
-    where rows are spread evenly, by layer."""
+    """Row for the uncompressed candidates, or for the encoded ones if there are any. `taken`: the
+    fastest of them with evenly routed rows, by layer."""
     over_wire = bool(r["codec"])
     us = {name: c["median"] for name, c in candidates(r).items() if c.get("encoded", False) == over_wire}
     serial, overlapped = fastest_by_kind(r)[2 * over_wire:][:2]
@@ -94,7 +95,7 @@ def layer_of(r):
 
 
 def fastest_by_layer(found):
-    """Over evenly spread rows, as the layer chooses it."""
+    """The layer's choice for evenly routed rows."""
     taken = {}
     for r in found:
         if r["imbalance"] < 1.2:

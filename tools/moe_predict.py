@@ -1,28 +1,32 @@
 #!/usr/bin/env python3
-"""moe_predict.py FILE: what one Mixture-of-Experts layer takes on 4x H200 with its experts spread over them, predicted
-from kernel times of one GPU (FILE: what gpu_moe_bench prints, as "layers") and the link; beside it what torch's
-grouped GEMM with NCCL took there (bench/results/h200x4/peers/moe.json). Made into a table by tools/tables.py.
+"""moe_predict.py FILE: predicts the time of one MoE layer on 4x H200 with its experts spread over
+them, from kernel times of one GPU (FILE: output of gpu_moe_bench, as "layers") and the link; next
+to it the measured time of torch's grouped GEMM with NCCL (bench/results/h200x4/peers/moe.json).
+tools/tables.py makes the table.
 
-A layer of M tokens over R = 2 or 4 ranks, top-k of E experts, hidden features h in bf16, rows routed evenly. Every rank has
-M/R tokens and computes M k/R rows: as many as one GPU that has all experts and M/R tokens. That GPU's times are taken,
-    place, in, out, sum    us: places of rows (and sorting them, where the GPU did that first), the products into and
+A layer of M tokens over R = 2 or 4 ranks, top-k of E experts, hidden features h in bf16, rows
+routed evenly. Every rank has M/R tokens and computes M k/R rows: as many as one GPU that has all
+experts and M/R tokens. That GPU's times are used,
+    place, in, out, sum    us: row positions (and sorting rows, if the GPU did that first), the GEMMs into and
                            out of the experts, weighted sums
-(not route, the router: torch's time has none), although it reads the weights of E experts and a rank those of E/R: they
-are too long, rather than too short.
-A row crosses once to each other rank that has one of its experts, and as one partial sum back, so each way
-    p = 1 - C(E - E/R, k) / C(E, k)    of all rows go to a given rank,
+(not route, the router: torch's time excludes it), although it reads the weights of E experts and a
+rank those of E/R: they are too long rather than too short. A row is sent once to each other rank
+that has one of its experts, and returns as one partial sum, so each way
+    p = 1 - C(E - E/R, k) / C(E, k)    of all rows are sent to a given rank,
     wire = (M/R) (R - 1) p  2 h bytes / LINK + 2 us.
-LINK is what one H200 sends by its own stores (NVLink, measured): 345 GB/s to the three others of four at once, 354 GB/s
-to one other. 2 us is what the first signal takes, rounded up. Then
+LINK is the measured rate at which one H200 sends by its own stores (NVLink): 345 GB/s to the three
+others of four at once, 354 GB/s to one other. 2 us is the time of the first signal, rounded up.
+Then
     serial     = place + wire + in + out + wire + sum
-    limit      = serial - (min(in, wire) + min(out, wire))         all that can be hidden is
-    overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 % of it, the aim
-A backward pass sends gradients and sums as often; its sums travel under the products of the weights' gradients:
+    limit      = serial - (min(in, wire) + min(out, wire))         everything that can be hidden is hidden
+    overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 %, the target
+A backward pass sends gradients and sums as often; its sums overlap the GEMMs of the weight
+gradients:
     backward   = place + wire + gather + dinner + gate + dx + max(wire, dw_in + dw_out) + sum
-with the times of `gpu_moe_bench --backward`, whose weights' gradients are those of R times as many experts as a rank
-has. At few rows an expert they take the time of adding all weights' gradients to memory, which is divided by R, but not
-below that of their arithmetic at 600 TFLOP/s.
-These are predictions, and are printed as such."""
+with the times of `gpu_moe_bench --backward`, whose weight gradients are those of R times as many
+experts as a rank has. With few rows an expert they are bound by adding all weight gradients to
+memory, which is divided by R, but not below the time of their arithmetic at 600 TFLOP/s. These are
+predictions, and are printed as such."""
 import json
 import math
 import sys
@@ -31,7 +35,7 @@ from bench_results import ROOT, load, markdown
 
 RANKS, LATENCY_US, HIDDEN_SHARE = 4, 2.0, 0.8
 BYTES_PER_US = {2: 354e3, 4: 345e3}  # by ranks
-FLOPS_PER_US = 600e6  # of weights' gradients at many rows an expert
+FLOPS_PER_US = 600e6  # of weight gradients with many rows an expert
 PEERS = "bench/results/h200x4/peers/moe.json"
 # Experts, top-k, hidden features: those of gpu_moe_bench.
 MODELS = {"mixtral-8x7b": (8, 2, 4096), "qwen2-moe-2.7b": (64, 4, 2048), "phi3.5-moe": (16, 2, 4096),
@@ -40,14 +44,15 @@ FFN = {"mixtral-8x7b": 14336, "qwen2-moe-2.7b": 1408, "phi3.5-moe": 6400, "qwen3
 
 
 def wire_us(model, tokens, ranks=RANKS):
-    """One way, of `tokens` on all ranks."""
+    """One way, for `tokens` over all ranks."""
     experts, top_k, hidden = MODELS[model]
     share = 1 - math.comb(experts - experts // ranks, top_k) / math.comb(experts, top_k)
     return tokens / ranks * (ranks - 1) * share * 2 * hidden / BYTES_PER_US[ranks] + LATENCY_US
 
 
 def predicted(result, ranks=RANKS):
-    """Of one object of gpu_moe_bench: us by name, of as many times its tokens as there are ranks."""
+    """Predicted us by name from one object of gpu_moe_bench, for its tokens times the number of
+    ranks."""
     t, tokens = result["time_us"], result["tokens"] * ranks
     wire = wire_us(result["model"], tokens, ranks)
     place = t["place"] + (t["gather"] if result.get("sorts_first") else 0)
@@ -58,7 +63,8 @@ def predicted(result, ranks=RANKS):
 
 
 def predicted_backward(result, forward, ranks=RANKS):
-    """Of one object of gpu_moe_bench --backward, and of what `predicted` says of the forward pass: us of both."""
+    """Predicted us from one object of gpu_moe_bench --backward and the forward prediction of
+    `predicted`: forward and backward together."""
     t, wire = result["time_us"], forward["wire"] / 2
     _, top_k, hidden = MODELS[result["model"]]
     flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # of dw_out

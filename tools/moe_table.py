@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The Markdown table of `tandem bench moe...` results in a folder (relative to the repository), for tools/tables.py."""
+"""Markdown table of `tandem bench moe...` results in a folder (relative to the repository), for
+tools/tables.py."""
 import cpu_table
 from bench_results import about, all_right, markdown, operator_name, percent
 

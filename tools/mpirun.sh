@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# mpirun.sh RANKS PROGRAM [ARG...]: ranks on this host, more than it has cores if need be.
+# mpirun.sh RANKS PROGRAM [ARG...]: starts ranks on this host, also more than it has cores.
 set -eu
 ranks=$1
 shift

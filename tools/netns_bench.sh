@@ -3,23 +3,23 @@
 #                [--dtype f32|bf16] [--codec "FORMAT..."] [--imbalance X] [--backward] [--repeats N]
 #                [NETNS_RUN OPTION...]
 #
-# `tandem bench` on a real network of two hosts (see netns_run.sh), one compute thread a rank:
+# `tandem bench` on a real network of two hosts (see netns_run.sh), one compute thread per rank:
 #   ag_gemm gemm_rs     shapes MxNxK are AG+GEMM's; GEMM+RS swaps N and K, so that both send the same
-#                       bytes and compute as much (the default ops)
+#                       bytes and do the same work (the default ops)
 #   moe moe_dispatch_gemm moe_gemm_combine
-#                       shapes MODEL:DIVISOR:TOKENS: a published layer, by what its widths are divided,
-#                       and tokens over both hosts; with --imbalance X, or --backward (moe)
+#                       shapes MODEL:DIVISOR:TOKENS: a published layer, the divisor of its widths, and
+#                       tokens over both hosts; with --imbalance X, or --backward (moe)
 #   prefill             shapes MxNxKxLAYERS: tokens, MLP width, hidden features: time to first token
 #   all_reduce all_gather reduce_scatter all_to_all broadcast
-#                       --bytes as of tandem bench, 1M:64M by default; not beside MPI's own, whose calls of
-#                       some MB wait without end when other calls of MPI do not follow (Open MPI 4.1.4)
-# With --codec each is timed once a format, beside its plain forms. Default shapes compute at least as
-# long as the rate takes for their bytes, on a core of about 140 GFLOP/s, but for prefill, of which
-# smaller ones show what a codec saves. Results go to
+#                       --bytes as in tandem bench, 1M:64M by default; not compared with MPI's own, whose
+#                       calls of some MB hang unless other MPI calls follow (Open MPI 4.1.4)
+# With --codec each is timed once per format, next to its uncompressed candidates. Default shapes
+# compute at least as long as the link needs for their bytes, on a core of about 140 GFLOP/s, except
+# for prefill, whose smaller shapes show the savings of a codec. Results are written to
 # DIR/<op>-<shape>[-<dtype>][-imbalance<X>][-backward][-<format>].json, by default bench/results/netns-<rate>,
-# of MoE, prefill and collectives with -moe, -prefill or -collectives behind it. Exit status 77 when this
-# machine cannot make such hosts. Both hosts' network stacks run on the processor that computes, so
-# measure on an idle machine.
+# with the suffix -moe, -prefill or -collectives for MoE, prefill and collectives. Exit status 77 if
+# this machine cannot create such hosts. Both hosts' network stacks run on the processor that
+# computes, so measure on an idle machine.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -89,7 +89,7 @@ shapes_of() {  # KIND
 cd "$here"  # so that the command in a result has no path of this machine
 export TANDEM_THREADS=1
 
-timed() {  # OP NAME ARG...: once a format
+timed() {  # OP NAME ARG...: once per format
   local op=$1 name=$2 codec file with folder
   shift 2
   folder=$(kind_of "$op")

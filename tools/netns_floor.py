@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""netns_floor.py [--bench PROGRAM] [--rounds N] [--rate RATE] [--json FILE]: what a network costs
-the cores that compute, without Tandem in between. Two hosts as of netns_run.sh; on each, a bare
-oneDNN matmul (operators_bench) is timed with the link idle and with plain sockets filling it both
-ways, in turns; a host is one core, sockets included. The slow-down is the share of the wire's time
-that no overlap can hide: E is at most 1 - slow-down. Buffers are walked through, as fresh data is:
-they do not stay in the cache."""
+"""netns_floor.py [--bench PROGRAM] [--rounds N] [--rate RATE] [--json FILE]: measures the cost of a
+network to the cores that compute, without Tandem. Two hosts as in netns_run.sh; on each, a bare
+oneDNN matmul (operators_bench) is timed alternately with the link idle and with plain sockets
+filling it both ways; a host is one core, sockets included. The slow-down is the share of the wire
+time that no overlap can hide: E is at most 1 - slow-down. Buffers are traversed, as with fresh
+data: they do not stay in the cache."""
 import argparse
 import datetime
 import json
@@ -31,7 +31,8 @@ def arguments():
 
 
 def matmul_seconds(program):
-    """One thread, 512 x 1024 x 1024, f32: the mean of half a second, and the machine's description."""
+    """One thread, 512 x 1024 x 1024, f32: the mean of half a second, and the machine's
+    description."""
     out = subprocess.run([program, "--benchmark_filter=^bare/m:512/n:1024/k:1024/bf16:0",
                           "--benchmark_min_time=0.5", "--benchmark_format=json"], check=True,
                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -56,7 +57,8 @@ def connect(rank):
 
 
 class Transfer:
-    """Both directions at once until stop(); a last piece of zeros ends the peer's stream."""
+    """Sends and receives concurrently until stop(); a last chunk of zeros ends the peer's
+    stream."""
 
     def __init__(self, link):
         self.link, self.ending, self.received = link, threading.Event(), 0
@@ -86,7 +88,7 @@ class Transfer:
             at = (at + count) % BUFFER
 
     def stop(self):
-        """Mbit/s received until now."""
+        """Ends the stream; Mbit/s received until then."""
         rate = self.received * 8 / (time.monotonic() - self.start) / 1e6
         self.ending.set()
         for thread in self.threads:

@@ -2,10 +2,10 @@
 # netns_run.sh [--hosts N] [--rate RATE] [--delay TIME] [--mtu BYTES]
 #              [--congestion reno|cubic|bbr] [--burst SIZE] COMMAND [ARG...]
 #
-# Runs COMMAND under mpirun, one rank on each of N hosts that are real to everything but the
-# processor: network namespaces with a host name of their own, joined by a bridge, each link
-# limited by a token bucket (tc tbf) and, with --delay, delayed (tc netem). Needs root.
-# Exit status: COMMAND's; 77 when this machine cannot make such hosts, with the reason.
+# Runs COMMAND under mpirun, one rank on each of N hosts that share only the processor: network
+# namespaces with their own host names, joined by a bridge, each link limited by a token bucket (tc
+# tbf) and, with --delay, delayed (tc netem). Needs root. Exit status: COMMAND's; 77 if this machine
+# cannot create such hosts, with the reason.
 set -eu
 
 hosts=2 rate=1gbit delay= mtu=1500 congestion=reno burst=
@@ -30,7 +30,7 @@ for tool in ip tc unshare mpirun; do
   command -v "$tool" > /dev/null || skip "no $tool here"
 done
 
-# A burst smaller than what passes while a timer is late would lower the rate.
+# A burst smaller than the bytes that pass while a timer is late would lower the rate.
 case $rate in
   *gbit) burst=${burst:-256kb} ;;
   *) burst=${burst:-128kb} ;;
@@ -66,7 +66,7 @@ trap 'exit 130' INT TERM HUP
 refusal=$( { ip link add "$name" mtu "$mtu" type bridge && ip link set "$name" up && network; } 2>&1) ||
   skip "cannot make the hosts: $(echo "$refusal" | head -n 1)"
 
-# Stands where Open MPI expects ssh: AGENT [OPTION...] HOST COMMAND.
+# Replaces ssh for Open MPI: AGENT [OPTION...] HOST COMMAND.
 cat > "$agent" << EOF
 #!/bin/sh
 while case \$1 in -*) true ;; *) false ;; esac; do shift; done
@@ -76,11 +76,11 @@ exec ip netns exec $name-\$host unshare --uts sh -c "hostname $name-\$host; \$*"
 EOF
 chmod +x "$agent"
 
-list=$name-1  # by name: mpirun knows its own host so
+list=$name-1  # by name, so that mpirun recognizes its own host
 for ((i = 2; i <= hosts; ++i)); do list=$list,10.77.0.$i; done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export TANDEM_LINK="tbf $rate${delay:+ $delay}"
-# Open MPI 5 starts daemons by PRRTE, which has parameters of its own.
+# Open MPI 5 starts daemons through PRRTE, which has its own parameters.
 launch=(--mca plm_rsh_agent "$agent" --mca oob_tcp_if_include 10.77.0.0/24)
 case $(mpirun --version) in
   *"Open MPI) 4."*) ;;

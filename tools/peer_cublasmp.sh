@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # peer_cublasmp.sh: fetches NVIDIA's cuBLASMp and the NCCL it needs (PyPI, some 320 MB) into
-# .deps/cublasmp and builds build-cuda/bin/peer_cublasmp, which tools/gpu_check.sh runs beside ours.
+# .deps/cublasmp and builds build-cuda/bin/peer_cublasmp, which tools/gpu_check.sh runs after ours.
 set -eu
 cd "$(dirname "$0")/.."
 deps=$PWD/.deps/cublasmp

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# python_asan.sh [TEST...]: tests of the Python package (default: hostile calls and errors) with the library under
-# AddressSanitizer and UBSan, in build-python-asan. TANDEM_TEST_FUZZ=100000 makes as many hostile calls.
-# After tools/setup.sh test and tools/setup_python.sh.
+# python_asan.sh [TEST...]: tests of the Python package (default: invalid calls and errors) with the
+# library under AddressSanitizer and UBSan, in build-python-asan. TANDEM_TEST_FUZZ=100000 makes as
+# many invalid calls. Run after tools/setup.sh test and tools/setup_python.sh.
 set -eu
 cd "$(dirname "$0")/.."
 build=build-python-asan
@@ -9,8 +9,8 @@ build=build-python-asan
 cmake --preset asan -B "$build" -DTANDEM_UNITY=ON -DTANDEM_TESTS=OFF -DTANDEM_PYTHON=ON --log-level=WARNING >/dev/null
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target _core
 python=$(sed -n "s/^_Python_EXECUTABLE:INTERNAL=//p" "$build/CMakeCache.txt")
-# The sanitizer's runtime comes first, and before it starts it looks for C++'s exceptions. Python's own pools
-# hide what it frees, and what it keeps to the end are no leaks of ours.
+# The sanitizer's runtime must load first, and at its start looks up C++ exception functions.
+# Python's own pools hide what it frees, and memory that it keeps to the end is no leak of ours.
 cd tests/python
 LD_PRELOAD=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so) \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \

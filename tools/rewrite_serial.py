@@ -1,34 +1,35 @@
 #!/usr/bin/env python3
-"""rewrite_serial.py [--check] [DIR]: brings GPU results of `tandem bench` in DIR (bench/results) to the form
-that it writes now: `serial` is the fastest candidate that does not overlap, our own among them, `overlapped`
-the fastest that does, `time_us.nccl` is NCCL's serial form, and every candidate says which form it has. All of
-it follows from the medians that a file holds, so a second run changes nothing. `efficiency_95` needs the rounds,
-which are not kept, and becomes null where its candidates have changed. --check writes nothing, and fails where a
-file would change."""
+"""rewrite_serial.py [--check] [DIR]: converts GPU results of `tandem bench` in DIR (bench/results)
+to the current format: `serial` is the fastest candidate without overlap, including our own,
+`overlapped` the fastest with overlap, `time_us.nccl` is NCCL's serial candidate, and every
+candidate has its form. All of it follows from the medians in a file, so a second run changes
+nothing. `efficiency_95` needs the rounds, which are not stored, and becomes null if its candidates
+have changed. --check writes nothing, and fails if a file would change."""
 import json
 import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# As is_serial says in src/overlap/contract/cuda/ways.h. Results that name the form of their candidates do not need it.
+# As is_serial in src/overlap/contract/cuda/ways.h. Not needed for results with the form of each
+# candidate.
 SERIAL = {"serial_nccl", "serial_copy", "plain", "one_shot", "two_shot", "product"}
 NCCL = {"serial_nccl", "nccl"}
 
 
 def candidates(result):
-    """By name; none of a result that is not of GPUs."""
+    """Times by name; empty for results that are not from GPUs."""
     config = result.get("config", {})
     return config.get("candidates_us") or config.get("ways_us") or {}
 
 
 def fastest(times, form):
-    """A serial candidate whose rows travel encoded is no baseline."""
+    """A serial candidate with encoded rows is no baseline."""
     of_form = [name for name, t in times.items() if t["form"] == form and not (form == "serial" and t.get("encoded"))]
     return min(of_form, key=lambda name: times[name]["median"], default=None)
 
 
 def with_nccl(time_us, times):
-    """NCCL's time behind `serial`."""
+    """Inserts NCCL's time after `serial`."""
     nccl = next((times[name]["median"] for name in times if name in NCCL), None)
     rest = {key: us for key, us in time_us.items() if key != "nccl"}
     if nccl is None:
@@ -47,14 +48,14 @@ def rewrite(r):
         return
     r["time_us"] = with_nccl(r["time_us"], times)
     if r["time_us"]["gemm"] == 0 or r["ranks"] == 1:
-        return  # a plain collective beside the library's, or a product alone
+        return  # a collective other than the library's, or only a GEMM
     for name, t in times.items():
         t.setdefault("form", "serial" if name in SERIAL else "overlapped")
     config, us = r["config"], r["time_us"]
     before = config["serial"], config["overlapped"]
     serial = fastest(times, "serial")
     overlapped = fastest(times, "overlapped") or serial
-    if r["op"] == "prefill":  # what is chosen, of all
+    if r["op"] == "prefill":  # the choice among all candidates
         overlapped = min(times, key=lambda name: times[name]["median"])
     if (serial, overlapped) == before:
         return

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh build|test|cuda: installs what is missing on a Debian machine, and says what and why.
-# Installs nothing when everything is there, so it needs no network then.
+# setup.sh build|test|cuda: installs missing packages on a Debian machine, and prints what and why.
+# Installs nothing, and so needs no network, if nothing is missing.
 set -eu
 
 goal=${1:-build}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# setup_cuda.sh: checks what the CUDA build needs. The toolkit itself is the system's to install.
+# setup_cuda.sh: checks the requirements of the CUDA build. The toolkit must be installed by the
+# system.
 set -eu
 fail() {
   echo "setup: $*" >&2
@@ -10,7 +11,7 @@ root=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
 find "$root" /usr/include /usr/local/include -name nccl_device.h 2>/dev/null | grep -q . ||
   fail "nccl_device.h: not found under $root: the nccl transport needs NCCL 2.28 or later"
 
-# CUTLASS is headers only; NVIDIA publishes them as a wheel.
+# CUTLASS is header-only; NVIDIA publishes it as a wheel.
 version=4.2.0.0
 deps=$(cd "$(dirname "$0")/.." && pwd)/.deps
 if [ ! -f "$deps/cutlass/cutlass_library/source/include/cutlass/cutlass.h" ]; then

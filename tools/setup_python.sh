@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# setup_python.sh: what the Python package needs and Debian has not, pinned, into .deps/: nanobind, which binds
-# C++ to Python, and for its tests JAX and pyperf (tools/python_test.txt). Where nanobind cannot be had, the
-# package is left out; where the others cannot, their tests are; both say so.
+# setup_python.sh: fetches the Python package's requirements that Debian lacks, pinned, into .deps/:
+# nanobind, which binds C++ to Python, and for its tests JAX and pyperf (tools/python_test.txt).
+# Without nanobind the package is omitted; without the others their tests are; both cases are
+# reported.
 set -eu
 tools=$(cd "$(dirname "$0")" && pwd)
 deps=$tools/../.deps
-python=/usr/bin/python3  # as python/CMakeLists.txt takes it: it has Debian's NumPy and PyTorch
+python=/usr/bin/python3  # as in python/CMakeLists.txt: it has Debian's NumPy and PyTorch
 [ -x "$python" ] || python=python3
 version=2.9.2
 hash=c37957ffd5eac7eda349cff3622ecd32e5ee1244ecc912c99b5bc8188bafd16e

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""tables.py [--check]: writes every table and picture that is made of bench/results: the text between
-<!-- KIND SOURCE --> and <!-- end --> in README.md, docs/*.md, docs/dev/*.md and docs/results/*.md, and docs/gpu*.svg. With --check
-nothing is written; it fails where one is not what the results say, and where a link of a page leads nowhere."""
+"""tables.py [--check]: writes every table and picture made from bench/results: the text between
+<!-- KIND SOURCE --> and <!-- end --> in README.md, docs/*.md, docs/dev/*.md and docs/results/*.md,
+and docs/gpu*.svg. With --check nothing is written; it fails if one does not match the results, or
+if a link of a page is broken."""
 import re
 import sys
 
@@ -42,7 +43,7 @@ def filled(text):
 
 
 def anchors(text):
-    """As GitHub makes them of headings."""
+    """Anchors as GitHub derives them from headings."""
     heads = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 

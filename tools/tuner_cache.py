@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""tuner_cache.py DIR...: what ships as src/tune/shipped_tuner.json, on standard output: the times
-of all candidates from the GPU results of `tandem bench` in DIR, and those of a candidate's variants (fused,
-adding) from the tuner's own file of the same run, DIR/cache/tuner.json."""
+"""tuner_cache.py DIR...: prints the contents of src/tune/shipped_tuner.json: the times of all
+candidates from the GPU results of `tandem bench` in DIR, and those of a candidate's variants
+(fused, adding) from the tuner's own file of the same run, DIR/cache/tuner.json."""
 import json
 import pathlib
 import sys

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# wheel.sh: dist/tandem-*.whl with the libraries it needs inside (auditwheel) but for MPI, which is loaded when it
-# is first used. It has a build for each of LEVELS, of which tandem takes the one for its processor
-# (python/tandem/_isa.py). PYTHON="python3.11 python3.12": a wheel for each. CUDA=1: dist/cuda/tandem-*.whl with
-# GPU ranks, of one level; cuBLASLt and NCCL stay outside (python/tandem/_libraries.py). Needs network for pip.
+# wheel.sh: builds dist/tandem-*.whl with the libraries it needs inside (auditwheel) except MPI,
+# which is loaded at first use. It has a build for each of LEVELS, of which tandem selects the one
+# for its processor (python/tandem/_isa.py). PYTHON="python3.11 python3.12": a wheel for each.
+# CUDA=1: dist/cuda/tandem-*.whl with GPU ranks, of one level, without cuBLASLt and NCCL
+# (python/tandem/_libraries.py). Needs network for pip.
 set -eu
 cd "$(dirname "$0")/.."
 pythons=${PYTHON:-python3}
@@ -20,7 +21,7 @@ if [ "${CUDA:-0}" = 1 ]; then
   settings=(--config-settings cmake.define.TANDEM_CUDA=ON)
   outside=(--exclude libcublasLt.so.13 --exclude libnccl.so.2)
 fi
-export CC=${CC:-cc} CXX=${CXX:-c++}  # each Python would name its own, and the library be compiled anew
+export CC=${CC:-cc} CXX=${CXX:-c++}  # otherwise each Python sets its own, and the library is compiled anew
 tools=$work/tools
 first=${pythons%% *}
 rm -rf "$work/raw"
@@ -35,8 +36,8 @@ rm -rf "$tools"
 mv "$tools.new" "$tools"
 with_tools() { PATH=$tools/bin:$PATH PYTHONPATH=$tools "$first" -m "$@"; }
 
-# PYTHON LEVEL: a wheel of that level in raw/PYTHON/LEVEL. The library is compiled once a level, in a folder beside
-# build-cuda: ccache then knows what was compiled there with the same settings.
+# PYTHON LEVEL: a wheel of that level in raw/PYTHON/LEVEL. The library is compiled once per level,
+# in a folder next to build-cuda: ccache then reuses what was compiled there with the same settings.
 one_level() {
   rm -f "$work-$2/CMakeCache.txt"
   quietly pip "$1" wheel --no-deps -w "$work/raw/$(basename "$1")/$2" \
@@ -58,7 +59,7 @@ for python in $pythons; do
   rm "$package"/_core.*.so
   quietly with_tools wheel pack -d "$raw" "$(dirname "$package")"
   wheel=$(echo "$raw"/*.whl)
-  # The oldest systems that have this one's versions of the C and C++ libraries.
+  # Oldest systems with this system's versions of the C and C++ libraries.
   platform=$(with_tools auditwheel show "$wheel" | grep -oE 'manylinux_[0-9_]+x86_64' | tail -n 1)
   quietly with_tools auditwheel repair --strip --plat "$platform" "${outside[@]}" -w "$dist" "$wheel"
 done

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# wheel_check.sh: installs each dist/*.whl that one of PYTHON (default: python3.11, 3.12, 3.13, what is there) can
-# have in an empty virtual environment with NumPy alone, and runs an example with each level of x86-64 that
-# is inside and that this processor has. Needs python3-venv and, for NumPy, network. CUDA=1: each dist/cuda/*.whl,
-# with cuBLASLt and NCCL of pip's unless they are the system's; a GPU rank runs, or is refused as there is no GPU.
+# wheel_check.sh: installs each dist/*.whl that one of PYTHON (default: those of python3.11, 3.12,
+# 3.13 that are installed) supports in an empty virtual environment with only NumPy, and runs an
+# example with each x86-64 level inside that this processor supports. Needs python3-venv and, for
+# NumPy, network. CUDA=1: each dist/cuda/*.whl, with cuBLASLt and NCCL from pip unless the system
+# has them; a GPU rank runs, or is rejected if there is no GPU.
 set -eu
 cd "$(dirname "$0")/.."
 dist=dist

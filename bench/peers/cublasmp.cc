@@ -1,9 +1,9 @@
-// cublasmp OP FILE REPEATS MxNxK...: NVIDIA's cuBLASMp at the cases of `tandem bench OP --shapes
+// cublasmp OP FILE REPEATS MxNxK...: NVIDIA's cuBLASMp on the cases of `tandem bench OP --shapes
 // MxNxK...`, one process per GPU (torchrun --no-python, mpirun or srun), bf16, measured and checked
-// as ours are. OP: ag_gemm, gemm_rs or gemm_ar. Rank 0 writes FILE, a list of results.
+// as ours. OP: ag_gemm, gemm_rs or gemm_ar. Rank 0 writes FILE, a list of results.
 //
-// Only algorithms without NVLink multicast are asked for. cuBLASMp takes a wish as a hint; one that
-// it refuses is left out. Built by tools/peer_cublasmp.sh; needs NCCL 2.29.2 or later.
+// Requests only algorithms without NVLink multicast. cuBLASMp treats a request as a hint; rejected
+// ones are omitted. Built by tools/peer_cublasmp.sh; needs NCCL 2.29.2 or later.
 #include <cublasmp.h>
 #include <fmt/format.h>
 
@@ -39,7 +39,7 @@ struct Case {
   int64_t m, n, k;
 };
 
-// A matrix spread over the ranks along one dimension, column by column: our row-major [rows,
+// Matrix distributed over the ranks along one dimension, column-major: our row-major [rows,
 // columns] is its [columns, rows].
 struct Spread {
   int64_t rows, columns, row_block, column_block, leading;
@@ -91,7 +91,7 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
 
-  /// Whether the library takes the case; collective, as run() is.
+  /// True if the library supports the case; collective, as run() is.
   bool prepare(const Tensor& x, const Tensor& weight, const Tensor& out) {
     size_t device_bytes = 0, host_bytes = 0;
     const auto status = cublasMpMatmul_bufferSize(

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""torch_moe.py FILE MODEL:TOKENS...: a Mixture-of-Experts layer of PyTorch, its experts spread over all ranks, at the
-cases of `tandem bench moe --model MODEL --tokens TOKENS --ep RANKS`, for torchrun. FILE gets a list of results.
+"""torch_moe.py FILE MODEL:TOKENS...: a PyTorch Mixture-of-Experts layer, its experts spread over
+all ranks, on the cases of `tandem bench moe --model MODEL --tokens TOKENS --ep RANKS`, for
+torchrun. FILE receives a list of results.
 
-Rows go to their experts by NCCL's all-to-all and are sorted there; torch's grouped GEMM makes both products, SwiGLU
-between them; results go back by all-to-all and are summed by weight. How many rows go where is known ahead: torch is
-spared the copy to the host that a real layer waits for. Routing is uniform and begins at the router's choice. Measured
-as torch_tp.py measures."""
+Rows are sent to their experts by NCCL's all-to-all and sorted there; torch's grouped GEMM computes
+both GEMMs, with SwiGLU between them; results return by all-to-all and are summed by weight. Row
+counts are known in advance: this saves torch the copy to the host that a real layer waits for.
+Routing is uniform; timing starts at the expert ids. Measured as in torch_tp.py."""
 import datetime
 import os
 import sys
@@ -64,7 +65,7 @@ class Layer:
         return self.combine(self.products(self.dispatch()))
 
     def error(self):
-        """Of some rows, whose experts' weights are fetched from their ranks, against f64."""
+        """Error of some rows against f64; their experts' weights are fetched from other ranks."""
         rank, ranks, rows = dist.get_rank(), dist.get_world_size(), 4
         held, out = self.experts // ranks, self.whole()
         worst = 0.0

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""torch_tp.py OP FILE MxNxK...: PyTorch at the cases of `tandem bench OP --shapes MxNxK...`, for
-torchrun. OP: ag_gemm, gemm_rs, gemm_ar or all_reduce. FILE gets a list of results.
+"""torch_tp.py OP FILE MxNxK...: PyTorch on the cases of `tandem bench OP --shapes MxNxK...`, for
+torchrun. OP: ag_gemm, gemm_rs, gemm_ar or all_reduce. FILE receives a list of results.
 
-Ways: `eager` is NCCL and torch.matmul one after the other; `async_tp` is what torch.compile makes of
-tensor parallelism (torch.ops.symm_mem.fused_*); for sums over all ranks, `one_shot` and `two_shot`
-of its symmetric memory, and everything in a CUDA graph. Measured as `tandem bench` does: L2 cache
-flushed, an idle gap before each call that hides its enqueueing, ranks aligned on the device, ways in
-random order, the slowest rank counts, medians."""
+Algorithms: `eager` is NCCL and torch.matmul in sequence; `async_tp` is torch.compile's
+implementation of tensor parallelism (torch.ops.symm_mem.fused_*); for sums over all ranks,
+`one_shot` and `two_shot` of its symmetric memory; all in a CUDA graph. Measured as in `tandem
+bench`: L2 cache flushed, an idle gap before each call that hides its enqueueing, ranks aligned on
+the device, algorithms in random order, time of the slowest rank, medians."""
 import datetime
 import json
 import os
@@ -28,7 +28,7 @@ def slowest(values):
 
 
 class Watch:
-    """Times calls one by one."""
+    """Times individual calls."""
 
     def __init__(self):
         self.flushed = torch.zeros(64 << 20, device="cuda")
@@ -46,7 +46,7 @@ class Watch:
         return begin.elapsed_time(end) * 1e3
 
     def medians(self, ways):
-        """{name: us} of {name: call}; the same order of calls on every rank."""
+        """{name: us} of {name: call}; the calls have the same order on every rank."""
         draw, names = random.Random(1), list(ways)
         last = dict.fromkeys(names, 1000.0)
         times = {name: [] for name in names}
@@ -73,7 +73,7 @@ def graphed(call):
 
 
 def error(out, exact):
-    """Largest difference beside the largest exact value."""
+    """Largest error relative to the largest exact value."""
     return ((out.double() - exact).abs().max() / exact.abs().max()).item()
 
 
@@ -171,7 +171,7 @@ CASES = {"ag_gemm": gathering, "gemm_rs": scattering, "gemm_ar": reducing, "all_
 
 
 def about(script):
-    """Of every result: how often, where, with what and when it was measured."""
+    """Fields common to all results: repeats, hardware, versions and date."""
     return {"repeats": ROUNDS, "hardware": f"{dist.get_world_size()}x {torch.cuda.get_device_name()}",
             "versions": {"torch": torch.__version__, "cuda": torch.version.cuda,
                          "nccl": ".".join(map(str, torch.cuda.nccl.version()))},
@@ -180,7 +180,7 @@ def about(script):
 
 
 def keep(path, results):
-    """Rank 0's list of results so far."""
+    """Writes rank 0's list of results so far."""
     if dist.get_rank() == 0:
         with open(path, "w") as file:
             json.dump(results, file, indent=1)
@@ -198,7 +198,7 @@ def run(watch, op, m, n, k):
             if not worst < 2e-2:
                 raise RuntimeError(f"error {worst:.3g}")
             right[name] = graphed(call) if in_graph else call
-        except Exception as why:  # a way that this version lacks is left out, by name
+        except Exception as why:  # an algorithm that this version lacks is omitted, by name
             missing[name] = str(why).splitlines()[0][:200]
     if in_graph:
         alone = {name: graphed(call) for name, call in alone.items()}

@@ -1,5 +1,6 @@
-"""A tensor-parallel MLP on arrays of JAX: the rows of all ranks are gathered under the first product, the partial
-sums of the second are added and scattered under it. Checked against the same MLP by JAX alone.
+"""A tensor-parallel MLP on JAX arrays: the rows of all ranks are gathered during the first GEMM,
+the partial sums of the second are reduce-scattered during it. Checked against the same MLP in plain
+JAX.
 
     python3 examples/python/jax_mlp.py                      # two ranks, threads of this process
     mpirun -n 3 python3 examples/python/jax_mlp.py          # three, processes

@@ -1,5 +1,6 @@
-"""A Llama of Hugging Face's transformers whose linear layers are replaced by ones that are split over the ranks,
-checked against the original: output, and the gradient of its input. Random weights, nothing is downloaded.
+"""A Llama of Hugging Face's transformers whose linear layers are replaced by ones split over the
+ranks, checked against the original: output, and the gradient of its input. Random weights, no
+downloads.
 
     python3 examples/python/llama_block.py                  # two ranks, threads of this process
     mpirun -n 4 python3 examples/python/llama_block.py      # four, processes
@@ -18,7 +19,7 @@ BATCH, LENGTH, HEADS = 2, 10, 8
 
 
 def split(comm, model):
-    """Heads and the MLP's width are divided over the ranks; every rank has all tokens."""
+    """Splits heads and the MLP's width over the ranks; every rank has all tokens."""
     for layer in model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         for block, columns, row in ((attention, ("q_proj", "k_proj", "v_proj"), "o_proj"),
@@ -30,7 +31,7 @@ def split(comm, model):
                 comm, getattr(block, row), sequence_parallel=False))
         attention.num_heads //= comm.size
         attention.num_key_value_heads //= comm.size
-        attention.hidden_size //= comm.size  # what o_proj is given
+        attention.hidden_size //= comm.size  # input width of o_proj
     return model
 
 

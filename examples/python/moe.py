@@ -1,12 +1,13 @@
-"""A Transformer's Mixture-of-Experts block in PyTorch, trained for a few steps with its experts spread over ranks
-(expert parallelism) and checked against the same block in one process, where plain PyTorch computes the experts.
+"""A Transformer's Mixture-of-Experts block in PyTorch, trained for a few steps with its experts
+spread over ranks (expert parallelism) and checked against the same block in one process, with the
+experts in plain PyTorch.
 
     python3 examples/python/moe.py                       # two ranks, threads of this process
     mpirun -n 4 python3 examples/python/moe.py           # four, processes
     torchrun --nproc_per_node 2 examples/python/moe.py   # the same without MPI
 
-Each rank has tokens of its own and whole experts; with --tp 2 two ranks share each expert. With --cuda each rank has a
-GPU and rows are bf16; two threads share the first one where there is no second.
+Each rank has its own tokens and whole experts; with --tp 2 two ranks share each expert. With --cuda
+each rank has a GPU and rows are bf16; two threads share the first one if there is no second.
 """
 import argparse
 import os
@@ -34,7 +35,8 @@ class Block(torch.nn.Module):
 
 
 class PlainExperts(torch.nn.Module):
-    """What Moe is, by PyTorch: router [experts, hidden], w_in [experts, 2, ffn, hidden], w_out [experts, hidden, ffn]."""
+    """Moe in plain PyTorch: router [experts, hidden], w_in [experts, 2, ffn, hidden], w_out
+    [experts, hidden, ffn]."""
 
     def __init__(self, router, w_in, w_out):
         super().__init__()
@@ -53,7 +55,7 @@ class PlainExperts(torch.nn.Module):
 
 
 def train(model, x, target):
-    """The loss of each step on x's own rows, summed over rows and features."""
+    """Loss of each step on this rank's rows, summed over rows and features."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(STEPS):
@@ -92,7 +94,7 @@ def body(comm, tp):
         for step, (loss, reference) in enumerate(zip(losses.tolist(), expected.tolist())):
             print(f"step {step}: loss {loss:9.4f}, in one process {reference:9.4f}")
         print(f"relative difference of the outputs: {error:.1e}")
-    bound = 1e-4 if dtype == torch.float32 else 0.1  # in bf16 a row may choose another expert
+    bound = 1e-4 if dtype == torch.float32 else 0.1  # in bf16 a row may be routed to another expert
     return torch.allclose(losses, expected, rtol=bound) and error < bound and losses[-1] < losses[0]
 
 

@@ -1,4 +1,5 @@
-"""A product of all ranks' rows, of NumPy arrays, with the all-gather under it; checked against NumPy.
+"""A GEMM over all ranks' rows, of NumPy arrays, overlapped with the all-gather; checked against
+NumPy.
 
     python3 examples/python/numpy_products.py               # three ranks, threads of this process
     mpirun -n 2 python3 examples/python/numpy_products.py   # two, processes

@@ -1,11 +1,11 @@
-"""A tensor-parallel MLP in PyTorch, trained for a few steps and checked against the
-same MLP on one rank. Ranks share the tokens (sequence parallelism) and the hidden features.
+"""A tensor-parallel MLP in PyTorch, trained for a few steps and checked against the same MLP on one
+rank. Ranks share the tokens (sequence parallelism) and the hidden features.
 
     python3 examples/python/tp_mlp.py                       # two ranks, threads of this process
     mpirun -n 4 python3 examples/python/tp_mlp.py           # four, processes
     torchrun --nproc_per_node 4 examples/python/tp_mlp.py   # the same without MPI
 
-With --cuda each rank has a GPU; two threads share the first one where there is no second.
+With --cuda each rank has a GPU; two threads share the first one if there is no second.
 """
 import os
 import sys
@@ -28,7 +28,7 @@ class Mlp(torch.nn.Module):
 
 
 def train(model, x, target):
-    """The loss of each step on x's own rows, summed over rows and features."""
+    """Loss of each step on this rank's rows, summed over rows and features."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(STEPS):
