@@ -1,10 +1,11 @@
-# Two commands are the whole set-up: `make run` and `make test`. CUDA=1 adds the GPU backend; it is
-# added by itself where nvcc and a GPU are found.
+# `make run` and `make test` are the whole set-up. CUDA=1 adds the GPU backend; it is the default if
+# nvcc and a GPU are found.
 CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 JOBS ?= $(shell nproc)
 PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
-# Two at once, where both take one processor. The tuner's times of tests stay with the build.
+# Two at once, even if both need a whole processor. The tests' tuner times are stored with the
+# build.
 CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 2
 
 .PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
@@ -23,7 +24,7 @@ build-only:
 run: all
 	@tools/demo.sh $(BUILD)/bin/tandem out
 
-# Left out where nanobind could not be had.
+# Off if nanobind is not available.
 PYTHON = $(if $(wildcard .deps/nanobind/nanobind/cmake/nanobind-config.cmake),ON,OFF)
 
 test:
@@ -36,7 +37,7 @@ test-build:
 	@$(MAKE) --no-print-directory build-only \
 		CMAKE_FLAGS="-DTANDEM_TESTS=ON -DTANDEM_BENCH=ON -DTANDEM_PYTHON=$(PYTHON)"
 
-# `make test` without its set-up. Says how long building and testing took, and beside what load.
+# `make test` without its set-up. Prints the build and test time, and the load meanwhile.
 test-only:
 	@mkdir -p $(BUILD) && date +%s >$(BUILD)/test-begin
 	@$(MAKE) --no-print-directory test-build
@@ -44,14 +45,14 @@ test-only:
 		echo "Built in $$((built - $$(cat $(BUILD)/test-begin))) s, tested in $$(($$(date +%s) - built)) s;" \
 			"load $$(cut -d' ' -f1-3 /proc/loadavg) on $$(nproc) processors"; exit $$status
 
-# More of the same: larger sizes, more ranks, more seeds.
+# Larger sizes, more ranks and more seeds.
 test-long:
 	@tools/setup.sh test
 	@tools/setup_python.sh
 	@$(MAKE) --no-print-directory test-build
 	@$(CTEST) -L long
 
-# The Python whose PyTorch has CUDA, if it is the PATH's: its tests run, too.
+# The Python on the PATH if its PyTorch has CUDA: its tests run, too.
 GPU_PYTHON = $(shell python3 -c "import sys, torch; torch.version.cuda and \
 	print('-DPython_EXECUTABLE=' + sys.executable)" 2>/dev/null)
 
@@ -72,7 +73,7 @@ bench-gpu:
 	@$(MAKE) --no-print-directory build-only CUDA=1 CMAKE_FLAGS="-DTANDEM_TESTS=OFF"
 	@GPU_TESTS=0 tools/gpu_check.sh build-cuda/bin out/bench-gpu
 
-# One call of each fused operator recorded tile by tile (docs/gpu.md, Timeline), in a build of its own.
+# Records one call of each fused operator tile by tile (docs/gpu.md, Timeline), in a separate build.
 timeline-gpu:
 	@tools/setup.sh build
 	@tools/setup_cuda.sh
@@ -91,11 +92,11 @@ asan tsan:
 lint:
 	@tools/lint.sh
 
-# Tables and pictures of README.md and docs/, out of bench/results.
+# Tables and pictures of README.md and docs/, from bench/results.
 tables:
 	@python3 -B tools/tables.py
 
-# dist/tandem-*.whl for CPU ranks, also where CUDA is 1 since a GPU was found; make wheel CUDA=1:
+# dist/tandem-*.whl for CPU ranks, even if CUDA is 1 because a GPU was found; make wheel CUDA=1:
 # dist/cuda/tandem-*.whl with GPU ranks.
 WHEEL_CUDA = $(and $(filter 1,$(CUDA)),$(filter command environment,$(origin CUDA)),1)
 wheel:
@@ -103,7 +104,7 @@ wheel:
 	@$(if $(WHEEL_CUDA),tools/setup_cuda.sh)
 	@CUDA=$(WHEEL_CUDA) tools/wheel.sh
 
-# Each wheel of dist/ in an empty virtual environment; make wheel-check CUDA=1: of dist/cuda/.
+# Tests each wheel of dist/ in an empty virtual environment; make wheel-check CUDA=1: of dist/cuda/.
 wheel-check:
 	@CUDA=$(WHEEL_CUDA) tools/wheel_check.sh
 

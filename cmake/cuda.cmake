@@ -1,4 +1,4 @@
-# The CUDA backend and the nccl transport, or the stub that says they are missing.
+# CUDA backend and nccl transport, or the stub that reports that they are missing.
 if(NOT TANDEM_CUDA)
   target_sources(tandem_objects PRIVATE src/comm/nccl/no_nccl.cc src/codec/no_cuda.cc
     src/collectives/no_cuda.cc src/overlap/collectives/no_cuda.cc src/overlap/contract/no_cuda.cc)
@@ -8,10 +8,10 @@ endif()
 
 set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 enable_language(CUDA)
-# CMake 3.25 does not know that nvcc 13 speaks C++20.
+# CMake 3.25 does not know that nvcc 13 supports C++20.
 set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
 set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
-# CMake's "-isystem=" is not known to ccache, which would compile every clone's sources anew.
+# ccache does not know CMake's "-isystem=" and would compile every clone's sources anew.
 set(CMAKE_INCLUDE_SYSTEM_FLAG_CUDA "-isystem ")
 set_target_properties(tandem_objects tandem_bench PROPERTIES CUDA_ARCHITECTURES 90a-real)
 find_package(CUDAToolkit 13.0 REQUIRED)
@@ -27,7 +27,8 @@ include(cmake/narrow_cutlass.cmake)
 glob_sources(cuda_sources src/*.cu src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|^src/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
-# Encoded collectives: a source for each kernel and family of formats, as they take long to compile.
+# Encoded collectives: one source for each kernel and family of formats, as they take long to
+# compile.
 foreach(op one_shot_sum two_shot_sum pipelined_sum reduce_scatter all_gather)
   foreach(family integers levels floats rotated spiked)
     set(instance ${PROJECT_BINARY_DIR}/generated/encoded/${op}_${family}.cu)
@@ -45,13 +46,13 @@ foreach(target tandem_objects tandem_bench)
   target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE}
     ${NARROW_CUTLASS} ${CUTLASS_INCLUDE} ${CUTLASS_INCLUDE}/../tools/util/include)
 endforeach()
-# Kernels in a folder sm90/ are for Hopper only; all others also run on sm_80 and later.
+# Kernels in a folder sm90/ are only for Hopper; all others also run on sm_80 and later.
 set(portable_sources ${cuda_sources})
 list(FILTER portable_sources INCLUDE REGEX "[.]cu$")
 list(FILTER portable_sources EXCLUDE REGEX "^src/.*/sm90/")
 set_source_files_properties(${portable_sources} PROPERTIES
   COMPILE_OPTIONS -gencode=arch=compute_80,code=compute_80)
-# Which kernels record a timeline of their tiles; the others are compiled as if there were none.
+# Kernels that record a timeline of their tiles; the others are compiled without the recording code.
 set(TANDEM_DEVICE_TIMELINE "" CACHE STRING
   "Kernels that record a timeline: ALL, or some, e.g. ag_gemm/128x256;gemm_rs/adding_128x256")
 set(recorded_sources ${cuda_sources})
@@ -69,23 +70,24 @@ foreach(kernel IN LISTS TANDEM_DEVICE_TIMELINE)
     message(FATAL_ERROR "TANDEM_DEVICE_TIMELINE: ${kernel}: expected ALL or some of ${recorded_kernels}")
   endif()
 endforeach()
-# A shared library shares the runtime, so that its streams are those of the program.
+# A shared library links the shared runtime, so that its streams are those of the program.
 set(cuda_libraries ${NCCL_LIBRARY} CUDA::cublasLt
   $<IF:$<BOOL:${BUILD_SHARED_LIBS}>,CUDA::cudart,CUDA::cudart_static>)
 target_link_libraries(tandem PRIVATE ${cuda_libraries})
 target_link_libraries(tandem_private INTERFACE ${cuda_libraries})
-# Programs of this build start on machines without a GPU, and without what they do not use.
+# Programs of this build must start on machines without a GPU, and without libraries that they do
+# not use.
 target_link_options(tandem PUBLIC -Wl,--as-needed)
-# A ptxas warning is the compiler serialising wgmma (C7510), which costs several times the speed.
-# Without the extended shapes, tiles of 160 columns are made of tiny instructions.
+# A ptxas warning means that the compiler serializes wgmma (C7510), which is several times slower.
+# Without the extended shapes, tiles of 160 columns consist of tiny instructions.
 foreach(target tandem_objects tandem_bench)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
     --expt-relaxed-constexpr -DNDEBUG -DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
     -Xptxas --warning-as-error
     -Werror all-warnings -Xcompiler=-Wall,-Wextra>)
 endforeach()
-# NVIDIA's cuBLASMp at the same cases: tools/peer_cublasmp.sh fetches it and sets this. Its NCCL is
-# newer than ours, so what is compiled against NCCL's device headers is compiled again.
+# NVIDIA's cuBLASMp on the same cases: tools/peer_cublasmp.sh fetches it and sets this. Its NCCL is
+# newer than ours, so code that uses NCCL's device headers is compiled again.
 set(TANDEM_CUBLASMP "" CACHE PATH "Folder with the wheels' nvidia/cublasmp and nvidia/nccl")
 if(TANDEM_CUBLASMP)
   set(wheels ${TANDEM_CUBLASMP}/nvidia)

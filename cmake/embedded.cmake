@@ -1,12 +1,12 @@
-# Files beside the code: what is installed as data, the times the tuner knows of hardware that many have;
-# and what becomes part of the library, the report's page with the chart library it is drawn with.
+# Data files: installed ones, the tuner's times for common hardware; and those embedded in the
+# library, the report's page and its chart library.
 include(GNUInstallDirs)
 set(shipped_tuner ${PROJECT_SOURCE_DIR}/src/tune/shipped_tuner.json)
 configure_file(${shipped_tuner} ${PROJECT_BINARY_DIR}/share/tandem/shipped_tuner.json COPYONLY)
 set_source_files_properties(${PROJECT_SOURCE_DIR}/src/core/data_file.cc PROPERTIES
   COMPILE_DEFINITIONS TANDEM_DATA_DIR="${CMAKE_INSTALL_FULL_DATADIR}/tandem")
 
-# embed(NAME HEADER constant=file...): a source file that defines HEADER's constants.
+# embed(NAME HEADER constant=file...): creates a source file that defines HEADER's constants.
 function(embed name header)
   string(JOIN "," pairs ${ARGN})
   string(REGEX REPLACE "[A-Za-z]+=" "" files "${ARGN}")

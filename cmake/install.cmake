@@ -1,4 +1,4 @@
-# cmake --install: the library, its headers, and what find_package(tandem) and pkg-config read.
+# cmake --install: the library, its headers, and the files for find_package(tandem) and pkg-config.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 
@@ -15,7 +15,7 @@ if(NOT BUILD_SHARED_LIBS)
   install(DIRECTORY cmake/modules DESTINATION ${package_dir})
 endif()
 
-# What pkg-config answers with: behind a static library the others, by path.
+# Libraries that pkg-config reports: after a static library also its dependencies, by path.
 set(pc_libraries -ltandem)
 if(NOT BUILD_SHARED_LIBS)
   list(APPEND pc_libraries $<TARGET_LINKER_FILE:DNNL::dnnl> $<TARGET_LINKER_FILE:xxhash::xxhash>

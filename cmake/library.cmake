@@ -1,6 +1,6 @@
-# Targets: `tandem` (tandem::tandem), static or shared, is what others link; `tandem_private` is what the
-# Python package links, which uses more than the public headers. Both are made of the same objects.
-# `tandem_internal`, what the program, the tests and the benchmarks link, adds `tandem_bench`, src/bench.
+# Targets: `tandem` (tandem::tandem), static or shared, for users; `tandem_private` for the Python
+# package, which uses more than the public headers. Both consist of the same objects.
+# `tandem_internal`, for the program, the tests and the benchmarks, adds `tandem_bench`, src/bench.
 
 function(tandem_internal_library name)
   add_library(${name} ${ARGN})
@@ -12,7 +12,7 @@ function(tandem_internal_library name)
   target_compile_definitions(${name} PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
   target_link_libraries(${name} PRIVATE tandem_flags ${tandem_link_libraries}
     spdlog::spdlog_header_only nlohmann_json::nlohmann_json)
-  # The heavy headers are parsed once.
+  # Precompiles the headers that are slow to parse.
   target_precompile_headers(${name} PRIVATE
     "$<$<COMPILE_LANGUAGE:CXX>:<fmt/format.h$<ANGLE-R>>"
     "$<$<COMPILE_LANGUAGE:CXX>:<nlohmann/json.hpp$<ANGLE-R>>"
@@ -25,7 +25,7 @@ function(tandem_internal_library name)
 endfunction()
 
 tandem_internal_library(tandem_objects OBJECT ${tandem_sources})
-# A library of their own: GCC refuses precompiled headers at another level of optimisation.
+# A separate library: GCC rejects precompiled headers at another optimization level.
 tandem_internal_library(tandem_parsing_objects OBJECT ${parsing_sources})
 target_compile_options(tandem_parsing_objects PRIVATE $<$<CONFIG:Release>:-O1>)
 set(objects $<TARGET_OBJECTS:tandem_objects> $<TARGET_OBJECTS:tandem_parsing_objects>)
@@ -34,7 +34,7 @@ add_library(tandem ${objects})
 add_library(tandem::tandem ALIAS tandem)
 target_include_directories(tandem PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
-target_compile_features(tandem PUBLIC cxx_std_20)  # the headers' own
+target_compile_features(tandem PUBLIC cxx_std_20)  # required by the headers
 target_link_libraries(tandem PRIVATE ${tandem_link_libraries})
 set_target_properties(tandem PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
   SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
@@ -44,7 +44,7 @@ target_include_directories(tandem_private INTERFACE ${PROJECT_SOURCE_DIR}/src
   ${PROJECT_BINARY_DIR}/generated)
 if(BUILD_SHARED_LIBS)
   target_link_libraries(tandem PRIVATE tandem_flags)
-  # Instantiations of the standard library's templates stay inside, too.
+  # Instantiations of the standard library's templates are not exported either.
   set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
   target_link_options(tandem PRIVATE -Wl,--version-script=${exports} -Wl,--no-undefined)
   set_target_properties(tandem PROPERTIES LINK_DEPENDS ${exports})

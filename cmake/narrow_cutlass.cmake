@@ -1,14 +1,14 @@
-# CUTLASS's headers hold all architectures, and Hopper's 2,112 matrix instructions. Parsing them, once
-# for the host and twice for the device, was most of a fused kernel's compile time. Copies of the
-# headers that bring them in, without what no kernel here uses, go in front of the real ones.
+# CUTLASS's headers cover all architectures, and Hopper's 2,112 matrix instructions. Parsing them,
+# once for the host and twice for the device, was most of a fused kernel's compile time. Copies of
+# the headers that include them, reduced to what our kernels use, precede the real ones.
 set(NARROW_CUTLASS ${PROJECT_BINARY_DIR}/generated/narrow_cutlass)
 
-# The copy changes only when its text does, so that configuring again compiles nothing.
+# Writes the copy only if its text changes, so that configuring again recompiles nothing.
 function(write_narrow header text)
   file(CONFIGURE OUTPUT ${NARROW_CUTLASS}/${header} CONTENT "${text}" @ONLY)
 endfunction()
 
-# narrow_includes(HEADER REGEX): without the includes whose names match.
+# narrow_includes(HEADER REGEX): removes the includes whose names match.
 function(narrow_includes header unused)
   file(READ ${CUTLASS_INCLUDE}/${header} text)
   get_filename_component(folder ${header} DIRECTORY)

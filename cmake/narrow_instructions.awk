@@ -1,5 +1,5 @@
-# One of CUTE's lists of wgmma instructions without those that no kernel here issues, or of
-# its selectors without the lines that name them. Entries stand between lines of slashes.
+# Removes from one of CUTE's lists of wgmma instructions those that no kernel here issues, or from
+# its selectors the lines that name them. Entries are separated by lines of slashes.
 BEGIN {
   RS = "\n////////*\n"
   # The last is the first of every list, which shares an entry with the preamble or is named there.

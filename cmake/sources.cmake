@@ -1,5 +1,5 @@
-# Sources are globbed by folder, relative to the repository: a clone may lie in any folder. A backend
-# that is switched off is its no_*.cc stub.
+# Sources are globbed by folder, relative to the repository: a clone may be in any folder. A
+# disabled backend is replaced by its no_*.cc stub.
 function(glob_sources variable)
   file(GLOB_RECURSE found RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${ARGN})
   set(${variable} ${found} PARENT_SCOPE)
@@ -11,7 +11,7 @@ list(FILTER tandem_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$|^src/comm/(mpi|nccl|o
 if(NOT TANDEM_TRAINING)
   list(FILTER tandem_sources EXCLUDE REGEX "^src/engine/")
 endif()
-if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser: the sanitizers check them, too
+if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser, for the sanitizers
   glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
     src/engine/config/*.cc src/observe/trace.cc)
   list(APPEND tandem_sources ${parsers})
@@ -24,7 +24,7 @@ else()
 endif()
 list(APPEND tandem_sources ${mpi_sources})
 
-# What `tandem bench` times and checks, which is no part of the library.
+# Code that `tandem bench` times and checks, not part of the library.
 glob_sources(bench_sources src/bench/*.cc)
 list(FILTER bench_sources EXCLUDE REGEX "/no_cuda\\.cc$|/cuda/")
 if(TANDEM_TRAINING)
@@ -33,7 +33,8 @@ else()
   list(FILTER bench_sources EXCLUDE REGEX "/bench_prefill\\.cc$")
 endif()
 
-# Readers and writers of JSON and TOML, and the log: half the compile time, and no loop of theirs matters.
+# JSON and TOML readers and writers, and the log: half the compile time, and not performance
+# critical.
 set(parsing_sources ${tandem_sources})
 list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(safetensors|log)|tune/tuner\\.|\
 engine/(report|config)/|engine/model/config|engine/train/metrics|engine/checkpoint/checkpoint\\.)")
@@ -43,20 +44,21 @@ list(REMOVE_ITEM tandem_sources ${parsing_sources})
 # Fused multiply-adds in the kernels' loops: ISO mode turns them off.
 glob_sources(kernel_sources src/kernels/cpu/*.cc src/gemm/cpu/*.cc)
 set_source_files_properties(${kernel_sources} PROPERTIES COMPILE_OPTIONS -ffp-contract=fast)
-# None in the wire formats, which are the same to the last bit on every processor. Their vectors are
-# wider than some processors' and then passed in memory, of which GCC warns.
+# Off for the wire formats, which are equal bit for bit on every processor. Their vectors are wider
+# than those of some processors and then passed in memory, which GCC warns about.
 glob_sources(codec_sources src/codec/*.cc)
 list(FILTER codec_sources EXCLUDE REGEX "/(cpu|cuda)/")
 set_source_files_properties(${codec_sources} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
-# Without errno, square roots vectorise.
+# Without errno, square roots vectorize.
 set(optimizer_sources src/engine/optim/adamw.cc)
 set_source_files_properties(${optimizer_sources} PROPERTIES COMPILE_OPTIONS -fno-math-errno)
-# Sources with options of their own cannot share precompiled headers.
+# Sources with their own options cannot share precompiled headers.
 set_source_files_properties(${kernel_sources} ${codec_sources} ${optimizer_sources} PROPERTIES
   SKIP_PRECOMPILE_HEADERS ON)
 
-# Loading the precompiled headers is most of what a small source costs. A folder's sources are a group,
-# so that names need to differ in a folder only; sources with options of their own stay alone.
+# Loading the precompiled headers dominates the cost of a small source. The sources of a folder form
+# a group, so that names must be unique only within a folder; sources with their own options are
+# compiled separately.
 foreach(source IN LISTS tandem_sources parsing_sources bench_sources)
   cmake_path(GET source PARENT_PATH folder)
   string(MAKE_C_IDENTIFIER ${folder} group)

@@ -1,4 +1,5 @@
-# build/generated/core/version.h: the project's version, the commit that was configured and how.
+# Generates build/generated/core/version.h: the project's version, the configured commit and its
+# options.
 execute_process(COMMAND git -C ${PROJECT_SOURCE_DIR} describe --always --dirty --abbrev=12
   OUTPUT_VARIABLE TANDEM_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(NOT TANDEM_COMMIT)

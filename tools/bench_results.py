@@ -32,7 +32,7 @@ def median(r, name):
 
 
 def chosen(r):
-    """Choice of Strategy::automatic for these times: the rule of src/tune/margin.h. Collectives
+    """Choice of Strategy::automatic for these times: the rule of fastest() in src/tune/tuner.cc. Collectives
     choose by size, which is the fastest in every case of the tables."""
     us = {name: t["median"] for name, t in candidates(r).items()}
     if r["op"] in PLAIN:

@@ -1,5 +1,5 @@
-# oneDNN as DNNL::dnnl. Version 3 comes with a configuration of its own; the one that Debian 12 ships
-# with version 2 wants OpenCL's headers, which nothing here needs, so there the library is looked for.
+# oneDNN as DNNL::dnnl. Version 3 has its own CMake config; that of version 2 in Debian 12 requires
+# OpenCL headers, which are not needed here, so there the library is searched for.
 include(FindPackageHandleStandardArgs)
 if(NOT TARGET DNNL::dnnl)
   find_package(dnnl 3 CONFIG QUIET)

@@ -1,4 +1,4 @@
-# The xxHash library as xxhash::xxhash.
+# xxHash library as xxhash::xxhash.
 include(FindPackageHandleStandardArgs)
 find_path(XXHASH_INCLUDE xxhash.h)
 find_library(XXHASH_LIBRARY xxhash)
