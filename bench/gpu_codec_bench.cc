@@ -23,7 +23,7 @@ using gpu::DeviceMemory;
 
 constexpr int kRepeats = 31;
 constexpr int64_t kChecked = 1 << 20, kGenerated = 1 << 22;
-constexpr int kRanks = 4, kOwn = 1;  // of the sum
+constexpr int kRanks = 4, kOwn = 1;  // ranks and local rank of the sum
 
 /// gpu::Event does not record times.
 struct TimedEvent {

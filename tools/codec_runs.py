@@ -64,7 +64,7 @@ def table(folder):
 
 
 def operators(folder):
-    """Operators over a wire format next to the uncompressed ones and the GEMM alone, of the same
+    """Operators over a wire format next to the uncompressed ones and only the GEMM, of the same
     rounds."""
     found = [r for file in sorted((ROOT / folder).glob("*.json")) for r in load(file)]
     found.sort(key=lambda r: (r["op"], r["m"], r["n"], r["codec"]["bits_per_element"]))

@@ -189,7 +189,7 @@ def floor_table(folder):
 
 
 def network_share_table(sources):
-    """FLOOR,COLLECTIVES: time for which the network alone keeps a core busy with the bytes of
+    """FLOOR,COLLECTIVES: time for which only the network keeps a core busy with the bytes of
     encoded collectives, from the share of a core that plain sockets take from a GEMM at that rate
     (netns_floor.py)."""
     floor_folder, folder = sources.split(",")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """gpu_chart.py DIR [SUFFIX]: SVG of the results DIR/OPERATOR[SUFFIX].json (those of
-tools/gpu_table.py): for each operator and shape, the time of a call relative to its GEMM alone:
+tools/gpu_table.py): for each operator and shape, the time of a call relative to only its GEMM:
 Tandem's choice, the fastest serial candidate, NCCL's, and the peers. 1 means that communication
 costs nothing."""
 import html
@@ -53,7 +53,7 @@ def panel(left, groups, name):
     """SVG of one operator, and its height."""
     values = [value for rows in groups.values() for _, times in rows for value in times.values()]
     step = 0.2 if max(values) <= 2.6 else 0.5
-    # If the GEMM in chunks is faster than the whole one, a call takes less than the GEMM alone.
+    # If the GEMM in chunks is faster than the whole one, a call takes less than only the GEMM.
     begin, end = min(1, math.floor(min(values) * 10) / 10), math.ceil(max(values) * 5) / 5
     scale = lambda value: left + LABEL + (value - begin) / (end - begin) * PLOT
     rows = sum(len(r) for r in groups.values())

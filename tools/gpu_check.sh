@@ -10,7 +10,7 @@
 # GPU_CODECS names wire formats ("int8 int6 int4 lossless"): the collectives over each of them next to NCCL
 # and the uncompressed ones, GPU_CODEC_BYTES large, into OUT/codecs (tools/codec_runs.py), and their tests
 # with 10,000 calls. GPU_OPERATOR_CODECS names those of GEMM+RS and AG+GEMM, next to the uncompressed ones and
-# the GEMM alone, into OUT/operator-codecs. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU, to check that all of it runs.
+# only the GEMM, into OUT/operator-codecs. GPU_RANKS_PER_GPU=4 lets four ranks share each GPU, to check that all of it runs.
 set -u
 bin=$1 out=$2 repeats=${3:-30}
 peers=$(cd "$(dirname "$0")/../bench/peers" 2>/dev/null && pwd)

@@ -5,7 +5,7 @@ import json
 from bench_results import ROOT, all_right, markdown
 from moe_predict import FFN, MODELS
 
-READ_BYTES_PER_US = 3.0e6  # of 3.35 TB/s: reached by kernels that only read on an H100
+READ_BYTES_PER_US = 3.0e6  # reached by read-only kernels on an H100, out of 3.35 TB/s
 
 
 def right(errors, same_bits, bound=2e-2):

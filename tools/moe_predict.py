@@ -35,7 +35,7 @@ from bench_results import ROOT, load, markdown
 
 RANKS, LATENCY_US, HIDDEN_SHARE = 4, 2.0, 0.8
 BYTES_PER_US = {2: 354e3, 4: 345e3}  # by ranks
-FLOPS_PER_US = 600e6  # of weight gradients with many rows an expert
+FLOPS_PER_US = 600e6  # weight gradients with many rows an expert
 PEERS = "bench/results/h200x4/peers/moe.json"
 # Experts, top-k, hidden features: those of gpu_moe_bench.
 MODELS = {"mixtral-8x7b": (8, 2, 4096), "qwen2-moe-2.7b": (64, 4, 2048), "phi3.5-moe": (16, 2, 4096),
@@ -67,7 +67,7 @@ def predicted_backward(result, forward, ranks=RANKS):
     `predicted`: forward and backward together."""
     t, wire = result["time_us"], forward["wire"] / 2
     _, top_k, hidden = MODELS[result["model"]]
-    flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # of dw_out
+    flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # dw_out's
     weights = sum(max(t[name] / ranks, products * flops / FLOPS_PER_US)
                   for name, products in (("dw_in", 2), ("dw_out", 1)))
     back = forward["place"] + wire + t["gather"] + t["dinner"] + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]

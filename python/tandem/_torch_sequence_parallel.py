@@ -12,7 +12,7 @@ from ._errors import InvalidArgument
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
-MAX_ELEMENTS = 1 << 22  # of gradients sent together
+MAX_ELEMENTS = 1 << 22  # gradients sent together
 
 
 def _outside(module: Module, owners: Tuple[type, ...], prefix: str = "") -> Iterator[Tuple[str, Parameter]]:

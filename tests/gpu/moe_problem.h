@@ -21,7 +21,7 @@ namespace tandem::test {
 /// Routing of all ranks in one call; each rank has its own rows.
 struct MoeRoutes {
   std::string name = {};
-  double imbalance = 1;  ///< of MoeLoad
+  double imbalance = 1;  ///< MoeLoad's
   int empty_rank = -1;   ///< rank without rows
   bool few = false;      ///< one row each
   bool none = false;     ///< no rank has rows

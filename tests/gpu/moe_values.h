@@ -63,9 +63,9 @@ std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& exper
 
 /// Rows of a grouped GEMM's x, and their positions sorted by group.
 struct PlacedRows {
-  std::vector<int32_t> group;  ///< of each row
+  std::vector<int32_t> group;  ///< group of each row
   std::vector<int32_t> at;     ///< position of each row
-  gpu::DeviceMemory source;    ///< of GroupedJob
+  gpu::DeviceMemory source;    ///< GroupedJob's
   const int32_t* source_data() const { return reinterpret_cast<const int32_t*>(source.data()); }
   size_t rows() const { return group.size(); }
 };
@@ -184,7 +184,7 @@ inline void expect_near(const std::vector<double>& expected, const std::vector<f
 /// Typical gradient of a row's routing weight: a sum over `ffn` terms, for x and gradients up to 1
 /// and weights up to 0.1.
 inline double dweight_size(int64_t hidden, int64_t ffn) {
-  const double size = std::sqrt(double(hidden) / 3 * 0.01 / 3);  // of gate, up and gradient alike
+  const double size = std::sqrt(double(hidden) / 3 * 0.01 / 3);  // same for gate, up and gradient
   return std::sqrt(double(ffn)) * size * size * size / 2;
 }
 

@@ -7,7 +7,7 @@ namespace tandem::gpu::fused {
 namespace {
 
 struct RotatedWork {
-  int row = 0, column = 0;  // of tiles; of a cluster's first block
+  int row = 0, column = 0;  // tile indices of a cluster's first block
   int end = 0;              // k-blocks; 0: no work
 };
 

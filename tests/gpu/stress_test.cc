@@ -33,7 +33,7 @@ class Stress : public OnGpus {};
 struct Inputs {
   Matrix x, weight;
   ProductReference reference;
-  std::vector<uint64_t> bits;  // of each algorithm's first output, which was verified
+  std::vector<uint64_t> bits;  // each algorithm's first output, verified
 };
 
 // One operator at one shape. Two sets of inputs: leftovers of the other call would show.
