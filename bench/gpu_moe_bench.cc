@@ -2,11 +2,11 @@
 // ...]: MoE layers with all experts on one GPU, at the sizes of known models or custom ones: only
 // the two grouped GEMMs, the steps between them, and the whole layer from the router's logits on,
 // as a CUDA graph. e4m3: weights with a scale per row, rows quantized before each GEMM; activations
-// and results are bf16. Further JSON fields: `other`, with rows gathered in the other step;
-// `otherwise`, with block pairs and single blocks exchanged; `beside_N`, with N blocks that sort
-// rows during the first GEMM. Candidates in random order with idle gaps, L2 flushed; medians.
-// Checked in the same run: sampled rows against f64 sums on the host, and bits that are equal in
-// two runs. Prints one JSON object per line. --backward: see gpu_moe_backward.cc.
+// and results are bf16. Further JSON fields: `other`, with rows sorted first instead of gathered by
+// the GEMM, or vice versa; `otherwise`, with block pairs and single blocks exchanged; `beside_N`,
+// with N blocks that sort rows during the first GEMM. Candidates in random order with idle gaps, L2
+// flushed; medians. Checked in the same run: sampled rows against f64 sums on the host, and bits
+// that are equal in two runs. Prints one JSON object per line. --backward: see gpu_moe_backward.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
