@@ -289,7 +289,7 @@ def _end() -> None:
 
 
 def _close_in_time(world: World) -> None:
-    """A thread inside a call when Python ends would crash the process."""
+    """Aborts running calls: a thread inside one when Python ends would crash the process."""
     for _ in range(100):
         try:
             return world.close()

@@ -52,8 +52,8 @@ void PrintTo(const Case& c, std::ostream* to) {
 }
 
 // First and last variant of every kernel that has variants, and each transport of AG+GEMM. GEMM+RS
-// by tiles also with several tiles a block, whose sender overlaps the GEMM, and `plain` also with
-// shards too large for one exchange.
+// by tiles also with several tiles a block, whose sender overlaps the GEMM, and serial kernels also
+// with shards too large for one exchange.
 constexpr Case kCases[] = {
     {Kind::ag_gemm, Way::fused, "256x160 head 8/8", 512, 1000, 1032},
     {Kind::ag_gemm, Way::fused, "128x160 couriers", 512, 1000, 1032},

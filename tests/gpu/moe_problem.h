@@ -68,7 +68,7 @@ class MoeCase {
     rows_ = rows_of(load, rank_);
     write_routing();
   }
-  /// Rows of a rank, and their destinations.
+  /// Number of rows of a rank, and their expert ids.
   int64_t rows_of(const MoeRoutes& load, int rank) const {
     if (load.none || rank == load.empty_rank) return 0;
     return std::max<int64_t>(1, load.few ? 1 : shape_.tokens - rank % 3);
