@@ -27,6 +27,7 @@ include(cmake/narrow_cutlass.cmake)
 glob_sources(cuda_sources src/*.cu src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|^src/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
+list(REMOVE_ITEM cuda_sources ${gpu_host_sources})
 # Encoded collectives: one source for each kernel and family of formats, as they take long to
 # compile.
 foreach(op one_shot_sum two_shot_sum pipelined_sum reduce_scatter all_gather)
