@@ -55,7 +55,7 @@ def table(folder):
     sizes, by = sorted({whole(r) for r in found}), {}
     for r in found:
         by.setdefault((r["op"], r["codec"]["text"]), {})[whole(r)] = r
-    heads = ["operation", "codec", *map(size_name, sizes), "over NCCL", "of the link, largest", "beyond what was predicted"]
+    heads = ["operation", "codec", *map(size_name, sizes), "over NCCL", "link use, largest size", "over prediction"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
             f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
             f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '
@@ -75,7 +75,7 @@ def operators(folder):
                 f'{plain["us"]:.0f}', percent(plain["efficiency"]), encoded["name"], f'{encoded["us"]:.0f}',
                 f'{r["over_gemm"]["encoded"]:+.1%}', percent(encoded["efficiency"])]
 
-    heads = ["operator", "M × N × K", "codec", "GEMM, us", "plain, us", "E", "encoded form", "encoded, us", "over the GEMM", "E"]
+    heads = ["operator", "M × N × K", "codec", "GEMM, µs", "uncompressed, µs", "E", "encoded candidate", "encoded, µs", "over the GEMM", "E"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks, link '
             f'{only(found, "link", folder)}; commit {", ".join(sorted({r["commit"] for r in found}))}, '
             f'{span([r["date"][:10] for r in found], "{}")}; medians of {span([r["repeats"] for r in found], "{:d}")}, '

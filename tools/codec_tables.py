@@ -37,8 +37,8 @@ def collectives(folders):
     found = sorted((r for folder in folders.split(",") for r in results(folder)),
                    key=lambda r: (r["link"], r["op"], r["dtype"] != "f32", plain_bytes(r), r["codec"] is not None,
                                   -(r["codec"] or {}).get("bits_per_element", 0)))
-    heads = ["link", "operation", "dtype", "size", "codec", "fastest plain form", "Tandem", "over plain",
-             "bytes, plain over sent", "wire", "codec", "transport", "of the limit"]
+    heads = ["link", "operation", "dtype", "size", "codec", "fastest uncompressed", "Tandem", "speed-up",
+             "compression", "wire time", "codec", "transport", "limit / time"]
     return f"{about(found, folders)} {all_right(map(is_right, found)).capitalize()}.\n\n" + \
         markdown(heads, [collective_row(r) for r in found])
 
@@ -59,8 +59,8 @@ def emulated_row(r):
 
 def emulated(folder):
     found = sorted(results(folder), key=lambda r: (r["op"], plain_bytes(r), -link_us(r)))
-    heads = ["operation", "dtype", "size", "codec", "ms", "its bytes on the link alone, ms", "of its time",
-             "over plain on the same link", "correct"]
+    heads = ["operation", "dtype", "size", "codec", "ms", "wire time, ms", "wire / total",
+             "over uncompressed", "correct"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks that share it, link '
             f'**{only(found, "link", folder)}**; {span([r["date"][:10] for r in found], "{}")}; medians of '
             f'{only(found, "repeats", folder)}, slowest rank.\n\n' + markdown(heads, [emulated_row(r) for r in found]))
@@ -92,7 +92,7 @@ def prefill(folders):
 
 def on_gpu(name):
     """Table of gpu_codec_bench: bandwidth of encoding, decoding and an owner's sum relative to a
-    plain copy of the same number of bytes."""
+    copy of the same number of bytes."""
     found = json.loads((ROOT / name).read_text())
     kernels, dtypes = ("encode", "decode", "sum"), ("bf16", "f32")
     by = {(r["codec"], r["dtype"]): r for r in found["results"]}
@@ -100,8 +100,8 @@ def on_gpu(name):
                              for dtype in dtypes for key in kernels),
              "yes" if all(by[codec, dtype]["cpu_bytes"] for dtype in dtypes) else "NO"]
             for codec in dict.fromkeys(r["codec"] for r in found["results"])]
-    heads = ["codec", *(f"{dtype}: {key}" for dtype in dtypes for key in kernels), "the CPU's bytes"]
+    heads = ["codec", *(f"{dtype}: {key}" for dtype in dtypes for key in kernels), "same bytes as CPU"]
     first = found["results"][0]
     return (f'{found["device"]}, commit {found["commit"]}, {found["date"]}; {first["elements"]:,} elements, sums of '
-            f'{first["ranks"]} ranks; µs, medians of {found["repeats"]}, and what of a copy\'s bandwidth is reached.\n\n'
+            f'{first["ranks"]} ranks; µs, medians of {found["repeats"]}, and share of a copy\'s bandwidth.\n\n'
             + markdown(heads, rows))

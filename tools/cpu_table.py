@@ -45,7 +45,7 @@ def fastest(r):
 def table(folders):
     """Table of one folder or several."""
     found = [r for folder in folders.split(",") for r in results(folder)]
-    heads = ["link", "operator", "M × N × K", "GEMM", "wire", "serial", "overlapped", "E", "E, fastest", "GFLOP/s"]
+    heads = ["link", "operator", "M × N × K", "GEMM", "wire time", "serial", "overlapped", "E", "E, fastest", "GFLOP/s"]
     return f"{about(found, folders)} {all_right(map(right, found)).capitalize()}.\n\n" + markdown(heads, [row(r) for r in found])
 
 
@@ -100,7 +100,7 @@ def codec_table(file):
     lines = [f'{content["context"]["hardware"]}, one core; commit {content["context"]["commit"]}, '
              f'{content["context"]["date"][:10]}; 64 MiB of f32 (lossless: of bf16) from memory, processor time, '
              f'medians of {len(rates["memcpy"])} in random order; memcpy: {copy:.1f} GB/s.', "",
-             "| codec | bits per element | encode, over memcpy | decode, over memcpy |", "|" + " --- |" * 4]
+             "| codec | bits per element | encode / memcpy | decode / memcpy |", "|" + " --- |" * 4]
     for name in rates:
         if not name.startswith("encode/"):
             continue
@@ -133,7 +133,7 @@ def sweep_table(files):
             cells += [f'{p["bytes_per_token"] / sweep["sweep"][0]["bytes_per_token"] * 100:.0f} %',
                       f'{p["rise"] * 100:+.3f} %' if p["rise"] else "0"]
         rows.append(cells)
-    heads = ["codec", "bits per element", *(head for name in sites for head in (f"bytes of none: {name}", "rise"))]
+    heads = ["codec", "bits per element", *(head for name in sites for head in (f"bytes: {name}", "rise"))]
     return "\n".join(lines) + "\n" + markdown(heads, rows) + "\n\n" + r["caveat"]
 
 
@@ -143,9 +143,9 @@ SWEEP_AIMS = {"lossless": 0, "int8": 0.1, "int6": 0.3, "int4:g32": 1.5}  # rises
 def sweep_aims(file):
     """Targets of a sweep: rises from the sums over ranks only."""
     rises = {p["codec"]: 100 * p["rise"] for p in json.loads((ROOT / file).read_text())["sweep"]}
-    lines = ["| codec | rise | at most | |", "|" + " --- |" * 4]
+    lines = ["| codec | rise | target | |", "|" + " --- |" * 4]
     for codec, most in SWEEP_AIMS.items():
-        lines.append(f'| `{codec}` | {rises[codec]:.3f} % | {most:g} % | {"met" if rises[codec] <= most else "short"} |')
+        lines.append(f'| `{codec}` | {rises[codec]:.3f} % | {most:g} % | {"met" if rises[codec] <= most else "missed"} |')
     return "\n".join(lines)
 
 
@@ -155,8 +155,8 @@ def gradients_table(file):
     plain = content["rows"][0]["runs"][0]
     seeds = len(content["rows"][0]["runs"])
     lines = [f'`{content["job"]}`, {content["ranks"]} data-parallel ranks, {content["steps"]} steps, '
-             f'{plain["tokens"] / 1e6:.1f} M tokens; means of {seeds} seeds, each beside the plain run of its seed '
-             f'(smallest and largest rise); commit {content["commit"]}, {content["date"][:10]}.', "",
+             f'{plain["tokens"] / 1e6:.1f} M tokens; means of {seeds} seeds, each against the uncompressed run of its seed '
+             f'(min … max rise); commit {content["commit"]}, {content["date"][:10]}.', "",
              "| codec | error feedback | bytes of gradients | loss, last steps | rise | held-out loss | rise |",
              "|" + " --- |" * 7]
     for row in content["rows"]:
@@ -176,7 +176,7 @@ def floor_table(folder):
     found.sort(key=lambda r: -r["slowdown"])
     lines = [f'{found[0]["hardware"]}, a core a host; commit {found[0]["commit"]}, '
              f'{found[0]["date"][:10]}; medians of {found[0]["rounds"]} rounds.', "",
-             "| link | received, Mbit/s | matmul alone, ms | slower by, host 0 / host 1 | both | E at most |",
+             "| link | received, Mbit/s | bare matmul, ms | slower by, host 0 / host 1 | both | max E |",
              "|" + " --- |" * 6]
     for r in found:
         median = {key: [statistics.median(h[key]) for h in r["hosts"]] for key in r["hosts"][0]}
@@ -197,9 +197,9 @@ def network_share_table(sources):
     share = floor["slowdown"] / (1 + floor["slowdown"])
     rate = statistics.mean(statistics.median(host["mbit_per_s"]) for host in floor["hosts"])
     lines = [f'Estimate from two runs: sockets that move {rate:.0f} Mbit/s each way take {share * 100:.0f} % of a core '
-             f'from a product ({floor["link"]}).', "",
-             "| operation | codec | sent each way, MB | network, ms of core time | codec, ms of core time | both | measured, ms "
-             "| both over measured |", "|" + " --- |" * 8]
+             f'from a matmul ({floor["link"]}).', "",
+             "| operation | codec | sent each way, MB | network, core ms | codec, core ms | both | measured, ms "
+             "| both / measured |", "|" + " --- |" * 8]
     for f in sorted((ROOT / folder).glob("*.json")):
         r = json.loads(f.read_text())
         each = r["wire_bytes"] / 1e6

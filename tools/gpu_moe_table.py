@@ -52,7 +52,7 @@ def table(files):
     heads = ["layer", "tokens"]
     for result in found:
         dtype = result["layers"][0].get("dtype", "bf16")
-        heads += [f"{dtype}: products, µs", "layer, µs", "layer over products", "over reading weights", "TFLOP/s"]
+        heads += [f"{dtype}: GEMMs, µs", "layer, µs", "layer / GEMMs", "layer / weight read", "TFLOP/s"]
     return (f'{found[0]["hardware"]}, all experts on it; {"; ".join(map(title, found))}; L2 flushed, idle gaps; '
             f"{all_right(flags)}.\n\n"
             + markdown(heads, [row([of[case] for of in by]) for case in by[0] if all(case in of for of in by)]))
@@ -61,7 +61,7 @@ def table(files):
 def backward_table(file):
     result = json.loads((ROOT / file).read_text())
     flags = [right(r["errors"].values(), r["same_bits"]) for r in result["layers"]]
-    heads = ["layer", "tokens", "back to inner and x, µs", "weights' gradients, µs", "all four, µs", "backward, µs",
-             "backward over four", "TFLOP/s"]
+    heads = ["layer", "tokens", "input gradients, µs", "weight gradients, µs", "four GEMMs, µs", "backward, µs",
+             "backward / GEMMs", "TFLOP/s"]
     return (f'{result["hardware"]}, all experts on it; {title(result)}; L2 flushed, idle gaps; {all_right(flags)}.\n\n'
             + markdown(heads, [backward_row(r) for r in result["layers"]]))

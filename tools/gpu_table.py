@@ -41,7 +41,7 @@ def rate(value):
 def alone_table(results):
     rows = [[shape_name(r), f'{r["time_us"]["gemm"]:.1f}', f'{r["time_us"]["serial"]:.1f}',
              f'{r["parity"] * 100:.1f} %', f'{tflops(r, r["time_us"]["serial"]):.0f}'] for r in results]
-    return markdown(["M × N × K", "bare product", "operator", "parity", "TFLOP/s"], rows)
+    return markdown(["M × N × K", "cuBLASLt", "operator", "parity", "TFLOP/s"], rows)
 
 
 def collective_cell(r):
@@ -78,7 +78,7 @@ def operator_table(results, peers):
                  f'{t["serial"]:.1f} ({r["config"]["serial"]})', f"{median(r, name):.1f} ({name})",
                  f'{t["serial"] / median(r, name):.2f}×', efficiency_cell(r), rate(tflops(r, median(r, name)))]
         rows.append(cells + [peer_cell(of_peer.get(key(r))) for of_peer in peers.values()])
-    heads = ["M × N × K", "GEMM", "wire", "NCCL", "serial", "chosen", "speed-up", "E", "TFLOP/s", *peers]
+    heads = ["M × N × K", "GEMM", "wire time", "NCCL", "serial", "chosen", "speed-up", "E", "TFLOP/s", *peers]
     return markdown(heads, rows) + "\n\n" + average(results)
 
 
@@ -96,7 +96,7 @@ def by_rows(results):
 
 def average(results):
     parts = {where: [hidden(r) for r in group] for where, group in by_rows(results).items()}
-    return "E on average, each counted as 100 % at most: " + "; ".join(
+    return "Mean E, each capped at 100 %: " + "; ".join(
         f"{percent(capped_mean(efficiencies))} at {where}" for where, efficiencies in parts.items()) + "."
 
 
@@ -106,7 +106,7 @@ def title(results, name):
     words = [f'`{first["op"]}`']
     words += ["residual and RMSNorm"] if first.get("add_norm") else []
     words += ["1 GPU" if is_alone(first) else f'{first["ranks"]} GPUs', first["dtype"]]
-    words += ["what a call adds to cuBLASLt's product"] if is_alone(first) else []
+    words += ["call overhead over cuBLASLt"] if is_alone(first) else []
     words += [f'a scale per {first["scaling"]}'] if "scaling" in first else []
     words += [run for mark, run in RUNS.items() if name.endswith("-" + mark)]
     return "### " + ", ".join(words)

@@ -51,13 +51,14 @@ def add(file, logs, hardware, commit, date):
     path.write_text("[\n" + ",\n".join(json.dumps(rows[key]) for key in sorted(rows)) + "\n]\n")
 
 
-def cell(row):
+def cell(row, common):
+    """Passed tests of a suite; its commit unless that is `common`."""
     if row is None:
         return ""
     ran = row["passed"] + len(row["failed"])
-    if row["failed"]:
-        return f'**{len(row["failed"])} of {ran} failed** ({row["commit"][:7]})'
-    return f'{row["passed"]} ({row["commit"][:7]})' if ran else f'skipped ({row["commit"][:7]})'
+    text = f'**{row["passed"]} of {ran}**' if row["failed"] else str(ran) if ran else "skipped"
+    commit = row["commit"][:7]
+    return text if commit == common else f"{text} ({commit})"
 
 
 def table(file):
@@ -65,11 +66,12 @@ def table(file):
     worlds = sorted({ranks for _, ranks in rows})
     suites = sorted({suite for suite, _ in rows})
     hardware = ", ".join(sorted({r["hardware"] for r in rows.values()}))
+    (common, _), = collections.Counter(r["commit"][:7] for r in rows.values()).most_common(1)
     failed = [f"- `{name}`" for r in rows.values() for name in r["failed"]]
-    return (f"{hardware}; tests that passed, and at which commit; above 1 the ranks share the GPU.\n\n"
+    return (f"{hardware}; tests passed at commit {common}, or at the one in parentheses. Bold: some failed or were cut off.\n\n"
             + markdown(["suite", *(f"{n} rank" + "s" * (n > 1) for n in worlds)],
-                       [[f"`{suite}`", *(cell(rows.get((suite, n))) for n in worlds)] for suite in suites])
-            + ("\n\nNot passed there:\n\n" + "\n".join(failed) if failed else ""))
+                       [[f"`{suite}`", *(cell(rows.get((suite, n)), common) for n in worlds)] for suite in suites])
+            + ("\n\nFailed or cut off:\n\n" + "\n".join(failed) if failed else ""))
 
 
 def main():

@@ -36,7 +36,7 @@ def row(r, predictions, peers):
 def places(found):
     ran = ", ".join(dict.fromkeys(f'{r["hardware"]}, {r["ranks"]} ranks, link {r["link"]}' for r in found))
     commits = ", ".join(sorted({r["commit"] for r in found}))
-    return f'{ran}, {" and ".join(sorted({r["dtype"] for r in found}))}; commit {commits}; us, medians, slowest rank; {all_right(map(is_right, found))}.'
+    return f'{ran}, {" and ".join(sorted({r["dtype"] for r in found}))}; commit {commits}; µs, medians, slowest rank; {all_right(map(is_right, found))}.'
 
 
 def fastest_by_kind(r):
@@ -59,8 +59,8 @@ def encoded_row(r):
 
 
 def encoded_table(found):
-    heads = ["layer", "EP × TP", "tokens", "both ways as", "imbalance", "products", "serial", "fused", "serial, encoded",
-             "fused, encoded", "plain over encoded", "bytes of plain"]
+    heads = ["layer", "EP × TP", "tokens", "wire format", "imbalance", "GEMMs", "serial", "fused", "serial, encoded",
+             "fused, encoded", "uncompressed / encoded", "bytes sent"]
     return places(found) + "\n\n" + markdown(heads, [encoded_row(r) for r in found])
 
 
@@ -70,8 +70,8 @@ def plain_table(found, folder):
     ranks = {r["ranks"] for r in found}
     predictions = (moe_predict.by_size(*MEASURED_ON_ONE, *ranks)
                    if len(ranks) == 1 and ranks <= set(moe_predict.BYTES_PER_US) else {})
-    heads = ["layer", "EP × TP", "tokens", "passes", "imbalance", "products", "wire", "serial", "overlapped", "E",
-             "saved, of the wire", "beyond what was predicted", "torch + NCCL over ours"]
+    heads = ["layer", "EP × TP", "tokens", "passes", "imbalance", "GEMMs", "wire time", "serial", "overlapped", "E",
+             "saved / wire time", "over prediction", "torch + NCCL / Tandem"]
     return places(found) + "\n\n" + markdown(heads, [row(r, predictions, peers) for r in found])
 
 
@@ -113,9 +113,9 @@ def emulated(folder):
     taken = fastest_by_layer(found)
     ran = ", ".join(dict.fromkeys(f'{r["hardware"]}, {r["ranks"]} ranks that share it' for r in found))
     commits = ", ".join(sorted({r["commit"] for r in found}))
-    heads = ["link", "layer", "tokens", "both ways as", "imbalance", "products", "wire", "serial", "overlapped", "E",
-             "E if all were hidden", "chosen for even rows, over serial", "correct"]
-    return (f"{ran}, on **emulated** links, EP {only_ep(found)}, bf16; commit {commits}; us, medians, slowest rank.\n\n"
+    heads = ["link", "layer", "tokens", "wire format", "imbalance", "GEMMs", "wire time", "serial", "overlapped", "E",
+             "max E", "tuned for imbalance 1 / serial", "correct"]
+    return (f"{ran}, on **emulated** links, EP {only_ep(found)}, bf16; commit {commits}; µs, medians, slowest rank.\n\n"
             + markdown(heads, [emulated_rows(r, taken) for r in found]))
 
 

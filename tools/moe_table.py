@@ -13,6 +13,6 @@ def row(r):
 
 def table(folder):
     found = cpu_table.results(folder)
-    heads = ["operator", "layer / its widths divided by", "tokens", "EP × TP", "imbalance", "GEMM", "wire",
+    heads = ["operator", "layer / width divisor", "tokens", "EP × TP", "imbalance", "GEMM", "wire time",
              "serial", "overlapped", "E", "E, fastest"]
     return f"{about(found, folder)} {all_right(map(cpu_table.right, found)).capitalize()}.\n\n" + markdown(heads, [row(r) for r in found])
