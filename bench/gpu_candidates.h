@@ -107,12 +107,12 @@ inline void print(const std::string& what, const std::vector<Candidate>& all, co
 inline void require_close(const Errors& errors) {
   for (const auto& [name, off] : errors) {
     // The error of a code is up to half a step: 1/127 or 1/7 of the group's max.
-    const double most = name.starts_with("int8") ? 0.02 : 0.3;
-    if (!(off > 0 && off < most)) throw std::runtime_error("results are wrong: " + name);
+    const double maximum = name.starts_with("int8") ? 0.02 : 0.3;
+    if (!(off > 0 && off < maximum)) throw std::runtime_error("results are wrong: " + name);
   }
 }
 
-/// `main` of a benchmark [RANKS] whose kernels wait: calls `bench(ranks, watch, stream)`, then
+/// `main` of a benchmark [RANKS] whose kernels wait: calls `bench(ranks, deadline, stream)`, then
 /// reports an error if a wait timed out.
 template <typename Bench>
 int run_bench(int argc, char** argv, const Bench& bench) {
@@ -125,7 +125,7 @@ int run_bench(int argc, char** argv, const Bench& bench) {
         static_cast<ErrorRecord*>(this_share()->allocate_host(sizeof(ErrorRecord)));
     *record = {};
     const Stream stream;
-    bench(ranks, Watch{record, 5'000'000'000}, stream.get());
+    bench(ranks, Deadline{record, 5'000'000'000}, stream.get());
     if (record->state != ErrorRecord::kNone) throw std::runtime_error("a wait timed out");
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());

@@ -36,7 +36,7 @@ struct TimedEvent {
 };
 
 struct Times {
-  double median, least, most;
+  double median, minimum, maximum;
 };
 
 /// Times in microseconds; candidates alternate.
@@ -186,8 +186,8 @@ void bench(const Wire& wire, DType dtype, int64_t elements) {
   for (size_t i = 0; i < 6; ++i) {
     const std::string name = std::string(i < 3 ? "" : "copy_") + names[i % 3];
     us += fmt::format("{}\"{}\":{:.1f}", i ? "," : "", name, times[i].median);
-    spread +=
-        fmt::format("{}\"{}\":[{:.1f},{:.1f}]", i ? "," : "", name, times[i].least, times[i].most);
+    spread += fmt::format("{}\"{}\":[{:.1f},{:.1f}]", i ? "," : "", name, times[i].minimum,
+                          times[i].maximum);
     if (i >= 3) continue;
     share +=
         fmt::format("{}\"{}\":{:.3f}", i ? "," : "", name, times[i + 3].median / times[i].median);

@@ -22,7 +22,7 @@ using namespace gpu;
 
 constexpr int64_t kM = 4096, kK = 8192;
 constexpr int kRepeats = 21;
-constexpr int kChunks = int(kK * 2 / kCourierPieceBytes), kGroups = 3;
+constexpr int kChunks = int(kK * 2 / kCopyItemBytes), kGroups = 3;
 // Above any link's bandwidth, so that copy warps run at full speed.
 constexpr int kUnpaced = 4000;
 
@@ -47,7 +47,8 @@ struct Gather {
   uint64_t* arrived() const { return entered() + 2 * kMaxGpus; }
 
   /// `to`: memory of all sources, `bytes` each.
-  void fill(ShardRoute& route, const Tensor& x, std::byte* to, size_t bytes, const Watch& watch) {
+  void fill(ShardRoute& route, const Tensor& x, std::byte* to, size_t bytes,
+            const Deadline& deadline) {
     route.stops = ranks - 1;
     route.bytes_per_ns = kUnpaced;
     route.groups = kGroups;
@@ -64,26 +65,26 @@ struct Gather {
       route.rank_of[stop] = as;
     }
     route.calls = reinterpret_cast<CallCounter*>(calls.data());
-    route.watch = watch;
+    route.deadline = deadline;
   }
   FusedAgJob job(const Tensor& x, const Tensor& weight, const Tensor& out, int head, bool encoded,
-                 const Watch& watch) {
+                 const Deadline& deadline) {
     FusedAgJob job{};
     job.own = x.data();
     job.gathered = rows.data();
     job.weight = weight.data();
     job.out = out.data();
     job.head = head;
-    fill(job.route, x, rows.data(), shard_bytes, watch);
+    fill(job.route, x, rows.data(), shard_bytes, deadline);
     job.gate = {.arrived = encoded ? reinterpret_cast<uint64_t*>(decoded.data()) : arrived(),
                 .chunks = kChunks,
-                .chunk_bytes = kCourierPieceBytes,
+                .chunk_bytes = kCopyItemBytes,
                 .epoch = &job.route.calls->epoch,
                 .ahead = 1,
                 .counts_per_chunk = unsigned(kM / ranks),
-                .watch = watch};
+                .deadline = deadline};
     if (!encoded) return job;
-    fill(job.encoded, x, inbox.data(), source_bytes, watch);
+    fill(job.encoded, x, inbox.data(), source_bytes, deadline);
     job.encoded.size = ranks;
     job.encoded.inbox = inbox.data();
     job.encoded.received = arrived();
@@ -94,7 +95,7 @@ struct Gather {
   }
 };
 
-void bench(int64_t n, int ranks, const Watch& watch, cudaStream_t stream) {
+void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) {
   const LtContext context;
   const DeviceMemory whole(size_t(kM * kK) * 2), weight_memory(size_t(n * kK) * 2),
       product(size_t(kM * n) * 2), plain_out(size_t(kM * n) * 2), own_out(size_t(kM * n) * 2);
@@ -117,13 +118,13 @@ void bench(int64_t n, int ranks, const Watch& watch, cudaStream_t stream) {
     kernels.push_back(std::move(kernel));
     gathers.push_back(std::make_unique<Gather>(ranks, piece_bytes, stream));
     for (const int head : {8, 4}) {
-      const FusedAgJob job = gathers.back()->job(x, weight, out, head, piece_bytes > 0, watch);
+      const FusedAgJob job = gathers.back()->job(x, weight, out, head, piece_bytes > 0, deadline);
       all.push_back({fmt::format("{} {}/8", name, head),
                      [job, at = kernels.back().get(), stream] { at->launch(job, stream); },
                      {}});
     }
   };
-  add("couriers", make_fused_ag_128x256(shape), 0, plain);
+  add("copy warps", make_fused_ag_128x256(shape), 0, plain);
   all.back().run();
   const std::vector<float> expected = read(plain, stream);
   const std::pair<const char*, std::unique_ptr<FusedAgKernel> (*)(const FusedAgShape&)> made[] = {
@@ -148,7 +149,9 @@ void bench(int64_t n, int ranks, const Watch& watch, cudaStream_t stream) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  return tandem::gpu::run_bench(argc, argv, [](int ranks, const auto& watch, cudaStream_t stream) {
-    for (const int64_t n : {2560, 14336}) tandem::bench(n, ranks, watch, stream);
-  });
+  return tandem::gpu::run_bench(argc, argv,
+                                [](int ranks, const auto& deadline, cudaStream_t stream) {
+                                  for (const int64_t n : {2560, 14336})
+                                    tandem::bench(n, ranks, deadline, stream);
+                                });
 }

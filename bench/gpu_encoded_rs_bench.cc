@@ -31,8 +31,8 @@ struct Staging {
   DeviceMemory memory, signals, calls;
   PeerTable table;
 
-  Staging(size_t bytes, int64_t landed, int ranks, cudaStream_t stream)
-      : memory(bytes), signals(size_t(kLanded + landed) * 8), calls(sizeof(CallCounter)) {
+  Staging(size_t bytes, int64_t arrived_tiles, int ranks, cudaStream_t stream)
+      : memory(bytes), signals(size_t(kLanded + arrived_tiles) * 8), calls(sizeof(CallCounter)) {
     for (int r = 0; r < ranks; ++r) {
       table.memory[r] = memory.data();
       table.signals[r] = reinterpret_cast<uint64_t*>(signals.data());
@@ -43,11 +43,11 @@ struct Staging {
   CallCounter* counter() const { return reinterpret_cast<CallCounter*>(calls.data()); }
 };
 
-void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
+void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) {
   const LtContext context;
   const AddingShape shape{kM, kN, k, 0, ranks, DType::bf16, DType::bf16};
   const DeviceMemory x_memory(size_t(kM * k) * 2), weight_memory(size_t(kN * k) * 2),
-      product(size_t(kM * kN) * 2), outbox(size_t(ranks) * shape.slot_bytes());
+      product(size_t(kM * kN) * 2), send_buffer(size_t(ranks) * shape.slot_bytes());
   const Tensor x = x_memory.view(DType::bf16, {kM, k}),
                weight = weight_memory.view(DType::bf16, {kN, k});
   fill_uniform(x, 3, 1, 0, stream);
@@ -57,12 +57,12 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
   all.push_back(
       {"gemm", [&] { gemm.run(x.data(), weight.data(), product.data(), nullptr, stream); }, {}});
 
-  const int64_t landed = (ranks - 1) * shape.slices();
+  const int64_t arrived_tiles = (ranks - 1) * shape.slices();
   const DeviceMemory plain_out(size_t(kM / ranks * kN) * 2), own_out(size_t(kM / ranks * kN) * 2);
   const Tensor plain = plain_out.view(DType::bf16, {kM / ranks, kN}),
                own = own_out.view(DType::bf16, {kM / ranks, kN});
   const auto adding = make_adding_kernel(shape);
-  const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), landed, ranks, stream);
+  const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), arrived_tiles, ranks, stream);
   for (int plan = 0; plan < int(adding->plans().size()); ++plan) {
     const AddingPlan& is = adding->plans()[size_t(plan)];
     if (is.pieces > 0 || is.later > 0) continue;
@@ -72,18 +72,18 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
                                      .weight = weight.data(),
                                      .out = plain.data(),
                                      .scales = {},
-                                     .outbox = outbox.data(),
+                                     .send_buffer = send_buffer.data(),
                                      .received = stored.memory.data(),
                                      .staging = stored.table,
                                      .entered = 0,
                                      .arrived = kMaxGpus,
-                                     .landed = kLanded,
+                                     .arrived_tiles = kLanded,
                                      .calls = stored.counter(),
                                      .counted = nullptr,
                                      .ready = nullptr,
                                      .sending = nullptr,
                                      .plan = plan,
-                                     .watch = watch},
+                                     .deadline = deadline},
                                     stream);
                    },
                    {}});
@@ -96,8 +96,8 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
   for (const char* text : {"int8", "int4", "int4:g32"}) {
     kernels.push_back(make_encoded_rs_kernel(Wire::parse(text), shape));
     EncodedRsKernel* const kernel = kernels.back().get();
-    staged.push_back(
-        std::make_unique<Staging>(size_t(landed) * kernel->slice_bytes(), landed, ranks, stream));
+    staged.push_back(std::make_unique<Staging>(size_t(arrived_tiles) * kernel->slice_bytes(),
+                                               arrived_tiles, ranks, stream));
     for (const bool between : {false, true}) {
       if (between && !kernel->has_between()) continue;
       const Staging* const at = staged.back().get();
@@ -108,10 +108,10 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
                                        .out = own.data(),
                                        .staging = at->table,
                                        .entered = 0,
-                                       .landed = kLanded,
+                                       .arrived_tiles = kLanded,
                                        .calls = at->counter(),
                                        .between = between,
-                                       .watch = watch},
+                                       .deadline = deadline},
                                       stream);
                      },
                      {}});
@@ -129,7 +129,9 @@ void bench(int64_t k, int ranks, const Watch& watch, cudaStream_t stream) {
 }  // namespace tandem
 
 int main(int argc, char** argv) {
-  return tandem::gpu::run_bench(argc, argv, [](int ranks, const auto& watch, cudaStream_t stream) {
-    for (const int64_t k : {2048, 7168}) tandem::bench(k, ranks, watch, stream);
-  });
+  return tandem::gpu::run_bench(argc, argv,
+                                [](int ranks, const auto& deadline, cudaStream_t stream) {
+                                  for (const int64_t k : {2048, 7168})
+                                    tandem::bench(k, ranks, deadline, stream);
+                                });
 }

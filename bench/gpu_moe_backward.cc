@@ -50,18 +50,18 @@ class Reference {
     for (int k = 0; k < m_.top_k; ++k) {
       const size_t choice = size_t(row * m_.top_k + k);
       const auto in = w_in(experts_[choice]), out = w_out(experts_[choice]);
-      std::vector<double> dinner(size_t(m_.ffn), 0.0);
+      std::vector<double> d_act(size_t(m_.ffn), 0.0);
       for (int64_t h = 0; h < m_.hidden; ++h) {
         const double by = double(dout_[size_t(row * m_.hidden + h)]);
         for (int64_t f = 0; f < m_.ffn; ++f) {
-          dinner[size_t(f)] += by * double(out[size_t(h * m_.ffn + f)]);
+          d_act[size_t(f)] += by * double(out[size_t(h * m_.ffn + f)]);
         }
       }
       double dot = 0;
       for (int64_t f = 0; f < m_.ffn; ++f) {
         const float *of_gate = &in[size_t(f * m_.hidden)],
                     *of_up = &in[size_t((m_.ffn + f) * m_.hidden)];
-        const GateSample t(of_row(row, of_gate), of_row(row, of_up), dinner[size_t(f)],
+        const GateSample t(of_row(row, of_gate), of_row(row, of_up), d_act[size_t(f)],
                            double(weights_[choice]));
         dot += t.dot;
         for (int64_t h = 0; h < m_.hidden; ++h) {
@@ -83,12 +83,12 @@ class Reference {
     for (size_t choice = 0; choice < experts_.size(); ++choice) {
       if (experts_[choice] != expert) continue;
       const auto row = int64_t(choice) / m_.top_k;
-      double dinner = 0;
+      double d_act = 0;
       for (int64_t h = 0; h < m_.hidden; ++h) {
-        dinner += double(dout_[size_t(row * m_.hidden + h)]) * double(column[size_t(h)]);
+        d_act += double(dout_[size_t(row * m_.hidden + h)]) * double(column[size_t(h)]);
       }
       const GateSample t(of_row(row, &in[size_t(f * m_.hidden)]),
-                         of_row(row, &in[size_t((m_.ffn + f) * m_.hidden)]), dinner,
+                         of_row(row, &in[size_t((m_.ffn + f) * m_.hidden)]), d_act,
                          double(weights_[choice]));
       for (int64_t i = 0; i < kSamples; ++i) {
         const size_t at = size_t(row * m_.hidden + feature(i));
@@ -187,13 +187,13 @@ void bench_backward(const Model& m, int64_t tokens) {
   const auto once = read<uint16_t>(g.dx.data(), values, stream);
   const Graph forward_graph(stream, forward), backward_graph(stream, backward);
   ExpertGradients& gradients = layer.gradients();
-  const auto dinner = [&] { gradients.multiply_dinner(o.w_out.data(), stream); };
+  const auto d_act = [&] { gradients.multiply_d_act(o.w_out.data(), stream); };
   const auto of_x = [&] { gradients.multiply_dx(o.w_in.data(), stream); };
   const auto weights_in = [&] { layer.add_dw_in(dw_in, stream); };
   const auto weights_out = [&] { layer.add_dw_out(dw_out, stream); };
   std::vector<Candidate> candidates{
       {"gather", [&] { layer.gather_dout(dout, stream); }, {}},
-      {"dinner", dinner, {}},
+      {"d_act", d_act, {}},
       {"gate", [&] { layer.gate_backward(o.routing(), dweights, stream); }, {}},
       {"dx", of_x, {}},
       {"sum", [&] { layer.sum_dx(dx, stream); }, {}},
@@ -201,7 +201,7 @@ void bench_backward(const Model& m, int64_t tokens) {
       {"dw_out", weights_out, {}},
       {"products",
        [&] {
-         dinner();
+         d_act();
          of_x();
          weights_in();
          weights_out();

@@ -118,9 +118,9 @@ double worst_error(const Operands& o, const MoeWeights& w, cudaStream_t stream) 
 
 /// The host's sums differ slightly from the layer's, so a value between two codes may round to
 /// either, and a row's scale may differ by one step of bf16.
-constexpr double kMostError = 0.02, kMostErrorOfCodes = 0.04;
+constexpr double kMaxError = 0.02, kMaxErrorOfCodes = 0.04;
 
-struct BesideCase {
+struct ConcurrentCase {
   int blocks;
   std::unique_ptr<LocalMoe> layer;
   std::unique_ptr<Graph> graph;
@@ -135,7 +135,7 @@ bool are_near(const std::vector<uint16_t>& found, const std::vector<uint16_t>& e
     largest = std::max(largest, std::abs(wanted));
     worst = std::isfinite(value) ? std::max(worst, std::abs(value - wanted)) : HUGE_VAL;
   }
-  return worst < kMostError * largest;
+  return worst < kMaxError * largest;
 }
 
 void bench(const Model& m, int64_t tokens, bool e4m3) {
@@ -174,12 +174,12 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
     route();
     other.forward(o.x_view(), o.routing(), w.in, w.out, o.result(), stream, w.scales);
   };
-  std::vector<BesideCase> beside;
+  std::vector<ConcurrentCase> concurrent;
   if (!e4m3 && tokens * m.top_k >= kGroupedRows * int64_t(m.experts)) {
     for (const int blocks : {8, 12, 16}) {
       const LocalMoeForm sorting{
           .sorts_first = true, .pairs = form.pairs, .sorting_blocks = blocks};
-      beside.push_back({blocks, std::make_unique<LocalMoe>(shape, sorting), {}});
+      concurrent.push_back({blocks, std::make_unique<LocalMoe>(shape, sorting), {}});
     }
   }
   all_of_other();
@@ -190,7 +190,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
   const auto once = read<uint16_t>(o.out.data(), results, stream);
   const Graph graph(stream, all), graph_of_other(stream, all_of_other);
   bool near = true;
-  for (BesideCase& c : beside) {
+  for (ConcurrentCase& c : concurrent) {
     const auto forward = [&, of = c.layer.get()] {
       route();
       of->forward(o.x_view(), o.routing(), w.in, w.out, o.result(), stream);
@@ -223,7 +223,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
     candidates.push_back({"quantize_x", [&] { gathers.prepare(o.x_view(), stream); }, {}});
     candidates.push_back({"quantize_inner", [&] { steps.quantize_inner(stream); }, {}});
   }
-  for (const BesideCase& c : beside) {
+  for (const ConcurrentCase& c : concurrent) {
     candidates.push_back({fmt::format("beside_{}", c.blocks),
                           [of = c.graph.get(), stream] { of->launch(stream); },
                           {}});
@@ -254,7 +254,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
       times, 2 * flops / time(0) / 1e6, flops / time(1) / 1e6, 3 * flops / time(6) / 1e6,
       time(6) / time(2), error, same);
   std::fflush(stdout);
-  if (!same || !near || !(error < (e4m3 ? kMostErrorOfCodes : kMostError))) {
+  if (!same || !near || !(error < (e4m3 ? kMaxErrorOfCodes : kMaxError))) {
     throw Error("gpu_moe_bench: wrong results");
   }
 }

@@ -17,12 +17,12 @@ int main() {
   options.link = EmulatedLink::parse("500MB/s,50us");
 
   run_threads(options, [&](Communicator& comm) {
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
-    Buffer memory(size_t(mine.count * kK + kN * kK + 2 * kM * kN) * sizeof(float));
-    const Tensor x = memory.view(DType::f32, {mine.count, kK});
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
+    Buffer memory(size_t(local.count * kK + kN * kK + 2 * kM * kN) * sizeof(float));
+    const Tensor x = memory.view(DType::f32, {local.count, kK});
     const Tensor weight = memory.view(DType::f32, {kN, kK}, x.bytes());
     for (int64_t i = 0; i < x.elements(); ++i) {
-      x.as<float>()[i] = normal(1, 0, uint64_t(mine.begin * kK + i));
+      x.as<float>()[i] = normal(1, 0, uint64_t(local.begin * kK + i));
     }
     for (int64_t i = 0; i < weight.elements(); ++i) {
       weight.as<float>()[i] = normal(1, 1 + uint64_t(comm.rank()), uint64_t(i));

@@ -73,8 +73,8 @@ int main() try {
   WorldOptions options;
   options.ranks = gpus;
   run_gpus(options, [&](Communicator& comm) {
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
-    const Matrix x(comm, mine.count, kK, 0, mine.begin * kK), all(comm, kM, kK, 0, 0),
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
+    const Matrix x(comm, local.count, kK, 0, local.begin * kK), all(comm, kM, kK, 0, 0),
         weight(comm, kN, kK, 1 + uint64_t(comm.rank()), 0), out(comm, kM, kN, 9, 0);
     AgGemm op(comm, {.m = kM, .n = kN, .k = kK, .dtype = DType::bf16});
     op.run(x.tensor, weight.tensor, out.tensor);  // returns at once

@@ -31,6 +31,27 @@ UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 OLD_CODE = re.compile(
     r"^\s*(?://+\s*(?:#\s*include\b|(?:if|for|while|return|const|auto|int|void|std::)\b.*[;{]\s*$"
     r"|[\w.\->:\[\]]+\s*(?:=|\+=|\()[^.]*\);\s*$|[{}]+\s*$))")
+# A comment begins with a noun or a verb.
+OPENER = re.compile(r"\s*(?:Of|What|Who|Whose|Whom|Where|Which|How)\b")
+# Words that the code once used for what this field has names for: no part of an identifier, nor a JSON
+# name. The value is what to write.
+WORDS = {
+    "way": "candidate, algorithm", "ways": "candidates, algorithms", "courier": "copy_warp", "couriers": "copy_warps",
+    "hub": "server", "applicant": "pending_peer", "waker": "event_fd", "ruling": "decision", "dinner": "d_act",
+    "normed": "x_norm", "outbox": "send_buffer", "placing": "permutation", "announce": "notify", "remark": "note",
+    "beside": "concurrent, overlapped", "most": "max", "least": "min", "theirs": "remote", "mine": "local",
+}
+PHRASES = {"or_plain": "allow_uncompressed", "OrPlain": "AllowUncompressed", "refused_choices": "dropped_routings",
+           "HeldWorld": "WorldState", "KeepsCommunicator": "CommunicatorOwner", "tied_head": "tie_word_embeddings",
+           "moe_every": "moe_layer_freq", "bucket_mb": "dp_bucket_mib"}
+# Plain English inside a name.
+ENGLISH = re.compile(r"at_(?:most|least)|At(?:Most|Least)")
+SUBWORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+STRING = re.compile(r'"(?:\\.|[^"\\])*"')
+# Readers of files that earlier versions wrote, and names of tests, which are sentences.
+ALIASES = ("src/engine/config/config_keys.cc", "tests/train/train_config_test.cc")
+TEST_NAME = re.compile(r"\bT(?:YPED_T)?EST(?:_[FP])?\((\w+), \w+\)")
 # Copies on the default stream, which does not synchronize with any of our streams.
 UNORDERED_COPY = re.compile(r"\bcudaMem(?:cpy|set)(?:2D|3D)?\(")
 EXIT = re.compile(r"(?<![\w:.>])(?:std::)?(?:_?exit|quick_exit|abort)\s*\(\s*(?:\d|EXIT_|status|code|\))")
@@ -69,6 +90,22 @@ def layer_rules(path, quoted, system):
     return f'layer {layer} includes "{quoted}" of {target}: may use {", ".join(BELOW[layer])}'
 
 
+def word_rules(line, opens):
+    """What the words of a line of C++ are to be instead. `opens`: a comment in it is not the next line of another."""
+    code, _, comment = STRING.sub(lambda text: text[0].replace("//", ""), TEST_NAME.sub(r"\1", line)).partition("//")
+    comment = comment.lstrip("/<! ")
+    if opens and OPENER.match(comment):
+        yield f"comment begins with '{comment.split()[0]}': begin with a noun or a verb"
+    names = [text[1:-1] for text in STRING.findall(code) if IDENTIFIER.fullmatch(text[1:-1])]
+    names = [name for name in names if "_" in name or WORDS.get(name, "").count("_")]  # not a word of English
+    for name in names + IDENTIFIER.findall(STRING.sub("", code)):
+        if name in PHRASES:
+            yield f"{name}: write {PHRASES[name]}"
+        for part in SUBWORD.findall(ENGLISH.sub("", name)):
+            if part.lower() in WORDS:
+                yield f"{name}: write {WORDS[part.lower()]} for '{part.lower()}'"
+
+
 def check(path):
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -88,7 +125,17 @@ def check(path):
         found.append((1, "loose file: put it in a folder of " + path.rsplit("/", 1)[0]))
     if path.startswith("src/") and path.endswith(".cu") and LOADED not in lines:
         found.append((1, "kernels that nothing loads before their first launch: " + LOADED))
+    raw = None  # the end of the raw string that the line is in
     for number, line in enumerate(lines, 1):
+        begins = raw is None and re.search(r'R"(\w*)\(', line)
+        if begins and f'){begins[1]}"' not in line[begins.end():]:
+            raw = f'){begins[1]}"'
+        elif raw and raw in line:
+            raw = None
+        elif code and not raw and path not in ALIASES:
+            previous = lines[number - 2].lstrip() if number > 1 else ""
+            found += [(number, reason) for reason in word_rules(line, not (line.lstrip().startswith("//") and
+                                                                           previous.startswith("//")))]
         if line.endswith("\r") or line.rstrip() != line:
             found.append((number, "white space at the end of the line"))
         if is_lint:

@@ -144,21 +144,21 @@ nlohmann::json measure(GpuCommunicator& comm, Stopwatch& stopwatch, const Case& 
   const auto rank = uint64_t(comm.rank());
   const bool gathers = c.op == "ag_gemm";
   const int64_t n = gathers ? c.n / ranks : c.n, k = gathers ? c.k : c.k / ranks;
-  const Shard mine = shard_of(c.m, ranks, comm.rank());
-  const int64_t x_rows = gathers ? mine.count : c.m,
-                out_rows = c.op == "gemm_rs" ? mine.count : c.m;
+  const Shard local = shard_of(c.m, ranks, comm.rank());
+  const int64_t x_rows = gathers ? local.count : c.m,
+                out_rows = c.op == "gemm_rs" ? local.count : c.m;
   const cudaStream_t stream = comm.stream();
   const Scratch x({DType::bf16, x_rows, k}), w({DType::bf16, n, k}),
       out({DType::bf16, out_rows, n}), whole_x({DType::bf16, c.m, k}),
       whole_out({DType::bf16, c.m, n});
   const uint64_t x_stream = gathers ? kX : kX + rank;
-  fill_uniform(x.tensor, kSeed, x_stream, gathers ? mine.begin * k : 0, stream);
+  fill_uniform(x.tensor, kSeed, x_stream, gathers ? local.begin * k : 0, stream);
   fill_uniform(whole_x.tensor, kSeed, x_stream, 0, stream);
   fill_uniform(w.tensor, kSeed, kW + rank, 0, stream);
   const ProductReference reference =
       gathers
           ? ProductReference{kSeed, kX, kW + rank, 1, k, 0, DType::bf16}
-          : ProductReference{kSeed,       kX,   kW, ranks, k, c.op == "gemm_rs" ? mine.begin : 0,
+          : ProductReference{kSeed,       kX,   kW, ranks, k, c.op == "gemm_rs" ? local.begin : 0,
                              DType::bf16, ranks};
   const ScaledGemm gemm(lt_context(comm), {c.m, n, k, DType::bf16, DType::bf16, false, false, {}});
   std::vector<Alternative> alternatives{{"gemm", [&] {

@@ -81,22 +81,23 @@ void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t>
 
 /// A wire format that is used only if it is faster than none. The first call on a communicator for
 /// each wire, dtype and power of two of elements times uncompressed and encoded transfers on memory
-/// of its own (as `or_plain` of tandem/strategy.h does). An all-reduce on more than two ranks is
-/// also timed with every contribution encoded once and sent to all ranks. All ranks use the
-/// fastest, in later calls too. Every rank holds the same bits of an all-reduce or all-gather,
+/// of its own (as `allow_uncompressed` of tandem/strategy.h does). An all-reduce on more than two
+/// ranks is also timed with every contribution encoded once and sent to all ranks. All ranks use
+/// the fastest, in later calls too. Every rank holds the same bits of an all-reduce or all-gather,
 /// whichever is used. With TANDEM_TUNE=0, or if a candidate has no time, values are sent
 /// uncompressed.
-struct OrPlain {
+struct AllowUncompressed {
   Wire wire;
 };
-/// Errors and `residual` are as with a Wire. If only some ranks pass OrPlain, they get Mismatch, on
-/// GPUs Timeout. Uncompressed sums leave `residual` unchanged. On GPUs the first call of each kind
-/// must not be captured in a graph.
-void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
+/// Errors and `residual` are as with a Wire. If only some ranks pass AllowUncompressed, they get
+/// Mismatch, on GPUs Timeout. Uncompressed sums leave `residual` unchanged. On GPUs the first call
+/// of each kind must not be captured in a graph.
+void all_reduce(Communicator& comm, const Tensor& data, const AllowUncompressed& choice,
                 const Tensor* residual = nullptr);
-void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const OrPlain& choice);
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
+                const AllowUncompressed& choice);
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
-                    const OrPlain& choice, const Tensor* residual = nullptr);
+                    const AllowUncompressed& choice, const Tensor* residual = nullptr);
 
 /// Copies `data` of rank `root` to every rank. `data` may be read-only on the root.
 void broadcast(Communicator& comm, const Tensor& data, int root);

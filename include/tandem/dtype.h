@@ -111,13 +111,13 @@ struct Float16 {
 struct Float8E4M3 {
   uint8_t bits = 0;
 
-  static constexpr float kMost = 448;
+  static constexpr float kMax = 448;
 
   static constexpr Float8E4M3 from_float(float value) {
     const uint32_t word = std::bit_cast<uint32_t>(value);
     const uint32_t sign = (word >> 24) & 0x80u, magnitude = word & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return {0x7f};
-    if (magnitude >= std::bit_cast<uint32_t>(kMost)) return {uint8_t(sign | 0x7eu)};
+    if (magnitude >= std::bit_cast<uint32_t>(kMax)) return {uint8_t(sign | 0x7eu)};
     if (magnitude >= 0x3c800000u) {  // 2^-6: normal
       const uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
       return {uint8_t(sign | ((rounded >> 20) - (120u << 3)))};

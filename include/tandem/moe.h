@@ -19,20 +19,20 @@
 // (tandem/cuda.h). The host does not wait: grids depend on `tokens` only, so one captured CUDA
 // graph serves any routing. Routing therefore throws nothing: an expert id that is out of range,
 // repeated in its row, or has a weight that is not finite contributes nothing and is counted
-// (`refused_choices`). A Timeout of "all_to_all" names a rank that is missing or whose operands are
-// invalid. Ranks in different calls (forward and backward, batches of different calls, different
-// layers) compute nothing: their next call or wait throws Mismatch, and the communicator has
-// failed. The strategy is the fastest for evenly spread rows; all strategies give the same bits. A
-// backward pass needs MoeOptions::backward and its communication is serial. A batch's first forward
-// pass allocates, so it cannot be captured.
+// (`dropped_routings`). A Timeout of "all_to_all" names a rank that is missing or whose operands
+// are invalid. Ranks in different calls (forward and backward, batches of different calls,
+// different layers) compute nothing: their next call or wait throws Mismatch, and the communicator
+// has failed. The strategy is the fastest for evenly spread rows; all strategies give the same
+// bits. A backward pass needs MoeOptions::backward and its communication is serial. A batch's first
+// forward pass allocates, so it cannot be captured.
 //
 // With a wire format (MoeOptions) the forward pass encodes each row it dispatches as one message
 // (tandem/codec.h). All ranks use the decoded rows, including those that stay local, so an expert's
 // input does not depend on which ranks share it. Partial sums return encoded; the owner adds its
 // own unencoded. Strategies and chunks give the same bits. A single rank encodes nothing. The
 // backward pass is uncompressed. Its gradients are those of a layer given the decoded rows, with
-// exact partial sums. GPU ranks send the same messages, and with `or_plain` choose uncompressed or
-// encoded for both directions together.
+// exact partial sums. GPU ranks send the same messages, and with `allow_uncompressed` choose
+// uncompressed or encoded for both directions together.
 //
 // Memory of a layer, on each rank: 8 x size x tokens rows (symmetric and staging, double-buffered
 // across calls), whatever the routing; scratch that grows to the rows of a call; and, with a wire
@@ -45,8 +45,8 @@
 // 127 per expert. With a backward pass: size x tokens x top_k x 4 bytes, symmetric; 2 x hidden + 3
 // x ffn values for each of those rows; and hidden + 2 x ffn for each row in every batch. With a
 // wire format a direction's (size - 1) x tokens symmetric rows are messages of Wire::bytes(hidden)
-// instead (with a backward pass or `or_plain`: the longer of the two), and dispatch takes further,
-// not symmetric, tokens messages and size x tokens decoded rows.
+// instead (with a backward pass or `allow_uncompressed`: the longer of the two), and dispatch takes
+// further, not symmetric, tokens messages and size x tokens decoded rows.
 #pragma once
 
 #include <cstdint>
@@ -78,10 +78,10 @@ struct MoeShape {
 
 struct MoeOptions {
   Strategy strategy = Strategy::automatic;
-  int chunks = 0;         ///< per stage if overlapped; 0: chosen, always on GPUs
-  Wire dispatch = {};     ///< wire format of rows sent to experts
-  Wire combine = {};      ///< wire format of partial sums sent back
-  bool or_plain = false;  ///< `automatic` also times uncompressed rows
+  int chunks = 0;                   ///< per stage if overlapped; 0: chosen, always on GPUs
+  Wire dispatch = {};               ///< wire format of rows sent to experts
+  Wire combine = {};                ///< wire format of partial sums sent back
+  bool allow_uncompressed = false;  ///< `automatic` also times uncompressed rows
   /// GPU ranks: forward passes save activations in their batch, at a small cost in time and the
   /// batch's memory. CPU ranks always do.
   bool backward = false;
@@ -145,7 +145,7 @@ class MoeLayer {
 
   /// GPU ranks: number of dropped routings of this rank's rows so far. Blocks until the rank's
   /// stream is idle.
-  int64_t refused_choices() const;
+  int64_t dropped_routings() const;
 
   /// Strategy of dispatch and of combine in forward passes with evenly spread rows.
   Strategy dispatch_strategy() const;

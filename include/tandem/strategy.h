@@ -25,7 +25,7 @@ struct OverlapOptions {
   Wire wire = {};
   /// Lets `automatic` also time uncompressed candidates if there is a wire format, and use the
   /// fastest of all.
-  bool or_plain = false;
+  bool allow_uncompressed = false;
 };
 
 }  // namespace tandem

@@ -195,7 +195,7 @@ class AllToAll : public Collective {
     agree(fmt::format(" {}", wire_.describe()), false);
     const auto all = comm_->use(
         name_, [&](Communicator& c) { return exchange(c, send_counts_, "counts of all_to_all"); });
-    for (const Counts& theirs : all) recv_counts_.push_back(theirs[size_t(comm_->rank())]);
+    for (const Counts& remote : all) recv_counts_.push_back(remote[size_t(comm_->rank())]);
     result_shape_[0] = std::accumulate(recv_counts_.begin(), recv_counts_.end(), int64_t{0});
   }
   const Counts& recv_counts() const { return recv_counts_; }

@@ -48,12 +48,12 @@ std::vector<int64_t> shape_of(const Tensor& tensor) {
   return shape;
 }
 
-std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char* what) {
-  const auto blobs = comm.exchange(std::as_bytes(std::span(mine)), what);
+std::vector<Counts> exchange(Communicator& comm, const Counts& local, const char* what) {
+  const auto blobs = comm.exchange(std::as_bytes(std::span(local)), what);
   std::vector<Counts> all;
   for (const auto& blob : blobs) {
-    Counts& theirs = all.emplace_back(blob.size() / sizeof(int64_t));
-    std::memcpy(theirs.data(), blob.data(), theirs.size() * sizeof(int64_t));
+    Counts& remote = all.emplace_back(blob.size() / sizeof(int64_t));
+    std::memcpy(remote.data(), blob.data(), remote.size() * sizeof(int64_t));
   }
   return all;
 }
@@ -173,7 +173,7 @@ nb::object exchange_rows(Comm& comm, nb::object x, std::optional<Counts> send_co
     const auto all = comm.use(
         kOp, [&](Communicator& c) { return exchange(c, *send_counts, "counts of all_to_all"); });
     recv_counts.emplace();
-    for (const Counts& theirs : all) recv_counts->push_back(theirs[size_t(comm.rank())]);
+    for (const Counts& remote : all) recv_counts->push_back(remote[size_t(comm.rank())]);
   }
   check_counts(*recv_counts, comm.size(), "recv_counts");
   const bool fresh = out.is_none();

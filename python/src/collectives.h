@@ -39,7 +39,7 @@ class Feedback {
 
 std::vector<int64_t> shape_of(const Tensor& tensor);
 /// Collective: gathers every rank's numbers, by rank.
-std::vector<Counts> exchange(Communicator& comm, const Counts& mine, const char* what);
+std::vector<Counts> exchange(Communicator& comm, const Counts& local, const char* what);
 Counts even_counts(int64_t rows, int size);
 /// Throws InvalidArgument unless there is one count for each rank.
 void check_counts(const Counts& counts, int size, const char* name);

@@ -89,9 +89,9 @@ class Layer : public Living<Layer> {
     comm_->open("moe");
     return std::string(name_of(layer_->combine_strategy()));
   }
-  int64_t refused_choices() const {
-    comm_->refuse_capture("moe: refused_choices");
-    return comm_->use("moe", [&](Communicator&) { return layer_->refused_choices(); });
+  int64_t dropped_routings() const {
+    comm_->refuse_capture("moe: dropped_routings");
+    return comm_->use("moe", [&](Communicator&) { return layer_->dropped_routings(); });
   }
   std::string describe() const {
     return fmt::format(
@@ -174,7 +174,8 @@ void bind_moe(nb::module_& m) {
       "tokens: the most rows that a rank brings; ffn: width inside one whole expert; experts: of\n"
       "all ranks, a multiple of ep. Rank r has part shard_of(ffn, tp, r % tp) of the experts\n"
       "shard_of(experts, ep, r // tp). codec: a wire format that rows travel to their experts in,\n"
-      "and are used as decoded; combine_codec: of the partial sums that come back; or_plain: "
+      "and are used as decoded; combine_codec: of the partial sums that come back; "
+      "allow_uncompressed: "
       "where\n"
       "plain ones are measured to be faster, they travel. The backward pass travels plain.\n"
       "backward: GPU ranks fill batches for it, which takes memory; CPU ranks always do. chunks:\n"
@@ -187,7 +188,8 @@ void bind_moe(nb::module_& m) {
           "__init__",
           [](Layer* self, std::shared_ptr<Comm> comm, int64_t tokens, int64_t hidden, int64_t ffn,
              int experts, int top_k, int tp, nb::object dtype, const std::string& strategy,
-             int chunks, nb::handle codec, nb::handle combine_codec, bool or_plain, bool backward) {
+             int chunks, nb::handle codec, nb::handle combine_codec, bool allow_uncompressed,
+             bool backward) {
             const MoeShape shape{.tokens = tokens,
                                  .hidden = hidden,
                                  .ffn = ffn,
@@ -199,17 +201,17 @@ void bind_moe(nb::module_& m) {
                                      .chunks = chunks,
                                      .dispatch = wire_from(codec),
                                      .combine = wire_from(combine_codec),
-                                     .or_plain = or_plain,
+                                     .allow_uncompressed = allow_uncompressed,
                                      .backward = backward};
-            if (or_plain && options.dispatch.is_none() && options.combine.is_none()) {
-              throw InvalidArgument("moe: or_plain without a codec: expected none");
+            if (allow_uncompressed && options.dispatch.is_none() && options.combine.is_none()) {
+              throw InvalidArgument("moe: allow_uncompressed without a codec: expected none");
             }
             new (self) Layer(std::move(comm), shape, options);
           },
           nb::arg("comm"), nb::arg("tokens"), nb::arg("hidden"), nb::arg("ffn"), nb::arg("experts"),
           nb::arg("top_k") = 1, nb::arg("tp") = 1, nb::arg("dtype") = "f32", nb::kw_only(),
           nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
-          nb::arg("combine_codec") = nb::none(), nb::arg("or_plain") = false,
+          nb::arg("combine_codec") = nb::none(), nb::arg("allow_uncompressed") = false,
           nb::arg("backward") = false)
       .def_prop_ro("comm", &Layer::comm)
       .def_prop_ro("tokens", [](const Layer& l) { return l.shape().tokens; })
@@ -223,7 +225,7 @@ void bind_moe(nb::module_& m) {
                    "What was chosen for evenly spread rows before the experts: 'serial' or "
                    "'overlapped'.")
       .def_prop_ro("combine_strategy", &Layer::combine_strategy, "The same, behind the experts.")
-      .def("refused_choices", &Layer::refused_choices,
+      .def("dropped_routings", &Layer::dropped_routings,
            "Of this rank's rows so far, the choices that GPU ranks left out: of no expert, of one "
            "that the\nrow had, or by a weight that is not finite; on the CPU 0, as such a call "
            "raises Mismatch. Waits for\nthis rank's calls. Raises InvalidArgument while a CUDA "
@@ -246,7 +248,7 @@ void bind_moe(nb::module_& m) {
           "for a\n"
           "routing to no expert, to one twice, or by a weight that is not finite; GPU ranks leave "
           "such a\n"
-          "choice out and count it (refused_choices).")
+          "choice out and count it (dropped_routings).")
       .def("backward", &Layer::backward, nb::arg("batch"), nb::arg("dout").none(),
            nb::arg("w_in").none(), nb::arg("w_out").none(), nb::arg("dw_in") = nb::none(),
            nb::arg("dw_out") = nb::none(), nb::arg("dx") = nb::none(),

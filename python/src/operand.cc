@@ -294,8 +294,8 @@ DType dtype_from(nb::handle object) {
                                                         {"float16", "f16"},
                                                         {"int32", "i32"},
                                                         {"uint8", "u8"}};
-  for (const auto& [theirs, ours] : others) {
-    if (name == theirs) name = ours;
+  for (const auto& [remote, ours] : others) {
+    if (name == remote) name = ours;
   }
   return parse_dtype(name);
 }

@@ -27,17 +27,17 @@ struct Options {
   std::string strategy = "automatic";
   int chunks = 0;
   Wire codec = {};
-  bool or_plain = false;
+  bool allow_uncompressed = false;
   bool extra = false;  ///< keep_gathered or add_norm
 };
 
 OverlapOptions options_from(const char* op, const Options& options) {
   OverlapOptions how{strategy_from(options.strategy), options.chunks};
   how.wire = options.codec;
-  if (options.or_plain && how.wire.is_none()) {
-    throw InvalidArgument(fmt::format("{}: or_plain without a codec: expected none", op));
+  if (options.allow_uncompressed && how.wire.is_none()) {
+    throw InvalidArgument(fmt::format("{}: allow_uncompressed without a codec: expected none", op));
   }
-  how.or_plain = options.or_plain;
+  how.allow_uncompressed = options.allow_uncompressed;
   return how;
 }
 
@@ -112,7 +112,7 @@ class Operator : public Living<Operator<Traits>> {
   }
 
   /// GemmAr with residual and RMSNorm: (out, hidden).
-  nb::object normed(nb::object x, nb::object weight, nb::object out, nb::object bias,
+  nb::object x_norm(nb::object x, nb::object weight, nb::object out, nb::object bias,
                     nb::object residual, nb::object gain, nb::object hidden, double eps) {
     if (residual.is_none() && gain.is_none() && hidden.is_none()) {
       return product(std::move(x), std::move(weight), std::move(out), std::move(bias));
@@ -215,15 +215,15 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
           "__init__",
           [](O* self, std::shared_ptr<Comm> comm, int64_t m_, int64_t n, int64_t k,
              nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks,
-             nb::handle codec, bool or_plain, same_as_bool<Extra>... with) {
+             nb::handle codec, bool allow_uncompressed, same_as_bool<Extra>... with) {
             new (self) O(std::move(comm), m_, n, k, dtype,
-                         {bias, weight_kn, std::move(strategy), chunks, wire_from(codec), or_plain,
-                          (with || ... || false)});
+                         {bias, weight_kn, std::move(strategy), chunks, wire_from(codec),
+                          allow_uncompressed, (with || ... || false)});
           },
           nb::arg("comm"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32",
           nb::kw_only(), nb::arg("bias") = false, nb::arg("weight_kn") = false,
           nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
-          nb::arg("or_plain") = false, (nb::arg(extra) = false)...)
+          nb::arg("allow_uncompressed") = false, (nb::arg(extra) = false)...)
       .def_prop_ro("m", &O::m)
       .def_prop_ro("n", &O::n)
       .def_prop_ro("k", &O::k)
@@ -239,7 +239,8 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
 constexpr const char* kAgGemm =
     "out[M, N] = all-gather(x)[M, K] @ weight[N, K].T + bias[N].\n\n"
     "m: rows over all ranks; n: output features of this rank; k: input features. codec: a wire\n"
-    "format that x's rows travel in; all ranks use them as decoded. or_plain: where plain rows "
+    "format that x's rows travel in; all ranks use them as decoded. allow_uncompressed: where "
+    "plain rows "
     "are\n"
     "measured to be faster, they travel.\n"
     "keep_gathered: for gathered().\n"
@@ -276,18 +277,21 @@ constexpr const char* kCallAgWgrad =
 constexpr const char* kGemmRs =
     "This rank's rows of the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N].\n\n"
     "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. codec: a wire\n"
-    "format that partial products travel in; or_plain: or as they are. Collective to construct\n"
+    "format that partial products travel in; allow_uncompressed: or as they are. Collective to "
+    "construct\n"
     "and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kGemmAr =
     "out[M, N] = the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N]: the same bits on "
     "all.\n\n"
     "k: input features of this rank. codec: a wire format that partial products and sums travel\n"
-    "in; or_plain: or as they are. add_norm: calls add the sum to a residual and normalise it.\n"
+    "in; allow_uncompressed: or as they are. add_norm: calls add the sum to a residual and "
+    "normalise it.\n"
     "Collective to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kAgWgrad =
     "out[N, K] += dy[M, N].T @ all-gather(x)[M, K], in f32: AgGemm's weight gradient.\n\n"
     "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. codec,\n"
-    "or_plain: as of AgGemm. Collective to construct and to call. Raises InvalidArgument, "
+    "allow_uncompressed: as of AgGemm. Collective to construct and to call. Raises "
+    "InvalidArgument, "
     "Mismatch, Timeout, Aborted.";
 
 }  // namespace
@@ -312,7 +316,7 @@ void bind_operators(nb::module_& m) {
            nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
            kCallGemmRs);
   bind_common<GemmArTraits>(m, "GemmAr", kGemmAr, "add_norm")
-      .def("__call__", &Operator<GemmArTraits>::normed, nb::arg("x").none(),
+      .def("__call__", &Operator<GemmArTraits>::x_norm, nb::arg("x").none(),
            nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
            nb::kw_only(), nb::arg("residual") = nb::none(), nb::arg("gain") = nb::none(),
            nb::arg("hidden") = nb::none(), nb::arg("eps") = 1e-5, kCallGemmAr);

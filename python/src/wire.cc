@@ -38,9 +38,9 @@ bool is_on_gpu(const Operand& values) {
 
 nb::object encoded(const Wire& wire, nb::object x, nb::object out) {
   const Operand values(x, "encode", "x");
-  const auto most = int64_t(wire.bytes(values.tensor().elements(), values.tensor().dtype()));
+  const auto maximum = int64_t(wire.bytes(values.tensor().elements(), values.tensor().dtype()));
   const bool fresh = out.is_none();
-  if (fresh) out = new_result(x, std::array{most}, "encode", "u8");
+  if (fresh) out = new_result(x, std::array{maximum}, "encode", "u8");
   size_t used = 0;
   {
     const Operand message(out, "encode", "out");
@@ -50,7 +50,7 @@ nb::object encoded(const Wire& wire, nb::object x, nb::object out) {
       const auto stream = current_stream(x, values.tensor().device().index, "encode");
       const nb::gil_scoped_release unlocked;
       encode_on_gpu(wire, values.tensor(), message.tensor(), stream);
-      used = size_t(most);
+      used = size_t(maximum);
     } else {
       const nb::gil_scoped_release unlocked;
       used = encode(wire, values.tensor(), into);

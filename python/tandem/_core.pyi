@@ -91,7 +91,7 @@ class AgGemm(_Operator):
         strategy: str = "automatic",
         chunks: int = 0,
         codec: CodecLike = None,
-        or_plain: bool = False,
+        allow_uncompressed: bool = False,
         keep_gathered: bool = False,
     ) -> None: ...
     def __call__(
@@ -113,7 +113,7 @@ class GemmRs(_Operator):
         strategy: str = "automatic",
         chunks: int = 0,
         codec: CodecLike = None,
-        or_plain: bool = False,
+        allow_uncompressed: bool = False,
     ) -> None: ...
     def __call__(
         self, x: Array, weight: Any, out: Optional[Array] = None, bias: Optional[Any] = None
@@ -133,7 +133,7 @@ class GemmAr(_Operator):
         strategy: str = "automatic",
         chunks: int = 0,
         codec: CodecLike = None,
-        or_plain: bool = False,
+        allow_uncompressed: bool = False,
         add_norm: bool = False,
     ) -> None: ...
     @overload
@@ -168,7 +168,7 @@ class AgWgrad(_Operator):
         strategy: str = "automatic",
         chunks: int = 0,
         codec: CodecLike = None,
-        or_plain: bool = False,
+        allow_uncompressed: bool = False,
     ) -> None: ...
     def __call__(self, x: Array, dy: Any, out: Optional[Array] = None) -> Array: ...
 
@@ -192,7 +192,7 @@ class MoeLayer:
         chunks: int = 0,
         codec: CodecLike = None,
         combine_codec: CodecLike = None,
-        or_plain: bool = False,
+        allow_uncompressed: bool = False,
         backward: bool = False,
     ) -> None: ...
     @property
@@ -215,7 +215,7 @@ class MoeLayer:
     def dispatch_strategy(self) -> str: ...
     @property
     def combine_strategy(self) -> str: ...
-    def refused_choices(self) -> int: ...
+    def dropped_routings(self) -> int: ...
     @staticmethod
     def _at(address: int) -> Optional[MoeLayer]: ...
     def forward(

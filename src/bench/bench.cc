@@ -11,9 +11,9 @@
 #include <memory>
 #include <utility>
 
+#include "bench/bench_case.h"
 #include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
-#include "bench/bench_subject.h"
 #include "bench/record_call.h"
 #include "collectives/symmetric_workspace.h"
 #include "schedule/ring.h"
@@ -47,13 +47,13 @@ class BareWire {
  private:
   /// Max slot over the ranks, since uneven shards differ by a row.
   static size_t agreed(Communicator& comm, size_t bytes) {
-    size_t most = bytes;
+    size_t maximum = bytes;
     for (const auto& blob : comm.exchange(std::as_bytes(std::span(&bytes, 1)), "wire bytes")) {
       size_t other;
       std::memcpy(&other, blob.data(), sizeof other);
-      most = std::max(most, other);
+      maximum = std::max(maximum, other);
     }
-    return most + 64;
+    return maximum + 64;
   }
   size_t each_, slot_;  // bytes per peer; slot that fits any rank's bytes
   Buffer source_;
@@ -77,11 +77,11 @@ class EncodedAlone {
 };
 
 BenchTimes times_of(const std::vector<double>& seconds) {
-  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+  const auto [minimum, maximum] = std::minmax_element(seconds.begin(), seconds.end());
   BenchTimes times;
   times.median_us = median(seconds) * 1e6;
-  times.least_us = *least * 1e6;
-  times.most_us = *most * 1e6;
+  times.min_us = *minimum * 1e6;
+  times.max_us = *maximum * 1e6;
   for (const double each : seconds) times.rounds_us.push_back(each * 1e6);
   return times;
 }
@@ -110,13 +110,13 @@ double difference_in_bits(const Tensor& result, const Tensor& expected) {
 }
 
 double max_over_ranks(Communicator& comm, double own) {
-  double most = own;
+  double maximum = own;
   for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench")) {
     double other;
     std::memcpy(&other, blob.data(), sizeof other);
-    most = std::max(most, other);
+    maximum = std::max(maximum, other);
   }
-  return most;
+  return maximum;
 }
 
 std::vector<Tensor> with(const Tensor& first, const std::vector<Tensor>& more) {
@@ -126,7 +126,7 @@ std::vector<Tensor> with(const Tensor& first, const std::vector<Tensor>& more) {
 }
 
 /// One digest per result.
-std::vector<uint64_t> digests(const BenchSubject& subject) {
+std::vector<uint64_t> digests(const BenchCase& subject) {
   std::vector<uint64_t> all;
   for (const Tensor& result : with(subject.result(), subject.more_results())) {
     all.push_back(XXH3_64bits(result.data(), result.bytes()));
@@ -134,7 +134,7 @@ std::vector<uint64_t> digests(const BenchSubject& subject) {
   return all;
 }
 
-bool runs_are_bitwise_equal(Communicator& comm, BenchSubject& subject, const BenchForm& form) {
+bool runs_are_bitwise_equal(Communicator& comm, BenchCase& subject, const BenchForm& form) {
   subject.reset();
   form.run();
   const std::vector<uint64_t> first = digests(subject);
@@ -156,7 +156,7 @@ bool ranks_are_bitwise_equal(Communicator& comm, const Tensor& result) {
 }
 
 /// Checks every form against the reference, and its repeated runs against each other.
-void check_forms(Communicator& comm, BenchSubject& subject, const std::vector<BenchForm>& forms,
+void check_forms(Communicator& comm, BenchCase& subject, const std::vector<BenchForm>& forms,
                  bool exact, BenchResult& result) {
   const auto difference = exact ? difference_in_bits : max_relative;
   for (const BenchForm& form : forms) {
@@ -237,10 +237,10 @@ std::optional<NamedTimes> BenchResult::fastest(
 BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (comm.on_gpu()) return run_gpu_bench(comm, request);
   check_bench(request, comm.size());
-  auto subject = make_moe_subject(comm, request);
-  if (!subject) subject = make_prefill_subject(comm, request);
-  if (!subject) subject = make_operator_subject(comm, request);
-  if (!subject) subject = make_collective_subject(comm, request);
+  auto subject = make_moe_case(comm, request);
+  if (!subject) subject = make_prefill_case(comm, request);
+  if (!subject) subject = make_operator_case(comm, request);
+  if (!subject) subject = make_collective_case(comm, request);
   const std::vector<BenchForm> forms = subject->forms();
   BenchResult result;
   result.bytes = subject->wire_bytes();

@@ -58,10 +58,10 @@ BenchData data_of(const BenchRequest& request);
 /// Whether the collective only moves data: its results are bits of its operands.
 bool only_moves(std::string_view op);
 
-struct BenchForm;  // bench/bench_subject.h
+struct BenchForm;  // bench/bench_case.h
 
 struct BenchTimes {
-  double median_us = 0, least_us = 0, most_us = 0;
+  double median_us = 0, min_us = 0, max_us = 0;
   /// GPUs: host time until the call returns, after an idle gap and in a burst of calls.
   double host_us = 0, host_burst_us = 0;
   std::vector<double> rounds_us;

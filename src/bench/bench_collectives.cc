@@ -5,7 +5,7 @@
 #include <cstring>
 #include <functional>
 
-#include "bench/bench_subject.h"
+#include "bench/bench_case.h"
 #include "collectives/partial_sums.h"
 #include "collectives/routes.h"
 #include "collectives/symmetric_workspace.h"
@@ -22,13 +22,13 @@ using namespace schedule;
 using Kind = NativeOp;
 
 /// Collective on [m, n] per rank.
-class CollectiveSubject : public BenchSubject {
+class CollectiveCase : public BenchCase {
  public:
-  CollectiveSubject(Communicator& comm, const BenchRequest& r, Kind kind)
+  CollectiveCase(Communicator& comm, const BenchRequest& r, Kind kind)
       : comm_(comm),
         kind_(kind),
         wire_(r.wire),
-        mine_(shard_of(r.m, comm.size(), comm.rank())),
+        local_(shard_of(r.m, comm.size(), comm.rank())),
         values_(data_of(r)),
         data_(r.dtype, r.m, r.n, 1 + uint64_t(comm.rank()), values_),
         out_(r.dtype, r.m + comm.size(), r.n, 0),
@@ -39,7 +39,7 @@ class CollectiveSubject : public BenchSubject {
         workspace_(comm, "bench", data_.tensor.bytes() * size_t(comm.size()), 0, comm.size()) {
     for (int peer = 0; peer < comm.size(); ++peer) {
       counts_[size_t(peer)] = shard_of(r.m, comm.size(), peer).count;
-      from_[size_t(peer)] = mine_.count;
+      from_[size_t(peer)] = local_.count;
     }
     if (kind_ == Kind::broadcast && comm.rank() == 0) {
       std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
@@ -99,7 +99,7 @@ class CollectiveSubject : public BenchSubject {
         std::memcpy(out_.tensor.data(), data_.tensor.data(), data_.tensor.bytes());
         return all_reduce(comm_, result(), wire);
       case Kind::all_gather:
-        return all_gather(comm_, data_.tensor.rows(mine_.begin, mine_.count), result(), wire);
+        return all_gather(comm_, data_.tensor.rows(local_.begin, local_.count), result(), wire);
       case Kind::reduce_scatter:
         return reduce_scatter(comm_, data_.tensor, result(), wire);
       case Kind::all_to_all:
@@ -115,8 +115,8 @@ class CollectiveSubject : public BenchSubject {
     workspace_.begin();
     for (int step = 0; step + 1 < world; ++step) {
       const int peer = rs_owner(rank, world, step);
-      const Shard theirs = shard_of(data_.tensor.dim(0), world, peer);
-      const Tensor rows = sent_to(theirs);
+      const Shard remote = shard_of(data_.tensor.dim(0), world, peer);
+      const Tensor rows = sent_to(remote);
       workspace_.put(peer, size_t(rank) * whole, rows.data(), rows.bytes(), rank);
     }
     for (int source = 0; source < world; ++source) {
@@ -131,7 +131,7 @@ class CollectiveSubject : public BenchSubject {
   Tensor expected() const override { return cut(expected_.tensor); }
   int64_t wire_bytes() const override {
     const int64_t whole = int64_t(data_.tensor.bytes()), world = comm_.size();
-    const int64_t own = mine_.count * data_.tensor.dim(1) * int64_t(size_of(data_.tensor.dtype()));
+    const int64_t own = local_.count * data_.tensor.dim(1) * int64_t(size_of(data_.tensor.dtype()));
     switch (kind_) {
       case Kind::all_reduce:
         return 2 * (whole - whole / world);
@@ -166,14 +166,14 @@ class CollectiveSubject : public BenchSubject {
           if (!own) parts.decoded.push_back(shard(comm_.rank()));
           break;
         case Kind::all_gather:
-          if (own) parts.encoded.push_back(mine_.count * columns);
+          if (own) parts.encoded.push_back(local_.count * columns);
           parts.decoded.push_back(counts_[size_t(r)] * columns);
           break;
         case Kind::reduce_scatter:
         case Kind::all_to_all:
           if (own) break;
           parts.encoded.push_back(counts_[size_t(r)] * columns);
-          parts.decoded.push_back(mine_.count * columns);
+          parts.decoded.push_back(local_.count * columns);
           break;
         case Kind::broadcast:
           break;
@@ -196,23 +196,23 @@ class CollectiveSubject : public BenchSubject {
       case Kind::broadcast:
         return all.rows(0, data_.tensor.dim(0));
       case Kind::reduce_scatter:
-        return all.rows(0, mine_.count);
+        return all.rows(0, local_.count);
       case Kind::all_to_all:
-        return Tensor(all.data(), all.dtype(), {mine_.count * world, all.dim(1)});
+        return Tensor(all.data(), all.dtype(), {local_.count * world, all.dim(1)});
     }
     return all;
   }
 
-  /// Rows that the reference sends to the rank that holds rows `theirs`.
-  Tensor sent_to(const Shard& theirs) const {
+  /// Rows that the reference sends to the rank that holds rows `remote`.
+  Tensor sent_to(const Shard& remote) const {
     switch (kind_) {
       case Kind::all_reduce:
         return data_.tensor;
       case Kind::all_gather:
-        return data_.tensor.rows(mine_.begin, mine_.count);
+        return data_.tensor.rows(local_.begin, local_.count);
       case Kind::reduce_scatter:
       case Kind::all_to_all:
-        return data_.tensor.rows(theirs.begin, theirs.count);
+        return data_.tensor.rows(remote.begin, remote.count);
       case Kind::broadcast:
         return comm_.rank() == 0 ? data_.tensor : data_.tensor.rows(0, 0);
     }
@@ -243,7 +243,7 @@ class CollectiveSubject : public BenchSubject {
     native_.send = data.data();
     native_.receive = native_memory_->out.tensor.data();
     native_.send_counts = native_.receive_counts = elements(counts_);
-    if (kind_ == Kind::all_gather) native_.send = data.rows(mine_.begin, mine_.count).data();
+    if (kind_ == Kind::all_gather) native_.send = data.rows(local_.begin, local_.count).data();
     if (kind_ == Kind::all_to_all) native_.receive_counts = elements(from_);
     if (kind_ == Kind::broadcast && comm_.rank() == 0) {
       std::memcpy(native_.receive, native_.send, data.bytes());
@@ -255,7 +255,7 @@ class CollectiveSubject : public BenchSubject {
     const DType dtype = data_.tensor.dtype();
     if (kind_ == Kind::all_reduce || kind_ == Kind::reduce_scatter) {
       const bool all = kind_ == Kind::all_reduce;
-      const Tensor own = all ? data_.tensor : data_.tensor.rows(mine_.begin, mine_.count);
+      const Tensor own = all ? data_.tensor : data_.tensor.rows(local_.begin, local_.count);
       parts_[size_t(rank)] = static_cast<const std::byte*>(own.data());
       return reduce_partials(parts_, dtype, nullptr, expected());
     }
@@ -269,8 +269,9 @@ class CollectiveSubject : public BenchSubject {
           kind_ == Kind::all_gather ? counts_[size_t(source)] : from_[size_t(source)];
       const Tensor to = expected().rows(row, count);
       if (source == rank) {
-        copy_rows(static_cast<const std::byte*>(data_.tensor.rows(mine_.begin, mine_.count).data()),
-                  to);
+        copy_rows(
+            static_cast<const std::byte*>(data_.tensor.rows(local_.begin, local_.count).data()),
+            to);
       } else {
         copy_rows(parts_[size_t(source)], to);
       }
@@ -281,7 +282,7 @@ class CollectiveSubject : public BenchSubject {
   Communicator& comm_;
   Kind kind_;
   Wire wire_;
-  Shard mine_;
+  Shard local_;
   BenchData values_;
   BenchMatrix data_, out_, expected_;
   std::vector<int64_t> counts_, from_;
@@ -294,10 +295,9 @@ class CollectiveSubject : public BenchSubject {
 
 }  // namespace
 
-std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
-                                                      const BenchRequest& request) {
+std::unique_ptr<BenchCase> make_collective_case(Communicator& comm, const BenchRequest& request) {
   const auto make = [&](Kind kind) {
-    return std::make_unique<CollectiveSubject>(comm, request, kind);
+    return std::make_unique<CollectiveCase>(comm, request, kind);
   };
   if (request.op == "all_reduce") return make(Kind::all_reduce);
   if (request.op == "all_gather") return make(Kind::all_gather);

@@ -46,13 +46,13 @@ MoeOptions options_of(const BenchRequest& q, Strategy strategy) {
           .chunks = strategy == Strategy::serial ? 0 : q.chunks,
           .dispatch = q.wire,
           .combine = q.wire,
-          .or_plain = !q.wire.is_none()};
+          .allow_uncompressed = !q.wire.is_none()};
 }
 
 /// Call of the layer, or of one of its operators.
-class MoeSubject : public BenchSubject {
+class MoeCase : public BenchCase {
  public:
-  MoeSubject(Communicator& comm, const BenchRequest& q)
+  MoeCase(Communicator& comm, const BenchRequest& q)
       : comm_(comm),
         q_(q),
         place_(comm, shape_of(q, comm.size())),
@@ -225,9 +225,9 @@ class MoeSubject : public BenchSubject {
     if (!dispatches()) gemm(part(inner()), out.transposed(), y);
     if (!q_.moe.backward) return;
     const Tensor gate_up = part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f));
-    const Tensor dinner = part(dinner_.view(q_.dtype, {rows_.slots(), f})), dh = h;
-    gemm(part(x), out, dinner);
-    swiglu_backward(gate_up.narrow(1, 0, f), gate_up.narrow(1, f, f), dinner, dh.narrow(1, 0, f),
+    const Tensor d_act = part(d_act_.view(q_.dtype, {rows_.slots(), f})), dh = h;
+    gemm(part(x), out, d_act);
+    swiglu_backward(gate_up.narrow(1, 0, f), gate_up.narrow(1, f, f), d_act, dh.narrow(1, 0, f),
                     dh.narrow(1, f, f));
     gemm(dh, in, part(y_.view(DType::f32, {rows_.slots(), q_.k})));
     gemm(part(x).transposed(), part(inner()), dw_out_.tensor.rows(e * q_.k, q_.k),
@@ -257,7 +257,7 @@ class MoeSubject : public BenchSubject {
   MoeRows rows_;
   GrowingTensor plain_;
   std::vector<int64_t> slot_rows_;  // global row of each slot
-  Buffer placed_, gate_up_, inner_, dinner_, y_;
+  Buffer placed_, gate_up_, inner_, d_act_, y_;
   bool ran_ = false;
   int64_t counted_bytes_ = 0;
 };
@@ -266,7 +266,7 @@ class MoeSubject : public BenchSubject {
 /// a fraction of a row sum of w_in, which propagates through their product and w_out; the partial
 /// sums of all ranks sum to at most tp times one result. Assumes other ranks' values of similar
 /// magnitude.
-double MoeSubject::codec_error() {
+double MoeCase::codec_error() {
   const double largest = largest_magnitude(expected());
   if (largest == 0) return 0;
   const double each = error_of_wire(q_.wire, q_.dtype);
@@ -283,7 +283,7 @@ double MoeSubject::codec_error() {
 }
 
 /// Fills slot_rows_ with the global row of each slot.
-void MoeSubject::list_slots() {
+void MoeCase::list_slots() {
   const int64_t f = place_.ffn, all = std::max<int64_t>(1, rows_.slots());
   slot_rows_.resize(size_t(rows_.slots()));
   const std::vector<int32_t> chosen =
@@ -308,11 +308,11 @@ void MoeSubject::list_slots() {
   placed_ = memory(q_.k, q_.dtype);
   gate_up_ = memory(2 * f, q_.dtype);
   inner_ = memory(f, q_.dtype);
-  dinner_ = memory(f, q_.dtype);
+  d_act_ = memory(f, q_.dtype);
   y_ = memory(q_.k, DType::f32);
 }
 
-void MoeSubject::fill_slots(const Tensor& own, const Tensor& to) {
+void MoeCase::fill_slots(const Tensor& own, const Tensor& to) {
   all_gather(comm_, own, whole_.tensor);
   for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
     std::memcpy(to.as<std::byte>() + slot * place_.line,
@@ -321,7 +321,7 @@ void MoeSubject::fill_slots(const Tensor& own, const Tensor& to) {
   }
 }
 
-void MoeSubject::sum_slots(const Tensor& y) {
+void MoeCase::sum_slots(const Tensor& y) {
   std::fill_n(sums_.tensor.as<float>(), sums_.tensor.elements(), 0.0f);
   for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
     float* to = sums_.tensor.as<float>() + slot_rows_[slot] * q_.k;
@@ -331,7 +331,7 @@ void MoeSubject::sum_slots(const Tensor& y) {
   reduce_scatter(comm_, sums_.tensor, expected_.tensor);
 }
 
-void MoeSubject::reference() {
+void MoeCase::reference() {
   const int64_t f = place_.ffn, all = rows_.slots();
   const float weight = 1.0f / float(q_.moe.top_k);
   const Tensor x = placed_.view(q_.dtype, {all, q_.k}), y = y_.view(DType::f32, {all, q_.k});
@@ -356,13 +356,13 @@ void MoeSubject::reference() {
 }
 
 /// Overwrites the result with the gradient of the rows.
-void MoeSubject::reference_backward() {
+void MoeCase::reference_backward() {
   const int64_t f = place_.ffn, all = rows_.slots();
   const Tensor x = rows_.x.view(q_.dtype, all, q_.k), dout = placed_.view(q_.dtype, {all, q_.k});
   const Tensor h = gate_up_.view(q_.dtype, {all, 2 * f}), y = y_.view(DType::f32, {all, q_.k});
-  const Tensor a = inner_.view(q_.dtype, {all, f}), da = dinner_.view(q_.dtype, {all, f});
+  const Tensor a = inner_.view(q_.dtype, {all, f}), da = d_act_.view(q_.dtype, {all, f});
   const std::vector<float> weights(size_t(all), 1.0f / float(q_.moe.top_k));
-  std::vector<float> dots(static_cast<size_t>(all));
+  std::vector<float> d_gate_weight(static_cast<size_t>(all));
   fill_slots(dout_.tensor, dout);
   clear(expected_dw_in_.tensor);
   clear(expected_dw_out_.tensor);
@@ -372,7 +372,7 @@ void MoeSubject::reference_backward() {
     const Tensor hidden = part(h), in = w_in_.tensor.rows(e * 2 * f, 2 * f);
     gemm(part(dout), w_out_.tensor.rows(e * q_.k, q_.k), part(da));
     scale_by_weight(part(a), std::span(weights).first(size_t(range.count)), part(da), part(a),
-                    std::span(dots).first(size_t(range.count)));
+                    std::span(d_gate_weight).first(size_t(range.count)));
     swiglu_backward(hidden.narrow(1, 0, f), hidden.narrow(1, f, f), part(da),
                     hidden.narrow(1, 0, f), hidden.narrow(1, f, f));
     gemm(hidden, in, part(y));
@@ -431,11 +431,11 @@ void complete_moe(BenchRequest& q, int ranks) {
   }
 }
 
-std::unique_ptr<BenchSubject> make_moe_subject(Communicator& comm, const BenchRequest& request) {
+std::unique_ptr<BenchCase> make_moe_case(Communicator& comm, const BenchRequest& request) {
   if (!is_moe(request.op)) return nullptr;
   BenchRequest complete = request;
   complete_moe(complete, comm.size());
-  return std::make_unique<MoeSubject>(comm, complete);
+  return std::make_unique<MoeCase>(comm, complete);
 }
 
 MoeImbalance measured_imbalance(const BenchRequest& q, int ranks) {

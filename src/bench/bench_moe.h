@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/bench_subject.h"
+#include "bench/bench_case.h"
 
 namespace tandem {
 
@@ -26,7 +26,7 @@ std::span<const MoeModel> moe_models();
 void complete_moe(BenchRequest& request, int ranks);
 
 /// nullptr if the request names another operator.
-std::unique_ptr<BenchSubject> make_moe_subject(Communicator& comm, const BenchRequest& request);
+std::unique_ptr<BenchCase> make_moe_case(Communicator& comm, const BenchRequest& request);
 
 /// Imbalance of a request's routing: max load over mean, of the EP ranks and of the experts.
 struct MoeImbalance {

@@ -3,8 +3,8 @@
 #include <map>
 #include <memory>
 
+#include "bench/bench_case.h"
 #include "bench/bench_operator.h"
-#include "bench/bench_subject.h"
 #include "comm/workspace.h"
 #include "gemm/gemm.h"
 #include "overlap/ag_gemm/cpu.h"
@@ -77,7 +77,7 @@ int64_t scattered_bytes(const Communicator& comm, const OpDesc& d) {
 
 /// Allows uncompressed candidates, too.
 OpDesc with_wire(const OpDesc& desc, const BenchRequest& request) {
-  return encoded(desc, {.wire = request.wire, .or_plain = true});
+  return encoded(desc, {.wire = request.wire, .allow_uncompressed = true});
 }
 
 void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -151,9 +151,9 @@ std::vector<BenchOperator> own_operators() {
 }
 
 /// Operator, timed with each of its candidates.
-class OperatorSubject : public BenchSubject {
+class OperatorCase : public BenchCase {
  public:
-  OperatorSubject(Communicator& comm, const BenchRequest& r, const BenchOperator& of)
+  OperatorCase(Communicator& comm, const BenchRequest& r, const BenchOperator& of)
       : comm_(comm),
         of_(of),
         desc_(of.describe(comm, r)),
@@ -239,10 +239,9 @@ const BenchOperator* find_bench_operator(std::string_view name) {
   return found == bench_operators().end() ? nullptr : &*found;
 }
 
-std::unique_ptr<BenchSubject> make_operator_subject(Communicator& comm,
-                                                    const BenchRequest& request) {
+std::unique_ptr<BenchCase> make_operator_case(Communicator& comm, const BenchRequest& request) {
   const BenchOperator* found = find_bench_operator(request.op);
-  return found ? std::make_unique<OperatorSubject>(comm, request, *found) : nullptr;
+  return found ? std::make_unique<OperatorCase>(comm, request, *found) : nullptr;
 }
 
 }  // namespace tandem

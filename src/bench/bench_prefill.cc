@@ -41,9 +41,9 @@ std::vector<std::unique_ptr<CachedAttention>> caches_for(const ModelLayout& layo
   return caches;
 }
 
-class PrefillSubject final : public BenchSubject {
+class PrefillCase final : public BenchCase {
  public:
-  PrefillSubject(Communicator& comm, const BenchRequest& q)
+  PrefillCase(Communicator& comm, const BenchRequest& q)
       : comm_(comm),
         q_(q),
         config_(model_of(q)),
@@ -97,11 +97,11 @@ class PrefillSubject final : public BenchSubject {
   double codec_error() override {
     run(encoded_candidates_.front(), logits_);
     const float *got = logits_.tensor.as<float>(), *wanted = expected_.tensor.as<float>();
-    double most = 0;
+    double maximum = 0;
     for (int64_t i = 0; i < kVocab; ++i) {
-      most = std::max(most, std::fabs(double(got[i]) - double(wanted[i])));
+      maximum = std::max(maximum, std::fabs(double(got[i]) - double(wanted[i])));
     }
-    return most / largest_magnitude(expected_.tensor);
+    return maximum / largest_magnitude(expected_.tensor);
   }
   int64_t wire_bytes() const override {
     const auto row = double(size_t(q_.k) * size_of(q_.dtype));
@@ -150,10 +150,9 @@ bool has_prefill() {
   return true;
 }
 
-std::unique_ptr<BenchSubject> make_prefill_subject(Communicator& comm,
-                                                   const BenchRequest& request) {
+std::unique_ptr<BenchCase> make_prefill_case(Communicator& comm, const BenchRequest& request) {
   if (!is_prefill(request.op)) return nullptr;
-  return std::make_unique<PrefillSubject>(comm, request);
+  return std::make_unique<PrefillCase>(comm, request);
 }
 
 }  // namespace tandem

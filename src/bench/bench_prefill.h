@@ -5,7 +5,7 @@
 #include <memory>
 #include <string_view>
 
-#include "bench/bench_subject.h"
+#include "bench/bench_case.h"
 
 namespace tandem {
 
@@ -18,6 +18,6 @@ inline bool is_prefill(std::string_view op) {
 bool has_prefill();
 
 /// nullptr if the request names another operator.
-std::unique_ptr<BenchSubject> make_prefill_subject(Communicator& comm, const BenchRequest& request);
+std::unique_ptr<BenchCase> make_prefill_case(Communicator& comm, const BenchRequest& request);
 
 }  // namespace tandem

@@ -13,7 +13,7 @@ namespace {
 
 /// Lower bound of one rank's memory. In floating point, which does not overflow. Collectives on CPU
 /// ranks are checked against all ranks' data.
-double least_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
+double min_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
   const auto m = double(request.m), n = double(request.n), k = double(request.k);
   const bool gemm = is_gemm(request.op);
   if (is_moe(request.op)) {
@@ -133,12 +133,12 @@ void check_bench(const BenchRequest& request, int ranks) {
         fmt::format("bench: dtype {}: expected f32 or bf16{}", name_of(dtype),
                     dtype == DType::e4m3 || dtype == DType::f16 ? " on CPU ranks" : ""));
   }
-  check_memory(request, ranks, least_bytes(request, ranks, false) * ranks_here(ranks),
+  check_memory(request, ranks, min_bytes(request, ranks, false) * ranks_here(ranks),
                double(this_machine().memory_bytes), "this machine's");
 }
 
 void check_gpu_memory(const BenchRequest& request, int ranks, double memory) {
-  check_memory(request, ranks, least_bytes(request, ranks, true), memory, "a GPU's");
+  check_memory(request, ranks, min_bytes(request, ranks, true), memory, "a GPU's");
 }
 
 }  // namespace tandem

@@ -126,11 +126,11 @@ class TransportWork::Loopback {
   }
   /// Another process of this host may have connected first.
   void require_own() const {
-    sockaddr_in ours{}, theirs{};
+    sockaddr_in ours{}, remote{};
     socklen_t size = sizeof ours;
     checked(::getsockname(out_, reinterpret_cast<sockaddr*>(&ours), &size), "getsockname");
-    checked(::getpeername(in_, reinterpret_cast<sockaddr*>(&theirs), &size), "getpeername");
-    if (ours.sin_port == theirs.sin_port) return;
+    checked(::getpeername(in_, reinterpret_cast<sockaddr*>(&remote), &size), "getpeername");
+    if (ours.sin_port == remote.sin_port) return;
     throw IoError("bench: loopback: another process connected: expected none");
   }
 

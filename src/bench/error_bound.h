@@ -17,10 +17,10 @@ constexpr int kLatestPromotionK = 256;
 /// Max error of rounding `value` to `dtype`: half a unit in the last place.
 constexpr double half_ulp(double value, DType dtype) {
   const int bits = dtype == DType::f32 ? 24 : dtype == DType::f16 ? 11 : 8;
-  const double least = dtype == DType::f16 ? 0x1p-25 : 0x1p-126;  // for subnormal results
+  const double minimum = dtype == DType::f16 ? 0x1p-25 : 0x1p-126;  // for subnormal results
   const uint64_t exponent = std::bit_cast<uint64_t>(value) & 0x7ff0000000000000ull;
   const double half = std::bit_cast<double>(exponent) / double(1 << bits);
-  return half > least ? half : least;
+  return half > minimum ? half : minimum;
 }
 
 /// Max error of accumulation in f32, relative to the root of the sum of squared terms and relative

@@ -24,15 +24,15 @@ class SampledErrors {
 };
 
 /// Forward and backward SwiGLU of one feature of an expert's inner activations, for one row.
-/// `dinner_sum` is the gradient of the unweighted activation.
+/// `d_act_sum` is the gradient of the unweighted activation.
 struct GateSample {
-  GateSample(double gate_sum, double up_sum, double dinner_sum, double weight) {
-    const double gate = rounded(gate_sum), up = rounded(up_sum), dinner = rounded(dinner_sum);
+  GateSample(double gate_sum, double up_sum, double d_act_sum, double weight) {
+    const double gate = rounded(gate_sum), up = rounded(up_sum), d_act = rounded(d_act_sum);
     const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
-    dot = dinner * inner;
+    dot = d_act * inner;
     scaled = rounded(weight * inner);
-    dgate = rounded(weight * dinner * up * part * (1 + gate * (1 - part)));
-    dup = rounded(weight * dinner * gate * part);
+    dgate = rounded(weight * d_act * up * part * (1 + gate * (1 - part)));
+    dup = rounded(weight * d_act * gate * part);
   }
   double dot;         ///< this feature's contribution to the gradient of the row's weight
   double scaled;      ///< the weighted inner activation

@@ -7,7 +7,7 @@ bool has_prefill() {
   return false;
 }
 
-std::unique_ptr<BenchSubject> make_prefill_subject(Communicator&, const BenchRequest&) {
+std::unique_ptr<BenchCase> make_prefill_case(Communicator&, const BenchRequest&) {
   return nullptr;
 }
 

@@ -11,9 +11,9 @@ struct Tracing {
 
 }  // namespace
 
-std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& mine) {
+std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& local) {
   std::vector<RankEvents> ranks;
-  for (const auto& blob : comm.exchange(pack(mine), "timeline")) ranks.push_back(unpack(blob));
+  for (const auto& blob : comm.exchange(pack(local), "timeline")) ranks.push_back(unpack(blob));
   return ranks;
 }
 

@@ -14,6 +14,6 @@ namespace tandem {
 std::vector<RankEvents> record_call(Communicator& comm, const std::function<void()>& call);
 
 /// Every rank's events, by rank. Collective.
-std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& mine);
+std::vector<RankEvents> gather_events(Communicator& comm, const RankEvents& local);
 
 }  // namespace tandem

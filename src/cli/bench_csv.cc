@@ -69,12 +69,12 @@ std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchPlace
   fields.add("nccl_us", r.nccl.has_value(), r.nccl ? r.nccl->median_us : 0);
   fields.add("serial", r.serial_name);
   fields.add("serial_us", true, r.serial.median_us);
-  fields.add("serial_min_us", true, r.serial.least_us);
-  fields.add("serial_max_us", true, r.serial.most_us);
+  fields.add("serial_min_us", true, r.serial.min_us);
+  fields.add("serial_max_us", true, r.serial.max_us);
   fields.add("overlapped", r.overlapped_name);
   fields.add("overlapped_us", true, r.overlapped.median_us);
-  fields.add("overlapped_min_us", true, r.overlapped.least_us);
-  fields.add("overlapped_max_us", true, r.overlapped.most_us);
+  fields.add("overlapped_min_us", true, r.overlapped.min_us);
+  fields.add("overlapped_max_us", true, r.overlapped.max_us);
   fields.add("ect_serial_us", gemm, r.ect.serial_us);
   fields.add("ect_overlapped_us", gemm, r.ect.overlapped_us);
   fields.add("efficiency_percent", exposes, r.efficiency() * 100);

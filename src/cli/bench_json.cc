@@ -36,7 +36,7 @@ double share(double of_one) {
 }
 
 Json spread(const BenchTimes& t) {
-  return {rounded(t.least_us), rounded(t.most_us)};
+  return {rounded(t.min_us), rounded(t.max_us)};
 }
 
 /// Times of every candidate, by name.
@@ -44,9 +44,8 @@ Json candidates(const BenchResult& r, bool gpus) {
   Json all = Json::object();
   for (const auto& [name, candidate] : r.candidates) {
     const BenchTimes& t = candidate.times;
-    Json& entry = all[name] = {{"median", rounded(t.median_us)},
-                               {"min", rounded(t.least_us)},
-                               {"max", rounded(t.most_us)}};
+    Json& entry = all[name] = {
+        {"median", rounded(t.median_us)}, {"min", rounded(t.min_us)}, {"max", rounded(t.max_us)}};
     if (r.gemm.median_us > 0) entry["form"] = name_of(candidate.form);
     if (candidate.encoded) entry["encoded"] = true;
     if (!gpus) continue;

@@ -173,9 +173,9 @@ std::tuple<int64_t, int64_t, int64_t> parse_shape(const std::string& text) {
 }
 
 constexpr int64_t kDefaultSize = 1024;
-constexpr int64_t kMostBytes = int64_t{1} << 40;
+constexpr int64_t kMaxBytes = int64_t{1} << 40;
 
-/// Removes a size such as "64K" from the start of `text`; 0 if there is none up to kMostBytes.
+/// Removes a size such as "64K" from the start of `text`; 0 if there is none up to kMaxBytes.
 int64_t take_bytes(std::string_view& text) {
   int64_t count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
@@ -185,7 +185,7 @@ int64_t take_bytes(std::string_view& text) {
   const size_t unit = text.empty() ? kUnits.npos : kUnits.find(text[0]);
   const int shift = unit == kUnits.npos ? 0 : 10 * (int(unit) + 1);
   if (shift > 0) text.remove_prefix(1);
-  return count > 0 && count <= kMostBytes >> shift ? count << shift : 0;
+  return count > 0 && count <= kMaxBytes >> shift ? count << shift : 0;
 }
 
 /// Shapes the request as a matrix of `bytes` bytes with gcd(elements, 64) rows.

@@ -42,7 +42,7 @@ void spread_labels(std::vector<Mark>& marks) {
 
 std::string Sweep::svg() const {
   constexpr double kWidth = 1000, kHeight = 640, kLeft = 90, kBottom = 80, kTop = 50, kRight = 150;
-  double fewest = INFINITY, widest = 0, least = INFINITY, most = -INFINITY;
+  double fewest = INFINITY, widest = 0, minimum = INFINITY, maximum = -INFINITY;
   // Logarithmic scale of rises in percent, clamped to 0.001 %.
   const auto height_of = [&](const SweepPoint& p) {
     return std::log10(std::max(1e-3, 100 * rise(p)));
@@ -55,16 +55,16 @@ std::string Sweep::svg() const {
       continue;
     }
     fewest = std::min(fewest, sent), widest = std::max(widest, sent);
-    least = std::min(least, std::floor(height_of(p)));
-    most = std::max(most, std::ceil(height_of(p)));
+    minimum = std::min(minimum, std::floor(height_of(p)));
+    maximum = std::max(maximum, std::ceil(height_of(p)));
   }
-  if (most <= least) most = least + 1;
+  if (maximum <= minimum) maximum = minimum + 1;
   if (widest <= fewest) widest = fewest + 1;
   const auto x_of = [&](double sent) {
     return kLeft + 30 + (sent - fewest) / (widest - fewest) * (kWidth - kLeft - 30 - kRight);
   };
   const auto y_of = [&](double level) {
-    return kHeight - kBottom - (level - least) / (most - least) * (kHeight - kBottom - kTop);
+    return kHeight - kBottom - (level - minimum) / (maximum - minimum) * (kHeight - kBottom - kTop);
   };
   std::string text = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" font-family=\"sans-serif\""
@@ -72,7 +72,7 @@ std::string Sweep::svg() const {
       "<text x=\"{2}\" y=\"26\" font-size=\"16\">Rise of bits per byte over what a rank sends for "
       "a token</text>\n",
       kWidth, kHeight, kLeft);
-  for (double level = least; level <= most; ++level) {
+  for (double level = minimum; level <= maximum; ++level) {
     text += fmt::format(
         "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#ddd\"/>\n"
         "<text x=\"{3}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:g} %</text>\n",

@@ -35,7 +35,7 @@ struct GenerateArguments {
   std::string directory, prompt, json, dtype = "f32", codec = "none", prefill = "automatic";
   std::vector<std::string> stops;
   int ranks = 1;
-  bool or_plain = false;
+  bool allow_uncompressed = false;
   int64_t max_tokens = 256;
   SamplingOptions sampling;
   CodecPolicy policy;  ///< parsed from `codec`
@@ -49,7 +49,7 @@ std::vector<int32_t> tokens_of(const std::string& text) {
 
 /// Reads all of standard input.
 std::string read_input() {
-  constexpr size_t kMost = size_t(16) << 20;
+  constexpr size_t kMax = size_t(16) << 20;
   std::string text;
   char block[65536];
   while (true) {
@@ -58,9 +58,9 @@ std::string read_input() {
     if (got < 0) throw_errno("--prompt -: standard input", "cannot read");
     if (got == 0) return text;
     text.append(block, size_t(got));
-    if (text.size() > kMost) {
+    if (text.size() > kMax) {
       throw InvalidArgument(
-          fmt::format("--prompt -: standard input: expected at most {} MiB", kMost >> 20));
+          fmt::format("--prompt -: standard input: expected at most {} MiB", kMax >> 20));
     }
   }
 }
@@ -68,8 +68,8 @@ std::string read_input() {
 /// Resolves "-" to the input of rank 0, as mpirun forwards standard input only to it.
 std::string prompt_of(Communicator& tp, const std::string& typed) {
   if (typed != "-") return typed;
-  const std::string mine = tp.rank() == 0 ? read_input() : "";
-  const auto blobs = tp.exchange(std::as_bytes(std::span(mine)), "prompt");
+  const std::string local = tp.rank() == 0 ? read_input() : "";
+  const auto blobs = tp.exchange(std::as_bytes(std::span(local)), "prompt");
   return {reinterpret_cast<const char*>(blobs[0].data()), blobs[0].size()};
 }
 
@@ -163,7 +163,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
-  options.overlap.or_plain = arguments.or_plain;
+  options.overlap.allow_uncompressed = arguments.allow_uncompressed;
   options.codec = arguments.policy;
   options.prefill = parse_prefill_form(arguments.prefill);
   options.block = block_for(int64_t(prompt.size()) + 1, config);
@@ -197,8 +197,8 @@ void run(GenerateArguments arguments) {
   }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);
-  if (arguments.or_plain && arguments.policy.is_none()) {
-    throw InvalidArgument("--or-plain without a codec: expected --codec with it");
+  if (arguments.allow_uncompressed && arguments.policy.is_none()) {
+    throw InvalidArgument("--allow-uncompressed without a codec: expected --codec with it");
   }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
@@ -220,7 +220,7 @@ void run(GenerateArguments arguments) {
                     "--codec {}{} --prefill {} --stop {} --prompt {}",
                     sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
                     arguments.max_tokens, arguments.dtype, arguments.policy.describe(),
-                    arguments.or_plain ? " --or-plain" : "", arguments.prefill,
+                    arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
                     fmt::join(arguments.stops, " --stop "), arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
@@ -271,7 +271,7 @@ void add_generate(CLI::App& app) {
                    "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
                    "embeddings (mlp=int4:g32,embeddings=int8)")
       ->capture_default_str();
-  command->add_flag("--or-plain", arguments->or_plain,
+  command->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
                     "With --codec: a prompt's forms without it are measured, too, and the fastest "
                     "is taken; the bytes after it travel as --codec says");
   command

@@ -20,11 +20,11 @@ void check_folder(const std::filesystem::path& path) {
   std::error_code unknown;  // path_exists reports it
   if (std::filesystem::is_directory(path, unknown)) return;
   const std::filesystem::path above = path.has_parent_path() ? path.parent_path() : ".";
-  const bool file = path_exists(path), beside = file && path_exists(above / "metrics.jsonl");
+  const bool file = path_exists(path), in_run = file && path_exists(above / "metrics.jsonl");
   throw InvalidArgument(
       fmt::format("report {}: {}: expected {}", path.string(), file ? "a file" : "no such folder",
-                  beside ? "a folder: tandem report " + shell_quote(above.string())
-                         : "the folder that tandem train --out wrote"));
+                  in_run ? "a folder: tandem report " + shell_quote(above.string())
+                             : "the folder that tandem train --out wrote"));
 }
 
 }  // namespace

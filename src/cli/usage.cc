@@ -133,10 +133,10 @@ void check_command(const CLI::App& app, int argc, const char* const* argv) {
 }
 
 std::string one_line(std::string text) {
-  constexpr size_t kMost = 2000, kEnds = kMost / 2;
+  constexpr size_t kMax = 2000, kEnds = kMax / 2;
   text = single_line(text);
   while (!text.empty() && text.back() == ' ') text.pop_back();
-  if (text.size() <= kMost) return text;
+  if (text.size() <= kMax) return text;
   return fmt::format("{} ... ({} bytes) ... {}", text.substr(0, kEnds), text.size() - 2 * kEnds,
                      text.substr(text.size() - kEnds));
 }

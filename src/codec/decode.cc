@@ -8,8 +8,8 @@ namespace tandem::codec {
 namespace {
 
 struct Numbers {
-  uint32_t scale[kMostGroups] = {};
-  float center[kMostGroups] = {};
+  uint32_t scale[kMaxGroups] = {};
+  float center[kMaxGroups] = {};
 };
 
 template <typename Stored>

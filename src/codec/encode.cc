@@ -20,7 +20,7 @@ void write_codes(const float* x, int blocks, int group, const GroupNumbers& numb
       FloatLanes t = load_floats(x + kLanes * j);
       if constexpr (requires { Format::levels; }) t = t - numbers.center[g];
       t = product(t, FloatLanes{} + numbers.inverse[g]);
-      if constexpr (kClamps) t = clamped(t, FloatLanes{} + numbers.most[g]);
+      if constexpr (kClamps) t = clamped(t, FloatLanes{} + numbers.maximum[g]);
       codes[j] = Format::code(t);
     }
     pack<Format::bits>(codes, block, wide, low);

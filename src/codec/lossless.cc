@@ -45,15 +45,15 @@ bool is_any(const Halves& flags) {
 
 /// Codes of a block; returns whether any escapes.
 bool code_block(const uint16_t* halves, uint16_t top, Halves* codes) {
-  Halves most{};
+  Halves maximum{};
   for (int j = 0; j < kPairs; ++j) {
     const Halves exponents = exponents_of(halves + kHalves * j);
     const Halves below = top - exponents;
     const Halves near = below < uint16_t(kZeroExponent) ? below : Halves{} + uint16_t(kEscape);
     codes[j] = exponents == 0 ? Halves{} + uint16_t(kZeroExponent) : near;
-    most |= codes[j] == uint16_t(kEscape);
+    maximum |= codes[j] == uint16_t(kEscape);
   }
-  return is_any(most);
+  return is_any(maximum);
 }
 
 /// 4-bit packing of planes.h: the first 64 elements in the lower halves of the words, the others in
@@ -95,7 +95,7 @@ class LosslessEncoder {
   LosslessEncoder(DType dtype, int64_t elements, std::byte* message)
       : parts_(LosslessParts::of(elements, dtype)),
         message_(message),
-        room_(most_lossless_bytes(elements, dtype)) {
+        room_(max_lossless_bytes(elements, dtype)) {
     if (!fits()) return;
     // Zero the padding between sections.
     for (const size_t end : {parts_.bytes, parts_.firsts, parts_.escapes}) {
@@ -207,16 +207,16 @@ class LosslessDecoder {
   void get_block(int64_t block, uint32_t top, int valid, uint32_t& next, uint16_t* halves) const {
     Halves codes[kPairs];
     unpack_codes(message_ + parts_.codes + block * (kWireBlock / 2), codes);
-    Halves most{};
+    Halves maximum{};
     for (int j = 0; j < kPairs; ++j) {
       const std::byte* from = message_ + parts_.bytes + block * kWireBlock + kHalves * j;
       const Halves rest = __builtin_convertvector(load<Bytes>(from), Halves);
       const Halves near = (uint16_t(top) - codes[j]) & 0xff;
       const Halves exponent = codes[j] == uint16_t(kZeroExponent) ? Halves{} : near;
       store(halves + kHalves * j, (rest & 0x80) << 8 | exponent << 7 | (rest & 0x7f));
-      most |= codes[j] == uint16_t(kEscape);
+      maximum |= codes[j] == uint16_t(kEscape);
     }
-    if (!is_any(most)) return;
+    if (!is_any(maximum)) return;
     uint16_t all[kWireBlock];
     std::memcpy(all, codes, sizeof all);
     for (int i = 0; i < valid; ++i) {
@@ -252,7 +252,7 @@ void require_lossless(DType dtype) {
 
 size_t encode_lossless(DType dtype, const void* values, int64_t elements, std::byte* message) {
   const size_t bytes = size_t(elements) * size_of(dtype);
-  if (elements >= kLeastCoded) {
+  if (elements >= kMinCoded) {
     LosslessEncoder encoder(dtype, elements, message);
     if (encode_coded(dtype, values, elements, encoder)) return encoder.finish();
     const Header header;
@@ -260,19 +260,19 @@ size_t encode_lossless(DType dtype, const void* values, int64_t elements, std::b
     message += sizeof header;
   }
   if (bytes) std::memcpy(message, values, bytes);
-  return most_lossless_bytes(elements, dtype);
+  return max_lossless_bytes(elements, dtype);
 }
 
 void decode_lossless(DType dtype, std::span<const std::byte> message, int64_t elements,
                      void* values) {
   const size_t bytes = size_t(elements) * size_of(dtype);
   Header header;
-  if (elements >= kLeastCoded) {
+  if (elements >= kMinCoded) {
     if (message.size() < sizeof header) refuse(message.size(), elements);
     std::memcpy(&header, message.data(), sizeof header);
   }
   if (header.coded == 0) {
-    const size_t from = elements < kLeastCoded ? 0 : sizeof header;
+    const size_t from = elements < kMinCoded ? 0 : sizeof header;
     if (message.size() - from < bytes) refuse(message.size(), elements);
     if (bytes) std::memcpy(values, message.data() + from, bytes);
     return;

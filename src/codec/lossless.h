@@ -2,7 +2,7 @@
 // exponent, a byte holds sign and mantissa, and other exponents escape. For f32 the upper half is
 // coded like this and the lower half is stored as is.
 //
-// A message of at least kLeastCoded elements begins with a 16-byte header: the form (0: raw
+// A message of at least kMinCoded elements begins with a 16-byte header: the form (0: raw
 // elements follow, 1: coded) and the number of escapes, each a 32-bit word. Coded sections, each at
 // a multiple of 16 bytes:
 //
@@ -14,7 +14,7 @@
 //   firsts    a word per group: the number of escapes before it
 //   escapes   a byte each: the exponent
 //
-// A message that coding would make longer is stored raw. Messages below kLeastCoded are the
+// A message that coding would make longer is stored raw. Messages below kMinCoded are the
 // elements only.
 #pragma once
 
@@ -27,7 +27,7 @@
 namespace tandem::codec {
 
 constexpr int kLosslessGroup = 512;
-constexpr int64_t kLeastCoded = 1024;
+constexpr int64_t kMinCoded = 1024;
 constexpr int kEscape = 15, kZeroExponent = 14;
 
 struct LosslessParts {
@@ -48,15 +48,15 @@ struct LosslessParts {
 };
 
 /// Size of a raw message, including the header if it has one.
-constexpr size_t most_lossless_bytes(int64_t elements, DType dtype) {
-  return (elements < kLeastCoded ? 0 : 16) + size_t(elements) * size_of(dtype);
+constexpr size_t max_lossless_bytes(int64_t elements, DType dtype) {
+  return (elements < kMinCoded ? 0 : 16) + size_t(elements) * size_of(dtype);
 }
 double lossless_bits(DType dtype);
 
 /// Throws InvalidArgument for a dtype that is neither bf16 nor f32.
 void require_lossless(DType dtype);
 
-/// Encodes bf16 or f32; `message` has most_lossless_bytes. Returns the bytes used.
+/// Encodes bf16 or f32; `message` has max_lossless_bytes. Returns the bytes used.
 size_t encode_lossless(DType dtype, const void* values, int64_t elements, std::byte* message);
 /// `values` has memory for `elements`. Throws InvalidArgument for an invalid message.
 void decode_lossless(DType dtype, std::span<const std::byte> message, int64_t elements,

@@ -56,15 +56,15 @@ template <typename V>
 constexpr V larger(V a, V b) {
   return a > b ? a : b;
 }
-/// Clamps to [-most, most]; NaN becomes `most`.
+/// Clamps to [-most, most]; NaN becomes `maximum`.
 template <typename F>
-constexpr F clamped(F t, F most) {
-  t = t < most ? t : most;
-  return t > -most ? t : -most;
+constexpr F clamped(F t, F maximum) {
+  t = t < maximum ? t : maximum;
+  return t > -maximum ? t : -maximum;
 }
 
 constexpr uint32_t kNaNBits = 0x7fc00000;
-constexpr uint32_t kLeastScale = 0x00800000;  // 2^-126
+constexpr uint32_t kMinScale = 0x00800000;  // 2^-126
 
 /// Mantissas of 2^(1/4), 2^(1/2) and 2^(3/4).
 constexpr uint32_t kRoots[] = {0x1837f0, 0x3504f3, 0x5744fd};
@@ -74,25 +74,25 @@ constexpr int kLog2Bias = 44;
 /// exceeds the max of `kind`: NaN for log2, the max for bf16, which is less than 2^-8 below.
 template <ScaleKind kind, typename W>
 constexpr W scale_at_least(W need) {
-  if constexpr (kind == ScaleKind::f32) return larger(need, W{} + kLeastScale);
+  if constexpr (kind == ScaleKind::f32) return larger(need, W{} + kMinScale);
   if constexpr (kind == ScaleKind::bf16) {
-    const W rounded = larger((need + 0xffffu) & 0xffff0000u, W{} + kLeastScale);
-    const W most = W{} + 0x7f7f0000u;
-    return rounded > most ? most : rounded;
+    const W rounded = larger((need + 0xffffu) & 0xffff0000u, W{} + kMinScale);
+    const W maximum = W{} + 0x7f7f0000u;
+    return rounded > maximum ? maximum : rounded;
   }
   if constexpr (kind == ScaleKind::e8m0) {
-    return larger((need + 0x7fffffu) & 0x7f800000u, W{} + kLeastScale);
+    return larger((need + 0x7fffffu) & 0x7f800000u, W{} + kMinScale);
   }
   if constexpr (kind == ScaleKind::log2) {
-    const W least = larger(need, W{} + (uint32_t(127 - kLog2Bias) << 23));
-    const W mantissa = least & 0x7fffffu, exponent = least & 0x7f800000u;
+    const W minimum = larger(need, W{} + (uint32_t(127 - kLog2Bias) << 23));
+    const W mantissa = minimum & 0x7fffffu, exponent = minimum & 0x7f800000u;
     const W rounded = mantissa > kRoots[2]   ? exponent + 0x800000u
                       : mantissa > kRoots[1] ? exponent + kRoots[2]
                       : mantissa > kRoots[0] ? exponent + kRoots[1]
                       : mantissa > 0u        ? exponent + kRoots[0]
                                              : exponent;
-    const W most = W{} + ((uint32_t(127 + 19) << 23) + kRoots[1]);  // k = 254
-    return rounded > most ? W{} + kNaNBits : rounded;
+    const W maximum = W{} + ((uint32_t(127 + 19) << 23) + kRoots[1]);  // k = 254
+    return rounded > maximum ? W{} + kNaNBits : rounded;
   }
 }
 
@@ -136,8 +136,8 @@ template <int kBits>
 struct Integer {
   static constexpr int bits = kBits;
   static constexpr int offset = 1 << (kBits - 1);
-  static constexpr float most = float(offset - 1);
-  static constexpr float half_step = 0.5f;  ///< max rounding error for |value| <= `most`
+  static constexpr float maximum = float(offset - 1);
+  static constexpr float half_step = 0.5f;  ///< max rounding error for |value| <= `maximum`
 
   /// Code of a value in [-most, most].
   template <typename F>
@@ -165,12 +165,12 @@ template <int kBits>
 struct Levels {
   static constexpr int bits = kBits;
   static constexpr int levels = (1 << kBits) - 1;
-  static constexpr float most = float(levels) / 2;
+  static constexpr float maximum = float(levels) / 2;
   static constexpr float half_step = 0.5f;
 
   template <typename F>
   static constexpr Words<F> code(F t) {
-    const F at = sum(sum(t, F{} + most), F{} + 12582912.0f);
+    const F at = sum(sum(t, F{} + maximum), F{} + 12582912.0f);
     return bits_of(at) & ((1u << kBits) - 1u);
   }
   /// Twice the value, which is an integer.
@@ -182,14 +182,14 @@ struct Levels {
 
 /// Small float: a sign, kExponent exponent bits and kMantissa mantissa bits; no infinity and no
 /// NaN.
-template <int kExponent, int kMantissa, int kMostCode>
+template <int kExponent, int kMantissa, int kMaxCode>
 struct SmallFloat {
   static constexpr int bits = 1 + kExponent + kMantissa;
   static constexpr int bias = (1 << (kExponent - 1)) - 1;
   static constexpr uint32_t sign = 1u << (bits - 1);
   static constexpr int shift = 23 - kMantissa;
   static constexpr float quantum = std::bit_cast<float>(uint32_t(128 - bias - kMantissa) << 23);
-  static constexpr float least_normal = std::bit_cast<float>(uint32_t(128 - bias) << 23);
+  static constexpr float min_normal = std::bit_cast<float>(uint32_t(128 - bias) << 23);
 
   template <typename F>
   static constexpr F value(Words<F> code) {
@@ -200,9 +200,9 @@ struct SmallFloat {
     const Words<F> all = magnitude < (1u << kMantissa) ? small : normal;
     return float_of<F>(all | ((code & sign) << (32 - bits)));
   }
-  static constexpr float most = value<float>(uint32_t(kMostCode));
+  static constexpr float maximum = value<float>(uint32_t(kMaxCode));
   /// Half the distance between the two largest values.
-  static constexpr float half_step = (most - value<float>(uint32_t(kMostCode) - 1)) / 2;
+  static constexpr float half_step = (maximum - value<float>(uint32_t(kMaxCode) - 1)) / 2;
 
   /// Code of t, rounded to nearest even.
   template <typename F>
@@ -215,7 +215,7 @@ struct SmallFloat {
     constexpr float kAway = quantum * 8388608.0f;
     const Words<F> small =
         bits_of(sum(float_of<F>(magnitude), F{} + kAway)) - std::bit_cast<uint32_t>(kAway);
-    const Words<F> rounded = magnitude < std::bit_cast<uint32_t>(least_normal) ? small : normal;
+    const Words<F> rounded = magnitude < std::bit_cast<uint32_t>(min_normal) ? small : normal;
     return rounded | ((all >> (32 - bits)) & sign);
   }
 };
@@ -228,12 +228,12 @@ using E2M1 = SmallFloat<2, 1, 0x7>;
 /// unless the group reaches the end of its dtype's range: then the codes are limited, so that
 /// finite values do not decode as infinite.
 template <typename Format>
-constexpr float most_within(float scale, float limit) {
-  float most = Format::most;
-  while (most > 0 && !(product(scale, most) <= limit)) {
-    most = Format::template value<float>(Format::template code<float>(most) - 1);
+constexpr float max_within(float scale, float limit) {
+  float maximum = Format::maximum;
+  while (maximum > 0 && !(product(scale, maximum) <= limit)) {
+    maximum = Format::template value<float>(Format::template code<float>(maximum) - 1);
   }
-  return most;
+  return maximum;
 }
 
 /// Largest finite value of `dtype`.
@@ -259,24 +259,25 @@ constexpr float center_of_stored(uint32_t stored, float scale, int levels) {
 
 /// Scale and center for values in [least, most]. `beyond`: some are not finite or exceed `limit`.
 template <ScaleKind kind>
-constexpr LevelScale level_scale(float least, float most, bool beyond, int levels, float limit) {
+constexpr LevelScale level_scale(float minimum, float maximum, bool beyond, int levels,
+                                 float limit) {
   if (beyond) return {kNaNBits, 0, 0, 0};
   // -0 becomes 0: which of the two is a group's end depends on the lane order.
-  least = sum(least, 0.0f);
-  most = sum(most, 0.0f);
+  minimum = sum(minimum, 0.0f);
+  maximum = sum(maximum, 0.0f);
   LevelScale all{};
   // Zero is a level, and the center is stored as its index.
   if constexpr (kind == ScaleKind::log2) {
-    least = least < 0 ? least : 0;
-    most = most > 0 ? most : 0;
-    const float half = product(most, 0.5f) - product(least, 0.5f);
+    minimum = minimum < 0 ? minimum : 0;
+    maximum = maximum > 0 ? maximum : 0;
+    const float half = product(maximum, 0.5f) - product(minimum, 0.5f);
     all.scale = scale_at_least<kind>(bits_of(product(half, 1.0f / float(levels))));
     if (all.scale == kNaNBits) return {kNaNBits, 0, 0, 0};
     all.inverse = 1.0f / (2 * float_of<float>(all.scale));
-    const uint32_t zero = bits_of(sum(product(-least, all.inverse), 12582912.0f)) & 0x3ffu;
+    const uint32_t zero = bits_of(sum(product(-minimum, all.inverse), 12582912.0f)) & 0x3ffu;
     all.stored_center = zero < uint32_t(levels) ? zero : uint32_t(levels);
   } else {
-    const uint32_t middle = bits_of(sum(product(least, 0.5f), product(most, 0.5f)));
+    const uint32_t middle = bits_of(sum(product(minimum, 0.5f), product(maximum, 0.5f)));
     if constexpr (kind == ScaleKind::bf16) {
       const uint32_t rounded = (middle + 0x7fffu + ((middle >> 16) & 1u)) >> 16;
       const uint32_t end = bits_of(limit) >> 16;
@@ -285,7 +286,7 @@ constexpr LevelScale level_scale(float least, float most, bool beyond, int level
       all.stored_center = middle;
     }
     const float center = center_of_stored<kind>(all.stored_center, 0, levels);
-    const float half = larger(most - center, center - least);
+    const float half = larger(maximum - center, center - minimum);
     all.scale = scale_at_least<kind>(bits_of(product(half, 1.0f / float(levels))));
     all.inverse = 1.0f / (2 * float_of<float>(all.scale));
   }

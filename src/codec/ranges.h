@@ -11,35 +11,35 @@ namespace tandem::codec {
 /// Stores each group's absmax, as bits, in `numbers.scale`.
 inline void measure_magnitudes(const float* x, int groups, int group, GroupNumbers& numbers) {
   for (int g = 0; g < groups; ++g, x += group) {
-    WordLanes most = bits_of(load_floats(x)) & 0x7fffffffu;
+    WordLanes maximum = bits_of(load_floats(x)) & 0x7fffffffu;
     for (int i = kLanes; i < group; i += kLanes) {
-      most = larger(most, bits_of(load_floats(x + i)) & 0x7fffffffu);
+      maximum = larger(maximum, bits_of(load_floats(x + i)) & 0x7fffffffu);
     }
-    numbers.scale[g] = largest_lane(most);
+    numbers.scale[g] = largest_lane(maximum);
   }
 }
 
 /// First min and first max element of a group.
 inline Spikes find_spikes(const float* x, int group, float limit) {
-  FloatLanes least = load_floats(x), most = least;
+  FloatLanes minimum = load_floats(x), maximum = minimum;
   WordLanes magnitude{};
   for (int i = 0; i < group; i += kLanes) {
     const FloatLanes values = load_floats(x + i);
     magnitude = larger(magnitude, bits_of(values) & 0x7fffffffu);
-    least = kSmaller(values, least);
-    most = kLarger(values, most);
+    minimum = kSmaller(values, minimum);
+    maximum = kLarger(values, maximum);
   }
   if (largest_lane(magnitude) > bits_of(limit)) return kNoSpikes;
-  const FloatLanes smallest = FloatLanes{} + smallest_lane(least);
-  const FloatLanes largest = FloatLanes{} + largest_lane(most);
-  WordLanes first_least = WordLanes{} + uint32_t(group), first_most = first_least;
+  const FloatLanes smallest = FloatLanes{} + smallest_lane(minimum);
+  const FloatLanes largest = FloatLanes{} + largest_lane(maximum);
+  WordLanes first_min = WordLanes{} + uint32_t(group), first_max = first_min;
   for (int i = group - kLanes; i >= 0; i -= kLanes) {
     const FloatLanes values = load_floats(x + i);
     const WordLanes place = lane_numbers<WordLanes>() + uint32_t(i);
-    first_least = values == smallest ? place : first_least;
-    first_most = values == largest ? place : first_most;
+    first_min = values == smallest ? place : first_min;
+    first_max = values == largest ? place : first_max;
   }
-  return spikes_at(x, int(smallest_lane(first_least)), int(smallest_lane(first_most)), limit);
+  return spikes_at(x, int(smallest_lane(first_min)), int(smallest_lane(first_max)), limit);
 }
 
 template <ScaleKind kind, typename Stored>
@@ -56,21 +56,21 @@ inline void choose_scales(int groups, float limit, GroupNumbers& numbers) {
   for (int g = 0; g < groups; g += kLanes) {
     const auto magnitude = load<WordLanes>(&numbers.scale[g]);
     const FloatLanes need =
-        product(float_of<FloatLanes>(magnitude), FloatLanes{} + 1.0f / Format::most);
-    const WordLanes least = scale_at_least<kind>(bits_of(need));
-    const WordLanes scale = magnitude > bits_of(limit) ? WordLanes{} + kNaNBits : least;
+        product(float_of<FloatLanes>(magnitude), FloatLanes{} + 1.0f / Format::maximum);
+    const WordLanes minimum = scale_at_least<kind>(bits_of(need));
+    const WordLanes scale = magnitude > bits_of(limit) ? WordLanes{} + kNaNBits : minimum;
     const auto is_known = scale != kNaNBits;
     const WordLanes inverse = bits_of(1.0f / float_of<FloatLanes>(scale));
     store(&numbers.scale[g], scale);
     store(&numbers.inverse[g], is_known ? inverse : WordLanes{});
-    store(&numbers.most[g], FloatLanes{} + Format::most);
+    store(&numbers.maximum[g], FloatLanes{} + Format::maximum);
     const WordLanes reach =
-        bits_of(product(float_of<FloatLanes>(scale), FloatLanes{} + Format::most));
+        bits_of(product(float_of<FloatLanes>(scale), FloatLanes{} + Format::maximum));
     if (largest_lane(reach) <= bits_of(limit)) continue;
     numbers.clamps = true;
     for (int lane = g; lane < g + kLanes; ++lane) {
       if (numbers.scale[lane] == kNaNBits) continue;
-      numbers.most[lane] = most_within<Format>(float_of<float>(numbers.scale[lane]), limit);
+      numbers.maximum[lane] = max_within<Format>(float_of<float>(numbers.scale[lane]), limit);
     }
   }
 }
@@ -101,14 +101,14 @@ inline void make_scales(ScaleKind kind, int all_groups, int groups, float limit,
 inline void measure_ranges(const float* x, int groups, int group, GroupNumbers& numbers) {
   measure_magnitudes(x, groups, group, numbers);
   for (int g = 0; g < groups; ++g, x += group) {
-    FloatLanes least = load_floats(x), most = least;
+    FloatLanes minimum = load_floats(x), maximum = minimum;
     for (int i = kLanes; i < group; i += kLanes) {
       const FloatLanes values = load_floats(x + i);
-      least = values < least ? values : least;
-      most = larger(values, most);
+      minimum = values < minimum ? values : minimum;
+      maximum = larger(values, maximum);
     }
-    numbers.center[g] = smallest_lane(least);
-    numbers.most[g] = largest_lane(most);
+    numbers.center[g] = smallest_lane(minimum);
+    numbers.maximum[g] = largest_lane(maximum);
   }
 }
 
@@ -124,16 +124,16 @@ inline void store_centers(const uint32_t* centers, int groups, std::byte* to) {
 template <ScaleKind kind, typename Stored>
 inline void choose_levels(int levels, int all_groups, int groups, float limit,
                           GroupNumbers& numbers, std::byte* scales, std::byte* centers) {
-  uint32_t stored[kMostGroups];
+  uint32_t stored[kMaxGroups];
   numbers.clamps = kind == ScaleKind::log2;
   for (int g = 0; g < all_groups; ++g) {
     const bool beyond = numbers.scale[g] > bits_of(limit);
     const LevelScale all =
-        level_scale<kind>(numbers.center[g], numbers.most[g], beyond, levels, limit);
+        level_scale<kind>(numbers.center[g], numbers.maximum[g], beyond, levels, limit);
     numbers.clamps = numbers.clamps || beyond;
     numbers.scale[g] = all.scale;
     numbers.inverse[g] = all.inverse;
-    numbers.most[g] = float(levels) / 2;
+    numbers.maximum[g] = float(levels) / 2;
     numbers.center[g] = all.center;
     stored[g] = all.stored_center;
   }

@@ -19,14 +19,15 @@ struct Spikes {
 /// Spikes of a group with NaN or an infinity.
 constexpr Spikes kNoSpikes{{0x7fc0, 0x7fc0}, {0, 0}};
 
-/// Spikes at positions `least` and `most`; bf16 values that round past `limit` are clamped to it.
-constexpr Spikes spikes_at(const float* x, int least, int most, float limit) {
+/// Spikes at positions `minimum` and `maximum`; bf16 values that round past `limit` are clamped to
+/// it.
+constexpr Spikes spikes_at(const float* x, int minimum, int maximum, float limit) {
   const auto rounded = [limit](float value) {
     const uint16_t bits = BFloat16::from_float(value).bits;
     const auto end = uint16_t(bits_of(limit) >> 16);
     return (bits & 0x7fff) > end ? uint16_t((bits & 0x8000) | end) : bits;
   };
-  return {{rounded(x[least]), rounded(x[most])}, {uint8_t(least), uint8_t(most)}};
+  return {{rounded(x[minimum]), rounded(x[maximum])}, {uint8_t(minimum), uint8_t(maximum)}};
 }
 
 /// Overwrites the spikes with another element of the group, so that they do not affect its scale.

@@ -13,15 +13,15 @@ namespace tandem::codec {
 
 constexpr int kTileBlocks = 16;
 constexpr int kTile = kTileBlocks * kWireBlock;
-constexpr int kMostGroups = kTile / 16;
+constexpr int kMaxGroups = kTile / 16;
 
 /// Per-group values passed between the passes over a tile, padded to whole vectors.
 struct alignas(64) GroupNumbers {
-  uint32_t scale[kMostGroups];
-  float inverse[kMostGroups];  ///< 1 / scale; asymmetric formats: 1 / (2 scale)
-  float most[kMostGroups];     ///< max magnitude of codes
-  float center[kMostGroups];   ///< asymmetric formats
-  /// Whether codes may exceed `most` and need clamping.
+  uint32_t scale[kMaxGroups];
+  float inverse[kMaxGroups];  ///< 1 / scale; asymmetric formats: 1 / (2 scale)
+  float maximum[kMaxGroups];  ///< max magnitude of codes
+  float center[kMaxGroups];   ///< asymmetric formats
+  /// Whether codes may exceed `maximum` and need clamping.
   bool clamps = true;
 };
 
@@ -101,9 +101,9 @@ inline void rotate(float* values, int count, int group) {
 /// Inverse of `rotate`, with results clamped to `limit`; intermediate values do not overflow.
 inline void rotate_back(float* values, int count, int group, float limit) {
   rotate(values, count, group);
-  const float scale = float(group), most = limit / scale;
+  const float scale = float(group), maximum = limit / scale;
   for (int i = 0; i < count; i += kLanes) {
-    store_floats(values + i, canonical(within(load_floats(values + i), most) * scale));
+    store_floats(values + i, canonical(within(load_floats(values + i), maximum) * scale));
   }
 }
 

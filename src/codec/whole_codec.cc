@@ -6,7 +6,7 @@ namespace tandem::codec {
 namespace {
 
 std::vector<WholeCodec>& all() {
-  static std::vector<WholeCodec> codecs{{"lossless", require_lossless, most_lossless_bytes,
+  static std::vector<WholeCodec> codecs{{"lossless", require_lossless, max_lossless_bytes,
                                          lossless_bits, encode_lossless, decode_lossless}};
   return codecs;
 }

@@ -16,9 +16,9 @@ struct WholeCodec {
   /// Throws InvalidArgument for an unsupported dtype.
   void (*require)(DType dtype);
   /// Max message size for `elements`.
-  size_t (*most_bytes)(int64_t elements, DType dtype);
+  size_t (*max_bytes)(int64_t elements, DType dtype);
   double (*bits_per_element)(DType dtype);
-  /// `message` has most_bytes. Returns the bytes used.
+  /// `message` has max_bytes. Returns the bytes used.
   size_t (*encode)(DType dtype, const void* values, int64_t elements, std::byte* message);
   /// Throws InvalidArgument for an invalid message.
   void (*decode)(DType dtype, std::span<const std::byte> message, int64_t elements, void* values);

@@ -142,7 +142,7 @@ void Wire::check() const {
 
 size_t Wire::bytes(int64_t elements, DType dtype) const {
   if (codec == Codec::none) return size_t(elements) * size_of(dtype);
-  if (const WholeCodec* whole = find_whole_codec(codec)) return whole->most_bytes(elements, dtype);
+  if (const WholeCodec* whole = find_whole_codec(codec)) return whole->max_bytes(elements, dtype);
   return Message::of(*this, elements).bytes;
 }
 
@@ -160,7 +160,7 @@ double Wire::error_bound() const {
                                                   : 1;
   const int bits = code_bits(codec);
   double bound = with_format(*this, [](auto format) {
-    return double(decltype(format)::half_step) / double(decltype(format)::most);
+    return double(decltype(format)::half_step) / double(decltype(format)::maximum);
   });
   // A group may contain both signs of its absmax; a bf16 center is off by up to 2^-9.
   if (asymmetric) bound = (1 + 0x1p-8) / ((1 << bits) - 1);

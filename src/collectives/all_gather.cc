@@ -18,7 +18,7 @@ void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
 }
 
 void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
-                                   const Asked& asked) {
+                                   const RequestedCall& asked) {
   require_writable("all_gather", {"out", &out});
   if (gpu::is_gpu(comm)) return gpu::all_gather(comm, shard, out);
   require_plain("all_gather", "shard", shard);
@@ -32,10 +32,10 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
     return Span{size_t(rows.begin) * row, size_t(rows.count) * row};
   };
   auto* bytes = out.as<std::byte>();
-  const auto* mine = shard.as<const std::byte>();
+  const auto* local = shard.as<const std::byte>();
   const auto keep_own = [&] {
     const Span own = at(comm.rank());
-    if (own.bytes && bytes + own.begin != mine) std::memmove(bytes + own.begin, mine, own.bytes);
+    if (own.bytes && bytes + own.begin != local) std::memmove(bytes + own.begin, local, own.bytes);
   };
   if (comm.size() == 1) return keep_own();
 
@@ -45,7 +45,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   Call call(comm, args, {.written = {"out", &out}, .read = {"shard", &shard}});
   const int world = call.size(), me = call.rank();
   if (at(0).bytes <= call.small()) {
-    call.enter_all({mine, shard.bytes()});
+    call.enter_all({local, shard.bytes()});
     call.check();
     keep_own();
     for (int r = 0; r < world; ++r) {
@@ -56,7 +56,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
 
   if (call.one_address_space()) {
     Direct direct(call);
-    direct.enter(mine);
+    direct.enter(local);
     keep_own();
     for (int step = 1; step < world; ++step) {
       const int source = call.peer(step);
@@ -72,7 +72,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   for (int64_t t = 0; t < chunks.steps() + 1; ++t) {
     if (const Span chunk = chunks.at(me, t); chunk.bytes) {
       for (int step = 1; step < world; ++step) {
-        call.send(Stream::gather, call.peer(step), mine + (chunk.begin - at(me).begin),
+        call.send(Stream::gather, call.peer(step), local + (chunk.begin - at(me).begin),
                   chunk.bytes);
       }
     }

@@ -46,7 +46,7 @@ void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
 }
 
 void collectives::plain_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
-                                   const Asked& asked) {
+                                   const RequestedCall& asked) {
   require_writable("all_reduce", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, op);
   require_plain("all_reduce", "data", data);

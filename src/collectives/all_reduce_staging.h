@@ -12,7 +12,7 @@ namespace tandem {
 constexpr int64_t kOneShotBytes = int64_t(1) << 20;
 /// Max bytes that one_shot and two_shot have staging memory for; larger tensors use the pipelined
 /// kernel or NCCL.
-constexpr int64_t kMostStagedBytes = int64_t(32) << 20;
+constexpr int64_t kMaxStagedBytes = int64_t(32) << 20;
 
 struct AllReduceStaging {
   int64_t capacity = 0;    ///< bytes of one tensor
@@ -21,14 +21,14 @@ struct AllReduceStaging {
   constexpr int64_t bytes(int ranks) const { return slot_bytes * 4 * ranks; }
 };
 
-/// Sizes for tensors of up to `most_bytes`; `part_bytes`: max bytes of one rank's whole rows, 0 if
+/// Sizes for tensors of up to `max_bytes`; `part_bytes`: max bytes of one rank's whole rows, 0 if
 /// shards need not be whole rows.
-constexpr AllReduceStaging staging_for_up_to(int64_t most_bytes, int ranks, int64_t part_bytes) {
+constexpr AllReduceStaging staging_for_up_to(int64_t max_bytes, int ranks, int64_t part_bytes) {
   AllReduceStaging staging;
-  staging.capacity = (std::min(most_bytes, kMostStagedBytes) + 127) / 128 * 128;
+  staging.capacity = (std::min(max_bytes, kMaxStagedBytes) + 127) / 128 * 128;
   staging.slot_bytes = std::max((staging.capacity / ranks + 255) / 128 * 128,
                                 std::min(staging.capacity, kOneShotBytes));
-  if (most_bytes <= kMostStagedBytes) {
+  if (max_bytes <= kMaxStagedBytes) {
     staging.slot_bytes = std::max(staging.slot_bytes, (part_bytes + 127) / 128 * 128);
   }
   return staging;
@@ -36,7 +36,7 @@ constexpr AllReduceStaging staging_for_up_to(int64_t most_bytes, int ranks, int6
 
 /// Sizes for tensors of exactly `bytes`; empty if no kernel supports them.
 constexpr AllReduceStaging staging_for(int64_t bytes, int ranks, int64_t part_bytes) {
-  if (ranks == 1 || bytes > kMostStagedBytes) return {};
+  if (ranks == 1 || bytes > kMaxStagedBytes) return {};
   return staging_for_up_to(bytes, ranks, part_bytes);
 }
 

@@ -20,8 +20,8 @@ void send_all(Call& call, const Chunks& chunks, const std::byte* bytes, int64_t 
   const Span own = chunks.at(call.rank(), t);
   for (int step = 1; step < call.size(); ++step) {
     const int peer = call.peer(step);
-    const Span theirs = chunks.at(peer, t);
-    if (theirs.bytes) call.send(Stream::reduce, peer, bytes + theirs.begin, theirs.bytes);
+    const Span remote = chunks.at(peer, t);
+    if (remote.bytes) call.send(Stream::reduce, peer, bytes + remote.begin, remote.bytes);
     if (own.bytes) call.send(Stream::gather, peer, bytes + own.begin, own.bytes);
   }
 }

@@ -48,7 +48,7 @@ std::string Args::describe() const {
                      tandem::name_of(dtype), fmt::join(shape.begin(), shape.begin() + dims, ", "),
                      root < 0 ? "" : fmt::format(" from root {}", root),
                      wire.is_none() ? "" : " as " + wire.describe(),
-                     route == Route::given ? "" : " or plain");
+                     route == Route::given ? "" : " or uncompressed");
 }
 
 void require_plain(const char* op, const char* what, const Tensor& tensor) {
@@ -104,19 +104,20 @@ void Call::refuse(const std::string& message) {
   throw Mismatch(message);
 }
 
-void Call::require_apart(int rank, const std::array<ByteRange, 3>& mine, int peer,
-                         const std::array<ByteRange, 3>& theirs) {
+void Call::require_apart(int rank, const std::array<ByteRange, 3>& local_data, int peer,
+                         const std::array<ByteRange, 3>& remote) {
   constexpr size_t kRead = 1;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    for (size_t j = 0; j < theirs.size(); ++j) {
-      if ((i == kRead && j == kRead) || !mine[i].overlaps(theirs[j])) continue;
+  for (size_t i = 0; i < local_data.size(); ++i) {
+    for (size_t j = 0; j < remote.size(); ++j) {
+      if ((i == kRead && j == kRead) || !local_data[i].overlaps(remote[j])) continue;
       settle();
       space_.progress.waiting([&] { require_all_stay(comm_, name_); });
       throw AgreedArgument(fmt::format(
           "{}: {} of rank {} at [{:#x}, {:#x}) overlaps {} of rank {} at [{:#x}, {:#x}): expected "
           "memory of its own for each rank",
-          name_, names_[i].empty() ? "data" : names_[i], rank, mine[i].begin, mine[i].end,
-          names_[j].empty() ? "data" : names_[j], peer, theirs[j].begin, theirs[j].end));
+          name_, names_[i].empty() ? "data" : names_[i], rank, local_data[i].begin,
+          local_data[i].end, names_[j].empty() ? "data" : names_[j], peer, remote[j].begin,
+          remote[j].end));
     }
   }
 }
@@ -228,9 +229,9 @@ void Call::leave_all() {
 }
 
 size_t Call::chunk_bytes(size_t bytes) const {
-  constexpr size_t kLeast = 16 << 10;
+  constexpr size_t kMin = 16 << 10;
   const size_t quarter = (bytes / 4 + 4095) / 4096 * 4096;
-  return std::min(std::max(quarter, kLeast), layout_.slot_bytes);
+  return std::min(std::max(quarter, kMin), layout_.slot_bytes);
 }
 
 }  // namespace tandem::collectives

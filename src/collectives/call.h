@@ -113,8 +113,8 @@ class Call {
   void await_slot(Stream stream, int peer);
   /// Throws AgreedArgument, on all ranks, if one writes memory that another uses, and Aborted if
   /// one of them has left the call: its memory may have been reused by this rank.
-  void require_apart(int rank, const std::array<ByteRange, 3>& mine, int peer,
-                     const std::array<ByteRange, 3>& theirs);
+  void require_apart(int rank, const std::array<ByteRange, 3>& local, int peer,
+                     const std::array<ByteRange, 3>& remote);
   /// Ends a call that all ranks know to be invalid.
   void settle();
 

@@ -54,9 +54,9 @@ void Direct::enter(const void* tensor) {
       call_.find_left(peer);
     }
     held_.push_back(peer);
-    uintptr_t theirs;
-    std::memcpy(&theirs, call_.payload(peer), sizeof theirs);
-    tensors_[size_t(peer)] = reinterpret_cast<std::byte*>(theirs);
+    uintptr_t remote;
+    std::memcpy(&remote, call_.payload(peer), sizeof remote);
+    tensors_[size_t(peer)] = reinterpret_cast<std::byte*>(remote);
   }
 }
 

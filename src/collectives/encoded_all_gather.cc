@@ -41,8 +41,8 @@ class EncodedAllGather {
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
       const std::byte* own = send_own(t);
       if (t == 0) call_.check();
-      const Elements mine = encoded_.chunk(part(call_.rank()), t);
-      if (mine.count) encoded_.decode(own, mine.count, at(mine));
+      const Elements local = encoded_.chunk(part(call_.rank()), t);
+      if (local.count) encoded_.decode(own, local.count, at(local));
       for (int step = 1; step < call_.size(); ++step) {
         const int source = call_.peer(call_.size() - step);
         const Elements chunk = encoded_.chunk(part(source), t - 1);

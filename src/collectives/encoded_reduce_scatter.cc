@@ -29,9 +29,9 @@ class EncodedReduceScatter {
     std::vector<std::byte> message(bytes);
     PendingResidual residual(residual_, rows_ * row_);
     for (int step = 1; step < call_.size(); ++step) {
-      const Elements theirs = part(call_.peer(step));
+      const Elements remote = part(call_.peer(step));
       const size_t used =
-          encoded_.encode(at(theirs), theirs.count, residual.at(theirs.begin), message.data());
+          encoded_.encode(at(remote), remote.count, residual.at(remote.begin), message.data());
       call_.enter(call_.peer(step), {message.data(), used});
     }
     call_.check();

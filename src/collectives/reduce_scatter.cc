@@ -18,7 +18,7 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
 }
 
 void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
-                                       ReduceOp op, const Asked& asked) {
+                                       ReduceOp op, const RequestedCall& asked) {
   require_writable("reduce_scatter", {"shard", &shard});
   if (gpu::is_gpu(comm)) return gpu::reduce_scatter(comm, data, shard, op);
   require_plain("reduce_scatter", "data", data);

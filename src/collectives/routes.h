@@ -24,14 +24,15 @@ void run_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& sh
 
 /// Original request of an uncompressed call, carried in its arguments if the tuner chose this
 /// route.
-struct Asked {
+struct RequestedCall {
   Wire wire;
   Route route = Route::given;
 };
-void plain_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op, const Asked& asked);
+void plain_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
+                      const RequestedCall& asked);
 void plain_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
-                      const Asked& asked);
+                      const RequestedCall& asked);
 void plain_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op,
-                          const Asked& asked);
+                          const RequestedCall& asked);
 
 }  // namespace tandem::collectives

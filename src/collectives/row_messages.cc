@@ -18,7 +18,7 @@ size_t RowMessages::bytes(int64_t rows) const {
   return (wire_.bytes(rows * columns_, dtype_) + 15) / 16 * 16;
 }
 
-size_t RowMessages::most_bytes(int64_t rows, int transfers) const {
+size_t RowMessages::max_bytes(int64_t rows, int transfers) const {
   if (!wire_.is_exact() || wire_.is_none()) return bytes(rows);
   // A lossless message is at most 16 bytes longer than its elements, then padded to 16.
   return size_t(rows) * line_ + size_t(transfers) * 32;

@@ -22,7 +22,7 @@ class RowMessages {
   /// Max bytes of the messages of `rows` rows: a multiple of 16.
   size_t bytes(int64_t rows) const;
   /// Max bytes for at most `rows` rows in up to `transfers` transfers, however they are split.
-  size_t most_bytes(int64_t rows, int transfers) const;
+  size_t max_bytes(int64_t rows, int transfers) const;
   /// Returns the bytes used. `values` has dense rows; for `is_exact` formats it is contiguous.
   size_t encode(const Tensor& values, std::byte* messages) const;
   /// `messages` holds bytes(rows).
@@ -46,15 +46,16 @@ size_t bytes_before(const RowMessages& messages, int end, const RowsOf& rows_of)
 /// Max bytes of an owner's rows in up to kMaxChunks transfers, with rows_of(transfers, owner, i)
 /// rows each.
 template <typename RowsOf>
-size_t most_bytes(const RowMessages& messages, int owners, const RowsOf& rows_of) {
-  size_t most = 0;
+size_t max_bytes(const RowMessages& messages, int owners, const RowsOf& rows_of) {
+  size_t maximum = 0;
   for (int owner = 0; owner < owners; ++owner) {
     for (int transfers = 1; transfers <= kMaxChunks; ++transfers) {
-      most = std::max(most, bytes_before(messages, transfers,
-                                         [&](int i) { return rows_of(transfers, owner, i); }));
+      maximum = std::max(maximum, bytes_before(messages, transfers, [&](int i) {
+                           return rows_of(transfers, owner, i);
+                         }));
     }
   }
-  return most;
+  return maximum;
 }
 
 }  // namespace tandem

@@ -27,13 +27,13 @@ std::vector<RowMessages> messages_of(const std::vector<Wire>& wires, DType dtype
 }
 
 /// Rows of a transfer from one rank to another.
-int64_t transfer_rows(int64_t most_rows, int world) {
-  return world == 2 ? most_rows : shard_of(most_rows, world, 0).count;
+int64_t transfer_rows(int64_t max_rows, int world) {
+  return world == 2 ? max_rows : shard_of(max_rows, world, 0).count;
 }
 
 }  // namespace
 
-RowSums::RowSums(Communicator& comm, DType dtype, int64_t most_rows, int64_t columns,
+RowSums::RowSums(Communicator& comm, DType dtype, int64_t max_rows, int64_t columns,
                  const std::vector<Wire>& wires)
     : rank_(comm.rank()),
       world_(comm.size()),
@@ -42,8 +42,8 @@ RowSums::RowSums(Communicator& comm, DType dtype, int64_t most_rows, int64_t col
       line_(size_t(columns) * size_of(dtype)),
       wires_(with_none(wires)),
       messages_(messages_of(wires_, dtype, columns)),
-      area_(room(transfer_rows(most_rows, world_))),
-      encoded_at_(room(most_rows)),
+      area_(room(transfer_rows(max_rows, world_))),
+      encoded_at_(room(max_rows)),
       workspace_(comm, "prefill", world_ == 1 ? 64 : 2 * size_t(world_) * area_,
                  encoded_at_ + size_t(world_) * area_, 2 * world_),
       decoded_(world_ == 1 ? 0 : size_t(world_) * area_),

@@ -21,9 +21,9 @@ namespace tandem {
 
 class RowSums {
  public:
-  /// Collective. Up to `most_rows` rows of `columns` elements of `dtype`, uncompressed or in one of
+  /// Collective. Up to `max_rows` rows of `columns` elements of `dtype`, uncompressed or in one of
   /// `wires`.
-  RowSums(Communicator& comm, DType dtype, int64_t most_rows, int64_t columns,
+  RowSums(Communicator& comm, DType dtype, int64_t max_rows, int64_t columns,
           const std::vector<Wire>& wires);
 
   /// Starts the next sum: returns the buffer for this rank's rows, dense [rows, columns]. `rows`

@@ -31,9 +31,9 @@ std::vector<uint64_t> in_all(const Blobs& numbers) {
   if (numbers.empty()) return {};
   std::vector<uint64_t> common = numbers_in(numbers.front());
   for (const auto& blob : numbers) {
-    const std::vector<uint64_t> theirs = numbers_in(blob);
+    const std::vector<uint64_t> remote = numbers_in(blob);
     std::vector<uint64_t> both;
-    std::set_intersection(common.begin(), common.end(), theirs.begin(), theirs.end(),
+    std::set_intersection(common.begin(), common.end(), remote.begin(), remote.end(),
                           std::back_inserter(both));
     common = std::move(both);
   }

@@ -8,9 +8,9 @@ void check_allocation(size_t bytes, int signals) {
   if (signals < 0) {
     throw InvalidArgument(fmt::format("allocate: {} signals: expected at least 0", signals));
   }
-  constexpr size_t kMost = size_t(1) << 48;  // leaves room for signals and rounding
-  if (bytes > kMost) {
-    throw InvalidArgument(fmt::format("allocate: {} bytes: expected at most {}", bytes, kMost));
+  constexpr size_t kMax = size_t(1) << 48;  // leaves room for signals and rounding
+  if (bytes > kMax) {
+    throw InvalidArgument(fmt::format("allocate: {} bytes: expected at most {}", bytes, kMax));
   }
 }
 

@@ -77,13 +77,13 @@ void BaseCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t 
 }
 
 std::unique_ptr<Communicator> BaseCommunicator::split(int color, int key) {
-  const int mine[2] = {color, key};
-  const auto blobs = exchange(std::as_bytes(std::span(mine)), "split");
+  const int local_data[2] = {color, key};
+  const auto blobs = exchange(std::as_bytes(std::span(local_data)), "split");
   std::vector<std::pair<int, int>> order;  // (key, rank) of the ranks with this rank's color
   for (int r = 0; r < size_; ++r) {
-    int theirs[2];
-    std::memcpy(theirs, blobs[size_t(r)].data(), sizeof theirs);
-    if (theirs[0] == color) order.emplace_back(theirs[1], r);
+    int remote[2];
+    std::memcpy(remote, blobs[size_t(r)].data(), sizeof remote);
+    if (remote[0] == color) order.emplace_back(remote[1], r);
   }
   std::sort(order.begin(), order.end());
   std::vector<int> members;

@@ -37,9 +37,9 @@ std::string_view name_of(const CallCard::Used& used) {
 }
 
 void compare(const Communicator& comm, std::string_view op, int rank,
-             const CallCard::Operands& mine, int peer, const CallCard::Operands& theirs) {
-  for (const auto& a : std::span(mine.used).first(mine.count)) {
-    for (const auto& b : std::span(theirs.used).first(theirs.count)) {
+             const CallCard::Operands& local, int peer, const CallCard::Operands& remote) {
+  for (const auto& a : std::span(local.used).first(local.count)) {
+    for (const auto& b : std::span(remote.used).first(remote.count)) {
       if ((!a.written && !b.written) || !a.rows.overlaps(b.rows)) continue;
       require_all_stay(comm, op);  // a rank that has left may have freed this memory
       throw AgreedArgument(fmt::format(
@@ -122,10 +122,10 @@ void require_all_stay(const Communicator& comm, std::string_view op) {
 std::string describe_peers_call(const Communicator& comm, int peer) {
   const Workspace* space = comm.workspace_if_any();
   if (!space || peer < 0 || peer >= comm.size() || peer == comm.rank()) return "";
-  CallCard* const mine = space->cards[size_t(comm.rank())];
-  CallCard* const theirs = space->cards[size_t(peer)];
-  if (!mine || !theirs) return "";
-  const std::string own = read_text(*mine), other = read_text(*theirs);
+  CallCard* const local = space->cards[size_t(comm.rank())];
+  CallCard* const remote = space->cards[size_t(peer)];
+  if (!local || !remote) return "";
+  const std::string own = read_text(*local), other = read_text(*remote);
   if (own == other || own.empty()) return "";
   return fmt::format("rank {} is in {}, rank {} in {}: expected the same call on all ranks", peer,
                      other.empty() ? "no call" : other, comm.rank(), own);

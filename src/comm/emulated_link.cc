@@ -25,7 +25,7 @@ constexpr std::array<Unit, 8> kRates{{{"B/s", 1},
 constexpr std::array<Unit, 3> kTimes{{{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}}};
 
 // Limits of the clock: the emulation adds up times in nanoseconds.
-constexpr double kLeastRate = 1, kMostRate = 1e15, kMostLatency = 3600;
+constexpr double kMinRate = 1, kMaxRate = 1e15, kMaxLatency = 3600;
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
@@ -48,12 +48,12 @@ double quantity(std::string_view text, std::span<const Unit> units) {
 
 /// Description of the first value out of range; "" if there is none.
 std::string out_of_range(const EmulatedLink& link) {
-  if (!(link.bytes_per_s >= kLeastRate && link.bytes_per_s <= kMostRate)) {
-    return fmt::format("a rate of {:g} B/s: expected {:g} to {:g} B/s", link.bytes_per_s,
-                       kLeastRate, kMostRate);
+  if (!(link.bytes_per_s >= kMinRate && link.bytes_per_s <= kMaxRate)) {
+    return fmt::format("a rate of {:g} B/s: expected {:g} to {:g} B/s", link.bytes_per_s, kMinRate,
+                       kMaxRate);
   }
-  if (!(link.latency_s >= 0 && link.latency_s <= kMostLatency)) {
-    return fmt::format("a latency of {:g} s: expected 0 to {:g} s", link.latency_s, kMostLatency);
+  if (!(link.latency_s >= 0 && link.latency_s <= kMaxLatency)) {
+    return fmt::format("a latency of {:g} s: expected 0 to {:g} s", link.latency_s, kMaxLatency);
   }
   return "";
 }

@@ -32,11 +32,11 @@ void require_same_build(std::span<const Build> ranks) {
 }
 
 void require_same_build(Communicator& comm) {
-  const Build mine = this_build();
-  const auto blobs = comm.exchange(std::as_bytes(std::span(&mine, 1)), "builds");
+  const Build local = this_build();
+  const auto blobs = comm.exchange(std::as_bytes(std::span(&local, 1)), "builds");
   std::vector<Build> all(blobs.size());
   for (size_t rank = 0; rank < blobs.size(); ++rank) {
-    std::memcpy(&all[rank], blobs[rank].data(), std::min(sizeof mine, blobs[rank].size()));
+    std::memcpy(&all[rank], blobs[rank].data(), std::min(sizeof local, blobs[rank].size()));
   }
   require_same_build(all);
 }

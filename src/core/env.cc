@@ -18,19 +18,19 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostThreads = 4096;
+constexpr int kMaxThreads = 4096;
 
 template <typename Number>
-Number number(const char* name, Number fallback, Number least, Number most) {
+Number number(const char* name, Number fallback, Number minimum, Number maximum) {
   const char* text = std::getenv(name);
   if (!text || !*text) return fallback;
   Number value{};
   const char* end = text + std::strlen(text);
   const auto [stop, code] = std::from_chars(text, end, value);
-  if (code != std::errc() || stop != end || !(value >= least && value <= most)) {
+  if (code != std::errc() || stop != end || !(value >= minimum && value <= maximum)) {
     throw InvalidArgument(fmt::format("{}={}: expected {} from {} to {}", name, printable(text),
                                       std::is_integral_v<Number> ? "a whole number" : "a number",
-                                      least, most));
+                                      minimum, maximum));
   }
   return value;
 }
@@ -99,11 +99,11 @@ std::vector<std::string> unknown_variables() {
 }
 
 const Env& env() {
-  static const Env value{number("TANDEM_DEADLINE_S", 60.0, kLeastDeadline, kMostDeadline),
+  static const Env value{number("TANDEM_DEADLINE_S", 60.0, kMinDeadline, kMaxDeadline),
                          text("TANDEM_CACHE_DIR", default_cache_dir()),
                          one_of("TANDEM_TUNE", {"1", "0"}) == "1",
                          text("TANDEM_LOG", "info"),
-                         number("TANDEM_THREADS", 0, 0, kMostThreads),
+                         number("TANDEM_THREADS", 0, 0, kMaxThreads),
                          one_of("TANDEM_MPI_SHM", {"1", "0"}) == "1",
                          one_of("TANDEM_MPI_WIRE", {"auto", "tcp", "mpi"}),
                          one_of("TANDEM_GPU_PORTABLE", {"0", "1"}) == "1",
@@ -121,9 +121,9 @@ std::string shared_settings() {
 }
 
 double checked_deadline(double seconds, std::string_view what) {
-  if (seconds >= kLeastDeadline && seconds <= kMostDeadline) return seconds;
+  if (seconds >= kMinDeadline && seconds <= kMaxDeadline) return seconds;
   throw InvalidArgument(fmt::format("{}: {} s: expected a number from {} to {}", what, seconds,
-                                    kLeastDeadline, kMostDeadline));
+                                    kMinDeadline, kMaxDeadline));
 }
 
 double world_deadline(double seconds) {

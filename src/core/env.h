@@ -9,7 +9,7 @@ namespace tandem {
 
 /// Bounds of a deadline in seconds. The max, 30 years, added to a clock's nanoseconds still fits 64
 /// bits.
-constexpr double kLeastDeadline = 0.001, kMostDeadline = 1e9;
+constexpr double kMinDeadline = 0.001, kMaxDeadline = 1e9;
 
 struct Env {
   double deadline_s;      ///< TANDEM_DEADLINE_S: max seconds of a wait (60)

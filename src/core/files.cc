@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kBlock = size_t(64) << 10;
 constexpr size_t kHashBlock = size_t(1) << 20;
-constexpr size_t kMostPiped = size_t(256) << 20;
+constexpr size_t kMaxPiped = size_t(256) << 20;
 
 std::atomic<uint64_t> bytes_moved{0};
 
@@ -102,9 +102,9 @@ std::string read_file(const std::string& path, Source source) {
     text.resize(regular ? size_t(status.st_size) + 1 : kBlock);  // one more, to detect the end
     size_t done = 0;
     while (true) {
-      if (!regular && done > kMostPiped) {
+      if (!regular && done > kMaxPiped) {
         throw IoError(fmt::format("{}: {} without an end within {} MiB: expected less", path,
-                                  kind_of(status.st_mode), kMostPiped >> 20));
+                                  kind_of(status.st_mode), kMaxPiped >> 20));
       }
       if (done == text.size()) text.resize(2 * text.size());
       const ssize_t got = ::read(file.get(), text.data() + done, text.size() - done);

@@ -13,7 +13,7 @@ bool json_depth_fits(std::string_view text) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > kMostJsonDepth) return false;
+      if (++depth > kMaxJsonDepth) return false;
     } else if (c == ']' || c == '}') {
       --depth;
     }

@@ -7,9 +7,9 @@
 namespace tandem {
 
 /// Far above the nesting of files that Tandem writes (less than ten).
-constexpr int kMostJsonDepth = 100;
+constexpr int kMaxJsonDepth = 100;
 
-/// Whether brackets outside strings are nested at most `kMostJsonDepth` deep. Code on parsed JSON
+/// Whether brackets outside strings are nested at most `kMaxJsonDepth` deep. Code on parsed JSON
 /// recurses per level, so deeper text could overflow the stack.
 bool json_depth_fits(std::string_view text);
 

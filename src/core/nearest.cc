@@ -28,10 +28,10 @@ std::string nearest(std::string_view typed, std::span<const std::string> known) 
   int fewest = 0;
   for (const std::string& name : known) {
     const auto [shorter, longer] = std::minmax({typed.size(), name.size()});
-    const size_t most = std::max<size_t>(1, longer / 3);
+    const size_t maximum = std::max<size_t>(1, longer / 3);
     const bool prefix = typed.size() >= 3 && std::string_view(name).starts_with(typed);
-    if (longer - shorter > most && !prefix) continue;  // at least that many insertions
-    const int distance = edit_distance(typed, name), allowed = int(most);
+    if (longer - shorter > maximum && !prefix) continue;  // at least that many insertions
+    const int distance = edit_distance(typed, name), allowed = int(maximum);
     if ((distance <= allowed || prefix) && (best.empty() || distance < fewest)) {
       best = name;
       fewest = distance;

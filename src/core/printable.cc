@@ -48,8 +48,8 @@ void for_each_character(std::string_view text, const Visit& visit) {
 
 }  // namespace
 
-std::string printable(std::string_view text, size_t most) {
-  size_t kept = std::min(text.size(), most);
+std::string printable(std::string_view text, size_t maximum) {
+  size_t kept = std::min(text.size(), maximum);
   // Do not cut inside a UTF-8 character.
   while (kept < text.size() && kept > 0 && (uint8_t(text[kept]) & 0xc0) == 0x80) --kept;
   std::string line(text.substr(0, kept));

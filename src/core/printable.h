@@ -6,9 +6,9 @@
 
 namespace tandem {
 
-/// `text` on one line of at most `most` bytes: control characters become '?', a longer text is cut
-/// and its length appended, as in "aaaa... (10000000 bytes)".
-std::string printable(std::string_view text, size_t most = 100);
+/// `text` on one line of at most `maximum` bytes: control characters become '?', a longer text is
+/// cut and its length appended, as in "aaaa... (10000000 bytes)".
+std::string printable(std::string_view text, size_t maximum = 100);
 
 /// `text` on one line that is safe to show on a terminal: spaces for line breaks and tabs, '?' for
 /// other control characters (C0, DEL, C1) and for bytes that are not UTF-8. File names may contain

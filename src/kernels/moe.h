@@ -47,8 +47,8 @@ void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, boo
 void sum_parts(std::span<const std::byte* const> parts, DType dtype, int64_t columns,
                DType out_dtype, std::byte* out);
 
-/// For each row i: dots[i] = <dinner, inner>; scaled = weight x inner; dinner *= weight.
-void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& dinner,
-                     const Tensor& scaled, std::span<float> dots);
+/// For each row i: dots[i] = <d_act, inner>; scaled = weight x inner; d_act *= weight.
+void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& d_act,
+                     const Tensor& scaled, std::span<float> d_gate_weight);
 
 }  // namespace tandem

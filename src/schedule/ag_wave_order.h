@@ -16,8 +16,8 @@ struct AgWaveOrder {
   int shorter = 0;   ///< number of last shards that have one pair of rows less; only if shards have
                      ///< more than one pair
   int clusters = 1;
-  int steps = 1;  ///< K steps per tile
-  int least = 1;  ///< min K steps per work item
+  int steps = 1;    ///< K steps per tile
+  int minimum = 1;  ///< min K steps per work item
   /// Rows of tiles that arrive in the time of a wave, about 14, whatever K is: 350 GB/s, and 70 us
   /// at K 6144 in bf16. For e4m3 8: half the bytes, in little more than a quarter of the time.
   int rows_in_a_wave = 14;
@@ -33,7 +33,7 @@ constexpr Waves waves_of(const AgWaveOrder& order) {
           order.clusters,
           order.steps,
           0,
-          order.least,
+          order.minimum,
           tiles % order.clusters,
           (tiles / order.clusters - 1) * order.rows_in_a_wave > rows};
 }

@@ -22,7 +22,7 @@ constexpr int arrived_tiles(int64_t arrived, int64_t rows, int tile_rows) {
 }
 
 /// Max row tiles of all groups, however `rows` are distributed over them.
-constexpr int most_group_tiles(int64_t rows, int groups, int tile_rows) {
+constexpr int max_group_tiles(int64_t rows, int groups, int tile_rows) {
   const int64_t begun = rows < groups ? rows : groups;  // groups that have rows
   return int((rows + begun * (tile_rows - 1)) / tile_rows);
 }
@@ -62,17 +62,17 @@ constexpr int turns_of(int block, int tiles, const BlockTurns& of) {
 /// Estimate of the tiles per early block before the remaining blocks can join, since another kernel
 /// occupies their SMs. Depends on a call's counts, known only on the device.
 struct Joining {
-  float of_row = 0;            ///< per row of all groups
-  float of_leaving = 0;        ///< per row sent to another rank, in addition
-  float least_of_leaving = 0;  ///< min, per row sent
+  float of_row = 0;          ///< per row of all groups
+  float of_leaving = 0;      ///< per row sent to another rank, in addition
+  float min_of_leaving = 0;  ///< min, per row sent
 
-  constexpr bool any() const { return of_row > 0 || of_leaving > 0 || least_of_leaving > 0; }
+  constexpr bool any() const { return of_row > 0 || of_leaving > 0 || min_of_leaving > 0; }
   /// BlockTurns::rounds for `tiles`; at most, all are taken by the early blocks.
   constexpr int rounds(int rows, int leaving, int tiles, int early) const {
     const float sum = of_row * float(rows) + of_leaving * float(leaving),
-                least = least_of_leaving * float(leaving), after = sum > least ? sum : least;
-    const int most = (tiles + early - 1) / early;
-    if (after >= float(most)) return most;
+                minimum = min_of_leaving * float(leaving), after = sum > minimum ? sum : minimum;
+    const int maximum = (tiles + early - 1) / early;
+    if (after >= float(maximum)) return maximum;
     const int whole = int(after);
     return whole + (float(whole) < after);
   }

@@ -53,15 +53,15 @@ constexpr Range moe_pieces(int waves, int wave) {
 
 /// Max load of an EP rank over the mean, in rows times experts; 1 is balanced.
 constexpr double moe_imbalance(const int64_t* loads, int ep) {
-  int64_t most = 0, all = 0;
+  int64_t maximum = 0, all = 0;
   for (int i = 0; i < ep; ++i) {
-    most = loads[i] > most ? loads[i] : most;
+    maximum = loads[i] > maximum ? loads[i] : maximum;
     all += loads[i];
   }
-  return all == 0 ? 1 : double(most) * ep / double(all);
+  return all == 0 ? 1 : double(maximum) * ep / double(all);
 }
 /// Upper bound of the imbalance, given that a row's experts differ.
-constexpr double moe_most_imbalance(const MoeGrid& grid, int top_k) {
+constexpr double moe_max_imbalance(const MoeGrid& grid, int top_k) {
   const int each = grid.experts / grid.ep;
   return double(grid.ep) * (each < top_k ? each : top_k) / top_k;
 }
@@ -71,13 +71,13 @@ constexpr double moe_most_imbalance(const MoeGrid& grid, int top_k) {
 // call uses the level nearest to the routing of its ranks.
 constexpr int moe_levels(const MoeGrid& grid, int top_k) {
   int levels = 1;
-  while (double(1 << (levels - 1)) < moe_most_imbalance(grid, top_k)) ++levels;
+  while (double(1 << (levels - 1)) < moe_max_imbalance(grid, top_k)) ++levels;
   return levels;
 }
 /// Imbalance at which `level` is timed.
 constexpr double moe_level_imbalance(const MoeGrid& grid, int top_k, int level) {
-  const double most = moe_most_imbalance(grid, top_k), power = double(1 << level);
-  return power < most ? power : most;
+  const double maximum = moe_max_imbalance(grid, top_k), power = double(1 << level);
+  return power < maximum ? power : maximum;
 }
 /// Level nearest to `imbalance`, by ratio.
 constexpr int moe_level(const MoeGrid& grid, int top_k, double imbalance) {

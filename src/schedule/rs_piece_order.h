@@ -40,9 +40,9 @@ struct RsPieceOrder {
   int last = 0;                ///< by columns: max local tiles at the end
   int later = 0;  ///< by columns: one in `later` positions of a shard is sent later; 0: none
   int clusters = 1;
-  int steps = 1;  ///< K steps per tile
-  int added = 0;  ///< steps of a local tile that add received rows
-  int least = 1;  ///< min K steps per work item
+  int steps = 1;    ///< K steps per tile
+  int added = 0;    ///< steps of a local tile that add received rows
+  int minimum = 1;  ///< min K steps per work item
   WaveSplit split;
   int shorter = 0;  ///< number of last shards that have one row of tiles less; by columns, and with
                     ///< all local tiles at the end
@@ -143,7 +143,7 @@ constexpr Waves waves_of(const RsPieceOrder& order) {
           order.clusters,
           order.steps,
           order.added,
-          order.least,
+          order.minimum,
           rest <= own ? rest : 0,
           rest + order.clusters <= own};
 }

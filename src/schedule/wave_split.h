@@ -26,10 +26,10 @@ struct WaveSplit {
 /// Tiles and the clusters that compute them.
 struct Waves {
   int tiles = 1, clusters = 1;
-  int steps = 1;  ///< K steps per tile
-  int added = 0;  ///< steps of a tile of the last wave that add received rows
-  int least = 1;  ///< min K steps of a cluster at a time
-  int rest = 0;   ///< tiles of the last wave, if that may be split
+  int steps = 1;    ///< K steps per tile
+  int added = 0;    ///< steps of a tile of the last wave that add received rows
+  int minimum = 1;  ///< min K steps of a cluster at a time
+  int rest = 0;     ///< tiles of the last wave, if that may be split
   /// Helpers compute their slices before their tile of the previous wave, which must exist.
   bool before = false;
 };
@@ -92,7 +92,7 @@ constexpr WaveSplit best_split(const Waves& waves) {
         reads_partials = pieces > reads_partials ? pieces : reads_partials;
         for (int i = 0; i < pieces; ++i) {
           const SplitPiece piece = piece_of(split, waves.steps, tile, i);
-          if (piece.end - piece.begin < waves.least) return;
+          if (piece.end - piece.begin < waves.minimum) return;
           if (piece.helper == helper) busy += (piece.end - piece.begin) * kStep + kWritePartial;
         }
       }
@@ -112,7 +112,7 @@ constexpr WaveSplit best_split(const Waves& waves) {
   for (const auto& [tiles, helpers] : kGroups) {
     const int groups = (waves.rest + tiles - 1) / tiles;
     if (waves.rest + groups * helpers > waves.clusters) continue;
-    for (int begin = waves.least; begin + waves.least <= waves.steps; ++begin) {
+    for (int begin = waves.minimum; begin + waves.minimum <= waves.steps; ++begin) {
       WaveSplit split{tiles, helpers, begin, waves.steps};
       if (helpers == 1) {
         consider(split);
@@ -132,9 +132,9 @@ constexpr WaveSplit best_split(const Waves& waves) {
 }
 
 /// Rows of tiles of one raster group, taken column by column: `rows` halved while even and above
-/// `most`.
-constexpr int swept_rows(int rows, int most) {
-  while (rows > most && rows % 2 == 0) rows /= 2;
+/// `maximum`.
+constexpr int swept_rows(int rows, int maximum) {
+  while (rows > maximum && rows % 2 == 0) rows /= 2;
   return rows;
 }
 
@@ -183,14 +183,14 @@ constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int clust
     return at < whole ? TileWork{at, {0, waves.steps}} : TileWork{};
   };
   if (rest == 0) return tile(index);
-  const int mine = whole / waves.clusters;  // whole tiles of every cluster
+  const int local = whole / waves.clusters;  // whole tiles of every cluster
   if (cluster < rest) {
-    if (index != mine) return tile(index);
+    if (index != local) return tile(index);
     return {whole + cluster,
             {0, split.begin, false, pieces_of(split, cluster % split.tiles),
              slots_before(split, cluster)}};
   }
-  const int first = waves.before ? mine - 1 : mine;  // index of its first slice
+  const int first = waves.before ? local - 1 : local;  // index of its first slice
   if (index < first) return tile(index);
   int pieces = 0;
   while (help_of(waves, split, cluster - rest, pieces).steps.end != 0) ++pieces;

@@ -57,8 +57,8 @@ std::vector<std::vector<double>> measure(Communicator& comm, std::span<const Tim
   std::vector<size_t> order(variants.size());
   std::iota(order.begin(), order.end(), 0);
   double spent = 0;
-  for (int r = 0; r < options.most_rounds; ++r) {
-    if (r >= options.least_rounds && spent > options.seconds) break;
+  for (int r = 0; r < options.max_rounds; ++r) {
+    if (r >= options.min_rounds && spent > options.seconds) break;
     for (size_t i = order.size(); i > 1; --i) {
       const auto word = philox(options.seed, uint64_t(r), i)[0];
       std::swap(order[i - 1], order[word % i]);

@@ -13,8 +13,8 @@ namespace tandem {
 
 struct MeasureOptions {
   uint64_t seed = 1;
-  int least_rounds = 3, most_rounds = 9;
-  double seconds = 1;  ///< rounds stop after about this long (never before least_rounds)
+  int min_rounds = 3, max_rounds = 9;
+  double seconds = 1;  ///< rounds stop after about this long (never before min_rounds)
 };
 
 /// Variant that returns the seconds it took on this rank.

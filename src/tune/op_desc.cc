@@ -33,6 +33,8 @@ nlohmann::json to_json(const OpDesc& desc) {
 }
 
 std::string current_key(std::string key) {
+  constexpr std::string_view kBefore = " or plain", kNow = " or uncompressed";
+  if (const size_t at = key.find(kBefore); at != key.npos) key.replace(at, kBefore.size(), kNow);
   for (const std::string_view before : {" bias kn", " bias", " kn"}) {
     const size_t at = key.find(fmt::format("{} keep", before));
     if (at == std::string::npos) continue;

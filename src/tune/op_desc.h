@@ -33,7 +33,7 @@ struct OpDesc {
   bool keep_gathered = false;         ///< AG+GEMM: the gathered rows include this rank's
   bool add_norm = false;              ///< GEMM+AR: an AddNorm follows the sum
   Wire wire = {};                     ///< format of the rows sent
-  bool or_plain = false;              ///< uncompressed candidates in addition to a wire format's
+  bool allow_uncompressed = false;    ///< uncompressed candidates in addition to a wire format's
 
   std::string_view op = "";           ///< a literal
   bool own_n = false, own_k = false;  ///< may differ by rank
@@ -67,7 +67,7 @@ void visit_fields(const OpDesc& d, Visit&& visit) {
   if (d.weight_kn) visit(Field{"weight_kn", " kn", true}, true);
   if (d.add_norm) visit(Field{"add_norm", " add_norm", true}, true);
   if (!d.wire.is_none()) visit(Field{"wire", " as {}", true}, d.wire.describe());
-  if (d.or_plain) visit(Field{"or_plain", " or plain", true}, true);
+  if (d.allow_uncompressed) visit(Field{"allow_uncompressed", " or uncompressed", true}, true);
 }
 
 /// Text such as "m 512 n 64 k 64 f32 bias": all that results and times depend on; the end of the
@@ -77,7 +77,8 @@ std::string describe(const OpDesc& desc);
 std::string agreement(const OpDesc& desc);
 nlohmann::json to_json(const OpDesc& desc);
 
-/// Converts a tuner's key to the current format: old GPU keys had "keep" after "bias" and "kn".
+/// Converts a tuner's key to the current format: old GPU keys had "keep" after "bias" and "kn", and
+/// uncompressed candidates next to a wire format's were called "or plain".
 std::string current_key(std::string key);
 
 }  // namespace tandem

@@ -204,7 +204,7 @@ size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
       variants.emplace_back([&seconds, i] { return seconds(i); });
     }
     // Enough rounds to average out noise for a short call, few for a long one.
-    const MeasureOptions limits{.seed = 1, .least_rounds = 3, .most_rounds = 9, .seconds = 0.5};
+    const MeasureOptions limits{.seed = 1, .min_rounds = 3, .max_rounds = 9, .seconds = 0.5};
     Rounds all = measure(comm, std::span<const TimedVariant>(variants), limits);
     for (auto& of_one : all) {
       for (double& each : of_one) each *= 1e6;

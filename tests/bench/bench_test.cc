@@ -8,11 +8,11 @@
 #include <cmath>
 #include <tuple>
 
+#include "bench/bench_case.h"
 #include "bench/bench_prefill.h"
 #include "bench/bench_rates.h"
-#include "bench/bench_subject.h"
 #include "gemm/gemm.h"
-#include "overlap/contract/cuda/ways.h"
+#include "overlap/contract/cuda/algorithms.h"
 
 namespace tandem {
 namespace {
@@ -38,8 +38,8 @@ TEST(Bench, EveryOperatorMatchesItsReference) {
           EXPECT_LE(result.max_rel, result.bound);
           EXPECT_TRUE(result.bitwise_equal_runs);
           EXPECT_GT(result.overlapped.median_us, 0);
-          EXPECT_LE(result.overlapped.least_us, result.overlapped.median_us);
-          EXPECT_GE(result.overlapped.most_us, result.overlapped.median_us);
+          EXPECT_LE(result.overlapped.min_us, result.overlapped.median_us);
+          EXPECT_GE(result.overlapped.max_us, result.overlapped.median_us);
           EXPECT_GE(result.limit_us(), result.gemm.median_us);
           EXPECT_EQ(result.bytes == 0, ranks == 1);
         });
@@ -68,11 +68,11 @@ TEST(Bench, PrefillInTwoChunksMatchesSerial) {
           EXPECT_LT(result.bound, 0.5);
           EXPECT_GT(result.serial.median_us, 0);
           EXPECT_GT(result.gemm.median_us, 0);
-          double least = INFINITY;
+          double minimum = INFINITY;
           for (const auto& [name, candidate] : result.candidates) {
-            least = std::min(least, candidate.times.median_us);
+            minimum = std::min(minimum, candidate.times.median_us);
           }
-          EXPECT_EQ(result.overlapped.median_us, least);
+          EXPECT_EQ(result.overlapped.median_us, minimum);
           EXPECT_LE(result.overlapped.median_us, result.serial.median_us);
           EXPECT_EQ(result.chunks, result.overlapped_name.starts_with("ISO") ? 2 : 1);
           EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
@@ -182,7 +182,7 @@ TEST(Bench, CollectivesTakeAWireFormat) {
           }
           const CodecTimes& times = *result.codec_times;
           for (const BenchTimes* each : {&times.wire, &times.codec, &times.transport}) {
-            EXPECT_GT(each->least_us, 0);
+            EXPECT_GT(each->min_us, 0);
             EXPECT_EQ(each->rounds_us.size(), 3u);
           }
           EXPECT_EQ(result.limit_us(), std::max(times.wire.median_us,
@@ -258,11 +258,11 @@ TEST(Bench, ReportsFastestUncompressedAndFastestEncoded) {
 // CodecWork really decodes what it encodes, tails included.
 TEST(Bench, CodecWorkDecodesWhatItEncodes) {
   const Wire wire = Wire::parse("int8");
-  const int64_t most = 2 * 65536 + 1000;
-  const BenchMatrix from(DType::f32, 1, most, 1), to(DType::f32, 1, most, 2);
-  CodecWork(wire, {{most}, {most, 70000}}, from.tensor, to.tensor).run();
+  const int64_t maximum = 2 * 65536 + 1000;
+  const BenchMatrix from(DType::f32, 1, maximum, 1), to(DType::f32, 1, maximum, 2);
+  CodecWork(wire, {{maximum}, {maximum, 70000}}, from.tensor, to.tensor).run();
   double worst = 0;
-  for (int64_t i = 0; i < most; ++i) {
+  for (int64_t i = 0; i < maximum; ++i) {
     // Messages of equal size are decoded in one place: that of the first.
     const int64_t piece = i / 65536, source = piece == 1 ? i - 65536 : i;
     if (i >= 65536 && i < 70000) continue;  // decoded last, from the tail of the shorter message
@@ -282,20 +282,22 @@ TEST(Bench, NoTimeIsBelowTheWireTime) {
     set_kernel_threads(1);
     const BenchResult result = run_bench(comm, {"ag_gemm", 64, 32, 512, DType::f32, 1, 3});
     EXPECT_EQ(result.bytes, 32 * 512 * 4);
-    const double least_us = double(result.bytes) / 20e6 * 1e6 + 1000;
-    EXPECT_GE(result.wire.least_us, least_us * 0.99);
-    EXPECT_GE(result.overlapped.least_us, least_us * 0.99);
+    const double min_us = double(result.bytes) / 20e6 * 1e6 + 1000;
+    EXPECT_GE(result.wire.min_us, min_us * 0.99);
+    EXPECT_GE(result.overlapped.min_us, min_us * 0.99);
   });
 }
 
 TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
-  using gpu::Way;
+  using gpu::Algorithm;
   BenchResult result;
   result.gemm = taking(15);
-  const std::pair<Way, double> measured[] = {
-      {Way::serial_nccl, 29}, {Way::one_shot, 22}, {Way::two_shot, 25}, {Way::fused, 18}};
-  for (const auto& [way, us] : measured) {
-    result.add(std::string(name_of(way)), is_serial(way) ? Form::serial : Form::overlapped,
+  const std::pair<Algorithm, double> measured[] = {{Algorithm::serial_nccl, 29},
+                                                   {Algorithm::one_shot, 22},
+                                                   {Algorithm::two_shot, 25},
+                                                   {Algorithm::fused, 18}};
+  for (const auto& [one, us] : measured) {
+    result.add(std::string(name_of(one)), is_serial(one) ? Form::serial : Form::overlapped,
                taking(us));
   }
   EXPECT_EQ(result.serial_name, "one_shot");
@@ -303,8 +305,10 @@ TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
   EXPECT_EQ(result.overlapped_name, "fused");
   EXPECT_EQ(result.candidates.size(), 4u);
   EXPECT_EQ(result.candidates.at("two_shot").form, Form::serial);
-  for (const Way way : {Way::chunked, Way::adding, Way::fused}) EXPECT_FALSE(is_serial(way));
-  for (const Way way : {Way::serial_copy, Way::plain}) EXPECT_TRUE(is_serial(way));
+  for (const Algorithm one : {Algorithm::chunked, Algorithm::adding, Algorithm::fused})
+    EXPECT_FALSE(is_serial(one));
+  for (const Algorithm one : {Algorithm::serial_copy, Algorithm::plain})
+    EXPECT_TRUE(is_serial(one));
 }
 
 TEST(Bench, ListsAllCandidatesAndSerialIsTheFastestOfItsForm) {

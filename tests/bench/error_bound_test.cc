@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "overlap/contract/cuda/ways.h"
+#include "overlap/contract/cuda/algorithms.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -78,7 +78,7 @@ double tensor_cores_sum(const Terms& terms, size_t promotion) {
 
 // Min and max error over all `outputs`, relative to the bound of one GEMM.
 struct Range {
-  double least = 1e300, most = 0;
+  double minimum = 1e300, maximum = 0;
 };
 Range of_bound(DType in, DType out, int64_t k, int outputs, bool positive,
                const std::function<double(const Terms&)>& compute) {
@@ -91,7 +91,7 @@ Range of_bound(DType in, DType out, int64_t k, int outputs, bool positive,
     bound.add_partial(exact, root_of(terms), lost, out, false);
     bound.round(exact, out);
     const double share = std::abs(compute(terms) - exact) / bound.error();
-    range = {std::min(range.least, share), std::max(range.most, share)};
+    range = {std::min(range.minimum, share), std::max(range.maximum, share)};
   }
   return range;
 }
@@ -116,10 +116,10 @@ TEST(ErrorBound, DistinguishesPromotionIntervalsOfE4m3Sums) {
       return of_bound(DType::e4m3, DType::f16, k, 100, true,
                       [&](const Terms& terms) { return f16(tensor_cores_sum(terms, promotion)); });
     };
-    EXPECT_LT(promoted(128).most, 0.4) << k;
-    EXPECT_LT(promoted(kLatestPromotionK).most, 0.7) << k;
-    EXPECT_GT(promoted(512).most, 1) << k;
-    EXPECT_GT(promoted(1024).least, 2) << k;
+    EXPECT_LT(promoted(128).maximum, 0.4) << k;
+    EXPECT_LT(promoted(kLatestPromotionK).maximum, 0.7) << k;
+    EXPECT_GT(promoted(512).maximum, 1) << k;
+    EXPECT_GT(promoted(1024).minimum, 2) << k;
   }
 }
 
@@ -128,7 +128,7 @@ TEST(ErrorBound, HoldsForE4m3OfAnySign) {
     const auto promoted = of_bound(DType::e4m3, DType::f16, k, 400, false, [](const Terms& terms) {
       return f16(tensor_cores_sum(terms, kLatestPromotionK));
     });
-    EXPECT_LT(promoted.most, 0.8) << k;
+    EXPECT_LT(promoted.maximum, 0.8) << k;
   }
 }
 
@@ -152,8 +152,8 @@ double cut_off(double sum) {  // to f32, as tensor cores do
 TEST(ErrorBound, CoversOneRoundingAndNoMore) {
   constexpr int kOutputs = 1000;
   for (const int64_t k : {64, 520, 1544}) {
-    const auto most = [&](DType out, const std::function<double(const Terms&)>& compute) {
-      return of_bound(DType::bf16, out, k, kOutputs, false, compute).most;
+    const auto maximum = [&](DType out, const std::function<double(const Terms&)>& compute) {
+      return of_bound(DType::bf16, out, k, kOutputs, false, compute).maximum;
     };
     const auto half = [](const Terms& terms, bool second) {
       const auto middle = terms.begin() + std::ptrdiff_t(terms.size() / 2);
@@ -163,40 +163,41 @@ TEST(ErrorBound, CoversOneRoundingAndNoMore) {
       return accumulated_in_f32(half(terms, false)) +
              handed_over(accumulated_in_f32(half(terms, true)));
     };
-    EXPECT_LT(most(DType::f32, accumulated_in_f32), 0.7) << k;
-    EXPECT_LT(most(DType::f32, [](const Terms& t) { return accumulated(t, 16, cut_off); }), 0.7)
+    EXPECT_LT(maximum(DType::f32, accumulated_in_f32), 0.7) << k;
+    EXPECT_LT(maximum(DType::f32, [](const Terms& t) { return accumulated(t, 16, cut_off); }), 0.7)
         << k;
-    EXPECT_LE(most(DType::bf16, [](const Terms& t) { return bf16(accumulated_in_f32(t)); }), 1)
+    EXPECT_LE(maximum(DType::bf16, [](const Terms& t) { return bf16(accumulated_in_f32(t)); }), 1)
         << k;
-    EXPECT_LE(most(DType::f16, [](const Terms& t) { return f16(accumulated_in_f32(t)); }), 1) << k;
+    EXPECT_LE(maximum(DType::f16, [](const Terms& t) { return f16(accumulated_in_f32(t)); }), 1)
+        << k;
     const auto as_two = [](double part) { return bf16(part) + double(bf16(part - bf16(part))); };
-    EXPECT_LE(most(DType::bf16, [&](const Terms& t) { return bf16(in_halves(t, as_two)); }), 1)
+    EXPECT_LE(maximum(DType::bf16, [&](const Terms& t) { return bf16(in_halves(t, as_two)); }), 1)
         << k;
 
-    EXPECT_GT(most(DType::bf16, [&](const Terms& t) { return bf16(in_halves(t, bf16)); }), 2)
+    EXPECT_GT(maximum(DType::bf16, [&](const Terms& t) { return bf16(in_halves(t, bf16)); }), 2)
         << k << ": the second half of K was handed over in bf16";
-    EXPECT_GT(most(DType::f16, [&](const Terms& t) { return f16(in_halves(t, f16)); }), 2)
+    EXPECT_GT(maximum(DType::f16, [&](const Terms& t) { return f16(in_halves(t, f16)); }), 2)
         << k << ": the second half of K was handed over in f16";
-    EXPECT_GT(most(DType::f32, [&](const Terms& t) { return in_halves(t, bf16); }), 100)
+    EXPECT_GT(maximum(DType::f32, [&](const Terms& t) { return in_halves(t, bf16); }), 100)
         << k << ": the second half of K was handed over in bf16";
-    EXPECT_GT(most(DType::bf16, [](const Terms& t) { return accumulated(t, 16, bf16); }), 2)
+    EXPECT_GT(maximum(DType::bf16, [](const Terms& t) { return accumulated(t, 16, bf16); }), 2)
         << k << ": accumulated in bf16";
-    EXPECT_GT(most(DType::bf16, [](const Terms& t) { return bf16(sum_of(t) - t.back()); }), 100)
+    EXPECT_GT(maximum(DType::bf16, [](const Terms& t) { return bf16(sum_of(t) - t.back()); }), 100)
         << k << ": a term is missing";
   }
 }
 
 // Sum over ranks of bf16 partial sums, with the roundings of each algorithm.
-double sum_over_ranks(gpu::Way way, const std::vector<double>& partials) {
+double sum_over_ranks(gpu::Algorithm candidate, const std::vector<double>& partials) {
   double sum = bf16(partials[0]);
   for (size_t r = 1; r < partials.size(); ++r) {
     sum += bf16(partials[r]);
-    if (way == gpu::Way::serial_nccl) sum = bf16(sum);
+    if (candidate == gpu::Algorithm::serial_nccl) sum = bf16(sum);
   }
   return bf16(sum);
 }
 
-double worst_sum(gpu::Way way, int ranks,
+double worst_sum(gpu::Algorithm candidate, int ranks,
                  const std::function<double(const std::vector<Terms>&)>& compute) {
   constexpr int64_t kK = 512;
   double worst = 0;
@@ -211,7 +212,7 @@ double worst_sum(gpu::Way way, int ranks,
       exact += partial;
       bound.add_partial(partial, root_of(of_ranks.back()), lost, DType::bf16, true);
     }
-    bound.round_running(gpu::roundings_of(way, ranks) - 1, DType::bf16);
+    bound.round_running(gpu::roundings_of(candidate, ranks) - 1, DType::bf16);
     bound.round(exact, DType::bf16);
     worst = std::max(worst, std::abs(compute(of_ranks) - exact) / bound.error());
   }
@@ -219,18 +220,18 @@ double worst_sum(gpu::Way way, int ranks,
 }
 
 TEST(ErrorBound, MatchesTheRoundingsOfEachAlgorithm) {
-  const auto added = [](gpu::Way way, const auto& partial_of) {
-    return [way, partial_of](const std::vector<Terms>& of_ranks) {
+  const auto added = [](gpu::Algorithm candidate, const auto& partial_of) {
+    return [candidate, partial_of](const std::vector<Terms>& of_ranks) {
       std::vector<double> partials;
       for (const Terms& terms : of_ranks) partials.push_back(partial_of(terms));
-      return sum_over_ranks(way, partials);
+      return sum_over_ranks(candidate, partials);
     };
   };
   const auto in_bf16 = [](const Terms& terms) { return accumulated(terms, 64, bf16); };
-  constexpr gpu::Way kNccl = gpu::Way::serial_nccl, kOurs = gpu::Way::chunked;
+  constexpr gpu::Algorithm kNccl = gpu::Algorithm::serial_nccl, kOurs = gpu::Algorithm::chunked;
   for (const int ranks : {2, 4, 8}) {
-    for (const gpu::Way way : {kNccl, kOurs}) {
-      EXPECT_LE(worst_sum(way, ranks, added(way, accumulated_in_f32)), 1) << ranks;
+    for (const gpu::Algorithm candidate : {kNccl, kOurs}) {
+      EXPECT_LE(worst_sum(candidate, ranks, added(candidate, accumulated_in_f32)), 1) << ranks;
     }
     EXPECT_GT(worst_sum(kOurs, ranks, added(kOurs, in_bf16)), 1.2) << ranks;
   }

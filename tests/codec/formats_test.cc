@@ -153,17 +153,17 @@ TEST(Formats, BoundsHoldOnManyValues) {
 // A power-of-two scale per group reaches all of f32's range: no value is refused or becomes
 // infinite. The power of two after largest / 6 may be so large that not all codes are used.
 TEST(Mx, CoversTheRangeOfF32) {
-  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kMax = std::numeric_limits<float>::max();
   for (const char* format : {"mxfp4", "mxfp6", "mxfp8"}) {
     const Wire wire = Wire::parse(format);
     std::vector<float> values(128, 1.0f);
-    values[0] = kMost, values[1] = -kMost, values[2] = kMost / 2;  // 1 is negligible next to them
+    values[0] = kMax, values[1] = -kMax, values[2] = kMax / 2;  // 1 is negligible next to them
     values[32] = 0x1p-126f, values[33] = -0x1p-126f;
     std::fill(values.begin() + 34, values.begin() + 64, 0.0f);
     const auto decoded = round_trip(wire, values);
     EXPECT_LE(worst(wire, values, decoded), 1) << format;
     for (const float x : decoded) EXPECT_TRUE(std::isfinite(x)) << format;
-    EXPECT_GT(decoded[0], kMost / 2) << format;
+    EXPECT_GT(decoded[0], kMax / 2) << format;
     EXPECT_EQ(decoded[1], -decoded[0]) << format;
     EXPECT_EQ(decoded[3], 0) << format;
     EXPECT_EQ(decoded[32], 0x1p-126f) << format;
@@ -174,16 +174,16 @@ TEST(Mx, CoversTheRangeOfF32) {
 // Holds even if a group needs a scale larger than any of bf16.
 TEST_P(Formats, FiniteValuesStayFiniteUpToTheEndOfTheRange) {
   if (wire.scale == ScaleKind::log2) return;
-  constexpr float kMost = std::numeric_limits<float>::max();
-  for (const float most :
-       {kMost, std::nextafter(kMost, 0.0f), 0x1.ffp127f, 0x1.fe0002p127f, 0x1.fep127f, 0x1p127f}) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  for (const float maximum :
+       {kMax, std::nextafter(kMax, 0.0f), 0x1.ffp127f, 0x1.fe0002p127f, 0x1.fep127f, 0x1p127f}) {
     std::vector<float> values(256, 1.0f);
-    values[0] = most, values[1] = -most, values[2] = most / 2, values[130] = -most;
+    values[0] = maximum, values[1] = -maximum, values[2] = maximum / 2, values[130] = -maximum;
     const auto decoded = round_trip(wire, values);
     for (size_t i = 0; i < values.size(); ++i) {
-      ASSERT_TRUE(std::isfinite(decoded[i])) << "element " << i << " of " << most;
+      ASSERT_TRUE(std::isfinite(decoded[i])) << "element " << i << " of " << maximum;
     }
-    EXPECT_LE(worst(wire, values, decoded), 1) << most;
+    EXPECT_LE(worst(wire, values, decoded), 1) << maximum;
   }
 }
 

@@ -150,11 +150,11 @@ TEST(Tiles, BytesAddUpToTheMessage) {
   for (const char* const name : {"int8", "int6", "int4:g32", "mxfp4"}) {
     for (const int64_t elements : {8, 128, 100'000, 4'000'000, 8 << 20}) {
       const WireJob wire = WireJob::of(Wire::parse(name), elements, DType::bf16);
-      const int64_t most = Tiles{0, kBlocks, kWarps}.count(wire) + 2;
+      const int64_t maximum = Tiles{0, kBlocks, kWarps}.count(wire) + 2;
       int64_t all = 0;
       for (int block = 0; block < kBlocks; ++block) {
         const Tiles tiles{block, kBlocks, kWarps};
-        for (int64_t tile = 0; tile < most; ++tile) {
+        for (int64_t tile = 0; tile < maximum; ++tile) {
           const int64_t bytes = tiles.bytes(wire, tile);
           if (tiles.first_block(tile) >= wire.parts.blocks) {
             EXPECT_EQ(bytes, 0) << "empty";
@@ -163,7 +163,7 @@ TEST(Tiles, BytesAddUpToTheMessage) {
         }
       }
       EXPECT_GE(all, int64_t(wire.parts.bytes)) << name << ", " << elements;
-      EXPECT_LE(all, int64_t(wire.parts.bytes) + kBlocks * most) << name << ", " << elements;
+      EXPECT_LE(all, int64_t(wire.parts.bytes) + kBlocks * maximum) << name << ", " << elements;
     }
   }
 }

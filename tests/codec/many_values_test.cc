@@ -86,8 +86,8 @@ void fill(Random& random, const Wire& wire, float* values) {
         values[i] = with_exponent((draw >> 32 & 0x7fffff) | (bits & 0x80000000), base);
         break;
     }
-    const float most = wire.scale == ScaleKind::log2 ? 0x1.fp18f : 0x1.fep127f;
-    values[i] = std::isnan(values[i]) ? most : std::clamp(values[i], -most, most);
+    const float maximum = wire.scale == ScaleKind::log2 ? 0x1.fp18f : 0x1.fep127f;
+    values[i] = std::isnan(values[i]) ? maximum : std::clamp(values[i], -maximum, maximum);
   }
 }
 
@@ -113,21 +113,21 @@ TEST_P(ManyValues, AreWithinTheBound) {
   Random random(1);
   std::vector<float> values(static_cast<size_t>(kMessage));
   int64_t message = 0;
-  double most = 0;
+  double maximum = 0;
   for (int64_t at = 0; at < values_a_format(); at += kMessage, ++message) {
     for (size_t i = 0; i < values.size(); i += 16) fill(random, wire, values.data() + i);
     // Every third and fourth message is tested in a narrower dtype.
     if (message % 4 == 2) {
-      most = std::max(most, within_the_bound<BFloat16>(wire, values, at));
+      maximum = std::max(maximum, within_the_bound<BFloat16>(wire, values, at));
     } else if (message % 4 == 3) {
-      most = std::max(most, within_the_bound<Float16>(wire, values, at));
+      maximum = std::max(maximum, within_the_bound<Float16>(wire, values, at));
     } else {
-      most = std::max(most, within_the_bound<float>(wire, values, at));
+      maximum = std::max(maximum, within_the_bound<float>(wire, values, at));
     }
     if (HasFailure()) return;
   }
   RecordProperty("values", std::to_string(message * kMessage));
-  RecordProperty("worst_error_over_bound", fmt::format("{:.4f}", most));
+  RecordProperty("worst_error_over_bound", fmt::format("{:.4f}", maximum));
 }
 
 TEST(ManyValues, LosslessKeepsEveryBit) {

@@ -76,32 +76,32 @@ void hadamard(float* x, int group) {
 /// Parameters that encode the values of one group.
 struct GroupCoder {
   uint32_t scale = 0, stored_scale = 0, stored_center = 0;
-  float center = 0, inverse = 0, most = 0;
+  float center = 0, inverse = 0, maximum = 0;
 };
 
 template <typename Format, ScaleKind kind>
 GroupCoder coder_of(const std::vector<float>& x, float limit) {
-  float least = x[0], largest = x[0];
+  float minimum = x[0], largest = x[0];
   uint32_t magnitude = 0;
   for (const float value : x) {
-    if (value < least) least = value;
+    if (value < minimum) minimum = value;
     if (value > largest) largest = value;
     magnitude = std::max(magnitude, bits_of(value) & 0x7fffffffu);
   }
   const bool beyond = magnitude > bits_of(limit);
   GroupCoder coder;
   if constexpr (requires { Format::levels; }) {
-    const LevelScale all = level_scale<kind>(least, largest, beyond, Format::levels, limit);
+    const LevelScale all = level_scale<kind>(minimum, largest, beyond, Format::levels, limit);
     coder = {all.scale,   stored_scale<kind>(all.scale), all.stored_center, all.center,
              all.inverse, float(Format::levels) / 2};
   } else {
-    const float need = float_of<float>(magnitude) * (1.0f / Format::most);
+    const float need = float_of<float>(magnitude) * (1.0f / Format::maximum);
     coder.scale = beyond ? kNaNBits : scale_at_least<kind>(bits_of(need));
     coder.stored_scale = stored_scale<kind>(coder.scale);
-    coder.most = Format::most;
+    coder.maximum = Format::maximum;
     if (coder.scale != kNaNBits) {
       coder.inverse = 1 / float_of<float>(coder.scale);
-      coder.most = most_within<Format>(float_of<float>(coder.scale), limit);
+      coder.maximum = max_within<Format>(float_of<float>(coder.scale), limit);
     }
   }
   return coder;
@@ -110,18 +110,18 @@ GroupCoder coder_of(const std::vector<float>& x, float limit) {
 template <typename Format>
 uint32_t code_of(const GroupCoder& coder, float x) {
   if constexpr (requires { Format::levels; }) x = x - coder.center;
-  return Format::code(clamped(x * coder.inverse, coder.most));
+  return Format::code(clamped(x * coder.inverse, coder.maximum));
 }
 
 Spikes spikes_of(const float* x, int group, float limit) {
-  int least = 0, most = 0;
+  int minimum = 0, maximum = 0;
   bool finite = true;
   for (int i = 0; i < group; ++i) {
     finite = finite && (bits_of(x[i]) & 0x7fffffffu) <= bits_of(limit);
-    if (x[i] < x[least]) least = i;
-    if (x[i] > x[most]) most = i;
+    if (x[i] < x[minimum]) minimum = i;
+    if (x[i] > x[maximum]) maximum = i;
   }
-  return finite ? spikes_at(x, least, most, limit) : kNoSpikes;
+  return finite ? spikes_at(x, minimum, maximum, limit) : kNoSpikes;
 }
 
 }  // namespace
@@ -199,8 +199,8 @@ std::vector<float> reference_values(const Wire& wire, const std::vector<std::byt
     });
     if (wire.hadamard) {
       hadamard(x, wire.group);
-      const float most = largest_of(DType::f32) / float(wire.group);
-      for (int i = 0; i < wire.group; ++i) x[i] = within(x[i], most) * float(wire.group);
+      const float maximum = largest_of(DType::f32) / float(wire.group);
+      for (int i = 0; i < wire.group; ++i) x[i] = within(x[i], maximum) * float(wire.group);
     }
     if (wire.spikes) {
       restore_spikes(load_spikes(&message[parts.spikes], &message[parts.places], group), wire.group,

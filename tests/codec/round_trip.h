@@ -47,12 +47,12 @@ std::vector<T> round_trip(const Wire& wire, std::vector<T> values) {
   return decoded;
 }
 
-/// Relative error bound. FP8 codes are coarser relative to the group's largest magnitude `most` if
-/// its scale is the minimum, `smallest`.
-inline double relative_bound(const Wire& wire, double most, double smallest) {
+/// Relative error bound. FP8 codes are coarser relative to the group's largest magnitude `maximum`
+/// if its scale is the minimum, `smallest`.
+inline double relative_bound(const Wire& wire, double maximum, double smallest) {
   const double bound = wire.error_bound();
-  if (wire.codec == Codec::e5m2 && most < 57344 * smallest) return std::max(bound, 0x1p-3);
-  if (wire.codec == Codec::e4m3 && most < 448 * smallest) return std::max(bound, 0x1p-4);
+  if (wire.codec == Codec::e5m2 && maximum < 57344 * smallest) return std::max(bound, 0x1p-3);
+  if (wire.codec == Codec::e4m3 && maximum < 448 * smallest) return std::max(bound, 0x1p-4);
   return bound;
 }
 
@@ -67,13 +67,13 @@ double worst(const Wire& wire, const std::vector<T>& values, const std::vector<T
   double ratio = 0;
   for (size_t begin = 0; begin < values.size(); begin += size_t(wire.group)) {
     const size_t end = std::min(values.size(), begin + size_t(wire.group));
-    double most = 0;
+    double maximum = 0;
     for (size_t i = begin; i < end; ++i)
-      most = std::max(most, std::fabs(double(widened(values[i]))));
+      maximum = std::max(maximum, std::fabs(double(widened(values[i]))));
     // One step more if the wanted step is beyond the end of the dtype's range.
     const double limit = dtype_of<T>() == DType::f16 ? 65504 : 0x1.fcp127;
-    const double steps = most > limit / 1.5 ? 3 : 1;
-    const double bound = most * (steps * relative_bound(wire, most, floor) + rounding) +
+    const double steps = maximum > limit / 1.5 ? 3 : 1;
+    const double bound = maximum * (steps * relative_bound(wire, maximum, floor) + rounding) +
                          floor * (wire.hadamard ? wire.group : 2) + subnormal;
     for (size_t i = begin; i < end; ++i) {
       const double error = std::fabs(double(widened(decoded[i])) - double(widened(values[i])));

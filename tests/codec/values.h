@@ -51,7 +51,7 @@ inline std::vector<Input> finite_inputs(int64_t count) {
     for (int64_t i = 0; i < count; ++i) input.values[size_t(i)] = value(i);
     all.push_back(input);
   };
-  const float most = 0x1.fep127f;
+  const float maximum = 0x1.fep127f;
   make("uniform", [](int64_t i) { return uniform(1, i); });
   make("cubes", [](int64_t i) { return 100 * std::pow(uniform(2, i), 3.0f); });
   make("outliers", [](int64_t i) { return uniform(3, i) * (i % 61 == 7 ? 75000.0f : 1.0f); });
@@ -64,8 +64,8 @@ inline std::vector<Input> finite_inputs(int64_t count) {
   make("offset", [](int64_t i) { return 1000 + uniform(6, i); });
   make("small", [](int64_t i) { return uniform(7, i) * 0x1p-118f; });
   make("subnormal", [](int64_t i) { return uniform(8, i) * 0x1p-130f; });
-  make("largest", [=](int64_t i) { return i % 3 ? most * uniform(9, i) : most; });
-  make("both ends", [=](int64_t i) { return i % 2 ? most : -most; });
+  make("largest", [=](int64_t i) { return i % 3 ? maximum * uniform(9, i) : maximum; });
+  make("both ends", [=](int64_t i) { return i % 2 ? maximum : -maximum; });
   make("halves", [](int64_t i) { return float(i % 255 - 127) + 0.5f; });
   return all;
 }

@@ -54,8 +54,8 @@ TEST(Agreement, NothingIsFreedBeforeAllRanksHaveDroppedIt) {
     std::vector<int>& freed = freed_by[size_t(comm.rank())];
     std::vector<int> held;
     const auto free_some = [&] {
-      const std::vector<uint64_t> mine = retired.numbers();
-      const Blobs told = comm.exchange(std::as_bytes(std::span(mine)), "free");
+      const std::vector<uint64_t> local = retired.numbers();
+      const Blobs told = comm.exchange(std::as_bytes(std::span(local)), "free");
       for (const int number : retired.take(told)) {
         EXPECT_EQ(dropped_by[size_t(number)], kRanks) << number;
         freed.push_back(number);

@@ -46,8 +46,8 @@ TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
     const int world = comm.size();
     for (const int64_t rows :
          {int64_t(2 * world), int64_t(3 * world + 1), int64_t(20000 * world)}) {
-      const Shard mine = shard_of(rows, world, comm.rank());
-      const size_t whole = size_t(rows) * 4, own = size_t(mine.count) * 4;
+      const Shard local = shard_of(rows, world, comm.rank());
+      const size_t whole = size_t(rows) * 4, own = size_t(local.count) * 4;
       const auto vector = [](std::byte* at, int64_t count) {
         return Tensor(at, DType::f32, {count});
       };
@@ -69,11 +69,11 @@ TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
       };
       const Places gather(whole, own);
       expect(gather, "all_gather", "out", "shard", [&](std::byte* at) {
-        all_gather(comm, vector(at, mine.count), vector(gather.output, rows));
+        all_gather(comm, vector(at, local.count), vector(gather.output, rows));
       });
       const Places scatter(own, whole);
       expect(scatter, "reduce_scatter", "shard", "data", [&](std::byte* at) {
-        reduce_scatter(comm, vector(at, rows), vector(scatter.output, mine.count));
+        reduce_scatter(comm, vector(at, rows), vector(scatter.output, local.count));
       });
       const std::vector<int64_t> counts(size_t(world), rows / world);
       const int64_t all = counts[0] * world;
@@ -162,7 +162,7 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       const Shard own = shard_of(rows, comm.size(), comm.rank());
       const Tensor all = Tensor::of(std::span(shared), {rows});
       std::vector<float> memory(static_cast<size_t>(rows)), piece(size_t(own.count));
-      const Tensor mine = Tensor::of(std::span(memory), {rows});
+      const Tensor local = Tensor::of(std::span(memory), {rows});
       const Tensor part = Tensor::of(std::span(piece), {own.count});
       const Wire wire = Wire::parse("int8");
       const auto expect_refusal = [&](const char* operands, const auto& call) {
@@ -172,7 +172,8 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       };
       expect_refusal("all_reduce: data of rank 0", [&] { all_reduce(comm, all); });
       expect_refusal("all_reduce: data of rank 0", [&] { all_reduce(comm, all, wire); });
-      expect_refusal("all_reduce: residual of rank 0", [&] { all_reduce(comm, mine, wire, &all); });
+      expect_refusal("all_reduce: residual of rank 0",
+                     [&] { all_reduce(comm, local, wire, &all); });
       expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all); });
       expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all, wire); });
       expect_refusal("reduce_scatter: shard of rank 0",
@@ -180,7 +181,7 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       expect_refusal("broadcast: data of rank 0", [&] { broadcast(comm, all, 0); });
       // Operands that are only read may be one array.
       reduce_scatter(comm, all, part);
-      all_reduce(comm, mine);
+      all_reduce(comm, local);
     });
   }
 }

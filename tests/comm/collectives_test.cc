@@ -157,12 +157,12 @@ TEST_P(Collectives, ReduceScatterMatchesReference) {
       for (const int64_t rows : {int64_t(0), int64_t(1), int64_t(3), int64_t(577)}) {
         for (const int64_t columns : {int64_t(0), int64_t(1), int64_t(5), int64_t(301)}) {
           const Owned data = made(dtype, {rows, columns}, ++stream, comm.rank());
-          const Shard mine = shard_of(rows, comm.size(), comm.rank());
-          Owned shard(dtype, {mine.count, columns});
+          const Shard local = shard_of(rows, comm.size(), comm.rank());
+          Owned shard(dtype, {local.count, columns});
           reduce_scatter(comm, data.tensor, shard.tensor);
           const Owned expected = reduced(dtype, rows * columns, stream, comm.size(), ReduceOp::sum);
-          ASSERT_TRUE(same_bytes(
-              shard.tensor, expected.buffer.data() + size_t(mine.begin * columns) * size_of(dtype)))
+          ASSERT_TRUE(same_bytes(shard.tensor, expected.buffer.data() +
+                                                   size_t(local.begin * columns) * size_of(dtype)))
               << rows << " x " << columns;
         }
       }
@@ -176,12 +176,12 @@ TEST_P(Collectives, ReduceScatterMayWriteToItsOwnRows) {
     for (const int64_t rows : {int64_t(1), int64_t(3), int64_t(577)}) {
       for (const int64_t columns : {int64_t(1), int64_t(301)}) {
         const Owned data = made(DType::f32, {rows, columns}, ++stream, comm.rank());
-        const Shard mine = shard_of(rows, comm.size(), comm.rank());
-        reduce_scatter(comm, data.tensor, data.tensor.rows(mine.begin, mine.count));
+        const Shard local = shard_of(rows, comm.size(), comm.rank());
+        reduce_scatter(comm, data.tensor, data.tensor.rows(local.begin, local.count));
         const Owned expected =
             reduced(DType::f32, rows * columns, stream, comm.size(), ReduceOp::sum);
         for (int64_t i = 0; i < data.tensor.elements(); ++i) {
-          const bool own = i / columns >= mine.begin && i / columns < mine.begin + mine.count;
+          const bool own = i / columns >= local.begin && i / columns < local.begin + local.count;
           ASSERT_EQ(data.tensor.as<float>()[i],
                     own ? expected.tensor.as<float>()[i] : value_at(stream, comm.rank(), i));
         }
@@ -193,9 +193,9 @@ TEST_P(Collectives, ReduceScatterMayWriteToItsOwnRows) {
 TEST_P(Collectives, OtherOverlapsAreRefused) {
   run([&](Communicator& comm) {
     const Owned data(DType::f32, {12, 5});
-    const Shard mine = shard_of(12, comm.size(), comm.rank());
-    auto* shifted = data.tensor.as<float>() + mine.begin * 5 + (comm.rank() ? -2 : 3);
-    const Tensor shard(shifted, DType::f32, {mine.count, 5});
+    const Shard local = shard_of(12, comm.size(), comm.rank());
+    auto* shifted = data.tensor.as<float>() + local.begin * 5 + (comm.rank() ? -2 : 3);
+    const Tensor shard(shifted, DType::f32, {local.count, 5});
     EXPECT_THROW(reduce_scatter(comm, data.tensor, shard), InvalidArgument);
     EXPECT_THROW(all_gather(comm, shard, data.tensor), InvalidArgument);
     comm.barrier();
@@ -211,11 +211,12 @@ TEST_P(Collectives, AllGatherMatchesReference) {
           if (rows * columns > 10000 && dtype != DType::f32) continue;
           for (const bool in_place : {false, true}) {
             const Owned expected = made(dtype, {rows, columns}, ++stream, 0);
-            const Shard mine = shard_of(rows, comm.size(), comm.rank());
+            const Shard local = shard_of(rows, comm.size(), comm.rank());
             Owned out(dtype, {rows, columns});
-            const Owned apart(dtype, {mine.count, columns});
-            const Tensor shard = in_place ? out.tensor.rows(mine.begin, mine.count) : apart.tensor;
-            fill(shard, stream, 0, mine.begin * columns);
+            const Owned apart(dtype, {local.count, columns});
+            const Tensor shard =
+                in_place ? out.tensor.rows(local.begin, local.count) : apart.tensor;
+            fill(shard, stream, 0, local.begin * columns);
             all_gather(comm, shard, out.tensor);
             ASSERT_TRUE(same_bytes(out.tensor, expected.tensor.data())) << rows << " x " << columns;
           }
@@ -428,10 +429,11 @@ TEST_P(Collectives, BackToBackCallsGiveCorrectSums) {
           }
           break;
         case 1: {
-          const Shard mine = shard_of(n, world, comm.rank());
+          const Shard local = shard_of(n, world, comm.rank());
           for (int64_t i = 0; i < n; ++i) x[i] = -1;
-          for (int64_t i = 0; i < mine.count; ++i) x[mine.begin + i] = base + int(mine.begin + i);
-          all_gather(comm, data.rows(mine.begin, mine.count), data);
+          for (int64_t i = 0; i < local.count; ++i)
+            x[local.begin + i] = base + int(local.begin + i);
+          all_gather(comm, data.rows(local.begin, local.count), data);
           for (int64_t i = 0; i < n; ++i) ASSERT_EQ(x[i], base + int(i)) << call;
           break;
         }
@@ -443,10 +445,10 @@ TEST_P(Collectives, BackToBackCallsGiveCorrectSums) {
           break;
         }
         case 3: {
-          const Shard mine = shard_of(n, world, comm.rank());
+          const Shard local = shard_of(n, world, comm.rank());
           for (int64_t i = 0; i < n; ++i) x[i] = base + int(i) + comm.rank();
-          reduce_scatter(comm, data, data.rows(mine.begin, mine.count), ReduceOp::max);
-          for (int64_t i = mine.begin; i < mine.begin + mine.count; ++i) {
+          reduce_scatter(comm, data, data.rows(local.begin, local.count), ReduceOp::max);
+          for (int64_t i = local.begin; i < local.begin + local.count; ++i) {
             ASSERT_EQ(x[i], base + int(i) + world - 1) << call;
           }
           break;
@@ -463,11 +465,11 @@ TEST_P(Collectives, SumsAreBitwiseEqualOverRanksAndRuns) {
     run([&](Communicator& comm) {
       Owned data = made(DType::f32, {70001}, 77, comm.rank());
       all_reduce(comm, data.tensor);
-      const std::span<const std::byte> mine(data.buffer.data(), data.buffer.bytes());
-      const auto all = comm.exchange(mine.subspan(0, 20000), "sums");
-      for (const auto& theirs : all) ASSERT_EQ(theirs, all[0]);
+      const std::span<const std::byte> local(data.buffer.data(), data.buffer.bytes());
+      const auto all = comm.exchange(local.subspan(0, 20000), "sums");
+      for (const auto& remote : all) ASSERT_EQ(remote, all[0]);
       if (comm.rank() != 0 && !mpi_world()) return;
-      if (first.empty()) first.assign(mine.begin(), mine.end());
+      if (first.empty()) first.assign(local.begin(), local.end());
       ASSERT_TRUE(same_bytes(data.tensor, first.data()));
     });
   }

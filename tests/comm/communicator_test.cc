@@ -182,8 +182,9 @@ TEST_P(CommunicatorTest, ArgumentsOutOfRangeAreNamed) {
 TEST_P(CommunicatorTest, ExchangeKeepsEveryBlob) {
   run([&](Communicator& comm) {
     for (const size_t scale : {size_t(0), size_t(1), size_t(700), size_t(5000)}) {
-      std::vector<std::byte> mine(scale * size_t(comm.rank() + 1), std::byte(comm.rank() + 65));
-      const auto all = comm.exchange(mine, "blobs");
+      std::vector<std::byte> local_data(scale * size_t(comm.rank() + 1),
+                                        std::byte(comm.rank() + 65));
+      const auto all = comm.exchange(local_data, "blobs");
       ASSERT_EQ(all.size(), size_t(comm.size()));
       for (size_t r = 0; r < all.size(); ++r) {
         EXPECT_EQ(all[r], std::vector<std::byte>(scale * (r + 1), std::byte(r + 65)));
@@ -282,15 +283,15 @@ TEST_P(CommunicatorTest, SplitGroupsByColorAndOrdersByKey) {
     const auto half = comm.split(comm.rank() % 2, -comm.rank());
     EXPECT_EQ(half->size(), (comm.size() + 1 - comm.rank() % 2) / 2);
     EXPECT_EQ(half->transport(), comm.transport());
-    const int mine = comm.rank();
-    const auto all = half->exchange(std::as_bytes(std::span(&mine, 1)), "ranks");
+    const int local_data = comm.rank();
+    const auto all = half->exchange(std::as_bytes(std::span(&local_data, 1)), "ranks");
     int last = comm.size();
     for (const auto& blob : all) {
-      int theirs;
-      std::memcpy(&theirs, blob.data(), sizeof theirs);
-      EXPECT_EQ(theirs % 2, comm.rank() % 2);
-      EXPECT_LT(theirs, last);
-      last = theirs;
+      int remote;
+      std::memcpy(&remote, blob.data(), sizeof remote);
+      EXPECT_EQ(remote % 2, comm.rank() % 2);
+      EXPECT_LT(remote, last);
+      last = remote;
     }
     // Groups of groups, used in turn with their parents.
     const auto alone = half->split(half->rank(), 0);

@@ -124,15 +124,15 @@ TEST_P(EncodedCollectives, ReduceScatterIsWithinTheBound) {
         for (const int64_t rows : {0, 1, 5, 577}) {
           for (const int64_t columns : {1, 301}) {
             const Owned data = made(dtype, {rows, columns}, ++stream, comm.rank());
-            const Shard mine = shard_of(rows, comm.size(), comm.rank());
-            Owned shard(dtype, {mine.count, columns});
+            const Shard local = shard_of(rows, comm.size(), comm.rank());
+            Owned shard(dtype, {local.count, columns});
             reduce_scatter(comm, data.tensor, shard.tensor, wire);
             double worst = 0;
             for (int64_t i = 0; i < shard.tensor.elements(); ++i) {
               double sum = 0;
               for (int r = 0; r < comm.size(); ++r) {
                 Owned one(dtype, {1});
-                store(one.tensor, 0, value_at(stream, r, mine.begin * columns + i));
+                store(one.tensor, 0, value_at(stream, r, local.begin * columns + i));
                 sum += double(load(one.tensor, 0));
               }
               worst = std::max(worst, std::fabs(double(load(shard.tensor, i)) - sum));
@@ -173,11 +173,11 @@ TEST_P(EncodedCollectives, AllGatherIsWithinTheBound) {
         for (const int64_t rows : {0, 1, 5, 577}) {
           for (const bool in_place : {false, true}) {
             constexpr int64_t kColumns = 301;
-            const Shard mine = shard_of(rows, comm.size(), comm.rank());
+            const Shard local = shard_of(rows, comm.size(), comm.rank());
             Owned out(dtype, {rows, kColumns});
             const Owned apart =
-                made(dtype, {mine.count, kColumns}, ++stream, 0, mine.begin * kColumns);
-            const Tensor place = out.tensor.rows(mine.begin, mine.count);
+                made(dtype, {local.count, kColumns}, ++stream, 0, local.begin * kColumns);
+            const Tensor place = out.tensor.rows(local.begin, local.count);
             if (in_place && place.bytes()) {
               std::memcpy(place.data(), apart.tensor.data(), place.bytes());
             }
@@ -203,10 +203,12 @@ TEST_P(EncodedCollectives, AllToAllIsWithinTheBound) {
     uint64_t stream = 3000;
     for (const char* text : {"int8", "int4:g32", "lossless"}) {
       const Wire wire = Wire::parse(text);
-      for (const int64_t most : {0, 1, 7, 2000}) {
+      for (const int64_t maximum : {0, 1, 7, 2000}) {
         constexpr int64_t kColumns = 67;
         ++stream;
-        const auto count = [&](int from, int to) { return most * (1 + (from + 2 * to) % 3) / 3; };
+        const auto count = [&](int from, int to) {
+          return maximum * (1 + (from + 2 * to) % 3) / 3;
+        };
         std::vector<int64_t> sends, receives;
         for (int r = 0; r < comm.size(); ++r) {
           sends.push_back(count(comm.rank(), r));

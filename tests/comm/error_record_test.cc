@@ -71,7 +71,7 @@ TEST(ErrorRecordTest, WaitAboutToTimeOutIsReported) {
 
 // Rank 2 hangs. Rank 0's GPU times out and its program aborts the world; rank 1's GPU has timed out
 // as well, or does so within the grace period.
-int rank_beside_a_hung_one(Communicator& comm, bool late) {
+int rank_next_to_a_hung_one(Communicator& comm, bool late) {
   const auto aborts = comm.allocate(0, 1);
   ErrorRecord record;
   comm.barrier("start");
@@ -117,10 +117,10 @@ TEST(ErrorRecordTest, HungRankIsNamedByAllOthers) {
       if (child == 0) {
         int status = 4;
         try {
-          Launch mine = launch;
-          mine.rank = mine.local_rank = rank;
-          run_control(mine, {}, {1, {}, 20},
-                      [&](Communicator& comm) { status = rank_beside_a_hung_one(comm, late); });
+          Launch local = launch;
+          local.rank = local.local_rank = rank;
+          run_control(local, {}, {1, {}, 20},
+                      [&](Communicator& comm) { status = rank_next_to_a_hung_one(comm, late); });
         } catch (const std::exception& error) {
           fprintf(stderr, "rank %d: %s\n", rank, error.what());
         }

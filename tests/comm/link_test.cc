@@ -246,8 +246,8 @@ TEST(Link, CommunicatorMayBeDestroyedBeforeItsTransfersEnd) {
     for (int round = 0; round < 5; ++round) {
       auto group = comm.split(0, 0);
       keep_busy(comm, *buffer, source);
-      const std::byte mine{uint8_t(comm.rank() + 1)};
-      const auto blobs = group->exchange({&mine, 1}, "test");
+      const std::byte local_data{uint8_t(comm.rank() + 1)};
+      const auto blobs = group->exchange({&local_data, 1}, "test");
       group.reset();
       const std::vector<std::byte> reused(2176, std::byte{0xff});
       EXPECT_EQ(blobs[0][0], std::byte{1}) << int(reused[0]);

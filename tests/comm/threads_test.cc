@@ -237,8 +237,8 @@ TEST(RunThreads, MemoryFreedByRanksThatLeftIsNoSharedArray) {
         std::string late;
         EXPECT_THROW(run_threads({3, link},
                                  [&](Communicator& comm) {
-                                   Buffer mine(comm.rank() == 1 ? size_t(rows) * 4 : 0);
-                                   const Buffer& used = comm.rank() == 1 ? mine : memory;
+                                   Buffer local(comm.rank() == 1 ? size_t(rows) * 4 : 0);
+                                   const Buffer& used = comm.rank() == 1 ? local : memory;
                                    const Tensor data = used.view(DType::f32, {rows});
                                    comm.barrier();
                                    comm.set_deadline(0.1);

@@ -50,10 +50,10 @@ struct Product {
       : op(comm, {.m = kM, .n = kN, .k = kK}, {.strategy = Strategy::overlapped}) {}
 
   void check(int size, int rank) {
-    const Shard mine = shard_of(kM, size, rank);
-    std::vector<float> x(size_t(mine.count * kK)), w(size_t(kN * kK), 1), out(size_t(kM * kN));
-    for (size_t i = 0; i < x.size(); ++i) x[i] = float(mine.begin + int64_t(i) / kK);
-    op.run(Tensor(x.data(), DType::f32, {mine.count, kK}), Tensor(w.data(), DType::f32, {kN, kK}),
+    const Shard local = shard_of(kM, size, rank);
+    std::vector<float> x(size_t(local.count * kK)), w(size_t(kN * kK), 1), out(size_t(kM * kN));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = float(local.begin + int64_t(i) / kK);
+    op.run(Tensor(x.data(), DType::f32, {local.count, kK}), Tensor(w.data(), DType::f32, {kN, kK}),
            Tensor(out.data(), DType::f32, {kM, kN}));
     for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], float(int64_t(i) / kN * kK));
   }

@@ -27,7 +27,7 @@ void answer(std::span<const uint8_t> bytes, size_t cut) {
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
   Caller caller(ends[0], credentials());
-  Applicant applicant(credentials(), 1, 2);
+  PendingPeer peer(credentials(), 1, 2);
   auto heard = Incoming<Answer>::State::waiting;
   for (const auto piece : {bytes.first(cut), bytes.subspan(cut)}) {
     REQUIRE(send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL) == ssize_t(piece.size()));
@@ -38,12 +38,12 @@ void answer(std::span<const uint8_t> bytes, size_t cut) {
   close(ends[0]);
   close(ends[1]);
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-  auto state = Applicant::State::waiting;
+  auto state = PendingPeer::State::waiting;
   for (const auto piece : {bytes.first(cut), bytes.subspan(cut)}) {
     REQUIRE(send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL) == ssize_t(piece.size()));
-    if (state == Applicant::State::waiting) state = applicant.advance(ends[0]);
+    if (state == PendingPeer::State::waiting) state = peer.advance(ends[0]);
   }
-  if (state == Applicant::State::ruled) REQUIRE(applicant.ruling().verdict == Verdict::unproved);
+  if (state == PendingPeer::State::decided) REQUIRE(peer.decision().verdict == Verdict::unproved);
   close(ends[0]);
   close(ends[1]);
 }

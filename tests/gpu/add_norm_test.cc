@@ -81,11 +81,12 @@ struct Operands {
   bool scaled;
 };
 
-void expect_right(GpuCommunicator& comm, const Operands& o, Way way, const std::string& what) {
+void expect_right(GpuCommunicator& comm, const Operands& o, Algorithm algorithm,
+                  const std::string& what) {
   const AddNorm tail = o.tail.apart();
   ProductReference reference = o.reference;
-  reference.roundings = roundings_of(way, reference.terms);
-  reference.sum_is_rounded = way != Way::one_shot && way != Way::two_shot;
+  reference.roundings = roundings_of(algorithm, reference.terms);
+  reference.sum_is_rounded = algorithm != Algorithm::one_shot && algorithm != Algorithm::two_shot;
   comm.synchronize();
   const Verdict verdict =
       verify_product(tail.hidden, reference, tail.hidden.elements(), comm.stream());
@@ -112,26 +113,26 @@ TEST_P(AddNorms, EveryAlgorithmMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const OpDesc& shape) {
-      gpu::GemmAr op(comm, lt, shape, Way::fused);
+      gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
       const Operands o(comm, shape);
       uint64_t ours = 0;
-      for (const Way way : op.ways()) {
+      for (const Algorithm algorithm : op.algorithms()) {
         const std::string what =
-            fmt::format("{} M {} N {} K {} {} of {}", gpu::name_of(way), shape.m, shape.n, shape.k,
-                        tandem::name_of(shape.dtype), comm.size());
+            fmt::format("{} M {} N {} K {} {} of {}", gpu::name_of(algorithm), shape.m, shape.n,
+                        shape.k, tandem::name_of(shape.dtype), comm.size());
         const AddNorm tail = o.tail.apart();
         std::vector<uint64_t> digests;
         for (int i = 0; i < 3; ++i) {
           poison(o.out.tensor, comm.stream());
           poison(tail.hidden, comm.stream());
           if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
-          op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
+          op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
           digests.push_back(digest_of(comm, tail, o.out.tensor));
         }
-        expect_right(comm, o, way, what);
+        expect_right(comm, o, algorithm, what);
         EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
         comm.require_same("bits of " + what, std::to_string(digests[0]));
-        if (way != Way::one_shot && way != Way::two_shot) continue;
+        if (algorithm != Algorithm::one_shot && algorithm != Algorithm::two_shot) continue;
         EXPECT_TRUE(ours == 0 || ours == digests[0]) << what << ": not the other way's bits";
         ours = digests[0];
       }
@@ -151,19 +152,19 @@ TEST_P(AddNorms, InPlaceHiddenIsTheNextResidual) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = dense(19, 264, 32, DType::bf16);
-    gpu::GemmAr op(comm, lt, shape, Way::fused);
-    for (const Way way : op.ways()) {
+    gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
+    for (const Algorithm algorithm : op.algorithms()) {
       const Operands o(comm, shape);
       const AddNorm apart = o.tail.apart(), in_place = o.tail.in_place();
       const auto call = [&](const AddNorm& tail) {
-        op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
         return digest_of(comm, tail, o.out.tensor);
       };
       const uint64_t once = call(apart);
       const AddNorm again{apart.hidden, apart.gain, apart.hidden, kEps};
       const uint64_t twice = call(again);
-      EXPECT_EQ(call(in_place), once) << gpu::name_of(way);
-      EXPECT_EQ(call(in_place), twice) << gpu::name_of(way);
+      EXPECT_EQ(call(in_place), once) << gpu::name_of(algorithm);
+      EXPECT_EQ(call(in_place), twice) << gpu::name_of(algorithm);
     }
   });
 }
@@ -194,7 +195,8 @@ TEST_P(AddNorms, AllKindsOfCallsAlternateUnderRandomDelays) {
     for (uint64_t i = 0; i < 600; ++i) {
       const auto draw = philox(1, 0, i);
       const size_t which = draw[0] % 4;
-      const AllReduceWay way = draw[1] % 2 ? AllReduceWay::one_shot : AllReduceWay::two_shot;
+      const AllReduceAlgorithm algorithm =
+          draw[1] % 2 ? AllReduceAlgorithm::one_shot : AllReduceAlgorithm::two_shot;
       const bool norm = draw[2] % 2;
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
@@ -203,26 +205,26 @@ TEST_P(AddNorms, AllKindsOfCallsAlternateUnderRandomDelays) {
       tail.hidden = calls.next(tail.hidden);
       kinds.push_back(which * 2 + size_t(norm));
       if (norm) {
-        op.run(from, to, way, tail);
+        op.run(from, to, algorithm, tail);
       } else {
-        op.run(from, to, way);
+        op.run(from, to, algorithm);
       }
       if (!calls.full()) continue;
       const std::vector<uint64_t> now = calls.digests();
       for (size_t call = 0; call < kinds.size(); ++call) {
         const size_t kind = kinds[call];
-        const bool normed = kind % 2;
+        const bool x_norm = kind % 2;
         const Tensor &out_now = calls.out(2 * call), &hidden = calls.out(2 * call + 1);
         const std::string what = fmt::format("behind call {}: {}", i, call);
         if (bits[kind] == 0) {
           const Verdict verdict =
-              normed ? verify_sum(hidden, kSeed, 10, comm.size() + 1, comm.stream())
+              x_norm ? verify_sum(hidden, kSeed, 10, comm.size() + 1, comm.stream())
                      : verify_sum(out_now, kSeed, 10, comm.size(), comm.stream());
           EXPECT_LE(verdict.of_bound, 1) << what;
           EXPECT_EQ(verdict.not_finite, 0) << what;
           AddNorm right = tails[kind / 2]->apart();
           right.hidden = hidden;
-          if (normed) expect_norm(comm, right, out_now, what);
+          if (x_norm) expect_norm(comm, right, out_now, what);
           bits[kind] = now[2 * call];
           bits_of_hidden[kind] = now[2 * call + 1];
         }
@@ -241,13 +243,13 @@ TEST_P(AddNorms, CapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = dense(21, 520, 64, DType::bf16);
-    gpu::GemmAr op(comm, lt, shape, Way::fused);
-    for (const Way way : op.ways()) {
+    gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
+    for (const Algorithm algorithm : op.algorithms()) {
       const Operands o(comm, shape);
       const AddNorm tail = o.tail.apart();
       comm.synchronize();
       const CapturedCalls graph(comm, [&] {
-        op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
+        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &tail);
       });
       constexpr int kReplays = 100;
       Digests digests(comm, 2 * kReplays);
@@ -261,9 +263,9 @@ TEST_P(AddNorms, CapturedGraphReplays) {
       }
       const std::vector<uint64_t> replayed = digests.take();
       for (size_t i = 2; i < replayed.size(); ++i) {
-        ASSERT_EQ(replayed[i], replayed[i % 2]) << gpu::name_of(way) << " replay " << i / 2;
+        ASSERT_EQ(replayed[i], replayed[i % 2]) << gpu::name_of(algorithm) << " replay " << i / 2;
       }
-      expect_right(comm, o, way, fmt::format("{} replayed", gpu::name_of(way)));
+      expect_right(comm, o, algorithm, fmt::format("{} replayed", gpu::name_of(algorithm)));
     }
   });
 }
@@ -280,7 +282,8 @@ TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
         tandem::GemmAr op(comm, {.m = 37, .n = 48, .k = 80, .dtype = dtype, .add_norm = true},
                           {strategy, 0});
         op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given(), &tail);
-        expect_right(comm, o, Way::serial_nccl,  // or a candidate of the strategy that rounds less
+        expect_right(comm, o,
+                     Algorithm::serial_nccl,  // or a candidate of the strategy that rounds less
                      fmt::format("{} {}", name_of(strategy), tandem::name_of(dtype)));
       }
     }
@@ -308,7 +311,7 @@ TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
     std::vector<BFloat16> host(48);
     changed([&](AddNorm& a) { a.gain = Tensor(host.data(), DType::bf16, {48}); });
     op.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, nullptr, &right);
-    expect_right(comm, o, Way::serial_nccl, "after errors");
+    expect_right(comm, o, Algorithm::serial_nccl, "after errors");
   });
 }
 

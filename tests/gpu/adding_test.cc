@@ -40,22 +40,22 @@ TEST_P(Adding, BitsAreReproducibleUnderRandomDelaysBetweenOtherAlgorithms) {
           OpDesc{2304 * comm.size(), 2048, 1544, DType::f16}, OpDesc{512 * comm.size(), 9216, 1640},
           OpDesc{512 * comm.size(), 6400, 2664}, OpDesc{2048 * comm.size(), 4608, 3072},
           OpDesc{256 * comm.size(), 10752, 2472}, OpDesc{256 * comm.size(), 8704, 3816}}) {
-      GemmRs rs(comm, lt, shape, Way::adding);
+      GemmRs rs(comm, lt, shape, Algorithm::adding);
       const Operands o = sum_operands(comm, shape, true, 4);
-      for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
-        rs.use_variant(Way::adding, variant);
-        plans.insert(rs.describe(Way::adding));
+      for (int variant = 0; variant < rs.variants(Algorithm::adding); ++variant) {
+        rs.use_variant(Algorithm::adding, variant);
+        plans.insert(rs.describe(Algorithm::adding));
         std::vector<uint64_t> digests;
         for (uint64_t i = 0; i < 30; ++i) {
           const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
           if (delay < 20000) launch_pause(delay, comm.stream());
-          if (i % 7 == 0) rs.run(Way::chunked, o.x, o.weight, o.out);
+          if (i % 7 == 0) rs.run(Algorithm::chunked, o.x, o.weight, o.out);
           poison(o.out, comm.stream());
-          rs.run(Way::adding, o.x, o.weight, o.out);
+          rs.run(Algorithm::adding, o.x, o.weight, o.out);
           digests.push_back(digest(o.out, comm.stream()));
         }
-        const std::string what =
-            fmt::format("{}, M {} N {} K {}", rs.describe(Way::adding), shape.m, shape.n, shape.k);
+        const std::string what = fmt::format("{}, M {} N {} K {}", rs.describe(Algorithm::adding),
+                                             shape.m, shape.n, shape.k);
         expect_right(comm, o, what);
         EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << what;
       }
@@ -73,7 +73,7 @@ TEST_P(Adding, InfinitiesStayInTheirRow) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{512 * comm.size(), 9216, 1640};
-    GemmRs rs(comm, lt, shape, Way::adding);
+    GemmRs rs(comm, lt, shape, Algorithm::adding);
     const Operands o = sum_operands(comm, shape, true, 4);
     const int64_t rows = shape.m / comm.size(), row = rows - 77;
     const uint16_t infinity = 0x7f80;
@@ -83,10 +83,10 @@ TEST_P(Adding, InfinitiesStayInTheirRow) {
         write(comm, of_row + shape.k - 1, std::vector(1, infinity));
       }
     }
-    for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
-      rs.use_variant(Way::adding, variant);
-      SCOPED_TRACE(rs.describe(Way::adding));
-      rs.run(Way::adding, o.x, o.weight, o.out);
+    for (int variant = 0; variant < rs.variants(Algorithm::adding); ++variant) {
+      rs.use_variant(Algorithm::adding, variant);
+      SCOPED_TRACE(rs.describe(Algorithm::adding));
+      rs.run(Algorithm::adding, o.x, o.weight, o.out);
       for (const uint16_t value : read<uint16_t>(comm, o.out.rows(row, 1)))
         ASSERT_EQ(value & 0x7fff, infinity);
       for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
@@ -107,18 +107,18 @@ TEST_P(Adding, PlansAlternate) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{2304 * comm.size(), 2048, 1096};
-    GemmRs rs(comm, lt, shape, Way::adding);
+    GemmRs rs(comm, lt, shape, Algorithm::adding);
     const Operands o = sum_operands(comm, shape, true, 4);
     const auto call = [&](int variant) {
-      rs.use_variant(Way::adding, variant);
-      rs.run(Way::adding, o.x, o.weight, o.out);
+      rs.use_variant(Algorithm::adding, variant);
+      rs.run(Algorithm::adding, o.x, o.weight, o.out);
     };
     std::vector<uint64_t> alone;
     std::vector<CapturedCalls> captured;
-    for (int variant = 0; variant < rs.variants(Way::adding); ++variant) {
+    for (int variant = 0; variant < rs.variants(Algorithm::adding); ++variant) {
       call(variant);
       alone.push_back(digest(o.out, comm.stream()));
-      expect_right(comm, o, rs.describe(Way::adding));
+      expect_right(comm, o, rs.describe(Algorithm::adding));
       captured.emplace_back(comm, [&] { call(variant); });
     }
     for (uint64_t i = 0; i < 60; ++i) {
@@ -140,16 +140,16 @@ TEST_P(Adding, AbsentRankIsNamed) {
     GemmRs rs;
     Operands o;
     Call(GpuCommunicator& comm, const OpDesc& shape)
-        : rs(comm, lt, shape, Way::adding), o(sum_operands(comm, shape, true, 4)) {}
+        : rs(comm, lt, shape, Algorithm::adding), o(sum_operands(comm, shape, true, 4)) {}
   };
   int variants = 1;
   for (int variant = 0; variant < variants; ++variant) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
       const auto call = std::make_shared<Call>(comm, OpDesc{2304 * comm.size(), 2048, 1096});
-      if (comm.rank() == 0) variants = call->rs.variants(Way::adding);
+      if (comm.rank() == 0) variants = call->rs.variants(Algorithm::adding);
       return [call, variant] {
-        call->rs.use_variant(Way::adding, variant);
-        call->rs.run(Way::adding, call->o.x, call->o.weight, call->o.out);
+        call->rs.use_variant(Algorithm::adding, variant);
+        call->rs.run(Algorithm::adding, call->o.x, call->o.weight, call->o.out);
       };
     });
     EXPECT_EQ(error ? error->op : "", "gemm_rs") << variant;

@@ -33,33 +33,33 @@ class AnyRows : public OnGpus {
   }
 };
 
-Way way_of(const gpu::AgGemm&) {
-  return Way::fused;
+Algorithm algorithm_of(const gpu::AgGemm&) {
+  return Algorithm::fused;
 }
-Way way_of(const gpu::GemmRs&) {
-  return Way::adding;
+Algorithm algorithm_of(const gpu::GemmRs&) {
+  return Algorithm::adding;
 }
 
 template <class Op>
 void call(Op& op, const ScaledOperands& o, const Tensor* bias = nullptr) {
-  op.run(way_of(op), o.x.tensor, o.weight.tensor, o.out.tensor, bias, o.given());
+  op.run(algorithm_of(op), o.x.tensor, o.weight.tensor, o.out.tensor, bias, o.given());
 }
 
 // Runs every variant a few times under random delays, with another candidate in between.
 template <class Op>
 void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const std::string& name) {
-  const Way way = way_of(op);
-  ASSERT_GT(op.variants(way), 0) << name;
+  const Algorithm algorithm = algorithm_of(op);
+  ASSERT_GT(op.variants(algorithm), 0) << name;
   std::set<uint64_t> right;
-  for (int variant = 0; variant < op.variants(way); ++variant) {
-    op.use_variant(way, variant);
-    const std::string what = fmt::format("{} {} of {}", name, op.describe(way), comm.size());
+  for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+    op.use_variant(algorithm, variant);
+    const std::string what = fmt::format("{} {} of {}", name, op.describe(algorithm), comm.size());
     std::vector<uint64_t> digests;
     for (uint64_t i = 0; i < 4; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       if (i == 2) {
-        op.run(Way::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
+        op.run(Algorithm::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
       }
       poison(o.out.tensor, comm.stream());
       call(op, o);
@@ -75,9 +75,9 @@ void try_both(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape) {
   const std::string what =
       fmt::format("M {} N {} K {} {} to {}", shape.m, shape.n, shape.k,
                   tandem::name_of(shape.dtype), tandem::name_of(shape.result()));
-  gpu::AgGemm ag(comm, lt, shape, Way::fused);
+  gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
   try_variants(comm, ag, scaled_ag_operands(comm, shape, 3), "ag_gemm " + what);
-  gpu::GemmRs rs(comm, lt, shape, Way::adding);
+  gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
   try_variants(comm, rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs " + what);
 }
 
@@ -117,23 +117,23 @@ TEST_P(AnyRows, OddNumbersOfRowsMatchReference) {
     const LtContext lt;
     for (uint64_t i = 0; i < 24; ++i) {
       const auto random = philox(11, 0, i);  // equal on all ranks
-      const int64_t most = i < 6 ? 300 : 5120;
-      const int64_t m = std::max<int64_t>(comm.size(), random[0] % most) | 1;
+      const int64_t maximum = i < 6 ? 300 : 5120;
+      const int64_t m = std::max<int64_t>(comm.size(), random[0] % maximum) | 1;
       const OpDesc shape = shape_of(m, 8 * (1 + random[1] % 150), 512 + 8 * (random[2] % 100),
                                     i % 3 == 2 ? DType::f16 : DType::bf16);
       const auto try_one = [&](auto& op, const ScaledOperands& o, const char* name) {
-        for (int variant : {0, op.variants(way_of(op)) - 1}) {
-          op.use_variant(way_of(op), variant);
+        for (int variant : {0, op.variants(algorithm_of(op)) - 1}) {
+          op.use_variant(algorithm_of(op), variant);
           poison(o.out.tensor, comm.stream());
           call(op, o);
           expect_right(comm, o,
                        fmt::format("{} M {} N {} K {} {} of {}", name, shape.m, shape.n, shape.k,
-                                   op.describe(way_of(op)), comm.size()));
+                                   op.describe(algorithm_of(op)), comm.size()));
         }
       };
-      gpu::AgGemm ag(comm, lt, shape, Way::fused);
+      gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
       try_one(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
-      gpu::GemmRs rs(comm, lt, shape, Way::adding);
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
       try_one(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
     }
   });
@@ -155,10 +155,11 @@ TEST_P(AnyRows, BiasIsAddedOnce) {
       const auto plain = make(shape);
       shape.bias = true;
       const auto biased = make(shape);
-      for (int variant = 0; variant < biased->variants(way_of(*biased)); ++variant) {
-        biased->use_variant(way_of(*biased), variant);
+      for (int variant = 0; variant < biased->variants(algorithm_of(*biased)); ++variant) {
+        biased->use_variant(algorithm_of(*biased), variant);
         poison(o.out.tensor, comm.stream());
-        plain->run(Way::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
+        plain->run(Algorithm::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr,
+                   o.given());
         const auto without = read<uint16_t>(comm, o.out.tensor);
         poison(o.out.tensor, comm.stream());
         call(*biased, o, &bias.tensor);
@@ -170,18 +171,20 @@ TEST_P(AnyRows, BiasIsAddedOnce) {
           const float b = value(int64_t(i) % shape.n), bound = b / 8;
           worst = std::max(worst, std::abs(f32(with[i]) - f32(without[i]) - b) / bound);
         }
-        EXPECT_LE(worst, 1) << biased->describe(way_of(*biased)) << " of M " << shape.m;
+        EXPECT_LE(worst, 1) << biased->describe(algorithm_of(*biased)) << " of M " << shape.m;
       }
     };
     for (const int64_t m : {int64_t(512) * comm.size(), int64_t(3001)}) {
       for (const DType dtype : {DType::bf16, DType::e4m3}) {
         const OpDesc shape = shape_of(m, 528, 2208, dtype);
         try_bias(
-            [&](const OpDesc& s) { return std::make_unique<gpu::AgGemm>(comm, lt, s, Way::fused); },
+            [&](const OpDesc& s) {
+              return std::make_unique<gpu::AgGemm>(comm, lt, s, Algorithm::fused);
+            },
             scaled_ag_operands(comm, shape, 3), shape);
         try_bias(
             [&](const OpDesc& s) {
-              return std::make_unique<gpu::GemmRs>(comm, lt, s, Way::adding);
+              return std::make_unique<gpu::GemmRs>(comm, lt, s, Algorithm::adding);
             },
             scaled_sum_operands(comm, shape, true, 4), shape);
       }
@@ -204,9 +207,9 @@ TEST_P(AnyRows, CapturedGraphsReplay) {
         ASSERT_EQ(digest(o.out.tensor, comm.stream()), once) << "replay " << i;
       }
     };
-    gpu::AgGemm ag(comm, lt, shape, Way::fused);
+    gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
     try_captured(ag, scaled_ag_operands(comm, shape, 3));
-    gpu::GemmRs rs(comm, lt, shape, Way::adding);
+    gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
     try_captured(rs, scaled_sum_operands(comm, shape, true, 4));
   });
 }
@@ -237,7 +240,7 @@ TEST_P(AnyRowsAlone, PartialTileCostsAsMuchAsAWholeOne) {
                    0,
                    {}};
     job.gate.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
-    job.gate.watch = comm.watch();
+    job.gate.deadline = comm.deadline();
     struct Case {
       std::string name;
       std::unique_ptr<FusedAgKernel> kernel;

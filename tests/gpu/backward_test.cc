@@ -38,13 +38,13 @@ struct Sizes {
 /// call.
 struct WgradOperands {
   WgradOperands(GpuCommunicator& comm, const OpDesc& s, uint64_t call)
-      : mine(shard_of(s.m, comm.size(), comm.rank())),
-        x(s.dtype, mine.count, s.k),
+      : local(shard_of(s.m, comm.size(), comm.rank())),
+        x(s.dtype, local.count, s.k),
         dy(s.dtype, s.m, s.n) {
-    fill_uniform(x.tensor, kSeed, kX + call, mine.begin * s.k, comm.stream());
+    fill_uniform(x.tensor, kSeed, kX + call, local.begin * s.k, comm.stream());
     fill_uniform(dy.tensor, kSeed, kGradient + 10 * uint64_t(comm.rank()) + call, 0, comm.stream());
   }
-  Shard mine;
+  Shard local;
   Matrix x, dy;
 };
 
@@ -78,18 +78,18 @@ TEST_P(Backward, WeightGradientMatchesReferenceByEveryAlgorithm) {
                                 Sizes{7, 8, 8}, Sizes{2, 16, 8}, Sizes{0, 8, 16}}) {
         for (const bool kn : {false, true}) {
           const OpDesc shape{size.m, size.n, size.k, dtype, kn};
-          gpu::AgWgrad op(comm, lt, shape, Way::chunked);
+          gpu::AgWgrad op(comm, lt, shape, Algorithm::chunked);
           const WgradOperands first(comm, shape, 0), second(comm, shape, 1);
           const Matrix dw = weight_gradient(shape);
-          for (const Way way : op.ways()) {
+          for (const Algorithm algorithm : op.algorithms()) {
             const std::string what =
-                fmt::format("{} M {} N {} K {} {} {} of {}", gpu::name_of(way), size.m, size.n,
-                            size.k, tandem::name_of(dtype), kn ? "kn" : "nk", comm.size());
+                fmt::format("{} M {} N {} K {} {} {} of {}", gpu::name_of(algorithm), size.m,
+                            size.n, size.k, tandem::name_of(dtype), kn ? "kn" : "nk", comm.size());
             std::vector<uint64_t> digests;
             for (int i = 0; i < kRepeats; ++i) {
               clear(dw.tensor, comm.stream());
-              op.run(way, first.x.tensor, first.dy.tensor, dw.tensor);
-              op.run(way, second.x.tensor, second.dy.tensor, dw.tensor);
+              op.run(algorithm, first.x.tensor, first.dy.tensor, dw.tensor);
+              op.run(algorithm, second.x.tensor, second.dy.tensor, dw.tensor);
               digests.push_back(digest(dw.tensor, comm.stream()));
             }
             expect_right(comm, dw.tensor, wgrad_reference(comm, shape, 2), what);
@@ -108,22 +108,22 @@ TEST_P(Backward, EveryAlgorithmSavesTheWholeGather) {
          {Sizes{256 * comm.size(), 64, 64}, Sizes{37, 24, 40}, Sizes{2, 16, 8}}) {
       OpDesc shape{size.m, size.n, size.k};
       shape.keep_gathered = true;
-      gpu::AgGemm op(comm, lt, shape, Way::fused);
-      const Shard mine = shard_of(size.m, comm.size(), comm.rank());
-      const Matrix x(DType::bf16, mine.count, size.k), whole(DType::bf16, size.m, size.k),
+      gpu::AgGemm op(comm, lt, shape, Algorithm::fused);
+      const Shard local = shard_of(size.m, comm.size(), comm.rank());
+      const Matrix x(DType::bf16, local.count, size.k), whole(DType::bf16, size.m, size.k),
           weight(DType::bf16, size.n, size.k), out(DType::bf16, size.m, size.n);
       const uint64_t of_weight = kWeight + uint64_t(comm.rank());
       fill_uniform(weight.tensor, kSeed, of_weight, 0, comm.stream());
-      for (const Way way : op.ways()) {
+      for (const Algorithm algorithm : op.algorithms()) {
         const std::string what =
-            fmt::format("{} M {} of {}", gpu::name_of(way), size.m, comm.size());
+            fmt::format("{} M {} of {}", gpu::name_of(algorithm), size.m, comm.size());
         for (uint64_t call = 0; call < kRepeats; ++call) {
-          fill_uniform(x.tensor, kSeed, kX + call, mine.begin * size.k, comm.stream());
+          fill_uniform(x.tensor, kSeed, kX + call, local.begin * size.k, comm.stream());
           fill_uniform(whole.tensor, kSeed, kX + call, 0, comm.stream());
           poison(op.gathered(), comm.stream());
           poison(out.tensor, comm.stream());
           if ((int(call) + comm.rank()) % 2 == 0) launch_pause(30000, comm.stream());
-          op.run(way, x.tensor, weight.tensor, out.tensor);
+          op.run(algorithm, x.tensor, weight.tensor, out.tensor);
           EXPECT_EQ(digest(op.gathered(), comm.stream()), digest(whole.tensor, comm.stream()))
               << what;
           expect_right(comm, out.tensor, {kSeed, kX + call, of_weight, 1, size.k, 0, DType::bf16},
@@ -146,7 +146,7 @@ class Pass {
   void column_parallel() {
     const Matrix x = rows_of(kX, s_.k), w = own(kWeight, s_.n, s_.k),
                  dy = own(kGradient, s_.m, s_.n), y(dtype_, s_.m, s_.n),
-                 dx(dtype_, mine_.count, s_.k), dw(DType::f32, s_.n, s_.k);
+                 dx(dtype_, local_.count, s_.k), dw(DType::f32, s_.n, s_.k);
     tandem::AgGemm forward(comm_, {s_.m, s_.n, s_.k, dtype_, true}, options_);
     GemmRs of_input(comm_, {s_.m, s_.k, s_.n, dtype_, false, true}, options_);
     tandem::AgWgrad of_weight(comm_, {s_.m, s_.n, s_.k, dtype_}, options_);
@@ -159,7 +159,7 @@ class Pass {
            .w_stream = kWeight,
            .terms = comm_.size(),
            .k = s_.n,
-           .first_row = mine_.begin,
+           .first_row = local_.begin,
            .dtype = dtype_,
            .w_is_kn = true},
           [&] { of_input.run(dy.tensor, w.tensor.transposed(), dx.tensor); });
@@ -170,12 +170,12 @@ class Pass {
 
   void row_parallel() {
     const Matrix y = own(kX, s_.m, s_.n), v = own(kWeight, s_.k, s_.n),
-                 dz = rows_of(kSharded, s_.k), z(dtype_, mine_.count, s_.k), dy(dtype_, s_.m, s_.n),
-                 dv(DType::f32, s_.k, s_.n);
+                 dz = rows_of(kSharded, s_.k), z(dtype_, local_.count, s_.k),
+                 dy(dtype_, s_.m, s_.n), dv(DType::f32, s_.k, s_.n);
     GemmRs forward(comm_, {s_.m, s_.k, s_.n, dtype_}, options_);
     tandem::AgGemm of_input(comm_, {s_.m, s_.n, s_.k, dtype_, true, false, true}, options_);
     tandem::AgWgrad of_weight(comm_, {s_.m, s_.n, s_.k, dtype_, false, false, true}, options_);
-    check("gemm_rs", z.tensor, {kSeed, kX, kWeight, comm_.size(), s_.n, mine_.begin, dtype_},
+    check("gemm_rs", z.tensor, {kSeed, kX, kWeight, comm_.size(), s_.n, local_.begin, dtype_},
           [&] { forward.run(y.tensor, v.tensor, z.tensor); });
     check("its dx", dy.tensor,
           {.seed = kSeed,
@@ -204,7 +204,7 @@ class Pass {
   }
   /// This rank's rows of the global matrix.
   Matrix rows_of(uint64_t stream, int64_t columns) {
-    return filled(stream, mine_.begin, mine_.count, columns);
+    return filled(stream, local_.begin, local_.count, columns);
   }
   ProductReference gradient_reference(uint64_t of_output, uint64_t of_input) const {
     return {.seed = kSeed,
@@ -229,7 +229,7 @@ class Pass {
       run();
       digests.push_back(digest(out, comm_.stream()));
     }
-    expect_right(comm_, out, reference, which + " " + what_, way_of(options_.strategy));
+    expect_right(comm_, out, reference, which + " " + what_, algorithm_of(options_.strategy));
     EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << which << " " << what_;
   }
   void check_gathered(const Tensor& kept, uint64_t stream, int64_t columns) {
@@ -244,7 +244,7 @@ class Pass {
   OverlapOptions options_;
   std::string what_;
   uint64_t rank_ = uint64_t(comm_.rank());
-  Shard mine_ = shard_of(s_.m, comm_.size(), comm_.rank());
+  Shard local_ = shard_of(s_.m, comm_.size(), comm_.rank());
 };
 
 TEST_P(Backward, ForwardAndGradientsMatchReference) {
@@ -271,14 +271,14 @@ TEST_P(Backward, CapturedWeightGradientReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{97, 64, 64};
-    gpu::AgWgrad op(comm, lt, shape, Way::chunked);
+    gpu::AgWgrad op(comm, lt, shape, Algorithm::chunked);
     const WgradOperands o(comm, shape, 0);
     const Matrix chunked = weight_gradient(shape), serial = weight_gradient(shape);
     comm.synchronize();
     const CapturedCalls graph(comm, [&] {
       for (const Matrix* dw : {&chunked, &serial}) clear(dw->tensor, comm.stream());
-      op.run(Way::chunked, o.x.tensor, o.dy.tensor, chunked.tensor);
-      op.run(Way::serial_copy, o.x.tensor, o.dy.tensor, serial.tensor);
+      op.run(Algorithm::chunked, o.x.tensor, o.dy.tensor, chunked.tensor);
+      op.run(Algorithm::serial_copy, o.x.tensor, o.dy.tensor, serial.tensor);
     });
     constexpr int kReplays = 50;
     Digests digests(comm, 2 * kReplays);
@@ -302,7 +302,10 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     const LtContext lt;
     struct Job {
       Job(GpuCommunicator& c, const LtContext& context, const OpDesc& s)
-          : op(c, context, s, Way::chunked), operands(c, s, 0), dw(weight_gradient(s)), shape(s) {}
+          : op(c, context, s, Algorithm::chunked),
+            operands(c, s, 0),
+            dw(weight_gradient(s)),
+            shape(s) {}
       gpu::AgWgrad op;
       WgradOperands operands;
       Matrix dw;
@@ -315,7 +318,7 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     }
     OpDesc kept_shape{1001, 8, 24};
     kept_shape.keep_gathered = true;
-    gpu::AgGemm keeps(comm, lt, kept_shape, Way::chunked);
+    gpu::AgGemm keeps(comm, lt, kept_shape, Algorithm::chunked);
     const WgradOperands kept(comm, kept_shape, 0);
     const Matrix weight(DType::bf16, 8, 24), out(DType::bf16, 1001, 8),
         whole(DType::bf16, 1001, 24);
@@ -328,32 +331,32 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     CallsInARow calls(comm, 3 * kInARow, size_t(64 * 256) * sizeof(float));
     struct Done {
       Job* job;
-      size_t way;
+      size_t algorithm;
     };
     std::vector<Done> done;
     uint64_t product = 0;
     for (uint64_t i = 0; i < 300; ++i) {
       const auto draw = philox(1, 0, i);
       Job& job = *jobs[draw[0] % jobs.size()];
-      const auto ways = job.op.ways();
-      const Way way = ways[draw[1] % ways.size()];
+      const auto algorithms = job.op.algorithms();
+      const Algorithm algorithm = algorithms[draw[1] % algorithms.size()];
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       const Tensor dw = calls.next(job.dw.tensor);
       clear(dw, comm.stream());
-      job.op.run(way, job.operands.x.tensor, job.operands.dy.tensor, dw);
+      job.op.run(algorithm, job.operands.x.tensor, job.operands.dy.tensor, dw);
       keeps.run(kept.x.tensor, weight.tensor, calls.next(out.tensor));
       const Tensor copy = calls.next(whole.tensor), gathered = keeps.gathered();
       gpu::check(cudaMemcpyAsync(copy.data(), gathered.data(), gathered.bytes(), cudaMemcpyDefault,
                                  comm.stream()),
                  "copy a gather");
-      done.push_back({&job, draw[1] % ways.size()});
+      done.push_back({&job, draw[1] % algorithms.size()});
       if (!calls.full()) continue;
       const std::vector<uint64_t> now = calls.digests();
       for (size_t call = 0; call < done.size(); ++call) {
         const auto& [of, which] = done[call];
         const std::string what =
-            fmt::format("behind call {}: {} {}", i, call, gpu::name_of(of->op.ways()[which]));
+            fmt::format("behind call {}: {} {}", i, call, gpu::name_of(of->op.algorithms()[which]));
         if (of->bits[which] == 0) {
           expect_right(comm, calls.out(3 * call), wgrad_reference(comm, of->shape, 1), what);
           of->bits[which] = now[3 * call];
@@ -378,8 +381,8 @@ TEST_P(Backward, InvalidOperandsAreNamed) {
     EXPECT_THROW(tandem::AgWgrad(comm, {8, 9, 8}), InvalidArgument);
     EXPECT_THROW(tandem::AgWgrad(comm, {8, 8, 8, DType::u8}), InvalidArgument);
     tandem::AgWgrad op(comm, {8, 16, 8, DType::bf16}, {Strategy::serial, 0});
-    const Shard mine = shard_of(8, comm.size(), comm.rank());
-    const Matrix x(DType::bf16, mine.count, 8), dy(DType::bf16, 8, 16), dw(DType::f32, 16, 8),
+    const Shard local = shard_of(8, comm.size(), comm.rank());
+    const Matrix x(DType::bf16, local.count, 8), dy(DType::bf16, 8, 16), dw(DType::f32, 16, 8),
         other(DType::f32, 8, 16), rounded(DType::bf16, 16, 8);
     EXPECT_THROW(op.run(x.tensor, dy.tensor, other.tensor), InvalidArgument);
     EXPECT_THROW(op.run(x.tensor, dy.tensor, other.tensor.transposed()), InvalidArgument);

@@ -41,9 +41,9 @@ struct Operands {
 };
 
 Operands make_operands(Kind kind, const GpuCommunicator& comm, const OpDesc& s) {
-  const int64_t mine = shard_of(s.m, comm.size(), comm.rank()).count;
+  const int64_t local = shard_of(s.m, comm.size(), comm.rank()).count;
   if (kind == Kind::gradient) {
-    return {Matrix(s.dtype, mine, s.k), Matrix(s.dtype, s.m, s.n), Matrix(DType::f32, s.n, s.k),
+    return {Matrix(s.dtype, local, s.k), Matrix(s.dtype, s.m, s.n), Matrix(DType::f32, s.n, s.k),
             ProductReference{.seed = 0,
                              .x_stream = 200 + uint64_t(comm.rank()),
                              .w_stream = 100,
@@ -55,8 +55,8 @@ Operands make_operands(Kind kind, const GpuCommunicator& comm, const OpDesc& s) 
                              .w_is_kn = true}};
   }
   const bool gathers = kind == Kind::gather;
-  return {Matrix(s.dtype, gathers ? mine : s.m, s.k), Matrix(s.dtype, s.n, s.k),
-          Matrix(s.dtype, gathers ? s.m : mine, s.n),
+  return {Matrix(s.dtype, gathers ? local : s.m, s.k), Matrix(s.dtype, s.n, s.k),
+          Matrix(s.dtype, gathers ? s.m : local, s.n),
           gathers ? ag_reference(comm, s, 0) : sum_reference(comm, s, true, 0)};
 }
 
@@ -82,13 +82,13 @@ void clear(Kind kind, const GpuCommunicator& comm, const Tensor& out) {
 
 // Calls f with an operator of each kind.
 template <typename F>
-void with_each(GpuCommunicator& comm, const OpDesc& shape, Way way, const F& f) {
+void with_each(GpuCommunicator& comm, const OpDesc& shape, Algorithm algorithm, const F& f) {
   const LtContext lt;
-  AgGemm gather(comm, lt, shape, way);
+  AgGemm gather(comm, lt, shape, algorithm);
   f(gather, Kind::gather, "ag_gemm");
-  GemmRs scatter(comm, lt, shape, way);
+  GemmRs scatter(comm, lt, shape, algorithm);
   f(scatter, Kind::scatter, "gemm_rs");
-  AgWgrad gradient(comm, lt, shape, way);
+  AgWgrad gradient(comm, lt, shape, algorithm);
   f(gradient, Kind::gradient, "ag_wgrad");
 }
 
@@ -96,15 +96,15 @@ void with_each(GpuCommunicator& comm, const OpDesc& shape, Way way, const F& f) 
 template <typename Op>
 void use_variant(Op& op, uint64_t draw) {
   if constexpr (requires { op.pushes_by_engine(0); }) {
-    if (op.variants(Way::fused) > 0)
-      op.use_variant(Way::fused, int(draw % uint64_t(op.variants(Way::fused))));
+    if (op.variants(Algorithm::fused) > 0)
+      op.use_variant(Algorithm::fused, int(draw % uint64_t(op.variants(Algorithm::fused))));
   }
 }
 
 template <typename Op>
 void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char* name) {
   const LtContext lt;
-  Op op(comm, lt, shape, Way::fused);
+  Op op(comm, lt, shape, Algorithm::fused);
   std::vector<Operands> sets;
   for (uint64_t set = 0; set < 3; ++set) {
     sets.push_back(make_operands(kind, comm, shape));
@@ -113,15 +113,15 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
   // Few enough that the same operands, algorithm and output recur and are replayed.
   constexpr size_t kInARow = 3;
   CallsInARow calls(comm, kInARow, size_t(sets[0].out.tensor.bytes()));
-  std::vector<std::pair<size_t, Way>> done;
-  std::map<std::pair<size_t, Way>, uint64_t> bits;
-  const auto way_of = [&](uint64_t i) {
-    const std::vector<Way> ways = op.ways();
-    return ways[philox(1, 1, i)[0] % ways.size()];
+  std::vector<std::pair<size_t, Algorithm>> done;
+  std::map<std::pair<size_t, Algorithm>, uint64_t> bits;
+  const auto algorithm_of = [&](uint64_t i) {
+    const std::vector<Algorithm> algorithms = op.algorithms();
+    return algorithms[philox(1, 1, i)[0] % algorithms.size()];
   };
   for (uint64_t i = 0; i < 450; ++i) {
     const size_t set = philox(1, 0, i)[0] % 3;
-    const Way way = way_of(i);
+    const Algorithm algorithm = algorithm_of(i);
     use_variant(op, philox(1, 2, i)[0] % 4);
     // A rank delayed on the host or the device must not stop the others from building their graphs.
     const uint32_t late = philox(2, uint64_t(comm.rank()), i)[0] % 100;
@@ -129,8 +129,8 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
     if (late > 90) launch_pause(300000, comm.stream());
     const Tensor out = calls.next(sets[set].out.tensor);
     if (kind == Kind::gradient) clear(kind, comm, out);
-    op.run(way, sets[set].x.tensor, sets[set].weight.tensor, out);
-    done.emplace_back(set, way);
+    op.run(algorithm, sets[set].x.tensor, sets[set].weight.tensor, out);
+    done.emplace_back(set, algorithm);
     if (!calls.full()) continue;
     const std::vector<uint64_t> now = calls.digests();
     for (size_t call = 0; call < now.size(); ++call) {
@@ -147,13 +147,13 @@ void alternate(GpuCommunicator& comm, Kind kind, const OpDesc& shape, const char
     calls.begin_again();
     done.clear();
   }
-  for (const Way way : op.ways()) {
+  for (const Algorithm algorithm : op.algorithms()) {
     for (size_t set = 0; set < sets.size(); ++set) {
       fill(kind, comm, shape, sets[set], 20 + set);
       clear(kind, comm, sets[set].out.tensor);
-      op.run(way, sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor);
+      op.run(algorithm, sets[set].x.tensor, sets[set].weight.tensor, sets[set].out.tensor);
       expect_right(comm, sets[set].out.tensor, sets[set].reference,
-                   fmt::format("{} {} of new values", name, name_of(way)), way);
+                   fmt::format("{} {} of new values", name, name_of(algorithm)), algorithm);
     }
   }
 }
@@ -174,7 +174,7 @@ TEST_P(CallGraph, OperandsAndAlgorithmsAlternate) {
 TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{24, 16, 40};
-    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
       const int64_t places = int64_t(CallGraphs::kKept) + 12;
@@ -204,7 +204,7 @@ TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
 TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{48 * comm.size(), 264, 136};
-    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
       constexpr int64_t kViews = 3;
       std::vector<Operands> sets;
       for (int64_t view = 0; view < kViews; ++view) {
@@ -216,13 +216,13 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
       for (int64_t view = 0; view < kViews; ++view) {
         fill(kind, comm, shape, sets[size_t(view)], x_of(view), 3 + uint64_t(view));
       }
-      for (const Way way : op.ways()) {
+      for (const Algorithm algorithm : op.algorithms()) {
         for (int64_t i = 0; i < 4 * kViews; ++i) {
           const Operands& o = sets[size_t(i % kViews)];
           clear(kind, comm, o.out.tensor);
-          op.run(way, x_of(i % kViews), o.weight.tensor, o.out.tensor);
+          op.run(algorithm, x_of(i % kViews), o.weight.tensor, o.out.tensor);
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{} {} call {}", name, name_of(way), i), way);
+                       fmt::format("{} {} call {}", name, name_of(algorithm), i), algorithm);
         }
       }
     });
@@ -231,8 +231,8 @@ TEST_P(CallGraph, OperandsMayBeViewsOfOneAllocation) {
 
 // Frees x after the call that was replayed last; the new x often gets the same address.
 template <typename Op>
-void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Way way, From from,
-             const std::string& name) {
+void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Algorithm algorithm,
+             From from, const std::string& name) {
   Operands o = make_operands(kind, comm, shape);
   RenewedMemory memory(from, size_t(o.x.tensor.bytes()));
   std::set<const void*> places;
@@ -244,11 +244,11 @@ void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Way 
     places.insert(x.data());
     for (int call = 0; call < 3; ++call) {
       clear(kind, comm, o.out.tensor);
-      op.run(way, x, o.weight.tensor, o.out.tensor);
+      op.run(algorithm, x, o.weight.tensor, o.out.tensor);
       expect_right(comm, o.out.tensor, o.reference,
-                   fmt::format("{} {} of a {}, round {} call {}", name, name_of(way), name_of(from),
-                               round, call),
-                   way);
+                   fmt::format("{} {} of a {}, round {} call {}", name, name_of(algorithm),
+                               name_of(from), round, call),
+                   algorithm);
     }
     memory.renew();
   }
@@ -259,19 +259,20 @@ void renew_operands(GpuCommunicator& comm, From from) {
   // Rows large enough for an allocation of their own, and small ones.
   for (const OpDesc& shape :
        {OpDesc{512 * comm.size(), 64, 4096}, OpDesc{48 * comm.size(), 264, 136}}) {
-    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
-      for (const Way way : op.ways()) renew_x(comm, op, kind, shape, way, from, name);
+    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
+      for (const Algorithm algorithm : op.algorithms())
+        renew_x(comm, op, kind, shape, algorithm, from, name);
     });
   }
   const LtContext lt;
   OpDesc kept{512 * comm.size(), 64, 4096};
   kept.keep_gathered = true;
-  AgGemm op(comm, lt, kept, Way::fused);
-  if (op.variants(Way::fused) == 0) return;
+  AgGemm op(comm, lt, kept, Algorithm::fused);
+  if (op.variants(Algorithm::fused) == 0) return;
   int variant = 0;
   while (!op.pushes_by_engine(variant)) ++variant;
-  op.use_variant(Way::fused, variant);
-  renew_x(comm, op, Kind::gather, kept, Way::fused, from, "ag_gemm that keeps");
+  op.use_variant(Algorithm::fused, variant);
+  renew_x(comm, op, Kind::gather, kept, Algorithm::fused, from, "ag_gemm that keeps");
 }
 
 TEST_P(CallGraph, AllocatedOperandsMayBeFreed) {
@@ -304,12 +305,18 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
     const auto count = [&](const Tensor& copied, const Tensor* added, int variant) {
       const int before = enqueued;
       for (int i = 0; i < 5; ++i) {
-        graphs.run(
-            {Way::chunked, copied, weight.tensor, out.tensor, added, nullptr, {&copied}, variant},
-            [&] {
-              ++enqueued;
-              poison(out.tensor, comm.stream());
-            });
+        graphs.run({Algorithm::chunked,
+                    copied,
+                    weight.tensor,
+                    out.tensor,
+                    added,
+                    nullptr,
+                    {&copied},
+                    variant},
+                   [&] {
+                     ++enqueued;
+                     poison(out.tensor, comm.stream());
+                   });
       }
       comm.synchronize();
       return enqueued - before;
@@ -355,8 +362,8 @@ TEST_P(CallGraph, ManyOperatorsAreReplayed) {
     std::vector<std::unique_ptr<AgGemm>> gathers;
     std::vector<std::unique_ptr<GemmRs>> scatters;
     for (size_t i = 0; i < kOperators; ++i) {
-      gathers.push_back(std::make_unique<AgGemm>(comm, lt, shape, Way::chunked));
-      scatters.push_back(std::make_unique<GemmRs>(comm, lt, shape, Way::chunked));
+      gathers.push_back(std::make_unique<AgGemm>(comm, lt, shape, Algorithm::chunked));
+      scatters.push_back(std::make_unique<GemmRs>(comm, lt, shape, Algorithm::chunked));
     }
     Operands gathered = make_operands(Kind::gather, comm, shape);
     Operands scattered = make_operands(Kind::scatter, comm, shape);
@@ -401,16 +408,16 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{512 * comm.size(), 1000, 1032};
-    GemmRs op(comm, lt, shape, Way::adding);
+    GemmRs op(comm, lt, shape, Algorithm::adding);
     Operands o = make_operands(Kind::scatter, comm, shape);
     fill(Kind::scatter, comm, shape, o, 3);
     comm.synchronize();
     const auto call = [&] {
       poison(o.out.tensor, comm.stream());
-      op.run(Way::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
+      op.run(Algorithm::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
     };
-    for (int variant = 0; variant < op.variants(Way::adding); ++variant) {
-      op.use_variant(Way::adding, variant);
+    for (int variant = 0; variant < op.variants(Algorithm::adding); ++variant) {
+      op.use_variant(Algorithm::adding, variant);
       const CapturedCalls graph(comm, [&] { call(), call(); });
       for (int i = 0; i < 20; ++i) {
         if ((i + comm.rank()) % 3 == 0) launch_pause(400000, comm.stream());
@@ -420,7 +427,7 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
         call();
         if (i % 4 == 0) {
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{}, round {}", op.describe(Way::adding), i));
+                       fmt::format("{}, round {}", op.describe(Algorithm::adding), i));
         }
       }
     }
@@ -430,7 +437,7 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
 TEST_P(CallGraph, OtherStreamsAndCallerCapturesMatchReference) {
   run([](GpuCommunicator& comm) {
     const OpDesc shape{128 * comm.size(), 264, 136};
-    with_each(comm, shape, Way::chunked, [&](auto& op, Kind kind, const char* name) {
+    with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
       comm.synchronize();

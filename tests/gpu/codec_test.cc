@@ -41,8 +41,8 @@ TEST_P(GpuCodecs, MatchTheCpuBytesAndValues) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   const Wire wire = Wire::parse(GetParam());
   const Stream stream;
-  constexpr int64_t kMost = 5000;
-  const DeviceMemory device(kMost * 4 + 64), message_memory(kMost * 8 + 4096);
+  constexpr int64_t kMax = 5000;
+  const DeviceMemory device(kMax * 4 + 64), message_memory(kMax * 8 + 4096);
   for (const DType dtype : kDTypes) {
     for (const int64_t count : {1, 5, 127, 128, 129, 1000, 2049, 5000}) {
       for (const Input& input : any_inputs(count)) {
@@ -83,10 +83,10 @@ TEST(GpuCodec, LosslessMatchesTheCpuBytes) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";
   const Wire wire = Wire::parse("lossless");
   const Stream stream;
-  constexpr int64_t kMost = 3000001;
-  const DeviceMemory device(kMost * 4 + 64), message_memory(kMost * 4 + 64);
+  constexpr int64_t kMax = 3000001;
+  const DeviceMemory device(kMax * 4 + 64), message_memory(kMax * 4 + 64);
   for (const DType dtype : {DType::bf16, DType::f32}) {
-    for (const int64_t count : {int64_t(7), int64_t(1023), int64_t(1024), int64_t(8193), kMost}) {
+    for (const int64_t count : {int64_t(7), int64_t(1023), int64_t(1024), int64_t(8193), kMax}) {
       for (const uint64_t one_in : {0, 1, 100}) {  // values that may need an escape
         std::vector<float> input(static_cast<size_t>(count), 0);
         for (int64_t i = 0; i < count; ++i) {

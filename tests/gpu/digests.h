@@ -13,11 +13,11 @@ namespace tandem::test {
 
 class Digests {
  public:
-  /// Holds up to `most` digests. Construct it before the calls: allocating waits for the device.
-  Digests(gpu::GpuCommunicator& comm, size_t most)
-      : comm_(comm), sums_(most * sizeof(uint64_t)), most_(most) {}
+  /// Holds up to `maximum` digests. Construct it before the calls: allocating waits for the device.
+  Digests(gpu::GpuCommunicator& comm, size_t maximum)
+      : comm_(comm), sums_(maximum * sizeof(uint64_t)), maximum_(maximum) {}
   void add(const Tensor& out) {
-    if (count_ == most_) throw InvalidArgument("digests: expected fewer outputs");
+    if (count_ == maximum_) throw InvalidArgument("digests: expected fewer outputs");
     auto* sums = reinterpret_cast<uint64_t*>(sums_.data());
     gpu::enqueue_digest(out, sums + count_++, comm_.stream());
   }
@@ -29,22 +29,23 @@ class Digests {
  private:
   gpu::GpuCommunicator& comm_;
   gpu::DeviceMemory sums_;
-  size_t most_, count_ = 0;
+  size_t maximum_, count_ = 0;
 };
 
 /// Output buffers for back-to-back calls, so that each output can be checked after the last call.
 class CallsInARow {
  public:
-  /// Holds up to `most` outputs of up to `bytes` each. Construct it before the calls, as Digests.
-  CallsInARow(gpu::GpuCommunicator& comm, size_t most, size_t bytes)
+  /// Holds up to `maximum` outputs of up to `bytes` each. Construct it before the calls, as
+  /// Digests.
+  CallsInARow(gpu::GpuCommunicator& comm, size_t maximum, size_t bytes)
       : comm_(comm),
         place_bytes_((bytes + 255) / 256 * 256),
-        memory_(most * place_bytes_),
-        digests_(comm, most),
-        most_(most) {
+        memory_(maximum * place_bytes_),
+        digests_(comm, maximum),
+        maximum_(maximum) {
     poison_all();
   }
-  bool full() const { return outs_.size() == most_; }
+  bool full() const { return outs_.size() == maximum_; }
   /// Output buffer of the next call, shaped like `like`. Every byte is 0xff.
   Tensor next(const Tensor& like) {
     if (full()) throw InvalidArgument("calls in a row: expected fewer");
@@ -74,7 +75,7 @@ class CallsInARow {
   gpu::DeviceMemory memory_;
   Digests digests_;
   std::vector<Tensor> outs_;
-  size_t most_;
+  size_t maximum_;
 };
 
 }  // namespace tandem::test

@@ -39,9 +39,9 @@ class EmulatedGpuLink : public testing::TestWithParam<int> {
 /// Checks `call`, which has run before and sends `bytes` from this rank.
 void expect_no_faster(Stopwatch& stopwatch, double bytes, const std::string& what,
                       const std::function<void()>& call) {
-  const double us = stopwatch.time_once(call, 1000), least = bytes / kSlow.bytes_per_s * 1e6;
-  EXPECT_GE(us, least) << what;
-  EXPECT_LE(us, 5 * least + 20000) << what;
+  const double us = stopwatch.time_once(call, 1000), minimum = bytes / kSlow.bytes_per_s * 1e6;
+  EXPECT_GE(us, minimum) << what;
+  EXPECT_LE(us, 5 * minimum + 20000) << what;
 }
 
 TEST_P(EmulatedGpuLink, CommunicatorNamesIt) {
@@ -64,22 +64,23 @@ TEST_P(EmulatedGpuLink, CollectivesAreNoFasterThanTheLink) {
     };
     AllReduce all_reduces(comm, rows * columns, DType::bf16);
     fill();
-    for (const AllReduceWay way : {AllReduceWay::nccl, AllReduceWay::one_shot,
-                                   AllReduceWay::two_shot, AllReduceWay::pipelined}) {
-      if (!all_reduces.fits(rows * columns, way)) continue;
-      const std::string what = fmt::format("all_reduce {}", gpu::name_of(way));
-      const double least = 2 * (of_whole - of_shard);
-      expect_no_faster(stopwatch, least, what,
-                       [&] { all_reduces.run(whole.tensor, other.tensor, way); });
-      if (way != AllReduceWay::nccl) expect_sum(other.tensor, what);
+    for (const AllReduceAlgorithm algorithm :
+         {AllReduceAlgorithm::nccl, AllReduceAlgorithm::one_shot, AllReduceAlgorithm::two_shot,
+          AllReduceAlgorithm::pipelined}) {
+      if (!all_reduces.fits(rows * columns, algorithm)) continue;
+      const std::string what = fmt::format("all_reduce {}", gpu::name_of(algorithm));
+      const double minimum = 2 * (of_whole - of_shard);
+      expect_no_faster(stopwatch, minimum, what,
+                       [&] { all_reduces.run(whole.tensor, other.tensor, algorithm); });
+      if (algorithm != AllReduceAlgorithm::nccl) expect_sum(other.tensor, what);
     }
     for (const Wire& wire : {Wire::parse("int8"), Wire::parse("int4:g32"), Wire::parse("mxfp8")}) {
-      const double least = 2 * double(wire.bytes(64 * columns, DType::bf16)) * (world - 1);
+      const double minimum = 2 * double(wire.bytes(64 * columns, DType::bf16)) * (world - 1);
       const std::string what = "all_reduce " + wire.describe();
       fill();
       all_reduce(comm, whole.tensor, wire);  // allocates
       fill();
-      expect_no_faster(stopwatch, least, what, [&] { all_reduce(comm, whole.tensor, wire); });
+      expect_no_faster(stopwatch, minimum, what, [&] { all_reduce(comm, whole.tensor, wire); });
       const double each = wire.error_bound();  // values are at most 1
       EXPECT_LE(verify_sum(whole.tensor, 7, 20, world, comm.stream()).max_rel,
                 world * each * (2 + each) + 0x1p-7)
@@ -88,17 +89,17 @@ TEST_P(EmulatedGpuLink, CollectivesAreNoFasterThanTheLink) {
     PartExchange& parts = part_exchange(comm);
     for (const int64_t some : {int64_t(8), rows}) {
       const Tensor part = whole.tensor.rows(0, some * world > rows ? rows : some * world);
-      const Shard mine = shard_of(part.dim(0), world, rank);
-      const Tensor own = shard.tensor.rows(0, mine.count);
+      const Shard local = shard_of(part.dim(0), world, rank);
+      const Tensor own = shard.tensor.rows(0, local.count);
       const double sent = double(own.bytes()) * (world - 1);
-      for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-        if (!parts.fits(part, way)) continue;
-        const std::string what = fmt::format("{} of {} rows", gpu::name_of(way), part.dim(0));
+      for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
+        if (!parts.fits(part, algorithm)) continue;
+        const std::string what = fmt::format("{} of {} rows", gpu::name_of(algorithm), part.dim(0));
         fill();
         expect_no_faster(stopwatch, sent, "reduce_scatter " + what,
-                         [&] { parts.reduce_scatter(part, own, way); });
+                         [&] { parts.reduce_scatter(part, own, algorithm); });
         expect_no_faster(stopwatch, sent, "all_gather " + what,
-                         [&] { parts.all_gather(own, part, way); });
+                         [&] { parts.all_gather(own, part, algorithm); });
       }
     }
     const std::vector<int64_t> each(size_t(world), 64);
@@ -124,7 +125,9 @@ TEST_P(EmulatedGpuLink, EncodesOnlyIfFaster) {
     };
     const auto plain = [&](const Tensor& data) { all_reduce(comm, data); };
     const auto encoded = [&](const Tensor& data) { all_reduce(comm, data, wire); };
-    const auto either = [&](const Tensor& data) { all_reduce(comm, data, OrPlain{wire}); };
+    const auto either = [&](const Tensor& data) {
+      all_reduce(comm, data, AllowUncompressed{wire});
+    };
     const uint64_t large = bits_after(whole, either);  // the link dominates the time
     EXPECT_EQ(large, bits_after(whole, encoded));
     EXPECT_NE(large, bits_after(whole, plain));
@@ -138,7 +141,7 @@ TEST_P(EmulatedGpuLink, EncodesOnlyIfFaster) {
         all_gather(comm, own.tensor, all, wire_of_it);
       });
     };
-    EXPECT_EQ(gather(OrPlain{wire}), gather(wire));
+    EXPECT_EQ(gather(AllowUncompressed{wire}), gather(wire));
   });
 }
 
@@ -147,11 +150,11 @@ TEST_P(EmulatedGpuLink, OperatorsAreNoFasterThanTheLink) {
     const LtContext lt;
     Stopwatch stopwatch(comm);
     const int64_t world = comm.size();
-    const auto try_ways = [&](auto& op, const Operands& o, const char* name, double bytes) {
-      const auto try_way = [&](Way way, const std::string& what) {
+    const auto try_algorithms = [&](auto& op, const Operands& o, const char* name, double bytes) {
+      const auto try_algorithm = [&](Algorithm algorithm, const std::string& what) {
         for (int call = 0; call < 3; ++call) {  // the last one is replayed
           poison(o.out, comm.stream());
-          const auto run = [&] { op.run(way, o.x, o.weight, o.out); };
+          const auto run = [&] { op.run(algorithm, o.x, o.weight, o.out); };
           if (call > 0) {
             expect_no_faster(stopwatch, bytes, what, run);
           } else {  // loads libraries, which may wait for pending work
@@ -159,32 +162,34 @@ TEST_P(EmulatedGpuLink, OperatorsAreNoFasterThanTheLink) {
             comm.synchronize();
           }
         }
-        expect_right(comm, o, what, way);
+        expect_right(comm, o, what, algorithm);
       };
-      const auto ways = op.ways();
-      for (const Way way : ways) {
-        if (way != Way::fused && way != Way::adding) {
-          try_way(way, fmt::format("{} {}", name, gpu::name_of(way)));
-        } else if constexpr (requires { op.use_variant(way, 0); }) {
-          for (int variant = 0; variant < op.variants(way); ++variant) {
-            op.use_variant(way, variant);
-            try_way(way, fmt::format("{} {} {}", name, gpu::name_of(way), op.describe(way)));
+      const auto algorithms = op.algorithms();
+      for (const Algorithm algorithm : algorithms) {
+        if (algorithm != Algorithm::fused && algorithm != Algorithm::adding) {
+          try_algorithm(algorithm, fmt::format("{} {}", name, gpu::name_of(algorithm)));
+        } else if constexpr (requires { op.use_variant(algorithm, 0); }) {
+          for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+            op.use_variant(algorithm, variant);
+            try_algorithm(algorithm, fmt::format("{} {} {}", name, gpu::name_of(algorithm),
+                                                 op.describe(algorithm)));
           }
         }
       }
-      return ways;
+      return algorithms;
     };
     const OpDesc shape{512 * world, 1024, 768};
     const auto part = double(shape.m / world * (world - 1));
-    AgGemm ag(comm, lt, shape, Way::fused);
-    try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm", part * double(shape.k) * 2);
-    GemmRs rs(comm, lt, shape, Way::fused);
-    try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs", part * double(shape.n) * 2);
+    AgGemm ag(comm, lt, shape, Algorithm::fused);
+    try_algorithms(ag, ag_operands(comm, shape, 3), "ag_gemm", part * double(shape.k) * 2);
+    GemmRs rs(comm, lt, shape, Algorithm::fused);
+    try_algorithms(rs, sum_operands(comm, shape, true, 4), "gemm_rs", part * double(shape.n) * 2);
     const OpDesc small{64, 4096, 768};
-    GemmAr ar(comm, lt, small, Way::fused);
-    const auto ways = try_ways(ar, sum_operands(comm, small, false, 5), "gemm_ar",
-                               4 * double(small.m * small.n * (world - 1)) / double(world));
-    EXPECT_EQ(std::ranges::count(ways, Way::fused), 0);
+    GemmAr ar(comm, lt, small, Algorithm::fused);
+    const auto algorithms =
+        try_algorithms(ar, sum_operands(comm, small, false, 5), "gemm_ar",
+                       4 * double(small.m * small.n * (world - 1)) / double(world));
+    EXPECT_EQ(std::ranges::count(algorithms, Algorithm::fused), 0);
   });
 }
 

@@ -89,8 +89,8 @@ TEST_P(EncodedSums, MatchCpuRanks) {
           write(comm, memory.data(), stored_as(c.dtype, values_of(c, comm.rank(), call)));
           if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
           // Both algorithms alternate on the same staging buffer.
-          const EncodedSum way = call == 1 ? EncodedSum::two_shot : EncodedSum::pipelined;
-          sum.all_reduce(data, data, feedback ? &residual : nullptr, way);
+          const EncodedSum algorithm = call == 1 ? EncodedSum::two_shot : EncodedSum::pipelined;
+          sum.all_reduce(data, data, feedback ? &residual : nullptr, algorithm);
           const auto found = read<std::byte>(comm, memory.data(), bytes);
           EXPECT_EQ(difference(expected.sums[size_t(call)], found), "")
               << what << ", call " << call << ", rank " << comm.rank();
@@ -109,17 +109,17 @@ TEST_P(EncodedSums, SizesAlternateUnderRandomDelaysAndInAGraph) {
   const char* text = std::getenv("TANDEM_STRESS_CALLS");
   const uint64_t calls = text ? std::strtoull(text, nullptr, 10) : 200;
   constexpr int kGiven = 6;
-  constexpr int64_t kMost = 200000;
+  constexpr int64_t kMax = 200000;
   const char* wire = "int4:g32";
   std::vector<SumCase> cases;
   std::vector<Bytes> expected;
   for (int i = 0; i < kGiven; ++i) {
     cases.push_back(
-        {wire, DType::bf16, i == 0 ? kMost : int64_t(philox(9, 1, uint64_t(i))[0] % kMost) + 1});
+        {wire, DType::bf16, i == 0 ? kMax : int64_t(philox(9, 1, uint64_t(i))[0] % kMax) + 1});
     expected.push_back(cpu_sums(cases.back(), ranks(), 1, false).sums[0]);
   }
   run([&](GpuCommunicator& comm) {
-    EncodedCollectives sum(comm, Wire::parse(wire), DType::bf16, kMost);
+    EncodedCollectives sum(comm, Wire::parse(wire), DType::bf16, kMax);
     std::vector<DeviceMemory> ins, outs;
     for (const SumCase& c : cases) {
       ins.emplace_back(size_t(c.elements) * 2);
@@ -127,9 +127,9 @@ TEST_P(EncodedSums, SizesAlternateUnderRandomDelaysAndInAGraph) {
       write(comm, ins.back().data(), stored_as(c.dtype, values_of(c, comm.rank(), 0)));
     }
     const auto call = [&](size_t i) {
-      const EncodedSum way = i % 3 == 0 ? EncodedSum::two_shot : EncodedSum::pipelined;
+      const EncodedSum algorithm = i % 3 == 0 ? EncodedSum::two_shot : EncodedSum::pipelined;
       sum.all_reduce(ins[i].view(DType::bf16, {cases[i].elements}),
-                     outs[i].view(DType::bf16, {cases[i].elements}), nullptr, way);
+                     outs[i].view(DType::bf16, {cases[i].elements}), nullptr, algorithm);
     };
     const auto expect = [&](size_t i, const std::string& what) {
       ASSERT_EQ(difference(expected[i], read<std::byte>(comm, outs[i].data(), outs[i].bytes())), "")

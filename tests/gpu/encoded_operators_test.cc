@@ -122,12 +122,12 @@ TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
       EXPECT_EQ(op->candidates().size(), 1u);
       Stopwatch stopwatch(comm);
       const int64_t columns = p.gathers() ? p.k : p.n, sums = p.op == "gemm_ar" ? 2 : 1;
-      const double least = double(sums * (ranks() - 1) * 256 * columns) / kSlow.bytes_per_s * 1e6;
+      const double minimum = double(sums * (ranks() - 1) * 256 * columns) / kSlow.bytes_per_s * 1e6;
       for (const Candidate& candidate : op->candidates()) {
         expect_as_exact(comm, p, on, cpu, candidate);
         const double us = stopwatch.time_once([&] { candidate.run(on.operands()); }, 1000);
-        EXPECT_GE(us, least) << p.describe() << " by " << candidate.name;
-        EXPECT_LE(us, 5 * least + 20000) << p.describe() << " by " << candidate.name;
+        EXPECT_GE(us, minimum) << p.describe() << " by " << candidate.name;
+        EXPECT_LE(us, 5 * minimum + 20000) << p.describe() << " by " << candidate.name;
       }
     });
   }
@@ -159,16 +159,17 @@ TEST_P(EncodedOperators, RunInACapturedGraph) {
 TEST_P(EncodedOperators, PublicOperatorsAcceptAWireFormat) {
   run([&](GpuCommunicator& comm) {
     const int64_t m = 64, n = 128, k = 256;
-    const Shard mine = shard_of(m, comm.size(), comm.rank());
-    const Matrix x(DType::bf16, mine.count, k), whole(DType::bf16, m, k), w(DType::bf16, n, k),
-        out(DType::bf16, m, n), rows(DType::bf16, mine.count, n);
-    fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+    const Shard local = shard_of(m, comm.size(), comm.rank());
+    const Matrix x(DType::bf16, local.count, k), whole(DType::bf16, m, k), w(DType::bf16, n, k),
+        out(DType::bf16, m, n), rows(DType::bf16, local.count, n);
+    fill_uniform(x.tensor, 3, 100, local.begin * k, comm.stream());
     fill_uniform(whole.tensor, 3, 100 + uint64_t(comm.rank()), 0, comm.stream());
     fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, comm.stream());
     const Wire wire = Wire::parse("int8");
-    for (const bool or_plain : {false, true}) {
+    for (const bool allow_uncompressed : {false, true}) {
       for (const Strategy strategy : {Strategy::serial, Strategy::automatic}) {
-        const OverlapOptions how{.strategy = strategy, .wire = wire, .or_plain = or_plain};
+        const OverlapOptions how{
+            .strategy = strategy, .wire = wire, .allow_uncompressed = allow_uncompressed};
         tandem::AgGemm ag(comm, {m, n, k, DType::bf16, true}, how);
         ag.run(x.tensor, w.tensor, out.tensor);
         comm.require_same("gathered", std::to_string(digest(ag.gathered(), comm.stream())));
@@ -180,8 +181,8 @@ TEST_P(EncodedOperators, PublicOperatorsAcceptAWireFormat) {
     if (comm.size() == 1) return;
     using AgShape = tandem::AgGemm::Shape;
     const AgShape shape{m, n, k, DType::bf16};
-    const auto made = [&](const char* text, bool or_plain = false) {
-      tandem::AgGemm(comm, shape, {Strategy::serial, 0, Wire::parse(text), or_plain});
+    const auto made = [&](const char* text, bool allow_uncompressed = false) {
+      tandem::AgGemm(comm, shape, {Strategy::serial, 0, Wire::parse(text), allow_uncompressed});
     };
     EXPECT_THROW(made("lossless"), Unsupported);
     EXPECT_THROW(made(comm.rank() == 0 ? "int8" : "int4"), Mismatch);

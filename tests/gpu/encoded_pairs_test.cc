@@ -123,12 +123,12 @@ TEST_P(EncodedPairs, LosslessGatherIsExact) {
         }
         const DeviceMemory memory(all.size());
         const Tensor out = memory.view(dtype, {rows, columns});
-        const Shard mine = shard_of(rows, comm.size(), comm.rank());
-        const Tensor shard = out.rows(mine.begin, mine.count);
+        const Shard local = shard_of(rows, comm.size(), comm.rank());
+        const Tensor shard = out.rows(local.begin, local.count);
         const size_t row = size_t(columns) * size_of(dtype);
         for (int n = 0; n < 3; ++n) {
           check(cudaMemsetAsync(memory.data(), 0xff, memory.bytes(), comm.stream()), "poison");
-          const auto* own = all.data() + size_t(mine.begin) * row;
+          const auto* own = all.data() + size_t(local.begin) * row;
           write(comm, static_cast<std::byte*>(shard.data()), Bytes(own, own + shard.bytes()));
           all_gather(comm, shard, out, wire);
           EXPECT_EQ(difference(all, read<std::byte>(comm, memory.data(), all.size())), "")

@@ -27,8 +27,9 @@ struct EncodedProblem {
   std::string describe() const {
     return fmt::format("{} m {} n {} k {} {} as {}", op, m, n, k, name_of(dtype), wire);
   }
-  OpDesc desc(const Communicator& comm, bool or_plain = false) const {
-    const OverlapOptions options{.wire = Wire::parse(wire), .or_plain = or_plain};
+  OpDesc desc(const Communicator& comm, bool allow_uncompressed = false) const {
+    const OverlapOptions options{.wire = Wire::parse(wire),
+                                 .allow_uncompressed = allow_uncompressed};
     if (gathers()) return encoded(ag_gemm_desc(comm, {m, n, k, dtype}), options);
     if (op == "gemm_rs") return encoded(gemm_rs_desc(comm, {m, n, k, dtype}), options);
     return encoded(gemm_ar_desc({.m = m, .n = n, .k = k, .dtype = dtype}), options);

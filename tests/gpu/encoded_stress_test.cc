@@ -156,13 +156,13 @@ TEST_P(EncodedStress, CallsAlternateUnderRandomDelays) {
   for (const Case& c : all) expected.push_back(expected_of(c, ranks()));
   run([&](GpuCommunicator& comm) {
     std::vector<std::unique_ptr<Job>> jobs;
-    size_t most_bytes = 0;
+    size_t max_bytes = 0;
     for (size_t i = 0; i < all.size(); ++i) {
       jobs.push_back(std::make_unique<Job>(comm, all[i], &expected[i][size_t(comm.rank())]));
-      most_bytes = std::max(most_bytes, jobs.back()->like.bytes());
+      max_bytes = std::max(max_bytes, jobs.back()->like.bytes());
     }
     constexpr size_t kInARow = 4;
-    CallsInARow row(comm, kInARow, most_bytes);
+    CallsInARow row(comm, kInARow, max_bytes);
     std::vector<const Job*> done;
     for (uint64_t n = 0; n < calls; ++n) {
       const Job& job = *jobs[philox(21, 0, n)[0] % jobs.size()];

@@ -30,13 +30,15 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const auto try_variants = [&](auto& op, Way way, const std::vector<ScaledOperands>& sets,
+    const auto try_variants = [&](auto& op, Algorithm algorithm,
+                                  const std::vector<ScaledOperands>& sets,
                                   const std::string& name) {
-      ASSERT_GT(op.variants(way), 0) << name;
-      for (int variant = 0; variant < op.variants(way); ++variant) {
-        op.use_variant(way, variant);
-        const std::string what = fmt::format("{} {} of {}", name, op.describe(way), comm.size());
-        const auto call = [&](Way w, const ScaledOperands& o, const Scales& scales) {
+      ASSERT_GT(op.variants(algorithm), 0) << name;
+      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+        op.use_variant(algorithm, variant);
+        const std::string what =
+            fmt::format("{} {} of {}", name, op.describe(algorithm), comm.size());
+        const auto call = [&](Algorithm w, const ScaledOperands& o, const Scales& scales) {
           poison(o.out.tensor, comm.stream());
           op.run(w, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &scales);
         };
@@ -45,8 +47,8 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
           const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
           if (delay < 20000) launch_pause(delay, comm.stream());
           const ScaledOperands& o = sets[i % 2];
-          if (i == 5) call(Way::chunked, o, o.scales);
-          call(way, o, o.scales);
+          if (i == 5) call(Algorithm::chunked, o, o.scales);
+          call(algorithm, o, o.scales);
           digests[i % 2].push_back(digest(o.out.tensor, comm.stream()));
         }
         for (const size_t set : {0, 1}) {
@@ -57,7 +59,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
         const MovedScales moved(comm, o.scales);
         poison(o.scales.x, comm.stream());
         poison(o.scales.weight, comm.stream());
-        for (int i = 0; i < 3; ++i) call(way, o, moved.scales);
+        for (int i = 0; i < 3; ++i) call(algorithm, o, moved.scales);
         EXPECT_EQ(digest(o.out.tensor, comm.stream()), digests[1][0]) << what << ", moved scales";
         MovedScales::copy(comm, moved.scales, o.scales);
         comm.synchronize();
@@ -85,18 +87,18 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
           }
           // Rows of tiles are processed in pairs, which may span the shards of two ranks.
           if (size.m % 256 == 0 || comm.size() % 2 == 0) {
-            gpu::AgGemm ag(comm, lt, shape, Way::fused);
-            bool by_couriers = false;
-            for (int variant = 0; variant < ag.variants(Way::fused); ++variant) {
-              ag.use_variant(Way::fused, variant);
-              by_couriers |= ag.describe(Way::fused).find("couriers") != std::string::npos;
+            gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
+            bool by_copy_warps = false;
+            for (int variant = 0; variant < ag.variants(Algorithm::fused); ++variant) {
+              ag.use_variant(Algorithm::fused, variant);
+              by_copy_warps |= ag.describe(Algorithm::fused).find("copy warps") != std::string::npos;
             }
-            EXPECT_EQ(by_couriers, shape.m <= 4096) << describe_scaled(shape);
-            try_variants(ag, Way::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
+            EXPECT_EQ(by_copy_warps, shape.m <= 4096) << describe_scaled(shape);
+            try_variants(ag, Algorithm::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
           }
           if (size.m % 256 != 0) continue;
-          gpu::GemmRs rs(comm, lt, shape, Way::adding);
-          try_variants(rs, Way::adding, rs_sets, "gemm_rs " + describe_scaled(shape));
+          gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+          try_variants(rs, Algorithm::adding, rs_sets, "gemm_rs " + describe_scaled(shape));
         }
       }
     }
@@ -109,22 +111,23 @@ TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    const auto try_variants = [&](auto& op, Way way, const ScaledOperands& o) {
-      ASSERT_GT(op.variants(way), 0);
-      for (int variant = 0; variant < op.variants(way); ++variant) {
-        op.use_variant(way, variant);
+    const auto try_variants = [&](auto& op, Algorithm algorithm, const ScaledOperands& o) {
+      ASSERT_GT(op.variants(algorithm), 0);
+      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+        op.use_variant(algorithm, variant);
         poison(o.out.tensor, comm.stream());
-        op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
-        expect_right(comm, o, op.describe(way));
+        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+        expect_right(comm, o, op.describe(algorithm));
       }
     };
     // The first shape splits tiles along K.
     for (const auto& [m, n, k] : {std::array<int64_t, 3>{256, 5376, 4960}, {512, 1008, 4096}}) {
       const OpDesc shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
-      gpu::AgGemm ag(comm, lt, shape, Way::fused);
-      try_variants(ag, Way::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
-      gpu::GemmRs rs(comm, lt, shape, Way::adding);
-      try_variants(rs, Way::adding, scaled_sum_operands(comm, shape, true, 4, Values::positive));
+      gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
+      try_variants(ag, Algorithm::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+      try_variants(rs, Algorithm::adding,
+                   scaled_sum_operands(comm, shape, true, 4, Values::positive));
     }
   });
 }

@@ -50,17 +50,18 @@ TEST_P(Fp8Product, EveryImplementationMatchesReference) {
                      o.out.tensor.rows(first, rows).data(), nullptr, comm.stream(),
                      pointers_of(shape, &o.scales, first));
           };
-          for (const ProductWay way :
-               {ProductWay::library, ProductWay::after, ProductWay::widened}) {
+          for (const GemmAlgorithm algorithm :
+               {GemmAlgorithm::library, GemmAlgorithm::after, GemmAlgorithm::widened}) {
             const std::string what =
-                fmt::format("{} {}", gpu::name_of(way), describe_scaled(shape));
+                fmt::format("{} {}", gpu::name_of(algorithm), describe_scaled(shape));
             std::unique_ptr<ScaledGemm> gemm, first_row, rest;
             try {
-              gemm = std::make_unique<ScaledGemm>(lt, product_of(shape, size.m, false), way);
-              first_row = std::make_unique<ScaledGemm>(lt, product_of(shape, 1, false), way);
-              rest = std::make_unique<ScaledGemm>(lt, product_of(shape, size.m - 1, false), way);
+              gemm = std::make_unique<ScaledGemm>(lt, product_of(shape, size.m, false), algorithm);
+              first_row = std::make_unique<ScaledGemm>(lt, product_of(shape, 1, false), algorithm);
+              rest =
+                  std::make_unique<ScaledGemm>(lt, product_of(shape, size.m - 1, false), algorithm);
             } catch (const Unsupported&) {
-              EXPECT_NE(way, ProductWay::widened) << what;
+              EXPECT_NE(algorithm, GemmAlgorithm::widened) << what;
               fmt::print("cuBLASLt has no {}\n", what);
               continue;
             }
@@ -73,7 +74,7 @@ TEST_P(Fp8Product, EveryImplementationMatchesReference) {
             expect_right(comm, o, what + " in two parts");
           }
           fmt::print("{}: {}\n", describe_scaled(shape),
-                     gpu::name_of(ScaledGemm(lt, product_of(shape, size.m, false)).way()));
+                     gpu::name_of(ScaledGemm(lt, product_of(shape, size.m, false)).algorithm()));
         }
       }
     }
@@ -87,18 +88,19 @@ TEST_P(Fp8Product, LongSumsArePromotedInTime) {
     const LtContext lt;
     const OpDesc shape = scaled_shape(128, 256, 4096, Scaling::tensor, DType::f16);
     const ScaledOperands o = scaled_ag_operands(comm, shape, 3, Values::positive);
-    for (const ProductWay way : {ProductWay::library, ProductWay::after, ProductWay::widened}) {
+    for (const GemmAlgorithm algorithm :
+         {GemmAlgorithm::library, GemmAlgorithm::after, GemmAlgorithm::widened}) {
       std::unique_ptr<ScaledGemm> gemm;
       try {
-        gemm = std::make_unique<ScaledGemm>(lt, product_of(shape, shape.m, false), way);
+        gemm = std::make_unique<ScaledGemm>(lt, product_of(shape, shape.m, false), algorithm);
       } catch (const Unsupported&) {
-        EXPECT_NE(way, ProductWay::widened);
+        EXPECT_NE(algorithm, GemmAlgorithm::widened);
         continue;
       }
       poison(o.out.tensor, comm.stream());
       gemm->run(o.x.tensor.data(), o.weight.tensor.data(), o.out.tensor.data(), nullptr,
                 comm.stream(), pointers_of(shape, &o.scales));
-      expect_right(comm, o, std::string(gpu::name_of(way)));
+      expect_right(comm, o, std::string(gpu::name_of(algorithm)));
     }
   });
 }
@@ -199,28 +201,28 @@ TEST_P(Fp8, EveryAlgorithmMatchesReferenceOnOddShapes) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const auto try_shape = [&](const OpDesc& shape) {
-      const auto try_ways = [&](auto& op, const ScaledOperands& o, const char* name) {
-        for (const Way way : op.ways()) {
-          const std::string what = fmt::format("{} {} {} of {}", name, gpu::name_of(way),
+      const auto try_algorithms = [&](auto& op, const ScaledOperands& o, const char* name) {
+        for (const Algorithm algorithm : op.algorithms()) {
+          const std::string what = fmt::format("{} {} {} of {}", name, gpu::name_of(algorithm),
                                                describe_scaled(shape), comm.size());
           std::vector<uint64_t> digests;
           for (int i = 0; i < 3; ++i) {
             poison(o.out.tensor, comm.stream());
             if ((i + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
-            op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+            op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
             digests.push_back(digest(o.out.tensor, comm.stream()));
           }
-          expect_right(comm, o, what, way);
+          expect_right(comm, o, what, algorithm);
           EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
         }
       };
-      gpu::AgGemm ag(comm, lt, shape, Way::chunked);
-      try_ways(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
-      gpu::GemmRs rs(comm, lt, shape, Way::chunked);
-      try_ways(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
-      gpu::GemmAr ar(comm, lt, shape, Way::serial_nccl);
+      gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
+      try_algorithms(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
+      try_algorithms(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
+      gpu::GemmAr ar(comm, lt, shape, Algorithm::serial_nccl);
       const ScaledOperands o = scaled_sum_operands(comm, shape, false, 5);
-      try_ways(ar, o, "gemm_ar");
+      try_algorithms(ar, o, "gemm_ar");
       comm.require_same("bits", std::to_string(digest(o.out.tensor, comm.stream())));
     };
     for (const Scaling scaling : kScalings) {
@@ -240,24 +242,25 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape = scaled_shape(130, 64, 96, Scaling::row);
-    gpu::AgGemm ag(comm, lt, shape, Way::chunked);
-    gpu::GemmRs rs(comm, lt, shape, Way::chunked);
+    gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
+    gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
     std::vector<ScaledOperands> ag_o, rs_o;
     for (const uint64_t seed : {3, 8}) {
       ag_o.push_back(scaled_ag_operands(comm, shape, seed));
       rs_o.push_back(scaled_sum_operands(comm, shape, true, seed));
     }
-    const auto call = [&](auto& op, const ScaledOperands& o, Way way, const Tensor& out) {
-      op.run(way, o.x.tensor, o.weight.tensor, out, nullptr, &o.scales);
+    const auto call = [&](auto& op, const ScaledOperands& o, Algorithm algorithm,
+                          const Tensor& out) {
+      op.run(algorithm, o.x.tensor, o.weight.tensor, out, nullptr, &o.scales);
     };
     constexpr uint64_t kInARow = 4;
     CallsInARow calls(comm, 2 * kInARow, size_t(130 * 64) * size_of(DType::bf16));
     for (uint64_t i = 0; i < 200; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      const Way way = i % 3 == 0 ? Way::serial_copy : Way::chunked;
-      call(ag, ag_o[i % 2], way, calls.next(ag_o[i % 2].out.tensor));
-      call(rs, rs_o[i % 2], way, calls.next(rs_o[i % 2].out.tensor));
+      const Algorithm algorithm = i % 3 == 0 ? Algorithm::serial_copy : Algorithm::chunked;
+      call(ag, ag_o[i % 2], algorithm, calls.next(ag_o[i % 2].out.tensor));
+      call(rs, rs_o[i % 2], algorithm, calls.next(rs_o[i % 2].out.tensor));
       if (!calls.full()) continue;
       for (size_t j = 0; j < 2 * kInARow; ++j) {  // even: ag_gemm
         const size_t set = j / 2 % 2;
@@ -270,8 +273,8 @@ TEST_P(Fp8, OperandsAlternateUnderRandomDelaysAndInAGraph) {
     comm.synchronize();
     const CapturedCalls graph(comm, [&] {
       for (const size_t set : {0, 1}) {
-        call(ag, ag_o[set], Way::chunked, ag_o[set].out.tensor);
-        call(rs, rs_o[set], Way::chunked, rs_o[set].out.tensor);
+        call(ag, ag_o[set], Algorithm::chunked, ag_o[set].out.tensor);
+        call(rs, rs_o[set], Algorithm::chunked, rs_o[set].out.tensor);
       }
     });
     constexpr int kReplays = 50;
@@ -305,8 +308,8 @@ TEST_P(Fp8, OperandsMayBeFreed) {
     const LtContext lt;
     for (const int64_t m : {int64_t(130), int64_t(1024 * comm.size())}) {
       const OpDesc shape = scaled_shape(m, 64, 2048, Scaling::row);
-      gpu::AgGemm ag(comm, lt, shape, Way::chunked);
-      gpu::GemmRs rs(comm, lt, shape, Way::chunked);
+      gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
       const auto rounds = [&](auto& op, const auto& operands, const std::string& name) {
         std::set<const void*> rows, scales;
         constexpr uint64_t kRounds = 6;
@@ -353,12 +356,12 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
             .m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling};
         tandem::GemmRs rs(comm, sum, {strategy, 0});
         rs.run(ro.x.tensor, ro.weight.tensor, ro.out.tensor, nullptr, &ro.scales);
-        expect_right(comm, ro, "gemm_rs " + what, way_of(strategy));
+        expect_right(comm, ro, "gemm_rs " + what, algorithm_of(strategy));
         tandem::GemmAr ar(comm,
                           {.m = 37, .n = 32, .k = 48, .dtype = DType::e4m3, .scaling = scaling},
                           {strategy, 0});
         ar.run(so.x.tensor, so.weight.tensor, so.out.tensor, nullptr, &so.scales);
-        expect_right(comm, so, "gemm_ar " + what, way_of(strategy));
+        expect_right(comm, so, "gemm_ar " + what, algorithm_of(strategy));
       }
     }
     const LtContext lt;
@@ -374,7 +377,7 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
         tandem::AgGemm(comm,
                        {.m = 32, .n = 32, .k = 48, .dtype = DType::e4m3, .keep_gathered = true}),
         Unsupported);
-    gpu::GemmAr ar(comm, lt, shape, Way::serial_nccl);
+    gpu::GemmAr ar(comm, lt, shape, Algorithm::serial_nccl);
     const ScaledOperands o = scaled_sum_operands(comm, shape, false, 5);
     const auto run_with = [&](const Scales* scales) {
       ar.run(o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, scales);
@@ -387,7 +390,7 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
     std::vector<float> host(48);
     const Scales on_host{Tensor(host.data(), DType::f32, {32}), o.scales.weight};
     EXPECT_THROW(run_with(&on_host), InvalidArgument);
-    gpu::GemmAr plain(comm, lt, {32, 32, 48}, Way::serial_nccl);
+    gpu::GemmAr plain(comm, lt, {32, 32, 48}, Algorithm::serial_nccl);
     const Matrix x(DType::bf16, {32, 48});
     EXPECT_THROW(plain.run(x.tensor, x.tensor, o.out.tensor, nullptr, &o.scales), InvalidArgument);
   });

@@ -59,37 +59,39 @@ struct Case {
   Case(GpuCommunicator& comm_, const LtContext& lt, const OpDesc& s, Values values = Values::any)
       : comm(comm_),
         shape(s),
-        op(comm_, lt, s, Way::fused),
+        op(comm_, lt, s, Algorithm::fused),
         operands(scaled_sum_operands(comm_, s, false, 5, values)),
         x(operands.x.tensor),
         out(operands.out.tensor) {}
   void run(int variant, const Tensor* bias = nullptr) { run_into(out, variant, bias); }
   void run_into(const Tensor& to, int variant, const Tensor* bias = nullptr) {
-    op.use_variant(Way::fused, variant);
-    op.run(Way::fused, x, operands.weight.tensor, to, bias, operands.given());
+    op.use_variant(Algorithm::fused, variant);
+    op.run(Algorithm::fused, x, operands.weight.tensor, to, bias, operands.given());
   }
-  void run(Way way) { op.run(way, x, operands.weight.tensor, out, nullptr, operands.given()); }
+  void run(Algorithm algorithm) {
+    op.run(algorithm, x, operands.weight.tensor, out, nullptr, operands.given());
+  }
   // Digest after the scales moved elsewhere and their old memory was set to NaN.
   uint64_t bits_with_moved_scales() {
     const MovedScales moved(comm, operands.scales);
     poison(operands.scales.x, comm.stream());
     poison(operands.scales.weight, comm.stream());
-    op.run(Way::fused, x, operands.weight.tensor, out, nullptr, &moved.scales);
+    op.run(Algorithm::fused, x, operands.weight.tensor, out, nullptr, &moved.scales);
     MovedScales::copy(comm, moved.scales, operands.scales);
     return bits();
   }
   // Variants that differ only in their exchange give equal bits.
   std::string product_of(int variant) {
-    op.use_variant(Way::fused, variant);
-    const std::string name = op.describe(Way::fused);
+    op.use_variant(Algorithm::fused, variant);
+    const std::string name = op.describe(Algorithm::fused);
     return name.substr(0, name.rfind(','));
   }
   uint64_t bits() const { return digest(out, comm.stream()); }
   std::string what(int variant) {
-    op.use_variant(Way::fused, variant);
+    op.use_variant(Algorithm::fused, variant);
     return fmt::format("M {} N {} K {} {} to {} by {} of {}: {}", shape.m, shape.n, shape.k,
                        name_of(shape.dtype), name_of(shape.result()), name_of(shape.scaling),
-                       comm.size(), op.describe(Way::fused));
+                       comm.size(), op.describe(Algorithm::fused));
   }
   void expect_right(const std::string& about) const { expect_right(out, about); }
   void expect_right(const Tensor& result, const std::string& about) const {
@@ -122,9 +124,9 @@ TEST_P(FusedAr, EveryVariantIsReproducibleAndMatchesReferenceOnOddShapes) {
     for (const Format& format : kFormats) {
       for (const auto& [m, n, k] : kShapes) {
         Case c(comm, lt, format.shape(m, n, k));
-        ASSERT_GT(c.op.variants(Way::fused), 0);
+        ASSERT_GT(c.op.variants(Algorithm::fused), 0);
         std::map<std::string, uint64_t> of_product;
-        for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
+        for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
           uint64_t& first = of_product[c.product_of(variant)];
           for (int i = 0; i < 4; ++i) {
             poison(c.out, comm.stream());
@@ -155,8 +157,8 @@ TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
     const Format format{DType::e4m3, DType::f16};
     for (const int64_t m : {8, 40, 128, 256}) {
       Case c(comm, lt, format.shape(m, 1040, 4096), Values::positive);
-      ASSERT_GT(c.op.variants(Way::fused), 0);
-      for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
+      ASSERT_GT(c.op.variants(Algorithm::fused), 0);
+      for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
         poison(c.out, comm.stream());
         c.run(variant);
         c.expect_right(c.what(variant));
@@ -172,8 +174,8 @@ TEST_P(FusedAr, UnsupportedWeightsAndSizesHaveNoFusedAlgorithm) {
     kn.weight_kn = true;
     for (const OpDesc& s : {OpDesc{257, 16, 16}, OpDesc{0, 16, 16}, OpDesc{8, 16, 16, DType::f32},
                             kn, Format{DType::e4m3, DType::f32}.shape(8, 16, 16)}) {
-      const GemmAr op(comm, lt, s, Way::fused);
-      EXPECT_EQ(op.variants(Way::fused), 0);
+      const GemmAr op(comm, lt, s, Algorithm::fused);
+      EXPECT_EQ(op.variants(Algorithm::fused), 0);
     }
   });
 }
@@ -197,8 +199,8 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
           Case without(comm, lt, shape);
           shape.bias = true;
           Case with(comm, lt, shape);
-          ASSERT_EQ(with.op.variants(Way::fused), without.op.variants(Way::fused));
-          for (int variant = 0; variant < with.op.variants(Way::fused); ++variant) {
+          ASSERT_EQ(with.op.variants(Algorithm::fused), without.op.variants(Algorithm::fused));
+          for (int variant = 0; variant < with.op.variants(Algorithm::fused); ++variant) {
             without.run(variant);
             with.run(variant, &bias.tensor);
             const auto plain = read_bf16(comm, without.out), sum = read_bf16(comm, with.out),
@@ -245,7 +247,7 @@ TEST_P(FusedAr, KMayDifferByRank) {
         }
         const double each = codes ? 0.74706 * 0.74706 : 191.0 * 191 / 65536;
         const double sum = each * double(2048 * (comm.size() - 1) + 400);
-        for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
+        for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
           poison(c.out, comm.stream());
           c.run(variant);
           for (const float value : read_bf16(comm, c.out)) {
@@ -264,7 +266,7 @@ TEST_P(FusedAr, NanIsSentLikeAnyValue) {
     for (const int64_t m : {8, 16, 64, 128, 256}) {
       for (const Format& format : kFormats) {
         Case c(comm, lt, format.shape(m, 136, 1096));
-        for (int variant = 0; variant < c.op.variants(Way::fused); ++variant) {
+        for (int variant = 0; variant < c.op.variants(Algorithm::fused); ++variant) {
           if (comm.rank() + 1 == comm.size()) poison(c.x, comm.stream());
           c.run(variant);
           const auto codes = read<uint16_t>(comm, c.out);
@@ -301,10 +303,10 @@ TEST_P(FusedAr, AlternatingVariantsAreReproducibleUnderRandomDelays) {
       const auto draw = philox(1, 0, i);
       const size_t which = draw[0] % cases.size();
       Case& c = *cases[which];
-      const int variant = int(draw[1] % uint32_t(c.op.variants(Way::fused)));
+      const int variant = int(draw[1] % uint32_t(c.op.variants(Algorithm::fused)));
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      if (draw[2] % 16 == 0) c.run(Way::serial_nccl);
+      if (draw[2] % 16 == 0) c.run(Algorithm::serial_nccl);
       c.run_into(calls.next(c.out), variant);
       done.emplace_back(which, variant);
       if (!calls.full()) continue;
@@ -337,7 +339,8 @@ TEST_P(FusedAr, CapturedGraphReplays) {
     const CapturedCalls graph(comm, [&] {
       one.run(0);
       for (Case* c : {&some, &scaled}) {
-        for (int variant = 0; variant < c->op.variants(Way::fused); ++variant) c->run(variant);
+        for (int variant = 0; variant < c->op.variants(Algorithm::fused); ++variant)
+          c->run(variant);
       }
       many.run(0);
       one.run(0);

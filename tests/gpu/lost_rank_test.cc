@@ -38,13 +38,15 @@ constexpr const char* kNames[] = {"ag_gemm", "gemm_rs", "gemm_ar", "ag_wgrad", "
 
 struct Case {
   Kind kind;
-  Way way;
+  Algorithm algorithm;
   const char* variant;
   int64_t m;  // rows of a shard; all rows for GEMM+AR and all-reduce
   int64_t n, k;
 
   const char* op() const { return kNames[int(kind)]; }
-  std::string what() const { return fmt::format("{} {} {}", op(), gpu::name_of(way), variant); }
+  std::string what() const {
+    return fmt::format("{} {} {}", op(), gpu::name_of(algorithm), variant);
+  }
 };
 
 void PrintTo(const Case& c, std::ostream* to) {
@@ -55,35 +57,35 @@ void PrintTo(const Case& c, std::ostream* to) {
 // by tiles also with several tiles a block, whose sender overlaps the GEMM, and serial kernels also
 // with shards too large for one exchange.
 constexpr Case kCases[] = {
-    {Kind::ag_gemm, Way::fused, "256x160 head 8/8", 512, 1000, 1032},
-    {Kind::ag_gemm, Way::fused, "128x160 couriers", 512, 1000, 1032},
-    {Kind::ag_gemm, Way::fused, "128x256 in pairs, split head 8/8", 512, 1000, 1032},
-    {Kind::ag_gemm, Way::fused, "128x256 in pairs, split slow couriers, a peer first", 512, 1000,
-     1032},
-    {Kind::ag_gemm, Way::chunked, "", 512, 1000, 1032},
-    {Kind::ag_gemm, Way::serial_copy, "", 512, 1000, 1032},
-    {Kind::ag_gemm, Way::plain, "", 64, 1000, 1032},
-    {Kind::ag_gemm, Way::plain, "", 512, 1000, 1032},
-    {Kind::gemm_rs, Way::fused, "128x128, sending at 100 %", 512, 1000, 1032},
-    {Kind::gemm_rs, Way::fused, "128x128, sending unpaced", 1536, 3080, 520},
-    {Kind::gemm_rs, Way::fused, "128x256, sending at 30 %", 512, 1000, 1032},
-    {Kind::gemm_rs, Way::fused, "128x256, sending at 125 %", 1536, 3080, 520},
-    {Kind::gemm_rs, Way::adding, "stored, own tiles last", 2304, 2048, 1096},
-    {Kind::gemm_rs, Way::adding, "stored, one of 6 later", 2304, 2048, 1096},
-    {Kind::gemm_rs, Way::adding, "shards in 4 pieces", 2304, 2048, 1096},
-    {Kind::gemm_rs, Way::chunked, "", 512, 1000, 1032},
-    {Kind::gemm_rs, Way::serial_copy, "", 512, 1000, 1032},
-    {Kind::gemm_rs, Way::plain, "", 64, 1000, 1032},
-    {Kind::gemm_rs, Way::plain, "", 512, 2056, 520},
-    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, one-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, two-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, split 4, one-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Way::fused, "64 tokens, cluster 2, split 3, two-shot", 64, 1000, 520},
-    {Kind::gemm_ar, Way::one_shot, "", 64, 1000, 520},
-    {Kind::gemm_ar, Way::two_shot, "", 64, 1000, 520},
-    {Kind::ag_wgrad, Way::chunked, "", 512, 264, 1032},
-    {Kind::all_reduce, Way::one_shot, "", 64, 4096, 0},
-    {Kind::all_reduce, Way::two_shot, "", 64, 4096, 0}};
+    {Kind::ag_gemm, Algorithm::fused, "256x160 local first 8/8", 512, 1000, 1032},
+    {Kind::ag_gemm, Algorithm::fused, "128x160 copy warps", 512, 1000, 1032},
+    {Kind::ag_gemm, Algorithm::fused, "128x256 in pairs, split local first 8/8", 512, 1000, 1032},
+    {Kind::ag_gemm, Algorithm::fused, "128x256 in pairs, split slow copy warps, a peer first", 512,
+     1000, 1032},
+    {Kind::ag_gemm, Algorithm::chunked, "", 512, 1000, 1032},
+    {Kind::ag_gemm, Algorithm::serial_copy, "", 512, 1000, 1032},
+    {Kind::ag_gemm, Algorithm::plain, "", 64, 1000, 1032},
+    {Kind::ag_gemm, Algorithm::plain, "", 512, 1000, 1032},
+    {Kind::gemm_rs, Algorithm::fused, "128x128, sending at 100 %", 512, 1000, 1032},
+    {Kind::gemm_rs, Algorithm::fused, "128x128, sending unpaced", 1536, 3080, 520},
+    {Kind::gemm_rs, Algorithm::fused, "128x256, sending at 30 %", 512, 1000, 1032},
+    {Kind::gemm_rs, Algorithm::fused, "128x256, sending at 125 %", 1536, 3080, 520},
+    {Kind::gemm_rs, Algorithm::adding, "stored, own tiles last", 2304, 2048, 1096},
+    {Kind::gemm_rs, Algorithm::adding, "stored, one of 6 later", 2304, 2048, 1096},
+    {Kind::gemm_rs, Algorithm::adding, "shards in 4 pieces", 2304, 2048, 1096},
+    {Kind::gemm_rs, Algorithm::chunked, "", 512, 1000, 1032},
+    {Kind::gemm_rs, Algorithm::serial_copy, "", 512, 1000, 1032},
+    {Kind::gemm_rs, Algorithm::plain, "", 64, 1000, 1032},
+    {Kind::gemm_rs, Algorithm::plain, "", 512, 2056, 520},
+    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, one-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, two-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, split 4, one-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Algorithm::fused, "64 tokens, cluster 2, split 3, two-shot", 64, 1000, 520},
+    {Kind::gemm_ar, Algorithm::one_shot, "", 64, 1000, 520},
+    {Kind::gemm_ar, Algorithm::two_shot, "", 64, 1000, 520},
+    {Kind::ag_wgrad, Algorithm::chunked, "", 512, 264, 1032},
+    {Kind::all_reduce, Algorithm::one_shot, "", 64, 4096, 0},
+    {Kind::all_reduce, Algorithm::two_shot, "", 64, 4096, 0}};
 
 // Operator with its operands on one rank.
 class Call {
@@ -108,14 +110,15 @@ class DenseCall final : public Call {
   DenseCall(GpuCommunicator& comm, const OpDesc& shape, const Case& c)
       : comm_(comm),
         shape_(shape),
-        way_(c.way),
-        op_(comm, lt_, shape, c.way),
-        x_(shape.dtype, kOwnRows ? mine().count : shape.m, shape.k),
+        algorithm_(c.algorithm),
+        op_(comm, lt_, shape, c.algorithm),
+        x_(shape.dtype, kOwnRows ? local().count : shape.m, shape.k),
         weight_(shape.dtype, kGradient ? shape.m : shape.n, kGradient ? shape.n : shape.k),
         out_(kGradient ? Matrix(DType::f32, shape.n, shape.k)
-                       : Matrix(shape.dtype, kScatters ? mine().count : shape.m, shape.n)) {
-    const std::vector<Way> ways = op_.ways();
-    exists_ = std::find(ways.begin(), ways.end(), way_) != ways.end() && takes(c.variant);
+                       : Matrix(shape.dtype, kScatters ? local().count : shape.m, shape.n)) {
+    const std::vector<Algorithm> algorithms = op_.algorithms();
+    exists_ = std::find(algorithms.begin(), algorithms.end(), algorithm_) != algorithms.end() &&
+              takes(c.variant);
   }
   bool exists() const override { return exists_; }
 
@@ -123,29 +126,29 @@ class DenseCall final : public Call {
     const auto rank = uint64_t(comm_.rank());
     reference_ = reference(seed);
     fill_uniform(x_.tensor, seed, kOwnRows ? 100 : 100 + rank,
-                 kOwnRows ? mine().begin * shape_.k : 0, comm_.stream());
+                 kOwnRows ? local().begin * shape_.k : 0, comm_.stream());
     fill_uniform(weight_.tensor, seed, kOwnRows ? 200 + rank : 201 + rank, 0, comm_.stream());
     if (!kGradient) return poison(out_.tensor, comm_.stream());
     gpu::check(cudaMemsetAsync(out_.tensor.data(), 0, out_.tensor.bytes(), comm_.stream()),
                "clear a gradient");
   }
-  void run() override { op_.run(way_, x_.tensor, weight_.tensor, out_.tensor); }
+  void run() override { op_.run(algorithm_, x_.tensor, weight_.tensor, out_.tensor); }
   Verdict verdict() const override {
     return verify_product(out_.tensor, reference_, kSamples, comm_.stream());
   }
 
  private:
-  Shard mine() const { return shard_of(shape_.m, comm_.size(), comm_.rank()); }
+  Shard local() const { return shard_of(shape_.m, comm_.size(), comm_.rank()); }
 
   bool takes(const std::string& variant) {
     if (variant.empty()) return true;
-    if constexpr (requires { op_.use_variant(way_, 0); }) {
-      for (int i = 0; i < op_.variants(way_); ++i) {
-        op_.use_variant(way_, i);
-        if (op_.describe(way_) == variant) return true;
+    if constexpr (requires { op_.use_variant(algorithm_, 0); }) {
+      for (int i = 0; i < op_.variants(algorithm_); ++i) {
+        op_.use_variant(algorithm_, i);
+        if (op_.describe(algorithm_) == variant) return true;
       }
       // If there are variants, the test must name an existing one.
-      EXPECT_EQ(op_.variants(way_), 0) << "none is called " << variant;
+      EXPECT_EQ(op_.variants(algorithm_), 0) << "none is called " << variant;
     }
     return false;
   }
@@ -166,7 +169,7 @@ class DenseCall final : public Call {
 
   GpuCommunicator& comm_;
   OpDesc shape_;
-  Way way_;
+  Algorithm algorithm_;
   LtContext lt_;
   Op op_;
   Matrix x_, weight_, out_;  // for the weight gradient: dy is the weight
@@ -178,24 +181,25 @@ class AllReduceCall final : public Call {
  public:
   AllReduceCall(GpuCommunicator& comm, const Case& c)
       : comm_(comm),
-        way_(c.way == Way::one_shot ? AllReduceWay::one_shot : AllReduceWay::two_shot),
+        algorithm_(c.algorithm == Algorithm::one_shot ? AllReduceAlgorithm::one_shot
+                                                      : AllReduceAlgorithm::two_shot),
         op_(comm, c.m * c.n, DType::bf16),
         in_(DType::bf16, c.m, c.n),
         out_(DType::bf16, c.m, c.n) {}
-  bool exists() const override { return op_.fits(in_.tensor.elements(), way_); }
+  bool exists() const override { return op_.fits(in_.tensor.elements(), algorithm_); }
   void draw(uint64_t seed) override {
     seed_ = seed;
     fill_uniform(in_.tensor, seed, 10 + uint64_t(comm_.rank()), 0, comm_.stream());
     poison(out_.tensor, comm_.stream());
   }
-  void run() override { op_.run(in_.tensor, out_.tensor, way_); }
+  void run() override { op_.run(in_.tensor, out_.tensor, algorithm_); }
   Verdict verdict() const override {
     return verify_sum(out_.tensor, seed_, 10, comm_.size(), comm_.stream());
   }
 
  private:
   GpuCommunicator& comm_;
-  AllReduceWay way_;
+  AllReduceAlgorithm algorithm_;
   AllReduce op_;
   Matrix in_, out_;
   uint64_t seed_ = 0;
@@ -332,11 +336,11 @@ TEST_P(LostRank, LateRankIsReportedAndCannotCorruptTheResult) {
 
 TEST_P(AfterLostRank, NewWorldMatchesReference) {
   for (const Kind kind : {Kind::ag_gemm, Kind::gemm_rs}) {
-    lose_last(ranks(), {kind, Way::chunked, "", 512, 1000, 1032});
+    lose_last(ranks(), {kind, Algorithm::chunked, "", 512, 1000, 1032});
     run(
         [](GpuCommunicator& comm) {
           for (const Case& c : kCases) {
-            if (c.way == Way::fused || c.way == Way::adding) continue;
+            if (c.algorithm == Algorithm::fused || c.algorithm == Algorithm::adding) continue;
             const std::unique_ptr<Call> call = make_call(comm, c);
             ASSERT_TRUE(call->exists()) << c.what();
             expect_right(comm, *call, 5, c);

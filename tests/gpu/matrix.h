@@ -33,13 +33,13 @@ inline gpu::ProductReference sum_reference(const gpu::GpuCommunicator& comm, con
   return {seed, 100, 201, comm.size(), s.k, first, s.dtype};
 }
 
-/// `way`: the algorithm that computed `out`. Rounded running sums are accepted only from algorithms
-/// declared to round them.
+/// `candidate`: the algorithm that computed `out`. Rounded running sums are accepted only from
+/// algorithms declared to round them.
 inline void expect_right(gpu::GpuCommunicator& comm, const Tensor& out,
                          gpu::ProductReference reference, const std::string& what,
-                         gpu::Way way = gpu::Way::chunked) {
+                         gpu::Algorithm algorithm = gpu::Algorithm::chunked) {
   comm.synchronize();
-  reference.roundings = gpu::roundings_of(way, reference.terms);
+  reference.roundings = gpu::roundings_of(algorithm, reference.terms);
   const gpu::Verdict verdict = gpu::verify_product(out, reference, out.elements(), comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;

@@ -116,7 +116,7 @@ TEST_P(MoeCalls, LayersOfOneShapeShareEverythingExceptBatches) {
     for (size_t i = trained.size(); i-- > 0;) backward(*trained[i], *problems[i], batches[i]);
     for (size_t i = 0; i < trained.size(); ++i) {
       problems[i]->expect_right(problems[i]->found(), fmt::format("layer {}", i));
-      EXPECT_EQ(trained[i]->refused_choices(), 0);
+      EXPECT_EQ(trained[i]->dropped_routings(), 0);
     }
     // Ranks may destroy them at any time.
     if (comm.rank() == 0) trained = {};
@@ -137,12 +137,12 @@ TEST_P(MoeCalls, SendKernelMayStartLate) {
     MoeCase p(comm, s);
     p.route({.imbalance = 0}, 1);
     const CommonStream side(Common::side);
-    for (size_t way = 0; way < layer.ways().size(); ++way) {
+    for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
       p.poison();
       comm.synchronize();
       if (comm.shares_gpu()) launch_pause(3'000'000, side.get());
-      layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
-      p.expect_right(p.result<uint16_t>(), layer.ways()[way].describe());
+      layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+      p.expect_right(p.result<uint16_t>(), layer.candidates()[candidate].describe());
     }
   });
 }
@@ -156,11 +156,11 @@ TEST_P(MoeCalls, AnyRoutingFitsTheTablesOfEveryCandidate) {
       MoeCase p(comm, s);
       for (const MoeRoutes& load : loads(comm.size())) {
         p.route(load, 3);
-        for (size_t way = 0; way < layer.ways().size(); ++way) {
+        for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
           p.poison();
-          layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+          layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out());
           p.expect_right(p.result<uint16_t>(),
-                         std::string(load.name) + ", " + layer.ways()[way].describe());
+                         std::string(load.name) + ", " + layer.candidates()[candidate].describe());
         }
       }
     }

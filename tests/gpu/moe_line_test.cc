@@ -46,12 +46,13 @@ std::vector<Wires> wires() {
   return {{}, {int8, int4}, {int4, {}}, {{}, Wire::parse("mxfp8")}};
 }
 
-void forward(MoeOnGpus& layer, size_t way, const MoeCase& p, MoeKept* kept = nullptr) {
-  layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept);
+void forward(MoeOnGpus& layer, size_t candidate, const MoeCase& p,
+             MoeSavedActivations* saved = nullptr) {
+  layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved);
 }
 
-void backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeKept& kept) {
-  layer.run_backward(p.dout(), p.w_in, p.w_out, kept, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
+void backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeSavedActivations& saved) {
+  layer.run_backward(p.dout(), p.w_in, p.w_out, saved, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
 }
 
 /// Results of a rank: some candidates of layers of every shape, alternating on every routing.
@@ -69,23 +70,24 @@ Results results_on(GpuCommunicator& comm) {
   for (const MoeShape& s : shapes(comm.size())) {
     const MoeRoutes& load = all_loads[number % all_loads.size()];
     const Wires& as = all_wires[number % all_wires.size()];
-    const MoeOptions options{.dispatch = as.dispatch, .combine = as.combine, .or_plain = true};
+    const MoeOptions options{
+        .dispatch = as.dispatch, .combine = as.combine, .allow_uncompressed = true};
     MoeOnGpus layer(comm, s, options, Choosing::first, number / all_wires.size() % 2 == 0);
     MoeOnGpus training(comm, s, {.backward = true}, Choosing::first);
     MoeGradientCase problem(comm, s);
     problem.route(load, ++number);
-    const size_t last = layer.ways().size() - 1;
-    for (const size_t way : {size_t(0), number % (last + 1), last}) {
+    const size_t last = layer.candidates().size() - 1;
+    for (const size_t candidate : {size_t(0), number % (last + 1), last}) {
       problem.poison();
-      forward(layer, way, problem);
+      forward(layer, candidate, problem);
       results.forward.push_back(problem.result<uint16_t>());
-      if (way > 0) continue;
+      if (candidate > 0) continue;
       problem.MoeCase::expect_right(results.forward.back(), describe(s) + ", " + load.name);
     }
-    const auto kept = training.make_kept();
+    const auto saved = training.make_saved();
     problem.reset();
-    forward(training, number % training.ways().size(), problem, kept.get());
-    backward(training, problem, *kept);
+    forward(training, number % training.candidates().size(), problem, saved.get());
+    backward(training, problem, *saved);
     results.backward.push_back(problem.found());
   }
   return results;
@@ -124,14 +126,14 @@ INSTANTIATE_TEST_SUITE_P(Gpu, MoeLine, testing::Values(1, 2, 3, 4), gpus_name);
 struct Sent {
   int64_t announced = 0;       ///< bytes
   int64_t rows = 0, sums = 0;  ///< to other ranks; of rows of other ranks
-  int64_t dots = 0;            ///< gradients of the routing weights of other ranks' rows
+  int64_t d_gate_weight = 0;   ///< gradients of the routing weights of other ranks' rows
   double forward(const MoeShape& s, const Wires& as) const {
     const auto each = [&](const Wire& wire) {
       return wire.is_none() ? s.hidden * 2 : int64_t(wire.bytes(s.hidden, s.dtype));
     };
     return double(announced + rows * each(as.dispatch) + sums * each(as.combine));
   }
-  double backward(const MoeShape& s) const { return forward(s, {}) + double(dots * 4); }
+  double backward(const MoeShape& s) const { return forward(s, {}) + double(d_gate_weight * 4); }
 };
 
 Sent sent_by(const GpuCommunicator& comm, const MoeCase& p, const MoeShape& s,
@@ -141,16 +143,16 @@ Sent sent_by(const GpuCommunicator& comm, const MoeCase& p, const MoeShape& s,
   for (int rank = 0; rank < comm.size(); ++rank) {
     const std::vector<int32_t> chosen = p.chosen_of(load, seed, rank);
     for (size_t first = 0; first < chosen.size(); first += size_t(s.top_k)) {
-      unsigned goes = 0;
+      unsigned token_in_rank = 0;
       for (size_t i = first; i < first + size_t(s.top_k); ++i) {
         const unsigned of_one = ((1u << s.tp) - 1) << grid.holder(chosen[i]);
-        goes |= of_one;
-        sent.dots += rank != comm.rank() && (of_one >> comm.rank() & 1);
+        token_in_rank |= of_one;
+        sent.d_gate_weight += rank != comm.rank() && (of_one >> comm.rank() & 1);
       }
       if (rank == comm.rank()) {
-        sent.rows += std::popcount(goes & ~(1u << rank));
+        sent.rows += std::popcount(token_in_rank & ~(1u << rank));
       } else {
-        sent.sums += goes >> comm.rank() & 1;
+        sent.sums += token_in_rank >> comm.rank() & 1;
       }
     }
   }
@@ -162,10 +164,10 @@ class MoeLineTimes : public MoeLine {
   /// `call` has run before. Expert ids arrive before rows are sent, and a last message follows.
   static void expect_no_faster(Stopwatch& stopwatch, const EmulatedLink& link, double bytes,
                                const std::string& what, const std::function<void()>& call) {
-    const double least = (bytes / link.bytes_per_s + 2 * link.latency_s) * 1e6;
+    const double minimum = (bytes / link.bytes_per_s + 2 * link.latency_s) * 1e6;
     const double us = stopwatch.time_once(call, 1000);
-    EXPECT_GE(us, least) << what << ", " << link.describe();
-    EXPECT_LE(us, 5 * least + 20000) << what << ", " << link.describe();
+    EXPECT_GE(us, minimum) << what << ", " << link.describe();
+    EXPECT_LE(us, 5 * minimum + 20000) << what << ", " << link.describe();
   }
 };
 
@@ -195,21 +197,23 @@ TEST_P(MoeLineTimes, NoCandidateIsFasterThanTheLink) {
           for (const bool sorts : {false, true}) {
             const MoeOptions options{.dispatch = as.dispatch, .combine = as.combine};
             MoeOnGpus layer(comm, s, options, Choosing::first, sorts);
-            for (size_t way = 0; way < layer.ways().size(); ++way) {
+            for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
               const MoeRoutes& load = all_loads[number % all_loads.size()];
               problem.route(load, ++number);
               forward(layer, 0, problem);
               const Bits bits = problem.result<uint16_t>();
               problem.poison();
-              forward(layer, way, problem);
-              EXPECT_EQ(problem.result<uint16_t>(), bits) << layer.ways()[way].describe();
+              forward(layer, candidate, problem);
+              EXPECT_EQ(problem.result<uint16_t>(), bits)
+                  << layer.candidates()[candidate].describe();
               problem.poison();
               const Sent sent = sent_by(comm, problem, s, load, number);
-              expect_no_faster(
-                  stopwatch, link, sent.forward(s, as),
-                  fmt::format("{}, {}, {}", layer.ways()[way].describe(), load.name, describe(s)),
-                  [&] { forward(layer, way, problem); });
-              EXPECT_EQ(problem.result<uint16_t>(), bits) << layer.ways()[way].describe();
+              expect_no_faster(stopwatch, link, sent.forward(s, as),
+                               fmt::format("{}, {}, {}", layer.candidates()[candidate].describe(),
+                                           load.name, describe(s)),
+                               [&] { forward(layer, candidate, problem); });
+              EXPECT_EQ(problem.result<uint16_t>(), bits)
+                  << layer.candidates()[candidate].describe();
               if (HasFailure()) return comm.abort("a way is wrong");
             }
           }
@@ -228,14 +232,14 @@ TEST_P(MoeLineTimes, NoBackwardIsFasterThanTheLink) {
         const MoeShape s = wide(comm.size(), tp);
         MoeGradientCase problem(comm, s);
         MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
-        const auto kept = layer.make_kept();
+        const auto saved = layer.make_saved();
         for (const MoeRoutes& load : loads(comm.size())) {
           problem.route(load, ++number);
-          forward(layer, number % layer.ways().size(), problem, kept.get());
-          backward(layer, problem, *kept);
+          forward(layer, number % layer.candidates().size(), problem, saved.get());
+          backward(layer, problem, *saved);
           const Sent sent = sent_by(comm, problem, s, load, number);
           expect_no_faster(stopwatch, link, sent.backward(s), load.name + ", " + describe(s),
-                           [&] { backward(layer, problem, *kept); });
+                           [&] { backward(layer, problem, *saved); });
           if (HasFailure()) return comm.abort("a backward pass is too fast");
         }
       }

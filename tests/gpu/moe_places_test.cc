@@ -105,7 +105,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
                          source(std::max<size_t>(padded, 1) * 4),
                          place(std::max<size_t>(c.chosen.size(), 1) * 4), refused(4);
       DeviceMemory works[kTables];
-      MoePlacing p;
+      MoePermutation p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
       p.choices = int64_t(c.chosen.size());
       p.top_k = c.top_k;
@@ -194,11 +194,11 @@ struct Spread {
     return all;
   }
   int64_t choices() const {
-    int most = 1;
+    int maximum = 1;
     for (const auto& source : rows) {
-      most = std::max(most, std::accumulate(source.begin(), source.end(), 0));
+      maximum = std::max(maximum, std::accumulate(source.begin(), source.end(), 0));
     }
-    return most + 3;
+    return maximum + 3;
   }
 };
 
@@ -215,8 +215,8 @@ std::vector<Spread> all_spreads() {
       }
       all.push_back(std::move(spread));
     };
-    const auto any = [&](uint32_t most) {
-      return int(philox(31, uint64_t(world), draws++)[0] % most);
+    const auto any = [&](uint32_t maximum) {
+      return int(philox(31, uint64_t(world), draws++)[0] % maximum);
     };
     add("some rows each", [&](bool, int) { return any(400); });
     add("many rows of a group", [&](bool, int group) { return any(group == 2 ? 4000 : 3); });
@@ -331,23 +331,26 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       const auto gemm = make_grouped_gemm(shape);
       // As in a layer's GEMMs; no layer uses the last two.
       const GroupedCut cuts[] = {
-          {.spare_blocks = 12, .joining = {.of_row = 0.015625f}, .staged = true, .ordered = true},
+          {.reserved_blocks = 12,
+           .joining = {.of_row = 0.015625f},
+           .staged = true,
+           .ordered = true},
           {.tiles = GroupedTiles::others},
-          {.spare_blocks = 22, .tiles = GroupedTiles::own},
-          {.spare_blocks = 7, .joining = {.of_leaving = 1 << 12}, .ordered = true},
-          {.spare_blocks = 5,
-           .joining = {.of_row = 0.0009765625f, .least_of_leaving = 0.5f},
+          {.reserved_blocks = 22, .tiles = GroupedTiles::own},
+          {.reserved_blocks = 7, .joining = {.of_leaving = 1 << 12}, .ordered = true},
+          {.reserved_blocks = 5,
+           .joining = {.of_row = 0.0009765625f, .min_of_leaving = 0.5f},
            .first_column = 1,
            .column_tiles = 1,
            .tiles = GroupedTiles::others,
            .ordered = true},
           {.tiles = GroupedTiles::own, .ordered = true}};
-      static_assert(std::size(cuts) == kMostTables);
+      static_assert(std::size(cuts) == kMaxTables);
       const DeviceMemory experts = to_device(chosen), counts(size_t(sources * groups) * 4),
                          source(size_t(shape.padded_rows()) * 4), place(chosen.size() * 4),
                          refused(4),
                          ready = to_device(std::vector<uint32_t>(size_t(shape.row_tiles()), 77));
-      MoePlacing p;
+      MoePermutation p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
       p.choices = choices;
       p.sources = sources;
@@ -393,8 +396,8 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       ASSERT_LE(row_tiles, shape.row_tiles()) << name;
       std::fill_n(expected_ready.begin(), row_tiles, 0);
       ASSERT_EQ(to_host<uint32_t>(ready, expected_ready.size()), expected_ready) << name;
-      const int most_row_works =
-          schedule::most_group_tiles(shape.rows, groups, (paired ? 2 : 1) * kGroupedRows);
+      const int max_row_works =
+          schedule::max_group_tiles(shape.rows, groups, (paired ? 2 : 1) * kGroupedRows);
       for (int i = 0; i < p.table_count; ++i) {
         const GroupedTable& table = p.tables[i];
         const std::string what = fmt::format("{}, table {}", name, i);
@@ -417,7 +420,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
         for (const Segment& segment : segments) {
           order.insert(order.end(), segment.begin(), segment.end());
         }
-        ASSERT_LE(int(order.size()), most_row_works) << what;
+        ASSERT_LE(int(order.size()), max_row_works) << what;
         const auto found_order = read(table.order, 2 + order.size());
         ASSERT_EQ(found_order[0].row, int(order.size())) << what;
         ASSERT_EQ(found_order[1].row, 0) << what;

@@ -76,10 +76,10 @@ class MoeCase {
   std::vector<int32_t> chosen_of(const MoeRoutes& load, uint64_t seed, int rank) const {
     const MoeShape& s = shape_;
     const int64_t rows = rows_of(load, rank);
-    const double most = schedule::moe_most_imbalance(place_.grid, s.top_k);
+    const double maximum = schedule::moe_max_imbalance(place_.grid, s.top_k);
     std::vector<int32_t> chosen = chosen_experts(
         place_.grid, s.top_k,
-        {load.one_holder ? double(place_.grid.ep) : std::min(load.imbalance, most), seed},
+        {load.one_holder ? double(place_.grid.ep) : std::min(load.imbalance, maximum), seed},
         s.tokens * rank, rows);
     for (int64_t row = 0; load.one_expert && row < rows; ++row) {
       for (int i = 0; i < s.top_k; ++i) {
@@ -201,8 +201,8 @@ inline std::function<void()> call_of_layer(gpu::GpuCommunicator& comm, const Moe
   held->problem.route({}, 1);
   return [held, serial] {
     const MoeCase& p = held->problem;
-    held->layer.run(serial ? 0 : held->layer.ways().size() - 1, p.x(), p.routing(), p.w_in, p.w_out,
-                    p.out());
+    held->layer.run(serial ? 0 : held->layer.candidates().size() - 1, p.x(), p.routing(), p.w_in,
+                    p.w_out, p.out());
   };
 }
 

@@ -17,8 +17,8 @@ using namespace gpu;
 
 class MoeRanksBackward : public OnGpus {};
 
-void run_backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeKept& kept) {
-  layer.run_backward(p.dout(), p.w_in, p.w_out, kept, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
+void run_backward(MoeOnGpus& layer, const MoeGradientCase& p, const MoeSavedActivations& saved) {
+  layer.run_backward(p.dout(), p.w_in, p.w_out, saved, p.dx(), p.dweights(), p.dw_in(), p.dw_out());
 }
 
 TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
@@ -28,7 +28,7 @@ TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
         const auto all_loads = loads(comm.size());
         for (const MoeShape& s : shapes(comm.size())) {
           MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first, number % 2 == 0);
-          const auto kept = layer.make_kept();
+          const auto saved = layer.make_saved();
           MoeGradientCase problem(comm, s);
           for (int i = 0; i < 2; ++i) {
             const MoeRoutes& load = all_loads[number % all_loads.size()];
@@ -39,24 +39,24 @@ TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
               const uint32_t delay = philox(2, uint64_t(comm.rank()), ++number)[0] % 40000;
               if (delay < 20000) launch_pause(delay, comm.stream());
             };
-            const size_t way = number / 2 % layer.ways().size();
+            const size_t candidate = number / 2 % layer.candidates().size();
             pause();
-            layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
-                      problem.out(), kept.get());
+            layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                      problem.out(), saved.get());
             pause();
-            run_backward(layer, problem, *kept);
+            run_backward(layer, problem, *saved);
             const std::string what =
-                describe(s) + ", " + load.name + ", " + layer.ways()[way].describe();
+                describe(s) + ", " + load.name + ", " + layer.candidates()[candidate].describe();
             problem.expect_right(problem.result<uint16_t>(), what);
             const auto once = problem.found();
             problem.expect_right(once, what);
             problem.reset();
             pause();
-            run_backward(layer, problem, *kept);
+            run_backward(layer, problem, *saved);
             EXPECT_TRUE(problem.found() == once) << what << ": another run";
             if (testing::Test::HasFailure()) return comm.abort("a gradient is wrong");
           }
-          EXPECT_EQ(layer.refused_choices(), 0);
+          EXPECT_EQ(layer.dropped_routings(), 0);
         }
       },
       60);
@@ -110,13 +110,13 @@ TEST_P(MoeRanksBackward, OneGraphServesManyRoutings) {
       [](GpuCommunicator& comm) {
         const MoeShape s = small(comm.size());
         MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
-        const auto kept = layer.make_kept();
+        const auto saved = layer.make_saved();
         MoeGradientCase problem(comm, s);
         problem.route({}, 1);  // all rows, the same number in every call
         const CapturedCalls graph(comm, [&] {
-          layer.run(layer.ways().size() - 1, problem.x(), problem.routing(), problem.w_in,
-                    problem.w_out, problem.out(), kept.get());
-          run_backward(layer, problem, *kept);
+          layer.run(layer.candidates().size() - 1, problem.x(), problem.routing(), problem.w_in,
+                    problem.w_out, problem.out(), saved.get());
+          run_backward(layer, problem, *saved);
         });
         for (uint64_t routing = 0; routing < 20; ++routing) {
           problem.route({.imbalance = routing % 3 == 0 ? 0.0 : double(routing % 3)}, routing + 2);
@@ -134,20 +134,20 @@ TEST_P(MoeRanksBackward, DroppedRoutingsHaveNoGradient) {
   run([](GpuCommunicator& comm) {
     const MoeShape s = small(comm.size());
     MoeOnGpus layer(comm, s, {.backward = true}, Choosing::first);
-    const auto kept = layer.make_kept();
+    const auto saved = layer.make_saved();
     MoeGradientCase problem(comm, s);
     problem.MoeCase::route(std::vector<int32_t>{0, s.experts, -1, 1, 1, 0});
     problem.reset();
     layer.run(0, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
-              kept.get());
-    run_backward(layer, problem, *kept);
+              saved.get());
+    run_backward(layer, problem, *saved);
     const auto found = problem.found();
     EXPECT_EQ(found.dweights[1], 0);
     EXPECT_EQ(found.dweights[2], 0);
     for (const size_t i : {0, 3, 4, 5}) {
       EXPECT_TRUE(std::isfinite(found.dweights[i]) && found.dweights[i] != 0) << i;
     }
-    EXPECT_EQ(layer.refused_choices(), 2);
+    EXPECT_EQ(layer.dropped_routings(), 2);
   });
 }
 

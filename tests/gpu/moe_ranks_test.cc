@@ -30,26 +30,27 @@ TEST_P(MoeRanks, MatchesReferenceForAnyShapeAndRouting) {
           MoeCase problem(comm, s);
           for (const MoeRoutes& load : loads(comm.size())) {
             problem.route(load, ++number);
-            const auto run = [&](size_t way, DType dtype, MoeOnGpus& of) {
+            const auto run = [&](size_t candidate, DType dtype, MoeOnGpus& of) {
               problem.poison();
               const uint32_t delay = philox(2, uint64_t(comm.rank()), ++number)[0] % 40000;
               if (delay < 20000) launch_pause(delay, comm.stream());
-              of.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+              of.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                      problem.out(dtype));
             };
             const std::string what = describe(s) + ", " + load.name;
             run(0, s.dtype, layer);
             const auto bits = problem.result<uint16_t>();
             problem.expect_right(bits, what);
-            const size_t other = number / 2 % layer.ways().size();
+            const size_t other = number / 2 % layer.candidates().size();
             run(other, s.dtype, layer);
             EXPECT_EQ(problem.result<uint16_t>(), bits)
-                << what << ", " << layer.ways()[other].describe() << " against serial";
-            const size_t sorted = number / 2 % sorting.ways().size();
+                << what << ", " << layer.candidates()[other].describe() << " against serial";
+            const size_t sorted = number / 2 % sorting.candidates().size();
             run(sorted, s.dtype, sorting);
             EXPECT_EQ(problem.result<uint16_t>(), bits)
-                << what << ", " << sorting.ways()[sorted].describe() << " of a layer that sorts";
-            run(layer.ways().size() - 1, DType::f32, layer);
+                << what << ", " << sorting.candidates()[sorted].describe()
+                << " of a layer that sorts";
+            run(layer.candidates().size() - 1, DType::f32, layer);
             std::vector<uint16_t> rounded;
             for (const float value : problem.result<float>()) {
               rounded.push_back(stored(s.dtype, value));
@@ -57,7 +58,7 @@ TEST_P(MoeRanks, MatchesReferenceForAnyShapeAndRouting) {
             EXPECT_EQ(rounded, bits) << what << ", f32 out";
             if (testing::Test::HasFailure()) return comm.abort("a result is wrong");
           }
-          EXPECT_EQ(layer.refused_choices(), 0);
+          EXPECT_EQ(layer.dropped_routings(), 0);
         }
       },
       30);
@@ -70,10 +71,11 @@ TEST_P(MoeRanks, OneGraphServesManyRoutings) {
     MoeCase problem(comm, s);
     problem.route({}, 1);  // all rows, the same number in every call
     std::vector<CapturedCalls> graphs;
-    for (const size_t way :
-         {size_t(0), size_t(1), layer.ways().size() / 2, layer.ways().size() - 1}) {
-      graphs.emplace_back(comm, [&, way] {
-        layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out());
+    for (const size_t candidate :
+         {size_t(0), size_t(1), layer.candidates().size() / 2, layer.candidates().size() - 1}) {
+      graphs.emplace_back(comm, [&, candidate] {
+        layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                  problem.out());
       });
     }
     for (uint64_t routing = 0; routing < 120; ++routing) {
@@ -104,8 +106,8 @@ TEST_P(MoeRanks, CallsMayBeBackToBackUnderDelays) {
     problem.route({.imbalance = 0}, 1);
     other.route({.one_holder = true}, 2);
     std::vector<uint16_t> bits[2];
-    const auto call = [&](MoeCase& p, size_t way) {
-      layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+    const auto call = [&](MoeCase& p, size_t candidate) {
+      layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out());
     };
     call(problem, 0);
     call(other, 0);
@@ -118,10 +120,10 @@ TEST_P(MoeRanks, CallsMayBeBackToBackUnderDelays) {
         if (delay < 30000) launch_pause(delay, comm.stream());
         MoeCase& p = draw[0] % 2 ? other : problem;
         p.poison();
-        call(p, draw[1] % layer.ways().size());
+        call(p, draw[1] % layer.candidates().size());
       }
-      call(problem, i % layer.ways().size());
-      call(other, i % layer.ways().size());
+      call(problem, i % layer.candidates().size());
+      call(other, i % layer.candidates().size());
       ASSERT_EQ(problem.result<uint16_t>(), bits[0]) << i;
       ASSERT_EQ(other.result<uint16_t>(), bits[1]) << i;
     }
@@ -138,10 +140,11 @@ TEST_P(MoeRanks, InvalidExpertIdsAreCounted) {
     problem.weigh(6, std::numeric_limits<float>::quiet_NaN());
     problem.weigh(11, std::numeric_limits<float>::infinity());
     int64_t refused = 0;
-    for (size_t way = 0; way < layer.ways().size(); ++way) {
-      layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out());
-      problem.expect_right(problem.result<uint16_t>(), layer.ways()[way].describe());
-      EXPECT_EQ(layer.refused_choices(), refused += 7);
+    for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
+      layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                problem.out());
+      problem.expect_right(problem.result<uint16_t>(), layer.candidates()[candidate].describe());
+      EXPECT_EQ(layer.dropped_routings(), refused += 7);
     }
   });
 }

@@ -151,7 +151,7 @@ TEST_F(GpuMoe, OverlappedSortIsRejectedIfUnsupported) {
   const uint32_t ready = 0;
   EXPECT_NE(refused([&] { gathering->launch({.ready = &ready}, stream()); }).find("sorted rows"),
             std::string::npos);
-  EXPECT_NE(refused([&] { gathering->launch({.beside = true}, stream()); }).find("sorted rows"),
+  EXPECT_NE(refused([&] { gathering->launch({.concurrent = true}, stream()); }).find("sorted rows"),
             std::string::npos);
 }
 

@@ -111,17 +111,17 @@ class GpuMoe : public testing::Test {
     placed.source = gpu::DeviceMemory(size_t(shape.padded_rows()) * 4);
     const gpu::DeviceMemory experts = to_device(group), counted(counts.size() * 4),
                             place(group.size() * 4), refused(4);
-    gpu::MoePlacing placing;
-    placing.experts = reinterpret_cast<int32_t*>(experts.data());
-    placing.choices = int64_t(group.size());
-    placing.groups = placing.all_experts = shape.groups;
-    placing.counts = reinterpret_cast<int32_t*>(counted.data());
-    placing.source = reinterpret_cast<int32_t*>(placed.source.data());
-    placing.place = reinterpret_cast<int32_t*>(place.data());
-    placing.refused = reinterpret_cast<int32_t*>(refused.data());
-    placing.tables[0] = gemm.table();
-    placing.table_count = 1;
-    gpu::launch_place(placing, stream());
+    gpu::MoePermutation permutation;
+    permutation.experts = reinterpret_cast<int32_t*>(experts.data());
+    permutation.choices = int64_t(group.size());
+    permutation.groups = permutation.all_experts = shape.groups;
+    permutation.counts = reinterpret_cast<int32_t*>(counted.data());
+    permutation.source = reinterpret_cast<int32_t*>(placed.source.data());
+    permutation.place = reinterpret_cast<int32_t*>(place.data());
+    permutation.refused = reinterpret_cast<int32_t*>(refused.data());
+    permutation.tables[0] = gemm.table();
+    permutation.table_count = 1;
+    gpu::launch_place(permutation, stream());
     placed.at = to_host<int32_t>(place, group.size());
     return placed;
   }
@@ -152,10 +152,10 @@ inline std::vector<float> random_values(int64_t count, uint64_t stream, float sc
   return all;
 }
 /// Whole numbers in [-most, most].
-inline std::vector<float> whole_numbers(int64_t count, uint64_t stream, int most) {
+inline std::vector<float> whole_numbers(int64_t count, uint64_t stream, int maximum) {
   std::vector<float> all(static_cast<size_t>(count));
   for (size_t i = 0; i < all.size(); ++i) {
-    all[i] = float(int(philox(6, stream, i)[0] % uint32_t(2 * most + 1)) - most);
+    all[i] = float(int(philox(6, stream, i)[0] % uint32_t(2 * maximum + 1)) - maximum);
   }
   return all;
 }

@@ -62,7 +62,7 @@ class WiredCase : public Case {
     }
     this->write(this->weights_on_, weights);
   }
-  bool goes_to(int64_t row, int holder) const {
+  bool target_of(int64_t row, int holder) const {
     const auto first = this->chosen_.begin() + row * this->shape_.top_k;
     return std::any_of(first, first + this->shape_.top_k,
                        [&](int32_t e) { return this->place_.grid.holder(e) == holder; });
@@ -117,12 +117,12 @@ class WiredCase : public Case {
         const int64_t left = s.hidden - first % s.hidden,
                       count =
                           std::min<int64_t>(combine.group - first % s.hidden % combine.group, left);
-        double most = 0;
+        double maximum = 0;
         for (int64_t i = first; i < first + count; ++i) {
-          most = std::max(most, std::abs(sums[size_t(i)]));
+          maximum = std::max(maximum, std::abs(sums[size_t(i)]));
         }
         for (int64_t i = first; i < first + count; ++i) {
-          allowed[size_t(i)] += combine.error_bound() * most * 1.02;  // they are rounded before
+          allowed[size_t(i)] += combine.error_bound() * maximum * 1.02;  // they are rounded before
         }
         first += count;
       }
@@ -146,15 +146,15 @@ void pause(GpuCommunicator& comm, uint64_t number) {
 }
 
 template <class Case>
-std::vector<uint16_t> bits_of(MoeOnGpus& layer, size_t way, const Case& p) {
+std::vector<uint16_t> bits_of(MoeOnGpus& layer, size_t candidate, const Case& p) {
   p.poison();
-  layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+  layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out());
   return p.template result<uint16_t>();
 }
 template <class Case>
-std::vector<float> floats_of(MoeOnGpus& layer, size_t way, const Case& p) {
+std::vector<float> floats_of(MoeOnGpus& layer, size_t candidate, const Case& p) {
   p.poison();
-  layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(DType::f32));
+  layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out(DType::f32));
   return p.template result<float>();
 }
 
@@ -172,11 +172,12 @@ TEST_P(MoeWires, RowsMatchAnUncompressedLayerOnDecodedRows) {
             problem.route(load, ++number);
             decoded.route(load, number);
             const auto expected = bits_of(plain, 0, decoded);
-            for (const size_t way :
-                 {size_t(0), number % layer.ways().size(), layer.ways().size() - 1}) {
+            for (const size_t candidate :
+                 {size_t(0), number % layer.candidates().size(), layer.candidates().size() - 1}) {
               pause(comm, number);
-              EXPECT_EQ(bits_of(layer, way, problem), expected)
-                  << describe(s) << ", " << load.name << ", " << layer.ways()[way].describe();
+              EXPECT_EQ(bits_of(layer, candidate, problem), expected)
+                  << describe(s) << ", " << load.name << ", "
+                  << layer.candidates()[candidate].describe();
             }
             if (testing::Test::HasFailure()) return comm.abort("a result is wrong");
           }
@@ -206,7 +207,7 @@ TEST_P(MoeWires, SumsMatchThoseOfDecodedPartialSums) {
             problem.weigh_only(rank);
             std::vector<float> sums = floats_of(plain, 0, problem);
             for (size_t row = 0; row < rows; ++row) {
-              if (!problem.goes_to(int64_t(row), rank)) continue;
+              if (!problem.target_of(int64_t(row), rank)) continue;
               float* const of_row = &sums[row * hidden];
               if (rank != comm.rank()) {
                 const std::vector<uint16_t> bits =
@@ -218,11 +219,11 @@ TEST_P(MoeWires, SumsMatchThoseOfDecodedPartialSums) {
             }
           }
           problem.weigh_only(-1);
-          for (size_t way = 0; way < layer.ways().size(); ++way) {
-            const std::string what = describe(s) + ", " + layer.ways()[way].describe();
-            pause(comm, 100 * number + way);
-            EXPECT_EQ(floats_of(layer, way, problem), expected) << what;
-            EXPECT_EQ(loaded(s.dtype, bits_of(layer, way, problem)),
+          for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
+            const std::string what = describe(s) + ", " + layer.candidates()[candidate].describe();
+            pause(comm, 100 * number + candidate);
+            EXPECT_EQ(floats_of(layer, candidate, problem), expected) << what;
+            EXPECT_EQ(loaded(s.dtype, bits_of(layer, candidate, problem)),
                       loaded(s.dtype, stored(s.dtype, expected)))
                 << what;
           }
@@ -243,13 +244,13 @@ TEST_P(MoeWires, DispatchAndCombineTogetherMatchReference) {
           Wired problem(comm, s);
           problem.decode_rows(there, false);
           problem.route(all_loads[number % all_loads.size()], number + 50);
-          const std::string what = describe(s) + ", " + layer.ways()[0].describe();
+          const std::string what = describe(s) + ", " + layer.candidates()[0].describe();
           const auto bits = bits_of(layer, 0, problem);
           problem.expect_right_as(back, loaded(s.dtype, bits), what);
-          const size_t other = number++ % layer.ways().size();
+          const size_t other = number++ % layer.candidates().size();
           pause(comm, number);
           EXPECT_EQ(bits_of(layer, other, problem), bits)
-              << what << " against " << layer.ways()[other].describe();
+              << what << " against " << layer.candidates()[other].describe();
           if (testing::Test::HasFailure()) return comm.abort("a result is wrong");
         }
       },
@@ -270,23 +271,25 @@ TEST_P(MoeWires, GradientsMatchThoseOfDecodedRows) {
                           Choosing::first);
           WiredCase<MoeGradientCase> problem(comm, s), decoded(comm, s);
           decoded.decode_rows(wire, true);
-          const auto kept = layer.make_kept(), of_plain = plain.make_kept();
+          const auto saved = layer.make_saved(), of_plain = plain.make_saved();
           const MoeRoutes& load = all_loads[number % all_loads.size()];
           problem.route(load, ++number);
           decoded.route(load, number);
-          const auto gradients = [&](MoeOnGpus& by, size_t way, const auto& p, MoeKept& in) {
+          const auto gradients = [&](MoeOnGpus& by, size_t candidate, const auto& p,
+                                     MoeSavedActivations& in) {
             p.poison();
             p.reset();
             pause(comm, number);
-            by.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), &in);
+            by.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out(), &in);
             by.run_backward(p.dout(), p.w_in, p.w_out, in, p.dx(), p.dweights(), p.dw_in(),
                             p.dw_out());
             return p.found();
           };
           const auto expected = gradients(plain, 0, decoded, *of_plain);
-          for (const size_t way : {size_t(0), layer.ways().size() - 1}) {
-            EXPECT_TRUE(gradients(layer, way, problem, *kept) == expected)
-                << describe(s) << ", " << load.name << ", " << layer.ways()[way].describe();
+          for (const size_t candidate : {size_t(0), layer.candidates().size() - 1}) {
+            EXPECT_TRUE(gradients(layer, candidate, problem, *saved) == expected)
+                << describe(s) << ", " << load.name << ", "
+                << layer.candidates()[candidate].describe();
           }
           if (testing::Test::HasFailure()) return comm.abort("a gradient is wrong");
         }
@@ -311,9 +314,11 @@ TEST_P(MoeWires, OneGraphServesManyRoutings) {
     Wired problem(comm, s);
     problem.route({}, 1);  // all rows, the same number in every call
     std::vector<CapturedCalls> graphs;
-    for (const size_t way : {size_t(0), layer.ways().size() / 2, layer.ways().size() - 1}) {
-      graphs.emplace_back(comm, [&, way] {
-        layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out());
+    for (const size_t candidate :
+         {size_t(0), layer.candidates().size() / 2, layer.candidates().size() - 1}) {
+      graphs.emplace_back(comm, [&, candidate] {
+        layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+                  problem.out());
       });
     }
     for (uint64_t routing = 0; routing < 60; ++routing) {
@@ -336,14 +341,14 @@ TEST_P(MoeWires, UncompressedAndEncodedCallsAlternate) {
       MoeShape s = small(comm.size());
       s.hidden = hidden;
       const Wire wire = Wire::parse("int4");
-      MoeOnGpus layer(comm, s, {.dispatch = wire, .combine = wire, .or_plain = true},
+      MoeOnGpus layer(comm, s, {.dispatch = wire, .combine = wire, .allow_uncompressed = true},
                       Choosing::first, true);
       Wired problem(comm, s), other(comm, s);
       problem.route({.imbalance = 0}, 1);
       other.route({.one_holder = true}, 2);
-      const size_t last = layer.ways().size() - 1;
-      EXPECT_FALSE(layer.ways()[0].encodes());
-      EXPECT_EQ(layer.ways()[last].encodes(), comm.size() > 1);
+      const size_t last = layer.candidates().size() - 1;
+      EXPECT_FALSE(layer.candidates()[0].encodes());
+      EXPECT_EQ(layer.candidates()[last].encodes(), comm.size() > 1);
       std::vector<uint16_t> bits[2][2];  // by case, and whether encoded
       for (const size_t encoded : {0, 1}) {
         bits[0][encoded] = bits_of(layer, encoded ? last : 0, problem);
@@ -352,11 +357,11 @@ TEST_P(MoeWires, UncompressedAndEncodedCallsAlternate) {
       for (uint64_t i = 0; i < 120; ++i) {
         const auto draw = philox(7, 0, i);
         pause(comm, i);
-        const size_t way = draw[1] % layer.ways().size();
-        const size_t encoded = comm.size() > 1 && layer.ways()[way].encodes();
+        const size_t candidate = draw[1] % layer.candidates().size();
+        const size_t encoded = comm.size() > 1 && layer.candidates()[candidate].encodes();
         Wired& p = draw[0] % 2 ? other : problem;
-        ASSERT_EQ(bits_of(layer, way, p), bits[draw[0] % 2][encoded])
-            << i << ", " << layer.ways()[way].describe();
+        ASSERT_EQ(bits_of(layer, candidate, p), bits[draw[0] % 2][encoded])
+            << i << ", " << layer.candidates()[candidate].describe();
       }
     }
   });
@@ -378,7 +383,7 @@ TEST_P(MoeWires, PublicLayerAcceptsWireFormats) {
                     batch);
       EXPECT_EQ(problem.result<uint16_t>(), expected) << name_of(strategy);
     }
-    const MoeOptions both{.dispatch = there, .combine = back, .or_plain = true};
+    const MoeOptions both{.dispatch = there, .combine = back, .allow_uncompressed = true};
     MoeLayer either(comm, s, both);
     MoeOnGpus plain(comm, s, {.strategy = Strategy::serial}, Choosing::first);
     const auto of_plain = bits_of(plain, 0, problem);

@@ -39,20 +39,20 @@ struct Operands {
 
 inline Operands ag_operands(gpu::GpuCommunicator& comm, const OpDesc& s, uint64_t seed,
                             size_t skip = 0) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0, skip);
+  const Shard local = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, local.count, local.begin, s.m, ag_reference(comm, s, seed), 0, skip);
 }
 
 inline Operands sum_operands(gpu::GpuCommunicator& comm, const OpDesc& s, bool scattered,
                              uint64_t seed, size_t skip = 0) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return Operands(comm, s, s.m, 0, scattered ? mine.count : s.m,
+  const Shard local = shard_of(s.m, comm.size(), comm.rank());
+  return Operands(comm, s, s.m, 0, scattered ? local.count : s.m,
                   sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()), skip);
 }
 
 inline void expect_right(gpu::GpuCommunicator& comm, const Operands& o, const std::string& what,
-                         gpu::Way way = gpu::Way::chunked) {
-  expect_right(comm, o.out, o.reference, what, way);
+                         gpu::Algorithm algorithm = gpu::Algorithm::chunked) {
+  expect_right(comm, o.out, o.reference, what, algorithm);
 }
 
 }  // namespace tandem::test

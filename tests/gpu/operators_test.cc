@@ -43,22 +43,23 @@ TEST_P(Operators, OperandsMayBeginAtAnyMultipleOf16Bytes) {
       for (const Shape3& size : {Shape3{1024, 512, 512}, {513, 136, 72}, {512, 1024, 256}}) {
         for (const size_t skip : {16, 48, 128}) {
           const OpDesc shape{size.m, size.n, size.k, dtype};
-          const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
-            for (const Way way : op.ways()) {
+          const auto try_algorithms = [&](auto& op, const Operands& o, const char* name) {
+            for (const Algorithm algorithm : op.algorithms()) {
               poison(o.out, comm.stream());
-              op.run(way, o.x, o.weight, o.out);
-              expect_right(comm, o,
-                           fmt::format("{} {} {}x{}x{} {} from byte {}", name, gpu::name_of(way),
-                                       size.m, size.n, size.k, tandem::name_of(dtype), skip),
-                           way);
+              op.run(algorithm, o.x, o.weight, o.out);
+              expect_right(
+                  comm, o,
+                  fmt::format("{} {} {}x{}x{} {} from byte {}", name, gpu::name_of(algorithm),
+                              size.m, size.n, size.k, tandem::name_of(dtype), skip),
+                  algorithm);
             }
           };
-          AgGemm ag(comm, lt, shape, Way::fused);
-          try_ways(ag, ag_operands(comm, shape, 3, skip), "ag_gemm");
-          GemmRs rs(comm, lt, shape, Way::fused);
-          try_ways(rs, sum_operands(comm, shape, true, 4, skip), "gemm_rs");
-          GemmAr ar(comm, lt, shape, Way::fused);
-          try_ways(ar, sum_operands(comm, shape, false, 5, skip), "gemm_ar");
+          AgGemm ag(comm, lt, shape, Algorithm::fused);
+          try_algorithms(ag, ag_operands(comm, shape, 3, skip), "ag_gemm");
+          GemmRs rs(comm, lt, shape, Algorithm::fused);
+          try_algorithms(rs, sum_operands(comm, shape, true, 4, skip), "gemm_rs");
+          GemmAr ar(comm, lt, shape, Algorithm::fused);
+          try_algorithms(ar, sum_operands(comm, shape, false, 5, skip), "gemm_ar");
         }
       }
     }
@@ -71,28 +72,28 @@ TEST_P(Operators, EveryAlgorithmMatchesReferenceOnOddShapes) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       for (const Shape3& size : kShapes) {
         const OpDesc shape{size.m, size.n, size.k, dtype};
-        const auto label = [&](const char* op, Way way) {
-          return fmt::format("{} {} M {} N {} K {} {} of {}", op, gpu::name_of(way), size.m, size.n,
-                             size.k, tandem::name_of(dtype), comm.size());
+        const auto label = [&](const char* op, Algorithm algorithm) {
+          return fmt::format("{} {} M {} N {} K {} {} of {}", op, gpu::name_of(algorithm), size.m,
+                             size.n, size.k, tandem::name_of(dtype), comm.size());
         };
-        const auto try_ways = [&](auto& op, const Operands& o, const char* name) {
-          for (const Way way : op.ways()) {
+        const auto try_algorithms = [&](auto& op, const Operands& o, const char* name) {
+          for (const Algorithm algorithm : op.algorithms()) {
             std::vector<uint64_t> digests;
             for (int i = 0; i < 3; ++i) {
               poison(o.out, comm.stream());
-              op.run(way, o.x, o.weight, o.out);
+              op.run(algorithm, o.x, o.weight, o.out);
               digests.push_back(digest(o.out, comm.stream()));
             }
-            expect_right(comm, o, label(name, way), way);
-            EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << label(name, way);
+            expect_right(comm, o, label(name, algorithm), algorithm);
+            EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << label(name, algorithm);
           }
         };
-        AgGemm ag(comm, lt, shape, Way::fused);
-        try_ways(ag, ag_operands(comm, shape, 3), "ag_gemm");
-        GemmRs rs(comm, lt, shape, Way::fused);
-        try_ways(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
-        GemmAr ar(comm, lt, shape, Way::fused);
-        try_ways(ar, sum_operands(comm, shape, false, 5), "gemm_ar");
+        AgGemm ag(comm, lt, shape, Algorithm::fused);
+        try_algorithms(ag, ag_operands(comm, shape, 3), "ag_gemm");
+        GemmRs rs(comm, lt, shape, Algorithm::fused);
+        try_algorithms(rs, sum_operands(comm, shape, true, 4), "gemm_rs");
+        GemmAr ar(comm, lt, shape, Algorithm::fused);
+        try_algorithms(ar, sum_operands(comm, shape, false, 5), "gemm_ar");
       }
     }
   });
@@ -105,23 +106,23 @@ TEST_P(Operators, EveryFusedVariantIsReproducibleAndMatchesReference) {
     const LtContext lt;
     // `alike`: all variants add in the same order.
     const auto try_variants = [&](auto& op, const Operands& o, bool alike) {
-      EXPECT_GT(op.variants(Way::fused), 0);
+      EXPECT_GT(op.variants(Algorithm::fused), 0);
       Digests digests(comm, 20);
       uint64_t bits = 0;
       std::set<uint64_t> right;
-      for (int variant = 0; variant < op.variants(Way::fused); ++variant) {
-        op.use_variant(Way::fused, variant);
+      for (int variant = 0; variant < op.variants(Algorithm::fused); ++variant) {
+        op.use_variant(Algorithm::fused, variant);
         if (!alike) bits = 0;
         for (int i = 0; i < 20; ++i) {
           poison(o.out, comm.stream());
           if ((i + comm.rank()) % 3 == 0) launch_pause(40000, comm.stream());
-          op.run(Way::fused, o.x, o.weight, o.out);
+          op.run(Algorithm::fused, o.x, o.weight, o.out);
           digests.add(o.out);
         }
         const std::vector<uint64_t> all = digests.take();
         if (bits == 0) bits = all[0];
-        EXPECT_EQ(all, std::vector<uint64_t>(20, bits)) << op.describe(Way::fused);
-        if (right.insert(all.back()).second) expect_right(comm, o, op.describe(Way::fused));
+        EXPECT_EQ(all, std::vector<uint64_t>(20, bits)) << op.describe(Algorithm::fused);
+        if (right.insert(all.back()).second) expect_right(comm, o, op.describe(Algorithm::fused));
       }
     };
     // The third shape has fewer blocks than copy warps have groups on 2 ranks. In the sixth and the
@@ -137,17 +138,17 @@ TEST_P(Operators, EveryFusedVariantIsReproducibleAndMatchesReference) {
           Shape3{256 * comm.size(), 1000, 2200}, Shape3{1024 * comm.size(), 8200, 512},
           Shape3{128 * comm.size(), 24584, 640}}) {
       const OpDesc shape{size.m, size.n, size.k};
-      AgGemm ag(comm, lt, shape, Way::fused);
+      AgGemm ag(comm, lt, shape, Algorithm::fused);
       try_variants(ag, ag_operands(comm, shape, 3), false);
-      GemmRs rs(comm, lt, shape, Way::fused);
+      GemmRs rs(comm, lt, shape, Algorithm::fused);
       try_variants(rs, sum_operands(comm, shape, true, 4), true);
     }
     const OpDesc half{768 * comm.size(), 2008, 72, DType::f16};
-    GemmRs rs(comm, lt, half, Way::fused);
+    GemmRs rs(comm, lt, half, Algorithm::fused);
     try_variants(rs, sum_operands(comm, half, true, 4), true);
     for (const OpDesc& shape : {OpDesc{256 * comm.size(), 2008, 1096, DType::f16},
                                 OpDesc{1024 * comm.size(), 4104, 1096, DType::f16}}) {
-      AgGemm ag(comm, lt, shape, Way::fused);
+      AgGemm ag(comm, lt, shape, Algorithm::fused);
       try_variants(ag, ag_operands(comm, shape, 3), false);
     }
   });
@@ -159,15 +160,15 @@ TEST_P(Operators, FusedScatterIsReproducibleBetweenOtherAlgorithms) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{256 * comm.size(), 3000, 512};
-    GemmRs rs(comm, lt, shape, Way::fused);
+    GemmRs rs(comm, lt, shape, Algorithm::fused);
     const Operands o = sum_operands(comm, shape, true, 4);
     std::vector<uint64_t> digests;
     for (uint64_t i = 0; i < 100; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       poison(o.out, comm.stream());
-      if (i % 7 == 0) rs.run(Way::chunked, o.x, o.weight, o.out);
-      rs.run(Way::fused, o.x, o.weight, o.out);
+      if (i % 7 == 0) rs.run(Algorithm::chunked, o.x, o.weight, o.out);
+      rs.run(Algorithm::fused, o.x, o.weight, o.out);
       digests.push_back(digest(o.out, comm.stream()));
     }
     expect_right(comm, o, "fused");
@@ -183,7 +184,7 @@ TEST_P(Operators, FusedGathersAreCompleteBetweenOtherAlgorithmsUnderRandomDelays
     const LtContext lt;
     OpDesc shape{256 * comm.size(), 1000, 2200};
     shape.keep_gathered = true;
-    AgGemm ag(comm, lt, shape, Way::fused);
+    AgGemm ag(comm, lt, shape, Algorithm::fused);
     const Operands o = ag_operands(comm, shape, 3);
     const DeviceMemory memory(size_t(shape.m * shape.k) * size_of(shape.dtype));
     const Tensor all = memory.view(shape.dtype, {shape.m, shape.k});
@@ -193,20 +194,22 @@ TEST_P(Operators, FusedGathersAreCompleteBetweenOtherAlgorithmsUnderRandomDelays
     for (uint64_t i = 0; i < 300; ++i) {
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      if (i % 7 == 0) ag.run(Way::chunked, o.x, o.weight, o.out);
-      if (i % 11 == 0) ag.run(Way::serial_nccl, o.x, o.weight, o.out);
-      ag.use_variant(Way::fused, int(philox(1, 0, i)[0] % uint32_t(ag.variants(Way::fused))));
+      if (i % 7 == 0) ag.run(Algorithm::chunked, o.x, o.weight, o.out);
+      if (i % 11 == 0) ag.run(Algorithm::serial_nccl, o.x, o.weight, o.out);
+      ag.use_variant(Algorithm::fused,
+                     int(philox(1, 0, i)[0] % uint32_t(ag.variants(Algorithm::fused))));
       poison(o.out, comm.stream());
-      ag.run(Way::fused, o.x, o.weight, o.out);
+      ag.run(Algorithm::fused, o.x, o.weight, o.out);
       if (i % 3 != 0) continue;  // back-to-back calls
       poison(ag.gathered(), comm.stream());
       comm.synchronize();
       comm.barrier("poisoned");
-      ag.run(Way::fused, o.x, o.weight, o.out);
-      ASSERT_EQ(digest(ag.gathered(), comm.stream()), whole) << i << " " << ag.describe(Way::fused);
+      ag.run(Algorithm::fused, o.x, o.weight, o.out);
+      ASSERT_EQ(digest(ag.gathered(), comm.stream()), whole)
+          << i << " " << ag.describe(Algorithm::fused);
       const uint64_t now = digest(o.out, comm.stream());
-      ASSERT_EQ(bits.try_emplace(ag.variant(Way::fused), now).first->second, now)
-          << i << " " << ag.describe(Way::fused);
+      ASSERT_EQ(bits.try_emplace(ag.variant(Algorithm::fused), now).first->second, now)
+          << i << " " << ag.describe(Algorithm::fused);
     }
     expect_right(comm, o, "fused");
   });
@@ -219,15 +222,15 @@ TEST_P(Operators, CapturedFusedGatherReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{256 * comm.size(), 1000, 2200};
-    AgGemm ag(comm, lt, shape, Way::fused);
+    AgGemm ag(comm, lt, shape, Algorithm::fused);
     const Operands o = ag_operands(comm, shape, 3), before = ag_operands(comm, shape, 3);
     Digests digests(comm, 40);
-    for (int variant = 0; variant < ag.variants(Way::fused); ++variant) {
-      ag.use_variant(Way::fused, variant);
+    for (int variant = 0; variant < ag.variants(Algorithm::fused); ++variant) {
+      ag.use_variant(Algorithm::fused, variant);
       comm.synchronize();
       const CapturedCalls graph(comm, [&] {
-        ag.run(Way::fused, before.x, before.weight, before.out);
-        ag.run(Way::fused, o.x, o.weight, o.out);
+        ag.run(Algorithm::fused, before.x, before.weight, before.out);
+        ag.run(Algorithm::fused, o.x, o.weight, o.out);
       });
       for (int i = 0; i < 20; ++i) {
         for (const Operands* call : {&before, &o}) poison(call->out, comm.stream());
@@ -236,8 +239,8 @@ TEST_P(Operators, CapturedFusedGatherReplays) {
         for (const Operands* call : {&before, &o}) digests.add(call->out);
       }
       const std::vector<uint64_t> all = digests.take();
-      EXPECT_EQ(all, std::vector<uint64_t>(40, all[0])) << ag.describe(Way::fused);
-      expect_right(comm, o, "replayed " + ag.describe(Way::fused));
+      EXPECT_EQ(all, std::vector<uint64_t>(40, all[0])) << ag.describe(Algorithm::fused);
+      expect_right(comm, o, "replayed " + ag.describe(Algorithm::fused));
     }
   });
 }
@@ -255,25 +258,30 @@ TEST_P(Operators, BiasIsAddedOnce) {
       const auto plain = make(shape);
       shape.bias = true;
       const auto biased = make(shape);
-      const auto result = [&](auto& op, Way way, const Tensor* added) {
+      const auto result = [&](auto& op, Algorithm algorithm, const Tensor* added) {
         poison(o.out, comm.stream());
-        op.run(way, o.x, o.weight, o.out, added);
+        op.run(algorithm, o.x, o.weight, o.out, added);
         return read<float>(comm, o.out);
       };
-      for (const Way way : biased->ways()) {
-        const auto without = result(*plain, way, nullptr), with = result(*biased, way, &bias);
+      for (const Algorithm algorithm : biased->algorithms()) {
+        const auto without = result(*plain, algorithm, nullptr),
+                   with = result(*biased, algorithm, &bias);
         for (size_t i = 0; i < with.size(); ++i) {
           ASSERT_NEAR(with[i] - without[i], expected[i % 16], 1e-4)
-              << gpu::name_of(way) << " " << i;
+              << gpu::name_of(algorithm) << " " << i;
         }
       }
     };
-    compare([&](const OpDesc& s) { return std::make_unique<AgGemm>(comm, lt, s, Way::chunked); },
-            ag_operands(comm, shape, 3));
-    compare([&](const OpDesc& s) { return std::make_unique<GemmRs>(comm, lt, s, Way::chunked); },
-            sum_operands(comm, shape, true, 4));
     compare(
-        [&](const OpDesc& s) { return std::make_unique<GemmAr>(comm, lt, s, Way::serial_nccl); },
+        [&](const OpDesc& s) { return std::make_unique<AgGemm>(comm, lt, s, Algorithm::chunked); },
+        ag_operands(comm, shape, 3));
+    compare(
+        [&](const OpDesc& s) { return std::make_unique<GemmRs>(comm, lt, s, Algorithm::chunked); },
+        sum_operands(comm, shape, true, 4));
+    compare(
+        [&](const OpDesc& s) {
+          return std::make_unique<GemmAr>(comm, lt, s, Algorithm::serial_nccl);
+        },
         sum_operands(comm, shape, false, 5));
   });
 }
@@ -283,7 +291,7 @@ TEST_P(Operators, TransposedWeightGivesTheSameProduct) {
     const LtContext lt;
     OpDesc shape{48, 24, 40, DType::f32};
     const Operands o = ag_operands(comm, shape, 3);
-    AgGemm(comm, lt, shape, Way::chunked).run(o.x, o.weight, o.out);
+    AgGemm(comm, lt, shape, Algorithm::chunked).run(o.x, o.weight, o.out);
     const auto expected = read<float>(comm, o.out);
     const auto nk = read<float>(comm, o.weight);
     std::vector<float> kn(nk.size());
@@ -293,7 +301,7 @@ TEST_P(Operators, TransposedWeightGivesTheSameProduct) {
     write(comm, o.weight.data(), kn);
     shape.weight_kn = true;
     const Tensor other(o.weight.data(), DType::f32, {40, 24}, o.weight.device());
-    AgGemm(comm, lt, shape, Way::chunked).run(o.x, other, o.out);
+    AgGemm(comm, lt, shape, Algorithm::chunked).run(o.x, other, o.out);
     const auto got = read<float>(comm, o.out);
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-4) << i;
   });
@@ -307,8 +315,8 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
     std::vector<std::unique_ptr<GemmRs>> rs;
     std::vector<Operands> ag_o, rs_o;
     for (const OpDesc& s : shapes) {
-      ag.push_back(std::make_unique<AgGemm>(comm, lt, s, Way::chunked));
-      rs.push_back(std::make_unique<GemmRs>(comm, lt, s, Way::chunked));
+      ag.push_back(std::make_unique<AgGemm>(comm, lt, s, Algorithm::chunked));
+      rs.push_back(std::make_unique<GemmRs>(comm, lt, s, Algorithm::chunked));
       // Two sets of operands: leftovers of the other call would show.
       for (const uint64_t seed : {3, 5}) {
         ag_o.push_back(ag_operands(comm, s, seed));
@@ -351,20 +359,20 @@ TEST_P(Operators, CapturedGraphReplays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{96, 64, 64};
-    AgGemm ag(comm, lt, shape, Way::chunked);
-    GemmRs rs(comm, lt, shape, Way::chunked);
-    GemmAr ar(comm, lt, shape, Way::serial_nccl);
+    AgGemm ag(comm, lt, shape, Algorithm::chunked);
+    GemmRs rs(comm, lt, shape, Algorithm::chunked);
+    GemmAr ar(comm, lt, shape, Algorithm::serial_nccl);
     const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
                    so = sum_operands(comm, shape, false, 5);
     const OpDesc large{128 * comm.size(), 64, 64};
-    GemmRs fused_rs(comm, lt, large, Way::fused);
-    const bool fused = fused_rs.variants(Way::fused) > 0;
+    GemmRs fused_rs(comm, lt, large, Algorithm::fused);
+    const bool fused = fused_rs.variants(Algorithm::fused) > 0;
     const Operands fo = sum_operands(comm, large, true, 6);
     const OpDesc larger{512 * comm.size(), 1000, 1032};
-    GemmRs adding_rs(comm, lt, larger, Way::adding);
-    const bool adding = adding_rs.variants(Way::adding) > 0;
+    GemmRs adding_rs(comm, lt, larger, Algorithm::adding);
+    const bool adding = adding_rs.variants(Algorithm::adding) > 0;
     const Operands wo = sum_operands(comm, larger, true, 7);
-    const Way reduce = comm.size() > 1 ? Way::one_shot : Way::serial_nccl;
+    const Algorithm reduce = comm.size() > 1 ? Algorithm::one_shot : Algorithm::serial_nccl;
     std::vector<const Operands*> captured{&ao, &ro, &so};
     if (fused) captured.push_back(&fo);
     if (adding) captured.push_back(&wo);
@@ -374,8 +382,8 @@ TEST_P(Operators, CapturedGraphReplays) {
       ag.run(ao.x, ao.weight, ao.out);
       rs.run(ro.x, ro.weight, ro.out);
       ar.run(reduce, so.x, so.weight, so.out);
-      if (fused) fused_rs.run(Way::fused, fo.x, fo.weight, fo.out);
-      if (adding) adding_rs.run(Way::adding, wo.x, wo.weight, wo.out);
+      if (fused) fused_rs.run(Algorithm::fused, fo.x, fo.weight, fo.out);
+      if (adding) adding_rs.run(Algorithm::adding, wo.x, wo.weight, wo.out);
     });
     for (int i = 0; i < 100; ++i) {
       for (const Operands* o : captured) poison(o->out, comm.stream());
@@ -399,7 +407,7 @@ TEST_P(Operators, InvalidOperandsAreNamedBeforeAnythingIsSent) {
     EXPECT_THROW(GemmRs(comm, lt, {16, 16, 4}), InvalidArgument);
     EXPECT_THROW(GemmAr(comm, lt, {16, 16, 16, DType::i32}), InvalidArgument);
     const OpDesc shape{16, 16, 16};
-    AgGemm ag(comm, lt, shape, Way::chunked);
+    AgGemm ag(comm, lt, shape, Algorithm::chunked);
     const Operands o = ag_operands(comm, shape, 1);
     EXPECT_THROW(ag.run(o.out, o.weight, o.out.transposed()), InvalidArgument);
     float host[64];

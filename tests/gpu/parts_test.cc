@@ -42,47 +42,49 @@ void fill_part(const GpuCommunicator& comm, const Tensor& part, int p, int r) {
 
 // One call of each kind, by the given algorithm or, if none, as the collectives choose.
 void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
-                        int64_t skip, std::optional<PartWay> way) {
+                        int64_t skip, std::optional<PartAlgorithm> algorithm) {
   const int world = comm.size(), rank = comm.rank();
   const std::string what = fmt::format("{} {}x{} from {} {}", name_of(dtype), rows, columns, skip,
-                                       way ? gpu::name_of(*way) : "plain");
+                                       algorithm ? gpu::name_of(*algorithm) : "plain");
   const size_t bytes = size_t(rows * columns + skip) * size_of(dtype);
   const DeviceMemory whole_memory(bytes), expected_memory(bytes), shard_memory(bytes);
   const Tensor whole = view_from(whole_memory, skip, dtype, rows, columns),
                expected = view_from(expected_memory, 0, dtype, rows, columns);
   const auto part = [&](const Tensor& of, int p) {
-    const Shard mine = shard_of(rows, world, p);
-    return of.rows(mine.begin, mine.count);
+    const Shard local = shard_of(rows, world, p);
+    return of.rows(local.begin, local.count);
   };
   const Tensor shard = view_from(shard_memory, skip / 2, dtype, part(whole, rank).dim(0), columns);
-  if (way && (world == 1 || !part_exchange(comm).fits(whole, *way))) return;
+  if (algorithm && (world == 1 || !part_exchange(comm).fits(whole, *algorithm))) return;
 
   for (int p = 0; p < world; ++p) fill_part(comm, part(expected, p), p, p);
   const uint64_t gathered = digest(expected, comm.stream());
   for (const Tensor& from : {shard, part(whole, rank)}) {
     poison(whole, comm.stream());
     fill_part(comm, from, rank, rank);
-    way ? part_exchange(comm).all_gather(from, whole, *way) : all_gather(comm, from, whole);
+    algorithm ? part_exchange(comm).all_gather(from, whole, *algorithm)
+              : all_gather(comm, from, whole);
     EXPECT_EQ(digest(whole, comm.stream()), gathered) << what;
   }
   if (dtype == DType::e4m3) return;
   for (const Tensor& to : {shard, part(whole, rank)}) {
     poison(shard, comm.stream());
     for (int p = 0; p < world; ++p) fill_part(comm, part(whole, p), p, rank);
-    way ? part_exchange(comm).reduce_scatter(whole, to, *way) : reduce_scatter(comm, whole, to);
+    algorithm ? part_exchange(comm).reduce_scatter(whole, to, *algorithm)
+              : reduce_scatter(comm, whole, to);
     if (to.elements() == 0) continue;
     const Verdict sum = verify_sum(to, 3 + uint64_t(rank), 10, world, comm.stream());
     EXPECT_LE(sum.of_bound, 1) << what;
     EXPECT_EQ(sum.not_finite, 0) << what;
   }
-  if (way == PartWay::one_shot) return;
+  if (algorithm == PartAlgorithm::one_shot) return;
   for (const Tensor& to : {whole, expected}) {
-    if (!way && to.data() != whole.data()) continue;  // in place
+    if (!algorithm && to.data() != whole.data()) continue;  // in place
     poison(expected, comm.stream());
     fill_uniform(whole, 7, 20 + uint64_t(rank), 0, comm.stream());
-    way ? part_exchange(comm).all_reduce(whole, to) : all_reduce(comm, to);
+    algorithm ? part_exchange(comm).all_reduce(whole, to) : all_reduce(comm, to);
     const Verdict sum = verify_sum(to, 7, 20, world, comm.stream());
-    if (way || whole.bytes() % 16 == 0) {
+    if (algorithm || whole.bytes() % 16 == 0) {
       EXPECT_LE(sum.of_bound, 1) << what;
     } else {
       EXPECT_LE(sum.max_rel, 0.03) << what;  // NCCL rounds at every hop
@@ -105,10 +107,11 @@ TEST_P(Parts, GatherAndSumAreExactForAnySizeAndOffset) {
                                                                                   {4099, 512},
                                                                                   {5000, 1024}}) {
         for (const int64_t skip : {0, 3, 3 * (comm.rank() % 2)}) {  // the last: ranks differ
-          for (const auto way : {std::optional(PartWay::one_shot),
-                                 std::optional(PartWay::pipelined), std::optional<PartWay>()}) {
+          for (const auto algorithm :
+               {std::optional(PartAlgorithm::one_shot), std::optional(PartAlgorithm::pipelined),
+                std::optional<PartAlgorithm>()}) {
             if ((++call + comm.rank() * 3) % 5 == 0) launch_pause(200000, comm.stream());
-            expect_exact_parts(comm, dtype, rows, columns, skip, way);
+            expect_exact_parts(comm, dtype, rows, columns, skip, algorithm);
           }
         }
       }
@@ -127,18 +130,18 @@ TEST_P(Parts, CallsNeedNoBarrierBetweenThem) {
     for (int i = 0; i < 300; ++i) {
       const int64_t columns = sizes[size_t(i * 5 + i / 7) % 7] / 8;
       const Tensor whole = memory.view(DType::bf16, {8, columns});
-      const Shard mine = shard_of(8, world, rank);
-      const Tensor shard = shard_memory.view(DType::bf16, {mine.count, columns});
+      const Shard local = shard_of(8, world, rank);
+      const Tensor shard = shard_memory.view(DType::bf16, {local.count, columns});
       if ((i * 7 + rank * 3) % 11 == 0) launch_pause(30000, comm.stream());
       fill_uniform(whole, uint64_t(i), 10 + uint64_t(rank), 0, comm.stream());
       PartExchange& parts = part_exchange(comm);
       if (i % 3 == 0) {
         parts.all_reduce(whole, whole);
       } else {
-        const PartWay way = i % 2 ? PartWay::pipelined : parts.choose(whole);
-        parts.reduce_scatter(whole, shard, way);
+        const PartAlgorithm algorithm = i % 2 ? PartAlgorithm::pipelined : parts.choose(whole);
+        parts.reduce_scatter(whole, shard, algorithm);
         poison(whole, comm.stream());
-        parts.all_gather(shard, whole, way);
+        parts.all_gather(shard, whole, algorithm);
       }
       const Verdict verdict = verify_sum(whole, uint64_t(i), 10, world, comm.stream());
       ASSERT_LE(verdict.of_bound, 1) << "call " << i;
@@ -150,14 +153,14 @@ TEST_P(Parts, CallsNeedNoBarrierBetweenThem) {
 TEST_P(Parts, CapturedCallsReplay) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](GpuCommunicator& comm) {
-    for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-      const int64_t columns = way == PartWay::one_shot ? 72 : 2048;
+    for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
+      const int64_t columns = algorithm == PartAlgorithm::one_shot ? 72 : 2048;
       const Matrix whole(DType::bf16, int64_t(600) * comm.size(), columns),
           shard(DType::bf16, 600, columns);
       PartExchange& parts = part_exchange(comm);
       const auto calls = [&] {
-        parts.reduce_scatter(whole.tensor, shard.tensor, way);
-        parts.all_gather(shard.tensor, whole.tensor, way);
+        parts.reduce_scatter(whole.tensor, shard.tensor, algorithm);
+        parts.all_gather(shard.tensor, whole.tensor, algorithm);
       };
       const CapturedCalls graph(comm, calls);
       for (int i = 0; i < 20; ++i) {
@@ -165,8 +168,8 @@ TEST_P(Parts, CapturedCallsReplay) {
         if ((i + comm.rank()) % 3 == 0) launch_pause(50000, comm.stream());
         i % 4 == 3 ? calls() : graph.launch();
         const Verdict sum = verify_sum(whole.tensor, uint64_t(i), 10, comm.size(), comm.stream());
-        ASSERT_LE(sum.of_bound, 1) << gpu::name_of(way) << " call " << i;
-        ASSERT_EQ(sum.not_finite, 0) << gpu::name_of(way) << " call " << i;
+        ASSERT_LE(sum.of_bound, 1) << gpu::name_of(algorithm) << " call " << i;
+        ASSERT_EQ(sum.not_finite, 0) << gpu::name_of(algorithm) << " call " << i;
       }
     }
   });
@@ -185,14 +188,15 @@ TEST_P(LostParts, AbsentRankIsNamed) {
     EXPECT_EQ(error ? error->op : "", op) << columns;
   };
   for (const int64_t columns : {int64_t(16), int64_t(1) << 18}) {
-    for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-      if (way == PartWay::one_shot && columns > 16) continue;
-      expect_named("all_gather", columns, [way](PartExchange& parts, const Tensor& whole) {
-        parts.all_gather(whole.rows(0, 16), whole, way);
+    for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
+      if (algorithm == PartAlgorithm::one_shot && columns > 16) continue;
+      expect_named("all_gather", columns, [algorithm](PartExchange& parts, const Tensor& whole) {
+        parts.all_gather(whole.rows(0, 16), whole, algorithm);
       });
-      expect_named("reduce_scatter", columns, [way](PartExchange& parts, const Tensor& whole) {
-        parts.reduce_scatter(whole, whole.rows(0, 16), way);
-      });
+      expect_named("reduce_scatter", columns,
+                   [algorithm](PartExchange& parts, const Tensor& whole) {
+                     parts.reduce_scatter(whole, whole.rows(0, 16), algorithm);
+                   });
     }
     expect_named("all_reduce", columns,
                  [](PartExchange& parts, const Tensor& whole) { parts.all_reduce(whole, whole); });
@@ -204,10 +208,10 @@ TEST_P(LostParts, AbsentRankIsNamed) {
 TEST_P(LostParts, LateRankTimesOutToo) {
   using Call = std::function<void(PartExchange&, const Tensor&)>;
   const auto all_gather = [](PartExchange& parts, const Tensor& whole) {
-    parts.all_gather(whole.rows(0, 16), whole, PartWay::pipelined);
+    parts.all_gather(whole.rows(0, 16), whole, PartAlgorithm::pipelined);
   };
   const auto reduce_scatter = [](PartExchange& parts, const Tensor& whole) {
-    parts.reduce_scatter(whole, whole.rows(0, 16), PartWay::pipelined);
+    parts.reduce_scatter(whole, whole.rows(0, 16), PartAlgorithm::pipelined);
   };
   const auto all_reduce = [](PartExchange& parts, const Tensor& whole) {
     parts.all_reduce(whole, whole);

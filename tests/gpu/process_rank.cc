@@ -40,7 +40,7 @@ constexpr int64_t kM = 517, kN = 136, kK = 64;
 bool right(GpuCommunicator& comm, const Tensor& out, ProductReference reference, const char* what,
            Strategy strategy = Strategy::serial) {
   comm.synchronize();
-  reference.roundings = roundings_of(way_of(strategy), reference.terms);
+  reference.roundings = roundings_of(algorithm_of(strategy), reference.terms);
   const Verdict verdict = verify_product(out, reference, out.elements(), comm.stream());
   const bool ok = verdict.of_bound <= 1 && verdict.not_finite == 0;
   if (!ok) std::fprintf(stderr, "rank %d: %s: wrong\n", comm.rank(), what);
@@ -61,12 +61,12 @@ bool repeat(const GpuCommunicator& comm, const std::vector<uint64_t>& digests,
 // Every strategy of every operator, and a collective.
 bool work(GpuCommunicator& comm) {
   const auto rank = uint64_t(comm.rank());
-  const Shard mine = shard_of(kM, comm.size(), comm.rank());
+  const Shard local = shard_of(kM, comm.size(), comm.rank());
   bool ok = true;
   for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
     if (strategy == Strategy::overlapped && comm.size() == 1) continue;
-    const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK), s(kM, kM, kN, kK);
-    fill_uniform(a.x, 3, 100, mine.begin * kK, comm.stream());
+    const Operands a(local.count, kM, kN, kK), r(kM, local.count, kN, kK), s(kM, kM, kN, kK);
+    fill_uniform(a.x, 3, 100, local.begin * kK, comm.stream());
     for (const Operands* o : {&r, &s}) fill_uniform(o->x, 3, 100 + rank, 0, comm.stream());
     for (const Operands* o : {&a, &r, &s}) {
       fill_uniform(o->weight, 3, 200 + rank, 0, comm.stream());
@@ -85,7 +85,7 @@ bool work(GpuCommunicator& comm) {
       if (round == 0) {
         ok =
             right(comm, calls.out(0), {3, 100, 200 + rank, 1, kK, 0, DType::bf16}, "ag_gemm") && ok;
-        ok = right(comm, calls.out(1), {3, 100, 200, comm.size(), kK, mine.begin, DType::bf16},
+        ok = right(comm, calls.out(1), {3, 100, 200, comm.size(), kK, local.begin, DType::bf16},
                    "gemm_rs", strategy) &&
              ok;
         first = {bits[0], bits[1]};
@@ -114,13 +114,13 @@ bool work(GpuCommunicator& comm) {
 // The weight gradient and the saved gather by every strategy.
 bool backward(GpuCommunicator& comm) {
   const auto rank = uint64_t(comm.rank());
-  const Shard mine = shard_of(kM, comm.size(), comm.rank());
-  const Operands a(mine.count, kM, kN, kK);  // out: dy
+  const Shard local = shard_of(kM, comm.size(), comm.rank());
+  const Operands a(local.count, kM, kN, kK);  // out: dy
   const DeviceMemory dw_memory(size_t(kN * kK) * 4), product(size_t(kM * kN) * 2),
       whole_x(size_t(kM * kK) * 2);
   const Tensor dw = dw_memory.view(DType::f32, {kN, kK}), y = product.view(DType::bf16, {kM, kN}),
                whole = whole_x.view(DType::bf16, {kM, kK});
-  fill_uniform(a.x, 3, 100, mine.begin * kK, comm.stream());
+  fill_uniform(a.x, 3, 100, local.begin * kK, comm.stream());
   fill_uniform(whole, 3, 100, 0, comm.stream());
   fill_uniform(a.weight, 3, 200 + rank, 0, comm.stream());
   fill_uniform(a.out, 3, 300 + rank, 0, comm.stream());
@@ -157,8 +157,8 @@ bool backward(GpuCommunicator& comm) {
 
 void work_until_death(GpuCommunicator& comm) {
   const Strategy strategy = Strategy::overlapped;
-  const Shard mine = shard_of(kM, comm.size(), comm.rank());
-  const Operands a(mine.count, kM, kN, kK), r(kM, mine.count, kN, kK);
+  const Shard local = shard_of(kM, comm.size(), comm.rank());
+  const Operands a(local.count, kM, kN, kK), r(kM, local.count, kN, kK);
   AgGemm ag(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
   tandem::GemmRs rs(comm, {kM, kN, kK, DType::bf16}, {strategy, 0});
   for (int i = 0;; ++i) {
@@ -169,14 +169,14 @@ void work_until_death(GpuCommunicator& comm) {
   }
 }
 
-void scatter_until_death(GpuCommunicator& comm, Way way) {
+void scatter_until_death(GpuCommunicator& comm, Algorithm algorithm) {
   const LtContext lt;
   const OpDesc shape{256 * comm.size(), 264, 520};
-  gpu::GemmRs rs(comm, lt, shape, way);
+  gpu::GemmRs rs(comm, lt, shape, algorithm);
   const Operands r(shape.m, shape.m / comm.size(), shape.n, shape.k);
   for (int i = 0;; ++i) {
     if (i == 50 && comm.rank() == comm.size() - 1) kill(getpid(), SIGKILL);
-    rs.run(way, r.x, r.weight, r.out);
+    rs.run(algorithm, r.x, r.weight, r.out);
     if (i % 10 == 9) comm.synchronize();
   }
 }
@@ -199,7 +199,7 @@ bool loaded() {
 bool times_a_product(GpuCommunicator& comm) {
   const LtContext lt;
   const OpDesc shape{136, 264, 520};
-  gpu::GemmRs(comm, lt, shape, Way::serial_nccl);
+  gpu::GemmRs(comm, lt, shape, Algorithm::serial_nccl);
   return !timed_gemm_choices(0).choices.empty();
 }
 
@@ -215,8 +215,8 @@ int run_as_rank(const std::string& scenario) {
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
       GpuCommunicator& comm = as_gpu(any);
       if (scenario == "die") work_until_death(comm);
-      if (scenario == "die_adding") scatter_until_death(comm, Way::adding);
-      if (scenario == "die_in_nccl") scatter_until_death(comm, Way::serial_nccl);
+      if (scenario == "die_adding") scatter_until_death(comm, Algorithm::adding);
+      if (scenario == "die_in_nccl") scatter_until_death(comm, Algorithm::serial_nccl);
       const bool ok = scenario == "backward" ? backward(comm)
                       : scenario == "loaded" ? loaded()
                       : scenario == "timed"  ? times_a_product(comm)

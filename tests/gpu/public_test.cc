@@ -35,11 +35,11 @@ TEST_P(Public, OperatorsMatchReferenceUnderEveryStrategyAndLayout) {
         if (strategy == Strategy::overlapped && comm.size() == 1) continue;
         for (const bool kn : {false, true}) {
           const int64_t m = 37, n = 24, k = 40;
-          const Shard mine = shard_of(m, comm.size(), comm.rank());
+          const Shard local = shard_of(m, comm.size(), comm.rank());
           const std::string what = fmt::format("{} {} {} of {}", name_of(strategy), name_of(dtype),
                                                kn ? "kn" : "nk", comm.size());
-          const Matrix x(dtype, mine.count, k), whole_x(dtype, m, k), w(dtype, n, k),
-              wt(dtype, k, n), out(dtype, m, n), rows(dtype, mine.count, n);
+          const Matrix x(dtype, local.count, k), whole_x(dtype, m, k), w(dtype, n, k),
+              wt(dtype, k, n), out(dtype, m, n), rows(dtype, local.count, n);
           // w holds the reference's weight; wt is its transpose.
           fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
           for (int64_t row = 0; row < n; ++row) {  // column `row` of wt
@@ -53,7 +53,7 @@ TEST_P(Public, OperatorsMatchReferenceUnderEveryStrategyAndLayout) {
           const Tensor weight = kn ? wt.tensor.transposed() : w.tensor;
 
           AgGemm ag(comm, {m, n, k, dtype, true, false, kn}, {strategy, 0});
-          fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+          fill_uniform(x.tensor, 3, 100, local.begin * k, comm.stream());
           fill_uniform(whole_x.tensor, 3, 100, 0, comm.stream());
           poison(out.tensor, comm.stream());
           ag.run(x.tensor, weight, out.tensor);
@@ -66,13 +66,13 @@ TEST_P(Public, OperatorsMatchReferenceUnderEveryStrategyAndLayout) {
           poison(rows.tensor, comm.stream());
           rs.run(whole_x.tensor, weight, rows.tensor);
           ProductReference part = sum;
-          part.first_row = mine.begin;
-          expect_right(comm, rows.tensor, part, "gemm_rs " + what, way_of(strategy));
+          part.first_row = local.begin;
+          expect_right(comm, rows.tensor, part, "gemm_rs " + what, algorithm_of(strategy));
 
           GemmAr ar(comm, {m, n, k, dtype, false, kn}, {strategy, 0});
           poison(out.tensor, comm.stream());
           ar.run(whole_x.tensor, weight, out.tensor);
-          expect_right(comm, out.tensor, sum, "gemm_ar " + what, way_of(strategy));
+          expect_right(comm, out.tensor, sum, "gemm_ar " + what, algorithm_of(strategy));
           comm.require_same("bits", std::to_string(digest(out.tensor, comm.stream())));
         }
       }
@@ -84,11 +84,11 @@ TEST_P(Public, DeclaredF32OutputMatchesReference) {
   run([](GpuCommunicator& comm) {
     const uint64_t rank = uint64_t(comm.rank());
     const int64_t m = 37, n = 24, k = 40;
-    const Shard mine = shard_of(m, comm.size(), comm.rank());
-    const Matrix x(DType::bf16, mine.count, k), whole_x(DType::bf16, m, k), w(DType::bf16, n, k),
-        out(DType::f32, m, n), rows(DType::f32, mine.count, n);
+    const Shard local = shard_of(m, comm.size(), comm.rank());
+    const Matrix x(DType::bf16, local.count, k), whole_x(DType::bf16, m, k), w(DType::bf16, n, k),
+        out(DType::f32, m, n), rows(DType::f32, local.count, n);
     fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
-    fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+    fill_uniform(x.tensor, 3, 100, local.begin * k, comm.stream());
     fill_uniform(whole_x.tensor, 3, 100 + rank, 0, comm.stream());
     for (const Strategy strategy : {Strategy::serial, Strategy::automatic}) {
       tandem::AgGemm ag(comm,
@@ -102,8 +102,8 @@ TEST_P(Public, DeclaredF32OutputMatchesReference) {
                         {strategy, 0});
       poison(rows.tensor, comm.stream());
       rs.run(whole_x.tensor, w.tensor, rows.tensor);
-      expect_right(comm, rows.tensor, {3, 100, 200, comm.size(), k, mine.begin, DType::bf16},
-                   "gemm_rs", way_of(strategy));
+      expect_right(comm, rows.tensor, {3, 100, 200, comm.size(), k, local.begin, DType::bf16},
+                   "gemm_rs", algorithm_of(strategy));
     }
   });
 }
@@ -137,16 +137,16 @@ TEST_P(Public, CollectivesAreExactOnOddSizes) {
     const int world = comm.size(), rank = comm.rank();
     for (const int64_t rows : {int64_t(12), int64_t(13), int64_t(2)}) {
       const int64_t columns = 3;
-      const Shard mine = shard_of(rows, world, rank);
-      const Matrix whole(DType::i32, rows, columns), part(DType::i32, mine.count, columns);
-      write(comm, part.tensor.data(), values(0, mine.begin * columns, mine.count * columns));
+      const Shard local = shard_of(rows, world, rank);
+      const Matrix whole(DType::i32, rows, columns), part(DType::i32, local.count, columns);
+      write(comm, part.tensor.data(), values(0, local.begin * columns, local.count * columns));
       all_gather(comm, part.tensor, whole.tensor);
       EXPECT_EQ(read<int>(comm, whole.tensor), values(0, 0, rows * columns));
 
       write(comm, whole.tensor.data(), values(rank, 0, rows * columns));
       reduce_scatter(comm, whole.tensor, part.tensor, ReduceOp::max);
       EXPECT_EQ(read<int>(comm, part.tensor),
-                values(world - 1, mine.begin * columns, mine.count * columns));
+                values(world - 1, local.begin * columns, local.count * columns));
       all_reduce(comm, whole.tensor, ReduceOp::max);
       EXPECT_EQ(read<int>(comm, whole.tensor), values(world - 1, 0, rows * columns));
 
@@ -245,10 +245,10 @@ TEST_P(Public, DifferentStrategiesAreAMismatchOnEveryRank) {
   if (ranks() == 1) GTEST_SKIP() << "one rank always agrees";
   run([](GpuCommunicator& comm) {
     for (const Strategy other : {Strategy::serial, Strategy::overlapped}) {
-      const Strategy mine = comm.rank() + 1 == comm.size() ? other : Strategy::automatic;
-      EXPECT_THROW(AgGemm(comm, {256 * comm.size(), 128, 512, DType::bf16}, {mine, 0}), Mismatch);
-      EXPECT_THROW(GemmRs(comm, {256 * comm.size(), 128, 512, DType::bf16}, {mine, 0}), Mismatch);
-      EXPECT_THROW(GemmAr(comm, {8, 128, 512, DType::bf16}, {mine, 0}), Mismatch);
+      const Strategy local = comm.rank() + 1 == comm.size() ? other : Strategy::automatic;
+      EXPECT_THROW(AgGemm(comm, {256 * comm.size(), 128, 512, DType::bf16}, {local, 0}), Mismatch);
+      EXPECT_THROW(GemmRs(comm, {256 * comm.size(), 128, 512, DType::bf16}, {local, 0}), Mismatch);
+      EXPECT_THROW(GemmAr(comm, {8, 128, 512, DType::bf16}, {local, 0}), Mismatch);
     }
   });
 }
@@ -262,10 +262,10 @@ TEST_P(Public, OperatorsRunInGroupsOfRanks) {
     for (const Strategy strategy : kStrategies) {
       if (strategy == Strategy::overlapped && comm.size() == 1) continue;
       const int64_t m = 256 * comm.size(), n = 128, k = 512;
-      const Shard mine = shard_of(m, comm.size(), comm.rank());
-      const Matrix x(DType::bf16, mine.count, k), whole_x(DType::bf16, m, k), w(DType::bf16, n, k),
+      const Shard local = shard_of(m, comm.size(), comm.rank());
+      const Matrix x(DType::bf16, local.count, k), whole_x(DType::bf16, m, k), w(DType::bf16, n, k),
           out(DType::bf16, m, n);
-      fill_uniform(x.tensor, 3, 100, mine.begin * k, comm.stream());
+      fill_uniform(x.tensor, 3, 100, local.begin * k, comm.stream());
       fill_uniform(whole_x.tensor, 3, 100 + rank, 0, comm.stream());
       fill_uniform(w.tensor, 3, 200 + rank, 0, comm.stream());
       AgGemm ag(comm, {m, n, k, DType::bf16}, {strategy, 0});
@@ -276,7 +276,7 @@ TEST_P(Public, OperatorsRunInGroupsOfRanks) {
       poison(out.tensor, comm.stream());
       ar.run(whole_x.tensor, w.tensor, out.tensor);
       expect_right(comm, out.tensor, {3, 100, 200, comm.size(), k, 0, DType::bf16}, "gemm_ar",
-                   way_of(strategy));
+                   algorithm_of(strategy));
     }
     world.barrier("groups are done");
   });
@@ -288,28 +288,29 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
     Communicator& comm = nccl;
     EXPECT_EQ(device_of(comm), (Device{DeviceKind::cuda, nccl.device()}));
     CUstream_st* const own = stream_of(comm);
-    const Stream mine;
-    set_stream(comm, mine.get());
-    EXPECT_EQ(stream_of(comm), mine.get());
+    const Stream local;
+    set_stream(comm, local.get());
+    EXPECT_EQ(stream_of(comm), local.get());
     const int64_t m = 64, n = 32, k = 64;
     const Matrix x(DType::bf16, m, k), w(DType::bf16, n, k), out(DType::bf16, m, n);
     GemmAr op(comm, {m, n, k, DType::bf16});
     op.run(x.tensor, w.tensor, out.tensor);  // lazy initialization and loading are done
     synchronize(comm);
-    poison(out.tensor, mine.get());
-    launch_pause(500'000'000, mine.get());  // later writes in the stream are seen by the later GEMM
-    fill_uniform(x.tensor, 3, 100 + uint64_t(comm.rank()), 0, mine.get());
-    fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, mine.get());
+    poison(out.tensor, local.get());
+    launch_pause(500'000'000,
+                 local.get());  // later writes in the stream are seen by the later GEMM
+    fill_uniform(x.tensor, 3, 100 + uint64_t(comm.rank()), 0, local.get());
+    fill_uniform(w.tensor, 3, 200 + uint64_t(comm.rank()), 0, local.get());
     op.run(x.tensor, w.tensor, out.tensor);
     // Ranks that share a GPU wait for each other in the call, longer than the pause.
     if (!nccl.shares_gpu()) {
-      EXPECT_EQ(cudaStreamQuery(mine.get()), cudaErrorNotReady);
+      EXPECT_EQ(cudaStreamQuery(local.get()), cudaErrorNotReady);
     }
     EXPECT_EQ(cudaStreamQuery(own), cudaSuccess);
     synchronize(comm);
-    EXPECT_EQ(cudaStreamQuery(mine.get()), cudaSuccess);
+    EXPECT_EQ(cudaStreamQuery(local.get()), cudaSuccess);
     expect_right(nccl, out.tensor, {3, 100, 200, comm.size(), k, 0, DType::bf16}, "own stream",
-                 way_of(Strategy::automatic));
+                 algorithm_of(Strategy::automatic));
     set_stream(comm, own);
   });
 }
@@ -329,8 +330,8 @@ TEST_P(Public, MeasuredTimesAreCachedAndReused) {
   auto& times = cache[key]["measured_us"];
   ASSERT_TRUE(times.contains("chunked"));
   for (const bool serial : {true, false}) {
-    for (const auto& [way, us] : times.items()) {
-      us = way.starts_with("serial") == serial ? 1.0 : 100.0;
+    for (const auto& [algorithm, us] : times.items()) {
+      us = algorithm.starts_with("serial") == serial ? 1.0 : 100.0;
     }
     std::ofstream(path) << cache;
     forget_tuned();

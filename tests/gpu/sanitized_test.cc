@@ -39,9 +39,9 @@ class Sanitized : public OnGpus {};
 class SanitizedFused : public OnGpus {};
 
 void expect_product(GpuCommunicator& comm, const Tensor& out, ProductReference reference,
-                    const std::string& what, Way way = Way::chunked) {
+                    const std::string& what, Algorithm algorithm = Algorithm::chunked) {
   comm.synchronize();
-  reference.roundings = roundings_of(way, reference.terms);
+  reference.roundings = roundings_of(algorithm, reference.terms);
   const Verdict verdict = verify_product(out, reference, kSamples, comm.stream());
   EXPECT_LE(verdict.of_bound, 1) << what;
   EXPECT_EQ(verdict.not_finite, 0) << what;
@@ -56,23 +56,24 @@ ScaledOperands sum_operands(GpuCommunicator& comm, const OpDesc& s, bool scatter
 }
 
 template <typename Op>
-void try_ways(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
-  for (const Way way : op.ways()) {
+void try_algorithms(GpuCommunicator& comm, Op& op, const ScaledOperands& o, const char* name) {
+  for (const Algorithm algorithm : op.algorithms()) {
     poison(o.out.tensor, comm.stream());
-    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
-    expect_product(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, gpu::name_of(way)),
-                   way);
+    op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
+    expect_product(comm, o.out.tensor, o.reference,
+                   fmt::format("{} {}", name, gpu::name_of(algorithm)), algorithm);
   }
 }
 
 template <typename Op>
-void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o, Way way = Way::fused) {
-  EXPECT_GT(op.variants(way), 0);
-  for (int variant = 0; variant < op.variants(way); ++variant) {
-    op.use_variant(way, variant);
+void try_variants(GpuCommunicator& comm, Op& op, const ScaledOperands& o,
+                  Algorithm algorithm = Algorithm::fused) {
+  EXPECT_GT(op.variants(algorithm), 0);
+  for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+    op.use_variant(algorithm, variant);
     poison(o.out.tensor, comm.stream());
-    op.run(way, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
-    expect_product(comm, o.out.tensor, o.reference, op.describe(way));
+    op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, o.given());
+    expect_product(comm, o.out.tensor, o.reference, op.describe(algorithm));
   }
 }
 
@@ -85,13 +86,14 @@ TEST_P(Sanitized, CollectiveKernels) {
           const Matrix whole(DType::bf16, rows, columns);
           const Matrix shard(DType::bf16, shard_of(rows, comm.size(), comm.rank()).count, columns);
           PartExchange& parts = part_exchange(comm);
-          for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-            if (!parts.fits(whole.tensor, way)) continue;
+          for (const PartAlgorithm algorithm :
+               {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
+            if (!parts.fits(whole.tensor, algorithm)) continue;
             fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
             poison(shard.tensor, comm.stream());
-            parts.reduce_scatter(whole.tensor, shard.tensor, way);
+            parts.reduce_scatter(whole.tensor, shard.tensor, algorithm);
             poison(whole.tensor, comm.stream());
-            parts.all_gather(shard.tensor, whole.tensor, way);
+            parts.all_gather(shard.tensor, whole.tensor, algorithm);
             EXPECT_LE(verify_sum(whole.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
           }
           fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
@@ -121,12 +123,13 @@ TEST_P(Sanitized, AllReduce) {
                 verify_norm(out.tensor, hidden.tensor, gain.tensor, 1e-5f, comm.stream()).of_bound,
                 1);
           };
-          for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+          for (const AllReduceAlgorithm algorithm :
+               {AllReduceAlgorithm::one_shot, AllReduceAlgorithm::two_shot}) {
             poison(out.tensor, comm.stream());
-            op.run(in.tensor, out.tensor, way);
+            op.run(in.tensor, out.tensor, algorithm);
             EXPECT_LE(verify_sum(out.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
             for (const Matrix* made : {&out, &hidden}) poison(made->tensor, comm.stream());
-            op.run(in.tensor, out.tensor, way, tail);
+            op.run(in.tensor, out.tensor, algorithm, tail);
             EXPECT_LE(verify_sum(hidden.tensor, kSeed, 10, comm.size() + 1, comm.stream()).of_bound,
                       1);
             expect_tail();
@@ -184,11 +187,11 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
       [](GpuCommunicator& comm) {
         const LtContext lt;
         const OpDesc shape{34, 24, 40};
-        gpu::AgGemm ag(comm, lt, shape, Way::chunked);
-        try_ways(comm, ag, ag_operands(comm, shape), "ag_gemm");
-        gpu::GemmRs rs(comm, lt, shape, Way::chunked);
-        try_ways(comm, rs, sum_operands(comm, shape, true), "gemm_rs");
-        gpu::AgWgrad wgrad(comm, lt, shape, Way::chunked);
+        gpu::AgGemm ag(comm, lt, shape, Algorithm::chunked);
+        try_algorithms(comm, ag, ag_operands(comm, shape), "ag_gemm");
+        gpu::GemmRs rs(comm, lt, shape, Algorithm::chunked);
+        try_algorithms(comm, rs, sum_operands(comm, shape, true), "gemm_rs");
+        gpu::AgWgrad wgrad(comm, lt, shape, Algorithm::chunked);
         const ScaledOperands o = ag_operands(comm, shape);
         const Matrix dy(shape.dtype, shape.m, shape.n), dw(DType::f32, shape.n, shape.k);
         fill_uniform(dy.tensor, kSeed, 50, 0, comm.stream());
@@ -201,11 +204,12 @@ TEST_P(Sanitized, OperatorsWithoutFusedKernels) {
                                         .dtype = shape.dtype,
                                         .x_is_km = true,
                                         .w_is_kn = true};
-        for (const Way way : wgrad.ways()) {
+        for (const Algorithm algorithm : wgrad.algorithms()) {
           gpu::check(cudaMemsetAsync(dw.tensor.data(), 0, dw.tensor.bytes(), comm.stream()),
                      "clear");
-          wgrad.run(way, o.x.tensor, dy.tensor, dw.tensor);
-          expect_product(comm, dw.tensor, gradient, fmt::format("ag_wgrad {}", gpu::name_of(way)));
+          wgrad.run(algorithm, o.x.tensor, dy.tensor, dw.tensor);
+          expect_product(comm, dw.tensor, gradient,
+                         fmt::format("ag_wgrad {}", gpu::name_of(algorithm)));
         }
       },
       kDeadline_s);
@@ -224,7 +228,7 @@ TEST_P(Sanitized, ScaledRows) {
         fill_scales(weight_scales.tensor, kSeed, 3, 0, comm.stream());
         OpDesc shape{9, 32, 48, DType::e4m3};
         shape.scaling = Scaling::row;
-        const ScaledGemm gemm(lt, product_of(shape, 9, false), ProductWay::widened);
+        const ScaledGemm gemm(lt, product_of(shape, 9, false), GemmAlgorithm::widened);
         gemm.run(codes.tensor.data(), weight.tensor.data(), out.tensor.data(), nullptr,
                  comm.stream(),
                  {scales.tensor.as<const float>(), weight_scales.tensor.as<const float>()});
@@ -241,7 +245,7 @@ TEST_P(SanitizedFused, AgGemm) {
         // The second shape splits each tile along K, with two helpers on two GPUs.
         for (const OpDesc& shape :
              {OpDesc{256 * comm.size(), 200, 192}, OpDesc{128 * comm.size(), 264, 3072}}) {
-          gpu::AgGemm op(comm, lt, shape, Way::fused);
+          gpu::AgGemm op(comm, lt, shape, Algorithm::fused);
           try_variants(comm, op, ag_operands(comm, shape));
         }
       },
@@ -257,7 +261,7 @@ TEST_P(SanitizedFused, GemmRs) {
           // In the second shape a block has several tiles, including local ones.
           for (const OpDesc& shape : {OpDesc{256 * comm.size(), 200, 192, dtype},
                                       OpDesc{1536 * comm.size(), 3080, 64, dtype}}) {
-            gpu::GemmRs op(comm, lt, shape, Way::fused);
+            gpu::GemmRs op(comm, lt, shape, Algorithm::fused);
             try_variants(comm, op, sum_operands(comm, shape, true));
           }
         }
@@ -273,8 +277,8 @@ TEST_P(SanitizedFused, GemmRsAddingArrivals) {
         // More tiles than clusters: a tile is sent during the next one's GEMM, with local tiles in
         // between.
         const OpDesc shape{2304 * comm.size(), 2048, 520};
-        gpu::GemmRs op(comm, lt, shape, Way::adding);
-        try_variants(comm, op, sum_operands(comm, shape, true), Way::adding);
+        gpu::GemmRs op(comm, lt, shape, Algorithm::adding);
+        try_variants(comm, op, sum_operands(comm, shape, true), Algorithm::adding);
       },
       kDeadline_s);
 }
@@ -288,10 +292,10 @@ TEST_P(SanitizedFused, Fp8) {
         for (const auto& [m, n, k] : {std::array<int64_t, 3>{2304, 1040, 528}, {256, 5376, 4960}}) {
           OpDesc shape{m * comm.size(), n, k, DType::e4m3};
           shape.scaling = Scaling::row;
-          gpu::AgGemm ag(comm, lt, shape, Way::fused);
+          gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
           try_variants(comm, ag, ag_operands(comm, shape));
-          gpu::GemmRs rs(comm, lt, shape, Way::adding);
-          try_variants(comm, rs, sum_operands(comm, shape, true), Way::adding);
+          gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+          try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::adding);
         }
       },
       kDeadline_s);
@@ -307,11 +311,12 @@ TEST_P(SanitizedFused, Moe) {
           MoeOnGpus layer(comm, shape, {}, Choosing::first, true);
           MoeCase problem(comm, shape);
           problem.route({.imbalance = 0}, 1);
-          for (size_t way = 0; way < layer.ways().size(); ++way) {
+          for (size_t algorithm = 0; algorithm < layer.algorithms().size(); ++algorithm) {
             problem.poison();
-            layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+            layer.run(algorithm, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out());
-            problem.expect_right(problem.result<uint16_t>(), layer.ways()[way].describe());
+            problem.expect_right(problem.result<uint16_t>(),
+                                 layer.algorithms()[algorithm].describe());
           }
         }
       },
@@ -328,13 +333,13 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
           MoeCase problem(comm, shape);
           problem.route({.imbalance = 0}, 1);
           std::vector<uint16_t> bits;
-          for (size_t way = 0; way < layer.ways().size(); ++way) {
+          for (size_t algorithm = 0; algorithm < layer.algorithms().size(); ++algorithm) {
             problem.poison();
-            layer.run(way, problem.x(), problem.routing(), problem.w_in, problem.w_out,
+            layer.run(algorithm, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out());
             const auto found = problem.result<uint16_t>();
-            if (way == 0) bits = found;
-            EXPECT_EQ(found, bits) << layer.ways()[way].describe();
+            if (algorithm == 0) bits = found;
+            EXPECT_EQ(found, bits) << layer.algorithms()[algorithm].describe();
           }
         }
       },
@@ -349,23 +354,23 @@ TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
     const Wire int8 = Wire::parse("int8");
     MoeOnGpus encoded(comm, shape, {.dispatch = int8, .combine = int8}, Choosing::first);
     MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
-    const auto kept = layer.make_kept();
+    const auto kept = layer.make_saved();
     MoeGradientCase p(comm, shape);
     p.route({.imbalance = 0}, 1);
     std::vector<uint16_t> bits;
-    for (size_t way = 0; way < encoded.ways().size(); ++way) {
+    for (size_t algorithm = 0; algorithm < encoded.algorithms().size(); ++algorithm) {
       p.poison();
-      encoded.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out());
+      encoded.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out());
       const auto found = p.result<uint16_t>();
-      if (way == 0) bits = found;
-      EXPECT_EQ(found, bits) << encoded.ways()[way].describe();
+      if (algorithm == 0) bits = found;
+      EXPECT_EQ(found, bits) << encoded.algorithms()[algorithm].describe();
     }
-    for (size_t way = 0; way < layer.ways().size(); ++way) {
+    for (size_t algorithm = 0; algorithm < layer.algorithms().size(); ++algorithm) {
       p.reset();
-      layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
+      layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
       layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
                          p.dw_out());
-      p.expect_right(p.found(), layer.ways()[way].describe());
+      p.expect_right(p.found(), layer.algorithms()[algorithm].describe());
     }
   });
 }
@@ -382,16 +387,16 @@ TEST_P(SanitizedFused, MoeBackward) {
                                .top_k = 1,
                                .dtype = DType::bf16};
           MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
-          const auto kept = layer.make_kept();
+          const auto kept = layer.make_saved();
           MoeGradientCase p(comm, shape);
           p.route({.imbalance = 0}, 1);
-          for (const size_t way : {size_t(0), layer.ways().size() - 1}) {
+          for (const size_t algorithm : {size_t(0), layer.algorithms().size() - 1}) {
             p.poison();
             p.reset();
-            layer.run(way, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
+            layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
             layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
                                p.dw_out());
-            p.expect_right(p.found(), layer.ways()[way].describe());
+            p.expect_right(p.found(), layer.algorithms()[algorithm].describe());
           }
         }
       },
@@ -408,10 +413,10 @@ TEST_P(SanitizedFused, AnyRows) {
           for (const int64_t m : {67 * comm.size() + 1, 256 * comm.size() + 1}) {
             OpDesc shape{m, 272, 528, dtype};
             shape.scaling = Scaling::row;
-            gpu::AgGemm ag(comm, lt, shape, Way::fused);
+            gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
             try_variants(comm, ag, ag_operands(comm, shape));
-            gpu::GemmRs rs(comm, lt, shape, Way::adding);
-            try_variants(comm, rs, sum_operands(comm, shape, true), Way::adding);
+            gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+            try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::adding);
           }
         }
       },
@@ -427,9 +432,9 @@ TEST_P(SanitizedFused, GemmAr) {
           for (const int64_t m : {1, 72}) {
             OpDesc shape{m, 208, m == 1 ? 1040 : 192, dtype};
             shape.scaling = Scaling::row;
-            gpu::GemmAr op(comm, lt, shape, Way::fused);
+            gpu::GemmAr op(comm, lt, shape, Algorithm::fused);
             const ScaledOperands o = sum_operands(comm, shape, false);
-            try_ways(comm, op, o, "gemm_ar");
+            try_algorithms(comm, op, o, "gemm_ar");
             if (!env().gpu_portable) try_variants(comm, op, o);
           }
         }

@@ -66,22 +66,23 @@ struct MovedScales {
 
 inline ScaledOperands scaled_ag_operands(gpu::GpuCommunicator& comm, const OpDesc& s, uint64_t seed,
                                          gpu::Values values = gpu::Values::any) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return ScaledOperands(comm, s, mine.count, mine.begin, s.m, ag_reference(comm, s, seed), 0,
+  const Shard local = shard_of(s.m, comm.size(), comm.rank());
+  return ScaledOperands(comm, s, local.count, local.begin, s.m, ag_reference(comm, s, seed), 0,
                         values);
 }
 
 inline ScaledOperands scaled_sum_operands(gpu::GpuCommunicator& comm, const OpDesc& s,
                                           bool scattered, uint64_t seed,
                                           gpu::Values values = gpu::Values::any) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
-  return ScaledOperands(comm, s, s.m, 0, scattered ? mine.count : s.m,
+  const Shard local = shard_of(s.m, comm.size(), comm.rank());
+  return ScaledOperands(comm, s, s.m, 0, scattered ? local.count : s.m,
                         sum_reference(comm, s, scattered, seed), uint64_t(comm.rank()), values);
 }
 
 inline void expect_right(gpu::GpuCommunicator& comm, const ScaledOperands& o,
-                         const std::string& what, gpu::Way way = gpu::Way::chunked) {
-  expect_right(comm, o.out.tensor, o.reference, what, way);
+                         const std::string& what,
+                         gpu::Algorithm algorithm = gpu::Algorithm::chunked) {
+  expect_right(comm, o.out.tensor, o.reference, what, algorithm);
 }
 
 /// Shape with e4m3 operands.

@@ -21,9 +21,9 @@ using namespace gpu;
 class Streams : public OnGpus {};
 
 /// Gathers the value passed by every rank.
-std::vector<cudaStream_t> of_all(GpuCommunicator& comm, cudaStream_t mine) {
+std::vector<cudaStream_t> of_all(GpuCommunicator& comm, cudaStream_t local) {
   std::vector<cudaStream_t> all;
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&mine, 1)), "streams")) {
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "streams")) {
     all.emplace_back();
     std::memcpy(&all.back(), blob.data(), sizeof all.back());
   }

@@ -40,22 +40,22 @@ struct Inputs {
 struct Job {
   std::vector<Inputs> sets;
   Tensor out;  // shape and dtype of the output
-  std::vector<Way> ways;
-  std::function<void(Way, const Inputs&, const Tensor&)> run;
+  std::vector<Algorithm> algorithms;
+  std::function<void(Algorithm, const Inputs&, const Tensor&)> run;
   std::string name;
 };
 
 Inputs make_inputs(GpuCommunicator& comm, const OpDesc& s, bool gathers, bool scatters,
                    uint64_t seed) {
-  const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+  const Shard local = shard_of(s.m, comm.size(), comm.rank());
   const auto rank = uint64_t(comm.rank());
-  Inputs inputs{Matrix(s.dtype, gathers ? mine.count : s.m, s.k),
+  Inputs inputs{Matrix(s.dtype, gathers ? local.count : s.m, s.k),
                 Matrix(s.dtype, s.n, s.k),
                 gathers ? ag_reference(comm, s, seed) : sum_reference(comm, s, scatters, seed),
                 {}};
   const ProductReference& reference = inputs.reference;
   fill_uniform(inputs.x.tensor, seed, reference.x_stream + (gathers ? 0 : rank),
-               gathers ? mine.begin * s.k : 0, comm.stream());
+               gathers ? local.begin * s.k : 0, comm.stream());
   fill_uniform(inputs.weight.tensor, seed, reference.w_stream + (gathers ? 0 : rank), 0,
                comm.stream());
   return inputs;
@@ -66,23 +66,23 @@ std::unique_ptr<Job> make_job(GpuCommunicator& comm, const LtContext& lt, const 
                               bool gathers, bool scatters, const char* name,
                               const char* variant = nullptr) {
   auto job = std::make_unique<Job>();
-  const int64_t mine = shard_of(s.m, comm.size(), comm.rank()).count;
-  job->out = Tensor(nullptr, s.dtype, {scatters ? mine : s.m, s.n}, device_of(comm));
-  auto op = std::make_shared<Op>(comm, lt, s, Way::fused);
+  const int64_t local = shard_of(s.m, comm.size(), comm.rank()).count;
+  job->out = Tensor(nullptr, s.dtype, {scatters ? local : s.m, s.n}, device_of(comm));
+  auto op = std::make_shared<Op>(comm, lt, s, Algorithm::fused);
   if constexpr (std::is_same_v<Op, AgGemm>) {
-    for (int i = 0; variant && i < op->variants(Way::fused); ++i) {
-      op->use_variant(Way::fused, i);
-      if (op->describe(Way::fused) == variant) break;
-      EXPECT_LT(i + 1, op->variants(Way::fused)) << "no variant " << variant;
+    for (int i = 0; variant && i < op->variants(Algorithm::fused); ++i) {
+      op->use_variant(Algorithm::fused, i);
+      if (op->describe(Algorithm::fused) == variant) break;
+      EXPECT_LT(i + 1, op->variants(Algorithm::fused)) << "no variant " << variant;
     }
   }
-  job->ways = op->ways();
+  job->algorithms = op->algorithms();
   for (const uint64_t seed : {7, 8}) {
     job->sets.push_back(make_inputs(comm, s, gathers, scatters, seed));
-    job->sets.back().bits.resize(job->ways.size());
+    job->sets.back().bits.resize(job->algorithms.size());
   }
-  job->run = [op](Way way, const Inputs& in, const Tensor& out) {
-    op->run(way, in.x.tensor, in.weight.tensor, out);
+  job->run = [op](Algorithm algorithm, const Inputs& in, const Tensor& out) {
+    op->run(algorithm, in.x.tensor, in.weight.tensor, out);
   };
   job->name = fmt::format("{} {}x{}x{}", name, s.m, s.n, s.k);
   return job;
@@ -106,39 +106,39 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
     if (!env().gpu_portable && comm.size() != 3) {
       const OpDesc split{128 * comm.size(), 5000, 2472};
       for (const char* variant :
-           {"128x256 in pairs, split couriers", "128x256 in pairs, split head 8/8"}) {
+           {"128x256 in pairs, split copy warps", "128x256 in pairs, split local first 8/8"}) {
         jobs.push_back(make_job<AgGemm>(comm, lt, split, true, false, "ag_gemm", variant));
       }
     }
-    int64_t most_bytes = 0;
-    for (const auto& job : jobs) most_bytes = std::max(most_bytes, int64_t(job->out.bytes()));
+    int64_t max_bytes = 0;
+    for (const auto& job : jobs) max_bytes = std::max(max_bytes, int64_t(job->out.bytes()));
     constexpr size_t kInARow = 4;
-    CallsInARow row(comm, kInARow, size_t(most_bytes));
+    CallsInARow row(comm, kInARow, size_t(max_bytes));
     struct Done {
       Job* job;
       Inputs* inputs;
-      size_t way;
+      size_t algorithm;
     };
     std::vector<Done> done;
     for (uint64_t i = 0; i < calls; ++i) {
       const auto draw = philox(1, 0, i);
       Job& job = *jobs[draw[0] % jobs.size()];
-      const size_t which = draw[1] % job.ways.size();
+      const size_t which = draw[1] % job.algorithms.size();
       const uint32_t delay = philox(2, rank, i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
       Inputs& inputs = job.sets[draw[2] % job.sets.size()];
-      job.run(job.ways[which], inputs, row.next(job.out));
+      job.run(job.algorithms[which], inputs, row.next(job.out));
       done.push_back({&job, &inputs, which});
       if (!row.full() && i + 1 < calls) continue;
       const std::vector<uint64_t> now = row.digests();
       for (size_t call = 0; call < now.size(); ++call) {
         const auto& [of, given, used] = done[call];
-        const Way way = of->ways[used];
+        const Algorithm algorithm = of->algorithms[used];
         const std::string what =
-            fmt::format("behind call {}: {}: {} {}", i, call, of->name, name_of(way));
+            fmt::format("behind call {}: {}: {} {}", i, call, of->name, name_of(algorithm));
         uint64_t& first = given->bits[used];
         if (first == 0) {
-          expect_right(comm, row.out(call), given->reference, what, way);
+          expect_right(comm, row.out(call), given->reference, what, algorithm);
           first = now[call];
         }
         ASSERT_EQ(now[call], first) << what;

@@ -66,13 +66,13 @@ TEST_F(Teams, CollectivesMatchReference) {
       all_reduce(comm, data.tensor);
       auto got = read<int>(comm, data.tensor);
       for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], sum_of(int(i)));
-      const Shard mine = shard_of(rows, size, rank);
-      const Tensor shard = shard_memory.tensor.rows(0, mine.count);
+      const Shard local = shard_of(rows, size, rank);
+      const Tensor shard = shard_memory.tensor.rows(0, local.count);
       write(comm, words, ints(rows * 3, 7 * rank));
       reduce_scatter(comm, data.tensor, shard);
       got = read<int>(comm, shard);
       for (size_t i = 0; i < got.size(); ++i) {
-        ASSERT_EQ(got[i], sum_of(int(mine.begin) * 3 + int(i)));
+        ASSERT_EQ(got[i], sum_of(int(local.begin) * 3 + int(i)));
       }
       write(comm, words, std::vector<int>(size_t(rows * 3), -1));
       all_gather(comm, shard, data.tensor);
@@ -116,15 +116,15 @@ TEST_F(Teams, OperatorsMatchReference) {
         AcrossNodes across(comm, lt, shape);
         const Operands o = shape.own_n ? ag_operands(comm, shape, 3)
                                        : sum_operands(comm, shape, shape.op == "gemm_rs", 4);
-        for (const Way way : across.ways()) {
+        for (const Algorithm algorithm : across.algorithms()) {
           std::vector<uint64_t> digests;
           for (int i = 0; i < 3; ++i) {
             poison(o.out, comm.stream());
-            across.run(way, o.x, o.weight, o.out, nullptr, nullptr);
+            across.run(algorithm, o.x, o.weight, o.out, nullptr, nullptr);
             digests.push_back(digest(o.out, comm.stream()));
           }
-          const std::string what = fmt::format("{} {} of M {}", op, name_of(way), m);
-          expect_right(comm, o, what, way);
+          const std::string what = fmt::format("{} {} of M {}", op, name_of(algorithm), m);
+          expect_right(comm, o, what, algorithm);
           EXPECT_EQ(digests, std::vector<uint64_t>(3, digests[0])) << what;
         }
       }
@@ -140,7 +140,7 @@ TEST_F(Teams, PublicOperatorsMatchReferenceUnderEveryStrategy) {
       tandem::GemmRs rs(comm, {.m = 200, .n = 64, .k = 64, .dtype = DType::bf16}, {strategy, 0});
       poison(o.out, comm.stream());
       rs.run(o.x, o.weight, o.out);
-      expect_right(comm, o, std::string(name_of(strategy)), Way::serial_nccl);
+      expect_right(comm, o, std::string(name_of(strategy)), Algorithm::serial_nccl);
     }
   });
 }
@@ -152,10 +152,10 @@ TEST_F(Teams, FusedOperatorRunsWithinATeam) {
     GpuCommunicator& team = as_gpu(*split);
     const LtContext lt;
     const OpDesc shape{1001, 264, 520};
-    gpu::AgGemm ag(team, lt, shape, Way::fused);
-    ASSERT_GT(ag.variants(Way::fused), 0);
+    gpu::AgGemm ag(team, lt, shape, Algorithm::fused);
+    ASSERT_GT(ag.variants(Algorithm::fused), 0);
     const Operands o = ag_operands(team, shape, 3);
-    for (int i = 0; i < 5; ++i) ag.run(Way::fused, o.x, o.weight, o.out);
+    for (int i = 0; i < 5; ++i) ag.run(Algorithm::fused, o.x, o.weight, o.out);
     expect_right(team, o, "fused");
   });
 }

@@ -53,7 +53,7 @@ std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool
 }
 
 void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, uint64_t base,
-                  uint64_t after, bool gather, Way way, const std::string& what) {
+                  uint64_t after, bool gather, Algorithm algorithm, const std::string& what) {
   std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by SM
   for (int tile = 0; tile < grid.tiles(); ++tile) {
     const TileRecord& r = records[size_t(tile)];
@@ -67,7 +67,7 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
     EXPECT_TRUE(sent || r.store_end != 0) << label;
     for (const bool sending : {false, true}) {
       if (sending && !sent) continue;
-      const auto taken = times(r, base, gather, own, sending, way == Way::adding);
+      const auto taken = times(r, base, gather, own, sending, algorithm == Algorithm::adding);
       EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
       EXPECT_GE(taken.front(), 0) << label;
       EXPECT_LE(taken.back(), int32_t(after - base)) << label;
@@ -87,16 +87,16 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
 // Runs every variant of an algorithm that records, several calls each under random delays, and
 // checks each call separately.
 template <typename Op, typename Spans>
-int try_variants(GpuCommunicator& comm, Op& op, Way way, const Tensor& x, const Tensor& w,
-                 const Tensor& out, bool gather, const Spans& spans) {
+int try_variants(GpuCommunicator& comm, Op& op, Algorithm algorithm, const Tensor& x,
+                 const Tensor& w, const Tensor& out, bool gather, const Spans& spans) {
   const cudaStream_t stream = comm.stream();
   const DeviceMemory before(sizeof(uint64_t)), after(sizeof(uint64_t));
   int tried = 0;
-  for (int variant = 0; variant < op.variants(way); ++variant) {
-    const RecordedTiles tiles = op.recorded_tiles(way, variant);
+  for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+    const RecordedTiles tiles = op.recorded_tiles(algorithm, variant);
     if (tiles.rows == 0) continue;
     ++tried;
-    op.use_variant(way, variant);
+    op.use_variant(algorithm, variant);
     const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
     const TileRecorder recorder(tiles);
     uint64_t bits = 0;
@@ -107,21 +107,21 @@ int try_variants(GpuCommunicator& comm, Op& op, Way way, const Tensor& x, const 
       if ((call + comm.rank()) % 3 == 0) launch_pause(40000, stream);
       launch_stamp(reinterpret_cast<uint64_t*>(before.data()), stream);
       poison(out, stream);
-      op.run(way, x, w, out);
+      op.run(algorithm, x, w, out);
       launch_stamp(reinterpret_cast<uint64_t*>(after.data()), stream);
       comm.synchronize();
       const auto recorded = recorder.read();
       if (records) {
-        expect_whole(recorded, grid, read_word(comm, before), read_word(comm, after), gather, way,
-                     op.describe(way));
-        EXPECT_NO_THROW(spans(recorded, grid, read_word(comm, before))) << op.describe(way);
+        expect_whole(recorded, grid, read_word(comm, before), read_word(comm, after), gather,
+                     algorithm, op.describe(algorithm));
+        EXPECT_NO_THROW(spans(recorded, grid, read_word(comm, before))) << op.describe(algorithm);
       } else {
         EXPECT_TRUE(std::all_of(recorded.begin(), recorded.end(), [](const TileRecord& r) {
           return r.products + r.stores + r.waits == 0;
         }));
       }
       const uint64_t now = digest(out, stream);
-      EXPECT_TRUE(bits == 0 || bits == now) << op.describe(way);
+      EXPECT_TRUE(bits == 0 || bits == now) << op.describe(algorithm);
       bits = now;
     }
   }
@@ -133,7 +133,7 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
   run([&](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{512 * comm.size(), 1000, 512};
-    const Shard mine = shard_of(shape.m, comm.size(), comm.rank());
+    const Shard local = shard_of(shape.m, comm.size(), comm.rank());
     const size_t element = size_of(shape.dtype);
     const DeviceMemory rows(size_t(shape.m * shape.k) * element),
         weight(size_t(shape.n * shape.k) * element), result(size_t(shape.m * shape.n) * element);
@@ -142,13 +142,14 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
                  out = result.view(shape.dtype, {shape.m, shape.n});
     fill_uniform(all, 1, 2, 0, comm.stream());
     fill_uniform(w, 1, 3, 0, comm.stream());
-    AgGemm ag(comm, lt, shape, Way::fused);
-    GemmRs rs(comm, lt, shape, Way::fused);
-    tried +=
-        try_variants(comm, ag, Way::fused, all.rows(mine.begin, mine.count), w, out, true,
-                     gather_spans) +
-        try_variants(comm, rs, Way::fused, all, w, out.rows(0, mine.count), false, scatter_spans) +
-        try_variants(comm, rs, Way::adding, all, w, out.rows(0, mine.count), false, scatter_spans);
+    AgGemm ag(comm, lt, shape, Algorithm::fused);
+    GemmRs rs(comm, lt, shape, Algorithm::fused);
+    tried += try_variants(comm, ag, Algorithm::fused, all.rows(local.begin, local.count), w, out,
+                          true, gather_spans) +
+             try_variants(comm, rs, Algorithm::fused, all, w, out.rows(0, local.count), false,
+                          scatter_spans) +
+             try_variants(comm, rs, Algorithm::adding, all, w, out.rows(0, local.count), false,
+                          scatter_spans);
   });
   if (tried == 0) GTEST_SKIP() << "no kernel of this build records (TANDEM_DEVICE_TIMELINE)";
 }

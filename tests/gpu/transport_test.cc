@@ -69,8 +69,8 @@ TEST_P(Pairs, DeviceSideWaitNamesTheAbsentRank) {
     const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
     const auto epoch = std::make_shared<DeviceMemory>(sizeof(uint64_t));
     return [&comm, buffer, epoch] {
-      launch_enter(buffer->table(), 0, {reinterpret_cast<uint64_t*>(epoch->data())}, comm.watch(),
-                   OpId::ag_gemm, comm.stream());
+      launch_enter(buffer->table(), 0, {reinterpret_cast<uint64_t*>(epoch->data())},
+                   comm.deadline(), OpId::ag_gemm, comm.stream());
     };
   });
   ASSERT_TRUE(error);
@@ -96,7 +96,7 @@ TEST_P(Pairs, AbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
         world.abort("enough");
       } else {
         launch_wait(buffer->table(), 0, 0, reinterpret_cast<uint64_t*>(epoch.data()), true,
-                    comm.watch(), OpId::wait, comm.stream());
+                    comm.deadline(), OpId::wait, comm.stream());
       }
       try {
         comm.synchronize();
@@ -147,19 +147,20 @@ TEST_P(Transport, AllReduceIsExactOnEveryRankAndRepeats) {
         const Tensor in = in_memory.view(dtype, {1, elements}),
                      out = out_memory.view(dtype, {1, elements});
         fill_uniform(in, 5, 10 + uint64_t(comm.rank()), 0, comm.stream());
-        for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
-          if (!all_reduce.fits(elements, way)) continue;
+        for (const AllReduceAlgorithm algorithm :
+             {AllReduceAlgorithm::one_shot, AllReduceAlgorithm::two_shot}) {
+          if (!all_reduce.fits(elements, algorithm)) continue;
           ++tried;
           std::vector<uint64_t> digests;
           for (int i = 0; i < 20; ++i) {
             poison(out, comm.stream());
-            all_reduce.run(in, out, way);
+            all_reduce.run(in, out, algorithm);
             digests.push_back(digest(out, comm.stream()));
           }
           comm.synchronize();
           const Verdict verdict = verify_sum(out, 5, 10, comm.size(), comm.stream());
-          EXPECT_LE(verdict.of_bound, 1) << name_of(dtype) << elements << gpu::name_of(way);
-          EXPECT_EQ(verdict.not_finite, 0) << name_of(dtype) << elements << gpu::name_of(way);
+          EXPECT_LE(verdict.of_bound, 1) << name_of(dtype) << elements << gpu::name_of(algorithm);
+          EXPECT_EQ(verdict.not_finite, 0) << name_of(dtype) << elements << gpu::name_of(algorithm);
           EXPECT_EQ(std::vector<uint64_t>(20, digests[0]), digests);
           comm.require_same("digest", std::to_string(digests[0]));
         }
@@ -199,14 +200,15 @@ TEST_P(Transport, AllReduceCarriesNaNs) {
           out_memory(size_t(elements) * size_of(dtype));
       const Tensor in = in_memory.view(dtype, {1, elements}),
                    out = out_memory.view(dtype, {1, elements});
-      for (const AllReduceWay way : {AllReduceWay::one_shot, AllReduceWay::two_shot}) {
+      for (const AllReduceAlgorithm algorithm :
+           {AllReduceAlgorithm::one_shot, AllReduceAlgorithm::two_shot}) {
         for (int i = 0; i < 4; ++i) {
           fill_uniform(in, 5, 10 + uint64_t(comm.rank()), 0, comm.stream());
           const bool ones = i % 2 == 0;
           if (ones && comm.rank() == i / 2) {
             gpu::check(cudaMemsetAsync(in.data(), 0xff, in.bytes(), comm.stream()), "NaNs");
           }
-          all_reduce.run(in, out, way);
+          all_reduce.run(in, out, algorithm);
           comm.synchronize();
           const Verdict verdict = verify_sum(out, 5, 10, comm.size(), comm.stream());
           EXPECT_EQ(verdict.not_finite, ones ? elements : 0) << name_of(dtype) << i;

@@ -58,18 +58,19 @@ TEST_P(GpuTuner, SelectsTheFastestUnlessSerialIsNearlyAsFast) {
     const LtContext lt;
     const OpDesc shape{256 * comm.size(), 136, 512};
     const auto expect_choices = [&](const std::string& name, const auto& make) {
-      const std::string of_ways = fmt::format("| {} m {} n 136 k 512 bf16", name, shape.m);
-      const std::vector<Way> ways = make().ways();
-      EXPECT_GE(ways.size(), 4u) << name;
-      for (const Way fastest : ways) {
+      const std::string of_algorithms = fmt::format("| {} m {} n 136 k 512 bf16", name, shape.m);
+      const std::vector<Algorithm> algorithms = make().algorithms();
+      EXPECT_GE(algorithms.size(), 4u) << name;
+      for (const Algorithm fastest : algorithms) {
         for (const double us : {99.0, 50.0}) {
           // Rank 0's file decides for all ranks.
           if (comm.rank() == 0) {
             nlohmann::json all = file.read(), times;
-            for (const Way way : ways) times[gpu::name_of(way)] = way == fastest ? us : 100.0;
+            for (const Algorithm algorithm : algorithms)
+              times[gpu::name_of(algorithm)] = algorithm == fastest ? us : 100.0;
             int entries = 0;
             for (auto& [key, entry] : all.items()) {
-              if (!key.ends_with(of_ways)) continue;
+              if (!key.ends_with(of_algorithms)) continue;
               entry["measured_us"] = times;
               ++entries;
             }
@@ -77,11 +78,12 @@ TEST_P(GpuTuner, SelectsTheFastestUnlessSerialIsNearlyAsFast) {
             file.write(all);
           }
           comm.barrier("times are there");
-          EXPECT_EQ(gpu::name_of(make().way()), gpu::name_of(us < 98 ? fastest : ways.front()))
+          EXPECT_EQ(gpu::name_of(make().algorithm()),
+                    gpu::name_of(us < 98 ? fastest : algorithms.front()))
               << name << ": " << gpu::name_of(fastest) << " takes " << us << " us";
         }
       }
-      EXPECT_TRUE(is_serial(ways.front())) << name;
+      EXPECT_TRUE(is_serial(algorithms.front())) << name;
     };
     expect_choices("ag_gemm", [&] { return gpu::AgGemm(comm, lt, shape); });
     expect_choices("gemm_rs", [&] { return gpu::GemmRs(comm, lt, shape); });

@@ -61,10 +61,10 @@ for ranks in 2 4; do
     cmp "$dir/alone" "$dir/form"
     [ $prefill != iso ] || grep -q '"prefill": "ISO"' "$dir/json" || { cat "$dir/json"; exit 1; }
   done
-  long --tp $ranks --codec lossless --or-plain --json "$dir/json" >"$dir/form"
+  long --tp $ranks --codec lossless --allow-uncompressed --json "$dir/json" >"$dir/form"
   cmp "$dir/alone" "$dir/form"
   grep -qE '"prefill": "(rows split|(one chunk|ISO)( as lossless)?)"' "$dir/json" || { cat "$dir/json"; exit 1; }
-  TANDEM_TUNE=0 TANDEM_CACHE_DIR=$dir/empty long --tp $ranks --codec int8 --or-plain --json "$dir/json" >"$dir/form"
+  TANDEM_TUNE=0 TANDEM_CACHE_DIR=$dir/empty long --tp $ranks --codec int8 --allow-uncompressed --json "$dir/json" >"$dir/form"
   grep -q '"prefill": "rows split"' "$dir/json" || { echo "not plain:"; cat "$dir/json"; exit 1; }
   long --tp $ranks --codec int4:g32 --prefill serial >"$dir/serial"
   long --tp $ranks --codec int4:g32 --prefill iso >"$dir/form"
@@ -122,7 +122,7 @@ refuses 2 'top-k -1' "$dir/out" --prompt x --top-k -1
 refuses 2 'top-p 0' "$dir/out" --prompt x --top-p 0
 refuses 2 "codec 'int9': expected one of none" "$dir/out" --prompt x --tp 2 --codec int9
 refuses 2 "codec 'int8': one tensor-parallel rank" "$dir/out" --prompt x --codec int8
-refuses 2 '--or-plain without a codec' "$dir/out" --prompt x --tp 2 --or-plain
+refuses 2 '--allow-uncompressed without a codec' "$dir/out" --prompt x --tp 2 --allow-uncompressed
 refuses 2 "prefill 'iso' with one rank" "$dir/out" --prompt x --prefill iso
 refuses 2 'dtype' "$dir/out" --prompt x --dtype f16
 # One flipped bit of one weight: both commands name the tensor.

@@ -169,9 +169,9 @@ std::vector<float> logits_of(Communicator& tp, const ModelConfig& config, const 
 }
 
 float farthest(const std::vector<float>& a, const std::vector<float>& b) {
-  float most = 0;
-  for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(a[i] - b[i]));
-  return most;
+  float maximum = 0;
+  for (size_t i = 0; i < a.size(); ++i) maximum = std::max(maximum, std::fabs(a[i] - b[i]));
+  return maximum;
 }
 
 /// Fails on all ranks of `tp` if any two have different bytes.

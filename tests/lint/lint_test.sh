@@ -113,6 +113,17 @@ void f(void* to, void* from) {
   cudaDeviceSynchronize();
 }
 END
+file src/core/words.cc <<'END'
+// Which rows are sent.
+int way_of(int rows);  // Of the rows before.
+// Sends rows:
+// What is sent travels in order.
+int sent(int at_most);
+const char* name = "refused_choices";
+const char* english = "the way there, mine";
+bool or_plain(int kMostRows);
+TEST(Ranks, GoTheirOwnWay) {}
+END
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
 
@@ -147,6 +158,16 @@ expect 'src/core/copies.cc:2: copy that no stream orders'
 expect 'src/core/copies.cc:3: copy that no stream orders'
 if grep -q 'copies.cc:[78]' <<<"$found"; then
   echo "a copy beside a synchronize is found" >&2
+  failures=$((failures + 1))
+fi
+expect "src/core/words.cc:1: comment begins with 'Which'"
+expect "src/core/words.cc:2: comment begins with 'Of'"
+expect "src/core/words.cc:2: way_of: write candidate, algorithm for 'way'"
+expect 'src/core/words.cc:6: refused_choices: write dropped_routings'
+expect 'src/core/words.cc:8: or_plain: write allow_uncompressed'
+expect "src/core/words.cc:8: kMostRows: write max for 'most'"
+if grep -q 'words.cc:[34579]:' <<<"$found"; then
+  echo "words that are fine are found" >&2
   failures=$((failures + 1))
 fi
 expect 'src/core/style.cc:1: no newline at the end'

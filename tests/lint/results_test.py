@@ -41,7 +41,7 @@ def check(condition, what):
 
 
 def serial_in_the_library():
-    text = (ROOT / "src/overlap/contract/cuda/ways.h").read_text()
+    text = (ROOT / "src/overlap/contract/cuda/algorithms.h").read_text()
     body = text[text.index("is_serial(Way way)"):]
     return set(re.findall(r"case Way::(\w+):", body[:body.index("return true")]))
 
@@ -247,7 +247,7 @@ def predicting_codecs():
     check(gather["wire"] == two["wire"] / 2 and gather["codec"] == 16 * (1 + 2), gather)
 
 
-check(serial_in_the_library() == rewrite_serial.SERIAL - {"product"}, "rewrite_serial.py and ways.h differ")
+check(serial_in_the_library() == rewrite_serial.SERIAL - {"product"}, "rewrite_serial.py and algorithms.h differ")
 rewriting()
 predicting()
 predicting_codecs()

@@ -34,12 +34,12 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
         const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;
         const size_t at = size_t(p.offset + row * row_stride + column);
-        const float kept = parameters[at], step = 4e-3f;
-        parameters[at] = kept + step;
+        const float saved = parameters[at], step = 4e-3f;
+        parameters[at] = saved + step;
         const double above = model.forward(batch.tokens, batch.targets);
-        parameters[at] = kept - step;
+        parameters[at] = saved - step;
         const double below = model.forward(batch.tokens, batch.targets);
-        parameters[at] = kept;
+        parameters[at] = saved;
         const double numeric = (above - below) / (2.0 * double(step));
         worst = std::max(worst, std::fabs(numeric - double(gradients[at])));
         size = std::max(size, std::fabs(numeric));

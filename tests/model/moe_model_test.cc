@@ -93,14 +93,14 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
         const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;
         const size_t at = size_t(p.offset + row * p.row_stride + column);
-        const float kept = model.parameters()[at], step = 4e-3f;
-        model.parameters()[at] = kept + step;
+        const float saved = model.parameters()[at], step = 4e-3f;
+        model.parameters()[at] = saved + step;
         const double above = objective(model, config, batch);
         bool same = counts() == chosen;
-        model.parameters()[at] = kept - step;
+        model.parameters()[at] = saved - step;
         const double below = objective(model, config, batch);
         same = same && counts() == chosen;
-        model.parameters()[at] = kept;
+        model.parameters()[at] = saved;
         const double numeric = (above - below) / (2.0 * double(step));
         if (!same) {  // another expert choice is another function
           ++flipped;

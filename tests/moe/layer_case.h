@@ -148,8 +148,8 @@ class RankLayer {
   }
 
   MoeShape shape() const {
-    const int64_t most = shard_of(c_.rows, c_.world(), 0).count;
-    return {most, c_.hidden, c_.ffn, c_.experts, c_.top_k, c_.tp, c_.dtype};
+    const int64_t maximum = shard_of(c_.rows, c_.world(), 0).count;
+    return {maximum, c_.hidden, c_.ffn, c_.experts, c_.top_k, c_.tp, c_.dtype};
   }
   MoeRouting routing() {
     return {Tensor::of(std::span(chosen), {own_.count, c_.top_k}),

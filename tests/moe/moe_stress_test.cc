@@ -60,10 +60,10 @@ uint64_t digest(const RankLayer& rank) {
 /// Digests of every rank's results of every step.
 std::vector<std::vector<uint64_t>> run_steps(std::span<const Whole> problems, int steps,
                                              uint64_t delays, const MoeOptions& options) {
-  const LayerCase& most = problems.back().c;
-  std::vector<std::vector<uint64_t>> digests(size_t(most.world()));
+  const LayerCase& maximum = problems.back().c;
+  std::vector<std::vector<uint64_t>> digests(size_t(maximum.world()));
   WorldOptions world;
-  world.ranks = most.world();
+  world.ranks = maximum.world();
   run_threads(world, [&](Communicator& comm) {
     set_kernel_threads(1);
     std::vector<RankLayer> ranks;

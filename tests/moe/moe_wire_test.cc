@@ -162,7 +162,8 @@ TEST(MoeWireLayer, UnencodedRowsMayBeChosen) {
     set_kernel_threads(1);
     RankLayer rank(whole, comm.rank());
     const Wire wire = Wire::parse("int8");
-    MoeLayer layer(comm, rank.shape(), {.dispatch = wire, .combine = wire, .or_plain = true});
+    MoeLayer layer(comm, rank.shape(),
+                   {.dispatch = wire, .combine = wire, .allow_uncompressed = true});
     MoeBatch batch;
     rank.run(layer, batch);
     EXPECT_LE(rank.error(moe_reference(whole.problem()),

@@ -42,17 +42,17 @@ inline void write_expert_metrics(const std::filesystem::path& file, int steps, i
     std::vector<double> imbalances;
     const char* between = ",\"expert_rows\":[[";
     for (int layer = 0; layer < layers; ++layer) {
-      double most = 0, all = 0;
+      double maximum = 0, all = 0;
       for (int e = 0; e < experts; ++e) {
         const double wave = std::sin(e * 2.399 * (layer + 1) + step / 90.0 * (e % 3));
         const double uneven = 0.15 + 1.2 * std::exp(-step / (60.0 * (layer + 1)));
         const double count = std::round(1024 * std::exp2(uneven * wave));
         out << (e ? "," : between) << int(count);
-        most = std::max(most, count);
+        maximum = std::max(maximum, count);
         all += count;
       }
       between = "],[";
-      imbalances.push_back(most * experts / all);
+      imbalances.push_back(maximum * experts / all);
     }
     out << "]]";
     for (const char* name : {"imbalance", "expert_imbalance"}) {

@@ -28,15 +28,15 @@ std::string message_of(const Call& call) {
 TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
-    const Shard mine = shard_of(8, comm.size(), comm.rank());
-    const Matrix x(DType::f32, mine.count, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3);
-    const Matrix half(DType::bf16, mine.count, 4, 1), row(DType::f32, 1, 5, 4);
+    const Shard local = shard_of(8, comm.size(), comm.rank());
+    const Matrix x(DType::f32, local.count, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3);
+    const Matrix half(DType::bf16, local.count, 4, 1), row(DType::f32, 1, 5, 4);
     AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
     using I = InvalidArgument;
     EXPECT_EQ(message_of<I>([&] { ag.run(x.tensor(), out.tensor(), out.tensor()); }),
               "ag_gemm: weight is f32[8, 6]: expected f32[6, 4]");
     EXPECT_EQ(message_of<I>([&] { ag.run(half.tensor(), w.tensor(), out.tensor()); }),
-              fmt::format("ag_gemm: x is bf16[{0}, 4]: expected f32[{0}, 4]", mine.count));
+              fmt::format("ag_gemm: x is bf16[{0}, 4]: expected f32[{0}, 4]", local.count));
     const Tensor bias = row.vector();
     AgGemm biased(comm, {.m = 8, .n = 6, .k = 4, .bias = true}, {Strategy::overlapped, 2});
     EXPECT_EQ(message_of<I>([&] { biased.run(x.tensor(), w.tensor(), out.tensor(), &bias); }),
@@ -50,7 +50,7 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
               "gemm_ar: x is f32[8, 6]: expected f32[8, 4]");
     AgWgrad wgrad(comm, {8, 6, 4}, {Strategy::serial, 0});
     EXPECT_EQ(message_of<I>([&] { wgrad.run(x.tensor(), x.tensor(), w.tensor()); }),
-              fmt::format("ag_wgrad: dy is f32[{}, 4]: expected f32[8, 6]", mine.count));
+              fmt::format("ag_wgrad: dy is f32[{}, 4]: expected f32[8, 6]", local.count));
     const Scales scales{row.vector(), row.vector()};
     EXPECT_EQ(message_of<I>([&] {
                 ar.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(), out.tensor(), nullptr,
@@ -60,7 +60,7 @@ TEST_P(OverlapErrors, WrongOperandsAreNamedBeforeAnythingIsSent) {
     // The operators still work: the failed calls have left no data in flight.
     ag.run(x.tensor(), w.tensor(), out.tensor());
     rs.run(Matrix(DType::f32, 8, 4, 1).tensor(), w.tensor(),
-           Matrix(DType::f32, mine.count, 6, 1).tensor());
+           Matrix(DType::f32, local.count, 6, 1).tensor());
   });
 }
 
@@ -74,8 +74,8 @@ TEST_P(OverlapErrors, OutputsSharedByRanksOfAProcessAreNamed) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;
     set_kernel_threads(1);
-    const Shard mine = shard_of(8, comm.size(), comm.rank());
-    const Matrix x(DType::f32, mine.count, 4, 1), w(DType::f32, 6, 4, 2);
+    const Shard local = shard_of(8, comm.size(), comm.rank());
+    const Matrix x(DType::f32, local.count, 4, 1), w(DType::f32, 6, 4, 2);
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
       AgGemm op(comm, {8, 6, 4}, {strategy, strategy == Strategy::serial ? 0 : 2});
       const auto columns = [&](int64_t first) {
@@ -166,8 +166,8 @@ TEST_P(OverlapErrors, MissingRankIsNamed) {
   try {
     run([](Communicator& comm) {
       set_kernel_threads(1);
-      const Shard mine = shard_of(8, comm.size(), comm.rank());
-      const Matrix x(DType::f32, mine.count, 4, 1), w(DType::f32, 6, 4, 2);
+      const Shard local = shard_of(8, comm.size(), comm.rank());
+      const Matrix x(DType::f32, local.count, 4, 1), w(DType::f32, 6, 4, 2);
       const Matrix out(DType::f32, 8, 6, 3);
       AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
       ag.run(x.tensor(), w.tensor(), out.tensor());

@@ -22,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-WorldOptions patient(int ranks) {
+WorldOptions extend_deadline(int ranks) {
   WorldOptions options;
   options.ranks = ranks;
   options.deadline_s = 30;
@@ -87,7 +87,7 @@ void expect_ended_everywhere(const MakeAttempt& make) {
     return true;
   };
   try {
-    run_threads(patient(kRanks), [&](Communicator& comm) {
+    run_threads(extend_deadline(kRanks), [&](Communicator& comm) {
       set_kernel_threads(1);
       Operands operands;
       const Attempt attempt = make(comm, operands);
@@ -141,7 +141,7 @@ void expect_refused_after_timeout(const std::function<void(Communicator&)>& firs
                                   const std::function<void(Communicator&)>& second,
                                   const std::function<void(Communicator&)>& late) {
   std::atomic<bool> over = false;
-  run_threads(patient(2), [&](Communicator& comm) {
+  run_threads(extend_deadline(2), [&](Communicator& comm) {
     comm.barrier();
     if (comm.rank() == 1) {
       while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -194,7 +194,7 @@ TEST(TimedOut, NoMessageFollowsATruncatedOne) {
 // A message of which nothing was sent yet may be retried.
 TEST(TimedOut, MessageThatWasLateMayBeReceivedAgain) {
   std::atomic<bool> over = false;
-  run_threads(patient(2), [&](Communicator& comm) {
+  run_threads(extend_deadline(2), [&](Communicator& comm) {
     std::vector<float> data(3, float(comm.rank()));
     const Tensor tensor = Tensor::of(std::span(data), {3});
     if (comm.rank() == 1) {

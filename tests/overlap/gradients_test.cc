@@ -39,13 +39,13 @@ double slope(Communicator& comm, const Tensor& t, int64_t i, int64_t j, int owne
              const Loss& loss) {
   constexpr float kStep = 1.0f;
   float* const element = t.as<float>() + i * t.stride(0) + j * t.stride(1);
-  const bool mine = comm.rank() == owner && i < t.dim(0) && j < t.dim(1);
-  const float old = mine ? *element : 0;
-  if (mine) *element = old + kStep;
+  const bool local = comm.rank() == owner && i < t.dim(0) && j < t.dim(1);
+  const float old = local ? *element : 0;
+  if (local) *element = old + kStep;
   const double up = sum_over_ranks(comm, loss());
-  if (mine) *element = old - kStep;
+  if (local) *element = old - kStep;
   const double down = sum_over_ranks(comm, loss());
-  if (mine) *element = old;
+  if (local) *element = old;
   return (up - down) / (2 * double(kStep));
 }
 
@@ -53,8 +53,8 @@ TEST_P(Gradients, AgGemmMatchesDifferences) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const uint64_t rank = uint64_t(comm.rank());
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
-    const Matrix x(DType::f32, mine.count, kK, 1 + rank), w(DType::f32, kN, kK, 20 + rank);
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
+    const Matrix x(DType::f32, local.count, kK, 1 + rank), w(DType::f32, kN, kK, 20 + rank);
     const Matrix c(DType::f32, kM, kN, 40 + rank), y(DType::f32, kM, kN, 0);
     AgGemm forward(comm, {kM, kN, kK}, {Strategy::overlapped, 2});
     const auto loss = [&] {
@@ -63,7 +63,7 @@ TEST_P(Gradients, AgGemmMatchesDifferences) {
     };
     GemmRs input_gradient(comm, {.m = kM, .n = kK, .k = kN, .weight_kn = true},
                           {Strategy::overlapped, 2});
-    const Matrix dx(DType::f32, mine.count, kK, 0);
+    const Matrix dx(DType::f32, local.count, kK, 0);
     input_gradient.run(c.tensor(), w.tensor().transposed(), dx.tensor());
     AgWgrad weight_gradient(comm, {kM, kN, kK}, {Strategy::overlapped, 2});
     const Buffer memory(size_t(kN * kK) * 4);
@@ -74,7 +74,7 @@ TEST_P(Gradients, AgGemmMatchesDifferences) {
         const double of_x = slope(comm, x.tensor(), i, j, owner, loss);
         const double of_w = slope(comm, w.tensor(), i, j, owner, loss);
         if (comm.rank() != owner) continue;
-        if (i < mine.count) {
+        if (i < local.count) {
           EXPECT_NEAR(at(dx.tensor(), i, j), of_x, 2e-4);
         }
         EXPECT_NEAR(at(dw, i, j), of_w, 2e-4);
@@ -87,9 +87,9 @@ TEST_P(Gradients, GemmRsMatchesDifferences) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const uint64_t rank = uint64_t(comm.rank());
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
     const Matrix u(DType::f32, kM, kK, 1 + rank), v(DType::f32, kN, kK, 20 + rank);
-    const Matrix c(DType::f32, mine.count, kN, 40 + rank), z(DType::f32, mine.count, kN, 0);
+    const Matrix c(DType::f32, local.count, kN, 40 + rank), z(DType::f32, local.count, kN, 0);
     GemmRs forward(comm, {kM, kN, kK}, {Strategy::overlapped, 3});
     const auto loss = [&] {
       forward.run(u.tensor(), v.tensor(), z.tensor());

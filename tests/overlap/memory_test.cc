@@ -195,7 +195,7 @@ TEST_P(OperandMemory, EmptyOperandsOverlapNothing) {
 TEST_P(OperandMemory, ViewsOfWiderMatricesWorkOrAreRefusedByTheirStrides) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const Strategy strategy : kStrategies) {
         // Columns from 3 on of matrices of 11.
@@ -212,8 +212,9 @@ TEST_P(OperandMemory, ViewsOfWiderMatricesWorkOrAreRefusedByTheirStrides) {
         copy(x, dense_x.tensor());
         copy(w, dense_w.tensor());
         AgGemm ag(comm, {kM, kN, kK, dtype}, {strategy, 0});
-        ag.run(x.rows(mine.begin, mine.count), w, out);
-        ag.run(dense_x.tensor().rows(mine.begin, mine.count), dense_w.tensor(), dense_out.tensor());
+        ag.run(x.rows(local.begin, local.count), w, out);
+        ag.run(dense_x.tensor().rows(local.begin, local.count), dense_w.tensor(),
+               dense_out.tensor());
         EXPECT_EQ(bytes_of(out), bytes_of(dense_out.tensor()));
         const auto after = bytes_of(wide_out.tensor());
         for (size_t i = 0; i < after.size(); ++i) {  // columns outside the view stay untouched
@@ -223,10 +224,11 @@ TEST_P(OperandMemory, ViewsOfWiderMatricesWorkOrAreRefusedByTheirStrides) {
         }
         GemmRs rs(comm, {kM, kN, kK, dtype}, {strategy, 0});
         GemmAr ar(comm, {kM, kN, kK, dtype}, {strategy, 0});
-        rs.run(x, w, out.rows(mine.begin, mine.count));
-        rs.run(dense_x.tensor(), dense_w.tensor(), dense_out.tensor().rows(mine.begin, mine.count));
-        EXPECT_EQ(bytes_of(out.rows(mine.begin, mine.count)),
-                  bytes_of(dense_out.tensor().rows(mine.begin, mine.count)));
+        rs.run(x, w, out.rows(local.begin, local.count));
+        rs.run(dense_x.tensor(), dense_w.tensor(),
+               dense_out.tensor().rows(local.begin, local.count));
+        EXPECT_EQ(bytes_of(out.rows(local.begin, local.count)),
+                  bytes_of(dense_out.tensor().rows(local.begin, local.count)));
         ar.run(x, w, out);
         ar.run(dense_x.tensor(), dense_w.tensor(), dense_out.tensor());
         EXPECT_EQ(bytes_of(out), bytes_of(dense_out.tensor()));
@@ -234,8 +236,8 @@ TEST_P(OperandMemory, ViewsOfWiderMatricesWorkOrAreRefusedByTheirStrides) {
         const Tensor dw = wide_dw.tensor().narrow(1, 3, kK);
         copy(dw, dense_dw.tensor());
         AgWgrad wgrad(comm, {kM, kN, kK, dtype}, {strategy, 0});
-        wgrad.run(x.rows(mine.begin, mine.count), out, dw);
-        wgrad.run(dense_x.tensor().rows(mine.begin, mine.count), dense_out.tensor(),
+        wgrad.run(x.rows(local.begin, local.count), out, dw);
+        wgrad.run(dense_x.tensor().rows(local.begin, local.count), dense_out.tensor(),
                   dense_dw.tensor());
         EXPECT_EQ(bytes_of(dw), bytes_of(dense_dw.tensor()));
 

@@ -72,7 +72,7 @@ int64_t uneven(int64_t total, int rank) {
 
 struct AgProblem {
   Matrix x, weight, bias, out;
-  Shard mine;
+  Shard local;
   AgProblem(const Communicator& comm, const Size& s, const Variant& v)
       : x(v.dtype, s.m, s.k, 1),
         weight(v.dtype, uneven(s.n, comm.rank()), s.k, 100 + uint64_t(comm.rank()), v.transposed,
@@ -80,7 +80,7 @@ struct AgProblem {
         bias(v.f32_out ? DType::f32 : v.dtype, 1, uneven(s.n, comm.rank()), 7),
         out(v.f32_out ? DType::f32 : v.dtype, s.m, uneven(s.n, comm.rank()), 8, false,
             v.padded ? 5 : 0),
-        mine(shard_of(s.m, comm.size(), comm.rank())) {}
+        local(shard_of(s.m, comm.size(), comm.rank())) {}
 };
 
 class Operators : public OnRanks {};
@@ -106,7 +106,7 @@ TEST_P(Operators, AgGemmMatchesReference) {
                      .weight_kn = v.transposed},
                     o);
           EXPECT_EQ(op.strategy(), o.strategy);
-          op.run(own.tensor().rows(p.mine.begin, p.mine.count), p.weight.tensor(), p.out.tensor(),
+          op.run(own.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(), p.out.tensor(),
                  v.bias ? &bias : nullptr);
           expect_near(p.out.tensor(), s.k, DType::f32, 0, [&](int64_t i, int64_t j) {
             Expected e;
@@ -123,7 +123,7 @@ TEST_P(Operators, AgGemmMatchesReference) {
         }
         const AgProblem p(comm, s, v);
         const Tensor bias = p.bias.vector();
-        ag_gemm_reference(comm, p.x.tensor().rows(p.mine.begin, p.mine.count), p.weight.tensor(),
+        ag_gemm_reference(comm, p.x.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(),
                           p.out.tensor(), v.bias ? &bias : nullptr);
         EXPECT_TRUE(bytes_of(p.out.tensor()) == serial || !rows_keep_bits()) << "unfused reference";
       }
@@ -166,17 +166,17 @@ TEST_P(Operators, GemmRsMatchesReference) {
         const Tensor bias = p.bias.vector();
         const auto& x = p.x[size_t(comm.rank())]->tensor();
         const auto& weight = p.weight[size_t(comm.rank())]->tensor();
-        const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+        const Shard local = shard_of(s.m, comm.size(), comm.rank());
         const DType out_type = v.f32_out ? DType::f32 : v.dtype;
         // The reference rounds the sum too, before it adds the bias.
         const auto check = [&](const Tensor& out, int running_roundings = 0) {
           expect_near(out, s.k * comm.size(), v.dtype, running_roundings,
-                      [&](int64_t i, int64_t j) { return p.at(v, mine.begin + i, j); });
+                      [&](int64_t i, int64_t j) { return p.at(v, local.begin + i, j); });
         };
         std::vector<std::byte> serial;
         for (const OverlapOptions& o : kPlans) {
           SCOPED_TRACE(describe(s, v, o));
-          const Matrix out(out_type, mine.count, s.n, 8, false, v.padded ? 5 : 0);
+          const Matrix out(out_type, local.count, s.n, 8, false, v.padded ? 5 : 0);
           GemmRs op(comm, {s.m, s.n, x.dim(1), v.dtype, v.bias, v.transposed}, o);
           op.run(x, weight, out.tensor(), v.bias ? &bias : nullptr);
           check(out.tensor());
@@ -184,7 +184,7 @@ TEST_P(Operators, GemmRsMatchesReference) {
           if (o.strategy == Strategy::serial) serial = bits;
           EXPECT_TRUE(bits == serial || !rows_keep_bits());
         }
-        const Matrix out(out_type, mine.count, s.n, 9);
+        const Matrix out(out_type, local.count, s.n, 9);
         gemm_rs_reference(comm, x, weight, out.tensor(), v.bias ? &bias : nullptr);
         check(out.tensor(), 2);
       }
@@ -238,7 +238,7 @@ TEST_P(Operators, AgWgradMatchesReference) {
           const int64_t n = uneven(s.n, comm.rank());
           const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, n, 50 + uint64_t(comm.rank()));
           const Matrix before(DType::f32, n, s.k, 3, transposed);
-          const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+          const Shard local = shard_of(s.m, comm.size(), comm.rank());
           const auto check = [&](const Tensor& dw) {
             expect_near(dw, s.m + comm.size(), DType::f32, 0, [&](int64_t i, int64_t j) {
               Expected e;
@@ -253,14 +253,14 @@ TEST_P(Operators, AgWgradMatchesReference) {
             const Matrix dw(DType::f32, n, s.k, 3, transposed);
             AgWgrad op(comm, {.m = s.m, .n = n, .k = s.k, .dtype = dtype, .weight_kn = transposed},
                        o);
-            op.run(x.tensor().rows(mine.begin, mine.count), dy.tensor(), dw.tensor());
+            op.run(x.tensor().rows(local.begin, local.count), dy.tensor(), dw.tensor());
             check(dw.tensor());
             const auto bits = bytes_of(transposed ? dw.tensor().transposed() : dw.tensor());
             if (o.strategy == Strategy::serial) serial = bits;
             EXPECT_EQ(bits, serial);
           }
           const Matrix dw(DType::f32, n, s.k, 3, transposed);
-          ag_wgrad_reference(comm, x.tensor().rows(mine.begin, mine.count), dy.tensor(),
+          ag_wgrad_reference(comm, x.tensor().rows(local.begin, local.count), dy.tensor(),
                              dw.tensor());
           check(dw.tensor());
         }
@@ -291,7 +291,7 @@ TEST_P(Operators, BackToBackCallsKeepTheirBits) {
       Matrix weight;
       DType dtype;
       Size size;
-      Shard mine;
+      Shard local;
       AgGemm ag;
       GemmRs rs;
       GemmAr ar;
@@ -300,7 +300,7 @@ TEST_P(Operators, BackToBackCallsKeepTheirBits) {
           : weight(t, s.n, s.k, 2 + uint64_t(c.rank())),
             dtype(t),
             size(s),
-            mine(shard_of(s.m, c.size(), c.rank())),
+            local(shard_of(s.m, c.size(), c.rank())),
             ag(c, {s.m, s.n, s.k, t, o.chunks == 2}, o),
             rs(c, {s.m, s.n, s.k, t}, o),
             ar(c, {s.m, s.n, s.k, t}, o),
@@ -325,10 +325,10 @@ TEST_P(Operators, BackToBackCallsKeepTheirBits) {
     for (int call = 0; call < calls; ++call) {
       Kind& kind = *kinds[size_t(call) % kinds.size()];
       Kind::Inputs& in = kind.inputs[size_t(call) / kinds.size() % kind.inputs.size()];
-      const Tensor x = in.x.tensor().rows(kind.mine.begin, kind.mine.count);
+      const Tensor x = in.x.tensor().rows(kind.local.begin, kind.local.count);
       const auto& [m, n, k] = kind.size;
       if (world > 1) stumble(rank, call);
-      const Matrix ag_out(kind.dtype, m, n, 3), rs_out(kind.dtype, kind.mine.count, n, 5),
+      const Matrix ag_out(kind.dtype, m, n, 3), rs_out(kind.dtype, kind.local.count, n, 5),
           ar_out(kind.dtype, m, n, 6), dw(DType::f32, n, k, 8);
       kind.ag.run(x, kind.weight.tensor(), ag_out.tensor());
       kind.rs.run(in.rs_x.tensor(), kind.weight.tensor(), rs_out.tensor());
@@ -354,7 +354,7 @@ TEST_P(Operators, RanksMayRunOneCallAhead) {
     constexpr int64_t kM = 96, kShared = 24;
     const int64_t own = comm.rank() == 0 ? 1 : 500;
     const uint64_t rank = uint64_t(comm.rank());
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
     std::vector<Matrix> dys, wide_xs;
     for (const uint64_t set : {0, 100, 200}) {
       dys.emplace_back(DType::f32, kM, own, set + 20 + rank);
@@ -366,7 +366,7 @@ TEST_P(Operators, RanksMayRunOneCallAhead) {
     GemmRs rs(comm, {kM, kShared, own}, plan);
     GemmAr ar(comm, {kM, kShared, own}, plan);
     AgWgrad wgrad(comm, {kM, own, kShared}, plan);
-    const Matrix ag_out(DType::f32, kM, own, 0), rs_out(DType::f32, mine.count, kShared, 0),
+    const Matrix ag_out(DType::f32, kM, own, 0), rs_out(DType::f32, local.count, kShared, 0),
         ar_out(DType::f32, kM, kShared, 0);
     const auto expect_bits = [&](const char* name, const auto& call) {
       std::vector<std::byte> alone[3];
@@ -380,7 +380,7 @@ TEST_P(Operators, RanksMayRunOneCallAhead) {
       }
     };
     const auto with_x = [&](size_t set, const auto& run) {
-      const Matrix x(DType::f32, mine.count, kShared, 100 * set + 1 + rank);
+      const Matrix x(DType::f32, local.count, kShared, 100 * set + 1 + rank);
       run(x.tensor());
       std::fill_n(x.tensor().as<float>(), x.tensor().elements(), std::nanf(""));
     };

@@ -33,9 +33,9 @@ TEST_P(PublicOperators, ShapeDeclaresTheWeightLayout) {
     set_kernel_threads(1);
     const Matrix x(DType::f32, 8, 4, 1), nk(DType::f32, 6, 4, 2), kn(DType::f32, 6, 4, 2, true),
         out(DType::f32, 8, 6, 3), padded(DType::f32, 6, 4, 2, true, 3);
-    const Shard mine = shard_of(8, comm.size(), comm.rank());
-    const Tensor x_rows = x.tensor().rows(mine.begin, mine.count),
-                 out_rows = out.tensor().rows(mine.begin, mine.count);
+    const Shard local = shard_of(8, comm.size(), comm.rank());
+    const Tensor x_rows = x.tensor().rows(local.begin, local.count),
+                 out_rows = out.tensor().rows(local.begin, local.count);
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
       for (const bool declared : {false, true}) {
         AgGemm ag(comm, {.m = 8, .n = 6, .k = 4, .weight_kn = declared}, {strategy, 0});
@@ -81,9 +81,9 @@ TEST_P(PublicOperators, ShapeDeclaresTheBias) {
     const Matrix x(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3),
         row(DType::f32, 1, 6, 4);
     const Tensor bias = row.vector();
-    const Shard mine = shard_of(8, comm.size(), comm.rank());
-    const Tensor x_rows = x.tensor().rows(mine.begin, mine.count),
-                 out_rows = out.tensor().rows(mine.begin, mine.count);
+    const Shard local = shard_of(8, comm.size(), comm.rank());
+    const Tensor x_rows = x.tensor().rows(local.begin, local.count),
+                 out_rows = out.tensor().rows(local.begin, local.count);
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped, Strategy::automatic}) {
       for (const bool declared : {false, true}) {
         AgGemm ag(comm, {.m = 8, .n = 6, .k = 4, .bias = declared}, {strategy, 0});
@@ -132,11 +132,11 @@ void expect_movable(Communicator& comm, const typename Op::Shape& shape, const c
 TEST_P(PublicOperators, OperatorsCanBeMoved) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
-    const Shard mine = shard_of(8, comm.size(), comm.rank());
+    const Shard local = shard_of(8, comm.size(), comm.rank());
     const Matrix x(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3),
         dw(DType::f32, 6, 4, 4);
-    const Tensor x_rows = x.tensor().rows(mine.begin, mine.count),
-                 out_rows = out.tensor().rows(mine.begin, mine.count);
+    const Tensor x_rows = x.tensor().rows(local.begin, local.count),
+                 out_rows = out.tensor().rows(local.begin, local.count);
     expect_movable<AgGemm>(comm, {8, 6, 4}, "ag_gemm",
                            [&](AgGemm& op) { op.run(x_rows, w.tensor(), out.tensor()); });
     expect_movable<GemmRs>(comm, {8, 6, 4}, "gemm_rs",
@@ -180,12 +180,12 @@ TEST_P(PublicOperators, RefusedCallOnOneRankKeepsRanksInStep) {
 }
 
 TEST(GpuExtents, ExtentsBeyondKernelLimitsAreRefused) {
-  const int64_t most = int64_t(1) << 30;
-  EXPECT_EQ(refusal_of([&] { check_gpu_extents("gemm_ar", most, most, most); }), "");
+  const int64_t maximum = int64_t(1) << 30;
+  EXPECT_EQ(refusal_of([&] { check_gpu_extents("gemm_ar", maximum, maximum, maximum); }), "");
   EXPECT_EQ(refusal_of([] { check_gpu_extents("gemm_ar", 8, 8, int64_t(1) << 31); }),
             "gemm_ar: M 8 N 8 K 2147483648: expected at most 1073741824 each on GPUs");
-  EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", most + 8, 8, 8); }), "");
-  EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", 8, most + 8, 8); }), "");
+  EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", maximum + 8, 8, 8); }), "");
+  EXPECT_NE(refusal_of([&] { check_gpu_extents("gemm_ar", 8, maximum + 8, 8); }), "");
 }
 
 TANDEM_INSTANTIATE(PublicOperators);

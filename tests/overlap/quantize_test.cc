@@ -41,16 +41,16 @@ void check_rows(Communicator& comm, DType dtype) {
                 Tensor(codes.data(), DType::e4m3, {kRows, kColumns}),
                 Tensor(scales.data(), DType::f32, {kRows}));
   for (size_t row = 0; row < kRows; ++row) {
-    float most = 0, most_code = 0;
+    float maximum = 0, max_code = 0;
     for (size_t i = row * kColumns; i < (row + 1) * kColumns; ++i) {
-      most = std::max(most, std::abs(value_of(x[i])));
-      most_code = std::max(most_code, std::abs(codes[i].to_float()));
+      maximum = std::max(maximum, std::abs(value_of(x[i])));
+      max_code = std::max(max_code, std::abs(codes[i].to_float()));
       // Half a step: 2^-4 of the value, or half of 2^-9 scales for subnormal codes.
       const float error = std::abs(codes[i].to_float() * scales[row] - value_of(x[i]));
       EXPECT_LE(error, std::max(0x1.01p-4f * std::abs(value_of(x[i])), 0x1.01p-10f * scales[row]));
     }
-    EXPECT_EQ(scales[row], most / 448);
-    EXPECT_EQ(most_code, 448);
+    EXPECT_EQ(scales[row], maximum / 448);
+    EXPECT_EQ(max_code, 448);
   }
 }
 

@@ -40,7 +40,7 @@ TEST_P(Tuner, TimesBeginWhenAllRanksAreReadyAndEndWithTheCall) {
     const TimedVariant nap = timed(comm, [&] { sleep(5); });
     EXPECT_GE(nap(), 0.005);
     const std::vector<TimedVariant> variants{nap, [] { return 2.0; }};
-    const auto samples = measure(comm, std::span(variants), {.least_rounds = 2, .seconds = 0});
+    const auto samples = measure(comm, std::span(variants), {.min_rounds = 2, .seconds = 0});
     ASSERT_EQ(samples.size(), 2u);
     ASSERT_EQ(samples[0].size(), 2u);
     for (const double seconds : samples[0]) EXPECT_GE(seconds, 0.005);
@@ -307,18 +307,18 @@ TEST_P(Tuner, AutomaticOperatorsAgreeOnAChoiceAndKeepTheBits) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const uint64_t rank = uint64_t(comm.rank());
-    const Shard mine = shard_of(96, comm.size(), comm.rank());
+    const Shard local = shard_of(96, comm.size(), comm.rank());
     const Matrix x(DType::f32, 96, 24, 1 + rank), w(DType::f32, 40, 24, 9 + rank);
     if (rank == 0) forget_tuned(), std::filesystem::remove(env().cache_dir + "/tuner.json");
     std::vector<std::byte> bits[2][3];
     std::vector<int> choice;
     for (const Strategy strategy : {Strategy::serial, Strategy::automatic}) {
-      const Matrix ag_out(DType::f32, 96, 40, 0), rs_out(DType::f32, mine.count, 40, 0);
+      const Matrix ag_out(DType::f32, 96, 40, 0), rs_out(DType::f32, local.count, 40, 0);
       const Matrix ar_out(DType::f32, 96, 40, 0);
       AgGemm ag(comm, {96, 40, 24}, {strategy, 0});
       GemmRs rs(comm, {96, 40, 24}, {strategy, 0});
       GemmAr ar(comm, {96, 40, 24}, {strategy, 0});
-      ag.run(x.tensor().rows(mine.begin, mine.count), w.tensor(), ag_out.tensor());
+      ag.run(x.tensor().rows(local.begin, local.count), w.tensor(), ag_out.tensor());
       rs.run(x.tensor(), w.tensor(), rs_out.tensor());
       ar.run(x.tensor(), w.tensor(), ar_out.tensor());
       auto& of = bits[strategy == Strategy::automatic];

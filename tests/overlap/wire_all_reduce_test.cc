@@ -131,7 +131,7 @@ TEST_P(EncodedGemmAr, UnencodedCandidatesMayBeChosen) {
       Result plain(p, s, DType::f32), encoded(p, s, DType::f32), result(p, s, DType::f32);
       reference(comm, {}, p, false, false, plain);
       reference(comm, wire, p, false, false, encoded);
-      GemmAr op(comm, {s.m, s.n, s.k}, {.wire = wire, .or_plain = true});
+      GemmAr op(comm, {s.m, s.n, s.k}, {.wire = wire, .allow_uncompressed = true});
       for (int call = 0; call < 3; ++call) {
         op.run(p.x[rank].tensor(), p.weight[rank].tensor(), result.out.tensor());
       }

@@ -42,13 +42,13 @@ TEST_P(EncodedGather, AgGemmMatchesTheGemmOfDecodedRows) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         for (const Size& s : kSizes) {
           const bool odd = s.k % 2;
-          const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+          const Shard local = shard_of(s.m, comm.size(), comm.rank());
           const Matrix x(dtype, s.m, s.k, 1, false, odd ? 3 : 0);
           const Matrix weight(dtype, s.n, s.k, 100 + uint64_t(comm.rank()), odd);
-          const Tensor own = x.tensor().rows(mine.begin, mine.count);
+          const Tensor own = x.tensor().rows(local.begin, local.count);
           const Matrix decoded = as_sent(comm, wire, x.tensor());
           const Matrix expected(dtype, s.m, s.n, 8);
-          ag_gemm_reference(comm, decoded.tensor().rows(mine.begin, mine.count), weight.tensor(),
+          ag_gemm_reference(comm, decoded.tensor().rows(local.begin, local.count), weight.tensor(),
                             expected.tensor(), nullptr);
           for (const OverlapOptions& plan : kPlans) {
             SCOPED_TRACE(testing::Message()
@@ -81,16 +81,17 @@ TEST_P(EncodedGather, AgWgradUsesTheSameDecodedRows) {
       const Wire wire = Wire::parse(format);
       for (const DType dtype : {DType::f32, DType::bf16}) {
         for (const Size& s : {Size{3, 5, 130}, Size{131, 5, 65}}) {
-          const Shard mine = shard_of(s.m, comm.size(), comm.rank());
+          const Shard local = shard_of(s.m, comm.size(), comm.rank());
           const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, s.n, 2 + uint64_t(comm.rank()));
           const Matrix decoded = as_sent(comm, wire, x.tensor());
           const Matrix expected(DType::f32, s.n, s.k, 3);
           AgWgrad plain(comm, {s.m, s.n, s.k, dtype}, {.strategy = Strategy::serial});
-          plain.run(decoded.tensor().rows(mine.begin, mine.count), dy.tensor(), expected.tensor());
+          plain.run(decoded.tensor().rows(local.begin, local.count), dy.tensor(),
+                    expected.tensor());
           for (const OverlapOptions& plan : kPlans) {
             const Matrix dw(DType::f32, s.n, s.k, 3);
             AgWgrad op(comm, {s.m, s.n, s.k, dtype}, with_wire(plan, wire));
-            op.run(x.tensor().rows(mine.begin, mine.count), dy.tensor(), dw.tensor());
+            op.run(x.tensor().rows(local.begin, local.count), dy.tensor(), dw.tensor());
             EXPECT_EQ(bytes_of(dw.tensor()), bytes_of(expected.tensor()))
                 << format << " " << name_of(dtype) << " m " << s.m << " chunks " << plan.chunks;
           }
@@ -104,15 +105,15 @@ TEST_P(EncodedGather, AgWgradUsesTheSameDecodedRows) {
 TEST_P(EncodedGather, UnencodedCandidatesMayBeChosen) {
   run([](Communicator& comm) {
     constexpr int64_t kM = 9, kN = 4, kK = 40;
-    const Shard mine = shard_of(kM, comm.size(), comm.rank());
+    const Shard local = shard_of(kM, comm.size(), comm.rank());
     const Matrix x(DType::f32, kM, kK, 1), weight(DType::f32, kN, kK, 2);
     const Wire wire = Wire::parse("int4:g32");
     const Matrix sent = as_sent(comm, wire, x.tensor());
     AgGemm op(comm, {.m = kM, .n = kN, .k = kK, .keep_gathered = true},
-              {.wire = wire, .or_plain = true});
+              {.wire = wire, .allow_uncompressed = true});
     const Matrix out(DType::f32, kM, kN, 3);
     for (int call = 0; call < 3; ++call) {
-      op.run(x.tensor().rows(mine.begin, mine.count), weight.tensor(), out.tensor());
+      op.run(x.tensor().rows(local.begin, local.count), weight.tensor(), out.tensor());
     }
     const auto gathered = bytes_of(op.gathered());
     EXPECT_TRUE(gathered == bytes_of(x.tensor()) || gathered == bytes_of(sent.tensor()));
@@ -124,12 +125,12 @@ TEST_P(EncodedGather, NaNDoesNotLeaveItsGroup) {
     if (comm.size() == 1) return;
     constexpr int64_t kK = 64;
     const int64_t m = 2 * comm.size();
-    const Shard mine = shard_of(m, comm.size(), comm.rank());
+    const Shard local = shard_of(m, comm.size(), comm.rank());
     const Matrix x(DType::f32, m, kK, 1), weight(DType::f32, 2, kK, 2), out(DType::f32, m, 2, 3);
     x.tensor().as<float>()[40] = std::numeric_limits<float>::quiet_NaN();
     AgGemm op(comm, {.m = m, .n = 2, .k = kK, .keep_gathered = true},
               {.strategy = Strategy::overlapped, .chunks = 2, .wire = Wire::parse("int8:g32")});
-    op.run(x.tensor().rows(mine.begin, mine.count), weight.tensor(), out.tensor());
+    op.run(x.tensor().rows(local.begin, local.count), weight.tensor(), out.tensor());
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < kK; ++j) {
         EXPECT_EQ(std::isnan(at(op.gathered(), i, j)), i == 0 && j >= 32) << i << ", " << j;

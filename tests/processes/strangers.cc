@@ -11,7 +11,7 @@
 #include <string_view>
 #include <thread>
 
-#include "comm/processes/hub_bootstrap.h"
+#include "comm/processes/rendezvous_bootstrap.h"
 #include "comm/processes/sockets.h"
 
 namespace {
@@ -19,7 +19,7 @@ namespace {
 using tandem::processes::Socket;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMeetings = 10, kAtATime = 12, kMostDescriptors = 512;
+constexpr int kMeetings = 10, kAtATime = 12, kMaxDescriptors = 512;
 constexpr double kLongestSeconds = 5;  // waiting for the silent ones would take longer
 
 std::atomic<bool> ended = false;
@@ -42,7 +42,7 @@ void attack() {
   std::vector<Socket> strangers;
   in_port_t last_port = 0;
   while (!ended) {
-    for (int fd = 3; fd < kMostDescriptors; ++fd) {
+    for (int fd = 3; fd < kMaxDescriptors; ++fd) {
       const in_port_t port = port_of(fd);
       if (port == 0 || port == last_port) continue;
       last_port = port;
@@ -64,11 +64,11 @@ void attack() {
 }
 
 bool is_peer(const Socket& socket, int rank, int peer) {
-  int theirs = -1;
+  int remote = -1;
   pollfd entry{socket.get(), POLLIN, 0};
   return send(socket.get(), &rank, sizeof rank, MSG_NOSIGNAL) == ssize_t(sizeof rank) &&
          poll(&entry, 1, 5000) == 1 &&
-         recv(socket.get(), &theirs, sizeof theirs, 0) == ssize_t(sizeof theirs) && theirs == peer;
+         recv(socket.get(), &remote, sizeof remote, 0) == ssize_t(sizeof remote) && remote == peer;
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ bool is_peer(const Socket& socket, int rank, int peer) {
 int main() {
   const auto launch = tandem::launched_by_environment();
   if (!launch) return 2;
-  tandem::processes::HubBootstrap bootstrap(*launch, 30);
+  tandem::processes::RendezvousBootstrap bootstrap(*launch, 30);
   const int rank = bootstrap.rank();
   std::thread attacker(attack);
   int right = 1;

@@ -102,7 +102,7 @@ def anything(chance, comm):
 
 
 NAMES = ("x", "weight", "out", "bias", "comm", "dtype", "codec", "residual", "op", "peer", "m", "strategy",
-         "chunks", "or_plain", "weight_kn", "send_counts", "recv_counts", "root", "dy", "experts", "weights", "w_in", "w_out", "dx", "dw_in",
+         "chunks", "allow_uncompressed", "weight_kn", "send_counts", "recv_counts", "root", "dy", "experts", "weights", "w_in", "w_out", "dx", "dw_in",
          "tp", "combine_codec", "nothing")
 
 

@@ -124,8 +124,8 @@ class Forward(unittest.TestCase):
                     self.assertTrue((out != plain).any())
             lossless = forward(strategy="overlapped", codec="lossless", combine_codec="lossless")
             assert_same(lossless, plain, size * 1e-5)
-            forward(codec="int8", or_plain=True)
-            for bad in ({"codec": "int9"}, {"combine_codec": "int8:g48"}, {"or_plain": True}):
+            forward(codec="int8", allow_uncompressed=True)
+            for bad in ({"codec": "int9"}, {"combine_codec": "int8:g48"}, {"allow_uncompressed": True}):
                 with self.assertRaises(tandem.InvalidArgument):
                     forward(**bad)
 
@@ -255,7 +255,7 @@ class Attributes(unittest.TestCase):
             self.assertEqual((layer.tokens, layer.hidden, layer.ffn, layer.experts, layer.top_k, layer.tp, layer.dtype),
                              (9, HIDDEN, FFN, EXPERTS, TOP_K, comm.size, tandem.DType.bf16))
             self.assertEqual((layer.dispatch_strategy, layer.combine_strategy), ("overlapped",) * 2)
-            self.assertEqual(layer.refused_choices(), 0)
+            self.assertEqual(layer.dropped_routings(), 0)
             self.assertIn(f"experts {EXPERTS}", repr(layer))
 
         on_ranks(body)
@@ -355,7 +355,7 @@ class Wrong(unittest.TestCase):
         to = np.zeros((1, 1), "i4"), np.ones((1, 1), "f4")
         batch = layer.forward(x, *to, *w)[1]
         world.close()
-        for call in (lambda: layer.forward(x, *to, *w), lambda: layer.backward(batch, x, *w), layer.refused_choices,
+        for call in (lambda: layer.forward(x, *to, *w), lambda: layer.backward(batch, x, *w), layer.dropped_routings,
                      lambda: batch.rows_of_experts, lambda: layer.dispatch_strategy, lambda: layer.combine_strategy,
                      lambda: tandem.MoeLayer(layer.comm, 4, HIDDEN, FFN, EXPERTS, 1)):
             with self.assertRaisesRegex(tandem.InvalidArgument, "closed"):

@@ -115,9 +115,9 @@ class Products(unittest.TestCase):
                     if codec == "int4:g32" and comm.size > 1:
                         plain = make(comm, m, n, k, strategy="serial")(mine, weight)
                         self.assertTrue((plain != got[0]).any())
-                either = make(comm, m, n, k, codec="int8", or_plain=True)(mine, weight)
+                either = make(comm, m, n, k, codec="int8", allow_uncompressed=True)(mine, weight)
                 self.assertLessEqual(np.abs(either - want).max(initial=0), size * 0.005 + 1e-3)
-                for bad in ({"codec": "int9"}, {"codec": "int8:g48"}, {"or_plain": True}):
+                for bad in ({"codec": "int9"}, {"codec": "int8:g48"}, {"allow_uncompressed": True}):
                     with self.assertRaises(tandem.InvalidArgument):
                         make(comm, m, n, k, **bad)
 

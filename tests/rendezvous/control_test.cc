@@ -35,8 +35,8 @@ TEST_P(Control, ExchangeReachesEveryRankAndSplitsAgree) {
   const int size = ranks();
   const auto statuses = run_processes(size, all_ranks(size), 10, [&](Communicator& comm) {
     for (int round = 0; round < 50; ++round) {
-      const std::string mine(size_t(round * 40 * (comm.rank() + 1)), char('a' + comm.rank()));
-      const auto all = comm.exchange(std::as_bytes(std::span(mine.data(), mine.size())), "blobs");
+      const std::string local(size_t(round * 40 * (comm.rank() + 1)), char('a' + comm.rank()));
+      const auto all = comm.exchange(std::as_bytes(std::span(local.data(), local.size())), "blobs");
       for (int r = 0; r < size; ++r) {
         const std::string expected(size_t(round * 40 * (r + 1)), char('a' + r));
         if (text_of(all[size_t(r)]) != expected) return kWrong;
@@ -46,13 +46,13 @@ TEST_P(Control, ExchangeReachesEveryRankAndSplitsAgree) {
     const auto part = comm.split(comm.rank() % 2, -comm.rank());
     const int members = size / 2 + (comm.rank() % 2 == 0 ? size % 2 : 0);
     if (part->size() != members) return kWrong;
-    const int mine = comm.rank();
-    const auto all = part->exchange(std::as_bytes(std::span(&mine, 1)), "part");
+    const int local = comm.rank();
+    const auto all = part->exchange(std::as_bytes(std::span(&local, 1)), "part");
     for (int i = 0, last = size; i < members; ++i) {
-      int theirs = 0;
-      std::memcpy(&theirs, all[size_t(i)].data(), sizeof theirs);
-      if (theirs % 2 != mine % 2 || theirs >= last) return kWrong;
-      last = theirs;
+      int remote = 0;
+      std::memcpy(&remote, all[size_t(i)].data(), sizeof remote);
+      if (remote % 2 != local % 2 || remote >= last) return kWrong;
+      last = remote;
     }
     comm.barrier("end");
     return kRight;
@@ -113,7 +113,7 @@ TEST_P(Control, KilledRankZeroIsNamedByAllOthers) {
   if (size == 1) GTEST_SKIP() << "nobody is left";
   const auto begin = std::chrono::steady_clock::now();
   const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
-    const auto mine = comm.allocate(0, 1);
+    const auto local = comm.allocate(0, 1);
     try {
       comm.barrier("start");
       if (comm.rank() == 0) {
@@ -122,7 +122,7 @@ TEST_P(Control, KilledRankZeroIsNamedByAllOthers) {
       }
       while (comm.rank() == 1 &&
              std::chrono::steady_clock::now() - begin < std::chrono::seconds(60)) {
-        comm.wait(*mine, 0, 0, {});
+        comm.wait(*local, 0, 0, {});
       }
       comm.barrier("never");
     } catch (const Aborted& error) {
@@ -141,11 +141,11 @@ TEST_P(Control, RankMayFinishLongAfterRankZero) {
   const int size = ranks();
   if (size != 2) GTEST_SKIP() << "one size: it takes longer than the hub's patience";
   const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
-    const auto mine = comm.allocate(0, 1);
+    const auto local = comm.allocate(0, 1);
     comm.barrier("start");
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
     while (comm.rank() != 0 && std::chrono::steady_clock::now() < until) {
-      comm.wait(*mine, 0, 0, {});
+      comm.wait(*local, 0, 0, {});
     }
     return kRight;
   });
@@ -156,7 +156,7 @@ TEST_P(Control, AbortReachesWaitingAndPollingRanks) {
   const int size = ranks();
   if (size < 3) GTEST_SKIP() << "rank 0 looks, another waits, the last aborts";
   const auto statuses = run_processes(size, all_ranks(size), 200, [&](Communicator& comm) {
-    const auto mine = comm.allocate(0, 1);
+    const auto local = comm.allocate(0, 1);
     comm.barrier("start");
     try {
       if (comm.rank() == size - 1) {
@@ -165,7 +165,7 @@ TEST_P(Control, AbortReachesWaitingAndPollingRanks) {
       } else if (comm.rank() == 0) {  // like a wait for a GPU's signal
         const auto begin = std::chrono::steady_clock::now();
         while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(20)) {
-          comm.wait(*mine, 0, 0, {});
+          comm.wait(*local, 0, 0, {});
         }
       } else {
         comm.barrier("never");

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
+#include "comm/rendezvous/admission.h"
 #include "comm/rendezvous/endpoint.h"
-#include "comm/rendezvous/gate.h"
 #include "comm/rendezvous/secret.h"
 
 namespace tandem::test {
@@ -27,11 +27,11 @@ const Credentials kOtherWorld = credentials_of(read_secret("what only the ranks 
 const Credentials kNone = credentials_of({}, "world");
 
 struct Pair {
-  Connection hub, rank;
+  Connection server, rank;
   Pair() {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
-    hub = Connection(ends[0]);
+    server = Connection(ends[0]);
     rank = Connection(ends[1]);
   }
 };
@@ -49,18 +49,18 @@ T get(const Connection& from) {
 }
 
 // Verdict that a rank receives from a server with credentials `hub` which would decide `verdict`.
-Applicant::State meet(const Credentials& hub, const Credentials& rank, Verdict verdict,
-                      std::optional<Verdict>& heard) {
+PendingPeer::State meet(const Credentials& server, const Credentials& rank, Verdict verdict,
+                        std::optional<Verdict>& heard) {
   const Pair pair;
-  Caller caller(pair.hub.fd(), hub);
-  Applicant applicant(rank, 2, 4);
-  EXPECT_EQ(applicant.advance(pair.rank.fd()), Applicant::State::waiting);
-  EXPECT_EQ(caller.read(pair.hub.fd()), AnswerState::whole);
+  Caller caller(pair.server.fd(), server);
+  PendingPeer peer(rank, 2, 4);
+  EXPECT_EQ(peer.advance(pair.rank.fd()), PendingPeer::State::waiting);
+  EXPECT_EQ(caller.read(pair.server.fd()), AnswerState::whole);
   EXPECT_EQ(caller.answer().rank, 2);
   EXPECT_EQ(caller.answer().size, 4);
-  caller.rule(pair.hub.fd(), hub, caller.proved(hub) ? verdict : Verdict::unproved, 4);
-  const auto state = applicant.advance(pair.rank.fd());
-  heard = applicant.ruling().verdict;
+  caller.rule(pair.server.fd(), server, caller.proved(server) ? verdict : Verdict::unproved, 4);
+  const auto state = peer.advance(pair.rank.fd());
+  heard = peer.decision().verdict;
   return state;
 }
 
@@ -68,7 +68,7 @@ TEST(Handshake, RanksWithTheSecretAreAdmitted) {
   std::optional<Verdict> heard;
   for (const auto& credentials : {kOurs, kNone}) {
     for (const Verdict verdict : {Verdict::admitted, Verdict::other_size, Verdict::taken}) {
-      EXPECT_EQ(meet(credentials, credentials, verdict, heard), Applicant::State::ruled);
+      EXPECT_EQ(meet(credentials, credentials, verdict, heard), PendingPeer::State::decided);
       EXPECT_EQ(heard, verdict);
     }
   }
@@ -77,27 +77,27 @@ TEST(Handshake, RanksWithTheSecretAreAdmitted) {
 TEST(Handshake, RanksWithoutTheSecretAreRefused) {
   std::optional<Verdict> heard;
   for (const auto& rank : {kOther, kOtherWorld, kNone}) {
-    EXPECT_EQ(meet(kOurs, rank, Verdict::admitted, heard), Applicant::State::ruled);
+    EXPECT_EQ(meet(kOurs, rank, Verdict::admitted, heard), PendingPeer::State::decided);
     EXPECT_EQ(heard, Verdict::unproved);
   }
-  EXPECT_EQ(meet(kNone, kOurs, Verdict::admitted, heard), Applicant::State::ruled);
+  EXPECT_EQ(meet(kNone, kOurs, Verdict::admitted, heard), PendingPeer::State::decided);
   EXPECT_EQ(heard, Verdict::unproved);
 }
 
 TEST(Handshake, ServerMustProveThatItKnowsTheSecret) {
   const Pair pair;
-  put(pair.hub, Challenge{kMagic, 1, random_digest()});
-  Applicant applicant(kOurs, 2, 4);
-  applicant.advance(pair.rank.fd());
-  const auto answer = get<Answer>(pair.hub);
+  put(pair.server, Challenge{kMagic, 1, random_digest()});
+  PendingPeer peer(kOurs, 2, 4);
+  peer.advance(pair.rank.fd());
+  const auto answer = get<Answer>(pair.server);
   // The rank's own proof, reflected.
-  put(pair.hub, Ruling{kMagic, Verdict::admitted, 4, answer.proof});
-  EXPECT_EQ(applicant.advance(pair.rank.fd()), Applicant::State::impostor);
+  put(pair.server, Decision{kMagic, Verdict::admitted, 4, answer.proof});
+  EXPECT_EQ(peer.advance(pair.rank.fd()), PendingPeer::State::impostor);
 }
 
 TEST(Handshake, ProofCoversEveryBitOfAnAnswer) {
   const Pair pair;
-  Caller caller(pair.hub.fd(), kOurs);
+  Caller caller(pair.server.fd(), kOurs);
   const auto challenge = get<Challenge>(pair.rank);
   Answer right{kMagic, 2, 4, 1, random_digest(), {}};
   right.proof = proof_of_rank(kOurs.key, challenge.nonce, right);
@@ -111,41 +111,41 @@ TEST(Handshake, ProofCoversEveryBitOfAnAnswer) {
         << bit;
   }
   put(pair.rank, right);
-  EXPECT_EQ(caller.read(pair.hub.fd()), AnswerState::whole);
+  EXPECT_EQ(caller.read(pair.server.fd()), AnswerState::whole);
   EXPECT_TRUE(caller.proved(kOurs));
 }
 
 TEST(Handshake, AnswerIsValidForOneConnectionOnly) {
   const Pair first, second;
-  Caller caller(first.hub.fd(), kOurs), later(second.hub.fd(), kOurs);
-  Applicant applicant(kOurs, 2, 4);
-  applicant.advance(first.rank.fd());
-  const auto recorded = get<Answer>(first.hub);
+  Caller caller(first.server.fd(), kOurs), later(second.server.fd(), kOurs);
+  PendingPeer peer(kOurs, 2, 4);
+  peer.advance(first.rank.fd());
+  const auto recorded = get<Answer>(first.server);
   put(second.rank, recorded);
-  EXPECT_EQ(later.read(second.hub.fd()), AnswerState::whole);
+  EXPECT_EQ(later.read(second.server.fd()), AnswerState::whole);
   EXPECT_FALSE(later.proved(kOurs));
 }
 
 TEST(Handshake, BytesMayArriveOneByOne) {
   const Pair pair;
-  Caller caller(pair.hub.fd(), kOurs);
+  Caller caller(pair.server.fd(), kOurs);
   const auto challenge = get<Challenge>(pair.rank);
   Answer answer{kMagic, 2, 4, 1, random_digest(), {}};
   answer.proof = proof_of_rank(kOurs.key, challenge.nonce, answer);
   for (size_t i = 0; i < sizeof answer; ++i) {
-    EXPECT_EQ(caller.read(pair.hub.fd()), AnswerState::waiting);
+    EXPECT_EQ(caller.read(pair.server.fd()), AnswerState::waiting);
     put(pair.rank, reinterpret_cast<const char*>(&answer)[i]);
   }
-  EXPECT_EQ(caller.read(pair.hub.fd()), AnswerState::whole);
+  EXPECT_EQ(caller.read(pair.server.fd()), AnswerState::whole);
   EXPECT_TRUE(caller.proved(kOurs));
 }
 
 TEST(Handshake, ForeignBytesAreDetectedAtOnce) {
   for (const std::string text : {"G", "GET / HTTP/1.1\r\n", "tandem", "\x16\x03\x01"}) {
     const Pair pair;
-    Caller caller(pair.hub.fd(), kOurs);
+    Caller caller(pair.server.fd(), kOurs);
     ASSERT_EQ(send(pair.rank.fd(), text.data(), text.size(), 0), ssize_t(text.size()));
-    EXPECT_EQ(caller.read(pair.hub.fd()),
+    EXPECT_EQ(caller.read(pair.server.fd()),
               text == "tandem" ? AnswerState::waiting : AnswerState::foreign);
   }
 }
@@ -163,7 +163,7 @@ class AtTheGate : public testing::Test {
     std::vector<int> ranks;
     // One event at the listener and one at each connection, in any order.
     for (int i = 0; i < 3; ++i) {
-      for (const auto& entrant : gate_.serve([](int, int) { return Verdict::admitted; })) {
+      for (const auto& entrant : admission_.serve([](int, int) { return Verdict::admitted; })) {
         ranks.push_back(entrant.rank);
       }
     }
@@ -171,18 +171,18 @@ class AtTheGate : public testing::Test {
   }
 
   Endpoint place_{"tandem-handshake-test-" + std::to_string(getpid()), "", 0};
-  Gate gate_{listen_on(place_), kOurs, 4};
+  Admission admission_{listen_on(place_), kOurs, 4};
 };
 
 TEST_F(AtTheGate, SilentPeersAreBoundedAndDelayNoRank) {
-  constexpr size_t kMost = 256 + 4;
+  constexpr size_t kMax = 256 + 4;
   std::vector<Connection> silent;
   for (int i = 0; i < 600; ++i) {
     silent.push_back(come());
     serve();
-    EXPECT_LE(gate_.waiting(), kMost);
+    EXPECT_LE(admission_.waiting(), kMax);
   }
-  EXPECT_EQ(gate_.waiting(), kMost);
+  EXPECT_EQ(admission_.waiting(), kMax);
   // The oldest were disconnected, the newest were not.
   char byte;
   recv(silent.front().fd(), &byte, 1, MSG_DONTWAIT | MSG_PEEK);
@@ -191,11 +191,11 @@ TEST_F(AtTheGate, SilentPeersAreBoundedAndDelayNoRank) {
   EXPECT_EQ(recv(silent.front().fd(), &byte, 1, 0), 0);
   const Connection rank = come();
   serve();
-  Applicant applicant(kOurs, 3, 4);
-  EXPECT_EQ(applicant.advance(rank.fd()), Applicant::State::waiting);
+  PendingPeer peer(kOurs, 3, 4);
+  EXPECT_EQ(peer.advance(rank.fd()), PendingPeer::State::waiting);
   EXPECT_EQ(serve(), std::vector<int>{3});
-  EXPECT_EQ(applicant.advance(rank.fd()), Applicant::State::ruled);
-  EXPECT_EQ(gate_.waiting(), kMost - 1);
+  EXPECT_EQ(peer.advance(rank.fd()), PendingPeer::State::decided);
+  EXPECT_EQ(admission_.waiting(), kMax - 1);
 }
 
 TEST_F(AtTheGate, PeersThatSendGarbageOrDisconnectAreDropped) {
@@ -206,23 +206,23 @@ TEST_F(AtTheGate, PeersThatSendGarbageOrDisconnectAreDropped) {
     serve();
   }
   serve();
-  EXPECT_EQ(gate_.waiting(), 0u);
-  EXPECT_EQ(gate_.refused(), 0u);
+  EXPECT_EQ(admission_.waiting(), 0u);
+  EXPECT_EQ(admission_.refused(), 0u);
 }
 
 TEST_F(AtTheGate, WrongSecretsAreCounted) {
   for (int i = 0; i < 20; ++i) {
     const Connection connection = come();
     serve();
-    Applicant applicant(kOther, 1, 4);
-    applicant.advance(connection.fd());
+    PendingPeer peer(kOther, 1, 4);
+    peer.advance(connection.fd());
     EXPECT_TRUE(serve().empty());
-    EXPECT_EQ(applicant.advance(connection.fd()), Applicant::State::ruled);
-    EXPECT_EQ(applicant.ruling().verdict, Verdict::unproved);
-    EXPECT_EQ(applicant.ruling().proof, Digest{});
+    EXPECT_EQ(peer.advance(connection.fd()), PendingPeer::State::decided);
+    EXPECT_EQ(peer.decision().verdict, Verdict::unproved);
+    EXPECT_EQ(peer.decision().proof, Digest{});
   }
-  EXPECT_EQ(gate_.refused(), 20u);
-  EXPECT_EQ(gate_.waiting(), 0u);
+  EXPECT_EQ(admission_.refused(), 20u);
+  EXPECT_EQ(admission_.waiting(), 0u);
 }
 
 // Pending peers are disconnected in favour of new ones.
@@ -230,7 +230,7 @@ TEST_F(AtTheGate, AdmitsRanksAfterRunningOutOfDescriptors) {
   std::vector<Connection> silent;
   for (int i = 0; i < 20; ++i) silent.push_back(come());
   serve();
-  EXPECT_EQ(gate_.waiting(), 20u);
+  EXPECT_EQ(admission_.waiting(), 20u);
   const Connection rank = come();
   rlimit before{};
   getrlimit(RLIMIT_NOFILE, &before);
@@ -241,9 +241,9 @@ TEST_F(AtTheGate, AdmitsRanksAfterRunningOutOfDescriptors) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   serve();
   EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(gate_.waiting(), 20u);
-  Applicant applicant(kOurs, 1, 4);
-  EXPECT_EQ(applicant.advance(rank.fd()), Applicant::State::waiting);
+  EXPECT_EQ(admission_.waiting(), 20u);
+  PendingPeer peer(kOurs, 1, 4);
+  EXPECT_EQ(peer.advance(rank.fd()), PendingPeer::State::waiting);
   EXPECT_EQ(serve(), std::vector<int>{1});
 }
 

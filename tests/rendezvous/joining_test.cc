@@ -1,6 +1,6 @@
 // Ranks that join a rendezvous server: those admitted, the refusals of others, and a rank's report
 // of any other listener at the server's address. Ranks are threads here.
-#include "comm/rendezvous/join.h"
+#include "comm/rendezvous/connect.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -44,24 +44,24 @@ int free_port() {
 std::string refusal(const Secret& hubs, Launch stranger, const Secret& secret) {
   testing::internal::CaptureStderr();
   const int port = hubs.source.empty() ? 0 : free_port();
-  Launch hub = at("127.0.0.1", port, 0, 2);
-  hub.one_host = hubs.source.empty();
-  hub.world = stranger.world = "joining " + std::to_string(getpid());
-  stranger.host = hub.host;
-  stranger.port = hub.port;
-  stranger.one_host = hub.one_host;
-  const auto run = [](const Launch& launch, const Secret& mine) {
-    ControlCommunicator comm(launch, mine, 20);
+  Launch server = at("127.0.0.1", port, 0, 2);
+  server.one_host = hubs.source.empty();
+  server.world = stranger.world = "joining " + std::to_string(getpid());
+  stranger.host = server.host;
+  stranger.port = server.port;
+  stranger.one_host = server.one_host;
+  const auto run = [](const Launch& launch, const Secret& local) {
+    ControlCommunicator comm(launch, local, 20);
     comm.barrier("start");
   };
-  auto zero = std::async(std::launch::async, run, hub, hubs);
+  auto zero = std::async(std::launch::async, run, server, hubs);
   std::string said = "let in";
   try {
     join(stranger, credentials_of(secret, stranger.world), 20);
   } catch (const Error& error) {
     said = error.what();
   }
-  Launch right = hub;
+  Launch right = server;
   right.rank = 1;
   run(right, hubs);
   zero.get();
@@ -167,8 +167,8 @@ TEST(Joining, OtherListenersAtRankZerosAddressAreRejected) {
   const auto impostor = [&](const Connection& c) {
     const Challenge challenge{kMagic, 1, random_digest()};
     say(c, &challenge, sizeof challenge);
-    const Ruling ruling{kMagic, Verdict::admitted, 2, random_digest()};
-    say(c, &ruling, sizeof ruling);
+    const Decision decision{kMagic, Verdict::admitted, 2, random_digest()};
+    say(c, &decision, sizeof decision);
   };
   expect_parts(said_of(impostor, 20), {"does not know the secret of TANDEM_SECRET"});
 }
@@ -240,7 +240,7 @@ TEST(Joining, OtherUsersOfThisHostAreRejected) {
     const Connection connection = connect_to(place, 5, why);
     return connection.open() && is_another_users(connection);
   }));
-  Gate gate(Connection(dup(listener.fd())), {}, 2);
+  Admission gate(Connection(dup(listener.fd())), {}, 2);
   gate.serve([](int, int) { return Verdict::admitted; });
   EXPECT_EQ(gate.waiting(), 0u);
   const Connection own = connect_to(place, 5, why);

@@ -23,29 +23,29 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr int kMostOfANode = 8;
+constexpr int kMaxRanksOfNode = 8;
 
 /// Runs `body` on each rank after it has joined; returns the text of its error, if any, by rank.
 std::vector<std::string> meet_all(int size, const std::function<Newcomer(int rank)>& newcomer,
                                   const std::function<void(const Met&)>& body,
-                                  double deadline_s = 10, int most_of_a_node = kMostOfANode) {
+                                  double deadline_s = 10, int max_ranks_of_node = kMaxRanksOfNode) {
   const Communicators before = new_thread_ranks({.ranks = size, .deadline_s = deadline_s});
   std::vector<std::string> errors{size_t(size)};
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
-      const auto gather = [&](std::span<const std::byte> mine) {
+      const auto gather = [&](std::span<const std::byte> local) {
         std::vector<std::byte> all;
-        for (const auto& each : before[size_t(rank)]->exchange(mine, "gather")) {
+        for (const auto& each : before[size_t(rank)]->exchange(local, "gather")) {
           all.insert(all.end(), each.begin(), each.end());
         }
         return all;
       };
-      Newcomer mine = newcomer(rank);
-      mine.rank = rank;
-      mine.size = size;
+      Newcomer local = newcomer(rank);
+      local.rank = rank;
+      local.size = size;
       try {
-        body(control::meet("adopt", mine, gather, most_of_a_node, deadline_s));
+        body(control::meet("adopt", local, gather, max_ranks_of_node, deadline_s));
       } catch (const Timeout& error) {
         errors[size_t(rank)] = std::string("Timeout: ") + error.what();
       } catch (const Aborted& error) {
@@ -64,9 +64,9 @@ std::vector<std::string> meet_all(int size, const std::function<Newcomer(int ran
 class Meeting : public testing::TestWithParam<int> {  // number of nodes that the ranks name
  protected:
   static Newcomer on_node(int rank) {
-    Newcomer mine;
-    mine.node = "node " + std::to_string(rank % GetParam());
-    return mine;
+    Newcomer local;
+    local.node = "node " + std::to_string(rank % GetParam());
+    return local;
   }
 };
 
@@ -104,9 +104,9 @@ INSTANTIATE_TEST_SUITE_P(Nodes, Meeting, testing::Values(1, 2),
 
 TEST(Meet, RefusalIsThrownByAllAndNamesItsRank) {
   const auto refuses = [](int rank) {
-    Newcomer mine;
-    if (rank == 1) mine.refusal = "the current device is cuda:0: expected cuda:1";
-    return mine;
+    Newcomer local;
+    if (rank == 1) local.refusal = "the current device is cuda:0: expected cuda:1";
+    return local;
   };
   const auto errors = meet_all(3, refuses, [](const Met&) { ADD_FAILURE() << "they met"; });
   const std::string text = "the current device is cuda:0: expected cuda:1";
@@ -118,11 +118,11 @@ TEST(Meet, RefusalIsThrownByAllAndNamesItsRank) {
 TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
   for (const bool all_allow : {false, true}) {
     const auto of_two_programs = [&](int rank) {
-      Newcomer mine;
-      mine.build = {};
-      mine.build.text[0] = rank == 1 ? 'b' : 'a';
-      mine.build.allowed = rank < 2 || all_allow ? 1 : 0;
-      return mine;
+      Newcomer local;
+      local.build = {};
+      local.build.text[0] = rank == 1 ? 'b' : 'a';
+      local.build.allowed = rank < 2 || all_allow ? 1 : 0;
+      return local;
     };
     int met = 0;
     const auto errors =
@@ -137,9 +137,9 @@ TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
 
 TEST(Meet, TooManyRanksOfANodeAreRefusedByAll) {
   const auto of_two = [](int rank) {
-    Newcomer mine;
-    mine.node = rank < 2 ? "small" : "large";
-    return mine;
+    Newcomer local;
+    local.node = rank < 2 ? "small" : "large";
+    return local;
   };
   const auto errors = meet_all(
       5, of_two, [](const Met&) { ADD_FAILURE() << "they met"; }, 10, 2);

@@ -44,8 +44,8 @@ TEST(Inbox, AssemblesMessagesFromParts) {
 }
 
 TEST(Inbox, InvalidHeaderEndsTheInbox) {
-  for (const Header& header : {Header{Kind::blob, 0, 0, kMostNameBytes + 1, 0},
-                               Header{Kind::blob, 0, 0, 0, kMostBlobBytes + 1},
+  for (const Header& header : {Header{Kind::blob, 0, 0, kMaxNameBytes + 1, 0},
+                               Header{Kind::blob, 0, 0, 0, kMaxBlobBytes + 1},
                                Header{Kind::blob, 0, 0, ~0u, ~0u}, Header{Kind(99), 0, 0, 0, 0}}) {
     Inbox inbox;
     inbox.append(bytes_of(header));
@@ -57,7 +57,7 @@ TEST(Inbox, InvalidHeaderEndsTheInbox) {
 
 struct Ends {
   Line line;
-  Connection hub;
+  Connection server;
 };
 Ends ends(int buffer = 0) {
   int fds[2];
@@ -67,21 +67,21 @@ Ends ends(int buffer = 0) {
 }
 
 TEST(Line, ServerThatStopsMidMessageTimesOut) {
-  auto [line, hub] = ends();
+  auto [line, server] = ends();
   const auto bytes = bytes_of({Kind::all, 0, 0, 0, 1000}, "the beginning");
-  ASSERT_EQ(send(hub.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
+  ASSERT_EQ(send(server.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
   Message message;
   const auto begin = Clock::now();
   EXPECT_EQ(line.receive(message, 0.2), Line::Received::timeout);
   line.look_for_abort();
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
-  hub.close();
+  server.close();
   EXPECT_EQ(line.receive(message, 5), Line::Received::gone);
   EXPECT_THROW(line.look_for_abort(), Aborted);
 }
 
 TEST(Line, ServerThatReadsNothingTimesOut) {
-  auto [line, hub] = ends(4096);
+  auto [line, server] = ends(4096);
   const std::vector<std::byte> blob(1 << 20);
   const Header header{Kind::blob, 1, 0, 0, uint32_t(blob.size())};
   const auto begin = Clock::now();
@@ -91,10 +91,10 @@ TEST(Line, ServerThatReadsNothingTimesOut) {
 }
 
 TEST(Line, AbortArrivesAfterTheMessageBeforeIt) {
-  auto [line, hub] = ends();
+  auto [line, server] = ends();
   for (const auto& bytes :
        {bytes_of({Kind::all, 0, 0, 0, 2}, "ab"), bytes_of({Kind::abort, 3, 0, 0, 3}, "why")}) {
-    ASSERT_EQ(send(hub.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
+    ASSERT_EQ(send(server.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
   }
   line.look_for_abort();
   Message message;

@@ -49,7 +49,7 @@ class Attack {
     getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
-    most_open_ = size_t(std::min<rlim_t>(limit.rlim_cur, 20000)) - 200;
+    max_open_ = size_t(std::min<rlim_t>(limit.rlim_cur, 20000)) - 200;
   }
 
   void run() {
@@ -64,7 +64,7 @@ class Attack {
       ++connected;
       speak(connection, i);
       open_.push_back(std::move(connection));
-      if (open_.size() > most_open_) open_.erase(open_.begin(), open_.begin() + 1000);
+      if (open_.size() > max_open_) open_.erase(open_.begin(), open_.begin() + 1000);
       if (i % 100 == 0) drip();
     }
   }
@@ -105,7 +105,7 @@ class Attack {
 
   Launch launch_;
   Credentials ours_;
-  size_t most_open_;
+  size_t max_open_;
   std::vector<Connection> open_;
   std::vector<int> slow_;
 };

@@ -26,7 +26,7 @@ std::vector<AgWaveOrder> orders() {
             order.band = rows % 2 == 0 ? rows / 2 : rows;
             order.clusters = clusters;
             order.steps = steps;
-            order.least = 8;
+            order.minimum = 8;
             for (const int shorter : {0, 1, ranks - 1}) {
               if (shorter > 0 && rows == 1) continue;
               order.shorter = shorter;
@@ -155,7 +155,7 @@ TEST(AgWaveOrder, FewTilesAreSplitAmongAllClusters) {
   order.rows = {0, 4, 1, 10, 0};
   order.clusters = 66;
   order.steps = 128;
-  order.least = 8;
+  order.minimum = 8;
   const WaveSplit split = best_split(waves_of(order));  // 20 tiles
   ASSERT_EQ(split.tiles, 1);
   ASSERT_EQ(split.helpers, 2);

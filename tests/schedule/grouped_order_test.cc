@@ -62,11 +62,11 @@ TEST(GroupedOrder, NoDistributionOfRowsNeedsMoreThanMaxTiles) {
     }
     int tiles = 0;
     for (const int64_t count : counts) tiles += group_tiles(count, tile_rows);
-    ASSERT_LE(tiles, most_group_tiles(rows, groups, tile_rows));
+    ASSERT_LE(tiles, max_group_tiles(rows, groups, tile_rows));
   }
-  EXPECT_EQ(most_group_tiles(130, 2, 128), 3);  // 1 and 129
-  EXPECT_EQ(most_group_tiles(1, 8, 128), 1);
-  EXPECT_EQ(most_group_tiles(0, 8, 128), 0);
+  EXPECT_EQ(max_group_tiles(130, 2, 128), 3);  // 1 and 129
+  EXPECT_EQ(max_group_tiles(1, 8, 128), 1);
+  EXPECT_EQ(max_group_tiles(0, 8, 128), 0);
 }
 
 TEST(GroupedOrder, StageHasTheTilesThatItsRowsComplete) {
@@ -117,7 +117,7 @@ TEST(GroupedOrder, RoundRobinSlotsCoverAllPositionsWithoutGaps) {
 }
 
 TEST(GroupedOrder, BlocksJoinAfterRowsAreSortedOrSent) {
-  const Joining sorted{.of_row = 0.25f}, sent{.of_leaving = 0.5f, .least_of_leaving = 0.75f};
+  const Joining sorted{.of_row = 0.25f}, sent{.of_leaving = 0.5f, .min_of_leaving = 0.75f};
   EXPECT_FALSE(Joining{}.any());
   EXPECT_EQ(sorted.rounds(0, 100, 1000, 10), 0);
   EXPECT_EQ(sorted.rounds(1, 100, 1000, 10), 1);

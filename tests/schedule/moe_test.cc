@@ -102,11 +102,11 @@ TEST(MoeSchedule, CallsUseTheLevelNearestToTheirImbalance) {
       const MoeGrid grid{ep * each, ep, 1};
       for (int top_k = 1; top_k <= grid.experts; ++top_k) {
         const int levels = moe_levels(grid, top_k);
-        const double most = moe_most_imbalance(grid, top_k);
+        const double maximum = moe_max_imbalance(grid, top_k);
         // A row sends one rank at most as many of its top_k choices as the rank has experts.
-        EXPECT_EQ(most, double(std::min(each, top_k)) * ep / top_k);
+        EXPECT_EQ(maximum, double(std::min(each, top_k)) * ep / top_k);
         EXPECT_EQ(moe_level_imbalance(grid, top_k, 0), 1);
-        EXPECT_EQ(moe_level_imbalance(grid, top_k, levels - 1), most);
+        EXPECT_EQ(moe_level_imbalance(grid, top_k, levels - 1), maximum);
         for (int level = 0; level < levels; ++level) {
           EXPECT_EQ(moe_level(grid, top_k, moe_level_imbalance(grid, top_k, level)), level);
           if (level > 0) {
@@ -114,7 +114,7 @@ TEST(MoeSchedule, CallsUseTheLevelNearestToTheirImbalance) {
                       moe_level_imbalance(grid, top_k, level - 1));
           }
         }
-        for (double x = 1; x < most; x += 0.01) {
+        for (double x = 1; x < maximum; x += 0.01) {
           const int taken = moe_level(grid, top_k, x);
           const auto distance = [&](int level) {
             return std::abs(std::log(moe_level_imbalance(grid, top_k, level) / x));

@@ -55,7 +55,7 @@ std::vector<RsPieceOrder> orders() {
           order.later = pieces == -2 ? 6 : 0;
           order.steps = steps;
           order.added = 2 * (ranks - 1);
-          order.least = 4;
+          order.minimum = 4;
           order.split = best_split(waves_of(order));
           all.push_back(order);
           if (pieces > 0 || pieces == -1 || ranks == 1 || rows == 1) continue;
@@ -181,8 +181,8 @@ TEST(RsPieceOrder, TilesSentLaterAreNeededLastAndSpread) {
       ++of_wave[size_t(at / order.clusters)];
       ++of_cluster[size_t(at % order.clusters)];
     }
-    const auto [few, most] = std::ranges::minmax(of_cluster);
-    ASSERT_LE(most - few, 2);
+    const auto [few, maximum] = std::ranges::minmax(of_cluster);
+    ASSERT_LE(maximum - few, 2);
     const int share = order.clusters / order.later;
     ASSERT_LE(std::ranges::max(of_wave), share + 2);
     // The last wave of remote tiles may have the remainder of either kind.
@@ -202,7 +202,7 @@ TEST(RsPieceOrder, OnlyLocalTilesAreSplit) {
       for (int i = 0;; ++i) {
         const PieceWork work = work_at(pieces, cluster, i);
         if (work.end == 0) break;
-        ASSERT_GE(work.end - work.begin, order.least);
+        ASSERT_GE(work.end - work.begin, order.minimum);
         if (work.begin == 0 && work.end == order.steps) continue;
         ASSERT_EQ(work.tile.owner, order.rank);
         ++parts;
@@ -220,7 +220,7 @@ TEST(RsPieceOrder, SplitShortensTheLastWave) {
   order.clusters = 66;
   order.steps = 192;
   order.added = 6;
-  order.least = 4;
+  order.minimum = 4;
   ASSERT_EQ(waves_of(order).rest, 18);
   order.split = best_split(waves_of(order));
   ASSERT_EQ(order.split.tiles, 1);

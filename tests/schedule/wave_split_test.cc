@@ -38,7 +38,7 @@ TEST(WaveSplit, EveryStepRunsOnceAndPartialsAreWrittenAndReadOnce) {
               for (int i = 0;; ++i) {
                 const auto [tile, work] = work_of(waves, split, cluster, i);
                 if (work.end == 0) break;
-                ASSERT_GE(work.end - work.begin, waves.least);
+                ASSERT_GE(work.end - work.begin, waves.minimum);
                 runs[tile].emplace_back(work.begin, work.end);
                 const bool whole = work.begin == 0 && work.end == steps;
                 ASSERT_EQ(whole, !work.writes_partial && work.reads_partials == 0);

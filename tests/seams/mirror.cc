@@ -20,7 +20,7 @@ size_t bytes_of(int64_t elements, DType dtype) {
 codec::WholeCodec mirror() {
   return {.name = "mirror",
           .require = [](DType) {},
-          .most_bytes = bytes_of,
+          .max_bytes = bytes_of,
           .bits_per_element = [](DType dtype) { return 8 * double(size_of(dtype)); },
           .encode =
               [](DType dtype, const void* values, int64_t elements, std::byte* message) {

@@ -137,7 +137,7 @@ TEST(Descriptor, GivesTheSameTextEverywhere) {
 TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
   on_ranks(2, [](Communicator& comm) {
     const int64_t m = 6, n = 8, k = 16;
-    const Shard mine = shard_of(m, comm.size(), comm.rank());
+    const Shard local = shard_of(m, comm.size(), comm.rank());
     const Buffer x_memory(size_t(m * k) * 2), w_memory(size_t(n * k) * 2);
     for (int64_t i = 0; i < m * k; ++i) {
       x_memory.view(DType::bf16, {m * k}).as<BFloat16>()[i] = BFloat16::from_float(float(i % 7));
@@ -156,7 +156,7 @@ TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
     shape.out_dtype = DType::f32;
     AgGemm declared(comm, shape);
     EXPECT_EQ(describe(ag_gemm_desc(comm, shape)), "m 6 n 8 k 16 bf16 to f32 bias");
-    const Tensor rows = x.rows(mine.begin, mine.count), out = wide.view(DType::f32, {m, n});
+    const Tensor rows = x.rows(local.begin, local.count), out = wide.view(DType::f32, {m, n});
     const Tensor other = same.view(DType::f32, {m, n});
     declared.run(rows, w, out, &bias);
     plain.run(rows, w, other, &bias);
@@ -164,8 +164,8 @@ TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
     EXPECT_THROW(declared.run(rows, w, narrow.view(DType::bf16, {m, n}), &bias), InvalidArgument);
 
     GemmRs rs(comm, {.m = m, .n = n, .k = k, .dtype = DType::bf16, .out_dtype = DType::f32});
-    rs.run(x, w, wide.view(DType::f32, {mine.count, n}));
-    EXPECT_THROW(rs.run(x, w, narrow.view(DType::bf16, {mine.count, n})), InvalidArgument);
+    rs.run(x, w, wide.view(DType::f32, {local.count, n}));
+    EXPECT_THROW(rs.run(x, w, narrow.view(DType::bf16, {local.count, n})), InvalidArgument);
     EXPECT_THROW(
         GemmAr(comm, {.m = m, .n = n, .k = k, .dtype = DType::bf16, .out_dtype = DType::f32}),
         InvalidArgument);
@@ -182,6 +182,10 @@ TEST(Descriptor, KeysOfEarlierFilesStayValid) {
   EXPECT_EQ(current_key(gpu + " bias keep"), gpu + " keep bias");
   EXPECT_EQ(current_key(gpu + " kn keep"), gpu + " keep kn");
   EXPECT_EQ(current_key(gpu + " keep"), gpu + " keep");
+  EXPECT_EQ(current_key(cpu + " as int8 or plain"), cpu + " as int8 or uncompressed");
+  EXPECT_EQ(current_key(cpu + " as int8 or uncompressed"), cpu + " as int8 or uncompressed");
+  EXPECT_EQ(current_key("H200 | moe 4 as int8 or plain for backward"),
+            "H200 | moe 4 as int8 or uncompressed for backward");
 }
 
 TEST(Data, ShippedTimesAreFoundWithCurrentKeys) {

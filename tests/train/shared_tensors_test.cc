@@ -188,8 +188,8 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
     const ModelLayout one(config, 1, 0);
     std::vector<float> expected(size_t(one.size));
     initialize_parameters(one, config, 3, expected);
-    const int most_ep = config.experts > 0 ? 2 : 1;
-    for (const auto& [tp, ep] : {std::pair{1, 1}, {2, 1}, {4, 1}, {1, most_ep}, {2, most_ep}}) {
+    const int max_ep = config.experts > 0 ? 2 : 1;
+    for (const auto& [tp, ep] : {std::pair{1, 1}, {2, 1}, {4, 1}, {1, max_ep}, {2, max_ep}}) {
       for (const int64_t cut : {7, 100, 1 << 30}) {
         std::vector<Whole> whole(one.parameters.size());
         for (int rank = 0; rank < tp * ep; ++rank) {

@@ -215,9 +215,9 @@ TEST(Checkpoint, NothingIsRemovedIfNothingVerifies) {
 TEST(Checkpoint, FoldersOfTheUserAreNotTouched) {
   const TempDir dir;
   const std::string parent = dir / "checkpoints/";
-  const std::string mine = write_checkpoint(dir.path(), 10);
+  const std::string local = write_checkpoint(dir.path(), 10);
   for (const char* name : {"step-00000010.bak", "step-best", "step-10", "step-00000099"}) {
-    fs::copy(mine, parent + name);
+    fs::copy(local, parent + name);
   }
   fs::create_directories(parent + "step-00000001");  // a valid name, but no run's contents
   write_checkpoint(dir.path(), 11);

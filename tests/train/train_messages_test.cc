@@ -284,16 +284,16 @@ TEST(ShardMessages, MessagesRoundTrip) {
   for (const char* text : {"none", "lossless", "int8", "int3:g16:spikes"}) {
     const Wire wire = Wire::parse(text);
     const ShardMessages messages(wire, buckets, runs);
-    EXPECT_EQ(messages.most_bytes() % 16, 0u);
+    EXPECT_EQ(messages.max_bytes() % 16, 0u);
     for (int b = 0; b < buckets.count(); ++b) {
       const Buckets::Range shard = buckets.shard(b, 1);
       std::vector<float> values, got(size_t(shard.count), -1), again(size_t(shard.count), -1);
       for (int64_t i = 0; i < shard.count; ++i) {
         values.push_back(gradient_of(0, 0, size_t(shard.begin + i)));
       }
-      std::vector<std::byte> message(messages.most_bytes() + 1, std::byte(0x5a));
+      std::vector<std::byte> message(messages.max_bytes() + 1, std::byte(0x5a));
       const size_t bytes = messages.encode(b, 1, values.data(), nullptr, message.data());
-      EXPECT_LE(bytes, messages.most_bytes());
+      EXPECT_LE(bytes, messages.max_bytes());
       EXPECT_EQ(message.back(), std::byte(0x5a));
       messages.decode(b, 1, message.data(), got.data());
       for (const Segment& segment : messages.segments(b, 1)) {

@@ -179,14 +179,14 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway) {
     for (size_t i = 0; i < kElements; ++i) w[i] = gradient_of(1000, 0, i);
     const auto list = sample_parameters();
     auto dp = std::make_unique<DataParallel>(comm, w, g, list, bucket);
-    Outcome mine;
+    Outcome local;
     for (int64_t step = 0; step < 6; ++step) {
       for (size_t i = kElements; i-- > 0;) {
         g[i] = gradient_of(uint64_t(step), comm.rank(), i);
         if (i % 17 == 0) dp->ready(int64_t(i));
       }
       const auto squares = dp->reduce();
-      mine.sharded += squares.sharded, mine.replicated += squares.replicated;
+      local.sharded += squares.sharded, local.replicated += squares.replicated;
       dp->update(AdamStep::make(config(), step, 0.01, 0));
       for (const float value : g) ASSERT_EQ(value, 0);
       if (!resume_midway || step != 2) continue;
@@ -198,13 +198,13 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway) {
       restore(*dp, DataParallel::Moment::first, m);
       restore(*dp, DataParallel::Moment::second, v);
     }
-    mine.m = whole_of(comm, *dp, DataParallel::Moment::first);
-    mine.v = whole_of(comm, *dp, DataParallel::Moment::second);
-    mine.parameters = w;
+    local.m = whole_of(comm, *dp, DataParallel::Moment::first);
+    local.v = whole_of(comm, *dp, DataParallel::Moment::second);
+    local.parameters = w;
     const std::lock_guard lock(mutex);
-    outcome.sharded += mine.sharded, outcome.replicated += mine.replicated;
+    outcome.sharded += local.sharded, outcome.replicated += local.replicated;
     if (comm.rank() == 0) {
-      outcome.m = mine.m, outcome.v = mine.v;
+      outcome.m = local.m, outcome.v = local.v;
     }
     if (!outcome.parameters.empty()) {
       EXPECT_EQ(outcome.parameters, w);

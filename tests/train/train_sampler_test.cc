@@ -130,7 +130,7 @@ TEST(Corpus, ReportsExcludedFiles) {
   write_plain(dir / "empty", "");
   std::filesystem::create_symlink(dir / "f1.txt", dir / "link-b");
   std::filesystem::create_symlink("nowhere", dir / "link-a");
-  EXPECT_THAT(Corpus(Paths{dir.path()}, 0).remarks(),
+  EXPECT_THAT(Corpus(Paths{dir.path()}, 0).notes(),
               ::testing::ElementsAre(
                   "left out 1 empty files (" + dir / "empty" + ")",
                   "left out 2 links or special files in folders (" + dir / "link-a" + ", ...)"));

@@ -40,19 +40,19 @@ struct Dense {
 };
 
 struct Recording {
-  Way way;
+  Algorithm algorithm;
   int variant;
 };
 
-/// Algorithm whose kernel records, Way::adding before Way::fused: the variant in use if it records,
-/// else the first one that does.
+/// Algorithm whose kernel records, Algorithm::adding before Algorithm::fused: the variant in use if
+/// it records, else the first one that does.
 template <typename Op>
 std::optional<Recording> recording_of(const Op& op) {
-  if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
-    for (const Way way : {Way::adding, Way::fused}) {
-      for (int i = 0; i < op.variants(way); ++i) {
-        const int variant = (op.variant(way) + i) % op.variants(way);
-        if (op.recorded_tiles(way, variant).rows > 0) return Recording{way, variant};
+  if constexpr (requires { op.recorded_tiles(Algorithm::fused, 0); }) {
+    for (const Algorithm algorithm : {Algorithm::adding, Algorithm::fused}) {
+      for (int i = 0; i < op.variants(algorithm); ++i) {
+        const int variant = (op.variant(algorithm) + i) % op.variants(algorithm);
+        if (op.recorded_tiles(algorithm, variant).rows > 0) return Recording{algorithm, variant};
       }
     }
   }
@@ -64,12 +64,12 @@ template <typename Op>
 std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& recording,
                                     SpansOf spans, const Tensor& x, const Tensor& w,
                                     const Tensor& out) {
-  if constexpr (requires { op.recorded_tiles(Way::fused, 0); }) {
+  if constexpr (requires { op.recorded_tiles(Algorithm::fused, 0); }) {
     GpuCommunicator& comm = at.comm;
-    const auto [way, variant] = recording;
-    const int in_use = op.variant(way);
-    op.use_variant(way, variant);
-    const RecordedTiles tiles = op.recorded_tiles(way, variant);
+    const auto [algorithm, variant] = recording;
+    const int in_use = op.variant(algorithm);
+    op.use_variant(algorithm, variant);
+    const RecordedTiles tiles = op.recorded_tiles(algorithm, variant);
     const TileGrid grid{tiles.rows, tiles.columns, comm.rank(), comm.size()};
     const TileRecorder recorder(tiles);
     op.record_tiles(recorder.log());
@@ -95,10 +95,10 @@ std::vector<RankEvents> record_call(const Setting& at, Op& op, const Recording& 
       return all;
     };
     auto ranks = record_tiles(comm, at.stopwatch, recorder,
-                              {[&] { op.run(recording.way, x, w, out); }, events});
+                              {[&] { op.run(recording.algorithm, x, w, out); }, events});
     if constexpr (requires { op.time_pushes(&pushes); }) op.time_pushes(nullptr);
     op.record_tiles({});
-    op.use_variant(way, in_use);
+    op.use_variant(algorithm, in_use);
     return ranks;
   }
   return {};
@@ -139,13 +139,14 @@ double encoding_error(const OpDesc& s, int ranks) {
 
 /// Checks repeated runs, the last one against exact results. `encoding`: error bound of encoded
 /// values; 0: uncompressed.
-void check_way(const Setting& at, const Dense& what, Way way, double encoding, const Tensor& out,
-               const AddNorm* add_norm, const std::function<void()>& run, BenchResult& result) {
+void check_candidate(const Setting& at, const Dense& what, Algorithm algorithm, double encoding,
+                     const Tensor& out, const AddNorm* add_norm, const std::function<void()>& run,
+                     BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   const bool equal = runs_are_equal(comm, what.gradient, out, add_norm, run);
   ProductReference reference = what.reference;
-  reference.roundings = roundings_of(way, reference.terms);
+  reference.roundings = roundings_of(algorithm, reference.terms);
   std::vector<double> worst{0, 0, 0, equal ? 0.0 : 1.0};
   const auto add = [&](const Verdict& verdict) {
     worst[0] = std::max(worst[0], verdict.max_rel);
@@ -154,7 +155,7 @@ void check_way(const Setting& at, const Dense& what, Way way, double encoding, c
   };
   if (add_norm) {
     reference.residual_stream = kResidual;
-    reference.sum_is_rounded = way != Way::one_shot && way != Way::two_shot;
+    reference.sum_is_rounded = algorithm != Algorithm::one_shot && algorithm != Algorithm::two_shot;
     add(verify_product(add_norm->hidden, reference, kSamples, stream));
     add(verify_norm(out, add_norm->hidden, add_norm->gain, add_norm->eps, stream));
   } else {
@@ -179,10 +180,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
         "expected one configured with TANDEM_DEVICE_TIMELINE (docs/gpu.md)");
   }
   const OpDesc& s = what.shape;
-  if constexpr (requires { op.product_way(); }) {
+  if constexpr (requires { op.gemm_algorithm(); }) {
     if (s.scaled()) {
-      result.detail +=
-          fmt::format("{}scales {}", result.detail.empty() ? "" : "; ", name_of(op.product_way()));
+      result.detail += fmt::format("{}scales {}", result.detail.empty() ? "" : "; ",
+                                   name_of(op.gemm_algorithm()));
     }
   }
   const int64_t x_scales = s.scaled_by_row() ? what.x_rows : 1,
@@ -209,13 +210,13 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   }
   const AddNorm* add_norm = tail ? &tail->add_norm : nullptr;
   const Operands operands{x, w, out, nullptr, scales, add_norm};
-  const std::vector<Way> ways = op.ways();
-  std::vector<Candidate> candidates = candidates_of(op, ways);
-  for (size_t i = 0; i < ways.size(); ++i) {
+  const std::vector<Algorithm> algorithms = op.algorithms();
+  std::vector<Candidate> candidates = candidates_of(op, algorithms);
+  for (size_t i = 0; i < algorithms.size(); ++i) {
     // Ranks that share a GPU have no NCCL: that candidate's collective is our pipelined one.
-    if (is_nccl(ways[i]) && comm.shares_gpu()) candidates[i].name = "serial_pipelined";
-    check_way(
-        at, what, ways[i], 0, out, add_norm, [&] { candidates[i].run(operands); }, result);
+    if (is_nccl(algorithms[i]) && comm.shares_gpu()) candidates[i].name = "serial_pipelined";
+    check_candidate(
+        at, what, algorithms[i], 0, out, add_norm, [&] { candidates[i].run(operands); }, result);
   }
   std::optional<EncodedDense> encoded;
   if (!what.encoded.wire.is_none() && comm.size() > 1) {
@@ -223,8 +224,8 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     result.wire_bytes = encoded->wire_bytes();
     for (const Candidate& candidate : encoded->candidates()) {
       candidates.push_back(candidate);
-      check_way(
-          at, what, Way::automatic, encoding_error(what.encoded, comm.size()), out, add_norm,
+      check_candidate(
+          at, what, Algorithm::automatic, encoding_error(what.encoded, comm.size()), out, add_norm,
           [&] { candidate.run(operands); }, result);
     }
   }
@@ -264,7 +265,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     const BenchTimes took = times_of(times[2 + i]);
     result.add(comm.size() == 1 ? "product" : candidates[i].name, candidates[i].form, took,
                candidates[i].encoded);
-    if (i < ways.size() && is_nccl(ways[i]) && comm.size() > 1 && !comm.shares_gpu())
+    if (i < algorithms.size() && is_nccl(algorithms[i]) && comm.size() > 1 && !comm.shares_gpu())
       result.nccl = took;
   }
   if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
@@ -287,9 +288,9 @@ OpDesc shape_of(const BenchRequest& c, int64_t n, int64_t k) {
 void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const OpDesc shape = shape_of(c, c.n / ranks, c.k);
-  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  AgGemm op(at.comm, at.lt, shape, Way::fused);
-  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
+  const Shard local = shard_of(c.m, ranks, at.comm.rank());
+  AgGemm op(at.comm, at.lt, shape, Algorithm::fused);
+  if (op.variants(Algorithm::fused) > 0) result.detail = op.describe(Algorithm::fused);
   const DeviceMemory gathered(size_t(c.m * c.k) * size_of(c.dtype));
   const Tensor whole = gathered.view(c.dtype, {c.m, c.k});
   fill_uniform(whole, kSeed, kX, 0, at.comm.stream());
@@ -299,8 +300,8 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
   fill_scales(whole_scales, kSeed, kXScales, 0, at.comm.stream());
   const uint64_t rank = uint64_t(at.comm.rank());
   const Dense what{
-      mine.count,
-      mine.begin,
+      local.count,
+      local.begin,
       c.m,
       shape,
       {kSeed, kX, kW + rank, 1, c.k, 0, c.dtype, 1, c.scaling, kXScales, kWScales + rank},
@@ -322,12 +323,12 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
 void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const OpDesc shape = shape_of(c, c.n / ranks, c.k);
-  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  AgWgrad op(at.comm, at.lt, shape, Way::chunked);
+  const Shard local = shard_of(c.m, ranks, at.comm.rank());
+  AgWgrad op(at.comm, at.lt, shape, Algorithm::chunked);
   const Scratch whole({c.dtype, c.m, c.k});
   fill_uniform(whole.tensor, kSeed, kX, 0, at.comm.stream());
-  const Dense what{.x_rows = mine.count,
-                   .x_first_row = mine.begin,
+  const Dense what{.x_rows = local.count,
+                   .x_first_row = local.begin,
                    .out_rows = 0,
                    .shape = shape,
                    .reference = {.seed = kSeed,
@@ -354,16 +355,17 @@ void run_wgrad(const Setting& at, const BenchRequest& c, BenchResult& result) {
 void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const OpDesc shape = shape_of(c, c.n, c.k / ranks);
-  const Shard mine = shard_of(c.m, ranks, at.comm.rank());
-  GemmRs op(at.comm, at.lt, shape, Way::fused);
-  const Way described = op.variants(Way::fused) > 0 ? Way::fused : Way::adding;
+  const Shard local = shard_of(c.m, ranks, at.comm.rank());
+  GemmRs op(at.comm, at.lt, shape, Algorithm::fused);
+  const Algorithm described =
+      op.variants(Algorithm::fused) > 0 ? Algorithm::fused : Algorithm::adding;
   if (op.variants(described) > 0) result.detail = op.describe(described);
   const Dense what{
       c.m,
       0,
-      mine.count,
+      local.count,
       shape,
-      {kSeed, kX, kW, ranks, c.k / ranks, mine.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
+      {kSeed, kX, kW, ranks, c.k / ranks, local.begin, c.dtype, 1, c.scaling, kXScales, kWScales},
       shard_of(c.m, ranks, 0).count * c.n * int64_t(size_of(shape.result())),
       false,
       scatter_spans,
@@ -375,16 +377,16 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
         op.gemm_only(x, w, nullptr, scales);
       },
       result);
-  if (result.overlapped_name == name_of(Way::adding) && described != Way::adding) {
-    result.detail = op.describe(Way::adding);
+  if (result.overlapped_name == name_of(Algorithm::adding) && described != Algorithm::adding) {
+    result.detail = op.describe(Algorithm::adding);
   }
 }
 
 void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const int ranks = at.comm.size();
   const OpDesc shape = shape_of(c, c.n, c.k / ranks);
-  GemmAr op(at.comm, at.lt, shape, Way::fused);
-  if (op.variants(Way::fused) > 0) result.detail = op.describe(Way::fused);
+  GemmAr op(at.comm, at.lt, shape, Algorithm::fused);
+  if (op.variants(Algorithm::fused) > 0) result.detail = op.describe(Algorithm::fused);
   const Dense what{
       c.m,
       0,

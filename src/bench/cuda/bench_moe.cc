@@ -33,12 +33,12 @@ std::vector<double> expert_result(const MoeCase& c, int32_t expert,
         g / (1 + std::exp(-g)) * dot(&up[size_t(f * s.hidden)], row.data(), s.hidden);
   }
   for (int part = 0; part < s.tp; ++part) {
-    const Shard mine = shard_of(s.ffn, s.tp, part);
+    const Shard local = shard_of(s.ffn, s.tp, part);
     const auto down = c.down(expert, part);
     for (int64_t i = 0; i < kSampledColumns; ++i) {
       const int64_t column = i * s.hidden / kSampledColumns;
       result[size_t(i)] +=
-          dot(&down[size_t(column * mine.count)], &inner[size_t(mine.begin)], mine.count);
+          dot(&down[size_t(column * local.count)], &inner[size_t(local.begin)], local.count);
     }
   }
   return result;
@@ -92,34 +92,36 @@ double worst_error(const MoeCase& c, const Wire& wire) {
 int64_t sent_rows(const MoeCase& c) {
   int64_t rows = 0;
   for (int64_t row = 0; row < c.own.count; ++row) {
-    unsigned goes = 0;
+    unsigned token_in_rank = 0;
     for (int k = 0; k < c.shape.top_k; ++k) {
       const int holder = c.place.grid.holder(c.chosen[size_t(row * c.shape.top_k + k)]);
-      goes |= ((1u << c.shape.tp) - 1) << holder;
+      token_in_rank |= ((1u << c.shape.tp) - 1) << holder;
     }
-    rows += std::popcount(goes & ~(1u << c.comm.rank()));
+    rows += std::popcount(token_in_rank & ~(1u << c.comm.rank()));
   }
   return rows;
 }
 
-void run_once(MoeOnGpus& layer, size_t way, const MoeCase& c, const MoeBackwardCase* backward) {
-  layer.run(way, c.x, c.routing, c.w_in, c.w_out, c.out, backward ? backward->kept.get() : nullptr);
+void run_once(MoeOnGpus& layer, size_t candidate, const MoeCase& c,
+              const MoeBackwardCase* backward) {
+  layer.run(candidate, c.x, c.routing, c.w_in, c.w_out, c.out,
+            backward ? backward->saved.get() : nullptr);
   if (backward) backward->run(layer);
 }
 
 /// Checks that repeated runs of the encoded or of the uncompressed candidates are bitwise equal,
 /// and samples of the last one.
-void check_ways(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
-                const MoeBackwardCase* backward, BenchResult& result) {
+void check_candidates(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
+                      const MoeBackwardCase* backward, BenchResult& result) {
   uint64_t first = 0;
   bool equal = true;
   int runs = 0;
-  for (size_t way = 0; way < layer.ways().size(); ++way) {
-    if (layer.ways()[way].encodes() == wire.is_none()) continue;
+  for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
+    if (layer.candidates()[candidate].encodes() == wire.is_none()) continue;
     for (int i = 0, count = runs == 0 ? kEqualRuns : 2; i < count; ++i) {
       poison(c.out, c.comm.stream());
       if (backward) backward->reset();
-      run_once(layer, way, c, backward);
+      run_once(layer, candidate, c, backward);
       c.comm.synchronize();
       const uint64_t bits = digest(c.out, c.comm.stream()) ^ (backward ? backward->digests() : 0);
       if (runs++ == 0) first = bits;
@@ -149,17 +151,17 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const MoeCase c(at.comm, q);
   const MoeOptions options{.dispatch = q.wire,
                            .combine = q.wire,
-                           .or_plain = !q.wire.is_none(),
+                           .allow_uncompressed = !q.wire.is_none(),
                            .backward = q.moe.backward};
   MoeOnGpus layer(at.comm, c.shape, options, Choosing::first);
   std::optional<MoeBackwardCase> backward;
   if (q.moe.backward) backward.emplace(c, layer);
   const MoeBackwardCase* const back = backward ? &*backward : nullptr;
-  check_ways(layer, c, {}, back, result);
+  check_candidates(layer, c, {}, back, result);
   const int64_t rows = 2 * sent_rows(c);
   result.bytes = rows * int64_t(c.place.line) * (back ? 2 : 1);
   if (!q.wire.is_none() && at.comm.size() > 1) {
-    check_ways(layer, c, q.wire, back, result);
+    check_candidates(layer, c, q.wire, back, result);
     result.wire_bytes = rows * int64_t(q.wire.bytes(c.shape.hidden, c.shape.dtype));
   }
   const int others = std::max(1, at.comm.size() - 1);
@@ -174,7 +176,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
       {"gemm",
        [&] {
          if (back) {
-           const MoeOnGpus::GradientsAlone gradients{*back->kept, back->dw_in, back->dw_out};
+           const MoeOnGpus::GradientsAlone gradients{*back->saved, back->dw_in, back->dw_out};
            return layer.multiply_alone(c.x, c.w_in, c.w_out, &gradients);
          }
          layer.multiply_alone(c.x, c.w_in, c.w_out);
@@ -189,8 +191,9 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
          }
          paced.end(stream);
        }}};
-  for (size_t way = 0; way < layer.ways().size(); ++way) {
-    runs.emplace_back(layer.ways()[way].describe(), [&, way] { run_once(layer, way, c, back); });
+  for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
+    runs.emplace_back(layer.candidates()[candidate].describe(),
+                      [&, candidate] { run_once(layer, candidate, c, back); });
   }
   std::vector<std::unique_ptr<Graph>> graphs;
   std::vector<Alternative> alternatives;
@@ -205,10 +208,10 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   result.graph = true;
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
-  for (size_t way = 0; way < layer.ways().size(); ++way) {
-    const MoeWay& how = layer.ways()[way];
+  for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
+    const MoeCandidate& how = layer.candidates()[candidate];
     const Form form = how.is_serial() ? Form::serial : Form::overlapped;
-    result.add(runs[way + 2].first, form, times_of(times[way + 2]), how.encodes());
+    result.add(runs[candidate + 2].first, form, times_of(times[candidate + 2]), how.encodes());
   }
 }
 

@@ -50,19 +50,19 @@ void check_row(const MoeBackwardCase& b, int64_t row, SampledErrors& of_dx,
     const auto gate = c.gate(expert), up = c.up(expert);
     double dot_of_all = 0;
     for (int part = 0; part < s.tp; ++part) {
-      const Shard mine = shard_of(s.ffn, s.tp, part);
+      const Shard local = shard_of(s.ffn, s.tp, part);
       const auto down = c.down(expert, part);
-      std::vector<double> dinner(size_t(mine.count), 0.0);
+      std::vector<double> d_act(size_t(local.count), 0.0);
       for (int64_t h = 0; h < s.hidden; ++h) {
-        for (int64_t f = 0; f < mine.count; ++f) {
-          dinner[size_t(f)] += dout[size_t(h)] * down[size_t(h * mine.count + f)];
+        for (int64_t f = 0; f < local.count; ++f) {
+          d_act[size_t(f)] += dout[size_t(h)] * down[size_t(h * local.count + f)];
         }
       }
-      for (int64_t f = 0; f < mine.count; ++f) {
-        const double *of_gate = &gate[size_t((mine.begin + f) * s.hidden)],
-                     *of_up = &up[size_t((mine.begin + f) * s.hidden)];
+      for (int64_t f = 0; f < local.count; ++f) {
+        const double *of_gate = &gate[size_t((local.begin + f) * s.hidden)],
+                     *of_up = &up[size_t((local.begin + f) * s.hidden)];
         const GateSample t(dot(of_gate, x.data(), s.hidden), dot(of_up, x.data(), s.hidden),
-                           dinner[size_t(f)], double(c.weight()));
+                           d_act[size_t(f)], double(c.weight()));
         dot_of_all += t.dot;
         for (int64_t h = 0; h < s.hidden; ++h) {
           dx[size_t(h)] += t.dgate * of_gate[h] + t.dup * of_up[h];
@@ -119,7 +119,7 @@ void check_feature(const MoeBackwardCase& b, int64_t feature, SampledErrors& of_
 
 MoeBackwardCase::MoeBackwardCase(const MoeCase& of, const MoeOnGpus& layer)
     : c(of),
-      kept(layer.make_kept()),
+      saved(layer.make_saved()),
       dout_memory(MoeCase::bytes(c.x.elements())),
       dx_memory(dout_memory.bytes()),
       dweights_memory(c.weights_memory.bytes()),
@@ -135,7 +135,7 @@ MoeBackwardCase::MoeBackwardCase(const MoeCase& of, const MoeOnGpus& layer)
 }
 
 void MoeBackwardCase::run(MoeOnGpus& layer) const {
-  layer.run_backward(dout, c.w_in, c.w_out, *kept, dx, dweights, dw_in, dw_out);
+  layer.run_backward(dout, c.w_in, c.w_out, *saved, dx, dweights, dw_in, dw_out);
 }
 
 void MoeBackwardCase::reset() const {

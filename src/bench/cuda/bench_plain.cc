@@ -18,27 +18,28 @@
 namespace tandem::gpu {
 namespace {
 
-struct PlainWay {
+struct CollectiveCandidate {
   std::string name;
   std::function<void()> run;
   bool encoded = false;
   double encoding_error = 0;  // bound of max_rel; 0: exact
 };
 
-// Runs, checks and times `ways`, NCCL's first. `check_result` checks `out`. If the last one is
-// encoded, all others are serial.
-void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const Tensor& out,
-                   const std::function<Verdict()>& check_result, BenchResult& result) {
+// Runs, checks and times `candidates`, NCCL's first. `check_result` checks `out`. If the last one
+// is encoded, all others are serial.
+void measure_plain(const Setting& at, const std::vector<CollectiveCandidate>& candidates,
+                   const Tensor& out, const std::function<Verdict()>& check_result,
+                   BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   std::vector<Alternative> alternatives;
   std::vector<std::unique_ptr<Graph>> graphs;
-  for (const PlainWay& way : ways) {
+  for (const CollectiveCandidate& candidate : candidates) {
     uint64_t first = 0;
     bool equal = true;
     for (int i = 0; i < kEqualRuns; ++i) {
       poison(out, stream);
-      way.run();
+      candidate.run();
       comm.synchronize();
       const uint64_t bits = digest(out, stream);
       if (i == 0) first = bits;
@@ -49,24 +50,24 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
         verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
     result.max_rel = std::max(result.max_rel, worst[0]);
     // NCCL may round between ranks; only our algorithms must meet the bound of a single rounding.
-    if (way.encoding_error > 0) {
-      result.of_bound = std::max(result.of_bound, worst[0] / way.encoding_error);
-    } else if (way.name != "nccl") {
+    if (candidate.encoding_error > 0) {
+      result.of_bound = std::max(result.of_bound, worst[0] / candidate.encoding_error);
+    } else if (candidate.name != "nccl") {
       result.of_bound = std::max(result.of_bound, worst[1]);
     }
     result.finite = result.finite && worst[2] == 0;
     result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
-    graphs.push_back(std::make_unique<Graph>(stream, way.run));
+    graphs.push_back(std::make_unique<Graph>(stream, candidate.run));
     alternatives.push_back(
-        {way.name, [graph = graphs.back().get(), stream] { graph->launch(stream); }});
+        {candidate.name, [graph = graphs.back().get(), stream] { graph->launch(stream); }});
   }
   const auto times = at.stopwatch.measure(alternatives, at.options);
-  for (size_t i = 0; i < ways.size(); ++i) {
+  for (size_t i = 0; i < candidates.size(); ++i) {
     // Ranks that share a GPU have no NCCL: our kernels replace it.
     const bool stands_in = i == 0 && at.comm.shares_gpu();
-    const bool encoded = ways[i].encoded;
-    const bool serial = i == 0 || (!encoded && ways.back().encoded);
-    result.add(stands_in ? "serial_pipelined" : ways[i].name,
+    const bool encoded = candidates[i].encoded;
+    const bool serial = i == 0 || (!encoded && candidates.back().encoded);
+    result.add(stands_in ? "serial_pipelined" : candidates[i].name,
                serial ? Form::serial : Form::overlapped, times_of(times[i]), encoded);
   }
   if (!at.comm.shares_gpu()) result.nccl = result.serial;
@@ -76,9 +77,9 @@ void measure_plain(const Setting& at, const std::vector<PlainWay>& ways, const T
 /// Appends the encoded candidate. `errors`: max number of format errors that add up, for values up
 /// to 1.
 void add_encoded(const BenchRequest& c, double errors, const std::function<void()>& run,
-                 std::vector<PlainWay>& ways) {
+                 std::vector<CollectiveCandidate>& candidates) {
   const double error = c.wire.is_exact() ? 0 : errors * c.wire.error_bound() + 0x1p-7;
-  ways.push_back({c.wire.describe(), run, true, error});
+  candidates.push_back({c.wire.describe(), run, true, error});
 }
 
 void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
@@ -88,23 +89,25 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   const DeviceMemory in_memory(bytes), out_memory(bytes);
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
   fill_uniform(in, kSeed, kX + uint64_t(comm.rank()), 0, comm.stream());
-  std::vector<PlainWay> ways;
-  for (const AllReduceWay way : {AllReduceWay::nccl, AllReduceWay::one_shot, AllReduceWay::two_shot,
-                                 AllReduceWay::pipelined}) {
-    if (!op.fits(c.m * c.n, way)) continue;
-    ways.push_back({std::string(name_of(way)), [&, way] { op.run(in, out, way); }});
+  std::vector<CollectiveCandidate> candidates;
+  for (const AllReduceAlgorithm candidate :
+       {AllReduceAlgorithm::nccl, AllReduceAlgorithm::one_shot, AllReduceAlgorithm::two_shot,
+        AllReduceAlgorithm::pipelined}) {
+    if (!op.fits(c.m * c.n, candidate)) continue;
+    candidates.push_back(
+        {std::string(name_of(candidate)), [&, candidate] { op.run(in, out, candidate); }});
   }
   std::optional<EncodedCollectives> encoded;
   if (!c.wire.is_none() && comm.size() > 1) {
     encoded.emplace(comm, c.wire, c.dtype, EncodedCollectives::largest_sum(c.m * c.n, comm.size()));
     const double twice = 2 + c.wire.error_bound();  // the sum is encoded once more
     add_encoded(
-        c, comm.size() * twice, [&] { encoded->all_reduce(in, out); }, ways);
+        c, comm.size() * twice, [&] { encoded->all_reduce(in, out); }, candidates);
     const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
     result.wire_bytes = 2 * int64_t(c.wire.bytes(shard, c.dtype)) * (comm.size() - 1);
   }
   measure_plain(
-      at, ways, out, [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); },
+      at, candidates, out, [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); },
       result);
   result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
 }
@@ -181,18 +184,18 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
   fill_parts(comm, data_of(c), in, 0);
   const uint64_t expected = digest(in, comm.stream());
-  const Shard mine = shard_of(c.m, comm.size(), comm.rank());
-  const Tensor shard = in.rows(mine.begin, mine.count);
+  const Shard local = shard_of(c.m, comm.size(), comm.rank());
+  const Tensor shard = in.rows(local.begin, local.count);
   PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
-  std::vector<PlainWay> ways{{"nccl", [&] { nccl_all_gather(comm, shard, out); }}};
-  for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-    if (!parts || !parts->fits(out, way)) continue;
-    ways.push_back(
-        {std::string(name_of(way)), [=, &shard, &out] { parts->all_gather(shard, out, way); }});
+  std::vector<CollectiveCandidate> candidates{{"nccl", [&] { nccl_all_gather(comm, shard, out); }}};
+  for (const PartAlgorithm candidate : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
+    if (!parts || !parts->fits(out, candidate)) continue;
+    candidates.push_back({std::string(name_of(candidate)),
+                          [=, &shard, &out] { parts->all_gather(shard, out, candidate); }});
   }
   if (!c.wire.is_none() && comm.size() > 1) {
     add_encoded(
-        c, 1, [&] { all_gather(comm, shard, out, c.wire); }, ways);
+        c, 1, [&] { all_gather(comm, shard, out, c.wire); }, candidates);
     result.wire_bytes = message_bytes(comm, c, shard) * (comm.size() - 1);
   }
   const auto check_result = [&] {
@@ -205,33 +208,34 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     }
     return verdict;
   };
-  measure_plain(at, ways, out, check_result, result);
+  measure_plain(at, candidates, out, check_result, result);
   result.bytes = int64_t(shard.bytes()) * (comm.size() - 1);
 }
 
 void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
-  const Shard mine = shard_of(c.m, comm.size(), comm.rank());
+  const Shard local = shard_of(c.m, comm.size(), comm.rank());
   const DeviceMemory in_memory(size_t(c.m * c.n) * size_of(c.dtype)),
-      out_memory(size_t(mine.count * c.n) * size_of(c.dtype));
+      out_memory(size_t(local.count * c.n) * size_of(c.dtype));
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
-               out = out_memory.view(c.dtype, {mine.count, c.n});
+               out = out_memory.view(c.dtype, {local.count, c.n});
   fill_parts(comm, data_of(c), in, comm.rank());
   PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
-  std::vector<PlainWay> ways{{"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
-  for (const PartWay way : {PartWay::one_shot, PartWay::pipelined}) {
-    if (!parts || !parts->fits(in, way)) continue;
-    ways.push_back(
-        {std::string(name_of(way)), [=, &in, &out] { parts->reduce_scatter(in, out, way); }});
+  std::vector<CollectiveCandidate> candidates{
+      {"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
+  for (const PartAlgorithm candidate : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
+    if (!parts || !parts->fits(in, candidate)) continue;
+    candidates.push_back({std::string(name_of(candidate)),
+                          [=, &in, &out] { parts->reduce_scatter(in, out, candidate); }});
   }
   const auto encoded = encoded_collectives(comm, c);
   if (encoded) {
     add_encoded(
-        c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, ways);
+        c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, candidates);
     result.wire_bytes = sent_in_parts(comm, c, in);
   }
   measure_plain(
-      at, ways, out,
+      at, candidates, out,
       [&] {
         return verify_sum(out, kSeed + uint64_t(comm.rank()), kX, comm.size(), comm.stream());
       },
@@ -242,36 +246,37 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
 // Equal or nearly equal splits.
 void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
-  const Shard mine = shard_of(c.m, comm.size(), comm.rank());
-  const int64_t received = mine.count * comm.size();
+  const Shard local = shard_of(c.m, comm.size(), comm.rank());
+  const int64_t received = local.count * comm.size();
   const DeviceMemory in_memory(size_t(c.m * c.n) * size_of(c.dtype)),
       out_memory(size_t(received * c.n) * size_of(c.dtype));
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
                out = out_memory.view(c.dtype, {received, c.n});
   fill_parts(comm, data_of(c), in, comm.rank());
-  std::vector<int64_t> send(size_t(comm.size())), recv(send.size(), mine.count);
+  std::vector<int64_t> send(size_t(comm.size())), recv(send.size(), local.count);
   for (int r = 0; r < comm.size(); ++r) send[size_t(r)] = shard_of(c.m, comm.size(), r).count;
-  std::vector<PlainWay> ways{{"nccl", [&] { all_to_all(comm, in, send, out, recv); }}};
+  std::vector<CollectiveCandidate> candidates{
+      {"nccl", [&] { all_to_all(comm, in, send, out, recv); }}};
   if (!c.wire.is_none() && comm.size() > 1) {
     add_encoded(
-        c, 1, [&] { all_to_all(comm, in, send, out, recv, c.wire); }, ways);
+        c, 1, [&] { all_to_all(comm, in, send, out, recv, c.wire); }, candidates);
     result.wire_bytes = sent_in_parts(comm, c, in);
   }
-  for (int r = 0; r < comm.size() && mine.count; ++r) {
-    fill_part(comm, data_of(c), out.rows(r * mine.count, mine.count), comm.rank(), r);
+  for (int r = 0; r < comm.size() && local.count; ++r) {
+    fill_part(comm, data_of(c), out.rows(r * local.count, local.count), comm.rank(), r);
   }
   const uint64_t expected = digest(out, comm.stream());
   const auto check_result = [&] {
     Verdict verdict = verify_bits(comm, out, expected);
     if (verdict.of_bound == 0 || c.wire.is_exact()) return verdict;
     verdict = {};
-    for (int r = 0; r < comm.size() && mine.count; ++r) {
-      join(verdict, verify_part(comm, out.rows(r * mine.count, mine.count), comm.rank(), r));
+    for (int r = 0; r < comm.size() && local.count; ++r) {
+      join(verdict, verify_part(comm, out.rows(r * local.count, local.count), comm.rank(), r));
     }
     return verdict;
   };
-  measure_plain(at, ways, out, check_result, result);
-  result.bytes = int64_t(in.bytes()) - mine.count * c.n * int64_t(size_of(c.dtype));
+  measure_plain(at, candidates, out, check_result, result);
+  result.bytes = int64_t(in.bytes()) - local.count * c.n * int64_t(size_of(c.dtype));
 }
 
 }  // namespace

@@ -12,13 +12,13 @@ __global__ void stamp_kernel(uint64_t* at) {
 
 __global__ void timer_step_kernel(uint64_t* step) {
   constexpr int kReadings = 20000;  // about a millisecond: many steps of any timer
-  uint64_t least = 0, last = nanoseconds();
+  uint64_t minimum = 0, last = nanoseconds();
   for (int i = 0; i < kReadings; ++i) {
     const uint64_t now = nanoseconds(), since = now - last;
-    if (since > 0 && (least == 0 || since < least)) least = since;
+    if (since > 0 && (minimum == 0 || since < minimum)) minimum = since;
     last = now;
   }
-  *step = least;
+  *step = minimum;
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ struct MoeBackwardCase {
   double worst_error() const;
 
   const MoeCase& c;
-  std::unique_ptr<MoeKept> kept;
+  std::unique_ptr<MoeSavedActivations> saved;
   DeviceMemory dout_memory, dx_memory, dweights_memory, dw_in_memory, dw_out_memory;
   Tensor dout, dx, dweights, dw_in, dw_out;
 };

@@ -36,12 +36,12 @@ std::vector<T> read_back(const DeviceMemory& memory) {
 }
 
 /// Lead of each rank's timer over rank 0's, in nanoseconds.
-std::vector<int64_t> clock_offsets(const std::vector<std::vector<uint64_t>>& stamps, int rank) {
+std::vector<int64_t> clock_offsets(const std::vector<std::vector<uint64_t>>& timestamps, int rank) {
   std::vector<int64_t> offsets;
   int64_t worst = 0;
-  for (const std::vector<uint64_t>& of_rank : stamps) {
+  for (const std::vector<uint64_t>& of_rank : timestamps) {
     std::vector<int64_t> ahead;
-    for (size_t i = 0; i < kBarriers; ++i) ahead.push_back(int64_t(of_rank[i] - stamps[0][i]));
+    for (size_t i = 0; i < kBarriers; ++i) ahead.push_back(int64_t(of_rank[i] - timestamps[0][i]));
     std::sort(ahead.begin(), ahead.end());
     offsets.push_back(ahead[kBarriers / 2]);
     worst = std::max(worst, ahead[kBarriers * 3 / 4] - ahead[kBarriers / 4]);
@@ -52,7 +52,7 @@ std::vector<int64_t> clock_offsets(const std::vector<std::vector<uint64_t>>& sta
         fmt::format(
             "timeline: the GPUs' clocks agree within {:.2f} us in half of {} barriers; a step "
             "is {} ns",
-            double(worst) / 1e3, kBarriers, stamps[0][kBarriers + 1]));
+            double(worst) / 1e3, kBarriers, timestamps[0][kBarriers + 1]));
   }
   return offsets;
 }
@@ -83,31 +83,31 @@ std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch
   stopwatch.time_once(call.run, kIdleUs);  // performs first-call setup
   // Timestamps of the barriers and of the call, and the timer's step.
   const DeviceMemory memory((kBarriers + 2) * sizeof(uint64_t));
-  auto* stamps = reinterpret_cast<uint64_t*>(memory.data());
+  auto* timestamps = reinterpret_cast<uint64_t*>(memory.data());
   for (size_t i = 0; i < kBarriers; ++i) {
     stopwatch.align();
-    launch_stamp(stamps + i, stream);
+    launch_stamp(timestamps + i, stream);
   }
-  launch_timer_step(stamps + kBarriers + 1, stream);
+  launch_timer_step(timestamps + kBarriers + 1, stream);
   recorder.clear(stream);
   comm.synchronize();
   Event base(Event::Kind::timing);
   stopwatch.time_once(
       [&] {
-        launch_stamp(stamps + kBarriers, stream);
+        launch_stamp(timestamps + kBarriers, stream);
         base.record(stream);
         call.run();
       },
       kIdleUs);
-  const auto mine = read_back<uint64_t>(memory);
+  const auto local = read_back<uint64_t>(memory);
   std::vector<std::vector<uint64_t>> all;
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(mine)), "timeline clocks")) {
-    auto& of_rank = all.emplace_back(mine.size());
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(local)), "timeline clocks")) {
+    auto& of_rank = all.emplace_back(local.size());
     std::memcpy(of_rank.data(), blob.data(), of_rank.size() * sizeof(uint64_t));
   }
   const std::vector<int64_t> offsets = clock_offsets(all, comm.rank());
   const int64_t origin = int64_t(all[0][kBarriers]) + offsets[size_t(comm.rank())];
-  return gather_events(comm, {comm.rank(), call.events(recorder.read(), mine[kBarriers], base),
+  return gather_events(comm, {comm.rank(), call.events(recorder.read(), local[kBarriers], base),
                               TimePoint(std::chrono::nanoseconds(origin))});
 }
 

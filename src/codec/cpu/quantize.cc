@@ -21,9 +21,9 @@ void quantize(const Tensor& x, const Tensor& codes, const Tensor& scales) {
   for (int64_t row = 0; row < x.dim(0); ++row) {
     const T* in = x.as<T>() + row * columns;
     auto* out = codes.as<Float8E4M3>() + row * columns;
-    float most = 0;
-    for (int64_t i = 0; i < columns; ++i) most = std::fmax(most, std::fabs(value_of(in[i])));
-    const float scale = std::max(most / Float8E4M3::kMost, std::numeric_limits<float>::min());
+    float maximum = 0;
+    for (int64_t i = 0; i < columns; ++i) maximum = std::fmax(maximum, std::fabs(value_of(in[i])));
+    const float scale = std::max(maximum / Float8E4M3::kMax, std::numeric_limits<float>::min());
     scales.as<float>()[row] = scale;
     for (int64_t i = 0; i < columns; ++i) out[i] = Float8E4M3::from_float(value_of(in[i]) / scale);
   }

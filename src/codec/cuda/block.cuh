@@ -28,14 +28,14 @@ struct EncodedBlock {
   __device__ void encode(const WireJob& wire, float (&x)[kOwn], int lane) {
     if constexpr (transform == Transform::spikes) reserve_spikes(wire, lane, x, spikes);
     if constexpr (transform == Transform::rotation) rotate(x, wire.group, lane);
-    float least[kOwned] = {}, most[kOwned];
-    join_values(wire, lane, x, kCentered ? most_or_nan : most_magnitude, most);
-    if constexpr (kCentered) join_values(wire, lane, x, least_or_nan, least);
+    float minimum[kOwned] = {}, maximum[kOwned];
+    join_values(wire, lane, x, kCentered ? max_or_nan : max_magnitude, maximum);
+    if constexpr (kCentered) join_values(wire, lane, x, min_or_nan, minimum);
     GroupNumbers numbers{};
     bool clamps = false;
 #pragma unroll
     for (int k = 0; k < kOwned; ++k) {
-      if (k < owned_groups(wire)) make_numbers(wire, least[k], most[k], k, numbers, clamps);
+      if (k < owned_groups(wire)) make_numbers(wire, minimum[k], maximum[k], k, numbers, clamps);
     }
     float inverse[kVectors], middle[kVectors] = {};
     spread_groups(wire, numbers.inverse, inverse);
@@ -46,7 +46,7 @@ struct EncodedBlock {
     };
     if (!__any_sync(kAllLanes, clamps)) return make_codes<Format>(t, codes);
     float end[kVectors];
-    spread_groups(wire, numbers.most, end);
+    spread_groups(wire, numbers.maximum, end);
     make_codes<Format>([&](int e) { return codec::clamped(t(e), end[e / 4]); }, codes);
   }
 
@@ -146,47 +146,47 @@ struct EncodedBlock {
 
  private:
   struct GroupNumbers {
-    float inverse[kOwned], center[kOwned], most[kOwned];
+    float inverse[kOwned], center[kOwned], maximum[kOwned];
   };
 
-  __device__ void make_numbers(const WireJob& wire, float least, float most, int k,
+  __device__ void make_numbers(const WireJob& wire, float minimum, float maximum, int k,
                                GroupNumbers& numbers, bool& clamps) {
-    numbers.most[k] = Format::most;
+    numbers.maximum[k] = Format::maximum;
     if constexpr (kCentered) {
-      const bool beyond = !(most_magnitude(least, most) <= wire.limit);
-      const codec::LevelScale all = level_scale(wire.scale, least, most, beyond, wire.limit);
+      const bool beyond = !(max_magnitude(minimum, maximum) <= wire.limit);
+      const codec::LevelScale all = level_scale(wire.scale, minimum, maximum, beyond, wire.limit);
       scale[k] = all.scale, center[k] = all.stored_center;
       numbers.inverse[k] = all.inverse, numbers.center[k] = all.center;
       clamps = clamps || beyond || wire.scale == ScaleKind::log2;
     } else {
       center[k] = 0, numbers.center[k] = 0;
-      const float need = __fmul_rn(most, 1.0f / Format::most);
+      const float need = __fmul_rn(maximum, 1.0f / Format::maximum);
       scale[k] = with_kind(wire.scale, [&]<ScaleKind kind>() {
         return codec::scale_at_least<kind>(codec::bits_of(need));
       });
-      if (!(most <= wire.limit)) scale[k] = codec::kNaNBits;
+      if (!(maximum <= wire.limit)) scale[k] = codec::kNaNBits;
       const float value = codec::float_of<float>(scale[k]);
       numbers.inverse[k] = __frcp_rn(value);
-      if (__fmul_rn(value, Format::most) <= wire.limit) return;
+      if (__fmul_rn(value, Format::maximum) <= wire.limit) return;
       clamps = true;
       if (scale[k] == codec::kNaNBits) {
         numbers.inverse[k] = 0;
       } else {
-        numbers.most[k] = codec::most_within<Format>(value, wire.limit);
+        numbers.maximum[k] = codec::max_within<Format>(value, wire.limit);
       }
     }
   }
 
-  __device__ static codec::LevelScale level_scale(ScaleKind kind, float least, float most,
+  __device__ static codec::LevelScale level_scale(ScaleKind kind, float minimum, float maximum,
                                                   bool beyond, float limit) {
     constexpr int levels = Format::levels;
     if (kind == ScaleKind::bf16) {
-      return codec::level_scale<ScaleKind::bf16>(least, most, beyond, levels, limit);
+      return codec::level_scale<ScaleKind::bf16>(minimum, maximum, beyond, levels, limit);
     }
     if (kind == ScaleKind::f32) {
-      return codec::level_scale<ScaleKind::f32>(least, most, beyond, levels, limit);
+      return codec::level_scale<ScaleKind::f32>(minimum, maximum, beyond, levels, limit);
     }
-    return codec::level_scale<ScaleKind::log2>(least, most, beyond, levels, limit);
+    return codec::level_scale<ScaleKind::log2>(minimum, maximum, beyond, levels, limit);
   }
   __device__ static float center_of(ScaleKind kind, uint32_t stored, uint32_t scale) {
     if constexpr (kCentered) {
@@ -212,7 +212,7 @@ struct EncodedBlock {
     for_values<Format>(codes, [&](int e, float value) {
       float x = __fmul_rn(value, codec::float_of<float>(scales[e / 4]));
       if constexpr (kCentered) {
-        x = least_or_nan(most_or_nan(__fadd_rn(x, middle[e / 4]), -wire.limit), wire.limit);
+        x = min_or_nan(max_or_nan(__fadd_rn(x, middle[e / 4]), -wire.limit), wire.limit);
       }
       with(e, x);
     });

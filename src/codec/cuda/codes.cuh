@@ -148,15 +148,15 @@ __device__ uint32_t code_byte(float t) {
   if constexpr (IsSmallFloat<Format>) {
     // Adding 2^23 times a code's unit at t's exponent rounds t to a multiple of that unit.
     constexpr int kMantissa = 23 - Format::shift;
-    constexpr uint32_t kLeast = std::bit_cast<uint32_t>(Format::least_normal);
+    constexpr uint32_t kMin = std::bit_cast<uint32_t>(Format::min_normal);
     const uint32_t bits = codec::bits_of(t), own = bits & 0x7f800000u;
-    const uint32_t exponent = own > kLeast ? own : kLeast;
+    const uint32_t exponent = own > kMin ? own : kMin;
     const float many = codec::float_of<float>(exponent + (uint32_t(Format::shift) << 23));
     const uint32_t steps = codec::bits_of(__fadd_rn(fabsf(t), many));
     return (steps + (exponent >> Format::shift) - (uint32_t(128 - Format::bias) << kMantissa)) |
            ((bits >> (32 - Format::bits)) & Format::sign);
   } else if constexpr (IsLevels<Format>) {
-    return codec::bits_of(__fadd_rn(__fadd_rn(t, Format::most), 12582912.0f));
+    return codec::bits_of(__fadd_rn(__fadd_rn(t, Format::maximum), 12582912.0f));
   } else {
     return codec::bits_of(__fadd_rn(t, 12582912.0f + float(Format::offset)));
   }

@@ -27,8 +27,8 @@ __device__ inline bool stores_owned(const WireJob& wire, int lane) {
 template <typename V, typename Join>
 __device__ void join_groups(const WireJob& wire, int lane, const V (&of)[kVectors],
                             const Join& join, V (&owned)[kOwned]) {
-  const auto over = [&](V mine, V given, int by) {
-    return join(mine, __shfl_xor_sync(kAllLanes, given, by));
+  const auto over = [&](V local, V given, int by) {
+    return join(local, __shfl_xor_sync(kAllLanes, given, by));
   };
   const bool first = lane & 1, second = lane & 2;
   V four[4];
@@ -54,14 +54,14 @@ __device__ void join_groups(const WireJob& wire, int lane, const V (&of)[kVector
     owned[0] = over(first ? two[1] : two[0], first ? two[0] : two[1], 1);
   } else {
     const V low = join(four[0], four[1]), high = join(four[2], four[3]);
-    V mine;
+    V local;
     if (wire.shift == 6) {
-      mine = over(second ? high : low, second ? low : high, 2);
+      local = over(second ? high : low, second ? low : high, 2);
     } else {
       const V all = join(low, high);
-      mine = over(all, all, 2);
+      local = over(all, all, 2);
     }
-    owned[0] = over(mine, mine, 1);
+    owned[0] = over(local, local, 1);
   }
   owned[1] = owned[0];
 }
@@ -88,8 +88,8 @@ __device__ void spread_groups(const WireJob& wire, const V (&owned)[kOwned], V (
 }
 
 /// Max of magnitudes; NaN if either is.
-__device__ inline float most_magnitude(float a, float b) {
-  return most_or_nan(fabsf(a), fabsf(b));
+__device__ inline float max_magnitude(float a, float b) {
+  return max_or_nan(fabsf(a), fabsf(b));
 }
 
 /// Reduces each group's values with `join`, to its owners.

@@ -91,7 +91,7 @@ void copy_all(void* to, const void* from, const Tensor& values, cudaStream_t str
 }  // namespace
 
 void launch_encode_lossless(const Tensor& values, std::byte* message, cudaStream_t stream) {
-  if (values.elements() < codec::kLeastCoded) {
+  if (values.elements() < codec::kMinCoded) {
     return copy_all(message, values.data(), values, stream);
   }
   const LosslessJob job = LosslessJob::of(values.elements(), values.dtype());
@@ -107,7 +107,7 @@ void launch_encode_lossless(const Tensor& values, std::byte* message, cudaStream
 }
 
 void launch_decode_lossless(const std::byte* message, const Tensor& values, cudaStream_t stream) {
-  if (values.elements() < codec::kLeastCoded) {
+  if (values.elements() < codec::kMinCoded) {
     return copy_all(values.data(), message, values, stream);
   }
   const LosslessJob job = LosslessJob::of(values.elements(), values.dtype());

@@ -32,7 +32,7 @@ struct LosslessJob {
             blocks,
             in(elements, codec::kLosslessGroup),
             in(blocks, kTileBlocks),
-            codec::most_lossless_bytes(elements, dtype),
+            codec::max_lossless_bytes(elements, dtype),
             dtype};
   }
 };
@@ -172,17 +172,17 @@ __device__ inline uint32_t exponents_of(uint32_t two) {
 
 /// Max exponent below 255 of a group, in all of its threads.
 __device__ inline uint32_t top_of(const uint32_t (&high)[kPairs]) {
-  uint32_t most = 0;  // of exponent + 1, with 0 for 255
+  uint32_t maximum = 0;  // of exponent + 1, with 0 for 255
 #pragma unroll
   for (const uint32_t two : high) {
-    most = __vmaxu2(most, (exponents_of(two) + 0x00010001u) & 0x00ff00ffu);
+    maximum = __vmaxu2(maximum, (exponents_of(two) + 0x00010001u) & 0x00ff00ffu);
   }
-  most = __vmaxu2(most, most >> 16) & 0xffffu;
+  maximum = __vmaxu2(maximum, maximum >> 16) & 0xffffu;
   for (int by = 1; by < kGroupLanes; by *= 2) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, most, by);
-    most = other > most ? other : most;
+    const uint32_t other = __shfl_xor_sync(kAllLanes, maximum, by);
+    maximum = other > maximum ? other : maximum;
   }
-  return most > 0 ? most - 1 : 0;
+  return maximum > 0 ? maximum - 1 : 0;
 }
 
 /// Two codes; `escapes` gets a mask of those that escape.

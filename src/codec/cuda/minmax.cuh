@@ -5,15 +5,15 @@
 
 namespace tandem::gpu {
 
-__device__ inline float least_or_nan(float a, float b) {
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
+__device__ inline float min_or_nan(float a, float b) {
+  float minimum;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(minimum) : "f"(a), "f"(b));
+  return minimum;
 }
-__device__ inline float most_or_nan(float a, float b) {
-  float most;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-  return most;
+__device__ inline float max_or_nan(float a, float b) {
+  float maximum;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(maximum) : "f"(a), "f"(b));
+  return maximum;
 }
 
 }  // namespace tandem::gpu

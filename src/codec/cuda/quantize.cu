@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 
 // Max over the thread block, in every thread. Ignores NaN, as fmaxf does.
-__device__ float block_most(float value) {
+__device__ float block_max(float value) {
   __shared__ float of_warp[kThreads / 32];
   for (int offset = 16; offset; offset /= 2) {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
@@ -29,12 +29,12 @@ __global__ void __launch_bounds__(kThreads)
   const auto* in = reinterpret_cast<const Sixteen<T>*>(x + row * columns);
   auto* out = reinterpret_cast<Sixteen<__nv_fp8_e4m3>*>(codes + row * columns);
   const int64_t groups = columns / kCodesAtOnce;
-  float most = 0;
+  float maximum = 0;
   for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
     const Sixteen<T> group = in[i];
-    most = largest(most, group);
+    maximum = largest(maximum, group);
   }
-  const float scale = row_scale(block_most(most));
+  const float scale = row_scale(block_max(maximum));
   if (threadIdx.x == 0) scales[row] = scale;
   for (int64_t i = threadIdx.x; i < groups; i += kThreads) {
     const Sixteen<T> group = in[i];

@@ -22,10 +22,10 @@ void quantize_rows_on_gpu(Communicator& any, const Tensor& x, const Tensor& code
     throw InvalidArgument(
         fmt::format("quantize_rows: {} columns: expected a multiple of 16 on GPUs", x.dim(1)));
   }
-  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();  // max thread blocks of a grid
-  if (x.dim(0) > kMostRows) {
+  constexpr int64_t kMaxRows = std::numeric_limits<int32_t>::max();  // max thread blocks of a grid
+  if (x.dim(0) > kMaxRows) {
     throw InvalidArgument(
-        fmt::format("quantize_rows: {} rows: expected at most {} on GPUs", x.dim(0), kMostRows));
+        fmt::format("quantize_rows: {} rows: expected at most {} on GPUs", x.dim(0), kMaxRows));
   }
   comm.check_device();
   gpu::launch_quantize_rows(x, codes, scales, comm.stream());

@@ -35,9 +35,9 @@ __device__ inline void rotate(float (&x)[kOwn], int group, int lane) {
 
 __device__ inline void rotate_back(float (&x)[kOwn], int group, float limit, int lane) {
   rotate(x, group, lane);
-  const float size = float(group), most = limit / size;
+  const float size = float(group), maximum = limit / size;
 #pragma unroll
-  for (float& value : x) value = __fmul_rn(codec::within(value, most), size);
+  for (float& value : x) value = __fmul_rn(codec::within(value, maximum), size);
 }
 
 /// Spikes of the groups owned by a thread.
@@ -77,12 +77,12 @@ __device__ inline void first_places(const WireJob& wire, int lane, const float (
 /// unchanged.
 __device__ inline void reserve_spikes(const WireJob& wire, int lane, float (&x)[kOwn],
                                       OwnedSpikes& spikes) {
-  float least[kOwned], most[kOwned];
-  join_values(wire, lane, x, least_or_nan, least);
-  join_values(wire, lane, x, most_or_nan, most);
-  uint32_t least_at[kOwned], most_at[kOwned];
-  first_places(wire, lane, x, least, least_at);
-  first_places(wire, lane, x, most, most_at);
+  float minimum[kOwned], maximum[kOwned];
+  join_values(wire, lane, x, min_or_nan, minimum);
+  join_values(wire, lane, x, max_or_nan, maximum);
+  uint32_t min_at[kOwned], max_at[kOwned];
+  first_places(wire, lane, x, minimum, min_at);
+  first_places(wire, lane, x, maximum, max_at);
   constexpr uint32_t kNone = 1u << 16;
   uint32_t marks[kOwned];
 #pragma unroll
@@ -90,10 +90,10 @@ __device__ inline void reserve_spikes(const WireJob& wire, int lane, float (&x)[
     const auto value_of = [](float value, uint32_t at) {
       return value == 0 ? codec::float_of<float>(at << 31) : value;
     };
-    const bool known = most_magnitude(least[k], most[k]) <= wire.limit;
-    spikes.values[k] = spike_bits(value_of(least[k], least_at[k]), wire.limit) |
-                       spike_bits(value_of(most[k], most_at[k]), wire.limit) << 16;
-    spikes.places[k] = least_at[k] / 2 | most_at[k] / 2 << 8;
+    const bool known = max_magnitude(minimum[k], maximum[k]) <= wire.limit;
+    spikes.values[k] = spike_bits(value_of(minimum[k], min_at[k]), wire.limit) |
+                       spike_bits(value_of(maximum[k], max_at[k]), wire.limit) << 16;
+    spikes.places[k] = min_at[k] / 2 | max_at[k] / 2 << 8;
     if (!known) spikes.values[k] = 0x7fc07fc0u, spikes.places[k] = 0;
     marks[k] = known ? spikes.places[k] : kNone;
   }
@@ -127,12 +127,12 @@ __device__ inline void restore_spikes(const WireJob& wire, int lane, const Owned
     const int first = in_group(wire, 16 * j) + 4 * lane;
     const int a = in_group(wire, int(places[j] & 0xff)) - first;
     const int b = in_group(wire, int(places[j] >> 8)) - first;
-    const float least = codec::float_of<float>(values[j] << 16);
-    const float most = codec::float_of<float>(values[j] & 0xffff0000u);
+    const float minimum = codec::float_of<float>(values[j] << 16);
+    const float maximum = codec::float_of<float>(values[j] & 0xffff0000u);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (a == i) x[4 * j + i] = least;
-      if (b == i) x[4 * j + i] = most;
+      if (a == i) x[4 * j + i] = minimum;
+      if (b == i) x[4 * j + i] = maximum;
     }
   }
 }

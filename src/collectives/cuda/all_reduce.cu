@@ -13,22 +13,22 @@
 namespace tandem::gpu {
 namespace {
 
-int64_t most_chosen_one_shot(int ranks) {
+int64_t max_chosen_one_shot(int ranks) {
   return ranks <= 2 ? kOneShotBytes : kOneShotBytes / 2;
 }
 
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob job) {
-  const EnteredCall call = enter_call(job);
+  const CallState call = enter_call(job);
   const int first = int(call.epoch % 2) * 2 * job.table.size;
   const int begin = first_pack(), step = pack_step();
   const auto* in = static_cast<const Pack<T>*>(job.in);
   auto* out = static_cast<Pack<T>*>(job.out);
   for (int i = begin; i < job.packs; i += step) {
-    const Pack<T> mine = in[i];
+    const Pack<T> local = in[i];
     for (int s = 1; s < job.table.size; ++s) {
       const int peer = peer_at(job.table, s);
-      slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
+      slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = local;
     }
   }
   if (!exchange_flags(job, 0, call, [&](int) { return job.packs * 16; })) return;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob 
 // shard.
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob job) {
-  const EnteredCall call = enter_call(job);
+  const CallState call = enter_call(job);
   const int first = int(call.epoch % 2) * 2 * job.table.size, second = first + job.table.size;
   const int rank = job.table.rank, packs = int(job.packs);
   const int part = (packs + job.table.size - 1) / job.table.size;
@@ -57,13 +57,13 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob 
         });
   }
   const auto bytes_of = [&](int owner) { return int64_t(min(part, packs - owner * part)) * 16; };
-  const int mine = min(part, packs - rank * part);
+  const int local = min(part, packs - rank * part);
   Pack<T> own;
-  if (begin < mine) own = in[rank * part + begin];  // loaded before the wait for the peers
+  if (begin < local) own = in[rank * part + begin];  // loaded before the wait for the peers
   if (!exchange_flags(job, 0, call, bytes_of)) return;
-  for (int i = begin; i < mine; i += step) {
+  for (int i = begin; i < local; i += step) {
     const Pack<T> sum = sum_slots<kRanks, T>(job, own, first, i);
-    if (i + step < mine) own = in[rank * part + i + step];
+    if (i + step < local) own = in[rank * part + i + step];
     out[rank * part + i] = sum;
     for (int s = 1; s < job.table.size; ++s) {
       slot<T>(job, peer_at(job.table, s), second + rank)[i] = sum;
@@ -80,15 +80,15 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob 
 
 }  // namespace
 
-std::string_view name_of(AllReduceWay way) {
-  switch (way) {
-    case AllReduceWay::one_shot:
+std::string_view name_of(AllReduceAlgorithm algorithm) {
+  switch (algorithm) {
+    case AllReduceAlgorithm::one_shot:
       return "one_shot";
-    case AllReduceWay::two_shot:
+    case AllReduceAlgorithm::two_shot:
       return "two_shot";
-    case AllReduceWay::pipelined:
+    case AllReduceAlgorithm::pipelined:
       return "pipelined";
-    case AllReduceWay::nccl:
+    case AllReduceAlgorithm::nccl:
       return "nccl";
   }
   return "?";
@@ -117,44 +117,44 @@ int64_t AllReduce::part_bytes(int64_t elements, int64_t row) const {
   return part_rows(elements / row, comm_.size()) * row * int64_t(size_of(dtype_));
 }
 
-bool AllReduce::fits(int64_t elements, AllReduceWay way, int64_t row) const {
+bool AllReduce::fits(int64_t elements, AllReduceAlgorithm algorithm, int64_t row) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
-  if (way == AllReduceWay::nccl) return true;
-  if (way == AllReduceWay::pipelined) return row == 0 && comm_.size() > 1;
-  if (way == AllReduceWay::one_shot) return bytes % 16 == 0 && bytes <= slot_bytes_;
+  if (algorithm == AllReduceAlgorithm::nccl) return true;
+  if (algorithm == AllReduceAlgorithm::pipelined) return row == 0 && comm_.size() > 1;
+  if (algorithm == AllReduceAlgorithm::one_shot) return bytes % 16 == 0 && bytes <= slot_bytes_;
   if (row > 0 && part_bytes(elements, row) > slot_bytes_) return false;
   return bytes % 16 == 0 && bytes <= capacity_;
 }
 
-AllReduceWay AllReduce::choose(int64_t elements) const {
+AllReduceAlgorithm AllReduce::choose(int64_t elements) const {
   const int64_t bytes = elements * int64_t(size_of(dtype_));
-  if (bytes > capacity_) return AllReduceWay::nccl;
-  return bytes <= std::min(most_chosen_one_shot(comm_.size()), slot_bytes_)
-             ? AllReduceWay::one_shot
-             : AllReduceWay::two_shot;
+  if (bytes > capacity_) return AllReduceAlgorithm::nccl;
+  return bytes <= std::min(max_chosen_one_shot(comm_.size()), slot_bytes_)
+             ? AllReduceAlgorithm::one_shot
+             : AllReduceAlgorithm::two_shot;
 }
 
-void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way,
+void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
                               int64_t row) const {
   if (in.dtype() != dtype_ || out.dtype() != dtype_ || in.elements() != out.elements()) {
     throw InvalidArgument("all_reduce: " + in.describe() + " to " + out.describe() +
                           ": expected equal sizes of dtype " +
                           std::string(tandem::name_of(dtype_)));
   }
-  if (comm_.size() > 1 && !fits(in.elements(), way, row)) {
-    throw InvalidArgument("all_reduce: way " + std::string(gpu::name_of(way)) + ": " +
+  if (comm_.size() > 1 && !fits(in.elements(), algorithm, row)) {
+    throw InvalidArgument("all_reduce: way " + std::string(gpu::name_of(algorithm)) + ": " +
                           in.describe() +
-                          (way == AllReduceWay::pipelined
+                          (algorithm == AllReduceAlgorithm::pipelined
                                ? std::string(": expected another way with an add_norm")
                                : ": expected a multiple of 16 bytes, at most " +
-                                     std::to_string(capacity_ > 0 ? capacity_ : kMostStagedBytes) +
+                                     std::to_string(capacity_ > 0 ? capacity_ : kMaxStagedBytes) +
                                      " (one_shot: " + std::to_string(slot_bytes_) + ")"));
   }
 }
 
 ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
   return {staging_->table(),
-          comm_.watch(),
+          comm_.deadline(),
           in.data(),
           out.data(),
           int64_t(in.bytes()) / 16,
@@ -164,24 +164,24 @@ ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
           comm_.line()};
 }
 
-void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
-  check_tensors(in, out, way, 0);
+void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm) {
+  check_tensors(in, out, algorithm, 0);
   const int64_t packs = int64_t(in.bytes()) / 16;
   if (in.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  if (way == AllReduceWay::nccl || comm_.size() == 1) {
+  if (algorithm == AllReduceAlgorithm::nccl || comm_.size() == 1) {
     return nccl_all_reduce(comm_, in, out, ReduceOp::sum);
   }
-  if (way == AllReduceWay::pipelined) return part_exchange(comm_).all_reduce(in, out);
+  if (algorithm == AllReduceAlgorithm::pipelined) return part_exchange(comm_).all_reduce(in, out);
   const ExchangeJob call = job(in, out);
   const int64_t of_all =
-      way == AllReduceWay::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();
+      algorithm == AllReduceAlgorithm::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();
   const int threads = exchange_threads(of_all), blocks = exchange_blocks(of_all);
   comm_.enqueue([&] {
     with_float_type(dtype_, [&]<typename T>(T) {
       with_ranks(comm_.size(), [&]<int kRanks>() {
-        const auto kernel =
-            way == AllReduceWay::one_shot ? one_shot_kernel<kRanks, T> : two_shot_kernel<kRanks, T>;
+        const auto kernel = algorithm == AllReduceAlgorithm::one_shot ? one_shot_kernel<kRanks, T>
+                                                                      : two_shot_kernel<kRanks, T>;
         kernel<<<blocks, threads, 0, comm_.stream()>>>(call);
       });
     });
@@ -189,22 +189,23 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way) {
   });
 }
 
-void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceWay way,
+void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
                     const AddNorm& add_norm) {
   const int64_t row = out.dims() == 2 ? out.dim(1) : 0;
   if (row == 0 || row * int64_t(size_of(dtype_)) % 16 != 0) {
     throw InvalidArgument("all_reduce: add_norm of " + out.describe() +
                           ": expected rows of a multiple of 16 bytes");
   }
-  check_tensors(in, out, way, row);
+  check_tensors(in, out, algorithm, row);
   if (in.bytes() == 0) return;
   if (comm_.size() == 1) return launch_add_norm(in, add_norm, out, comm_.stream());
-  if (way == AllReduceWay::nccl) {
-    run(in, out, way);
+  if (algorithm == AllReduceAlgorithm::nccl) {
+    run(in, out, algorithm);
     return launch_add_norm(out, add_norm, out, comm_.stream());
   }
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue([&] { launch_all_reduce_norm(way, job(in, out), add_norm, out, comm_.stream()); });
+  comm_.enqueue(
+      [&] { launch_all_reduce_norm(algorithm, job(in, out), add_norm, out, comm_.stream()); });
 }
 
 }  // namespace tandem::gpu

@@ -21,8 +21,8 @@
 
 namespace tandem::gpu {
 
-enum class AllReduceWay { one_shot, two_shot, pipelined, nccl };
-std::string_view name_of(AllReduceWay way);
+enum class AllReduceAlgorithm { one_shot, two_shot, pipelined, nccl };
+std::string_view name_of(AllReduceAlgorithm algorithm);
 
 class AllReduce {
  public:
@@ -34,19 +34,22 @@ class AllReduce {
   /// out = sum over ranks of in, in rank order with f32 accumulation (nccl: in its own order). in
   /// may be out. Enqueued on the communicator's stream. Throws InvalidArgument if there are too
   /// many elements or, except for pipelined and nccl, not a multiple of 16 bytes.
-  void run(const Tensor& in, const Tensor& out, AllReduceWay way);
+  void run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm);
   /// The same for matrices, followed by AddNorm of the sum: in the same kernel, or for nccl in a
   /// second one. in may be out; rows are multiples of 16 bytes.
-  void run(const Tensor& in, const Tensor& out, AllReduceWay way, const AddNorm& add_norm);
-  /// True if `way` supports tensors of this many elements (with an AddNorm: in rows of `row`).
-  bool fits(int64_t elements, AllReduceWay way, int64_t row = 0) const;
+  void run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
+           const AddNorm& add_norm);
+  /// True if `candidate` supports tensors of this many elements (with an AddNorm: in rows of
+  /// `row`).
+  bool fits(int64_t elements, AllReduceAlgorithm algorithm, int64_t row = 0) const;
   /// Fastest of one_shot and two_shot for this many bytes on NVLink; nccl if neither has enough
   /// staging memory.
-  AllReduceWay choose(int64_t elements) const;
+  AllReduceAlgorithm choose(int64_t elements) const;
 
  private:
   int64_t part_bytes(int64_t elements, int64_t row) const;
-  void check_tensors(const Tensor& in, const Tensor& out, AllReduceWay way, int64_t row) const;
+  void check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
+                     int64_t row) const;
   ExchangeJob job(const Tensor& in, const Tensor& out) const;
 
   GpuCommunicator& comm_;

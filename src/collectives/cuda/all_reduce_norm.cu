@@ -12,7 +12,7 @@ namespace {
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kNormThreads)
     one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const EnteredCall call = enter_call(job);
+  const CallState call = enter_call(job);
   const int first = int(call.epoch % 2) * 2 * job.table.size;
   const auto* in = static_cast<const Pack<T>*>(job.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(kNormThreads)
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     const int64_t end = (row + 1) * rows.packs;
     for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
-      const Pack<T> mine = in[i];
+      const Pack<T> local = in[i];
       for (int s = 1; s < job.table.size; ++s) {
         const int peer = peer_at(job.table, s);
-        slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = mine;
+        slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = local;
       }
     }
   }
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kNormThreads)
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kNormThreads)
     two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const EnteredCall call = enter_call(job);
+  const CallState call = enter_call(job);
   const int size = job.table.size, rank = job.table.rank;
   const int first = int(call.epoch % 2) * 2 * size, second = first + size;
   const int64_t part = part_rows(rows.rows, size), width = rows.packs;
@@ -97,10 +97,10 @@ __global__ void __launch_bounds__(kNormThreads)
 
 }  // namespace
 
-void launch_all_reduce_norm(AllReduceWay way, const ExchangeJob& job, const AddNorm& add_norm,
-                            const Tensor& out, cudaStream_t stream) {
+void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeJob& job,
+                            const AddNorm& add_norm, const Tensor& out, cudaStream_t stream) {
   const NormRows rows = norm_rows_of(add_norm, out);
-  const bool one_shot = way == AllReduceWay::one_shot;
+  const bool one_shot = algorithm == AllReduceAlgorithm::one_shot;
   const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, job.table.size);
   const int blocks =
       int(std::clamp<int64_t>(of_blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));

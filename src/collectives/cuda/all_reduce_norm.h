@@ -19,7 +19,7 @@ constexpr int64_t part_rows(int64_t rows, int ranks) {
 }
 
 /// `job.in`: this rank's contribution, with the size of `out`; `job.out` is not used.
-void launch_all_reduce_norm(AllReduceWay way, const ExchangeJob& job, const AddNorm& add_norm,
-                            const Tensor& out, cudaStream_t stream);
+void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeJob& job,
+                            const AddNorm& add_norm, const Tensor& out, cudaStream_t stream);
 
 }  // namespace tandem::gpu

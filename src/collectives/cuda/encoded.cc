@@ -30,9 +30,9 @@ EncodedCollectives& encoded(GpuCommunicator& comm, const Wire& wire, DType dtype
     if (one->largest() >= largest) return *one;
   }
   // At least twice the previous, so that the total is at most twice the largest.
-  const int64_t most =
+  const int64_t maximum =
       std::max({largest, int64_t(1) << 16, all.empty() ? 0 : 2 * all.back()->largest()});
-  all.push_back(std::make_unique<EncodedCollectives>(comm, wire, dtype, most));
+  all.push_back(std::make_unique<EncodedCollectives>(comm, wire, dtype, maximum));
   return *all.back();
 }
 

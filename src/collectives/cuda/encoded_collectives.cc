@@ -73,7 +73,7 @@ EncodedJob EncodedCollectives::job_of(OpId op, const Tensor& in, const Tensor& o
   }
   EncodedJob job{};
   job.exchange = {staging_->table(),
-                  comm_.watch(),
+                  comm_.deadline(),
                   in.data(),
                   out.data(),
                   0,
@@ -87,9 +87,9 @@ EncodedJob EncodedCollectives::job_of(OpId op, const Tensor& in, const Tensor& o
 }
 
 void EncodedCollectives::set_shards(EncodedJob& job, int64_t rows, int64_t row) const {
-  if (const int64_t most = shard_of(rows, comm_.size(), 0).count * row; most > largest_) {
+  if (const int64_t maximum = shard_of(rows, comm_.size(), 0).count * row; maximum > largest_) {
     throw InvalidArgument(fmt::format("{}: shards of {} elements: expected up to {}",
-                                      name_of(job.exchange.op), most, largest_));
+                                      name_of(job.exchange.op), maximum, largest_));
   }
   for (int r = 0; r < comm_.size(); ++r) {
     const Shard shard = shard_of(rows, comm_.size(), r);
@@ -98,13 +98,13 @@ void EncodedCollectives::set_shards(EncodedJob& job, int64_t rows, int64_t row) 
   }
 }
 
-void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t most_blocks) {
+void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t max_blocks) {
   // Thread blocks wait for the peers' blocks of the same index, so all must be resident.
   const bool pipelined = op == EncodedOp::pipelined_sum;
   const int threads = pipelined ? kPipelineThreads : kEncodedThreads;
   const int working = pipelined ? 32 * kPipelineWorkers : kEncodedThreads;
   const int resident = pipelined ? resident_pipelines() : this_share()->blocks(kMaxExchangeBlocks);
-  const int64_t blocks = (most_blocks * kQuad + working - 1) / working;
+  const int64_t blocks = (max_blocks * kQuad + working - 1) / working;
   const auto grid = unsigned(std::clamp<int64_t>(blocks, 1, resident));
   const auto kernel = reinterpret_cast<const void*>(kernel_for(wire_, op));
   const Enqueueing enqueueing(comm_);
@@ -118,7 +118,7 @@ void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t mos
 }
 
 void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual,
-                                    EncodedSum way) {
+                                    EncodedSum algorithm) {
   EncodedJob job = job_of(OpId::all_reduce, in, out, residual);
   const int64_t elements = in.elements();
   if (out.elements() != elements || largest_sum(elements, comm_.size()) > largest_) {
@@ -134,7 +134,7 @@ void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const T
   set_shards(job, elements, 1);
   job.sum_lag = kSumLag, job.take_lag = kTakeLag;
   const bool pipelined =
-      way == EncodedSum::chosen ? has_many_tiles(job) : way == EncodedSum::pipelined;
+      algorithm == EncodedSum::chosen ? has_many_tiles(job) : algorithm == EncodedSum::pipelined;
   launch(pipelined ? EncodedOp::pipelined_sum : EncodedOp::two_shot_sum, job,
          job.wires[0].parts.blocks);
 }

@@ -40,7 +40,7 @@ class EncodedCollectives {
   /// dtype. `residual`: error feedback as in tandem/collectives.h, or null. `in` may be `out`, and
   /// `shard` may be this rank's rows of the other tensor.
   void all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual = nullptr,
-                  EncodedSum way = EncodedSum::chosen);
+                  EncodedSum algorithm = EncodedSum::chosen);
   void reduce_scatter(const Tensor& data, const Tensor& shard, const Tensor* residual = nullptr);
   void all_gather(const Tensor& shard, const Tensor& out);
 
@@ -48,7 +48,7 @@ class EncodedCollectives {
   EncodedJob job_of(OpId op, const Tensor& in, const Tensor& out, const Tensor* residual) const;
   /// Sets shards of `rows` rows of `row` elements in total.
   void set_shards(EncodedJob& job, int64_t rows, int64_t row) const;
-  void launch(EncodedOp op, const EncodedJob& job, int64_t most_blocks);
+  void launch(EncodedOp op, const EncodedJob& job, int64_t max_blocks);
 
   GpuCommunicator& comm_;
   Wire wire_;

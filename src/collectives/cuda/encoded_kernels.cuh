@@ -6,10 +6,10 @@
 namespace tandem::gpu {
 
 /// First staging slot; staging alternates from call to call.
-__device__ inline int first_slot(const EncodedJob& job, const EnteredCall& call) {
+__device__ inline int first_slot(const EncodedJob& job, const CallState& call) {
   return int(call.epoch % 2) * 2 * job.exchange.table.size;
 }
-__device__ inline auto receiver_of(const EncodedJob& job, const EnteredCall& call) {
+__device__ inline auto receiver_of(const EncodedJob& job, const CallState& call) {
   return [&](int peer) { return call.receiver(job.exchange, peer); };
 }
 
@@ -24,7 +24,7 @@ __device__ inline auto bytes_of_own(const EncodedJob& job) {
 template <typename Block>
 __global__ void __launch_bounds__(kEncodedThreads)
     one_shot_kernel(const __grid_constant__ EncodedJob job) {
-  const EnteredCall call = enter_call(job.exchange);
+  const CallState call = enter_call(job.exchange);
   const int first = first_slot(job, call);
   const WireJob& wire = job.wires[0];
   push_to_all<Block>(job, wire, {job.residual, wire.parts.elements}, job.exchange.in, nullptr,
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
 template <typename Block>
 __global__ void __launch_bounds__(kEncodedThreads)
     two_shot_kernel(const __grid_constant__ EncodedJob job) {
-  const EnteredCall call = enter_call(job.exchange);
+  const CallState call = enter_call(job.exchange);
   const int first = first_slot(job, call), second = first + job.exchange.table.size;
   push_shards<Block>(job, first, receiver_of(job, call));
   if (!exchange_flags(job.exchange, 0, call, bytes_of(job))) return;
@@ -52,7 +52,7 @@ template <typename Block>
 __global__ void __launch_bounds__(kPipelineThreads, kPipelinesPerSm)
     pipelined_kernel(const __grid_constant__ EncodedJob job) {
   __shared__ WorkCounts counts;
-  const EnteredCall call = enter_call(job.exchange);
+  const CallState call = enter_call(job.exchange);
   if (int(threadIdx.x) < kTileStreams * kPipelineWorkers) {
     counts.done[threadIdx.x / kPipelineWorkers][threadIdx.x % kPipelineWorkers] = 0;
   }
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kPipelineThreads, kPipelinesPerSm)
 template <typename Block>
 __global__ void __launch_bounds__(kEncodedThreads)
     reduce_scatter_kernel(const __grid_constant__ EncodedJob job) {
-  const EnteredCall call = enter_call(job.exchange);
+  const CallState call = enter_call(job.exchange);
   const int first = first_slot(job, call);
   push_shards<Block>(job, first, receiver_of(job, call));
   if (!exchange_flags(job.exchange, 0, call, bytes_of(job))) return;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
 template <typename Block>
 __global__ void __launch_bounds__(kEncodedThreads)
     all_gather_kernel(const __grid_constant__ EncodedJob job) {
-  const EnteredCall call = enter_call(job.exchange);
+  const CallState call = enter_call(job.exchange);
   const int first = first_slot(job, call), rank = job.exchange.table.rank;
   push_to_all<Block>(job, job.wires[rank], {}, job.exchange.in,
                      shard_of_job(job, job.exchange.out, rank), first, receiver_of(job, call));

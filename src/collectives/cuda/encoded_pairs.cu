@@ -13,7 +13,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr int kMostChannels = 128, kPairsPerSm = 2;
+constexpr int kMaxChannels = 128, kPairsPerSm = 2;
 // Fraction of a GPU's thread blocks that exchange; the rest copy this rank's rows to itself.
 constexpr double kExchanging = 5. / 6;
 
@@ -76,7 +76,7 @@ EncodedPairExchange::EncodedPairExchange(GpuCommunicator& comm)
     : comm_(comm),
       channels_(std::clamp(
           int(comm.share().sms() * kPairsPerSm * kExchanging) / (2 * std::max(1, comm.size() - 1)),
-          1, kMostChannels)),
+          1, kMaxChannels)),
       counts_(sizeof(PairCounts) * size_t(channels_) * kMaxGpus),
       lost_(sizeof(unsigned)) {
   fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
@@ -90,9 +90,14 @@ int EncodedPairExchange::copying(int64_t bytes) const {
 }
 
 void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const EncodedPairs& pairs) {
-  const PairFifos fifos{
-      fifos_->table(), comm_.watch(),  op,           reinterpret_cast<PairCounts*>(counts_.data()),
-      channels_,       kPairSlotBytes, comm_.line(), reinterpret_cast<unsigned*>(lost_.data())};
+  const PairFifos fifos{fifos_->table(),
+                        comm_.deadline(),
+                        op,
+                        reinterpret_cast<PairCounts*>(counts_.data()),
+                        channels_,
+                        kPairSlotBytes,
+                        comm_.line(),
+                        reinterpret_cast<unsigned*>(lost_.data())};
   const EncodedPair& own = pairs[size_t(comm_.rank())];
   const int64_t own_bytes =
       own.send == own.recv ? 0 : own.send_elements * int64_t(tandem::size_of(dtype));

@@ -42,10 +42,11 @@ __device__ inline bool wait_for_tile(const EncodedJob& job, uint64_t epoch, Tile
   bool came = true;
   if (peer < exchange.table.size && peer != exchange.table.rank) {
     // Ranks that send sums wait for shards first, and report the missing rank.
-    const Watch watch = stream == kShardTiles ? exchange.watch : patient(exchange.watch);
-    came =
-        wait_signal(tile_flag(exchange, exchange.table.rank, stream, peer),
-                    tiles_signal(epoch, tile + 1), watch, exchange.op, peer, blockIdx.x, kTileBits);
+    const Deadline deadline =
+        stream == kShardTiles ? exchange.deadline : extend_deadline(exchange.deadline);
+    came = wait_signal(tile_flag(exchange, exchange.table.rank, stream, peer),
+                       tiles_signal(epoch, tile + 1), deadline, exchange.op, peer, blockIdx.x,
+                       kTileBits);
   }
   const bool all = __all_sync(kAllLanes, came);
   __syncwarp();  // makes what one thread acquired visible to the others, unlike a vote
@@ -55,7 +56,7 @@ __device__ inline bool wait_for_tile(const EncodedJob& job, uint64_t epoch, Tile
 /// Called by one warp: signals the peers as the workers progress. Ends with the last tile of both
 /// streams, or if a worker has timed out: a late rank must not take leftovers of earlier calls for
 /// this one's. Bounded by the workers.
-__device__ inline void signal_tiles(const EncodedJob& job, const EnteredCall& call,
+__device__ inline void signal_tiles(const EncodedJob& job, const CallState& call,
                                     const Tiles& tiles, int64_t count, const WorkCounts& counts) {
   const ExchangeJob& exchange = job.exchange;
   const int lane = int(threadIdx.x) % 32, rank = exchange.table.rank;
@@ -98,7 +99,7 @@ __device__ inline void signal_tiles(const EncodedJob& job, const EnteredCall& ca
 
 /// Runs an entered call.
 template <typename Block, typename Receiver>
-__device__ void all_reduce_tiles(const EncodedJob& job, const EnteredCall& call, int first,
+__device__ void all_reduce_tiles(const EncodedJob& job, const CallState& call, int first,
                                  const Receiver& receiver, const Tiles& tiles, int64_t count,
                                  WorkCounts& counts) {
   const int second = first + job.exchange.table.size, worker = int(threadIdx.x) / 32;

@@ -14,7 +14,7 @@ __device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, i
   return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
 }
 
-struct EnteredCall {
+struct CallState {
   uint64_t epoch;
   bool sends;  // true if no earlier call timed out on a peer
   /// Rank whose memory holds the slot to fill for `peer`: this rank if nothing is sent, as a branch
@@ -24,7 +24,7 @@ struct EnteredCall {
   }
 };
 
-__device__ inline EnteredCall enter_call(const ExchangeJob& job) {
+__device__ inline CallState enter_call(const ExchangeJob& job) {
   const uint64_t epoch = this_epoch(job.calls);
   return {epoch, !gave_up_before(job.calls, epoch)};
 }
@@ -33,7 +33,7 @@ __device__ inline EnteredCall enter_call(const ExchangeJob& job) {
 /// kernel runs exchange 0 once, first, and finishes reading the epoch under its wait: at the end of
 /// the kernel it would wait for the atomic's result.
 template <typename BytesTo>
-__device__ void signal_peers(const ExchangeJob& job, int exchange, const EnteredCall& call,
+__device__ void signal_peers(const ExchangeJob& job, int exchange, const CallState& call,
                              const BytesTo& bytes_to) {
   constexpr int kCounting = 64;  // a thread that signals no peer
   static_assert(kMaxGpus <= kCounting && kCounting < kFewExchangeThreads);
@@ -48,22 +48,21 @@ __device__ void signal_peers(const ExchangeJob& job, int exchange, const Entered
 
 /// Waits until data stored here by the peers' blocks of the same index is readable; false if a wait
 /// timed out: no peer may be signalled after that.
-__device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange,
-                                      const EnteredCall& call) {
+__device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange, const CallState& call) {
   const int peer = int(threadIdx.x);
   bool came = call.sends;
   if (call.sends && peer < job.table.size && peer != job.table.rank) {
     // Exchange 1 waits for ranks that may still be waiting in exchange 0.
-    const Watch watch = exchange == 0 ? job.watch : patient(job.watch);
-    came = wait_signal(flag(job, job.table.rank, exchange, peer), call.epoch, watch, job.op, peer,
-                       blockIdx.x);
+    const Deadline deadline = exchange == 0 ? job.deadline : extend_deadline(job.deadline);
+    came = wait_signal(flag(job, job.table.rank, exchange, peer), call.epoch, deadline, job.op,
+                       peer, blockIdx.x);
   }
   if (!came) give_up(job.calls, call.epoch);
   return __syncthreads_and(came);
 }
 
 template <typename BytesTo>
-__device__ bool exchange_flags(const ExchangeJob& job, int exchange, const EnteredCall& call,
+__device__ bool exchange_flags(const ExchangeJob& job, int exchange, const CallState& call,
                                const BytesTo& bytes_to) {
   signal_peers(job, exchange, call, bytes_to);
   return wait_for_peers(job, exchange, call);
@@ -110,14 +109,14 @@ __device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load&
 
 /// Sums pack i of every rank, and of `last` if given, in this order in f32, rounded once.
 template <int kRanks, typename T>
-__device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int first_slot, int64_t i,
-                             const Pack<T>* last = nullptr) {
+__device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& local, int first_slot,
+                             int64_t i, const Pack<T>* last = nullptr) {
   float sum[Pack<T>::kElements] = {};
-  Pack<T> theirs[kRanks];
+  Pack<T> remote[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
     if (r < job.table.size && r != job.table.rank) {
-      theirs[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
+      remote[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
     }
   }
 #pragma unroll
@@ -125,7 +124,7 @@ __device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& mine, int fi
     if (r >= job.table.size) continue;
 #pragma unroll
     for (int e = 0; e < Pack<T>::kElements; ++e) {
-      sum[e] += to_float(r == job.table.rank ? mine.at[e] : theirs[r].at[e]);
+      sum[e] += to_float(r == job.table.rank ? local.at[e] : remote[r].at[e]);
     }
   }
   if (last) {

@@ -28,7 +28,7 @@ inline int exchange_blocks(int64_t packs) {
 
 struct ExchangeJob {
   PeerTable table;
-  Watch watch;
+  Deadline deadline;
   const void* in;
   void* out;
   int64_t packs;       // 16-byte packs of the tensor

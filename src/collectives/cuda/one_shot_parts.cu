@@ -20,51 +20,51 @@ __device__ inline uint4* words_at(const ExchangeJob& job, int at, int index) {
 template <bool kAligned, int kRanks>
 __global__ void __launch_bounds__(kExchangeThreads)
     gather_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const EnteredCall call = enter_call(job);
+  const CallState call = enter_call(job);
   const int size = job.table.size, rank = job.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
   const Piece<kAligned> place = part<kAligned>(parts, parts.out, rank),
-                        mine = piece_of<kAligned>(parts.in, place.bytes);
-  for (int i = begin; i < mine.packs(); i += step) {
-    const uint4 words = mine.load(i);
+                        local = piece_of<kAligned>(parts.in, place.bytes);
+  for (int i = begin; i < local.packs(); i += step) {
+    const uint4 words = local.load(i);
     for (int s = 1; s < size; ++s)
       words_at(job, call.receiver(job, peer_at(job.table, s)), first + rank)[i] = words;
-    if (place.at != mine.at) place.store(i, words);
+    if (place.at != local.at) place.store(i, words);
   }
-  if (!exchange_flags(job, 0, call, [&](int) { return mine.bytes; })) return;
-  const auto theirs = [&](int source) { return part<kAligned>(parts, parts.out, source); };
+  if (!exchange_flags(job, 0, call, [&](int) { return local.bytes; })) return;
+  const auto remote = [&](int source) { return part<kAligned>(parts, parts.out, source); };
   for (int i = begin; i < job.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
-        job.table, [&](int source) { return i < theirs(source).packs(); },
+        job.table, [&](int source) { return i < remote(source).packs(); },
         [&](int source) { return load_fresh(words_at(job, rank, first + source) + i); },
-        [&](int source, const uint4& words) { theirs(source).store(i, words); });
+        [&](int source, const uint4& words) { remote(source).store(i, words); });
   }
 }
 
 template <bool kAligned, int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads)
     scatter_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const EnteredCall call = enter_call(job);
+  const CallState call = enter_call(job);
   const int size = job.table.size, rank = job.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
-  const auto theirs = [&](int owner) { return part<kAligned>(parts, parts.in, owner); };
+  const auto remote = [&](int owner) { return part<kAligned>(parts, parts.in, owner); };
   for (int i = begin; i < job.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
-        job.table, [&](int owner) { return i < theirs(owner).packs(); },
-        [&](int owner) { return theirs(owner).load(i); },
+        job.table, [&](int owner) { return i < remote(owner).packs(); },
+        [&](int owner) { return remote(owner).load(i); },
         [&](int owner, const uint4& words) {
           words_at(job, call.receiver(job, owner), first + rank)[i] = words;
         });
   }
-  const Piece<kAligned> mine = part<kAligned>(parts, parts.in, rank),
-                        sum = piece_of<kAligned>(parts.out, mine.bytes);
+  const Piece<kAligned> local = part<kAligned>(parts, parts.in, rank),
+                        sum = piece_of<kAligned>(parts.out, local.bytes);
   uint4 own{};
-  if (begin < mine.packs()) own = mine.load(begin);  // loaded before the wait for the peers
-  if (!exchange_flags(job, 0, call, [&](int owner) { return theirs(owner).bytes; })) return;
-  for (int i = begin; i < mine.packs(); i += step) {
+  if (begin < local.packs()) own = local.load(begin);  // loaded before the wait for the peers
+  if (!exchange_flags(job, 0, call, [&](int owner) { return remote(owner).bytes; })) return;
+  for (int i = begin; i < local.packs(); i += step) {
     const Pack<T> added =
         sum_slots<kRanks, T>(job, reinterpret_cast<const Pack<T>&>(own), first, i);
-    if (i + step < mine.packs()) own = mine.load(i + step);
+    if (i + step < local.packs()) own = local.load(i + step);
     sum.store(i, reinterpret_cast<const uint4&>(added));
   }
 }
@@ -77,15 +77,15 @@ OneShotParts::OneShotParts(GpuCommunicator& comm) : comm_(comm), calls_(sizeof(C
 }
 
 bool OneShotParts::fits(const Tensor& whole, int ranks) {
-  return most_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxPartBytes;
+  return max_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxPartBytes;
 }
 
 ExchangeJob OneShotParts::job(const Partition& parts, OpId op) const {
   return {.table = staging_->table(),
-          .watch = comm_.watch(),
+          .deadline = comm_.deadline(),
           .in = nullptr,
           .out = nullptr,
-          .packs = most_packs(parts, comm_.size()),
+          .packs = max_packs(parts, comm_.size()),
           .slot_bytes = size_t(kMaxPartBytes),
           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
           .op = op,

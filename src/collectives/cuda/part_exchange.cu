@@ -72,12 +72,12 @@ PartExchange::PartExchange(GpuCommunicator& comm)
       kFlowLanes * 2 * kMaxGpus * kPartChannels));
 }
 
-bool PartExchange::fits(const Tensor& whole, PartWay way) const {
-  return way == PartWay::pipelined || OneShotParts::fits(whole, comm_.size());
+bool PartExchange::fits(const Tensor& whole, PartAlgorithm algorithm) const {
+  return algorithm == PartAlgorithm::pipelined || OneShotParts::fits(whole, comm_.size());
 }
 
-PartWay PartExchange::choose(const Tensor& whole) const {
-  return fits(whole, PartWay::one_shot) ? PartWay::one_shot : PartWay::pipelined;
+PartAlgorithm PartExchange::choose(const Tensor& whole) const {
+  return fits(whole, PartAlgorithm::one_shot) ? PartAlgorithm::one_shot : PartAlgorithm::pipelined;
 }
 
 template <typename Kernels>
@@ -85,14 +85,14 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
                           const Kernels& kernels) const {
   PartJob job{parts,
               fifos_->table(),
-              comm_.watch(),
-              patient(comm_.watch()),
+              comm_.deadline(),
+              extend_deadline(comm_.deadline()),
               op,
               reinterpret_cast<FlowCounts*>(counts_.data()),
               0,
               0,
               comm_.line()};
-  const int64_t packs = most_packs(parts, comm_.size());
+  const int64_t packs = max_packs(parts, comm_.size());
   job.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels, kMinChunkPacks,
                                       kMaxChunkPacks));
   // Two blocks fit an SM.
@@ -105,19 +105,21 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
   });
 }
 
-void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartWay way, OpId op) {
+void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartAlgorithm algorithm,
+                              OpId op) {
   if (out.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  if (way == PartWay::one_shot) return one_shot_.all_gather(shard, out, op);
+  if (algorithm == PartAlgorithm::one_shot) return one_shot_.all_gather(shard, out, op);
   launch(op, partition_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
          std::pair<Kernel, Kernel>{all_gather_kernel<true>, all_gather_kernel<false>});
 }
 
-void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way, OpId op) {
+void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartAlgorithm algorithm,
+                                  OpId op) {
   require_summed("reduce_scatter", data.dtype());
   if (data.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  if (way == PartWay::one_shot) return one_shot_.reduce_scatter(data, shard, op);
+  if (algorithm == PartAlgorithm::one_shot) return one_shot_.reduce_scatter(data, shard, op);
   with_float_type(data.dtype(), [&]<typename T>(T) {
     launch(
         op, partition_of(comm_.size(), data, data, shard), 2, Adders::kThreads,

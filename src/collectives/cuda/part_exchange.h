@@ -28,9 +28,9 @@
 
 namespace tandem::gpu {
 
-enum class PartWay { one_shot, pipelined };
-constexpr std::string_view name_of(PartWay way) {
-  return way == PartWay::one_shot ? "one_shot" : "pipelined";
+enum class PartAlgorithm { one_shot, pipelined };
+constexpr std::string_view name_of(PartAlgorithm algorithm) {
+  return algorithm == PartAlgorithm::one_shot ? "one_shot" : "pipelined";
 }
 
 class PartExchange {
@@ -40,16 +40,17 @@ class PartExchange {
   /// Any dtype, any rows; `shard` may be this rank's rows of `out`. All three are enqueued on the
   /// communicator's stream, and are fastest if shards begin at multiples of 16 bytes. `op`: name in
   /// a Timeout.
-  void all_gather(const Tensor& shard, const Tensor& out, PartWay way, OpId op = OpId::all_gather);
+  void all_gather(const Tensor& shard, const Tensor& out, PartAlgorithm algorithm,
+                  OpId op = OpId::all_gather);
   /// f32, bf16, f16; throws InvalidArgument for others. `shard` may be this rank's rows of `data`.
-  void reduce_scatter(const Tensor& data, const Tensor& shard, PartWay way,
+  void reduce_scatter(const Tensor& data, const Tensor& shard, PartAlgorithm algorithm,
                       OpId op = OpId::reduce_scatter);
   /// Pipelined. The same dtypes; `in` may be `out`.
   void all_reduce(const Tensor& in, const Tensor& out);
   /// True if shards of this tensor are small enough.
-  bool fits(const Tensor& whole, PartWay way) const;
+  bool fits(const Tensor& whole, PartAlgorithm algorithm) const;
   /// Algorithm that was measured to be faster.
-  PartWay choose(const Tensor& whole) const;
+  PartAlgorithm choose(const Tensor& whole) const;
 
  private:
   /// Launches a block of `threads` threads for each of `roles` roles of a channel; kernels: for

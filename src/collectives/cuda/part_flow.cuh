@@ -29,7 +29,7 @@ struct FlowCounts {
 
 struct PartJob : Partition {
   PeerTable table;
-  Watch watch, patience;  ///< `patience`: extended deadline, for waits on ranks that may wait
+  Deadline deadline, patience;  ///< `patience`: extended deadline, for waits on ranks that may wait
   OpId op;
   FlowCounts* counts;
   int packs;     ///< per chunk
@@ -60,13 +60,13 @@ struct PartJob : Partition {
 /// Chunks of this block: those in the shard of the rank that this thread of a warp counts, which
 /// has `bytes`, and max over all shards but the local one.
 struct PeerChunks {
-  int64_t bytes, counted, most = 0;
+  int64_t bytes, counted, maximum = 0;
 
   __device__ explicit PeerChunks(const PartJob& job)
       : bytes(job.bytes_of(min(int(threadIdx.x) % 32, job.table.size - 1))),
         counted(job.chunks_of(bytes)) {
     for (int step = 1; step < job.table.size; ++step) {
-      most = max(most, job.chunks_of(job.bytes_of(peer_at(job.table, step))));
+      maximum = max(maximum, job.chunks_of(job.bytes_of(peer_at(job.table, step))));
     }
   }
 };
@@ -109,7 +109,7 @@ class Flow {
     // Ranks that send sums wait for shards first, and report the missing rank.
     const bool came = !counts_ || chunk >= chunks ||
                       wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
-                           lane_ == kSums ? job_.patience : job_.watch);
+                           lane_ == kSums ? job_.patience : job_.deadline);
     return all_of_warp(came);
   }
   __device__ uint4* to(int peer, int64_t chunk) const {
@@ -165,8 +165,8 @@ class Flow {
            (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
   }
   __device__ uint64_t first_of(int peer) const { return __shfl_sync(~0u, first_, peer); }
-  __device__ bool wait(const uint64_t* word, uint64_t count, const Watch& watch) const {
-    return wait_signal(word, count, watch, job_.op, peer_, job_.channel());
+  __device__ bool wait(const uint64_t* word, uint64_t count, const Deadline& deadline) const {
+    return wait_signal(word, count, deadline, job_.op, peer_, job_.channel());
   }
   __device__ void tell(bool free, int64_t chunk, int64_t chunks, int64_t part) const {
     if (!counts_ || chunk >= chunks) return;

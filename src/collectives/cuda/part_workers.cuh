@@ -123,7 +123,7 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
   const PeerChunks chunks(job);
   Flow flow(job, kParts, true);
   bool lost = false;
-  for (int64_t c = 0; c < chunks.most; ++c) {
+  for (int64_t c = 0; c < chunks.maximum; ++c) {
     if (group.signals()) {
       if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks.counted, chunks.bytes);
       continue;
@@ -151,7 +151,7 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
   const PeerChunks chunks(job);
   const Flow flow(job, lane, false);
   bool lost = false;
-  for (int64_t c = 0; c < chunks.most; ++c) {
+  for (int64_t c = 0; c < chunks.maximum; ++c) {
     if (group.signals()) {
       if (group.wait_for_work(c + 1)) flow.tell_free(c, chunks.counted);
       continue;
@@ -189,10 +189,10 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
       continue;
     }
     lost = lost || !flow.wait_for_arrival(c, chunks);
-    const auto mine = chunk_of<kAligned>(job, own, bytes, c),
+    const auto local = chunk_of<kAligned>(job, own, bytes, c),
                result = chunk_of<kAligned>(job, to, bytes, c);
     // Steps are equal for all threads of a warp.
-    for (int begin = 0; begin < mine.packs(); begin += kAtOnce * kWorkerThreads) {
+    for (int begin = 0; begin < local.packs(); begin += kAtOnce * kWorkerThreads) {
       const auto pack = [&](int i) { return begin + i * kWorkerThreads + int(threadIdx.x); };
       float sum[kAtOnce][kElements] = {};
       for (int r0 = 0; r0 < size; r0 += kRanks) {
@@ -203,8 +203,8 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
           const uint4* from = flow.from(r0 + r, c);
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            if (pack(i) >= mine.packs()) continue;
-            words[r][i] = r0 + r == self ? mine.load(pack(i)) : load_fresh(from + pack(i));
+            if (pack(i) >= local.packs()) continue;
+            words[r][i] = r0 + r == self ? local.load(pack(i)) : load_fresh(from + pack(i));
           }
         }
 #pragma unroll
@@ -223,7 +223,7 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
         Pack<T> rounded;
 #pragma unroll
         for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[i][e]);
-        if (pack(i) < mine.packs() && !lost) {
+        if (pack(i) < local.packs() && !lost) {
           result.store(pack(i), reinterpret_cast<const uint4&>(rounded));
         }
       }

@@ -32,7 +32,7 @@ inline Partition partition_of(int ranks, const Tensor& whole, const Tensor& in, 
 }
 
 /// 16-byte packs of the longest shard.
-inline int64_t most_packs(const Partition& parts, int ranks) {
+inline int64_t max_packs(const Partition& parts, int ranks) {
   int64_t bytes = 0;
   for (int r = 0; r < ranks; ++r) bytes = std::max(bytes, parts.begins[r + 1] - parts.begins[r]);
   return (bytes + 15) / 16;

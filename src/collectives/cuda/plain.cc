@@ -16,7 +16,7 @@ namespace {
 // AllReduce handles sums of up to this size.
 constexpr int64_t kStagedBytes = int64_t(16) << 20;
 // On more than two GPUs NCCL reduces larger tensors as fast.
-constexpr int64_t kMostReducedBytes = int64_t(64) << 20;
+constexpr int64_t kMaxReducedBytes = int64_t(64) << 20;
 
 // Staging of our own sums, created at the first one of each dtype.
 struct PlainSums {
@@ -91,7 +91,7 @@ bool is_our_sum(const GpuCommunicator& comm, DType dtype, ReduceOp op) {
 }
 
 bool is_our_reduction(const GpuCommunicator& comm, const Tensor& data) {
-  return data.bytes() % 16 == 0 && (comm.size() <= 2 || int64_t(data.bytes()) <= kMostReducedBytes);
+  return data.bytes() % 16 == 0 && (comm.size() <= 2 || int64_t(data.bytes()) <= kMaxReducedBytes);
 }
 
 }  // namespace
@@ -138,11 +138,11 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   if (data.bytes() == 0) return;
   if (is_our_sum(comm, data.dtype(), op)) {
     PartExchange& parts = part_exchange(comm);
-    const PartWay way = parts.choose(data);
+    const PartAlgorithm algorithm = parts.choose(data);
     // If shards are not whole packs, sums are byte-wise, which takes longer than the transfer.
-    if (way == PartWay::one_shot ||
+    if (algorithm == PartAlgorithm::one_shot ||
         has_whole_packs(partition_of(comm.size(), data, data, shard), comm.size())) {
-      return parts.reduce_scatter(data, shard, way);
+      return parts.reduce_scatter(data, shard, algorithm);
     }
   }
   nccl_reduce_scatter(comm, data, shard, op);

@@ -58,7 +58,7 @@ void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out,
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out) {
   if (auto* one_gpu = as_one_gpu(comm)) {
     if (!comm.one_node()) return pairs_all_gather(*one_gpu, shard, out);
-    return part_exchange(comm).all_gather(shard, out, PartWay::pipelined);
+    return part_exchange(comm).all_gather(shard, out, PartAlgorithm::pipelined);
   }
   if (out.dim(0) % comm.size() == 0) {
     return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, nccl_of(comm),

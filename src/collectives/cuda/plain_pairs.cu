@@ -14,12 +14,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <int kMost>
+template <int kMaxRanks>
 struct Sources {
-  const void* of[kMost];
+  const void* of[kMaxRanks];
   int count;
 };
-using AllSources = Sources<kMostSharing>;
+using AllSources = Sources<kMaxSharing>;
 
 __device__ int widened(int value) {
   return value;
@@ -30,9 +30,9 @@ __device__ float widened(T value) {
 }
 
 // Reduces in rank order; floats in f32, rounded once.
-template <typename T, bool kMax, int kMost>
+template <typename T, bool kMax, int kMaxRanks>
 __global__ void __launch_bounds__(kThreads)
-    reduce_kernel(Sources<kMost> parts, int64_t elements, T* out) {
+    reduce_kernel(Sources<kMaxRanks> parts, int64_t elements, T* out) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
     auto result = widened(static_cast<const T*>(parts.of[0])[i]);
@@ -52,17 +52,17 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int kMost>
+template <int kMaxRanks>
 void launch_reduce(const AllSources& all, const Tensor& out, ReduceOp op, cudaStream_t stream) {
-  Sources<kMost> parts{{}, all.count};
-  std::copy_n(all.of, kMost, parts.of);
+  Sources<kMaxRanks> parts{{}, all.count};
+  std::copy_n(all.of, kMaxRanks, parts.of);
   const int64_t elements = out.elements();
   if (elements == 0) return;
   const auto blocks =
       unsigned(std::min<int64_t>((elements + kThreads - 1) / kThreads, 4 * this_share()->sms()));
   const auto run = [&]<typename T>(T) {
-    const auto kernel =
-        op == ReduceOp::max ? reduce_kernel<T, true, kMost> : reduce_kernel<T, false, kMost>;
+    const auto kernel = op == ReduceOp::max ? reduce_kernel<T, true, kMaxRanks>
+                                            : reduce_kernel<T, false, kMaxRanks>;
     kernel<<<blocks, kThreads, 0, stream>>>(parts, elements, out.as<T>());
   };
   if (out.dtype() == DType::i32) {
@@ -97,15 +97,15 @@ Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
 }
 
 // `mine(peer)`: data that this rank sends to `peer`; for itself: its contribution to the reduction.
-template <typename Mine>
-void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, ReduceOp op, OpId id) {
+template <typename Local>
+void reduce(OneGpuCommunicator& comm, const Local& local, const Tensor& out, ReduceOp op, OpId id) {
   const Enqueueing enqueueing(comm);
   const Staging& parts = staging(comm, out.bytes());
   PairMessages messages;
   AllSources sources{};
   sources.count = comm.size();
   for (int r = 0; r < comm.size(); ++r) {
-    const Tensor part = mine(r);
+    const Tensor part = local(r);
     sources.of[r] = r == comm.rank() ? part.data() : parts.of(r, out.bytes());
     if (r == comm.rank()) continue;
     messages[size_t(r)] = {part.data(), int64_t(part.bytes()), parts.of(r, out.bytes()),
@@ -114,7 +114,7 @@ void reduce(OneGpuCommunicator& comm, const Mine& mine, const Tensor& out, Reduc
   comm.enqueue([&] {
     comm.pairs().run(messages, id);
     const auto launch =
-        comm.size() <= kMaxGpus ? launch_reduce<kMaxGpus> : launch_reduce<kMostSharing>;
+        comm.size() <= kMaxGpus ? launch_reduce<kMaxGpus> : launch_reduce<kMaxSharing>;
     launch(sources, out, op, comm.stream());
   });
 }
@@ -128,10 +128,10 @@ void gather(OneGpuCommunicator& comm, const Tensor& shard, const Tensor& out, Op
   const Enqueueing enqueueing(comm);
   PairMessages messages;
   for (int r = 0; r < comm.size(); ++r) {
-    const Tensor theirs = part_of(comm, out, r);
+    const Tensor remote = part_of(comm, out, r);
     if (r == comm.rank()) continue;
-    messages[size_t(r)] = {shard.data(), int64_t(shard.bytes()), theirs.data(),
-                           int64_t(theirs.bytes())};
+    messages[size_t(r)] = {shard.data(), int64_t(shard.bytes()), remote.data(),
+                           int64_t(remote.bytes())};
   }
   comm.enqueue([&] {
     copy(comm, shard.data(), part_of(comm, out, comm.rank()).data(), shard.bytes());

@@ -1,7 +1,7 @@
 // Signals from kernels. Writer: data, then `release_signal`. Reader: one thread calls
 // `wait_signal`, then a barrier lets the others read the data. Every wait for a peer ends: with the
-// signal, or with false after the deadline or an abort, which the host turns into a typed error.
-// Waits for another warp of the same block have no deadline: each states its bound.
+// signal, or with false after the timer or an abort, which the host turns into a typed error.
+// Waits for another warp of the same block have no timer: each states its bound.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -90,9 +90,9 @@ __device__ inline uint32_t timer_word() {
 }
 
 /// `state`: kTimeout or kMismatch.
-__device__ inline void report_failure(int state, const Watch& watch, OpId op, int peer,
+__device__ inline void report_failure(int state, const Deadline& deadline, OpId op, int peer,
                                       long long tile, uint64_t epoch, uint64_t seen) {
-  ErrorRecord* record = watch.record;
+  ErrorRecord* record = deadline.record;
   if (atomicCAS_system(&record->state, ErrorRecord::kNone, ErrorRecord::kWriting) !=
       ErrorRecord::kNone) {
     return;
@@ -106,42 +106,42 @@ __device__ inline void report_failure(int state, const Watch& watch, OpId op, in
   *reinterpret_cast<volatile int*>(&record->state) = state;
 }
 
-__device__ inline void report_timeout(const Watch& watch, OpId op, int peer, long long tile,
+__device__ inline void report_timeout(const Deadline& deadline, OpId op, int peer, long long tile,
                                       uint64_t epoch, uint64_t seen) {
-  report_failure(ErrorRecord::kTimeout, watch, op, peer, tile, epoch, seen);
+  report_failure(ErrorRecord::kTimeout, deadline, op, peer, tile, epoch, seen);
 }
 
 /// Timer of a wait that was not satisfied at once.
-struct Deadline {
+struct WaitTimer {
   uint64_t begin = 0;
   __device__ void start() { begin = nanoseconds(); }
-  __device__ bool has_passed(const Watch& watch) const {
-    return nanoseconds() - begin > watch.deadline_ns;
+  __device__ bool has_passed(const Deadline& deadline) const {
+    return nanoseconds() - begin > deadline.deadline_ns;
   }
 };
 
 /// Whether a wait of this rank has timed out or the host aborts. Reads host memory, which is far
 /// slower than polling a signal in local memory, so waits check it seldom enough that the cost is
 /// negligible.
-__device__ inline bool has_failed(const Watch& watch) {
-  return *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
+__device__ inline bool has_failed(const Deadline& deadline) {
+  return *reinterpret_cast<volatile int*>(&deadline.record->state) != ErrorRecord::kNone;
 }
 
-/// Waits until `signal` is at least `epoch`; false after the deadline or a failure. `below`: low
+/// Waits until `signal` is at least `epoch`; false after the timer or a failure. `below`: low
 /// bits of the signal that count within an epoch; `epoch` includes them, the reported numbers do
 /// not.
-__device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Watch& watch,
+__device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Deadline& deadline,
                                    OpId op, int peer, long long tile = -1, int below = 0) {
   if (acquire_signal(signal) >= epoch) return true;
-  Deadline deadline;
-  deadline.start();
+  WaitTimer timer;
+  timer.start();
   for (unsigned spin = 1;; ++spin) {
     const uint64_t seen = acquire_signal(signal);
     if (seen >= epoch) return true;
     if (spin % 1024 != 0) continue;  // local loads: under a millisecond
-    if (has_failed(watch)) return false;
-    if (deadline.has_passed(watch)) {
-      report_timeout(watch, op, peer, tile, epoch >> below, seen >> below);
+    if (has_failed(deadline)) return false;
+    if (timer.has_passed(deadline)) {
+      report_timeout(deadline, op, peer, tile, epoch >> below, seen >> below);
       return false;
     }
   }

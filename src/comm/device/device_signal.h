@@ -90,15 +90,15 @@ struct ErrorRecord {
 };
 
 /// Deadline of device-side waits and the record they report to.
-struct Watch {
+struct Deadline {
   ErrorRecord* record = nullptr;
   uint64_t deadline_ns = 0;
 };
 
 /// Extends the deadline by a quarter, for a wait on a peer that may itself be waiting: the peer
 /// then times out first and names the rank that is really missing.
-constexpr Watch patient(const Watch& watch) {
-  return {watch.record, watch.deadline_ns / 4 * 5};
+constexpr Deadline extend_deadline(const Deadline& deadline) {
+  return {deadline.record, deadline.deadline_ns / 4 * 5};
 }
 
 /// Counter of a kernel's calls, advanced by the kernel, in device memory; initially zero.

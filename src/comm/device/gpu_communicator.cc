@@ -58,7 +58,7 @@ GpuBuffer::~GpuBuffer() {
   comm_.retired_.add(number_, std::move(memory_));
 }
 
-GpuCommunicator::GpuCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world)
+GpuCommunicator::GpuCommunicator(Communicator& control, std::shared_ptr<WorldState> world)
     : Communicator(control.rank(), control.size(), control.deadline()),
       control_(control),
       world_(std::move(world)),
@@ -124,15 +124,15 @@ void GpuCommunicator::give_up() const {
 
 void GpuCommunicator::agree_on(std::string_view what, const std::function<void()>& step) {
   std::string failure;
-  std::exception_ptr mine;
+  std::exception_ptr local;
   try {
     step();
   } catch (const Error& error) {
     failure = error.what();
-    mine = std::current_exception();
+    local = std::current_exception();
   }
   const Blobs told = exchange(std::as_bytes(std::span(failure.data(), failure.size())), what);
-  if (mine) std::rethrow_exception(mine);
+  if (local) std::rethrow_exception(local);
   if (const std::string first = first_failure(told); !first.empty()) throw DeviceError(first);
 }
 
@@ -168,8 +168,8 @@ std::shared_ptr<SymmetricBuffer> GpuCommunicator::allocate(size_t bytes, int sig
 
 // Collective: frees what all ranks have dropped, once no GPU uses it any more.
 void GpuCommunicator::free_retired() {
-  const std::vector<uint64_t> mine = retired_.numbers();
-  const Blobs told = exchange(std::as_bytes(std::span(mine)), "free symmetric memory");
+  const std::vector<uint64_t> local = retired_.numbers();
+  const Blobs told = exchange(std::as_bytes(std::span(local)), "free symmetric memory");
   if (in_all(told).empty()) return;
   synchronize();
   flush();
@@ -295,13 +295,13 @@ void GpuCommunicator::synchronize(cudaStream_t stream, std::string_view what) co
   check_device();
 }
 
-std::vector<double> GpuCommunicator::slowest(std::span<const double> mine) {
-  const auto all = exchange(std::as_bytes(mine), "slowest");
-  std::vector<double> result(mine.begin(), mine.end()), theirs(mine.size());
+std::vector<double> GpuCommunicator::slowest(std::span<const double> local) {
+  const auto all = exchange(std::as_bytes(local), "slowest");
+  std::vector<double> result(local.begin(), local.end()), remote(local.size());
   for (const auto& blob : all) {
-    if (blob.size() != mine.size_bytes()) throw Mismatch("slowest: ranks pass different counts");
-    std::memcpy(theirs.data(), blob.data(), blob.size());
-    for (size_t i = 0; i < mine.size(); ++i) result[i] = std::max(result[i], theirs[i]);
+    if (blob.size() != local.size_bytes()) throw Mismatch("slowest: ranks pass different counts");
+    std::memcpy(remote.data(), blob.data(), blob.size());
+    for (size_t i = 0; i < local.size(); ++i) result[i] = std::max(result[i], remote[i]);
   }
   return result;
 }

@@ -36,7 +36,7 @@
 #include "comm/agreement.h"
 #include "comm/device/device_signal.h"
 #include "comm/device/line.h"
-#include "comm/held_world.h"
+#include "comm/world_state.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/handles.h"
 #include "tandem/communicator.h"
@@ -116,7 +116,7 @@ class GpuCommunicator : public Communicator {
   Line* line() const { return line_ ? line_->get() : nullptr; }
   /// Emulated link; null if there is none.
   const EmulatedLink* emulated_link() const { return line_ ? &line_->link() : nullptr; }
-  Watch watch() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
+  Deadline deadline() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
   /// Throws Timeout, Mismatch or Aborted if a device-side wait of this rank failed.
   void check_device() const;
@@ -138,7 +138,7 @@ class GpuCommunicator : public Communicator {
   /// proceeds to the next collective step and waits there.
   void agree_on(std::string_view what, const std::function<void()>& step);
   /// Collective: elementwise maximum over the ranks.
-  std::vector<double> slowest(std::span<const double> mine);
+  std::vector<double> slowest(std::span<const double> local);
 
   /// Returns the one T of this communicator; `make` creates it (a new T) on first use.
   template <typename T, typename Make>
@@ -151,7 +151,7 @@ class GpuCommunicator : public Communicator {
  protected:
   /// Collective over `control`, which must outlive this; `world` or the parent of a split may own
   /// it. Uses the calling thread's GPU share.
-  explicit GpuCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world = nullptr);
+  explicit GpuCommunicator(Communicator& control, std::shared_ptr<WorldState> world = nullptr);
 
   /// Collective; the arguments are the same on all ranks.
   virtual std::shared_ptr<GpuBuffer> do_allocate(size_t bytes, int signals) = 0;
@@ -168,7 +168,7 @@ class GpuCommunicator : public Communicator {
   /// Any thread whose current device is this GPU.
   void end();
   /// World state; null in run_gpus.
-  const std::shared_ptr<HeldWorld>& held_world() const { return world_; }
+  const std::shared_ptr<WorldState>& world_state() const { return world_; }
   void give_up() const;
   /// Called when this rank has enqueued its part of a call whose kernels wait for other ranks.
   /// Ranks that share a GPU return from the call together (one_gpu_communicator.h); others return
@@ -197,7 +197,7 @@ class GpuCommunicator : public Communicator {
   auto giving_up_if_aborted(const Call& call) const;
 
   // Destroyed last.
-  std::shared_ptr<HeldWorld> world_;
+  std::shared_ptr<WorldState> world_;
   std::shared_ptr<Communicator> parent_;         // split: parent, if it has owners
   std::shared_ptr<Communicator> owned_control_;  // split: its control communicator
   int open_calls_ = 0;

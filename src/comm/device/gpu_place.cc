@@ -27,11 +27,11 @@ std::string this_node() {
 GpuPath path_to_all(std::span<const GpuPlace> ranks, int rank, std::span<const std::string> visible,
                     const std::function<GpuPath(int device)>& path_to) {
   GpuPath all{true, true};
-  const GpuPlace& mine = ranks[size_t(rank)];
+  const GpuPlace& local = ranks[size_t(rank)];
   for (const GpuPlace& place : ranks) {
-    if (place.node == mine.node && place.gpu == mine.gpu) continue;
+    if (place.node == local.node && place.gpu == local.gpu) continue;
     const auto device = std::ranges::find(visible, place.gpu);
-    if (place.node != mine.node || device == visible.end()) return {};
+    if (place.node != local.node || device == visible.end()) return {};
     const GpuPath path = path_to(int(device - visible.begin()));
     all = {all.reaches && path.reaches, all.atomics && path.atomics};
   }

@@ -9,7 +9,7 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr double kLeastRate = 1e6, kMostRate = 1e13, kMostLatency = 1;
+constexpr double kMinRate = 1e6, kMaxRate = 1e13, kMaxLatency = 1;
 
 // A kernel and not a copy: copies from pageable memory may wait for kernels of other ranks.
 __global__ void init_kernel(Line* line, Line value) {
@@ -28,8 +28,8 @@ __global__ void wait_until_kernel(const Line* line, const uint64_t* due) {
 
 void check_line(const EmulatedLink& link) {
   link.check();
-  if (link.bytes_per_s >= kLeastRate && link.bytes_per_s <= kMostRate &&
-      link.latency_s <= kMostLatency) {
+  if (link.bytes_per_s >= kMinRate && link.bytes_per_s <= kMaxRate &&
+      link.latency_s <= kMaxLatency) {
     return;
   }
   throw InvalidArgument("one_gpu: link: " + link.describe() +

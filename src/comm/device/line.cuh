@@ -19,11 +19,11 @@ __device__ inline uint64_t reserve(Line* line, int64_t bytes) {
 
 /// Waits until `due`, or until a wait of this rank has failed.
 __device__ inline void wait_until(const Line* line, uint64_t due) {
-  Watch watch;
-  watch.record = const_cast<ErrorRecord*>(line->record);
+  Deadline deadline;
+  deadline.record = const_cast<ErrorRecord*>(line->record);
   for (unsigned spin = 1; nanoseconds() < due; ++spin) {
     __nanosleep(64);
-    if (spin % 1024 == 0 && has_failed(watch)) return;
+    if (spin % 1024 == 0 && has_failed(deadline)) return;
   }
 }
 

@@ -19,7 +19,7 @@ struct PairFifos {
   static constexpr int kDepth = 4;  ///< chunks per FIFO
 
   PeerTable table;
-  Watch watch;
+  Deadline deadline;
   OpId op;
   PairCounts* counts;  ///< [channel][peer], kMaxGpus peers
   int channels;
@@ -55,7 +55,7 @@ struct PairFifos {
         [&](int64_t c) {
           const int64_t need = int64_t(first) + c + 1 - kDepth;
           return need <= 0 || wait_signal(signal(table.rank, true, peer, channel), uint64_t(need),
-                                          patient(watch), op, peer, channel);
+                                          extend_deadline(deadline), op, peer, channel);
         },
         [&](int64_t c) { fill(slot(peer, table.rank, channel, first + uint64_t(c)), c); },
         [&](int64_t c) {
@@ -74,7 +74,7 @@ struct PairFifos {
         chunks,
         [&](int64_t c) {
           return wait_signal(signal(table.rank, false, peer, channel), first + uint64_t(c) + 1,
-                             watch, op, peer, channel);
+                             deadline, op, peer, channel);
         },
         [&](int64_t c) { take(slot(table.rank, peer, channel, first + uint64_t(c)), c); },
         [&](int64_t c) {

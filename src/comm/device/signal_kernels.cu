@@ -6,7 +6,8 @@
 namespace tandem::gpu {
 namespace {
 
-__global__ void enter_kernel(PeerTable table, int first, EnterWords words, Watch watch, OpId op) {
+__global__ void enter_kernel(PeerTable table, int first, EnterWords words, Deadline deadline,
+                             OpId op) {
   const int peer = int(threadIdx.x);
   const uint64_t next = *words.epoch + 1;
   __syncwarp();
@@ -14,18 +15,18 @@ __global__ void enter_kernel(PeerTable table, int first, EnterWords words, Watch
   if (peer == 0 && words.also) *words.also = next;
   if (peer >= table.size || peer == table.rank) return;
   release_signal(table.signals[peer] + first + table.rank, next);
-  const bool came = wait_signal(table.signals[table.rank] + first + peer, next, watch, op, peer);
+  const bool came = wait_signal(table.signals[table.rank] + first + peer, next, deadline, op, peer);
   if (words.signal_value && came) words.signal_value[peer] = next;
 }
 
 __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoch, bool advance,
-                            Watch watch, OpId op) {
+                            Deadline deadline, OpId op) {
   const int peer = int(threadIdx.x);
   const uint64_t wanted = *epoch + (advance ? 1 : 0);
   __syncwarp();
   if (peer == 0 && advance) *epoch = wanted;
   if (peer >= table.size || peer == table.rank || (only >= 0 && peer != only)) return;
-  wait_signal(table.signals[table.rank] + first + peer, wanted, watch, op, peer);
+  wait_signal(table.signals[table.rank] + first + peer, wanted, deadline, op, peer);
 }
 
 __global__ void pause_kernel(uint64_t ns) {
@@ -35,15 +36,16 @@ __global__ void pause_kernel(uint64_t ns) {
 
 }  // namespace
 
-void launch_enter(const PeerTable& table, int first, const EnterWords& words, const Watch& watch,
-                  OpId op, cudaStream_t stream) {
-  enter_kernel<<<1, 32, 0, stream>>>(table, first, words, watch, op);
+void launch_enter(const PeerTable& table, int first, const EnterWords& words,
+                  const Deadline& deadline, OpId op, cudaStream_t stream) {
+  enter_kernel<<<1, 32, 0, stream>>>(table, first, words, deadline, op);
   check_launch("enter_kernel");
 }
 
 void launch_wait(const PeerTable& table, int first, int peer, uint64_t* epoch, bool advance,
-                 const Watch& watch, OpId op, cudaStream_t stream) {
-  wait_kernel<<<1, 32, 0, stream>>>(table, first, peer, epoch, advance, patient(watch), op);
+                 const Deadline& deadline, OpId op, cudaStream_t stream) {
+  wait_kernel<<<1, 32, 0, stream>>>(table, first, peer, epoch, advance, extend_deadline(deadline),
+                                    op);
   check_launch("wait_kernel");
 }
 

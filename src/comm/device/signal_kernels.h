@@ -19,13 +19,13 @@ struct EnterWords {
 
 /// Advances the epoch, signals it to every other rank (signal `first` + this rank) and waits for
 /// theirs: work enqueued before it has then ended on all ranks.
-void launch_enter(const PeerTable& table, int first, const EnterWords& words, const Watch& watch,
-                  OpId op, cudaStream_t stream);
+void launch_enter(const PeerTable& table, int first, const EnterWords& words,
+                  const Deadline& deadline, OpId op, cudaStream_t stream);
 
 /// Waits until this rank's signal `first` + peer has reached *epoch, for `peer` or, if that is -1,
 /// for every other rank. With `advance`, *epoch is advanced first.
 void launch_wait(const PeerTable& table, int first, int peer, uint64_t* epoch, bool advance,
-                 const Watch& watch, OpId op, cudaStream_t stream);
+                 const Deadline& deadline, OpId op, cudaStream_t stream);
 
 /// Keeps only the stream busy for `ns`.
 void launch_pause(uint64_t ns, cudaStream_t stream);

@@ -71,8 +71,8 @@ bool MpiBootstrap::has_fabric() const {
 }
 
 std::unique_ptr<processes::Wire> MpiBootstrap::own_wire(processes::WireSink& sink,
-                                                        processes::Waker& waker) {
-  return std::make_unique<MpiWire>(comm_, sink, waker);
+                                                        processes::EventFd& event_fd) {
+  return std::make_unique<MpiWire>(comm_, sink, event_fd);
 }
 
 // Finalizes MPI after a Mismatch, for which all ranks arrive here or none does. A rank that exits
@@ -85,9 +85,9 @@ void MpiBootstrap::end() {
   if (owns_mpi_) MPI_Finalize();
 }
 
-void MpiBootstrap::gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
+void MpiBootstrap::gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
                                 std::string_view) {
-  MPI_Allgather(mine.data(), int(mine.size()), MPI_BYTE, all.data(), int(mine.size()), MPI_BYTE,
+  MPI_Allgather(local.data(), int(local.size()), MPI_BYTE, all.data(), int(local.size()), MPI_BYTE,
                 comm_);
 }
 

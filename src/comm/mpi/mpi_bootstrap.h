@@ -20,13 +20,13 @@ class MpiBootstrap final : public processes::Bootstrap {
   std::string_view transport() const override { return "mpi"; }
   bool has_fabric() const override;
   std::unique_ptr<processes::Wire> own_wire(processes::WireSink& sink,
-                                            processes::Waker& waker) override;
+                                            processes::EventFd& event_fd) override;
   void failed(const std::exception& error) override;
   void end() override;
   bool must_end_together() const override { return owns_mpi_; }
 
  private:
-  void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
+  void gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
                     std::string_view what) override;
 
   MPI_Comm comm_ = MPI_COMM_NULL;

@@ -37,8 +37,8 @@ bool overlap(const Header& a, const Header& b) {
 
 }  // namespace
 
-MpiWire::MpiWire(MPI_Comm comm, WireSink& sink, Waker& waker)
-    : comm_(comm), sink_(sink), waker_(waker), peers_(size_of(comm)) {
+MpiWire::MpiWire(MPI_Comm comm, WireSink& sink, EventFd& event_fd)
+    : comm_(comm), sink_(sink), event_fd_(event_fd), peers_(size_of(comm)) {
   slots_.assign(kSlots, std::vector<std::byte>(kMessageBytes));
   slot_requests_.assign(kSlots, MPI_REQUEST_NULL);
   for (size_t slot = 0; slot < kSlots; ++slot) post_header(slot);
@@ -80,9 +80,9 @@ void MpiWire::sleep(bool awaited, std::chrono::microseconds longest) {
   std::chrono::microseconds nap(125 << std::min(quiet_rounds_, 4));
   if (awaited) nap = std::chrono::microseconds(quiet_rounds_ < 20 ? 20 : 200);
   nap = std::min(nap, longest);
-  pollfd woken{waker_.descriptor(), POLLIN, 0};
+  pollfd woken{event_fd_.descriptor(), POLLIN, 0};
   const timespec time{0, long(nap.count()) * 1000};
-  if (ppoll(&woken, 1, &time, nullptr) > 0) waker_.clear();
+  if (ppoll(&woken, 1, &time, nullptr) > 0) event_fd_.clear();
 }
 
 bool MpiWire::start_sends(int rank, Peer& peer) {

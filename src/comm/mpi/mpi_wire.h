@@ -6,20 +6,20 @@
 #include <deque>
 #include <span>
 
-#include "comm/processes/waker.h"
+#include "comm/processes/event_fd.h"
 #include "comm/processes/wire.h"
 
 namespace tandem::mpi {
 
+using processes::EventFd;
 using processes::Header;
 using processes::LocalBuffer;
 using processes::Outgoing;
-using processes::Waker;
 using processes::WireSink;
 
 class MpiWire final : public processes::Wire {
  public:
-  MpiWire(MPI_Comm comm, WireSink& sink, Waker& waker);
+  MpiWire(MPI_Comm comm, WireSink& sink, EventFd& event_fd);
 
   const char* name() const override { return "mpi"; }
   size_t piece_bytes() const override { return processes::kPieceBytes; }
@@ -62,7 +62,7 @@ class MpiWire final : public processes::Wire {
 
   MPI_Comm comm_;
   WireSink& sink_;
-  Waker& waker_;
+  EventFd& event_fd_;
   std::vector<Peer> peers_;
   std::vector<std::vector<std::byte>> slots_;
   std::vector<MPI_Request> slot_requests_;

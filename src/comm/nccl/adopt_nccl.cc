@@ -12,12 +12,12 @@
 
 #include "comm/device/adopted_nccl.h"
 #include "comm/device/gpu_place.h"
-#include "comm/held_world.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_gather.h"
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
 #include "comm/rendezvous/meet.h"
+#include "comm/world_state.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/driver.h"
 #include "core/env.h"
@@ -72,20 +72,20 @@ Communicators adopt_nccl_rank(ncclComm* comm, CUstream_st* stream, const WorldOp
   const double deadline_s = world_deadline(options.deadline_s);
   check_state(comm);
   const AdoptedNccl adopted = look_at(comm, stream);
-  control::Newcomer mine{0, adopted.size, this_node(),
-                         refusal_of(adopted, options, gpu::users_nvls())};
-  gpu::check(ncclCommUserRank(comm, &mine.rank), "ncclCommUserRank");
+  control::Newcomer local{0, adopted.size, this_node(),
+                          refusal_of(adopted, options, gpu::users_nvls())};
+  gpu::check(ncclCommUserRank(comm, &local.rank), "ncclCommUserRank");
   const gpu::CurrentDevice communicators(
       adopted.device);  // another current device is an error, on all ranks
   const auto gather = [&](std::span<const std::byte> bytes) {
     return gpu::gather_by_nccl(comm, bytes, deadline_s);
   };
-  const auto met = control::meet("adopt_nccl", mine, gather, gpu::kMaxGpus, deadline_s);
+  const auto met = control::meet("adopt_nccl", local, gather, gpu::kMaxGpus, deadline_s);
   try {
-    const auto world = HeldWorld::join(met.world, met.control);
+    const auto world = WorldState::join(met.world, met.control);
     auto rank = std::make_shared<gpu::NcclCommunicator>(*met.control, world);
     rank->set_stream(stream);
-    recorder().set_rank(mine.rank);
+    recorder().set_rank(local.rank);
     return {std::move(rank)};
   } catch (const std::exception& error) {
     met.control->abort(error.what());

@@ -14,11 +14,11 @@
 namespace tandem::gpu {
 namespace {
 
-std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& mine,
+std::vector<std::string> texts_of_ranks(Communicator& control, const std::string& local_data,
                                         std::string_view what) {
   std::vector<std::string> texts;
   for (const auto& blob :
-       control.exchange(std::as_bytes(std::span(mine.data(), mine.size())), what)) {
+       control.exchange(std::as_bytes(std::span(local_data.data(), local_data.size())), what)) {
     texts.emplace_back(reinterpret_cast<const char*>(blob.data()), blob.size());
   }
   return texts;
@@ -80,7 +80,7 @@ ncclComm_t nccl_of(const GpuCommunicator& comm) {
   return nccl ? nccl->nccl() : nullptr;
 }
 
-NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world)
+NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world)
     : GpuCommunicator(control, std::move(world)) {
   ncclUniqueId id{};
   if (rank_ == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -107,10 +107,10 @@ void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
   // Pointers are read from NCCL's team of ranks that reach each other, which must equal this world.
   path.reaches = path.reaches && size_ <= kMaxGpus && lsa_team_size(nccl_) == size_;
   for (const auto& blob : control_.exchange(std::as_bytes(std::span(&path, 1)), "paths")) {
-    GpuPath theirs;
-    std::memcpy(&theirs, blob.data(), sizeof theirs);
-    one_node_ = one_node_ && theirs.reaches;
-    peer_atomics_ = peer_atomics_ && theirs.atomics;
+    GpuPath remote;
+    std::memcpy(&remote, blob.data(), sizeof remote);
+    one_node_ = one_node_ && remote.reaches;
+    peer_atomics_ = peer_atomics_ && remote.atomics;
   }
 }
 
@@ -118,12 +118,12 @@ NcclCommunicator::~NcclCommunicator() {
   const CurrentDevice here(device());
   end();
   if (!nccl_) return;
-  if (!held_world()) {
+  if (!world_state()) {
     ncclCommDestroy(nccl_);
     return;
   }
   // ncclCommDestroy waits for this node's peers in other processes and has no deadline.
-  held_world()->end_with_all([nccl = nccl_](bool together) {
+  world_state()->end_with_all([nccl = nccl_](bool together) {
     const CurrentDevice unchanged;
     if (together) {
       ncclCommDestroy(nccl);
@@ -164,7 +164,7 @@ std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signa
 }
 
 std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {
-  return std::make_unique<NcclCommunicator>(control, held_world());
+  return std::make_unique<NcclCommunicator>(control, world_state());
 }
 
 std::string NcclCommunicator::link() const {

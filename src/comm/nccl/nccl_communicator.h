@@ -21,7 +21,7 @@ void check(ncclResult_t code, const char* what);
 class NcclCommunicator final : public GpuCommunicator {
  public:
   /// Collective. `control` and `world` as in GpuCommunicator. Uses this thread's share of a GPU.
-  explicit NcclCommunicator(Communicator& control, std::shared_ptr<HeldWorld> world = nullptr);
+  explicit NcclCommunicator(Communicator& control, std::shared_ptr<WorldState> world = nullptr);
   ~NcclCommunicator() override;
 
   std::string_view transport() const override { return "nccl"; }

@@ -13,7 +13,7 @@ namespace tandem::gpu {
 /// same number of bytes. Runs on its own stream, after work enqueued on `comm` before. Throws
 /// Timeout if it has not ended after `deadline_s`: it then continues, and its memory stays
 /// allocated, until the caller aborts `comm`. Throws DeviceError.
-std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte> mine,
+std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte> local,
                                       double deadline_s);
 
 }  // namespace tandem::gpu

@@ -3,7 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include "comm/held_world.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
@@ -12,6 +11,7 @@
 #include "comm/rendezvous/launch.h"
 #include "comm/same_build.h"
 #include "comm/threads/make_ranks.h"
+#include "comm/world_state.h"
 #include "core/cuda/current_device.h"
 #include "core/env.h"
 #include "observe/recorder.h"
@@ -22,7 +22,7 @@ namespace {
 // Rank of a process that has only one.
 Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, int gpus) {
   const gpu::CurrentDevice unchanged;
-  const auto world = std::make_shared<HeldWorld>(Communicators{control});
+  const auto world = std::make_shared<WorldState>(Communicators{control});
   try {
     gpu::use_gpu_of(control->rank(), local_rank, gpus);
     return {std::make_shared<gpu::NcclCommunicator>(*control, world)};
@@ -36,7 +36,7 @@ Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, in
 Communicators sharing_ranks(const WorldOptions& options) {
   gpu::check_sharing(options);
   const Communicators controls = new_thread_ranks(gpu::control_options(options));
-  const auto held = std::make_shared<HeldWorld>(controls);
+  const auto held = std::make_shared<WorldState>(controls);
   const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
   return threads::make_ranks(controls, [&](int rank) -> std::shared_ptr<Communicator> {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
@@ -66,7 +66,7 @@ Communicators new_gpu_ranks(const WorldOptions& options) {
   }
   gpu::check_ranks(options, gpus);
   const Communicators controls = new_thread_ranks(options);
-  const auto world = std::make_shared<HeldWorld>(controls);
+  const auto world = std::make_shared<WorldState>(controls);
   return threads::make_ranks(controls, [&](int rank) -> std::shared_ptr<Communicator> {
     gpu::use_gpu_of(rank, rank, gpus);
     return std::make_shared<gpu::NcclCommunicator>(*controls[size_t(rank)], world);

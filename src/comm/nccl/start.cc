@@ -95,9 +95,9 @@ const char* users_nvls() {
 }
 
 void check_sharing(const WorldOptions& options) {
-  if (options.ranks_per_gpu < 1 || options.ranks_per_gpu > kMostSharing) {
+  if (options.ranks_per_gpu < 1 || options.ranks_per_gpu > kMaxSharing) {
     throw InvalidArgument(fmt::format("one_gpu: {} ranks a GPU: expected 1 to {}",
-                                      options.ranks_per_gpu, kMostSharing));
+                                      options.ranks_per_gpu, kMaxSharing));
   }
   if (launched_by_mpi() || launched_by_environment()) {
     throw Unsupported(

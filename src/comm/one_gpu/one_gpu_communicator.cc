@@ -32,28 +32,28 @@ struct OneGpuMemory final : SymmetricMemory {
 
 OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world,
                                        int team, std::shared_ptr<OwnedLine> line,
-                                       std::shared_ptr<HeldWorld> held)
+                                       std::shared_ptr<WorldState> held)
     : GpuCommunicator(control, std::move(held)),
       world_(std::move(world)),
       team_(team),
       owned_line_(std::move(line)) {
-  if (size_ > kMostSharing) {
+  if (size_ > kMaxSharing) {
     throw InvalidArgument(
-        fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMostSharing));
+        fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMaxSharing));
   }
-  const Introduction mine{rank_ == 0 ? world_->new_meetings() : nullptr, team};
-  const auto told = exchange(std::as_bytes(std::span(&mine, 1)), "one_gpu");
+  const Introduction local{rank_ == 0 ? world_->new_meetings() : nullptr, team};
+  const auto told = exchange(std::as_bytes(std::span(&local, 1)), "one_gpu");
   for (size_t r = 0; r < told.size(); ++r) {
-    Introduction theirs;
-    std::memcpy(&theirs, told[r].data(), sizeof theirs);
-    if (r == 0) meetings_ = theirs.meetings;
-    one_node_ = one_node_ && theirs.team == team;
+    Introduction remote;
+    std::memcpy(&remote, told[r].data(), sizeof remote);
+    if (r == 0) meetings_ = remote.meetings;
+    one_node_ = one_node_ && remote.team == team;
   }
   meetings_->threads[size_t(rank_)] = this_thread_id();
   load_modules();
   grow_stack(stream());
   if (!owned_line_ && world_->link()) {
-    owned_line_ = std::make_shared<OwnedLine>(*world_->link(), watch().record);
+    owned_line_ = std::make_shared<OwnedLine>(*world_->link(), deadline().record);
   }
   if (owned_line_) use(*owned_line_);
   barrier("one_gpu");  // a barrier: both of the above may wait for the device
@@ -138,9 +138,9 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
     owned->signals = DeviceMemory(size_t(signals) * sizeof(uint64_t));
   });
   std::vector<SymmetricPart> parts{size_t(size_)};
-  const SymmetricPart mine{owned->memory.data(),
-                           reinterpret_cast<uint64_t*>(owned->signals.data())};
-  const auto addresses = exchange(std::as_bytes(std::span(&mine, 1)), "allocate");
+  const SymmetricPart local{owned->memory.data(),
+                            reinterpret_cast<uint64_t*>(owned->signals.data())};
+  const auto addresses = exchange(std::as_bytes(std::span(&local, 1)), "allocate");
   for (size_t r = 0; r < parts.size(); ++r) {
     std::memcpy(&parts[r], addresses[r].data(), sizeof parts[r]);
   }
@@ -148,7 +148,7 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
 }
 
 std::unique_ptr<GpuCommunicator> OneGpuCommunicator::do_split(Communicator& control) {
-  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_line_, held_world());
+  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_line_, world_state());
 }
 
 void OneGpuCommunicator::abandon(std::vector<OwnedSymmetric> left) {

@@ -37,8 +37,8 @@ namespace tandem::gpu {
 /// Number of times each rank of a communicator has entered meet(), and the threads that made its
 /// last call.
 struct Meetings {
-  std::array<std::atomic<uint64_t>, kMostSharing> of{};
-  std::array<std::atomic<pid_t>, kMostSharing> threads{};
+  std::array<std::atomic<uint64_t>, kMaxSharing> of{};
+  std::array<std::atomic<pid_t>, kMaxSharing> threads{};
 };
 
 /// State that outlives the ranks of one world: their meetings, and symmetric memory that they could
@@ -71,7 +71,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   /// has a link. `team`: this rank's.
   OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world, int team,
                      std::shared_ptr<OwnedLine> line = nullptr,
-                     std::shared_ptr<HeldWorld> held = nullptr);
+                     std::shared_ptr<WorldState> held = nullptr);
   ~OneGpuCommunicator() override;
 
   std::string_view transport() const override { return "one_gpu"; }

@@ -10,7 +10,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostChannels = 8;
+constexpr int kMaxChannels = 8;
 constexpr int kChunkBytes = 32 << 10, kDepth = 4;  // depth of a FIFO in chunks
 
 struct PairCounts {
@@ -19,7 +19,7 @@ struct PairCounts {
 
 // Peer addressing of a kernel: the ranks of one team, or of two teams.
 struct OneTeam {
-  static constexpr int kMost = kMaxGpus;
+  static constexpr int kMax = kMaxGpus;
   PeerTable table;
   explicit OneTeam(const GpuBuffer& buffer, int, int) : table(buffer.table()) {}
   __device__ int rank() const { return table.rank; }
@@ -28,8 +28,8 @@ struct OneTeam {
   __device__ uint64_t* signals(int of) const { return table.signals[of]; }
 };
 struct TwoTeams {
-  static constexpr int kMost = kMostSharing;
-  SymmetricPart parts[kMost];
+  static constexpr int kMax = kMaxSharing;
+  SymmetricPart parts[kMax];
   int own, size;
   explicit TwoTeams(const GpuBuffer& buffer, int rank, int ranks) : own(rank), size(ranks) {
     for (int r = 0; r < ranks; ++r) parts[r] = buffer.part(r);
@@ -43,22 +43,22 @@ struct TwoTeams {
 template <class Ranks>
 struct PairJob {
   Ranks ranks;
-  Watch watch;
+  Deadline deadline;
   OpId op;
   PairCounts* counts;  // [channel][peer]
   int channels;
-  std::array<PairMessage, Ranks::kMost> messages;
+  std::array<PairMessage, Ranks::kMax> messages;
   Line* line;
 
   __device__ PairCounts& count(int channel, int peer) const {
-    return counts[channel * Ranks::kMost + peer];
+    return counts[channel * Ranks::kMax + peer];
   }
   /// Written by `source` at its destination (arrived), or by the destination at its source (free).
   __device__ uint64_t* signal(int at, bool free, int peer, int channel) const {
-    return ranks.signals(at) + (int(free) * Ranks::kMost + peer) * kMostChannels + channel;
+    return ranks.signals(at) + (int(free) * Ranks::kMax + peer) * kMaxChannels + channel;
   }
   __device__ uint4* slot(int at, int source, int channel, uint64_t chunk) const {
-    const uint64_t fifo = uint64_t(channel) * Ranks::kMost + uint64_t(source);
+    const uint64_t fifo = uint64_t(channel) * Ranks::kMax + uint64_t(source);
     return reinterpret_cast<uint4*>(ranks.memory(at) +
                                     (fifo * kDepth + chunk % kDepth) * kChunkBytes);
   }
@@ -100,8 +100,9 @@ __device__ void send(const PairJob<Ranks>& job, int peer, int channel) {
       job, message.send, message.send_bytes, channel,
       [&](int64_t c) {
         const int64_t need = int64_t(first) + c + 1 - kDepth;
-        return need <= 0 || wait_signal(job.signal(job.ranks.rank(), true, peer, channel),
-                                        uint64_t(need), patient(job.watch), job.op, peer, channel);
+        return need <= 0 ||
+               wait_signal(job.signal(job.ranks.rank(), true, peer, channel), uint64_t(need),
+                           extend_deadline(job.deadline), job.op, peer, channel);
       },
       [&](const Piece<kAligned>& piece, int pack, int64_t c) {
         job.slot(peer, job.ranks.rank(), channel, first + uint64_t(c))[pack] = piece.load(pack);
@@ -123,7 +124,7 @@ __device__ void receive(const PairJob<Ranks>& job, int peer, int channel) {
       job, message.recv, message.recv_bytes, channel,
       [&](int64_t c) {
         return wait_signal(job.signal(job.ranks.rank(), false, peer, channel),
-                           first + uint64_t(c) + 1, job.watch, job.op, peer, channel);
+                           first + uint64_t(c) + 1, job.deadline, job.op, peer, channel);
       },
       [&](const Piece<kAligned>& piece, int pack, int64_t c) {
         piece.store(
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
   const int channel = int(blockIdx.x) % job.channels, unit = int(blockIdx.x) / job.channels;
   const int peer = job.ranks.peer(1 + unit / 2);
   // After an earlier call timed out, a late peer must not accept this call's messages.
-  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.watch))) return;
+  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.deadline))) return;
   const PairMessage& message = job.messages[size_t(peer)];
   if (unit % 2 == 0) {
     is_aligned(message.send, message.send_bytes) ? send<true>(job, peer, channel)
@@ -164,23 +165,23 @@ __global__ void __launch_bounds__(kThreads)
 PairExchange::PairExchange(GpuCommunicator& comm)
     : comm_(comm),
       channels_(
-          std::clamp(comm.share().sms() / (2 * std::max(1, comm.size() - 1)), 1, kMostChannels)) {
-  const size_t ranks = comm.one_node() ? OneTeam::kMost : TwoTeams::kMost;
-  counts_ = DeviceMemory(sizeof(PairCounts) * kMostChannels * ranks);
+          std::clamp(comm.share().sms() / (2 * std::max(1, comm.size() - 1)), 1, kMaxChannels)) {
+  const size_t ranks = comm.one_node() ? OneTeam::kMax : TwoTeams::kMax;
+  counts_ = DeviceMemory(sizeof(PairCounts) * kMaxChannels * ranks);
   fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      size_t(channels_) * ranks * kDepth * kChunkBytes, int(2 * ranks) * kMostChannels));
+      size_t(channels_) * ranks * kDepth * kChunkBytes, int(2 * ranks) * kMaxChannels));
 }
 
 template <class Ranks>
 void PairExchange::launch(const PairMessages& messages, OpId op, cudaStream_t stream) {
   PairJob<Ranks> job{Ranks(*fifos_, comm_.rank(), comm_.size()),
-                     comm_.watch(),
+                     comm_.deadline(),
                      op,
                      reinterpret_cast<PairCounts*>(counts_.data()),
                      channels_,
                      {},
                      comm_.line()};
-  std::copy_n(messages.begin(), Ranks::kMost, job.messages.begin());
+  std::copy_n(messages.begin(), Ranks::kMax, job.messages.begin());
   pair_kernel<Ranks><<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, stream>>>(job);
   check_launch("pair_kernel");
 }

@@ -15,7 +15,7 @@
 namespace tandem::gpu {
 
 /// Max ranks that share a GPU: two teams.
-constexpr int kMostSharing = 2 * kMaxGpus;
+constexpr int kMaxSharing = 2 * kMaxGpus;
 
 /// Memory that this rank sends to a peer and receives into.
 struct PairMessage {
@@ -25,7 +25,7 @@ struct PairMessage {
   int64_t recv_bytes = 0;
 };
 using PairMessages =
-    std::array<PairMessage, kMostSharing>;  ///< indexed by peer; the entry of this rank is ignored
+    std::array<PairMessage, kMaxSharing>;  ///< indexed by peer; the entry of this rank is ignored
 
 class PairExchange {
  public:

@@ -1,7 +1,7 @@
 // Bootstrap by which the processes of a world connect. It serves an Engine during startup;
 // afterwards ranks communicate through shared memory and a Wire. Two kinds: MPI
 // (comm/mpi/mpi_bootstrap.h), and the control plane's rendezvous server without it
-// (hub_bootstrap.h). One thread at a time calls it.
+// (rendezvous_bootstrap.h). One thread at a time calls it.
 #pragma once
 
 #include <exception>
@@ -14,7 +14,7 @@
 
 namespace tandem::processes {
 
-class Waker;
+class EventFd;
 
 class Bootstrap {
  public:
@@ -26,9 +26,9 @@ class Bootstrap {
 
   /// Collective: every rank's value, by rank. `what`: name of the step in errors.
   template <typename T>
-  std::vector<T> gather(const T& mine, std::string_view what) {
+  std::vector<T> gather(const T& local, std::string_view what) {
     std::vector<T> all(static_cast<size_t>(size_));
-    gather_bytes(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
+    gather_bytes(std::as_bytes(std::span(&local, 1)), std::as_writable_bytes(std::span(all)), what);
     return all;
   }
   /// Collective: whether `here` is true on every rank.
@@ -38,7 +38,7 @@ class Bootstrap {
   virtual bool has_fabric() const = 0;
   /// Transport by its own messages, if sockets are disabled or cannot connect. Throws IoError if it
   /// has none.
-  virtual std::unique_ptr<Wire> own_wire(WireSink& sink, Waker& waker) = 0;
+  virtual std::unique_ptr<Wire> own_wire(WireSink& sink, EventFd& event_fd) = 0;
   /// Called when ranks are connected: there are no further gathers.
   virtual void connected() {}
   /// Called when startup has failed with `error`. All ranks know of a Mismatch.
@@ -49,8 +49,8 @@ class Bootstrap {
   virtual bool must_end_together() const { return false; }
 
  protected:
-  /// `mine` has the same size on every rank; `all` holds those of all ranks.
-  virtual void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
+  /// `local` has the same size on every rank; `all` holds those of all ranks.
+  virtual void gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
                             std::string_view what) = 0;
 
   int rank_ = 0, size_ = 1;

@@ -48,7 +48,7 @@ void Engine::leave() {
     failed_ |= early;
     stopping_ = true;
   }
-  waker_.wake();
+  event_fd_.wake();
   bool stuck = false;
   {
     std::lock_guard lock(mutex_);
@@ -115,14 +115,14 @@ void Engine::post(int world_rank, std::unique_ptr<Outgoing> message, bool first)
     std::lock_guard lock(mutex_);
     posted_.push_back({world_rank, first, std::move(message)});
   }
-  waker_.wake();
+  event_fd_.wake();
 }
 
 bool Engine::call(std::function<void()> work, Bell::Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   call_ = std::move(work);
   calling_ = true;
-  waker_.wake();
+  event_fd_.wake();
   return called_.wait_until(lock, deadline, [&] { return !calling_; });
 }
 
@@ -187,7 +187,7 @@ void Engine::expect(int change) {
     std::lock_guard lock(mutex_);
     expecting_ += change;
   }
-  if (change > 0) waker_.wake();
+  if (change > 0) event_fd_.wake();
 }
 
 std::shared_ptr<LocalBuffer> Engine::find_buffer(const Header& header) {

@@ -21,8 +21,8 @@
 
 #include "comm/processes/bell.h"
 #include "comm/processes/bootstrap.h"
+#include "comm/processes/event_fd.h"
 #include "comm/processes/shared_memory.h"
-#include "comm/processes/waker.h"
 #include "comm/processes/wire.h"
 #include "core/fork.h"
 
@@ -80,7 +80,7 @@ class Engine final : WireSink {
   bool run_timed_out() const { return run_timed_out_.load(std::memory_order_relaxed); }
   void note_timeout() { run_timed_out_.store(true, std::memory_order_relaxed); }
   /// Makes the communication thread check all pending work, including cancelled puts.
-  void wake() { waker_.wake(); }
+  void wake() { event_fd_.wake(); }
   std::optional<AbortNotice> aborted() const;
   /// Whether that rank has ended the current run: what it has not sent will not arrive.
   bool has_ended(int world_rank) const {
@@ -147,7 +147,7 @@ class Engine final : WireSink {
   std::vector<std::shared_ptr<SharedMemory>> peer_controls_;
   std::vector<Bell*> bells_;
 
-  Waker waker_;
+  EventFd event_fd_;
   mutable std::mutex mutex_;
   std::condition_variable start_, called_;
   std::vector<Posted> posted_;

@@ -106,14 +106,14 @@ void Engine::share_memory() {
   bells_.assign(size_t(size_), nullptr);
   peer_controls_.resize(size_t(size_));
   bells_[size_t(rank_)] = new (control_->data()) Bell;
-  Neighbour mine{host_identity(), control_->handle(), {}};
-  shared_settings().copy(mine.settings, sizeof mine.settings - 1);
-  const auto all = bootstrap_->gather(mine, "first meeting");
+  Neighbour local{host_identity(), control_->handle(), {}};
+  shared_settings().copy(local.settings, sizeof local.settings - 1);
+  const auto all = bootstrap_->gather(local, "first meeting");
   require_same_settings(all);
   bool opened = env().mpi_shm;
   int local_ranks = 1;
   for (int peer = 0; opened && peer < size_; ++peer) {
-    if (peer == rank_ || all[size_t(peer)].host != mine.host) continue;
+    if (peer == rank_ || all[size_t(peer)].host != local.host) continue;
     ++local_ranks;
     try {
       auto& control = peer_controls_[size_t(peer)];
@@ -140,7 +140,7 @@ std::unique_ptr<Wire> Engine::make_wire() {
   if (bootstrap_->everywhere(sockets, "wire")) {
     auto connected = connect_all(*bootstrap_);
     if (!connected.empty()) {
-      return std::make_unique<SocketWire>(std::move(connected), sink, waker_);
+      return std::make_unique<SocketWire>(std::move(connected), sink, event_fd_);
     }
     if (env().mpi_wire == "tcp") {
       throw IoError(
@@ -148,7 +148,7 @@ std::unique_ptr<Wire> Engine::make_wire() {
           "network between them");
     }
   }
-  return bootstrap_->own_wire(sink, waker_);
+  return bootstrap_->own_wire(sink, event_fd_);
 }
 
 bool Engine::take_posted() {

@@ -27,13 +27,13 @@ class ProcessBuffer final : public SymmetricBuffer {
         number_(number),
         data_at_(layout.data_at()),
         memory_(std::move(memory)) {
-    const auto& mine = memory_[size_t(rank)];
+    const auto& local = memory_[size_t(rank)];
     bytes_ = layout.bytes;
     signals_ = layout.signals;
     local_ = peer(rank);
     engine_.add_buffer(communicator_, number_,
                        std::make_shared<LocalBuffer>(
-                           LocalBuffer{local_, reinterpret_cast<uint64_t*>(mine->data()), mine}));
+                           LocalBuffer{local_, reinterpret_cast<uint64_t*>(local->data()), local}));
   }
   ~ProcessBuffer() override { engine_.remove_buffer(communicator_, number_); }
 

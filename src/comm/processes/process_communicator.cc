@@ -107,9 +107,9 @@ std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate(size_t bytes, 
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) peers[size_t(peer)] = memory;
       if (peer == rank_ || !engine_.shares_memory(world_ranks_[size_t(peer)])) continue;
-      SharedMemory::Handle theirs;
-      std::memcpy(&theirs, handles[size_t(peer)].data(), sizeof theirs);
-      peers[size_t(peer)] = SharedMemory::open(theirs, layout.total());
+      SharedMemory::Handle remote;
+      std::memcpy(&remote, handles[size_t(peer)].data(), sizeof remote);
+      peers[size_t(peer)] = SharedMemory::open(remote, layout.total());
     }
     buffer = std::make_shared<ProcessBuffer>(engine_, id_, number, rank_, layout, std::move(peers));
   });  // all have mapped and registered it
@@ -189,9 +189,9 @@ std::unique_ptr<Communicator> ProcessCommunicator::do_split(int, const std::vect
   // Id unused by all of this communicator's ranks; groups differ by their first member.
   uint64_t free_id = engine_.next_id();
   for (const auto& blob : gather_blobs(std::as_bytes(std::span(&free_id, 1)), "split")) {
-    uint64_t theirs = 0;
-    std::memcpy(&theirs, blob.data(), sizeof theirs);
-    free_id = std::max(free_id, theirs);
+    uint64_t remote = 0;
+    std::memcpy(&remote, blob.data(), sizeof remote);
+    free_id = std::max(free_id, remote);
   }
   engine_.set_next_id(free_id + uint64_t(size_));
   std::vector<int> world_ranks;
@@ -201,17 +201,17 @@ std::unique_ptr<Communicator> ProcessCommunicator::do_split(int, const std::vect
                                                std::move(world_ranks), deadline_s_);
 }
 
-std::vector<Engine::Blob> ProcessCommunicator::gather_blobs(std::span<const std::byte> mine,
+std::vector<Engine::Blob> ProcessCommunicator::gather_blobs(std::span<const std::byte> local,
                                                             std::string_view what) {
   const uint64_t number = gathers_++;
   for (int step = 1; step < size_; ++step) {
     auto message = std::make_unique<Outgoing>();
-    message->header = {MessageKind::blob, -1, id_, 0, 0, mine.size(), number};
-    message->contents.assign(mine.begin(), mine.end());
+    message->header = {MessageKind::blob, -1, id_, 0, 0, local.size(), number};
+    message->contents.assign(local.begin(), local.end());
     engine_.post(world_ranks_[size_t((rank_ + step) % size_)], std::move(message));
   }
   std::vector<Engine::Blob> all(static_cast<size_t>(size_));
-  all[size_t(rank_)].assign(mine.begin(), mine.end());
+  all[size_t(rank_)].assign(local.begin(), local.end());
   const auto deadline = deadline_from_now();
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;

@@ -36,7 +36,7 @@ class ProcessCommunicator final : public BaseCommunicator {
 
  private:
   /// Every rank's blob, by rank, only through messages: used to set up `exchange`.
-  std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> mine, std::string_view what);
+  std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> local, std::string_view what);
   /// Collective: runs `step` on every rank, and throws an AgreedError on all of them naming the
   /// first rank where it failed.
   template <typename Step>

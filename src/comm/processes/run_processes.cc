@@ -1,7 +1,7 @@
 // Ranks that are processes started by torchrun or srun, not by MPI.
 #include "comm/new_worlds.h"
-#include "comm/processes/hub_bootstrap.h"
 #include "comm/processes/rank.h"
+#include "comm/processes/rendezvous_bootstrap.h"
 #include "comm/rendezvous/launch.h"
 #include "core/env.h"
 
@@ -15,7 +15,8 @@ std::unique_ptr<processes::Bootstrap> new_bootstrap(const WorldOptions& options)
         "processes transport: no launcher started this process as one of several: expected "
         "torchrun's or srun's variables (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)");
   }
-  return std::make_unique<processes::HubBootstrap>(*launch, world_deadline(options.deadline_s));
+  return std::make_unique<processes::RendezvousBootstrap>(*launch,
+                                                          world_deadline(options.deadline_s));
 }
 
 /// Engine of this process, connected at the first call, within its deadline.

@@ -15,7 +15,7 @@
 namespace tandem::processes {
 namespace {
 
-constexpr uint64_t kWakerEvent = ~uint64_t(0);
+constexpr uint64_t kEventFd = ~uint64_t(0);
 constexpr size_t kMessagesAtOnce = 8;
 // Number of received bytes that wakes the thread: few wake-ups, and data still in the cache.
 constexpr size_t kLowWater = size_t(256) << 10;
@@ -26,10 +26,13 @@ bool would_block() {
 
 }  // namespace
 
-SocketWire::SocketWire(std::vector<Socket> sockets, WireSink& sink, Waker& waker)
-    : epoll_(epoll_create1(EPOLL_CLOEXEC)), sink_(sink), waker_(waker), peers_(sockets.size()) {
+SocketWire::SocketWire(std::vector<Socket> sockets, WireSink& sink, EventFd& event_fd)
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      sink_(sink),
+      event_fd_(event_fd),
+      peers_(sockets.size()) {
   if (!epoll_) throw IoError(std::string("epoll: ") + std::strerror(errno));
-  watch(waker_.descriptor(), EPOLLIN, kWakerEvent);
+  watch(event_fd_.descriptor(), EPOLLIN, kEventFd);
   for (size_t rank = 0; rank < sockets.size(); ++rank) {
     if (!sockets[rank]) continue;
     watch(sockets[rank].get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, rank);
@@ -68,8 +71,8 @@ void SocketWire::sleep(bool, std::chrono::microseconds longest) {
   const int count = epoll_wait(epoll_.get(), events.data(), int(events.size()), int(time.count()));
   for (int i = 0; i < count; ++i) {
     const auto& event = events[size_t(i)];
-    if (event.data.u64 == kWakerEvent) {
-      waker_.clear();
+    if (event.data.u64 == kEventFd) {
+      event_fd_.clear();
       continue;
     }
     Peer& peer = peers_[event.data.u64];

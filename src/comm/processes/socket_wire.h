@@ -6,9 +6,9 @@
 
 #include <deque>
 
+#include "comm/processes/event_fd.h"
 #include "comm/processes/pipe.h"
 #include "comm/processes/sockets.h"
-#include "comm/processes/waker.h"
 #include "comm/processes/wire.h"
 
 namespace tandem::processes {
@@ -16,7 +16,7 @@ namespace tandem::processes {
 class SocketWire final : public Wire {
  public:
   /// `sockets`: by rank, this rank's empty. Throws IoError.
-  SocketWire(std::vector<Socket> sockets, WireSink& sink, Waker& waker);
+  SocketWire(std::vector<Socket> sockets, WireSink& sink, EventFd& event_fd);
 
   const char* name() const override { return "tcp"; }
   /// Max bytes that an abort may have to wait for.
@@ -61,7 +61,7 @@ class SocketWire final : public Wire {
 
   Socket epoll_;
   WireSink& sink_;
-  Waker& waker_;
+  EventFd& event_fd_;
   std::vector<Peer> peers_;
 };
 

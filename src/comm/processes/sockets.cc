@@ -17,16 +17,16 @@
 #include <string_view>
 
 #include "comm/processes/shared_memory.h"
+#include "comm/rendezvous/admission.h"
 #include "comm/rendezvous/endpoint.h"
-#include "comm/rendezvous/gate.h"
 #include "comm/rendezvous/secret.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
 namespace {
 
-using control::Applicant;
 using control::Clock;
+using control::PendingPeer;
 
 constexpr size_t kAddresses = 8;
 constexpr double kPatienceSeconds = 10;
@@ -66,7 +66,7 @@ bool is_loopback(const Place& place) {
 
 /// Lists IPv4 before IPv6, and the loopback last: it reaches only other processes of this host.
 /// Omits link-local addresses, which need an interface of the other host.
-void find_places(Introduction& mine) {
+void find_places(Introduction& local) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return;
   std::vector<Place> places;
@@ -81,8 +81,8 @@ void find_places(Introduction& mine) {
   std::stable_partition(places.begin(), places.end(), is_v4);
   std::stable_partition(places.begin(), places.end(),
                         [](const Place& place) { return !is_loopback(place); });
-  mine.count = uint32_t(std::min(places.size(), kAddresses));
-  std::copy_n(places.begin(), mine.count, mine.places.begin());
+  local.count = uint32_t(std::min(places.size(), kAddresses));
+  std::copy_n(places.begin(), local.count, local.places.begin());
 }
 
 bool in_one_network(const Place& own, const Place& other) {
@@ -94,13 +94,13 @@ bool in_one_network(const Place& own, const Place& other) {
 }
 
 /// Peer's addresses; those in one of this host's networks first.
-std::vector<Place> candidates(const Introduction& mine, const Introduction& peer) {
+std::vector<Place> candidates(const Introduction& local, const Introduction& peer) {
   std::vector<Place> places;
   for (const Place& place : std::span(peer.places).first(peer.count)) {
-    if (!is_loopback(place) || peer.host == mine.host) places.push_back(place);
+    if (!is_loopback(place) || peer.host == local.host) places.push_back(place);
   }
   std::stable_partition(places.begin(), places.end(), [&](const Place& place) {
-    const auto own = std::span(mine.places).first(mine.count);
+    const auto own = std::span(local.places).first(local.count);
     return std::any_of(own.begin(), own.end(),
                        [&](const Place& p) { return in_one_network(p, place); });
   });
@@ -144,7 +144,7 @@ class Call {
   /// Error of a socket that could not be created; 0 if there was none.
   int shortage() const { return shortage_; }
   pollfd waits_for() const {
-    return {answered_ ? -1 : connection_.fd(), short(applicant_ ? POLLIN : POLLOUT), 0};
+    return {answered_ ? -1 : connection_.fd(), short(pending_peer_ ? POLLIN : POLLOUT), 0};
   }
   Socket take() { return Socket(connection_.release()); }
 
@@ -153,25 +153,25 @@ class Call {
     if (answered_ || places_.empty()) return;
     if (!connection_.open() || Clock::now() > until_) return begin();
     if (!ready) return;
-    if (!applicant_) {
+    if (!pending_peer_) {
       int error = 0;
       socklen_t length = sizeof error;
       getsockopt(connection_.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
       if (error != 0) return begin();
-      applicant_.emplace(credentials_, rank_, size_);
+      pending_peer_.emplace(credentials_, rank_, size_);
       until_ = control::after(kHandshakeSeconds);
       return;
     }
-    const auto state = applicant_->advance(connection_.fd());
-    if (state == Applicant::State::waiting) return;
-    answered_ = state == Applicant::State::ruled &&
-                applicant_->ruling().verdict == control::Verdict::admitted;
+    const auto state = pending_peer_->advance(connection_.fd());
+    if (state == PendingPeer::State::waiting) return;
+    answered_ = state == PendingPeer::State::decided &&
+                pending_peer_->decision().verdict == control::Verdict::admitted;
     if (!answered_) begin();
   }
 
  private:
   void begin() {
-    applicant_.reset();
+    pending_peer_.reset();
     connection_ = begin_to_connect(places_[next_++ % places_.size()], port_, shortage_);
     until_ = control::after(kConnectSeconds);
   }
@@ -183,7 +183,7 @@ class Call {
   size_t next_ = 0;
   int shortage_ = 0;
   control::Connection connection_;
-  std::optional<Applicant> applicant_;  // once connected
+  std::optional<PendingPeer> pending_peer_;  // once connected
   Clock::time_point until_;
   bool answered_ = false;
 };
@@ -198,23 +198,23 @@ class Meeting {
   }
 
   std::vector<Socket> hold() {
-    Introduction mine;
-    mine.host = host_identity();
-    find_places(mine);
+    Introduction local;
+    local.host = host_identity();
+    find_places(local);
     Failure failure;
-    control::Connection listener = listen(mine.port, failure);
-    mine.key = control::random_digest();
+    control::Connection listener = listen(local.port, failure);
+    local.key = control::random_digest();
     bool met = listener.open();
-    const auto all = bootstrap_.gather(mine, "addresses");
+    const auto all = bootstrap_.gather(local, "addresses");
     const control::Credentials credentials{all[0].key, "this world"};
     if (met) {
       std::vector<Call> calls;
       for (int peer = 0; peer < rank_; ++peer) {
-        const Introduction& theirs = all[size_t(peer)];
-        calls.emplace_back(credentials, rank_, size_, candidates(mine, theirs), theirs.port);
+        const Introduction& remote = all[size_t(peer)];
+        calls.emplace_back(credentials, rank_, size_, candidates(local, remote), remote.port);
       }
       try {
-        control::Gate gate(std::move(listener), credentials, size_);
+        control::Admission gate(std::move(listener), credentials, size_);
         met = meet(gate, calls);
         if (!met) failure.note_shortage(gate, calls);
       } catch (const Error& error) {
@@ -232,7 +232,7 @@ class Meeting {
   struct Failure {
     char text[200] = {};
     void note(std::string_view why) { why.copy(text, sizeof text - 1); }
-    void note_shortage(const control::Gate& gate, const std::vector<Call>& calls) {
+    void note_shortage(const control::Admission& gate, const std::vector<Call>& calls) {
       int error = gate.shortage();
       for (const Call& call : calls) error = error ? error : call.shortage();
       if (error) note(fmt::format("a socket: {}", std::strerror(error)));
@@ -262,7 +262,7 @@ class Meeting {
     }
   }
 
-  bool meet(control::Gate& gate, std::vector<Call>& calls) {
+  bool meet(control::Admission& gate, std::vector<Call>& calls) {
     const auto deadline = control::after(kPatienceSeconds);
     while (Clock::now() < deadline) {
       std::vector<pollfd> waiting{{gate.fd(), POLLIN, 0}};
@@ -282,7 +282,7 @@ class Meeting {
 
   /// Accepts pending peers. A rank that connects again was not answered in time, and has closed its
   /// first connection.
-  void answer(control::Gate& gate) {
+  void answer(control::Admission& gate) {
     const auto check = [this](int rank, int size) {
       return rank > rank_ && rank < size_ && size == size_ ? control::Verdict::admitted
                                                            : control::Verdict::taken;

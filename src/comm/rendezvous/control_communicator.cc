@@ -9,8 +9,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "comm/rendezvous/connect.h"
 #include "comm/rendezvous/endpoint.h"
-#include "comm/rendezvous/join.h"
 #include "comm/wait_check.h"
 #include "core/env.h"
 #include "observe/recorder.h"
@@ -70,9 +70,9 @@ ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& sec
     : Communicator(launch.rank, launch.size, deadline_s), launch_(launch), secret_(secret) {
   const Credentials credentials = credentials_of(secret, launch.world);
   if (rank_ == 0) {
-    auto [mine, hubs] = connected_pair();
-    hub_.emplace(std::move(hubs), std::move(listener), credentials, size_);
-    line_ = std::make_shared<Line>(rank_, std::move(mine));
+    auto [local, hubs] = connected_pair();
+    server_.emplace(std::move(hubs), std::move(listener), credentials, size_);
+    line_ = std::make_shared<Line>(rank_, std::move(local));
   } else {
     line_ = std::make_shared<Line>(rank_, join(launch, credentials, deadline_s));
   }
@@ -106,7 +106,7 @@ void ControlCommunicator::wait(const SymmetricBuffer&, int, uint64_t epoch, cons
 void ControlCommunicator::abort(const std::string& reason) {
   if (!process_.is_this_process()) return;
   const auto text =
-      std::as_bytes(std::span(reason.data(), std::min<size_t>(reason.size(), kMostBlobBytes)));
+      std::as_bytes(std::span(reason.data(), std::min<size_t>(reason.size(), kMaxBlobBytes)));
   world_->send(kLastWordsSeconds, {Kind::abort, world_->rank(), 0, 0, uint32_t(text.size())}, {},
                text);
 }
@@ -125,14 +125,14 @@ Line::Received ControlCommunicator::receive(Message& message, double seconds) {
 std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<const std::byte> blob,
                                                                   std::string_view what) {
   process_.require(what);
-  if (what.size() > kMostNameBytes || blob.size() > kMostBlobBytes) {
+  if (what.size() > kMaxNameBytes || blob.size() > kMaxBlobBytes) {
     throw InvalidArgument(
         fmt::format("exchange of {} bytes, its name of {}: expected at most {} "
                     "and {}",
-                    blob.size(), what.size(), kMostBlobBytes, kMostNameBytes));
+                    blob.size(), what.size(), kMaxBlobBytes, kMaxNameBytes));
   }
-  const Header mine{Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())};
-  if (!line_->send(deadline_s_, mine, what, blob)) {
+  const Header local{Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())};
+  if (!line_->send(deadline_s_, local, what, blob)) {
     throw Timeout({what, 0}, rank_, round_, 0, deadline_s_);
   }
   std::vector<std::vector<std::byte>> all;
@@ -157,7 +157,7 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
       all.emplace_back(message.payload.begin() + header.name_bytes, message.payload.end());
       continue;
     }
-    if (received == Line::Received::gone) throw Aborted(0, kHubGone);
+    if (received == Line::Received::gone) throw Aborted(0, kServerGone);
     const bool told = received == Line::Received::message;
     throw Timeout({what, told ? header.rank : 0}, rank_, round_, 0, deadline_s_);
   }
@@ -168,13 +168,13 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
 std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   struct Choice {
     int color, key;
-  } mine{color, key};
+  } local{color, key};
   std::vector<std::pair<int, int>> order;  // (key, rank) of the ranks with this color
-  const auto choices = exchange(std::as_bytes(std::span(&mine, 1)), "split");
+  const auto choices = exchange(std::as_bytes(std::span(&local, 1)), "split");
   for (int r = 0; r < size_; ++r) {
-    Choice theirs{};
-    std::memcpy(&theirs, choices[size_t(r)].data(), sizeof theirs);
-    if (theirs.color == color) order.emplace_back(theirs.key, r);
+    Choice remote{};
+    std::memcpy(&remote, choices[size_t(r)].data(), sizeof remote);
+    if (remote.color == color) order.emplace_back(remote.key, r);
   }
   std::sort(order.begin(), order.end());
   Launch group = launch_;

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/rendezvous/hub.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/line.h"
 #include "comm/rendezvous/secret.h"
+#include "comm/rendezvous/server.h"
 #include "core/fork.h"
 #include "tandem/communicator.h"
 
@@ -46,7 +46,7 @@ class ControlCommunicator final : public Communicator {
   /// Sets the reason that the other ranks receive if rank 0 ends after a timeout. Ranks that wait
   /// for the same rank report it themselves, unless rank 0 has ended by then.
   void end_with(const std::string& reason) {
-    if (hub_) hub_->set_last_words(reason);
+    if (server_) server_->set_last_words(reason);
   }
   /// The new group's rendezvous server runs on its first rank.
   std::unique_ptr<Communicator> split(int color, int key) override;
@@ -62,7 +62,7 @@ class ControlCommunicator final : public Communicator {
   const Launch launch_;
   const Secret secret_;
   const ProcessMark process_;
-  std::optional<Hub> hub_;  // only on rank 0
+  std::optional<RendezvousServer> server_;  // only on rank 0
   std::shared_ptr<Line> line_, world_;
   uint64_t round_ = 0;
 };

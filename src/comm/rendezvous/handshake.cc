@@ -15,38 +15,39 @@ namespace {
 // Messages are sent as their bytes in memory, and padding would leak stale data.
 static_assert(std::has_unique_object_representations_v<Challenge> &&
               std::has_unique_object_representations_v<Answer> &&
-              std::has_unique_object_representations_v<Ruling> &&
+              std::has_unique_object_representations_v<Decision> &&
               std::has_unique_object_representations_v<Header>);
 
-enum class Role : uint64_t { rank = 1, hub = 2 };
+enum class Role : uint64_t { rank = 1, server = 2 };
 
 template <typename T>
 bool say(int fd, const T& message) {
   return send(fd, &message, sizeof message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(sizeof message);
 }
 
-Digest proof(const Digest& key, Role role, const Digest& hub_nonce, const Answer& answer,
-             const Ruling& ruling) {
+Digest proof(const Digest& key, Role role, const Digest& server_nonce, const Answer& answer,
+             const Decision& decision) {
   const struct {
     Role role;
     int32_t rank, size;
-    Digest hub_nonce, rank_nonce;
+    Digest server_nonce, rank_nonce;
     Verdict verdict;
-    int32_t hub_size;
-  } text{role, answer.rank, answer.size, hub_nonce, answer.nonce, ruling.verdict, ruling.size};
+    int32_t server_size;
+  } text{role,         answer.rank,      answer.size,  server_nonce,
+         answer.nonce, decision.verdict, decision.size};
   static_assert(std::has_unique_object_representations_v<decltype(text)>);
   return hmac_sha256(key, std::as_bytes(std::span(&text, 1)));
 }
 
 }  // namespace
 
-Digest proof_of_rank(const Digest& key, const Digest& hub_nonce, const Answer& answer) {
-  return proof(key, Role::rank, hub_nonce, answer, {});
+Digest proof_of_rank(const Digest& key, const Digest& server_nonce, const Answer& answer) {
+  return proof(key, Role::rank, server_nonce, answer, {});
 }
 
-Digest proof_of_hub(const Digest& key, const Digest& hub_nonce, const Answer& answer,
-                    const Ruling& ruling) {
-  return proof(key, Role::hub, hub_nonce, answer, ruling);
+Digest proof_of_server(const Digest& key, const Digest& server_nonce, const Answer& answer,
+                       const Decision& decision) {
+  return proof(key, Role::server, server_nonce, answer, decision);
 }
 
 template <typename T>
@@ -68,7 +69,7 @@ typename Incoming<T>::State Incoming<T>::read(int fd) {
 
 template class Incoming<Challenge>;
 template class Incoming<Answer>;
-template class Incoming<Ruling>;
+template class Incoming<Decision>;
 
 Caller::Caller(int fd, const Credentials& credentials) : nonce_(random_digest()) {
   say(fd, Challenge{kMagic, credentials.secured(), nonce_});
@@ -79,19 +80,19 @@ bool Caller::proved(const Credentials& credentials) const {
 }
 
 void Caller::rule(int fd, const Credentials& credentials, Verdict verdict, int size) const {
-  Ruling ruling{kMagic, verdict, 0, {}};
+  Decision decision{kMagic, verdict, 0, {}};
   if (verdict != Verdict::unproved) {
-    ruling.size = size;
-    ruling.proof = proof_of_hub(credentials.key, nonce_, answer(), ruling);
+    decision.size = size;
+    decision.proof = proof_of_server(credentials.key, nonce_, answer(), decision);
   }
-  say(fd, ruling);
+  say(fd, decision);
 }
 
-Applicant::Applicant(const Credentials& credentials, int rank, int size)
+PendingPeer::PendingPeer(const Credentials& credentials, int rank, int size)
     : credentials_(credentials), answer_{kMagic,          rank, size, credentials.secured(),
                                          random_digest(), {}} {}
 
-Applicant::State Applicant::advance(int fd) {
+PendingPeer::State PendingPeer::advance(int fd) {
   const auto failed = [](auto state) {
     return state == decltype(state)::foreign ? State::foreign : State::gone;
   };
@@ -103,12 +104,13 @@ Applicant::State Applicant::advance(int fd) {
     if (!say(fd, answer_)) return State::gone;
     answered_ = true;
   }
-  const auto state = ruling_.read(fd);
-  if (state == Incoming<Ruling>::State::waiting) return State::waiting;
-  if (state != Incoming<Ruling>::State::whole) return failed(state);
-  if (ruling().verdict == Verdict::unproved) return State::ruled;
-  const Digest expected = proof_of_hub(credentials_.key, challenge_.get().nonce, answer_, ruling());
-  return equal_in_constant_time(ruling().proof, expected) ? State::ruled : State::impostor;
+  const auto state = decision_.read(fd);
+  if (state == Incoming<Decision>::State::waiting) return State::waiting;
+  if (state != Incoming<Decision>::State::whole) return failed(state);
+  if (decision().verdict == Verdict::unproved) return State::decided;
+  const Digest expected =
+      proof_of_server(credentials_.key, challenge_.get().nonce, answer_, decision());
+  return equal_in_constant_time(decision().proof, expected) ? State::decided : State::impostor;
 }
 
 }  // namespace tandem::control

@@ -50,28 +50,28 @@ class Caller {
 };
 
 /// Rank's side of a handshake.
-class Applicant {
+class PendingPeer {
  public:
-  enum class State { waiting, ruled, impostor, foreign, gone };
-  Applicant(const Credentials& credentials, int rank, int size);
+  enum class State { waiting, decided, impostor, foreign, gone };
+  PendingPeer(const Credentials& credentials, int rank, int size);
   /// Advances without blocking. `ruled`: `ruling` has arrived, from a server that proved its
   /// identity or that refuses the rank.
   State advance(int fd);
-  const Ruling& ruling() const { return ruling_.get(); }
-  bool hub_secured() const { return challenge_.get().secured != 0; }
+  const Decision& decision() const { return decision_.get(); }
+  bool server_secured() const { return challenge_.get().secured != 0; }
 
  private:
   Credentials credentials_;
   Answer answer_{};
   bool answered_ = false;
   Incoming<Challenge> challenge_;
-  Incoming<Ruling> ruling_;
+  Incoming<Decision> decision_;
 };
 
 /// Proof over all fields of `answer` but the proof; the server compares it with the one received.
-Digest proof_of_rank(const Digest& key, const Digest& hub_nonce, const Answer& answer);
+Digest proof_of_rank(const Digest& key, const Digest& server_nonce, const Answer& answer);
 /// Proof for the rank that sent `answer`.
-Digest proof_of_hub(const Digest& key, const Digest& hub_nonce, const Answer& answer,
-                    const Ruling& ruling);
+Digest proof_of_server(const Digest& key, const Digest& server_nonce, const Answer& answer,
+                       const Decision& decision);
 
 }  // namespace tandem::control

@@ -11,20 +11,20 @@
 namespace tandem {
 namespace {
 
-constexpr int kMostRanks = 4096, kMostPort = 65535, kMostLaunched = 1 << 24;
+constexpr int kMaxRanks = 4096, kMaxPort = 65535, kMaxLaunched = 1 << 24;
 
 std::string text(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
 }
 
-int number(const char* name, int least, int most) {
+int number(const char* name, int minimum, int maximum) {
   const std::string value = text(name);
   int result = 0;
   const char* end = value.data() + value.size();
   const auto [stop, code] = std::from_chars(value.data(), end, result);
-  if (code != std::errc() || stop != end || result < least || result > most) {
-    throw InvalidArgument(fmt::format("{}={}: expected {} to {}", name, value, least, most));
+  if (code != std::errc() || stop != end || result < minimum || result > maximum) {
+    throw InvalidArgument(fmt::format("{}={}: expected {} to {}", name, value, minimum, maximum));
   }
   return result;
 }
@@ -42,11 +42,11 @@ void refuse_half(const char* there, const char* missing) {
 
 std::optional<MpiLaunch> launched_by_some_mpi() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"}) {
-    if (std::getenv(name)) return MpiLaunch{name, number(name, 1, kMostLaunched)};
+    if (std::getenv(name)) return MpiLaunch{name, number(name, 1, kMaxLaunched)};
   }
   constexpr const char* kSlurm = "SLURM_STEP_NUM_TASKS";
   if (!std::getenv("PMIX_RANK") || !std::getenv(kSlurm)) return std::nullopt;
-  return MpiLaunch{kSlurm, number(kSlurm, 1, kMostLaunched)};
+  return MpiLaunch{kSlurm, number(kSlurm, 1, kMaxLaunched)};
 }
 
 std::string first_host(std::string_view nodes) {
@@ -61,7 +61,7 @@ std::string first_host(std::string_view nodes) {
 
 int local_rank(int rank) {
   for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"}) {
-    if (std::getenv(name)) return number(name, 0, kMostRanks - 1);
+    if (std::getenv(name)) return number(name, 0, kMaxRanks - 1);
   }
   return rank;
 }
@@ -78,7 +78,7 @@ std::optional<Launch> launched_by_environment() {
   Launch launch;
   const bool slurm = std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID");
   if (std::getenv("RANK") && std::getenv("WORLD_SIZE") && (std::getenv("MASTER_ADDR") || !slurm)) {
-    launch.size = number("WORLD_SIZE", 1, kMostRanks);
+    launch.size = number("WORLD_SIZE", 1, kMaxRanks);
     launch.rank = number("RANK", 0, launch.size - 1);
     if (launch.size == 1) return std::nullopt;
     launch.host = text("MASTER_ADDR");
@@ -92,12 +92,12 @@ std::optional<Launch> launched_by_environment() {
     }
     // torchrun's agent listens on the port itself.
     const int taken = text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? 1 : 0;
-    launch.port = number("MASTER_PORT", 1, kMostPort - taken) + taken;
+    launch.port = number("MASTER_PORT", 1, kMaxPort - taken) + taken;
     launch.port_from = fmt::format("MASTER_PORT={}{}", text("MASTER_PORT"), taken ? " + 1" : "");
     launch.one_host = is_loopback(launch.host) || text("LOCAL_WORLD_SIZE") == text("WORLD_SIZE");
     launch.world = "torchrun " + text("TORCHELASTIC_RUN_ID");
   } else if (slurm) {
-    launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMostRanks);
+    launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMaxRanks);
     launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
     const std::string nodes = text("SLURM_STEP_NODELIST");
     launch.host = first_host(nodes);

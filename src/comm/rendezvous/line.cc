@@ -54,7 +54,7 @@ void Line::look_for_abort() {
   const bool alive = channel_.fill();
   const Header* next = channel_.front();
   if (!next) {
-    if (!alive) throw Aborted(aborted_.emplace(0, kHubGone));
+    if (!alive) throw Aborted(aborted_.emplace(0, kServerGone));
     return;
   }
   Message message;

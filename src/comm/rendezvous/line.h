@@ -14,7 +14,7 @@ namespace tandem::control {
 
 std::string_view text_of(const Message& message);
 
-constexpr const char* kHubGone = "rank 0 ended without a word";
+constexpr const char* kServerGone = "rank 0 ended without a word";
 
 class Line {
  public:

@@ -47,8 +47,8 @@ struct Place {
 };
 
 template <typename T>
-std::vector<T> gather_all(const Gather& gather, const T& mine, int size) {
-  const auto bytes = gather(std::as_bytes(std::span(&mine, 1)));
+std::vector<T> gather_all(const Gather& gather, const T& local, int size) {
+  const auto bytes = gather(std::as_bytes(std::span(&local, 1)));
   std::vector<T> all(static_cast<size_t>(size));
   if (bytes.size() != all.size() * sizeof(T)) {
     throw Mismatch(fmt::format("control plane: {} ranks gathered {} bytes: expected {} of each",
@@ -58,9 +58,9 @@ std::vector<T> gather_all(const Gather& gather, const T& mine, int size) {
   return all;
 }
 
-void check_words(std::string_view what, const Newcomer& mine, const std::vector<Word>& words,
-                 int most_of_a_node) {
-  if (!mine.refusal.empty()) throw InvalidArgument(fmt::format("{}: {}", what, mine.refusal));
+void check_words(std::string_view what, const Newcomer& local, const std::vector<Word>& words,
+                 int max_ranks_of_node) {
+  if (!local.refusal.empty()) throw InvalidArgument(fmt::format("{}: {}", what, local.refusal));
   std::map<Digest, int> of_nodes;
   for (size_t rank = 0; rank < words.size(); ++rank) {
     if (const auto refusal = text_in(words[rank].refusal); !refusal.empty()) {
@@ -69,9 +69,9 @@ void check_words(std::string_view what, const Newcomer& mine, const std::vector<
     ++of_nodes[words[rank].node];
   }
   for (const auto& [node, ranks] : of_nodes) {
-    if (ranks <= most_of_a_node) continue;
-    throw Unsupported(
-        fmt::format("{}: {} ranks of one node: expected at most {}", what, ranks, most_of_a_node));
+    if (ranks <= max_ranks_of_node) continue;
+    throw Unsupported(fmt::format("{}: {} ranks of one node: expected at most {}", what, ranks,
+                                  max_ranks_of_node));
   }
 }
 
@@ -109,24 +109,24 @@ std::string reachable(const Place& place) {
 
 }  // namespace
 
-Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int most_of_a_node,
+Met meet(std::string_view what, const Newcomer& local, const Gather& gather, int max_ranks_of_node,
          double deadline_s) {
-  Word word{mine.build, sha256(std::as_bytes(std::span(mine.node.data(), mine.node.size())))};
-  put_text(word.refusal, mine.refusal);
-  const auto words = gather_all(gather, word, mine.size);
+  Word word{local.build, sha256(std::as_bytes(std::span(local.node.data(), local.node.size())))};
+  put_text(word.refusal, local.refusal);
+  const auto words = gather_all(gather, word, local.size);
   std::vector<Build> builds;
   for (const Word& each : words) builds.push_back(each.build);
   require_same_build(builds);
-  check_words(what, mine, words, most_of_a_node);
+  check_words(what, local, words, max_ranks_of_node);
   Launch launch;
-  launch.rank = mine.rank;
-  launch.size = mine.size;
+  launch.rank = local.rank;
+  launch.size = local.size;
   launch.one_host = std::all_of(words.begin(), words.end(),
                                 [&](const Word& each) { return each.node == words[0].node; });
   Place place;
   Connection listener;
-  if (mine.rank == 0) listener = open_place(launch, place);
-  place = gather_all(gather, place, mine.size)[0];
+  if (local.rank == 0) listener = open_place(launch, place);
+  place = gather_all(gather, place, local.size)[0];
   if (const auto failure = text_in(place.failure); !failure.empty()) {
     throw Error(fmt::format("{}: rank 0: {}", what, failure));
   }
@@ -135,7 +135,7 @@ Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int 
   if (launch.one_host) {
     launch.host = "127.0.0.1";
   } else {  // rank 0 sends its address to the members of groups that it leads
-    launch.host = mine.rank == 0 ? std::string(text_in(place.addresses[0])) : reachable(place);
+    launch.host = local.rank == 0 ? std::string(text_in(place.addresses[0])) : reachable(place);
   }
   const Secret secret{place.key, std::string(what)};
   return {std::make_shared<ControlCommunicator>(launch, secret, std::move(listener), deadline_s),

@@ -18,7 +18,7 @@
 namespace tandem::control {
 
 /// Collective: the bytes of every rank, concatenated. All ranks pass the same number of bytes.
-using Gather = std::function<std::vector<std::byte>(std::span<const std::byte> mine)>;
+using Gather = std::function<std::vector<std::byte>(std::span<const std::byte> local)>;
 
 struct Newcomer {
   int rank = 0, size = 1;
@@ -34,9 +34,9 @@ struct Met {
 
 /// Collective. `what` names the call in errors. If a rank has a refusal, every rank throws
 /// InvalidArgument: its own refusal, or the first of the others with its rank. If a node has more
-/// than `most_of_a_node` ranks, every rank throws Unsupported; if they run different programs,
+/// than `max_ranks_of_node` ranks, every rank throws Unsupported; if they run different programs,
 /// Mismatch. Throws what a ControlCommunicator does.
-Met meet(std::string_view what, const Newcomer& mine, const Gather& gather, int most_of_a_node,
+Met meet(std::string_view what, const Newcomer& local, const Gather& gather, int max_ranks_of_node,
          double deadline_s);
 
 }  // namespace tandem::control

@@ -34,7 +34,7 @@ struct Answer {
 enum class Verdict : uint32_t { admitted, unproved, other_size, taken };
 
 /// Server -> rank. The proof is zeros if the rank's was wrong, to reveal nothing to strangers.
-struct Ruling {
+struct Decision {
   std::array<char, 8> magic;
   Verdict verdict;
   int32_t size;  ///< world size of the server
@@ -58,7 +58,7 @@ struct Header {
 };
 
 /// Max lengths that a message may announce.
-constexpr uint32_t kMostNameBytes = 64u << 10, kMostBlobBytes = 64u << 20;
+constexpr uint32_t kMaxNameBytes = 64u << 10, kMaxBlobBytes = 64u << 20;
 
 struct Message {
   Header header{};

@@ -17,14 +17,14 @@
 namespace tandem::control {
 namespace {
 
-constexpr size_t kLeastSecret = 16, kMostSecret = 4096;
+constexpr size_t kMinSecret = 16, kMaxSecret = 4096;
 
 Secret secret_from(std::string_view text, const std::string& source) {
-  if (text.size() < kLeastSecret || text.size() > kMostSecret) {
+  if (text.size() < kMinSecret || text.size() > kMaxSecret) {
     throw InvalidArgument(fmt::format(
         "{}: a secret of {}{} bytes: expected {} to {} (openssl rand -hex 32 makes one)", source,
-        text.size() > kMostSecret ? "more than " : "", std::min(text.size(), kMostSecret),
-        kLeastSecret, kMostSecret));
+        text.size() > kMaxSecret ? "more than " : "", std::min(text.size(), kMaxSecret), kMinSecret,
+        kMaxSecret));
   }
   return {sha256(std::as_bytes(std::span(text.data(), text.size()))), source};
 }
@@ -44,7 +44,7 @@ std::string text_of_file(const std::string& path, const std::string& source) {
     throw InvalidArgument(fmt::format("{}: mode {:04o}: expected 0600, closed to all others",
                                       source, status.st_mode & 07777));
   }
-  std::array<char, kMostSecret + 2> buffer;
+  std::array<char, kMaxSecret + 2> buffer;
   std::string text;
   for (;;) {
     const ssize_t got = read(file.get(), buffer.data(), buffer.size() - text.size());

@@ -23,7 +23,7 @@ Function function_of_12_4(const char* name) {
   return driver_function<Function>(name, 12040);
 }
 
-std::vector<CUfunction> functions_beside(CUfunction kernel) {
+std::vector<CUfunction> concurrent_functions(CUfunction kernel) {
   static const auto module_of = function_of_12_4<decltype(&cuFuncGetModule)>("cuFuncGetModule");
   static const auto count_of =
       function_of_12_4<decltype(&cuModuleGetFunctionCount)>("cuModuleGetFunctionCount");
@@ -51,7 +51,7 @@ void for_each_kernel(const std::function<void(CUfunction)>& visit) {
       cudaGetLastError();  // other architecture
       continue;
     }
-    for (const CUfunction function : functions_beside(known)) visit(function);
+    for (const CUfunction function : concurrent_functions(known)) visit(function);
   }
 }
 

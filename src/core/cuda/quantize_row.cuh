@@ -17,15 +17,15 @@ struct alignas(16) Sixteen {
 
 /// Running absmax. Ignores NaN, as fmaxf does.
 template <typename T>
-__device__ float largest(float most, const Sixteen<T>& values) {
+__device__ float largest(float maximum, const Sixteen<T>& values) {
 #pragma unroll
-  for (int e = 0; e < kCodesAtOnce; ++e) most = fmaxf(most, fabsf(to_float(values.at[e])));
-  return most;
+  for (int e = 0; e < kCodesAtOnce; ++e) maximum = fmaxf(maximum, fabsf(to_float(values.at[e])));
+  return maximum;
 }
 
-/// Scale of a row whose absmax is `most`.
-__device__ inline float row_scale(float most) {
-  return fmaxf(__fdiv_rn(most, Float8E4M3::kMost), FLT_MIN);
+/// Scale of a row whose absmax is `maximum`.
+__device__ inline float row_scale(float maximum) {
+  return fmaxf(__fdiv_rn(maximum, Float8E4M3::kMax), FLT_MIN);
 }
 
 template <typename T>

@@ -130,7 +130,7 @@ cudaMemPool_t keeping_pool(int device) {
 }
 
 // Memory that is never freed, since that would wait for the device, but reused, by size.
-class KeptMemory {
+class CachedMemory {
  public:
   void* take(size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -149,28 +149,28 @@ class KeptMemory {
   std::mutex mutex_;
   std::map<size_t, std::vector<void*>> free_;
 };
-KeptMemory kept_on_host, kept_on_device;
+CachedMemory kept_on_host, kept_on_device;
 
 // Stream memory operations (write, wait) do not accept pool memory.
-constexpr size_t kMostKept = size_t(1) << 20, kLeastKept = 4096;
+constexpr size_t kMaxCached = size_t(1) << 20, kMinCached = 4096;
 
 bool is_kept(size_t bytes) {
-  return bytes <= kMostKept;
+  return bytes <= kMaxCached;
 }
 size_t kept_bytes(size_t bytes) {
-  return std::max(std::bit_ceil(bytes), kLeastKept);
+  return std::max(std::bit_ceil(bytes), kMinCached);
 }
 
 // Allows allocation during a caller's capture. Allocations are on their own stream, so none enters
 // the graph.
-class BesideCapture {
+class ConcurrentCapture {
  public:
-  BesideCapture() {
+  ConcurrentCapture() {
     check(cudaThreadExchangeStreamCaptureMode(&mode_), "allocate while a call is captured");
   }
-  ~BesideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCapture(const BesideCapture&) = delete;
-  BesideCapture& operator=(const BesideCapture&) = delete;
+  ~ConcurrentCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ConcurrentCapture(const ConcurrentCapture&) = delete;
+  ConcurrentCapture& operator=(const ConcurrentCapture&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
@@ -178,7 +178,7 @@ class BesideCapture {
 
 // Idle streams of green contexts, kept for reuse: a new stream might map to a hardware queue of
 // another rank's stream.
-class SpareStreams {
+class IdleStreams {
  public:
   cudaStream_t take(const void* green, Priority priority) {
     const std::lock_guard lock(mutex_);
@@ -206,7 +206,7 @@ class SpareStreams {
   std::mutex mutex_;
   std::map<std::pair<const void*, Priority>, std::vector<cudaStream_t>> free_;
 };
-SpareStreams spare_streams;
+IdleStreams idle_streams;
 
 thread_local std::shared_ptr<GpuShare> current;
 
@@ -237,8 +237,8 @@ std::shared_ptr<GpuShare> GpuShare::part(int device, int parts, int index) {
   return std::shared_ptr<GpuShare>(new GpuShare(device, left_for_grids(green.sms), green.context));
 }
 
-int GpuShare::blocks(int most, int per_sm) const {
-  return std::clamp(sms_ * per_sm, 1, most);
+int GpuShare::blocks(int maximum, int per_sm) const {
+  return std::clamp(sms_ * per_sm, 1, maximum);
 }
 
 int GpuShare::clusters(int on_device, int size) const {
@@ -246,15 +246,15 @@ int GpuShare::clusters(int on_device, int size) const {
 }
 
 cudaStream_t GpuShare::make_stream(Priority priority) {
-  int least = 0, greatest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-  const int number = priority == Priority::high ? greatest : least;
+  int minimum = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&minimum, &greatest), "stream priorities");
+  const int number = priority == Priority::high ? greatest : minimum;
   cudaStream_t stream = nullptr;
   if (!green_) {
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number), "create a stream");
     return stream;
   }
-  if ((stream = spare_streams.take(green_, priority))) {
+  if ((stream = idle_streams.take(green_, priority))) {
     adopt_stream(stream);
     return stream;
   }
@@ -269,7 +269,7 @@ cudaStream_t GpuShare::make_stream(Priority priority) {
 
 void GpuShare::destroy_stream(cudaStream_t stream) {
   release_stream(stream);
-  if (!green_ || !spare_streams.put_back(green_, stream)) cudaStreamDestroy(stream);
+  if (!green_ || !idle_streams.put_back(green_, stream)) cudaStreamDestroy(stream);
 }
 
 void GpuShare::adopt_stream(cudaStream_t stream) {
@@ -313,7 +313,7 @@ std::byte* GpuShare::allocate(size_t bytes) {
     check(cudaDeviceSynchronize(), "clear device memory");
     return static_cast<std::byte*>(memory);
   }
-  const BesideCapture beside;
+  const ConcurrentCapture concurrent;
   if (is_kept(bytes)) {
     memory = kept_on_device.take(kept_bytes(bytes));
     if (!memory) check(cudaMalloc(&memory, kept_bytes(bytes)), what.c_str());

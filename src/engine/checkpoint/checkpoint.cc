@@ -38,7 +38,7 @@ void rename_path(const std::string& from, const std::string& to) {
   if (code) throw IoError(fmt::format("{}: cannot rename to {}: {}", from, to, code.message()));
 }
 
-std::string hidden_beside(const std::string& path, const char* prefix) {
+std::string hidden_next_to(const std::string& path, const char* prefix) {
   const fs::path whole(path);
   return (whole.parent_path() / (prefix + whole.filename().string())).string();
 }
@@ -69,7 +69,7 @@ bool is_leftover(const std::string& name) {
 
 /// Renames the directory before removal, so a partial one never keeps its name.
 void remove_directory(const std::string& path) {
-  const std::string hidden = hidden_beside(path, kRemoved);
+  const std::string hidden = hidden_next_to(path, kRemoved);
   std::error_code ignored;
   fs::remove_all(hidden, ignored);
   rename_path(path, hidden);
@@ -88,7 +88,7 @@ void move_into_place(const std::string& from, const std::string& to) {
   }
   std::string old = from;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
-    old = hidden_beside(to, kReplaced);
+    old = hidden_next_to(to, kReplaced);
     std::error_code ignored;
     fs::remove_all(old, ignored);
     rename_path(to, old);
@@ -215,7 +215,7 @@ std::string checkpoint_path(const std::string& out, int64_t step) {
 }
 
 std::string CheckpointWriter::folder_of(const std::string& out, int64_t step) {
-  return hidden_beside(checkpoint_path(out, step), kTemporary);
+  return hidden_next_to(checkpoint_path(out, step), kTemporary);
 }
 
 CheckpointWriter::CheckpointWriter(const std::string& out, int64_t step)

@@ -144,10 +144,10 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
   for (const auto part : residuals(ranks)) count += int64_t(part.size());
   SharedTensors::Specs specs;
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
-    int64_t theirs = 0;
-    std::memcpy(&theirs, blob.data(), sizeof theirs);
-    specs.push_back({name_of_rank(int(specs.size())), DType::f32, {theirs}});
-    total += theirs;
+    int64_t remote = 0;
+    std::memcpy(&remote, blob.data(), sizeof remote);
+    specs.push_back({name_of_rank(int(specs.size())), DType::f32, {remote}});
+    total += remote;
   }
   if (total == 0) return "";
   SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
@@ -268,12 +268,12 @@ void save_final(const TrainedRanks& ranks, const std::string& out, const TrainSt
 }
 
 std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
-  const auto remarks = on_every_rank(ranks.world, "loading a checkpoint", ranks.bytes(), [&] {
+  const auto notes = on_every_rank(ranks.world, "loading a checkpoint", ranks.bytes(), [&] {
     load_tensors(ranks, path);
     return load_residuals(ranks, path + "/" + kResidualsFile);
   });
   ranks.model.parameters_changed();
-  return remarks[size_t(ranks.world.rank())];
+  return notes[size_t(ranks.world.rank())];
 }
 
 }  // namespace tandem

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr size_t kCopyBelow = 256 * 1024;
 
 /// Half of the process's limit of open files; the rest is for files of the run and for sockets.
-size_t most_open_files() {
+size_t max_open_files() {
   struct rlimit limit {};
   return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
 }
@@ -131,7 +131,7 @@ Corpus::Document Corpus::open_document(const std::string& path, double val_fract
   FileDescriptor file = open_for_reading(path);
   Document document;
   document.path = path;
-  if (file_size(file.get(), path) >= kCopyBelow && open_files_ < most_open_files()) {
+  if (file_size(file.get(), path) >= kCopyBelow && open_files_ < max_open_files()) {
     ++open_files_;
     document.file = std::make_unique<TextFile>(std::move(file), path);
     document.size = size_t(document.file->size());

@@ -54,7 +54,7 @@ class Corpus {
   /// Number, bytes and a hash of the held-out files; changes if their text does.
   std::string describe_heldout() const;
   /// Notes on skipped entries of data.paths, one line each.
-  const std::vector<std::string>& remarks() const { return remarks_; }
+  const std::vector<std::string>& notes() const { return remarks_; }
   /// Hash of the training stream's content.
   const std::string& fingerprint() const { return fingerprint_; }
   /// Reads tokens [begin, begin + out.size()) of the stream; -1 past its end. Throws IoError naming

@@ -52,18 +52,18 @@ bool SharedWork::meet(bool busy, const std::string& error) {
     show(done_, bytes_);
     return false;
   }
-  const Standing mine{done_, bytes_, busy};
-  std::vector<std::byte> blob(sizeof mine + error.size());
-  std::memcpy(blob.data(), &mine, sizeof mine);
-  if (!error.empty()) std::memcpy(blob.data() + sizeof mine, error.data(), error.size());
+  const Standing local{done_, bytes_, busy};
+  std::vector<std::byte> blob(sizeof local + error.size());
+  std::memcpy(blob.data(), &local, sizeof local);
+  if (!error.empty()) std::memcpy(blob.data() + sizeof local, error.data(), error.size());
   Standing all;
   for (const auto& given : world_->exchange(blob, what_)) {
-    Standing theirs;
-    std::memcpy(&theirs, given.data(), sizeof theirs);
-    all = {all.done + theirs.done, all.bytes + theirs.bytes, all.busy || theirs.busy};
+    Standing remote;
+    std::memcpy(&remote, given.data(), sizeof remote);
+    all = {all.done + remote.done, all.bytes + remote.bytes, all.busy || remote.busy};
     if (error_.empty()) {
-      error_.assign(reinterpret_cast<const char*>(given.data()) + sizeof theirs,
-                    given.size() - sizeof theirs);
+      error_.assign(reinterpret_cast<const char*>(given.data()) + sizeof remote,
+                    given.size() - sizeof remote);
     }
   }
   met_ = Clock::now();

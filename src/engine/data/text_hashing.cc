@@ -42,9 +42,9 @@ std::vector<int> deal_files(std::span<const int64_t> sizes, int ranks) {
   std::vector<int64_t> load(static_cast<size_t>(ranks));
   std::vector<int> reader(sizes.size());
   for (const size_t file : order) {
-    const auto least = std::ranges::min_element(load);
-    *least += sizes[file];
-    reader[file] = int(least - load.begin());
+    const auto minimum = std::ranges::min_element(load);
+    *minimum += sizes[file];
+    reader[file] = int(minimum - load.begin());
   }
   return reader;
 }
@@ -58,12 +58,12 @@ std::vector<uint64_t> hash_files(Communicator* world, std::span<const TextFile* 
   int64_t bytes = 0;
   for (size_t i = 0; i < files.size(); ++i) bytes += reader[i] == me ? sizes[i] : 0;
   SharedWork work(world, "hashing the text", bytes);
-  std::vector<Hashed> mine;
+  std::vector<Hashed> local;
   std::string error;
   try {
     for (size_t i = 0; i < files.size(); ++i) {
       if (reader[i] != me) continue;
-      mine.push_back({i, files[i]->hash_now([&](size_t read) { work.advance(int64_t(read)); })});
+      local.push_back({i, files[i]->hash_now([&](size_t read) { work.advance(int64_t(read)); })});
     }
   } catch (const IoError& failed) {
     error = failed.what();
@@ -78,10 +78,10 @@ std::vector<uint64_t> hash_files(Communicator* world, std::span<const TextFile* 
     }
   };
   if (!world) {
-    take(std::as_bytes(std::span(mine)));
+    take(std::as_bytes(std::span(local)));
     return hashes;
   }
-  const auto all = world->exchange(std::as_bytes(std::span(mine)), "hashes of the text");
+  const auto all = world->exchange(std::as_bytes(std::span(local)), "hashes of the text");
   for (const int rank : ranks) take(all[size_t(rank)]);
   return hashes;
 }

@@ -83,10 +83,10 @@ std::optional<double> Validation::loss(int64_t step, std::span<const float> para
   const int64_t of_round = dp_.size() * evaluator_.options().batch;
   for (int64_t round = 0; round * of_round < windows_.count(); ++round) {
     const FileScore scored = evaluator_.score(read(round));
-    BatchSums mine{0, 0, stop && *stop, !error_.empty()};
-    if (tp_.rank() == 0) mine.bytes = scored.bytes, mine.nats = scored.nats;
+    BatchSums local{0, 0, stop && *stop, !error_.empty()};
+    if (tp_.rank() == 0) local.bytes = scored.bytes, local.nats = scored.nats;
     BatchSums all;
-    for (const auto& blob : world_.exchange(std::as_bytes(std::span(&mine, 1)), "validation")) {
+    for (const auto& blob : world_.exchange(std::as_bytes(std::span(&local, 1)), "validation")) {
       BatchSums sums;
       std::memcpy(&sums, blob.data(), sizeof sums);
       all = {all.bytes + sums.bytes, all.nats + sums.nats, all.stop || sums.stop,

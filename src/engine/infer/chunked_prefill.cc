@@ -15,13 +15,13 @@ ChunkedPrefill::ChunkedPrefill(const DecoderContext& c, int64_t rows, int chunks
       progress_(c.tp, "prefill"),
       x_(DType::f32, rows, c.config.hidden),
       inverse_rms_(DType::f32, 1, rows),
-      normed_(c.dtype, shard_of(rows, chunks, 0).count, c.config.hidden),
-      hidden_(c.dtype, normed_->dim(0), widest_in(c.layout)),
-      inner_(c.dtype, normed_->dim(0), widest_inner(c.layout)),
-      residual_(c.dtype, normed_->dim(0), c.config.hidden) {
+      x_norm_(c.dtype, shard_of(rows, chunks, 0).count, c.config.hidden),
+      hidden_(c.dtype, x_norm_->dim(0), widest_in(c.layout)),
+      inner_(c.dtype, x_norm_->dim(0), widest_inner(c.layout)),
+      residual_(c.dtype, x_norm_->dim(0), c.config.hidden) {
   for (int chunk = 0; chunk < chunks; ++chunk) {
     sums_.push_back(
-        std::make_unique<RowSums>(c.tp, c.dtype, normed_->dim(0), c.config.hidden,
+        std::make_unique<RowSums>(c.tp, c.dtype, x_norm_->dim(0), c.config.hidden,
                                   std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings}));
   }
 }
@@ -35,8 +35,8 @@ struct ChunkedPrefill::Steps {
   int64_t position;
 
   const Shard& rows() const { return block.rows_[size_t(chunk)]; }
-  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
-    gemm(normed, weight.transposed(), hidden);
+  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
+    gemm(x_norm, weight.transposed(), hidden);
     block.advance_others(chunk);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
@@ -66,7 +66,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
         const BranchLayout& b = context_.layout.branches[branch];
         const Shard& rows = rows_[size_t(chunk)];
         forward_branch(context_.view(), b, x_->rows(rows.begin, rows.count),
-                       branch_memory(b, normed_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
+                       branch_memory(b, x_norm_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
                                      rows.count),
                        Steps{*this, branch, chunk, position});
       }

@@ -33,7 +33,7 @@ class ChunkedPrefill final : public Prefill {
   Progress progress_;
   std::vector<std::unique_ptr<RowSums>> sums_;  ///< one per chunk
   std::vector<Shard> rows_;                     ///< chunks of this run
-  Activation x_, inverse_rms_, normed_, hidden_, inner_, residual_;
+  Activation x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
 };
 
 }  // namespace tandem

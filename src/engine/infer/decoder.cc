@@ -36,22 +36,22 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
                  moe_options(overlap, c.codec));
 }
 
-void DecoderExperts::run(const BranchLayout& b, const Tensor& normed, const Tensor& w_in,
+void DecoderExperts::run(const BranchLayout& b, const Tensor& x_norm, const Tensor& w_in,
                          const Tensor& w_out, const Tensor& x) {
-  const int64_t rows = normed.dim(0);
+  const int64_t rows = x_norm.dim(0);
   const auto first = [&](const Activation& a) { return a->rows(0, rows); };
-  route(context_.view(), b, router_input(normed, input_),
+  route(context_.view(), b, router_input(x_norm, input_),
         {first(logits_), first(scores_), first(chosen_), first(weights_)});
   if (layer_) {
-    layer_->forward(normed, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);
+    layer_->forward(x_norm, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);
   } else {
-    run_row(normed, w_in, w_out, out_);
+    run_row(x_norm, w_in, w_out, out_);
   }
   add(x, first(out_), x);
 }
 
 /// Computes this rank's shard of the chosen experts, then sums over the ranks.
-void DecoderExperts::run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out,
+void DecoderExperts::run_row(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out,
                              const Tensor& out) {
   const DecoderContext& c = context_;
   const int64_t hidden = c.config.hidden, f = w_out.dim(1);
@@ -60,7 +60,7 @@ void DecoderExperts::run_row(const Tensor& normed, const Tensor& w_in, const Ten
   for (int64_t i = 0; i < c.config.top_k; ++i) {
     const int64_t expert = chosen_->as<int32_t>()[i];
     const float weight = weights_->as<float>()[i];
-    gemm(normed, w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+    gemm(x_norm, w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
     swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner);
     gemm(inner, w_out.rows(expert * hidden, hidden).transposed(), product_);
     for (int64_t j = 0; j < hidden; ++j) {
@@ -79,7 +79,7 @@ PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapO
       shard_(c.dtype, own_.count, c.config.hidden),
       x_(DType::f32, own_.count, c.config.hidden),
       inverse_rms_(DType::f32, 1, own_.count),
-      normed_(c.dtype, own_.count, c.config.hidden),
+      x_norm_(c.dtype, own_.count, c.config.hidden),
       hidden_(c.dtype, rows, widest_in(c.layout)),
       inner_(c.dtype, rows, widest_inner(c.layout)),
       residual_(c.dtype, own_.count, c.config.hidden) {
@@ -107,8 +107,8 @@ struct PrefillBlock::Steps {
 
   const BranchLayout& layout() const { return block.context_.layout.branches[branch]; }
   Products& products() const { return *block.products_[kind_of(layout())]; }
-  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
-    products().in.run(normed, weight, hidden);
+  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
+    products().in.run(x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     block.context_.caches[branch]->run(q, k, v, position, count, out);
@@ -117,8 +117,8 @@ struct PrefillBlock::Steps {
     products().out.run(inner, weight, block.residual_);
     add(block.x_, block.residual_, block.x_);
   }
-  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
-    block.experts_->run(layout(), normed, w_in, w_out, block.x_);
+  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
+    block.experts_->run(layout(), x_norm, w_in, w_out, block.x_);
   }
 };
 
@@ -132,7 +132,7 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   cast(shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    forward_branch(c.view(), b, x_, branch_memory(b, normed_, inverse_rms_, hidden_, inner_, rows_),
+    forward_branch(c.view(), b, x_, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_),
                    Steps{*this, i, position, int64_t(tokens.size())});
   }
   const int64_t row = int64_t(tokens.size()) - 1;
@@ -149,7 +149,7 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
     : context_(c),
       looked_up_(c.dtype, 1, c.config.hidden),
       inverse_rms_(DType::f32, 1, 1),
-      normed_(c.dtype, 1, c.config.hidden),
+      x_norm_(c.dtype, 1, c.config.hidden),
       hidden_(c.dtype, 1, widest_in(c.layout)),
       inner_(c.dtype, 1, widest_inner(c.layout)),
       residual_(c.dtype, 1, c.config.hidden) {
@@ -164,7 +164,7 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
 
 TokenHead::TokenHead(const DecoderContext& c)
     : context_(c),
-      normed_(c.dtype, 1, c.config.hidden),
+      x_norm_(c.dtype, 1, c.config.hidden),
       own_logits_(DType::f32, 1, c.layout.vocab),
       logits_(DType::f32, 1, c.config.vocab) {}
 
@@ -172,8 +172,8 @@ std::span<const float> TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   float inverse_rms;
   rms_norm_forward(residual, c.weights.norm(c.layout.final_norm, c.config.hidden),
-                   c.config.norm_eps, normed_, {&inverse_rms, 1});
-  gemm(normed_, c.weights.matrix(c.layout.head).transposed(), own_logits_);
+                   c.config.norm_eps, x_norm_, {&inverse_rms, 1});
+  gemm(x_norm_, c.weights.matrix(c.layout.head).transposed(), own_logits_);
   all_gather(c.tp, Tensor(own_logits_->data(), DType::f32, {c.layout.vocab}),
              Tensor(logits_->data(), DType::f32, {c.config.vocab}));
   return {logits_->as<float>(), size_t(c.config.vocab)};
@@ -187,8 +187,8 @@ struct DecodeStep::Steps {
   const Tensor& x;
 
   const BranchLayout& layout() const { return step.context_.layout.branches[branch]; }
-  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
-    gemm(normed, weight.transposed(), hidden);
+  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
+    gemm(x_norm, weight.transposed(), hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     step.context_.caches[branch]->run(q, k, v, position, 1, out);
@@ -203,8 +203,8 @@ struct DecodeStep::Steps {
     }
     add(x, step.residual_, x);
   }
-  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
-    step.experts_->run(layout(), normed, w_in, w_out, x);
+  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
+    step.experts_->run(layout(), x_norm, w_in, w_out, x);
   }
 };
 
@@ -216,7 +216,7 @@ void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   cast(looked_up_, x);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
-    forward_branch(c.view(), b, x, branch_memory(b, normed_, inverse_rms_, hidden_, inner_, 1),
+    forward_branch(c.view(), b, x, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, 1),
                    Steps{*this, i, position, x});
   }
 }

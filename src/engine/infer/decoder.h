@@ -36,12 +36,12 @@ class DecoderExperts {
   /// requires. Else every rank has the same row. Collective.
   DecoderExperts(const DecoderContext& context, int64_t rows, bool split,
                  const OverlapOptions& overlap);
-  /// x (f32) += output of the experts for `normed`; w_in and w_out hold all experts' weights.
-  void run(const BranchLayout& branch, const Tensor& normed, const Tensor& w_in,
+  /// x (f32) += output of the experts for `x_norm`; w_in and w_out hold all experts' weights.
+  void run(const BranchLayout& branch, const Tensor& x_norm, const Tensor& w_in,
            const Tensor& w_out, const Tensor& x);
 
  private:
-  void run_row(const Tensor& normed, const Tensor& w_in, const Tensor& w_out, const Tensor& out);
+  void run_row(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out, const Tensor& out);
 
   DecoderContext context_;
   std::optional<MoeLayer> layer_;
@@ -79,7 +79,7 @@ class PrefillBlock final : public Prefill {
   std::array<std::unique_ptr<Products>, kBranchKinds> products_;
   std::unique_ptr<DecoderExperts> experts_;
   std::vector<int32_t> padded_;
-  Activation looked_up_, shard_, x_, inverse_rms_, normed_, hidden_, inner_, residual_;
+  Activation looked_up_, shard_, x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
 };
 
 /// Logits of one row.
@@ -92,7 +92,7 @@ class TokenHead {
 
  private:
   DecoderContext context_;
-  Activation normed_, own_logits_, logits_;
+  Activation x_norm_, own_logits_, logits_;
 };
 
 /// Decode of one token: every rank holds the whole residual row.
@@ -109,7 +109,7 @@ class DecodeStep {
   DecoderContext context_;
   std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr if sums are encoded
   std::unique_ptr<DecoderExperts> experts_;
-  Activation looked_up_, inverse_rms_, normed_, hidden_, inner_, residual_;
+  Activation looked_up_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
 };
 
 }  // namespace tandem

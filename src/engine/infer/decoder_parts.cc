@@ -5,15 +5,15 @@
 namespace tandem {
 
 int64_t widest_in(const ModelLayout& layout) {
-  int64_t most = 0;
-  for (const BranchLayout& b : layout.branches) most = std::max(most, b.in.rows);
-  return most;
+  int64_t maximum = 0;
+  for (const BranchLayout& b : layout.branches) maximum = std::max(maximum, b.in.rows);
+  return maximum;
 }
 
 int64_t widest_inner(const ModelLayout& layout) {
-  int64_t most = 0;
-  for (const BranchLayout& b : layout.branches) most = std::max(most, b.out.columns);
-  return most;
+  int64_t maximum = 0;
+  for (const BranchLayout& b : layout.branches) maximum = std::max(maximum, b.out.columns);
+  return maximum;
 }
 
 }  // namespace tandem

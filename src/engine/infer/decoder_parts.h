@@ -16,12 +16,12 @@ inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
   return Tensor(scratch.data(), scratch.dtype(), {rows, columns});
 }
 
-/// Branch's part of a block's scratch, for x with as many rows as `normed` and GEMMs of `rows`.
-inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& normed,
+/// Branch's part of a block's scratch, for x with as many rows as `x_norm` and GEMMs of `rows`.
+inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& x_norm,
                                   const Tensor& inverse_rms, const Tensor& hidden,
                                   const Tensor& inner, int64_t rows) {
-  return {normed,
-          {inverse_rms.as<float>(), size_t(normed.dim(0))},
+  return {x_norm,
+          {inverse_rms.as<float>(), size_t(x_norm.dim(0))},
           reshaped(hidden, rows, branch.in.rows),
           reshaped(inner, rows, branch.out.columns)};
 }

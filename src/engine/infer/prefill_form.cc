@@ -39,7 +39,7 @@ PrefillCandidate make(const DecoderContext& c, Kind kind, int64_t rows,
 
 /// Whether uncompressed candidates are added to those with the context's codec.
 bool keeps_plain(const DecoderContext& c, const OverlapOptions& overlap) {
-  return overlap.or_plain && !c.codec.is_none() && c.tp.size() > 1;
+  return overlap.allow_uncompressed && !c.codec.is_none() && c.tp.size() > 1;
 }
 
 /// Index of the fastest candidate, timed on dummy tokens whose cached keys are never read.

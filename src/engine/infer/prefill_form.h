@@ -29,7 +29,8 @@ struct PrefillCandidate {
 /// Candidates for the context's model, up to `rows` tokens per call, serial first. All are bitwise
 /// equal, without a codec or with the same one (see rows_keep_bits in gemm/gemm.h): with a codec
 /// every rank holds whole residuals. Models with experts, and single ranks, have one form. If a
-/// codec is set and `overlap.or_plain`, uncompressed candidates precede the others. Collective.
+/// codec is set and `overlap.allow_uncompressed`, uncompressed candidates precede the others.
+/// Collective.
 std::vector<PrefillCandidate> prefill_candidates(const DecoderContext& context, int64_t rows,
                                                  const OverlapOptions& overlap);
 

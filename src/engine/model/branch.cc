@@ -63,7 +63,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
       in_wgrad(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
       residual(c.options.dtype, c.own.count, c.config.hidden),
       doutput(c.options.dtype, c.own.count, c.config.hidden),
-      dinner(c.options.dtype, c.tokens, l.out.columns),
+      d_act(c.options.dtype, c.tokens, l.out.columns),
       dhidden(c.options.dtype, c.tokens, l.in.rows),
       dnormed(c.options.dtype, c.own.count, c.config.hidden) {
   if (l.attention) {
@@ -78,7 +78,7 @@ BranchExperts::BranchExperts(ModelContext& c)
       routed(c.options.dtype, c.own.count, c.config.hidden),
       doutput(c.options.dtype, c.own.count, c.config.hidden),
       dnormed(DType::f32, c.own.count, c.config.hidden),
-      normed(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden),
+      x_norm(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden),
       logits(DType::f32, c.own.count, c.config.experts),
       dlogits(DType::f32, c.own.count, c.config.experts),
       dweights(DType::f32, c.own.count, c.config.top_k),
@@ -97,92 +97,92 @@ LayerView Branch::view() const {
 struct Branch::Steps {
   Branch& branch;
   const Tensor &x, &y;
-  BranchActivations& kept;
+  BranchActivations& saved;
   ExpertLoad* load;
 
-  void in(const Tensor& normed, const Tensor& weight, const Tensor& hidden) {
-    branch.products_->in.run(normed, weight, hidden);
+  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
+    branch.products_->in.run(x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    branch.products_->attention->forward(q, k, v, out, kept.products->log_sums);
+    branch.products_->attention->forward(q, k, v, out, saved.products->log_sums);
   }
   void out(const Tensor& inner, const Tensor& weight) {
     branch.products_->out.run(inner, weight, branch.products_->residual);
     add(x, branch.products_->residual, y);
   }
-  void experts(const Tensor& normed, const Tensor& w_in, const Tensor& w_out) {
+  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     BranchExperts& e = *branch.experts_;
-    RoutedActivations& routed = *kept.routed;
-    route(branch.view(), branch.layout_, router_input(normed, e.normed),
+    RoutedActivations& routed = *saved.routed;
+    route(branch.view(), branch.layout_, router_input(x_norm, e.x_norm),
           {e.logits, routed.scores, routed.chosen, routed.weights});
-    e.layer.forward(normed, {routed.chosen, routed.weights}, w_in, w_out, e.routed, routed.batch);
+    e.layer.forward(x_norm, {routed.chosen, routed.weights}, w_in, w_out, e.routed, routed.batch);
     if (load) load->add(branch.layout_.moe_layer, routed.scores, routed.chosen);
     add(branch.products_ ? y : x, e.routed, y);
   }
 };
 
-void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& kept, ExpertLoad* load) {
-  BranchMemory memory{kept.normed, kept.rms(), {}, {}};
-  if (kept.products) memory.hidden = kept.products->hidden, memory.inner = kept.products->inner;
-  forward_branch(view(), layout_, x, memory, Steps{*this, x, y, kept, load});
+void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load) {
+  BranchMemory memory{saved.x_norm, saved.rms(), {}, {}};
+  if (saved.products) memory.hidden = saved.products->hidden, memory.inner = saved.products->inner;
+  forward_branch(view(), layout_, x, memory, Steps{*this, x, y, saved, load});
 }
 
 void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
-                      const BranchActivations& kept, std::span<const float> balance) {
+                      const BranchActivations& saved, std::span<const float> balance) {
   const Tensor& narrow = products_ ? products_->doutput : experts_->doutput;
   const bool is_narrow = dx.dtype() != narrow.dtype();
   if (is_narrow) cast(dx, narrow);
   const Tensor& dy = is_narrow ? narrow : dx;
-  if (experts_) experts_backward(dy, kept, balance);
-  if (products_) products_backward(dy, kept);
-  if (products_) norm_backward(x, products_->dnormed, kept, dx, dnorm);
-  if (experts_) norm_backward(x, experts_->dnormed, kept, dx, dnorm);
+  if (experts_) experts_backward(dy, saved, balance);
+  if (products_) products_backward(dy, saved);
+  if (products_) norm_backward(x, products_->dnormed, saved, dx, dnorm);
+  if (experts_) norm_backward(x, experts_->dnormed, saved, dx, dnorm);
 }
 
-void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& kept,
+void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
                            const Tensor& dx, std::span<float> dnorm) {
-  rms_norm_backward(x, view().norm(layout_), kept.rms(), dnormed, dx, dnorm);
+  rms_norm_backward(x, view().norm(layout_), saved.rms(), dnormed, dx, dnorm);
 }
 
-void Branch::products_backward(const Tensor& dy, const BranchActivations& kept) {
+void Branch::products_backward(const Tensor& dy, const BranchActivations& saved) {
   const Weights& weights = context_.weights;
   const ModelLayout& l = context_.layout;
-  const ProductActivations& forward = *kept.products;
+  const ProductActivations& forward = *saved.products;
   BranchProducts& p = *products_;
-  p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.dinner);
+  p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.d_act);
   gemm(p.out_dgrad.gathered().transposed(), forward.inner, context_.gradient(layout_.out),
        {.accumulate = true});
 
   const HiddenViews h = split_hidden(l, layout_, forward.hidden);
   const HiddenViews dh = split_hidden(l, layout_, p.dhidden);
   const InnerViews inner = split_inner(l, layout_, forward.inner);
-  const InnerViews dinner = split_inner(l, layout_, p.dinner);
+  const InnerViews d_act = split_inner(l, layout_, p.d_act);
   if (layout_.attention) {
-    p.attention->backward(h.q, h.k, h.v, inner.attention, forward.log_sums, dinner.attention, dh.q,
+    p.attention->backward(h.q, h.k, h.v, inner.attention, forward.log_sums, d_act.attention, dh.q,
                           dh.k, dh.v);
   }
-  if (layout_.mlp) swiglu_backward(h.gate, h.up, dinner.mlp, dh.gate, dh.up);
+  if (layout_.mlp) swiglu_backward(h.gate, h.up, d_act.mlp, dh.gate, dh.up);
   p.in_dgrad.run(p.dhidden, weights.matrix(layout_.in).transposed(), p.dnormed);
-  p.in_wgrad.run(kept.normed, p.dhidden, context_.gradient(layout_.in));
+  p.in_wgrad.run(saved.x_norm, p.dhidden, context_.gradient(layout_.in));
 }
 
-void Branch::experts_backward(const Tensor& dy, const BranchActivations& kept,
+void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
                               std::span<const float> balance) {
   const Weights& weights = context_.weights;
   BranchExperts& e = *experts_;
   e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
-                   kept.routed->batch, e.dnormed, e.dweights, context_.gradient(layout_.experts_in),
-                   context_.gradient(layout_.experts_out));
-  router_backward(kept, balance);
+                   saved.routed->batch, e.dnormed, e.dweights,
+                   context_.gradient(layout_.experts_in), context_.gradient(layout_.experts_out));
+  router_backward(saved, balance);
 }
 
-void Branch::router_backward(const BranchActivations& kept, std::span<const float> balance) {
+void Branch::router_backward(const BranchActivations& saved, std::span<const float> balance) {
   BranchExperts& e = *experts_;
-  const RoutedActivations& routed = *kept.routed;
+  const RoutedActivations& routed = *saved.routed;
   route_backward(routed.scores, routed.chosen, e.dweights, balance, router_options(context_.config),
                  e.dlogits);
   gemm(e.dlogits, context_.weights.master(layout_.router), e.dnormed, {.accumulate = true});
-  const Tensor input = router_input(kept.normed, e.normed);
+  const Tensor input = router_input(saved.x_norm, e.x_norm);
   const Tensor gradient = context_.gradient(layout_.router);
   if (context_.tp.size() == 1) {
     return gemm(e.dlogits->transposed(), input, gradient, {.accumulate = true});

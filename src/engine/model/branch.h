@@ -43,14 +43,14 @@ struct BranchProducts {
   GemmRs in_dgrad;
   AgWgrad in_wgrad;
   std::unique_ptr<Attention> attention;  ///< nullptr if the branch has none
-  Activation residual, doutput, dinner, dhidden, dnormed;
+  Activation residual, doutput, d_act, dhidden, dnormed;
 };
 
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
   explicit BranchExperts(ModelContext& context);
   MoeLayer layer;
-  Activation routed, doutput, dnormed, normed, logits, dlogits, dweights, drouter;
+  Activation routed, doutput, dnormed, x_norm, logits, dlogits, dweights, drouter;
 };
 
 class Branch {
@@ -60,23 +60,23 @@ class Branch {
          const BranchLayout& layout);
   /// y = x + branch(x), both f32 [local rows, hidden]; x must stay valid until the backward pass.
   /// Adds the router's expert counts to `load` unless it is nullptr.
-  void forward(const Tensor& x, const Tensor& y, BranchActivations& kept, ExpertLoad* load);
+  void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
-  /// gradient. `kept`: saved activations. `balance`: gradient of the auxiliary loss with respect to
-  /// one row's probabilities; empty: none.
+  /// gradient. `saved`: saved activations. `balance`: gradient of the auxiliary loss with respect
+  /// to one row's probabilities; empty: none.
   void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
-                const BranchActivations& kept, std::span<const float> balance);
+                const BranchActivations& saved, std::span<const float> balance);
 
  private:
   struct Steps;
   LayerView view() const;
   /// dx += gradient through the norm.
-  void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& kept,
+  void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
                      const Tensor& dx, std::span<float> dnorm);
-  void products_backward(const Tensor& dy, const BranchActivations& kept);
-  void experts_backward(const Tensor& dy, const BranchActivations& kept,
+  void products_backward(const Tensor& dy, const BranchActivations& saved);
+  void experts_backward(const Tensor& dy, const BranchActivations& saved,
                         std::span<const float> balance);
-  void router_backward(const BranchActivations& kept, std::span<const float> balance);
+  void router_backward(const BranchActivations& saved, std::span<const float> balance);
 
   ModelContext& context_;
   BranchProducts* products_;

@@ -212,7 +212,7 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
   const Json root = parse_json<Json>(json);
   if (root.is_discarded()) {
     throw ConfigError(
-        fmt::format("{}: not JSON, or nested more than {} deep", file, kMostJsonDepth));
+        fmt::format("{}: not JSON, or nested more than {} deep", file, kMaxJsonDepth));
   }
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
   const Format& format = format_of(root, file);

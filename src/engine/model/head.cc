@@ -51,28 +51,28 @@ std::span<const float> Head::norm_weight() const {
   return context_.weights.norm(context_.layout.final_norm, context_.config.hidden);
 }
 
-double Head::forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& kept) {
-  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, kept.normed,
-                   {kept.inverse_rms->as<float>(), size_t(context_.own.count)});
-  product_.run(kept.normed, context_.weights.matrix(context_.layout.head), kept.logits);
-  const std::span<float> maxima = per_token(kept.maxima), sums = per_token(kept.sums),
-                         picked = per_token(kept.sums, 1);
-  cross_entropy_max(kept.logits, maxima);
-  all_reduce(context_.tp, kept.maxima, ReduceOp::max);
-  cross_entropy_sum(kept.logits, targets, context_.layout.vocab_begin, maxima, sums, picked);
-  all_reduce(context_.tp, kept.sums);
+double Head::forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& saved) {
+  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, saved.x_norm,
+                   {saved.inverse_rms->as<float>(), size_t(context_.own.count)});
+  product_.run(saved.x_norm, context_.weights.matrix(context_.layout.head), saved.logits);
+  const std::span<float> maxima = per_token(saved.maxima), sums = per_token(saved.sums),
+                         picked = per_token(saved.sums, 1);
+  cross_entropy_max(saved.logits, maxima);
+  all_reduce(context_.tp, saved.maxima, ReduceOp::max);
+  cross_entropy_sum(saved.logits, targets, context_.layout.vocab_begin, maxima, sums, picked);
+  all_reduce(context_.tp, saved.sums);
   return cross_entropy_loss(targets, sums, picked);
 }
 
 void Head::backward(const Tensor& x, std::span<const int32_t> targets, float scale,
-                    const HeadActivations& kept, const Tensor& dx, std::span<float> dnorm) {
+                    const HeadActivations& saved, const Tensor& dx, std::span<float> dnorm) {
   const ModelLayout& layout = context_.layout;
-  cross_entropy_backward(kept.logits, targets, layout.vocab_begin, per_token(kept.maxima),
-                         per_token(kept.sums), scale, dlogits_);
+  cross_entropy_backward(saved.logits, targets, layout.vocab_begin, per_token(saved.maxima),
+                         per_token(saved.sums), scale, dlogits_);
   dgrad_.run(dlogits_, context_.weights.matrix(layout.head).transposed(), dnormed_);
-  wgrad_.run(kept.normed, dlogits_, context_.gradient(layout.head));
+  wgrad_.run(saved.x_norm, dlogits_, context_.gradient(layout.head));
   std::fill_n(dx.as<float>(), dx.elements(), 0.0f);
-  rms_norm_backward(x, norm_weight(), {kept.inverse_rms->as<float>(), size_t(context_.own.count)},
+  rms_norm_backward(x, norm_weight(), {saved.inverse_rms->as<float>(), size_t(context_.own.count)},
                     dnormed_, dx, dnorm);
 }
 

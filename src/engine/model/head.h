@@ -27,10 +27,10 @@ class Head {
   /// Collective.
   explicit Head(ModelContext& context);
   /// Returns the cross-entropy summed over targets, the same on every rank.
-  double forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& kept);
+  double forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& saved);
   /// Writes dx; `dnorm` += this rank's contribution to the final norm's gradient.
   void backward(const Tensor& x, std::span<const int32_t> targets, float scale,
-                const HeadActivations& kept, const Tensor& dx, std::span<float> dnorm);
+                const HeadActivations& saved, const Tensor& dx, std::span<float> dnorm);
 
  private:
   std::span<const float> norm_weight() const;

@@ -23,10 +23,10 @@ struct LayerView {
   }
 };
 
-/// Memory of a branch. `normed` has the rows of x and `inverse_rms` one value for each; `hidden`
+/// Memory of a branch. `x_norm` has the rows of x and `inverse_rms` one value for each; `hidden`
 /// and `inner` have the rows that the GEMMs process.
 struct BranchMemory {
-  Tensor normed;
+  Tensor x_norm;
   std::span<float> inverse_rms;
   Tensor hidden, inner;
 };
@@ -42,9 +42,9 @@ struct BranchMemory {
 template <typename Steps>
 void forward_branch(const LayerView& view, const BranchLayout& branch, const Tensor& x,
                     const BranchMemory& memory, Steps&& steps) {
-  rms_norm_forward(x, view.norm(branch), view.config.norm_eps, memory.normed, memory.inverse_rms);
+  rms_norm_forward(x, view.norm(branch), view.config.norm_eps, memory.x_norm, memory.inverse_rms);
   if (branch.has_products()) {
-    steps.in(memory.normed, view.weights.matrix(branch.in), memory.hidden);
+    steps.in(memory.x_norm, view.weights.matrix(branch.in), memory.hidden);
     const HiddenViews hidden = split_hidden(view.layout, branch, memory.hidden);
     const InnerViews inner = split_inner(view.layout, branch, memory.inner);
     if (branch.attention) steps.attention(hidden.q, hidden.k, hidden.v, inner.attention);
@@ -52,7 +52,7 @@ void forward_branch(const LayerView& view, const BranchLayout& branch, const Ten
     steps.out(memory.inner, view.weights.matrix(branch.out));
   }
   if (branch.moe) {
-    steps.experts(memory.normed, view.weights.matrix(branch.experts_in),
+    steps.experts(memory.x_norm, view.weights.matrix(branch.experts_in),
                   view.weights.matrix(branch.experts_out));
   }
 }

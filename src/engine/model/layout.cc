@@ -112,14 +112,14 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlac
     const std::string name =
         "model.layers." + std::to_string(layer) + "." + kMoe + "experts." + std::to_string(e) + ".";
     const int64_t at = e - here.begin;
-    const bool mine = at >= 0 && at < here.count;
-    const Shard held = mine ? part : Shard{0, 0};
-    const int64_t in = mine ? at * 2 * f : 0, out = mine ? at * c.hidden : 0;
+    const bool local = at >= 0 && at < here.count;
+    const Shard held = local ? part : Shard{0, 0};
+    const int64_t in = local ? at * 2 * f : 0, out = local ? at * c.hidden : 0;
     parameters.push_back(rows_of(name + "w1.weight", whole, c.hidden, held, b.experts_in, in));
     parameters.push_back(columns_of(name + "w2.weight", c.hidden, whole, held, b.experts_out, 0));
     parameters.back().offset += out * f;
     parameters.push_back(
-        rows_of(name + "w3.weight", whole, c.hidden, held, b.experts_in, mine ? in + f : 0));
+        rows_of(name + "w3.weight", whole, c.hidden, held, b.experts_in, local ? in + f : 0));
     for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
       parameters[i].sharding.ep_rank = holder;
     }

@@ -15,14 +15,14 @@ RoutedActivations::RoutedActivations(const ModelContext& c)
       weights(DType::f32, c.own.count, c.config.top_k) {}
 
 BranchActivations::BranchActivations(const ModelContext& c, const BranchLayout& l)
-    : normed(c.options.dtype, c.own.count, c.config.hidden),
+    : x_norm(c.options.dtype, c.own.count, c.config.hidden),
       inverse_rms(DType::f32, 1, c.own.count) {
   if (l.has_products()) products.emplace(c, l);
   if (l.moe) routed.emplace(c);
 }
 
 HeadActivations::HeadActivations(const ModelContext& c)
-    : normed(c.options.dtype, c.own.count, c.config.hidden),
+    : x_norm(c.options.dtype, c.own.count, c.config.hidden),
       inverse_rms(DType::f32, 1, c.own.count),
       logits(DType::f32, c.tokens, c.layout.vocab),
       maxima(DType::f32, 1, c.tokens),

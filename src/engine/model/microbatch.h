@@ -34,14 +34,14 @@ struct BranchActivations {
   std::span<float> rms() const {
     return {inverse_rms->as<float>(), size_t(inverse_rms->elements())};
   }
-  Activation normed, inverse_rms;
+  Activation x_norm, inverse_rms;
   std::optional<ProductActivations> products;
   std::optional<RoutedActivations> routed;
 };
 
 struct HeadActivations {
   explicit HeadActivations(const ModelContext& context);
-  Activation normed, inverse_rms, logits;
+  Activation x_norm, inverse_rms, logits;
   Activation maxima, sums;  ///< [tokens]; row 0 of sums: sums of exponentials, row 1: the targets'
                             ///< logits
 };

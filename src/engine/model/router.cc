@@ -14,10 +14,10 @@ MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec) 
   return {overlap.strategy, overlap.chunks, codec.experts, codec.experts};
 }
 
-Tensor router_input(const Tensor& normed, const Tensor& scratch) {
-  if (normed.dtype() == DType::f32) return normed;
-  const Tensor input = scratch.rows(0, normed.dim(0));
-  cast(normed, input);
+Tensor router_input(const Tensor& x_norm, const Tensor& scratch) {
+  if (x_norm.dtype() == DType::f32) return x_norm;
+  const Tensor input = scratch.rows(0, x_norm.dim(0));
+  cast(x_norm, input);
   return input;
 }
 

@@ -16,9 +16,9 @@ struct RouterMemory {
   Tensor chosen, weights;  ///< i32 and f32 [rows, top_k]
 };
 
-/// Returns `normed` if it is f32, else its rows cast to f32 in `scratch`. Routers compute in f32: a
+/// Returns `x_norm` if it is f32, else its rows cast to f32 in `scratch`. Routers compute in f32: a
 /// choice changed by bf16 would make the loss jump.
-Tensor router_input(const Tensor& normed, const Tensor& scratch);
+Tensor router_input(const Tensor& x_norm, const Tensor& scratch);
 
 /// Routes the rows of `input`, f32.
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,

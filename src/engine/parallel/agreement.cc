@@ -43,17 +43,17 @@ std::vector<std::string> lines_of(const std::vector<std::byte>& blob) {
 }  // namespace
 
 void require_same_place(Communicator& world, std::string_view what, const std::string& path) {
-  const std::string mine = place_of(path);
+  const std::string local = place_of(path);
   std::vector<std::vector<std::string>> all;
-  for (const auto& blob : world.exchange(std::as_bytes(std::span(mine)), what)) {
+  for (const auto& blob : world.exchange(std::as_bytes(std::span(local)), what)) {
     all.push_back(lines_of(blob));
     for (size_t rank = 0; rank + 1 < all.size(); ++rank) {
-      const auto &theirs = all[rank], &last = all.back();
-      if (theirs[0] != last[0] || theirs[1] == last[1]) continue;
+      const auto &remote = all[rank], &last = all.back();
+      if (remote[0] != last[0] || remote[1] == last[1]) continue;
       throw Mismatch(
           fmt::format("{}: rank {} means {}, rank {} means {}: expected the same on all "
                       "ranks of a machine",
-                      what, rank, theirs[2], all.size() - 1, last[2]));
+                      what, rank, remote[2], all.size() - 1, last[2]));
     }
   }
 }

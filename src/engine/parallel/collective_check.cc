@@ -63,18 +63,18 @@ std::vector<std::string> outcomes(Communicator& world, std::string_view what, ui
                                   const std::function<std::string()>& work) {
   const DiskDeadline longer(world);
   std::future<std::string> future;
-  std::string mine;
+  std::string local;
   if (world.size() > 1 && work && bytes > kLongWorkBytes) {
     future = std::async(std::launch::async, [&work] { return outcome_of(work); });
   } else {
-    mine = work ? outcome_of(work) : "+";
+    local = work ? outcome_of(work) : "+";
   }
   constexpr Seconds kTick(0.25);
   Stall stall;
   while (true) {
-    if (mine.empty() && future.wait_for(kTick) == std::future_status::ready) mine = future.get();
+    if (local.empty() && future.wait_for(kTick) == std::future_status::ready) local = future.get();
     // An unfinished rank sends its time without progress.
-    const std::string said = mine.empty() ? fmt::format("?{}", stall.seconds()) : mine;
+    const std::string said = local.empty() ? fmt::format("?{}", stall.seconds()) : local;
     std::vector<std::string> all;
     for (const auto& blob : world.exchange(std::as_bytes(std::span(said)), what)) {
       all.emplace_back(reinterpret_cast<const char*>(blob.data()), blob.size());

@@ -42,7 +42,7 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
   if (dp_.size() == 1) return;
   const int signals = dp_.size() * buckets_.count();
   const auto bytes = [&](const ShardMessages& messages) {
-    return size_t(signals) * messages.most_bytes();
+    return size_t(signals) * messages.max_bytes();
   };
   gradient_slots_ = dp_.allocate(bytes(gradient_messages_), signals);
   parameter_slots_ = dp_.allocate(bytes(weight_messages_), signals);
@@ -55,7 +55,7 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
     }
   }
   if (!wires.weights.is_none()) {
-    weight_staging_.resize(size_t(buckets_.count()) * weight_messages_.most_bytes());
+    weight_staging_.resize(size_t(buckets_.count()) * weight_messages_.max_bytes());
     decoded_.resize(std::max(decoded_.size(), size_t(buckets_.shard_room())));
     if (!wires.weights.is_exact()) master_.resize(m_.size());
   }
@@ -187,7 +187,7 @@ void DataParallel::send_weights(int bucket) {
   size_t bytes = size_t(own.count) * sizeof(float);
   if (!weight_staging_.empty()) {
     const ScopedSpan span(SpanKind::compute, "encode_weights", bucket);
-    std::byte* message = weight_staging_.data() + size_t(bucket) * weight_messages_.most_bytes();
+    std::byte* message = weight_staging_.data() + size_t(bucket) * weight_messages_.max_bytes();
     if (has_masters()) make_differences(bucket);
     bytes = weight_messages_.encode(
         bucket, dp_.rank(), has_masters() ? decoded_.data() : static_cast<const float*>(source),

@@ -91,7 +91,7 @@ class DataParallel {
   };
   /// Byte offset of `rank`'s message of `bucket`.
   size_t slot_of(const ShardMessages& messages, int rank, int bucket) const {
-    return (size_t(rank) * size_t(buckets_.count()) + size_t(bucket)) * messages.most_bytes();
+    return (size_t(rank) * size_t(buckets_.count()) + size_t(bucket)) * messages.max_bytes();
   }
   int signal(int rank, int bucket) const { return rank * buckets_.count() + bucket; }
   void send_gradients(int bucket);

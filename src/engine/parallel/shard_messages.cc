@@ -57,7 +57,7 @@ ShardMessages::ShardMessages(const Wire& wire, const Buckets& buckets,
         bytes += segment.encoded ? kAlignment + aligned(wire_.bytes(segment.count, DType::f32))
                                  : raw_bytes(segment);
       }
-      most_bytes_ = std::max(most_bytes_, bytes);
+      max_bytes_ = std::max(max_bytes_, bytes);
     }
   }
 }

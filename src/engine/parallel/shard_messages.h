@@ -35,7 +35,7 @@ class ShardMessages {
     return segments_[size_t(bucket * ranks_ + owner)];
   }
   /// Bytes of the largest message; a multiple of 16.
-  size_t most_bytes() const { return most_bytes_; }
+  size_t max_bytes() const { return max_bytes_; }
 
   /// `values`: elements of the shard. `residual`: its error feedback residual, or null. Returns the
   /// bytes used.
@@ -47,7 +47,7 @@ class ShardMessages {
   Wire wire_;
   int ranks_;
   std::vector<std::vector<Segment>> segments_;  // by bucket and owner
-  size_t most_bytes_ = 0;
+  size_t max_bytes_ = 0;
 };
 
 }  // namespace tandem

@@ -14,13 +14,13 @@ namespace tandem {
 namespace {
 
 // Max FLOPs of one GEMM: its cost per row is stable at that size.
-constexpr int64_t kMostFlops = int64_t(1) << 31;
+constexpr int64_t kMaxFlops = int64_t(1) << 31;
 
 /// y = x wᵀ, dx = dy w, dw += dyᵀ x, as training computes them.
 class Products {
  public:
   Products(DType dtype, int64_t m, int64_t n, int64_t k)
-      : m_(std::clamp<int64_t>(kMostFlops / std::max<int64_t>(2 * n * k, 1), 16, m)),
+      : m_(std::clamp<int64_t>(kMaxFlops / std::max<int64_t>(2 * n * k, 1), 16, m)),
         scale_(double(m) / double(m_)),
         dtype_(dtype),
         n_(n),

@@ -34,9 +34,9 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
   };
   std::string host;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), host);
-  const Used mine{std::hash<std::string>()(host), ::getpid(), begin, ProcessorTime::now()};
+  const Used local{std::hash<std::string>()(host), ::getpid(), begin, ProcessorTime::now()};
   std::vector<Used> all;
-  for (const auto& blob : world.exchange(std::as_bytes(std::span(&mine, 1)), "peak")) {
+  for (const auto& blob : world.exchange(std::as_bytes(std::span(&local, 1)), "peak")) {
     std::memcpy(&all.emplace_back(), blob.data(), sizeof(Used));
   }
   ProcessorTime end = all[0].end;

@@ -14,13 +14,13 @@ namespace tandem::report {
 
 namespace {
 
-constexpr size_t kMostColumns = 96, kFewestColumns = 8;
-constexpr size_t kMostCells = 60000;  // total of all layers, limits the page size
+constexpr size_t kMaxColumns = 96, kFewestColumns = 8;
+constexpr size_t kMaxCells = 60000;  // total of all layers, limits the page size
 
 }  // namespace
 
-size_t LoadMap::most_columns() const {
-  return std::clamp(kMostCells / (layers_ * experts_), kFewestColumns, kMostColumns);
+size_t LoadMap::max_columns() const {
+  return std::clamp(kMaxCells / (layers_ * experts_), kFewestColumns, kMaxColumns);
 }
 
 void LoadMap::add(double step, const std::vector<std::vector<double>>& rows) {
@@ -36,7 +36,7 @@ void LoadMap::add(double step, const std::vector<std::vector<double>>& rows) {
                               step, std::max<size_t>(1, layers_), std::max<size_t>(1, experts_)));
   }
   if (columns_.empty() || columns_.back().steps == width_) {
-    if (columns_.size() == most_columns()) put_together();
+    if (columns_.size() == max_columns()) put_together();
   }
   if (columns_.empty() || columns_.back().steps == width_) {
     columns_.push_back({step, 0, std::vector<double>(layers_ * experts_)});

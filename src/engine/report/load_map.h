@@ -23,7 +23,7 @@ class LoadMap {
     int64_t steps = 0;
     std::vector<double> rows;  // [layer][expert]
   };
-  size_t most_columns() const;
+  size_t max_columns() const;
   void put_together();
 
   size_t layers_ = 0, experts_ = 0;

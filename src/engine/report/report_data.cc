@@ -35,7 +35,7 @@ Json parsed(std::string_view text, const std::string& place) {
   Json json = parse_json<Json>(text);
   if (!json.is_discarded()) return json;
   throw IoError(
-      fmt::format("report: {}: not JSON, or nested more than {} deep", place, kMostJsonDepth));
+      fmt::format("report: {}: not JSON, or nested more than {} deep", place, kMaxJsonDepth));
 }
 
 // Converts exceptions of `body` about a JSON value to IoError naming `place`.

@@ -67,12 +67,12 @@ std::map<int, Row> rows_of(const RankEvents& rank, std::chrono::nanoseconds zero
   return rows;
 }
 
-/// `most` multiprocessors, evenly spread, and the row without one.
-std::vector<int> sample(const std::map<int, Row>& rows, int most) {
+/// `maximum` multiprocessors, evenly spread, and the row without one.
+std::vector<int> sample(const std::map<int, Row>& rows, int maximum) {
   std::vector<int> processors, shown;
   for (const auto& [processor, row] : rows)
     (processor < 0 ? shown : processors).push_back(processor);
-  const size_t count = std::min(processors.size(), size_t(std::max(most, 0)));
+  const size_t count = std::min(processors.size(), size_t(std::max(maximum, 0)));
   for (size_t i = 0; i < count; ++i) shown.push_back(processors[i * processors.size() / count]);
   return shown;
 }
@@ -161,13 +161,13 @@ std::string timeline_svg(std::span<const RankEvents> ranks, const PictureOptions
     if (used[size_t(style.kind)]) key = picture.key(key, style.color, style.meaning);
   }
   if (last > zero) key = picture.key(key, kIdle, "idle or not recorded");
-  size_t most = 0, shown = 0;
+  size_t maximum = 0, shown = 0;
   for (const RankEvents& rank : ranks) {
     const std::map<int, Row> rows = rows_of(rank, zero);
     picture.text(8, y + 10, "font-weight=\"600\"", fmt::format("rank {}", rank.rank));
     const std::vector<int> some = sample(rows, options.processors);
     const size_t processors = rows.size() - rows.count(-1);
-    if (processors > most) most = processors, shown = some.size() - rows.count(-1);
+    if (processors > maximum) maximum = processors, shown = some.size() - rows.count(-1);
     for (const int processor : some) {
       const Row& row = rows.at(processor);
       const double busy = processor < 0 ? 22 : 9, strip = processor < 0 ? 9 : 3;
@@ -190,9 +190,9 @@ std::string timeline_svg(std::span<const RankEvents> ranks, const PictureOptions
     y += kBetweenRanks;
   }
   picture.axis(y - kBetweenRanks + 2);
-  if (shown < most) {
+  if (shown < maximum) {
     picture.text(key + 20, 43, "fill=\"#5b6474\"",
-                 fmt::format("{} of {} multiprocessors of each rank", shown, most));
+                 fmt::format("{} of {} multiprocessors of each rank", shown, maximum));
   }
   return picture.svg(y + 14);
 }

@@ -9,9 +9,9 @@ namespace tandem {
 namespace {
 
 template <typename Record>
-std::vector<Record> exchange_records(Communicator& world, const Record& mine, const char* what) {
+std::vector<Record> exchange_records(Communicator& world, const Record& local, const char* what) {
   std::vector<Record> all;
-  for (const auto& blob : world.exchange(std::as_bytes(std::span(&mine, 1)), what)) {
+  for (const auto& blob : world.exchange(std::as_bytes(std::span(&local, 1)), what)) {
     std::memcpy(&all.emplace_back(), blob.data(), sizeof(Record));
   }
   return all;
@@ -19,10 +19,10 @@ std::vector<Record> exchange_records(Communicator& world, const Record& mine, co
 
 }  // namespace
 
-StepSums exchange_sums(Communicator& world, const StepSums& mine) {
-  if (world.size() == 1) return mine;
+StepSums exchange_sums(Communicator& world, const StepSums& local) {
+  if (world.size() == 1) return local;
   const ScopedSpan span(SpanKind::wait, "gradient_norm");
-  const std::vector<StepSums> all = exchange_records(world, mine, "step sums");
+  const std::vector<StepSums> all = exchange_records(world, local, "step sums");
   StepSums total = all[0];
   for (size_t rank = 1; rank < all.size(); ++rank) {
     total.loss += all[rank].loss;
@@ -40,9 +40,9 @@ void exchange_step(Communicator& world, const DataParallel::Sent& sent, StepMetr
     DataParallel::Sent sent;
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
-  const Times mine{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
-                   ms(SpanKind::wait), sent};
-  const std::vector<Times> all = exchange_records(world, mine, "step times");
+  const Times local{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
+                    ms(SpanKind::wait), sent};
+  const std::vector<Times> all = exchange_records(world, local, "step times");
   const Times& slowest = *std::max_element(
       all.begin(), all.end(), [](const Times& a, const Times& b) { return a.compute < b.compute; });
   metrics.gemm_ms = slowest.gemm;

@@ -16,7 +16,7 @@ struct StepSums {
   bool failed = false;   ///< a rank failed to read its text or to write its metrics
 };
 /// Collective; bitwise equal on every rank.
-StepSums exchange_sums(Communicator& world, const StepSums& mine);
+StepSums exchange_sums(Communicator& world, const StepSums& local);
 
 /// Fills the times from the recorder of the rank with the longest compute time, for which the
 /// others waited; all times are of one rank, so they add up. Bytes are summed over the ranks;

@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kSettle = 5, kCandidates = 15, kMostSteps = 60;
+constexpr int64_t kSettle = 5, kCandidates = 15, kMaxSteps = 60;
 using Clock = std::chrono::steady_clock;
 
 }  // namespace
@@ -33,7 +33,7 @@ TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t f
   const bool timed = config.train.seconds > 0;
   const int64_t settled = first_step + kSettle;
   begin_ = timed ? settled : std::clamp(config.train.steps - each_, first_step, settled);
-  const int64_t left = timed ? kMostSteps : std::min(config.train.steps - begin_, kMostSteps);
+  const int64_t left = timed ? kMaxSteps : std::min(config.train.steps - begin_, kMaxSteps);
   end_ = begin_ + each_ * std::clamp<int64_t>(left / each_, 1, kCandidates);
 }
 
@@ -65,11 +65,11 @@ void TraceSteps::end_candidate() {
 size_t TraceSteps::typical() const {
   std::vector<double> seconds;
   for (const Candidate& candidate : candidates_) seconds.push_back(candidate.seconds);
-  const auto mine = seconds;
-  for (const auto& blob : world_.exchange(std::as_bytes(std::span(mine)), "traced times")) {
-    std::vector<double> theirs(mine.size());
-    std::memcpy(theirs.data(), blob.data(), std::min(blob.size(), mine.size() * sizeof(double)));
-    for (size_t i = 0; i < mine.size(); ++i) seconds[i] = std::max(seconds[i], theirs[i]);
+  const auto local = seconds;
+  for (const auto& blob : world_.exchange(std::as_bytes(std::span(local)), "traced times")) {
+    std::vector<double> remote(local.size());
+    std::memcpy(remote.data(), blob.data(), std::min(blob.size(), local.size() * sizeof(double)));
+    for (size_t i = 0; i < local.size(); ++i) seconds[i] = std::max(seconds[i], remote[i]);
   }
   return nearest_to_median(seconds);
 }
@@ -80,10 +80,10 @@ void TraceSteps::finish(const std::string& out) {
   if (candidates_.empty()) end_candidate();
   recorder().set_tracing(false);
   const size_t kept = typical();
-  const auto mine = pack({world_.rank(), std::move(candidates_[kept].events), origin_});
+  const auto local = pack({world_.rank(), std::move(candidates_[kept].events), origin_});
   candidates_.clear();
   std::vector<RankEvents> ranks;
-  for (const auto& blob : world_.exchange(mine, "trace events")) {
+  for (const auto& blob : world_.exchange(local, "trace events")) {
     ranks.push_back(unpack(blob));
     ranks.back().step = begin_ + int64_t(kept) * each_ + 1;  // metrics.jsonl counts from 1
   }

@@ -96,7 +96,7 @@ class Trainer {
     const std::string resume_from = on_rank_zero(
         world, "opening the output", [&] { return open_output(); },
         uint64_t(12 * config_.model.parameters()));
-    settle_dtype(resume_from);
+    resolve_dtype(resume_from);
     options_ = options_of(config_);
     options_.experts = experts_.get();
     options_.step = experts_ ? &world : nullptr;
@@ -115,8 +115,8 @@ class Trainer {
     } else {
       world.require_same("the checkpoint to resume from",
                          content_hash(read_file(resume_from + "/state.json")));
-      const std::string remark = load_checkpoint(ranks(), resume_from);
-      if (progress_ && !remark.empty()) progress_->note(remark);
+      const std::string change = load_checkpoint(ranks(), resume_from);
+      if (progress_ && !change.empty()) progress_->note(change);
       state_ = read_train_state(resume_from);
     }
     state_.config = to_toml(config_);
@@ -248,7 +248,7 @@ class Trainer {
         progress_->note(line);
       }
     }
-    for (const std::string& remark : corpus_.remarks()) progress_->note("data.paths: " + remark);
+    for (const std::string& change : corpus_.notes()) progress_->note("data.paths: " + change);
     progress_->note(fmt::format(
         "{:.2f} M parameters; {} files, {} of text, {} files held out; {} windows of {}",
         double(config_.model.parameters()) / 1e6, corpus_.files().size(),
@@ -259,7 +259,7 @@ class Trainer {
 
   /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
   /// settings to OUT/config.toml.
-  void settle_dtype(const std::string& resume_from) {
+  void resolve_dtype(const std::string& resume_from) {
     std::string text;
     if (config_.train.dtype == "auto" && !resume_from.empty()) {
       config_.train.dtype =

@@ -136,13 +136,13 @@ dnnl::matmul::primitive_desc plan_of(const Key& key) {
 /// differently for a single row, and with AMX small GEMMs run on the vector units, which add in
 /// another order.
 int64_t rows_as_with_many(const Key& key) {
-  constexpr int64_t kMany = 128, kLeast = DNNL_VERSION_MAJOR >= 3 ? 2 : 1;
+  constexpr int64_t kMany = 128, kMin = DNNL_VERSION_MAJOR >= 3 ? 2 : 1;
   const auto code_for = [&](int64_t rows) {
     Key other = key;
     other.m = rows, other.a = {key.k, 1}, other.out = {key.n, 1};
     return std::string(plan_of(other).impl_info_str());
   };
-  int64_t rows = std::max(key.m, kLeast);
+  int64_t rows = std::max(key.m, kMin);
   if (rows >= kMany || DType(key.in_type) != DType::bf16 || !cpu::has_tile_products()) return rows;
   const std::string many = code_for(kMany);
   while (rows < kMany && code_for(rows) != many) rows = std::min(2 * rows, kMany);

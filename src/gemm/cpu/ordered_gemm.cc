@@ -244,14 +244,14 @@ void ordered_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const Gem
   if (options.bias) add_bias(out, *options.bias, options.accumulate);
   const bool accumulate = options.accumulate || options.bias;
   const int64_t m = out.dim(0), n = out.dim(1), panels = (n + kPanel - 1) / kPanel;
-  constexpr int64_t kLeastWork = 1 << 18;  // min multiplications that are worth another thread
+  constexpr int64_t kMinWork = 1 << 18;  // min multiplications that are worth another thread
   const int64_t work = std::max<int64_t>(1, m * kPanel * a.dim(1));
   if (panels > 1) {
-    parallel_ranges(panels, (kLeastWork + work - 1) / work, [&](int64_t begin, int64_t end) {
+    parallel_ranges(panels, (kMinWork + work - 1) / work, [&](int64_t begin, int64_t end) {
       multiply_part(a, b, out, 0, m, begin * kPanel, std::min(end * kPanel, n), accumulate);
     });
   } else {
-    parallel_ranges(m, (kLeastWork * m + work - 1) / work, [&](int64_t begin, int64_t end) {
+    parallel_ranges(m, (kMinWork * m + work - 1) / work, [&](int64_t begin, int64_t end) {
       multiply_part(a, b, out, begin, end, 0, n, accumulate);
     });
   }

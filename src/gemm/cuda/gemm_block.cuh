@@ -159,7 +159,7 @@ struct GemmBlock {
 
   __device__ static void multiply(const Params& params, Shared& shared, int group) {
     const GroupThread at(group);
-    const Stamps stamps(params);
+    const Timestamps timestamps(params);
     using Product = Multiplier<Tiles, (Source::kCopyingLanes > 0)>;
     typename Product::Sums sums;
     typename Product::ShortSums short_sums;
@@ -171,7 +171,7 @@ struct GemmBlock {
       const bool records = at.thread == 0 && at.group == 0 && !work.writes_partial;
       const auto issue = [&](bool first) {
         product.await();
-        if (first) stamps.stamp(work.tile_coord(), records, &TileRecord::product_begin);
+        if (first) timestamps.stamp(work.tile_coord(), records, &TileRecord::product_begin);
         product.issue(first);
       };
       product.begin();
@@ -215,8 +215,8 @@ struct GemmBlock {
               [&](auto& sums, const std::byte* rows) { tile.add(sums, rows, i < added); });
         }
       }
-      stamps.stamp(work.tile_coord(), records, &TileRecord::product_end);
-      stamps.processor(work.tile_coord(), records);
+      timestamps.stamp(work.tile_coord(), records, &TileRecord::product_end);
+      timestamps.processor(work.tile_coord(), records);
       product.retire_all();
       Sink::finish(params, work, sums, at.lane);
       tile.take(params, work, sums);

@@ -50,10 +50,10 @@ int resident_clusters(const char* name) {
   return this_share()->clusters(clusters, Block::kCluster);
 }
 
-/// `beside`: runs concurrently with the preceding kernel of the stream (beside.cuh).
+/// `concurrent`: runs concurrently with the preceding kernel of the stream (concurrent.cuh).
 template <class Block>
 void launch_gemm(const typename Block::Params& params, int clusters, const char* name,
-                 cudaStream_t stream, bool beside = false) {
+                 cudaStream_t stream, bool concurrent = false) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -63,7 +63,7 @@ void launch_gemm(const typename Block::Params& params, int clusters, const char*
   config.dynamicSmemBytes = Block::kSharedBytes;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = beside ? 1 : 0;
+  config.numAttrs = concurrent ? 1 : 0;
   check(cudaLaunchKernelEx(&config, gemm_kernel<Block>, params), name);
 }
 
@@ -78,16 +78,16 @@ struct WorkTable {
   explicit WorkTable(const Order& order) {
     std::vector<std::vector<Work>> all(size_t(order.clusters));
     for (int cluster = 0; cluster < order.clusters; ++cluster) {
-      auto& mine = all[size_t(cluster)];
+      auto& local = all[size_t(cluster)];
       do {
-        mine.push_back(work_at(order, cluster, int(mine.size())));
-      } while (mine.back().end != 0);
-      of_cluster = std::max(of_cluster, int(mine.size()));
+        local.push_back(work_at(order, cluster, int(local.size())));
+      } while (local.back().end != 0);
+      of_cluster = std::max(of_cluster, int(local.size()));
     }
     std::vector<Work> table;
-    for (auto& mine : all) {
-      mine.resize(size_t(of_cluster));
-      table.insert(table.end(), mine.begin(), mine.end());
+    for (auto& local : all) {
+      local.resize(size_t(of_cluster));
+      table.insert(table.end(), local.begin(), local.end());
     }
     works = uploaded(table);
   }

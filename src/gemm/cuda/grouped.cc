@@ -22,19 +22,19 @@ std::unique_ptr<GroupedGemm> make_grouped_gemm(const GroupedShape& shape) {
           fmt::format("grouped GEMM: {} = {}: expected {}", what, value, expected));
     }
   };
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  constexpr int kMostGroups = std::numeric_limits<int16_t>::max();
-  constexpr int64_t kMostColumns = kMostGroups * kGroupedColumns / 4;  // tiles of 64 stored
-  require(shape.groups > 0 && shape.groups <= kMostGroups, "groups", shape.groups, "1 to 32767");
-  require(shape.rows >= 0 && shape.padded_rows() <= kMost, "rows", shape.rows,
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  constexpr int kMaxGroups = std::numeric_limits<int16_t>::max();
+  constexpr int64_t kMaxColumns = kMaxGroups * kGroupedColumns / 4;  // tiles of 64 stored
+  require(shape.groups > 0 && shape.groups <= kMaxGroups, "groups", shape.groups, "1 to 32767");
+  require(shape.rows >= 0 && shape.padded_rows() <= kMax, "rows", shape.rows,
           "at least 0, with whole tiles below 2^31");
   const bool codes = shape.dtype == DType::e4m3;
   const int unit = codes ? 16 : 8;
   const char* const multiple = codes ? "a multiple of 16" : "a multiple of 8";
   require(shape.columns > 0 && shape.columns % unit == 0, "columns", shape.columns, multiple);
-  require(shape.columns <= kMostColumns, "columns", shape.columns, "at most 2097088");
+  require(shape.columns <= kMaxColumns, "columns", shape.columns, "at most 2097088");
   require(shape.k > 0 && shape.k % unit == 0, "k", shape.k, multiple);
-  require(shape.weight_rows() <= kMost, "rows of all weights", shape.weight_rows(), "below 2^31");
+  require(shape.weight_rows() <= kMax, "rows of all weights", shape.weight_rows(), "below 2^31");
   require(!shape.paired || !shape.gathered, "paired", 1, "sorted rows");
   require(!shape.transposed || !(shape.gathered || shape.gated), "transposed", 1,
           "neither gathered nor gated");

@@ -60,7 +60,7 @@ struct GroupedShape {
   constexpr int64_t weight_rows() const {
     return groups * (transposed ? k : columns * (gated ? 2 : 1));
   }
-  constexpr int row_tiles() const { return schedule::most_group_tiles(rows, groups, kGroupedRows); }
+  constexpr int row_tiles() const { return schedule::max_group_tiles(rows, groups, kGroupedRows); }
   /// Rows of the sorted matrices.
   constexpr int64_t padded_rows() const { return int64_t(row_tiles()) * kGroupedRows; }
 };
@@ -73,7 +73,7 @@ enum class GroupedTiles : uint8_t { all, own, others };
 
 /// Part of a GEMM that a table covers.
 struct GroupedCut {
-  int spare_blocks = 0;                    ///< kept free for another kernel meanwhile
+  int reserved_blocks = 0;                 ///< kept free for another kernel meanwhile
   schedule::Joining joining = {};          ///< none: they are free until the GEMM ends
   int first_column = 0, column_tiles = 0;  ///< tile indices; 0 column_tiles: all remaining
   /// Orders tiles by the arrival of their rows.
@@ -103,7 +103,7 @@ struct GroupedTable {
 struct GroupedGate {
   const uint64_t* arrived = nullptr;  ///< null: all rows are ready
   CallCounter* calls = nullptr;
-  Watch watch = {};
+  Deadline deadline = {};
   OpId op = OpId::wait;
   int rank = 0, ranks = 1;
 };
@@ -119,9 +119,9 @@ struct GroupedJob {
   /// starts concurrently with the preceding kernel of the stream, which writes the rows.
   const uint32_t* ready = nullptr;
   /// Starts the GEMM concurrently with the preceding kernel of the stream, once all blocks of that
-  /// kernel run and have allowed it (beside.cuh). The GEMM may read nothing that it writes. Not
+  /// kernel run and have allowed it (concurrent.cuh). The GEMM may read nothing that it writes. Not
   /// with gathered rows.
-  bool beside = false;
+  bool concurrent = false;
   ScalePointers scales = {};  ///< e4m3: per row of x, by row number, and of the weight
 };
 
@@ -132,7 +132,7 @@ class GroupedGemm {
   virtual int add_table(const GroupedCut& cut) = 0;
   virtual const GroupedTable& table(int number = 0) const = 0;
   /// Must follow the kernel that fills the table. Throws InvalidArgument for e4m3 without scales,
-  /// or with `own`, `gate` or `ready`, and for gathered rows with `ready` or `beside`.
+  /// or with `own`, `gate` or `ready`, and for gathered rows with `ready` or `concurrent`.
   virtual void launch(const GroupedJob& job, cudaStream_t stream, int table = 0) = 0;
 };
 

@@ -16,14 +16,14 @@ __device__ inline void await_sources(const GroupedGate& gate, int from, int to, 
     const int source = schedule::moe_source(gate.rank, gate.ranks, step);
     const uint64_t epoch = this_epoch(gate.calls);
     if (gave_up_before(gate.calls, epoch) ||
-        !wait_signal(gate.arrived + source, epoch, gate.watch, gate.op, source)) {
+        !wait_signal(gate.arrived + source, epoch, gate.deadline, gate.op, source)) {
       give_up(gate.calls, epoch);
     }
   }
   __syncwarp();
 }
 
-/// Waits until all rows of a tile are written, for this thread's TMA loads. Needs no deadline: the
+/// Waits until all rows of a tile are written, for this thread's TMA loads. Needs no timer: the
 /// kernel that writes them is already running, and terminates.
 __device__ inline void await_rows(const uint32_t* ready) {
   for (unsigned pause = 0;; pause = pause < 256 ? 2 * pause + 32 : pause) {
@@ -36,12 +36,13 @@ __device__ inline void await_rows(const uint32_t* ready) {
 }
 
 /// Waits until `count` blocks of a concurrent kernel have started, which increment `begun`, or
-/// until the deadline: their data is then missing, and the waits for it report that.
-__device__ inline void await_blocks(const unsigned* begun, unsigned count, const Watch& watch) {
-  Deadline deadline;
-  deadline.start();
+/// until the timer: their data is then missing, and the waits for it report that.
+__device__ inline void await_blocks(const unsigned* begun, unsigned count,
+                                    const Deadline& deadline) {
+  WaitTimer timer;
+  timer.start();
   while (*const_cast<const volatile unsigned*>(begun) < count) {
-    if (has_failed(watch) || deadline.has_passed(watch)) return;
+    if (has_failed(deadline) || timer.has_passed(deadline)) return;
     __nanosleep(64);
   }
 }

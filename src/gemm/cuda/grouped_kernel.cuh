@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/cuda/beside.cuh"
+#include "core/cuda/concurrent.cuh"
 #include "gemm/cuda/gemm_launch.cuh"
 #include "gemm/cuda/grouped_loads.cuh"
 #include "gemm/cuda/grouped_scales.cuh"
@@ -181,9 +181,9 @@ class Grouped final : public GroupedGemm {
     // Min k-blocks that hide the store of the previous tile; k-blocks past K read zeros.
     table.steps = std::max(parts(shape_.k, Tiles::kStepOfK), int(Tiles::kLead));
     const int row_works =
-        schedule::most_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
+        schedule::max_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
     const int64_t tiles = int64_t(row_works) * table.column_tiles;
-    const int early = std::max(1, blocks_ - parts(cut.spare_blocks, Tiles::kCluster));
+    const int early = std::max(1, blocks_ - parts(cut.reserved_blocks, Tiles::kCluster));
     table.joining = cut.joining;
     table.turns = {cut.joining.any() ? blocks_ : early, early, 0};
     // However late the other blocks join, the early ones have at most all tiles.
@@ -217,7 +217,7 @@ class Grouped final : public GroupedGemm {
     params_.gate = job.gate;
     params_.ready = job.ready;
     if constexpr (Tiles::Product::kFp8) params_.scales = job.scales;
-    launch_gemm<Block>(params_, table.turns.blocks, kName, stream, job.beside || job.ready);
+    launch_gemm<Block>(params_, table.turns.blocks, kName, stream, job.concurrent || job.ready);
   }
 
  private:
@@ -239,7 +239,7 @@ class Grouped final : public GroupedGemm {
   }
 
   static void check_gathered(const GroupedJob& job) {
-    if (job.ready || job.beside) {
+    if (job.ready || job.concurrent) {
       throw InvalidArgument("grouped GEMM: beside another kernel: expected sorted rows");
     }
   }

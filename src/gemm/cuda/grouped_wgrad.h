@@ -24,7 +24,7 @@ struct WgradShape {
 struct WgradJob {
   const void* dy = nullptr;                         ///< [padded rows, rows]
   const void* x = nullptr;                          ///< [padded rows, columns]
-  const schedule::GroupRows* group_rows = nullptr;  ///< output of MoePlacing
+  const schedule::GroupRows* group_rows = nullptr;  ///< output of MoePermutation
   float* dweight = nullptr;                         ///< [groups x rows, columns], accumulated
 };
 

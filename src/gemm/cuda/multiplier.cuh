@@ -79,8 +79,8 @@ class Multiplier {
   /// Consumes a stage of 64 added rows, which belong to one warpgroup: its `add` adds them to the
   /// sums. The other only releases the stage.
   template <class Add>
-  __device__ void add_rows(bool mine, Add&& add) {
-    if (mine) {
+  __device__ void add_rows(bool local, Add&& add) {
+    if (local) {
       retire_all();
       shared_.full[stage_.index].wait(stage_.phase);
       add(sums_, shared_.weight[stage_.index]);
@@ -88,7 +88,7 @@ class Multiplier {
       shared_.full[stage_.index].wait(stage_.phase);
     }
     // Rows were read by ordinary loads; this orders TMA's refill of the stage after them.
-    if (mine) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (local) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     // All threads have read, and none still waits for the phase of a stage that may be refilled.
     cutlass::arch::NamedBarrier::sync(128, at_.group + 1);
     release(stage_.index);

@@ -7,41 +7,42 @@
 namespace tandem::gpu {
 
 ScaledGemm::ScaledGemm(const LtContext& context, const GemmShape& shape,
-                       std::optional<ProductWay> only)
+                       std::optional<GemmAlgorithm> only)
     : shape_(shape) {
   if (shape.in != DType::e4m3) {
     gemm_.emplace(context, shape);
     return;
   }
-  find_way(context, only);
-  if (way_ == ProductWay::library) {
+  find_algorithm(context, only);
+  if (algorithm_ == GemmAlgorithm::library) {
     aligned_ = DeviceMemory(shape.scaling == Scaling::row ? size_t(shape.m) * sizeof(float) : 0);
     return;
   }
   if (shape.out != DType::f32) product_ = DeviceMemory(size_t(shape.m * shape.n) * sizeof(float));
-  if (way_ == ProductWay::widened) {
+  if (algorithm_ == GemmAlgorithm::widened) {
     x_ = DeviceMemory(size_t(shape.m * shape.k) * size_of(DType::bf16));
     weight_ = DeviceMemory(size_t(shape.n * shape.k) * size_of(DType::bf16));
   }
 }
 
-void ScaledGemm::find_way(const LtContext& context, std::optional<ProductWay> only) {
-  for (const ProductWay way : {ProductWay::library, ProductWay::after, ProductWay::widened}) {
-    if ((only && *only != way) || !has(context, way)) continue;
-    way_ = way;
+void ScaledGemm::find_algorithm(const LtContext& context, std::optional<GemmAlgorithm> only) {
+  for (const GemmAlgorithm algorithm :
+       {GemmAlgorithm::library, GemmAlgorithm::after, GemmAlgorithm::widened}) {
+    if ((only && *only != algorithm) || !has(context, algorithm)) continue;
+    algorithm_ = algorithm;
     return;
   }
   throw Unsupported(fmt::format("gemm: e4m3 M {} N {} K {} to {}: this GPU has no product for it",
                                 shape_.m, shape_.n, shape_.k, name_of(shape_.out)));
 }
 
-bool ScaledGemm::has(const LtContext& context, ProductWay way) {
+bool ScaledGemm::has(const LtContext& context, GemmAlgorithm algorithm) {
   GemmShape inner = shape_;
-  if (way != ProductWay::library) {
+  if (algorithm != GemmAlgorithm::library) {
     inner.out = DType::f32;
     inner.bias = false;
     inner.scaling = std::nullopt;
-    if (way == ProductWay::widened) inner.in = DType::bf16;
+    if (algorithm == GemmAlgorithm::widened) inner.in = DType::bf16;
   }
   try {
     gemm_.emplace(context, inner);
@@ -55,7 +56,7 @@ void ScaledGemm::run(const void* x, const void* weight, void* out, const void* b
                      cudaStream_t stream, const ScalePointers& scales) const {
   if (shape_.m == 0 || shape_.n == 0) return;
   const bool by_row = shape_.scaling == Scaling::row;
-  if (way_ == ProductWay::library) {
+  if (algorithm_ == GemmAlgorithm::library) {
     ScalePointers given = scales;
     if (by_row && reinterpret_cast<uintptr_t>(scales.x) % 16 != 0) {
       check(cudaMemcpyAsync(aligned_.data(), scales.x, aligned_.bytes(), cudaMemcpyDefault, stream),
@@ -64,7 +65,7 @@ void ScaledGemm::run(const void* x, const void* weight, void* out, const void* b
     }
     return gemm_->run(x, weight, out, bias, stream, given);
   }
-  if (way_ == ProductWay::widened) {
+  if (algorithm_ == GemmAlgorithm::widened) {
     launch_widen(x, x_.data(), shape_.m * shape_.k, stream);
     launch_widen(weight, weight_.data(), shape_.n * shape_.k, stream);
     x = x_.data();

@@ -10,18 +10,18 @@
 
 namespace tandem::gpu {
 
-enum class ProductWay {
+enum class GemmAlgorithm {
   library,  ///< cuBLASLt applies the scales and adds the bias
   after,    ///< our kernel does, on cuBLASLt's f32 result
   widened,  ///< the same, with the codes multiplied as bf16, which holds them exactly
 };
-constexpr std::string_view name_of(ProductWay way) {
-  switch (way) {
-    case ProductWay::library:
+constexpr std::string_view name_of(GemmAlgorithm algorithm) {
+  switch (algorithm) {
+    case GemmAlgorithm::library:
       return "library";
-    case ProductWay::after:
+    case GemmAlgorithm::after:
       return "after";
-    case ProductWay::widened:
+    case GemmAlgorithm::widened:
       return "widened";
   }
   return "?";
@@ -33,19 +33,19 @@ class ScaledGemm {
  public:
   /// Takes the first algorithm available, or `only`. Throws Unsupported if there is none.
   ScaledGemm(const LtContext& context, const GemmShape& shape,
-             std::optional<ProductWay> only = std::nullopt);
+             std::optional<GemmAlgorithm> only = std::nullopt);
 
   /// `scales`: as many as the shape's scaling needs. Those of the weight are 16-byte aligned.
   void run(const void* x, const void* weight, void* out, const void* bias, cudaStream_t stream,
            const ScalePointers& scales = {}) const;
-  ProductWay way() const { return way_; }
+  GemmAlgorithm algorithm() const { return algorithm_; }
 
  private:
-  void find_way(const LtContext& context, std::optional<ProductWay> only);
-  bool has(const LtContext& context, ProductWay way);
+  void find_algorithm(const LtContext& context, std::optional<GemmAlgorithm> only);
+  bool has(const LtContext& context, GemmAlgorithm algorithm);
 
   GemmShape shape_;
-  ProductWay way_ = ProductWay::library;
+  GemmAlgorithm algorithm_ = GemmAlgorithm::library;
   std::optional<LtGemm> gemm_;
   DeviceMemory aligned_;     // x's scales, if the caller's are not aligned
   DeviceMemory product_;     // f32 [m, n], unless out is f32

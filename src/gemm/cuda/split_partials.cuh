@@ -24,7 +24,7 @@ struct SplitPartials {
 
 /// Deadline and identity for waits.
 struct Waiter {
-  Watch watch;
+  Deadline deadline;
   OpId op;
   int rank;
 };
@@ -39,7 +39,7 @@ __device__ void load_partials(StageFiller<Tiles>& stages, const SplitPartials<Ti
     const int slot = Partials::slot(work.partial + step / Partials::kSteps);
     if (step % Partials::kSteps == 0) {
       // Waits for both warpgroups' accumulators; no other thread waits for this slot.
-      wait_for_load(partials.count + slot, Tiles::kGroups, waiter.watch, waiter.op, waiter.rank,
+      wait_for_load(partials.count + slot, Tiles::kGroups, waiter.deadline, waiter.op, waiter.rank,
                     slot);
       partials.count[slot] = 0;
     }

@@ -26,10 +26,10 @@ CUTLASS_DEVICE uint32_t* product_words(TileLog const& log) {
 
 /// Records for the tile at coordinates `at`, made by the one thread of the calling role that
 /// `records`; constructed from parameters that have a `timeline`.
-class TileStamps {
+class TileTimestamps {
  public:
   template <class Params>
-  CUTLASS_DEVICE explicit TileStamps(Params const& params) : log_(params.timeline) {}
+  CUTLASS_DEVICE explicit TileTimestamps(Params const& params) : log_(params.timeline) {}
 
   /// Sets `field` of the tile's record to the time, or increments it.
   template <class Coordinates>
@@ -54,7 +54,7 @@ class TileStamps {
     }
 
    private:
-    friend TileStamps;
+    friend TileTimestamps;
     uint32_t begin_ = 0, end_ = 0;
   };
   template <class Coordinates>
@@ -94,9 +94,9 @@ class TileStamps {
 };
 
 /// Does nothing, in kernels that do not record.
-struct NoStamps {
+struct NoTimestamps {
   template <class Params>
-  CUTLASS_DEVICE explicit NoStamps(Params const&) {}
+  CUTLASS_DEVICE explicit NoTimestamps(Params const&) {}
   template <class Coordinates>
   CUTLASS_DEVICE void stamp(Coordinates const&, bool, uint32_t TileRecord::*) const {}
   template <class Coordinates>
@@ -121,7 +121,7 @@ struct WithLog {
 };
 struct WithoutLog {};
 
-using Stamps = std::conditional_t<kDeviceTimeline, TileStamps, NoStamps>;
+using Timestamps = std::conditional_t<kDeviceTimeline, TileTimestamps, NoTimestamps>;
 /// Base of parameters and arguments.
 using OptionalLog = std::conditional_t<kDeviceTimeline, WithLog, WithoutLog>;
 
@@ -162,7 +162,7 @@ struct TimedEpilogue : Base {
     return {Base::to_underlying_arguments(problem, arguments, workspace), {arguments.timeline}};
   }
   CUTLASS_DEVICE TimedEpilogue(Params const& params, typename Base::TensorStorage& storage)
-      : Base(params, storage), stamps_(params) {}
+      : Base(params, storage), timestamps_(params) {}
 
   template <class Problem, class TileShape, class Coordinates, class Accumulators, class Mma>
   CUTLASS_DEVICE auto store(typename Base::LoadPipeline loading,
@@ -172,17 +172,17 @@ struct TimedEpilogue : Base {
                             TileShape shape, Coordinates const& at,
                             Accumulators const& accumulators, Mma mma, int thread,
                             typename Base::TensorStorage& tensors, int subtile = -1) {
-    stamps_.stamp(at, thread == 0, &TileRecord::store_begin);
+    timestamps_.stamp(at, thread == 0, &TileRecord::store_begin);
     const auto next = Base::store(loading, loads, storing, stores, problem, shape, at, accumulators,
                                   mma, thread, tensors, subtile);
-    stamps_.stamp(at, thread == 0, &TileRecord::store_end);
-    stamps_.count(at, thread == 0, &TileRecord::stores);
-    stamps_.product(at, thread == 0);
+    timestamps_.stamp(at, thread == 0, &TileRecord::store_end);
+    timestamps_.count(at, thread == 0, &TileRecord::stores);
+    timestamps_.product(at, thread == 0);
     return next;
   }
 
  private:
-  TileStamps stamps_;
+  TileTimestamps timestamps_;
 };
 
 template <class Base>

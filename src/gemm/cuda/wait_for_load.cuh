@@ -10,9 +10,9 @@ namespace tandem::gpu::fused {
 
 /// wait_signal(), after which this thread's TMA loads and stores are ordered after everything
 /// before the signal: the signal was seen through the generic proxy, TMA is in the async proxy.
-CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const Watch& watch,
+CUTLASS_DEVICE bool wait_for_load(const uint64_t* signal, uint64_t wanted, const Deadline& deadline,
                                   OpId op, int peer, int row) {
-  const bool there = wait_signal(signal, wanted, watch, op, peer, row);
+  const bool there = wait_signal(signal, wanted, deadline, op, peer, row);
   asm volatile("fence.proxy.async;" ::: "memory");
   return there;
 }

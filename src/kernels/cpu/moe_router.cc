@@ -24,10 +24,10 @@ bool scores_of(const float* logits, int64_t n, bool sigmoid, float* scores) {
     for (int64_t e = 0; e < n; ++e) scores[e] = float(1 / (1 + std::exp(-double(logits[e]))));
     return true;
   }
-  const double most = *std::max_element(logits, logits + n);
+  const double maximum = *std::max_element(logits, logits + n);
   double sum = 0;
-  for (int64_t e = 0; e < n; ++e) sum += std::exp(double(logits[e]) - most);
-  for (int64_t e = 0; e < n; ++e) scores[e] = float(std::exp(double(logits[e]) - most) / sum);
+  for (int64_t e = 0; e < n; ++e) sum += std::exp(double(logits[e]) - maximum);
+  for (int64_t e = 0; e < n; ++e) scores[e] = float(std::exp(double(logits[e]) - maximum) / sum);
   return true;
 }
 

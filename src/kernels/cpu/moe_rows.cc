@@ -18,14 +18,14 @@ void store(const float* from, int64_t n, T* to) {
 }
 
 template <typename T>
-float scale_row(const T* inner, float weight, int64_t n, T* dinner, T* scaled) {
+float scale_row(const T* inner, float weight, int64_t n, T* d_act, T* scaled) {
   float dot = 0;
 #pragma omp simd reduction(+ : dot)
-  for (int64_t i = 0; i < n; ++i) dot += cpu::to_f32(dinner[i]) * cpu::to_f32(inner[i]);
+  for (int64_t i = 0; i < n; ++i) dot += cpu::to_f32(d_act[i]) * cpu::to_f32(inner[i]);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     scaled[i] = cpu::from_f32<T>(weight * cpu::to_f32(inner[i]));
-    dinner[i] = cpu::from_f32<T>(weight * cpu::to_f32(dinner[i]));
+    d_act[i] = cpu::from_f32<T>(weight * cpu::to_f32(d_act[i]));
   }
   return dot;
 }
@@ -73,15 +73,15 @@ void sum_parts(std::span<const std::byte* const> parts, DType dtype, int64_t col
   });
 }
 
-void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& dinner,
-                     const Tensor& scaled, std::span<float> dots) {
+void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& d_act,
+                     const Tensor& scaled, std::span<float> d_gate_weight) {
   const ScopedSpan span(SpanKind::compute, "moe_weights");
   cpu::with_type(inner.dtype(), "scale_by_weight", [&]<typename T>(T) {
     cpu::parallel_ranges(inner.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        dots[size_t(i)] =
+        d_gate_weight[size_t(i)] =
             scale_row(inner.as<T>() + i * inner.stride(0), weights[size_t(i)], inner.dim(1),
-                      dinner.as<T>() + i * dinner.stride(0), scaled.as<T>() + i * scaled.stride(0));
+                      d_act.as<T>() + i * d_act.stride(0), scaled.as<T>() + i * scaled.stride(0));
       }
     });
   });

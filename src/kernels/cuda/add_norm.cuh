@@ -56,7 +56,7 @@ __device__ inline float add_squares(const Pack<T>& pack, float squares) {
 }
 
 template <typename T>
-__device__ inline Pack<T> normed(const Pack<T>& pack, const Pack<T>& gain, float scale) {
+__device__ inline Pack<T> x_norm(const Pack<T>& pack, const Pack<T>& gain, float scale) {
   Pack<T> result;
 #pragma unroll
   for (int e = 0; e < Pack<T>::kElements; ++e) {
@@ -90,10 +90,10 @@ __device__ void norm_row(const NormRows& rows, int64_t row, const HiddenOf& hidd
 #pragma unroll
   for (int j = 0; j < kKeptPacks; ++j) {
     const int64_t i = threadIdx.x + int64_t(j) * kNormThreads;
-    if (i < rows.packs) out[i] = normed(kept[j], gain[i], scale);
+    if (i < rows.packs) out[i] = x_norm(kept[j], gain[i], scale);
   }
   for (int64_t i = threadIdx.x + kKept; i < rows.packs; i += kNormThreads) {
-    out[i] = normed(hidden[i], gain[i], scale);
+    out[i] = x_norm(hidden[i], gain[i], scale);
   }
 }
 

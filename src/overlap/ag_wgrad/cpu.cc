@@ -12,11 +12,11 @@ using namespace schedule;
 namespace {
 
 /// GEMMs of fewer rows cost more in reading and writing dw than their overlap gains.
-constexpr int64_t kLeastRows = 256;
+constexpr int64_t kMinRows = 256;
 
 int wgrad_pieces(int64_t shard_rows) {
   int pieces = 1;
-  while (pieces < 3 && shard_rows >> pieces >= kLeastRows) ++pieces;
+  while (pieces < 3 && shard_rows >> pieces >= kMinRows) ++pieces;
   return pieces;
 }
 
@@ -42,10 +42,10 @@ void AgWgradCpu::add(const Range& rows, const Tensor& x, const Tensor& dy, const
 void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {
   const Tensor &x = operands.x, &dy = operands.weight, &dw = operands.out;
   const bool serial = form == Form::serial;
-  const Range mine = split(desc_.m, world_, rank_);
-  if (world_ == 1) return add(mine, x, dy, dw);
+  const Range local = split(desc_.m, world_, rank_);
+  if (world_ == 1) return add(local, x, dy, dw);
   gather_.begin(chunks, x, false, encoded);
-  if (!serial) add(mine, gather_.own(), dy, dw);
+  if (!serial) add(local, gather_.own(), dy, dw);
   int arrived = 0;
   const auto await_until = [&](int chunk_end) {
     for (; arrived < chunk_end; ++arrived) {
@@ -54,7 +54,7 @@ void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operan
   };
   if (serial) {
     await_until((world_ - 1) * chunks);
-    add(mine, gather_.own(), dy, dw);
+    add(local, gather_.own(), dy, dw);
   }
   for (int step = 1; step < world_; ++step) {
     const int owner = ag_source(rank_, world_, step);

@@ -68,7 +68,7 @@ Route route_for(Communicator& comm, Args args, const Wire& wire, int64_t element
                 const std::vector<Route>& routes, const std::function<double(Route)>& seconds) {
   if (elements == 0) return Route::plain;
   const std::string shape =
-      fmt::format("2^{} {} as {} or plain", std::bit_width(uint64_t(elements)) - 1,
+      fmt::format("2^{} {} as {} or uncompressed", std::bit_width(uint64_t(elements)) - 1,
                   tandem::name_of(args.dtype), wire.describe());
   const std::string key = fmt::format("{} {}", collectives::name_of(args.op), shape);
   auto& known = comm.workspace().routes;
@@ -91,7 +91,7 @@ Route route_for(Communicator& comm, Args args, const Wire& wire, int64_t element
 
 }  // namespace
 
-void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
+void all_reduce(Communicator& comm, const Tensor& data, const AllowUncompressed& choice,
                 const Tensor* residual) {
   const Wire& wire = choice.wire;
   if (wire.is_none()) return all_reduce(comm, data);
@@ -112,7 +112,8 @@ void all_reduce(Communicator& comm, const Tensor& data, const OrPlain& choice,
   run_all_reduce(comm, data, wire, residual, route);
 }
 
-void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const OrPlain& choice) {
+void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
+                const AllowUncompressed& choice) {
   const Wire& wire = choice.wire;
   if (wire.is_none() || comm.size() == 1) return all_gather(comm, shard, out);
   if (comm.on_gpu()) return gpu::all_gather(comm, shard, out, choice);
@@ -130,7 +131,7 @@ void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, cons
 }
 
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
-                    const OrPlain& choice, const Tensor* residual) {
+                    const AllowUncompressed& choice, const Tensor* residual) {
   const Wire& wire = choice.wire;
   if (wire.is_none() || comm.size() == 1) return reduce_scatter(comm, data, shard);
   if (comm.on_gpu()) return gpu::reduce_scatter(comm, data, shard, choice, residual);

@@ -12,13 +12,14 @@ namespace {
 
 }  // namespace
 
-void all_reduce(Communicator&, const Tensor&, const OrPlain&, const Tensor*) {
+void all_reduce(Communicator&, const Tensor&, const AllowUncompressed&, const Tensor*) {
   missing();
 }
-void all_gather(Communicator&, const Tensor&, const Tensor&, const OrPlain&) {
+void all_gather(Communicator&, const Tensor&, const Tensor&, const AllowUncompressed&) {
   missing();
 }
-void reduce_scatter(Communicator&, const Tensor&, const Tensor&, const OrPlain&, const Tensor*) {
+void reduce_scatter(Communicator&, const Tensor&, const Tensor&, const AllowUncompressed&,
+                    const Tensor*) {
   missing();
 }
 

@@ -41,12 +41,12 @@ void check_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
     throw InvalidArgument(
         fmt::format("{}: shape m {}, n {}, k {}: expected none below 0", op, m, n, k));
   }
-  constexpr int64_t kMost = int64_t(1) << 48;
+  constexpr int64_t kMax = int64_t(1) << 48;
   int64_t elements = 0;
   for (const auto& [rows, columns] : {std::pair(m, k), std::pair(n, k), std::pair(m, n)}) {
-    if (__builtin_mul_overflow(rows, columns, &elements) || elements > kMost) {
+    if (__builtin_mul_overflow(rows, columns, &elements) || elements > kMax) {
       throw InvalidArgument(fmt::format("{}: shape m {}, n {}, k {}: expected at most {} elements",
-                                        op, m, n, k, kMost));
+                                        op, m, n, k, kMax));
     }
   }
 }
@@ -60,10 +60,10 @@ void check_shape(std::string_view op, int64_t m, int64_t n, int64_t k, DType dty
 }
 
 void check_gpu_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kMost = int64_t(1) << 30;  // padded to whole tiles they are ints, too
-  if (m <= kMost && n <= kMost && k <= kMost) return;
+  constexpr int64_t kMax = int64_t(1) << 30;  // padded to whole tiles they are ints, too
+  if (m <= kMax && n <= kMax && k <= kMax) return;
   throw InvalidArgument(
-      fmt::format("{}: M {} N {} K {}: expected at most {} each on GPUs", op, m, n, k, kMost));
+      fmt::format("{}: M {} N {} K {}: expected at most {} each on GPUs", op, m, n, k, kMax));
 }
 
 void check_rows(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,

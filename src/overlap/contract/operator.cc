@@ -157,7 +157,7 @@ size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOpt
   return tune(
       comm, desc.op, describe(desc), names,
       [&](size_t i) { return timed(comm, [&] { candidates[i].run(operands); })(); },
-      desc.or_plain ? Bits::by_candidate : Bits::same);
+      desc.allow_uncompressed ? Bits::by_candidate : Bits::same);
 }
 
 }  // namespace tandem

@@ -10,7 +10,7 @@
 
 #include "comm/call_card.h"
 #include "comm/progress.h"
-#include "overlap/contract/keeps_communicator.h"
+#include "overlap/contract/communicator_owner.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
 #include "tune/candidate.h"
@@ -18,7 +18,7 @@
 
 namespace tandem {
 
-class OverlapOperator : public KeepsCommunicator {
+class OverlapOperator : public CommunicatorOwner {
  public:
   virtual ~OverlapOperator() = default;
   OverlapOperator(const OverlapOperator&) = delete;

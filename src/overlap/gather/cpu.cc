@@ -18,12 +18,12 @@ ShardGather::ShardGather(Communicator& comm, const OpDesc& desc)
       dtype_(desc.dtype),
       is_exact_(desc.wire.is_exact()),
       messages_(desc.wire, desc.dtype, desc.k),
-      area_(most_bytes(messages_, world_,
-                       [this](int chunks, int owner, int chunk) {
-                         return rows_of(chunks, owner, chunk).count;
-                       })),
+      area_(max_bytes(messages_, world_,
+                      [this](int chunks, int owner, int chunk) {
+                        return rows_of(chunks, owner, chunk).count;
+                      })),
       workspace_(comm, desc.op,
-                 std::max(desc.wire.is_none() || desc.or_plain || world_ == 1
+                 std::max(desc.wire.is_none() || desc.allow_uncompressed || world_ == 1
                               ? size_t(desc.m * desc.k) * size_of(desc.dtype)
                               : 0,
                           size_t(world_) * area_),
@@ -50,12 +50,12 @@ void ShardGather::begin(int chunks, const Tensor& x, bool keep, bool encoded) {
 }
 
 void ShardGather::send(int chunks, const Tensor& x, bool keep) {
-  const Range mine = split(m_, world_, rank_);
+  const Range local = split(m_, world_, rank_);
   own_ = x;
   flush_ = true;
   if (keep || !x.contiguous()) {
     const ScopedSpan span(SpanKind::compute, "gather_own");
-    own_ = all().rows(mine.begin, mine.count);
+    own_ = all().rows(local.begin, local.count);
     copy_rows(x, static_cast<std::byte*>(own_.data()));
     flush_ = false;  // sent from the workspace: `end` needs no flush
   }
@@ -64,7 +64,7 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const Range rows = rows_of(chunks, rank_, chunk);
       const auto* source =
-          static_cast<const std::byte*>(own_.data()) + size_t(rows.begin - mine.begin) * line;
+          static_cast<const std::byte*>(own_.data()) + size_t(rows.begin - local.begin) * line;
       workspace_.put(ag_target(rank_, world_, step), size_t(rows.begin) * line, source,
                      size_t(rows.count) * line, signal(rank_, chunk));
     }
@@ -72,8 +72,8 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
 }
 
 void ShardGather::send_encoded(int chunks, const Tensor& x) {
-  const Range mine = split(m_, world_, rank_);
-  own_ = all().rows(mine.begin, mine.count);
+  const Range local = split(m_, world_, rank_);
+  own_ = all().rows(local.begin, local.count);
   flush_ = false;  // sent from the workspace
   if (is_exact_) copy_rows(x, own_.as<std::byte>());
   std::array<size_t, kMaxChunks> bytes;
@@ -84,7 +84,7 @@ void ShardGather::send_encoded(int chunks, const Tensor& x) {
   };
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const Range rows = rows_of(chunks, rank_, chunk);
-    const int64_t in_shard = rows.begin - mine.begin;
+    const int64_t in_shard = rows.begin - local.begin;
     std::byte* messages = workspace_.shared() + messages_at(chunks, rank_, chunk);
     {
       const ScopedSpan span(SpanKind::compute, "encode_own", chunk);

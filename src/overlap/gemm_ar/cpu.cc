@@ -19,7 +19,7 @@ size_t result_bytes(const OpDesc& desc) {
 }
 
 bool sends_plain(const OpDesc& desc) {
-  return desc.wire.is_none() || desc.or_plain;
+  return desc.wire.is_none() || desc.allow_uncompressed;
 }
 
 size_t whole_messages(size_t bytes) {
@@ -67,10 +67,10 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
       desc_(desc),
       line_(size_t(desc.n) * size_of(desc.dtype)),
       messages_(desc.wire, desc.dtype, desc.n),
-      encoded_area_(most_bytes(messages_, world_,
-                               [this](int panels, int owner, int panel) {
-                                 return rows_of(panels, owner, panel).count;
-                               })),
+      encoded_area_(max_bytes(messages_, world_,
+                              [this](int panels, int owner, int panel) {
+                                return rows_of(panels, owner, panel).count;
+                              })),
       area_(whole_messages(
           std::max(plain_area(desc, world_, one_shot_allowed(desc)), encoded_area_))),
       results_at_(size_t(world_) * area_),

@@ -23,18 +23,18 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
       world_(comm.size()),
       desc_(desc),
       line_(size_t(desc.n) * size_of(desc.dtype)),
-      most_rows_(split(desc.m, comm.size(), 0).count),
+      max_rows_(split(desc.m, comm.size(), 0).count),
       messages_(desc.wire, desc.dtype, desc.n),
-      encoded_area_(most_bytes(messages_, world_,
-                               [this](int chunks, int owner, int chunk) {
-                                 return rows_of(chunks, owner, chunk).count;
-                               })),
-      area_(std::max(whole_messages(size_t(most_rows_) * line_), encoded_area_)),
+      encoded_area_(max_bytes(messages_, world_,
+                              [this](int chunks, int owner, int chunk) {
+                                return rows_of(chunks, owner, chunk).count;
+                              })),
+      area_(std::max(whole_messages(size_t(max_rows_) * line_), encoded_area_)),
       partial_bytes_(whole_messages(size_t(desc.m) * line_)),
       workspace_(comm, "gemm_rs", size_t(world_) * area_,
                  world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
                  world_ * kMaxChunks),
-      decoded_(encoded_area_ ? size_t(world_) * size_t(most_rows_) * line_ : 0),
+      decoded_(encoded_area_ ? size_t(world_) * size_t(max_rows_) * line_ : 0),
       parts_(size_t(world_)) {}
 
 std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_counts) {
@@ -84,7 +84,7 @@ void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& oper
     if (source == rank_) {
       parts_[size_t(source)] = workspace_.scratch() + size_t(rows.begin) * line_;
     } else if (encoded) {
-      std::byte* decoded = decoded_.data() + size_t(source * most_rows_ + in_shard) * line_;
+      std::byte* decoded = decoded_.data() + size_t(source * max_rows_ + in_shard) * line_;
       messages_.decode(area + messages_before(chunks, rank_, chunk), rows.count, decoded);
       parts_[size_t(source)] = decoded;
     } else {

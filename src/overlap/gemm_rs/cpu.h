@@ -31,14 +31,14 @@ class GemmRsCpu {
 
   int rank_, world_;
   OpDesc desc_;
-  size_t line_;        ///< row bytes of partial sums
-  int64_t most_rows_;  ///< max rows of any shard
+  size_t line_;       ///< row bytes of partial sums
+  int64_t max_rows_;  ///< max rows of any shard
   RowMessages messages_;
   size_t encoded_area_;         ///< bytes of one owner's messages; 0 without a wire format
   size_t area_;                 ///< room for these messages or for uncompressed rows
   size_t partial_bytes_;        ///< of the uncompressed partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area]; scratch: [m][n], [owner][encoded area]
-  Buffer decoded_;              ///< [source][most_rows][n]
+  Buffer decoded_;              ///< [source][max_rows][n]
   std::vector<const std::byte*> parts_;
 };
 

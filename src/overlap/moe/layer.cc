@@ -36,10 +36,10 @@ const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptio
   const MoePlace place(comm, shape);
   check_wire("dispatch", options.dispatch, shape.dtype);
   check_wire("combine", options.combine, shape.dtype);
-  comm.require_same(
-      "moe", fmt::format("{} {} chunks {} as {}, back as {}{}", place.describe(),
-                         name_of(options.strategy), options.chunks, options.dispatch.describe(),
-                         options.combine.describe(), options.or_plain ? " or plain" : ""));
+  comm.require_same("moe", fmt::format("{} {} chunks {} as {}, back as {}{}", place.describe(),
+                                       name_of(options.strategy), options.chunks,
+                                       options.dispatch.describe(), options.combine.describe(),
+                                       options.allow_uncompressed ? " or uncompressed" : ""));
   return shape;
 }
 
@@ -57,7 +57,7 @@ const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
   return kPlain;
 }
 
-int most_chunks(MoeLayerOnRanks::Stage stage) {
+int max_chunks(MoeLayerOnRanks::Stage stage) {
   const bool dispatches =
       stage == MoeLayerOnRanks::dispatch || stage == MoeLayerOnRanks::dispatch_backward;
   return dispatches ? kMoePieces : kMaxChunks;
@@ -74,15 +74,14 @@ std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage
                                const MoePlace& place) {
   const Wire& wire = wire_of(options, stage);
   std::vector<Wire> wires;
-  if (wire.is_none() || options.or_plain) wires.emplace_back();
+  if (wire.is_none() || options.allow_uncompressed) wires.emplace_back();
   if (!wire.is_none()) wires.push_back(wire);
-  const int64_t cut =
-      most_chunks(stage) == kMoePieces ? place.shape.tokens : place.shape.hidden / 2;
+  const int64_t cut = max_chunks(stage) == kMoePieces ? place.shape.tokens : place.shape.hidden / 2;
   std::vector<MoePlan> plans;
   for (const Wire& each : wires) {
     if (options.strategy != Strategy::overlapped) plans.push_back({false, 1, each});
     for (const int chunks : chunk_counts("moe", {options.strategy, options.chunks}, cut)) {
-      plans.push_back({true, std::min(chunks, most_chunks(stage)), each});
+      plans.push_back({true, std::min(chunks, max_chunks(stage)), each});
     }
   }
   return plans;
@@ -197,18 +196,17 @@ void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_
   const Tensor placed = dout_.of(s.dtype, slots, s.hidden);
   const Tensor gate_up = rows.gate_up.view(s.dtype, slots, 2 * f);
   const Tensor inner = rows.inner.view(s.dtype, slots, f);
-  const Tensor dinner = dinner_.of(s.dtype, slots, f),
-               scaled = weighted_inner_.of(s.dtype, slots, f);
+  const Tensor d_act = d_act_.of(s.dtype, slots, f), scaled = weighted_inner_.of(s.dtype, slots, f);
   const Tensor dgate_up = dgate_up_.of(s.dtype, slots, 2 * f);
-  dots_.resize(size_t(slots));
+  d_gate_weight_.resize(size_t(slots));
   const auto product = [&](int expert, Range range) {
     const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
-    gemm(part(placed), w_out.rows(expert * s.hidden, s.hidden), part(dinner));
+    gemm(part(placed), w_out.rows(expert * s.hidden, s.hidden), part(d_act));
     scale_by_weight(part(inner), rows.weights().subspan(size_t(range.begin), size_t(range.count)),
-                    part(dinner), part(scaled),
-                    std::span(dots_).subspan(size_t(range.begin), size_t(range.count)));
+                    part(d_act), part(scaled),
+                    std::span(d_gate_weight_).subspan(size_t(range.begin), size_t(range.count)));
     const Tensor h = part(gate_up), dh = part(dgate_up);
-    swiglu_backward(h.narrow(1, 0, f), h.narrow(1, f, f), part(dinner), dh.narrow(1, 0, f),
+    swiglu_backward(h.narrow(1, 0, f), h.narrow(1, f, f), part(d_act), dh.narrow(1, 0, f),
                     dh.narrow(1, f, f));
   };
   dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, placed, product);
@@ -227,7 +225,7 @@ void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& ro
                                                     .weighted = false,
                                                     .product = product,
                                                     .out = dx,
-                                                    .slot_values = dots_,
+                                                    .slot_values = d_gate_weight_,
                                                     .row_values = dweights,
                                                     .meanwhile = meanwhile});
 }
@@ -326,7 +324,7 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
       return timed(comm, run[stage])();
     };
     const size_t best = tune(comm, kStageNames[stage], shape, names, seconds,
-                             options.or_plain ? Bits::by_candidate : Bits::same);
+                             options.allow_uncompressed ? Bits::by_candidate : Bits::same);
     set_plan(stage, plans[best]);
     chosen[stage].push_back(plans[best]);
   };
@@ -380,8 +378,8 @@ Strategy MoeLayer::dispatch_strategy() const {
 Strategy MoeLayer::combine_strategy() const {
   return impl_->combine_strategy();
 }
-int64_t MoeLayer::refused_choices() const {
-  return impl_->refused_choices();
+int64_t MoeLayer::dropped_routings() const {
+  return impl_->dropped_routings();
 }
 
 }  // namespace tandem

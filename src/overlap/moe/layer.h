@@ -30,7 +30,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
                 const Tensor& dw_out) override;
   Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy(); }
   Strategy combine_strategy() const override { return plan(combine, 0).strategy(); }
-  int64_t refused_choices() const override { return 0; }
+  int64_t dropped_routings() const override { return 0; }
   /// Plan of calls whose rows have imbalance `level` (schedule/moe.h).
   const MoePlan& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
   int levels() const { return int(plans_[0].size()); }
@@ -67,8 +67,8 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   Progress progress_;
   MoeDispatchGemmCpu dispatch_;
   MoeGemmCombineCpu combine_;
-  GrowingTensor dout_, dinner_, weighted_inner_, dgate_up_;  ///< by slot, of a backward pass
-  std::vector<float> dots_;
+  GrowingTensor dout_, d_act_, weighted_inner_, dgate_up_;  ///< by slot, of a backward pass
+  std::vector<float> d_gate_weight_;
 };
 
 /// Plans that a stage's tuner tries, uncompressed ones first and serial before overlapped; a single

@@ -13,11 +13,11 @@ namespace {
 std::vector<double> shares_of(const schedule::MoeGrid& grid, const MoeLoad& load) {
   std::vector<double> shares(size_t(grid.experts));
   const int hot = grid.experts / grid.ep, others = grid.experts - hot;
-  const double most = std::min(1.0, load.imbalance / grid.ep);
+  const double maximum = std::min(1.0, load.imbalance / grid.ep);
   for (int e = 0; e < grid.experts; ++e) {
     shares[size_t(e)] = load.imbalance == 0 ? 1.0 / (e + 1)
-                        : e < hot           ? most / hot
-                                            : (1 - most) / std::max(1, others) + 1e-12;
+                        : e < hot           ? maximum / hot
+                                            : (1 - maximum) / std::max(1, others) + 1e-12;
   }
   return shares;
 }

@@ -3,13 +3,13 @@
 
 #include <memory>
 
-#include "overlap/contract/keeps_communicator.h"
+#include "overlap/contract/communicator_owner.h"
 #include "overlap/moe/rows.h"
 #include "tandem/moe.h"
 
 namespace tandem {
 
-class MoeOnRanks : public KeepsCommunicator {
+class MoeOnRanks : public CommunicatorOwner {
  public:
   MoeOnRanks() = default;
   virtual ~MoeOnRanks() = default;
@@ -24,7 +24,7 @@ class MoeOnRanks : public KeepsCommunicator {
                         const Tensor& dw_in, const Tensor& dw_out) = 0;
   virtual Strategy dispatch_strategy() const = 0;
   virtual Strategy combine_strategy() const = 0;
-  virtual int64_t refused_choices() const = 0;
+  virtual int64_t dropped_routings() const = 0;
 };
 
 /// Collective: the layer on GPU ranks.

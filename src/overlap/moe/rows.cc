@@ -28,10 +28,10 @@ MoePlace::MoePlace(const Communicator& comm, const MoeShape& s)
   const auto reject = [](const char* what, int64_t value, const std::string& expected) {
     throw InvalidArgument(fmt::format("moe: {} {}: expected {}", what, value, expected));
   };
-  constexpr int64_t kMost = int64_t(1) << 30;
-  if (s.tokens < 0 || s.tokens > kMost) reject("tokens", s.tokens, "0 to 2^30");
-  if (s.hidden < 1 || s.hidden > kMost) reject("hidden", s.hidden, "1 to 2^30");
-  if (s.ffn < 1 || s.ffn > kMost) reject("ffn", s.ffn, "1 to 2^30");
+  constexpr int64_t kMax = int64_t(1) << 30;
+  if (s.tokens < 0 || s.tokens > kMax) reject("tokens", s.tokens, "0 to 2^30");
+  if (s.hidden < 1 || s.hidden > kMax) reject("hidden", s.hidden, "1 to 2^30");
+  if (s.ffn < 1 || s.ffn > kMax) reject("ffn", s.ffn, "1 to 2^30");
   if (s.experts < 1 || s.experts > 1 << 16) reject("experts", s.experts, "1 to 65536");
   if (s.tp < 1 || world % s.tp != 0) {
     reject("tp", s.tp, fmt::format("a divisor of the communicator's size {}", world));
@@ -98,17 +98,17 @@ void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
   loads_.assign(size_t(place.grid.ep), 0);
   parts_.clear();
   part_begin_.assign(1, 0);
-  std::vector<char> goes(size_t(place.world));
+  std::vector<char> token_in_rank(size_t(place.world));
   for (int64_t row = 0; row < own_rows_; ++row) {
-    std::fill(goes.begin(), goes.end(), 0);
+    std::fill(token_in_rank.begin(), token_in_rank.end(), 0);
     const int32_t* experts = routing.experts.as<int32_t>() + row * k;
     for (int i = 0; i < k; ++i) {
       const int first = place.grid.holder(experts[i]);
-      std::fill_n(goes.begin() + first, place.grid.tp, 1);
+      std::fill_n(token_in_rank.begin() + first, place.grid.tp, 1);
       ++loads_[size_t(first / place.grid.tp)];
     }
     for (int rank = 0; rank < world; ++rank) {
-      if (!goes[size_t(rank)]) continue;
+      if (!token_in_rank[size_t(rank)]) continue;
       auto& rows = sent_[size_t(rank)];
       parts_.push_back({rank, int32_t(rows.size())});
       rows.push_back(int32_t(row));

@@ -34,8 +34,8 @@ void keep_in_file(const GemmChoices& choices) {
   keep_in_tuner_file(tuner_file_path(), entries);
 }
 
-std::vector<GemmChoices> choices_of_ranks(GpuCommunicator& comm, const GemmChoices& mine) {
-  const std::string text = text_of(mine);
+std::vector<GemmChoices> choices_of_ranks(GpuCommunicator& comm, const GemmChoices& local) {
+  const std::string text = text_of(local);
   std::vector<GemmChoices> by_rank;
   for (const auto& blob :
        comm.exchange(std::as_bytes(std::span(text.data(), text.size())), "gemm algorithms")) {
@@ -56,9 +56,9 @@ void share_gemm_choices(GpuCommunicator& comm) {
 
 void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context) {
   auto& agreement = comm.attached<GemmAgreement>([] { return new GemmAgreement; });
-  const TimedChoices mine = timed_gemm_choices(agreement.told);
-  const GemmChoices agreed = agreed_choices(choices_of_ranks(comm, mine.choices));
-  agreement.told = mine.end;
+  const TimedChoices local = timed_gemm_choices(agreement.told);
+  const GemmChoices agreed = agreed_choices(choices_of_ranks(comm, local.choices));
+  agreement.told = local.end;
   if (agreed.empty()) return;
   adopt_gemm_choices(context, agreed);
   if (comm.rank() == 0) keep_in_file(agreed);

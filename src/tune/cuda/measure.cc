@@ -17,7 +17,7 @@ namespace tandem::gpu {
 namespace {
 
 constexpr size_t kFlushBytes = size_t(256) << 20;  // several times any L2
-constexpr double kLeastIdleUs = 300, kMostIdleUs = 20000;
+constexpr double kMinIdleUs = 300, kMaxIdleUs = 20000;
 // GPU pause per call of a burst, longer than it takes to enqueue one.
 constexpr uint64_t kPauseOfCallNs = 300'000;
 
@@ -42,7 +42,7 @@ void Stopwatch::align() {
   if (comm_.one_node()) {
     comm_.enqueue([&] {
       launch_enter(signals_->table(), 0, {reinterpret_cast<uint64_t*>(epoch_.data())},
-                   comm_.watch(), OpId::align, comm_.stream());
+                   comm_.deadline(), OpId::align, comm_.stream());
     });
   } else {
     const Tensor word = epoch_.view(DType::i32, {1});
@@ -53,7 +53,7 @@ void Stopwatch::align() {
 double Stopwatch::time_once(const std::function<void()>& run, double idle_us, double* host_us) {
   const cudaStream_t stream = comm_.stream();
   launch_flush(flush_, stream);
-  launch_pause(uint64_t(std::clamp(idle_us, kLeastIdleUs, kMostIdleUs) * 1e3), stream);
+  launch_pause(uint64_t(std::clamp(idle_us, kMinIdleUs, kMaxIdleUs) * 1e3), stream);
   align();
   begin_.record(stream);
   const auto before = Clock::now();
@@ -121,10 +121,10 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
       const size_t each = all.size() / count;
       return std::vector<double>(all.begin() + long(i * each), all.begin() + long((i + 1) * each));
     };
-    const std::vector<double> mine = part(times);
-    result.push_back({median(mine), *std::min_element(mine.begin(), mine.end()),
-                      *std::max_element(mine.begin(), mine.end()), median(part(host)),
-                      bursts.empty() ? 0 : median(part(bursts)), mine});
+    const std::vector<double> local = part(times);
+    result.push_back({median(local), *std::min_element(local.begin(), local.end()),
+                      *std::max_element(local.begin(), local.end()), median(part(host)),
+                      bursts.empty() ? 0 : median(part(bursts)), local});
   }
   return result;
 }

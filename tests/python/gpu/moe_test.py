@@ -104,7 +104,7 @@ class Passes(unittest.TestCase):
                         self.same(again[1], found[1][2])
                         for got, first in zip(again[2:], found[1][3:]):
                             torch.testing.assert_close(got, first + 1, rtol=1e-4, atol=1e-4)
-                    self.assertEqual([layer.refused_choices() for layer in made], [0, 0])
+                    self.assertEqual([layer.dropped_routings() for layer in made], [0, 0])
 
         on_ranks(body)
 
@@ -118,10 +118,10 @@ class Passes(unittest.TestCase):
                 routed = case.rows(1)
                 plain = case.layer().forward(*routed, *case.own)[0].double()
                 for options in ({"codec": "int8"}, {"combine_codec": "int8"},
-                                {"codec": "int8", "combine_codec": "int6:g32"}, {"codec": "int8", "or_plain": True}):
+                                {"codec": "int8", "combine_codec": "int6:g32"}, {"codec": "int8", "allow_uncompressed": True}):
                     out = case.layer(strategy="serial", **options).forward(*routed, *case.own)[0]
                     self.assertLess(float((out - plain).abs().max() / plain.abs().max()), 0.1, options)
-                    if "or_plain" not in options:
+                    if "allow_uncompressed" not in options:
                         self.same(case.layer(strategy="overlapped", **options).forward(*routed, *case.own)[0], out)
 
         on_ranks(body)
@@ -140,7 +140,7 @@ class Passes(unittest.TestCase):
                 else:
                     wrong[:, 1] = wrong[:, 0] if bad is None else bad
                 close(layer.forward(x, wrong, by, *case.own)[0], want, torch.bfloat16, bad)
-                self.assertEqual(layer.refused_choices(), TOKENS * (turn + 1))
+                self.assertEqual(layer.dropped_routings(), TOKENS * (turn + 1))
 
         on_ranks(body)
 
@@ -233,7 +233,7 @@ class Refused(unittest.TestCase):
             for layer, batch, routed, own in run(n, body):
                 self.refuse("closed", lambda: layer.forward(*routed, *own))
                 self.refuse("closed", lambda: layer.backward(batch, routed[0], *own))
-                self.refuse("closed", layer.refused_choices)
+                self.refuse("closed", layer.dropped_routings)
 
 
 @on_gpu
@@ -274,7 +274,7 @@ class Streams(unittest.TestCase):
             for stream in streams:
                 stream.synchronize()
             self.assertEqual([step for step, off, finite in found if not (float(off) < 2.0**-6 and bool(finite))], [])
-            self.assertEqual(layer.refused_choices(), 0)
+            self.assertEqual(layer.dropped_routings(), 0)
 
         on_ranks(body)
 
@@ -309,7 +309,7 @@ class Graphs(unittest.TestCase):
                     self.assertTrue(torch.equal(got, again))
                 comm.synchronize()
                 comm.barrier("the turn has ended")
-            self.assertEqual(layer.refused_choices(), 0)
+            self.assertEqual(layer.dropped_routings(), 0)
 
         on_ranks(body)
 
@@ -343,7 +343,7 @@ class Graphs(unittest.TestCase):
             for pattern, call in (
                 ("moe: while a CUDA graph", case.layer),
                 ("moe: a first forward pass: while a CUDA graph", lambda: trains.forward(*routed, *case.own)),
-                ("moe: refused_choices: while a CUDA graph", trains.refused_choices),
+                ("moe: dropped_routings: while a CUDA graph", trains.dropped_routings),
             ):
                 def calls(call=call, pattern=pattern):
                     with self.assertRaisesRegex(tandem.InvalidArgument, pattern):
@@ -352,7 +352,7 @@ class Graphs(unittest.TestCase):
 
                 captured(comm, calls)
             trains.forward(*routed, *case.own)  # the rank is still usable
-            self.assertEqual(trains.refused_choices(), 0)
+            self.assertEqual(trains.dropped_routings(), 0)
 
         on_ranks(body, counts()[:2])
 

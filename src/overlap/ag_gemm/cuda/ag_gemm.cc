@@ -27,7 +27,7 @@ struct FusedTile {
   bool takes(const FusedAgShape& shape, bool bias) const {
     const int64_t shard_rows = shape.m / shape.ranks;
     if (std::ranges::count(dtypes, shape.dtype) == 0) return false;
-    if (written != Written::cutlass && shape.k < kLeastHandWrittenK) return false;
+    if (written != Written::cutlass && shape.k < kMinHandWrittenK) return false;
     const bool whole = shape.m % (shape.ranks * rows) == 0 && !bias;
     if (written == Written::cutlass) return whole;
     const bool pairs =
@@ -57,7 +57,7 @@ const FusedTile kTiles[] = {
 
 // Fused plans: who transfers the shards, and how much of the local one comes first. Measured, as
 // the best depends on the ratio of transfer to GEMM time.
-enum class Mover { engine, couriers };
+enum class Mover { engine, copy_warps };
 struct FusedPlan {
   const char* name;
   Mover mover;
@@ -66,26 +66,26 @@ struct FusedPlan {
   bool first_alone = false;  // as in ShardRoute
 };
 constexpr FusedPlan kPlans[] = {
-    {"head 8/8", Mover::engine, 8},
-    {"head 6/8", Mover::engine, 6},
-    {"couriers", Mover::couriers, 0, kWirePace},
-    {"couriers, head 4/8", Mover::couriers, 4, kWirePace},
-    {"slow couriers", Mover::couriers, 0, kSlowWirePace},
-    {"slow couriers, head 4/8", Mover::couriers, 4, kSlowWirePace},
-    {"slow couriers, a peer first", Mover::couriers, 8, kSlowWirePace, true}};
+    {"local first 8/8", Mover::engine, 8},
+    {"local first 6/8", Mover::engine, 6},
+    {"copy warps", Mover::copy_warps, 0, kWirePace},
+    {"copy warps, local first 4/8", Mover::copy_warps, 4, kWirePace},
+    {"slow copy warps", Mover::copy_warps, 0, kSlowWirePace},
+    {"slow copy warps, local first 4/8", Mover::copy_warps, 4, kSlowWirePace},
+    {"slow copy warps, a peer first", Mover::copy_warps, 8, kSlowWirePace, true}};
 // A chunk takes some 5 us to send, and its fence up to twice that. More groups gain nothing.
-constexpr int kCourierGroups = 3;
+constexpr int kCopyGroups = 3;
 // With more rows the transfer is long enough for the copy engine to reach its full rate.
-constexpr int64_t kMostCourierRows = 4096;
-constexpr int64_t kMostCourierBytes = int64_t(1) << 32;  // of a shard: offsets are 32-bit
+constexpr int64_t kMaxCopyRows = 4096;
+constexpr int64_t kMaxCopyBytes = int64_t(1) << 32;  // of a shard: offsets are 32-bit
 
-bool has_fused_way(const OpDesc& shape, int ranks) {
+bool has_fused_algorithm(const OpDesc& shape, int ranks) {
   return ranks > 1 && shape.m >= ranks && shape.result() != DType::f32 && !shape.weight_kn;
 }
 
 }  // namespace
 
-AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
+AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Algorithm algorithm)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
@@ -93,28 +93,28 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
               shape.scaled_by_row()),
       has_plain_(comm.size() > 1 &&
-                 has_plain_way(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
-      way_(way) {
+                 has_plain_algorithm(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
+      algorithm_(algorithm) {
   if (has_plain_) part_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt,
                          product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
   agree_on_gemm_choices(comm, lt);
-  const int64_t own_rows = pushes_.mine().count;
-  if (prepares_fused(way) && has_fused_kernels(comm) && has_fused_way(shape, comm.size())) {
+  const int64_t own_rows = pushes_.local().count;
+  if (prepares_fused(algorithm) && has_fused_kernels(comm) &&
+      has_fused_algorithm(shape, comm.size())) {
     // Copy warps count arrived rows in the peers' memory.
-    const int64_t most_rows = shard_of(shape.m, comm.size(), 0).count;
-    const bool for_couriers =
-        comm.has_peer_atomics() && shape.m <= kMostCourierRows &&
-        most_rows * shape.k * int64_t(size_of(shape.dtype)) < kMostCourierBytes;
+    const int64_t max_rows = shard_of(shape.m, comm.size(), 0).count;
+    const bool for_copy_warps = comm.has_peer_atomics() && shape.m <= kMaxCopyRows &&
+                                max_rows * shape.k * int64_t(size_of(shape.dtype)) < kMaxCopyBytes;
     FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
                        comm.size(), shape.dtype, shape.result(), {}};
     for (const FusedPlan& plan : kPlans) whole.heads.push_back(plan.head);
     for (const FusedTile& tile : kTiles) {
       if (!tile.takes(whole, shape.bias)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
-        if (kPlans[plan].mover == Mover::couriers && !for_couriers) continue;
+        if (kPlans[plan].mover == Mover::copy_warps && !for_copy_warps) continue;
         variants_.push_back({int(kernels_.size()), plan});
       }
       kernels_.push_back({tile.name, tile.make(whole)});
@@ -131,23 +131,23 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
     fused_variant_ = choose_fastest(comm, "ag_gemm fused", timed, own_rows, shape.m,
                                     variant_names(), run_variant);
   }
-  if (way_ != Way::automatic) return;
-  way_ = choose_way(
-      comm, "ag_gemm", shape, own_rows, shape.m, ways(),
-      [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-             const Scales* scales) { run(w, x, weight, out, bias, scales); });
+  if (algorithm_ != Algorithm::automatic) return;
+  algorithm_ = choose_algorithm(
+      comm, "ag_gemm", shape, own_rows, shape.m, algorithms(),
+      [this](Algorithm w, const Tensor& x, const Tensor& weight, const Tensor& out,
+             const Tensor* bias, const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
 
-std::vector<Way> AgGemm::ways() const {
-  if (comm_.size() == 1) return {Way::serial_nccl};  // only the GEMM
-  std::vector<Way> all{Way::serial_nccl, Way::serial_copy, Way::chunked};
-  if (has_plain_) all.push_back(Way::plain);
-  if (!kernels_.empty()) all.push_back(Way::fused);
+std::vector<Algorithm> AgGemm::algorithms() const {
+  if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
+  std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
+  if (has_plain_) all.push_back(Algorithm::plain);
+  if (!kernels_.empty()) all.push_back(Algorithm::fused);
   return all;
 }
 
-RecordedTiles AgGemm::recorded_tiles(Way way, int variant) const {
-  const Variant& it = variants_[size_t(known(way, variant))];
+RecordedTiles AgGemm::recorded_tiles(Algorithm algorithm, int variant) const {
+  const Variant& it = variants_[size_t(known(algorithm, variant))];
   return kernels_[size_t(it.kernel)].kernel->recorded_tiles();
 }
 
@@ -157,7 +157,7 @@ bool AgGemm::pushes_by_engine(int variant) const {
 
 std::vector<std::string> AgGemm::variant_names() const {
   std::vector<std::string> names;
-  for (int i = 0; i < variants(Way::fused); ++i) names.push_back(variant_name(i));
+  for (int i = 0; i < variants(Algorithm::fused); ++i) names.push_back(variant_name(i));
   return names;
 }
 
@@ -173,10 +173,10 @@ ScalePointers AgGemm::scales_of(const Scales* scales, int64_t row) const {
   return pointers;
 }
 
-void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                  const Tensor* bias, const Scales* scales) {
   comm_.check_device();
-  check_operands(comm_, "ag_gemm", shape_, pushes_.mine().count, shape_.m, x, weight, out, bias,
+  check_operands(comm_, "ag_gemm", shape_, pushes_.local().count, shape_.m, x, weight, out, bias,
                  scales);
   const Enqueueing call(comm_);
   const void* bias_data = bias ? bias->data() : nullptr;
@@ -187,36 +187,36 @@ void AgGemm::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
   const auto replayed = [&](const auto& enqueue) {
     if (timeline_.records || pushes_.is_timed()) return comm_.enqueue(enqueue);
     const Tensor* x_scales = shape_.scaled_by_row() ? &scales->x : nullptr;
-    const int variant = way == Way::fused ? fused_variant_ : 0;
-    graphs_.run({way, x, weight, out, bias, scales, {&x, x_scales}, variant}, enqueue);
+    const int variant = algorithm == Algorithm::fused ? fused_variant_ : 0;
+    graphs_.run({algorithm, x, weight, out, bias, scales, {&x, x_scales}, variant}, enqueue);
   };
-  switch (way) {
-    case Way::plain:
+  switch (algorithm) {
+    case Algorithm::plain:
       if (!has_plain_) break;
-      return comm_.enqueue([&] { run_serial(way, x, weight, out, bias_data, scales); });
-    case Way::serial_nccl:
-      return comm_.enqueue([&] { run_serial(way, x, weight, out, bias_data, scales); });
-    case Way::serial_copy:
-      return replayed([&] { run_serial(way, x, weight, out, bias_data, scales); });
-    case Way::chunked:
+      return comm_.enqueue([&] { run_serial(algorithm, x, weight, out, bias_data, scales); });
+    case Algorithm::serial_nccl:
+      return comm_.enqueue([&] { run_serial(algorithm, x, weight, out, bias_data, scales); });
+    case Algorithm::serial_copy:
+      return replayed([&] { run_serial(algorithm, x, weight, out, bias_data, scales); });
+    case Algorithm::chunked:
       return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
-    case Way::fused:
+    case Algorithm::fused:
       if (kernels_.empty()) break;
       // With copy warps a call is a single launch.
       if (!pushes_by_engine(fused_variant_)) {
         return comm_.enqueue([&] { run_fused(x, weight, out, bias_data, scales); });
       }
       return replayed([&] { run_fused(x, weight, out, bias_data, scales); });
-    case Way::automatic:
-    case Way::adding:
-    case Way::one_shot:
-    case Way::two_shot:
+    case Algorithm::automatic:
+    case Algorithm::adding:
+    case Algorithm::one_shot:
+    case Algorithm::two_shot:
       break;
   }
   throw InvalidArgument(fmt::format(
       "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
       "has at most {} bytes (here {}), or fused where {}",
-      name_of(way), kMostPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
+      name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
       "there is a row for each rank, weight [N, K], a result in bf16 or f16, and K of 512 or more, "
       "or, of bf16, M is a multiple of 128 x ranks and there is no bias"));
 }
@@ -227,9 +227,9 @@ void AgGemm::gemm_only(const Tensor& gathered, const Tensor& weight, const Tenso
              comm_.stream(), pointers_of(shape_, scales));
 }
 
-void AgGemm::run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                        const void* bias, const Scales* scales) {
-  const void* gathered = pushes_.gather(way, x, scales ? &scales->x : nullptr);
+void AgGemm::run_serial(Algorithm algorithm, const Tensor& x, const Tensor& weight,
+                        const Tensor& out, const void* bias, const Scales* scales) {
+  const void* gathered = pushes_.gather(algorithm, x, scales ? &scales->x : nullptr);
   whole_.run(gathered, weight.data(), out.data(), bias, comm_.stream(), scales_of(scales, 0));
 }
 
@@ -259,7 +259,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
     job.gate = pushes_.route_gate();
     job.route = pushes_.route(x, x_scales);
     job.route.bytes_per_ns = plan.pace;
-    job.route.groups = std::min(kCourierGroups, job.route.chunks);
+    job.route.groups = std::min(kCopyGroups, job.route.chunks);
     job.route.first_alone = plan.first_alone;
   }
   kernels_[size_t(variant.kernel)].kernel->launch(job, comm_.stream());

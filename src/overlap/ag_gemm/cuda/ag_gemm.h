@@ -3,8 +3,8 @@
 // chunked: the copy engine pushes this rank's shard to the others (shard_pushes.h) while the local
 // shard is multiplied in place; then one GEMM per shard as it arrives. fused: one persistent GEMM
 // whose tiles wait for the rows they read, overlapped with the same transfers or, if faster, with
-// transfers by a copy warp of every block (shard_courier.cuh), in which case a call is one launch.
-// plain: serial; for x so small that an all-gather by kernels costs less.
+// transfers by a copy warp of every block (shard_copy_warp.cuh), in which case a call is one
+// launch. plain: serial; for x so small that an all-gather by kernels costs less.
 //
 // e4m3: x is sent as is, half the bytes of bf16. Scales by row are sent with their shard: right
 // after the rows, or before them by copy warps. A single scale for all of x must be the same on
@@ -25,28 +25,31 @@ namespace tandem::gpu {
 class AgGemm {
  public:
   /// Collective. N may differ by rank. The fused algorithm is prepared, and its variants measured,
-  /// if `way` is fused or automatic; otherwise the operator does not have it.
-  AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
+  /// if `candidate` is fused or automatic; otherwise the operator does not have it.
+  AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+         Algorithm algorithm = Algorithm::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr) {
-    run(way_, x, weight, out, bias, scales);
+    run(algorithm_, x, weight, out, bias, scales);
   }
   /// Runs the given one of `ways()` instead of the chosen one.
-  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+  void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr);
-  Way way() const { return way_; }
-  std::vector<Way> ways() const;
+  Algorithm algorithm() const { return algorithm_; }
+  std::vector<Algorithm> algorithms() const;
   /// GEMM algorithm of e4m3 operands.
-  ProductWay product_way() const { return whole_.way(); }
+  GemmAlgorithm gemm_algorithm() const { return whole_.algorithm(); }
   /// Number of variants; only `fused` has some: tile shapes, transfer by copy engine or copy warps,
   /// and orders. The fastest is in use unless `use_variant` selects another.
-  int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
-  int variant(Way way) const { return known(way, fused_variant_); }
-  void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
-  std::string describe(Way way) const { return variant_name(variant(way)); }
+  int variants(Algorithm algorithm) const {
+    return algorithm == Algorithm::fused ? int(variants_.size()) : 0;
+  }
+  int variant(Algorithm algorithm) const { return known(algorithm, fused_variant_); }
+  void use_variant(Algorithm algorithm, int variant) { fused_variant_ = known(algorithm, variant); }
+  std::string describe(Algorithm algorithm) const { return variant_name(variant(algorithm)); }
   /// Tiles that a variant records in a TileLog; none if its kernel was compiled without recording.
-  RecordedTiles recorded_tiles(Way way, int variant) const;
+  RecordedTiles recorded_tiles(Algorithm algorithm, int variant) const;
   /// Whether the copy engine transfers a variant's shards; only then can a timeline time them.
   bool pushes_by_engine(int variant) const;
   /// Sets the log that fused calls record to; `log` must outlive them.
@@ -69,14 +72,14 @@ class AgGemm {
     int kernel, plan;
   };
 
-  int known(Way way, int variant) const {
-    return known_variant("ag_gemm", way, variant, variants(way));
+  int known(Algorithm algorithm, int variant) const {
+    return known_variant("ag_gemm", algorithm, variant, variants(algorithm));
   }
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                  const Scales* scales);
   std::string variant_name(int variant) const;
   std::vector<std::string> variant_names() const;
-  void run_serial(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+  void run_serial(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
   void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                    const Scales* scales);
@@ -93,7 +96,7 @@ class AgGemm {
   int fused_variant_ = 0;
   TileLog timeline_;
   bool has_plain_;
-  Way way_;
+  Algorithm algorithm_;
 };
 
 }  // namespace tandem::gpu

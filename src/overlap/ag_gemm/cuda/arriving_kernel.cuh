@@ -13,7 +13,7 @@
 #include "gemm/cuda/gemm_launch.cuh"
 #include "overlap/ag_gemm/cuda/arriving_order.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/gather/cuda/shard_courier.cuh"
+#include "overlap/gather/cuda/shard_copy_warp.cuh"
 #include "overlap/gather/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
@@ -27,13 +27,13 @@ struct ArrivingAnyRows {
 };
 struct ArrivingWholeTiles {};
 
-template <class Operand, class Element, class Rows, class Courier>
+template <class Operand, class Element, class Rows, class CopyWarp>
 struct ArrivingRoles {
   // ---- Configuration ---------------------------------------------------------------------------
 
   using Tiles =
       GemmTiles<Operand, Element,
-                TileOptions{.buffers = 1, .own_bytes = int(sizeof(typename Courier::Storage))}>;
+                TileOptions{.buffers = 1, .own_bytes = int(sizeof(typename CopyWarp::Storage))}>;
 
   struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
     CUtensorMap own, gathered, weight, out;
@@ -46,11 +46,11 @@ struct ArrivingRoles {
     RowScales scales;
     int columns;
     ShardGate gate;
-    typename Courier::Route route;
+    typename CopyWarp::Route route;
   };
 
   struct Shared : Tiles::Shared {
-    typename Courier::Storage courier;
+    typename CopyWarp::Storage copy_warp;
   };
 
   using Work = ArrivingWork<Tiles, Rows>;
@@ -71,7 +71,7 @@ struct ArrivingRoles {
     static constexpr int kCopyingLanes = 0;
 
     __device__ Source(const Params& params, Shared&)
-        : params_(params), stamps_(params), of_all_(wanted(params.gate)) {}
+        : params_(params), timestamps_(params), of_all_(wanted(params.gate)) {}
 
     __device__ void begin(const Work& work) {
       const bool own = work.own(params_);
@@ -80,9 +80,9 @@ struct ArrivingRoles {
       row_ = work.x_row(params_);
       next_ = own || here_ >> work.shard & 1 ? kNever : 0;
       records_ = !own && !work.writes_partial;
-      stamps_.count(work.tile_coord(), records_, &TileRecord::waits);
-      stamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_begin);
-      stamps_.stamp(work.tile_coord(), records_ && next_ == kNever, &TileRecord::wait_end);
+      timestamps_.count(work.tile_coord(), records_, &TileRecord::waits);
+      timestamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_begin);
+      timestamps_.stamp(work.tile_coord(), records_ && next_ == kNever, &TileRecord::wait_end);
       // The scales arrive before the first chunk, of which a split-K part may read nothing.
       if (params_.scales.by_row && next_ != kNever && work.begin > 0) await_chunk(work, 0);
     }
@@ -95,7 +95,7 @@ struct ArrivingRoles {
       if (number >= next_) {
         const int chunk = step / params_.chunk_steps;
         await_chunk(work, chunk);
-        if (next_ == 0) stamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_end);
+        if (next_ == 0) timestamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_end);
         next_ = (chunk + 1) * params_.chunk_steps - work.begin;
       }
       stages.load_step(*x_, params_.weight, step, row_, work.first_column());
@@ -105,11 +105,11 @@ struct ArrivingRoles {
       direction_.turn();
     }
     __device__ Waiter waiter() const {
-      return {patient(params_.gate.watch), OpId::ag_gemm, params_.rank};
+      return {extend_deadline(params_.gate.deadline), OpId::ag_gemm, params_.rank};
     }
     __device__ void close() const {
       if (params_.route.stops > 0)
-        Courier(params_.route).finish_epoch_read(Courier::kReadersPerBlock * gridDim.x);
+        CopyWarp(params_.route).finish_epoch_read(CopyWarp::kReadersPerBlock * gridDim.x);
     }
 
     __device__ static auto scales(const Params& params, const Work& work) {
@@ -137,12 +137,12 @@ struct ArrivingRoles {
     }
     __device__ void await_chunk(const Work& work, int chunk) const {
       const ShardGate& gate = params_.gate;
-      wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target_, gate.watch,
+      wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target_, gate.deadline,
                     OpId::ag_gemm, work.shard, work.row);
     }
 
     const Params& params_;
-    const Stamps stamps_;
+    const Timestamps timestamps_;
     uint64_t of_all_;
     unsigned here_ = 0;  // shards that have completely arrived, a bit each
     Serpentine direction_;
@@ -161,7 +161,7 @@ struct ArrivingRoles {
     using Tile = RoundedTile<Tiles>;
 
     __device__ Sink(const Params& params, Shared&, int group)
-        : params_(params), stamps_(params), group_(group) {}
+        : params_(params), timestamps_(params), group_(group) {}
 
     __device__ static int write_step(const Work&, int, int box) { return box * Tiles::kEvery; }
     template <size_t kSums>
@@ -176,20 +176,20 @@ struct ArrivingRoles {
     }
     __device__ void store(TileStorer<Tiles>& storer, const Work& work) {
       const auto begin = [&] {
-        stamps_.stamp(work.tile_coord(), group_ == 0, &TileRecord::store_begin);
+        timestamps_.stamp(work.tile_coord(), group_ == 0, &TileRecord::store_begin);
       };
       if constexpr (Rows::kAny) {
         storer.store(params_.outs[work.shard], work.first_column(), work.shard_row(params_), begin);
       } else {
         storer.store(params_.out, work.first_column(), work.row * Tiles::kTileRows, begin);
       }
-      stamps_.stamp(work.tile_coord(), group_ == 0, &TileRecord::store_end);
-      stamps_.count(work.tile_coord(), group_ == 0, &TileRecord::stores);
+      timestamps_.stamp(work.tile_coord(), group_ == 0, &TileRecord::store_end);
+      timestamps_.count(work.tile_coord(), group_ == 0, &TileRecord::stores);
     }
 
    private:
     const Params& params_;
-    const Stamps stamps_;
+    const Timestamps timestamps_;
     int group_;
   };
 
@@ -198,10 +198,10 @@ struct ArrivingRoles {
   __device__ static void spare(const Params& params, Shared& shared) {
     if (params.route.stops == 0) return;
     const int lane = int(threadIdx.x) % 32;
-    const Courier courier(params.route);
-    if (blockIdx.x == 0 && lane == 0) courier.enter();
+    const CopyWarp copy_warp(params.route);
+    if (blockIdx.x == 0 && lane == 0) copy_warp.enter();
     __syncwarp();
-    courier.carry(lane, shared.courier);
+    copy_warp.carry(lane, shared.copy_warp);
   }
 
   __device__ static void close() {}
@@ -209,13 +209,13 @@ struct ArrivingRoles {
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-template <class Operand, class Element, class Rows = WholeTiles, class Courier = ShardCourier>
+template <class Operand, class Element, class Rows = WholeTiles, class CopyWarp = ShardCopyWarp>
 class Arriving final : public FusedAgKernel {
-  using Block = GemmBlock<ArrivingRoles<Operand, Element, Rows, Courier>>;
+  using Block = GemmBlock<ArrivingRoles<Operand, Element, Rows, CopyWarp>>;
   using Tiles = typename Block::Tiles;
   using Table = WorkTable<schedule::AgWork>;
   using Partials = PartialsMemory<Tiles>;
-  static_assert(kLeastHandWrittenK >= Tiles::kLead * Tiles::kStepOfK);
+  static_assert(kMinHandWrittenK >= Tiles::kLead * Tiles::kStepOfK);
   using Params = typename Block::Params;
   static constexpr const char* kName = "hand-written fused ag_gemm";
 
@@ -273,7 +273,7 @@ class Arriving final : public FusedAgKernel {
     params.columns = int(shape_.n);
     if constexpr (kDeviceTimeline) params.timeline = job.timeline;
     params.gate = job.gate;
-    if constexpr (std::is_same_v<typename Courier::Route, EncodedShardRoute>) {
+    if constexpr (std::is_same_v<typename CopyWarp::Route, EncodedShardRoute>) {
       params.route = job.encoded;
     } else {
       params.route = job.route;

@@ -43,7 +43,7 @@ struct ArrivingWork : schedule::AgWork, NothingAdded {
 };
 
 template <class Tiles, class Rows>
-schedule::AgWaveOrder arriving_order(const FusedAgShape& shape, int most_clusters, bool splits) {
+schedule::AgWaveOrder arriving_order(const FusedAgShape& shape, int max_clusters, bool splits) {
   constexpr int kPairRows = Tiles::kCluster * Tiles::kTileRows;
   constexpr int kSwept = schedule::kSweptRows / kPairRows;
   schedule::AgWaveOrder order;
@@ -51,7 +51,7 @@ schedule::AgWaveOrder arriving_order(const FusedAgShape& shape, int most_cluster
                 int((shape.n + Tiles::kTileColumns - 1) / Tiles::kTileColumns), 0};
   if constexpr (Rows::kAny) {
     const auto shards = schedule::shard_rows(shape.m, shape.ranks);
-    const int tiles = (shards.most() + Tiles::kTileRows - 1) / Tiles::kTileRows;
+    const int tiles = (shards.maximum() + Tiles::kTileRows - 1) / Tiles::kTileRows;
     // The last tile of a pair may be empty.
     order.rows.shard_tiles = tiles == 1 && shape.ranks % 2 == 0 ? 1 : (tiles + 1) / 2 * 2;
     order.shorter = schedule::shards_with_fewer_tiles(shards, shape.ranks, kPairRows);
@@ -60,9 +60,9 @@ schedule::AgWaveOrder arriving_order(const FusedAgShape& shape, int most_cluster
     order.band = schedule::swept_rows(in_pairs_of_rows(order.rows).shard_tiles, kSwept);
   }
   order.steps = int((shape.k + Tiles::kStepOfK - 1) / Tiles::kStepOfK);
-  order.least = Tiles::kLead;
+  order.minimum = Tiles::kLead;
   if (Tiles::Product::kFp8) order.rows_in_a_wave = 8;
-  order.clusters = most_clusters;
+  order.clusters = max_clusters;
   if (splits) order.split = best_split(waves_of(order));
   if (order.split.tiles == 0) order.clusters = std::min(order.clusters, waves_of(order).tiles);
   return order;

@@ -33,7 +33,7 @@ std::unique_ptr<EncodedAgOp> EncodedAgOp::make(GpuCommunicator& comm, const OpDe
   if (found == std::end(kInstances) || size == 1 || !has_fused_kernels(comm) ||
       !comm.has_peer_atomics() || desc.dtype != DType::bf16 || desc.result() != DType::bf16 ||
       desc.bias || desc.weight_kn || desc.keep_gathered || desc.k % kWireBlock != 0 ||
-      desc.k < kLeastHandWrittenK || desc.m == 0 || desc.m % (size * kTileRows) != 0) {
+      desc.k < kMinHandWrittenK || desc.m == 0 || desc.m % (size * kTileRows) != 0) {
     return nullptr;
   }
   const int tiles = int(desc.m / size / kTileRows);
@@ -49,7 +49,7 @@ EncodedAgOp::EncodedAgOp(GpuCommunicator& comm, const OpDesc& shape,
     : comm_(comm),
       shape_(shape),
       rows_(int(shape.m / comm.size())),
-      chunks_(int((shape.k * 2 + kCourierPieceBytes - 1) / kCourierPieceBytes)),
+      chunks_(int((shape.k * 2 + kCopyItemBytes - 1) / kCopyItemBytes)),
       piece_bytes_(
           size_t(encoded_piece_bytes(codec::code_bits(shape.wire.codec), shape.wire.group))),
       kernel_(std::move(kernel)),
@@ -80,7 +80,7 @@ EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
     route.rank_of[stop] = to;
   }
   route.calls = calls();
-  route.watch = comm_.watch();
+  route.deadline = comm_.deadline();
   route.rank = rank;
   route.size = comm_.size();
   route.inbox = inbox_->local();
@@ -100,11 +100,11 @@ void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Ten
   job.head = head;
   job.gate = {.arrived = reinterpret_cast<const uint64_t*>(decoded_.data()),
               .chunks = chunks_,
-              .chunk_bytes = kCourierPieceBytes,
+              .chunk_bytes = kCopyItemBytes,
               .epoch = &calls()->epoch,
               .ahead = 1,
               .counts_per_chunk = unsigned(rows_),
-              .watch = patient(comm_.watch())};
+              .deadline = extend_deadline(comm_.deadline())};
   job.encoded = route(x);
   job.route = job.encoded;
   kernel_->launch(job, comm_.stream());

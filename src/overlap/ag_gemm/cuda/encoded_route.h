@@ -8,12 +8,12 @@ namespace tandem::gpu {
 
 /// Bytes of an encoded chunk of a row: codes, and a bf16 scale for each group.
 constexpr int encoded_piece_bytes(int bits, int group) {
-  constexpr int kElements = kCourierPieceBytes / 2;
+  constexpr int kElements = kCopyItemBytes / 2;
   return kElements / 8 * bits + kElements / group * 2;
 }
 
 /// Buffers and signals of the local shard's rows on their way to the peers, and of the peers' rows
-/// on their way to the tiles. A chunk of a row, kCourierPieceBytes as bf16, is encoded as a unit
+/// on their way to the tiles. A chunk of a row, kCopyItemBytes as bf16, is encoded as a unit
 /// and stored at [source][chunk][row] of the receiver's inbox.
 ///
 /// As a ShardRoute: `to` is this source's section of a target's inbox, and `arrived` counts there

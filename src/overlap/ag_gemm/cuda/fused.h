@@ -56,7 +56,7 @@ inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
          a.head == b.head && a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&
          a.route.bytes_per_ns == b.route.bytes_per_ns && a.route.groups == b.route.groups &&
          a.route.first_alone == b.route.first_alone && a.timeline.records == b.timeline.records &&
-         a.gate.watch.deadline_ns == b.gate.watch.deadline_ns;
+         a.gate.deadline.deadline_ns == b.gate.deadline.deadline_ns;
 }
 
 /// One tile shape. Host-side launch state is cached and reused while the operands stay the same.
@@ -77,16 +77,16 @@ constexpr int head_columns(int column_tiles, int head) {
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x160(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_256x160(const FusedAgShape& shape);
 
-constexpr int64_t kLeastHandWrittenK = 512;
+constexpr int64_t kMinHandWrittenK = 512;
 /// Hand-written kernels (arriving_kernel.cuh), bf16 and f16, and e4m3 with tiles of 128 x 128 and a
 /// result in either: two blocks of a cluster have tiles with the same columns, in rows that
-/// schedule::has_pairs_of_rows pairs; K must be at least kLeastHandWrittenK. Throws DeviceError.
+/// schedule::has_pairs_of_rows pairs; K must be at least kMinHandWrittenK. Throws DeviceError.
 std::unique_ptr<FusedAgKernel> make_fused_ag_128x256(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8(const FusedAgShape& shape);
 /// Variants for any M with at least one row per rank, and an optional bias.
 std::unique_ptr<FusedAgKernel> make_fused_ag_any_rows(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_fused_ag_fp8_any_rows(const FusedAgShape& shape);
-/// Hand-written, bf16, with shards sent in a wire format (encoded_courier.cuh).
+/// Hand-written, bf16, with shards sent in a wire format (encoded_copy_warp.cuh).
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int8(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int4(const FusedAgShape& shape);
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int4_g32(const FusedAgShape& shape);

@@ -22,7 +22,7 @@
 #include "gemm/cuda/tile_scheduler.cuh"
 #include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
-#include "overlap/gather/cuda/shard_courier.cuh"
+#include "overlap/gather/cuda/shard_copy_warp.cuh"
 #include "overlap/gather/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
@@ -39,11 +39,11 @@ struct LoadStep {
 
 /// CUTLASS's policy of a mainloop with work for a second loading warp.
 template <class Base>
-struct WithCouriers : Base {};
+struct WithCopyWarps : Base {};
 
 template <class Base>
 struct GatedMainloop : Base {
-  using DispatchPolicy = WithCouriers<typename Base::DispatchPolicy>;
+  using DispatchPolicy = WithCopyWarps<typename Base::DispatchPolicy>;
 
   struct Arguments : Base::Arguments {
     const void* own = nullptr;  // this rank's rows, offset as rows of the whole matrix
@@ -59,7 +59,7 @@ struct GatedMainloop : Base {
     ShardRoute route;
   };
   struct TensorStorage : Base::TensorStorage {
-    ShardCourier::Storage courier;
+    ShardCopyWarp::Storage copy_warp;
   };
 
   template <class Problem>
@@ -85,7 +85,7 @@ struct GatedMainloop : Base {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     Base::prefetch_tma_descriptors(params.own);
-    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCourier(params.route).enter();
+    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCopyWarp(params.route).enter();
   }
 
   template <class Inputs, class Iterator, class Coordinates>
@@ -101,9 +101,9 @@ struct GatedMainloop : Base {
                  rank_in_cluster, tensors);
     } else {
       const bool whole = here_ >> shard & 1;
-      const Stamps stamps(params);
-      stamps.count(at, thread == 0, &TileRecord::waits);
-      stamps.stamp(at, thread == 0, &TileRecord::wait_begin);
+      const Timestamps timestamps(params);
+      timestamps.count(at, thread == 0, &TileRecord::waits);
+      timestamps.stamp(at, thread == 0, &TileRecord::wait_begin);
       ArrivingSteps steps{params,
                           wanted_,
                           params.gate.arrived + shard * params.gate.chunks,
@@ -112,7 +112,7 @@ struct GatedMainloop : Base {
                           whole ? k_tiles : params.chunk_tiles};
       if (!whole) steps.wait();
       __syncwarp();
-      stamps.stamp(at, thread == 0, &TileRecord::wait_end);
+      timestamps.stamp(at, thread == 0, &TileRecord::wait_end);
       Base::load(params, pipeline, state, inputs, at, steps, k_tiles, thread, rank_in_cluster,
                  tensors);
       here_ |= 1u << shard;
@@ -120,8 +120,8 @@ struct GatedMainloop : Base {
     if (first_tile && params.route.stops > 0) {
       __syncwarp();
       if (thread == 0) {
-        ShardCourier(params.route)
-            .finish_epoch_read(ShardCourier::kReadersPerBlock * gridDim.x * gridDim.y);
+        ShardCopyWarp(params.route)
+            .finish_epoch_read(ShardCopyWarp::kReadersPerBlock * gridDim.x * gridDim.y);
       }
     }
   }
@@ -132,7 +132,7 @@ struct GatedMainloop : Base {
                                      typename Base::PipelineState, Inputs const&,
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
                                      TensorStorage& tensors) {
-    if (params.route.stops > 0) ShardCourier(params.route).carry(thread, tensors.courier);
+    if (params.route.stops > 0) ShardCopyWarp(params.route).carry(thread, tensors.copy_warp);
     // The warp has no other work, and CUTLASS's loop would call it again. It may exit here only
     // because nothing after that loop needs it: no barrier of the block or of the cluster.
     static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,
@@ -160,8 +160,8 @@ struct GatedMainloop : Base {
       return *this;
     }
     CUTLASS_DEVICE void wait() {
-      wait_for_load(arrived++, wanted, params.gate.watch, OpId::ag_gemm, row / params.shard_tiles,
-                    row);
+      wait_for_load(arrived++, wanted, params.gate.deadline, OpId::ag_gemm,
+                    row / params.shard_tiles, row);
     }
   };
 
@@ -174,7 +174,7 @@ struct GatedMainloop : Base {
 namespace cutlass::gemm::kernel::detail {
 
 template <class Base>
-struct HasAuxiliaryLoad<tandem::gpu::fused::WithCouriers<Base>> : cute::true_type {};
+struct HasAuxiliaryLoad<tandem::gpu::fused::WithCopyWarps<Base>> : cute::true_type {};
 
 }  // namespace cutlass::gemm::kernel::detail
 
@@ -197,7 +197,7 @@ class Kernel final : public FusedAgKernel {
           cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
           cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
           cutlass::gemm::collective::StageCountAutoCarveout<int(
-              sizeof(typename Epilogue::SharedStorage) + sizeof(ShardCourier::Storage))>,
+              sizeof(typename Epilogue::SharedStorage) + sizeof(ShardCopyWarp::Storage))>,
           Schedule>::CollectiveOp>>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
       cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::AgTileOrder>>>;

@@ -31,60 +31,62 @@ void check_wgrad_operands(const GpuCommunicator& comm, const OpDesc& shape, int6
   check("dw", dw, expected.out);
 }
 
-AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
+AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+                 Algorithm algorithm)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),
       whole_(lt, shape, shape.m),
       pushes_(comm, OpId::ag_wgrad, shape.m, shape.k, shape.dtype, false),
-      way_(way) {
+      algorithm_(algorithm) {
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt, shape, shard_of(shape.m, comm.size(), r).count);
   }
   agree_on_gemm_choices(comm, lt);
-  if (way_ != Way::automatic) return;
-  way_ = choose_way(comm, "ag_wgrad", shape, wgrad_extents(shape, pushes_.mine().count), ways(),
-                    [this](Way w, const Tensor& x, const Tensor& dy, const Tensor& dw,
-                           const Tensor*, const Scales*) { run(w, x, dy, dw); });
+  if (algorithm_ != Algorithm::automatic) return;
+  algorithm_ = choose_algorithm(
+      comm, "ag_wgrad", shape, wgrad_extents(shape, pushes_.local().count), algorithms(),
+      [this](Algorithm w, const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor*,
+             const Scales*) { run(w, x, dy, dw); });
 }
 
-std::vector<Way> AgWgrad::ways() const {
-  return {Way::serial_nccl, Way::serial_copy, Way::chunked};
+std::vector<Algorithm> AgWgrad::algorithms() const {
+  return {Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
 }
 
 void AgWgrad::gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw) {
   whole_.add(gathered.data(), dy.data(), dw.data(), comm_.stream());
 }
 
-void AgWgrad::run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+void AgWgrad::run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw) {
   comm_.check_device();
-  check_wgrad_operands(comm_, shape_, pushes_.mine().count, x, dy, dw);
+  check_wgrad_operands(comm_, shape_, pushes_.local().count, x, dy, dw);
   const Enqueueing call(comm_);
   const auto replayed = [&](const auto& enqueue) {
     if (comm_.size() == 1) return enqueue();  // a single launch
-    graphs_.run({.way = way, .x = x, .weight = dy, .out = dw, .copied = {&x}}, enqueue);
+    graphs_.run({.algorithm = algorithm, .x = x, .weight = dy, .out = dw, .copied = {&x}}, enqueue);
   };
-  switch (way) {
-    case Way::serial_nccl:
-      return comm_.enqueue([&] { run_serial(way, x, dy, dw); });
-    case Way::serial_copy:
-      return replayed([&] { run_serial(way, x, dy, dw); });
-    case Way::chunked:
+  switch (algorithm) {
+    case Algorithm::serial_nccl:
+      return comm_.enqueue([&] { run_serial(algorithm, x, dy, dw); });
+    case Algorithm::serial_copy:
+      return replayed([&] { run_serial(algorithm, x, dy, dw); });
+    case Algorithm::chunked:
       return replayed([&] { run_chunked(x, dy, dw); });
-    case Way::automatic:
-    case Way::adding:
-    case Way::plain:
-    case Way::fused:
-    case Way::one_shot:
-    case Way::two_shot:
+    case Algorithm::automatic:
+    case Algorithm::adding:
+    case Algorithm::plain:
+    case Algorithm::fused:
+    case Algorithm::one_shot:
+    case Algorithm::two_shot:
       break;
   }
-  throw InvalidArgument(
-      fmt::format("ag_wgrad: way {}: expected serial_nccl, serial_copy or chunked", name_of(way)));
+  throw InvalidArgument(fmt::format(
+      "ag_wgrad: way {}: expected serial_nccl, serial_copy or chunked", name_of(algorithm)));
 }
 
-void AgWgrad::run_serial(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw) {
-  whole_.add(pushes_.gather(way, x), dy.data(), dw.data(), comm_.stream());
+void AgWgrad::run_serial(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw) {
+  whole_.add(pushes_.gather(algorithm, x), dy.data(), dw.data(), comm_.stream());
 }
 
 void AgWgrad::run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw) {

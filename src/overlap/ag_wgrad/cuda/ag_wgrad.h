@@ -22,19 +22,19 @@ class AgWgrad {
  public:
   /// Collective. N may differ by rank. weight_is_kn: dw is stored [K, N].
   AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
-          Way way = Way::automatic);
+          Algorithm algorithm = Algorithm::automatic);
   /// x: [shard_of(m, size, rank).count, k]; dy: [m, n]; dw: f32, added to. Enqueues on the
   /// communicator's stream.
-  void run(const Tensor& x, const Tensor& dy, const Tensor& dw) { run(way_, x, dy, dw); }
+  void run(const Tensor& x, const Tensor& dy, const Tensor& dw) { run(algorithm_, x, dy, dw); }
   /// Runs the given one of `ways()` instead of the chosen one.
-  void run(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw);
-  Way way() const { return way_; }
-  std::vector<Way> ways() const;
+  void run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw);
+  Algorithm algorithm() const { return algorithm_; }
+  std::vector<Algorithm> algorithms() const;
   /// Computes only the GEMM, on gathered rows: the cost under perfect overlap.
   void gemm_only(const Tensor& gathered, const Tensor& dy, const Tensor& dw);
 
  private:
-  void run_serial(Way way, const Tensor& x, const Tensor& dy, const Tensor& dw);
+  void run_serial(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw);
   void run_chunked(const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   GpuCommunicator& comm_;
@@ -43,7 +43,7 @@ class AgWgrad {
   WgradGemm whole_;
   std::vector<WgradGemm> shards_;  // by rank
   ShardPushes pushes_;
-  Way way_;
+  Algorithm algorithm_;
 };
 
 /// Extents of its scratch operands.

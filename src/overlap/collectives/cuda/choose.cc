@@ -63,7 +63,7 @@ bool is_faster_encoded(GpuCommunicator& comm, const char* op, const Wire& wire, 
 
 }  // namespace
 
-void all_reduce(Communicator& any, const Tensor& data, const OrPlain& choice,
+void all_reduce(Communicator& any, const Tensor& data, const AllowUncompressed& choice,
                 const Tensor* residual) {
   GpuCommunicator& comm = as_gpu(any);
   const Wire& wire = choice.wire;
@@ -80,7 +80,8 @@ void all_reduce(Communicator& any, const Tensor& data, const OrPlain& choice,
           : gpu::all_reduce(comm, data, ReduceOp::sum);
 }
 
-void all_gather(Communicator& any, const Tensor& shard, const Tensor& out, const OrPlain& choice) {
+void all_gather(Communicator& any, const Tensor& shard, const Tensor& out,
+                const AllowUncompressed& choice) {
   GpuCommunicator& comm = as_gpu(any);
   const Wire& wire = choice.wire;
   check_encoded(comm, "all_gather", wire, {{"shard", &shard}, {"out", &out}}, out, nullptr,
@@ -98,7 +99,7 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out, const
 }
 
 void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard,
-                    const OrPlain& choice, const Tensor* residual) {
+                    const AllowUncompressed& choice, const Tensor* residual) {
   GpuCommunicator& comm = as_gpu(any);
   const Wire& wire = choice.wire;
   check_encoded(comm, "reduce_scatter", wire, {{"data", &data}, {"shard", &shard}}, data, residual);

@@ -26,7 +26,7 @@
 #include "comm/device/gpu_communicator.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/graph.h"
-#include "overlap/contract/cuda/ways.h"
+#include "overlap/contract/cuda/algorithms.h"
 #include "tandem/quantize.h"
 
 namespace tandem::gpu {
@@ -38,7 +38,7 @@ class CallGraphs {
 
   /// Everything in which calls of one operator differ.
   struct Call {
-    Way way;
+    Algorithm algorithm;
     const Tensor &x, &weight, &out;
     const Tensor* bias = nullptr;
     const Scales* scales = nullptr;

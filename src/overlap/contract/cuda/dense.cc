@@ -151,10 +151,10 @@ OperandExtents extents_of(const OpDesc& s, int64_t x_rows, int64_t out_rows) {
           {s.result(), out_rows, s.n}};
 }
 
-int known_variant(std::string_view op, Way way, int variant, int variants) {
+int known_variant(std::string_view op, Algorithm algorithm, int variant, int variants) {
   if (variant >= 0 && variant < variants) return variant;
   throw InvalidArgument(fmt::format(
-      "{}: way {}: variant {}: expected {}", op, name_of(way), variant,
+      "{}: way {}: variant {}: expected {}", op, name_of(algorithm), variant,
       variants > 0 ? fmt::format("0 to {}", variants - 1) : "a way that has variants here"));
 }
 
@@ -203,24 +203,27 @@ int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& s
   return int(choose(comm, key, names, measure, margin));
 }
 
-Way choose_way(GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
-               int64_t out_rows, const std::vector<Way>& ways,
-               const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
-                                        const Tensor*, const Scales*)>& run) {
-  return choose_way(comm, op, shape, extents_of(shape, x_rows, out_rows), ways, run);
+Algorithm choose_algorithm(
+    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
+    int64_t out_rows, const std::vector<Algorithm>& algorithms,
+    const std::function<void(Algorithm, const Tensor&, const Tensor&, const Tensor&, const Tensor*,
+                             const Scales*)>& run) {
+  return choose_algorithm(comm, op, shape, extents_of(shape, x_rows, out_rows), algorithms, run);
 }
 
-Way choose_way(GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
-               const OperandExtents& operands, const std::vector<Way>& ways,
-               const std::function<void(Way, const Tensor&, const Tensor&, const Tensor&,
-                                        const Tensor*, const Scales*)>& run) {
+Algorithm choose_algorithm(
+    GpuCommunicator& comm, std::string_view op, const OpDesc& shape, const OperandExtents& operands,
+    const std::vector<Algorithm>& algorithms,
+    const std::function<void(Algorithm, const Tensor&, const Tensor&, const Tensor&, const Tensor*,
+                             const Scales*)>& run) {
   std::vector<std::string> names;
-  for (const Way way : ways) names.emplace_back(name_of(way));
-  const auto run_way = [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
-                           const Tensor* bias, const Scales* scales) {
-    run(ways[size_t(i)], x, weight, out, bias, scales);
+  for (const Algorithm algorithm : algorithms) names.emplace_back(name_of(algorithm));
+  const auto run_algorithm = [&](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
+                                 const Tensor* bias, const Scales* scales) {
+    run(algorithms[size_t(i)], x, weight, out, bias, scales);
   };
-  return ways[size_t(choose_fastest(comm, op, shape, operands, names, run_way, kOverSerial))];
+  return algorithms[size_t(
+      choose_fastest(comm, op, shape, operands, names, run_algorithm, kOverSerial))];
 }
 
 }  // namespace tandem::gpu

@@ -5,7 +5,7 @@
 
 #include "collectives/cuda/all_reduce.h"
 #include "gemm/cuda/scaled_gemm.h"
-#include "overlap/contract/cuda/ways.h"
+#include "overlap/contract/cuda/algorithms.h"
 #include "tandem/collectives.h"
 #include "tandem/norm.h"
 #include "tandem/tensor.h"
@@ -76,8 +76,8 @@ void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDe
 void check_add_norm_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,
                              const AddNorm* add_norm);
 
-/// Returns `variant`; throws InvalidArgument naming `way` unless it is one of its `variants`.
-int known_variant(std::string_view op, Way way, int variant, int variants);
+/// Returns `variant`; throws InvalidArgument naming `candidate` unless it is one of its `variants`.
+int known_variant(std::string_view op, Algorithm algorithm, int variant, int variants);
 
 /// Collective: index of the name that `run` is fastest with, from the tuner's times or measured on
 /// scratch operands. `what` and the shape form the key of the choice.
@@ -94,40 +94,43 @@ int choose_fastest(
                              const Tensor* bias, const Scales* scales)>& run,
     Margin margin);
 
-/// Candidates that run `op` by each of `ways`; it must outlive them. Operands as for the operator's
-/// class.
+/// Candidates that run `op` by each of `candidates`; it must outlive them. Operands as for the
+/// operator's class.
 template <typename Op>
-std::vector<Candidate> candidates_of(Op& op, const std::vector<Way>& ways) {
+std::vector<Candidate> candidates_of(Op& op, const std::vector<Algorithm>& algorithms) {
   std::vector<Candidate> all;
-  for (const Way way : ways) {
+  for (const Algorithm algorithm : algorithms) {
     all.push_back(
-        {.name = std::string(name_of(way)),
-         .form = is_serial(way) ? Form::serial : Form::overlapped,
-         .run = [&op, way](const Operands& o) {
+        {.name = std::string(name_of(algorithm)),
+         .form = is_serial(algorithm) ? Form::serial : Form::overlapped,
+         .run = [&op, algorithm](const Operands& o) {
            if constexpr (requires {
-                           op.run(way, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
+                           op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
                          }) {
-             op.run(way, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
-           } else if constexpr (requires { op.run(way, o.x, o.weight, o.out, o.bias, o.scales); }) {
-             op.run(way, o.x, o.weight, o.out, o.bias, o.scales);
+             op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);
+           } else if constexpr (requires {
+                                  op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales);
+                                }) {
+             op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales);
            } else {
-             op.run(way, o.x, o.weight, o.out);
+             op.run(algorithm, o.x, o.weight, o.out);
            }
          }});
   }
   return all;
 }
 
-/// Collective: the one of `ways` that `run` is fastest with. Serial ones first: they win ties.
-Way choose_way(
+/// Collective: the one of `candidates` that `run` is fastest with. Serial ones first: they win
+/// ties.
+Algorithm choose_algorithm(
     GpuCommunicator& comm, std::string_view op, const OpDesc& shape, int64_t x_rows,
-    int64_t out_rows, const std::vector<Way>& ways,
-    const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
+    int64_t out_rows, const std::vector<Algorithm>& algorithms,
+    const std::function<void(Algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run);
-Way choose_way(
+Algorithm choose_algorithm(
     GpuCommunicator& comm, std::string_view op, const OpDesc& shape, const OperandExtents& operands,
-    const std::vector<Way>& ways,
-    const std::function<void(Way, const Tensor& x, const Tensor& weight, const Tensor& out,
+    const std::vector<Algorithm>& algorithms,
+    const std::function<void(Algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                              const Tensor* bias, const Scales* scales)>& run);
 
 }  // namespace tandem::gpu

@@ -88,7 +88,7 @@ std::vector<Candidate> EncodedDense::candidates() {
   }
   for (const int head : EncodedAgOp::kHeads) {
     if (!fused_ag_) continue;
-    add(head == 8 ? "fused" : "fused, head 4/8,", Form::overlapped,
+    add(head == 8 ? "fused" : "fused, local first 4/8,", Form::overlapped,
         [this, head](const tandem::Operands& o) {
           run_fused(o, [&] { fused_ag_->run(head, o.x, o.weight, o.out); });
         });
@@ -119,8 +119,8 @@ void EncodedDense::run_fused(const tandem::Operands& o, const Run& run) {
 
 void EncodedDense::run_fused_sum(bool between, const tandem::Operands& o) {
   if (shape_.op == "gemm_rs") return fused_rs_->run(between, o.x, o.weight, o.out);
-  const Shard mine = shard_of(shape_.m, comm_.size(), comm_.rank());
-  const Tensor sums = o.out.rows(mine.begin, mine.count);
+  const Shard local = shard_of(shape_.m, comm_.size(), comm_.rank());
+  const Tensor sums = o.out.rows(local.begin, local.count);
   fused_rs_->run(between, o.x, o.weight, sums);
   collective_.all_gather(sums, o.out);
   if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());

@@ -42,12 +42,12 @@ class GpuOperator final : public OverlapOperator {
     if (encodes) {
       encoded_.emplace(comm, lt_context(comm), desc, options.strategy != Strategy::serial);
     }
-    if (!encodes || desc.or_plain) {
+    if (!encodes || desc.allow_uncompressed) {
       OpDesc plain = desc;
       plain.wire = {};
-      plain.or_plain = false;
+      plain.allow_uncompressed = false;
       op_.emplace(comm, lt_context(comm), plain, how...);
-      all = candidates_of(*op_, op_->ways());
+      all = candidates_of(*op_, op_->algorithms());
     }
     if (encodes) std::ranges::move(encoded_->candidates(), std::back_inserter(all));
     std::ranges::copy_if(all, std::back_inserter(candidates_), [&](const Candidate& candidate) {
@@ -57,7 +57,7 @@ class GpuOperator final : public OverlapOperator {
     // order too.
     if (candidates_.empty()) {
       std::ranges::copy_if(all, std::back_inserter(candidates_), [](const Candidate& candidate) {
-        return candidate.name != name_of(Way::serial_nccl);
+        return candidate.name != name_of(Algorithm::serial_nccl);
       });
     }
     if (candidates_.empty()) candidates_ = all;
@@ -108,17 +108,19 @@ std::unique_ptr<OverlapOperator> make(GpuCommunicator& comm, const OpDesc& desc,
   // Everything that decides on the candidates must agree before the first one is prepared.
   const bool fused =
       options.strategy != Strategy::serial && comm.one_node() && has_fused_kernels(comm);
-  comm.require_same(desc.op, fmt::format("strategy {}{} codec {}{}", name_of(options.strategy),
-                                         fused ? " with kernels for sm_90a" : "",
-                                         desc.wire.describe(), desc.or_plain ? " or plain" : ""));
+  comm.require_same(desc.op,
+                    fmt::format("strategy {}{} codec {}{}", name_of(options.strategy),
+                                fused ? " with kernels for sm_90a" : "", desc.wire.describe(),
+                                desc.allow_uncompressed ? " or uncompressed" : ""));
   if (desc.scaled() && desc.keep_gathered) {
     throw Unsupported("ag_gemm: keep_gathered with dtype e4m3: expected f32, bf16 or f16");
   }
   if (!comm.one_node()) return std::make_unique<GpuOperator<AcrossNodes>>(comm, desc, options);
-  const Way way = options.strategy == Strategy::serial ? Way::serial_nccl : Way::fused;
+  const Algorithm algorithm =
+      options.strategy == Strategy::serial ? Algorithm::serial_nccl : Algorithm::fused;
   const auto on_one_node =
       [&]<typename Op>(std::type_identity<Op>) -> std::unique_ptr<OverlapOperator> {
-    return std::make_unique<GpuOperator<Op>>(comm, desc, options, way);
+    return std::make_unique<GpuOperator<Op>>(comm, desc, options, algorithm);
   };
   if (desc.op == "ag_gemm") return on_one_node(std::type_identity<gpu::AgGemm>());
   if (desc.op == "gemm_rs") return on_one_node(std::type_identity<gpu::GemmRs>());

@@ -56,10 +56,10 @@ AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDes
   }
 }
 
-std::vector<Way> AcrossNodes::ways() const {
-  if (op_ == "gemm_ar" || comm_.size() == 1) return {Way::serial_nccl};
-  if (op_ == "gemm_rs" && comm_.size() > kMaxParts) return {Way::serial_nccl};
-  return {Way::serial_nccl, Way::chunked};
+std::vector<Algorithm> AcrossNodes::algorithms() const {
+  if (op_ == "gemm_ar" || comm_.size() == 1) return {Algorithm::serial_nccl};
+  if (op_ == "gemm_rs" && comm_.size() > kMaxParts) return {Algorithm::serial_nccl};
+  return {Algorithm::serial_nccl, Algorithm::chunked};
 }
 
 Tensor AcrossNodes::gathered() const {
@@ -71,7 +71,7 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
   return memory.view(shape_.dtype, {shape_.m, columns}).rows(rows.begin, rows.count);
 }
 
-void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+void AcrossNodes::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                       const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   const int64_t own = shard(comm_.rank()).count;
@@ -82,14 +82,14 @@ void AcrossNodes::run(Way way, const Tensor& x, const Tensor& weight, const Tens
                    x, weight, out, bias, scales);
     check_add_norm_operands(comm_, op_, shape_, add_norm);
   }
-  if (std::ranges::count(ways(), way) == 0) {
-    throw InvalidArgument(
-        fmt::format("{} across nodes: way {}: expected serial_nccl or chunked", op_, name_of(way)));
+  if (std::ranges::count(algorithms(), algorithm) == 0) {
+    throw InvalidArgument(fmt::format("{} across nodes: way {}: expected serial_nccl or chunked",
+                                      op_, name_of(algorithm)));
   }
   const void* bias_data = bias ? bias->data() : nullptr;
   const Enqueueing call(comm_);
   comm_.enqueue([&] {
-    if (way == Way::serial_nccl) return run_serial(x, weight, out, bias_data, add_norm);
+    if (algorithm == Algorithm::serial_nccl) return run_serial(x, weight, out, bias_data, add_norm);
     gathers_ ? gather_chunked(x, weight, out, bias_data)
              : scatter_chunked(x, weight, out, bias_data);
   });

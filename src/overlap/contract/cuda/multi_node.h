@@ -21,9 +21,9 @@ class AcrossNodes {
   /// Collective. Throws Unsupported for e4m3.
   AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape);
   /// Operands as for the operator's class.
-  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-           const Scales* scales, const AddNorm* add_norm = nullptr);
-  std::vector<Way> ways() const;
+  void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
+           const Tensor* bias, const Scales* scales, const AddNorm* add_norm = nullptr);
+  std::vector<Algorithm> algorithms() const;
   /// AG+GEMM: [m, k]; holds the remote rows after a run, and all rows with keep_gathered.
   Tensor gathered() const;
 

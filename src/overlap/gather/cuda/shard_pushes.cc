@@ -11,7 +11,7 @@ constexpr int kEntered = 0, kArrived = kMaxGpus, kRouteEntered = 2 * kMaxGpus,
               kRouteArrived = 3 * kMaxGpus;
 
 int chunks_of(int64_t columns, DType dtype) {
-  return int((columns * int64_t(size_of(dtype)) + kCourierPieceBytes - 1) / kCourierPieceBytes);
+  return int((columns * int64_t(size_of(dtype)) + kCopyItemBytes - 1) / kCopyItemBytes);
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t c
       dtype_(dtype),
       keep_own_(keep_own),
       row_scales_(row_scales),
-      mine_(shard_of(rows, comm.size(), comm.rank())),
+      local_(shard_of(rows, comm.size(), comm.rank())),
       scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
       buffer_(std::static_pointer_cast<GpuBuffer>(
           comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
@@ -39,15 +39,15 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
   const PeerTable& table = buffer_->table();
   if (entering == Entering::before) {
     launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().signal_value},
-                 comm_.watch(), op_, comm_.stream());
+                 comm_.deadline(), op_, comm_.stream());
   }
   begun_.record(comm_.stream());
   begun_.block(side_.get());
-  if (entering == Entering::beside) {
+  if (entering == Entering::concurrent) {
     // Concurrent with a GEMM that fills the GPU this finds no free SM: in a graph it must come
     // first.
-    launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value}, comm_.watch(),
-                 op_, side_.get());
+    launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value},
+                 comm_.deadline(), op_, side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
   if (keep_own) copy_own(x, scales, side_.get());
@@ -59,10 +59,11 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
   const bool sends_scales = row_scales_ && scales;
   if (times_) (*times_)[size_t(2 * step)].record(side_.get());
   paced_.begin(int64_t(x.bytes() + (sends_scales ? scales->bytes() : 0)), side_.get());
-  check(cudaMemcpyAsync(rows(to, mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault, side_.get()),
-        "push a shard");
+  check(
+      cudaMemcpyAsync(rows(to, local_.begin), x.data(), x.bytes(), cudaMemcpyDefault, side_.get()),
+      "push a shard");
   if (sends_scales) {
-    check(cudaMemcpyAsync(row_scales(to, mine_.begin), scales->data(), scales->bytes(),
+    check(cudaMemcpyAsync(row_scales(to, local_.begin), scales->data(), scales->bytes(),
                           cudaMemcpyDefault, side_.get()),
           "push a shard's scales");
   }
@@ -77,18 +78,18 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
 }
 
 void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
-  check(cudaMemcpyAsync(rows(comm_.rank(), mine_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
+  check(cudaMemcpyAsync(rows(comm_.rank(), local_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
                         stream),
         "copy the own shard");
   if (row_scales_ && scales) {
-    check(cudaMemcpyAsync(row_scales(comm_.rank(), mine_.begin), scales->data(), scales->bytes(),
+    check(cudaMemcpyAsync(row_scales(comm_.rank(), local_.begin), scales->data(), scales->bytes(),
                           cudaMemcpyDefault, stream),
           "copy the own scales");
   }
 }
 
 void ShardPushes::await(int source, bool first) {
-  launch_wait(buffer_->table(), kArrived, source, &words().awaited, first, comm_.watch(), op_,
+  launch_wait(buffer_->table(), kArrived, source, &words().awaited, first, comm_.deadline(), op_,
               comm_.stream());
 }
 
@@ -96,7 +97,7 @@ void ShardPushes::end() {
   pushed_.block(comm_.stream());
 }
 
-const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) {
+const void* ShardPushes::gather(Algorithm algorithm, const Tensor& x, const Tensor* scales) {
   if (comm_.size() == 1) return x.data();
   const auto gather_by = [&](const auto& gather) {
     gather(x, gathered());
@@ -104,21 +105,21 @@ const void* ShardPushes::gather(Way way, const Tensor& x, const Tensor* scales) 
       gather(*scales, Tensor(row_scales(comm_.rank(), 0), DType::f32, {rows_}, scales->device()));
     }
   };
-  if (way == Way::serial_nccl) {
+  if (algorithm == Algorithm::serial_nccl) {
     grouped(comm_, [&] {
       gather_by(
           [&](const Tensor& shard, const Tensor& whole) { nccl_all_gather(comm_, shard, whole); });
     });
     return buffer_->local();
   }
-  if (way == Way::plain) {
+  if (algorithm == Algorithm::plain) {
     PartExchange& parts = part_exchange(comm_);
     gather_by([&](const Tensor& shard, const Tensor& whole) {
       parts.all_gather(shard, whole, parts.choose(whole), op_);
     });
     return buffer_->local();
   }
-  start(x, scales, Entering::beside, false);
+  start(x, scales, Entering::concurrent, false);
   copy_own(x, scales, comm_.stream());
   await(-1, true);
   end();
@@ -145,7 +146,7 @@ ShardGate ShardPushes::gate() const {
   ShardGate gate;
   gate.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
   gate.epoch = &words().pushed;
-  gate.watch = comm_.watch();
+  gate.deadline = comm_.deadline();
   return gate;
 }
 
@@ -153,11 +154,11 @@ ShardGate ShardPushes::route_gate() const {
   ShardGate gate;
   gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
   gate.chunks = chunks_of(columns_, dtype_);
-  gate.chunk_bytes = kCourierPieceBytes;
+  gate.chunk_bytes = kCopyItemBytes;
   gate.epoch = &words().routes.epoch;
   gate.ahead = 1;
   gate.counts_per_chunk = unsigned(rows_ / comm_.size());
-  gate.watch = patient();
+  gate.deadline = extend_deadline();
   return gate;
 }
 
@@ -166,24 +167,24 @@ ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
   ShardRoute route;
   route.stops = comm_.size() - 1 + (keep_own_ ? 1 : 0);
   route.from = static_cast<const std::byte*>(x.data());
-  route.rows = int(mine_.count);
+  route.rows = int(local_.count);
   route.row_bytes = row_bytes();
   route.chunks = chunks_of(columns_, dtype_);
   if (row_scales_) {
     route.scales = scales->as<const float>();
-    route.scales_at = reinterpret_cast<std::byte*>(row_scales(comm_.rank(), mine_.begin)) -
-                      rows(comm_.rank(), mine_.begin);
+    route.scales_at = reinterpret_cast<std::byte*>(row_scales(comm_.rank(), local_.begin)) -
+                      rows(comm_.rank(), local_.begin);
   }
   for (int stop = 0; stop < route.stops; ++stop) {
     const int to = target(stop);  // this rank after the last peer
-    route.to[stop] = rows(to, mine_.begin);
+    route.to[stop] = rows(to, local_.begin);
     route.arrived[stop] = table.signals[to] + kRouteArrived + comm_.rank() * route.chunks;
     route.enter[stop] = table.signals[to] + kRouteEntered + comm_.rank();
     route.entered[stop] = table.signals[comm_.rank()] + kRouteEntered + to;
     route.rank_of[stop] = to;
   }
   route.calls = &words().routes;
-  route.watch = comm_.watch();
+  route.deadline = comm_.deadline();
   return route;
 }
 

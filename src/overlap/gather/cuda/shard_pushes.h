@@ -13,7 +13,7 @@
 #include "comm/device/gpu_communicator.h"
 #include "comm/device/signal_kernels.h"
 #include "core/cuda/common_stream.h"
-#include "overlap/contract/cuda/ways.h"
+#include "overlap/contract/cuda/algorithms.h"
 #include "overlap/gather/cuda/shard_route.h"
 #include "schedule/ring.h"
 #include "tandem/collectives.h"
@@ -23,8 +23,8 @@ namespace tandem::gpu {
 
 /// Stream on which ranks wait until the others are ready for a call.
 enum class Entering {
-  beside,  ///< the pushing stream: the local shard's GEMM starts at once, and the reader advances
-           ///< its epoch itself, by `await`
+  concurrent,  ///< the pushing stream: the local shard's GEMM starts at once, and the reader
+               ///< advances its epoch itself, by `await`
   before,  ///< the communicator's stream: a kernel that fills the GPU cannot then start before the
            ///< one that it waits for
 };
@@ -50,8 +50,8 @@ class ShardPushes {
   template <typename Body>
   void for_each_shard(const Tensor& x, const Tensor* scales, const Body& body) {
     const int ranks = comm_.size();
-    if (ranks > 1) begin(x, Entering::beside, scales);
-    body(comm_.rank(), mine_, x.data());
+    if (ranks > 1) begin(x, Entering::concurrent, scales);
+    body(comm_.rank(), local_, x.data());
     for (int step = 1; step < ranks; ++step) {
       const int source = schedule::ag_source(comm_.rank(), ranks, step);
       const Shard shard = shard_of(rows_, ranks, source);
@@ -62,11 +62,11 @@ class ShardPushes {
   }
 
   /// Runs the whole gather serially or by `plain`; returns the address of the gathered matrix.
-  const void* gather(Way way, const Tensor& x, const Tensor* scales = nullptr);
+  const void* gather(Algorithm algorithm, const Tensor& x, const Tensor* scales = nullptr);
   /// One rank: gathers x itself.
   void keep_alone(const Tensor& x);
 
-  Shard mine() const { return mine_; }
+  Shard local() const { return local_; }
   /// Rows starting at `row`, in the memory of rank `at`.
   std::byte* rows(int at, int64_t row) const;
   float* row_scales(int at, int64_t row) const;
@@ -104,14 +104,14 @@ class ShardPushes {
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
   // Extends the deadline of waits that depend on other ranks' waits, so that those report the rank
   // that is really missing.
-  Watch patient() const { return gpu::patient(comm_.watch()); }
+  Deadline extend_deadline() const { return gpu::extend_deadline(comm_.deadline()); }
 
   GpuCommunicator& comm_;
   OpId op_;
   int64_t rows_, columns_;
   DType dtype_;
   bool keep_own_, row_scales_;
-  Shard mine_;
+  Shard local_;
   size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
   std::shared_ptr<GpuBuffer> buffer_;
   DeviceMemory words_;

@@ -20,12 +20,12 @@ struct ShardGate {
   int chunk_bytes = std::numeric_limits<int>::max();
   const uint64_t* epoch = nullptr;
   unsigned ahead = 0, counts_per_chunk = 1;
-  Watch watch;
+  Deadline deadline;
 };
 
 /// Bytes of a row in a chunk, if a kernel's copy warps send the shards
-/// (overlap/gather/cuda/shard_courier.cuh).
-constexpr int kCourierPieceBytes = 2048;
+/// (overlap/gather/cuda/shard_copy_warp.cuh).
+constexpr int kCopyItemBytes = 2048;
 
 /// Route of the local shard's rows by a kernel's copy warps. Targets (stops) are in order of
 /// delivery: those that need the rows first come first; this rank itself, last, if the gather keeps
@@ -34,7 +34,7 @@ constexpr int kCourierPieceBytes = 2048;
 struct ShardRoute {
   int stops = 0;         ///< number of targets; 0: no copy warps
   int bytes_per_ns = 1;  ///< max rate of all blocks together
-  int groups = 1;        ///< of blocks (schedule::AgCourierOrder)
+  int groups = 1;        ///< of blocks (schedule::AgCopyOrder)
   /// Sends all chunks to the first target before any to the others, for tiles that need it first.
   bool first_alone = false;
   const std::byte* from = nullptr;
@@ -48,7 +48,7 @@ struct ShardRoute {
   const uint64_t* entered[kMaxGpus] = {};  ///< in this rank's memory: ready flag of the target
   int rank_of[kMaxGpus] = {};
   CallCounter* calls = nullptr;  ///< counts one reader per warp
-  Watch watch;
+  Deadline deadline;
 };
 
 }  // namespace tandem::gpu

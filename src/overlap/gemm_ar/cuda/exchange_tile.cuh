@@ -98,7 +98,7 @@ class ExchangeTile {
         Pack packs[kCount];
         const auto at = [&](int i) { return from + (first + i) * kPackRow; };
         const auto sender = [&](int) { return peers().rank; };
-        if (!receive(tile, patient(job_.watch), at, sender, packs)) return false;
+        if (!receive(tile, extend_deadline(job_.deadline), at, sender, packs)) return false;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount * kPackWords; ++i) {
           accumulators(first * kPackWords + i) +=
@@ -242,8 +242,8 @@ class ExchangeTile {
   // `sender(i)` (-1: none). Polls all of them until each has arrived; returns false after the
   // deadline or an abort, as wait_signal() does. Many loads in flight cover memory latency.
   template <int kCount, class At, class Sender>
-  CUTLASS_DEVICE bool receive(int tile, Watch const& watch, At const& at, Sender const& sender,
-                              Pack (&packs)[kCount]) const {
+  CUTLASS_DEVICE bool receive(int tile, Deadline const& deadline, At const& at,
+                              Sender const& sender, Pack (&packs)[kCount]) const {
     // Does not use Deadline and has_failed() of device_signal.cuh: with them, and with peer_at()
     // below, these loops compile to other instructions than those that were measured.
     uint64_t begin = 0;
@@ -261,9 +261,9 @@ class ExchangeTile {
       // longer.
       if (spin % 256 != 255) continue;
       const bool failed =
-          *reinterpret_cast<volatile int*>(&watch.record->state) != ErrorRecord::kNone;
-      if (!failed && nanoseconds() - begin <= watch.deadline_ns) continue;
-      if (!failed) report_timeout(watch, OpId::gemm_ar, missing, tile, epoch_, 0);
+          *reinterpret_cast<volatile int*>(&deadline.record->state) != ErrorRecord::kNone;
+      if (!failed && nanoseconds() - begin <= deadline.deadline_ns) continue;
+      if (!failed) report_timeout(deadline, OpId::gemm_ar, missing, tile, epoch_, 0);
       give_up(job_.calls, epoch_);
       return false;
     }
@@ -313,7 +313,7 @@ class ExchangeTile {
         const int r = i / kAtOnce;
         return r >= size || r == rank ? -1 : r;
       };
-      if (!receive(tile, job_.watch, at, sender, packs)) return;
+      if (!receive(tile, job_.deadline, at, sender, packs)) return;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         CUTLASS_PRAGMA_UNROLL
@@ -346,11 +346,11 @@ class ExchangeTile {
   // of all owners are sent first, and their sums are in flight while the next ones arrive.
   CUTLASS_DEVICE void share_out(int tile, uint32_t const (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    const size_t mine = job_.layout.share(parity(), rank, tile);
+    const size_t local = job_.layout.share(parity(), rank, tile);
     int owner = turn, row = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int pack = 0; pack < kPacks; ++pack) {
-      store_pack(packs_at(owner, mine) + row * kPackRow, pack_of(words, pack));
+      store_pack(packs_at(owner, local) + row * kPackRow, pack_of(words, pack));
       owner = owner + 1 < size ? owner + 1 : 0;
       row += owner == turn;
     }
@@ -373,7 +373,7 @@ class ExchangeTile {
       Pack packs[kRanks];
       const auto at = [&](int r) { return slot + (r < size ? r : size - 1) * of_rank; };
       const auto sender = [&](int r) { return r < size ? r : -1; };
-      if (!receive(tile, job_.watch, at, sender, packs)) return;  // incomplete sums are not sent
+      if (!receive(tile, job_.deadline, at, sender, packs)) return;  // incomplete sums are not sent
       const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
       const size_t to = job_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
       for (int s = 1; s <= size; ++s) {
@@ -391,7 +391,8 @@ class ExchangeTile {
     Pack packs[kCount];
     // Deadline extended, as their owners wait for the other ranks' shares.
     receive(
-        tile, patient(job_.watch), [&](int i) { return sums + (first_pack + i) * kPackRow; },
+        tile, extend_deadline(job_.deadline),
+        [&](int i) { return sums + (first_pack + i) * kPackRow; },
         [&](int i) { return (first_pack + i + tile) % size; }, packs);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {

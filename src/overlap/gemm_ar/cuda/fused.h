@@ -36,7 +36,7 @@ namespace tandem::gpu {
 /// dependent.
 struct ArStaging {
   static constexpr int kFeatures = 64, kThreads = 128;
-  static constexpr int kMostTokens = 128;    // of a tile: with more, two tiles share the features
+  static constexpr int kMaxTokens = 128;     // of a tile: with more, two tiles share the features
   static constexpr int kOneShotTokens = 64;  // max
   static constexpr int kTwoShotTokens = 32;  // min: a thread has two vectors to share out
 
@@ -86,10 +86,10 @@ struct FusedArJob {
   PeerTable staging;
   ArStaging layout;
   std::byte* split_partials;  ///< initially zero; of layout.split_partial(helpers, 0) bytes
-  int split;  ///< blocks that share a tile along K, main block and helpers: 1 to most_splits()
+  int split;  ///< blocks that share a tile along K, main block and helpers: 1 to max_splits()
   CallCounter* calls;  ///< counts one reader per block
   bool two_shot;
-  Watch watch;
+  Deadline deadline;
 };
 
 /// One number of tokens and of blocks of a cluster, which share their loads of x (256 tokens: of
@@ -99,7 +99,7 @@ class FusedArKernel {
   virtual ~FusedArKernel() = default;
   /// Max blocks that can share a tile of `n` features along `k`, such that all are resident and
   /// have work: at least 1.
-  virtual int most_splits(int64_t n, int64_t k) const = 0;
+  virtual int max_splits(int64_t n, int64_t k) const = 0;
   virtual void launch(const FusedArJob& job, cudaStream_t stream) = 0;
 };
 
@@ -108,7 +108,7 @@ struct FusedArTile {
 };
 constexpr FusedArTile kFusedArTiles[] = {{8, 1}, {16, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}};
 constexpr int kFusedArTokens = 256;
-constexpr int kMostArSplits = 4;
+constexpr int kMaxArSplits = 4;
 /// Tokens of the smallest tile that holds `rows`.
 constexpr int fused_ar_tokens(int64_t rows) {
   int tokens = 8;

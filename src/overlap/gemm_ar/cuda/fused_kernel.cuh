@@ -29,8 +29,8 @@ struct ArConfig {
   using Operand = Operand_;
   using Element = Element_;  // of the result
   static constexpr bool kFp8 = sizeof(Operand) == 1;
-  static constexpr int kTokenTiles = kTokens_ <= ArStaging::kMostTokens ? 1 : 2;  // of the tokens
-  static constexpr int kTokens = kTokens_ / kTokenTiles;                          // per block
+  static constexpr int kTokenTiles = kTokens_ <= ArStaging::kMaxTokens ? 1 : 2;  // of the tokens
+  static constexpr int kTokens = kTokens_ / kTokenTiles;                         // per block
   static constexpr int kGroups = kTokenTiles, kFeatures = kGroups * ArStaging::kFeatures;
   static constexpr int kCluster = kCluster_ / kTokenTiles;  // blocks that share tokens
   static constexpr int kDepth = (kTokens <= 64 ? 256 : 128) / int(sizeof(Operand));  // a k-block
@@ -197,10 +197,10 @@ class ArKernel final : public FusedArKernel {
     resident_ = this_share()->clusters(resident_, Config::kCluster * Config::kTokenTiles);
   }
 
-  int most_splits(int64_t n, int64_t k) const override {
+  int max_splits(int64_t n, int64_t k) const override {
     const int64_t steps = (k + Config::kDepth - 1) / Config::kDepth;
-    const int64_t most = std::min<int64_t>(steps, kMostArSplits);
-    return int(std::clamp<int64_t>(resident_ / clusters(n), 1, most));
+    const int64_t maximum = std::min<int64_t>(steps, kMaxArSplits);
+    return int(std::clamp<int64_t>(resident_ / clusters(n), 1, maximum));
   }
 
   void launch(const FusedArJob& job, cudaStream_t stream) override {

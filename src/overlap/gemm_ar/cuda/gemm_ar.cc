@@ -16,47 +16,48 @@ GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape) {
   return product_of(shape, shape.m, shape.bias && comm.rank() == 0);
 }
 
-AllReduceWay all_reduce_way(Way way) {
-  switch (way) {
-    case Way::serial_nccl:
-      return AllReduceWay::nccl;
-    case Way::one_shot:
-      return AllReduceWay::one_shot;
-    case Way::two_shot:
-      return AllReduceWay::two_shot;
-    case Way::automatic:
-    case Way::adding:
-    case Way::plain:
-    case Way::serial_copy:
-    case Way::chunked:
-    case Way::fused:
+AllReduceAlgorithm all_reduce_algorithm(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::serial_nccl:
+      return AllReduceAlgorithm::nccl;
+    case Algorithm::one_shot:
+      return AllReduceAlgorithm::one_shot;
+    case Algorithm::two_shot:
+      return AllReduceAlgorithm::two_shot;
+    case Algorithm::automatic:
+    case Algorithm::adding:
+    case Algorithm::plain:
+    case Algorithm::serial_copy:
+    case Algorithm::chunked:
+    case Algorithm::fused:
       break;
   }
   throw InvalidArgument(
       fmt::format("gemm_ar: way {}: expected serial_nccl, one_shot, two_shot, or fused where {}",
-                  name_of(way), "M is 1 to 256, bf16 or f16 comes out, weight [N, K]"));
+                  name_of(algorithm), "M is 1 to 256, bf16 or f16 comes out, weight [N, K]"));
 }
 
 }  // namespace
 
-GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
+GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Algorithm algorithm)
     : comm_(comm),
       shape_((check_shape(comm, "gemm_ar", shape, true, false), shape)),
       whole_(lt, gemm_shape(comm, shape)),
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0,
                   OpId::gemm_ar, AllReduce::Sizes::this_one),
-      way_(way) {
+      algorithm_(algorithm) {
   agree_on_gemm_choices(comm, lt);
-  if (prepares_fused(way)) make_fused();
-  if (way_ != Way::automatic) return;
+  if (prepares_fused(algorithm)) make_fused();
+  if (algorithm_ != Algorithm::automatic) return;
   std::optional<AddNormScratch> tail;
   if (shape.add_norm) tail.emplace(Extent{shape.result(), shape.m, shape.n});
-  way_ = choose_way(comm, "gemm_ar", shape, shape.m, shape.m, ways(),
-                    [&](Way w, const Tensor& x, const Tensor& weight, const Tensor& out,
-                        const Tensor* bias, const Scales* scales) {
-                      run(w, x, weight, out, bias, scales, tail ? &tail->add_norm : nullptr);
-                    });
+  algorithm_ =
+      choose_algorithm(comm, "gemm_ar", shape, shape.m, shape.m, algorithms(),
+                       [&](Algorithm w, const Tensor& x, const Tensor& weight, const Tensor& out,
+                           const Tensor* bias, const Scales* scales) {
+                         run(w, x, weight, out, bias, scales, tail ? &tail->add_norm : nullptr);
+                       });
 }
 
 void GemmAr::make_fused() {
@@ -67,15 +68,15 @@ void GemmAr::make_fused() {
   }
   const auto make = shape_.scaled() ? (bf16 ? make_fused_ar_fp8_bf16 : make_fused_ar_fp8_f16)
                                     : (bf16 ? make_fused_ar_bf16 : make_fused_ar_f16);
-  const int tokens = fused_ar_tokens(shape_.m), most = ArStaging::kMostTokens;
+  const int tokens = fused_ar_tokens(shape_.m), maximum = ArStaging::kMaxTokens;
   const int columns = int((shape_.n + ArStaging::kFeatures - 1) / ArStaging::kFeatures);
-  layout_ = {comm_.size(), tokens > most ? columns * (tokens / most) : columns,
-             std::min(tokens, most)};
+  layout_ = {comm_.size(), tokens > maximum ? columns * (tokens / maximum) : columns,
+             std::min(tokens, maximum)};
   for (const FusedArTile& tile : kFusedArTiles) {
     if (tile.tokens != tokens) continue;
     kernels_.push_back(make(tile));
     // Variants are the same on all ranks, whose K may differ.
-    const double fit = kernels_.back()->most_splits(shape_.n, shape_.k);
+    const double fit = kernels_.back()->max_splits(shape_.n, shape_.k);
     const int splits = -int(comm_.slowest(std::vector<double>{-fit})[0]);
     for (int split = 1; split <= splits; ++split) {
       for (const bool two_shot : {false, true}) {
@@ -101,16 +102,16 @@ void GemmAr::make_fused() {
                      });
 }
 
-std::vector<Way> GemmAr::ways() const {
-  std::vector<Way> all{Way::serial_nccl};
+std::vector<Algorithm> GemmAr::algorithms() const {
+  std::vector<Algorithm> all{Algorithm::serial_nccl};
   const int64_t elements = shape_.m * shape_.n, row = shape_.add_norm ? shape_.n : 0;
-  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::one_shot, row)) {
-    all.push_back(Way::one_shot);
+  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceAlgorithm::one_shot, row)) {
+    all.push_back(Algorithm::one_shot);
   }
-  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceWay::two_shot, row)) {
-    all.push_back(Way::two_shot);
+  if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceAlgorithm::two_shot, row)) {
+    all.push_back(Algorithm::two_shot);
   }
-  if (comm_.size() > 1 && !variants_.empty()) all.push_back(Way::fused);
+  if (comm_.size() > 1 && !variants_.empty()) all.push_back(Algorithm::fused);
   return all;
 }
 
@@ -120,19 +121,19 @@ void GemmAr::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias
              comm_.stream(), pointers_of(shape_, scales));
 }
 
-void GemmAr::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+void GemmAr::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                  const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
   check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm);
   const Enqueueing call(comm_);
-  if (way == Way::fused && !variants_.empty()) {
+  if (algorithm == Algorithm::fused && !variants_.empty()) {
     return comm_.enqueue([&] {
       run_fused(x, weight, out, bias, scales);
       if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
     });
   }
-  const AllReduceWay reduce = all_reduce_way(way);
+  const AllReduceAlgorithm reduce = all_reduce_algorithm(algorithm);
   if (comm_.size() == 1) {
     whole_.run(x.data(), weight.data(), out.data(), bias ? bias->data() : nullptr, comm_.stream(),
                pointers_of(shape_, scales));
@@ -166,7 +167,7 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .split = variant.split,
                           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
                           .two_shot = variant.two_shot,
-                          .watch = comm_.watch()},
+                          .deadline = comm_.deadline()},
                          comm_.stream());
 }
 

@@ -21,26 +21,31 @@ namespace tandem::gpu {
 class GemmAr {
  public:
   /// Collective. K may differ by rank. The fused algorithm is prepared, and its variants measured,
-  /// if `way` is fused or automatic; otherwise the operator does not have it.
-  GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
+  /// if `candidate` is fused or automatic; otherwise the operator does not have it.
+  GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+         Algorithm algorithm = Algorithm::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr, const AddNorm* add_norm = nullptr) {
-    run(way_, x, weight, out, bias, scales, add_norm);
+    run(algorithm_, x, weight, out, bias, scales, add_norm);
   }
   /// Runs the given one of `ways()` instead of the chosen one.
-  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+  void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr,
            const AddNorm* add_norm = nullptr);
-  Way way() const { return way_; }
-  std::vector<Way> ways() const;
+  Algorithm algorithm() const { return algorithm_; }
+  std::vector<Algorithm> algorithms() const;
   /// GEMM algorithm of e4m3 operands.
-  ProductWay product_way() const { return whole_.way(); }
+  GemmAlgorithm gemm_algorithm() const { return whole_.algorithm(); }
   /// Number of variants; only `fused` has some: its exchanges and splits along K. The fastest is in
   /// use unless `use_variant` selects another.
-  int variants(Way way) const { return way == Way::fused ? int(variants_.size()) : 0; }
-  void use_variant(Way way, int variant) { fused_variant_ = known(way, variant); }
-  std::string describe(Way way) const { return variants_[size_t(known(way, fused_variant_))].name; }
+  int variants(Algorithm algorithm) const {
+    return algorithm == Algorithm::fused ? int(variants_.size()) : 0;
+  }
+  void use_variant(Algorithm algorithm, int variant) { fused_variant_ = known(algorithm, variant); }
+  std::string describe(Algorithm algorithm) const {
+    return variants_[size_t(known(algorithm, fused_variant_))].name;
+  }
   /// Computes only this rank's partial product: the cost under perfect overlap.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
@@ -52,8 +57,8 @@ class GemmAr {
     bool two_shot;
     std::string name;
   };
-  int known(Way way, int variant) const {
-    return known_variant("gemm_ar", way, variant, variants(way));
+  int known(Algorithm algorithm, int variant) const {
+    return known_variant("gemm_ar", algorithm, variant, variants(algorithm));
   }
   void make_fused();
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
@@ -71,7 +76,7 @@ class GemmAr {
   std::shared_ptr<GpuBuffer> staging_;  // of the fused algorithm, laid out by `layout_`
   DeviceMemory split_partials_;         // for blocks that share a tile
   DeviceMemory calls_;                  // the fused algorithm's CallCounter
-  Way way_;
+  Algorithm algorithm_;
 };
 
 }  // namespace tandem::gpu

@@ -51,8 +51,8 @@ struct AddingShape {
   int64_t column_tiles() const { return (n + tile_columns(dtype) - 1) / tile_columns(dtype); }
   bool has_whole_shards() const { return m % (int64_t(ranks) * kRows) == 0; }
   int64_t shard_rows() const {
-    const int64_t most = (m + ranks - 1) / ranks;
-    return (most + kRows - 1) / kRows * kRows;
+    const int64_t maximum = (m + ranks - 1) / ranks;
+    return (maximum + kRows - 1) / kRows * kRows;
   }
   /// Bytes of a shard padded to whole tiles.
   size_t slot_bytes() const {
@@ -83,19 +83,19 @@ struct AddingJob {
   /// shard_rows(), tile_columns()], and one rank less. `outbox` is the local send buffer; if tiles
   /// are stored, it holds only deferred ones and those whose wait for the owner timed out.
   /// `received`: partials from the other ranks.
-  void* outbox;
+  void* send_buffer;
   const void* received;
   PeerTable staging;  ///< signals start at `entered` (ready flags), by rank; `arrived`, by source,
-                      ///< then by kMostPieces; `landed`, by source, then by slice
-  int entered, arrived, landed;
+                      ///< then by kMaxPieces; `landed`, by source, then by slice
+  int entered, arrived, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
-  /// For copy-engine pushes, by ring step, then by kMostPieces: `counted` tiles, 0 between calls;
+  /// For copy-engine pushes, by ring step, then by kMaxPieces: `counted` tiles, 0 between calls;
   /// `ready` flags of complete chunks, set to 1 and reset by the pushing stream; `sending`, the
   /// value for their signal: the call's epoch, or 0 if the wait for their owner timed out.
   unsigned *counted, *ready;
   uint64_t* sending;
   int plan;  ///< index into plans()
-  Watch watch;
+  Deadline deadline;
   TileLog timeline{};          ///< for kernels that record
   const void* bias = nullptr;  ///< [n], or null; only any-rows kernels add one
 };
@@ -103,9 +103,9 @@ struct AddingJob {
 /// Host-side launch state is cached and reused while the operands stay the same.
 class AddingKernel {
  public:
-  static constexpr int kMostPieces = 4;
+  static constexpr int kMaxPieces = 4;
   /// Min K on every rank: the first k-blocks, under which a tile is stored, add no partials.
-  static constexpr int64_t kLeastK = 512;
+  static constexpr int64_t kMinK = 512;
 
   virtual ~AddingKernel() = default;
   /// The subset of kAddingPlans that the shape supports.

@@ -23,13 +23,13 @@ struct AddingShared : Tiles::Shared {
 /// Index of the signal that a slice from the source at ring step `step` has arrived.
 template <class Params>
 __device__ int landed_signal(const Params& params, int step, int slice) {
-  return params.job.landed + step * params.slices_of_shard + slice;
+  return params.job.arrived_tiles + step * params.slices_of_shard + slice;
 }
 /// Waits until a tile's owner is ready for this call; false if that times out.
 template <class Job>
 __device__ bool has_entered(const Job& job, int owner, uint64_t epoch) {
   return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
-                       job.watch, OpId::gemm_rs, owner, -1);
+                       job.deadline, OpId::gemm_rs, owner, -1);
 }
 
 /// A tile of the local or of a remote shard, or a split-K part of a local tile.
@@ -109,7 +109,7 @@ class AddingSource {
   static constexpr int kCopyingLanes = 0;
 
   __device__ AddingSource(const Params& params, Shared& shared)
-      : params_(params), shared_(shared), stamps_(params) {}
+      : params_(params), shared_(shared), timestamps_(params) {}
 
   __device__ void begin(const Work& work) {
     held_ = {};
@@ -121,12 +121,12 @@ class AddingSource {
                      work.column);
   }
   __device__ void end(const Work& work) {
-    stamps_.span(work.tile_coord(), work.added() > 0, &TileRecord::held_begin,
-                 &TileRecord::held_end, held_);
+    timestamps_.span(work.tile_coord(), work.added() > 0, &TileRecord::held_begin,
+                     &TileRecord::held_end, held_);
     direction_.turn();
   }
   __device__ Waiter waiter() const {
-    return {patient(params_.job.watch), OpId::gemm_rs, params_.job.staging.rank};
+    return {extend_deadline(params_.job.deadline), OpId::gemm_rs, params_.job.staging.rank};
   }
   __device__ void close() const {}
 
@@ -142,8 +142,9 @@ class AddingSource {
   __device__ void await_signal(int source, int signal, int what) {
     if (epoch_ == 0) epoch_ = shared_.words.epoch();
     const auto& staging = params_.job.staging;
-    wait_for_load(staging.signals[staging.rank] + signal, epoch_, patient(params_.job.watch),
-                  OpId::gemm_rs, schedule::rs_source(staging.rank, staging.size, source), what);
+    wait_for_load(staging.signals[staging.rank] + signal, epoch_,
+                  extend_deadline(params_.job.deadline), OpId::gemm_rs,
+                  schedule::rs_source(staging.rank, staging.size, source), what);
   }
 
   const Params& params_;
@@ -157,12 +158,12 @@ class AddingSource {
   }
 
   Shared& shared_;
-  const Stamps stamps_;
+  const Timestamps timestamps_;
   uint64_t epoch_ = 0;      // of this call, read when first needed
   unsigned own_tiles_ = 0;  // tiles so far that add received partials
   Serpentine direction_;
   // State of the current work item:
-  Stamps::Longest held_;
+  Timestamps::Longest held_;
   bool landed_;
 };
 

@@ -24,17 +24,17 @@ struct AddingDelivery {
     // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
     while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes at least 21 us
     __syncwarp();
-    const Stamps stamps(params);
+    const Timestamps timestamps(params);
     Block::for_each_work(params, [&](const Work& work) {
       if (!work.tile.later) return;
       const int lane = int(threadIdx.x) % 32;
       const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
       if (!__any_sync(0xffffffff, entered)) return;
       __syncwarp();
-      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
+      timestamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
 #pragma unroll 1
       for (int group = 0; group < Tiles::kGroups; ++group) send_slice(params, work, group, epoch);
-      stamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_end);
+      timestamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_end);
     });
   }
 
@@ -50,7 +50,7 @@ struct AddingDelivery {
       return memory + size_t(work.row_of(params, shard) + group * Tiles::kGroupRows) * kOfRow +
              lane;
     };
-    const uint4* from = packs(static_cast<const uint4*>(job.outbox), owner);
+    const uint4* from = packs(static_cast<const uint4*>(job.send_buffer), owner);
     uint4* to = packs(reinterpret_cast<uint4*>(job.staging.memory[owner]), work.tile.step);
     const int packs_sent = work.is_empty(params, group) ? 0 : kPacks;
 #pragma unroll 1
@@ -72,7 +72,7 @@ struct AddingDelivery {
   __device__ static void count(const Params& params, const schedule::PieceTile& tile,
                                uint64_t epoch) {
     const AddingJob& job = params.job;
-    const int number = tile.step * AddingKernel::kMostPieces + tile.piece;
+    const int number = tile.step * AddingKernel::kMaxPieces + tile.piece;
     if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
     job.counted[number] = 0;
     const bool entered = has_entered(job, tile.owner, epoch);

@@ -24,10 +24,10 @@ struct AddingRoles {
   using Shared = AddingShared<Tiles>;
   using Work = AddingWork<Tiles, Rows>;
   using Delivery = AddingDelivery<AddingRoles>;
-  static_assert(kMaxGpus * AddingKernel::kMostPieces <= 32);
+  static_assert(kMaxGpus * AddingKernel::kMaxPieces <= 32);
 
   struct Params : OptionalLog {
-    CUtensorMap x, weight, out, outbox, received;
+    CUtensorMap x, weight, out, send_buffer, received;
     CUtensorMap peers[kMaxGpus];  // their `received`, for direct stores
     SplitPartials<Tiles> partials;
     schedule::RsPieceOrder order;  // in pairs of rows of tiles
@@ -57,7 +57,7 @@ struct AddingRoles {
       for (int r = 0; r < params.order.ranks; ++r) cute::prefetch_tma_descriptor(&params.peers[r]);
     }
     if (!stores_remotely(params) || params.order.later > 0)
-      cute::prefetch_tma_descriptor(&params.outbox);
+      cute::prefetch_tma_descriptor(&params.send_buffer);
   }
 
   // ---- Loads ------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ struct AddingRoles {
     __device__ void await_received(const Work& work, int source, int group) {
       const Params& params = this->params_;
       const int slice = work.slice(params, group);
-      const int piece = source * AddingKernel::kMostPieces + work.tile.piece;
+      const int piece = source * AddingKernel::kMaxPieces + work.tile.piece;
       if (stores_remotely(params)) {
         this->await_signal(source, landed_signal(params, source, slice), slice);
       } else if (!(here_ >> piece & 1)) {
@@ -105,7 +105,7 @@ struct AddingRoles {
     using Tile = RoundedTile<Tiles>;
 
     __device__ Sink(const Params& params, Shared& shared, int group)
-        : AddingSink<AddingRoles>(params, shared, group), stamps_(params) {}
+        : AddingSink<AddingRoles>(params, shared, group), timestamps_(params) {}
 
     template <size_t kSums>
     __device__ static void finish(const Params& params, const Work& work, float (&sums)[kSums],
@@ -118,14 +118,14 @@ struct AddingRoles {
     }
     __device__ void store(TileStorer<Tiles>& storer, const Work& work) {
       const Params& params = this->params_;
-      stamps_.count(work.tile_coord(), this->group_ == 0, &TileRecord::stores);
+      timestamps_.count(work.tile_coord(), this->group_ == 0, &TileRecord::stores);
       if (work.own) {
         store_here(storer, work, params.out, work.column, work.row);
       } else if (stores_remotely(params)) {
-        work.tile.later ? write_outbox(storer, work) : store_to_owner(storer, work);
+        work.tile.later ? write_send_buffer(storer, work) : store_to_owner(storer, work);
         this->shared_.words.count_stored(this->group_);
       } else {
-        write_outbox(storer, work);
+        write_send_buffer(storer, work);
         __threadfence();
         Delivery::count(params, work.tile, this->epoch_);
       }
@@ -138,13 +138,14 @@ struct AddingRoles {
     __device__ void store_here(TileStorer<Tiles>& storer, const Work& work, const CUtensorMap& to,
                                int column, int row) const {
       const bool records = this->group_ == 0;
-      storer.store(to, column, row,
-                   [&] { stamps_.stamp(work.tile_coord(), records, &TileRecord::store_begin); });
-      stamps_.stamp(work.tile_coord(), records, &TileRecord::store_end);
+      storer.store(to, column, row, [&] {
+        timestamps_.stamp(work.tile_coord(), records, &TileRecord::store_begin);
+      });
+      timestamps_.stamp(work.tile_coord(), records, &TileRecord::store_end);
     }
-    __device__ void write_outbox(TileStorer<Tiles>& storer, const Work& work) const {
+    __device__ void write_send_buffer(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
-      store_here(storer, work, params.outbox, 0, work.row_of(params, work.tile.owner));
+      store_here(storer, work, params.send_buffer, 0, work.row_of(params, work.tile.owner));
       storer.complete();
     }
     // Stores into the owner's memory once it is ready; into the send buffer, unsent, if that wait
@@ -153,18 +154,19 @@ struct AddingRoles {
       const Params& params = this->params_;
       const int owner = work.tile.owner, group = this->group_;
       if (!has_entered(params.job, owner, this->epoch_)) {
-        return storer.store(params.outbox, 0, work.row_of(params, owner));
+        return storer.store(params.send_buffer, 0, work.row_of(params, owner));
       }
       // The owner identifies this rank by the ring step. Rows beyond its memory are not stored.
       const int to = work.is_empty(params, group) ? kNowhere : work.row_of(params, work.tile.step);
-      storer.store(params.peers[owner], 0, to,
-                   [&] { stamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin); });
+      storer.store(params.peers[owner], 0, to, [&] {
+        timestamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin);
+      });
       storer.complete();
-      stamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
+      timestamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
       land(params, work, group, this->epoch_);
     }
 
-    const Stamps stamps_;
+    const Timestamps timestamps_;
   };
 
   // ---- Helper warp ------------------------------------------------------------------------------
@@ -188,9 +190,9 @@ class Adding final : public AddingKernel {
   using Params = typename Block::Params;
   using Partials = PartialsMemory<Tiles>;
   static_assert(Tiles::kTileColumns == AddingShape::tile_columns(dtype_of<Operand>()));
-  static_assert(kLeastK >= Tiles::kLead * Tiles::kStepOfK);
+  static_assert(kMinK >= Tiles::kLead * Tiles::kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
-    return plan.pieces <= kMostPieces &&
+    return plan.pieces <= kMaxPieces &&
            (plan.pieces > 0) + int(plan.between) + (plan.later > 0) <= 1;
   }));
   static constexpr const char* kName = "adding gemm_rs";
@@ -237,14 +239,14 @@ class Adding final : public AddingKernel {
     return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
            job.out == params_.job.out && job.scales == params_.job.scales &&
            job.bias == params_.job.bias && job.plan == params_.job.plan &&
-           job.watch.deadline_ns == params_.job.watch.deadline_ns &&
+           job.deadline.deadline_ns == params_.job.deadline.deadline_ns &&
            job.timeline.records == params_.job.timeline.records;
   }
 
-  schedule::RsPieceOrder order_of(const AddingPlan& plan, int most_clusters) const {
+  schedule::RsPieceOrder order_of(const AddingPlan& plan, int max_clusters) const {
     const int shorter =
         schedule::shards_with_fewer_tiles(shards_, shape_.ranks, AddingShape::kRows);
-    return adding_order<Tiles>(shape_, plan, most_clusters, Partials::kPossible, shorter,
+    return adding_order<Tiles>(shape_, plan, max_clusters, Partials::kPossible, shorter,
                                Rows::kAny);
   }
 
@@ -269,7 +271,7 @@ class Adding final : public AddingKernel {
       return map_of<Element>(shards, rows * shape_.column_tiles(), Tiles::kTileColumns,
                              Tiles::kGroupRows);
     };
-    params.outbox = map(job.outbox, shape_.ranks * shard);
+    params.send_buffer = map(job.send_buffer, shape_.ranks * shard);
     params.received = map(job.received, (shape_.ranks - 1) * shard);
     for (int rank = 0; rank < shape_.ranks; ++rank) {
       params.peers[rank] = map(job.staging.memory[rank], (shape_.ranks - 1) * shard);

@@ -15,7 +15,7 @@ namespace tandem::gpu::fused {
 /// may be few.
 template <class Tiles>
 schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
-                                    int most_clusters, bool splits, int shorter = 0,
+                                    int max_clusters, bool splits, int shorter = 0,
                                     bool even_bands = false) {
   schedule::RsPieceOrder order;
   order.rank = shape.rank;
@@ -25,16 +25,16 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
   order.pieces = plan.pieces;
   order.steps = int((shape.k + Tiles::kStepOfK - 1) / Tiles::kStepOfK);
   order.added = (order.ranks - 1) * Tiles::kStepsOfRows;
-  order.least = Tiles::kLead;
+  order.minimum = Tiles::kLead;
   order.shorter = shorter;
-  order.clusters = std::min(most_clusters, order.tiles());
+  order.clusters = std::min(max_clusters, order.tiles());
   order.last = plan.between ? order.clusters : order.shard_tiles();
   order.later = plan.later;
   // Shards whose rows a raster group covers.
   const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
-  const auto swept = [&](int most) {
-    return even_bands ? schedule::even_band(order.row_tiles, most)
-                      : schedule::swept_rows(order.row_tiles, most);
+  const auto swept = [&](int maximum) {
+    return even_bands ? schedule::even_band(order.row_tiles, maximum)
+                      : schedule::swept_rows(order.row_tiles, maximum);
   };
   order.band = swept(std::max(1, schedule::kSweptRows / shape.kRows / shards));
   order.own_band = plan.between ? order.band : swept(schedule::kSweptRows / shape.kRows);

@@ -26,10 +26,10 @@ struct EncodedRsJob {
   /// Received slices as in AddingShape, slice_bytes() each, by ring step. Signals start at
   /// `entered` (ready flags), by rank, and `landed`, by source, then by slice.
   PeerTable staging;
-  int entered, landed;
+  int entered, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
   bool between;        ///< as in AddingPlan
-  Watch watch;
+  Deadline deadline;
 };
 
 /// Host-side launch state is cached and reused while the operands stay the same.

@@ -118,7 +118,7 @@ class EncodedRs final : public EncodedRsKernel {
   using Params = typename Block::Params;
   using Partials = PartialsMemory<Tiles>;
   static_assert(Tiles::kTileColumns == AddingShape::tile_columns(dtype_of<Element>()));
-  static_assert(AddingKernel::kLeastK >= Tiles::kLead * Tiles::kStepOfK);
+  static_assert(AddingKernel::kMinK >= Tiles::kLead * Tiles::kStepOfK);
   static constexpr const char* kName = "encoded gemm_rs";
 
  public:
@@ -154,7 +154,7 @@ class EncodedRs final : public EncodedRsKernel {
   bool same(const EncodedRsJob& job) const {
     return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
            job.out == params_.job.out && job.between == params_.job.between &&
-           job.watch.deadline_ns == params_.job.watch.deadline_ns;
+           job.deadline.deadline_ns == params_.job.deadline.deadline_ns;
   }
 
   void prepare(const EncodedRsJob& job) {

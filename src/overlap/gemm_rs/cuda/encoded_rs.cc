@@ -23,8 +23,8 @@ std::unique_ptr<EncodedRsOp> EncodedRsOp::make(GpuCommunicator& comm, const OpDe
       desc.weight_kn || !has_fused_kernels(comm)) {
     return nullptr;
   }
-  const double least = -double(desc.k);  // K may differ by rank
-  if (-comm.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return nullptr;
+  const double minimum = -double(desc.k);  // K may differ by rank
+  if (-comm.slowest({&minimum, 1})[0] < double(AddingKernel::kMinK)) return nullptr;
   const AddingShape shape{desc.m,      desc.n,     desc.k,       comm.rank(),
                           comm.size(), desc.dtype, desc.result()};
   std::unique_ptr<EncodedRsKernel> kernel = make_encoded_rs_kernel(desc.wire, shape);
@@ -42,7 +42,7 @@ EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const AddingShape& shape,
 
 void EncodedRsOp::run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out) {
   kernel_->launch({x.data(), weight.data(), out.data(), staging_->table(), kEntered, kLanded,
-                   reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.watch()},
+                   reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.deadline()},
                   comm_.stream());
 }
 

@@ -23,12 +23,12 @@ struct FusedRsJob {
   /// Symmetric staging memory, a slot per source rank; signals start at `entered` (ready flags), by
   /// source, and `landed`, by source, then by tile.
   PeerTable staging;
-  std::byte* outbox;  ///< the local send buffer, a slot per owner
+  std::byte* send_buffer;  ///< the local send buffer, a slot per owner
   size_t slot_bytes;
-  int entered, landed, tiles_of_slot;
+  int entered, arrived_tiles, tiles_of_slot;
   CallCounter* calls;  ///< counts one reader per tile
   int pace;            ///< send rate in percent of the link; 0: unpaced
-  Watch watch;
+  Deadline deadline;
   TileLog timeline{};  ///< for kernels that record
 };
 

@@ -73,7 +73,7 @@ class RsKernel final : public FusedRsKernel {
   bool same(const FusedRsJob& job) const {
     return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
            job.pace == last_.pace && job.timeline.records == last_.timeline.records &&
-           job.watch.deadline_ns == last_.watch.deadline_ns;
+           job.deadline.deadline_ns == last_.deadline.deadline_ns;
   }
 
   void prepare(const FusedRsJob& job) {
@@ -85,10 +85,10 @@ class RsKernel final : public FusedRsKernel {
     const int sms = arguments.hw_info.sm_count;
     Scatter& scatter = arguments.epilogue.scatter;
     scatter.staging = job.staging;
-    scatter.outbox = job.outbox;
+    scatter.send_buffer = job.send_buffer;
     scatter.slot_bytes = job.slot_bytes;
     scatter.entered = job.entered;
-    scatter.landed = job.landed;
+    scatter.arrived_tiles = job.arrived_tiles;
     scatter.tiles_of_slot = job.tiles_of_slot;
     scatter.calls = job.calls;
     scatter.shard_tiles = shard_tiles;
@@ -102,7 +102,7 @@ class RsKernel final : public FusedRsKernel {
     // send, each keeps to its share.
     scatter.pace_ns =
         job.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * job.pace)) : 0;
-    scatter.watch = job.watch;
+    scatter.deadline = job.deadline;
     if constexpr (kDeviceTimeline) {
       arguments.mainloop.timeline = {job.timeline.records, job.timeline.products,
                                      kClusterColumns * column_clusters};

@@ -27,7 +27,7 @@ namespace {
 // Signals of the symmetric buffer, each by source rank; kAdded by ring step and chunk.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
-              kFusedLanded = kAdded + AddingKernel::kMostPieces * kMaxGpus;
+              kFusedLanded = kAdded + AddingKernel::kMaxPieces * kMaxGpus;
 
 // A chunk costs the host 5 us: a plan must beat the earlier ones by a measurable gain.
 constexpr double kGainOfPlan = 0.005;
@@ -40,7 +40,7 @@ struct GemmRs::Words {
   uint64_t pushed, summed, signal_value[kMaxGpus];
   CallCounter fused, adding;
   // State of the chunks that copy-engine plans push.
-  static constexpr int kPieces = AddingKernel::kMostPieces * kMaxGpus;
+  static constexpr int kPieces = AddingKernel::kMaxPieces * kMaxGpus;
   uint64_t sending[kPieces];
   unsigned counted[kPieces], ready[kPieces];
 };
@@ -62,11 +62,11 @@ GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape, int64_t r
 
 }  // namespace
 
-GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way)
+GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Algorithm algorithm)
     : comm_(comm),
       graphs_(comm),
       shape_((check_shape(comm, "gemm_rs", shape, true, false), shape)),
-      mine_(shard_of(shape.m, comm.size(), comm.rank())),
+      local_(shard_of(shape.m, comm.size(), comm.rank())),
       whole_(lt, gemm_shape(comm, shape, shape.m)),
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
@@ -74,17 +74,18 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       paced_(comm.line()),
       computed_(size_t(comm.size())),
       has_plain_(comm.size() > 1 &&
-                 has_plain_way(shape.m * shape.n * int64_t(size_of(shape.result())))),
-      way_(way) {
+                 has_plain_algorithm(shape.m * shape.n * int64_t(size_of(shape.result())))),
+      algorithm_(algorithm) {
   if (has_plain_) part_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   agree_on_gemm_choices(comm, lt);
   for (const FusedTile& tile : kTiles) {
-    if (!prepares_fused(way) || !has_fused_kernels(comm) || comm.size() == 1 || shape.m == 0 ||
-        shape.m % (comm.size() * tile.shard_rows) != 0 || tile.dtype != shape.dtype ||
-        shape.result() != shape.dtype || shape.bias || shape.weight_kn) {
+    if (!prepares_fused(algorithm) || !has_fused_kernels(comm) || comm.size() == 1 ||
+        shape.m == 0 || shape.m % (comm.size() * tile.shard_rows) != 0 ||
+        tile.dtype != shape.dtype || shape.result() != shape.dtype || shape.bias ||
+        shape.weight_kn) {
       continue;
     }
     kernels_.push_back({&tile, tile.make()});
@@ -93,25 +94,25 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
     tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
     slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernel.tile_bytes());
   }
-  if (way == Way::adding || prepares_fused(way)) make_adding();
+  if (algorithm == Algorithm::adding || prepares_fused(algorithm)) make_adding();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
       slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
-  choose_variant(Way::adding, {kGainOfPlan, kGainOfPlan});
-  choose_variant(Way::fused, {});
-  if (way_ != Way::automatic) return;
-  way_ = choose_way(
-      comm, "gemm_rs", shape, shape.m, mine_.count, ways(),
-      [this](Way w, const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-             const Scales* scales) { run(w, x, weight, out, bias, scales); });
+  choose_variant(Algorithm::adding, {kGainOfPlan, kGainOfPlan});
+  choose_variant(Algorithm::fused, {});
+  if (algorithm_ != Algorithm::automatic) return;
+  algorithm_ = choose_algorithm(
+      comm, "gemm_rs", shape, shape.m, local_.count, algorithms(),
+      [this](Algorithm w, const Tensor& x, const Tensor& weight, const Tensor& out,
+             const Tensor* bias, const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
 
-std::vector<Way> GemmRs::ways() const {
-  if (comm_.size() == 1) return {Way::serial_nccl};  // only the GEMM
-  std::vector<Way> all{Way::serial_nccl, Way::serial_copy, Way::chunked};
-  if (has_plain_) all.push_back(Way::plain);
-  if (adding_) all.push_back(Way::adding);
-  if (!kernels_.empty()) all.push_back(Way::fused);
+std::vector<Algorithm> GemmRs::algorithms() const {
+  if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
+  std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
+  if (has_plain_) all.push_back(Algorithm::plain);
+  if (adding_) all.push_back(Algorithm::adding);
+  if (!kernels_.empty()) all.push_back(Algorithm::fused);
   return all;
 }
 
@@ -125,8 +126,8 @@ void GemmRs::make_adding() {
       !has_fused_kernels(comm_)) {
     return;
   }
-  const double least = -double(shape_.k);  // K may differ by rank
-  if (-comm_.slowest({&least, 1})[0] < double(AddingKernel::kLeastK)) return;
+  const double minimum = -double(shape_.k);  // K may differ by rank
+  if (-comm_.slowest({&minimum, 1})[0] < double(AddingKernel::kMinK)) return;
   const AddingShape shape = adding_shape();
   const bool whole = shape.has_whole_shards() && !shape_.bias;
   const auto make = shape_.scaled()
@@ -136,20 +137,20 @@ void GemmRs::make_adding() {
   slot_bytes_ = std::max(slot_bytes_, shape.slot_bytes());
 }
 
-void GemmRs::choose_variant(Way way, Margin margin) {
+void GemmRs::choose_variant(Algorithm algorithm, Margin margin) {
   std::vector<std::string> names;
-  for (int i = 0; i < variants(way); ++i) names.push_back(variant_name(way, i));
+  for (int i = 0; i < variants(algorithm); ++i) names.push_back(variant_name(algorithm, i));
   if (names.size() < 2) return;
   const int fastest = choose_fastest(
-      comm_, fmt::format("gemm_rs {}", name_of(way)), shape_, shape_.m, mine_.count, names,
-      [this, way](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
-                  const Tensor* bias, const Scales* scales) {
-        use_variant(way, variant);
-        run(way, x, weight, out, bias, scales);
+      comm_, fmt::format("gemm_rs {}", name_of(algorithm)), shape_, shape_.m, local_.count, names,
+      [this, algorithm](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
+                        const Tensor* bias, const Scales* scales) {
+        use_variant(algorithm, variant);
+        run(algorithm, x, weight, out, bias, scales);
       },
       margin);
-  if (way == Way::adding) pushes_.reset();  // streams and graphs of losing plans
-  use_variant(way, fastest);
+  if (algorithm == Algorithm::adding) pushes_.reset();  // streams and graphs of losing plans
+  use_variant(algorithm, fastest);
 }
 
 AddingShape GemmRs::adding_shape() const {
@@ -166,31 +167,31 @@ int GemmRs::first_landed() const {
   return kFusedLanded + comm_.size() * tiles_of_slot_;
 }
 
-int GemmRs::variants(Way way) const {
-  if (way == Way::adding) return adding_ ? int(adding_->plans().size()) : 0;
-  return way == Way::fused ? int(kernels_.size()) * kPaceCount : 0;
+int GemmRs::variants(Algorithm algorithm) const {
+  if (algorithm == Algorithm::adding) return adding_ ? int(adding_->plans().size()) : 0;
+  return algorithm == Algorithm::fused ? int(kernels_.size()) * kPaceCount : 0;
 }
 
-void GemmRs::use_variant(Way way, int variant) {
-  (way == Way::adding ? adding_variant_ : fused_variant_) = known(way, variant);
-  if (way != Way::adding) return;
+void GemmRs::use_variant(Algorithm algorithm, int variant) {
+  (algorithm == Algorithm::adding ? adding_variant_ : fused_variant_) = known(algorithm, variant);
+  if (algorithm != Algorithm::adding) return;
   if (adding_plan().pieces == 0 || pushes_) return;
   pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_shape().slot_bytes(),
-                             AddingKernel::kMostPieces, kAdded, words().ready, words().sending});
+                             AddingKernel::kMaxPieces, kAdded, words().ready, words().sending});
 }
 
 const AddingPlan& GemmRs::adding_plan() const {
   return adding_->plans()[size_t(adding_variant_)];
 }
 
-RecordedTiles GemmRs::recorded_tiles(Way way, int variant) const {
-  known(way, variant);
-  if (way == Way::adding) return adding_->recorded_tiles();
+RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
+  known(algorithm, variant);
+  if (algorithm == Algorithm::adding) return adding_->recorded_tiles();
   return kernels_[size_t(variant / kPaceCount)].kernel->recorded_tiles(shape_.m, shape_.n);
 }
 
-std::string GemmRs::variant_name(Way way, int variant) const {
-  if (way == Way::adding) {
+std::string GemmRs::variant_name(Algorithm algorithm, int variant) const {
+  if (algorithm == Algorithm::adding) {
     const AddingPlan& plan = adding_->plans()[size_t(variant)];
     if (plan.pieces > 0) return fmt::format("shards in {} pieces", plan.pieces);
     if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
@@ -220,43 +221,48 @@ void GemmRs::gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias
              comm_.stream(), pointers_of(shape_, scales));
 }
 
-void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                  const Tensor* bias, const Scales* scales) {
   comm_.check_device();
-  check_operands(comm_, "gemm_rs", shape_, shape_.m, mine_.count, x, weight, out, bias, scales);
+  check_operands(comm_, "gemm_rs", shape_, shape_.m, local_.count, x, weight, out, bias, scales);
   const Enqueueing call(comm_);
   const void* bias_data = bias ? bias->data() : nullptr;
   if (comm_.size() == 1) {
     return whole_.run(x.data(), weight.data(), out.data(), bias_data, comm_.stream(),
                       pointers_of(shape_, scales));
   }
-  switch (way) {
-    case Way::serial_nccl:
+  switch (algorithm) {
+    case Algorithm::serial_nccl:
       return comm_.enqueue([&] {
         gemm_only(x, weight, bias, scales);
         run_nccl(out);
       });
-    case Way::plain:
+    case Algorithm::plain:
       if (!has_plain_) break;
       return comm_.enqueue([&] {
         gemm_only(x, weight, bias, scales);
         run_plain(out);
       });
-    case Way::serial_copy:
-    case Way::chunked:
+    case Algorithm::serial_copy:
+    case Algorithm::chunked:
       // A shard's row scales may be copied for alignment.
-      return graphs_.run(
-          {way, x, weight, out, bias, scales, {shape_.scaled_by_row() ? &scales->x : nullptr}},
-          [&] { run_pushed(way, x, weight, out, bias_data, scales); });
-    case Way::adding:
+      return graphs_.run({algorithm,
+                          x,
+                          weight,
+                          out,
+                          bias,
+                          scales,
+                          {shape_.scaled_by_row() ? &scales->x : nullptr}},
+                         [&] { run_pushed(algorithm, x, weight, out, bias_data, scales); });
+    case Algorithm::adding:
       if (!adding_) break;
       return comm_.enqueue([&] { run_adding(x, weight, out, bias_data, scales); });
-    case Way::fused:
+    case Algorithm::fused:
       if (kernels_.empty()) break;
       return comm_.enqueue([&] { run_fused(x, weight, out); });
-    case Way::automatic:
-    case Way::one_shot:
-    case Way::two_shot:
+    case Algorithm::automatic:
+    case Algorithm::one_shot:
+    case Algorithm::two_shot:
       break;
   }
   throw InvalidArgument(fmt::format(
@@ -264,8 +270,8 @@ void GemmRs::run(Way way, const Tensor& x, const Tensor& weight, const Tensor& o
       "{} bytes (here {}), or, prepared when the operator was made and with weight [N, K], fused "
       "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and adding where there is a row "
       "for each rank, a result in bf16 or f16, K from {} on",
-      name_of(way), kMostPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
-      AddingKernel::kLeastK));
+      name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
+      AddingKernel::kMinK));
 }
 
 // Concurrent with earlier work on the communicator's stream.
@@ -273,21 +279,21 @@ void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().signal_value},
-               comm_.watch(), OpId::gemm_rs, side_.get());
+               comm_.deadline(), OpId::gemm_rs, side_.get());
 }
 
-void GemmRs::run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
-                        const void* bias, const Scales* scales) {
+void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight,
+                        const Tensor& out, const void* bias, const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   enter();
-  if (way == Way::serial_copy) {
+  if (algorithm == Algorithm::serial_copy) {
     whole_.run(x.data(), weight.data(), partial_.data(), bias, stream, pointers_of(shape_, scales));
   }
   for (int step = 0; step < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
     const Tensor part = part_of(owner);
-    if (way == Way::chunked) {
+    if (algorithm == Algorithm::chunked) {
       parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
                                 bias, stream, pointers_of(shape_, scales, rows.begin));
     }
@@ -309,7 +315,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
         {x.data(), weight.data(), out.data(), pointers_of(shape_, scales), partial_.data(),
          staging_->local(), staging_->table(), kAddingEntered, kAdded, first_landed(),
          &words().adding, words().counted, words().ready, words().sending, adding_variant_,
-         comm_.watch(), timeline_, comm_.rank() == 0 ? bias : nullptr},
+         comm_.deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
         stream);
   };
   const int pieces = adding_plan().pieces;
@@ -324,7 +330,7 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
                        slot_bytes_,       kFusedEntered,
                        kFusedLanded,      tiles_of_slot_,
                        &words().fused,    pace_of(fused_variant_),
-                       comm_.watch(),     timeline_};
+                       comm_.deadline(),  timeline_};
   kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(job, comm_.stream());
 }
 
@@ -344,8 +350,8 @@ void GemmRs::push(int owner, const Tensor& part) {
 }
 
 void GemmRs::sum_parts(const Tensor& out) {
-  launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.watch(), OpId::gemm_rs,
-              comm_.stream());
+  launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.deadline(),
+              OpId::gemm_rs, comm_.stream());
   Parts parts;
   parts.count = comm_.size();
   for (int r = 0; r < comm_.size(); ++r) {

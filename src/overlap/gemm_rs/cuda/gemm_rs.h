@@ -29,32 +29,35 @@ struct FusedTile;
 class GemmRs {
  public:
   /// Collective. K may differ by rank. The fused algorithm is prepared, and its variants measured,
-  /// if `way` is fused or automatic; adding also if `way` is adding. Otherwise the operator has
-  /// neither.
-  GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, Way way = Way::automatic);
+  /// if `candidate` is fused or automatic; adding also if `candidate` is adding. Otherwise the
+  /// operator has neither.
+  GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
+         Algorithm algorithm = Algorithm::automatic);
   /// x: [m, k]; out: [shard_of(m, size, rank).count, n]. Enqueues on the communicator's stream.
   void run(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias = nullptr,
            const Scales* scales = nullptr) {
-    run(way_, x, weight, out, bias, scales);
+    run(algorithm_, x, weight, out, bias, scales);
   }
   /// Runs the given one of `ways()` instead of the chosen one.
-  void run(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+  void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr);
-  Way way() const { return way_; }
-  std::vector<Way> ways() const;
+  Algorithm algorithm() const { return algorithm_; }
+  std::vector<Algorithm> algorithms() const;
   /// GEMM algorithm of e4m3 operands.
-  ProductWay product_way() const { return whole_.way(); }
+  GemmAlgorithm gemm_algorithm() const { return whole_.algorithm(); }
   /// Number of variants: for `fused`, tile shapes and send rates; for `adding`, delivery plans; 0
   /// for others. The fastest is in use unless `use_variant` selects another: the same on every
   /// rank, and not during stream capture.
-  int variants(Way way) const;
-  int variant(Way way) const {
-    return known(way, way == Way::adding ? adding_variant_ : fused_variant_);
+  int variants(Algorithm algorithm) const;
+  int variant(Algorithm algorithm) const {
+    return known(algorithm, algorithm == Algorithm::adding ? adding_variant_ : fused_variant_);
   }
-  void use_variant(Way way, int variant);
-  std::string describe(Way way) const { return variant_name(way, variant(way)); }
+  void use_variant(Algorithm algorithm, int variant);
+  std::string describe(Algorithm algorithm) const {
+    return variant_name(algorithm, variant(algorithm));
+  }
   /// Tiles that a variant records in a TileLog; none if its kernel was compiled without recording.
-  RecordedTiles recorded_tiles(Way way, int variant) const;
+  RecordedTiles recorded_tiles(Algorithm algorithm, int variant) const;
   /// Sets the log that fused and adding calls record to; `log` must outlive them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
   /// Computes only this rank's partial product: the cost under perfect overlap.
@@ -76,18 +79,18 @@ class GemmRs {
   void run_adding(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                   const Scales* scales);
   void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out);
-  void run_pushed(Way way, const Tensor& x, const Tensor& weight, const Tensor& out,
+  void run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
   void enter();
   void push(int owner, const Tensor& part);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   void run_plain(const Tensor& out);
-  int known(Way way, int variant) const {
-    return known_variant("gemm_rs", way, variant, variants(way));
+  int known(Algorithm algorithm, int variant) const {
+    return known_variant("gemm_rs", algorithm, variant, variants(algorithm));
   }
-  void choose_variant(Way way, Margin margin);
-  std::string variant_name(Way way, int variant) const;
+  void choose_variant(Algorithm algorithm, Margin margin);
+  std::string variant_name(Algorithm algorithm, int variant) const;
   int pace_of(int variant) const;
   Tensor part_of(int owner) const;
   Tensor whole_part() const;
@@ -95,7 +98,7 @@ class GemmRs {
   GpuCommunicator& comm_;
   CallGraphs graphs_;
   OpDesc shape_;
-  Shard mine_;
+  Shard local_;
   ScaledGemm whole_;
   std::vector<ScaledGemm> parts_;  // by owner
   int64_t slot_rows_;
@@ -115,7 +118,7 @@ class GemmRs {
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner
   bool has_plain_;
-  Way way_;
+  Algorithm algorithm_;
 };
 
 }  // namespace tandem::gpu

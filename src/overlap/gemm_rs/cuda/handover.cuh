@@ -35,19 +35,20 @@ class Handover {
 
   /// Waits for the block's `tiles`-th tile, which this thread's bulk copies may then read; false if
   /// it timed out.
-  CUTLASS_DEVICE bool wait_for_tile(unsigned tiles, Watch const& watch, int rank, int tile) const {
+  CUTLASS_DEVICE bool wait_for_tile(unsigned tiles, Deadline const& deadline, int rank,
+                                    int tile) const {
     bool here = has_tiles(tiles);
     if (!here) {
       // Rare polling without reads of host memory, since every block waits here much of the time;
-      // an abort is therefore not seen here. Bounded by: the deadline, and the block's consumer
+      // an abort is therefore not seen here. Bounded by: the timer, and the block's consumer
       // warps, which see the abort in their own waits for peers.
-      Deadline deadline;
-      deadline.start();
+      WaitTimer timer;
+      timer.start();
       for (unsigned spin = 1; !(here = has_tiles(tiles)); ++spin) {
         __nanosleep(kSleep_ns);
-        // Checked every 0.1 ms: the deadline is far longer.
-        if (spin % 256 != 0 || !deadline.has_passed(watch)) continue;
-        report_timeout(watch, OpId::gemm_rs, rank, tile, tiles, seen(0));
+        // Checked every 0.1 ms: the timer is far longer.
+        if (spin % 256 != 0 || !timer.has_passed(deadline)) continue;
+        report_timeout(deadline, OpId::gemm_rs, rank, tile, tiles, seen(0));
         break;
       }
     }

@@ -36,12 +36,12 @@ void PiecePushes::enqueue(int pieces) {
     const int owner = schedule::rs_owner(staging.rank, staging.size, step);
     for (int piece = 0; piece < pieces; ++piece) {
       const CommonStream& stream = (step * pieces + piece) % 2 == 0 ? side_ : other_side_;
-      const int number = step * route_.most_pieces + piece;
+      const int number = step * route_.max_pieces + piece;
       const size_t at = size_t(piece) * bytes;
       wait_value_and_reset(stream.get(), route_.ready + number, 1);
       // The owner identifies this rank by the ring step.
       check(cudaMemcpyAsync(staging.memory[owner] + size_t(step) * route_.slot_bytes + at,
-                            route_.outbox + size_t(owner) * route_.slot_bytes + at, bytes,
+                            route_.send_buffer + size_t(owner) * route_.slot_bytes + at, bytes,
                             cudaMemcpyDefault, stream.get()),
             "push a piece");
       check(cudaMemcpyAsync(staging.signals[owner] + route_.first_signal + number,

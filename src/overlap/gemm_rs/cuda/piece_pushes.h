@@ -17,9 +17,9 @@ namespace tandem::gpu {
 /// Buffers and signals of the chunks, fixed for all calls of an operator.
 struct PieceRoute {
   PeerTable staging;
-  const std::byte* outbox;  ///< a slot per owner
+  const std::byte* send_buffer;  ///< a slot per owner
   size_t slot_bytes;
-  int most_pieces;   ///< max per slot: flags and signals are indexed by ring step, then by chunk
+  int max_pieces;    ///< max per slot: flags and signals are indexed by ring step, then by chunk
   int first_signal;  ///< of the owner's signals, which are set to `sending`
   unsigned* ready;   ///< set by the kernel, reset by the pushing stream
   const uint64_t* sending;

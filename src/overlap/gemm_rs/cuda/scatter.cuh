@@ -13,9 +13,9 @@ namespace tandem::gpu::fused {
 
 struct Scatter {
   PeerTable staging;
-  std::byte* outbox;  // local send buffer
+  std::byte* send_buffer;  // local send buffer
   size_t slot_bytes;
-  int entered, landed, tiles_of_slot;
+  int entered, arrived_tiles, tiles_of_slot;
   CallCounter* calls;
   int shard_tiles, column_tiles;
   schedule::RsTileOrder order;  // in clusters
@@ -24,7 +24,7 @@ struct Scatter {
   int n;
   int pace_ns;         // between two chunks that a block sends
   unsigned all_tiles;  // including those outside the matrix
-  Watch watch;
+  Deadline deadline;
 
   /// Position of a tile within its owner's shard.
   struct TileLocation {
@@ -33,13 +33,13 @@ struct Scatter {
 
   CUTLASS_DEVICE uint64_t* signals_of(int rank) const { return staging.signals[rank]; }
   CUTLASS_DEVICE uint64_t* landed_at(int owner, int source, int tile) const {
-    return signals_of(owner) + landed + int64_t(source) * tiles_of_slot + tile;
+    return signals_of(owner) + arrived_tiles + int64_t(source) * tiles_of_slot + tile;
   }
   CUTLASS_DEVICE std::byte* staging_at(int owner, int source, int tile, int tile_bytes) const {
     return staging.memory[owner] + size_t(source) * slot_bytes + int64_t(tile) * tile_bytes;
   }
-  CUTLASS_DEVICE std::byte* outbox_at(TileLocation const& location, int tile_bytes) const {
-    return outbox + size_t(location.owner) * slot_bytes + int64_t(location.tile) * tile_bytes;
+  CUTLASS_DEVICE std::byte* send_buffer_at(TileLocation const& location, int tile_bytes) const {
+    return send_buffer + size_t(location.owner) * slot_bytes + int64_t(location.tile) * tile_bytes;
   }
 
   CUTLASS_DEVICE TileLocation locate(int row, int column) const {

@@ -54,7 +54,7 @@ class ScatterEpilogue : public Base {
   // the main loop, does not. So thread 0 runs this exactly once, as opening the sender requires
   // (kOpeningThread).
   CUTLASS_DEVICE ScatterEpilogue(Params const& params, TensorStorage& storage)
-      : Base(params, storage), scatter_(params.scatter), stamps_(params), storage_(storage) {
+      : Base(params, storage), scatter_(params.scatter), timestamps_(params), storage_(storage) {
     if constexpr (!kDirect) {
       if (threadIdx.x != kOpeningThread) return;
       storage.sender.open();
@@ -85,7 +85,7 @@ class ScatterEpilogue : public Base {
       const int row = cute::get<0>(at), column = cute::get<1>(at);
       if (threadIdx.x == kSendingThread && scatter_.is_others(row, column) &&
           !scatter_.is_last(row, column)) {
-        storage_.sender.template send<Parts::kTileBytes>(scatter_, stamps_, row, column);
+        storage_.sender.template send<Parts::kTileBytes>(scatter_, timestamps_, row, column);
       }
       __syncwarp();
     }
@@ -94,7 +94,7 @@ class ScatterEpilogue : public Base {
   CUTLASS_DEVICE auto load_tail(typename Base::LoadPipeline,
                                 typename Base::LoadPipelineState loads) {
     if constexpr (!kDirect) {
-      if (threadIdx.x == kSendingThread) storage_.sender.finish(scatter_, stamps_);
+      if (threadIdx.x == kSendingThread) storage_.sender.finish(scatter_, timestamps_);
       __syncwarp();
     }
     return loads;
@@ -113,19 +113,19 @@ class ScatterEpilogue : public Base {
     const Scatter::TileLocation location = scatter_.locate(row, column);
     const bool own = scatter_.is_own(row, column), others = scatter_.is_others(row, column);
     const bool direct = others && (kDirect || scatter_.is_last(row, column));
-    stamps_.stamp(at, thread == 0, &TileRecord::store_begin);
+    timestamps_.stamp(at, thread == 0, &TileRecord::store_begin);
     if (direct) {
       send(accumulators, location, thread, at);
     } else if (others) {
-      write_packs(accumulators, scatter_.outbox_at(location, Parts::kTileBytes), thread);
+      write_packs(accumulators, scatter_.send_buffer_at(location, Parts::kTileBytes), thread);
       if constexpr (!kDirect) storage_.sender.handover.publish();
     } else if (own) {
       write_packs(accumulators, partial_of(scatter_.staging.rank, location.tile), thread);
       add_partials(location.tile, thread, at);
     }
-    stamps_.stamp(at, thread == 0, &TileRecord::store_end);
-    stamps_.count(at, thread == 0, &TileRecord::stores);
-    stamps_.product(at, thread == 0);
+    timestamps_.stamp(at, thread == 0, &TileRecord::store_end);
+    timestamps_.count(at, thread == 0, &TileRecord::stores);
+    timestamps_.product(at, thread == 0);
     if (thread == 0 && (direct || !others)) scatter_.count_tile();
     return cute::make_tuple(loads, stores);
   }
@@ -147,7 +147,7 @@ class ScatterEpilogue : public Base {
     cutlass::arch::NamedBarrier::sync(kThreads, kDirect ? cutlass::canonical_warp_group_idx() : 1);
   }
   /// Whether it holds for all threads that share a tile.
-  CUTLASS_DEVICE static bool sync_and(bool mine) {
+  CUTLASS_DEVICE static bool sync_and(bool local) {
     const unsigned barrier = kDirect ? cutlass::canonical_warp_group_idx() : 1;
     int all;
     asm volatile(
@@ -156,7 +156,7 @@ class ScatterEpilogue : public Base {
         "barrier.cta.red.and.pred all, %2, %3, mine;\n\t"
         "selp.s32 %0, 1, 0, all;\n\t}"
         : "=r"(all)
-        : "r"(int(mine)), "r"(barrier + cutlass::arch::NamedBarrier::ReservedNamedBarrierCount),
+        : "r"(int(local)), "r"(barrier + cutlass::arch::NamedBarrier::ReservedNamedBarrierCount),
           "n"(kThreads)
         : "memory");
     return all != 0;
@@ -182,18 +182,18 @@ class ScatterEpilogue : public Base {
                            int thread, Coordinates const& at) {
     const int rank = scatter_.staging.rank;
     if (!(entered_ >> location.owner & 1)) {
-      stamps_.stamp(at, thread == 0, &TileRecord::held_begin);
+      timestamps_.stamp(at, thread == 0, &TileRecord::held_begin);
       bool came = true;
       if (thread == 0) {
         came = wait_signal(scatter_.signals_of(rank) + scatter_.entered + location.owner,
-                           scatter_.this_epoch(), scatter_.watch, OpId::gemm_rs, location.owner);
+                           scatter_.this_epoch(), scatter_.deadline, OpId::gemm_rs, location.owner);
       }
       came = sync_and(came);
-      stamps_.stamp(at, thread == 0, &TileRecord::held_end);
+      timestamps_.stamp(at, thread == 0, &TileRecord::held_end);
       if (!came) return;  // it may still read the last call's data, and is not signalled
       if (kDirect) entered_ |= 1u << location.owner;
     }
-    stamps_.stamp(at, thread == 0, &TileRecord::wait_begin);
+    timestamps_.stamp(at, thread == 0, &TileRecord::wait_begin);
     std::byte* tile = scatter_.staging_at(location.owner, rank, location.tile, Parts::kTileBytes);
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     uint64_t next = nanoseconds();
@@ -209,7 +209,7 @@ class ScatterEpilogue : public Base {
       release_signal(scatter_.landed_at(location.owner, rank, location.tile),
                      scatter_.this_epoch());
     }
-    stamps_.stamp(at, thread == 0, &TileRecord::wait_end);
+    timestamps_.stamp(at, thread == 0, &TileRecord::wait_end);
   }
   // Volatile: keeps program order with the pauses between stores.
   CUTLASS_DEVICE static void store_words(uint4* to, uint4 const& words) {
@@ -222,13 +222,13 @@ class ScatterEpilogue : public Base {
   template <class Coordinates>
   CUTLASS_DEVICE void add_partials(int tile, int thread, Coordinates const& at) const {
     const PeerTable& peers = scatter_.staging;
-    stamps_.stamp(at, thread == 0, &TileRecord::held_begin);
+    timestamps_.stamp(at, thread == 0, &TileRecord::held_begin);
     if (thread < peers.size && thread != peers.rank) {
       wait_signal(scatter_.landed_at(peers.rank, thread, tile), scatter_.this_epoch(),
-                  patient(scatter_.watch), OpId::gemm_rs, thread, tile);
+                  extend_deadline(scatter_.deadline), OpId::gemm_rs, thread, tile);
     }
     sync();
-    stamps_.stamp(at, thread == 0, &TileRecord::held_end);
+    timestamps_.stamp(at, thread == 0, &TileRecord::held_end);
     // Many loads in flight cover memory latency; more would not fit the registers.
     if (peers.size <= 4) {
       add_landed<4, 4>(tile, thread, at);
@@ -245,14 +245,14 @@ class ScatterEpilogue : public Base {
     const std::byte* slots = partial_of(0, tile) + thread * 16;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int first = 0; first < Parts::kPacks; first += kAtOnce) {
-      uint4 landed[kRanks][kAtOnce] = {};
+      uint4 arrived_tiles[kRanks][kAtOnce] = {};
       const std::byte* slot = slots + first * kPackBytes;
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRanks; ++r) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kAtOnce; ++i) {
           if (r < ranks) {
-            landed[r][i] = load_fresh(reinterpret_cast<const uint4*>(slot + i * kPackBytes));
+            arrived_tiles[r][i] = load_fresh(reinterpret_cast<const uint4*>(slot + i * kPackBytes));
           }
         }
         slot += scatter_.slot_bytes;
@@ -260,10 +260,10 @@ class ScatterEpilogue : public Base {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         // Ranks beyond the world add zeros.
-        auto sum = Parts::to_floats(landed[0][i]);
+        auto sum = Parts::to_floats(arrived_tiles[0][i]);
         CUTLASS_PRAGMA_UNROLL
         for (int r = 1; r < kRanks; ++r) {
-          const auto values = Parts::to_floats(landed[r][i]);
+          const auto values = Parts::to_floats(arrived_tiles[r][i]);
           CUTLASS_PRAGMA_UNROLL
           for (int e = 0; e < 8; ++e) sum[e] += values[e];
         }
@@ -273,7 +273,7 @@ class ScatterEpilogue : public Base {
   }
 
   Scatter const& scatter_;
-  Stamps stamps_;
+  Timestamps timestamps_;
   TensorStorage& storage_;
   unsigned entered_ = 0;  // owners seen ready for this call, a bit each (kDirect)
 };

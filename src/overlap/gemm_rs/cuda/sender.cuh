@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gemm/cuda/tile_timeline.cuh"
-#include "overlap/gemm_rs/cuda/courier.cuh"
+#include "overlap/gemm_rs/cuda/copy_warp.cuh"
 #include "overlap/gemm_rs/cuda/handover.cuh"
 #include "overlap/gemm_rs/cuda/scatter.cuh"
 
@@ -28,34 +28,35 @@ class Sender {
   /// Sends a remote tile, the next that the block's consumers publish. Returns before it has
   /// arrived.
   template <int kTileBytes>
-  CUTLASS_DEVICE void send(Scatter const& scatter, Stamps const& stamps, int row, int column) {
+  CUTLASS_DEVICE void send(Scatter const& scatter, Timestamps const& timestamps, int row,
+                           int column) {
     static_assert(kTileBytes % PacedBulkCopier::kChunk == 0);
     ++tiles_;
     // Earlier tiles must be signalled before this waits.
-    if (must_wait(scatter, row, column)) finish(scatter, stamps);
+    if (must_wait(scatter, row, column)) finish(scatter, timestamps);
     opaque(row);
     const int rank = scatter.staging.rank;
-    if (!handover.wait_for_tile(tiles_, scatter.watch, rank, scatter.locate(row, column).tile)) {
+    if (!handover.wait_for_tile(tiles_, scatter.deadline, rank, scatter.locate(row, column).tile)) {
       lost_ = true;
     }
     opaque(row);
-    wait_for_owner(scatter, stamps, row, column);
+    wait_for_owner(scatter, timestamps, row, column);
     opaque(row);
     if (lost_) return scatter.count_tile();
     const Scatter::TileLocation location = scatter.locate(row, column);
-    stamps.stamp(cute::make_coord(row, column), true, &TileRecord::wait_begin);
+    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::wait_begin);
     copier_.copy(
         scatter.staging_at(location.owner, scatter.staging.rank, location.tile, kTileBytes),
-        scatter.outbox_at(location, kTileBytes), kTileBytes / PacedBulkCopier::kChunk,
-        scatter.pace_ns, [&] { deliver(scatter, stamps); });
+        scatter.send_buffer_at(location, kTileBytes), kTileBytes / PacedBulkCopier::kChunk,
+        scatter.pace_ns, [&] { deliver(scatter, timestamps); });
     row_ = row;
     column_ = column;
   }
 
   /// Waits until everything sent has arrived.
-  CUTLASS_DEVICE void finish(Scatter const& scatter, Stamps const& stamps) {
+  CUTLASS_DEVICE void finish(Scatter const& scatter, Timestamps const& timestamps) {
     copier_.wait();
-    deliver(scatter, stamps);
+    deliver(scatter, timestamps);
   }
 
  private:
@@ -68,25 +69,26 @@ class Sender {
   }
 
   // After a timeout nothing more is sent, and the peer that waits for it reports that.
-  CUTLASS_DEVICE void wait_for_owner(Scatter const& scatter, Stamps const& stamps, int row,
+  CUTLASS_DEVICE void wait_for_owner(Scatter const& scatter, Timestamps const& timestamps, int row,
                                      int column) {
     const int owner = scatter.locate(row, column).owner;
     if (entered_ >> owner & 1) return;
-    stamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_begin);
+    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_begin);
     const uint64_t* flag = scatter.signals_of(scatter.staging.rank) + scatter.entered + owner;
-    if (!wait_signal(flag, scatter.this_epoch(), scatter.watch, OpId::gemm_rs, owner)) lost_ = true;
-    stamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_end);
+    if (!wait_signal(flag, scatter.this_epoch(), scatter.deadline, OpId::gemm_rs, owner))
+      lost_ = true;
+    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_end);
     entered_ |= 1u << owner;
   }
 
   /// Signals the owner of the last sent tile, which has arrived.
-  CUTLASS_DEVICE void deliver(Scatter const& scatter, Stamps const& stamps) {
+  CUTLASS_DEVICE void deliver(Scatter const& scatter, Timestamps const& timestamps) {
     const int row = row_, column = column_;
     if (row < 0) return;
     const Scatter::TileLocation location = scatter.locate(row, column);
     release_signal(scatter.landed_at(location.owner, scatter.staging.rank, location.tile),
                    scatter.this_epoch());
-    stamps.stamp(cute::make_coord(row, column), true, &TileRecord::wait_end);
+    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::wait_end);
     scatter.count_tile();
     row_ = -1;
   }

@@ -56,7 +56,7 @@ MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place
                                size_t(place.shape.tokens) * routed_bytes(place.shape.top_k)))),
       source_bytes_(routing_bytes_ +
                     padded(std::max(size_t(place.shape.tokens) * place.line,
-                                    messages_.most_bytes(place.shape.tokens, kMoePieces)))),
+                                    messages_.max_bytes(place.shape.tokens, kMoePieces)))),
       workspace_(comm, "moe_dispatch_gemm", size_t(place.world) * source_bytes_,
                  size_t(place.world) * source_bytes_, place.world * (1 + schedule::kMoePieces)) {}
 

@@ -21,7 +21,7 @@ size_t whole_lines(size_t bytes) {
 MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
     : place_(place),
       wire_(wire),
-      message_bytes_(whole_lines(most_message_bytes())),
+      message_bytes_(whole_lines(max_message_bytes())),
       rows_bytes_(std::max(size_t(place.shape.tokens) * place.line, message_bytes_)),
       source_bytes_(whole_lines(rows_bytes_ + size_t(place.shape.tokens) *
                                                   size_t(place.shape.top_k) * sizeof(float))),
@@ -42,13 +42,14 @@ size_t MoeGemmCombineCpu::messages_before(const MoePlan& plan, int64_t rows, int
   for (int i = 0; i < group; ++i) bytes += messages_of(columns_of(plan, i)).bytes(rows);
   return bytes;
 }
-size_t MoeGemmCombineCpu::most_message_bytes() const {
+size_t MoeGemmCombineCpu::max_message_bytes() const {
   if (wire_.is_none()) return 0;
-  size_t most = messages_of({0, place_.shape.hidden}).most_bytes(place_.shape.tokens, kMaxChunks);
+  size_t maximum = messages_of({0, place_.shape.hidden}).max_bytes(place_.shape.tokens, kMaxChunks);
   for (int chunks = 1; chunks <= kMaxChunks; ++chunks) {
-    most = std::max(most, messages_before({true, chunks, wire_}, place_.shape.tokens, chunks));
+    maximum =
+        std::max(maximum, messages_before({true, chunks, wire_}, place_.shape.tokens, chunks));
   }
-  return most;
+  return maximum;
 }
 
 size_t MoeGemmCombineCpu::place_in_sums(int64_t rows, Range columns) const {

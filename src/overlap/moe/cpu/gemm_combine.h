@@ -59,7 +59,7 @@ class MoeGemmCombineCpu {
   RowMessages messages_of(const schedule::Range& columns) const;
   /// Offset of the messages of a group among those of `rows` rows.
   size_t messages_before(const MoePlan& plan, int64_t rows, int group) const;
-  size_t most_message_bytes() const;
+  size_t max_message_bytes() const;
 
   MoePlace place_;
   Wire wire_;

@@ -32,14 +32,15 @@ std::string wires_text(const Wire& dispatch, const Wire& combine) {
 }  // namespace
 
 std::string wires_of(const MoeOptions& options) {
-  return wires_text(options.dispatch, options.combine) + (options.or_plain ? " or plain" : "");
+  return wires_text(options.dispatch, options.combine) +
+         (options.allow_uncompressed ? " or uncompressed" : "");
 }
 
-std::string MoeWay::describe() const {
+std::string MoeCandidate::describe() const {
   const std::string wires = wires_text(dispatch, combine);
-  if (is_serial() && !sorts_beside()) return "serial" + wires;
+  if (is_serial() && !overlaps_sort()) return "serial" + wires;
   if (is_serial()) return fmt::format("serial, {} blocks sort beside{}", sorting_blocks, wires);
-  if (sorts_beside()) {
+  if (overlaps_sort()) {
     const std::string sort = sends_while_sorting() ? fmt::format("{} blocks send, {} sort",
                                                                  sending_blocks, sorting_blocks)
                                                    : fmt::format("{} blocks sort", sorting_blocks);
@@ -49,13 +50,14 @@ std::string MoeWay::describe() const {
                      sending_blocks, sorts ? " sums" : "", parts, parts == 1 ? "" : "s", wires);
 }
 
-void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine) {
+void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
+                               const Wire& combine) {
   const auto add = [&](int blocks, int parts, bool sorts, int sorting = 0, int summing = 0) {
-    const MoeWay way{blocks, parts, sorts, sorting, summing, dispatch, combine};
-    if (std::ranges::find(ways_, way) == ways_.end()) add_way(way);
+    const MoeCandidate candidate{blocks, parts, sorts, sorting, summing, dispatch, combine};
+    if (std::ranges::find(candidates_, candidate) == candidates_.end()) add_candidate(candidate);
   };
   const int sms = comm_.share().sms();
-  // With paired blocks an odd number would leave one unpaired (BesideBlocks).
+  // With paired blocks an odd number would leave one unpaired (ConcurrentBlocks).
   const auto share = [&](int part) {
     const int blocks = std::max(1, sms / part);
     return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
@@ -70,7 +72,7 @@ void MoeOnGpus::add_ways(const MoeOptions& options, const Wire& dispatch, const 
   for (const int part : {16, 8, 4}) {
     const int blocks = share(part);
     if (blocks >= sms) continue;  // the GEMMs need one, too
-    for (const int parts : {1, 2, kMostMoeParts}) {
+    for (const int parts : {1, 2, kMaxMoeParts}) {
       if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
       add(blocks, parts, false);
       if (sorts_ && parts > 1) add(blocks, parts, true);
@@ -93,61 +95,62 @@ double MoeOnGpus::us_to_send_row(int blocks) const {
 }
 
 /// Estimates when the sorting blocks, which may send first, finish and join the GEMM.
-Joining MoeOnGpus::joining_sorters(const MoeWay& way) const {
+Joining MoeOnGpus::joining_sorters(const MoeCandidate& candidate) const {
   constexpr double kMargin = 1.1;
-  const int blocks = way.blocks_while_sorting();
+  const int blocks = candidate.blocks_while_sorting();
   const double tiles = tiles_of_us(place_.shape.hidden) * kMargin;
   Joining joining;
   joining.of_row = float(double(space_.row_bytes()) * sorting_us_of_byte(blocks) * tiles);
-  if (way.sends_while_sorting()) {
-    const double sending = us_to_send_row(way.sending_blocks) * tiles;
-    joining.of_leaving = float(sending * way.sending_blocks / blocks);
-    joining.least_of_leaving = float(sending);
+  if (candidate.sends_while_sorting()) {
+    const double sending = us_to_send_row(candidate.sending_blocks) * tiles;
+    joining.of_leaving = float(sending * candidate.sending_blocks / blocks);
+    joining.min_of_leaving = float(sending);
   }
   return joining;
 }
 
 /// The send kernel exits on its own and its SMs join the first GEMM, unless a decode kernel
 /// follows: joining would delay its start.
-Joining MoeOnGpus::joining_senders(const MoeWay& way) const {
-  if (way.encodes()) return {};
+Joining MoeOnGpus::joining_senders(const MoeCandidate& candidate) const {
+  if (candidate.encodes()) return {};
   return {.of_leaving =
-              float(us_to_send_row(way.sending_blocks) * tiles_of_us(place_.shape.hidden))};
+              float(us_to_send_row(candidate.sending_blocks) * tiles_of_us(place_.shape.hidden))};
 }
 
 // Adds a candidate and its tables. Sums need SMs during all column groups of the second GEMM but
 // the first.
-void MoeOnGpus::add_way(const MoeWay& way) {
+void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
   Tables tables;
   const MoeShape& s = place_.shape;
-  if (way.sorts_beside()) {
-    tables.in = in_sorted_->add_table({.spare_blocks = way.blocks_while_sorting(),
-                                       .joining = joining_sorters(way),
+  if (candidate.overlaps_sort()) {
+    tables.in = in_sorted_->add_table({.reserved_blocks = candidate.blocks_while_sorting(),
+                                       .joining = joining_sorters(candidate),
                                        .staged = true,
                                        .ordered = true});
-  } else if (way.sends_rows_beside()) {
-    tables.in = in_->add_table(
-        {.spare_blocks = way.sending_blocks, .joining = joining_senders(way), .staged = true});
+  } else if (candidate.overlaps_rows()) {
+    tables.in = in_->add_table({.reserved_blocks = candidate.sending_blocks,
+                                .joining = joining_senders(candidate),
+                                .staged = true});
   } else {
-    tables.in = in_of(way).add_table({});
+    tables.in = in_of(candidate).add_table({});
   }
-  if (way.sorts_beside() && !way.is_serial()) {
+  if (candidate.overlaps_sort() && !candidate.is_serial()) {
     tables.columns = {{0, s.hidden}};
     tables.out = {
         out_->add_table({.tiles = GroupedTiles::others}),
-        out_->add_table({.spare_blocks = way.summing_blocks, .tiles = GroupedTiles::own})};
+        out_->add_table({.reserved_blocks = candidate.summing_blocks, .tiles = GroupedTiles::own})};
   } else {
-    for (int part = 0; part < way.parts; ++part) {
-      const Range columns = moe_columns(s.hidden, way.parts, part, kGroupedColumns);
+    for (int part = 0; part < candidate.parts; ++part) {
+      const Range columns = moe_columns(s.hidden, candidate.parts, part, kGroupedColumns);
       if (columns.count == 0) continue;
       tables.columns.push_back(columns);
       tables.out.push_back(out_->add_table(
-          {.spare_blocks = part == 0 ? 0 : way.sending_blocks,
+          {.reserved_blocks = part == 0 ? 0 : candidate.sending_blocks,
            .first_column = int(columns.begin / kGroupedColumns),
            .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
     }
   }
-  ways_.push_back(way);
+  candidates_.push_back(candidate);
   tables_.push_back(std::move(tables));
 }
 
@@ -156,18 +159,18 @@ void MoeOnGpus::choose(const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens;
   std::vector<std::string> names;
-  for (const MoeWay& way : ways_) names.push_back(way.describe());
+  for (const MoeCandidate& candidate : candidates_) names.push_back(candidate.describe());
   const auto measure = [&] {
     const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
                   out_rows = place_.experts.count * s.hidden;
     DeviceMemory x, w_in, w_out, out, experts, weights;
-    std::unique_ptr<MoeKept> kept;
+    std::unique_ptr<MoeSavedActivations> activations;
     comm_.agree_on("moe: memory to measure on", [&] {
       x = values(own, s.hidden), w_in = values(in_rows, s.hidden);
       w_out = values(out_rows, place_.ffn), out = values(own, s.hidden);
       experts = uploaded(chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own));
       weights = ints(space_.choices());
-      kept = make_kept();
+      activations = make_saved();
     });
     const Tensor on_x = x.view(s.dtype, {own, s.hidden}),
                  on_out = out.view(s.dtype, {own, s.hidden}),
@@ -180,9 +183,11 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
     fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
     std::vector<Alternative> alternatives;
-    for (size_t way = 0; way < ways_.size(); ++way) {
-      alternatives.push_back(
-          {names[way], [&, way] { run(way, on_x, routing, on_in, on_w_out, on_out, kept.get()); }});
+    for (size_t candidate = 0; candidate < candidates_.size(); ++candidate) {
+      alternatives.push_back({names[candidate], [&, candidate] {
+                                run(candidate, on_x, routing, on_in, on_w_out, on_out,
+                                    activations.get());
+                              }});
     }
     std::vector<double> us;
     for (const Timing& timing : Stopwatch(comm_).measure(alternatives, {.repeats = 9})) {

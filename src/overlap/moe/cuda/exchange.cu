@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "core/cuda/beside.cuh"
 #include "core/cuda/check.h"
+#include "core/cuda/concurrent.cuh"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 #include "overlap/moe/cuda/gather_rows.cuh"
@@ -36,7 +36,7 @@ __device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
     const uint64_t there = *at<const volatile uint64_t>(call, rank, call.space.tag_at(peer));
     same = there == tag;
     if (!same) {
-      report_failure(ErrorRecord::kMismatch, call.watch, OpId::all_to_all, peer, -1, tag, there);
+      report_failure(ErrorRecord::kMismatch, call.deadline, OpId::all_to_all, peer, -1, tag, there);
       give_up(&call.state->calls, epoch);
     }
   }
@@ -45,7 +45,7 @@ __device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
 
 // One warp per row.
 template <bool kOnLine>
-__global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
+__global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   __shared__ unsigned leaving;
   if (threadIdx.x == 0) leaving = 0;
   __syncthreads();
@@ -54,19 +54,19 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   const bool sends = !gave_up_before(&call.state->calls, epoch);
   for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
     const bool there = row < call.rows;
-    unsigned goes = 0;
+    unsigned token_in_rank = 0;
     int refused = 0;
     for (int i = lane(); i < top_k; i += 32) {
       const float weight = there ? call.weights[row * top_k + i] : 0;
       const int expert = there ? checked_choice(call, row, i, weight) : -1;
       if (expert >= 0) {
-        goes |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
+        token_in_rank |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
       } else if (there) {
         refused += !call.backward;
       }
-      if (call.kept_experts) {
-        call.kept_experts[row * top_k + i] = expert;
-        call.kept_weights[row * top_k + i] = expert < 0 ? 0 : weight;
+      if (call.saved_experts) {
+        call.saved_experts[row * top_k + i] = expert;
+        call.saved_weights[row * top_k + i] = expert < 0 ? 0 : weight;
       }
       for (int step = 0; step < world; ++step) {
         const int to = schedule::moe_target(rank, world, step);
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
       }
     }
     __syncwarp();
-    goes = __reduce_or_sync(~0u, goes);
+    token_in_rank = __reduce_or_sync(~0u, token_in_rank);
     if (lane() == 0) {
-      call.goes[row] = uint8_t(goes);
-      atomicAdd(&leaving, unsigned(__popc(goes & ~(1u << rank))));
+      call.token_in_rank[row] = uint8_t(token_in_rank);
+      atomicAdd(&leaving, unsigned(__popc(token_in_rank & ~(1u << rank))));
     }
     if (refused > 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(call.refused),
@@ -92,10 +92,10 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
   const int peer = int(threadIdx.x);
   if (peer == 0) {
     call.state->leaving_rows = atomicExch(&call.state->counted_rows, 0);
-    if (call.kept_call && !call.backward) *call.kept_call = epoch;
+    if (call.saved_call && !call.backward) *call.saved_call = epoch;
   }
   const uint64_t tag =
-      CallTag{call.backward, call.layer, call.backward ? *call.kept_call : 0}.pack();
+      CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.pack();
   if constexpr (kOnLine) {
     if (sends && peer == 0) pace(call.line, (world - 1) * call.space.choices() * 8);
     __syncthreads();
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) announce_kernel(MoeCall call) {
     *at<uint64_t>(call, peer, call.space.tag_at(rank)) = tag;
     release_signal(call.table.signals[peer] + MoeSpace::choices_signal(rank), epoch);
   }
-  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.watch) &&
+  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.deadline) &&
       all_in(call, tag, epoch)) {
     return;
   }
@@ -129,7 +129,7 @@ __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bo
     uint4* const rows = at<uint4>(
         call, to, encoded ? call.space.row_messages_at(to, rank) : call.space.rows_at(to, rank));
     for (int64_t row = warp_of_grid(); row < call.rows; row += warps) {
-      if ((call.goes[row] >> to & 1) == 0) continue;
+      if ((call.token_in_rank[row] >> to & 1) == 0) continue;
       for (int64_t first = lane(); first < packs; first += 32 * kPacksAtATime) {
         uint4 values[kPacksAtATime];
 #pragma unroll
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kSendingThreads)
   if (blockIdx.x < senders) send_rows<kOnLine>(call, x, packs, false, senders);
   gather_turns(turns, gather, packs);
 }
-static_assert(kSendingThreads == kThreadsBeside);
+static_assert(kSendingThreads == kOverlappedThreads);
 
 /// `Elements` has an array `at` with one T per value.
 template <typename T, typename Elements, int kElements>
@@ -179,22 +179,22 @@ __device__ Elements rounded(const float (&values)[kElements]) {
 }
 
 /// Sends the weight gradients of the rows of rank `to`; returns how many this thread has sent.
-__device__ unsigned send_dots(const MoeCall& call, int to) {
-  float* const dots = at<float>(call, to, call.space.dots_at(call.table.rank));
+__device__ unsigned send_d_gate_weight(const MoeCall& call, int to) {
+  float* const d_gate_weight = at<float>(call, to, call.space.d_gate_weight_at(call.table.rank));
   const int64_t choices = call.space.choices(), first = to * choices;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   unsigned sent = 0;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
-    const bool goes = call.place[first + i] >= 0;
-    if (goes) dots[i] = call.dots[first + i];
-    sent += goes;
+    const bool token_in_rank = call.place[first + i] >= 0;
+    if (token_in_rank) d_gate_weight[i] = call.d_gate_weight[first + i];
+    sent += token_in_rank;
   }
   return sent;
 }
 
 /// Sums a local row's weight gradients over the ranks that share an expert, in rank order. Called
 /// by all `threads` of the row; this one has index `thread`.
-__device__ void sum_dots(const MoeCall& call, int64_t row, int thread, int threads) {
+__device__ void sum_d_gate_weight(const MoeCall& call, int64_t row, int thread, int threads) {
   const int rank = call.table.rank, top_k = call.space.top_k;
   for (int i = thread; i < top_k; i += threads) {
     const int64_t choice = row * top_k + i;
@@ -202,9 +202,9 @@ __device__ void sum_dots(const MoeCall& call, int64_t row, int thread, int threa
     float sum = 0;
     for (int part = 0; expert >= 0 && part < call.grid.tp; ++part) {
       const int from = call.grid.holder(expert) + part;
-      sum += from == rank
-                 ? call.dots[rank * call.space.choices() + choice]
-                 : *at<const volatile float>(call, rank, call.space.dots_at(from) + choice * 4);
+      sum += from == rank ? call.d_gate_weight[rank * call.space.choices() + choice]
+                          : *at<const volatile float>(
+                                call, rank, call.space.d_gate_weight_at(from) + choice * 4);
     }
     call.dweights[choice] = sum;
   }
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kSummingThreads)
     const float* const weights = weights_of(call, to);
     auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
     if (call.backward && part == 0) {
-      const unsigned sent = send_dots(call, to);
+      const unsigned sent = send_d_gate_weight(call, to);
       if constexpr (kOnLine) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
     }
     const auto choices_of = [&](int64_t row) {
@@ -276,11 +276,11 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
 /// vector `pack` and further ones, `apart` from each other.
 template <typename T>
 __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const MoeCall& call,
-                         unsigned goes, int begin, int end, int64_t row, int64_t packs,
+                         unsigned token_in_rank, int begin, int end, int64_t row, int64_t packs,
                          int64_t pack, int apart) {
 #pragma unroll 1
   for (int r = begin; r < end; ++r) {
-    if ((goes >> r & 1) == 0) continue;
+    if ((token_in_rank >> r & 1) == 0) continue;
     const auto* const from =
         at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r)) + row * packs;
     uint4 words[kSummedPacks];
@@ -291,9 +291,9 @@ __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const M
 #pragma unroll
     for (int i = 0; i < kSummedPacks; ++i) {
       if (pack + i * apart >= packs) continue;
-      const auto& theirs = reinterpret_cast<const Pack<T>&>(words[i]);
+      const auto& remote = reinterpret_cast<const Pack<T>&>(words[i]);
 #pragma unroll
-      for (int e = 0; e < Pack<T>::kElements; ++e) sum[i][e] += to_float(theirs.at[e]);
+      for (int e = 0; e < Pack<T>::kElements; ++e) sum[i][e] += to_float(remote.at[e]);
     }
   }
 }
@@ -311,48 +311,48 @@ __global__ void __launch_bounds__(kThreads, 2)
   const float* const weights = weights_of(call, rank);
   bool complete = !__syncthreads_or(has_given_up(call));
   // Longer deadline, as a peer itself waits for rows, in its first GEMM.
-  Watch watch = call.watch;
-  watch.deadline_ns = watch.deadline_ns / 2 * 3;
+  Deadline deadline = call.deadline;
+  deadline.deadline_ns = deadline.deadline_ns / 2 * 3;
   for (int part = 0; part < parts && complete; ++part) {
-    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, watch);
+    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, deadline);
   }
   const int thread = int(threadIdx.x) % threads, rows_of_block = kThreads / threads;
   const int64_t first = int64_t(blockIdx.x) * rows_of_block + int(threadIdx.x) / threads,
                 step = int64_t(gridDim.x) * rows_of_block;
   struct Row {
-    unsigned goes = 0;
+    unsigned token_in_rank = 0;
     LaneChoice choice;
   };
   const auto row_at = [&](int64_t row) -> Row {
     if (row >= call.rows) return {};
-    return {call.goes[row],
+    return {call.token_in_rank[row],
             LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
   };
   Row next = row_at(first);
   for (int64_t row = first; row < call.rows && complete; row += step) {
     const Row here = next;
     next = row_at(row + step);
-    const unsigned goes = here.goes;
-    if (call.backward) sum_dots(call, row, thread, threads);
+    const unsigned token_in_rank = here.token_in_rank;
+    if (call.backward) sum_d_gate_weight(call, row, thread, threads);
     for (int64_t begin = 0; begin < packs; begin += threads * kSummedPacks) {
       const int64_t pack = begin + thread;
       // The local term is computed first, as it needs most registers.
       float own[kSummedPacks][kElements] = {};
-      if (goes >> rank & 1) {
+      if (token_in_rank >> rank & 1) {
         add_weighted_packs<T>(own, results, packs, pack, threads, packs, here.choice,
                               places + row * top_k, weights ? weights + row * top_k : nullptr,
                               top_k);
       }
       float sum[kSummedPacks][kElements] = {};
-      add_sums<T>(sum, call, goes, 0, rank, row, packs, pack, threads);
-      if (goes >> rank & 1) {
+      add_sums<T>(sum, call, token_in_rank, 0, rank, row, packs, pack, threads);
+      if (token_in_rank >> rank & 1) {
 #pragma unroll
         for (int i = 0; i < kSummedPacks; ++i) {
 #pragma unroll
           for (int e = 0; e < kElements; ++e) sum[i][e] += own[i][e];
         }
       }
-      add_sums<T>(sum, call, goes, rank + 1, world, row, packs, pack, threads);
+      add_sums<T>(sum, call, token_in_rank, rank + 1, world, row, packs, pack, threads);
 #pragma unroll
       for (int i = 0; i < kSummedPacks; ++i) {
         if (pack + i * threads < packs) {
@@ -384,7 +384,7 @@ void with_layer_type(const MoeCall& call, const Body& body) {
 }
 
 void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, bool encoded,
-                    const BesideBlocks& blocks, cudaStream_t stream) {
+                    const ConcurrentBlocks& blocks, cudaStream_t stream) {
   with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
     launch_blocks(send_rows_kernel<kOnLine>, blocks, kSendingThreads, "send_rows_kernel", stream,
                   call, static_cast<const uint4*>(rows), int64_t(row_bytes / sizeof(uint4)),
@@ -394,12 +394,12 @@ void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, boo
 
 }  // namespace
 
-void launch_announce(const MoeCall& call, cudaStream_t stream) {
+void launch_notify(const MoeCall& call, cudaStream_t stream) {
   const unsigned blocks = blocks_for(call.space.tokens, kThreads / 32, 4);
   with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-    announce_kernel<kOnLine><<<blocks, kThreads, 0, stream>>>(call);
+    notify_kernel<kOnLine><<<blocks, kThreads, 0, stream>>>(call);
   });
-  check_launch("announce_kernel");
+  check_launch("notify_kernel");
 }
 
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream) {
@@ -408,7 +408,7 @@ void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream
 
 void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
                             const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
-                            const BesideBlocks& blocks, cudaStream_t stream) {
+                            const ConcurrentBlocks& blocks, cudaStream_t stream) {
   with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
     launch_blocks(send_and_gather_kernel<kOnLine>, blocks, kSendingThreads,
                   "send_and_gather_kernel", stream, call, static_cast<const uint4*>(x),
@@ -423,7 +423,7 @@ void launch_send_messages(const MoeCall& call, const std::byte* messages, int bl
 }
 
 void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
-                      const BesideBlocks& blocks, cudaStream_t stream) {
+                      const ConcurrentBlocks& blocks, cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     constexpr int kElements = Pack<T>::kElements;
     with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {

@@ -49,11 +49,12 @@ __device__ T* at(const MoeCall& call, int rank, size_t offset) {
 
 /// Called by all threads: waits for signal `first` + rank of every other rank; false if one timed
 /// out.
-__device__ inline bool await(const MoeCall& call, int first, uint64_t epoch, const Watch& watch) {
+__device__ inline bool await(const MoeCall& call, int first, uint64_t epoch,
+                             const Deadline& deadline) {
   const int peer = int(threadIdx.x);
   bool came = true;
   if (peer < call.table.size && peer != call.table.rank) {
-    came = wait_signal(call.table.signals[call.table.rank] + first + peer, epoch, watch,
+    came = wait_signal(call.table.signals[call.table.rank] + first + peer, epoch, deadline,
                        OpId::all_to_all, peer);
     if (!came) give_up(&call.state->calls, epoch);
   }

@@ -24,14 +24,14 @@
 
 #include "comm/device/gpu_communicator.h"
 #include "comm/device/line.h"
-#include "core/cuda/beside.h"
+#include "core/cuda/concurrent.h"
 #include "overlap/moe/cuda/expert_rows.h"
 #include "schedule/moe.h"
 
 namespace tandem::gpu {
 
 /// Max column groups of the combine.
-constexpr int kMostMoeParts = 4;
+constexpr int kMaxMoeParts = 4;
 
 /// Layout of a rank's symmetric memory. Expert ids have a section per rank; rows and sums one per
 /// other rank, in the order of schedule::moe_source.
@@ -41,7 +41,8 @@ struct MoeSpace {
   bool trains = false;
   /// Message bytes of a row and of a sum; 0 if these are never encoded.
   size_t row_message = 0, sum_message = 0;
-  bool or_plain = false;  ///< encoded kinds may also be sent uncompressed in a forward pass
+  bool allow_uncompressed =
+      false;  ///< encoded kinds may also be sent uncompressed in a forward pass
 
   constexpr int64_t choices() const { return tokens * top_k; }
   constexpr size_t row_bytes() const { return size_t(hidden) * 2; }
@@ -64,12 +65,12 @@ struct MoeSpace {
     return experts_at(world) + experts_at(source) - experts_at(0);
   }
   /// f32, by choice of this rank's rows: weight gradients from the experts of `source`.
-  constexpr size_t dots_at(int source) const {
+  constexpr size_t d_gate_weight_at(int source) const {
     return weights_at(world) + experts_at(source) - experts_at(0);
   }
   /// u64: the call that `source` is in.
   constexpr size_t tag_at(int source) const {
-    const size_t begin = trains ? dots_at(world) : weights_at(world);
+    const size_t begin = trains ? d_gate_weight_at(world) : weights_at(world);
     return (begin + 7) / 8 * 8 + size_t(source) * sizeof(uint64_t);
   }
   constexpr size_t bytes() const { return tag_at(world); }
@@ -78,10 +79,8 @@ struct MoeSpace {
   static constexpr int rows_signal(int source) { return kMaxGpus + source; }
   static constexpr int sums_signal(int part, int source) { return (2 + part) * kMaxGpus + source; }
   /// Local signal: the rows of `source` have been decoded.
-  static constexpr int decoded_signal(int source) {
-    return (2 + kMostMoeParts) * kMaxGpus + source;
-  }
-  static constexpr int kSignals = (3 + kMostMoeParts) * kMaxGpus;
+  static constexpr int decoded_signal(int source) { return (2 + kMaxMoeParts) * kMaxGpus + source; }
+  static constexpr int kSignals = (3 + kMaxMoeParts) * kMaxGpus;
 
  private:
   /// Index of `source` among the ranks that send to `rank`.
@@ -90,7 +89,7 @@ struct MoeSpace {
   }
   /// Bytes for all other ranks' rows or sums; an encoded one has `message` bytes.
   constexpr size_t room(size_t message) const {
-    const bool plain = message == 0 || trains || or_plain;
+    const bool plain = message == 0 || trains || allow_uncompressed;
     const size_t largest = plain && row_bytes() > message ? row_bytes() : message;
     return size_t(world - 1) * size_t(tokens) * largest;
   }
@@ -106,58 +105,60 @@ struct MoeState {
   /// that are done.
   unsigned senders = 0, placed = 0;
   unsigned sent_rows[kMaxGpus] = {};
-  unsigned sent_sums[kMostMoeParts][kMaxGpus] = {};
+  unsigned sent_sums[kMaxMoeParts][kMaxGpus] = {};
   unsigned decoded_rows[kMaxGpus] = {};
 };
 
 /// Kernel parameters of a call.
 struct MoeCall {
   PeerTable table;
-  Watch watch;
+  Deadline deadline;
   MoeSpace space;
   schedule::MoeGrid grid;
   MoeState* state = nullptr;
-  uint8_t* goes = nullptr;  ///< [tokens]: token_in_rank, a bit per rank with experts of the row
+  uint8_t* token_in_rank =
+      nullptr;  ///< [tokens]: token_in_rank, a bit per rank with experts of the row
   DType dtype = DType::bf16;
   const int32_t* experts = nullptr;  ///< [rows, top_k], the caller's
   const float* weights = nullptr;
   int64_t rows = 0;
-  const int32_t* place = nullptr;  ///< [world][tokens, top_k], from MoePlacing
+  const int32_t* place = nullptr;  ///< [world][tokens, top_k], from MoePermutation
   const void* results = nullptr;   ///< [padded rows, hidden]
   uint64_t layer = 0;              ///< equal on all ranks
   uint64_t* refused = nullptr;     ///< counter of dropped routings
   // Saved for a backward pass: expert ids and weights, without dropped routings, and the call's
   // number.
-  int32_t* kept_experts = nullptr;  ///< [tokens, top_k]
-  float* kept_weights = nullptr;
-  uint64_t* kept_call = nullptr;  ///< also in the backward pass, which reads it
+  int32_t* saved_experts = nullptr;  ///< [tokens, top_k]
+  float* saved_weights = nullptr;
+  uint64_t* saved_call = nullptr;  ///< also in the backward pass, which reads it
   // Backward pass, which uses the saved routing:
   bool backward = false;
-  const float* dots = nullptr;  ///< [world][tokens, top_k], gradients of the weights, by choice
-  float* dweights = nullptr;    ///< [rows, top_k], written
-  Line* line = nullptr;         ///< of an emulated link between several ranks
-  /// Counter of send blocks that have begun, for the permutation (MoePlacing::senders).
+  const float* d_gate_weight =
+      nullptr;                ///< [world][tokens, top_k], gradients of the weights, by choice
+  float* dweights = nullptr;  ///< [rows, top_k], written
+  Line* line = nullptr;       ///< of an emulated link between several ranks
+  /// Counter of send blocks that have begun, for the permutation (MoePermutation::senders).
   unsigned* senders = nullptr;
 };
 
 /// Notify: sends every rank the destinations of this rank's rows, and waits for those of all ranks.
 /// A routing that is not a valid expert, or a duplicate within its row, or whose weight is not
 /// finite, is counted and dropped. Abandons the call if a rank is in another one.
-void launch_announce(const MoeCall& call, cudaStream_t stream);
+void launch_notify(const MoeCall& call, cudaStream_t stream);
 /// Dispatch: sends every row of x to each other rank that has experts of it.
 void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream_t stream);
 /// Dispatch of the rows' messages, [rows] of space.row_message bytes.
 void launch_send_messages(const MoeCall& call, const std::byte* messages, int blocks,
                           cudaStream_t stream);
 /// launch_send_rows by `senders` of the blocks, which then join the others in permuting rows for
-/// the next GEMM, which runs concurrently (launch_gather_beside).
+/// the next GEMM, which runs concurrently (launch_overlapped_gather).
 void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
                             const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
-                            const BesideBlocks& blocks, cudaStream_t stream);
+                            const ConcurrentBlocks& blocks, cudaStream_t stream);
 /// Combine, sending half: sums over this rank's experts for the other ranks' rows, `columns` of
 /// them, rounded.
 void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
-                      const BesideBlocks& blocks, cudaStream_t stream);
+                      const ConcurrentBlocks& blocks, cudaStream_t stream);
 /// Combine, receiving half: out = sum over ranks, in rank order, in f32; this rank's term is not
 /// rounded. Waits for the others' `parts` column groups, and ends the call.
 void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream);

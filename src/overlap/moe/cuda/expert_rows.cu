@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "core/cuda/beside.cuh"
 #include "core/cuda/check.h"
+#include "core/cuda/concurrent.cuh"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/quantize_row.cuh"
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
                [&](int row, int lane) { move_row(p, __ldg(p.source + row), row, lane, packs); });
 }
 
-__global__ void __launch_bounds__(kThreadsBeside)
-    gather_beside_kernel(RowTurns turns, MoeGather p, int64_t packs) {
+__global__ void __launch_bounds__(kOverlappedThreads)
+    overlapped_gather_kernel(RowTurns turns, MoeGather p, int64_t packs) {
   allow_kernel_behind();
   gather_turns(turns, p, packs);
 }
@@ -53,17 +53,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     if (from < 0) return;
     const auto* const x = static_cast<const Sixteen<T>*>(p.x) + (p.sorted ? row : from) * groups;
     auto* const codes = static_cast<Sixteen<__nv_fp8_e4m3>*>(p.codes) + row * groups;
-    float most = 0;
+    float maximum = 0;
 #pragma unroll 4
     for (int64_t i = lane; i < groups; i += 32) {
       const Sixteen<T> group = x[i];
-      most = largest(most, group);
+      maximum = largest(maximum, group);
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) {
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
+      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, apart));
     }
-    const float scale = row_scale(most);
+    const float scale = row_scale(maximum);
     if (lane == 0) p.scales[row] = scale;
     // The second read hits the cache.
     for (int64_t i = lane; i < groups; i += 32) {
@@ -102,7 +102,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     gate_backward_kernel(SortedRows rows, MoeGateBackward p, int64_t packs) {
   const auto* const gate_up = static_cast<const Pack<T>*>(p.gate_up);
-  const auto* const dinner = static_cast<const Pack<T>*>(p.dinner);
+  const auto* const d_act = static_cast<const Pack<T>*>(p.d_act);
   auto* const scaled = static_cast<Pack<T>*>(p.scaled);
   auto* const dgate_up = static_cast<Pack<T>*>(p.dgate_up);
   for_each_row(rows, [&](int row, int lane) {
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 #pragma unroll 2
     for (int64_t i = lane; i < packs; i += 32) {
       Pack<T> g = gate_up[row * 2 * packs + i], u = gate_up[(row * 2 + 1) * packs + i];
-      Pack<T> d = dinner[row * packs + i], s;
+      Pack<T> d = d_act[row * packs + i], s;
 #pragma unroll
       for (int e = 0; e < Pack<T>::kElements; ++e) {
         const float gate = to_float(g.at[e]), up = to_float(u.at[e]), dvalue = to_float(d.at[e]);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
-    if (lane == 0 && choice >= 0) p.dots[choice] = dot;
+    if (lane == 0 && choice >= 0) p.d_gate_weight[choice] = dot;
   });
 }
 
@@ -155,10 +155,10 @@ void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t
   check_launch("gather_kernel");
 }
 
-void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
-                          const BesideBlocks& blocks, cudaStream_t stream) {
-  launch_blocks(gather_beside_kernel, blocks, kThreadsBeside, "gather_beside_kernel", stream,
-                RowTurns::of(table, ready), gather, gather.columns / 8);
+void launch_overlapped_gather(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                              const ConcurrentBlocks& blocks, cudaStream_t stream) {
+  launch_blocks(overlapped_gather_kernel, blocks, kOverlappedThreads, "overlapped_gather_kernel",
+                stream, RowTurns::of(table, ready), gather, gather.columns / 8);
 }
 
 void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,

@@ -1,13 +1,13 @@
 // Operations on an MoE layer's rows sorted by expert: gather, quantization, SwiGLU, and its
-// backward pass. All run over the permuted rows (MoePlacing::group_rows). Rows that pad a tile are
-// written as zeros, except by the quantization.
+// backward pass. All run over the permuted rows (MoePermutation::group_rows). Rows that pad a tile
+// are written as zeros, except by the quantization.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "core/cuda/beside.h"
+#include "core/cuda/concurrent.h"
 #include "gemm/cuda/grouped.h"
 #include "tandem/dtype.h"
 
@@ -35,8 +35,8 @@ void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t
 /// Gathers by `blocks` concurrently with the GEMM that reads the rows (GroupedJob::ready), in the
 /// order of its table; rows of other ranks once they have arrived. May run once per permutation,
 /// which clears `ready` and the order's progress counter.
-void launch_gather_beside(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
-                          const BesideBlocks& blocks, cudaStream_t stream);
+void launch_overlapped_gather(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
+                              const ConcurrentBlocks& blocks, cudaStream_t stream);
 
 /// quantize_rows (tandem/quantize.h) applied to sorted rows, bitwise equal: to row source[r] of x,
 /// or to row r if x is `sorted`. Rows whose source is below 0 are left unwritten: a GEMM's results
@@ -56,15 +56,15 @@ void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
 void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,
                           cudaStream_t stream);
 
-/// With inner = silu(gate) x up, the weight w = weights[choice[r]] of a row, and dinner the
-/// gradient of inner without the factor w: dots[choice[r]] = dinner . inner, the gradient of w;
-/// scaled = w inner; dgate_up = w dinner through the gate. `scaled` may be `dinner`.
+/// With inner = silu(gate) x up, the weight w = weights[choice[r]] of a row, and d_act the
+/// gradient of inner without the factor w: dots[choice[r]] = d_act . inner, the gradient of w;
+/// scaled = w inner; dgate_up = w d_act through the gate. `scaled` may be `d_act`.
 struct MoeGateBackward {
   const void* gate_up = nullptr;    ///< [padded rows, 2 x ffn]
-  const void* dinner = nullptr;     ///< [padded rows, ffn]
-  const int32_t* choice = nullptr;  ///< [padded rows], from MoePlacing
+  const void* d_act = nullptr;      ///< [padded rows, ffn]
+  const int32_t* choice = nullptr;  ///< [padded rows], from MoePermutation
   const float* weights = nullptr;
-  float* dots = nullptr;
+  float* d_gate_weight = nullptr;
   void* scaled = nullptr;    ///< [padded rows, ffn]
   void* dgate_up = nullptr;  ///< [padded rows, 2 x ffn]
   int64_t ffn = 0;           ///< a multiple of 8

@@ -2,7 +2,7 @@
 // concurrently with it.
 #pragma once
 
-#include "core/cuda/beside.cuh"
+#include "core/cuda/concurrent.cuh"
 #include "gemm/cuda/grouped_gate.cuh"
 #include "overlap/moe/cuda/expert_rows.h"
 
@@ -31,7 +31,7 @@ __device__ inline void move_row(const MoeGather& p, int from, int64_t to, int la
 
 // Few blocks move rows concurrently with a GEMM, so several rows share a warp's waits: for their
 // positions, and for their stores.
-constexpr int kThreadsBeside = 1024, kRowsAtATime = 4;
+constexpr int kOverlappedThreads = 1024, kRowsAtATime = 4;
 
 /// Rows for consecutive positions within a tile.
 struct MovedRows {

@@ -35,27 +35,27 @@ ExpertGradients::ExpertGradients(const ExpertsShape& shape)
       of_out_(make_grouped_wgrad(weight_of(shape.out()))),
       dout_(sorted_rows(shape, shape.hidden)),
       dx_(sorted_rows(shape, shape.hidden)),
-      dinner_(sorted_rows(shape, shape.ffn)),
+      d_act_(sorted_rows(shape, shape.ffn)),
       dgate_up_(sorted_rows(shape, 2 * shape.ffn)) {}
 
-void ExpertGradients::add_tables(MoePlacing& placing) const {
-  placing.tables[placing.table_count++] = to_inner_->table();
-  placing.tables[placing.table_count++] = to_x_->table();
+void ExpertGradients::add_tables(MoePermutation& permutation) const {
+  permutation.tables[permutation.table_count++] = to_inner_->table();
+  permutation.tables[permutation.table_count++] = to_x_->table();
 }
 
-void ExpertGradients::multiply_dinner(const void* w_out, cudaStream_t stream) {
-  to_inner_->launch({.x = dout_.data(), .weight = w_out, .out = dinner_.data()}, stream);
+void ExpertGradients::multiply_d_act(const void* w_out, cudaStream_t stream) {
+  to_inner_->launch({.x = dout_.data(), .weight = w_out, .out = d_act_.data()}, stream);
 }
 
 void ExpertGradients::gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* choice,
-                           const float* weights, float* dots, cudaStream_t stream) {
+                           const float* weights, float* d_gate_weight, cudaStream_t stream) {
   launch_gate_backward(rows,
                        {.gate_up = saved.gate_up.data(),
-                        .dinner = dinner_.data(),
+                        .d_act = d_act_.data(),
                         .choice = choice,
                         .weights = weights,
-                        .dots = dots,
-                        .scaled = dinner_.data(),
+                        .d_gate_weight = d_gate_weight,
+                        .scaled = d_act_.data(),
                         .dgate_up = dgate_up_.data(),
                         .ffn = shape_.ffn},
                        stream);
@@ -76,7 +76,7 @@ void ExpertGradients::add_dw_in(const SortedRows& rows, const MoeSaved& saved, f
 
 void ExpertGradients::add_dw_out(const SortedRows& rows, float* dw_out, cudaStream_t stream) {
   of_out_->launch(
-      {.dy = dout_.data(), .x = dinner_.data(), .group_rows = rows.group_rows, .dweight = dw_out},
+      {.dy = dout_.data(), .x = d_act_.data(), .group_rows = rows.group_rows, .dweight = dw_out},
       stream);
 }
 

@@ -67,7 +67,7 @@ constexpr bool sorting_is_faster(int64_t rows, int64_t experts, int64_t ffn) {
 
 /// Whether to overlap that sort with the GEMM, on 12 of 132 SMs: faster if sorting takes a large
 /// share of the time. Measured on an H100.
-constexpr bool sorting_beside_is_faster(int64_t ffn) {
+constexpr bool overlapped_sort_is_faster(int64_t ffn) {
   return ffn < 4096;
 }
 
@@ -88,13 +88,13 @@ class ExpertGradients {
   /// Gradients of the rows, valid after multiply_dx.
   const DeviceMemory& dx() const { return dx_; }
   /// Adds the GEMMs' tables to the permutation of the call's rows.
-  void add_tables(MoePlacing& placing) const;
+  void add_tables(MoePermutation& permutation) const;
 
   // Must be called in this order.
-  void multiply_dinner(const void* w_out, cudaStream_t stream);
+  void multiply_d_act(const void* w_out, cudaStream_t stream);
   /// `weights` and `dots`: by choice.
   void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* choice,
-            const float* weights, float* dots, cudaStream_t stream);
+            const float* weights, float* d_gate_weight, cudaStream_t stream);
   void multiply_dx(const void* w_in, cudaStream_t stream);
   void add_dw_in(const SortedRows& rows, const MoeSaved& saved, float* dw_in, cudaStream_t stream);
   void add_dw_out(const SortedRows& rows, float* dw_out, cudaStream_t stream);
@@ -104,7 +104,7 @@ class ExpertGradients {
   std::unique_ptr<GroupedGemm> to_inner_, to_x_;
   std::unique_ptr<GroupedWgrad> of_in_, of_out_;
   DeviceMemory dout_, dx_;  ///< [padded rows, hidden]
-  DeviceMemory dinner_;     ///< [padded rows, ffn]; then weighted inner activations
+  DeviceMemory d_act_;      ///< [padded rows, ffn]; then weighted inner activations
   DeviceMemory dgate_up_;   ///< [padded rows, 2 x ffn]
 };
 

@@ -28,8 +28,8 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
   if (shape.ffn % (8 * shape.tp) != 0) {
     refuse("ffn", shape.ffn, fmt::format("a multiple of 8 x tp = {}", 8 * shape.tp));
   }
-  if (place.experts.count > kMostExperts) {
-    refuse("experts of a rank", place.experts.count, fmt::format("at most {}", kMostExperts));
+  if (place.experts.count > kMaxExperts) {
+    refuse("experts of a rank", place.experts.count, fmt::format("at most {}", kMaxExperts));
   }
   if (shape.tokens * comm.size() >= kOwnRows) {
     refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
@@ -72,11 +72,11 @@ MoeSpace space_of(const GpuCommunicator& comm, const MoeShape& shape, const MoeO
           .trains = options.backward,
           .row_message = message(options.dispatch),
           .sum_message = message(options.combine),
-          .or_plain = options.or_plain};
+          .allow_uncompressed = options.allow_uncompressed};
 }
 
 /// Max rows that a rank's experts may receive.
-int64_t most_rows(const MoePlace& place) {
+int64_t max_rows(const MoePlace& place) {
   const int64_t chosen = std::min<int64_t>(place.shape.top_k, place.experts.count);
   return place.world * place.shape.tokens * chosen;
 }
@@ -90,7 +90,7 @@ ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
   const bool pairs = pairs_are_faster(place.usual_rows(), int(place.experts.count));
   return {.dtype = place.shape.dtype,
           .experts = int(place.experts.count),
-          .rows = most_rows(place),
+          .rows = max_rows(place),
           .hidden = place.shape.hidden,
           .ffn = place.ffn,
           .fixed_order = true,
@@ -111,11 +111,11 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
       space_(space_of(comm, shape, options)),
       experts_(experts_of(place_, sorts)),
       sorts_(sorts.value_or(usually_sorts(place_))) {
-  ways_ = {MoeWay{}};
+  candidates_ = {MoeCandidate{}};
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
   comm.agree_on("moe: memory of a layer", [&] { allocate(options); });
-  if (ways_.size() > 1 && choosing == Choosing::fastest) choose(options);
+  if (candidates_.size() > 1 && choosing == Choosing::fastest) choose(options);
 }
 
 void MoeOnGpus::allocate(const MoeOptions& options) {
@@ -133,24 +133,24 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   counts_ = ints(place_.world * place_.experts.count);
   source_ = ints(padded);
   places_ = ints(place_.world * space_.choices());
-  goes_ = DeviceMemory(size_t(shape.tokens));
+  token_in_rank_ = DeviceMemory(size_t(shape.tokens));
   state_ = DeviceMemory(sizeof(MoeState));
   group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
   if (sorts_) ready_ = ints(experts_.out().row_tiles());
   if (trains) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
     choice_ = ints(padded);
-    dots_ = ints(place_.world * space_.choices());
+    d_gate_weight_ = ints(place_.world * space_.choices());
   }
   if (space_.row_message > 0) {
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
     decoded_ = values(place_.world * shape.tokens, shape.hidden);
   }
   side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
-  ways_.clear();
+  candidates_.clear();
   const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
-  if (!encodes || options.or_plain) add_ways(options, {}, {});
-  if (encodes) add_ways(options, options.dispatch, options.combine);
+  if (!encodes || options.allow_uncompressed) add_candidates(options, {}, {});
+  if (encodes) add_candidates(options, options.dispatch, options.combine);
 }
 
 std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
@@ -180,59 +180,59 @@ void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const
 void MoeOnGpus::forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouting& routing,
                         const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeRows& rows) {
   rows.filled = {};
-  if (auto* before = static_cast<MoeKept*>(rows.on_gpu.get())) before->rows = -1;
+  if (auto* before = static_cast<MoeSavedActivations*>(rows.on_gpu.get())) before->rows = -1;
   check_operands(x, routing, w_in, w_out, out);
   comm_.check_device();
   if (place_.shape.tokens == 0) return;
-  MoeKept* const kept = trains() ? kept_in(rows) : nullptr;
-  if (kept) kept->layer = layer.number;
-  run(chosen_, x, routing, w_in, w_out, out, kept, &layer);
+  MoeSavedActivations* const activations = trains() ? saved_in(rows) : nullptr;
+  if (activations) activations->layer = layer.number;
+  run(chosen_, x, routing, w_in, w_out, out, activations, &layer);
 }
 
-MoeKept* MoeOnGpus::kept_in(MoeRows& rows) const {
-  auto* kept = static_cast<MoeKept*>(rows.on_gpu.get());
-  if (!kept || kept->op != number_) {
+MoeSavedActivations* MoeOnGpus::saved_in(MoeRows& rows) const {
+  auto* activations = static_cast<MoeSavedActivations*>(rows.on_gpu.get());
+  if (!activations || activations->op != number_) {
     if (is_captured(comm_.stream())) {
       throw InvalidArgument(
           "moe: a batch's first forward pass in a captured CUDA graph: expected one before it, "
           "as it allocates the batch's memory");
     }
-    rows.on_gpu = make_kept();
-    kept = static_cast<MoeKept*>(rows.on_gpu.get());
+    rows.on_gpu = make_saved();
+    activations = static_cast<MoeSavedActivations*>(rows.on_gpu.get());
   }
-  return kept;
+  return activations;
 }
 
-int64_t MoeOnGpus::refused_choices(const MoeOfLayer& layer) const {
+int64_t MoeOnGpus::dropped_routings(const MoeOfLayer& layer) const {
   if (place_.shape.tokens == 0) return 0;
   uint64_t count = 0;
   comm_.synchronize();
   check(cudaMemcpyAsync(&count, layer.refused.data(), sizeof count, cudaMemcpyDeviceToHost,
                         comm_.stream()),
-        "read refused choices");
+        "read dropped routings");
   comm_.synchronize();
   return int64_t(count);
 }
 
-void MoeOnGpus::run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-                    const Tensor& w_out, const Tensor& out, MoeKept* kept,
-                    const MoeOfLayer* layer) {
+void MoeOnGpus::run(size_t candidate, const Tensor& x, const MoeRouting& routing,
+                    const Tensor& w_in, const Tensor& w_out, const Tensor& out,
+                    MoeSavedActivations* activations, const MoeOfLayer* layer) {
   const MoeOfLayer& of = layer ? *layer : alone_;
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue([&] { enqueue(way, x, routing, w_in, w_out, out, kept, of); });
-  if (kept) kept->rows = x.dim(0);
+  comm_.enqueue([&] { enqueue(candidate, x, routing, w_in, w_out, out, activations, of); });
+  if (activations) activations->rows = x.dim(0);
 }
 
 MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) const {
   MoeCall call;
   call.table = buffer_->table();
-  call.watch = comm_.watch();
+  call.deadline = comm_.deadline();
   call.space = space_;
   call.grid = place_.grid;
   call.state = state();
   call.layer = layer.number;
   call.refused = reinterpret_cast<uint64_t*>(layer.refused.data());
-  call.goes = reinterpret_cast<uint8_t*>(goes_.data());
+  call.token_in_rank = reinterpret_cast<uint8_t*>(token_in_rank_.data());
   call.dtype = place_.shape.dtype;
   call.experts = routing.experts.as<const int32_t>();
   call.weights = routing.weights.as<const float>();
@@ -243,24 +243,24 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) c
   return call;
 }
 
-MoePlacing MoeOnGpus::placing() const {
-  MoePlacing placing;
-  placing.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
-  placing.choices = space_.choices();
-  placing.sources = place_.world;
-  placing.rank = place_.rank;
-  placing.own_row = kOwnRows;
-  placing.top_k = place_.shape.top_k;
-  placing.first = int(place_.experts.begin);
-  placing.groups = int(place_.experts.count);
-  placing.all_experts = place_.shape.experts;
-  placing.counts = ints(counts_);
-  placing.source = ints(source_);
-  placing.place = ints(places_);
-  placing.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
-  placing.choice = trains() ? ints(choice_) : nullptr;
-  placing.leaving = &state()->leaving_rows;
-  return placing;
+MoePermutation MoeOnGpus::permutation() const {
+  MoePermutation permutation;
+  permutation.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
+  permutation.choices = space_.choices();
+  permutation.sources = place_.world;
+  permutation.rank = place_.rank;
+  permutation.own_row = kOwnRows;
+  permutation.top_k = place_.shape.top_k;
+  permutation.first = int(place_.experts.begin);
+  permutation.groups = int(place_.experts.count);
+  permutation.all_experts = place_.shape.experts;
+  permutation.counts = ints(counts_);
+  permutation.source = ints(source_);
+  permutation.place = ints(places_);
+  permutation.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
+  permutation.choice = trains() ? ints(choice_) : nullptr;
+  permutation.leaving = &state()->leaving_rows;
+  return permutation;
 }
 
 SortedRows MoeOnGpus::sorted() const {
@@ -274,7 +274,7 @@ GroupedGate MoeOnGpus::arrivals() const {
   if (comm_.size() == 1) return {};
   return {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
           &state()->calls,
-          patient(comm_.watch()),
+          extend_deadline(comm_.deadline()),
           OpId::all_to_all,
           place_.rank,
           place_.world};
@@ -287,13 +287,13 @@ MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& own) const {
 
 // Serial: rows have been decoded before. Fused: the decode kernel waits for their ranks and must
 // time out first.
-MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeWay& way, const Tensor& x) const {
-  if (way.dispatch.is_none()) return plain_rows(x);
+MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& x) const {
+  if (candidate.dispatch.is_none()) return plain_rows(x);
   Rows rows{decoded_.data(), own_decoded(), {}};
-  if (!way.sends_rows_beside()) return rows;
+  if (!candidate.overlaps_rows()) return rows;
   rows.gate = arrivals();
   rows.gate.arrived = buffer_->table().signals[place_.rank] + MoeSpace::decoded_signal(0);
-  rows.gate.watch = patient(rows.gate.watch);
+  rows.gate.deadline = extend_deadline(rows.gate.deadline);
   return rows;
 }
 
@@ -332,84 +332,89 @@ GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
 void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
                                const GradientsAlone* gradients) {
   const cudaStream_t stream = comm_.stream();
-  GroupedJob in = first_product(rows_of(ways_.back(), x), w_in);
+  GroupedJob in = first_product(rows_of(candidates_.back(), x), w_in);
   in.gate = {};  // they have arrived
   // The buffer of sorted rows holds results by now: as many values, and equally random.
-  if (ways_[0].sorts) in.x = gradients ? gradients->kept.saved.x.data() : results_.data();
-  if (gradients) in.out = gradients->kept.saved.gate_up.data();
-  in_of(ways_[0]).launch(in, stream, tables_[0].in);
+  if (candidates_[0].sorts)
+    in.x = gradients ? gradients->activations.saved.x.data() : results_.data();
+  if (gradients) in.out = gradients->activations.saved.gate_up.data();
+  in_of(candidates_[0]).launch(in, stream, tables_[0].in);
   for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
   if (!gradients) return;
-  gradients_->multiply_dinner(w_out.data(), stream);
+  gradients_->multiply_d_act(w_out.data(), stream);
   gradients_->multiply_dx(w_in.data(), stream);
-  gradients_->add_dw_in(sorted(), gradients->kept.saved, gradients->dw_in.as<float>(), stream);
+  gradients_->add_dw_in(sorted(), gradients->activations.saved, gradients->dw_in.as<float>(),
+                        stream);
   gradients_->add_dw_out(sorted(), gradients->dw_out.as<float>(), stream);
 }
 
 void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
-                        const Tensor& w_in, const Tensor& w_out, const Tensor& out, MoeKept* kept,
-                        const MoeOfLayer& layer) {
-  const MoeWay& way = ways_[number];
+                        const Tensor& w_in, const Tensor& w_out, const Tensor& out,
+                        MoeSavedActivations* activations, const MoeOfLayer& layer) {
+  const MoeCandidate& candidate = candidates_[number];
   const Tables& tables = tables_[number];
-  const bool sends = comm_.size() > 1, beside = !way.is_serial();
-  const bool on_side = beside && !way.sorts_beside();
-  const bool rows_beside = way.sends_rows_beside();
-  const bool encodes_rows = !way.dispatch.is_none(), encodes_sums = !way.combine.is_none();
+  const bool sends = comm_.size() > 1, concurrent = !candidate.is_serial();
+  const bool on_side = concurrent && !candidate.overlaps_sort();
+  const bool overlapped_rows = candidate.overlaps_rows();
+  const bool encodes_rows = !candidate.dispatch.is_none(),
+             encodes_sums = !candidate.combine.is_none();
   const cudaStream_t main = comm_.stream(), sender = on_side ? side_ : main;
-  const int blocks = beside ? way.sending_blocks : sending_blocks();
-  const int row_blocks = rows_beside ? blocks : sending_blocks();
-  const cudaStream_t row_sender = rows_beside ? side_ : main;
+  const int blocks = concurrent ? candidate.sending_blocks : sending_blocks();
+  const int row_blocks = overlapped_rows ? blocks : sending_blocks();
+  const cudaStream_t row_sender = overlapped_rows ? side_ : main;
   // GEMM blocks that join later must not take the SMs of a send kernel that has yet to start.
-  const bool joins = sends && rows_beside && in_of(way).table(tables.in).joining.any();
+  const bool joins = sends && overlapped_rows && in_of(candidate).table(tables.in).joining.any();
   MoeCall call = call_of(routing, layer);
   if (joins) call.senders = &state()->senders;
-  if (kept) {
-    call.kept_experts = ints(kept->experts);
-    call.kept_weights = floats(kept->weights);
-    call.kept_call = reinterpret_cast<uint64_t*>(kept->call.data());
+  if (activations) {
+    call.saved_experts = ints(activations->experts);
+    call.saved_weights = floats(activations->weights);
+    call.saved_call = reinterpret_cast<uint64_t*>(activations->call.data());
   }
-  launch_announce(call, main);
+  launch_notify(call, main);
   if (encodes_rows) {
-    launch_encode_rows(call, way.dispatch, x.data(), messages_.data(), own_decoded(), main);
+    launch_encode_rows(call, candidate.dispatch, x.data(), messages_.data(), own_decoded(), main);
   }
-  if (sends && !way.sends_while_sorting()) {
-    if (rows_beside) {
+  if (sends && !candidate.sends_while_sorting()) {
+    if (overlapped_rows) {
       begun_.record(main);
       begun_.block(row_sender);
     }
     if (encodes_rows) {
       launch_send_messages(call, messages_.data(), row_blocks, row_sender);
-      launch_decode_rows(call, way.dispatch, place_.experts, decoded_.data(), row_blocks,
+      launch_decode_rows(call, candidate.dispatch, place_.experts, decoded_.data(), row_blocks,
                          row_sender);
     } else {
       launch_send_rows(call, x.data(), row_blocks, row_sender);
     }
   }
-  MoePlacing placed = placing();
-  placed.ready = way.sorts_beside() ? uints(ready_) : nullptr;
+  MoePermutation placed = permutation();
+  placed.ready = candidate.overlaps_sort() ? uints(ready_) : nullptr;
   if (joins) {
-    placed.senders = {&state()->senders, &state()->placed, unsigned(row_blocks), call.watch};
+    placed.senders = {&state()->senders, &state()->placed, unsigned(row_blocks), call.deadline};
   }
-  placed.tables[placed.table_count++] = in_of(way).table(tables.in);
+  placed.tables[placed.table_count++] = in_of(candidate).table(tables.in);
   for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
   launch_place(placed, main);
-  const Rows rows = rows_of(way, x);
+  const Rows rows = rows_of(candidate, x);
   GroupedJob in = first_product(rows, w_in);
-  if (kept) in.out = kept->saved.gate_up.data();
-  void* const sorted_x = kept ? kept->saved.x.data() : results_.data();  // results come later
-  if (way.sorts) in.x = sorted_x;
-  if (way.sorts_beside()) {
-    sort_beside(number, call, x, rows, in);
+  if (activations) in.out = activations->saved.gate_up.data();
+  void* const sorted_x =
+      activations ? activations->saved.x.data() : results_.data();  // results come later
+  if (candidate.sorts) in.x = sorted_x;
+  if (candidate.overlaps_sort()) {
+    overlap_sort(number, call, x, rows, in);
   } else {
-    if (way.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
-    in_of(way).launch(in, main, tables.in);
+    if (candidate.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
+    in_of(candidate).launch(in, main, tables.in);
   }
-  if (kept) {
-    if (!way.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
-    launch_sorted_swiglu(sorted(), kept->saved.gate_up.data(), inner_.data(), place_.ffn, main);
+  if (activations) {
+    if (!candidate.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
+    launch_sorted_swiglu(sorted(), activations->saved.gate_up.data(), inner_.data(), place_.ffn,
+                         main);
   }
   if (tables.out.size() > tables.columns.size()) {
-    multiply_out_beside(number, call, w_out);
+    multiply_out_overlapped(number, call, w_out);
   } else {
     multiply_out(number, call, w_out, sender);
   }
@@ -419,7 +424,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   }
   const int parts = int(tables.columns.size());
   if (encodes_sums) {
-    launch_sum_encoded_ranks(call, way.combine, out, parts, main);
+    launch_sum_encoded_ranks(call, candidate.combine, out, parts, main);
   } else {
     launch_sum_ranks(call, out, parts, main);
   }
@@ -427,11 +432,11 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
 
 void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w_out,
                              cudaStream_t sender) {
-  const MoeWay& way = ways_[number];
+  const MoeCandidate& candidate = candidates_[number];
   const Tables& tables = tables_[number];
   const cudaStream_t main = comm_.stream();
-  const BesideBlocks blocks{way.is_serial() ? sending_blocks() : way.sending_blocks,
-                            !way.is_serial() && experts_.paired};
+  const ConcurrentBlocks blocks{candidate.is_serial() ? sending_blocks() : candidate.sending_blocks,
+                                !candidate.is_serial() && experts_.paired};
   for (size_t part = 0; part < tables.out.size(); ++part) {
     out_->launch(second_product(w_out), main, tables.out[part]);
     if (comm_.size() == 1) continue;
@@ -439,8 +444,9 @@ void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w
       computed_[part].record(main);
       computed_[part].block(sender);
     }
-    if (!way.combine.is_none()) {
-      launch_send_encoded_sums(call, way.combine, tables.columns[part], int(part), blocks, sender);
+    if (!candidate.combine.is_none()) {
+      launch_send_encoded_sums(call, candidate.combine, tables.columns[part], int(part), blocks,
+                               sender);
     } else {
       launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
     }

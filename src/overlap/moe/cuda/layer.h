@@ -45,7 +45,7 @@
 namespace tandem::gpu {
 
 /// A candidate for running a layer.
-struct MoeWay {
+struct MoeCandidate {
   int sending_blocks = 0;  ///< SMs that the GEMMs leave to communication; 0: serial
   int parts = 1;           ///< column groups of the combine
   /// Once all rows have arrived a kernel sorts them, so that the first GEMM need not gather them:
@@ -58,15 +58,15 @@ struct MoeWay {
   Wire dispatch = {};  ///< wire format of rows in a forward pass
   Wire combine = {};   ///< wire format of their sums
   bool is_serial() const { return sending_blocks == 0; }
-  bool sorts_beside() const { return sorting_blocks > 0; }
-  bool sends_rows_beside() const { return !is_serial() && !sorts; }
+  bool overlaps_sort() const { return sorting_blocks > 0; }
+  bool overlaps_rows() const { return !is_serial() && !sorts; }
   /// Uncompressed rows only: messages are decoded before rows are sorted.
-  bool sends_while_sorting() const { return !is_serial() && sorts_beside() && dispatch.is_none(); }
+  bool sends_while_sorting() const { return !is_serial() && overlaps_sort() && dispatch.is_none(); }
   int blocks_while_sorting() const {
     return sorting_blocks + (sends_while_sorting() ? sending_blocks : 0);
   }
   bool encodes() const { return !dispatch.is_none() || !combine.is_none(); }
-  bool operator==(const MoeWay&) const = default;
+  bool operator==(const MoeCandidate&) const = default;
   std::string describe() const;
 };
 
@@ -74,8 +74,8 @@ struct MoeWay {
 std::string wires_of(const MoeOptions& options);
 
 /// Saved activations of a forward pass in a batch.
-struct MoeKept {
-  MoeKept(const ExpertsShape& shape, const MoeSpace& space, uint64_t op);
+struct MoeSavedActivations {
+  MoeSavedActivations(const ExpertsShape& shape, const MoeSpace& space, uint64_t op);
   MoeSaved saved;
   DeviceMemory experts, weights;  ///< of this rank's rows
   DeviceMemory call;              ///< u64: the pass's number, equal on all ranks
@@ -111,28 +111,29 @@ class MoeOnGpus final {
   Strategy strategy() const {
     return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
   }
-  int64_t refused_choices(const MoeOfLayer& layer) const;
+  int64_t dropped_routings(const MoeOfLayer& layer) const;
   /// For calls without a layer.
-  int64_t refused_choices() const { return refused_choices(alone_); }
+  int64_t dropped_routings() const { return dropped_routings(alone_); }
 
   /// Uncompressed ones first, serial before fused; the same on all ranks.
-  const std::vector<MoeWay>& ways() const { return ways_; }
-  const MoeWay& chosen() const { return ways_[chosen_]; }
-  /// Operands as for `forward`, already checked. A layer that trains fills `kept`. `layer`: null if
-  /// only one is run.
-  void run(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-           const Tensor& w_out, const Tensor& out, MoeKept* kept = nullptr,
+  const std::vector<MoeCandidate>& candidates() const { return candidates_; }
+  const MoeCandidate& chosen() const { return candidates_[chosen_]; }
+  /// Operands as for `forward`, already checked. A layer that trains fills `activations`. `layer`:
+  /// null if only one is run.
+  void run(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+           const Tensor& w_out, const Tensor& out, MoeSavedActivations* activations = nullptr,
            const MoeOfLayer* layer = nullptr);
-  std::unique_ptr<MoeKept> make_kept() const;
+  std::unique_ptr<MoeSavedActivations> make_saved() const;
   /// Operands as for `backward`, already checked.
   void run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                    const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                    const Tensor& dw_in, const Tensor& dw_out, const MoeOfLayer* layer = nullptr);
+                    const MoeSavedActivations& activations, const Tensor& dx,
+                    const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                    const MoeOfLayer* layer = nullptr);
   /// Runs only the two GEMMs, on the rows of the last call by candidate 0 (with encoded rows, as
   /// the last encoding call decoded them); with `gradients`, after a backward pass of it, also that
   /// pass's four.
   struct GradientsAlone {
-    const MoeKept& kept;
+    const MoeSavedActivations& activations;
     const Tensor &dw_in, &dw_out;
   };
   void multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
@@ -147,22 +148,24 @@ class MoeOnGpus final {
   };
 
   /// Adds serial and fused candidates with one wire format per direction.
-  void add_ways(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
-  void add_way(const MoeWay& way);
+  void add_candidates(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
+  void add_candidate(const MoeCandidate& candidate);
   double us_to_send_row(int blocks) const;
-  schedule::Joining joining_sorters(const MoeWay& way) const;
-  schedule::Joining joining_senders(const MoeWay& way) const;
+  schedule::Joining joining_sorters(const MoeCandidate& candidate) const;
+  schedule::Joining joining_senders(const MoeCandidate& candidate) const;
   /// Allocates this rank's non-symmetric memory, and adds the candidates.
   void allocate(const MoeOptions& options);
-  GroupedGemm& in_of(const MoeWay& way) const { return way.sorts ? *in_sorted_ : *in_; }
+  GroupedGemm& in_of(const MoeCandidate& candidate) const {
+    return candidate.sorts ? *in_sorted_ : *in_;
+  }
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
   /// Saved activations of a training layer in a batch, allocated if it has none.
-  MoeKept* kept_in(MoeRows& rows) const;
+  MoeSavedActivations* saved_in(MoeRows& rows) const;
   bool trains() const { return gradients_ != nullptr; }
   MoeCall call_of(const MoeRouting& routing, const MoeOfLayer& layer) const;
-  MoePlacing placing() const;
+  MoePermutation permutation() const;
   SortedRows sorted() const;
   GroupedGate arrivals() const;
   /// Rows as read by the experts' kernels: remote rows, local rows, and the arrival flags of the
@@ -172,28 +175,31 @@ class MoeOnGpus final {
     GroupedGate gate;
   };
   Rows plain_rows(const Tensor& own) const;
-  Rows rows_of(const MoeWay& way, const Tensor& x) const;
+  Rows rows_of(const MoeCandidate& candidate, const Tensor& x) const;
   std::byte* own_decoded() const;
   /// Gathers `rows` to sorted positions at `to`.
   MoeGather gathering(const Rows& rows, void* to) const;
   /// Dispatches `rows`, sorts them as the GEMM's x and multiplies them, all overlapped.
-  void sort_beside(size_t way, const MoeCall& call, const Tensor& x, const Rows& rows,
-                   GroupedJob in);
+  void overlap_sort(size_t candidate, const MoeCall& call, const Tensor& x, const Rows& rows,
+                    GroupedJob in);
   /// Runs the second GEMM, one column group after another, and after each sends its sums of remote
   /// rows, on the stream `sender`.
-  void multiply_out(size_t way, const MoeCall& call, const Tensor& w_out, cudaStream_t sender);
+  void multiply_out(size_t candidate, const MoeCall& call, const Tensor& w_out,
+                    cudaStream_t sender);
   /// Runs the second GEMM and sends the sums of remote rows: first the tiles that have such rows,
   /// then the other tiles concurrently with the sums.
-  void multiply_out_beside(size_t way, const MoeCall& call, const Tensor& w_out);
+  void multiply_out_overlapped(size_t candidate, const MoeCall& call, const Tensor& w_out);
   GroupedJob first_product(const Rows& rows, const Tensor& w_in) const;
   GroupedJob second_product(const Tensor& w_out) const;
   /// Blocks of a send kernel that runs without a concurrent GEMM.
   int sending_blocks() const;
-  void enqueue(size_t way, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
-               const Tensor& w_out, const Tensor& out, MoeKept* kept, const MoeOfLayer& layer);
+  void enqueue(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
+               const Tensor& w_out, const Tensor& out, MoeSavedActivations* activations,
+               const MoeOfLayer& layer);
   void enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                        const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                        const Tensor& dw_in, const Tensor& dw_out, const MoeOfLayer& layer);
+                        const MoeSavedActivations& activations, const Tensor& dx,
+                        const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                        const MoeOfLayer& layer);
   MoeState* state() const { return reinterpret_cast<MoeState*>(state_.data()); }
 
   GpuCommunicator& comm_;
@@ -203,23 +209,23 @@ class MoeOnGpus final {
   MoeSpace space_;
   ExpertsShape experts_;
   bool sorts_;
-  std::vector<MoeWay> ways_;
+  std::vector<MoeCandidate> candidates_;
   std::vector<Tables> tables_;
   size_t chosen_ = 0;
   // All null if no rank brings rows.
   std::shared_ptr<GpuBuffer> buffer_;
   std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn shard], [padded rows, hidden]
-  DeviceMemory counts_, source_, places_, goes_, state_, group_rows_;
+  DeviceMemory counts_, source_, places_, token_in_rank_, state_, group_rows_;
   DeviceMemory ready_;     ///< permuted rows of each row tile
   DeviceMemory messages_;  ///< of this rank's rows
   DeviceMemory decoded_;   ///< [size, tokens, hidden], local rows last
   // For a layer that trains.
   std::unique_ptr<ExpertGradients> gradients_;
-  DeviceMemory choice_, dots_;
+  DeviceMemory choice_, d_gate_weight_;
   cudaStream_t side_ = nullptr;  ///< shared by all layers of this communicator
   Event begun_, ended_;
-  std::array<Event, kMostMoeParts> computed_;
+  std::array<Event, kMaxMoeParts> computed_;
 };
 
 }  // namespace tandem::gpu

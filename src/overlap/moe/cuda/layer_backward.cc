@@ -8,15 +8,16 @@
 
 namespace tandem::gpu {
 
-MoeKept::MoeKept(const ExpertsShape& shape, const MoeSpace& space, uint64_t op_)
+MoeSavedActivations::MoeSavedActivations(const ExpertsShape& shape, const MoeSpace& space,
+                                         uint64_t op_)
     : saved(shape),
       experts(ints(space.choices())),
       weights(floats(space.choices())),
       call(sizeof(uint64_t)),
       op(op_) {}
 
-std::unique_ptr<MoeKept> MoeOnGpus::make_kept() const {
-  return trains() ? std::make_unique<MoeKept>(experts_, space_, number_) : nullptr;
+std::unique_ptr<MoeSavedActivations> MoeOnGpus::make_saved() const {
+  return trains() ? std::make_unique<MoeSavedActivations>(experts_, space_, number_) : nullptr;
 }
 
 void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
@@ -27,8 +28,9 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
   if (!trains()) {
     throw InvalidArgument("moe: a backward pass on GPUs: expected MoeOptions::backward");
   }
-  const auto* kept = static_cast<const MoeKept*>(rows.on_gpu.get());
-  if (!kept || kept->op != number_ || kept->layer != layer.number || kept->rows < 0) {
+  const auto* activations = static_cast<const MoeSavedActivations*>(rows.on_gpu.get());
+  if (!activations || activations->op != number_ || activations->layer != layer.number ||
+      activations->rows < 0) {
     throw InvalidArgument("moe: batch: expected one that a forward pass of this layer has filled");
   }
   const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t count,
@@ -37,9 +39,9 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
   };
   const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
                 out_rows = place_.experts.count * s.hidden;
-  check("dout", dout, s.dtype, kept->rows, s.hidden);
-  check("dx", dx, dx.dtype() == DType::f32 ? DType::f32 : s.dtype, kept->rows, s.hidden);
-  check("dweights", dweights, DType::f32, kept->rows, s.top_k);
+  check("dout", dout, s.dtype, activations->rows, s.hidden);
+  check("dx", dx, dx.dtype() == DType::f32 ? DType::f32 : s.dtype, activations->rows, s.hidden);
+  check("dweights", dweights, DType::f32, activations->rows, s.top_k);
   check("w_in", w_in, s.dtype, in_rows, s.hidden);
   check("w_out", w_out, s.dtype, out_rows, place_.ffn);
   check("dw_in", dw_in, DType::f32, in_rows, s.hidden);
@@ -48,46 +50,47 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
   comm_.check_device();
-  run_backward(dout, w_in, w_out, *kept, dx, dweights, dw_in, dw_out, &layer);
+  run_backward(dout, w_in, w_out, *activations, dx, dweights, dw_in, dw_out, &layer);
 }
 
 void MoeOnGpus::run_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                             const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                             const Tensor& dw_in, const Tensor& dw_out, const MoeOfLayer* layer) {
+                             const MoeSavedActivations& activations, const Tensor& dx,
+                             const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
+                             const MoeOfLayer* layer) {
   const MoeOfLayer& of = layer ? *layer : alone_;
   const Enqueueing enqueueing(comm_);
   comm_.enqueue(
-      [&] { enqueue_backward(dout, w_in, w_out, kept, dx, dweights, dw_in, dw_out, of); });
+      [&] { enqueue_backward(dout, w_in, w_out, activations, dx, dweights, dw_in, dw_out, of); });
 }
 
 void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
-                                 const MoeKept& kept, const Tensor& dx, const Tensor& dweights,
-                                 const Tensor& dw_in, const Tensor& dw_out,
+                                 const MoeSavedActivations& activations, const Tensor& dx,
+                                 const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out,
                                  const MoeOfLayer& layer) {
   const cudaStream_t stream = comm_.stream();
   const bool sends = comm_.size() > 1;
   const MoeShape& s = place_.shape;
-  MoeCall call = call_of({kept.experts.view(DType::i32, {kept.rows, s.top_k}),
-                          kept.weights.view(DType::f32, {kept.rows, s.top_k})},
+  MoeCall call = call_of({activations.experts.view(DType::i32, {activations.rows, s.top_k}),
+                          activations.weights.view(DType::f32, {activations.rows, s.top_k})},
                          layer);
-  call.kept_call = reinterpret_cast<uint64_t*>(kept.call.data());
+  call.saved_call = reinterpret_cast<uint64_t*>(activations.call.data());
   call.results = gradients_->dx().data();
   call.backward = true;
-  call.dots = floats(dots_);
+  call.d_gate_weight = floats(d_gate_weight_);
   call.dweights = dweights.as<float>();
-  launch_announce(call, stream);
+  launch_notify(call, stream);
   if (sends) launch_send_rows(call, dout.data(), sending_blocks(), stream);
-  MoePlacing placed = placing();
+  MoePermutation placed = permutation();
   gradients_->add_tables(placed);
   launch_place(placed, stream);
   launch_gather(sorted(), gathering(plain_rows(dout), gradients_->dout()), comm_.stream());
-  gradients_->multiply_dinner(w_out.data(), stream);
-  gradients_->gate(sorted(), kept.saved, ints(choice_),
+  gradients_->multiply_d_act(w_out.data(), stream);
+  gradients_->gate(sorted(), activations.saved, ints(choice_),
                    reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
-                   floats(dots_), stream);
+                   floats(d_gate_weight_), stream);
   gradients_->multiply_dx(w_in.data(), stream);
   if (sends) launch_send_sums(call, {0, s.hidden}, 0, sending_blocks(), stream);
-  gradients_->add_dw_in(sorted(), kept.saved, dw_in.as<float>(), stream);
+  gradients_->add_dw_in(sorted(), activations.saved, dw_in.as<float>(), stream);
   gradients_->add_dw_out(sorted(), dw_out.as<float>(), stream);
   launch_sum_ranks(call, dx, 1, stream);
 }

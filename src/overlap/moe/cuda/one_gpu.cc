@@ -25,9 +25,9 @@ const MoeShape& checked(const MoeShape& shape, const LocalMoeForm& form) {
   if (shape.tp != 1) {
     throw InvalidArgument(fmt::format("moe on one GPU: tp = {}: expected 1", shape.tp));
   }
-  if (shape.experts < 1 || shape.experts > kMostExperts) {
+  if (shape.experts < 1 || shape.experts > kMaxExperts) {
     throw InvalidArgument(
-        fmt::format("moe on one GPU: experts = {}: expected 1 to {}", shape.experts, kMostExperts));
+        fmt::format("moe on one GPU: experts = {}: expected 1 to {}", shape.experts, kMaxExperts));
   }
   if (shape.top_k < 1 || shape.top_k > shape.experts) {
     throw InvalidArgument(fmt::format("moe on one GPU: top_k = {}: expected 1 to {} (experts)",
@@ -66,10 +66,10 @@ LocalMoeForm form_of(const MoeShape& shape, bool trains, bool e4m3) {
   const int64_t rows = shape.tokens * shape.top_k;
   const bool fills_tiles = rows >= int64_t(shape.experts) * kGroupedRows;
   const bool sorts = e4m3 ? fills_tiles : sorting_is_faster(rows, shape.experts, shape.ffn);
-  const bool beside = sorts && !trains && !e4m3 && sorting_beside_is_faster(shape.ffn);
+  const bool concurrent = sorts && !trains && !e4m3 && overlapped_sort_is_faster(shape.ffn);
   const int pairs_that_sort = this_share()->sms() / 22;
   return {trains, trains || sorts, e4m3, pairs_are_faster(rows, shape.experts, e4m3),
-          beside ? 2 * pairs_that_sort : 0};
+          concurrent ? 2 * pairs_that_sort : 0};
 }
 
 LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
@@ -94,8 +94,9 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
   ready_ = ints(experts_.out().row_tiles());
   const double of_row = double(shape.hidden * 2) * sorting_us_of_byte(form.sorting_blocks) *
                         tiles_of_us(shape.hidden);
-  in_table_ = in_->add_table(
-      {.spare_blocks = form.sorting_blocks, .joining = {.of_row = float(of_row)}, .ordered = true});
+  in_table_ = in_->add_table({.reserved_blocks = form.sorting_blocks,
+                              .joining = {.of_row = float(of_row)},
+                              .ordered = true});
 }
 
 LocalMoe::Training& LocalMoe::training() {
@@ -154,25 +155,25 @@ void LocalMoe::check_scales(const char* name, const Tensor& scales, int64_t rows
 }
 
 void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
-  MoePlacing placing;
-  placing.experts = routing.experts.as<int32_t>();
-  placing.choices = routing.experts.elements();
-  placing.top_k = shape_.top_k;
-  placing.groups = placing.all_experts = shape_.experts;
-  placing.counts = ints(counts_);
-  placing.source = ints(source_);
-  placing.place = ints(place_);
-  placing.refused = ints(refused_);
-  placing.tables[0] = in_->table(in_table_);
-  placing.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
-  placing.tables[1] = out_->table();
-  placing.table_count = 2;
-  placing.group_rows = reinterpret_cast<schedule::GroupRows*>(group_rows_.data());
+  MoePermutation permutation;
+  permutation.experts = routing.experts.as<int32_t>();
+  permutation.choices = routing.experts.elements();
+  permutation.top_k = shape_.top_k;
+  permutation.groups = permutation.all_experts = shape_.experts;
+  permutation.counts = ints(counts_);
+  permutation.source = ints(source_);
+  permutation.place = ints(place_);
+  permutation.refused = ints(refused_);
+  permutation.tables[0] = in_->table(in_table_);
+  permutation.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
+  permutation.tables[1] = out_->table();
+  permutation.table_count = 2;
+  permutation.group_rows = reinterpret_cast<schedule::GroupRows*>(group_rows_.data());
   if (training_) {
-    placing.choice = ints(training_->choice);
-    training_->gradients.add_tables(placing);
+    permutation.choice = ints(training_->choice);
+    training_->gradients.add_tables(permutation);
   }
-  launch_place(placing, stream);
+  launch_place(permutation, stream);
 }
 
 void LocalMoe::prepare(const Tensor& x, cudaStream_t stream) {
@@ -180,8 +181,8 @@ void LocalMoe::prepare(const Tensor& x, cudaStream_t stream) {
     const MoeGather gather{
         .x = x.data(), .source = ints(source_), .out = prepared_x(), .columns = shape_.hidden};
     if (form_.sorting_blocks == 0) return launch_gather(sorted(), gather, stream);
-    return launch_gather_beside(in_->table(in_table_), gather, uints(ready_),
-                                {form_.sorting_blocks, form_.pairs}, stream);
+    return launch_overlapped_gather(in_->table(in_table_), gather, uints(ready_),
+                                    {form_.sorting_blocks, form_.pairs}, stream);
   }
   if (!form_.sorts_first) {
     return launch_quantize_rows(x, results_.view(DType::e4m3, {x.dim(0), shape_.hidden}),
@@ -288,7 +289,7 @@ void LocalMoe::backward(const Tensor& dout, const MoeRouting& routing, const Ten
   training();
   if (dout.dim(0) == 0) return;
   gather_dout(dout, stream);
-  gradients().multiply_dinner(w_out.data(), stream);
+  gradients().multiply_d_act(w_out.data(), stream);
   gate_backward(routing, dweights, stream);
   gradients().multiply_dx(w_in.data(), stream);
   sum_dx(dx, stream);
@@ -300,8 +301,8 @@ int LocalMoe::refused(cudaStream_t stream) const {
   int32_t count = 0;
   check(cudaStreamSynchronize(stream), "moe on one GPU");
   check(cudaMemcpyAsync(&count, refused_.data(), sizeof count, cudaMemcpyDeviceToHost, stream),
-        "read refused choices");
-  check(cudaStreamSynchronize(stream), "read refused choices");
+        "read dropped routings");
+  check(cudaStreamSynchronize(stream), "read dropped routings");
   return count;
 }
 

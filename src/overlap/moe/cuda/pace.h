@@ -16,8 +16,8 @@ constexpr double sorting_us_of_byte(int blocks) {
 }
 /// Microseconds for `blocks` to send a byte.
 constexpr double sending_us_of_byte(int blocks) {
-  constexpr double kBytesOfUs = 30e3, kMost = 350e3;  // per block; of the link
-  return 1 / std::min(kBytesOfUs * double(blocks), kMost);
+  constexpr double kBytesOfUs = 30e3, kMax = 350e3;  // per block; of the link
+  return 1 / std::min(kBytesOfUs * double(blocks), kMax);
 }
 
 /// Tiles of the first GEMM that a block computes per microsecond: at 660 TFLOP/s of 132 SMs.

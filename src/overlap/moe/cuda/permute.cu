@@ -14,8 +14,8 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kPerThread = 4;
-constexpr int kMostRowTiles = 2;          // per work item
-static_assert(kMostExperts <= kThreads);  // a thread counts the tiles of one expert
+constexpr int kMaxRowTiles = 2;          // per work item
+static_assert(kMaxExperts <= kThreads);  // a thread counts the tiles of one expert
 
 /// Placeholder for a choice's position until it has one: an expert id is read once, since a
 /// timed-out rank may overwrite it later.
@@ -24,8 +24,8 @@ __device__ int place_in(int group) {
 }
 
 // One row of blocks per source.
-__global__ void __launch_bounds__(kThreads) count_kernel(MoePlacing p) {
-  __shared__ int32_t counts[kMostExperts];
+__global__ void __launch_bounds__(kThreads) count_kernel(MoePermutation p) {
+  __shared__ int32_t counts[kMaxExperts];
   for (int e = int(threadIdx.x); e < p.groups; e += kThreads) counts[e] = 0;
   __syncthreads();
   const int64_t first = blockIdx.y * p.choices, step = int64_t(gridDim.x) * kThreads;
@@ -119,12 +119,12 @@ __device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, i
 
 /// Called by all threads; the last block waits until the kernel concurrent with the permutation has
 /// begun. Bounded by: the deadline; after that, the call's own waits report what is missing.
-__device__ void await_senders(const MoePlacing::Senders& senders) {
+__device__ void await_senders(const MoePermutation::Senders& senders) {
   if (senders.blocks == 0) return;
   __syncthreads();
   if (threadIdx.x != 0 || atomicAdd(senders.placed, 1) != gridDim.x - 1) return;
   *senders.placed = 0;
-  await_blocks(senders.begun, senders.blocks, senders.watch);
+  await_blocks(senders.begun, senders.blocks, senders.deadline);
   *senders.begun = 0;
 }
 
@@ -161,7 +161,7 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
 }
 
 // One block per source and group.
-__global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_row_tiles) {
+__global__ void __launch_bounds__(kThreads) place_kernel(MoePermutation p, int max_row_tiles) {
   const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
   const int thread = int(threadIdx.x), last = p.sources - 1;
   // Rows of group `thread`: local ones, from earlier sources, up to this source, all.
@@ -173,24 +173,24 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
     until += s <= step ? count : 0;
     rows += count;
   }
-  struct Mine {
+  struct Local {
     int rows, before;
-    Cut cut[kMostRowTiles];  // by row tiles of a work item, minus one
+    Cut cut[kMaxRowTiles];  // by row tiles of a work item, minus one
   };
-  __shared__ Mine mine;
-  if (thread == group) mine.rows = rows, mine.before = before;
-  for (int row_tiles = 1; row_tiles <= most_row_tiles; ++row_tiles) {
+  __shared__ Local local;
+  if (thread == group) local.rows = rows, local.before = before;
+  for (int row_tiles = 1; row_tiles <= max_row_tiles; ++row_tiles) {
     const Cut cut = cut_rows(row_tiles, rows, own, before, until);
-    if (thread == group) mine.cut[row_tiles - 1] = cut;
+    if (thread == group) local.cut[row_tiles - 1] = cut;
   }
   __syncthreads();
   const int all_rows = scan_block(rows).all;
   const int leaving = p.leaving ? int(*p.leaving) : 0;
-  const Cut& tiles = mine.cut[0];
+  const Cut& tiles = local.cut[0];
   const int begin = tiles.before * kGroupedRows;
   const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
   const int first_row = step == 0 ? p.own_row : int((step - 1) * (p.choices / p.top_k));
-  int placed = mine.before;
+  int placed = local.before;
   for (int64_t i = 0; i < p.choices; i += kThreads * kPerThread) {
     const int64_t at = i + thread * kPerThread;
     bool chosen[kPerThread];
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
     }
     placed += scan.all;
   }
-  for (int row = mine.rows + thread; step == last && row < tiles.count * kGroupedRows;
+  for (int row = local.rows + thread; step == last && row < tiles.count * kGroupedRows;
        row += kThreads) {
     p.source[begin + row] = -1;
     if (p.choice) p.choice[begin + row] = -1;
@@ -220,13 +220,13 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
     p.ready[tiles.before + tile] = 0;
   }
   if (p.group_rows && step == last && thread == 0) {
-    p.group_rows[group] = {begin, mine.rows};
+    p.group_rows[group] = {begin, local.rows};
     if (group == 0) p.group_rows[p.groups] = {tiles.all * kGroupedRows, 0};
   }
   for (int i = 0; i < p.table_count; ++i) {
     const GroupedTable& table = p.tables[i];
     const bool whole = !table.staged && table.tiles == GroupedTiles::all;
-    const Taken taken = taken_by(table, mine.cut[table.row_tiles - 1], step, last);
+    const Taken taken = taken_by(table, local.cut[table.row_tiles - 1], step, last);
     schedule::BlockTurns turns = table.turns;
     if (table.joining.any()) {
       turns.rounds =
@@ -237,31 +237,32 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePlacing p, int most_
   await_senders(p.senders);
 }
 
-void check_placing(const MoePlacing& p) {
-  if (p.groups < 1 || p.groups > kMostExperts) {
+void check_permutation(const MoePermutation& p) {
+  if (p.groups < 1 || p.groups > kMaxExperts) {
     throw InvalidArgument("experts on a GPU: " + std::to_string(p.groups) + ": expected 1 to " +
-                          std::to_string(kMostExperts));
+                          std::to_string(kMaxExperts));
   }
 }
 
 }  // namespace
 
-void launch_place(const MoePlacing& placing, cudaStream_t stream) {
-  check_placing(placing);
-  check(cudaMemsetAsync(placing.counts, 0,
-                        size_t(placing.sources) * size_t(placing.groups) * sizeof(int32_t), stream),
+void launch_place(const MoePermutation& permutation, cudaStream_t stream) {
+  check_permutation(permutation);
+  check(cudaMemsetAsync(permutation.counts, 0,
+                        size_t(permutation.sources) * size_t(permutation.groups) * sizeof(int32_t),
+                        stream),
         "clear the experts' counts");
-  const int64_t blocks = (placing.choices + kThreads - 1) / kThreads;
-  const int most = std::max(1, this_share()->blocks(132) / placing.sources);
-  const dim3 grid(unsigned(std::clamp<int64_t>(blocks, 1, most)), unsigned(placing.sources));
-  count_kernel<<<grid, kThreads, 0, stream>>>(placing);
+  const int64_t blocks = (permutation.choices + kThreads - 1) / kThreads;
+  const int maximum = std::max(1, this_share()->blocks(132) / permutation.sources);
+  const dim3 grid(unsigned(std::clamp<int64_t>(blocks, 1, maximum)), unsigned(permutation.sources));
+  count_kernel<<<grid, kThreads, 0, stream>>>(permutation);
   check_launch("count_kernel");
-  int most_row_tiles = 1;
-  for (int i = 0; i < placing.table_count; ++i) {
-    most_row_tiles = std::max(most_row_tiles, placing.tables[i].row_tiles);
+  int max_row_tiles = 1;
+  for (int i = 0; i < permutation.table_count; ++i) {
+    max_row_tiles = std::max(max_row_tiles, permutation.tables[i].row_tiles);
   }
-  place_kernel<<<unsigned(placing.groups * placing.sources), kThreads, 0, stream>>>(placing,
-                                                                                    most_row_tiles);
+  place_kernel<<<unsigned(permutation.groups * permutation.sources), kThreads, 0, stream>>>(
+      permutation, max_row_tiles);
   check_launch("place_kernel");
 }
 

@@ -14,7 +14,7 @@
 namespace tandem::gpu {
 
 /// Max experts of the kernels.
-constexpr int kMostExperts = 1024;
+constexpr int kMaxExperts = 1024;
 
 /// kernels/moe.h's route_forward without its scores: logits f32 [rows, experts] -> experts i32 and
 /// weights f32 [rows, top_k]. `bias`: f32 [experts] or null.
@@ -22,12 +22,12 @@ void launch_route(const Tensor& logits, const float* bias, const RouterOptions& 
                   const Tensor& experts, const Tensor& weights, cudaStream_t stream);
 
 /// Max tables that a permutation writes.
-constexpr int kMostTables = 6;
+constexpr int kMaxTables = 6;
 
 /// Permutation of the rows of experts [first, first + groups): sorted by expert, then by source
 /// rank in the order of schedule::moe_source, then by row, then by the row's choice. All memory is
 /// on the device.
-struct MoePlacing {
+struct MoePermutation {
   const int32_t* experts = nullptr;  ///< [sources][rows x top_k]
   int64_t choices = 0;               ///< rows x top_k, per source
   int sources = 1, rank = 0;         ///< number of source ranks, and this rank
@@ -51,12 +51,12 @@ struct MoePlacing {
   struct Senders {
     unsigned *begun = nullptr, *placed = nullptr;
     unsigned blocks = 0;
-    Watch watch = {};
+    Deadline deadline = {};
   } senders;
-  GroupedTable tables[kMostTables];  ///< written
+  GroupedTable tables[kMaxTables];  ///< written
   int table_count = 0;
 };
-void launch_place(const MoePlacing& placing, cudaStream_t stream);
+void launch_place(const MoePermutation& permutation, cudaStream_t stream);
 
 /// out[t] = sum over k of weights[t, k] x y[place[t, k]], in f32 in this order, over those with a
 /// position; without `weights` each is 1. y: [padded rows, columns]; out: [rows, columns], bf16,

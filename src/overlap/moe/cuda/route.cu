@@ -34,21 +34,21 @@ __global__ void __launch_bounds__(kThreads)
   const auto more = [](float a, float b) { return fmaxf(a, b); };
   const auto plus = [](float a, float b) { return a + b; };
   float score[kPerLane], key[kPerLane];
-  float most = kNever;
+  float maximum = kNever;
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
     score[i] = e < all ? __ldg(logits + row * all + e) : kNever;
     finite = finite && (e >= all || isfinite(score[i]));
-    most = fmaxf(most, score[i]);
+    maximum = fmaxf(maximum, score[i]);
   }
   finite = __all_sync(~0u, finite);
-  most = over_warp(most, more);
+  maximum = over_warp(maximum, more);
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    score[i] = options.sigmoid ? 1 / (1 + expf(-score[i])) : expf(score[i] - most);
+    score[i] = options.sigmoid ? 1 / (1 + expf(-score[i])) : expf(score[i] - maximum);
     if (!finite || lane + 32 * i >= all) score[i] = 0;
     sum += score[i];
   }
@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(kThreads)
     const int e = lane + 32 * i;
     key[i] = e < all ? score[i] + (bias ? __ldg(bias + e) : 0) : kTaken;
   }
-  float chosen_sum = kTiny, mine = 0;  // lane k holds choice k, 32 at a time
+  float chosen_sum = kTiny, local = 0;  // lane k holds choice k, 32 at a time
   int32_t expert = 0;
   const auto write = [&](int from, int count) {
     if (lane >= count) return;
     experts[row * options.top_k + from + lane] = expert;
-    weights[row * options.top_k + from + lane] = mine;
+    weights[row * options.top_k + from + lane] = local;
   };
   for (int k = 0; k < options.top_k; ++k) {
     float best = kNever;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     value = __shfl_sync(~0u, value, at % 32);
     chosen_sum += value;
-    if (lane == k % 32) expert = at, mine = value;
+    if (lane == k % 32) expert = at, local = value;
     if (k % 32 == 31 || k + 1 == options.top_k) write(k / 32 * 32, k % 32 + 1);
   }
   const float factor = options.scale / (options.normalize ? chosen_sum : 1);
@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(kThreads)
 void launch_route(const Tensor& logits, const float* bias, const RouterOptions& options,
                   const Tensor& experts, const Tensor& weights, cudaStream_t stream) {
   const int64_t rows = logits.dim(0), all = logits.dim(1);
-  if (all < 1 || all > kMostExperts || options.top_k < 1 || options.top_k > all) {
+  if (all < 1 || all > kMaxExperts || options.top_k < 1 || options.top_k > all) {
     throw InvalidArgument("route: " + std::to_string(options.top_k) + " of " + std::to_string(all) +
-                          " experts: expected 1 to all of at most " + std::to_string(kMostExperts));
+                          " experts: expected 1 to all of at most " + std::to_string(kMaxExperts));
   }
   if (rows == 0) return;
   const auto launch = [&](auto kernel) {

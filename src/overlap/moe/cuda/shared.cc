@@ -25,11 +25,11 @@ std::shared_ptr<MoeOnGpus> shared_operator(GpuCommunicator& comm, const MoeShape
   const std::string key = MoeOnGpus::agreed_key(comm, shape, options);
   MoeOperators::Made& made = all.by_key[key];
   std::shared_ptr<MoeOnGpus> op = made.op.lock();
-  const uint64_t mine = op ? made.number : 0;
-  const auto told = comm.exchange(std::as_bytes(std::span(&mine, 1)), "moe");
+  const uint64_t local = op ? made.number : 0;
+  const auto told = comm.exchange(std::as_bytes(std::span(&local, 1)), "moe");
   const bool all_have =
-      mine != 0 && std::ranges::all_of(told, [&](const auto& blob) {
-        return blob.size() == sizeof mine && std::memcmp(blob.data(), &mine, sizeof mine) == 0;
+      local != 0 && std::ranges::all_of(told, [&](const auto& blob) {
+        return blob.size() == sizeof local && std::memcmp(blob.data(), &local, sizeof local) == 0;
       });
   if (all_have) return op;
   const uint64_t number = ++all.operators;

@@ -29,7 +29,7 @@ class SharedMoe final : public MoeOnRanks {
   }
   Strategy dispatch_strategy() const override { return op_->strategy(); }
   Strategy combine_strategy() const override { return op_->strategy(); }
-  int64_t refused_choices() const override { return op_->refused_choices(layer_); }
+  int64_t dropped_routings() const override { return op_->dropped_routings(layer_); }
 
  private:
   std::shared_ptr<MoeOnGpus> op_;

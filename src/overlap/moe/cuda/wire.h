@@ -27,7 +27,7 @@ void launch_decode_rows(const MoeCall& call, const Wire& wire, schedule::Range e
                         std::byte* rows, int blocks, cudaStream_t stream);
 /// `columns` must begin and end at whole blocks, or at the row's ends.
 void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
-                              int part, const BesideBlocks& blocks, cudaStream_t stream);
+                              int part, const ConcurrentBlocks& blocks, cudaStream_t stream);
 /// As launch_sum_ranks, for a forward pass.
 void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out, int parts,
                               cudaStream_t stream);

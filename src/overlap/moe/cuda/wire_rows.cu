@@ -16,20 +16,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   const size_t row_bytes = call.space.row_bytes();
   const unsigned here = 1u << call.table.rank;
   for_row_parts(call.rows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
-    const unsigned goes = call.goes[row];
-    if (goes == 0) return;
+    const unsigned token_in_rank = call.token_in_rank[row];
+    if (token_in_rank == 0) return;
     encode_row<Block>(wire, call.dtype, x + row * row_bytes, first,
-                      goes & ~here ? messages + row * wire.parts.bytes : nullptr,
-                      goes & here ? own + row * row_bytes : nullptr);
+                      token_in_rank & ~here ? messages + row * wire.parts.bytes : nullptr,
+                      token_in_rank & here ? own + row * row_bytes : nullptr);
   });
 }
 
 /// Called by all threads: waits for the rows of `source`.
-__device__ bool await_rows(const MoeCall& call, int source, uint64_t epoch, const Watch& watch) {
+__device__ bool await_rows(const MoeCall& call, int source, uint64_t epoch,
+                           const Deadline& deadline) {
   bool came = true;
   if (threadIdx.x == 0) {
     came = wait_signal(call.table.signals[call.table.rank] + MoeSpace::rows_signal(source), epoch,
-                       watch, OpId::all_to_all, source);
+                       deadline, OpId::all_to_all, source);
     if (!came) give_up(&call.state->calls, epoch);
   }
   return __syncthreads_and(came);
@@ -49,14 +50,14 @@ __device__ bool chooses(const int32_t* chosen, int top_k, const schedule::Range&
 template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
     decode_rows_kernel(const __grid_constant__ MoeCall call, const __grid_constant__ WireJob wire,
-                       const schedule::Range experts, std::byte* rows, const Watch watch) {
+                       const schedule::Range experts, std::byte* rows, const Deadline deadline) {
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const size_t row_bytes = call.space.row_bytes();
   const uint64_t epoch = this_epoch(&call.state->calls);
   if (gave_up_before(&call.state->calls, epoch)) return;
   for (int step = 1; step < world; ++step) {
     const int source = schedule::moe_source(rank, world, step);
-    if (await_rows(call, source, epoch, watch)) {
+    if (await_rows(call, source, epoch, deadline)) {
       const auto* const chosen = at<const int32_t>(call, rank, call.space.experts_at(source));
       const auto* const messages =
           at<const std::byte>(call, rank, call.space.row_messages_at(rank, source));
@@ -91,8 +92,8 @@ void launch_decode_rows(const MoeCall& call, const Wire& wire, schedule::Range e
                         std::byte* rows, int blocks, cudaStream_t stream) {
   const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
   with_block(wire, [&]<typename Block>() {
-    decode_rows_kernel<Block>
-        <<<unsigned(blocks), kThreads, 0, stream>>>(call, job, experts, rows, patient(call.watch));
+    decode_rows_kernel<Block><<<unsigned(blocks), kThreads, 0, stream>>>(
+        call, job, experts, rows, extend_deadline(call.deadline));
   });
   check_launch("decode_rows_kernel");
 }

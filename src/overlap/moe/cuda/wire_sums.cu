@@ -1,5 +1,5 @@
-#include "core/cuda/beside.cuh"
 #include "core/cuda/check.h"
+#include "core/cuda/concurrent.cuh"
 #include "core/cuda/load_module.cuh"
 #include "overlap/moe/cuda/exchange.cuh"
 #include "overlap/moe/cuda/wire.cuh"
@@ -57,20 +57,20 @@ template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
     sum_encoded_ranks_kernel(const __grid_constant__ MoeCall call,
                              const __grid_constant__ WireJob wire, std::byte* out, DType out_dtype,
-                             int parts, const Watch watch) {
+                             int parts, const Deadline deadline) {
   const int rank = call.table.rank, world = call.table.size;
   const int64_t hidden = call.space.hidden, out_bytes = hidden * (out_dtype == DType::f32 ? 4 : 2);
   const uint64_t epoch = this_epoch(&call.state->calls);
   bool complete = !__syncthreads_or(has_given_up(call));
   for (int part = 0; part < parts && complete; ++part) {
-    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, watch);
+    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, deadline);
   }
   const auto sum_part = [&](int64_t row, int64_t first) {
     const BlockPlace place(first, wire.parts.blocks);
-    const unsigned goes = call.goes[row];
+    const unsigned token_in_rank = call.token_in_rank[row];
     float sum[kOwn] = {};
     for (int r = 0; r < world; ++r) {
-      if ((goes >> r & 1) == 0) continue;
+      if ((token_in_rank >> r & 1) == 0) continue;
       if (r != rank) {
         const auto* const messages =
             at<const std::byte>(call, rank, call.space.sum_messages_at(rank, r));
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
-                              int part, const BesideBlocks& blocks, cudaStream_t stream) {
+                              int part, const ConcurrentBlocks& blocks, cudaStream_t stream) {
   const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
   const int64_t begin = columns.begin / kWireBlock,
                 end = (columns.end() + kWireBlock - 1) / kWireBlock;
@@ -111,10 +111,10 @@ void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tenso
   const int64_t row_parts = (job.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
   const unsigned grid = blocks_for(call.rows * row_parts, kThreads / 32, 2);
   // Longer deadline, as a peer itself waits for rows.
-  const Watch watch{call.watch.record, call.watch.deadline_ns / 2 * 3};
+  const Deadline deadline{call.deadline.record, call.deadline.deadline_ns / 2 * 3};
   with_block(wire, [&]<typename Block>() {
-    sum_encoded_ranks_kernel<Block>
-        <<<grid, kThreads, 0, stream>>>(call, job, out.as<std::byte>(), out.dtype(), parts, watch);
+    sum_encoded_ranks_kernel<Block><<<grid, kThreads, 0, stream>>>(call, job, out.as<std::byte>(),
+                                                                   out.dtype(), parts, deadline);
   });
   check_launch("sum_encoded_ranks_kernel");
 }

@@ -6,10 +6,10 @@
 
 namespace tandem::gpu {
 
-inline float least_or_nan(float a, float b) {
+inline float min_or_nan(float a, float b) {
   return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmin(a, b);
 }
-inline float most_or_nan(float a, float b) {
+inline float max_or_nan(float a, float b) {
   return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmax(a, b);
 }
 

@@ -7,7 +7,7 @@
 
 namespace tandem::gpu {
 
-enum class Way {
+enum class Algorithm {
   automatic,    ///< the fastest of the others on this shape, measured once
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
@@ -20,73 +20,73 @@ enum class Way {
   two_shot,  ///< whole GEMM, all-reduce by kernels in two exchanges
 };
 /// Whether the GEMM and the collective run one after the other. The only place that defines this.
-constexpr bool is_serial(Way way) {
-  switch (way) {
-    case Way::serial_nccl:
-    case Way::serial_copy:
-    case Way::plain:
-    case Way::one_shot:
-    case Way::two_shot:
+constexpr bool is_serial(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::serial_nccl:
+    case Algorithm::serial_copy:
+    case Algorithm::plain:
+    case Algorithm::one_shot:
+    case Algorithm::two_shot:
       return true;
-    case Way::automatic:
-    case Way::chunked:
-    case Way::adding:
-    case Way::fused:
+    case Algorithm::automatic:
+    case Algorithm::chunked:
+    case Algorithm::adding:
+    case Algorithm::fused:
       return false;
   }
   return false;
 }
 /// The serial algorithm that uses NCCL.
-constexpr bool is_nccl(Way way) {
-  return way == Way::serial_nccl;
+constexpr bool is_nccl(Algorithm algorithm) {
+  return algorithm == Algorithm::serial_nccl;
 }
 /// Max bytes of a collective by kernels: so short that hiding it may cost more.
-constexpr int64_t kMostPlainBytes = int64_t(16) << 20;
-constexpr bool has_plain_way(int64_t bytes) {
-  return bytes <= kMostPlainBytes;
+constexpr int64_t kMaxPlainBytes = int64_t(16) << 20;
+constexpr bool has_plain_algorithm(int64_t bytes) {
+  return bytes <= kMaxPlainBytes;
 }
 /// Number of times a partial sum is rounded to its dtype before the sum over `ranks` is: by its
 /// rank, and by NCCL after every addition, of which there are ranks - 1 including the last.
-constexpr int roundings_of(Way way, int ranks) {
-  switch (way) {
-    case Way::automatic:  // may be any of the others
-    case Way::serial_nccl:
+constexpr int roundings_of(Algorithm algorithm, int ranks) {
+  switch (algorithm) {
+    case Algorithm::automatic:  // may be any of the others
+    case Algorithm::serial_nccl:
       return ranks > 2 ? ranks - 1 : 1;
-    case Way::serial_copy:
-    case Way::chunked:
-    case Way::adding:
-    case Way::fused:
-    case Way::plain:
-    case Way::one_shot:
-    case Way::two_shot:
+    case Algorithm::serial_copy:
+    case Algorithm::chunked:
+    case Algorithm::adding:
+    case Algorithm::fused:
+    case Algorithm::plain:
+    case Algorithm::one_shot:
+    case Algorithm::two_shot:
       break;
   }
   return 1;
 }
-/// Whether an operator constructed with `way` prepares its fused algorithm and measures its
+/// Whether an operator constructed with `candidate` prepares its fused algorithm and measures its
 /// variants.
-constexpr bool prepares_fused(Way way) {
-  return way == Way::fused || way == Way::automatic;
+constexpr bool prepares_fused(Algorithm algorithm) {
+  return algorithm == Algorithm::fused || algorithm == Algorithm::automatic;
 }
-constexpr std::string_view name_of(Way way) {
-  switch (way) {
-    case Way::automatic:
+constexpr std::string_view name_of(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::automatic:
       return "automatic";
-    case Way::serial_nccl:
+    case Algorithm::serial_nccl:
       return "serial_nccl";
-    case Way::serial_copy:
+    case Algorithm::serial_copy:
       return "serial_copy";
-    case Way::chunked:
+    case Algorithm::chunked:
       return "chunked";
-    case Way::adding:
+    case Algorithm::adding:
       return "adding";
-    case Way::fused:
+    case Algorithm::fused:
       return "fused";
-    case Way::plain:
+    case Algorithm::plain:
       return "plain";
-    case Way::one_shot:
+    case Algorithm::one_shot:
       return "one_shot";
-    case Way::two_shot:
+    case Algorithm::two_shot:
       return "two_shot";
   }
   return "?";

@@ -12,19 +12,19 @@
 #include <thread>
 #include <vector>
 
+#include "comm/rendezvous/admission.h"
 #include "comm/rendezvous/connection.h"
-#include "comm/rendezvous/gate.h"
 #include "core/fork.h"
 
 namespace tandem::control {
 
-class Hub {
+class RendezvousServer {
  public:
   /// `own` connects rank 0 itself. `listener` is bound, ranks may connect before and after; it is
   /// not open if rank 0 is the only rank.
-  Hub(Connection own, Connection listener, const Credentials& credentials, int size);
+  RendezvousServer(Connection own, Connection listener, const Credentials& credentials, int size);
   /// Gives remaining ranks a moment to receive the last messages.
-  ~Hub();
+  ~RendezvousServer();
   /// Sets rank 0's reason for failing, sent to ranks that remain after that moment.
   void set_last_words(std::string reason) { last_words_ = std::move(reason); }
 
@@ -46,7 +46,7 @@ class Hub {
   void lose(int rank);
 
   int size_;
-  std::optional<Gate> gate_;
+  std::optional<Admission> admission_;
   std::vector<Channel> ranks_;
   std::vector<State> states_;
   uint64_t round_ = 0;  // number of the exchange being collected

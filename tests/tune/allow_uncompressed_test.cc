@@ -53,11 +53,11 @@ void expect_same_everywhere(Communicator& comm, const Tensor& result) {
   for (const auto& other : all) EXPECT_EQ(other, all[0]);
 }
 
-class OrPlainCollectives : public OnRanks {};
-TANDEM_INSTANTIATE(OrPlainCollectives);
+class AllowUncompressedCollectives : public OnRanks {};
+TANDEM_INSTANTIATE(AllowUncompressedCollectives);
 
 // A value is encoded once by one_shot, twice by two_shots.
-TEST_P(OrPlainCollectives, EveryAllReduceAlgorithmGivesTheSum) {
+TEST_P(AllowUncompressedCollectives, EveryAllReduceAlgorithmGivesTheSum) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
     for (const char* text : {"int8", "int4:g32", "lossless"}) {
@@ -81,23 +81,23 @@ TEST_P(OrPlainCollectives, EveryAllReduceAlgorithmGivesTheSum) {
 }
 
 // The choice itself does not matter here.
-TEST_P(OrPlainCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRanks) {
+TEST_P(AllowUncompressedCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRanks) {
   run([](Communicator& comm) {
-    const OrPlain choice{Wire::parse("int8:g32")};
+    const AllowUncompressed choice{Wire::parse("int8:g32")};
     const double once = comm.size() * choice.wire.error_bound();
     const double sums = 2.1 * once + comm.size() * 0x1p-20;
     for (const int64_t rows : {0, 1, 5, 700}) {
       constexpr int64_t kColumns = 96;
-      const Shard mine = shard_of(rows, comm.size(), comm.rank());
+      const Shard local = shard_of(rows, comm.size(), comm.rank());
       for (int call = 0; call < 2; ++call) {
         const Buffer data = made(comm.rank(), 0, rows * kColumns);
-        Buffer part(size_t(mine.count * kColumns) * sizeof(float));
+        Buffer part(size_t(local.count * kColumns) * sizeof(float));
         reduce_scatter(comm, view(data, kColumns), view(part, kColumns), choice);
-        EXPECT_LE(error_of_sum(view(part), mine.begin * kColumns, comm.size()), sums);
+        EXPECT_LE(error_of_sum(view(part), local.begin * kColumns, comm.size()), sums);
         all_reduce(comm, view(data, kColumns), choice);
         EXPECT_LE(error_of_sum(view(data), 0, comm.size()), sums);
         expect_same_everywhere(comm, view(data));
-        const Buffer own = made(0, mine.begin * kColumns, mine.count * kColumns);
+        const Buffer own = made(0, local.begin * kColumns, local.count * kColumns);
         Buffer all(size_t(rows * kColumns) * sizeof(float));
         all_gather(comm, view(own, kColumns), view(all, kColumns), choice);
         EXPECT_LE(error_of_sum(view(all), 0, 1), sums);
@@ -107,10 +107,10 @@ TEST_P(OrPlainCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRanks) {
   });
 }
 
-TEST_P(OrPlainCollectives, OnlyTheFirstCallOfASizeMeasures) {
+TEST_P(AllowUncompressedCollectives, OnlyTheFirstCallOfASizeMeasures) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
-    const OrPlain choice{Wire::parse("int6")};
+    const AllowUncompressed choice{Wire::parse("int6")};
     const auto calls = [&](int64_t size) {
       const Buffer data = made(comm.rank(), 0, size);
       const uint64_t before = comm.workspace().calls;
@@ -128,10 +128,10 @@ TEST_P(OrPlainCollectives, OnlyTheFirstCallOfASizeMeasures) {
 }
 
 // A rank that measures, or has measured, blocks no other.
-TEST_P(OrPlainCollectives, DisagreementIsThrownOnEveryRank) {
+TEST_P(AllowUncompressedCollectives, DisagreementIsThrownOnEveryRank) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
-    const OrPlain choice{Wire::parse("int5")};
+    const AllowUncompressed choice{Wire::parse("int5")};
     const Buffer data = made(comm.rank(), 0, 9000);
     const auto refusal = [&](const std::function<void(const Tensor&)>& call, int64_t rows) {
       try {
@@ -145,23 +145,26 @@ TEST_P(OrPlainCollectives, DisagreementIsThrownOnEveryRank) {
     const auto given = [&](const Tensor& x) { all_reduce(comm, x, choice.wire); };
     const auto plain = [&](const Tensor& x) { all_reduce(comm, x); };
     const bool first = comm.rank() == 0;
-    EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or plain"));
-    EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or plain"));
+    EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or uncompressed"));
+    EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or uncompressed"));
     EXPECT_EQ(refusal(chosen, 8000), "no error");  // and now its algorithm is known
-    EXPECT_THAT(refusal(chosen, first ? 8000 : 300), HasSubstr("f32[300, 1] as int5 or plain"));
-    EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or plain"));
-    EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or plain"));
+    EXPECT_THAT(refusal(chosen, first ? 8000 : 300),
+                HasSubstr("f32[300, 1] as int5 or uncompressed"));
+    EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or uncompressed"));
+    EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or uncompressed"));
     EXPECT_EQ(refusal(chosen, 8000), "no error");
   });
 }
 
-TEST_P(OrPlainCollectives, WrongOperandsAreRefused) {
+TEST_P(AllowUncompressedCollectives, WrongOperandsAreRefused) {
   run([](Communicator& comm) {
     const Buffer data = made(0, 0, 100), integers(400);
-    EXPECT_THROW(all_reduce(comm, integers.view(DType::i32, {100}), OrPlain{Wire::parse("int8")}),
-                 InvalidArgument);
-    EXPECT_THROW(all_reduce(comm, view(data).as_read_only(), OrPlain{Wire::parse("int8")}),
-                 InvalidArgument);
+    EXPECT_THROW(
+        all_reduce(comm, integers.view(DType::i32, {100}), AllowUncompressed{Wire::parse("int8")}),
+        InvalidArgument);
+    EXPECT_THROW(
+        all_reduce(comm, view(data).as_read_only(), AllowUncompressed{Wire::parse("int8")}),
+        InvalidArgument);
     comm.barrier();
   });
 }
@@ -174,14 +177,14 @@ Route chosen_over(const char* link, int ranks, const char* format, int64_t size)
   Route route = Route::given;
   run_threads(options, [&](Communicator& comm) {
     const Buffer data = made(comm.rank(), 0, size);
-    all_reduce(comm, view(data), OrPlain{Wire::parse(format)});
+    all_reduce(comm, view(data), AllowUncompressed{Wire::parse(format)});
     ASSERT_EQ(comm.workspace().routes.size(), 1u);
     if (comm.rank() == 0) route = Route(comm.workspace().routes.begin()->second);
   });
   return route;
 }
 
-TEST(OrPlain, FastestAlgorithmIsChosen) {
+TEST(AllowUncompressed, FastestAlgorithmIsChosen) {
   TANDEM_SKIP_UNDER_MPI("needs links of known speed");
   EXPECT_EQ(chosen_over("1MB/s,10us", 2, "int8", 1 << 15), Route::one_shot);
   // Bytes decide: a contribution to three others is more than two shots of a quarter each.

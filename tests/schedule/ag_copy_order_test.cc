@@ -1,4 +1,4 @@
-#include "schedule/ag_courier_order.h"
+#include "schedule/ag_copy_order.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace tandem::schedule {
 namespace {
 
 // Visits every block and checks its assignment.
-void expect_whole(const AgCourierOrder& order) {
+void expect_whole(const AgCopyOrder& order) {
   SCOPED_TRACE(testing::Message() << order.rows << " rows, " << order.chunks << " chunks, "
                                   << order.blocks << " blocks, " << order.groups << " groups");
   std::set<std::pair<int, int>> seen;
@@ -18,9 +18,9 @@ void expect_whole(const AgCourierOrder& order) {
   std::vector<std::set<int>> shares(size_t(order.groups));
   for (int block = 0; block < order.blocks; ++block) {
     const int group = block % order.groups;
-    const CourierAssignment assignment = assignment_of(order, block);
+    const CopyAssignment assignment = assignment_of(order, block);
     shares[size_t(group)].insert(assignment.pieces);
-    CourierPiece piece = assignment.first;
+    CopyItem piece = assignment.first;
     int carried = 0, before = -1;
     for (int step = 0; step < assignment.pieces; ++step) {
       ASSERT_TRUE(piece.row >= 0 && piece.row < order.rows && piece.chunk < order.chunks);
@@ -29,7 +29,7 @@ void expect_whole(const AgCourierOrder& order) {
       ASSERT_GT(pieces_before(assignment, piece), before);
       before = pieces_before(assignment, piece);
       ++carried;
-      const CourierPiece next = next_piece(assignment, piece);
+      const CopyItem next = next_piece(assignment, piece);
       const bool last = step + 1 == assignment.pieces || next.chunk != piece.chunk;
       ASSERT_EQ(ends_chunk(assignment, piece), last);
       if (last) signalled[size_t(piece.chunk)] += std::exchange(carried, 0);
@@ -41,7 +41,7 @@ void expect_whole(const AgCourierOrder& order) {
   for (const std::set<int>& share : shares) ASSERT_LE(*share.rbegin() - *share.begin(), 1);
 }
 
-TEST(AgCourierOrder, EveryPieceIsCopiedOnceAndChunksAreSignalledWhenComplete) {
+TEST(AgCopyOrder, EveryPieceIsCopiedOnceAndChunksAreSignalledWhenComplete) {
   for (const int blocks : {1, 2, 5, 8, 131, 132}) {
     for (const int rows : {1, 3, 8, 128, 140}) {
       for (const int chunks : {1, 2, 5, 8}) {
@@ -53,11 +53,11 @@ TEST(AgCourierOrder, EveryPieceIsCopiedOnceAndChunksAreSignalledWhenComplete) {
   }
 }
 
-TEST(AgCourierOrder, OneGroupCopiesPiecesRoundRobin) {
-  const AgCourierOrder order{140, 5, 132};
+TEST(AgCopyOrder, OneGroupCopiesPiecesRoundRobin) {
+  const AgCopyOrder order{140, 5, 132};
   for (int block = 0; block < order.blocks; ++block) {
-    const CourierAssignment assignment = assignment_of(order, block);
-    CourierPiece piece = assignment.first;
+    const CopyAssignment assignment = assignment_of(order, block);
+    CopyItem piece = assignment.first;
     for (int step = 0; step < assignment.pieces; ++step) {
       ASSERT_EQ(pieces_before(assignment, piece), step * order.blocks + block);
       piece = next_piece(assignment, piece);
@@ -65,10 +65,10 @@ TEST(AgCourierOrder, OneGroupCopiesPiecesRoundRobin) {
   }
 }
 
-constexpr CourierAssignment kOneGroup = assignment_of({4, 2, 3}, 1),
-                            kSecondGroup = assignment_of({4, 4, 6, 2}, 3);
-static_assert(next_piece(kOneGroup, kOneGroup.first) == CourierPiece{0, 1});
-static_assert(next_piece(kSecondGroup, kSecondGroup.first) == CourierPiece{0, 3});
+constexpr CopyAssignment kOneGroup = assignment_of({4, 2, 3}, 1),
+                         kSecondGroup = assignment_of({4, 4, 6, 2}, 3);
+static_assert(next_piece(kOneGroup, kOneGroup.first) == CopyItem{0, 1});
+static_assert(next_piece(kSecondGroup, kSecondGroup.first) == CopyItem{0, 3});
 
 }  // namespace
 }  // namespace tandem::schedule

@@ -1,4 +1,4 @@
-// HeldWorld: world state that this process's ranks of one World share. It lives as long as any of
+// WorldState: world state that this process's ranks of one World share. It lives as long as any of
 // them.
 //
 // Ranks may destroy communicators at any time and in any order, so destruction must not wait for
@@ -19,17 +19,17 @@
 
 namespace tandem {
 
-class HeldWorld {
+class WorldState {
  public:
   /// `controls`: control communicators of this process's ranks, which agree on the end.
-  explicit HeldWorld(Communicators controls) : controls_(std::move(controls)) {}
+  explicit WorldState(Communicators controls) : controls_(std::move(controls)) {}
   /// Adds a rank to this process's world state of that name, creating it if needed.
-  static std::shared_ptr<HeldWorld> join(const std::string& name,
-                                         std::shared_ptr<Communicator> control);
+  static std::shared_ptr<WorldState> join(const std::string& name,
+                                          std::shared_ptr<Communicator> control);
   /// Waits for the other processes, for at most one deadline, if anything is stored.
-  ~HeldWorld();
-  HeldWorld(const HeldWorld&) = delete;
-  HeldWorld& operator=(const HeldWorld&) = delete;
+  ~WorldState();
+  WorldState(const WorldState&) = delete;
+  WorldState& operator=(const WorldState&) = delete;
 
   /// `together`: all ranks are present. False if one has failed or did not arrive within the
   /// deadline.

@@ -1,4 +1,4 @@
-#include "comm/held_world.h"
+#include "comm/world_state.h"
 
 #include <atomic>
 #include <exception>
@@ -8,15 +8,15 @@
 
 namespace tandem {
 
-std::shared_ptr<HeldWorld> HeldWorld::join(const std::string& name,
-                                           std::shared_ptr<Communicator> control) {
+std::shared_ptr<WorldState> WorldState::join(const std::string& name,
+                                             std::shared_ptr<Communicator> control) {
   static std::mutex mutex;
-  static std::map<std::string, std::weak_ptr<HeldWorld>> worlds;
+  static std::map<std::string, std::weak_ptr<WorldState>> worlds;
   const std::lock_guard lock(mutex);
   std::erase_if(worlds, [](const auto& world) { return world.second.expired(); });
   auto world = worlds[name].lock();
   if (!world) {
-    world = std::make_shared<HeldWorld>(Communicators{std::move(control)});
+    world = std::make_shared<WorldState>(Communicators{std::move(control)});
     worlds[name] = world;
     return world;
   }
@@ -25,7 +25,7 @@ std::shared_ptr<HeldWorld> HeldWorld::join(const std::string& name,
   return world;
 }
 
-void HeldWorld::end_with_all(End end) {
+void WorldState::end_with_all(End end) {
   {
     const std::lock_guard lock(mutex_);
     if (!is_all()) {
@@ -36,14 +36,14 @@ void HeldWorld::end_with_all(End end) {
   end(true);
 }
 
-HeldWorld::~HeldWorld() {
+WorldState::~WorldState() {
   if (ends_.empty()) return;
   const bool together = meet();
   for (const End& end : ends_) end(together);
 }
 
 // The barrier is a call of each rank, so each one needs a thread.
-bool HeldWorld::meet() const {
+bool WorldState::meet() const {
   std::atomic<bool> together = true;
   const auto come = [&](Communicator& control) {
     try {

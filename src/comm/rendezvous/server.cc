@@ -1,4 +1,4 @@
-#include "comm/rendezvous/hub.h"
+#include "comm/rendezvous/server.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -11,18 +11,19 @@ namespace tandem::control {
 
 constexpr auto kGrace = std::chrono::seconds(3);
 
-Hub::Hub(Connection own, Connection listener, const Credentials& credentials, int size)
+RendezvousServer::RendezvousServer(Connection own, Connection listener,
+                                   const Credentials& credentials, int size)
     : size_(size),
       ranks_(size_t(size)),
       states_(size_t(size), State::absent),
       parts_(size_t(size)) {
-  if (listener.open()) gate_.emplace(std::move(listener), credentials, size);
+  if (listener.open()) admission_.emplace(std::move(listener), credentials, size);
   ranks_[0] = Channel(std::move(own));
   states_[0] = State::here;
   thread_ = std::thread([this] { serve(); });
 }
 
-Hub::~Hub() {
+RendezvousServer::~RendezvousServer() {
   if (!process_.is_this_process()) {
     thread_.detach();
     return;
@@ -31,7 +32,7 @@ Hub::~Hub() {
   thread_.join();
 }
 
-void Hub::serve() {
+void RendezvousServer::serve() {
   auto ending_since = Clock::time_point::max();
   for (;;) {
     const auto here = std::count(states_.begin(), states_.end(), State::here);
@@ -40,8 +41,8 @@ void Hub::serve() {
       ending_since = std::min(ending_since, Clock::now());
       if (here == 0 || Clock::now() - ending_since > kGrace) return say_bye();
     }
-    if (absent == 0) gate_.reset();
-    std::vector<pollfd> waiting{{gate_ ? gate_->fd() : -1, POLLIN, 0}};
+    if (absent == 0) admission_.reset();
+    std::vector<pollfd> waiting{{admission_ ? admission_->fd() : -1, POLLIN, 0}};
     for (int r = 0; r < size_; ++r) {
       const Channel& rank = ranks_[size_t(r)];
       const bool listens = states_[size_t(r)] == State::here;
@@ -52,11 +53,11 @@ void Hub::serve() {
     for (int r = 0; r < size_; ++r) {
       if (waiting[size_t(r) + 1].revents != 0 && states_[size_t(r)] == State::here) serve_rank(r);
     }
-    if (gate_) let_in();  // also without events: silent pending peers are dropped
+    if (admission_) let_in();  // also without events: silent pending peers are dropped
   }
 }
 
-void Hub::serve_rank(int rank) {
+void RendezvousServer::serve_rank(int rank) {
   Channel& channel = ranks_[size_t(rank)];
   const bool sent = channel.drain(), alive = channel.fill();
   Message message;
@@ -64,7 +65,7 @@ void Hub::serve_rank(int rank) {
   if (states_[size_t(rank)] == State::here && (!sent || !alive)) lose(rank);
 }
 
-void Hub::let_in() {
+void RendezvousServer::let_in() {
   const auto check = [&](int rank, int size) {
     if (size != size_ || rank < 0 || rank >= size_) return Verdict::other_size;
     State& state = states_[size_t(rank)];
@@ -72,13 +73,13 @@ void Hub::let_in() {
     state = State::here;
     return Verdict::admitted;
   };
-  for (auto& [connection, rank] : gate_->serve(check)) {
+  for (auto& [connection, rank] : admission_->serve(check)) {
     ranks_[size_t(rank)] = Channel(std::move(connection));
     if (failure_) send(rank, failure_);
   }
 }
 
-void Hub::handle(int rank, const Message& message) {
+void RendezvousServer::handle(int rank, const Message& message) {
   switch (message.header.kind) {
     case Kind::blob:
       return collect(rank, message);
@@ -99,7 +100,7 @@ void Hub::handle(int rank, const Message& message) {
   }
 }
 
-void Hub::collect(int rank, const Message& message) {
+void RendezvousServer::collect(int rank, const Message& message) {
   Part& part = parts_[size_t(rank)];
   if (part.here || message.header.value != round_) return lose(rank);
   part = {message, true};
@@ -119,27 +120,27 @@ void Hub::collect(int rank, const Message& message) {
 
 // Bytes that a rank's socket does not accept at once stay queued; a disconnect shows in the next
 // read.
-void Hub::send(int rank, Channel::Bytes bytes) {
+void RendezvousServer::send(int rank, Channel::Bytes bytes) {
   if (states_[size_t(rank)] != State::here) return;
   ranks_[size_t(rank)].queue(std::move(bytes));
   ranks_[size_t(rank)].drain();
 }
 
 // Tells ranks that continue without rank 0 that its end is not a failure.
-void Hub::say_bye() {
+void RendezvousServer::say_bye() {
   if (!last_words_.empty()) return tell_all(0, last_words_);
   for (int r = 0; r < size_; ++r) send(r, Channel::serialize({Kind::bye, 0, 0, 0, 0}, {}, {}));
 }
 
 // Sends only the first failure: the others follow from it.
-void Hub::tell_all(int origin, std::string_view reason) {
+void RendezvousServer::tell_all(int origin, std::string_view reason) {
   if (failure_) return;
   const auto text = std::as_bytes(std::span(reason.data(), reason.size()));
   failure_ = Channel::serialize({Kind::abort, origin, 0, 0, uint32_t(text.size())}, {}, text);
   for (int r = 0; r < size_; ++r) send(r, failure_);
 }
 
-void Hub::lose(int rank) {
+void RendezvousServer::lose(int rank) {
   states_[size_t(rank)] = State::left;
   ranks_[size_t(rank)] = Channel();
   tell_all(rank, fmt::format("rank {} ended without a word", rank));

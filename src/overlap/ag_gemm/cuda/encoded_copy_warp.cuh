@@ -7,24 +7,25 @@
 
 #include "codec/cuda/piece.cuh"
 #include "overlap/ag_gemm/cuda/encoded_route.h"
-#include "overlap/gather/cuda/shard_courier.cuh"
+#include "overlap/gather/cuda/shard_copy_warp.cuh"
 #include "schedule/ring.h"
 
 namespace tandem::gpu::fused {
 
 template <class Piece>
-class EncodedCourier : public ShardCourier {
+class EncodedCopyWarp : public ShardCopyWarp {
  public:
   using Route = EncodedShardRoute;
   struct Storage {};
-  static_assert(2 * Piece::kElements == kCourierPieceBytes);
+  static_assert(2 * Piece::kElements == kCopyItemBytes);
   static_assert(Piece::kBytes == encoded_piece_bytes(Piece::kWords, kWireBlock / Piece::kScales));
 
-  CUTLASS_DEVICE explicit EncodedCourier(Route const& route) : ShardCourier(route), route_(route) {}
+  CUTLASS_DEVICE explicit EncodedCopyWarp(Route const& route)
+      : ShardCopyWarp(route), route_(route) {}
 
   /// Called by one warp of every block, once per call.
   CUTLASS_DEVICE void carry(int lane, Storage&) const {
-    const schedule::CourierAssignment assignment =
+    const schedule::CopyAssignment assignment =
         schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
     // A late peer may still read the last call's data: nothing is sent.
     if (!wait_for_stops(lane)) return finish(lane);
@@ -38,30 +39,30 @@ class EncodedCourier : public ShardCourier {
 
  private:
   /// Offset in a row of this lane's values of a chunk; `has`: whether the row extends that far.
-  CUTLASS_DEVICE int offset(schedule::CourierPiece piece, int lane) const {
-    return piece.chunk * kCourierPieceBytes + lane / kQuad * (2 * kWireBlock) + lane % kQuad * 8;
+  CUTLASS_DEVICE int offset(schedule::CopyItem piece, int lane) const {
+    return piece.chunk * kCopyItemBytes + lane / kQuad * (2 * kWireBlock) + lane % kQuad * 8;
   }
-  CUTLASS_DEVICE bool has(schedule::CourierPiece piece, int lane) const {
+  CUTLASS_DEVICE bool has(schedule::CopyItem piece, int lane) const {
     return offset(piece, lane) < route_.row_bytes;
   }
-  CUTLASS_DEVICE int64_t piece_at(schedule::CourierPiece piece) const {
+  CUTLASS_DEVICE int64_t piece_at(schedule::CopyItem piece) const {
     return (int64_t(piece.chunk) * route_.rows + piece.row) * Piece::kBytes;
   }
 
-  CUTLASS_DEVICE void prefetch(schedule::CourierPiece piece, int lane) const {
-    const int at = piece.chunk * kCourierPieceBytes + lane * 128;
-    if (lane >= kCourierPieceBytes / 128 || piece.chunk >= route_.chunks || at >= route_.row_bytes)
+  CUTLASS_DEVICE void prefetch(schedule::CopyItem piece, int lane) const {
+    const int at = piece.chunk * kCopyItemBytes + lane * 128;
+    if (lane >= kCopyItemBytes / 128 || piece.chunk >= route_.chunks || at >= route_.row_bytes)
       return;
     const std::byte* from = route_.from + int64_t(piece.row) * route_.row_bytes + at;
     asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
   }
 
-  CUTLASS_DEVICE void send_all(schedule::CourierAssignment const& assignment, int lane) const {
-    schedule::CourierPiece piece = assignment.first;
+  CUTLASS_DEVICE void send_all(schedule::CopyAssignment const& assignment, int lane) const {
+    schedule::CopyItem piece = assignment.first;
     unsigned rows = 0;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = 0; i < assignment.pieces; ++i) {
-      const schedule::CourierPiece next = schedule::next_piece(assignment, piece);
+      const schedule::CopyItem next = schedule::next_piece(assignment, piece);
       prefetch(next, lane);
       send(piece, lane);
       ++rows;
@@ -75,7 +76,7 @@ class EncodedCourier : public ShardCourier {
     }
   }
 
-  CUTLASS_DEVICE void send(schedule::CourierPiece piece, int lane) const {
+  CUTLASS_DEVICE void send(schedule::CopyItem piece, int lane) const {
     float x[kOwn] = {};
     const bool on = has(piece, lane);
     if (on) {
@@ -101,12 +102,12 @@ class EncodedCourier : public ShardCourier {
   }
 
   /// Decodes this block's share of the rows received from `source`.
-  CUTLASS_DEVICE void decode_all(schedule::CourierAssignment const& assignment, int source,
+  CUTLASS_DEVICE void decode_all(schedule::CopyAssignment const& assignment, int source,
                                  uint64_t wanted, int lane) const {
     const std::byte* const inbox =
         route_.inbox + int64_t(source) * route_.chunks * route_.rows * Piece::kBytes;
     std::byte* const rows_at = route_.gathered + int64_t(source) * route_.rows * route_.row_bytes;
-    schedule::CourierPiece piece = assignment.first;
+    schedule::CopyItem piece = assignment.first;
     unsigned rows = 0;
     int here = -1;  // the chunk last waited for
     CUTLASS_PRAGMA_NO_UNROLL
@@ -138,7 +139,7 @@ class EncodedCourier : public ShardCourier {
   CUTLASS_DEVICE bool wait_for_chunk(int source, int number, uint64_t wanted, int lane) const {
     bool came = true;
     if (lane == 0) {
-      came = wait_signal(route_.received + number, wanted, route_.watch, OpId::ag_gemm, source);
+      came = wait_signal(route_.received + number, wanted, route_.deadline, OpId::ag_gemm, source);
     }
     return __shfl_sync(0xffffffff, came, 0);
   }

@@ -20,9 +20,9 @@ struct BenchForm {
   bool encoded = false;  ///< uses a wire format: not a baseline
 };
 
-class BenchSubject {
+class BenchCase {
  public:
-  virtual ~BenchSubject() = default;
+  virtual ~BenchCase() = default;
   virtual bool has_gemm() const { return true; }
   virtual void gemm_alone() {}
   /// Unfused reference (a collective and a full GEMM); writes its result to `expected`.
@@ -60,10 +60,8 @@ class BenchSubject {
   virtual int64_t wire_bytes() const = 0;
 };
 
-std::unique_ptr<BenchSubject> make_operator_subject(Communicator& comm,
-                                                    const BenchRequest& request);
-std::unique_ptr<BenchSubject> make_collective_subject(Communicator& comm,
-                                                      const BenchRequest& request);
+std::unique_ptr<BenchCase> make_operator_case(Communicator& comm, const BenchRequest& request);
+std::unique_ptr<BenchCase> make_collective_case(Communicator& comm, const BenchRequest& request);
 
 double largest_magnitude(const Tensor& values);
 /// Largest sum of a row's magnitudes.

@@ -1,5 +1,5 @@
-// Shared ownership of a world's ranks beyond a callback. A HeldWorld represents a process here.
-#include "comm/held_world.h"
+// Shared ownership of a world's ranks beyond a callback. A WorldState represents a process here.
+#include "comm/world_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-using Held = std::shared_ptr<HeldWorld>;
+using Held = std::shared_ptr<WorldState>;
 
 Communicators controls_of(int ranks, double deadline_s = 20) {
   return new_thread_ranks({.ranks = ranks, .deadline_s = deadline_s});
@@ -28,25 +28,25 @@ Communicators controls_of(int ranks, double deadline_s = 20) {
 /// Names of the resources that have ended, and whether all ranks did so together.
 struct Ended {
   std::vector<std::string> names;
-  HeldWorld::End as(const std::string& name) {
+  WorldState::End as(const std::string& name) {
     return [this, name](bool together) { names.push_back(name + (together ? "" : " alone")); };
   }
 };
 
-TEST(HeldWorld, RanksOfOneProcessEndAtOnce) {
-  HeldWorld world(controls_of(3));
+TEST(WorldState, RanksOfOneProcessEndAtOnce) {
+  WorldState world(controls_of(3));
   Ended ended;
   world.end_with_all(ended.as("first"));
   EXPECT_THAT(ended.names, ElementsAre("first"));
 }
 
-TEST(HeldWorld, ProcessesEndTogetherWithTheirLastHandles) {
+TEST(WorldState, ProcessesEndTogetherWithTheirLastHandles) {
   const Communicators controls = controls_of(2);
   Ended ended[2];
   std::vector<std::jthread> processes;
   for (size_t rank = 0; rank < 2; ++rank) {
     processes.emplace_back([&, rank] {
-      Held world = std::make_shared<HeldWorld>(Communicators{controls[rank]});
+      Held world = std::make_shared<WorldState>(Communicators{controls[rank]});
       Held part = world, other = world;
       part->end_with_all(ended[rank].as(rank ? "a" : "b"));
       part.reset();
@@ -62,20 +62,20 @@ TEST(HeldWorld, ProcessesEndTogetherWithTheirLastHandles) {
   EXPECT_THAT(ended[1].names, ElementsAre("a", "b"));
 }
 
-TEST(HeldWorld, MissingProcessIsNotAwaitedBeyondTheDeadline) {
+TEST(WorldState, MissingProcessIsNotAwaitedBeyondTheDeadline) {
   const Communicators controls = controls_of(2, 0.2);
   Ended ended;
-  Held world = std::make_shared<HeldWorld>(Communicators{controls[0]});
+  Held world = std::make_shared<WorldState>(Communicators{controls[0]});
   world->end_with_all(ended.as("first"));
   world->end_with_all(ended.as("second"));
   world.reset();
   EXPECT_THAT(ended.names, ElementsAre("first alone", "second alone"));
 }
 
-TEST(HeldWorld, FailedWorldWaitsForNoRank) {
+TEST(WorldState, FailedWorldWaitsForNoRank) {
   const Communicators controls = controls_of(2, 60);
   Ended ended;
-  Held world = std::make_shared<HeldWorld>(Communicators{controls[0]});
+  Held world = std::make_shared<WorldState>(Communicators{controls[0]});
   world->end_with_all(ended.as("first"));
   controls[1]->abort("enough");
   const auto begin = std::chrono::steady_clock::now();
@@ -84,20 +84,20 @@ TEST(HeldWorld, FailedWorldWaitsForNoRank) {
   EXPECT_THAT(ended.names, ElementsAre("first alone"));
 }
 
-TEST(HeldWorld, WorldWithoutResourcesWaitsForNoRank) {
+TEST(WorldState, WorldWithoutResourcesWaitsForNoRank) {
   const Communicators controls = controls_of(2, 60);
   const auto begin = std::chrono::steady_clock::now();
-  { const HeldWorld world(Communicators{controls[0]}); }
+  { const WorldState world(Communicators{controls[0]}); }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 // Three ranks, two of them in one process.
-TEST(HeldWorld, RanksOfAProcessShareOneWorld) {
+TEST(WorldState, RanksOfAProcessShareOneWorld) {
   const Communicators controls = controls_of(3);
-  Held first = HeldWorld::join("shared", controls[0]);
-  Held second = HeldWorld::join("shared", controls[1]);
+  Held first = WorldState::join("shared", controls[0]);
+  Held second = WorldState::join("shared", controls[1]);
   EXPECT_EQ(first, second);
-  EXPECT_NE(HeldWorld::join("another", controls[0]), first);
+  EXPECT_NE(WorldState::join("another", controls[0]), first);
   Ended ended, elsewhere;
   first->end_with_all(ended.as("first"));
   second->end_with_all(ended.as("second"));
@@ -105,12 +105,12 @@ TEST(HeldWorld, RanksOfAProcessShareOneWorld) {
   EXPECT_THAT(ended.names, IsEmpty());
   {
     std::jthread last([&] { second.reset(); });
-    Held other = std::make_shared<HeldWorld>(Communicators{controls[2]});
+    Held other = std::make_shared<WorldState>(Communicators{controls[2]});
     other->end_with_all(elsewhere.as("third"));
   }
   EXPECT_THAT(ended.names, ElementsAre("first", "second"));
   EXPECT_THAT(elsewhere.names, ElementsAre("third"));
-  EXPECT_EQ(HeldWorld::join("shared", controls[0]).use_count(), 1) << "the one before has ended";
+  EXPECT_EQ(WorldState::join("shared", controls[0]).use_count(), 1) << "the one before has ended";
 }
 
 TEST(MakeRanks, ReturnsCommunicatorsInRankOrder) {

@@ -1,5 +1,5 @@
 // Copy warps of a persistent kernel: a warp of every block copies its chunks of the local shard
-// (schedule/ag_courier_order.h) into the peers' gathered buffers at the link's rate, while the
+// (schedule/ag_copy_order.h) into the peers' gathered buffers at the link's rate, while the
 // other warps multiply: cp.async into shared memory, once for all peers and several chunks ahead,
 // then ordinary stores. One fence covers a block's stores of a chunk, and stalls the warp until all
 // of it has arrived; another group of blocks sends meanwhile.
@@ -14,12 +14,12 @@
 
 #include "comm/device/device_signal.cuh"
 #include "overlap/gather/cuda/shard_route.h"
-#include "schedule/ag_courier_order.h"
+#include "schedule/ag_copy_order.h"
 
 namespace tandem::gpu::fused {
 
-class ShardCourier {
-  static constexpr int kPieceBytes = kCourierPieceBytes;
+class ShardCopyWarp {
+  static constexpr int kPieceBytes = kCopyItemBytes;
 
  public:
   /// Chunks read ahead of their store, a power of two: 8 KiB of shared memory. With fewer, a block
@@ -35,7 +35,7 @@ class ShardCourier {
   };
 
   using Route = ShardRoute;
-  CUTLASS_DEVICE explicit ShardCourier(Route const& route) : route_(route) {}
+  CUTLASS_DEVICE explicit ShardCopyWarp(Route const& route) : route_(route) {}
 
   /// Called by one thread of the grid: peers may then send, as nothing they overwrite is still
   /// read.
@@ -59,22 +59,22 @@ class ShardCourier {
 
   /// Called by one warp of every block, once per call.
   CUTLASS_DEVICE void carry(int lane, Storage& storage) const {
-    const schedule::CourierAssignment assignment =
+    const schedule::CopyAssignment assignment =
         schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
     // Time to send a chunk to one target, in units of 1/65536 ns.
     const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
-    const uint32_t mine = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
+    const uint32_t local = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
     uint32_t begin = 0;
     // Sends all chunks to targets [first, end).
     int first = 0, end = route_.first_alone ? 1 : route_.stops;
     CUTLASS_PRAGMA_NO_UNROLL
     for (; first < route_.stops; first = end, end = route_.stops) {
       const unsigned pace_of_all = pace * unsigned(end - first);
-      schedule::CourierPiece to_fetch = assignment.first, to_send = assignment.first;
+      schedule::CopyItem to_fetch = assignment.first, to_send = assignment.first;
       unsigned rows_of_chunk = 0;
       CUTLASS_PRAGMA_NO_UNROLL
       for (int step = -kAhead; step < assignment.pieces; ++step) {
-        const uint32_t buffer = mine + uint32_t(step & (kAhead - 1)) * kPieceBytes;
+        const uint32_t buffer = local + uint32_t(step & (kAhead - 1)) * kPieceBytes;
         if (step == 0 && first == 0) {
           // A late peer may still read the last call's data: nothing is sent.
           if (!wait_for_stops(lane)) return finish(lane);
@@ -119,7 +119,7 @@ class ShardCourier {
   CUTLASS_DEVICE bool wait_for_stops(int lane) const {
     bool came = true;
     if (lane < route_.stops) {
-      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.watch,
+      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.deadline,
                          OpId::ag_gemm, route_.rank_of[lane]);
     }
     return __all_sync(0xffffffff, came);
@@ -135,16 +135,16 @@ class ShardCourier {
   }
 
   // Offset of a lane's first vector. A shard has less than 4 GiB.
-  CUTLASS_DEVICE uint32_t offset_of(schedule::CourierPiece piece, int lane) const {
+  CUTLASS_DEVICE uint32_t offset_of(schedule::CopyItem piece, int lane) const {
     return uint32_t(piece.row) * uint32_t(route_.row_bytes) +
            uint32_t(piece.chunk * kPieceBytes + lane * 16);
   }
   // Bytes of a row from the lane's first vector to its end: only a row's last chunk may be shorter.
-  CUTLASS_DEVICE int left_of(schedule::CourierPiece piece, int lane) const {
+  CUTLASS_DEVICE int left_of(schedule::CopyItem piece, int lane) const {
     return route_.row_bytes - piece.chunk * kPieceBytes - lane * 16;
   }
 
-  CUTLASS_DEVICE void fetch(schedule::CourierPiece piece, int lane, uint32_t buffer) const {
+  CUTLASS_DEVICE void fetch(schedule::CopyItem piece, int lane, uint32_t buffer) const {
     const std::byte* from = route_.from + offset_of(piece, lane);
     const int left = left_of(piece, lane);
     CUTLASS_PRAGMA_UNROLL
@@ -157,7 +157,7 @@ class ShardCourier {
     }
   }
 
-  CUTLASS_DEVICE void send(schedule::CourierPiece piece, int lane, uint32_t buffer, int first,
+  CUTLASS_DEVICE void send(schedule::CopyItem piece, int lane, uint32_t buffer, int first,
                            int end) const {
     const uint32_t at = offset_of(piece, lane);
     const int left = left_of(piece, lane);
@@ -176,7 +176,7 @@ class ShardCourier {
   }
 
   // Sends the scales of the rows whose first chunk this block copies, to all targets.
-  CUTLASS_DEVICE void send_scales(schedule::CourierAssignment const& assignment, int lane) const {
+  CUTLASS_DEVICE void send_scales(schedule::CopyAssignment const& assignment, int lane) const {
     if (route_.scales == nullptr || assignment.first.chunk != 0) return;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int row = assignment.first.row + lane * assignment.members; row < assignment.rows;

@@ -8,7 +8,7 @@
 namespace tandem {
 
 /// A base class, so that the communicator is released after the members of derived classes.
-class KeepsCommunicator {
+class CommunicatorOwner {
  public:
   /// Keeps `comm` alive as long as this object, if it has shared ownership.
   void keep(Communicator& comm) { comm_ = comm.weak_from_this().lock(); }

@@ -13,10 +13,10 @@
 
 namespace tandem::control {
 
-class Gate {
+class Admission {
  public:
   /// Takes a non-blocking listener of a world of `size`.
-  Gate(Connection listener, const Credentials& credentials, int size);
+  Admission(Connection listener, const Credentials& credentials, int size);
 
   struct Entrant {
     Connection connection;
@@ -55,7 +55,7 @@ class Gate {
   Connection listener_, epoll_;
   Credentials credentials_;
   int size_;
-  size_t most_;
+  size_t maximum_;
   std::list<Visitor> visitors_;  // oldest first
   uint64_t refused_ = 0;
   int shortage_ = 0;

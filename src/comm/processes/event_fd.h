@@ -5,13 +5,13 @@
 
 namespace tandem::processes {
 
-class Waker {
+class EventFd {
  public:
   /// Throws IoError.
-  Waker();
-  ~Waker();
-  Waker(const Waker&) = delete;
-  Waker& operator=(const Waker&) = delete;
+  EventFd();
+  ~EventFd();
+  EventFd(const EventFd&) = delete;
+  EventFd& operator=(const EventFd&) = delete;
 
   int descriptor() const { return fd_; }
   /// Thread-safe. Work for the sleeper must be published before. Only the first wake since the last

@@ -8,26 +8,26 @@
 
 namespace tandem::schedule {
 
-struct AgCourierOrder {
+struct AgCopyOrder {
   int rows = 1, chunks = 1, blocks = 1;
   int groups = 1;  ///< at most `blocks`
 };
 
-struct CourierPiece {
+struct CopyItem {
   int row = 0, chunk = 0;
-  friend constexpr bool operator==(const CourierPiece&, const CourierPiece&) = default;
+  friend constexpr bool operator==(const CopyItem&, const CopyItem&) = default;
 };
 
 /// Copy items of one block; counts within a group differ by at most one.
-struct CourierAssignment {
-  CourierPiece first;  ///< if there are no items, its chunk may be past the last one
+struct CopyAssignment {
+  CopyItem first;  ///< if there are no items, its chunk may be past the last one
   int pieces = 0;
   int rows = 1;     ///< per chunk
   int members = 1;  ///< blocks of the group
   int groups = 1;
 };
 
-constexpr CourierAssignment assignment_of(const AgCourierOrder& order, int block) {
+constexpr CopyAssignment assignment_of(const AgCopyOrder& order, int block) {
   const int group = block % order.groups, member = block / order.groups;
   const int members = (order.blocks - group + order.groups - 1) / order.groups;
   const int chunks = (order.chunks - group + order.groups - 1) / order.groups;
@@ -39,7 +39,7 @@ constexpr CourierAssignment assignment_of(const AgCourierOrder& order, int block
 }
 
 /// Next copy item of the same block after `piece`.
-constexpr CourierPiece next_piece(const CourierAssignment& assignment, CourierPiece piece) {
+constexpr CopyItem next_piece(const CopyAssignment& assignment, CopyItem piece) {
   piece.row += assignment.members;
   for (; piece.row >= assignment.rows; piece.row -= assignment.rows)
     piece.chunk += assignment.groups;
@@ -47,12 +47,12 @@ constexpr CourierPiece next_piece(const CourierAssignment& assignment, CourierPi
 }
 
 /// Whether the block has no further item of this chunk.
-constexpr bool ends_chunk(const CourierAssignment& assignment, CourierPiece piece) {
+constexpr bool ends_chunk(const CopyAssignment& assignment, CopyItem piece) {
   return piece.row + assignment.members >= assignment.rows;
 }
 
 /// Number of copy items of all blocks sent before this one.
-constexpr int pieces_before(const CourierAssignment& assignment, CourierPiece piece) {
+constexpr int pieces_before(const CopyAssignment& assignment, CopyItem piece) {
   return piece.chunk * assignment.rows + piece.row;
 }
 

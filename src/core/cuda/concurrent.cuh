@@ -8,8 +8,8 @@
 
 #include <utility>
 
-#include "core/cuda/beside.h"
 #include "core/cuda/check.h"
+#include "core/cuda/concurrent.h"
 
 namespace tandem::gpu {
 
@@ -30,7 +30,7 @@ __device__ inline void end_behind_kernel_before() {
 
 /// Launches a first kernel. `name`: prefix of errors.
 template <class... Parameters, class... Arguments>
-void launch_blocks(void (*kernel)(Parameters...), const BesideBlocks& blocks, int threads,
+void launch_blocks(void (*kernel)(Parameters...), const ConcurrentBlocks& blocks, int threads,
                    const char* name, cudaStream_t stream, Arguments&&... arguments) {
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;

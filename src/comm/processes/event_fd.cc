@@ -1,4 +1,4 @@
-#include "comm/processes/waker.h"
+#include "comm/processes/event_fd.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -12,22 +12,22 @@
 
 namespace tandem::processes {
 
-Waker::Waker() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+EventFd::EventFd() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0) throw IoError(std::string("eventfd: ") + std::strerror(errno));
 }
 
-Waker::~Waker() {
+EventFd::~EventFd() {
   ::close(fd_);
 }
 
-void Waker::wake() {
+void EventFd::wake() {
   if (raised_.exchange(true)) return;
   const uint64_t one = 1;
   while (write(fd_, &one, sizeof one) < 0 && errno == EINTR) {
   }
 }
 
-void Waker::clear() {
+void EventFd::clear() {
   uint64_t count;
   while (read(fd_, &count, sizeof count) < 0 && errno == EINTR) {
   }

@@ -10,23 +10,23 @@
 
 namespace tandem::processes {
 
-class HubBootstrap final : public Bootstrap {
+class RendezvousBootstrap final : public Bootstrap {
  public:
   /// Collective. Throws as ControlCommunicator.
-  HubBootstrap(const Launch& launch, double deadline_s);
+  RendezvousBootstrap(const Launch& launch, double deadline_s);
 
   std::string_view transport() const override { return "processes"; }
   bool has_fabric() const override { return false; }
   /// Throws IoError, or Unsupported for TANDEM_MPI_WIRE=mpi.
-  std::unique_ptr<Wire> own_wire(WireSink& sink, Waker& waker) override;
-  void connected() override { hub_.reset(); }
+  std::unique_ptr<Wire> own_wire(WireSink& sink, EventFd& event_fd) override;
+  void connected() override { server_.reset(); }
   void failed(const std::exception& error) override;
 
  private:
-  void gather_bytes(std::span<const std::byte> mine, std::span<std::byte> all,
+  void gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
                     std::string_view what) override;
 
-  std::optional<control::ControlCommunicator> hub_;
+  std::optional<control::ControlCommunicator> server_;
 };
 
 }  // namespace tandem::processes

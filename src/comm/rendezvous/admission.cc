@@ -1,4 +1,4 @@
-#include "comm/rendezvous/gate.h"
+#include "comm/rendezvous/admission.h"
 
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ namespace tandem::control {
 namespace {
 
 constexpr double kPatienceSeconds = 10;
-constexpr size_t kMostStrangers = 256;
+constexpr size_t kMaxStrangers = 256;
 constexpr int kAtOnce = 64;
 constexpr uint64_t kReported = 3;
 
@@ -29,31 +29,31 @@ bool out_of_descriptors(int error) {
 
 }  // namespace
 
-Gate::Gate(Connection listener, const Credentials& credentials, int size)
+Admission::Admission(Connection listener, const Credentials& credentials, int size)
     : listener_(std::move(listener)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       credentials_(credentials),
       size_(size),
-      most_(kMostStrangers + size_t(size)) {
+      maximum_(kMaxStrangers + size_t(size)) {
   if (!epoll_.open() || !watch(listener_.fd(), nullptr)) {
     throw Error(fmt::format("epoll: {}", std::strerror(errno)));
   }
 }
 
-void Gate::close() {
+void Admission::close() {
   visitors_.clear();
   listener_.close();
   epoll_.close();
 }
 
-bool Gate::watch(int fd, Visitor* visitor) {
+bool Admission::watch(int fd, Visitor* visitor) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = visitor;
   return epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-std::vector<Gate::Entrant> Gate::serve(const Check& check) {
+std::vector<Admission::Entrant> Admission::serve(const Check& check) {
   using State = Incoming<Answer>::State;
   std::vector<Entrant> entrants;
   std::array<epoll_event, kAtOnce> events;
@@ -86,7 +86,7 @@ std::vector<Gate::Entrant> Gate::serve(const Check& check) {
   return entrants;
 }
 
-void Gate::welcome_some() {
+void Admission::welcome_some() {
   bool made_room = false;
   for (int i = 0; i < kAtOnce; ++i) {
     Connection connection(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -105,20 +105,20 @@ void Gate::welcome_some() {
     if (is_another_users(connection)) continue;
     const int on = 1;
     setsockopt(connection.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (visitors_.size() == most_) visitors_.pop_front();
+    if (visitors_.size() == maximum_) visitors_.pop_front();
     Visitor& visitor = visitors_.emplace_back(std::move(connection), credentials_);
     visitor.until = after(kPatienceSeconds);
     if (!watch(visitor.connection.fd(), &visitor)) visitors_.pop_back();
   }
 }
 
-void Gate::drop_late() {
+void Admission::drop_late() {
   const auto now = Clock::now();
   while (!visitors_.empty() && visitors_.front().until < now) visitors_.pop_front();
 }
 
 // Limits the log lines that a flood of strangers can cause.
-void Gate::report(const Visitor& visitor) {
+void Admission::report(const Visitor& visitor) {
   if (++refused_ > kReported) return;
   const std::string& source = credentials_.source;
   const std::string why =
