@@ -24,7 +24,7 @@ void check_folder(const std::filesystem::path& path) {
   throw InvalidArgument(
       fmt::format("report {}: {}: expected {}", path.string(), file ? "a file" : "no such folder",
                   in_run ? "a folder: tandem report " + shell_quote(above.string())
-                             : "the folder that tandem train --out wrote"));
+                         : "the folder that tandem train --out wrote"));
 }
 
 }  // namespace

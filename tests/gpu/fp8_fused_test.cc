@@ -91,7 +91,8 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
             bool by_copy_warps = false;
             for (int variant = 0; variant < ag.variants(Algorithm::fused); ++variant) {
               ag.use_variant(Algorithm::fused, variant);
-              by_copy_warps |= ag.describe(Algorithm::fused).find("copy warps") != std::string::npos;
+              by_copy_warps |=
+                  ag.describe(Algorithm::fused).find("copy warps") != std::string::npos;
             }
             EXPECT_EQ(by_copy_warps, shape.m <= 4096) << describe_scaled(shape);
             try_variants(ag, Algorithm::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
