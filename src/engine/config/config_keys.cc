@@ -253,13 +253,13 @@ std::span<const ConfigKey> config_keys() {
 
 std::span<const RenamedKey> renamed_keys() {
   static constexpr RenamedKey kRenamed[] = {
-      {"model.tie_word_embeddings", "model.tie_word_embeddings"},
-      {"model.moe_layer_freq", "model.moe_layer_freq"},
-      {"model.aux_loss_coeff", "model.aux_loss_coeff"},
-      {"model.router_bias_update_rate", "model.router_bias_update_rate"},
-      {"optimizer.grad_clip", "optimizer.grad_clip"},
-      {"parallel.dp_bucket_mib", "parallel.dp_bucket_mib"},
-      {"data.val_fraction", "data.val_fraction"},
+      {"model.tied_head", "model.tie_word_embeddings"},
+      {"model.moe_every", "model.moe_layer_freq"},
+      {"model.aux_loss", "model.aux_loss_coeff"},
+      {"model.bias_rate", "model.router_bias_update_rate"},
+      {"optimizer.clip", "optimizer.grad_clip"},
+      {"parallel.bucket_mb", "parallel.dp_bucket_mib"},
+      {"data.heldout", "data.val_fraction"},
   };
   return kRenamed;
 }
