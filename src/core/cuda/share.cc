@@ -246,9 +246,9 @@ int GpuShare::clusters(int on_device, int size) const {
 }
 
 cudaStream_t GpuShare::make_stream(Priority priority) {
-  int minimum = 0, greatest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&minimum, &greatest), "stream priorities");
-  const int number = priority == Priority::high ? greatest : minimum;
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "stream priorities");
+  const int number = priority == Priority::high ? highest : lowest;
   cudaStream_t stream = nullptr;
   if (!green_) {
     check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, number), "create a stream");

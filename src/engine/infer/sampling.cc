@@ -52,16 +52,16 @@ int32_t sample(std::span<const float> logits, const SamplingOptions& options, ui
     total = 0;
     for (const int32_t token : order) total += weights[size_t(token)];
   }
-  double saved = total;
+  double kept = total;
   if (options.top_p < 1) {
-    saved = 0;
+    kept = 0;
     size_t count = 0;
-    while (count < order.size() && saved < options.top_p * total) {
-      saved += weights[size_t(order[count++])];
+    while (count < order.size() && kept < options.top_p * total) {
+      kept += weights[size_t(order[count++])];
     }
     order.resize(count);
   }
-  double rest = double(uniform(options.seed, stream_of("sample"), index)) * saved;
+  double rest = double(uniform(options.seed, stream_of("sample"), index)) * kept;
   for (const int32_t token : order) {
     rest -= weights[size_t(token)];
     if (rest < 0) return token;

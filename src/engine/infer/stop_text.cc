@@ -17,15 +17,15 @@ StopText::StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {
 std::string StopText::add(char next) {
   if (stop_) return "";
   held_ += next;
-  size_t saved = 0;  // bytes at the end that may become a stop string
+  size_t kept = 0;  // bytes at the end that may become a stop string
   for (const std::string& stop : stops_) {
     if (held_.ends_with(stop) && (!stop_ || stop.size() > stop_->size())) stop_ = &stop;
-    for (size_t n = std::min(held_.size(), stop.size() - 1); n > saved; --n) {
-      if (held_.ends_with(std::string_view(stop).substr(0, n))) saved = n;
+    for (size_t n = std::min(held_.size(), stop.size() - 1); n > kept; --n) {
+      if (held_.ends_with(std::string_view(stop).substr(0, n))) kept = n;
     }
   }
-  if (stop_) saved = stop_->size();
-  std::string text = held_.substr(0, held_.size() - saved);
+  if (stop_) kept = stop_->size();
+  std::string text = held_.substr(0, held_.size() - kept);
   held_.erase(0, text.size());
   if (stop_) held_.clear();
   return text;

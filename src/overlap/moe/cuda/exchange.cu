@@ -185,9 +185,9 @@ __device__ unsigned send_d_gate_weight(const MoeCall& call, int to) {
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   unsigned sent = 0;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
-    const bool token_in_rank = call.place[first + i] >= 0;
-    if (token_in_rank) d_gate_weight[i] = call.d_gate_weight[first + i];
-    sent += token_in_rank;
+    const bool computed_here = call.place[first + i] >= 0;
+    if (computed_here) d_gate_weight[i] = call.d_gate_weight[first + i];
+    sent += computed_here;
   }
   return sent;
 }
@@ -272,8 +272,8 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
   T at[kElements];
 };
 
-/// Adds row `row` of the sums received from other ranks in [begin, end) whose bit in `goes` is set:
-/// vector `pack` and further ones, `apart` from each other.
+/// Adds row `row` of the sums received from other ranks in [begin, end) whose bit in
+/// `token_in_rank` is set: vector `pack` and further ones, `apart` from each other.
 template <typename T>
 __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const MoeCall& call,
                          unsigned token_in_rank, int begin, int end, int64_t row, int64_t packs,
