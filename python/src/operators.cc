@@ -112,8 +112,8 @@ class Operator : public Living<Operator<Traits>> {
   }
 
   /// GemmAr with residual and RMSNorm: (out, hidden).
-  nb::object x_norm(nb::object x, nb::object weight, nb::object out, nb::object bias,
-                    nb::object residual, nb::object gain, nb::object hidden, double eps) {
+  nb::object product_and_norm(nb::object x, nb::object weight, nb::object out, nb::object bias,
+                              nb::object residual, nb::object gain, nb::object hidden, double eps) {
     if (residual.is_none() && gain.is_none() && hidden.is_none()) {
       return product(std::move(x), std::move(weight), std::move(out), std::move(bias));
     }
@@ -238,12 +238,9 @@ nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const
 
 constexpr const char* kAgGemm =
     "out[M, N] = all-gather(x)[M, K] @ weight[N, K].T + bias[N].\n\n"
-    "m: rows over all ranks; n: output features of this rank; k: input features. codec: a wire\n"
-    "format that x's rows travel in; all ranks use them as decoded. allow_uncompressed: where "
-    "plain rows "
-    "are\n"
-    "measured to be faster, they travel.\n"
-    "keep_gathered: for gathered().\n"
+    "m: rows over all ranks; n: output features of this rank; k: input features. codec: wire\n"
+    "format of x's rows; all ranks use them as decoded. allow_uncompressed: rows are sent\n"
+    "uncompressed if that is measured to be faster. keep_gathered: for gathered().\n"
     "x: this rank's rows shard_of(m, size, rank), [rows, K]. Collective to construct and to call.\n"
     "Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kCallAgGemm =
@@ -276,23 +273,20 @@ constexpr const char* kCallAgWgrad =
     "Aborted.";
 constexpr const char* kGemmRs =
     "This rank's rows of the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N].\n\n"
-    "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. codec: a wire\n"
-    "format that partial products travel in; allow_uncompressed: or as they are. Collective to "
-    "construct\n"
-    "and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+    "k: input features of this rank. out: [rows of shard_of(m, size, rank), N]. codec: wire\n"
+    "format of partial products; allow_uncompressed: as of AgGemm. Collective to construct and to\n"
+    "call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kGemmAr =
     "out[M, N] = the sum over ranks of x[M, K] @ weight[N, K].T, + bias[N]: the same bits on "
     "all.\n\n"
-    "k: input features of this rank. codec: a wire format that partial products and sums travel\n"
-    "in; allow_uncompressed: or as they are. add_norm: calls add the sum to a residual and "
-    "normalise it.\n"
-    "Collective to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
+    "k: input features of this rank. codec: wire format of partial products and sums;\n"
+    "allow_uncompressed: as of AgGemm. add_norm: calls add the sum to a residual and normalize\n"
+    "it. Collective to construct and to call. Raises InvalidArgument, Mismatch, Timeout, Aborted.";
 constexpr const char* kAgWgrad =
     "out[N, K] += dy[M, N].T @ all-gather(x)[M, K], in f32: AgGemm's weight gradient.\n\n"
     "x: [rows of shard_of(m, size, rank), K]; without out the result starts from zero. codec,\n"
-    "allow_uncompressed: as of AgGemm. Collective to construct and to call. Raises "
-    "InvalidArgument, "
-    "Mismatch, Timeout, Aborted.";
+    "allow_uncompressed: as of AgGemm. Collective to construct and to call. Raises\n"
+    "InvalidArgument, Mismatch, Timeout, Aborted.";
 
 }  // namespace
 
@@ -316,7 +310,7 @@ void bind_operators(nb::module_& m) {
            nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
            kCallGemmRs);
   bind_common<GemmArTraits>(m, "GemmAr", kGemmAr, "add_norm")
-      .def("__call__", &Operator<GemmArTraits>::x_norm, nb::arg("x").none(),
+      .def("__call__", &Operator<GemmArTraits>::product_and_norm, nb::arg("x").none(),
            nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
            nb::kw_only(), nb::arg("residual") = nb::none(), nb::arg("gain") = nb::none(),
            nb::arg("hidden") = nb::none(), nb::arg("eps") = 1e-5, kCallGemmAr);

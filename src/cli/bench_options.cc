@@ -133,7 +133,7 @@ void declare(CLI::App& command, BenchOptions& options) {
   command.add_flag("--add-norm", options.request.add_norm,
                    "gemm_ar: add a residual and take the RMSNorm behind it, in the same call");
   command.add_flag("!--no-library", options.request.library,
-                   "A plain collective under mpirun: not beside MPI's own");
+                   "A collective under mpirun: without MPI's own for comparison");
   command.add_option("--json", options.json, "Write the results to this file (-: print only them)");
   command.add_option("--csv", options.csv,
                      "Write them as comma-separated values (-: print only them)");
@@ -144,7 +144,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "\nExamples:\n"
       "  tandem bench gemm_rs --ranks 2 --m 2048 --n 2048 --k 2048 --link 150MB/s,20us\n"
       "  tandem bench ag_gemm --m 512 1024 2048 --dtype bf16 --json result.json\n"
-      "  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       beside MPI_Allreduce\n"
+      "  mpirun -n 2 tandem bench all_reduce --bytes 16K:64M       next to MPI_Allreduce\n"
       "  tandem bench all_reduce --ranks 2 --bytes 64M --codec int4:g32 --link 125MB/s,50us\n"
       "  tandem bench ag_gemm --ranks 2 --m 512 --codec int8 --link 125MB/s,50us\n"
       "  tandem bench gemm_ar --transport nccl --ranks 4 --dtype bf16 --shapes 16x8192x8192\n"

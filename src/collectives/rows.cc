@@ -16,7 +16,7 @@ void require_same_rows(const char* op, const Tensor& a, const Tensor& b) {
   bool same = a.dtype() == b.dtype() && a.dims() == b.dims() && a.dims() >= 1;
   for (int i = 1; same && i < a.dims(); ++i) same = a.dim(i) == b.dim(i);
   if (!same) {
-    throw InvalidArgument(fmt::format("{}: {} beside {}: expected rows of one shape and dtype", op,
+    throw InvalidArgument(fmt::format("{}: {} and {}: expected rows of one shape and dtype", op,
                                       a.describe(), b.describe()));
   }
 }

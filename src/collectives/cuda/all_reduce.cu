@@ -142,10 +142,10 @@ void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgo
                           std::string(tandem::name_of(dtype_)));
   }
   if (comm_.size() > 1 && !fits(in.elements(), algorithm, row)) {
-    throw InvalidArgument("all_reduce: way " + std::string(gpu::name_of(algorithm)) + ": " +
+    throw InvalidArgument("all_reduce: algorithm " + std::string(gpu::name_of(algorithm)) + ": " +
                           in.describe() +
                           (algorithm == AllReduceAlgorithm::pipelined
-                               ? std::string(": expected another way with an add_norm")
+                               ? std::string(": expected another algorithm with an add_norm")
                                : ": expected a multiple of 16 bytes, at most " +
                                      std::to_string(capacity_ > 0 ? capacity_ : kMaxStagedBytes) +
                                      " (one_shot: " + std::to_string(slot_bytes_) + ")"));

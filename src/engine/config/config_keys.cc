@@ -88,7 +88,7 @@ std::vector<ConfigKey> make_keys() {
        0,
        1 << 22,
        {},
-       "width of an MLP beside the experts that all tokens take (0: none)"},
+       "width of an MLP that all tokens take in addition to experts (0: none)"},
       {"model.moe_layer_freq",
        TANDEM_SLOT(model.moe_layer_freq),
        1,

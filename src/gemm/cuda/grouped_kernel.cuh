@@ -240,7 +240,7 @@ class Grouped final : public GroupedGemm {
 
   static void check_gathered(const GroupedJob& job) {
     if (job.ready || job.concurrent) {
-      throw InvalidArgument("grouped GEMM: beside another kernel: expected sorted rows");
+      throw InvalidArgument("grouped GEMM: concurrent with a kernel: expected sorted rows");
     }
   }
 

@@ -214,7 +214,7 @@ void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       break;
   }
   throw InvalidArgument(fmt::format(
-      "ag_gemm: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
+      "ag_gemm: algorithm {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
       "has at most {} bytes (here {}), or fused where {}",
       name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
       "there is a row for each rank, weight [N, K], a result in bf16 or f16, and K of 512 or more, "

@@ -82,7 +82,7 @@ void AgWgrad::run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const 
       break;
   }
   throw InvalidArgument(fmt::format(
-      "ag_wgrad: way {}: expected serial_nccl, serial_copy or chunked", name_of(algorithm)));
+      "ag_wgrad: algorithm {}: expected serial_nccl, serial_copy or chunked", name_of(algorithm)));
 }
 
 void AgWgrad::run_serial(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw) {

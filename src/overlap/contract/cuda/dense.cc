@@ -154,8 +154,8 @@ OperandExtents extents_of(const OpDesc& s, int64_t x_rows, int64_t out_rows) {
 int known_variant(std::string_view op, Algorithm algorithm, int variant, int variants) {
   if (variant >= 0 && variant < variants) return variant;
   throw InvalidArgument(fmt::format(
-      "{}: way {}: variant {}: expected {}", op, name_of(algorithm), variant,
-      variants > 0 ? fmt::format("0 to {}", variants - 1) : "a way that has variants here"));
+      "{}: algorithm {}: variant {}: expected {}", op, name_of(algorithm), variant,
+      variants > 0 ? fmt::format("0 to {}", variants - 1) : "an algorithm with variants"));
 }
 
 int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& shape,

@@ -83,8 +83,8 @@ void AcrossNodes::run(Algorithm algorithm, const Tensor& x, const Tensor& weight
     check_add_norm_operands(comm_, op_, shape_, add_norm);
   }
   if (std::ranges::count(algorithms(), algorithm) == 0) {
-    throw InvalidArgument(fmt::format("{} across nodes: way {}: expected serial_nccl or chunked",
-                                      op_, name_of(algorithm)));
+    throw InvalidArgument(fmt::format(
+        "{} across nodes: algorithm {}: expected serial_nccl or chunked", op_, name_of(algorithm)));
   }
   const void* bias_data = bias ? bias->data() : nullptr;
   const Enqueueing call(comm_);

@@ -32,9 +32,9 @@ AllReduceAlgorithm all_reduce_algorithm(Algorithm algorithm) {
     case Algorithm::fused:
       break;
   }
-  throw InvalidArgument(
-      fmt::format("gemm_ar: way {}: expected serial_nccl, one_shot, two_shot, or fused where {}",
-                  name_of(algorithm), "M is 1 to 256, bf16 or f16 comes out, weight [N, K]"));
+  throw InvalidArgument(fmt::format(
+      "gemm_ar: algorithm {}: expected serial_nccl, one_shot, two_shot, or fused where {}",
+      name_of(algorithm), "M is 1 to 256, bf16 or f16 comes out, weight [N, K]"));
 }
 
 }  // namespace

@@ -266,8 +266,9 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       break;
   }
   throw InvalidArgument(fmt::format(
-      "gemm_rs: way {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has at most "
-      "{} bytes (here {}), or, prepared when the operator was made and with weight [N, K], fused "
+      "gemm_rs: algorithm {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has "
+      "at most {} bytes (here {}), or, prepared when the operator was made and with weight [N, K], "
+      "fused "
       "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and adding where there is a row "
       "for each rank, a result in bf16 or f16, K from {} on",
       name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
