@@ -96,8 +96,8 @@ inline void make_scales(ScaleKind kind, int all_groups, int groups, float limit,
   }
 }
 
-/// Stores each group's min in `numbers.center`, its max in `numbers.most` and its absmax, as bits,
-/// in `numbers.scale`.
+/// Stores each group's min in `numbers.center`, its max in `numbers.maximum` and its absmax, as
+/// bits, in `numbers.scale`.
 inline void measure_ranges(const float* x, int groups, int group, GroupNumbers& numbers) {
   measure_magnitudes(x, groups, group, numbers);
   for (int g = 0; g < groups; ++g, x += group) {

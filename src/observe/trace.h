@@ -26,7 +26,7 @@ struct RankEvents {
 /// Max SpanEvent::processor of a trace.
 constexpr int kMaxProcessor = 9999;
 
-/// Serialization to gather events from other processes: `Communicator::exchange(pack(mine))`, then
+/// Serialization to gather events from other processes: `Communicator::exchange(pack(local))`, then
 /// `unpack`.
 std::vector<std::byte> pack(const RankEvents& rank);
 /// Throws InvalidArgument if `blob` was not made by `pack`.

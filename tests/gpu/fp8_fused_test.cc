@@ -107,7 +107,7 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
 }
 
 // Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
-// limited span of K between promotions (tests/kernels/error_bound_test.cc).
+// limited span of K between promotions (tests/bench/error_bound_test.cc).
 TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run([](GpuCommunicator& comm) {

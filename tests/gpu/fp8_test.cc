@@ -82,7 +82,7 @@ TEST_P(Fp8Product, EveryImplementationMatchesReference) {
 }
 
 // Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
-// limited span of K between promotions (tests/kernels/error_bound_test.cc).
+// limited span of K between promotions (tests/bench/error_bound_test.cc).
 TEST_P(Fp8Product, LongSumsArePromotedInTime) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;

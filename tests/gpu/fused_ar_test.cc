@@ -150,7 +150,7 @@ TEST_P(FusedAr, EveryVariantIsReproducibleAndMatchesReferenceOnOddShapes) {
 }
 
 // Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
-// limited span of K between promotions (tests/kernels/error_bound_test.cc).
+// limited span of K between promotions (tests/bench/error_bound_test.cc).
 TEST_P(FusedAr, LongSumsOfE4m3ArePromotedInTime) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;

@@ -258,7 +258,7 @@ TEST_F(GpuMoeFp8, GroupedGemmsAreWithinTheirErrorBounds) {
 }
 
 // Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
-// limited span of K between promotions (tests/kernels/error_bound_test.cc).
+// limited span of K between promotions (tests/bench/error_bound_test.cc).
 TEST_F(GpuMoeFp8, LongSumsArePromotedInTime) {
   for (const Case& c : cases({{3, 0, 140}}, {{48, 4096}, {144, 7168}}, {false})) {
     const GroupedShape shape = c.shape();

@@ -48,7 +48,8 @@ T get(const Connection& from) {
   return message;
 }
 
-// Verdict that a rank receives from a server with credentials `hub` which would decide `verdict`.
+// Verdict that a rank receives from a server with credentials `server` which would decide
+// `verdict`.
 PendingPeer::State meet(const Credentials& server, const Credentials& rank, Verdict verdict,
                         std::optional<Verdict>& heard) {
   const Pair pair;

@@ -39,7 +39,7 @@ class AllReduce {
   /// second one. in may be out; rows are multiples of 16 bytes.
   void run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
            const AddNorm& add_norm);
-  /// True if `candidate` supports tensors of this many elements (with an AddNorm: in rows of
+  /// True if `algorithm` supports tensors of this many elements (with an AddNorm: in rows of
   /// `row`).
   bool fits(int64_t elements, AllReduceAlgorithm algorithm, int64_t row = 0) const;
   /// Fastest of one_shot and two_shot for this many bytes on NVLink; nccl if neither has enough

@@ -96,7 +96,8 @@ Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
   return all;
 }
 
-// `mine(peer)`: data that this rank sends to `peer`; for itself: its contribution to the reduction.
+// `local(peer)`: data that this rank sends to `peer`; for itself: its contribution to the
+// reduction.
 template <typename Local>
 void reduce(OneGpuCommunicator& comm, const Local& local, const Tensor& out, ReduceOp op, OpId id) {
   const Enqueueing enqueueing(comm);

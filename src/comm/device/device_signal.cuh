@@ -1,7 +1,7 @@
 // Signals from kernels. Writer: data, then `release_signal`. Reader: one thread calls
 // `wait_signal`, then a barrier lets the others read the data. Every wait for a peer ends: with the
-// signal, or with false after the timer or an abort, which the host turns into a typed error.
-// Waits for another warp of the same block have no timer: each states its bound.
+// signal, or with false after the deadline or an abort, which the host turns into a typed error.
+// Waits for another warp of the same block have no deadline: each states its bound.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -127,9 +127,9 @@ __device__ inline bool has_failed(const Deadline& deadline) {
   return *reinterpret_cast<volatile int*>(&deadline.record->state) != ErrorRecord::kNone;
 }
 
-/// Waits until `signal` is at least `epoch`; false after the timer or a failure. `below`: low
-/// bits of the signal that count within an epoch; `epoch` includes them, the reported numbers do
-/// not.
+/// Waits until `signal` is at least `epoch`; false after the deadline or a failure. `below`:
+/// low bits of the signal that count within an epoch; `epoch` includes them, the reported numbers
+/// do not.
 __device__ inline bool wait_signal(const uint64_t* signal, uint64_t epoch, const Deadline& deadline,
                                    OpId op, int peer, long long tile = -1, int below = 0) {
   if (acquire_signal(signal) >= epoch) return true;

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-// Host limits in deadlines. A call's device-side waits end within 2.25 deadlines (patient()).
+// Host limits in deadlines. A call's device-side waits end within 2.25 deadlines (extend_deadline).
 constexpr double kPatience = 3;
 constexpr double kLate = 0.5;
 constexpr std::chrono::milliseconds kGrace{100};

@@ -53,18 +53,18 @@ class SymmetricMemory {
 };
 using OwnedSymmetric = std::unique_ptr<SymmetricMemory>;
 
-/// Shard of one rank in a symmetric allocation; nullptr if copies do not reach it.
+/// Memory of one rank in a symmetric allocation; nullptr if copies do not reach it.
 struct SymmetricPart {
   std::byte* memory = nullptr;
   uint64_t* signals = nullptr;
 };
 
-/// This rank's shard of a symmetric allocation and the addresses of the peers' shards. Destruction
+/// This rank's memory of a symmetric allocation and the addresses of the peers'. Destruction
 /// is not collective and waits for no rank: the memory is freed when all ranks have destroyed
 /// theirs and call `allocate`, or when the communicator is destroyed, which it must not outlive.
 class GpuBuffer final : public SymmetricBuffer {
  public:
-  /// `parts`: shards of all ranks. Kernels address them if all ranks reach each other.
+  /// `parts`: memory of all ranks. Kernels address them if all ranks reach each other.
   GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals, OwnedSymmetric memory,
             std::vector<SymmetricPart> parts);
   ~GpuBuffer() override;

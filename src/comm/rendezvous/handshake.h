@@ -54,7 +54,7 @@ class PendingPeer {
  public:
   enum class State { waiting, decided, impostor, foreign, gone };
   PendingPeer(const Credentials& credentials, int rank, int size);
-  /// Advances without blocking. `ruled`: `ruling` has arrived, from a server that proved its
+  /// Advances without blocking. `decided`: `decision` has arrived, from a server that proved its
   /// identity or that refuses the rank.
   State advance(int fd);
   const Decision& decision() const { return decision_.get(); }

@@ -33,11 +33,11 @@ struct BranchMemory {
 
 /// Norm, then the GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the
 /// experts, each if the branch has them. `Steps` has
-///   in(normed, weight, hidden)             hidden = all rows of normed x weight^T
+///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
 ///   attention(q, k, v, out)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
 ///                                          residual stream, immediately or later
-///   experts(normed, w_in, w_out)           routes the rows and adds the experts' outputs
+///   experts(x_norm, w_in, w_out)           routes the rows and adds the experts' outputs
 /// The order of additions to the residual stream is always this one, so results are bitwise equal.
 template <typename Steps>
 void forward_branch(const LayerView& view, const BranchLayout& branch, const Tensor& x,

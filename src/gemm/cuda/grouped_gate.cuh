@@ -23,7 +23,7 @@ __device__ inline void await_sources(const GroupedGate& gate, int from, int to, 
   __syncwarp();
 }
 
-/// Waits until all rows of a tile are written, for this thread's TMA loads. Needs no timer: the
+/// Waits until all rows of a tile are written, for this thread's TMA loads. Needs no deadline: the
 /// kernel that writes them is already running, and terminates.
 __device__ inline void await_rows(const uint32_t* ready) {
   for (unsigned pause = 0;; pause = pause < 256 ? 2 * pause + 32 : pause) {
@@ -36,7 +36,7 @@ __device__ inline void await_rows(const uint32_t* ready) {
 }
 
 /// Waits until `count` blocks of a concurrent kernel have started, which increment `begun`, or
-/// until the timer: their data is then missing, and the waits for it report that.
+/// until the deadline: their data is then missing, and the waits for it report that.
 __device__ inline void await_blocks(const unsigned* begun, unsigned count,
                                     const Deadline& deadline) {
   WaitTimer timer;

@@ -25,7 +25,7 @@ namespace tandem::gpu {
 class AgGemm {
  public:
   /// Collective. N may differ by rank. The fused algorithm is prepared, and its variants measured,
-  /// if `candidate` is fused or automatic; otherwise the operator does not have it.
+  /// if `algorithm` is fused or automatic; otherwise the operator does not have it.
   AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
          Algorithm algorithm = Algorithm::automatic);
   /// x: [shard_of(m, size, rank).count, k]; out: [m, n]. Enqueues on the communicator's stream.
@@ -33,7 +33,7 @@ class AgGemm {
            const Scales* scales = nullptr) {
     run(algorithm_, x, weight, out, bias, scales);
   }
-  /// Runs the given one of `ways()` instead of the chosen one.
+  /// Runs the given one of `algorithms()` instead of the chosen one.
   void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Algorithm algorithm() const { return algorithm_; }

@@ -26,7 +26,7 @@ class AgWgrad {
   /// x: [shard_of(m, size, rank).count, k]; dy: [m, n]; dw: f32, added to. Enqueues on the
   /// communicator's stream.
   void run(const Tensor& x, const Tensor& dy, const Tensor& dw) { run(algorithm_, x, dy, dw); }
-  /// Runs the given one of `ways()` instead of the chosen one.
+  /// Runs the given one of `algorithms()` instead of the chosen one.
   void run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const Tensor& dw);
   Algorithm algorithm() const { return algorithm_; }
   std::vector<Algorithm> algorithms() const;

@@ -21,7 +21,7 @@ namespace tandem::gpu {
 class GemmAr {
  public:
   /// Collective. K may differ by rank. The fused algorithm is prepared, and its variants measured,
-  /// if `candidate` is fused or automatic; otherwise the operator does not have it.
+  /// if `algorithm` is fused or automatic; otherwise the operator does not have it.
   GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
          Algorithm algorithm = Algorithm::automatic);
   /// x: [m, k]; out: [m, n]. Enqueues on the communicator's stream.
@@ -29,7 +29,7 @@ class GemmAr {
            const Scales* scales = nullptr, const AddNorm* add_norm = nullptr) {
     run(algorithm_, x, weight, out, bias, scales, add_norm);
   }
-  /// Runs the given one of `ways()` instead of the chosen one.
+  /// Runs the given one of `algorithms()` instead of the chosen one.
   void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr,
            const AddNorm* add_norm = nullptr);

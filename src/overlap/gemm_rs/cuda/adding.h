@@ -10,8 +10,8 @@
 // over the next tile's k-blocks. In one burst they would saturate the link and stall the loads of
 // their SMs (measured with serial collectives). If the link has no slack, local tiles are
 // interleaved with remote ones to keep it busy until shortly before the end. Alternatively some
-// remote tiles, those that their owners compute last, are first written to a local send buffer
-// (outbox). A helper warp outside the GEMM sends them once its block has stored all its other
+// remote tiles, those that their owners compute last, are first written to a local send buffer.
+// A helper warp outside the GEMM sends them once its block has stored all its other
 // remote tiles: under local tiles, when the link would otherwise idle.
 //
 // Alternatively all remote tiles are written to the send buffer and the copy engine sends them, one
@@ -80,13 +80,13 @@ struct AddingJob {
   void* out;             ///< [this rank's rows, n]
   ScalePointers scales;  ///< e4m3
   /// Shards by owner and by source, one column of tiles after another: [ranks, column_tiles(),
-  /// shard_rows(), tile_columns()], and one rank less. `outbox` is the local send buffer; if tiles
+  /// shard_rows(), tile_columns()], and one rank less. `send_buffer` is local; if tiles
   /// are stored, it holds only deferred ones and those whose wait for the owner timed out.
   /// `received`: partials from the other ranks.
   void* send_buffer;
   const void* received;
   PeerTable staging;  ///< signals start at `entered` (ready flags), by rank; `arrived`, by source,
-                      ///< then by kMaxPieces; `landed`, by source, then by slice
+                      ///< then by kMaxPieces; `arrived_tiles`, by source, then by slice
   int entered, arrived, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
   /// For copy-engine pushes, by ring step, then by kMaxPieces: `counted` tiles, 0 between calls;

@@ -1,6 +1,6 @@
 // Fused GEMM+RS (adding.h): a GemmBlock (gemm/cuda/gemm_block.cuh) whose local tiles wait for and
 // add the peers' partials. Its remote tiles are stored into their owner's memory, immediately or
-// later, or into the local send buffer (outbox), where they are counted for the copy engine. The
+// later, or into the local send buffer, where they are counted for the copy engine. The
 // helper warp signals peers that this rank is ready, advances the epoch, and sends deferred tiles.
 #pragma once
 

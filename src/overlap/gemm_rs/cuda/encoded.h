@@ -24,7 +24,7 @@ struct EncodedRsJob {
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
   /// Received slices as in AddingShape, slice_bytes() each, by ring step. Signals start at
-  /// `entered` (ready flags), by rank, and `landed`, by source, then by slice.
+  /// `entered` (ready flags), by rank, and `arrived_tiles`, by source, then by slice.
   PeerTable staging;
   int entered, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block

@@ -21,7 +21,7 @@ struct FusedRsJob {
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
   /// Symmetric staging memory, a slot per source rank; signals start at `entered` (ready flags), by
-  /// source, and `landed`, by source, then by tile.
+  /// source, and `arrived_tiles`, by source, then by tile.
   PeerTable staging;
   std::byte* send_buffer;  ///< the local send buffer, a slot per owner
   size_t slot_bytes;

@@ -29,7 +29,7 @@ struct FusedTile;
 class GemmRs {
  public:
   /// Collective. K may differ by rank. The fused algorithm is prepared, and its variants measured,
-  /// if `candidate` is fused or automatic; adding also if `candidate` is adding. Otherwise the
+  /// if `algorithm` is fused or automatic; adding also if `algorithm` is adding. Otherwise the
   /// operator has neither.
   GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape,
          Algorithm algorithm = Algorithm::automatic);
@@ -38,7 +38,7 @@ class GemmRs {
            const Scales* scales = nullptr) {
     run(algorithm_, x, weight, out, bias, scales);
   }
-  /// Runs the given one of `ways()` instead of the chosen one.
+  /// Runs the given one of `algorithms()` instead of the chosen one.
   void run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
            const Tensor* bias = nullptr, const Scales* scales = nullptr);
   Algorithm algorithm() const { return algorithm_; }

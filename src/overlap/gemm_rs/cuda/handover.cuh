@@ -40,13 +40,13 @@ class Handover {
     bool here = has_tiles(tiles);
     if (!here) {
       // Rare polling without reads of host memory, since every block waits here much of the time;
-      // an abort is therefore not seen here. Bounded by: the timer, and the block's consumer
+      // an abort is therefore not seen here. Bounded by: the deadline, and the block's consumer
       // warps, which see the abort in their own waits for peers.
       WaitTimer timer;
       timer.start();
       for (unsigned spin = 1; !(here = has_tiles(tiles)); ++spin) {
         __nanosleep(kSleep_ns);
-        // Checked every 0.1 ms: the timer is far longer.
+        // Checked every 0.1 ms: the deadline is far longer.
         if (spin % 256 != 0 || !timer.has_passed(deadline)) continue;
         report_timeout(deadline, OpId::gemm_rs, rank, tile, tiles, seen(0));
         break;

@@ -1,7 +1,7 @@
-// Epilogue of the CUTLASS GEMM+RS. A remote tile is written from registers to the local send buffer
-// (outbox), in register order, and one thread of a helper warp copies it from there into its
-// owner's staging memory (sender.cuh): the main loop never waits for the link. For a local tile
-// each thread waits for the peers' partials, adds all in rank order, in f32, and stores the sums.
+// Epilogue of the CUTLASS GEMM+RS. A remote tile is written from registers to the local send
+// buffer, in register order, and one thread of a helper warp copies it from there into its owner's
+// staging memory (sender.cuh): the main loop never waits for the link. For a local tile each thread
+// waits for the peers' partials, adds all in rank order, in f32, and stores the sums.
 //
 // After a block's last tile there is no main loop to stall: a remote last tile is stored from
 // registers directly into its owner's memory. kDirect: all remote tiles are, paced, which saves

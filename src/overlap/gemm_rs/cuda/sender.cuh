@@ -1,5 +1,5 @@
 // Sending half of the CUTLASS GEMM+RS: one thread of every block copies the block's remote tiles
-// from the local send buffer (outbox), in the order in which they are computed, to their owners. It
+// from the local send buffer, in the order in which they are computed, to their owners. It
 // may lag the main loop as far as the link requires.
 #pragma once
 

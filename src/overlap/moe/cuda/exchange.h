@@ -116,8 +116,7 @@ struct MoeCall {
   MoeSpace space;
   schedule::MoeGrid grid;
   MoeState* state = nullptr;
-  uint8_t* token_in_rank =
-      nullptr;  ///< [tokens]: token_in_rank, a bit per rank with experts of the row
+  uint8_t* token_in_rank = nullptr;  ///< [tokens]: a bit per rank with experts of the row
   DType dtype = DType::bf16;
   const int32_t* experts = nullptr;  ///< [rows, top_k], the caller's
   const float* weights = nullptr;
