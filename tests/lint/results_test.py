@@ -42,8 +42,8 @@ def check(condition, what):
 
 def serial_in_the_library():
     text = (ROOT / "src/overlap/contract/cuda/algorithms.h").read_text()
-    body = text[text.index("is_serial(Way way)"):]
-    return set(re.findall(r"case Way::(\w+):", body[:body.index("return true")]))
+    body = text[text.index("is_serial(Algorithm algorithm)"):]
+    return set(re.findall(r"case Algorithm::(\w+):", body[:body.index("return true")]))
 
 
 def rewriting():

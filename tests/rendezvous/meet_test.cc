@@ -125,8 +125,10 @@ TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
       return local;
     };
     int met = 0;
-    const auto errors =
-        meet_all(3, of_two_programs, [&](const Met& m) { met += m.control->rank() == 0; });
+    const auto errors = meet_all(3, of_two_programs, [&](const Met& m) {
+      met += m.control->rank() == 0;
+      m.control->barrier("all are connected");  // to a server that rank 0 ends
+    });
     EXPECT_EQ(met, all_allow ? 1 : 0);
     const std::string refusal = "InvalidArgument: rank 0 runs a; rank 1 runs b: expected the same";
     for (const std::string& error : errors) {
