@@ -240,7 +240,7 @@ TEST_P(AnyRowsAlone, PartialTileCostsAsMuchAsAWholeOne) {
                    0,
                    {}};
     job.gate.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
-    job.gate.deadline = comm.deadline();
+    job.gate.deadline = comm.device_deadline();
     struct Case {
       std::string name;
       std::unique_ptr<FusedAgKernel> kernel;

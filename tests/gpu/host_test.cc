@@ -128,8 +128,8 @@ TEST_P(GpuHost, AbortDoesNotReplaceATimeout) {
     table.signals[0] = buffer->table().signals[comm.rank()];
     table.size = 2;
     comm.set_deadline(0.2);
-    launch_wait(table, 0, 1, reinterpret_cast<uint64_t*>(epoch.data()), true, comm.deadline(),
-                OpId::wait, comm.stream());
+    launch_wait(table, 0, 1, reinterpret_cast<uint64_t*>(epoch.data()), true,
+                comm.device_deadline(), OpId::wait, comm.stream());
     check(cudaStreamSynchronize(comm.stream()), "the wait");
     comm.abort("on purpose");
     comm.synchronize();

@@ -95,7 +95,9 @@ TEST_P(MoeCalls, LayersOfOneShapeShareEverythingExceptBatches) {
     layers[0] = std::make_unique<MoeLayer>(comm, s, kTrains);
     const int64_t one = used();
     // With a GPU per rank, memory is not from the pool and includes other processes.
-    if (comm.shares_gpu()) EXPECT_GT(one - none, 4 * kMiB);
+    if (comm.shares_gpu()) {
+      EXPECT_GT(one - none, 4 * kMiB);
+    }
     for (size_t i = 1; i < layers.size(); ++i) {
       layers[i] = std::make_unique<MoeLayer>(comm, s, kTrains);
     }

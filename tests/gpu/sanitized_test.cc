@@ -311,12 +311,12 @@ TEST_P(SanitizedFused, Moe) {
           MoeOnGpus layer(comm, shape, {}, Choosing::first, true);
           MoeCase problem(comm, shape);
           problem.route({.imbalance = 0}, 1);
-          for (size_t algorithm = 0; algorithm < layer.algorithms().size(); ++algorithm) {
+          for (size_t algorithm = 0; algorithm < layer.candidates().size(); ++algorithm) {
             problem.poison();
             layer.run(algorithm, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out());
             problem.expect_right(problem.result<uint16_t>(),
-                                 layer.algorithms()[algorithm].describe());
+                                 layer.candidates()[algorithm].describe());
           }
         }
       },
@@ -333,13 +333,13 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
           MoeCase problem(comm, shape);
           problem.route({.imbalance = 0}, 1);
           std::vector<uint16_t> bits;
-          for (size_t algorithm = 0; algorithm < layer.algorithms().size(); ++algorithm) {
+          for (size_t algorithm = 0; algorithm < layer.candidates().size(); ++algorithm) {
             problem.poison();
             layer.run(algorithm, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out());
             const auto found = problem.result<uint16_t>();
             if (algorithm == 0) bits = found;
-            EXPECT_EQ(found, bits) << layer.algorithms()[algorithm].describe();
+            EXPECT_EQ(found, bits) << layer.candidates()[algorithm].describe();
           }
         }
       },
@@ -358,19 +358,19 @@ TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
     MoeGradientCase p(comm, shape);
     p.route({.imbalance = 0}, 1);
     std::vector<uint16_t> bits;
-    for (size_t algorithm = 0; algorithm < encoded.algorithms().size(); ++algorithm) {
+    for (size_t algorithm = 0; algorithm < encoded.candidates().size(); ++algorithm) {
       p.poison();
       encoded.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out());
       const auto found = p.result<uint16_t>();
       if (algorithm == 0) bits = found;
-      EXPECT_EQ(found, bits) << encoded.algorithms()[algorithm].describe();
+      EXPECT_EQ(found, bits) << encoded.candidates()[algorithm].describe();
     }
-    for (size_t algorithm = 0; algorithm < layer.algorithms().size(); ++algorithm) {
+    for (size_t algorithm = 0; algorithm < layer.candidates().size(); ++algorithm) {
       p.reset();
       layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
       layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
                          p.dw_out());
-      p.expect_right(p.found(), layer.algorithms()[algorithm].describe());
+      p.expect_right(p.found(), layer.candidates()[algorithm].describe());
     }
   });
 }
@@ -390,13 +390,13 @@ TEST_P(SanitizedFused, MoeBackward) {
           const auto kept = layer.make_saved();
           MoeGradientCase p(comm, shape);
           p.route({.imbalance = 0}, 1);
-          for (const size_t algorithm : {size_t(0), layer.algorithms().size() - 1}) {
+          for (const size_t algorithm : {size_t(0), layer.candidates().size() - 1}) {
             p.poison();
             p.reset();
             layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
             layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
                                p.dw_out());
-            p.expect_right(p.found(), layer.algorithms()[algorithm].describe());
+            p.expect_right(p.found(), layer.candidates()[algorithm].describe());
           }
         }
       },

@@ -70,7 +70,7 @@ TEST_P(Pairs, DeviceSideWaitNamesTheAbsentRank) {
     const auto epoch = std::make_shared<DeviceMemory>(sizeof(uint64_t));
     return [&comm, buffer, epoch] {
       launch_enter(buffer->table(), 0, {reinterpret_cast<uint64_t*>(epoch->data())},
-                   comm.deadline(), OpId::ag_gemm, comm.stream());
+                   comm.device_deadline(), OpId::ag_gemm, comm.stream());
     };
   });
   ASSERT_TRUE(error);
@@ -96,7 +96,7 @@ TEST_P(Pairs, AbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
         world.abort("enough");
       } else {
         launch_wait(buffer->table(), 0, 0, reinterpret_cast<uint64_t*>(epoch.data()), true,
-                    comm.deadline(), OpId::wait, comm.stream());
+                    comm.device_deadline(), OpId::wait, comm.stream());
       }
       try {
         comm.synchronize();

@@ -154,7 +154,7 @@ void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgo
 
 ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
   return {staging_->table(),
-          comm_.deadline(),
+          comm_.device_deadline(),
           in.data(),
           out.data(),
           int64_t(in.bytes()) / 16,

@@ -73,7 +73,7 @@ EncodedJob EncodedCollectives::job_of(OpId op, const Tensor& in, const Tensor& o
   }
   EncodedJob job{};
   job.exchange = {staging_->table(),
-                  comm_.deadline(),
+                  comm_.device_deadline(),
                   in.data(),
                   out.data(),
                   0,

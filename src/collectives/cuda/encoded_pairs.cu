@@ -91,7 +91,7 @@ int EncodedPairExchange::copying(int64_t bytes) const {
 
 void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const EncodedPairs& pairs) {
   const PairFifos fifos{fifos_->table(),
-                        comm_.deadline(),
+                        comm_.device_deadline(),
                         op,
                         reinterpret_cast<PairCounts*>(counts_.data()),
                         channels_,

@@ -82,7 +82,7 @@ bool OneShotParts::fits(const Tensor& whole, int ranks) {
 
 ExchangeJob OneShotParts::job(const Partition& parts, OpId op) const {
   return {.table = staging_->table(),
-          .deadline = comm_.deadline(),
+          .deadline = comm_.device_deadline(),
           .in = nullptr,
           .out = nullptr,
           .packs = max_packs(parts, comm_.size()),

@@ -85,8 +85,8 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
                           const Kernels& kernels) const {
   PartJob job{parts,
               fifos_->table(),
-              comm_.deadline(),
-              extend_deadline(comm_.deadline()),
+              comm_.device_deadline(),
+              extend_deadline(comm_.device_deadline()),
               op,
               reinterpret_cast<FlowCounts*>(counts_.data()),
               0,

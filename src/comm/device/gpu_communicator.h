@@ -116,7 +116,7 @@ class GpuCommunicator : public Communicator {
   Line* line() const { return line_ ? line_->get() : nullptr; }
   /// Emulated link; null if there is none.
   const EmulatedLink* emulated_link() const { return line_ ? &line_->link() : nullptr; }
-  Deadline deadline() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
+  Deadline device_deadline() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
   /// Throws Timeout, Mismatch or Aborted if a device-side wait of this rank failed.
   void check_device() const;

@@ -53,7 +53,7 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<On
   load_modules();
   grow_stack(stream());
   if (!owned_line_ && world_->link()) {
-    owned_line_ = std::make_shared<OwnedLine>(*world_->link(), deadline().record);
+    owned_line_ = std::make_shared<OwnedLine>(*world_->link(), device_deadline().record);
   }
   if (owned_line_) use(*owned_line_);
   barrier("one_gpu");  // a barrier: both of the above may wait for the device

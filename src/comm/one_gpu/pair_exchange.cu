@@ -175,7 +175,7 @@ PairExchange::PairExchange(GpuCommunicator& comm)
 template <class Ranks>
 void PairExchange::launch(const PairMessages& messages, OpId op, cudaStream_t stream) {
   PairJob<Ranks> job{Ranks(*fifos_, comm_.rank(), comm_.size()),
-                     comm_.deadline(),
+                     comm_.device_deadline(),
                      op,
                      reinterpret_cast<PairCounts*>(counts_.data()),
                      channels_,

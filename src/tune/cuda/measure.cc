@@ -42,7 +42,7 @@ void Stopwatch::align() {
   if (comm_.one_node()) {
     comm_.enqueue([&] {
       launch_enter(signals_->table(), 0, {reinterpret_cast<uint64_t*>(epoch_.data())},
-                   comm_.deadline(), OpId::align, comm_.stream());
+                   comm_.device_deadline(), OpId::align, comm_.stream());
     });
   } else {
     const Tensor word = epoch_.view(DType::i32, {1});

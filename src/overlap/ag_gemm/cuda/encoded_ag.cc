@@ -80,7 +80,7 @@ EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
     route.rank_of[stop] = to;
   }
   route.calls = calls();
-  route.deadline = comm_.deadline();
+  route.deadline = comm_.device_deadline();
   route.rank = rank;
   route.size = comm_.size();
   route.inbox = inbox_->local();
@@ -104,7 +104,7 @@ void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Ten
               .epoch = &calls()->epoch,
               .ahead = 1,
               .counts_per_chunk = unsigned(rows_),
-              .deadline = extend_deadline(comm_.deadline())};
+              .deadline = extend_deadline(comm_.device_deadline())};
   job.encoded = route(x);
   job.route = job.encoded;
   kernel_->launch(job, comm_.stream());

@@ -51,7 +51,7 @@ std::optional<CallGraphs::Key> CallGraphs::key_of(const Call& call) const {
     if (allocations[i] == 0) return std::nullopt;
   }
   return {{uint64_t(call.algorithm), uint64_t(call.variant), allocations[0], allocations[1],
-           comm_.deadline().deadline_ns, address(call.x.data()), address(call.weight.data()),
+           comm_.device_deadline().deadline_ns, address(call.x.data()), address(call.weight.data()),
            address(call.out.data()), address(call.bias ? call.bias->data() : nullptr),
            address(call.scales ? call.scales->x.data() : nullptr),
            address(call.scales ? call.scales->weight.data() : nullptr)}};

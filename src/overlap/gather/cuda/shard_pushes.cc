@@ -39,7 +39,7 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
   const PeerTable& table = buffer_->table();
   if (entering == Entering::before) {
     launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().signal_value},
-                 comm_.deadline(), op_, comm_.stream());
+                 comm_.device_deadline(), op_, comm_.stream());
   }
   begun_.record(comm_.stream());
   begun_.block(side_.get());
@@ -47,7 +47,7 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
     // Concurrent with a GEMM that fills the GPU this finds no free SM: in a graph it must come
     // first.
     launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value},
-                 comm_.deadline(), op_, side_.get());
+                 comm_.device_deadline(), op_, side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
   if (keep_own) copy_own(x, scales, side_.get());
@@ -89,8 +89,8 @@ void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t s
 }
 
 void ShardPushes::await(int source, bool first) {
-  launch_wait(buffer_->table(), kArrived, source, &words().awaited, first, comm_.deadline(), op_,
-              comm_.stream());
+  launch_wait(buffer_->table(), kArrived, source, &words().awaited, first, comm_.device_deadline(),
+              op_, comm_.stream());
 }
 
 void ShardPushes::end() {
@@ -146,7 +146,7 @@ ShardGate ShardPushes::gate() const {
   ShardGate gate;
   gate.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
   gate.epoch = &words().pushed;
-  gate.deadline = comm_.deadline();
+  gate.deadline = comm_.device_deadline();
   return gate;
 }
 
@@ -184,7 +184,7 @@ ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
     route.rank_of[stop] = to;
   }
   route.calls = &words().routes;
-  route.deadline = comm_.deadline();
+  route.deadline = comm_.device_deadline();
   return route;
 }
 

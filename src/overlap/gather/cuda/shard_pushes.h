@@ -104,7 +104,7 @@ class ShardPushes {
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }
   // Extends the deadline of waits that depend on other ranks' waits, so that those report the rank
   // that is really missing.
-  Deadline extend_deadline() const { return gpu::extend_deadline(comm_.deadline()); }
+  Deadline extend_deadline() const { return gpu::extend_deadline(comm_.device_deadline()); }
 
   GpuCommunicator& comm_;
   OpId op_;

@@ -167,7 +167,7 @@ void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
                           .split = variant.split,
                           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
                           .two_shot = variant.two_shot,
-                          .deadline = comm_.deadline()},
+                          .deadline = comm_.device_deadline()},
                          comm_.stream());
 }
 

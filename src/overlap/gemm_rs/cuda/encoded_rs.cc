@@ -42,7 +42,7 @@ EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const AddingShape& shape,
 
 void EncodedRsOp::run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out) {
   kernel_->launch({x.data(), weight.data(), out.data(), staging_->table(), kEntered, kLanded,
-                   reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.deadline()},
+                   reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.device_deadline()},
                   comm_.stream());
 }
 

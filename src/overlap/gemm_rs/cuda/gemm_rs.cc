@@ -280,7 +280,7 @@ void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().signal_value},
-               comm_.deadline(), OpId::gemm_rs, side_.get());
+               comm_.device_deadline(), OpId::gemm_rs, side_.get());
 }
 
 void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight,
@@ -316,7 +316,7 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
         {x.data(), weight.data(), out.data(), pointers_of(shape_, scales), partial_.data(),
          staging_->local(), staging_->table(), kAddingEntered, kAdded, first_landed(),
          &words().adding, words().counted, words().ready, words().sending, adding_variant_,
-         comm_.deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
+         comm_.device_deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
         stream);
   };
   const int pieces = adding_plan().pieces;
@@ -324,14 +324,22 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  const FusedRsJob job{shape_.m,          shape_.n,
-                       shape_.k,          x.data(),
-                       weight.data(),     out.data(),
-                       staging_->table(), partial_.data(),
-                       slot_bytes_,       kFusedEntered,
-                       kFusedLanded,      tiles_of_slot_,
-                       &words().fused,    pace_of(fused_variant_),
-                       comm_.deadline(),  timeline_};
+  const FusedRsJob job{shape_.m,
+                       shape_.n,
+                       shape_.k,
+                       x.data(),
+                       weight.data(),
+                       out.data(),
+                       staging_->table(),
+                       partial_.data(),
+                       slot_bytes_,
+                       kFusedEntered,
+                       kFusedLanded,
+                       tiles_of_slot_,
+                       &words().fused,
+                       pace_of(fused_variant_),
+                       comm_.device_deadline(),
+                       timeline_};
   kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(job, comm_.stream());
 }
 
@@ -351,7 +359,7 @@ void GemmRs::push(int owner, const Tensor& part) {
 }
 
 void GemmRs::sum_parts(const Tensor& out) {
-  launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.deadline(),
+  launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.device_deadline(),
               OpId::gemm_rs, comm_.stream());
   Parts parts;
   parts.count = comm_.size();

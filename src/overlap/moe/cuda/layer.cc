@@ -226,7 +226,7 @@ void MoeOnGpus::run(size_t candidate, const Tensor& x, const MoeRouting& routing
 MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) const {
   MoeCall call;
   call.table = buffer_->table();
-  call.deadline = comm_.deadline();
+  call.deadline = comm_.device_deadline();
   call.space = space_;
   call.grid = place_.grid;
   call.state = state();
@@ -274,7 +274,7 @@ GroupedGate MoeOnGpus::arrivals() const {
   if (comm_.size() == 1) return {};
   return {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
           &state()->calls,
-          extend_deadline(comm_.deadline()),
+          extend_deadline(comm_.device_deadline()),
           OpId::all_to_all,
           place_.rank,
           place_.world};
