@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "engine/optim/adamw.h"
 #include "engine/parallel/data_parallel.h"
@@ -169,7 +171,13 @@ void restore(DataParallel& dp, DataParallel::Moment moment, const std::vector<fl
   }
 }
 
-Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway) {
+void pause(uint64_t step, int rank, size_t at) {
+  const uint64_t us = philox(step, uint64_t(rank), at)[0] % 4 == 0 ? 2000 : 0;
+  std::this_thread::sleep_for(std::chrono::microseconds(us));
+}
+
+/// `delayed`: ranks sleep at random within a step, each at other times.
+Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = false) {
   Outcome outcome;
   std::mutex mutex;
   WorldOptions options;
@@ -183,9 +191,14 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway) {
     for (int64_t step = 0; step < 6; ++step) {
       for (size_t i = kElements; i-- > 0;) {
         g[i] = gradient_of(uint64_t(step), comm.rank(), i);
-        if (i % 17 == 0) dp->ready(int64_t(i));
+        if (i % 17 == 0) {
+          if (delayed) pause(uint64_t(step), comm.rank(), i);
+          dp->ready(int64_t(i));
+        }
       }
+      if (delayed) pause(uint64_t(step), comm.rank(), kElements);
       const auto squares = dp->reduce();
+      if (delayed) pause(uint64_t(step), comm.rank(), kElements + 1);
       local.sharded += squares.sharded, local.replicated += squares.replicated;
       dp->update(AdamStep::make(config(), step, 0.01, 0));
       for (const float value : g) ASSERT_EQ(value, 0);
@@ -246,6 +259,37 @@ TEST(DataParallel, EqualsOneRankThatSumsInRankOrder) {
         EXPECT_EQ(run_ranks(ranks, bucket, resume).parameters, outcome.parameters);
       }
     }
+  }
+}
+
+TEST(DataParallel, LateRanksChangeNoBitsHoweverManyBucketsAreInFlight) {
+  for (const int ranks : {2, 3, 4}) {
+    for (const int64_t bucket : {2, 20, 40}) {  // many times a ring, more than one, and all in one
+      const Outcome prompt = run_ranks(ranks, bucket, false),
+                    late = run_ranks(ranks, bucket, false, true);
+      EXPECT_EQ(late.parameters, prompt.parameters);
+      EXPECT_EQ(late.m, prompt.m);
+      EXPECT_EQ(late.v, prompt.v);
+      EXPECT_DOUBLE_EQ(late.sharded, prompt.sharded);
+    }
+  }
+}
+
+// ZeRO-1: weights and gradients on every rank, moments split over the ranks, and messages that do
+// not grow with the model.
+TEST(DataParallel, MemoryIsWithinATenthOfTheFormula) {
+  constexpr int64_t kParameters = 1 << 20;
+  for (const int ranks : {1, 2, 4}) {
+    WorldOptions options;
+    options.ranks = ranks;
+    run_threads(options, [&](Communicator& comm) {
+      std::vector<float> w(kParameters), g(kParameters);
+      const DataParallel dp(comm, w, g, {}, kParameters / 128);
+      const double formula = 4.0 + 4.0 + 8.0 / ranks;
+      const double measured = 8.0 + double(dp.state_bytes()) / double(kParameters);
+      EXPECT_GE(measured, formula);
+      EXPECT_LT(measured, 1.1 * formula);
+    });
   }
 }
 

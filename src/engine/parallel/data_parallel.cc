@@ -40,14 +40,9 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
     }
   }
   if (dp_.size() == 1) return;
-  const int signals = dp_.size() * buckets_.count();
-  const auto bytes = [&](const ShardMessages& messages) {
-    return size_t(signals) * messages.max_bytes();
-  };
-  gradient_slots_ = dp_.allocate(bytes(gradient_messages_), signals);
-  parameter_slots_ = dp_.allocate(bytes(weight_messages_), signals);
+  make_ring(gradient_ring_, gradient_messages_, wires.gradients.is_none() ? 0 : dp_.size());
+  make_ring(weight_ring_, weight_messages_, wires.weights.is_none() ? 0 : 1);
   if (!wires.gradients.is_none()) {
-    gradient_staging_.resize(bytes(gradient_messages_));
     decoded_.resize(size_t(buckets_.shard_room() * dp_.size()));
     if (wires.error_feedback && !wires.gradients.is_exact()) {
       residual_.resize(gradients_.size());
@@ -55,10 +50,27 @@ DataParallel::DataParallel(Communicator& dp, std::span<float> parameters,
     }
   }
   if (!wires.weights.is_none()) {
-    weight_staging_.resize(size_t(buckets_.count()) * weight_messages_.max_bytes());
     decoded_.resize(std::max(decoded_.size(), size_t(buckets_.shard_room())));
     if (!wires.weights.is_exact()) master_.resize(m_.size());
   }
+}
+
+void DataParallel::make_ring(Ring& ring, const ShardMessages& messages, int staged_ranks) {
+  ring.window = std::clamp(buckets_.count(), 1, kWindow);
+  ring.message_bytes = messages.max_bytes();
+  ring.slots = dp_.allocate(size_t(dp_.size() * ring.window) * ring.message_bytes,
+                            dp_.size() * (ring.window + 1));
+  ring.staging.resize(size_t(staged_ranks * ring.window) * ring.message_bytes);
+}
+
+size_t DataParallel::state_bytes() const {
+  const auto bytes = [](const auto& values) { return values.size() * sizeof(values[0]); };
+  const auto slots = [&](const Ring& ring) {
+    return ring.slots ? size_t(dp_.size() * ring.window) * ring.message_bytes : 0;
+  };
+  return bytes(m_) + bytes(v_) + bytes(master_) + bytes(residual_) + bytes(next_residual_) +
+         bytes(decoded_) + bytes(gradient_ring_.staging) + bytes(weight_ring_.staging) +
+         slots(gradient_ring_) + slots(weight_ring_);
 }
 
 void DataParallel::adopt_parameters() {
@@ -67,35 +79,75 @@ void DataParallel::adopt_parameters() {
   }
 }
 
-void DataParallel::wait(SymmetricBuffer& buffer, int rank, int bucket, const char* op) {
-  const ScopedSpan span(SpanKind::wait, op, bucket, rank);
-  dp_.wait(buffer, signal(rank, bucket), epoch_, {op, rank, bucket});
+bool DataParallel::has_room(const Ring& ring, int bucket) const {
+  if (ring.epoch(bucket) <= uint64_t(ring.window)) return true;
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const uint64_t read = dp_.read_signal(*ring.slots, acknowledgement(ring, previous(hop)));
+    if (read < ring.epoch(bucket) - uint64_t(ring.window)) return false;
+  }
+  return true;
+}
+
+void DataParallel::wait_for_room(const Ring& ring, int bucket) {
+  if (ring.epoch(bucket) <= uint64_t(ring.window)) return;
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const int rank = previous(hop);
+    const ScopedSpan span(SpanKind::wait, ring.op, bucket, rank);
+    dp_.wait(*ring.slots, acknowledgement(ring, rank), ring.epoch(bucket) - uint64_t(ring.window),
+             {ring.op, rank, bucket});
+  }
+}
+
+bool DataParallel::has_arrived(const Ring& ring, int bucket) const {
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const int signal = ring.arrival(previous(hop), bucket);
+    if (dp_.read_signal(*ring.slots, signal) < ring.epoch(bucket)) return false;
+  }
+  return true;
+}
+
+void DataParallel::wait_for_arrival(const Ring& ring, int rank, int bucket) {
+  const ScopedSpan span(SpanKind::wait, ring.op, bucket, rank);
+  dp_.wait(*ring.slots, ring.arrival(rank, bucket), ring.epoch(bucket), {ring.op, rank, bucket});
+}
+
+void DataParallel::acknowledge(const Ring& ring, int rank, int bucket) {
+  dp_.put(rank, *ring.slots, 0, nullptr, 0, acknowledgement(ring, dp_.rank()), ring.epoch(bucket));
 }
 
 void DataParallel::ready(int64_t begin) {
   if (dp_.size() == 1) return;
-  while (sent_ < buckets_.count() && buckets_.bucket(sent_).begin >= begin) {
-    send_gradients(sent_++);
+  while (final_ < buckets_.count() && buckets_.bucket(final_).begin >= begin) ++final_;
+  while (true) {
+    if (sent_ < std::min(final_, summed_ + gradient_ring_.window) &&
+        has_room(gradient_ring_, sent_)) {
+      send_gradients(sent_++);
+    } else if (summed_ < sent_ && has_arrived(gradient_ring_, summed_)) {
+      finish_bucket();
+    } else {
+      return;
+    }
   }
 }
 
 void DataParallel::send_gradients(int bucket) {
   const ScopedSpan span(SpanKind::compute, "send_gradients", bucket);
+  Ring& ring = gradient_ring_;
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int owner = (dp_.rank() + hop) % dp_.size();
     const Buckets::Range shard = buckets_.shard(bucket, owner);
     const float* values = gradients_.data() + shard.begin;
     const void* source = values;
     size_t bytes = size_t(shard.count) * sizeof(float);
-    if (!gradient_staging_.empty()) {
-      std::byte* message = gradient_staging_.data() + slot_of(gradient_messages_, owner, bucket);
+    if (!ring.staging.empty()) {
+      std::byte* message = ring.staging.data() + ring.offset(owner, bucket);
       float* residual = residual_.empty() ? nullptr : next_residual_.data() + shard.begin;
       if (residual) std::copy_n(residual_.data() + shard.begin, shard.count, residual);
       bytes = gradient_messages_.encode(bucket, owner, values, residual, message);
       source = message;
     }
-    dp_.put(owner, *gradient_slots_, slot_of(gradient_messages_, dp_.rank(), bucket), source, bytes,
-            signal(dp_.rank(), bucket), epoch_);
+    dp_.put(owner, *ring.slots, ring.offset(dp_.rank(), bucket), source, bytes,
+            ring.arrival(dp_.rank(), bucket), ring.epoch(bucket));
     sent_bytes_.gradients += bytes;
     sent_bytes_.plain += size_t(shard.count) * sizeof(float);
   }
@@ -104,10 +156,10 @@ void DataParallel::send_gradients(int bucket) {
 /// Gradients from `rank` for this rank's shard.
 const float* DataParallel::gradients_of(int rank, int bucket) {
   if (rank == dp_.rank()) return gradients_.data() + buckets_.shard(bucket, rank).begin;
-  const size_t slot = slot_of(gradient_messages_, rank, bucket);
-  if (gradient_staging_.empty()) return floats(*gradient_slots_, slot);
+  const size_t offset = gradient_ring_.offset(rank, bucket);
+  if (gradient_ring_.staging.empty()) return floats(*gradient_ring_.slots, offset);
   float* decoded = decoded_.data() + buckets_.shard_room() * rank;
-  gradient_messages_.decode(bucket, dp_.rank(), gradient_slots_->local() + slot, decoded);
+  gradient_messages_.decode(bucket, dp_.rank(), gradient_ring_.slots->local() + offset, decoded);
   return decoded;
 }
 
@@ -126,24 +178,37 @@ void DataParallel::sum_bucket(int bucket) {
   }
 }
 
+/// Sums the next bucket, whose messages have arrived.
+void DataParallel::finish_bucket() {
+  const int bucket = summed_++;
+  const ScopedSpan span(SpanKind::compute, "dp_sum", bucket);
+  if (dp_.size() > 1) {
+    sum_bucket(bucket);
+    for (int hop = 1; hop < dp_.size(); ++hop) acknowledge(gradient_ring_, previous(hop), bucket);
+  }
+  for (; squared_runs_ < owned_.size() && owned_[squared_runs_].bucket == bucket; ++squared_runs_) {
+    const ParameterRun& run = owned_[squared_runs_].run;
+    (run.sharded ? squares_.sharded : squares_.replicated) += sum_of_squares(
+        std::span<const float>(gradients_).subspan(size_t(run.begin), size_t(run.count)));
+  }
+}
+
 DataParallel::Squares DataParallel::reduce() {
   ready(0);
-  Squares squares;
-  size_t next = 0;
-  for (int b = 0; b < buckets_.count(); ++b) {
+  while (summed_ < buckets_.count()) {
+    while (dp_.size() > 1 && sent_ < std::min(buckets_.count(), summed_ + gradient_ring_.window)) {
+      wait_for_room(gradient_ring_, sent_);
+      send_gradients(sent_++);
+    }
     for (int hop = 1; hop < dp_.size(); ++hop) {
-      wait(*gradient_slots_, (dp_.rank() + dp_.size() - hop) % dp_.size(), b, "dp_reduce_scatter");
+      wait_for_arrival(gradient_ring_, previous(hop), summed_);
     }
-    const ScopedSpan span(SpanKind::compute, "dp_sum", b);
-    if (dp_.size() > 1) sum_bucket(b);
-    for (; next < owned_.size() && owned_[next].bucket == b; ++next) {
-      const ParameterRun& run = owned_[next].run;
-      (run.sharded ? squares.sharded : squares.replicated) += sum_of_squares(
-          std::span<const float>(gradients_).subspan(size_t(run.begin), size_t(run.count)));
-    }
+    finish_bucket();
   }
-  sent_ = 0;
-  return squares;
+  gradient_ring_.begin += uint64_t(buckets_.count());
+  final_ = sent_ = summed_ = 0;
+  squared_runs_ = 0;
+  return std::exchange(squares_, {});
 }
 
 void DataParallel::step_bucket(int bucket, size_t& next, const AdamStep& step) {
@@ -185,9 +250,11 @@ void DataParallel::send_weights(int bucket) {
   const Buckets::Range own = buckets_.shard(bucket, dp_.rank());
   const void* source = parameters_.data() + own.begin;
   size_t bytes = size_t(own.count) * sizeof(float);
-  if (!weight_staging_.empty()) {
+  Ring& ring = weight_ring_;
+  wait_for_room(ring, bucket);
+  if (!ring.staging.empty()) {
     const ScopedSpan span(SpanKind::compute, "encode_weights", bucket);
-    std::byte* message = weight_staging_.data() + size_t(bucket) * weight_messages_.max_bytes();
+    std::byte* message = ring.staging.data() + ring.offset(0, bucket);
     if (has_masters()) make_differences(bucket);
     bytes = weight_messages_.encode(
         bucket, dp_.rank(), has_masters() ? decoded_.data() : static_cast<const float*>(source),
@@ -199,46 +266,50 @@ void DataParallel::send_weights(int bucket) {
     }
   }
   for (int hop = 1; hop < dp_.size(); ++hop) {
-    dp_.put((dp_.rank() + hop) % dp_.size(), *parameter_slots_,
-            slot_of(weight_messages_, dp_.rank(), bucket), source, bytes,
-            signal(dp_.rank(), bucket), epoch_);
+    dp_.put((dp_.rank() + hop) % dp_.size(), *ring.slots, ring.offset(dp_.rank(), bucket), source,
+            bytes, ring.arrival(dp_.rank(), bucket), ring.epoch(bucket));
     sent_bytes_.weights += bytes;
   }
 }
 
 void DataParallel::receive_weights(int owner, int bucket) {
-  wait(*parameter_slots_, owner, bucket, "dp_all_gather");
+  wait_for_arrival(weight_ring_, owner, bucket);
   const Buckets::Range shard = buckets_.shard(bucket, owner);
-  const size_t slot = slot_of(weight_messages_, owner, bucket);
+  const std::byte* message = weight_ring_.slots->local() + weight_ring_.offset(owner, bucket);
   float* weights = parameters_.data() + shard.begin;
-  if (weight_staging_.empty()) {
-    std::memcpy(weights, parameter_slots_->local() + slot, size_t(shard.count) * sizeof(float));
+  if (weight_ring_.staging.empty()) {
+    std::memcpy(weights, message, size_t(shard.count) * sizeof(float));
     return;
   }
   const ScopedSpan span(SpanKind::compute, "decode_weights", bucket, owner);
-  weight_messages_.decode(bucket, owner, parameter_slots_->local() + slot,
-                          has_masters() ? decoded_.data() : weights);
+  weight_messages_.decode(bucket, owner, message, has_masters() ? decoded_.data() : weights);
   if (has_masters()) add_differences(owner, bucket);
+}
+
+void DataParallel::receive_bucket(int bucket) {
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    receive_weights(previous(hop), bucket);
+    acknowledge(weight_ring_, previous(hop), bucket);
+  }
 }
 
 void DataParallel::update(const AdamStep& step) {
   residual_.swap(next_residual_);
+  const int count = buckets_.count();
   size_t next = 0;
-  for (int b = 0; b < buckets_.count(); ++b) {
+  for (int b = 0; b < count; ++b) {
     step_bucket(b, next, step);
-    if (dp_.size() > 1) send_weights(b);
-  }
-  for (int b = 0; b < buckets_.count(); ++b) {
-    for (int hop = 1; hop < dp_.size(); ++hop) {
-      receive_weights((dp_.rank() + dp_.size() - hop) % dp_.size(), b);
-    }
+    if (dp_.size() == 1) continue;
+    if (b >= weight_ring_.window) receive_bucket(b - weight_ring_.window);
+    send_weights(b);
   }
   if (dp_.size() > 1) {
+    for (int b = std::max(0, count - weight_ring_.window); b < count; ++b) receive_bucket(b);
     const ScopedSpan span(SpanKind::wait, "dp_flush");
     dp_.flush();
   }
   std::memset(gradients_.data(), 0, gradients_.size_bytes());
-  ++epoch_;
+  weight_ring_.begin += uint64_t(count);
 }
 
 float* DataParallel::values_of(const OwnedRun& owned, Moment moment) {

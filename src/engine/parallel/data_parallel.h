@@ -3,9 +3,13 @@
 // shard and send the updated parameters bucket by bucket.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
-// order on every rank. `update` zeroes the gradients. No barrier is needed between steps: a rank
-// sends a bucket's gradients of step s + 1 only after it has received all parameters of step s,
-// which their owners sent after reading its gradients of step s.
+// order on every rank. `update` zeroes the gradients.
+//
+// Messages go through rings of up to `kWindow` buckets, so their memory does not grow with the
+// model. Owners acknowledge every bucket they have read; a sender is at most a ring ahead. `ready`
+// never waits: a bucket that its owners have no room for is sent later, from the gradients.
+// `reduce` and `update` process buckets in the same order on all ranks, and before waiting for
+// bucket b a rank has sent everything up to b, so waits cannot form a cycle.
 //
 // With a wire format (engine/parallel/shard_messages.h) gradients are encoded once, by the sender,
 // and the owner adds its local ones unencoded. With error feedback (arXiv 1901.09847) the encoding
@@ -36,6 +40,8 @@ struct DataParallelWires {
 
 class DataParallel {
  public:
+  static constexpr int kWindow = 4;  ///< buckets of a ring of messages, at most
+
   /// Collective over `dp`. The spans must outlive this object.
   DataParallel(Communicator& dp, std::span<float> parameters, std::span<float> gradients,
                std::span<const Parameter> list, int64_t bucket_elements,
@@ -80,6 +86,9 @@ class DataParallel {
       return *this;
     }
   };
+  /// Bytes of this rank's optimizer state, messages and residuals: all but the given spans.
+  size_t state_bytes() const;
+
   /// Bytes sent by this rank since the last call.
   Sent take_sent() { return std::exchange(sent_bytes_, {}); }
 
@@ -89,20 +98,43 @@ class DataParallel {
     int64_t slot;      // offset of its first element in m_ and v_
     int bucket;
   };
-  /// Byte offset of `rank`'s message of `bucket`.
-  size_t slot_of(const ShardMessages& messages, int rank, int bucket) const {
-    return (size_t(rank) * size_t(buckets_.count()) + size_t(bucket)) * messages.max_bytes();
-  }
-  int signal(int rank, int bucket) const { return rank * buckets_.count() + bucket; }
+  /// Ring of messages from and to every rank. Message n is in slot n % window; numbers continue
+  /// from step to step.
+  struct Ring {
+    const char* op;            ///< in errors and spans
+    int window = 1;            ///< slots, one bucket each
+    size_t message_bytes = 0;  ///< of a slot
+    uint64_t begin = 0;        ///< number of the step's first message
+    std::shared_ptr<SymmetricBuffer> slots = {};
+    std::vector<std::byte> staging = {};  ///< encoded messages, read by puts until acknowledged
+
+    int slot(int bucket) const { return int((begin + uint64_t(bucket)) % uint64_t(window)); }
+    size_t offset(int rank, int bucket) const {
+      return size_t(rank * window + slot(bucket)) * message_bytes;
+    }
+    int arrival(int rank, int bucket) const { return rank * window + slot(bucket); }
+    uint64_t epoch(int bucket) const { return begin + uint64_t(bucket) + 1; }
+  };
+  int acknowledgement(const Ring& ring, int rank) const { return dp_.size() * ring.window + rank; }
+  void make_ring(Ring& ring, const ShardMessages& messages, int staged_ranks);
+  /// Whether all peers have read the bucket whose slot `bucket` is to be written to.
+  bool has_room(const Ring& ring, int bucket) const;
+  void wait_for_room(const Ring& ring, int bucket);
+  bool has_arrived(const Ring& ring, int bucket) const;
+  void wait_for_arrival(const Ring& ring, int rank, int bucket);
+  void acknowledge(const Ring& ring, int rank, int bucket);
+  int previous(int hop) const { return (dp_.rank() + dp_.size() - hop) % dp_.size(); }
+
   void send_gradients(int bucket);
   const float* gradients_of(int rank, int bucket);
   void sum_bucket(int bucket);
+  void finish_bucket();
   void step_bucket(int bucket, size_t& next, const AdamStep& step);
   void send_weights(int bucket);
   void receive_weights(int owner, int bucket);
+  void receive_bucket(int bucket);
   void make_differences(int bucket);
   void add_differences(int owner, int bucket);
-  void wait(SymmetricBuffer& buffer, int rank, int bucket, const char* op);
   float* values_of(const OwnedRun& owned, Moment moment);
 
   Communicator& dp_;
@@ -115,10 +147,12 @@ class DataParallel {
   std::vector<float> next_residual_;  // residual after this step's update
   std::vector<float> master_;         // layout of m_
   std::vector<float> decoded_;        // a bucket's gradients by rank, or one shard's differences
-  std::vector<std::byte> gradient_staging_, weight_staging_;  // read by puts until the flush
-  std::shared_ptr<SymmetricBuffer> gradient_slots_, parameter_slots_;
-  uint64_t epoch_ = 1;
-  int sent_ = 0;  // buckets sent in this step
+  Ring gradient_ring_{"dp_reduce_scatter"}, weight_ring_{"dp_all_gather"};
+  // In this step: buckets whose gradients are final, were sent, and were summed; runs whose squares
+  // were added.
+  int final_ = 0, sent_ = 0, summed_ = 0;
+  size_t squared_runs_ = 0;
+  Squares squares_;
   Sent sent_bytes_;
 };
 
