@@ -1,5 +1,7 @@
 #include "engine/parallel/data_parallel.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstring>
 
@@ -334,6 +336,14 @@ std::vector<DataParallel::Part> DataParallel::parts(Moment moment) {
     parts.push_back({owned.run.begin, {values_of(owned, moment), size_t(owned.run.count)}});
   }
   return parts;
+}
+
+std::string describe_state(const DataParallel& dense, const DataParallel* experts) {
+  const auto parameters = double(dense.parameters() + (experts ? experts->parameters() : 0));
+  const auto bytes = double(dense.state_bytes() + (experts ? experts->state_bytes() : 0));
+  return fmt::format(
+      "memory: {:.1f} bytes a parameter and rank for weights, gradients, optimizer and messages",
+      8 + bytes / parameters);
 }
 
 }  // namespace tandem

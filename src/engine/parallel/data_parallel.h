@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,7 @@ class DataParallel {
   };
   /// Bytes of this rank's optimizer state, messages and residuals: all but the given spans.
   size_t state_bytes() const;
+  size_t parameters() const { return parameters_.size(); }
 
   /// Bytes sent by this rank since the last call.
   Sent take_sent() { return std::exchange(sent_bytes_, {}); }
@@ -155,5 +157,9 @@ class DataParallel {
   Squares squares_;
   Sent sent_bytes_;
 };
+
+/// Bytes a parameter of this rank's state, weights and gradients included, in words. `experts`:
+/// null if there are none.
+std::string describe_state(const DataParallel& dense, const DataParallel* experts);
 
 }  // namespace tandem

@@ -127,11 +127,9 @@ class Trainer {
       if (progress_) progress_->note(validation_->describe());
     }
     utilization_ = measure_utilization(world, config_);
-    if (progress_) {
-      progress_->note(utilization_.describe(config_));
-      progress_->note(describe_memory());
-    }
     if (world.rank() != 0) return;
+    progress_->note(utilization_.describe(config_));
+    progress_->note(describe_state(*optimizer_, expert_optimizer_ ? &*expert_optimizer_ : nullptr));
     log_.emplace(request_.out + "/metrics.jsonl", state_.step);
     keeper_.emplace(request_.out, config_.checkpoint.keep,
                     [&](const std::string& text) { progress_->note("warning: " + text); });
@@ -196,16 +194,6 @@ class Trainer {
     if (!expert_dp_) return;
     expert_optimizer_.emplace(*expert_dp_, values.subspan(begin), gradients.subspan(begin), experts,
                               bucket, wires);
-  }
-
-  /// Bytes that this rank has allocated for the model's state.
-  std::string describe_memory() {
-    const auto parameters = double(model_->parameters().size());
-    double bytes = 8 * parameters + double(optimizer_->state_bytes());
-    if (expert_optimizer_) bytes += double(expert_optimizer_->state_bytes());
-    return fmt::format(
-        "memory: {:.1f} bytes a parameter and rank for weights, gradients, optimizer and messages",
-        bytes / parameters);
   }
 
   void ready(int64_t begin) {
