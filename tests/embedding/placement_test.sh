@@ -14,7 +14,7 @@ sources() {
 kinds=cpu
 if command -v nvcc >/dev/null && [ -d "$source/.deps/cutlass" ]; then kinds="cpu cuda"; fi
 for kind in $kinds; do
-  for place in here cuda/src/train/no_cuda sm90/src/bench/cli; do
+  for place in here cuda/sm90/src/train/bench/cli/no_cuda; do
     clone=$scratch/$kind/$place/tandem
     mkdir -p "$clone"
     tar -C "$source" --exclude=.git --exclude='build*' --exclude=out -cf - CMakeLists.txt CMakePresets.json \

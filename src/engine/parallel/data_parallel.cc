@@ -67,9 +67,7 @@ void DataParallel::make_ring(Ring& ring, const ShardMessages& messages, int stag
 
 size_t DataParallel::state_bytes() const {
   const auto bytes = [](const auto& values) { return values.size() * sizeof(values[0]); };
-  const auto slots = [&](const Ring& ring) {
-    return ring.slots ? size_t(dp_.size() * ring.window) * ring.message_bytes : 0;
-  };
+  const auto slots = [](const Ring& ring) { return ring.slots ? ring.slots->bytes() : 0; };
   return bytes(m_) + bytes(v_) + bytes(master_) + bytes(residual_) + bytes(next_residual_) +
          bytes(decoded_) + bytes(gradient_ring_.staging) + bytes(weight_ring_.staging) +
          slots(gradient_ring_) + slots(weight_ring_);
@@ -136,7 +134,7 @@ void DataParallel::send_gradients(int bucket) {
   const ScopedSpan span(SpanKind::compute, "send_gradients", bucket);
   Ring& ring = gradient_ring_;
   for (int hop = 1; hop < dp_.size(); ++hop) {
-    const int owner = (dp_.rank() + hop) % dp_.size();
+    const int owner = peer(hop);
     const Buckets::Range shard = buckets_.shard(bucket, owner);
     const float* values = gradients_.data() + shard.begin;
     const void* source = values;
@@ -268,8 +266,8 @@ void DataParallel::send_weights(int bucket) {
     }
   }
   for (int hop = 1; hop < dp_.size(); ++hop) {
-    dp_.put((dp_.rank() + hop) % dp_.size(), *ring.slots, ring.offset(dp_.rank(), bucket), source,
-            bytes, ring.arrival(dp_.rank(), bucket), ring.epoch(bucket));
+    dp_.put(peer(hop), *ring.slots, ring.offset(dp_.rank(), bucket), source, bytes,
+            ring.arrival(dp_.rank(), bucket), ring.epoch(bucket));
     sent_bytes_.weights += bytes;
   }
 }

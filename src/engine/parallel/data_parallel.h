@@ -30,6 +30,7 @@
 #include "engine/optim/adamw.h"
 #include "engine/parallel/buckets.h"
 #include "engine/parallel/shard_messages.h"
+#include "schedule/ring.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -125,7 +126,8 @@ class DataParallel {
   bool has_arrived(const Ring& ring, int bucket) const;
   void wait_for_arrival(const Ring& ring, int rank, int bucket);
   void acknowledge(const Ring& ring, int rank, int bucket);
-  int previous(int hop) const { return (dp_.rank() + dp_.size() - hop) % dp_.size(); }
+  int peer(int hop) const { return schedule::ag_source(dp_.rank(), dp_.size(), hop); }
+  int previous(int hop) const { return schedule::ag_target(dp_.rank(), dp_.size(), hop); }
 
   void send_gradients(int bucket);
   const float* gradients_of(int rank, int bucket);
