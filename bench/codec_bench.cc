@@ -21,7 +21,7 @@ struct Values {
   Wire wire;
   DType dtype;
   int64_t elements;
-  Buffer memory;
+  Memory memory;
   Tensor tensor;
 
   explicit Values(const std::string& text)
@@ -51,7 +51,7 @@ struct Values {
 
 void copy(benchmark::State& state) {
   const Values from("none");
-  Buffer to{size_t(kBytes)};
+  Memory to{size_t(kBytes)};
   for (auto _ : state) {
     std::memcpy(to.data(), from.memory.data(), size_t(kBytes));
     benchmark::ClobberMemory();
@@ -70,7 +70,7 @@ void decoding(benchmark::State& state, const std::string& text) {
   const Values values(text);
   std::vector<std::byte> message(values.wire.bytes(values.elements, values.dtype));
   encode(values.wire, values.tensor, message);
-  Buffer out{size_t(kBytes)};
+  Memory out{size_t(kBytes)};
   const Tensor decoded = out.view(values.dtype, {values.elements});
   for (auto _ : state) {
     decode(values.wire, message, decoded);

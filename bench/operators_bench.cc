@@ -19,7 +19,7 @@ using namespace tandem;
 struct Operands {
   DType dtype;
   int64_t m, n, k;
-  Buffer x, weight, out;
+  Memory x, weight, out;
   explicit Operands(const benchmark::State& state)
       : dtype(state.range(3) ? DType::bf16 : DType::f32),
         m(state.range(0)),
@@ -28,7 +28,7 @@ struct Operands {
         x(size_t(m * k) * size_of(dtype)),
         weight(size_t(n * k) * size_of(dtype)),
         out(size_t(m * n) * size_of(dtype)) {
-    for (const Buffer* buffer : {&x, &weight}) {
+    for (const Memory* buffer : {&x, &weight}) {
       for (size_t i = 0; i < buffer->bytes() / size_of(dtype); ++i) {
         const float value = uniform(1, 0, i) - 0.5f;
         if (dtype == DType::f32) {

@@ -1,7 +1,8 @@
 # CUDA backend and nccl transport, or the stub that reports that they are missing.
 if(NOT TANDEM_CUDA)
-  target_sources(tandem_objects PRIVATE src/comm/nccl/no_nccl.cc src/codec/no_cuda.cc
-    src/collectives/no_cuda.cc src/overlap/collectives/no_cuda.cc src/overlap/contract/no_cuda.cc)
+  target_sources(tandem_objects PRIVATE src/comm/nccl/no_nccl.cc src/core/no_cuda.cc
+    src/codec/no_cuda.cc src/gemm/no_cuda.cc src/kernels/no_cuda.cc src/collectives/no_cuda.cc
+    src/overlap/collectives/no_cuda.cc src/overlap/contract/no_cuda.cc)
   target_sources(tandem_bench PRIVATE src/bench/no_cuda.cc)
   return()
 endif()

@@ -18,7 +18,7 @@ int main() {
 
   run_threads(options, [&](Communicator& comm) {
     const Shard local = shard_of(kM, comm.size(), comm.rank());
-    Buffer memory(size_t(local.count * kK + kN * kK + 2 * kM * kN) * sizeof(float));
+    Memory memory(size_t(local.count * kK + kN * kK + 2 * kM * kN) * sizeof(float));
     const Tensor x = memory.view(DType::f32, {local.count, kK});
     const Tensor weight = memory.view(DType::f32, {kN, kK}, x.bytes());
     for (int64_t i = 0; i < x.elements(); ++i) {

@@ -1,4 +1,5 @@
-// Tensor: a non-owning view of memory (shape, strides, dtype, device). Buffer: owning memory.
+// Tensor: a non-owning view of memory (shape, strides, dtype, device). Memory: owning memory of a
+// device.
 #pragma once
 
 #include <array>
@@ -134,22 +135,26 @@ class Tensor {
   Device device_{};
 };
 
-/// Owning host memory, 64-byte aligned, zero-initialized.
-class Buffer {
+/// Owning memory on a device, zero-initialized, aligned to at least 64 bytes. Movable.
+class Memory {
  public:
-  Buffer() = default;
-  explicit Buffer(size_t bytes);
+  Memory() = default;
+  /// Host memory, or memory of the GPU `device`, which must be the calling rank's. Throws
+  /// DeviceError if the GPU has too little left; Unsupported in a build without CUDA.
+  explicit Memory(size_t bytes, Device device = {});
+  Memory(Memory&&) noexcept = default;
+  Memory& operator=(Memory&&) noexcept = default;
+
   std::byte* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
   /// Row-major view from byte `offset`. Throws InvalidArgument if it does not fit.
   Tensor view(DType dtype, std::initializer_list<int64_t> shape, size_t offset = 0) const;
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const;
-  };
-  std::unique_ptr<std::byte, Free> data_;
+  std::shared_ptr<std::byte> data_;
   size_t bytes_ = 0;
+  Device device_;
 };
 
 }  // namespace tandem

@@ -56,7 +56,7 @@ class BareWire {
     return maximum + 64;
   }
   size_t each_, slot_;  // bytes per peer; slot that fits any rank's bytes
-  Buffer source_;
+  Memory source_;
   OverlapWorkspace workspace_;
 };
 

@@ -72,7 +72,7 @@ double error_of_wire(const Wire& wire, DType dtype);
 
 /// Owned memory of one matrix, filled with random values: uniform in [-1, 1), or standard normal.
 struct BenchMatrix {
-  Buffer memory;
+  Memory memory;
   Tensor tensor;
   BenchMatrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed,
               BenchData data = BenchData::uniform);

@@ -219,7 +219,7 @@ class MoeCase : public BenchCase {
     const Tensor h = part(scratch).narrow(1, 0, 2 * f), y = part(scratch).narrow(1, 0, q_.k);
     if (!combines_only()) {
       gemm(part(x), in.transposed(), h);
-      swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f),
+      swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f),
                      part(inner_.view(q_.dtype, {rows_.slots(), f})));
     }
     if (!dispatches()) gemm(part(inner()), out.transposed(), y);
@@ -227,8 +227,8 @@ class MoeCase : public BenchCase {
     const Tensor gate_up = part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f));
     const Tensor d_act = part(d_act_.view(q_.dtype, {rows_.slots(), f})), dh = h;
     gemm(part(x), out, d_act);
-    swiglu_backward(gate_up.narrow(1, 0, f), gate_up.narrow(1, f, f), d_act, dh.narrow(1, 0, f),
-                    dh.narrow(1, f, f));
+    swiglu_backward(Exec{}, gate_up.narrow(1, 0, f), gate_up.narrow(1, f, f), d_act,
+                    dh.narrow(1, 0, f), dh.narrow(1, f, f));
     gemm(dh, in, part(y_.view(DType::f32, {rows_.slots(), q_.k})));
     gemm(part(x).transposed(), part(inner()), dw_out_.tensor.rows(e * q_.k, q_.k),
          {.accumulate = true});
@@ -249,7 +249,7 @@ class MoeCase : public BenchCase {
   std::vector<float> weights_, dweights_;
   BenchMatrix x_, w_in_, w_out_, dout_, dw_in_, dw_out_, expected_dw_in_, expected_dw_out_;
   BenchMatrix out_, dx_, whole_, sums_, expected_;
-  Buffer expected_out_memory_;
+  Memory expected_out_memory_;
   Tensor expected_out_;  ///< forward result if there is a backward pass, as `expected_` then is the
                          ///< rows' gradient
   MoeLayerOnRanks layer_;
@@ -257,7 +257,7 @@ class MoeCase : public BenchCase {
   MoeRows rows_;
   GrowingTensor plain_;
   std::vector<int64_t> slot_rows_;  // global row of each slot
-  Buffer placed_, gate_up_, inner_, d_act_, y_;
+  Memory placed_, gate_up_, inner_, d_act_, y_;
   bool ran_ = false;
   int64_t counted_bytes_ = 0;
 };
@@ -303,7 +303,7 @@ void MoeCase::list_slots() {
     }
   }
   const auto memory = [&](int64_t columns, DType dtype) {
-    return Buffer(size_t(all * columns) * size_of(dtype));
+    return Memory(size_t(all * columns) * size_of(dtype));
   };
   placed_ = memory(q_.k, q_.dtype);
   gate_up_ = memory(2 * f, q_.dtype);
@@ -342,7 +342,7 @@ void MoeCase::reference() {
     const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
     if (!combines_only()) {
       gemm(part(x), w_in_.tensor.rows(e * 2 * f, 2 * f).transposed(), part(h));
-      swiglu_forward(part(h).narrow(1, 0, f), part(h).narrow(1, f, f), part(a));
+      swiglu_forward(Exec{}, part(h).narrow(1, 0, f), part(h).narrow(1, f, f), part(a));
     }
     const Tensor from = combines_only() ? inner() : a;
     if (!dispatches()) gemm(part(from), w_out_.tensor.rows(e * q_.k, q_.k).transposed(), part(y));
@@ -373,7 +373,7 @@ void MoeCase::reference_backward() {
     gemm(part(dout), w_out_.tensor.rows(e * q_.k, q_.k), part(da));
     scale_by_weight(part(a), std::span(weights).first(size_t(range.count)), part(da), part(a),
                     std::span(d_gate_weight).first(size_t(range.count)));
-    swiglu_backward(hidden.narrow(1, 0, f), hidden.narrow(1, f, f), part(da),
+    swiglu_backward(Exec{}, hidden.narrow(1, 0, f), hidden.narrow(1, f, f), part(da),
                     hidden.narrow(1, 0, f), hidden.narrow(1, f, f));
     gemm(hidden, in, part(y));
     gemm(part(dout).transposed(), part(a), expected_dw_out_.tensor.rows(e * q_.k, q_.k),

@@ -49,7 +49,7 @@ class PrefillCase final : public BenchCase {
         config_(model_of(q)),
         layout_(config_, comm.size(), comm.rank()),
         weights_(layout_, q.dtype),
-        rope_(config_.max_seq, config_.head_dim, config_.rope_theta),
+        rope_(Exec{}, config_.max_seq, config_.head_dim, config_.rope_theta),
         caches_(caches_for(layout_, config_, rope_)),
         plain_{comm, config_, layout_, weights_, q.dtype, caches_},
         encoded_{comm, config_, layout_, weights_, q.dtype, caches_, {q.wire, q.wire}},

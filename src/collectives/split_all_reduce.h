@@ -67,8 +67,8 @@ class RowSums {
   const size_t encoded_at_;
   /// shared: [source][area], [owner][area]; scratch: partial sums, [owner][area] encoded.
   OverlapWorkspace workspace_;
-  Buffer decoded_;  ///< [source][rows of a transfer]
-  Buffer sums_;     ///< sums of this rank's share
+  Memory decoded_;  ///< [source][rows of a transfer]
+  Memory sums_;     ///< sums of this rank's share
   std::vector<const std::byte*> parts_;
   int64_t rows_ = 0;
   size_t wire_ = 0;

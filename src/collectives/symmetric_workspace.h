@@ -54,7 +54,7 @@ class OverlapWorkspace {
   std::string_view op_;
   size_t shared_bytes_, private_bytes_;
   std::shared_ptr<SymmetricBuffer> buffer_;
-  Buffer private_;
+  Memory private_;
   uint64_t epoch_ = 0;
 };
 

@@ -10,12 +10,12 @@
 
 namespace tandem {
 
-Buffer random_buffer(DType dtype, int64_t elements, uint64_t seed) {
+Memory random_buffer(DType dtype, int64_t elements, uint64_t seed) {
   if (dtype != DType::f32 && dtype != DType::bf16) {
     throw InvalidArgument(fmt::format("random buffer of {}: expected f32 or bf16", name_of(dtype)));
   }
   constexpr int64_t kPeriod = 4096;
-  Buffer memory(size_t(elements) * size_of(dtype));
+  Memory memory(size_t(elements) * size_of(dtype));
   const int64_t first = std::min(elements, kPeriod);
   for (int64_t i = 0; i < first; ++i) {
     const float value = uniform(seed, 0, uint64_t(i)) * 2 - 1;

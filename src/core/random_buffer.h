@@ -9,6 +9,6 @@ namespace tandem {
 
 /// `elements` of f32 or bf16, random in [-1, 1), with a period of a few thousand: cheap to fill.
 /// Throws InvalidArgument for another dtype.
-Buffer random_buffer(DType dtype, int64_t elements, uint64_t seed);
+Memory random_buffer(DType dtype, int64_t elements, uint64_t seed);
 
 }  // namespace tandem

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
-#include "core/out_of_memory.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -148,27 +145,6 @@ Tensor Tensor::as_read_only() const {
 std::string Tensor::describe() const {
   return fmt::format("{}[{}]", name_of(dtype_),
                      fmt::join(shape_.begin(), shape_.begin() + dims_, ", "));
-}
-
-Buffer::Buffer(size_t bytes) : bytes_(bytes) {
-  const size_t rounded = (bytes + 63) / 64 * 64 + 64;
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
-  if (!memory) throw OutOfMemory(bytes);
-  std::memset(memory, 0, rounded);
-  data_.reset(memory);
-}
-
-void Buffer::Free::operator()(std::byte* p) const {
-  std::free(p);
-}
-
-Tensor Buffer::view(DType dtype, std::initializer_list<int64_t> shape, size_t offset) const {
-  const Tensor tensor(data_.get() + offset, dtype, shape);
-  if (offset + tensor.bytes() > bytes_) {
-    throw InvalidArgument(
-        fmt::format("view {} at byte {}: buffer has {} bytes", tensor.describe(), offset, bytes_));
-  }
-  return tensor;
 }
 
 }  // namespace tandem

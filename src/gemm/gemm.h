@@ -1,7 +1,8 @@
-// GEMM on one rank's CPU threads: oneDNN, or our own for f32 without AVX-512.
+// GEMM of one rank: on its CPU threads (oneDNN, or our own for f32 without AVX-512) or its GPU
+// (cuBLASLt).
 #pragma once
 
-#include "tandem/tensor.h"
+#include "core/exec.h"
 
 namespace tandem {
 
@@ -17,6 +18,11 @@ struct GemmOptions {
 /// and on every run. Throws InvalidArgument naming the operand whose shape, stride or dtype is
 /// wrong.
 void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const GemmOptions& options = {});
+/// The same on exec's device. On a GPU each operand is contiguous, or the transpose of a contiguous
+/// matrix, with rows that are multiples of 16 bytes, there is no bias, and the first call with a
+/// shape times cuBLASLt's algorithms: the same bits on every later run of the process.
+void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
+          const GemmOptions& options = {});
 
 /// True if a row of a GEMM has the same bits however many rows are computed with it. False if
 /// oneDNN finds no AVX-512 and this build may not use AVX2 (gemm/cpu/ordered_gemm.h).

@@ -1,13 +1,13 @@
 // Residual adds and dtype casts.
 #pragma once
 
-#include "tandem/tensor.h"
+#include "core/exec.h"
 
 namespace tandem {
 
 /// out = x + y, all [rows, columns]; x and out f32, y f32 or bf16. out may be x.
-void add(const Tensor& x, const Tensor& y, const Tensor& out);
+void add(const Exec& exec, const Tensor& x, const Tensor& y, const Tensor& out);
 /// to = from, contiguous, each f32 or bf16; rounds to nearest even.
-void cast(const Tensor& from, const Tensor& to);
+void cast(const Exec& exec, const Tensor& from, const Tensor& to);
 
 }  // namespace tandem

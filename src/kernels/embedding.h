@@ -3,17 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
-#include "tandem/tensor.h"
+#include "core/exec.h"
 
 namespace tandem {
 
-/// out[i] = table[tokens[i] - begin] or 0. table and out: f32 or bf16, the same.
-void embedding_forward(std::span<const int32_t> tokens, const Tensor& table, int64_t begin,
+/// out[i] = table[tokens[i] - begin] or 0. tokens: i32 [rows]; table and out: f32 or bf16, the
+/// same.
+void embedding_forward(const Exec& exec, const Tensor& tokens, const Tensor& table, int64_t begin,
                        const Tensor& out);
 /// dtable[tokens[i] - begin] += dout[i], in token order. dtable is f32.
-void embedding_backward(std::span<const int32_t> tokens, const Tensor& dout, int64_t begin,
+void embedding_backward(const Exec& exec, const Tensor& tokens, const Tensor& dout, int64_t begin,
                         const Tensor& dtable);
 
 }  // namespace tandem

@@ -2,23 +2,22 @@
 // are f32; out and its gradient are f32 or bf16.
 #pragma once
 
-#include <span>
-
-#include "tandem/tensor.h"
+#include "core/exec.h"
 
 namespace tandem {
 
-/// x: f32 [rows, hidden]; weight: hidden elements; out: [rows, hidden]; inverse_rms: f32 [rows],
+/// x: f32 [rows, hidden]; weight: f32 [hidden]; out: [rows, hidden]; inverse_rms: f32 [rows],
 /// saved for the backward pass.
-void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps, const Tensor& out,
-                      std::span<float> inverse_rms);
+void rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
+                      const Tensor& out, const Tensor& inverse_rms);
 
 /// Inference form: x, weight and out of one dtype, f32 or bf16.
-void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
+void rms_norm(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
+              const Tensor& out);
 
-/// dx (f32) += d(out)/d(x) dout; dweight += d(out)/d(weight) dout.
-void rms_norm_backward(const Tensor& x, std::span<const float> weight,
-                       std::span<const float> inverse_rms, const Tensor& dout, const Tensor& dx,
-                       std::span<float> dweight);
+/// dx (f32) += d(out)/d(x) dout; dweight (f32) += d(out)/d(weight) dout.
+void rms_norm_backward(const Exec& exec, const Tensor& x, const Tensor& weight,
+                       const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
+                       const Tensor& dweight);
 
 }  // namespace tandem

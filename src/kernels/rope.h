@@ -3,24 +3,24 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
-#include "tandem/tensor.h"
+#include "core/exec.h"
 
 namespace tandem {
 
-/// Cosines and sines of positions [0, max_seq), computed in double.
+/// Cosines and sines of positions [0, max_seq), computed in double, on exec's device.
 class RopeTable {
  public:
-  RopeTable(int64_t max_seq, int64_t head_dim, double theta);
+  RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double theta);
   int64_t half() const { return half_; }
-  const float* cos(int64_t position) const { return cos_.data() + position * half_; }
-  const float* sin(int64_t position) const { return sin_.data() + position * half_; }
+  /// f32 [half], on the table's device.
+  const float* cos(int64_t position) const { return cos_.as<float>() + position * half_; }
+  const float* sin(int64_t position) const { return sin_.as<float>() + position * half_; }
 
  private:
   int64_t half_;
-  std::vector<float> cos_, sin_;
+  Memory memory_;
+  Tensor cos_, sin_;  // [max_seq, half]
 };
 
 }  // namespace tandem

@@ -2,12 +2,12 @@
 // ranges of wider activations); all operands share one dtype, f32 or bf16.
 #pragma once
 
-#include "tandem/tensor.h"
+#include "core/exec.h"
 
 namespace tandem {
 
-void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
-void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
-                     const Tensor& dup);
+void swiglu_forward(const Exec& exec, const Tensor& gate, const Tensor& up, const Tensor& out);
+void swiglu_backward(const Exec& exec, const Tensor& gate, const Tensor& up, const Tensor& dout,
+                     const Tensor& dgate, const Tensor& dup);
 
 }  // namespace tandem

@@ -28,7 +28,7 @@ std::string refusal_of(const Call& call) {
 
 // An output of `bytes` in the middle of memory, and offsets for another operand of `other` bytes.
 struct Places {
-  Buffer memory;
+  Memory memory;
   std::byte* output;
   std::vector<std::byte*> refused, allowed;
   Places(size_t bytes, size_t other)

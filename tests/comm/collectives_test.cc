@@ -67,7 +67,7 @@ double load(const Tensor& t, int64_t i) {
 
 // Tensor that owns its memory.
 struct Owned {
-  Buffer buffer;
+  Memory buffer;
   Tensor tensor;
   Owned(DType dtype, std::initializer_list<int64_t> shape)
       : buffer(Tensor(nullptr, dtype, shape).bytes()), tensor(buffer.view(dtype, shape)) {}

@@ -35,7 +35,7 @@ void store(const Tensor& t, int64_t i, float x) {
 }
 
 struct Owned {
-  Buffer buffer;
+  Memory buffer;
   Tensor tensor;
   Owned(DType dtype, std::initializer_list<int64_t> shape)
       : buffer(Tensor(nullptr, dtype, shape).bytes()), tensor(buffer.view(dtype, shape)) {}

@@ -184,7 +184,7 @@ TEST(RunThreads, CallReturnsOnlyWhenPeersNoLongerUseItsTensor) {
                                  });
                                }
                                while (true) {
-                                 const Buffer memory(kRows * sizeof(float)),
+                                 const Memory memory(kRows * sizeof(float)),
                                      part(kRows / 3 * sizeof(float));
                                  const Tensor whole = memory.view(DType::f32, {kRows});
                                  const Tensor shard = part.view(DType::f32, {kRows / 3});
@@ -211,7 +211,7 @@ TEST(RunThreads, LateRankTouchesNothing) {
                                }
                              }
                              {
-                               const Buffer memory(1 << 20);
+                               const Memory memory(1 << 20);
                                const Tensor data = memory.view(DType::f32, {1 << 18});
                                try {
                                  all_reduce(comm, data);
@@ -232,13 +232,13 @@ TEST(RunThreads, MemoryFreedByRanksThatLeftIsNoSharedArray) {
   for (const auto& link : {std::optional<EmulatedLink>(), std::optional(EmulatedLink{1e9, 1e-6})}) {
     for (const char* wire : {"none", "int8"}) {
       for (const int64_t rows : {12, 24000}) {
-        Buffer memory(size_t(rows) * 4);
+        Memory memory(size_t(rows) * 4);
         std::atomic<int> timeouts{0};
         std::string late;
         EXPECT_THROW(run_threads({3, link},
                                  [&](Communicator& comm) {
-                                   Buffer local(comm.rank() == 1 ? size_t(rows) * 4 : 0);
-                                   const Buffer& used = comm.rank() == 1 ? local : memory;
+                                   Memory local(comm.rank() == 1 ? size_t(rows) * 4 : 0);
+                                   const Memory& used = comm.rank() == 1 ? local : memory;
                                    const Tensor data = used.view(DType::f32, {rows});
                                    comm.barrier();
                                    comm.set_deadline(0.1);

@@ -245,8 +245,8 @@ TEST(Operands, OverlapFromTheFirstElementToTheLast) {
   EXPECT_EQ(byte_range(wide.transposed()), byte_range(wide));
 }
 
-TEST(Buffer, IsAlignedAndChecked) {
-  const Buffer buffer(100);
+TEST(Memory, IsAlignedAndChecked) {
+  const Memory buffer(100);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % 64, 0u);
   EXPECT_NO_THROW(buffer.view(DType::f32, {25}));
   EXPECT_THROW(buffer.view(DType::f32, {26}), InvalidArgument);
@@ -254,8 +254,8 @@ TEST(Buffer, IsAlignedAndChecked) {
 
 TEST(RandomBuffer, IsRandomToTheLastElement) {
   for (const int64_t elements : {int64_t(0), int64_t(1), int64_t(4097), int64_t(20000)}) {
-    const Buffer f32 = random_buffer(DType::f32, elements, 3);
-    const Buffer bf16 = random_buffer(DType::bf16, elements, 3);
+    const Memory f32 = random_buffer(DType::f32, elements, 3);
+    const Memory bf16 = random_buffer(DType::bf16, elements, 3);
     double sum = 0;
     for (int64_t i = 0; i < elements; ++i) {
       const float value = reinterpret_cast<const float*>(f32.data())[i];

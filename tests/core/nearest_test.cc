@@ -86,7 +86,7 @@ TEST(OutOfMemory, NamesTheRequestedSize) {
   GTEST_SKIP() << "a sanitizer ends the process";
 #endif
   try {
-    const Buffer buffer(size_t(1) << 60);
+    const Memory buffer(size_t(1) << 60);
     FAIL() << "allocated";
   } catch (const std::bad_alloc& error) {
     EXPECT_STREQ(error.what(), "1152921504606846976 bytes");

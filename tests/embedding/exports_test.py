@@ -24,7 +24,7 @@ for line in listing.splitlines():
         status = 1
     else:
         exported.add(name[1])
-for name in ("AgGemm", "GemmRs", "GemmAr", "AgWgrad", "Tensor", "Buffer", "Error", "Timeout",
+for name in ("AgGemm", "GemmRs", "GemmAr", "AgWgrad", "Tensor", "Memory", "Error", "Timeout",
              "run_world", "run_gpus", "all_gather", "quantize_rows", "normal"):
     if name not in exported:
         print(f"{library} does not export tandem::{name}")

@@ -22,12 +22,12 @@ float at(const Tensor& t, int64_t i, int64_t j) {
 /// A [rows, columns] matrix, stored as [columns, rows] if `transposed`, with `padding` unused
 /// elements after each stored row.
 struct Matrix {
-  Buffer memory;
+  Memory memory;
   Tensor tensor;
   Matrix(DType dtype, int64_t rows, int64_t columns, bool transposed, int64_t padding,
          uint64_t seed) {
     const int64_t lines = transposed ? columns : rows, length = transposed ? rows : columns;
-    memory = Buffer(size_t(lines * (length + padding)) * size_of(dtype));
+    memory = Memory(size_t(lines * (length + padding)) * size_of(dtype));
     const Tensor all = memory.view(dtype, {lines, length + padding});
     for (int64_t i = 0; i < all.elements(); ++i) {
       const float value = normal(seed, 0, uint64_t(i));

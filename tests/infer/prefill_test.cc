@@ -44,7 +44,7 @@ struct Rank {
         config(model_config),
         layout(config, tp.size(), tp.rank()),
         weights(layout, dtype),
-        rope(config.max_seq, config.head_dim, config.rope_theta),
+        rope(Exec{}, config.max_seq, config.head_dim, config.rope_theta),
         context{tp, config, layout, weights, dtype, caches, CodecPolicy::parse(codec)} {
     initialize_parameters(layout, config, 17, weights.values());
     for (float& w : weights.values()) w = w == 1 ? w : w * 6;
@@ -63,7 +63,7 @@ struct Rank {
   /// The last residual row and all cached values, after `count` tokens and then 5 more.
   std::vector<float> run(Prefill& prefill, int64_t count) {
     clear_caches();
-    Buffer memory(2 * size_t(config.hidden) * sizeof(float));
+    Memory memory(2 * size_t(config.hidden) * sizeof(float));
     const Tensor last = memory.view(DType::f32, {2, config.hidden});
     prefill.run(tokens_for(count, 3), 0, last.rows(0, 1));
     prefill.run(tokens_for(std::min<int64_t>(count, 5), 4), count, last.rows(1, 1));

@@ -84,12 +84,12 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
     const AttentionShape& s = c.shape;
     const int64_t rows = s.batch * s.seq, wide = s.heads * s.head_dim,
                   narrow = s.kv_heads * s.head_dim;
-    const RopeTable rope(s.seq + 3, s.head_dim, kTheta);
+    const RopeTable rope(Exec{}, s.seq + 3, s.head_dim, kTheta);
     Matrix q(dtype, rows, wide, wide + 5), k(dtype, rows, narrow), v(dtype, rows, narrow);
     Matrix out(dtype, rows, wide, wide + 2), log_sums(DType::f32, s.batch * s.heads, s.seq);
     q.fill("q"), k.fill("k"), v.fill("v");
-    Attention attention(s, rope);
-    attention.forward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
+    Attention attention(Exec{}, s, rope);
+    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
     EXPECT_LE(relative_error(out.values(), reference(s, q.values(), k.values(), v.values())),
               tolerance(dtype))
         << s.seq;
@@ -98,8 +98,8 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
     Matrix dout(dtype, rows, wide), dq(dtype, rows, wide), dk(dtype, rows, narrow, narrow + 7),
         dv(dtype, rows, narrow);
     dout.fill("dout"), dk.fill("garbage");
-    attention.backward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, dout.tensor,
-                       dq.tensor, dk.tensor, dv.tensor);
+    attention.backward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor,
+                       dout.tensor, dq.tensor, dk.tensor, dv.tensor);
     const auto check = [&](const Matrix& gradient, const Matrix& x, const auto& f) {
       const auto numeric = numeric_gradient(
           x.values(), [&](const Doubles& values) { return dot(f(values), dout.values()); });
@@ -114,7 +114,7 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
 
 TEST(Attention, ThreadsAndRepeatsGiveTheSameBits) {
   const AttentionShape s{3, 50, 4, 2, 32};
-  const RopeTable rope(s.seq, s.head_dim, kTheta);
+  const RopeTable rope(Exec{}, s.seq, s.head_dim, kTheta);
   Matrix q(DType::f32, 150, 128), k(DType::f32, 150, 64), v(DType::f32, 150, 64),
       dout(DType::f32, 150, 128);
   q.fill("q"), k.fill("k"), v.fill("v"), dout.fill("dout");
@@ -122,10 +122,10 @@ TEST(Attention, ThreadsAndRepeatsGiveTheSameBits) {
     set_kernel_threads(threads);
     Matrix out(DType::f32, 150, 128), log_sums(DType::f32, 12, 50), dq(DType::f32, 150, 128),
         dk(DType::f32, 150, 64), dv(DType::f32, 150, 64);
-    Attention attention(s, rope);
-    attention.forward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
-    attention.backward(q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, dout.tensor,
-                       dq.tensor, dk.tensor, dv.tensor);
+    Attention attention(Exec{}, s, rope);
+    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
+    attention.backward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor,
+                       dout.tensor, dq.tensor, dk.tensor, dv.tensor);
     Doubles all;
     for (const Matrix* m : {&out, &dq, &dk, &dv}) {
       const Doubles values = m->values();

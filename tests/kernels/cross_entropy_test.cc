@@ -22,10 +22,15 @@ double reference(const Doubles& logits, const std::vector<int32_t>& targets) {
   return loss;
 }
 
+template <typename T>
+Tensor vector(std::vector<T>& values) {
+  return Tensor::of(std::span(values), {int64_t(values.size())});
+}
+
 /// Steps of a sharded loss, with the reductions over shards computed here.
 void check(int shards, DType dtype, double spread) {
   const int64_t vocab = 37;
-  const std::vector<int32_t> targets{0, 36, -1, 18, 19, 5};
+  std::vector<int32_t> targets{0, 36, -1, 18, 19, 5};
   const int64_t rows = int64_t(targets.size());
   Matrix logits(DType::f32, rows, vocab);
   logits.fill("logits", spread);
@@ -37,22 +42,24 @@ void check(int shards, DType dtype, double spread) {
     return t.transposed().rows(s.begin, s.count).transposed();
   };
   for (int s = 0; s < shards; ++s) {
-    cross_entropy_max(columns(s, logits.tensor), part);
+    cross_entropy_max(Exec{}, columns(s, logits.tensor), vector(part));
     for (size_t i = 0; i < part.size(); ++i) maxima[i] = std::max(maxima[i], part[i]);
   }
   for (int s = 0; s < shards; ++s) {
-    cross_entropy_sum(columns(s, logits.tensor), targets, shard_of(vocab, shards, s).begin, maxima,
-                      part, part_picked);
+    cross_entropy_sum(Exec{}, columns(s, logits.tensor), vector(targets),
+                      shard_of(vocab, shards, s).begin, vector(maxima), vector(part),
+                      vector(part_picked));
     for (size_t i = 0; i < part.size(); ++i) sums[i] += part[i], picked[i] += part_picked[i];
   }
-  const double loss = cross_entropy_loss(targets, sums, picked);
+  const double loss = cross_entropy_loss(Exec{}, vector(targets), vector(sums), vector(picked));
   const double expected = reference(logits.values(), targets);
   EXPECT_NEAR(loss, expected, 1e-5 * expected);
 
   Matrix dlogits(dtype, rows, vocab);
   for (int s = 0; s < shards; ++s) {
-    cross_entropy_backward(columns(s, logits.tensor), targets, shard_of(vocab, shards, s).begin,
-                           maxima, sums, 0.5f, columns(s, dlogits.tensor));
+    cross_entropy_backward(Exec{}, columns(s, logits.tensor), vector(targets),
+                           shard_of(vocab, shards, s).begin, vector(maxima), vector(sums), 0.5f,
+                           columns(s, dlogits.tensor));
   }
   auto numeric = numeric_gradient(logits.values(),
                                   [&](const Doubles& x) { return 0.5 * reference(x, targets); });

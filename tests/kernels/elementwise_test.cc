@@ -46,10 +46,10 @@ TEST_P(Elementwise, SwigluMatchesReferenceAndDifferences) {
       for (size_t i = 0; i < g.size(); ++i) y[i] = g[i] / (1 + std::exp(-g[i])) * u[i];
       return y;
     };
-    swiglu_forward(gate.tensor, up.tensor, out.tensor);
+    swiglu_forward(Exec{}, gate.tensor, up.tensor, out.tensor);
     EXPECT_LE(relative_error(out.values(), f(gate.values(), up.values())), tolerance(GetParam()));
     if (rows > 3) continue;  // differences cost rows^2
-    swiglu_backward(gate.tensor, up.tensor, dout.tensor, dgate.tensor, dup.tensor);
+    swiglu_backward(Exec{}, gate.tensor, up.tensor, dout.tensor, dgate.tensor, dup.tensor);
     const auto dgate_numeric = numeric_gradient(
         gate.values(), [&](const Doubles& g) { return dot(f(g, up.values()), dout.values()); });
     const auto dup_numeric = numeric_gradient(
@@ -63,9 +63,9 @@ TEST_P(Elementwise, AddAndCastRoundOnce) {
   Matrix x(DType::f32, 70, 19), y(GetParam(), 70, 19), sum(DType::f32, 70, 19);
   Matrix narrow(GetParam(), 70, 19), back(DType::f32, 70, 19);
   x.fill("x"), y.fill("y");
-  add(x.tensor, y.tensor, sum.tensor);
-  cast(x.tensor, narrow.tensor);
-  cast(narrow.tensor, back.tensor);
+  add(Exec{}, x.tensor, y.tensor, sum.tensor);
+  cast(Exec{}, x.tensor, narrow.tensor);
+  cast(Exec{}, narrow.tensor, back.tensor);
   for (int64_t i = 0; i < 70; ++i) {
     for (int64_t j = 0; j < 19; ++j) {
       EXPECT_EQ(float(sum.get(i, j)), float(x.get(i, j)) + float(y.get(i, j)));
@@ -78,7 +78,7 @@ TEST_P(Elementwise, AddAndCastRoundOnce) {
 
 TEST(Elementwise, RefusesOtherTypes) {
   Matrix x(DType::f32, 2, 2), y(DType::f16, 2, 2);
-  EXPECT_THROW(cast(x.tensor, y.tensor), InvalidArgument);
+  EXPECT_THROW(cast(Exec{}, x.tensor, y.tensor), InvalidArgument);
 }
 
 TEST_P(Elementwise, ShardedEmbeddingSumsToTheWhole) {
@@ -91,10 +91,12 @@ TEST_P(Elementwise, ShardedEmbeddingSumsToTheWhole) {
   for (const auto& [begin, count] : {std::pair{0, 4}, {4, 3}}) {
     Matrix out(GetParam(), 8, hidden);
     out.fill("garbage");
-    embedding_forward(tokens, table.tensor.rows(begin, count), begin, out.tensor);
+    embedding_forward(Exec{}, Tensor::of(std::span(tokens), {8}), table.tensor.rows(begin, count),
+                      begin, out.tensor);
     const auto values = out.values();
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
-    embedding_backward(tokens, dout.tensor, begin, dtable.tensor.rows(begin, count));
+    embedding_backward(Exec{}, Tensor::of(std::span(tokens), {8}), dout.tensor, begin,
+                       dtable.tensor.rows(begin, count));
   }
   Matrix expected(DType::f32, vocab, hidden);
   for (size_t i = 0; i < tokens.size(); ++i) {

@@ -34,15 +34,14 @@ TEST_P(RmsNorm, MatchesReferenceAndDifferences) {
     x.fill("x", 2), weight.fill("weight"), dout.fill("dout");
     dx.fill("start"), dweight.fill("start");
     const Doubles dx_start = dx.values(), dweight_start = dweight.values();
-    std::vector<float> inverse_rms(static_cast<size_t>(rows));
-    const std::span weights(weight.tensor.as<float>(), size_t(hidden));
+    Matrix inverse_rms(DType::f32, 1, rows);
 
-    rms_norm_forward(x.tensor, weights, kEps, out.tensor, inverse_rms);
+    rms_norm_forward(Exec{}, x.tensor, weight.tensor, kEps, out.tensor, inverse_rms.tensor);
     EXPECT_LE(relative_error(out.values(), reference(x.values(), weight.values())),
               tolerance(GetParam()));
 
-    rms_norm_backward(x.tensor, weights, inverse_rms, dout.tensor, dx.tensor,
-                      {dweight.tensor.as<float>(), size_t(hidden)});
+    rms_norm_backward(Exec{}, x.tensor, weight.tensor, inverse_rms.tensor, dout.tensor, dx.tensor,
+                      dweight.tensor);
     auto dx_numeric = numeric_gradient(x.values(), [&](const Doubles& v) {
       return dot(reference(v, weight.values()), dout.values());
     });

@@ -25,7 +25,7 @@ struct Matrix {
     // Columns [0, columns) of each row.
     tensor = Tensor(whole.transposed().rows(0, columns).transposed());
   }
-  Buffer buffer;
+  Memory buffer;
   Tensor tensor;
 
   double get(int64_t row, int64_t column) const {

@@ -71,7 +71,7 @@ inline std::vector<float> numbers(DType dtype, int64_t count, uint64_t stream, f
 
 /// Tensor of `dtype` that owns its memory.
 struct Owned {
-  Buffer memory;
+  Memory memory;
   Tensor tensor;
   Owned(DType dtype, int64_t rows, int64_t columns)
       : memory(size_t(rows * columns) * size_of(dtype)),

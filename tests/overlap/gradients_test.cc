@@ -66,7 +66,7 @@ TEST_P(Gradients, AgGemmMatchesDifferences) {
     const Matrix dx(DType::f32, local.count, kK, 0);
     input_gradient.run(c.tensor(), w.tensor().transposed(), dx.tensor());
     AgWgrad weight_gradient(comm, {kM, kN, kK}, {Strategy::overlapped, 2});
-    const Buffer memory(size_t(kN * kK) * 4);
+    const Memory memory(size_t(kN * kK) * 4);
     const Tensor dw = memory.view(DType::f32, {kN, kK});
     weight_gradient.run(x.tensor(), c.tensor(), dw);
     for (int owner = 0; owner < comm.size(); ++owner) {

@@ -40,7 +40,7 @@ struct Subject {
   std::vector<std::string> outputs;
   std::function<void(const Tensors&)> run;
 
-  Tensors in(const Buffer& arena) const {
+  Tensors in(const Memory& arena) const {
     Tensors all;
     for (size_t i = 0; i < shapes.size(); ++i) {
       all[shapes[i].first] =
@@ -103,7 +103,7 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
     set_kernel_threads(1);
     for (const Strategy strategy : kStrategies) {
       for (const Subject& subject : subjects(comm, strategy)) {
-        const Buffer arena(subject.bytes());
+        const Memory arena(subject.bytes());
         for (const std::string& output : subject.outputs) {
           for (const auto& [name, shape] : subject.shapes) {
             if (name == output) continue;
@@ -158,7 +158,7 @@ TEST_P(OperandMemory, InputsMayOverlapAndBeReadOnly) {
     for (const Strategy strategy : kStrategies) {
       for (const Subject& subject : subjects(comm, strategy)) {
         SCOPED_TRACE(fmt::format("{} {}", subject.op, name_of(strategy)));
-        const Buffer arena(subject.bytes());
+        const Memory arena(subject.bytes());
         const Tensors apart = subject.in(arena);
         Tensors together = apart;
         for (const auto& [name, shape] : subject.shapes) {
@@ -184,7 +184,7 @@ TEST_P(OperandMemory, InputsMayOverlapAndBeReadOnly) {
 TEST_P(OperandMemory, EmptyOperandsOverlapNothing) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
-    const Buffer memory(kSlot);
+    const Memory memory(kSlot);
     const Tensor out = memory.view(DType::f32, {kM, kN}), x = memory.view(DType::f32, {kM, 0}, 8),
                  weight = memory.view(DType::f32, {kN, 0}, 8);
     GemmAr(comm, {kM, kN, 0}, {Strategy::overlapped, 0}).run(x, weight, out);

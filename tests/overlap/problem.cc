@@ -9,7 +9,7 @@ namespace tandem::test {
 Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool transposed,
                int64_t padding) {
   const int64_t lines = transposed ? columns : rows, length = transposed ? rows : columns;
-  memory_ = Buffer(size_t(lines * (length + padding)) * size_of(dtype));
+  memory_ = Memory(size_t(lines * (length + padding)) * size_of(dtype));
   const Tensor all = memory_.view(dtype, {lines, length + padding});
   const Tensor narrow = all.narrow(1, 0, length);
   tensor_ = transposed ? narrow.transposed() : narrow;

@@ -25,7 +25,7 @@ class Matrix {
   Tensor vector() const;
 
  private:
-  Buffer memory_;
+  Memory memory_;
   Tensor tensor_;
 };
 

@@ -73,7 +73,7 @@ void reference(const Communicator& comm, const Wire& wire, const Problem& p, boo
   if (!add_norm) return reduce_partials(one, dtype, nullptr, out);
   const AddNorm& tail = result.add_norm;
   reduce_partials(one, dtype, nullptr, tail.hidden, &tail.residual);
-  rms_norm(tail.hidden, tail.gain, tail.eps, out);
+  rms_norm(Exec{}, tail.hidden, tail.gain, tail.eps, out);
 }
 
 class EncodedGemmAr : public OnRanks {};

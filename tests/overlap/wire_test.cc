@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 
 struct Matrix {
-  Buffer memory;
+  Memory memory;
   Tensor tensor;
   Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed)
       : memory(size_t(rows * columns) * size_of(dtype)),

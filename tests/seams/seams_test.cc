@@ -33,8 +33,8 @@ TEST(NewOperator, EveryCandidateMatchesTheReferencesBits) {
         on_ranks(ranks, [&](Communicator& comm) {
           const OpDesc desc = gather_scale_desc(comm, m, 11, dtype);
           const auto made = make_operator<GatherScaleCpu>(comm, desc, {}, Choosing::first);
-          const Buffer x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
-          const Buffer out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
+          const Memory x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
+          const Memory out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
           std::fill_n(x.data(), x.bytes(), std::byte(63 - comm.rank()));
           std::fill_n(factor.data(), factor.bytes(), std::byte(64));
           const Tensor x_rows = x.view(dtype, {desc.x.rows, 11}), by = factor.view(dtype, {1, 1});
@@ -62,9 +62,9 @@ TEST(NewOperator, RanksAgreeOnItAndCallsAreChecked) {
     EXPECT_THROW(make(8 + comm.rank()), Mismatch);
     const auto made = make(8);
     EXPECT_EQ(made->chosen().form, Form::serial);
-    const Buffer memory(1024);
+    const Memory memory(1024);
     const Tensor x = memory.view(DType::f32, {4, 4}), out = memory.view(DType::f32, {8, 4});
-    const Buffer one(4);
+    const Memory one(4);
     EXPECT_THROW(made->run({x, one.view(DType::f32, {1, 1}), out}), InvalidArgument);
     EXPECT_THROW(made->run({out, one.view(DType::f32, {1, 1}), out}), InvalidArgument);
   });
@@ -98,7 +98,7 @@ TEST(NewCodec, CollectivesOperatorsAndBenchmarkSupportIt) {
   for (const int ranks : {1, 2, 3}) {
     on_ranks(ranks, [&](Communicator& comm) {
       const int64_t count = 5000 + 3;
-      const Buffer memory(size_t(count) * 4), plain(size_t(count) * 4);
+      const Memory memory(size_t(count) * 4), plain(size_t(count) * 4);
       const Tensor coded = memory.view(DType::f32, {count, 1});
       const Tensor expected = plain.view(DType::f32, {count, 1});
       for (int64_t i = 0; i < count; ++i) {
@@ -138,7 +138,7 @@ TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
   on_ranks(2, [](Communicator& comm) {
     const int64_t m = 6, n = 8, k = 16;
     const Shard local = shard_of(m, comm.size(), comm.rank());
-    const Buffer x_memory(size_t(m * k) * 2), w_memory(size_t(n * k) * 2);
+    const Memory x_memory(size_t(m * k) * 2), w_memory(size_t(n * k) * 2);
     for (int64_t i = 0; i < m * k; ++i) {
       x_memory.view(DType::bf16, {m * k}).as<BFloat16>()[i] = BFloat16::from_float(float(i % 7));
     }
@@ -146,8 +146,8 @@ TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
       w_memory.view(DType::bf16, {n * k}).as<BFloat16>()[i] = BFloat16::from_float(float(i % 5));
     }
     const Tensor x = x_memory.view(DType::bf16, {m, k}), w = w_memory.view(DType::bf16, {n, k});
-    const Buffer wide(size_t(m * n) * 4), same(size_t(m * n) * 4), narrow(size_t(m * n) * 2);
-    const Buffer bias_memory(size_t(n) * 4);
+    const Memory wide(size_t(m * n) * 4), same(size_t(m * n) * 4), narrow(size_t(m * n) * 2);
+    const Memory bias_memory(size_t(n) * 4);
     const Tensor bias = bias_memory.view(DType::f32, {n});
     std::fill_n(bias.as<float>(), n, 0.5f);
 

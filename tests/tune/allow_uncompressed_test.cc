@@ -24,15 +24,15 @@ float value_at(int rank, int64_t i) {
   return float(int32_t(philox(31, uint64_t(rank), uint64_t(i))[0])) * 0x1p-31f;
 }
 
-Buffer made(int rank, int64_t first, int64_t count) {
-  Buffer buffer(size_t(count) * sizeof(float));
+Memory made(int rank, int64_t first, int64_t count) {
+  Memory buffer(size_t(count) * sizeof(float));
   for (int64_t i = 0; i < count; ++i) {
     reinterpret_cast<float*>(buffer.data())[i] = value_at(rank, first + i);
   }
   return buffer;
 }
 
-Tensor view(const Buffer& buffer, int64_t columns = 1) {
+Tensor view(const Memory& buffer, int64_t columns = 1) {
   const auto elements = int64_t(buffer.bytes() / sizeof(float));
   return buffer.view(DType::f32, {elements / columns, columns});
 }
@@ -65,7 +65,7 @@ TEST_P(AllowUncompressedCollectives, EveryAllReduceAlgorithmGivesTheSum) {
       for (const int64_t size : {1, 1000, 4097, 60001}) {
         for (const Route route : {Route::plain, Route::one_shot, Route::two_shots}) {
           if (route == Route::two_shots && comm.size() == 2) continue;
-          const Buffer data = made(comm.rank(), 0, size);
+          const Memory data = made(comm.rank(), 0, size);
           collectives::run_all_reduce(comm, view(data), wire, nullptr, route);
           const double once = comm.size() * wire.error_bound();
           const double encoded = route == Route::plain      ? 0
@@ -90,15 +90,15 @@ TEST_P(AllowUncompressedCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRank
       constexpr int64_t kColumns = 96;
       const Shard local = shard_of(rows, comm.size(), comm.rank());
       for (int call = 0; call < 2; ++call) {
-        const Buffer data = made(comm.rank(), 0, rows * kColumns);
-        Buffer part(size_t(local.count * kColumns) * sizeof(float));
+        const Memory data = made(comm.rank(), 0, rows * kColumns);
+        Memory part(size_t(local.count * kColumns) * sizeof(float));
         reduce_scatter(comm, view(data, kColumns), view(part, kColumns), choice);
         EXPECT_LE(error_of_sum(view(part), local.begin * kColumns, comm.size()), sums);
         all_reduce(comm, view(data, kColumns), choice);
         EXPECT_LE(error_of_sum(view(data), 0, comm.size()), sums);
         expect_same_everywhere(comm, view(data));
-        const Buffer own = made(0, local.begin * kColumns, local.count * kColumns);
-        Buffer all(size_t(rows * kColumns) * sizeof(float));
+        const Memory own = made(0, local.begin * kColumns, local.count * kColumns);
+        Memory all(size_t(rows * kColumns) * sizeof(float));
         all_gather(comm, view(own, kColumns), view(all, kColumns), choice);
         EXPECT_LE(error_of_sum(view(all), 0, 1), sums);
         expect_same_everywhere(comm, view(all));
@@ -112,7 +112,7 @@ TEST_P(AllowUncompressedCollectives, OnlyTheFirstCallOfASizeMeasures) {
     if (comm.size() == 1) return;
     const AllowUncompressed choice{Wire::parse("int6")};
     const auto calls = [&](int64_t size) {
-      const Buffer data = made(comm.rank(), 0, size);
+      const Memory data = made(comm.rank(), 0, size);
       const uint64_t before = comm.workspace().calls;
       all_reduce(comm, view(data), choice);
       return comm.workspace().calls - before;
@@ -132,7 +132,7 @@ TEST_P(AllowUncompressedCollectives, DisagreementIsThrownOnEveryRank) {
   run([](Communicator& comm) {
     if (comm.size() == 1) return;
     const AllowUncompressed choice{Wire::parse("int5")};
-    const Buffer data = made(comm.rank(), 0, 9000);
+    const Memory data = made(comm.rank(), 0, 9000);
     const auto refusal = [&](const std::function<void(const Tensor&)>& call, int64_t rows) {
       try {
         call(view(data).rows(0, rows));
@@ -158,7 +158,7 @@ TEST_P(AllowUncompressedCollectives, DisagreementIsThrownOnEveryRank) {
 
 TEST_P(AllowUncompressedCollectives, WrongOperandsAreRefused) {
   run([](Communicator& comm) {
-    const Buffer data = made(0, 0, 100), integers(400);
+    const Memory data = made(0, 0, 100), integers(400);
     EXPECT_THROW(
         all_reduce(comm, integers.view(DType::i32, {100}), AllowUncompressed{Wire::parse("int8")}),
         InvalidArgument);
@@ -176,7 +176,7 @@ Route chosen_over(const char* link, int ranks, const char* format, int64_t size)
   if (link) options.link = EmulatedLink::parse(link);
   Route route = Route::given;
   run_threads(options, [&](Communicator& comm) {
-    const Buffer data = made(comm.rank(), 0, size);
+    const Memory data = made(comm.rank(), 0, size);
     all_reduce(comm, view(data), AllowUncompressed{Wire::parse(format)});
     ASSERT_EQ(comm.workspace().routes.size(), 1u);
     if (comm.rank() == 0) route = Route(comm.workspace().routes.begin()->second);

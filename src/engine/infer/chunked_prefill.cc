@@ -73,7 +73,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
     }
     for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, false);
   });
-  cast(x_->rows(count - 1, 1), last);
+  cast(context_.exec, x_->rows(count - 1, 1), last);
 }
 
 /// Rows of the embedding held by other ranks are 0 here.
@@ -81,17 +81,18 @@ void ChunkedPrefill::look_up(int chunk, std::span<const int32_t> tokens) {
   const DecoderContext& c = context_;
   const Shard& rows = rows_[size_t(chunk)];
   RowSums& sums = *sums_[size_t(chunk)];
-  embedding_forward(tokens.subspan(size_t(rows.begin), size_t(rows.count)),
+  embedding_forward(c.exec, Tensor::of(tokens.data() + rows.begin, {rows.count}),
                     c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
                     sums.begin(rows.count));
   sums.send(c.codec.embeddings);
 }
 
 void ChunkedPrefill::take_sums(int chunk, bool is_first) {
+  const Exec& exec = context_.exec;
   const Shard& rows = rows_[size_t(chunk)];
   const Tensor residual = residual_->rows(0, rows.count), x = x_->rows(rows.begin, rows.count);
   sums_[size_t(chunk)]->finish(residual);
-  is_first ? cast(residual, x) : add(x, residual, x);
+  is_first ? cast(exec, residual, x) : add(exec, x, residual, x);
 }
 
 void ChunkedPrefill::advance_others(int chunk) {

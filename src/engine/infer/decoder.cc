@@ -40,14 +40,14 @@ void DecoderExperts::run(const BranchLayout& b, const Tensor& x_norm, const Tens
                          const Tensor& w_out, const Tensor& x) {
   const int64_t rows = x_norm.dim(0);
   const auto first = [&](const Activation& a) { return a->rows(0, rows); };
-  route(context_.view(), b, router_input(x_norm, input_),
+  route(context_.view(), b, router_input(context_.exec, x_norm, input_),
         {first(logits_), first(scores_), first(chosen_), first(weights_)});
   if (layer_) {
     layer_->forward(x_norm, {first(chosen_), first(weights_)}, w_in, w_out, first(out_), batch_);
   } else {
     run_row(x_norm, w_in, w_out, out_);
   }
-  add(x, first(out_), x);
+  add(context_.exec, x, first(out_), x);
 }
 
 /// Computes this rank's shard of the chosen experts, then sums over the ranks.
@@ -61,7 +61,7 @@ void DecoderExperts::run_row(const Tensor& x_norm, const Tensor& w_in, const Ten
     const int64_t expert = chosen_->as<int32_t>()[i];
     const float weight = weights_->as<float>()[i];
     gemm(x_norm, w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
-    swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner);
+    swiglu_forward(c.exec, h.narrow(1, 0, f), h.narrow(1, f, f), inner);
     gemm(inner, w_out.rows(expert * hidden, hidden).transposed(), product_);
     for (int64_t j = 0; j < hidden; ++j) {
       out.as<float>()[j] += weight * product_->as<float>()[j];
@@ -115,7 +115,7 @@ struct PrefillBlock::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) {
     products().out.run(inner, weight, block.residual_);
-    add(block.x_, block.residual_, block.x_);
+    add(block.context_.exec, block.x_, block.residual_, block.x_);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     block.experts_->run(layout(), x_norm, w_in, w_out, block.x_);
@@ -126,10 +126,10 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   const DecoderContext& c = context_;
   std::ranges::fill(padded_, 0);  // padding rows are computed and ignored
   std::ranges::copy(tokens, padded_.begin());
-  embedding_forward(padded_, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
-                    looked_up_);
+  embedding_forward(c.exec, Tensor::of(std::span(padded_), {rows_}),
+                    c.weights.matrix(c.layout.embedding), c.layout.vocab_begin, looked_up_);
   reduce_scatter(c.tp, looked_up_, shard_, c.codec.embeddings);
-  cast(shard_, x_);
+  cast(c.exec, shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
     forward_branch(c.view(), b, x_, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_),
@@ -141,7 +141,7 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
          shard_of(rows_, c.tp.size(), owner).begin + shard_of(rows_, c.tp.size(), owner).count) {
     ++owner;
   }
-  if (owner == c.tp.rank()) cast(x_->rows(row - own_.begin, 1), last);
+  if (owner == c.tp.rank()) cast(c.exec, x_->rows(row - own_.begin, 1), last);
   broadcast(c.tp, last, owner);
 }
 
@@ -164,15 +164,15 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
 
 TokenHead::TokenHead(const DecoderContext& c)
     : context_(c),
+      inverse_rms_(DType::f32, 1, 1),
       x_norm_(c.dtype, 1, c.config.hidden),
       own_logits_(DType::f32, 1, c.layout.vocab),
       logits_(DType::f32, 1, c.config.vocab) {}
 
 std::span<const float> TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
-  float inverse_rms;
-  rms_norm_forward(residual, c.weights.norm(c.layout.final_norm, c.config.hidden),
-                   c.config.norm_eps, x_norm_, {&inverse_rms, 1});
+  rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
+                   c.config.norm_eps, x_norm_, inverse_rms_);
   gemm(x_norm_, c.weights.matrix(c.layout.head).transposed(), own_logits_);
   all_gather(c.tp, Tensor(own_logits_->data(), DType::f32, {c.layout.vocab}),
              Tensor(logits_->data(), DType::f32, {c.config.vocab}));
@@ -201,7 +201,7 @@ struct DecodeStep::Steps {
       gemm(inner, weight.transposed(), step.residual_);
       all_reduce(c.tp, step.residual_, wire_of(c.codec, layout()));
     }
-    add(x, step.residual_, x);
+    add(c.exec, x, step.residual_, x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     step.experts_->run(layout(), x_norm, w_in, w_out, x);
@@ -210,10 +210,10 @@ struct DecodeStep::Steps {
 
 void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   const DecoderContext& c = context_;
-  embedding_forward({&token, 1}, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
-                    looked_up_);
+  embedding_forward(c.exec, Tensor::of(&token, {1}), c.weights.matrix(c.layout.embedding),
+                    c.layout.vocab_begin, looked_up_);
   all_reduce(c.tp, looked_up_, c.codec.embeddings);
-  cast(looked_up_, x);
+  cast(c.exec, looked_up_, x);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
     forward_branch(c.view(), b, x, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, 1),

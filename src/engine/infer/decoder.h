@@ -25,8 +25,9 @@ struct DecoderContext {
   DType dtype;
   std::vector<std::unique_ptr<CachedAttention>>& caches;
   CodecPolicy codec = {};
+  Exec exec = {};
 
-  LayerView view() const { return {config, layout, weights}; }
+  LayerView view() const { return {config, layout, weights, exec}; }
 };
 
 /// Experts for a block of rows or for one row; every rank holds a shard of each expert.
@@ -92,7 +93,7 @@ class TokenHead {
 
  private:
   DecoderContext context_;
-  Activation x_norm_, own_logits_, logits_;
+  Activation inverse_rms_, x_norm_, own_logits_, logits_;
 };
 
 /// Decode of one token: every rank holds the whole residual row.

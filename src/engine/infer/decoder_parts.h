@@ -21,7 +21,7 @@ inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& x_no
                                   const Tensor& inverse_rms, const Tensor& hidden,
                                   const Tensor& inner, int64_t rows) {
   return {x_norm,
-          {inverse_rms.as<float>(), size_t(x_norm.dim(0))},
+          inverse_rms,
           reshaped(hidden, rows, branch.in.rows),
           reshaped(inner, rows, branch.out.columns)};
 }

@@ -1,5 +1,6 @@
 #include "engine/model/branch.h"
 
+#include "comm/exec.h"
 #include "engine/model/router.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
@@ -27,18 +28,27 @@ MoeShape moe_shape(const ModelContext& c) {
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
                            const TransformerOptions& transformer_options)
     : tp(communicator),
+      exec(exec_of(communicator)),
       experts(transformer_options.experts ? *transformer_options.experts : communicator),
       config(model),
       options(transformer_options),
       layout(config, tp.size(), tp.rank(), place_of(experts, tp)),
-      weights(layout, options.dtype),
-      gradient_memory(size_t(layout.size) * sizeof(float)),
+      weights(exec, layout, options.dtype),
+      gradient_memory(size_t(layout.size) * sizeof(float), exec.device),
       tokens(options.batch * options.seq),
       own(shard_of(tokens, tp.size(), tp.rank())),
-      rope(options.seq, config.head_dim, config.rope_theta) {}
+      rope(exec, options.seq, config.head_dim, config.rope_theta) {
+  if (exec.on_gpu() && config.moe_layers() > 0) {
+    throw Unsupported("model.experts on GPUs: expected a dense model; train experts on CPU ranks");
+  }
+}
 
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
   return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+}
+
+Tensor ModelContext::gradient(int64_t offset, int64_t count) const {
+  return gradient_memory.view(DType::f32, {count}, size_t(offset) * sizeof(float));
 }
 
 BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
@@ -61,35 +71,35 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                 .weight_kn = true},
                c.options.overlap),
       in_wgrad(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
-      residual(c.options.dtype, c.own.count, c.config.hidden),
-      doutput(c.options.dtype, c.own.count, c.config.hidden),
-      d_act(c.options.dtype, c.tokens, l.out.columns),
-      dhidden(c.options.dtype, c.tokens, l.in.rows),
-      dnormed(c.options.dtype, c.own.count, c.config.hidden) {
+      residual(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
+      dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
+      dnormed(c.make(c.options.dtype, c.own.count, c.config.hidden)) {
   if (l.attention) {
     const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
                                c.config.head_dim};
-    attention = std::make_unique<Attention>(shape, c.rope);
+    attention = std::make_unique<Attention>(c.exec, shape, c.rope);
   }
 }
 
 BranchExperts::BranchExperts(ModelContext& c)
     : layer(c.experts, moe_shape(c), moe_options(c.options.overlap, c.options.codec)),
-      routed(c.options.dtype, c.own.count, c.config.hidden),
-      doutput(c.options.dtype, c.own.count, c.config.hidden),
-      dnormed(DType::f32, c.own.count, c.config.hidden),
-      x_norm(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden),
-      logits(DType::f32, c.own.count, c.config.experts),
-      dlogits(DType::f32, c.own.count, c.config.experts),
-      dweights(DType::f32, c.own.count, c.config.top_k),
-      drouter(DType::f32, c.config.experts, c.config.hidden) {}
+      routed(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      dnormed(c.make(DType::f32, c.own.count, c.config.hidden)),
+      x_norm(c.make(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden)),
+      logits(c.make(DType::f32, c.own.count, c.config.experts)),
+      dlogits(c.make(DType::f32, c.own.count, c.config.experts)),
+      dweights(c.make(DType::f32, c.own.count, c.config.top_k)),
+      drouter(c.make(DType::f32, c.config.experts, c.config.hidden)) {}
 
 Branch::Branch(ModelContext& c, BranchProducts* products, BranchExperts* experts,
                const BranchLayout& l)
     : context_(c), products_(products), experts_(experts), layout_(l) {}
 
 LayerView Branch::view() const {
-  return {context_.config, context_.layout, context_.weights};
+  return {context_.config, context_.layout, context_.weights, context_.exec};
 }
 
 /// Training steps: the residual stream is row-sharded over the ranks; activations are saved for
@@ -104,34 +114,35 @@ struct Branch::Steps {
     branch.products_->in.run(x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    branch.products_->attention->forward(q, k, v, out, saved.products->log_sums);
+    branch.products_->attention->forward(branch.context_.exec, q, k, v, out,
+                                         saved.products->log_sums);
   }
   void out(const Tensor& inner, const Tensor& weight) {
     branch.products_->out.run(inner, weight, branch.products_->residual);
-    add(x, branch.products_->residual, y);
+    add(branch.context_.exec, x, branch.products_->residual, y);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     BranchExperts& e = *branch.experts_;
     RoutedActivations& routed = *saved.routed;
-    route(branch.view(), branch.layout_, router_input(x_norm, e.x_norm),
+    route(branch.view(), branch.layout_, router_input(branch.context_.exec, x_norm, e.x_norm),
           {e.logits, routed.scores, routed.chosen, routed.weights});
     e.layer.forward(x_norm, {routed.chosen, routed.weights}, w_in, w_out, e.routed, routed.batch);
     if (load) load->add(branch.layout_.moe_layer, routed.scores, routed.chosen);
-    add(branch.products_ ? y : x, e.routed, y);
+    add(branch.context_.exec, branch.products_ ? y : x, e.routed, y);
   }
 };
 
 void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load) {
-  BranchMemory memory{saved.x_norm, saved.rms(), {}, {}};
+  BranchMemory memory{saved.x_norm, saved.inverse_rms, {}, {}};
   if (saved.products) memory.hidden = saved.products->hidden, memory.inner = saved.products->inner;
   forward_branch(view(), layout_, x, memory, Steps{*this, x, y, saved, load});
 }
 
-void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
+void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
                       const BranchActivations& saved, std::span<const float> balance) {
   const Tensor& narrow = products_ ? products_->doutput : experts_->doutput;
   const bool is_narrow = dx.dtype() != narrow.dtype();
-  if (is_narrow) cast(dx, narrow);
+  if (is_narrow) cast(context_.exec, dx, narrow);
   const Tensor& dy = is_narrow ? narrow : dx;
   if (experts_) experts_backward(dy, saved, balance);
   if (products_) products_backward(dy, saved);
@@ -140,8 +151,8 @@ void Branch::backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
 }
 
 void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
-                           const Tensor& dx, std::span<float> dnorm) {
-  rms_norm_backward(x, view().norm(layout_), saved.rms(), dnormed, dx, dnorm);
+                           const Tensor& dx, const Tensor& dnorm) {
+  rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, dnormed, dx, dnorm);
 }
 
 void Branch::products_backward(const Tensor& dy, const BranchActivations& saved) {
@@ -150,18 +161,18 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved)
   const ProductActivations& forward = *saved.products;
   BranchProducts& p = *products_;
   p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.d_act);
-  gemm(p.out_dgrad.gathered().transposed(), forward.inner, context_.gradient(layout_.out),
-       {.accumulate = true});
+  gemm(context_.exec, p.out_dgrad.gathered().transposed(), forward.inner,
+       context_.gradient(layout_.out), {.accumulate = true});
 
   const HiddenViews h = split_hidden(l, layout_, forward.hidden);
   const HiddenViews dh = split_hidden(l, layout_, p.dhidden);
   const InnerViews inner = split_inner(l, layout_, forward.inner);
   const InnerViews d_act = split_inner(l, layout_, p.d_act);
   if (layout_.attention) {
-    p.attention->backward(h.q, h.k, h.v, inner.attention, forward.log_sums, d_act.attention, dh.q,
-                          dh.k, dh.v);
+    p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, forward.log_sums,
+                          d_act.attention, dh.q, dh.k, dh.v);
   }
-  if (layout_.mlp) swiglu_backward(h.gate, h.up, d_act.mlp, dh.gate, dh.up);
+  if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
   p.in_dgrad.run(p.dhidden, weights.matrix(layout_.in).transposed(), p.dnormed);
   p.in_wgrad.run(saved.x_norm, p.dhidden, context_.gradient(layout_.in));
 }
@@ -181,15 +192,16 @@ void Branch::router_backward(const BranchActivations& saved, std::span<const flo
   const RoutedActivations& routed = *saved.routed;
   route_backward(routed.scores, routed.chosen, e.dweights, balance, router_options(context_.config),
                  e.dlogits);
-  gemm(e.dlogits, context_.weights.master(layout_.router), e.dnormed, {.accumulate = true});
-  const Tensor input = router_input(saved.x_norm, e.x_norm);
+  gemm(context_.exec, e.dlogits, context_.weights.master(layout_.router), e.dnormed,
+       {.accumulate = true});
+  const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
   const Tensor gradient = context_.gradient(layout_.router);
   if (context_.tp.size() == 1) {
-    return gemm(e.dlogits->transposed(), input, gradient, {.accumulate = true});
+    return gemm(context_.exec, e.dlogits->transposed(), input, gradient, {.accumulate = true});
   }
-  gemm(e.dlogits->transposed(), input, e.drouter);
+  gemm(context_.exec, e.dlogits->transposed(), input, e.drouter);
   all_reduce(context_.tp, e.drouter);  // each rank saw only its rows of the residual stream
-  add(gradient, e.drouter, gradient);
+  add(context_.exec, gradient, e.drouter, gradient);
 }
 
 }  // namespace tandem

@@ -20,17 +20,24 @@ struct ModelContext {
   ModelContext(Communicator& communicator, const ModelConfig& model,
                const TransformerOptions& transformer_options);
   Communicator& tp;
+  Exec exec;
   Communicator& experts;  ///< EP x TP ranks
   ModelConfig config;
   TransformerOptions options;
   ModelLayout layout;
   Weights weights;
-  Buffer gradient_memory;
+  Memory gradient_memory;
   int64_t tokens;  ///< batch * seq
   Shard own;       ///< this rank's rows of the residual stream
   RopeTable rope;
 
   Tensor gradient(const WeightMatrix& m) const;
+  /// `count` elements from `offset` of the flat array.
+  Tensor gradient(int64_t offset, int64_t count) const;
+  /// Memory on the rank's device.
+  Activation make(DType dtype, int64_t rows, int64_t columns) const {
+    return Activation(dtype, rows, columns, exec.device);
+  }
 };
 
 /// GEMMs and attention of a branch, with backward scratch. Branches run one at a time. Construction
@@ -64,7 +71,7 @@ class Branch {
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
   /// gradient. `saved`: saved activations. `balance`: gradient of the auxiliary loss with respect
   /// to one row's probabilities; empty: none.
-  void backward(const Tensor& x, const Tensor& dx, std::span<float> dnorm,
+  void backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
                 const BranchActivations& saved, std::span<const float> balance);
 
  private:
@@ -72,7 +79,7 @@ class Branch {
   LayerView view() const;
   /// dx += gradient through the norm.
   void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
-                     const Tensor& dx, std::span<float> dnorm);
+                     const Tensor& dx, const Tensor& dnorm);
   void products_backward(const Tensor& dy, const BranchActivations& saved);
   void experts_backward(const Tensor& dy, const BranchActivations& saved,
                         std::span<const float> balance);

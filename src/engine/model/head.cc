@@ -1,7 +1,5 @@
 #include "engine/model/head.h"
 
-#include <algorithm>
-
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -12,23 +10,23 @@ namespace tandem {
 
 Embedding::Embedding(ModelContext& c)
     : context_(c),
-      looked_up_(c.options.dtype, c.tokens, c.config.hidden),
-      shard_(c.options.dtype, c.own.count, c.config.hidden) {}
+      looked_up_(c.make(c.options.dtype, c.tokens, c.config.hidden)),
+      shard_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
 
-void Embedding::forward(std::span<const int32_t> tokens, const Tensor& x) {
-  embedding_forward(tokens, context_.weights.matrix(context_.layout.embedding),
+void Embedding::forward(const Tensor& tokens, const Tensor& x) {
+  embedding_forward(context_.exec, tokens, context_.weights.matrix(context_.layout.embedding),
                     context_.layout.vocab_begin, looked_up_);
   const bool narrow = x.dtype() != shard_->dtype();
   reduce_scatter(context_.tp, looked_up_, narrow ? *shard_ : x,
                  context_.options.codec.embeddings);  // one term is nonzero: exact without a codec
-  if (narrow) cast(shard_, x);
+  if (narrow) cast(context_.exec, shard_, x);
 }
 
-void Embedding::backward(std::span<const int32_t> tokens, const Tensor& dx) {
+void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
   const bool narrow = dx.dtype() != shard_->dtype();
-  if (narrow) cast(dx, shard_);
+  if (narrow) cast(context_.exec, dx, shard_);
   all_gather(context_.tp, narrow ? *shard_ : dx, looked_up_);
-  embedding_backward(tokens, looked_up_, context_.layout.vocab_begin,
+  embedding_backward(context_.exec, tokens, looked_up_, context_.layout.vocab_begin,
                      context_.gradient(context_.layout.embedding));
 }
 
@@ -44,36 +42,37 @@ Head::Head(ModelContext& c)
               .weight_kn = true},
              c.options.overlap),
       wgrad_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype}, c.options.overlap),
-      dlogits_(c.options.dtype, c.tokens, c.layout.vocab),
-      dnormed_(c.options.dtype, c.own.count, c.config.hidden) {}
+      dlogits_(c.make(c.options.dtype, c.tokens, c.layout.vocab)),
+      dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
 
-std::span<const float> Head::norm_weight() const {
-  return context_.weights.norm(context_.layout.final_norm, context_.config.hidden);
+Tensor Head::norm_weight() const {
+  return context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
 }
 
-double Head::forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& saved) {
-  rms_norm_forward(x, norm_weight(), context_.config.norm_eps, saved.x_norm,
-                   {saved.inverse_rms->as<float>(), size_t(context_.own.count)});
+double Head::forward(const Tensor& x, const Tensor& targets, HeadActivations& saved) {
+  const Exec& exec = context_.exec;
+  rms_norm_forward(exec, x, norm_weight(), context_.config.norm_eps, saved.x_norm,
+                   saved.inverse_rms);
   product_.run(saved.x_norm, context_.weights.matrix(context_.layout.head), saved.logits);
-  const std::span<float> maxima = per_token(saved.maxima), sums = per_token(saved.sums),
-                         picked = per_token(saved.sums, 1);
-  cross_entropy_max(saved.logits, maxima);
+  const Tensor sums = saved.sums->rows(0, 1), picked = saved.sums->rows(1, 1);
+  cross_entropy_max(exec, saved.logits, saved.maxima);
   all_reduce(context_.tp, saved.maxima, ReduceOp::max);
-  cross_entropy_sum(saved.logits, targets, context_.layout.vocab_begin, maxima, sums, picked);
+  cross_entropy_sum(exec, saved.logits, targets, context_.layout.vocab_begin, saved.maxima, sums,
+                    picked);
   all_reduce(context_.tp, saved.sums);
-  return cross_entropy_loss(targets, sums, picked);
+  return cross_entropy_loss(exec, targets, sums, picked);
 }
 
-void Head::backward(const Tensor& x, std::span<const int32_t> targets, float scale,
-                    const HeadActivations& saved, const Tensor& dx, std::span<float> dnorm) {
+void Head::backward(const Tensor& x, const Tensor& targets, float scale,
+                    const HeadActivations& saved, const Tensor& dx, const Tensor& dnorm) {
+  const Exec& exec = context_.exec;
   const ModelLayout& layout = context_.layout;
-  cross_entropy_backward(saved.logits, targets, layout.vocab_begin, per_token(saved.maxima),
-                         per_token(saved.sums), scale, dlogits_);
+  cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
+                         saved.sums->rows(0, 1), scale, dlogits_);
   dgrad_.run(dlogits_, context_.weights.matrix(layout.head).transposed(), dnormed_);
   wgrad_.run(saved.x_norm, dlogits_, context_.gradient(layout.head));
-  std::fill_n(dx.as<float>(), dx.elements(), 0.0f);
-  rms_norm_backward(x, norm_weight(), {saved.inverse_rms->as<float>(), size_t(context_.own.count)},
-                    dnormed_, dx, dnorm);
+  clear(exec, dx);
+  rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, dnormed_, dx, dnorm);
 }
 
 }  // namespace tandem

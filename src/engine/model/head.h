@@ -2,10 +2,6 @@
 // its top.
 #pragma once
 
-#include <cstdint>
-#include <span>
-#include <vector>
-
 #include "engine/model/branch.h"
 
 namespace tandem {
@@ -13,9 +9,9 @@ namespace tandem {
 class Embedding {
  public:
   explicit Embedding(ModelContext& context);
-  /// x: f32 [local rows, hidden].
-  void forward(std::span<const int32_t> tokens, const Tensor& x);
-  void backward(std::span<const int32_t> tokens, const Tensor& dx);
+  /// tokens: i32 [tokens]; x: f32 [local rows, hidden].
+  void forward(const Tensor& tokens, const Tensor& x);
+  void backward(const Tensor& tokens, const Tensor& dx);
 
  private:
   ModelContext& context_;
@@ -27,17 +23,13 @@ class Head {
   /// Collective.
   explicit Head(ModelContext& context);
   /// Returns the cross-entropy summed over targets, the same on every rank.
-  double forward(const Tensor& x, std::span<const int32_t> targets, HeadActivations& saved);
+  double forward(const Tensor& x, const Tensor& targets, HeadActivations& saved);
   /// Writes dx; `dnorm` += this rank's contribution to the final norm's gradient.
-  void backward(const Tensor& x, std::span<const int32_t> targets, float scale,
-                const HeadActivations& saved, const Tensor& dx, std::span<float> dnorm);
+  void backward(const Tensor& x, const Tensor& targets, float scale, const HeadActivations& saved,
+                const Tensor& dx, const Tensor& dnorm);
 
  private:
-  std::span<const float> norm_weight() const;
-  /// Row `row` of an activation, one value per token.
-  std::span<float> per_token(const Activation& values, int64_t row = 0) const {
-    return {values->as<float>() + row * context_.tokens, size_t(context_.tokens)};
-  }
+  Tensor norm_weight() const;
 
   ModelContext& context_;
   AgGemm product_;

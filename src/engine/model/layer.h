@@ -3,8 +3,6 @@
 // destination of the sums.
 #pragma once
 
-#include <span>
-
 #include "engine/model/views.h"
 #include "engine/model/weights.h"
 #include "kernels/norm.h"
@@ -17,9 +15,10 @@ struct LayerView {
   const ModelConfig& config;
   const ModelLayout& layout;
   const Weights& weights;
+  Exec exec;
 
-  std::span<const float> norm(const BranchLayout& branch) const {
-    return weights.norm(branch.begin, config.hidden);
+  Tensor norm(const BranchLayout& branch) const {
+    return weights.vector(branch.begin, config.hidden);
   }
 };
 
@@ -27,7 +26,7 @@ struct LayerView {
 /// and `inner` have the rows that the GEMMs process.
 struct BranchMemory {
   Tensor x_norm;
-  std::span<float> inverse_rms;
+  Tensor inverse_rms;
   Tensor hidden, inner;
 };
 
@@ -42,13 +41,14 @@ struct BranchMemory {
 template <typename Steps>
 void forward_branch(const LayerView& view, const BranchLayout& branch, const Tensor& x,
                     const BranchMemory& memory, Steps&& steps) {
-  rms_norm_forward(x, view.norm(branch), view.config.norm_eps, memory.x_norm, memory.inverse_rms);
+  rms_norm_forward(view.exec, x, view.norm(branch), view.config.norm_eps, memory.x_norm,
+                   memory.inverse_rms);
   if (branch.has_products()) {
     steps.in(memory.x_norm, view.weights.matrix(branch.in), memory.hidden);
     const HiddenViews hidden = split_hidden(view.layout, branch, memory.hidden);
     const InnerViews inner = split_inner(view.layout, branch, memory.inner);
     if (branch.attention) steps.attention(hidden.q, hidden.k, hidden.v, inner.attention);
-    if (branch.mlp) swiglu_forward(hidden.gate, hidden.up, inner.mlp);
+    if (branch.mlp) swiglu_forward(view.exec, hidden.gate, hidden.up, inner.mlp);
     steps.out(memory.inner, view.weights.matrix(branch.out));
   }
   if (branch.moe) {

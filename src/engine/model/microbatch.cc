@@ -5,33 +5,35 @@
 namespace tandem {
 
 ProductActivations::ProductActivations(const ModelContext& c, const BranchLayout& l)
-    : hidden(c.options.dtype, c.tokens, l.in.rows),
-      inner(c.options.dtype, c.tokens, l.out.columns),
-      log_sums(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq) {}
+    : hidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
+      inner(c.make(c.options.dtype, c.tokens, l.out.columns)),
+      log_sums(
+          c.make(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq)) {}
 
 RoutedActivations::RoutedActivations(const ModelContext& c)
-    : scores(DType::f32, c.own.count, c.config.experts),
-      chosen(DType::i32, c.own.count, c.config.top_k),
-      weights(DType::f32, c.own.count, c.config.top_k) {}
+    : scores(c.make(DType::f32, c.own.count, c.config.experts)),
+      chosen(c.make(DType::i32, c.own.count, c.config.top_k)),
+      weights(c.make(DType::f32, c.own.count, c.config.top_k)) {}
 
 BranchActivations::BranchActivations(const ModelContext& c, const BranchLayout& l)
-    : x_norm(c.options.dtype, c.own.count, c.config.hidden),
-      inverse_rms(DType::f32, 1, c.own.count) {
+    : x_norm(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      inverse_rms(c.make(DType::f32, 1, c.own.count)) {
   if (l.has_products()) products.emplace(c, l);
   if (l.moe) routed.emplace(c);
 }
 
 HeadActivations::HeadActivations(const ModelContext& c)
-    : x_norm(c.options.dtype, c.own.count, c.config.hidden),
-      inverse_rms(DType::f32, 1, c.own.count),
-      logits(DType::f32, c.tokens, c.layout.vocab),
-      maxima(DType::f32, 1, c.tokens),
-      sums(DType::f32, 2, c.tokens) {}
+    : x_norm(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      inverse_rms(c.make(DType::f32, 1, c.own.count)),
+      logits(c.make(DType::f32, c.tokens, c.layout.vocab)),
+      maxima(c.make(DType::f32, 1, c.tokens)),
+      sums(c.make(DType::f32, 2, c.tokens)) {}
 
-MicrobatchState::MicrobatchState(const ModelContext& c) : head(c) {
+MicrobatchState::MicrobatchState(const ModelContext& c)
+    : tokens(c.make(DType::i32, 1, c.tokens)), targets(c.make(DType::i32, 1, c.tokens)), head(c) {
   for (const BranchLayout& l : c.layout.branches) branches.emplace_back(c, l);
   for (size_t i = 0; i <= branches.size(); ++i) {
-    residuals.emplace_back(DType::f32, c.own.count, c.config.hidden);
+    residuals.push_back(c.make(DType::f32, c.own.count, c.config.hidden));
   }
 }
 

@@ -2,10 +2,8 @@
 // shared by all microbatches of a model; these belong to one, so several may be in flight.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "engine/model/expert_load.h"
@@ -31,9 +29,6 @@ struct RoutedActivations {
 
 struct BranchActivations {
   BranchActivations(const ModelContext& context, const BranchLayout& layout);
-  std::span<float> rms() const {
-    return {inverse_rms->as<float>(), size_t(inverse_rms->elements())};
-  }
   Activation x_norm, inverse_rms;
   std::optional<ProductActivations> products;
   std::optional<RoutedActivations> routed;
@@ -42,8 +37,8 @@ struct BranchActivations {
 struct HeadActivations {
   explicit HeadActivations(const ModelContext& context);
   Activation x_norm, inverse_rms, logits;
-  Activation maxima, sums;  ///< [tokens]; row 0 of sums: sums of exponentials, row 1: the targets'
-                            ///< logits
+  Activation maxima, sums;  ///< [1, tokens], [2, tokens]; row 0 of sums: sums of exponentials, row
+                            ///< 1: the targets' logits
 };
 
 /// Expert load of the routers' choices: of this rank's tokens until it is shared.
@@ -55,7 +50,8 @@ struct CountedLoad {
 
 struct MicrobatchState {
   explicit MicrobatchState(const ModelContext& context);
-  std::vector<int32_t> tokens, targets;
+  Activation tokens, targets;         ///< i32 [1, tokens]
+  bool is_filled = false;             ///< by a forward pass
   std::vector<Activation> residuals;  ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
   HeadActivations head;

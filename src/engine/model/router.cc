@@ -14,18 +14,21 @@ MoeOptions moe_options(const OverlapOptions& overlap, const CodecPolicy& codec) 
   return {overlap.strategy, overlap.chunks, codec.experts, codec.experts};
 }
 
-Tensor router_input(const Tensor& x_norm, const Tensor& scratch) {
+Tensor router_input(const Exec& exec, const Tensor& x_norm, const Tensor& scratch) {
   if (x_norm.dtype() == DType::f32) return x_norm;
   const Tensor input = scratch.rows(0, x_norm.dim(0));
-  cast(x_norm, input);
+  cast(exec, x_norm, input);
   return input;
 }
 
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,
            const RouterMemory& memory) {
   std::span<const float> bias;
-  if (branch.router_bias >= 0) bias = view.weights.norm(branch.router_bias, view.config.experts);
-  gemm(input, view.weights.master(branch.router).transposed(), memory.logits);
+  if (branch.router_bias >= 0) {
+    const Tensor values = view.weights.vector(branch.router_bias, view.config.experts);
+    bias = {values.as<const float>(), size_t(values.elements())};
+  }
+  gemm(view.exec, input, view.weights.master(branch.router).transposed(), memory.logits);
   route_forward(memory.logits, bias, router_options(view.config), memory.scores, memory.chosen,
                 memory.weights);
 }

@@ -18,7 +18,7 @@ struct RouterMemory {
 
 /// Returns `x_norm` if it is f32, else its rows cast to f32 in `scratch`. Routers compute in f32: a
 /// choice changed by bf16 would make the loss jump.
-Tensor router_input(const Tensor& x_norm, const Tensor& scratch);
+Tensor router_input(const Exec& exec, const Tensor& x_norm, const Tensor& scratch);
 
 /// Routes the rows of `input`, f32.
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,

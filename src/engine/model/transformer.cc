@@ -11,6 +11,7 @@
 #include "engine/model/branch.h"
 #include "engine/model/expert_load.h"
 #include "engine/model/head.h"
+#include "kernels/elementwise.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -26,6 +27,11 @@ const TransformerOptions& checked(const ModelConfig& config, const TransformerOp
         fmt::format("seq {}: expected between 1 and max_seq = {}", options.seq, config.max_seq));
   }
   return options;
+}
+
+/// Elements of a matrix of one row.
+Tensor vector_of(const Tensor& row) {
+  return Tensor(row.data(), row.dtype(), {row.elements()}, row.device());
 }
 
 void check_tokens(const char* what, std::span<const int32_t> values, int64_t expected,
@@ -52,8 +58,9 @@ class Transformer::Impl {
         head_(context_),
         step_(options.step ? *options.step : context_.experts),
         own_(context_),
-        dx_(DType::f32, context_.own.count, config.hidden),
-        dnorms_(DType::f32, context_.layout.branches_per_layer, config.hidden) {
+        dx_(context_.make(DType::f32, context_.own.count, config.hidden)),
+        dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
+    if (context_.exec.on_gpu()) host_gradients_ = Memory(context_.gradient_memory.bytes());
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
     if (config.moe_layers() > 0) load_ = new_load();
   }
@@ -62,26 +69,33 @@ class Transformer::Impl {
                  MicrobatchState& m) {
     check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
     check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
-    m.tokens.assign(tokens.begin(), tokens.end());
-    m.targets.assign(targets.begin(), targets.end());
+    const Exec& exec = context_.exec;
+    copy(exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
+    copy(exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
+    m.is_filled = true;
     if (load_) begin_load(m);
-    embedding_.forward(m.tokens, m.residuals[0]);
+    embedding_.forward(vector_of(m.tokens), m.residuals[0]);
     for (size_t i = 0; i < branches_.size(); ++i) {
       const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted);
     }
-    return head_.forward(m.residuals.back(), m.targets, m.head);
+    return head_.forward(m.residuals.back(), vector_of(m.targets), m.head);
   }
 
   void backward(MicrobatchState& m, float scale, const std::function<void(int64_t)>& ready) {
-    if (m.tokens.empty()) throw InvalidArgument("backward: expected a forward pass before");
+    if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
     const ModelLayout& layout = context_.layout;
+    has_fetched_ = false;
+    int64_t end = layout.size;
     const auto report = [&](int64_t begin) {
-      if (ready) ready(begin);
+      if (!ready) return;
+      fetch_gradients(begin, end);
+      end = begin;
+      ready(begin);
     };
     if (m.load && context_.config.aux_loss_coeff > 0) share(*m.load);
-    head_.backward(m.residuals.back(), m.targets, scale, m.head, dx_, clear_norm(0));
+    head_.backward(m.residuals.back(), vector_of(m.targets), scale, m.head, dx_, clear_norm(0));
     add_norms({&layout.final_norm, 1});
     report(layout.final_norm);
     const size_t per_layer = size_t(layout.branches_per_layer);
@@ -96,8 +110,16 @@ class Transformer::Impl {
       add_norms(std::span(norms).first(per_layer));
       report(norms[0]);
     }
-    embedding_.backward(m.tokens, dx_);
+    embedding_.backward(vector_of(m.tokens), dx_);
     report(0);
+    has_fetched_ = ready != nullptr;
+  }
+
+  std::span<float> gradients() {
+    if (!has_fetched_) fetch_gradients(0, context_.layout.size);
+    has_fetched_ = true;
+    const Memory& host = context_.exec.on_gpu() ? host_gradients_ : context_.gradient_memory;
+    return {reinterpret_cast<float*>(host.data()), size_t(context_.layout.size)};
   }
 
   void begin_step() {
@@ -161,7 +183,7 @@ class Transformer::Impl {
     branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
   }
 
-  void backward_branch(MicrobatchState& m, size_t i, std::span<float> dnorm) {
+  void backward_branch(MicrobatchState& m, size_t i, const Tensor& dnorm) {
     const ModelConfig& c = context_.config;
     const BranchLayout& b = context_.layout.branches[i];
     std::vector<float> balance;
@@ -170,13 +192,19 @@ class Transformer::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
   }
 
-  std::span<float> norm_row(size_t i) {
-    const int64_t hidden = context_.config.hidden;
-    return {dnorms_->as<float>() + int64_t(i) * hidden, size_t(hidden)};
+  /// Moves gradients [begin, end) to host memory: later passes add to zeros. On a CPU rank they are
+  /// there.
+  void fetch_gradients(int64_t begin, int64_t end) {
+    if (!context_.exec.on_gpu()) return;
+    const Tensor here = context_.gradient(begin, end - begin);
+    copy(context_.exec, here,
+         host_gradients_.view(DType::f32, {end - begin}, size_t(begin) * sizeof(float)));
+    clear(context_.exec, here);
   }
-  std::span<float> clear_norm(size_t i) {
-    const auto row = norm_row(i);
-    std::ranges::fill(row, 0.0f);
+
+  Tensor clear_norm(size_t i) {
+    const Tensor row = dnorms_->rows(int64_t(i), 1);
+    clear(context_.exec, row);
     return row;
   }
 
@@ -185,9 +213,10 @@ class Transformer::Impl {
   void add_norms(std::span<const int64_t> offsets) {
     all_reduce(context_.tp, dnorms_->rows(0, int64_t(offsets.size())));
     for (size_t i = 0; i < offsets.size(); ++i) {
-      float* gradient = reinterpret_cast<float*>(context_.gradient_memory.data()) + offsets[i];
-      const auto row = norm_row(i);
-      for (size_t j = 0; j < row.size(); ++j) gradient[j] += row[j];
+      const Tensor row = dnorms_->rows(int64_t(i), 1);
+      const Tensor sum = context_.gradient_memory.view(DType::f32, {1, context_.config.hidden},
+                                                       size_t(offsets[i]) * sizeof(float));
+      add(context_.exec, sum, row, sum);
     }
   }
 
@@ -201,6 +230,8 @@ class Transformer::Impl {
   /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
   std::shared_ptr<CountedLoad> load_, step_load_;
   Activation dx_, dnorms_;
+  Memory host_gradients_;  // GPU ranks: for optimizers and checkpoints
+  bool has_fetched_ = true;
 };
 
 Transformer::Transformer(Communicator& tp, const ModelConfig& config,
@@ -217,8 +248,7 @@ std::span<float> Transformer::parameters() {
   return impl_->context_.weights.values();
 }
 std::span<float> Transformer::gradients() {
-  return {reinterpret_cast<float*>(impl_->context_.gradient_memory.data()),
-          size_t(impl_->context_.layout.size)};
+  return impl_->gradients();
 }
 const std::vector<Parameter>& Transformer::parameter_list() const {
   return impl_->context_.layout.parameters;

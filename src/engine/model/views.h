@@ -11,18 +11,18 @@ inline Tensor columns(const Tensor& t, int64_t begin, int64_t count) {
   return t.narrow(1, begin, count);
 }
 
-/// Owned memory of one element type, [rows, columns].
+/// Owned memory of one element type, [rows, columns], on a device.
 class Activation {
  public:
-  Activation(DType dtype, int64_t rows, int64_t columns)
-      : buffer_(size_t(rows * columns) * size_of(dtype)),
-        tensor_(buffer_.view(dtype, {rows, columns})) {}
+  Activation(DType dtype, int64_t rows, int64_t columns, Device device = {})
+      : memory_(size_t(rows * columns) * size_of(dtype), device),
+        tensor_(memory_.view(dtype, {rows, columns})) {}
   operator const Tensor&() const { return tensor_; }
   const Tensor* operator->() const { return &tensor_; }
   const Tensor& operator*() const { return tensor_; }
 
  private:
-  Buffer buffer_;
+  Memory memory_;
   Tensor tensor_;
 };
 

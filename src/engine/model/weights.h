@@ -1,9 +1,10 @@
-// One rank's weights: the f32 master array used by optimizers and checkpoints, and, for bf16, the
-// working copy read by the GEMMs.
+// One rank's weights: the f32 master array in host memory, used by optimizers and checkpoints; on a
+// GPU rank, its copy there; and, for bf16, the working copy read by the GEMMs.
 #pragma once
 
 #include <span>
 
+#include "core/exec.h"
 #include "engine/model/layout.h"
 #include "tandem/tensor.h"
 
@@ -11,24 +12,28 @@ namespace tandem {
 
 class Weights {
  public:
-  Weights(const ModelLayout& layout, DType dtype);
+  Weights(const Exec& exec, const ModelLayout& layout, DType dtype);
   std::span<float> values() { return {reinterpret_cast<float*>(master_.data()), size_t(size_)}; }
-  /// Matrix in the working dtype.
+  /// Matrix in the working dtype; like the following, on the rank's device.
   Tensor matrix(const WeightMatrix& m) const;
   /// Matrix in f32, regardless of the working dtype.
   Tensor master(const WeightMatrix& m) const {
-    return master_.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+    return f32().view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
   }
-  std::span<const float> norm(int64_t offset, int64_t hidden) const {
-    return {reinterpret_cast<const float*>(master_.data()) + offset, size_t(hidden)};
+  /// `count` elements in f32 from `offset` in the flat array: a norm's gains or a router's bias.
+  Tensor vector(int64_t offset, int64_t count) const {
+    return f32().view(DType::f32, {count}, size_t(offset) * sizeof(float));
   }
-  /// Updates the working copy after the master array changed.
+  /// Updates the copies after the master array changed.
   void refresh();
 
  private:
+  const Memory& f32() const { return exec_.on_gpu() ? on_gpu_ : master_; }
+
+  Exec exec_;
   int64_t size_;
   DType dtype_;
-  Buffer master_, working_;
+  Memory master_, on_gpu_, working_;
 };
 
 }  // namespace tandem

@@ -47,7 +47,7 @@ class Products {
   double scale_;
   DType dtype_;
   int64_t n_, k_;
-  Buffer x_, w_, dy_, y_, dx_, dw_;
+  Memory x_, w_, dy_, y_, dx_, dw_;
 };
 
 struct Shape {

@@ -52,10 +52,10 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
 
 Utilization measure_utilization(Communicator& world, const TrainConfig& config) {
   const DType dtype = parse_dtype(config.train.dtype);
-  const Buffer a = random_buffer(dtype, kSide * kSide, 1);
-  const Buffer b = random_buffer(dtype, kSide * kSide, 2);
-  const Buffer c(size_t(kSide * kSide) * size_of(dtype));
-  const auto square = [&](const Buffer& memory) { return memory.view(dtype, {kSide, kSide}); };
+  const Memory a = random_buffer(dtype, kSide * kSide, 1);
+  const Memory b = random_buffer(dtype, kSide * kSide, 2);
+  const Memory c(size_t(kSide * kSide) * size_of(dtype));
+  const auto square = [&](const Memory& memory) { return memory.view(dtype, {kSide, kSide}); };
   // Timed until all ranks have finished: if they share cores, a rank's own time is too short.
   const std::vector<TimedVariant> product{[&] {
     world.barrier("peak");

@@ -24,7 +24,7 @@ class Widened {
   const Tensor& view() const { return view_; }
 
  private:
-  Buffer memory_;
+  Memory memory_;
   Tensor view_;
 };
 

@@ -14,9 +14,9 @@ void copy_elements(const Tensor& from, const Tensor& to) {
   }
 }
 
-Tensor reserve(Buffer& memory, DType dtype, int64_t rows, int64_t columns) {
+Tensor reserve(Memory& memory, DType dtype, int64_t rows, int64_t columns) {
   const size_t bytes = size_t(rows * columns) * size_of(dtype);
-  if (memory.bytes() < bytes) memory = Buffer(bytes);
+  if (memory.bytes() < bytes) memory = Memory(bytes);
   return memory.view(dtype, {rows, columns});
 }
 
@@ -46,7 +46,7 @@ void copy_matrix(const Tensor& from, const Tensor& to) {
   }
 }
 
-Tensor dense_copy(const Tensor& matrix, Buffer& memory) {
+Tensor dense_copy(const Tensor& matrix, Memory& memory) {
   if (is_dense(matrix)) return matrix;
   if (!is_row_major(matrix)) return dense_copy(matrix.transposed(), memory).transposed();
   const Tensor copy = reserve(memory, matrix.dtype(), matrix.dim(0), matrix.dim(1));
@@ -54,7 +54,7 @@ Tensor dense_copy(const Tensor& matrix, Buffer& memory) {
   return copy;
 }
 
-Tensor row_major_copy(const Tensor& matrix, Buffer& memory, bool keep) {
+Tensor row_major_copy(const Tensor& matrix, Memory& memory, bool keep) {
   const Tensor copy = reserve(memory, matrix.dtype(), matrix.dim(0), matrix.dim(1));
   if (keep) copy_matrix(matrix, copy);
   return copy;

@@ -13,9 +13,9 @@ bool is_dense(const Tensor& matrix);
 bool is_row_major(const Tensor& matrix);
 
 /// Returns `matrix` if it is dense, else a dense copy in `memory` (grown as needed).
-Tensor dense_copy(const Tensor& matrix, Buffer& memory);
+Tensor dense_copy(const Tensor& matrix, Memory& memory);
 /// Row-major matrix of the same shape in `memory`; holds the values of `matrix` if `keep`.
-Tensor row_major_copy(const Tensor& matrix, Buffer& memory, bool keep);
+Tensor row_major_copy(const Tensor& matrix, Memory& memory, bool keep);
 /// Copies element by element; same shape and dtype.
 void copy_matrix(const Tensor& from, const Tensor& to);
 

@@ -187,7 +187,7 @@ struct ThreadState {
   static constexpr size_t kCapacity = 1024;
   std::unordered_map<Key, Product, KeyHash> products;
   dnnl::stream stream{engine()};
-  Buffer scratchpad, dense_a, dense_b, dense_out;
+  Memory scratchpad, dense_a, dense_b, dense_out;
 };
 
 ThreadState& thread_state() {
@@ -224,8 +224,8 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
 /// Multiplies `a` padded with rows of zeros, whose results are discarded.
 void multiply_padded(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor& out,
                      const GemmOptions& options, int64_t rows) {
-  const Buffer a_memory(size_t(rows * a.dim(1)) * size_of(a.dtype()));
-  const Buffer out_memory(size_t(rows * out.dim(1)) * size_of(out.dtype()));
+  const Memory a_memory(size_t(rows * a.dim(1)) * size_of(a.dtype()));
+  const Memory out_memory(size_t(rows * out.dim(1)) * size_of(out.dtype()));
   std::memset(a_memory.data(), 0, a_memory.bytes());
   std::memset(out_memory.data(), 0, out_memory.bytes());
   const Tensor tall_a = a_memory.view(a.dtype(), {rows, a.dim(1)});
@@ -269,7 +269,7 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
   Product& product = found->second;
   if (product.rows > a.dim(0)) return multiply_padded(state, a, b, out, options, product.rows);
   if (state.scratchpad.bytes() < product.scratchpad_bytes) {
-    state.scratchpad = Buffer(product.scratchpad_bytes);
+    state.scratchpad = Memory(product.scratchpad_bytes);
   }
   product.a.set_data_handle(a.data());
   product.b.set_data_handle(b.data());

@@ -1,4 +1,4 @@
-#include "kernels/attention.h"
+#include "kernels/cpu/attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "kernels/cpu/rope.h"
 #include "observe/recorder.h"
 
-namespace tandem {
+namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kQueryBlock = 32;
@@ -300,4 +300,4 @@ void Attention::backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   });
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu

@@ -1,10 +1,10 @@
-#include "kernels/elementwise.h"
+#include "kernels/cpu/kernels.h"
 
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
-namespace tandem {
+namespace tandem::cpu {
 
 namespace {
 constexpr int64_t kMinElements = 1 << 14;
@@ -39,4 +39,4 @@ void cast(const Tensor& from, const Tensor& to) {
   });
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu

@@ -1,19 +1,19 @@
-#include "kernels/embedding.h"
+#include "kernels/cpu/kernels.h"
 
 #include <cstring>
 
 #include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
-namespace tandem {
+namespace tandem::cpu {
 
-void embedding_forward(std::span<const int32_t> tokens, const Tensor& table, int64_t begin,
+void embedding_forward(const Tensor& tokens, const Tensor& table, int64_t begin,
                        const Tensor& out) {
   const ScopedSpan span(SpanKind::compute, "embedding");
   const size_t row_bytes = size_t(table.dim(1)) * size_of(table.dtype());
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    std::byte* target = out.as<std::byte>() + i * row_bytes;
-    const int64_t row = tokens[i] - begin;
+  for (int64_t i = 0; i < tokens.dim(0); ++i) {
+    std::byte* target = out.as<std::byte>() + size_t(i) * row_bytes;
+    const int64_t row = tokens.as<int32_t>()[i] - begin;
     if (row < 0 || row >= table.dim(0)) {
       std::memset(target, 0, row_bytes);
     } else {
@@ -22,14 +22,14 @@ void embedding_forward(std::span<const int32_t> tokens, const Tensor& table, int
   }
 }
 
-void embedding_backward(std::span<const int32_t> tokens, const Tensor& dout, int64_t begin,
+void embedding_backward(const Tensor& tokens, const Tensor& dout, int64_t begin,
                         const Tensor& dtable) {
   const ScopedSpan span(SpanKind::compute, "embedding_backward");
   cpu::with_type(dout.dtype(), "embedding_backward", [&]<typename T>(T) {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const int64_t row = tokens[i] - begin;
+    for (int64_t i = 0; i < tokens.dim(0); ++i) {
+      const int64_t row = tokens.as<int32_t>()[i] - begin;
       if (row < 0 || row >= dtable.dim(0)) continue;
-      const T* source = dout.as<T>() + int64_t(i) * dout.stride(0);
+      const T* source = dout.as<T>() + i * dout.stride(0);
       float* target = dtable.as<float>() + row * dtable.stride(0);
 #pragma omp simd
       for (int64_t c = 0; c < dtable.dim(1); ++c) target[c] += cpu::to_f32(source[c]);
@@ -37,4 +37,4 @@ void embedding_backward(std::span<const int32_t> tokens, const Tensor& dout, int
   });
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu

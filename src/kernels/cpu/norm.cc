@@ -1,4 +1,4 @@
-#include "kernels/norm.h"
+#include "kernels/cpu/kernels.h"
 
 #include <cmath>
 
@@ -6,7 +6,7 @@
 #include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
-namespace tandem {
+namespace tandem::cpu {
 namespace {
 
 // Returns the row's inverse RMS.
@@ -40,14 +40,15 @@ void backward_row(const float* x, const float* weight, float scale, const T* dou
 
 }  // namespace
 
-void rms_norm_forward(const Tensor& x, std::span<const float> weight, double eps, const Tensor& out,
-                      std::span<float> inverse_rms) {
+void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
+                      const Tensor& inverse_rms) {
   const ScopedSpan span(SpanKind::compute, "rms_norm");
   cpu::with_type(out.dtype(), "rms_norm", [&]<typename T>(T) {
     cpu::parallel_ranges(x.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        inverse_rms[size_t(row)] = forward_row(x.as<float>() + row * x.stride(0), weight.data(),
-                                               x.dim(1), eps, out.as<T>() + row * out.stride(0));
+        inverse_rms.as<float>()[row] =
+            forward_row(x.as<const float>() + row * x.stride(0), weight.as<const float>(), x.dim(1),
+                        eps, out.as<T>() + row * out.stride(0));
       }
     });
   });
@@ -64,17 +65,16 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& o
   });
 }
 
-void rms_norm_backward(const Tensor& x, std::span<const float> weight,
-                       std::span<const float> inverse_rms, const Tensor& dout, const Tensor& dx,
-                       std::span<float> dweight) {
+void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
+                       const Tensor& dout, const Tensor& dx, const Tensor& dweight) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_backward");
   cpu::with_type(dout.dtype(), "rms_norm_backward", [&]<typename T>(T) {
     for (int64_t row = 0; row < x.dim(0); ++row) {  // one thread: rows share dweight
-      backward_row(x.as<float>() + row * x.stride(0), weight.data(), inverse_rms[size_t(row)],
-                   dout.as<T>() + row * dout.stride(0), x.dim(1),
-                   dx.as<float>() + row * dx.stride(0), dweight.data());
+      backward_row(x.as<float>() + row * x.stride(0), weight.as<float>(),
+                   inverse_rms.as<float>()[row], dout.as<T>() + row * dout.stride(0), x.dim(1),
+                   dx.as<float>() + row * dx.stride(0), dweight.as<float>());
     }
   });
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu

@@ -1,10 +1,10 @@
-#include "kernels/swiglu.h"
+#include "kernels/cpu/kernels.h"
 
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
 #include "observe/recorder.h"
 
-namespace tandem {
+namespace tandem::cpu {
 namespace {
 
 template <typename T>
@@ -54,4 +54,4 @@ void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, c
   });
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu

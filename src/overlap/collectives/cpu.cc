@@ -58,7 +58,7 @@ class Scratch {
   Tensor tensor() const { return Tensor(memory_.data(), dtype_, std::span<const int64_t>(shape_)); }
 
  private:
-  Buffer values_, memory_;
+  Memory values_, memory_;
   DType dtype_;
   std::vector<int64_t> shape_;
 };

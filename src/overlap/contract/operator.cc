@@ -17,7 +17,7 @@ namespace tandem {
 namespace {
 
 struct Scratch {
-  Buffer memory;
+  Memory memory;
   Tensor tensor;
   /// `by_columns`: columns are dense.
   explicit Scratch(const OperandDesc& d, bool by_columns = false)

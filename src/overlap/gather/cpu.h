@@ -43,7 +43,7 @@ class ShardGather {
   RowMessages messages_;
   size_t area_;                 ///< max message bytes from one owner
   OverlapWorkspace workspace_;  ///< shared: [m][k], or messages by owner
-  Buffer decoded_;              ///< with a wire format: [m][k]
+  Memory decoded_;              ///< with a wire format: [m][k]
   Tensor own_;
   bool encoded_ = false, flush_ = false;
 };

@@ -62,7 +62,7 @@ class GemmArCpu {
   size_t partial_bytes_;        ///< of this rank's partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area], then sums: [m][n] or messages by owner;
                                 ///< scratch: [m][n], then messages by owner
-  Buffer decoded_;              ///< with a wire format: [rank][max rows of a panel's owner][n]
+  Memory decoded_;              ///< with a wire format: [rank][max rows of a panel's owner][n]
   std::vector<const std::byte*> parts_;
 };
 

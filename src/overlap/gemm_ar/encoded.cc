@@ -93,7 +93,7 @@ void GemmArCpu::take_sums(const Range& rows, const std::byte* messages, std::byt
   const Tensor hidden = tail.hidden.rows(rows.begin, rows.count);
   const std::byte* const part[] = {sums};
   reduce_partials(part, desc_.dtype, nullptr, hidden, &residual);
-  rms_norm(hidden, tail.gain, tail.eps, out);
+  rms_norm(Exec{}, hidden, tail.gain, tail.eps, out);
 }
 
 }  // namespace tandem

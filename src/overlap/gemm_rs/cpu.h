@@ -38,7 +38,7 @@ class GemmRsCpu {
   size_t area_;                 ///< room for these messages or for uncompressed rows
   size_t partial_bytes_;        ///< of the uncompressed partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area]; scratch: [m][n], [owner][encoded area]
-  Buffer decoded_;              ///< [source][max_rows][n]
+  Memory decoded_;              ///< [source][max_rows][n]
   std::vector<const std::byte*> parts_;
 };
 

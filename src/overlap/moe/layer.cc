@@ -173,7 +173,8 @@ void MoeLayerOnRanks::run_dispatch(const Tensor& x, const MoeRouting& routing, c
   const auto product = [&](int expert, Range slots) {
     const Tensor h = gate_up.rows(slots.begin, slots.count);
     gemm(placed.rows(slots.begin, slots.count), w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
-    swiglu_forward(h.narrow(1, 0, f), h.narrow(1, f, f), inner.rows(slots.begin, slots.count));
+    swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f),
+                   inner.rows(slots.begin, slots.count));
   };
   dispatch_.forward(plans_[dispatch], x, routing, rows, place_rows, product);
 }
@@ -206,7 +207,7 @@ void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_
                     part(d_act), part(scaled),
                     std::span(d_gate_weight_).subspan(size_t(range.begin), size_t(range.count)));
     const Tensor h = part(gate_up), dh = part(dgate_up);
-    swiglu_backward(h.narrow(1, 0, f), h.narrow(1, f, f), part(d_act), dh.narrow(1, 0, f),
+    swiglu_backward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), part(d_act), dh.narrow(1, 0, f),
                     dh.narrow(1, f, f));
   };
   dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, placed, product);
@@ -286,13 +287,13 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = place_.shape;
   const int64_t own = s.tokens, local = place_.experts.count;
-  const auto matrix = [](const Buffer& buffer, DType dtype, int64_t rows, int64_t columns) {
+  const auto matrix = [](const Memory& buffer, DType dtype, int64_t rows, int64_t columns) {
     return buffer.view(dtype, {rows, columns});
   };
-  const Buffer x = random_buffer(s.dtype, own * s.hidden, 1),
+  const Memory x = random_buffer(s.dtype, own * s.hidden, 1),
                out = random_buffer(s.dtype, own * s.hidden, 2);
-  const Buffer in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
-  const Buffer back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
+  const Memory in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
+  const Memory back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
   std::vector<int32_t> experts;
   std::vector<float> weights(size_t(own * s.top_k), 1.0f / float(s.top_k)),
       dweights(weights.size());

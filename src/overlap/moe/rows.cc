@@ -16,7 +16,7 @@ using namespace schedule;
 
 Tensor GrowingTensor::of(DType dtype, int64_t rows, int64_t columns) {
   const size_t bytes = size_t(rows * columns) * size_of(dtype);
-  if (bytes > memory_.bytes()) memory_ = Buffer(bytes + bytes / 4);
+  if (bytes > memory_.bytes()) memory_ = Memory(bytes + bytes / 4);
   return memory_.view(dtype, {rows, columns});
 }
 Tensor GrowingTensor::view(DType dtype, int64_t rows, int64_t columns) const {

@@ -25,7 +25,7 @@ class GrowingTensor {
   Tensor view(DType dtype, int64_t rows, int64_t columns) const;
 
  private:
-  Buffer memory_;
+  Memory memory_;
 };
 
 /// A checked shape, on one rank.

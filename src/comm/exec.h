@@ -1,0 +1,14 @@
+// Exec of a rank's kernels.
+#pragma once
+
+#include "core/exec.h"
+#include "tandem/cuda.h"
+
+namespace tandem {
+
+/// The calling thread's CPU threads, or the rank's GPU and current stream.
+inline Exec exec_of(Communicator& comm) {
+  return comm.on_gpu() ? Exec{device_of(comm), stream_of(comm)} : Exec{};
+}
+
+}  // namespace tandem

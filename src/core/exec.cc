@@ -1,0 +1,32 @@
+#include "core/exec.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "core/device_memory.h"
+#include "tandem/error.h"
+
+namespace tandem {
+
+void copy(const Exec& exec, const Tensor& from, const Tensor& to) {
+  if (from.dtype() != to.dtype() || from.elements() != to.elements() || !from.contiguous() ||
+      !to.contiguous()) {
+    throw InvalidArgument(fmt::format("copy {} to {}: expected contiguous tensors of one size",
+                                      from.describe(), to.describe()));
+  }
+  if (from.elements() == 0) return;
+  if (exec.on_gpu()) return copy_bytes(exec, from.data(), to.data(), from.bytes());
+  std::memcpy(to.data(), from.data(), from.bytes());
+}
+
+void clear(const Exec& exec, const Tensor& tensor) {
+  if (!tensor.contiguous()) {
+    throw InvalidArgument(fmt::format("clear {}: expected it contiguous", tensor.describe()));
+  }
+  if (tensor.elements() == 0) return;
+  if (exec.on_gpu()) return clear_bytes(exec, tensor.data(), tensor.bytes());
+  std::memset(tensor.data(), 0, tensor.bytes());
+}
+
+}  // namespace tandem

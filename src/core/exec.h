@@ -1,0 +1,24 @@
+// Place where kernels run: the calling thread's CPU threads, or a stream of a GPU. Every kernel of
+// kernels/ takes one, with tensors of its device; on a GPU a kernel is enqueued and not waited for.
+#pragma once
+
+#include "tandem/tensor.h"
+
+struct CUstream_st;  // CUDA's: cudaStream_t points to it
+
+namespace tandem {
+
+struct Exec {
+  Device device;
+  CUstream_st* stream = nullptr;  ///< GPUs only
+
+  bool on_gpu() const { return device.kind == DeviceKind::cuda; }
+};
+
+/// to = from, contiguous, of one dtype and number of elements; each on the host or on exec's
+/// device. Returns once the copy is done. Throws InvalidArgument.
+void copy(const Exec& exec, const Tensor& from, const Tensor& to);
+/// Sets all bytes of a contiguous tensor on exec's device to 0.
+void clear(const Exec& exec, const Tensor& tensor);
+
+}  // namespace tandem

@@ -1,0 +1,26 @@
+// Stub of GPU memory for a build without CUDA.
+#include "core/device_memory.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Unsupported("memory of a GPU: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_on_gpu(size_t, Device) {
+  refuse();
+}
+
+void copy_bytes(const Exec&, const void*, void*, size_t) {
+  refuse();
+}
+
+void clear_bytes(const Exec&, void*, size_t) {
+  refuse();
+}
+
+}  // namespace tandem

@@ -1,0 +1,64 @@
+#include "gemm/cuda/device_gemm.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+
+#include "gemm/cuda/gemm_lt.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+/// GEMMs of one thread on its share of a GPU.
+struct Gemms {
+  LtContext lt;
+  std::map<GemmShape, LtGemm> by_shape;
+};
+
+Gemms& gemms_here() {
+  // A context keeps its share alive, so the key is not reused.
+  thread_local std::map<const GpuShare*, std::unique_ptr<Gemms>> all;
+  auto& one = all[this_share().get()];
+  if (!one) one = std::make_unique<Gemms>();
+  return *one;
+}
+
+/// Whether `tensor` is the transpose of a contiguous matrix. Throws unless it is that or one.
+bool is_transposed(const char* name, const Tensor& tensor) {
+  if (tensor.dims() == 2 && tensor.contiguous()) return false;
+  if (tensor.dims() == 2 && tensor.transposed().contiguous()) return true;
+  throw InvalidArgument(
+      fmt::format("gemm: {} {}: expected a contiguous matrix or its transpose on a GPU", name,
+                  tensor.describe()));
+}
+
+}  // namespace
+
+void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& out,
+          const GemmOptions& options) {
+  if (options.bias) throw InvalidArgument("gemm: bias: expected none on a GPU");
+  if (is_transposed("out", out)) {
+    return gemm(stream, b.transposed(), a.transposed(), out.transposed(), options);
+  }
+  const GemmShape shape{.m = a.dim(0),
+                        .n = b.dim(1),
+                        .k = a.dim(1),
+                        .in = a.dtype(),
+                        .out = out.dtype(),
+                        .weight_is_kn = !is_transposed("b", b),
+                        .x_is_km = is_transposed("a", a),
+                        .accumulate = options.accumulate};
+  if (b.dim(0) != shape.k || out.dim(0) != shape.m || out.dim(1) != shape.n ||
+      b.dtype() != a.dtype()) {
+    throw InvalidArgument(fmt::format("gemm: a {}, b {}, out {}: sizes or dtypes do not match",
+                                      a.describe(), b.describe(), out.describe()));
+  }
+  Gemms& gemms = gemms_here();
+  auto at = gemms.by_shape.find(shape);
+  if (at == gemms.by_shape.end()) at = gemms.by_shape.emplace(shape, LtGemm(gemms.lt, shape)).first;
+  at->second.run(a.data(), b.data(), out.data(), nullptr, stream);
+}
+
+}  // namespace tandem::gpu

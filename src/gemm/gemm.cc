@@ -1,0 +1,13 @@
+#include "gemm/gemm.h"
+
+#include "gemm/cuda/device_gemm.h"
+
+namespace tandem {
+
+void gemm(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& out,
+          const GemmOptions& options) {
+  if (exec.on_gpu()) return gpu::gemm(exec.stream, a, b, out, options);
+  gemm(a, b, out, options);
+}
+
+}  // namespace tandem

@@ -1,0 +1,11 @@
+// Stub of the GEMM on GPUs for a build without CUDA: no rank is on a GPU.
+#include "gemm/cuda/device_gemm.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+
+void gemm(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const GemmOptions&) {
+  throw Unsupported("gemm on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+}  // namespace tandem::gpu

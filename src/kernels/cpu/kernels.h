@@ -1,0 +1,31 @@
+// A Transformer's kernels on the calling thread's CPU threads; semantics in kernels/*.h.
+#pragma once
+
+#include <cstdint>
+
+#include "tandem/tensor.h"
+
+namespace tandem::cpu {
+
+void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
+                      const Tensor& inverse_rms);
+void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
+void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
+                       const Tensor& dout, const Tensor& dx, const Tensor& dweight);
+void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
+void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
+                     const Tensor& dup);
+void add(const Tensor& x, const Tensor& y, const Tensor& out);
+void cast(const Tensor& from, const Tensor& to);
+void embedding_forward(const Tensor& tokens, const Tensor& table, int64_t begin, const Tensor& out);
+void embedding_backward(const Tensor& tokens, const Tensor& dout, int64_t begin,
+                        const Tensor& dtable);
+void cross_entropy_max(const Tensor& logits, const Tensor& maxima);
+void cross_entropy_sum(const Tensor& logits, const Tensor& targets, int64_t begin,
+                       const Tensor& maxima, const Tensor& sums, const Tensor& picked);
+double cross_entropy_loss(const Tensor& targets, const Tensor& sums, const Tensor& picked);
+void cross_entropy_backward(const Tensor& logits, const Tensor& targets, int64_t begin,
+                            const Tensor& maxima, const Tensor& sums, float scale,
+                            const Tensor& dlogits);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,51 @@
+// A Transformer's kernels on a stream of a GPU; semantics in kernels/*.h. Sums have a fixed order,
+// so runs give equal bits. Throw InvalidArgument for dtypes other than f32 and bf16.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+#include "tandem/tensor.h"
+
+struct CUstream_st;  // CUDA's: cudaStream_t points to it
+
+namespace tandem::gpu {
+
+void rms_norm_forward(CUstream_st* stream, const Tensor& x, const Tensor& weight, double eps,
+                      const Tensor& out, const Tensor& inverse_rms);
+void rms_norm(CUstream_st* stream, const Tensor& x, const Tensor& weight, double eps,
+              const Tensor& out);
+void rms_norm_backward(CUstream_st* stream, const Tensor& x, const Tensor& weight,
+                       const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
+                       const Tensor& dweight);
+void swiglu_forward(CUstream_st* stream, const Tensor& gate, const Tensor& up, const Tensor& out);
+void swiglu_backward(CUstream_st* stream, const Tensor& gate, const Tensor& up, const Tensor& dout,
+                     const Tensor& dgate, const Tensor& dup);
+void add(CUstream_st* stream, const Tensor& x, const Tensor& y, const Tensor& out);
+void cast(CUstream_st* stream, const Tensor& from, const Tensor& to);
+void embedding_forward(CUstream_st* stream, const Tensor& tokens, const Tensor& table,
+                       int64_t begin, const Tensor& out);
+void embedding_backward(CUstream_st* stream, const Tensor& tokens, const Tensor& dout,
+                        int64_t begin, const Tensor& dtable);
+void cross_entropy_max(CUstream_st* stream, const Tensor& logits, const Tensor& maxima);
+void cross_entropy_sum(CUstream_st* stream, const Tensor& logits, const Tensor& targets,
+                       int64_t begin, const Tensor& maxima, const Tensor& sums,
+                       const Tensor& picked);
+double cross_entropy_loss(CUstream_st* stream, const Tensor& targets, const Tensor& sums,
+                          const Tensor& picked);
+void cross_entropy_backward(CUstream_st* stream, const Tensor& logits, const Tensor& targets,
+                            int64_t begin, const Tensor& maxima, const Tensor& sums, float scale,
+                            const Tensor& dlogits);
+
+/// Throws Unsupported for a head size that the kernels do not have.
+void check_attention(const AttentionShape& shape);
+void attention_forward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
+                       const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                       const Tensor& log_sums);
+struct AttentionGradients {
+  const Tensor &q, &k, &v, &out, &log_sums, &dout, &dq, &dk, &dv;
+};
+void attention_backward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
+                        const AttentionGradients& tensors);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,85 @@
+// Stub of the kernels on GPUs for a build without CUDA: no rank is on a GPU.
+#include "kernels/cuda/kernels.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Unsupported("kernels on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+}  // namespace
+
+void rms_norm_forward(CUstream_st*, const Tensor&, const Tensor&, double, const Tensor&,
+                      const Tensor&) {
+  refuse();
+}
+
+void rms_norm(CUstream_st*, const Tensor&, const Tensor&, double, const Tensor&) {
+  refuse();
+}
+
+void rms_norm_backward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                       const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void swiglu_forward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void swiglu_backward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                     const Tensor&) {
+  refuse();
+}
+
+void add(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void cast(CUstream_st*, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void embedding_forward(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&) {
+  refuse();
+}
+
+void embedding_backward(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&) {
+  refuse();
+}
+
+void cross_entropy_max(CUstream_st*, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void cross_entropy_sum(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&,
+                       const Tensor&, const Tensor&) {
+  refuse();
+}
+
+double cross_entropy_loss(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void cross_entropy_backward(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&,
+                            const Tensor&, float, const Tensor&) {
+  refuse();
+}
+
+void check_attention(const AttentionShape&) {
+  refuse();
+}
+
+void attention_forward(CUstream_st*, const AttentionShape&, const RopeTable&, const Tensor&,
+                       const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void attention_backward(CUstream_st*, const AttentionShape&, const RopeTable&,
+                        const AttentionGradients&) {
+  refuse();
+}
+
+}  // namespace tandem::gpu

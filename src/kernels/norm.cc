@@ -1,0 +1,28 @@
+#include "kernels/norm.h"
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cuda/kernels.h"
+
+namespace tandem {
+
+void rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
+                      const Tensor& out, const Tensor& inverse_rms) {
+  if (exec.on_gpu()) return gpu::rms_norm_forward(exec.stream, x, weight, eps, out, inverse_rms);
+  cpu::rms_norm_forward(x, weight, eps, out, inverse_rms);
+}
+
+void rms_norm(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
+              const Tensor& out) {
+  if (exec.on_gpu()) return gpu::rms_norm(exec.stream, x, weight, eps, out);
+  cpu::rms_norm(x, weight, eps, out);
+}
+
+void rms_norm_backward(const Exec& exec, const Tensor& x, const Tensor& weight,
+                       const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
+                       const Tensor& dweight) {
+  if (exec.on_gpu())
+    return gpu::rms_norm_backward(exec.stream, x, weight, inverse_rms, dout, dx, dweight);
+  cpu::rms_norm_backward(x, weight, inverse_rms, dout, dx, dweight);
+}
+
+}  // namespace tandem

@@ -1,0 +1,19 @@
+#include "kernels/swiglu.h"
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cuda/kernels.h"
+
+namespace tandem {
+
+void swiglu_forward(const Exec& exec, const Tensor& gate, const Tensor& up, const Tensor& out) {
+  if (exec.on_gpu()) return gpu::swiglu_forward(exec.stream, gate, up, out);
+  cpu::swiglu_forward(gate, up, out);
+}
+
+void swiglu_backward(const Exec& exec, const Tensor& gate, const Tensor& up, const Tensor& dout,
+                     const Tensor& dgate, const Tensor& dup) {
+  if (exec.on_gpu()) return gpu::swiglu_backward(exec.stream, gate, up, dout, dgate, dup);
+  cpu::swiglu_backward(gate, up, dout, dgate, dup);
+}
+
+}  // namespace tandem
