@@ -1,0 +1,80 @@
+#include "core/cuda/load_module.cuh"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/rows.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+template <typename T, int kWidth>
+struct Add {
+  Rows<float, kWidth> x;
+  Rows<T, kWidth> y;
+  Rows<float, kWidth> out;
+
+  struct Loaded {
+    Vector<float, kWidth> x;
+    Vector<T, kWidth> y;
+  };
+  __device__ Loaded load(int64_t row, int64_t i) const { return {x.load(row, i), y.load(row, i)}; }
+  __device__ void store(int64_t row, int64_t i, const Loaded& in) const {
+    Vector<float, kWidth> result;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) result.at[e] = in.x.at[e] + to_float(in.y.at[e]);
+    out.store(row, i, result);
+  }
+};
+
+template <typename From, typename To, int kWidth>
+struct Cast {
+  Rows<From, kWidth> from;
+  Rows<To, kWidth> to;
+
+  using Loaded = Vector<From, kWidth>;
+  __device__ Loaded load(int64_t row, int64_t i) const { return from.load(row, i); }
+  __device__ void store(int64_t row, int64_t i, const Loaded& in) const {
+    Vector<To, kWidth> result;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) result.at[e] = from_float<To>(to_float(in.at[e]));
+    to.store(row, i, result);
+  }
+};
+
+template <typename From, typename To>
+void cast_row(const Tensor& from, const Tensor& to, cudaStream_t stream) {
+  constexpr int kMaxWidth = 16 / int(std::max(sizeof(From), sizeof(To)));
+  with_width<kMaxWidth>({&from, &to}, [&](auto width) {
+    launch_map("cast", Cast<From, To, width()>{Rows<From, width()>(from), Rows<To, width()>(to)}, 1,
+               from.dim(0) / width(), stream);
+  });
+}
+
+}  // namespace
+
+void add(cudaStream_t stream, const Tensor& x, const Tensor& y, const Tensor& out) {
+  require_dtype("add: x", x, DType::f32);
+  require_dtype("add: out", out, DType::f32);
+  with_element("add: y", y, [&]<typename T>(T) {
+    with_width<4>({&x, &y, &out}, [&](auto width) {
+      using Floats = Rows<float, width()>;
+      launch_map("add", Add<T, width()>{Floats(x), Rows<T, width()>(y), Floats(out)}, x.dim(0),
+                 x.dim(1) / width(), stream);
+    });
+  });
+}
+
+void cast(cudaStream_t stream, const Tensor& from, const Tensor& to) {
+  with_element("cast: from", from, [&]<typename From>(From) {
+    with_element("cast: to", to, [&]<typename To>(To) {
+      const int64_t elements = from.elements();
+      const Tensor source(from.data(), from.dtype(), {elements}, from.device());
+      const Tensor target(to.data(), to.dtype(), {elements}, to.device());
+      constexpr int64_t kMaxWidth = 8;
+      const int64_t whole = elements / kMaxWidth * kMaxWidth;
+      cast_row<From, To>(source.rows(0, whole), target.rows(0, whole), stream);
+      cast_row<From, To>(source.rows(whole, elements - whole), target.rows(whole, elements - whole),
+                         stream);
+    });
+  });
+}
+
+}  // namespace tandem::gpu
