@@ -1,0 +1,256 @@
+// gpu_kernels_bench: times a Transformer's kernels on one GPU, with a flushed L2, after a check of
+// some rows or columns against the CPU's kernels. Prints one JSON object per line: median time in
+// microseconds, and bytes that must be read and written per time.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench/gpu_candidates.h"
+#include "core/exec.h"
+#include "core/random_buffer.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/norm.h"
+#include "kernels/swiglu.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kRepeats = 30;
+constexpr int64_t kRows = 8192, kHidden = 4096, kFfn = 14336, kVocab = 32064;
+constexpr int64_t kElements = int64_t(1) << 29;  // of a cast
+
+using Tensors = std::vector<Tensor>;
+
+struct Operand {
+  DType dtype;
+  std::vector<int64_t> shape;
+};
+
+/// Part of the operands that the CPU computes: the first `count` of every dimension of `extent`.
+struct Part {
+  int64_t extent, count;
+  std::vector<size_t> results;  // that this part determines
+};
+
+struct Case {
+  std::string op;
+  std::vector<Operand> operands;
+  std::function<void(const Exec&, const Tensors&)> run;
+  std::vector<Part> parts;
+  double bytes;  // read and written
+};
+
+Tensor view(const Memory& memory, const Operand& operand) {
+  return Tensor(memory.data(), operand.dtype, operand.shape, memory.device());
+}
+
+Memory make_values(const Operand& operand, uint64_t seed) {
+  const int64_t elements = Tensor(nullptr, operand.dtype, operand.shape).elements();
+  if (operand.dtype != DType::i32) return random_buffer(operand.dtype, elements, seed);
+  Memory memory(size_t(elements) * sizeof(int32_t));
+  for (int64_t i = 0; i < elements; ++i) {  // tokens or targets
+    reinterpret_cast<int32_t*>(memory.data())[i] =
+        int32_t(philox(seed, 0, uint64_t(i))[0] % uint32_t(kVocab));
+  }
+  return memory;
+}
+
+Tensor first_of(Tensor tensor, const Part& part) {
+  for (int dim = 0; dim < tensor.dims(); ++dim) {
+    if (tensor.dim(dim) == part.extent) tensor = tensor.narrow(dim, 0, part.count);
+  }
+  return tensor;
+}
+
+double value_at(const Tensor& t, int64_t row, int64_t column) {
+  const int64_t i = row * (t.dims() > 1 ? t.stride(0) : 0) + column;
+  return t.dtype() == DType::f32 ? double(t.as<float>()[i])
+                                 : double(t.as<BFloat16>()[i].to_float());
+}
+
+/// Largest difference, relative to the largest value.
+double relative_difference(const Tensor& found, const Tensor& expected) {
+  double largest = 0, off = 0;
+  for (int64_t row = 0; row < (found.dims() > 1 ? found.dim(0) : 1); ++row) {
+    for (int64_t column = 0; column < found.dim(-1); ++column) {
+      const double right = value_at(expected, row, column);
+      largest = std::max(largest, std::abs(right));
+      off = std::max(off, std::abs(value_at(found, row, column) - right));
+    }
+  }
+  return off / largest;
+}
+
+/// Throws unless one run on the GPU has the CPU's results. `host`: initial values.
+void check_results(const Case& c, const Exec& exec, const Tensors& on_gpu,
+                   const std::vector<Memory>& host) {
+  c.run(exec, on_gpu);
+  for (const Part& part : c.parts) {
+    std::vector<Memory> expected;
+    Tensors parts;
+    for (size_t i = 0; i < host.size(); ++i) {
+      expected.emplace_back(host[i].bytes());
+      const Tensor copied = view(expected.back(), c.operands[i]);
+      copy(Exec{}, view(host[i], c.operands[i]), copied);
+      parts.push_back(first_of(copied, part));
+    }
+    c.run(Exec{}, parts);
+    for (const size_t result : part.results) {
+      const Memory found(host[result].bytes());
+      const Tensor copied = view(found, c.operands[result]);
+      copy(exec, on_gpu[result], copied);
+      const double off = relative_difference(first_of(copied, part), parts[result]);
+      const double bound = copied.dtype() == DType::f32 ? 1e-5 : 0x1p-7;
+      if (off <= bound) continue;
+      throw std::runtime_error(fmt::format("{}: operand {} is wrong by {}", c.op, result, off));
+    }
+  }
+}
+
+void bench(const Case& c, const Exec& exec, const gpu::Flush& flush) {
+  std::vector<Memory> host, memory;
+  Tensors on_gpu;
+  for (const Operand& each : c.operands) {
+    host.push_back(make_values(each, host.size() + 1));
+    memory.emplace_back(host.back().bytes(), exec.device);
+    on_gpu.push_back(view(memory.back(), each));
+    copy(exec, view(host.back(), each), on_gpu.back());
+  }
+  check_results(c, exec, on_gpu, host);
+  std::vector<gpu::Candidate> candidates{{c.op, [&] { c.run(exec, on_gpu); }, {}}};
+  gpu::measure(candidates, kRepeats, flush, exec.stream);
+  const double us = gpu::median(candidates[0].us);
+  fmt::print("{{\"op\": \"{}\", \"us\": {:.1f}, \"gb_per_s\": {:.0f}}}\n", c.op, us,
+             c.bytes / us / 1e3);
+  std::fflush(stdout);
+}
+
+constexpr double kHiddenElements = double(kRows) * kHidden, kFfnElements = double(kRows) * kFfn,
+                 kLogits = double(kRows) * kVocab;
+
+std::vector<Case> norm_cases() {
+  const Operand x{DType::f32, {kRows, kHidden}}, out{DType::bf16, {kRows, kHidden}};
+  const Operand weight{DType::f32, {kHidden}}, inverse_rms{DType::f32, {kRows}};
+  return {{"rms_norm_forward",
+           {x, weight, out, inverse_rms},
+           [](const Exec& exec, const Tensors& t) {
+             rms_norm_forward(exec, t[0], t[1], 1e-5, t[2], t[3]);
+           },
+           {{kRows, 4, {2, 3}}},
+           kHiddenElements * 6},
+          {"rms_norm",
+           {out, {DType::bf16, {kHidden}}, out},
+           [](const Exec& exec, const Tensors& t) { rms_norm(exec, t[0], t[1], 1e-5, t[2]); },
+           {{kRows, 4, {2}}},
+           kHiddenElements * 4},
+          {"rms_norm_backward",
+           {x, weight, inverse_rms, out, x, weight},
+           [](const Exec& exec, const Tensors& t) {
+             rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5]);
+           },
+           {{kRows, 4, {4}}, {kHidden, 32, {5}}},
+           kHiddenElements * 14}};
+}
+
+std::vector<Case> swiglu_cases() {
+  const Operand act{DType::bf16, {kRows, kFfn}};
+  return {
+      {"swiglu_forward",
+       {act, act, act},
+       [](const Exec& exec, const Tensors& t) { swiglu_forward(exec, t[0], t[1], t[2]); },
+       {{kRows, 4, {2}}},
+       kFfnElements * 6},
+      {"swiglu_backward",
+       {act, act, act, act, act},
+       [](const Exec& exec, const Tensors& t) {
+         swiglu_backward(exec, t[0], t[1], t[2], t[3], t[4]);
+       },
+       {{kRows, 4, {3, 4}}},
+       kFfnElements * 10},
+  };
+}
+
+std::vector<Case> elementwise_cases() {
+  const Operand x{DType::f32, {kRows, kHidden}}, y{DType::bf16, {kRows, kHidden}};
+  const Operand singles{DType::f32, {kElements}}, halves{DType::bf16, {kElements}};
+  const auto run_cast = [](const Exec& exec, const Tensors& t) { cast(exec, t[0], t[1]); };
+  return {
+      {"add",
+       {x, y, x},
+       [](const Exec& exec, const Tensors& t) { add(exec, t[0], t[1], t[2]); },
+       {{kRows, 4, {2}}},
+       kHiddenElements * 10},
+      {"cast_f32_bf16", {singles, halves}, run_cast, {{kElements, 5000, {1}}}, kElements * 6.0},
+      {"cast_bf16_f32", {halves, singles}, run_cast, {{kElements, 5000, {1}}}, kElements * 6.0}};
+}
+
+std::vector<Case> embedding_cases() {
+  const Operand tokens{DType::i32, {kRows}}, act{DType::bf16, {kRows, kHidden}};
+  // Table rows named by at least one of kRows random tokens: their gradients are read and written.
+  const double named = double(kVocab) * (1 - std::exp(-double(kRows) / double(kVocab)));
+  return {
+      {"embedding_forward",
+       {tokens, {DType::bf16, {kVocab, kHidden}}, act},
+       [](const Exec& exec, const Tensors& t) { embedding_forward(exec, t[0], t[1], 0, t[2]); },
+       {{kRows, 4, {2}}},
+       kHiddenElements * 4},
+      {"embedding_backward",
+       {tokens, act, {DType::f32, {kVocab, kHidden}}},
+       [](const Exec& exec, const Tensors& t) { embedding_backward(exec, t[0], t[1], 0, t[2]); },
+       {{kHidden, 32, {2}}},
+       kHiddenElements * 2 + named * kHidden * 8}};
+}
+
+std::vector<Case> cross_entropy_cases() {
+  const Operand logits{DType::f32, {kRows, kVocab}}, dlogits{DType::bf16, {kRows, kVocab}};
+  const Operand targets{DType::i32, {kRows}}, row{DType::f32, {kRows}};
+  return {{"cross_entropy_max",
+           {logits, row},
+           [](const Exec& exec, const Tensors& t) { cross_entropy_max(exec, t[0], t[1]); },
+           {{kRows, 4, {1}}},
+           kLogits * 4},
+          {"cross_entropy_sum",
+           {logits, targets, row, row, row},
+           [](const Exec& exec, const Tensors& t) {
+             cross_entropy_sum(exec, t[0], t[1], 0, t[2], t[3], t[4]);
+           },
+           {{kRows, 4, {3, 4}}},
+           kLogits * 4},
+          {"cross_entropy_backward",
+           {logits, targets, row, row, dlogits},
+           [](const Exec& exec, const Tensors& t) {
+             cross_entropy_backward(exec, t[0], t[1], 0, t[2], t[3], 1, t[4]);
+           },
+           {{kRows, 4, {4}}},
+           kLogits * 6}};
+}
+
+void bench_all() {
+  const gpu::Stream stream;
+  const gpu::Flush flush(stream.get());
+  const Exec exec{{DeviceKind::cuda, gpu::this_share()->device()}, stream.get()};
+  for (const auto& cases : {norm_cases(), swiglu_cases(), elementwise_cases(), embedding_cases(),
+                            cross_entropy_cases()}) {
+    for (const Case& each : cases) bench(each, exec, flush);
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main() {
+  try {
+    tandem::bench_all();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
