@@ -48,7 +48,7 @@ class PrefillCase final : public BenchCase {
         q_(q),
         config_(model_of(q)),
         layout_(config_, comm.size(), comm.rank()),
-        weights_(layout_, q.dtype),
+        weights_(Exec{}, layout_, q.dtype),
         rope_(Exec{}, config_.max_seq, config_.head_dim, config_.rope_theta),
         caches_(caches_for(layout_, config_, rope_)),
         plain_{comm, config_, layout_, weights_, q.dtype, caches_},

@@ -19,14 +19,15 @@
 #include "engine/model/codec_policy.h"
 #include "engine/plan/memory.h"
 #include "engine/train/trainer.h"
+#include "tandem/cuda.h"
 
 namespace tandem::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config, out, codec;
+  std::string config, out, codec, device = "cpu";
   std::vector<std::string> overrides;
-  int ranks = 0, tp = 0, dp = 0, ep = 0;
+  int ranks = 0, tp = 0, dp = 0, ep = 0, ranks_per_gpu = 1;
   bool resume = false;
 };
 
@@ -86,11 +87,18 @@ void run(const TrainArguments& arguments) {
                                         parallel.tp * parallel.dp));
     }
   }
+  const bool on_gpus = arguments.device == "gpu";
+  if (arguments.ranks_per_gpu > 1 && !on_gpus) {
+    throw InvalidArgument(
+        fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
+  }
   check_config(request.config);
+  if (on_gpus) check_gpu_training(request.config);
   check_memory(request.config);
   WorldOptions world;
   world.ranks = int(parallel.tp * parallel.dp);
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
+  world.ranks_per_gpu = arguments.ranks_per_gpu;
   std::optional<Corpus> corpus;
   const auto read_text = [&](Communicator* comm) {
     corpus.emplace(request.config.data.paths, request.config.data.val_fraction, comm);
@@ -102,7 +110,8 @@ void run(const TrainArguments& arguments) {
   request.saves = &signals.saves();
   std::signal(SIGPIPE, SIG_IGN);  // the run continues without a reader of its log
   TrainEnd end;
-  run_world(world, [&](Communicator& comm) {
+  const auto run_ranks = on_gpus ? run_gpus : run_world;
+  run_ranks(world, [&](Communicator& comm) {
     if (launched()) read_text(&comm);
     const TrainEnd of_rank = train(comm, request, *corpus);
     if (comm.rank() == 0) {
@@ -135,6 +144,14 @@ void add_train(CLI::App& app) {
       ->add_option("--ranks", arguments->ranks,
                    "All ranks; without --dp, data parallel is ranks / tp")
       ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--device", arguments->device,
+                   "Ranks are CPU threads or processes (cpu), or GPUs (gpu): dense models, dp 1")
+      ->check(CLI::IsMember({"cpu", "gpu"}));
+  command
+      ->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,
+                   "With --device gpu: ranks that share the first GPU, for tests")
+      ->check(CLI::Range(1, 16));
   command->add_option("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)")
       ->check(CLI::Range(1, 4096));
   command->add_option(

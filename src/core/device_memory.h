@@ -14,6 +14,7 @@ namespace tandem {
 std::shared_ptr<std::byte> allocate_on_gpu(size_t bytes, Device device);
 /// Copies between any two memories on exec's stream and waits for it.
 void copy_bytes(const Exec& exec, const void* from, void* to, size_t bytes);
+void wait_for_stream(const Exec& exec);
 /// Enqueues zeros.
 void clear_bytes(const Exec& exec, void* memory, size_t bytes);
 

@@ -20,6 +20,10 @@ void copy(const Exec& exec, const Tensor& from, const Tensor& to) {
   std::memcpy(to.data(), from.data(), from.bytes());
 }
 
+void wait(const Exec& exec) {
+  if (exec.on_gpu()) wait_for_stream(exec);
+}
+
 void clear(const Exec& exec, const Tensor& tensor) {
   if (!tensor.contiguous()) {
     throw InvalidArgument(fmt::format("clear {}: expected it contiguous", tensor.describe()));

@@ -18,6 +18,8 @@ struct Exec {
 /// to = from, contiguous, of one dtype and number of elements; each on the host or on exec's
 /// device. Returns once the copy is done. Throws InvalidArgument.
 void copy(const Exec& exec, const Tensor& from, const Tensor& to);
+/// Blocks until all work enqueued on exec's stream has ended.
+void wait(const Exec& exec);
 /// Sets all bytes of a contiguous tensor on exec's device to 0.
 void clear(const Exec& exec, const Tensor& tensor);
 

@@ -19,6 +19,10 @@ void copy_bytes(const Exec&, const void*, void*, size_t) {
   refuse();
 }
 
+void wait_for_stream(const Exec&) {
+  refuse();
+}
+
 void clear_bytes(const Exec&, void*, size_t) {
   refuse();
 }

@@ -43,7 +43,7 @@ struct Rank {
       : tp(comm),
         config(model_config),
         layout(config, tp.size(), tp.rank()),
-        weights(layout, dtype),
+        weights(Exec{}, layout, dtype),
         rope(Exec{}, config.max_seq, config.head_dim, config.rope_theta),
         context{tp, config, layout, weights, dtype, caches, CodecPolicy::parse(codec)} {
     initialize_parameters(layout, config, 17, weights.values());

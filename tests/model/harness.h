@@ -104,15 +104,14 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   return step;
 }
 
-/// The same step on `ranks` threads, with gradients assembled; every rank must report the same
-/// loss.
-inline Step run_on_threads(int ranks, const ModelConfig& config,
-                           const TransformerOptions& options) {
+/// The same step on all ranks that `run` gives its argument, with gradients assembled; every rank
+/// must report the same loss.
+using RunRanks = std::function<void(const std::function<void(Communicator&)>&)>;
+inline Step run_on(const RunRanks& run, const ModelConfig& config,
+                   const TransformerOptions& options) {
   Step all;
   std::mutex mutex;
-  WorldOptions world;
-  world.ranks = ranks;
-  run_threads(world, [&](Communicator& comm) {
+  run([&](Communicator& comm) {
     Step own = run_step(comm, config, options);
     const std::lock_guard lock(mutex);
     if (all.gradients.empty()) {
@@ -128,6 +127,13 @@ inline Step run_on_threads(int ranks, const ModelConfig& config,
     }
   });
   return all;
+}
+
+inline Step run_on_threads(int ranks, const ModelConfig& config,
+                           const TransformerOptions& options) {
+  WorldOptions world;
+  world.ranks = ranks;
+  return run_on([&](const auto& body) { run_threads(world, body); }, config, options);
 }
 
 /// |a - b| / |b| over all tensors.

@@ -19,7 +19,11 @@ std::shared_ptr<std::byte> allocate_on_gpu(size_t bytes, Device device) {
 
 void copy_bytes(const Exec& exec, const void* from, void* to, size_t bytes) {
   gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, exec.stream), "copy memory");
-  gpu::check(cudaStreamSynchronize(exec.stream), "copy memory");
+  wait_for_stream(exec);
+}
+
+void wait_for_stream(const Exec& exec) {
+  gpu::check(cudaStreamSynchronize(exec.stream), "wait for the stream");
 }
 
 void clear_bytes(const Exec& exec, void* memory, size_t bytes) {

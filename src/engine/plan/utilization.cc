@@ -12,6 +12,7 @@
 #include <set>
 #include <vector>
 
+#include "comm/exec.h"
 #include "core/processor_time.h"
 #include "core/random_buffer.h"
 #include "engine/report/progress.h"
@@ -23,6 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kSide = 512;
+// A GPU needs milliseconds of work to reach its clock.
+constexpr int64_t kGpuSide = 4096;
+constexpr int kGpuProducts = 20;
 constexpr int kMaxRounds = 5;  // on a busy machine; the best round counts
 
 /// Share of rank 0's host used by other programs since `begin`; the same on every rank.
@@ -52,15 +56,27 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
 
 Utilization measure_utilization(Communicator& world, const TrainConfig& config) {
   const DType dtype = parse_dtype(config.train.dtype);
-  const Memory a = random_buffer(dtype, kSide * kSide, 1);
-  const Memory b = random_buffer(dtype, kSide * kSide, 2);
-  const Memory c(size_t(kSide * kSide) * size_of(dtype));
-  const auto square = [&](const Memory& memory) { return memory.view(dtype, {kSide, kSide}); };
+  const Exec exec = exec_of(world);
+  const int64_t side = exec.on_gpu() ? kGpuSide : kSide;
+  const int products = exec.on_gpu() ? kGpuProducts : 1;
+  const auto square = [&](const Memory& memory) { return memory.view(dtype, {side, side}); };
+  const auto random = [&](uint64_t seed) {
+    Memory on_host = random_buffer(dtype, side * side, seed);
+    if (!exec.on_gpu()) return on_host;
+    Memory there(on_host.bytes(), exec.device);
+    copy(exec, square(on_host), square(there));
+    return there;
+  };
+  const Memory a = random(1), b = random(2);
+  const Memory c(size_t(side * side) * size_of(dtype), exec.device);
   // Timed until all ranks have finished: if they share cores, a rank's own time is too short.
   const std::vector<TimedVariant> product{[&] {
     world.barrier("peak");
     const auto begin = Clock::now();
-    gemm(square(a), square(b).transposed(), square(c));
+    for (int i = 0; i < products; ++i) {
+      gemm(exec, square(a), square(b).transposed(), square(c));
+    }
+    wait(exec);
     world.barrier("peak");
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }};
@@ -72,7 +88,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     others = share_of_others(world, begin);
   }
   return {config.model.flops_per_token(config.train.seq),
-          double(world.size()) * 2 * double(kSide * kSide * kSide) / fastest, others};
+          double(world.size()) * products * 2 * double(side * side * side) / fastest, others, side};
 }
 
 std::string Utilization::describe(const TrainConfig& config) const {
@@ -82,7 +98,7 @@ std::string Utilization::describe(const TrainConfig& config) const {
       "  {};\n"
       "  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} at once",
       format_count(flops_per_token), ModelConfig::flops_formula(), peak_flops / 1e9,
-      config.train.dtype, kSide, kSide, kSide, ranks, ranks == 1 ? "" : "s");
+      config.train.dtype, side, side, side, ranks, ranks == 1 ? "" : "s");
   if (others < kBusyShare) return text;
   return text + fmt::format(
                     "\nwarning: other programs kept {:.0f} % of the processors busy while "

@@ -17,6 +17,7 @@ struct Utilization {
   double peak_flops = 0;       ///< per second, of all ranks
   double others = 0;           ///< share of the processors used by other programs during the
                                ///< measurement
+  int64_t side = 0;            ///< of the square matrices multiplied
   double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
   /// The formula with its numbers, in three lines, and a warning if the machine was busy.
   std::string describe(const TrainConfig& config) const;

@@ -68,6 +68,7 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request,
                                       world.size(), parallel.tp, parallel.dp,
                                       parallel.tp * parallel.dp));
   }
+  if (world.on_gpu()) check_gpu_training(request.config);
   world.require_same("configuration", to_toml(request.config));
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
@@ -267,6 +268,9 @@ class Trainer {
           parse_config(read_train_state(resume_from).config, resume_from + "/state.json")
               .train.dtype;
       text = fmt::format("train.dtype auto: {}, as this run began", config_.train.dtype);
+    } else if (config_.train.dtype == "auto" && world_.on_gpu()) {
+      config_.train.dtype = name_of(DType::bf16);
+      text = "train.dtype auto: bf16, as on every GPU";
     } else if (config_.train.dtype == "auto") {
       const DTypeChoice choice = choose_dtype(world_, config_);
       config_.train.dtype = name_of(choice.dtype);
@@ -299,9 +303,8 @@ class Trainer {
       read_microbatch(state_.next_sample + dp_->rank() * share + at);
       sums.loss += model_->forward(tokens_, targets_);
       const bool last = at + options_.batch >= share;
-      model_->backward(1.0f / float(targets), [&](int64_t begin) {
-        if (last) ready(begin);
-      });
+      model_->backward(1.0f / float(targets), last ? std::bind_front(&Trainer::ready, this)
+                                                   : std::function<void(int64_t)>());
     }
     model_->share_load();
     const auto squares = optimizer_->reduce();
@@ -492,6 +495,34 @@ class Trainer {
 };
 
 }  // namespace
+
+void check_gpu_training(const TrainConfig& config) {
+  const auto& model = config.model;
+  const auto& parallel = config.parallel;
+  if (model.experts > 0) {
+    throw ConfigError(fmt::format(
+        "model.experts = {}: expected 0 on GPUs (experts train on CPU ranks)", model.experts));
+  }
+  if (parallel.dp > 1) {
+    throw ConfigError(fmt::format(
+        "parallel.dp = {}: expected 1 on GPUs (replicas train on CPU ranks)", parallel.dp));
+  }
+  // Rows of every GEMM operand are multiples of 16 bytes.
+  const int64_t unit = 8 * parallel.tp;
+  const auto check = [&](const char* key, int64_t value, int64_t expected) {
+    if (value % expected == 0) return;
+    throw ConfigError(
+        fmt::format("{} = {}: expected a multiple of {} on GPUs", key, value, expected));
+  };
+  check("model.vocab", model.vocab, unit);
+  check("model.hidden", model.hidden, 8);
+  check("model.ffn", model.ffn, unit);
+  check("model.head_dim", model.head_dim, 8);
+  if (model.head_dim > 128) {
+    throw ConfigError(
+        fmt::format("model.head_dim = {}: expected at most 128 on GPUs", model.head_dim));
+  }
+}
 
 TrainEnd train(Communicator& world, const TrainRequest& request, const Corpus& corpus) {
   return Trainer(world, request, corpus).run();
