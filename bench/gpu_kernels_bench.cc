@@ -108,7 +108,8 @@ void check_results(const Case& c, const Exec& exec, const Tensors& on_gpu,
       const Tensor copied = view(found, c.operands[result]);
       copy(exec, on_gpu[result], copied);
       const double off = relative_difference(first_of(copied, part), parts[result]);
-      const double bound = copied.dtype() == DType::f32 ? 1e-5 : 0x1p-7;
+      // f32: the CPU adds thousands of rows one after the other.
+      const double bound = copied.dtype() == DType::f32 ? 1e-4 : 0x1p-7;
       if (off <= bound) continue;
       throw std::runtime_error(fmt::format("{}: operand {} is wrong by {}", c.op, result, off));
     }

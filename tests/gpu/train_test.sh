@@ -5,7 +5,7 @@ set -euo pipefail
 tandem=$1 config=$2
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-"$tandem" info 2>/dev/null | grep -q 'no GPU' && exit 77
+nvidia-smi -L >/dev/null 2>&1 || exit 77
 run() { # NAME ARGUMENTS...
   local name=$1
   shift

@@ -1,5 +1,6 @@
 #include "engine/model/head.h"
 
+#include "gemm/gemm.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -32,8 +33,6 @@ void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
 
 Head::Head(ModelContext& c)
     : context_(c),
-      product_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
-               with_wire(c.options.overlap, c.options.codec.embeddings)),
       dgrad_(c.tp,
              {.m = c.tokens,
               .n = c.config.hidden,
@@ -43,7 +42,15 @@ Head::Head(ModelContext& c)
              c.options.overlap),
       wgrad_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype}, c.options.overlap),
       dlogits_(c.make(c.options.dtype, c.tokens, c.layout.vocab)),
-      dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
+      dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {
+  if (gathers_first()) {
+    gathered_ = c.make(c.options.dtype, c.tokens, c.config.hidden);
+  } else {
+    product_.emplace(c.tp,
+                     AgGemm::Shape{c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
+                     with_wire(c.options.overlap, c.options.codec.embeddings));
+  }
+}
 
 Tensor Head::norm_weight() const {
   return context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
@@ -53,7 +60,13 @@ double Head::forward(const Tensor& x, const Tensor& targets, HeadActivations& sa
   const Exec& exec = context_.exec;
   rms_norm_forward(exec, x, norm_weight(), context_.config.norm_eps, saved.x_norm,
                    saved.inverse_rms);
-  product_.run(saved.x_norm, context_.weights.matrix(context_.layout.head), saved.logits);
+  const Tensor weight = context_.weights.matrix(context_.layout.head);
+  if (product_) {
+    product_->run(saved.x_norm, weight, saved.logits);
+  } else {
+    all_gather(context_.tp, saved.x_norm, *gathered_, context_.options.codec.embeddings);
+    gemm(exec, *gathered_, weight.transposed(), saved.logits);
+  }
   const Tensor sums = saved.sums->rows(0, 1), picked = saved.sums->rows(1, 1);
   cross_entropy_max(exec, saved.logits, saved.maxima);
   all_reduce(context_.tp, saved.maxima, ReduceOp::max);

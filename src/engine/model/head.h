@@ -2,6 +2,8 @@
 // its top.
 #pragma once
 
+#include <optional>
+
 #include "engine/model/branch.h"
 
 namespace tandem {
@@ -31,8 +33,14 @@ class Head {
  private:
   Tensor norm_weight() const;
 
+  /// GPU operators have no f32 output of bf16 operands.
+  bool gathers_first() const {
+    return context_.exec.on_gpu() && context_.options.dtype != DType::f32;
+  }
+
   ModelContext& context_;
-  AgGemm product_;
+  std::optional<AgGemm> product_;
+  std::optional<Activation> gathered_;
   GemmRs dgrad_;
   AgWgrad wgrad_;
   Activation dlogits_, dnormed_;
