@@ -409,7 +409,15 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     in_of(candidate).launch(in, main, tables.in);
   }
   if (activations) {
-    if (!candidate.sorts) launch_gather(sorted(), gathering(rows, sorted_x), main);
+    if (!candidate.sorts) {
+      // A gather that waits takes all SMs: kernels on the side that have yet to start, as this GEMM
+      // had few tiles, would never start.
+      if (row_sender != main) {
+        rows_ended_.record(row_sender);
+        rows_ended_.block(main);
+      }
+      launch_gather(sorted(), gathering(rows, sorted_x), main);
+    }
     launch_sorted_swiglu(sorted(), activations->saved.gate_up.data(), inner_.data(), place_.ffn,
                          main);
   }

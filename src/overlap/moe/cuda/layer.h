@@ -224,7 +224,7 @@ class MoeOnGpus final {
   std::unique_ptr<ExpertGradients> gradients_;
   DeviceMemory choice_, d_gate_weight_;
   cudaStream_t side_ = nullptr;  ///< shared by all layers of this communicator
-  Event begun_, ended_;
+  Event begun_, ended_, rows_ended_;
   std::array<Event, kMaxMoeParts> computed_;
 };
 
