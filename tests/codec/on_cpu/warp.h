@@ -3,6 +3,7 @@
 // missing one is an error. Tests GPU code on machines without a GPU.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -35,21 +36,17 @@ class Warp {
   void run(const std::function<void()>& body, int first = 0) {
     body_ = &body;
     current() = this;
-    for (int i = 0; i < kThreads; ++i) {
-      ucontext_t& fiber = fibers_[size_t(i)];
-      getcontext(&fiber);
-      fiber.uc_stack.ss_sp = stacks_.get() + i * kStack;
-      fiber.uc_stack.ss_size = kStack;
-      fiber.uc_link = nullptr;
-      makecontext(&fiber, enter, 0);
-    }
     ended_ = 0;
     while (ended_ == 0) {
       for (thread_ = 0; thread_ < kThreads; ++thread_) {
         threadIdx.x = unsigned(first + thread_);
-        swapcontext(&main_, &fibers_[size_t(thread_)]);
+        resume();
       }
-      if (ended_ != 0 && ended_ != kThreads) throw std::logic_error("a warp's threads part");
+      if (ended_ != 0 && ended_ != kThreads) {
+        started_ = false;
+        throw std::logic_error("a warp's threads part");
+      }
+      started_ = true;
     }
   }
 
@@ -70,20 +67,38 @@ class Warp {
  private:
   static constexpr size_t kStack = 256 << 10;
 
-  void wait() { swapcontext(&fibers_[size_t(thread_)], &main_); }
+  // swapcontext makes a system call, setjmp does not: contexts only start the fibers.
+  void resume() {
+    if (_setjmp(main_) != 0) return;
+    const size_t i = size_t(thread_);
+    if (started_) _longjmp(fibers_[i], 1);
+    ucontext_t fiber;
+    getcontext(&fiber);
+    fiber.uc_stack.ss_sp = stacks_.get() + i * kStack;
+    fiber.uc_stack.ss_size = kStack;
+    fiber.uc_link = nullptr;
+    makecontext(&fiber, enter, 0);
+    setcontext(&fiber);
+  }
+  void wait() {
+    if (_setjmp(fibers_[size_t(thread_)]) == 0) _longjmp(main_, 1);
+  }
   static void enter() {
-    Warp& warp = *current();
-    (*warp.body_)();
-    ++warp.ended_;
-    warp.wait();
+    for (;;) {
+      Warp& warp = *current();
+      (*warp.body_)();
+      ++warp.ended_;
+      warp.wait();
+    }
   }
 
   std::unique_ptr<std::byte[]> stacks_ = std::make_unique<std::byte[]>(kThreads * kStack);
-  std::array<ucontext_t, kThreads> fibers_;
+  std::array<jmp_buf, kThreads> fibers_;
   std::array<uint64_t, kThreads> given_{};
-  ucontext_t main_;
+  jmp_buf main_;
   const std::function<void()>* body_ = nullptr;
   int thread_ = 0, ended_ = 0;
+  bool started_ = false;  ///< every fiber waits, in a body or after it
 };
 
 template <typename T, typename From>
