@@ -242,6 +242,11 @@ def damage(rng, file, others):
     return kind
 
 
+def regular(files):
+    """Those of `files` that an earlier damage has neither removed nor replaced."""
+    return [file for file in files if file.is_file() and not file.is_symlink()]
+
+
 def intact(checkpoint, original):
     return all((checkpoint / name).is_file() and
                (checkpoint / name).read_bytes() == (original / name).read_bytes() for name in FILES)
@@ -262,8 +267,7 @@ def corruption_case(runs, rng, out, _):
     for folder in rng.sample(folders, rng.randint(1, max(1, len(folders) - spared))):
         for name in rng.sample(FILES, rng.randint(1, 3)):
             file = folder / name
-            others = [other / each for other in folders for each in FILES
-                      if (other / each).is_file() and not (other / each).is_symlink()]
+            others = regular(other / each for other in folders for each in FILES)
             if file in others:
                 damaged.append(f"{damage(rng, file, others)} {folder.name}/{name}")
     if rng.random() < 0.1:
@@ -302,7 +306,7 @@ def model_case(runs, rng, out, _):
     files = ["config.json", "model.safetensors", "state.json"]
     others = [out / other / name for other in ("final", last, before) for name in files
               if (out / other).exists()]
-    damaged = [f"{damage(rng, out / folder / name, others)} {folder}/{name}"
+    damaged = [f"{damage(rng, out / folder / name, regular(others))} {folder}/{name}"
                for name in rng.sample(files, 1 if folder == "final" else rng.randint(1, 2))
                if (out / folder / name).is_file()]
     (out / "damaged.txt").write_text(f"{command} {model}: " + ", ".join(damaged) + "\n")
