@@ -1,9 +1,11 @@
 // Files of a run besides its checkpoints: lock, metrics, final model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <optional>
 
@@ -154,6 +156,28 @@ TEST(MetricsLog, DamagedLineIsMovedAsideAndTheRestKept) {
   { MetricsLog log(path, 90); }
   EXPECT_EQ(read_file(path), good);
   EXPECT_EQ(read_file(path + ".damaged"), "{\"step\": 4#\n" + std::string(30, '\0') + "\n");
+}
+
+// The step is saved, so a resumed run would never write its line.
+TEST(MetricsLog, LineThatCouldNotBeWrittenIsWrittenBySync) {
+  const TempDir dir;
+  const std::string path = dir / "metrics.jsonl";
+  MetricsLog log(path, 0);
+  StepMetrics metrics;
+  metrics.step = 1;
+  log.append(metrics);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit full{line_of(1).size() + 10, before.rlim_max};  // ten bytes of the next line fit
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  metrics.step = 2;
+  EXPECT_THROW(log.append(metrics), IoError);
+  EXPECT_THROW(log.sync(), IoError);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  log.sync();
+  EXPECT_EQ(read_file(path), line_of(1) + line_of(2));
 }
 
 TEST(MetricsLog, IsNotWrittenThroughALink) {

@@ -114,18 +114,22 @@ MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
     : path_(path), file_(trimmed(path, last_step), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW) {}
 
 void MetricsLog::append(const StepMetrics& metrics) {
-  const std::string line = to_json_line(metrics);
-  size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t put = ::write(file_.get(), line.data() + done, line.size() - done);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw_errno(path_, "cannot write");
-    done += size_t(put);
-  }
+  unwritten_ += to_json_line(metrics);
+  write_rest();
 }
 
 void MetricsLog::sync() {
+  write_rest();
   sync_file(file_.get(), path_);
+}
+
+void MetricsLog::write_rest() {
+  while (!unwritten_.empty()) {
+    const ssize_t put = ::write(file_.get(), unwritten_.data(), unwritten_.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_errno(path_, "cannot write");
+    unwritten_.erase(0, size_t(put));
+  }
 }
 
 }  // namespace tandem

@@ -42,12 +42,17 @@ class MetricsLog {
   /// Keeps the lines of steps up to `last_step` and drops later ones and a truncated last line.
   /// Damaged lines are moved to PATH.damaged, with a log message.
   MetricsLog(const std::string& path, int64_t last_step);
+  /// After an IoError the line is kept: the next call writes it first.
   void append(const StepMetrics& metrics);
+  /// Tries lines that append() could not write again.
   void sync();
 
  private:
+  void write_rest();
+
   std::string path_;
   FileDescriptor file_;
+  std::string unwritten_;
 };
 
 }  // namespace tandem
