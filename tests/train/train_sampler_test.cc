@@ -119,7 +119,7 @@ TEST(Corpus, ErrorsNameTheCause) {
     Corpus(Paths{dir.path()}, 0);
     FAIL();
   } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("0 bytes left to train on; left out 1 empty files (" +
+    EXPECT_THAT(error.what(), HasSubstr("0 bytes left to train on; left out 1 empty file (" +
                                         dir / "empty" + ")"));
   }
 }
@@ -132,7 +132,7 @@ TEST(Corpus, ReportsExcludedFiles) {
   std::filesystem::create_symlink("nowhere", dir / "link-a");
   EXPECT_THAT(Corpus(Paths{dir.path()}, 0).notes(),
               ::testing::ElementsAre(
-                  "left out 1 empty files (" + dir / "empty" + ")",
+                  "left out 1 empty file (" + dir / "empty" + ")",
                   "left out 2 links or special files in folders (" + dir / "link-a" + ", ...)"));
 }
 
