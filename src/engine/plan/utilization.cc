@@ -27,7 +27,8 @@ constexpr int64_t kSide = 512;
 // A GPU needs milliseconds of work to reach its clock.
 constexpr int64_t kGpuSide = 4096;
 constexpr int kGpuProducts = 20;
-constexpr int kMaxRounds = 5;  // on a busy machine; the best round counts
+constexpr int kMaxRounds = 5;       // on a busy machine; the best round counts
+constexpr int64_t kShortRun = 100;  // steps: fewer take less time than the rounds would
 
 /// Share of rank 0's host used by other programs since `begin`; the same on every rank.
 double share_of_others(Communicator& world, const ProcessorTime& begin) {
@@ -80,8 +81,10 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     world.barrier("peak");
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }};
+  const bool is_short = config.train.seconds <= 0 && config.train.steps < kShortRun;
+  const int max_rounds = is_short ? 1 : kMaxRounds;
   double fastest = HUGE_VAL, others = 1;
-  for (int round = 0; round < kMaxRounds && others >= kBusyShare; ++round) {
+  for (int round = 0; round < max_rounds && others >= kBusyShare; ++round) {
     const ProcessorTime begin = ProcessorTime::now();
     const auto samples = measure(world, product, {uint64_t(round) + 1, 3, 9, 0.1});
     fastest = std::min(fastest, *std::ranges::min_element(samples[0]));

@@ -24,7 +24,7 @@ struct Utilization {
 };
 
 /// Measures the peak in the dtype of `config`. Repeated while other programs keep the machine busy,
-/// at most a few times; the best counts. Collective.
+/// at most a few times, for runs of at least 100 steps; the best counts. Collective.
 Utilization measure_utilization(Communicator& world, const TrainConfig& config);
 
 }  // namespace tandem
