@@ -29,7 +29,9 @@ std::vector<Layout> layouts() {
 TrainRequest request_for(Layout layout, const std::string& out,
                          const std::vector<std::string>& overrides, const std::string& config) {
   TrainRequest request;
-  request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, with_sample_text(overrides));
+  std::vector<std::string> all{"train.seq=32"};  // half the configuration's tokens, half the time
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  request.config = load_config(TANDEM_SOURCE_DIR "/configs/" + config, with_sample_text(all));
   request.config.parallel.tp = layout.tp;
   request.config.parallel.dp = layout.dp;
   // If a GEMM's bits depend on its number of rows, no choice may depend on timing.

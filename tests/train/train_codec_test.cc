@@ -67,12 +67,11 @@ TEST(TrainCodec, ResumedRunHasTheBitsOfAnUninterruptedOne) {
     for (const std::string codec :
          {"gradients=int2:g64,weights=int8", "gradients=int4:g32", "weights=int4"}) {
       if (codec.find(',') == codec.npos && layout.tp == 1)
-        continue;  // each separately: on one
-                   // layout
+        continue;  // each separately: with tensor parallelism only
       SCOPED_TRACE(name_of(layout) + " " + codec);
       const std::string name = name_of(layout) + codec;
       const std::string whole = dir / ("whole" + name), out = dir / ("stopped" + name);
-      const std::vector<std::string> overrides{"train.steps=5", "parallel.codec=" + codec,
+      const std::vector<std::string> overrides{"train.steps=3", "parallel.codec=" + codec,
                                                "parallel.dp_bucket_mib=0.05"};
       run_layout(request_for(layout, whole, overrides));
       TrainRequest request = request_for(layout, out, overrides);
@@ -83,11 +82,11 @@ TEST(TrainCodec, ResumedRunHasTheBitsOfAnUninterruptedOne) {
         request.resume = true;
       }
       request.stop = nullptr;
-      EXPECT_EQ(run_layout(request).step, 5);
+      EXPECT_EQ(run_layout(request).step, 3);
       if (!is_root()) continue;
       EXPECT_EQ(losses(out), losses(whole));
       EXPECT_EQ(final_weights(out), final_weights(whole));
-      const std::string at = out + "/checkpoints/step-00000005/";
+      const std::string at = out + "/checkpoints/step-00000003/";
       EXPECT_EQ(path_exists(at + "residuals.safetensors"), codec.starts_with("gradients"));
     }
   }
@@ -267,35 +266,31 @@ TEST(TrainCodec, BytesOfAStepAreReported) {
   EXPECT_THAT(read_file(dir / "one/metrics.jsonl"), Not(HasSubstr("gradient_bytes")));
 }
 
-// Measured: -0.01 % with feedback and -0.50 % without. int2, with -1.2 %, shows that the bound is
-// not met by every format.
+// Measured: 0.08 % for int4 and 0.0006 % for int8. int2, with 0.85 %, shows that the bound is not
+// met by every format.
 TEST(TrainCodec, Int4WithErrorFeedbackReachesTheUncompressedLoss) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   write_plain(dir / "text", sample_text());
-  const auto end_of = [&](const std::string& codec, bool feedback) {
-    const std::string out = dir / (codec + (feedback ? "" : "-without"));
+  const auto end_of = [&](const std::string& codec) {
     run_on_threads(
-        request_for({1, 2}, out,
+        request_for({1, 2}, dir / codec,
                     {"train.steps=200", "optimizer.lr=1e-3",
-                     "data.paths=[\"" + dir / "text" + "\"]", "parallel.codec=" + codec,
-                     std::string("parallel.error_feedback=") + (feedback ? "true" : "false")}));
-    const std::vector<double> all = losses(out);
+                     "data.paths=[\"" + dir / "text" + "\"]", "parallel.codec=" + codec}));
+    const std::vector<double> all = losses(dir / codec);
     EXPECT_LT(all.back(), 0.65 * all.front());
     return std::accumulate(all.end() - 20, all.end(), 0.0) / 20;
   };
-  const double plain = end_of("none", true);
-  const auto rise = [&](const char* codec, bool feedback) {
-    const double percent = 100 * (end_of(codec, feedback) / plain - 1);
-    const std::string name = std::string(codec) + (feedback ? " with" : " without") + " feedback";
-    RecordProperty(name, std::to_string(percent));
-    std::cout << name << ": " << percent << " % over the plain run's " << plain << "\n";
+  const double plain = end_of("none");
+  const auto rise = [&](const char* codec) {
+    const double percent = 100 * (end_of(codec) / plain - 1);
+    RecordProperty(codec, std::to_string(percent));
+    std::cout << codec << ": " << percent << " % over the plain run's " << plain << "\n";
     return percent;
   };
-  EXPECT_LE(std::abs(rise("gradients=int4", true)), 0.5);
-  EXPECT_LE(std::abs(rise("gradients=int8", true)), 0.05);
-  EXPECT_GE(std::abs(rise("gradients=int2", true)), 0.5);
-  rise("gradients=int4", false);
+  EXPECT_LE(std::abs(rise("gradients=int4")), 0.5);
+  EXPECT_LE(std::abs(rise("gradients=int8")), 0.05);
+  EXPECT_GE(std::abs(rise("gradients=int2")), 0.5);
 }
 
 TEST(TrainCodec, WithoutDataParallelItIsRefused) {

@@ -120,7 +120,7 @@ TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
   const TempDir dir;
   const std::string text = sample_text();
   for (int i = 0; i < 10; ++i) {
-    write_plain(dir / (std::to_string(i) + ".txt"), text.substr(size_t(i) * 20000, 20000));
+    write_plain(dir / (std::to_string(i) + ".txt"), text.substr(size_t(i) * 5000, 5000));
   }
   TrainRequest request = request_for(
       {1, 1}, dir / "out",
@@ -129,7 +129,7 @@ TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
   run_on_threads(request);
   double steps_s = 0;
   for (const auto& step : steps_of(dir / "out")) steps_s += step["step_ms"].get<double>() / 1e3;
-  // A validation costs some thousand times such a step.
+  // A validation costs some hundred times such a step.
   const auto state =
       nlohmann::json::parse(read_file(dir / "out/checkpoints/step-00000003/state.json"));
   EXPECT_LT(state["elapsed_s"].get<double>(), 20 * steps_s + 0.2);
@@ -144,7 +144,7 @@ TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
 
 TEST(TrainLayouts, TwoRunsAreBitwiseEqual) {
   const TempDir dir;
-  const std::vector<std::string> short_run{"train.steps=12", "train.microbatch=2",
+  const std::vector<std::string> short_run{"train.steps=6", "train.microbatch=2",
                                            "parallel.dp_bucket_mib=0.05"};
   for (const Layout layout : layouts()) {
     std::vector<std::string> weights;

@@ -26,7 +26,9 @@ struct Layout {
 TrainRequest request_for(const Layout& layout, const std::string& out,
                          const std::vector<std::string>& overrides = {}) {
   TrainRequest request;
-  request.config = load_config(TANDEM_SOURCE_DIR "/configs/moe.toml", with_sample_text(overrides));
+  std::vector<std::string> all{"train.seq=32"};  // half the configuration's tokens, half the time
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  request.config = load_config(TANDEM_SOURCE_DIR "/configs/moe.toml", with_sample_text(all));
   request.config.parallel.tp = layout.tp;
   request.config.parallel.ep = layout.ep;
   request.config.parallel.dp = layout.dp;
