@@ -51,14 +51,23 @@ std::string describe(const Size& s, const Variant& v, const OverlapOptions& o) {
                      name_of(o.strategy), o.chunks);
 }
 
+/// Row by row; computed once for all plans of a problem.
+template <typename Expect>
+std::vector<Expected> expected_of(int64_t rows, int64_t columns, const Expect& expect) {
+  std::vector<Expected> all;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) all.push_back(expect(i, j));
+  }
+  return all;
+}
+
 /// Fails unless every element is within the error of accumulation in f32 and of the roundings of
 /// intermediate values.
-template <typename Expect>
 void expect_near(const Tensor& out, int64_t terms, DType wire, int running_roundings,
-                 const Expect& expect) {
+                 const std::vector<Expected>& expected) {
   for (int64_t i = 0; i < out.dim(0); ++i) {
     for (int64_t j = 0; j < out.dim(1); ++j) {
-      const Expected e = expect(i, j);
+      const Expected& e = expected[size_t(i * out.dim(1) + j)];
       ASSERT_NEAR(at(out, i, j), e.value, e.bound(terms, wire, running_roundings, out.dtype()))
           << "at " << i << ", " << j;
     }
@@ -71,15 +80,13 @@ int64_t uneven(int64_t total, int rank) {
 }
 
 struct AgProblem {
-  Matrix x, weight, bias, out;
+  Matrix x, weight, bias;
   Shard local;
   AgProblem(const Communicator& comm, const Size& s, const Variant& v)
       : x(v.dtype, s.m, s.k, 1),
         weight(v.dtype, uneven(s.n, comm.rank()), s.k, 100 + uint64_t(comm.rank()), v.transposed,
                v.padded ? 3 : 0),
         bias(v.f32_out ? DType::f32 : v.dtype, 1, uneven(s.n, comm.rank()), 7),
-        out(v.f32_out ? DType::f32 : v.dtype, s.m, uneven(s.n, comm.rank()), 8, false,
-            v.padded ? 5 : 0),
         local(shard_of(s.m, comm.size(), comm.rank())) {}
 };
 
@@ -91,14 +98,23 @@ TEST_P(Operators, AgGemmMatchesReference) {
     for (const Variant& v : variants()) {
       for (const Size& s : kSizes) {
         std::vector<std::byte> serial;
+        const AgProblem p(comm, s, v);
+        const Tensor bias = p.bias.vector();
+        const int64_t n = p.weight.tensor().dim(0);
+        const DType out_type = v.f32_out ? DType::f32 : v.dtype;
+        const auto expected = expected_of(s.m, n, [&](int64_t i, int64_t j) {
+          Expected e;
+          if (v.bias) e.add(p.bias.at(0, j));
+          for (int64_t l = 0; l < s.k; ++l) e.add(p.x.at(i, l) * p.weight.at(j, l));
+          return e;
+        });
         for (const OverlapOptions& o : kPlans) {
           SCOPED_TRACE(describe(s, v, o));
-          AgProblem p(comm, s, v);
           const Matrix own(v.dtype, s.m, s.k, 1, false, v.padded ? 2 : 0);
-          const Tensor bias = p.bias.vector();
+          const Matrix out(out_type, s.m, n, 8, false, v.padded ? 5 : 0);
           AgGemm op(comm,
                     {.m = s.m,
-                     .n = p.weight.tensor().dim(0),
+                     .n = n,
                      .k = s.k,
                      .dtype = v.dtype,
                      .keep_gathered = v.transposed,
@@ -106,26 +122,20 @@ TEST_P(Operators, AgGemmMatchesReference) {
                      .weight_kn = v.transposed},
                     o);
           EXPECT_EQ(op.strategy(), o.strategy);
-          op.run(own.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(), p.out.tensor(),
+          op.run(own.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(), out.tensor(),
                  v.bias ? &bias : nullptr);
-          expect_near(p.out.tensor(), s.k, DType::f32, 0, [&](int64_t i, int64_t j) {
-            Expected e;
-            if (v.bias) e.add(p.bias.at(0, j));
-            for (int64_t l = 0; l < s.k; ++l) e.add(p.x.at(i, l) * p.weight.at(j, l));
-            return e;
-          });
+          expect_near(out.tensor(), s.k, DType::f32, 0, expected);
           if (v.transposed) {
             EXPECT_EQ(bytes_of(op.gathered()), bytes_of(p.x.tensor()));
           }
-          const auto bits = bytes_of(p.out.tensor());
+          const auto bits = bytes_of(out.tensor());
           if (o.strategy == Strategy::serial) serial = bits;
           EXPECT_TRUE(bits == serial || !rows_keep_bits());
         }
-        const AgProblem p(comm, s, v);
-        const Tensor bias = p.bias.vector();
+        const Matrix out(out_type, s.m, n, 8, false, v.padded ? 5 : 0);
         ag_gemm_reference(comm, p.x.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(),
-                          p.out.tensor(), v.bias ? &bias : nullptr);
-        EXPECT_TRUE(bytes_of(p.out.tensor()) == serial || !rows_keep_bits()) << "unfused reference";
+                          out.tensor(), v.bias ? &bias : nullptr);
+        EXPECT_TRUE(bytes_of(out.tensor()) == serial || !rows_keep_bits()) << "unfused reference";
       }
     }
   });
@@ -168,10 +178,11 @@ TEST_P(Operators, GemmRsMatchesReference) {
         const auto& weight = p.weight[size_t(comm.rank())]->tensor();
         const Shard local = shard_of(s.m, comm.size(), comm.rank());
         const DType out_type = v.f32_out ? DType::f32 : v.dtype;
+        const auto expected = expected_of(
+            local.count, s.n, [&](int64_t i, int64_t j) { return p.at(v, local.begin + i, j); });
         // The reference rounds the sum too, before it adds the bias.
         const auto check = [&](const Tensor& out, int running_roundings = 0) {
-          expect_near(out, s.k * comm.size(), v.dtype, running_roundings,
-                      [&](int64_t i, int64_t j) { return p.at(v, local.begin + i, j); });
+          expect_near(out, s.k * comm.size(), v.dtype, running_roundings, expected);
         };
         std::vector<std::byte> serial;
         for (const OverlapOptions& o : kPlans) {
@@ -202,10 +213,11 @@ TEST_P(Operators, GemmArMatchesReference) {
         const Tensor bias = p.bias.vector();
         const auto& x = p.x[size_t(comm.rank())]->tensor();
         const auto& weight = p.weight[size_t(comm.rank())]->tensor();
+        const auto expected =
+            expected_of(s.m, s.n, [&](int64_t i, int64_t j) { return p.at(v, i, j); });
         // The reference rounds the sum too, before it adds the bias.
         const auto check = [&](const Tensor& out, int running_roundings = 0) {
-          expect_near(out, s.k * comm.size(), v.dtype, running_roundings,
-                      [&](int64_t i, int64_t j) { return p.at(v, i, j); });
+          expect_near(out, s.k * comm.size(), v.dtype, running_roundings, expected);
         };
         std::vector<std::byte> serial;
         for (const OverlapOptions& o : kPlans) {
@@ -239,13 +251,14 @@ TEST_P(Operators, AgWgradMatchesReference) {
           const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, n, 50 + uint64_t(comm.rank()));
           const Matrix before(DType::f32, n, s.k, 3, transposed);
           const Shard local = shard_of(s.m, comm.size(), comm.rank());
+          const auto expected = expected_of(n, s.k, [&](int64_t i, int64_t j) {
+            Expected e;
+            e.add(before.at(i, j));
+            for (int64_t l = 0; l < s.m; ++l) e.add(dy.at(l, i) * x.at(l, j));
+            return e;
+          });
           const auto check = [&](const Tensor& dw) {
-            expect_near(dw, s.m + comm.size(), DType::f32, 0, [&](int64_t i, int64_t j) {
-              Expected e;
-              e.add(before.at(i, j));
-              for (int64_t l = 0; l < s.m; ++l) e.add(dy.at(l, i) * x.at(l, j));
-              return e;
-            });
+            expect_near(dw, s.m + comm.size(), DType::f32, 0, expected);
           };
           std::vector<std::byte> serial;
           for (const OverlapOptions& o : kPlans) {
