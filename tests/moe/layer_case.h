@@ -32,6 +32,14 @@ struct LayerCase {
   }
 };
 
+/// Cases [begin, end) of a suite for worlds of `ranks` ranks.
+struct Cases {
+  int ranks, begin, end;
+};
+inline std::string world_name(const testing::TestParamInfo<Cases>& test) {
+  return std::to_string(test.param.ranks) + "_ranks";
+}
+
 /// `count` cases for worlds of `world` ranks.
 inline std::vector<LayerCase> generated(int world, int count) {
   std::vector<LayerCase> cases;
