@@ -198,9 +198,8 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
         : documents_.push_back(std::move(document));
   }
   if (!empty_.empty()) {
-    remarks_.push_back(
-        fmt::format("left out {} empty file{} ({})", empty_.size(), empty_.size() == 1 ? "" : "s",
-                    first_and_count(empty_)));
+    remarks_.push_back(fmt::format("left out {} empty file{} ({})", empty_.size(),
+                                   empty_.size() == 1 ? "" : "s", first_and_count(empty_)));
   }
   if (!found.skipped.empty()) remarks_.push_back(describe_skipped(found));
   if (files_.empty()) {

@@ -94,19 +94,24 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
           double(world.size()) * products * 2 * double(side * side * side) / fastest, others, side};
 }
 
-std::string Utilization::describe(const TrainConfig& config) const {
+std::vector<std::string> Utilization::describe(const TrainConfig& config) const {
   const int64_t ranks = config.parallel.tp * config.parallel.dp;
-  std::string text = fmt::format(
-      "MFU: tokens/s x FLOPs per token / peak. FLOPs per token: {}, forward and backward:\n"
-      "  {};\n"
-      "  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} at once",
-      format_count(flops_per_token), ModelConfig::flops_formula(), peak_flops / 1e9,
-      config.train.dtype, side, side, side, ranks, ranks == 1 ? "" : "s");
-  if (others < kBusyShare) return text;
-  return text + fmt::format(
-                    "\nwarning: other programs kept {:.0f} % of the processors busy while "
+  std::vector<std::string> lines{
+      fmt::format("MFU: tokens/s x FLOPs per token / peak. FLOPs per token: {}, forward and "
+                  "backward:",
+                  format_count(flops_per_token)),
+      fmt::format("  {};", ModelConfig::flops_formula()),
+      fmt::format("  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
+                  "at once",
+                  peak_flops / 1e9, config.train.dtype, side, side, side, ranks,
+                  ranks == 1 ? "" : "s")};
+  if (others >= kBusyShare) {
+    lines.push_back(
+        fmt::format("warning: other programs kept {:.0f} % of the processors busy while "
                     "the peak was measured: it may be too low, and MFU too high",
-                    100 * others);
+                    100 * others));
+  }
+  return lines;
 }
 
 }  // namespace tandem

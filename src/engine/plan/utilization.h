@@ -6,6 +6,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/config/config.h"
 #include "tandem/communicator.h"
@@ -20,7 +21,7 @@ struct Utilization {
   int64_t side = 0;            ///< of the square matrices multiplied
   double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
   /// The formula with its numbers, in three lines, and a warning if the machine was busy.
-  std::string describe(const TrainConfig& config) const;
+  std::vector<std::string> describe(const TrainConfig& config) const;
 };
 
 /// Measures the peak in the dtype of `config`. Repeated while other programs keep the machine busy,

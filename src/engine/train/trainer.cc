@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "core/files.h"
@@ -130,8 +129,7 @@ class Trainer {
     }
     utilization_ = measure_utilization(world, config_);
     if (world.rank() != 0) return;
-    std::istringstream lines(utilization_.describe(config_));
-    for (std::string line; std::getline(lines, line);) progress_->note(line);
+    for (const auto& line : utilization_.describe(config_)) progress_->note(line);
     progress_->note(describe_state(*optimizer_, expert_optimizer_ ? &*expert_optimizer_ : nullptr));
     log_.emplace(request_.out + "/metrics.jsonl", state_.step);
     keeper_.emplace(request_.out, config_.checkpoint.keep,
