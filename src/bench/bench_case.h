@@ -66,9 +66,6 @@ std::unique_ptr<BenchCase> make_collective_case(Communicator& comm, const BenchR
 double largest_magnitude(const Tensor& values);
 /// Largest sum of a row's magnitudes.
 double largest_row(const Tensor& matrix);
-/// Error bound of an element sent as `wire`, relative to its group's largest magnitude: the
-/// format's loss, and the rounding of the decoded value.
-double error_of_wire(const Wire& wire, DType dtype);
 
 /// Owned memory of one matrix, filled with random values: uniform in [-1, 1), or standard normal.
 struct BenchMatrix {

@@ -12,6 +12,7 @@
 #include "comm/workspace.h"
 #include "gemm/gemm.h"
 #include "kernels/swiglu.h"
+#include "overlap/contract/operator_row.h"
 #include "overlap/moe/layer.h"
 #include "overlap/moe/load.h"
 #include "tandem/collectives.h"

@@ -1,21 +1,10 @@
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 
 #include "bench/bench_case.h"
-#include "bench/bench_operator.h"
 #include "comm/workspace.h"
-#include "gemm/gemm.h"
-#include "overlap/ag_gemm/cpu.h"
-#include "overlap/ag_gemm/reference.h"
-#include "overlap/ag_wgrad/cpu.h"
-#include "overlap/ag_wgrad/reference.h"
-#include "overlap/contract/encoded_candidates.h"
-#include "overlap/gemm_ar/cpu.h"
-#include "overlap/gemm_ar/reference.h"
-#include "overlap/gemm_rs/cpu.h"
-#include "overlap/gemm_rs/reference.h"
+#include "overlap/registry.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -56,114 +45,34 @@ double largest_row(const Tensor& matrix) {
   return largest;
 }
 
-double error_of_wire(const Wire& wire, DType dtype) {
-  if (wire.is_exact()) return 0;
-  return wire.error_bound() + (dtype == DType::f32 ? 0 : 0x1p-8);
-}
-
 namespace {
 
-int64_t local(int64_t total, const Communicator& comm) {
-  return shard_of(total, comm.size(), comm.rank()).count;
-}
-
-int64_t gathered_bytes(const Communicator& comm, const OpDesc& d) {
-  return d.x.rows * d.x.columns * int64_t(size_of(d.dtype)) * (comm.size() - 1);
-}
-int64_t scattered_bytes(const Communicator& comm, const OpDesc& d) {
-  const int64_t whole = d.m * d.n * int64_t(size_of(d.dtype));
-  return whole - whole / comm.size();
-}
-
 /// Allows uncompressed candidates, too.
-OpDesc with_wire(const OpDesc& desc, const BenchRequest& request) {
-  return encoded(desc, {.wire = request.wire, .allow_uncompressed = true});
-}
-
-void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  gemm(x, weight.transposed(), out);
-}
-
-using Magnitudes = BenchOperator::Magnitudes;
-
-double gathered_error(const OpDesc& d, int, const Magnitudes& of) {
-  return error_of_wire(d.wire, d.dtype) * of.weight_row;
-}
-/// Assumes that other ranks' partial products have a similar magnitude.
-double scattered_error(const OpDesc& d, int ranks, const Magnitudes& of) {
-  return (ranks - 1) * error_of_wire(d.wire, d.dtype) * of.partial * 1.5;
-}
-double summed_error(const OpDesc& d, int ranks, const Magnitudes& of) {
-  const double partial = ranks * error_of_wire(d.wire, d.dtype) * of.partial * 1.5;
-  return partial + error_of_wire(d.wire, d.dtype) * (of.expected + partial);
-}
-
-std::vector<BenchOperator> own_operators() {
-  std::vector<BenchOperator> all;
-  all.push_back({"ag_gemm",
-                 [](const Communicator& comm, const BenchRequest& r) {
-                   return with_wire(ag_gemm_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype}), r);
-                 },
-                 make_operator<AgGemmCpu>,
-                 [](Communicator& comm, const Operands& o) {
-                   ag_gemm_reference(comm, o.x, o.weight, o.out, o.bias);
-                 },
-                 gathered_bytes, multiply, false, gathered_error});
-  all.push_back({"gemm_rs",
-                 [](const Communicator& comm, const BenchRequest& r) {
-                   return with_wire(gemm_rs_desc(comm, {r.m, r.n, local(r.k, comm), r.dtype}), r);
-                 },
-                 make_operator<GemmRsCpu>,
-                 [](Communicator& comm, const Operands& o) {
-                   gemm_rs_reference(comm, o.x, o.weight, o.out, o.bias);
-                 },
-                 scattered_bytes, multiply, false, scattered_error});
-  all.push_back(
-      {"gemm_ar",
-       [](const Communicator& comm, const BenchRequest& r) {
-         return with_wire(gemm_ar_desc({.m = r.m,
-                                        .n = r.n,
-                                        .k = local(r.k, comm),
-                                        .dtype = r.dtype,
-                                        .add_norm = r.add_norm}),
-                          r);
-       },
-       make_operator<GemmArCpu>,
-       [](Communicator& comm, const Operands& o) {
-         gemm_ar_reference(comm, o.x, o.weight, o.out, o.bias, o.add_norm);
-       },
-       [](const Communicator& comm, const OpDesc& d) { return 2 * scattered_bytes(comm, d); },
-       multiply, false, summed_error});
-  all.push_back({"ag_wgrad",
-                 [](const Communicator& comm, const BenchRequest& r) {
-                   return ag_wgrad_desc(comm, {r.m, local(r.n, comm), r.k, r.dtype});
-                 },
-                 make_operator<AgWgradCpu>,
-                 [](Communicator& comm, const Operands& o) {
-                   ag_wgrad_reference(comm, o.x, o.weight, o.out);
-                 },
-                 gathered_bytes,
-                 [](const Tensor& x, const Tensor& dy, const Tensor& dw) {
-                   gemm(dy.transposed(), x, dw, {nullptr, true});
-                 },
-                 true});
-  return all;
+OpDesc whole_desc(const BenchRequest& r) {
+  return {.m = r.m,
+          .n = r.n,
+          .k = r.k,
+          .dtype = r.dtype,
+          .add_norm = r.add_norm,
+          .wire = r.wire,
+          .allow_uncompressed = !r.wire.is_none()};
 }
 
 /// Operator, timed with each of its candidates.
 class OperatorCase : public BenchCase {
  public:
-  OperatorCase(Communicator& comm, const BenchRequest& r, const BenchOperator& of)
+  OperatorCase(Communicator& comm, const BenchRequest& r, const OperatorRow& row)
       : comm_(comm),
-        of_(of),
-        desc_(of.describe(comm, r)),
-        operator_(of.make(comm, desc_, {Strategy::automatic, r.chunks}, Choosing::first)),
+        row_(row),
+        desc_(row.describe(comm, whole_desc(r))),
+        operator_(
+            make_operator(row, comm, desc_, {Strategy::automatic, r.chunks}, Choosing::first)),
         x_(matrix(desc_.x, 1 + uint64_t(comm.rank()))),
         whole_x_(desc_.dtype, desc_.x.rows == desc_.m ? 0 : desc_.m, desc_.k, 1),
         weight_(matrix(desc_.weight, 100 + uint64_t(comm.rank()))),
         out_(matrix(desc_.out, 0)),
         expected_(matrix(desc_.out, 0)),
-        product_(desc_.out.dtype, of.accumulates ? desc_.out.rows : desc_.m, desc_.out.columns, 0),
+        product_(desc_.out.dtype, row.gradient ? desc_.out.rows : desc_.m, desc_.out.columns, 0),
         residual_(desc_.dtype, desc_.add_norm ? desc_.m : 0, desc_.n, 2),
         gain_(desc_.dtype, 1, desc_.n, 3),
         hidden_(desc_.dtype, residual_.tensor.dim(0), desc_.n, 4),
@@ -180,12 +89,12 @@ class OperatorCase : public BenchCase {
   }
   std::string baseline() const override { return "whole collective and GEMM, the fastest form"; }
   void gemm_alone() override {
-    of_.gemm(desc_.x.rows == desc_.m ? x_.tensor : whole_x_.tensor, weight_.tensor,
-             product_.tensor);
+    row_.gemm(desc_.x.rows == desc_.m ? x_.tensor : whole_x_.tensor, weight_.tensor,
+              product_.tensor);
   }
-  void reference() override { of_.reference(comm_, operands(expected_)); }
+  void reference() override { row_.reference(comm_, operands(expected_)); }
   void reset() override {
-    if (!of_.accumulates) return;
+    if (!row_.gradient) return;
     for (const BenchMatrix* each : {&out_, &expected_}) {
       std::fill_n(each->tensor.as<float>(), each->tensor.elements(), 0.0f);
     }
@@ -194,7 +103,7 @@ class OperatorCase : public BenchCase {
     gemm_alone();
     const double largest = largest_magnitude(expected());
     if (largest == 0) return 0;
-    return of_.codec_error(
+    return row_.codec_error(
                desc_, comm_.size(),
                {largest_row(weight_.tensor), largest_magnitude(product_.tensor), largest}) /
            largest;
@@ -202,7 +111,7 @@ class OperatorCase : public BenchCase {
   int64_t counted_bytes() const override { return counted_bytes_; }
   Tensor result() const override { return out_.tensor; }
   Tensor expected() const override { return expected_.tensor; }
-  int64_t wire_bytes() const override { return of_.wire_bytes(comm_, desc_); }
+  int64_t wire_bytes() const override { return row_.bytes(comm_.size(), desc_); }
 
  private:
   static BenchMatrix matrix(const OperandDesc& d, uint64_t seed) {
@@ -219,7 +128,7 @@ class OperatorCase : public BenchCase {
   }
 
   Communicator& comm_;
-  const BenchOperator& of_;
+  const OperatorRow& row_;
   OpDesc desc_;
   std::unique_ptr<OverlapOperator> operator_;
   BenchMatrix x_, whole_x_, weight_, out_, expected_, product_, residual_, gain_, hidden_;
@@ -229,18 +138,8 @@ class OperatorCase : public BenchCase {
 
 }  // namespace
 
-std::vector<BenchOperator>& bench_operators() {
-  static std::vector<BenchOperator> all = own_operators();
-  return all;
-}
-
-const BenchOperator* find_bench_operator(std::string_view name) {
-  const auto found = std::ranges::find(bench_operators(), name, &BenchOperator::name);
-  return found == bench_operators().end() ? nullptr : &*found;
-}
-
 std::unique_ptr<BenchCase> make_operator_case(Communicator& comm, const BenchRequest& request) {
-  const BenchOperator* found = find_bench_operator(request.op);
+  const OperatorRow* found = find_operator(request.op);
   return found ? std::make_unique<OperatorCase>(comm, request, *found) : nullptr;
 }
 

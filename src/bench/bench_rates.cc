@@ -1,11 +1,14 @@
 #include "bench/bench_rates.h"
 
 #include "bench/bench_prefill.h"
+#include "overlap/registry.h"
 
 namespace tandem {
 
 double tflops(const BenchRequest& request, int ranks, double us) {
-  double operations = 2. * double(request.m) * double(request.n) * double(request.k) / ranks;
+  const OpDesc whole{.m = request.m, .n = request.n, .k = request.k, .dtype = request.dtype};
+  const OperatorRow* row = find_operator(request.op);
+  double operations = (row ? row->flops(whole) : gemm_flops(whole)) / ranks;
   if (is_moe(request.op)) {  // gate and up before, down after; backward twice as much
     const double products = request.op == "moe" ? 3 : request.op == "moe_dispatch_gemm" ? 2 : 1;
     operations *= products * request.moe.top_k * (request.moe.backward ? 3 : 1);

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "bench/bench_operator.h"
 #include "bench/bench_prefill.h"
 #include "core/machine.h"
+#include "overlap/registry.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -28,7 +28,8 @@ double min_bytes(const BenchRequest& request, int ranks, bool on_gpus) {
     const double cached = 2 * double(request.layers) * m * k / ranks;
     return 4 * (weights + cached) + 2 * m * (k + (3 * k + 3 * n) / ranks) * 4;
   }
-  const bool gathers = request.op.starts_with("ag_");
+  const OperatorRow* row = find_operator(request.op);
+  const bool gathers = row && row->collective == Collective::all_gather;
   const double elements = !gemm     ? (on_gpus ? 1 + 1. / ranks : ranks) * m * n
                           : gathers ? m * k + (n * k + m * n) / ranks
                                     : m * n + (n * k + m * k) / ranks;
@@ -66,7 +67,7 @@ void check_prefill(const BenchRequest& request, int ranks) {
 
 std::vector<std::string> bench_ops() {
   std::vector<std::string> ops;
-  for (const BenchOperator& each : bench_operators()) ops.emplace_back(each.name);
+  for (const OperatorRow* row : operators()) ops.emplace_back(row->name);
   for (const char* moe : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) ops.emplace_back(moe);
   if (has_prefill()) ops.emplace_back("prefill");
   for (const char* plain :
@@ -77,7 +78,7 @@ std::vector<std::string> bench_ops() {
 }
 
 bool is_gemm(std::string_view op) {
-  return find_bench_operator(op) != nullptr || is_moe(op) || is_prefill(op);
+  return find_operator(op) != nullptr || is_moe(op) || is_prefill(op);
 }
 
 bool is_moe(std::string_view op) {
@@ -106,8 +107,8 @@ void check_bench(const BenchRequest& request, int ranks) {
         "bench: m {} n {} k {} repeats {} ranks {}: expected at least 1", m, n, k, repeats, ranks));
   }
   wire.check();
-  const BenchOperator* gemm = find_bench_operator(op);
-  const bool takes_wire = gemm ? bool(gemm->codec_error) : op != "broadcast";
+  const OperatorRow* row = find_operator(op);
+  const bool takes_wire = row ? row->codec_error != nullptr : op != "broadcast";
   if (!wire.is_none() && !takes_wire) {
     throw InvalidArgument(
         fmt::format("bench: codec '{}' with {}: expected ag_gemm, gemm_rs, gemm_ar, moe, "
@@ -124,7 +125,7 @@ void check_bench(const BenchRequest& request, int ranks) {
     throw InvalidArgument(
         fmt::format("bench: codec '{}' with --add-norm: expected one of the two", wire.describe()));
   }
-  if (add_norm && op != "gemm_ar") {
+  if (add_norm && !(row && row->add_norm)) {
     throw InvalidArgument(fmt::format("bench: --add-norm with {}: expected gemm_ar", op));
   }
   if (is_prefill(op)) check_prefill(request, ranks);

@@ -13,6 +13,7 @@
 #include "core/isa_level.h"
 #include "core/machine.h"
 #include "core/version.h"
+#include "overlap/registry.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {
@@ -42,9 +43,12 @@ void print_gpus(const Gpus& gpus) {
   }
   line("GPU libraries", fmt::format("{}", fmt::join(libraries, ", ")));
   const bool fused = gpus.architecture == "sm_90" && !env().gpu_portable;
-  line("GPU operators", fmt::format("ag_gemm gemm_rs gemm_ar and the plain collectives, {} fused "
-                                    "kernels (sm_90)",
-                                    fused ? "with" : "without"));
+  std::vector<std::string_view> names;
+  for (const OperatorRow* row : operators()) {
+    if (row->on_gpu) names.push_back(row->name);
+  }
+  line("GPU operators", fmt::format("{} and the plain collectives, {} fused kernels (sm_90)",
+                                    fmt::join(names, " "), fused ? "with" : "without"));
 }
 
 void print_info() {

@@ -21,6 +21,9 @@ struct OperandDesc {
   bool any_layout = false;                       ///< dense columns are allowed, too
 };
 
+/// Collective that an operator joins to its GEMM: all_gather precedes it, the others follow it.
+enum class Collective : uint8_t { all_gather, reduce_scatter, all_reduce };
+
 struct OpDesc {
   int64_t m = 0;  ///< rows over all ranks (AG, RS) or per rank (AR)
   int64_t n = 0;  ///< output features: this rank's (AG) or all (RS, AR)
@@ -35,7 +38,9 @@ struct OpDesc {
   Wire wire = {};                     ///< format of the rows sent
   bool allow_uncompressed = false;    ///< uncompressed candidates in addition to a wire format's
 
-  std::string_view op = "";           ///< a literal
+  std::string_view op = "";  ///< a literal
+  Collective collective = Collective::all_gather;
+  bool gradient = false;              ///< weight is dy; out, the weight's gradient, is added to
   bool own_n = false, own_k = false;  ///< may differ by rank
   int64_t chunk_rows = 0;             ///< rows that are divided into chunks
   OperandDesc x = {}, weight = {}, out = {};

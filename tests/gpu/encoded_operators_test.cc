@@ -3,7 +3,6 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
-#include "overlap/contract/operator.h"
 #include "tests/gpu/captured_calls.h"
 #include "tests/gpu/encoded_problem.h"
 #include "tests/gpu/gpu_ranks.h"
@@ -98,8 +97,7 @@ TEST_P(EncodedOperators, AreAsAccurateAsCpuRanks) {
     const OnCpu cpu(p, ranks());
     run([&](GpuCommunicator& comm) {
       const OnGpu on(comm, p);
-      const OpDesc desc = p.desc(comm);
-      const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
+      const auto op = p.make(comm);
       for (const Candidate& candidate : op->candidates()) {
         expect_as_exact(comm, p, on, cpu, candidate);
       }
@@ -117,8 +115,7 @@ TEST_P(EncodedOperators, AreNoFasterThanAnEmulatedLink) {
     run_gpus({ranks(), kSlow, 20, ranks()}, [&](Communicator& any) {
       GpuCommunicator& comm = as_gpu(any);
       const OnGpu on(comm, p);
-      const OpDesc desc = p.desc(comm);
-      const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
+      const auto op = p.make(comm);
       EXPECT_EQ(op->candidates().size(), 1u);
       Stopwatch stopwatch(comm);
       const int64_t columns = p.gathers() ? p.k : p.n, sums = p.op == "gemm_ar" ? 2 : 1;
@@ -138,8 +135,7 @@ TEST_P(EncodedOperators, RunInACapturedGraph) {
   run([&](GpuCommunicator& comm) {
     for (const EncodedProblem& p : problems(ranks())) {
       const OnGpu on(comm, p);
-      const OpDesc desc = p.desc(comm);
-      const auto op = make_gpu_operator(comm, desc, {.wire = desc.wire});
+      const auto op = p.make(comm);
       for (const Candidate& candidate : op->candidates()) {
         candidate.run(on.operands());
         const uint64_t bits = digest(on.out.tensor, comm.stream());
@@ -202,9 +198,7 @@ TEST_P(EncodedOperators, AbsentRankIsNamed) {
     for (const Strategy strategy : {Strategy::serial, Strategy::overlapped}) {
       timeout_without_last([&](GpuCommunicator& comm) {
         const auto on = std::make_shared<OnGpu>(comm, p);
-        const OpDesc desc = p.desc(comm);
-        const std::shared_ptr<OverlapOperator> op =
-            make_gpu_operator(comm, desc, {.strategy = strategy, .wire = desc.wire});
+        const std::shared_ptr<OverlapOperator> op = p.make(comm, strategy);
         return [on, op] { op->run(on->operands()); };
       });
     }

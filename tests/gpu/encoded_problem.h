@@ -3,14 +3,16 @@
 #pragma once
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "collectives/row_messages.h"
-#include "overlap/ag_gemm/cpu.h"
+#include "overlap/ag_gemm/operator.h"
 #include "overlap/contract/encoded_candidates.h"
-#include "overlap/gemm_ar/cpu.h"
-#include "overlap/gemm_rs/cpu.h"
+#include "overlap/gemm_ar/operator.h"
+#include "overlap/gemm_rs/operator.h"
+#include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
 #include "tests/codec/bytes.h"
@@ -33,6 +35,12 @@ struct EncodedProblem {
     if (gathers()) return encoded(ag_gemm_desc(comm, {m, n, k, dtype}), options);
     if (op == "gemm_rs") return encoded(gemm_rs_desc(comm, {m, n, k, dtype}), options);
     return encoded(gemm_ar_desc({.m = m, .n = n, .k = k, .dtype = dtype}), options);
+  }
+  std::unique_ptr<OverlapOperator> make(Communicator& comm,
+                                        Strategy strategy = Strategy::automatic) const {
+    const OpDesc d = desc(comm);
+    return make_operator(*find_operator(op), comm, d, {.strategy = strategy, .wire = d.wire},
+                         Choosing::fastest);
   }
   Shard x_rows(int ranks, int rank) const {
     return gathers() ? shard_of(m, ranks, rank) : Shard{0, m};

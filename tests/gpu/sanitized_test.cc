@@ -20,6 +20,7 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "overlap/moe/cuda/layer.h"
+#include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_gradient_problem.h"
@@ -452,6 +453,7 @@ TEST_P(SanitizedFused, Encoded) {
             const bool gathers = op == std::string("ag_gemm");
             OpDesc shape{256 * comm.size(), gathers ? 136 : 264, gathers ? 640 : 576, DType::bf16};
             shape.op = op;
+            shape.collective = find_operator(op)->collective;
             shape.wire = Wire::parse(wire);
             EncodedDense dense(comm, lt, shape, true);
             const ScaledOperands o = gathers

@@ -10,6 +10,7 @@
 #include "core/env.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/contract/cuda/multi_node.h"
+#include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
 #include "tests/gpu/gpu_ranks.h"
@@ -112,6 +113,7 @@ TEST_F(Teams, OperatorsMatchReference) {
       for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
         OpDesc shape{m, 136, 72};
         shape.op = op;
+        shape.collective = find_operator(op)->collective;
         shape.own_n = shape.op == "ag_gemm";
         AcrossNodes across(comm, lt, shape);
         const Operands o = shape.own_n ? ag_operands(comm, shape, 3)

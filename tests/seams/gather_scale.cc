@@ -28,7 +28,7 @@ OpDesc gather_scale_desc(const Communicator& comm, int64_t m, int64_t k, DType d
           .n = 1,
           .k = k,
           .dtype = dtype,
-          .op = "gather_scale",
+          .op = kGatherScaleRow.name,
           .chunk_rows = m / comm.size(),
           .x = {"x", rows, k, dtype, dtype},
           .weight = {"factor", 1, 1, dtype, dtype},
@@ -64,24 +64,28 @@ void GatherScaleCpu::run(Form form, int chunks, const Operands& operands) {
   gather_.end();
 }
 
+namespace {
+
 void gather_scale_reference(Communicator& comm, const Operands& operands) {
   all_gather(comm, operands.x, operands.out);
   scale_rows(operands.out, factor_of(operands.weight), operands.out);
 }
 
-BenchOperator gather_scale() {
-  return {"gather_scale",
-          [](const Communicator& comm, const BenchRequest& r) {
-            return gather_scale_desc(comm, r.m, r.k, r.dtype);
-          },
-          make_operator<GatherScaleCpu>,
-          gather_scale_reference,
-          [](const Communicator& comm, const OpDesc& d) {
-            return d.x.rows * d.k * int64_t(size_of(d.dtype)) * (comm.size() - 1);
-          },
-          [](const Tensor& x, const Tensor& weight, const Tensor& out) {
-            scale_rows(x, factor_of(weight), out);
-          }};
-}
+}  // namespace
+
+constinit const OperatorRow kGatherScaleRow{
+    .name = "gather_scale",
+    .collective = Collective::all_gather,
+    .describe =
+        [](const Communicator& comm, const OpDesc& whole) {
+          return gather_scale_desc(comm, whole.m, whole.k, whole.dtype);
+        },
+    .on_cpu = make_on_cpu<GatherScaleCpu>,
+    .reference = gather_scale_reference,
+    .gemm = [](const Tensor& x, const Tensor& weight,
+               const Tensor& out) { scale_rows(x, factor_of(weight), out); },
+    .flops = [](const OpDesc& desc) { return double(desc.m) * double(desc.k); },
+    .bytes = gathered_bytes,
+};
 
 }  // namespace tandem::test

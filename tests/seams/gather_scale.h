@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "bench/bench_operator.h"
+#include "overlap/contract/operator_row.h"
 #include "overlap/gather/cpu.h"
 
 namespace tandem::test {
@@ -24,9 +24,6 @@ class GatherScaleCpu {
   ShardGather gather_;
 };
 
-void gather_scale_reference(Communicator& comm, const Operands& operands);
-
-/// Benchmark entry for bench_operators().
-BenchOperator gather_scale();
+extern const OperatorRow kGatherScaleRow;
 
 }  // namespace tandem::test

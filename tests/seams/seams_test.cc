@@ -1,14 +1,16 @@
-// A new operator needs a folder, a test and an entry in the benchmark's list: then it is checked,
-// agreed on, tuned, timed and reported like the others. The same holds for a new exact codec. The
+// A new operator needs a folder, a test and a line in the registry: then it is checked, agreed on,
+// tuned, timed and reported like the others. The same holds for a new exact codec. The
 // one descriptor gives the same text everywhere.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "bench/bench.h"
 #include "core/data_file.h"
 #include "gemm/gemm.h"
-#include "overlap/ag_gemm/cpu.h"
+#include "overlap/ag_gemm/operator.h"
+#include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tests/seams/gather_scale.h"
 #include "tests/seams/mirror.h"
@@ -32,14 +34,14 @@ TEST(NewOperator, EveryCandidateMatchesTheReferencesBits) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         on_ranks(ranks, [&](Communicator& comm) {
           const OpDesc desc = gather_scale_desc(comm, m, 11, dtype);
-          const auto made = make_operator<GatherScaleCpu>(comm, desc, {}, Choosing::first);
-          const Memory x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
-          const Memory out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
+          const auto made = make_operator(kGatherScaleRow, comm, desc, {}, Choosing::first);
+          const Buffer x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
+          const Buffer out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
           std::fill_n(x.data(), x.bytes(), std::byte(63 - comm.rank()));
           std::fill_n(factor.data(), factor.bytes(), std::byte(64));
           const Tensor x_rows = x.view(dtype, {desc.x.rows, 11}), by = factor.view(dtype, {1, 1});
           const Tensor wanted = expected.view(dtype, {m, 11}), got = out.view(dtype, {m, 11});
-          gather_scale_reference(comm, {x_rows, by, wanted});
+          kGatherScaleRow.reference(comm, {x_rows, by, wanted});
           EXPECT_GE(made->candidates().size(), 2u);
           for (const Candidate& candidate : made->candidates()) {
             std::fill_n(out.data(), out.bytes(), std::byte(0));
@@ -56,8 +58,8 @@ TEST(NewOperator, EveryCandidateMatchesTheReferencesBits) {
 TEST(NewOperator, RanksAgreeOnItAndCallsAreChecked) {
   on_ranks(2, [](Communicator& comm) {
     const auto make = [&](int64_t m) {
-      return make_operator<GatherScaleCpu>(comm, gather_scale_desc(comm, m, 4, DType::f32),
-                                           {Strategy::serial, 0}, Choosing::fastest);
+      return make_operator(kGatherScaleRow, comm, gather_scale_desc(comm, m, 4, DType::f32),
+                           {Strategy::serial, 0}, Choosing::fastest);
     };
     EXPECT_THROW(make(8 + comm.rank()), Mismatch);
     const auto made = make(8);
@@ -71,7 +73,7 @@ TEST(NewOperator, RanksAgreeOnItAndCallsAreChecked) {
 }
 
 TEST(NewOperator, BenchmarkTimesAndChecksIt) {
-  bench_operators().push_back(gather_scale());
+  operators().push_back(&kGatherScaleRow);
   for (const int ranks : {1, 2, 3}) {
     on_ranks(ranks, [&](Communicator& comm) {
       const BenchResult result = run_bench(comm, {"gather_scale", 37, 1, 19, DType::f32, 0, 3});
@@ -82,7 +84,25 @@ TEST(NewOperator, BenchmarkTimesAndChecksIt) {
       EXPECT_GT(result.overlapped.median_us, 0);
     });
   }
-  bench_operators().pop_back();
+  operators().pop_back();
+}
+
+TEST(Registry, RowsMatchTheirDescriptors) {
+  const OpDesc whole{.m = 24, .n = 16, .k = 32, .dtype = DType::bf16};
+  for (const int ranks : {1, 4}) {
+    on_ranks(ranks, [&](Communicator& comm) {
+      for (const OperatorRow* row : operators()) {
+        EXPECT_EQ(find_operator(row->name), row);
+        const OpDesc desc = row->describe(comm, whole);
+        EXPECT_EQ(desc.op, row->name);
+        EXPECT_EQ(desc.collective, row->collective) << row->name;
+        EXPECT_EQ(desc.gradient, row->gradient) << row->name;
+        EXPECT_EQ(row->flops(desc) * ranks, row->flops(whole)) << row->name;
+        EXPECT_EQ(row->bytes(ranks, desc) > 0, ranks > 1) << row->name;
+      }
+    });
+  }
+  EXPECT_EQ(find_operator("gather_scale"), nullptr);
 }
 
 // An exact codec needs a file, an entry in the list and a test: then it has a name, works with

@@ -11,10 +11,15 @@
 #include "comm/gpus.h"
 #include "core/cuda/graph.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/ag_gemm/operator.h"
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
+#include "overlap/ag_wgrad/operator.h"
 #include "overlap/contract/cuda/encoded.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
+#include "overlap/gemm_ar/operator.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "overlap/gemm_rs/operator.h"
+#include "overlap/registry.h"
 
 namespace tandem::gpu {
 namespace {
@@ -132,8 +137,8 @@ bool runs_are_equal(GpuCommunicator& comm, bool gradient, const Tensor& out,
 /// each root (k) / 3; AG+GEMM encodes rows of x, so each term is off independently.
 double encoding_error(const OpDesc& s, int ranks) {
   const double each = s.wire.error_bound() + 0x1p-8;
-  if (s.op == "ag_gemm") return 6 * each;
-  const double sums = s.op == "gemm_ar" ? 2.0 : 1.0;
+  if (s.collective == Collective::all_gather) return 6 * each;
+  const double sums = s.collective == Collective::all_reduce ? 2.0 : 1.0;
   return sums * ranks * 6 * each / std::sqrt(double(ranks));
 }
 
@@ -271,9 +276,10 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   if (at.timeline) result.timeline = record_call(at, op, *recording, what.spans, x, w, out);
 }
 
-OpDesc encoded_of(const BenchRequest& c, const OpDesc& shape) {
+OpDesc encoded_of(const BenchRequest& c, const OperatorRow& row, const OpDesc& shape) {
   OpDesc encoded = shape;
-  encoded.op = c.op;
+  encoded.op = row.name;
+  encoded.collective = row.collective;
   encoded.wire = c.wire;
   return encoded;
 }
@@ -310,7 +316,7 @@ void run_ag(const Setting& at, const BenchRequest& c, BenchResult& result) {
       false,
       gather_spans,
       false,
-      encoded_of(c, shape)};
+      encoded_of(c, kAgGemmRow, shape)};
   run_dense(
       at, op, what,
       [&](const Tensor&, const Tensor& w, const Tensor& out, const Scales* scales) {
@@ -370,7 +376,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
       false,
       scatter_spans,
       false,
-      encoded_of(c, shape)};
+      encoded_of(c, kGemmRsRow, shape)};
   run_dense(
       at, op, what,
       [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
@@ -397,7 +403,7 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
       true,
       nullptr,
       false,
-      encoded_of(c, shape)};
+      encoded_of(c, kGemmArRow, shape)};
   run_dense(
       at, op, what,
       [&](const Tensor& x, const Tensor& w, const Tensor&, const Scales* scales) {
@@ -411,6 +417,18 @@ void run_ar(const Setting& at, const BenchRequest& c, BenchResult& result) {
 }  // namespace tandem::gpu
 
 namespace tandem {
+namespace {
+
+struct GpuBench {
+  const OperatorRow* row;
+  void (*run)(const gpu::Setting&, const BenchRequest&, BenchResult&);
+};
+constexpr GpuBench kOperators[] = {{&kAgGemmRow, gpu::run_ag},
+                                   {&kAgWgradRow, gpu::run_wgrad},
+                                   {&kGemmRsRow, gpu::run_rs},
+                                   {&kGemmArRow, gpu::run_ar}};
+
+}  // namespace
 
 BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   gpu::GpuCommunicator& comm = gpu::as_gpu(any);
@@ -420,17 +438,18 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   }
   check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
-  const bool takes_wire = gpu::is_plain(request.op) || request.op == "ag_gemm" ||
-                          request.op == "gemm_rs" || request.op == "gemm_ar" || request.op == "moe";
+  const OperatorRow* row = find_operator(request.op);
+  const bool takes_wire =
+      row ? row->codec_error != nullptr : gpu::is_plain(request.op) || request.op == "moe";
   if (!request.wire.is_none() && !takes_wire) {
     throw Unsupported("bench " + request.op + " --codec " + request.wire.describe() +
                       " on GPUs: expected all_reduce, all_gather, reduce_scatter, all_to_all, "
                       "ag_gemm, gemm_rs, gemm_ar or moe");
   }
-  if (request.add_norm && request.op != "gemm_ar") {
+  if (request.add_norm && !(row && row->add_norm)) {
     throw InvalidArgument("bench: --add-norm with " + request.op + ": expected gemm_ar");
   }
-  const bool gathers = request.op.starts_with("ag_");
+  const bool gathers = row && row->collective == Collective::all_gather;
   const int64_t divided = gathers ? request.n : request.k;
   const bool plain = gpu::is_plain(request.op);
   if (!plain && !is_moe(request.op) && divided % comm.size() != 0) {
@@ -448,14 +467,9 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
                         request.timeline};
   BenchResult result;
   result.bound = 1;
-  if (request.op == "ag_gemm") {
-    gpu::run_ag(at, request, result);
-  } else if (request.op == "ag_wgrad") {
-    gpu::run_wgrad(at, request, result);
-  } else if (request.op == "gemm_rs") {
-    gpu::run_rs(at, request, result);
-  } else if (request.op == "gemm_ar") {
-    gpu::run_ar(at, request, result);
+  const auto* found = std::ranges::find(kOperators, row, &GpuBench::row);
+  if (found != std::end(kOperators)) {
+    found->run(at, request, result);
   } else if (is_moe(request.op)) {
     gpu::run_moe(at, request, result);
   } else if (plain) {

@@ -14,6 +14,7 @@
 #include "bench/error_bound.h"
 #include "codec/whole.h"
 #include "core/cuda/graph.h"
+#include "overlap/contract/operator_row.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {

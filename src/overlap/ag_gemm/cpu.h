@@ -12,8 +12,6 @@
 
 namespace tandem {
 
-OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& shape);
-
 class AgGemmCpu {
  public:
   AgGemmCpu(Communicator& comm, const OpDesc& desc);

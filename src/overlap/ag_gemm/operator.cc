@@ -1,8 +1,29 @@
-#include "overlap/contract/operator.h"
+#include "overlap/ag_gemm/operator.h"
+
 #include "overlap/ag_gemm/cpu.h"
+#include "overlap/ag_gemm/reference.h"
 #include "overlap/contract/encoded_candidates.h"
 
 namespace tandem {
+
+constinit const OperatorRow kAgGemmRow{
+    .name = "ag_gemm",
+    .collective = Collective::all_gather,
+    .describe =
+        [](const Communicator& comm, const OpDesc& whole) {
+          return with_wire_of(
+              whole, ag_gemm_desc(comm, {whole.m, shard_of(whole.n, comm.size(), comm.rank()).count,
+                                         whole.k, whole.dtype}));
+        },
+    .on_cpu = make_on_cpu<AgGemmCpu>,
+    .on_gpu = ag_gemm_on_gpu,
+    .reference = [](Communicator& comm,
+                    const Operands& o) { ag_gemm_reference(comm, o.x, o.weight, o.out, o.bias); },
+    .gemm = multiply,
+    .flops = gemm_flops,
+    .bytes = gathered_bytes,
+    .codec_error = gathered_error,
+};
 
 OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
@@ -16,7 +37,8 @@ OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
           .out_dtype = s.out_dtype,
           .scaling = s.scaling,
           .keep_gathered = s.keep_gathered,
-          .op = "ag_gemm",
+          .op = kAgGemmRow.name,
+          .collective = kAgGemmRow.collective,
           .own_n = true,
           .chunk_rows = s.m / comm.size(),
           .x = {"x", rows, s.k, s.dtype, s.dtype},
@@ -25,8 +47,8 @@ OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
 }
 
 AgGemm::AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<AgGemmCpu>(comm, encoded(ag_gemm_desc(comm, shape), options), options,
-                                     Choosing::fastest)) {}
+    : impl_(make_operator(kAgGemmRow, comm, encoded(ag_gemm_desc(comm, shape), options), options,
+                          Choosing::fastest)) {}
 AgGemm::~AgGemm() = default;
 AgGemm::AgGemm(AgGemm&&) noexcept = default;
 AgGemm& AgGemm::operator=(AgGemm&&) noexcept = default;

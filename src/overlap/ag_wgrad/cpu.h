@@ -13,8 +13,6 @@
 
 namespace tandem {
 
-OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& shape);
-
 class AgWgradCpu {
  public:
   AgWgradCpu(Communicator& comm, const OpDesc& desc);

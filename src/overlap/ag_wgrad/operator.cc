@@ -1,8 +1,32 @@
-#include "overlap/contract/operator.h"
+#include "overlap/ag_wgrad/operator.h"
+
+#include "gemm/gemm.h"
 #include "overlap/ag_wgrad/cpu.h"
+#include "overlap/ag_wgrad/reference.h"
 #include "overlap/contract/encoded_candidates.h"
 
 namespace tandem {
+
+constinit const OperatorRow kAgWgradRow{
+    .name = "ag_wgrad",
+    .collective = Collective::all_gather,
+    .gradient = true,
+    .describe =
+        [](const Communicator& comm, const OpDesc& whole) {
+          return ag_wgrad_desc(comm, {whole.m, shard_of(whole.n, comm.size(), comm.rank()).count,
+                                      whole.k, whole.dtype});
+        },
+    .on_cpu = make_on_cpu<AgWgradCpu>,
+    .on_gpu = ag_wgrad_on_gpu,
+    .reference = [](Communicator& comm,
+                    const Operands& o) { ag_wgrad_reference(comm, o.x, o.weight, o.out); },
+    .gemm =
+        [](const Tensor& x, const Tensor& dy, const Tensor& dw) {
+          gemm(dy.transposed(), x, dw, {nullptr, true});
+        },
+    .flops = gemm_flops,
+    .bytes = gathered_bytes,
+};
 
 OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& s) {
   const int64_t rows = shard_of(s.m, comm.size(), comm.rank()).count;
@@ -11,7 +35,9 @@ OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& s) {
           .k = s.k,
           .dtype = s.dtype,
           .weight_kn = s.weight_kn,
-          .op = "ag_wgrad",
+          .op = kAgWgradRow.name,
+          .collective = kAgWgradRow.collective,
+          .gradient = true,
           .own_n = true,
           .chunk_rows = s.m / comm.size(),
           .x = {"x", rows, s.k, s.dtype, s.dtype},
@@ -20,8 +46,8 @@ OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& s) {
 }
 
 AgWgrad::AgWgrad(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<AgWgradCpu>(comm, encoded(ag_wgrad_desc(comm, shape), options), options,
-                                      Choosing::fastest)) {}
+    : impl_(make_operator(kAgWgradRow, comm, encoded(ag_wgrad_desc(comm, shape), options), options,
+                          Choosing::fastest)) {}
 AgWgrad::~AgWgrad() = default;
 AgWgrad::AgWgrad(AgWgrad&&) noexcept = default;
 AgWgrad& AgWgrad::operator=(AgWgrad&&) noexcept = default;

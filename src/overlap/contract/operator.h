@@ -61,11 +61,6 @@ void agree(Communicator& comm, const OpDesc& desc, const OverlapOptions& options
 size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOptions& options,
                         const std::vector<Candidate>& candidates);
 
-/// Collective: the operator on GPU ranks. Throws Unsupported for one without a GPU form, and for a
-/// strategy that the shape has no candidate for.
-std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& comm, const OpDesc& desc,
-                                                   const OverlapOptions& options);
-
 /// `first`: nothing is measured, for callers that run all candidates.
 enum class Choosing { fastest, first };
 
@@ -112,18 +107,5 @@ class CpuOperator final : public OverlapOperator {
 /// The operator owned by a public class. Throws InvalidArgument naming `op` if it was moved from.
 OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
 Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op);
-
-template <typename Cpu>
-std::unique_ptr<OverlapOperator> make_operator(Communicator& comm, const OpDesc& desc,
-                                               const OverlapOptions& options, Choosing choosing) {
-  std::unique_ptr<OverlapOperator> made;
-  if (comm.on_gpu()) {
-    made = make_gpu_operator(comm, desc, options);
-  } else {
-    made = std::make_unique<CpuOperator<Cpu>>(comm, desc, options, choosing);
-  }
-  made->keep(comm);
-  return made;
-}
 
 }  // namespace tandem

@@ -23,8 +23,6 @@
 
 namespace tandem {
 
-OpDesc gemm_ar_desc(const GemmAr::Shape& shape);
-
 class GemmArCpu {
  public:
   GemmArCpu(Communicator& comm, const OpDesc& desc);

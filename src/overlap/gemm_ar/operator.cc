@@ -1,11 +1,37 @@
-#include "overlap/contract/operator.h"
-#include "overlap/contract/encoded_candidates.h"
+#include "overlap/gemm_ar/operator.h"
 
 #include <fmt/format.h>
 
+#include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_ar/cpu.h"
+#include "overlap/gemm_ar/reference.h"
 
 namespace tandem {
+
+constinit const OperatorRow kGemmArRow{
+    .name = "gemm_ar",
+    .collective = Collective::all_reduce,
+    .add_norm = true,
+    .describe =
+        [](const Communicator& comm, const OpDesc& whole) {
+          return with_wire_of(whole,
+                              gemm_ar_desc({.m = whole.m,
+                                            .n = whole.n,
+                                            .k = shard_of(whole.k, comm.size(), comm.rank()).count,
+                                            .dtype = whole.dtype,
+                                            .add_norm = whole.add_norm}));
+        },
+    .on_cpu = make_on_cpu<GemmArCpu>,
+    .on_gpu = gemm_ar_on_gpu,
+    .reference =
+        [](Communicator& comm, const Operands& o) {
+          gemm_ar_reference(comm, o.x, o.weight, o.out, o.bias, o.add_norm);
+        },
+    .gemm = multiply,
+    .flops = gemm_flops,
+    .bytes = [](int ranks, const OpDesc& desc) { return 2 * scattered_bytes(ranks, desc); },
+    .codec_error = summed_error,
+};
 
 OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
   if (s.out_dtype == DType::f32 && s.dtype != DType::f32 && s.dtype != DType::e4m3) {
@@ -23,7 +49,8 @@ OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
           .out_dtype = s.out_dtype,
           .scaling = s.scaling,
           .add_norm = s.add_norm,
-          .op = "gemm_ar",
+          .op = kGemmArRow.name,
+          .collective = kGemmArRow.collective,
           .own_k = true,
           .chunk_rows = s.m,
           .x = {"x", s.m, s.k, s.dtype, s.dtype},
@@ -32,8 +59,8 @@ OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
 }
 
 GemmAr::GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<GemmArCpu>(comm, encoded(gemm_ar_desc(shape), options), options,
-                                     Choosing::fastest)) {}
+    : impl_(make_operator(kGemmArRow, comm, encoded(gemm_ar_desc(shape), options), options,
+                          Choosing::fastest)) {}
 GemmAr::~GemmAr() = default;
 GemmAr::GemmAr(GemmAr&&) noexcept = default;
 GemmAr& GemmAr::operator=(GemmAr&&) noexcept = default;

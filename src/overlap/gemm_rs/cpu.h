@@ -13,8 +13,6 @@
 
 namespace tandem {
 
-OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& shape);
-
 class GemmRsCpu {
  public:
   GemmRsCpu(Communicator& comm, const OpDesc& desc);

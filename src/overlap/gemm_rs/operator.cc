@@ -1,8 +1,30 @@
-#include "overlap/contract/operator.h"
+#include "overlap/gemm_rs/operator.h"
+
 #include "overlap/contract/encoded_candidates.h"
 #include "overlap/gemm_rs/cpu.h"
+#include "overlap/gemm_rs/reference.h"
 
 namespace tandem {
+
+constinit const OperatorRow kGemmRsRow{
+    .name = "gemm_rs",
+    .collective = Collective::reduce_scatter,
+    .describe =
+        [](const Communicator& comm, const OpDesc& whole) {
+          return with_wire_of(
+              whole,
+              gemm_rs_desc(comm, {whole.m, whole.n,
+                                  shard_of(whole.k, comm.size(), comm.rank()).count, whole.dtype}));
+        },
+    .on_cpu = make_on_cpu<GemmRsCpu>,
+    .on_gpu = gemm_rs_on_gpu,
+    .reference = [](Communicator& comm,
+                    const Operands& o) { gemm_rs_reference(comm, o.x, o.weight, o.out, o.bias); },
+    .gemm = multiply,
+    .flops = gemm_flops,
+    .bytes = scattered_bytes,
+    .codec_error = scattered_error,
+};
 
 OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
   const DType result = s.out_dtype == DType::f32 ? DType::f32 : s.dtype;
@@ -14,7 +36,8 @@ OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
           .bias = s.bias,
           .out_dtype = s.out_dtype,
           .scaling = s.scaling,
-          .op = "gemm_rs",
+          .op = kGemmRsRow.name,
+          .collective = kGemmRsRow.collective,
           .own_k = true,
           .chunk_rows = s.m / comm.size(),
           .x = {"x", s.m, s.k, s.dtype, s.dtype},
@@ -23,8 +46,8 @@ OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
 }
 
 GemmRs::GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options)
-    : impl_(make_operator<GemmRsCpu>(comm, encoded(gemm_rs_desc(comm, shape), options), options,
-                                     Choosing::fastest)) {}
+    : impl_(make_operator(kGemmRsRow, comm, encoded(gemm_rs_desc(comm, shape), options), options,
+                          Choosing::fastest)) {}
 GemmRs::~GemmRs() = default;
 GemmRs::GemmRs(GemmRs&&) noexcept = default;
 GemmRs& GemmRs::operator=(GemmRs&&) noexcept = default;

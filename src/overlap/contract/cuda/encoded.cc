@@ -11,7 +11,7 @@ namespace tandem::gpu {
 namespace {
 
 bool gathers(const OpDesc& shape) {
-  return shape.op == "ag_gemm";
+  return shape.collective == Collective::all_gather;
 }
 /// Dtype of the data that is sent.
 DType travelling(const OpDesc& shape) {
@@ -22,7 +22,7 @@ int64_t columns(const OpDesc& shape) {
 }
 
 OpDesc checked(GpuCommunicator& comm, const OpDesc& shape) {
-  if (shape.op != "ag_gemm" && shape.op != "gemm_rs" && shape.op != "gemm_ar") {
+  if (shape.gradient) {
     throw Unsupported(fmt::format("{}: codec '{}' on GPUs: expected ag_gemm, gemm_rs or gemm_ar",
                                   shape.op, shape.wire.describe()));
   }
@@ -45,7 +45,7 @@ GemmShape product(const GpuCommunicator& comm, const OpDesc& shape) {
 }
 
 int64_t largest_message(const GpuCommunicator& comm, const OpDesc& shape) {
-  if (shape.op == "gemm_ar") {
+  if (shape.collective == Collective::all_reduce) {
     return EncodedCollectives::largest_sum(shape.m * shape.n, comm.size());
   }
   return shard_of(shape.m, comm.size(), 0).count * columns(shape);
@@ -98,7 +98,7 @@ std::vector<Candidate> EncodedDense::candidates() {
 
 int64_t EncodedDense::wire_bytes() const {
   const int64_t shard = shard_of(shape_.m, comm_.size(), 0).count * columns(shape_);
-  const int64_t sums = shape_.op == "gemm_ar" ? 2 : 1;
+  const int64_t sums = shape_.collective == Collective::all_reduce ? 2 : 1;
   return sums * (comm_.size() - 1) * int64_t(shape_.wire.bytes(shard, travelling(shape_)));
 }
 
@@ -106,7 +106,8 @@ void EncodedDense::check(const tandem::Operands& o) const {
   comm_.check_device();
   const int64_t shard = shard_of(shape_.m, comm_.size(), comm_.rank()).count;
   check_operands(comm_, shape_.op, shape_, gathers(shape_) ? shard : shape_.m,
-                 shape_.op == "gemm_rs" ? shard : shape_.m, o.x, o.weight, o.out, o.bias, o.scales);
+                 shape_.collective == Collective::reduce_scatter ? shard : shape_.m, o.x, o.weight,
+                 o.out, o.bias, o.scales);
   check_add_norm_operands(comm_, shape_.op, shape_, o.add_norm);
 }
 
@@ -118,7 +119,8 @@ void EncodedDense::run_fused(const tandem::Operands& o, const Run& run) {
 }
 
 void EncodedDense::run_fused_sum(bool between, const tandem::Operands& o) {
-  if (shape_.op == "gemm_rs") return fused_rs_->run(between, o.x, o.weight, o.out);
+  if (shape_.collective == Collective::reduce_scatter)
+    return fused_rs_->run(between, o.x, o.weight, o.out);
   const Shard local = shard_of(shape_.m, comm_.size(), comm_.rank());
   const Tensor sums = o.out.rows(local.begin, local.count);
   fused_rs_->run(between, o.x, o.weight, sums);
@@ -140,7 +142,8 @@ void EncodedDense::run_serial(const tandem::Operands& o) {
     }
     multiply(o.x.data(), memory_.data());
     const Tensor partial = memory_.view(shape_.result(), {shape_.m, shape_.n});
-    if (shape_.op == "gemm_rs") return collective_.reduce_scatter(partial, o.out);
+    if (shape_.collective == Collective::reduce_scatter)
+      return collective_.reduce_scatter(partial, o.out);
     collective_.all_reduce(partial, o.out);
     if (o.add_norm) launch_add_norm(o.out, *o.add_norm, o.out, comm_.stream());
   });

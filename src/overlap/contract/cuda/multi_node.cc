@@ -17,12 +17,14 @@ namespace {
 
 // Operators that sum over ranks add the bias once, on rank 0.
 GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& s, int64_t rows) {
-  const bool bias = s.bias && (s.op == "ag_gemm" || comm.rank() == 0);
+  const bool bias = s.bias && (s.collective == Collective::all_gather || comm.rank() == 0);
   return product_of(s, rows, bias);
 }
 
 const OpDesc& without_scales(const OpDesc& shape) {
-  if (!shape.scaled() && (shape.own_n || shape.result() == shape.dtype)) return shape;
+  if (!shape.scaled() &&
+      (shape.collective == Collective::all_gather || shape.result() == shape.dtype))
+    return shape;
   if (!shape.scaled()) {
     throw Unsupported(fmt::format("{} across nodes: out_dtype f32 with dtype {}: expected f32",
                                   shape.op, name_of(shape.dtype)));
@@ -35,30 +37,31 @@ const OpDesc& without_scales(const OpDesc& shape) {
 
 AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape)
     : comm_(comm),
-      op_(shape.op),
-      gathers_(shape.own_n),
+      gathers_(shape.collective == Collective::all_gather),
+      scatters_(shape.collective == Collective::reduce_scatter),
+      sums_(shape.collective == Collective::all_reduce),
       shape_((check_shape(comm, shape.op, shape, !gathers_, gathers_), without_scales(shape))),
       whole_memory_(size_t(shape.m * (gathers_ ? shape.k : shape.n)) * size_of(shape.dtype)),
       moved_(size_t(comm.size())),
       computed_(size_t(comm.size())) {
   for (int r = 0; r <= comm.size(); ++r) {
     const int64_t rows = r < comm.size() ? shard(r).count : shape.m;
-    if (op_ == "ag_wgrad") {
+    if (shape_.gradient) {
       wgrads_.emplace_back(lt, shape, rows);
-    } else if (op_ != "gemm_ar" || r == comm.size()) {
+    } else if (!sums_ || r == comm.size()) {
       gemms_.emplace_back(lt, gemm_shape(comm, shape, rows));
     }
   }
   agree_on_gemm_choices(comm, lt);
-  if (op_ == "gemm_rs") {
+  if (scatters_) {
     slots_ = DeviceMemory(size_t(shard(comm.rank()).count * shape.n * comm.size()) *
                           size_of(shape.dtype));
   }
 }
 
 std::vector<Algorithm> AcrossNodes::algorithms() const {
-  if (op_ == "gemm_ar" || comm_.size() == 1) return {Algorithm::serial_nccl};
-  if (op_ == "gemm_rs" && comm_.size() > kMaxParts) return {Algorithm::serial_nccl};
+  if (sums_ || comm_.size() == 1) return {Algorithm::serial_nccl};
+  if (scatters_ && comm_.size() > kMaxParts) return {Algorithm::serial_nccl};
   return {Algorithm::serial_nccl, Algorithm::chunked};
 }
 
@@ -75,16 +78,17 @@ void AcrossNodes::run(Algorithm algorithm, const Tensor& x, const Tensor& weight
                       const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
   const int64_t own = shard(comm_.rank()).count;
-  if (op_ == "ag_wgrad") {
+  if (shape_.gradient) {
     check_wgrad_operands(comm_, shape_, own, x, weight, out);
   } else {
-    check_operands(comm_, op_, shape_, gathers_ ? own : shape_.m, op_ == "gemm_rs" ? own : shape_.m,
+    check_operands(comm_, shape_.op, shape_, gathers_ ? own : shape_.m, scatters_ ? own : shape_.m,
                    x, weight, out, bias, scales);
-    check_add_norm_operands(comm_, op_, shape_, add_norm);
+    check_add_norm_operands(comm_, shape_.op, shape_, add_norm);
   }
   if (std::ranges::count(algorithms(), algorithm) == 0) {
-    throw InvalidArgument(fmt::format(
-        "{} across nodes: algorithm {}: expected serial_nccl or chunked", op_, name_of(algorithm)));
+    throw InvalidArgument(
+        fmt::format("{} across nodes: algorithm {}: expected serial_nccl or chunked", shape_.op,
+                    name_of(algorithm)));
   }
   const void* bias_data = bias ? bias->data() : nullptr;
   const Enqueueing call(comm_);
@@ -101,10 +105,9 @@ void AcrossNodes::run_serial(const Tensor& x, const Tensor& weight, const Tensor
     gpu::all_gather(comm_, x, gathered());
     return multiply(comm_.size(), gathered().data(), weight, out, bias_data);
   }
-  const Tensor partial =
-      op_ == "gemm_ar" ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
+  const Tensor partial = sums_ ? out : whole_memory_.view(shape_.dtype, {shape_.m, shape_.n});
   gemms_.back().run(x.data(), weight.data(), partial.data(), bias_data, comm_.stream());
-  if (op_ == "gemm_ar") {
+  if (sums_) {
     gpu::all_reduce(comm_, out, ReduceOp::sum);
     if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
     return;
@@ -146,7 +149,7 @@ void AcrossNodes::gather_chunked(const Tensor& x, const Tensor& weight, const Te
 void AcrossNodes::multiply(int source, const void* in, const Tensor& weight, const Tensor& out,
                            const void* bias) {
   const Shard rows = source < comm_.size() ? shard(source) : Shard{0, shape_.m};
-  if (op_ == "ag_wgrad") {
+  if (shape_.gradient) {
     const Tensor dy = weight.rows(rows.begin, rows.count);
     wgrads_[size_t(source)].add(in, dy.data(), out.data(), comm_.stream());
   } else {

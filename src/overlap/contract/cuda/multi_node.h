@@ -39,8 +39,7 @@ class AcrossNodes {
   Shard shard(int rank) const { return shard_of(shape_.m, comm_.size(), rank); }
 
   GpuCommunicator& comm_;
-  std::string_view op_;
-  bool gathers_;
+  bool gathers_, scatters_, sums_;  // the collective
   OpDesc shape_;
   std::vector<LtGemm> gemms_;      // by source rank of the rows; the last one: all rows
   std::vector<WgradGemm> wgrads_;  // likewise, for the weight gradient

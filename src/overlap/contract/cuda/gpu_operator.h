@@ -1,0 +1,75 @@
+// Dense operators on GPU ranks: agreement of the ranks, and the choice among the candidates.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "overlap/contract/cuda/dense.h"
+#include "overlap/contract/cuda/encoded.h"
+#include "overlap/contract/operator.h"
+
+namespace tandem::gpu {
+
+/// Encoded candidates, if the descriptor has a wire format, and the choice among all.
+class DenseOperator : public OverlapOperator {
+ protected:
+  DenseOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options);
+  bool has_uncompressed() const { return !encoded_ || desc_.allow_uncompressed; }
+  OpDesc uncompressed() const;
+  /// Chooses among the candidates of `options`; `all`: the uncompressed ones.
+  void choose(GpuCommunicator& comm, const OverlapOptions& options, std::vector<Candidate> all);
+
+  std::optional<EncodedDense> encoded_;
+
+ private:
+  void check(const Operands& operands) const override { check_call(desc_, operands); }
+};
+
+/// Operator whose uncompressed candidates are those of `Op`.
+template <typename Op>
+class GpuOperator final : public DenseOperator {
+ public:
+  /// `how`: arguments of Op's constructor after the descriptor, with a fixed algorithm, so that
+  /// nothing is measured that `options` exclude.
+  template <typename... How>
+  GpuOperator(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options,
+              const How&... how)
+      : DenseOperator(comm, desc, options) {
+    std::vector<Candidate> all;
+    if (has_uncompressed()) {
+      op_.emplace(comm, lt_context(comm), uncompressed(), how...);
+      all = candidates_of(*op_, op_->algorithms());
+    }
+    choose(comm, options, std::move(all));
+  }
+  Tensor gathered() const override {
+    if constexpr (requires { op_->gathered(); }) {
+      if (desc_.keep_gathered) return chosen().encoded ? encoded_->gathered() : op_->gathered();
+    }
+    return OverlapOperator::gathered();
+  }
+
+ private:
+  std::optional<Op> op_;
+};
+
+/// Checks `options`, and that ranks agree on everything that decides on the candidates.
+void agree_on_candidates(GpuCommunicator& comm, const OpDesc& desc, const OverlapOptions& options);
+/// The operator for ranks that reach only their own memory.
+std::unique_ptr<OverlapOperator> make_across_nodes(GpuCommunicator& comm, const OpDesc& desc,
+                                                   const OverlapOptions& options);
+
+/// Collective: the operator that `Op` implements on one node, on GPU ranks.
+template <typename Op>
+std::unique_ptr<OverlapOperator> make_gpu_operator(Communicator& any, const OpDesc& desc,
+                                                   const OverlapOptions& options) {
+  GpuCommunicator& comm = as_gpu(any);
+  agree_on_candidates(comm, desc, options);
+  if (!comm.one_node()) return make_across_nodes(comm, desc, options);
+  return std::make_unique<GpuOperator<Op>>(
+      comm, desc, options,
+      options.strategy == Strategy::serial ? Algorithm::serial_nccl : Algorithm::fused);
+}
+
+}  // namespace tandem::gpu

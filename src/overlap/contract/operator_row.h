@@ -1,0 +1,72 @@
+// Everything that other layers need to know about an overlap operator. Its folder defines its row
+// (operator.cc); overlap/registry.cc lists all of them.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "overlap/contract/operator.h"
+#include "tune/op_desc.h"
+
+namespace tandem {
+
+struct OperatorRow {
+  std::string_view name;
+  Collective collective;
+  bool gradient = false;  ///< see OpDesc
+  bool add_norm = false;  ///< an AddNorm may follow the sum
+  /// Descriptor of this rank's shard of `whole`: of a GEMM's full sizes, with its dtype, add_norm
+  /// and wire format.
+  OpDesc (*describe)(const Communicator&, const OpDesc& whole);
+  std::unique_ptr<OverlapOperator> (*on_cpu)(Communicator&, const OpDesc&, const OverlapOptions&,
+                                             Choosing);
+  /// Null: the operator has no GPU form.
+  std::unique_ptr<OverlapOperator> (*on_gpu)(Communicator&, const OpDesc&,
+                                             const OverlapOptions&) = nullptr;
+  /// Unfused form on CPU ranks; writes operands.out, or adds to it.
+  void (*reference)(Communicator&, const Operands&);
+  /// Computation without the collective, on all rows of x: out has this rank's rows of every shard,
+  /// and the shape of the operator's own output if that is larger.
+  void (*gemm)(const Tensor& x, const Tensor& weight, const Tensor& out);
+  /// Floating-point operations with the sizes of `desc`, a rank's or the full ones.
+  double (*flops)(const OpDesc& desc);
+  /// Bytes that each of `ranks` sends, uncompressed.
+  int64_t (*bytes)(int ranks, const OpDesc& desc);
+  /// Error bound of an element of the result with a wire format. Null: it supports none on GPUs and
+  /// is benchmarked without one.
+  struct Magnitudes {
+    double weight_row;  ///< largest sum of a row's magnitudes; those of x are at most 1
+    double partial;     ///< largest of this rank's partial product with all of x
+    double expected;    ///< largest of the result
+  };
+  double (*codec_error)(const OpDesc&, int ranks, const Magnitudes&) = nullptr;
+};
+
+/// CPU factory of a row, for CpuOperator's `Cpu`.
+template <typename Cpu>
+std::unique_ptr<OverlapOperator> make_on_cpu(Communicator& comm, const OpDesc& desc,
+                                             const OverlapOptions& options, Choosing choosing) {
+  return std::make_unique<CpuOperator<Cpu>>(comm, desc, options, choosing);
+}
+
+/// Collective: the operator on this communicator's kind of rank. Throws Unsupported on GPUs for one
+/// without a GPU form.
+std::unique_ptr<OverlapOperator> make_operator(const OperatorRow& row, Communicator& comm,
+                                               const OpDesc& desc, const OverlapOptions& options,
+                                               Choosing choosing);
+
+/// Error bound of an element sent as `wire`, relative to its group's largest magnitude: the
+/// format's loss, and the rounding of the decoded value.
+double error_of_wire(const Wire& wire, DType dtype);
+
+// Values of a row for a GEMM and a collective.
+OpDesc with_wire_of(const OpDesc& whole, OpDesc desc);
+void multiply(const Tensor& x, const Tensor& weight, const Tensor& out);  ///< x weight^T
+double gemm_flops(const OpDesc& desc);
+int64_t gathered_bytes(int ranks, const OpDesc& desc);
+int64_t scattered_bytes(int ranks, const OpDesc& desc);
+double gathered_error(const OpDesc& desc, int ranks, const OperatorRow::Magnitudes& of);
+double scattered_error(const OpDesc& desc, int ranks, const OperatorRow::Magnitudes& of);
+double summed_error(const OpDesc& desc, int ranks, const OperatorRow::Magnitudes& of);
+
+}  // namespace tandem
