@@ -23,6 +23,8 @@ using namespace gpu;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kGrace{100};
+constexpr OpId kToyWait{30};
+const WaitNames kNames{{kToyWait, "toy"}};
 
 // Like report_timeout of device_signal.cuh.
 void give_up(ErrorRecord& record, int peer, milliseconds writing = {}) {
@@ -30,10 +32,21 @@ void give_up(ErrorRecord& record, int peer, milliseconds writing = {}) {
   std::atomic_ref state(record.state);
   if (!state.compare_exchange_strong(none, ErrorRecord::kWriting)) return;
   std::this_thread::sleep_for(writing);
-  record.op = int(OpId::ag_gemm);
+  record.op = int(kToyWait);
   record.peer = peer;
   record.epoch = 7;
   state = ErrorRecord::kTimeout;
+}
+
+TEST(ErrorRecordTest, NumberHasOneName) {
+  EXPECT_EQ(name_of(OpId::reduce_scatter), "reduce_scatter");
+  EXPECT_EQ(name_of(OpId::recv), "recv");
+  EXPECT_EQ(name_of(kToyWait), "toy");
+  EXPECT_EQ(name_of(OpId(29)), "?");
+  EXPECT_EQ(name_of(OpId(-1)), "?");
+  EXPECT_NO_THROW((WaitNames{{kToyWait, "toy"}}));
+  EXPECT_THROW((WaitNames{{kToyWait, "other"}}), std::logic_error);
+  EXPECT_THROW((WaitNames{{OpId(99), "large"}}), std::out_of_range);
 }
 
 TEST(ErrorRecordTest, AbortDoesNotReplaceATimeout) {
@@ -44,7 +57,7 @@ TEST(ErrorRecordTest, AbortDoesNotReplaceATimeout) {
   ASSERT_TRUE(timeout);
   EXPECT_EQ(timeout->peer, 3);
   EXPECT_EQ(timeout->rank, 1);
-  EXPECT_EQ(timeout->op, "ag_gemm");
+  EXPECT_EQ(timeout->op, "toy");
   EXPECT_EQ(timeout->epoch, 7u);
 }
 

@@ -10,6 +10,7 @@
 #include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
 #include "comm/device/signal_kernels.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
@@ -70,7 +71,7 @@ TEST_P(Pairs, DeviceSideWaitNamesTheAbsentRank) {
     const auto epoch = std::make_shared<DeviceMemory>(sizeof(uint64_t));
     return [&comm, buffer, epoch] {
       launch_enter(buffer->table(), 0, {reinterpret_cast<uint64_t*>(epoch->data())},
-                   comm.device_deadline(), OpId::ag_gemm, comm.stream());
+                   comm.device_deadline(), kAgGemmWait, comm.stream());
     };
   });
   ASSERT_TRUE(error);

@@ -3,59 +3,35 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
+#include <utility>
 
 namespace tandem::gpu {
 
 constexpr int kMaxGpus = 8;
 
-/// Operation that waits, in a device-side error.
+/// Operation that waits, in a device-side error: kernels carry its number. These are comm/'s own;
+/// an upper layer has its own numbers and names them by WaitNames.
 enum class OpId : int {
-  wait,
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  ag_gemm,
-  gemm_rs,
-  gemm_ar,
-  ag_wgrad,
-  align,
-  all_to_all,
-  broadcast,
-  send,
-  recv
+  wait = 0,
+  all_reduce = 1,
+  all_gather = 2,
+  reduce_scatter = 3,
+  align = 8,
+  all_to_all = 9,
+  broadcast = 10,
+  send = 11,
+  recv = 12
 };
-constexpr std::string_view name_of(OpId op) {
-  switch (op) {
-    case OpId::wait:
-      return "wait";
-    case OpId::all_reduce:
-      return "all_reduce";
-    case OpId::all_gather:
-      return "all_gather";
-    case OpId::reduce_scatter:
-      return "reduce_scatter";
-    case OpId::ag_gemm:
-      return "ag_gemm";
-    case OpId::gemm_rs:
-      return "gemm_rs";
-    case OpId::gemm_ar:
-      return "gemm_ar";
-    case OpId::ag_wgrad:
-      return "ag_wgrad";
-    case OpId::align:
-      return "align";
-    case OpId::all_to_all:
-      return "all_to_all";
-    case OpId::broadcast:
-      return "broadcast";
-    case OpId::send:
-      return "send";
-    case OpId::recv:
-      return "recv";
-  }
-  return "?";
-}
+/// "?" for a number without a name.
+std::string_view name_of(OpId op);
+
+/// Names operations for the rest of the process: a constant beside their numbers. Their names must
+/// be literals. Throws std::logic_error for a number that has another name.
+struct WaitNames {
+  WaitNames(std::initializer_list<std::pair<OpId, std::string_view>> names);
+};
 
 /// Tag that distinguishes the calls of a layer's forward and backward passes: equal on ranks that
 /// are in the same call. Kernels exchange it along with the call's first message.

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <atomic>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -21,7 +23,28 @@ void wait_while(const ErrorRecord& record, int state, Clock::duration limit) {
   }
 }
 
+// By number. Constant-initialized, as other sources add theirs while the program starts.
+constinit std::array<std::string_view, 32> op_names = {
+    "wait", "all_reduce", "all_gather", "reduce_scatter", "",     "",    "",
+    "",     "align",      "all_to_all", "broadcast",      "send", "recv"};
+
 }  // namespace
+
+std::string_view name_of(OpId op) {
+  const auto number = size_t(op);
+  return number < op_names.size() && !op_names[number].empty() ? op_names[number] : "?";
+}
+
+WaitNames::WaitNames(std::initializer_list<std::pair<OpId, std::string_view>> names) {
+  for (const auto& [op, name] : names) {
+    std::string_view& known = op_names.at(size_t(op));
+    if (!known.empty() && known != name) {
+      throw std::logic_error(
+          fmt::format("operation {} is {}: {}: expected another number", int(op), known, name));
+    }
+    known = name;
+  }
+}
 
 int state_of(const ErrorRecord& record) {
   return std::atomic_ref(const_cast<int&>(record.state)).load(std::memory_order_acquire);

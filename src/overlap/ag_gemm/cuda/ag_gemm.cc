@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "collectives/cuda/part_exchange.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/contract/cuda/wire.h"
 #include "tune/cuda/gemm_choices.h"
 
@@ -90,7 +91,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       graphs_(comm),
       shape_((check_shape(comm, "ag_gemm", shape, false, true), shape)),
       whole_(lt, product_of(shape, shape.m, shape.bias)),
-      pushes_(comm, OpId::ag_gemm, shape.m, shape.k, shape.dtype, shape.keep_gathered,
+      pushes_(comm, kAgGemmWait, shape.m, shape.k, shape.dtype, shape.keep_gathered,
               shape.scaled_by_row()),
       has_plain_(comm.size() > 1 &&
                  has_plain_algorithm(shape.m * shape.k * int64_t(size_of(shape.dtype)))),

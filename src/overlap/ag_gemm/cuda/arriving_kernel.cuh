@@ -13,6 +13,7 @@
 #include "gemm/cuda/gemm_launch.cuh"
 #include "overlap/ag_gemm/cuda/arriving_order.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gather/cuda/shard_copy_warp.cuh"
 #include "overlap/gather/cuda/shard_gate.cuh"
 
@@ -105,7 +106,7 @@ struct ArrivingRoles {
       direction_.turn();
     }
     __device__ Waiter waiter() const {
-      return {extend_deadline(params_.gate.deadline), OpId::ag_gemm, params_.rank};
+      return {extend_deadline(params_.gate.deadline), kAgGemmWait, params_.rank};
     }
     __device__ void close() const {
       if (params_.route.stops > 0)
@@ -138,7 +139,7 @@ struct ArrivingRoles {
     __device__ void await_chunk(const Work& work, int chunk) const {
       const ShardGate& gate = params_.gate;
       wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target_, gate.deadline,
-                    OpId::ag_gemm, work.shard, work.row);
+                    kAgGemmWait, work.shard, work.row);
     }
 
     const Params& params_;

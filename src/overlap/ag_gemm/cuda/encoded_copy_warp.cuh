@@ -7,6 +7,7 @@
 
 #include "codec/cuda/piece.cuh"
 #include "overlap/ag_gemm/cuda/encoded_route.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gather/cuda/shard_copy_warp.cuh"
 #include "schedule/ring.h"
 
@@ -139,7 +140,7 @@ class EncodedCopyWarp : public ShardCopyWarp {
   CUTLASS_DEVICE bool wait_for_chunk(int source, int number, uint64_t wanted, int lane) const {
     bool came = true;
     if (lane == 0) {
-      came = wait_signal(route_.received + number, wanted, route_.deadline, OpId::ag_gemm, source);
+      came = wait_signal(route_.received + number, wanted, route_.deadline, kAgGemmWait, source);
     }
     return __shfl_sync(0xffffffff, came, 0);
   }

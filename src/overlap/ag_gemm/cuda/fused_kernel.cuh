@@ -22,6 +22,7 @@
 #include "gemm/cuda/tile_scheduler.cuh"
 #include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gather/cuda/shard_copy_warp.cuh"
 #include "overlap/gather/cuda/shard_gate.cuh"
 
@@ -160,8 +161,8 @@ struct GatedMainloop : Base {
       return *this;
     }
     CUTLASS_DEVICE void wait() {
-      wait_for_load(arrived++, wanted, params.gate.deadline, OpId::ag_gemm,
-                    row / params.shard_tiles, row);
+      wait_for_load(arrived++, wanted, params.gate.deadline, kAgGemmWait, row / params.shard_tiles,
+                    row);
     }
   };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "overlap/contract/cuda/wait_ids.h"
 #include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
@@ -37,7 +38,7 @@ AgWgrad::AgWgrad(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape
       graphs_(comm),
       shape_((check_shape(comm, "ag_wgrad", shape, false, true), without_scales(shape))),
       whole_(lt, shape, shape.m),
-      pushes_(comm, OpId::ag_wgrad, shape.m, shape.k, shape.dtype, false),
+      pushes_(comm, kAgWgradWait, shape.m, shape.k, shape.dtype, false),
       algorithm_(algorithm) {
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt, shape, shard_of(shape.m, comm.size(), r).count);

@@ -13,6 +13,7 @@
 #include <cute/arch/util.hpp>
 
 #include "comm/device/device_signal.cuh"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gather/cuda/shard_route.h"
 #include "schedule/ag_copy_order.h"
 
@@ -120,7 +121,7 @@ class ShardCopyWarp {
     bool came = true;
     if (lane < route_.stops) {
       came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.deadline,
-                         OpId::ag_gemm, route_.rank_of[lane]);
+                         kAgGemmWait, route_.rank_of[lane]);
     }
     return __all_sync(0xffffffff, came);
   }

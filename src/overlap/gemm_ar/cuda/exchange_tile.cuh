@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "comm/device/device_signal.cuh"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gemm_ar/cuda/fused.h"
 
 namespace tandem::gpu::fused {
@@ -263,7 +264,7 @@ class ExchangeTile {
       const bool failed =
           *reinterpret_cast<volatile int*>(&deadline.record->state) != ErrorRecord::kNone;
       if (!failed && nanoseconds() - begin <= deadline.deadline_ns) continue;
-      if (!failed) report_timeout(deadline, OpId::gemm_ar, missing, tile, epoch_, 0);
+      if (!failed) report_timeout(deadline, kGemmArWait, missing, tile, epoch_, 0);
       give_up(job_.calls, epoch_);
       return false;
     }

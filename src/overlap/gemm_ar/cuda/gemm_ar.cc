@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "kernels/cuda/add_norm.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
@@ -45,7 +46,7 @@ GemmAr::GemmAr(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       whole_(lt, gemm_shape(comm, shape)),
       partial_(size_t(shape.m * shape.n) * size_of(shape.result())),
       all_reduce_(comm, shape.m * shape.n, shape.result(), shape.add_norm ? shape.n : 0,
-                  OpId::gemm_ar, AllReduce::Sizes::this_one),
+                  kGemmArWait, AllReduce::Sizes::this_one),
       algorithm_(algorithm) {
   agree_on_gemm_choices(comm, lt);
   if (prepares_fused(algorithm)) make_fused();

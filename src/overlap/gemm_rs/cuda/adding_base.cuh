@@ -4,6 +4,7 @@
 
 #include "gemm/cuda/any_rows.cuh"
 #include "gemm/cuda/gemm_block.cuh"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "schedule/adding_order.h"
@@ -29,7 +30,7 @@ __device__ int landed_signal(const Params& params, int step, int slice) {
 template <class Job>
 __device__ bool has_entered(const Job& job, int owner, uint64_t epoch) {
   return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
-                       job.deadline, OpId::gemm_rs, owner, -1);
+                       job.deadline, kGemmRsWait, owner, -1);
 }
 
 /// A tile of the local or of a remote shard, or a split-K part of a local tile.
@@ -126,7 +127,7 @@ class AddingSource {
     direction_.turn();
   }
   __device__ Waiter waiter() const {
-    return {extend_deadline(params_.job.deadline), OpId::gemm_rs, params_.job.staging.rank};
+    return {extend_deadline(params_.job.deadline), kGemmRsWait, params_.job.staging.rank};
   }
   __device__ void close() const {}
 
@@ -143,7 +144,7 @@ class AddingSource {
     if (epoch_ == 0) epoch_ = shared_.words.epoch();
     const auto& staging = params_.job.staging;
     wait_for_load(staging.signals[staging.rank] + signal, epoch_,
-                  extend_deadline(params_.job.deadline), OpId::gemm_rs,
+                  extend_deadline(params_.job.deadline), kGemmRsWait,
                   schedule::rs_source(staging.rank, staging.size, source), what);
   }
 

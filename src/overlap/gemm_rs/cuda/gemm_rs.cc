@@ -8,6 +8,7 @@
 #include "collectives/cuda/plain_nccl.h"
 #include "comm/device/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "schedule/ring.h"
 #include "tune/cuda/gemm_choices.h"
 
@@ -280,7 +281,7 @@ void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
   launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().signal_value},
-               comm_.device_deadline(), OpId::gemm_rs, side_.get());
+               comm_.device_deadline(), kGemmRsWait, side_.get());
 }
 
 void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight,
@@ -360,7 +361,7 @@ void GemmRs::push(int owner, const Tensor& part) {
 
 void GemmRs::sum_parts(const Tensor& out) {
   launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.device_deadline(),
-              OpId::gemm_rs, comm_.stream());
+              kGemmRsWait, comm_.stream());
   Parts parts;
   parts.count = comm_.size();
   for (int r = 0; r < comm_.size(); ++r) {
@@ -377,7 +378,7 @@ void GemmRs::run_nccl(const Tensor& out) {
 void GemmRs::run_plain(const Tensor& out) {
   const Tensor whole = whole_part();
   PartExchange& parts = part_exchange(comm_);
-  parts.reduce_scatter(whole, out, parts.choose(whole), OpId::gemm_rs);
+  parts.reduce_scatter(whole, out, parts.choose(whole), kGemmRsWait);
 }
 
 }  // namespace tandem::gpu

@@ -7,6 +7,7 @@
 
 #include "comm/device/device_signal.cuh"
 #include "comm/device/shared_word.cuh"
+#include "overlap/contract/cuda/wait_ids.h"
 
 namespace tandem::gpu::fused {
 
@@ -48,7 +49,7 @@ class Handover {
         __nanosleep(kSleep_ns);
         // Checked every 0.1 ms: the deadline is far longer.
         if (spin % 256 != 0 || !timer.has_passed(deadline)) continue;
-        report_timeout(deadline, OpId::gemm_rs, rank, tile, tiles, seen(0));
+        report_timeout(deadline, kGemmRsWait, rank, tile, tiles, seen(0));
         break;
       }
     }

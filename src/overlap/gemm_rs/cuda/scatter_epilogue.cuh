@@ -18,6 +18,7 @@
 
 #include "comm/device/device_signal.cuh"
 #include "gemm/cuda/tile_timeline.cuh"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gemm_rs/cuda/sender.cuh"
 #include "overlap/gemm_rs/cuda/tile_parts.cuh"
 
@@ -186,7 +187,7 @@ class ScatterEpilogue : public Base {
       bool came = true;
       if (thread == 0) {
         came = wait_signal(scatter_.signals_of(rank) + scatter_.entered + location.owner,
-                           scatter_.this_epoch(), scatter_.deadline, OpId::gemm_rs, location.owner);
+                           scatter_.this_epoch(), scatter_.deadline, kGemmRsWait, location.owner);
       }
       came = sync_and(came);
       timestamps_.stamp(at, thread == 0, &TileRecord::held_end);
@@ -225,7 +226,7 @@ class ScatterEpilogue : public Base {
     timestamps_.stamp(at, thread == 0, &TileRecord::held_begin);
     if (thread < peers.size && thread != peers.rank) {
       wait_signal(scatter_.landed_at(peers.rank, thread, tile), scatter_.this_epoch(),
-                  extend_deadline(scatter_.deadline), OpId::gemm_rs, thread, tile);
+                  extend_deadline(scatter_.deadline), kGemmRsWait, thread, tile);
     }
     sync();
     timestamps_.stamp(at, thread == 0, &TileRecord::held_end);

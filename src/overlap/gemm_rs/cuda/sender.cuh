@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gemm/cuda/tile_timeline.cuh"
+#include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gemm_rs/cuda/copy_warp.cuh"
 #include "overlap/gemm_rs/cuda/handover.cuh"
 #include "overlap/gemm_rs/cuda/scatter.cuh"
@@ -75,7 +76,7 @@ class Sender {
     if (entered_ >> owner & 1) return;
     timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_begin);
     const uint64_t* flag = scatter.signals_of(scatter.staging.rank) + scatter.entered + owner;
-    if (!wait_signal(flag, scatter.this_epoch(), scatter.deadline, OpId::gemm_rs, owner))
+    if (!wait_signal(flag, scatter.this_epoch(), scatter.deadline, kGemmRsWait, owner))
       lost_ = true;
     timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_end);
     entered_ |= 1u << owner;
