@@ -161,10 +161,10 @@ nlohmann::json measure(GpuCommunicator& comm, Stopwatch& stopwatch, const Case& 
           : ProductReference{kSeed,       kX,   kW, ranks, k, c.op == "gemm_rs" ? local.begin : 0,
                              DType::bf16, ranks};
   const ScaledGemm gemm(lt_context(comm), {c.m, n, k, DType::bf16, DType::bf16, false, false, {}});
-  std::vector<Alternative> alternatives{{"gemm", [&] {
-                                           gemm.run(whole_x.tensor.data(), w.tensor.data(),
-                                                    whole_out.tensor.data(), nullptr, stream);
-                                         }}};
+  std::vector<BoundCandidate> alternatives{{.name = "gemm", .run = [&] {
+                                              gemm.run(whole_x.tensor.data(), w.tensor.data(),
+                                                       whole_out.tensor.data(), nullptr, stream);
+                                            }}};
   const std::map<std::string, cublasMpMatmulAlgoType_t> algorithms{
       {"split_p2p", CUBLASMP_MATMUL_ALGO_TYPE_SPLIT_P2P},
       {"atomic_p2p", CUBLASMP_MATMUL_ALGO_TYPE_ATOMIC_P2P},
@@ -186,7 +186,7 @@ nlohmann::json measure(GpuCommunicator& comm, Stopwatch& stopwatch, const Case& 
     const Verdict verdict = verify_product(out.tensor, reference, kSamples, stream);
     worst = std::max({worst, verdict.of_bound, verdict.not_finite > 0 ? INFINITY : 0.0});
     all.push_back(std::move(matmul));
-    alternatives.push_back({name, [&, matmul = all.back().get()] {
+    alternatives.push_back({.name = name, .run = [&, matmul = all.back().get()] {
                               check_mp(matmul->run(x.tensor, w.tensor, out.tensor), "matmul");
                             }});
   }

@@ -134,7 +134,7 @@ std::vector<uint64_t> digests(const BenchCase& subject) {
   return all;
 }
 
-bool runs_are_bitwise_equal(Communicator& comm, BenchCase& subject, const BenchForm& form) {
+bool runs_are_bitwise_equal(Communicator& comm, BenchCase& subject, const BoundCandidate& form) {
   subject.reset();
   form.run();
   const std::vector<uint64_t> first = digests(subject);
@@ -156,10 +156,10 @@ bool ranks_are_bitwise_equal(Communicator& comm, const Tensor& result) {
 }
 
 /// Checks every form against the reference, and its repeated runs against each other.
-void check_forms(Communicator& comm, BenchCase& subject, const std::vector<BenchForm>& forms,
+void check_forms(Communicator& comm, BenchCase& subject, const std::vector<BoundCandidate>& forms,
                  bool exact, BenchResult& result) {
   const auto difference = exact ? difference_in_bits : max_relative;
-  for (const BenchForm& form : forms) {
+  for (const BoundCandidate& form : forms) {
     result.bitwise_equal_runs =
         result.bitwise_equal_runs && runs_are_bitwise_equal(comm, subject, form);
     subject.reset();
@@ -193,9 +193,11 @@ void BenchResult::add(const std::string& name, Form form, const BenchTimes& time
   best = times;
 }
 
-void BenchResult::choose_among(std::span<const BenchForm> forms) {
-  const auto us = [&](const BenchForm& form) { return candidates.at(form.name).times.median_us; };
-  const BenchForm& fastest = *std::ranges::min_element(forms, {}, us);
+void BenchResult::choose_among(std::span<const BoundCandidate> forms) {
+  const auto us = [&](const BoundCandidate& form) {
+    return candidates.at(form.name).times.median_us;
+  };
+  const BoundCandidate& fastest = *std::ranges::min_element(forms, {}, us);
   overlapped_name = fastest.name;
   overlapped = candidates.at(fastest.name).times;
 }
@@ -241,7 +243,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (!subject) subject = make_prefill_case(comm, request);
   if (!subject) subject = make_operator_case(comm, request);
   if (!subject) subject = make_collective_case(comm, request);
-  const std::vector<BenchForm> forms = subject->forms();
+  const std::vector<BoundCandidate> forms = subject->forms();
   BenchResult result;
   result.bytes = subject->wire_bytes();
   BareWire wire(comm, result.bytes);
@@ -252,12 +254,12 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
     variants.push_back(timed(comm, [&] { subject->reference(); }));
   }
   const size_t first_form = variants.size();
-  for (const BenchForm& form : forms) variants.push_back(timed(comm, form.run));
+  for (const BoundCandidate& form : forms) variants.push_back(timed(comm, form.run));
   const size_t behind_forms = variants.size();
   if (subject->has_gemm()) variants.push_back(timed(comm, [&] { subject->gemm_alone(); }));
   std::optional<EncodedAlone> alone;
   if (auto codec = subject->codec_work()) {
-    std::ranges::find(forms, true, &BenchForm::encoded)->run();
+    std::ranges::find(forms, true, &BoundCandidate::encoded)->run();
     alone.emplace(comm, int64_t(max_over_ranks(comm, double(subject->counted_bytes()))),
                   std::move(codec));
     for (const auto& variant : alone->variants()) variants.push_back(timed(comm, variant));
@@ -274,7 +276,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   if (!operation && result.serial_name == "plain")
     result.baseline = "this library without the codec";
   if (subject->reports_choice()) result.choose_among(forms);
-  const auto fastest = std::ranges::find(forms, result.overlapped_name, &BenchForm::name);
+  const auto fastest = std::ranges::find(forms, result.overlapped_name, &BoundCandidate::name);
   result.chunks = fastest->chunks;
   if (operation) {
     result.gemm = times_of(samples[behind_forms]);

@@ -58,8 +58,6 @@ BenchData data_of(const BenchRequest& request);
 /// Whether the collective only moves data: its results are bits of its operands.
 bool only_moves(std::string_view op);
 
-struct BenchForm;  // bench/bench_case.h
-
 struct BenchTimes {
   double median_us = 0, min_us = 0, max_us = 0;
   /// GPUs: host time until the call returns, after an idle gap and in a burst of calls.
@@ -122,7 +120,7 @@ struct BenchResult {
   /// `encoded` one never becomes `serial`.
   void add(const std::string& name, Form form, const BenchTimes& times, bool encoded = false);
   /// Sets `overlapped` to the fastest of these, of either form.
-  void choose_among(std::span<const BenchForm> forms);
+  void choose_among(std::span<const BoundCandidate> forms);
   /// Requires gemm, serial and overlapped.
   void set_efficiency(EctOf how);
   double limit_us() const;

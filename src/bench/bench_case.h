@@ -12,14 +12,6 @@
 
 namespace tandem {
 
-struct BenchForm {
-  std::string name;
-  Form form;
-  int chunks;  ///< transfers per shard
-  std::function<void()> run;
-  bool encoded = false;  ///< uses a wire format: not a baseline
-};
-
 class BenchCase {
  public:
   virtual ~BenchCase() = default;
@@ -35,7 +27,7 @@ class BenchCase {
   virtual double native() { return 0; }
   virtual Tensor native_result() const { return {}; }
   /// Forms timed in addition to the reference; each writes its result to `result`.
-  virtual std::vector<BenchForm> forms() = 0;
+  virtual std::vector<BoundCandidate> forms() = 0;
   /// If so, the reference is not timed separately.
   virtual bool reference_is_a_form() const { return false; }
   /// Whether `overlapped` is the fastest of all forms, overlapped or not: the one that would be

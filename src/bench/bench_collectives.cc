@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "bench/bench_case.h"
+#include "bench/bench_collective.h"
 #include "collectives/partial_sums.h"
 #include "collectives/routes.h"
 #include "collectives/symmetric_workspace.h"
@@ -56,14 +57,14 @@ class CollectiveCase : public BenchCase {
   Tensor native_result() const override { return cut(native_memory_->out.tensor); }
   bool has_gemm() const override { return false; }
   /// With a codec, the uncompressed form is serial.
-  std::vector<BenchForm> forms() override {
-    if (wire_.is_none()) return {{"tandem", Form::overlapped, 1, [this] { run({}); }}};
-    std::vector<BenchForm> all{
-        {"tandem", Form::overlapped, 1, [this] { counted([&] { run(wire_); }); }, true},
-        {"plain", Form::serial, 1, [this] { run({}); }}};
+  std::vector<BoundCandidate> forms() override {
+    if (wire_.is_none()) return {{"tandem", Form::overlapped, [this] { run({}); }}};
+    std::vector<BoundCandidate> all{
+        {"tandem", Form::overlapped, [this] { counted([&] { run(wire_); }); }, true},
+        {"plain", Form::serial, [this] { run({}); }}};
     if (kind_ == Kind::all_reduce && !is_one_shot()) {
       all.push_back(
-          {"one shot", Form::overlapped, 1, [this] { counted([&] { run_one_shot(); }); }, true});
+          {"one shot", Form::overlapped, [this] { counted([&] { run_one_shot(); }); }, true});
     }
     return all;
   }
@@ -296,15 +297,8 @@ class CollectiveCase : public BenchCase {
 }  // namespace
 
 std::unique_ptr<BenchCase> make_collective_case(Communicator& comm, const BenchRequest& request) {
-  const auto make = [&](Kind kind) {
-    return std::make_unique<CollectiveCase>(comm, request, kind);
-  };
-  if (request.op == "all_reduce") return make(Kind::all_reduce);
-  if (request.op == "all_gather") return make(Kind::all_gather);
-  if (request.op == "reduce_scatter") return make(Kind::reduce_scatter);
-  if (request.op == "all_to_all") return make(Kind::all_to_all);
-  if (request.op == "broadcast") return make(Kind::broadcast);
-  return nullptr;
+  const BenchCollective* found = find_collective(request.op);
+  return found ? std::make_unique<CollectiveCase>(comm, request, found->op) : nullptr;
 }
 
 }  // namespace tandem

@@ -104,14 +104,14 @@ class MoeCase : public BenchCase {
     clear(dw_in_.tensor);
     clear(dw_out_.tensor);
   }
-  std::vector<BenchForm> forms() override {
-    std::vector<BenchForm> all;
+  std::vector<BoundCandidate> forms() override {
+    std::vector<BoundCandidate> all;
     const auto add = [&](const MoePlan& plan) {
       const Form form = plan.overlapped ? Form::overlapped : Form::serial;
       const bool encoded = !plan.wire.is_none();
-      all.push_back({plan.describe(), form, plan.chunks,
+      all.push_back({plan.describe(), form,
                      [this, plan, encoded] { counted([&] { run(layer_, plan); }, encoded); },
-                     encoded});
+                     encoded, plan.chunks});
     };
     if (q_.op == "moe" && q_.chunks == 0) {
       add({false, 1});
@@ -179,13 +179,14 @@ class MoeCase : public BenchCase {
   }
 
   /// Adds the tuner's choice for each stage.
-  void add_chosen(std::vector<BenchForm>& all) {
+  void add_chosen(std::vector<BoundCandidate>& all) {
     chosen_layer_.emplace(comm_, place_.shape, options_of(q_, Strategy::automatic));
     const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch, rows_.level);
     const MoePlan& back = chosen_layer_->plan(MoeLayerOnRanks::combine, rows_.level);
     const bool encoded = !there.wire.is_none() || !back.wire.is_none();
-    all.push_back({"chosen", Form::overlapped, there.chunks,
-                   [this, encoded] { counted([&] { run(*chosen_layer_); }, encoded); }, encoded});
+    all.push_back({"chosen", Form::overlapped,
+                   [this, encoded] { counted([&] { run(*chosen_layer_); }, encoded); }, encoded,
+                   there.chunks});
   }
 
   void run(MoeLayerOnRanks& layer, const MoePlan& plan) {

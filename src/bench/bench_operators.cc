@@ -79,11 +79,11 @@ class OperatorCase : public BenchCase {
         add_norm_{residual_.tensor, gain_.memory.view(desc_.dtype, {desc_.n}), hidden_.tensor,
                   1e-5f} {}
 
-  std::vector<BenchForm> forms() override {
-    std::vector<BenchForm> all;
+  std::vector<BoundCandidate> forms() override {
+    std::vector<BoundCandidate> all;
     for (const Candidate& candidate : operator_->candidates()) {
-      all.push_back({candidate.name, candidate.form, candidate.chunks,
-                     [this, &candidate] { run(candidate); }, candidate.encoded});
+      all.push_back({candidate.name, candidate.form, [this, &candidate] { run(candidate); },
+                     candidate.encoded, candidate.chunks});
     }
     return all;
   }

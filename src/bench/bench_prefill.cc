@@ -77,11 +77,11 @@ class PrefillCase final : public BenchCase {
   /// This rank's share of the computation, without sums over the ranks.
   void gemm_alone() override { share_.run(tokens_, 0, last_); }
   void reference() override { run(candidates_.front(), expected_); }
-  std::vector<BenchForm> forms() override {
-    std::vector<BenchForm> all;
+  std::vector<BoundCandidate> forms() override {
+    std::vector<BoundCandidate> all;
     const auto add = [&](const PrefillCandidate& each, const std::string& as) {
       const int chunks = each.form == Form::overlapped ? 2 : 1;
-      all.push_back({each.name + as, each.form, chunks, [&] { run(each, logits_); }, !as.empty()});
+      all.push_back({each.name + as, each.form, [&] { run(each, logits_); }, !as.empty(), chunks});
     };
     for (const PrefillCandidate& each : candidates_) add(each, "");
     for (const PrefillCandidate& each : encoded_candidates_) add(each, " as " + q_.wire.describe());

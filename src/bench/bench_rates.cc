@@ -1,5 +1,6 @@
 #include "bench/bench_rates.h"
 
+#include "bench/bench_collective.h"
 #include "bench/bench_prefill.h"
 #include "overlap/registry.h"
 
@@ -27,9 +28,11 @@ int64_t matrix_bytes(const BenchRequest& request) {
 Bandwidth bandwidth(const BenchRequest& request, int ranks, double us) {
   if (us <= 0) return {};
   const double algbw = double(matrix_bytes(request)) / us / 1e3;
-  if (request.op == "broadcast") return {algbw, ranks > 1 ? algbw : 0};
+  const BenchCollective* collective = find_collective(request.op);
+  const auto is = [&](NativeOp op) { return collective && collective->op == op; };
+  if (is(NativeOp::broadcast)) return {algbw, ranks > 1 ? algbw : 0};
   const double others = double(ranks - 1) / ranks;
-  return {algbw, algbw * (request.op == "all_reduce" ? 2 * others : others)};
+  return {algbw, algbw * (is(NativeOp::all_reduce) ? 2 * others : others)};
 }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "bench/bench_collective.h"
 #include "bench/bench_prefill.h"
 #include "core/machine.h"
 #include "overlap/registry.h"
@@ -70,10 +71,7 @@ std::vector<std::string> bench_ops() {
   for (const OperatorRow* row : operators()) ops.emplace_back(row->name);
   for (const char* moe : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) ops.emplace_back(moe);
   if (has_prefill()) ops.emplace_back("prefill");
-  for (const char* plain :
-       {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}) {
-    ops.emplace_back(plain);
-  }
+  for (const BenchCollective& collective : kBenchCollectives) ops.emplace_back(collective.name);
   return ops;
 }
 
@@ -91,7 +89,8 @@ BenchData data_of(const BenchRequest& request) {
 }
 
 bool only_moves(std::string_view op) {
-  return op == "all_gather" || op == "all_to_all" || op == "broadcast";
+  const BenchCollective* collective = find_collective(op);
+  return collective && collective->only_moves;
 }
 
 void check_bench(const BenchRequest& request, int ranks) {
@@ -108,7 +107,10 @@ void check_bench(const BenchRequest& request, int ranks) {
   }
   wire.check();
   const OperatorRow* row = find_operator(op);
-  const bool takes_wire = row ? row->codec_error != nullptr : op != "broadcast";
+  const BenchCollective* collective = find_collective(op);
+  const bool takes_wire = row          ? row->codec_error != nullptr
+                          : collective ? collective->takes_wire
+                                       : true;
   if (!wire.is_none() && !takes_wire) {
     throw InvalidArgument(
         fmt::format("bench: codec '{}' with {}: expected ag_gemm, gemm_rs, gemm_ar, moe, "

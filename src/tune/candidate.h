@@ -29,13 +29,16 @@ struct Operands {
   const AddNorm* add_norm = nullptr;
 };
 
-struct Candidate {
+template <typename... Args>
+struct CandidateOf {
   std::string name;  ///< the tuner's name, equal on all ranks
   Form form = Form::serial;
-  std::function<void(const Operands&)> run;  ///< operands have been checked
-  bool encoded = false;                      ///< rows are sent in a wire format
-  int chunks = 1;                            ///< number of transfers per shard
+  std::function<void(Args...)> run;
+  bool encoded = false;  ///< rows are sent in a wire format
+  int chunks = 1;        ///< number of transfers per shard
 };
+using Candidate = CandidateOf<const Operands&>;  ///< `run` gets operands that have been checked
+using BoundCandidate = CandidateOf<>;            ///< with its operands, to be measured
 
 using schedule::kMaxChunks;
 

@@ -248,14 +248,15 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
     }
     paced.end(stream);
   };
-  std::vector<Alternative> alternatives{{"gemm", [&] { gemm_only(x, w, out, scales); }},
-                                        {"wire", wire}};
+  std::vector<BoundCandidate> alternatives{
+      {.name = "gemm", .run = [&] { gemm_only(x, w, out, scales); }},
+      {.name = "wire", .run = wire}};
   for (const Candidate& candidate : candidates) {
-    alternatives.push_back({candidate.name, [&] { candidate.run(operands); }});
+    alternatives.push_back({.name = candidate.name, .run = [&] { candidate.run(operands); }});
   }
   std::vector<std::unique_ptr<Graph>> graphs;
   if (what.graph) {
-    for (Alternative& alternative : alternatives) {
+    for (BoundCandidate& alternative : alternatives) {
       graphs.push_back(std::make_unique<Graph>(stream, alternative.run));
       alternative.run = [graph = graphs.back().get(), stream] { graph->launch(stream); };
     }

@@ -197,12 +197,12 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
                       [&, candidate] { run_once(layer, candidate, c, back); });
   }
   std::vector<std::unique_ptr<Graph>> graphs;
-  std::vector<Alternative> alternatives;
+  std::vector<BoundCandidate> alternatives;
   for (const auto& [name, run] : runs) {
     graphs.push_back(std::make_unique<Graph>(stream, run));
     graphs.back()->upload(stream);
     alternatives.push_back(
-        {name, [graph = graphs.back().get(), stream] { graph->launch(stream); }});
+        {.name = name, .run = [graph = graphs.back().get(), stream] { graph->launch(stream); }});
   }
   at.comm.synchronize();
   const auto times = at.stopwatch.measure(alternatives, at.options);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "bench/bench_collective.h"
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
@@ -32,7 +33,7 @@ void measure_plain(const Setting& at, const std::vector<CollectiveCandidate>& ca
                    BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
-  std::vector<Alternative> alternatives;
+  std::vector<BoundCandidate> alternatives;
   std::vector<std::unique_ptr<Graph>> graphs;
   for (const CollectiveCandidate& candidate : candidates) {
     uint64_t first = 0;
@@ -58,8 +59,9 @@ void measure_plain(const Setting& at, const std::vector<CollectiveCandidate>& ca
     result.finite = result.finite && worst[2] == 0;
     result.bitwise_equal_runs = result.bitwise_equal_runs && worst[3] == 0;
     graphs.push_back(std::make_unique<Graph>(stream, candidate.run));
-    alternatives.push_back(
-        {candidate.name, [graph = graphs.back().get(), stream] { graph->launch(stream); }});
+    alternatives.push_back({.name = candidate.name, .run = [graph = graphs.back().get(), stream] {
+                              graph->launch(stream);
+                            }});
   }
   const auto times = at.stopwatch.measure(alternatives, at.options);
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -282,14 +284,23 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
 }  // namespace
 
 bool is_plain(const std::string& op) {
-  return op == "all_reduce" || op == "all_gather" || op == "reduce_scatter" || op == "all_to_all";
+  const BenchCollective* collective = find_collective(op);
+  return collective && collective->op != NativeOp::broadcast;
 }
 
 void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result) {
-  if (request.op == "all_gather") return run_all_gather(at, request, result);
-  if (request.op == "reduce_scatter") return run_reduce_scatter(at, request, result);
-  if (request.op == "all_to_all") return run_all_to_all(at, request, result);
-  run_all_reduce(at, request, result);
+  switch (find_collective(request.op)->op) {
+    case NativeOp::all_reduce:
+      return run_all_reduce(at, request, result);
+    case NativeOp::all_gather:
+      return run_all_gather(at, request, result);
+    case NativeOp::reduce_scatter:
+      return run_reduce_scatter(at, request, result);
+    case NativeOp::all_to_all:
+      return run_all_to_all(at, request, result);
+    case NativeOp::broadcast:
+      break;
+  }
 }
 
 }  // namespace tandem::gpu

@@ -86,7 +86,7 @@ std::vector<double> Stopwatch::time_burst(const std::function<void()>& run, int 
   return host;
 }
 
-std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternatives,
+std::vector<Timing> Stopwatch::measure(const std::vector<BoundCandidate>& alternatives,
                                        const MeasureOptions& options) {
   const size_t count = alternatives.size(), repeats = size_t(options.repeats);
   std::vector<double> last(count, 1000), times(count * repeats), host(count * repeats);
@@ -107,7 +107,7 @@ std::vector<Timing> Stopwatch::measure(const std::vector<Alternative>& alternati
   }
   std::vector<double> bursts;
   if (options.burst > 1) {
-    for (const Alternative& alternative : alternatives) {
+    for (const BoundCandidate& alternative : alternatives) {
       const std::vector<double> burst = time_burst(alternative.run, options.burst);
       bursts.insert(bursts.end(), burst.begin(), burst.end());
     }

@@ -14,13 +14,9 @@
 #include <vector>
 
 #include "comm/device/gpu_communicator.h"
+#include "tune/candidate.h"
 
 namespace tandem::gpu {
-
-struct Alternative {
-  std::string name;
-  std::function<void()> run;  ///< enqueues on the communicator's stream
-};
 
 struct Timing {
   double median_us = 0, min_us = 0, max_us = 0;
@@ -40,8 +36,9 @@ class Stopwatch {
  public:
   /// Collective.
   explicit Stopwatch(GpuCommunicator& comm);
-  /// Collective: one Timing per alternative, equal on every rank.
-  std::vector<Timing> measure(const std::vector<Alternative>& alternatives,
+  /// Collective: one Timing per candidate, each of which enqueues on the communicator's stream;
+  /// equal on every rank.
+  std::vector<Timing> measure(const std::vector<BoundCandidate>& alternatives,
                               const MeasureOptions& options = {});
   /// Collective: microseconds of one run on this rank, with the given idle time before it; *host_us
   /// is the time of enqueueing.

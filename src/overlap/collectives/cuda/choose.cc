@@ -55,8 +55,9 @@ bool is_faster_encoded(GpuCommunicator& comm, const char* op, const Wire& wire, 
   Stopwatch stopwatch(comm);
   MeasureOptions options;
   options.repeats = kRepeats;
-  const auto times = stopwatch.measure(
-      {{"plain", [&] { run(false); }}, {wire.describe(), [&] { run(true); }}}, options);
+  const auto times = stopwatch.measure({{.name = "plain", .run = [&] { run(false); }},
+                                        {.name = wire.describe(), .run = [&] { run(true); }}},
+                                       options);
   comm.synchronize();
   return known[key] = times[1].median_us < times[0].median_us;
 }

@@ -184,9 +184,9 @@ int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& s
     fill_scales(scales.weight, 1, 4, 0, comm.stream());
     fill_uniform(x, 1, 1, 0, comm.stream());
     fill_uniform(weight, 1, 2, 0, comm.stream());
-    std::vector<Alternative> alternatives;
+    std::vector<BoundCandidate> alternatives;
     for (size_t i = 0; i < names.size(); ++i) {
-      alternatives.push_back({names[i], [&, i] {
+      alternatives.push_back({.name = names[i], .run = [&, i] {
                                 run(int(i), x, weight, out, shape.bias ? &bias : nullptr,
                                     shape.scaled() ? &scales : nullptr);
                               }});

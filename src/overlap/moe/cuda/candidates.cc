@@ -182,9 +182,9 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     fill_uniform(on_in, 1, 2, 0, comm_.stream());
     fill_uniform(on_w_out, 1, 3, 0, comm_.stream());
     fill_uniform(routing.weights, 1, 4, 0, comm_.stream());
-    std::vector<Alternative> alternatives;
+    std::vector<BoundCandidate> alternatives;
     for (size_t candidate = 0; candidate < candidates_.size(); ++candidate) {
-      alternatives.push_back({names[candidate], [&, candidate] {
+      alternatives.push_back({.name = names[candidate], .run = [&, candidate] {
                                 run(candidate, on_x, routing, on_in, on_w_out, on_out,
                                     activations.get());
                               }});
