@@ -25,6 +25,7 @@ list | python3 "$tools/lint.py" || status=1
 if [ "$PWD" = "$(dirname "$tools")" ]; then
   python3 -B "$tools/rewrite_serial.py" --check || status=1
   python3 -B "$tools/tables.py" --check || status=1
+  list | python3 -B "$tools/unused.py" || status=1
 fi
 [ "$status" = 0 ] && echo "lint: clean"
 exit "$status"

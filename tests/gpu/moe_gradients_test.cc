@@ -7,9 +7,9 @@
 #include "gemm/cuda/grouped_wgrad.h"
 #include "overlap/moe/cuda/one_gpu.h"
 #include "overlap/moe/load.h"
-#include "overlap/moe/reference.h"
 #include "tandem/error.h"
 #include "tests/gpu/moe_values.h"
+#include "tests/moe/reference.h"
 
 namespace tandem::test {
 namespace {

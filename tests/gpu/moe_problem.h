@@ -12,9 +12,9 @@
 #include "comm/device/gpu_communicator.h"
 #include "overlap/moe/cuda/layer.h"
 #include "overlap/moe/load.h"
-#include "overlap/moe/reference.h"
 #include "overlap/moe/rows.h"
 #include "tests/gpu/moe_values.h"
+#include "tests/moe/reference.h"
 
 namespace tandem::test {
 

@@ -13,11 +13,11 @@
 
 #include "core/cuda/handles.h"
 #include "overlap/moe/cuda/permute.h"
-#include "overlap/moe/reference.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
 #include "tandem/moe.h"
 #include "tandem/random.h"
+#include "tests/moe/reference.h"
 
 namespace tandem::test {
 

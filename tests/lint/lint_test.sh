@@ -63,6 +63,10 @@ END
 file src/observe/up.cc <<'END'
 #include "engine/model/config.h"
 END
+file src/overlap/ag_gemm/up.cc <<'END'
+#include "overlap/contract/operator.h"
+#include "overlap/registry.h"
+END
 file src/engine/data/up.cc <<'END'
 #include "engine/config/config.h"
 #include "engine/optim/adamw.h"
@@ -135,6 +139,7 @@ expect 'src/core/up.cc:1: layer core includes "comm/world.h" of comm'
 expect 'src/core/up.cc:2: layer core includes "tandem/communicator.h" of comm'
 expect 'src/kernels/up.cc:1: layer kernels includes "tandem/overlap.h" of overlap'
 expect 'src/observe/up.cc:1: layer observe includes "engine/model/config.h" of engine/model'
+expect 'src/overlap/ag_gemm/up.cc:2: layer overlap includes "overlap/registry.h" of overlap/registry'
 expect 'src/engine/data/up.cc:2: layer engine/data includes "engine/optim/adamw.h" of engine/optim'
 expect 'src/engine/data/up.cc:3: layer engine/data includes "engine/parallel/buckets.h" of engine/parallel'
 if grep -q 'data/up.cc:1:' <<<"$found"; then
@@ -173,4 +178,35 @@ fi
 expect 'src/core/style.cc:1: no newline at the end'
 expect 'src/core/long.cc:501: 501 lines: at most 500'
 if command -v clang-format >/dev/null; then expect 'src/core/style.cc:1:'; fi
+
+# Functions that only tests call.
+file src/core/calls.h <<'END'
+int called(int rows);
+std::vector<int> in_tests(const int* rows,
+                          int count);
+struct Calls {
+  bool is_empty() const { return true; }
+  int size() const;  // is_empty()
+};
+const Calls calls_of_this_file(nullptr);
+END
+file src/core/calls.cc <<'END'
+int called(int rows) { return rows; }
+std::vector<int> in_tests(const int* rows, int count) { return {}; }
+int Calls::size() const {
+  const bool both = rows > 0 && called(1);
+  return Calls().size();
+}
+END
+echo 'bool tested = in_tests(nullptr, 0).empty() && Calls().is_empty();' | file tests/calls.cc
+if found=$(cd "$dir" && ls src/core/calls.* tests/calls.cc | python3 "${lint%/*}/unused.py"); then
+  echo "functions that only tests call are not found" >&2
+  failures=$((failures + 1))
+fi
+expect 'src/core/calls.h:2: in_tests: no caller but tests'
+expect 'src/core/calls.h:5: is_empty: no caller but tests'
+if grep -qE 'called|size|calls_of' <<<"$found"; then
+  printf 'functions with a caller are found:\n%s\n' "$found" >&2
+  failures=$((failures + 1))
+fi
 [ "$failures" = 0 ]

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "overlap/moe/load.h"
-#include "overlap/moe/reference.h"
 #include "tandem/collectives.h"
 #include "tandem/moe.h"
 #include "tandem/random.h"
+#include "tests/moe/reference.h"
 
 namespace tandem::test {
 

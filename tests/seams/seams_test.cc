@@ -35,8 +35,8 @@ TEST(NewOperator, EveryCandidateMatchesTheReferencesBits) {
         on_ranks(ranks, [&](Communicator& comm) {
           const OpDesc desc = gather_scale_desc(comm, m, 11, dtype);
           const auto made = make_operator(kGatherScaleRow, comm, desc, {}, Choosing::first);
-          const Buffer x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
-          const Buffer out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
+          const Memory x(size_t(desc.x.rows * 11) * size_of(dtype)), factor(size_of(dtype));
+          const Memory out(size_t(m * 11) * size_of(dtype)), expected(out.bytes());
           std::fill_n(x.data(), x.bytes(), std::byte(63 - comm.rank()));
           std::fill_n(factor.data(), factor.bytes(), std::byte(64));
           const Tensor x_rows = x.view(dtype, {desc.x.rows, 11}), by = factor.view(dtype, {1, 1});

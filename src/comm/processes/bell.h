@@ -27,8 +27,6 @@ class Bell {
     if (waiters_.load(std::memory_order_relaxed) != 0) wake();
   }
 
-  bool has_waiter() const { return waiters_.load(std::memory_order_relaxed) != 0; }
-
   /// True once `ready()`, false at `deadline`. Spins `spins` times before it sleeps. `checked`:
   /// throws what a wait check throws.
   template <class Ready>

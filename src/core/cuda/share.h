@@ -38,7 +38,6 @@ class GpuShare {
   const void* place() const { return green_; }
   /// SMs that a grid may rely on; the same on all ranks of a world.
   int sms() const { return sms_; }
-  void limit_sms(int sms) { sms_ = sms < sms_ ? sms : sms_; }
   /// Grid size of a kernel designed for `maximum` blocks on a whole GPU, `per_sm` per SM.
   int blocks(int maximum, int per_sm = 1) const;
   /// Max resident clusters of `size` blocks, one SM each; `on_device`: the occupancy query's answer

@@ -1,6 +1,5 @@
 // Slow reference of a Mixture-of-Experts layer: token by token, in f64, on one process, with
-// unsharded weights. Used by the operators' tests. (`tandem bench` compares with an unfused layer
-// over the same ranks.)
+// unsharded weights. (`tandem bench` compares with an unfused layer over the same ranks.)
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "overlap/moe/reference.h"
+#include "tests/moe/reference.h"
 
 #include <cmath>
 
