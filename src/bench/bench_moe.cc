@@ -113,7 +113,7 @@ class MoeCase : public BenchCase {
                      [this, plan, encoded] { counted([&] { run(layer_, plan); }, encoded); },
                      encoded, plan.chunks});
     };
-    if (q_.op == "moe" && q_.chunks == 0) {
+    if (find_moe(q_.op)->is_layer() && q_.chunks == 0) {
       add({false, 1});
       if (!q_.wire.is_none()) add({false, 1, q_.wire});
       add_chosen(all);
@@ -152,8 +152,8 @@ class MoeCase : public BenchCase {
   }
 
  private:
-  bool dispatches() const { return q_.op == "moe_dispatch_gemm"; }
-  bool combines_only() const { return q_.op == "moe_gemm_combine"; }
+  bool dispatches() const { return !find_moe(q_.op)->combines; }
+  bool combines_only() const { return !find_moe(q_.op)->dispatches; }
   Tensor inner() const { return rows_.inner.view(q_.dtype, rows_.slots(), place_.ffn); }
   MoeRouting routing() {
     const int64_t k = q_.moe.top_k;
@@ -428,7 +428,8 @@ void complete_moe(BenchRequest& q, int ranks) {
         fmt::format("bench: --imbalance {}: expected 1 to ep = {}, or 0 for Zipf's law",
                     moe.imbalance, moe.ep));
   }
-  if (moe.backward && q.op != "moe") {
+  const BenchMoeOp* op = find_moe(q.op);
+  if (moe.backward && !(op && op->is_layer())) {
     throw InvalidArgument(fmt::format("bench: --backward with {}: expected moe", q.op));
   }
 }

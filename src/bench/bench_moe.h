@@ -1,7 +1,9 @@
 // Benchmark case of Mixture-of-Experts layers: the whole layer, or one of its operators.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +13,22 @@
 #include "bench/bench_case.h"
 
 namespace tandem {
+
+/// Whole layer, or one of its operators.
+struct BenchMoeOp {
+  std::string_view name;
+  bool dispatches, combines;
+  int gemms;  ///< of the size of one projection: gate and up before the activation, down after it
+  constexpr bool is_layer() const { return dispatches && combines; }
+};
+constexpr BenchMoeOp kBenchMoeOps[] = {{"moe", true, true, 3},
+                                       {"moe_dispatch_gemm", true, false, 2},
+                                       {"moe_gemm_combine", false, true, 1}};
+/// nullptr if there is none of that name.
+constexpr const BenchMoeOp* find_moe(std::string_view name) {
+  const auto* found = std::ranges::find(kBenchMoeOps, name, &BenchMoeOp::name);
+  return found == std::end(kBenchMoeOps) ? nullptr : found;
+}
 
 /// Shape of a published layer.
 struct MoeModel {

@@ -1,6 +1,7 @@
 #include "bench/bench_rates.h"
 
 #include "bench/bench_collective.h"
+#include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
 #include "overlap/registry.h"
 
@@ -10,9 +11,8 @@ double tflops(const BenchRequest& request, int ranks, double us) {
   const OpDesc whole{.m = request.m, .n = request.n, .k = request.k, .dtype = request.dtype};
   const OperatorRow* row = find_operator(request.op);
   double operations = (row ? row->flops(whole) : gemm_flops(whole)) / ranks;
-  if (is_moe(request.op)) {  // gate and up before, down after; backward twice as much
-    const double products = request.op == "moe" ? 3 : request.op == "moe_dispatch_gemm" ? 2 : 1;
-    operations *= products * request.moe.top_k * (request.moe.backward ? 3 : 1);
+  if (const BenchMoeOp* moe = find_moe(request.op)) {  // backward takes twice as much
+    operations *= double(moe->gemms) * request.moe.top_k * (request.moe.backward ? 3 : 1);
   }
   if (is_prefill(request.op)) {  // four attention GEMMs, scores, weighted sums, three MLP GEMMs
     const auto m = double(request.m), k = double(request.k);

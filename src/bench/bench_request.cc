@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "bench/bench_collective.h"
+#include "bench/bench_moe.h"
 #include "bench/bench_prefill.h"
 #include "core/machine.h"
 #include "overlap/registry.h"
@@ -69,7 +70,7 @@ void check_prefill(const BenchRequest& request, int ranks) {
 std::vector<std::string> bench_ops() {
   std::vector<std::string> ops;
   for (const OperatorRow* row : operators()) ops.emplace_back(row->name);
-  for (const char* moe : {"moe", "moe_dispatch_gemm", "moe_gemm_combine"}) ops.emplace_back(moe);
+  for (const BenchMoeOp& moe : kBenchMoeOps) ops.emplace_back(moe.name);
   if (has_prefill()) ops.emplace_back("prefill");
   for (const BenchCollective& collective : kBenchCollectives) ops.emplace_back(collective.name);
   return ops;
@@ -80,7 +81,7 @@ bool is_gemm(std::string_view op) {
 }
 
 bool is_moe(std::string_view op) {
-  return op.starts_with("moe");
+  return find_moe(op) != nullptr;
 }
 
 BenchData data_of(const BenchRequest& request) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "bench/bench_moe.h"
 #include "bench/cuda/bench_setting.h"
 #include "bench/cuda/tile_recorder.h"
 #include "bench/cuda/verify.h"
@@ -440,8 +441,9 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   check_gpu_memory(request, comm.size(), this_machines_gpus().memory_gib * double(1ull << 30));
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
   const OperatorRow* row = find_operator(request.op);
+  const BenchMoeOp* moe = find_moe(request.op);
   const bool takes_wire =
-      row ? row->codec_error != nullptr : gpu::is_plain(request.op) || request.op == "moe";
+      row ? row->codec_error != nullptr : gpu::is_plain(request.op) || (moe && moe->is_layer());
   if (!request.wire.is_none() && !takes_wire) {
     throw Unsupported("bench " + request.op + " --codec " + request.wire.describe() +
                       " on GPUs: expected all_reduce, all_gather, reduce_scatter, all_to_all, "

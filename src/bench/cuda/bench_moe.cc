@@ -145,7 +145,7 @@ void check_candidates(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
 void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result) {
   BenchRequest q = request;
   complete_moe(q, at.comm.size());
-  if (q.op != "moe" || q.dtype != DType::bf16) {
+  if (!find_moe(q.op)->is_layer() || q.dtype != DType::bf16) {
     throw Unsupported(
         fmt::format("bench {} {} on GPUs: expected moe, bf16", q.op, name_of(q.dtype)));
   }
