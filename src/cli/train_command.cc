@@ -18,6 +18,7 @@
 #include "core/printable.h"
 #include "engine/model/codec_policy.h"
 #include "engine/plan/memory.h"
+#include "engine/train/gpu_training.h"
 #include "engine/train/trainer.h"
 #include "tandem/cuda.h"
 

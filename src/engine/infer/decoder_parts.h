@@ -20,9 +20,7 @@ inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
 inline BranchMemory branch_memory(const BranchLayout& branch, const Tensor& x_norm,
                                   const Tensor& inverse_rms, const Tensor& hidden,
                                   const Tensor& inner, int64_t rows) {
-  return {x_norm,
-          inverse_rms,
-          reshaped(hidden, rows, branch.in.rows),
+  return {x_norm, inverse_rms, reshaped(hidden, rows, branch.in.rows),
           reshaped(inner, rows, branch.out.columns)};
 }
 

@@ -43,10 +43,6 @@ struct TrainEnd {
   std::string checkpoint;  ///< path of the last one
 };
 
-/// Throws ConfigError, which names the key and what is allowed, if GPU ranks cannot train `config`:
-/// they train dense models, without data parallelism.
-void check_gpu_training(const TrainConfig& config);
-
 /// Collective over a world of tp x dp ranks; every rank passes the same request. Writes, on rank 0,
 /// OUT/{config.toml, heldout.txt, metrics.jsonl, checkpoints/, final/} and, if requested,
 /// trace.json. Throws ConfigError if OUT already holds a run and `resume` is not set, or if another

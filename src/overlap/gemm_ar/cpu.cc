@@ -50,7 +50,8 @@ Tensor sums_of(const Operands& call, int64_t begin, int64_t count) {
 // Norms rows of hidden that are complete.
 void norm_rows(const AddNorm* tail, const Tensor& out, int64_t begin, int64_t count) {
   if (tail)
-    rms_norm(Exec{}, tail->hidden.rows(begin, count), tail->gain, tail->eps, out.rows(begin, count));
+    rms_norm(Exec{}, tail->hidden.rows(begin, count), tail->gain, tail->eps,
+             out.rows(begin, count));
 }
 
 void sum_rows(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
