@@ -73,6 +73,7 @@ std::vector<Shape> shapes_of(const TrainConfig& config) {
 }  // namespace
 
 std::string DTypeChoice::describe() const {
+  if (f32_ms == 0) return fmt::format("train.dtype auto: {}, as on every GPU", name_of(dtype));
   return fmt::format(
       "train.dtype auto: {} (matrix products of a microbatch: f32 {:.2f} ms, bf16 "
       "{:.2f} ms)",
@@ -84,6 +85,7 @@ DType faster_dtype(double f32_ms, double bf16_ms) {
 }
 
 DTypeChoice choose_dtype(Communicator& world, const TrainConfig& config) {
+  if (world.on_gpu()) return {.dtype = DType::bf16};
   const auto& train = config.train;
   const int64_t batch = train.microbatch > 0 ? train.microbatch : train.batch / config.parallel.dp;
   DTypeChoice choice;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "tandem/error.h"
+
 namespace tandem {
 
 void check_gpu_training(const TrainConfig& config) {

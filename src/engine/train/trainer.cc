@@ -1,12 +1,10 @@
 #include "engine/train/trainer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -269,9 +267,6 @@ class Trainer {
           parse_config(read_train_state(resume_from).config, resume_from + "/state.json")
               .train.dtype;
       text = fmt::format("train.dtype auto: {}, as this run began", config_.train.dtype);
-    } else if (config_.train.dtype == "auto" && world_.on_gpu()) {
-      config_.train.dtype = name_of(DType::bf16);
-      text = "train.dtype auto: bf16, as on every GPU";
     } else if (config_.train.dtype == "auto") {
       const DTypeChoice choice = choose_dtype(world_, config_);
       config_.train.dtype = name_of(choice.dtype);
