@@ -27,7 +27,8 @@ failed=0
 if [ "${GPU_TESTS:-1}" = 1 ]; then
   timeout "${GPU_TEST_SECONDS:-200}" "$bin/gpu_test" --gtest_brief=0 >"$out/gpu_test.log" 2>&1 || failed=1
   timeout 100 "$bin/gpu_comm_test" >"$out/gpu_comm_test.log" 2>&1 || failed=1
-  grep -hE "FAILED|PASSED|Failure|error" "$out/gpu_test.log" "$out/gpu_comm_test.log" | head -40
+  timeout 100 "$bin/gpu_kernels_test" >"$out/gpu_kernels_test.log" 2>&1 || failed=1
+  grep -hE "FAILED|PASSED|Failure|error" "$out/gpu_test.log" "$out/gpu_comm_test.log" "$out/gpu_kernels_test.log" | head -40
 fi
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}  # no timings from another machine
 # run_bench OP NAME OPTION...: writes OUT/NAME.json.

@@ -14,6 +14,7 @@ import gpu_moe_table
 import gpu_table
 import gpu_test_matrix
 import headline_table
+import model_kernels_table
 import moe_gpus_table
 import moe_table
 from bench_results import ROOT
@@ -29,7 +30,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "moe_gpus": moe_gpus_table.table, "emulated_moe": moe_gpus_table.emulated,
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated,
-         "gpu_tests": gpu_test_matrix.table,
+         "gpu_tests": gpu_test_matrix.table, "model_kernels": model_kernels_table.table,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))
