@@ -64,6 +64,19 @@ void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks
                   held_out ? "--list " + shell_quote(out + "/heldout.txt") : "--data PATH"));
 }
 
+/// Throws, before the text is read, if threads of this process cannot be these GPU ranks.
+void check_gpus(const WorldOptions& world) {
+  const int gpus = gpu_count();
+  if (gpus == 0) {
+    throw Unsupported("--device gpu: this build has no CUDA, or this machine no GPU");
+  }
+  if (world.ranks_per_gpu > 1 ? world.ranks <= world.ranks_per_gpu : world.ranks <= gpus) return;
+  throw InvalidArgument(
+      fmt::format("--device gpu: {} ranks, {} GPUs, {} ranks per GPU: expected a GPU per rank, or "
+                  "all ranks on the first one (--ranks-per-gpu {})",
+                  world.ranks, gpus, world.ranks_per_gpu, world.ranks));
+}
+
 void run(const TrainArguments& arguments) {
   TrainRequest request;
   now_doing("training " + arguments.out);
@@ -95,11 +108,12 @@ void run(const TrainArguments& arguments) {
   }
   check_config(request.config);
   if (on_gpus) check_gpu_training(request.config);
-  check_memory(request.config);
+  check_memory(request.config, on_gpus);
   WorldOptions world;
   world.ranks = int(parallel.tp * parallel.dp);
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   world.ranks_per_gpu = arguments.ranks_per_gpu;
+  if (on_gpus && !launched()) check_gpus(world);
   std::optional<Corpus> corpus;
   const auto read_text = [&](Communicator* comm) {
     corpus.emplace(request.config.data.paths, request.config.data.val_fraction, comm);

@@ -20,14 +20,13 @@ run again --device gpu --set train.steps="$steps"
 cmp "$out/gpu/final/model.safetensors" "$out/again/final/model.safetensors"
 run tp2 --device gpu --tp 2 --ranks-per-gpu 2 --set train.steps="$steps"
 half=$((steps / 2))
-"$tandem" train "$config" --out "$out/moved" --device gpu --set train.steps="$steps" --set checkpoint.every="$half" \
-  2>"$out/moved.log" &
-wait $! || { cat "$out/moved.log"; exit 1; }
-rm -r "$out/moved/final" "$out/moved/checkpoints/step-$(printf %08d "$steps")" 2>/dev/null || ls "$out/moved/checkpoints"
-run moved --resume --device gpu --set train.steps="$steps" --set checkpoint.every="$half"
-cmp "$out/gpu/final/model.safetensors" "$out/moved/final/model.safetensors"
-rm -r "$out/moved/final" "$out/moved/checkpoints/step-$(printf %08d "$steps")" 2>/dev/null || true
-run moved --resume --set train.steps="$steps" --set checkpoint.every="$half"
+run moved --device gpu --set train.steps="$steps" --set checkpoint.every="$half"
+for device in gpu cpu; do # resumes the second half, on a GPU and on a CPU
+  rm -r "$out/moved/final" "$out/moved/checkpoints/step-$(printf %08d "$steps")"
+  run moved --resume --device "$device" --set train.steps="$steps" --set checkpoint.every="$half"
+  grep -q "resuming from .*step-$(printf %08d "$half")" "$out/moved.log"
+  [ "$device" = cpu ] || cmp "$out/gpu/final/model.safetensors" "$out/moved/final/model.safetensors"
+done
 python3 - "$out" <<'EOF'
 import json, sys
 def losses(name):

@@ -46,7 +46,7 @@ std::vector<ConfigKey> make_keys() {
        0,
        {"auto", "f32", "bf16"},
        "of matrix products and activations; parameters stay f32 (auto: measured at the start, bf16 "
-       "where it saves a fifth; a resumed run keeps it)"},
+       "where it saves a fifth, and on GPUs; a resumed run keeps it)"},
       {"train.seed", TANDEM_SLOT(train.seed), 0, kBig, {}, "of weights and sample order"},
       {"model.vocab", TANDEM_SLOT(model.vocab), 257, 1 << 24, {}, "tokens (257: bytes and start)"},
       {"model.hidden", TANDEM_SLOT(model.hidden), 1, 1 << 20, {}, "width of the residual stream"},

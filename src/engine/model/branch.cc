@@ -23,6 +23,17 @@ MoeShape moe_shape(const ModelContext& c) {
           .dtype = c.options.dtype};
 }
 
+/// On a GPU rank, runs the branch's GEMM that is in no operator once, on zeros. Its algorithm is
+/// then chosen before kernels wait for peers, and saved with those of the operators made next.
+Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
+  if (!c.exec.on_gpu()) return c.tp;
+  const Activation dy = c.make(c.options.dtype, c.tokens, c.config.hidden),
+                   inner = c.make(c.options.dtype, c.tokens, l.out.columns);
+  gemm(c.exec, dy->transposed(), inner, c.gradient(l.out), {.accumulate = true});
+  wait(c.exec);
+  return c.tp;
+}
+
 }  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
@@ -52,7 +63,8 @@ Tensor ModelContext::gradient(int64_t offset, int64_t count) const {
 }
 
 BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
-    : in(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
+    : in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
+         c.options.overlap),
       out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
           with_wire(c.options.overlap, wire_of(c.options.codec, l))),
       out_dgrad(c.tp,

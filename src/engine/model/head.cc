@@ -45,6 +45,11 @@ Head::Head(ModelContext& c)
       dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {
   if (gathers_first()) {
     gathered_ = c.make(c.options.dtype, c.tokens, c.config.hidden);
+    // Chosen before kernels wait for peers, and saved with the algorithms of the operators made
+    // next.
+    gemm(c.exec, *gathered_, c.weights.matrix(c.layout.head).transposed(),
+         c.make(DType::f32, c.tokens, c.layout.vocab));
+    wait(c.exec);
   } else {
     product_.emplace(c.tp,
                      AgGemm::Shape{c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},

@@ -192,14 +192,19 @@ class Transformer::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
   }
 
-  /// Moves gradients [begin, end) to host memory: later passes add to zeros. On a CPU rank they are
-  /// there.
+  /// Adds gradients [begin, end) to those in host memory and clears them on the GPU. On a CPU rank
+  /// they are in host memory.
   void fetch_gradients(int64_t begin, int64_t end) {
     if (!context_.exec.on_gpu()) return;
-    const Tensor here = context_.gradient(begin, end - begin);
-    copy(context_.exec, here,
-         host_gradients_.view(DType::f32, {end - begin}, size_t(begin) * sizeof(float)));
-    clear(context_.exec, here);
+    constexpr int64_t kChunk = 1 << 20;
+    fetched_.resize(size_t(std::min(kChunk, context_.layout.size)));
+    for (int64_t at = begin; at < end; at += kChunk) {
+      const int64_t count = std::min(kChunk, end - at);
+      copy(context_.exec, context_.gradient(at, count), Tensor::of(fetched_.data(), {count}));
+      auto* const sums = reinterpret_cast<float*>(host_gradients_.data()) + at;
+      for (int64_t i = 0; i < count; ++i) sums[i] += fetched_[size_t(i)];
+    }
+    clear(context_.exec, context_.gradient(begin, end - begin));
   }
 
   Tensor clear_norm(size_t i) {
@@ -230,7 +235,8 @@ class Transformer::Impl {
   /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
   std::shared_ptr<CountedLoad> load_, step_load_;
   Activation dx_, dnorms_;
-  Memory host_gradients_;  // GPU ranks: for optimizers and checkpoints
+  Memory host_gradients_;       // GPU ranks: for optimizers and checkpoints
+  std::vector<float> fetched_;  // a chunk of them
   bool has_fetched_ = true;
 };
 

@@ -53,7 +53,7 @@ class Microbatch {
 
 class Transformer {
  public:
-  /// Collective over `tp`.
+  /// Collective over `tp`. On GPU ranks all work is on the stream that `tp` has now.
   Transformer(Communicator& tp, const ModelConfig& config, const TransformerOptions& options);
   ~Transformer();
 
@@ -64,6 +64,7 @@ class Transformer {
   /// This rank's parameters and gradients, f32, one flat array each, in order of use (backward
   /// finishes them back to front). Padding between tensors stays zero.
   std::span<float> parameters();
+  /// On GPU ranks in host memory: brought there by this call, or by a backward pass with `ready`.
   std::span<float> gradients();
   const std::vector<Parameter>& parameter_list() const;
   /// Must be called after writing to parameters().

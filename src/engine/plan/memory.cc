@@ -50,11 +50,11 @@ double activation_bytes(const TrainConfig& config) {
   return samples * double(train.seq) * token_bytes(config.model, train.dtype == "f32" ? 4 : 2);
 }
 
-void check_memory(const TrainConfig& config) {
+void check_memory(const TrainConfig& config, bool on_gpus) {
   const int ranks = int(config.parallel.tp * config.parallel.dp);
   const double share = double(ranks_here(ranks)) / ranks;
   const double bytes = training_bytes(config) * share,
-               activations = activation_bytes(config) * share;
+               activations = on_gpus ? 0 : activation_bytes(config) * share;
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes + activations <= machine) return;
   throw ConfigError(fmt::format(

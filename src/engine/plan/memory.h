@@ -11,8 +11,9 @@ namespace tandem {
 double training_bytes(const TrainConfig& config);
 /// Bytes of saved activations of all ranks together; assumes bf16 for train.dtype "auto".
 double activation_bytes(const TrainConfig& config);
-/// Throws ConfigError if the ranks on this machine need more than its memory.
-void check_memory(const TrainConfig& config);
+/// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:
+/// activations are in the GPUs' memory, which is not checked.
+void check_memory(const TrainConfig& config, bool on_gpus = false);
 /// Throws InvalidArgument if a model and its windows need more than this machine's memory.
 void check_memory(const ModelConfig& model, const EvaluateOptions& options);
 

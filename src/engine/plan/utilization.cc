@@ -88,7 +88,8 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     const ProcessorTime begin = ProcessorTime::now();
     const auto samples = measure(world, product, {uint64_t(round) + 1, 3, 9, 0.1});
     fastest = std::min(fastest, *std::ranges::min_element(samples[0]));
-    others = share_of_others(world, begin);
+    // A GPU does not wait for other programs on the processors.
+    others = exec.on_gpu() ? 0 : share_of_others(world, begin);
   }
   return {config.model.flops_per_token(config.train.seq),
           double(world.size()) * products * 2 * double(side * side * side) / fastest, others, side};

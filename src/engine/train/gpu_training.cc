@@ -17,6 +17,10 @@ void check_gpu_training(const TrainConfig& config) {
     throw ConfigError(fmt::format(
         "parallel.dp = {}: expected 1 on GPUs (replicas train on CPU ranks)", parallel.dp));
   }
+  if (parallel.chunks != 0) {
+    throw ConfigError(fmt::format(
+        "parallel.chunks = {}: expected 0 on GPUs, where the tuner chooses", parallel.chunks));
+  }
   // Rows of every GEMM operand are multiples of 16 bytes.
   const int64_t unit = 8 * parallel.tp;
   const auto check = [&](const char* key, int64_t value, int64_t expected) {

@@ -25,10 +25,13 @@ Gemms& gemms_here() {
   return *one;
 }
 
-/// Whether `tensor` is the transpose of a contiguous matrix. Throws unless it is that or one.
+/// Whether `tensor` is the transpose of a contiguous matrix. Throws unless it is that or one. A
+/// column is the transpose of a row, whose bytes are aligned.
 bool is_transposed(const char* name, const Tensor& tensor) {
-  if (tensor.dims() == 2 && tensor.contiguous()) return false;
-  if (tensor.dims() == 2 && tensor.transposed().contiguous()) return true;
+  const bool is_matrix = tensor.dims() == 2,
+             is_column = is_matrix && tensor.dim(0) > 1 && tensor.dim(1) == 1;
+  if (is_matrix && tensor.contiguous() && !is_column) return false;
+  if (is_matrix && tensor.transposed().contiguous()) return true;
   throw InvalidArgument(
       fmt::format("gemm: {} {}: expected a contiguous matrix or its transpose on a GPU", name,
                   tensor.describe()));
@@ -57,6 +60,8 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
   }
   Gemms& gemms = gemms_here();
   auto at = gemms.by_shape.find(shape);
+  // Timing waits for the device: no kernel of this stream may wait for a peer then.
+  if (at == gemms.by_shape.end()) check(cudaStreamSynchronize(stream), "gemm");
   if (at == gemms.by_shape.end()) at = gemms.by_shape.emplace(shape, LtGemm(gemms.lt, shape)).first;
   at->second.run(a.data(), b.data(), out.data(), nullptr, stream);
 }
