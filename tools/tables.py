@@ -13,6 +13,7 @@ import gpu_chart
 import gpu_moe_table
 import gpu_table
 import gpu_test_matrix
+import gpu_training_table
 import headline_table
 import model_kernels_table
 import moe_gpus_table
@@ -31,6 +32,7 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated,
          "gpu_tests": gpu_test_matrix.table, "model_kernels": model_kernels_table.table,
+         "gpu_training": gpu_training_table.table,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))

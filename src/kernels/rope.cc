@@ -9,8 +9,8 @@ RopeTable::RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double
       memory_(size_t(2 * max_seq * half_) * sizeof(float), exec.device),
       cos_(memory_.view(DType::f32, {max_seq, half_})),
       sin_(memory_.view(DType::f32, {max_seq, half_}, cos_.bytes())) {
-  const Memory on_host(memory_.bytes());
-  auto* const cosines = reinterpret_cast<float*>(on_host.data());
+  const Memory staging(exec.on_gpu() ? memory_.bytes() : 0);
+  auto* const cosines = reinterpret_cast<float*>((exec.on_gpu() ? staging : memory_).data());
   float* const sines = cosines + max_seq * half_;
   for (int64_t i = 0; i < half_; ++i) {
     const double frequency = std::pow(theta, -2.0 * double(i) / double(head_dim));
@@ -19,8 +19,9 @@ RopeTable::RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double
       sines[position * half_ + i] = float(std::sin(double(position) * frequency));
     }
   }
+  if (!exec.on_gpu()) return;
   const std::initializer_list<int64_t> all{2 * max_seq * half_};
-  copy(exec, on_host.view(DType::f32, all), memory_.view(DType::f32, all));
+  copy(exec, staging.view(DType::f32, all), memory_.view(DType::f32, all));
 }
 
 }  // namespace tandem
