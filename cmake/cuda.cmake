@@ -3,6 +3,9 @@ if(NOT TANDEM_CUDA)
   target_sources(tandem_objects PRIVATE src/comm/nccl/no_nccl.cc src/core/no_cuda.cc
     src/codec/no_cuda.cc src/gemm/no_cuda.cc src/kernels/no_cuda.cc src/collectives/no_cuda.cc
     src/overlap/collectives/no_cuda.cc src/overlap/contract/no_cuda.cc)
+  if(TANDEM_TRAINING)
+    target_sources(tandem_objects PRIVATE src/engine/optim/no_cuda.cc)
+  endif()
   target_sources(tandem_bench PRIVATE src/bench/no_cuda.cc)
   return()
 endif()
@@ -29,6 +32,9 @@ glob_sources(cuda_sources src/*.cu src/*.cc)
 list(FILTER cuda_sources INCLUDE REGEX "[.]cu$|/cuda/|^src/comm/(nccl|one_gpu|device)/")
 list(FILTER cuda_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$")
 list(REMOVE_ITEM cuda_sources ${gpu_host_sources})
+if(NOT TANDEM_TRAINING)
+  list(FILTER cuda_sources EXCLUDE REGEX "^src/engine/")
+endif()
 # Encoded collectives: one source for each kernel and family of formats, as they take long to
 # compile.
 foreach(op one_shot_sum two_shot_sum pipelined_sum reduce_scatter all_gather)

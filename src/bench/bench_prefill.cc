@@ -60,7 +60,7 @@ class PrefillCase final : public BenchCase {
         last_(DType::f32, 1, q.k),
         logits_(DType::f32, 1, kVocab, 0),
         expected_(DType::f32, 1, kVocab, 0) {
-    initialize_parameters(layout_, config_, 1, weights_.values());
+    initialize_parameters({}, layout_, config_, 1, weights_.values());
     weights_.refresh();
     for (int64_t i = 0; i < q.m; ++i) {
       tokens_.push_back(int32_t(philox(1, 0, uint64_t(i))[0] % uint64_t(kVocab)));

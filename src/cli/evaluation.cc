@@ -67,7 +67,7 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
 }
 
 void EvaluationInputs::load_into(Transformer& model) const {
-  load_parameters(weights, model.parameter_list(), model.parameters());
+  load_parameters(weights, model.parameter_list(), model.exec(), model.parameters());
   model.parameters_changed();
 }
 

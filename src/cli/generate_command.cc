@@ -170,7 +170,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   options.capacity = std::min(
       config.max_seq, int64_t(prompt.size()) + 1 + std::min(config.max_seq, arguments.max_tokens));
   Generator generator(tp, config, options);
-  load_parameters(weights, generator.parameter_list(), generator.parameters());
+  load_parameters(weights, generator.parameter_list(), {}, generator.parameters());
   generator.parameters_changed();
 
   std::optional<Report> report;

@@ -17,6 +17,7 @@
 #include "cli/usage.h"
 #include "core/printable.h"
 #include "engine/model/codec_policy.h"
+#include "engine/parallel/dims.h"
 #include "engine/plan/memory.h"
 #include "engine/train/gpu_training.h"
 #include "engine/train/trainer.h"
@@ -82,8 +83,9 @@ void run(const TrainArguments& arguments) {
   now_doing("training " + arguments.out);
   request.out = arguments.out;
   request.resume = arguments.resume;
-  request.config = load_config(arguments.config, arguments.overrides);
-  for (const std::string& note : request.config.notes) {
+  std::vector<std::string> notes;
+  request.config = load_config(arguments.config, arguments.overrides, &notes);
+  for (const std::string& note : notes) {
     if (speaks()) complain("note: " + note);
   }
   auto& parallel = request.config.parallel;
@@ -110,7 +112,7 @@ void run(const TrainArguments& arguments) {
   if (on_gpus) check_gpu_training(request.config);
   check_memory(request.config, on_gpus);
   WorldOptions world;
-  world.ranks = int(parallel.tp * parallel.dp);
+  world.ranks = ParallelDims(request.config).ranks();
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   world.ranks_per_gpu = arguments.ranks_per_gpu;
   if (on_gpus && !launched()) check_gpus(world);

@@ -13,6 +13,7 @@
 
 #include "engine/model/layout.h"
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -44,8 +45,9 @@ std::vector<Variant> variants() {
 /// Weights of the model tests: far from a fresh model's, so that tokens depend on each other.
 template <typename Model>
 void fill_weights(Model& model, const ModelConfig& config, Communicator& tp) {
-  initialize_parameters(ModelLayout(config, tp.size(), tp.rank()), config, 17, model.parameters());
-  for (float& w : model.parameters()) w = w == 1 ? w : w * 6;
+  initialize_parameters({}, ModelLayout(config, tp.size(), tp.rank()), config, 17,
+                        model.parameters());
+  for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 6;
   model.parameters_changed();
 }
 

@@ -11,6 +11,7 @@
 #include "gemm/gemm.h"
 #include "tandem/random.h"
 #include "tests/comm/ranks.h"
+#include "tests/flat.h"
 
 namespace tandem::test {
 namespace {
@@ -46,8 +47,8 @@ struct Rank {
         weights(Exec{}, layout, dtype),
         rope(Exec{}, config.max_seq, config.head_dim, config.rope_theta),
         context{tp, config, layout, weights, dtype, caches, CodecPolicy::parse(codec)} {
-    initialize_parameters(layout, config, 17, weights.values());
-    for (float& w : weights.values()) w = w == 1 ? w : w * 6;
+    initialize_parameters({}, layout, config, 17, weights.values());
+    for (float& w : floats(weights.values())) w = w == 1 ? w : w * 6;
     weights.refresh();
   }
   void clear_caches() {

@@ -16,6 +16,7 @@
 #include "engine/checkpoint/stored_model.h"
 #include "engine/model/layout.h"
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -42,7 +43,7 @@ void write_model(const std::string& path, const ModelConfig& config, const std::
                  uint64_t seed = 23) {
   const ModelLayout layout(config, 1, 0);
   std::vector<float> values(size_t(layout.size));
-  initialize_parameters(layout, config, seed, values);
+  initialize_parameters({}, layout, config, seed, flat(values));
   Tensors whole;
   collect(layout.parameters, values, whole);
   std::vector<SafetensorsWriter::Spec> specs;
@@ -71,8 +72,8 @@ TEST(Pretrained, EveryRankReadsItsShard) {
       for (int rank = 0; rank < tp; ++rank) {
         const ModelLayout layout(config, tp, rank);
         std::vector<float> read(size_t(layout.size)), expected(read.size());
-        load_parameters(file, layout.parameters, read);
-        initialize_parameters(layout, config, 23, expected);
+        load_parameters(file, layout.parameters, {}, flat(read));
+        initialize_parameters({}, layout, config, 23, flat(expected));
         EXPECT_EQ(read, expected) << variant.name << " rank " << rank << " of " << tp;
       }
     }
@@ -89,7 +90,7 @@ TEST(Pretrained, ErrorsNameTheCause) {
   const ModelLayout layout(config, 1, 0);
   std::vector<float> values(size_t(layout.size));
   try {
-    load_parameters(SafetensorsFile(path), layout.parameters, values);
+    load_parameters(SafetensorsFile(path), layout.parameters, {}, flat(values));
     FAIL();
   } catch (const IoError& error) {
     EXPECT_NE(std::string(error.what()).find("model.norm.weight"), std::string::npos);
@@ -99,7 +100,7 @@ TEST(Pretrained, ErrorsNameTheCause) {
   const ModelLayout other(wider, 1, 0);
   values.resize(size_t(other.size));
   try {
-    load_parameters(SafetensorsFile(path), other.parameters, values);
+    load_parameters(SafetensorsFile(path), other.parameters, {}, flat(values));
     FAIL();
   } catch (const IoError& error) {
     EXPECT_NE(std::string(error.what()).find("gate_proj"), std::string::npos);
@@ -235,7 +236,7 @@ TEST(Pretrained, NaNWeightsAreNamed) {
   std::vector<float> values(size_t(layout.size));
   const auto one = std::ranges::find(layout.parameters, name, &Parameter::name);
   try {
-    load_parameters(SafetensorsFile(directory + "/bad"), {*one}, values);
+    load_parameters(SafetensorsFile(directory + "/bad"), {*one}, {}, flat(values));
     FAIL();
   } catch (const IoError& error) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr(name + "': element 5 is nan"));

@@ -8,6 +8,7 @@
 #include "comm/workspace.h"
 #include "engine/plan/codec_search.h"
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -44,7 +45,7 @@ Sent step_of(Communicator& comm, const ModelConfig& config, const CodecPolicy& c
   options.codec = codec;
   Transformer model(comm, config, options);
   model.initialize(17);
-  for (float& w : model.parameters()) w = w == 1 ? w : w * 5;
+  for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
   model.parameters_changed();
   const Batch batch = make_batch(config, 32);
   Sent sent;
@@ -55,7 +56,7 @@ Sent step_of(Communicator& comm, const ModelConfig& config, const CodecPolicy& c
     sent.bytes += *reinterpret_cast<const uint64_t*>(blob.data());
   }
   model.backward(1.0f / 32);
-  collect(model.parameter_list(), model.gradients(), sent.gradients);
+  collect(model.parameter_list(), floats(model.gradients()), sent.gradients);
   return sent;
 }
 

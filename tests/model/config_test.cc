@@ -6,6 +6,7 @@
 
 #include "engine/model/layout.h"
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -172,7 +173,7 @@ TEST(ModelLayout, ShardsMakeUpTheModel) {
       for (int rank = 0; rank < tp; ++rank) {
         const ModelLayout layout(config, tp, rank);
         std::vector<float> values(size_t(layout.size));
-        initialize_parameters(layout, config, 23, values);
+        initialize_parameters({}, layout, config, 23, flat(values));
         collect(layout.parameters, values, put_together);
         for (size_t i = 1; i < layout.branches.size(); ++i) {
           EXPECT_GT(layout.branches[i].begin, layout.branches[i - 1].begin);

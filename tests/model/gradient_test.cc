@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -21,12 +22,12 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
     set_kernel_threads(1);
     Transformer model(comm, config, {.batch = 2, .seq = 11});
     model.initialize(5);
-    for (float& w : model.parameters()) w = w == 1 ? w : w * 5;
+    for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
     const Batch batch = make_batch(config, 22);
     model.forward(batch.tokens, batch.targets);
     model.backward(1);
-    const auto gradients = model.gradients();
-    const auto parameters = model.parameters();
+    const auto gradients = floats(model.gradients());
+    const auto parameters = floats(model.parameters());
     for (const Parameter& p : model.parameter_list()) {
       double worst = 0, size = 0;
       const auto [rows, columns, row_stride, first, whole_columns] = local_part(p);
@@ -50,7 +51,7 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
   });
 }
 
-TEST(Transformer, BackwardAccumulatesAndReportsDecreasingOffsets) {
+TEST(Transformer, BackwardAccumulatesAndReportsRangesFromTheBack) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   const ModelConfig config = small_model(kVariants[1]);
   run_threads({}, [&](Communicator& comm) {
@@ -58,25 +59,55 @@ TEST(Transformer, BackwardAccumulatesAndReportsDecreasingOffsets) {
     model.initialize(5);
     const Batch batch = make_batch(config, 9);
     model.forward(batch.tokens, batch.targets);
-    std::vector<int64_t> offsets;
-    std::vector<float> at_report;  // gradients at the time they were reported final
-    at_report.resize(model.gradients().size());
-    model.backward(0.5f, [&](int64_t begin) {
-      const size_t end = offsets.empty() ? at_report.size() : size_t(offsets.back());
-      offsets.push_back(begin);
-      std::copy(model.gradients().begin() + begin, model.gradients().begin() + int64_t(end),
-                at_report.begin() + begin);
+    const std::span<float> gradients = floats(model.gradients());
+    std::vector<float> at_report(gradients.size());  // when they were reported final
+    auto reported = int64_t(gradients.size());
+    int reports = 0;
+    model.backward(0.5f, [&](FlatRange range) {
+      EXPECT_EQ(range.end(), reported);
+      reported = range.begin;
+      ++reports;
+      std::copy_n(gradients.begin() + range.begin, range.count, at_report.begin() + range.begin);
     });
-    ASSERT_EQ(offsets.size(), size_t(config.layers + 2));
-    EXPECT_EQ(offsets.back(), 0);
-    EXPECT_TRUE(std::ranges::is_sorted(offsets, std::greater<>()));
-    EXPECT_TRUE(std::ranges::equal(at_report, model.gradients()));
+    EXPECT_EQ(reports, config.layers + 2);
+    EXPECT_EQ(reported, 0);
+    EXPECT_TRUE(std::ranges::equal(at_report, gradients));
 
     model.backward(0.5f);
     for (size_t i = 0; i < at_report.size(); ++i) {
-      EXPECT_NEAR(model.gradients()[i], 2 * at_report[i], 1e-6 + 1e-5 * std::fabs(at_report[i]));
+      EXPECT_NEAR(gradients[i], 2 * at_report[i], 1e-6 + 1e-5 * std::fabs(at_report[i]));
     }
   });
+}
+
+TEST(Transformer, ForwardAwaitsEveryRangeOnceBeforeItsUse) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  for (ModelConfig config : {small_model(kVariants[0]), small_model(kVariants[1])}) {
+    for (const int64_t experts : {0, 4}) {
+      config.experts = experts;
+      run_threads({}, [&](Communicator& comm) {
+        Transformer model(comm, config, {.batch = 1, .seq = 9, .dtype = DType::bf16});
+        model.initialize(5);
+        const Batch batch = make_batch(config, 9);
+        const double expected = model.forward(batch.tokens, batch.targets);
+        const std::span<float> weights = floats(model.parameters());
+        const std::vector<float> values(weights.begin(), weights.end());
+        std::ranges::fill(weights, NAN);
+        model.parameters_changed();
+        std::vector<int> awaited(weights.size());
+        model.await_parameters([&](FlatRange range) {
+          EXPECT_TRUE(range.end() <= model.experts_begin() || range.begin >= model.experts_begin());
+          for (int64_t i = range.begin; i < range.end(); ++i) {
+            weights[size_t(i)] = values[size_t(i)];
+            ++awaited[size_t(i)];
+          }
+        });
+        EXPECT_EQ(model.forward(batch.tokens, batch.targets), expected);
+        EXPECT_EQ(std::ranges::count(awaited, 1), int64_t(awaited.size()));
+        EXPECT_EQ(model.forward(batch.tokens, batch.targets), expected);
+      });
+    }
+  }
 }
 
 std::string error_of(const std::function<void()>& body) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/host_copy.h"
 #include "engine/model/transformer.h"
 #include "gemm/gemm.h"
 #include "tandem/random.h"
@@ -94,13 +95,16 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   Transformer model(comm, config, options);
   model.initialize(17);
   // Larger weights than a fresh model's, so that attention and SwiGLU are far from linear.
-  for (float& w : model.parameters()) w = w == 1 ? w : w * init_scale;
+  const HostCopy weights(model.exec(), model.parameters());
+  for (float& w : weights.values()) w = w == 1 ? w : w * init_scale;
+  weights.store();
   model.parameters_changed();
   const Batch batch = make_batch(config, options.batch * options.seq);
   Step step;
   step.loss = model.forward(batch.tokens, batch.targets);
   model.backward(1.0f / float(batch.tokens.size()));
-  collect(model.parameter_list(), model.gradients(), step.gradients);
+  collect(model.parameter_list(), HostCopy(model.exec(), model.gradients()).values(),
+          step.gradients);
   return step;
 }
 

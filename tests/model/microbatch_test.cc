@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -42,7 +43,7 @@ Result run(Communicator& comm, const ModelConfig& config, DType dtype, const Ord
   set_kernel_threads(1);
   Transformer model(comm, config, {.batch = 2, .seq = 9, .dtype = dtype});
   model.initialize(17);
-  for (float& w : model.parameters()) w = w == 1 ? w : w * 5;
+  for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
   model.parameters_changed();
   std::vector<Microbatch> all;
   for (int i = 0; i < kMicrobatches && !own; ++i) all.push_back(model.make_microbatch());
@@ -57,7 +58,7 @@ Result run(Communicator& comm, const ModelConfig& config, DType dtype, const Ord
     result.losses[i] = own ? model.forward(batch.tokens, batch.targets)
                            : model.forward(batch.tokens, batch.targets, all[i]);
   }
-  result.gradients.assign(model.gradients().begin(), model.gradients().end());
+  result.gradients.assign(floats(model.gradients()).begin(), floats(model.gradients()).end());
   return result;
 }
 

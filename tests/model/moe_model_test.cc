@@ -6,7 +6,9 @@
 #include <mutex>
 
 #include "engine/model/expert_load.h"
+#include "engine/parallel/dims.h"
 #include "tandem/error.h"
+#include "tests/flat.h"
 #include "tests/model/harness.h"
 
 namespace tandem {
@@ -72,7 +74,7 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
     set_kernel_threads(1);
     Transformer model(comm, config, {.batch = 2, .seq = 11});
     model.initialize(5);
-    for (float& w : model.parameters()) w = w == 1 ? w : w * 5;
+    for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
     const Batch batch = make_batch(config, 22);
     const auto counts = [&] {
       std::vector<double> all;
@@ -93,21 +95,21 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
         const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;
         const size_t at = size_t(p.offset + row * p.row_stride + column);
-        const float saved = model.parameters()[at], step = 4e-3f;
-        model.parameters()[at] = saved + step;
+        const float saved = floats(model.parameters())[at], step = 4e-3f;
+        floats(model.parameters())[at] = saved + step;
         const double above = objective(model, config, batch);
         bool same = counts() == chosen;
-        model.parameters()[at] = saved - step;
+        floats(model.parameters())[at] = saved - step;
         const double below = objective(model, config, batch);
         same = same && counts() == chosen;
-        model.parameters()[at] = saved;
+        floats(model.parameters())[at] = saved;
         const double numeric = (above - below) / (2.0 * double(step));
         if (!same) {  // another expert choice is another function
           ++flipped;
           continue;
         }
         ++compared;
-        const double got = double(model.gradients()[at]);
+        const double got = double(floats(model.gradients())[at]);
         EXPECT_NEAR(got, numeric, 6e-3 * std::fabs(numeric) + 4e-3) << p.name;
       }
     }
@@ -130,12 +132,12 @@ struct WholeStep {
 void add_step(Communicator& world, const Layout& layout, const ModelConfig& config, int64_t batch,
               std::mutex& mutex, WholeStep& all) {
   set_kernel_threads(1);
-  const int64_t seq = 16, share = batch / layout.dp;
-  const int replica = world.rank() / layout.tp, group = layout.tp * layout.ep;
-  const auto tp = world.split(replica, world.rank());
-  const auto experts = world.split(world.rank() / group, world.rank() % group);
-  Transformer model(*tp, config,
-                    {.batch = share, .seq = seq, .experts = experts.get(), .step = &world});
+  const ParallelGroups groups(world, {layout.tp, layout.dp, layout.ep}, true);
+  const int64_t seq = 16, share = groups.dims().local_batch(batch);
+  const int replica = groups.dp().rank();
+  Transformer model(
+      groups.tp(), config,
+      {.batch = share, .seq = seq, .experts = groups.experts(), .step = groups.world_axes()});
   model.initialize(17);
   const Batch whole = make_batch(config, batch * seq);
   const auto part = [&](const std::vector<int32_t>& values) {
@@ -145,7 +147,7 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
   model.backward(1.0f / float(batch * seq));
   model.share_load();
   const std::lock_guard lock(mutex);
-  if (tp->rank() == 0) all.loss += loss;
+  if (groups.tp().rank() == 0) all.loss += loss;
   if (world.rank() == 0) {
     for (int layer = 0; layer < int(config.moe_layers()); ++layer) {
       const auto counts = model.load()->counts(layer);
@@ -157,12 +159,12 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
     for (const int64_t d : p.shape) elements *= d;
     auto& sums = all.gradients[p.name];
     sums.resize(size_t(elements));
-    if (!p.sharding.over_tp() && tp->rank() > 0) continue;
+    if (!p.sharding.over_tp() && groups.tp().rank() > 0) continue;
     const LocalPart held = local_part(p);
     for (int64_t i = 0; i < held.rows; ++i) {
       for (int64_t j = 0; j < held.columns; ++j) {
         sums[size_t(held.first + i * held.whole_columns + j)] +=
-            double(model.gradients()[size_t(p.offset + i * held.row_stride + j)]);
+            double(floats(model.gradients())[size_t(p.offset + i * held.row_stride + j)]);
       }
     }
   }
@@ -229,6 +231,46 @@ TEST(MoeModel, Bf16StaysCloseToF32) {
   EXPECT_NEAR(bf16.loss, f32.loss, 0.02 * f32.loss);
 }
 
+// An auxiliary loss a microbatch: their mean, so that each counts with its share.
+TEST(MoeModel, AuxiliaryLossOfAStepIsTheMeanOfItsMicrobatches) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  ModelConfig config = moe_model();
+  config.aux_loss_coeff = 0.5;
+  for (const int ranks : {1, 2}) {
+    WorldOptions world;
+    world.ranks = ranks;
+    run_threads(world, [&](Communicator& comm) {
+      const TransformerOptions options{.batch = 2, .seq = 9};
+      const Batch batches[] = {make_batch(config, 18, 1), make_batch(config, 18, 2)};
+      const auto pass = [](Transformer& model, const Batch& batch) {
+        model.forward(batch.tokens, batch.targets);
+        model.backward(0.1f);
+      };
+      Transformer together(comm, config, options);
+      together.initialize(5);
+      together.begin_step(2);
+      for (const Batch& batch : batches) pass(together, batch);
+      together.share_load();
+
+      ModelConfig half = config;
+      half.aux_loss_coeff /= 2;
+      Transformer separate(comm, half, options);
+      separate.initialize(5);
+      double aux_loss = 0;
+      std::vector<double> counts(size_t(config.experts));
+      for (const Batch& batch : batches) {
+        separate.begin_step();
+        pass(separate, batch);
+        aux_loss += separate.aux_loss();
+        for (size_t e = 0; e < counts.size(); ++e) counts[e] += separate.load()->counts(1)[e];
+      }
+      EXPECT_TRUE(std::ranges::equal(floats(together.gradients()), floats(separate.gradients())));
+      EXPECT_NEAR(together.aux_loss(), aux_loss, 1e-12);
+      EXPECT_TRUE(std::ranges::equal(together.load()->counts(1), counts));
+    });
+  }
+}
+
 TEST(MoeModel, BiasMovesTowardsExpertsWithTooFewRows) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = config_of(kMoeVariants[2]);
@@ -244,7 +286,7 @@ TEST(MoeModel, BiasMovesTowardsExpertsWithTooFewRows) {
     for (const Parameter& p : model.parameter_list()) {
       if (p.name != "model.layers.0.block_sparse_moe.gate.e_score_correction_bias") continue;
       for (size_t e = 0; e < counts.size(); ++e) {
-        const float bias = model.parameters()[size_t(p.offset) + e];
+        const float bias = floats(model.parameters())[size_t(p.offset) + e];
         EXPECT_FLOAT_EQ(bias, counts[e] < 5.5 ? 0.01f : -0.01f) << counts[e];
       }
     }
@@ -285,7 +327,7 @@ TEST(MoeModel, NaNRouterWeightIsReportedOnEveryRank) {
     model.initialize(1);
     for (const Parameter& p : model.parameter_list()) {
       if (comm.rank() == 1 && p.name.ends_with("gate.weight")) {
-        model.parameters()[size_t(p.offset)] = NAN;
+        floats(model.parameters())[size_t(p.offset)] = NAN;
       }
     }
     const Batch batch = make_batch(config, 4);

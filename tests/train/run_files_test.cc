@@ -12,7 +12,7 @@
 #include "core/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_lock.h"
-#include "engine/train/metrics.h"
+#include "engine/train/metrics_log.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
 
@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 std::string line_of(int64_t step) {
-  StepMetrics metrics;
+  StepRecord metrics;
   metrics.step = step;
   return to_json_line(metrics);
 }
@@ -121,10 +121,10 @@ TEST(DirectoryWriter, KeepsFilesOfTheUser) {
 TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
   const TempDir dir;
   const std::string path = dir / "metrics.jsonl";
-  StepMetrics m;
+  StepRecord m;
   {
     MetricsLog log(path, 0);
-    for (m.step = 1; m.step <= 5; ++m.step) log.append(m);
+    for (m.step = 1; m.step <= 5; ++m.step) log.add(m);
   }
   const std::string whole = read_file(path);
   write_plain(path, whole.substr(0, whole.size() - 3));  // killed while writing
@@ -135,7 +135,7 @@ TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
   {
     MetricsLog log(path, 2);
     m.step = 3;
-    log.append(m);
+    log.add(m);
   }
   kept = read_file(path);
   EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 3);
@@ -146,7 +146,7 @@ TEST(MetricsLog, DamagedLineIsMovedAsideAndTheRestKept) {
   const TempDir dir;
   const std::string path = dir / "metrics.jsonl";
   std::string text, good;
-  StepMetrics m;
+  StepRecord m;
   for (m.step = 1; m.step <= 100; ++m.step) {
     const std::string line = to_json_line(m);
     text += m.step == 40 ? "{\"step\": 4#\n" : m.step == 60 ? std::string(30, '\0') + "\n" : line;
@@ -163,16 +163,16 @@ TEST(MetricsLog, LineThatCouldNotBeWrittenIsWrittenBySync) {
   const TempDir dir;
   const std::string path = dir / "metrics.jsonl";
   MetricsLog log(path, 0);
-  StepMetrics metrics;
+  StepRecord metrics;
   metrics.step = 1;
-  log.append(metrics);
+  log.add(metrics);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit full{line_of(1).size() + 10, before.rlim_max};  // ten bytes of the next line fit
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
   metrics.step = 2;
-  EXPECT_THROW(log.append(metrics), IoError);
+  EXPECT_THROW(log.add(metrics), IoError);
   EXPECT_THROW(log.sync(), IoError);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
@@ -185,9 +185,9 @@ TEST(MetricsLog, IsNotWrittenThroughALink) {
   const std::string path = dir / "metrics.jsonl", first = line_of(1);
   write_plain(dir / "mine", first);
   fs::create_symlink(dir / "mine", path);
-  StepMetrics second;
+  StepRecord second;
   second.step = 2;
-  { MetricsLog(path, 1).append(second); }
+  { MetricsLog(path, 1).add(second); }
   EXPECT_EQ(read_file(dir / "mine"), first);
   EXPECT_EQ(read_file(path), first + line_of(2));
   fs::remove(path);

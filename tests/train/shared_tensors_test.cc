@@ -20,6 +20,7 @@
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
+#include "tests/flat.h"
 
 namespace tandem {
 namespace {
@@ -187,7 +188,7 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
   for (const ModelConfig& config : {dense, parallel, experts}) {
     const ModelLayout one(config, 1, 0);
     std::vector<float> expected(size_t(one.size));
-    initialize_parameters(one, config, 3, expected);
+    initialize_parameters({}, one, config, 3, flat(expected));
     const int max_ep = config.experts > 0 ? 2 : 1;
     for (const auto& [tp, ep] : {std::pair{1, 1}, {2, 1}, {4, 1}, {1, max_ep}, {2, max_ep}}) {
       for (const int64_t cut : {7, 100, 1 << 30}) {
@@ -195,9 +196,9 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
         for (int rank = 0; rank < tp * ep; ++rank) {
           const ModelLayout own(config, tp, rank % tp, {ep, rank / tp});
           std::vector<float> flat(size_t(own.size));
-          initialize_parameters(own, config, 3, flat);
+          initialize_parameters({}, own, config, 3, tandem::flat(flat));
           for (int64_t begin = 0; begin < own.size; begin += cut) {
-            const Buckets::Range range{begin, std::min<int64_t>(cut, own.size - begin)};
+            const FlatRange range{begin, std::min<int64_t>(cut, own.size - begin)};
             ParameterPieces(own.parameters).for_each(range, [&](const ParameterPiece& piece) {
               EXPECT_GE(piece.flat, range.begin);
               EXPECT_LE(piece.flat + piece.count, range.begin + range.count);
@@ -244,10 +245,11 @@ TEST(Saving, NaNWeightsAreNotWritten) {
     const auto tp = comm.split(comm.rank(), 0);
     Transformer model(*tp, config, {.batch = 1, .seq = 8});
     model.initialize(1);
-    DataParallel optimizer(comm, model.parameters(), model.gradients(), model.parameter_list(),
-                           1 << 20, {});
+    ShardedOptimizer optimizer({}, model.parameters(), model.gradients(),
+                               {{comm, {0, model.parameters().elements()}, model.parameter_list()}},
+                               1 << 20);
     const Parameter& last = model.parameter_list().back();
-    if (comm.rank() == 1) model.parameters()[size_t(last.offset) + 2] = std::nanf("");
+    if (comm.rank() == 1) floats(model.parameters())[size_t(last.offset) + 2] = std::nanf("");
     const TrainedRanks ranks{comm, "", *tp, model, optimizer};
     TrainState state;
     state.step = 3;

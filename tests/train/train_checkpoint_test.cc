@@ -17,7 +17,7 @@
 #include "core/safetensors.h"
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/same_run.h"
-#include "engine/train/metrics.h"
+#include "engine/train/metrics_log.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"

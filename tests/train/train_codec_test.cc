@@ -15,11 +15,12 @@
 #include "core/files.h"
 #include "core/safetensors.h"
 #include "engine/model/transformer.h"
-#include "engine/parallel/data_parallel.h"
+#include "engine/parallel/sharded_optimizer.h"
 #include "layouts.h"
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/flat.h"
 
 namespace tandem {
 namespace {
@@ -185,7 +186,8 @@ uint64_t hash_of(Transformer& model, bool sharded) {
     const LocalPart part = local_part(p);
     for (int64_t row = 0; row < part.rows; ++row) {
       for (int64_t col = 0; col < part.columns; ++col) {
-        const float value = model.parameters()[size_t(p.offset + row * part.row_stride + col)];
+        const float value =
+            floats(model.parameters())[size_t(p.offset + row * part.row_stride + col)];
         hash = hash * 0x9e3779b97f4a7c15u + std::bit_cast<uint32_t>(value) + 1;
       }
     }
@@ -201,19 +203,21 @@ void expect_same_weights(Communicator& all, Layout layout, const CodecPolicy& co
   options.batch = 1, options.seq = 16;
   options.overlap.strategy = Strategy::serial;
   Transformer model(*tp, config.model, options);
-  DataParallel optimizer(*dp, model.parameters(), model.gradients(), model.parameter_list(), 5000,
-                         {codec.gradients, codec.weights});
+  ShardedOptimizer optimizer({}, model.parameters(), model.gradients(),
+                             {{*dp, {0, model.parameters().elements()}, model.parameter_list()}},
+                             5000, {codec.gradients, codec.weights});
   model.initialize(1);
-  optimizer.adopt_parameters();
+  optimizer.adopt_weights();
   std::vector<int32_t> tokens, targets;
   for (int i = 0; i < 16; ++i) tokens.push_back((31 * i + 7 * dp->rank()) % 257);
   targets.assign(tokens.rbegin(), tokens.rend());
   const uint64_t before = hash_of(model, true);
   for (int64_t step = 0; step < 4; ++step) {
     model.forward(tokens, targets);
-    model.backward(1.0f / 64, [&](int64_t begin) { optimizer.ready(begin); });
+    model.backward(1.0f / 64, [&](FlatRange range) { optimizer.ready(range); });
     optimizer.reduce();
     optimizer.update(AdamStep::make(config, step, 0.01, 0));
+    optimizer.await_all();
     model.parameters_changed();
     dp->require_same("sharded parameters", std::to_string(hash_of(model, true)));
     all.require_same("replicated parameters", std::to_string(hash_of(model, false)));

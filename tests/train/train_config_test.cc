@@ -10,7 +10,7 @@
 
 #include "core/files.h"
 #include "engine/plan/memory.h"
-#include "engine/train/metrics.h"
+#include "engine/train/metrics_log.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
 
@@ -94,17 +94,19 @@ TEST(Config, FormerNamesOfKeysAreReadWithANoteEach) {
     const auto text = [&](std::string_view of) {
       return fmt::format("[{}]\n{} = {}\n", old.substr(0, dot), of.substr(dot + 1), value);
     };
-    const TrainConfig expected = parse_config(text(name), "job.toml");
-    EXPECT_TRUE(expected.notes.empty());
-    const TrainConfig from_file = parse_config(text(old), "job.toml");
+    std::vector<std::string> notes;
+    const TrainConfig expected = parse_config(text(name), "job.toml", {}, &notes);
+    EXPECT_TRUE(notes.empty());
+    const TrainConfig from_file = parse_config(text(old), "job.toml", {}, &notes);
     EXPECT_EQ(to_toml(from_file), to_toml(expected));
     EXPECT_NE(to_toml(from_file), to_toml(TrainConfig{}));
-    EXPECT_THAT(from_file.notes,
+    EXPECT_THAT(notes,
                 testing::ElementsAre(fmt::format("job.toml:2: {} is now called {}", old, name)));
+    notes.clear();
     const TrainConfig from_option =
-        parse_config("", "job.toml", Overrides{fmt::format("{}={}", old, value)});
+        parse_config("", "job.toml", Overrides{fmt::format("{}={}", old, value)}, &notes);
     EXPECT_EQ(to_toml(from_option), to_toml(expected));
-    EXPECT_EQ(from_option.notes.size(), 1u);
+    EXPECT_EQ(notes.size(), 1u);
     EXPECT_THAT(error_of(text(old) + fmt::format("{} = {}\n", name.substr(dot + 1), value)),
                 HasSubstr(fmt::format("dir/job.toml:2: {} is now called {}, which line 3 has, too",
                                       old, name)));
@@ -308,8 +310,8 @@ TEST(Config, TrainingPageHasEveryKeyAsDescribed) {
 
 TEST(Config, TrainingPageNamesEveryMetric) {
   const std::string page = read_file(TANDEM_SOURCE_DIR "/docs/training.md");
-  StepMetrics all;
-  all.plain_gradient_bytes = 1;
+  StepRecord all;
+  all.uncompressed_gradient_bytes = 1;
   all.validation_loss = all.aux_loss = 1;
   all.imbalance = {1};
   const auto line = nlohmann::json::parse(to_json_line(all));

@@ -23,6 +23,7 @@
 #include "sample_text.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
+#include "tests/flat.h"
 
 namespace tandem {
 namespace {
@@ -78,7 +79,7 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
     run_threads({}, [&](Communicator& comm) {
       Evaluator evaluator(comm, config.model, {});
       const SafetensorsFile file(out + "/final/model.safetensors");
-      load_parameters(file, evaluator.model().parameter_list(), evaluator.model().parameters());
+      load_parameters(file, evaluator.model().parameter_list(), {}, evaluator.model().parameters());
       evaluator.model().parameters_changed();
       const FileScore score = evaluator.total(corpus.heldout_files());
       EXPECT_NEAR(losses.at(6), score.nats / double(score.bytes), 1e-6);

@@ -7,8 +7,9 @@
 #include <mutex>
 
 #include "engine/optim/adamw.h"
-#include "engine/parallel/data_parallel.h"
+#include "engine/parallel/sharded_optimizer.h"
 #include "tandem/random.h"
+#include "tests/flat.h"
 
 namespace tandem {
 namespace {
@@ -77,7 +78,7 @@ struct Reference {
   void for_stretches(const With& with) const {
     for (int b = 0; b < buckets.count(); ++b) {
       for (int owner = 0; owner < ranks; ++owner) {
-        const Buckets::Range shard = buckets.shard(b, owner);
+        const FlatRange shard = buckets.shard(b, owner);
         std::vector<size_t> stretch;
         for (int64_t i = shard.begin; i <= shard.begin + shard.count; ++i) {
           if (i < shard.begin + shard.count && is_sharded(size_t(i))) {
@@ -119,9 +120,9 @@ struct Reference {
     if (!differences) masters = weights;
     for (const ParameterRun& run : parameter_runs(sample_parameters())) {
       const auto begin = size_t(run.begin), count = size_t(run.count);
-      adamw(adam_of(step), run.decay, std::span(masters).subspan(begin, count),
-            std::span(sums).subspan(begin, count), std::span(m).subspan(begin, count),
-            std::span(v).subspan(begin, count));
+      adamw({}, adam_of(step), run.decay, flat(std::span(masters).subspan(begin, count)),
+            flat(std::span(sums).subspan(begin, count)), flat(std::span(m).subspan(begin, count)),
+            flat(std::span(v).subspan(begin, count)));
     }
     const std::vector<float> before = weights;
     weights = masters;
@@ -137,6 +138,13 @@ struct Reference {
   }
 };
 
+/// Optimizer of one group of all ranks.
+ShardedOptimizer make_optimizer(Communicator& comm, std::vector<float>& w, std::vector<float>& g,
+                                int64_t bucket, const DataParallelWires& wires) {
+  return ShardedOptimizer({}, flat(w), flat(g),
+                          {{comm, {0, int64_t(w.size())}, sample_parameters()}}, bucket, wires);
+}
+
 void expect_as_reference(int ranks, int64_t bucket, const DataParallelWires& wires) {
   Reference reference(ranks, bucket, wires);
   std::vector<std::vector<float>> expected;
@@ -149,31 +157,37 @@ void expect_as_reference(int ranks, int64_t bucket, const DataParallelWires& wir
   run_threads(options, [&](Communicator& comm) {
     std::vector<float> w(kElements), g(kElements);
     for (size_t i = 0; i < kElements; ++i) w[i] = weight_of(i);
-    DataParallel dp(comm, w, g, sample_parameters(), bucket, wires);
-    dp.adopt_parameters();
+    ShardedOptimizer dp = make_optimizer(comm, w, g, bucket, wires);
+    dp.adopt_weights();
     for (int64_t step = 0; step < kSteps; ++step) {
+      auto reported = int64_t(kElements);
       for (size_t i = kElements; i-- > 0;) {
         g[i] = gradient_of(step, comm.rank(), i);
-        if (i % 301 == 0) dp.ready(int64_t(i));
+        if (i % 301 != 0) continue;
+        dp.ready({int64_t(i), reported - int64_t(i)});
+        reported = int64_t(i);
       }
       dp.reduce();
       dp.update(adam_of(step));
+      dp.await_all();
       const auto at = std::mismatch(w.begin(), w.end(), expected[size_t(step)].begin());
       ASSERT_EQ(at.first, w.end())
           << "rank " << comm.rank() << " step " << step << " element " << at.first - w.begin()
           << ": " << *at.first << ", expected " << *at.second;
     }
-    const std::span<const float> residual = dp.residual();
+    const std::span<const float> residual = dp.residuals()[0];
     for (size_t i = 0; i < residual.size(); ++i) {
       ASSERT_EQ(residual[i], reference.residuals[size_t(comm.rank())][i]) << i;
     }
     EXPECT_EQ(residual.empty(), ranks == 1 || !wires.error_feedback || wires.gradients.is_exact());
     EXPECT_EQ(dp.has_masters(), ranks > 1 && !wires.weights.is_exact());
     // The owners' weights and all others' are of one step.
-    const auto of = dp.has_masters() ? DataParallel::Moment::master : DataParallel::Moment::weights;
-    for (const DataParallel::Part& part : dp.parts(of)) {
+    const Moment of = dp.has_masters() ? Moment::master : Moment::weights;
+    for (const StatePart& part : dp.parts(of)) {
       const float* expected_part = reference.masters.data() + part.begin;
-      ASSERT_TRUE(std::equal(part.values.begin(), part.values.end(), expected_part)) << part.begin;
+      ASSERT_TRUE(std::ranges::equal(floats(part.values),
+                                     std::span(expected_part, size_t(part.values.elements()))))
+          << part.begin;
     }
   });
 }
@@ -184,15 +198,18 @@ TEST(DataParallelWires, DroppedStepKeepsTheResidual) {
   options.ranks = 2;
   run_threads(options, [&](Communicator& comm) {
     std::vector<float> w(kElements), g(kElements);
-    DataParallel dp(comm, w, g, sample_parameters(), 70, {Wire::parse("int4:g32"), {}, true});
-    dp.adopt_parameters();
+    ShardedOptimizer dp = make_optimizer(comm, w, g, 70, {Wire::parse("int4:g32"), {}, true});
+    dp.adopt_weights();
     std::vector<float> before;
     for (int64_t step = 0; step < 3; ++step) {
       for (size_t i = 0; i < kElements; ++i) g[i] = gradient_of(step, comm.rank(), i);
-      before.assign(dp.residual().begin(), dp.residual().end());
+      const std::span<float> residual = dp.residuals()[0];
+      before.assign(residual.begin(), residual.end());
       dp.reduce();
-      EXPECT_TRUE(std::ranges::equal(dp.residual(), before)) << step;
-      if (step < 2) dp.update(adam_of(step));
+      EXPECT_TRUE(std::ranges::equal(dp.residuals()[0], before)) << step;
+      if (step == 2) continue;
+      dp.update(adam_of(step));
+      dp.await_all();
     }
     EXPECT_TRUE(std::ranges::any_of(before, [](float x) { return x != 0; }));
   });
@@ -228,21 +245,22 @@ TEST(DataParallelWires, FeedbackRecoversLostGradients) {
     options.ranks = 2;
     run_threads(options, [&](Communicator& comm) {
       std::vector<float> w(kElements), g(kElements);
-      DataParallel dp(comm, w, g, sample_parameters(), int64_t(kElements),
-                      {Wire::parse("int2"), {}, feedback});
+      ShardedOptimizer dp =
+          make_optimizer(comm, w, g, int64_t(kElements), {Wire::parse("int2"), {}, feedback});
       double sum = 0, sent = 0;
       for (int step = 0; step < kMany; ++step) {
         for (size_t i = 64; i < 2464; ++i) g[i] = i % 16 == 0 ? 1.0f : kSmall;
-        dp.ready(0);
+        dp.ready({0, int64_t(kElements)});
         dp.reduce();
         // The owner's own shard is exact.
-        const Buckets::Range own =
+        const FlatRange own =
             Buckets(int64_t(kElements), int64_t(kElements), 2).shard(0, comm.rank());
         for (int64_t i = std::max<int64_t>(own.begin, 64);
              i < std::min<int64_t>(own.begin + own.count, 2464); ++i) {
           if (i % 16 != 0) sum += double(g[size_t(i)]) - kSmall, sent += kSmall;
         }
         dp.update(adam_of(step));
+        dp.await_all();
       }
       if (feedback) {
         EXPECT_NEAR(sum, sent, 0.12 * sent);
@@ -260,7 +278,7 @@ TEST(ShardMessages, SegmentsCoverAShardInOrder) {
       const Buckets buckets(int64_t(kElements), bucket, ranks);
       for (int b = 0; b < buckets.count(); ++b) {
         for (int owner = 0; owner < ranks; ++owner) {
-          const Buckets::Range shard = buckets.shard(b, owner);
+          const FlatRange shard = buckets.shard(b, owner);
           int64_t at = 0;
           for (const Segment& segment : segments_of(shard, runs)) {
             EXPECT_EQ(segment.begin, at);
@@ -286,7 +304,7 @@ TEST(ShardMessages, MessagesRoundTrip) {
     const ShardMessages messages(wire, buckets, runs);
     EXPECT_EQ(messages.max_bytes() % 16, 0u);
     for (int b = 0; b < buckets.count(); ++b) {
-      const Buckets::Range shard = buckets.shard(b, 1);
+      const FlatRange shard = buckets.shard(b, 1);
       std::vector<float> values, got(size_t(shard.count), -1), again(size_t(shard.count), -1);
       for (int64_t i = 0; i < shard.count; ++i) {
         values.push_back(gradient_of(0, 0, size_t(shard.begin + i)));

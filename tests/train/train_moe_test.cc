@@ -217,12 +217,12 @@ TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
   EXPECT_GE(held, 60) << "of 300: the comparison is worth nothing";
 }
 
-TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLoss) {
+TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLossOfAStep) {
   const TempDir dir;
   run(request_for({1, 1, 1}, dir / "whole", {"train.steps=10", "model.aux_loss_coeff=0.1"}));
   run(request_for({1, 2, 2}, dir / "parts",
                   {"train.steps=10", "model.aux_loss_coeff=0.1", "train.microbatch=2",
-                   "parallel.dp_bucket_mib=0.01"}));
+                   "train.aux_loss_scope=step", "parallel.dp_bucket_mib=0.01"}));
   expect_same_run(dir / "parts", dir / "whole");
   const auto parts = steps_of(dir / "parts"), whole = steps_of(dir / "whole");
   EXPECT_NEAR(parts.back()["aux_loss"].get<double>(), whole.back()["aux_loss"].get<double>(), 1e-6);

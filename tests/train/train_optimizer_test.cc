@@ -7,8 +7,10 @@
 #include <thread>
 
 #include "engine/optim/adamw.h"
-#include "engine/parallel/data_parallel.h"
+#include "engine/parallel/sharded_optimizer.h"
+#include "tandem/error.h"
 #include "tandem/random.h"
+#include "tests/flat.h"
 
 namespace tandem {
 namespace {
@@ -47,7 +49,7 @@ TEST(AdamW, MatchesTheReference) {
           g[i] = normal(1, uint64_t(t) + 2, i);
           reference[i].step(c, t, 0.01, g[i], decay);
         }
-        adamw(AdamStep::make(c, t, 0.01, 0), decay, w, g, m, v);
+        adamw({}, AdamStep::make(c, t, 0.01, 0), decay, flat(w), flat(g), flat(m), flat(v));
       }
       for (size_t i = 0; i < count; ++i) EXPECT_NEAR(w[i], reference[i].w, 2e-5);
     }
@@ -156,24 +158,33 @@ std::vector<float> without_padding(std::vector<float> values) {
 }
 
 /// A moment assembled on every rank: the sum of all ranks' shards, each zero elsewhere.
-std::vector<float> whole_of(Communicator& comm, DataParallel& dp, DataParallel::Moment moment) {
+std::vector<float> whole_of(Communicator& comm, ShardedOptimizer& dp, Moment moment) {
   std::vector<float> whole(kElements);
-  for (const DataParallel::Part& part : dp.parts(moment)) {
-    std::copy(part.values.begin(), part.values.end(), whole.begin() + part.begin);
+  for (const StatePart& part : dp.parts(moment)) {
+    std::ranges::copy(floats(part.values), whole.begin() + part.begin);
   }
   all_reduce(comm, Tensor(whole.data(), DType::f32, {int64_t(kElements)}));
   return whole;
 }
 
-void restore(DataParallel& dp, DataParallel::Moment moment, const std::vector<float>& whole) {
-  for (const DataParallel::Part& part : dp.parts(moment)) {
-    std::copy_n(whole.begin() + part.begin, part.values.size(), part.values.begin());
+void restore(ShardedOptimizer& dp, Moment moment, const std::vector<float>& whole) {
+  for (const StatePart& part : dp.parts(moment)) {
+    std::copy_n(whole.begin() + part.begin, part.values.elements(), floats(part.values).begin());
   }
 }
 
 void pause(uint64_t step, int rank, size_t at) {
   const uint64_t us = philox(step, uint64_t(rank), at)[0] % 4 == 0 ? 2000 : 0;
   std::this_thread::sleep_for(std::chrono::microseconds(us));
+}
+
+/// Optimizer of one group of all ranks.
+std::unique_ptr<ShardedOptimizer> make_optimizer(Communicator& comm, std::vector<float>& w,
+                                                 std::vector<float>& g,
+                                                 const std::vector<Parameter>& list,
+                                                 int64_t bucket) {
+  std::vector<ParameterGroup> groups{{comm, {0, int64_t(w.size())}, list}};
+  return std::make_unique<ShardedOptimizer>(Exec{}, flat(w), flat(g), std::move(groups), bucket);
 }
 
 /// `delayed`: ranks sleep at random within a step, each at other times.
@@ -186,14 +197,16 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = 
     std::vector<float> w(kElements), g(kElements);
     for (size_t i = 0; i < kElements; ++i) w[i] = gradient_of(1000, 0, i);
     const auto list = sample_parameters();
-    auto dp = std::make_unique<DataParallel>(comm, w, g, list, bucket);
+    auto dp = make_optimizer(comm, w, g, list, bucket);
     Outcome local;
     for (int64_t step = 0; step < 6; ++step) {
+      int64_t reported = kElements;
       for (size_t i = kElements; i-- > 0;) {
         g[i] = gradient_of(uint64_t(step), comm.rank(), i);
         if (i % 17 == 0) {
           if (delayed) pause(uint64_t(step), comm.rank(), i);
-          dp->ready(int64_t(i));
+          dp->ready({int64_t(i), reported - int64_t(i)});
+          reported = int64_t(i);
         }
       }
       if (delayed) pause(uint64_t(step), comm.rank(), kElements);
@@ -201,18 +214,21 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = 
       if (delayed) pause(uint64_t(step), comm.rank(), kElements + 1);
       local.sharded += squares.sharded, local.replicated += squares.replicated;
       dp->update(AdamStep::make(config(), step, 0.01, 0));
+      for (int64_t begin = 0; begin < int64_t(kElements); begin += 11) {
+        if (delayed) pause(uint64_t(step), comm.rank(), size_t(begin));
+        dp->await({begin, 11});
+      }
       for (const float value : g) ASSERT_EQ(value, 0);
       if (!resume_midway || step != 2) continue;
-      const auto m = whole_of(comm, *dp, DataParallel::Moment::first),
-                 v = whole_of(comm, *dp, DataParallel::Moment::second);
-      EXPECT_EQ(whole_of(comm, *dp, DataParallel::Moment::weights), without_padding(w));
-      EXPECT_TRUE(dp->parts(DataParallel::Moment::master).empty());
-      dp = std::make_unique<DataParallel>(comm, w, g, list, bucket + 1);
-      restore(*dp, DataParallel::Moment::first, m);
-      restore(*dp, DataParallel::Moment::second, v);
+      const auto m = whole_of(comm, *dp, Moment::first), v = whole_of(comm, *dp, Moment::second);
+      EXPECT_EQ(whole_of(comm, *dp, Moment::weights), without_padding(w));
+      EXPECT_TRUE(dp->parts(Moment::master).empty());
+      dp = make_optimizer(comm, w, g, list, bucket + 1);
+      restore(*dp, Moment::first, m);
+      restore(*dp, Moment::second, v);
     }
-    local.m = whole_of(comm, *dp, DataParallel::Moment::first);
-    local.v = whole_of(comm, *dp, DataParallel::Moment::second);
+    local.m = whole_of(comm, *dp, Moment::first);
+    local.v = whole_of(comm, *dp, Moment::second);
     local.parameters = w;
     const std::lock_guard lock(mutex);
     outcome.sharded += local.sharded, outcome.replicated += local.replicated;
@@ -227,7 +243,7 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = 
   return outcome;
 }
 
-TEST(DataParallel, EqualsOneRankThatSumsInRankOrder) {
+TEST(ShardedOptimizer, EqualsOneRankThatSumsInRankOrder) {
   for (const int ranks : {1, 2, 3, 4}) {
     std::vector<float> w(kElements), g(kElements), m(kElements), v(kElements);
     double squares = 0;
@@ -241,9 +257,9 @@ TEST(DataParallel, EqualsOneRankThatSumsInRankOrder) {
       const AdamStep adam = AdamStep::make(config(), step, 0.01, 0);
       for (const auto& run : parameter_runs(sample_parameters())) {
         const auto begin = size_t(run.begin), count = size_t(run.count);
-        adamw(adam, run.decay, std::span(w).subspan(begin, count),
-              std::span(g).subspan(begin, count), std::span(m).subspan(begin, count),
-              std::span(v).subspan(begin, count));
+        adamw({}, adam, run.decay, flat(std::span(w).subspan(begin, count)),
+              flat(std::span(g).subspan(begin, count)), flat(std::span(m).subspan(begin, count)),
+              flat(std::span(v).subspan(begin, count)));
       }
     }
     for (const int64_t bucket : {1, 10, 50, 1000}) {
@@ -262,7 +278,7 @@ TEST(DataParallel, EqualsOneRankThatSumsInRankOrder) {
   }
 }
 
-TEST(DataParallel, LateRanksChangeNoBitsHoweverManyBucketsAreInFlight) {
+TEST(ShardedOptimizer, LateRanksChangeNoBitsHoweverManyBucketsAreInFlight) {
   for (const int ranks : {2, 3, 4}) {
     for (const int64_t bucket : {2, 20, 40}) {  // many times a ring, more than one, and all in one
       const Outcome prompt = run_ranks(ranks, bucket, false),
@@ -275,18 +291,52 @@ TEST(DataParallel, LateRanksChangeNoBitsHoweverManyBucketsAreInFlight) {
   }
 }
 
+// Ranges may be reported in any order, and weights awaited in any pieces.
+TEST(ShardedOptimizer, OrderOfReportsAndOfAwaitedRangesChangesNoBits) {
+  for (const int ranks : {2, 3}) {
+    for (const int64_t bucket : {5, 20, 1000}) {
+      const Outcome expected = run_ranks(ranks, bucket, false);
+      WorldOptions options;
+      options.ranks = ranks;
+      run_threads(options, [&](Communicator& comm) {
+        std::vector<float> w(kElements), g(kElements);
+        for (size_t i = 0; i < kElements; ++i) w[i] = gradient_of(1000, 0, i);
+        const auto dp = make_optimizer(comm, w, g, sample_parameters(), bucket);
+        for (int64_t step = 0; step < 6; ++step) {
+          for (size_t i = 0; i < kElements; ++i) g[i] = gradient_of(uint64_t(step), comm.rank(), i);
+          for (int64_t i = 0; i < 12; ++i) dp->ready({(5 * i + step) % 12 * 11, 11});
+          dp->reduce();
+          dp->update(AdamStep::make(config(), step, 0.01, 0));
+          for (int64_t i = 0; i < 4; ++i) dp->await({(i + step) % 4 * 33, 33});
+        }
+        EXPECT_EQ(w, expected.parameters);
+      });
+    }
+  }
+}
+
+TEST(ShardedOptimizer, RangeOfTwoGroupsIsRefused) {
+  run_threads({}, [](Communicator& comm) {
+    std::vector<float> w(10), g(10);
+    std::vector<ParameterGroup> groups{{comm, {0, 6}, {}}, {comm, {6, 4}, {}}};
+    ShardedOptimizer optimizer({}, flat(w), flat(g), std::move(groups), 4);
+    EXPECT_NO_THROW(optimizer.ready({6, 4}));
+    EXPECT_THROW(optimizer.ready({5, 2}), InvalidArgument);
+  });
+}
+
 // ZeRO-1: weights and gradients on every rank, moments split over the ranks, and messages that do
 // not grow with the model.
-TEST(DataParallel, MemoryIsWithinATenthOfTheFormula) {
+TEST(ShardedOptimizer, MemoryIsWithinATenthOfTheFormula) {
   constexpr int64_t kParameters = 1 << 20;
   for (const int ranks : {1, 2, 4}) {
     WorldOptions options;
     options.ranks = ranks;
     run_threads(options, [&](Communicator& comm) {
       std::vector<float> w(kParameters), g(kParameters);
-      const DataParallel dp(comm, w, g, {}, kParameters / 128);
+      const auto dp = make_optimizer(comm, w, g, {}, kParameters / 128);
       const double formula = 4.0 + 4.0 + 8.0 / ranks;
-      const double measured = 8.0 + double(dp.state_bytes()) / double(kParameters);
+      const double measured = double(dp->state_bytes()) / double(kParameters);
       EXPECT_GE(measured, formula);
       EXPECT_LT(measured, 1.1 * formula);
     });

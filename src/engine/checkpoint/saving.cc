@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/host_copy.h"
 #include "core/log.h"
 #include "core/safetensors.h"
 #include "engine/checkpoint/shared_tensors.h"
@@ -19,8 +20,6 @@
 
 namespace tandem {
 namespace {
-
-using Moment = DataParallel::Moment;
 
 constexpr const char* kLayout = "layout";
 constexpr const char* kModelFile = "model.safetensors";
@@ -34,25 +33,24 @@ struct Section {
 const Section kWeights{"", Moment::weights}, kFirst{"m.", Moment::first},
     kSecond{"v.", Moment::second}, kMaster{"w.", Moment::master};
 
-/// This rank's ranges of a moment, by offset in the model's flat array.
-std::vector<DataParallel::Part> parts_of(const TrainedRanks& ranks, Moment moment) {
-  std::vector<DataParallel::Part> parts = ranks.optimizer.parts(moment);
-  if (!ranks.expert_optimizer) return parts;
-  for (DataParallel::Part part : ranks.expert_optimizer->parts(moment)) {
-    part.begin += ranks.model.experts_begin();
-    parts.push_back(part);
-  }
-  return parts;
-}
+/// Elements of a GPU's memory that are in host memory at a time.
+constexpr int64_t kChunk = 1 << 22;
 
-/// Calls `visit(piece, values)` for all pieces of tensors that this rank owns.
+/// Calls `visit(piece, values)` for all pieces of tensors that this rank owns. If `is_written`, the
+/// values are written to afterwards.
 template <typename Visit>
 void for_each_owned_piece(const TrainedRanks& ranks, const ParameterPieces& pieces, Moment moment,
-                          Visit&& visit) {
-  for (const DataParallel::Part& part : parts_of(ranks, moment)) {
-    pieces.for_each({part.begin, int64_t(part.values.size())}, [&](const ParameterPiece& piece) {
-      visit(piece, part.values.subspan(size_t(piece.flat - part.begin), size_t(piece.count)));
-    });
+                          bool is_written, Visit&& visit) {
+  for (const StatePart& part : ranks.optimizer.parts(moment)) {
+    for (int64_t at = 0; at < part.values.elements(); at += kChunk) {
+      const int64_t count = std::min(kChunk, part.values.elements() - at);
+      const int64_t begin = part.begin + at;
+      const HostCopy chunk(ranks.model.exec(), part.values.narrow(0, at, count));
+      pieces.for_each({begin, count}, [&](const ParameterPiece& piece) {
+        visit(piece, chunk.values().subspan(size_t(piece.flat - begin), size_t(piece.count)));
+      });
+      if (is_written) chunk.store();
+    }
   }
 }
 
@@ -60,9 +58,8 @@ void for_each_owned_piece(const TrainedRanks& ranks, const ParameterPieces& piec
 /// Collective.
 void require_finite(const TrainedRanks& ranks, int64_t step) {
   std::string what;
-  const std::span<const float> values = ranks.model.parameters();
   for (const Parameter& p : ranks.model.parameter_list()) {
-    if (const auto bad = first_not_finite(p, values)) {
+    if (const auto bad = first_not_finite(ranks.model.exec(), p, ranks.model.parameters())) {
       what = fmt::format("tensor '{}' has {} at element {}", p.name, bad->value, bad->element);
       break;
     }
@@ -100,7 +97,7 @@ Written write_tensors(const TrainedRanks& ranks, const std::string& path,
   const ParameterPieces pieces(list);
   std::string hash = file.fill([&](const SharedTensors::Write& write) {
     for (size_t s = 0; s < sections.size(); ++s) {
-      for_each_owned_piece(ranks, pieces, sections[s].moment,
+      for_each_owned_piece(ranks, pieces, sections[s].moment, false,
                            [&](const ParameterPiece& piece, std::span<const float> values) {
                              // Only TP rank 0 writes replicated tensors.
                              if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
@@ -117,7 +114,7 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
   std::vector<const SafetensorsEntry*> entries;
   for (const Parameter& p : list)
     entries.push_back(&file.require(section.prefix + p.name, p.shape));
-  for_each_owned_piece(ranks, ParameterPieces(list), section.moment,
+  for_each_owned_piece(ranks, ParameterPieces(list), section.moment, true,
                        [&](const ParameterPiece& piece, std::span<float> values) {
                          file.read_f32(*entries[piece.parameter], piece.whole, values);
                        });
@@ -125,12 +122,6 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
 
 Written write_model(const TrainedRanks& ranks, const std::string& directory) {
   return write_tensors(ranks, directory + "/" + kModelFile, {kWeights}, {{"format", "pt"}});
-}
-
-std::vector<std::span<float>> residuals(const TrainedRanks& ranks) {
-  std::vector<std::span<float>> all{ranks.optimizer.residual()};
-  if (ranks.expert_optimizer) all.push_back(ranks.expert_optimizer->residual());
-  return all;
 }
 
 std::string name_of_rank(int rank) {
@@ -141,7 +132,7 @@ std::string name_of_rank(int rank) {
 /// residuals.
 std::string write_residuals(const TrainedRanks& ranks, const std::string& path) {
   int64_t count = 0, total = 0;
-  for (const auto part : residuals(ranks)) count += int64_t(part.size());
+  for (const auto part : ranks.optimizer.residuals()) count += int64_t(part.size());
   SharedTensors::Specs specs;
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
     int64_t remote = 0;
@@ -153,7 +144,7 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
   SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
   return file.fill([&](const SharedTensors::Write& write) {
     int64_t at = 0;
-    for (const auto part : residuals(ranks)) {
+    for (const auto part : ranks.optimizer.residuals()) {
       write(size_t(ranks.world.rank()), at, part);
       at += int64_t(part.size());
     }
@@ -163,7 +154,7 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
 /// Returns a note for the user, or an empty string.
 std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   size_t count = 0;
-  for (const auto part : residuals(ranks)) count += part.size();
+  for (const auto part : ranks.optimizer.residuals()) count += part.size();
   if (!path_exists(path)) {
     if (count == 0) return "";
     return "the checkpoint holds no residuals of error feedback: they start at zero";
@@ -180,7 +171,7 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   const int64_t shape[] = {int64_t(count)};
   const SafetensorsEntry& entry = file.require(name_of_rank(ranks.world.rank()), shape);
   int64_t at = 0;
-  for (const auto part : residuals(ranks)) {
+  for (const auto part : ranks.optimizer.residuals()) {
     file.read_f32(entry, at, part);
     at += int64_t(part.size());
   }
@@ -189,7 +180,8 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
 
 void load_tensors(const TrainedRanks& ranks, const std::string& path) {
   const auto& list = ranks.model.parameter_list();
-  load_parameters(SafetensorsFile(path + "/" + kModelFile), list, ranks.model.parameters());
+  load_parameters(SafetensorsFile(path + "/" + kModelFile), list, ranks.model.exec(),
+                  ranks.model.parameters());
   const SafetensorsFile moments(path + "/" + kOptimizerFile);
   read_section(ranks, moments, kFirst);
   read_section(ranks, moments, kSecond);
@@ -200,10 +192,9 @@ void load_tensors(const TrainedRanks& ranks, const std::string& path) {
                              // weights
     std::vector<Parameter> masters = list;
     for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
-    load_parameters(moments, masters, ranks.model.parameters());
+    load_parameters(moments, masters, ranks.model.exec(), ranks.model.parameters());
   } else {
-    ranks.optimizer.adopt_parameters();
-    if (ranks.expert_optimizer) ranks.expert_optimizer->adopt_parameters();
+    ranks.optimizer.adopt_weights();
   }
 }
 

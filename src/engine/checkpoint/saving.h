@@ -7,7 +7,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/model/transformer.h"
-#include "engine/parallel/data_parallel.h"
+#include "engine/parallel/sharded_optimizer.h"
 
 namespace tandem {
 
@@ -16,10 +16,9 @@ struct TrainedRanks {
   std::string layout;  ///< residuals are reused only if it is the same
   Communicator& tp;
   Transformer& model;
-  DataParallel& optimizer;
-  DataParallel* expert_optimizer = nullptr;  ///< for the experts, if there are any
+  ShardedOptimizer& optimizer;
   /// Approximate size of a checkpoint.
-  uint64_t bytes() const { return 3 * model.parameters().size_bytes() * uint64_t(tp.size()); }
+  uint64_t bytes() const { return 3 * model.parameters().bytes() * uint64_t(tp.size()); }
 };
 
 /// Saves a checkpoint; returns once rank 0 has committed and pruned. An error on any rank is thrown

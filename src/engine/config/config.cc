@@ -22,6 +22,7 @@ namespace {
 struct Place {
   std::string file;
   bool override_ = false;
+  std::vector<std::string>* notes = nullptr;
   std::string at(const toml::node& node) const {
     return override_ ? file : fmt::format("{}:{}", file, node.source().begin.line);
   }
@@ -141,7 +142,8 @@ void apply(TrainConfig& config, const std::string& given, const toml::node& node
   const std::string_view current = current_name(given);
   const std::string name(current.empty() ? given : current);
   if (!current.empty()) {
-    config.notes.push_back(fmt::format("{}: {} is now called {}", place.at(node), given, name));
+    const std::string note = fmt::format("{}: {} is now called {}", place.at(node), given, name);
+    if (place.notes) place.notes->push_back(note);
   }
   const auto keys = config_keys();
   const auto key =
@@ -210,13 +212,13 @@ bool survives_printing(const toml::table& table) {
   }
 }
 
-void apply_override(TrainConfig& config, const std::string& text) {
+void apply_override(TrainConfig& config, const std::string& text, std::vector<std::string>* notes) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) {
     throw ConfigError(fmt::format("--set {}: expected table.key=value", printable(text)));
   }
   const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
-  const Place place{"--set " + printable(text), true};
+  const Place place{"--set " + printable(text), true, notes};
   toml::table parsed;
   try {
     // Non-ASCII text is parsed only if it is a string or a list from its first character: text
@@ -263,7 +265,7 @@ void check_codec(const TrainConfig& config) {
 }  // namespace
 
 TrainConfig parse_config(const std::string& text, const std::string& file,
-                         std::span<const std::string> overrides) {
+                         std::span<const std::string> overrides, std::vector<std::string>* notes) {
   TrainConfig config;
   if (const size_t at = stray_character(text); at != std::string::npos) {
     throw ConfigError(fmt::format(
@@ -275,7 +277,7 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
     const toml::table root = toml::parse(std::string_view(text), file);
     check_names(root, file);
     for (const auto& [name, node] : root) {
-      apply(config, std::string(name.str()), node, Place{file});
+      apply(config, std::string(name.str()), node, Place{file, false, notes});
     }
   } catch (const toml::parse_error& error) {
     throw ConfigError(fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line,
@@ -285,17 +287,18 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
     const auto parent = std::filesystem::path(file).parent_path();
     if (!std::filesystem::path(path).is_absolute()) path = (parent / path).lexically_normal();
   }
-  for (const std::string& override_ : overrides) apply_override(config, override_);
+  for (const std::string& override_ : overrides) apply_override(config, override_, notes);
   return config;
 }
 
-TrainConfig load_config(const std::string& file, std::span<const std::string> overrides) {
-  return parse_config(read_file(file, Source::any), file, overrides);
+TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
+                        std::vector<std::string>* notes) {
+  return parse_config(read_file(file, Source::any), file, overrides, notes);
 }
 
 void check_config(const TrainConfig& config) {
-  const auto& [steps, seconds, batch, microbatch, seq, validate, validate_bytes, dtype, seed] =
-      config.train;
+  const auto& [steps, seconds, batch, microbatch, seq, validate, validate_bytes, dtype,
+               aux_loss_scope, seed] = config.train;
   const int64_t dp = config.parallel.dp;
   if (batch % dp != 0) {
     throw ConfigError(

@@ -28,6 +28,7 @@ struct TrainConfig {
     int64_t validate_every = 0;
     int64_t validate_bytes = 1 << 18;
     std::string dtype = "auto";
+    std::string aux_loss_scope = "microbatch";
     int64_t seed = 1;
   } train;
   struct {
@@ -63,7 +64,6 @@ struct TrainConfig {
     bool enabled = false;
     int64_t steps = 2;
   } trace;
-  std::vector<std::string> notes;  ///< for the user, a line each: keys given by a former name
 };
 
 using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*>;
@@ -94,11 +94,14 @@ struct KeyDifference {
 std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after);
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
-/// Relative data.paths in the file are relative to its directory.
-TrainConfig load_config(const std::string& file, std::span<const std::string> overrides);
+/// Relative data.paths in the file are relative to its directory. `notes`: if not nullptr, receives
+/// a line for each key given by a former name.
+TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
+                        std::vector<std::string>* notes = nullptr);
 /// The same for text; `file` names it in messages.
 TrainConfig parse_config(const std::string& text, const std::string& file,
-                         std::span<const std::string> overrides = {});
+                         std::span<const std::string> overrides = {},
+                         std::vector<std::string>* notes = nullptr);
 /// Throws ConfigError if keys are inconsistent: model against parallel.tp and parallel.ep, batch
 /// against dp and microbatch, seq against model.max_seq.
 void check_config(const TrainConfig& config);

@@ -67,10 +67,10 @@ std::string Validation::first_error() {
   return first;
 }
 
-std::optional<double> Validation::loss(int64_t step, std::span<const float> parameters,
+std::optional<double> Validation::loss(int64_t step, const Tensor& parameters,
                                        const std::atomic<bool>* stop, ProgressLine* progress) {
   Transformer& model = evaluator_.model();
-  std::copy(parameters.begin(), parameters.end(), model.parameters().begin());
+  copy(model.exec(), parameters, model.parameters());
   model.parameters_changed();
   FileScore total;
   error_.clear();

@@ -31,8 +31,8 @@ class Validation {
   std::string describe() const;
   /// Nats per byte, the same on every rank; nullopt, with a note of the reason, if a rank cannot
   /// read its part or `*stop` is set on one. `progress`: on rank 0, else nullptr. Collective.
-  std::optional<double> loss(int64_t step, std::span<const float> parameters,
-                             const std::atomic<bool>* stop, ProgressLine* progress);
+  std::optional<double> loss(int64_t step, const Tensor& parameters, const std::atomic<bool>* stop,
+                             ProgressLine* progress);
 
  private:
   std::vector<TextWindow> read(int64_t round);

@@ -162,7 +162,7 @@ Generator::Generator(Communicator& tp, const ModelConfig& config, const Generato
     : impl_(std::make_unique<Impl>(tp, config, options)) {}
 Generator::~Generator() = default;
 
-std::span<float> Generator::parameters() {
+Tensor Generator::parameters() const {
   return impl_->weights_.values();
 }
 const std::vector<Parameter>& Generator::parameter_list() const {

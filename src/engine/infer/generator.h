@@ -36,7 +36,7 @@ class Generator {
   ~Generator();
 
   /// As in Transformer.
-  std::span<float> parameters();
+  Tensor parameters() const;
   const std::vector<Parameter>& parameter_list() const;
   void parameters_changed();
 

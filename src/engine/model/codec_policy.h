@@ -20,7 +20,7 @@ struct CodecPolicy {
   /// uncompressed.
   Wire embeddings{};
   /// Data-parallel training: gradients sent to the reduction, and updated weights sent back
-  /// (engine/parallel/data_parallel.h).
+  /// (engine/parallel/gradient_sync.h).
   Wire gradients{}, weights{};
 
   /// Parses "int8" (sums of the forward pass) or one format per site, unnamed sites uncompressed:

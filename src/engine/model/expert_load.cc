@@ -24,15 +24,21 @@ void ExpertLoad::add(int layer, const Tensor& scores, const Tensor& chosen) {
   }
 }
 
-void ExpertLoad::share(Communicator& step) {
-  if (step.size() == 1) return;
-  const auto all = step.exchange(std::as_bytes(std::span(sums_)), "expert load");
-  std::vector<double> sums(sums_.size()), other(sums_.size());
-  for (const auto& blob : all) {
-    std::memcpy(other.data(), blob.data(), blob.size());
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
+void ExpertLoad::add(const ExpertLoad& other) {
+  for (size_t i = 0; i < sums_.size(); ++i) sums_[i] += other.sums_[i];
+}
+
+void ExpertLoad::share(const std::vector<Communicator*>& axes) {
+  for (Communicator* axis : axes) {
+    if (axis->size() == 1) continue;
+    const auto all = axis->exchange(std::as_bytes(std::span(sums_)), "expert load");
+    std::vector<double> sums(sums_.size()), other(sums_.size());
+    for (const auto& blob : all) {
+      std::memcpy(other.data(), blob.data(), blob.size());
+      for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
+    }
+    sums_ = std::move(sums);
   }
-  sums_ = std::move(sums);
 }
 
 std::span<const double> ExpertLoad::counts(int layer) const {
@@ -64,6 +70,12 @@ double ExpertLoad::aux_loss(int layer, double coefficient, int64_t top_k) const 
   const auto p = probabilities(layer);
   double sum = 0;
   for (size_t e = 0; e < b.size(); ++e) sum += double(b[e]) * p[e];
+  return sum;
+}
+
+double ExpertLoad::aux_loss(double coefficient, int64_t top_k) const {
+  double sum = 0;
+  for (int layer = 0; layer < int(layers()); ++layer) sum += aux_loss(layer, coefficient, top_k);
   return sum;
 }
 

@@ -25,8 +25,10 @@ class ExpertLoad {
   void clear();
   /// scores: f32 [rows, experts]; chosen: i32 [rows, top_k].
   void add(int layer, const Tensor& scores, const Tensor& chosen);
-  /// Sums over the ranks of `step`. Collective.
-  void share(Communicator& step);
+  /// Adds the counts of the same layers and experts.
+  void add(const ExpertLoad& other);
+  /// Sums over the ranks of `axes`, along each in turn. Collective.
+  void share(const std::vector<Communicator*>& axes);
 
   int64_t layers() const { return int64_t(sums_.size()) / (2 * experts_); }
   int64_t experts() const { return experts_; }
@@ -38,6 +40,8 @@ class ExpertLoad {
   /// coefficient x experts x sum over e of f[e] x P[e]: f the fraction of all choices, P the mean
   /// probability (arXiv 2101.03961, equation 4). 1 x coefficient if both are even.
   double aux_loss(int layer, double coefficient, int64_t top_k) const;
+  /// Sum over the layers.
+  double aux_loss(double coefficient, int64_t top_k) const;
   /// Derivative of aux_loss with respect to one row's probabilities.
   std::vector<float> balance(int layer, double coefficient, int64_t top_k) const;
 

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/host_copy.h"
 #include "tandem/collectives.h"
 #include "tandem/random.h"
 
@@ -174,13 +176,17 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
   branches.push_back(b);
 }
 
-void initialize_parameters(const ModelLayout& layout, const ModelConfig& config, uint64_t seed,
-                           std::span<float> values) {
+void initialize_parameters(const Exec& exec, const ModelLayout& layout, const ModelConfig& config,
+                           uint64_t seed, const Tensor& values) {
   const double residual = 1 / std::sqrt(2.0 * double(config.layers));
   for (const Parameter& p : layout.parameters) {
     const LocalPart part = local_part(p);
+    const FlatRange range = local_range(p);
+    const HostCopy local(exec, values.narrow(0, range.begin, range.count));
+    float* const at = local.values().data();
     if (p.shape.size() == 1) {
-      for (int64_t i = 0; i < part.columns; ++i) values[size_t(p.offset + i)] = p.initial;
+      std::fill_n(at, part.columns, p.initial);
+      local.store();
       continue;
     }
     const uint64_t stream = stream_of(p.name.c_str());
@@ -188,9 +194,10 @@ void initialize_parameters(const ModelLayout& layout, const ModelConfig& config,
     for (int64_t i = 0; i < part.rows; ++i) {
       for (int64_t j = 0; j < part.columns; ++j) {
         const auto whole = uint64_t(part.first + i * part.whole_columns + j);
-        values[size_t(p.offset + i * part.row_stride + j)] = scale * normal(seed, stream, whole);
+        at[i * part.row_stride + j] = scale * normal(seed, stream, whole);
       }
     }
+    local.store();
   }
 }
 

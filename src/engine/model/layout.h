@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/exec.h"
 #include "engine/model/config.h"
 #include "engine/model/transformer.h"
 
@@ -83,10 +84,10 @@ class ModelLayout {
                    BranchLayout& branch);
 };
 
-/// Initializes a flat array: matrices normal(0, 0.02), those that write to the residual stream
-/// scaled by 1 / sqrt(2 * layers), norms 1. Each element depends only on (seed, tensor name,
-/// position in the full tensor).
-void initialize_parameters(const ModelLayout& layout, const ModelConfig& config, uint64_t seed,
-                           std::span<float> values);
+/// Initializes a flat array, f32 [layout.size] on exec's device: matrices normal(0, 0.02), those
+/// that write to the residual stream scaled by 1 / sqrt(2 * layers), norms 1. Each element depends
+/// only on (seed, tensor name, position in the full tensor).
+void initialize_parameters(const Exec& exec, const ModelLayout& layout, const ModelConfig& config,
+                           uint64_t seed, const Tensor& values);
 
 }  // namespace tandem

@@ -10,4 +10,10 @@ LocalPart local_part(const Parameter& p) {
   return {extent(0), extent(1), p.row_stride, first, p.shape[1]};
 }
 
+FlatRange local_range(const Parameter& p) {
+  const LocalPart part = local_part(p);
+  if (part.rows == 0 || part.columns == 0) return {p.offset, 0};
+  return {p.offset, (part.rows - 1) * part.row_stride + part.columns};
+}
+
 }  // namespace tandem

@@ -7,6 +7,13 @@
 
 namespace tandem {
 
+/// Elements [begin, begin + count) of a rank's flat arrays.
+struct FlatRange {
+  int64_t begin = 0, count = 0;
+  int64_t end() const { return begin + count; }
+  bool operator==(const FlatRange&) const = default;
+};
+
 /// Sharding of a tensor over the ranks of each kind, and this rank's shard. Data-parallel ranks
 /// hold the same weights; they shard the flat array instead (engine/parallel/buckets.h).
 struct Sharding {
@@ -38,5 +45,7 @@ struct LocalPart {
   int64_t whole_columns = 0;  ///< elements between rows in the full tensor
 };
 LocalPart local_part(const Parameter& parameter);
+/// Elements of the flat array from the first to the last of the local shard.
+FlatRange local_range(const Parameter& parameter);
 
 }  // namespace tandem

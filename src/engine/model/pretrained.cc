@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/files.h"
+#include "core/host_copy.h"
 #include "core/printable.h"
 #include "engine/model/layout.h"
 #include "tandem/error.h"
@@ -37,18 +38,30 @@ void require_at_most(const SafetensorsFile& weights, const char* key, int64_t va
                             weights.path(), tensors, key, value));
 }
 
-void read_part(const SafetensorsFile& file, const SafetensorsEntry& entry, const Parameter& p,
+/// `values`: the parameter's local_range.
+void read_part(const SafetensorsFile& file, const SafetensorsEntry& entry, const LocalPart& part,
                std::span<float> values) {
-  const LocalPart part = local_part(p);
   if (part.columns == part.whole_columns && part.row_stride == part.columns) {  // contiguous
-    file.read_f32(entry, part.first,
-                  values.subspan(size_t(p.offset), size_t(part.rows * part.columns)));
-    return;
+    return file.read_f32(entry, part.first, values);
   }
   for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
     file.read_f32(entry, part.first + row * part.whole_columns,
-                  values.subspan(size_t(p.offset + row * part.row_stride), size_t(part.columns)));
+                  values.subspan(size_t(row * part.row_stride), size_t(part.columns)));
   }
+}
+
+/// `values`: the parameter's local_range.
+std::optional<BadElement> find_not_finite(const LocalPart& part, std::span<const float> values) {
+  for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
+    const auto local = values.subspan(size_t(row * part.row_stride), size_t(part.columns));
+    // Fast check of the whole row: 0 * x is 0 for every finite x.
+    float sum = 0;
+    for (const float value : local) sum += 0 * value;
+    if (sum == 0) continue;
+    const auto bad = std::ranges::find_if_not(local, [](float x) { return std::isfinite(x); });
+    return BadElement{part.first + row * part.whole_columns + (bad - local.begin()), *bad};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -81,29 +94,26 @@ void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weig
       weights.path(), printable(first->name), count, weights.entries().size(), known.size()));
 }
 
-std::optional<BadElement> first_not_finite(const Parameter& p, std::span<const float> values) {
-  const LocalPart part = local_part(p);
-  for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
-    const auto own = values.subspan(size_t(p.offset + row * part.row_stride), size_t(part.columns));
-    // Fast check of the whole row: 0 * x is 0 for every finite x.
-    float sum = 0;
-    for (const float value : own) sum += 0 * value;
-    if (sum == 0) continue;
-    const auto bad = std::ranges::find_if_not(own, [](float x) { return std::isfinite(x); });
-    return BadElement{part.first + row * part.whole_columns + (bad - own.begin()), *bad};
-  }
-  return std::nullopt;
+std::optional<BadElement> first_not_finite(const Exec& exec, const Parameter& p,
+                                           const Tensor& values) {
+  const FlatRange range = local_range(p);
+  return find_not_finite(local_part(p),
+                         HostCopy(exec, values.narrow(0, range.begin, range.count)).values());
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
-                     std::span<float> values) {
+                     const Exec& exec, const Tensor& values) {
   for (const Parameter& p : parameters) {
     const SafetensorsEntry& entry = file.require(p.name, p.shape);
-    read_part(file, entry, p, values);
-    if (const auto bad = first_not_finite(p, values)) {
+    const LocalPart part = local_part(p);
+    const FlatRange range = local_range(p);
+    const HostCopy local(exec, values.narrow(0, range.begin, range.count));
+    read_part(file, entry, part, local.values());
+    if (const auto bad = find_not_finite(part, local.values())) {
       throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
                                 file.path(), p.name, bad->element, bad->value));
     }
+    local.store();
   }
 }
 

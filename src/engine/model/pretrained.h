@@ -24,13 +24,13 @@ struct BadElement {
   int64_t element;  ///< index in the full tensor
   float value;
 };
-/// First element that is NaN or infinite.
-std::optional<BadElement> first_not_finite(const Parameter& parameter,
-                                           std::span<const float> values);
+/// First element that is NaN or infinite. `values`: flat array, f32 on exec's device.
+std::optional<BadElement> first_not_finite(const Exec& exec, const Parameter& parameter,
+                                           const Tensor& values);
 
-/// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk). Throws IoError naming the
-/// tensor that is missing, has another shape or a non-finite element.
+/// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk) into a flat array. Throws
+/// IoError naming the tensor that is missing, has another shape or a non-finite element.
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
-                     std::span<float> values);
+                     const Exec& exec, const Tensor& values);
 
 }  // namespace tandem

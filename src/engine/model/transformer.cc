@@ -56,11 +56,10 @@ class Transformer::Impl {
       : context_(tp, config, checked(config, options)),
         embedding_(context_),
         head_(context_),
-        step_(options.step ? *options.step : context_.experts),
+        step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
         own_(context_),
         dx_(context_.make(DType::f32, context_.own.count, config.hidden)),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
-    if (context_.exec.on_gpu()) host_gradients_ = Memory(context_.gradient_memory.bytes());
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
     if (config.moe_layers() > 0) load_ = new_load();
   }
@@ -74,30 +73,35 @@ class Transformer::Impl {
     copy(exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
     m.is_filled = true;
     if (load_) begin_load(m);
+    const FlatRangeCallback await = std::exchange(await_, nullptr);
+    const auto use = [&](FlatRange range) {
+      if (!await || range.count == 0) return;
+      await(range);
+      context_.weights.refresh(range);
+    };
+    use(dense(0, first_dense(0)));
     embedding_.forward(vector_of(m.tokens), m.residuals[0]);
     for (size_t i = 0; i < branches_.size(); ++i) {
+      use(dense(first_dense(i), first_dense(i + 1)));
+      use(experts_of(i));
       const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted);
     }
+    use(dense(first_dense(branches_.size()), context_.layout.experts_begin));
     return head_.forward(m.residuals.back(), vector_of(m.targets), m.head);
   }
 
-  void backward(MicrobatchState& m, float scale, const std::function<void(int64_t)>& ready) {
+  void backward(MicrobatchState& m, float scale, const FlatRangeCallback& ready) {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
     const ModelLayout& layout = context_.layout;
-    has_fetched_ = false;
-    int64_t end = layout.size;
-    const auto report = [&](int64_t begin) {
-      if (!ready) return;
-      fetch_gradients(begin, end);
-      end = begin;
-      ready(begin);
+    const auto report = [&](FlatRange range) {
+      if (ready && range.count > 0) ready(range);
     };
-    if (m.load && context_.config.aux_loss_coeff > 0) share(*m.load);
+    if (m.load) end_load(*m.load);
     head_.backward(m.residuals.back(), vector_of(m.targets), scale, m.head, dx_, clear_norm(0));
     add_norms({&layout.final_norm, 1});
-    report(layout.final_norm);
+    report(dense(layout.final_norm, layout.experts_begin));
     const size_t per_layer = size_t(layout.branches_per_layer);
     std::array<int64_t, 2> norms{};
     for (size_t layer = branches_.size() / per_layer; layer-- > 0;) {
@@ -105,31 +109,33 @@ class Transformer::Impl {
         const size_t branch = layer * per_layer + i;
         backward_branch(m, branch, clear_norm(i));
         norms[i] = layout.branches[branch].begin;
-        if (layout.branches[branch].moe) report(layout.branches[branch].experts_in.offset);
+        report(experts_of(branch));
       }
       add_norms(std::span(norms).first(per_layer));
-      report(norms[0]);
+      report(dense(norms[0], first_dense((layer + 1) * per_layer)));
     }
     embedding_.backward(vector_of(m.tokens), dx_);
-    report(0);
-    has_fetched_ = ready != nullptr;
+    report(dense(0, first_dense(0)));
   }
 
-  std::span<float> gradients() {
-    if (!has_fetched_) fetch_gradients(0, context_.layout.size);
-    has_fetched_ = true;
-    const Memory& host = context_.exec.on_gpu() ? host_gradients_ : context_.gradient_memory;
-    return {reinterpret_cast<float*>(host.data()), size_t(context_.layout.size)};
-  }
+  void await_parameters(FlatRangeCallback await) { await_ = std::move(await); }
 
-  void begin_step() {
+  void begin_step(int64_t aux_losses) {
     if (!load_) return;
     if (!step_load_) step_load_ = new_load();
     step_load_->clear();
     load_ = step_load_;
+    aux_losses_ = aux_losses;
+    aux_loss_sum_ = 0;
   }
   void share_load() {
     if (load_) share(*load_);
+  }
+  double aux_loss() const {
+    if (!load_) return 0;
+    const ModelConfig& c = context_.config;
+    return aux_losses_ > 1 ? aux_loss_sum_ / double(aux_losses_)
+                           : load_->load.aux_loss(c.aux_loss_coeff, c.top_k);
   }
   const ExpertLoad* load() const { return load_ ? &load_->load : nullptr; }
   MicrobatchState& own() { return own_; }
@@ -142,10 +148,14 @@ class Transformer::Impl {
       const auto counts = load_->load.counts(b.moe_layer);
       const double mean =
           std::accumulate(counts.begin(), counts.end(), 0.0) / double(counts.size());
-      float* bias = context_.weights.values().data() + b.router_bias;
-      for (size_t e = 0; e < counts.size(); ++e) {
-        bias[e] += counts[e] < mean ? rate : counts[e] > mean ? -rate : 0.0f;
+      const auto experts = int64_t(counts.size());
+      const Tensor bias = context_.weights.vector(b.router_bias, experts);
+      std::vector<float> values(counts.size());
+      copy(context_.exec, bias, Tensor::of(std::span(values), {experts}));
+      for (size_t e = 0; e < values.size(); ++e) {
+        values[e] += counts[e] < mean ? rate : counts[e] > mean ? -rate : 0.0f;
       }
+      copy(context_.exec, Tensor::of(std::span(values), {experts}), bias);
     }
   }
 
@@ -158,14 +168,28 @@ class Transformer::Impl {
         CountedLoad{ExpertLoad(c.moe_layers(), c.experts, context_.options.routed)});
   }
 
-  /// Counts only this microbatch, unless the step is counted as a whole.
+  /// Whether one load covers all forward passes of the step.
+  bool counts_step() const { return step_load_ && aux_losses_ == 1; }
+
   void begin_load(MicrobatchState& m) {
-    if (!step_load_) {
-      if (!m.load) m.load = new_load();
-      m.load->clear();
-      load_ = m.load;
+    if (counts_step()) {
+      m.load = step_load_;
+      return;
     }
-    m.load = load_;
+    if (!m.load || m.load == step_load_) m.load = new_load();
+    m.load->clear();
+    if (!step_load_) load_ = m.load;
+  }
+
+  /// Counts of a microbatch before its backward pass: summed over the ranks if the auxiliary loss
+  /// needs them, and added to those of the step.
+  void end_load(CountedLoad& counted) {
+    const ModelConfig& c = context_.config;
+    if (c.aux_loss_coeff > 0) share(counted);
+    if (counts_step() || !step_load_) return;
+    step_load_->load.add(counted.load);
+    step_load_->is_shared = counted.is_shared;
+    if (c.aux_loss_coeff > 0) aux_loss_sum_ += counted.load.aux_loss(c.aux_loss_coeff, c.top_k);
   }
 
   /// Collective over the step's ranks.
@@ -188,23 +212,27 @@ class Transformer::Impl {
     const BranchLayout& b = context_.layout.branches[i];
     std::vector<float> balance;
     if (b.moe && c.aux_loss_coeff > 0)
-      balance = m.load->load.balance(b.moe_layer, c.aux_loss_coeff, c.top_k);
+      balance = m.load->load.balance(b.moe_layer, c.aux_loss_coeff / double(aux_losses_), c.top_k);
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
   }
 
-  /// Adds gradients [begin, end) to those in host memory and clears them on the GPU. On a CPU rank
-  /// they are in host memory.
-  void fetch_gradients(int64_t begin, int64_t end) {
-    if (!context_.exec.on_gpu()) return;
-    constexpr int64_t kChunk = 1 << 20;
-    fetched_.resize(size_t(std::min(kChunk, context_.layout.size)));
-    for (int64_t at = begin; at < end; at += kChunk) {
-      const int64_t count = std::min(kChunk, end - at);
-      copy(context_.exec, context_.gradient(at, count), Tensor::of(fetched_.data(), {count}));
-      auto* const sums = reinterpret_cast<float*>(host_gradients_.data()) + at;
-      for (int64_t i = 0; i < count; ++i) sums[i] += fetched_[size_t(i)];
+  /// First element of a branch, or after the last branch; experts are elsewhere.
+  int64_t first_dense(size_t branch) const {
+    const auto& branches = context_.layout.branches;
+    return branch < branches.size() ? branches[branch].begin : context_.layout.final_norm;
+  }
+  static FlatRange dense(int64_t begin, int64_t end) { return {begin, end - begin}; }
+  /// Elements of a branch's experts.
+  FlatRange experts_of(size_t branch) const {
+    const BranchLayout& b = context_.layout.branches[branch];
+    if (!b.moe) return {};
+    const int64_t begin = b.experts_in.offset;
+    for (size_t i = branch + 1; i < context_.layout.branches.size(); ++i) {
+      if (context_.layout.branches[i].moe) {
+        return {begin, context_.layout.branches[i].experts_in.offset - begin};
+      }
     }
-    clear(context_.exec, context_.gradient(begin, end - begin));
+    return {begin, context_.layout.size - begin};
   }
 
   Tensor clear_norm(size_t i) {
@@ -230,14 +258,14 @@ class Transformer::Impl {
   std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
   std::unique_ptr<BranchExperts> experts_;
   std::vector<Branch> branches_;
-  Communicator& step_;
+  std::vector<Communicator*> step_;
   MicrobatchState own_;
   /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
   std::shared_ptr<CountedLoad> load_, step_load_;
+  int64_t aux_losses_ = 1;  // of a step
+  double aux_loss_sum_ = 0;
   Activation dx_, dnorms_;
-  Memory host_gradients_;       // GPU ranks: for optimizers and checkpoints
-  std::vector<float> fetched_;  // a chunk of them
-  bool has_fetched_ = true;
+  FlatRangeCallback await_;  // for the next forward pass
 };
 
 Transformer::Transformer(Communicator& tp, const ModelConfig& config,
@@ -246,15 +274,19 @@ Transformer::Transformer(Communicator& tp, const ModelConfig& config,
 Transformer::~Transformer() = default;
 
 void Transformer::initialize(uint64_t seed) {
-  initialize_parameters(impl_->context_.layout, impl_->context_.config, seed, parameters());
+  const ModelContext& c = impl_->context_;
+  initialize_parameters(c.exec, c.layout, c.config, seed, parameters());
   parameters_changed();
 }
 
-std::span<float> Transformer::parameters() {
+Tensor Transformer::parameters() const {
   return impl_->context_.weights.values();
 }
-std::span<float> Transformer::gradients() {
-  return impl_->gradients();
+Tensor Transformer::gradients() const {
+  return impl_->context_.gradient(0, impl_->context_.layout.size);
+}
+const Exec& Transformer::exec() const {
+  return impl_->context_.exec;
 }
 const std::vector<Parameter>& Transformer::parameter_list() const {
   return impl_->context_.layout.parameters;
@@ -265,8 +297,11 @@ int64_t Transformer::experts_begin() const {
 const ExpertLoad* Transformer::load() const {
   return impl_->load();
 }
-void Transformer::begin_step() {
-  impl_->begin_step();
+void Transformer::begin_step(int64_t aux_losses) {
+  impl_->begin_step(aux_losses);
+}
+double Transformer::aux_loss() const {
+  return impl_->aux_loss();
 }
 void Transformer::share_load() {
   impl_->share_load();
@@ -275,13 +310,19 @@ void Transformer::adjust_router_bias() {
   impl_->adjust_router_bias();
 }
 void Transformer::parameters_changed() {
-  impl_->context_.weights.refresh();
+  parameters_changed({0, impl_->context_.layout.size});
+}
+void Transformer::parameters_changed(FlatRange range) {
+  impl_->context_.weights.refresh(range);
+}
+void Transformer::await_parameters(FlatRangeCallback await) {
+  impl_->await_parameters(std::move(await));
 }
 
 double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
   return impl_->forward(tokens, targets, impl_->own());
 }
-void Transformer::backward(float scale, const std::function<void(int64_t begin)>& ready) {
+void Transformer::backward(float scale, const FlatRangeCallback& ready) {
   impl_->backward(impl_->own(), scale, ready);
 }
 Microbatch Transformer::make_microbatch() const {
@@ -291,8 +332,7 @@ double Transformer::forward(std::span<const int32_t> tokens, std::span<const int
                             Microbatch& microbatch) {
   return impl_->forward(tokens, targets, *microbatch.state_);
 }
-void Transformer::backward(Microbatch& microbatch, float scale,
-                           const std::function<void(int64_t begin)>& ready) {
+void Transformer::backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready) {
   impl_->backward(*microbatch.state_, scale, ready);
 }
 

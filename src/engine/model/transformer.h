@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "core/exec.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/config.h"
 #include "engine/model/parameter.h"
@@ -27,13 +28,17 @@ struct TransformerOptions {
   /// EP x TP ranks that share the experts, TP index fastest; nullptr: `tp`, whose ranks then shard
   /// every expert.
   Communicator* experts = nullptr;
-  /// All ranks of a step, over which expert counts are summed. nullptr: those of `experts`.
-  Communicator* step = nullptr;
+  /// Communicators along which expert counts are summed in turn: together all ranks of a step.
+  /// Empty: `experts`.
+  std::vector<Communicator*> step = {};
   CodecPolicy codec = {};  ///< for the forward pass
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k]. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
 };
+
+/// Callback with a range of the flat arrays.
+using FlatRangeCallback = std::function<void(FlatRange)>;
 
 class ExpertLoad;
 struct MicrobatchState;
@@ -61,24 +66,24 @@ class Transformer {
   /// position).
   void initialize(uint64_t seed);
 
-  /// This rank's parameters and gradients, f32, one flat array each, in order of use (backward
-  /// finishes them back to front). Padding between tensors stays zero.
-  std::span<float> parameters();
-  /// On GPU ranks in host memory: brought there by this call, or by a backward pass with `ready`.
-  std::span<float> gradients();
+  /// This rank's parameters and gradients, f32 [elements] on its device, one flat array each, in
+  /// order of use (backward finishes them back to front). Padding between tensors stays zero.
+  Tensor parameters() const;
+  Tensor gradients() const;
+  const Exec& exec() const;
   const std::vector<Parameter>& parameter_list() const;
-  /// Must be called after writing to parameters().
+  /// Must be called after writing to parameters(), or to a range of them.
   void parameters_changed();
+  void parameters_changed(FlatRange range);
 
   /// tokens, targets: batch x seq; target -1 is ignored. Returns the cross-entropy summed over
   /// targets in nats, the same on every TP rank.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets);
   /// Adds scale x d(sum)/d(parameter) to gradients(), and the unscaled gradients of the routers'
-  /// auxiliary loss. Calls `ready(begin)` each time gradients() from `begin` to the end are final,
-  /// with decreasing `begin`, last with 0. Expert gradients are stored last, from experts_begin():
-  /// a `begin` in that range covers only expert gradients, a lower one only those below
-  /// experts_begin().
-  void backward(float scale, const std::function<void(int64_t begin)>& ready = {});
+  /// auxiliary loss. Calls `ready(range)` each time a range of gradients() is final: all elements
+  /// once, in the same order on all ranks, experts (from experts_begin()) separately from all
+  /// others.
+  void backward(float scale, const FlatRangeCallback& ready = {});
 
   /// The same with caller-owned activations, so several microbatches may be in flight: forward and
   /// backward passes of different microbatches may interleave in any order that is the same on all
@@ -87,18 +92,26 @@ class Transformer {
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                  Microbatch& microbatch);
   /// Throws InvalidArgument without a preceding forward pass.
-  void backward(Microbatch& microbatch, float scale,
-                const std::function<void(int64_t begin)>& ready = {});
+  void backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready = {});
+
+  /// Called by the next forward pass with each range of parameters() before their use, in order,
+  /// experts separately; the range may be written to then.
+  void await_parameters(FlatRangeCallback await);
 
   /// Offset of the first expert parameter in parameters(); its end if there are none.
   int64_t experts_begin() const;
   /// Expert load, nullptr without experts: counts of the last forward pass (each backward pass uses
-  /// those of its own forward pass). After `begin_step`: counts of all forward passes since, until
-  /// `share_load`, collective over options.step, sums them over the ranks. Backward passes share
-  /// the counts automatically if the auxiliary loss needs them.
+  /// those of its own forward pass), which backward passes sum over the ranks if the auxiliary loss
+  /// needs them. After `begin_step`: counts of all forward passes since, until `share_load`,
+  /// collective over options.step, sums them over the ranks.
   const ExpertLoad* load() const;
-  void begin_step();
+  /// `aux_losses`: if 1, one auxiliary loss covers all forward passes until `share_load`; else each
+  /// of so many microbatches has its own, and the step's is their mean.
+  void begin_step(int64_t aux_losses = 1);
   void share_load();
+  /// Auxiliary loss of all layers, of what load() covers. Valid after `share_load` or a backward
+  /// pass.
+  double aux_loss() const;
   /// Loss-free balancing: adjusts the routers' biases by the shared counts. Called once per step.
   void adjust_router_bias();
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "engine/optim/cuda/kernels.h"
+
 namespace tandem {
 
 AdamStep AdamStep::make(const TrainConfig& config, int64_t step, double lr, double gradient_norm) {
@@ -22,15 +24,16 @@ AdamStep AdamStep::make(const TrainConfig& config, int64_t step, double lr, doub
   return s;
 }
 
-void adamw(const AdamStep& step, bool decay, std::span<float> w, std::span<const float> gradient,
-           std::span<float> m, std::span<float> v) {
+void adamw(const Exec& exec, const AdamStep& step, bool decay, const Tensor& w,
+           const Tensor& gradient, const Tensor& m, const Tensor& v) {
+  const float shrink = decay ? 1 - step.lr * step.weight_decay : 1;
+  if (exec.on_gpu()) return gpu::adamw(exec.stream, step, shrink, w, gradient, m, v);
   const AdamStep s = step;
-  const float shrink = decay ? 1 - s.lr * s.weight_decay : 1;
-  const auto count = int64_t(w.size());
-  float* const wp = w.data();
-  const float* const gp = gradient.data();
-  float* const mp = m.data();
-  float* const vp = v.data();
+  const int64_t count = w.elements();
+  float* const wp = w.as<float>();
+  const float* const gp = gradient.as<float>();
+  float* const mp = m.as<float>();
+  float* const vp = v.as<float>();
 #pragma omp parallel for simd schedule(static) if (count > 65536)
   for (int64_t i = 0; i < count; ++i) {
     const float g = gp[i] * s.gradient_scale;
@@ -39,22 +42,6 @@ void adamw(const AdamStep& step, bool decay, std::span<float> w, std::span<const
     wp[i] = shrink * wp[i] -
             s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
   }
-}
-
-double sum_of_squares(std::span<const float> values) {
-  constexpr size_t kLanes = 16;
-  double lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= values.size(); i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const double value = values[i + lane];
-      lanes[lane] += value * value;
-    }
-  }
-  double sum = 0;
-  for (; i < values.size(); ++i) sum += double(values[i]) * double(values[i]);
-  for (const double lane : lanes) sum += lane;
-  return sum;
 }
 
 double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
+#include "core/exec.h"
 #include "engine/config/config.h"
 
 namespace tandem {
@@ -18,12 +18,10 @@ struct AdamStep {
   static AdamStep make(const TrainConfig& config, int64_t step, double lr, double gradient_norm);
 };
 
-/// Updates w, m, v in place; applies weight decay only if `decay`.
-void adamw(const AdamStep& step, bool decay, std::span<float> w, std::span<const float> gradient,
-           std::span<float> m, std::span<float> v);
-
-/// Summation order depends only on the length.
-double sum_of_squares(std::span<const float> values);
+/// Updates w, m, v in place; applies weight decay only if `decay`. All f32, contiguous and of one
+/// size.
+void adamw(const Exec& exec, const AdamStep& step, bool decay, const Tensor& w,
+           const Tensor& gradient, const Tensor& m, const Tensor& v);
 
 /// Linear warm-up to the peak, then a cosine decay to min_lr at the end of the run: over the steps
 /// left after the warm-up or, if `train.seconds` ends the run, over the time left. `step` counts

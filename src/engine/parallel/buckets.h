@@ -8,27 +8,26 @@
 #include <span>
 #include <vector>
 
-#include "engine/model/transformer.h"
+#include "engine/model/parameter.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
 
 class Buckets {
  public:
-  struct Range {
-    int64_t begin = 0, count = 0;
-  };
   Buckets(int64_t elements, int64_t bucket_elements, int ranks)
       : elements_(elements), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {}
 
   int count() const { return int((elements_ + size_ - 1) / size_); }
   /// Bucket 0 is at the end of the array.
-  Range bucket(int b) const {
+  FlatRange bucket(int b) const {
     const int64_t end = elements_ - b * size_;
     return {std::max<int64_t>(0, end - size_), std::min(size_, end)};
   }
-  Range shard(int b, int rank) const {
-    const Range whole = bucket(b);
+  /// Bucket of an element.
+  int at(int64_t element) const { return int((elements_ - 1 - element) / size_); }
+  FlatRange shard(int b, int rank) const {
+    const FlatRange whole = bucket(b);
     const Shard part = shard_of(whole.count, ranks_, rank);
     return {whole.begin + part.begin, part.count};
   }
@@ -46,7 +45,7 @@ class Buckets {
   int ranks_;
 };
 
-/// Range of the flat array with uniform properties. Padding belongs to none.
+/// FlatRange of the flat array with uniform properties. Padding belongs to none.
 struct ParameterRun {
   int64_t begin = 0, count = 0;
   bool decay = true;

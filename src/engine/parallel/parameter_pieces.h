@@ -43,7 +43,7 @@ class ParameterPieces {
 
   /// Calls `visit(piece)` for each part of a parameter in `range` of the flat array.
   template <typename Visit>
-  void for_each(const Buckets::Range& range, Visit&& visit) const {
+  void for_each(const FlatRange& range, Visit&& visit) const {
     const int64_t end = range.begin + range.count;
     auto at = std::ranges::upper_bound(held_, range.begin, {}, &Held::reach);
     for (; at != held_.end() && at->begin < end; ++at) {

@@ -20,7 +20,7 @@ size_t raw_bytes(const Segment& segment) {
 
 }  // namespace
 
-std::vector<Segment> segments_of(Buckets::Range range, std::span<const ParameterRun> runs) {
+std::vector<Segment> segments_of(FlatRange range, std::span<const ParameterRun> runs) {
   std::vector<Segment> segments;
   int64_t at = 0;  // begin of the next segment
   const auto add = [&](int64_t end, bool encoded) {
@@ -49,7 +49,7 @@ ShardMessages::ShardMessages(const Wire& wire, const Buckets& buckets,
   if (!wire.is_none()) codec::require_encodable(wire, DType::f32);
   for (int b = 0; b < buckets.count(); ++b) {
     for (int owner = 0; owner < ranks_; ++owner) {
-      const Buckets::Range range = buckets.shard(b, owner);
+      const FlatRange range = buckets.shard(b, owner);
       const auto& segments = segments_.emplace_back(
           segments_of(range, wire.is_none() ? std::span<const ParameterRun>() : runs));
       size_t bytes = 0;

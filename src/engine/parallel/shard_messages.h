@@ -22,7 +22,7 @@ struct Segment {
 };
 
 /// Segments of `range` of an array with these `runs`.
-std::vector<Segment> segments_of(Buckets::Range range, std::span<const ParameterRun> runs);
+std::vector<Segment> segments_of(FlatRange range, std::span<const ParameterRun> runs);
 
 class ShardMessages {
  public:

@@ -1,6 +1,5 @@
 #include "engine/train/step_exchange.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "observe/recorder.h"
@@ -8,51 +7,60 @@
 namespace tandem {
 namespace {
 
-template <typename Record>
-std::vector<Record> exchange_records(Communicator& world, const Record& local, const char* what) {
-  std::vector<Record> all;
-  for (const auto& blob : world.exchange(std::as_bytes(std::span(&local, 1)), what)) {
-    std::memcpy(&all.emplace_back(), blob.data(), sizeof(Record));
-  }
-  return all;
-}
-
-}  // namespace
-
-StepSums exchange_sums(Communicator& world, const StepSums& local) {
-  if (world.size() == 1) return local;
-  const ScopedSpan span(SpanKind::wait, "gradient_norm");
-  const std::vector<StepSums> all = exchange_records(world, local, "step sums");
-  StepSums total = all[0];
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    total.loss += all[rank].loss;
-    total.squares += all[rank].squares;
-    total.stop = total.stop || all[rank].stop;
-    total.save = total.save || all[rank].save;
-    total.failed = total.failed || all[rank].failed;
+/// `local` of all ranks, combined along each axis in rank order: combine(total, other).
+template <typename Record, typename Combine>
+Record combine_along(const WorldAxes& axes, const Record& local, const char* what,
+                     const Combine& combine) {
+  Record total = local;
+  for (Communicator* axis : axes) {
+    if (axis->size() == 1) continue;
+    const Record of_rank = total;
+    bool is_first = true;
+    for (const auto& blob : axis->exchange(std::as_bytes(std::span(&of_rank, 1)), what)) {
+      Record other;
+      std::memcpy(&other, blob.data(), sizeof(Record));
+      if (std::exchange(is_first, false)) {
+        total = other;
+      } else {
+        combine(total, other);
+      }
+    }
   }
   return total;
 }
 
-void exchange_step(Communicator& world, const DataParallel::Sent& sent, StepMetrics& metrics) {
+}  // namespace
+
+StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
+  const ScopedSpan span(SpanKind::wait, "gradient_norm");
+  return combine_along(axes, local, "step sums", [](StepSums& total, const StepSums& other) {
+    total.loss += other.loss;
+    total.squares += other.squares;
+    total.stop = total.stop || other.stop;
+    total.save = total.save || other.save;
+    total.failed = total.failed || other.failed;
+  });
+}
+
+void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent, StepRecord& record) {
   struct Times {
     double gemm, compute, wait;
-    DataParallel::Sent sent;
+    ShardedOptimizer::Sent sent;
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
   const Times local{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
                     ms(SpanKind::wait), sent};
-  const std::vector<Times> all = exchange_records(world, local, "step times");
-  const Times& slowest = *std::max_element(
-      all.begin(), all.end(), [](const Times& a, const Times& b) { return a.compute < b.compute; });
-  metrics.gemm_ms = slowest.gemm;
-  metrics.compute_ms = slowest.compute;
-  metrics.exposed_comm_ms = slowest.wait;
-  for (const Times& times : all) {
-    metrics.gradient_bytes += times.sent.gradients;
-    metrics.plain_gradient_bytes += times.sent.plain;
-    metrics.weight_bytes += times.sent.weights;
-  }
+  const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
+    const ShardedOptimizer::Sent sum = total.sent + other.sent;
+    if (total.compute < other.compute) total = other;
+    total.sent = sum;
+  });
+  record.gemm_ms = all.gemm;
+  record.compute_ms = all.compute;
+  record.exposed_comm_ms = all.wait;
+  record.gradient_bytes = all.sent.gradients;
+  record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
+  record.weight_bytes = all.sent.weights;
 }
 
 }  // namespace tandem

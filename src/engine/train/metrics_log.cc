@@ -1,4 +1,4 @@
-#include "engine/train/metrics.h"
+#include "engine/train/metrics_log.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -70,14 +70,14 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
 
 }  // namespace
 
-std::string to_json_line(const StepMetrics& m) {
+std::string to_json_line(const StepRecord& m) {
   ordered_json line{{"step", m.step},       {"loss", m.loss},
                     {"lr", m.lr},           {"grad_norm", m.grad_norm},
                     {"tokens", m.tokens},   {"tokens_per_s", m.tokens_per_s},
                     {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
                     {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
                     {"mfu", m.mfu}};
-  if (m.plain_gradient_bytes > 0) {
+  if (m.uncompressed_gradient_bytes > 0) {
     line["gradient_bytes"] = m.gradient_bytes;
     line["weight_bytes"] = m.weight_bytes;
   }
@@ -92,20 +92,20 @@ std::string to_json_line(const StepMetrics& m) {
 }
 
 std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,
-                                       const StepMetrics& metrics) {
+                                       const StepRecord& step) {
   std::vector<std::string> lines;
-  const auto plain = double(metrics.plain_gradient_bytes);
+  const auto uncompressed = double(step.uncompressed_gradient_bytes);
   const auto add = [&](const char* what, const Wire& wire, uint64_t sent, const char* how) {
-    if (wire.is_none() || plain == 0) return;
+    if (wire.is_none() || uncompressed == 0) return;
     lines.push_back(fmt::format("{} as {}{}: {} sent in a step, {:.1f} % of {} in f32", what,
                                 wire.describe(), how, format_bytes(double(sent)),
-                                100 * double(sent) / plain, format_bytes(plain)));
+                                100 * double(sent) / uncompressed, format_bytes(uncompressed)));
   };
-  add("gradients", policy.gradients, metrics.gradient_bytes,
+  add("gradients", policy.gradients, step.gradient_bytes,
       policy.gradients.is_exact() ? ""
       : error_feedback            ? " with error feedback"
                                   : " without error feedback");
-  add("weights", policy.weights, metrics.weight_bytes,
+  add("weights", policy.weights, step.weight_bytes,
       policy.weights.is_exact() ? "" : " differences");
   return lines;
 }
@@ -113,8 +113,8 @@ std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_fee
 MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
     : path_(path), file_(trimmed(path, last_step), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW) {}
 
-void MetricsLog::append(const StepMetrics& metrics) {
-  unwritten_ += to_json_line(metrics);
+void MetricsLog::add(const StepRecord& step) {
+  unwritten_ += to_json_line(step);
   write_rest();
 }
 

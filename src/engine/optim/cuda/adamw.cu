@@ -1,0 +1,150 @@
+#include <algorithm>
+#include <cstdint>
+
+#include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
+#include "engine/optim/cuda/kernels.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWidth = 4;
+constexpr int kMaxBlocks = 1024;
+
+bool has_vectors(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.data()) % sizeof(float4) == 0;
+}
+
+__device__ void update(const AdamStep& s, float shrink, float& w, float gradient, float& m,
+                       float& v) {
+  const float g = gradient * s.gradient_scale;
+  m = s.beta1 * m + (1 - s.beta1) * g;
+  v = s.beta2 * v + (1 - s.beta2) * g * g;
+  w = shrink * w - s.lr * (m * s.correction1) / (sqrtf(v * s.correction2) + s.eps);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(AdamStep step, float shrink, float4* w, const float4* gradient, float4* m,
+                 float4* v, int64_t vectors) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  float4 wi = w[i], mi = m[i], vi = v[i];
+  const float4 g = gradient[i];
+  update(step, shrink, wi.x, g.x, mi.x, vi.x);
+  update(step, shrink, wi.y, g.y, mi.y, vi.y);
+  update(step, shrink, wi.z, g.z, mi.z, vi.z);
+  update(step, shrink, wi.w, g.w, mi.w, vi.w);
+  w[i] = wi, m[i] = mi, v[i] = vi;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    adamw_elements_kernel(AdamStep step, float shrink, float* w, const float* gradient, float* m,
+                          float* v, int64_t count) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) update(step, shrink, w[i], gradient[i], m[i], v[i]);
+}
+
+__device__ double combine(double value) {
+  __shared__ double of_thread[kThreads];
+  of_thread[threadIdx.x] = value;
+  for (unsigned half = kThreads / 2; half; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
+  }
+  __syncthreads();
+  return of_thread[0];
+}
+
+// Elements before the first 16-byte vector, the vectors, and the elements after the last.
+struct Parts {
+  const float* head;
+  const float4* vectors;
+  const float* tail;
+  int64_t num_vectors;
+  int num_head, num_tail;
+
+  Parts(const float* values, int64_t count) {
+    const auto misaligned = int(reinterpret_cast<uintptr_t>(values) / sizeof(float) % kWidth);
+    head = values;
+    num_head = int(std::min<int64_t>((kWidth - misaligned) % kWidth, count));
+    vectors = reinterpret_cast<const float4*>(values + num_head);
+    num_vectors = (count - num_head) / kWidth;
+    tail = values + num_head + num_vectors * kWidth;
+    num_tail = int(count - num_head - num_vectors * kWidth);
+  }
+};
+
+__device__ double square(float x) {
+  return double(x) * double(x);
+}
+
+// Squares are summed in f64, as on the CPU.
+__global__ void __launch_bounds__(kThreads)
+    squares_kernel(const Parts parts, double* sums_of_blocks) {
+  double sum = 0;
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+#pragma unroll 4
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < parts.num_vectors; i += step) {
+    const float4 x = parts.vectors[i];
+    sum += square(x.x) + square(x.y) + square(x.z) + square(x.w);
+  }
+  const auto thread = int(threadIdx.x);
+  if (blockIdx.x == 0 && thread < parts.num_head) sum += square(parts.head[thread]);
+  if (blockIdx.x == 0 && thread < parts.num_tail) sum += square(parts.tail[thread]);
+  sum = combine(sum);
+  if (threadIdx.x == 0) sums_of_blocks[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_sums_kernel(const double* sums_of_blocks, int blocks, double* total) {
+  double sum = 0;
+  for (int i = threadIdx.x; i < blocks; i += kThreads) sum += sums_of_blocks[i];
+  sum = combine(sum);
+  if (threadIdx.x == 0) *total += sum;
+}
+
+unsigned blocks_for(int64_t items) {
+  return unsigned((items - 1) / kThreads + 1);
+}
+
+}  // namespace
+
+void adamw(cudaStream_t stream, const AdamStep& step, float shrink, const Tensor& w,
+           const Tensor& gradient, const Tensor& m, const Tensor& v) {
+  const int64_t count = w.elements();
+  const bool vectors = has_vectors(w) && has_vectors(gradient) && has_vectors(m) && has_vectors(v);
+  const int64_t whole = vectors ? count / kWidth : 0, rest = count - whole * kWidth;
+  if (whole > 0) {
+    adamw_kernel<<<blocks_for(whole), kThreads, 0, stream>>>(step, shrink, w.as<float4>(),
+                                                             gradient.as<const float4>(),
+                                                             m.as<float4>(), v.as<float4>(), whole);
+    check_launch("adamw_kernel");
+  }
+  if (rest == 0) return;
+  const int64_t at = whole * kWidth;
+  adamw_elements_kernel<<<blocks_for(rest), kThreads, 0, stream>>>(
+      step, shrink, w.as<float>() + at, gradient.as<const float>() + at, m.as<float>() + at,
+      v.as<float>() + at, rest);
+  check_launch("adamw_elements_kernel");
+}
+
+size_t square_sum_bytes(int sums) {
+  return (size_t(sums) + kMaxBlocks) * sizeof(double);
+}
+
+void add_squares(cudaStream_t stream, const Tensor& values, const Memory& sums, int index) {
+  const int64_t count = values.elements();
+  if (count == 0) return;
+  const Parts parts(values.as<const float>(), count);
+  auto* const totals = reinterpret_cast<double*>(sums.data());
+  double* const sums_of_blocks = totals + sums.bytes() / sizeof(double) - kMaxBlocks;
+  const int blocks =
+      int(std::clamp<int64_t>((parts.num_vectors - 1) / kThreads + 1, 1, kMaxBlocks));
+  squares_kernel<<<blocks, kThreads, 0, stream>>>(parts, sums_of_blocks);
+  check_launch("squares_kernel");
+  add_sums_kernel<<<1, kThreads, 0, stream>>>(sums_of_blocks, blocks, totals + index);
+  check_launch("add_sums_kernel");
+}
+
+}  // namespace tandem::gpu

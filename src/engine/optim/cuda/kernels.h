@@ -1,0 +1,20 @@
+// The optimizer's kernels on a stream of a GPU. Sums have a fixed order, so runs give equal bits.
+#pragma once
+
+#include "engine/optim/adamw.h"
+#include "tandem/tensor.h"
+
+struct CUstream_st;  // CUDA's: cudaStream_t points to it
+
+namespace tandem::gpu {
+
+/// `shrink`: factor of w, for weight decay.
+void adamw(CUstream_st* stream, const AdamStep& step, float shrink, const Tensor& w,
+           const Tensor& gradient, const Tensor& m, const Tensor& v);
+
+/// Memory of `sums` f64 sums, which come first, and of their scratch.
+size_t square_sum_bytes(int sums);
+/// sums[index] += sum of the squares of `values`, f32.
+void add_squares(CUstream_st* stream, const Tensor& values, const Memory& sums, int index);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,29 @@
+// Sums of squares, for the gradient norm. The order of summation depends only on the lengths.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/exec.h"
+
+namespace tandem {
+
+double sum_of_squares(std::span<const float> values);
+
+/// Sums that are kept where the values are: on a GPU `add` is enqueued and not waited for.
+class SquareSums {
+ public:
+  SquareSums(const Exec& exec, int sums);
+  /// sums[index] += sum of the squares of `values`, f32 and contiguous.
+  void add(int index, const Tensor& values);
+  /// The sums since the last call, which restart at 0. Waits for the stream.
+  std::vector<double> take();
+
+ private:
+  Exec exec_;
+  std::vector<double> sums_;
+  Memory on_gpu_;  // the sums, and scratch
+};
+
+}  // namespace tandem

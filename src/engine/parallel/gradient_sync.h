@@ -1,0 +1,75 @@
+// Reduce-scatter of gradients over data-parallel ranks: each bucket is sent to its owners as soon
+// as backward has finished it, and owners sum in rank order.
+//
+// `ready` never waits: a bucket that its owners have no room for is sent later, from the gradients.
+// `finish` processes buckets in the same order on all ranks, and before waiting for bucket b a rank
+// has sent everything up to b, so waits cannot form a cycle.
+//
+// With a wire format (engine/parallel/shard_messages.h) gradients are encoded once, by the sender,
+// and the owner adds its local ones unencoded. With error feedback (arXiv 1901.09847) the encoding
+// error is added to the next step's gradients.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/parallel/buckets.h"
+#include "engine/parallel/message_ring.h"
+#include "engine/parallel/shard_messages.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+class GradientSync {
+ public:
+  /// `gradients`: f32 [elements] in host memory if there are several ranks; must outlive this
+  /// object. `reduced(bucket)` is called in bucket order as soon as this rank's shard is summed.
+  /// Collective over `dp`.
+  GradientSync(Communicator& dp, const Tensor& gradients, const Buckets& buckets,
+               std::span<const Parameter> list, const Wire& wire, bool error_feedback,
+               std::function<void(int bucket)> reduced);
+
+  /// Reports that these gradients are final. Each element is reported at most once a step, in any
+  /// order.
+  void ready(FlatRange range);
+  /// Completes the reduction of the step; gradients that were not reported are final now.
+  void finish();
+  /// Makes the residuals of this step's messages those of the next step. A step dropped before
+  /// leaves them unchanged.
+  void keep_residuals() { residual_.swap(next_residual_); }
+
+  /// Error feedback residual of this rank's next gradients, in the gradients' layout; empty without
+  /// error feedback.
+  std::span<float> residual() { return residual_; }
+  size_t bytes() const;
+
+  struct Sent {
+    uint64_t bytes = 0, uncompressed = 0;
+  };
+  Sent take_sent() { return std::exchange(sent_bytes_, {}); }
+
+ private:
+  float* values() const { return gradients_.as<float>(); }
+  void progress();
+  void send(int bucket);
+  const float* gradients_of(int rank, int bucket);
+  void sum(int bucket);
+  void finish_bucket();
+
+  Communicator& dp_;
+  Tensor gradients_;
+  Buckets buckets_;
+  ShardMessages messages_;
+  std::function<void(int bucket)> reduced_;
+  MessageRing ring_;
+  std::vector<float> residual_, next_residual_;
+  std::vector<float> decoded_;       // a bucket's gradients by rank
+  std::vector<int64_t> unreported_;  // elements by bucket
+  // In this step: buckets whose gradients are final, were sent, and were summed.
+  int final_ = 0, sent_ = 0, summed_ = 0;
+  Sent sent_bytes_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+#include "engine/parallel/message_ring.h"
+
+#include <algorithm>
+
+#include "observe/recorder.h"
+#include "schedule/ring.h"
+
+namespace tandem {
+
+MessageRing::MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
+                         int staged_messages)
+    : dp_(dp),
+      op_(op),
+      buckets_(buckets),
+      window_(std::clamp(buckets, 1, kWindow)),
+      message_bytes_(message_bytes) {
+  if (dp.size() == 1) return;
+  slots_ = dp.allocate(size_t(dp.size() * window_) * message_bytes, dp.size() * (window_ + 1));
+  staging_.resize(size_t(staged_messages * window_) * message_bytes);
+}
+
+int MessageRing::destination(int hop) const {
+  return schedule::ag_source(dp_.rank(), dp_.size(), hop);
+}
+
+int MessageRing::source(int hop) const {
+  return schedule::ag_target(dp_.rank(), dp_.size(), hop);
+}
+
+bool MessageRing::has_room(int bucket) const {
+  if (epoch(bucket) <= uint64_t(window_)) return true;
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const uint64_t read = dp_.read_signal(*slots_, acknowledgement(source(hop)));
+    if (read < epoch(bucket) - uint64_t(window_)) return false;
+  }
+  return true;
+}
+
+void MessageRing::wait_for_room(int bucket) {
+  if (epoch(bucket) <= uint64_t(window_)) return;
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const int rank = source(hop);
+    const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
+    dp_.wait(*slots_, acknowledgement(rank), epoch(bucket) - uint64_t(window_),
+             {op_, rank, bucket});
+  }
+}
+
+void MessageRing::send(int rank, int bucket, const void* message, size_t bytes) {
+  dp_.put(rank, *slots_, offset(dp_.rank(), bucket), message, bytes, arrival(dp_.rank(), bucket),
+          epoch(bucket));
+}
+
+bool MessageRing::has_arrived(int bucket) const {
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    if (dp_.read_signal(*slots_, arrival(source(hop), bucket)) < epoch(bucket)) return false;
+  }
+  return true;
+}
+
+void MessageRing::wait_for_arrival(int rank, int bucket) {
+  const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
+  dp_.wait(*slots_, arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
+}
+
+void MessageRing::acknowledge(int rank, int bucket) {
+  dp_.put(rank, *slots_, 0, nullptr, 0, acknowledgement(dp_.rank()), epoch(bucket));
+}
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+// Ring of messages between data-parallel ranks, a message of every bucket of a step from and to
+// every rank. A slot holds one bucket; there are up to kWindow, so that memory does not grow with
+// the model. Receivers acknowledge every message they have read, and a sender is at most a ring
+// ahead. Message n is in slot n % slots; numbers continue from step to step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+class MessageRing {
+ public:
+  static constexpr int kWindow = 4;  ///< max buckets in flight
+
+  /// `op`: name in errors and spans. `staged_messages`: encoded messages of a slot to keep until
+  /// they are acknowledged; 0: messages are sent from where they are. Collective over `dp`;
+  /// allocates nothing for one rank.
+  MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
+              int staged_messages);
+
+  int window() const { return window_; }
+  size_t bytes() const { return staging_.size() + (slots_ ? slots_->bytes() : 0); }
+  bool is_staged() const { return !staging_.empty(); }
+  /// Staged message `index` of a bucket.
+  std::byte* staged(int index, int bucket) {
+    return staging_.data() + size_t(index * window_ + slot(bucket)) * message_bytes_;
+  }
+  /// Received message of `rank`.
+  const std::byte* received(int rank, int bucket) const {
+    return slots_->local() + offset(rank, bucket);
+  }
+
+  /// Whether all ranks have read the message whose slot the bucket takes.
+  bool has_room(int bucket) const;
+  void wait_for_room(int bucket);
+  void send(int rank, int bucket, const void* message, size_t bytes);
+  bool has_arrived(int bucket) const;  ///< from all ranks
+  void wait_for_arrival(int rank, int bucket);
+  void acknowledge(int rank, int bucket);
+  /// Ends a step.
+  void next_step() { begin_ += uint64_t(buckets_); }
+
+  /// Destination and source at `hop` of 1 … ranks - 1.
+  int destination(int hop) const;
+  int source(int hop) const;
+
+ private:
+  int slot(int bucket) const { return int((begin_ + uint64_t(bucket)) % uint64_t(window_)); }
+  size_t offset(int rank, int bucket) const {
+    return size_t(rank * window_ + slot(bucket)) * message_bytes_;
+  }
+  int arrival(int rank, int bucket) const { return rank * window_ + slot(bucket); }
+  int acknowledgement(int rank) const { return dp_.size() * window_ + rank; }
+  uint64_t epoch(int bucket) const { return begin_ + uint64_t(bucket) + 1; }
+
+  Communicator& dp_;
+  const char* op_;
+  int buckets_, window_;
+  size_t message_bytes_;
+  uint64_t begin_ = 0;  // number of the step's first message
+  std::shared_ptr<SymmetricBuffer> slots_;
+  std::vector<std::byte> staging_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,162 @@
+#include "engine/parallel/sharded_optimizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "observe/recorder.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// The parameters of a group with offsets relative to its begin.
+std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
+  for (Parameter& p : list) p.offset -= begin;
+  return list;
+}
+
+const ParameterGroup& checked(const Exec& exec, const ParameterGroup& group) {
+  if (!exec.on_gpu() || group.replicas.size() == 1) return group;
+  throw Unsupported(
+      fmt::format("optimizer: {} replicas on GPUs: expected 1", group.replicas.size()));
+}
+
+}  // namespace
+
+ShardedOptimizer::Group::Group(ShardedOptimizer& owner, const ParameterGroup& group,
+                               const Tensor& all_weights, const Tensor& all_gradients,
+                               int64_t bucket_elements, const DataParallelWires& wires)
+    : exec(owner.exec_),
+      replicas(checked(exec, group).replicas),
+      begin(group.range.begin),
+      weights(all_weights.narrow(0, begin, group.range.count)),
+      gradients(all_gradients.narrow(0, begin, group.range.count)),
+      buckets(group.range.count, bucket_elements, replicas.size()),
+      state(exec, weights, buckets, replicas.rank(), relative(group.list, begin),
+            WeightSync::sends_differences(replicas, wires.weights)),
+      gradient_sync(replicas, gradients, buckets, relative(group.list, begin), wires.gradients,
+                    wires.error_feedback,
+                    [this, &owner](int bucket) { add_squares(owner.squares_, bucket); }),
+      weight_sync(replicas, weights, buckets, relative(group.list, begin), wires.weights, state) {}
+
+void ShardedOptimizer::Group::add_squares(SquareSums& sums, int bucket) {
+  for (const ShardedState::Run& r : state.runs(bucket)) {
+    sums.add(r.run.sharded ? 0 : 1, gradients.narrow(0, r.run.begin, r.run.count));
+  }
+}
+
+void ShardedOptimizer::Group::update(const AdamStep& step) {
+  gradient_sync.keep_residuals();
+  weight_sync.begin([this, step](int bucket) {
+    const ScopedSpan span(SpanKind::compute, "adamw", bucket);
+    for (const ShardedState::Run& r : state.runs(bucket)) {
+      adamw(exec, step, r.run.decay, r.updated, gradients.narrow(0, r.run.begin, r.run.count),
+            r.first, r.second);
+    }
+    const FlatRange cleared = buckets.bucket(bucket);
+    clear(exec, gradients.narrow(0, cleared.begin, cleared.count));
+  });
+}
+
+ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
+                                   std::vector<ParameterGroup> groups, int64_t bucket_elements,
+                                   const DataParallelWires& wires)
+    : exec_(exec), squares_(exec, 2) {
+  for (const ParameterGroup& group : groups) {
+    groups_.emplace_back(*this, group, weights, gradients, bucket_elements, wires);
+  }
+}
+
+void ShardedOptimizer::adopt_weights() {
+  for (Group& group : groups_) group.state.adopt_weights();
+}
+
+ShardedOptimizer::Group& ShardedOptimizer::group_of(FlatRange range) {
+  const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
+    return range.begin >= group.begin && range.end() <= group.begin + group.weights.elements();
+  });
+  if (found != groups_.end()) return *found;
+  throw InvalidArgument(fmt::format("optimizer: elements {} to {}: expected a range of one group",
+                                    range.begin, range.end()));
+}
+
+void ShardedOptimizer::ready(FlatRange range) {
+  Group& group = group_of(range);
+  group.gradient_sync.ready(group.local(range));
+}
+
+ShardedOptimizer::Squares ShardedOptimizer::reduce() {
+  for (Group& group : groups_) {
+    group.gradient_sync.finish();
+    if (group.replicas.size() == 1) continue;
+    const ScopedSpan span(SpanKind::wait, "dp_flush");
+    group.replicas.flush();  // `update` clears the gradients
+  }
+  const std::vector<double> sums = squares_.take();
+  return {sums[0], sums[1]};
+}
+
+void ShardedOptimizer::update(const AdamStep& step) {
+  for (Group& group : groups_) group.update(step);
+}
+
+void ShardedOptimizer::await(FlatRange range) {
+  Group& group = group_of(range);
+  group.weight_sync.await(group.local(range));
+}
+
+void ShardedOptimizer::await_all() {
+  for (Group& group : groups_) group.weight_sync.await({0, group.weights.elements()});
+}
+
+std::vector<StatePart> ShardedOptimizer::parts(Moment moment) const {
+  std::vector<StatePart> parts;
+  for (const Group& group : groups_) {
+    for (StatePart part : group.state.parts(moment)) {
+      part.begin += group.begin;
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
+bool ShardedOptimizer::has_masters() const {
+  return std::ranges::any_of(groups_, [](const Group& g) { return g.state.has_masters(); });
+}
+
+std::vector<std::span<float>> ShardedOptimizer::residuals() {
+  std::vector<std::span<float>> residuals;
+  for (Group& group : groups_) residuals.push_back(group.gradient_sync.residual());
+  return residuals;
+}
+
+ShardedOptimizer::Sent ShardedOptimizer::take_sent() {
+  Sent sent;
+  for (Group& group : groups_) {
+    const GradientSync::Sent of_gradients = group.gradient_sync.take_sent();
+    sent.gradients += of_gradients.bytes;
+    sent.uncompressed_gradients += of_gradients.uncompressed;
+    sent.weights += group.weight_sync.take_sent();
+  }
+  return sent;
+}
+
+size_t ShardedOptimizer::state_bytes() const {
+  size_t bytes = 0;
+  for (const Group& group : groups_) {
+    bytes += group.weights.bytes() + group.gradients.bytes() + group.state.bytes() +
+             group.gradient_sync.bytes() + group.weight_sync.bytes();
+  }
+  return bytes;
+}
+
+std::string ShardedOptimizer::describe_state() const {
+  int64_t parameters = 0;
+  for (const Group& group : groups_) parameters += group.weights.elements();
+  return fmt::format(
+      "memory: {:.1f} bytes a parameter and rank for weights, gradients, optimizer and messages",
+      double(state_bytes()) / double(parameters));
+}
+
+}  // namespace tandem

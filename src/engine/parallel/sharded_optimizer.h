@@ -1,0 +1,111 @@
+// Data parallelism with sharded optimizer state (ZeRO stage 1): gradients are reduced to the owners
+// of their shards (engine/parallel/gradient_sync.h), owners update (engine/optim/), and the updated
+// weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use.
+//
+// One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
+// order on every rank, then `await` before weights are used. `update` zeroes the gradients.
+#pragma once
+
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/optim/adamw.h"
+#include "engine/optim/squares.h"
+#include "engine/parallel/gradient_sync.h"
+#include "engine/parallel/sharded_state.h"
+#include "engine/parallel/weight_sync.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+struct DataParallelWires {
+  Wire gradients{}, weights{};
+  bool error_feedback = true;  ///< for gradients
+};
+
+/// Parameters whose state is sharded over the ranks of one communicator.
+struct ParameterGroup {
+  Communicator& replicas;
+  FlatRange range;              ///< of the flat arrays; groups do not overlap
+  std::vector<Parameter> list;  ///< with offsets in the flat arrays
+};
+
+class ShardedOptimizer {
+ public:
+  /// `weights`, `gradients`: f32 [elements] on exec's device; must outlive this object. On a GPU
+  /// every group has one replica; throws Unsupported otherwise. Collective over the groups'
+  /// communicators.
+  ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
+                   std::vector<ParameterGroup> groups, int64_t bucket_elements,
+                   const DataParallelWires& wires = {});
+
+  /// Copies the weights to the owners' master weights; call after setting the weights.
+  void adopt_weights();
+
+  /// Reports that these gradients are final; `range` lies in one group.
+  void ready(FlatRange range);
+
+  struct Squares {
+    double sharded = 0, replicated = 0;  ///< TP-sharded and TP-replicated parameters
+  };
+  /// Completes the reduction. Returns the sum of squares over this rank's shards.
+  Squares reduce();
+  /// Begins AdamW on this rank's shards and the all-gather of the updated weights.
+  void update(const AdamStep& step);
+  /// Blocks until these weights, of one group, are updated. All ranks await the same ranges in the
+  /// same order.
+  void await(FlatRange range);
+  void await_all();
+
+  std::vector<StatePart> parts(Moment moment) const;
+  /// Whether owners have separate master weights: the weights of all ranks are then sums of decoded
+  /// differences.
+  bool has_masters() const;
+  /// Error feedback residuals of this rank's next gradients, one a group, in the gradients' layout;
+  /// empty without error feedback. Changed only by `update`: a step dropped before it leaves them
+  /// unchanged.
+  std::vector<std::span<float>> residuals();
+
+  struct Sent {
+    uint64_t gradients = 0, weights = 0;
+    uint64_t uncompressed_gradients = 0;
+    Sent operator+(const Sent& other) const {
+      return {gradients + other.gradients, weights + other.weights,
+              uncompressed_gradients + other.uncompressed_gradients};
+    }
+  };
+  /// Bytes sent by this rank since the last call.
+  Sent take_sent();
+
+  /// Bytes of this rank's weights, gradients, optimizer state, messages and residuals.
+  size_t state_bytes() const;
+  /// "memory: 16.2 bytes a parameter and rank for …"
+  std::string describe_state() const;
+
+ private:
+  struct Group {
+    Group(ShardedOptimizer& owner, const ParameterGroup& group, const Tensor& all_weights,
+          const Tensor& all_gradients, int64_t bucket_elements, const DataParallelWires& wires);
+    void add_squares(SquareSums& sums, int bucket);
+    void update(const AdamStep& step);
+    FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
+
+    Exec exec;
+    Communicator& replicas;
+    int64_t begin;  // in the flat arrays; all below is relative to it
+    Tensor weights, gradients;
+    Buckets buckets;
+    ShardedState state;
+    GradientSync gradient_sync;
+    WeightSync weight_sync;
+  };
+  Group& group_of(FlatRange range);
+
+  Exec exec_;
+  SquareSums squares_;  // [sharded, replicated]
+  std::deque<Group> groups_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,71 @@
+#include "engine/parallel/sharded_state.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Buckets& buckets,
+                           int rank, std::span<const Parameter> list, bool has_masters)
+    : exec_(exec),
+      weights_(weights),
+      buckets_(buckets),
+      rank_(rank),
+      has_masters_(has_masters),
+      first_(size_t(buckets.slot_elements()) * sizeof(float), exec.device),
+      second_(first_.bytes(), exec.device) {
+  if (has_masters) master_ = Memory(first_.bytes(), exec.device);
+  const auto view = [](const Memory& memory, int64_t begin, int64_t count) {
+    return memory.view(DType::f32, {count}, size_t(begin) * sizeof(float));
+  };
+  const std::vector<ParameterRun> all = parameter_runs(list);
+  for (int b = 0; b < buckets.count(); ++b) {
+    begins_.push_back(runs_.size());
+    const FlatRange local = buckets.shard(b, rank);
+    for (const ParameterRun& run : all) {
+      const int64_t begin = std::max(run.begin, local.begin);
+      const int64_t count = std::min(run.begin + run.count, local.end()) - begin;
+      if (count <= 0) continue;
+      const int64_t slot = buckets.slot_begin(b) + begin - local.begin;
+      // Replicated parameters have no separate master.
+      runs_.push_back({.run = {begin, count, run.decay, run.sharded},
+                       .updated = has_masters && run.sharded ? view(master_, slot, count)
+                                                             : weights.narrow(0, begin, count),
+                       .first = view(first_, slot, count),
+                       .second = view(second_, slot, count)});
+    }
+  }
+  begins_.push_back(runs_.size());
+}
+
+std::span<const ShardedState::Run> ShardedState::runs(int bucket) const {
+  const size_t begin = begins_[size_t(bucket)];
+  return std::span(runs_).subspan(begin, begins_[size_t(bucket) + 1] - begin);
+}
+
+Tensor ShardedState::masters(int bucket) const {
+  return master_.view(DType::f32, {buckets_.shard(bucket, rank_).count},
+                      size_t(buckets_.slot_begin(bucket)) * sizeof(float));
+}
+
+void ShardedState::adopt_weights() {
+  for (const StatePart& part : parts(Moment::master)) {
+    const Tensor weights = weights_.narrow(0, part.begin, part.values.elements());
+    if (part.values.data() != weights.data()) copy(exec_, weights, part.values);
+  }
+}
+
+std::vector<StatePart> ShardedState::parts(Moment moment) const {
+  std::vector<StatePart> parts;
+  if (moment == Moment::master && !has_masters_) return parts;
+  for (const Run& r : runs_) {
+    const Tensor& values = moment == Moment::first    ? r.first
+                           : moment == Moment::second ? r.second
+                           : moment == Moment::master
+                               ? r.updated
+                               : weights_.narrow(0, r.run.begin, r.run.count);
+    parts.push_back({r.run.begin, values});
+  }
+  return parts;
+}
+
+}  // namespace tandem

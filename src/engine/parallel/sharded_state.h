@@ -1,0 +1,59 @@
+// Optimizer state of one rank: both moments of its shards of the weights and, if ranks send weight
+// differences, the owners' f32 master weights (ZeRO, arXiv 1910.02054).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/exec.h"
+#include "engine/parallel/buckets.h"
+
+namespace tandem {
+
+/// Weights as held by all ranks, both moments, and the owners' master weights.
+enum class Moment : uint8_t { weights, first, second, master };
+
+/// Contiguous elements of a rank's flat array.
+struct StatePart {
+  int64_t begin = 0;
+  Tensor values;  ///< f32 [elements] on the rank's device; writable
+};
+
+class ShardedState {
+ public:
+  /// `weights`: f32 [elements] on exec's device; must outlive this object.
+  ShardedState(const Exec& exec, const Tensor& weights, const Buckets& buckets, int rank,
+               std::span<const Parameter> list, bool has_masters);
+
+  bool has_masters() const { return has_masters_; }
+  /// Copies the weights to the masters.
+  void adopt_weights();
+
+  /// Elements of uniform properties in one bucket of this rank.
+  struct Run {
+    ParameterRun run;  ///< in the flat array
+    Tensor updated;    ///< weights that the optimizer updates
+    Tensor first, second;
+  };
+  std::span<const Run> runs(int bucket) const;
+  /// Master weights of this rank's shard of a bucket.
+  Tensor masters(int bucket) const;
+
+  /// State owned by this rank, without padding: all ranks together cover each element once
+  /// (`master` only if has_masters()).
+  std::vector<StatePart> parts(Moment moment) const;
+  size_t bytes() const { return first_.bytes() + second_.bytes() + master_.bytes(); }
+
+ private:
+  Exec exec_;
+  Tensor weights_;
+  Buckets buckets_;
+  int rank_;
+  bool has_masters_;
+  Memory first_, second_, master_;  // by slot
+  std::vector<Run> runs_;           // by bucket
+  std::vector<size_t> begins_;      // of each bucket's runs
+};
+
+}  // namespace tandem

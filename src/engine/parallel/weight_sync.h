@@ -1,0 +1,64 @@
+// All-gather of updated weights over data-parallel ranks, bucket by bucket in the order of use: an
+// owner updates its shard and sends it, and `await` receives what is needed next.
+//
+// An exact wire format reproduces weights bitwise. With any other, ranks send the difference
+// between the owner's f32 weights and the weights that all ranks hold (SDP4Bit, arXiv 2410.15526,
+// section 3.1): all ranks, including the owner, add the decoded difference, and its error is part
+// of the next difference. Either way all ranks hold the same bits.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/parallel/message_ring.h"
+#include "engine/parallel/shard_messages.h"
+#include "engine/parallel/sharded_state.h"
+
+namespace tandem {
+
+class WeightSync {
+ public:
+  /// `weights`: as of `state`. Collective over `dp`.
+  WeightSync(Communicator& dp, const Tensor& weights, const Buckets& buckets,
+             std::span<const Parameter> list, const Wire& wire, const ShardedState& state);
+
+  /// Whether ranks send differences, so that owners need masters.
+  static bool sends_differences(const Communicator& dp, const Wire& wire) {
+    return dp.size() > 1 && !wire.is_exact();
+  }
+
+  /// Begins a step: `update(bucket)` is called for every bucket, in the order of use, before this
+  /// rank's shard of it is sent. Sends as many buckets as fit into the ring.
+  void begin(std::function<void(int bucket)> update);
+  /// Blocks until the range's weights are those of all owners. Waits form no cycle if all ranks
+  /// await the same ranges in the same order.
+  void await(FlatRange range);
+  bool is_complete() const { return received_ == buckets_.count(); }
+
+  size_t bytes() const { return ring_.bytes() + decoded_.size() * sizeof(float); }
+  uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
+
+ private:
+  /// Bucket 0 is at the end of the array, which is used last.
+  int bucket_of(int index) const { return buckets_.count() - 1 - index; }
+  void send_ahead();
+  void send(int index);
+  void receive(int owner, int index);
+  void make_differences(int bucket);
+  void add_differences(int owner, int bucket);
+
+  Communicator& dp_;
+  Tensor weights_;
+  Buckets buckets_;
+  ShardMessages messages_;
+  const ShardedState& state_;
+  MessageRing ring_;
+  std::vector<float> decoded_;  // one shard's differences
+  std::function<void(int bucket)> update_;
+  int sent_, received_;  // buckets of this step, in the order of use
+  uint64_t sent_bytes_ = 0;
+};
+
+}  // namespace tandem

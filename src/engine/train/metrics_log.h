@@ -1,0 +1,37 @@
+// OUT/metrics.jsonl: one JSON object per step, in order, each step once, also across resumes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/file_descriptor.h"
+#include "engine/model/codec_policy.h"
+#include "engine/train/step_record.h"
+
+namespace tandem {
+
+std::string to_json_line(const StepRecord& step);
+/// One line for each of gradients and weights sent in a wire format: bytes per step, and as a share
+/// of the uncompressed ones.
+std::vector<std::string> describe_sent(const CodecPolicy& policy, bool error_feedback,
+                                       const StepRecord& step);
+
+class MetricsLog : public StepSink {
+ public:
+  /// Keeps the lines of steps up to `last_step` and drops later ones and a truncated last line.
+  /// Damaged lines are moved to PATH.damaged, with a log message.
+  MetricsLog(const std::string& path, int64_t last_step);
+  /// After an IoError the line is kept: the next call writes it first.
+  void add(const StepRecord& step) override;
+  /// Tries lines that add() could not write again.
+  void sync();
+
+ private:
+  void write_rest();
+
+  std::string path_;
+  FileDescriptor file_;
+  std::string unwritten_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,81 @@
+#include "engine/train/model_ranks.h"
+
+#include <fmt/format.h>
+
+#include "engine/model/expert_load.h"
+#include "engine/train/step_executor.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+Strategy parse_strategy(const std::string& name) {
+  for (const Strategy s : {Strategy::automatic, Strategy::serial, Strategy::overlapped}) {
+    if (name == name_of(s)) return s;
+  }
+  throw ConfigError(fmt::format("parallel.strategy is \"{}\"", name));
+}
+
+TransformerOptions make_options(
+    const ParallelGroups& groups, const TrainConfig& config,
+    const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
+  TransformerOptions options;
+  options.batch = microbatch_of(config);
+  options.seq = config.train.seq;
+  options.dtype = parse_dtype(config.train.dtype);
+  options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
+  options.codec = CodecPolicy::parse(config.parallel.codec);
+  options.experts = groups.experts();
+  if (groups.experts()) options.step = groups.world_axes();
+  if (routed) options.routed = std::bind_front(routed, groups.world().rank());
+  return options;
+}
+
+/// The replicated parameters, and the experts of this EP rank.
+std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
+                                                  const Transformer& model) {
+  std::vector<Parameter> dense, experts;
+  for (const Parameter& p : model.parameter_list()) {
+    (p.sharding.over_ep() ? experts : dense).push_back(p);
+  }
+  const int64_t begin = model.experts_begin();
+  std::vector<ParameterGroup> all{{groups.dp(), {0, begin}, std::move(dense)}};
+  if (groups.expert_dp()) {
+    const int64_t count = model.parameters().elements() - begin;
+    all.push_back({*groups.expert_dp(), {begin, count}, std::move(experts)});
+  }
+  return all;
+}
+
+int64_t bucket_elements(const TrainConfig& config) {
+  return int64_t(config.parallel.dp_bucket_mib * (1 << 20) / sizeof(float));
+}
+
+DataParallelWires make_wires(const TrainConfig& config) {
+  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
+  return {codec.gradients, codec.weights, config.parallel.error_feedback};
+}
+
+}  // namespace
+
+ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
+                       const std::function<void(int rank, int layer, const Tensor& scores,
+                                                const Tensor& chosen)>& routed)
+    : model(groups.tp(), config.model, make_options(groups, config, routed)),
+      optimizer(model.exec(), model.parameters(), model.gradients(),
+                make_parameter_groups(groups, model), bucket_elements(config), make_wires(config)) {
+}
+
+void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {
+  const ExpertLoad* load = model.load();
+  if (!load) return;
+  for (int layer = 0; layer < int(load->layers()); ++layer) {
+    record.imbalance.push_back(load->imbalance(layer, int(config.parallel.ep)));
+    record.expert_imbalance.push_back(load->imbalance(layer, int(config.model.experts)));
+    const auto counts = load->counts(layer);
+    record.expert_rows.emplace_back(counts.begin(), counts.end());
+  }
+  if (config.model.aux_loss_coeff > 0) record.aux_loss = model.aux_loss();
+}
+
+}  // namespace tandem

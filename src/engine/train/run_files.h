@@ -1,0 +1,47 @@
+// Files of a training run under OUT, as rank 0 keeps them, and the decision where a run begins.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/run_lock.h"
+#include "engine/config/config.h"
+#include "engine/data/corpus.h"
+#include "engine/report/progress.h"
+#include "engine/train/metrics_log.h"
+
+namespace tandem {
+
+class RunFiles {
+ public:
+  /// Locks OUT, which must hold no run unless `resume`. Throws ConfigError and IoError. `progress`
+  /// receives notes.
+  RunFiles(const std::string& out, bool resume, const TrainConfig& config, const Corpus& corpus,
+           ProgressLine& progress);
+
+  /// Path of the checkpoint to resume from, or an empty string.
+  const std::string& resume_from() const { return resume_from_; }
+  /// Writes config.toml, with the settings in effect, and heldout.txt.
+  void write_configuration(const TrainConfig& config) const;
+  /// Opens metrics.jsonl after step `step`; lines of later steps are dropped.
+  void open_log(int64_t step);
+  MetricsLog& log() { return *log_; }
+  CheckpointKeeper& keeper() { return keeper_; }
+  /// Before a checkpoint of step `step`: writes what is missing if OUT was removed meanwhile.
+  void renew(int64_t step, const TrainConfig& config);
+
+ private:
+  void find_checkpoint(const TrainConfig& config);
+  void warn(const std::string& text) { progress_.note("warning: " + text); }
+
+  std::string out_;
+  const Corpus& corpus_;
+  ProgressLine& progress_;
+  std::optional<RunLock> lock_;
+  CheckpointKeeper keeper_;
+  std::optional<MetricsLog> log_;
+  std::string resume_from_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,65 @@
+// Work of one training step on a rank: reading, forward and backward passes of its microbatches,
+// gradient reduction, update.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/data/sampler.h"
+#include "engine/model/transformer.h"
+#include "engine/parallel/dims.h"
+#include "engine/parallel/sharded_optimizer.h"
+
+namespace tandem {
+
+class StepExecutor {
+ public:
+  /// All must outlive this object.
+  StepExecutor(const TrainConfig& config, const ParallelGroups& groups, const Corpus& corpus,
+               const Sampler& sampler, Transformer& model, ShardedOptimizer& optimizer);
+
+  /// Number of target tokens in the step whose first sample is `first`, over all ranks.
+  int64_t targets(int64_t first) const;
+
+  struct Result {
+    double loss = 0;     ///< this rank's share, in nats: TP rank 0 of a replica has the replica's
+    double squares = 0;  ///< of this rank's shards of the gradients
+  };
+  /// Reads this rank's samples, runs forward and backward passes, and reduces the gradients.
+  /// `targets`: of the step. After a read error the step continues with ignored text, as other
+  /// ranks wait for this one's contribution; it must then be dropped. Collective.
+  Result compute(int64_t first, int64_t targets);
+  /// Updates the weights with the gradients of `compute`; the next forward pass waits for them.
+  void update(const AdamStep& step);
+  /// Blocks until all weights are updated. Called before they are read other than by a forward
+  /// pass of training. Collective.
+  void await_weights();
+
+  /// Message of a text that could not be read; empty if there is none.
+  const std::string& read_error() const { return read_error_; }
+  /// Verifies the text, if the sample is the first of a further epoch: file times are not enough,
+  /// as writes through a mapping show late. Collective.
+  void verify_text(int64_t first);
+
+ private:
+  void read_microbatch(int64_t sample);
+  void ignore_text(const std::string& error);
+  void count_experts(int64_t first, int64_t share);
+
+  const TrainConfig& config_;
+  const ParallelGroups& groups_;
+  const Corpus& corpus_;
+  const Sampler& sampler_;
+  Transformer& model_;
+  ShardedOptimizer& optimizer_;
+  int64_t microbatch_;
+  std::vector<int32_t> tokens_, targets_;
+  std::string read_error_;
+};
+
+/// Samples of a microbatch: train.microbatch, or all of a replica.
+int64_t microbatch_of(const TrainConfig& config);
+
+}  // namespace tandem

@@ -1,0 +1,40 @@
+// Record of a training step, and the interface of its receivers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tandem {
+
+struct StepRecord {
+  int64_t step = 0;  ///< from 1
+  double loss = 0;   ///< nats per token
+  double lr = 0, grad_norm = 0;
+  int64_t tokens = 0;  ///< predicted in this step
+  double tokens_per_s = 0, step_ms = 0;
+  // Times of the rank with the longest compute time.
+  double compute_ms = 0;  ///< including GEMMs
+  double gemm_ms = 0;
+  double exposed_comm_ms = 0;
+  // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
+  // uncompressed.
+  uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;
+  double mfu = 0;                         ///< this step's utilization (engine/plan/utilization.h)
+  std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
+  // MoE models, over all tokens of the step.
+  std::optional<double> aux_loss;  ///< load-balancing loss of all layers, as trained on
+  /// Rows over the mean per MoE layer: of the fullest EP rank, and of the fullest expert.
+  std::vector<double> imbalance, expert_imbalance;
+  std::vector<std::vector<int64_t>> expert_rows;  ///< by layer and expert
+};
+
+/// Receives every finished step, on rank 0, in order.
+class StepSink {
+ public:
+  virtual ~StepSink() = default;
+  virtual void add(const StepRecord& step) = 0;
+};
+
+}  // namespace tandem
