@@ -37,13 +37,15 @@ Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
 }  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
-                           const TransformerOptions& transformer_options)
+                           const TransformerOptions& transformer_options,
+                           const StageLayers& layers_of_stage)
     : tp(communicator),
       exec(exec_of(communicator)),
       experts(transformer_options.experts ? *transformer_options.experts : communicator),
       config(model),
       options(transformer_options),
-      layout(config, tp.size(), tp.rank(), place_of(experts, tp)),
+      layers(layers_of_stage),
+      layout(config, tp.size(), tp.rank(), place_of(experts, tp), layers_of_stage),
       weights(exec, layout, options.dtype),
       gradient_memory(size_t(layout.size) * sizeof(float), exec.device),
       tokens(options.batch * options.seq),
@@ -151,13 +153,14 @@ void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved,
 }
 
 void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
-                      const BranchActivations& saved, std::span<const float> balance) {
+                      const BranchActivations& saved, std::span<const float> balance,
+                      bool is_split) {
   const Tensor& narrow = products_ ? products_->doutput : experts_->doutput;
   const bool is_narrow = dx.dtype() != narrow.dtype();
   if (is_narrow) cast(context_.exec, dx, narrow);
   const Tensor& dy = is_narrow ? narrow : dx;
   if (experts_) experts_backward(dy, saved, balance);
-  if (products_) products_backward(dy, saved);
+  if (products_) products_backward(dy, saved, is_split);
   if (products_) norm_backward(x, products_->dnormed, saved, dx, dnorm);
   if (experts_) norm_backward(x, experts_->dnormed, saved, dx, dnorm);
 }
@@ -167,17 +170,17 @@ void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchA
   rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, dnormed, dx, dnorm);
 }
 
-void Branch::products_backward(const Tensor& dy, const BranchActivations& saved) {
+void Branch::products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split) {
   const Weights& weights = context_.weights;
   const ModelLayout& l = context_.layout;
   const ProductActivations& forward = *saved.products;
   BranchProducts& p = *products_;
+  const Tensor& dhidden = is_split ? forward.weight_pass->dhidden : p.dhidden;
   p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.d_act);
-  gemm(context_.exec, p.out_dgrad.gathered().transposed(), forward.inner,
-       context_.gradient(layout_.out), {.accumulate = true});
+  if (is_split) copy(context_.exec, p.out_dgrad.gathered(), forward.weight_pass->dy);
 
   const HiddenViews h = split_hidden(l, layout_, forward.hidden);
-  const HiddenViews dh = split_hidden(l, layout_, p.dhidden);
+  const HiddenViews dh = split_hidden(l, layout_, dhidden);
   const InnerViews inner = split_inner(l, layout_, forward.inner);
   const InnerViews d_act = split_inner(l, layout_, p.d_act);
   if (layout_.attention) {
@@ -185,8 +188,21 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved)
                           d_act.attention, dh.q, dh.k, dh.v);
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
-  p.in_dgrad.run(p.dhidden, weights.matrix(layout_.in).transposed(), p.dnormed);
-  p.in_wgrad.run(saved.x_norm, p.dhidden, context_.gradient(layout_.in));
+  p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.dnormed);
+  if (!is_split) add_weight_gradients(p.out_dgrad.gathered(), dhidden, saved);
+}
+
+void Branch::backward_weight(const BranchActivations& saved) {
+  if (!products_) return;
+  const WeightPass& pass = *saved.products->weight_pass;
+  add_weight_gradients(pass.dy, pass.dhidden, saved);
+}
+
+void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
+                                  const BranchActivations& saved) {
+  gemm(context_.exec, dy.transposed(), saved.products->inner, context_.gradient(layout_.out),
+       {.accumulate = true});
+  products_->in_wgrad.run(saved.x_norm, dhidden, context_.gradient(layout_.in));
 }
 
 void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,

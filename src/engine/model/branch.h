@@ -18,12 +18,13 @@ namespace tandem {
 /// State shared by all components of one Transformer.
 struct ModelContext {
   ModelContext(Communicator& communicator, const ModelConfig& model,
-               const TransformerOptions& transformer_options);
+               const TransformerOptions& transformer_options, const StageLayers& layers);
   Communicator& tp;
   Exec exec;
   Communicator& experts;  ///< EP x TP ranks
   ModelConfig config;
   TransformerOptions options;
+  StageLayers layers;
   ModelLayout layout;
   Weights weights;
   Memory gradient_memory;
@@ -70,9 +71,11 @@ class Branch {
   void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
   /// gradient. `saved`: saved activations. `balance`: gradient of the auxiliary loss with respect
-  /// to one row's probabilities; empty: none.
+  /// to one row's probabilities; empty: none. `is_split`: leaves the weight gradients of the
+  /// products to backward_weight, for which `saved` then has memory.
   void backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
-                const BranchActivations& saved, std::span<const float> balance);
+                const BranchActivations& saved, std::span<const float> balance, bool is_split);
+  void backward_weight(const BranchActivations& saved);
 
  private:
   struct Steps;
@@ -80,7 +83,10 @@ class Branch {
   /// dx += gradient through the norm.
   void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
                      const Tensor& dx, const Tensor& dnorm);
-  void products_backward(const Tensor& dy, const BranchActivations& saved);
+  void products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split);
+  /// `dy`: rows of all ranks.
+  void add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
+                            const BranchActivations& saved);
   void experts_backward(const Tensor& dy, const BranchActivations& saved,
                         std::span<const float> balance);
   void router_backward(const BranchActivations& saved, std::span<const float> balance);

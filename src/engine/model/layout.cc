@@ -7,6 +7,7 @@
 
 #include "core/host_copy.h"
 #include "tandem/collectives.h"
+#include "tandem/error.h"
 #include "tandem/random.h"
 
 namespace tandem {
@@ -37,8 +38,31 @@ Shard times(Shard heads, int64_t head_dim) {
 
 }  // namespace
 
-ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace place) {
+template <typename Add>
+void ModelLayout::add_if(bool is_here, const Add& add) {
+  const size_t first = parameters.size(), num_branches = branches.size();
+  const int64_t before = size;
+  add();
+  if (is_here) return;
+  for (size_t i = first; i < parameters.size(); ++i) {
+    parameters[i].sharding.absent = true;
+    parameters[i].offset = 0;
+  }
+  branches.resize(num_branches);
+  size = before;
+}
+
+ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace place,
+                         const StageLayers& layers) {
   c.check(tp, place.ep);
+  const int64_t end = layers.count < 0 ? c.layers : layers.first + layers.count;
+  if (layers.first < 0 || layers.first > end || end > c.layers) {
+    throw ConfigError(fmt::format("stage of layers {} to {}: expected a range of 0 to {}",
+                                  layers.first, end, c.layers));
+  }
+  if (c.tie_word_embeddings && layers.embedding != layers.head) {
+    throw ConfigError("model.tie_word_embeddings: expected embedding and head in one stage");
+  }
   heads = c.heads / tp;
   kv_heads = c.kv_heads / tp;
   q = heads * c.head_dim;
@@ -47,36 +71,43 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
   vocab_begin = words.begin;
   vocab = words.count;
 
-  embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
-  parameters.push_back(
-      rows_of("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
+  add_if(layers.embedding, [&] {
+    embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
+    parameters.push_back(
+        rows_of("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
+  });
   branches_per_layer = c.parallel_block ? 1 : 2;
+  const auto is_here = [&](int64_t layer) { return layer >= layers.first && layer < end; };
   for (int64_t i = 0; i < c.layers; ++i) {
-    const std::string layer = "model.layers." + std::to_string(i) + ".";
-    if (c.parallel_block) {
-      add_branch(c, layer, tp, rank, true, true, c.ffn);
-      continue;
-    }
-    add_branch(c, layer, tp, rank, true, false, 0);
-    const bool moe = c.is_moe(i);
-    add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn,
-               moe);
-    if (!moe) continue;
-    branches.back().moe_layer = int(i / c.moe_layer_freq);
-    add_router(c, layer + kMoe, branches.back());
+    add_if(is_here(i), [&] { add_layer(c, i, tp, rank); });
   }
   final_norm = size;
-  add_norm("model.norm.weight", c.hidden);
-  head = embedding;
-  if (!c.tie_word_embeddings) {
+  add_if(layers.head, [&] {
+    add_norm("model.norm.weight", c.hidden);
+    head = embedding;
+    if (c.tie_word_embeddings) return;
     head = {reserve(vocab * c.hidden), vocab, c.hidden};
     parameters.push_back(rows_of("lm_head.weight", c.vocab, c.hidden, words, head, 0));
-  }
+  });
   experts_begin = size;
-  for (size_t i = 0; i < branches.size(); ++i) {
-    if (!branches[i].moe) continue;
-    add_experts(c, tp, rank, place, int64_t(i) / branches_per_layer, branches[i]);
+  for (int64_t i = 0; i < c.layers; ++i) {
+    if (!c.is_moe(i)) continue;
+    BranchLayout elsewhere;
+    BranchLayout& branch =
+        is_here(i) ? branches[size_t((i - layers.first + 1) * branches_per_layer - 1)] : elsewhere;
+    add_if(is_here(i), [&] { add_experts(c, tp, rank, place, i, branch); });
   }
+}
+
+void ModelLayout::add_layer(const ModelConfig& c, int64_t i, int tp, int rank) {
+  const std::string layer = "model.layers." + std::to_string(i) + ".";
+  if (c.parallel_block) return add_branch(c, layer, tp, rank, true, true, c.ffn);
+  add_branch(c, layer, tp, rank, true, false, 0);
+  const bool moe = c.is_moe(i);
+  add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn, moe);
+  if (!moe) return;
+  branches.back().moe_layer = int(i / c.moe_layer_freq);
+  add_router(c, layer + kMoe, branches.back());
 }
 
 void ModelLayout::add_router(const ModelConfig& c, const std::string& name, BranchLayout& b) {

@@ -4,8 +4,8 @@
 // or SwiGLU -> row-parallel GEMM -> residual add: attention then MLP, or both at once in a parallel
 // block. Weights of one GEMM form one fused matrix: `in` is [q | k | v | gate | up] by rows, `out`
 // is [attention | MLP] by columns; the Hugging Face tensors are row or column ranges of these.
-// Order: embedding, layers, final norm, head. A tied head is the embedding. After them, this rank's
-// experts, layer by layer: [gate | up] of each by rows, then the down projections.
+// Order: embedding, the stage's layers, final norm, head. A tied head is the embedding. After them,
+// this rank's experts, layer by layer: [gate | up] of each by rows, then the down projections.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 #include "core/exec.h"
 #include "engine/model/config.h"
-#include "engine/model/transformer.h"
+#include "engine/model/stage.h"
 
 namespace tandem {
 
@@ -60,8 +60,9 @@ struct ExpertPlace {
 
 class ModelLayout {
  public:
-  /// Throws ConfigError if `config` does not fit `tp` and `place`.
-  ModelLayout(const ModelConfig& config, int tp, int rank, ExpertPlace place = {});
+  /// Throws ConfigError if `config` does not fit `tp`, `place` and `layers`.
+  ModelLayout(const ModelConfig& config, int tp, int rank, ExpertPlace place = {},
+              const StageLayers& layers = {});
 
   int64_t heads, kv_heads;     ///< on this rank
   int64_t q, kv;               ///< columns on this rank: heads * head_dim
@@ -70,11 +71,15 @@ class ModelLayout {
   std::vector<BranchLayout> branches;
   int branches_per_layer;
   int64_t final_norm;
-  int64_t experts_begin = 0;  ///< offset of the first expert parameter
-  int64_t size = 0;           ///< elements of each flat array
-  std::vector<Parameter> parameters;
+  int64_t experts_begin = 0;          ///< offset of the first expert parameter
+  int64_t size = 0;                   ///< elements of each flat array
+  std::vector<Parameter> parameters;  ///< of the whole model
 
  private:
+  /// Adds what `add` adds, on another stage only its parameters, as absent.
+  template <typename Add>
+  void add_if(bool is_here, const Add& add);
+  void add_layer(const ModelConfig& config, int64_t layer, int tp, int rank);
   int64_t reserve(int64_t elements);
   void add_norm(const std::string& name, int64_t hidden);
   void add_branch(const ModelConfig& config, const std::string& layer, int tp, int rank,

@@ -4,6 +4,10 @@
 
 namespace tandem {
 
+WeightPass::WeightPass(const ModelContext& c, const BranchLayout& l)
+    : dy(c.make(c.options.dtype, c.tokens, c.config.hidden)),
+      dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)) {}
+
 ProductActivations::ProductActivations(const ModelContext& c, const BranchLayout& l)
     : hidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
       inner(c.make(c.options.dtype, c.tokens, l.out.columns)),
@@ -30,10 +34,18 @@ HeadActivations::HeadActivations(const ModelContext& c)
       sums(c.make(DType::f32, 2, c.tokens)) {}
 
 MicrobatchState::MicrobatchState(const ModelContext& c)
-    : tokens(c.make(DType::i32, 1, c.tokens)), targets(c.make(DType::i32, 1, c.tokens)), head(c) {
+    : tokens(c.make(DType::i32, 1, c.tokens)), targets(c.make(DType::i32, 1, c.tokens)) {
+  if (c.layers.head) head.emplace(c);
   for (const BranchLayout& l : c.layout.branches) branches.emplace_back(c, l);
   for (size_t i = 0; i <= branches.size(); ++i) {
     residuals.push_back(c.make(DType::f32, c.own.count, c.config.hidden));
+  }
+}
+
+void MicrobatchState::split_backward(const ModelContext& c) {
+  for (size_t i = 0; i < branches.size(); ++i) {
+    auto& products = branches[i].products;
+    if (products && !products->weight_pass) products->weight_pass.emplace(c, c.layout.branches[i]);
   }
 }
 

@@ -14,10 +14,18 @@ namespace tandem {
 
 struct ModelContext;
 
+/// Gradients that a branch's backward_weight reads, besides saved activations.
+struct WeightPass {
+  WeightPass(const ModelContext& context, const BranchLayout& layout);
+  Activation dy;       ///< of the output, rows of all ranks
+  Activation dhidden;  ///< of `hidden`
+};
+
 /// Saved activations of a branch's GEMMs.
 struct ProductActivations {
   ProductActivations(const ModelContext& context, const BranchLayout& layout);
   Activation hidden, inner, log_sums;
+  std::optional<WeightPass> weight_pass;  ///< if backward passes are split
 };
 
 /// Saved activations of a branch's router and experts.
@@ -50,11 +58,14 @@ struct CountedLoad {
 
 struct MicrobatchState {
   explicit MicrobatchState(const ModelContext& context);
+  /// Makes the memory of split backward passes at their first.
+  void split_backward(const ModelContext& context);
   Activation tokens, targets;         ///< i32 [1, tokens]
   bool is_filled = false;             ///< by a forward pass
+  bool has_weight_pass = false;       ///< backward_input was run, backward_weight was not
   std::vector<Activation> residuals;  ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
-  HeadActivations head;
+  std::optional<HeadActivations> head;
   /// Load of this microbatch, or of the whole step between begin_step and share_load. nullptr
   /// without experts.
   std::shared_ptr<CountedLoad> load;

@@ -4,6 +4,7 @@ namespace tandem {
 
 LocalPart local_part(const Parameter& p) {
   const Sharding& s = p.sharding;
+  if (s.absent) return {0, 0, p.row_stride, 0, p.shape.back()};
   const auto extent = [&](int dim) { return dim == s.tp_dim ? s.count : p.shape[size_t(dim)]; };
   if (p.shape.size() == 1) return {1, extent(0), extent(0), s.over_tp() ? s.begin : 0, p.shape[0]};
   const int64_t first = s.tp_dim == 0 ? s.begin * p.shape[1] : s.tp_dim == 1 ? s.begin : 0;

@@ -21,6 +21,7 @@ struct Sharding {
   int64_t begin = 0, count = 0;  ///< this rank's range of tp_dim; all elements if tp_dim is -1
   int ep_rank = -1;  ///< EP rank that holds an expert's tensor, `count` is 0 on others; -1: all EP
                      ///< ranks hold it
+  bool absent = false;  ///< on this rank: a parameter of another stage
 
   bool over_tp() const { return tp_dim >= 0; }
   bool over_ep() const { return ep_rank >= 0; }

@@ -1,123 +1,25 @@
-// Llama-style decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU), forward and backward, on
-// the overlap operators: tensor parallel with sequence parallelism. The residual stream is
-// row-sharded over the TP ranks; column-parallel GEMMs are AgGemm, row-parallel ones GemmRs; their
-// backward passes are the reverse (docs/architecture.md).
+// Whole decoder as one stage, with an internal microbatch.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <span>
-#include <vector>
-
-#include "core/exec.h"
-#include "engine/model/codec_policy.h"
-#include "engine/model/config.h"
-#include "engine/model/parameter.h"
-#include "tandem/communicator.h"
-#include "tandem/overlap.h"
-#include "tandem/tensor.h"
+#include "engine/model/stage.h"
 
 namespace tandem {
 
-struct TransformerOptions {
-  int64_t batch = 1;         ///< sequences per microbatch
-  int64_t seq = 128;         ///< tokens per sequence
-  DType dtype = DType::f32;  ///< GEMM operands and activations; parameters stay f32
-  OverlapOptions overlap = {};
-  /// EP x TP ranks that share the experts, TP index fastest; nullptr: `tp`, whose ranks then shard
-  /// every expert.
-  Communicator* experts = nullptr;
-  /// Communicators along which expert counts are summed in turn: together all ranks of a step.
-  /// Empty: `experts`.
-  std::vector<Communicator*> step = {};
-  CodecPolicy codec = {};  ///< for the forward pass
-  /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
-  /// i32 [local rows, top_k]. For comparing runs.
-  std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
-};
-
-/// Callback with a range of the flat arrays.
-using FlatRangeCallback = std::function<void(FlatRange)>;
-
-class ExpertLoad;
-struct MicrobatchState;
-
-/// Saved activations and targets of one microbatch, from its forward to its backward pass.
-class Microbatch {
+class Transformer : public Stage {
  public:
-  ~Microbatch();
-  Microbatch(Microbatch&&) noexcept;
-  Microbatch& operator=(Microbatch&&) noexcept;
+  Transformer(Communicator& tp, const ModelConfig& config, const TransformerOptions& options)
+      : Stage(tp, config, options, {}), microbatch_(make_microbatch()) {}
+
+  using Stage::backward, Stage::forward;
+  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+    return forward(tokens, targets, microbatch_);
+  }
+  void backward(float scale, const FlatRangeCallback& ready = {}) {
+    backward(microbatch_, scale, ready);
+  }
 
  private:
-  friend class Transformer;
-  explicit Microbatch(std::unique_ptr<MicrobatchState> state);
-  std::unique_ptr<MicrobatchState> state_;
-};
-
-class Transformer {
- public:
-  /// Collective over `tp`. On GPU ranks all work is on the stream that `tp` has now.
-  Transformer(Communicator& tp, const ModelConfig& config, const TransformerOptions& options);
-  ~Transformer();
-
-  /// Initializes the weights independently of the TP size: each element depends on (seed, name,
-  /// position).
-  void initialize(uint64_t seed);
-
-  /// This rank's parameters and gradients, f32 [elements] on its device, one flat array each, in
-  /// order of use (backward finishes them back to front). Padding between tensors stays zero.
-  Tensor parameters() const;
-  Tensor gradients() const;
-  const Exec& exec() const;
-  const std::vector<Parameter>& parameter_list() const;
-  /// Must be called after writing to parameters(), or to a range of them.
-  void parameters_changed();
-  void parameters_changed(FlatRange range);
-
-  /// tokens, targets: batch x seq; target -1 is ignored. Returns the cross-entropy summed over
-  /// targets in nats, the same on every TP rank.
-  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets);
-  /// Adds scale x d(sum)/d(parameter) to gradients(), and the unscaled gradients of the routers'
-  /// auxiliary loss. Calls `ready(range)` each time a range of gradients() is final: all elements
-  /// once, in the same order on all ranks, experts (from experts_begin()) separately from all
-  /// others.
-  void backward(float scale, const FlatRangeCallback& ready = {});
-
-  /// The same with caller-owned activations, so several microbatches may be in flight: forward and
-  /// backward passes of different microbatches may interleave in any order that is the same on all
-  /// ranks. The overloads above use an internal microbatch.
-  Microbatch make_microbatch() const;
-  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                 Microbatch& microbatch);
-  /// Throws InvalidArgument without a preceding forward pass.
-  void backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready = {});
-
-  /// Called by the next forward pass with each range of parameters() before their use, in order,
-  /// experts separately; the range may be written to then.
-  void await_parameters(FlatRangeCallback await);
-
-  /// Offset of the first expert parameter in parameters(); its end if there are none.
-  int64_t experts_begin() const;
-  /// Expert load, nullptr without experts: counts of the last forward pass (each backward pass uses
-  /// those of its own forward pass), which backward passes sum over the ranks if the auxiliary loss
-  /// needs them. After `begin_step`: counts of all forward passes since, until `share_load`,
-  /// collective over options.step, sums them over the ranks.
-  const ExpertLoad* load() const;
-  /// `aux_losses`: if 1, one auxiliary loss covers all forward passes until `share_load`; else each
-  /// of so many microbatches has its own, and the step's is their mean.
-  void begin_step(int64_t aux_losses = 1);
-  void share_load();
-  /// Auxiliary loss of all layers, of what load() covers. Valid after `share_load` or a backward
-  /// pass.
-  double aux_loss() const;
-  /// Loss-free balancing: adjusts the routers' biases by the shared counts. Called once per step.
-  void adjust_router_bias();
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  Microbatch microbatch_;
 };
 
 }  // namespace tandem

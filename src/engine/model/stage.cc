@@ -1,4 +1,4 @@
-#include "engine/model/transformer.h"
+#include "engine/model/stage.h"
 
 #include <fmt/format.h>
 
@@ -50,27 +50,30 @@ void check_tokens(const char* what, std::span<const int32_t> values, int64_t exp
 
 }  // namespace
 
-class Transformer::Impl {
+class Stage::Impl {
  public:
-  Impl(Communicator& tp, const ModelConfig& config, const TransformerOptions& options)
-      : context_(tp, config, checked(config, options)),
-        embedding_(context_),
-        head_(context_),
+  Impl(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
+       const StageLayers& layers)
+      : context_(tp, config, checked(config, options), layers),
         step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
-        own_(context_),
         dx_(context_.make(DType::f32, context_.own.count, config.hidden)),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
+    if (layers.embedding) embedding_.emplace(context_);
+    if (layers.head) head_.emplace(context_);
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
     if (config.moe_layers() > 0) load_ = new_load();
   }
 
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                  MicrobatchState& m) {
-    check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
-    check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
-    const Exec& exec = context_.exec;
-    copy(exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
-    copy(exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
+    if (embedding_) {
+      check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
+      copy(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
+    }
+    if (head_) {
+      check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
+      copy(context_.exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
+    }
     m.is_filled = true;
     if (load_) begin_load(m);
     const FlatRangeCallback await = std::exchange(await_, nullptr);
@@ -80,7 +83,7 @@ class Transformer::Impl {
       context_.weights.refresh(range);
     };
     use(dense(0, first_dense(0)));
-    embedding_.forward(vector_of(m.tokens), m.residuals[0]);
+    if (embedding_) embedding_->forward(vector_of(m.tokens), m.residuals[0]);
     for (size_t i = 0; i < branches_.size(); ++i) {
       use(dense(first_dense(i), first_dense(i + 1)));
       use(experts_of(i));
@@ -88,35 +91,66 @@ class Transformer::Impl {
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted);
     }
-    use(dense(first_dense(branches_.size()), context_.layout.experts_begin));
-    return head_.forward(m.residuals.back(), vector_of(m.targets), m.head);
+    use(after_layers());
+    return head_ ? head_->forward(m.residuals.back(), vector_of(m.targets), *m.head) : 0;
   }
 
-  void backward(MicrobatchState& m, float scale, const FlatRangeCallback& ready) {
+  /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
+  void backward(MicrobatchState& m, float scale, bool is_split, const FlatRangeCallback& ready) {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {
       if (ready && range.count > 0) ready(range);
     };
     if (m.load) end_load(*m.load);
-    head_.backward(m.residuals.back(), vector_of(m.targets), scale, m.head, dx_, clear_norm(0));
-    add_norms({&layout.final_norm, 1});
-    report(dense(layout.final_norm, layout.experts_begin));
-    const size_t per_layer = size_t(layout.branches_per_layer);
+    if (head_) {
+      head_->backward(m.residuals.back(), vector_of(m.targets), scale, *m.head, dx_, clear_norm(0));
+      add_norms({&layout.final_norm, 1});
+    }
+    report(after_layers());
+    const auto per_layer = size_t(layout.branches_per_layer);
     std::array<int64_t, 2> norms{};
-    for (size_t layer = branches_.size() / per_layer; layer-- > 0;) {
+    for (size_t layer = num_layers(); layer-- > 0;) {
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
-        backward_branch(m, branch, clear_norm(i));
+        backward_branch(m, branch, clear_norm(i), is_split);
         norms[i] = layout.branches[branch].begin;
         report(experts_of(branch));
       }
       add_norms(std::span(norms).first(per_layer));
-      report(dense(norms[0], first_dense((layer + 1) * per_layer)));
+      report(layer_range(layer));
     }
-    embedding_.backward(vector_of(m.tokens), dx_);
+    if (embedding_) embedding_->backward(vector_of(m.tokens), dx_);
     report(dense(0, first_dense(0)));
   }
+
+  void backward_input(MicrobatchState& m, float scale) {
+    m.split_backward(context_);
+    backward(m, scale, true, {});
+    m.has_weight_pass = true;
+  }
+
+  void backward_weight(MicrobatchState& m, const FlatRangeCallback& ready) {
+    if (!std::exchange(m.has_weight_pass, false)) {
+      throw InvalidArgument("backward_weight: expected backward_input before");
+    }
+    const auto report = [&](FlatRange range) {
+      if (ready && range.count > 0) ready(range);
+    };
+    report(after_layers());
+    const auto per_layer = size_t(context_.layout.branches_per_layer);
+    for (size_t layer = num_layers(); layer-- > 0;) {
+      for (size_t i = per_layer; i-- > 0;) {
+        const size_t branch = layer * per_layer + i;
+        branches_[branch].backward_weight(m.branches[branch]);
+        report(experts_of(branch));
+      }
+      report(layer_range(layer));
+    }
+    report(dense(0, first_dense(0)));
+  }
+
+  const Tensor& residual_gradient() const { return dx_; }
 
   void await_parameters(FlatRangeCallback await) { await_ = std::move(await); }
 
@@ -138,7 +172,6 @@ class Transformer::Impl {
                            : load_->load.aux_loss(c.aux_loss_coeff, c.top_k);
   }
   const ExpertLoad* load() const { return load_ ? &load_->load : nullptr; }
-  MicrobatchState& own() { return own_; }
 
   /// Moves every expert's bias by the rate, up if its load is below the mean, down if above.
   void adjust_router_bias() {
@@ -207,19 +240,30 @@ class Transformer::Impl {
     branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
   }
 
-  void backward_branch(MicrobatchState& m, size_t i, const Tensor& dnorm) {
+  void backward_branch(MicrobatchState& m, size_t i, const Tensor& dnorm, bool is_split) {
     const ModelConfig& c = context_.config;
     const BranchLayout& b = context_.layout.branches[i];
     std::vector<float> balance;
     if (b.moe && c.aux_loss_coeff > 0)
       balance = m.load->load.balance(b.moe_layer, c.aux_loss_coeff / double(aux_losses_), c.top_k);
-    branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance);
+    branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
   /// First element of a branch, or after the last branch; experts are elsewhere.
   int64_t first_dense(size_t branch) const {
     const auto& branches = context_.layout.branches;
     return branch < branches.size() ? branches[branch].begin : context_.layout.final_norm;
+  }
+  size_t num_layers() const {
+    return branches_.size() / size_t(context_.layout.branches_per_layer);
+  }
+  FlatRange layer_range(size_t layer) const {
+    const auto per_layer = size_t(context_.layout.branches_per_layer);
+    return dense(first_dense(layer * per_layer), first_dense((layer + 1) * per_layer));
+  }
+  /// Final norm and head.
+  FlatRange after_layers() const {
+    return dense(context_.layout.final_norm, context_.layout.experts_begin);
   }
   static FlatRange dense(int64_t begin, int64_t end) { return {begin, end - begin}; }
   /// Elements of a branch's experts.
@@ -253,13 +297,12 @@ class Transformer::Impl {
     }
   }
 
-  Embedding embedding_;
-  Head head_;
+  std::optional<Embedding> embedding_;
+  std::optional<Head> head_;
   std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
   std::unique_ptr<BranchExperts> experts_;
   std::vector<Branch> branches_;
   std::vector<Communicator*> step_;
-  MicrobatchState own_;
   /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
   std::shared_ptr<CountedLoad> load_, step_load_;
   int64_t aux_losses_ = 1;  // of a step
@@ -268,72 +311,81 @@ class Transformer::Impl {
   FlatRangeCallback await_;  // for the next forward pass
 };
 
-Transformer::Transformer(Communicator& tp, const ModelConfig& config,
-                         const TransformerOptions& options)
-    : impl_(std::make_unique<Impl>(tp, config, options)) {}
-Transformer::~Transformer() = default;
+Stage::Stage(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
+             const StageLayers& layers)
+    : impl_(std::make_unique<Impl>(tp, config, options, layers)) {}
+Stage::~Stage() = default;
 
-void Transformer::initialize(uint64_t seed) {
+void Stage::initialize(uint64_t seed) {
   const ModelContext& c = impl_->context_;
   initialize_parameters(c.exec, c.layout, c.config, seed, parameters());
   parameters_changed();
 }
 
-Tensor Transformer::parameters() const {
+Tensor Stage::parameters() const {
   return impl_->context_.weights.values();
 }
-Tensor Transformer::gradients() const {
+Tensor Stage::gradients() const {
   return impl_->context_.gradient(0, impl_->context_.layout.size);
 }
-const Exec& Transformer::exec() const {
+const Exec& Stage::exec() const {
   return impl_->context_.exec;
 }
-const std::vector<Parameter>& Transformer::parameter_list() const {
+const std::vector<Parameter>& Stage::parameter_list() const {
   return impl_->context_.layout.parameters;
 }
-int64_t Transformer::experts_begin() const {
+int64_t Stage::experts_begin() const {
   return impl_->context_.layout.experts_begin;
 }
-const ExpertLoad* Transformer::load() const {
+const ExpertLoad* Stage::load() const {
   return impl_->load();
 }
-void Transformer::begin_step(int64_t aux_losses) {
+void Stage::begin_step(int64_t aux_losses) {
   impl_->begin_step(aux_losses);
 }
-double Transformer::aux_loss() const {
+double Stage::aux_loss() const {
   return impl_->aux_loss();
 }
-void Transformer::share_load() {
+void Stage::share_load() {
   impl_->share_load();
 }
-void Transformer::adjust_router_bias() {
+void Stage::adjust_router_bias() {
   impl_->adjust_router_bias();
 }
-void Transformer::parameters_changed() {
+void Stage::parameters_changed() {
   parameters_changed({0, impl_->context_.layout.size});
 }
-void Transformer::parameters_changed(FlatRange range) {
+void Stage::parameters_changed(FlatRange range) {
   impl_->context_.weights.refresh(range);
 }
-void Transformer::await_parameters(FlatRangeCallback await) {
+void Stage::await_parameters(FlatRangeCallback await) {
   impl_->await_parameters(std::move(await));
 }
 
-double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
-  return impl_->forward(tokens, targets, impl_->own());
-}
-void Transformer::backward(float scale, const FlatRangeCallback& ready) {
-  impl_->backward(impl_->own(), scale, ready);
-}
-Microbatch Transformer::make_microbatch() const {
+Microbatch Stage::make_microbatch() const {
   return Microbatch(std::make_unique<MicrobatchState>(impl_->context_));
 }
-double Transformer::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                            Microbatch& microbatch) {
+Tensor Stage::input(const Microbatch& microbatch) const {
+  return microbatch.state_->residuals.front();
+}
+Tensor Stage::output(const Microbatch& microbatch) const {
+  return microbatch.state_->residuals.back();
+}
+Tensor Stage::residual_gradient() const {
+  return impl_->residual_gradient();
+}
+double Stage::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                      Microbatch& microbatch) {
   return impl_->forward(tokens, targets, *microbatch.state_);
 }
-void Transformer::backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready) {
-  impl_->backward(*microbatch.state_, scale, ready);
+void Stage::backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready) {
+  impl_->backward(*microbatch.state_, scale, false, ready);
+}
+void Stage::backward_input(Microbatch& microbatch, float scale) {
+  impl_->backward_input(*microbatch.state_, scale);
+}
+void Stage::backward_weight(Microbatch& microbatch, const FlatRangeCallback& ready) {
+  impl_->backward_weight(*microbatch.state_, ready);
 }
 
 Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}

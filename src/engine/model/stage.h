@@ -1,0 +1,145 @@
+// Consecutive layers of a Llama-style decoder (RMSNorm, RoPE, grouped-query attention, SwiGLU),
+// with or without its two ends, forward and backward, on the overlap operators: tensor parallel
+// with sequence parallelism. The residual stream is row-sharded over the TP ranks; column-parallel
+// GEMMs are AgGemm, row-parallel ones GemmRs; their backward passes are the reverse
+// (docs/architecture.md).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/exec.h"
+#include "engine/model/codec_policy.h"
+#include "engine/model/config.h"
+#include "engine/model/parameter.h"
+#include "tandem/communicator.h"
+#include "tandem/overlap.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+struct TransformerOptions {
+  int64_t batch = 1;         ///< sequences per microbatch
+  int64_t seq = 128;         ///< tokens per sequence
+  DType dtype = DType::f32;  ///< GEMM operands and activations; parameters stay f32
+  OverlapOptions overlap = {};
+  /// EP x TP ranks that share the experts, TP index fastest; nullptr: `tp`, whose ranks then shard
+  /// every expert.
+  Communicator* experts = nullptr;
+  /// Communicators along which expert counts are summed in turn: together all ranks of a step.
+  /// Empty: `experts`.
+  std::vector<Communicator*> step = {};
+  CodecPolicy codec = {};  ///< for the forward pass
+  /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
+  /// i32 [local rows, top_k]. For comparing runs.
+  std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
+};
+
+/// Callback with a range of the flat arrays.
+using FlatRangeCallback = std::function<void(FlatRange)>;
+
+/// Layers [first, first + count) of a model; with the embedding before them or the head after them.
+struct StageLayers {
+  int64_t first = 0;
+  int64_t count = -1;  ///< -1: all from `first`
+  bool embedding = true, head = true;
+};
+
+class ExpertLoad;
+struct MicrobatchState;
+
+/// Saved activations and targets of one microbatch, from its forward to its backward pass.
+class Microbatch {
+ public:
+  ~Microbatch();
+  Microbatch(Microbatch&&) noexcept;
+  Microbatch& operator=(Microbatch&&) noexcept;
+
+ private:
+  friend class Stage;
+  explicit Microbatch(std::unique_ptr<MicrobatchState> state);
+  std::unique_ptr<MicrobatchState> state_;
+};
+
+class Stage {
+ public:
+  /// Collective over `tp`. On GPU ranks all work is on the stream that `tp` has now. Throws
+  /// ConfigError if the model does not have the layers, or if it ties the head to an embedding that
+  /// the stage lacks.
+  Stage(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
+        const StageLayers& layers);
+  ~Stage();
+
+  /// Initializes the weights independently of TP size and stages: each element depends on (seed,
+  /// name, position).
+  void initialize(uint64_t seed);
+
+  /// This rank's parameters and gradients, f32 [elements] on its device, one flat array each, in
+  /// order of use (backward finishes them back to front). Padding between tensors stays zero.
+  Tensor parameters() const;
+  Tensor gradients() const;
+  const Exec& exec() const;
+  /// All parameters of the model, the same names and order at every stage; those of other stages
+  /// are absent.
+  const std::vector<Parameter>& parameter_list() const;
+  /// Must be called after writing to parameters(), or to a range of them.
+  void parameters_changed();
+  void parameters_changed(FlatRange range);
+  /// Offset of the first expert parameter in parameters(); its end if there are none.
+  int64_t experts_begin() const;
+
+  /// Several microbatches may be in flight: forward and backward passes of different ones may
+  /// interleave in any order that is the same on all ranks.
+  Microbatch make_microbatch() const;
+  /// Residual stream before the first and after the last layer, f32 [local rows, hidden]. A stage
+  /// without embedding reads its input, written before `forward`; without head its output is the
+  /// next stage's input.
+  Tensor input(const Microbatch& microbatch) const;
+  Tensor output(const Microbatch& microbatch) const;
+  /// f32 [local rows, hidden]. Without head the gradient of the output, written before a backward
+  /// pass, which leaves the gradient of the input here.
+  Tensor residual_gradient() const;
+
+  /// tokens, targets: batch x seq, tokens empty without embedding; target -1 is ignored. Returns
+  /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head.
+  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                 Microbatch& microbatch);
+  /// Adds scale x d(sum)/d(parameter) to gradients(), and the unscaled gradients of the routers'
+  /// auxiliary loss. Calls `ready(range)` each time a range of gradients() is final: all elements
+  /// once, in the same order on all ranks, experts (from experts_begin()) separately from all
+  /// others. Throws InvalidArgument without a preceding forward pass.
+  void backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready = {});
+  /// The same in two passes, bit for bit: `backward_input` leaves the input's gradient, and
+  /// `backward_weight`, any number of other passes later, completes gradients(). The weight
+  /// gradients of GEMMs in attention and MLP are computed in the second, all others in the first.
+  void backward_input(Microbatch& microbatch, float scale);
+  void backward_weight(Microbatch& microbatch, const FlatRangeCallback& ready = {});
+
+  /// Called by the next forward pass with each range of parameters() before their use, in order,
+  /// experts separately; the range may be written to then.
+  void await_parameters(FlatRangeCallback await);
+
+  /// Expert load, nullptr without experts: counts of the last forward pass (each backward pass uses
+  /// those of its own forward pass), which backward passes sum over the ranks if the auxiliary loss
+  /// needs them. After `begin_step`: counts of all forward passes since, until `share_load`,
+  /// collective over options.step, sums them over the ranks.
+  const ExpertLoad* load() const;
+  /// `aux_losses`: if 1, one auxiliary loss covers all forward passes until `share_load`; else each
+  /// of so many microbatches has its own, and the step's is their mean.
+  void begin_step(int64_t aux_losses = 1);
+  void share_load();
+  /// Auxiliary loss of all layers, of what load() covers. Valid after `share_load` or a backward
+  /// pass.
+  double aux_loss() const;
+  /// Loss-free balancing: adjusts the routers' biases by the shared counts. Called once per step.
+  void adjust_router_bias();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem
