@@ -12,10 +12,19 @@ namespace tandem {
 /// Zero-initialized, from the calling thread's share of the GPU. Throws DeviceError, and
 /// InvalidArgument if `device` is not that share's.
 std::shared_ptr<std::byte> allocate_on_gpu(size_t bytes, Device device);
-/// Copies between any two memories on exec's stream and waits for it.
+/// Enqueues a copy between any two memories.
 void copy_bytes(const Exec& exec, const void* from, void* to, size_t bytes);
 void wait_for_stream(const Exec& exec);
 /// Enqueues zeros.
 void clear_bytes(const Exec& exec, void* memory, size_t bytes);
+
+/// Pinned host memory from which copies to a GPU are enqueued.
+class StagedBytes {
+ public:
+  virtual ~StagedBytes() = default;
+  /// Waits for the copy before, takes the bytes and enqueues their copy.
+  virtual void copy(const Exec& exec, const void* from, void* to, size_t bytes) = 0;
+};
+std::unique_ptr<StagedBytes> make_staged_bytes(size_t max_bytes);
 
 }  // namespace tandem

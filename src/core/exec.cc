@@ -9,15 +9,39 @@
 
 namespace tandem {
 
-void copy(const Exec& exec, const Tensor& from, const Tensor& to) {
+namespace {
+
+void check_copy(const Tensor& from, const Tensor& to) {
   if (from.dtype() != to.dtype() || from.elements() != to.elements() || !from.contiguous() ||
       !to.contiguous()) {
     throw InvalidArgument(fmt::format("copy {} to {}: expected contiguous tensors of one size",
                                       from.describe(), to.describe()));
   }
+}
+
+}  // namespace
+
+void copy(const Exec& exec, const Tensor& from, const Tensor& to) {
+  check_copy(from, to);
   if (from.elements() == 0) return;
-  if (exec.on_gpu()) return copy_bytes(exec, from.data(), to.data(), from.bytes());
-  std::memcpy(to.data(), from.data(), from.bytes());
+  if (!exec.on_gpu()) {
+    std::memcpy(to.data(), from.data(), from.bytes());
+    return;
+  }
+  copy_bytes(exec, from.data(), to.data(), from.bytes());
+  if (from.device() != to.device()) wait_for_stream(exec);
+}
+
+Upload::Upload(const Exec& exec, size_t max_bytes)
+    : staged_(exec.on_gpu() ? make_staged_bytes(max_bytes) : nullptr) {}
+Upload::~Upload() = default;
+Upload::Upload(Upload&&) noexcept = default;
+Upload& Upload::operator=(Upload&&) noexcept = default;
+
+void Upload::run(const Exec& exec, const Tensor& from, const Tensor& to) {
+  if (!staged_) return copy(exec, from, to);
+  check_copy(from, to);
+  staged_->copy(exec, from.data(), to.data(), from.bytes());
 }
 
 void wait(const Exec& exec) {

@@ -2,6 +2,8 @@
 // kernels/ takes one, with tensors of its device; on a GPU a kernel is enqueued and not waited for.
 #pragma once
 
+#include <memory>
+
 #include "tandem/tensor.h"
 
 struct CUstream_st;  // CUDA's: cudaStream_t points to it
@@ -16,11 +18,28 @@ struct Exec {
 };
 
 /// to = from, contiguous, of one dtype and number of elements; each on the host or on exec's
-/// device. Returns once the copy is done. Throws InvalidArgument.
+/// device. Returns once the copy is done, if one is on the host. Throws InvalidArgument.
 void copy(const Exec& exec, const Tensor& from, const Tensor& to);
 /// Blocks until all work enqueued on exec's stream has ended.
 void wait(const Exec& exec);
 /// Sets all bytes of a contiguous tensor on exec's device to 0.
 void clear(const Exec& exec, const Tensor& tensor);
+
+class StagedBytes;
+
+/// Copies to exec's device that are enqueued: the source may change when `run` returns, which waits
+/// at most for the copy before.
+class Upload {
+ public:
+  Upload(const Exec& exec, size_t max_bytes);
+  ~Upload();
+  Upload(Upload&&) noexcept;
+  Upload& operator=(Upload&&) noexcept;
+  /// As `copy`, from host memory.
+  void run(const Exec& exec, const Tensor& from, const Tensor& to);
+
+ private:
+  std::unique_ptr<StagedBytes> staged_;  // nullptr on the host
+};
 
 }  // namespace tandem

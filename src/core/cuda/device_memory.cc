@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
+
 #include "core/cuda/handles.h"
 #include "tandem/error.h"
 
@@ -19,7 +21,39 @@ std::shared_ptr<std::byte> allocate_on_gpu(size_t bytes, Device device) {
 
 void copy_bytes(const Exec& exec, const void* from, void* to, size_t bytes) {
   gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, exec.stream), "copy memory");
-  wait_for_stream(exec);
+}
+
+namespace {
+
+class PinnedBytes final : public StagedBytes {
+ public:
+  explicit PinnedBytes(size_t max_bytes)
+      : share_(gpu::this_share()), max_bytes_(max_bytes), memory_(share_->allocate_host(max_bytes)) {}
+  ~PinnedBytes() override {
+    cudaEventSynchronize(copied_.get());
+    share_->free_idle_host(memory_, max_bytes_);
+  }
+  PinnedBytes(const PinnedBytes&) = delete;
+  PinnedBytes& operator=(const PinnedBytes&) = delete;
+
+  void copy(const Exec& exec, const void* from, void* to, size_t bytes) override {
+    gpu::check(cudaEventSynchronize(copied_.get()), "wait for a copy");
+    std::memcpy(memory_, from, bytes);
+    copy_bytes(exec, memory_, to, bytes);
+    copied_.record(exec.stream);
+  }
+
+ private:
+  std::shared_ptr<gpu::GpuShare> share_;
+  size_t max_bytes_;
+  void* memory_;
+  gpu::Event copied_;
+};
+
+}  // namespace
+
+std::unique_ptr<StagedBytes> make_staged_bytes(size_t max_bytes) {
+  return std::make_unique<PinnedBytes>(max_bytes);
 }
 
 void wait_for_stream(const Exec& exec) {

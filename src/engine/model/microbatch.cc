@@ -34,7 +34,10 @@ HeadActivations::HeadActivations(const ModelContext& c)
       sums(c.make(DType::f32, 2, c.tokens)) {}
 
 MicrobatchState::MicrobatchState(const ModelContext& c)
-    : tokens(c.make(DType::i32, 1, c.tokens)), targets(c.make(DType::i32, 1, c.tokens)) {
+    : tokens(c.make(DType::i32, 1, c.tokens)),
+      targets(c.make(DType::i32, 1, c.tokens)),
+      token_upload(c.exec, tokens->bytes()),
+      target_upload(c.exec, targets->bytes()) {
   if (c.layers.head) head.emplace(c);
   for (const BranchLayout& l : c.layout.branches) branches.emplace_back(c, l);
   for (size_t i = 0; i <= branches.size(); ++i) {

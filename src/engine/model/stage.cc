@@ -68,11 +68,11 @@ class Stage::Impl {
                  MicrobatchState& m) {
     if (embedding_) {
       check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
-      copy(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
+      m.token_upload.run(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
     }
     if (head_) {
       check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
-      copy(context_.exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
+      m.target_upload.run(context_.exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
     }
     m.is_filled = true;
     if (load_) begin_load(m);

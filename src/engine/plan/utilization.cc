@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/exec.h"
+#include "comm/gpus.h"
 #include "core/processor_time.h"
 #include "core/random_buffer.h"
 #include "engine/report/progress.h"
@@ -55,9 +56,25 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
 
 }  // namespace
 
+double rated_bf16_flops(std::string_view gpu) {
+  constexpr double kHopper = 989.4e12;  // H100 SXM and H200, without sparsity
+  const auto has = [&](std::string_view name) { return gpu.find(name) != gpu.npos; };
+  return has("H100 80GB HBM3") || has("H200") ? kHopper : 0;
+}
+
 Utilization measure_utilization(Communicator& world, const TrainConfig& config) {
   const DType dtype = parse_dtype(config.train.dtype);
   const Exec exec = exec_of(world);
+  if (exec.on_gpu() && dtype == DType::bf16) {
+    const std::string gpu = this_machines_gpus().name;
+    const int gpus = world.transport() == "one_gpu" ? 1 : world.size();
+    if (const double rated = rated_bf16_flops(gpu); rated > 0) {
+      return {.flops_per_token = config.model.flops_per_token(config.train.seq),
+              .peak_flops = gpus * rated,
+              .gpus = gpus,
+              .gpu = gpu};
+    }
+  }
   const int64_t side = exec.on_gpu() ? kGpuSide : kSide;
   const int products = exec.on_gpu() ? kGpuProducts : 1;
   const auto square = [&](const Memory& memory) { return memory.view(dtype, {side, side}); };
@@ -91,8 +108,10 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     // A GPU does not wait for other programs on the processors.
     others = exec.on_gpu() ? 0 : share_of_others(world, begin);
   }
-  return {config.model.flops_per_token(config.train.seq),
-          double(world.size()) * products * 2 * double(side * side * side) / fastest, others, side};
+  return {.flops_per_token = config.model.flops_per_token(config.train.seq),
+          .peak_flops = double(world.size()) * products * 2 * double(side * side * side) / fastest,
+          .others = others,
+          .side = side};
 }
 
 std::vector<std::string> Utilization::describe(const TrainConfig& config) const {
@@ -101,11 +120,17 @@ std::vector<std::string> Utilization::describe(const TrainConfig& config) const 
       fmt::format("MFU: tokens/s x FLOPs per token / peak. FLOPs per token: {}, forward and "
                   "backward:",
                   format_count(flops_per_token)),
-      fmt::format("  {};", ModelConfig::flops_formula()),
+      fmt::format("  {};", ModelConfig::flops_formula())};
+  if (side == 0) {
+    lines.push_back(fmt::format("  peak: {:.4g} TFLOP/s, the rated bf16 rate of {}x {}",
+                                peak_flops / 1e12, gpus, gpu));
+    return lines;
+  }
+  lines.push_back(
       fmt::format("  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
                   "at once",
                   peak_flops / 1e9, config.train.dtype, side, side, side, ranks,
-                  ranks == 1 ? "" : "s")};
+                  ranks == 1 ? "" : "s"));
   if (others >= kBusyShare) {
     lines.push_back(
         fmt::format("warning: other programs kept {:.0f} % of the processors busy while "
