@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr Axis kAxes[] = {Axis::tp, Axis::dp, Axis::experts, Axis::expert_dp};
+constexpr Axes kGroups[] = {kTp, kDp, kExperts, kExpertDp, {}, {Axis::tp, Axis::expert_dp}};
 
 std::vector<ParallelDims> all_dims() {
   std::vector<ParallelDims> all;
@@ -25,14 +25,15 @@ std::vector<ParallelDims> all_dims() {
   return all;
 }
 
-TEST(ParallelDims, CoordinatesAreUniqueAndTensorParallelRanksContiguous) {
+TEST(ParallelDims, CoordinatesAreThoseOfMegatronsOrder) {
   for (const ParallelDims& dims : all_dims()) {
     for (int rank = 0; rank < dims.ranks(); ++rank) {
-      const auto at = dims.coordinates(rank);
-      EXPECT_EQ(rank, at.tp + dims.tp() * at.dp) << dims.describe();
-      EXPECT_EQ(at.dp, at.ep + dims.ep() * at.expert_dp) << dims.describe();
-      EXPECT_LT(at.tp, dims.tp());
-      EXPECT_LT(at.ep, dims.ep());
+      EXPECT_EQ(dims.index(kTp, rank), rank % dims.tp()) << dims.describe();
+      EXPECT_EQ(dims.index(kDp, rank), rank / dims.tp());
+      EXPECT_EQ(dims.index(kExperts, rank), rank % (dims.tp() * dims.ep()));
+      EXPECT_EQ(dims.index(kExpertDp, rank), rank / (dims.tp() * dims.ep()));
+      EXPECT_EQ(dims.group(kTp, rank), rank / dims.tp());
+      EXPECT_EQ(dims.group(kDp, rank), rank % dims.tp());
     }
   }
 }
@@ -40,27 +41,29 @@ TEST(ParallelDims, CoordinatesAreUniqueAndTensorParallelRanksContiguous) {
 // Ranks of a group have the same group number and the indices 0 … size - 1 in rank order.
 TEST(ParallelDims, GroupsOfEachAxisPartitionTheWorld) {
   for (const ParallelDims& dims : all_dims()) {
-    for (const Axis axis : kAxes) {
+    for (const Axes axes : kGroups) {
       std::map<int, int> next;  // index by group
       for (int rank = 0; rank < dims.ranks(); ++rank) {
-        EXPECT_EQ(dims.index(axis, rank), next[dims.group(axis, rank)]++) << dims.describe();
+        EXPECT_EQ(dims.index(axes, rank), next[dims.group(axes, rank)]++) << dims.describe();
       }
-      EXPECT_EQ(int(next.size()) * dims.size(axis), dims.ranks());
-      for (const auto& [group, size] : next) EXPECT_EQ(size, dims.size(axis));
+      EXPECT_EQ(int(next.size()) * dims.size(axes), dims.ranks());
+      for (const auto& [group, size] : next) EXPECT_EQ(size, dims.size(axes));
     }
   }
 }
 
-TEST(ParallelDims, RanksOfAGroupDifferOnlyInItsCoordinates) {
+TEST(ParallelDims, RanksOfAGroupDifferOnlyOnItsAxes) {
+  constexpr Axis kEach[] = {Axis::tp, Axis::ep, Axis::expert_dp};
   for (const ParallelDims& dims : all_dims()) {
-    for (int a = 0; a < dims.ranks(); ++a) {
-      for (int b = 0; b < dims.ranks(); ++b) {
-        const auto at = dims.coordinates(a), other = dims.coordinates(b);
-        const auto same = [&](Axis axis) { return dims.group(axis, a) == dims.group(axis, b); };
-        EXPECT_EQ(same(Axis::tp), at.dp == other.dp);
-        EXPECT_EQ(same(Axis::dp), at.tp == other.tp);
-        EXPECT_EQ(same(Axis::experts), at.expert_dp == other.expert_dp);
-        EXPECT_EQ(same(Axis::expert_dp), at.tp == other.tp && at.ep == other.ep);
+    for (const Axes axes : kGroups) {
+      for (int a = 0; a < dims.ranks(); ++a) {
+        for (int b = 0; b < dims.ranks(); ++b) {
+          bool same = true;
+          for (const Axis axis : kEach) {
+            same &= axes.has(int(axis)) || dims.index({axis}, a) == dims.index({axis}, b);
+          }
+          ASSERT_EQ(dims.group(axes, a) == dims.group(axes, b), same) << dims.describe();
+        }
       }
     }
   }

@@ -28,7 +28,9 @@ namespace {
 class PinnedBytes final : public StagedBytes {
  public:
   explicit PinnedBytes(size_t max_bytes)
-      : share_(gpu::this_share()), max_bytes_(max_bytes), memory_(share_->allocate_host(max_bytes)) {}
+      : share_(gpu::this_share()),
+        max_bytes_(max_bytes),
+        memory_(share_->allocate_host(max_bytes)) {}
   ~PinnedBytes() override {
     cudaEventSynchronize(copied_.get());
     share_->free_idle_host(memory_, max_bytes_);

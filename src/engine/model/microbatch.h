@@ -60,7 +60,7 @@ struct MicrobatchState {
   explicit MicrobatchState(const ModelContext& context);
   /// Makes the memory of split backward passes at their first.
   void split_backward(const ModelContext& context);
-  Activation tokens, targets;         ///< i32 [1, tokens]
+  Activation tokens, targets;  ///< i32 [1, tokens]
   Upload token_upload, target_upload;
   bool is_filled = false;             ///< by a forward pass
   bool has_weight_pass = false;       ///< backward_input was run, backward_weight was not

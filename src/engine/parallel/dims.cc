@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-ParallelDims::ParallelDims(int tp, int dp, int ep) : tp_(tp), dp_(dp), ep_(ep) {
+ParallelDims::ParallelDims(int tp, int dp, int ep) : sizes_{tp, ep, ep < 1 ? 0 : dp / ep} {
   if (tp >= 1 && dp >= 1 && ep >= 1 && dp % ep == 0) return;
   throw InvalidArgument(fmt::format(
       "tp {} dp {} ep {}: expected sizes of at least 1, and ep a divisor of dp", tp, dp, ep));
@@ -15,56 +15,42 @@ ParallelDims::ParallelDims(int tp, int dp, int ep) : tp_(tp), dp_(dp), ep_(ep) {
 ParallelDims::ParallelDims(const TrainConfig& config)
     : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep)) {}
 
-ParallelDims::Coordinates ParallelDims::coordinates(int rank) const {
-  const int dp = rank / tp_;
-  return {.tp = rank % tp_, .dp = dp, .ep = dp % ep_, .expert_dp = dp / ep_};
+int ParallelDims::ranks() const {
+  int ranks = 1;
+  for (const int size : sizes_) ranks *= size;
+  return ranks;
 }
 
-int ParallelDims::size(Axis axis) const {
-  switch (axis) {
-    case Axis::tp:
-      return tp_;
-    case Axis::dp:
-      return dp_;
-    case Axis::experts:
-      return tp_ * ep_;
-    case Axis::expert_dp:
-      return dp_ / ep_;
+int ParallelDims::size(Axes axes) const {
+  int size = 1;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    if (axes.has(axis)) size *= sizes_[size_t(axis)];
   }
-  return 1;
+  return size;
 }
 
-int ParallelDims::group(Axis axis, int rank) const {
-  switch (axis) {
-    case Axis::tp:
-      return rank / tp_;
-    case Axis::dp:
-      return rank % tp_;
-    case Axis::experts:
-      return rank / (tp_ * ep_);
-    case Axis::expert_dp:
-      return rank % (tp_ * ep_);
+int ParallelDims::position(Axes axes, bool on_others, int rank) const {
+  int position = 0, stride = 1;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    const int size = sizes_[size_t(axis)], coordinate = rank % size;
+    rank /= size;
+    if (axes.has(axis) == on_others) continue;
+    position += coordinate * stride;
+    stride *= size;
   }
-  return 0;
+  return position;
 }
 
-int ParallelDims::index(Axis axis, int rank) const {
-  const Coordinates at = coordinates(rank);
-  switch (axis) {
-    case Axis::tp:
-      return at.tp;
-    case Axis::dp:
-      return at.dp;
-    case Axis::experts:
-      return at.tp + tp_ * at.ep;
-    case Axis::expert_dp:
-      return at.expert_dp;
-  }
-  return 0;
+int ParallelDims::group(Axes axes, int rank) const {
+  return position(axes, true, rank);
+}
+
+int ParallelDims::index(Axes axes, int rank) const {
+  return position(axes, false, rank);
 }
 
 std::string ParallelDims::describe() const {
-  return fmt::format("tp {} dp {} ep {}", tp_, dp_, ep_);
+  return fmt::format("tp {} dp {} ep {}", tp(), dp(), ep());
 }
 
 ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bool with_experts)
@@ -73,15 +59,15 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
     throw InvalidArgument(fmt::format("world of {} ranks: expected tp x dp = {} x {} = {}",
                                       world.size(), dims.tp(), dims.dp(), dims.ranks()));
   }
-  tp_ = split(Axis::tp);
-  dp_ = split(Axis::dp);
+  tp_ = split(kTp);
+  dp_ = split(kDp);
   if (!with_experts) return;
-  experts_ = split(Axis::experts);
-  expert_dp_ = split(Axis::expert_dp);
+  experts_ = split(kExperts);
+  expert_dp_ = split(kExpertDp);
 }
 
-std::unique_ptr<Communicator> ParallelGroups::split(Axis axis) const {
-  return world_.split(dims_.group(axis, world_.rank()), dims_.index(axis, world_.rank()));
+std::unique_ptr<Communicator> ParallelGroups::split(Axes axes) const {
+  return world_.split(dims_.group(axes, world_.rank()), dims_.index(axes, world_.rank()));
 }
 
 }  // namespace tandem

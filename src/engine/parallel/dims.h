@@ -1,11 +1,14 @@
 // Parallel dimensions of a run: the only place where ranks are computed from coordinates.
 //
-// World rank = tp + tp size x dp: a tensor-parallel group is contiguous. Experts are sharded inside
-// data parallelism, as in Megatron-Core: dp = ep + ep size x expert_dp, so that the ranks that
-// share the experts, EP x TP, are contiguous, too.
+// A rank has a coordinate on each axis, and a group is the ranks that differ only on some of them.
+// The first axis varies fastest, so a tensor-parallel group is contiguous. Experts are sharded
+// inside data parallelism, as in Megatron-Core: data parallelism is the axes ep and expert_dp
+// together, and the ranks that share the experts, tp and ep, are contiguous, too.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,8 +18,23 @@
 
 namespace tandem {
 
-/// Ranks that differ in one coordinate, or in the two of `experts` (EP x TP, TP index fastest).
-enum class Axis : uint8_t { tp, dp, experts, expert_dp };
+/// From the one that varies fastest.
+enum class Axis : uint8_t { tp, ep, expert_dp };
+constexpr int kNumAxes = 3;
+
+/// Set of axes: the ranks of a group differ on these.
+class Axes {
+ public:
+  constexpr Axes(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) bits_ |= 1u << unsigned(axis);
+  }
+  constexpr bool has(int axis) const { return (bits_ >> axis & 1) != 0; }
+
+ private:
+  unsigned bits_ = 0;
+};
+constexpr Axes kTp{Axis::tp}, kDp{Axis::ep, Axis::expert_dp}, kExperts{Axis::tp, Axis::ep},
+    kExpertDp{Axis::expert_dp};
 
 class ParallelDims {
  public:
@@ -25,28 +43,27 @@ class ParallelDims {
   /// parallel.tp, parallel.dp and parallel.ep.
   explicit ParallelDims(const TrainConfig& config);
 
-  int tp() const { return tp_; }
-  int dp() const { return dp_; }
-  int ep() const { return ep_; }
-  int ranks() const { return tp_ * dp_; }
+  int tp() const { return size(kTp); }
+  int dp() const { return size(kDp); }
+  int ep() const { return size({Axis::ep}); }
+  int ranks() const;
 
-  struct Coordinates {
-    int tp = 0, dp = 0, ep = 0, expert_dp = 0;
-    bool operator==(const Coordinates&) const = default;
-  };
-  Coordinates coordinates(int rank) const;
-  /// Size of a group along the axis.
-  int size(Axis axis) const;
-  /// Index of the rank's group among those of the axis, and its index in the group.
-  int group(Axis axis, int rank) const;
-  int index(Axis axis, int rank) const;
+  /// Ranks of a group.
+  int size(Axes axes) const;
+  /// Number of the rank's group among those of the axes, and its index in the group, both in rank
+  /// order.
+  int group(Axes axes, int rank) const;
+  int index(Axes axes, int rank) const;
   /// Samples of a replica, of `batch` in a step.
-  int64_t local_batch(int64_t batch) const { return batch / dp_; }
+  int64_t local_batch(int64_t batch) const { return batch / dp(); }
   /// "tp 2 dp 4 ep 2"
   std::string describe() const;
 
  private:
-  int tp_, dp_, ep_;
+  /// Position of the rank among all combinations of coordinates on these axes, or on the others.
+  int position(Axes axes, bool on_others, int rank) const;
+
+  std::array<int, kNumAxes> sizes_;
 };
 
 /// A rank's communicators.
@@ -67,7 +84,7 @@ class ParallelGroups {
   std::vector<Communicator*> world_axes() const { return {tp_.get(), dp_.get()}; }
 
  private:
-  std::unique_ptr<Communicator> split(Axis axis) const;
+  std::unique_ptr<Communicator> split(Axes axes) const;
 
   Communicator& world_;
   ParallelDims dims_;

@@ -126,11 +126,10 @@ std::vector<std::string> Utilization::describe(const TrainConfig& config) const 
                                 peak_flops / 1e12, gpus, gpu));
     return lines;
   }
-  lines.push_back(
-      fmt::format("  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
-                  "at once",
-                  peak_flops / 1e9, config.train.dtype, side, side, side, ranks,
-                  ranks == 1 ? "" : "s"));
+  lines.push_back(fmt::format(
+      "  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
+      "at once",
+      peak_flops / 1e9, config.train.dtype, side, side, side, ranks, ranks == 1 ? "" : "s"));
   if (others >= kBusyShare) {
     lines.push_back(
         fmt::format("warning: other programs kept {:.0f} % of the processors busy while "

@@ -31,8 +31,8 @@ struct Utilization {
 /// Dense bf16 FLOP/s of a GPU by its data sheet; 0 if it is not known here.
 double rated_bf16_flops(std::string_view gpu);
 
-/// Finds or measures the peak in the dtype of `config`. Repeated while other programs keep the machine busy,
-/// at most a few times, for runs of at least 100 steps; the best counts. Collective.
+/// Finds or measures the peak in the dtype of `config`. Repeated while other programs keep the
+/// machine busy, at most a few times, for runs of at least 100 steps; the best counts. Collective.
 Utilization measure_utilization(Communicator& world, const TrainConfig& config);
 
 }  // namespace tandem
