@@ -67,31 +67,31 @@ struct Gather {
     route.calls = reinterpret_cast<CallCounter*>(calls.data());
     route.deadline = deadline;
   }
-  FusedAgJob job(const Tensor& x, const Tensor& weight, const Tensor& out, int head, bool encoded,
-                 const Deadline& deadline) {
-    FusedAgJob job{};
-    job.own = x.data();
-    job.gathered = rows.data();
-    job.weight = weight.data();
-    job.out = out.data();
-    job.head = head;
-    fill(job.route, x, rows.data(), shard_bytes, deadline);
-    job.gate = {.arrived = encoded ? reinterpret_cast<uint64_t*>(decoded.data()) : arrived(),
-                .chunks = kChunks,
-                .chunk_bytes = kCopyItemBytes,
-                .epoch = &job.route.calls->epoch,
-                .ahead = 1,
-                .counts_per_chunk = unsigned(kM / ranks),
-                .deadline = deadline};
-    if (!encoded) return job;
-    fill(job.encoded, x, inbox.data(), source_bytes, deadline);
-    job.encoded.size = ranks;
-    job.encoded.inbox = inbox.data();
-    job.encoded.received = arrived();
-    job.encoded.gathered = rows.data();
-    job.encoded.decoded = reinterpret_cast<uint64_t*>(decoded.data());
-    job.encoded.limit = codec::largest_of(DType::bf16);
-    return job;
+  FusedAgArgs make_args(const Tensor& x, const Tensor& weight, const Tensor& out, int head,
+                        bool encoded, const Deadline& deadline) {
+    FusedAgArgs args{};
+    args.own = x.data();
+    args.gathered = rows.data();
+    args.weight = weight.data();
+    args.out = out.data();
+    args.head = head;
+    fill(args.route, x, rows.data(), shard_bytes, deadline);
+    args.gate = {.arrived = encoded ? reinterpret_cast<uint64_t*>(decoded.data()) : arrived(),
+                 .chunks = kChunks,
+                 .chunk_bytes = kCopyItemBytes,
+                 .epoch = &args.route.calls->epoch,
+                 .ahead = 1,
+                 .counts_per_chunk = unsigned(kM / ranks),
+                 .deadline = deadline};
+    if (!encoded) return args;
+    fill(args.encoded, x, inbox.data(), source_bytes, deadline);
+    args.encoded.size = ranks;
+    args.encoded.inbox = inbox.data();
+    args.encoded.received = arrived();
+    args.encoded.gathered = rows.data();
+    args.encoded.decoded = reinterpret_cast<uint64_t*>(decoded.data());
+    args.encoded.limit = codec::largest_of(DType::bf16);
+    return args;
   }
 };
 
@@ -118,9 +118,10 @@ void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) 
     kernels.push_back(std::move(kernel));
     gathers.push_back(std::make_unique<Gather>(ranks, piece_bytes, stream));
     for (const int head : {8, 4}) {
-      const FusedAgJob job = gathers.back()->job(x, weight, out, head, piece_bytes > 0, deadline);
+      const FusedAgArgs args =
+          gathers.back()->make_args(x, weight, out, head, piece_bytes > 0, deadline);
       all.push_back({fmt::format("{} {}/8", name, head),
-                     [job, at = kernels.back().get(), stream] { at->launch(job, stream); },
+                     [args, at = kernels.back().get(), stream] { at->launch(args, stream); },
                      {}});
     }
   };

@@ -23,10 +23,10 @@ namespace {
 /// finished ones are saved; standard output at the end.
 class Reports {
  public:
-  Reports(const BenchOptions& options, const BenchJob& job, const BenchPlace& place)
+  Reports(const BenchOptions& options, const BenchPlan& plan, const BenchPlace& place)
       : options_(options),
         place_(place),
-        table_(job.requests, place),
+        table_(plan.requests, place),
         shown_(options.json != "-" && options.csv != "-") {}
 
   void add(const BenchRequest& request, const BenchResult& result) {
@@ -60,13 +60,13 @@ class Reports {
   std::string csv_;
 };
 
-void bench_all(const BenchOptions& options, const BenchJob& job, Communicator& comm) {
+void bench_all(const BenchOptions& options, const BenchPlan& plan, Communicator& comm) {
   set_kernel_threads(threads_per_rank(comm.size()));
   const BenchPlace place{comm, options.link_label.empty() ? comm.link() : options.link_label};
   std::optional<Reports> reports;  // rank 0 only
-  if (comm.rank() == 0) reports.emplace(options, job, place);
+  if (comm.rank() == 0) reports.emplace(options, plan, place);
   bool ok = true;
-  for (const BenchRequest& request : job.requests) {
+  for (const BenchRequest& request : plan.requests) {
     const BenchResult result = run_bench(comm, request);
     ok = ok && result.ok();
     if (reports && request.timeline) write_trace(options.timeline, result.timeline);
@@ -99,12 +99,12 @@ void add_bench(CLI::App& app) {
   declare(*command, *options);
   command->callback([options] {
     now_doing("bench " + options->request.op);
-    const BenchJob job = job_of(*options);
+    const BenchPlan plan = make_plan(*options);
     for (const std::string& file : {options->json, options->csv, options->timeline}) {
       if (speaks() && !file.empty() && file != "-") check_writable(file);
     }
-    run_on(options->transport, job.world,
-           [&](Communicator& comm) { bench_all(*options, job, comm); });
+    run_on(options->transport, plan.world,
+           [&](Communicator& comm) { bench_all(*options, plan, comm); });
   });
 }
 

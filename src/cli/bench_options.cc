@@ -330,7 +330,7 @@ std::vector<int64_t> parse_sizes(const std::string& text) {
   }
 }
 
-BenchJob job_of(const BenchOptions& options) {
+BenchPlan make_plan(const BenchOptions& options) {
   if (options.transport == "mpi" && !options.ranks && !launched_by_mpi() && *kMpiVersion) {
     throw InvalidArgument(
         "--transport mpi: not started by mpirun: expected mpirun -n RANKS tandem bench ..., "
@@ -342,15 +342,15 @@ BenchJob job_of(const BenchOptions& options) {
         "--nproc_per_node RANKS --no_python tandem bench ...");
   }
   check_options(options);
-  BenchJob job;
+  BenchPlan plan;
   const bool shared = options.ranks_per_gpu > 1;
   const MoeBench& moe = options.request.moe;
-  job.world.ranks = options.ranks               ? options.ranks
-                    : moe.ep > 0 && !launched() ? moe.ep * moe.tp
-                    : shared                    ? options.ranks_per_gpu
-                                                : default_ranks(options.transport);
-  job.world.ranks_per_gpu = options.ranks_per_gpu;
-  if (!options.link.empty()) job.world.link = EmulatedLink::parse(options.link);
+  plan.world.ranks = options.ranks               ? options.ranks
+                     : moe.ep > 0 && !launched() ? moe.ep * moe.tp
+                     : shared                    ? options.ranks_per_gpu
+                                                 : default_ranks(options.transport);
+  plan.world.ranks_per_gpu = options.ranks_per_gpu;
+  if (!options.link.empty()) plan.world.link = EmulatedLink::parse(options.link);
   BenchRequest request = options.request;
   request.timeline = !options.timeline.empty();
   request.dtype = parse_dtype(options.dtype.empty() ? default_dtype(options) : options.dtype);
@@ -360,10 +360,10 @@ BenchJob job_of(const BenchOptions& options) {
   request.layers = options.layers.value_or(request.layers);
   request.k = options.k.value_or(kDefaultSize);
   const auto add = [&] {
-    if (is_moe(request.op)) complete_moe(request, launched() ? 0 : job.world.ranks);
+    if (is_moe(request.op)) complete_moe(request, launched() ? 0 : plan.world.ranks);
     // Under a launcher the number of ranks is not known yet; GPU ranks need no host memory.
-    if (!launched() && options.transport != "nccl") check_bench(request, job.world.ranks);
-    job.requests.push_back(request);
+    if (!launched() && options.transport != "nccl") check_bench(request, plan.world.ranks);
+    plan.requests.push_back(request);
   };
   for (const std::string& text : options.shapes) {
     std::tie(request.m, request.n, request.k) = parse_shape(text);
@@ -374,12 +374,12 @@ BenchJob job_of(const BenchOptions& options) {
     shape_as(request, bytes);
     add();
   }
-  if (!job.requests.empty()) return job;
+  if (!plan.requests.empty()) return plan;
   for (const int64_t m : options.m.empty() ? std::vector{kDefaultSize} : options.m) {
     request.m = m;
     add();
   }
-  return job;
+  return plan;
 }
 
 }  // namespace tandem::cli

@@ -29,11 +29,11 @@ void declare(CLI::App& command, BenchOptions& options);
 /// Parses "16K:256M:x4" to byte counts; the default factor is 4. Throws InvalidArgument.
 std::vector<int64_t> parse_sizes(const std::string& text);
 
-struct BenchJob {
+struct BenchPlan {
   std::vector<BenchRequest> requests;  ///< one per value of --m, --shapes or --bytes
   WorldOptions world;
 };
 /// Throws InvalidArgument for requests that cannot run, before any allocation.
-BenchJob job_of(const BenchOptions& options);
+BenchPlan make_plan(const BenchOptions& options);
 
 }  // namespace tandem::cli

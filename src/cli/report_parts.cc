@@ -135,7 +135,7 @@ void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
                                       "0.95", "--seed", "1", "--max-tokens", "600"})));
 }
 
-TrainConfig timed_job(TrainConfig config, const std::string& strategy, const std::string& link) {
+TrainConfig timed_config(TrainConfig config, const std::string& strategy, const std::string& link) {
   config.train.steps = kTimedSteps;
   config.train.seconds = 0;
   config.train.validate_every = 0;
@@ -170,7 +170,7 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
                                                       &std::fclose);
       if (!log) throw_errno(log_path, "cannot open");
       TrainRequest request;
-      request.config = timed_job(config, kStrategies[size_t(run)], link);
+      request.config = timed_config(config, kStrategies[size_t(run)], link);
       request.out = out.string();
       request.log = log.get();
       request.before_step = [&](int64_t step) { turns.before_step(run, step); };
@@ -197,8 +197,10 @@ void measure_report_parts(const fs::path& dir, const ReportPartsOptions& options
         "report --complete under a launcher: expected one process, which starts "
         "its ranks as threads");
   }
-  const std::string job = (dir / "config.toml").string(), facts = (dir / "run.json").string();
-  const TrainConfig config = parse_config(read_file(job), "config.toml");  // paths as in the run
+  const std::string config_path = (dir / "config.toml").string(),
+                    facts = (dir / "run.json").string();
+  const TrainConfig config =
+      parse_config(read_file(config_path), "config.toml");  // paths as in the run
   Json run = path_exists(facts) ? parse_json<Json>(read_file(facts)) : Json::object();
   if (!run.is_object()) throw IoError(facts + ": expected a JSON object");
   const int64_t tp = config.parallel.tp;

@@ -55,7 +55,7 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
   const Wire wire = Wire::parse(GetParam());
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const int64_t count : {5, 129, 1100}) {
-      const WireJob job = WireJob::of(wire, count, dtype);
+      const WireParams params = WireParams::of(wire, count, dtype);
       for (const Input& input : any_inputs(count)) {
         Bytes values = stored_as(dtype, input.values);
         Bytes expected(wire.bytes(count, dtype)), decoded(values.size());
@@ -65,20 +65,20 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
         Memory memory(skip + values.size()), message(expected.size());
         std::memcpy(memory.data() + skip, values.data(), values.size());
         with_block(wire, [&]<typename Block>() {
-          warp().run([&] { clear_between(job, message.data(), int(threadIdx.x)); });
-          for_all_blocks(job.parts.blocks, [&](int64_t block, int lane, bool on) {
+          warp().run([&] { clear_between(params, message.data(), int(threadIdx.x)); });
+          for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
             float x[kOwn];
             load_elements(memory.data() + skip, dtype, count, block, lane, on, x);
             Block encoded;
-            encoded.encode(job, x, lane);
-            encoded.store(job, message.data(), block, lane, on);
+            encoded.encode(params, x, lane);
+            encoded.store(params, message.data(), block, lane, on);
           });
           memory.fill();
-          for_all_blocks(job.parts.blocks, [&](int64_t block, int lane, bool on) {
+          for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
             Block encoded;
-            encoded.load(job, message.data(), block, lane);
+            encoded.load(params, message.data(), block, lane);
             float x[kOwn];
-            encoded.decode(job, lane, x);
+            encoded.decode(params, lane, x);
             store_elements(memory.data() + skip, dtype, count, block, lane, on, x);
           });
         });
@@ -102,7 +102,7 @@ TEST(GpuCodeForSums, AddsMessagesInRankOrder) {
   constexpr int64_t kCount = 1000;
   for (const char* name : {"int8", "int4:g32", "int5:asym", "int2:g64:spikes", "int4:hadamard"}) {
     const Wire wire = Wire::parse(name);
-    const WireJob job = WireJob::of(wire, kCount, DType::f32);
+    const WireParams params = WireParams::of(wire, kCount, DType::f32);
     const size_t stride = (wire.bytes(kCount, DType::f32) + 255) / 256 * 256;
     Memory messages(kRanks * stride);
     std::vector<float> own, expected(kCount);
@@ -118,9 +118,9 @@ TEST(GpuCodeForSums, AddsMessagesInRankOrder) {
     std::vector<float> found(kCount);
     const MessageSum from{messages.data(), stride, kRanks, kOwnRank, own.data(), DType::f32};
     with_block(wire, [&]<typename Block>() {
-      for_all_blocks(job.parts.blocks, [&](int64_t block, int lane, bool on) {
+      for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
         float sum[kOwn];
-        sum_messages<Block>(from, job, block, lane, on, sum);
+        sum_messages<Block>(from, params, block, lane, on, sum);
         store_elements(found.data(), DType::f32, kCount, block, lane, on, sum);
       });
     });
@@ -160,15 +160,15 @@ TEST(LosslessGpuCode, GivesTheCpusBytes) {
         std::memcpy(memory.data() + skip, values.data(), values.size());
         const std::string what = fmt::format("{} {} one in {}", name_of(dtype), count, one_in);
 
-        const LosslessJob job = LosslessJob::of(count, dtype);
-        warp().run([&] { clear_between(job, message.data(), int(threadIdx.x)); });
-        for (int64_t tile = 0; tile < job.tiles; ++tile) {
+        const LosslessParams params = LosslessParams::of(count, dtype);
+        warp().run([&] { clear_between(params, message.data(), int(threadIdx.x)); });
+        for (int64_t tile = 0; tile < params.tiles; ++tile) {
           warp().run([&] {
-            encode_tile(job, memory.data() + skip, tile, int(threadIdx.x), message.data());
+            encode_tile(params, memory.data() + skip, tile, int(threadIdx.x), message.data());
           });
         }
-        for (int64_t part = 0; part * kScanGroups < job.groups; ++part) {
-          warp().run([&] { sum_escapes(job, part, int(threadIdx.x), message.data()); });
+        for (int64_t part = 0; part * kScanGroups < params.groups; ++part) {
+          warp().run([&] { sum_escapes(params, part, int(threadIdx.x), message.data()); });
         }
         uint32_t header[2];
         std::memcpy(header, message.data(), sizeof header);
@@ -176,22 +176,22 @@ TEST(LosslessGpuCode, GivesTheCpusBytes) {
           ASSERT_EQ(expected.size(), wire.bytes(count, dtype)) << what;
           continue;
         }
-        for (int64_t group = 0; group < job.groups; group += 32) {
+        for (int64_t group = 0; group < params.groups; group += 32) {
           warp().run([&] {
-            write_escapes(job, memory.data() + skip, group, int(threadIdx.x), message.data());
+            write_escapes(params, memory.data() + skip, group, int(threadIdx.x), message.data());
           });
         }
-        ASSERT_EQ(job.parts.escapes + header[1], expected.size()) << what;
+        ASSERT_EQ(params.parts.escapes + header[1], expected.size()) << what;
         ASSERT_EQ(message.difference(expected), "") << what;
         memory.fill();
-        for (int64_t block = 0; block < job.blocks; block += 8) {
+        for (int64_t block = 0; block < params.blocks; block += 8) {
           warp().run([&] {
-            decode_blocks(job, message.data(), block, int(threadIdx.x), memory.data() + skip);
+            decode_blocks(params, message.data(), block, int(threadIdx.x), memory.data() + skip);
           });
         }
-        for (int64_t group = 0; group < job.groups; group += 32) {
+        for (int64_t group = 0; group < params.groups; group += 32) {
           warp().run([&] {
-            decode_escapes(job, message.data(), group, int(threadIdx.x), memory.data() + skip);
+            decode_escapes(params, message.data(), group, int(threadIdx.x), memory.data() + skip);
           });
         }
         ASSERT_EQ(memory.difference(values, skip), "") << what << ", decoded";

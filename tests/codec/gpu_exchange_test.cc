@@ -30,7 +30,7 @@ struct Case {
 struct Ranks {
   Wire wire;
   std::vector<Floats> data, out, residuals;
-  std::vector<EncodedJob> jobs;
+  std::vector<EncodedParams> rank_params;
 
   Ranks(const Case& c, int count, bool feedback) : wire(Wire::parse(c.wire)) {
     const int64_t largest = c.rows * c.row;
@@ -47,19 +47,19 @@ struct Ranks {
       staging_.emplace_back(2 * size_t(count) * slot / sizeof(uint4));
     }
     for (int r = 0; r < count; ++r) {
-      EncodedJob job{};
+      EncodedParams params{};
       for (int p = 0; p < count; ++p) {
-        job.exchange.table.memory[p] = reinterpret_cast<std::byte*>(staging_[size_t(p)].data());
+        params.exchange.table.memory[p] = reinterpret_cast<std::byte*>(staging_[size_t(p)].data());
         const Shard shard = shard_of(c.rows, count, p);
-        job.begins[p] = shard.begin * c.row;
-        job.wires[p] = WireJob::of(wire, shard.count * c.row, DType::f32);
+        params.begins[p] = shard.begin * c.row;
+        params.wires[p] = WireParams::of(wire, shard.count * c.row, DType::f32);
       }
-      job.exchange.table.rank = r, job.exchange.table.size = count;
-      job.exchange.in = data[size_t(r)].data(), job.exchange.out = out[size_t(r)].data();
-      job.exchange.slot_bytes = slot;
-      job.dtype = DType::f32;
-      job.residual = feedback ? residuals[size_t(r)].data() : nullptr;
-      jobs.push_back(job);
+      params.exchange.table.rank = r, params.exchange.table.size = count;
+      params.exchange.in = data[size_t(r)].data(), params.exchange.out = out[size_t(r)].data();
+      params.exchange.slot_bytes = slot;
+      params.dtype = DType::f32;
+      params.residual = feedback ? residuals[size_t(r)].data() : nullptr;
+      rank_params.push_back(params);
     }
   }
   /// Runs a phase on all ranks, with the warp that starts at thread `first` of a block.
@@ -67,8 +67,8 @@ struct Ranks {
   void run(const Phase& phase, int first = 0) {
     static Warp warp;
     with_block(wire, [&]<typename Block>() {
-      for (const EncodedJob& job : jobs) {
-        warp.run([&] { phase.template operator()<Block>(job); }, first);
+      for (const EncodedParams& params : rank_params) {
+        warp.run([&] { phase.template operator()<Block>(params); }, first);
       }
     });
   }
@@ -85,7 +85,7 @@ Tensor tensor_of(Floats& values, const Case& c, const Shard& rows) {
 template <typename Call>
 void run_cpu_ranks(Ranks& ranks, const Call& call) {
   WorldOptions options;
-  options.ranks = int(ranks.jobs.size());
+  options.ranks = int(ranks.rank_params.size());
   run_threads(options, [&](Communicator& comm) { call(comm, size_t(comm.rank())); });
 }
 
@@ -115,27 +115,28 @@ TEST_P(EncodedPhases, SumsMatchTheCpuRanks) {
                    feedback ? &residual : nullptr);
       });
       if (GetParam() == 2 || ranks.wire.bytes(c.rows * c.row, DType::f32) <= 4096) {
-        for (EncodedJob& job : ranks.jobs) {
-          job.wires[0] = WireJob::of(ranks.wire, c.rows * c.row, DType::f32);
+        for (EncodedParams& params : ranks.rank_params) {
+          params.wires[0] = WireParams::of(ranks.wire, c.rows * c.row, DType::f32);
         }
-        ranks.run([&]<typename Block>(const EncodedJob& job) {
-          push_to_all<Block>(job, job.wires[0], {job.residual, c.rows * c.row}, job.exchange.in,
-                             nullptr, 0, kItself);
+        ranks.run([&]<typename Block>(const EncodedParams& params) {
+          push_to_all<Block>(params, params.wires[0], {params.residual, c.rows * c.row},
+                             params.exchange.in, nullptr, 0, kItself);
         });
-        ranks.run([&]<typename Block>(const EncodedJob& job) {
-          const PeerTable& table = job.exchange.table;
-          add_messages<Block>({slot_of(job, table.rank, 0), job.exchange.slot_bytes, table.size, -1,
-                               nullptr, job.dtype},
-                              job.wires[0], job.exchange.out);
+        ranks.run([&]<typename Block>(const EncodedParams& params) {
+          const PeerTable& table = params.exchange.table;
+          add_messages<Block>({slot_of(params, table.rank, 0), params.exchange.slot_bytes,
+                               table.size, -1, nullptr, params.dtype},
+                              params.wires[0], params.exchange.out);
         });
       } else {
-        ranks.run(
-            [&]<typename Block>(const EncodedJob& job) { push_shards<Block>(job, 0, kItself); });
-        ranks.run([&]<typename Block>(const EncodedJob& job) {
-          push_sum<Block>(job, 0, job.exchange.table.size);
+        ranks.run([&]<typename Block>(const EncodedParams& params) {
+          push_shards<Block>(params, 0, kItself);
         });
-        ranks.run([&]<typename Block>(const EncodedJob& job) {
-          take_shards<Block>(job, job.exchange.table.size);
+        ranks.run([&]<typename Block>(const EncodedParams& params) {
+          push_sum<Block>(params, 0, params.exchange.table.size);
+        });
+        ranks.run([&]<typename Block>(const EncodedParams& params) {
+          take_shards<Block>(params, params.exchange.table.size);
         });
       }
       EXPECT_TRUE(ranks.out == cpu.data) << what;
@@ -149,7 +150,7 @@ TEST(Tiles, BytesAddUpToTheMessage) {
   constexpr int kBlocks = 24, kWarps = 15;
   for (const char* const name : {"int8", "int6", "int4:g32", "mxfp4"}) {
     for (const int64_t elements : {8, 128, 100'000, 4'000'000, 8 << 20}) {
-      const WireJob wire = WireJob::of(Wire::parse(name), elements, DType::bf16);
+      const WireParams wire = WireParams::of(Wire::parse(name), elements, DType::bf16);
       const int64_t maximum = Tiles{0, kBlocks, kWarps}.count(wire) + 2;
       int64_t all = 0;
       for (int block = 0; block < kBlocks; ++block) {
@@ -188,29 +189,29 @@ TEST_P(EncodedPhases, SumsByTilesMatchTheCpuRanks) {
       const auto step = [&](int64_t tile, const auto& work) {
         for (int block = 0; block < kBlocks; ++block) {
           const Tiles tiles{block, kBlocks, kWarps};
-          if (tile < 0 || tile >= tiles.count(ranks.jobs[0].wires[0])) continue;
+          if (tile < 0 || tile >= tiles.count(ranks.rank_params[0].wires[0])) continue;
           for (int warp = 0; warp < kWarps; ++warp) {
             ranks.run(
-                [&]<typename Block>(const EncodedJob& job) {
-                  work.template operator()<Block>(job, tiles, tile);
+                [&]<typename Block>(const EncodedParams& params) {
+                  work.template operator()<Block>(params, tiles, tile);
                 },
                 32 * warp);
           }
         }
       };
-      const int64_t count = Tiles{0, kBlocks, kWarps}.count(ranks.jobs[0].wires[0]);
+      const int64_t count = Tiles{0, kBlocks, kWarps}.count(ranks.rank_params[0].wires[0]);
       EXPECT_GT(count, 1) << c.wire;
       for (int64_t s = 0; s < count + kSumLag + kTakeLag; ++s) {
-        step(s, [&]<typename Block>(const EncodedJob& job, const Tiles& tiles, int64_t tile) {
-          push_tile<Block>(job, tiles, tile, 0, kItself);
+        step(s, [&]<typename Block>(const EncodedParams& params, const Tiles& tiles, int64_t tile) {
+          push_tile<Block>(params, tiles, tile, 0, kItself);
         });
         step(s - kSumLag,
-             [&]<typename Block>(const EncodedJob& job, const Tiles& tiles, int64_t tile) {
-               sum_tile<Block>(job, tiles, tile, 0, size);
+             [&]<typename Block>(const EncodedParams& params, const Tiles& tiles, int64_t tile) {
+               sum_tile<Block>(params, tiles, tile, 0, size);
              });
         step(s - kSumLag - kTakeLag,
-             [&]<typename Block>(const EncodedJob& job, const Tiles& tiles, int64_t tile) {
-               take_tile<Block>(job, tiles, tile, size);
+             [&]<typename Block>(const EncodedParams& params, const Tiles& tiles, int64_t tile) {
+               take_tile<Block>(params, tiles, tile, size);
              });
       }
       EXPECT_TRUE(ranks.out == cpu.data) << c.wire;
@@ -232,11 +233,12 @@ TEST_P(EncodedPhases, ReduceScatterMatchesTheCpuRanks) {
                        Tensor(expected[r].data(), DType::f32, {rows.count, c.row}), cpu.wire,
                        feedback ? &residual : nullptr);
       });
-      ranks.run(
-          [&]<typename Block>(const EncodedJob& job) { push_shards<Block>(job, 0, kItself); });
-      ranks.run([&]<typename Block>(const EncodedJob& job) {
-        add_messages<Block>(sum_of_shard(job, 0), job.wires[job.exchange.table.rank],
-                            job.exchange.out);
+      ranks.run([&]<typename Block>(const EncodedParams& params) {
+        push_shards<Block>(params, 0, kItself);
+      });
+      ranks.run([&]<typename Block>(const EncodedParams& params) {
+        add_messages<Block>(sum_of_shard(params, 0), params.wires[params.exchange.table.rank],
+                            params.exchange.out);
       });
       for (size_t r = 0; r < expected.size(); ++r) {
         ranks.out[r].resize(expected[r].size());
@@ -255,12 +257,13 @@ TEST_P(EncodedPhases, AllGatherMatchesTheCpuRanks) {
       all_gather(comm, tensor_of(cpu.data[r], c, rows), tensor_of(cpu.out[r], c, {0, c.rows}),
                  cpu.wire);
     });
-    ranks.run([&]<typename Block>(const EncodedJob& job) {
-      const int rank = job.exchange.table.rank;
-      push_to_all<Block>(job, job.wires[rank], {}, shard_of_job(job, job.exchange.in, rank),
-                         shard_of_job(job, job.exchange.out, rank), 0, kItself);
+    ranks.run([&]<typename Block>(const EncodedParams& params) {
+      const int rank = params.exchange.table.rank;
+      push_to_all<Block>(params, params.wires[rank], {},
+                         shard_of_params(params, params.exchange.in, rank),
+                         shard_of_params(params, params.exchange.out, rank), 0, kItself);
     });
-    ranks.run([&]<typename Block>(const EncodedJob& job) { take_shards<Block>(job, 0); });
+    ranks.run([&]<typename Block>(const EncodedParams& params) { take_shards<Block>(params, 0); });
     EXPECT_TRUE(ranks.out == cpu.out) << c.wire;
   }
 }
@@ -270,7 +273,7 @@ TEST(EncodedChunks, DecodeLikeTheCpusMessage) {
   for (const char* name : {"int8", "int4:g32", "int5:asym", "mxfp4", "int2:g64:asym:spikes",
                            "int4:hadamard", "int8:g16:asym:f32"}) {
     const Wire wire = Wire::parse(name);
-    const WireJob chunk = WireJob::of(wire, kChunkElements, DType::f32);
+    const WireParams chunk = WireParams::of(wire, kChunkElements, DType::f32);
     std::vector<uint4> slot(chunk.parts.bytes / sizeof(uint4));
     auto* const message = reinterpret_cast<std::byte*>(slot.data());
     for (const int64_t count : {int64_t(1), int64_t(129), int64_t(5000), kChunkElements}) {
@@ -293,7 +296,7 @@ TEST(LosslessChunks, EveryBitRoundTrips) {
   static Warp warp;
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const size_t size = size_of(dtype);
-    const LosslessJob whole = whole_chunk(dtype);
+    const LosslessParams whole = whole_chunk(dtype);
     std::vector<uint4> slot(kLosslessChunkBytes / sizeof(uint4) + 16);
     auto* const message = reinterpret_cast<std::byte*>(slot.data());
     for (const int64_t count : {whole.elements, whole.elements - 77, int64_t(900)}) {
@@ -308,20 +311,20 @@ TEST(LosslessChunks, EveryBitRoundTrips) {
           std::memcpy(&values[size * size_t(i)],
                       size == 4 ? static_cast<const void*>(&word) : &half, size);
         }
-        const LosslessJob job = chunk_of(whole, count);
+        const LosslessParams params = chunk_of(whole, count);
         const auto passes = [&](int number, const auto& pass) {
           for (int p = 0; p < number; ++p) {
             for (int w = 0; w < kChunkWarps; ++w) warp.run([&] { pass(p); }, 32 * w);
           }
         };
-        passes(3, [&](int p) { encode_chunk_pass(job, p, values.data(), message); });
-        const size_t used = used_bytes(job, message);
+        passes(3, [&](int p) { encode_chunk_pass(params, p, values.data(), message); });
+        const size_t used = used_bytes(params, message);
         EXPECT_LE(used, 16 + values.size());
         const bool coded = used != 16 + values.size();
         EXPECT_EQ(coded, count > 1000 && one_in != 1) << count << " one in " << one_in;
         if (!coded) continue;
         EXPECT_LE(double(used), double(values.size()) * (size == 4 ? 0.9 : 0.78));
-        passes(2, [&](int p) { decode_chunk_pass(job, p, message, found.data()); });
+        passes(2, [&](int p) { decode_chunk_pass(params, p, message, found.data()); });
         EXPECT_TRUE(found == values) << name_of(dtype) << " " << count << " one in " << one_in;
       }
     }

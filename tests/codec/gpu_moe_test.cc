@@ -23,7 +23,7 @@ struct RowCase {
   std::string describe() const {
     return fmt::format("{} of {} {}", wire.describe(), columns, name_of(dtype));
   }
-  WireJob job() const { return WireJob::of(wire, columns, dtype); }
+  WireParams make_params() const { return WireParams::of(wire, columns, dtype); }
 };
 
 /// Calls `test` for every format, with rows shorter than a block, rows that end within a block, and
@@ -77,7 +77,7 @@ template <typename Body>
 void on_a_warp(const RowCase& c, const Body& body) {
   static Warp warp;
   with_block(c.wire, [&]<typename Block>() {
-    warp.run([&] { body.template operator()<Block>(c.job()); });
+    warp.run([&] { body.template operator()<Block>(c.make_params()); });
   });
 }
 
@@ -86,14 +86,14 @@ TEST(MoeWire, RowsMatchTheCpusMessages) {
     const Bytes rows = random_rows(c, kRows, 3), expected = messages_of(c, rows);
     const size_t line = size_t(c.columns) * 2;
     Bytes messages(expected.size()), kept(rows.size()), arrived(rows.size());
-    on_a_warp(c, [&]<typename Block>(const WireJob& wire) {
+    on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
         encode_row<Block>(wire, c.dtype, &rows[at * line], first, &messages[at * wire.parts.bytes],
                           row == 1 ? nullptr : &kept[at * line]);
       });
     });
-    on_a_warp(c, [&]<typename Block>(const WireJob& wire) {
+    on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
         decode_row<Block>(wire, c.dtype, &messages[at * wire.parts.bytes], first,
@@ -138,9 +138,9 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
                            kChoices};
     };
     Bytes messages(expected.size());
-    const int64_t blocks = c.job().parts.blocks, cut = std::min<int64_t>(2, blocks);
+    const int64_t blocks = c.make_params().parts.blocks, cut = std::min<int64_t>(2, blocks);
     for (const auto& [begin, end] : {std::pair(cut, blocks), std::pair(int64_t(0), cut)}) {
-      on_a_warp(c, [&, begin = begin, end = end]<typename Block>(const WireJob& wire) {
+      on_a_warp(c, [&, begin = begin, end = end]<typename Block>(const WireParams& wire) {
         for_row_parts(kRows, begin, end, [&](int64_t row, int64_t first) {
           encode_sum<Block>(wire, results_of(row), first, end,
                             &messages[size_t(row) * wire.parts.bytes]);
@@ -150,7 +150,7 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
     EXPECT_EQ(difference(expected, messages), "") << c.describe();
     // Decoded messages, added to zero sums.
     Bytes added(size_t(kRows * c.columns) * 2);
-    on_a_warp(c, [&]<typename Block>(const WireJob& wire) {
+    on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
         const BlockPlace at(first, wire.parts.blocks);
         float sum[kOwn] = {};

@@ -17,12 +17,12 @@ bool one_line(const std::string& text) {
   return !text.empty() && text.find('\n') == std::string::npos;
 }
 
-void check(const tandem::cli::BenchJob& job, size_t runs) {
-  REQUIRE(job.requests.size() == runs && runs > 0);
-  REQUIRE(job.world.ranks >= 1 && job.world.ranks <= 4096);
-  REQUIRE(!job.world.link || job.world.link->bytes_per_s > 0);
-  for (const tandem::BenchRequest& request : job.requests) {
-    tandem::check_bench(request, job.world.ranks);
+void check(const tandem::cli::BenchPlan& plan, size_t runs) {
+  REQUIRE(plan.requests.size() == runs && runs > 0);
+  REQUIRE(plan.world.ranks >= 1 && plan.world.ranks <= 4096);
+  REQUIRE(!plan.world.link || plan.world.link->bytes_per_s > 0);
+  for (const tandem::BenchRequest& request : plan.requests) {
+    tandem::check_bench(request, plan.world.ranks);
     int64_t product = 0;
     REQUIRE(request.m >= 1 && request.n >= 1 && request.k >= 1 && request.repeats >= 1);
     REQUIRE(!__builtin_mul_overflow(request.m, request.n, &product));
@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     app.parse(words);
     const size_t sizes = options.bytes.empty() ? 0 : tandem::cli::parse_sizes(options.bytes).size();
-    check(tandem::cli::job_of(options),
+    check(tandem::cli::make_plan(options),
           std::max({size_t{1}, options.m.size(), options.shapes.size(), sizes}));
   } catch (const CLI::Success&) {
   } catch (const CLI::ParseError& error) {

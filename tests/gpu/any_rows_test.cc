@@ -229,18 +229,18 @@ TEST_P(AnyRowsAlone, PartialTileCostsAsMuchAsAWholeOne) {
     const DeviceMemory epoch(sizeof(uint64_t));
     fill_uniform(x.tensor, 1, 1, 0, comm.stream());
     fill_uniform(weight.tensor, 1, 2, 0, comm.stream());
-    FusedAgJob job{x.tensor.data(),
-                   x.tensor.data(),
-                   weight.tensor.data(),
-                   out.tensor.data(),
-                   {},
-                   nullptr,
-                   8,
-                   {},
-                   0,
-                   {}};
-    job.gate.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
-    job.gate.deadline = comm.device_deadline();
+    FusedAgArgs args{x.tensor.data(),
+                     x.tensor.data(),
+                     weight.tensor.data(),
+                     out.tensor.data(),
+                     {},
+                     nullptr,
+                     8,
+                     {},
+                     0,
+                     {}};
+    args.gate.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
+    args.gate.deadline = comm.device_deadline();
     struct Case {
       std::string name;
       std::unique_ptr<FusedAgKernel> kernel;
@@ -258,10 +258,10 @@ TEST_P(AnyRowsAlone, PartialTileCostsAsMuchAsAWholeOne) {
     const Event begin(Event::Kind::timing), end(Event::Kind::timing);
     for (int i = 0; i < 25; ++i) {
       for (Case& c : cases) {
-        c.kernel->launch(job, comm.stream());
+        c.kernel->launch(args, comm.stream());
         comm.synchronize();
         check(cudaEventRecord(begin.get(), comm.stream()), "begin");
-        c.kernel->launch(job, comm.stream());
+        c.kernel->launch(args, comm.stream());
         check(cudaEventRecord(end.get(), comm.stream()), "end");
         comm.synchronize();
         c.us.push_back(microseconds(begin, end));

@@ -300,8 +300,8 @@ TEST_P(Backward, CapturedWeightGradientReplays) {
 TEST_P(Backward, CallsAlternateUnderRandomDelays) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
-    struct Job {
-      Job(GpuCommunicator& c, const LtContext& context, const OpDesc& s)
+    struct StressCase {
+      StressCase(GpuCommunicator& c, const LtContext& context, const OpDesc& s)
           : op(c, context, s, Algorithm::chunked),
             operands(c, s, 0),
             dw(weight_gradient(s)),
@@ -312,9 +312,9 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
       OpDesc shape;
       std::vector<uint64_t> bits = std::vector<uint64_t>(8);  // indexed by algorithm
     };
-    std::vector<std::unique_ptr<Job>> jobs;
+    std::vector<std::unique_ptr<StressCase>> cases;
     for (const OpDesc& s : {OpDesc{256 * comm.size(), 136, 64}, OpDesc{41, 64, 256}}) {
-      jobs.push_back(std::make_unique<Job>(comm, lt, s));
+      cases.push_back(std::make_unique<StressCase>(comm, lt, s));
     }
     OpDesc kept_shape{1001, 8, 24};
     kept_shape.keep_gathered = true;
@@ -330,27 +330,28 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     constexpr size_t kInARow = 4;
     CallsInARow calls(comm, 3 * kInARow, size_t(64 * 256) * sizeof(float));
     struct Done {
-      Job* job;
+      StressCase* stress_case;
       size_t algorithm;
     };
     std::vector<Done> done;
     uint64_t product = 0;
     for (uint64_t i = 0; i < 300; ++i) {
       const auto draw = philox(1, 0, i);
-      Job& job = *jobs[draw[0] % jobs.size()];
-      const auto algorithms = job.op.algorithms();
+      StressCase& stress_case = *cases[draw[0] % cases.size()];
+      const auto algorithms = stress_case.op.algorithms();
       const Algorithm algorithm = algorithms[draw[1] % algorithms.size()];
       const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      const Tensor dw = calls.next(job.dw.tensor);
+      const Tensor dw = calls.next(stress_case.dw.tensor);
       clear(dw, comm.stream());
-      job.op.run(algorithm, job.operands.x.tensor, job.operands.dy.tensor, dw);
+      stress_case.op.run(algorithm, stress_case.operands.x.tensor, stress_case.operands.dy.tensor,
+                         dw);
       keeps.run(kept.x.tensor, weight.tensor, calls.next(out.tensor));
       const Tensor copy = calls.next(whole.tensor), gathered = keeps.gathered();
       gpu::check(cudaMemcpyAsync(copy.data(), gathered.data(), gathered.bytes(), cudaMemcpyDefault,
                                  comm.stream()),
                  "copy a gather");
-      done.push_back({&job, draw[1] % algorithms.size()});
+      done.push_back({&stress_case, draw[1] % algorithms.size()});
       if (!calls.full()) continue;
       const std::vector<uint64_t> now = calls.digests();
       for (size_t call = 0; call < done.size(); ++call) {

@@ -122,8 +122,8 @@ std::vector<Bytes> expected_of(const Case& c, int ranks) {
 }
 
 /// Case on a GPU rank: its values, and the digest of the expected result.
-struct Job {
-  Job(GpuCommunicator& comm, const Case& given, const Bytes* expected)
+struct StressCase {
+  StressCase(GpuCommunicator& comm, const Case& given, const Bytes* expected)
       : c(given), memory(std::max<size_t>(c.bytes(c.rows_in(comm)), 16)) {
     in = memory.view(c.dtype, {c.rows_in(comm), c.columns});
     like = Tensor(nullptr, c.dtype, {c.rows_out(comm), c.columns}, in.device());
@@ -155,22 +155,23 @@ TEST_P(EncodedStress, CallsAlternateUnderRandomDelays) {
   std::vector<std::vector<Bytes>> expected;
   for (const Case& c : all) expected.push_back(expected_of(c, ranks()));
   run([&](GpuCommunicator& comm) {
-    std::vector<std::unique_ptr<Job>> jobs;
+    std::vector<std::unique_ptr<StressCase>> stress_cases;
     size_t max_bytes = 0;
     for (size_t i = 0; i < all.size(); ++i) {
-      jobs.push_back(std::make_unique<Job>(comm, all[i], &expected[i][size_t(comm.rank())]));
-      max_bytes = std::max(max_bytes, jobs.back()->like.bytes());
+      stress_cases.push_back(
+          std::make_unique<StressCase>(comm, all[i], &expected[i][size_t(comm.rank())]));
+      max_bytes = std::max(max_bytes, stress_cases.back()->like.bytes());
     }
     constexpr size_t kInARow = 4;
     CallsInARow row(comm, kInARow, max_bytes);
-    std::vector<const Job*> done;
+    std::vector<const StressCase*> done;
     for (uint64_t n = 0; n < calls; ++n) {
-      const Job& job = *jobs[philox(21, 0, n)[0] % jobs.size()];
+      const StressCase& stress_case = *stress_cases[philox(21, 0, n)[0] % stress_cases.size()];
       const auto delay = philox(22, uint64_t(comm.rank()), n);
       if (delay[0] % 3 == 0) launch_pause(delay[1] % 20000, comm.stream());
       if (delay[2] % 97 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
-      job.run(comm, row.next(job.like));
-      done.push_back(&job);
+      stress_case.run(comm, row.next(stress_case.like));
+      done.push_back(&stress_case);
       if (!row.full() && n + 1 < calls) continue;
       const std::vector<uint64_t> found = row.digests();
       for (size_t i = 0; i < found.size(); ++i) {
@@ -191,15 +192,16 @@ TEST_P(EncodedStress, StoppedRankIsNamed) {
                         Case{Op::all_to_all, "int6", DType::bf16, 64, 1000},
                         Case{Op::all_to_all, "lossless", DType::f32, 64, 1000}}) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
-      const auto job = std::make_shared<Job>(comm, c, nullptr);
-      const auto out = std::make_shared<DeviceMemory>(std::max<size_t>(job->like.bytes(), 16));
+      const auto stress_case = std::make_shared<StressCase>(comm, c, nullptr);
+      const auto out =
+          std::make_shared<DeviceMemory>(std::max<size_t>(stress_case->like.bytes(), 16));
       const Tensor result = out->view(c.dtype, {c.rows_out(comm), c.columns});
       for (int n = 0; n < 20; ++n) {
         if ((n + comm.rank()) % 3 == 0) launch_pause(20000, comm.stream());
-        job->run(comm, result);
+        stress_case->run(comm, result);
       }
       comm.synchronize();
-      return [&comm, job, out, result] { job->run(comm, result); };
+      return [&comm, stress_case, out, result] { stress_case->run(comm, result); };
     });
     EXPECT_EQ(error ? error->op : "", kNames[int(c.op)]) << c.what();
   }

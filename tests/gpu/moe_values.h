@@ -65,7 +65,7 @@ std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& exper
 struct PlacedRows {
   std::vector<int32_t> group;  ///< group of each row
   std::vector<int32_t> at;     ///< position of each row
-  gpu::DeviceMemory source;    ///< GroupedJob's
+  gpu::DeviceMemory source;    ///< GroupedArgs's
   const int32_t* source_data() const { return reinterpret_cast<const int32_t*>(source.data()); }
   size_t rows() const { return group.size(); }
 };

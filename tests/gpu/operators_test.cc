@@ -325,7 +325,7 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
     }
     constexpr size_t kInARow = 20;
     CallsInARow calls(comm, kInARow, size_t(256 * 128) * size_of(DType::bf16));
-    std::vector<size_t> jobs;  // index into `calls`: operands, then operator
+    std::vector<size_t> cases;  // index into `calls`: operands, then operator
     std::vector<uint64_t> bits(12);
     for (uint64_t i = 0; i < 1500; ++i) {
       const size_t operands = philox(1, 0, i)[0] % 6, which = operands / 2;
@@ -335,22 +335,22 @@ TEST_P(Operators, ShapesAlternateUnderRandomDelays) {
         const Operands& o = (scatters ? rs_o : ag_o)[operands];
         const Tensor out = calls.next(o.out);
         scatters ? rs[which]->run(o.x, o.weight, out) : ag[which]->run(o.x, o.weight, out);
-        jobs.push_back(2 * operands + size_t(scatters));
+        cases.push_back(2 * operands + size_t(scatters));
       }
       if (!calls.full()) continue;
       const std::vector<uint64_t> now = calls.digests();
       for (size_t call = 0; call < now.size(); ++call) {
-        uint64_t& first = bits[jobs[call]];
+        uint64_t& first = bits[cases[call]];
         const std::string what = fmt::format("behind call {}: {}", i, call);
         if (first == 0) {
-          const Operands& o = (jobs[call] % 2 ? rs_o : ag_o)[jobs[call] / 2];
+          const Operands& o = (cases[call] % 2 ? rs_o : ag_o)[cases[call] / 2];
           expect_right(comm, calls.out(call), o.reference, what);
           first = now[call];
         }
         ASSERT_EQ(now[call], first) << what;
       }
       calls.begin_again();
-      jobs.clear();
+      cases.clear();
     }
   });
 }

@@ -37,7 +37,7 @@ struct Inputs {
 };
 
 // One operator at one shape. Two sets of inputs: leftovers of the other call would show.
-struct Job {
+struct StressCase {
   std::vector<Inputs> sets;
   Tensor out;  // shape and dtype of the output
   std::vector<Algorithm> algorithms;
@@ -62,12 +62,12 @@ Inputs make_inputs(GpuCommunicator& comm, const OpDesc& s, bool gathers, bool sc
 }
 
 template <typename Op>
-std::unique_ptr<Job> make_job(GpuCommunicator& comm, const LtContext& lt, const OpDesc& s,
-                              bool gathers, bool scatters, const char* name,
-                              const char* variant = nullptr) {
-  auto job = std::make_unique<Job>();
+std::unique_ptr<StressCase> make_stress_case(GpuCommunicator& comm, const LtContext& lt,
+                                             const OpDesc& s, bool gathers, bool scatters,
+                                             const char* name, const char* variant = nullptr) {
+  auto stress_case = std::make_unique<StressCase>();
   const int64_t local = shard_of(s.m, comm.size(), comm.rank()).count;
-  job->out = Tensor(nullptr, s.dtype, {scatters ? local : s.m, s.n}, device_of(comm));
+  stress_case->out = Tensor(nullptr, s.dtype, {scatters ? local : s.m, s.n}, device_of(comm));
   auto op = std::make_shared<Op>(comm, lt, s, Algorithm::fused);
   if constexpr (std::is_same_v<Op, AgGemm>) {
     for (int i = 0; variant && i < op->variants(Algorithm::fused); ++i) {
@@ -76,16 +76,16 @@ std::unique_ptr<Job> make_job(GpuCommunicator& comm, const LtContext& lt, const 
       EXPECT_LT(i + 1, op->variants(Algorithm::fused)) << "no variant " << variant;
     }
   }
-  job->algorithms = op->algorithms();
+  stress_case->algorithms = op->algorithms();
   for (const uint64_t seed : {7, 8}) {
-    job->sets.push_back(make_inputs(comm, s, gathers, scatters, seed));
-    job->sets.back().bits.resize(job->algorithms.size());
+    stress_case->sets.push_back(make_inputs(comm, s, gathers, scatters, seed));
+    stress_case->sets.back().bits.resize(stress_case->algorithms.size());
   }
-  job->run = [op](Algorithm algorithm, const Inputs& in, const Tensor& out) {
+  stress_case->run = [op](Algorithm algorithm, const Inputs& in, const Tensor& out) {
     op->run(algorithm, in.x.tensor, in.weight.tensor, out);
   };
-  job->name = fmt::format("{} {}x{}x{}", name, s.m, s.n, s.k);
-  return job;
+  stress_case->name = fmt::format("{} {}x{}x{}", name, s.m, s.n, s.k);
+  return stress_case;
 }
 
 TEST_P(Stress, CallsAlternateUnderRandomDelays) {
@@ -94,41 +94,42 @@ TEST_P(Stress, CallsAlternateUnderRandomDelays) {
   run([&](GpuCommunicator& comm) {
     const LtContext lt;
     const uint64_t rank = uint64_t(comm.rank());
-    std::vector<std::unique_ptr<Job>> jobs;
+    std::vector<std::unique_ptr<StressCase>> cases;
     for (const OpDesc& s :
          {OpDesc{256 * comm.size(), 136, 64}, OpDesc{40, 64, 256}, OpDesc{1001, 8, 24}}) {
-      jobs.push_back(make_job<AgGemm>(comm, lt, s, true, false, "ag_gemm"));
-      jobs.push_back(make_job<GemmRs>(comm, lt, s, false, true, "gemm_rs"));
-      jobs.push_back(make_job<GemmAr>(comm, lt, s, false, false, "gemm_ar"));
+      cases.push_back(make_stress_case<AgGemm>(comm, lt, s, true, false, "ag_gemm"));
+      cases.push_back(make_stress_case<GemmRs>(comm, lt, s, false, true, "gemm_rs"));
+      cases.push_back(make_stress_case<GemmAr>(comm, lt, s, false, false, "gemm_ar"));
     }
     const OpDesc added{256 * comm.size(), 8704, 2472};
-    jobs.push_back(make_job<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
+    cases.push_back(make_stress_case<GemmRs>(comm, lt, added, false, true, "gemm_rs"));
     if (!env().gpu_portable && comm.size() != 3) {
       const OpDesc split{128 * comm.size(), 5000, 2472};
       for (const char* variant :
            {"128x256 in pairs, split copy warps", "128x256 in pairs, split local first 8/8"}) {
-        jobs.push_back(make_job<AgGemm>(comm, lt, split, true, false, "ag_gemm", variant));
+        cases.push_back(make_stress_case<AgGemm>(comm, lt, split, true, false, "ag_gemm", variant));
       }
     }
     int64_t max_bytes = 0;
-    for (const auto& job : jobs) max_bytes = std::max(max_bytes, int64_t(job->out.bytes()));
+    for (const auto& stress_case : cases)
+      max_bytes = std::max(max_bytes, int64_t(stress_case->out.bytes()));
     constexpr size_t kInARow = 4;
     CallsInARow row(comm, kInARow, size_t(max_bytes));
     struct Done {
-      Job* job;
+      StressCase* stress_case;
       Inputs* inputs;
       size_t algorithm;
     };
     std::vector<Done> done;
     for (uint64_t i = 0; i < calls; ++i) {
       const auto draw = philox(1, 0, i);
-      Job& job = *jobs[draw[0] % jobs.size()];
-      const size_t which = draw[1] % job.algorithms.size();
+      StressCase& stress_case = *cases[draw[0] % cases.size()];
+      const size_t which = draw[1] % stress_case.algorithms.size();
       const uint32_t delay = philox(2, rank, i)[0] % 60000;
       if (delay < 20000) launch_pause(delay, comm.stream());
-      Inputs& inputs = job.sets[draw[2] % job.sets.size()];
-      job.run(job.algorithms[which], inputs, row.next(job.out));
-      done.push_back({&job, &inputs, which});
+      Inputs& inputs = stress_case.sets[draw[2] % stress_case.sets.size()];
+      stress_case.run(stress_case.algorithms[which], inputs, row.next(stress_case.out));
+      done.push_back({&stress_case, &inputs, which});
       if (!row.full() && i + 1 < calls) continue;
       const std::vector<uint64_t> now = row.digests();
       for (size_t call = 0; call < now.size(); ++call) {

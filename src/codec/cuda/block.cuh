@@ -25,7 +25,7 @@ struct EncodedBlock {
   std::conditional_t<transform == Transform::spikes, OwnedSpikes, None> spikes;
 
   /// Overwrites `x`.
-  __device__ void encode(const WireJob& wire, float (&x)[kOwn], int lane) {
+  __device__ void encode(const WireParams& wire, float (&x)[kOwn], int lane) {
     if constexpr (transform == Transform::spikes) reserve_spikes(wire, lane, x, spikes);
     if constexpr (transform == Transform::rotation) rotate(x, wire.group, lane);
     float minimum[kOwned] = {}, maximum[kOwned];
@@ -52,7 +52,7 @@ struct EncodedBlock {
 
   /// Calls `with(e, value)` with the decoded values of the block that `encode` or `load` filled.
   template <typename With>
-  __device__ void for_decoded(const WireJob& wire, int lane, const With& with) const {
+  __device__ void for_decoded(const WireParams& wire, int lane, const With& with) const {
     if constexpr (transform == Transform::none) {
       decode_codes(wire, with);
     } else {
@@ -64,12 +64,12 @@ struct EncodedBlock {
       for (int e = 0; e < kOwn; ++e) with(e, x[e]);
     }
   }
-  __device__ void decode(const WireJob& wire, int lane, float (&x)[kOwn]) const {
+  __device__ void decode(const WireParams& wire, int lane, float (&x)[kOwn]) const {
     for_decoded(wire, lane, [&](int e, float value) { x[e] = value; });
   }
 
   /// Stores to block `block` of a message.
-  __device__ void store(const WireJob& wire, std::byte* message, int64_t block, int lane,
+  __device__ void store(const WireParams& wire, std::byte* message, int64_t block, int lane,
                         bool on) const {
     Plane<Format::bits - kLow, kLow> wide;
     wide.pack(codes, lane);
@@ -104,7 +104,7 @@ struct EncodedBlock {
     uint32_t scale[kOwned], center[kOwned];
     std::conditional_t<transform == Transform::spikes, OwnedSpikes, None> spikes;
   };
-  __device__ static Fetched fetch(const WireJob& wire, const std::byte* message, int64_t block,
+  __device__ static Fetched fetch(const WireParams& wire, const std::byte* message, int64_t block,
                                   int lane) {
     Fetched all{};
     all.wide.load(message + wire.parts.wide, block, lane);
@@ -127,7 +127,7 @@ struct EncodedBlock {
     }
     return all;
   }
-  __device__ void open(const WireJob& wire, Fetched all, int lane) {
+  __device__ void open(const WireParams& wire, Fetched all, int lane) {
 #pragma unroll
     for (int k = 0; k < kOwned; ++k) {
       scale[k] = with_kind(
@@ -140,7 +140,7 @@ struct EncodedBlock {
     all.wide.unpack(codes, lane);
     if constexpr (kLow > 0) all.low.unpack(codes, lane);
   }
-  __device__ void load(const WireJob& wire, const std::byte* message, int64_t block, int lane) {
+  __device__ void load(const WireParams& wire, const std::byte* message, int64_t block, int lane) {
     open(wire, fetch(wire, message, block, lane), lane);
   }
 
@@ -149,7 +149,7 @@ struct EncodedBlock {
     float inverse[kOwned], center[kOwned], maximum[kOwned];
   };
 
-  __device__ void make_numbers(const WireJob& wire, float minimum, float maximum, int k,
+  __device__ void make_numbers(const WireParams& wire, float minimum, float maximum, int k,
                                GroupNumbers& numbers, bool& clamps) {
     numbers.maximum[k] = Format::maximum;
     if constexpr (kCentered) {
@@ -199,7 +199,7 @@ struct EncodedBlock {
   }
 
   template <typename With>
-  __device__ void decode_codes(const WireJob& wire, const With& with) const {
+  __device__ void decode_codes(const WireParams& wire, const With& with) const {
     uint32_t scales[kVectors];
     spread_groups(wire, scale, scales);
     float middle[kVectors] = {};
@@ -220,7 +220,7 @@ struct EncodedBlock {
 };
 
 /// Zeroes the padding between a message's sections. Called by one warp.
-__device__ inline void clear_between(const WireJob& wire, std::byte* message, int thread) {
+__device__ inline void clear_between(const WireParams& wire, std::byte* message, int thread) {
   const codec::Message& m = wire.parts;
   const int64_t number = m.groups * codec::scale_bytes(wire.scale);
   const size_t ends[4] = {m.centers, m.spikes, m.places, m.bytes};

@@ -8,7 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "codec/cuda/wire_job.h"
+#include "codec/cuda/wire_params.h"
 #include "codec/numbers.h"
 #include "tandem/dtype.h"
 
@@ -19,7 +19,7 @@ constexpr int kVectors = 8;  // range of j
 constexpr unsigned kAllLanes = ~0u;
 
 /// Index of a block's element in its group.
-__device__ inline int in_group(const WireJob& wire, int element) {
+__device__ inline int in_group(const WireParams& wire, int element) {
   return element & (wire.group - 1);
 }
 

@@ -22,7 +22,7 @@ constexpr int kDecodersPerSm = Block::transform == Transform::none ? 4 : 3;
 
 template <typename Block>
 __global__ void __launch_bounds__(kCodecThreads, kEncodersPerSm<Block>)
-    encode_kernel(const __grid_constant__ WireJob wire, const void* values, DType dtype,
+    encode_kernel(const __grid_constant__ WireParams wire, const void* values, DType dtype,
                   int64_t elements, std::byte* message) {
   if (blockIdx.x == 0 && threadIdx.x < 32) clear_between(wire, message, int(threadIdx.x));
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kCodecThreads, kEncodersPerSm<Block>)
 
 template <typename Block>
 __global__ void __launch_bounds__(kCodecThreads, kDecodersPerSm<Block>)
-    decode_kernel(const __grid_constant__ WireJob wire, const std::byte* message, void* values,
+    decode_kernel(const __grid_constant__ WireParams wire, const std::byte* message, void* values,
                   DType dtype, int64_t elements) {
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
     Block encoded;
@@ -75,10 +75,10 @@ void launch_encode(const Wire& wire, const Tensor& values, std::byte* message,
   check_message("encode", wire, values, message);
   if (values.elements() == 0) return;
   if (wire.codec == Codec::lossless) return launch_encode_lossless(values, message, stream);
-  const WireJob job = WireJob::of(wire, values.elements(), values.dtype());
+  const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
   with_block(wire, [&]<typename Block>() {
-    const unsigned grid = codec_grid(job.parts.blocks, kEncodersPerSm<Block>);
-    encode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(job, values.data(), values.dtype(),
+    const unsigned grid = codec_grid(params.parts.blocks, kEncodersPerSm<Block>);
+    encode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(params, values.data(), values.dtype(),
                                                              values.elements(), message);
   });
   check_launch("encode_kernel");
@@ -89,10 +89,10 @@ void launch_decode(const Wire& wire, const std::byte* message, const Tensor& val
   check_message("decode", wire, values, message);
   if (values.elements() == 0) return;
   if (wire.codec == Codec::lossless) return launch_decode_lossless(message, values, stream);
-  const WireJob job = WireJob::of(wire, values.elements(), values.dtype());
+  const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
   with_block(wire, [&]<typename Block>() {
-    const unsigned grid = codec_grid(job.parts.blocks, kDecodersPerSm<Block>);
-    decode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(job, message, values.data(),
+    const unsigned grid = codec_grid(params.parts.blocks, kDecodersPerSm<Block>);
+    decode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(params, message, values.data(),
                                                              values.dtype(), values.elements());
   });
   check_launch("decode_kernel");

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "codec/cuda/wire_job.h"
+#include "codec/cuda/wire_params.h"
 #include "core/cuda/share.h"
 
 namespace tandem::gpu {

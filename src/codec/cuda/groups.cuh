@@ -10,22 +10,22 @@ namespace tandem::gpu {
 
 constexpr int kOwned = 2;  // max groups per thread
 
-__device__ inline int owned_groups(const WireJob& wire) {
+__device__ inline int owned_groups(const WireParams& wire) {
   return wire.shift == 4 ? 2 : 1;
 }
 /// Index in the message of the thread's owned group `k`.
-__device__ inline int64_t owned_group(const WireJob& wire, int64_t block, int lane, int k) {
+__device__ inline int64_t owned_group(const WireParams& wire, int64_t block, int lane, int k) {
   const int in_block = wire.shift == 4 ? 2 * lane + k : lane >> (wire.shift - 5);
   return (block << (7 - wire.shift)) + in_block;
 }
 /// Whether this thread stores the groups it owns.
-__device__ inline bool stores_owned(const WireJob& wire, int lane) {
+__device__ inline bool stores_owned(const WireParams& wire, int lane) {
   return wire.shift <= 5 || (lane & ((1 << (wire.shift - 5)) - 1)) == 0;
 }
 
 /// Reduces the vectors' values with `join` over each group, to the group's owners.
 template <typename V, typename Join>
-__device__ void join_groups(const WireJob& wire, int lane, const V (&of)[kVectors],
+__device__ void join_groups(const WireParams& wire, int lane, const V (&of)[kVectors],
                             const Join& join, V (&owned)[kOwned]) {
   const auto over = [&](V local, V given, int by) {
     return join(local, __shfl_xor_sync(kAllLanes, given, by));
@@ -68,7 +68,7 @@ __device__ void join_groups(const WireJob& wire, int lane, const V (&of)[kVector
 
 /// Broadcasts each group's value from its owner to the group's vectors.
 template <typename V>
-__device__ void spread_groups(const WireJob& wire, const V (&owned)[kOwned], V (&of)[kVectors]) {
+__device__ void spread_groups(const WireParams& wire, const V (&owned)[kOwned], V (&of)[kVectors]) {
   const auto from = [&](V value, int lane) { return __shfl_sync(kAllLanes, value, lane, kQuad); };
   if (wire.shift == 4) {
 #pragma unroll
@@ -94,8 +94,8 @@ __device__ inline float max_magnitude(float a, float b) {
 
 /// Reduces each group's values with `join`, to its owners.
 template <typename Join>
-__device__ void join_values(const WireJob& wire, int lane, const float (&x)[kOwn], const Join& join,
-                            float (&owned)[kOwned]) {
+__device__ void join_values(const WireParams& wire, int lane, const float (&x)[kOwn],
+                            const Join& join, float (&owned)[kOwned]) {
   float of[kVectors];
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {

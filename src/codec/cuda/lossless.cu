@@ -19,16 +19,17 @@ __device__ bool is_coded(const std::byte* message) {
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
-    encode_tiles_kernel(const __grid_constant__ LosslessJob job, const void* values,
+    encode_tiles_kernel(const __grid_constant__ LosslessParams params, const void* values,
                         std::byte* message) {
-  if (blockIdx.x == 0 && threadIdx.x < 32) clear_between(job, message, int(threadIdx.x));
-  if (warp_number() < job.tiles) {
-    encode_tile(job, values, warp_number(), int(threadIdx.x) % 32, message);
+  if (blockIdx.x == 0 && threadIdx.x < 32) clear_between(params, message, int(threadIdx.x));
+  if (warp_number() < params.tiles) {
+    encode_tile(params, values, warp_number(), int(threadIdx.x) % 32, message);
   }
 }
 
-__global__ void sum_escapes_kernel(const __grid_constant__ LosslessJob job, std::byte* message) {
-  sum_escapes(job, blockIdx.x, int(threadIdx.x), message);
+__global__ void sum_escapes_kernel(const __grid_constant__ LosslessParams params,
+                                   std::byte* message) {
+  sum_escapes(params, blockIdx.x, int(threadIdx.x), message);
 }
 
 // Copies bytes, 16 at a time if both pointers are aligned.
@@ -46,35 +47,35 @@ __device__ void copy_elements(const std::byte* from, std::byte* to, int64_t byte
 }
 
 __global__ void __launch_bounds__(kThreads)
-    finish_encoding_kernel(const __grid_constant__ LosslessJob job, const void* values,
+    finish_encoding_kernel(const __grid_constant__ LosslessParams params, const void* values,
                            std::byte* message) {
   if (!is_coded(message)) {
     return copy_elements(static_cast<const std::byte*>(values), message + 16,
-                         job.elements * (job.dtype == DType::f32 ? 4 : 2));
+                         params.elements * (params.dtype == DType::f32 ? 4 : 2));
   }
-  for (int64_t begin = 32 * warp_number(); begin < job.groups;
+  for (int64_t begin = 32 * warp_number(); begin < params.groups;
        begin += 32 * kWarps * int64_t(gridDim.x)) {
-    write_escapes(job, values, begin, int(threadIdx.x) % 32, message);
+    write_escapes(params, values, begin, int(threadIdx.x) % 32, message);
   }
 }
 
 __global__ void __launch_bounds__(kThreads, 4)
-    decode_lossless_kernel(const __grid_constant__ LosslessJob job, const std::byte* message,
+    decode_lossless_kernel(const __grid_constant__ LosslessParams params, const std::byte* message,
                            void* values) {
   if (!is_coded(message)) {
     return copy_elements(message + 16, static_cast<std::byte*>(values),
-                         job.elements * (job.dtype == DType::f32 ? 4 : 2));
+                         params.elements * (params.dtype == DType::f32 ? 4 : 2));
   }
   constexpr int64_t kBlocks = 32 * codec::kLosslessGroup / kWireBlock;  // of 32 groups
   const int lane = int(threadIdx.x) % 32;
-  for (int64_t begin = kBlocks * warp_number(); begin < job.blocks;
+  for (int64_t begin = kBlocks * warp_number(); begin < params.blocks;
        begin += kBlocks * kWarps * int64_t(gridDim.x)) {
-    const int64_t end = min(begin + kBlocks, job.blocks);
+    const int64_t end = min(begin + kBlocks, params.blocks);
     for (int64_t block = begin; block < end; block += 32 / kQuad) {
-      decode_blocks(job, message, block, lane, values);
+      decode_blocks(params, message, block, lane, values);
     }
     __syncwarp();
-    decode_escapes(job, message, begin * kWireBlock / codec::kLosslessGroup, lane, values);
+    decode_escapes(params, message, begin * kWireBlock / codec::kLosslessGroup, lane, values);
   }
 }
 
@@ -94,15 +95,15 @@ void launch_encode_lossless(const Tensor& values, std::byte* message, cudaStream
   if (values.elements() < codec::kMinCoded) {
     return copy_all(message, values.data(), values, stream);
   }
-  const LosslessJob job = LosslessJob::of(values.elements(), values.dtype());
-  const auto tiles = unsigned((job.tiles + kWarps - 1) / kWarps);
-  encode_tiles_kernel<<<tiles, kThreads, 0, stream>>>(job, values.data(), message);
+  const LosslessParams params = LosslessParams::of(values.elements(), values.dtype());
+  const auto tiles = unsigned((params.tiles + kWarps - 1) / kWarps);
+  encode_tiles_kernel<<<tiles, kThreads, 0, stream>>>(params, values.data(), message);
   check_launch("encode_tiles_kernel");
-  const auto parts = unsigned((job.groups + kScanGroups - 1) / kScanGroups);
-  sum_escapes_kernel<<<parts, 32, 0, stream>>>(job, message);
+  const auto parts = unsigned((params.groups + kScanGroups - 1) / kScanGroups);
+  sum_escapes_kernel<<<parts, 32, 0, stream>>>(params, message);
   check_launch("sum_escapes_kernel");
-  finish_encoding_kernel<<<warps_grid((job.groups + 31) / 32, 8), kThreads, 0, stream>>>(
-      job, values.data(), message);
+  finish_encoding_kernel<<<warps_grid((params.groups + 31) / 32, 8), kThreads, 0, stream>>>(
+      params, values.data(), message);
   check_launch("finish_encoding_kernel");
 }
 
@@ -110,9 +111,9 @@ void launch_decode_lossless(const std::byte* message, const Tensor& values, cuda
   if (values.elements() < codec::kMinCoded) {
     return copy_all(values.data(), message, values, stream);
   }
-  const LosslessJob job = LosslessJob::of(values.elements(), values.dtype());
-  decode_lossless_kernel<<<warps_grid((job.groups + 31) / 32, 4), kThreads, 0, stream>>>(
-      job, message, values.data());
+  const LosslessParams params = LosslessParams::of(values.elements(), values.dtype());
+  decode_lossless_kernel<<<warps_grid((params.groups + 31) / 32, 4), kThreads, 0, stream>>>(
+      params, message, values.data());
   check_launch("decode_lossless_kernel");
 }
 

@@ -18,13 +18,13 @@ constexpr int kGroupLanes = 16;        // lanes of a group's four blocks
 constexpr int64_t kTileBlocks = 64;    // per warp in the first pass, with one escape count
 constexpr int64_t kScanGroups = 1024;  // per warp in the second
 
-struct LosslessJob {
+struct LosslessParams {
   codec::LosslessParts parts;
   int64_t elements, blocks, groups, tiles;
   size_t room;
   DType dtype;
 
-  static LosslessJob of(int64_t elements, DType dtype) {
+  static LosslessParams of(int64_t elements, DType dtype) {
     const auto in = [](int64_t count, int64_t part) { return (count + part - 1) / part; };
     const int64_t blocks = in(elements, kWireBlock);
     return {codec::LosslessParts::of(elements, dtype),
@@ -37,21 +37,21 @@ struct LosslessJob {
   }
 };
 
-__device__ inline uint32_t* firsts_of(const LosslessJob& job, std::byte* message) {
-  return reinterpret_cast<uint32_t*>(message + job.parts.firsts);
+__device__ inline uint32_t* firsts_of(const LosslessParams& params, std::byte* message) {
+  return reinterpret_cast<uint32_t*>(message + params.parts.firsts);
 }
 /// Escape counts per tile, between the first two passes; stored in the space of the later escapes.
-__device__ inline uint32_t* totals_of(const LosslessJob& job, std::byte* message) {
-  return reinterpret_cast<uint32_t*>(message + job.parts.escapes);
+__device__ inline uint32_t* totals_of(const LosslessParams& params, std::byte* message) {
+  return reinterpret_cast<uint32_t*>(message + params.parts.escapes);
 }
 
 /// Zeroes the padding between the sections. Called by 16 threads or more.
-__device__ inline void clear_between(const LosslessJob& job, std::byte* message, int thread) {
-  const codec::LosslessParts& parts = job.parts;
-  const size_t low = job.dtype == DType::f32 ? 2 * size_t(job.elements) : 0;
+__device__ inline void clear_between(const LosslessParams& params, std::byte* message, int thread) {
+  const codec::LosslessParts& parts = params.parts;
+  const size_t low = params.dtype == DType::f32 ? 2 * size_t(params.elements) : 0;
   const size_t ends[3] = {parts.bytes, parts.firsts, parts.escapes};
-  const size_t begins[3] = {parts.low + low, parts.tops + size_t(job.groups),
-                            parts.firsts + 4 * size_t(job.groups)};
+  const size_t begins[3] = {parts.low + low, parts.tops + size_t(params.groups),
+                            parts.firsts + 4 * size_t(params.groups)};
 #pragma unroll
   for (int part = 0; part < 3; ++part) {
     const size_t at = begins[part] + size_t(thread);
@@ -66,36 +66,37 @@ __device__ V sum_over(V value, int lanes) {
 }
 
 /// Stores the lower halves of f32, which are contiguous in the message: pairs 2 j and 2 j + 1.
-__device__ inline void store_low(std::byte* message, const LosslessJob& job, int64_t first,
+__device__ inline void store_low(std::byte* message, const LosslessParams& params, int64_t first,
                                  uint2 four) {
-  auto* const to = reinterpret_cast<uint16_t*>(message + job.parts.low);
-  if (first + 4 <= job.elements) {
+  auto* const to = reinterpret_cast<uint16_t*>(message + params.parts.low);
+  if (first + 4 <= params.elements) {
     *reinterpret_cast<uint2*>(to + first) = four;
     return;
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t two = i < 2 ? four.x : four.y;
-    if (first + i < job.elements) to[first + i] = uint16_t(two >> (16 * (i % 2)));
+    if (first + i < params.elements) to[first + i] = uint16_t(two >> (16 * (i % 2)));
   }
 }
-__device__ inline uint2 load_low(const std::byte* message, const LosslessJob& job, int64_t first) {
-  const auto* const from = reinterpret_cast<const uint16_t*>(message + job.parts.low);
-  if (first + 4 <= job.elements) return __ldcg(reinterpret_cast<const uint2*>(from + first));
+__device__ inline uint2 load_low(const std::byte* message, const LosslessParams& params,
+                                 int64_t first) {
+  const auto* const from = reinterpret_cast<const uint16_t*>(message + params.parts.low);
+  if (first + 4 <= params.elements) return __ldcg(reinterpret_cast<const uint2*>(from + first));
   const auto at = [&](int i) {
-    return first + i < job.elements ? uint32_t(__ldcg(from + first + i)) : 0u;
+    return first + i < params.elements ? uint32_t(__ldcg(from + first + i)) : 0u;
   };
   return make_uint2(at(0) | at(1) << 16, at(2) | at(3) << 16);
 }
 
 /// Loads the upper halves of a thread's elements, in pairs; stores the lower ones of f32 to the
 /// message. Past the end the last element is repeated. Zeros if not `on`.
-__device__ inline void load_halves(const void* values, const LosslessJob& job, int64_t block,
+__device__ inline void load_halves(const void* values, const LosslessParams& params, int64_t block,
                                    int lane, bool on, std::byte* message,
                                    uint32_t (&high)[kPairs]) {
   const int64_t first = block * kWireBlock + 4 * lane;
-  if (on && is_whole(values, job.dtype, job.elements, block)) {
-    if (job.dtype == DType::bf16) {
+  if (on && is_whole(values, params.dtype, params.elements, block)) {
+    if (params.dtype == DType::bf16) {
       const auto* from =
           reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(values) + first);
 #pragma unroll
@@ -113,34 +114,35 @@ __device__ inline void load_halves(const void* values, const LosslessJob& job, i
       high[2 * j + 1] = __byte_perm(four.z, four.w, 0x7632);
       const uint2 low =
           make_uint2(__byte_perm(four.x, four.y, 0x5410), __byte_perm(four.z, four.w, 0x5410));
-      store_low(message, job, first + 16 * j, low);
+      store_low(message, params, first + 16 * j, low);
     }
     return;
   }
   const auto word_at = [&](int j, int i) {
     const int64_t wanted = first + 16 * j + i;
-    const int64_t at = wanted < job.elements ? wanted : job.elements - 1;
+    const int64_t at = wanted < params.elements ? wanted : params.elements - 1;
     if (!on) return 0u;
-    return job.dtype == DType::bf16 ? uint32_t(static_cast<const uint16_t*>(values)[at]) << 16
-                                    : static_cast<const uint32_t*>(values)[at];
+    return params.dtype == DType::bf16 ? uint32_t(static_cast<const uint16_t*>(values)[at]) << 16
+                                       : static_cast<const uint32_t*>(values)[at];
   };
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     const uint32_t a = word_at(j, 0), b = word_at(j, 1), c = word_at(j, 2), d = word_at(j, 3);
     high[2 * j] = __byte_perm(a, b, 0x7632), high[2 * j + 1] = __byte_perm(c, d, 0x7632);
-    if (on && job.dtype == DType::f32) {
+    if (on && params.dtype == DType::f32) {
       const uint2 low = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410));
-      store_low(message, job, first + 16 * j, low);
+      store_low(message, params, first + 16 * j, low);
     }
   }
 }
 
 /// Stores the elements of pairs 2 j and 2 j + 1.
-__device__ inline void store_vector(void* values, const LosslessJob& job, int64_t block, int lane,
-                                    int j, uint32_t a, uint32_t b, const std::byte* message) {
+__device__ inline void store_vector(void* values, const LosslessParams& params, int64_t block,
+                                    int lane, int j, uint32_t a, uint32_t b,
+                                    const std::byte* message) {
   const int64_t first = block * kWireBlock + 4 * lane + 16 * j;
-  const bool whole = is_whole(values, job.dtype, job.elements, block);
-  if (job.dtype == DType::bf16) {
+  const bool whole = is_whole(values, params.dtype, params.elements, block);
+  if (params.dtype == DType::bf16) {
     auto* const to = static_cast<uint16_t*>(values) + first;
     if (whole) {
       *reinterpret_cast<uint2*>(to) = make_uint2(a, b);
@@ -148,11 +150,11 @@ __device__ inline void store_vector(void* values, const LosslessJob& job, int64_
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (first + i < job.elements) to[i] = uint16_t((i < 2 ? a : b) >> (16 * (i % 2)));
+      if (first + i < params.elements) to[i] = uint16_t((i < 2 ? a : b) >> (16 * (i % 2)));
     }
     return;
   }
-  const uint2 low = load_low(message, job, first);
+  const uint2 low = load_low(message, params, first);
   const uint32_t words[4] = {__byte_perm(low.x, a, 0x5410), __byte_perm(low.x, a, 0x7632),
                              __byte_perm(low.y, b, 0x5410), __byte_perm(low.y, b, 0x7632)};
   auto* const to = static_cast<uint32_t*>(values) + first;
@@ -162,7 +164,7 @@ __device__ inline void store_vector(void* values, const LosslessJob& job, int64_
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (first + i < job.elements) to[i] = words[i];
+    if (first + i < params.elements) to[i] = words[i];
   }
 }
 
@@ -200,17 +202,17 @@ __device__ inline uint32_t two_codes(uint32_t two, uint32_t top, uint32_t& escap
 
 /// First pass: a tile's planes, and its groups' escape counts. kBlocks: blocks per tile.
 template <int64_t kBlocks = kTileBlocks>
-__device__ void encode_tile(const LosslessJob& job, const void* values, int64_t tile, int warp_lane,
-                            std::byte* message) {
+__device__ void encode_tile(const LosslessParams& params, const void* values, int64_t tile,
+                            int warp_lane, std::byte* message) {
   static_assert(codec::kEscape == 15 && codec::kZeroExponent == 14);
   const int lane = warp_lane % kQuad;
   uint32_t total = 0;
-  const int64_t end = min((tile + 1) * kBlocks, job.blocks);
+  const int64_t end = min((tile + 1) * kBlocks, params.blocks);
   for (int64_t begin = tile * kBlocks; begin < end; begin += 32 / kQuad) {
     const int64_t block = begin + warp_lane / kQuad;
-    const bool on = block < job.blocks;
+    const bool on = block < params.blocks;
     uint32_t halves[kPairs];
-    load_halves(values, job, block, lane, on, message, halves);
+    load_halves(values, params, block, lane, on, message, halves);
     const uint32_t top = top_of(halves);
     uint32_t low[2] = {}, high[2] = {}, count = 0;
     Plane<8, 0> bytes;
@@ -224,7 +226,7 @@ __device__ void encode_tile(const LosslessJob& job, const void* values, int64_t 
         const uint32_t codes = two_codes(two, top, escapes);
         (j < 4 ? low[h] : high[h]) |= codes << (4 * (j % 4));
         rest[h] = ((two >> 8) & 0x00800080u) | (two & 0x007f007fu);
-        const int64_t left = job.elements - (block * kWireBlock + 16 * j + 4 * lane + 2 * h);
+        const int64_t left = params.elements - (block * kWireBlock + 16 * j + 4 * lane + 2 * h);
         if (left < 2) escapes = left < 1 ? 0 : escapes & 0xffffu;
         count += escapes;
       }
@@ -233,42 +235,42 @@ __device__ void encode_tile(const LosslessJob& job, const void* values, int64_t 
     transpose(bytes.words, lane), transpose(bytes.words + 4, lane);
     count = sum_over(on ? (count & 0xffffu) + (count >> 16) : 0, kGroupLanes);
     const int64_t group = block * kWireBlock / codec::kLosslessGroup;
-    if (warp_lane % kGroupLanes == 0 && group < job.groups) {
-      message[job.parts.tops + size_t(group)] = std::byte(top);
-      firsts_of(job, message)[group] = count;
+    if (warp_lane % kGroupLanes == 0 && group < params.groups) {
+      message[params.parts.tops + size_t(group)] = std::byte(top);
+      firsts_of(params, message)[group] = count;
       total += count;
     }
     if (!on) continue;
-    bytes.store(message + job.parts.bytes, block, lane);
-    *reinterpret_cast<uint4*>(message + job.parts.codes + block * (kWireBlock / 2) + 16 * lane) =
+    bytes.store(message + params.parts.bytes, block, lane);
+    *reinterpret_cast<uint4*>(message + params.parts.codes + block * (kWireBlock / 2) + 16 * lane) =
         make_uint4(__byte_perm(low[0], high[0], 0x5410), __byte_perm(low[0], high[0], 0x7632),
                    __byte_perm(low[1], high[1], 0x5410), __byte_perm(low[1], high[1], 0x7632));
   }
   total = sum_over(total, 32);
-  if (warp_lane == 0) totals_of(job, message)[tile] = total;
+  if (warp_lane == 0) totals_of(params, message)[tile] = total;
 }
 
 /// Second pass: replaces the escape counts of kScanGroups groups by exclusive prefix sums; writes
 /// the header.
 template <int64_t kBlocks = kTileBlocks>
-__device__ void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
+__device__ void sum_escapes(const LosslessParams& params, int64_t part, int warp_lane,
                             std::byte* message) {
   constexpr int64_t kTileGroups = kBlocks * kWireBlock / codec::kLosslessGroup;
-  const uint32_t* const totals = totals_of(job, message);
+  const uint32_t* const totals = totals_of(params, message);
   const int64_t begin = part * kScanGroups;
   uint32_t before = 0, all = 0;
-  for (int64_t tile = warp_lane; tile < job.tiles; tile += 32) {
+  for (int64_t tile = warp_lane; tile < params.tiles; tile += 32) {
     const uint32_t total = totals[tile];
     all += total;
     if (tile * kTileGroups < begin) before += total;
   }
   before = sum_over(before, 32), all = sum_over(all, 32);
   if (part == 0 && warp_lane == 0) {
-    const bool fits = job.parts.escapes + all <= job.room;
+    const bool fits = params.parts.escapes + all <= params.room;
     *reinterpret_cast<uint4*>(message) = make_uint4(fits ? 1 : 0, fits ? all : 0, 0, 0);
   }
-  uint32_t* const firsts = firsts_of(job, message);
-  const int64_t end = min(begin + kScanGroups, job.groups);
+  uint32_t* const firsts = firsts_of(params, message);
+  const int64_t end = min(begin + kScanGroups, params.groups);
   for (int64_t first = begin; first < end; first += 32) {
     const int64_t group = first + warp_lane;
     const uint32_t own = group < end ? firsts[group] : 0;
@@ -285,15 +287,15 @@ __device__ void sum_escapes(const LosslessJob& job, int64_t part, int warp_lane,
 /// Calls `with(group, first)`, with all threads, for each group with escapes among the 32 from
 /// `begin` on; `first`: index of the group's first escape.
 template <typename Load, typename With>
-__device__ void for_escaping(const LosslessJob& job, const std::byte* message, int64_t begin,
+__device__ void for_escaping(const LosslessParams& params, const std::byte* message, int64_t begin,
                              int warp_lane, const Load& load, const With& with) {
-  const auto* const firsts = reinterpret_cast<const uint32_t*>(message + job.parts.firsts);
+  const auto* const firsts = reinterpret_cast<const uint32_t*>(message + params.parts.firsts);
   const uint32_t escapes = load(reinterpret_cast<const uint32_t*>(message) + 1);
   const int64_t group = begin + warp_lane;
   uint32_t first = 0, next = 0;
-  if (group < job.groups) {
+  if (group < params.groups) {
     first = load(firsts + group);
-    next = group + 1 < job.groups ? load(firsts + group + 1) : escapes;
+    next = group + 1 < params.groups ? load(firsts + group + 1) : escapes;
   }
   for (uint32_t some = __ballot_sync(kAllLanes, first != next); some; some &= some - 1) {
     const int lane = __ffs(int(some)) - 1;
@@ -302,24 +304,24 @@ __device__ void for_escaping(const LosslessJob& job, const std::byte* message, i
 }
 
 /// Third pass: writes 32 groups' escapes.
-__device__ inline void write_escapes(const LosslessJob& job, const void* values, int64_t begin,
-                                     int warp_lane, std::byte* message) {
-  for_escaping(job, message, begin, warp_lane, AnyLoad{}, [&](int64_t group, uint32_t first) {
-    const uint32_t top = uint32_t(message[job.parts.tops + size_t(group)]);
+__device__ inline void write_escapes(const LosslessParams& params, const void* values,
+                                     int64_t begin, int warp_lane, std::byte* message) {
+  for_escaping(params, message, begin, warp_lane, AnyLoad{}, [&](int64_t group, uint32_t first) {
+    const uint32_t top = uint32_t(message[params.parts.tops + size_t(group)]);
 #pragma unroll 4
     for (int i = 0; i < codec::kLosslessGroup; i += 32) {
       const int64_t at = group * codec::kLosslessGroup + i + warp_lane;
       uint32_t half = 0;
-      if (at < job.elements) {
-        half = job.dtype == DType::bf16 ? static_cast<const uint16_t*>(values)[at]
-                                        : static_cast<const uint32_t*>(values)[at] >> 16;
+      if (at < params.elements) {
+        half = params.dtype == DType::bf16 ? static_cast<const uint16_t*>(values)[at]
+                                           : static_cast<const uint32_t*>(values)[at] >> 16;
       }
       uint32_t escapes;
       two_codes(half, top, escapes);
       const uint32_t some = __ballot_sync(kAllLanes, escapes & 1);
       if (escapes & 1) {
         const uint32_t number = first + uint32_t(__popc(some & ((1u << warp_lane) - 1)));
-        message[job.parts.escapes + number] = std::byte(half >> 7);
+        message[params.parts.escapes + number] = std::byte(half >> 7);
       }
       first += uint32_t(__popc(some));
     }
@@ -327,17 +329,17 @@ __device__ inline void write_escapes(const LosslessJob& job, const void* values,
 }
 
 /// Decodes eight blocks from `begin` on, except escaped elements.
-__device__ inline void decode_blocks(const LosslessJob& job, const std::byte* message,
+__device__ inline void decode_blocks(const LosslessParams& params, const std::byte* message,
                                      int64_t begin, int warp_lane, void* values) {
   const int lane = warp_lane % kQuad;
   const int64_t wanted = begin + warp_lane / kQuad;
-  const bool on = wanted < job.blocks;
-  const int64_t block = on ? wanted : job.blocks - 1;
+  const bool on = wanted < params.blocks;
+  const int64_t block = on ? wanted : params.blocks - 1;
   Plane<8, 0> bytes;
-  bytes.load(message + job.parts.bytes, block, lane);
-  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(message + job.parts.codes +
+  bytes.load(message + params.parts.bytes, block, lane);
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(message + params.parts.codes +
                                                             block * (kWireBlock / 2) + 16 * lane));
-  const uint32_t top = __ldcg(reinterpret_cast<const uint8_t*>(message + job.parts.tops) +
+  const uint32_t top = __ldcg(reinterpret_cast<const uint8_t*>(message + params.parts.tops) +
                               block * kWireBlock / codec::kLosslessGroup);
   transpose(bytes.words, lane), transpose(bytes.words + 4, lane);
   const uint32_t low[2] = {__byte_perm(words.x, words.y, 0x5410),
@@ -357,23 +359,23 @@ __device__ inline void decode_blocks(const LosslessJob& job, const std::byte* me
       const uint32_t rest = __byte_perm(bytes.words[j], 0, h == 0 ? 0x4140 : 0x4342);
       two[h] = ((rest & 0x00800080u) << 8) | exponents << 7 | (rest & 0x007f007fu);
     }
-    if (on) store_vector(values, job, block, lane, j, two[0], two[1], message);
+    if (on) store_vector(values, params, block, lane, j, two[0], two[1], message);
   }
 }
 
 /// Decodes the escaped elements of the 32 groups from `begin` on, over the values stored before.
-__device__ inline void decode_escapes(const LosslessJob& job, const std::byte* message,
+__device__ inline void decode_escapes(const LosslessParams& params, const std::byte* message,
                                       int64_t begin, int warp_lane, void* values) {
   const uint32_t escapes = __ldcg(reinterpret_cast<const uint32_t*>(message) + 1);
-  for_escaping(job, message, begin, warp_lane, FreshLoad{}, [&](int64_t group, uint32_t first) {
+  for_escaping(params, message, begin, warp_lane, FreshLoad{}, [&](int64_t group, uint32_t first) {
 #pragma unroll 4
     for (int i = 0; i < codec::kLosslessGroup; i += 32) {
       const int64_t at = group * codec::kLosslessGroup + i + warp_lane;
       uint32_t code = 0;
-      if (at < job.elements) {
+      if (at < params.elements) {
         const int in_block = int(at % kWireBlock);
         const uint32_t word =
-            __ldcg(reinterpret_cast<const uint32_t*>(message + job.parts.codes +
+            __ldcg(reinterpret_cast<const uint32_t*>(message + params.parts.codes +
                                                      at / kWireBlock * (kWireBlock / 2)) +
                    in_block % 16);
         code = (word >> (4 * (in_block / 16))) & 15;
@@ -384,10 +386,10 @@ __device__ inline void decode_escapes(const LosslessJob& job, const std::byte* m
         const uint32_t number = first + uint32_t(__popc(some & ((1u << warp_lane) - 1)));
         const uint32_t exponent = number < escapes
                                       ? uint32_t(__ldcg(reinterpret_cast<const uint8_t*>(
-                                            message + job.parts.escapes + number)))
+                                            message + params.parts.escapes + number)))
                                       : 0;
         auto* const half =
-            static_cast<uint16_t*>(values) + (job.dtype == DType::bf16 ? at : 2 * at + 1);
+            static_cast<uint16_t*>(values) + (params.dtype == DType::bf16 ? at : 2 * at + 1);
         *half = uint16_t((*half & 0x807fu) | exponent << 7);
       }
       first += uint32_t(__popc(some));

@@ -26,9 +26,9 @@ struct EncodedPiece {
   uint32_t scale;  // stored form, of the group whose scale this thread stores
 
   /// Encodes a thread's values, distributed as in codec/cuda/block_memory.cuh. Called by all lanes
-  /// of a warp. `limit`: a group beyond it decodes as NaN (WireJob).
+  /// of a warp. `limit`: a group beyond it decodes as NaN (WireParams).
   __device__ void encode(float (&x)[kOwn], float limit, int thread) {
-    WireJob wire;
+    WireParams wire;
     wire.group = kGroup, wire.shift = kGroup == 128 ? 7 : 5;
     wire.limit = limit;
     EncodedBlock<Code, Transform::none> block;

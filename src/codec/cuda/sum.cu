@@ -11,7 +11,7 @@ constexpr int kPerSm = 2;  // thread blocks, limited by the registers of the sum
 
 template <typename Block>
 __global__ void __launch_bounds__(kCodecThreads, kPerSm)
-    sum_kernel(const __grid_constant__ WireJob wire, const MessageSum from, std::byte* message,
+    sum_kernel(const __grid_constant__ WireParams wire, const MessageSum from, std::byte* message,
                void* out) {
   if (message && blockIdx.x == 0 && threadIdx.x < 32) {
     clear_between(wire, message, int(threadIdx.x));
@@ -38,11 +38,11 @@ void launch_sum(const Wire& wire, const std::byte* messages, size_t stride, int 
   check_message("sum", wire, values, messages);
   check_message("sum", wire, out, message);
   if (values.elements() == 0) return;
-  const WireJob job = WireJob::of(wire, values.elements(), values.dtype());
+  const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
   const MessageSum from{messages, stride, count, own, values.data(), values.dtype()};
   with_block(wire, [&]<typename Block>() {
-    sum_kernel<Block><<<codec_grid(job.parts.blocks, kPerSm), kCodecThreads, 0, stream>>>(
-        job, from, message, out.data());
+    sum_kernel<Block><<<codec_grid(params.parts.blocks, kPerSm), kCodecThreads, 0, stream>>>(
+        params, from, message, out.data());
   });
   check_launch("sum_kernel");
 }

@@ -20,8 +20,8 @@ template <typename Block>
 constexpr int kFetchedAtOnce = Block::transform == Transform::none ? 3 : 1;
 
 template <typename Block>
-__device__ void sum_messages(const MessageSum& from, const WireJob& wire, int64_t block, int lane,
-                             bool on, float (&sum)[kOwn]) {
+__device__ void sum_messages(const MessageSum& from, const WireParams& wire, int64_t block,
+                             int lane, bool on, float (&sum)[kOwn]) {
 #pragma unroll
   for (float& value : sum) value = -0.0f;  // neutral element: -0 + x is x
   const auto add = [&](int e, float value) { sum[e] = __fadd_rn(sum[e], value); };

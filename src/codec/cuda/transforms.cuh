@@ -54,7 +54,7 @@ __device__ inline uint32_t spike_bits(float value, float limit) {
 
 /// First position of `value` in each group, times 2, plus 1 if negative there, which distinguishes
 /// the equal values 0 and -0.
-__device__ inline void first_places(const WireJob& wire, int lane, const float (&x)[kOwn],
+__device__ inline void first_places(const WireParams& wire, int lane, const float (&x)[kOwn],
                                     const float (&value)[kOwned], uint32_t (&owned)[kOwned]) {
   float values[kVectors];
   spread_groups(wire, value, values);
@@ -75,7 +75,7 @@ __device__ inline void first_places(const WireJob& wire, int lane, const float (
 
 /// Overwrites the spikes with another element of the group. A group with NaN or an infinity is
 /// unchanged.
-__device__ inline void reserve_spikes(const WireJob& wire, int lane, float (&x)[kOwn],
+__device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&x)[kOwn],
                                       OwnedSpikes& spikes) {
   float minimum[kOwned], maximum[kOwned];
   join_values(wire, lane, x, min_or_nan, minimum);
@@ -117,7 +117,7 @@ __device__ inline void reserve_spikes(const WireJob& wire, int lane, float (&x)[
   }
 }
 
-__device__ inline void restore_spikes(const WireJob& wire, int lane, const OwnedSpikes& spikes,
+__device__ inline void restore_spikes(const WireParams& wire, int lane, const OwnedSpikes& spikes,
                                       float (&x)[kOwn]) {
   uint32_t places[kVectors], values[kVectors];
   spread_groups(wire, spikes.places, places);

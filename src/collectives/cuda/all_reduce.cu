@@ -18,62 +18,62 @@ int64_t max_chosen_one_shot(int ranks) {
 }
 
 template <int kRanks, typename T>
-__global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeJob job) {
-  const CallState call = enter_call(job);
-  const int first = int(call.epoch % 2) * 2 * job.table.size;
+__global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeParams params) {
+  const CallState call = enter_call(params);
+  const int first = int(call.epoch % 2) * 2 * params.table.size;
   const int begin = first_pack(), step = pack_step();
-  const auto* in = static_cast<const Pack<T>*>(job.in);
-  auto* out = static_cast<Pack<T>*>(job.out);
-  for (int i = begin; i < job.packs; i += step) {
+  const auto* in = static_cast<const Pack<T>*>(params.in);
+  auto* out = static_cast<Pack<T>*>(params.out);
+  for (int i = begin; i < params.packs; i += step) {
     const Pack<T> local = in[i];
-    for (int s = 1; s < job.table.size; ++s) {
-      const int peer = peer_at(job.table, s);
-      slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = local;
+    for (int s = 1; s < params.table.size; ++s) {
+      const int peer = peer_at(params.table, s);
+      slot<T>(params, call.receiver(params, peer), first + params.table.rank)[i] = local;
     }
   }
-  if (!exchange_flags(job, 0, call, [&](int) { return job.packs * 16; })) return;
-  for (int i = begin; i < job.packs; i += step) {
-    out[i] = sum_slots<kRanks, T>(job, in[i], first, i);
+  if (!exchange_flags(params, 0, call, [&](int) { return params.packs * 16; })) return;
+  for (int i = begin; i < params.packs; i += step) {
+    out[i] = sum_slots<kRanks, T>(params, in[i], first, i);
   }
 }
 
 // Shard p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
 // shard.
 template <int kRanks, typename T>
-__global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeJob job) {
-  const CallState call = enter_call(job);
-  const int first = int(call.epoch % 2) * 2 * job.table.size, second = first + job.table.size;
-  const int rank = job.table.rank, packs = int(job.packs);
-  const int part = (packs + job.table.size - 1) / job.table.size;
+__global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeParams params) {
+  const CallState call = enter_call(params);
+  const int first = int(call.epoch % 2) * 2 * params.table.size, second = first + params.table.size;
+  const int rank = params.table.rank, packs = int(params.packs);
+  const int part = (packs + params.table.size - 1) / params.table.size;
   const int begin = first_pack(), step = pack_step();
-  const auto* in = static_cast<const Pack<T>*>(job.in);
-  auto* out = static_cast<Pack<T>*>(job.out);
+  const auto* in = static_cast<const Pack<T>*>(params.in);
+  auto* out = static_cast<Pack<T>*>(params.out);
   for (int i = begin; i < part; i += step) {
     copy_by_peer<kRanks, Pack<T>>(
-        job.table, [&](int owner) { return owner * part + i < packs; },
+        params.table, [&](int owner) { return owner * part + i < packs; },
         [&](int owner) { return in[owner * part + i]; },
         [&](int owner, const Pack<T>& pack) {
-          slot<T>(job, call.receiver(job, owner), first + rank)[i] = pack;
+          slot<T>(params, call.receiver(params, owner), first + rank)[i] = pack;
         });
   }
   const auto bytes_of = [&](int owner) { return int64_t(min(part, packs - owner * part)) * 16; };
   const int local = min(part, packs - rank * part);
   Pack<T> own;
   if (begin < local) own = in[rank * part + begin];  // loaded before the wait for the peers
-  if (!exchange_flags(job, 0, call, bytes_of)) return;
+  if (!exchange_flags(params, 0, call, bytes_of)) return;
   for (int i = begin; i < local; i += step) {
-    const Pack<T> sum = sum_slots<kRanks, T>(job, own, first, i);
+    const Pack<T> sum = sum_slots<kRanks, T>(params, own, first, i);
     if (i + step < local) own = in[rank * part + i + step];
     out[rank * part + i] = sum;
-    for (int s = 1; s < job.table.size; ++s) {
-      slot<T>(job, peer_at(job.table, s), second + rank)[i] = sum;
+    for (int s = 1; s < params.table.size; ++s) {
+      slot<T>(params, peer_at(params.table, s), second + rank)[i] = sum;
     }
   }
-  if (!exchange_flags(job, 1, call, [&](int) { return bytes_of(rank); })) return;
+  if (!exchange_flags(params, 1, call, [&](int) { return bytes_of(rank); })) return;
   for (int i = begin; i < part; i += step) {
     copy_by_peer<kRanks, Pack<T>>(
-        job.table, [&](int owner) { return owner * part + i < packs; },
-        [&](int owner) { return load_pack(slot<T>(job, rank, second + owner) + i); },
+        params.table, [&](int owner) { return owner * part + i < packs; },
+        [&](int owner) { return load_pack(slot<T>(params, rank, second + owner) + i); },
         [&](int owner, const Pack<T>& pack) { out[owner * part + i] = pack; });
   }
 }
@@ -152,7 +152,7 @@ void AllReduce::check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgo
   }
 }
 
-ExchangeJob AllReduce::job(const Tensor& in, const Tensor& out) const {
+ExchangeParams AllReduce::make_params(const Tensor& in, const Tensor& out) const {
   return {staging_->table(),
           comm_.device_deadline(),
           in.data(),
@@ -173,7 +173,7 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algo
     return nccl_all_reduce(comm_, in, out, ReduceOp::sum);
   }
   if (algorithm == AllReduceAlgorithm::pipelined) return part_exchange(comm_).all_reduce(in, out);
-  const ExchangeJob call = job(in, out);
+  const ExchangeParams call = make_params(in, out);
   const int64_t of_all =
       algorithm == AllReduceAlgorithm::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();
   const int threads = exchange_threads(of_all), blocks = exchange_blocks(of_all);
@@ -204,8 +204,9 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algo
     return launch_add_norm(out, add_norm, out, comm_.stream());
   }
   const Enqueueing enqueueing(comm_);
-  comm_.enqueue(
-      [&] { launch_all_reduce_norm(algorithm, job(in, out), add_norm, out, comm_.stream()); });
+  comm_.enqueue([&] {
+    launch_all_reduce_norm(algorithm, make_params(in, out), add_norm, out, comm_.stream());
+  });
 }
 
 }  // namespace tandem::gpu

@@ -50,7 +50,7 @@ class AllReduce {
   int64_t part_bytes(int64_t elements, int64_t row) const;
   void check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
                      int64_t row) const;
-  ExchangeJob job(const Tensor& in, const Tensor& out) const;
+  ExchangeParams make_params(const Tensor& in, const Tensor& out) const;
 
   GpuCommunicator& comm_;
   int64_t capacity_;    // bytes of one tensor

@@ -11,28 +11,28 @@ namespace {
 
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kNormThreads)
-    one_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const CallState call = enter_call(job);
-  const int first = int(call.epoch % 2) * 2 * job.table.size;
-  const auto* in = static_cast<const Pack<T>*>(job.in);
+    one_shot_norm_kernel(ExchangeParams params, NormRows rows) {
+  const CallState call = enter_call(params);
+  const int first = int(call.epoch % 2) * 2 * params.table.size;
+  const auto* in = static_cast<const Pack<T>*>(params.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     const int64_t end = (row + 1) * rows.packs;
     for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
       const Pack<T> local = in[i];
-      for (int s = 1; s < job.table.size; ++s) {
-        const int peer = peer_at(job.table, s);
-        slot<T>(job, call.receiver(job, peer), first + job.table.rank)[i] = local;
+      for (int s = 1; s < params.table.size; ++s) {
+        const int peer = peer_at(params.table, s);
+        slot<T>(params, call.receiver(params, peer), first + params.table.rank)[i] = local;
       }
     }
   }
-  if (!exchange_flags(job, 0, call, [&](int) { return rows.rows * rows.packs * 16; })) return;
+  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.packs * 16; })) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
       const int64_t i = row * rows.packs + column;
       const Pack<T> before = residual[i];
-      const Pack<T> after = sum_slots<kRanks, T>(job, in[i], first, i, &before);
+      const Pack<T> after = sum_slots<kRanks, T>(params, in[i], first, i, &before);
       hidden[i] = after;
       return after;
     });
@@ -41,12 +41,12 @@ __global__ void __launch_bounds__(kNormThreads)
 
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kNormThreads)
-    two_shot_norm_kernel(ExchangeJob job, NormRows rows) {
-  const CallState call = enter_call(job);
-  const int size = job.table.size, rank = job.table.rank;
+    two_shot_norm_kernel(ExchangeParams params, NormRows rows) {
+  const CallState call = enter_call(params);
+  const int size = params.table.size, rank = params.table.rank;
   const int first = int(call.epoch % 2) * 2 * size, second = first + size;
   const int64_t part = part_rows(rows.rows, size), width = rows.packs;
-  const auto* in = static_cast<const Pack<T>*>(job.in);
+  const auto* in = static_cast<const Pack<T>*>(params.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
   const auto rows_of = [&](int owner) { return min(part, rows.rows - owner * part); };
@@ -54,36 +54,36 @@ __global__ void __launch_bounds__(kNormThreads)
   for (int64_t row = blockIdx.x; row < part; row += gridDim.x) {
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
       copy_by_peer<kRanks, Pack<T>>(
-          job.table, [&](int owner) { return row < rows_of(owner); },
+          params.table, [&](int owner) { return row < rows_of(owner); },
           [&](int owner) { return in[(owner * part + row) * width + i]; },
           [&](int owner, const Pack<T>& pack) {
-            slot<T>(job, call.receiver(job, owner), first + rank)[row * width + i] = pack;
+            slot<T>(params, call.receiver(params, owner), first + rank)[row * width + i] = pack;
           });
     }
   }
-  if (!exchange_flags(job, 0, call, bytes_of)) return;
+  if (!exchange_flags(params, 0, call, bytes_of)) return;
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
       const Pack<T> before = residual[begin + i];
       const Pack<T> after =
-          sum_slots<kRanks, T>(job, in[begin + i], first, row * width + i, &before);
+          sum_slots<kRanks, T>(params, in[begin + i], first, row * width + i, &before);
       hidden[begin + i] = after;
       for (int s = 1; s < size; ++s) {
-        slot<T>(job, peer_at(job.table, s), second + rank)[row * width + i] = after;
+        slot<T>(params, peer_at(params.table, s), second + rank)[row * width + i] = after;
       }
     }
   }
-  signal_peers(job, 1, call, [&](int) { return bytes_of(rank); });
+  signal_peers(params, 1, call, [&](int) { return bytes_of(rank); });
   // Normalizes local rows while remote ones arrive; a thread reads its own writes.
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * part + row) * width;
     norm_row<T>(rows, rank * part + row, [&](int64_t i) { return hidden[begin + i]; });
   }
-  if (!wait_for_peers(job, 1, call)) return;
+  if (!wait_for_peers(params, 1, call)) return;
   for (int s = 1; s < size; ++s) {
-    const int owner = peer_at(job.table, s);
-    const Pack<T>* const from = slot<T>(job, rank, second + owner);
+    const int owner = peer_at(params.table, s);
+    const Pack<T>* const from = slot<T>(params, rank, second + owner);
     for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
       const int64_t begin = (owner * part + row) * width;
       norm_row<T>(rows, owner * part + row, [&](int64_t i) {
@@ -97,18 +97,18 @@ __global__ void __launch_bounds__(kNormThreads)
 
 }  // namespace
 
-void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeJob& job,
+void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeParams& params,
                             const AddNorm& add_norm, const Tensor& out, cudaStream_t stream) {
   const NormRows rows = norm_rows_of(add_norm, out);
   const bool one_shot = algorithm == AllReduceAlgorithm::one_shot;
-  const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, job.table.size);
+  const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, params.table.size);
   const int blocks =
       int(std::clamp<int64_t>(of_blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
   with_float_type(out.dtype(), [&]<typename T>(T) {
-    with_ranks(job.table.size, [&]<int kRanks>() {
+    with_ranks(params.table.size, [&]<int kRanks>() {
       const auto kernel =
           one_shot ? one_shot_norm_kernel<kRanks, T> : two_shot_norm_kernel<kRanks, T>;
-      kernel<<<blocks, kNormThreads, 0, stream>>>(job, rows);
+      kernel<<<blocks, kNormThreads, 0, stream>>>(params, rows);
     });
   });
   check_launch("all_reduce_norm");

@@ -18,8 +18,8 @@ constexpr int64_t part_rows(int64_t rows, int ranks) {
   return (rows + ranks - 1) / ranks;
 }
 
-/// `job.in`: this rank's contribution, with the size of `out`; `job.out` is not used.
-void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeJob& job,
+/// `params.in`: this rank's contribution, with the size of `out`; `params.out` is not used.
+void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeParams& params,
                             const AddNorm& add_norm, const Tensor& out, cudaStream_t stream);
 
 }  // namespace tandem::gpu

@@ -21,7 +21,7 @@ __device__ void for_chunk_blocks(int64_t elements, const With& with) {
 
 /// Encodes `elements` values into a message laid out as `chunk`, the layout of a whole chunk.
 template <typename Block>
-__device__ void encode_chunk(const WireJob& chunk, DType dtype, const void* values,
+__device__ void encode_chunk(const WireParams& chunk, DType dtype, const void* values,
                              int64_t elements, std::byte* message) {
   for_chunk_blocks(elements, [&](int64_t block, int lane, bool on) {
     float x[kOwn];
@@ -33,7 +33,7 @@ __device__ void encode_chunk(const WireJob& chunk, DType dtype, const void* valu
 }
 
 template <typename Block>
-__device__ void decode_chunk(const WireJob& chunk, DType dtype, const std::byte* message,
+__device__ void decode_chunk(const WireParams& chunk, DType dtype, const std::byte* message,
                              int64_t elements, void* values) {
   for_chunk_blocks(elements, [&](int64_t block, int lane, bool on) {
     Block encoded;

@@ -43,9 +43,9 @@ int resident_pipelines() {
   return this_share()->blocks(kMaxPipelineBlocks, kPipelinesPerSm);
 }
 /// True if there is more than one tile per thread block: otherwise nothing overlaps.
-bool has_many_tiles(const EncodedJob& job) {
+bool has_many_tiles(const EncodedParams& params) {
   constexpr int64_t kTile = 32 * kPipelineWorkers / kQuad;  // blocks of elements
-  return job.wires[0].parts.blocks > resident_pipelines() * kTile;
+  return params.wires[0].parts.blocks > resident_pipelines() * kTile;
 }
 
 }  // namespace
@@ -64,41 +64,41 @@ EncodedCollectives::EncodedCollectives(GpuCommunicator& comm, const Wire& wire, 
       comm.allocate(4 * size_t(comm.size()) * slot_bytes_, kEncodedSignals));
 }
 
-EncodedJob EncodedCollectives::job_of(OpId op, const Tensor& in, const Tensor& out,
-                                      const Tensor* residual) const {
+EncodedParams EncodedCollectives::make_params(OpId op, const Tensor& in, const Tensor& out,
+                                              const Tensor* residual) const {
   for (const Tensor* tensor : {&in, &out}) {
     if (tensor->dtype() == dtype_ && tensor->contiguous()) continue;
     throw InvalidArgument(fmt::format("{}: {}: expected contiguous {}", name_of(op),
                                       tensor->describe(), tandem::name_of(dtype_)));
   }
-  EncodedJob job{};
-  job.exchange = {staging_->table(),
-                  comm_.device_deadline(),
-                  in.data(),
-                  out.data(),
-                  0,
-                  slot_bytes_,
-                  reinterpret_cast<CallCounter*>(calls_.data()),
-                  op,
-                  comm_.line()};
-  job.dtype = dtype_;
-  job.residual = residual ? residual->as<float>() : nullptr;
-  return job;
+  EncodedParams params{};
+  params.exchange = {staging_->table(),
+                     comm_.device_deadline(),
+                     in.data(),
+                     out.data(),
+                     0,
+                     slot_bytes_,
+                     reinterpret_cast<CallCounter*>(calls_.data()),
+                     op,
+                     comm_.line()};
+  params.dtype = dtype_;
+  params.residual = residual ? residual->as<float>() : nullptr;
+  return params;
 }
 
-void EncodedCollectives::set_shards(EncodedJob& job, int64_t rows, int64_t row) const {
+void EncodedCollectives::set_shards(EncodedParams& params, int64_t rows, int64_t row) const {
   if (const int64_t maximum = shard_of(rows, comm_.size(), 0).count * row; maximum > largest_) {
     throw InvalidArgument(fmt::format("{}: shards of {} elements: expected up to {}",
-                                      name_of(job.exchange.op), maximum, largest_));
+                                      name_of(params.exchange.op), maximum, largest_));
   }
   for (int r = 0; r < comm_.size(); ++r) {
     const Shard shard = shard_of(rows, comm_.size(), r);
-    job.begins[r] = shard.begin * row;
-    job.wires[r] = WireJob::of(wire_, shard.count * row, dtype_);
+    params.begins[r] = shard.begin * row;
+    params.wires[r] = WireParams::of(wire_, shard.count * row, dtype_);
   }
 }
 
-void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t max_blocks) {
+void EncodedCollectives::launch(EncodedOp op, const EncodedParams& params, int64_t max_blocks) {
   // Thread blocks wait for the peers' blocks of the same index, so all must be resident.
   const bool pipelined = op == EncodedOp::pipelined_sum;
   const int threads = pipelined ? kPipelineThreads : kEncodedThreads;
@@ -109,7 +109,7 @@ void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t max
   const auto kernel = reinterpret_cast<const void*>(kernel_for(wire_, op));
   const Enqueueing enqueueing(comm_);
   comm_.enqueue([&] {
-    EncodedJob given = job;
+    EncodedParams given = params;
     void* arguments[] = {&given};
     check(
         cudaLaunchKernel(kernel, dim3(grid), dim3(unsigned(threads)), arguments, 0, comm_.stream()),
@@ -119,7 +119,7 @@ void EncodedCollectives::launch(EncodedOp op, const EncodedJob& job, int64_t max
 
 void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const Tensor* residual,
                                     EncodedSum algorithm) {
-  EncodedJob job = job_of(OpId::all_reduce, in, out, residual);
+  EncodedParams params = make_params(OpId::all_reduce, in, out, residual);
   const int64_t elements = in.elements();
   if (out.elements() != elements || largest_sum(elements, comm_.size()) > largest_) {
     throw InvalidArgument(
@@ -128,30 +128,30 @@ void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const T
   }
   if (elements == 0) return;
   if (comm_.size() == 2 || wire_.bytes(elements, dtype_) <= kSmallMessage) {
-    job.wires[0] = WireJob::of(wire_, elements, dtype_);
-    return launch(EncodedOp::one_shot_sum, job, job.wires[0].parts.blocks);
+    params.wires[0] = WireParams::of(wire_, elements, dtype_);
+    return launch(EncodedOp::one_shot_sum, params, params.wires[0].parts.blocks);
   }
-  set_shards(job, elements, 1);
-  job.sum_lag = kSumLag, job.take_lag = kTakeLag;
+  set_shards(params, elements, 1);
+  params.sum_lag = kSumLag, params.take_lag = kTakeLag;
   const bool pipelined =
-      algorithm == EncodedSum::chosen ? has_many_tiles(job) : algorithm == EncodedSum::pipelined;
-  launch(pipelined ? EncodedOp::pipelined_sum : EncodedOp::two_shot_sum, job,
-         job.wires[0].parts.blocks);
+      algorithm == EncodedSum::chosen ? has_many_tiles(params) : algorithm == EncodedSum::pipelined;
+  launch(pipelined ? EncodedOp::pipelined_sum : EncodedOp::two_shot_sum, params,
+         params.wires[0].parts.blocks);
 }
 
 void EncodedCollectives::reduce_scatter(const Tensor& data, const Tensor& shard,
                                         const Tensor* residual) {
-  EncodedJob job = job_of(OpId::reduce_scatter, data, shard, residual);
+  EncodedParams params = make_params(OpId::reduce_scatter, data, shard, residual);
   if (data.elements() == 0) return;
-  set_shards(job, data.dim(0), data.elements() / data.dim(0));
-  launch(EncodedOp::reduce_scatter, job, job.wires[0].parts.blocks);
+  set_shards(params, data.dim(0), data.elements() / data.dim(0));
+  launch(EncodedOp::reduce_scatter, params, params.wires[0].parts.blocks);
 }
 
 void EncodedCollectives::all_gather(const Tensor& shard, const Tensor& out) {
-  EncodedJob job = job_of(OpId::all_gather, shard, out, nullptr);
+  EncodedParams params = make_params(OpId::all_gather, shard, out, nullptr);
   if (out.elements() == 0) return;
-  set_shards(job, out.dim(0), out.elements() / out.dim(0));
-  launch(EncodedOp::all_gather, job, job.wires[0].parts.blocks);
+  set_shards(params, out.dim(0), out.elements() / out.dim(0));
+  launch(EncodedOp::all_gather, params, params.wires[0].parts.blocks);
 }
 
 }  // namespace tandem::gpu

@@ -45,10 +45,11 @@ class EncodedCollectives {
   void all_gather(const Tensor& shard, const Tensor& out);
 
  private:
-  EncodedJob job_of(OpId op, const Tensor& in, const Tensor& out, const Tensor* residual) const;
+  EncodedParams make_params(OpId op, const Tensor& in, const Tensor& out,
+                            const Tensor* residual) const;
   /// Sets shards of `rows` rows of `row` elements in total.
-  void set_shards(EncodedJob& job, int64_t rows, int64_t row) const;
-  void launch(EncodedOp op, const EncodedJob& job, int64_t max_blocks);
+  void set_shards(EncodedParams& params, int64_t rows, int64_t row) const;
+  void launch(EncodedOp op, const EncodedParams& params, int64_t max_blocks);
 
   GpuCommunicator& comm_;
   Wire wire_;

@@ -1,7 +1,7 @@
 // Launch parameters of a collective over a wire format.
 #pragma once
 
-#include "codec/cuda/wire_job.h"
+#include "codec/cuda/wire_params.h"
 #include "collectives/cuda/exchange.h"
 
 namespace tandem::gpu {
@@ -18,12 +18,13 @@ constexpr int kMaxPipelineBlocks = 2 * kMaxExchangeBlocks;
 constexpr int kExchangeSignals = 2 * kMaxGpus * kMaxExchangeBlocks;
 constexpr int kEncodedSignals = kExchangeSignals + 2 * kMaxGpus * kMaxPipelineBlocks;
 
-struct EncodedJob {
-  ExchangeJob exchange;  // the tensors; an all-gather's in and a reduce-scatter's out are the shard
+struct EncodedParams {
+  ExchangeParams
+      exchange;  // the tensors; an all-gather's in and a reduce-scatter's out are the shard
   DType dtype;
   float* residual;
   int64_t begins[kMaxGpus + 1];  // first elements of the ranks' shards
-  WireJob wires[kMaxGpus];       // message layouts; one shot: [0] is for the whole tensor
+  WireParams wires[kMaxGpus];    // message layouts; one shot: [0] is for the whole tensor
   int sum_lag, take_lag;         // lags of a pipelined sum, in tiles
 };
 
@@ -31,7 +32,7 @@ enum class EncodedOp { one_shot_sum, two_shot_sum, pipelined_sum, reduce_scatter
 /// Family of formats: symmetric integers, asymmetric integers, small floats, and integers of both
 /// kinds with a Hadamard rotation or with spikes.
 enum class Family { integers, levels, floats, rotated, spiked };
-using EncodedKernel = void (*)(EncodedJob);
+using EncodedKernel = void (*)(EncodedParams);
 
 /// Kernel of a wire of that family. Each has its own source file (encoded_instance.cu.in), since
 /// they take long to compile.

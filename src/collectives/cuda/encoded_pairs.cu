@@ -17,9 +17,9 @@ constexpr int kMaxChannels = 128, kPairsPerSm = 2;
 // Fraction of a GPU's thread blocks that exchange; the rest copy this rank's rows to itself.
 constexpr double kExchanging = 5. / 6;
 
-struct PairsJob {
+struct PairsParams {
   PairFifos fifos;
-  WireJob chunk;
+  WireParams chunk;
   DType dtype;
   EncodedPairs pairs;
 
@@ -36,37 +36,37 @@ struct PairsJob {
 // One thread block per peer, direction and channel.
 template <typename Block>
 __global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
-    pairs_kernel(const __grid_constant__ PairsJob job) {
-  const int channels = job.fifos.channels;
-  const PeerTable& table = job.fifos.table;
-  const EncodedPair& own = job.pairs[size_t(table.rank)];
-  if (copies_own(own, job.size_of_element(), 2 * (table.size - 1) * channels)) return;
+    pairs_kernel(const __grid_constant__ PairsParams params) {
+  const int channels = params.fifos.channels;
+  const PeerTable& table = params.fifos.table;
+  const EncodedPair& own = params.pairs[size_t(table.rank)];
+  if (copies_own(own, params.size_of_element(), 2 * (table.size - 1) * channels)) return;
   const int channel = int(blockIdx.x) % channels, unit = int(blockIdx.x) / channels;
   const int peer = peer_at(table, 1 + unit / 2);
-  if (__syncthreads_or(threadIdx.x == 0 && job.fifos.gave_up())) return;
-  const EncodedPair& pair = job.pairs[size_t(peer)];
+  if (__syncthreads_or(threadIdx.x == 0 && params.fifos.gave_up())) return;
+  const EncodedPair& pair = params.pairs[size_t(peer)];
   const auto count = [&](int64_t elements, int64_t c) {
-    return min(elements - job.begin(channel, c), kChunkElements);
+    return min(elements - params.begin(channel, c), kChunkElements);
   };
   if (unit % 2 == 0) {
-    job.fifos.send(
-        peer, channel, job.chunks(pair.send_elements, channel),
+    params.fifos.send(
+        peer, channel, params.chunks(pair.send_elements, channel),
         [&](std::byte* slot, int64_t c) {
-          encode_chunk<Block>(job.chunk, job.dtype,
-                              pair.send + job.begin(channel, c) * job.size_of_element(),
+          encode_chunk<Block>(params.chunk, params.dtype,
+                              pair.send + params.begin(channel, c) * params.size_of_element(),
                               count(pair.send_elements, c), slot);
         },
         [&](int64_t c) {
           const int64_t blocks = (count(pair.send_elements, c) + kWireBlock - 1) / kWireBlock;
-          return int64_t(job.chunk.parts.bytes) * blocks / job.chunk.parts.blocks;
+          return int64_t(params.chunk.parts.bytes) * blocks / params.chunk.parts.blocks;
         });
   } else {
-    job.fifos.receive(peer, channel, job.chunks(pair.recv_elements, channel),
-                      [&](const std::byte* slot, int64_t c) {
-                        decode_chunk<Block>(
-                            job.chunk, job.dtype, slot, count(pair.recv_elements, c),
-                            pair.recv + job.begin(channel, c) * job.size_of_element());
-                      });
+    params.fifos.receive(peer, channel, params.chunks(pair.recv_elements, channel),
+                         [&](const std::byte* slot, int64_t c) {
+                           decode_chunk<Block>(
+                               params.chunk, params.dtype, slot, count(pair.recv_elements, c),
+                               pair.recv + params.begin(channel, c) * params.size_of_element());
+                         });
   }
 }
 
@@ -106,15 +106,15 @@ void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const Enco
   if (wire.codec == Codec::lossless) {
     return launch_lossless_pairs(fifos, dtype, pairs, blocks, comm_.stream());
   }
-  const WireJob chunk = WireJob::of(wire, kChunkElements, dtype);
+  const WireParams chunk = WireParams::of(wire, kChunkElements, dtype);
   if (chunk.parts.bytes > size_t(kPairSlotBytes)) {
     throw Unsupported("all_to_all: codec " + wire.describe() + ": chunks of " +
                       std::to_string(chunk.parts.bytes) + " bytes: expected at most " +
                       std::to_string(kPairSlotBytes));
   }
-  const PairsJob job{fifos, chunk, dtype, pairs};
+  const PairsParams params{fifos, chunk, dtype, pairs};
   with_block(wire, [&]<typename Block>() {
-    pairs_kernel<Block><<<blocks, kPairThreads, 0, comm_.stream()>>>(job);
+    pairs_kernel<Block><<<blocks, kPairThreads, 0, comm_.stream()>>>(params);
   });
   check_launch("pairs_kernel");
 }

@@ -14,8 +14,8 @@ __device__ inline const std::byte* elements_from(const void* values, DType dtype
 __device__ inline std::byte* elements_from(void* values, DType dtype, int64_t begin) {
   return static_cast<std::byte*>(values) + begin * (dtype == DType::f32 ? 4 : 2);
 }
-__device__ inline std::byte* slot_of(const EncodedJob& job, int at, int index) {
-  return job.exchange.table.memory[at] + size_t(index) * job.exchange.slot_bytes;
+__device__ inline std::byte* slot_of(const EncodedParams& params, int at, int index) {
+  return params.exchange.table.memory[at] + size_t(index) * params.exchange.slot_bytes;
 }
 
 /// Error feedback of a block: added before it is encoded, and updated with the loss.
@@ -45,8 +45,8 @@ struct Feedback {
 
 /// Encodes with error feedback; writes the decoded values to `x` if `decodes`.
 template <typename Block>
-__device__ void encode_with(const Feedback& feedback, const WireJob& wire, int64_t block, int lane,
-                            bool on, bool decodes, float (&x)[kOwn], Block& encoded) {
+__device__ void encode_with(const Feedback& feedback, const WireParams& wire, int64_t block,
+                            int lane, bool on, bool decodes, float (&x)[kOwn], Block& encoded) {
   if (!feedback.residual) {
     encoded.encode(wire, x, lane);
     if (decodes) encoded.decode(wire, lane, x);
@@ -64,79 +64,81 @@ __device__ void encode_with(const Feedback& feedback, const WireJob& wire, int64
 }
 
 /// Peer at distance `step` after this rank, from 1 up.
-__device__ inline int peer_after(const EncodedJob& job, int step) {
-  const int peer = job.exchange.table.rank + step;
-  return peer < job.exchange.table.size ? peer : peer - job.exchange.table.size;
+__device__ inline int peer_after(const EncodedParams& params, int step) {
+  const int peer = params.exchange.table.rank + step;
+  return peer < params.exchange.table.size ? peer : peer - params.exchange.table.size;
 }
-__device__ inline Feedback feedback_of(const EncodedJob& job, int owner) {
-  return {job.residual ? job.residual + job.begins[owner] : nullptr,
-          job.wires[owner].parts.elements};
+__device__ inline Feedback feedback_of(const EncodedParams& params, int owner) {
+  return {params.residual ? params.residual + params.begins[owner] : nullptr,
+          params.wires[owner].parts.elements};
 }
 /// Owner's shard of the whole tensor `values`.
 template <typename Bytes>
-__device__ auto shard_of_job(const EncodedJob& job, Bytes* values, int owner) {
-  return elements_from(values, job.dtype, job.begins[owner]);
+__device__ auto shard_of_params(const EncodedParams& params, Bytes* values, int owner) {
+  return elements_from(values, params.dtype, params.begins[owner]);
 }
 
 /// Encodes `values` into this rank's slot at every peer; decodes the message into `kept`, unless
 /// null.
 template <typename Block, typename Receiver>
-__device__ void push_to_all(const EncodedJob& job, const WireJob& wire, const Feedback& feedback,
-                            const void* values, void* kept, int first, const Receiver& receiver) {
+__device__ void push_to_all(const EncodedParams& params, const WireParams& wire,
+                            const Feedback& feedback, const void* values, void* kept, int first,
+                            const Receiver& receiver) {
   const int64_t elements = wire.parts.elements;
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
     float x[kOwn];
-    load_elements(values, job.dtype, elements, block, lane, on, x);
+    load_elements(values, params.dtype, elements, block, lane, on, x);
     Block encoded;
     encode_with(feedback, wire, block, lane, on, kept != nullptr, x, encoded);
-    for (int step = kept ? 1 : 0; step < job.exchange.table.size; ++step) {
-      encoded.store(wire,
-                    slot_of(job, receiver(peer_after(job, step)), first + job.exchange.table.rank),
-                    block, lane, on);
+    for (int step = kept ? 1 : 0; step < params.exchange.table.size; ++step) {
+      encoded.store(
+          wire,
+          slot_of(params, receiver(peer_after(params, step)), first + params.exchange.table.rank),
+          block, lane, on);
     }
-    if (kept) store_elements(kept, job.dtype, elements, block, lane, on, x);
+    if (kept) store_elements(kept, params.dtype, elements, block, lane, on, x);
   });
 }
 
 /// Encodes a block of `owner`'s shard of this rank's tensor into the slot `slot` at `receiver`.
 template <typename Block>
-__device__ void push_shard_block(const EncodedJob& job, int owner, int receiver, int slot,
+__device__ void push_shard_block(const EncodedParams& params, int owner, int receiver, int slot,
                                  int64_t block, int lane, bool on) {
-  const WireJob& wire = job.wires[owner];
+  const WireParams& wire = params.wires[owner];
   float x[kOwn];
-  load_elements(shard_of_job(job, job.exchange.in, owner), job.dtype, wire.parts.elements, block,
-                lane, on, x);
+  load_elements(shard_of_params(params, params.exchange.in, owner), params.dtype,
+                wire.parts.elements, block, lane, on, x);
   Block encoded;
-  encode_with(feedback_of(job, owner), wire, block, lane, on, false, x, encoded);
-  encoded.store(wire, slot_of(job, receiver, slot), block, lane, on);
+  encode_with(feedback_of(params, owner), wire, block, lane, on, false, x, encoded);
+  encoded.store(wire, slot_of(params, receiver, slot), block, lane, on);
 }
 
 /// Encodes every other rank's shard of this rank's tensor and sends it to its owner.
 template <typename Block, typename Receiver>
-__device__ void push_shards(const EncodedJob& job, int first, const Receiver& receiver) {
-  for (int step = 1; step < job.exchange.table.size; ++step) {
-    const int owner = peer_after(job, step);
-    for_blocks(job.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
-      push_shard_block<Block>(job, owner, receiver(owner), first + job.exchange.table.rank, block,
-                              lane, on);
+__device__ void push_shards(const EncodedParams& params, int first, const Receiver& receiver) {
+  for (int step = 1; step < params.exchange.table.size; ++step) {
+    const int owner = peer_after(params, step);
+    for_blocks(params.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
+      push_shard_block<Block>(params, owner, receiver(owner), first + params.exchange.table.rank,
+                              block, lane, on);
     });
   }
 }
 
 /// Messages received for this rank's shard, with its local values uncompressed.
-__device__ inline MessageSum sum_of_shard(const EncodedJob& job, int first) {
-  const int rank = job.exchange.table.rank;
-  return {slot_of(job, rank, first),
-          job.exchange.slot_bytes,
-          job.exchange.table.size,
+__device__ inline MessageSum sum_of_shard(const EncodedParams& params, int first) {
+  const int rank = params.exchange.table.rank;
+  return {slot_of(params, rank, first),
+          params.exchange.slot_bytes,
+          params.exchange.table.size,
           rank,
-          shard_of_job(job, job.exchange.in, rank),
-          job.dtype};
+          shard_of_params(params, params.exchange.in, rank),
+          params.dtype};
 }
 
 /// Writes the sum of `all`, messages of `wire`, to `out`.
 template <typename Block>
-__device__ void add_messages(const MessageSum& all, const WireJob& wire, void* out) {
+__device__ void add_messages(const MessageSum& all, const WireParams& wire, void* out) {
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
     float sum[kOwn];
     sum_messages<Block>(all, wire, block, lane, on, sum);
@@ -146,50 +148,50 @@ __device__ void add_messages(const MessageSum& all, const WireJob& wire, void* o
 
 /// Encodes a block of the sum of this rank's shard and sends it to all; stores the decoded values.
 template <typename Block>
-__device__ void push_sum_block(const EncodedJob& job, const MessageSum& all, int second,
+__device__ void push_sum_block(const EncodedParams& params, const MessageSum& all, int second,
                                int64_t block, int lane, bool on) {
-  const int rank = job.exchange.table.rank;
-  const WireJob& wire = job.wires[rank];
+  const int rank = params.exchange.table.rank;
+  const WireParams& wire = params.wires[rank];
   float sum[kOwn];
   sum_messages<Block>(all, wire, block, lane, on, sum);
   fill_up(wire.parts.elements, block, lane, sum);
   Block encoded;
-  encode_with(feedback_of(job, rank), wire, block, lane, on, true, sum, encoded);
-  for (int step = 1; step < job.exchange.table.size; ++step) {
-    encoded.store(wire, slot_of(job, peer_after(job, step), second + rank), block, lane, on);
+  encode_with(feedback_of(params, rank), wire, block, lane, on, true, sum, encoded);
+  for (int step = 1; step < params.exchange.table.size; ++step) {
+    encoded.store(wire, slot_of(params, peer_after(params, step), second + rank), block, lane, on);
   }
-  store_elements(shard_of_job(job, job.exchange.out, rank), job.dtype, wire.parts.elements, block,
-                 lane, on, sum);
+  store_elements(shard_of_params(params, params.exchange.out, rank), params.dtype,
+                 wire.parts.elements, block, lane, on, sum);
 }
 template <typename Block>
-__device__ void push_sum(const EncodedJob& job, int first, int second) {
-  const MessageSum all = sum_of_shard(job, first);
-  for_blocks(job.wires[job.exchange.table.rank].parts.blocks,
+__device__ void push_sum(const EncodedParams& params, int first, int second) {
+  const MessageSum all = sum_of_shard(params, first);
+  for_blocks(params.wires[params.exchange.table.rank].parts.blocks,
              [&](int64_t block, int lane, bool on) {
-               push_sum_block<Block>(job, all, second, block, lane, on);
+               push_sum_block<Block>(params, all, second, block, lane, on);
              });
 }
 
 /// Decodes a block of `owner`'s shard from slot `slot`.
 template <typename Block>
-__device__ void take_block(const EncodedJob& job, int owner, int slot, int64_t block, int lane,
-                           bool on) {
-  const WireJob& wire = job.wires[owner];
+__device__ void take_block(const EncodedParams& params, int owner, int slot, int64_t block,
+                           int lane, bool on) {
+  const WireParams& wire = params.wires[owner];
   Block encoded;
-  encoded.load(wire, slot_of(job, job.exchange.table.rank, slot), block, lane);
+  encoded.load(wire, slot_of(params, params.exchange.table.rank, slot), block, lane);
   float x[kOwn];
   encoded.decode(wire, lane, x);
-  store_elements(shard_of_job(job, job.exchange.out, owner), job.dtype, wire.parts.elements, block,
-                 lane, on, x);
+  store_elements(shard_of_params(params, params.exchange.out, owner), params.dtype,
+                 wire.parts.elements, block, lane, on, x);
 }
 
 /// Decodes the other ranks' shards.
 template <typename Block>
-__device__ void take_shards(const EncodedJob& job, int first) {
-  for (int step = 1; step < job.exchange.table.size; ++step) {
-    const int owner = peer_after(job, step);
-    for_blocks(job.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
-      take_block<Block>(job, owner, first + owner, block, lane, on);
+__device__ void take_shards(const EncodedParams& params, int first) {
+  for (int step = 1; step < params.exchange.table.size; ++step) {
+    const int owner = peer_after(params, step);
+    for_blocks(params.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
+      take_block<Block>(params, owner, first + owner, block, lane, on);
     });
   }
 }

@@ -22,8 +22,9 @@ __device__ inline uint64_t tiles_signal(uint64_t epoch, int64_t tiles) {
   return epoch << kTileBits | uint64_t(tiles);
 }
 /// Signals follow those of the other kernels: [stream][source][block].
-__device__ inline uint64_t* tile_flag(const ExchangeJob& job, int at, int stream, int source) {
-  return job.table.signals[at] + kExchangeSignals +
+__device__ inline uint64_t* tile_flag(const ExchangeParams& params, int at, int stream,
+                                      int source) {
+  return params.table.signals[at] + kExchangeSignals +
          (stream * kMaxGpus + source) * kMaxPipelineBlocks + blockIdx.x;
 }
 
@@ -35,9 +36,9 @@ struct WorkCounts {
 
 /// Waits until tile `tile` has arrived from all peers; false on a timeout. Called by all threads of
 /// a warp.
-__device__ inline bool wait_for_tile(const EncodedJob& job, uint64_t epoch, TileStream stream,
+__device__ inline bool wait_for_tile(const EncodedParams& params, uint64_t epoch, TileStream stream,
                                      int64_t tile) {
-  const ExchangeJob& exchange = job.exchange;
+  const ExchangeParams& exchange = params.exchange;
   const int peer = int(threadIdx.x) % 32;
   bool came = true;
   if (peer < exchange.table.size && peer != exchange.table.rank) {
@@ -56,16 +57,16 @@ __device__ inline bool wait_for_tile(const EncodedJob& job, uint64_t epoch, Tile
 /// Called by one warp: signals the peers as the workers progress. Ends with the last tile of both
 /// streams, or if a worker has timed out: a late rank must not take leftovers of earlier calls for
 /// this one's. Bounded by the workers.
-__device__ inline void signal_tiles(const EncodedJob& job, const CallState& call,
+__device__ inline void signal_tiles(const EncodedParams& params, const CallState& call,
                                     const Tiles& tiles, int64_t count, const WorkCounts& counts) {
-  const ExchangeJob& exchange = job.exchange;
+  const ExchangeParams& exchange = params.exchange;
   const int lane = int(threadIdx.x) % 32, rank = exchange.table.rank;
   const bool signals = call.sends && lane < exchange.table.size && lane != rank;
   const int peer = signals ? lane : rank;
   int64_t stored[kTileStreams] = {}, told[kTileStreams] = {};
   uint64_t due[kTileStreams] = {};
   const auto bytes_since = [&](int stream, int64_t ready) {
-    const WireJob& wire = job.wires[stream == kShardTiles ? peer : rank];
+    const WireParams& wire = params.wires[stream == kShardTiles ? peer : rank];
     int64_t bytes = 0;
     for (int64_t t = stored[stream]; t < ready; ++t) bytes += tiles.bytes(wire, t);
     return bytes;
@@ -99,34 +100,34 @@ __device__ inline void signal_tiles(const EncodedJob& job, const CallState& call
 
 /// Runs an entered call.
 template <typename Block, typename Receiver>
-__device__ void all_reduce_tiles(const EncodedJob& job, const CallState& call, int first,
+__device__ void all_reduce_tiles(const EncodedParams& params, const CallState& call, int first,
                                  const Receiver& receiver, const Tiles& tiles, int64_t count,
                                  WorkCounts& counts) {
-  const int second = first + job.exchange.table.size, worker = int(threadIdx.x) / 32;
+  const int second = first + params.exchange.table.size, worker = int(threadIdx.x) / 32;
   const auto done = [&](TileStream stream) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) add_to_word(counts.done[stream][worker], 1);
   };
   const auto lose = [&] {
     if (threadIdx.x % 32 != 0) return;
-    give_up(job.exchange.calls, call.epoch);
+    give_up(params.exchange.calls, call.epoch);
     add_to_word(counts.lost, 1);
   };
-  const int64_t sum_lag = job.sum_lag, take_lag = sum_lag + job.take_lag;
+  const int64_t sum_lag = params.sum_lag, take_lag = sum_lag + params.take_lag;
   for (int64_t step = 0; step < count + take_lag; ++step) {
     if (step < count) {
-      push_tile<Block>(job, tiles, step, first, receiver);
+      push_tile<Block>(params, tiles, step, first, receiver);
       done(kShardTiles);
     }
     if (step == 0 && !call.sends) return lose();
     if (step >= sum_lag && step - sum_lag < count) {
-      if (!wait_for_tile(job, call.epoch, kShardTiles, step - sum_lag)) return lose();
-      sum_tile<Block>(job, tiles, step - sum_lag, first, second);
+      if (!wait_for_tile(params, call.epoch, kShardTiles, step - sum_lag)) return lose();
+      sum_tile<Block>(params, tiles, step - sum_lag, first, second);
       done(kSumTiles);
     }
     if (step >= take_lag) {
-      if (!wait_for_tile(job, call.epoch, kSumTiles, step - take_lag)) return lose();
-      take_tile<Block>(job, tiles, step - take_lag, second);
+      if (!wait_for_tile(params, call.epoch, kSumTiles, step - take_lag)) return lose();
+      take_tile<Block>(params, tiles, step - take_lag, second);
     }
   }
 }

@@ -17,18 +17,18 @@ struct Tiles {
   __device__ int64_t blocks() const { return int64_t(warps) * (32 / kQuad); }
   __device__ int64_t first_block(int64_t tile) const { return (tile * all + own) * blocks(); }
   /// Tiles of a message; all ranks use the count of the longest message.
-  __device__ int64_t count(const WireJob& wire) const {
+  __device__ int64_t count(const WireParams& wire) const {
     const int64_t tiles = (wire.parts.blocks + blocks() - 1) / blocks();
     return (tiles + all - 1) / all;
   }
   /// Bytes of a message in a tile.
-  __device__ int64_t bytes(const WireJob& wire, int64_t tile) const {
+  __device__ int64_t bytes(const WireParams& wire, int64_t tile) const {
     return wire.parts.bytes_of_blocks(first_block(tile), blocks());
   }
   /// Calls `with(block, lane, on)` for this thread's block of a tile, convergently in each warp, or
   /// not at all in a warp without blocks.
   template <typename With>
-  __device__ void work(const WireJob& wire, int64_t tile, const With& with) const {
+  __device__ void work(const WireParams& wire, int64_t tile, const With& with) const {
     const int thread = int(threadIdx.x);
     const int64_t first = first_block(tile) + thread / 32 * (32 / kQuad);
     if (first >= wire.parts.blocks) return;
@@ -40,34 +40,35 @@ struct Tiles {
 
 /// Encodes tile `tile` of every other rank's shard and sends it to its owner.
 template <typename Block, typename Receiver>
-__device__ void push_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile, int first,
+__device__ void push_tile(const EncodedParams& params, const Tiles& tiles, int64_t tile, int first,
                           const Receiver& receiver) {
-  for (int step = 1; step < job.exchange.table.size; ++step) {
-    const int owner = peer_after(job, step);
-    tiles.work(job.wires[owner], tile, [&](int64_t block, int lane, bool on) {
-      push_shard_block<Block>(job, owner, receiver(owner), first + job.exchange.table.rank, block,
-                              lane, on);
+  for (int step = 1; step < params.exchange.table.size; ++step) {
+    const int owner = peer_after(params, step);
+    tiles.work(params.wires[owner], tile, [&](int64_t block, int lane, bool on) {
+      push_shard_block<Block>(params, owner, receiver(owner), first + params.exchange.table.rank,
+                              block, lane, on);
     });
   }
 }
 
 /// Encodes tile `tile` of the sum of this rank's shard and sends it to all.
 template <typename Block>
-__device__ void sum_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile, int first,
+__device__ void sum_tile(const EncodedParams& params, const Tiles& tiles, int64_t tile, int first,
                          int second) {
-  const MessageSum all = sum_of_shard(job, first);
-  tiles.work(job.wires[job.exchange.table.rank], tile, [&](int64_t block, int lane, bool on) {
-    push_sum_block<Block>(job, all, second, block, lane, on);
+  const MessageSum all = sum_of_shard(params, first);
+  tiles.work(params.wires[params.exchange.table.rank], tile, [&](int64_t block, int lane, bool on) {
+    push_sum_block<Block>(params, all, second, block, lane, on);
   });
 }
 
 /// Decodes tile `tile` of every other rank's sum.
 template <typename Block>
-__device__ void take_tile(const EncodedJob& job, const Tiles& tiles, int64_t tile, int second) {
-  for (int step = 1; step < job.exchange.table.size; ++step) {
-    const int owner = peer_after(job, step);
-    tiles.work(job.wires[owner], tile, [&](int64_t block, int lane, bool on) {
-      take_block<Block>(job, owner, second + owner, block, lane, on);
+__device__ void take_tile(const EncodedParams& params, const Tiles& tiles, int64_t tile,
+                          int second) {
+  for (int step = 1; step < params.exchange.table.size; ++step) {
+    const int owner = peer_after(params, step);
+    tiles.work(params.wires[owner], tile, [&](int64_t block, int lane, bool on) {
+      take_block<Block>(params, owner, second + owner, block, lane, on);
     });
   }
 }

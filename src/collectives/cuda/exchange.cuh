@@ -10,8 +10,9 @@
 namespace tandem::gpu {
 
 // Signals: [exchange][source][block].
-__device__ inline uint64_t* flag(const ExchangeJob& job, int at, int exchange, int source) {
-  return job.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks + blockIdx.x;
+__device__ inline uint64_t* flag(const ExchangeParams& params, int at, int exchange, int source) {
+  return params.table.signals[at] + (exchange * kMaxGpus + source) * kMaxExchangeBlocks +
+         blockIdx.x;
 }
 
 struct CallState {
@@ -19,53 +20,54 @@ struct CallState {
   bool sends;  // true if no earlier call timed out on a peer
   /// Rank whose memory holds the slot to fill for `peer`: this rank if nothing is sent, as a branch
   /// would delay the kernel's first loads until the answer is known.
-  __device__ int receiver(const ExchangeJob& job, int peer) const {
-    return sends ? peer : job.table.rank;
+  __device__ int receiver(const ExchangeParams& params, int peer) const {
+    return sends ? peer : params.table.rank;
   }
 };
 
-__device__ inline CallState enter_call(const ExchangeJob& job) {
-  const uint64_t epoch = this_epoch(job.calls);
-  return {epoch, !gave_up_before(job.calls, epoch)};
+__device__ inline CallState enter_call(const ExchangeParams& params) {
+  const uint64_t epoch = this_epoch(params.calls);
+  return {epoch, !gave_up_before(params.calls, epoch)};
 }
 
 /// Signals that this block has stored its share of the bytes_to(peer) that the rank sends. Every
 /// kernel runs exchange 0 once, first, and finishes reading the epoch under its wait: at the end of
 /// the kernel it would wait for the atomic's result.
 template <typename BytesTo>
-__device__ void signal_peers(const ExchangeJob& job, int exchange, const CallState& call,
+__device__ void signal_peers(const ExchangeParams& params, int exchange, const CallState& call,
                              const BytesTo& bytes_to) {
   constexpr int kCounting = 64;  // a thread that signals no peer
   static_assert(kMaxGpus <= kCounting && kCounting < kFewExchangeThreads);
   __syncthreads();
-  if (exchange == 0 && threadIdx.x == kCounting) finish_epoch_read(job.calls, gridDim.x);
+  if (exchange == 0 && threadIdx.x == kCounting) finish_epoch_read(params.calls, gridDim.x);
   const int peer = int(threadIdx.x);
-  if (call.sends && peer < job.table.size && peer != job.table.rank) {
-    if (job.line) pace(job.line, (int64_t(bytes_to(peer)) + gridDim.x - 1) / int(gridDim.x));
-    release_signal(flag(job, peer, exchange, job.table.rank), call.epoch);
+  if (call.sends && peer < params.table.size && peer != params.table.rank) {
+    if (params.line) pace(params.line, (int64_t(bytes_to(peer)) + gridDim.x - 1) / int(gridDim.x));
+    release_signal(flag(params, peer, exchange, params.table.rank), call.epoch);
   }
 }
 
 /// Waits until data stored here by the peers' blocks of the same index is readable; false if a wait
 /// timed out: no peer may be signalled after that.
-__device__ inline bool wait_for_peers(const ExchangeJob& job, int exchange, const CallState& call) {
+__device__ inline bool wait_for_peers(const ExchangeParams& params, int exchange,
+                                      const CallState& call) {
   const int peer = int(threadIdx.x);
   bool came = call.sends;
-  if (call.sends && peer < job.table.size && peer != job.table.rank) {
+  if (call.sends && peer < params.table.size && peer != params.table.rank) {
     // Exchange 1 waits for ranks that may still be waiting in exchange 0.
-    const Deadline deadline = exchange == 0 ? job.deadline : extend_deadline(job.deadline);
-    came = wait_signal(flag(job, job.table.rank, exchange, peer), call.epoch, deadline, job.op,
-                       peer, blockIdx.x);
+    const Deadline deadline = exchange == 0 ? params.deadline : extend_deadline(params.deadline);
+    came = wait_signal(flag(params, params.table.rank, exchange, peer), call.epoch, deadline,
+                       params.op, peer, blockIdx.x);
   }
-  if (!came) give_up(job.calls, call.epoch);
+  if (!came) give_up(params.calls, call.epoch);
   return __syncthreads_and(came);
 }
 
 template <typename BytesTo>
-__device__ bool exchange_flags(const ExchangeJob& job, int exchange, const CallState& call,
+__device__ bool exchange_flags(const ExchangeParams& params, int exchange, const CallState& call,
                                const BytesTo& bytes_to) {
-  signal_peers(job, exchange, call, bytes_to);
-  return wait_for_peers(job, exchange, call);
+  signal_peers(params, exchange, call, bytes_to);
+  return wait_for_peers(params, exchange, call);
 }
 
 /// Packs of this thread: first_pack(), then every pack_step().
@@ -77,8 +79,8 @@ __device__ inline int pack_step() {
 }
 
 template <typename T>
-__device__ Pack<T>* slot(const ExchangeJob& job, int at, int index) {
-  return reinterpret_cast<Pack<T>*>(job.table.memory[at] + size_t(index) * job.slot_bytes);
+__device__ Pack<T>* slot(const ExchangeParams& params, int at, int index) {
+  return reinterpret_cast<Pack<T>*>(params.table.memory[at] + size_t(index) * params.slot_bytes);
 }
 
 template <typename T>
@@ -109,22 +111,22 @@ __device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load&
 
 /// Sums pack i of every rank, and of `last` if given, in this order in f32, rounded once.
 template <int kRanks, typename T>
-__device__ Pack<T> sum_slots(const ExchangeJob& job, const Pack<T>& local, int first_slot,
+__device__ Pack<T> sum_slots(const ExchangeParams& params, const Pack<T>& local, int first_slot,
                              int64_t i, const Pack<T>* last = nullptr) {
   float sum[Pack<T>::kElements] = {};
   Pack<T> remote[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
-    if (r < job.table.size && r != job.table.rank) {
-      remote[r] = load_pack(slot<T>(job, job.table.rank, first_slot + r) + i);
+    if (r < params.table.size && r != params.table.rank) {
+      remote[r] = load_pack(slot<T>(params, params.table.rank, first_slot + r) + i);
     }
   }
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
-    if (r >= job.table.size) continue;
+    if (r >= params.table.size) continue;
 #pragma unroll
     for (int e = 0; e < Pack<T>::kElements; ++e) {
-      sum[e] += to_float(r == job.table.rank ? local.at[e] : remote[r].at[e]);
+      sum[e] += to_float(r == params.table.rank ? local.at[e] : remote[r].at[e]);
     }
   }
   if (last) {

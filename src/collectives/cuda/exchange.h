@@ -26,7 +26,7 @@ inline int exchange_blocks(int64_t packs) {
   return int(std::clamp<int64_t>(blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
 }
 
-struct ExchangeJob {
+struct ExchangeParams {
   PeerTable table;
   Deadline deadline;
   const void* in;

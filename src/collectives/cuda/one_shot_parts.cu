@@ -13,57 +13,57 @@ __device__ Piece<kAligned> part(const Partition& parts, const std::byte* whole, 
                             parts.begins[rank + 1] - parts.begins[rank]);
 }
 
-__device__ inline uint4* words_at(const ExchangeJob& job, int at, int index) {
-  return reinterpret_cast<uint4*>(job.table.memory[at] + size_t(index) * job.slot_bytes);
+__device__ inline uint4* words_at(const ExchangeParams& params, int at, int index) {
+  return reinterpret_cast<uint4*>(params.table.memory[at] + size_t(index) * params.slot_bytes);
 }
 
 template <bool kAligned, int kRanks>
 __global__ void __launch_bounds__(kExchangeThreads)
-    gather_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const CallState call = enter_call(job);
-  const int size = job.table.size, rank = job.table.rank, first = int(call.epoch % 2) * size;
+    gather_kernel(ExchangeParams params, const __grid_constant__ Partition parts) {
+  const CallState call = enter_call(params);
+  const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
   const Piece<kAligned> place = part<kAligned>(parts, parts.out, rank),
                         local = piece_of<kAligned>(parts.in, place.bytes);
   for (int i = begin; i < local.packs(); i += step) {
     const uint4 words = local.load(i);
     for (int s = 1; s < size; ++s)
-      words_at(job, call.receiver(job, peer_at(job.table, s)), first + rank)[i] = words;
+      words_at(params, call.receiver(params, peer_at(params.table, s)), first + rank)[i] = words;
     if (place.at != local.at) place.store(i, words);
   }
-  if (!exchange_flags(job, 0, call, [&](int) { return local.bytes; })) return;
+  if (!exchange_flags(params, 0, call, [&](int) { return local.bytes; })) return;
   const auto remote = [&](int source) { return part<kAligned>(parts, parts.out, source); };
-  for (int i = begin; i < job.packs; i += step) {
+  for (int i = begin; i < params.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
-        job.table, [&](int source) { return i < remote(source).packs(); },
-        [&](int source) { return load_fresh(words_at(job, rank, first + source) + i); },
+        params.table, [&](int source) { return i < remote(source).packs(); },
+        [&](int source) { return load_fresh(words_at(params, rank, first + source) + i); },
         [&](int source, const uint4& words) { remote(source).store(i, words); });
   }
 }
 
 template <bool kAligned, int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads)
-    scatter_kernel(ExchangeJob job, const __grid_constant__ Partition parts) {
-  const CallState call = enter_call(job);
-  const int size = job.table.size, rank = job.table.rank, first = int(call.epoch % 2) * size;
+    scatter_kernel(ExchangeParams params, const __grid_constant__ Partition parts) {
+  const CallState call = enter_call(params);
+  const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
   const auto remote = [&](int owner) { return part<kAligned>(parts, parts.in, owner); };
-  for (int i = begin; i < job.packs; i += step) {
+  for (int i = begin; i < params.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
-        job.table, [&](int owner) { return i < remote(owner).packs(); },
+        params.table, [&](int owner) { return i < remote(owner).packs(); },
         [&](int owner) { return remote(owner).load(i); },
         [&](int owner, const uint4& words) {
-          words_at(job, call.receiver(job, owner), first + rank)[i] = words;
+          words_at(params, call.receiver(params, owner), first + rank)[i] = words;
         });
   }
   const Piece<kAligned> local = part<kAligned>(parts, parts.in, rank),
                         sum = piece_of<kAligned>(parts.out, local.bytes);
   uint4 own{};
   if (begin < local.packs()) own = local.load(begin);  // loaded before the wait for the peers
-  if (!exchange_flags(job, 0, call, [&](int owner) { return remote(owner).bytes; })) return;
+  if (!exchange_flags(params, 0, call, [&](int owner) { return remote(owner).bytes; })) return;
   for (int i = begin; i < local.packs(); i += step) {
     const Pack<T> added =
-        sum_slots<kRanks, T>(job, reinterpret_cast<const Pack<T>&>(own), first, i);
+        sum_slots<kRanks, T>(params, reinterpret_cast<const Pack<T>&>(own), first, i);
     if (i + step < local.packs()) own = local.load(i + step);
     sum.store(i, reinterpret_cast<const uint4&>(added));
   }
@@ -80,7 +80,7 @@ bool OneShotParts::fits(const Tensor& whole, int ranks) {
   return max_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxPartBytes;
 }
 
-ExchangeJob OneShotParts::job(const Partition& parts, OpId op) const {
+ExchangeParams OneShotParts::make_params(const Partition& parts, OpId op) const {
   return {.table = staging_->table(),
           .deadline = comm_.device_deadline(),
           .in = nullptr,
@@ -94,7 +94,7 @@ ExchangeJob OneShotParts::job(const Partition& parts, OpId op) const {
 
 void OneShotParts::all_gather(const Tensor& shard, const Tensor& out, OpId op) {
   const Partition parts = partition_of(comm_.size(), out, shard, out);
-  const ExchangeJob call = job(parts, op);
+  const ExchangeParams call = make_params(parts, op);
   comm_.enqueue([&] {
     with_ranks(comm_.size(), [&]<int kRanks>() {
       const auto kernel = is_aligned(parts, comm_.size()) ? gather_kernel<true, kRanks>
@@ -108,7 +108,7 @@ void OneShotParts::all_gather(const Tensor& shard, const Tensor& out, OpId op) {
 
 void OneShotParts::reduce_scatter(const Tensor& data, const Tensor& shard, OpId op) {
   const Partition parts = partition_of(comm_.size(), data, data, shard);
-  const ExchangeJob call = job(parts, op);
+  const ExchangeParams call = make_params(parts, op);
   comm_.enqueue([&] {
     with_float_type(data.dtype(), [&]<typename T>(T) {
       with_ranks(comm_.size(), [&]<int kRanks>() {

@@ -24,7 +24,7 @@ class OneShotParts {
   void reduce_scatter(const Tensor& data, const Tensor& shard, OpId op);
 
  private:
-  ExchangeJob job(const Partition& parts, OpId op) const;
+  ExchangeParams make_params(const Partition& parts, OpId op) const;
 
   GpuCommunicator& comm_;
   std::shared_ptr<GpuBuffer> staging_;

@@ -18,42 +18,44 @@ using Copiers = Group<4>;
 using Adders = Group<8>;
 
 template <bool kAligned>
-__global__ void __launch_bounds__(Copiers::kThreads) all_gather_kernel(PartJob job) {
+__global__ void __launch_bounds__(Copiers::kThreads) all_gather_kernel(ShardParams params) {
   __shared__ unsigned done[Copiers::kThreads / 32];
   const Copiers group(done);
-  if (job.role() == 0) {
-    return send_own<kAligned>(job, kParts, group, job.in, job.out + job.begins[job.table.rank],
+  if (params.role() == 0) {
+    return send_own<kAligned>(params, kParts, group, params.in,
+                              params.out + params.begins[params.table.rank],
                               [](int64_t) { return true; });
   }
-  receive_parts<kAligned>(job, kParts, group);
+  receive_parts<kAligned>(params, kParts, group);
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(Adders::kThreads, 2) reduce_scatter_kernel(PartJob job) {
+__global__ void __launch_bounds__(Adders::kThreads, 2) reduce_scatter_kernel(ShardParams params) {
   __shared__ unsigned done[Adders::kThreads / 32];
   const Adders group(done);
-  if (job.role() == 0) return send_parts<kAligned>(job, group);
-  sum_own<kAligned, T>(job, job.in + job.begins[job.table.rank], job.out, group, [](int64_t) {});
+  if (params.role() == 0) return send_parts<kAligned>(params, group);
+  sum_own<kAligned, T>(params, params.in + params.begins[params.table.rank], params.out, group,
+                       [](int64_t) {});
 }
 
 template <bool kAligned, typename T>
-__global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(PartJob job) {
+__global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(ShardParams params) {
   __shared__ unsigned done[Adders::kThreads / 32];
   const Adders group(done);
-  const std::byte* own = job.in + job.begins[job.table.rank];
-  std::byte* sum = job.out + job.begins[job.table.rank];
-  const int role = job.role();
-  if (role == 0) return send_parts<kAligned>(job, group);
-  if (role == 3) return receive_parts<kAligned>(job, kSums, group);
-  const Flow sums(job, kSums, true);
+  const std::byte* own = params.in + params.begins[params.table.rank];
+  std::byte* sum = params.out + params.begins[params.table.rank];
+  const int role = params.role();
+  if (role == 0) return send_parts<kAligned>(params, group);
+  if (role == 3) return receive_parts<kAligned>(params, kSums, group);
+  const Flow sums(params, kSums, true);
   if (role == 2) {
-    return send_own<kAligned>(job, kSums, group, sum, sum,
+    return send_own<kAligned>(params, kSums, group, sum, sum,
                               [&](int64_t c) { return sums.wait_for_sum(c); });
   }
-  sum_own<kAligned, T>(job, own, sum, group, [&](int64_t c) { sums.tell_summed(c); });
+  sum_own<kAligned, T>(params, own, sum, group, [&](int64_t c) { sums.tell_summed(c); });
 }
 
-using Kernel = void (*)(PartJob);
+using Kernel = void (*)(ShardParams);
 
 void require_summed(const char* what, DType dtype) {
   if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
@@ -83,24 +85,24 @@ PartAlgorithm PartExchange::choose(const Tensor& whole) const {
 template <typename Kernels>
 void PartExchange::launch(OpId op, const Partition& parts, int roles, int threads,
                           const Kernels& kernels) const {
-  PartJob job{parts,
-              fifos_->table(),
-              comm_.device_deadline(),
-              extend_deadline(comm_.device_deadline()),
-              op,
-              reinterpret_cast<FlowCounts*>(counts_.data()),
-              0,
-              0,
-              comm_.line()};
+  ShardParams params{parts,
+                     fifos_->table(),
+                     comm_.device_deadline(),
+                     extend_deadline(comm_.device_deadline()),
+                     op,
+                     reinterpret_cast<FlowCounts*>(counts_.data()),
+                     0,
+                     0,
+                     comm_.line()};
   const int64_t packs = max_packs(parts, comm_.size());
-  job.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels, kMinChunkPacks,
-                                      kMaxChunkPacks));
+  params.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels,
+                                         kMinChunkPacks, kMaxChunkPacks));
   // Two blocks fit an SM.
   const int channels = std::clamp(this_share()->sms() * 2 / roles, 1, kPartChannels);
-  job.channels = int(std::min<int64_t>((packs + job.packs - 1) / job.packs, channels));
+  params.channels = int(std::min<int64_t>((packs + params.packs - 1) / params.packs, channels));
   const Kernel kernel = is_aligned(parts, comm_.size()) ? kernels.first : kernels.second;
   comm_.enqueue([&] {
-    kernel<<<job.channels * roles, threads, 0, comm_.stream()>>>(job);
+    kernel<<<params.channels * roles, threads, 0, comm_.stream()>>>(params);
     check_launch(gpu::name_of(op).data());
   });
 }

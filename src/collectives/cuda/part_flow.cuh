@@ -27,7 +27,7 @@ struct FlowCounts {
   uint64_t free;  ///< the peer's count at the end of the last call: often all that a call needs
 };
 
-struct PartJob : Partition {
+struct ShardParams : Partition {
   PeerTable table;
   Deadline deadline, patience;  ///< `patience`: extended deadline, for waits on ranks that may wait
   OpId op;
@@ -62,11 +62,11 @@ struct PartJob : Partition {
 struct PeerChunks {
   int64_t bytes, counted, maximum = 0;
 
-  __device__ explicit PeerChunks(const PartJob& job)
-      : bytes(job.bytes_of(min(int(threadIdx.x) % 32, job.table.size - 1))),
-        counted(job.chunks_of(bytes)) {
-    for (int step = 1; step < job.table.size; ++step) {
-      maximum = max(maximum, job.chunks_of(job.bytes_of(peer_at(job.table, step))));
+  __device__ explicit PeerChunks(const ShardParams& params)
+      : bytes(params.bytes_of(min(int(threadIdx.x) % 32, params.table.size - 1))),
+        counted(params.chunks_of(bytes)) {
+    for (int step = 1; step < params.table.size; ++step) {
+      maximum = max(maximum, params.chunks_of(params.bytes_of(peer_at(params.table, step))));
     }
   }
 };
@@ -83,10 +83,10 @@ __device__ inline bool all_of_warp(bool came) {
 /// same result of a wait: false on a timeout.
 class Flow {
  public:
-  __device__ Flow(const PartJob& job, Lane lane, bool sends)
-      : job_(job), lane_(lane), peer_(int(threadIdx.x) % 32) {
-    counts_ = peer_ < job.table.size && peer_ != job.table.rank;
-    if (peer_ >= job.table.size) return;
+  __device__ Flow(const ShardParams& params, Lane lane, bool sends)
+      : params_(params), lane_(lane), peer_(int(threadIdx.x) % 32) {
+    counts_ = peer_ < params.table.size && peer_ != params.table.rank;
+    if (peer_ >= params.table.size) return;
     const FlowCounts& before = counts();
     first_ = sends ? before.sent : before.received;
     free_ = before.free;
@@ -98,8 +98,8 @@ class Flow {
     const int64_t need = int64_t(first_) + chunk + 1 - kFifoDepth;
     bool came = true;
     if (counts_ && chunk < chunks && need > int64_t(free_)) {
-      const uint64_t* word = signal(job_.table.rank, true, peer_);
-      came = wait(word, uint64_t(need), job_.patience);
+      const uint64_t* word = signal(params_.table.rank, true, peer_);
+      came = wait(word, uint64_t(need), params_.patience);
       free_ = acquire_signal(word);
     }
     return all_of_warp(came);
@@ -108,26 +108,26 @@ class Flow {
   __device__ bool wait_for_arrival(int64_t chunk, int64_t chunks) const {
     // Ranks that send sums wait for shards first, and report the missing rank.
     const bool came = !counts_ || chunk >= chunks ||
-                      wait(signal(job_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
-                           lane_ == kSums ? job_.patience : job_.deadline);
+                      wait(signal(params_.table.rank, false, peer_), first_ + uint64_t(chunk) + 1,
+                           lane_ == kSums ? params_.patience : params_.deadline);
     return all_of_warp(came);
   }
   __device__ uint4* to(int peer, int64_t chunk) const {
-    return slot(peer, job_.table.rank, first_of(peer) + uint64_t(chunk));
+    return slot(peer, params_.table.rank, first_of(peer) + uint64_t(chunk));
   }
   __device__ const uint4* from(int peer, int64_t chunk) const {
-    return slot(job_.table.rank, peer, first_of(peer) + uint64_t(chunk));
+    return slot(params_.table.rank, peer, first_of(peer) + uint64_t(chunk));
   }
 
   /// Signals from the summing block to the one that sends the sums: chunk `chunk` of the local
   /// shard.
   __device__ void tell_summed(int64_t chunk) const {
-    if (peer_ == job_.table.rank) release_signal(own_signal(), first_ + uint64_t(chunk) + 1);
+    if (peer_ == params_.table.rank) release_signal(own_signal(), first_ + uint64_t(chunk) + 1);
   }
   __device__ bool wait_for_sum(int64_t chunk) const {
     // The summing block waits for the peers, and reports the missing rank.
-    const bool came =
-        peer_ != job_.table.rank || wait(own_signal(), first_ + uint64_t(chunk) + 1, job_.patience);
+    const bool came = peer_ != params_.table.rank ||
+                      wait(own_signal(), first_ + uint64_t(chunk) + 1, params_.patience);
     return all_of_warp(came);
   }
   /// Called by one warp of those that share a lane, once all have stored (or read) chunk `chunk`.
@@ -138,10 +138,10 @@ class Flow {
   __device__ void tell_free(int64_t chunk, int64_t chunks) const { tell(true, chunk, chunks, 0); }
   /// Called last by the same warp.
   __device__ void end_sending(int64_t chunks) const {
-    if (lane_ == kSums && peer_ == job_.table.rank) counts().sent = first_ + uint64_t(chunks);
+    if (lane_ == kSums && peer_ == params_.table.rank) counts().sent = first_ + uint64_t(chunks);
     if (!counts_) return;
     counts().sent = first_ + uint64_t(chunks);
-    counts().free = acquire_signal(signal(job_.table.rank, true, peer_));
+    counts().free = acquire_signal(signal(params_.table.rank, true, peer_));
   }
   __device__ void end_receiving(int64_t chunks) const {
     if (counts_) counts().received = first_ + uint64_t(chunks);
@@ -149,32 +149,32 @@ class Flow {
 
  private:
   __device__ FlowCounts& counts() const {
-    return job_.counts[(lane_ * kPartChannels + job_.channel()) * kMaxGpus + peer_];
+    return params_.counts[(lane_ * kPartChannels + params_.channel()) * kMaxGpus + peer_];
   }
   __device__ uint64_t* signal(int at, bool free, int peer) const {
-    return job_.table.signals[at] + ((lane_ * 2 + free) * kMaxGpus + peer) * kPartChannels +
-           job_.channel();
+    return params_.table.signals[at] + ((lane_ * 2 + free) * kMaxGpus + peer) * kPartChannels +
+           params_.channel();
   }
   __device__ uint64_t* own_signal() const {
-    return signal(job_.table.rank, false, job_.table.rank);
+    return signal(params_.table.rank, false, params_.table.rank);
   }
   __device__ uint4* slot(int at, int source, uint64_t chunk) const {
     const int64_t fifo =
-        (int64_t(lane_) * kPartChannels + job_.channel()) * job_.table.size + source;
-    return reinterpret_cast<uint4*>(job_.table.memory[at]) +
+        (int64_t(lane_) * kPartChannels + params_.channel()) * params_.table.size + source;
+    return reinterpret_cast<uint4*>(params_.table.memory[at]) +
            (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
   }
   __device__ uint64_t first_of(int peer) const { return __shfl_sync(~0u, first_, peer); }
   __device__ bool wait(const uint64_t* word, uint64_t count, const Deadline& deadline) const {
-    return wait_signal(word, count, deadline, job_.op, peer_, job_.channel());
+    return wait_signal(word, count, deadline, params_.op, peer_, params_.channel());
   }
   __device__ void tell(bool free, int64_t chunk, int64_t chunks, int64_t part) const {
     if (!counts_ || chunk >= chunks) return;
-    if (job_.line) pace(job_.line, job_.bytes_of_chunk(part, chunk));
-    release_signal(signal(peer_, free, job_.table.rank), first_ + uint64_t(chunk) + 1);
+    if (params_.line) pace(params_.line, params_.bytes_of_chunk(part, chunk));
+    release_signal(signal(peer_, free, params_.table.rank), first_ + uint64_t(chunk) + 1);
   }
 
-  const PartJob& job_;
+  const ShardParams& params_;
   Lane lane_;
   int peer_;
   bool counts_;

@@ -77,18 +77,18 @@ class Group {
 
 /// Chunk `chunk` of a shard.
 template <bool kAligned>
-__device__ Piece<kAligned> chunk_of(const PartJob& job, const std::byte* part, int64_t bytes,
+__device__ Piece<kAligned> chunk_of(const ShardParams& params, const std::byte* part, int64_t bytes,
                                     int64_t chunk) {
-  return piece_of<kAligned>(part + job.begin_of(chunk), job.bytes_of_chunk(bytes, chunk));
+  return piece_of<kAligned>(part + params.begin_of(chunk), params.bytes_of_chunk(bytes, chunk));
 }
 
 /// Sends the shard at `own` to all peers, and copies it to `copy` if that differs. wait_for(c)
 /// waits until its chunk c is ready; false on a timeout.
 template <bool kAligned, int kWorkers, typename WaitFor>
-__device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& group,
+__device__ void send_own(const ShardParams& params, Lane lane, const Group<kWorkers>& group,
                          const std::byte* own, std::byte* copy, const WaitFor& wait_for) {
-  const int64_t bytes = job.bytes_of(job.table.rank), chunks = job.chunks_of(bytes);
-  Flow flow(job, lane, true);
+  const int64_t bytes = params.bytes_of(params.table.rank), chunks = params.chunks_of(bytes);
+  Flow flow(params, lane, true);
   bool lost = false;
   for (int64_t c = 0; c < chunks; ++c) {
     if (group.signals()) {
@@ -96,10 +96,10 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
       continue;
     }
     lost = lost || !wait_for(c);
-    const auto piece = chunk_of<kAligned>(job, own, bytes, c),
-               place = chunk_of<kAligned>(job, copy, bytes, c);
-    for (int step = 1; step < job.table.size; ++step) {
-      uint4* to = flow.to(peer_at(job.table, step), c);
+    const auto piece = chunk_of<kAligned>(params, own, bytes, c),
+               place = chunk_of<kAligned>(params, copy, bytes, c);
+    for (int step = 1; step < params.table.size; ++step) {
+      uint4* to = flow.to(peer_at(params.table, step), c);
       const bool first = step == 1, copies = first && copy != own;
       group.copy(
           piece.packs(), [&](int pack) { return piece.load(pack); },
@@ -119,18 +119,19 @@ __device__ void send_own(const PartJob& job, Lane lane, const Group<kWorkers>& g
 
 /// Sends every other shard of the tensor at `in` to its owner.
 template <bool kAligned, int kWorkers>
-__device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
-  const PeerChunks chunks(job);
-  Flow flow(job, kParts, true);
+__device__ void send_parts(const ShardParams& params, const Group<kWorkers>& group) {
+  const PeerChunks chunks(params);
+  Flow flow(params, kParts, true);
   bool lost = false;
   for (int64_t c = 0; c < chunks.maximum; ++c) {
     if (group.signals()) {
       if (group.wait_for_work(c + 1)) flow.tell_arrived(c, chunks.counted, chunks.bytes);
       continue;
     }
-    for (int step = 1; step < job.table.size; ++step) {
-      const int peer = peer_at(job.table, step);
-      const auto piece = chunk_of<kAligned>(job, job.in + job.begins[peer], job.bytes_of(peer), c);
+    for (int step = 1; step < params.table.size; ++step) {
+      const int peer = peer_at(params.table, step);
+      const auto piece =
+          chunk_of<kAligned>(params, params.in + params.begins[peer], params.bytes_of(peer), c);
       uint4* to = flow.to(peer, c);
       group.copy(
           piece.packs(), [&](int pack) { return piece.load(pack); },
@@ -147,9 +148,9 @@ __device__ void send_parts(const PartJob& job, const Group<kWorkers>& group) {
 
 /// Receives every other shard of the tensor at `out`.
 template <bool kAligned, int kWorkers>
-__device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorkers>& group) {
-  const PeerChunks chunks(job);
-  const Flow flow(job, lane, false);
+__device__ void receive_parts(const ShardParams& params, Lane lane, const Group<kWorkers>& group) {
+  const PeerChunks chunks(params);
+  const Flow flow(params, lane, false);
   bool lost = false;
   for (int64_t c = 0; c < chunks.maximum; ++c) {
     if (group.signals()) {
@@ -157,9 +158,10 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
       continue;
     }
     lost = lost || !flow.wait_for_arrival(c, chunks.counted);
-    for (int step = 1; step < job.table.size; ++step) {
-      const int peer = peer_at(job.table, step);
-      const auto piece = chunk_of<kAligned>(job, job.out + job.begins[peer], job.bytes_of(peer), c);
+    for (int step = 1; step < params.table.size; ++step) {
+      const int peer = peer_at(params.table, step);
+      const auto piece =
+          chunk_of<kAligned>(params, params.out + params.begins[peer], params.bytes_of(peer), c);
       const uint4* from = flow.from(peer, c);
       group.copy(
           piece.packs(), [&](int pack) { return load_fresh(from + pack); }, [&] { return !lost; },
@@ -173,13 +175,13 @@ __device__ void receive_parts(const PartJob& job, Lane lane, const Group<kWorker
 /// Sums the local shard: `own` and those of the peers, in rank order in f32, to `to`. The last warp
 /// calls summed(c) when chunk c is stored.
 template <bool kAligned, typename T, int kWorkers, typename Summed>
-__device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
+__device__ void sum_own(const ShardParams& params, const std::byte* own, std::byte* to,
                         const Group<kWorkers>& group, const Summed& summed) {
   constexpr int kRanks = 2;  // ranks with packs in flight together
   constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
-  const int size = job.table.size, self = job.table.rank;
-  const int64_t bytes = job.bytes_of(self), chunks = job.chunks_of(bytes);
-  const Flow flow(job, kParts, false);
+  const int size = params.table.size, self = params.table.rank;
+  const int64_t bytes = params.bytes_of(self), chunks = params.chunks_of(bytes);
+  const Flow flow(params, kParts, false);
   bool lost = false;
   for (int64_t c = 0; c < chunks; ++c) {
     if (group.signals()) {
@@ -189,8 +191,8 @@ __device__ void sum_own(const PartJob& job, const std::byte* own, std::byte* to,
       continue;
     }
     lost = lost || !flow.wait_for_arrival(c, chunks);
-    const auto local = chunk_of<kAligned>(job, own, bytes, c),
-               result = chunk_of<kAligned>(job, to, bytes, c);
+    const auto local = chunk_of<kAligned>(params, own, bytes, c),
+               result = chunk_of<kAligned>(params, to, bytes, c);
     // Steps are equal for all threads of a warp.
     for (int begin = 0; begin < local.packs(); begin += kAtOnce * kWorkerThreads) {
       const auto pack = [&](int i) { return begin + i * kWorkerThreads + int(threadIdx.x); };

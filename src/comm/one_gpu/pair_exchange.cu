@@ -41,7 +41,7 @@ struct TwoTeams {
 };
 
 template <class Ranks>
-struct PairJob {
+struct PairParams {
   Ranks ranks;
   Deadline deadline;
   OpId op;
@@ -67,21 +67,21 @@ struct PairJob {
 /// Number of chunks on `channel`: chunk c of the message is chunk c / channels of channel c %
 /// channels.
 template <class Ranks>
-__device__ int64_t chunks_of(const PairJob<Ranks>& job, int64_t bytes, int channel) {
+__device__ int64_t chunks_of(const PairParams<Ranks>& params, int64_t bytes, int channel) {
   const int64_t all = (bytes + kChunkBytes - 1) / kChunkBytes;
-  return (all + job.channels - 1 - channel) / job.channels;
+  return (all + params.channels - 1 - channel) / params.channels;
 }
 
 /// Calls step(slot, piece, chunk) for every chunk, by the whole block. One thread calls wait(chunk)
 /// and tell(chunk); after a wait fails, no further step is done or signalled.
 template <bool kAligned, class Ranks, typename Wait, typename Step, typename Tell>
-__device__ int64_t walk(const PairJob<Ranks>& job, const void* memory, int64_t bytes, int channel,
-                        const Wait& wait, const Step& step, const Tell& tell) {
-  const int64_t chunks = chunks_of(job, bytes, channel);
+__device__ int64_t walk(const PairParams<Ranks>& params, const void* memory, int64_t bytes,
+                        int channel, const Wait& wait, const Step& step, const Tell& tell) {
+  const int64_t chunks = chunks_of(params, bytes, channel);
   for (int64_t c = 0; c < chunks; ++c) {
     const bool came = threadIdx.x != 0 || wait(c);
     if (!__syncthreads_and(came)) return -1;
-    const int64_t begin = (c * job.channels + channel) * kChunkBytes;
+    const int64_t begin = (c * params.channels + channel) * kChunkBytes;
     const auto piece = piece_of<kAligned>(static_cast<const std::byte*>(memory) + begin,
                                           min(bytes - begin, int64_t(kChunkBytes)));
     for (int pack = int(threadIdx.x); pack < piece.packs(); pack += kThreads) step(piece, pack, c);
@@ -92,48 +92,51 @@ __device__ int64_t walk(const PairJob<Ranks>& job, const void* memory, int64_t b
 }
 
 template <bool kAligned, class Ranks>
-__device__ void send(const PairJob<Ranks>& job, int peer, int channel) {
-  const PairMessage& message = job.messages[size_t(peer)];
-  PairCounts& count = job.count(channel, peer);
+__device__ void send(const PairParams<Ranks>& params, int peer, int channel) {
+  const PairMessage& message = params.messages[size_t(peer)];
+  PairCounts& count = params.count(channel, peer);
   const uint64_t first = count.sent;
   const int64_t done = walk<kAligned>(
-      job, message.send, message.send_bytes, channel,
+      params, message.send, message.send_bytes, channel,
       [&](int64_t c) {
         const int64_t need = int64_t(first) + c + 1 - kDepth;
         return need <= 0 ||
-               wait_signal(job.signal(job.ranks.rank(), true, peer, channel), uint64_t(need),
-                           extend_deadline(job.deadline), job.op, peer, channel);
+               wait_signal(params.signal(params.ranks.rank(), true, peer, channel), uint64_t(need),
+                           extend_deadline(params.deadline), params.op, peer, channel);
       },
       [&](const Piece<kAligned>& piece, int pack, int64_t c) {
-        job.slot(peer, job.ranks.rank(), channel, first + uint64_t(c))[pack] = piece.load(pack);
+        params.slot(peer, params.ranks.rank(), channel, first + uint64_t(c))[pack] =
+            piece.load(pack);
       },
       [&](int64_t c) {
-        const int64_t begin = (c * job.channels + channel) * kChunkBytes;
-        pace(job.line, min(message.send_bytes - begin, int64_t(kChunkBytes)));
-        release_signal(job.signal(peer, false, job.ranks.rank(), channel), first + uint64_t(c) + 1);
+        const int64_t begin = (c * params.channels + channel) * kChunkBytes;
+        pace(params.line, min(message.send_bytes - begin, int64_t(kChunkBytes)));
+        release_signal(params.signal(peer, false, params.ranks.rank(), channel),
+                       first + uint64_t(c) + 1);
       });
   if (threadIdx.x == 0 && done > 0) count.sent = first + uint64_t(done);
 }
 
 template <bool kAligned, class Ranks>
-__device__ void receive(const PairJob<Ranks>& job, int peer, int channel) {
-  const PairMessage& message = job.messages[size_t(peer)];
-  PairCounts& count = job.count(channel, peer);
+__device__ void receive(const PairParams<Ranks>& params, int peer, int channel) {
+  const PairMessage& message = params.messages[size_t(peer)];
+  PairCounts& count = params.count(channel, peer);
   const uint64_t first = count.received;
   const int64_t done = walk<kAligned>(
-      job, message.recv, message.recv_bytes, channel,
+      params, message.recv, message.recv_bytes, channel,
       [&](int64_t c) {
-        return wait_signal(job.signal(job.ranks.rank(), false, peer, channel),
-                           first + uint64_t(c) + 1, job.deadline, job.op, peer, channel);
+        return wait_signal(params.signal(params.ranks.rank(), false, peer, channel),
+                           first + uint64_t(c) + 1, params.deadline, params.op, peer, channel);
       },
       [&](const Piece<kAligned>& piece, int pack, int64_t c) {
         piece.store(
-            pack,
-            load_fresh(job.slot(job.ranks.rank(), peer, channel, first + uint64_t(c)) + pack));
+            pack, load_fresh(params.slot(params.ranks.rank(), peer, channel, first + uint64_t(c)) +
+                             pack));
       },
       [&](int64_t c) {
-        pace(job.line, 0);
-        release_signal(job.signal(peer, true, job.ranks.rank(), channel), first + uint64_t(c) + 1);
+        pace(params.line, 0);
+        release_signal(params.signal(peer, true, params.ranks.rank(), channel),
+                       first + uint64_t(c) + 1);
       });
   if (threadIdx.x == 0 && done > 0) count.received = first + uint64_t(done);
 }
@@ -145,18 +148,18 @@ __device__ bool is_aligned(const void* memory, int64_t bytes) {
 // One block for each peer, direction and channel.
 template <class Ranks>
 __global__ void __launch_bounds__(kThreads)
-    pair_kernel(const __grid_constant__ PairJob<Ranks> job) {
-  const int channel = int(blockIdx.x) % job.channels, unit = int(blockIdx.x) / job.channels;
-  const int peer = job.ranks.peer(1 + unit / 2);
+    pair_kernel(const __grid_constant__ PairParams<Ranks> params) {
+  const int channel = int(blockIdx.x) % params.channels, unit = int(blockIdx.x) / params.channels;
+  const int peer = params.ranks.peer(1 + unit / 2);
   // After an earlier call timed out, a late peer must not accept this call's messages.
-  if (__syncthreads_or(threadIdx.x == 0 && has_failed(job.deadline))) return;
-  const PairMessage& message = job.messages[size_t(peer)];
+  if (__syncthreads_or(threadIdx.x == 0 && has_failed(params.deadline))) return;
+  const PairMessage& message = params.messages[size_t(peer)];
   if (unit % 2 == 0) {
-    is_aligned(message.send, message.send_bytes) ? send<true>(job, peer, channel)
-                                                 : send<false>(job, peer, channel);
+    is_aligned(message.send, message.send_bytes) ? send<true>(params, peer, channel)
+                                                 : send<false>(params, peer, channel);
   } else {
-    is_aligned(message.recv, message.recv_bytes) ? receive<true>(job, peer, channel)
-                                                 : receive<false>(job, peer, channel);
+    is_aligned(message.recv, message.recv_bytes) ? receive<true>(params, peer, channel)
+                                                 : receive<false>(params, peer, channel);
   }
 }
 
@@ -174,15 +177,15 @@ PairExchange::PairExchange(GpuCommunicator& comm)
 
 template <class Ranks>
 void PairExchange::launch(const PairMessages& messages, OpId op, cudaStream_t stream) {
-  PairJob<Ranks> job{Ranks(*fifos_, comm_.rank(), comm_.size()),
-                     comm_.device_deadline(),
-                     op,
-                     reinterpret_cast<PairCounts*>(counts_.data()),
-                     channels_,
-                     {},
-                     comm_.line()};
-  std::copy_n(messages.begin(), Ranks::kMax, job.messages.begin());
-  pair_kernel<Ranks><<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, stream>>>(job);
+  PairParams<Ranks> params{Ranks(*fifos_, comm_.rank(), comm_.size()),
+                           comm_.device_deadline(),
+                           op,
+                           reinterpret_cast<PairCounts*>(counts_.data()),
+                           channels_,
+                           {},
+                           comm_.line()};
+  std::copy_n(messages.begin(), Ranks::kMax, params.messages.begin());
+  pair_kernel<Ranks><<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, stream>>>(params);
   check_launch("pair_kernel");
 }
 

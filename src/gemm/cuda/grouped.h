@@ -108,7 +108,7 @@ struct GroupedGate {
   int rank = 0, ranks = 1;
 };
 
-struct GroupedJob {
+struct GroupedArgs {
   const void* x = nullptr;          ///< [padded rows, k]; gathered: [any, k]
   const int32_t* source = nullptr;  ///< gathered: row of x; below 0: zeros
   const void* weight = nullptr;     ///< [weight rows, k]
@@ -133,7 +133,7 @@ class GroupedGemm {
   virtual const GroupedTable& table(int number = 0) const = 0;
   /// Must follow the kernel that fills the table. Throws InvalidArgument for e4m3 without scales,
   /// or with `own`, `gate` or `ready`, and for gathered rows with `ready` or `concurrent`.
-  virtual void launch(const GroupedJob& job, cudaStream_t stream, int table = 0) = 0;
+  virtual void launch(const GroupedArgs& args, cudaStream_t stream, int table = 0) = 0;
 };
 
 /// Throws InvalidArgument for other dtypes, or if columns or k are not multiples of 8 (e4m3: 16).

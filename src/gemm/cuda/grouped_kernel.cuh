@@ -200,24 +200,24 @@ class Grouped final : public GroupedGemm {
   }
   const GroupedTable& table(int number) const override { return tables_[size_t(number)]; }
 
-  void launch(const GroupedJob& job, cudaStream_t stream, int number) override {
-    if constexpr (Tiles::Product::kFp8) check_scaled(job);
-    if constexpr (kForm.gathers) check_gathered(job);
+  void launch(const GroupedArgs& args, cudaStream_t stream, int number) override {
+    if constexpr (Tiles::Product::kFp8) check_scaled(args);
+    if constexpr (kForm.gathers) check_gathered(args);
     if (shape_.rows == 0) return;
-    const Addresses addresses{job.x, job.weight, job.out};
+    const Addresses addresses{args.x, args.weight, args.out};
     if (!last_ || !(addresses == *last_)) {
-      prepare(job);
+      prepare(args);
       last_ = addresses;
     }
     const GroupedTable& table = tables_[size_t(number)];
     params_.works = table.works;
     params_.works_of_cluster = table.works_of_block;
-    params_.own = static_cast<const std::byte*>(job.own ? job.own : job.x);
-    params_.source = job.source;
-    params_.gate = job.gate;
-    params_.ready = job.ready;
-    if constexpr (Tiles::Product::kFp8) params_.scales = job.scales;
-    launch_gemm<Block>(params_, table.turns.blocks, kName, stream, job.concurrent || job.ready);
+    params_.own = static_cast<const std::byte*>(args.own ? args.own : args.x);
+    params_.source = args.source;
+    params_.gate = args.gate;
+    params_.ready = args.ready;
+    if constexpr (Tiles::Product::kFp8) params_.scales = args.scales;
+    launch_gemm<Block>(params_, table.turns.blocks, kName, stream, args.concurrent || args.ready);
   }
 
  private:
@@ -228,36 +228,37 @@ class Grouped final : public GroupedGemm {
 
   static int parts(int64_t all, int part) { return int((all + part - 1) / part); }
 
-  static void check_scaled(const GroupedJob& job) {
-    if (!job.scales.x || !job.scales.weight) {
+  static void check_scaled(const GroupedArgs& args) {
+    if (!args.scales.x || !args.scales.weight) {
       throw InvalidArgument(
           "grouped GEMM: scales: expected those of e4m3 rows of x and the weight");
     }
-    if (job.own || job.gate.arrived || job.ready) {
+    if (args.own || args.gate.arrived || args.ready) {
       throw InvalidArgument("grouped GEMM: e4m3 rows: expected all of them in x, before the call");
     }
   }
 
-  static void check_gathered(const GroupedJob& job) {
-    if (job.ready || job.concurrent) {
+  static void check_gathered(const GroupedArgs& args) {
+    if (args.ready || args.concurrent) {
       throw InvalidArgument("grouped GEMM: concurrent with a kernel: expected sorted rows");
     }
   }
 
-  void prepare(const GroupedJob& job) {
+  void prepare(const GroupedArgs& args) {
     if (!kForm.gathers) {
-      params_.x = map_of<Operand>(job.x, shape_.padded_rows(), shape_.k, Tiles::kTileRows);
+      params_.x = map_of<Operand>(args.x, shape_.padded_rows(), shape_.k, Tiles::kTileRows);
     }
     params_.weight = kForm.transposes
-                         ? map_matrices(job.weight, dtype_of<Operand>(), shape_.groups, shape_.k,
+                         ? map_matrices(args.weight, dtype_of<Operand>(), shape_.groups, shape_.k,
                                         shape_.columns, Tiles::kStepOfK)
-                         : map_of<Operand>(job.weight, shape_.weight_rows(), shape_.k, kHalf);
-    params_.out = map_of<Element>(job.out, shape_.padded_rows(), shape_.columns, Tiles::kGroupRows);
+                         : map_of<Operand>(args.weight, shape_.weight_rows(), shape_.k, kHalf);
+    params_.out =
+        map_of<Element>(args.out, shape_.padded_rows(), shape_.columns, Tiles::kGroupRows);
     params_.group_rows = int(shape_.weight_rows() / shape_.groups);
     params_.no_row = shape_.row_tiles();
     params_.to_high = kForm.gates ? int(shape_.columns) : kHalf;
     params_.alternates = !shape_.fixed_order;
-    params_.rows = static_cast<const std::byte*>(job.x);
+    params_.rows = static_cast<const std::byte*>(args.x);
     params_.row_bytes = shape_.k * int64_t(sizeof(Operand));
     if constexpr (Tiles::Product::kFp8) params_.columns = int(shape_.columns);
   }

@@ -21,7 +21,7 @@ struct WgradShape {
   int64_t rows = 0, columns = 0;  ///< shape of a group's weight: features of dy and of x
 };
 
-struct WgradJob {
+struct WgradArgs {
   const void* dy = nullptr;                         ///< [padded rows, rows]
   const void* x = nullptr;                          ///< [padded rows, columns]
   const schedule::GroupRows* group_rows = nullptr;  ///< output of MoePermutation
@@ -32,7 +32,7 @@ struct WgradJob {
 class GroupedWgrad {
  public:
   virtual ~GroupedWgrad() = default;
-  virtual void launch(const WgradJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const WgradArgs& args, cudaStream_t stream) = 0;
 };
 
 /// Throws InvalidArgument for other dtypes, or if rows or columns are not multiples of 8.

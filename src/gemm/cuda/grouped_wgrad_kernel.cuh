@@ -159,12 +159,12 @@ class Wgrad final : public GroupedWgrad {
     params_.columns = int(shape.columns);
   }
 
-  void launch(const WgradJob& job, cudaStream_t stream) override {
+  void launch(const WgradArgs& args, cudaStream_t stream) override {
     if (shape_.padded_rows == 0) return;
-    params_.dy = map_of<Element>(job.dy, shape_.padded_rows, shape_.rows, Tiles::kStepOfK);
-    params_.x = map_of<Element>(job.x, shape_.padded_rows, shape_.columns, Tiles::kStepOfK);
-    params_.group_rows = job.group_rows;
-    params_.dweight = job.dweight;
+    params_.dy = map_of<Element>(args.dy, shape_.padded_rows, shape_.rows, Tiles::kStepOfK);
+    params_.x = map_of<Element>(args.x, shape_.padded_rows, shape_.columns, Tiles::kStepOfK);
+    params_.group_rows = args.group_rows;
+    params_.dweight = args.dweight;
     const int64_t tiles = int64_t(shape_.groups) * params_.row_tiles * params_.column_tiles;
     launch_gemm<Block>(params_, int(std::min<int64_t>(blocks_, tiles)), kName, stream);
   }

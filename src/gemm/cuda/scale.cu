@@ -19,20 +19,20 @@ struct alignas(kColumns * sizeof(T)) Four {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) scale_kernel(ScaleJob job) {
-  const auto* in = reinterpret_cast<const Four<float>*>(job.product);
-  auto* out = static_cast<Four<T>*>(job.out);
-  const auto* bias = static_cast<const T*>(job.bias);
-  const int64_t across = job.columns / kColumns, total = job.rows * across;
+__global__ void __launch_bounds__(kThreads) scale_kernel(ScaleParams params) {
+  const auto* in = reinterpret_cast<const Four<float>*>(params.product);
+  auto* out = static_cast<Four<T>*>(params.out);
+  const auto* bias = static_cast<const T*>(params.bias);
+  const int64_t across = params.columns / kColumns, total = params.rows * across;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
     const int64_t row = i / across, column = i % across * kColumns;
-    const float x = job.x_scales[job.by_row ? row : 0];
+    const float x = params.x_scales[params.by_row ? row : 0];
     const Four<float> product = in[i];
     Four<T> result;
 #pragma unroll
     for (int e = 0; e < kColumns; ++e) {
-      float value = product.at[e] * x * job.weight_scales[job.by_row ? column + e : 0];
+      float value = product.at[e] * x * params.weight_scales[params.by_row ? column + e : 0];
       if (bias) value += to_float(bias[column + e]);
       result.at[e] = from_float<T>(value);
     }
@@ -67,11 +67,11 @@ int blocks_for(int64_t threads) {
 
 }  // namespace
 
-void launch_scale(const ScaleJob& job, cudaStream_t stream) {
-  const int64_t threads = job.rows * job.columns / kColumns;
+void launch_scale(const ScaleParams& params, cudaStream_t stream) {
+  const int64_t threads = params.rows * params.columns / kColumns;
   if (threads == 0) return;
-  with_float_type(job.dtype, [&]<typename T>(T) {
-    scale_kernel<T><<<blocks_for(threads), kThreads, 0, stream>>>(job);
+  with_float_type(params.dtype, [&]<typename T>(T) {
+    scale_kernel<T><<<blocks_for(threads), kThreads, 0, stream>>>(params);
   });
   check_launch("scale_kernel");
 }

@@ -24,7 +24,7 @@ struct ScalePointers {
 
 /// Applied if cuBLASLt does not scale: out[m, n] = product[m, n] x x_scales[m] x weight_scales[n] +
 /// bias[n], rounded once.
-struct ScaleJob {
+struct ScaleParams {
   const float* product;  ///< may be out
   void* out;
   DType dtype;            ///< dtype of out and bias: f32, bf16 or f16
@@ -34,7 +34,7 @@ struct ScaleJob {
   bool by_row;       ///< otherwise one scale each
   const void* bias;  ///< or nullptr
 };
-void launch_scale(const ScaleJob& job, cudaStream_t stream);
+void launch_scale(const ScaleParams& params, cudaStream_t stream);
 
 /// Converts to the same values in bf16: exact. Both 16-byte aligned; elements: a multiple of 16.
 void launch_widen(const void* codes, void* out, int64_t elements, cudaStream_t stream);

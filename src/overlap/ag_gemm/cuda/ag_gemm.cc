@@ -62,7 +62,7 @@ enum class Mover { engine, copy_warps };
 struct FusedPlan {
   const char* name;
   Mover mover;
-  int head;  // as in FusedAgJob
+  int head;  // as in FusedAgArgs
   int pace = 0;
   bool first_alone = false;  // as in ShardRoute
 };
@@ -241,7 +241,7 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
   const bool engine = plan.mover == Mover::engine;
   const bool by_row = shape_.scaled_by_row();
   const Tensor* x_scales = by_row ? &scales->x : nullptr;
-  FusedAgJob job{
+  FusedAgArgs args{
       x.data(),
       gathered().data(),
       weight.data(),
@@ -255,15 +255,15 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
       timeline_};
   if (engine) {
     pushes_.begin(x, Entering::before, x_scales);
-    job.gate = pushes_.gate();
+    args.gate = pushes_.gate();
   } else {
-    job.gate = pushes_.route_gate();
-    job.route = pushes_.route(x, x_scales);
-    job.route.bytes_per_ns = plan.pace;
-    job.route.groups = std::min(kCopyGroups, job.route.chunks);
-    job.route.first_alone = plan.first_alone;
+    args.gate = pushes_.route_gate();
+    args.route = pushes_.route(x, x_scales);
+    args.route.bytes_per_ns = plan.pace;
+    args.route.groups = std::min(kCopyGroups, args.route.chunks);
+    args.route.first_alone = plan.first_alone;
   }
-  kernels_[size_t(variant.kernel)].kernel->launch(job, comm_.stream());
+  kernels_[size_t(variant.kernel)].kernel->launch(args, comm_.stream());
   if (engine) pushes_.end();
 }
 

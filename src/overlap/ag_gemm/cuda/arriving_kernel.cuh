@@ -234,8 +234,8 @@ class Arriving final : public FusedAgKernel {
     }
   }
 
-  void launch(const FusedAgJob& job, cudaStream_t stream) override {
-    if (!last_ || !is_launched_alike(job, *last_)) prepare(job);
+  void launch(const FusedAgArgs& args, cudaStream_t stream) override {
+    if (!last_ || !is_launched_alike(args, *last_)) prepare(args);
     launch_gemm<Block>(params_, order_.clusters, kName, stream);
   }
   RecordedTiles recorded_tiles() const override {
@@ -244,24 +244,24 @@ class Arriving final : public FusedAgKernel {
   }
 
  private:
-  void prepare(const FusedAgJob& job) {
+  void prepare(const FusedAgArgs& args) {
     Params params;
-    const Table& table = tables_.at(job.head);
+    const Table& table = tables_.at(args.head);
     const auto shards = schedule::shard_rows(shape_.m, shape_.ranks);
     constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
-    params.own = map_of<Operand>(job.own, shards.count(shape_.rank), shape_.k, Tiles::kTileRows);
-    params.gathered = map_of<Operand>(job.gathered, shape_.m, shape_.k, Tiles::kTileRows);
-    params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
+    params.own = map_of<Operand>(args.own, shards.count(shape_.rank), shape_.k, Tiles::kTileRows);
+    params.gathered = map_of<Operand>(args.gathered, shape_.m, shape_.k, Tiles::kTileRows);
+    params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
     if constexpr (Rows::kAny) {
       for (int r = 0; r < shape_.ranks; ++r) {
-        auto* rows = static_cast<Element*>(job.out) + shards.begin(r) * shape_.n;
+        auto* rows = static_cast<Element*>(args.out) + shards.begin(r) * shape_.n;
         params.outs[r] = map_of<Element>(rows, shards.count(r), shape_.n, Tiles::kGroupRows);
       }
       params.shards = shards;
-      params.longer = job.longer;
-      params.bias = job.bias;
+      params.longer = args.longer;
+      params.bias = args.bias;
     } else {
-      params.out = map_of<Element>(job.out, shape_.m, shape_.n, Tiles::kGroupRows);
+      params.out = map_of<Element>(args.out, shape_.m, shape_.n, Tiles::kGroupRows);
     }
     params.partials = partials_.memory();
     params.works = table.data();
@@ -269,19 +269,19 @@ class Arriving final : public FusedAgKernel {
     params.rank = shape_.rank;
     params.shard_tiles = order_.rows.shard_tiles;
     params.steps = order_.steps;
-    params.chunk_steps = job.gate.chunk_bytes / kStepBytes;
-    params.scales = job.scales;
+    params.chunk_steps = args.gate.chunk_bytes / kStepBytes;
+    params.scales = args.scales;
     params.columns = int(shape_.n);
-    if constexpr (kDeviceTimeline) params.timeline = job.timeline;
-    params.gate = job.gate;
+    if constexpr (kDeviceTimeline) params.timeline = args.timeline;
+    params.gate = args.gate;
     if constexpr (std::is_same_v<typename CopyWarp::Route, EncodedShardRoute>) {
-      params.route = job.encoded;
+      params.route = args.encoded;
     } else {
-      params.route = job.route;
+      params.route = args.route;
     }
     params.route.groups = std::min(params.route.groups, order_.clusters * Tiles::kCluster);
     params_ = params;
-    last_ = job;
+    last_ = args;
   }
 
   FusedAgShape shape_;
@@ -289,7 +289,7 @@ class Arriving final : public FusedAgKernel {
   std::map<int, Table> tables_;  // by head
   Partials partials_;
   Params params_{};
-  std::optional<FusedAgJob> last_;  // request that params_ were prepared for
+  std::optional<FusedAgArgs> last_;  // request that params_ were prepared for
 };
 
 }  // namespace tandem::gpu::fused

@@ -92,22 +92,22 @@ EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
 }
 
 void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Tensor& out) {
-  FusedAgJob job{};
-  job.own = x.data();
-  job.gathered = gathered_.data();
-  job.weight = weight.data();
-  job.out = out.data();
-  job.head = head;
-  job.gate = {.arrived = reinterpret_cast<const uint64_t*>(decoded_.data()),
-              .chunks = chunks_,
-              .chunk_bytes = kCopyItemBytes,
-              .epoch = &calls()->epoch,
-              .ahead = 1,
-              .counts_per_chunk = unsigned(rows_),
-              .deadline = extend_deadline(comm_.device_deadline())};
-  job.encoded = route(x);
-  job.route = job.encoded;
-  kernel_->launch(job, comm_.stream());
+  FusedAgArgs args{};
+  args.own = x.data();
+  args.gathered = gathered_.data();
+  args.weight = weight.data();
+  args.out = out.data();
+  args.head = head;
+  args.gate = {.arrived = reinterpret_cast<const uint64_t*>(decoded_.data()),
+               .chunks = chunks_,
+               .chunk_bytes = kCopyItemBytes,
+               .epoch = &calls()->epoch,
+               .ahead = 1,
+               .counts_per_chunk = unsigned(rows_),
+               .deadline = extend_deadline(comm_.device_deadline())};
+  args.encoded = route(x);
+  args.route = args.encoded;
+  kernel_->launch(args, comm_.stream());
 }
 
 int64_t EncodedAgOp::wire_bytes() const {

@@ -13,7 +13,7 @@ namespace tandem::gpu {
 
 class EncodedAgOp {
  public:
-  /// Heads as in FusedAgJob: the eighths of the local shard's columns of tiles that come first.
+  /// Heads as in FusedAgArgs: the eighths of the local shard's columns of tiles that come first.
   static constexpr int kHeads[] = {8, 4};
 
   /// Collective: null on every rank if the GPUs, the shape or the wire format have no such kernel.

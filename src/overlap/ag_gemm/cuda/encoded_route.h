@@ -24,7 +24,7 @@ struct EncodedShardRoute : ShardRoute {
   const uint64_t* received = nullptr;  ///< in this rank's memory: `arrived` by source and chunk
   std::byte* gathered = nullptr;       ///< rows of all sources, bf16
   uint64_t* decoded = nullptr;         ///< in this rank's memory: `arrived` of ShardGate
-  float limit = 0;                     ///< as in WireJob
+  float limit = 0;                     ///< as in WireParams
 };
 
 }  // namespace tandem::gpu

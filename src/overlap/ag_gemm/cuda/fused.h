@@ -33,7 +33,7 @@ struct RowScales {
   bool operator==(const RowScales&) const = default;
 };
 
-struct FusedAgJob {
+struct FusedAgArgs {
   const void* own;       ///< this rank's rows
   const void* gathered;  ///< [m, k]; receives the remote rows
   const void* weight;    ///< [n, k]
@@ -49,7 +49,7 @@ struct FusedAgJob {
 };
 
 /// Whether the parameters prepared for one call of an operator are valid for another.
-inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
+inline bool is_launched_alike(const FusedAgArgs& a, const FusedAgArgs& b) {
   return a.own == b.own && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
          a.bias == b.bias && a.longer == b.longer &&
          a.gate.counts_per_chunk == b.gate.counts_per_chunk && a.gate.epoch == b.gate.epoch &&
@@ -63,7 +63,7 @@ inline bool is_launched_alike(const FusedAgJob& a, const FusedAgJob& b) {
 class FusedAgKernel {
  public:
   virtual ~FusedAgKernel() = default;
-  virtual void launch(const FusedAgJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const FusedAgArgs& args, cudaStream_t stream) = 0;
   virtual RecordedTiles recorded_tiles() const = 0;
 };
 

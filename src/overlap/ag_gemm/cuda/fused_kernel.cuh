@@ -208,8 +208,8 @@ class Kernel final : public FusedAgKernel {
 
  public:
   explicit Kernel(const FusedAgShape& shape) : shape_(shape) {}
-  void launch(const FusedAgJob& job, cudaStream_t stream) override {
-    if (!last_ || !is_launched_alike(job, *last_)) prepare(job);
+  void launch(const FusedAgArgs& args, cudaStream_t stream) override {
+    if (!last_ || !is_launched_alike(args, *last_)) prepare(args);
     // CUTLASS queries the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused ag_gemm");
   }
@@ -224,44 +224,45 @@ class Kernel final : public FusedAgKernel {
     return (columns + kClusterColumns - 1) / kClusterColumns;
   }
 
-  void prepare(const FusedAgJob& job) {
+  void prepare(const FusedAgArgs& args) {
     const int shard_rows = int(shape_.m / shape_.ranks);
     typename Gemm::Arguments arguments{};
-    set_operands<Gemm>(arguments, shape_.m, shape_.n, shape_.k, job.gathered, job.weight);
+    set_operands<Gemm>(arguments, shape_.m, shape_.n, shape_.k, args.gathered, args.weight);
     auto& epilogue = arguments.epilogue;
     epilogue.thread.alpha = 1;
     epilogue.thread.beta = 0;
-    epilogue.ptr_D = static_cast<typename GemmKernel::ElementD*>(job.out);
+    epilogue.ptr_D = static_cast<typename GemmKernel::ElementD*>(args.out);
     epilogue.dD = cutlass::make_cute_packed_stride(typename GemmKernel::StrideD{},
                                                    {int(shape_.m), int(shape_.n), 1});
     auto& mainloop = arguments.mainloop;
     // The TMA descriptor of the local shard uses the whole matrix's row indices: its base is `rank`
-    // shards before job.own, possibly before the allocation. Only tiles of the local shard use it,
-    // so no address before job.own is ever accessed; the pointer itself is only computed and
+    // shards before args.own, possibly before the allocation. Only tiles of the local shard use it,
+    // so no address before args.own is ever accessed; the pointer itself is only computed and
     // encoded.
     mainloop.own =
-        static_cast<const Element*>(job.own) - int64_t(shape_.rank) * shard_rows * shape_.k;
+        static_cast<const Element*>(args.own) - int64_t(shape_.rank) * shard_rows * shape_.k;
     mainloop.shard_rows = shard_rows;
     mainloop.rank = shape_.rank;
-    mainloop.gate = job.gate;
-    mainloop.route = job.route;
+    mainloop.gate = args.gate;
+    mainloop.route = args.route;
     const int columns = cluster_columns();
     if constexpr (kDeviceTimeline) {
-      mainloop.timeline = {job.timeline.records, job.timeline.products, kClusterColumns * columns};
+      mainloop.timeline = {args.timeline.records, args.timeline.products,
+                           kClusterColumns * columns};
       arguments.epilogue.timeline = mainloop.timeline;
     }
     const schedule::AgTileOrder order{shape_.rank, shape_.ranks, shard_rows / kRows, columns,
-                                      head_columns(columns, job.head)};
+                                      head_columns(columns, args.head)};
     arguments.scheduler.order = order;
     // A cluster has two blocks; small shapes may have fewer blocks than groups.
-    mainloop.route.groups = int(std::min<int64_t>(job.route.groups, 2 * order.tiles()));
+    mainloop.route.groups = int(std::min<int64_t>(args.route.groups, 2 * order.tiles()));
     params_ = set_up<Gemm>(arguments, "ag_gemm: the fused kernel");
-    last_ = job;
+    last_ = args;
   }
 
   FusedAgShape shape_;
   typename Gemm::Params params_{};
-  std::optional<FusedAgJob> last_;  // request that params_ were prepared for
+  std::optional<FusedAgArgs> last_;  // request that params_ were prepared for
 };
 
 template <int kRows, int kColumns>

@@ -53,21 +53,22 @@ class ExchangeTile {
   };
 
   /// For `thread` of warpgroup `group`.
-  CUTLASS_DEVICE ExchangeTile(FusedArJob const& job, Storage& storage, int group, int thread,
+  CUTLASS_DEVICE ExchangeTile(FusedArArgs const& args, Storage& storage, int group, int thread,
                               uint64_t epoch)
-      : job_(job), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
+      : args_(args), storage_(storage), group_(group), thread_(thread), epoch_(epoch) {}
 
   /// Starts loading the scales of the tile's sums for run(). The previous tile's run has read its
   /// scales before its last barrier.
   CUTLASS_DEVICE void fetch_scales(int tile) const {
-    const ScalePointers& from = job_.scales;
-    const int feature = min(first_feature(tile) + thread_, int(job_.n) - 1);
-    const int token = min(first_token(tile) + thread_, int(job_.m) - 1);
+    const ScalePointers& from = args_.scales;
+    const int feature = min(first_feature(tile) + thread_, int(args_.n) - 1);
+    const int token = min(first_token(tile) + thread_, int(args_.m) - 1);
     if (thread_ < kFeatures) {
-      cp_async_f32(storage_.of_features[thread_], from.weight + (job_.scaled_by_row ? feature : 0));
+      cp_async_f32(storage_.of_features[thread_],
+                   from.weight + (args_.scaled_by_row ? feature : 0));
     }
     if (thread_ < kTokens) {
-      cp_async_f32(storage_.of_tokens[thread_], from.x + (job_.scaled_by_row ? token : 0));
+      cp_async_f32(storage_.of_tokens[thread_], from.x + (args_.scaled_by_row ? token : 0));
     }
   }
 
@@ -99,7 +100,7 @@ class ExchangeTile {
         Pack packs[kCount];
         const auto at = [&](int i) { return from + (first + i) * kPackRow; };
         const auto sender = [&](int) { return peers().rank; };
-        if (!receive(tile, extend_deadline(job_.deadline), at, sender, packs)) return false;
+        if (!receive(tile, extend_deadline(args_.deadline), at, sender, packs)) return false;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount * kPackWords; ++i) {
           accumulators(first * kPackWords + i) +=
@@ -116,7 +117,7 @@ class ExchangeTile {
     static_assert(int(cute::size(Accumulators{})) == 2 * kWords);
     uint32_t words[kWords];
     round(tile, accumulators, words);
-    const bool sends = whole && peers().size > 1, shares = sends && job_.two_shot;
+    const bool sends = whole && peers().size > 1, shares = sends && args_.two_shot;
     if constexpr (kShape.one_shot()) {
       if (sends && !shares) one_shot(tile, words);
     }
@@ -133,14 +134,14 @@ class ExchangeTile {
   }
 
  private:
-  CUTLASS_DEVICE PeerTable const& peers() const { return job_.staging; }
+  CUTLASS_DEVICE PeerTable const& peers() const { return args_.staging; }
   CUTLASS_DEVICE int parity() const { return int(epoch_ % 2); }
   CUTLASS_DEVICE void sync() const { cutlass::arch::NamedBarrier::sync(kThreads, group_); }
   CUTLASS_DEVICE static int first_feature(int tile) { return tile / kTokenTiles * kFeatures; }
   CUTLASS_DEVICE static int first_token(int tile) { return tile % kTokenTiles * kTokens; }
   // This thread's vector 0.
   CUTLASS_DEVICE std::byte* split_partial_at(int tile, int helper) const {
-    return job_.split_partials + job_.layout.split_partial(helper, tile) +
+    return args_.split_partials + args_.layout.split_partial(helper, tile) +
            size_t(thread_) * sizeof(Pack);
   }
   // This thread's vector 0 in the area at `offset` of a rank's memory.
@@ -158,11 +159,11 @@ class ExchangeTile {
       sync();
     }
     float bias[2] = {0, 0}, scale[2];
-    if (job_.bias != nullptr) {
+    if (args_.bias != nullptr) {
       CUTLASS_PRAGMA_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int feature = first_feature(tile) + thread_ / 32 * 16 + thread_ % 32 / 4 + 8 * half;
-        if (feature < job_.n) bias[half] = float(static_cast<const Element*>(job_.bias)[feature]);
+        if (feature < args_.n) bias[half] = float(static_cast<const Element*>(args_.bias)[feature]);
       }
     }
     if constexpr (kScaled) {
@@ -265,7 +266,7 @@ class ExchangeTile {
           *reinterpret_cast<volatile int*>(&deadline.record->state) != ErrorRecord::kNone;
       if (!failed && nanoseconds() - begin <= deadline.deadline_ns) continue;
       if (!failed) report_timeout(deadline, kGemmArWait, missing, tile, epoch_, 0);
-      give_up(job_.calls, epoch_);
+      give_up(args_.calls, epoch_);
       return false;
     }
     CUTLASS_PRAGMA_UNROLL
@@ -284,7 +285,7 @@ class ExchangeTile {
     const int size = peers().size, rank = peers().rank;
     for (int s = 1; s < size; ++s) {
       const int peer = rank + s < size ? rank + s : rank + s - size;
-      std::byte* to = packs_at(peer, job_.layout.whole(parity(), rank, tile));
+      std::byte* to = packs_at(peer, args_.layout.whole(parity(), rank, tile));
       CUTLASS_PRAGMA_UNROLL
       for (int pack = 0; pack < kPacks; ++pack)
         store_pack(to + pack * kPackRow, pack_of(words, pack));
@@ -301,8 +302,8 @@ class ExchangeTile {
   template <int kRanks, int kAtOnce>
   CUTLASS_DEVICE void add_whole(int tile, uint32_t (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank;
-    std::byte* slots = packs_at(rank, job_.layout.whole(parity(), 0, tile));
-    const size_t of_rank = job_.layout.whole(0, 1, 0);
+    std::byte* slots = packs_at(rank, args_.layout.whole(parity(), 0, tile));
+    const size_t of_rank = args_.layout.whole(0, 1, 0);
     CUTLASS_PRAGMA_UNROLL
     for (int first = 0; first < kPacks; first += kAtOnce) {
       Pack packs[kRanks * kAtOnce];
@@ -314,7 +315,7 @@ class ExchangeTile {
         const int r = i / kAtOnce;
         return r >= size || r == rank ? -1 : r;
       };
-      if (!receive(tile, job_.deadline, at, sender, packs)) return;
+      if (!receive(tile, args_.deadline, at, sender, packs)) return;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         CUTLASS_PRAGMA_UNROLL
@@ -347,7 +348,7 @@ class ExchangeTile {
   // of all owners are sent first, and their sums are in flight while the next ones arrive.
   CUTLASS_DEVICE void share_out(int tile, uint32_t const (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    const size_t local = job_.layout.share(parity(), rank, tile);
+    const size_t local = args_.layout.share(parity(), rank, tile);
     int owner = turn, row = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int pack = 0; pack < kPacks; ++pack) {
@@ -366,17 +367,18 @@ class ExchangeTile {
   template <int kRanks>
   CUTLASS_DEVICE void reduce_share(int tile) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    std::byte* slots = packs_at(rank, job_.layout.share(parity(), 0, tile));
-    const size_t of_rank = job_.layout.share(0, 1, 0) - job_.layout.share(0, 0, 0);
+    std::byte* slots = packs_at(rank, args_.layout.share(parity(), 0, tile));
+    const size_t of_rank = args_.layout.share(0, 1, 0) - args_.layout.share(0, 0, 0);
     std::byte* slot = slots;
     CUTLASS_PRAGMA_NO_UNROLL
     for (int pack = rank >= turn ? rank - turn : rank - turn + size; pack < kPacks; pack += size) {
       Pack packs[kRanks];
       const auto at = [&](int r) { return slot + (r < size ? r : size - 1) * of_rank; };
       const auto sender = [&](int r) { return r < size ? r : -1; };
-      if (!receive(tile, job_.deadline, at, sender, packs)) return;  // incomplete sums are not sent
+      if (!receive(tile, args_.deadline, at, sender, packs))
+        return;  // incomplete sums are not sent
       const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
-      const size_t to = job_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
+      const size_t to = args_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
       for (int s = 1; s <= size; ++s) {
         store_pack(packs_at(rank + s < size ? rank + s : rank + s - size, to), sum);
       }
@@ -388,11 +390,11 @@ class ExchangeTile {
   CUTLASS_DEVICE void gather(int tile, int first, uint32_t (&words)[kWords]) const {
     constexpr int kCount = kStaged * kPacks / kTokens;
     const int size = peers().size, first_pack = first * kPacks / kTokens;
-    std::byte* sums = packs_at(peers().rank, job_.layout.sum(parity(), tile));
+    std::byte* sums = packs_at(peers().rank, args_.layout.sum(parity(), tile));
     Pack packs[kCount];
     // Deadline extended, as their owners wait for the other ranks' shares.
     receive(
-        tile, extend_deadline(job_.deadline),
+        tile, extend_deadline(args_.deadline),
         [&](int i) { return sums + (first_pack + i) * kPackRow; },
         [&](int i) { return (first_pack + i + tile) % size; }, packs);
     CUTLASS_PRAGMA_UNROLL
@@ -432,14 +434,14 @@ class ExchangeTile {
     CUTLASS_PRAGMA_UNROLL
     for (int token = thread_ / 8; token < kStaged; token += kThreads / 8) {
       const int64_t row = first_token(tile) + first + token;
-      if (row >= job_.m || column >= job_.n) continue;
-      auto* out = static_cast<Element*>(job_.out) + row * job_.n + column;
+      if (row >= args_.m || column >= args_.n) continue;
+      auto* out = static_cast<Element*>(args_.out) + row * args_.n + column;
       *reinterpret_cast<uint4*>(out) =
           *reinterpret_cast<const uint4*>(&storage_.lines[token][column8 * 8]);
     }
   }
 
-  FusedArJob const& job_;
+  FusedArArgs const& args_;
   Storage& storage_;
   int group_, thread_;
   uint64_t epoch_;

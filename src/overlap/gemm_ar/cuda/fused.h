@@ -75,7 +75,7 @@ struct ArStaging {
   }
 };
 
-struct FusedArJob {
+struct FusedArArgs {
   int64_t m, n, k;
   const void* x;         ///< [m, k]
   const void* weight;    ///< [n, k]
@@ -100,7 +100,7 @@ class FusedArKernel {
   /// Max blocks that can share a tile of `n` features along `k`, such that all are resident and
   /// have work: at least 1.
   virtual int max_splits(int64_t n, int64_t k) const = 0;
-  virtual void launch(const FusedArJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const FusedArArgs& args, cudaStream_t stream) = 0;
 };
 
 struct FusedArTile {

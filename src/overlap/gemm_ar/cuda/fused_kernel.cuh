@@ -64,7 +64,7 @@ struct ArConfig {
   struct Params {
     typename Mainloop::Params mainloop;
     cute::Shape<int, int, int, int> problem;  // features, tokens, K, 1
-    FusedArJob job;
+    FusedArArgs args;
   };
 };
 
@@ -136,28 +136,28 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // Overlapped with the last tile's exchange: at the end of the kernel it would wait for the
     // atomic's reply.
     cutlass::arch::NamedBarrier::sync(Config::kThreads, kEpochRead);
-    if (thread % 32 == 0) finish_epoch_read(params.job.calls, gridDim.x * gridDim.y * gridDim.z);
+    if (thread % 32 == 0) finish_epoch_read(params.args.calls, gridDim.x * gridDim.y * gridDim.z);
     return;
   }
 
   // ---- Multiply, exchange and store -------------------------------------------------------------
 
   typename Mainloop::PipelineState state;
-  const uint64_t epoch = this_epoch(params.job.calls);
-  const bool sends = !gave_up_before(params.job.calls, epoch);
+  const uint64_t epoch = this_epoch(params.args.calls);
+  const bool sends = !gave_up_before(params.args.calls, epoch);
   cutlass::arch::NamedBarrier::arrive(Config::kThreads, kEpochRead);
   const auto exchange = [&] {
     // Prevents values derived from the thread index from occupying registers through the main loop.
     int now = thread;
     asm volatile("" : "+r"(now));
     const int group = now / ArStaging::kThreads;
-    return typename Config::Exchange(params.job, shared.exchange[group], group,
+    return typename Config::Exchange(params.args, shared.exchange[group], group,
                                      now % ArStaging::kThreads, epoch);
   };
   for (int tile = int(blockIdx.x); tile < all; tile += int(gridDim.x)) {
     const int layout_tile =
         (tile * Config::kGroups + thread / ArStaging::kThreads) * kTokenTiles + blockIdx.y;
-    const bool shares = sends && layout_tile < params.job.layout.tiles;
+    const bool shares = sends && layout_tile < params.args.layout.tiles;
     if constexpr (Config::kFp8) {
       if (shares && turn == helpers) exchange().fetch_scales(layout_tile);
     }
@@ -203,11 +203,11 @@ class ArKernel final : public FusedArKernel {
     return int(std::clamp<int64_t>(resident_ / clusters(n), 1, maximum));
   }
 
-  void launch(const FusedArJob& job, cudaStream_t stream) override {
-    if (!same(job)) prepare(job);
-    params_.job = job;
+  void launch(const FusedArArgs& args, cudaStream_t stream) override {
+    if (!same(args)) prepare(args);
+    params_.args = args;
     cudaLaunchAttribute cluster;
-    const cudaLaunchConfig_t config = launch_config(blocks_, job.split, stream, &cluster);
+    const cudaLaunchConfig_t config = launch_config(blocks_, args.split, stream, &cluster);
     check(cudaLaunchKernelEx(&config, kKernel, params_), "fused gemm_ar");
   }
 
@@ -226,18 +226,18 @@ class ArKernel final : public FusedArKernel {
     return config;
   }
 
-  bool same(const FusedArJob& job) const {
-    return blocks_ > 0 && job.x == params_.job.x && job.weight == params_.job.weight;
+  bool same(const FusedArArgs& args) const {
+    return blocks_ > 0 && args.x == params_.args.x && args.weight == params_.args.weight;
   }
 
-  void prepare(const FusedArJob& job) {
-    const int features = int(job.n), tokens = int(job.m), depth = int(job.k);
+  void prepare(const FusedArArgs& args) {
+    const int features = int(args.n), tokens = int(args.m), depth = int(args.k);
     params_.problem = {features, tokens, depth, 1};
     typename Mainloop::Arguments operands{};
-    operands.ptr_A = static_cast<const Operand*>(job.weight);
+    operands.ptr_A = static_cast<const Operand*>(args.weight);
     operands.dA =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideA{}, {features, depth, 1});
-    operands.ptr_B = static_cast<const Operand*>(job.x);
+    operands.ptr_B = static_cast<const Operand*>(args.x);
     operands.dB =
         cutlass::make_cute_packed_stride(typename Mainloop::StrideB{}, {tokens, depth, 1});
     if constexpr (Config::kFp8) operands.mma_promotion_interval = Config::kPromotionInstructions;

@@ -74,7 +74,7 @@ struct AddingPlan {
 /// All plans. The first is used if nothing is measured; the rest are in order of host cost.
 constexpr AddingPlan kAddingPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
 
-struct AddingJob {
+struct AddingArgs {
   const void* x;         ///< [m, k]
   const void* weight;    ///< [n, k]
   void* out;             ///< [this rank's rows, n]
@@ -115,7 +115,7 @@ class AddingKernel {
   /// of every remote shard, in ring order, a wait for its `ready` flag, which is reset, a copy to
   /// the owner's `received`, and a copy of its `sending` value to the owner's signal. Throws
   /// DeviceError.
-  virtual void launch(const AddingJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const AddingArgs& args, cudaStream_t stream) = 0;
 };
 
 /// Throws DeviceError. `fp8`: e4m3.

@@ -24,13 +24,13 @@ struct AddingShared : Tiles::Shared {
 /// Index of the signal that a slice from the source at ring step `step` has arrived.
 template <class Params>
 __device__ int landed_signal(const Params& params, int step, int slice) {
-  return params.job.arrived_tiles + step * params.slices_of_shard + slice;
+  return params.args.arrived_tiles + step * params.slices_of_shard + slice;
 }
 /// Waits until a tile's owner is ready for this call; false if that times out.
-template <class Job>
-__device__ bool has_entered(const Job& job, int owner, uint64_t epoch) {
-  return wait_for_load(job.staging.signals[job.staging.rank] + job.entered + owner, epoch,
-                       job.deadline, kGemmRsWait, owner, -1);
+template <class Args>
+__device__ bool has_entered(const Args& args, int owner, uint64_t epoch) {
+  return wait_for_load(args.staging.signals[args.staging.rank] + args.entered + owner, epoch,
+                       args.deadline, kGemmRsWait, owner, -1);
 }
 
 /// A tile of the local or of a remote shard, or a split-K part of a local tile.
@@ -93,7 +93,7 @@ struct AddingWork : schedule::PieceWork {
 template <class Params, class Work>
 __device__ void land(const Params& params, const Work& work, int group, uint64_t epoch) {
   // The owner identifies this rank by the ring step.
-  release_signal(params.job.staging.signals[work.tile.owner] +
+  release_signal(params.args.staging.signals[work.tile.owner] +
                      landed_signal(params, work.tile.step, work.slice(params, group)),
                  epoch);
 }
@@ -127,7 +127,7 @@ class AddingSource {
     direction_.turn();
   }
   __device__ Waiter waiter() const {
-    return {extend_deadline(params_.job.deadline), kGemmRsWait, params_.job.staging.rank};
+    return {extend_deadline(params_.args.deadline), kGemmRsWait, params_.args.staging.rank};
   }
   __device__ void close() const {}
 
@@ -142,9 +142,9 @@ class AddingSource {
   /// Waits for `signal`: slice or chunk `what` of `source`.
   __device__ void await_signal(int source, int signal, int what) {
     if (epoch_ == 0) epoch_ = shared_.words.epoch();
-    const auto& staging = params_.job.staging;
+    const auto& staging = params_.args.staging;
     wait_for_load(staging.signals[staging.rank] + signal, epoch_,
-                  extend_deadline(params_.job.deadline), kGemmRsWait,
+                  extend_deadline(params_.args.deadline), kGemmRsWait,
                   schedule::rs_source(staging.rank, staging.size, source), what);
   }
 
@@ -206,7 +206,7 @@ class AddingSink : public PlainSink {
   // too late: a reply takes longer than the pipeline's stages last. If not, that thread waits
   // itself; this affects only timing.
   __device__ void poll_received(const Work& next, unsigned number) {
-    const auto& staging = params_.job.staging;
+    const auto& staging = params_.args.staging;
     const uint64_t* signal =
         staging.signals[staging.rank] + landed_signal(params_, 0, next.slice(params_, group_));
     for (int source = 0; source + 1 < params_.order.ranks; ++source) {

@@ -28,7 +28,7 @@ struct AddingDelivery {
     Block::for_each_work(params, [&](const Work& work) {
       if (!work.tile.later) return;
       const int lane = int(threadIdx.x) % 32;
-      const bool entered = lane == 0 && has_entered(params.job, work.tile.owner, epoch);
+      const bool entered = lane == 0 && has_entered(params.args, work.tile.owner, epoch);
       if (!__any_sync(0xffffffff, entered)) return;
       __syncwarp();
       timestamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
@@ -44,14 +44,14 @@ struct AddingDelivery {
                   kOfRow = kPacks / Tiles::kGroupRows;
     constexpr int kAtOnce = 8;  // loads in flight per lane: a read takes a microsecond
     static_assert(kPacks % (kLanes * kAtOnce) == 0);
-    const AddingJob& job = params.job;
+    const AddingArgs& args = params.args;
     const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
     const auto packs = [&](auto* memory, int shard) {
       return memory + size_t(work.row_of(params, shard) + group * Tiles::kGroupRows) * kOfRow +
              lane;
     };
-    const uint4* from = packs(static_cast<const uint4*>(job.send_buffer), owner);
-    uint4* to = packs(reinterpret_cast<uint4*>(job.staging.memory[owner]), work.tile.step);
+    const uint4* from = packs(static_cast<const uint4*>(args.send_buffer), owner);
+    uint4* to = packs(reinterpret_cast<uint4*>(args.staging.memory[owner]), work.tile.step);
     const int packs_sent = work.is_empty(params, group) ? 0 : kPacks;
 #pragma unroll 1
     for (int at = 0; at < packs_sent; at += kLanes * kAtOnce) {
@@ -71,15 +71,15 @@ struct AddingDelivery {
   // once the owner is ready.
   __device__ static void count(const Params& params, const schedule::PieceTile& tile,
                                uint64_t epoch) {
-    const AddingJob& job = params.job;
+    const AddingArgs& args = params.args;
     const int number = tile.step * AddingKernel::kMaxPieces + tile.piece;
-    if (atomicAdd(job.counted + number, 1) + 1 != params.tiles_of_piece) return;
-    job.counted[number] = 0;
-    const bool entered = has_entered(job, tile.owner, epoch);
+    if (atomicAdd(args.counted + number, 1) + 1 != params.tiles_of_piece) return;
+    args.counted[number] = 0;
+    const bool entered = has_entered(args, tile.owner, epoch);
     // The stream copies in any case; a late owner is not signalled.
-    *static_cast<volatile uint64_t*>(job.sending + number) = entered ? epoch : 0;
+    *static_cast<volatile uint64_t*>(args.sending + number) = entered ? epoch : 0;
     __threadfence_system();
-    *static_cast<volatile unsigned*>(job.ready + number) = 1;
+    *static_cast<volatile unsigned*>(args.ready + number) = 1;
   }
 };
 

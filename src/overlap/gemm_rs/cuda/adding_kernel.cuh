@@ -38,7 +38,7 @@ struct AddingRoles {
     int every;                // k-blocks between the stores of two store tiles
     int columns;
     bool scaled_by_row;
-    AddingJob job;
+    AddingArgs args;
     [[no_unique_address]] std::conditional_t<Rows::kAny, schedule::ShardRows, WholeTiles> shards;
   };
 
@@ -73,7 +73,7 @@ struct AddingRoles {
                        work.row_of(this->params_, source) + group * Tiles::kGroupRows);
     }
     __device__ static auto scales(const Params& params, const Work& work) {
-      const auto tile = TileScales::at(params.job.scales, params.scaled_by_row, work.first_row,
+      const auto tile = TileScales::at(params.args.scales, params.scaled_by_row, work.first_row,
                                        work.column, params.columns);
       if constexpr (Rows::kAny) {
         return ClippedScales{tile, params.shards.count(work.tile.owner) - work.row};
@@ -90,7 +90,7 @@ struct AddingRoles {
       if (stores_remotely(params)) {
         this->await_signal(source, landed_signal(params, source, slice), slice);
       } else if (!(here_ >> piece & 1)) {
-        this->await_signal(source, params.job.arrived + piece, work.tile.piece);
+        this->await_signal(source, params.args.arrived + piece, work.tile.piece);
         here_ |= 1u << piece;
       }
     }
@@ -111,8 +111,8 @@ struct AddingRoles {
     __device__ static void finish(const Params& params, const Work& work, float (&sums)[kSums],
                                   int lane) {
       if constexpr (Rows::kAny) {
-        if (params.job.bias == nullptr || work.writes_partial) return;
-        add_bias(sums, static_cast<const Element*>(params.job.bias) + work.column,
+        if (params.args.bias == nullptr || work.writes_partial) return;
+        add_bias(sums, static_cast<const Element*>(params.args.bias) + work.column,
                  params.columns - work.column, lane);
       }
     }
@@ -153,7 +153,7 @@ struct AddingRoles {
     __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
       const int owner = work.tile.owner, group = this->group_;
-      if (!has_entered(params.job, owner, this->epoch_)) {
+      if (!has_entered(params.args, owner, this->epoch_)) {
         return storer.store(params.send_buffer, 0, work.row_of(params, owner));
       }
       // The owner identifies this rank by the ring step. Rows beyond its memory are not stored.
@@ -172,7 +172,7 @@ struct AddingRoles {
   // ---- Helper warp ------------------------------------------------------------------------------
 
   __device__ static void spare(const Params& params, Shared& shared) {
-    const uint64_t epoch = begin_call(params.job, shared.words);
+    const uint64_t epoch = begin_call(params.args, shared.words);
     __syncwarp();
     if (params.order.later > 0) Delivery::send_later(params, shared, epoch);
   }
@@ -223,8 +223,8 @@ class Adding final : public AddingKernel {
     return {int(shape_.ranks * shape_.shard_rows() / Tiles::kTileRows), int(shape_.column_tiles())};
   }
 
-  void launch(const AddingJob& job, cudaStream_t stream) override {
-    if (!same(job)) prepare(job);
+  void launch(const AddingArgs& args, cudaStream_t stream) override {
+    if (!same(args)) prepare(args);
     launch_gemm<Block>(params_, params_.order.clusters, kName, stream);
   }
 
@@ -235,12 +235,12 @@ class Adding final : public AddingKernel {
     Works works;
   };
 
-  bool same(const AddingJob& job) const {
-    return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
-           job.out == params_.job.out && job.scales == params_.job.scales &&
-           job.bias == params_.job.bias && job.plan == params_.job.plan &&
-           job.deadline.deadline_ns == params_.job.deadline.deadline_ns &&
-           job.timeline.records == params_.job.timeline.records;
+  bool same(const AddingArgs& args) const {
+    return prepared_ && args.x == params_.args.x && args.weight == params_.args.weight &&
+           args.out == params_.args.out && args.scales == params_.args.scales &&
+           args.bias == params_.args.bias && args.plan == params_.args.plan &&
+           args.deadline.deadline_ns == params_.args.deadline.deadline_ns &&
+           args.timeline.records == params_.args.timeline.records;
   }
 
   schedule::RsPieceOrder order_of(const AddingPlan& plan, int max_clusters) const {
@@ -250,31 +250,31 @@ class Adding final : public AddingKernel {
                                Rows::kAny);
   }
 
-  void prepare(const AddingJob& job) {
+  void prepare(const AddingArgs& args) {
     constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
     Params params = params_;
-    if (!prepared_ || job.plan != params.job.plan) lay_out(job, params);
-    params.x = map_of<Operand>(job.x, shape_.m, shape_.k, Tiles::kTileRows);
-    params.weight = map_of<Operand>(job.weight, shape_.n, shape_.k, kHalf);
-    params.out = map_of<Element>(job.out, shards_.count(shape_.rank), shape_.n, Tiles::kGroupRows);
-    params.job = job;
-    if constexpr (kDeviceTimeline) params.timeline = job.timeline;
+    if (!prepared_ || args.plan != params.args.plan) lay_out(args, params);
+    params.x = map_of<Operand>(args.x, shape_.m, shape_.k, Tiles::kTileRows);
+    params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
+    params.out = map_of<Element>(args.out, shards_.count(shape_.rank), shape_.n, Tiles::kGroupRows);
+    params.args = args;
+    if constexpr (kDeviceTimeline) params.timeline = args.timeline;
     params_ = params;
     prepared_ = true;
   }
 
   // Sets everything that does not depend on the operands.
-  void lay_out(const AddingJob& job, Params& params) const {
-    const Layout& layout = layouts_[size_t(job.plan)];
+  void lay_out(const AddingArgs& args, Params& params) const {
+    const Layout& layout = layouts_[size_t(args.plan)];
     const int64_t shard = shape_.shard_rows();
     const auto map = [&](const void* shards, int64_t rows) {
       return map_of<Element>(shards, rows * shape_.column_tiles(), Tiles::kTileColumns,
                              Tiles::kGroupRows);
     };
-    params.send_buffer = map(job.send_buffer, shape_.ranks * shard);
-    params.received = map(job.received, (shape_.ranks - 1) * shard);
+    params.send_buffer = map(args.send_buffer, shape_.ranks * shard);
+    params.received = map(args.received, (shape_.ranks - 1) * shard);
     for (int rank = 0; rank < shape_.ranks; ++rank) {
-      params.peers[rank] = map(job.staging.memory[rank], (shape_.ranks - 1) * shard);
+      params.peers[rank] = map(args.staging.memory[rank], (shape_.ranks - 1) * shard);
     }
     params.partials = partials_->memory();
     params.shard_rows = int(shard);

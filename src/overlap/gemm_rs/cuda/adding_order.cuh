@@ -57,22 +57,22 @@ int steps_between_boxes(const schedule::RsPieceOrder& order) {
 
 /// Called by all threads of a block's helper warp, first: publishes the call's epoch to the block
 /// and signals the peers that this rank is ready. Returns the epoch.
-template <class Job, class Words>
-__device__ uint64_t begin_call(const Job& job, Words& words) {
+template <class Args, class Words>
+__device__ uint64_t begin_call(const Args& args, Words& words) {
   const int lane = int(threadIdx.x) % 32;
   uint64_t epoch = 0;
   if (lane == 0) {
-    epoch = this_epoch(job.calls);
+    epoch = this_epoch(args.calls);
     words.publish_epoch(epoch);
   }
   epoch = __shfl_sync(0xffffffff, epoch, 0);
-  if (blockIdx.x == 0 && lane < job.staging.size && lane != job.staging.rank) {
+  if (blockIdx.x == 0 && lane < args.staging.size && lane != args.staging.rank) {
     // Peers may now overwrite what they sent for the last call.
-    release_signal(job.staging.signals[lane] + job.entered + job.staging.rank, epoch);
+    release_signal(args.staging.signals[lane] + args.entered + args.staging.rank, epoch);
   }
   // No other thread of the block reads the counter. At the end of the kernel the atomic's reply
   // would be waited for.
-  if (lane == 0) finish_epoch_read(job.calls, gridDim.x);
+  if (lane == 0) finish_epoch_read(args.calls, gridDim.x);
   return epoch;
 }
 

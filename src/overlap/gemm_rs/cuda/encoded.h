@@ -19,7 +19,7 @@
 
 namespace tandem::gpu {
 
-struct EncodedRsJob {
+struct EncodedRsArgs {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
@@ -39,7 +39,7 @@ class EncodedRsKernel {
   virtual size_t slice_bytes() const = 0;
   /// Whether local tiles may be interleaved with remote ones.
   virtual bool has_between() const = 0;
-  virtual void launch(const EncodedRsJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const EncodedRsArgs& args, cudaStream_t stream) = 0;
 };
 
 /// Null if no kernel encodes tiles for `wire`, or none adds them for the shape.

@@ -34,7 +34,7 @@ struct EncodedRoles {
     int shard_rows, slices_of_shard;
     int every;    // k-blocks between the stores of two store tiles
     float limit;  // max finite value of the result's dtype
-    EncodedRsJob job;
+    EncodedRsArgs args;
   };
 
   __device__ static bool stores_remotely(const Params&) { return true; }
@@ -62,7 +62,7 @@ struct EncodedRoles {
 
     __device__ void load_added(StageFiller<Tiles>& stages, const Work& work, int i) {
       const Params& params = this->params_;
-      const auto& staging = params.job.staging;
+      const auto& staging = params.args.staging;
       const int source = i / Work::kStepsPerSource;
       const int slice = work.slice(params, i % Work::kStepsPerSource);
       this->await_added(
@@ -89,11 +89,11 @@ struct EncodedRoles {
     __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
       const int owner = work.tile.owner, slice = work.slice(params, this->group_);
-      if (!has_entered(params.job, owner, this->epoch_)) {
+      if (!has_entered(params.args, owner, this->epoch_)) {
         return storer.store_slice(nullptr, Codec::kBoxBytes);
       }
       // The owner identifies this rank by the ring step.
-      storer.store_slice(slice_at(params, params.job.staging.memory[owner], work.tile.step, slice),
+      storer.store_slice(slice_at(params, params.args.staging.memory[owner], work.tile.step, slice),
                          Codec::kBoxBytes);
       storer.complete();
       land(params, work, this->group_, this->epoch_);
@@ -103,7 +103,7 @@ struct EncodedRoles {
   // ---- Helper warp ------------------------------------------------------------------------------
 
   __device__ static void spare(const Params& params, Shared& shared) {
-    begin_call(params.job, shared.words);
+    begin_call(params.args, shared.words);
   }
 
   __device__ static void close() {}
@@ -139,8 +139,8 @@ class EncodedRs final : public EncodedRsKernel {
   bool has_between() const override {
     return layouts_[1].order.own_at_end() != layouts_[1].order.shard_tiles();
   }
-  void launch(const EncodedRsJob& job, cudaStream_t stream) override {
-    if (!same(job)) prepare(job);
+  void launch(const EncodedRsArgs& args, cudaStream_t stream) override {
+    if (!same(args)) prepare(args);
     launch_gemm<Block>(params_, params_.order.clusters, kName, stream);
   }
 
@@ -151,19 +151,19 @@ class EncodedRs final : public EncodedRsKernel {
     Works works;
   };
 
-  bool same(const EncodedRsJob& job) const {
-    return prepared_ && job.x == params_.job.x && job.weight == params_.job.weight &&
-           job.out == params_.job.out && job.between == params_.job.between &&
-           job.deadline.deadline_ns == params_.job.deadline.deadline_ns;
+  bool same(const EncodedRsArgs& args) const {
+    return prepared_ && args.x == params_.args.x && args.weight == params_.args.weight &&
+           args.out == params_.args.out && args.between == params_.args.between &&
+           args.deadline.deadline_ns == params_.args.deadline.deadline_ns;
   }
 
-  void prepare(const EncodedRsJob& job) {
-    const Layout& layout = layouts_[job.between];
+  void prepare(const EncodedRsArgs& args) {
+    const Layout& layout = layouts_[args.between];
     Params& params = params_;
-    params.x = map_of<Element>(job.x, shape_.m, shape_.k, Tiles::kTileRows);
+    params.x = map_of<Element>(args.x, shape_.m, shape_.k, Tiles::kTileRows);
     params.weight =
-        map_of<Element>(job.weight, shape_.n, shape_.k, Tiles::kTileColumns / Tiles::kCluster);
-    params.out = map_of<Element>(job.out, shape_.shard_rows(), shape_.n, Tiles::kGroupRows);
+        map_of<Element>(args.weight, shape_.n, shape_.k, Tiles::kTileColumns / Tiles::kCluster);
+    params.out = map_of<Element>(args.out, shape_.shard_rows(), shape_.n, Tiles::kGroupRows);
     params.partials = partials_->memory();
     params.order = layout.order;
     params.works = layout.works.data();
@@ -172,7 +172,7 @@ class EncodedRs final : public EncodedRsKernel {
     params.slices_of_shard = int(shape_.slices());
     params.every = steps_between_boxes<Tiles>(layout.order);
     params.limit = codec::largest_of(shape_.result);
-    params.job = job;
+    params.args = args;
     prepared_ = true;
   }
 

@@ -15,7 +15,7 @@
 
 namespace tandem::gpu {
 
-struct FusedRsJob {
+struct FusedRsArgs {
   int64_t m, n, k;
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
@@ -36,7 +36,7 @@ struct FusedRsJob {
 class FusedRsKernel {
  public:
   virtual ~FusedRsKernel() = default;
-  virtual void launch(const FusedRsJob& job, cudaStream_t stream) = 0;
+  virtual void launch(const FusedRsArgs& args, cudaStream_t stream) = 0;
   virtual RecordedTiles recorded_tiles(int64_t m, int64_t n) const = 0;
   /// Tiles in a slot of a shard with these rows.
   virtual int tiles(int64_t shard_rows, int64_t columns) const = 0;

@@ -50,8 +50,8 @@ class RsKernel final : public FusedRsKernel {
   static_assert(Mainloop::DispatchPolicy::Stages >= 4);
 
  public:
-  void launch(const FusedRsJob& job, cudaStream_t stream) override {
-    if (!same(job)) prepare(job);
+  void launch(const FusedRsArgs& args, cudaStream_t stream) override {
+    if (!same(args)) prepare(args);
     // CUTLASS queries the device's limits once; later launches only enqueue.
     if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused gemm_rs");
   }
@@ -70,41 +70,41 @@ class RsKernel final : public FusedRsKernel {
     return (column_tiles(n) + kClusterColumns - 1) / kClusterColumns;
   }
 
-  bool same(const FusedRsJob& job) const {
-    return prepared_ && job.x == last_.x && job.weight == last_.weight && job.out == last_.out &&
-           job.pace == last_.pace && job.timeline.records == last_.timeline.records &&
-           job.deadline.deadline_ns == last_.deadline.deadline_ns;
+  bool same(const FusedRsArgs& args) const {
+    return prepared_ && args.x == last_.x && args.weight == last_.weight && args.out == last_.out &&
+           args.pace == last_.pace && args.timeline.records == last_.timeline.records &&
+           args.deadline.deadline_ns == last_.deadline.deadline_ns;
   }
 
-  void prepare(const FusedRsJob& job) {
-    const int ranks = job.staging.size, rank = job.staging.rank;
-    const int shard_rows = int(job.m / ranks), shard_tiles = shard_rows / kRows;
-    const int row_clusters = shard_tiles / kClusterRows, column_clusters = cluster_columns(job.n);
+  void prepare(const FusedRsArgs& args) {
+    const int ranks = args.staging.size, rank = args.staging.rank;
+    const int shard_rows = int(args.m / ranks), shard_tiles = shard_rows / kRows;
+    const int row_clusters = shard_tiles / kClusterRows, column_clusters = cluster_columns(args.n);
     typename Gemm::Arguments arguments{};
-    set_operands<Gemm>(arguments, job.m, job.n, job.k, job.x, job.weight);
+    set_operands<Gemm>(arguments, args.m, args.n, args.k, args.x, args.weight);
     const int sms = arguments.hw_info.sm_count;
     Scatter& scatter = arguments.epilogue.scatter;
-    scatter.staging = job.staging;
-    scatter.send_buffer = job.send_buffer;
-    scatter.slot_bytes = job.slot_bytes;
-    scatter.entered = job.entered;
-    scatter.arrived_tiles = job.arrived_tiles;
-    scatter.tiles_of_slot = job.tiles_of_slot;
-    scatter.calls = job.calls;
+    scatter.staging = args.staging;
+    scatter.send_buffer = args.send_buffer;
+    scatter.slot_bytes = args.slot_bytes;
+    scatter.entered = args.entered;
+    scatter.arrived_tiles = args.arrived_tiles;
+    scatter.tiles_of_slot = args.tiles_of_slot;
+    scatter.calls = args.calls;
     scatter.shard_tiles = shard_tiles;
-    scatter.column_tiles = column_tiles(job.n);
+    scatter.column_tiles = column_tiles(args.n);
     scatter.cluster_rows = kClusterRows;
     scatter.cluster_columns = kClusterColumns;
     scatter.all_tiles = unsigned(ranks * shard_tiles * column_clusters * kClusterColumns);
-    scatter.out = job.out;
-    scatter.n = int(job.n);
+    scatter.out = args.out;
+    scatter.n = int(args.n);
     // Bytes / (GB/s) = ns. Assumes that all SMs send at once and share the link evenly; if fewer
     // send, each keeps to its share.
     scatter.pace_ns =
-        job.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * job.pace)) : 0;
-    scatter.deadline = job.deadline;
+        args.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * args.pace)) : 0;
+    scatter.deadline = args.deadline;
     if constexpr (kDeviceTimeline) {
-      arguments.mainloop.timeline = {job.timeline.records, job.timeline.products,
+      arguments.mainloop.timeline = {args.timeline.records, args.timeline.products,
                                      kClusterColumns * column_clusters};
       arguments.epilogue.timeline = arguments.mainloop.timeline;
     }
@@ -124,12 +124,12 @@ class RsKernel final : public FusedRsKernel {
     arguments.scheduler.order = order;
     scatter.order = order;
     params_ = set_up<Gemm>(arguments, "gemm_rs: the fused kernel");
-    last_ = job;
+    last_ = args;
     prepared_ = true;
   }
 
   typename Gemm::Params params_{};
-  FusedRsJob last_{};
+  FusedRsArgs last_{};
   bool prepared_ = false;
 };
 

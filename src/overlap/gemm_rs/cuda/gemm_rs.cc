@@ -325,23 +325,23 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  const FusedRsJob job{shape_.m,
-                       shape_.n,
-                       shape_.k,
-                       x.data(),
-                       weight.data(),
-                       out.data(),
-                       staging_->table(),
-                       partial_.data(),
-                       slot_bytes_,
-                       kFusedEntered,
-                       kFusedLanded,
-                       tiles_of_slot_,
-                       &words().fused,
-                       pace_of(fused_variant_),
-                       comm_.device_deadline(),
-                       timeline_};
-  kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(job, comm_.stream());
+  const FusedRsArgs args{shape_.m,
+                         shape_.n,
+                         shape_.k,
+                         x.data(),
+                         weight.data(),
+                         out.data(),
+                         staging_->table(),
+                         partial_.data(),
+                         slot_bytes_,
+                         kFusedEntered,
+                         kFusedLanded,
+                         tiles_of_slot_,
+                         &words().fused,
+                         pace_of(fused_variant_),
+                         comm_.device_deadline(),
+                         timeline_};
+  kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(args, comm_.stream());
 }
 
 // Copies to this rank's slot of the owner's staging memory, then sends the epoch if the owner is

@@ -182,11 +182,12 @@ void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inn
   check_launch("swiglu_kernel");
 }
 
-void launch_gate_backward(const SortedRows& rows, const MoeGateBackward& job, cudaStream_t stream) {
+void launch_gate_backward(const SortedRows& rows, const MoeGateBackward& params,
+                          cudaStream_t stream) {
   if (rows.padded_rows == 0) return;
   with_row_type(rows, [&]<typename T>(T) {
     gate_backward_kernel<T>
-        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, job, job.ffn / Pack<T>::kElements);
+        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, params, params.ffn / Pack<T>::kElements);
   });
   check_launch("gate_backward_kernel");
 }

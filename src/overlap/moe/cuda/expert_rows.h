@@ -21,7 +21,7 @@ struct SortedRows {
   int groups = 1;
 };
 
-/// out[r] = x[source[r]], or zeros if source[r] < 0: x, own and gate as in GroupedJob.
+/// out[r] = x[source[r]], or zeros if source[r] < 0: x, own and gate as in GroupedArgs.
 struct MoeGather {
   const void* x = nullptr;
   const void* own = nullptr;  ///< null: indices refer to x only
@@ -32,7 +32,7 @@ struct MoeGather {
 };
 void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream);
 
-/// Gathers by `blocks` concurrently with the GEMM that reads the rows (GroupedJob::ready), in the
+/// Gathers by `blocks` concurrently with the GEMM that reads the rows (GroupedArgs::ready), in the
 /// order of its table; rows of other ranks once they have arrived. May run once per permutation,
 /// which clears `ready` and the order's progress counter.
 void launch_overlapped_gather(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
@@ -69,6 +69,7 @@ struct MoeGateBackward {
   void* dgate_up = nullptr;  ///< [padded rows, 2 x ffn]
   int64_t ffn = 0;           ///< a multiple of 8
 };
-void launch_gate_backward(const SortedRows& rows, const MoeGateBackward& job, cudaStream_t stream);
+void launch_gate_backward(const SortedRows& rows, const MoeGateBackward& params,
+                          cudaStream_t stream);
 
 }  // namespace tandem::gpu

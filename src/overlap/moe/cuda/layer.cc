@@ -316,7 +316,7 @@ int MoeOnGpus::sending_blocks() const {
       std::clamp<int64_t>((space_.tokens + kWarps - 1) / kWarps, 1, comm_.share().blocks(264, 2)));
 }
 
-GroupedJob MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const {
+GroupedArgs MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const {
   return {.x = rows.others,
           .source = ints(source_),
           .weight = w_in.data(),
@@ -325,14 +325,14 @@ GroupedJob MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const 
           .gate = rows.gate};
 }
 
-GroupedJob MoeOnGpus::second_product(const Tensor& w_out) const {
+GroupedArgs MoeOnGpus::second_product(const Tensor& w_out) const {
   return {.x = inner_.data(), .weight = w_out.data(), .out = results_.data()};
 }
 
 void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
                                const GradientsAlone* gradients) {
   const cudaStream_t stream = comm_.stream();
-  GroupedJob in = first_product(rows_of(candidates_.back(), x), w_in);
+  GroupedArgs in = first_product(rows_of(candidates_.back(), x), w_in);
   in.gate = {};  // they have arrived
   // The buffer of sorted rows holds results by now: as many values, and equally random.
   if (candidates_[0].sorts)
@@ -397,7 +397,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
   launch_place(placed, main);
   const Rows rows = rows_of(candidate, x);
-  GroupedJob in = first_product(rows, w_in);
+  GroupedArgs in = first_product(rows, w_in);
   if (activations) in.out = activations->saved.gate_up.data();
   void* const sorted_x =
       activations ? activations->saved.x.data() : results_.data();  // results come later

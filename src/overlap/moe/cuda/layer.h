@@ -181,7 +181,7 @@ class MoeOnGpus final {
   MoeGather gathering(const Rows& rows, void* to) const;
   /// Dispatches `rows`, sorts them as the GEMM's x and multiplies them, all overlapped.
   void overlap_sort(size_t candidate, const MoeCall& call, const Tensor& x, const Rows& rows,
-                    GroupedJob in);
+                    GroupedArgs in);
   /// Runs the second GEMM, one column group after another, and after each sends its sums of remote
   /// rows, on the stream `sender`.
   void multiply_out(size_t candidate, const MoeCall& call, const Tensor& w_out,
@@ -189,8 +189,8 @@ class MoeOnGpus final {
   /// Runs the second GEMM and sends the sums of remote rows: first the tiles that have such rows,
   /// then the other tiles concurrently with the sums.
   void multiply_out_overlapped(size_t candidate, const MoeCall& call, const Tensor& w_out);
-  GroupedJob first_product(const Rows& rows, const Tensor& w_in) const;
-  GroupedJob second_product(const Tensor& w_out) const;
+  GroupedArgs first_product(const Rows& rows, const Tensor& w_in) const;
+  GroupedArgs second_product(const Tensor& w_out) const;
   /// Blocks of a send kernel that runs without a concurrent GEMM.
   int sending_blocks() const;
   void enqueue(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,

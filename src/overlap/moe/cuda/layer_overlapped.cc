@@ -8,7 +8,7 @@
 namespace tandem::gpu {
 
 void MoeOnGpus::overlap_sort(size_t number, const MoeCall& call, const Tensor& x, const Rows& rows,
-                             GroupedJob in) {
+                             GroupedArgs in) {
   const MoeCandidate& candidate = candidates_[number];
   const int table = tables_[number].in;
   const cudaStream_t stream = comm_.stream();
@@ -31,16 +31,16 @@ void MoeOnGpus::multiply_out_overlapped(size_t number, const MoeCall& call, cons
   const Tables& tables = tables_[number];
   const cudaStream_t stream = comm_.stream();
   const schedule::Range columns = tables.columns[0];
-  GroupedJob job = second_product(w_out);
-  out_->launch(job, stream, tables.out[0]);
+  GroupedArgs args = second_product(w_out);
+  out_->launch(args, stream, tables.out[0]);
   if (candidate.combine.is_none()) {
     launch_send_sums(call, columns, 0, {candidate.summing_blocks, experts_.paired}, stream);
   } else {
     launch_send_encoded_sums(call, candidate.combine, columns, 0,
                              {candidate.summing_blocks, experts_.paired}, stream);
   }
-  job.concurrent = true;
-  out_->launch(job, stream, tables.out[1]);
+  args.concurrent = true;
+  out_->launch(args, stream, tables.out[1]);
 }
 
 }  // namespace tandem::gpu

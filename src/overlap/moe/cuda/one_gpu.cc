@@ -200,13 +200,13 @@ void LocalMoe::prepare(const Tensor& x, cudaStream_t stream) {
 void LocalMoe::multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream,
                            const MoeScales& scales) {
   const bool prepared = form_.sorts_first || form_.e4m3;
-  GroupedJob job{.x = prepared ? prepared_x() : x.data(),
-                 .source = ints(source_),
-                 .weight = w_in.data(),
-                 .out = training_ ? training_->saved.gate_up.data() : inner_.data()};
-  if (codes_) job.scales = {floats(codes_->x_scales), scales.w_in.as<float>()};
-  job.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
-  in_->launch(job, stream, in_table_);
+  GroupedArgs args{.x = prepared ? prepared_x() : x.data(),
+                   .source = ints(source_),
+                   .weight = w_in.data(),
+                   .out = training_ ? training_->saved.gate_up.data() : inner_.data()};
+  if (codes_) args.scales = {floats(codes_->x_scales), scales.w_in.as<float>()};
+  args.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
+  in_->launch(args, stream, in_table_);
 }
 
 void LocalMoe::gate(cudaStream_t stream) {
@@ -226,11 +226,11 @@ void LocalMoe::quantize_inner(cudaStream_t stream) {
 }
 
 void LocalMoe::multiply_out(const Tensor& w_out, cudaStream_t stream, const MoeScales& scales) {
-  GroupedJob job{.x = codes_ ? codes_->inner.data() : inner_.data(),
-                 .weight = w_out.data(),
-                 .out = results_.data()};
-  if (codes_) job.scales = {floats(codes_->inner_scales), scales.w_out.as<float>()};
-  out_->launch(job, stream);
+  GroupedArgs args{.x = codes_ ? codes_->inner.data() : inner_.data(),
+                   .weight = w_out.data(),
+                   .out = results_.data()};
+  if (codes_) args.scales = {floats(codes_->inner_scales), scales.w_out.as<float>()};
+  out_->launch(args, stream);
 }
 
 void LocalMoe::sum(const MoeRouting& routing, const Tensor& out, cudaStream_t stream) {

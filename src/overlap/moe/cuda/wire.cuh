@@ -44,7 +44,7 @@ __device__ inline DType half_dtype(DType dtype) {
 /// Encodes a row's values to its message, and writes their decoded values to `decoded`; either may
 /// be null.
 template <typename Block>
-__device__ void encode_row(const WireJob& wire, DType dtype, const void* values, int64_t first,
+__device__ void encode_row(const WireParams& wire, DType dtype, const void* values, int64_t first,
                            std::byte* message, void* decoded) {
   const BlockPlace at(first, wire.parts.blocks);
   float x[kOwn];
@@ -58,7 +58,7 @@ __device__ void encode_row(const WireJob& wire, DType dtype, const void* values,
 }
 
 template <typename Block>
-__device__ void decode_row(const WireJob& wire, DType dtype, const std::byte* message,
+__device__ void decode_row(const WireParams& wire, DType dtype, const std::byte* message,
                            int64_t first, void* values) {
   const BlockPlace at(first, wire.parts.blocks);
   Block encoded;
@@ -106,7 +106,7 @@ struct ExpertResults {
 
 /// Encodes the sum of a row's results, rounded to their dtype, to its message. Blocks [first, end).
 template <typename Block>
-__device__ void encode_sum(const WireJob& wire, const ExpertResults& from, int64_t first,
+__device__ void encode_sum(const WireParams& wire, const ExpertResults& from, int64_t first,
                            int64_t end, std::byte* message) {
   const BlockPlace at(first, end);
   float sum[kOwn] = {};
@@ -125,7 +125,7 @@ __device__ void encode_sum(const WireJob& wire, const ExpertResults& from, int64
 
 /// Adds a message's decoded values.
 template <typename Block>
-__device__ void add_message(const WireJob& wire, const std::byte* message, const BlockPlace& at,
+__device__ void add_message(const WireParams& wire, const std::byte* message, const BlockPlace& at,
                             float (&sum)[kOwn]) {
   Block encoded;
   encoded.load(wire, message, at.block, at.lane);

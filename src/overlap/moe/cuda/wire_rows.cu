@@ -11,8 +11,9 @@ constexpr int kThreads = 512;
 
 template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
-    encode_rows_kernel(const __grid_constant__ MoeCall call, const __grid_constant__ WireJob wire,
-                       const std::byte* x, std::byte* messages, std::byte* own) {
+    encode_rows_kernel(const __grid_constant__ MoeCall call,
+                       const __grid_constant__ WireParams wire, const std::byte* x,
+                       std::byte* messages, std::byte* own) {
   const size_t row_bytes = call.space.row_bytes();
   const unsigned here = 1u << call.table.rank;
   for_row_parts(call.rows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
@@ -49,8 +50,9 @@ __device__ bool chooses(const int32_t* chosen, int top_k, const schedule::Range&
 // and its results are unused.
 template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
-    decode_rows_kernel(const __grid_constant__ MoeCall call, const __grid_constant__ WireJob wire,
-                       const schedule::Range experts, std::byte* rows, const Deadline deadline) {
+    decode_rows_kernel(const __grid_constant__ MoeCall call,
+                       const __grid_constant__ WireParams wire, const schedule::Range experts,
+                       std::byte* rows, const Deadline deadline) {
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const size_t row_bytes = call.space.row_bytes();
   const uint64_t epoch = this_epoch(&call.state->calls);
@@ -78,22 +80,22 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void launch_encode_rows(const MoeCall& call, const Wire& wire, const void* x, std::byte* messages,
                         void* own, cudaStream_t stream) {
-  const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
-  const int64_t parts = (job.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
+  const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
+  const int64_t parts = (params.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
   const unsigned grid = blocks_for(call.space.tokens * parts, kThreads / 32, 2);
   with_block(wire, [&]<typename Block>() {
     encode_rows_kernel<Block><<<grid, kThreads, 0, stream>>>(
-        call, job, static_cast<const std::byte*>(x), messages, static_cast<std::byte*>(own));
+        call, params, static_cast<const std::byte*>(x), messages, static_cast<std::byte*>(own));
   });
   check_launch("encode_rows_kernel");
 }
 
 void launch_decode_rows(const MoeCall& call, const Wire& wire, schedule::Range experts,
                         std::byte* rows, int blocks, cudaStream_t stream) {
-  const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
+  const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
   with_block(wire, [&]<typename Block>() {
     decode_rows_kernel<Block><<<unsigned(blocks), kThreads, 0, stream>>>(
-        call, job, experts, rows, extend_deadline(call.deadline));
+        call, params, experts, rows, extend_deadline(call.deadline));
   });
   check_launch("decode_rows_kernel");
 }

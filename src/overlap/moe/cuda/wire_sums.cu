@@ -24,7 +24,7 @@ __device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
 template <typename Block, bool kOnLine>
 __global__ void __launch_bounds__(kThreads, 1)
     send_encoded_sums_kernel(const __grid_constant__ MoeCall call,
-                             const __grid_constant__ WireJob wire, int64_t begin, int64_t end,
+                             const __grid_constant__ WireParams wire, int64_t begin, int64_t end,
                              int part) {
   allow_kernel_behind();
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
     sum_encoded_ranks_kernel(const __grid_constant__ MoeCall call,
-                             const __grid_constant__ WireJob wire, std::byte* out, DType out_dtype,
-                             int parts, const Deadline deadline) {
+                             const __grid_constant__ WireParams wire, std::byte* out,
+                             DType out_dtype, int parts, const Deadline deadline) {
   const int rank = call.table.rank, world = call.table.size;
   const int64_t hidden = call.space.hidden, out_bytes = hidden * (out_dtype == DType::f32 ? 4 : 2);
   const uint64_t epoch = this_epoch(&call.state->calls);
@@ -94,27 +94,27 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
                               int part, const ConcurrentBlocks& blocks, cudaStream_t stream) {
-  const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
+  const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
   const int64_t begin = columns.begin / kWireBlock,
                 end = (columns.end() + kWireBlock - 1) / kWireBlock;
   with_block(wire, [&]<typename Block>() {
     with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
       launch_blocks(send_encoded_sums_kernel<Block, kOnLine>, blocks, kThreads,
-                    "send_encoded_sums_kernel", stream, call, job, begin, end, part);
+                    "send_encoded_sums_kernel", stream, call, params, begin, end, part);
     });
   });
 }
 
 void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out, int parts,
                               cudaStream_t stream) {
-  const WireJob job = WireJob::of(wire, call.space.hidden, call.dtype);
-  const int64_t row_parts = (job.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
+  const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
+  const int64_t row_parts = (params.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
   const unsigned grid = blocks_for(call.rows * row_parts, kThreads / 32, 2);
   // Longer deadline, as a peer itself waits for rows.
   const Deadline deadline{call.deadline.record, call.deadline.deadline_ns / 2 * 3};
   with_block(wire, [&]<typename Block>() {
-    sum_encoded_ranks_kernel<Block><<<grid, kThreads, 0, stream>>>(call, job, out.as<std::byte>(),
-                                                                   out.dtype(), parts, deadline);
+    sum_encoded_ranks_kernel<Block><<<grid, kThreads, 0, stream>>>(
+        call, params, out.as<std::byte>(), out.dtype(), parts, deadline);
   });
   check_launch("sum_encoded_ranks_kernel");
 }

@@ -10,7 +10,7 @@ namespace tandem::gpu {
 
 constexpr int kQuad = 4;  ///< threads per block of elements
 
-struct WireJob {
+struct WireParams {
   codec::Message parts;
   int group = 128;
   int shift = 7;  ///< group == 1 << shift
@@ -19,7 +19,7 @@ struct WireJob {
   float limit = 0;  ///< largest value of the tensor's dtype
 
   /// Parameters for messages of `elements`.
-  static WireJob of(const Wire& wire, int64_t elements, DType dtype) {
+  static WireParams of(const Wire& wire, int64_t elements, DType dtype) {
     return {codec::Message::of(wire, elements),
             wire.group,
             std::countr_zero(unsigned(wire.group)),
