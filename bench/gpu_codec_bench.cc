@@ -23,7 +23,7 @@ using gpu::DeviceMemory;
 
 constexpr int kRepeats = 31;
 constexpr int64_t kChecked = 1 << 20, kGenerated = 1 << 22;
-constexpr int kRanks = 4, kOwn = 1;  // ranks and local rank of the sum
+constexpr int kRanks = 4, kLocalRank = 1;  // ranks and local rank of the sum
 
 /// gpu::Event does not record times.
 struct TimedEvent {
@@ -131,11 +131,11 @@ bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaS
             read(memory.out.data(), bytes, stream) == decoded;
     decode(wire, expected, Tensor(one.data(), DType::f32, {count}));
     for (size_t i = 0; i < one.size(); ++i) {
-      if (r == kOwn && dtype == DType::bf16) {
+      if (r == kLocalRank && dtype == DType::bf16) {
         uint16_t bits;
         std::memcpy(&bits, &values[2 * i], 2);
         one[i] = BFloat16{bits}.to_float();
-      } else if (r == kOwn) {
+      } else if (r == kLocalRank) {
         std::memcpy(&one[i], &values[4 * i], 4);
       }
       sum[i] += one[i];
@@ -144,7 +144,7 @@ bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaS
   std::vector<std::byte> expected(sent), decoded(bytes);
   encode(wire, Tensor(sum.data(), DType::f32, {count}), expected);
   decode(wire, expected, Tensor(decoded.data(), dtype, {count}));
-  gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kOwn, part(kOwn),
+  gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kLocalRank, part(kLocalRank),
                   memory.message.data(), device(memory.out, dtype), stream);
   return right && read(memory.message.data(), sent, stream) == expected &&
          read(memory.out.data(), bytes, stream) == decoded;
@@ -173,7 +173,7 @@ void bench(const Wire& wire, DType dtype, int64_t elements) {
       case 1:
         return gpu::launch_decode(wire, memory.message.data(), out, stream.get());
       case 2:
-        return gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kOwn, x,
+        return gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kLocalRank, x,
                                memory.message.data(), out, stream.get());
       default:  // read and written
         check(cudaMemcpyAsync(to.data(), from.data(), moved[which - 3] / 2 / 256 * 256,

@@ -70,7 +70,7 @@ struct Gather {
   FusedAgArgs make_args(const Tensor& x, const Tensor& weight, const Tensor& out, int head,
                         bool encoded, const Deadline& deadline) {
     FusedAgArgs args{};
-    args.own = x.data();
+    args.local = x.data();
     args.gathered = rows.data();
     args.weight = weight.data();
     args.out = out.data();
@@ -98,11 +98,11 @@ struct Gather {
 void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) {
   const LtContext context;
   const DeviceMemory whole(size_t(kM * kK) * 2), weight_memory(size_t(n * kK) * 2),
-      product(size_t(kM * n) * 2), plain_out(size_t(kM * n) * 2), own_out(size_t(kM * n) * 2);
+      product(size_t(kM * n) * 2), plain_out(size_t(kM * n) * 2), local_out(size_t(kM * n) * 2);
   const Tensor x = whole.view(DType::bf16, {kM, kK}).rows(0, kM / ranks),
                weight = weight_memory.view(DType::bf16, {n, kK}),
                plain = plain_out.view(DType::bf16, {kM, n}),
-               own = own_out.view(DType::bf16, {kM, n});
+               local = local_out.view(DType::bf16, {kM, n});
   fill_uniform(whole.view(DType::bf16, {kM, kK}), 3, 1, 0, stream);
   fill_uniform(weight, 3, 2, 0, stream);
   const LtGemm gemm(context, {.m = kM, .n = n, .k = kK});
@@ -136,9 +136,9 @@ void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) 
   for (const auto& each : made) {
     const Wire wire = Wire::parse(each.first);
     add(each.first, each.second(shape),
-        size_t(encoded_piece_bytes(codec::code_bits(wire.codec), wire.group)), own);
+        size_t(encoded_piece_bytes(codec::code_bits(wire.codec), wire.group)), local);
     all.back().run();
-    errors.emplace_back(each.first, difference(read(own, stream), expected));
+    errors.emplace_back(each.first, difference(read(local, stream), expected));
   }
   measure(all, kRepeats, Flush(stream), stream);
   print(fmt::format("\"m\":{},\"n\":{},\"k\":{},\"ranks\":{}", kM, n, kK, ranks), all, errors,

@@ -58,9 +58,9 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
       {"gemm", [&] { gemm.run(x.data(), weight.data(), product.data(), nullptr, stream); }, {}});
 
   const int64_t arrived_tiles = (ranks - 1) * shape.slices();
-  const DeviceMemory plain_out(size_t(kM / ranks * kN) * 2), own_out(size_t(kM / ranks * kN) * 2);
+  const DeviceMemory plain_out(size_t(kM / ranks * kN) * 2), local_out(size_t(kM / ranks * kN) * 2);
   const Tensor plain = plain_out.view(DType::bf16, {kM / ranks, kN}),
-               own = own_out.view(DType::bf16, {kM / ranks, kN});
+               local = local_out.view(DType::bf16, {kM / ranks, kN});
   const auto adding = make_adding_kernel(shape);
   const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), arrived_tiles, ranks, stream);
   for (int plan = 0; plan < int(adding->plans().size()); ++plan) {
@@ -105,7 +105,7 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                      [&, kernel, at, between] {
                        kernel->launch({.x = x.data(),
                                        .weight = weight.data(),
-                                       .out = own.data(),
+                                       .out = local.data(),
                                        .staging = at->table,
                                        .entered = 0,
                                        .arrived_tiles = kLanded,
@@ -116,7 +116,7 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                      },
                      {}});
       all.back().run();
-      errors.emplace_back(all.back().name, difference(read(own, stream), expected));
+      errors.emplace_back(all.back().name, difference(read(local, stream), expected));
     }
   }
   measure(all, kRepeats, Flush(stream), stream);

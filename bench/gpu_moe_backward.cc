@@ -146,8 +146,8 @@ class Reference {
 }  // namespace
 
 void bench_backward(const Model& m, int64_t tokens) {
-  const Stream own;
-  const cudaStream_t stream = own.get();
+  const Stream local;
+  const cudaStream_t stream = local.get();
   const Operands o(m, tokens);
   const Gradients g(m, tokens);
   const ReadingFlush flush(stream);

@@ -139,8 +139,8 @@ bool are_near(const std::vector<uint16_t>& found, const std::vector<uint16_t>& e
 }
 
 void bench(const Model& m, int64_t tokens, bool e4m3) {
-  const Stream own;
-  const cudaStream_t stream = own.get();
+  const Stream custom;
+  const cudaStream_t stream = custom.get();
   const Operands o(m, tokens);
   const ReadingFlush flush(stream);
   uint64_t number = 1;
@@ -299,14 +299,17 @@ int main(int argc, char** argv) {
     }
     const bool e4m3 = dtype == "e4m3";
     if (e4m3 && backward) throw InvalidArgument("--backward: expected --dtype bf16");
-    const Model own{"custom", int(take_size(names, "--experts")), int(take_size(names, "--top-k")),
-                    take_size(names, "--hidden"), take_size(names, "--ffn")};
-    const bool has_own = own.experts > 0 && own.top_k > 0 && own.hidden > 0 && own.ffn > 0;
-    if (!has_own && (own.experts > 0 || own.top_k > 0 || own.hidden > 0 || own.ffn > 0)) {
+    const Model custom{"custom", int(take_size(names, "--experts")),
+                       int(take_size(names, "--top-k")), take_size(names, "--hidden"),
+                       take_size(names, "--ffn")};
+    const bool has_custom =
+        custom.experts > 0 && custom.top_k > 0 && custom.hidden > 0 && custom.ffn > 0;
+    if (!has_custom &&
+        (custom.experts > 0 || custom.top_k > 0 || custom.hidden > 0 || custom.ffn > 0)) {
       throw InvalidArgument("--experts, --top-k, --hidden, --ffn: expected all of them, or none");
     }
     std::vector<Model> models(std::begin(kModels), std::end(kModels));
-    if (has_own) models = {own};
+    if (has_custom) models = {custom};
     for (const Model& model : models) {
       const bool wanted =
           names.empty() || std::ranges::count(names, std::string_view(model.name)) > 0;

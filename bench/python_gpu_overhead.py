@@ -52,10 +52,10 @@ def from_python(op, x, weight, out):
 
 def body(comm):
     rows, cupy = [], cupy_or_none()
-    own = torch.cuda.ExternalStream(comm.stream)
+    local = torch.cuda.ExternalStream(comm.stream)
     for name in ("AgGemm", "GemmRs", "GemmAr"):
         op = getattr(tandem, name)(comm, SIZE, SIZE, SIZE, "f32")
-        for label, stream in (("torch", torch.cuda.current_stream()), ("torch, on the rank's stream", own)):
+        for label, stream in (("torch", torch.cuda.current_stream()), ("torch, on the rank's stream", local)):
             with torch.cuda.stream(stream):
                 tensors = [torch.ones(SIZE, SIZE, device=comm.device) for _ in range(3)]
                 rows.append({"op": name, "framework": label, **measure(comm, op, *tensors, stream.synchronize)})

@@ -244,9 +244,9 @@ def damage(rng, file, others):
         file.write_bytes(b"")
     elif kind == "exchange":
         other = rng.choice(others)
-        theirs = other.read_bytes()
+        foreign = other.read_bytes()
         other.write_bytes(data)
-        file.write_bytes(theirs)
+        file.write_bytes(foreign)
     else:
         file.unlink()
         if kind == "pipe":

@@ -25,8 +25,8 @@ for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).gl
                f'n {sizes["n"]} k {sizes["k"]} {dtype}')
         cache[key] = {"measured_us": {name: t["median"] for name, t in candidates(r).items()}}
 for folder in sys.argv[1:]:
-    own = pathlib.Path(folder) / "cache" / "tuner.json"
-    for key, entry in (json.loads(own.read_text()) if own.exists() else {}).items():
+    local = pathlib.Path(folder) / "cache" / "tuner.json"
+    for key, entry in (json.loads(local.read_text()) if local.exists() else {}).items():
         key = key.split(" | ", 2)[-1]  # without the machine's libraries and the build
         of_case = key.replace(" fused m ", " m ").replace(" adding m ", " m ")
         if of_case != key and of_case in cache:

@@ -28,11 +28,11 @@ class Layer:
     def __init__(self, model, tokens):
         self.experts, self.top_k, self.hidden, ffn = MODELS[model]
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        own, held = tokens // ranks, self.experts // ranks
-        self.x = torch_tp.uniform(own, self.hidden)
+        local, held = tokens // ranks, self.experts // ranks
+        self.x = torch_tp.uniform(local, self.hidden)
         self.w_in = torch_tp.uniform(held, self.hidden, 2 * ffn) * 0.02
         self.w_out = torch_tp.uniform(held, ffn, self.hidden) * 0.02
-        weights, chosen = torch.topk(F.softmax(torch.randn(own, self.experts, device="cuda"), -1), self.top_k)
+        weights, chosen = torch.topk(F.softmax(torch.randn(local, self.experts, device="cuda"), -1), self.top_k)
         self.weights = (weights / weights.sum(-1, keepdim=True)).to(torch.bfloat16)
         self.chosen = chosen.flatten()
         order = torch.argsort(self.chosen, stable=True)
@@ -47,7 +47,7 @@ class Layer:
         self.by_source = torch.argsort(self.by_expert)
         self.ends = torch.cumsum(here.sum(0), 0).to(torch.int32)
         self.arrived = torch.empty(sum(self.received), self.hidden, device="cuda", dtype=torch.bfloat16)
-        self.returned = torch.empty(own * self.top_k, self.hidden, device="cuda", dtype=torch.bfloat16)
+        self.returned = torch.empty(local * self.top_k, self.hidden, device="cuda", dtype=torch.bfloat16)
 
     def dispatch(self):
         dist.all_to_all_single(self.arrived, self.x[self.token], self.received, self.sent)

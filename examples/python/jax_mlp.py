@@ -23,12 +23,12 @@ def body(comm):
 
     begin, rows = tandem.shard_of(TOKENS, comm.size, comm.rank)
     first, width = tandem.shard_of(HIDDEN, comm.size, comm.rank)
-    mine, part = slice(begin, begin + rows), slice(first, first + width)
-    hidden = tandem.AgGemm(comm, TOKENS, width, FEATURES)(x[mine], up[part])
+    local, part = slice(begin, begin + rows), slice(first, first + width)
+    hidden = tandem.AgGemm(comm, TOKENS, width, FEATURES)(x[local], up[part])
     out = tandem.GemmRs(comm, TOKENS, FEATURES, width)(jax.nn.gelu(hidden), down[:, part])
 
     want = jax.nn.gelu(x @ up.T) @ down.T
-    error = tandem.all_reduce(comm, jnp.abs(out - want[mine]).max(initial=0).reshape(1), "max")
+    error = tandem.all_reduce(comm, jnp.abs(out - want[local]).max(initial=0).reshape(1), "max")
     largest = float(error[0] / jnp.abs(want).max())
     if comm.rank == 0:
         print(f"{comm.size} ranks, largest relative difference {largest:.1e}")

@@ -80,14 +80,14 @@ def body(comm, tp):
     begin, rows = tandem.shard_of(TOKENS, comm.size, comm.rank)
     most = tandem.shard_of(TOKENS, comm.size, 0)[1]
     split = Block(Moe.from_experts(comm, most, *whole, TOP_K, tp), HIDDEN)
-    mine = slice(begin, begin + rows)
-    losses = tandem.all_reduce(comm, train(split, x[mine], target[mine]))
+    local = slice(begin, begin + rows)
+    losses = tandem.all_reduce(comm, train(split, x[local], target[local]))
 
     plain = Block(PlainExperts(*whole), HIDDEN)
     expected = train(plain, x, target)
     with torch.no_grad():
         want = plain(x).float()
-        off = ((split(x[mine]).float() - want[mine]) ** 2).sum().reshape(1)
+        off = ((split(x[local]).float() - want[local]) ** 2).sum().reshape(1)
     error = (tandem.all_reduce(comm, off).item() / (want ** 2).sum().item()) ** 0.5
     if comm.rank == 0:
         print(f"{EXPERTS} experts on {comm.size // tp} x {tp} ranks")

@@ -52,11 +52,11 @@ def body(comm):
     mlp = Mlp(ColumnParallelLinear.from_linear(comm, up),
               RowParallelLinear.from_linear(comm, down), tokens=TOKENS)
     begin, rows = tandem.shard_of(TOKENS, comm.size, comm.rank)
-    mine = slice(begin, begin + rows)
-    losses = torch.tensor(train(mlp, x[mine], target[mine]), device=comm.device)
+    local = slice(begin, begin + rows)
+    losses = torch.tensor(train(mlp, x[local], target[local]), device=comm.device)
     tandem.all_reduce(comm, losses)
     with torch.no_grad():
-        out = gather_rows(comm, mlp(x[mine]), TOKENS)
+        out = gather_rows(comm, mlp(x[local]), TOKENS)
 
     whole = Mlp(up, down)
     expected = torch.tensor(train(whole, x, target), device=comm.device)

@@ -78,7 +78,7 @@ def writable(x: Any) -> Any:
     return x
 
 
-def enter(device: int, stream: int, own: bool, threads: bool) -> None:
+def enter(device: int, stream: int, sets_stream: bool, threads: bool) -> None:
     """Sets up the thread of a GPU rank: makes the GPU and, with `own`, the rank's stream current in
     the imported frameworks. If several ranks are threads, each runs its backward passes on its own
     thread: PyTorch has one backward thread per GPU, where one rank's pass would wait for the next
@@ -88,10 +88,10 @@ def enter(device: int, stream: int, own: bool, threads: bool) -> None:
         torch.cuda.set_device(device)
         if threads:
             torch.autograd.set_multithreading_enabled(False)
-        if own:
+        if sets_stream:
             torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=device))
     cupy = sys.modules.get("cupy")
     if cupy is not None:
         cupy.cuda.Device(device).use()
-        if own:
+        if sets_stream:
             cupy.cuda.ExternalStream(stream, device).use()

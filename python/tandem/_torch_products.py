@@ -198,7 +198,7 @@ def copied_linear_gradients(operators: Operators, x: Tensor, weight: Tensor, dy:
     dx = None
     if wanted[0]:
         dx = operators(GemmAr, len(dy), k, n, x.dtype, weight_kn=True)(dy, weight.t())
-    return dx, *_own_gradients(x, dy, wanted)
+    return dx, *_local_gradients(x, dy, wanted)
 
 
 def linear_sum(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, tokens: int,
@@ -213,10 +213,10 @@ def linear_sum(operators: Operators, x: Tensor, weight: Tensor, bias: Gradient, 
 def linear_sum_gradients(operators: Operators, x: Tensor, weight: Tensor, dy: Tensor, tokens: int,
                          codec: Codec, wanted: Sequence[bool]) -> Gradients:
     dx = dy @ weight if wanted[0] else None
-    return dx, *_own_gradients(x, dy, wanted)
+    return dx, *_local_gradients(x, dy, wanted)
 
 
-def _own_gradients(x: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Tuple[Gradient, Gradient]:
+def _local_gradients(x: Tensor, dy: Tensor, wanted: Sequence[bool]) -> Tuple[Gradient, Gradient]:
     """Gradients of weight and bias if this rank has all rows of x and dy."""
     return dy.t() @ x if wanted[1] else None, dy.sum(0) if wanted[2] else None
 

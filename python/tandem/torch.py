@@ -254,10 +254,10 @@ class Moe(_Layer):
             return torch.nn.Parameter(part.detach().to(comm.device, copy=True,
                                                        memory_format=torch.contiguous_format))
 
-        own_in, own_out = w_in[first:first + count], w_out[first:first + count]
+        local_in, local_out = w_in[first:first + count], w_out[first:first + count]
         made.router = copied(router)
-        made.w_in = copied(own_in[:, :, begin:begin + width].reshape(-1, hidden))
-        made.w_out = copied(own_out[:, :, begin:begin + width].reshape(-1, width))
+        made.w_in = copied(local_in[:, :, begin:begin + width].reshape(-1, hidden))
+        made.w_out = copied(local_out[:, :, begin:begin + width].reshape(-1, width))
         return made
 
     def forward(self, x: Tensor) -> Tensor:

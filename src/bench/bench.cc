@@ -109,9 +109,9 @@ double difference_in_bits(const Tensor& result, const Tensor& expected) {
   return std::max(max_relative(result, expected), std::numeric_limits<double>::min());
 }
 
-double max_over_ranks(Communicator& comm, double own) {
-  double maximum = own;
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench")) {
+double max_over_ranks(Communicator& comm, double local) {
+  double maximum = local;
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "bench")) {
     double other;
     std::memcpy(&other, blob.data(), sizeof other);
     maximum = std::max(maximum, other);
@@ -148,9 +148,9 @@ bool runs_are_bitwise_equal(Communicator& comm, BenchCase& subject, const BoundC
 }
 
 bool ranks_are_bitwise_equal(Communicator& comm, const Tensor& result) {
-  const uint64_t own = XXH3_64bits(result.data(), result.bytes());
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bench result")) {
-    if (std::memcmp(blob.data(), &own, sizeof own) != 0) return false;
+  const uint64_t local = XXH3_64bits(result.data(), result.bytes());
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "bench result")) {
+    if (std::memcmp(blob.data(), &local, sizeof local) != 0) return false;
   }
   return true;
 }

@@ -132,15 +132,16 @@ class CollectiveCase : public BenchCase {
   Tensor expected() const override { return cut(expected_.tensor); }
   int64_t wire_bytes() const override {
     const int64_t whole = int64_t(data_.tensor.bytes()), world = comm_.size();
-    const int64_t own = local_.count * data_.tensor.dim(1) * int64_t(size_of(data_.tensor.dtype()));
+    const int64_t local =
+        local_.count * data_.tensor.dim(1) * int64_t(size_of(data_.tensor.dtype()));
     switch (kind_) {
       case Kind::all_reduce:
         return 2 * (whole - whole / world);
       case Kind::all_gather:
-        return own * (world - 1);
+        return local * (world - 1);
       case Kind::reduce_scatter:
       case Kind::all_to_all:
-        return whole - own;
+        return whole - local;
       case Kind::broadcast:
         return world > 1 ? whole : 0;
     }
@@ -159,20 +160,20 @@ class CollectiveCase : public BenchCase {
       return parts;
     }
     for (int r = 0; r < comm_.size(); ++r) {
-      const bool own = r == comm_.rank();
+      const bool local = r == comm_.rank();
       switch (kind_) {
         case Kind::all_reduce:  // contributions; the local sum, encoded and decoded; all results
           parts.encoded.push_back(shard(r));
           parts.decoded.push_back(shard(r));
-          if (!own) parts.decoded.push_back(shard(comm_.rank()));
+          if (!local) parts.decoded.push_back(shard(comm_.rank()));
           break;
         case Kind::all_gather:
-          if (own) parts.encoded.push_back(local_.count * columns);
+          if (local) parts.encoded.push_back(local_.count * columns);
           parts.decoded.push_back(counts_[size_t(r)] * columns);
           break;
         case Kind::reduce_scatter:
         case Kind::all_to_all:
-          if (own) break;
+          if (local) break;
           parts.encoded.push_back(counts_[size_t(r)] * columns);
           parts.decoded.push_back(local_.count * columns);
           break;
@@ -256,8 +257,8 @@ class CollectiveCase : public BenchCase {
     const DType dtype = data_.tensor.dtype();
     if (kind_ == Kind::all_reduce || kind_ == Kind::reduce_scatter) {
       const bool all = kind_ == Kind::all_reduce;
-      const Tensor own = all ? data_.tensor : data_.tensor.rows(local_.begin, local_.count);
-      parts_[size_t(rank)] = static_cast<const std::byte*>(own.data());
+      const Tensor local = all ? data_.tensor : data_.tensor.rows(local_.begin, local_.count);
+      parts_[size_t(rank)] = static_cast<const std::byte*>(local.data());
       return reduce_partials(parts_, dtype, nullptr, expected());
     }
     if (kind_ == Kind::broadcast) {

@@ -29,7 +29,7 @@ constexpr std::array<MoeModel, 5> kModels = {{{"mixtral-8x7b", 8, 2, 4096, 14336
                                               {"deepseek-v3", 256, 8, 7168, 2048}}};
 
 /// Name of a layer with unpublished sizes.
-constexpr const char* kOwnSizes = "custom";
+constexpr const char* kCustomSizes = "custom";
 
 MoeShape shape_of(const BenchRequest& q, int ranks) {
   return {.tokens = shard_of(q.m, ranks, 0).count,
@@ -57,27 +57,27 @@ class MoeCase : public BenchCase {
       : comm_(comm),
         q_(q),
         place_(comm, shape_of(q, comm.size())),
-        own_(shard_of(q.m, comm.size(), comm.rank())),
-        chosen_(
-            chosen_experts(place_.grid, q.moe.top_k, {q.moe.imbalance, 1}, own_.begin, own_.count)),
+        local_(shard_of(q.m, comm.size(), comm.rank())),
+        chosen_(chosen_experts(place_.grid, q.moe.top_k, {q.moe.imbalance, 1}, local_.begin,
+                               local_.count)),
         weights_(chosen_.size(), 1.0f / float(q.moe.top_k)),
         dweights_(chosen_.size()),
-        x_(q.dtype, own_.count, q.k, 1 + uint64_t(comm.rank())),
+        x_(q.dtype, local_.count, q.k, 1 + uint64_t(comm.rank())),
         w_in_(q.dtype, place_.experts.count * 2 * place_.ffn, q.k, 100 + uint64_t(comm.rank())),
         w_out_(q.dtype, place_.experts.count * q.k, place_.ffn, 200 + uint64_t(comm.rank())),
-        dout_(q.dtype, q.moe.backward ? own_.count : 0, q.k, 300 + uint64_t(comm.rank())),
+        dout_(q.dtype, q.moe.backward ? local_.count : 0, q.k, 300 + uint64_t(comm.rank())),
         dw_in_(DType::f32, q.moe.backward ? w_in_.tensor.dim(0) : 0, q.k, 0),
         dw_out_(DType::f32, q.moe.backward ? w_out_.tensor.dim(0) : 0, place_.ffn, 0),
         expected_dw_in_(DType::f32, dw_in_.tensor.dim(0), q.k, 0),
         expected_dw_out_(DType::f32, dw_out_.tensor.dim(0), place_.ffn, 0),
-        out_(q.dtype, own_.count, q.k, 0),
-        dx_(q.dtype, q.moe.backward ? own_.count : 0, q.k, 0),
+        out_(q.dtype, local_.count, q.k, 0),
+        dx_(q.dtype, q.moe.backward ? local_.count : 0, q.k, 0),
         whole_(q.dtype, q.m, q.k, 0),
         sums_(DType::f32, q.m, q.k, 0),
-        expected_(DType::f32, own_.count, q.k, 0),
-        expected_out_memory_(size_t(q.moe.backward ? own_.count * q.k : 0) * sizeof(float)),
+        expected_(DType::f32, local_.count, q.k, 0),
+        expected_out_memory_(size_t(q.moe.backward ? local_.count * q.k : 0) * sizeof(float)),
         expected_out_(
-            expected_out_memory_.view(DType::f32, {q.moe.backward ? own_.count : 0, q.k})),
+            expected_out_memory_.view(DType::f32, {q.moe.backward ? local_.count : 0, q.k})),
         layer_(comm, shape_of(q, comm.size()), options_of(q, Strategy::serial)) {
     scale(w_in_.tensor, q.k);
     scale(w_out_.tensor, q.n);
@@ -157,8 +157,8 @@ class MoeCase : public BenchCase {
   Tensor inner() const { return rows_.inner.view(q_.dtype, rows_.slots(), place_.ffn); }
   MoeRouting routing() {
     const int64_t k = q_.moe.top_k;
-    return {Tensor::of(std::span(chosen_), {own_.count, k}),
-            Tensor::of(std::span(weights_), {own_.count, k})};
+    return {Tensor::of(std::span(chosen_), {local_.count, k}),
+            Tensor::of(std::span(weights_), {local_.count, k})};
   }
 
   static void clear(const Tensor& values) {
@@ -209,7 +209,7 @@ class MoeCase : public BenchCase {
     if (dispatches()) return;
     layer.run_combine(w_out_.tensor, rows_, out_.tensor);
     if (!q_.moe.backward) return;
-    const Tensor dweights = Tensor::of(std::span(dweights_), {own_.count, q_.moe.top_k});
+    const Tensor dweights = Tensor::of(std::span(dweights_), {local_.count, q_.moe.top_k});
     layer.backward(dout_.tensor, w_in_.tensor, w_out_.tensor, rows_, dx_.tensor, dweights,
                    dw_in_.tensor, dw_out_.tensor);
   }
@@ -239,14 +239,14 @@ class MoeCase : public BenchCase {
 
   // Unfused reference: all rows to all ranks, GEMMs per slot, sums over all ranks.
   void list_slots();
-  void fill_slots(const Tensor& own, const Tensor& to);
+  void fill_slots(const Tensor& local, const Tensor& to);
   void sum_slots(const Tensor& y);
   void reference_backward();
 
   Communicator& comm_;
   BenchRequest q_;
   MoePlace place_;
-  Shard own_;
+  Shard local_;
   std::vector<int32_t> chosen_;
   std::vector<float> weights_, dweights_;
   BenchMatrix x_, w_in_, w_out_, dout_, dw_in_, dw_out_, expected_dw_in_, expected_dw_out_;
@@ -314,8 +314,8 @@ void MoeCase::list_slots() {
   y_ = memory(q_.k, DType::f32);
 }
 
-void MoeCase::fill_slots(const Tensor& own, const Tensor& to) {
-  all_gather(comm_, own, whole_.tensor);
+void MoeCase::fill_slots(const Tensor& local, const Tensor& to) {
+  all_gather(comm_, local, whole_.tensor);
   for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
     std::memcpy(to.as<std::byte>() + slot * place_.line,
                 whole_.tensor.as<std::byte>() + size_t(slot_rows_[slot]) * place_.line,
@@ -407,7 +407,7 @@ void complete_moe(BenchRequest& q, int ranks) {
   if (moe.hidden > 0) q.k = moe.hidden;
   if (moe.ffn > 0) q.n = moe.ffn;
   // Times do not apply to the published layer.
-  if (moe.model.empty() || changed) moe.model = kOwnSizes;
+  if (moe.model.empty() || changed) moe.model = kCustomSizes;
   if (moe.top_k > moe.experts) {
     throw InvalidArgument(
         fmt::format("bench: --top-k {}: expected at most the {} experts", moe.top_k, moe.experts));

@@ -85,7 +85,7 @@ class TransportWork::Loopback {
     checked(::connect(out_, reinterpret_cast<sockaddr*>(&here), size), "connect");
     in_ = checked(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK), "accept");
     close(listener);
-    require_own();
+    require_one_process();
     checked(::pipe2(pipe_, O_CLOEXEC | O_NONBLOCK), "pipe");
     fcntl(pipe_[1], F_SETPIPE_SZ, 1 << 20);  // a smaller pipe is only slower
     fcntl(out_, F_SETFL, O_NONBLOCK);
@@ -125,7 +125,7 @@ class TransportWork::Loopback {
     throw IoError(fmt::format("bench: loopback: {}: {}", what, std::strerror(errno)));
   }
   /// Another process of this host may have connected first.
-  void require_own() const {
+  void require_one_process() const {
     sockaddr_in ours{}, remote{};
     socklen_t size = sizeof ours;
     checked(::getsockname(out_, reinterpret_cast<sockaddr*>(&ours), &size), "getsockname");

@@ -56,7 +56,7 @@ bool is_installed(const std::string& program) {
 }
 
 /// Command line of this program with other arguments.
-std::string own_command(std::vector<std::string> words) {
+std::string tandem_command(std::vector<std::string> words) {
   words.insert(words.begin(), fs::read_symlink("/proc/self/exe").string());
   return joined(words);
 }
@@ -112,8 +112,8 @@ std::optional<Json> compare_held_out(const fs::path& dir, int64_t tp) {
                        text.files.size(), text.different, text.bytes));
   const std::string list = (dir / "compared.txt").string(), json = (dir / "eval.json").string();
   replace_file(list, list_of_paths(text.files));
-  output_of(own_command({"eval", (dir / "final").string(), "--list", list, "--tp",
-                         std::to_string(tp), "--json", json}));
+  output_of(tandem_command({"eval", (dir / "final").string(), "--list", list, "--tp",
+                            std::to_string(tp), "--json", json}));
   const auto scores = parse_json<Json>(read_file(json));
   Json compressors = Json::array();
   for (const std::string program : {"gzip", "xz"}) {
@@ -129,10 +129,11 @@ std::optional<Json> compare_held_out(const fs::path& dir, int64_t tp) {
 
 void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
   complain("A sample");
-  replace_file((dir / "sample.txt").string(),
-               output_of(own_command({"generate", (dir / "final").string(), "--prompt", prompt,
-                                      "--tp", std::to_string(tp), "--temperature", "0.8", "--top-p",
-                                      "0.95", "--seed", "1", "--max-tokens", "600"})));
+  replace_file(
+      (dir / "sample.txt").string(),
+      output_of(tandem_command({"generate", (dir / "final").string(), "--prompt", prompt, "--tp",
+                                std::to_string(tp), "--temperature", "0.8", "--top-p", "0.95",
+                                "--seed", "1", "--max-tokens", "600"})));
 }
 
 TrainConfig timed_config(TrainConfig config, const std::string& strategy, const std::string& link) {

@@ -33,11 +33,12 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   };
   auto* bytes = out.as<std::byte>();
   const auto* local = shard.as<const std::byte>();
-  const auto keep_own = [&] {
-    const Span own = at(comm.rank());
-    if (own.bytes && bytes + own.begin != local) std::memmove(bytes + own.begin, local, own.bytes);
+  const auto keep_local = [&] {
+    const Span local_span = at(comm.rank());
+    if (local_span.bytes && bytes + local_span.begin != local)
+      std::memmove(bytes + local_span.begin, local, local_span.bytes);
   };
-  if (comm.size() == 1) return keep_own();
+  if (comm.size() == 1) return keep_local();
 
   Args args(Op::all_gather, out);
   args.wire = asked.wire;
@@ -47,7 +48,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   if (at(0).bytes <= call.small()) {
     call.enter_all({local, shard.bytes()});
     call.check();
-    keep_own();
+    keep_local();
     for (int r = 0; r < world; ++r) {
       if (r != me && at(r).bytes) std::memcpy(bytes + at(r).begin, call.payload(r), at(r).bytes);
     }
@@ -57,7 +58,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   if (call.one_address_space()) {
     Direct direct(call);
     direct.enter(local);
-    keep_own();
+    keep_local();
     for (int step = 1; step < world; ++step) {
       const int source = call.peer(step);
       if (at(source).bytes) {
@@ -78,7 +79,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
     }
     if (t == 0) {
       call.check();
-      keep_own();
+      keep_local();
     }
     for (int step = 1; step < world; ++step) {
       const int source = call.peer(world - step);

@@ -23,12 +23,12 @@ void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
   Direct direct(call);
   direct.enter(data.data());
   const size_t element = size_of(data.dtype());
-  const Shard own = shard_of(data.elements(), call.size(), call.rank());
+  const Shard local = shard_of(data.elements(), call.size(), call.rank());
   std::vector<const std::byte*> sources(static_cast<size_t>(call.size()));
   const auto block = int64_t(kDirectBlock / element);
-  for (int64_t i = 0; i < pieces_in(own.count, block); ++i) {
-    const Piece piece = piece_of(own.count, block, i);
-    const size_t at = size_t(own.begin + piece.begin) * element;
+  for (int64_t i = 0; i < pieces_in(local.count, block); ++i) {
+    const Piece piece = piece_of(local.count, block, i);
+    const size_t at = size_t(local.begin + piece.begin) * element;
     for (int r = 0; r < call.size(); ++r) sources[size_t(r)] = direct.of(r) + at;
     std::byte* sum = direct.of(call.rank()) + at;
     reduce(data.dtype(), op, sources, sum, piece.count);
@@ -81,10 +81,11 @@ void collectives::plain_all_reduce(Communicator& comm, const Tensor& data, Reduc
       if (chunk.bytes) call.send(Stream::reduce, peer, bytes + chunk.begin, chunk.bytes);
     }
     if (t == 0) call.check();
-    if (const Span own = chunks.at(me, t - 1); own.bytes) {
-      receive_and_reduce(call, data.dtype(), op, bytes + own.begin, bytes + own.begin, own.bytes);
+    if (const Span local = chunks.at(me, t - 1); local.bytes) {
+      receive_and_reduce(call, data.dtype(), op, bytes + local.begin, bytes + local.begin,
+                         local.bytes);
       for (int step = 1; step < world; ++step) {
-        call.send(Stream::gather, call.peer(step), bytes + own.begin, own.bytes);
+        call.send(Stream::gather, call.peer(step), bytes + local.begin, local.bytes);
       }
     }
     for (int step = 1; step < world; ++step) {

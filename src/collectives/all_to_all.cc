@@ -92,8 +92,9 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
         if (r != me) table.set(r, call.payload(r));
       }
       table.check(call);
-      const Span own = outgoing[size_t(me)];
-      if (own.bytes) std::memmove(to + incoming[size_t(me)].begin, from + own.begin, own.bytes);
+      const Span local = outgoing[size_t(me)];
+      if (local.bytes)
+        std::memmove(to + incoming[size_t(me)].begin, from + local.begin, local.bytes);
       for (int r = 0; r < world; ++r) {
         const Span rows = incoming[size_t(r)];
         if (r == me || rows.bytes == 0 || rows.bytes > small) continue;

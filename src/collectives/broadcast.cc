@@ -17,22 +17,22 @@ using namespace collectives;
 namespace {
 
 void send_all(Call& call, const Chunks& chunks, const std::byte* bytes, int64_t t) {
-  const Span own = chunks.at(call.rank(), t);
+  const Span local = chunks.at(call.rank(), t);
   for (int step = 1; step < call.size(); ++step) {
     const int peer = call.peer(step);
     const Span remote = chunks.at(peer, t);
     if (remote.bytes) call.send(Stream::reduce, peer, bytes + remote.begin, remote.bytes);
-    if (own.bytes) call.send(Stream::gather, peer, bytes + own.begin, own.bytes);
+    if (local.bytes) call.send(Stream::gather, peer, bytes + local.begin, local.bytes);
   }
 }
 
 void receive_and_forward(Call& call, const Chunks& chunks, std::byte* bytes, int64_t t, int root) {
-  const Span own = chunks.at(call.rank(), t);
-  if (own.bytes) {
-    receive_into(call, Stream::reduce, root, bytes + own.begin, own.bytes);
+  const Span local = chunks.at(call.rank(), t);
+  if (local.bytes) {
+    receive_into(call, Stream::reduce, root, bytes + local.begin, local.bytes);
     for (int step = 1; step < call.size(); ++step) {
       const int peer = call.peer(step);
-      if (peer != root) call.send(Stream::gather, peer, bytes + own.begin, own.bytes);
+      if (peer != root) call.send(Stream::gather, peer, bytes + local.begin, local.bytes);
     }
   }
   for (int step = 1; step < call.size(); ++step) {

@@ -40,8 +40,9 @@ class Chunks {
 /// Copies the next chunk from `source` to `to`.
 void receive_into(Call& call, Stream stream, int source, std::byte* to, size_t bytes);
 
-/// out = reduction of `own` and every other rank's next chunk of the reduce stream, in rank order.
-void receive_and_reduce(Call& call, DType dtype, ReduceOp op, const std::byte* own, std::byte* out,
-                        size_t bytes);
+/// out = reduction of `local` and every other rank's next chunk of the reduce stream, in rank
+/// order.
+void receive_and_reduce(Call& call, DType dtype, ReduceOp op, const std::byte* local,
+                        std::byte* out, size_t bytes);
 
 }  // namespace tandem::collectives

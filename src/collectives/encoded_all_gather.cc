@@ -26,8 +26,8 @@ class EncodedAllGather {
   /// Runs with a message that fits in the envelope.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
-    const Elements own = part(call_.rank());
-    const size_t used = encoded_.encode(shard_, own.count, nullptr, message.data());
+    const Elements local_shard = part(call_.rank());
+    const size_t used = encoded_.encode(shard_, local_shard.count, nullptr, message.data());
     call_.enter_all({message.data(), used});
     call_.check();
     for (int r = 0; r < call_.size(); ++r) {
@@ -39,10 +39,10 @@ class EncodedAllGather {
   void run() {
     call_.enter_all({});
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
-      const std::byte* own = send_own(t);
+      const std::byte* sent = send_local(t);
       if (t == 0) call_.check();
       const Elements local = encoded_.chunk(part(call_.rank()), t);
-      if (local.count) encoded_.decode(own, local.count, at(local));
+      if (local.count) encoded_.decode(sent, local.count, at(local));
       for (int step = 1; step < call_.size(); ++step) {
         const int source = call_.peer(call_.size() - step);
         const Elements chunk = encoded_.chunk(part(source), t - 1);
@@ -60,10 +60,10 @@ class EncodedAllGather {
   std::byte* at(const Elements& chunk) const { return out_ + size_t(chunk.begin) * element_; }
 
   /// Returns the message, null past the end.
-  const std::byte* send_own(int64_t t) {
-    const Elements own = part(call_.rank()), chunk = encoded_.chunk(own, t);
+  const std::byte* send_local(int64_t t) {
+    const Elements local_shard = part(call_.rank()), chunk = encoded_.chunk(local_shard, t);
     if (!chunk.count) return nullptr;
-    const std::byte* values = shard_ + size_t(chunk.begin - own.begin) * element_;
+    const std::byte* values = shard_ + size_t(chunk.begin - local_shard.begin) * element_;
     std::byte* message = call_.staging_for_all(uint64_t(t));
     const size_t bytes = encoded_.encode(values, chunk.count, nullptr, message);
     for (int step = 1; step < call_.size(); ++step) {

@@ -53,7 +53,7 @@ class EncodedAllReduce {
         sum_all(t - 1);
         continue;
       }
-      sum_own(t - 1);
+      sum_local(t - 1);
       for (int step = 1; step < call_.size(); ++step) {
         const int source = call_.peer(call_.size() - step);
         const Elements chunk = encoded_.chunk(shard(source), t - 2);
@@ -79,7 +79,7 @@ class EncodedAllReduce {
     }
   }
 
-  void sum_own(int64_t t) {
+  void sum_local(int64_t t) {
     const Elements chunk = encoded_.chunk(shard(call_.rank()), t);
     if (!chunk.count) return;
     receive_parts(Stream::reduce, {at(chunk), false});
@@ -100,20 +100,20 @@ class EncodedAllReduce {
     for (int step = 1; step < call_.size(); ++step) {
       call_.send(Stream::gather, call_.peer(step), message, bytes);
     }
-    own_[t % 2] = message;
+    local_[t % 2] = message;
   }
 
   void sum_all(int64_t t) {
     const Elements chunk = encoded_.chunk({0, elements_}, t);
     if (!chunk.count) return;
-    receive_parts(Stream::gather, {own_[t % 2], true});
+    receive_parts(Stream::gather, {local_[t % 2], true});
     encoded_.reduce(parts_, chunk.count, at(chunk));
     release_parts(Stream::gather);
   }
 
-  void receive_parts(Stream stream, const Encoded::Part& own) {
+  void receive_parts(Stream stream, const Encoded::Part& local) {
     for (int r = 0; r < call_.size(); ++r) {
-      parts_[size_t(r)] = r == call_.rank() ? own : Encoded::Part{call_.receive(stream, r), true};
+      parts_[size_t(r)] = r == call_.rank() ? local : Encoded::Part{call_.receive(stream, r), true};
     }
   }
   void release_parts(Stream stream) {
@@ -128,7 +128,7 @@ class EncodedAllReduce {
   const bool is_one_shot_;
   Encoded encoded_;
   std::vector<Encoded::Part> parts_;
-  const std::byte* own_[2] = {};  // this rank's messages of the last two steps
+  const std::byte* local_[2] = {};  // this rank's messages of the last two steps
 };
 
 }  // namespace

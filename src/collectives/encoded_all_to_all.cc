@@ -36,7 +36,7 @@ class EncodedAllToAll {
         incoming_(parts_of(recv_counts, row_of(recv))),
         encoded_(call, wire, send.dtype(), 0) {}
 
-  void run(const CountTable& own_counts, std::span<const std::byte> both) {
+  void run(const CountTable& local_counts, std::span<const std::byte> both) {
     call_.enter_all(both);
     int64_t steps = 0;
     for (int step = 1; step < call_.size(); ++step) {
@@ -46,7 +46,7 @@ class EncodedAllToAll {
     }
     for (int64_t t = 0; t < steps + 1; ++t) {
       send(t);
-      if (t == 0) check(own_counts);
+      if (t == 0) check(local_counts);
       receive(t - 1);
     }
     call_.finish();
@@ -73,10 +73,10 @@ class EncodedAllToAll {
       if (r != call_.rank()) counts.set(r, call_.payload(r));
     }
     counts.check(call_);
-    const Elements own = outgoing_[size_t(call_.rank())];
-    if (!own.count) return;
+    const Elements local = outgoing_[size_t(call_.rank())];
+    if (!local.count) return;
     std::memmove(to_ + size_t(incoming_[size_t(call_.rank())].begin) * element_,
-                 from_ + size_t(own.begin) * element_, size_t(own.count) * element_);
+                 from_ + size_t(local.begin) * element_, size_t(local.count) * element_);
   }
 
   void receive(int64_t t) {

@@ -36,11 +36,11 @@ class EncodedReduceScatter {
     }
     call_.check();
     residual.store();
-    const Elements own = part(call_.rank());
+    const Elements local = part(call_.rank());
     for (int r = 0; r < call_.size(); ++r) {
-      parts_[size_t(r)] = {r == call_.rank() ? at(own) : call_.payload(r), r != call_.rank()};
+      parts_[size_t(r)] = {r == call_.rank() ? at(local) : call_.payload(r), r != call_.rank()};
     }
-    encoded_.reduce(parts_, own.count, out_);
+    encoded_.reduce(parts_, local.count, out_);
   }
 
   void run() {
@@ -54,7 +54,7 @@ class EncodedReduceScatter {
         encoded_.send(Stream::reduce, peer, at(chunk), chunk.count, residual_at(chunk));
       }
       if (t == 0 && !residual_) call_.check();
-      sum_own(t - 1);
+      sum_local(t - 1);
     }
     call_.finish();
   }
@@ -71,14 +71,14 @@ class EncodedReduceScatter {
     return residual_ ? residual_ + chunk.begin : nullptr;
   }
 
-  void sum_own(int64_t t) {
-    const Elements own = part(call_.rank()), chunk = encoded_.chunk(own, t);
+  void sum_local(int64_t t) {
+    const Elements local = part(call_.rank()), chunk = encoded_.chunk(local, t);
     if (!chunk.count) return;
     for (int r = 0; r < call_.size(); ++r) {
-      const bool is_own = r == call_.rank();
-      parts_[size_t(r)] = {is_own ? at(chunk) : call_.receive(Stream::reduce, r), !is_own};
+      const bool is_local = r == call_.rank();
+      parts_[size_t(r)] = {is_local ? at(chunk) : call_.receive(Stream::reduce, r), !is_local};
     }
-    encoded_.reduce(parts_, chunk.count, out_ + size_t(chunk.begin - own.begin) * element_);
+    encoded_.reduce(parts_, chunk.count, out_ + size_t(chunk.begin - local.begin) * element_);
     for (int step = 1; step < call_.size(); ++step) call_.release(Stream::reduce, call_.peer(step));
   }
 

@@ -34,9 +34,9 @@ void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, c
   };
   const auto* bytes = data.as<const std::byte>();
   auto* out = shard.as<std::byte>();
-  const Span own = at(comm.rank());
+  const Span local = at(comm.rank());
   if (comm.size() == 1) {
-    if (own.bytes && out != bytes) std::memmove(out, bytes, own.bytes);
+    if (local.bytes && out != bytes) std::memmove(out, bytes, local.bytes);
     return;
   }
 
@@ -54,7 +54,7 @@ void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, c
     call.check();
     std::vector<const std::byte*> sources(static_cast<size_t>(world));
     for (int r = 0; r < world; ++r) {
-      sources[size_t(r)] = r == me ? bytes + own.begin : call.payload(r);
+      sources[size_t(r)] = r == me ? bytes + local.begin : call.payload(r);
     }
     reduce(data.dtype(), op, sources, out, shard.elements());
     return;
@@ -64,7 +64,7 @@ void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, c
     Direct direct(call);
     direct.enter(bytes);
     std::vector<const std::byte*> sources;
-    for (int r = 0; r < world; ++r) sources.push_back(direct.of(r) + own.begin);
+    for (int r = 0; r < world; ++r) sources.push_back(direct.of(r) + local.begin);
     reduce(data.dtype(), op, sources, out, shard.elements());
     return direct.finish();
   }
@@ -80,7 +80,7 @@ void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, c
     if (t == 0) call.check();
     if (const Span chunk = chunks.at(me, t - 1); chunk.bytes) {
       receive_and_reduce(call, data.dtype(), op, bytes + chunk.begin,
-                         out + (chunk.begin - own.begin), chunk.bytes);
+                         out + (chunk.begin - local.begin), chunk.bytes);
     }
   }
   call.finish();

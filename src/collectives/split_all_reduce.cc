@@ -97,13 +97,13 @@ void RowSums::send(const Wire& wire) {
   for (int step = 0; step < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
     const Tensor rows = partial(share(owner));
-    const bool is_own = owner == rank_;
-    if (is_own && !is_lossy()) {
+    const bool is_local = owner == rank_;
+    if (is_local && !is_lossy()) {
       parts_[size_t(rank_)] = rows.as<std::byte>();
       continue;
     }
     const std::byte* message = packed(rows, encoded + size_t(owner) * area_, bytes);
-    if (is_own) {
+    if (is_local) {
       parts_[size_t(rank_)] = message;
     } else {
       workspace_.put(owner, size_t(rank_) * area_, message, bytes, partial_signal(rank_));
@@ -127,7 +127,7 @@ void RowSums::sum_arrived(const Shard& rows, const Tensor& out) {
   reduce_partials(parts_, dtype_, nullptr, out);
 }
 
-void RowSums::sum_own() {
+void RowSums::sum_local() {
   is_summed_ = true;
   const Shard rows = share(rank_);
   const Tensor sums = sums_.view(dtype_, {rows.count, columns_});
@@ -149,7 +149,7 @@ void RowSums::advance() {
   for (int source = 0; source < world_; ++source) {
     if (source != rank_ && !workspace_.has(partial_signal(source))) return;
   }
-  sum_own();
+  sum_local();
 }
 
 void RowSums::finish(const Tensor& out) {
@@ -158,7 +158,7 @@ void RowSums::finish(const Tensor& out) {
   } else if (is_one_shot()) {
     sum_arrived({0, rows_}, out);
   } else {
-    if (!is_summed_) sum_own();
+    if (!is_summed_) sum_local();
     for (int owner = 0; owner < world_; ++owner) {
       const Shard rows = share(owner);
       if (owner != rank_) workspace_.await(sum_signal(owner), owner, 0);

@@ -54,7 +54,7 @@ class RowSums {
   /// Decoded rows of a message from `source`, in this rank's memory.
   const std::byte* unpacked(const std::byte* message, int64_t rows, int source);
   void send_rows(int peer, const Shard& rows);
-  void sum_own();
+  void sum_local();
   void sum_arrived(const Shard& rows, const Tensor& out);
 
   const int rank_, world_;

@@ -71,20 +71,20 @@ CallOnCard::~CallOnCard() {
 
 void CallOnCard::use(std::string_view name, const Tensor& tensor, bool written) {
   if (!space_ || space_->reach == Reach::no_addresses) return;
-  if (!own_) {
+  if (!local_operands_) {
     const uint64_t call = ++space_->operator_calls;
-    own_ = &card_->operands[call % 2];
-    own_->call = call;
-    own_->count = 0;
+    local_operands_ = &card_->operands[call % 2];
+    local_operands_->call = call;
+    local_operands_->count = 0;
   }
-  CallCard::Used& used = own_->used.at(own_->count++);
+  CallCard::Used& used = local_operands_->used.at(local_operands_->count++);
   used = {{}, written, byte_rows(tensor)};
   name.copy(used.name.data(), used.name.size());
 }
 
 void CallOnCard::require_apart(std::string_view op) {
-  if (!own_) return;
-  const uint64_t call = own_->call;
+  if (!local_operands_) return;
+  const uint64_t call = local_operands_->call;
   const int size = comm_.size(), me = comm_.rank();
   for (int step = 1; step < size; ++step) {
     space_->raise((me + step) % size, space_->layout.begun(me), call);
@@ -125,10 +125,10 @@ std::string describe_peers_call(const Communicator& comm, int peer) {
   CallCard* const local = space->cards[size_t(comm.rank())];
   CallCard* const remote = space->cards[size_t(peer)];
   if (!local || !remote) return "";
-  const std::string own = read_text(*local), other = read_text(*remote);
-  if (own == other || own.empty()) return "";
+  const std::string local_text = read_text(*local), other = read_text(*remote);
+  if (local_text == other || local_text.empty()) return "";
   return fmt::format("rank {} is in {}, rank {} in {}: expected the same call on all ranks", peer,
-                     other.empty() ? "no call" : other, comm.rank(), own);
+                     other.empty() ? "no call" : other, comm.rank(), local_text);
 }
 
 }  // namespace tandem

@@ -62,7 +62,7 @@ class CallOnCard {
   Communicator& comm_;
   Workspace* space_ = nullptr;  // nullptr if there are no cards
   CallCard* card_ = nullptr;
-  CallCard::Operands* own_ = nullptr;
+  CallCard::Operands* local_operands_ = nullptr;
   const int errors_;
 };
 

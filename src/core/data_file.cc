@@ -10,7 +10,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Folder of the shared library, or of the program that links the static one.
-fs::path own_folder() {
+fs::path library_folder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&data_file), &info) == 0 || !info.dli_fname) return {};
   std::error_code error;
@@ -24,7 +24,7 @@ fs::path own_folder() {
 
 std::string data_file(std::string_view name) {
   std::error_code error;
-  if (const fs::path folder = own_folder(); !folder.empty()) {
+  if (const fs::path folder = library_folder(); !folder.empty()) {
     for (const char* below : {"../share/tandem", "../../share/tandem", "share/tandem"}) {
       const fs::path path = (folder / below / name).lexically_normal();
       if (fs::exists(path, error)) return path.string();

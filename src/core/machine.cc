@@ -66,22 +66,22 @@ std::string read_entry(const std::string& path, std::string_view start, char end
 /// Whether the launcher may run on other processors than the ranks it started. A shell between the
 /// two, which has the rank's `variable`, does not count as the launcher.
 bool is_bound_by_launcher(const char* variable) {
-  cpu_set_t own;
-  if (sched_getaffinity(0, sizeof own, &own) != 0) return false;
-  std::string own_list;
+  cpu_set_t affinity;
+  if (sched_getaffinity(0, sizeof affinity, &affinity) != 0) return false;
+  std::string affinity_list;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &own)) continue;
+    if (!CPU_ISSET(cpu, &affinity)) continue;
     const int first = cpu;
-    while (cpu + 1 < CPU_SETSIZE && CPU_ISSET(cpu + 1, &own)) ++cpu;
-    own_list += (own_list.empty() ? "" : ",") + std::to_string(first);
-    if (cpu > first) own_list += "-" + std::to_string(cpu);
+    while (cpu + 1 < CPU_SETSIZE && CPU_ISSET(cpu + 1, &affinity)) ++cpu;
+    affinity_list += (affinity_list.empty() ? "" : ",") + std::to_string(first);
+    if (cpu > first) affinity_list += "-" + std::to_string(cpu);
   }
   const std::string name = std::string(variable) + "=";
   std::string process = std::to_string(getppid());
   for (int level = 0; level < 8; ++level) {
     const std::string folder = "/proc/" + process;
     const std::string list = read_entry(folder + "/status", "Cpus_allowed_list:\t", '\n');
-    if (!list.empty() && list != own_list) return true;
+    if (!list.empty() && list != affinity_list) return true;
     if (read_entry(folder + "/environ", name, '\0').empty()) return false;
     process = read_entry(folder + "/status", "PPid:\t", '\n');
   }

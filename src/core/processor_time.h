@@ -4,9 +4,9 @@
 namespace tandem {
 
 struct ProcessorTime {
-  double wall = 0;  ///< seconds of a monotonic clock
-  double all = 0;   ///< busy seconds of all processors
-  double own = 0;   ///< this process's part, including its ended children
+  double wall = 0;   ///< seconds of a monotonic clock
+  double all = 0;    ///< busy seconds of all processors
+  double local = 0;  ///< this process's part, including its ended children
   static ProcessorTime now();
 };
 

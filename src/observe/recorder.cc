@@ -44,13 +44,13 @@ std::vector<SpanEvent> Recorder::take_events() {
 }
 
 namespace {
-thread_local Recorder own_recorder;
+thread_local Recorder thread_recorder;
 thread_local Recorder* bound_recorder = nullptr;
 thread_local SpanLabel label{"gemm", -1};
 }  // namespace
 
 Recorder& recorder() {
-  return bound_recorder ? *bound_recorder : own_recorder;
+  return bound_recorder ? *bound_recorder : thread_recorder;
 }
 void bind(Recorder* recorder) {
   bound_recorder = recorder;

@@ -38,11 +38,12 @@ constexpr Tile tile_at(const AgTileOrder& order, int at) {
     const int step = at / per_shard, rest = at - step * per_shard;
     return {turn(step * shard + rest % shard), rest / shard};
   }
-  const int own = shard * order.head;
-  if (at < own) return {turn(at % shard), at / shard};
-  const int others = rows - shard, remote = at - own;
-  if (remote < others * order.head) return {turn(shard + remote % others), remote / others};
-  const int rest = remote - others * order.head;
+  const int local = shard * order.head;
+  if (at < local) return {turn(at % shard), at / shard};
+  const int remote_rows = rows - shard, remote = at - local;
+  if (remote < remote_rows * order.head)
+    return {turn(shard + remote % remote_rows), remote / remote_rows};
+  const int rest = remote - remote_rows * order.head;
   return {turn(rest % rows), order.head + rest / rows};
 }
 

@@ -70,15 +70,15 @@ constexpr int turned_pair(const AgWaveOrder& order, int turned) {
 /// tile_at(), but with bands.
 constexpr Tile pair_at(const AgWaveOrder& order, int at) {
   const AgTileOrder pairs = in_pairs_of_rows(order.rows);
-  const int own = pairs_of_shard(order, pairs.rank);
+  const int local = pairs_of_shard(order, pairs.rank);
   const int rows = pairs.row_tiles() - order.shorter;
   if (pairs.head < pairs.column_tiles) {
-    if (at < own * pairs.head) return {turned_pair(order, at % own), at / own};
-    const int others = rows - own, remote = at - own * pairs.head;
-    if (remote < others * pairs.head) {
-      return {turned_pair(order, own + remote % others), remote / others};
+    if (at < local * pairs.head) return {turned_pair(order, at % local), at / local};
+    const int remote_rows = rows - local, remote = at - local * pairs.head;
+    if (remote < remote_rows * pairs.head) {
+      return {turned_pair(order, local + remote % remote_rows), remote / remote_rows};
     }
-    const int rest = remote - others * pairs.head;
+    const int rest = remote - remote_rows * pairs.head;
     return {turned_pair(order, rest % rows), pairs.head + rest / rows};
   }
   int shard = pairs.rank;

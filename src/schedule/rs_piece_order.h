@@ -35,9 +35,9 @@ struct RsPieceOrder {
   int rank = 0, ranks = 1;
   int row_tiles = 1;  ///< per shard
   int column_tiles = 1;
-  int pieces = 1;              ///< chunks per shard; divide column_tiles; 0: by columns
-  int band = 1, own_band = 1;  ///< the last may have fewer; equal if local tiles are interleaved
-  int last = 0;                ///< by columns: max local tiles at the end
+  int pieces = 1;                ///< chunks per shard; divide column_tiles; 0: by columns
+  int band = 1, local_band = 1;  ///< the last may have fewer; equal if local tiles are interleaved
+  int last = 0;                  ///< by columns: max local tiles at the end
   int later = 0;  ///< by columns: one in `later` positions of a shard is sent later; 0: none
   int clusters = 1;
   int steps = 1;    ///< K steps per tile
@@ -52,9 +52,9 @@ struct RsPieceOrder {
   constexpr int shard_tiles() const { return row_tiles * column_tiles; }
   constexpr int tiles() const { return ranks * shard_tiles() - shorter * column_tiles; }
   constexpr int rows_of(int owner) const { return row_tiles - (owner >= ranks - shorter ? 1 : 0); }
-  constexpr int own_tiles() const { return rows_of(rank) * column_tiles; }
-  constexpr int own_at_end() const {
-    return pieces > 0 ? own_tiles() : std::min(last, own_tiles());
+  constexpr int local_tiles() const { return rows_of(rank) * column_tiles; }
+  constexpr int local_last() const {
+    return pieces > 0 ? local_tiles() : std::min(last, local_tiles());
   }
 };
 
@@ -82,22 +82,22 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
   }
 }
 
-/// Remote tiles, with those at the positions of the last tiles in `own` spread over all: about the
-/// same share of every wave, and of every cluster.
+/// Remote tiles, with those at the positions of the last tiles in `local` spread over all: about
+/// the same share of every wave, and of every cluster.
 inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
-                                         const std::vector<PieceTile>& others,
-                                         const std::vector<PieceTile>& own) {
+                                         const std::vector<PieceTile>& remote,
+                                         const std::vector<PieceTile>& local) {
   std::vector<bool> is_later(size_t(order.shard_tiles()));
-  for (size_t i = own.size() - own.size() / size_t(order.later); i < own.size(); ++i) {
-    is_later[size_t(own[i].row * order.column_tiles + own[i].column)] = true;
+  for (size_t i = local.size() - local.size() / size_t(order.later); i < local.size(); ++i) {
+    is_later[size_t(local[i].row * order.column_tiles + local[i].column)] = true;
   }
   std::vector<PieceTile> first, later, all;
-  for (PieceTile tile : others) {
+  for (PieceTile tile : remote) {
     tile.later = is_later[size_t(tile.row * order.column_tiles + tile.column)];
     (tile.later ? later : first).push_back(tile);
   }
   size_t next_first = 0, next_later = 0;
-  for (size_t i = 0; i < others.size(); ++i) {
+  for (size_t i = 0; i < remote.size(); ++i) {
     const size_t clusters = size_t(order.clusters), turn = i % clusters + i / clusters;
     const bool due = (turn + 1) % size_t(order.later) == 0 && next_later < later.size();
     const bool takes_later = due || next_first == first.size();
@@ -114,38 +114,38 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
     sweep(order, order.band, step, step + 1, number % order.pieces, tiles);
   }
   if (order.pieces > 0) return tiles;
-  std::vector<PieceTile> others, own;
-  sweep(order, order.band, 0, order.ranks - 1, 0, others);
-  sweep(order, order.own_band, order.ranks - 1, order.ranks, 0, own);
-  if (order.later > 0) others = with_later(order, others, own);
+  std::vector<PieceTile> remote, local;
+  sweep(order, order.band, 0, order.ranks - 1, 0, remote);
+  sweep(order, order.local_band, order.ranks - 1, order.ranks, 0, local);
+  if (order.later > 0) remote = with_later(order, remote, local);
   // The first interleaved local tile follows `last` remote tiles and those of the raster group that
   // it adds; the remaining remote tiles are spread evenly over the interleaved ones.
-  const int between = int(own.size()) - order.own_at_end();
-  const int all = int(others.size());
+  const int between = int(local.size()) - order.local_last();
+  const int all = int(remote.size());
   const int before = std::min(all, order.last + order.band * order.ranks);
   int next = 0;
   for (int i = 0; i < all; ++i) {
-    tiles.push_back(others[size_t(i)]);
+    tiles.push_back(remote[size_t(i)]);
     while (next < between &&
            int64_t(i + 1 - before) * between >= int64_t(next + 1) * (all - before)) {
-      tiles.push_back(own[size_t(next++)]);
+      tiles.push_back(local[size_t(next++)]);
     }
   }
-  tiles.insert(tiles.end(), own.begin() + next, own.end());
+  tiles.insert(tiles.end(), local.begin() + next, local.end());
   return tiles;
 }
 
 /// Without a partial last wave, or with remote tiles in it, none is split. Remote tiles never
 /// follow K slices of local ones.
 constexpr Waves waves_of(const RsPieceOrder& order) {
-  const int rest = order.tiles() % order.clusters, own = order.own_at_end();
+  const int rest = order.tiles() % order.clusters, local = order.local_last();
   return {order.tiles(),
           order.clusters,
           order.steps,
           order.added,
           order.minimum,
-          rest <= own ? rest : 0,
-          rest + order.clusters <= own};
+          rest <= local ? rest : 0,
+          rest + order.clusters <= local};
 }
 
 /// Work item of a cluster: some K steps of a tile.

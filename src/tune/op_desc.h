@@ -40,9 +40,9 @@ struct OpDesc {
 
   std::string_view op = "";  ///< a literal
   Collective collective = Collective::all_gather;
-  bool gradient = false;              ///< weight is dy; out, the weight's gradient, is added to
-  bool own_n = false, own_k = false;  ///< may differ by rank
-  int64_t chunk_rows = 0;             ///< rows that are divided into chunks
+  bool gradient = false;                  ///< weight is dy; out, the weight's gradient, is added to
+  bool local_n = false, local_k = false;  ///< may differ by rank
+  int64_t chunk_rows = 0;                 ///< rows that are divided into chunks
   OperandDesc x = {}, weight = {}, out = {};
 
   bool scaled() const { return dtype == DType::e4m3; }
@@ -62,8 +62,8 @@ struct Field {
 template <typename Visit>
 void visit_fields(const OpDesc& d, Visit&& visit) {
   visit(Field{"m", " m {}", true}, d.m);
-  visit(Field{"n", " n {}", !d.own_n}, d.n);
-  visit(Field{"k", " k {}", !d.own_k}, d.k);
+  visit(Field{"n", " n {}", !d.local_n}, d.n);
+  visit(Field{"k", " k {}", !d.local_k}, d.k);
   visit(Field{"dtype", " {}", true}, name_of(d.dtype));
   if (d.result() != d.dtype) visit(Field{"out_dtype", " to {}", true}, name_of(d.out_dtype));
   if (d.scaled()) visit(Field{"scaling", ", a scale per {}", true}, name_of(d.scaling));

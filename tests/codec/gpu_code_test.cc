@@ -67,7 +67,7 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
         with_block(wire, [&]<typename Block>() {
           warp().run([&] { clear_between(params, message.data(), int(threadIdx.x)); });
           for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
-            float x[kOwn];
+            float x[kLaneValues];
             load_elements(memory.data() + skip, dtype, count, block, lane, on, x);
             Block encoded;
             encoded.encode(params, x, lane);
@@ -77,7 +77,7 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
           for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
             Block encoded;
             encoded.load(params, message.data(), block, lane);
-            float x[kOwn];
+            float x[kLaneValues];
             encoded.decode(params, lane, x);
             store_elements(memory.data() + skip, dtype, count, block, lane, on, x);
           });
@@ -98,28 +98,28 @@ std::string wire_name(const testing::TestParamInfo<std::string>& info) {
 INSTANTIATE_TEST_SUITE_P(Codec, GpuCode, testing::ValuesIn(all_wires()), wire_name);
 
 TEST(GpuCodeForSums, AddsMessagesInRankOrder) {
-  constexpr int kRanks = 4, kOwnRank = 2;
+  constexpr int kRanks = 4, kLocalRank = 2;
   constexpr int64_t kCount = 1000;
   for (const char* name : {"int8", "int4:g32", "int5:asym", "int2:g64:spikes", "int4:hadamard"}) {
     const Wire wire = Wire::parse(name);
     const WireParams params = WireParams::of(wire, kCount, DType::f32);
     const size_t stride = (wire.bytes(kCount, DType::f32) + 255) / 256 * 256;
     Memory messages(kRanks * stride);
-    std::vector<float> own, expected(kCount);
+    std::vector<float> local, expected(kCount);
     for (int r = 0; r < kRanks; ++r) {
       std::vector<float> values(kCount), decoded(kCount);
       for (int64_t i = 0; i < kCount; ++i) values[size_t(i)] = normal(5, uint64_t(r), uint64_t(i));
       const std::span<std::byte> message(messages.data() + size_t(r) * stride, stride);
       encode(wire, Tensor(values.data(), DType::f32, {kCount}), message);
       decode(wire, message, Tensor(decoded.data(), DType::f32, {kCount}));
-      if (r == kOwnRank) own = decoded = values;
+      if (r == kLocalRank) local = decoded = values;
       for (size_t i = 0; i < decoded.size(); ++i) expected[i] += decoded[i];
     }
     std::vector<float> found(kCount);
-    const MessageSum from{messages.data(), stride, kRanks, kOwnRank, own.data(), DType::f32};
+    const MessageSum from{messages.data(), stride, kRanks, kLocalRank, local.data(), DType::f32};
     with_block(wire, [&]<typename Block>() {
       for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
-        float sum[kOwn];
+        float sum[kLaneValues];
         sum_messages<Block>(from, params, block, lane, on, sum);
         store_elements(found.data(), DType::f32, kCount, block, lane, on, sum);
       });

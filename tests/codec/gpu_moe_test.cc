@@ -153,7 +153,7 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
         const BlockPlace at(first, wire.parts.blocks);
-        float sum[kOwn] = {};
+        float sum[kLaneValues] = {};
         add_message<Block>(wire, &messages[size_t(row) * wire.parts.bytes], at, sum);
         store_elements(&added[size_t(row * c.columns) * 2], c.dtype, c.columns, at.block, at.lane,
                        at.on, sum);

@@ -115,7 +115,7 @@ TEST(GpuTile, EveryAccumulatorHasOnePosition) {
   using Tile = fused::TileCodec<codec::Integer<8>, 128>;
   std::set<int> seen;
   for (int box = 0; box < Tile::kBoxes; ++box) {
-    for (int e = 0; e < kOwn; ++e) {
+    for (int e = 0; e < kLaneValues; ++e) {
       const int sum = Tile::sum_at(box, e);
       EXPECT_TRUE(seen.insert(sum).second);
       for (int lane = 0; lane < 4; ++lane) {
@@ -146,8 +146,8 @@ void expect_cpus_pieces(const char* name) {
     };
     warp.run([&] {
       const int lane = int(threadIdx.x);
-      float x[kOwn];
-      for (int e = 0; e < kOwn; ++e) x[e] = values[place(lane, e)];
+      float x[kLaneValues];
+      for (int e = 0; e < kLaneValues; ++e) x[e] = values[place(lane, e)];
       Piece piece;
       piece.encode(x, codec::largest_of(DType::f32), lane);
       piece.store(bytes, lane);

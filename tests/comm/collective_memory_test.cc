@@ -47,7 +47,7 @@ TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
     for (const int64_t rows :
          {int64_t(2 * world), int64_t(3 * world + 1), int64_t(20000 * world)}) {
       const Shard local = shard_of(rows, world, comm.rank());
-      const size_t whole = size_t(rows) * 4, own = size_t(local.count) * 4;
+      const size_t whole = size_t(rows) * 4, shard_bytes = size_t(local.count) * 4;
       const auto vector = [](std::byte* at, int64_t count) {
         return Tensor(at, DType::f32, {count});
       };
@@ -67,11 +67,11 @@ TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
           EXPECT_EQ(refusal_of([&] { call(at); }), "nothing was thrown");
         }
       };
-      const Places gather(whole, own);
+      const Places gather(whole, shard_bytes);
       expect(gather, "all_gather", "out", "shard", [&](std::byte* at) {
         all_gather(comm, vector(at, local.count), vector(gather.output, rows));
       });
-      const Places scatter(own, whole);
+      const Places scatter(shard_bytes, whole);
       expect(scatter, "reduce_scatter", "shard", "data", [&](std::byte* at) {
         reduce_scatter(comm, vector(at, rows), vector(scatter.output, local.count));
       });
@@ -90,10 +90,10 @@ TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
 TEST_P(CollectiveMemory, EmptyShardsOverlapNothing) {
   if (ranks() == 1) GTEST_SKIP() << "a single rank holds every row";
   run([](Communicator& comm) {
-    const int64_t own = comm.rank() == 0 ? 1 : 0;
+    const int64_t local_rows = comm.rank() == 0 ? 1 : 0;
     std::vector<float> wide(8);
     const Tensor whole(wide.data(), DType::f32, {1, 8});
-    const Tensor shard(own ? wide.data() : wide.data() + 3, DType::f32, {own, 8});
+    const Tensor shard(local_rows ? wide.data() : wide.data() + 3, DType::f32, {local_rows, 8});
     all_gather(comm, shard, whole);
     reduce_scatter(comm, whole, shard);
   });
@@ -159,11 +159,11 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
     std::vector<float> shared = values;
     run([&](Communicator& comm) {
       if (comm.size() == 1) return;
-      const Shard own = shard_of(rows, comm.size(), comm.rank());
+      const Shard local = shard_of(rows, comm.size(), comm.rank());
       const Tensor all = Tensor::of(std::span(shared), {rows});
-      std::vector<float> memory(static_cast<size_t>(rows)), piece(size_t(own.count));
+      std::vector<float> memory(static_cast<size_t>(rows)), piece(size_t(local.count));
       const Tensor local = Tensor::of(std::span(memory), {rows});
-      const Tensor part = Tensor::of(std::span(piece), {own.count});
+      const Tensor part = Tensor::of(std::span(piece), {local.count});
       const Wire wire = Wire::parse("int8");
       const auto expect_refusal = [&](const char* operands, const auto& call) {
         EXPECT_THAT(refusal_of(call), AllOf(HasSubstr(operands),
@@ -177,7 +177,7 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all); });
       expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all, wire); });
       expect_refusal("reduce_scatter: shard of rank 0",
-                     [&] { reduce_scatter(comm, all, all.rows(own.begin, own.count)); });
+                     [&] { reduce_scatter(comm, all, all.rows(local.begin, local.count)); });
       expect_refusal("broadcast: data of rank 0", [&] { broadcast(comm, all, 0); });
       // Operands that are only read may be one array.
       reduce_scatter(comm, all, part);

@@ -181,9 +181,10 @@ TEST_P(Collectives, ReduceScatterMayWriteToItsOwnRows) {
         const Owned expected =
             reduced(DType::f32, rows * columns, stream, comm.size(), ReduceOp::sum);
         for (int64_t i = 0; i < data.tensor.elements(); ++i) {
-          const bool own = i / columns >= local.begin && i / columns < local.begin + local.count;
+          const bool is_local =
+              i / columns >= local.begin && i / columns < local.begin + local.count;
           ASSERT_EQ(data.tensor.as<float>()[i],
-                    own ? expected.tensor.as<float>()[i] : value_at(stream, comm.rank(), i));
+                    is_local ? expected.tensor.as<float>()[i] : value_at(stream, comm.rank(), i));
         }
       }
     }

@@ -152,9 +152,9 @@ TEST_P(EncodedCollectives, SumsThatAreNaNHaveOneBitPattern) {
   run([&](Communicator& comm) {
     if (comm.size() == 1) return;  // one rank encodes nothing
     const Owned data = made(DType::f32, {comm.size(), 300}, 6000, comm.rank());
-    float* own = data.tensor.as<float>() + 300 * comm.rank();
-    own[7] = std::bit_cast<float>(0xffc12345u);
-    own[170] = comm.rank() == 0 ? -NAN : NAN;
+    float* local_values = data.tensor.as<float>() + 300 * comm.rank();
+    local_values[7] = std::bit_cast<float>(0xffc12345u);
+    local_values[170] = comm.rank() == 0 ? -NAN : NAN;
     Owned shard(DType::f32, {1, 300});
     reduce_scatter(comm, data.tensor, shard.tensor, Wire::parse("int8"));
     for (const int i : {7, 170}) {

@@ -152,8 +152,8 @@ TEST(RunThreads, CollectivesNameTheMissingRank) {
         if (comm.rank() == 2) return;
         try {
           comm.set_deadline(0.2);
-          float own[8] = {};
-          call(comm, Tensor(own, DType::f32, {8}));
+          float values[8] = {};
+          call(comm, Tensor(values, DType::f32, {8}));
         } catch (const Timeout&) {
           over = true;
           throw;

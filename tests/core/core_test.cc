@@ -222,8 +222,8 @@ TEST(Tensor, OfConstMemoryIsReadOnly) {
   EXPECT_EQ(t.data_as<const float>(), data.data());
   EXPECT_EQ(refusal_of([&] { t.data_as<float>(); }),
             "data of f32[4, 3], read-only: expected a const element type");
-  std::vector<float> own(12);
-  const Tensor writable(own.data(), DType::f32, {4, 3});
+  std::vector<float> local(12);
+  const Tensor writable(local.data(), DType::f32, {4, 3});
   EXPECT_FALSE(writable.read_only());
   EXPECT_TRUE(writable.as_read_only().read_only());
   EXPECT_FALSE(Tensor(nullptr, DType::f32, {0}).read_only());

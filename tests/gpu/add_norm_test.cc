@@ -63,15 +63,15 @@ struct Operands {
         scales{x_scales.tensor, weight_scales.tensor},
         tail(comm, s.result(), s.m, s.n, kResidual),
         scaled(s.scaled()) {
-    const uint64_t own = uint64_t(comm.rank());
+    const uint64_t local = uint64_t(comm.rank());
     reference.scaling = s.scaling;
     reference.x_scales = 300;
     reference.w_scales = 400;
     reference.residual_stream = kResidual;
-    fill_uniform(x.tensor, kSeed, reference.x_stream + own, 0, comm.stream());
-    fill_uniform(weight.tensor, kSeed, reference.w_stream + own, 0, comm.stream());
-    fill_scales(scales.x, kSeed, 300 + own, 0, comm.stream());
-    fill_scales(scales.weight, kSeed, 400 + own, 0, comm.stream());
+    fill_uniform(x.tensor, kSeed, reference.x_stream + local, 0, comm.stream());
+    fill_uniform(weight.tensor, kSeed, reference.w_stream + local, 0, comm.stream());
+    fill_scales(scales.x, kSeed, 300 + local, 0, comm.stream());
+    fill_scales(scales.weight, kSeed, 400 + local, 0, comm.stream());
   }
   const Scales* given() const { return scaled ? &scales : nullptr; }
   ProductReference reference;

@@ -144,8 +144,8 @@ class Pass {
       : comm_(comm), s_(s), dtype_(dtype), options_(options), what_(what) {}
 
   void column_parallel() {
-    const Matrix x = rows_of(kX, s_.k), w = own(kWeight, s_.n, s_.k),
-                 dy = own(kGradient, s_.m, s_.n), y(dtype_, s_.m, s_.n),
+    const Matrix x = rows_of(kX, s_.k), w = per_rank(kWeight, s_.n, s_.k),
+                 dy = per_rank(kGradient, s_.m, s_.n), y(dtype_, s_.m, s_.n),
                  dx(dtype_, local_.count, s_.k), dw(DType::f32, s_.n, s_.k);
     tandem::AgGemm forward(comm_, {s_.m, s_.n, s_.k, dtype_, true}, options_);
     GemmRs of_input(comm_, {s_.m, s_.k, s_.n, dtype_, false, true}, options_);
@@ -169,7 +169,7 @@ class Pass {
   }
 
   void row_parallel() {
-    const Matrix y = own(kX, s_.m, s_.n), v = own(kWeight, s_.k, s_.n),
+    const Matrix y = per_rank(kX, s_.m, s_.n), v = per_rank(kWeight, s_.k, s_.n),
                  dz = rows_of(kSharded, s_.k), z(dtype_, local_.count, s_.k),
                  dy(dtype_, s_.m, s_.n), dv(DType::f32, s_.k, s_.n);
     GemmRs forward(comm_, {s_.m, s_.k, s_.n, dtype_}, options_);
@@ -199,7 +199,7 @@ class Pass {
     fill_uniform(matrix.tensor, kSeed, stream, first_row * columns, comm_.stream());
     return matrix;
   }
-  Matrix own(uint64_t streams, int64_t rows, int64_t columns) {
+  Matrix per_rank(uint64_t streams, int64_t rows, int64_t columns) {
     return filled(streams + rank_, 0, rows, columns);
   }
   /// This rank's rows of the global matrix.

@@ -344,11 +344,11 @@ TEST_P(CallGraph, EveryKindOfCallIsEnqueuedAndCapturedOnce) {
     const Tensor of_host(const_cast<std::byte*>(on_host.data()), DType::bf16, {1, 32},
                          {DeviceKind::cuda, comm.device()});
     EXPECT_EQ(count(of_host, nullptr, 0), 5);
-    const cudaStream_t own = comm.stream();
+    const cudaStream_t original = comm.stream();
     const Stream other(Priority::high);
     comm.set_stream(other.get());
     EXPECT_EQ(count(x(), nullptr, 0), 5);
-    comm.set_stream(own);
+    comm.set_stream(original);
     EXPECT_EQ(count(x(), nullptr, 0), 0);
   });
 }
@@ -441,7 +441,7 @@ TEST_P(CallGraph, OtherStreamsAndCallerCapturesMatchReference) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
       comm.synchronize();
-      const cudaStream_t own = comm.stream();
+      const cudaStream_t original = comm.stream();
       const Stream other(Priority::high);
       const auto call = [&] {
         clear(kind, comm, o.out.tensor);
@@ -450,7 +450,7 @@ TEST_P(CallGraph, OtherStreamsAndCallerCapturesMatchReference) {
       const auto expect = [&](const char* what) {
         expect_right(comm, o.out.tensor, o.reference, fmt::format("{} {}", name, what));
       };
-      for (const cudaStream_t stream : {own, other.get(), cudaStream_t{}, own}) {
+      for (const cudaStream_t stream : {original, other.get(), cudaStream_t{}, original}) {
         if (!stream && comm.shares_gpu()) {  // the ranks' calls would be serialized in it
           EXPECT_THROW(comm.set_stream(stream), InvalidArgument);
           continue;

@@ -90,16 +90,16 @@ TEST_P(EmulatedGpuLink, CollectivesAreNoFasterThanTheLink) {
     for (const int64_t some : {int64_t(8), rows}) {
       const Tensor part = whole.tensor.rows(0, some * world > rows ? rows : some * world);
       const Shard local = shard_of(part.dim(0), world, rank);
-      const Tensor own = shard.tensor.rows(0, local.count);
-      const double sent = double(own.bytes()) * (world - 1);
+      const Tensor local_rows = shard.tensor.rows(0, local.count);
+      const double sent = double(local_rows.bytes()) * (world - 1);
       for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
         if (!parts.fits(part, algorithm)) continue;
         const std::string what = fmt::format("{} of {} rows", gpu::name_of(algorithm), part.dim(0));
         fill();
         expect_no_faster(stopwatch, sent, "reduce_scatter " + what,
-                         [&] { parts.reduce_scatter(part, own, algorithm); });
+                         [&] { parts.reduce_scatter(part, local_rows, algorithm); });
         expect_no_faster(stopwatch, sent, "all_gather " + what,
-                         [&] { parts.all_gather(own, part, algorithm); });
+                         [&] { parts.all_gather(local_rows, part, algorithm); });
       }
     }
     const std::vector<int64_t> each(size_t(world), 64);
@@ -134,11 +134,11 @@ TEST_P(EmulatedGpuLink, EncodesOnlyIfFaster) {
     EXPECT_EQ(large, bits_after(whole, either)) << "another choice";
     const uint64_t small = bits_after(few, either);
     EXPECT_TRUE(small == bits_after(few, plain) || small == bits_after(few, encoded));
-    const Matrix own(DType::bf16, 64, 4096);
+    const Matrix local_rows(DType::bf16, 64, 4096);
     const auto gather = [&](const auto& wire_of_it) {
       return bits_after(whole, [&](const Tensor& all) {
-        fill_uniform(own.tensor, 7, 20 + uint64_t(comm.rank()), 0, comm.stream());
-        all_gather(comm, own.tensor, all, wire_of_it);
+        fill_uniform(local_rows.tensor, 7, 20 + uint64_t(comm.rank()), 0, comm.stream());
+        all_gather(comm, local_rows.tensor, all, wire_of_it);
       });
     };
     EXPECT_EQ(gather(AllowUncompressed{wire}), gather(wire));

@@ -249,7 +249,7 @@ TEST_P(EncodedRows, ReduceScatterMatchesCpuRanks) {
       });
       run([&](GpuCommunicator& comm) {
         const auto r = size_t(comm.rank());
-        const Shard own = part(c, comm);
+        const Shard local = part(c, comm);
         const DeviceMemory memory(size_t(c.rows * c.row) * size_of(c.dtype)),
             shard(std::max<size_t>(expected[r].size(), 16)), lost(size_t(c.rows * c.row) * 4);
         check(cudaMemsetAsync(lost.data(), 0, lost.bytes(), comm.stream()), "clear the residual");
@@ -258,7 +258,7 @@ TEST_P(EncodedRows, ReduceScatterMatchesCpuRanks) {
           write(comm, memory.data(), stored_as(c.dtype, values_of(whole(c), comm.rank(), call)));
           if ((call + comm.rank()) % 2 == 0) launch_pause(50000, comm.stream());
           tandem::reduce_scatter(comm, memory.view(c.dtype, {c.rows, c.row}),
-                                 shard.view(c.dtype, {own.count / c.row, c.row}),
+                                 shard.view(c.dtype, {local.count / c.row, c.row}),
                                  Wire::parse(c.wire), feedback ? &residual : nullptr);
         }
         EXPECT_EQ(difference(expected[r], read<std::byte>(comm, shard.data(), expected[r].size())),
@@ -279,10 +279,11 @@ TEST_P(EncodedRows, AllGatherMatchesCpuRanksAlsoInAGraph) {
     WorldOptions options;
     options.ranks = ranks();
     const auto shard_values = [&](const Communicator& comm) {
-      const Shard own = part(c, comm);
+      const Shard local = part(c, comm);
       const Bytes all = stored_as(c.dtype, values_of(whole(c), 0, 0));
       const auto size = std::ptrdiff_t(size_of(c.dtype));
-      return Bytes(all.begin() + own.begin * size, all.begin() + (own.begin + own.count) * size);
+      return Bytes(all.begin() + local.begin * size,
+                   all.begin() + (local.begin + local.count) * size);
     };
     run_threads(options, [&](Communicator& comm) {
       Bytes shard = shard_values(comm), out(expected.size());
@@ -290,12 +291,12 @@ TEST_P(EncodedRows, AllGatherMatchesCpuRanksAlsoInAGraph) {
       if (comm.rank() == 0) expected = out;
     });
     run([&](GpuCommunicator& comm) {
-      const Shard own = part(c, comm);
+      const Shard local = part(c, comm);
       const Bytes values = shard_values(comm);
       const DeviceMemory memory(expected.size());
       const Tensor out = memory.view(c.dtype, {c.rows, c.row});
       // In place: the shard is a view of the output.
-      const Tensor shard = out.rows(own.begin / c.row, own.count / c.row);
+      const Tensor shard = out.rows(local.begin / c.row, local.count / c.row);
       const auto call = [&] { tandem::all_gather(comm, shard, out, Wire::parse(c.wire)); };
       const auto fill = [&] {
         check(cudaMemsetAsync(memory.data(), 0xff, memory.bytes(), comm.stream()), "poison");

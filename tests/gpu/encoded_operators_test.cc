@@ -84,9 +84,9 @@ void expect_as_exact(GpuCommunicator& comm, const EncodedProblem& p, const OnGpu
   // Codes are equal, so only GEMM rounding remains. Fused kernels do not encode local rows.
   std::vector<float> wanted = cpu.encoded[rank];
   if (candidate.form == Form::overlapped) {
-    const Shard own = shard_of(p.m, comm.size(), comm.rank());
-    std::copy_n(cpu.exact[rank].begin() + own.begin * p.n, own.count * p.n,
-                wanted.begin() + own.begin * p.n);
+    const Shard local = shard_of(p.m, comm.size(), comm.rank());
+    std::copy_n(cpu.exact[rank].begin() + local.begin * p.n, local.count * p.n,
+                wanted.begin() + local.begin * p.n);
   }
   EXPECT_LE(between(found, wanted).largest, 0x1p-7 * p.largest()) << what;
 }

@@ -128,8 +128,9 @@ TEST_P(EncodedPairs, LosslessGatherIsExact) {
         const size_t row = size_t(columns) * size_of(dtype);
         for (int n = 0; n < 3; ++n) {
           check(cudaMemsetAsync(memory.data(), 0xff, memory.bytes(), comm.stream()), "poison");
-          const auto* own = all.data() + size_t(local.begin) * row;
-          write(comm, static_cast<std::byte*>(shard.data()), Bytes(own, own + shard.bytes()));
+          const auto* local_rows = all.data() + size_t(local.begin) * row;
+          write(comm, static_cast<std::byte*>(shard.data()),
+                Bytes(local_rows, local_rows + shard.bytes()));
           all_gather(comm, shard, out, wire);
           EXPECT_EQ(difference(all, read<std::byte>(comm, memory.data(), all.size())), "")
               << name_of(dtype) << (any_bits ? ", any bits" : "") << ", rank " << comm.rank();

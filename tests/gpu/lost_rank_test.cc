@@ -104,7 +104,7 @@ class DenseCall final : public Call {
   static constexpr bool kGathers = std::is_same_v<Op, AgGemm>;
   static constexpr bool kScatters = std::is_same_v<Op, GemmRs>;
   static constexpr bool kGradient = std::is_same_v<Op, AgWgrad>;
-  static constexpr bool kOwnRows = kGathers || kGradient;  // x is sharded
+  static constexpr bool kLocalRows = kGathers || kGradient;  // x is sharded
 
  public:
   DenseCall(GpuCommunicator& comm, const OpDesc& shape, const Case& c)
@@ -112,7 +112,7 @@ class DenseCall final : public Call {
         shape_(shape),
         algorithm_(c.algorithm),
         op_(comm, lt_, shape, c.algorithm),
-        x_(shape.dtype, kOwnRows ? local().count : shape.m, shape.k),
+        x_(shape.dtype, kLocalRows ? local().count : shape.m, shape.k),
         weight_(shape.dtype, kGradient ? shape.m : shape.n, kGradient ? shape.n : shape.k),
         out_(kGradient ? Matrix(DType::f32, shape.n, shape.k)
                        : Matrix(shape.dtype, kScatters ? local().count : shape.m, shape.n)) {
@@ -125,9 +125,9 @@ class DenseCall final : public Call {
   void draw(uint64_t seed) override {
     const auto rank = uint64_t(comm_.rank());
     reference_ = reference(seed);
-    fill_uniform(x_.tensor, seed, kOwnRows ? 100 : 100 + rank,
-                 kOwnRows ? local().begin * shape_.k : 0, comm_.stream());
-    fill_uniform(weight_.tensor, seed, kOwnRows ? 200 + rank : 201 + rank, 0, comm_.stream());
+    fill_uniform(x_.tensor, seed, kLocalRows ? 100 : 100 + rank,
+                 kLocalRows ? local().begin * shape_.k : 0, comm_.stream());
+    fill_uniform(weight_.tensor, seed, kLocalRows ? 200 + rank : 201 + rank, 0, comm_.stream());
     if (!kGradient) return poison(out_.tensor, comm_.stream());
     gpu::check(cudaMemsetAsync(out_.tensor.data(), 0, out_.tensor.bytes(), comm_.stream()),
                "clear a gradient");

@@ -456,7 +456,7 @@ TEST_F(GpuMoeFp8, UnsupportedArgumentsAreRejectedByName) {
   expect_named(refusal_of([&] { gemm->launch({}, stream()); }), "scales");
   const float scale = 1;
   expect_named(refusal_of([&] {
-                 gemm->launch({.own = &scale, .scales = {&scale, &scale}}, stream());
+                 gemm->launch({.local = &scale, .scales = {&scale, &scale}}, stream());
                }),
                "e4m3 rows");
   const MoeShape shape{.tokens = 1, .hidden = 16, .ffn = 16, .dtype = DType::bf16};

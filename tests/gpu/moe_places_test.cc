@@ -220,12 +220,12 @@ std::vector<Spread> all_spreads() {
     };
     add("some rows each", [&](bool, int) { return any(400); });
     add("many rows of a group", [&](bool, int group) { return any(group == 2 ? 4000 : 3); });
-    add("own rows", [&](bool own, int) { return own ? any(700) : 0; });
-    add("others' rows", [&](bool own, int) { return own ? 0 : any(300); });
+    add("own rows", [&](bool local, int) { return local ? any(700) : 0; });
+    add("others' rows", [&](bool local, int) { return local ? 0 : any(300); });
     add("no rows", [&](bool, int) { return 0; });
     add("whole tiles", [&](bool, int group) { return 128 * (group % 3); });
     add("own rows up to a tile's end and one behind",
-        [&](bool own, int group) { return own ? 127 + group : group % 2; });
+        [&](bool local, int group) { return local ? 127 + group : group % 2; });
   }
   return all;
 }
@@ -255,8 +255,8 @@ std::vector<Segment> expected_segments(const Spread& spread, const GroupedTable&
       for (int row = 0; row < rows; row += tile_rows) {
         const int of = source_of_row[size_t(std::min(row + tile_rows, rows)) - 1];
         if (by_stage && of != stage) continue;
-        if (table.tiles == GroupedTiles::own && of > 0) continue;
-        if (table.tiles == GroupedTiles::others && of == 0) continue;
+        if (table.tiles == GroupedTiles::local && of > 0) continue;
+        if (table.tiles == GroupedTiles::remote && of == 0) continue;
         const int tile = row / kGroupedRows;
         segment.push_back({first_tile + tile, std::min(table.row_tiles, tiles - tile), group,
                            by_stage ? of : last});
@@ -335,16 +335,16 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
            .joining = {.of_row = 0.015625f},
            .staged = true,
            .ordered = true},
-          {.tiles = GroupedTiles::others},
-          {.reserved_blocks = 22, .tiles = GroupedTiles::own},
+          {.tiles = GroupedTiles::remote},
+          {.reserved_blocks = 22, .tiles = GroupedTiles::local},
           {.reserved_blocks = 7, .joining = {.of_leaving = 1 << 12}, .ordered = true},
           {.reserved_blocks = 5,
            .joining = {.of_row = 0.0009765625f, .min_of_leaving = 0.5f},
            .first_column = 1,
            .column_tiles = 1,
-           .tiles = GroupedTiles::others,
+           .tiles = GroupedTiles::remote,
            .ordered = true},
-          {.tiles = GroupedTiles::own, .ordered = true}};
+          {.tiles = GroupedTiles::local, .ordered = true}};
       static_assert(std::size(cuts) == kMaxTables);
       const DeviceMemory experts = to_device(chosen), counts(size_t(sources * groups) * 4),
                          source(size_t(shape.padded_rows()) * 4), place(chosen.size() * 4),
@@ -355,7 +355,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       p.choices = choices;
       p.sources = sources;
       p.rank = spread.rank;
-      p.own_row = kOwnRows;
+      p.local_row = kLocalRows;
       p.first = first;
       p.groups = groups;
       p.all_experts = groups + 2;

@@ -15,7 +15,7 @@ namespace tandem::test {
 // allocation.
 struct Operands {
   Operands(gpu::GpuCommunicator& comm, const OpDesc& shape, int64_t x_rows, int64_t x_first,
-           int64_t out_rows, gpu::ProductReference reference_, uint64_t own, size_t skip)
+           int64_t out_rows, gpu::ProductReference reference_, uint64_t stream_offset, size_t skip)
       : reference(reference_),
         x_memory(size_t(x_rows * shape.k) * size_of(shape.dtype) + skip),
         w_memory(size_t(shape.n * shape.k) * size_of(shape.dtype) + skip),
@@ -23,9 +23,9 @@ struct Operands {
         x(view(x_memory, skip, shape.dtype, x_rows, shape.k)),
         weight(view(w_memory, skip, shape.dtype, shape.n, shape.k)),
         out(view(out_memory, skip, shape.dtype, out_rows, shape.n)) {
-    gpu::fill_uniform(x, reference.seed, reference.x_stream + own, x_first * shape.k,
+    gpu::fill_uniform(x, reference.seed, reference.x_stream + stream_offset, x_first * shape.k,
                       comm.stream());
-    gpu::fill_uniform(weight, reference.seed, reference.w_stream + own, 0, comm.stream());
+    gpu::fill_uniform(weight, reference.seed, reference.w_stream + stream_offset, 0, comm.stream());
   }
   static Tensor view(const gpu::DeviceMemory& memory, size_t skip, DType dtype, int64_t rows,
                      int64_t columns) {

@@ -287,7 +287,7 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
   run([](GpuCommunicator& nccl) {
     Communicator& comm = nccl;
     EXPECT_EQ(device_of(comm), (Device{DeviceKind::cuda, nccl.device()}));
-    CUstream_st* const own = stream_of(comm);
+    CUstream_st* const original = stream_of(comm);
     const Stream local;
     set_stream(comm, local.get());
     EXPECT_EQ(stream_of(comm), local.get());
@@ -306,12 +306,12 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
     if (!nccl.shares_gpu()) {
       EXPECT_EQ(cudaStreamQuery(local.get()), cudaErrorNotReady);
     }
-    EXPECT_EQ(cudaStreamQuery(own), cudaSuccess);
+    EXPECT_EQ(cudaStreamQuery(original), cudaSuccess);
     synchronize(comm);
     EXPECT_EQ(cudaStreamQuery(local.get()), cudaSuccess);
     expect_right(nccl, out.tensor, {3, 100, 200, comm.size(), k, 0, DType::bf16}, "own stream",
                  algorithm_of(Strategy::automatic));
-    set_stream(comm, own);
+    set_stream(comm, original);
   });
 }
 

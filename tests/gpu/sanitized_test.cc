@@ -168,11 +168,11 @@ TEST_P(Sanitized, EncodedCollectives) {
         for (int64_t p = 0; p < world; ++p) {
           fill_uniform(part(in, p), kSeed, 10 + rank, 0, comm.stream());
         }
-        const Tensor own = part(out, comm.rank());
-        reduce_scatter(comm, in.tensor, own, wire);
-        expect_sum(own, double(world), int(world), "reduce_scatter");
-        fill_uniform(own, kSeed, 10, 0, comm.stream());
-        all_gather(comm, own, out.tensor, wire);
+        const Tensor local = part(out, comm.rank());
+        reduce_scatter(comm, in.tensor, local, wire);
+        expect_sum(local, double(world), int(world), "reduce_scatter");
+        fill_uniform(local, kSeed, 10, 0, comm.stream());
+        all_gather(comm, local, out.tensor, wire);
         for (int64_t p = 0; p < world; ++p) expect_sum(part(out, p), 1, 1, "all_gather");
         const std::vector<int64_t> counts(size_t(world), 20);
         for (int64_t p = 0; p < world; ++p) fill_uniform(part(in, p), kSeed, 10, 0, comm.stream());

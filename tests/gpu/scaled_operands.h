@@ -16,7 +16,7 @@ namespace tandem::test {
 
 struct ScaledOperands {
   ScaledOperands(gpu::GpuCommunicator& comm, const OpDesc& s, int64_t x_rows, int64_t x_first,
-                 int64_t out_rows, const gpu::ProductReference& ref, uint64_t own,
+                 int64_t out_rows, const gpu::ProductReference& ref, uint64_t stream_offset,
                  gpu::Values values)
       : reference(ref),
         x(s.dtype, {x_rows, s.k}),
@@ -32,10 +32,12 @@ struct ScaledOperands {
     reference.x_scales = 300;
     reference.w_scales = ref.w_stream + 200;
     const cudaStream_t stream = comm.stream();
-    gpu::fill_uniform(x.tensor, ref.seed, ref.x_stream + own, x_first * s.k, stream, values);
-    gpu::fill_uniform(weight.tensor, ref.seed, ref.w_stream + own, 0, stream, values);
-    gpu::fill_scales(scales.x, ref.seed, 300 + own, s.scaled_by_row() ? x_first : 0, stream);
-    gpu::fill_scales(scales.weight, ref.seed, reference.w_scales + own, 0, stream);
+    gpu::fill_uniform(x.tensor, ref.seed, ref.x_stream + stream_offset, x_first * s.k, stream,
+                      values);
+    gpu::fill_uniform(weight.tensor, ref.seed, ref.w_stream + stream_offset, 0, stream, values);
+    gpu::fill_scales(scales.x, ref.seed, 300 + stream_offset, s.scaled_by_row() ? x_first : 0,
+                     stream);
+    gpu::fill_scales(scales.weight, ref.seed, reference.w_scales + stream_offset, 0, stream);
   }
   const Scales* given() const { return scaled ? &scales : nullptr; }
   gpu::ProductReference reference;

@@ -16,8 +16,8 @@ using namespace gpu;
 
 TEST(SimpleGemm, EveryLayoutMatchesReference) {
   if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
-  const Stream own;
-  const cudaStream_t stream = own.get();
+  const Stream local;
+  const cudaStream_t stream = local.get();
   for (const DType in : {DType::f32, DType::bf16, DType::f16}) {
     for (const DType to : {in, DType::f32}) {
       for (const bool km : {false, true}) {

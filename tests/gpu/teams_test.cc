@@ -114,10 +114,10 @@ TEST_F(Teams, OperatorsMatchReference) {
         OpDesc shape{m, 136, 72};
         shape.op = op;
         shape.collective = find_operator(op)->collective;
-        shape.own_n = shape.op == "ag_gemm";
+        shape.local_n = shape.op == "ag_gemm";
         AcrossNodes across(comm, lt, shape);
-        const Operands o = shape.own_n ? ag_operands(comm, shape, 3)
-                                       : sum_operands(comm, shape, shape.op == "gemm_rs", 4);
+        const Operands o = shape.local_n ? ag_operands(comm, shape, 3)
+                                         : sum_operands(comm, shape, shape.op == "gemm_rs", 4);
         for (const Algorithm algorithm : across.algorithms()) {
           std::vector<uint64_t> digests;
           for (int i = 0; i < 3; ++i) {

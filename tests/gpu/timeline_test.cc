@@ -29,17 +29,17 @@ uint64_t read_word(const GpuCommunicator& comm, const DeviceMemory& memory) {
 
 // Times of a record relative to `base`, in chronological order: those of the GEMM and its epilogue,
 // or those of sending the tile.
-std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool own, bool sending,
-                           bool under_product) {
+std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool is_local,
+                           bool sending, bool under_product) {
   const bool held = r.held_begin != 0 || r.held_end != 0;
   std::vector<uint32_t> words;
-  if (gather && !own) words = {r.wait_begin, r.wait_end};
+  if (gather && !is_local) words = {r.wait_begin, r.wait_end};
   words.push_back(r.product_begin);
   if (held && under_product) words.insert(words.end(), {r.held_begin, r.held_end});
   words.push_back(r.product_end);
   const bool stored = r.store_begin != 0 || r.store_end != 0;
   if (stored) words.push_back(r.store_begin);
-  if (held && !under_product && own != sending) {
+  if (held && !under_product && is_local != sending) {
     words.insert(words.end(), {r.held_begin, r.held_end});
   }
   if (sending) {
@@ -57,17 +57,17 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
   std::map<uint32_t, std::vector<std::pair<int32_t, int32_t>>> products;  // by SM
   for (int tile = 0; tile < grid.tiles(); ++tile) {
     const TileRecord& r = records[size_t(tile)];
-    const bool own = grid.shard_of(tile) == grid.rank;
+    const bool is_local = grid.shard_of(tile) == grid.rank;
     const std::string label = fmt::format("{} rank {} tile {}", what, grid.rank, tile);
     EXPECT_EQ(r.products, 1u) << label;
     EXPECT_EQ(r.stores, 1u) << label;
-    EXPECT_EQ(r.waits, gather && !own ? 1u : 0u) << label;
+    EXPECT_EQ(r.waits, gather && !is_local ? 1u : 0u) << label;
     const bool sent = !gather && (r.wait_begin != 0 || r.wait_end != 0);
-    EXPECT_FALSE(sent && own) << label;
+    EXPECT_FALSE(sent && is_local) << label;
     EXPECT_TRUE(sent || r.store_end != 0) << label;
     for (const bool sending : {false, true}) {
       if (sending && !sent) continue;
-      const auto taken = times(r, base, gather, own, sending, algorithm == Algorithm::adding);
+      const auto taken = times(r, base, gather, is_local, sending, algorithm == Algorithm::adding);
       EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
       EXPECT_GE(taken.front(), 0) << label;
       EXPECT_LE(taken.back(), int32_t(after - base)) << label;

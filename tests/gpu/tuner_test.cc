@@ -23,20 +23,20 @@ using namespace gpu;
 class GpuTuner : public OnGpus {};
 
 // Gives the tuner its own file, which the test may change, for the object's lifetime.
-class OwnTunerFile {
+class ScopedTunerFile {
  public:
-  OwnTunerFile() : path_(env().cache_dir + "/tuner.json"), kept_(path_ + ".kept") {
+  ScopedTunerFile() : path_(env().cache_dir + "/tuner.json"), kept_(path_ + ".kept") {
     if (std::filesystem::exists(path_)) std::filesystem::rename(path_, kept_);
     forget_tuned();
   }
-  ~OwnTunerFile() {
+  ~ScopedTunerFile() {
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
     if (std::filesystem::exists(kept_, ignored)) std::filesystem::rename(kept_, path_, ignored);
     forget_tuned();
   }
-  OwnTunerFile(const OwnTunerFile&) = delete;
-  OwnTunerFile& operator=(const OwnTunerFile&) = delete;
+  ScopedTunerFile(const ScopedTunerFile&) = delete;
+  ScopedTunerFile& operator=(const ScopedTunerFile&) = delete;
 
   nlohmann::json read() const {
     return nlohmann::json::parse(std::ifstream(path_), nullptr, false);
@@ -53,7 +53,7 @@ class OwnTunerFile {
 // Timings are set by the test: each candidate in turn is the fastest by little or by much.
 TEST_P(GpuTuner, SelectsTheFastestUnlessSerialIsNearlyAsFast) {
   if (!env().tune) GTEST_SKIP() << "nothing may be measured";
-  const OwnTunerFile file;
+  const ScopedTunerFile file;
   run([&](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{256 * comm.size(), 136, 512};

@@ -51,8 +51,8 @@ Sent step_of(Communicator& comm, const ModelConfig& config, const CodecPolicy& c
   Sent sent;
   const uint64_t before = comm.workspace().bytes_sent;
   sent.loss = model.forward(batch.tokens, batch.targets);
-  const uint64_t own = comm.workspace().bytes_sent - before;
-  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&own, 1)), "bytes")) {
+  const uint64_t local = comm.workspace().bytes_sent - before;
+  for (const auto& blob : comm.exchange(std::as_bytes(std::span(&local, 1)), "bytes")) {
     sent.bytes += *reinterpret_cast<const uint64_t*>(blob.data());
   }
   model.backward(1.0f / 32);

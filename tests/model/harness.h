@@ -116,14 +116,14 @@ inline Step run_on(const RunRanks& run, const ModelConfig& config,
   Step all;
   std::mutex mutex;
   run([&](Communicator& comm) {
-    Step own = run_step(comm, config, options);
+    Step local = run_step(comm, config, options);
     const std::lock_guard lock(mutex);
     if (all.gradients.empty()) {
-      all = own;
+      all = local;
       return;
     }
-    EXPECT_EQ(all.loss, own.loss);
-    for (auto& [name, values] : own.gradients) {
+    EXPECT_EQ(all.loss, local.loss);
+    for (auto& [name, values] : local.gradients) {
       auto& whole = all.gradients[name];
       for (size_t i = 0; i < values.size(); ++i) {
         if (values[i] != 0) whole[i] = values[i];  // other ranks' elements are 0 here

@@ -39,24 +39,24 @@ struct Result {
 };
 
 Result run(Communicator& comm, const ModelConfig& config, DType dtype, const Order& order,
-           bool own) {
+           bool local) {
   set_kernel_threads(1);
   Transformer model(comm, config, {.batch = 2, .seq = 9, .dtype = dtype});
   model.initialize(17);
   for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
   model.parameters_changed();
   std::vector<Microbatch> all;
-  for (int i = 0; i < kMicrobatches && !own; ++i) all.push_back(model.make_microbatch());
+  for (int i = 0; i < kMicrobatches && !local; ++i) all.push_back(model.make_microbatch());
   Result result;
   for (const int what : order) {
     const size_t i = size_t(what % 10);
     if (what >= 10) {
-      own ? model.backward(0.1f) : model.backward(all[i], 0.1f);
+      local ? model.backward(0.1f) : model.backward(all[i], 0.1f);
       continue;
     }
     const Batch batch = make_batch(config, 18, i);
-    result.losses[i] = own ? model.forward(batch.tokens, batch.targets)
-                           : model.forward(batch.tokens, batch.targets, all[i]);
+    result.losses[i] = local ? model.forward(batch.tokens, batch.targets)
+                             : model.forward(batch.tokens, batch.targets, all[i]);
   }
   result.gradients.assign(floats(model.gradients()).begin(), floats(model.gradients()).end());
   return result;
@@ -67,8 +67,8 @@ TEST_P(MicrobatchTest, InterleavedPassesGiveTheSameGradients) {
   GetParam().change(config);
   const auto check = [&](Communicator& comm) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      const auto of = [&](const Order& order, bool own = false) {
-        return run(comm, config, dtype, order, own);
+      const auto of = [&](const Order& order, bool local = false) {
+        return run(comm, config, dtype, order, local);
       };
       const Result one_by_one = of({0, 10, 1, 11, 2, 12}, true);
       EXPECT_EQ(of({0, 10, 1, 11, 2, 12}), one_by_one);

@@ -34,8 +34,8 @@ BenchResult result_of(BenchRequest request, std::optional<EmulatedLink> link = {
   complete_moe(request, world.ranks);
   run_threads(world, [&](Communicator& comm) {
     set_kernel_threads(1);
-    const BenchResult own = run_bench(comm, request);
-    if (comm.rank() == 0) result = own;
+    const BenchResult local = run_bench(comm, request);
+    if (comm.rank() == 0) result = local;
   });
   return result;
 }
@@ -86,13 +86,13 @@ TEST(BenchMoe, RoutingIsRandomWithTheRequestedImbalance) {
 
 TEST(BenchMoe, AnySizesMayBeGiven) {
   if (test::mpi_world()) GTEST_SKIP() << "threads";
-  BenchRequest own = request_of("moe", 2, 1, 1);
-  own.moe = {.model = "", .experts = 60, .top_k = 4, .ep = 2, .hidden = 40, .ffn = 24};
-  EXPECT_TRUE(result_of(own).ok());
-  complete_moe(own, 2);
-  EXPECT_EQ(own.moe.model, "custom");
-  EXPECT_EQ(own.k, 40);
-  EXPECT_EQ(own.n, 24);
+  BenchRequest local = request_of("moe", 2, 1, 1);
+  local.moe = {.model = "", .experts = 60, .top_k = 4, .ep = 2, .hidden = 40, .ffn = 24};
+  EXPECT_TRUE(result_of(local).ok());
+  complete_moe(local, 2);
+  EXPECT_EQ(local.moe.model, "custom");
+  EXPECT_EQ(local.k, 40);
+  EXPECT_EQ(local.n, 24);
   BenchRequest changed = request_of("moe", 2, 1, 1);
   changed.moe.experts = 6;
   complete_moe(changed, 2);

@@ -127,25 +127,25 @@ class RankLayer {
  public:
   RankLayer(const Whole& whole, int rank)
       : c_(whole.c),
-        own_(shard_of(c_.rows, c_.world(), rank)),
+        local_(shard_of(c_.rows, c_.world(), rank)),
         experts_(shard_of(c_.experts, c_.ep, rank / c_.tp)),
         part_(shard_of(c_.ffn, c_.tp, rank % c_.tp)),
-        x(c_.dtype, own_.count, c_.hidden),
-        dout(c_.dtype, own_.count, c_.hidden),
+        x(c_.dtype, local_.count, c_.hidden),
+        dout(c_.dtype, local_.count, c_.hidden),
         w_in(c_.dtype, experts_.count * 2 * part_.count, c_.hidden),
         w_out(c_.dtype, experts_.count * c_.hidden, part_.count),
-        out(c_.dtype, own_.count, c_.hidden),
-        dx(c_.dtype, own_.count, c_.hidden),
-        dweights(DType::f32, own_.count, c_.top_k),
+        out(c_.dtype, local_.count, c_.hidden),
+        dx(c_.dtype, local_.count, c_.hidden),
+        dweights(DType::f32, local_.count, c_.top_k),
         dw_in(DType::f32, w_in.tensor.dim(0), c_.hidden),
         dw_out(DType::f32, w_out.tensor.dim(0), part_.count) {
-    for (int64_t i = 0; i < own_.count; ++i) {
+    for (int64_t i = 0; i < local_.count; ++i) {
       for (int64_t j = 0; j < c_.hidden; ++j) {
-        x.set(i, j, whole.x[size_t((own_.begin + i) * c_.hidden + j)]);
-        dout.set(i, j, whole.dout[size_t((own_.begin + i) * c_.hidden + j)]);
+        x.set(i, j, whole.x[size_t((local_.begin + i) * c_.hidden + j)]);
+        dout.set(i, j, whole.dout[size_t((local_.begin + i) * c_.hidden + j)]);
       }
     }
-    const size_t first = size_t(own_.begin * c_.top_k), count = size_t(own_.count * c_.top_k);
+    const size_t first = size_t(local_.begin * c_.top_k), count = size_t(local_.count * c_.top_k);
     chosen.assign(whole.chosen.begin() + int64_t(first),
                   whole.chosen.begin() + int64_t(first + count));
     weights.assign(whole.weights.begin() + int64_t(first),
@@ -160,8 +160,8 @@ class RankLayer {
     return {maximum, c_.hidden, c_.ffn, c_.experts, c_.top_k, c_.tp, c_.dtype};
   }
   MoeRouting routing() {
-    return {Tensor::of(std::span(chosen), {own_.count, c_.top_k}),
-            Tensor::of(std::span(weights), {own_.count, c_.top_k})};
+    return {Tensor::of(std::span(chosen), {local_.count, c_.top_k}),
+            Tensor::of(std::span(weights), {local_.count, c_.top_k})};
   }
   /// Runs forward and backward of a MoeLayer and a MoeBatch, or of their implementation types.
   template <typename Layer, typename Batch>
@@ -180,7 +180,7 @@ class RankLayer {
   double error(const std::vector<double>& reference, const MoeGradients& gradients) {
     double worst = 0;
     const auto rows = [&](const Owned& t, const std::vector<double>& all, int64_t width) {
-      compare(t.values(), size_t(own_.begin * width), all, worst);
+      compare(t.values(), size_t(local_.begin * width), all, worst);
     };
     rows(out, reference, c_.hidden);
     rows(dx, gradients.dx, c_.hidden);
@@ -231,7 +231,7 @@ class RankLayer {
   }
 
   LayerCase c_;
-  Shard own_, experts_, part_;
+  Shard local_, experts_, part_;
 
  public:
   Owned x, dout, w_in, w_out, out, dx, dweights, dw_in, dw_out;

@@ -139,9 +139,9 @@ struct RefusedCall {
   }
 };
 
-/// `own`: prefix of rank 1's error; the others throw a Mismatch that names rank 1 and continues
+/// `local`: prefix of rank 1's error; the others throw a Mismatch that names rank 1 and continues
 /// with the same text.
-void expect_refused(const std::string& own, const std::function<void(RefusedCall&)>& call) {
+void expect_refused(const std::string& local, const std::function<void(RefusedCall&)>& call) {
   LayerCase c = kCase;
   for (int ranks = 2; ranks <= 4; ++ranks) {
     c.ep = ranks;
@@ -164,7 +164,7 @@ void expect_refused(const std::string& own, const std::function<void(RefusedCall
         RefusedCall refused{good, spare, layer, other, batch, comm.rank() == 1};
         const std::string error = named_error_of([&] { call(refused); });
         const std::string want =
-            comm.rank() == 1 ? "InvalidArgument moe: " + own : "Mismatch moe: rank 1: " + own;
+            comm.rank() == 1 ? "InvalidArgument moe: " + local : "Mismatch moe: rank 1: " + local;
         EXPECT_TRUE(error.starts_with(want))
             << "rank " << comm.rank() << " of " << ranks << ": " << error << "\nexpected " << want;
         EXPECT_LE(good.error(reference, gradients), 1e-5) << "results were touched";

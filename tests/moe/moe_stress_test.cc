@@ -74,8 +74,8 @@ std::vector<std::vector<uint64_t>> run_steps(std::span<const Whole> problems, in
       const Step step(problems, i);
       const LayerCase& c = problems[step.problem].c;
       RankLayer& rank = ranks[step.problem];
-      const Shard own = shard_of(c.rows, c.world(), comm.rank());
-      std::copy_n(step.chosen.begin() + own.begin * c.top_k, own.count * c.top_k,
+      const Shard local = shard_of(c.rows, c.world(), comm.rank());
+      std::copy_n(step.chosen.begin() + local.begin * c.top_k, local.count * c.top_k,
                   rank.chosen.begin());
       come_late(delays, comm.rank(), i);
       rank.run(layer, batch);

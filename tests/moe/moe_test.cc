@@ -150,8 +150,8 @@ TEST(MoeLayer, PlansThatDependOnTheImbalanceKeepTheBits) {
       if (comm.rank() != 0) return;
       levels.insert(rows.level);
       const schedule::MoeGrid grid{c.experts, 4, 1};
-      const double own = schedule::moe_imbalance(rows.loads().data(), 4);
-      others += schedule::moe_level(grid, c.top_k, own) != rows.level;
+      const double local = schedule::moe_imbalance(rows.loads().data(), 4);
+      others += schedule::moe_level(grid, c.top_k, local) != rows.level;
     });
   }
   EXPECT_GE(levels.size(), 3u);

@@ -109,10 +109,10 @@ void check_bound(Communicator& comm, const Whole& whole, const Wire& wire) {
   MoeLayer layer(comm, rank.shape(), plan_as({Strategy::overlapped, 2}, {}, wire));
   MoeBatch batch;
   rank.run(layer, batch);
-  const Shard own = shard_of(whole.c.rows, comm.size(), comm.rank());
+  const Shard local = shard_of(whole.c.rows, comm.size(), comm.rank());
   const std::vector<float> values = rank.out.values();
   for (size_t i = 0; i < values.size(); ++i) {
-    ASSERT_NEAR(double(values[i]), reference[size_t(own.begin * whole.c.hidden) + i], bound)
+    ASSERT_NEAR(double(values[i]), reference[size_t(local.begin * whole.c.hidden) + i], bound)
         << whole.c.describe() << " as " << wire.describe();
   }
 }

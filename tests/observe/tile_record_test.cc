@@ -29,15 +29,15 @@ std::vector<TileRecord> made_up(bool gather) {
   std::vector<TileRecord> records;
   for (int tile = 0; tile < kGrid.tiles(); ++tile) {
     const int t = 400 * tile;
-    const bool own = kGrid.shard_of(tile) == kGrid.rank;
+    const bool is_local = kGrid.shard_of(tile) == kGrid.rank;
     TileRecord r{};
     r.products = r.stores = 1;
     r.processor = uint32_t(tile % 5);
     r.product_begin = low(t + 100), r.product_end = low(t + 200);
     r.store_begin = low(t + 200), r.store_end = low(t + 300);
-    if (gather && !own) r.waits = 1, r.wait_begin = low(t), r.wait_end = low(t + 50);
-    if (!gather && (own || tile == 0)) r.held_begin = low(t + 220), r.held_end = low(t + 280);
-    if (!gather && !own) r.wait_begin = low(t + 290), r.wait_end = low(t + 900);
+    if (gather && !is_local) r.waits = 1, r.wait_begin = low(t), r.wait_end = low(t + 50);
+    if (!gather && (is_local || tile == 0)) r.held_begin = low(t + 220), r.held_end = low(t + 280);
+    if (!gather && !is_local) r.wait_begin = low(t + 290), r.wait_end = low(t + 900);
     records.push_back(r);
   }
   return records;
@@ -89,9 +89,9 @@ TEST(TileRecord, ScatterTilesMayBeSentAtOnceAndWaitDuringTheGemm) {
   for (int tile = 0; tile < kGrid.tiles(); ++tile) {
     TileRecord& r = records[size_t(tile)];
     const int t = 400 * tile;
-    const bool own = kGrid.shard_of(tile) == kGrid.rank;
-    if (!own) r.store_begin = r.store_end = r.held_begin = r.held_end = 0;
-    if (own) r.held_begin = low(t + 150), r.held_end = low(t + 190);
+    const bool is_local = kGrid.shard_of(tile) == kGrid.rank;
+    if (!is_local) r.store_begin = r.store_end = r.held_begin = r.held_end = 0;
+    if (is_local) r.held_begin = low(t + 150), r.held_end = low(t + 190);
   }
   auto kinds = by_kind(scatter_spans(records, kGrid, kBase));
   ASSERT_EQ(kinds[SpanKind::transfer].size(), 18u);

@@ -58,17 +58,17 @@ MakeAttempt runs(Strategy strategy) {
   return [strategy](Communicator& comm, Operands& o) -> Attempt {
     auto op =
         std::make_shared<Op>(comm, typename Op::Shape{kM, kN, kK}, OverlapOptions{strategy, 0});
-    const int64_t own = shard_of(kM, comm.size(), comm.rank()).count;
+    const int64_t local = shard_of(kM, comm.size(), comm.rank()).count;
     const Tensor x = o.matrix(o.x, kM, kK), weight = o.matrix(o.weight, kN, kK),
                  out = o.matrix(o.out, kM, kN);
     if constexpr (std::is_same_v<Op, AgGemm>) {
-      return {[=] { op->run(x.rows(0, own), weight, out); }, out, kK};
+      return {[=] { op->run(x.rows(0, local), weight, out); }, out, kK};
     } else if constexpr (std::is_same_v<Op, GemmRs>) {
-      return {[=] { op->run(x, weight, out.rows(0, own)); }, out.rows(0, own), kRanks * kK};
+      return {[=] { op->run(x, weight, out.rows(0, local)); }, out.rows(0, local), kRanks * kK};
     } else if constexpr (std::is_same_v<Op, GemmAr>) {
       return {[=] { op->run(x, weight, out); }, out, kRanks * kK};
     } else {
-      return {[=] { op->run(x.rows(0, own), out, weight); }, weight, 1 + kM};
+      return {[=] { op->run(x.rows(0, local), out, weight); }, weight, 1 + kM};
     }
   };
 }

@@ -52,12 +52,12 @@ struct Subject {
 };
 
 std::vector<Subject> subjects(Communicator& comm, Strategy strategy) {
-  const int64_t own = shard_of(kM, comm.size(), comm.rank()).count;
+  const int64_t local_rows = shard_of(kM, comm.size(), comm.rank()).count;
   const OverlapOptions options{strategy, 0};
   std::vector<Subject> all;
   all.push_back(
       {"ag_gemm",
-       {{"x", {own, kK}}, {"weight", {kN, kK}}, {"out", {kM, kN}}, {"bias", {kN}}},
+       {{"x", {local_rows, kK}}, {"weight", {kN, kK}}, {"out", {kM, kN}}, {"bias", {kN}}},
        {"out"},
        [op = std::make_shared<AgGemm>(comm, AgGemm::Shape{.m = kM, .n = kN, .k = kK, .bias = true},
                                       options)](const Tensors& t) {
@@ -65,7 +65,7 @@ std::vector<Subject> subjects(Communicator& comm, Strategy strategy) {
        }});
   all.push_back(
       {"gemm_rs",
-       {{"x", {kM, kK}}, {"weight", {kN, kK}}, {"out", {own, kN}}, {"bias", {kN}}},
+       {{"x", {kM, kK}}, {"weight", {kN, kK}}, {"out", {local_rows, kN}}, {"bias", {kN}}},
        {"out"},
        [op = std::make_shared<GemmRs>(comm, GemmRs::Shape{.m = kM, .n = kN, .k = kK, .bias = true},
                                       options)](const Tensors& t) {
@@ -89,7 +89,7 @@ std::vector<Subject> subjects(Communicator& comm, Strategy strategy) {
        }});
   all.push_back(
       {"ag_wgrad",
-       {{"x", {own, kK}}, {"dy", {kM, kN}}, {"dw", {kN, kK}}},
+       {{"x", {local_rows, kK}}, {"dy", {kM, kN}}, {"dw", {kN, kK}}},
        {"dw"},
        [op = std::make_shared<AgWgrad>(comm, AgWgrad::Shape{.m = kM, .n = kN, .k = kK}, options)](
            const Tensors& t) { op->run(t.at("x"), t.at("dy"), t.at("dw")); }});

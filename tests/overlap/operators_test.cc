@@ -110,7 +110,7 @@ TEST_P(Operators, AgGemmMatchesReference) {
         });
         for (const OverlapOptions& o : kPlans) {
           SCOPED_TRACE(describe(s, v, o));
-          const Matrix own(v.dtype, s.m, s.k, 1, false, v.padded ? 2 : 0);
+          const Matrix operand(v.dtype, s.m, s.k, 1, false, v.padded ? 2 : 0);
           const Matrix out(out_type, s.m, n, 8, false, v.padded ? 5 : 0);
           AgGemm op(comm,
                     {.m = s.m,
@@ -122,8 +122,8 @@ TEST_P(Operators, AgGemmMatchesReference) {
                      .weight_kn = v.transposed},
                     o);
           EXPECT_EQ(op.strategy(), o.strategy);
-          op.run(own.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(), out.tensor(),
-                 v.bias ? &bias : nullptr);
+          op.run(operand.tensor().rows(p.local.begin, p.local.count), p.weight.tensor(),
+                 out.tensor(), v.bias ? &bias : nullptr);
           expect_near(out.tensor(), s.k, DType::f32, 0, expected);
           if (v.transposed) {
             EXPECT_EQ(bytes_of(op.gathered()), bytes_of(p.x.tensor()));
@@ -365,21 +365,22 @@ TEST_P(Operators, RanksMayRunOneCallAhead) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     constexpr int64_t kM = 96, kShared = 24;
-    const int64_t own = comm.rank() == 0 ? 1 : 500;
+    const int64_t local_size = comm.rank() == 0 ? 1 : 500;
     const uint64_t rank = uint64_t(comm.rank());
     const Shard local = shard_of(kM, comm.size(), comm.rank());
     std::vector<Matrix> dys, wide_xs;
     for (const uint64_t set : {0, 100, 200}) {
-      dys.emplace_back(DType::f32, kM, own, set + 20 + rank);
-      wide_xs.emplace_back(DType::f32, kM, own, set + 40 + rank);
+      dys.emplace_back(DType::f32, kM, local_size, set + 20 + rank);
+      wide_xs.emplace_back(DType::f32, kM, local_size, set + 40 + rank);
     }
-    const Matrix weight(DType::f32, own, kShared, 60 + rank), wide(DType::f32, kShared, own, 80);
+    const Matrix weight(DType::f32, local_size, kShared, 60 + rank),
+        wide(DType::f32, kShared, local_size, 80);
     const OverlapOptions plan{Strategy::overlapped, 2};
-    AgGemm ag(comm, {kM, own, kShared}, plan);
-    GemmRs rs(comm, {kM, kShared, own}, plan);
-    GemmAr ar(comm, {kM, kShared, own}, plan);
-    AgWgrad wgrad(comm, {kM, own, kShared}, plan);
-    const Matrix ag_out(DType::f32, kM, own, 0), rs_out(DType::f32, local.count, kShared, 0),
+    AgGemm ag(comm, {kM, local_size, kShared}, plan);
+    GemmRs rs(comm, {kM, kShared, local_size}, plan);
+    GemmAr ar(comm, {kM, kShared, local_size}, plan);
+    AgWgrad wgrad(comm, {kM, local_size, kShared}, plan);
+    const Matrix ag_out(DType::f32, kM, local_size, 0), rs_out(DType::f32, local.count, kShared, 0),
         ar_out(DType::f32, kM, kShared, 0);
     const auto expect_bits = [&](const char* name, const auto& call) {
       std::vector<std::byte> alone[3];
@@ -409,9 +410,9 @@ TEST_P(Operators, RanksMayRunOneCallAhead) {
       ar.run(wide_xs[set].tensor(), wide.tensor(), ar_out.tensor());
       return ar_out.tensor();
     });
-    Matrix dw(DType::f32, own, kShared, 0);
+    Matrix dw(DType::f32, local_size, kShared, 0);
     expect_bits("ag_wgrad", [&](size_t set) {
-      dw = Matrix(DType::f32, own, kShared, 0);
+      dw = Matrix(DType::f32, local_size, kShared, 0);
       with_x(set, [&](const Tensor& x) { wgrad.run(x, dys[set].tensor(), dw.tensor()); });
       return dw.tensor();
     });

@@ -128,18 +128,18 @@ TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
 }
 
 /// Rank 0's file, empty at first.
-class OwnFile {
+class ScopedTunerFile {
  public:
-  OwnFile() : path_(env().cache_dir + "/tuner.json") {
+  ScopedTunerFile() : path_(env().cache_dir + "/tuner.json") {
     std::filesystem::remove(path_);
     forget_tuned();
   }
-  ~OwnFile() {
+  ~ScopedTunerFile() {
     std::filesystem::remove(path_);
     forget_tuned();
   }
-  OwnFile(const OwnFile&) = delete;
-  OwnFile& operator=(const OwnFile&) = delete;
+  ScopedTunerFile(const ScopedTunerFile&) = delete;
+  ScopedTunerFile& operator=(const ScopedTunerFile&) = delete;
 
   /// Entries by key.
   nlohmann::json entries() const {
@@ -177,7 +177,7 @@ auto noisy_times(std::vector<std::array<int, 2>> milliseconds, int* measured) {
 
 TEST_P(Tuner, DoubtfulChoiceAgainstSerialIsNotStored) {
   if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
-  const OwnFile file;
+  const ScopedTunerFile file;
   const std::vector<std::string> two{"serial", "overlapped"};
   const auto chosen = [&](const char* shape, std::vector<std::array<int, 2>> milliseconds,
                           Bits bits = Bits::same) {
@@ -214,7 +214,7 @@ TEST_P(Tuner, DoubtfulChoiceAgainstSerialIsNotStored) {
 
 TEST_P(Tuner, OldAndDoubtfulTimesAreMeasuredAgain) {
   if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
-  const OwnFile file;
+  const ScopedTunerFile file;
   const double now = double(std::time(nullptr)), hours = 3600, days = 24 * hours;
   const auto again = [&](double age, double load, double spread, Bits bits = Bits::same) {
     file.change([&](std::string&, nlohmann::json& entry) {
@@ -246,7 +246,7 @@ TEST_P(Tuner, OldAndDoubtfulTimesAreMeasuredAgain) {
 
 TEST_P(Tuner, TimesOfAnotherMachineOrBuildAreIgnored) {
   if (mpi_world() || ranks() != 2) GTEST_SKIP() << "memory is cleared from outside; two ranks do";
-  const OwnFile file;
+  const ScopedTunerFile file;
   const auto measures = [&] {
     bool measured[2] = {};
     run([&](Communicator& comm) {
@@ -328,9 +328,9 @@ TEST_P(Tuner, AutomaticOperatorsAgreeOnAChoiceAndKeepTheBits) {
       choice = {int(ag.strategy()), int(rs.strategy()), int(ar.strategy())};
     }
     for (size_t i = 0; rows_keep_bits() && i < 3; ++i) EXPECT_EQ(bits[0][i], bits[1][i]) << i;
-    const auto own = std::as_bytes(std::span(choice));
-    for (const auto& other : comm.exchange(own, "choice")) {
-      EXPECT_TRUE(std::equal(own.begin(), own.end(), other.begin(), other.end()));
+    const auto local_choice = std::as_bytes(std::span(choice));
+    for (const auto& other : comm.exchange(local_choice, "choice")) {
+      EXPECT_TRUE(std::equal(local_choice.begin(), local_choice.end(), other.begin(), other.end()));
     }
   });
 }

@@ -45,7 +45,7 @@ TEST_P(EncodedGather, AgGemmMatchesTheGemmOfDecodedRows) {
           const Shard local = shard_of(s.m, comm.size(), comm.rank());
           const Matrix x(dtype, s.m, s.k, 1, false, odd ? 3 : 0);
           const Matrix weight(dtype, s.n, s.k, 100 + uint64_t(comm.rank()), odd);
-          const Tensor own = x.tensor().rows(local.begin, local.count);
+          const Tensor local_x = x.tensor().rows(local.begin, local.count);
           const Matrix decoded = as_sent(comm, wire, x.tensor());
           const Matrix expected(dtype, s.m, s.n, 8);
           ag_gemm_reference(comm, decoded.tensor().rows(local.begin, local.count), weight.tensor(),
@@ -63,7 +63,7 @@ TEST_P(EncodedGather, AgGemmMatchesTheGemmOfDecodedRows) {
                        .weight_kn = odd},
                       with_wire(plan, wire));
             const Matrix out(dtype, s.m, s.n, 9);
-            for (int call = 0; call < 3; ++call) op.run(own, weight.tensor(), out.tensor());
+            for (int call = 0; call < 3; ++call) op.run(local_x, weight.tensor(), out.tensor());
             EXPECT_EQ(bytes_of(op.gathered()), bytes_of(decoded.tensor()));
             if (!rows_keep_bits()) continue;
             EXPECT_EQ(bytes_of(out.tensor()), bytes_of(expected.tensor()));

@@ -94,8 +94,8 @@ class Collectives(unittest.TestCase):
                 np.testing.assert_allclose(part, rows_of(exact, comm), **close)
                 whole = tandem.all_gather(comm, rows_of(exact, comm), codec=codec)
                 np.testing.assert_allclose(whole, exact, **close)
-                mine = np.repeat(values((1, 128), 2), comm.size, 0)
-                np.testing.assert_allclose(tandem.all_to_all(comm, mine, codec=codec), mine, **close)
+                local = np.repeat(values((1, 128), 2), comm.size, 0)
+                np.testing.assert_allclose(tandem.all_to_all(comm, local, codec=codec), local, **close)
             residual = np.zeros((8, 128), "f4")
             tandem.all_reduce(comm, values((8, 128), 1), codec="int2", residual=residual)
             self.assertEqual(bool(np.abs(residual).sum()), comm.size > 1)
@@ -110,8 +110,8 @@ class Collectives(unittest.TestCase):
         def body(comm):
             rows = [tandem.shard_of(9, comm.size, r)[1] for r in range(comm.size)]
             counts = [(comm.rank + r) % 3 for r in range(comm.size)]
-            mine = (9, 128), (rows[comm.rank], 128), (sum(counts), 128)
-            whole, shard, sent = (values(shape, 3 + comm.rank) for shape in mine)
+            local = (9, 128), (rows[comm.rank], 128), (sum(counts), 128)
+            whole, shard, sent = (values(shape, 3 + comm.rank) for shape in local)
             for codec in (None, "int8", tandem.Wire("int4:g32")):
                 reduce = tandem.AllReduce(comm, whole.shape, codec=codec)
                 gather = tandem.AllGather(comm, shard.shape, codec=codec)

@@ -50,10 +50,10 @@ class Compiled(unittest.TestCase):
         results = []
         for run in (module, torch.compile(module, fullgraph=True, backend=backend)):
             module.zero_grad(set_to_none=True)
-            mine = x.clone().requires_grad_()
-            y = run(mine)
+            local = x.clone().requires_grad_()
+            y = run(local)
             (y.float() ** 2).sum().backward()
-            results.append([y.detach(), mine.grad, *(p.grad.clone() for p in module.parameters()
+            results.append([y.detach(), local.grad, *(p.grad.clone() for p in module.parameters()
                                                      if p.requires_grad)])
         self.same(backend, *results)
 
@@ -116,11 +116,11 @@ class Compiled(unittest.TestCase):
             x, results = torch.tensor(values((4, 8), comm.rank)), []
             for each in (run, torch.compile(run, fullgraph=True, backend=backend)):
                 module.zero_grad(set_to_none=True)
-                mine = x.clone().requires_grad_()
-                y = each(mine)
+                local = x.clone().requires_grad_()
+                y = each(local)
                 (y.float() ** 2).sum().backward()
                 self.assertEqual(y.dtype, torch.bfloat16)
-                results.append([y.detach(), mine.grad, *(p.grad.clone() for p in module.parameters())])
+                results.append([y.detach(), local.grad, *(p.grad.clone() for p in module.parameters())])
             self.same(backend, *results)
 
         on_ranks(body)
@@ -143,10 +143,10 @@ class Compiled(unittest.TestCase):
 
             x, results = torch.tensor(values((7, 3), 1)), []
             for run in (gathered, torch.compile(gathered, fullgraph=True, backend=backend)):
-                mine = rows_of(x, comm).clone().requires_grad_()
-                y = run(mine)
+                local = rows_of(x, comm).clone().requires_grad_()
+                y = run(local)
                 (y ** 2).sum().backward()
-                results.append([y.detach(), mine.grad])
+                results.append([y.detach(), local.grad])
             self.same(backend, *results)
 
         on_ranks(body)
@@ -175,10 +175,10 @@ class Compiled(unittest.TestCase):
 
             results = []
             for run in (forward, torch.compile(forward, fullgraph=True, backend=backend)):
-                mine, by = x.clone().requires_grad_(), weights.clone().requires_grad_()
-                y = run(mine, by)
+                local, by = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                y = run(local, by)
                 (y ** 2).sum().backward()
-                results.append([y.detach(), mine.grad, by.grad])
+                results.append([y.detach(), local.grad, by.grad])
             self.same(backend, *results)
 
         on_ranks(body)

@@ -188,7 +188,7 @@ class Fuzz(unittest.TestCase):
             ended = {True: 0, False: 0}
 
             def body(comm):
-                chance, own = random.Random(seed), random.Random(10 * seed + comm.rank)
+                chance, local = random.Random(seed), random.Random(10 * seed + comm.rank)
                 ops = [kind(comm, 4, 3, 5) for kind in
                        (tandem.AgGemm, tandem.GemmRs, tandem.GemmAr, tandem.AgWgrad)]
                 layer, right = tandem.MoeLayer(comm, 4, 5, 3, 2), experts_operands()
@@ -201,8 +201,8 @@ class Fuzz(unittest.TestCase):
                     positional, named = hostile(chance, comm, call not in ops)
                     if call == layer.forward:
                         positional, named = spoilt(right, chance, comm)
-                    if own.random() < 0.005:
-                        positional, named = hostile(own, comm, call not in ops)
+                    if local.random() < 0.005:
+                        positional, named = hostile(local, comm, call not in ops)
                     try:
                         call(*positional, **named)
                         ended[True] += 1

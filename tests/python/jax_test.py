@@ -18,8 +18,8 @@ class Jax(unittest.TestCase):
         def body(comm):
             x, w = values((12, 7), 1), values((5, 7), 2)
             for dtype, bound in (("float32", 1e-4), ("bfloat16", 5e-2)):
-                mine, weight = jnp.asarray(rows_of(x, comm), dtype), jnp.asarray(w, dtype)
-                out = tandem.AgGemm(comm, 12, 5, 7, dtype)(mine, weight)
+                local, weight = jnp.asarray(rows_of(x, comm), dtype), jnp.asarray(w, dtype)
+                out = tandem.AgGemm(comm, 12, 5, 7, dtype)(local, weight)
                 self.assertIsInstance(out, jax.Array)
                 self.assertEqual(str(out.dtype), dtype)
                 np.testing.assert_allclose(np.asarray(out, "f4"), x @ w.T, rtol=bound, atol=bound)
@@ -53,10 +53,10 @@ class Jax(unittest.TestCase):
 
         def body(comm):
             x, w = values((12, 7), 1), values((5, 7), 2)
-            mine, weight = jnp.asarray(rows_of(x, comm)), jnp.asarray(w)
-            out = tandem.AgGemm(comm, 12, 5, 7)(mine, weight)
+            local, weight = jnp.asarray(rows_of(x, comm)), jnp.asarray(w)
+            out = tandem.AgGemm(comm, 12, 5, 7)(local, weight)
             np.testing.assert_allclose(out, x @ w.T, rtol=1e-4, atol=1e-4)
-            dw = tandem.AgWgrad(comm, 12, 5, 7)(mine, jnp.asarray(x @ w.T))  # accumulates
+            dw = tandem.AgWgrad(comm, 12, 5, 7)(local, jnp.asarray(x @ w.T))  # accumulates
             np.testing.assert_allclose(dw, (x @ w.T).T @ x, rtol=1e-3, atol=1e-3)
             ones = jnp.ones((3, 2))
             total = tandem.all_reduce(comm, ones)
@@ -68,10 +68,10 @@ class Jax(unittest.TestCase):
                              [6, 6 * comm.size, 6 * comm.size, 6, 6 * comm.size, 6 * comm.size])
             layer = tandem.MoeLayer(comm, 2, 4, 3, comm.size)
             to = jnp.zeros((2, 1), "int32"), jnp.ones((2, 1))
-            own = jnp.ones((6, 4)), jnp.ones((4, 3))
-            moe, batch = layer.forward(jnp.ones((2, 4)), *to, *own)
+            weights_of_rank = jnp.ones((6, 4)), jnp.ones((4, 3))
+            moe, batch = layer.forward(jnp.ones((2, 4)), *to, *weights_of_rank)
             np.testing.assert_allclose(moe, np.full((2, 4), 3 * 16 / (1 + np.exp(-4))), rtol=1e-5)
-            back = layer.backward(batch, jnp.ones((2, 4)), *own)
+            back = layer.backward(batch, jnp.ones((2, 4)), *weights_of_rank)
             for each in (out, dw, total, again, sent, whole, half, moe, *back):
                 self.assertIsInstance(each, jax.Array)
 

@@ -208,14 +208,14 @@ class Copies(unittest.TestCase):
             self.assertTrue(other.layer._handle == 0 or other.layer._handle != module.layer._handle)
             x = torch.tensor(values((6, 8), comm.rank))
             for name in ("layer", "experts"):
-                mine, its = getattr(module, name), getattr(other, name)
-                self.assertTrue(torch.equal(mine(x), its(x)))
+                local, its = getattr(module, name), getattr(other, name)
+                self.assertTrue(torch.equal(local(x), its(x)))
                 with torch.no_grad():
                     for parameter in its.parameters():
                         parameter.zero_()
                 self.assertEqual(its(x).abs().sum(), 0)
-                if mine(x).numel():
-                    self.assertGreater(mine(x).abs().sum(), 0)
+                if local(x).numel():
+                    self.assertGreater(local(x).abs().sum(), 0)
 
         on_ranks(body)
 

@@ -31,7 +31,7 @@ class Lifetimes(unittest.TestCase):
             alike, chance = random.Random(1), random.Random(2 + comm.rank)
             kept, sizes = [], []
             begin, rows = tandem.shard_of(2, comm.size, comm.rank)
-            mine, dy = x[begin:begin + rows], np.ones((2, 3), "f4")
+            local, dy = x[begin:begin + rows], np.ones((2, 3), "f4")
             one = np.zeros((1, 1), "i4"), np.ones((1, 1), "f4")
 
             def moe(codec):
@@ -47,10 +47,10 @@ class Lifetimes(unittest.TestCase):
                 return op, abs(op(first, second)[:1].sum() - want) < 0.5
 
             makers = (
-                lambda codec: sums(tandem.AgGemm, mine, w, 12, codec),
+                lambda codec: sums(tandem.AgGemm, local, w, 12, codec),
                 lambda codec: sums(tandem.GemmRs, x, w, 12 * comm.size, codec),
                 lambda codec: sums(tandem.GemmAr, x, w, 12 * comm.size, codec),
-                lambda codec: sums(tandem.AgWgrad, mine, dy, 8, codec),
+                lambda codec: sums(tandem.AgWgrad, local, dy, 8, codec),
                 moe,
             )
             kinds = (tandem.AgGemm, tandem.GemmRs, tandem.GemmAr, tandem.AgWgrad)

@@ -25,9 +25,9 @@ def parts(comm, tp, w_in=W_IN, w_out=W_OUT):
     """This rank's shard of w_in [experts, 2, ffn, hidden] and w_out [experts, hidden, ffn]."""
     first, count = tandem.shard_of(EXPERTS, comm.size // tp, comm.rank // tp)
     at, width = tandem.shard_of(FFN, tp, comm.rank % tp)
-    mine_in = w_in[first:first + count, :, at:at + width].reshape(-1, HIDDEN)
-    mine_out = w_out[first:first + count, :, at:at + width].reshape(-1, width)
-    return np.ascontiguousarray(mine_in), np.ascontiguousarray(mine_out)
+    local_in = w_in[first:first + count, :, at:at + width].reshape(-1, HIDDEN)
+    local_out = w_out[first:first + count, :, at:at + width].reshape(-1, width)
+    return np.ascontiguousarray(local_in), np.ascontiguousarray(local_out)
 
 
 def each_layout(body, dtype="f32"):
@@ -62,14 +62,14 @@ class Forward(unittest.TestCase):
             w_in, w_out = back(make(W_IN)), back(make(W_OUT))  # rounded to the dtype
 
             def body(comm, tp, layer):
-                own = [make(a) for a in parts(comm, tp)]
+                weights_of_rank = [make(a) for a in parts(comm, tp)]
                 for most in (EXPERTS, TOP_K):
                     rows = max(0, 9 - 4 * comm.rank)
                     x = make(values((rows, HIDDEN), 3 + comm.rank))
                     experts, weights = routing(rows, comm.rank, most)
                     if not isinstance(x, np.ndarray):
                         experts, weights = torch.tensor(experts), torch.tensor(weights)
-                    out, batch = layer.forward(x, experts, weights, *own)
+                    out, batch = layer.forward(x, experts, weights, *weights_of_rank)
                     self.assertIs(type(out), type(x))
                     self.assertEqual((out.shape, out.dtype), (x.shape, x.dtype))
                     want, size = exact(back(x), np.asarray(experts), np.asarray(weights), w_in, w_out)
@@ -87,16 +87,16 @@ class Forward(unittest.TestCase):
         """out is returned itself, with equal bits; for bf16 it may be f32."""
         for name, make, back, dtype in frameworks():
             def body(comm, tp, layer):
-                x, own = make(values((5, HIDDEN), comm.rank)), [make(a) for a in parts(comm, tp)]
+                x, weights_of_rank = make(values((5, HIDDEN), comm.rank)), [make(a) for a in parts(comm, tp)]
                 experts, weights = routing(5, comm.rank)
                 if not isinstance(x, np.ndarray):
                     experts, weights = torch.tensor(experts), torch.tensor(weights)
-                out = layer.forward(x, experts, weights, *own)[0]
+                out = layer.forward(x, experts, weights, *weights_of_rank)[0]
                 again = make(values((5, HIDDEN), 99))
-                self.assertIs(layer.forward(x, experts, weights, *own, again)[0], again)
+                self.assertIs(layer.forward(x, experts, weights, *weights_of_rank, again)[0], again)
                 np.testing.assert_array_equal(back(again), back(out))
                 wide = make(values((5, HIDDEN), 99)) if isinstance(x, np.ndarray) else torch.empty(5, HIDDEN)
-                self.assertIs(layer.forward(x, experts, weights, *own, out=wide)[0], wide)
+                self.assertIs(layer.forward(x, experts, weights, *weights_of_rank, out=wide)[0], wide)
                 rounded = wide if isinstance(x, np.ndarray) else wide.to(x.dtype)
                 np.testing.assert_array_equal(back(rounded), back(out))
 
@@ -106,11 +106,11 @@ class Forward(unittest.TestCase):
         def body(comm):
             x = values((9, HIDDEN), 3 + comm.rank)
             experts, weights = routing(9, comm.rank)
-            own = parts(comm, 1)
+            weights_of_rank = parts(comm, 1)
 
             def forward(**options):
                 layer = tandem.MoeLayer(comm, 9, HIDDEN, FFN, EXPERTS, TOP_K, **options)
-                return layer.forward(x, experts, weights, *own)[0]
+                return layer.forward(x, experts, weights, *weights_of_rank)[0]
 
             plain = forward(strategy="serial")
             size = np.abs(plain).max()
@@ -173,8 +173,8 @@ class Gradients(unittest.TestCase):
         """x, experts, weights and this rank's w_in and w_out, with gradients."""
         x = torch.tensor(values((rows, HIDDEN), 3 + comm.rank)).to(dtype).requires_grad_()
         experts, weights = (torch.tensor(a) for a in routing(rows, comm.rank))
-        own = [torch.tensor(a).to(dtype).requires_grad_() for a in parts(comm, tp)]
-        return x, experts, weights.requires_grad_(), own
+        weights_of_rank = [torch.tensor(a).to(dtype).requires_grad_() for a in parts(comm, tp)]
+        return x, experts, weights.requires_grad_(), weights_of_rank
 
     def expected(self, comm, tp, x, experts, weights, dout):
         """Reference gradients of x, weights, w_in and w_out: every expert by torch in f64, from the
@@ -198,12 +198,12 @@ class Gradients(unittest.TestCase):
         for dtype in (torch.float32, torch.bfloat16):
             def body(comm, tp, layer):
                 rows = max(0, 9 - 4 * comm.rank)
-                x, experts, weights, own = self.case(comm, tp, dtype, rows)
+                x, experts, weights, weights_of_rank = self.case(comm, tp, dtype, rows)
                 dout = torch.tensor(values((rows, HIDDEN), 50 + comm.rank)).to(dtype)
-                layers.moe(layer, x, experts.long(), weights, *own).backward(dout)
+                layers.moe(layer, x, experts.long(), weights, *weights_of_rank).backward(dout)
                 want = self.expected(comm, tp, x, experts, weights, dout)
                 for name, tensor, expected in zip(("dx", "dweights", "dw_in", "dw_out"),
-                                                  (x, weights, *own), want):
+                                                  (x, weights, *weights_of_rank), want):
                     self.assertEqual(tensor.grad.dtype, tensor.dtype)
                     self.near(tensor.grad, expected, dtype, f"{name} {dtype} tp {tp}")
 
@@ -213,34 +213,34 @@ class Gradients(unittest.TestCase):
         """dx and dweights are overwritten, dw_in and dw_out accumulated; a batch serves any number
         of backward passes."""
         def body(comm, tp, layer):
-            x, experts, weights, own = self.case(comm, tp, torch.bfloat16, 5)
+            x, experts, weights, weights_of_rank = self.case(comm, tp, torch.bfloat16, 5)
             with torch.no_grad():
-                batch = layer.forward(x, experts, weights, *own)[1]
-                other = layer.forward(x * 2, experts, weights, *own)[1]
+                batch = layer.forward(x, experts, weights, *weights_of_rank)[1]
+                other = layer.forward(x * 2, experts, weights, *weights_of_rank)[1]
                 dout = torch.tensor(values((5, HIDDEN), comm.rank)).bfloat16()
-                first = layer.backward(batch, dout, *own)
-                given = [torch.ones(own[0].shape), torch.ones(own[1].shape),
+                first = layer.backward(batch, dout, *weights_of_rank)
+                given = [torch.ones(weights_of_rank[0].shape), torch.ones(weights_of_rank[1].shape),
                          torch.full((5, HIDDEN), 7.0), torch.full((5, TOP_K), 7.0)]
-                again = layer.backward(batch, dout, *own, *given)
+                again = layer.backward(batch, dout, *weights_of_rank, *given)
             self.assertEqual([id(each) for each in again], [id(each) for each in given[2:] + given[:2]])
             self.assertTrue(torch.equal(again[0].bfloat16(), first[0]))  # f32 dx before rounding
             self.assertTrue(torch.equal(again[1], first[1]))
             for got, want in zip(again[2:], first[2:]):
                 torch.testing.assert_close(got, want + 1)
             del batch
-            layer.backward(other, dout, *(w.detach() for w in own), dx=torch.empty(5, HIDDEN))
+            layer.backward(other, dout, *(w.detach() for w in weights_of_rank), dx=torch.empty(5, HIDDEN))
 
         each_layout(body, "bf16")
 
     def test_what_needs_no_gradient_gets_none(self):
         def body(comm, tp, layer):
-            x, experts, weights, own = self.case(comm, tp, torch.float32, 5)
-            frozen = [w.detach() for w in own]
+            x, experts, weights, weights_of_rank = self.case(comm, tp, torch.float32, 5)
+            frozen = [w.detach() for w in weights_of_rank]
             layers.moe(layer, x, experts, weights, *frozen).sum().backward()
             self.assertIsNotNone(x.grad)
             self.assertEqual([w.grad for w in frozen], [None, None])
             with torch.no_grad():
-                self.assertFalse(layers.moe(layer, x, experts, weights, *own).requires_grad)
+                self.assertFalse(layers.moe(layer, x, experts, weights, *weights_of_rank).requires_grad)
             with self.assertRaisesRegex(tandem.InvalidArgument, "requires a gradient"):
                 layer.forward(x, experts, weights.detach(), *frozen)
 

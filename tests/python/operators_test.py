@@ -32,17 +32,17 @@ class Products(unittest.TestCase):
             x = rounded(values((m, k), 1), make, back)
             w = rounded(values((n, k), 2 + comm.rank), make, back)
             b = rounded(values((n,), 9), make, back)
-            mine, weight = make(rows_of(x, comm)), make(w)
+            local, weight = make(rows_of(x, comm)), make(w)
             op = tandem.AgGemm(comm, m, n, k, dtype, strategy=strategy)
-            out = op(mine, weight)
-            self.assertIs(type(out), type(mine))
-            self.assertEqual(out.dtype, mine.dtype)
+            out = op(local, weight)
+            self.assertIs(type(out), type(local))
+            self.assertEqual(out.dtype, local.dtype)
             self.check(back(out), x, w, dtype)
             again = make(np.zeros((m, n), "f4"))
-            self.assertIs(op(mine, weight, again), again)
+            self.assertIs(op(local, weight, again), again)
             self.assertTrue((back(again) == back(out)).all())
             biased = tandem.AgGemm(comm, m, n, k, dtype, bias=True, strategy=strategy)
-            self.check(back(biased(mine, weight, bias=make(b))), x, w, dtype, b)
+            self.check(back(biased(local, weight, bias=make(b))), x, w, dtype, b)
 
         self.each(body)
 
@@ -104,18 +104,18 @@ class Products(unittest.TestCase):
                 tandem.GemmAr: (xs[comm.rank], ws[comm.rank], whole,
                                 3 * comm.size * max(np.abs(a @ b.T).max() for a, b in zip(xs, ws))),
             }
-            for make, (mine, weight, want, size) in cases.items():
+            for make, (local, weight, want, size) in cases.items():
                 for codec, bound in (("int8", 0.005), ("int4:g32", 0.08), ("lossless", 0)):
-                    got = [make(comm, m, n, k, codec=codec, strategy=strategy, chunks=chunks)(mine, weight)
+                    got = [make(comm, m, n, k, codec=codec, strategy=strategy, chunks=chunks)(local, weight)
                            for strategy, chunks in (("serial", 0), ("overlapped", 1), ("overlapped", 3))]
                     for other in got[1:]:
                         assert_same(got[0], other, 2 * size * bound + 1e-3)
                     error = np.abs(got[0] - want).max(initial=0)
                     self.assertLessEqual(error, size * bound + 1e-3)
                     if codec == "int4:g32" and comm.size > 1:
-                        plain = make(comm, m, n, k, strategy="serial")(mine, weight)
+                        plain = make(comm, m, n, k, strategy="serial")(local, weight)
                         self.assertTrue((plain != got[0]).any())
-                either = make(comm, m, n, k, codec="int8", allow_uncompressed=True)(mine, weight)
+                either = make(comm, m, n, k, codec="int8", allow_uncompressed=True)(local, weight)
                 self.assertLessEqual(np.abs(either - want).max(initial=0), size * 0.005 + 1e-3)
                 for bad in ({"codec": "int9"}, {"codec": "int8:g48"}, {"allow_uncompressed": True}):
                     with self.assertRaises(tandem.InvalidArgument):
@@ -128,19 +128,19 @@ class Products(unittest.TestCase):
             for name, make, back, dtype in frameworks():
                 x = rounded(values((12, 7), 1), make, back)
                 op = tandem.AgGemm(comm, 12, 5, 7, dtype, keep_gathered=True)
-                mine = make(rows_of(x, comm))
-                op(mine, make(values((5, 7), 2)))
-                got = op.gathered(mine)
-                self.assertIs(type(got), type(mine))
+                local = make(rows_of(x, comm))
+                op(local, make(values((5, 7), 2)))
+                got = op.gathered(local)
+                self.assertIs(type(got), type(local))
                 np.testing.assert_array_equal(back(got), x)
                 out = make(np.zeros((12, 7), "f4"))
-                self.assertIs(op.gathered(mine, out), out)
+                self.assertIs(op.gathered(local, out), out)
                 np.testing.assert_array_equal(back(out), x)
                 for bad in (make(np.zeros((7, 12), "f4")), make(np.zeros((12, 14), "f4"))[:, ::2]):
                     with self.assertRaisesRegex(tandem.InvalidArgument, "gathered: out"):
-                        op.gathered(mine, bad)
+                        op.gathered(local, bad)
                 with self.assertRaisesRegex(tandem.InvalidArgument, "keep_gathered"):
-                    tandem.AgGemm(comm, 12, 5, 7, dtype).gathered(mine)
+                    tandem.AgGemm(comm, 12, 5, 7, dtype).gathered(local)
 
         on_ranks(body)
 

@@ -58,18 +58,18 @@ class Tensors(unittest.TestCase):
         computing a wrong result."""
         def writes(comm, x):
             """x: [size, 4]; already contains this rank's rows."""
-            mine = rows_of(x, comm).clone()
+            local = rows_of(x, comm).clone()
             weight, wide = torch.eye(4), torch.ones(comm.size, 4)
             yield lambda: tandem.all_reduce(comm, x)
             yield lambda: tandem.all_reduce(comm, x, codec="int8")
             yield lambda: tandem.AllReduce(comm, x.shape)(x)
             yield lambda: tandem.broadcast(comm, x)
-            yield lambda: tandem.all_gather(comm, mine, x)
-            yield lambda: tandem.AllGather(comm, mine.shape)(mine, x)
+            yield lambda: tandem.all_gather(comm, local, x)
+            yield lambda: tandem.AllGather(comm, local.shape)(local, x)
             yield lambda: tandem.all_to_all(comm, wide, out=x)
-            yield lambda: tandem.AgGemm(comm, comm.size, 4, 4)(mine, weight, x)
+            yield lambda: tandem.AgGemm(comm, comm.size, 4, 4)(local, weight, x)
             yield lambda: tandem.GemmAr(comm, comm.size, 4, 4)(wide, weight, x)
-            yield lambda: tandem.AgWgrad(comm, comm.size, comm.size, 4)(mine, torch.ones(comm.size, comm.size), x)
+            yield lambda: tandem.AgWgrad(comm, comm.size, comm.size, 4)(local, torch.ones(comm.size, comm.size), x)
             yield lambda: tandem.Wire("lossless").decode(tandem.Wire("lossless").encode(wide), x)
 
         def body(comm):

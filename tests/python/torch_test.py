@@ -41,11 +41,11 @@ class Layers(unittest.TestCase):
             def rows(t):
                 return rows_of(t.detach(), comm) if sequence_parallel else t.detach()
 
-            mine = (rows(x) if column else features(x)).clone().requires_grad_()
-            got = layer(mine, 8) if column and sequence_parallel else layer(mine)
+            local = (rows(x) if column else features(x)).clone().requires_grad_()
+            got = layer(local, 8) if column and sequence_parallel else layer(local)
             self.close(got.detach(), features(y) if column else rows(y), dtype)
             got.backward((features(dy) if column else rows(dy)).contiguous())
-            self.close(mine.grad, rows(x.grad) if column else features(x.grad), dtype)
+            self.close(local.grad, rows(x.grad) if column else features(x.grad), dtype)
             self.close(layer.weight.grad, features(linear.weight.grad, 0 if column else 1), dtype)
             bias = linear.bias.grad
             self.close(layer.bias.grad, features(bias, 0) if column else bias, dtype)
@@ -134,15 +134,15 @@ class Layers(unittest.TestCase):
             up = layers.ColumnParallelLinear(comm, 6, 12)
             down = layers.RowParallelLinear(comm, 12, 6)
             x = torch.linspace(-1, 1, 30).reshape(5, 6)
-            mine = rows_of(x, comm).clone().requires_grad_()
+            local = rows_of(x, comm).clone().requires_grad_()
 
             def loss():
-                y = down(torch.tanh(up(mine, tokens=5)))
+                y = down(torch.tanh(up(local, tokens=5)))
                 return tandem.all_reduce(comm, (y.detach() ** 2).sum().reshape(1)).item(), y
 
             y = loss()[1]
             (y ** 2).sum().backward()
-            for tensor in (up.weight, down.weight, up.bias, mine):
+            for tensor in (up.weight, down.weight, up.bias, local):
                 step, analytic = 1e-2, 0.0
                 differences = []
                 for sign in (1, -1):
@@ -213,11 +213,11 @@ class Layers(unittest.TestCase):
             if comm.rank == 0:
                 torch.manual_seed(3)
             layer = layers.Moe(comm, 12, 16, 24, 12, 3, tp)
-            mine = x.clone().requires_grad_()
-            y = layer(mine)
+            local = x.clone().requires_grad_()
+            y = layer(local)
             (y ** 2).sum().backward()
             self.assertEqual(layer.w_in.grad.shape, layer.w_in.shape)
-            return y.detach(), mine.grad, layer.router.grad
+            return y.detach(), local.grad, layer.router.grad
 
         x = torch.tensor(values((12, 16), 1))
         with tandem.World(1) as world:
@@ -240,11 +240,11 @@ class Layers(unittest.TestCase):
     def test_gather_rows(self):
         def body(comm):
             x = torch.arange(7.0).reshape(7, 1)
-            mine = rows_of(x, comm).clone().requires_grad_()
-            got = layers.gather_rows(comm, mine, tokens=7)
+            local = rows_of(x, comm).clone().requires_grad_()
+            got = layers.gather_rows(comm, local, tokens=7)
             self.assertTrue(torch.equal(got.detach(), x))
             (got * x).sum().backward()
-            self.close(mine.grad, rows_of(x, comm) * comm.size, torch.float32)
+            self.close(local.grad, rows_of(x, comm) * comm.size, torch.float32)
 
         on_ranks(body)
 

@@ -30,10 +30,10 @@ class Types(unittest.TestCase):
         tree = ast.parse((PACKAGE / "_core.pyi").read_text())
         stubs = {node.name: node for node in tree.body
                  if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-        own = {name for name in dir(_core) if not name.startswith("__")}
-        self.assertEqual(own - stubs.keys(), set())
-        self.assertEqual(stubs.keys() - own, {"_Operator", "_Collective"})
-        for name in own:
+        local = {name for name in dir(_core) if not name.startswith("__")}
+        self.assertEqual(local - stubs.keys(), set())
+        self.assertEqual(stubs.keys() - local, {"_Operator", "_Collective"})
+        for name in local:
             members = {node.name for node in ast.walk(stubs[name])
                        if isinstance(node, ast.FunctionDef)}
             self.assertEqual([m for m in members if m != name and not hasattr(
@@ -62,7 +62,7 @@ class Types(unittest.TestCase):
                     for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults)]
             return named, only
 
-        def own(function):
+        def local(function):
             signature, _, defaults = function.__nb_signature__[0]
             text = re.sub(r"\\(\d+)", lambda m: repr((defaults or ())[int(m[1])]), signature)
             return stub(ast.parse(text + ": ...").body[0])
@@ -78,7 +78,7 @@ class Types(unittest.TestCase):
                 overloads = [each for each, _ in members if each.name == member.name]
                 public = member.name in ("__init__", "__call__") or not member.name.startswith("_")
                 if hasattr(function, "__nb_signature__") and member is overloads[-1] and public:
-                    self.assertEqual(stub(member), own(function), f"{node.name}.{member.name}")
+                    self.assertEqual(stub(member), local(function), f"{node.name}.{member.name}")
                     checked += 1
         self.assertGreater(checked, 20)
 

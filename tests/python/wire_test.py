@@ -47,15 +47,15 @@ class Wires(unittest.TestCase):
         message = wire.encode(x)
         if torch:
             t = torch.tensor(x)
-            theirs = wire.encode(t)
-            self.assertEqual((theirs.dtype, theirs.tolist()), (torch.uint8, message.tolist()))
+            encoded = wire.encode(t)
+            self.assertEqual((encoded.dtype, encoded.tolist()), (torch.uint8, message.tolist()))
             back = torch.empty(4, 32, dtype=torch.float32)
-            self.assertIs(wire.decode(theirs, back), back)
+            self.assertIs(wire.decode(encoded, back), back)
             np.testing.assert_array_equal(back.numpy(), wire.decode(message, np.empty_like(x)))
         if jax:
-            theirs = wire.encode(jax.numpy.asarray(x))
-            self.assertIsInstance(theirs, jax.Array)
-            self.assertEqual(theirs.tolist(), message.tolist())
+            encoded = wire.encode(jax.numpy.asarray(x))
+            self.assertIsInstance(encoded, jax.Array)
+            self.assertEqual(encoded.tolist(), message.tolist())
 
     def test_refused(self):
         wire, x = tandem.Wire("int8"), values((4, 32), 1)

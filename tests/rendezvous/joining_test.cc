@@ -243,8 +243,8 @@ TEST(Joining, OtherUsersOfThisHostAreRejected) {
   Admission gate(Connection(dup(listener.fd())), {}, 2);
   gate.serve([](int, int) { return Verdict::admitted; });
   EXPECT_EQ(gate.waiting(), 0u);
-  const Connection own = connect_to(place, 5, why);
-  EXPECT_FALSE(is_another_users(own));
+  const Connection same_user = connect_to(place, 5, why);
+  EXPECT_FALSE(is_another_users(same_user));
   gate.serve([](int, int) { return Verdict::admitted; });
   EXPECT_EQ(gate.waiting(), 1u);
 }

@@ -49,7 +49,7 @@ std::vector<RsPieceOrder> orders() {
           order.column_tiles = columns;
           order.pieces = std::max(pieces, 0);
           order.band = band;
-          order.own_band = pieces == 0 || pieces == -2 ? rows : band;
+          order.local_band = pieces == 0 || pieces == -2 ? rows : band;
           order.clusters = std::min(clusters, order.tiles());
           order.last = pieces == -1 ? order.clusters : order.shard_tiles();
           order.later = pieces == -2 ? 6 : 0;
@@ -123,9 +123,9 @@ TEST(RsPieceOrder, LocalTilesComeAfterRemoteTilesOfTheirPosition) {
     std::map<std::pair<int, int>, int> stored;  // position of the last one, by row and column in a
                                                 // shard
     const std::vector<PieceTile> tiles = tiles_of(order);
-    const int end = order.tiles() - order.own_at_end();
+    const int end = order.tiles() - order.local_last();
     if (order.shorter > 0) {
-      ASSERT_EQ(order.own_at_end(), order.own_tiles());
+      ASSERT_EQ(order.local_last(), order.local_tiles());
     }
     for (int at = 0; at < order.tiles(); ++at) {
       const PieceTile& tile = tiles[size_t(at)];

@@ -29,10 +29,10 @@ void for_every_order(const Check& check) {
     for (const int shard_tiles : {1, 2, 3, 6}) {
       for (int columns = 1; columns <= 4; ++columns) {
         for (int band = 1; band <= shard_tiles; ++band) {
-          for (int own_band = 1; own_band <= shard_tiles; ++own_band) {
-            if (shard_tiles % band != 0 || shard_tiles % own_band != 0) continue;
+          for (int local_band = 1; local_band <= shard_tiles; ++local_band) {
+            if (shard_tiles % band != 0 || shard_tiles % local_band != 0) continue;
             for (int rank = 0; rank < ranks; ++rank) {
-              check(RsTileOrder{rank, ranks, shard_tiles, columns, band, own_band});
+              check(RsTileOrder{rank, ranks, shard_tiles, columns, band, local_band});
             }
           }
         }
@@ -43,9 +43,9 @@ void for_every_order(const Check& check) {
 
 TEST(RsTileOrder, VisitsEveryTileOnceAndLocalOnesLast) {
   for_every_order([](const RsTileOrder& order) {
-    const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
+    const int remote = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
     for (const auto& [tile, at] : positions(order)) {
-      ASSERT_EQ(tile.first / order.shard_tiles == order.rank, at >= others);
+      ASSERT_EQ(tile.first / order.shard_tiles == order.rank, at >= remote);
     }
   });
 }
@@ -53,10 +53,10 @@ TEST(RsTileOrder, VisitsEveryTileOnceAndLocalOnesLast) {
 // One column of a band at a time, so that few rows and columns are in use concurrently.
 TEST(RsTileOrder, ConsecutiveTilesAreInOneColumnOfABand) {
   for_every_order([](const RsTileOrder& order) {
-    const int tiles = int(order.tiles()), others = tiles / order.ranks * (order.ranks - 1);
+    const int tiles = int(order.tiles()), remote = tiles / order.ranks * (order.ranks - 1);
     for (int at = 0; at < tiles;) {
-      const int band = at < others ? order.band : order.own_band;
-      const int length = at < others ? (order.ranks - 1) * band : band;
+      const int band = at < remote ? order.band : order.local_band;
+      const int length = at < remote ? (order.ranks - 1) * band : band;
       const Tile first = tile_at(order, at);
       for (int i = 0; i < length; ++i) {
         const Tile tile = tile_at(order, at + i);
@@ -64,7 +64,7 @@ TEST(RsTileOrder, ConsecutiveTilesAreInOneColumnOfABand) {
         ASSERT_EQ(tile.row % order.shard_tiles / band, first.row % order.shard_tiles / band);
       }
       at += length;
-      if (at == tiles || at == others) continue;
+      if (at == tiles || at == remote) continue;
       const Tile next = tile_at(order, at);
       ASSERT_EQ(next.column, (first.column + 1) % order.column_tiles);
     }
@@ -74,8 +74,8 @@ TEST(RsTileOrder, ConsecutiveTilesAreInOneColumnOfABand) {
 // Each remote rank owns the same number of tiles in any range of whole columns.
 TEST(RsTileOrder, OwnersAlternateInRingOrderWithinEachColumn) {
   for_every_order([](const RsTileOrder& order) {
-    const int others = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
-    for (int at = 0; at < others; ++at) {
+    const int remote = (order.ranks - 1) * order.shard_tiles * order.column_tiles;
+    for (int at = 0; at < remote; ++at) {
       const int owner = tile_at(order, at).row / order.shard_tiles;
       const int step = at / order.band % (order.ranks - 1);
       ASSERT_EQ(owner, (order.rank + 1 + step) % order.ranks) << at;

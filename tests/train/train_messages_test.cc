@@ -255,8 +255,8 @@ TEST(DataParallelWires, FeedbackRecoversLostGradients) {
         // The owner's own shard is exact.
         const FlatRange own =
             Buckets(int64_t(kElements), int64_t(kElements), 2).shard(0, comm.rank());
-        for (int64_t i = std::max<int64_t>(own.begin, 64);
-             i < std::min<int64_t>(own.begin + own.count, 2464); ++i) {
+        for (int64_t i = std::max<int64_t>(local.begin, 64);
+             i < std::min<int64_t>(local.begin + local.count, 2464); ++i) {
           if (i % 16 != 0) sum += double(g[size_t(i)]) - kSmall, sent += kSmall;
         }
         dp.update(adam_of(step));

@@ -97,9 +97,9 @@ TEST_P(AllowUncompressedCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRank
         all_reduce(comm, view(data, kColumns), choice);
         EXPECT_LE(error_of_sum(view(data), 0, comm.size()), sums);
         expect_same_everywhere(comm, view(data));
-        const Memory own = made(0, local.begin * kColumns, local.count * kColumns);
+        const Memory local_shard = made(0, local.begin * kColumns, local.count * kColumns);
         Memory all(size_t(rows * kColumns) * sizeof(float));
-        all_gather(comm, view(own, kColumns), view(all, kColumns), choice);
+        all_gather(comm, view(local_shard, kColumns), view(all, kColumns), choice);
         EXPECT_LE(error_of_sum(view(all), 0, 1), sums);
         expect_same_everywhere(comm, view(all));
       }

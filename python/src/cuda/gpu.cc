@@ -50,15 +50,15 @@ StreamOwners stream_owners;
 
 class Rank final : public GpuRank {
  public:
-  explicit Rank(gpu::GpuCommunicator& comm) : comm_(comm), own_(comm.stream()) {
-    if (comm_.shares_gpu()) stream_owners.claim(own_, &comm_.share(), "Comm");
+  explicit Rank(gpu::GpuCommunicator& comm) : comm_(comm), local_(comm.stream()) {
+    if (comm_.shares_gpu()) stream_owners.claim(local_, &comm_.share(), "Comm");
   }
   ~Rank() override {
     if (comm_.shares_gpu()) stream_owners.release(&comm_.share());
   }
 
   int device() const override { return comm_.device(); }
-  StreamNumber stream() const override { return reinterpret_cast<StreamNumber>(own_); }
+  StreamNumber stream() const override { return reinterpret_cast<StreamNumber>(local_); }
   bool shares_gpu() const override { return comm_.shares_gpu(); }
 
   void enter() override { guard_.emplace(comm_); }
@@ -66,7 +66,7 @@ class Rank final : public GpuRank {
 
   void follow(StreamNumber callers, std::string_view what) override {
     const cudaStream_t stream = stream_from(callers);
-    if (stream == own_) return;
+    if (stream == local_) return;
     if (comm_.shares_gpu() && is_default(stream)) {
       throw InvalidArgument(fmt::format(
           "{}: the current stream is CUDA's default stream, which all ranks that share this GPU "
@@ -76,23 +76,23 @@ class Rank final : public GpuRank {
     }
     if (comm_.shares_gpu()) stream_owners.claim(stream, &comm_.share(), what);
     produced_.record(stream);
-    produced_.block(own_);
+    produced_.block(local_);
   }
   void lead(StreamNumber callers) override {
     const cudaStream_t stream = stream_from(callers);
-    if (stream == own_) return;
-    done_.record(own_);
+    if (stream == local_) return;
+    done_.record(local_);
     done_.block(stream);
   }
 
   void copy(void* to, const void* from, size_t bytes) override {
-    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_), "copy");
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, local_), "copy");
   }
   void synchronize() override { comm_.synchronize(); }
 
  private:
   gpu::GpuCommunicator& comm_;
-  const cudaStream_t own_;
+  const cudaStream_t local_;
   gpu::Event produced_, done_;
   std::optional<GpuGuard> guard_;
 };

@@ -196,17 +196,18 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
                 w_scales = s.scaled_by_row() ? s.n : 1;
   const OperandExtents extents =
       what.gradient ? wgrad_extents(s, what.x_rows) : extents_of(s, what.x_rows, what.out_rows);
-  const Scratch own_x(extents.x), own_w(extents.weight), own_out(extents.out);
-  const Tensor &x = own_x.tensor, &w = own_w.tensor, &out = own_out.tensor;
+  const Scratch local_x(extents.x), local_w(extents.weight), local_out(extents.out);
+  const Tensor &x = local_x.tensor, &w = local_w.tensor, &out = local_out.tensor;
   const DeviceMemory mxs(size_t(x_scales) * sizeof(float)), mws(size_t(w_scales) * sizeof(float));
   const Scales both{mxs.view(DType::f32, {x_scales}), mws.view(DType::f32, {w_scales})};
   const Scales* scales = s.scaled() ? &both : nullptr;
-  const uint64_t own = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
-  fill_uniform(x, kSeed, kX + own, what.x_first_row * s.k, stream);
+  const uint64_t stream_offset = what.reference.terms > 1 ? uint64_t(comm.rank()) : 0;
+  fill_uniform(x, kSeed, kX + stream_offset, what.x_first_row * s.k, stream);
   const uint64_t of_one = what.gradient ? what.reference.x_stream : what.reference.w_stream;
-  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + own : of_one, 0, stream);
-  fill_scales(both.x, kSeed, kXScales + own, s.scaled_by_row() ? what.x_first_row : 0, stream);
-  fill_scales(both.weight, kSeed, what.reference.w_scales + own, 0, stream);
+  fill_uniform(w, kSeed, what.reference.terms > 1 ? kW + stream_offset : of_one, 0, stream);
+  fill_scales(both.x, kSeed, kXScales + stream_offset, s.scaled_by_row() ? what.x_first_row : 0,
+              stream);
+  fill_scales(both.weight, kSeed, what.reference.w_scales + stream_offset, 0, stream);
   comm.synchronize();
   std::optional<AddNormScratch> tail;
   if (s.add_norm) {

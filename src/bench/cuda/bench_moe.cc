@@ -71,8 +71,8 @@ double error_of_sums(const MoeCase& c, const Wire& wire) {
 double worst_error(const MoeCase& c, const Wire& wire) {
   const MoeShape& s = c.shape;
   double worst = 0, largest = 0;
-  for (int64_t sample = 0; sample < std::min(kSampledRows, c.own.count); ++sample) {
-    const int64_t row = (2 * sample + 1) * c.own.count / (2 * kSampledRows);
+  for (int64_t sample = 0; sample < std::min(kSampledRows, c.local.count); ++sample) {
+    const int64_t row = (2 * sample + 1) * c.local.count / (2 * kSampledRows);
     const auto x = row_of(c, row, wire), found = read(c, c.out.rows(row, 1));
     std::vector<double> expected(size_t(kSampledColumns), 0.0);
     for (int k = 0; k < s.top_k; ++k) {
@@ -92,7 +92,7 @@ double worst_error(const MoeCase& c, const Wire& wire) {
 /// Rows sent by this rank. It receives as many sums, and sends as many on average.
 int64_t sent_rows(const MoeCase& c) {
   int64_t rows = 0;
-  for (int64_t row = 0; row < c.own.count; ++row) {
+  for (int64_t row = 0; row < c.local.count; ++row) {
     unsigned token_in_rank = 0;
     for (int k = 0; k < c.shape.top_k; ++k) {
       const int holder = c.place.grid.holder(c.chosen[size_t(row * c.shape.top_k + k)]);

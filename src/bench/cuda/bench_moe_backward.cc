@@ -125,9 +125,9 @@ MoeBackwardCase::MoeBackwardCase(const MoeCase& of, const MoeOnGpus& layer)
       dweights_memory(c.weights_memory.bytes()),
       dw_in_memory(size_t(c.w_in.elements()) * 4),
       dw_out_memory(size_t(c.w_out.elements()) * 4),
-      dout(dout_memory.view(c.shape.dtype, {c.own.count, c.shape.hidden})),
-      dx(dx_memory.view(c.shape.dtype, {c.own.count, c.shape.hidden})),
-      dweights(dweights_memory.view(DType::f32, {c.own.count, c.shape.top_k})),
+      dout(dout_memory.view(c.shape.dtype, {c.local.count, c.shape.hidden})),
+      dx(dx_memory.view(c.shape.dtype, {c.local.count, c.shape.hidden})),
+      dweights(dweights_memory.view(DType::f32, {c.local.count, c.shape.top_k})),
       dw_in(dw_in_memory.view(DType::f32, {c.w_in.dim(0), c.w_in.dim(1)})),
       dw_out(dw_out_memory.view(DType::f32, {c.w_out.dim(0), c.w_out.dim(1)})) {
   fill_uniform(dout, kSeed, kDout + uint64_t(c.comm.rank()), 0, c.comm.stream());
@@ -155,7 +155,7 @@ uint64_t MoeBackwardCase::digests() const {
 
 double MoeBackwardCase::worst_error() const {
   SampledErrors of_dx, of_dweights, of_in, of_out;
-  if (c.own.count > 0) check_row(*this, c.own.count / 3, of_dx, of_dweights);
+  if (c.local.count > 0) check_row(*this, c.local.count / 3, of_dx, of_dweights);
   check_feature(*this, c.place.ffn / 3, of_in, of_out);
   return std::max({of_dx.value(), of_dweights.value(), of_in.value(), of_out.value()});
 }

@@ -28,20 +28,21 @@ struct MoeCase {
         place(of, shape),
         all_tokens(q.m),
         imbalance(q.moe.imbalance),
-        own(shard_of(q.m, of.size(), of.rank())),
-        chosen(chosen_experts(place.grid, q.moe.top_k, {q.moe.imbalance, 1}, own.begin, own.count)),
-        x_memory(bytes(own.count * q.k)),
+        local(shard_of(q.m, of.size(), of.rank())),
+        chosen(chosen_experts(place.grid, q.moe.top_k, {q.moe.imbalance, 1}, local.begin,
+                              local.count)),
+        x_memory(bytes(local.count * q.k)),
         in_memory(bytes(place.experts.count * 2 * place.ffn * q.k)),
         down_memory(bytes(place.experts.count * q.k * place.ffn)),
-        result_memory(bytes(own.count * q.k)),
+        result_memory(bytes(local.count * q.k)),
         experts_memory(chosen.size() * sizeof chosen[0]),
         weights_memory(chosen.size() * sizeof(float)),
-        x(x_memory.view(q.dtype, {own.count, q.k})),
+        x(x_memory.view(q.dtype, {local.count, q.k})),
         w_in(in_memory.view(q.dtype, {place.experts.count * 2 * place.ffn, q.k})),
         w_out(down_memory.view(q.dtype, {place.experts.count * q.k, place.ffn})),
-        out(result_memory.view(q.dtype, {own.count, q.k})),
-        routing{experts_memory.view(DType::i32, {own.count, q.moe.top_k}),
-                weights_memory.view(DType::f32, {own.count, q.moe.top_k})} {
+        out(result_memory.view(q.dtype, {local.count, q.k})),
+        routing{experts_memory.view(DType::i32, {local.count, q.moe.top_k}),
+                weights_memory.view(DType::f32, {local.count, q.moe.top_k})} {
     const std::vector<float> weights(chosen.size(), weight());
     write(experts_memory, chosen.data());
     write(weights_memory, weights.data());
@@ -84,7 +85,7 @@ struct MoeCase {
   MoePlace place;
   int64_t all_tokens;
   double imbalance;
-  Shard own;
+  Shard local;
   std::vector<int32_t> chosen;
   DeviceMemory x_memory, in_memory, down_memory, result_memory, experts_memory, weights_memory;
   Tensor x, w_in, w_out, out;

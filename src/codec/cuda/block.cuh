@@ -25,7 +25,7 @@ struct EncodedBlock {
   std::conditional_t<transform == Transform::spikes, OwnedSpikes, None> spikes;
 
   /// Overwrites `x`.
-  __device__ void encode(const WireParams& wire, float (&x)[kOwn], int lane) {
+  __device__ void encode(const WireParams& wire, float (&x)[kLaneValues], int lane) {
     if constexpr (transform == Transform::spikes) reserve_spikes(wire, lane, x, spikes);
     if constexpr (transform == Transform::rotation) rotate(x, wire.group, lane);
     float minimum[kOwned] = {}, maximum[kOwned];
@@ -56,15 +56,15 @@ struct EncodedBlock {
     if constexpr (transform == Transform::none) {
       decode_codes(wire, with);
     } else {
-      float x[kOwn];
+      float x[kLaneValues];
       decode_codes(wire, [&](int e, float value) { x[e] = value; });
       if constexpr (transform == Transform::rotation) rotate_back(x, wire.group, wire.limit, lane);
       if constexpr (transform == Transform::spikes) restore_spikes(wire, lane, spikes, x);
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) with(e, x[e]);
+      for (int e = 0; e < kLaneValues; ++e) with(e, x[e]);
     }
   }
-  __device__ void decode(const WireParams& wire, int lane, float (&x)[kOwn]) const {
+  __device__ void decode(const WireParams& wire, int lane, float (&x)[kLaneValues]) const {
     for_decoded(wire, lane, [&](int e, float value) { x[e] = value; });
   }
 

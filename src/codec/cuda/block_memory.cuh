@@ -14,8 +14,8 @@
 
 namespace tandem::gpu {
 
-constexpr int kOwn = 32;     // elements per thread
-constexpr int kVectors = 8;  // range of j
+constexpr int kLaneValues = 32;  // elements per thread
+constexpr int kVectors = 8;      // range of j
 constexpr unsigned kAllLanes = ~0u;
 
 /// Index of a block's element in its group.
@@ -110,7 +110,7 @@ __device__ void for_elements(const void* values, DType dtype, int64_t elements, 
     return halves.widen(dtype, with);
   }
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) {
+  for (int e = 0; e < kLaneValues; ++e) {
     const int64_t wanted = first + 16 * (e / 4) + e % 4;
     const int64_t at = wanted < elements ? wanted : elements - 1;
     float value = 0;
@@ -124,15 +124,15 @@ __device__ void for_elements(const void* values, DType dtype, int64_t elements, 
 }
 
 __device__ inline void load_elements(const void* values, DType dtype, int64_t elements,
-                                     int64_t block, int lane, bool on, float (&x)[kOwn]) {
+                                     int64_t block, int lane, bool on, float (&x)[kLaneValues]) {
   for_elements(values, dtype, elements, block, lane, on, [&](int e, float value) { x[e] = value; });
 }
 
 /// Stores a partial block, one element at a time.
 __device__ inline void store_partial(void* values, DType dtype, int64_t elements, int64_t first,
-                                     const float (&x)[kOwn]) {
+                                     const float (&x)[kLaneValues]) {
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) {
+  for (int e = 0; e < kLaneValues; ++e) {
     const int64_t at = first + 16 * (e / 4) + e % 4;
     if (at >= elements) continue;
     if (dtype == DType::f32) {
@@ -146,10 +146,10 @@ __device__ inline void store_partial(void* values, DType dtype, int64_t elements
 /// Stores a whole block of bf16 or f16. Tests for NaN in passing: finite values times 0 add up to
 /// 0.
 template <DType dtype>
-__device__ void store_halves(uint16_t* to, const float (&x)[kOwn]) {
-  uint32_t two[kOwn / 2];
+__device__ void store_halves(uint16_t* to, const float (&x)[kLaneValues]) {
+  uint32_t two[kLaneValues / 2];
 #pragma unroll
-  for (int e = 0; e < kOwn; e += 2) two[e / 2] = narrowed(dtype, x[e], x[e + 1]);
+  for (int e = 0; e < kLaneValues; e += 2) two[e / 2] = narrowed(dtype, x[e], x[e + 1]);
   using Two = std::conditional_t<dtype == DType::bf16, __nv_bfloat162, __half2>;
   uint32_t zeros = 0;
 #pragma unroll
@@ -171,7 +171,7 @@ __device__ void store_halves(uint16_t* to, const float (&x)[kOwn]) {
 }
 
 __device__ inline void store_elements(void* values, DType dtype, int64_t elements, int64_t block,
-                                      int lane, bool on, const float (&x)[kOwn]) {
+                                      int lane, bool on, const float (&x)[kLaneValues]) {
   if (!on) return;
   const int64_t first = block * kWireBlock + 4 * lane;
   if (!is_whole(values, dtype, elements, block)) {
@@ -193,19 +193,19 @@ __device__ inline void store_elements(void* values, DType dtype, int64_t element
 }
 
 /// Repeats the last element past the end.
-__device__ inline void fill_up(int64_t elements, int64_t block, int lane, float (&x)[kOwn]) {
+__device__ inline void fill_up(int64_t elements, int64_t block, int lane, float (&x)[kLaneValues]) {
   const int64_t left = elements - block * kWireBlock;
   const int count = left < kWireBlock ? int(left) : kWireBlock;
   if (!__any_sync(kAllLanes, count < kWireBlock)) return;
   const auto place_of = [lane](int e) { return 16 * (e / 4) + 4 * lane + e % 4; };
   float last = 0;
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) {
+  for (int e = 0; e < kLaneValues; ++e) {
     if (place_of(e) == count - 1) last = x[e];
   }
   last = __shfl_sync(kAllLanes, last, (count - 1) % 16 / 4, kQuad);
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) {
+  for (int e = 0; e < kLaneValues; ++e) {
     if (place_of(e) >= count) x[e] = last;
   }
 }

@@ -11,7 +11,7 @@
 
 namespace tandem::gpu {
 
-constexpr int kCodeWords = kOwn / 4;
+constexpr int kCodeWords = kLaneValues / 4;
 
 /// Index of the element whose code is byte `at` of word `word`.
 template <int kBits>
@@ -149,8 +149,8 @@ __device__ uint32_t code_byte(float t) {
     // Adding 2^23 times a code's unit at t's exponent rounds t to a multiple of that unit.
     constexpr int kMantissa = 23 - Format::shift;
     constexpr uint32_t kMin = std::bit_cast<uint32_t>(Format::min_normal);
-    const uint32_t bits = codec::bits_of(t), own = bits & 0x7f800000u;
-    const uint32_t exponent = own > kMin ? own : kMin;
+    const uint32_t bits = codec::bits_of(t), local = bits & 0x7f800000u;
+    const uint32_t exponent = local > kMin ? local : kMin;
     const float many = codec::float_of<float>(exponent + (uint32_t(Format::shift) << 23));
     const uint32_t steps = codec::bits_of(__fadd_rn(fabsf(t), many));
     return (steps + (exponent >> Format::shift) - (uint32_t(128 - Format::bias) << kMantissa)) |

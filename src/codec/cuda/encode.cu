@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kCodecThreads, kEncodersPerSm<Block>)
                   int64_t elements, std::byte* message) {
   if (blockIdx.x == 0 && threadIdx.x < 32) clear_between(wire, message, int(threadIdx.x));
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-    float x[kOwn];
+    float x[kLaneValues];
     load_elements(values, dtype, elements, block, lane, on, x);
     Block encoded;
     encoded.encode(wire, x, lane);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kCodecThreads, kDecodersPerSm<Block>)
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
     Block encoded;
     encoded.load(wire, message, block, lane);
-    float x[kOwn];
+    float x[kLaneValues];
     encoded.decode(wire, lane, x);
     store_elements(values, dtype, elements, block, lane, on, x);
   });

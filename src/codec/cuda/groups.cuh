@@ -94,7 +94,7 @@ __device__ inline float max_magnitude(float a, float b) {
 
 /// Reduces each group's values with `join`, to its owners.
 template <typename Join>
-__device__ void join_values(const WireParams& wire, int lane, const float (&x)[kOwn],
+__device__ void join_values(const WireParams& wire, int lane, const float (&x)[kLaneValues],
                             const Join& join, float (&owned)[kOwned]) {
   float of[kVectors];
 #pragma unroll

@@ -13,7 +13,7 @@
 
 namespace tandem::gpu {
 
-constexpr int kPairs = kOwn / 2;
+constexpr int kPairs = kLaneValues / 2;
 constexpr int kGroupLanes = 16;        // lanes of a group's four blocks
 constexpr int64_t kTileBlocks = 64;    // per warp in the first pass, with one escape count
 constexpr int64_t kScanGroups = 1024;  // per warp in the second
@@ -273,13 +273,13 @@ __device__ void sum_escapes(const LosslessParams& params, int64_t part, int warp
   const int64_t end = min(begin + kScanGroups, params.groups);
   for (int64_t first = begin; first < end; first += 32) {
     const int64_t group = first + warp_lane;
-    const uint32_t own = group < end ? firsts[group] : 0;
-    uint32_t up_to = own;
+    const uint32_t local = group < end ? firsts[group] : 0;
+    uint32_t up_to = local;
     for (int by = 1; by < 32; by *= 2) {
       const uint32_t other = __shfl_up_sync(kAllLanes, up_to, by);
       if (warp_lane >= by) up_to += other;
     }
-    if (group < end) firsts[group] = before + up_to - own;
+    if (group < end) firsts[group] = before + up_to - local;
     before += __shfl_sync(kAllLanes, up_to, 31);
   }
 }

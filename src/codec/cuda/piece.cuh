@@ -27,7 +27,7 @@ struct EncodedPiece {
 
   /// Encodes a thread's values, distributed as in codec/cuda/block_memory.cuh. Called by all lanes
   /// of a warp. `limit`: a group beyond it decodes as NaN (WireParams).
-  __device__ void encode(float (&x)[kOwn], float limit, int thread) {
+  __device__ void encode(float (&x)[kLaneValues], float limit, int thread) {
     WireParams wire;
     wire.group = kGroup, wire.shift = kGroup == 128 ? 7 : 5;
     wire.limit = limit;

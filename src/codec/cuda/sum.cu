@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kCodecThreads, kPerSm)
     clear_between(wire, message, int(threadIdx.x));
   }
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-    float sum[kOwn];
+    float sum[kLaneValues];
     sum_messages<Block>(from, wire, block, lane, on, sum);
     if (message) {
       fill_up(wire.parts.elements, block, lane, sum);
@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(kCodecThreads, kPerSm)
 
 }  // namespace
 
-void launch_sum(const Wire& wire, const std::byte* messages, size_t stride, int count, int own,
+void launch_sum(const Wire& wire, const std::byte* messages, size_t stride, int count, int local,
                 const Tensor& values, std::byte* message, const Tensor& out, cudaStream_t stream) {
   require_encodable_on_gpu("sum", wire, values.dtype());
   check_message("sum", wire, values, messages);
   check_message("sum", wire, out, message);
   if (values.elements() == 0) return;
   const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
-  const MessageSum from{messages, stride, count, own, values.data(), values.dtype()};
+  const MessageSum from{messages, stride, count, local, values.data(), values.dtype()};
   with_block(wire, [&]<typename Block>() {
     sum_kernel<Block><<<codec_grid(params.parts.blocks, kPerSm), kCodecThreads, 0, stream>>>(
         params, from, message, out.data());

@@ -10,7 +10,7 @@ struct MessageSum {
   const std::byte* messages;  // first message; the others follow at distances of `stride` bytes
   size_t stride;
   int count;
-  int own;             // index of the message replaced by `values`, or -1
+  int local;           // index of the message replaced by `values`, or -1
   const void* values;  // unencoded
   DType dtype;
 };
@@ -21,7 +21,7 @@ constexpr int kFetchedAtOnce = Block::transform == Transform::none ? 3 : 1;
 
 template <typename Block>
 __device__ void sum_messages(const MessageSum& from, const WireParams& wire, int64_t block,
-                             int lane, bool on, float (&sum)[kOwn]) {
+                             int lane, bool on, float (&sum)[kLaneValues]) {
 #pragma unroll
   for (float& value : sum) value = -0.0f;  // neutral element: -0 + x is x
   const auto add = [&](int e, float value) { sum[e] = __fadd_rn(sum[e], value); };
@@ -30,18 +30,18 @@ __device__ void sum_messages(const MessageSum& from, const WireParams& wire, int
   int fetched = -1;
   const auto fetch = [&](int place) {
     ++fetched;
-    if (fetched == from.own) ++fetched;
+    if (fetched == from.local) ++fetched;
     if (fetched >= from.count) return;
     next[place] = Block::fetch(wire, from.messages + size_t(fetched) * from.stride, block, lane);
   };
 #pragma unroll
   for (int place = 0; place <= kLast; ++place) fetch(place);
-  FetchedHalves own;
-  if (from.own >= 0) own.fetch(from.values, from.dtype, wire.parts.elements, block, lane, on);
+  FetchedHalves local;
+  if (from.local >= 0) local.fetch(from.values, from.dtype, wire.parts.elements, block, lane, on);
   for (int rank = 0; rank < from.count; ++rank) {
-    if (rank == from.own) {
-      if (own.are_there) {
-        own.widen(from.dtype, add);
+    if (rank == from.local) {
+      if (local.are_there) {
+        local.widen(from.dtype, add);
       } else {
         for_elements(from.values, from.dtype, wire.parts.elements, block, lane, on, add);
       }

@@ -7,7 +7,7 @@
 namespace tandem::gpu {
 
 /// Rotates in place: H x / group.
-__device__ inline void rotate(float (&x)[kOwn], int group, int lane) {
+__device__ inline void rotate(float (&x)[kLaneValues], int group, int lane) {
   const float scale = 1.0f / float(group);
 #pragma unroll
   for (float& value : x) value = __fmul_rn(value, scale);
@@ -24,7 +24,7 @@ __device__ inline void rotate(float (&x)[kOwn], int group, int lane) {
     }
     const int bit = stride < 4 ? stride : stride / 4;
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) {
+    for (int e = 0; e < kLaneValues; ++e) {
       if (e & bit) continue;
       const float a = x[e], b = x[e + bit];
       x[e] = __fadd_rn(a, b);
@@ -33,7 +33,7 @@ __device__ inline void rotate(float (&x)[kOwn], int group, int lane) {
   }
 }
 
-__device__ inline void rotate_back(float (&x)[kOwn], int group, float limit, int lane) {
+__device__ inline void rotate_back(float (&x)[kLaneValues], int group, float limit, int lane) {
   rotate(x, group, lane);
   const float size = float(group), maximum = limit / size;
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ inline uint32_t spike_bits(float value, float limit) {
 
 /// First position of `value` in each group, times 2, plus 1 if negative there, which distinguishes
 /// the equal values 0 and -0.
-__device__ inline void first_places(const WireParams& wire, int lane, const float (&x)[kOwn],
+__device__ inline void first_places(const WireParams& wire, int lane, const float (&x)[kLaneValues],
                                     const float (&value)[kOwned], uint32_t (&owned)[kOwned]) {
   float values[kVectors];
   spread_groups(wire, value, values);
@@ -75,7 +75,7 @@ __device__ inline void first_places(const WireParams& wire, int lane, const floa
 
 /// Overwrites the spikes with another element of the group. A group with NaN or an infinity is
 /// unchanged.
-__device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&x)[kOwn],
+__device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&x)[kLaneValues],
                                       OwnedSpikes& spikes) {
   float minimum[kOwned], maximum[kOwned];
   join_values(wire, lane, x, min_or_nan, minimum);
@@ -118,7 +118,7 @@ __device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&
 }
 
 __device__ inline void restore_spikes(const WireParams& wire, int lane, const OwnedSpikes& spikes,
-                                      float (&x)[kOwn]) {
+                                      float (&x)[kLaneValues]) {
   uint32_t places[kVectors], values[kVectors];
   spread_groups(wire, spikes.places, places);
   spread_groups(wire, spikes.values, values);

@@ -58,12 +58,12 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangePara
   }
   const auto bytes_of = [&](int owner) { return int64_t(min(part, packs - owner * part)) * 16; };
   const int local = min(part, packs - rank * part);
-  Pack<T> own;
-  if (begin < local) own = in[rank * part + begin];  // loaded before the wait for the peers
+  Pack<T> prefetched;
+  if (begin < local) prefetched = in[rank * part + begin];  // loaded before the wait for the peers
   if (!exchange_flags(params, 0, call, bytes_of)) return;
   for (int i = begin; i < local; i += step) {
-    const Pack<T> sum = sum_slots<kRanks, T>(params, own, first, i);
-    if (i + step < local) own = in[rank * part + i + step];
+    const Pack<T> sum = sum_slots<kRanks, T>(params, prefetched, first, i);
+    if (i + step < local) prefetched = in[rank * part + i + step];
     out[rank * part + i] = sum;
     for (int s = 1; s < params.table.size; ++s) {
       slot<T>(params, peer_at(params.table, s), second + rank)[i] = sum;

@@ -24,7 +24,7 @@ template <typename Block>
 __device__ void encode_chunk(const WireParams& chunk, DType dtype, const void* values,
                              int64_t elements, std::byte* message) {
   for_chunk_blocks(elements, [&](int64_t block, int lane, bool on) {
-    float x[kOwn];
+    float x[kLaneValues];
     load_elements(values, dtype, elements, block, lane, on, x);
     Block encoded;
     encoded.encode(chunk, x, lane);
@@ -38,7 +38,7 @@ __device__ void decode_chunk(const WireParams& chunk, DType dtype, const std::by
   for_chunk_blocks(elements, [&](int64_t block, int lane, bool on) {
     Block encoded;
     encoded.load(chunk, message, block, lane);
-    float x[kOwn];
+    float x[kLaneValues];
     encoded.decode(chunk, lane, x);
     store_elements(values, dtype, elements, block, lane, on, x);
   });

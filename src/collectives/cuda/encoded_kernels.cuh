@@ -17,7 +17,7 @@ __device__ inline auto receiver_of(const EncodedParams& params, const CallState&
 __device__ inline auto bytes_of(const EncodedParams& params) {
   return [&](int owner) { return params.wires[owner].parts.bytes; };
 }
-__device__ inline auto bytes_of_own(const EncodedParams& params) {
+__device__ inline auto local_bytes(const EncodedParams& params) {
   return [&](int) { return params.wires[params.exchange.table.rank].parts.bytes; };
 }
 
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
   push_shards<Block>(params, first, receiver_of(params, call));
   if (!exchange_flags(params.exchange, 0, call, bytes_of(params))) return;
   push_sum<Block>(params, first, second);
-  if (!exchange_flags(params.exchange, 1, call, bytes_of_own(params))) return;
+  if (!exchange_flags(params.exchange, 1, call, local_bytes(params))) return;
   take_shards<Block>(params, second);
 }
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kEncodedThreads)
   push_to_all<Block>(params, params.wires[rank], {}, params.exchange.in,
                      shard_of_params(params, params.exchange.out, rank), first,
                      receiver_of(params, call));
-  if (!exchange_flags(params.exchange, 0, call, bytes_of_own(params))) return;
+  if (!exchange_flags(params.exchange, 0, call, local_bytes(params))) return;
   take_shards<Block>(params, first);
 }
 

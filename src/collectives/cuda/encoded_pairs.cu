@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
     pairs_kernel(const __grid_constant__ PairsParams params) {
   const int channels = params.fifos.channels;
   const PeerTable& table = params.fifos.table;
-  const EncodedPair& own = params.pairs[size_t(table.rank)];
-  if (copies_own(own, params.size_of_element(), 2 * (table.size - 1) * channels)) return;
+  const EncodedPair& local = params.pairs[size_t(table.rank)];
+  if (copies_local(local, params.size_of_element(), 2 * (table.size - 1) * channels)) return;
   const int channel = int(blockIdx.x) % channels, unit = int(blockIdx.x) / channels;
   const int peer = peer_at(table, 1 + unit / 2);
   if (__syncthreads_or(threadIdx.x == 0 && params.fifos.gave_up())) return;
@@ -84,7 +84,7 @@ EncodedPairExchange::EncodedPairExchange(GpuCommunicator& comm)
 }
 
 int EncodedPairExchange::copying(int64_t bytes) const {
-  constexpr int64_t kAtOnce = 16 * kOwnAtOnce * kPairThreads;  // bytes per thread block
+  constexpr int64_t kAtOnce = 16 * kCopyVectorsAtOnce * kPairThreads;  // bytes per thread block
   const int room = std::max(1, comm_.share().sms() * kPairsPerSm - exchanging());
   return int(std::min<int64_t>((bytes + kAtOnce - 1) / kAtOnce, room));
 }
@@ -98,10 +98,10 @@ void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const Enco
                         kPairSlotBytes,
                         comm_.line(),
                         reinterpret_cast<unsigned*>(lost_.data())};
-  const EncodedPair& own = pairs[size_t(comm_.rank())];
-  const int64_t own_bytes =
-      own.send == own.recv ? 0 : own.send_elements * int64_t(tandem::size_of(dtype));
-  const auto blocks = unsigned(exchanging() + copying(own_bytes));
+  const EncodedPair& local = pairs[size_t(comm_.rank())];
+  const int64_t local_bytes =
+      local.send == local.recv ? 0 : local.send_elements * int64_t(tandem::size_of(dtype));
+  const auto blocks = unsigned(exchanging() + copying(local_bytes));
   if (blocks == 0) return;
   if (wire.codec == Codec::lossless) {
     return launch_lossless_pairs(fifos, dtype, pairs, blocks, comm_.stream());

@@ -25,7 +25,7 @@ struct EncodedPair {
 /// are in place.
 using EncodedPairs = std::array<EncodedPair, kMaxGpus>;
 
-constexpr int kOwnAtOnce = 8;  ///< 16-byte vectors that a thread copies at once
+constexpr int kCopyVectorsAtOnce = 8;  ///< 16-byte vectors that a thread copies at once
 
 class EncodedPairExchange {
  public:

@@ -23,19 +23,19 @@ struct Feedback {
   float* residual;  // residual of the shard, or null
   int64_t elements;
 
-  __device__ void add(int64_t block, int lane, bool on, float (&x)[kOwn]) const {
+  __device__ void add(int64_t block, int lane, bool on, float (&x)[kLaneValues]) const {
     if (!residual) return;
-    float lost[kOwn];
+    float lost[kLaneValues];
     load_elements(residual, DType::f32, elements, block, lane, on, lost);
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) x[e] = __fadd_rn(x[e], lost[e]);
+    for (int e = 0; e < kLaneValues; ++e) x[e] = __fadd_rn(x[e], lost[e]);
   }
-  __device__ void keep(int64_t block, int lane, bool on, const float (&x)[kOwn],
-                       const float (&sent)[kOwn]) const {
+  __device__ void keep(int64_t block, int lane, bool on, const float (&x)[kLaneValues],
+                       const float (&sent)[kLaneValues]) const {
     if (!residual) return;
-    float lost[kOwn];
+    float lost[kLaneValues];
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) {
+    for (int e = 0; e < kLaneValues; ++e) {
       const float error = __fadd_rn(x[e], -sent[e]);
       lost[e] = fabsf(error) <= codec::largest_of(DType::f32) ? error : 0.0f;  // not NaN
     }
@@ -46,21 +46,22 @@ struct Feedback {
 /// Encodes with error feedback; writes the decoded values to `x` if `decodes`.
 template <typename Block>
 __device__ void encode_with(const Feedback& feedback, const WireParams& wire, int64_t block,
-                            int lane, bool on, bool decodes, float (&x)[kOwn], Block& encoded) {
+                            int lane, bool on, bool decodes, float (&x)[kLaneValues],
+                            Block& encoded) {
   if (!feedback.residual) {
     encoded.encode(wire, x, lane);
     if (decodes) encoded.decode(wire, lane, x);
     return;
   }
   feedback.add(block, lane, on, x);
-  float sent[kOwn];
+  float sent[kLaneValues];
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) sent[e] = x[e];
+  for (int e = 0; e < kLaneValues; ++e) sent[e] = x[e];
   encoded.encode(wire, sent, lane);
   encoded.decode(wire, lane, sent);
   feedback.keep(block, lane, on, x, sent);
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) x[e] = sent[e];
+  for (int e = 0; e < kLaneValues; ++e) x[e] = sent[e];
 }
 
 /// Peer at distance `step` after this rank, from 1 up.
@@ -86,7 +87,7 @@ __device__ void push_to_all(const EncodedParams& params, const WireParams& wire,
                             const Receiver& receiver) {
   const int64_t elements = wire.parts.elements;
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-    float x[kOwn];
+    float x[kLaneValues];
     load_elements(values, params.dtype, elements, block, lane, on, x);
     Block encoded;
     encode_with(feedback, wire, block, lane, on, kept != nullptr, x, encoded);
@@ -105,7 +106,7 @@ template <typename Block>
 __device__ void push_shard_block(const EncodedParams& params, int owner, int receiver, int slot,
                                  int64_t block, int lane, bool on) {
   const WireParams& wire = params.wires[owner];
-  float x[kOwn];
+  float x[kLaneValues];
   load_elements(shard_of_params(params, params.exchange.in, owner), params.dtype,
                 wire.parts.elements, block, lane, on, x);
   Block encoded;
@@ -140,7 +141,7 @@ __device__ inline MessageSum sum_of_shard(const EncodedParams& params, int first
 template <typename Block>
 __device__ void add_messages(const MessageSum& all, const WireParams& wire, void* out) {
   for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
-    float sum[kOwn];
+    float sum[kLaneValues];
     sum_messages<Block>(all, wire, block, lane, on, sum);
     store_elements(out, all.dtype, wire.parts.elements, block, lane, on, sum);
   });
@@ -152,7 +153,7 @@ __device__ void push_sum_block(const EncodedParams& params, const MessageSum& al
                                int64_t block, int lane, bool on) {
   const int rank = params.exchange.table.rank;
   const WireParams& wire = params.wires[rank];
-  float sum[kOwn];
+  float sum[kLaneValues];
   sum_messages<Block>(all, wire, block, lane, on, sum);
   fill_up(wire.parts.elements, block, lane, sum);
   Block encoded;
@@ -179,7 +180,7 @@ __device__ void take_block(const EncodedParams& params, int owner, int slot, int
   const WireParams& wire = params.wires[owner];
   Block encoded;
   encoded.load(wire, slot_of(params, params.exchange.table.rank, slot), block, lane);
-  float x[kOwn];
+  float x[kLaneValues];
   encoded.decode(wire, lane, x);
   store_elements(shard_of_params(params, params.exchange.out, owner), params.dtype,
                  wire.parts.elements, block, lane, on, x);

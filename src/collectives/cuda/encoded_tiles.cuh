@@ -11,11 +11,11 @@ enum TileStream { kShardTiles, kSumTiles, kTileStreams };
 
 /// Tiles of this thread block.
 struct Tiles {
-  int own, all, warps;  // index of this thread block, number of blocks, warps per block
+  int local, all, warps;  // index of this thread block, number of blocks, warps per block
 
   /// Blocks of a message per tile: one for every four threads.
   __device__ int64_t blocks() const { return int64_t(warps) * (32 / kQuad); }
-  __device__ int64_t first_block(int64_t tile) const { return (tile * all + own) * blocks(); }
+  __device__ int64_t first_block(int64_t tile) const { return (tile * all + local) * blocks(); }
   /// Tiles of a message; all ranks use the count of the longest message.
   __device__ int64_t count(const WireParams& wire) const {
     const int64_t tiles = (wire.parts.blocks + blocks() - 1) / blocks();

@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kPairThreads, 2)
   auto* const scratch = reinterpret_cast<std::byte*>(memory);  // used by sending blocks
   const int channels = params.fifos.channels;
   const PeerTable& table = params.fifos.table;
-  const EncodedPair& own = params.pairs[size_t(table.rank)];
+  const EncodedPair& local = params.pairs[size_t(table.rank)];
   const int64_t size = params.chunk.dtype == DType::f32 ? 4 : 2;
-  if (copies_own(own, size, 2 * (table.size - 1) * channels)) return;
+  if (copies_local(local, size, 2 * (table.size - 1) * channels)) return;
   const int channel = int(blockIdx.x) % channels, unit = int(blockIdx.x) / channels;
   const int peer = peer_at(table, 1 + unit / 2);
   if (__syncthreads_or(threadIdx.x == 0 && params.fifos.gave_up())) return;

@@ -58,13 +58,14 @@ __global__ void __launch_bounds__(kExchangeThreads)
   }
   const Piece<kAligned> local = part<kAligned>(parts, parts.in, rank),
                         sum = piece_of<kAligned>(parts.out, local.bytes);
-  uint4 own{};
-  if (begin < local.packs()) own = local.load(begin);  // loaded before the wait for the peers
+  uint4 prefetched{};
+  if (begin < local.packs())
+    prefetched = local.load(begin);  // loaded before the wait for the peers
   if (!exchange_flags(params, 0, call, [&](int owner) { return remote(owner).bytes; })) return;
   for (int i = begin; i < local.packs(); i += step) {
     const Pack<T> added =
-        sum_slots<kRanks, T>(params, reinterpret_cast<const Pack<T>&>(own), first, i);
-    if (i + step < local.packs()) own = local.load(i + step);
+        sum_slots<kRanks, T>(params, reinterpret_cast<const Pack<T>&>(prefetched), first, i);
+    if (i + step < local.packs()) prefetched = local.load(i + step);
     sum.store(i, reinterpret_cast<const uint4&>(added));
   }
 }

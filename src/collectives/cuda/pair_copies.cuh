@@ -41,11 +41,11 @@ __device__ void copy_bytes(const std::byte* from, std::byte* to, int64_t bytes, 
 /// Copies this rank's rows to itself in the thread blocks after the first `exchanging`, which
 /// exchange with peers; the copying blocks use the remaining SM capacity. True if this block is one
 /// of them.
-__device__ inline bool copies_own(const EncodedPair& own, int64_t size, int exchanging) {
+__device__ inline bool copies_local(const EncodedPair& local, int64_t size, int exchanging) {
   const int block = int(blockIdx.x) - exchanging;
   if (block < 0) return false;
-  copy_bytes<kOwnAtOnce>(own.send, own.recv, own.send_elements * size, block,
-                         int(gridDim.x) - exchanging);
+  copy_bytes<kCopyVectorsAtOnce>(local.send, local.recv, local.send_elements * size, block,
+                                 int(gridDim.x) - exchanging);
   return true;
 }
 

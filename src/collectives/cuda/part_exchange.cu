@@ -22,9 +22,9 @@ __global__ void __launch_bounds__(Copiers::kThreads) all_gather_kernel(ShardPara
   __shared__ unsigned done[Copiers::kThreads / 32];
   const Copiers group(done);
   if (params.role() == 0) {
-    return send_own<kAligned>(params, kParts, group, params.in,
-                              params.out + params.begins[params.table.rank],
-                              [](int64_t) { return true; });
+    return send_local<kAligned>(params, kParts, group, params.in,
+                                params.out + params.begins[params.table.rank],
+                                [](int64_t) { return true; });
   }
   receive_parts<kAligned>(params, kParts, group);
 }
@@ -34,25 +34,25 @@ __global__ void __launch_bounds__(Adders::kThreads, 2) reduce_scatter_kernel(Sha
   __shared__ unsigned done[Adders::kThreads / 32];
   const Adders group(done);
   if (params.role() == 0) return send_parts<kAligned>(params, group);
-  sum_own<kAligned, T>(params, params.in + params.begins[params.table.rank], params.out, group,
-                       [](int64_t) {});
+  sum_local<kAligned, T>(params, params.in + params.begins[params.table.rank], params.out, group,
+                         [](int64_t) {});
 }
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(ShardParams params) {
   __shared__ unsigned done[Adders::kThreads / 32];
   const Adders group(done);
-  const std::byte* own = params.in + params.begins[params.table.rank];
+  const std::byte* local = params.in + params.begins[params.table.rank];
   std::byte* sum = params.out + params.begins[params.table.rank];
   const int role = params.role();
   if (role == 0) return send_parts<kAligned>(params, group);
   if (role == 3) return receive_parts<kAligned>(params, kSums, group);
   const Flow sums(params, kSums, true);
   if (role == 2) {
-    return send_own<kAligned>(params, kSums, group, sum, sum,
-                              [&](int64_t c) { return sums.wait_for_sum(c); });
+    return send_local<kAligned>(params, kSums, group, sum, sum,
+                                [&](int64_t c) { return sums.wait_for_sum(c); });
   }
-  sum_own<kAligned, T>(params, own, sum, group, [&](int64_t c) { sums.tell_summed(c); });
+  sum_local<kAligned, T>(params, local, sum, group, [&](int64_t c) { sums.tell_summed(c); });
 }
 
 using Kernel = void (*)(ShardParams);

@@ -122,12 +122,12 @@ class Flow {
   /// Signals from the summing block to the one that sends the sums: chunk `chunk` of the local
   /// shard.
   __device__ void tell_summed(int64_t chunk) const {
-    if (peer_ == params_.table.rank) release_signal(own_signal(), first_ + uint64_t(chunk) + 1);
+    if (peer_ == params_.table.rank) release_signal(local_signal(), first_ + uint64_t(chunk) + 1);
   }
   __device__ bool wait_for_sum(int64_t chunk) const {
     // The summing block waits for the peers, and reports the missing rank.
     const bool came = peer_ != params_.table.rank ||
-                      wait(own_signal(), first_ + uint64_t(chunk) + 1, params_.patience);
+                      wait(local_signal(), first_ + uint64_t(chunk) + 1, params_.patience);
     return all_of_warp(came);
   }
   /// Called by one warp of those that share a lane, once all have stored (or read) chunk `chunk`.
@@ -155,7 +155,7 @@ class Flow {
     return params_.table.signals[at] + ((lane_ * 2 + free) * kMaxGpus + peer) * kPartChannels +
            params_.channel();
   }
-  __device__ uint64_t* own_signal() const {
+  __device__ uint64_t* local_signal() const {
     return signal(params_.table.rank, false, params_.table.rank);
   }
   __device__ uint4* slot(int at, int source, uint64_t chunk) const {

@@ -82,11 +82,11 @@ __device__ Piece<kAligned> chunk_of(const ShardParams& params, const std::byte* 
   return piece_of<kAligned>(part + params.begin_of(chunk), params.bytes_of_chunk(bytes, chunk));
 }
 
-/// Sends the shard at `own` to all peers, and copies it to `copy` if that differs. wait_for(c)
+/// Sends the shard at `shard` to all peers, and copies it to `copy` if that differs. wait_for(c)
 /// waits until its chunk c is ready; false on a timeout.
 template <bool kAligned, int kWorkers, typename WaitFor>
-__device__ void send_own(const ShardParams& params, Lane lane, const Group<kWorkers>& group,
-                         const std::byte* own, std::byte* copy, const WaitFor& wait_for) {
+__device__ void send_local(const ShardParams& params, Lane lane, const Group<kWorkers>& group,
+                           const std::byte* shard, std::byte* copy, const WaitFor& wait_for) {
   const int64_t bytes = params.bytes_of(params.table.rank), chunks = params.chunks_of(bytes);
   Flow flow(params, lane, true);
   bool lost = false;
@@ -96,11 +96,11 @@ __device__ void send_own(const ShardParams& params, Lane lane, const Group<kWork
       continue;
     }
     lost = lost || !wait_for(c);
-    const auto piece = chunk_of<kAligned>(params, own, bytes, c),
+    const auto piece = chunk_of<kAligned>(params, shard, bytes, c),
                place = chunk_of<kAligned>(params, copy, bytes, c);
     for (int step = 1; step < params.table.size; ++step) {
       uint4* to = flow.to(peer_at(params.table, step), c);
-      const bool first = step == 1, copies = first && copy != own;
+      const bool first = step == 1, copies = first && copy != shard;
       group.copy(
           piece.packs(), [&](int pack) { return piece.load(pack); },
           [&] {
@@ -172,11 +172,11 @@ __device__ void receive_parts(const ShardParams& params, Lane lane, const Group<
   if (group.signals()) flow.end_receiving(chunks.counted);
 }
 
-/// Sums the local shard: `own` and those of the peers, in rank order in f32, to `to`. The last warp
-/// calls summed(c) when chunk c is stored.
+/// Sums the local shard: `shard` and those of the peers, in rank order in f32, to `to`. The last
+/// warp calls summed(c) when chunk c is stored.
 template <bool kAligned, typename T, int kWorkers, typename Summed>
-__device__ void sum_own(const ShardParams& params, const std::byte* own, std::byte* to,
-                        const Group<kWorkers>& group, const Summed& summed) {
+__device__ void sum_local(const ShardParams& params, const std::byte* shard, std::byte* to,
+                          const Group<kWorkers>& group, const Summed& summed) {
   constexpr int kRanks = 2;  // ranks with packs in flight together
   constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
   const int size = params.table.size, self = params.table.rank;
@@ -191,7 +191,7 @@ __device__ void sum_own(const ShardParams& params, const std::byte* own, std::by
       continue;
     }
     lost = lost || !flow.wait_for_arrival(c, chunks);
-    const auto local = chunk_of<kAligned>(params, own, bytes, c),
+    const auto local = chunk_of<kAligned>(params, shard, bytes, c),
                result = chunk_of<kAligned>(params, to, bytes, c);
     // Steps are equal for all threads of a warp.
     for (int begin = 0; begin < local.packs(); begin += kAtOnce * kWorkerThreads) {

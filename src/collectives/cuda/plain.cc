@@ -106,13 +106,13 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
     return nccl_all_reduce(comm, data, data, op);
   }
   if (int64_t(data.bytes()) > kStagedBytes) return part_exchange(comm).all_reduce(data, data);
-  auto& own = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
-  if (!own) {
-    own = std::make_unique<AllReduce>(comm, kStagedBytes / int64_t(size_of(data.dtype())),
-                                      data.dtype());
+  auto& local = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
+  if (!local) {
+    local = std::make_unique<AllReduce>(comm, kStagedBytes / int64_t(size_of(data.dtype())),
+                                        data.dtype());
   }
   const Aligned aligned(data, comm.stream());
-  own->run(aligned.data, aligned.data, own->choose(data.elements()));
+  local->run(aligned.data, aligned.data, local->choose(data.elements()));
   aligned.put_back();
 }
 

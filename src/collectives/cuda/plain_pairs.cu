@@ -156,10 +156,10 @@ void pairs_all_reduce(OneGpuCommunicator& comm, const Tensor& in, const Tensor& 
     return Tensor(tensor.data(), tensor.dtype(), {tensor.elements()}, tensor.device());
   };
   const Tensor from = flat(in), to = flat(out);
-  const Tensor own = part_of(comm, to, comm.rank());
+  const Tensor local_shard = part_of(comm, to, comm.rank());
   reduce(
-      comm, [&](int rank) { return part_of(comm, from, rank); }, own, op, OpId::all_reduce);
-  gather(comm, own, to, OpId::all_reduce);
+      comm, [&](int rank) { return part_of(comm, from, rank); }, local_shard, op, OpId::all_reduce);
+  gather(comm, local_shard, to, OpId::all_reduce);
 }
 
 void pairs_all_gather(OneGpuCommunicator& comm, const Tensor& shard, const Tensor& out) {

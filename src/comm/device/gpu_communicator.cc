@@ -64,10 +64,10 @@ GpuCommunicator::GpuCommunicator(Communicator& control, std::shared_ptr<WorldSta
       world_(std::move(world)),
       aborts_(control.allocate(0, 1)),
       share_(this_share()),
-      stream_(own_stream_.get()) {}
+      stream_(initial_stream_.get()) {}
 
 GpuCommunicator::~GpuCommunicator() {
-  set_stream(own_stream_.get());
+  set_stream(initial_stream_.get());
 }
 
 void GpuCommunicator::use(const OwnedLine& line) {
@@ -112,8 +112,8 @@ void GpuCommunicator::set_stream(cudaStream_t stream) {
         "set_stream: the default stream: expected one of this rank's own, as the ranks that share "
         "this GPU have the same default stream and wait for each other");
   }
-  if (stream != own_stream_.get()) share_->adopt_stream(stream);
-  if (stream_ != own_stream_.get()) share_->release_stream(stream_);
+  if (stream != initial_stream_.get()) share_->adopt_stream(stream);
+  if (stream_ != initial_stream_.get()) share_->release_stream(stream_);
   stream_ = stream;
 }
 
@@ -205,8 +205,8 @@ void GpuCommunicator::flush() {
 
 uint64_t GpuCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
   check_signal(buffer, signal, "read_signal");
-  const SymmetricPart& own = static_cast<const GpuBuffer&>(buffer).part(rank_);
-  check(cudaMemcpyAsync(seen_.get(), own.signals + signal, sizeof(uint64_t), cudaMemcpyDefault,
+  const SymmetricPart& local = static_cast<const GpuBuffer&>(buffer).part(rank_);
+  check(cudaMemcpyAsync(seen_.get(), local.signals + signal, sizeof(uint64_t), cudaMemcpyDefault,
                         polls_.get()),
         "read_signal");
   check(cudaStreamSynchronize(polls_.get()), "read_signal");

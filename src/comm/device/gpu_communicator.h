@@ -209,7 +209,7 @@ class GpuCommunicator : public Communicator {
   Retired<OwnedSymmetric> retired_;
   Mapped<ErrorRecord> record_;
   Mapped<uint64_t> seen_;
-  Stream own_stream_;
+  Stream initial_stream_;
   CommonStream polls_{Common::prompt};
   std::optional<CommonStream> copies_;  // created by the first put
   Event produced_;

@@ -39,8 +39,8 @@ MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
   int ready = 0, level = 0, key = 0;
   advise_open_mpi();
   MPI_Initialized(&ready);
-  owns_mpi_ = !ready;
-  if (owns_mpi_) {
+  finalizes_mpi_ = !ready;
+  if (finalizes_mpi_) {
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
   } else {
     MPI_Comm_create_keyval(
@@ -70,8 +70,8 @@ bool MpiBootstrap::has_fabric() const {
   return !error && devices != std::filesystem::directory_iterator();
 }
 
-std::unique_ptr<processes::Wire> MpiBootstrap::own_wire(processes::WireSink& sink,
-                                                        processes::EventFd& event_fd) {
+std::unique_ptr<processes::Wire> MpiBootstrap::make_transport(processes::WireSink& sink,
+                                                              processes::EventFd& event_fd) {
   return std::make_unique<MpiWire>(comm_, sink, event_fd);
 }
 
@@ -82,7 +82,7 @@ void MpiBootstrap::failed(const std::exception& error) {
 }
 
 void MpiBootstrap::end() {
-  if (owns_mpi_) MPI_Finalize();
+  if (finalizes_mpi_) MPI_Finalize();
 }
 
 void MpiBootstrap::gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,

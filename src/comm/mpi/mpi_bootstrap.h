@@ -19,18 +19,18 @@ class MpiBootstrap final : public processes::Bootstrap {
   MPI_Comm comm() const { return comm_; }
   std::string_view transport() const override { return "mpi"; }
   bool has_fabric() const override;
-  std::unique_ptr<processes::Wire> own_wire(processes::WireSink& sink,
-                                            processes::EventFd& event_fd) override;
+  std::unique_ptr<processes::Wire> make_transport(processes::WireSink& sink,
+                                                  processes::EventFd& event_fd) override;
   void failed(const std::exception& error) override;
   void end() override;
-  bool must_end_together() const override { return owns_mpi_; }
+  bool must_end_together() const override { return finalizes_mpi_; }
 
  private:
   void gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
                     std::string_view what) override;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  bool owns_mpi_ = false;  ///< MPI was initialized by this object
+  bool finalizes_mpi_ = false;  ///< MPI was initialized by this object
 };
 
 /// Engine of this process in the MPI world: the ranks of `base` at the first call.

@@ -59,7 +59,7 @@ std::vector<GpuPlace> places_of_ranks(Communicator& control, int device) {
   return places;
 }
 
-void check_own_gpus(const std::vector<GpuPlace>& of_ranks) {
+void check_distinct_gpus(const std::vector<GpuPlace>& of_ranks) {
   const std::optional<SharedGpu> shared = shared_gpu(of_ranks);
   if (!shared) return;
   throw InvalidArgument(fmt::format("nccl: ranks {} and {} have the same GPU {}: expected one each",
@@ -89,7 +89,7 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
   if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
   std::memcpy(&id, ids[0].data(), sizeof id);
   const std::vector<GpuPlace> places = places_of_ranks(control_, device());
-  check_own_gpus(places);
+  check_distinct_gpus(places);
   load_modules();
   check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
   try {

@@ -50,7 +50,7 @@ std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte
   check(ncclCommCount(comm, &size), "ncclCommCount");
   std::vector<std::byte> all(local.size() * size_t(size));
   auto staging = std::make_unique<Staging>(all.size());
-  const size_t own = local.size() * size_t(rank);
+  const size_t offset = local.size() * size_t(rank);
   const auto begin = Clock::now();
   const auto pause_or_give_up = [&] {
     if (std::chrono::duration<double>(Clock::now() - begin).count() > deadline_s) {
@@ -67,11 +67,11 @@ std::vector<std::byte> gather_by_nccl(ncclComm_t comm, std::span<const std::byte
     }
     check(state, "ncclAllGather on the adopted communicator");
   };
-  std::memcpy(staging->host + own, local.data(), local.size());
-  check(cudaMemcpyAsync(staging->device + own, staging->host + own, local.size(), cudaMemcpyDefault,
-                        staging->stream),
+  std::memcpy(staging->host + offset, local.data(), local.size());
+  check(cudaMemcpyAsync(staging->device + offset, staging->host + offset, local.size(),
+                        cudaMemcpyDefault, staging->stream),
         "copy to the GPU");
-  settle(ncclAllGather(staging->device + own, staging->device, local.size(), ncclInt8, comm,
+  settle(ncclAllGather(staging->device + offset, staging->device, local.size(), ncclInt8, comm,
                        staging->stream));
   check(cudaMemcpyAsync(staging->host, staging->device, all.size(), cudaMemcpyDefault,
                         staging->stream),

@@ -30,12 +30,12 @@ struct OneTeam {
 struct TwoTeams {
   static constexpr int kMax = kMaxSharing;
   SymmetricPart parts[kMax];
-  int own, size;
-  explicit TwoTeams(const GpuBuffer& buffer, int rank, int ranks) : own(rank), size(ranks) {
+  int local, size;
+  explicit TwoTeams(const GpuBuffer& buffer, int rank, int ranks) : local(rank), size(ranks) {
     for (int r = 0; r < ranks; ++r) parts[r] = buffer.part(r);
   }
-  __device__ int rank() const { return own; }
-  __device__ int peer(int step) const { return (own + step) % size; }
+  __device__ int rank() const { return local; }
+  __device__ int peer(int step) const { return (local + step) % size; }
   __device__ std::byte* memory(int of) const { return parts[of].memory; }
   __device__ uint64_t* signals(int of) const { return parts[of].signals; }
 };

@@ -38,7 +38,7 @@ class Bootstrap {
   virtual bool has_fabric() const = 0;
   /// Transport by its own messages, if sockets are disabled or cannot connect. Throws IoError if it
   /// has none.
-  virtual std::unique_ptr<Wire> own_wire(WireSink& sink, EventFd& event_fd) = 0;
+  virtual std::unique_ptr<Wire> make_transport(WireSink& sink, EventFd& event_fd) = 0;
   /// Called when ranks are connected: there are no further gathers.
   virtual void connected() {}
   /// Called when startup has failed with `error`. All ranks know of a Mismatch.

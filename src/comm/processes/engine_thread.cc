@@ -148,7 +148,7 @@ std::unique_ptr<Wire> Engine::make_wire() {
           "network between them");
     }
   }
-  return bootstrap_->own_wire(sink, event_fd_);
+  return bootstrap_->make_transport(sink, event_fd_);
 }
 
 bool Engine::take_posted() {

@@ -15,7 +15,7 @@ RendezvousBootstrap::RendezvousBootstrap(const Launch& launch, double deadline_s
   server_.emplace(launch, control::secret_of_environment(), deadline_s);
 }
 
-std::unique_ptr<Wire> RendezvousBootstrap::own_wire(WireSink&, EventFd&) {
+std::unique_ptr<Wire> RendezvousBootstrap::make_transport(WireSink&, EventFd&) {
   if (env().mpi_wire == "mpi") {
     throw Unsupported(
         "TANDEM_MPI_WIRE=mpi: these ranks were started without MPI: expected tcp or auto, or "

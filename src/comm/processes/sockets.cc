@@ -85,10 +85,10 @@ void find_places(Introduction& local) {
   std::copy_n(places.begin(), local.count, local.places.begin());
 }
 
-bool in_one_network(const Place& own, const Place& other) {
-  for (size_t i = 0; i < sizeof own.address; ++i) {
-    const int differ = own.address.s6_addr[i] ^ other.address.s6_addr[i];
-    if (differ & own.mask.s6_addr[i]) return false;
+bool in_one_network(const Place& local_address, const Place& other) {
+  for (size_t i = 0; i < sizeof local_address.address; ++i) {
+    const int differ = local_address.address.s6_addr[i] ^ other.address.s6_addr[i];
+    if (differ & local_address.mask.s6_addr[i]) return false;
   }
   return true;
 }
@@ -100,8 +100,8 @@ std::vector<Place> candidates(const Introduction& local, const Introduction& pee
     if (!is_loopback(place) || peer.host == local.host) places.push_back(place);
   }
   std::stable_partition(places.begin(), places.end(), [&](const Place& place) {
-    const auto own = std::span(local.places).first(local.count);
-    return std::any_of(own.begin(), own.end(),
+    const auto local_addresses = std::span(local.places).first(local.count);
+    return std::any_of(local_addresses.begin(), local_addresses.end(),
                        [&](const Place& p) { return in_one_network(p, place); });
   });
   return places;

@@ -12,7 +12,7 @@
 
 namespace tandem::control {
 
-std::vector<std::string> own_addresses() {
+std::vector<std::string> local_addresses() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return {};
   std::vector<std::string> all;

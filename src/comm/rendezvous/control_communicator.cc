@@ -189,7 +189,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
     group.port_from.clear();
     listener = listen_on(endpoint_of(group));
     group.port = port_of(listener);
-    if (rank_ != 0) group.host = own_address(line_->connection(), launch_.host);
+    if (rank_ != 0) group.host = host_address(line_->connection(), launch_.host);
     place = fmt::format("{} {} {}", group.world, group.port, group.host);
   }
   const auto places =

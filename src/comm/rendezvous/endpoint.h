@@ -35,7 +35,7 @@ bool is_another_users(const Connection& connection);
 
 /// Address of this end of a connection by which others may reach this host: `host`, the name that
 /// it connected to, if both ends are on one host.
-std::string own_address(const Connection& connection, const std::string& host);
+std::string host_address(const Connection& connection, const std::string& host);
 /// Address of the other end, for messages.
 std::string peer_address(const Connection& connection);
 

@@ -83,7 +83,7 @@ Connection open_place(Launch& launch, Place& place) {
   try {
     Connection listener = listen_on(endpoint_of(launch));
     place.port = port_of(listener);
-    const auto addresses = own_addresses();
+    const auto addresses = local_addresses();
     for (size_t i = 0; i < std::min(addresses.size(), place.addresses.size()); ++i) {
       put_text(place.addresses[i], addresses[i]);
     }

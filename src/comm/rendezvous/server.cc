@@ -11,14 +11,14 @@ namespace tandem::control {
 
 constexpr auto kGrace = std::chrono::seconds(3);
 
-RendezvousServer::RendezvousServer(Connection own, Connection listener,
+RendezvousServer::RendezvousServer(Connection local, Connection listener,
                                    const Credentials& credentials, int size)
     : size_(size),
       ranks_(size_t(size)),
       states_(size_t(size), State::absent),
       parts_(size_t(size)) {
   if (listener.open()) admission_.emplace(std::move(listener), credentials, size);
-  ranks_[0] = Channel(std::move(own));
+  ranks_[0] = Channel(std::move(local));
   states_[0] = State::here;
   thread_ = std::thread([this] { serve(); });
 }

@@ -20,9 +20,9 @@ namespace tandem::control {
 
 class RendezvousServer {
  public:
-  /// `own` connects rank 0 itself. `listener` is bound, ranks may connect before and after; it is
+  /// `local` connects rank 0 itself. `listener` is bound, ranks may connect before and after; it is
   /// not open if rank 0 is the only rank.
-  RendezvousServer(Connection own, Connection listener, const Credentials& credentials, int size);
+  RendezvousServer(Connection local, Connection listener, const Credentials& credentials, int size);
   /// Gives remaining ranks a moment to receive the last messages.
   ~RendezvousServer();
   /// Sets rank 0's reason for failing, sent to ranks that remain after that moment.

@@ -84,8 +84,8 @@ struct Blocks {
 };
 Blocks& blocks() {
   // On the heap: thread-local storage would be part of every thread's stack.
-  thread_local const auto own = std::make_unique<Blocks>();
-  return *own;
+  thread_local const auto local = std::make_unique<Blocks>();
+  return *local;
 }
 
 struct Rows {
@@ -181,7 +181,7 @@ int64_t multiply_few(const Tensor& a, const Tensor& b, const Tensor& out, int64_
 /// Columns [begin, end) of rows [top, bottom) of the GEMM; added to `out` if `accumulate`.
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& out, int64_t top, int64_t bottom,
                    int64_t begin, int64_t end, bool accumulate) {
-  Blocks& own = blocks();
+  Blocks& local = blocks();
   const int64_t n = out.dim(1), k = a.dim(1);
   constexpr int64_t kFew = 16;  // too few rows to pay for copying b
   const bool in_place = b.stride(1) == 1 && out.dim(0) <= kFew;
@@ -193,25 +193,27 @@ void multiply_part(const Tensor& a, const Tensor& b, const Tensor& out, int64_t 
       for (int64_t j = 0; j < columns; j += kPanel) {
         const int64_t width = std::min(kPanel, columns - j);
         if (in_place && width == kPanel) continue;
-        pack_panel(b, first, depth, column + j, width, own.b + j * depth);
+        pack_panel(b, first, depth, column + j, width, local.b + j * depth);
       }
       for (int64_t row = top; row < bottom; row += kRows) {
         const int64_t rows = std::min(kRows, bottom - row);
-        const Rows from = rows_of(a, row, rows, first, depth, own.a);
+        const Rows from = rows_of(a, row, rows, first, depth, local.a);
         for (int64_t j = 0; j < columns; j += kPanel) {
           float* to = out.as<float>() + row * n + column + j;
           const int64_t width = std::min(kPanel, columns - j);
           if (width == kPanel) {
             const float* panel =
-                in_place ? b.as<float>() + first * b.stride(0) + column + j : own.b + j * depth;
+                in_place ? b.as<float>() + first * b.stride(0) + column + j : local.b + j * depth;
             small_gemm(rows, kPanel, depth, from.from, from.row, from.column, panel,
                        in_place ? b.stride(0) : kPanel, to, n, accumulate || first > 0);
             continue;
           }
-          for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * n, width, own.edge + i * kPanel);
-          small_gemm(rows, kPanel, depth, from.from, from.row, from.column, own.b + j * depth,
-                     kPanel, own.edge, kPanel, accumulate || first > 0);
-          for (int64_t i = 0; i < rows; ++i) std::copy_n(own.edge + i * kPanel, width, to + i * n);
+          for (int64_t i = 0; i < rows; ++i)
+            std::copy_n(to + i * n, width, local.edge + i * kPanel);
+          small_gemm(rows, kPanel, depth, from.from, from.row, from.column, local.b + j * depth,
+                     kPanel, local.edge, kPanel, accumulate || first > 0);
+          for (int64_t i = 0; i < rows; ++i)
+            std::copy_n(local.edge + i * kPanel, width, to + i * n);
         }
       }
     }

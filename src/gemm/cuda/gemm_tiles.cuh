@@ -14,9 +14,9 @@
 namespace tandem::gpu::fused {
 
 struct TileOptions {
-  int cluster = 2;    ///< blocks that share the weight's rows: each loads a slice for all
-  int buffers = 2;    ///< box buffers per multiplying warpgroup; 0: nothing is staged
-  int own_bytes = 0;  ///< shared memory that a kernel uses in addition
+  int cluster = 2;      ///< blocks that share the weight's rows: each loads a slice for all
+  int buffers = 2;      ///< box buffers per multiplying warpgroup; 0: nothing is staged
+  int local_bytes = 0;  ///< shared memory that a kernel uses in addition
   /// The first half of a tile's columns is the gate of the second: silu(gate) x up is stored, with
   /// half as many columns.
   bool gated = false;
@@ -90,7 +90,7 @@ struct GemmTiles {
 
   // A block has 227 KiB of shared memory; barriers and alignment take less than two.
   static constexpr int kStages =
-      int(((227 - 2) * 1024 - kOptions.own_bytes - kGroups * kBuffers * kBoxBytes) /
+      int(((227 - 2) * 1024 - kOptions.local_bytes - kGroups * kBuffers * kBoxBytes) /
           (kXBytes + kWeightBytes));
 
   using Shared = BlockMemory<kStages, kXBytes, kWeightBytes, kGroups, kBuffers, kBoxBytes>;

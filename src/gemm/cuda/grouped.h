@@ -65,11 +65,11 @@ struct GroupedShape {
   constexpr int64_t padded_rows() const { return int64_t(row_tiles()) * kGroupedRows; }
 };
 
-/// Rows of x with a number below this are in `x`, others in `own`.
-constexpr int kOwnRows = 1 << 30;
+/// Rows of x with a number below this are in `x`, others in `local`.
+constexpr int kLocalRows = 1 << 30;
 
 /// Tiles of a table: all, those with local rows only, or the others.
-enum class GroupedTiles : uint8_t { all, own, others };
+enum class GroupedTiles : uint8_t { all, local, remote };
 
 /// Part of a GEMM that a table covers.
 struct GroupedCut {
@@ -113,7 +113,7 @@ struct GroupedArgs {
   const int32_t* source = nullptr;  ///< gathered: row of x; below 0: zeros
   const void* weight = nullptr;     ///< [weight rows, k]
   void* out = nullptr;              ///< [padded rows, columns]
-  const void* own = nullptr;        ///< gathered: rows numbered from kOwnRows up; not e4m3
+  const void* local = nullptr;      ///< gathered: rows numbered from kLocalRows up; not e4m3
   GroupedGate gate = {};            ///< gathered; not e4m3
   /// Sorted: number of ready rows per row tile; a tile may be read at kGroupedRows. The GEMM then
   /// starts concurrently with the preceding kernel of the stream, which writes the rows.
@@ -132,7 +132,7 @@ class GroupedGemm {
   virtual int add_table(const GroupedCut& cut) = 0;
   virtual const GroupedTable& table(int number = 0) const = 0;
   /// Must follow the kernel that fills the table. Throws InvalidArgument for e4m3 without scales,
-  /// or with `own`, `gate` or `ready`, and for gathered rows with `ready` or `concurrent`.
+  /// or with `local`, `gate` or `ready`, and for gathered rows with `ready` or `concurrent`.
   virtual void launch(const GroupedArgs& args, cudaStream_t stream, int table = 0) = 0;
 };
 

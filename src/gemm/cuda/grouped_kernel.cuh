@@ -50,7 +50,7 @@ struct GroupedRoles {
     int group_rows;  // weight rows per group
     int to_high;     // offset in weight rows between the two halves of a tile's columns
     bool alternates;
-    const std::byte *rows, *own;  // gathered x
+    const std::byte *rows, *local;  // gathered x
     const int32_t* source;
     int64_t row_bytes;
     GroupedGate gate;
@@ -212,7 +212,7 @@ class Grouped final : public GroupedGemm {
     const GroupedTable& table = tables_[size_t(number)];
     params_.works = table.works;
     params_.works_of_cluster = table.works_of_block;
-    params_.own = static_cast<const std::byte*>(args.own ? args.own : args.x);
+    params_.local = static_cast<const std::byte*>(args.local ? args.local : args.x);
     params_.source = args.source;
     params_.gate = args.gate;
     params_.ready = args.ready;
@@ -233,7 +233,7 @@ class Grouped final : public GroupedGemm {
       throw InvalidArgument(
           "grouped GEMM: scales: expected those of e4m3 rows of x and the weight");
     }
-    if (args.own || args.gate.arrived || args.ready) {
+    if (args.local || args.gate.arrived || args.ready) {
       throw InvalidArgument("grouped GEMM: e4m3 rows: expected all of them in x, before the call");
     }
   }

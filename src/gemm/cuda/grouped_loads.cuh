@@ -93,8 +93,8 @@ struct RowGatherer {
         // Address of local rows by their number, too. Both are sums: the compiler would select
         // between parameters by an indexed load.
         const std::byte* const chunks = params.rows + at;
-        [[maybe_unused]] const std::byte* const own =
-            params.own + (at - kOwnRows * params.row_bytes);
+        [[maybe_unused]] const std::byte* const local =
+            params.local + (at - kLocalRows * params.row_bytes);
         shared.empty[filling.index].wait(filling.phase ^ 1);
         const uint32_t to = address_of(shared.x[filling.index]);
 #pragma unroll
@@ -104,7 +104,7 @@ struct RowGatherer {
               __shfl_sync(~0u, source[i / kPassesOf32], i % kPassesOf32 * kRowsAtATime + first);
           const bool there = inside && row >= 0;
           const std::byte* const from =
-              (!Tiles::Product::kFp8 && row >= kOwnRows ? own : chunks) +
+              (!Tiles::Product::kFp8 && row >= kLocalRows ? local : chunks) +
               uint64_t(uint32_t(max(row, 0))) * uint32_t(params.row_bytes);
           copy_16(to + (i % 2 ? odd : even) + i / 2 * (2 * kRowsAtATime * 128), from, there);
         }

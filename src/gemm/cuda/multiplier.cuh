@@ -109,9 +109,9 @@ class Multiplier {
   /// same. Arrives locally first: the remote arrive may let the peer refill.
   __device__ void release(int index) {
     if (at_.thread != 0) return;
-    [[maybe_unused]] const uint32_t own = cute::block_rank_in_cluster();
+    [[maybe_unused]] const uint32_t cluster_rank = cute::block_rank_in_cluster();
     shared_.empty[index].arrive();
-    if constexpr (Tiles::kCluster == 2) shared_.empty[index].arrive(own ^ 1);
+    if constexpr (Tiles::kCluster == 2) shared_.empty[index].arrive(cluster_rank ^ 1);
   }
 
   Shared& shared_;

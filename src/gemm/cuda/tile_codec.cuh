@@ -36,9 +36,9 @@ struct TileCodec {
     static_assert(kBoxes * kStoredWords <= kStored);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      float x[kOwn];
+      float x[kLaneValues];
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) x[e] = sums[sum_at(box, e)];
+      for (int e = 0; e < kLaneValues; ++e) x[e] = sums[sum_at(box, e)];
       Piece piece;
       piece.encode(x, limit, lane);
 #pragma unroll

@@ -29,7 +29,7 @@ void AgGemmCpu::run(Form form, int chunks, bool encoded, const Operands& operand
   const bool serial = form == Form::serial;
   gather_.begin(chunks, x, serial || desc_.keep_gathered, encoded && world_ > 1);
   const Range local = split(desc_.m, world_, rank_);
-  if (!serial) gemm(gather_.own(), b, out.rows(local.begin, local.count), options);
+  if (!serial) gemm(gather_.local(), b, out.rows(local.begin, local.count), options);
   for (int step = 1; step < world_; ++step) {
     const int owner = ag_source(rank_, world_, step);
     for (int chunk = 0; chunk < chunks; ++chunk) {

@@ -39,7 +39,7 @@ OpDesc ag_gemm_desc(const Communicator& comm, const AgGemm::Shape& s) {
           .keep_gathered = s.keep_gathered,
           .op = kAgGemmRow.name,
           .collective = kAgGemmRow.collective,
-          .own_n = true,
+          .local_n = true,
           .chunk_rows = s.m / comm.size(),
           .x = {"x", rows, s.k, s.dtype, s.dtype},
           .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},

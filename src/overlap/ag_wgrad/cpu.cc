@@ -45,7 +45,7 @@ void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operan
   const Range local = split(desc_.m, world_, rank_);
   if (world_ == 1) return add(local, x, dy, dw);
   gather_.begin(chunks, x, false, encoded);
-  if (!serial) add(local, gather_.own(), dy, dw);
+  if (!serial) add(local, gather_.local(), dy, dw);
   int arrived = 0;
   const auto await_until = [&](int chunk_end) {
     for (; arrived < chunk_end; ++arrived) {
@@ -54,7 +54,7 @@ void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operan
   };
   if (serial) {
     await_until((world_ - 1) * chunks);
-    add(local, gather_.own(), dy, dw);
+    add(local, gather_.local(), dy, dw);
   }
   for (int step = 1; step < world_; ++step) {
     const int owner = ag_source(rank_, world_, step);

@@ -38,7 +38,7 @@ OpDesc ag_wgrad_desc(const Communicator& comm, const AgWgrad::Shape& s) {
           .op = kAgWgradRow.name,
           .collective = kAgWgradRow.collective,
           .gradient = true,
-          .own_n = true,
+          .local_n = true,
           .chunk_rows = s.m / comm.size(),
           .x = {"x", rows, s.k, s.dtype, s.dtype},
           .weight = {"dy", s.m, s.n, s.dtype, s.dtype},

@@ -51,12 +51,12 @@ void ShardGather::begin(int chunks, const Tensor& x, bool keep, bool encoded) {
 
 void ShardGather::send(int chunks, const Tensor& x, bool keep) {
   const Range local = split(m_, world_, rank_);
-  own_ = x;
+  local_ = x;
   flush_ = true;
   if (keep || !x.contiguous()) {
     const ScopedSpan span(SpanKind::compute, "gather_own");
-    own_ = all().rows(local.begin, local.count);
-    copy_rows(x, static_cast<std::byte*>(own_.data()));
+    local_ = all().rows(local.begin, local.count);
+    copy_rows(x, static_cast<std::byte*>(local_.data()));
     flush_ = false;  // sent from the workspace: `end` needs no flush
   }
   const size_t line = size_t(k_) * size_of(dtype_);
@@ -64,7 +64,7 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const Range rows = rows_of(chunks, rank_, chunk);
       const auto* source =
-          static_cast<const std::byte*>(own_.data()) + size_t(rows.begin - local.begin) * line;
+          static_cast<const std::byte*>(local_.data()) + size_t(rows.begin - local.begin) * line;
       workspace_.put(ag_target(rank_, world_, step), size_t(rows.begin) * line, source,
                      size_t(rows.count) * line, signal(rank_, chunk));
     }
@@ -73,9 +73,9 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
 
 void ShardGather::send_encoded(int chunks, const Tensor& x) {
   const Range local = split(m_, world_, rank_);
-  own_ = all().rows(local.begin, local.count);
+  local_ = all().rows(local.begin, local.count);
   flush_ = false;  // sent from the workspace
-  if (is_exact_) copy_rows(x, own_.as<std::byte>());
+  if (is_exact_) copy_rows(x, local_.as<std::byte>());
   std::array<size_t, kMaxChunks> bytes;
   const auto put = [&](int step, int chunk) {
     const size_t at = messages_at(chunks, rank_, chunk);
@@ -89,12 +89,12 @@ void ShardGather::send_encoded(int chunks, const Tensor& x) {
     {
       const ScopedSpan span(SpanKind::compute, "encode_own", chunk);
       bytes[size_t(chunk)] =
-          messages_.encode((is_exact_ ? own_ : x).rows(in_shard, rows.count), messages);
+          messages_.encode((is_exact_ ? local_ : x).rows(in_shard, rows.count), messages);
     }
     put(1, chunk);
     if (is_exact_) continue;
     const ScopedSpan span(SpanKind::compute, "decode_own", chunk);
-    messages_.decode(messages, rows.count, own_.rows(in_shard, rows.count).as<std::byte>());
+    messages_.decode(messages, rows.count, local_.rows(in_shard, rows.count).as<std::byte>());
   }
   for (int step = 2; step < world_; ++step) {
     for (int chunk = 0; chunk < chunks; ++chunk) put(step, chunk);

@@ -16,7 +16,7 @@ class ShardGather {
   ShardGather(Communicator& comm, const OpDesc& desc);
 
   /// Starts a run: sends `x`, this rank's rows, to every peer, in `chunks` transfers. Serial,
-  /// gathering and encoded runs have a copy of it in `all()`; `own()` is the tensor to read.
+  /// gathering and encoded runs have a copy of it in `all()`; `local()` is the tensor to read.
   /// `encoded`: in the wire format; requires more than one rank.
   void begin(int chunks, const Tensor& x, bool keep, bool encoded = false);
   /// Returns once chunk `chunk` of `owner`'s rows has arrived and is decoded. Must be called once
@@ -25,7 +25,7 @@ class ShardGather {
   /// Ends the run: `x` may change afterwards.
   void end();
   Tensor all() const;
-  Tensor own() const { return own_; }
+  Tensor local() const { return local_; }
 
  private:
   int signal(int owner, int chunk) const { return owner * kMaxChunks + chunk; }
@@ -44,7 +44,7 @@ class ShardGather {
   size_t area_;                 ///< max message bytes from one owner
   OverlapWorkspace workspace_;  ///< shared: [m][k], or messages by owner
   Memory decoded_;              ///< with a wire format: [m][k]
-  Tensor own_;
+  Tensor local_;
   bool encoded_ = false, flush_ = false;
 };
 

@@ -51,7 +51,7 @@ OpDesc gemm_ar_desc(const GemmAr::Shape& s) {
           .add_norm = s.add_norm,
           .op = kGemmArRow.name,
           .collective = kGemmArRow.collective,
-          .own_k = true,
+          .local_k = true,
           .chunk_rows = s.m,
           .x = {"x", s.m, s.k, s.dtype, s.dtype},
           .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},

@@ -38,7 +38,7 @@ OpDesc gemm_rs_desc(const Communicator& comm, const GemmRs::Shape& s) {
           .scaling = s.scaling,
           .op = kGemmRsRow.name,
           .collective = kGemmRsRow.collective,
-          .own_k = true,
+          .local_k = true,
           .chunk_rows = s.m / comm.size(),
           .x = {"x", s.m, s.k, s.dtype, s.dtype},
           .weight = {"weight", s.n, s.k, s.dtype, s.dtype, true},

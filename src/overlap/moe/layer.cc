@@ -139,11 +139,11 @@ void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const 
                               const Tensor& w_out, const Tensor& out, MoeRows& rows) {
   const auto check_operands = [&] {
     const MoeShape& s = place_.shape;
-    const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
-    check("x", x, own, s.hidden, s.dtype, s.dtype);
-    check("out", out, own, s.hidden, s.dtype, DType::f32);
-    check("routing.experts", routing.experts, own, s.top_k, DType::i32, DType::i32);
-    check("routing.weights", routing.weights, own, s.top_k, DType::f32, DType::f32);
+    const int64_t num_rows = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+    check("x", x, num_rows, s.hidden, s.dtype, s.dtype);
+    check("out", out, num_rows, s.hidden, s.dtype, DType::f32);
+    check("routing.experts", routing.experts, num_rows, s.top_k, DType::i32, DType::i32);
+    check("routing.weights", routing.weights, num_rows, s.top_k, DType::f32, DType::f32);
     check_weights(w_in, w_out);
     require_moe_apart(x, routing, w_in, w_out, out);
   };
@@ -258,10 +258,10 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
     if (const std::string fault = dispatch_.fault_of(rows); !fault.empty()) {
       throw InvalidArgument("moe: " + fault);
     }
-    const int64_t own = rows.own_rows();
-    check("dout", dout, own, s.hidden, s.dtype, s.dtype);
-    check("dx", dx, own, s.hidden, s.dtype, DType::f32);
-    check("dweights", dweights, own, s.top_k, DType::f32, DType::f32);
+    const int64_t num_rows = rows.local_rows();
+    check("dout", dout, num_rows, s.hidden, s.dtype, s.dtype);
+    check("dx", dx, num_rows, s.hidden, s.dtype, DType::f32);
+    check("dweights", dweights, num_rows, s.top_k, DType::f32, DType::f32);
     check_weights(w_in, w_out);
     check("dw_in", dw_in, w_in.dim(0), s.hidden, DType::f32, DType::f32);
     check("dw_out", dw_out, w_out.dim(0), place_.ffn, DType::f32, DType::f32);
@@ -286,26 +286,26 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
 /// Measures on rows with each level's imbalance: the routing of a real call is not known yet.
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
   const MoeShape& s = place_.shape;
-  const int64_t own = s.tokens, local = place_.experts.count;
+  const int64_t num_rows = s.tokens, local = place_.experts.count;
   const auto matrix = [](const Memory& buffer, DType dtype, int64_t rows, int64_t columns) {
     return buffer.view(dtype, {rows, columns});
   };
-  const Memory x = random_buffer(s.dtype, own * s.hidden, 1),
-               out = random_buffer(s.dtype, own * s.hidden, 2);
+  const Memory x = random_buffer(s.dtype, num_rows * s.hidden, 1),
+               out = random_buffer(s.dtype, num_rows * s.hidden, 2);
   const Memory in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
   const Memory back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
   std::vector<int32_t> experts;
-  std::vector<float> weights(size_t(own * s.top_k), 1.0f / float(s.top_k)),
+  std::vector<float> weights(size_t(num_rows * s.top_k), 1.0f / float(s.top_k)),
       dweights(weights.size());
-  const Tensor rows_in = matrix(x, s.dtype, own, s.hidden),
-               rows_out = matrix(out, s.dtype, own, s.hidden);
+  const Tensor rows_in = matrix(x, s.dtype, num_rows, s.hidden),
+               rows_out = matrix(out, s.dtype, num_rows, s.hidden);
   const Tensor w_in = matrix(in, s.dtype, local * 2 * place_.ffn, s.hidden);
   const Tensor w_out = matrix(back, s.dtype, local * s.hidden, place_.ffn);
-  const Tensor dw = Tensor::of(std::span(dweights), {own, s.top_k});
+  const Tensor dw = Tensor::of(std::span(dweights), {num_rows, s.top_k});
   MoeRows rows;
   const auto routing = [&] {
-    return MoeRouting{Tensor::of(std::span(experts), {own, s.top_k}),
-                      Tensor::of(std::span(weights), {own, s.top_k})};
+    return MoeRouting{Tensor::of(std::span(experts), {num_rows, s.top_k}),
+                      Tensor::of(std::span(weights), {num_rows, s.top_k})};
   };
   const std::array<std::function<void()>, kStages> run = {
       [&] { run_dispatch(rows_in, routing(), w_in, rows); },
@@ -332,7 +332,8 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
   progress_.during([&] {
     for (int level = 0; level < levels(); ++level) {
       const double imbalance = moe_level_imbalance(place_.grid, s.top_k, level);
-      experts = chosen_experts(place_.grid, s.top_k, {imbalance, 1}, own * place_.rank, own);
+      experts =
+          chosen_experts(place_.grid, s.top_k, {imbalance, 1}, num_rows * place_.rank, num_rows);
       run[dispatch]();
       run[dispatch_backward]();
       const std::string shape = level == 0

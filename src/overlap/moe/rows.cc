@@ -92,14 +92,14 @@ std::string MoeRows::fault_of(const MoePlace& place, const MoeRouting& routing) 
 
 void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
   const int k = place.shape.top_k, world = place.world;
-  own_rows_ = routing.experts.dim(0);
+  local_rows_ = routing.experts.dim(0);
   sent_.resize(size_t(world));
   for (auto& rows : sent_) rows.clear();
   loads_.assign(size_t(place.grid.ep), 0);
   parts_.clear();
   part_begin_.assign(1, 0);
   std::vector<char> token_in_rank(size_t(place.world));
-  for (int64_t row = 0; row < own_rows_; ++row) {
+  for (int64_t row = 0; row < local_rows_; ++row) {
     std::fill(token_in_rank.begin(), token_in_rank.end(), 0);
     const int32_t* experts = routing.experts.as<int32_t>() + row * k;
     for (int i = 0; i < k; ++i) {
@@ -155,9 +155,9 @@ void MoeRows::list_arrived(const MoePlace& place, std::span<const RoutedRows> so
           std::memcpy(&expert, at + size_t(i) * sizeof expert, sizeof expert);
           std::memcpy(&weight, at + size_t(k) * sizeof expert + size_t(i) * sizeof weight,
                       sizeof weight);
-          const int64_t own = expert - place.experts.begin;
-          if (own < 0 || own >= place.experts.count) continue;
-          body(source, row, size_t(own) * kGroups + size_t(group), i, weight);
+          const int64_t local_expert = expert - place.experts.begin;
+          if (local_expert < 0 || local_expert >= place.experts.count) continue;
+          body(source, row, size_t(local_expert) * kGroups + size_t(group), i, weight);
         }
       }
     }

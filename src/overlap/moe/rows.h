@@ -62,7 +62,7 @@ class MoeRows {
 
   /// Local rows sent to `destination`, ascending.
   std::span<const int32_t> sent(int destination) const { return sent_[size_t(destination)]; }
-  int64_t own_rows() const { return own_rows_; }
+  int64_t local_rows() const { return local_rows_; }
   /// Ranks with experts of local row `row`, and the row's index among those sent to each.
   struct Part {
     int32_t rank, row;
@@ -98,7 +98,7 @@ class MoeRows {
     int64_t rows = 0, first_use = 0;
   };
   static constexpr int kGroups = schedule::kMoePieces + 1;
-  int64_t own_rows_ = 0;
+  int64_t local_rows_ = 0;
   std::vector<std::vector<int32_t>> sent_;
   std::vector<int64_t> loads_;
   std::vector<Part> parts_;

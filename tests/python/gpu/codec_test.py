@@ -80,11 +80,11 @@ class Operators(unittest.TestCase):
                     self.assertLess(float(((got.double() - want).abs() / size).max()), bound, f"ag {text} {dtype}")
                     parts = [values(comm, (m, k), 10 + r, dtype).double() @ w.double().t() for r in range(comm.size)]
                     want, size = sum(parts), sum(part.abs().max() for part in parts)
-                    mine = values(comm, (m, k), 10 + comm.rank, dtype)
-                    got = tandem.GemmRs(comm, m, n, k, dtype, codec=text)(mine, w)
+                    local = values(comm, (m, k), 10 + comm.rank, dtype)
+                    got = tandem.GemmRs(comm, m, n, k, dtype, codec=text)(local, w)
                     off = (got.double() - rows_of(want, comm)).abs().max() / size
                     self.assertLess(float(off), bound, f"rs {text} {dtype}")
-                    got = tandem.GemmAr(comm, m, n, k, dtype, codec=text)(mine, w)
+                    got = tandem.GemmAr(comm, m, n, k, dtype, codec=text)(local, w)
                     self.assertLess(float((got.double() - want).abs().max() / size), bound, f"ar {text} {dtype}")
 
         on_ranks(body)

@@ -36,9 +36,9 @@ def run(ranks, body, **options):
     options.setdefault("deadline", 20)
     if DEVICE == "cpu":
         return tandem.run(ranks, body, **options)
-    own = _core._gpu_count() >= ranks and not (SHARE and ranks > 1)
+    local = _core._gpu_count() >= ranks and not (SHARE and ranks > 1)
     return tandem.run(ranks, on_side_streams(body) if SIDE_STREAMS else body, device="cuda",
-                      ranks_per_gpu=1 if own else ranks, **options)
+                      ranks_per_gpu=1 if local else ranks, **options)
 
 
 def on_side_streams(body):
@@ -110,10 +110,10 @@ def steps(module, x, backend):
     for call in (module, torch.compile(module, fullgraph=True, backend=backend)):
         for _ in range(2):
             module.zero_grad(set_to_none=True)
-            mine = x.clone().requires_grad_()
-            y = call(mine)
+            local = x.clone().requires_grad_()
+            y = call(local)
             y.float().pow(2).sum().backward()
-        results.append([y.detach(), mine.grad, *(p.grad for p in module.parameters())])
+        results.append([y.detach(), local.grad, *(p.grad for p in module.parameters())])
     return results
 
 

@@ -33,7 +33,7 @@ if jax:
 M, N, K = 64, 48, 128
 
 
-def theirs(comm, tensor):
+def to_jax(comm, tensor):
     """A torch tensor's values as a JAX array on the rank's GPU."""
     place = GPUS[int(comm.device.split(":")[1])]
     return jax.device_put(np.asarray(tensor.float().cpu()), place).astype(str(tensor.dtype).split(".")[1])
@@ -51,7 +51,7 @@ class Jax(unittest.TestCase):
 
     def test_addresses(self):
         def body(comm):
-            x = theirs(comm, values(comm, (5, 8), 1, torch.bfloat16))
+            x = to_jax(comm, values(comm, (5, 8), 1, torch.bfloat16))
             self.assertEqual(_core._address(x), x.unsafe_buffer_pointer())
 
         run(1, body)
@@ -60,20 +60,20 @@ class Jax(unittest.TestCase):
         def body(comm):
             for dtype in (torch.float32, torch.bfloat16):
                 x, w = values(comm, (M, K), 1 + comm.rank, dtype), values(comm, (N, K), 2, dtype)
-                mine, dy = rows_of(x, comm), values(comm, (M, N), 3, dtype)
-                for kind, first, second in ((tandem.AgGemm, mine, w), (tandem.GemmRs, x, w), (tandem.GemmAr, x, w),
-                                            (tandem.AgWgrad, mine, dy)):
+                local, dy = rows_of(x, comm), values(comm, (M, N), 3, dtype)
+                for kind, first, second in ((tandem.AgGemm, local, w), (tandem.GemmRs, x, w), (tandem.GemmAr, x, w),
+                                            (tandem.AgWgrad, local, dy)):
                     op = kind(comm, M, N, K, dtype)
                     want = op(first, second)
                     for _ in range(3):  # enqueued, captured, replayed
-                        self.same(op(theirs(comm, first), theirs(comm, second)), want)
+                        self.same(op(to_jax(comm, first), to_jax(comm, second)), want)
 
         on_ranks(body)
 
     def test_collectives(self):
         def body(comm):
             x = values(comm, (4 * comm.size, 32), comm.rank, torch.float32)
-            array = theirs(comm, x)
+            array = to_jax(comm, x)
             for kind in (tandem.AllGather, tandem.ReduceScatter, tandem.AllToAll):
                 op = kind(comm, x.shape)
                 self.same(op(array), op(x))
@@ -94,10 +94,10 @@ class Jax(unittest.TestCase):
             x, dout = (values(comm, (16, 64), seed + comm.rank, torch.bfloat16) for seed in (1, 50))
             experts = values(comm, (16, count), 9 + comm.rank, torch.float32).argsort(1)[:, :2].int().contiguous()
             weights = values(comm, (16, 2), 20 + comm.rank, torch.float32)
-            own = [values(comm, shape, 5, torch.bfloat16) / 8 for shape in ((4 * 2 * 64, 64), (4 * 64, 64))]
-            out, batch = layer.forward(x, experts, weights, *own)
-            want = [out, *layer.backward(batch, dout, *own)]
-            arrays = [theirs(comm, t) for t in (x, experts, weights, *own, dout)]
+            local = [values(comm, shape, 5, torch.bfloat16) / 8 for shape in ((4 * 2 * 64, 64), (4 * 64, 64))]
+            out, batch = layer.forward(x, experts, weights, *local)
+            want = [out, *layer.backward(batch, dout, *local)]
+            arrays = [to_jax(comm, t) for t in (x, experts, weights, *local, dout)]
             self.assertEqual(arrays[1].dtype.name, "int32")
             out, batch = layer.forward(*arrays[:5])
             found = [out, *layer.backward(batch, arrays[5], *arrays[3:5])]
@@ -133,14 +133,14 @@ class Jax(unittest.TestCase):
     def test_what_is_refused(self):
         def body(comm):
             op = tandem.GemmAr(comm, M, N, K)
-            x, w = (theirs(comm, values(comm, shape, 1, torch.float32)) for shape in ((M, K), (N, K)))
+            x, w = (to_jax(comm, values(comm, shape, 1, torch.float32)) for shape in ((M, K), (N, K)))
             want = np.asarray(op(x, w))
 
             def refused(pattern, call):
                 with self.assertRaisesRegex(tandem.InvalidArgument, pattern):
                     call()
 
-            refused("out.*read-only", lambda: op(x, w, theirs(comm, torch.zeros(M, N))))
+            refused("out.*read-only", lambda: op(x, w, to_jax(comm, torch.zeros(M, N))))
             refused("gemm_ar: x", lambda: op(jax.device_put(x, jax.devices("cpu")[0]), w))
             refused("gemm_ar: x", lambda: op(x[:, :8], w))
             refused("gemm_ar: x", lambda: op(x.astype("int32"), w))

@@ -32,13 +32,13 @@ class Case:
         self.comm, self.dtype, self.tp, self.experts = comm, dtype, tp, 4 * comm.size
         self.w_in = values(comm, (self.experts, 2, FFN, HIDDEN), 1, dtype) / 8
         self.w_out = values(comm, (self.experts, HIDDEN, FFN), 2, dtype) / 8
-        self.own = [self.part(self.w_in), self.part(self.w_out)]
+        self.weights_of_rank = [self.part(self.w_in), self.part(self.w_out)]
 
     def part(self, whole):
         first, count = tandem.shard_of(self.experts, self.comm.size // self.tp, self.comm.rank // self.tp)
         begin, width = tandem.shard_of(FFN, self.tp, self.comm.rank % self.tp)
-        mine = whole[first:first + count, :, begin:begin + width]
-        return mine.reshape(-1, width if whole.dim() == 3 else HIDDEN).contiguous()
+        local = whole[first:first + count, :, begin:begin + width]
+        return local.reshape(-1, width if whole.dim() == 3 else HIDDEN).contiguous()
 
     def layer(self, **options):
         return tandem.MoeLayer(self.comm, TOKENS, HIDDEN, FFN, self.experts, TOP_K, self.tp, self.dtype, **options)
@@ -87,18 +87,18 @@ class Passes(unittest.TestCase):
                         dout = values(comm, (rows, HIDDEN), 7 + comm.rank, dtype)
                         found = []
                         for layer in made:
-                            out, batch = layer.forward(*routed, *case.own)
-                            found.append([out, *layer.backward(batch, dout, *case.own)])
+                            out, batch = layer.forward(*routed, *case.weights_of_rank)
+                            found.append([out, *layer.backward(batch, dout, *case.weights_of_rank)])
                         want = case.expected(*routed, dout)
                         for name, got, right in zip(NAMES, found[0], want):
                             close(got, right, dtype, f"{name} tp {tp} turn {turn}")
                         self.same(found[0][0], found[1][0])
                         out = torch.empty(rows, HIDDEN, device=comm.device)
-                        self.assertIs(made[0].forward(*routed, *case.own, out)[0], out)
+                        self.assertIs(made[0].forward(*routed, *case.weights_of_rank, out)[0], out)
                         self.same(out.to(dtype), found[0][0])
                         given = [torch.ones_like(found[0][3]), torch.ones_like(found[0][4]),
                                  torch.empty(rows, HIDDEN, device=comm.device), torch.empty_like(routed[2])]
-                        again = made[1].backward(batch, dout, *case.own, *given)
+                        again = made[1].backward(batch, dout, *case.weights_of_rank, *given)
                         self.assertEqual([id(t) for t in again], [id(t) for t in given[2:] + given[:2]])
                         self.same(again[0].to(dtype), found[1][1])
                         self.same(again[1], found[1][2])
@@ -116,13 +116,13 @@ class Passes(unittest.TestCase):
             for dtype in dtypes():
                 case = Case(comm, dtype)
                 routed = case.rows(1)
-                plain = case.layer().forward(*routed, *case.own)[0].double()
+                plain = case.layer().forward(*routed, *case.weights_of_rank)[0].double()
                 for options in ({"codec": "int8"}, {"combine_codec": "int8"},
                                 {"codec": "int8", "combine_codec": "int6:g32"}, {"codec": "int8", "allow_uncompressed": True}):
-                    out = case.layer(strategy="serial", **options).forward(*routed, *case.own)[0]
+                    out = case.layer(strategy="serial", **options).forward(*routed, *case.weights_of_rank)[0]
                     self.assertLess(float((out - plain).abs().max() / plain.abs().max()), 0.1, options)
                     if "allow_uncompressed" not in options:
-                        self.same(case.layer(strategy="overlapped", **options).forward(*routed, *case.own)[0], out)
+                        self.same(case.layer(strategy="overlapped", **options).forward(*routed, *case.weights_of_rank)[0], out)
 
         on_ranks(body)
 
@@ -139,7 +139,7 @@ class Passes(unittest.TestCase):
                     by[:, 1] = bad
                 else:
                     wrong[:, 1] = wrong[:, 0] if bad is None else bad
-                close(layer.forward(x, wrong, by, *case.own)[0], want, torch.bfloat16, bad)
+                close(layer.forward(x, wrong, by, *case.weights_of_rank)[0], want, torch.bfloat16, bad)
                 self.assertEqual(layer.dropped_routings(), TOKENS * (turn + 1))
 
         on_ranks(body)
@@ -151,9 +151,9 @@ class Passes(unittest.TestCase):
             layer = case.layer(backward=True)
             x, experts, weights = case.rows(1)
             dout = values(comm, (TOKENS, HIDDEN), comm.rank, torch.float16)
-            theirs = [cupy.asarray(t.cpu().numpy()) for t in (x, experts, weights, *case.own, dout)]
-            out, batch = layer.forward(*theirs[:5])
-            found = [out, *layer.backward(batch, theirs[5], *theirs[3:5])]
+            cupy_tensors = [cupy.asarray(t.cpu().numpy()) for t in (x, experts, weights, *case.weights_of_rank, dout)]
+            out, batch = layer.forward(*cupy_tensors[:5])
+            found = [out, *layer.backward(batch, cupy_tensors[5], *cupy_tensors[3:5])]
             for name, got, want in zip(NAMES, found, case.expected(x, experts, weights, dout)):
                 self.assertIsInstance(got, cupy.ndarray)
                 close(torch.from_numpy(cupy.asnumpy(got)).to(comm.device), want, torch.float16, name)
@@ -172,7 +172,7 @@ class Refused(unittest.TestCase):
             case = Case(comm, dtypes()[0])
             layer, other = case.layer(backward=True), case.layer(backward=True)
             x, experts, weights = case.rows(1)
-            w_in, w_out = case.own
+            w_in, w_out = case.weights_of_rank
             want, batch = layer.forward(x, experts, weights, w_in, w_out)
             for name, arguments in (
                 ("x", (x.double(), experts, weights, w_in, w_out)),
@@ -205,13 +205,13 @@ class Refused(unittest.TestCase):
             case = Case(comm, torch.bfloat16)
             layer = case.layer()
             x, experts, weights = case.rows(1)
-            out, batch = layer.forward(x, experts, weights, *case.own)
+            out, batch = layer.forward(x, experts, weights, *case.weights_of_rank)
             self.assertEqual(batch.rows_of_experts, [])
-            self.refuse("backward pass", lambda: layer.backward(batch, x, *case.own))
-            self.refuse("moe: x: numpy", lambda: layer.forward(x.float().cpu().numpy(), experts, weights, *case.own))
-            self.refuse("moe: x: ", lambda: layer.forward(x.cpu(), experts, weights, *case.own))
-            self.refuse("moe: routing.experts: ", lambda: layer.forward(x, experts.cpu(), weights, *case.own))
-            self.refuse("moe: w_in: ", lambda: layer.forward(x, experts, weights, case.own[0].cpu(), case.own[1]))
+            self.refuse("backward pass", lambda: layer.backward(batch, x, *case.weights_of_rank))
+            self.refuse("moe: x: numpy", lambda: layer.forward(x.float().cpu().numpy(), experts, weights, *case.weights_of_rank))
+            self.refuse("moe: x: ", lambda: layer.forward(x.cpu(), experts, weights, *case.weights_of_rank))
+            self.refuse("moe: routing.experts: ", lambda: layer.forward(x, experts.cpu(), weights, *case.weights_of_rank))
+            self.refuse("moe: w_in: ", lambda: layer.forward(x, experts, weights, case.weights_of_rank[0].cpu(), case.weights_of_rank[1]))
             for pattern, arguments in (("hidden 12", (8, 12, 64, comm.size, 1, 1, "bf16")),
                                        ("ffn 20", (8, 64, 20, comm.size, 1, 1, "bf16")),
                                        ("dtype f32", (8, 64, 64, comm.size)),
@@ -219,7 +219,7 @@ class Refused(unittest.TestCase):
                                        ("tp", (8, 64, 64, comm.size, 1, comm.size + 1, "bf16"))):
                 self.refuse(rf"moe: {pattern}\b", lambda: tandem.MoeLayer(comm, *arguments))
             self.refuse("moe: chunks 2", lambda: tandem.MoeLayer(comm, 8, 64, 64, comm.size, dtype="bf16", chunks=2))
-            self.assertTrue(torch.equal(layer.forward(x, experts, weights, *case.own)[0], out))
+            self.assertTrue(torch.equal(layer.forward(x, experts, weights, *case.weights_of_rank)[0], out))
 
         on_ranks(body)
 
@@ -227,12 +227,12 @@ class Refused(unittest.TestCase):
         def body(comm):
             case = Case(comm, dtypes()[0])
             layer, routed = case.layer(backward=True), case.rows(1)
-            return layer, layer.forward(*routed, *case.own)[1], routed, case.own
+            return layer, layer.forward(*routed, *case.weights_of_rank)[1], routed, case.weights_of_rank
 
         for n in counts()[:2]:
-            for layer, batch, routed, own in run(n, body):
-                self.refuse("closed", lambda: layer.forward(*routed, *own))
-                self.refuse("closed", lambda: layer.backward(batch, routed[0], *own))
+            for layer, batch, routed, weights_of_rank in run(n, body):
+                self.refuse("closed", lambda: layer.forward(*routed, *weights_of_rank))
+                self.refuse("closed", lambda: layer.backward(batch, routed[0], *weights_of_rank))
                 self.refuse("closed", layer.dropped_routings)
 
 
@@ -315,8 +315,8 @@ class Graphs(unittest.TestCase):
 
     def both(self, layer, case, routed, dout):
         """Results named by NAMES, and the batch."""
-        out, batch = layer.forward(*routed, *case.own)
-        return [out, *layer.backward(batch, dout, *case.own), batch]
+        out, batch = layer.forward(*routed, *case.weights_of_rank)
+        return [out, *layer.backward(batch, dout, *case.weights_of_rank), batch]
 
     def test_torch_cuda_graph_of_a_module(self):
         def body(comm):
@@ -342,7 +342,7 @@ class Graphs(unittest.TestCase):
             trains, routed = case.layer(backward=True), case.rows(1)
             for pattern, call in (
                 ("moe: while a CUDA graph", case.layer),
-                ("moe: a first forward pass: while a CUDA graph", lambda: trains.forward(*routed, *case.own)),
+                ("moe: a first forward pass: while a CUDA graph", lambda: trains.forward(*routed, *case.weights_of_rank)),
                 ("moe: dropped_routings: while a CUDA graph", trains.dropped_routings),
             ):
                 def calls(call=call, pattern=pattern):
@@ -351,7 +351,7 @@ class Graphs(unittest.TestCase):
                     return routed[0] + 1
 
                 captured(comm, calls)
-            trains.forward(*routed, *case.own)  # the rank is still usable
+            trains.forward(*routed, *case.weights_of_rank)  # the rank is still usable
             self.assertEqual(trains.dropped_routings(), 0)
 
         on_ranks(body, counts()[:2])
@@ -379,7 +379,7 @@ class Lost(unittest.TestCase):
         def body(comm):
             case = Case(comm, torch.bfloat16)
             layer, routed = case.layer(), case.rows(1)
-            call_without_rank_1(comm, lambda: layer.forward(*routed, *case.own))
+            call_without_rank_1(comm, lambda: layer.forward(*routed, *case.weights_of_rank))
 
         if 2 in counts():
             with self.assertRaises(tandem.Timeout) as caught:

@@ -13,8 +13,8 @@ M, N, K = 96, 64, 128
 def shards(comm, dtype, seed=1):
     """x [M, size * K] and weight [N, size * K] of all ranks, and this rank's columns of both."""
     x, weight = (values(comm, (rows, comm.size * K), seed + i, dtype) for i, rows in enumerate((M, N)))
-    mine = slice(comm.rank * K, (comm.rank + 1) * K)
-    return x, weight, x[:, mine].contiguous(), weight[:, mine].contiguous()
+    local = slice(comm.rank * K, (comm.rank + 1) * K)
+    return x, weight, x[:, local].contiguous(), weight[:, local].contiguous()
 
 
 class Products(unittest.TestCase):
@@ -24,14 +24,14 @@ class Products(unittest.TestCase):
                 for m in (M, 7, 2):
                     x, weight = values(comm, (m, K), 3, dtype), values(comm, (N, K), 4 + comm.rank, dtype)
                     op = tandem.AgGemm(comm, m, N, K, dtype, keep_gathered=True)
-                    mine = rows_of(x, comm)
-                    out = op(mine, weight)
+                    local = rows_of(x, comm)
+                    out = op(local, weight)
                     self.assertIs(type(out), torch.Tensor)
                     self.assertEqual((out.dtype, out.device, tuple(out.shape)), (dtype, x.device, (m, N)))
                     assert_product(out, x, weight)
-                    self.assertTrue(torch.equal(op.gathered(mine), x))
+                    self.assertTrue(torch.equal(op.gathered(local), x))
                     again = torch.empty_like(out)
-                    self.assertIs(op(mine, weight, again), again)
+                    self.assertIs(op(local, weight, again), again)
                     self.assertTrue(torch.equal(again, out))
 
         on_ranks(body)
@@ -39,33 +39,33 @@ class Products(unittest.TestCase):
     def test_scatter(self):
         def body(comm):
             for dtype in dtypes():
-                x, weight, mine, columns = shards(comm, dtype)
+                x, weight, local, columns = shards(comm, dtype)
                 op = tandem.GemmRs(comm, M, N, K, dtype)
                 for _ in range(3):  # enqueued, captured, replayed
-                    assert_product(op(mine, columns), rows_of(x, comm), weight, ranks=comm.size)
+                    assert_product(op(local, columns), rows_of(x, comm), weight, ranks=comm.size)
 
         on_ranks(body)
 
     def test_sum(self):
         def body(comm):
             for dtype in dtypes():
-                x, weight, mine, columns = shards(comm, dtype)
+                x, weight, local, columns = shards(comm, dtype)
                 bias = values(comm, (N,), 9, dtype)
                 op = tandem.GemmAr(comm, M, N, K, dtype, bias=True)
                 out = torch.empty(M, N, dtype=dtype, device=comm.device)
-                self.assertIs(op(mine, columns, out, bias), out)
+                self.assertIs(op(local, columns, out, bias), out)
                 assert_product(out, x, weight, bias, comm.size)
-                self.assertTrue(torch.equal(op(mine, columns, bias=bias), out))
+                self.assertTrue(torch.equal(op(local, columns, bias=bias), out))
 
         on_ranks(body)
 
     def test_weight_kn(self):
         def body(comm):
             for dtype in dtypes():
-                x, weight, mine, columns = shards(comm, dtype)
+                x, weight, local, columns = shards(comm, dtype)
                 op = tandem.GemmRs(comm, M, N, K, dtype, weight_kn=True)
                 kn = columns.t().contiguous()
-                assert_product(op(mine, kn.t()), rows_of(x, comm), weight, ranks=comm.size)
+                assert_product(op(local, kn.t()), rows_of(x, comm), weight, ranks=comm.size)
 
         on_ranks(body)
 
@@ -82,10 +82,10 @@ class Products(unittest.TestCase):
     def test_norm(self):
         def body(comm):
             dtype = dtypes()[-1]
-            x, weight, mine, columns = shards(comm, dtype)
+            x, weight, local, columns = shards(comm, dtype)
             residual, gain = values(comm, (M, N), 5, dtype), values(comm, (N,), 6, dtype)
             op = tandem.GemmAr(comm, M, N, K, dtype, add_norm=True)
-            out, hidden = op(mine, columns, residual=residual, gain=gain)
+            out, hidden = op(local, columns, residual=residual, gain=gain)
             want = x.double() @ weight.double().t() + residual.double()
             normed = want * (want.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * gain.double()
             torch.testing.assert_close(hidden.double(), want, rtol=2e-2, atol=2e-2)
@@ -161,14 +161,14 @@ class Cupy(unittest.TestCase):
         def body(comm):
             for dtype in (torch.float32, torch.float16):
                 x, weight = values(comm, (M, K), 3, dtype), values(comm, (N, K), 4 + comm.rank, dtype)
-                theirs = [cupy.array(t.cpu().numpy()) for t in (rows_of(x, comm), weight)]
+                cupy_operands = [cupy.array(t.cpu().numpy()) for t in (rows_of(x, comm), weight)]
                 op = tandem.AgGemm(comm, M, N, K, "f32" if dtype == torch.float32 else "f16")
-                out = op(*theirs)
+                out = op(*cupy_operands)
                 self.assertIsInstance(out, cupy.ndarray)
                 self.assertEqual(out.shape, (M, N))
                 assert_product(torch.from_numpy(cupy.asnumpy(out)).to(comm.device), x, weight)
                 again = cupy.empty_like(out)
-                self.assertIs(op(*theirs, again), again)
+                self.assertIs(op(*cupy_operands, again), again)
                 self.assertTrue((again == out).all())
 
         on_ranks(body)

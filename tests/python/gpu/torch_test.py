@@ -48,11 +48,11 @@ class Layers(unittest.TestCase):
 
         for _ in range(3):  # the third replays the second's capture
             layer.zero_grad(set_to_none=True)
-            mine = (rows(x) if column else features(x)).clone().requires_grad_()
-            got = layer(mine, TOKENS) if column and sequence_parallel else layer(mine)
+            local_x = (rows(x) if column else features(x)).clone().requires_grad_()
+            got = layer(local_x, TOKENS) if column and sequence_parallel else layer(local_x)
             close(got.detach(), features(y) if column else rows(y), dtype)
             got.backward(features(dy) if column else rows(dy))
-            close(mine.grad, rows(reference.grad) if column else features(reference.grad), dtype)
+            close(local_x.grad, rows(reference.grad) if column else features(reference.grad), dtype)
             close(layer.weight.grad, features(exact.weight.grad, 0 if column else 1), dtype)
             close(layer.bias.grad, features(exact.bias.grad, 0) if column else exact.bias.grad, dtype)
 
@@ -68,11 +68,11 @@ class Layers(unittest.TestCase):
     def test_gather_rows(self):
         def body(comm):
             x = values(comm, (TOKENS, IN), 1, torch.float32)
-            mine = rows_of(x, comm).requires_grad_()
-            whole = layers.gather_rows(comm, mine, TOKENS)
+            local_x = rows_of(x, comm).requires_grad_()
+            whole = layers.gather_rows(comm, local_x, TOKENS)
             self.assertTrue(torch.equal(whole.detach(), x))
             whole.backward(torch.full_like(whole, float(comm.rank + 1)))
-            self.assertEqual(mine.grad.unique().tolist(), [comm.size * (comm.size + 1) / 2])
+            self.assertEqual(local_x.grad.unique().tolist(), [comm.size * (comm.size + 1) / 2])
 
         on_ranks(body)
 
@@ -97,8 +97,8 @@ class Layers(unittest.TestCase):
                 return torch.stack(losses)
 
             alone = train(whole, lambda x: whole[1](torch.nn.functional.gelu(whole[0](x))), x, target)
-            mine, goal = rows_of(x, comm), rows_of(target, comm)
-            ours = train([up, down], lambda x: down(torch.nn.functional.gelu(up(x, TOKENS))), mine, goal)
+            local_x, goal = rows_of(x, comm), rows_of(target, comm)
+            ours = train([up, down], lambda x: down(torch.nn.functional.gelu(up(x, TOKENS))), local_x, goal)
             ours = tandem.all_reduce(comm, ours)
             torch.testing.assert_close(ours, alone, rtol=2e-2, atol=2e-2)
             self.assertLess(float(ours[-1]), float(ours[0]) * 0.9)
@@ -165,7 +165,7 @@ class Experts(unittest.TestCase):
         w_out = w_out.view(groups, tp, local, hidden, width).permute(0, 2, 3, 1, 4)
         w_out = w_out.reshape(experts, hidden, ffn).requires_grad_()
         router = layer.router.detach().double().requires_grad_()
-        mine = slice(local * (comm.rank // tp), local * (comm.rank // tp + 1))
+        expert_rows = slice(local * (comm.rank // tp), local * (comm.rank // tp + 1))
         part = slice(width * (comm.rank % tp), width * (comm.rank % tp + 1))
 
         def of_all_ranks(gradient):
@@ -188,8 +188,8 @@ class Experts(unittest.TestCase):
             close(got.detach(), want.detach(), dtype)
             close(x.grad, found[0], dtype)
             close(layer.router.grad, of_all_ranks(found[1]), dtype)
-            close(layer.w_in.grad, of_all_ranks(found[2])[mine, :, part].reshape(-1, hidden), dtype)
-            close(layer.w_out.grad, of_all_ranks(found[3])[mine][:, :, part].reshape(-1, width), dtype)
+            close(layer.w_in.grad, of_all_ranks(found[2])[expert_rows, :, part].reshape(-1, hidden), dtype)
+            close(layer.w_out.grad, of_all_ranks(found[3])[expert_rows][:, :, part].reshape(-1, width), dtype)
 
     def test_gradients(self):
         def body(comm):

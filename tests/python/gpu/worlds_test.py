@@ -47,7 +47,7 @@ class Worlds(unittest.TestCase):
 class Lifetime(unittest.TestCase):
     def test_operators_go_in_any_order(self):
         def body(comm):
-            shape, own = random.Random(1), random.Random(comm.rank)  # equal on all ranks; different on each
+            shape, local = random.Random(1), random.Random(comm.rank)  # equal on all ranks; different on each
             x, w = torch.ones(64, K, device=comm.device), torch.ones(N, K, device=comm.device)
             held, free = {}, []
             for step in range(60):
@@ -58,7 +58,7 @@ class Lifetime(unittest.TestCase):
                 held[step] = op
                 del op
                 while len(held) > 6:
-                    held.pop(own.choice(list(held)))
+                    held.pop(local.choice(list(held)))
                 if step % 10 == 0:
                     gc.collect()
                     comm.synchronize()

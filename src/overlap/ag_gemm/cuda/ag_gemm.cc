@@ -102,7 +102,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
                          product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
   agree_on_gemm_choices(comm, lt);
-  const int64_t own_rows = pushes_.local().count;
+  const int64_t local_rows = pushes_.local().count;
   if (prepares_fused(algorithm) && has_fused_kernels(comm) &&
       has_fused_algorithm(shape, comm.size())) {
     // Copy warps count arrived rows in the peers' memory.
@@ -129,12 +129,12 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
     };
     OpDesc timed = shape;
     timed.keep_gathered = false;  // does not affect which tile is best
-    fused_variant_ = choose_fastest(comm, "ag_gemm fused", timed, own_rows, shape.m,
+    fused_variant_ = choose_fastest(comm, "ag_gemm fused", timed, local_rows, shape.m,
                                     variant_names(), run_variant);
   }
   if (algorithm_ != Algorithm::automatic) return;
   algorithm_ = choose_algorithm(
-      comm, "ag_gemm", shape, own_rows, shape.m, algorithms(),
+      comm, "ag_gemm", shape, local_rows, shape.m, algorithms(),
       [this](Algorithm w, const Tensor& x, const Tensor& weight, const Tensor& out,
              const Tensor* bias, const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
@@ -270,10 +270,10 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
 void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
                          const Scales* scales) {
   const auto multiply = [&](int source, const Shard& rows, const void* shard) {
-    const bool own = source == comm_.rank();
-    shards_[size_t(source)].run(shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias,
-                                comm_.stream(),
-                                own ? pointers_of(shape_, scales) : scales_of(scales, rows.begin));
+    const bool is_local = source == comm_.rank();
+    shards_[size_t(source)].run(
+        shard, weight.data(), out.rows(rows.begin, rows.count).data(), bias, comm_.stream(),
+        is_local ? pointers_of(shape_, scales) : scales_of(scales, rows.begin));
   };
   pushes_.for_each_shard(x, scales ? &scales->x : nullptr, multiply);
 }

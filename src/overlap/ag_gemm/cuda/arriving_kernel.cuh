@@ -34,10 +34,10 @@ struct ArrivingRoles {
 
   using Tiles =
       GemmTiles<Operand, Element,
-                TileOptions{.buffers = 1, .own_bytes = int(sizeof(typename CopyWarp::Storage))}>;
+                TileOptions{.buffers = 1, .local_bytes = int(sizeof(typename CopyWarp::Storage))}>;
 
   struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
-    CUtensorMap own, gathered, weight, out;
+    CUtensorMap local, gathered, weight, out;
     SplitPartials<Tiles> partials;
     const schedule::AgWork* works;
     int works_of_cluster;
@@ -60,7 +60,7 @@ struct ArrivingRoles {
     // Thread 64 leads warp 2, which stores and is idle until a tile is finished.
     if (threadIdx.x != 64) return;
     for (const CUtensorMap* map :
-         {&params.own, &params.gathered, &params.weight, &params.out, &params.partials.map}) {
+         {&params.local, &params.gathered, &params.weight, &params.out, &params.partials.map}) {
       if (!Rows::kAny || map != &params.out) cute::prefetch_tma_descriptor(map);
     }
   }
@@ -75,12 +75,12 @@ struct ArrivingRoles {
         : params_(params), timestamps_(params), of_all_(wanted(params.gate)) {}
 
     __device__ void begin(const Work& work) {
-      const bool own = work.own(params_);
+      const bool is_local = work.is_local(params_);
       target_ = target_of(work);
-      x_ = own ? &params_.own : &params_.gathered;
+      x_ = is_local ? &params_.local : &params_.gathered;
       row_ = work.x_row(params_);
-      next_ = own || here_ >> work.shard & 1 ? kNever : 0;
-      records_ = !own && !work.writes_partial;
+      next_ = is_local || here_ >> work.shard & 1 ? kNever : 0;
+      records_ = !is_local && !work.writes_partial;
       timestamps_.count(work.tile_coord(), records_, &TileRecord::waits);
       timestamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_begin);
       timestamps_.stamp(work.tile_coord(), records_ && next_ == kNever, &TileRecord::wait_end);
@@ -114,8 +114,8 @@ struct ArrivingRoles {
     }
 
     __device__ static auto scales(const Params& params, const Work& work) {
-      ScalePointers all = params.scales.own;
-      if (params.scales.by_row && !work.own(params)) all.x = params.scales.gathered;
+      ScalePointers all = params.scales.local;
+      if (params.scales.by_row && !work.is_local(params)) all.x = params.scales.gathered;
       const auto tile = TileScales::at(all, params.scales.by_row, work.x_row(params),
                                        work.first_column(), params.columns);
       if constexpr (Rows::kAny) {
@@ -249,7 +249,8 @@ class Arriving final : public FusedAgKernel {
     const Table& table = tables_.at(args.head);
     const auto shards = schedule::shard_rows(shape_.m, shape_.ranks);
     constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
-    params.own = map_of<Operand>(args.own, shards.count(shape_.rank), shape_.k, Tiles::kTileRows);
+    params.local =
+        map_of<Operand>(args.local, shards.count(shape_.rank), shape_.k, Tiles::kTileRows);
     params.gathered = map_of<Operand>(args.gathered, shape_.m, shape_.k, Tiles::kTileRows);
     params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
     if constexpr (Rows::kAny) {

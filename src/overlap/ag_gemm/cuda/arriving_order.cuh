@@ -23,16 +23,17 @@ struct ArrivingWork : schedule::AgWork, NothingAdded {
   }
   __device__ auto tile_coord() const { return cute::make_coord(this->row, this->column); }
   template <class Params>
-  __device__ bool own(const Params& params) const {
+  __device__ bool is_local(const Params& params) const {
     return this->shard == params.rank;
   }
   /// First row in the matrix that holds its rows of x.
   template <class Params>
   __device__ int x_row(const Params& params) const {
     if constexpr (Rows::kAny) {
-      return (own(params) ? 0 : params.shards.begin(this->shard)) + shard_row(params);
+      return (is_local(params) ? 0 : params.shards.begin(this->shard)) + shard_row(params);
     }
-    return (this->row - (own(params) ? params.rank * params.shard_tiles : 0)) * Tiles::kTileRows;
+    return (this->row - (is_local(params) ? params.rank * params.shard_tiles : 0)) *
+           Tiles::kTileRows;
   }
   /// First row within its shard.
   template <class Params>

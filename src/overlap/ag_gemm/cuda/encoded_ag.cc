@@ -93,7 +93,7 @@ EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
 
 void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Tensor& out) {
   FusedAgArgs args{};
-  args.own = x.data();
+  args.local = x.data();
   args.gathered = gathered_.data();
   args.weight = weight.data();
   args.out = out.data();

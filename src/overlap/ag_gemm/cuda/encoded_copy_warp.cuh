@@ -78,7 +78,7 @@ class EncodedCopyWarp : public ShardCopyWarp {
   }
 
   CUTLASS_DEVICE void send(schedule::CopyItem piece, int lane) const {
-    float x[kOwn] = {};
+    float x[kLaneValues] = {};
     const bool on = has(piece, lane);
     if (on) {
       const std::byte* from =
@@ -117,7 +117,7 @@ class EncodedCopyWarp : public ShardCopyWarp {
       if (piece.chunk != here && !wait_for_chunk(source, number, wanted, lane)) return;
       here = piece.chunk;
       if (has(piece, lane)) {
-        float x[kOwn];
+        float x[kLaneValues];
         // Bypasses L1, as another GPU may have stored it.
         Piece::for_values_of(
             inbox + piece_at(piece), lane, [](const auto* from) { return __ldcg(from); },

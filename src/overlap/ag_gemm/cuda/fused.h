@@ -27,14 +27,14 @@ struct FusedAgShape {
 
 /// Scales of e4m3 operands.
 struct RowScales {
-  ScalePointers own;                ///< of this rank's rows of x, or of all of x, and of the weight
+  ScalePointers local;              ///< of this rank's rows of x, or of all of x, and of the weight
   bool by_row = false;              ///< else one scale for each operand
   const float* gathered = nullptr;  ///< by row: remote scales, which arrive before a first chunk
   bool operator==(const RowScales&) const = default;
 };
 
 struct FusedAgArgs {
-  const void* own;       ///< this rank's rows
+  const void* local;     ///< this rank's rows
   const void* gathered;  ///< [m, k]; receives the remote rows
   const void* weight;    ///< [n, k]
   void* out;             ///< [m, n]
@@ -50,7 +50,7 @@ struct FusedAgArgs {
 
 /// Whether the parameters prepared for one call of an operator are valid for another.
 inline bool is_launched_alike(const FusedAgArgs& a, const FusedAgArgs& b) {
-  return a.own == b.own && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
+  return a.local == b.local && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
          a.bias == b.bias && a.longer == b.longer &&
          a.gate.counts_per_chunk == b.gate.counts_per_chunk && a.gate.epoch == b.gate.epoch &&
          a.head == b.head && a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&

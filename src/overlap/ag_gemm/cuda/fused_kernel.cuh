@@ -47,13 +47,13 @@ struct GatedMainloop : Base {
   using DispatchPolicy = WithCopyWarps<typename Base::DispatchPolicy>;
 
   struct Arguments : Base::Arguments {
-    const void* own = nullptr;  // this rank's rows, offset as rows of the whole matrix
+    const void* local = nullptr;  // this rank's rows, offset as rows of the whole matrix
     int shard_rows = 1, rank = 0;
     ShardGate gate;
     ShardRoute route;
   };
   struct Params : Base::Params {
-    typename Base::Params own;
+    typename Base::Params local;
     int shard_tiles, rank;
     int chunk_tiles;  // k-blocks per chunk
     ShardGate gate;
@@ -66,12 +66,12 @@ struct GatedMainloop : Base {
   template <class Problem>
   static Params to_underlying_arguments(Problem const& problem, Arguments const& arguments,
                                         void* workspace) {
-    typename Base::Arguments own = arguments;
-    own.ptr_A = static_cast<typename Base::ElementA const*>(arguments.own);
+    typename Base::Arguments local = arguments;
+    local.ptr_A = static_cast<typename Base::ElementA const*>(arguments.local);
     using Tile = typename Base::TileShape;
     constexpr int kStepBytes = int(cute::size<2>(Tile{}) * sizeof(typename Base::ElementA));
     return {Base::to_underlying_arguments(problem, arguments, workspace),
-            Base::to_underlying_arguments(problem, own, workspace),
+            Base::to_underlying_arguments(problem, local, workspace),
             arguments.shard_rows / int(cute::size<0>(Tile{})),
             arguments.rank,
             arguments.gate.chunk_bytes / kStepBytes,
@@ -85,7 +85,7 @@ struct GatedMainloop : Base {
   // Called first by one thread of every block.
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
-    Base::prefetch_tma_descriptors(params.own);
+    Base::prefetch_tma_descriptors(params.local);
     if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCopyWarp(params.route).enter();
   }
 
@@ -98,7 +98,7 @@ struct GatedMainloop : Base {
     if (first_tile) wanted_ = wanted(params.gate);
     const int shard = int(cute::get<0>(at)) / params.shard_tiles;
     if (shard == params.rank) {
-      Base::load(params.own, pipeline, state, inputs, at, LoadStep{0}, k_tiles, thread,
+      Base::load(params.local, pipeline, state, inputs, at, LoadStep{0}, k_tiles, thread,
                  rank_in_cluster, tensors);
     } else {
       const bool whole = here_ >> shard & 1;
@@ -239,8 +239,8 @@ class Kernel final : public FusedAgKernel {
     // shards before args.own, possibly before the allocation. Only tiles of the local shard use it,
     // so no address before args.own is ever accessed; the pointer itself is only computed and
     // encoded.
-    mainloop.own =
-        static_cast<const Element*>(args.own) - int64_t(shape_.rank) * shard_rows * shape_.k;
+    mainloop.local =
+        static_cast<const Element*>(args.local) - int64_t(shape_.rank) * shard_rows * shape_.k;
     mainloop.shard_rows = shard_rows;
     mainloop.rank = shape_.rank;
     mainloop.gate = args.gate;

@@ -88,12 +88,12 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out,
   check_encoded(comm, "all_gather", wire, {{"shard", &shard}, {"out", &out}}, out, nullptr,
                 Lossless::sent);
   const bool encodes = out.elements() > 0 && is_faster_encoded(comm, "all_gather", wire, out, [&] {
-                         const auto own = std::make_shared<Numbers>(shard, comm.stream()),
+                         const auto local = std::make_shared<Numbers>(shard, comm.stream()),
                                     all = std::make_shared<Numbers>(out, comm.stream());
-                         return [&comm, &wire, own, all](bool encoded) {
+                         return [&comm, &wire, local, all](bool encoded) {
                            if (encoded)
-                             return gpu::all_gather(comm, own->tensor, all->tensor, wire);
-                           gpu::all_gather(comm, own->tensor, all->tensor);
+                             return gpu::all_gather(comm, local->tensor, all->tensor, wire);
+                           gpu::all_gather(comm, local->tensor, all->tensor);
                          };
                        });
   encodes ? gpu::all_gather(comm, shard, out, wire) : gpu::all_gather(comm, shard, out);
@@ -107,10 +107,10 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard,
   const bool encodes =
       data.elements() > 0 && is_faster_encoded(comm, "reduce_scatter", wire, data, [&] {
         const auto all = std::make_shared<Numbers>(data, comm.stream()),
-                   own = std::make_shared<Numbers>(shard, comm.stream());
-        return [&comm, &wire, own, all](bool encoded) {
-          if (encoded) return gpu::reduce_scatter(comm, all->tensor, own->tensor, wire, nullptr);
-          gpu::reduce_scatter(comm, all->tensor, own->tensor, ReduceOp::sum);
+                   local = std::make_shared<Numbers>(shard, comm.stream());
+        return [&comm, &wire, local, all](bool encoded) {
+          if (encoded) return gpu::reduce_scatter(comm, all->tensor, local->tensor, wire, nullptr);
+          gpu::reduce_scatter(comm, all->tensor, local->tensor, ReduceOp::sum);
         };
       });
   encodes ? gpu::reduce_scatter(comm, data, shard, wire, residual)

@@ -38,7 +38,7 @@ CallGraphs::CallGraphs(GpuCommunicator& comm) : comm_(comm), priority_(priority_
   if (priority_ == Priority::normal) {
     common_.emplace(Common::capture);
   } else {
-    own_.emplace(priority_);
+    local_.emplace(priority_);
   }
 }
 
@@ -80,7 +80,7 @@ void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
 }
 
 Graph CallGraphs::capture(const std::function<void()>& enqueue) {
-  const cudaStream_t stream = common_ ? common_->get() : own_->get();
+  const cudaStream_t stream = common_ ? common_->get() : local_->get();
   const StreamGuard guard(comm_, stream);
   return Graph(stream, enqueue);
 }

@@ -67,7 +67,7 @@ class CallGraphs {
   Priority priority_;
   // Capture stream, of `priority_`: the caller's stream may not be capturable.
   std::optional<CommonStream> common_;
-  std::optional<Stream> own_;
+  std::optional<Stream> local_;
   std::map<Key, Entry> calls_;
   uint64_t uses_ = 0;
 };

@@ -100,8 +100,8 @@ void check_shape(GpuCommunicator& comm, std::string_view op, const OpDesc& shape
   check_gpu_extents(op, shape.m, shape.n, shape.k);
   share_gemm_choices(comm);
   OpDesc agreed = shape;
-  agreed.own_n = !same_n;
-  agreed.own_k = !same_k;
+  agreed.local_n = !same_n;
+  agreed.local_k = !same_k;
   comm.require_same(op, agreement(agreed));
 }
 
@@ -174,8 +174,8 @@ int choose_fastest(GpuCommunicator& comm, std::string_view what, const OpDesc& s
   const auto measure = [&] {
     const int64_t x_scales = shape.scaled_by_row() ? operands.x.rows : 1,
                   weight_scales = shape.scaled_by_row() ? shape.n : 1;
-    const Scratch own_x(operands.x), own_weight(operands.weight), own_out(operands.out);
-    const Tensor &x = own_x.tensor, &weight = own_weight.tensor, &out = own_out.tensor;
+    const Scratch local_x(operands.x), local_weight(operands.weight), local_out(operands.out);
+    const Tensor &x = local_x.tensor, &weight = local_weight.tensor, &out = local_out.tensor;
     const DeviceMemory mb(size_t(shape.n) * size_of(shape.result())),
         mxs(size_t(x_scales) * sizeof(float)), mws(size_t(weight_scales) * sizeof(float));
     const Tensor bias = mb.view(shape.result(), {shape.n});

@@ -77,12 +77,12 @@ Tensor AcrossNodes::rows_of(const DeviceMemory& memory, int64_t columns, int ran
 void AcrossNodes::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                       const Tensor* bias, const Scales* scales, const AddNorm* add_norm) {
   comm_.check_device();
-  const int64_t own = shard(comm_.rank()).count;
+  const int64_t local = shard(comm_.rank()).count;
   if (shape_.gradient) {
-    check_wgrad_operands(comm_, shape_, own, x, weight, out);
+    check_wgrad_operands(comm_, shape_, local, x, weight, out);
   } else {
-    check_operands(comm_, shape_.op, shape_, gathers_ ? own : shape_.m, scatters_ ? own : shape_.m,
-                   x, weight, out, bias, scales);
+    check_operands(comm_, shape_.op, shape_, gathers_ ? local : shape_.m,
+                   scatters_ ? local : shape_.m, x, weight, out, bias, scales);
     check_add_norm_operands(comm_, shape_.op, shape_, add_norm);
   }
   if (std::ranges::count(algorithms(), algorithm) == 0) {
@@ -161,9 +161,9 @@ void AcrossNodes::multiply(int source, const void* in, const Tensor& weight, con
 void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const Tensor& out,
                                   const void* bias) {
   const int rank = comm_.rank(), world = comm_.size();
-  const int64_t own = shard(rank).count;
+  const int64_t local = shard(rank).count;
   const auto slot = [&](int source) {
-    return slots_.view(shape_.dtype, {own * world, shape_.n}).rows(own * source, own);
+    return slots_.view(shape_.dtype, {local * world, shape_.n}).rows(local * source, local);
   };
   begun_.record(comm_.stream());
   begun_.block(side_.get());

@@ -17,13 +17,13 @@ int chunks_of(int64_t columns, DType dtype) {
 }  // namespace
 
 ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
-                         bool keep_own, bool row_scales)
+                         bool keep_local, bool row_scales)
     : comm_(comm),
       op_(op),
       rows_(rows),
       columns_(columns),
       dtype_(dtype),
-      keep_own_(keep_own),
+      keep_local_(keep_local),
       row_scales_(row_scales),
       local_(shard_of(rows, comm.size(), comm.rank())),
       scales_at_((size_t(rows * columns) * size_of(dtype) + 255) / 256 * 256),
@@ -35,7 +35,7 @@ ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t c
   prepare_nccl(comm);
 }
 
-void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own) {
+void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_local) {
   const PeerTable& table = buffer_->table();
   if (entering == Entering::before) {
     launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().signal_value},
@@ -50,7 +50,7 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
                  comm_.device_deadline(), op_, side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
-  if (keep_own) copy_own(x, scales, side_.get());
+  if (keep_local) copy_local(x, scales, side_.get());
   pushed_.record(side_.get());
 }
 
@@ -77,7 +77,7 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
       "signal a shard");
 }
 
-void ShardPushes::copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
+void ShardPushes::copy_local(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
   check(cudaMemcpyAsync(rows(comm_.rank(), local_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
                         stream),
         "copy the own shard");
@@ -120,14 +120,14 @@ const void* ShardPushes::gather(Algorithm algorithm, const Tensor& x, const Tens
     return buffer_->local();
   }
   start(x, scales, Entering::concurrent, false);
-  copy_own(x, scales, comm_.stream());
+  copy_local(x, scales, comm_.stream());
   await(-1, true);
   end();
   return buffer_->local();
 }
 
 void ShardPushes::keep_alone(const Tensor& x) {
-  copy_own(x, nullptr, comm_.stream());
+  copy_local(x, nullptr, comm_.stream());
 }
 
 std::byte* ShardPushes::rows(int at, int64_t row) const {
@@ -165,7 +165,7 @@ ShardGate ShardPushes::route_gate() const {
 ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
   const PeerTable& table = buffer_->table();
   ShardRoute route;
-  route.stops = comm_.size() - 1 + (keep_own_ ? 1 : 0);
+  route.stops = comm_.size() - 1 + (keep_local_ ? 1 : 0);
   route.from = static_cast<const std::byte*>(x.data());
   route.rows = int(local_.count);
   route.row_bytes = row_bytes();

@@ -31,15 +31,15 @@ enum class Entering {
 
 class ShardPushes {
  public:
-  /// Collective. The gathered matrix is [rows, columns], split by shard_of(). With `keep_own`, the
-  /// local rows are copied into it too, after the pushes. With `row_scales` a scale per row is sent
-  /// with its shard, and every call must be given the local ones.
+  /// Collective. The gathered matrix is [rows, columns], split by shard_of(). With `keep_local`,
+  /// the local rows are copied into it too, after the pushes. With `row_scales` a scale per row is
+  /// sent with its shard, and every call must be given the local ones.
   ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t columns, DType dtype,
-              bool keep_own, bool row_scales = false);
+              bool keep_local, bool row_scales = false);
 
   /// Begins a call of more than one rank. `end` must follow.
   void begin(const Tensor& x, Entering entering, const Tensor* scales = nullptr) {
-    start(x, scales, entering, keep_own_);
+    start(x, scales, entering, keep_local_);
   }
   /// Makes the communicator's stream wait until the pushes have read their source.
   void end();
@@ -88,9 +88,9 @@ class ShardPushes {
   ShardGate route_gate() const;
 
  private:
-  void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_own);
+  void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_local);
   void push(const Tensor& x, const Tensor* scales, int step);
-  void copy_own(const Tensor& x, const Tensor* scales, cudaStream_t stream);
+  void copy_local(const Tensor& x, const Tensor* scales, cudaStream_t stream);
   // Makes the communicator's stream wait until the shard of rank `source`, or of every other rank,
   // has arrived. `first`: the first wait of this call.
   void await(int source, bool first);
@@ -110,7 +110,7 @@ class ShardPushes {
   OpId op_;
   int64_t rows_, columns_;
   DType dtype_;
-  bool keep_own_, row_scales_;
+  bool keep_local_, row_scales_;
   Shard local_;
   size_t scales_at_;  // in the buffer: bytes of its rows, rounded up
   std::shared_ptr<GpuBuffer> buffer_;

@@ -14,7 +14,7 @@ namespace tandem::gpu::fused {
 
 template <class Operand, class Element>
 using AddingTiles =
-    GemmTiles<Operand, Element, TileOptions{.own_bytes = int(sizeof(BlockWords<2>))}>;
+    GemmTiles<Operand, Element, TileOptions{.local_bytes = int(sizeof(BlockWords<2>))}>;
 
 template <class Tiles>
 struct AddingShared : Tiles::Shared {
@@ -39,7 +39,7 @@ struct AddingWork : schedule::PieceWork {
   static constexpr int kStepsPerSource = Tiles::kStepsOfRows;
   static_assert(Tiles::kGroupRows == AddingShape::kSliceRows);
 
-  bool own;
+  bool is_local;
   int row;        // first row within the shard
   int first_row;  // first row within all shards
   int column;     // first column
@@ -48,7 +48,7 @@ struct AddingWork : schedule::PieceWork {
   template <class Params>
   __device__ AddingWork(const Params& params, const schedule::PieceWork& work)
       : schedule::PieceWork(work) {
-    own = this->tile.step + 1 == params.order.ranks;
+    is_local = this->tile.step + 1 == params.order.ranks;
     row =
         (this->tile.row * Tiles::kCluster + int(cute::block_rank_in_cluster())) * Tiles::kTileRows;
     if constexpr (Rows::kAny) {
@@ -58,7 +58,7 @@ struct AddingWork : schedule::PieceWork {
     }
     column = this->tile.column * Tiles::kTileColumns;
     const int steps = this->end - this->begin;
-    adding = {steps, own && !this->writes_partial ? params.order.added : 0,
+    adding = {steps, is_local && !this->writes_partial ? params.order.added : 0,
               min(params.every, steps / Tiles::kBoxes) * Tiles::kBoxes,
               Tiles::Product::kFp8 ? max(1, params.order.added) : kStepsPerSource};
   }
@@ -68,7 +68,7 @@ struct AddingWork : schedule::PieceWork {
     return cute::make_coord(first_row / Tiles::kTileRows, this->tile.column);
   }
   /// Whether it is stored for another rank.
-  __device__ bool travels() const { return !own; }
+  __device__ bool travels() const { return !is_local; }
   /// Whether its owner has no row in a warpgroup's slice.
   template <class Params>
   __device__ bool is_empty(const Params& params, int group) const {
@@ -115,7 +115,7 @@ class AddingSource {
   __device__ void begin(const Work& work) {
     held_ = {};
     landed_ = false;
-    own_tiles_ += work.added() > 0;
+    local_tiles_ += work.added() > 0;
   }
   __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) {
     stages.load_step(params_.x, params_.weight, direction_.step_of(work, number), work.first_row,
@@ -136,7 +136,7 @@ class AddingSource {
   /// has seen all of them arrive.
   template <class Await>
   __device__ void await_added(int i, Await&& await) {
-    if (i == 0) landed_ = have_landed(own_tiles_);  // as late as possible
+    if (i == 0) landed_ = have_landed(local_tiles_);  // as late as possible
     if (!landed_) held_.time(await);
   }
   /// Waits for `signal`: slice or chunk `what` of `source`.
@@ -160,8 +160,8 @@ class AddingSource {
 
   Shared& shared_;
   const Timestamps timestamps_;
-  uint64_t epoch_ = 0;      // of this call, read when first needed
-  unsigned own_tiles_ = 0;  // tiles so far that add received partials
+  uint64_t epoch_ = 0;        // of this call, read when first needed
+  unsigned local_tiles_ = 0;  // tiles so far that add received partials
   Serpentine direction_;
   // State of the current work item:
   Timestamps::Longest held_;
@@ -189,9 +189,9 @@ class AddingSink : public PlainSink {
                                 box);
   }
   __device__ void look_ahead(const Work& work, const Work& next) {
-    own_tiles_ += work.added() > 0;
+    local_tiles_ += work.added() > 0;
     if (Roles::stores_remotely(params_) && next.end != 0 && next.added() > 0) {
-      poll_received(next, own_tiles_ + 1);
+      poll_received(next, local_tiles_ + 1);
     }
   }
 
@@ -216,7 +216,7 @@ class AddingSink : public PlainSink {
     shared_.words.note_landed(group_, number);
   }
 
-  unsigned own_tiles_ = 0;  // tiles so far that add received partials
+  unsigned local_tiles_ = 0;  // tiles so far that add received partials
 };
 
 }  // namespace tandem::gpu::fused

@@ -18,11 +18,11 @@ struct AddingDelivery {
   // Starts when the block has stored all its remote tiles: the link then has slack.
   __device__ static void send_later(const Params& params, const Shared& shared, uint64_t epoch) {
     using Block = GemmBlock<Roles>;
-    unsigned others = 0;
-    Block::for_each_work(params, [&](const Work& work) { others += !work.own; });
+    unsigned remote = 0;
+    Block::for_each_work(params, [&](const Work& work) { remote += !work.is_local; });
     // Bounded by: the block's storing warps, which count each remote tile, also one whose owner's
     // wait timed out. They wait for the main loop and, up to its deadline, for that owner.
-    while (!shared.words.are_stored(others)) __nanosleep(400);  // a wave takes at least 21 us
+    while (!shared.words.are_stored(remote)) __nanosleep(400);  // a wave takes at least 21 us
     __syncwarp();
     const Timestamps timestamps(params);
     Block::for_each_work(params, [&](const Work& work) {

@@ -119,7 +119,7 @@ struct AddingRoles {
     __device__ void store(TileStorer<Tiles>& storer, const Work& work) {
       const Params& params = this->params_;
       timestamps_.count(work.tile_coord(), this->group_ == 0, &TileRecord::stores);
-      if (work.own) {
+      if (work.is_local) {
         store_here(storer, work, params.out, work.column, work.row);
       } else if (stores_remotely(params)) {
         work.tile.later ? write_send_buffer(storer, work) : store_to_owner(storer, work);

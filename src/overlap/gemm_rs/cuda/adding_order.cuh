@@ -37,7 +37,7 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
                       : schedule::swept_rows(order.row_tiles, maximum);
   };
   order.band = swept(std::max(1, schedule::kSweptRows / shape.kRows / shards));
-  order.own_band = plan.between ? order.band : swept(schedule::kSweptRows / shape.kRows);
+  order.local_band = plan.between ? order.band : swept(schedule::kSweptRows / shape.kRows);
   if (splits) order.split = best_split(waves_of(order));
   return order;
 }
@@ -49,7 +49,7 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
 /// ones they add, and helpers' local tiles wait for them.
 template <class Tiles>
 int steps_between_boxes(const schedule::RsPieceOrder& order) {
-  const int others = order.tiles() - order.own_tiles();
+  const int others = order.tiles() - order.local_tiles();
   const bool at_once = order.split.tiles > 0 && others < order.clusters;
   if (order.pieces > 0 || at_once) return Tiles::kEvery;
   return std::max(Tiles::kEvery, order.steps * 3 / 4 / Tiles::kBoxes);

@@ -80,7 +80,7 @@ struct EncodedRoles {
     using AddingSink<EncodedRoles>::AddingSink;
 
     __device__ void store(TileStorer<Tiles>& storer, const Work& work) const {
-      if (work.own) return storer.store(this->params_.out, work.column, work.row);
+      if (work.is_local) return storer.store(this->params_.out, work.column, work.row);
       store_to_owner(storer, work);
     }
 
@@ -137,7 +137,7 @@ class EncodedRs final : public EncodedRsKernel {
 
   size_t slice_bytes() const override { return Codec::kSliceBytes; }
   bool has_between() const override {
-    return layouts_[1].order.own_at_end() != layouts_[1].order.shard_tiles();
+    return layouts_[1].order.local_last() != layouts_[1].order.shard_tiles();
   }
   void launch(const EncodedRsArgs& args, cudaStream_t stream) override {
     if (!same(args)) prepare(args);

@@ -48,10 +48,10 @@ struct Scatter {
   }
   /// False for the second half of a cluster at the right edge.
   CUTLASS_DEVICE bool is_inside(int column) const { return column < column_tiles; }
-  CUTLASS_DEVICE bool is_own(int row, int column) const {
+  CUTLASS_DEVICE bool is_local(int row, int column) const {
     return is_inside(column) && locate(row, column).owner == staging.rank;
   }
-  CUTLASS_DEVICE bool is_others(int row, int column) const {
+  CUTLASS_DEVICE bool is_remote(int row, int column) const {
     return is_inside(column) && locate(row, column).owner != staging.rank;
   }
   /// Whether the block has no tile to compute after this one.

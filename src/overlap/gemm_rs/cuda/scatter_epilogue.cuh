@@ -84,7 +84,7 @@ class ScatterEpilogue : public Base {
                            Problem, TileShape, Coordinates at, Mma, int, TensorStorage&, int = -1) {
     if constexpr (!kDirect) {
       const int row = cute::get<0>(at), column = cute::get<1>(at);
-      if (threadIdx.x == kSendingThread && scatter_.is_others(row, column) &&
+      if (threadIdx.x == kSendingThread && scatter_.is_remote(row, column) &&
           !scatter_.is_last(row, column)) {
         storage_.sender.template send<Parts::kTileBytes>(scatter_, timestamps_, row, column);
       }
@@ -112,22 +112,23 @@ class ScatterEpilogue : public Base {
     asm volatile("" : "+r"(thread));
     const int row = cute::get<0>(at), column = cute::get<1>(at);
     const Scatter::TileLocation location = scatter_.locate(row, column);
-    const bool own = scatter_.is_own(row, column), others = scatter_.is_others(row, column);
-    const bool direct = others && (kDirect || scatter_.is_last(row, column));
+    const bool is_local = scatter_.is_local(row, column),
+               is_remote = scatter_.is_remote(row, column);
+    const bool direct = is_remote && (kDirect || scatter_.is_last(row, column));
     timestamps_.stamp(at, thread == 0, &TileRecord::store_begin);
     if (direct) {
       send(accumulators, location, thread, at);
-    } else if (others) {
+    } else if (is_remote) {
       write_packs(accumulators, scatter_.send_buffer_at(location, Parts::kTileBytes), thread);
       if constexpr (!kDirect) storage_.sender.handover.publish();
-    } else if (own) {
+    } else if (is_local) {
       write_packs(accumulators, partial_of(scatter_.staging.rank, location.tile), thread);
       add_partials(location.tile, thread, at);
     }
     timestamps_.stamp(at, thread == 0, &TileRecord::store_end);
     timestamps_.count(at, thread == 0, &TileRecord::stores);
     timestamps_.product(at, thread == 0);
-    if (thread == 0 && (direct || !others)) scatter_.count_tile();
+    if (thread == 0 && (direct || !is_remote)) scatter_.count_tile();
     return cute::make_tuple(loads, stores);
   }
 

@@ -201,18 +201,18 @@ void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const M
                  wave_signal(place_.rank, wave));
 }
 
-void MoeDispatchGemmCpu::place_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                   const Tensor& placed) {
+void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                       const Tensor& placed) {
   const ScopedSpan span(SpanKind::compute, "moe_place");
   const std::span<const int32_t> sent = rows.sent(place_.rank);
   const auto count = int64_t(sent.size());
   const bool decoded = place_.world > 1 && !plan.wire.is_none() && !is_exact_;
   if (decoded) {
-    const Tensor own = packed_.of(place_.shape.dtype, count, place_.shape.hidden);
+    const Tensor local = packed_.of(place_.shape.dtype, count, place_.shape.hidden);
     std::byte* const messages = workspace_.scratch() + rows_offset(place_.rank);
-    pack_rows(x, sent, place_.line, own.as<std::byte>());
-    messages_.encode(own, messages);
-    messages_.decode(messages, count, own.as<std::byte>());
+    pack_rows(x, sent, place_.line, local.as<std::byte>());
+    messages_.encode(local, messages);
+    messages_.decode(messages, count, local.as<std::byte>());
   }
   const auto* const from =
       decoded ? packed_.view(place_.shape.dtype, count, place_.shape.hidden).as<std::byte>()
@@ -257,9 +257,9 @@ void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Produ
   }
 }
 
-void MoeDispatchGemmCpu::compute_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                     const Tensor& placed, const Product& product) {
-  place_own(plan, x, rows, placed);
+void MoeDispatchGemmCpu::compute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                                       const Tensor& placed, const Product& product) {
+  permute_local(plan, x, rows, placed);
   const ScopedLabel label("moe_dispatch_gemm", -1);
   if (place_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
   if (plan.overlapped) multiply(rows, {0, 1}, product);
@@ -298,7 +298,7 @@ void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x
   list_arrived(rows);
   const MoePlan& plan = plans[size_t(rows.level)];
   const Tensor slots = placed();
-  compute_own(plan, x, rows, slots, product);
+  compute_local(plan, x, rows, slots, product);
   compute_remote(plan, rows, slots, product);
   rows.filled = {layer_, workspace_.epoch()};
 }
@@ -308,7 +308,7 @@ void MoeDispatchGemmCpu::backward(const MoePlan& plan, const Tensor& dout, const
   workspace_.begin();
   tell_all({.batch = rows.filled.call, .waves = plan.chunks}, {});
   send_rows(plan, dout, rows);
-  compute_own(plan, dout, rows, placed, product);
+  compute_local(plan, dout, rows, placed, product);
   await_headers();
   compute_remote(plan, rows, placed, product);
 }

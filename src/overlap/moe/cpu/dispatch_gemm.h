@@ -70,12 +70,13 @@ class MoeDispatchGemmCpu {
   /// Imbalance level of rows with `loads`.
   int level_of(std::span<const int64_t> loads) const;
   void send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows);
-  void compute_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows, const Tensor& placed,
-                   const Product& product);
+  void compute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                     const Tensor& placed, const Product& product);
   void compute_remote(const MoePlan& plan, const MoeRows& rows, const Tensor& placed,
                       const Product& product);
   void send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows, int to, int wave);
-  void place_own(const MoePlan& plan, const Tensor& x, const MoeRows& rows, const Tensor& placed);
+  void permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+                     const Tensor& placed);
   void place_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
                   const Tensor& placed);
   void multiply(const MoeRows& rows, schedule::Range groups, const Product& product) const;

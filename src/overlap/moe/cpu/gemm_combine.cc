@@ -87,7 +87,7 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
     workspace_.await(values_signal(source), source, -1);
   }
   const auto k = size_t(place_.shape.top_k);
-  for (int64_t row = 0; row < call.rows.own_rows(); ++row) {
+  for (int64_t row = 0; row < call.rows.local_rows(); ++row) {
     float* const to = call.row_values.as<float>() + size_t(row) * k;
     std::fill_n(to, k, 0.0f);
     for (const auto& [rank, at] : call.rows.parts(row)) {
@@ -99,9 +99,9 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
   }
 }
 
-void MoeGemmCombineCpu::multiply(const Call& call, bool own, bool remote, Range columns) {
+void MoeGemmCombineCpu::multiply(const Call& call, bool local, bool remote, Range columns) {
   const Tensor y = products_.of(DType::f32, call.rows.slots(), columns.count);
-  const Range groups{own ? 0 : 1, remote ? kMoePieces + (own ? 1 : 0) : 1};
+  const Range groups{local ? 0 : 1, remote ? kMoePieces + (local ? 1 : 0) : 1};
   for (int expert = 0; expert < int(place_.experts.count); ++expert) {
     const Range slots = call.rows.slots_of(expert, groups);
     if (slots.count > 0) call.product(expert, slots, columns, y.rows(slots.begin, slots.count));
@@ -180,7 +180,7 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
   const Tensor& out = call.out;
   const size_t element = size_of(place_.shape.dtype), line = size_t(columns.count) * element;
   const size_t out_line = size_t(out.stride(0)) * size_of(out.dtype());
-  cpu::parallel_ranges(call.rows.own_rows(), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+  cpu::parallel_ranges(call.rows.local_rows(), cpu::kMinRows, [&](int64_t begin, int64_t end) {
     std::vector<const std::byte*> parts;
     for (int64_t row = begin; row < end; ++row) {
       parts.clear();

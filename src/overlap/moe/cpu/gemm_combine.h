@@ -50,7 +50,7 @@ class MoeGemmCombineCpu {
   size_t values_offset(int of) const;
   void send_values(const Call& call);
   void take_values(const Call& call);
-  void multiply(const Call& call, bool own, bool remote, schedule::Range columns);
+  void multiply(const Call& call, bool local, bool remote, schedule::Range columns);
   void add_up(const Call& call, int source, schedule::Range columns);
   void send(const MoePlan& plan, const Call& call, int group);
   void decode(const MoePlan& plan, const Call& call, int group);

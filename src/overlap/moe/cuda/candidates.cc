@@ -136,9 +136,9 @@ void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
   }
   if (candidate.overlaps_sort() && !candidate.is_serial()) {
     tables.columns = {{0, s.hidden}};
-    tables.out = {
-        out_->add_table({.tiles = GroupedTiles::others}),
-        out_->add_table({.reserved_blocks = candidate.summing_blocks, .tiles = GroupedTiles::own})};
+    tables.out = {out_->add_table({.tiles = GroupedTiles::remote}),
+                  out_->add_table(
+                      {.reserved_blocks = candidate.summing_blocks, .tiles = GroupedTiles::local})};
   } else {
     for (int part = 0; part < candidate.parts; ++part) {
       const Range columns = moe_columns(s.hidden, candidate.parts, part, kGroupedColumns);
@@ -157,7 +157,7 @@ void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
 /// Measures with evenly spread rows: the routing of a real call is not known yet.
 void MoeOnGpus::choose(const MoeOptions& options) {
   const MoeShape& s = place_.shape;
-  const int64_t own = s.tokens;
+  const int64_t local = s.tokens;
   std::vector<std::string> names;
   for (const MoeCandidate& candidate : candidates_) names.push_back(candidate.describe());
   const auto measure = [&] {
@@ -166,18 +166,18 @@ void MoeOnGpus::choose(const MoeOptions& options) {
     DeviceMemory x, w_in, w_out, out, experts, weights;
     std::unique_ptr<MoeSavedActivations> activations;
     comm_.agree_on("moe: memory to measure on", [&] {
-      x = values(own, s.hidden), w_in = values(in_rows, s.hidden);
-      w_out = values(out_rows, place_.ffn), out = values(own, s.hidden);
-      experts = uploaded(chosen_experts(place_.grid, s.top_k, {1, 1}, own * place_.rank, own));
+      x = values(local, s.hidden), w_in = values(in_rows, s.hidden);
+      w_out = values(out_rows, place_.ffn), out = values(local, s.hidden);
+      experts = uploaded(chosen_experts(place_.grid, s.top_k, {1, 1}, local * place_.rank, local));
       weights = ints(space_.choices());
       activations = make_saved();
     });
-    const Tensor on_x = x.view(s.dtype, {own, s.hidden}),
-                 on_out = out.view(s.dtype, {own, s.hidden}),
+    const Tensor on_x = x.view(s.dtype, {local, s.hidden}),
+                 on_out = out.view(s.dtype, {local, s.hidden}),
                  on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
                  on_w_out = w_out.view(s.dtype, {out_rows, place_.ffn});
-    const MoeRouting routing{experts.view(DType::i32, {own, s.top_k}),
-                             weights.view(DType::f32, {own, s.top_k})};
+    const MoeRouting routing{experts.view(DType::i32, {local, s.top_k}),
+                             weights.view(DType::f32, {local, s.top_k})};
     fill_uniform(on_x, 1, 1, 0, comm_.stream());
     fill_uniform(on_in, 1, 2, 0, comm_.stream());
     fill_uniform(on_w_out, 1, 3, 0, comm_.stream());

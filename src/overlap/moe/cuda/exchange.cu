@@ -337,9 +337,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int64_t begin = 0; begin < packs; begin += threads * kSummedPacks) {
       const int64_t pack = begin + thread;
       // The local term is computed first, as it needs most registers.
-      float own[kSummedPacks][kElements] = {};
+      float local[kSummedPacks][kElements] = {};
       if (token_in_rank >> rank & 1) {
-        add_weighted_packs<T>(own, results, packs, pack, threads, packs, here.choice,
+        add_weighted_packs<T>(local, results, packs, pack, threads, packs, here.choice,
                               places + row * top_k, weights ? weights + row * top_k : nullptr,
                               top_k);
       }
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
         for (int i = 0; i < kSummedPacks; ++i) {
 #pragma unroll
-          for (int e = 0; e < kElements; ++e) sum[i][e] += own[i][e];
+          for (int e = 0; e < kElements; ++e) sum[i][e] += local[i][e];
         }
       }
       add_sums<T>(sum, call, token_in_rank, rank + 1, world, row, packs, pack, threads);

@@ -24,7 +24,7 @@ struct SortedRows {
 /// out[r] = x[source[r]], or zeros if source[r] < 0: x, own and gate as in GroupedArgs.
 struct MoeGather {
   const void* x = nullptr;
-  const void* own = nullptr;  ///< null: indices refer to x only
+  const void* local = nullptr;  ///< null: indices refer to x only
   const int32_t* source = nullptr;
   void* out = nullptr;  ///< [padded rows, columns]
   int64_t columns = 0;  ///< a multiple of 8

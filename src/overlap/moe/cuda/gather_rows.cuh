@@ -12,8 +12,8 @@ constexpr int kMovedPacks = 8;  // per lane, in flight
 
 /// Called by a warp: copies row `from` of x, or zeros if `from` < 0, to row `to`.
 __device__ inline void move_row(const MoeGather& p, int from, int64_t to, int lane, int64_t packs) {
-  const void* const matrix = p.own && (from & kOwnRows) ? p.own : p.x;
-  const auto* const x = static_cast<const uint4*>(matrix) + (from & (kOwnRows - 1)) * packs;
+  const void* const matrix = p.local && (from & kLocalRows) ? p.local : p.x;
+  const auto* const x = static_cast<const uint4*>(matrix) + (from & (kLocalRows - 1)) * packs;
   auto* const out = static_cast<uint4*>(p.out) + to * packs;
   for (int64_t first = lane; first < packs; first += 32 * kMovedPacks) {
     uint4 values[kMovedPacks] = {};

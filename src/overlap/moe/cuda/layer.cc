@@ -31,7 +31,7 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
   if (place.experts.count > kMaxExperts) {
     refuse("experts of a rank", place.experts.count, fmt::format("at most {}", kMaxExperts));
   }
-  if (shape.tokens * comm.size() >= kOwnRows) {
+  if (shape.tokens * comm.size() >= kLocalRows) {
     refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
   }
   if (options.chunks != 0) refuse("chunks", options.chunks, "0, as the tuner chooses,");
@@ -163,15 +163,15 @@ std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
 void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                                const Tensor& w_out, const Tensor& out) const {
   const MoeShape& s = place_.shape;
-  const int64_t own = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
+  const int64_t num_rows = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
   const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t rows,
                          int64_t columns) {
     check_matrix(comm_, "moe", name, tensor, dtype, rows, columns);
   };
-  check("x", x, s.dtype, own, s.hidden);
-  check("out", out, out.dtype() == DType::f32 ? DType::f32 : s.dtype, own, s.hidden);
-  check("routing.experts", routing.experts, DType::i32, own, s.top_k);
-  check("routing.weights", routing.weights, DType::f32, own, s.top_k);
+  check("x", x, s.dtype, num_rows, s.hidden);
+  check("out", out, out.dtype() == DType::f32 ? DType::f32 : s.dtype, num_rows, s.hidden);
+  check("routing.experts", routing.experts, DType::i32, num_rows, s.top_k);
+  check("routing.weights", routing.weights, DType::f32, num_rows, s.top_k);
   check("w_in", w_in, s.dtype, place_.experts.count * 2 * place_.ffn, s.hidden);
   check("w_out", w_out, s.dtype, place_.experts.count * s.hidden, place_.ffn);
   require_moe_apart(x, routing, w_in, w_out, out);
@@ -249,7 +249,7 @@ MoePermutation MoeOnGpus::permutation() const {
   permutation.choices = space_.choices();
   permutation.sources = place_.world;
   permutation.rank = place_.rank;
-  permutation.own_row = kOwnRows;
+  permutation.local_row = kLocalRows;
   permutation.top_k = place_.shape.top_k;
   permutation.first = int(place_.experts.begin);
   permutation.groups = int(place_.experts.count);
@@ -281,15 +281,15 @@ GroupedGate MoeOnGpus::arrivals() const {
 }
 
 // Rows of other ranks start at offset 0 of this rank's symmetric memory.
-MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& own) const {
-  return {buffer_->local(), own.data(), arrivals()};
+MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& local) const {
+  return {buffer_->local(), local.data(), arrivals()};
 }
 
 // Serial: rows have been decoded before. Fused: the decode kernel waits for their ranks and must
 // time out first.
 MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& x) const {
   if (candidate.dispatch.is_none()) return plain_rows(x);
-  Rows rows{decoded_.data(), own_decoded(), {}};
+  Rows rows{decoded_.data(), local_decoded(), {}};
   if (!candidate.overlaps_rows()) return rows;
   rows.gate = arrivals();
   rows.gate.arrived = buffer_->table().signals[place_.rank] + MoeSpace::decoded_signal(0);
@@ -297,13 +297,13 @@ MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& 
   return rows;
 }
 
-std::byte* MoeOnGpus::own_decoded() const {
+std::byte* MoeOnGpus::local_decoded() const {
   return decoded_.data() + size_t(place_.world - 1) * space_.part_bytes();
 }
 
 MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
   return {.x = rows.others,
-          .own = rows.own,
+          .local = rows.local,
           .source = ints(source_),
           .out = to,
           .columns = place_.shape.hidden,
@@ -321,7 +321,7 @@ GroupedArgs MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const
           .source = ints(source_),
           .weight = w_in.data(),
           .out = inner_.data(),
-          .own = rows.own,
+          .local = rows.local,
           .gate = rows.gate};
 }
 
@@ -373,7 +373,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
   }
   launch_notify(call, main);
   if (encodes_rows) {
-    launch_encode_rows(call, candidate.dispatch, x.data(), messages_.data(), own_decoded(), main);
+    launch_encode_rows(call, candidate.dispatch, x.data(), messages_.data(), local_decoded(), main);
   }
   if (sends && !candidate.sends_while_sorting()) {
     if (overlapped_rows) {

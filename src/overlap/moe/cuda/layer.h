@@ -171,12 +171,12 @@ class MoeOnGpus final {
   /// Rows as read by the experts' kernels: remote rows, local rows, and the arrival flags of the
   /// remote ones.
   struct Rows {
-    const void *others, *own;
+    const void *others, *local;
     GroupedGate gate;
   };
-  Rows plain_rows(const Tensor& own) const;
+  Rows plain_rows(const Tensor& local) const;
   Rows rows_of(const MoeCandidate& candidate, const Tensor& x) const;
-  std::byte* own_decoded() const;
+  std::byte* local_decoded() const;
   /// Gathers `rows` to sorted positions at `to`.
   MoeGather gathering(const Rows& rows, void* to) const;
   /// Dispatches `rows`, sorts them as the GEMM's x and multiplies them, all overlapped.

@@ -77,22 +77,22 @@ struct Segment {
 
 /// Partition of a group's rows for tables whose work items have the same number of row tiles.
 struct Cut {
-  int before, count;  ///< rows of work items of the previous groups, and of this one
-  int all, own;       ///< of all groups; those with only local rows
-  Segment staged;     ///< rows of this group that wait for one source and no later one
+  int before, count;     ///< rows of work items of the previous groups, and of this one
+  int all, local_tiles;  ///< of all groups; those with only local rows
+  Segment staged;        ///< rows of this group that wait for one source and no later one
 };
 
-/// Called by all threads, one per group: `rows` of it, of which `own` are local, `before` come from
-/// sources before this one and `until` from sources up to it.
-__device__ Cut cut_rows(int row_tiles, int rows, int own, int before, int until) {
+/// Called by all threads, one per group: `rows` of it, of which `local_rows` are local, `before`
+/// come from sources before this one and `until` from sources up to it.
+__device__ Cut cut_rows(int row_tiles, int rows, int local_rows, int before, int until) {
   const int tile_rows = row_tiles * kGroupedRows, count = schedule::group_tiles(rows, tile_rows);
   const int staged_before = schedule::arrived_tiles(before, rows, tile_rows),
             staged = schedule::arrived_tiles(until, rows, tile_rows) - staged_before;
   const Scan all = scan_block(count), earlier = scan_block(staged_before),
              here = scan_block(staged),
-             of_own = scan_block(schedule::arrived_tiles(own, rows, tile_rows));
+             of_local = scan_block(schedule::arrived_tiles(local_rows, rows, tile_rows));
   return {
-      all.before, count, all.all, of_own.all, {staged_before, staged, earlier.all + here.before}};
+      all.before, count, all.all, of_local.all, {staged_before, staged, earlier.all + here.before}};
 }
 
 /// The segment of a group's rows from the source at `step` that a table takes, and its total.
@@ -103,13 +103,13 @@ struct Taken {
 __device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, int last) {
   Segment segment = cut.staged;
   switch (table.tiles) {
-    case GroupedTiles::own:
+    case GroupedTiles::local:
       if (step > 0) segment.count = 0;
-      return {segment, cut.own};
-    case GroupedTiles::others:
+      return {segment, cut.local_tiles};
+    case GroupedTiles::remote:
       if (step == 0) segment.count = 0;
-      segment.before -= cut.own;
-      return {segment, cut.all - cut.own};
+      segment.before -= cut.local_tiles;
+      return {segment, cut.all - cut.local_tiles};
     case GroupedTiles::all:
       break;
   }
@@ -165,10 +165,10 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePermutation p, int m
   const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
   const int thread = int(threadIdx.x), last = p.sources - 1;
   // Rows of group `thread`: local ones, from earlier sources, up to this source, all.
-  int own = 0, before = 0, until = 0, rows = 0;
+  int local_rows = 0, before = 0, until = 0, rows = 0;
   for (int s = 0; s <= last && thread < p.groups; ++s) {
     const int count = p.counts[schedule::moe_source(p.rank, p.sources, s) * p.groups + thread];
-    own += s == 0 ? count : 0;
+    local_rows += s == 0 ? count : 0;
     before += s < step ? count : 0;
     until += s <= step ? count : 0;
     rows += count;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePermutation p, int m
   __shared__ Local local;
   if (thread == group) local.rows = rows, local.before = before;
   for (int row_tiles = 1; row_tiles <= max_row_tiles; ++row_tiles) {
-    const Cut cut = cut_rows(row_tiles, rows, own, before, until);
+    const Cut cut = cut_rows(row_tiles, rows, local_rows, before, until);
     if (thread == group) local.cut[row_tiles - 1] = cut;
   }
   __syncthreads();
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePermutation p, int m
   const Cut& tiles = local.cut[0];
   const int begin = tiles.before * kGroupedRows;
   const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
-  const int first_row = step == 0 ? p.own_row : int((step - 1) * (p.choices / p.top_k));
+  const int first_row = step == 0 ? p.local_row : int((step - 1) * (p.choices / p.top_k));
   int placed = local.before;
   for (int64_t i = 0; i < p.choices; i += kThreads * kPerThread) {
     const int64_t at = i + thread * kPerThread;

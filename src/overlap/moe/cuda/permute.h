@@ -31,7 +31,7 @@ struct MoePermutation {
   const int32_t* experts = nullptr;  ///< [sources][rows x top_k]
   int64_t choices = 0;               ///< rows x top_k, per source
   int sources = 1, rank = 0;         ///< number of source ranks, and this rank
-  int own_row = 0;  ///< index of this rank's first row; the other ranks' start at 0
+  int local_row = 0;  ///< index of this rank's first row; the other ranks' start at 0
   int top_k = 1;
   int first = 0, groups = 1;
   int all_experts = 1;

@@ -47,7 +47,7 @@ template <typename Block>
 __device__ void encode_row(const WireParams& wire, DType dtype, const void* values, int64_t first,
                            std::byte* message, void* decoded) {
   const BlockPlace at(first, wire.parts.blocks);
-  float x[kOwn];
+  float x[kLaneValues];
   load_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
   Block encoded;
   encoded.encode(wire, x, at.lane);
@@ -63,7 +63,7 @@ __device__ void decode_row(const WireParams& wire, DType dtype, const std::byte*
   const BlockPlace at(first, wire.parts.blocks);
   Block encoded;
   encoded.load(wire, message, at.block, at.lane);
-  float x[kOwn];
+  float x[kLaneValues];
   encoded.decode(wire, at.lane, x);
   store_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
 }
@@ -79,7 +79,7 @@ struct ExpertResults {
 
   /// Adds them in f32, as add_weighted of overlap/moe/cuda/weighted_sum.cuh does; nothing past the
   /// end of the row.
-  __device__ void add_to(float (&sum)[kOwn], const BlockPlace& at) const {
+  __device__ void add_to(float (&sum)[kLaneValues], const BlockPlace& at) const {
     const int64_t first = at.block * kWireBlock + 4 * at.lane;
     for (int k = 0; k < count; ++k) {
       if (place[k] < 0) continue;
@@ -93,7 +93,7 @@ struct ExpertResults {
       }
       const auto add = [&](DType known) {
 #pragma unroll
-        for (int e = 0; e < kOwn; e += 2) {
+        for (int e = 0; e < kLaneValues; e += 2) {
           const float2 two = widened(known, e % 4 ? four[e / 4].y : four[e / 4].x);
           sum[e] = __fmaf_rn(weight, two.x, sum[e]);
           sum[e + 1] = __fmaf_rn(weight, two.y, sum[e + 1]);
@@ -109,11 +109,11 @@ template <typename Block>
 __device__ void encode_sum(const WireParams& wire, const ExpertResults& from, int64_t first,
                            int64_t end, std::byte* message) {
   const BlockPlace at(first, end);
-  float sum[kOwn] = {};
+  float sum[kLaneValues] = {};
   from.add_to(sum, at);
   const DType dtype = half_dtype(from.dtype);
 #pragma unroll
-  for (int e = 0; e < kOwn; e += 2) {
+  for (int e = 0; e < kLaneValues; e += 2) {
     const float2 two = widened(dtype, narrowed(dtype, sum[e], sum[e + 1]));
     sum[e] = two.x, sum[e + 1] = two.y;
   }
@@ -126,7 +126,7 @@ __device__ void encode_sum(const WireParams& wire, const ExpertResults& from, in
 /// Adds a message's decoded values.
 template <typename Block>
 __device__ void add_message(const WireParams& wire, const std::byte* message, const BlockPlace& at,
-                            float (&sum)[kOwn]) {
+                            float (&sum)[kLaneValues]) {
   Block encoded;
   encoded.load(wire, message, at.block, at.lane);
   encoded.for_decoded(wire, at.lane,

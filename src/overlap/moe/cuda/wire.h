@@ -17,10 +17,10 @@
 namespace tandem::gpu {
 
 /// Encodes every row of x that is sent to other ranks to its message in `messages` ([rows], each of
-/// space.row_message bytes), and writes the decoded values of every row with local experts to `own`
-/// [rows, hidden].
+/// space.row_message bytes), and writes the decoded values of every row with local experts to
+/// `local` [rows, hidden].
 void launch_encode_rows(const MoeCall& call, const Wire& wire, const void* x, std::byte* messages,
-                        void* own, cudaStream_t stream);
+                        void* local, cudaStream_t stream);
 /// Decodes the received rows with experts in `experts` to `rows`, in the layout of uncompressed
 /// rows in symmetric memory. Waits for all other ranks; a late one fails the call.
 void launch_decode_rows(const MoeCall& call, const Wire& wire, schedule::Range experts,

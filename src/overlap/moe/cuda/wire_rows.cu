@@ -13,7 +13,7 @@ template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
     encode_rows_kernel(const __grid_constant__ MoeCall call,
                        const __grid_constant__ WireParams wire, const std::byte* x,
-                       std::byte* messages, std::byte* own) {
+                       std::byte* messages, std::byte* local) {
   const size_t row_bytes = call.space.row_bytes();
   const unsigned here = 1u << call.table.rank;
   for_row_parts(call.rows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (token_in_rank == 0) return;
     encode_row<Block>(wire, call.dtype, x + row * row_bytes, first,
                       token_in_rank & ~here ? messages + row * wire.parts.bytes : nullptr,
-                      token_in_rank & here ? own + row * row_bytes : nullptr);
+                      token_in_rank & here ? local + row * row_bytes : nullptr);
   });
 }
 
@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_encode_rows(const MoeCall& call, const Wire& wire, const void* x, std::byte* messages,
-                        void* own, cudaStream_t stream) {
+                        void* local, cudaStream_t stream) {
   const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
   const int64_t parts = (params.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
   const unsigned grid = blocks_for(call.space.tokens * parts, kThreads / 32, 2);
   with_block(wire, [&]<typename Block>() {
     encode_rows_kernel<Block><<<grid, kThreads, 0, stream>>>(
-        call, params, static_cast<const std::byte*>(x), messages, static_cast<std::byte*>(own));
+        call, params, static_cast<const std::byte*>(x), messages, static_cast<std::byte*>(local));
   });
   check_launch("encode_rows_kernel");
 }

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto sum_part = [&](int64_t row, int64_t first) {
     const BlockPlace place(first, wire.parts.blocks);
     const unsigned token_in_rank = call.token_in_rank[row];
-    float sum[kOwn] = {};
+    float sum[kLaneValues] = {};
     for (int r = 0; r < world; ++r) {
       if ((token_in_rank >> r & 1) == 0) continue;
       if (r != rank) {
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         add_message<Block>(wire, messages + row * wire.parts.bytes, place, sum);
         continue;
       }
-      float own[kOwn] = {};
-      results_of(call, rank, row).add_to(own, place);
+      float local[kLaneValues] = {};
+      results_of(call, rank, row).add_to(local, place);
 #pragma unroll
-      for (int e = 0; e < kOwn; ++e) sum[e] = __fadd_rn(sum[e], own[e]);
+      for (int e = 0; e < kLaneValues; ++e) sum[e] = __fadd_rn(sum[e], local[e]);
     }
     store_elements(out + row * out_bytes, out_dtype, hidden, place.block, place.lane, place.on,
                    sum);
