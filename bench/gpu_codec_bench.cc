@@ -111,7 +111,7 @@ bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaS
   const int64_t count = std::min(kChecked, x.elements() / kRanks);
   const size_t bytes = size_t(count) * size_of(dtype), sent = wire.bytes(count, dtype);
   const size_t stride = Memory::stride(wire, dtype, count);
-  const auto part = [&](int r) {
+  const auto values_of = [&](int r) {
     return Tensor(static_cast<std::byte*>(x.data()) + size_t(r) * bytes, dtype, {count},
                   x.device());
   };
@@ -120,12 +120,12 @@ bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaS
   std::vector<float> sum(numbers, -0.0f), one(numbers);
   bool right = true;
   for (int r = 0; r < kRanks; ++r) {
-    auto values = read(static_cast<std::byte*>(part(r).data()), bytes, stream);
+    auto values = read(static_cast<std::byte*>(values_of(r).data()), bytes, stream);
     std::vector<std::byte> expected(sent), decoded(bytes);
     encode(wire, Tensor(values.data(), dtype, {count}), expected);
     decode(wire, expected, Tensor(decoded.data(), dtype, {count}));
     std::byte* const message = memory.messages.data() + size_t(r) * stride;
-    gpu::launch_encode(wire, part(r), message, stream);
+    gpu::launch_encode(wire, values_of(r), message, stream);
     gpu::launch_decode(wire, message, device(memory.out, dtype), stream);
     right = right && read(message, sent, stream) == expected &&
             read(memory.out.data(), bytes, stream) == decoded;
@@ -144,7 +144,7 @@ bool has_the_cpus_bytes(const Wire& wire, const Tensor& x, Memory& memory, cudaS
   std::vector<std::byte> expected(sent), decoded(bytes);
   encode(wire, Tensor(sum.data(), DType::f32, {count}), expected);
   decode(wire, expected, Tensor(decoded.data(), dtype, {count}));
-  gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kLocalRank, part(kLocalRank),
+  gpu::launch_sum(wire, memory.messages.data(), stride, kRanks, kLocalRank, values_of(kLocalRank),
                   memory.message.data(), device(memory.out, dtype), stream);
   return right && read(memory.message.data(), sent, stream) == expected &&
          read(memory.out.data(), bytes, stream) == decoded;

@@ -35,7 +35,7 @@ struct Operand {
 };
 
 /// Part of the operands that the CPU computes: the first `count` of every dimension of `extent`.
-struct Part {
+struct Slice {
   int64_t extent, count;
   std::vector<size_t> results;  // that this part determines
 };
@@ -44,7 +44,7 @@ struct Case {
   std::string op;
   std::vector<Operand> operands;
   std::function<void(const Exec&, const Tensors&)> run;
-  std::vector<Part> parts;
+  std::vector<Slice> slices;
   double bytes;  // read and written
 };
 
@@ -63,9 +63,9 @@ Memory make_values(const Operand& operand, uint64_t seed) {
   return memory;
 }
 
-Tensor first_of(Tensor tensor, const Part& part) {
+Tensor first_of(Tensor tensor, const Slice& slice) {
   for (int dim = 0; dim < tensor.dims(); ++dim) {
-    if (tensor.dim(dim) == part.extent) tensor = tensor.narrow(dim, 0, part.count);
+    if (tensor.dim(dim) == slice.extent) tensor = tensor.narrow(dim, 0, slice.count);
   }
   return tensor;
 }
@@ -93,21 +93,21 @@ double relative_difference(const Tensor& found, const Tensor& expected) {
 void check_results(const Case& c, const Exec& exec, const Tensors& on_gpu,
                    const std::vector<Memory>& host) {
   c.run(exec, on_gpu);
-  for (const Part& part : c.parts) {
+  for (const Slice& slice : c.slices) {
     std::vector<Memory> expected;
-    Tensors parts;
+    Tensors slices;
     for (size_t i = 0; i < host.size(); ++i) {
       expected.emplace_back(host[i].bytes());
       const Tensor copied = view(expected.back(), c.operands[i]);
       copy(Exec{}, view(host[i], c.operands[i]), copied);
-      parts.push_back(first_of(copied, part));
+      slices.push_back(first_of(copied, slice));
     }
-    c.run(Exec{}, parts);
-    for (const size_t result : part.results) {
+    c.run(Exec{}, slices);
+    for (const size_t result : slice.results) {
       const Memory found(host[result].bytes());
       const Tensor copied = view(found, c.operands[result]);
       copy(exec, on_gpu[result], copied);
-      const double off = relative_difference(first_of(copied, part), parts[result]);
+      const double off = relative_difference(first_of(copied, slice), slices[result]);
       // f32: the CPU adds thousands of rows one after the other.
       const double bound = copied.dtype() == DType::f32 ? 1e-4 : 0x1p-7;
       if (off <= bound) continue;

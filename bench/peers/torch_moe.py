@@ -79,8 +79,8 @@ class Layer:
                 for i, expert in enumerate(chosen[row].tolist()):
                     if expert // held == rank:
                         gate, up = (x[row].double() @ self.w_in[expert % held].double()).chunk(2)
-                        part = (F.silu(gate) * up) @ self.w_out[expert % held].double()
-                        exact[row] += weights[row, i].double() * part
+                        shard = (F.silu(gate) * up) @ self.w_out[expert % held].double()
+                        exact[row] += weights[row, i].double() * shard
             dist.all_reduce(exact)
             if source == rank:
                 worst = torch_tp.error(out[:rows], exact)

@@ -23,9 +23,9 @@ def body(comm):
 
     begin, rows = tandem.shard_of(TOKENS, comm.size, comm.rank)
     first, width = tandem.shard_of(HIDDEN, comm.size, comm.rank)
-    local, part = slice(begin, begin + rows), slice(first, first + width)
-    hidden = tandem.AgGemm(comm, TOKENS, width, FEATURES)(x[local], up[part])
-    out = tandem.GemmRs(comm, TOKENS, FEATURES, width)(jax.nn.gelu(hidden), down[:, part])
+    local, features = slice(begin, begin + rows), slice(first, first + width)
+    hidden = tandem.AgGemm(comm, TOKENS, width, FEATURES)(x[local], up[features])
+    out = tandem.GemmRs(comm, TOKENS, FEATURES, width)(jax.nn.gelu(hidden), down[:, features])
 
     want = jax.nn.gelu(x @ up.T) @ down.T
     error = tandem.all_reduce(comm, jnp.abs(out - want[local]).max(initial=0).reshape(1), "max")

@@ -88,10 +88,10 @@ void Comm::drop(const void* owned) {
 }
 
 std::shared_ptr<Comm> Comm::split(int color, int key) {
-  std::shared_ptr<Communicator> part =
+  std::shared_ptr<Communicator> split_comm =
       use("split", [&](Communicator& comm) { return comm.split(color, key); });
-  auto made = std::make_shared<Comm>(std::move(part), shared_from_this());
-  parts_.push_back(made);
+  auto made = std::make_shared<Comm>(std::move(split_comm), shared_from_this());
+  splits_.push_back(made);
   return made;
 }
 
@@ -108,8 +108,8 @@ void Comm::close() {
     throw InvalidArgument(fmt::format(
         "close: rank {} is inside a call of another thread: expected it to have ended", rank_));
   }
-  for (const auto& part : parts_) {
-    if (const auto open = part.lock()) open->close();
+  for (const auto& split_comm : splits_) {
+    if (const auto open = split_comm.lock()) open->close();
   }
   auto owned = std::exchange(owned_, {});
   auto dropped = std::exchange(dropped_, {});

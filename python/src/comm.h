@@ -119,7 +119,7 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   bool busy_ = false;  // guarded by the GIL, as all members
   Owned owned_;
   Things dropped_;
-  std::vector<std::weak_ptr<Comm>> parts_;
+  std::vector<std::weak_ptr<Comm>> splits_;
 };
 
 void bind_comm(nb::module_& m);

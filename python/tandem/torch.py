@@ -250,8 +250,8 @@ class Moe(_Layer):
         first, count = shard_of(experts, comm.size // tp, comm.rank // tp)
         begin, width = shard_of(ffn, tp, comm.rank % tp)
 
-        def copied(part: Tensor) -> torch.nn.Parameter:
-            return torch.nn.Parameter(part.detach().to(comm.device, copy=True,
+        def copied(shard: Tensor) -> torch.nn.Parameter:
+            return torch.nn.Parameter(shard.detach().to(comm.device, copy=True,
                                                        memory_format=torch.contiguous_format))
 
         local_in, local_out = w_in[first:first + count], w_out[first:first + count]
@@ -378,7 +378,7 @@ class _ParallelLinear(_Layer):
                 f"sequence_parallel={self.sequence_parallel}")
 
 
-def _part(whole: Tensor, comm: Comm, dim: int) -> torch.nn.Parameter:
+def _shard(whole: Tensor, comm: Comm, dim: int) -> torch.nn.Parameter:
     begin, count = shard_of(whole.shape[dim], comm.size, comm.rank)
     return torch.nn.Parameter(whole.detach().narrow(dim, begin, count).to(comm.device, copy=True))
 
@@ -395,8 +395,8 @@ class ColumnParallelLinear(_ParallelLinear):
     """
 
     def _take(self, whole: torch.nn.Linear) -> None:
-        self.weight = _part(whole.weight, self.comm, 0)
-        self.bias = None if whole.bias is None else _part(whole.bias, self.comm, 0)
+        self.weight = _shard(whole.weight, self.comm, 0)
+        self.bias = None if whole.bias is None else _shard(whole.bias, self.comm, 0)
 
     def forward(self, x: Tensor, tokens: Optional[int] = None) -> Tensor:
         rows = _rows(x, self.in_features, self.weight)
@@ -420,7 +420,7 @@ class RowParallelLinear(_ParallelLinear):
     """
 
     def _take(self, whole: torch.nn.Linear) -> None:
-        self.weight = _part(whole.weight, self.comm, 1)
+        self.weight = _shard(whole.weight, self.comm, 1)
         self.bias = None
         if whole.bias is not None:
             self.bias = torch.nn.Parameter(whole.bias.detach().to(self.comm.device, copy=True))

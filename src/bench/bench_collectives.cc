@@ -36,7 +36,7 @@ class CollectiveCase : public BenchCase {
         expected_(r.dtype, r.m + comm.size(), r.n, 0),
         counts_(size_t(comm.size())),
         from_(size_t(comm.size())),
-        parts_(size_t(comm.size())),
+        sources_(size_t(comm.size())),
         workspace_(comm, "bench", data_.tensor.bytes() * size_t(comm.size()), 0, comm.size()) {
     for (int peer = 0; peer < comm.size(); ++peer) {
       counts_[size_t(peer)] = shard_of(r.m, comm.size(), peer).count;
@@ -80,7 +80,7 @@ class CollectiveCase : public BenchCase {
   int64_t counted_bytes() const override { return counted_bytes_; }
   std::unique_ptr<CodecWork> codec_work() override {
     if (wire_.is_none() || comm_.size() == 1) return nullptr;
-    return std::make_unique<CodecWork>(wire_, codec_parts(), data_.tensor, out_.tensor);
+    return std::make_unique<CodecWork>(wire_, codec_sizes(), data_.tensor, out_.tensor);
   }
   bool is_same_on_all_ranks() const override {
     return kind_ == Kind::all_reduce || kind_ == Kind::all_gather;
@@ -122,7 +122,7 @@ class CollectiveCase : public BenchCase {
     }
     for (int source = 0; source < world; ++source) {
       if (source != rank) workspace_.await(source, source, 0);
-      parts_[size_t(source)] = workspace_.shared() + size_t(source) * whole;
+      sources_[size_t(source)] = workspace_.shared() + size_t(source) * whole;
     }
     finish_reference();
     workspace_.flush();
@@ -150,38 +150,38 @@ class CollectiveCase : public BenchCase {
 
  private:
   /// Encoded and decoded parts of each collective, as in tandem/collectives.h.
-  CodecParts codec_parts() const {
+  CodecSizes codec_sizes() const {
     const int64_t whole = data_.tensor.elements(), columns = data_.tensor.dim(1);
     const auto shard = [&](int r) { return shard_of(whole, comm_.size(), r).count; };
-    CodecParts parts;
+    CodecSizes sizes;
     if (kind_ == Kind::all_reduce && is_one_shot()) {
-      parts.encoded = {whole};
-      parts.decoded.assign(size_t(comm_.size()), whole);
-      return parts;
+      sizes.encoded = {whole};
+      sizes.decoded.assign(size_t(comm_.size()), whole);
+      return sizes;
     }
     for (int r = 0; r < comm_.size(); ++r) {
       const bool local = r == comm_.rank();
       switch (kind_) {
         case Kind::all_reduce:  // contributions; the local sum, encoded and decoded; all results
-          parts.encoded.push_back(shard(r));
-          parts.decoded.push_back(shard(r));
-          if (!local) parts.decoded.push_back(shard(comm_.rank()));
+          sizes.encoded.push_back(shard(r));
+          sizes.decoded.push_back(shard(r));
+          if (!local) sizes.decoded.push_back(shard(comm_.rank()));
           break;
         case Kind::all_gather:
-          if (local) parts.encoded.push_back(local_.count * columns);
-          parts.decoded.push_back(counts_[size_t(r)] * columns);
+          if (local) sizes.encoded.push_back(local_.count * columns);
+          sizes.decoded.push_back(counts_[size_t(r)] * columns);
           break;
         case Kind::reduce_scatter:
         case Kind::all_to_all:
           if (local) break;
-          parts.encoded.push_back(counts_[size_t(r)] * columns);
-          parts.decoded.push_back(local_.count * columns);
+          sizes.encoded.push_back(counts_[size_t(r)] * columns);
+          sizes.decoded.push_back(local_.count * columns);
           break;
         case Kind::broadcast:
           break;
       }
     }
-    return parts;
+    return sizes;
   }
   bool is_one_shot() const {
     const size_t small = comm_.workspace().layout.small();
@@ -258,11 +258,11 @@ class CollectiveCase : public BenchCase {
     if (kind_ == Kind::all_reduce || kind_ == Kind::reduce_scatter) {
       const bool all = kind_ == Kind::all_reduce;
       const Tensor local = all ? data_.tensor : data_.tensor.rows(local_.begin, local_.count);
-      parts_[size_t(rank)] = static_cast<const std::byte*>(local.data());
-      return reduce_partials(parts_, dtype, nullptr, expected());
+      sources_[size_t(rank)] = static_cast<const std::byte*>(local.data());
+      return reduce_partials(sources_, dtype, nullptr, expected());
     }
     if (kind_ == Kind::broadcast) {
-      return copy_rows(rank == 0 ? static_cast<const std::byte*>(data_.tensor.data()) : parts_[0],
+      return copy_rows(rank == 0 ? static_cast<const std::byte*>(data_.tensor.data()) : sources_[0],
                        expected());
     }
     int64_t row = 0;
@@ -275,7 +275,7 @@ class CollectiveCase : public BenchCase {
             static_cast<const std::byte*>(data_.tensor.rows(local_.begin, local_.count).data()),
             to);
       } else {
-        copy_rows(parts_[size_t(source)], to);
+        copy_rows(sources_[size_t(source)], to);
       }
       row += count;
     }
@@ -288,7 +288,7 @@ class CollectiveCase : public BenchCase {
   BenchData values_;
   BenchMatrix data_, out_, expected_;
   std::vector<int64_t> counts_, from_;
-  std::vector<const std::byte*> parts_;
+  std::vector<const std::byte*> sources_;
   OverlapWorkspace workspace_;
   int64_t counted_bytes_ = 0;
   NativeCall native_;

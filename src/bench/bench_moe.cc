@@ -216,25 +216,25 @@ class MoeCase : public BenchCase {
 
   void multiply_alone(int e, schedule::Range range, const Tensor& x, const Tensor& scratch) {
     const int64_t f = place_.ffn;
-    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
     const Tensor in = w_in_.tensor.rows(e * 2 * f, 2 * f), out = w_out_.tensor.rows(e * q_.k, q_.k);
-    const Tensor h = part(scratch).narrow(1, 0, 2 * f), y = part(scratch).narrow(1, 0, q_.k);
+    const Tensor h = slice(scratch).narrow(1, 0, 2 * f), y = slice(scratch).narrow(1, 0, q_.k);
     if (!combines_only()) {
-      gemm(part(x), in.transposed(), h);
+      gemm(slice(x), in.transposed(), h);
       swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f),
-                     part(inner_.view(q_.dtype, {rows_.slots(), f})));
+                     slice(inner_.view(q_.dtype, {rows_.slots(), f})));
     }
-    if (!dispatches()) gemm(part(inner()), out.transposed(), y);
+    if (!dispatches()) gemm(slice(inner()), out.transposed(), y);
     if (!q_.moe.backward) return;
-    const Tensor gate_up = part(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f));
-    const Tensor d_act = part(d_act_.view(q_.dtype, {rows_.slots(), f})), dh = h;
-    gemm(part(x), out, d_act);
+    const Tensor gate_up = slice(rows_.gate_up.view(q_.dtype, rows_.slots(), 2 * f));
+    const Tensor d_act = slice(d_act_.view(q_.dtype, {rows_.slots(), f})), dh = h;
+    gemm(slice(x), out, d_act);
     swiglu_backward(Exec{}, gate_up.narrow(1, 0, f), gate_up.narrow(1, f, f), d_act,
                     dh.narrow(1, 0, f), dh.narrow(1, f, f));
-    gemm(dh, in, part(y_.view(DType::f32, {rows_.slots(), q_.k})));
-    gemm(part(x).transposed(), part(inner()), dw_out_.tensor.rows(e * q_.k, q_.k),
+    gemm(dh, in, slice(y_.view(DType::f32, {rows_.slots(), q_.k})));
+    gemm(slice(x).transposed(), slice(inner()), dw_out_.tensor.rows(e * q_.k, q_.k),
          {.accumulate = true});
-    gemm(dh.transposed(), part(x), dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
+    gemm(dh.transposed(), slice(x), dw_in_.tensor.rows(e * 2 * f, 2 * f), {.accumulate = true});
   }
 
   // Unfused reference: all rows to all ranks, GEMMs per slot, sums over all ranks.
@@ -341,13 +341,13 @@ void MoeCase::reference() {
   if (!combines_only()) fill_slots(x_.tensor, x);
   for (int e = 0; e < int(place_.experts.count); ++e) {
     const schedule::Range range = rows_.slots_of(e);
-    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
     if (!combines_only()) {
-      gemm(part(x), w_in_.tensor.rows(e * 2 * f, 2 * f).transposed(), part(h));
-      swiglu_forward(Exec{}, part(h).narrow(1, 0, f), part(h).narrow(1, f, f), part(a));
+      gemm(slice(x), w_in_.tensor.rows(e * 2 * f, 2 * f).transposed(), slice(h));
+      swiglu_forward(Exec{}, slice(h).narrow(1, 0, f), slice(h).narrow(1, f, f), slice(a));
     }
     const Tensor from = combines_only() ? inner() : a;
-    if (!dispatches()) gemm(part(from), w_out_.tensor.rows(e * q_.k, q_.k).transposed(), part(y));
+    if (!dispatches()) gemm(slice(from), w_out_.tensor.rows(e * q_.k, q_.k).transposed(), slice(y));
   }
   if (dispatches()) return;
   for (int64_t i = 0; i < y.elements(); ++i) y.as<float>()[i] *= weight;
@@ -370,17 +370,17 @@ void MoeCase::reference_backward() {
   clear(expected_dw_out_.tensor);
   for (int e = 0; e < int(place_.experts.count); ++e) {
     const schedule::Range range = rows_.slots_of(e);
-    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
-    const Tensor hidden = part(h), in = w_in_.tensor.rows(e * 2 * f, 2 * f);
-    gemm(part(dout), w_out_.tensor.rows(e * q_.k, q_.k), part(da));
-    scale_by_weight(part(a), std::span(weights).first(size_t(range.count)), part(da), part(a),
+    const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    const Tensor hidden = slice(h), in = w_in_.tensor.rows(e * 2 * f, 2 * f);
+    gemm(slice(dout), w_out_.tensor.rows(e * q_.k, q_.k), slice(da));
+    scale_by_weight(slice(a), std::span(weights).first(size_t(range.count)), slice(da), slice(a),
                     std::span(d_gate_weight).first(size_t(range.count)));
-    swiglu_backward(Exec{}, hidden.narrow(1, 0, f), hidden.narrow(1, f, f), part(da),
+    swiglu_backward(Exec{}, hidden.narrow(1, 0, f), hidden.narrow(1, f, f), slice(da),
                     hidden.narrow(1, 0, f), hidden.narrow(1, f, f));
-    gemm(hidden, in, part(y));
-    gemm(part(dout).transposed(), part(a), expected_dw_out_.tensor.rows(e * q_.k, q_.k),
+    gemm(hidden, in, slice(y));
+    gemm(slice(dout).transposed(), slice(a), expected_dw_out_.tensor.rows(e * q_.k, q_.k),
          {.accumulate = true});
-    gemm(hidden.transposed(), part(x), expected_dw_in_.tensor.rows(e * 2 * f, 2 * f),
+    gemm(hidden.transposed(), slice(x), expected_dw_in_.tensor.rows(e * 2 * f, 2 * f),
          {.accumulate = true});
   }
   sum_slots(y);

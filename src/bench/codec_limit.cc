@@ -35,15 +35,15 @@ Tensor piece_of(const Tensor& all, int64_t at, int64_t count) {
 
 }  // namespace
 
-CodecWork::CodecWork(const Wire& wire, const CodecParts& parts, const Tensor& from,
+CodecWork::CodecWork(const Wire& wire, const CodecSizes& sizes, const Tensor& from,
                      const Tensor& to)
     : wire_(wire),
-      parts_(parts),
+      sizes_(sizes),
       from_(from),
       to_(to),
       message_(wire.bytes(kPieceElements, from.dtype())) {
-  for (const int64_t part : parts.decoded) {
-    for_pieces(part, [&](int64_t at, int64_t count) {
+  for (const int64_t size : sizes.decoded) {
+    for_pieces(size, [&](int64_t at, int64_t count) {
       std::vector<std::byte>& message = messages_[count];
       if (!message.empty()) return;
       message.resize(wire_.bytes(count, from_.dtype()));
@@ -52,21 +52,21 @@ CodecWork::CodecWork(const Wire& wire, const CodecParts& parts, const Tensor& fr
   }
 }
 
-void CodecWork::encode_part(int64_t elements) {
+void CodecWork::encode_values(int64_t elements) {
   for_pieces(elements, [&](int64_t at, int64_t count) {
     encode(wire_, piece_of(from_, at, count), message_);
   });
 }
 
-void CodecWork::decode_part(int64_t elements) {
+void CodecWork::decode_values(int64_t elements) {
   for_pieces(elements, [&](int64_t at, int64_t count) {
     decode(wire_, messages_.at(count), piece_of(to_, at, count));
   });
 }
 
 void CodecWork::run() {
-  for (const int64_t part : parts_.encoded) encode_part(part);
-  for (const int64_t part : parts_.decoded) decode_part(part);
+  for (const int64_t size : sizes_.encoded) encode_values(size);
+  for (const int64_t size : sizes_.decoded) decode_values(size);
 }
 
 /// TCP connection of this process to itself.

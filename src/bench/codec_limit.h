@@ -16,7 +16,7 @@
 namespace tandem {
 
 /// Elements that one call encodes and decodes on this rank, per part.
-struct CodecParts {
+struct CodecSizes {
   std::vector<int64_t> encoded, decoded;
 };
 
@@ -24,16 +24,16 @@ struct CodecParts {
 /// or adding.
 class CodecWork {
  public:
-  /// `from` and `to` have at least as many elements as any part of `parts`; `to` is written.
-  CodecWork(const Wire& wire, const CodecParts& parts, const Tensor& from, const Tensor& to);
+  /// `from` and `to` have at least as many elements as any part of `sizes`; `to` is written.
+  CodecWork(const Wire& wire, const CodecSizes& sizes, const Tensor& from, const Tensor& to);
   void run();
 
  private:
-  void encode_part(int64_t elements);
-  void decode_part(int64_t elements);
+  void encode_values(int64_t elements);
+  void decode_values(int64_t elements);
 
   const Wire wire_;
-  const CodecParts parts_;
+  const CodecSizes sizes_;
   const Tensor from_, to_;
   std::vector<std::byte> message_;
   std::map<int64_t, std::vector<std::byte>> messages_;  ///< messages to decode, by number of

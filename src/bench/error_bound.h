@@ -38,8 +38,8 @@ struct AccumulationError {
 /// the sum, 512 about 5, and 1,024 at least 12.
 inline AccumulationError accumulation_error(DType in, DType out, int64_t k) {
   if (in == DType::e4m3) return {0.003, 0x1p-8};
-  const double parts = out == DType::bf16 ? 0x1p-16 : 0;
-  const double all = (3 * std::sqrt(double(k)) + double(k) / 16) * 0x1p-24 + parts;
+  const double terms = out == DType::bf16 ? 0x1p-16 : 0;
+  const double all = (3 * std::sqrt(double(k)) + double(k) / 16) * 0x1p-24 + terms;
   return {all, all};
 }
 

@@ -28,11 +28,11 @@ class SampledErrors {
 struct GateSample {
   GateSample(double gate_sum, double up_sum, double d_act_sum, double weight) {
     const double gate = rounded(gate_sum), up = rounded(up_sum), d_act = rounded(d_act_sum);
-    const double part = 1 / (1 + std::exp(-gate)), inner = gate * part * up;
+    const double gate_sigmoid = 1 / (1 + std::exp(-gate)), inner = gate * gate_sigmoid * up;
     dot = d_act * inner;
     scaled = rounded(weight * inner);
-    dgate = rounded(weight * d_act * up * part * (1 + gate * (1 - part)));
-    dup = rounded(weight * d_act * gate * part);
+    dgate = rounded(weight * d_act * up * gate_sigmoid * (1 + gate * (1 - gate_sigmoid)));
+    dup = rounded(weight * d_act * gate * gate_sigmoid);
   }
   double dot;         ///< this feature's contribution to the gradient of the row's weight
   double scaled;      ///< the weighted inner activation

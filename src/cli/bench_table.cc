@@ -87,17 +87,17 @@ std::string shape_text(const BenchRequest& q, bool plain) {
   return plain ? fmt::format("{}x{}", q.m, q.n) : fmt::format("{}x{}x{}", q.m, q.n, q.k);
 }
 
-/// Joins `parts` in lines of at most 100 columns.
-std::string indented(const std::vector<std::string>& parts) {
+/// Joins `fields` in lines of at most 100 columns.
+std::string indented(const std::vector<std::string>& fields) {
   constexpr size_t kColumns = 100;
   std::string text = "   ";
   size_t begin = 0;
-  for (const std::string& part : parts) {
-    if (text.size() - begin + 1 + part.size() > kColumns) {
+  for (const std::string& field : fields) {
+    if (text.size() - begin + 1 + field.size() > kColumns) {
       begin = text.size() + 1;
       text += "\n   ";
     }
-    text += " " + part;
+    text += " " + field;
   }
   return text;
 }
@@ -118,30 +118,30 @@ std::string codec_line(const BenchResult& r) {
 /// The same on GPUs, where its components are not timed separately.
 std::string gpu_codec_line(const BenchResult& r) {
   const double us = r.overlapped.median_us;
-  std::vector<std::string> parts{
+  std::vector<std::string> fields{
       fmt::format("{:.2f}x the speed of {}", r.serial.median_us / us, r.serial_name)};
-  if (r.nccl) parts.push_back(fmt::format("({:.2f}x NCCL's),", r.nccl->median_us / us));
-  parts.push_back(fmt::format("{:.2f}x fewer bytes:", double(r.bytes) / double(r.wire_bytes)));
-  parts.push_back(fmt::format("{} GB/s sent", rate(double(r.wire_bytes) / us / 1e3)));
-  return indented(parts) + "\n";
+  if (r.nccl) fields.push_back(fmt::format("({:.2f}x NCCL's),", r.nccl->median_us / us));
+  fields.push_back(fmt::format("{:.2f}x fewer bytes:", double(r.bytes) / double(r.wire_bytes)));
+  fields.push_back(fmt::format("{} GB/s sent", rate(double(r.wire_bytes) / us / 1e3)));
+  return indented(fields) + "\n";
 }
 
 /// Operator with a wire format compared with the same without it.
 std::string compared_line(const BenchResult& r) {
-  std::vector<std::string> parts;
+  std::vector<std::string> fields;
   const auto add = [&](const char* which, const std::optional<NamedTimes>& one) {
     if (!one) return;
     const std::string hidden =
         r.exposes() ? fmt::format(", E {:.1f} %", r.efficiency_of(one->times) * 100) : "";
-    parts.push_back(fmt::format("{} {} ({}): GEMM {:+.1f} %{};", which,
-                                microseconds(one->times.median_us), one->name,
-                                r.over_gemm(one->times) * 100, hidden));
+    fields.push_back(fmt::format("{} {} ({}): GEMM {:+.1f} %{};", which,
+                                 microseconds(one->times.median_us), one->name,
+                                 r.over_gemm(one->times) * 100, hidden));
   };
   add("encoded", r.fastest_encoded());
   add("plain", r.fastest_plain());
-  if (parts.empty()) return "";
-  parts.back().pop_back();
-  return indented(parts) + "\n";
+  if (fields.empty()) return "";
+  fields.back().pop_back();
+  return indented(fields) + "\n";
 }
 
 /// Column name of a collective's baseline.
@@ -234,16 +234,16 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
   const bool compares = !q.wire.is_none() && place_.comm.size() > 1;
   const std::string compared = compares ? compared_line(r) : "";
   if (!place_.on_gpus()) return text + "\n" + compared;
-  std::vector<std::string> parts;
+  std::vector<std::string> fields;
   if (product) {
-    parts.push_back(
+    fields.push_back(
         fmt::format("the product alone, at {:.1f} % of a bare call's speed", r.parity() * 100));
   } else {
-    parts.push_back(fmt::format("{} against {}", r.overlapped_name, r.serial_name));
-    if (r.nccl) parts.push_back(fmt::format("(NCCL {})", microseconds(r.nccl->median_us)));
+    fields.push_back(fmt::format("{} against {}", r.overlapped_name, r.serial_name));
+    if (r.nccl) fields.push_back(fmt::format("(NCCL {})", microseconds(r.nccl->median_us)));
   }
-  if (!r.detail.empty()) parts.push_back(r.detail);
-  return text + "\n" + indented(parts) + "\n" + compared;
+  if (!r.detail.empty()) fields.push_back(r.detail);
+  return text + "\n" + indented(fields) + "\n" + compared;
 }
 
 std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) const {

@@ -7,7 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "cli/report_parts.h"
+#include "cli/report_sections.h"
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/report/report.h"
@@ -34,7 +34,7 @@ void add_report(CLI::App& app) {
   auto dir = std::make_shared<std::string>();
   command->add_option("DIR", *dir, "Folder that `tandem train --out` wrote")->required();
   auto complete = std::make_shared<bool>(false);
-  auto options = std::make_shared<ReportPartsOptions>();
+  auto options = std::make_shared<ReportSectionsOptions>();
   command->add_flag("--complete", *complete,
                     "First measure what is missing: held-out text against gzip and xz, a sample, "
                     "and the time of a step, serial and overlapped");
@@ -55,7 +55,7 @@ void add_report(CLI::App& app) {
     check_folder(path);
     if (*complete) {
       now_doing("measuring for " + *dir);
-      measure_report_parts(path, *options);
+      measure_report_sections(path, *options);
     }
     now_doing("reading " + *dir);
     fmt::print("{}", write_report(path));

@@ -78,16 +78,16 @@ struct TileDecoder::Pass {
     int levels = 0;
     if constexpr (requires { Format::levels; }) levels = Format::levels;
     Numbers numbers;
-    load_numbers(d.wire_.scale, d.message_ + d.parts_.scales + first / group * bytes,
-                 d.message_ + d.parts_.centers + first / group * bytes, groups, levels, numbers);
+    load_numbers(d.wire_.scale, d.message_ + d.layout_.scales + first / group * bytes,
+                 d.message_ + d.layout_.centers + first / group * bytes, groups, levels, numbers);
     constexpr int kLow = narrow_bits(Format::bits);
-    read_codes<Format>(d.message_ + d.parts_.wide + first / 8 * (Format::bits - kLow),
-                       d.message_ + d.parts_.narrow + first / 8 * kLow, blocks, group, numbers,
+    read_codes<Format>(d.message_ + d.layout_.wide + first / 8 * (Format::bits - kLow),
+                       d.message_ + d.layout_.narrow + first / 8 * kLow, blocks, group, numbers,
                        d.limit_, values);
     if (d.wire_.hadamard) rotate_back(values, blocks * kWireBlock, group, d.limit_);
     if (!d.wire_.spikes) return;
     for (int g = 0; g < groups; ++g) {
-      restore_spikes(load_spikes(d.message_ + d.parts_.spikes, d.message_ + d.parts_.places,
+      restore_spikes(load_spikes(d.message_ + d.layout_.spikes, d.message_ + d.layout_.places,
                                  first / group + g),
                      group, values + g * group);
     }
@@ -95,7 +95,7 @@ struct TileDecoder::Pass {
 };
 
 TileDecoder::TileDecoder(const Wire& wire, int64_t elements, float limit, const std::byte* message)
-    : wire_(wire), parts_(Message::of(wire, elements)), limit_(limit), message_(message) {
+    : wire_(wire), layout_(Message::of(wire, elements)), limit_(limit), message_(message) {
   decode_ = with_format(wire, [](auto format) -> Function { return Pass::run<decltype(format)>; });
 }
 

@@ -50,15 +50,15 @@ struct TileEncoder::Pass {
     if (e.wire_.spikes) reserve_spikes(e, first / group, all_groups, groups, changed);
     if (e.wire_.hadamard) rotate(changed, blocks * kWireBlock, group);
     GroupNumbers numbers;
-    std::byte* scales = e.message_ + e.parts_.scales + first / group * scale_bytes(e.wire_.scale);
-    std::byte* wide = e.message_ + e.parts_.wide;
-    std::byte* low = e.message_ + e.parts_.narrow;
+    std::byte* scales = e.message_ + e.layout_.scales + first / group * scale_bytes(e.wire_.scale);
+    std::byte* wide = e.message_ + e.layout_.wide;
+    std::byte* low = e.message_ + e.layout_.narrow;
     constexpr int kLow = narrow_bits(Format::bits);
     wide += first / 8 * (Format::bits - kLow);
     low += first / 8 * kLow;
     if constexpr (requires { Format::levels; }) {
       std::byte* centers =
-          e.message_ + e.parts_.centers + first / group * scale_bytes(e.wire_.scale);
+          e.message_ + e.layout_.centers + first / group * scale_bytes(e.wire_.scale);
       measure_ranges(values, all_groups, group, numbers);
       make_levels(e.wire_.scale, Format::levels, all_groups, groups, e.limit_, numbers, scales,
                   centers);
@@ -76,17 +76,17 @@ struct TileEncoder::Pass {
       const Spikes spikes = find_spikes(values, e.wire_.group, e.limit_);
       remove_spikes(spikes, values);
       if (g >= groups) continue;
-      store_spikes(spikes, first_group + g, e.message_ + e.parts_.spikes,
-                   e.message_ + e.parts_.places);
+      store_spikes(spikes, first_group + g, e.message_ + e.layout_.spikes,
+                   e.message_ + e.layout_.places);
     }
   }
 };
 
 TileEncoder::TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message)
-    : wire_(wire), parts_(Message::of(wire, elements)), limit_(limit), message_(message) {
+    : wire_(wire), layout_(Message::of(wire, elements)), limit_(limit), message_(message) {
   // Zero the padding between sections.
-  for (const size_t end : {parts_.centers, parts_.spikes, parts_.places, parts_.bytes}) {
-    if (end > parts_.scales) std::memset(message + end - 16, 0, 16);
+  for (const size_t end : {layout_.centers, layout_.spikes, layout_.places, layout_.bytes}) {
+    if (end > layout_.scales) std::memset(message + end - 16, 0, 16);
   }
   encode_ = with_format(wire, [](auto format) -> Function { return Pass::run<decltype(format)>; });
 }

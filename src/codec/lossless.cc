@@ -93,12 +93,12 @@ void write_bytes(const uint16_t* halves, std::byte* to) {
 class LosslessEncoder {
  public:
   LosslessEncoder(DType dtype, int64_t elements, std::byte* message)
-      : parts_(LosslessParts::of(elements, dtype)),
+      : layout_(LosslessLayout::of(elements, dtype)),
         message_(message),
         room_(max_lossless_bytes(elements, dtype)) {
     if (!fits()) return;
     // Zero the padding between sections.
-    for (const size_t end : {parts_.bytes, parts_.firsts, parts_.escapes}) {
+    for (const size_t end : {layout_.bytes, layout_.firsts, layout_.escapes}) {
       std::memset(message + end - 16, 0, 16);
     }
   }
@@ -112,8 +112,8 @@ class LosslessEncoder {
       const int64_t group = first / kLosslessGroup + begin / kBlocks;
       const int in_group = std::min(kBlocks, blocks - begin);
       const uint32_t top = top_of(halves + begin * kWireBlock, in_group);
-      message_[parts_.tops + size_t(group)] = std::byte(top);
-      std::memcpy(message_ + parts_.firsts + 4 * size_t(group), &escapes_, 4);
+      message_[layout_.tops + size_t(group)] = std::byte(top);
+      std::memcpy(message_ + layout_.firsts + 4 * size_t(group), &escapes_, 4);
       for (int b = begin; b < begin + in_group; ++b) {
         const int valid = std::min(kWireBlock, count - b * kWireBlock);
         if (!put_block(first / kWireBlock + b, halves + b * kWireBlock, top, valid)) return false;
@@ -122,33 +122,33 @@ class LosslessEncoder {
     return true;
   }
   void put_low(int64_t first, int count, const uint16_t* halves) {
-    std::memcpy(message_ + parts_.low + 2 * first, halves, 2 * size_t(count));
+    std::memcpy(message_ + layout_.low + 2 * first, halves, 2 * size_t(count));
   }
   size_t finish() {
     const Header header{1, escapes_, {}};
     std::memcpy(message_, &header, sizeof header);
-    return parts_.escapes + escapes_;
+    return layout_.escapes + escapes_;
   }
-  bool fits() const { return parts_.escapes + escapes_ <= room_; }
+  bool fits() const { return layout_.escapes + escapes_ <= room_; }
 
  private:
   bool put_block(int64_t block, const uint16_t* halves, uint32_t top, int valid) {
     Halves codes[kPairs];
     const bool escapes = code_block(halves, uint16_t(top), codes);
-    pack_codes(codes, message_ + parts_.codes + block * (kWireBlock / 2));
-    write_bytes(halves, message_ + parts_.bytes + block * kWireBlock);
+    pack_codes(codes, message_ + layout_.codes + block * (kWireBlock / 2));
+    write_bytes(halves, message_ + layout_.bytes + block * kWireBlock);
     if (!escapes) return true;
     uint16_t all[kWireBlock];
     std::memcpy(all, codes, sizeof all);
     for (int i = 0; i < valid; ++i) {
       if (all[i] != kEscape) continue;
-      if (parts_.escapes + escapes_ >= room_) return false;
-      message_[parts_.escapes + escapes_++] = std::byte((halves[i] >> 7) & 0xff);
+      if (layout_.escapes + escapes_ >= room_) return false;
+      message_[layout_.escapes + escapes_++] = std::byte((halves[i] >> 7) & 0xff);
     }
     return true;
   }
 
-  LosslessParts parts_;
+  LosslessLayout layout_;
   std::byte* message_;
   size_t room_;
   uint32_t escapes_ = 0;
@@ -186,7 +186,7 @@ bool encode_coded(DType dtype, const void* values, int64_t elements, LosslessEnc
 class LosslessDecoder {
  public:
   LosslessDecoder(DType dtype, int64_t elements, uint32_t escapes, const std::byte* message)
-      : parts_(LosslessParts::of(elements, dtype)), message_(message), escapes_(escapes) {}
+      : layout_(LosslessLayout::of(elements, dtype)), message_(message), escapes_(escapes) {}
 
   void get(int64_t first, int count, uint16_t* halves) const {
     const int blocks = (count + kWireBlock - 1) / kWireBlock;
@@ -194,22 +194,22 @@ class LosslessDecoder {
     for (int b = 0; b < blocks; ++b) {
       const int64_t block = first / kWireBlock + b, group = block * kWireBlock / kLosslessGroup;
       if (block * kWireBlock % kLosslessGroup == 0) {
-        std::memcpy(&next, message_ + parts_.firsts + 4 * size_t(group), 4);
+        std::memcpy(&next, message_ + layout_.firsts + 4 * size_t(group), 4);
       }
-      const auto top = uint32_t(message_[parts_.tops + size_t(group)]);
+      const auto top = uint32_t(message_[layout_.tops + size_t(group)]);
       get_block(block, top, std::min(kWireBlock, count - b * kWireBlock), next,
                 halves + b * kWireBlock);
     }
   }
-  const std::byte* low(int64_t first) const { return message_ + parts_.low + 2 * first; }
+  const std::byte* low(int64_t first) const { return message_ + layout_.low + 2 * first; }
 
  private:
   void get_block(int64_t block, uint32_t top, int valid, uint32_t& next, uint16_t* halves) const {
     Halves codes[kPairs];
-    unpack_codes(message_ + parts_.codes + block * (kWireBlock / 2), codes);
+    unpack_codes(message_ + layout_.codes + block * (kWireBlock / 2), codes);
     Halves maximum{};
     for (int j = 0; j < kPairs; ++j) {
-      const std::byte* from = message_ + parts_.bytes + block * kWireBlock + kHalves * j;
+      const std::byte* from = message_ + layout_.bytes + block * kWireBlock + kHalves * j;
       const Halves rest = __builtin_convertvector(load<Bytes>(from), Halves);
       const Halves near = (uint16_t(top) - codes[j]) & 0xff;
       const Halves exponent = codes[j] == uint16_t(kZeroExponent) ? Halves{} : near;
@@ -221,13 +221,13 @@ class LosslessDecoder {
     std::memcpy(all, codes, sizeof all);
     for (int i = 0; i < valid; ++i) {
       if (all[i] != kEscape) continue;
-      const uint32_t exponent = next < escapes_ ? uint32_t(message_[parts_.escapes + next]) : 0;
+      const uint32_t exponent = next < escapes_ ? uint32_t(message_[layout_.escapes + next]) : 0;
       ++next;
       halves[i] = uint16_t((halves[i] & 0x807f) | exponent << 7);
     }
   }
 
-  LosslessParts parts_;
+  LosslessLayout layout_;
   const std::byte* message_;
   uint32_t escapes_;
 };
@@ -277,7 +277,7 @@ void decode_lossless(DType dtype, std::span<const std::byte> message, int64_t el
     if (bytes) std::memcpy(values, message.data() + from, bytes);
     return;
   }
-  const size_t fixed = LosslessParts::of(elements, dtype).escapes;
+  const size_t fixed = LosslessLayout::of(elements, dtype).escapes;
   if (header.coded != 1 || message.size() < fixed || message.size() - fixed < header.escapes) {
     refuse(message.size(), elements);
   }

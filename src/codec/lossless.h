@@ -30,20 +30,20 @@ constexpr int kLosslessGroup = 512;
 constexpr int64_t kMinCoded = 1024;
 constexpr int kEscape = 15, kZeroExponent = 14;
 
-struct LosslessParts {
+struct LosslessLayout {
   size_t low = 16, bytes = 0, codes = 0, tops = 0, firsts = 0, escapes = 0;
 
-  static constexpr LosslessParts of(int64_t elements, DType dtype) {
+  static constexpr LosslessLayout of(int64_t elements, DType dtype) {
     const auto whole = [](int64_t bytes) { return size_t(bytes + 15) / 16 * 16; };
     const int64_t blocks = (elements + kWireBlock - 1) / kWireBlock;
     const int64_t groups = (elements + kLosslessGroup - 1) / kLosslessGroup;
-    LosslessParts parts;
-    parts.bytes = parts.low + (dtype == DType::f32 ? whole(2 * elements) : 0);
-    parts.codes = parts.bytes + size_t(blocks * kWireBlock);
-    parts.tops = parts.codes + size_t(blocks * kWireBlock / 2);
-    parts.firsts = parts.tops + whole(groups);
-    parts.escapes = parts.firsts + whole(4 * groups);
-    return parts;
+    LosslessLayout layout;
+    layout.bytes = layout.low + (dtype == DType::f32 ? whole(2 * elements) : 0);
+    layout.codes = layout.bytes + size_t(blocks * kWireBlock);
+    layout.tops = layout.codes + size_t(blocks * kWireBlock / 2);
+    layout.firsts = layout.tops + whole(groups);
+    layout.escapes = layout.firsts + whole(4 * groups);
+    return layout;
   }
 };
 

@@ -23,10 +23,10 @@ constexpr int kSplit = kWords / kLanes;  ///< vectors per kWords elements
 template <int kBits, int kFrom>
 inline void pack_plane(const WordLanes* codes, std::byte* to) {
   static_assert(kBits == 4 || kBits == 2 || kBits == 1);
-  for (int part = 0; part < kSplit; ++part, to += kLanes * kBits) {
+  for (int residue = 0; residue < kSplit; ++residue, to += kLanes * kBits) {
     WordLanes all{};
     for (int j = 0; j < kVectors / kSplit; ++j) {
-      all |= ((codes[j * kSplit + part] >> kFrom) & ((1u << kBits) - 1u)) << (kBits * j);
+      all |= ((codes[j * kSplit + residue] >> kFrom) & ((1u << kBits) - 1u)) << (kBits * j);
     }
     if constexpr (kBits == 4) store(to, all);
     if constexpr (kBits == 2) store(to, __builtin_convertvector(all, HalfLanes));
@@ -36,13 +36,13 @@ inline void pack_plane(const WordLanes* codes, std::byte* to) {
 
 template <int kBits, int kFrom>
 inline void unpack_plane(const std::byte* from, WordLanes* codes) {
-  for (int part = 0; part < kSplit; ++part, from += kLanes * kBits) {
+  for (int residue = 0; residue < kSplit; ++residue, from += kLanes * kBits) {
     WordLanes all{};
     if constexpr (kBits == 4) all = load<WordLanes>(from);
     if constexpr (kBits == 2) all = __builtin_convertvector(load<HalfLanes>(from), WordLanes);
     if constexpr (kBits == 1) all = words_of(load<ByteLanes>(from));
     for (int j = 0; j < kVectors / kSplit; ++j) {
-      codes[j * kSplit + part] |= ((all >> (kBits * j)) & ((1u << kBits) - 1u)) << kFrom;
+      codes[j * kSplit + residue] |= ((all >> (kBits * j)) & ((1u << kBits) - 1u)) << kFrom;
     }
   }
 }

@@ -77,12 +77,12 @@ inline FloatLanes butterfly(const FloatLanes& x) {
 /// Rotates each group in place: H x / group, H the Hadamard matrix. Additions are in order of
 /// stride 1, 2, 4, ..., so that every processor rounds alike.
 inline void rotate(float* values, int count, int group) {
-  const float part = 1.0f / float(group);
+  const float reciprocal = 1.0f / float(group);
   for (int begin = 0; begin < count; begin += group) {
     FloatLanes x[kWireBlock / kLanes];
     const int vectors = group / kLanes;
     for (int j = 0; j < vectors; ++j) {
-      x[j] = load_floats(values + begin + kLanes * j) * part;
+      x[j] = load_floats(values + begin + kLanes * j) * reciprocal;
       x[j] = butterfly<4>(butterfly<2>(butterfly<1>(x[j])));
       if constexpr (kLanes == 16) x[j] = butterfly<8>(x[j]);
     }

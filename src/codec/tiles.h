@@ -21,7 +21,7 @@ class TileEncoder {
  private:
   using Function = void (*)(const TileEncoder&, int64_t first, int count, const float* values);
   Wire wire_;
-  Message parts_;
+  Message layout_;
   float limit_;
   std::byte* message_;
   Function encode_;
@@ -39,7 +39,7 @@ class TileDecoder {
  private:
   using Function = void (*)(const TileDecoder&, int64_t first, int count, float* values);
   Wire wire_;
-  Message parts_;
+  Message layout_;
   float limit_;
   const std::byte* message_;
   Function decode_;

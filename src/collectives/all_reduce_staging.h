@@ -21,23 +21,23 @@ struct AllReduceStaging {
   constexpr int64_t bytes(int ranks) const { return slot_bytes * 4 * ranks; }
 };
 
-/// Sizes for tensors of up to `max_bytes`; `part_bytes`: max bytes of one rank's whole rows, 0 if
+/// Sizes for tensors of up to `max_bytes`; `shard_bytes`: max bytes of one rank's whole rows, 0 if
 /// shards need not be whole rows.
-constexpr AllReduceStaging staging_for_up_to(int64_t max_bytes, int ranks, int64_t part_bytes) {
+constexpr AllReduceStaging staging_for_up_to(int64_t max_bytes, int ranks, int64_t shard_bytes) {
   AllReduceStaging staging;
   staging.capacity = (std::min(max_bytes, kMaxStagedBytes) + 127) / 128 * 128;
   staging.slot_bytes = std::max((staging.capacity / ranks + 255) / 128 * 128,
                                 std::min(staging.capacity, kOneShotBytes));
   if (max_bytes <= kMaxStagedBytes) {
-    staging.slot_bytes = std::max(staging.slot_bytes, (part_bytes + 127) / 128 * 128);
+    staging.slot_bytes = std::max(staging.slot_bytes, (shard_bytes + 127) / 128 * 128);
   }
   return staging;
 }
 
 /// Sizes for tensors of exactly `bytes`; empty if no kernel supports them.
-constexpr AllReduceStaging staging_for(int64_t bytes, int ranks, int64_t part_bytes) {
+constexpr AllReduceStaging staging_for(int64_t bytes, int ranks, int64_t shard_bytes) {
   if (ranks == 1 || bytes > kMaxStagedBytes) return {};
-  return staging_for_up_to(bytes, ranks, part_bytes);
+  return staging_for_up_to(bytes, ranks, shard_bytes);
 }
 
 }  // namespace tandem

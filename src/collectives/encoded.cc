@@ -49,10 +49,10 @@ int64_t Encoded::steps_of(int64_t elements) const {
   return elements == 0 ? 0 : pieces_in(elements, piece_for(elements));
 }
 
-Elements Encoded::chunk(const Elements& part, int64_t step) const {
-  if (step < 0 || part.count == 0) return {};
-  const Piece piece = piece_of(part.count, piece_ ? piece_ : piece_for(part.count), step);
-  return {part.begin + piece.begin, piece.count};
+Elements Encoded::chunk(const Elements& shard, int64_t step) const {
+  if (step < 0 || shard.count == 0) return {};
+  const Piece piece = piece_of(shard.count, piece_ ? piece_ : piece_for(shard.count), step);
+  return {shard.begin + piece.begin, piece.count};
 }
 
 size_t Encoded::encode(const std::byte* values, int64_t count, float* residual,
@@ -78,26 +78,26 @@ void Encoded::receive(Stream stream, int source, std::byte* values, int64_t coun
 /// Sum of tiles.
 class Encoded::Sum {
  public:
-  Sum(Encoded& encoded, const std::vector<Part>& parts, int64_t count)
-      : dtype_(encoded.dtype_), parts_(parts), decoders_(parts.size()) {
-    encoded.exact_.resize(parts.size());
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (!parts[i].is_message) continue;
+  Sum(Encoded& encoded, const std::vector<Partial>& partials, int64_t count)
+      : dtype_(encoded.dtype_), partials_(partials), decoders_(partials.size()) {
+    encoded.exact_.resize(partials.size());
+    for (size_t i = 0; i < partials.size(); ++i) {
+      if (!partials[i].is_message) continue;
       if (!encoded.wire_.is_exact()) {
-        decoders_[i].emplace(encoded.wire_, count, largest_of(dtype_), parts[i].bytes);
+        decoders_[i].emplace(encoded.wire_, count, largest_of(dtype_), partials[i].bytes);
         continue;
       }
       auto& exact = encoded.exact_[i];
       exact.resize(size_t(count) * size_of(dtype_));
-      encoded.decode(parts[i].bytes, count, exact.data());
-      parts_[i].bytes = exact.data();
+      encoded.decode(partials[i].bytes, count, exact.data());
+      partials_[i].bytes = exact.data();
     }
   }
   /// Sum of elements [first, first + count), padded to whole blocks.
   void get(int64_t first, int count, float* sum) const {
     alignas(64) float tile[kTile];
     summand(0, first, count, sum);
-    for (size_t i = 1; i < parts_.size(); ++i) {
+    for (size_t i = 1; i < partials_.size(); ++i) {
       summand(i, first, count, tile);
       add(tile, count, sum);
     }
@@ -107,15 +107,15 @@ class Encoded::Sum {
  private:
   void summand(size_t i, int64_t first, int count, float* tile) const {
     if (decoders_[i]) return decoders_[i]->get(first, count, tile);
-    widen_at(dtype_, parts_[i].bytes, first, count, tile);
+    widen_at(dtype_, partials_[i].bytes, first, count, tile);
   }
   const DType dtype_;
-  std::vector<Part> parts_;
+  std::vector<Partial> partials_;
   std::vector<std::optional<TileDecoder>> decoders_;
 };
 
-void Encoded::reduce(const std::vector<Part>& parts, int64_t count, std::byte* out) {
-  const Sum all(*this, parts, count);
+void Encoded::reduce(const std::vector<Partial>& partials, int64_t count, std::byte* out) {
+  const Sum all(*this, partials, count);
   alignas(64) float sum[kTile];
   for_tiles(count, [&](int64_t first, int n) {
     all.get(first, n, sum);
@@ -123,13 +123,13 @@ void Encoded::reduce(const std::vector<Part>& parts, int64_t count, std::byte* o
   });
 }
 
-size_t Encoded::reduce_into(const std::vector<Part>& parts, int64_t count, float* residual,
+size_t Encoded::reduce_into(const std::vector<Partial>& partials, int64_t count, float* residual,
                             std::byte* message, std::byte* out) {
   if (wire_.is_exact()) {
-    reduce(parts, count, out);
+    reduce(partials, count, out);
     return encode(out, count, nullptr, message);
   }
-  const Sum all(*this, parts, count);
+  const Sum all(*this, partials, count);
   const TileEncoder encoder(wire_, count, largest_of(dtype_), message);
   const TileDecoder decoder(wire_, count, largest_of(dtype_), message);
   alignas(64) float sum[kTile], decoded[kTile];

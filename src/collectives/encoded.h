@@ -30,8 +30,8 @@ class Encoded {
   /// Number of chunks of a transfer of `largest` elements, or of `elements`.
   int64_t steps() const { return steps_; }
   int64_t steps_of(int64_t elements) const;
-  /// Chunk `step` of `part`; empty before step 0 and past its end.
-  Elements chunk(const Elements& part, int64_t step) const;
+  /// Chunk `step` of `shard`; empty before step 0 and past its end.
+  Elements chunk(const Elements& shard, int64_t step) const;
 
   /// Encodes `count` values plus `residual`, stores the error in `residual`, and returns the
   /// message's bytes. `residual` may be null.
@@ -41,15 +41,15 @@ class Encoded {
   void receive(Stream stream, int source, std::byte* values, int64_t count);
 
   /// Summand of a reduction: a message, or uncompressed elements.
-  struct Part {
+  struct Partial {
     const std::byte* bytes;
     bool is_message;
   };
-  /// out = the sum of `parts` in their order, in f32, rounded once. `out` may be an uncompressed
+  /// out = the sum of `partials` in their order, in f32, rounded once. `out` may be an uncompressed
   /// part.
-  void reduce(const std::vector<Part>& parts, int64_t count, std::byte* out);
+  void reduce(const std::vector<Partial>& partials, int64_t count, std::byte* out);
   /// The same; encodes the sum plus residual into `message`, and decodes that into `out`.
-  size_t reduce_into(const std::vector<Part>& parts, int64_t count, float* residual,
+  size_t reduce_into(const std::vector<Partial>& partials, int64_t count, float* residual,
                      std::byte* message, std::byte* out);
 
  private:

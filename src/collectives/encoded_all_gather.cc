@@ -21,18 +21,18 @@ class EncodedAllGather {
         element_(size_of(out.dtype())),
         shard_(shard.as<const std::byte>()),
         out_(out.as<std::byte>()),
-        encoded_(call, wire, out.dtype(), part(0).count) {}
+        encoded_(call, wire, out.dtype(), elements_of(0).count) {}
 
   /// Runs with a message that fits in the envelope.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
-    const Elements local_shard = part(call_.rank());
+    const Elements local_shard = elements_of(call_.rank());
     const size_t used = encoded_.encode(shard_, local_shard.count, nullptr, message.data());
     call_.enter_all({message.data(), used});
     call_.check();
     for (int r = 0; r < call_.size(); ++r) {
       const std::byte* from = r == call_.rank() ? message.data() : call_.payload(r);
-      encoded_.decode(from, part(r).count, at(part(r)));
+      encoded_.decode(from, elements_of(r).count, at(elements_of(r)));
     }
   }
 
@@ -41,11 +41,11 @@ class EncodedAllGather {
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
       const std::byte* sent = send_local(t);
       if (t == 0) call_.check();
-      const Elements local = encoded_.chunk(part(call_.rank()), t);
+      const Elements local = encoded_.chunk(elements_of(call_.rank()), t);
       if (local.count) encoded_.decode(sent, local.count, at(local));
       for (int step = 1; step < call_.size(); ++step) {
         const int source = call_.peer(call_.size() - step);
-        const Elements chunk = encoded_.chunk(part(source), t - 1);
+        const Elements chunk = encoded_.chunk(elements_of(source), t - 1);
         if (chunk.count) encoded_.receive(Stream::gather, source, at(chunk), chunk.count);
       }
     }
@@ -53,7 +53,7 @@ class EncodedAllGather {
   }
 
  private:
-  Elements part(int rank) const {
+  Elements elements_of(int rank) const {
     const Shard rows = shard_of(rows_, call_.size(), rank);
     return {rows.begin * row_, rows.count * row_};
   }
@@ -61,7 +61,7 @@ class EncodedAllGather {
 
   /// Returns the message, null past the end.
   const std::byte* send_local(int64_t t) {
-    const Elements local_shard = part(call_.rank()), chunk = encoded_.chunk(local_shard, t);
+    const Elements local_shard = elements_of(call_.rank()), chunk = encoded_.chunk(local_shard, t);
     if (!chunk.count) return nullptr;
     const std::byte* values = shard_ + size_t(chunk.begin - local_shard.begin) * element_;
     std::byte* message = call_.staging_for_all(uint64_t(t));

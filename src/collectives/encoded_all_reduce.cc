@@ -27,7 +27,7 @@ class EncodedAllReduce {
         residual_(residual ? residual->as<float>() : nullptr),
         is_one_shot_(is_one_shot),
         encoded_(call, wire, data.dtype(), is_one_shot_ ? elements_ : shard(0).count),
-        parts_(size_t(call.size())) {}
+        partials_(size_t(call.size())) {}
 
   /// Runs with a message that fits in the envelope.
   void run_at_once(size_t bytes) {
@@ -38,9 +38,9 @@ class EncodedAllReduce {
     call_.check();
     residual.store();
     for (int r = 0; r < call_.size(); ++r) {
-      parts_[size_t(r)] = {r == call_.rank() ? message.data() : call_.payload(r), true};
+      partials_[size_t(r)] = {r == call_.rank() ? message.data() : call_.payload(r), true};
     }
-    encoded_.reduce(parts_, elements_, data_);
+    encoded_.reduce(partials_, elements_, data_);
   }
 
   void run() {
@@ -82,11 +82,11 @@ class EncodedAllReduce {
   void sum_local(int64_t t) {
     const Elements chunk = encoded_.chunk(shard(call_.rank()), t);
     if (!chunk.count) return;
-    receive_parts(Stream::reduce, {at(chunk), false});
+    receive_partials(Stream::reduce, {at(chunk), false});
     std::byte* message = call_.staging_for_all(uint64_t(t));
     const size_t bytes =
-        encoded_.reduce_into(parts_, chunk.count, residual_at(chunk), message, at(chunk));
-    release_parts(Stream::reduce);
+        encoded_.reduce_into(partials_, chunk.count, residual_at(chunk), message, at(chunk));
+    release_partials(Stream::reduce);
     for (int step = 1; step < call_.size(); ++step) {
       call_.send(Stream::gather, call_.peer(step), message, bytes);
     }
@@ -106,17 +106,18 @@ class EncodedAllReduce {
   void sum_all(int64_t t) {
     const Elements chunk = encoded_.chunk({0, elements_}, t);
     if (!chunk.count) return;
-    receive_parts(Stream::gather, {local_[t % 2], true});
-    encoded_.reduce(parts_, chunk.count, at(chunk));
-    release_parts(Stream::gather);
+    receive_partials(Stream::gather, {local_[t % 2], true});
+    encoded_.reduce(partials_, chunk.count, at(chunk));
+    release_partials(Stream::gather);
   }
 
-  void receive_parts(Stream stream, const Encoded::Part& local) {
+  void receive_partials(Stream stream, const Encoded::Partial& local) {
     for (int r = 0; r < call_.size(); ++r) {
-      parts_[size_t(r)] = r == call_.rank() ? local : Encoded::Part{call_.receive(stream, r), true};
+      partials_[size_t(r)] =
+          r == call_.rank() ? local : Encoded::Partial{call_.receive(stream, r), true};
     }
   }
-  void release_parts(Stream stream) {
+  void release_partials(Stream stream) {
     for (int step = 1; step < call_.size(); ++step) call_.release(stream, call_.peer(step));
   }
 
@@ -127,7 +128,7 @@ class EncodedAllReduce {
   float* const residual_;
   const bool is_one_shot_;
   Encoded encoded_;
-  std::vector<Encoded::Part> parts_;
+  std::vector<Encoded::Partial> partials_;
   const std::byte* local_[2] = {};  // this rank's messages of the last two steps
 };
 

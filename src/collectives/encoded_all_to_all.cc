@@ -14,14 +14,14 @@ using namespace collectives;
 
 namespace {
 
-std::vector<Elements> parts_of(Counts counts, int64_t row) {
-  std::vector<Elements> parts;
+std::vector<Elements> ranges_of(Counts counts, int64_t row) {
+  std::vector<Elements> ranges;
   int64_t begin = 0;
   for (const int64_t count : counts) {
-    parts.push_back({begin, count * row});
+    ranges.push_back({begin, count * row});
     begin += count * row;
   }
-  return parts;
+  return ranges;
 }
 
 class EncodedAllToAll {
@@ -32,8 +32,8 @@ class EncodedAllToAll {
         element_(size_of(send.dtype())),
         from_(send.as<const std::byte>()),
         to_(recv.as<std::byte>()),
-        outgoing_(parts_of(send_counts, row_of(send))),
-        incoming_(parts_of(recv_counts, row_of(recv))),
+        outgoing_(ranges_of(send_counts, row_of(send))),
+        incoming_(ranges_of(recv_counts, row_of(recv))),
         encoded_(call, wire, send.dtype(), 0) {}
 
   void run(const CountTable& local_counts, std::span<const std::byte> both) {

@@ -21,26 +21,26 @@ class EncodedReduceScatter {
         data_(data.as<const std::byte>()),
         out_(shard.as<std::byte>()),
         residual_(residual ? residual->as<float>() : nullptr),
-        encoded_(call, wire, data.dtype(), part(0).count),
-        parts_(size_t(call.size())) {}
+        encoded_(call, wire, data.dtype(), elements_of(0).count),
+        partials_(size_t(call.size())) {}
 
   /// Runs with messages that fit in the envelopes.
   void run_at_once(size_t bytes) {
     std::vector<std::byte> message(bytes);
     PendingResidual residual(residual_, rows_ * row_);
     for (int step = 1; step < call_.size(); ++step) {
-      const Elements remote = part(call_.peer(step));
+      const Elements remote = elements_of(call_.peer(step));
       const size_t used =
           encoded_.encode(at(remote), remote.count, residual.at(remote.begin), message.data());
       call_.enter(call_.peer(step), {message.data(), used});
     }
     call_.check();
     residual.store();
-    const Elements local = part(call_.rank());
+    const Elements local = elements_of(call_.rank());
     for (int r = 0; r < call_.size(); ++r) {
-      parts_[size_t(r)] = {r == call_.rank() ? at(local) : call_.payload(r), r != call_.rank()};
+      partials_[size_t(r)] = {r == call_.rank() ? at(local) : call_.payload(r), r != call_.rank()};
     }
-    encoded_.reduce(parts_, local.count, out_);
+    encoded_.reduce(partials_, local.count, out_);
   }
 
   void run() {
@@ -49,7 +49,7 @@ class EncodedReduceScatter {
     for (int64_t t = 0; t < encoded_.steps() + 1; ++t) {
       for (int step = 1; step < call_.size(); ++step) {
         const int peer = call_.peer(step);
-        const Elements chunk = encoded_.chunk(part(peer), t);
+        const Elements chunk = encoded_.chunk(elements_of(peer), t);
         if (!chunk.count) continue;
         encoded_.send(Stream::reduce, peer, at(chunk), chunk.count, residual_at(chunk));
       }
@@ -60,7 +60,7 @@ class EncodedReduceScatter {
   }
 
  private:
-  Elements part(int rank) const {
+  Elements elements_of(int rank) const {
     const Shard rows = shard_of(rows_, call_.size(), rank);
     return {rows.begin * row_, rows.count * row_};
   }
@@ -72,13 +72,13 @@ class EncodedReduceScatter {
   }
 
   void sum_local(int64_t t) {
-    const Elements local = part(call_.rank()), chunk = encoded_.chunk(local, t);
+    const Elements local = elements_of(call_.rank()), chunk = encoded_.chunk(local, t);
     if (!chunk.count) return;
     for (int r = 0; r < call_.size(); ++r) {
       const bool is_local = r == call_.rank();
-      parts_[size_t(r)] = {is_local ? at(chunk) : call_.receive(Stream::reduce, r), !is_local};
+      partials_[size_t(r)] = {is_local ? at(chunk) : call_.receive(Stream::reduce, r), !is_local};
     }
-    encoded_.reduce(parts_, chunk.count, out_ + size_t(chunk.begin - local.begin) * element_);
+    encoded_.reduce(partials_, chunk.count, out_ + size_t(chunk.begin - local.begin) * element_);
     for (int step = 1; step < call_.size(); ++step) call_.release(Stream::reduce, call_.peer(step));
   }
 
@@ -89,7 +89,7 @@ class EncodedReduceScatter {
   std::byte* const out_;
   float* const residual_;
   Encoded encoded_;
-  std::vector<Encoded::Part> parts_;
+  std::vector<Encoded::Partial> partials_;
 };
 
 }  // namespace

@@ -23,7 +23,7 @@ inline void assign(BFloat16& out, float x) {
 }
 
 template <typename In, typename Out>
-void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const Tensor& out,
+void reduce(std::span<const std::byte* const> partials, const Tensor* bias, const Tensor& out,
             const Tensor* residual) {
   const int64_t rows = out.dim(0), columns = out.dim(1);
   std::array<float, kBlock> sums;
@@ -32,10 +32,10 @@ void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const T
     for (int64_t begin = 0; begin < columns; begin += kBlock) {
       const int64_t count = std::min(kBlock, columns - begin);
       const int64_t at = row * columns + begin;
-      const In* first = reinterpret_cast<const In*>(parts[0]) + at;
+      const In* first = reinterpret_cast<const In*>(partials[0]) + at;
       for (int64_t j = 0; j < count; ++j) sums[size_t(j)] = value(first[j]);
-      for (const std::byte* part : parts.subspan(1)) {
-        const In* from = reinterpret_cast<const In*>(part) + at;
+      for (const std::byte* partial : partials.subspan(1)) {
+        const In* from = reinterpret_cast<const In*>(partial) + at;
         for (int64_t j = 0; j < count; ++j) sums[size_t(j)] += value(from[j]);
       }
       if (bias) {
@@ -53,15 +53,15 @@ void reduce(std::span<const std::byte* const> parts, const Tensor* bias, const T
 
 }  // namespace
 
-void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
+void reduce_partials(std::span<const std::byte* const> partials, DType dtype, const Tensor* bias,
                      const Tensor& out, const Tensor* residual) {
   if (out.elements() == 0) return;
   if (dtype == DType::f32) {
-    reduce<float, float>(parts, bias, out, residual);
+    reduce<float, float>(partials, bias, out, residual);
   } else if (out.dtype() == DType::f32) {
-    reduce<BFloat16, float>(parts, bias, out, residual);
+    reduce<BFloat16, float>(partials, bias, out, residual);
   } else {
-    reduce<BFloat16, BFloat16>(parts, bias, out, residual);
+    reduce<BFloat16, BFloat16>(partials, bias, out, residual);
   }
 }
 

@@ -12,7 +12,7 @@ namespace tandem {
 /// residual[i, j], rounded once to out's dtype. Each part is dense [rows, columns] of `dtype`; out
 /// and residual have dense rows and one dtype, and may be the same. A dense `out` of `dtype` may be
 /// one of the parts.
-void reduce_partials(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
+void reduce_partials(std::span<const std::byte* const> partials, DType dtype, const Tensor* bias,
                      const Tensor& out, const Tensor* residual = nullptr);
 
 /// Copies a dense matrix into `out`, whose rows are dense; same shape and dtype.

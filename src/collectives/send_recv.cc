@@ -31,11 +31,11 @@ struct MessageHeader {
 
 // Guard for a message's chunks: if the remaining ones were missing, the next message's would be
 // taken for them.
-struct Parts {
+struct ChunkGuard {
   Progress& progress;
   bool missing = false;
-  explicit Parts(Progress& of_rank) : progress(of_rank) { progress.require_even(); }
-  ~Parts() {
+  explicit ChunkGuard(Progress& of_rank) : progress(of_rank) { progress.require_even(); }
+  ~ChunkGuard() {
     if (missing) progress.end("a message has not gone whole");
   }
 };
@@ -57,7 +57,7 @@ void send(Communicator& comm, const Tensor& data, int peer) {
   Workspace& space = comm.workspace();
   const WorkspaceLayout& layout = space.layout;
   uint64_t& sent = space.at(Stream::pair, peer).sent;
-  Parts parts(space.progress);
+  ChunkGuard guard(space.progress);
   const int signal = layout.arrived(Stream::pair, comm.rank());
   MessageHeader header{data.dtype(), data.elements()};
   if (space.reach != Reach::no_addresses) header.range = byte_range(data);
@@ -76,8 +76,8 @@ void send(Communicator& comm, const Tensor& data, int peer) {
     ++sent;
     comm.put(peer, *space.buffer, offset, data.as<std::byte>() + at, bytes, signal, sent);
     at += bytes;
-    parts.missing = at < data.bytes();
-  } while (parts.missing);
+    guard.missing = at < data.bytes();
+  } while (guard.missing);
   comm.flush();
 }
 
@@ -90,7 +90,7 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
   Workspace& space = comm.workspace();
   const WorkspaceLayout& layout = space.layout;
   uint64_t& received = space.at(Stream::pair, peer).received;
-  Parts parts(space.progress);
+  ChunkGuard guard(space.progress);
   const MessageHeader expected{data.dtype(), data.elements()};
   MessageHeader header = expected;
   const ByteRange to = byte_range(data);
@@ -109,8 +109,8 @@ void recv(Communicator& comm, const Tensor& data, int peer) {
     ++received;
     comm.put(peer, *space.buffer, 0, nullptr, 0, layout.freed(Stream::pair, comm.rank()), received);
     at += bytes;
-    parts.missing = at < header.bytes();
-  } while (parts.missing);
+    guard.missing = at < header.bytes();
+  } while (guard.missing);
   if (header != expected) {
     throw Mismatch(fmt::format("recv: rank {} sends {}, rank {} expects {}", peer,
                                header.describe(), comm.rank(), expected.describe()));

@@ -48,7 +48,7 @@ RowSums::RowSums(Communicator& comm, DType dtype, int64_t max_rows, int64_t colu
                  encoded_at_ + size_t(world_) * area_, 2 * world_),
       decoded_(world_ == 1 ? 0 : size_t(world_) * area_),
       sums_(area_),
-      parts_(size_t(world_)) {}
+      partials_(size_t(world_)) {}
 
 size_t RowSums::room(int64_t rows) const {
   size_t bytes = (size_t(rows) * line_ + 63) / 64 * 64;
@@ -91,7 +91,7 @@ void RowSums::send(const Wire& wire) {
   if (is_one_shot()) {
     const std::byte* all = packed(partial({0, rows_}), encoded, bytes);
     workspace_.put(1 - rank_, size_t(rank_) * area_, all, bytes, partial_signal(rank_));
-    parts_[size_t(rank_)] = is_lossy() ? all : partial({0, rows_}).as<std::byte>();
+    partials_[size_t(rank_)] = is_lossy() ? all : partial({0, rows_}).as<std::byte>();
     return;
   }
   for (int step = 0; step < world_; ++step) {
@@ -99,12 +99,12 @@ void RowSums::send(const Wire& wire) {
     const Tensor rows = partial(share(owner));
     const bool is_local = owner == rank_;
     if (is_local && !is_lossy()) {
-      parts_[size_t(rank_)] = rows.as<std::byte>();
+      partials_[size_t(rank_)] = rows.as<std::byte>();
       continue;
     }
     const std::byte* message = packed(rows, encoded + size_t(owner) * area_, bytes);
     if (is_local) {
-      parts_[size_t(rank_)] = message;
+      partials_[size_t(rank_)] = message;
     } else {
       workspace_.put(owner, size_t(rank_) * area_, message, bytes, partial_signal(rank_));
     }
@@ -117,14 +117,14 @@ void RowSums::sum_arrived(const Shard& rows, const Tensor& out) {
   }
   const ScopedSpan span(SpanKind::compute, "prefill");
   for (int source = 0; source < world_; ++source) {
-    const std::byte*& part = parts_[size_t(source)];
+    const std::byte*& packed_partial = partials_[size_t(source)];
     if (source != rank_) {
-      part = unpacked(workspace_.shared() + size_t(source) * area_, rows.count, source);
+      packed_partial = unpacked(workspace_.shared() + size_t(source) * area_, rows.count, source);
     } else if (is_lossy()) {
-      part = unpacked(part, rows.count, source);
+      packed_partial = unpacked(packed_partial, rows.count, source);
     }
   }
-  reduce_partials(parts_, dtype_, nullptr, out);
+  reduce_partials(partials_, dtype_, nullptr, out);
 }
 
 void RowSums::sum_local() {

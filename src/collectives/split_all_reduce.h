@@ -69,7 +69,7 @@ class RowSums {
   OverlapWorkspace workspace_;
   Memory decoded_;  ///< [source][rows of a transfer]
   Memory sums_;     ///< sums of this rank's share
-  std::vector<const std::byte*> parts_;
+  std::vector<const std::byte*> partials_;
   int64_t rows_ = 0;
   size_t wire_ = 0;
   bool is_summed_ = false;  ///< true once this rank's share is summed in this call

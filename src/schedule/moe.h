@@ -97,8 +97,8 @@ constexpr int64_t kMoeColumns = 32;
 /// Boundaries are multiples of `block` columns.
 constexpr Range moe_columns(int64_t columns, int groups, int group, int64_t block = kMoeColumns) {
   const int64_t blocks = (columns + block - 1) / block;
-  const Range part = taper_rows(blocks, groups, group, Taper::rising);
-  const int64_t begin = part.begin * block, end = part.end() * block;
+  const Range range = taper_rows(blocks, groups, group, Taper::rising);
+  const int64_t begin = range.begin * block, end = range.end() * block;
   const int64_t low = begin < columns ? begin : columns;
   return {low, (end < columns ? end : columns) - low};
 }

@@ -20,16 +20,16 @@ struct Range {
   constexpr int64_t end() const { return begin + count; }
 };
 
-/// Part `index` of `total` rows in `parts` parts: sizes differ by at most one, larger ones first
-/// (same rule as tandem::shard_of).
-constexpr Range split(int64_t total, int parts, int index) {
-  const int64_t base = total / parts, extra = total % parts;
+/// Part `index` of `total` rows in `num_shards` parts: sizes differ by at most one, larger ones
+/// first (same rule as tandem::shard_of).
+constexpr Range split(int64_t total, int num_shards, int index) {
+  const int64_t base = total / num_shards, extra = total % num_shards;
   return {index * base + (index < extra ? index : extra), base + (index < extra ? 1 : 0)};
 }
 
 /// Part of `split` that contains `row`.
-constexpr int part_of(int64_t total, int parts, int64_t row) {
-  const int64_t base = total / parts, extra = total % parts;
+constexpr int owner_of(int64_t total, int num_shards, int64_t row) {
+  const int64_t base = total / num_shards, extra = total % num_shards;
   const int64_t large = extra * (base + 1);
   return int(row < large ? row / (base + 1) : extra + (row - large) / base);
 }
@@ -80,8 +80,8 @@ constexpr Range taper_rows(int64_t total, int pieces, int index, Taper taper) {
 /// Global rows of chunk `chunk` of `owner`'s shard.
 constexpr Range chunk_rows(int64_t m, int world, int owner, int chunks, int chunk, Taper taper) {
   const Range shard = split(m, world, owner);
-  const Range part = taper_rows(shard.count, chunks, chunk, taper);
-  return {shard.begin + part.begin, part.count};
+  const Range range = taper_rows(shard.count, chunks, chunk, taper);
+  return {shard.begin + range.begin, range.count};
 }
 
 /// Global index of a chunk, in row order.
@@ -91,7 +91,7 @@ constexpr int chunk_id(int owner, int chunks, int chunk) {
 
 /// Global index of the chunk that contains `row`.
 constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row, Taper taper) {
-  const int owner = part_of(m, world, row);
+  const int owner = owner_of(m, world, row);
   int chunk = 0;
   while (row >= chunk_rows(m, world, owner, chunks, chunk, taper).end()) ++chunk;
   return chunk_id(owner, chunks, chunk);
@@ -102,8 +102,8 @@ constexpr int chunk_of_row(int64_t m, int world, int chunks, int64_t row, Taper 
 /// Rows of panel `panel` that `owner` sums.
 constexpr Range ar_rows(int64_t m, int world, int panels, int panel, int owner) {
   const Range whole = split(m, panels, panel);
-  const Range part = split(whole.count, world, owner);
-  return {whole.begin + part.begin, part.count};
+  const Range range = split(whole.count, world, owner);
+  return {whole.begin + range.begin, range.count};
 }
 /// Number of rows that `owner` sums in the panels before `panel`.
 constexpr int64_t ar_rows_before(int64_t m, int world, int panels, int panel, int owner) {

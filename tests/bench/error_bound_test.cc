@@ -170,7 +170,9 @@ TEST(ErrorBound, CoversOneRoundingAndNoMore) {
         << k;
     EXPECT_LE(maximum(DType::f16, [](const Terms& t) { return f16(accumulated_in_f32(t)); }), 1)
         << k;
-    const auto as_two = [](double part) { return bf16(part) + double(bf16(part - bf16(part))); };
+    const auto as_two = [](double number) {
+      return bf16(number) + double(bf16(number - bf16(number)));
+    };
     EXPECT_LE(maximum(DType::bf16, [&](const Terms& t) { return bf16(in_halves(t, as_two)); }), 1)
         << k;
 

@@ -66,7 +66,7 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
         std::memcpy(memory.data() + skip, values.data(), values.size());
         with_block(wire, [&]<typename Block>() {
           warp().run([&] { clear_between(params, message.data(), int(threadIdx.x)); });
-          for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
+          for_all_blocks(params.layout.blocks, [&](int64_t block, int lane, bool on) {
             float x[kLaneValues];
             load_elements(memory.data() + skip, dtype, count, block, lane, on, x);
             Block encoded;
@@ -74,7 +74,7 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
             encoded.store(params, message.data(), block, lane, on);
           });
           memory.fill();
-          for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
+          for_all_blocks(params.layout.blocks, [&](int64_t block, int lane, bool on) {
             Block encoded;
             encoded.load(params, message.data(), block, lane);
             float x[kLaneValues];
@@ -118,7 +118,7 @@ TEST(GpuCodeForSums, AddsMessagesInRankOrder) {
     std::vector<float> found(kCount);
     const MessageSum from{messages.data(), stride, kRanks, kLocalRank, local.data(), DType::f32};
     with_block(wire, [&]<typename Block>() {
-      for_all_blocks(params.parts.blocks, [&](int64_t block, int lane, bool on) {
+      for_all_blocks(params.layout.blocks, [&](int64_t block, int lane, bool on) {
         float sum[kLaneValues];
         sum_messages<Block>(from, params, block, lane, on, sum);
         store_elements(found.data(), DType::f32, kCount, block, lane, on, sum);
@@ -167,8 +167,8 @@ TEST(LosslessGpuCode, GivesTheCpusBytes) {
             encode_tile(params, memory.data() + skip, tile, int(threadIdx.x), message.data());
           });
         }
-        for (int64_t part = 0; part * kScanGroups < params.groups; ++part) {
-          warp().run([&] { sum_escapes(params, part, int(threadIdx.x), message.data()); });
+        for (int64_t scan_block = 0; scan_block * kScanGroups < params.groups; ++scan_block) {
+          warp().run([&] { sum_escapes(params, scan_block, int(threadIdx.x), message.data()); });
         }
         uint32_t header[2];
         std::memcpy(header, message.data(), sizeof header);
@@ -181,7 +181,7 @@ TEST(LosslessGpuCode, GivesTheCpusBytes) {
             write_escapes(params, memory.data() + skip, group, int(threadIdx.x), message.data());
           });
         }
-        ASSERT_EQ(params.parts.escapes + header[1], expected.size()) << what;
+        ASSERT_EQ(params.layout.escapes + header[1], expected.size()) << what;
         ASSERT_EQ(message.difference(expected), "") << what;
         memory.fill();
         for (int64_t block = 0; block < params.blocks; block += 8) {

@@ -157,14 +157,14 @@ TEST(Tiles, BytesAddUpToTheMessage) {
         const Tiles tiles{block, kBlocks, kWarps};
         for (int64_t tile = 0; tile < maximum; ++tile) {
           const int64_t bytes = tiles.bytes(wire, tile);
-          if (tiles.first_block(tile) >= wire.parts.blocks) {
+          if (tiles.first_block(tile) >= wire.layout.blocks) {
             EXPECT_EQ(bytes, 0) << "empty";
           }
           all += bytes;
         }
       }
-      EXPECT_GE(all, int64_t(wire.parts.bytes)) << name << ", " << elements;
-      EXPECT_LE(all, int64_t(wire.parts.bytes) + kBlocks * maximum) << name << ", " << elements;
+      EXPECT_GE(all, int64_t(wire.layout.bytes)) << name << ", " << elements;
+      EXPECT_LE(all, int64_t(wire.layout.bytes) + kBlocks * maximum) << name << ", " << elements;
     }
   }
 }
@@ -274,7 +274,7 @@ TEST(EncodedChunks, DecodeLikeTheCpusMessage) {
                            "int4:hadamard", "int8:g16:asym:f32"}) {
     const Wire wire = Wire::parse(name);
     const WireParams chunk = WireParams::of(wire, kChunkElements, DType::f32);
-    std::vector<uint4> slot(chunk.parts.bytes / sizeof(uint4));
+    std::vector<uint4> slot(chunk.layout.bytes / sizeof(uint4));
     auto* const message = reinterpret_cast<std::byte*>(slot.data());
     for (const int64_t count : {int64_t(1), int64_t(129), int64_t(5000), kChunkElements}) {
       Floats values(size_t(count), 0), decoded(values.size());

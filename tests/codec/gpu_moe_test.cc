@@ -87,16 +87,16 @@ TEST(MoeWire, RowsMatchTheCpusMessages) {
     const size_t line = size_t(c.columns) * 2;
     Bytes messages(expected.size()), kept(rows.size()), arrived(rows.size());
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
-      for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
+      for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
-        encode_row<Block>(wire, c.dtype, &rows[at * line], first, &messages[at * wire.parts.bytes],
+        encode_row<Block>(wire, c.dtype, &rows[at * line], first, &messages[at * wire.layout.bytes],
                           row == 1 ? nullptr : &kept[at * line]);
       });
     });
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
-      for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
+      for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
-        decode_row<Block>(wire, c.dtype, &messages[at * wire.parts.bytes], first,
+        decode_row<Block>(wire, c.dtype, &messages[at * wire.layout.bytes], first,
                           &arrived[at * line]);
       });
     });
@@ -138,12 +138,12 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
                            kChoices};
     };
     Bytes messages(expected.size());
-    const int64_t blocks = c.make_params().parts.blocks, cut = std::min<int64_t>(2, blocks);
+    const int64_t blocks = c.make_params().layout.blocks, cut = std::min<int64_t>(2, blocks);
     for (const auto& [begin, end] : {std::pair(cut, blocks), std::pair(int64_t(0), cut)}) {
       on_a_warp(c, [&, begin = begin, end = end]<typename Block>(const WireParams& wire) {
-        for_row_parts(kRows, begin, end, [&](int64_t row, int64_t first) {
+        for_row_slices(kRows, begin, end, [&](int64_t row, int64_t first) {
           encode_sum<Block>(wire, results_of(row), first, end,
-                            &messages[size_t(row) * wire.parts.bytes]);
+                            &messages[size_t(row) * wire.layout.bytes]);
         });
       });
     }
@@ -151,10 +151,10 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
     // Decoded messages, added to zero sums.
     Bytes added(size_t(kRows * c.columns) * 2);
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
-      for_row_parts(kRows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
-        const BlockPlace at(first, wire.parts.blocks);
+      for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
+        const BlockPlace at(first, wire.layout.blocks);
         float sum[kLaneValues] = {};
-        add_message<Block>(wire, &messages[size_t(row) * wire.parts.bytes], at, sum);
+        add_message<Block>(wire, &messages[size_t(row) * wire.layout.bytes], at, sum);
         store_elements(&added[size_t(row * c.columns) * 2], c.dtype, c.columns, at.block, at.lane,
                        at.on, sum);
       });

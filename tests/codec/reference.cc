@@ -38,10 +38,10 @@ struct Plane {
   }
 };
 
-std::vector<Plane> planes_of(const Wire& wire, const Message& parts, std::byte* message) {
+std::vector<Plane> planes_of(const Wire& wire, const Message& layout, std::byte* message) {
   const int bits = code_bits(wire.codec), low = narrow_bits(bits);
-  std::vector<Plane> planes{{message + parts.wide, bits - low, low}};
-  if (low) planes.push_back({message + parts.narrow, low, 0});
+  std::vector<Plane> planes{{message + layout.wide, bits - low, low}};
+  if (low) planes.push_back({message + layout.narrow, low, 0});
   return planes;
 }
 
@@ -129,21 +129,21 @@ Spikes spikes_of(const float* x, int group, float limit) {
 std::vector<std::byte> reference_message(const Wire& wire, const std::vector<float>& values,
                                          DType dtype) {
   const int64_t count = int64_t(values.size());
-  const Message parts = Message::of(wire, count);
-  std::vector<std::byte> message(parts.bytes);
-  const auto planes = planes_of(wire, parts, message.data());
+  const Message layout = Message::of(wire, count);
+  std::vector<std::byte> message(layout.bytes);
+  const auto planes = planes_of(wire, layout, message.data());
   const size_t bytes = size_t(scale_bytes(wire.scale));
   std::vector<float> all = values;
-  all.resize(size_t(parts.blocks) * kWireBlock, values.back());
+  all.resize(size_t(layout.blocks) * kWireBlock, values.back());
   for (int64_t first = 0; first < int64_t(all.size()); first += wire.group) {
     std::vector<float> x(all.begin() + first, all.begin() + first + wire.group);
     const int64_t group = first / wire.group;
-    const bool is_stored = group < parts.groups;
+    const bool is_stored = group < layout.groups;
     if (wire.spikes) {
       const Spikes spikes = spikes_of(x.data(), wire.group, largest_of(dtype));
       remove_spikes(spikes, x.data());
       if (is_stored) {
-        store_spikes(spikes, group, &message[parts.spikes], &message[parts.places]);
+        store_spikes(spikes, group, &message[layout.spikes], &message[layout.places]);
       }
     }
     if (wire.hadamard) hadamard(x.data(), wire.group);
@@ -153,10 +153,10 @@ std::vector<std::byte> reference_message(const Wire& wire, const std::vector<flo
         return coder_of<Format, decltype(kind)::value>(x, largest_of(dtype));
       });
       if (is_stored) {
-        std::memcpy(&message[parts.scales + bytes * size_t(group)], &coder.stored_scale, bytes);
+        std::memcpy(&message[layout.scales + bytes * size_t(group)], &coder.stored_scale, bytes);
       }
       if (is_stored && wire.asymmetric) {
-        std::memcpy(&message[parts.centers + bytes * size_t(group)], &coder.stored_center, bytes);
+        std::memcpy(&message[layout.centers + bytes * size_t(group)], &coder.stored_center, bytes);
       }
       for (int i = 0; i < wire.group; ++i) {
         for (const Plane& plane : planes) {
@@ -170,16 +170,16 @@ std::vector<std::byte> reference_message(const Wire& wire, const std::vector<flo
 
 std::vector<float> reference_values(const Wire& wire, const std::vector<std::byte>& message,
                                     int64_t count) {
-  const Message parts = Message::of(wire, count);
+  const Message layout = Message::of(wire, count);
   std::vector<std::byte> copy = message;
-  const auto planes = planes_of(wire, parts, copy.data());
+  const auto planes = planes_of(wire, layout, copy.data());
   const size_t bytes = size_t(scale_bytes(wire.scale));
-  std::vector<float> values(size_t(parts.blocks) * kWireBlock);
-  for (int64_t group = 0; group < parts.groups; ++group) {
+  std::vector<float> values(size_t(layout.blocks) * kWireBlock);
+  for (int64_t group = 0; group < layout.groups; ++group) {
     uint32_t stored = 0, center = 0;
-    std::memcpy(&stored, &message[parts.scales + bytes * size_t(group)], bytes);
+    std::memcpy(&stored, &message[layout.scales + bytes * size_t(group)], bytes);
     if (wire.asymmetric) {
-      std::memcpy(&center, &message[parts.centers + bytes * size_t(group)], bytes);
+      std::memcpy(&center, &message[layout.centers + bytes * size_t(group)], bytes);
     }
     float* x = &values[size_t(group * wire.group)];
     with_format(wire, [&](auto format) {
@@ -203,8 +203,8 @@ std::vector<float> reference_values(const Wire& wire, const std::vector<std::byt
       for (int i = 0; i < wire.group; ++i) x[i] = within(x[i], maximum) * float(wire.group);
     }
     if (wire.spikes) {
-      restore_spikes(load_spikes(&message[parts.spikes], &message[parts.places], group), wire.group,
-                     x);
+      restore_spikes(load_spikes(&message[layout.spikes], &message[layout.places], group),
+                     wire.group, x);
     }
   }
   values.resize(size_t(count));

@@ -163,7 +163,7 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       const Tensor all = Tensor::of(std::span(shared), {rows});
       std::vector<float> memory(static_cast<size_t>(rows)), piece(size_t(local.count));
       const Tensor local = Tensor::of(std::span(memory), {rows});
-      const Tensor part = Tensor::of(std::span(piece), {local.count});
+      const Tensor shard = Tensor::of(std::span(piece), {local.count});
       const Wire wire = Wire::parse("int8");
       const auto expect_refusal = [&](const char* operands, const auto& call) {
         EXPECT_THAT(refusal_of(call), AllOf(HasSubstr(operands),
@@ -174,13 +174,13 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       expect_refusal("all_reduce: data of rank 0", [&] { all_reduce(comm, all, wire); });
       expect_refusal("all_reduce: residual of rank 0",
                      [&] { all_reduce(comm, local, wire, &all); });
-      expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all); });
-      expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, part, all, wire); });
+      expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, shard, all); });
+      expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, shard, all, wire); });
       expect_refusal("reduce_scatter: shard of rank 0",
                      [&] { reduce_scatter(comm, all, all.rows(local.begin, local.count)); });
       expect_refusal("broadcast: data of rank 0", [&] { broadcast(comm, all, 0); });
       // Operands that are only read may be one array.
-      reduce_scatter(comm, all, part);
+      reduce_scatter(comm, all, shard);
       all_reduce(comm, local);
     });
   }

@@ -220,8 +220,8 @@ TEST(Link, UnrepresentableRatesAndLatenciesAreRefused) {
     }
     return "taken";
   };
-  const auto has = [&](const char* text, const char* part) {
-    EXPECT_NE(message(text).find(part), std::string::npos) << text << ": " << message(text);
+  const auto has = [&](const char* text, const char* needle) {
+    EXPECT_NE(message(text).find(needle), std::string::npos) << text << ": " << message(text);
   };
   has("1e-300B/s,1us", "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e+15 B/s");
   has("0B/s,1us", "a rate of 0 B/s: expected 1 to");

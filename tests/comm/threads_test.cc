@@ -185,9 +185,9 @@ TEST(RunThreads, CallReturnsOnlyWhenPeersNoLongerUseItsTensor) {
                                }
                                while (true) {
                                  const Memory memory(kRows * sizeof(float)),
-                                     part(kRows / 3 * sizeof(float));
+                                     shard_memory(kRows / 3 * sizeof(float));
                                  const Tensor whole = memory.view(DType::f32, {kRows});
-                                 const Tensor shard = part.view(DType::f32, {kRows / 3});
+                                 const Tensor shard = shard_memory.view(DType::f32, {kRows / 3});
                                  all_reduce(comm, whole);
                                  all_gather(comm, shard, whole);
                                  reduce_scatter(comm, whole, shard);

@@ -47,9 +47,9 @@ TEST(WorldState, ProcessesEndTogetherWithTheirLastHandles) {
   for (size_t rank = 0; rank < 2; ++rank) {
     processes.emplace_back([&, rank] {
       Held world = std::make_shared<WorldState>(Communicators{controls[rank]});
-      Held part = world, other = world;
-      part->end_with_all(ended[rank].as(rank ? "a" : "b"));
-      part.reset();
+      Held group = world, other = world;
+      group->end_with_all(ended[rank].as(rank ? "a" : "b"));
+      group.reset();
       if (rank) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       world->end_with_all(ended[rank].as(rank ? "b" : "a"));
       world.reset();

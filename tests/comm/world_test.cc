@@ -146,8 +146,8 @@ TEST(World, SplitsAndTheWorldMayBeUsedInTurn) {
   for (const int ranks : rank_counts()) {
     const World world(options_of(ranks));
     on_ranks(world, [](const auto& comm) {
-      const auto part = comm->split(comm->rank() % 2, 0);
-      sum_up(*part);
+      const auto group = comm->split(comm->rank() % 2, 0);
+      sum_up(*group);
       sum_up(*comm);
     });
   }

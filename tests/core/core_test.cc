@@ -148,11 +148,11 @@ std::string refusal_of(const Call& call) {
 TEST(Tensor, NarrowsAnyDimension) {
   std::vector<float> data(24);
   const Tensor t(data.data(), DType::f32, {4, 3, 2});
-  const Tensor part = t.narrow(1, 1, 2);
-  EXPECT_EQ(part.describe(), "f32[4, 2, 2]");
-  EXPECT_EQ(part.data(), data.data() + 2);
-  EXPECT_EQ(part.stride(0), 6);
-  EXPECT_FALSE(part.contiguous());
+  const Tensor narrowed = t.narrow(1, 1, 2);
+  EXPECT_EQ(narrowed.describe(), "f32[4, 2, 2]");
+  EXPECT_EQ(narrowed.data(), data.data() + 2);
+  EXPECT_EQ(narrowed.stride(0), 6);
+  EXPECT_FALSE(narrowed.contiguous());
   EXPECT_EQ(t.narrow(-1, 1, 1).data(), data.data() + 1);
   EXPECT_EQ(t.narrow(0, 4, 0).elements(), 0);
   EXPECT_EQ(refusal_of([&] { t.narrow(1, 2, 2); }),

@@ -129,13 +129,13 @@ TEST(GemmRuns, RowsHaveTheSameBitsForAnySplit) {
           const Matrix whole(out_type, c.m, c.n, false, padding, 4);
           gemm(a.tensor, b.tensor, whole.tensor, options);
           for (const int64_t piece : {1, 2, 5, 8, 16, 31}) {
-            const Matrix parts(out_type, c.m, c.n, false, padding, 4);
+            const Matrix blocks(out_type, c.m, c.n, false, padding, 4);
             for (int64_t row = 0; row < c.m; row += piece) {
               const int64_t count = std::min(piece, c.m - row);
-              gemm(a.tensor.rows(row, count), b.tensor, parts.tensor.rows(row, count), options);
+              gemm(a.tensor.rows(row, count), b.tensor, blocks.tensor.rows(row, count), options);
             }
             ASSERT_EQ(0,
-                      std::memcmp(whole.memory.data(), parts.memory.data(), whole.memory.bytes()))
+                      std::memcmp(whole.memory.data(), blocks.memory.data(), whole.memory.bytes()))
                 << piece << " rows at a time, " << threads << " threads";
           }
         }

@@ -92,8 +92,8 @@ TEST_P(Adding, InfinitiesStayInTheirRow) {
       for (const Shard& finite : {Shard{0, row}, Shard{row + 1, rows - row - 1}}) {
         ProductReference reference = o.reference;
         reference.first_row += finite.begin;
-        const Tensor part = o.out.rows(finite.begin, finite.count);
-        const Verdict verdict = verify_product(part, reference, part.elements(), comm.stream());
+        const Tensor shard = o.out.rows(finite.begin, finite.count);
+        const Verdict verdict = verify_product(shard, reference, shard.elements(), comm.stream());
         EXPECT_EQ(verdict.not_finite, 0);
         EXPECT_LE(verdict.of_bound, 1);
       }

@@ -9,7 +9,7 @@
 
 #include "bench/cuda/verify.h"
 #include "collectives/cuda/all_reduce.h"
-#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
@@ -86,20 +86,21 @@ TEST_P(EmulatedGpuLink, CollectivesAreNoFasterThanTheLink) {
                 world * each * (2 + each) + 0x1p-7)
           << what;
     }
-    PartExchange& parts = part_exchange(comm);
+    ShardExchange& exchange = shard_exchange(comm);
     for (const int64_t some : {int64_t(8), rows}) {
-      const Tensor part = whole.tensor.rows(0, some * world > rows ? rows : some * world);
-      const Shard local = shard_of(part.dim(0), world, rank);
+      const Tensor slice = whole.tensor.rows(0, some * world > rows ? rows : some * world);
+      const Shard local = shard_of(slice.dim(0), world, rank);
       const Tensor local_rows = shard.tensor.rows(0, local.count);
       const double sent = double(local_rows.bytes()) * (world - 1);
-      for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
-        if (!parts.fits(part, algorithm)) continue;
-        const std::string what = fmt::format("{} of {} rows", gpu::name_of(algorithm), part.dim(0));
+      for (const ShardAlgorithm algorithm : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
+        if (!exchange.fits(slice, algorithm)) continue;
+        const std::string what =
+            fmt::format("{} of {} rows", gpu::name_of(algorithm), slice.dim(0));
         fill();
         expect_no_faster(stopwatch, sent, "reduce_scatter " + what,
-                         [&] { parts.reduce_scatter(part, local_rows, algorithm); });
+                         [&] { exchange.reduce_scatter(slice, local_rows, algorithm); });
         expect_no_faster(stopwatch, sent, "all_gather " + what,
-                         [&] { parts.all_gather(local_rows, part, algorithm); });
+                         [&] { exchange.all_gather(local_rows, slice, algorithm); });
       }
     }
     const std::vector<int64_t> each(size_t(world), 64);
@@ -179,11 +180,11 @@ TEST_P(EmulatedGpuLink, OperatorsAreNoFasterThanTheLink) {
       return algorithms;
     };
     const OpDesc shape{512 * world, 1024, 768};
-    const auto part = double(shape.m / world * (world - 1));
+    const auto slice = double(shape.m / world * (world - 1));
     AgGemm ag(comm, lt, shape, Algorithm::fused);
-    try_algorithms(ag, ag_operands(comm, shape, 3), "ag_gemm", part * double(shape.k) * 2);
+    try_algorithms(ag, ag_operands(comm, shape, 3), "ag_gemm", slice * double(shape.k) * 2);
     GemmRs rs(comm, lt, shape, Algorithm::fused);
-    try_algorithms(rs, sum_operands(comm, shape, true, 4), "gemm_rs", part * double(shape.n) * 2);
+    try_algorithms(rs, sum_operands(comm, shape, true, 4), "gemm_rs", slice * double(shape.n) * 2);
     const OpDesc small{64, 4096, 768};
     GemmAr ar(comm, lt, small, Algorithm::fused);
     const auto algorithms =

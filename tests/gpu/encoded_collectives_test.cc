@@ -218,7 +218,7 @@ class EncodedRows : public OnGpus {
             {"int2:g64:spikes", DType::f32, 7, 1}, {"int3:hadamard", DType::bf16, 513, 128}};
   }
   static SumCase whole(const RowsCase& c) { return {c.wire, c.dtype, c.rows * c.row}; }
-  static Shard part(const RowsCase& c, const Communicator& comm) {
+  static Shard shard_of_case(const RowsCase& c, const Communicator& comm) {
     const Shard rows = shard_of(c.rows, comm.size(), comm.rank());
     return {rows.begin * c.row, rows.count * c.row};
   }
@@ -238,7 +238,7 @@ TEST_P(EncodedRows, ReduceScatterMatchesCpuRanks) {
       options.ranks = ranks();
       run_threads(options, [&](Communicator& comm) {
         const auto r = size_t(comm.rank());
-        expected[r].resize(size_t(part(c, comm).count) * size_of(c.dtype));
+        expected[r].resize(size_t(shard_of_case(c, comm).count) * size_of(c.dtype));
         residuals[r].resize(size_t(c.rows * c.row));
         const Tensor residual(residuals[r].data(), DType::f32, {c.rows, c.row});
         for (int call = 0; call < 2; ++call) {
@@ -249,7 +249,7 @@ TEST_P(EncodedRows, ReduceScatterMatchesCpuRanks) {
       });
       run([&](GpuCommunicator& comm) {
         const auto r = size_t(comm.rank());
-        const Shard local = part(c, comm);
+        const Shard local = shard_of_case(c, comm);
         const DeviceMemory memory(size_t(c.rows * c.row) * size_of(c.dtype)),
             shard(std::max<size_t>(expected[r].size(), 16)), lost(size_t(c.rows * c.row) * 4);
         check(cudaMemsetAsync(lost.data(), 0, lost.bytes(), comm.stream()), "clear the residual");
@@ -279,7 +279,7 @@ TEST_P(EncodedRows, AllGatherMatchesCpuRanksAlsoInAGraph) {
     WorldOptions options;
     options.ranks = ranks();
     const auto shard_values = [&](const Communicator& comm) {
-      const Shard local = part(c, comm);
+      const Shard local = shard_of_case(c, comm);
       const Bytes all = stored_as(c.dtype, values_of(whole(c), 0, 0));
       const auto size = std::ptrdiff_t(size_of(c.dtype));
       return Bytes(all.begin() + local.begin * size,
@@ -291,7 +291,7 @@ TEST_P(EncodedRows, AllGatherMatchesCpuRanksAlsoInAGraph) {
       if (comm.rank() == 0) expected = out;
     });
     run([&](GpuCommunicator& comm) {
-      const Shard local = part(c, comm);
+      const Shard local = shard_of_case(c, comm);
       const Bytes values = shard_values(comm);
       const DeviceMemory memory(expected.size());
       const Tensor out = memory.view(c.dtype, {c.rows, c.row});

@@ -59,7 +59,7 @@ class MoeGradientCase : public MoeCase {
   }
   void expect_right(const Found& f, const std::string& what) const {
     const MoeShape& s = shape_;
-    const int64_t part = place_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
+    const int64_t local_ffn = place_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
     std::vector<double> dw_in(f.dw_in.size(), 0.0), dw_out(f.dw_out.size(), 0.0);
     for (int rank = 0; rank < comm_.size(); ++rank) {
       const int64_t rows = rows_of(load_, rank);
@@ -85,13 +85,13 @@ class MoeGradientCase : public MoeCase {
       }
       for (int64_t e = 0; e < place_.experts.count; ++e) {
         const int64_t expert = place_.experts.begin + e;
-        for (int64_t i = 0; i < part; ++i) {
+        for (int64_t i = 0; i < local_ffn; ++i) {
           for (int64_t h = 0; h < s.hidden; ++h) {
             for (const int64_t half : {0, 1}) {
-              dw_in[size_t(((e * 2 + half) * part + i) * s.hidden + h)] +=
+              dw_in[size_t(((e * 2 + half) * local_ffn + i) * s.hidden + h)] +=
                   g.dw_in[size_t(((expert * 2 + half) * s.ffn + first + i) * s.hidden + h)];
             }
-            dw_out[size_t((e * s.hidden + h) * part + i)] +=
+            dw_out[size_t((e * s.hidden + h) * local_ffn + i)] +=
                 g.dw_out[size_t((expert * s.hidden + h) * s.ffn + first + i)];
           }
         }

@@ -72,7 +72,7 @@ class WiredCase : public Case {
   /// Contribution of `rank` to this rank's rows, in f64.
   std::vector<double> partial(int rank) const {
     const MoeShape& s = this->shape_;
-    const Shard part = shard_of(s.ffn, s.tp, rank % s.tp);
+    const Shard shard = shard_of(s.ffn, s.tp, rank % s.tp);
     std::vector<float> weights(this->weights_.begin(),
                                this->weights_.begin() + this->rows_ * s.top_k);
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -81,17 +81,17 @@ class WiredCase : public Case {
     std::vector<float> in, out;
     for (int64_t e = 0; e < s.experts; ++e) {
       for (const int64_t half : {0, 1}) {
-        const auto begin = this->w_in_.begin() + ((e * 2 + half) * s.ffn + part.begin) * s.hidden;
-        in.insert(in.end(), begin, begin + part.count * s.hidden);
+        const auto begin = this->w_in_.begin() + ((e * 2 + half) * s.ffn + shard.begin) * s.hidden;
+        in.insert(in.end(), begin, begin + shard.count * s.hidden);
       }
       for (int64_t h = 0; h < s.hidden; ++h) {
-        const auto begin = this->w_out_.begin() + (e * s.hidden + h) * s.ffn + part.begin;
-        out.insert(out.end(), begin, begin + part.count);
+        const auto begin = this->w_out_.begin() + (e * s.hidden + h) * s.ffn + shard.begin;
+        out.insert(out.end(), begin, begin + shard.count);
       }
     }
     return moe_reference({.rows = this->rows_,
                           .hidden = s.hidden,
-                          .ffn = part.count,
+                          .ffn = shard.count,
                           .experts = s.experts,
                           .top_k = s.top_k,
                           .chosen = this->chosen_,

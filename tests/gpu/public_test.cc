@@ -65,9 +65,9 @@ TEST_P(Public, OperatorsMatchReferenceUnderEveryStrategyAndLayout) {
           GemmRs rs(comm, {m, n, k, dtype, false, kn}, {strategy, 0});
           poison(rows.tensor, comm.stream());
           rs.run(whole_x.tensor, weight, rows.tensor);
-          ProductReference part = sum;
-          part.first_row = local.begin;
-          expect_right(comm, rows.tensor, part, "gemm_rs " + what, algorithm_of(strategy));
+          ProductReference shard = sum;
+          shard.first_row = local.begin;
+          expect_right(comm, rows.tensor, shard, "gemm_rs " + what, algorithm_of(strategy));
 
           GemmAr ar(comm, {m, n, k, dtype, false, kn}, {strategy, 0});
           poison(out.tensor, comm.stream());
@@ -138,14 +138,14 @@ TEST_P(Public, CollectivesAreExactOnOddSizes) {
     for (const int64_t rows : {int64_t(12), int64_t(13), int64_t(2)}) {
       const int64_t columns = 3;
       const Shard local = shard_of(rows, world, rank);
-      const Matrix whole(DType::i32, rows, columns), part(DType::i32, local.count, columns);
-      write(comm, part.tensor.data(), values(0, local.begin * columns, local.count * columns));
-      all_gather(comm, part.tensor, whole.tensor);
+      const Matrix whole(DType::i32, rows, columns), shard(DType::i32, local.count, columns);
+      write(comm, shard.tensor.data(), values(0, local.begin * columns, local.count * columns));
+      all_gather(comm, shard.tensor, whole.tensor);
       EXPECT_EQ(read<int>(comm, whole.tensor), values(0, 0, rows * columns));
 
       write(comm, whole.tensor.data(), values(rank, 0, rows * columns));
-      reduce_scatter(comm, whole.tensor, part.tensor, ReduceOp::max);
-      EXPECT_EQ(read<int>(comm, part.tensor),
+      reduce_scatter(comm, whole.tensor, shard.tensor, ReduceOp::max);
+      EXPECT_EQ(read<int>(comm, shard.tensor),
                 values(world - 1, local.begin * columns, local.count * columns));
       all_reduce(comm, whole.tensor, ReduceOp::max);
       EXPECT_EQ(read<int>(comm, whole.tensor), values(world - 1, 0, rows * columns));

@@ -92,10 +92,10 @@ void run(const void* x, const void* weight, void* out, int64_t m, int64_t n, int
   using Block = GemmBlock<RotatedRoles<Element>>;
   using Tiles = typename Block::Tiles;
   constexpr const char* kName = "rotated GEMM";
-  const auto parts = [](int64_t all, int part) { return int((all + part - 1) / part); };
-  const int row_tiles = parts(m, Tiles::kTileRows);
-  const RotatedOrder order{resident_clusters<Block>(kName), parts(row_tiles, 2),
-                           parts(n, Tiles::kTileColumns), parts(k, Tiles::kStepOfK)};
+  const auto ceil_div = [](int64_t all, int divisor) { return int((all + divisor - 1) / divisor); };
+  const int row_tiles = ceil_div(m, Tiles::kTileRows);
+  const RotatedOrder order{resident_clusters<Block>(kName), ceil_div(row_tiles, 2),
+                           ceil_div(n, Tiles::kTileColumns), ceil_div(k, Tiles::kStepOfK)};
   const WorkTable<RotatedWork> works(order);
   typename Block::Params params{};
   params.x = map_of<Element>(x, m, k, Tiles::kTileRows);

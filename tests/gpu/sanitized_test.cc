@@ -11,7 +11,7 @@
 
 #include "bench/cuda/verify.h"
 #include "codec/cuda/quantize.h"
-#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "core/env.h"
 #include "kernels/cuda/add_norm.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
@@ -86,19 +86,19 @@ TEST_P(Sanitized, CollectiveKernels) {
              std::vector<std::pair<int64_t, int64_t>>{{5, 1031}, {4, 3 << 19}}) {
           const Matrix whole(DType::bf16, rows, columns);
           const Matrix shard(DType::bf16, shard_of(rows, comm.size(), comm.rank()).count, columns);
-          PartExchange& parts = part_exchange(comm);
-          for (const PartAlgorithm algorithm :
-               {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
-            if (!parts.fits(whole.tensor, algorithm)) continue;
+          ShardExchange& exchange = shard_exchange(comm);
+          for (const ShardAlgorithm algorithm :
+               {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
+            if (!exchange.fits(whole.tensor, algorithm)) continue;
             fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
             poison(shard.tensor, comm.stream());
-            parts.reduce_scatter(whole.tensor, shard.tensor, algorithm);
+            exchange.reduce_scatter(whole.tensor, shard.tensor, algorithm);
             poison(whole.tensor, comm.stream());
-            parts.all_gather(shard.tensor, whole.tensor, algorithm);
+            exchange.all_gather(shard.tensor, whole.tensor, algorithm);
             EXPECT_LE(verify_sum(whole.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
           }
           fill_uniform(whole.tensor, kSeed, 10 + uint64_t(comm.rank()), 0, comm.stream());
-          parts.all_reduce(whole.tensor, whole.tensor);
+          exchange.all_reduce(whole.tensor, whole.tensor);
           EXPECT_LE(verify_sum(whole.tensor, kSeed, 10, comm.size(), comm.stream()).of_bound, 1);
         }
         comm.synchronize();
@@ -164,20 +164,23 @@ TEST_P(Sanitized, EncodedCollectives) {
           expect_sum(data, double(world) * (2 + each), int(world), "all_reduce");
         }
         // Shard p of each rank's input restarts the stream: every shard has the same sum.
-        const auto part = [&](const Matrix& of, int64_t p) { return of.tensor.rows(20 * p, 20); };
+        const auto rows_of_rank = [&](const Matrix& of, int64_t p) {
+          return of.tensor.rows(20 * p, 20);
+        };
         for (int64_t p = 0; p < world; ++p) {
-          fill_uniform(part(in, p), kSeed, 10 + rank, 0, comm.stream());
+          fill_uniform(rows_of_rank(in, p), kSeed, 10 + rank, 0, comm.stream());
         }
-        const Tensor local = part(out, comm.rank());
+        const Tensor local = rows_of_rank(out, comm.rank());
         reduce_scatter(comm, in.tensor, local, wire);
         expect_sum(local, double(world), int(world), "reduce_scatter");
         fill_uniform(local, kSeed, 10, 0, comm.stream());
         all_gather(comm, local, out.tensor, wire);
-        for (int64_t p = 0; p < world; ++p) expect_sum(part(out, p), 1, 1, "all_gather");
+        for (int64_t p = 0; p < world; ++p) expect_sum(rows_of_rank(out, p), 1, 1, "all_gather");
         const std::vector<int64_t> counts(size_t(world), 20);
-        for (int64_t p = 0; p < world; ++p) fill_uniform(part(in, p), kSeed, 10, 0, comm.stream());
+        for (int64_t p = 0; p < world; ++p)
+          fill_uniform(rows_of_rank(in, p), kSeed, 10, 0, comm.stream());
         all_to_all(comm, in.tensor, counts, out.tensor, counts, wire);
-        for (int64_t p = 0; p < world; ++p) expect_sum(part(out, p), 1, 1, "all_to_all");
+        for (int64_t p = 0; p < world; ++p) expect_sum(rows_of_rank(out, p), 1, 1, "all_to_all");
         comm.synchronize();
       },
       kDeadline_s);

@@ -86,8 +86,8 @@ TEST_P(Pairs, AbortEndsDeviceSideWaitsLongBeforeTheirDeadline) {
   for (const bool in_split : {false, true}) {
     std::atomic<int> aborted = 0;
     const auto body = [&](GpuCommunicator& world) {
-      const auto part = world.split(0, world.rank());
-      GpuCommunicator& comm = in_split ? as_gpu(*part) : world;
+      const auto group = world.split(0, world.rank());
+      GpuCommunicator& comm = in_split ? as_gpu(*group) : world;
       const auto buffer = std::static_pointer_cast<GpuBuffer>(comm.allocate(0, kMaxGpus));
       const DeviceMemory epoch(sizeof(uint64_t));
       comm.barrier("all are ready");

@@ -122,23 +122,23 @@ TEST_P(OwnedWorld, RanksMayDestroyOperatorsInAnyOrder) {
 
 TEST_P(OwnedWorld, SplitCommunicatorsOutliveTheirParent) {
   std::optional<World> held(world());
-  std::vector<std::unique_ptr<Communicator>> parts{size_t(ranks())}, others{size_t(ranks())};
+  std::vector<std::unique_ptr<Communicator>> groups{size_t(ranks())}, others{size_t(ranks())};
   on_ranks(ranks_of(*held), [&](const auto& comm) {
     const auto rank = size_t(comm->rank());
-    parts[rank] = comm->split(comm->rank() % 2, 0);
+    groups[rank] = comm->split(comm->rank() % 2, 0);
     others[rank] = comm->split(0, -comm->rank());
     sum_up(as_gpu(*comm));
   });
   held.reset();
   std::vector<std::jthread> threads;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
+  for (size_t rank = 0; rank < groups.size(); ++rank) {
     threads.emplace_back([&, rank] {
-      std::optional<GpuGuard> guard(*parts[rank]);
-      sum_up(as_gpu(*parts[rank]));
+      std::optional<GpuGuard> guard(*groups[rank]);
+      sum_up(as_gpu(*groups[rank]));
       sum_up(as_gpu(*others[rank]));
       guard.reset();
-      (rank % 2 ? parts : others)[rank].reset();
-      (rank % 2 ? others : parts)[rank].reset();
+      (rank % 2 ? groups : others)[rank].reset();
+      (rank % 2 ? others : groups)[rank].reset();
     });
   }
 }

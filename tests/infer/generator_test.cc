@@ -163,8 +163,8 @@ std::vector<float> logits_of(Communicator& tp, const ModelConfig& config, const 
   fill_weights(generator, config, tp);
   const std::vector<int32_t> tokens = make_batch(config, 13).tokens;
   std::vector<float> all;
-  for (const auto& part : {std::span(tokens).first(11), std::span(tokens).last(2)}) {
-    const auto logits = generator.feed(part);
+  for (const auto& tokens_fed : {std::span(tokens).first(11), std::span(tokens).last(2)}) {
+    const auto logits = generator.feed(tokens_fed);
     all.insert(all.end(), logits.begin(), logits.end());
   }
   return all;

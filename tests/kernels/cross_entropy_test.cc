@@ -36,20 +36,22 @@ void check(int shards, DType dtype, double spread) {
   logits.fill("logits", spread);
 
   std::vector<float> maxima(targets.size(), -INFINITY), sums(targets.size()),
-      picked(targets.size()), part(targets.size()), part_picked(targets.size());
+      picked(targets.size()), shard_values(targets.size()), shard_picked(targets.size());
   const auto columns = [&](int shard, const Tensor& t) {
     const Shard s = shard_of(vocab, shards, shard);
     return t.transposed().rows(s.begin, s.count).transposed();
   };
   for (int s = 0; s < shards; ++s) {
-    cross_entropy_max(Exec{}, columns(s, logits.tensor), vector(part));
-    for (size_t i = 0; i < part.size(); ++i) maxima[i] = std::max(maxima[i], part[i]);
+    cross_entropy_max(Exec{}, columns(s, logits.tensor), vector(shard_values));
+    for (size_t i = 0; i < shard_values.size(); ++i)
+      maxima[i] = std::max(maxima[i], shard_values[i]);
   }
   for (int s = 0; s < shards; ++s) {
     cross_entropy_sum(Exec{}, columns(s, logits.tensor), vector(targets),
-                      shard_of(vocab, shards, s).begin, vector(maxima), vector(part),
-                      vector(part_picked));
-    for (size_t i = 0; i < part.size(); ++i) sums[i] += part[i], picked[i] += part_picked[i];
+                      shard_of(vocab, shards, s).begin, vector(maxima), vector(shard_values),
+                      vector(shard_picked));
+    for (size_t i = 0; i < shard_values.size(); ++i)
+      sums[i] += shard_values[i], picked[i] += shard_picked[i];
   }
   const double loss = cross_entropy_loss(Exec{}, vector(targets), vector(sums), vector(picked));
   const double expected = reference(logits.values(), targets);

@@ -73,11 +73,11 @@ inline void collect(const std::vector<Parameter>& list, std::span<const float> f
     for (const int64_t d : p.shape) elements *= d;
     auto& out = whole[p.name];
     out.resize(size_t(elements));
-    const LocalPart part = local_part(p);
-    for (int64_t i = 0; i < part.rows; ++i) {
-      for (int64_t j = 0; j < part.columns; ++j) {
-        out[size_t(part.first + i * part.whole_columns + j)] =
-            flat[size_t(p.offset + i * part.row_stride + j)];
+    const LocalPart slice = local_part(p);
+    for (int64_t i = 0; i < slice.rows; ++i) {
+      for (int64_t j = 0; j < slice.columns; ++j) {
+        out[size_t(slice.first + i * slice.whole_columns + j)] =
+            flat[size_t(p.offset + i * slice.row_stride + j)];
       }
     }
   }

@@ -140,10 +140,10 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
       {.batch = share, .seq = seq, .experts = groups.experts(), .step = groups.world_axes()});
   model.initialize(17);
   const Batch whole = make_batch(config, batch * seq);
-  const auto part = [&](const std::vector<int32_t>& values) {
+  const auto slice = [&](const std::vector<int32_t>& values) {
     return std::span(values).subspan(size_t(replica * share * seq), size_t(share * seq));
   };
-  const double loss = model.forward(part(whole.tokens), part(whole.targets));
+  const double loss = model.forward(slice(whole.tokens), slice(whole.targets));
   model.backward(1.0f / float(batch * seq));
   model.share_load();
   const std::lock_guard lock(mutex);

@@ -129,16 +129,16 @@ class RankLayer {
       : c_(whole.c),
         local_(shard_of(c_.rows, c_.world(), rank)),
         experts_(shard_of(c_.experts, c_.ep, rank / c_.tp)),
-        part_(shard_of(c_.ffn, c_.tp, rank % c_.tp)),
+        shard_(shard_of(c_.ffn, c_.tp, rank % c_.tp)),
         x(c_.dtype, local_.count, c_.hidden),
         dout(c_.dtype, local_.count, c_.hidden),
-        w_in(c_.dtype, experts_.count * 2 * part_.count, c_.hidden),
-        w_out(c_.dtype, experts_.count * c_.hidden, part_.count),
+        w_in(c_.dtype, experts_.count * 2 * shard_.count, c_.hidden),
+        w_out(c_.dtype, experts_.count * c_.hidden, shard_.count),
         out(c_.dtype, local_.count, c_.hidden),
         dx(c_.dtype, local_.count, c_.hidden),
         dweights(DType::f32, local_.count, c_.top_k),
         dw_in(DType::f32, w_in.tensor.dim(0), c_.hidden),
-        dw_out(DType::f32, w_out.tensor.dim(0), part_.count) {
+        dw_out(DType::f32, w_out.tensor.dim(0), shard_.count) {
     for (int64_t i = 0; i < local_.count; ++i) {
       for (int64_t j = 0; j < c_.hidden; ++j) {
         x.set(i, j, whole.x[size_t((local_.begin + i) * c_.hidden + j)]);
@@ -201,11 +201,11 @@ class RankLayer {
   /// Calls body(weight, its gradient, row, column, index in the whole, whether it is w_in).
   template <typename Body>
   void for_each_weight(const Body& body) {
-    const int64_t f = part_.count;
+    const int64_t f = shard_.count;
     for (int64_t e = 0; e < experts_.count; ++e) {
       const int64_t whole = experts_.begin + e;
       for (int64_t i = 0; i < 2 * f; ++i) {
-        const int64_t row = (i < f ? 0 : c_.ffn) + part_.begin + i % f;
+        const int64_t row = (i < f ? 0 : c_.ffn) + shard_.begin + i % f;
         for (int64_t j = 0; j < c_.hidden; ++j) {
           body(w_in, dw_in, e * 2 * f + i, j, size_t((whole * 2 * c_.ffn + row) * c_.hidden + j),
                true);
@@ -214,7 +214,7 @@ class RankLayer {
       for (int64_t h = 0; h < c_.hidden; ++h) {
         for (int64_t i = 0; i < f; ++i) {
           body(w_out, dw_out, e * c_.hidden + h, i,
-               size_t((whole * c_.hidden + h) * c_.ffn + part_.begin + i), false);
+               size_t((whole * c_.hidden + h) * c_.ffn + shard_.begin + i), false);
         }
       }
     }
@@ -231,7 +231,7 @@ class RankLayer {
   }
 
   LayerCase c_;
-  Shard local_, experts_, part_;
+  Shard local_, experts_, shard_;
 
  public:
   Owned x, dout, w_in, w_out, out, dx, dweights, dw_in, dw_out;

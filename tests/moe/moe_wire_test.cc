@@ -59,12 +59,12 @@ std::vector<float> combined(Communicator& comm, const Whole& whole, const Wire& 
   std::vector<float> sum;
   DType dtype = whole.c.dtype;
   for (int holder = 0; holder < comm.size(); ++holder) {
-    Whole part = whole;
+    Whole routed = whole;
     const int each = whole.c.experts / whole.c.ep;
-    for (size_t i = 0; i < part.weights.size(); ++i) {
-      if (part.chosen[i] / each != holder) part.weights[i] = 0;
+    for (size_t i = 0; i < routed.weights.size(); ++i) {
+      if (routed.chosen[i] / each != holder) routed.weights[i] = 0;
     }
-    RankLayer rank(part, comm.rank());
+    RankLayer rank(routed, comm.rank());
     MoeLayer plain(comm, rank.shape(), {Strategy::serial});
     MoeBatch batch;
     rank.run(plain, batch);
@@ -102,9 +102,9 @@ void check_bound(Communicator& comm, const Whole& whole, const Wire& wire) {
   double largest = 1e-30;
   for (const double value : reference) largest = std::max(largest, std::abs(value));
   // Partial sums are about as large as sums.
-  const int parts = std::min(comm.size(), whole.c.top_k * whole.c.tp);
+  const int shards = std::min(comm.size(), whole.c.top_k * whole.c.tp);
   const double bound =
-      (parts * 3 * wire.error_bound() + (whole.c.dtype == DType::f32 ? 1e-4 : 0.04)) * largest;
+      (shards * 3 * wire.error_bound() + (whole.c.dtype == DType::f32 ? 1e-4 : 0.04)) * largest;
   RankLayer rank(whole, comm.rank());
   MoeLayer layer(comm, rank.shape(), plan_as({Strategy::overlapped, 2}, {}, wire));
   MoeBatch batch;

@@ -114,10 +114,10 @@ inline void write_made_up_run(const std::filesystem::path& dir, const std::strin
   namespace fs = std::filesystem;
   fs::remove_all(dir);
   for (const bool overlapped : {false, true}) {
-    const fs::path part = dir / "split" / (overlapped ? "overlapped" : "serial");
-    fs::create_directories(part);
-    write_metrics(part / "metrics.jsonl", 20, overlapped ? 3.5 : 41.0);
-    write_trace(part / "trace.json", made_up_trace(overlapped));
+    const fs::path folder = dir / "split" / (overlapped ? "overlapped" : "serial");
+    fs::create_directories(folder);
+    write_metrics(folder / "metrics.jsonl", 20, overlapped ? 3.5 : 41.0);
+    write_trace(folder / "trace.json", made_up_trace(overlapped));
   }
   write_metrics(dir / "metrics.jsonl", 600, 6);
   std::ofstream(dir / "sample.txt", std::ios::binary) << sample;

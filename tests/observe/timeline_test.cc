@@ -48,9 +48,9 @@ std::vector<RankEvents> many(int ranks, int processors) {
   return result;
 }
 
-size_t count(const std::string& text, const std::string& part) {
+size_t count(const std::string& text, const std::string& needle) {
   size_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  for (size_t at = text.find(needle); at != std::string::npos; at = text.find(needle, at + 1)) ++n;
   return n;
 }
 

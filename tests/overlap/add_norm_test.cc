@@ -67,9 +67,9 @@ struct Problem {
     }
     for (size_t r = 0; r < x.size(); ++r) {
       const int64_t k = x[r]->tensor().dim(1);
-      Expected part;
-      for (int64_t l = 0; l < k; ++l) part.add(x[r]->at(i, l) * weight[r]->at(j, l));
-      e.add_partial(part, k, residual.tensor().dtype());
+      Expected partial;
+      for (int64_t l = 0; l < k; ++l) partial.add(x[r]->at(i, l) * weight[r]->at(j, l));
+      e.add_partial(partial, k, residual.tensor().dtype());
     }
     return e;
   }

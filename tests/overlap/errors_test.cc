@@ -100,13 +100,13 @@ TEST_P(OverlapErrors, OperatorsInDifferentOrderAreNamed) {
   const auto in_another_order = [&](Communicator& comm) {
     set_kernel_threads(1);
     const Matrix x(DType::f32, 4, 4, 1), whole(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2),
-        out(DType::f32, 8, 6, 3), part(DType::f32, 4, 6, 3);
+        out(DType::f32, 8, 6, 3), shard(DType::f32, 4, 6, 3);
     AgGemm ag(comm, {8, 6, 4}, {Strategy::overlapped, 2});
     GemmRs rs(comm, {8, 6, 4}, {Strategy::overlapped, 2});
     comm.set_deadline(0.3);
     said[size_t(comm.rank())] = message_of<Error>([&] {
       if (comm.rank() == 0) ag.run(x.tensor(), w.tensor(), out.tensor());
-      if (comm.rank() == 1) rs.run(whole.tensor(), w.tensor(), part.tensor());
+      if (comm.rank() == 1) rs.run(whole.tensor(), w.tensor(), shard.tensor());
     });
   };
   run(in_another_order);

@@ -159,9 +159,9 @@ struct SumProblem {
     if (v.bias) e.add(bias.at(0, j));
     for (size_t r = 0; r < x.size(); ++r) {
       const int64_t k = x[r]->tensor().dim(1);
-      Expected part;
-      for (int64_t l = 0; l < k; ++l) part.add(x[r]->at(i, l) * weight[r]->at(j, l));
-      e.add_partial(part, k, v.dtype);
+      Expected partial;
+      for (int64_t l = 0; l < k; ++l) partial.add(x[r]->at(i, l) * weight[r]->at(j, l));
+      e.add_partial(partial, k, v.dtype);
     }
     return e;
   }

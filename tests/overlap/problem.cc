@@ -61,10 +61,10 @@ AccumulationError accumulation(int64_t terms) {
 }
 }  // namespace
 
-void Expected::add_partial(const Expected& part, int64_t terms, DType wire) {
-  value += part.value;
-  magnitude += part.magnitude;
-  rounding.add_partial(part.value, part.magnitude, accumulation(terms), wire, true);
+void Expected::add_partial(const Expected& partial, int64_t terms, DType wire) {
+  value += partial.value;
+  magnitude += partial.magnitude;
+  rounding.add_partial(partial.value, partial.magnitude, accumulation(terms), wire, true);
 }
 
 double Expected::bound(int64_t terms, DType wire, int running_roundings, DType out) const {

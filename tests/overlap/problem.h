@@ -42,7 +42,7 @@ struct Expected {
 
   void add(double term) { value += term, magnitude += std::abs(term); }
   /// Adds a rank's partial sum of `terms` terms, accumulated in f32 and then rounded to `wire`.
-  void add_partial(const Expected& part, int64_t terms, DType wire);
+  void add_partial(const Expected& partial, int64_t terms, DType wire);
   /// Max difference of `out` from `value`, for `terms` terms and running sums rounded to `wire`
   /// `running_roundings` times.
   double bound(int64_t terms, DType wire, int running_roundings, DType out) const;

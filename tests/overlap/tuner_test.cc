@@ -259,21 +259,21 @@ TEST_P(Tuner, TimesOfAnotherMachineOrBuildAreIgnored) {
   };
   EXPECT_TRUE(measures());
   const Machine machine = this_machine();
-  std::vector<std::string> parts{machine.cpu, std::to_string(machine.threads) + " cores",
-                                 "oneDNN ",   kCommit,
-                                 kBuildType,  kCompiler};
-  for (const std::string& feature : machine.features) parts.push_back(feature);
-  for (const std::string& part : parts) {
+  std::vector<std::string> fields{machine.cpu, std::to_string(machine.threads) + " cores",
+                                  "oneDNN ",   kCommit,
+                                  kBuildType,  kCompiler};
+  for (const std::string& feature : machine.features) fields.push_back(feature);
+  for (const std::string& field : fields) {
     forget_tuned();
-    EXPECT_FALSE(measures()) << part;
+    EXPECT_FALSE(measures()) << field;
     file.change([&](std::string& key, nlohmann::json&) {
-      ASSERT_TRUE(key.find(part) != key.npos) << part << " in " << key;
-      key.replace(key.find(part), part.size(), "other");
+      ASSERT_TRUE(key.find(field) != key.npos) << field << " in " << key;
+      key.replace(key.find(field), field.size(), "other");
     });
-    EXPECT_TRUE(measures()) << part;
+    EXPECT_TRUE(measures()) << field;
     std::filesystem::remove(env().cache_dir + "/tuner.json");
     forget_tuned();
-    EXPECT_TRUE(measures()) << part;
+    EXPECT_TRUE(measures()) << field;
   }
 }
 

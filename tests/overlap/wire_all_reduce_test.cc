@@ -58,16 +58,16 @@ void reference(const Communicator& comm, const Wire& wire, const Problem& p, boo
   const DType dtype = p.bias.tensor().dtype();
   const Tensor& out = result.out.tensor();
   std::vector<Matrix> partials;
-  std::vector<const std::byte*> parts;
+  std::vector<const std::byte*> sources;
   for (size_t r = 0; r < p.x.size(); ++r) {
     const Matrix product(dtype, out.dim(0), out.dim(1), 0);
     gemm(p.x[r].tensor(), p.weight[r].tensor().transposed(), product.tensor());
     partials.push_back(as_sent(comm, wire, product.tensor()));
-    parts.push_back(partials.back().tensor().as<std::byte>());
+    sources.push_back(partials.back().tensor().as<std::byte>());
   }
   const Tensor added = p.bias.vector();
   const Matrix sum(dtype, out.dim(0), out.dim(1), 0);
-  reduce_partials(parts, dtype, bias ? &added : nullptr, sum.tensor());
+  reduce_partials(sources, dtype, bias ? &added : nullptr, sum.tensor());
   const Matrix sent = as_sent(comm, wire, sum.tensor());
   const std::byte* const one[] = {sent.tensor().as<std::byte>()};
   if (!add_norm) return reduce_partials(one, dtype, nullptr, out);

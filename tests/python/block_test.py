@@ -37,9 +37,9 @@ if torch:
             return x + self.down(torch.nn.functional.gelu(self.up(self.norm2(x))))
 
 
-def part_of(whole, part, comm):
+def shard_like(whole, shard, comm):
     """Shard of this rank of a tensor of the whole block."""
-    for dim, (large, small) in enumerate(zip(whole.shape, part.shape)):
+    for dim, (large, small) in enumerate(zip(whole.shape, shard.shape)):
         if large != small:
             begin, count = tandem.shard_of(large, comm.size, comm.rank)
             whole = whole.narrow(dim, begin, count)
@@ -71,7 +71,7 @@ class SequenceParallelBlock(unittest.TestCase):
                 block(rows_of(x, comm)).backward(rows_of(dy, comm))
             layers.sum_sequence_parallel_gradients(comm, block)
             for (name, want), got in zip(self.whole.named_parameters(), block.parameters()):
-                torch.testing.assert_close(got.grad, part_of(want.grad, got, comm), rtol=1e-4, atol=1e-4,
+                torch.testing.assert_close(got.grad, shard_like(want.grad, got, comm), rtol=1e-4, atol=1e-4,
                                            msg=lambda text, name=name: f"{name} of {comm.size} ranks: {text}")
 
         on_ranks(body)

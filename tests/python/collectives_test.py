@@ -33,10 +33,10 @@ class Collectives(unittest.TestCase):
                 out = np.empty_like(whole)
                 self.assertIs(tandem.all_gather(comm, rows_of(whole, comm), out), out)
                 np.testing.assert_array_equal(out, whole)
-                part = tandem.reduce_scatter(comm, whole)
-                np.testing.assert_array_equal(part, rows_of(whole, comm) * comm.size)
-                part = tandem.reduce_scatter(comm, whole + comm.rank, "max")
-                np.testing.assert_array_equal(part, rows_of(whole, comm) + comm.size - 1)
+                group = tandem.reduce_scatter(comm, whole)
+                np.testing.assert_array_equal(group, rows_of(whole, comm) * comm.size)
+                group = tandem.reduce_scatter(comm, whole + comm.rank, "max")
+                np.testing.assert_array_equal(group, rows_of(whole, comm) + comm.size - 1)
 
         on_ranks(body)
 
@@ -75,9 +75,9 @@ class Collectives(unittest.TestCase):
 
     def test_split(self):
         def body(comm):
-            part = comm.split(comm.rank % 2)
-            x = tandem.all_reduce(part, np.ones(1, "f4"))
-            self.assertEqual(x[0], part.size)
+            group = comm.split(comm.rank % 2)
+            x = tandem.all_reduce(group, np.ones(1, "f4"))
+            self.assertEqual(x[0], group.size)
             comm.barrier()
 
         on_ranks(body)
@@ -90,8 +90,8 @@ class Collectives(unittest.TestCase):
                 x = values((8, 128), 1)
                 self.assertIs(tandem.all_reduce(comm, x, codec=codec), x)
                 np.testing.assert_allclose(x, exact, **close)
-                part = tandem.reduce_scatter(comm, values((8, 128), 1), codec=codec)
-                np.testing.assert_allclose(part, rows_of(exact, comm), **close)
+                group = tandem.reduce_scatter(comm, values((8, 128), 1), codec=codec)
+                np.testing.assert_allclose(group, rows_of(exact, comm), **close)
                 whole = tandem.all_gather(comm, rows_of(exact, comm), codec=codec)
                 np.testing.assert_allclose(whole, exact, **close)
                 local = np.repeat(values((1, 128), 2), comm.size, 0)

@@ -243,14 +243,14 @@ class Endings(unittest.TestCase):
         world = tandem.World(1)
         comm = world.comm(0)
         op = product(comm)
-        part = comm.split(0)
+        group = comm.split(0)
         world.close()
         world.close()
-        self.assertTrue(world.closed and comm.closed and part.closed)
+        self.assertTrue(world.closed and comm.closed and group.closed)
         x, w = np.ones((4, 5), "f4"), np.ones((3, 5), "f4")
         for call in (lambda: op(x, w), lambda: op.strategy, lambda: comm.barrier(),
                      lambda: tandem.all_reduce(comm, x), lambda: product(comm),
-                     lambda: comm.split(0), lambda: part.barrier(), lambda: world.comm(0),
+                     lambda: comm.split(0), lambda: group.barrier(), lambda: world.comm(0),
                      lambda: comm.link, lambda: comm.deadline):
             with self.assertRaisesRegex(tandem.InvalidArgument, "closed"):
                 call()

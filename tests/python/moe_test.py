@@ -21,7 +21,7 @@ def routing(rows, seed, most=EXPERTS):
     return np.array(experts, "i4").reshape(rows, TOP_K), chance.random((rows, TOP_K), dtype="f4")
 
 
-def parts(comm, tp, w_in=W_IN, w_out=W_OUT):
+def expert_weights(comm, tp, w_in=W_IN, w_out=W_OUT):
     """This rank's shard of w_in [experts, 2, ffn, hidden] and w_out [experts, hidden, ffn]."""
     first, count = tandem.shard_of(EXPERTS, comm.size // tp, comm.rank // tp)
     at, width = tandem.shard_of(FFN, tp, comm.rank % tp)
@@ -62,7 +62,7 @@ class Forward(unittest.TestCase):
             w_in, w_out = back(make(W_IN)), back(make(W_OUT))  # rounded to the dtype
 
             def body(comm, tp, layer):
-                weights_of_rank = [make(a) for a in parts(comm, tp)]
+                weights_of_rank = [make(a) for a in expert_weights(comm, tp)]
                 for most in (EXPERTS, TOP_K):
                     rows = max(0, 9 - 4 * comm.rank)
                     x = make(values((rows, HIDDEN), 3 + comm.rank))
@@ -87,7 +87,7 @@ class Forward(unittest.TestCase):
         """out is returned itself, with equal bits; for bf16 it may be f32."""
         for name, make, back, dtype in frameworks():
             def body(comm, tp, layer):
-                x, weights_of_rank = make(values((5, HIDDEN), comm.rank)), [make(a) for a in parts(comm, tp)]
+                x, weights_of_rank = make(values((5, HIDDEN), comm.rank)), [make(a) for a in expert_weights(comm, tp)]
                 experts, weights = routing(5, comm.rank)
                 if not isinstance(x, np.ndarray):
                     experts, weights = torch.tensor(experts), torch.tensor(weights)
@@ -106,7 +106,7 @@ class Forward(unittest.TestCase):
         def body(comm):
             x = values((9, HIDDEN), 3 + comm.rank)
             experts, weights = routing(9, comm.rank)
-            weights_of_rank = parts(comm, 1)
+            weights_of_rank = expert_weights(comm, 1)
 
             def forward(**options):
                 layer = tandem.MoeLayer(comm, 9, HIDDEN, FFN, EXPERTS, TOP_K, **options)
@@ -144,7 +144,7 @@ class Forward(unittest.TestCase):
                 wide = dtype == "f4"
                 layer = tandem.MoeLayer(comm, 5, HIDDEN, FFN, EXPERTS, TOP_K, 1, "f32" if wide else "bf16")
                 x, w_in, w_out = (make(np.asarray(make(a, dtype)), dtype) for a in (
-                    values((5, HIDDEN), comm.rank), *parts(comm, 1)))
+                    values((5, HIDDEN), comm.rank), *expert_weights(comm, 1)))
                 experts, weights = routing(5, comm.rank)
                 out, batch = layer.forward(x, make(experts), make(weights), w_in, w_out)
                 self.assertIsInstance(out, kind)
@@ -173,7 +173,7 @@ class Gradients(unittest.TestCase):
         """x, experts, weights and this rank's w_in and w_out, with gradients."""
         x = torch.tensor(values((rows, HIDDEN), 3 + comm.rank)).to(dtype).requires_grad_()
         experts, weights = (torch.tensor(a) for a in routing(rows, comm.rank))
-        weights_of_rank = [torch.tensor(a).to(dtype).requires_grad_() for a in parts(comm, tp)]
+        weights_of_rank = [torch.tensor(a).to(dtype).requires_grad_() for a in expert_weights(comm, tp)]
         return x, experts, weights.requires_grad_(), weights_of_rank
 
     def expected(self, comm, tp, x, experts, weights, dout):
@@ -187,7 +187,7 @@ class Gradients(unittest.TestCase):
         whole = (torch.einsum("tkhf,tkf->tkh", w_out[experts.long()], inner) * v[:, :, None]).sum(1)
         found = torch.autograd.grad(whole, (y, v, w_in, w_out), dout.double())
         sums = [tandem.all_reduce(comm, each.float().contiguous()).numpy() for each in found[2:]]
-        return [found[0], found[1], *map(torch.tensor, parts(comm, tp, *sums))]
+        return [found[0], found[1], *map(torch.tensor, expert_weights(comm, tp, *sums))]
 
     def near(self, got, want, dtype, what):
         bound = (float(want.abs().max()) if want.numel() else 0) * (
@@ -266,7 +266,7 @@ class Wrong(unittest.TestCase):
         """Rejected by name on every rank; the ranks stay usable."""
         def body(comm):
             layer = tandem.MoeLayer(comm, 4, HIDDEN, FFN, EXPERTS, 2)
-            w_in, w_out = parts(comm, 1)
+            w_in, w_out = expert_weights(comm, 1)
             right = {"x": values((3, HIDDEN), 1), "experts": np.array([[0, 1]] * 3, "i4"),
                      "weights": np.ones((3, 2), "f4"), "w_in": w_in, "w_out": w_out, "out": None}
             want, batch = layer.forward(**right)
@@ -351,7 +351,7 @@ class Wrong(unittest.TestCase):
     def test_after_the_world(self):
         world = tandem.World(1)
         layer = tandem.MoeLayer(world.comm(), 4, HIDDEN, FFN, EXPERTS, 1)
-        x, w = values((1, HIDDEN), 1), parts(world.comm(), 1)
+        x, w = values((1, HIDDEN), 1), expert_weights(world.comm(), 1)
         to = np.zeros((1, 1), "i4"), np.ones((1, 1), "f4")
         batch = layer.forward(x, *to, *w)[1]
         world.close()
@@ -367,14 +367,14 @@ class Wrong(unittest.TestCase):
         def body(comm):
             layer = tandem.MoeLayer(comm, 4, HIDDEN, FFN, EXPERTS, 1)
             x, to = values((1, HIDDEN), 1), (np.zeros((1, 1), "i4"), np.ones((1, 1), "f4"))
-            batch = layer.forward(x, *to, *parts(comm, 1))[1]
+            batch = layer.forward(x, *to, *expert_weights(comm, 1))[1]
             del layer
             gc.collect()
             counted = tandem.all_reduce(comm, np.array([sum(batch.rows_of_experts)], "f4"))
             self.assertEqual(counted[0], comm.size)
             other = tandem.MoeLayer(comm, 4, HIDDEN, FFN, EXPERTS, 1)
             with self.assertRaises(tandem.InvalidArgument):
-                other.backward(batch, x, *parts(comm, 1))
+                other.backward(batch, x, *expert_weights(comm, 1))
 
         on_ranks(body)
 
@@ -387,7 +387,7 @@ class FromExperts(unittest.TestCase):
             whole = torch.tensor(W_IN), torch.tensor(W_OUT)
             for tp in (tp for tp in range(1, comm.size + 1) if comm.size % tp == 0):
                 made = layers.Moe.from_experts(comm, 9, router, *whole, TOP_K, tp)
-                for got, want in zip((made.w_in, made.w_out), parts(comm, tp)):
+                for got, want in zip((made.w_in, made.w_out), expert_weights(comm, tp)):
                     self.assertTrue(got.is_contiguous())
                     np.testing.assert_array_equal(got.detach().numpy(), want)
                 rows = 9 - comm.rank

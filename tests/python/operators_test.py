@@ -49,12 +49,12 @@ class Products(unittest.TestCase):
     def test_gemm_rs(self):
         def body(comm, framework, m, n, k, strategy):
             name, make, back, dtype = framework
-            parts = [(rounded(values((m, k), r), make, back),
+            operands = [(rounded(values((m, k), r), make, back),
                       rounded(values((n, k), 50 + r), make, back)) for r in range(comm.size)]
-            x, w = (make(part) for part in parts[comm.rank])
+            x, w = (make(operand) for operand in operands[comm.rank])
             op = tandem.GemmRs(comm, m, n, k, dtype, strategy=strategy)
-            a = np.concatenate([part[0] for part in parts], axis=1)
-            b = np.concatenate([part[1] for part in parts], axis=1)
+            a = np.concatenate([operand[0] for operand in operands], axis=1)
+            b = np.concatenate([operand[1] for operand in operands], axis=1)
             got = back(op(x, w))
             self.check(got, rows_of(a, comm), b, dtype)
 
@@ -63,12 +63,12 @@ class Products(unittest.TestCase):
     def test_gemm_ar(self):
         def body(comm, framework, m, n, k, strategy):
             name, make, back, dtype = framework
-            parts = [(rounded(values((m, k), r), make, back),
+            operands = [(rounded(values((m, k), r), make, back),
                       rounded(values((n, k), 50 + r), make, back)) for r in range(comm.size)]
-            x, w = (make(part) for part in parts[comm.rank])
+            x, w = (make(operand) for operand in operands[comm.rank])
             op = tandem.GemmAr(comm, m, n, k, dtype, strategy=strategy)
-            a = np.concatenate([part[0] for part in parts], axis=1)
-            b = np.concatenate([part[1] for part in parts], axis=1)
+            a = np.concatenate([operand[0] for operand in operands], axis=1)
+            b = np.concatenate([operand[1] for operand in operands], axis=1)
             self.check(back(op(x, w)), a, b, dtype)
 
         self.each(body)

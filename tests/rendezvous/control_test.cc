@@ -43,11 +43,11 @@ TEST_P(Control, ExchangeReachesEveryRankAndSplitsAgree) {
       }
     }
     // Odd and even ranks, in reverse order.
-    const auto part = comm.split(comm.rank() % 2, -comm.rank());
+    const auto group = comm.split(comm.rank() % 2, -comm.rank());
     const int members = size / 2 + (comm.rank() % 2 == 0 ? size % 2 : 0);
-    if (part->size() != members) return kWrong;
+    if (group->size() != members) return kWrong;
     const int local = comm.rank();
-    const auto all = part->exchange(std::as_bytes(std::span(&local, 1)), "part");
+    const auto all = group->exchange(std::as_bytes(std::span(&local, 1)), "part");
     for (int i = 0, last = size; i < members; ++i) {
       int remote = 0;
       std::memcpy(&remote, all[size_t(i)].data(), sizeof remote);

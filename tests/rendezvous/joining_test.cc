@@ -68,35 +68,36 @@ std::string refusal(const Secret& hubs, Launch stranger, const Secret& secret) {
   return said + "\n" + testing::internal::GetCapturedStderr();
 }
 
-void expect_parts(const std::string& said, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(said.find(part), said.npos) << part << "\n" << said;
+void expect_contains(const std::string& said, std::initializer_list<const char*> fragments) {
+  for (const char* fragment : fragments)
+    EXPECT_NE(said.find(fragment), said.npos) << fragment << "\n" << said;
   for (const char* secret : {"only the ranks", "only others"}) {
     EXPECT_EQ(said.find(secret), said.npos) << said;
   }
 }
 
 TEST(Joining, WrongSecretIsReportedOnBothSides) {
-  expect_parts(refusal(kSecret, at("", 0, 1, 2), kOther),
-               {"rank 1: rank 0 at 127.0.0.1:", "the secret of TANDEM_SECRET is not its own",
-                "refused a connection from 127.0.0.1 as rank 1: its secret is not that of "
-                "TANDEM_SECRET"});
+  expect_contains(refusal(kSecret, at("", 0, 1, 2), kOther),
+                  {"rank 1: rank 0 at 127.0.0.1:", "the secret of TANDEM_SECRET is not its own",
+                   "refused a connection from 127.0.0.1 as rank 1: its secret is not that of "
+                   "TANDEM_SECRET"});
 }
 
 TEST(Joining, MissingSecretIsReportedOnBothSides) {
-  expect_parts(refusal(kSecret, at("", 0, 1, 2), {}),
-               {"it has a secret, this rank has no TANDEM_SECRET or TANDEM_SECRET_FILE",
-                "it has no secret, this rank has TANDEM_SECRET: expected the same"});
-  expect_parts(refusal({}, at("", 0, 1, 2), kSecret),
-               {"it has no secret, this rank has TANDEM_SECRET: expected the same",
-                "this rank has neither TANDEM_SECRET nor TANDEM_SECRET_FILE"});
+  expect_contains(refusal(kSecret, at("", 0, 1, 2), {}),
+                  {"it has a secret, this rank has no TANDEM_SECRET or TANDEM_SECRET_FILE",
+                   "it has no secret, this rank has TANDEM_SECRET: expected the same"});
+  expect_contains(refusal({}, at("", 0, 1, 2), kSecret),
+                  {"it has no secret, this rank has TANDEM_SECRET: expected the same",
+                   "this rank has neither TANDEM_SECRET nor TANDEM_SECRET_FILE"});
 }
 
 TEST(Joining, DifferentWorldSizeAndDuplicateRankAreNamed) {
-  expect_parts(refusal(kSecret, at("", 0, 1, 3), kSecret),
-               {"world size: rank 0 has 2, rank 1 has 3: expected the same on all ranks"});
-  expect_parts(refusal(kSecret, at("", 0, -1, 2), kSecret), {"world size"});
-  expect_parts(refusal(kSecret, at("", 0, 0, 2), kSecret),
-               {"has one already: expected each rank once"});
+  expect_contains(refusal(kSecret, at("", 0, 1, 3), kSecret),
+                  {"world size: rank 0 has 2, rank 1 has 3: expected the same on all ranks"});
+  expect_contains(refusal(kSecret, at("", 0, -1, 2), kSecret), {"world size"});
+  expect_contains(refusal(kSecret, at("", 0, 0, 2), kSecret),
+                  {"has one already: expected each rank once"});
 }
 
 TEST(Joining, SeveralHostsWithoutASecretAreRefusedAtOnce) {
@@ -105,7 +106,7 @@ TEST(Joining, SeveralHostsWithoutASecretAreRefusedAtOnce) {
       ControlCommunicator comm(at("node7", 29500, rank, 2), {}, 20);
       ADD_FAILURE() << "let in";
     } catch (const InvalidArgument& error) {
-      expect_parts(error.what(), {"no secret", "TANDEM_SECRET or TANDEM_SECRET_FILE", "node7"});
+      expect_contains(error.what(), {"no secret", "TANDEM_SECRET or TANDEM_SECRET_FILE", "node7"});
     }
   }
 }
@@ -157,20 +158,20 @@ TEST(Joining, OtherListenersAtRankZerosAddressAreRejected) {
   const auto say = [](const Connection& to, const void* bytes, size_t count) {
     EXPECT_EQ(send(to.fd(), bytes, count, MSG_NOSIGNAL), ssize_t(count));
   };
-  expect_parts(said_of([](const Connection&) {}, 0.5), {"Timeout", "says nothing", "rank 0"});
-  expect_parts(said_of([](const Connection& c) { shutdown(c.fd(), SHUT_RDWR); }, 0.5),
-               {"Timeout", "closes the connection"});
-  expect_parts(said_of([&](const Connection& c) { say(c, "SSH-2.0-OpenSSH\r\n", 17); }, 0.5),
-               {"Timeout", "is no rank 0 of this version"});
+  expect_contains(said_of([](const Connection&) {}, 0.5), {"Timeout", "says nothing", "rank 0"});
+  expect_contains(said_of([](const Connection& c) { shutdown(c.fd(), SHUT_RDWR); }, 0.5),
+                  {"Timeout", "closes the connection"});
+  expect_contains(said_of([&](const Connection& c) { say(c, "SSH-2.0-OpenSSH\r\n", 17); }, 0.5),
+                  {"Timeout", "is no rank 0 of this version"});
   const auto half = [&](const Connection& c) { say(c, kMagic.data(), 8); };
-  expect_parts(said_of(half, 0.5), {"Timeout", "says nothing"});
+  expect_contains(said_of(half, 0.5), {"Timeout", "says nothing"});
   const auto impostor = [&](const Connection& c) {
     const Challenge challenge{kMagic, 1, random_digest()};
     say(c, &challenge, sizeof challenge);
     const Decision decision{kMagic, Verdict::admitted, 2, random_digest()};
     say(c, &decision, sizeof decision);
   };
-  expect_parts(said_of(impostor, 20), {"does not know the secret of TANDEM_SECRET"});
+  expect_contains(said_of(impostor, 20), {"does not know the secret of TANDEM_SECRET"});
 }
 
 TEST(Joining, RanksThatDieInTheHandshakeMayJoinAgain) {
@@ -185,8 +186,8 @@ TEST(Joining, RanksThatDieInTheHandshakeMayJoinAgain) {
     while (!connection.open()) connection = connect_to({"", "127.0.0.1", port}, 20, why);
     if (i % 2 == 0) continue;
     ASSERT_TRUE(wait_until(connection.fd(), POLLIN, after(20)));
-    const std::byte part{'t'};
-    send(connection.fd(), &part, 1, MSG_NOSIGNAL);
+    const std::byte fragment{'t'};
+    send(connection.fd(), &fragment, 1, MSG_NOSIGNAL);
   }
   {
     ControlCommunicator comm(at("127.0.0.1", port, 1, 2), kSecret, 20);
@@ -215,8 +216,8 @@ TEST(Joining, Ipv6Ipv4AndNamesWork) {
       ranks.push_back(std::async(std::launch::async, [&, rank] {
         ControlCommunicator comm(at(rank == 2 ? "127.0.0.1" : host, port, rank, 3), kSecret, 20);
         comm.barrier("start");
-        const auto part = comm.split(rank == 0 ? 0 : 1, 0);
-        part->barrier("part");
+        const auto fragment = comm.split(rank == 0 ? 0 : 1, 0);
+        fragment->barrier("part");
         comm.barrier("end");
       }));
     }

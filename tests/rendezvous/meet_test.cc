@@ -80,9 +80,9 @@ TEST_P(Meeting, ConnectsAControlPlaneAndItsGroups) {
       for (int round = 0; round < 10; ++round) control.require_same("name", met.world);
       // Each rank, rank 0 included, is the first of a group once.
       for (int first = 0; first < size; ++first) {
-        const auto part = control.split(0, (control.rank() - first + size) % size);
-        EXPECT_EQ(part->rank(), (control.rank() - first + size) % size);
-        part->barrier("in a group");
+        const auto group = control.split(0, (control.rank() - first + size) % size);
+        EXPECT_EQ(group->rank(), (control.rank() - first + size) % size);
+        group->barrier("in a group");
       }
       control.barrier("end");
     });

@@ -139,8 +139,8 @@ int work(Communicator& comm, double seconds) {
     if (int(all.size()) != comm.size()) return kWrong;
     const int goes_on = last ? 0 : 1;
     more = false;
-    for (const auto& part : comm.exchange(std::as_bytes(std::span(&goes_on, 1)), "more")) {
-      more = more || part[0] != std::byte{};
+    for (const auto& group : comm.exchange(std::as_bytes(std::span(&goes_on, 1)), "more")) {
+      more = more || group[0] != std::byte{};
     }
   }
   if (longest > kLongestExchange) std::fprintf(stderr, "an exchange took %g s\n", longest);
@@ -150,10 +150,10 @@ int work(Communicator& comm, double seconds) {
 TEST(Strangers, TenThousandForeignConnectionsAreHarmless) {
   const Launch launch = place(kRanks, false);
   const auto body = [](Communicator& comm) {
-    const auto part = comm.split(comm.rank() % 2, 0);
-    const int of_world = work(comm, 3), of_part = work(*part, 1);
+    const auto group = comm.split(comm.rank() % 2, 0);
+    const int of_world = work(comm, 3), of_group = work(*group, 1);
     comm.barrier("end");
-    return std::max(of_world, of_part);
+    return std::max(of_world, of_group);
   };
   auto children = start(launch, {0, 1, 2}, kDeadline, body);
   Attack attack(launch);

@@ -8,20 +8,20 @@ namespace {
 TEST(AddingOrder, ChunksAreSpreadEvenlyAfterTheLeadAndLastSourcesComeAfterAllSteps) {
   for (const int lead : {0, 1, 4}) {
     for (const int late : {1, 2, 6, 14}) {
-      for (int parts = late; parts <= 14; ++parts) {
+      for (int num_slices = late; num_slices <= 14; ++num_slices) {
         for (int steps = lead; steps <= 200; ++steps) {
-          SCOPED_TRACE(testing::Message() << lead << ", " << steps << " steps, " << parts
+          SCOPED_TRACE(testing::Message() << lead << ", " << steps << " steps, " << num_slices
                                           << " parts, " << late << " of them late");
-          const AddingOrder order{steps, parts, lead, late};
-          const int spread = steps - lead, runs = parts - late + 1;
+          const AddingOrder order{steps, num_slices, lead, late};
+          const int spread = steps - lead, runs = num_slices - late + 1;
           int before = lead;
-          for (int part = 0; part < runs; ++part) {
-            const int run = steps_before(order, part) - before;
-            ASSERT_TRUE(run == spread / runs || run == (spread + runs - 1) / runs) << part;
+          for (int slice = 0; slice < runs; ++slice) {
+            const int run = steps_before(order, slice) - before;
+            ASSERT_TRUE(run == spread / runs || run == (spread + runs - 1) / runs) << slice;
             before += run;
           }
-          for (int part = parts - late; part < parts; ++part) {
-            ASSERT_EQ(steps_before(order, part), steps) << part;
+          for (int slice = num_slices - late; slice < num_slices; ++slice) {
+            ASSERT_EQ(steps_before(order, slice), steps) << slice;
           }
         }
       }

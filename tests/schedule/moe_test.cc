@@ -52,12 +52,12 @@ TEST(MoeSchedule, WavesAreContiguousAndCoverAllRows) {
     for (int waves = 1; waves <= kMoePieces; ++waves) {
       int64_t next = 0, next_piece = 0;
       for (int wave = 0; wave < waves; ++wave) {
-        const Range part = moe_wave(rows, waves, wave), pieces = moe_pieces(waves, wave);
-        EXPECT_EQ(part.begin, next);
+        const Range shard = moe_wave(rows, waves, wave), pieces = moe_pieces(waves, wave);
+        EXPECT_EQ(shard.begin, next);
         EXPECT_EQ(pieces.begin, next_piece);
-        next = part.end();
+        next = shard.end();
         next_piece = pieces.end();
-        for (int64_t row = part.begin; row < part.end(); ++row) {
+        for (int64_t row = shard.begin; row < shard.end(); ++row) {
           EXPECT_GE(piece[size_t(row)], pieces.begin);
           EXPECT_LT(piece[size_t(row)], pieces.end());
         }
@@ -73,11 +73,11 @@ TEST(MoeSchedule, ColumnGroupsCoverAllColumnsBetweenBlocks) {
     for (int groups = 1; groups <= 16; ++groups) {
       int64_t next = 0;
       for (int group = 0; group < groups; ++group) {
-        const Range part = moe_columns(columns, groups, group);
-        EXPECT_EQ(part.begin, next);
-        EXPECT_GE(part.count, 0);
-        EXPECT_TRUE(part.begin % kMoeColumns == 0 || part.count == 0);
-        next = part.end();
+        const Range shard = moe_columns(columns, groups, group);
+        EXPECT_EQ(shard.begin, next);
+        EXPECT_GE(shard.count, 0);
+        EXPECT_TRUE(shard.begin % kMoeColumns == 0 || shard.count == 0);
+        next = shard.end();
       }
       EXPECT_EQ(next, columns);
     }

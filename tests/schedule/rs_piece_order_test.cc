@@ -194,7 +194,7 @@ TEST(RsPieceOrder, TilesSentLaterAreNeededLastAndSpread) {
 }
 
 TEST(RsPieceOrder, OnlyLocalTilesAreSplit) {
-  int parts = 0;
+  int count = 0;
   for (const RsPieceOrder& order : orders()) {
     SCOPED_TRACE(about(order));
     const RsPieces pieces(order);
@@ -205,11 +205,11 @@ TEST(RsPieceOrder, OnlyLocalTilesAreSplit) {
         ASSERT_GE(work.end - work.begin, order.minimum);
         if (work.begin == 0 && work.end == order.steps) continue;
         ASSERT_EQ(work.tile.owner, order.rank);
-        ++parts;
+        ++count;
       }
     }
   }
-  ASSERT_GT(parts, 5);
+  ASSERT_GT(count, 5);
 }
 
 TEST(RsPieceOrder, SplitShortensTheLastWave) {

@@ -12,7 +12,7 @@ namespace {
 
 static_assert(ag_source(2, 4, 3) == 1 && ag_target(2, 4, 3) == 3);
 static_assert(rs_owner(2, 4, 3) == 2 && rs_source(0, 4, 0) == 3);
-static_assert(split(10, 4, 1).begin == 3 && part_of(10, 4, 3) == 1);
+static_assert(split(10, 4, 1).begin == 3 && owner_of(10, 4, 3) == 1);
 static_assert(chunk_rows(16, 2, 1, 3, 0, Taper::falling).end() == 12);
 static_assert(chunk_rows(16, 2, 1, 3, 0, Taper::rising).end() == 10);
 static_assert(chunk_of_row(16, 2, 3, 8, Taper::falling) == 3);
@@ -24,19 +24,19 @@ constexpr int kChunks[] = {1, 2, 3, 4, 8};
 constexpr Taper kTapers[] = {Taper::falling, Taper::rising};
 
 TEST(Split, CoversEachElementOnceAndMatchesShardOf) {
-  for (int parts = 1; parts <= 9; ++parts) {
+  for (int num_shards = 1; num_shards <= 9; ++num_shards) {
     for (int64_t total = 0; total < 50; ++total) {
       int64_t next = 0;
-      for (int i = 0; i < parts; ++i) {
-        const Range part = split(total, parts, i);
-        const Shard shard = shard_of(total, parts, i);
-        ASSERT_EQ(part.begin, next);
-        ASSERT_EQ(part.begin, shard.begin);
-        ASSERT_EQ(part.count, shard.count);
-        for (int64_t row = part.begin; row < part.end(); ++row) {
-          ASSERT_EQ(part_of(total, parts, row), i);
+      for (int i = 0; i < num_shards; ++i) {
+        const Range range = split(total, num_shards, i);
+        const Shard shard = shard_of(total, num_shards, i);
+        ASSERT_EQ(range.begin, next);
+        ASSERT_EQ(range.begin, shard.begin);
+        ASSERT_EQ(range.count, shard.count);
+        for (int64_t row = range.begin; row < range.end(); ++row) {
+          ASSERT_EQ(owner_of(total, num_shards, row), i);
         }
-        next = part.end();
+        next = range.end();
       }
       ASSERT_EQ(next, total);
     }

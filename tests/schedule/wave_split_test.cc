@@ -61,10 +61,10 @@ TEST(WaveSplit, EveryStepRunsOnceAndPartialsAreWrittenAndReadOnce) {
             }
             ASSERT_EQ(int(runs.size()), tiles);
             ASSERT_TRUE(runs.begin()->first == 0 && runs.rbegin()->first + 1 == tiles);
-            for (auto& [tile, parts] : runs) {
-              std::sort(parts.begin(), parts.end());
+            for (auto& [tile, ranges] : runs) {
+              std::sort(ranges.begin(), ranges.end());
               int done = 0;
-              for (const auto& [begin, end] : parts) {
+              for (const auto& [begin, end] : ranges) {
                 ASSERT_EQ(begin, done);
                 done = end;
               }

@@ -50,13 +50,13 @@ TEST(Safetensors, RoundTrip) {
   EXPECT_EQ(file.header_hash(), hash);
   EXPECT_NO_THROW(file.verify(true));
   EXPECT_EQ(file.metadata().at("format"), "pt");
-  std::vector<float> part(4);
-  file.read_f32(*file.find("a"), 11, part);
-  EXPECT_EQ(std::memcmp(part.data(), sample.a.data() + 11, 16), 0);
+  std::vector<float> slice(4);
+  file.read_f32(*file.find("a"), 11, slice);
+  EXPECT_EQ(std::memcmp(slice.data(), sample.a.data() + 11, 16), 0);
   std::vector<float> half(3);
   file.read_f32(*file.find("half"), 0, half);
   EXPECT_EQ(half, (std::vector<float>{1, 2, -1}));
-  EXPECT_THROW(file.read_f32(*file.find("a"), 12, part), InvalidArgument);
+  EXPECT_THROW(file.read_f32(*file.find("a"), 12, slice), InvalidArgument);
   EXPECT_EQ(file.find("c"), nullptr);
   const std::vector<int64_t> shape{3, 5};
   EXPECT_THROW(file.require("a", shape), IoError);

@@ -215,14 +215,14 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
         for (size_t i = 0; i < whole.size(); ++i) {
           const Parameter& p = one.parameters[i];
           SCOPED_TRACE(p.name + " tp " + std::to_string(tp) + " ep " + std::to_string(ep));
-          const LocalPart part = local_part(p);
-          ASSERT_EQ(whole[i].values.size(), size_t(part.rows * part.columns));
+          const LocalPart slice = local_part(p);
+          ASSERT_EQ(whole[i].values.size(), size_t(slice.rows * slice.columns));
           const int holders = (p.sharding.over_tp() ? 1 : tp) * (p.sharding.over_ep() ? 1 : ep);
-          for (int64_t r = 0; r < part.rows; ++r) {
-            for (int64_t c = 0; c < part.columns; ++c) {
-              const auto at = size_t(r * part.columns + c);
+          for (int64_t r = 0; r < slice.rows; ++r) {
+            for (int64_t c = 0; c < slice.columns; ++c) {
+              const auto at = size_t(r * slice.columns + c);
               ASSERT_EQ(whole[i].times[at], holders) << at;
-              ASSERT_EQ(whole[i].values[at], expected[size_t(p.offset + r * part.row_stride + c)])
+              ASSERT_EQ(whole[i].values[at], expected[size_t(p.offset + r * slice.row_stride + c)])
                   << at;
             }
           }

@@ -224,8 +224,9 @@ TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLossOfAStep) {
                   {"train.steps=10", "model.aux_loss_coeff=0.1", "train.microbatch=2",
                    "train.aux_loss_scope=step", "parallel.dp_bucket_mib=0.01"}));
   expect_same_run(dir / "parts", dir / "whole");
-  const auto parts = steps_of(dir / "parts"), whole = steps_of(dir / "whole");
-  EXPECT_NEAR(parts.back()["aux_loss"].get<double>(), whole.back()["aux_loss"].get<double>(), 1e-6);
+  const auto shards = steps_of(dir / "parts"), whole = steps_of(dir / "whole");
+  EXPECT_NEAR(shards.back()["aux_loss"].get<double>(), whole.back()["aux_loss"].get<double>(),
+              1e-6);
 }
 
 TEST(TrainMoe, AnotherLayoutResumesACheckpoint) {

@@ -91,9 +91,9 @@ TEST_P(AllowUncompressedCollectives, ResultsAreWithinTheBoundAndTheSameOnAllRank
       const Shard local = shard_of(rows, comm.size(), comm.rank());
       for (int call = 0; call < 2; ++call) {
         const Memory data = made(comm.rank(), 0, rows * kColumns);
-        Memory part(size_t(local.count * kColumns) * sizeof(float));
-        reduce_scatter(comm, view(data, kColumns), view(part, kColumns), choice);
-        EXPECT_LE(error_of_sum(view(part), local.begin * kColumns, comm.size()), sums);
+        Memory shard(size_t(local.count * kColumns) * sizeof(float));
+        reduce_scatter(comm, view(data, kColumns), view(shard, kColumns), choice);
+        EXPECT_LE(error_of_sum(view(shard), local.begin * kColumns, comm.size()), sums);
         all_reduce(comm, view(data, kColumns), choice);
         EXPECT_LE(error_of_sum(view(data), 0, comm.size()), sums);
         expect_same_everywhere(comm, view(data));

@@ -33,9 +33,9 @@ std::vector<double> expert_result(const MoeCase& c, int32_t expert,
     inner[size_t(f)] =
         g / (1 + std::exp(-g)) * dot(&up[size_t(f * s.hidden)], row.data(), s.hidden);
   }
-  for (int part = 0; part < s.tp; ++part) {
-    const Shard local = shard_of(s.ffn, s.tp, part);
-    const auto down = c.down(expert, part);
+  for (int tp_rank = 0; tp_rank < s.tp; ++tp_rank) {
+    const Shard local = shard_of(s.ffn, s.tp, tp_rank);
+    const auto down = c.down(expert, tp_rank);
     for (int64_t i = 0; i < kSampledColumns; ++i) {
       const int64_t column = i * s.hidden / kSampledColumns;
       result[size_t(i)] +=
@@ -63,8 +63,10 @@ std::vector<double> row_of(const MoeCase& c, int64_t row, const Wire& wire) {
 /// by a fraction of its group's max, which is below twice the largest sample of such a sum, as both
 /// have as many random terms; errors of different ranks add up like the sums themselves.
 double error_of_sums(const MoeCase& c, const Wire& wire) {
-  const int parts = std::min(c.comm.size(), c.shape.top_k * c.shape.tp);
-  return c.comm.size() == 1 ? 0 : 2 * error_of_wire(wire, c.shape.dtype) * std::sqrt(double(parts));
+  const int num_partials = std::min(c.comm.size(), c.shape.top_k * c.shape.tp);
+  return c.comm.size() == 1
+             ? 0
+             : 2 * error_of_wire(wire, c.shape.dtype) * std::sqrt(double(num_partials));
 }
 
 /// Largest error of sampled results over the largest of them. `wire`: wire format of the rows.

@@ -49,9 +49,9 @@ void check_row(const MoeBackwardCase& b, int64_t row, SampledErrors& of_dx,
     const int32_t expert = c.chosen[size_t(row * s.top_k + k)];
     const auto gate = c.gate(expert), up = c.up(expert);
     double dot_of_all = 0;
-    for (int part = 0; part < s.tp; ++part) {
-      const Shard local = shard_of(s.ffn, s.tp, part);
-      const auto down = c.down(expert, part);
+    for (int tp_rank = 0; tp_rank < s.tp; ++tp_rank) {
+      const Shard local = shard_of(s.ffn, s.tp, tp_rank);
+      const auto down = c.down(expert, tp_rank);
       std::vector<double> d_act(size_t(local.count), 0.0);
       for (int64_t h = 0; h < s.hidden; ++h) {
         for (int64_t f = 0; f < local.count; ++f) {
@@ -79,11 +79,11 @@ void check_feature(const MoeBackwardCase& b, int64_t feature, SampledErrors& of_
                    SampledErrors& of_out) {
   const MoeCase& c = b.c;
   const MoeShape& s = c.shape;
-  const int part = c.comm.rank() % s.tp;
+  const int tp_rank = c.comm.rank() % s.tp;
   const int64_t expert = c.place.experts.begin;
   const auto gate = c.gate(expert), up = c.up(expert);
-  const auto down = column_of(c.down(expert, part), c.place.ffn, feature);
-  const int64_t at_row = (c.first_of_part() + feature) * s.hidden;
+  const auto down = column_of(c.down(expert, tp_rank), c.place.ffn, feature);
+  const int64_t at_row = (c.first_feature() + feature) * s.hidden;
   const auto column = [&](int64_t i) { return i * s.hidden / kSamples; };
   std::vector<double> of_gate(size_t(kSamples), 0.0), of_up = of_gate, of_down = of_gate;
   for (int rank = 0; rank < c.comm.size(); ++rank) {

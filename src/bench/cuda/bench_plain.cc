@@ -11,8 +11,8 @@
 #include "collectives/cuda/all_reduce.h"
 #include "collectives/cuda/chunk_sizes.h"
 #include "collectives/cuda/encoded_collectives.h"
-#include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "core/cuda/graph.h"
 #include "tandem/collectives.h"
 
@@ -114,24 +114,24 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
 }
 
-void fill_part(const GpuCommunicator& comm, BenchData data, const Tensor& rows, int part,
-               int rank) {
-  const uint64_t seed = kSeed + uint64_t(part), stream = kX + uint64_t(rank);
+void fill_shard(const GpuCommunicator& comm, BenchData data, const Tensor& rows, int owner,
+                int rank) {
+  const uint64_t seed = kSeed + uint64_t(owner), stream = kX + uint64_t(rank);
   if (data == BenchData::normal) return fill_normal(rows, seed, stream, 0, comm.stream());
   fill_uniform(rows, seed, stream, 0, comm.stream());
 }
 // Fills part p of rank r's data with seed kSeed + p, stream kX + r.
-void fill_parts(const GpuCommunicator& comm, BenchData data, const Tensor& whole, int rank) {
+void fill_shards(const GpuCommunicator& comm, BenchData data, const Tensor& whole, int rank) {
   for (int p = 0; p < comm.size(); ++p) {
     const Shard rows = shard_of(whole.dim(0), comm.size(), p);
     if (rows.count == 0) continue;
-    fill_part(comm, data, whole.rows(rows.begin, rows.count), p, rank);
+    fill_shard(comm, data, whole.rows(rows.begin, rows.count), p, rank);
   }
 }
 
 /// Compares `rows` with part p of rank r.
-Verdict verify_part(const GpuCommunicator& comm, const Tensor& rows, int part, int rank) {
-  return verify_sum(rows, kSeed + uint64_t(part), kX + uint64_t(rank), 1, comm.stream());
+Verdict verify_shard(const GpuCommunicator& comm, const Tensor& rows, int owner, int rank) {
+  return verify_sum(rows, kSeed + uint64_t(owner), kX + uint64_t(rank), 1, comm.stream());
 }
 /// Passes only if bitwise equal.
 Verdict verify_bits(const GpuCommunicator& comm, const Tensor& out, uint64_t expected) {
@@ -163,7 +163,7 @@ int64_t message_bytes(const GpuCommunicator& comm, const BenchRequest& c, const 
   return bytes;
 }
 /// Bytes of the messages to all other ranks, one part of `in` each.
-int64_t sent_in_parts(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& in) {
+int64_t bytes_sent(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& in) {
   int64_t bytes = 0;
   for (int r = 0; r < comm.size(); ++r) {
     if (r == comm.rank()) continue;
@@ -184,16 +184,16 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
   const size_t bytes = size_t(c.m * c.n) * size_of(c.dtype);
   const DeviceMemory in_memory(bytes), out_memory(bytes);
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
-  fill_parts(comm, data_of(c), in, 0);
+  fill_shards(comm, data_of(c), in, 0);
   const uint64_t expected = digest(in, comm.stream());
   const Shard local = shard_of(c.m, comm.size(), comm.rank());
   const Tensor shard = in.rows(local.begin, local.count);
-  PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
+  ShardExchange* exchange = comm.size() > 1 ? &shard_exchange(comm) : nullptr;
   std::vector<CollectiveCandidate> candidates{{"nccl", [&] { nccl_all_gather(comm, shard, out); }}};
-  for (const PartAlgorithm candidate : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
-    if (!parts || !parts->fits(out, candidate)) continue;
+  for (const ShardAlgorithm candidate : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
+    if (!exchange || !exchange->fits(out, candidate)) continue;
     candidates.push_back({std::string(name_of(candidate)),
-                          [=, &shard, &out] { parts->all_gather(shard, out, candidate); }});
+                          [=, &shard, &out] { exchange->all_gather(shard, out, candidate); }});
   }
   if (!c.wire.is_none() && comm.size() > 1) {
     add_encoded(
@@ -206,7 +206,7 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     verdict = {};
     for (int p = 0; p < comm.size(); ++p) {  // encoded: compares within the error bound
       const Shard rows = shard_of(c.m, comm.size(), p);
-      if (rows.count) join(verdict, verify_part(comm, out.rows(rows.begin, rows.count), p, 0));
+      if (rows.count) join(verdict, verify_shard(comm, out.rows(rows.begin, rows.count), p, 0));
     }
     return verdict;
   };
@@ -221,20 +221,20 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
       out_memory(size_t(local.count * c.n) * size_of(c.dtype));
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
                out = out_memory.view(c.dtype, {local.count, c.n});
-  fill_parts(comm, data_of(c), in, comm.rank());
-  PartExchange* parts = comm.size() > 1 ? &part_exchange(comm) : nullptr;
+  fill_shards(comm, data_of(c), in, comm.rank());
+  ShardExchange* exchange = comm.size() > 1 ? &shard_exchange(comm) : nullptr;
   std::vector<CollectiveCandidate> candidates{
       {"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
-  for (const PartAlgorithm candidate : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
-    if (!parts || !parts->fits(in, candidate)) continue;
+  for (const ShardAlgorithm candidate : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
+    if (!exchange || !exchange->fits(in, candidate)) continue;
     candidates.push_back({std::string(name_of(candidate)),
-                          [=, &in, &out] { parts->reduce_scatter(in, out, candidate); }});
+                          [=, &in, &out] { exchange->reduce_scatter(in, out, candidate); }});
   }
   const auto encoded = encoded_collectives(comm, c);
   if (encoded) {
     add_encoded(
         c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, candidates);
-    result.wire_bytes = sent_in_parts(comm, c, in);
+    result.wire_bytes = bytes_sent(comm, c, in);
   }
   measure_plain(
       at, candidates, out,
@@ -254,7 +254,7 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
       out_memory(size_t(received * c.n) * size_of(c.dtype));
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}),
                out = out_memory.view(c.dtype, {received, c.n});
-  fill_parts(comm, data_of(c), in, comm.rank());
+  fill_shards(comm, data_of(c), in, comm.rank());
   std::vector<int64_t> send(size_t(comm.size())), recv(send.size(), local.count);
   for (int r = 0; r < comm.size(); ++r) send[size_t(r)] = shard_of(c.m, comm.size(), r).count;
   std::vector<CollectiveCandidate> candidates{
@@ -262,10 +262,10 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
   if (!c.wire.is_none() && comm.size() > 1) {
     add_encoded(
         c, 1, [&] { all_to_all(comm, in, send, out, recv, c.wire); }, candidates);
-    result.wire_bytes = sent_in_parts(comm, c, in);
+    result.wire_bytes = bytes_sent(comm, c, in);
   }
   for (int r = 0; r < comm.size() && local.count; ++r) {
-    fill_part(comm, data_of(c), out.rows(r * local.count, local.count), comm.rank(), r);
+    fill_shard(comm, data_of(c), out.rows(r * local.count, local.count), comm.rank(), r);
   }
   const uint64_t expected = digest(out, comm.stream());
   const auto check_result = [&] {
@@ -273,7 +273,7 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
     if (verdict.of_bound == 0 || c.wire.is_exact()) return verdict;
     verdict = {};
     for (int r = 0; r < comm.size() && local.count; ++r) {
-      join(verdict, verify_part(comm, out.rows(r * local.count, local.count), comm.rank(), r));
+      join(verdict, verify_shard(comm, out.rows(r * local.count, local.count), comm.rank(), r));
     }
     return verdict;
   };

@@ -50,9 +50,9 @@ struct MoeCase {
     const int64_t f = place.ffn;
     for (int64_t e = 0; e < place.experts.count; ++e) {
       const auto number = uint64_t(place.experts.begin + e);
-      fill_uniform(w_in.rows(e * 2 * f, f), kSeed, kGate + number, first_of_part() * q.k,
+      fill_uniform(w_in.rows(e * 2 * f, f), kSeed, kGate + number, first_feature() * q.k,
                    comm.stream());
-      fill_uniform(w_in.rows((e * 2 + 1) * f, f), kSeed, kUp + number, first_of_part() * q.k,
+      fill_uniform(w_in.rows((e * 2 + 1) * f, f), kSeed, kUp + number, first_feature() * q.k,
                    comm.stream());
       fill_uniform(w_out.rows(e * q.k, q.k), kSeed, down_stream(number, comm.rank() % shape.tp), 0,
                    comm.stream());
@@ -62,17 +62,17 @@ struct MoeCase {
 
   static size_t bytes(int64_t values) { return size_t(values) * 2; }
   float weight() const { return 1.0f / float(shape.top_k); }
-  int64_t first_of_part() const {
+  int64_t first_feature() const {
     return shard_of(shape.ffn, shape.tp, comm.rank() % shape.tp).begin;
   }
-  uint64_t down_stream(uint64_t expert, int part) const {
-    return kDown + expert * uint64_t(shape.tp) + uint64_t(part);
+  uint64_t down_stream(uint64_t expert, int tp_rank) const {
+    return kDown + expert * uint64_t(shape.tp) + uint64_t(tp_rank);
   }
   /// Regenerates the weights of any expert: its gate and up projection, and its shard of w_out on
   /// one of the TP ranks.
   std::vector<double> gate(int64_t expert) const;
   std::vector<double> up(int64_t expert) const;
-  std::vector<double> down(int64_t expert, int part) const;
+  std::vector<double> down(int64_t expert, int tp_rank) const;
   void write(const DeviceMemory& memory, const void* host) const {
     check(
         cudaMemcpyAsync(memory.data(), host, memory.bytes(), cudaMemcpyHostToDevice, comm.stream()),
@@ -124,9 +124,9 @@ inline std::vector<double> MoeCase::gate(int64_t expert) const {
 inline std::vector<double> MoeCase::up(int64_t expert) const {
   return made(kUp + uint64_t(expert), shape.ffn, shape.hidden);
 }
-inline std::vector<double> MoeCase::down(int64_t expert, int part) const {
-  return made(down_stream(uint64_t(expert), part), shape.hidden,
-              shard_of(shape.ffn, shape.tp, part).count);
+inline std::vector<double> MoeCase::down(int64_t expert, int tp_rank) const {
+  return made(down_stream(uint64_t(expert), tp_rank), shape.hidden,
+              shard_of(shape.ffn, shape.tp, tp_rank).count);
 }
 
 /// Backward pass of the layer: operands, and saved activations of a forward pass.

@@ -76,22 +76,22 @@ struct EncodedBlock {
     Plane<kLow == 0 ? 1 : kLow, 0> low;
     if constexpr (kLow > 0) low.pack(codes, lane);
     if (!on) return;
-    wide.store(message + wire.parts.wide, block, lane);
-    if constexpr (kLow > 0) low.store(message + wire.parts.narrow, block, lane);
+    wide.store(message + wire.layout.wide, block, lane);
+    if constexpr (kLow > 0) low.store(message + wire.layout.narrow, block, lane);
     if (!stores_owned(wire, lane)) return;
 #pragma unroll
     for (int k = 0; k < kOwned; ++k) {
       const int64_t group = owned_group(wire, block, lane, k);
-      if (k >= owned_groups(wire) || group >= wire.parts.groups) continue;
+      if (k >= owned_groups(wire) || group >= wire.layout.groups) continue;
       const uint32_t stored = with_kind(
           wire.scale, [&]<ScaleKind kind>() { return codec::stored_scale<kind>(scale[k]); });
-      store_number(wire.scale, message + wire.parts.scales, group, stored);
+      store_number(wire.scale, message + wire.layout.scales, group, stored);
       if constexpr (kCentered) {
-        store_number(wire.scale, message + wire.parts.centers, group, center[k]);
+        store_number(wire.scale, message + wire.layout.centers, group, center[k]);
       }
       if constexpr (transform == Transform::spikes) {
-        reinterpret_cast<uint32_t*>(message + wire.parts.spikes)[group] = spikes.values[k];
-        reinterpret_cast<uint16_t*>(message + wire.parts.places)[group] =
+        reinterpret_cast<uint32_t*>(message + wire.layout.spikes)[group] = spikes.values[k];
+        reinterpret_cast<uint16_t*>(message + wire.layout.places)[group] =
             uint16_t(spikes.places[k]);
       }
     }
@@ -107,20 +107,20 @@ struct EncodedBlock {
   __device__ static Fetched fetch(const WireParams& wire, const std::byte* message, int64_t block,
                                   int lane) {
     Fetched all{};
-    all.wide.load(message + wire.parts.wide, block, lane);
-    if constexpr (kLow > 0) all.low.load(message + wire.parts.narrow, block, lane);
+    all.wide.load(message + wire.layout.wide, block, lane);
+    if constexpr (kLow > 0) all.low.load(message + wire.layout.narrow, block, lane);
 #pragma unroll
     for (int k = 0; k < kOwned; ++k) {
       const int64_t group = owned_group(wire, block, lane, k);
-      const bool is_there = k < owned_groups(wire) && group < wire.parts.groups;
-      const auto number = [&](size_t part) {
-        return is_there ? load_number(wire.scale, message + part, group) : 0;
+      const bool is_there = k < owned_groups(wire) && group < wire.layout.groups;
+      const auto number = [&](size_t shard) {
+        return is_there ? load_number(wire.scale, message + shard, group) : 0;
       };
-      all.scale[k] = number(wire.parts.scales);
-      all.center[k] = kCentered ? number(wire.parts.centers) : 0;
+      all.scale[k] = number(wire.layout.scales);
+      all.center[k] = kCentered ? number(wire.layout.centers) : 0;
       if constexpr (transform == Transform::spikes) {
-        const auto* values = reinterpret_cast<const uint32_t*>(message + wire.parts.spikes);
-        const auto* places = reinterpret_cast<const uint16_t*>(message + wire.parts.places);
+        const auto* values = reinterpret_cast<const uint32_t*>(message + wire.layout.spikes);
+        const auto* places = reinterpret_cast<const uint16_t*>(message + wire.layout.places);
         all.spikes.values[k] = is_there ? __ldcg(values + group) : 0;
         all.spikes.places[k] = is_there ? __ldcg(places + group) : 0;
       }
@@ -221,15 +221,15 @@ struct EncodedBlock {
 
 /// Zeroes the padding between a message's sections. Called by one warp.
 __device__ inline void clear_between(const WireParams& wire, std::byte* message, int thread) {
-  const codec::Message& m = wire.parts;
+  const codec::Message& m = wire.layout;
   const int64_t number = m.groups * codec::scale_bytes(wire.scale);
   const size_t ends[4] = {m.centers, m.spikes, m.places, m.bytes};
   const size_t begins[4] = {m.scales + size_t(number), m.centers + size_t(number),
                             m.spikes + size_t(m.groups * 4), m.places + size_t(m.groups * 2)};
 #pragma unroll
-  for (int part = 0; part < 4; ++part) {
-    const size_t at = begins[part] + size_t(thread);
-    if (at < ends[part]) message[at] = std::byte{};
+  for (int shard = 0; shard < 4; ++shard) {
+    const size_t at = begins[shard] + size_t(thread);
+    if (at < ends[shard]) message[at] = std::byte{};
   }
 }
 

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kCodecThreads, kEncodersPerSm<Block>)
     encode_kernel(const __grid_constant__ WireParams wire, const void* values, DType dtype,
                   int64_t elements, std::byte* message) {
   if (blockIdx.x == 0 && threadIdx.x < 32) clear_between(wire, message, int(threadIdx.x));
-  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+  for_blocks(wire.layout.blocks, [&](int64_t block, int lane, bool on) {
     float x[kLaneValues];
     load_elements(values, dtype, elements, block, lane, on, x);
     Block encoded;
@@ -38,7 +38,7 @@ template <typename Block>
 __global__ void __launch_bounds__(kCodecThreads, kDecodersPerSm<Block>)
     decode_kernel(const __grid_constant__ WireParams wire, const std::byte* message, void* values,
                   DType dtype, int64_t elements) {
-  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+  for_blocks(wire.layout.blocks, [&](int64_t block, int lane, bool on) {
     Block encoded;
     encoded.load(wire, message, block, lane);
     float x[kLaneValues];
@@ -77,7 +77,7 @@ void launch_encode(const Wire& wire, const Tensor& values, std::byte* message,
   if (wire.codec == Codec::lossless) return launch_encode_lossless(values, message, stream);
   const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
   with_block(wire, [&]<typename Block>() {
-    const unsigned grid = codec_grid(params.parts.blocks, kEncodersPerSm<Block>);
+    const unsigned grid = codec_grid(params.layout.blocks, kEncodersPerSm<Block>);
     encode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(params, values.data(), values.dtype(),
                                                              values.elements(), message);
   });
@@ -91,7 +91,7 @@ void launch_decode(const Wire& wire, const std::byte* message, const Tensor& val
   if (wire.codec == Codec::lossless) return launch_decode_lossless(message, values, stream);
   const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
   with_block(wire, [&]<typename Block>() {
-    const unsigned grid = codec_grid(params.parts.blocks, kDecodersPerSm<Block>);
+    const unsigned grid = codec_grid(params.layout.blocks, kDecodersPerSm<Block>);
     decode_kernel<Block><<<grid, kCodecThreads, 0, stream>>>(params, message, values.data(),
                                                              values.dtype(), values.elements());
   });

@@ -121,18 +121,18 @@ __device__ auto with_kind(ScaleKind kind, const With& with) {
   return with.template operator()<ScaleKind::e8m0>();
 }
 
-__device__ inline void store_number(ScaleKind kind, std::byte* part, int64_t index,
+__device__ inline void store_number(ScaleKind kind, std::byte* numbers, int64_t index,
                                     uint32_t stored) {
   const int bytes = codec::scale_bytes(kind);
-  if (bytes == 4) reinterpret_cast<uint32_t*>(part)[index] = stored;
-  if (bytes == 2) reinterpret_cast<uint16_t*>(part)[index] = uint16_t(stored);
-  if (bytes == 1) reinterpret_cast<uint8_t*>(part)[index] = uint8_t(stored);
+  if (bytes == 4) reinterpret_cast<uint32_t*>(numbers)[index] = stored;
+  if (bytes == 2) reinterpret_cast<uint16_t*>(numbers)[index] = uint16_t(stored);
+  if (bytes == 1) reinterpret_cast<uint8_t*>(numbers)[index] = uint8_t(stored);
 }
-__device__ inline uint32_t load_number(ScaleKind kind, const std::byte* part, int64_t index) {
+__device__ inline uint32_t load_number(ScaleKind kind, const std::byte* numbers, int64_t index) {
   const int bytes = codec::scale_bytes(kind);
-  if (bytes == 4) return __ldcg(reinterpret_cast<const uint32_t*>(part) + index);
-  if (bytes == 2) return __ldcg(reinterpret_cast<const uint16_t*>(part) + index);
-  return __ldcg(reinterpret_cast<const uint8_t*>(part) + index);
+  if (bytes == 4) return __ldcg(reinterpret_cast<const uint32_t*>(numbers) + index);
+  if (bytes == 2) return __ldcg(reinterpret_cast<const uint16_t*>(numbers) + index);
+  return __ldcg(reinterpret_cast<const uint8_t*>(numbers) + index);
 }
 
 }  // namespace tandem::gpu

@@ -99,8 +99,8 @@ void launch_encode_lossless(const Tensor& values, std::byte* message, cudaStream
   const auto tiles = unsigned((params.tiles + kWarps - 1) / kWarps);
   encode_tiles_kernel<<<tiles, kThreads, 0, stream>>>(params, values.data(), message);
   check_launch("encode_tiles_kernel");
-  const auto parts = unsigned((params.groups + kScanGroups - 1) / kScanGroups);
-  sum_escapes_kernel<<<parts, 32, 0, stream>>>(params, message);
+  const auto scan_blocks = unsigned((params.groups + kScanGroups - 1) / kScanGroups);
+  sum_escapes_kernel<<<scan_blocks, 32, 0, stream>>>(params, message);
   check_launch("sum_escapes_kernel");
   finish_encoding_kernel<<<warps_grid((params.groups + 31) / 32, 8), kThreads, 0, stream>>>(
       params, values.data(), message);

@@ -19,15 +19,15 @@ constexpr int64_t kTileBlocks = 64;    // per warp in the first pass, with one e
 constexpr int64_t kScanGroups = 1024;  // per warp in the second
 
 struct LosslessParams {
-  codec::LosslessParts parts;
+  codec::LosslessLayout layout;
   int64_t elements, blocks, groups, tiles;
   size_t room;
   DType dtype;
 
   static LosslessParams of(int64_t elements, DType dtype) {
-    const auto in = [](int64_t count, int64_t part) { return (count + part - 1) / part; };
+    const auto in = [](int64_t count, int64_t section) { return (count + section - 1) / section; };
     const int64_t blocks = in(elements, kWireBlock);
-    return {codec::LosslessParts::of(elements, dtype),
+    return {codec::LosslessLayout::of(elements, dtype),
             elements,
             blocks,
             in(elements, codec::kLosslessGroup),
@@ -38,24 +38,24 @@ struct LosslessParams {
 };
 
 __device__ inline uint32_t* firsts_of(const LosslessParams& params, std::byte* message) {
-  return reinterpret_cast<uint32_t*>(message + params.parts.firsts);
+  return reinterpret_cast<uint32_t*>(message + params.layout.firsts);
 }
 /// Escape counts per tile, between the first two passes; stored in the space of the later escapes.
 __device__ inline uint32_t* totals_of(const LosslessParams& params, std::byte* message) {
-  return reinterpret_cast<uint32_t*>(message + params.parts.escapes);
+  return reinterpret_cast<uint32_t*>(message + params.layout.escapes);
 }
 
 /// Zeroes the padding between the sections. Called by 16 threads or more.
 __device__ inline void clear_between(const LosslessParams& params, std::byte* message, int thread) {
-  const codec::LosslessParts& parts = params.parts;
+  const codec::LosslessLayout& layout = params.layout;
   const size_t low = params.dtype == DType::f32 ? 2 * size_t(params.elements) : 0;
-  const size_t ends[3] = {parts.bytes, parts.firsts, parts.escapes};
-  const size_t begins[3] = {parts.low + low, parts.tops + size_t(params.groups),
-                            parts.firsts + 4 * size_t(params.groups)};
+  const size_t ends[3] = {layout.bytes, layout.firsts, layout.escapes};
+  const size_t begins[3] = {layout.low + low, layout.tops + size_t(params.groups),
+                            layout.firsts + 4 * size_t(params.groups)};
 #pragma unroll
-  for (int part = 0; part < 3; ++part) {
-    const size_t at = begins[part] + size_t(thread);
-    if (at < ends[part]) message[at] = std::byte{};
+  for (int section = 0; section < 3; ++section) {
+    const size_t at = begins[section] + size_t(thread);
+    if (at < ends[section]) message[at] = std::byte{};
   }
 }
 
@@ -68,7 +68,7 @@ __device__ V sum_over(V value, int lanes) {
 /// Stores the lower halves of f32, which are contiguous in the message: pairs 2 j and 2 j + 1.
 __device__ inline void store_low(std::byte* message, const LosslessParams& params, int64_t first,
                                  uint2 four) {
-  auto* const to = reinterpret_cast<uint16_t*>(message + params.parts.low);
+  auto* const to = reinterpret_cast<uint16_t*>(message + params.layout.low);
   if (first + 4 <= params.elements) {
     *reinterpret_cast<uint2*>(to + first) = four;
     return;
@@ -81,7 +81,7 @@ __device__ inline void store_low(std::byte* message, const LosslessParams& param
 }
 __device__ inline uint2 load_low(const std::byte* message, const LosslessParams& params,
                                  int64_t first) {
-  const auto* const from = reinterpret_cast<const uint16_t*>(message + params.parts.low);
+  const auto* const from = reinterpret_cast<const uint16_t*>(message + params.layout.low);
   if (first + 4 <= params.elements) return __ldcg(reinterpret_cast<const uint2*>(from + first));
   const auto at = [&](int i) {
     return first + i < params.elements ? uint32_t(__ldcg(from + first + i)) : 0u;
@@ -236,13 +236,14 @@ __device__ void encode_tile(const LosslessParams& params, const void* values, in
     count = sum_over(on ? (count & 0xffffu) + (count >> 16) : 0, kGroupLanes);
     const int64_t group = block * kWireBlock / codec::kLosslessGroup;
     if (warp_lane % kGroupLanes == 0 && group < params.groups) {
-      message[params.parts.tops + size_t(group)] = std::byte(top);
+      message[params.layout.tops + size_t(group)] = std::byte(top);
       firsts_of(params, message)[group] = count;
       total += count;
     }
     if (!on) continue;
-    bytes.store(message + params.parts.bytes, block, lane);
-    *reinterpret_cast<uint4*>(message + params.parts.codes + block * (kWireBlock / 2) + 16 * lane) =
+    bytes.store(message + params.layout.bytes, block, lane);
+    *reinterpret_cast<uint4*>(message + params.layout.codes + block * (kWireBlock / 2) +
+                              16 * lane) =
         make_uint4(__byte_perm(low[0], high[0], 0x5410), __byte_perm(low[0], high[0], 0x7632),
                    __byte_perm(low[1], high[1], 0x5410), __byte_perm(low[1], high[1], 0x7632));
   }
@@ -253,11 +254,11 @@ __device__ void encode_tile(const LosslessParams& params, const void* values, in
 /// Second pass: replaces the escape counts of kScanGroups groups by exclusive prefix sums; writes
 /// the header.
 template <int64_t kBlocks = kTileBlocks>
-__device__ void sum_escapes(const LosslessParams& params, int64_t part, int warp_lane,
+__device__ void sum_escapes(const LosslessParams& params, int64_t section, int warp_lane,
                             std::byte* message) {
   constexpr int64_t kTileGroups = kBlocks * kWireBlock / codec::kLosslessGroup;
   const uint32_t* const totals = totals_of(params, message);
-  const int64_t begin = part * kScanGroups;
+  const int64_t begin = section * kScanGroups;
   uint32_t before = 0, all = 0;
   for (int64_t tile = warp_lane; tile < params.tiles; tile += 32) {
     const uint32_t total = totals[tile];
@@ -265,8 +266,8 @@ __device__ void sum_escapes(const LosslessParams& params, int64_t part, int warp
     if (tile * kTileGroups < begin) before += total;
   }
   before = sum_over(before, 32), all = sum_over(all, 32);
-  if (part == 0 && warp_lane == 0) {
-    const bool fits = params.parts.escapes + all <= params.room;
+  if (section == 0 && warp_lane == 0) {
+    const bool fits = params.layout.escapes + all <= params.room;
     *reinterpret_cast<uint4*>(message) = make_uint4(fits ? 1 : 0, fits ? all : 0, 0, 0);
   }
   uint32_t* const firsts = firsts_of(params, message);
@@ -289,7 +290,7 @@ __device__ void sum_escapes(const LosslessParams& params, int64_t part, int warp
 template <typename Load, typename With>
 __device__ void for_escaping(const LosslessParams& params, const std::byte* message, int64_t begin,
                              int warp_lane, const Load& load, const With& with) {
-  const auto* const firsts = reinterpret_cast<const uint32_t*>(message + params.parts.firsts);
+  const auto* const firsts = reinterpret_cast<const uint32_t*>(message + params.layout.firsts);
   const uint32_t escapes = load(reinterpret_cast<const uint32_t*>(message) + 1);
   const int64_t group = begin + warp_lane;
   uint32_t first = 0, next = 0;
@@ -307,7 +308,7 @@ __device__ void for_escaping(const LosslessParams& params, const std::byte* mess
 __device__ inline void write_escapes(const LosslessParams& params, const void* values,
                                      int64_t begin, int warp_lane, std::byte* message) {
   for_escaping(params, message, begin, warp_lane, AnyLoad{}, [&](int64_t group, uint32_t first) {
-    const uint32_t top = uint32_t(message[params.parts.tops + size_t(group)]);
+    const uint32_t top = uint32_t(message[params.layout.tops + size_t(group)]);
 #pragma unroll 4
     for (int i = 0; i < codec::kLosslessGroup; i += 32) {
       const int64_t at = group * codec::kLosslessGroup + i + warp_lane;
@@ -321,7 +322,7 @@ __device__ inline void write_escapes(const LosslessParams& params, const void* v
       const uint32_t some = __ballot_sync(kAllLanes, escapes & 1);
       if (escapes & 1) {
         const uint32_t number = first + uint32_t(__popc(some & ((1u << warp_lane) - 1)));
-        message[params.parts.escapes + number] = std::byte(half >> 7);
+        message[params.layout.escapes + number] = std::byte(half >> 7);
       }
       first += uint32_t(__popc(some));
     }
@@ -336,10 +337,10 @@ __device__ inline void decode_blocks(const LosslessParams& params, const std::by
   const bool on = wanted < params.blocks;
   const int64_t block = on ? wanted : params.blocks - 1;
   Plane<8, 0> bytes;
-  bytes.load(message + params.parts.bytes, block, lane);
-  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(message + params.parts.codes +
+  bytes.load(message + params.layout.bytes, block, lane);
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(message + params.layout.codes +
                                                             block * (kWireBlock / 2) + 16 * lane));
-  const uint32_t top = __ldcg(reinterpret_cast<const uint8_t*>(message + params.parts.tops) +
+  const uint32_t top = __ldcg(reinterpret_cast<const uint8_t*>(message + params.layout.tops) +
                               block * kWireBlock / codec::kLosslessGroup);
   transpose(bytes.words, lane), transpose(bytes.words + 4, lane);
   const uint32_t low[2] = {__byte_perm(words.x, words.y, 0x5410),
@@ -375,7 +376,7 @@ __device__ inline void decode_escapes(const LosslessParams& params, const std::b
       if (at < params.elements) {
         const int in_block = int(at % kWireBlock);
         const uint32_t word =
-            __ldcg(reinterpret_cast<const uint32_t*>(message + params.parts.codes +
+            __ldcg(reinterpret_cast<const uint32_t*>(message + params.layout.codes +
                                                      at / kWireBlock * (kWireBlock / 2)) +
                    in_block % 16);
         code = (word >> (4 * (in_block / 16))) & 15;
@@ -386,7 +387,7 @@ __device__ inline void decode_escapes(const LosslessParams& params, const std::b
         const uint32_t number = first + uint32_t(__popc(some & ((1u << warp_lane) - 1)));
         const uint32_t exponent = number < escapes
                                       ? uint32_t(__ldcg(reinterpret_cast<const uint8_t*>(
-                                            message + params.parts.escapes + number)))
+                                            message + params.layout.escapes + number)))
                                       : 0;
         auto* const half =
             static_cast<uint16_t*>(values) + (params.dtype == DType::bf16 ? at : 2 * at + 1);

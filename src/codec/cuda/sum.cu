@@ -16,17 +16,17 @@ __global__ void __launch_bounds__(kCodecThreads, kPerSm)
   if (message && blockIdx.x == 0 && threadIdx.x < 32) {
     clear_between(wire, message, int(threadIdx.x));
   }
-  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+  for_blocks(wire.layout.blocks, [&](int64_t block, int lane, bool on) {
     float sum[kLaneValues];
     sum_messages<Block>(from, wire, block, lane, on, sum);
     if (message) {
-      fill_up(wire.parts.elements, block, lane, sum);
+      fill_up(wire.layout.elements, block, lane, sum);
       Block encoded;
       encoded.encode(wire, sum, lane);
       encoded.store(wire, message, block, lane, on);
       encoded.decode(wire, lane, sum);
     }
-    store_elements(out, from.dtype, wire.parts.elements, block, lane, on, sum);
+    store_elements(out, from.dtype, wire.layout.elements, block, lane, on, sum);
   });
 }
 
@@ -41,7 +41,7 @@ void launch_sum(const Wire& wire, const std::byte* messages, size_t stride, int 
   const WireParams params = WireParams::of(wire, values.elements(), values.dtype());
   const MessageSum from{messages, stride, count, local, values.data(), values.dtype()};
   with_block(wire, [&]<typename Block>() {
-    sum_kernel<Block><<<codec_grid(params.parts.blocks, kPerSm), kCodecThreads, 0, stream>>>(
+    sum_kernel<Block><<<codec_grid(params.layout.blocks, kPerSm), kCodecThreads, 0, stream>>>(
         params, from, message, out.data());
   });
   check_launch("sum_kernel");

@@ -37,22 +37,22 @@ __device__ void sum_messages(const MessageSum& from, const WireParams& wire, int
 #pragma unroll
   for (int place = 0; place <= kLast; ++place) fetch(place);
   FetchedHalves local;
-  if (from.local >= 0) local.fetch(from.values, from.dtype, wire.parts.elements, block, lane, on);
+  if (from.local >= 0) local.fetch(from.values, from.dtype, wire.layout.elements, block, lane, on);
   for (int rank = 0; rank < from.count; ++rank) {
     if (rank == from.local) {
       if (local.are_there) {
         local.widen(from.dtype, add);
       } else {
-        for_elements(from.values, from.dtype, wire.parts.elements, block, lane, on, add);
+        for_elements(from.values, from.dtype, wire.layout.elements, block, lane, on, add);
       }
       continue;
     }
-    Block part;
-    part.open(wire, next[0], lane);
+    Block shard;
+    shard.open(wire, next[0], lane);
 #pragma unroll
     for (int place = 0; place < kLast; ++place) next[place] = next[place + 1];
     fetch(kLast);
-    part.for_decoded(wire, lane, add);
+    shard.for_decoded(wire, lane, add);
   }
 }
 

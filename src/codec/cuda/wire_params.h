@@ -11,7 +11,7 @@ namespace tandem::gpu {
 constexpr int kQuad = 4;  ///< threads per block of elements
 
 struct WireParams {
-  codec::Message parts;
+  codec::Message layout;
   int group = 128;
   int shift = 7;  ///< group == 1 << shift
   ScaleKind scale = ScaleKind::bf16;

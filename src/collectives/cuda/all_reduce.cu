@@ -5,8 +5,8 @@
 #include "collectives/all_reduce_staging.h"
 #include "collectives/cuda/all_reduce_norm.h"
 #include "collectives/cuda/exchange.cuh"
-#include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/add_norm.h"
 
@@ -44,37 +44,37 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangePara
   const CallState call = enter_call(params);
   const int first = int(call.epoch % 2) * 2 * params.table.size, second = first + params.table.size;
   const int rank = params.table.rank, packs = int(params.packs);
-  const int part = (packs + params.table.size - 1) / params.table.size;
+  const int shard = (packs + params.table.size - 1) / params.table.size;
   const int begin = first_pack(), step = pack_step();
   const auto* in = static_cast<const Pack<T>*>(params.in);
   auto* out = static_cast<Pack<T>*>(params.out);
-  for (int i = begin; i < part; i += step) {
+  for (int i = begin; i < shard; i += step) {
     copy_by_peer<kRanks, Pack<T>>(
-        params.table, [&](int owner) { return owner * part + i < packs; },
-        [&](int owner) { return in[owner * part + i]; },
+        params.table, [&](int owner) { return owner * shard + i < packs; },
+        [&](int owner) { return in[owner * shard + i]; },
         [&](int owner, const Pack<T>& pack) {
           slot<T>(params, call.receiver(params, owner), first + rank)[i] = pack;
         });
   }
-  const auto bytes_of = [&](int owner) { return int64_t(min(part, packs - owner * part)) * 16; };
-  const int local = min(part, packs - rank * part);
+  const auto bytes_of = [&](int owner) { return int64_t(min(shard, packs - owner * shard)) * 16; };
+  const int local = min(shard, packs - rank * shard);
   Pack<T> prefetched;
-  if (begin < local) prefetched = in[rank * part + begin];  // loaded before the wait for the peers
+  if (begin < local) prefetched = in[rank * shard + begin];  // loaded before the wait for the peers
   if (!exchange_flags(params, 0, call, bytes_of)) return;
   for (int i = begin; i < local; i += step) {
     const Pack<T> sum = sum_slots<kRanks, T>(params, prefetched, first, i);
-    if (i + step < local) prefetched = in[rank * part + i + step];
-    out[rank * part + i] = sum;
+    if (i + step < local) prefetched = in[rank * shard + i + step];
+    out[rank * shard + i] = sum;
     for (int s = 1; s < params.table.size; ++s) {
       slot<T>(params, peer_at(params.table, s), second + rank)[i] = sum;
     }
   }
   if (!exchange_flags(params, 1, call, [&](int) { return bytes_of(rank); })) return;
-  for (int i = begin; i < part; i += step) {
+  for (int i = begin; i < shard; i += step) {
     copy_by_peer<kRanks, Pack<T>>(
-        params.table, [&](int owner) { return owner * part + i < packs; },
+        params.table, [&](int owner) { return owner * shard + i < packs; },
         [&](int owner) { return load_pack(slot<T>(params, rank, second + owner) + i); },
-        [&](int owner, const Pack<T>& pack) { out[owner * part + i] = pack; });
+        [&](int owner, const Pack<T>& pack) { out[owner * shard + i] = pack; });
   }
 }
 
@@ -102,10 +102,10 @@ AllReduce::AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, i
                           ": expected f32, bf16 or f16");
   }
   const int64_t bytes = max_elements * int64_t(size_of(dtype));
-  const int64_t part = row > 0 ? part_bytes(max_elements, row) : 0;
+  const int64_t shard = row > 0 ? shard_bytes(max_elements, row) : 0;
   const AllReduceStaging staging = sizes == Sizes::this_one
-                                       ? staging_for(bytes, comm.size(), part)
-                                       : staging_for_up_to(bytes, comm.size(), part);
+                                       ? staging_for(bytes, comm.size(), shard)
+                                       : staging_for_up_to(bytes, comm.size(), shard);
   capacity_ = staging.capacity;
   slot_bytes_ = staging.slot_bytes;
   staging_ = std::static_pointer_cast<GpuBuffer>(
@@ -113,8 +113,8 @@ AllReduce::AllReduce(GpuCommunicator& comm, int64_t max_elements, DType dtype, i
   prepare_nccl(comm);
 }
 
-int64_t AllReduce::part_bytes(int64_t elements, int64_t row) const {
-  return part_rows(elements / row, comm_.size()) * row * int64_t(size_of(dtype_));
+int64_t AllReduce::shard_bytes(int64_t elements, int64_t row) const {
+  return shard_rows(elements / row, comm_.size()) * row * int64_t(size_of(dtype_));
 }
 
 bool AllReduce::fits(int64_t elements, AllReduceAlgorithm algorithm, int64_t row) const {
@@ -122,7 +122,7 @@ bool AllReduce::fits(int64_t elements, AllReduceAlgorithm algorithm, int64_t row
   if (algorithm == AllReduceAlgorithm::nccl) return true;
   if (algorithm == AllReduceAlgorithm::pipelined) return row == 0 && comm_.size() > 1;
   if (algorithm == AllReduceAlgorithm::one_shot) return bytes % 16 == 0 && bytes <= slot_bytes_;
-  if (row > 0 && part_bytes(elements, row) > slot_bytes_) return false;
+  if (row > 0 && shard_bytes(elements, row) > slot_bytes_) return false;
   return bytes % 16 == 0 && bytes <= capacity_;
 }
 
@@ -172,7 +172,7 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algo
   if (algorithm == AllReduceAlgorithm::nccl || comm_.size() == 1) {
     return nccl_all_reduce(comm_, in, out, ReduceOp::sum);
   }
-  if (algorithm == AllReduceAlgorithm::pipelined) return part_exchange(comm_).all_reduce(in, out);
+  if (algorithm == AllReduceAlgorithm::pipelined) return shard_exchange(comm_).all_reduce(in, out);
   const ExchangeParams call = make_params(in, out);
   const int64_t of_all =
       algorithm == AllReduceAlgorithm::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();

@@ -3,7 +3,7 @@
 // one_shot: every rank sends its whole tensor to every other and sums all of it: one exchange.
 // two_shot: every rank sums the shard it owns and sends the result: two exchanges, a fraction of
 // the bytes. pipelined: the same in chunks, the first of which are returned while later ones are
-// sent (part_exchange.h). nccl: the NCCL call.
+// sent (shard_exchange.h). nccl: the NCCL call.
 //
 // Block b of every rank handles slice b, so blocks synchronize without a grid-wide barrier. Staging
 // memory alternates with the epoch's parity: a rank sends in call e + 2 only after it has seen
@@ -47,7 +47,7 @@ class AllReduce {
   AllReduceAlgorithm choose(int64_t elements) const;
 
  private:
-  int64_t part_bytes(int64_t elements, int64_t row) const;
+  int64_t shard_bytes(int64_t elements, int64_t row) const;
   void check_tensors(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm,
                      int64_t row) const;
   ExchangeParams make_params(const Tensor& in, const Tensor& out) const;

@@ -45,17 +45,17 @@ __global__ void __launch_bounds__(kNormThreads)
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank;
   const int first = int(call.epoch % 2) * 2 * size, second = first + size;
-  const int64_t part = part_rows(rows.rows, size), width = rows.packs;
+  const int64_t shard = shard_rows(rows.rows, size), width = rows.packs;
   const auto* in = static_cast<const Pack<T>*>(params.in);
   const auto* residual = static_cast<const Pack<T>*>(rows.residual);
   auto* hidden = static_cast<Pack<T>*>(rows.hidden);
-  const auto rows_of = [&](int owner) { return min(part, rows.rows - owner * part); };
+  const auto rows_of = [&](int owner) { return min(shard, rows.rows - owner * shard); };
   const auto bytes_of = [&](int owner) { return rows_of(owner) * width * 16; };
-  for (int64_t row = blockIdx.x; row < part; row += gridDim.x) {
+  for (int64_t row = blockIdx.x; row < shard; row += gridDim.x) {
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
       copy_by_peer<kRanks, Pack<T>>(
           params.table, [&](int owner) { return row < rows_of(owner); },
-          [&](int owner) { return in[(owner * part + row) * width + i]; },
+          [&](int owner) { return in[(owner * shard + row) * width + i]; },
           [&](int owner, const Pack<T>& pack) {
             slot<T>(params, call.receiver(params, owner), first + rank)[row * width + i] = pack;
           });
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kNormThreads)
   }
   if (!exchange_flags(params, 0, call, bytes_of)) return;
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
-    const int64_t begin = (rank * part + row) * width;
+    const int64_t begin = (rank * shard + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
       const Pack<T> before = residual[begin + i];
       const Pack<T> after =
@@ -77,16 +77,16 @@ __global__ void __launch_bounds__(kNormThreads)
   signal_peers(params, 1, call, [&](int) { return bytes_of(rank); });
   // Normalizes local rows while remote ones arrive; a thread reads its own writes.
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
-    const int64_t begin = (rank * part + row) * width;
-    norm_row<T>(rows, rank * part + row, [&](int64_t i) { return hidden[begin + i]; });
+    const int64_t begin = (rank * shard + row) * width;
+    norm_row<T>(rows, rank * shard + row, [&](int64_t i) { return hidden[begin + i]; });
   }
   if (!wait_for_peers(params, 1, call)) return;
   for (int s = 1; s < size; ++s) {
     const int owner = peer_at(params.table, s);
     const Pack<T>* const from = slot<T>(params, rank, second + owner);
     for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
-      const int64_t begin = (owner * part + row) * width;
-      norm_row<T>(rows, owner * part + row, [&](int64_t i) {
+      const int64_t begin = (owner * shard + row) * width;
+      norm_row<T>(rows, owner * shard + row, [&](int64_t i) {
         const Pack<T> after = load_pack(from + row * width + i);
         hidden[begin + i] = after;
         return after;
@@ -101,7 +101,7 @@ void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeParams& 
                             const AddNorm& add_norm, const Tensor& out, cudaStream_t stream) {
   const NormRows rows = norm_rows_of(add_norm, out);
   const bool one_shot = algorithm == AllReduceAlgorithm::one_shot;
-  const int64_t of_blocks = one_shot ? rows.rows : part_rows(rows.rows, params.table.size);
+  const int64_t of_blocks = one_shot ? rows.rows : shard_rows(rows.rows, params.table.size);
   const int blocks =
       int(std::clamp<int64_t>(of_blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
   with_float_type(out.dtype(), [&]<typename T>(T) {

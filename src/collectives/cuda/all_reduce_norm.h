@@ -14,7 +14,7 @@
 namespace tandem::gpu {
 
 /// Rows that a rank sums in two_shot.
-constexpr int64_t part_rows(int64_t rows, int ranks) {
+constexpr int64_t shard_rows(int64_t rows, int ranks) {
   return (rows + ranks - 1) / ranks;
 }
 

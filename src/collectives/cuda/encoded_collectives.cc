@@ -45,7 +45,7 @@ int resident_pipelines() {
 /// True if there is more than one tile per thread block: otherwise nothing overlaps.
 bool has_many_tiles(const EncodedParams& params) {
   constexpr int64_t kTile = 32 * kPipelineWorkers / kQuad;  // blocks of elements
-  return params.wires[0].parts.blocks > resident_pipelines() * kTile;
+  return params.wires[0].layout.blocks > resident_pipelines() * kTile;
 }
 
 }  // namespace
@@ -129,14 +129,14 @@ void EncodedCollectives::all_reduce(const Tensor& in, const Tensor& out, const T
   if (elements == 0) return;
   if (comm_.size() == 2 || wire_.bytes(elements, dtype_) <= kSmallMessage) {
     params.wires[0] = WireParams::of(wire_, elements, dtype_);
-    return launch(EncodedOp::one_shot_sum, params, params.wires[0].parts.blocks);
+    return launch(EncodedOp::one_shot_sum, params, params.wires[0].layout.blocks);
   }
   set_shards(params, elements, 1);
   params.sum_lag = kSumLag, params.take_lag = kTakeLag;
   const bool pipelined =
       algorithm == EncodedSum::chosen ? has_many_tiles(params) : algorithm == EncodedSum::pipelined;
   launch(pipelined ? EncodedOp::pipelined_sum : EncodedOp::two_shot_sum, params,
-         params.wires[0].parts.blocks);
+         params.wires[0].layout.blocks);
 }
 
 void EncodedCollectives::reduce_scatter(const Tensor& data, const Tensor& shard,
@@ -144,14 +144,14 @@ void EncodedCollectives::reduce_scatter(const Tensor& data, const Tensor& shard,
   EncodedParams params = make_params(OpId::reduce_scatter, data, shard, residual);
   if (data.elements() == 0) return;
   set_shards(params, data.dim(0), data.elements() / data.dim(0));
-  launch(EncodedOp::reduce_scatter, params, params.wires[0].parts.blocks);
+  launch(EncodedOp::reduce_scatter, params, params.wires[0].layout.blocks);
 }
 
 void EncodedCollectives::all_gather(const Tensor& shard, const Tensor& out) {
   EncodedParams params = make_params(OpId::all_gather, shard, out, nullptr);
   if (out.elements() == 0) return;
   set_shards(params, out.dim(0), out.elements() / out.dim(0));
-  launch(EncodedOp::all_gather, params, params.wires[0].parts.blocks);
+  launch(EncodedOp::all_gather, params, params.wires[0].layout.blocks);
 }
 
 }  // namespace tandem::gpu

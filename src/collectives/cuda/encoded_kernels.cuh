@@ -15,10 +15,10 @@ __device__ inline auto receiver_of(const EncodedParams& params, const CallState&
 
 /// Bytes of the message of any owner's shard, and of this rank's.
 __device__ inline auto bytes_of(const EncodedParams& params) {
-  return [&](int owner) { return params.wires[owner].parts.bytes; };
+  return [&](int owner) { return params.wires[owner].layout.bytes; };
 }
 __device__ inline auto local_bytes(const EncodedParams& params) {
-  return [&](int) { return params.wires[params.exchange.table.rank].parts.bytes; };
+  return [&](int) { return params.wires[params.exchange.table.rank].layout.bytes; };
 }
 
 template <typename Block>
@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(kEncodedThreads)
   const CallState call = enter_call(params.exchange);
   const int first = first_slot(params, call);
   const WireParams& wire = params.wires[0];
-  push_to_all<Block>(params, wire, {params.residual, wire.parts.elements}, params.exchange.in,
+  push_to_all<Block>(params, wire, {params.residual, wire.layout.elements}, params.exchange.in,
                      nullptr, first, receiver_of(params, call));
-  if (!exchange_flags(params.exchange, 0, call, [&](int) { return wire.parts.bytes; })) return;
+  if (!exchange_flags(params.exchange, 0, call, [&](int) { return wire.layout.bytes; })) return;
   const PeerTable& table = params.exchange.table;
   add_messages<Block>({slot_of(params, table.rank, first), params.exchange.slot_bytes, table.size,
                        -1, nullptr, params.dtype},

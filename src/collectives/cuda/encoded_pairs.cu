@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kPairThreads, kPairsPerSm)
         },
         [&](int64_t c) {
           const int64_t blocks = (count(pair.send_elements, c) + kWireBlock - 1) / kWireBlock;
-          return int64_t(params.chunk.parts.bytes) * blocks / params.chunk.parts.blocks;
+          return int64_t(params.chunk.layout.bytes) * blocks / params.chunk.layout.blocks;
         });
   } else {
     params.fifos.receive(peer, channel, params.chunks(pair.recv_elements, channel),
@@ -107,9 +107,9 @@ void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const Enco
     return launch_lossless_pairs(fifos, dtype, pairs, blocks, comm_.stream());
   }
   const WireParams chunk = WireParams::of(wire, kChunkElements, dtype);
-  if (chunk.parts.bytes > size_t(kPairSlotBytes)) {
+  if (chunk.layout.bytes > size_t(kPairSlotBytes)) {
     throw Unsupported("all_to_all: codec " + wire.describe() + ": chunks of " +
-                      std::to_string(chunk.parts.bytes) + " bytes: expected at most " +
+                      std::to_string(chunk.layout.bytes) + " bytes: expected at most " +
                       std::to_string(kPairSlotBytes));
   }
   const PairsParams params{fifos, chunk, dtype, pairs};

@@ -71,7 +71,7 @@ __device__ inline int peer_after(const EncodedParams& params, int step) {
 }
 __device__ inline Feedback feedback_of(const EncodedParams& params, int owner) {
   return {params.residual ? params.residual + params.begins[owner] : nullptr,
-          params.wires[owner].parts.elements};
+          params.wires[owner].layout.elements};
 }
 /// Owner's shard of the whole tensor `values`.
 template <typename Bytes>
@@ -85,8 +85,8 @@ template <typename Block, typename Receiver>
 __device__ void push_to_all(const EncodedParams& params, const WireParams& wire,
                             const Feedback& feedback, const void* values, void* kept, int first,
                             const Receiver& receiver) {
-  const int64_t elements = wire.parts.elements;
-  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+  const int64_t elements = wire.layout.elements;
+  for_blocks(wire.layout.blocks, [&](int64_t block, int lane, bool on) {
     float x[kLaneValues];
     load_elements(values, params.dtype, elements, block, lane, on, x);
     Block encoded;
@@ -108,7 +108,7 @@ __device__ void push_shard_block(const EncodedParams& params, int owner, int rec
   const WireParams& wire = params.wires[owner];
   float x[kLaneValues];
   load_elements(shard_of_params(params, params.exchange.in, owner), params.dtype,
-                wire.parts.elements, block, lane, on, x);
+                wire.layout.elements, block, lane, on, x);
   Block encoded;
   encode_with(feedback_of(params, owner), wire, block, lane, on, false, x, encoded);
   encoded.store(wire, slot_of(params, receiver, slot), block, lane, on);
@@ -119,7 +119,7 @@ template <typename Block, typename Receiver>
 __device__ void push_shards(const EncodedParams& params, int first, const Receiver& receiver) {
   for (int step = 1; step < params.exchange.table.size; ++step) {
     const int owner = peer_after(params, step);
-    for_blocks(params.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
+    for_blocks(params.wires[owner].layout.blocks, [&](int64_t block, int lane, bool on) {
       push_shard_block<Block>(params, owner, receiver(owner), first + params.exchange.table.rank,
                               block, lane, on);
     });
@@ -140,10 +140,10 @@ __device__ inline MessageSum sum_of_shard(const EncodedParams& params, int first
 /// Writes the sum of `all`, messages of `wire`, to `out`.
 template <typename Block>
 __device__ void add_messages(const MessageSum& all, const WireParams& wire, void* out) {
-  for_blocks(wire.parts.blocks, [&](int64_t block, int lane, bool on) {
+  for_blocks(wire.layout.blocks, [&](int64_t block, int lane, bool on) {
     float sum[kLaneValues];
     sum_messages<Block>(all, wire, block, lane, on, sum);
-    store_elements(out, all.dtype, wire.parts.elements, block, lane, on, sum);
+    store_elements(out, all.dtype, wire.layout.elements, block, lane, on, sum);
   });
 }
 
@@ -155,19 +155,19 @@ __device__ void push_sum_block(const EncodedParams& params, const MessageSum& al
   const WireParams& wire = params.wires[rank];
   float sum[kLaneValues];
   sum_messages<Block>(all, wire, block, lane, on, sum);
-  fill_up(wire.parts.elements, block, lane, sum);
+  fill_up(wire.layout.elements, block, lane, sum);
   Block encoded;
   encode_with(feedback_of(params, rank), wire, block, lane, on, true, sum, encoded);
   for (int step = 1; step < params.exchange.table.size; ++step) {
     encoded.store(wire, slot_of(params, peer_after(params, step), second + rank), block, lane, on);
   }
   store_elements(shard_of_params(params, params.exchange.out, rank), params.dtype,
-                 wire.parts.elements, block, lane, on, sum);
+                 wire.layout.elements, block, lane, on, sum);
 }
 template <typename Block>
 __device__ void push_sum(const EncodedParams& params, int first, int second) {
   const MessageSum all = sum_of_shard(params, first);
-  for_blocks(params.wires[params.exchange.table.rank].parts.blocks,
+  for_blocks(params.wires[params.exchange.table.rank].layout.blocks,
              [&](int64_t block, int lane, bool on) {
                push_sum_block<Block>(params, all, second, block, lane, on);
              });
@@ -183,7 +183,7 @@ __device__ void take_block(const EncodedParams& params, int owner, int slot, int
   float x[kLaneValues];
   encoded.decode(wire, lane, x);
   store_elements(shard_of_params(params, params.exchange.out, owner), params.dtype,
-                 wire.parts.elements, block, lane, on, x);
+                 wire.layout.elements, block, lane, on, x);
 }
 
 /// Decodes the other ranks' shards.
@@ -191,7 +191,7 @@ template <typename Block>
 __device__ void take_shards(const EncodedParams& params, int first) {
   for (int step = 1; step < params.exchange.table.size; ++step) {
     const int owner = peer_after(params, step);
-    for_blocks(params.wires[owner].parts.blocks, [&](int64_t block, int lane, bool on) {
+    for_blocks(params.wires[owner].layout.blocks, [&](int64_t block, int lane, bool on) {
       take_block<Block>(params, owner, first + owner, block, lane, on);
     });
   }

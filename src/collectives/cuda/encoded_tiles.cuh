@@ -18,12 +18,12 @@ struct Tiles {
   __device__ int64_t first_block(int64_t tile) const { return (tile * all + local) * blocks(); }
   /// Tiles of a message; all ranks use the count of the longest message.
   __device__ int64_t count(const WireParams& wire) const {
-    const int64_t tiles = (wire.parts.blocks + blocks() - 1) / blocks();
+    const int64_t tiles = (wire.layout.blocks + blocks() - 1) / blocks();
     return (tiles + all - 1) / all;
   }
   /// Bytes of a message in a tile.
   __device__ int64_t bytes(const WireParams& wire, int64_t tile) const {
-    return wire.parts.bytes_of_blocks(first_block(tile), blocks());
+    return wire.layout.bytes_of_blocks(first_block(tile), blocks());
   }
   /// Calls `with(block, lane, on)` for this thread's block of a tile, convergently in each warp, or
   /// not at all in a warp without blocks.
@@ -31,10 +31,10 @@ struct Tiles {
   __device__ void work(const WireParams& wire, int64_t tile, const With& with) const {
     const int thread = int(threadIdx.x);
     const int64_t first = first_block(tile) + thread / 32 * (32 / kQuad);
-    if (first >= wire.parts.blocks) return;
+    if (first >= wire.layout.blocks) return;
     const int64_t block = first + thread % 32 / kQuad;
-    const bool on = block < wire.parts.blocks;
-    with(on ? block : wire.parts.blocks - 1, thread % kQuad, on);
+    const bool on = block < wire.layout.blocks;
+    with(on ? block : wire.layout.blocks - 1, thread % kQuad, on);
   }
 };
 

@@ -1,4 +1,4 @@
-// Building blocks of the kernels of all_reduce.h and one_shot_parts.h: slots in each other's
+// Building blocks of the kernels of all_reduce.h and one_shot_shards.h: slots in each other's
 // memory, flags per block, sums in rank order. A kernel begins with enter_call in all threads, and
 // finishes reading the epoch in its first exchange.
 #pragma once

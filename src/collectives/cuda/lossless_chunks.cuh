@@ -29,7 +29,7 @@ __device__ inline LosslessParams chunk_of(const LosslessParams& whole, int64_t e
 /// Bytes used of a message that this thread block has made.
 __device__ inline size_t used_bytes(const LosslessParams& params, const std::byte* message) {
   const auto* const header = reinterpret_cast<const uint32_t*>(message);
-  return header[0] ? params.parts.escapes + header[1] : params.room;
+  return header[0] ? params.layout.escapes + header[1] : params.room;
 }
 
 /// Called by a warp, after all warps have finished the previous pass. Pass 0: planes; 1: header and

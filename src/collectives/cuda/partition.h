@@ -19,11 +19,11 @@ struct Partition {
 /// Partition of a tensor of `rows` rows of `row` bytes.
 inline Partition partition_of(int ranks, int64_t rows, int64_t row, const Tensor& in,
                               const Tensor& out) {
-  Partition parts{in.as<const std::byte>(), out.as<std::byte>(), {}};
+  Partition shards{in.as<const std::byte>(), out.as<std::byte>(), {}};
   for (int r = 0; r < ranks; ++r) {
-    parts.begins[r + 1] = parts.begins[r] + shard_of(rows, ranks, r).count * row;
+    shards.begins[r + 1] = shards.begins[r] + shard_of(rows, ranks, r).count * row;
   }
-  return parts;
+  return shards;
 }
 
 inline Partition partition_of(int ranks, const Tensor& whole, const Tensor& in, const Tensor& out) {
@@ -32,24 +32,24 @@ inline Partition partition_of(int ranks, const Tensor& whole, const Tensor& in, 
 }
 
 /// 16-byte packs of the longest shard.
-inline int64_t max_packs(const Partition& parts, int ranks) {
+inline int64_t max_packs(const Partition& shards, int ranks) {
   int64_t bytes = 0;
-  for (int r = 0; r < ranks; ++r) bytes = std::max(bytes, parts.begins[r + 1] - parts.begins[r]);
+  for (int r = 0; r < ranks; ++r) bytes = std::max(bytes, shards.begins[r + 1] - shards.begins[r]);
   return (bytes + 15) / 16;
 }
 
 /// True if every shard begins and ends at a multiple of 16 bytes: the same on all ranks.
-inline bool has_whole_packs(const Partition& parts, int ranks) {
+inline bool has_whole_packs(const Partition& shards, int ranks) {
   int64_t bits = 0;
-  for (int r = 0; r <= ranks; ++r) bits |= parts.begins[r];
+  for (int r = 0; r <= ranks; ++r) bits |= shards.begins[r];
   return bits % 16 == 0;
 }
 
 /// True if in addition this rank's memory is 16-byte aligned.
-inline bool is_aligned(const Partition& parts, int ranks) {
+inline bool is_aligned(const Partition& shards, int ranks) {
   const uintptr_t bits =
-      reinterpret_cast<uintptr_t>(parts.in) | reinterpret_cast<uintptr_t>(parts.out);
-  return bits % 16 == 0 && has_whole_packs(parts, ranks);
+      reinterpret_cast<uintptr_t>(shards.in) | reinterpret_cast<uintptr_t>(shards.out);
+  return bits % 16 == 0 && has_whole_packs(shards, ranks);
 }
 
 }  // namespace tandem::gpu

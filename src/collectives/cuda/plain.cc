@@ -3,9 +3,9 @@
 #include <map>
 
 #include "collectives/cuda/all_reduce.h"
-#include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
 #include "collectives/cuda/plain_pairs.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
 #include "collectives/rows.h"
@@ -105,7 +105,7 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
   if (!is_our_sum(comm, data.dtype(), op) || !is_our_reduction(comm, data)) {
     return nccl_all_reduce(comm, data, data, op);
   }
-  if (int64_t(data.bytes()) > kStagedBytes) return part_exchange(comm).all_reduce(data, data);
+  if (int64_t(data.bytes()) > kStagedBytes) return shard_exchange(comm).all_reduce(data, data);
   auto& local = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
   if (!local) {
     local = std::make_unique<AllReduce>(comm, kStagedBytes / int64_t(size_of(data.dtype())),
@@ -123,8 +123,8 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out) {
   if (comm.size() == 1) return copy_alone(comm, shard, out);
   if (out.bytes() == 0) return;
   if (comm.one_node()) {
-    PartExchange& parts = part_exchange(comm);
-    return parts.all_gather(shard, out, parts.choose(out));
+    ShardExchange& exchange = shard_exchange(comm);
+    return exchange.all_gather(shard, out, exchange.choose(out));
   }
   nccl_all_gather(comm, shard, out);
 }
@@ -137,12 +137,12 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   if (comm.size() == 1) return copy_alone(comm, data, shard);
   if (data.bytes() == 0) return;
   if (is_our_sum(comm, data.dtype(), op)) {
-    PartExchange& parts = part_exchange(comm);
-    const PartAlgorithm algorithm = parts.choose(data);
+    ShardExchange& exchange = shard_exchange(comm);
+    const ShardAlgorithm algorithm = exchange.choose(data);
     // If shards are not whole packs, sums are byte-wise, which takes longer than the transfer.
-    if (algorithm == PartAlgorithm::one_shot ||
+    if (algorithm == ShardAlgorithm::one_shot ||
         has_whole_packs(partition_of(comm.size(), data, data, shard), comm.size())) {
-      return parts.reduce_scatter(data, shard, algorithm);
+      return exchange.reduce_scatter(data, shard, algorithm);
     }
   }
   nccl_reduce_scatter(comm, data, shard, op);

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_pairs.h"
+#include "collectives/cuda/shard_exchange.h"
 
 namespace tandem::gpu {
 namespace {
@@ -31,7 +31,7 @@ ncclDataType_t nccl_type(const char* what, DType dtype) {
 }
 
 // Rows of `whole` that `rank` holds.
-Tensor part_of(const GpuCommunicator& comm, const Tensor& whole, int rank) {
+Tensor shard_in(const GpuCommunicator& comm, const Tensor& whole, int rank) {
   const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
   return whole.rows(rows.begin, rows.count);
 }
@@ -39,13 +39,13 @@ Tensor part_of(const GpuCommunicator& comm, const Tensor& whole, int rank) {
 }  // namespace
 
 void prepare_nccl(GpuCommunicator& comm) {
-  if (comm.shares_gpu() && comm.one_node()) part_exchange(comm);
+  if (comm.shares_gpu() && comm.one_node()) shard_exchange(comm);
 }
 
 void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out, ReduceOp op) {
   if (auto* one_gpu = as_one_gpu(comm)) {
     if (op == ReduceOp::sum && in.dtype() != DType::i32 && comm.size() > 1 && comm.one_node()) {
-      return part_exchange(comm).all_reduce(in, out);
+      return shard_exchange(comm).all_reduce(in, out);
     }
     return pairs_all_reduce(*one_gpu, in, out, op);
   }
@@ -58,7 +58,7 @@ void nccl_all_reduce(GpuCommunicator& comm, const Tensor& in, const Tensor& out,
 void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& out) {
   if (auto* one_gpu = as_one_gpu(comm)) {
     if (!comm.one_node()) return pairs_all_gather(*one_gpu, shard, out);
-    return part_exchange(comm).all_gather(shard, out, PartAlgorithm::pipelined);
+    return shard_exchange(comm).all_gather(shard, out, ShardAlgorithm::pipelined);
   }
   if (out.dim(0) % comm.size() == 0) {
     return check(ncclAllGather(shard.data(), out.data(), shard.bytes(), ncclInt8, nccl_of(comm),
@@ -67,7 +67,7 @@ void nccl_all_gather(GpuCommunicator& comm, const Tensor& shard, const Tensor& o
   }
   grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
-      const Tensor rows = part_of(comm, out, r);
+      const Tensor rows = shard_in(comm, out, r);
       check(ncclBroadcast(r == comm.rank() ? shard.data() : rows.data(), rows.data(), rows.bytes(),
                           ncclInt8, r, nccl_of(comm), comm.stream()),
             "ncclBroadcast");
@@ -86,7 +86,7 @@ void nccl_reduce_scatter(GpuCommunicator& comm, const Tensor& data, const Tensor
   }
   grouped(comm, [&] {
     for (int r = 0; r < comm.size(); ++r) {
-      const Tensor rows = part_of(comm, data, r);
+      const Tensor rows = shard_in(comm, data, r);
       check(ncclReduce(rows.data(), r == comm.rank() ? shard.data() : nullptr,
                        size_t(rows.elements()), type, nccl_op(op), r, nccl_of(comm), comm.stream()),
             "ncclReduce");

@@ -32,12 +32,12 @@ __device__ float widened(T value) {
 // Reduces in rank order; floats in f32, rounded once.
 template <typename T, bool kMax, int kMaxRanks>
 __global__ void __launch_bounds__(kThreads)
-    reduce_kernel(Sources<kMaxRanks> parts, int64_t elements, T* out) {
+    reduce_kernel(Sources<kMaxRanks> sources, int64_t elements, T* out) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
-    auto result = widened(static_cast<const T*>(parts.of[0])[i]);
-    for (int r = 1; r < parts.count; ++r) {
-      const auto value = widened(static_cast<const T*>(parts.of[r])[i]);
+    auto result = widened(static_cast<const T*>(sources.of[0])[i]);
+    for (int r = 1; r < sources.count; ++r) {
+      const auto value = widened(static_cast<const T*>(sources.of[r])[i]);
       if constexpr (kMax) {
         result = value > result ? value : result;
       } else {
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kMaxRanks>
 void launch_reduce(const AllSources& all, const Tensor& out, ReduceOp op, cudaStream_t stream) {
-  Sources<kMaxRanks> parts{{}, all.count};
-  std::copy_n(all.of, kMaxRanks, parts.of);
+  Sources<kMaxRanks> sources{{}, all.count};
+  std::copy_n(all.of, kMaxRanks, sources.of);
   const int64_t elements = out.elements();
   if (elements == 0) return;
   const auto blocks =
@@ -63,7 +63,7 @@ void launch_reduce(const AllSources& all, const Tensor& out, ReduceOp op, cudaSt
   const auto run = [&]<typename T>(T) {
     const auto kernel = op == ReduceOp::max ? reduce_kernel<T, true, kMaxRanks>
                                             : reduce_kernel<T, false, kMaxRanks>;
-    kernel<<<blocks, kThreads, 0, stream>>>(parts, elements, out.as<T>());
+    kernel<<<blocks, kThreads, 0, stream>>>(sources, elements, out.as<T>());
   };
   if (out.dtype() == DType::i32) {
     run(int{});
@@ -101,15 +101,15 @@ Staging& staging(OneGpuCommunicator& comm, size_t bytes) {
 template <typename Local>
 void reduce(OneGpuCommunicator& comm, const Local& local, const Tensor& out, ReduceOp op, OpId id) {
   const Enqueueing enqueueing(comm);
-  const Staging& parts = staging(comm, out.bytes());
+  const Staging& staged = staging(comm, out.bytes());
   PairMessages messages;
   AllSources sources{};
   sources.count = comm.size();
   for (int r = 0; r < comm.size(); ++r) {
-    const Tensor part = local(r);
-    sources.of[r] = r == comm.rank() ? part.data() : parts.of(r, out.bytes());
+    const Tensor source = local(r);
+    sources.of[r] = r == comm.rank() ? source.data() : staged.of(r, out.bytes());
     if (r == comm.rank()) continue;
-    messages[size_t(r)] = {part.data(), int64_t(part.bytes()), parts.of(r, out.bytes()),
+    messages[size_t(r)] = {source.data(), int64_t(source.bytes()), staged.of(r, out.bytes()),
                            int64_t(out.bytes())};
   }
   comm.enqueue([&] {
@@ -120,7 +120,7 @@ void reduce(OneGpuCommunicator& comm, const Local& local, const Tensor& out, Red
   });
 }
 
-Tensor part_of(const OneGpuCommunicator& comm, const Tensor& whole, int rank) {
+Tensor shard_in(const OneGpuCommunicator& comm, const Tensor& whole, int rank) {
   const Shard rows = shard_of(whole.dim(0), comm.size(), rank);
   return whole.rows(rows.begin, rows.count);
 }
@@ -129,13 +129,13 @@ void gather(OneGpuCommunicator& comm, const Tensor& shard, const Tensor& out, Op
   const Enqueueing enqueueing(comm);
   PairMessages messages;
   for (int r = 0; r < comm.size(); ++r) {
-    const Tensor remote = part_of(comm, out, r);
+    const Tensor remote = shard_in(comm, out, r);
     if (r == comm.rank()) continue;
     messages[size_t(r)] = {shard.data(), int64_t(shard.bytes()), remote.data(),
                            int64_t(remote.bytes())};
   }
   comm.enqueue([&] {
-    copy(comm, shard.data(), part_of(comm, out, comm.rank()).data(), shard.bytes());
+    copy(comm, shard.data(), shard_in(comm, out, comm.rank()).data(), shard.bytes());
     comm.pairs().run(messages, id);
   });
 }
@@ -156,9 +156,10 @@ void pairs_all_reduce(OneGpuCommunicator& comm, const Tensor& in, const Tensor& 
     return Tensor(tensor.data(), tensor.dtype(), {tensor.elements()}, tensor.device());
   };
   const Tensor from = flat(in), to = flat(out);
-  const Tensor local_shard = part_of(comm, to, comm.rank());
+  const Tensor local_shard = shard_in(comm, to, comm.rank());
   reduce(
-      comm, [&](int rank) { return part_of(comm, from, rank); }, local_shard, op, OpId::all_reduce);
+      comm, [&](int rank) { return shard_in(comm, from, rank); }, local_shard, op,
+      OpId::all_reduce);
   gather(comm, local_shard, to, OpId::all_reduce);
 }
 
@@ -169,7 +170,7 @@ void pairs_all_gather(OneGpuCommunicator& comm, const Tensor& shard, const Tenso
 void pairs_reduce_scatter(OneGpuCommunicator& comm, const Tensor& data, const Tensor& shard,
                           ReduceOp op) {
   reduce(
-      comm, [&](int rank) { return part_of(comm, data, rank); }, shard, op, OpId::reduce_scatter);
+      comm, [&](int rank) { return shard_in(comm, data, rank); }, shard, op, OpId::reduce_scatter);
 }
 
 void pairs_all_to_all(OneGpuCommunicator& comm, const Tensor& send,

@@ -1,5 +1,5 @@
 // Uncompressed collectives for ranks without NCCL (pair_exchange.h), for cases that the pipelined
-// kernels (part_exchange.h) do not support: enqueued on the communicator's stream.
+// kernels (shard_exchange.h) do not support: enqueued on the communicator's stream.
 #pragma once
 
 #include <span>

@@ -33,25 +33,25 @@ GpuCommunicator& as_gpu(Communicator& comm) {
 }
 
 GpuBuffer::GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals, OwnedSymmetric memory,
-                     std::vector<SymmetricPart> parts)
+                     std::vector<RankMemory> memories)
     : comm_(comm),
       memory_(std::move(memory)),
       number_(comm.retired_.issue()),
-      parts_(std::move(parts)) {
-  local_ = part(comm.rank()).memory;
+      memories_(std::move(memories)) {
+  local_ = rank_memory(comm.rank()).memory;
   bytes_ = bytes;
   signals_ = signals;
   if (!comm.one_node()) return;
   table_.rank = comm.rank();
   table_.size = comm.size();
-  for (size_t r = 0; r < parts_.size(); ++r) {
-    table_.memory[r] = parts_[r].memory;
-    table_.signals[r] = parts_[r].signals;
+  for (size_t r = 0; r < memories_.size(); ++r) {
+    table_.memory[r] = memories_[r].memory;
+    table_.signals[r] = memories_[r].signals;
   }
 }
 
 std::byte* GpuBuffer::peer(int rank) const {
-  return comm_.one_node() || rank == comm_.rank() ? part(rank).memory : nullptr;
+  return comm_.one_node() || rank == comm_.rank() ? rank_memory(rank).memory : nullptr;
 }
 
 GpuBuffer::~GpuBuffer() {
@@ -181,7 +181,7 @@ void GpuCommunicator::free_retired() {
 void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                           size_t bytes, int signal, uint64_t epoch) {
   check_put(size_, peer, buffer, offset, bytes, signal);
-  const SymmetricPart& to = static_cast<GpuBuffer&>(buffer).part(peer);
+  const RankMemory& to = static_cast<GpuBuffer&>(buffer).rank_memory(peer);
   if (!to.memory) {
     throw Unsupported(
         fmt::format("put: rank {} to rank {}: expected ranks of one node", rank_, peer));
@@ -205,7 +205,7 @@ void GpuCommunicator::flush() {
 
 uint64_t GpuCommunicator::read_signal(const SymmetricBuffer& buffer, int signal) const {
   check_signal(buffer, signal, "read_signal");
-  const SymmetricPart& local = static_cast<const GpuBuffer&>(buffer).part(rank_);
+  const RankMemory& local = static_cast<const GpuBuffer&>(buffer).rank_memory(rank_);
   check(cudaMemcpyAsync(seen_.get(), local.signals + signal, sizeof(uint64_t), cudaMemcpyDefault,
                         polls_.get()),
         "read_signal");
@@ -236,11 +236,11 @@ void GpuCommunicator::abort(const std::string& reason) {
 
 std::unique_ptr<Communicator> GpuCommunicator::split(int color, int key) {
   auto control = giving_up_if_aborted([&] { return control_.split(color, key); });
-  auto part = do_split(*control);
-  part->owned_control_ = std::move(control);
-  part->parent_ = weak_from_this().lock();
-  part->set_deadline(deadline_s_);
-  return part;
+  auto rank_memory = do_split(*control);
+  rank_memory->owned_control_ = std::move(control);
+  rank_memory->parent_ = weak_from_this().lock();
+  rank_memory->set_deadline(deadline_s_);
+  return rank_memory;
 }
 
 std::vector<std::vector<std::byte>> GpuCommunicator::exchange(std::span<const std::byte> blob,

@@ -54,7 +54,7 @@ class SymmetricMemory {
 using OwnedSymmetric = std::unique_ptr<SymmetricMemory>;
 
 /// Memory of one rank in a symmetric allocation; nullptr if copies do not reach it.
-struct SymmetricPart {
+struct RankMemory {
   std::byte* memory = nullptr;
   uint64_t* signals = nullptr;
 };
@@ -64,21 +64,21 @@ struct SymmetricPart {
 /// theirs and call `allocate`, or when the communicator is destroyed, which it must not outlive.
 class GpuBuffer final : public SymmetricBuffer {
  public:
-  /// `parts`: memory of all ranks. Kernels address them if all ranks reach each other.
+  /// `memories`: memory of all ranks. Kernels address them if all ranks reach each other.
   GpuBuffer(GpuCommunicator& comm, size_t bytes, int signals, OwnedSymmetric memory,
-            std::vector<SymmetricPart> parts);
+            std::vector<RankMemory> memories);
   ~GpuBuffer() override;
   std::byte* peer(int rank) const override;
   /// Addresses for kernels; valid only if all ranks reach each other.
   const PeerTable& table() const { return table_; }
   /// Addresses for copies.
-  const SymmetricPart& part(int rank) const { return parts_[size_t(rank)]; }
+  const RankMemory& rank_memory(int rank) const { return memories_[size_t(rank)]; }
 
  private:
   GpuCommunicator& comm_;
   OwnedSymmetric memory_;
   uint64_t number_;
-  std::vector<SymmetricPart> parts_;
+  std::vector<RankMemory> memories_;
   PeerTable table_;
 };
 

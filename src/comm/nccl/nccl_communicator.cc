@@ -149,18 +149,19 @@ std::shared_ptr<GpuBuffer> NcclCommunicator::do_allocate(size_t bytes, int signa
   const size_t signals_at = (bytes + 127) / 128 * 128;
   const size_t total = NcclMemory::pages(signals_at + size_t(signals) * sizeof(uint64_t));
   agree_on("allocate", [&] { memory->obtain(total, registering_.get()); });
-  std::vector<SymmetricPart> parts{size_t(size_)};
+  std::vector<RankMemory> memories{size_t(size_)};
   // After this step no rank signals into memory that is still being cleared.
   agree_on("allocate, peers", [&] {
     if (size_ == 1 || !one_node_) return;
     memory->map(total, *addresses_.get(), size_, registering_.get());
-    for (int r = 0; r < size_; ++r) parts[size_t(r)].memory = addresses_.get()->of[r];
+    for (int r = 0; r < size_; ++r) memories[size_t(r)].memory = addresses_.get()->of[r];
   });
-  parts[size_t(rank_)].memory = memory->local();
-  for (SymmetricPart& part : parts) {
-    if (part.memory) part.signals = reinterpret_cast<uint64_t*>(part.memory + signals_at);
+  memories[size_t(rank_)].memory = memory->local();
+  for (RankMemory& rank_memory : memories) {
+    if (rank_memory.memory)
+      rank_memory.signals = reinterpret_cast<uint64_t*>(rank_memory.memory + signals_at);
   }
-  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(memory), std::move(parts));
+  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(memory), std::move(memories));
 }
 
 std::unique_ptr<GpuCommunicator> NcclCommunicator::do_split(Communicator& control) {

@@ -137,14 +137,13 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
     owned->memory = DeviceMemory(bytes);
     owned->signals = DeviceMemory(size_t(signals) * sizeof(uint64_t));
   });
-  std::vector<SymmetricPart> parts{size_t(size_)};
-  const SymmetricPart local{owned->memory.data(),
-                            reinterpret_cast<uint64_t*>(owned->signals.data())};
+  std::vector<RankMemory> memories{size_t(size_)};
+  const RankMemory local{owned->memory.data(), reinterpret_cast<uint64_t*>(owned->signals.data())};
   const auto addresses = exchange(std::as_bytes(std::span(&local, 1)), "allocate");
-  for (size_t r = 0; r < parts.size(); ++r) {
-    std::memcpy(&parts[r], addresses[r].data(), sizeof parts[r]);
+  for (size_t r = 0; r < memories.size(); ++r) {
+    std::memcpy(&memories[r], addresses[r].data(), sizeof memories[r]);
   }
-  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(owned), std::move(parts));
+  return std::make_shared<GpuBuffer>(*this, bytes, signals, std::move(owned), std::move(memories));
 }
 
 std::unique_ptr<GpuCommunicator> OneGpuCommunicator::do_split(Communicator& control) {

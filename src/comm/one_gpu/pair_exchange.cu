@@ -29,15 +29,15 @@ struct OneTeam {
 };
 struct TwoTeams {
   static constexpr int kMax = kMaxSharing;
-  SymmetricPart parts[kMax];
+  RankMemory memories[kMax];
   int local, size;
   explicit TwoTeams(const GpuBuffer& buffer, int rank, int ranks) : local(rank), size(ranks) {
-    for (int r = 0; r < ranks; ++r) parts[r] = buffer.part(r);
+    for (int r = 0; r < ranks; ++r) memories[r] = buffer.rank_memory(r);
   }
   __device__ int rank() const { return local; }
   __device__ int peer(int step) const { return (local + step) % size; }
-  __device__ std::byte* memory(int of) const { return parts[of].memory; }
-  __device__ uint64_t* signals(int of) const { return parts[of].signals; }
+  __device__ std::byte* memory(int of) const { return memories[of].memory; }
+  __device__ uint64_t* signals(int of) const { return memories[of].signals; }
 };
 
 template <class Ranks>

@@ -59,7 +59,8 @@ Channel::Bytes Channel::serialize(const Header& header, std::string_view name,
   const auto label = std::as_bytes(std::span(name.data(), name.size()));
   std::vector<std::byte> bytes;
   bytes.reserve(head.size() + label.size() + blob.size());
-  for (const auto part : {head, label, blob}) bytes.insert(bytes.end(), part.begin(), part.end());
+  for (const auto section : {head, label, blob})
+    bytes.insert(bytes.end(), section.begin(), section.end());
   return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
 }
 

@@ -16,7 +16,7 @@ RendezvousServer::RendezvousServer(Connection local, Connection listener,
     : size_(size),
       ranks_(size_t(size)),
       states_(size_t(size), State::absent),
-      parts_(size_t(size)) {
+      contributions_(size_t(size)) {
   if (listener.open()) admission_.emplace(std::move(listener), credentials, size);
   ranks_[0] = Channel(std::move(local));
   states_[0] = State::here;
@@ -85,7 +85,7 @@ void RendezvousServer::handle(int rank, const Message& message) {
       return collect(rank, message);
     case Kind::overdue: {
       int missing = 0;
-      while (missing + 1 < size_ && parts_[size_t(missing)].here) ++missing;
+      while (missing + 1 < size_ && contributions_[size_t(missing)].here) ++missing;
       const Header header{Kind::missing, missing, message.header.value, 0, 0};
       return send(rank, Channel::serialize(header, {}, {}));
     }
@@ -101,13 +101,15 @@ void RendezvousServer::handle(int rank, const Message& message) {
 }
 
 void RendezvousServer::collect(int rank, const Message& message) {
-  Part& part = parts_[size_t(rank)];
-  if (part.here || message.header.value != round_) return lose(rank);
-  part = {message, true};
-  if (!std::all_of(parts_.begin(), parts_.end(), [](const Part& p) { return p.here; })) return;
+  Contribution& contribution = contributions_[size_t(rank)];
+  if (contribution.here || message.header.value != round_) return lose(rank);
+  contribution = {message, true};
+  if (!std::all_of(contributions_.begin(), contributions_.end(),
+                   [](const Contribution& p) { return p.here; }))
+    return;
   std::vector<std::byte> all;
   for (int from = 0; from < size_; ++from) {
-    const Message& m = parts_[size_t(from)].message;
+    const Message& m = contributions_[size_t(from)].message;
     const Header header{Kind::all, from, round_, m.header.name_bytes, m.header.blob_bytes};
     const auto bytes = Channel::serialize(header, {}, m.payload);
     all.insert(all.end(), bytes->begin(), bytes->end());
@@ -115,7 +117,7 @@ void RendezvousServer::collect(int rank, const Message& message) {
   const auto shared = std::make_shared<const std::vector<std::byte>>(std::move(all));
   for (int to = 0; to < size_; ++to) send(to, shared);
   ++round_;
-  for (Part& p : parts_) p = {};
+  for (Contribution& p : contributions_) p = {};
 }
 
 // Bytes that a rank's socket does not accept at once stay queued; a disconnect shows in the next

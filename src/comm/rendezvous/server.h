@@ -30,7 +30,7 @@ class RendezvousServer {
 
  private:
   enum class State { absent, here, left };
-  struct Part {
+  struct Contribution {
     Message message;
     bool here = false;
   };
@@ -50,7 +50,7 @@ class RendezvousServer {
   std::vector<Channel> ranks_;
   std::vector<State> states_;
   uint64_t round_ = 0;  // number of the exchange being collected
-  std::vector<Part> parts_;
+  std::vector<Contribution> contributions_;
   Channel::Bytes failure_;  // first failure, if any
   std::string last_words_;  // written only by the owner until ending_
   std::atomic<bool> ending_ = false;

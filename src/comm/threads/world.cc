@@ -49,19 +49,19 @@ void Segments::Free::operator()(void* p) const {
   std::free(p);
 }
 
-Segments::Segments(int ranks, size_t bytes, int signals) : parts_(size_t(ranks)) {
+Segments::Segments(int ranks, size_t bytes, int signals) : segments_(size_t(ranks)) {
   constexpr size_t kAlign = 64;
-  for (Part& part : parts_) {
+  for (RankSegment& segment : segments_) {
     // calloc leaves the first touch of large memory to the rank that uses it.
-    part.owner.reset(std::calloc(bytes + kAlign, 1));
-    if (!part.owner) {
+    segment.owner.reset(std::calloc(bytes + kAlign, 1));
+    if (!segment.owner) {
       throw AgreedError(
           fmt::format("symmetric memory of {} bytes: the system has none left", bytes));
     }
-    void* start = part.owner.get();
+    void* start = segment.owner.get();
     size_t space = bytes + kAlign;
-    part.memory = static_cast<std::byte*>(std::align(kAlign, bytes, start, space));
-    part.signals = std::make_unique<PaddedSignal[]>(size_t(signals));
+    segment.memory = static_cast<std::byte*>(std::align(kAlign, bytes, start, space));
+    segment.signals = std::make_unique<PaddedSignal[]>(size_t(signals));
   }
 }
 
@@ -74,10 +74,10 @@ Group::~Group() {
   world->remove(this);
 }
 
-std::shared_ptr<void> Group::obtain(uint64_t call, int part, int takers,
+std::shared_ptr<void> Group::obtain(uint64_t call, int segment, int takers,
                                     const std::function<std::shared_ptr<void>()>& make) {
   const std::lock_guard lock(mutex_);
-  const auto [entry, first] = made_.try_emplace({call, part}, Made{nullptr, nullptr, takers});
+  const auto [entry, first] = made_.try_emplace({call, segment}, Made{nullptr, nullptr, takers});
   if (first) {
     try {
       entry->second.value = make();

@@ -57,8 +57,10 @@ class SharedWorld {
 class Segments {
  public:
   Segments(int ranks, size_t bytes, int signals);
-  std::byte* memory(int rank) const { return parts_[size_t(rank)].memory; }
-  SignalWord& signal(int rank, int index) const { return parts_[size_t(rank)].signals[index].word; }
+  std::byte* memory(int rank) const { return segments_[size_t(rank)].memory; }
+  SignalWord& signal(int rank, int index) const {
+    return segments_[size_t(rank)].signals[index].word;
+  }
 
  private:
   struct alignas(64) PaddedSignal {
@@ -67,12 +69,12 @@ class Segments {
   struct Free {
     void operator()(void* p) const;
   };
-  struct Part {
+  struct RankSegment {
     std::unique_ptr<void, Free> owner;
     std::byte* memory = nullptr;
     std::unique_ptr<PaddedSignal[]> signals;
   };
-  std::vector<Part> parts_;
+  std::vector<RankSegment> segments_;
 };
 
 struct Group {
@@ -81,7 +83,7 @@ struct Group {
 
   /// Returns what the first of `takers` ranks to request (call, part) made, or rethrows its error;
   /// stored until all have taken it. Never blocks.
-  std::shared_ptr<void> obtain(uint64_t call, int part, int takers,
+  std::shared_ptr<void> obtain(uint64_t call, int segment, int takers,
                                const std::function<std::shared_ptr<void>()>& make);
 
   const std::shared_ptr<SharedWorld> world;

@@ -15,12 +15,12 @@ constexpr int64_t kMinRows = 64;
 /// body(begin, end) over disjoint ranges that cover [0, count).
 template <typename Body>
 void parallel_ranges(int64_t count, int64_t min_count, const Body& body) {
-  const int64_t parts =
+  const int64_t ranges =
       std::min<int64_t>(omp_get_max_threads(), std::max<int64_t>(1, count / min_count));
-  if (parts <= 1) return body(int64_t{0}, count);
-#pragma omp parallel for schedule(static) num_threads(int(parts))
-  for (int64_t part = 0; part < parts; ++part) {
-    body(count * part / parts, count * (part + 1) / parts);
+  if (ranges <= 1) return body(int64_t{0}, count);
+#pragma omp parallel for schedule(static) num_threads(int(ranges))
+  for (int64_t range = 0; range < ranges; ++range) {
+    body(count * range / ranges, count * (range + 1) / ranges);
   }
 }
 

@@ -70,10 +70,10 @@ void count_stream() {
                   std::to_string(kQueues) + ": one may wait for another's until the deadline");
 }
 
-std::vector<Green> split(int device, int parts) {
-  const int each = device_sms(device) / parts / kSmStep * kSmStep;
+std::vector<Green> split(int device, int num_shares) {
+  const int each = device_sms(device) / num_shares / kSmStep * kSmStep;
   if (each == 0) {
-    throw Unsupported("one_gpu: " + std::to_string(parts) + " ranks on a GPU of " +
+    throw Unsupported("one_gpu: " + std::to_string(num_shares) + " ranks on a GPU of " +
                       std::to_string(device_sms(device)) + " SMs: expected " +
                       std::to_string(kSmStep) + " SMs a rank at least");
   }
@@ -82,20 +82,20 @@ std::vector<Green> split(int device, int parts) {
   check_driver(green_function<decltype(&cuDeviceGetDevResource)>("cuDeviceGetDevResource")(
                    device, &whole, CU_DEV_RESOURCE_TYPE_SM),
                "cuDeviceGetDevResource");
-  std::vector<CUdevResource> groups{size_t(parts)};
+  std::vector<CUdevResource> groups{size_t(num_shares)};
   unsigned made = 0;
   // Prefer coscheduled SMs, unless this GPU has too few of them: the disabled SMs differ between
   // GPUs.
   for (const unsigned flags : {0u, unsigned(CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING)}) {
-    made = unsigned(parts);
+    made = unsigned(num_shares);
     check_driver(
         green_function<decltype(&cuDevSmResourceSplitByCount)>("cuDevSmResourceSplitByCount")(
             groups.data(), &made, &whole, &rest, flags, unsigned(each)),
         "cuDevSmResourceSplitByCount");
-    if (int(made) >= parts) break;
+    if (int(made) >= num_shares) break;
   }
-  if (int(made) < parts) {
-    throw Unsupported("one_gpu: " + std::to_string(parts) + " ranks: this GPU's SMs make " +
+  if (int(made) < num_shares) {
+    throw Unsupported("one_gpu: " + std::to_string(num_shares) + " ranks: this GPU's SMs make " +
                       std::to_string(made) + " shares of " + std::to_string(each));
   }
   std::vector<Green> all;
@@ -226,13 +226,13 @@ std::shared_ptr<GpuShare> GpuShare::whole(int device) {
   return std::shared_ptr<GpuShare>(new GpuShare(device, context_sms(device), nullptr));
 }
 
-std::shared_ptr<GpuShare> GpuShare::part(int device, int parts, int index) {
-  if (parts == 1) return whole(device);
+std::shared_ptr<GpuShare> GpuShare::share_of(int device, int num_shares, int index) {
+  if (num_shares == 1) return whole(device);
   static std::mutex mutex;
   static std::map<std::pair<int, int>, std::vector<Green>> made;
   const std::lock_guard lock(mutex);
-  auto& all = made[{device, parts}];
-  if (all.empty()) all = split(device, parts);
+  auto& all = made[{device, num_shares}];
+  if (all.empty()) all = split(device, num_shares);
   const Green& green = all.at(size_t(index));
   return std::shared_ptr<GpuShare>(new GpuShare(device, left_for_grids(green.sms), green.context));
 }

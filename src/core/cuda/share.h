@@ -23,9 +23,9 @@ class GpuShare {
  public:
   /// Whole GPU `device` as usable by this thread: the SMs granted by its context or MPS.
   static std::shared_ptr<GpuShare> whole(int device);
-  /// One of `parts` equal and disjoint shares of `device`, created once per process. Throws
+  /// One of `num_shares` equal and disjoint shares of `device`, created once per process. Throws
   /// Unsupported if the driver has no green contexts or the GPU has too few SMs.
-  static std::shared_ptr<GpuShare> part(int device, int parts, int index);
+  static std::shared_ptr<GpuShare> share_of(int device, int num_shares, int index);
   ~GpuShare();
   GpuShare(const GpuShare&) = delete;
   GpuShare& operator=(const GpuShare&) = delete;

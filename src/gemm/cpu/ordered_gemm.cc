@@ -179,8 +179,8 @@ int64_t multiply_few(const Tensor& a, const Tensor& b, const Tensor& out, int64_
 }
 
 /// Columns [begin, end) of rows [top, bottom) of the GEMM; added to `out` if `accumulate`.
-void multiply_part(const Tensor& a, const Tensor& b, const Tensor& out, int64_t top, int64_t bottom,
-                   int64_t begin, int64_t end, bool accumulate) {
+void multiply_block(const Tensor& a, const Tensor& b, const Tensor& out, int64_t top,
+                    int64_t bottom, int64_t begin, int64_t end, bool accumulate) {
   Blocks& local = blocks();
   const int64_t n = out.dim(1), k = a.dim(1);
   constexpr int64_t kFew = 16;  // too few rows to pay for copying b
@@ -250,11 +250,11 @@ void ordered_gemm(const Tensor& a, const Tensor& b, const Tensor& out, const Gem
   const int64_t work = std::max<int64_t>(1, m * kPanel * a.dim(1));
   if (panels > 1) {
     parallel_ranges(panels, (kMinWork + work - 1) / work, [&](int64_t begin, int64_t end) {
-      multiply_part(a, b, out, 0, m, begin * kPanel, std::min(end * kPanel, n), accumulate);
+      multiply_block(a, b, out, 0, m, begin * kPanel, std::min(end * kPanel, n), accumulate);
     });
   } else {
     parallel_ranges(m, (kMinWork * m + work - 1) / work, [&](int64_t begin, int64_t end) {
-      multiply_part(a, b, out, begin, end, 0, n, accumulate);
+      multiply_block(a, b, out, begin, end, 0, n, accumulate);
     });
   }
 }

@@ -167,7 +167,7 @@ class Grouped final : public GroupedGemm {
   explicit Grouped(const GroupedShape& shape)
       : shape_(shape),
         blocks_(resident_clusters<Block>(kName)),
-        column_tiles_(parts(shape.columns, Tiles::kStoredColumns)) {
+        column_tiles_(ceil_div(shape.columns, Tiles::kStoredColumns)) {
     add_table({});
   }
 
@@ -179,15 +179,15 @@ class Grouped final : public GroupedGemm {
     table.staged = cut.staged;
     table.tiles = cut.tiles;
     // Min k-blocks that hide the store of the previous tile; k-blocks past K read zeros.
-    table.steps = std::max(parts(shape_.k, Tiles::kStepOfK), int(Tiles::kLead));
+    table.steps = std::max(ceil_div(shape_.k, Tiles::kStepOfK), int(Tiles::kLead));
     const int row_works =
         schedule::max_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
     const int64_t tiles = int64_t(row_works) * table.column_tiles;
-    const int early = std::max(1, blocks_ - parts(cut.reserved_blocks, Tiles::kCluster));
+    const int early = std::max(1, blocks_ - ceil_div(cut.reserved_blocks, Tiles::kCluster));
     table.joining = cut.joining;
     table.turns = {cut.joining.any() ? blocks_ : early, early, 0};
     // However late the other blocks join, the early ones have at most all tiles.
-    table.works_of_block = parts(tiles, early) + 1;
+    table.works_of_block = ceil_div(tiles, early) + 1;
     works_.emplace_back(size_t(table.turns.blocks) * size_t(table.works_of_block) *
                         sizeof(schedule::GroupedWork));
     table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());
@@ -226,7 +226,7 @@ class Grouped final : public GroupedGemm {
     bool operator==(const Addresses&) const = default;
   };
 
-  static int parts(int64_t all, int part) { return int((all + part - 1) / part); }
+  static int ceil_div(int64_t all, int divisor) { return int((all + divisor - 1) / divisor); }
 
   static void check_scaled(const GroupedArgs& args) {
     if (!args.scales.x || !args.scales.weight) {

@@ -153,8 +153,8 @@ class Wgrad final : public GroupedWgrad {
   explicit Wgrad(const WgradShape& shape)
       : shape_(shape), blocks_(resident_clusters<Block>(kName)) {
     params_.groups = shape.groups;
-    params_.row_tiles = parts(shape.rows, Tiles::kTileRows);
-    params_.column_tiles = parts(shape.columns, Tiles::kTileColumns);
+    params_.row_tiles = ceil_div(shape.rows, Tiles::kTileRows);
+    params_.column_tiles = ceil_div(shape.columns, Tiles::kTileColumns);
     params_.rows = int(shape.rows);
     params_.columns = int(shape.columns);
   }
@@ -170,7 +170,7 @@ class Wgrad final : public GroupedWgrad {
   }
 
  private:
-  static int parts(int64_t all, int part) { return int((all + part - 1) / part); }
+  static int ceil_div(int64_t all, int divisor) { return int((all + divisor - 1) / divisor); }
 
   WgradShape shape_;
   int blocks_;

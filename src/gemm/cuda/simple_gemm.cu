@@ -25,7 +25,7 @@ template <typename In, typename Out>
 __global__ void __launch_bounds__(kThreads)
     simple_gemm_kernel(Operand<In> x, Operand<In> weight, Out* out, const Out* bias, int64_t k,
                        bool accumulate) {
-  __shared__ float x_part[kStep][kTile + 1], weight_part[kStep][kTile + 1];
+  __shared__ float x_tile[kStep][kTile + 1], weight_tile[kStep][kTile + 1];
   const int64_t first_row = int64_t(blockIdx.y) * kTile, first_column = int64_t(blockIdx.x) * kTile;
   const int thread = int(threadIdx.x), across = thread % (kTile / kPerThread),
             down = thread / (kTile / kPerThread);
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t begin = 0; begin < k; begin += kStep) {
     for (int i = thread; i < kStep * kTile; i += kThreads) {
       const int row = i / kStep, at = i % kStep;
-      x_part[at][row] = x.at(first_row + row, begin + at, k);
-      weight_part[at][row] = weight.at(first_column + row, begin + at, k);
+      x_tile[at][row] = x.at(first_row + row, begin + at, k);
+      weight_tile[at][row] = weight.at(first_column + row, begin + at, k);
     }
     __syncthreads();
 #pragma unroll
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kThreads)
       for (int r = 0; r < kPerThread; ++r) {
 #pragma unroll
         for (int c = 0; c < kPerThread; ++c) {
-          sums[r][c] = fmaf(x_part[at][down * kPerThread + r],
-                            weight_part[at][across * kPerThread + c], sums[r][c]);
+          sums[r][c] = fmaf(x_tile[at][down * kPerThread + r],
+                            weight_tile[at][across * kPerThread + c], sums[r][c]);
         }
       }
     }

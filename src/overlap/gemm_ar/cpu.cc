@@ -54,11 +54,11 @@ void norm_rows(const AddNorm* tail, const Tensor& out, int64_t begin, int64_t co
              out.rows(begin, count));
 }
 
-void sum_rows(std::span<const std::byte* const> parts, DType dtype, const Tensor* bias,
+void sum_rows(std::span<const std::byte* const> partials, DType dtype, const Tensor* bias,
               const AddNorm* tail, int64_t begin, const Tensor& sums) {
-  if (!tail) return reduce_partials(parts, dtype, bias, sums);
+  if (!tail) return reduce_partials(partials, dtype, bias, sums);
   const Tensor residual = tail->residual.rows(begin, sums.dim(0));
-  reduce_partials(parts, dtype, bias, sums, &residual);
+  reduce_partials(partials, dtype, bias, sums, &residual);
 }
 }  // namespace
 
@@ -82,7 +82,7 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
                  world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
                  2 * world_ * kMaxChunks),
       decoded_(encoded_area_ ? size_t(world_) * size_t(rows_of(1, 0, 0).count) * line_ : 0),
-      parts_(size_t(world_)) {}
+      partials_(size_t(world_)) {}
 
 std::vector<Candidate> GemmArCpu::candidates(const std::vector<int>& chunk_counts) {
   return plain_and_encoded(desc_, [&](bool encoded) {
@@ -128,7 +128,7 @@ void GemmArCpu::reduce(int panel, int panels, const Operands& call) {
   const Range rows = rows_of(panels, rank_, panel);
   const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, rank_);
   for (int source = 0; source < world_; ++source) {
-    parts_[size_t(source)] =
+    partials_[size_t(source)] =
         source == rank_ ? partial(rows.begin)
                         : workspace_.shared() + size_t(source) * area_ + size_t(before) * line_;
   }
@@ -139,7 +139,7 @@ void GemmArCpu::reduce(int panel, int panels, const Operands& call) {
   std::byte* sums = workspace_.shared() + results_at_ + size_t(rows.begin) * line_;
   {
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
-    sum_rows(parts_, desc_.dtype, call.bias, call.add_norm, rows.begin,
+    sum_rows(partials_, desc_.dtype, call.bias, call.add_norm, rows.begin,
              Tensor(sums, desc_.dtype, {rows.count, desc_.n}));
   }
   for (int step = 0; step + 1 < world_; ++step) {
@@ -171,12 +171,12 @@ void GemmArCpu::run_one_shot(const Operands& call) {
                    size_t(desc_.m) * line_, partial_signal(rank_, 0));
   }
   for (int source = 0; source < world_; ++source) {
-    parts_[size_t(source)] =
+    partials_[size_t(source)] =
         source == rank_ ? partial(0) : workspace_.shared() + size_t(source) * area_;
     if (source != rank_) workspace_.await(partial_signal(source, 0), source, 0);
   }
   const ScopedSpan span(SpanKind::compute, "gemm_ar", 0);
-  sum_rows(parts_, desc_.dtype, call.bias, call.add_norm, 0, sums_of(call, 0, desc_.m));
+  sum_rows(partials_, desc_.dtype, call.bias, call.add_norm, 0, sums_of(call, 0, desc_.m));
   norm_rows(call.add_norm, call.out, 0, desc_.m);
 }
 

@@ -61,7 +61,7 @@ class GemmArCpu {
   OverlapWorkspace workspace_;  ///< shared: [source][area], then sums: [m][n] or messages by owner;
                                 ///< scratch: [m][n], then messages by owner
   Memory decoded_;              ///< with a wire format: [rank][max rows of a panel's owner][n]
-  std::vector<const std::byte*> parts_;
+  std::vector<const std::byte*> partials_;
 };
 
 }  // namespace tandem

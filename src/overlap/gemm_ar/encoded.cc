@@ -51,7 +51,7 @@ void GemmArCpu::reduce_encoded(int panel, int panels, const Operands& call) {
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
     for (int source = 0; source < world_; ++source) {
       if (source == rank_ && desc_.wire.is_exact()) {
-        parts_[size_t(source)] = partial(rows.begin);
+        partials_[size_t(source)] = partial(rows.begin);
         continue;
       }
       const std::byte* messages =
@@ -59,10 +59,10 @@ void GemmArCpu::reduce_encoded(int panel, int panels, const Operands& call) {
               ? workspace_.scratch() + partial_bytes_ + size_t(rank_) * encoded_area_ + at
               : workspace_.shared() + size_t(source) * area_ + at;
       messages_.decode(messages, rows.count, decoded(source));
-      parts_[size_t(source)] = decoded(source);
+      partials_[size_t(source)] = decoded(source);
     }
     const Tensor to(sums, desc_.dtype, {rows.count, desc_.n});
-    reduce_partials(parts_, desc_.dtype, call.bias, to);
+    reduce_partials(partials_, desc_.dtype, call.bias, to);
     bytes = messages_.encode(to, result);
   }
   for (int step = 0; step + 1 < world_; ++step) {
@@ -91,8 +91,8 @@ void GemmArCpu::take_sums(const Range& rows, const std::byte* messages, std::byt
   const AddNorm& tail = *call.add_norm;
   const Tensor residual = tail.residual.rows(rows.begin, rows.count);
   const Tensor hidden = tail.hidden.rows(rows.begin, rows.count);
-  const std::byte* const part[] = {sums};
-  reduce_partials(part, desc_.dtype, nullptr, hidden, &residual);
+  const std::byte* const partial_sums[] = {sums};
+  reduce_partials(partial_sums, desc_.dtype, nullptr, hidden, &residual);
   rms_norm(Exec{}, hidden, tail.gain, tail.eps, out);
 }
 

@@ -35,7 +35,7 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
                  world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
                  world_ * kMaxChunks),
       decoded_(encoded_area_ ? size_t(world_) * size_t(max_rows_) * line_ : 0),
-      parts_(size_t(world_)) {}
+      partials_(size_t(world_)) {}
 
 std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_counts) {
   return plain_and_encoded(desc_, [&](bool encoded) {
@@ -82,16 +82,16 @@ void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& oper
   for (int source = 0; source < world_; ++source) {
     const std::byte* area = workspace_.shared() + size_t(source) * area_;
     if (source == rank_) {
-      parts_[size_t(source)] = workspace_.scratch() + size_t(rows.begin) * line_;
+      partials_[size_t(source)] = workspace_.scratch() + size_t(rows.begin) * line_;
     } else if (encoded) {
       std::byte* decoded = decoded_.data() + size_t(source * max_rows_ + in_shard) * line_;
       messages_.decode(area + messages_before(chunks, rank_, chunk), rows.count, decoded);
-      parts_[size_t(source)] = decoded;
+      partials_[size_t(source)] = decoded;
     } else {
-      parts_[size_t(source)] = area + size_t(in_shard) * line_;
+      partials_[size_t(source)] = area + size_t(in_shard) * line_;
     }
   }
-  reduce_partials(parts_, desc_.dtype, operands.bias, operands.out.rows(in_shard, rows.count));
+  reduce_partials(partials_, desc_.dtype, operands.bias, operands.out.rows(in_shard, rows.count));
 }
 
 void GemmRsCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {

@@ -37,7 +37,7 @@ class GemmRsCpu {
   size_t partial_bytes_;        ///< of the uncompressed partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area]; scratch: [m][n], [owner][encoded area]
   Memory decoded_;              ///< [source][max_rows][n]
-  std::vector<const std::byte*> parts_;
+  std::vector<const std::byte*> partials_;
 };
 
 }  // namespace tandem

@@ -201,13 +201,13 @@ void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_
   const Tensor dgate_up = dgate_up_.of(s.dtype, slots, 2 * f);
   d_gate_weight_.resize(size_t(slots));
   const auto product = [&](int expert, Range range) {
-    const auto part = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
-    gemm(part(placed), w_out.rows(expert * s.hidden, s.hidden), part(d_act));
-    scale_by_weight(part(inner), rows.weights().subspan(size_t(range.begin), size_t(range.count)),
-                    part(d_act), part(scaled),
+    const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
+    gemm(slice(placed), w_out.rows(expert * s.hidden, s.hidden), slice(d_act));
+    scale_by_weight(slice(inner), rows.weights().subspan(size_t(range.begin), size_t(range.count)),
+                    slice(d_act), slice(scaled),
                     std::span(d_gate_weight_).subspan(size_t(range.begin), size_t(range.count)));
-    const Tensor h = part(gate_up), dh = part(dgate_up);
-    swiglu_backward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), part(d_act), dh.narrow(1, 0, f),
+    const Tensor h = slice(gate_up), dh = slice(dgate_up);
+    swiglu_backward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), slice(d_act), dh.narrow(1, 0, f),
                     dh.narrow(1, f, f));
   };
   dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, placed, product);
@@ -242,10 +242,10 @@ void MoeLayerOnRanks::weight_gradients(const MoeRows& rows, const Tensor& dw_in,
   for (int expert = 0; expert < int(place_.experts.count); ++expert) {
     const Range slots = rows.slots_of(expert);
     if (slots.count == 0) continue;
-    const auto part = [&](const Tensor& t) { return t.rows(slots.begin, slots.count); };
-    gemm(part(dout).transposed(), part(scaled), dw_out.rows(expert * s.hidden, s.hidden),
+    const auto slice = [&](const Tensor& t) { return t.rows(slots.begin, slots.count); };
+    gemm(slice(dout).transposed(), slice(scaled), dw_out.rows(expert * s.hidden, s.hidden),
          {.accumulate = true});
-    gemm(part(dgate_up).transposed(), part(x), dw_in.rows(expert * 2 * f, 2 * f),
+    gemm(slice(dgate_up).transposed(), slice(x), dw_in.rows(expert * 2 * f, 2 * f),
          {.accumulate = true});
   }
 }

@@ -96,8 +96,8 @@ void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
   sent_.resize(size_t(world));
   for (auto& rows : sent_) rows.clear();
   loads_.assign(size_t(place.grid.ep), 0);
-  parts_.clear();
-  part_begin_.assign(1, 0);
+  copies_.clear();
+  copy_begin_.assign(1, 0);
   std::vector<char> token_in_rank(size_t(place.world));
   for (int64_t row = 0; row < local_rows_; ++row) {
     std::fill(token_in_rank.begin(), token_in_rank.end(), 0);
@@ -110,16 +110,16 @@ void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
     for (int rank = 0; rank < world; ++rank) {
       if (!token_in_rank[size_t(rank)]) continue;
       auto& rows = sent_[size_t(rank)];
-      parts_.push_back({rank, int32_t(rows.size())});
+      copies_.push_back({rank, int32_t(rows.size())});
       rows.push_back(int32_t(row));
     }
-    part_begin_.push_back(int64_t(parts_.size()));
+    copy_begin_.push_back(int64_t(copies_.size()));
   }
 }
 
-std::span<const MoeRows::Part> MoeRows::parts(int64_t row) const {
-  const auto begin = size_t(part_begin_[size_t(row)]), end = size_t(part_begin_[size_t(row) + 1]);
-  return std::span(parts_).subspan(begin, end - begin);
+std::span<const MoeRows::RowCopy> MoeRows::copies(int64_t row) const {
+  const auto begin = size_t(copy_begin_[size_t(row)]), end = size_t(copy_begin_[size_t(row) + 1]);
+  return std::span(copies_).subspan(begin, end - begin);
 }
 
 std::span<const MoeUse> MoeRows::uses(int source, int64_t row) const {

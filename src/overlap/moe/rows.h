@@ -64,10 +64,10 @@ class MoeRows {
   std::span<const int32_t> sent(int destination) const { return sent_[size_t(destination)]; }
   int64_t local_rows() const { return local_rows_; }
   /// Ranks with experts of local row `row`, and the row's index among those sent to each.
-  struct Part {
+  struct RowCopy {
     int32_t rank, row;
   };
-  std::span<const Part> parts(int64_t row) const;
+  std::span<const RowCopy> copies(int64_t row) const;
 
   int64_t arrived(int source) const { return arrivals_[size_t(source)].rows; }
   /// Slots of row `row` of those received from `source`.
@@ -101,8 +101,8 @@ class MoeRows {
   int64_t local_rows_ = 0;
   std::vector<std::vector<int32_t>> sent_;
   std::vector<int64_t> loads_;
-  std::vector<Part> parts_;
-  std::vector<int64_t> part_begin_;
+  std::vector<RowCopy> copies_;
+  std::vector<int64_t> copy_begin_;
   std::vector<Source> arrivals_;
   std::vector<MoeUse> uses_;
   std::vector<int64_t> use_begin_;     // by received row, source by source

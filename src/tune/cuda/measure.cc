@@ -117,14 +117,14 @@ std::vector<Timing> Stopwatch::measure(const std::vector<BoundCandidate>& altern
   host = comm_.slowest(host);
   std::vector<Timing> result;
   for (size_t i = 0; i < count; ++i) {
-    const auto part = [&](const std::vector<double>& all) {
+    const auto slice = [&](const std::vector<double>& all) {
       const size_t each = all.size() / count;
       return std::vector<double>(all.begin() + long(i * each), all.begin() + long((i + 1) * each));
     };
-    const std::vector<double> local = part(times);
+    const std::vector<double> local = slice(times);
     result.push_back({median(local), *std::min_element(local.begin(), local.end()),
-                      *std::max_element(local.begin(), local.end()), median(part(host)),
-                      bursts.empty() ? 0 : median(part(bursts)), local});
+                      *std::max_element(local.begin(), local.end()), median(slice(host)),
+                      bursts.empty() ? 0 : median(slice(bursts)), local});
   }
   return result;
 }

@@ -78,8 +78,8 @@ class Operators(unittest.TestCase):
                     want = x.double() @ w.double().t()
                     size = w.double().abs().sum(1)  # x is in [-1, 1]
                     self.assertLess(float(((got.double() - want).abs() / size).max()), bound, f"ag {text} {dtype}")
-                    parts = [values(comm, (m, k), 10 + r, dtype).double() @ w.double().t() for r in range(comm.size)]
-                    want, size = sum(parts), sum(part.abs().max() for part in parts)
+                    partials = [values(comm, (m, k), 10 + r, dtype).double() @ w.double().t() for r in range(comm.size)]
+                    want, size = sum(partials), sum(partial.abs().max() for partial in partials)
                     local = values(comm, (m, k), 10 + comm.rank, dtype)
                     got = tandem.GemmRs(comm, m, n, k, dtype, codec=text)(local, w)
                     off = (got.double() - rows_of(want, comm)).abs().max() / size

@@ -32,9 +32,9 @@ class Case:
         self.comm, self.dtype, self.tp, self.experts = comm, dtype, tp, 4 * comm.size
         self.w_in = values(comm, (self.experts, 2, FFN, HIDDEN), 1, dtype) / 8
         self.w_out = values(comm, (self.experts, HIDDEN, FFN), 2, dtype) / 8
-        self.weights_of_rank = [self.part(self.w_in), self.part(self.w_out)]
+        self.weights_of_rank = [self.shard(self.w_in), self.shard(self.w_out)]
 
-    def part(self, whole):
+    def shard(self, whole):
         first, count = tandem.shard_of(self.experts, self.comm.size // self.tp, self.comm.rank // self.tp)
         begin, width = tandem.shard_of(FFN, self.tp, self.comm.rank % self.tp)
         local = whole[first:first + count, :, begin:begin + width]
@@ -62,7 +62,7 @@ class Case:
         out = (each * dense[:, :, None]).sum(1)
         dx, dweights, *rest = torch.autograd.grad(out, (y, by, w_in, w_out), dout.double())
         sums = [tandem.all_reduce(self.comm, each.float().contiguous()) for each in rest]
-        return [out.detach(), dx, dweights, *map(self.part, sums)]
+        return [out.detach(), dx, dweights, *map(self.shard, sums)]
 
 
 def layouts(comm):

@@ -121,8 +121,8 @@ class Collectives(unittest.TestCase):
         self.assertTrue(torch.equal(sent, of(comm.size - 1)))
         begin, count = tandem.shard_of(12, comm.size, comm.rank)
         exchanged = tandem.all_to_all(comm, of(comm.rank))
-        parts = [of(r)[begin:begin + count] for r in range(comm.size)]
-        self.assertTrue(torch.equal(exchanged, torch.cat(parts)))
+        gathered = [of(r)[begin:begin + count] for r in range(comm.size)]
+        self.assertTrue(torch.equal(exchanged, torch.cat(gathered)))
 
     def test_functions(self):
         def body(comm):

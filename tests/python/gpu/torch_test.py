@@ -85,8 +85,8 @@ class Layers(unittest.TestCase):
             down = layers.RowParallelLinear.from_linear(comm, whole[1])
             x, target = values(comm, (TOKENS, IN), 3, dtype), values(comm, (TOKENS, IN), 9, dtype)
 
-            def train(parts, forward, x, target):
-                steps = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.2)
+            def train(modules, forward, x, target):
+                steps = torch.optim.SGD([p for shard in modules for p in shard.parameters()], lr=0.2)
                 losses = []
                 for _ in range(8):
                     steps.zero_grad()
@@ -166,7 +166,7 @@ class Experts(unittest.TestCase):
         w_out = w_out.reshape(experts, hidden, ffn).requires_grad_()
         router = layer.router.detach().double().requires_grad_()
         expert_rows = slice(local * (comm.rank // tp), local * (comm.rank // tp + 1))
-        part = slice(width * (comm.rank % tp), width * (comm.rank % tp + 1))
+        shard = slice(width * (comm.rank % tp), width * (comm.rank % tp + 1))
 
         def of_all_ranks(gradient):
             return tandem.all_reduce(comm, gradient.float().contiguous()).double()
@@ -188,8 +188,8 @@ class Experts(unittest.TestCase):
             close(got.detach(), want.detach(), dtype)
             close(x.grad, found[0], dtype)
             close(layer.router.grad, of_all_ranks(found[1]), dtype)
-            close(layer.w_in.grad, of_all_ranks(found[2])[expert_rows, :, part].reshape(-1, hidden), dtype)
-            close(layer.w_out.grad, of_all_ranks(found[3])[expert_rows][:, :, part].reshape(-1, width), dtype)
+            close(layer.w_in.grad, of_all_ranks(found[2])[expert_rows, :, shard].reshape(-1, hidden), dtype)
+            close(layer.w_out.grad, of_all_ranks(found[3])[expert_rows][:, :, shard].reshape(-1, width), dtype)
 
     def test_gradients(self):
         def body(comm):

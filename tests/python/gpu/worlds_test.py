@@ -34,12 +34,12 @@ class Worlds(unittest.TestCase):
 
     def test_parts_of_a_world(self):
         def body(comm):
-            part = comm.split(comm.rank % 2)
-            self.assertEqual(part.device, comm.device)
+            group = comm.split(comm.rank % 2)
+            self.assertEqual(group.device, comm.device)
             x = values(comm, (32,), comm.rank, torch.float32)
             want = sum(values(comm, (32,), r, torch.float32) for r in range(comm.rank % 2, comm.size, 2))
-            torch.testing.assert_close(tandem.all_reduce(part, x), want)
-            part.synchronize()
+            torch.testing.assert_close(tandem.all_reduce(group, x), want)
+            group.synchronize()
 
         on_ranks(body)
 

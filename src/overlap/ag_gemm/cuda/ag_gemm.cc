@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/contract/cuda/wire.h"
 #include "tune/cuda/gemm_choices.h"
@@ -96,7 +96,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       has_plain_(comm.size() > 1 &&
                  has_plain_algorithm(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
       algorithm_(algorithm) {
-  if (has_plain_) part_exchange(comm);  // allocates, which a captured call must not
+  if (has_plain_) shard_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt,
                          product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));

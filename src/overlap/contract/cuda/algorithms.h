@@ -15,7 +15,7 @@ enum class Algorithm {
   adding,    ///< fused: one GEMM that sends tiles while it runs, and whose local tiles add received
              ///< ones
   fused,     ///< one GEMM whose tiles wait for their shard, or are sent when done
-  plain,     ///< whole GEMM, uncompressed collective by kernels (collectives/cuda/part_exchange.h)
+  plain,     ///< whole GEMM, uncompressed collective by kernels (collectives/cuda/shard_exchange.h)
   one_shot,  ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,  ///< whole GEMM, all-reduce by kernels in two exchanges
 };

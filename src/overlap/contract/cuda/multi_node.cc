@@ -171,22 +171,22 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
     const int owner = schedule::rs_owner(rank, world, step);
     const int from = schedule::rs_source(rank, world, step);
     const Shard rows = shard(owner);
-    const Tensor part = rows_of(whole_memory_, shape_.n, owner);
-    gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
-                              bias, comm_.stream());
+    const Tensor partial_rows = rows_of(whole_memory_, shape_.n, owner);
+    gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
+                              partial_rows.data(), bias, comm_.stream());
     if (owner == rank) break;
     computed_[size_t(owner)].record(comm_.stream());
     computed_[size_t(owner)].block(side_.get());
-    exchange(part, owner, slot(from), from);
+    exchange(partial_rows, owner, slot(from), from);
   }
   moved_[0].record(side_.get());
   moved_[0].block(comm_.stream());
-  Parts parts;
-  parts.count = world;
+  Parts partials;
+  partials.count = world;
   for (int r = 0; r < world; ++r) {
-    parts.of[r] = r == rank ? rows_of(whole_memory_, shape_.n, rank).data() : slot(r).data();
+    partials.of[r] = r == rank ? rows_of(whole_memory_, shape_.n, rank).data() : slot(r).data();
   }
-  launch_sum(parts, out, comm_.stream());
+  launch_sum(partials, out, comm_.stream());
 }
 
 }  // namespace tandem::gpu

@@ -1,7 +1,7 @@
 #include "overlap/gather/cuda/shard_pushes.h"
 
-#include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/shard_exchange.h"
 
 namespace tandem::gpu {
 namespace {
@@ -113,9 +113,9 @@ const void* ShardPushes::gather(Algorithm algorithm, const Tensor& x, const Tens
     return buffer_->local();
   }
   if (algorithm == Algorithm::plain) {
-    PartExchange& parts = part_exchange(comm_);
+    ShardExchange& exchange = shard_exchange(comm_);
     gather_by([&](const Tensor& shard, const Tensor& whole) {
-      parts.all_gather(shard, whole, parts.choose(whole), op_);
+      exchange.all_gather(shard, whole, exchange.choose(whole), op_);
     });
     return buffer_->local();
   }

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "collectives/cuda/part_exchange.h"
 #include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "comm/device/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/contract/cuda/wait_ids.h"
@@ -77,9 +77,9 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       has_plain_(comm.size() > 1 &&
                  has_plain_algorithm(shape.m * shape.n * int64_t(size_of(shape.result())))),
       algorithm_(algorithm) {
-  if (has_plain_) part_exchange(comm);  // allocates, which a captured call must not
+  if (has_plain_) shard_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
-    parts_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
+    shard_gemms_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   agree_on_gemm_choices(comm, lt);
   for (const FusedTile& tile : kTiles) {
@@ -207,12 +207,12 @@ int GemmRs::pace_of(int variant) const {
   return kernels_[size_t(variant / kPaceCount)].tile->paces[variant % kPaceCount];
 }
 
-Tensor GemmRs::part_of(int owner) const {
+Tensor GemmRs::partial_of(int owner) const {
   const Shard rows = shard_of(shape_.m, comm_.size(), owner);
-  return whole_part().rows(rows.begin, rows.count);
+  return whole_partial().rows(rows.begin, rows.count);
 }
 
-Tensor GemmRs::whole_part() const {
+Tensor GemmRs::whole_partial() const {
   return partial_.view(shape_.result(), {shape_.m, shape_.n});
 }
 
@@ -294,15 +294,16 @@ void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weig
   for (int step = 0; step < comm_.size(); ++step) {
     const int owner = schedule::rs_owner(comm_.rank(), comm_.size(), step);
     const Shard rows = shard_of(shape_.m, comm_.size(), owner);
-    const Tensor part = part_of(owner);
+    const Tensor partial = partial_of(owner);
     if (algorithm == Algorithm::chunked) {
-      parts_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(), part.data(),
-                                bias, stream, pointers_of(shape_, scales, rows.begin));
+      shard_gemms_[size_t(owner)].run(x.rows(rows.begin, rows.count).data(), weight.data(),
+                                      partial.data(), bias, stream,
+                                      pointers_of(shape_, scales, rows.begin));
     }
     if (owner == comm_.rank()) continue;
     computed_[size_t(owner)].record(stream);
     computed_[size_t(owner)].block(side_.get());
-    push(owner, part);
+    push(owner, partial);
   }
   pushed_.record(side_.get());
   sum_parts(out);
@@ -346,11 +347,11 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out)
 
 // Copies to this rank's slot of the owner's staging memory, then sends the epoch if the owner is
 // ready.
-void GemmRs::push(int owner, const Tensor& part) {
+void GemmRs::push(int owner, const Tensor& partial) {
   const PeerTable& table = staging_->table();
-  paced_.begin(int64_t(part.bytes()), side_.get());
-  check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), part.data(),
-                        part.bytes(), cudaMemcpyDefault, side_.get()),
+  paced_.begin(int64_t(partial.bytes()), side_.get());
+  check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), partial.data(),
+                        partial.bytes(), cudaMemcpyDefault, side_.get()),
         "push a part");
   paced_.end(side_.get());
   check(
@@ -362,23 +363,23 @@ void GemmRs::push(int owner, const Tensor& part) {
 void GemmRs::sum_parts(const Tensor& out) {
   launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.device_deadline(),
               kGemmRsWait, comm_.stream());
-  Parts parts;
-  parts.count = comm_.size();
+  Parts partials;
+  partials.count = comm_.size();
   for (int r = 0; r < comm_.size(); ++r) {
-    parts.of[r] =
-        r == comm_.rank() ? part_of(r).data() : staging_->local() + slot_bytes_ * size_t(r);
+    partials.of[r] =
+        r == comm_.rank() ? partial_of(r).data() : staging_->local() + slot_bytes_ * size_t(r);
   }
-  launch_sum(parts, out, comm_.stream());
+  launch_sum(partials, out, comm_.stream());
 }
 
 void GemmRs::run_nccl(const Tensor& out) {
-  nccl_reduce_scatter(comm_, whole_part(), out, ReduceOp::sum);
+  nccl_reduce_scatter(comm_, whole_partial(), out, ReduceOp::sum);
 }
 
 void GemmRs::run_plain(const Tensor& out) {
-  const Tensor whole = whole_part();
-  PartExchange& parts = part_exchange(comm_);
-  parts.reduce_scatter(whole, out, parts.choose(whole), kGemmRsWait);
+  const Tensor whole = whole_partial();
+  ShardExchange& exchange = shard_exchange(comm_);
+  exchange.reduce_scatter(whole, out, exchange.choose(whole), kGemmRsWait);
 }
 
 }  // namespace tandem::gpu

@@ -82,7 +82,7 @@ class GemmRs {
   void run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
   void enter();
-  void push(int owner, const Tensor& part);
+  void push(int owner, const Tensor& partial);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
   void run_plain(const Tensor& out);
@@ -92,15 +92,15 @@ class GemmRs {
   void choose_variant(Algorithm algorithm, Margin margin);
   std::string variant_name(Algorithm algorithm, int variant) const;
   int pace_of(int variant) const;
-  Tensor part_of(int owner) const;
-  Tensor whole_part() const;
+  Tensor partial_of(int owner) const;
+  Tensor whole_partial() const;
 
   GpuCommunicator& comm_;
   CallGraphs graphs_;
   OpDesc shape_;
   Shard local_;
   ScaledGemm whole_;
-  std::vector<ScaledGemm> parts_;  // by owner
+  std::vector<ScaledGemm> shard_gemms_;  // by owner
   int64_t slot_rows_;
   size_t slot_bytes_;                // of the staging memory, by source rank
   int tiles_of_slot_ = 0;            // signals of the fused algorithm, by source rank

@@ -20,7 +20,7 @@
 #include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gemm_rs/cuda/sender.cuh"
-#include "overlap/gemm_rs/cuda/tile_parts.cuh"
+#include "overlap/gemm_rs/cuda/tile_fragments.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -29,7 +29,7 @@ class ScatterEpilogue : public Base {
  public:
   /// Threads that share a tile.
   static constexpr int kThreads = kDirect ? kWarpgroup : 2 * kWarpgroup;
-  using Parts = TileParts<Element, kColumns, kThreads>;
+  using Fragments = TileFragments<Element, kColumns, kThreads>;
 
   struct Arguments : Base::Arguments, OptionalLog {
     Scatter scatter;
@@ -86,7 +86,7 @@ class ScatterEpilogue : public Base {
       const int row = cute::get<0>(at), column = cute::get<1>(at);
       if (threadIdx.x == kSendingThread && scatter_.is_remote(row, column) &&
           !scatter_.is_last(row, column)) {
-        storage_.sender.template send<Parts::kTileBytes>(scatter_, timestamps_, row, column);
+        storage_.sender.template send<Fragments::kTileBytes>(scatter_, timestamps_, row, column);
       }
       __syncwarp();
     }
@@ -107,7 +107,7 @@ class ScatterEpilogue : public Base {
                             Problem, TileShape, Coordinates at, Accumulators const& accumulators,
                             Mma, int thread, TensorStorage&, int = -1) {
     static_assert(int(cute::size(Mma{})) == kThreads);
-    static_assert(cute::size<0>(TileShape{}) == Parts::kRows);
+    static_assert(cute::size<0>(TileShape{}) == Fragments::kRows);
     // Prevents values derived from the thread index from occupying registers through the main loop.
     asm volatile("" : "+r"(thread));
     const int row = cute::get<0>(at), column = cute::get<1>(at);
@@ -119,7 +119,7 @@ class ScatterEpilogue : public Base {
     if (direct) {
       send(accumulators, location, thread, at);
     } else if (is_remote) {
-      write_packs(accumulators, scatter_.send_buffer_at(location, Parts::kTileBytes), thread);
+      write_packs(accumulators, scatter_.send_buffer_at(location, Fragments::kTileBytes), thread);
       if constexpr (!kDirect) storage_.sender.handover.publish();
     } else if (is_local) {
       write_packs(accumulators, partial_of(scatter_.staging.rank, location.tile), thread);
@@ -165,7 +165,7 @@ class ScatterEpilogue : public Base {
   }
   /// Address of `source`'s partial of a local tile.
   CUTLASS_DEVICE std::byte* partial_of(int source, int tile) const {
-    return scatter_.staging_at(scatter_.staging.rank, source, tile, Parts::kTileBytes);
+    return scatter_.staging_at(scatter_.staging.rank, source, tile, Fragments::kTileBytes);
   }
 
   template <class Accumulators>
@@ -173,8 +173,8 @@ class ScatterEpilogue : public Base {
                                          int thread) {
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     CUTLASS_PRAGMA_UNROLL
-    for (int pack = 0; pack < Parts::kPacks; ++pack) {
-      to[pack * kThreads] = Parts::pack_of(accumulators, pack);
+    for (int pack = 0; pack < Fragments::kPacks; ++pack) {
+      to[pack * kThreads] = Fragments::pack_of(accumulators, pack);
     }
   }
 
@@ -196,12 +196,13 @@ class ScatterEpilogue : public Base {
       if (kDirect) entered_ |= 1u << location.owner;
     }
     timestamps_.stamp(at, thread == 0, &TileRecord::wait_begin);
-    std::byte* tile = scatter_.staging_at(location.owner, rank, location.tile, Parts::kTileBytes);
+    std::byte* tile =
+        scatter_.staging_at(location.owner, rank, location.tile, Fragments::kTileBytes);
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     uint64_t next = nanoseconds();
     CUTLASS_PRAGMA_UNROLL
-    for (int pack = 0; pack < Parts::kPacks; ++pack) {
-      store_words(to + pack * kThreads, Parts::pack_of(accumulators, pack));
+    for (int pack = 0; pack < Fragments::kPacks; ++pack) {
+      store_words(to + pack * kThreads, Fragments::pack_of(accumulators, pack));
       if (!kDirect) continue;
       next += uint64_t(scatter_.pace_ns);
       while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);  // about the timer's resolution
@@ -241,12 +242,12 @@ class ScatterEpilogue : public Base {
 
   template <int kRanks, int kAtOnce, class Coordinates>
   CUTLASS_DEVICE void add_landed(int tile, int thread, Coordinates const& at) const {
-    static_assert(Parts::kPacks % kAtOnce == 0);
-    const auto corner = Parts::corner(scatter_, cute::get<0>(at), cute::get<1>(at));
+    static_assert(Fragments::kPacks % kAtOnce == 0);
+    const auto corner = Fragments::corner(scatter_, cute::get<0>(at), cute::get<1>(at));
     const int ranks = scatter_.staging.size;
     const std::byte* slots = partial_of(0, tile) + thread * 16;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int first = 0; first < Parts::kPacks; first += kAtOnce) {
+    for (int first = 0; first < Fragments::kPacks; first += kAtOnce) {
       uint4 arrived_tiles[kRanks][kAtOnce] = {};
       const std::byte* slot = slots + first * kPackBytes;
       CUTLASS_PRAGMA_UNROLL
@@ -262,14 +263,14 @@ class ScatterEpilogue : public Base {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         // Ranks beyond the world add zeros.
-        auto sum = Parts::to_floats(arrived_tiles[0][i]);
+        auto sum = Fragments::to_floats(arrived_tiles[0][i]);
         CUTLASS_PRAGMA_UNROLL
         for (int r = 1; r < kRanks; ++r) {
-          const auto values = Parts::to_floats(arrived_tiles[r][i]);
+          const auto values = Fragments::to_floats(arrived_tiles[r][i]);
           CUTLASS_PRAGMA_UNROLL
           for (int e = 0; e < 8; ++e) sum[e] += values[e];
         }
-        Parts::store_sum(scatter_, corner, first + i, thread, sum);
+        Fragments::store_sum(scatter_, corner, first + i, thread, sum);
       }
     }
   }

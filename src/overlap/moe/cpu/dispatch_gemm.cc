@@ -181,17 +181,18 @@ void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const M
 void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
                                    int to, int wave) {
   const auto count = int64_t(rows.sent(to).size());
-  const Range part = moe_wave(count, plan.chunks, wave);
+  const Range wave_range = moe_wave(count, plan.chunks, wave);
   const std::span<const int32_t> sent =
-      rows.sent(to).subspan(size_t(part.begin), size_t(part.count));
+      rows.sent(to).subspan(size_t(wave_range.begin), size_t(wave_range.count));
   std::byte* const area = workspace_.scratch() + rows_offset(to);
-  size_t at = size_t(part.begin) * place_.line, bytes = size_t(part.count) * place_.line;
+  size_t at = size_t(wave_range.begin) * place_.line,
+         bytes = size_t(wave_range.count) * place_.line;
   {
     const ScopedSpan span(SpanKind::compute, "moe_pack", wave, to);
     if (plan.wire.is_none()) {
       pack_rows(x, sent, place_.line, area + at);
     } else {
-      const Tensor packed = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
+      const Tensor packed = packed_.of(place_.shape.dtype, wave_range.count, place_.shape.hidden);
       pack_rows(x, sent, place_.line, packed.as<std::byte>());
       at = messages_before(plan.chunks, count, wave);
       bytes = messages_.encode(packed, area + at);
@@ -233,19 +234,19 @@ void MoeDispatchGemmCpu::place_wave(const MoePlan& plan, int source, int wave, c
   const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
   const int64_t arrived = rows.arrived(source);
   const auto waves = int(header_of(source).waves);
-  const Range part = moe_wave(arrived, waves, wave);
+  const Range wave_range = moe_wave(arrived, waves, wave);
   const std::byte* const area = workspace_.shared() + rows_offset(source);
-  const std::byte* from = area + size_t(part.begin) * place_.line;
+  const std::byte* from = area + size_t(wave_range.begin) * place_.line;
   if (!plan.wire.is_none()) {
-    const Tensor wave_rows = packed_.of(place_.shape.dtype, part.count, place_.shape.hidden);
-    messages_.decode(area + messages_before(waves, arrived, wave), part.count,
+    const Tensor wave_rows = packed_.of(place_.shape.dtype, wave_range.count, place_.shape.hidden);
+    messages_.decode(area + messages_before(waves, arrived, wave), wave_range.count,
                      wave_rows.as<std::byte>());
     from = wave_rows.as<std::byte>();
   }
-  cpu::parallel_ranges(part.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
+  cpu::parallel_ranges(wave_range.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      place_row(from + size_t(row) * place_.line, place_.line, rows.uses(source, part.begin + row),
-                placed.as<std::byte>());
+      place_row(from + size_t(row) * place_.line, place_.line,
+                rows.uses(source, wave_range.begin + row), placed.as<std::byte>());
     }
   });
 }

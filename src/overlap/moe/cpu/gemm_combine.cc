@@ -90,7 +90,7 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
   for (int64_t row = 0; row < call.rows.local_rows(); ++row) {
     float* const to = call.row_values.as<float>() + size_t(row) * k;
     std::fill_n(to, k, 0.0f);
-    for (const auto& [rank, at] : call.rows.parts(row)) {
+    for (const auto& [rank, at] : call.rows.partials(row)) {
       const std::byte* memory = rank == place_.rank ? workspace_.scratch() : workspace_.shared();
       const auto* from =
           reinterpret_cast<const float*>(memory + values_offset(rank)) + size_t(at) * k;
@@ -181,22 +181,22 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
   const size_t element = size_of(place_.shape.dtype), line = size_t(columns.count) * element;
   const size_t out_line = size_t(out.stride(0)) * size_of(out.dtype());
   cpu::parallel_ranges(call.rows.local_rows(), cpu::kMinRows, [&](int64_t begin, int64_t end) {
-    std::vector<const std::byte*> parts;
+    std::vector<const std::byte*> partials;
     for (int64_t row = begin; row < end; ++row) {
-      parts.clear();
-      for (const auto& [rank, at] : call.rows.parts(row)) {
+      partials.clear();
+      for (const auto& [rank, at] : call.rows.partials(row)) {
         const auto sent = int64_t(call.rows.sent(rank).size());
         if (rank == place_.rank) {  // local sums hold all columns at once
-          parts.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
-                          size_t(at) * place_.line + size_t(columns.begin) * element);
+          partials.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
+                             size_t(at) * place_.line + size_t(columns.begin) * element);
           continue;
         }
         const std::byte* arrived = plan.wire.is_none()
                                        ? workspace_.shared() + size_t(rank) * source_bytes_
                                        : decoded_sums(rank);
-        parts.push_back(arrived + place_in_sums(sent, columns) + size_t(at) * line);
+        partials.push_back(arrived + place_in_sums(sent, columns) + size_t(at) * line);
       }
-      sum_parts(parts, place_.shape.dtype, columns.count, out.dtype(),
+      sum_parts(partials, place_.shape.dtype, columns.count, out.dtype(),
                 out.as<std::byte>() + size_t(row) * out_line +
                     size_t(columns.begin) * size_of(out.dtype()));
     }

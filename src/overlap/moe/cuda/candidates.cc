@@ -47,35 +47,38 @@ std::string MoeCandidate::describe() const {
     return fmt::format("sorted beside, {}, {} sum{}", sort, summing_blocks, wires);
   }
   return fmt::format("{}, {} blocks send{}, {} part{}{}", sorts ? "sorted first" : "fused",
-                     sending_blocks, sorts ? " sums" : "", parts, parts == 1 ? "" : "s", wires);
+                     sending_blocks, sorts ? " sums" : "", column_groups,
+                     column_groups == 1 ? "" : "s", wires);
 }
 
 void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
                                const Wire& combine) {
-  const auto add = [&](int blocks, int parts, bool sorts, int sorting = 0, int summing = 0) {
-    const MoeCandidate candidate{blocks, parts, sorts, sorting, summing, dispatch, combine};
+  const auto add = [&](int blocks, int column_groups, bool sorts, int sorting = 0,
+                       int summing = 0) {
+    const MoeCandidate candidate{blocks, column_groups, sorts, sorting, summing, dispatch, combine};
     if (std::ranges::find(candidates_, candidate) == candidates_.end()) add_candidate(candidate);
   };
   const int sms = comm_.share().sms();
   // With paired blocks an odd number would leave one unpaired (ConcurrentBlocks).
-  const auto share = [&](int part) {
-    const int blocks = std::max(1, sms / part);
+  const auto share = [&](int column_group) {
+    const int blocks = std::max(1, sms / column_group);
     return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
   };
   if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
     add(0, 1, sorts_);
-    for (const int part : {16, 11, 8}) {
-      if (sorts_ && share(part) < sms) add(0, 1, true, share(part));
+    for (const int column_group : {16, 11, 8}) {
+      if (sorts_ && share(column_group) < sms) add(0, 1, true, share(column_group));
     }
   }
   if (options.strategy == Strategy::serial || comm_.size() == 1) return;
-  for (const int part : {16, 8, 4}) {
-    const int blocks = share(part);
+  for (const int column_group : {16, 8, 4}) {
+    const int blocks = share(column_group);
     if (blocks >= sms) continue;  // the GEMMs need one, too
-    for (const int parts : {1, 2, kMaxMoeParts}) {
-      if (parts > 1 && place_.shape.hidden <= (parts - 1) * kGroupedColumns) continue;
-      add(blocks, parts, false);
-      if (sorts_ && parts > 1) add(blocks, parts, true);
+    for (const int column_groups : {1, 2, kMaxColumnGroups}) {
+      if (column_groups > 1 && place_.shape.hidden <= (column_groups - 1) * kGroupedColumns)
+        continue;
+      add(blocks, column_groups, false);
+      if (sorts_ && column_groups > 1) add(blocks, column_groups, true);
     }
   }
   for (const auto& [sending, sorting] : {std::pair{32, 16}, {16, 16}, {16, 8}, {8, 16}}) {
@@ -140,12 +143,13 @@ void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
                   out_->add_table(
                       {.reserved_blocks = candidate.summing_blocks, .tiles = GroupedTiles::local})};
   } else {
-    for (int part = 0; part < candidate.parts; ++part) {
-      const Range columns = moe_columns(s.hidden, candidate.parts, part, kGroupedColumns);
+    for (int column_group = 0; column_group < candidate.column_groups; ++column_group) {
+      const Range columns =
+          moe_columns(s.hidden, candidate.column_groups, column_group, kGroupedColumns);
       if (columns.count == 0) continue;
       tables.columns.push_back(columns);
       tables.out.push_back(out_->add_table(
-          {.reserved_blocks = part == 0 ? 0 : candidate.sending_blocks,
+          {.reserved_blocks = column_group == 0 ? 0 : candidate.sending_blocks,
            .first_column = int(columns.begin / kGroupedColumns),
            .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
     }

@@ -200,8 +200,8 @@ __device__ void sum_d_gate_weight(const MoeCall& call, int64_t row, int thread, 
     const int64_t choice = row * top_k + i;
     const int expert = call.experts[choice];
     float sum = 0;
-    for (int part = 0; expert >= 0 && part < call.grid.tp; ++part) {
-      const int from = call.grid.holder(expert) + part;
+    for (int column_group = 0; expert >= 0 && column_group < call.grid.tp; ++column_group) {
+      const int from = call.grid.holder(expert) + column_group;
       sum += from == rank ? call.d_gate_weight[rank * call.space.choices() + choice]
                           : *at<const volatile float>(
                                 call, rank, call.space.d_gate_weight_at(from) + choice * 4);
@@ -213,7 +213,7 @@ __device__ void sum_d_gate_weight(const MoeCall& call, int64_t row, int thread, 
 // One warp per row.
 template <typename T, bool kOnLine>
 __global__ void __launch_bounds__(kSummingThreads)
-    send_sums_kernel(MoeCall call, int64_t first, int64_t end, int part) {
+    send_sums_kernel(MoeCall call, int64_t first, int64_t end, int column_group) {
   allow_kernel_behind();
   constexpr int kElements = Pack<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kSummingThreads)
     const int32_t* const places = call.place + to * call.space.choices();
     const float* const weights = weights_of(call, to);
     auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
-    if (call.backward && part == 0) {
+    if (call.backward && column_group == 0) {
       const unsigned sent = send_d_gate_weight(call, to);
       if constexpr (kOnLine) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
     }
@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(kSummingThreads)
       outgoing.add((end - first) * int64_t(sizeof(Pack<T>)));
     }
     outgoing.end_rank();
-    if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
-      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+    if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {
+      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(column_group, rank), epoch);
     }
   }
   outgoing.finish();
@@ -301,7 +301,8 @@ __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const M
 // `threads` per row: a block, or a warp, which waits less often for a row's positions.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads, 2)
-    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int parts, int threads) {
+    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int column_groups,
+                     int threads) {
   constexpr int kElements = Pack<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   const int64_t packs = call.space.hidden / kElements;
@@ -313,8 +314,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   // Longer deadline, as a peer itself waits for rows, in its first GEMM.
   Deadline deadline = call.deadline;
   deadline.deadline_ns = deadline.deadline_ns / 2 * 3;
-  for (int part = 0; part < parts && complete; ++part) {
-    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, deadline);
+  for (int column_group = 0; column_group < column_groups && complete; ++column_group) {
+    complete = await(call, MoeSpace::sums_signal(column_group, 0), epoch, deadline);
   }
   const int thread = int(threadIdx.x) % threads, rows_of_block = kThreads / threads;
   const int64_t first = int64_t(blockIdx.x) * rows_of_block + int(threadIdx.x) / threads,
@@ -422,24 +423,26 @@ void launch_send_messages(const MoeCall& call, const std::byte* messages, int bl
   launch_sending(call, messages, call.space.row_message, true, blocks, stream);
 }
 
-void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
+void launch_send_sums(const MoeCall& call, schedule::Range columns, int column_group,
                       const ConcurrentBlocks& blocks, cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     constexpr int kElements = Pack<T>::kElements;
     with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
       launch_blocks(send_sums_kernel<T, kOnLine>, blocks, kSummingThreads, "send_sums_kernel",
-                    stream, call, columns.begin / kElements, columns.end() / kElements, part);
+                    stream, call, columns.begin / kElements, columns.end() / kElements,
+                    column_group);
     });
   });
 }
 
-void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream) {
+void launch_sum_ranks(const MoeCall& call, const Tensor& out, int column_groups,
+                      cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     const auto launch = [&]<typename Out>(Out) {
       const int threads = call.rows < kManyRows ? kThreads : 32;
       sum_ranks_kernel<T, Out>
           <<<blocks_for(call.rows, kThreads / threads, 2), kThreads, 0, stream>>>(
-              call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? parts : 0,
+              call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? column_groups : 0,
               threads);
     };
     if (out.dtype() == DType::f32) {

@@ -31,7 +31,7 @@
 namespace tandem::gpu {
 
 /// Max column groups of the combine.
-constexpr int kMaxMoeParts = 4;
+constexpr int kMaxColumnGroups = 4;
 
 /// Layout of a rank's symmetric memory. Expert ids have a section per rank; rows and sums one per
 /// other rank, in the order of schedule::moe_source.
@@ -46,17 +46,19 @@ struct MoeSpace {
 
   constexpr int64_t choices() const { return tokens * top_k; }
   constexpr size_t row_bytes() const { return size_t(hidden) * 2; }
-  constexpr size_t part_bytes() const { return size_t(tokens) * row_bytes(); }
+  constexpr size_t source_bytes() const { return size_t(tokens) * row_bytes(); }
   /// Offset of the data that `source` sends to `rank`.
-  constexpr size_t rows_at(int rank, int source) const { return part(rank, source) * part_bytes(); }
+  constexpr size_t rows_at(int rank, int source) const {
+    return column_group(rank, source) * source_bytes();
+  }
   constexpr size_t row_messages_at(int rank, int source) const {
-    return part(rank, source) * size_t(tokens) * row_message;
+    return column_group(rank, source) * size_t(tokens) * row_message;
   }
   constexpr size_t sums_at(int rank, int source) const {
-    return room(row_message) + part(rank, source) * part_bytes();
+    return room(row_message) + column_group(rank, source) * source_bytes();
   }
   constexpr size_t sum_messages_at(int rank, int source) const {
-    return room(row_message) + part(rank, source) * size_t(tokens) * sum_message;
+    return room(row_message) + column_group(rank, source) * size_t(tokens) * sum_message;
   }
   constexpr size_t experts_at(int source) const {
     return room(row_message) + room(sum_message) + size_t(source) * size_t(choices()) * 4;
@@ -77,14 +79,18 @@ struct MoeSpace {
 
   static constexpr int choices_signal(int source) { return source; }
   static constexpr int rows_signal(int source) { return kMaxGpus + source; }
-  static constexpr int sums_signal(int part, int source) { return (2 + part) * kMaxGpus + source; }
+  static constexpr int sums_signal(int column_group, int source) {
+    return (2 + column_group) * kMaxGpus + source;
+  }
   /// Local signal: the rows of `source` have been decoded.
-  static constexpr int decoded_signal(int source) { return (2 + kMaxMoeParts) * kMaxGpus + source; }
-  static constexpr int kSignals = (3 + kMaxMoeParts) * kMaxGpus;
+  static constexpr int decoded_signal(int source) {
+    return (2 + kMaxColumnGroups) * kMaxGpus + source;
+  }
+  static constexpr int kSignals = (3 + kMaxColumnGroups) * kMaxGpus;
 
  private:
   /// Index of `source` among the ranks that send to `rank`.
-  constexpr size_t part(int rank, int source) const {
+  constexpr size_t column_group(int rank, int source) const {
     return size_t((rank - source + world) % world - 1);
   }
   /// Bytes for all other ranks' rows or sums; an encoded one has `message` bytes.
@@ -105,7 +111,7 @@ struct MoeState {
   /// that are done.
   unsigned senders = 0, placed = 0;
   unsigned sent_rows[kMaxGpus] = {};
-  unsigned sent_sums[kMaxMoeParts][kMaxGpus] = {};
+  unsigned sent_sums[kMaxColumnGroups][kMaxGpus] = {};
   unsigned decoded_rows[kMaxGpus] = {};
 };
 
@@ -156,10 +162,11 @@ void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
                             const ConcurrentBlocks& blocks, cudaStream_t stream);
 /// Combine, sending half: sums over this rank's experts for the other ranks' rows, `columns` of
 /// them, rounded.
-void launch_send_sums(const MoeCall& call, schedule::Range columns, int part,
+void launch_send_sums(const MoeCall& call, schedule::Range columns, int column_group,
                       const ConcurrentBlocks& blocks, cudaStream_t stream);
 /// Combine, receiving half: out = sum over ranks, in rank order, in f32; this rank's term is not
-/// rounded. Waits for the others' `parts` column groups, and ends the call.
-void launch_sum_ranks(const MoeCall& call, const Tensor& out, int parts, cudaStream_t stream);
+/// rounded. Waits for the others' `column_groups` column groups, and ends the call.
+void launch_sum_ranks(const MoeCall& call, const Tensor& out, int column_groups,
+                      cudaStream_t stream);
 
 }  // namespace tandem::gpu

@@ -116,11 +116,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 #pragma unroll
       for (int e = 0; e < Pack<T>::kElements; ++e) {
         const float gate = to_float(g.at[e]), up = to_float(u.at[e]), dvalue = to_float(d.at[e]);
-        const float part = sigmoid(gate), activated = gate * part, inner = activated * up;
+        const float gate_sigmoid = sigmoid(gate), activated = gate * gate_sigmoid,
+                    inner = activated * up;
         const float of_inner = weight * dvalue;
         dot = fmaf(dvalue, inner, dot);
         s.at[e] = from_float<T>(weight * inner);
-        g.at[e] = from_float<T>(of_inner * up * fmaf(activated, 1.f - part, part));
+        g.at[e] = from_float<T>(of_inner * up * fmaf(activated, 1.f - gate_sigmoid, gate_sigmoid));
         u.at[e] = from_float<T>(of_inner * activated);
       }
       scaled[row * packs + i] = choice >= 0 ? s : Pack<T>{};

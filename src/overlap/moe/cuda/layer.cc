@@ -298,7 +298,7 @@ MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& 
 }
 
 std::byte* MoeOnGpus::local_decoded() const {
-  return decoded_.data() + size_t(place_.world - 1) * space_.part_bytes();
+  return decoded_.data() + size_t(place_.world - 1) * space_.source_bytes();
 }
 
 MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
@@ -430,11 +430,11 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     ended_.record(sender);
     ended_.block(main);
   }
-  const int parts = int(tables.columns.size());
+  const int column_groups = int(tables.columns.size());
   if (encodes_sums) {
-    launch_sum_encoded_ranks(call, candidate.combine, out, parts, main);
+    launch_sum_encoded_ranks(call, candidate.combine, out, column_groups, main);
   } else {
-    launch_sum_ranks(call, out, parts, main);
+    launch_sum_ranks(call, out, column_groups, main);
   }
 }
 
@@ -445,18 +445,18 @@ void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w
   const cudaStream_t main = comm_.stream();
   const ConcurrentBlocks blocks{candidate.is_serial() ? sending_blocks() : candidate.sending_blocks,
                                 !candidate.is_serial() && experts_.paired};
-  for (size_t part = 0; part < tables.out.size(); ++part) {
-    out_->launch(second_product(w_out), main, tables.out[part]);
+  for (size_t column_group = 0; column_group < tables.out.size(); ++column_group) {
+    out_->launch(second_product(w_out), main, tables.out[column_group]);
     if (comm_.size() == 1) continue;
     if (sender != main) {
-      computed_[part].record(main);
-      computed_[part].block(sender);
+      computed_[column_group].record(main);
+      computed_[column_group].block(sender);
     }
     if (!candidate.combine.is_none()) {
-      launch_send_encoded_sums(call, candidate.combine, tables.columns[part], int(part), blocks,
-                               sender);
+      launch_send_encoded_sums(call, candidate.combine, tables.columns[column_group],
+                               int(column_group), blocks, sender);
     } else {
-      launch_send_sums(call, tables.columns[part], int(part), blocks, sender);
+      launch_send_sums(call, tables.columns[column_group], int(column_group), blocks, sender);
     }
   }
 }

@@ -47,7 +47,7 @@ namespace tandem::gpu {
 /// A candidate for running a layer.
 struct MoeCandidate {
   int sending_blocks = 0;  ///< SMs that the GEMMs leave to communication; 0: serial
-  int parts = 1;           ///< column groups of the combine
+  int column_groups = 1;   ///< column groups of the combine
   /// Once all rows have arrived a kernel sorts them, so that the first GEMM need not gather them:
   /// dispatch does not overlap it.
   bool sorts = false;
@@ -225,7 +225,7 @@ class MoeOnGpus final {
   DeviceMemory choice_, d_gate_weight_;
   cudaStream_t side_ = nullptr;  ///< shared by all layers of this communicator
   Event begun_, ended_, rows_ended_;
-  std::array<Event, kMaxMoeParts> computed_;
+  std::array<Event, kMaxColumnGroups> computed_;
 };
 
 }  // namespace tandem::gpu

@@ -13,12 +13,12 @@ constexpr int kWarpBlocks = 32 / kQuad;
 /// Calls `with(row, first)` for a warp's share of `rows` x blocks [begin, end), `first` being the
 /// first of up to kWarpBlocks.
 template <typename With>
-__device__ void for_row_parts(int64_t rows, int64_t begin, int64_t end, const With& with) {
-  const int64_t parts = (end - begin + kWarpBlocks - 1) / kWarpBlocks;
+__device__ void for_row_slices(int64_t rows, int64_t begin, int64_t end, const With& with) {
+  const int64_t layout = (end - begin + kWarpBlocks - 1) / kWarpBlocks;
   const int64_t warps = int64_t(gridDim.x) * blockDim.x / 32;
-  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; i < rows * parts;
+  for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; i < rows * layout;
        i += warps) {
-    with(i / parts, begin + i % parts * kWarpBlocks);
+    with(i / layout, begin + i % layout * kWarpBlocks);
   }
 }
 
@@ -46,26 +46,26 @@ __device__ inline DType half_dtype(DType dtype) {
 template <typename Block>
 __device__ void encode_row(const WireParams& wire, DType dtype, const void* values, int64_t first,
                            std::byte* message, void* decoded) {
-  const BlockPlace at(first, wire.parts.blocks);
+  const BlockPlace at(first, wire.layout.blocks);
   float x[kLaneValues];
-  load_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
+  load_elements(values, half_dtype(dtype), wire.layout.elements, at.block, at.lane, at.on, x);
   Block encoded;
   encoded.encode(wire, x, at.lane);
   if (message) encoded.store(wire, message, at.block, at.lane, at.on);
   if (!decoded) return;
   encoded.decode(wire, at.lane, x);
-  store_elements(decoded, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
+  store_elements(decoded, half_dtype(dtype), wire.layout.elements, at.block, at.lane, at.on, x);
 }
 
 template <typename Block>
 __device__ void decode_row(const WireParams& wire, DType dtype, const std::byte* message,
                            int64_t first, void* values) {
-  const BlockPlace at(first, wire.parts.blocks);
+  const BlockPlace at(first, wire.layout.blocks);
   Block encoded;
   encoded.load(wire, message, at.block, at.lane);
   float x[kLaneValues];
   encoded.decode(wire, at.lane, x);
-  store_elements(values, half_dtype(dtype), wire.parts.elements, at.block, at.lane, at.on, x);
+  store_elements(values, half_dtype(dtype), wire.layout.elements, at.block, at.lane, at.on, x);
 }
 
 /// Expert results of a row: rows place[k] of `results`; those below 0 are skipped.

@@ -27,9 +27,10 @@ void launch_decode_rows(const MoeCall& call, const Wire& wire, schedule::Range e
                         std::byte* rows, int blocks, cudaStream_t stream);
 /// `columns` must begin and end at whole blocks, or at the row's ends.
 void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
-                              int part, const ConcurrentBlocks& blocks, cudaStream_t stream);
-/// As launch_sum_ranks, for a forward pass.
-void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out, int parts,
+                              int column_group, const ConcurrentBlocks& blocks,
                               cudaStream_t stream);
+/// As launch_sum_ranks, for a forward pass.
+void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out,
+                              int column_groups, cudaStream_t stream);
 
 }  // namespace tandem::gpu

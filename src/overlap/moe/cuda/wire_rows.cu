@@ -16,11 +16,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                        std::byte* messages, std::byte* local) {
   const size_t row_bytes = call.space.row_bytes();
   const unsigned here = 1u << call.table.rank;
-  for_row_parts(call.rows, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
+  for_row_slices(call.rows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
     const unsigned token_in_rank = call.token_in_rank[row];
     if (token_in_rank == 0) return;
     encode_row<Block>(wire, call.dtype, x + row * row_bytes, first,
-                      token_in_rank & ~here ? messages + row * wire.parts.bytes : nullptr,
+                      token_in_rank & ~here ? messages + row * wire.layout.bytes : nullptr,
                       token_in_rank & here ? local + row * row_bytes : nullptr);
   });
 }
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto* const messages =
           at<const std::byte>(call, rank, call.space.row_messages_at(rank, source));
       std::byte* const to = rows + call.space.rows_at(rank, source);
-      for_row_parts(call.space.tokens, 0, wire.parts.blocks, [&](int64_t row, int64_t first) {
+      for_row_slices(call.space.tokens, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
         if (!chooses(chosen + row * top_k, top_k, experts)) return;
-        decode_row<Block>(wire, call.dtype, messages + row * wire.parts.bytes, first,
+        decode_row<Block>(wire, call.dtype, messages + row * wire.layout.bytes, first,
                           to + row * row_bytes);
       });
     }
@@ -81,8 +81,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 void launch_encode_rows(const MoeCall& call, const Wire& wire, const void* x, std::byte* messages,
                         void* local, cudaStream_t stream) {
   const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
-  const int64_t parts = (params.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
-  const unsigned grid = blocks_for(call.space.tokens * parts, kThreads / 32, 2);
+  const int64_t layout = (params.layout.blocks + kWarpBlocks - 1) / kWarpBlocks;
+  const unsigned grid = blocks_for(call.space.tokens * layout, kThreads / 32, 2);
   with_block(wire, [&]<typename Block>() {
     encode_rows_kernel<Block><<<grid, kThreads, 0, stream>>>(
         call, params, static_cast<const std::byte*>(x), messages, static_cast<std::byte*>(local));

@@ -25,7 +25,7 @@ template <typename Block, bool kOnLine>
 __global__ void __launch_bounds__(kThreads, 1)
     send_encoded_sums_kernel(const __grid_constant__ MoeCall call,
                              const __grid_constant__ WireParams wire, int64_t begin, int64_t end,
-                             int part) {
+                             int column_group) {
   allow_kernel_behind();
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   if (has_given_up(call)) return;
@@ -34,20 +34,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     auto* const messages = at<std::byte>(call, to, call.space.sum_messages_at(to, rank));
-    for_row_parts(call.space.tokens, begin, end, [&](int64_t row, int64_t first) {
+    for_row_slices(call.space.tokens, begin, end, [&](int64_t row, int64_t first) {
       const ExpertResults results = results_of(call, to, row);
       bool comes = false;
       for (int i = lane(); i < top_k; i += 32) comes |= results.place[i] >= 0;
       if (!__any_sync(~0u, comes)) return;
-      encode_sum<Block>(wire, results, first, end, messages + row * wire.parts.bytes);
+      encode_sum<Block>(wire, results, first, end, messages + row * wire.column_groups.bytes);
       if constexpr (kOnLine) {
-        const int64_t blocks = min(int64_t(kWarpBlocks), end - first), all = wire.parts.blocks;
-        outgoing.add((blocks * wire.parts.bytes + all - 1) / all);
+        const int64_t blocks = min(int64_t(kWarpBlocks), end - first),
+                      all = wire.column_groups.blocks;
+        outgoing.add((blocks * wire.column_groups.bytes + all - 1) / all);
       }
     });
     outgoing.end_rank();
-    if (is_last_block(&call.state->sent_sums[part][to]) && threadIdx.x == 0) {
-      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(part, rank), epoch);
+    if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {
+      outgoing.tell(call.table.signals[to] + MoeSpace::sums_signal(column_group, rank), epoch);
     }
   }
   outgoing.finish();
@@ -57,16 +58,16 @@ template <typename Block>
 __global__ void __launch_bounds__(kThreads, 1)
     sum_encoded_ranks_kernel(const __grid_constant__ MoeCall call,
                              const __grid_constant__ WireParams wire, std::byte* out,
-                             DType out_dtype, int parts, const Deadline deadline) {
+                             DType out_dtype, int column_groups, const Deadline deadline) {
   const int rank = call.table.rank, world = call.table.size;
   const int64_t hidden = call.space.hidden, out_bytes = hidden * (out_dtype == DType::f32 ? 4 : 2);
   const uint64_t epoch = this_epoch(&call.state->calls);
   bool complete = !__syncthreads_or(has_given_up(call));
-  for (int part = 0; part < parts && complete; ++part) {
-    complete = await(call, MoeSpace::sums_signal(part, 0), epoch, deadline);
+  for (int column_group = 0; column_group < column_groups && complete; ++column_group) {
+    complete = await(call, MoeSpace::sums_signal(column_group, 0), epoch, deadline);
   }
-  const auto sum_part = [&](int64_t row, int64_t first) {
-    const BlockPlace place(first, wire.parts.blocks);
+  const auto sum_slice = [&](int64_t row, int64_t first) {
+    const BlockPlace place(first, wire.column_groups.blocks);
     const unsigned token_in_rank = call.token_in_rank[row];
     float sum[kLaneValues] = {};
     for (int r = 0; r < world; ++r) {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (r != rank) {
         const auto* const messages =
             at<const std::byte>(call, rank, call.space.sum_messages_at(rank, r));
-        add_message<Block>(wire, messages + row * wire.parts.bytes, place, sum);
+        add_message<Block>(wire, messages + row * wire.column_groups.bytes, place, sum);
         continue;
       }
       float local[kLaneValues] = {};
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     store_elements(out + row * out_bytes, out_dtype, hidden, place.block, place.lane, place.on,
                    sum);
   };
-  if (complete) for_row_parts(call.rows, 0, wire.parts.blocks, sum_part);
+  if (complete) for_row_slices(call.rows, 0, wire.column_groups.blocks, sum_slice);
   __syncthreads();
   if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
 }
@@ -93,28 +94,29 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::Range columns,
-                              int part, const ConcurrentBlocks& blocks, cudaStream_t stream) {
+                              int column_group, const ConcurrentBlocks& blocks,
+                              cudaStream_t stream) {
   const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
   const int64_t begin = columns.begin / kWireBlock,
                 end = (columns.end() + kWireBlock - 1) / kWireBlock;
   with_block(wire, [&]<typename Block>() {
     with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
       launch_blocks(send_encoded_sums_kernel<Block, kOnLine>, blocks, kThreads,
-                    "send_encoded_sums_kernel", stream, call, params, begin, end, part);
+                    "send_encoded_sums_kernel", stream, call, params, begin, end, column_group);
     });
   });
 }
 
-void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out, int parts,
-                              cudaStream_t stream) {
+void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out,
+                              int column_groups, cudaStream_t stream) {
   const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
-  const int64_t row_parts = (params.parts.blocks + kWarpBlocks - 1) / kWarpBlocks;
-  const unsigned grid = blocks_for(call.rows * row_parts, kThreads / 32, 2);
+  const int64_t row_slices = (params.column_groups.blocks + kWarpBlocks - 1) / kWarpBlocks;
+  const unsigned grid = blocks_for(call.rows * row_slices, kThreads / 32, 2);
   // Longer deadline, as a peer itself waits for rows.
   const Deadline deadline{call.deadline.record, call.deadline.deadline_ns / 2 * 3};
   with_block(wire, [&]<typename Block>() {
     sum_encoded_ranks_kernel<Block><<<grid, kThreads, 0, stream>>>(
-        call, params, out.as<std::byte>(), out.dtype(), parts, deadline);
+        call, params, out.as<std::byte>(), out.dtype(), column_groups, deadline);
   });
   check_launch("sum_encoded_ranks_kernel");
 }

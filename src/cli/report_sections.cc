@@ -1,4 +1,4 @@
-#include "cli/report_parts.h"
+#include "cli/report_sections.h"
 
 #include <fmt/format.h>
 #include <sys/wait.h>
@@ -183,8 +183,8 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
   const double others = share_of_others(begin, ProcessorTime::now());
   std::error_code ignored;
   for (const char* strategy : kStrategies) {
-    for (const char* part : {"final", "checkpoints"}) {
-      fs::remove_all(dir / "split" / strategy / part, ignored);
+    for (const char* folder : {"final", "checkpoints"}) {
+      fs::remove_all(dir / "split" / strategy / folder, ignored);
     }
   }
   return others;
@@ -192,7 +192,7 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
 
 }  // namespace
 
-void measure_report_parts(const fs::path& dir, const ReportPartsOptions& options) {
+void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& options) {
   if (launched()) {
     throw InvalidArgument(
         "report --complete under a launcher: expected one process, which starts "

@@ -1,9 +1,9 @@
-#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/shard_exchange.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "collectives/cuda/part_workers.cuh"
+#include "collectives/cuda/shard_workers.cuh"
 #include "core/cuda/load_module.cuh"
 #include "tandem/collectives.h"
 
@@ -22,18 +22,18 @@ __global__ void __launch_bounds__(Copiers::kThreads) all_gather_kernel(ShardPara
   __shared__ unsigned done[Copiers::kThreads / 32];
   const Copiers group(done);
   if (params.role() == 0) {
-    return send_local<kAligned>(params, kParts, group, params.in,
+    return send_local<kAligned>(params, kShards, group, params.in,
                                 params.out + params.begins[params.table.rank],
                                 [](int64_t) { return true; });
   }
-  receive_parts<kAligned>(params, kParts, group);
+  receive_shards<kAligned>(params, kShards, group);
 }
 
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(Adders::kThreads, 2) reduce_scatter_kernel(ShardParams params) {
   __shared__ unsigned done[Adders::kThreads / 32];
   const Adders group(done);
-  if (params.role() == 0) return send_parts<kAligned>(params, group);
+  if (params.role() == 0) return send_shards<kAligned>(params, group);
   sum_local<kAligned, T>(params, params.in + params.begins[params.table.rank], params.out, group,
                          [](int64_t) {});
 }
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(Adders::kThreads, 2) all_reduce_kernel(ShardPa
   const std::byte* local = params.in + params.begins[params.table.rank];
   std::byte* sum = params.out + params.begins[params.table.rank];
   const int role = params.role();
-  if (role == 0) return send_parts<kAligned>(params, group);
-  if (role == 3) return receive_parts<kAligned>(params, kSums, group);
+  if (role == 0) return send_shards<kAligned>(params, group);
+  if (role == 3) return receive_shards<kAligned>(params, kSums, group);
   const Flow sums(params, kSums, true);
   if (role == 2) {
     return send_local<kAligned>(params, kSums, group, sum, sum,
@@ -65,27 +65,28 @@ void require_summed(const char* what, DType dtype) {
 
 }  // namespace
 
-PartExchange::PartExchange(GpuCommunicator& comm)
+ShardExchange::ShardExchange(GpuCommunicator& comm)
     : comm_(comm),
       one_shot_(comm),
-      counts_(sizeof(FlowCounts) * kFlowLanes * kPartChannels * kMaxGpus) {
+      counts_(sizeof(FlowCounts) * kFlowLanes * kShardChannels * kMaxGpus) {
   fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      size_t(kFlowLanes) * kPartChannels * size_t(comm.size()) * kFifoDepth * kMaxChunkPacks * 16,
-      kFlowLanes * 2 * kMaxGpus * kPartChannels));
+      size_t(kFlowLanes) * kShardChannels * size_t(comm.size()) * kFifoDepth * kMaxChunkPacks * 16,
+      kFlowLanes * 2 * kMaxGpus * kShardChannels));
 }
 
-bool PartExchange::fits(const Tensor& whole, PartAlgorithm algorithm) const {
-  return algorithm == PartAlgorithm::pipelined || OneShotParts::fits(whole, comm_.size());
+bool ShardExchange::fits(const Tensor& whole, ShardAlgorithm algorithm) const {
+  return algorithm == ShardAlgorithm::pipelined || OneShotShards::fits(whole, comm_.size());
 }
 
-PartAlgorithm PartExchange::choose(const Tensor& whole) const {
-  return fits(whole, PartAlgorithm::one_shot) ? PartAlgorithm::one_shot : PartAlgorithm::pipelined;
+ShardAlgorithm ShardExchange::choose(const Tensor& whole) const {
+  return fits(whole, ShardAlgorithm::one_shot) ? ShardAlgorithm::one_shot
+                                               : ShardAlgorithm::pipelined;
 }
 
 template <typename Kernels>
-void PartExchange::launch(OpId op, const Partition& parts, int roles, int threads,
-                          const Kernels& kernels) const {
-  ShardParams params{parts,
+void ShardExchange::launch(OpId op, const Partition& shards, int roles, int threads,
+                           const Kernels& kernels) const {
+  ShardParams params{shards,
                      fifos_->table(),
                      comm_.device_deadline(),
                      extend_deadline(comm_.device_deadline()),
@@ -94,34 +95,34 @@ void PartExchange::launch(OpId op, const Partition& parts, int roles, int thread
                      0,
                      0,
                      comm_.line()};
-  const int64_t packs = max_packs(parts, comm_.size());
-  params.packs = int(std::clamp<int64_t>((packs + kPartChannels - 1) / kPartChannels,
+  const int64_t packs = max_packs(shards, comm_.size());
+  params.packs = int(std::clamp<int64_t>((packs + kShardChannels - 1) / kShardChannels,
                                          kMinChunkPacks, kMaxChunkPacks));
   // Two blocks fit an SM.
-  const int channels = std::clamp(this_share()->sms() * 2 / roles, 1, kPartChannels);
+  const int channels = std::clamp(this_share()->sms() * 2 / roles, 1, kShardChannels);
   params.channels = int(std::min<int64_t>((packs + params.packs - 1) / params.packs, channels));
-  const Kernel kernel = is_aligned(parts, comm_.size()) ? kernels.first : kernels.second;
+  const Kernel kernel = is_aligned(shards, comm_.size()) ? kernels.first : kernels.second;
   comm_.enqueue([&] {
     kernel<<<params.channels * roles, threads, 0, comm_.stream()>>>(params);
     check_launch(gpu::name_of(op).data());
   });
 }
 
-void PartExchange::all_gather(const Tensor& shard, const Tensor& out, PartAlgorithm algorithm,
-                              OpId op) {
+void ShardExchange::all_gather(const Tensor& shard, const Tensor& out, ShardAlgorithm algorithm,
+                               OpId op) {
   if (out.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  if (algorithm == PartAlgorithm::one_shot) return one_shot_.all_gather(shard, out, op);
+  if (algorithm == ShardAlgorithm::one_shot) return one_shot_.all_gather(shard, out, op);
   launch(op, partition_of(comm_.size(), out, shard, out), 2, Copiers::kThreads,
          std::pair<Kernel, Kernel>{all_gather_kernel<true>, all_gather_kernel<false>});
 }
 
-void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartAlgorithm algorithm,
-                                  OpId op) {
+void ShardExchange::reduce_scatter(const Tensor& data, const Tensor& shard,
+                                   ShardAlgorithm algorithm, OpId op) {
   require_summed("reduce_scatter", data.dtype());
   if (data.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  if (algorithm == PartAlgorithm::one_shot) return one_shot_.reduce_scatter(data, shard, op);
+  if (algorithm == ShardAlgorithm::one_shot) return one_shot_.reduce_scatter(data, shard, op);
   with_float_type(data.dtype(), [&]<typename T>(T) {
     launch(
         op, partition_of(comm_.size(), data, data, shard), 2, Adders::kThreads,
@@ -129,21 +130,21 @@ void PartExchange::reduce_scatter(const Tensor& data, const Tensor& shard, PartA
   });
 }
 
-void PartExchange::all_reduce(const Tensor& in, const Tensor& out) {
+void ShardExchange::all_reduce(const Tensor& in, const Tensor& out) {
   require_summed("all_reduce", in.dtype());
   if (in.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
   // Partition into whole packs, regardless of rows.
-  Partition parts = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
-  for (int64_t& begin : parts.begins) begin = std::min(begin, int64_t(in.bytes()));
+  Partition shards = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
+  for (int64_t& begin : shards.begins) begin = std::min(begin, int64_t(in.bytes()));
   with_float_type(in.dtype(), [&]<typename T>(T) {
-    launch(OpId::all_reduce, parts, 4, Adders::kThreads,
+    launch(OpId::all_reduce, shards, 4, Adders::kThreads,
            std::pair<Kernel, Kernel>{all_reduce_kernel<true, T>, all_reduce_kernel<false, T>});
   });
 }
 
-PartExchange& part_exchange(GpuCommunicator& comm) {
-  return comm.attached<PartExchange>([&] { return new PartExchange(comm); });
+ShardExchange& shard_exchange(GpuCommunicator& comm) {
+  return comm.attached<ShardExchange>([&] { return new ShardExchange(comm); });
 }
 
 }  // namespace tandem::gpu

@@ -1,7 +1,7 @@
 // Uncompressed collectives by kernels that store into the peers' memory.
 //
-// one_shot: all data at once, and one wait (one_shot_parts.h). pipelined, for any size: a tensor is
-// split into one shard per rank (shard_of), a shard into chunks; block b of every role handles
+// one_shot: all data at once, and one wait (one_shot_shards.h). pipelined, for any size: a tensor
+// is split into one shard per rank (shard_of), a shard into chunks; block b of every role handles
 // every channels-th chunk. Chunks pass through FIFOs, one for each (lane, channel, source) in the
 // destination's memory: the source stores a chunk and counts it as arrived, the destination counts
 // it as free once it has read it. Counts continue from call to call, so that calls of every kind
@@ -21,51 +21,51 @@
 #include <memory>
 #include <string_view>
 
-#include "collectives/cuda/one_shot_parts.h"
+#include "collectives/cuda/one_shot_shards.h"
 #include "collectives/cuda/partition.h"
 #include "comm/device/gpu_communicator.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
 
-enum class PartAlgorithm { one_shot, pipelined };
-constexpr std::string_view name_of(PartAlgorithm algorithm) {
-  return algorithm == PartAlgorithm::one_shot ? "one_shot" : "pipelined";
+enum class ShardAlgorithm { one_shot, pipelined };
+constexpr std::string_view name_of(ShardAlgorithm algorithm) {
+  return algorithm == ShardAlgorithm::one_shot ? "one_shot" : "pipelined";
 }
 
-class PartExchange {
+class ShardExchange {
  public:
   /// Collective; for two ranks or more.
-  explicit PartExchange(GpuCommunicator& comm);
+  explicit ShardExchange(GpuCommunicator& comm);
   /// Any dtype, any rows; `shard` may be this rank's rows of `out`. All three are enqueued on the
   /// communicator's stream, and are fastest if shards begin at multiples of 16 bytes. `op`: name in
   /// a Timeout.
-  void all_gather(const Tensor& shard, const Tensor& out, PartAlgorithm algorithm,
+  void all_gather(const Tensor& shard, const Tensor& out, ShardAlgorithm algorithm,
                   OpId op = OpId::all_gather);
   /// f32, bf16, f16; throws InvalidArgument for others. `shard` may be this rank's rows of `data`.
-  void reduce_scatter(const Tensor& data, const Tensor& shard, PartAlgorithm algorithm,
+  void reduce_scatter(const Tensor& data, const Tensor& shard, ShardAlgorithm algorithm,
                       OpId op = OpId::reduce_scatter);
   /// Pipelined. The same dtypes; `in` may be `out`.
   void all_reduce(const Tensor& in, const Tensor& out);
   /// True if shards of this tensor are small enough.
-  bool fits(const Tensor& whole, PartAlgorithm algorithm) const;
+  bool fits(const Tensor& whole, ShardAlgorithm algorithm) const;
   /// Algorithm that was measured to be faster.
-  PartAlgorithm choose(const Tensor& whole) const;
+  ShardAlgorithm choose(const Tensor& whole) const;
 
  private:
   /// Launches a block of `threads` threads for each of `roles` roles of a channel; kernels: for
   /// aligned shards and for all others.
   template <typename Kernels>
-  void launch(OpId op, const Partition& parts, int roles, int threads,
+  void launch(OpId op, const Partition& shards, int roles, int threads,
               const Kernels& kernels) const;
 
   GpuCommunicator& comm_;
-  OneShotParts one_shot_;
+  OneShotShards one_shot_;
   std::shared_ptr<GpuBuffer> fifos_;
   DeviceMemory counts_;
 };
 
-/// PartExchange of this communicator, created at its first use (collective).
-PartExchange& part_exchange(GpuCommunicator& comm);
+/// ShardExchange of this communicator, created at its first use (collective).
+ShardExchange& shard_exchange(GpuCommunicator& comm);
 
 }  // namespace tandem::gpu

@@ -18,7 +18,7 @@ constexpr int kWarpgroup = 128;
 /// A tile of kColumns columns computed by kThreads threads: 64 rows per warpgroup, then the next 64
 /// if one warpgroup has all 128.
 template <class Element, int kColumns, int kThreads>
-struct TileParts {
+struct TileFragments {
   static constexpr int kRows = 128;
   static constexpr int kPacks = kRows * kColumns / kThreads / 8;  // per thread
   static constexpr int kTileBytes = kRows * kColumns * int(sizeof(Element));

@@ -1,7 +1,7 @@
-// Roles of the blocks of part_exchange.h, one per block. Any GPU, any alignment.
+// Roles of the blocks of shard_exchange.h, one per block. Any GPU, any alignment.
 #pragma once
 
-#include "collectives/cuda/part_flow.cuh"
+#include "collectives/cuda/shard_flow.cuh"
 #include "comm/device/piece.cuh"
 #include "comm/device/shared_word.cuh"
 #include "core/cuda/element.cuh"
@@ -77,9 +77,9 @@ class Group {
 
 /// Chunk `chunk` of a shard.
 template <bool kAligned>
-__device__ Piece<kAligned> chunk_of(const ShardParams& params, const std::byte* part, int64_t bytes,
-                                    int64_t chunk) {
-  return piece_of<kAligned>(part + params.begin_of(chunk), params.bytes_of_chunk(bytes, chunk));
+__device__ Piece<kAligned> chunk_of(const ShardParams& params, const std::byte* shard,
+                                    int64_t bytes, int64_t chunk) {
+  return piece_of<kAligned>(shard + params.begin_of(chunk), params.bytes_of_chunk(bytes, chunk));
 }
 
 /// Sends the shard at `shard` to all peers, and copies it to `copy` if that differs. wait_for(c)
@@ -119,9 +119,9 @@ __device__ void send_local(const ShardParams& params, Lane lane, const Group<kWo
 
 /// Sends every other shard of the tensor at `in` to its owner.
 template <bool kAligned, int kWorkers>
-__device__ void send_parts(const ShardParams& params, const Group<kWorkers>& group) {
+__device__ void send_shards(const ShardParams& params, const Group<kWorkers>& group) {
   const PeerChunks chunks(params);
-  Flow flow(params, kParts, true);
+  Flow flow(params, kShards, true);
   bool lost = false;
   for (int64_t c = 0; c < chunks.maximum; ++c) {
     if (group.signals()) {
@@ -148,7 +148,7 @@ __device__ void send_parts(const ShardParams& params, const Group<kWorkers>& gro
 
 /// Receives every other shard of the tensor at `out`.
 template <bool kAligned, int kWorkers>
-__device__ void receive_parts(const ShardParams& params, Lane lane, const Group<kWorkers>& group) {
+__device__ void receive_shards(const ShardParams& params, Lane lane, const Group<kWorkers>& group) {
   const PeerChunks chunks(params);
   const Flow flow(params, lane, false);
   bool lost = false;
@@ -181,7 +181,7 @@ __device__ void sum_local(const ShardParams& params, const std::byte* shard, std
   constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
   const int size = params.table.size, self = params.table.rank;
   const int64_t bytes = params.bytes_of(self), chunks = params.chunks_of(bytes);
-  const Flow flow(params, kParts, false);
+  const Flow flow(params, kShards, false);
   bool lost = false;
   for (int64_t c = 0; c < chunks; ++c) {
     if (group.signals()) {

@@ -1,6 +1,6 @@
-// Chunks of shards in flight between GPUs in the kernels of part_exchange.h: addresses, FIFO slots,
-// and the counts that tell when a chunk has arrived or been read. A part is a rank's shard of the
-// whole tensor (partition.h); a pack is a 16-byte vector.
+// Chunks of shards in flight between GPUs in the kernels of shard_exchange.h: addresses, FIFO
+// slots, and the counts that tell when a chunk has arrived or been read. A part is a rank's shard
+// of the whole tensor (partition.h); a pack is a 16-byte vector.
 #pragma once
 
 #include "collectives/cuda/partition.h"
@@ -10,7 +10,7 @@ namespace tandem::gpu {
 
 // 128 blocks with two roles, for H200's 132 SMs; more channels would share SMs, and a role whose
 // stores wait for the link blocks the loads of others on its SM (docs/dev/gpu-findings.md).
-constexpr int kPartChannels = 64;
+constexpr int kShardChannels = 64;
 // 32 KiB: a chunk ends with a fence that waits for its arrival; with 16 KiB an all-gather of 256
 // MiB took 556 us instead of 509 (docs/dev/gpu-findings.md).
 constexpr int kMaxChunkPacks = 2048;
@@ -19,7 +19,7 @@ constexpr int kMaxChunkPacks = 2048;
 // memory.
 constexpr int kFifoDepth = 4;
 constexpr int kFlowLanes = 2;
-enum Lane { kParts, kSums };
+enum Lane { kShards, kSums };
 
 /// Counts of one lane, block and peer, in this rank's memory.
 struct FlowCounts {
@@ -131,9 +131,9 @@ class Flow {
     return all_of_warp(came);
   }
   /// Called by one warp of those that share a lane, once all have stored (or read) chunk `chunk`.
-  /// `part`: bytes of the shard that is sent to this thread's peer.
-  __device__ void tell_arrived(int64_t chunk, int64_t chunks, int64_t part) const {
-    tell(false, chunk, chunks, part);
+  /// `shard_bytes`: bytes of the shard that is sent to this thread's peer.
+  __device__ void tell_arrived(int64_t chunk, int64_t chunks, int64_t shard_bytes) const {
+    tell(false, chunk, chunks, shard_bytes);
   }
   __device__ void tell_free(int64_t chunk, int64_t chunks) const { tell(true, chunk, chunks, 0); }
   /// Called last by the same warp.
@@ -149,10 +149,10 @@ class Flow {
 
  private:
   __device__ FlowCounts& counts() const {
-    return params_.counts[(lane_ * kPartChannels + params_.channel()) * kMaxGpus + peer_];
+    return params_.counts[(lane_ * kShardChannels + params_.channel()) * kMaxGpus + peer_];
   }
   __device__ uint64_t* signal(int at, bool free, int peer) const {
-    return params_.table.signals[at] + ((lane_ * 2 + free) * kMaxGpus + peer) * kPartChannels +
+    return params_.table.signals[at] + ((lane_ * 2 + free) * kMaxGpus + peer) * kShardChannels +
            params_.channel();
   }
   __device__ uint64_t* local_signal() const {
@@ -160,7 +160,7 @@ class Flow {
   }
   __device__ uint4* slot(int at, int source, uint64_t chunk) const {
     const int64_t fifo =
-        (int64_t(lane_) * kPartChannels + params_.channel()) * params_.table.size + source;
+        (int64_t(lane_) * kShardChannels + params_.channel()) * params_.table.size + source;
     return reinterpret_cast<uint4*>(params_.table.memory[at]) +
            (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
   }
@@ -168,9 +168,9 @@ class Flow {
   __device__ bool wait(const uint64_t* word, uint64_t count, const Deadline& deadline) const {
     return wait_signal(word, count, deadline, params_.op, peer_, params_.channel());
   }
-  __device__ void tell(bool free, int64_t chunk, int64_t chunks, int64_t part) const {
+  __device__ void tell(bool free, int64_t chunk, int64_t chunks, int64_t shard_bytes) const {
     if (!counts_ || chunk >= chunks) return;
-    if (params_.line) pace(params_.line, params_.bytes_of_chunk(part, chunk));
+    if (params_.line) pace(params_.line, params_.bytes_of_chunk(shard_bytes, chunk));
     release_signal(signal(peer_, free, params_.table.rank), first_ + uint64_t(chunk) + 1);
   }
 

@@ -7,7 +7,7 @@
 
 namespace tandem::cli {
 
-struct ReportPartsOptions {
+struct ReportSectionsOptions {
   std::string link = "400MB/s,30us";  ///< emulated, for the step times
   std::string prompt;                 ///< for the sample
 };
@@ -15,6 +15,7 @@ struct ReportPartsOptions {
 /// Measures the parts missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt and
 /// split/. Skips parts that the run cannot provide: no text is scored without final/, and no steps
 /// are timed for one rank.
-void measure_report_parts(const std::filesystem::path& dir, const ReportPartsOptions& options);
+void measure_report_sections(const std::filesystem::path& dir,
+                             const ReportSectionsOptions& options);
 
 }  // namespace tandem::cli

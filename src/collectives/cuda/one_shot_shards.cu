@@ -1,4 +1,4 @@
-#include "collectives/cuda/one_shot_parts.h"
+#include "collectives/cuda/one_shot_shards.h"
 
 #include "collectives/cuda/exchange.cuh"
 #include "comm/device/piece.cuh"
@@ -8,9 +8,10 @@ namespace tandem::gpu {
 namespace {
 
 template <bool kAligned>
-__device__ Piece<kAligned> part(const Partition& parts, const std::byte* whole, int rank) {
-  return piece_of<kAligned>(whole + parts.begins[rank],
-                            parts.begins[rank + 1] - parts.begins[rank]);
+__device__ Piece<kAligned> shard_of_rank(const Partition& shards, const std::byte* whole,
+                                         int rank) {
+  return piece_of<kAligned>(whole + shards.begins[rank],
+                            shards.begins[rank + 1] - shards.begins[rank]);
 }
 
 __device__ inline uint4* words_at(const ExchangeParams& params, int at, int index) {
@@ -19,12 +20,12 @@ __device__ inline uint4* words_at(const ExchangeParams& params, int at, int inde
 
 template <bool kAligned, int kRanks>
 __global__ void __launch_bounds__(kExchangeThreads)
-    gather_kernel(ExchangeParams params, const __grid_constant__ Partition parts) {
+    gather_kernel(ExchangeParams params, const __grid_constant__ Partition shards) {
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
-  const Piece<kAligned> place = part<kAligned>(parts, parts.out, rank),
-                        local = piece_of<kAligned>(parts.in, place.bytes);
+  const Piece<kAligned> place = shard_of_rank<kAligned>(shards, shards.out, rank),
+                        local = piece_of<kAligned>(shards.in, place.bytes);
   for (int i = begin; i < local.packs(); i += step) {
     const uint4 words = local.load(i);
     for (int s = 1; s < size; ++s)
@@ -32,7 +33,9 @@ __global__ void __launch_bounds__(kExchangeThreads)
     if (place.at != local.at) place.store(i, words);
   }
   if (!exchange_flags(params, 0, call, [&](int) { return local.bytes; })) return;
-  const auto remote = [&](int source) { return part<kAligned>(parts, parts.out, source); };
+  const auto remote = [&](int source) {
+    return shard_of_rank<kAligned>(shards, shards.out, source);
+  };
   for (int i = begin; i < params.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
         params.table, [&](int source) { return i < remote(source).packs(); },
@@ -43,11 +46,11 @@ __global__ void __launch_bounds__(kExchangeThreads)
 
 template <bool kAligned, int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads)
-    scatter_kernel(ExchangeParams params, const __grid_constant__ Partition parts) {
+    scatter_kernel(ExchangeParams params, const __grid_constant__ Partition shards) {
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
-  const auto remote = [&](int owner) { return part<kAligned>(parts, parts.in, owner); };
+  const auto remote = [&](int owner) { return shard_of_rank<kAligned>(shards, shards.in, owner); };
   for (int i = begin; i < params.packs; i += step) {
     copy_by_peer<kRanks, uint4>(
         params.table, [&](int owner) { return i < remote(owner).packs(); },
@@ -56,8 +59,8 @@ __global__ void __launch_bounds__(kExchangeThreads)
           words_at(params, call.receiver(params, owner), first + rank)[i] = words;
         });
   }
-  const Piece<kAligned> local = part<kAligned>(parts, parts.in, rank),
-                        sum = piece_of<kAligned>(parts.out, local.bytes);
+  const Piece<kAligned> local = shard_of_rank<kAligned>(shards, shards.in, rank),
+                        sum = piece_of<kAligned>(shards.out, local.bytes);
   uint4 prefetched{};
   if (begin < local.packs())
     prefetched = local.load(begin);  // loaded before the wait for the peers
@@ -72,51 +75,51 @@ __global__ void __launch_bounds__(kExchangeThreads)
 
 }  // namespace
 
-OneShotParts::OneShotParts(GpuCommunicator& comm) : comm_(comm), calls_(sizeof(CallCounter)) {
+OneShotShards::OneShotShards(GpuCommunicator& comm) : comm_(comm), calls_(sizeof(CallCounter)) {
   staging_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      size_t(kMaxPartBytes) * size_t(2 * comm.size()), kMaxGpus * kMaxExchangeBlocks));
+      size_t(kMaxShardBytes) * size_t(2 * comm.size()), kMaxGpus * kMaxExchangeBlocks));
 }
 
-bool OneShotParts::fits(const Tensor& whole, int ranks) {
-  return max_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxPartBytes;
+bool OneShotShards::fits(const Tensor& whole, int ranks) {
+  return max_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxShardBytes;
 }
 
-ExchangeParams OneShotParts::make_params(const Partition& parts, OpId op) const {
+ExchangeParams OneShotShards::make_params(const Partition& shards, OpId op) const {
   return {.table = staging_->table(),
           .deadline = comm_.device_deadline(),
           .in = nullptr,
           .out = nullptr,
-          .packs = max_packs(parts, comm_.size()),
-          .slot_bytes = size_t(kMaxPartBytes),
+          .packs = max_packs(shards, comm_.size()),
+          .slot_bytes = size_t(kMaxShardBytes),
           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
           .op = op,
           .line = comm_.line()};
 }
 
-void OneShotParts::all_gather(const Tensor& shard, const Tensor& out, OpId op) {
-  const Partition parts = partition_of(comm_.size(), out, shard, out);
-  const ExchangeParams call = make_params(parts, op);
+void OneShotShards::all_gather(const Tensor& shard, const Tensor& out, OpId op) {
+  const Partition shards = partition_of(comm_.size(), out, shard, out);
+  const ExchangeParams call = make_params(shards, op);
   comm_.enqueue([&] {
     with_ranks(comm_.size(), [&]<int kRanks>() {
-      const auto kernel = is_aligned(parts, comm_.size()) ? gather_kernel<true, kRanks>
-                                                          : gather_kernel<false, kMaxGpus>;
+      const auto kernel = is_aligned(shards, comm_.size()) ? gather_kernel<true, kRanks>
+                                                           : gather_kernel<false, kMaxGpus>;
       kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
-          call, parts);
+          call, shards);
     });
     check_launch("all_gather");
   });
 }
 
-void OneShotParts::reduce_scatter(const Tensor& data, const Tensor& shard, OpId op) {
-  const Partition parts = partition_of(comm_.size(), data, data, shard);
-  const ExchangeParams call = make_params(parts, op);
+void OneShotShards::reduce_scatter(const Tensor& data, const Tensor& shard, OpId op) {
+  const Partition shards = partition_of(comm_.size(), data, data, shard);
+  const ExchangeParams call = make_params(shards, op);
   comm_.enqueue([&] {
     with_float_type(data.dtype(), [&]<typename T>(T) {
       with_ranks(comm_.size(), [&]<int kRanks>() {
-        const auto kernel = is_aligned(parts, comm_.size()) ? scatter_kernel<true, kRanks, T>
-                                                            : scatter_kernel<false, kMaxGpus, T>;
+        const auto kernel = is_aligned(shards, comm_.size()) ? scatter_kernel<true, kRanks, T>
+                                                             : scatter_kernel<false, kMaxGpus, T>;
         kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
-            call, parts);
+            call, shards);
       });
     });
     check_launch("reduce_scatter");

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "bench/cuda/verify.h"
-#include "collectives/cuda/part_exchange.h"
+#include "collectives/cuda/shard_exchange.h"
 #include "comm/device/signal_kernels.h"
 #include "tandem/collectives.h"
 #include "tests/gpu/captured_calls.h"
@@ -24,8 +24,8 @@ namespace {
 
 using namespace gpu;
 
-class Parts : public OnGpus {};
-class LostParts : public OnGpus {};
+class ShardCollectives : public OnGpus {};
+class LostShardCollectives : public OnGpus {};
 
 // Views that begin `skip` elements into their memory, so that shards begin anywhere.
 Tensor view_from(const DeviceMemory& memory, int64_t skip, DType dtype, int64_t rows,
@@ -36,13 +36,14 @@ Tensor view_from(const DeviceMemory& memory, int64_t skip, DType dtype, int64_t 
 }
 
 // Fills shard p of rank r's input.
-void fill_part(const GpuCommunicator& comm, const Tensor& part, int p, int r) {
-  if (part.elements() > 0) fill_uniform(part, 3 + uint64_t(p), 10 + uint64_t(r), 0, comm.stream());
+void fill_shard(const GpuCommunicator& comm, const Tensor& shard_in, int p, int r) {
+  if (shard_in.elements() > 0)
+    fill_uniform(shard_in, 3 + uint64_t(p), 10 + uint64_t(r), 0, comm.stream());
 }
 
 // One call of each kind, by the given algorithm or, if none, as the collectives choose.
-void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
-                        int64_t skip, std::optional<PartAlgorithm> algorithm) {
+void expect_exact_shards(GpuCommunicator& comm, DType dtype, int64_t rows, int64_t columns,
+                         int64_t skip, std::optional<ShardAlgorithm> algorithm) {
   const int world = comm.size(), rank = comm.rank();
   const std::string what = fmt::format("{} {}x{} from {} {}", name_of(dtype), rows, columns, skip,
                                        algorithm ? gpu::name_of(*algorithm) : "plain");
@@ -50,39 +51,40 @@ void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_
   const DeviceMemory whole_memory(bytes), expected_memory(bytes), shard_memory(bytes);
   const Tensor whole = view_from(whole_memory, skip, dtype, rows, columns),
                expected = view_from(expected_memory, 0, dtype, rows, columns);
-  const auto part = [&](const Tensor& of, int p) {
+  const auto shard_in = [&](const Tensor& of, int p) {
     const Shard local = shard_of(rows, world, p);
     return of.rows(local.begin, local.count);
   };
-  const Tensor shard = view_from(shard_memory, skip / 2, dtype, part(whole, rank).dim(0), columns);
-  if (algorithm && (world == 1 || !part_exchange(comm).fits(whole, *algorithm))) return;
+  const Tensor shard =
+      view_from(shard_memory, skip / 2, dtype, shard_in(whole, rank).dim(0), columns);
+  if (algorithm && (world == 1 || !shard_exchange(comm).fits(whole, *algorithm))) return;
 
-  for (int p = 0; p < world; ++p) fill_part(comm, part(expected, p), p, p);
+  for (int p = 0; p < world; ++p) fill_shard(comm, shard_in(expected, p), p, p);
   const uint64_t gathered = digest(expected, comm.stream());
-  for (const Tensor& from : {shard, part(whole, rank)}) {
+  for (const Tensor& from : {shard, shard_in(whole, rank)}) {
     poison(whole, comm.stream());
-    fill_part(comm, from, rank, rank);
-    algorithm ? part_exchange(comm).all_gather(from, whole, *algorithm)
+    fill_shard(comm, from, rank, rank);
+    algorithm ? shard_exchange(comm).all_gather(from, whole, *algorithm)
               : all_gather(comm, from, whole);
     EXPECT_EQ(digest(whole, comm.stream()), gathered) << what;
   }
   if (dtype == DType::e4m3) return;
-  for (const Tensor& to : {shard, part(whole, rank)}) {
+  for (const Tensor& to : {shard, shard_in(whole, rank)}) {
     poison(shard, comm.stream());
-    for (int p = 0; p < world; ++p) fill_part(comm, part(whole, p), p, rank);
-    algorithm ? part_exchange(comm).reduce_scatter(whole, to, *algorithm)
+    for (int p = 0; p < world; ++p) fill_shard(comm, shard_in(whole, p), p, rank);
+    algorithm ? shard_exchange(comm).reduce_scatter(whole, to, *algorithm)
               : reduce_scatter(comm, whole, to);
     if (to.elements() == 0) continue;
     const Verdict sum = verify_sum(to, 3 + uint64_t(rank), 10, world, comm.stream());
     EXPECT_LE(sum.of_bound, 1) << what;
     EXPECT_EQ(sum.not_finite, 0) << what;
   }
-  if (algorithm == PartAlgorithm::one_shot) return;
+  if (algorithm == ShardAlgorithm::one_shot) return;
   for (const Tensor& to : {whole, expected}) {
     if (!algorithm && to.data() != whole.data()) continue;  // in place
     poison(expected, comm.stream());
     fill_uniform(whole, 7, 20 + uint64_t(rank), 0, comm.stream());
-    algorithm ? part_exchange(comm).all_reduce(whole, to) : all_reduce(comm, to);
+    algorithm ? shard_exchange(comm).all_reduce(whole, to) : all_reduce(comm, to);
     const Verdict sum = verify_sum(to, 7, 20, world, comm.stream());
     if (algorithm || whole.bytes() % 16 == 0) {
       EXPECT_LE(sum.of_bound, 1) << what;
@@ -94,7 +96,7 @@ void expect_exact_parts(GpuCommunicator& comm, DType dtype, int64_t rows, int64_
   }
 }
 
-TEST_P(Parts, GatherAndSumAreExactForAnySizeAndOffset) {
+TEST_P(ShardCollectives, GatherAndSumAreExactForAnySizeAndOffset) {
   run([](GpuCommunicator& comm) {
     int call = 0;
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::e4m3}) {
@@ -108,10 +110,10 @@ TEST_P(Parts, GatherAndSumAreExactForAnySizeAndOffset) {
                                                                                   {5000, 1024}}) {
         for (const int64_t skip : {0, 3, 3 * (comm.rank() % 2)}) {  // the last: ranks differ
           for (const auto algorithm :
-               {std::optional(PartAlgorithm::one_shot), std::optional(PartAlgorithm::pipelined),
-                std::optional<PartAlgorithm>()}) {
+               {std::optional(ShardAlgorithm::one_shot), std::optional(ShardAlgorithm::pipelined),
+                std::optional<ShardAlgorithm>()}) {
             if ((++call + comm.rank() * 3) % 5 == 0) launch_pause(200000, comm.stream());
-            expect_exact_parts(comm, dtype, rows, columns, skip, algorithm);
+            expect_exact_shards(comm, dtype, rows, columns, skip, algorithm);
           }
         }
       }
@@ -120,7 +122,7 @@ TEST_P(Parts, GatherAndSumAreExactForAnySizeAndOffset) {
   });
 }
 
-TEST_P(Parts, CallsNeedNoBarrierBetweenThem) {
+TEST_P(ShardCollectives, CallsNeedNoBarrierBetweenThem) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](GpuCommunicator& comm) {
     const int world = comm.size(), rank = comm.rank();
@@ -134,14 +136,14 @@ TEST_P(Parts, CallsNeedNoBarrierBetweenThem) {
       const Tensor shard = shard_memory.view(DType::bf16, {local.count, columns});
       if ((i * 7 + rank * 3) % 11 == 0) launch_pause(30000, comm.stream());
       fill_uniform(whole, uint64_t(i), 10 + uint64_t(rank), 0, comm.stream());
-      PartExchange& parts = part_exchange(comm);
+      ShardExchange& exchange = shard_exchange(comm);
       if (i % 3 == 0) {
-        parts.all_reduce(whole, whole);
+        exchange.all_reduce(whole, whole);
       } else {
-        const PartAlgorithm algorithm = i % 2 ? PartAlgorithm::pipelined : parts.choose(whole);
-        parts.reduce_scatter(whole, shard, algorithm);
+        const ShardAlgorithm algorithm = i % 2 ? ShardAlgorithm::pipelined : exchange.choose(whole);
+        exchange.reduce_scatter(whole, shard, algorithm);
         poison(whole, comm.stream());
-        parts.all_gather(shard, whole, algorithm);
+        exchange.all_gather(shard, whole, algorithm);
       }
       const Verdict verdict = verify_sum(whole, uint64_t(i), 10, world, comm.stream());
       ASSERT_LE(verdict.of_bound, 1) << "call " << i;
@@ -150,17 +152,17 @@ TEST_P(Parts, CallsNeedNoBarrierBetweenThem) {
   });
 }
 
-TEST_P(Parts, CapturedCallsReplay) {
+TEST_P(ShardCollectives, CapturedCallsReplay) {
   if (ranks() == 1) GTEST_SKIP() << "one rank exchanges nothing";
   run([](GpuCommunicator& comm) {
-    for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
-      const int64_t columns = algorithm == PartAlgorithm::one_shot ? 72 : 2048;
+    for (const ShardAlgorithm algorithm : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
+      const int64_t columns = algorithm == ShardAlgorithm::one_shot ? 72 : 2048;
       const Matrix whole(DType::bf16, int64_t(600) * comm.size(), columns),
           shard(DType::bf16, 600, columns);
-      PartExchange& parts = part_exchange(comm);
+      ShardExchange& exchange = shard_exchange(comm);
       const auto calls = [&] {
-        parts.reduce_scatter(whole.tensor, shard.tensor, algorithm);
-        parts.all_gather(shard.tensor, whole.tensor, algorithm);
+        exchange.reduce_scatter(whole.tensor, shard.tensor, algorithm);
+        exchange.all_gather(shard.tensor, whole.tensor, algorithm);
       };
       const CapturedCalls graph(comm, calls);
       for (int i = 0; i < 20; ++i) {
@@ -175,46 +177,48 @@ TEST_P(Parts, CapturedCallsReplay) {
   });
 }
 
-TEST_P(LostParts, AbsentRankIsNamed) {
+TEST_P(LostShardCollectives, AbsentRankIsNamed) {
   // With the wider input, senders fill the FIFOs of the ranks that are present.
   const auto expect_named = [&](const char* op, int64_t columns,
-                                const std::function<void(PartExchange&, const Tensor&)>& call) {
+                                const std::function<void(ShardExchange&, const Tensor&)>& call) {
     const auto error = timeout_without_last([&](GpuCommunicator& comm) {
-      PartExchange& parts = part_exchange(comm);
+      ShardExchange& exchange = shard_exchange(comm);
       const int64_t rows = int64_t(16) * comm.size();
       const auto memory = std::make_shared<DeviceMemory>(size_t(rows * columns) * sizeof(float));
-      return [=, &parts, &call] { call(parts, memory->view(DType::f32, {rows, columns})); };
+      return [=, &exchange, &call] { call(exchange, memory->view(DType::f32, {rows, columns})); };
     });
     EXPECT_EQ(error ? error->op : "", op) << columns;
   };
   for (const int64_t columns : {int64_t(16), int64_t(1) << 18}) {
-    for (const PartAlgorithm algorithm : {PartAlgorithm::one_shot, PartAlgorithm::pipelined}) {
-      if (algorithm == PartAlgorithm::one_shot && columns > 16) continue;
-      expect_named("all_gather", columns, [algorithm](PartExchange& parts, const Tensor& whole) {
-        parts.all_gather(whole.rows(0, 16), whole, algorithm);
-      });
+    for (const ShardAlgorithm algorithm : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
+      if (algorithm == ShardAlgorithm::one_shot && columns > 16) continue;
+      expect_named("all_gather", columns,
+                   [algorithm](ShardExchange& exchange, const Tensor& whole) {
+                     exchange.all_gather(whole.rows(0, 16), whole, algorithm);
+                   });
       expect_named("reduce_scatter", columns,
-                   [algorithm](PartExchange& parts, const Tensor& whole) {
-                     parts.reduce_scatter(whole, whole.rows(0, 16), algorithm);
+                   [algorithm](ShardExchange& exchange, const Tensor& whole) {
+                     exchange.reduce_scatter(whole, whole.rows(0, 16), algorithm);
                    });
     }
-    expect_named("all_reduce", columns,
-                 [](PartExchange& parts, const Tensor& whole) { parts.all_reduce(whole, whole); });
+    expect_named("all_reduce", columns, [](ShardExchange& exchange, const Tensor& whole) {
+      exchange.all_reduce(whole, whole);
+    });
   }
 }
 
 // The others have timed out when a late rank, whose FIFOs they had filled, makes the call: it must
 // not accept as its remaining data what they stored since, or did not store, and must time out too.
-TEST_P(LostParts, LateRankTimesOutToo) {
-  using Call = std::function<void(PartExchange&, const Tensor&)>;
-  const auto all_gather = [](PartExchange& parts, const Tensor& whole) {
-    parts.all_gather(whole.rows(0, 16), whole, PartAlgorithm::pipelined);
+TEST_P(LostShardCollectives, LateRankTimesOutToo) {
+  using Call = std::function<void(ShardExchange&, const Tensor&)>;
+  const auto all_gather = [](ShardExchange& exchange, const Tensor& whole) {
+    exchange.all_gather(whole.rows(0, 16), whole, ShardAlgorithm::pipelined);
   };
-  const auto reduce_scatter = [](PartExchange& parts, const Tensor& whole) {
-    parts.reduce_scatter(whole, whole.rows(0, 16), PartAlgorithm::pipelined);
+  const auto reduce_scatter = [](ShardExchange& exchange, const Tensor& whole) {
+    exchange.reduce_scatter(whole, whole.rows(0, 16), ShardAlgorithm::pipelined);
   };
-  const auto all_reduce = [](PartExchange& parts, const Tensor& whole) {
-    parts.all_reduce(whole, whole);
+  const auto all_reduce = [](ShardExchange& exchange, const Tensor& whole) {
+    exchange.all_reduce(whole, whole);
   };
   for (const Call& call : {Call(all_gather), Call(reduce_scatter), Call(all_reduce)}) {
     std::latch done(ranks());
@@ -222,11 +226,11 @@ TEST_P(LostParts, LateRankTimesOutToo) {
     const auto body = [&](GpuCommunicator& comm) {
       const int64_t rows = int64_t(16) * comm.size(), columns = int64_t(1) << 18;
       const DeviceMemory memory(size_t(rows * columns) * sizeof(float));
-      PartExchange& parts = part_exchange(comm);
+      ShardExchange& exchange = shard_exchange(comm);
       comm.set_deadline(0.5);
       if (comm.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       try {
-        call(parts, memory.view(DType::f32, {rows, columns}));
+        call(exchange, memory.view(DType::f32, {rows, columns}));
         comm.synchronize();
         done.count_down();
       } catch (const Timeout&) {
@@ -243,8 +247,8 @@ TEST_P(LostParts, LateRankTimesOutToo) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, Parts, testing::Values(1, 2, 3, 4), gpus_name);
-INSTANTIATE_TEST_SUITE_P(Gpu, LostParts, testing::Values(2, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, ShardCollectives, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, LostShardCollectives, testing::Values(2, 4), gpus_name);
 
 }  // namespace
 }  // namespace tandem::test

@@ -12,19 +12,19 @@
 
 namespace tandem::gpu {
 
-class OneShotParts {
+class OneShotShards {
  public:
-  static constexpr int64_t kMaxPartBytes = int64_t(1) << 20;
+  static constexpr int64_t kMaxShardBytes = int64_t(1) << 20;
 
   /// Collective.
-  explicit OneShotParts(GpuCommunicator& comm);
+  explicit OneShotShards(GpuCommunicator& comm);
   static bool fits(const Tensor& whole, int ranks);
-  /// Like those of PartExchange, for tensors that fit.
+  /// Like those of ShardExchange, for tensors that fit.
   void all_gather(const Tensor& shard, const Tensor& out, OpId op);
   void reduce_scatter(const Tensor& data, const Tensor& shard, OpId op);
 
  private:
-  ExchangeParams make_params(const Partition& parts, OpId op) const;
+  ExchangeParams make_params(const Partition& shards, OpId op) const;
 
   GpuCommunicator& comm_;
   std::shared_ptr<GpuBuffer> staging_;
