@@ -47,26 +47,26 @@ class ReadingFlush {
  public:
   explicit ReadingFlush(cudaStream_t stream)
       : read_(size_t(kRows * kTerms * kColumns) * 2),
-        places_(size_t(kRows * kTerms) * 4),
+        positions_(size_t(kRows * kTerms) * 4),
         sums_(size_t(kRows * kColumns) * 2),
         stream_(stream) {
-    std::vector<int32_t> places(static_cast<size_t>(kRows * kTerms));
-    for (size_t i = 0; i < places.size(); ++i) places[i] = int32_t(i);
-    check(cudaMemcpyAsync(places_.data(), places.data(), places_.bytes(), cudaMemcpyHostToDevice,
-                          stream),
+    std::vector<int32_t> positions(static_cast<size_t>(kRows * kTerms));
+    for (size_t i = 0; i < positions.size(); ++i) positions[i] = int32_t(i);
+    check(cudaMemcpyAsync(positions_.data(), positions.data(), positions_.bytes(),
+                          cudaMemcpyHostToDevice, stream),
           "flush L2");
     check(cudaStreamSynchronize(stream), "flush L2");
   }
   void operator()() const {
     launch_weighted_sum(read_.view(DType::bf16, {kRows * kTerms, kColumns}),
-                        reinterpret_cast<const int32_t*>(places_.data()), nullptr, kTerms,
+                        reinterpret_cast<const int32_t*>(positions_.data()), nullptr, kTerms,
                         sums_.view(DType::bf16, {kRows, kColumns}), stream_);
   }
 
  private:
   static constexpr int kTerms = 64;
   static constexpr int64_t kRows = 1024, kColumns = 2048;  // 256 MiB
-  DeviceMemory read_, places_, sums_;
+  DeviceMemory read_, positions_, sums_;
   cudaStream_t stream_;
 };
 

@@ -10,7 +10,7 @@ list(FILTER tandem_sources EXCLUDE REGEX "^src/(cli|bench)/")
 list(FILTER tandem_sources EXCLUDE REGEX "/no_[a-z]+\\.cc$|^src/comm/(mpi|nccl|one_gpu|device)/|/cuda/")
 # Decisions of GPU ranks that need no CUDA: in every build, as their tests are.
 set(gpu_host_sources src/comm/device/adopted_nccl.cc src/comm/device/error_record.cc
-  src/comm/device/gpu_environment.cc src/comm/device/gpu_place.cc)
+  src/comm/device/gpu_environment.cc src/comm/device/gpu_coordinates.cc)
 list(APPEND tandem_sources ${gpu_host_sources})
 if(NOT TANDEM_TRAINING)
   list(FILTER tandem_sources EXCLUDE REGEX "^src/engine/")

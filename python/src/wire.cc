@@ -22,12 +22,12 @@ namespace {
 std::span<std::byte> bytes_of(const Operand& message, const Operand& values, const char* op,
                               const char* name) {
   const Tensor& tensor = message.tensor();
-  const Device place = values.tensor().device();
-  if (tensor.dtype() != DType::u8 || !tensor.contiguous() || tensor.device() != place) {
+  const Device expected = values.tensor().device();
+  if (tensor.dtype() != DType::u8 || !tensor.contiguous() || tensor.device() != expected) {
     throw InvalidArgument(fmt::format(
         "{}: {}: {}: expected contiguous u8 on {}, where the values are", op, name,
         tensor.describe(),
-        place.kind == DeviceKind::cpu ? "the host" : fmt::format("cuda:{}", place.index)));
+        expected.kind == DeviceKind::cpu ? "the host" : fmt::format("cuda:{}", expected.index)));
   }
   return {tensor.as<std::byte>(), tensor.bytes()};
 }

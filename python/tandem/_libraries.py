@@ -17,9 +17,9 @@ PACKAGES: Dict[str, Tuple[str, Tuple[str, ...]]] = {
 def find(library: str) -> Optional[pathlib.Path]:
     """Path of that file in an installed package."""
     spec = importlib.util.find_spec("nvidia")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
+    for root in (spec.submodule_search_locations or ()) if spec else ():
         for folder in PACKAGES[library][1]:
-            file = pathlib.Path(place, folder, library)
+            file = pathlib.Path(root, folder, library)
             if file.is_file():
                 return file
     return None

@@ -56,20 +56,20 @@ class MoeCase : public BenchCase {
   MoeCase(Communicator& comm, const BenchRequest& q)
       : comm_(comm),
         q_(q),
-        place_(comm, shape_of(q, comm.size())),
+        coords_(comm, shape_of(q, comm.size())),
         local_(shard_of(q.m, comm.size(), comm.rank())),
-        chosen_(chosen_experts(place_.grid, q.moe.top_k, {q.moe.imbalance, 1}, local_.begin,
+        chosen_(chosen_experts(coords_.grid, q.moe.top_k, {q.moe.imbalance, 1}, local_.begin,
                                local_.count)),
         weights_(chosen_.size(), 1.0f / float(q.moe.top_k)),
         dweights_(chosen_.size()),
         x_(q.dtype, local_.count, q.k, 1 + uint64_t(comm.rank())),
-        w_in_(q.dtype, place_.experts.count * 2 * place_.ffn, q.k, 100 + uint64_t(comm.rank())),
-        w_out_(q.dtype, place_.experts.count * q.k, place_.ffn, 200 + uint64_t(comm.rank())),
+        w_in_(q.dtype, coords_.experts.count * 2 * coords_.ffn, q.k, 100 + uint64_t(comm.rank())),
+        w_out_(q.dtype, coords_.experts.count * q.k, coords_.ffn, 200 + uint64_t(comm.rank())),
         dout_(q.dtype, q.moe.backward ? local_.count : 0, q.k, 300 + uint64_t(comm.rank())),
         dw_in_(DType::f32, q.moe.backward ? w_in_.tensor.dim(0) : 0, q.k, 0),
-        dw_out_(DType::f32, q.moe.backward ? w_out_.tensor.dim(0) : 0, place_.ffn, 0),
+        dw_out_(DType::f32, q.moe.backward ? w_out_.tensor.dim(0) : 0, coords_.ffn, 0),
         expected_dw_in_(DType::f32, dw_in_.tensor.dim(0), q.k, 0),
-        expected_dw_out_(DType::f32, dw_out_.tensor.dim(0), place_.ffn, 0),
+        expected_dw_out_(DType::f32, dw_out_.tensor.dim(0), coords_.ffn, 0),
         out_(q.dtype, local_.count, q.k, 0),
         dx_(q.dtype, q.moe.backward ? local_.count : 0, q.k, 0),
         whole_(q.dtype, q.m, q.k, 0),
@@ -91,10 +91,10 @@ class MoeCase : public BenchCase {
   /// Grouped GEMMs of this rank's slots and the SwiGLU between them, of dispatch and combine,
   /// without moving rows.
   void gemm_alone() override {
-    const int64_t f = place_.ffn, slots = rows_.slots();
+    const int64_t f = coords_.ffn, slots = rows_.slots();
     const Tensor x = rows_.x.view(q_.dtype, slots, q_.k);
     const Tensor h = plain_.of(q_.dtype, slots, std::max(2 * f, q_.k));
-    for (int e = 0; e < int(place_.experts.count); ++e) {
+    for (int e = 0; e < int(coords_.experts.count); ++e) {
       const schedule::Range range = rows_.slots_of(e);
       if (range.count > 0) multiply_alone(e, range, x, h);
     }
@@ -120,7 +120,7 @@ class MoeCase : public BenchCase {
       return all;
     }
     const auto stage = combines_only() ? MoeLayerOnRanks::combine : MoeLayerOnRanks::dispatch;
-    for (const MoePlan& plan : moe_plans(options_of(q_, Strategy::automatic), stage, place_)) {
+    for (const MoePlan& plan : moe_plans(options_of(q_, Strategy::automatic), stage, coords_)) {
       add(plan);
     }
     return all;
@@ -131,7 +131,7 @@ class MoeCase : public BenchCase {
     return dispatches() ? inner() : q_.moe.backward ? dx_.tensor : out_.tensor;
   }
   Tensor expected() const override {
-    return dispatches() ? inner_.view(q_.dtype, {rows_.slots(), place_.ffn}) : expected_.tensor;
+    return dispatches() ? inner_.view(q_.dtype, {rows_.slots(), coords_.ffn}) : expected_.tensor;
   }
   std::vector<Tensor> more_results() const override {
     if (!q_.moe.backward) return {};
@@ -148,13 +148,13 @@ class MoeCase : public BenchCase {
       if (!combines_only()) rows += int64_t(rows_.sent(to).size());
       if (!dispatches()) rows += rows_.arrived(to);
     }
-    return rows * int64_t(place_.line) * (q_.moe.backward ? 2 : 1);
+    return rows * int64_t(coords_.line) * (q_.moe.backward ? 2 : 1);
   }
 
  private:
   bool dispatches() const { return !find_moe(q_.op)->combines; }
   bool combines_only() const { return !find_moe(q_.op)->dispatches; }
-  Tensor inner() const { return rows_.inner.view(q_.dtype, rows_.slots(), place_.ffn); }
+  Tensor inner() const { return rows_.inner.view(q_.dtype, rows_.slots(), coords_.ffn); }
   MoeRouting routing() {
     const int64_t k = q_.moe.top_k;
     return {Tensor::of(std::span(chosen_), {local_.count, k}),
@@ -180,7 +180,7 @@ class MoeCase : public BenchCase {
 
   /// Adds the tuner's choice for each stage.
   void add_chosen(std::vector<BoundCandidate>& all) {
-    chosen_layer_.emplace(comm_, place_.shape, options_of(q_, Strategy::automatic));
+    chosen_layer_.emplace(comm_, coords_.shape, options_of(q_, Strategy::automatic));
     const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch, rows_.level);
     const MoePlan& back = chosen_layer_->plan(MoeLayerOnRanks::combine, rows_.level);
     const bool encoded = !there.wire.is_none() || !back.wire.is_none();
@@ -215,7 +215,7 @@ class MoeCase : public BenchCase {
   }
 
   void multiply_alone(int e, schedule::Range range, const Tensor& x, const Tensor& scratch) {
-    const int64_t f = place_.ffn;
+    const int64_t f = coords_.ffn;
     const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
     const Tensor in = w_in_.tensor.rows(e * 2 * f, 2 * f), out = w_out_.tensor.rows(e * q_.k, q_.k);
     const Tensor h = slice(scratch).narrow(1, 0, 2 * f), y = slice(scratch).narrow(1, 0, q_.k);
@@ -245,7 +245,7 @@ class MoeCase : public BenchCase {
 
   Communicator& comm_;
   BenchRequest q_;
-  MoePlace place_;
+  MoeRankCoords coords_;
   Shard local_;
   std::vector<int32_t> chosen_;
   std::vector<float> weights_, dweights_;
@@ -259,7 +259,7 @@ class MoeCase : public BenchCase {
   MoeRows rows_;
   GrowingTensor plain_;
   std::vector<int64_t> slot_rows_;  // global row of each slot
-  Memory placed_, gate_up_, inner_, d_act_, y_;
+  Memory permuted_, gate_up_, inner_, d_act_, y_;
   bool ran_ = false;
   int64_t counted_bytes_ = 0;
 };
@@ -274,7 +274,7 @@ double MoeCase::codec_error() {
   const double each = error_of_wire(q_.wire, q_.dtype);
   double of_inner = 0;
   if (!combines_only()) {
-    const Tensor h = gate_up_.view(q_.dtype, {rows_.slots(), 2 * place_.ffn});
+    const Tensor h = gate_up_.view(q_.dtype, {rows_.slots(), 2 * coords_.ffn});
     const double off = each * largest_row(w_in_.tensor), size = largest_magnitude(h);
     of_inner = off * (2.1 * size + 1.1 * off);  // the slope of SiLU is at most 1.1
   }
@@ -286,17 +286,17 @@ double MoeCase::codec_error() {
 
 /// Fills slot_rows_ with the global row of each slot.
 void MoeCase::list_slots() {
-  const int64_t f = place_.ffn, all = std::max<int64_t>(1, rows_.slots());
+  const int64_t f = coords_.ffn, all = std::max<int64_t>(1, rows_.slots());
   slot_rows_.resize(size_t(rows_.slots()));
   const std::vector<int32_t> chosen =
-      chosen_experts(place_.grid, q_.moe.top_k, {q_.moe.imbalance, 1}, 0, q_.m);
+      chosen_experts(coords_.grid, q_.moe.top_k, {q_.moe.imbalance, 1}, 0, q_.m);
   for (int source = 0; source < comm_.size(); ++source) {
     const Shard rows = shard_of(q_.m, comm_.size(), source);
     int64_t arrived = 0;
     for (int64_t row = rows.begin; row < rows.begin + rows.count; ++row) {
       const auto first = chosen.begin() + row * q_.moe.top_k;
       if (std::none_of(first, first + q_.moe.top_k, [&](int32_t e) {
-            return e >= place_.experts.begin && e < place_.experts.end();
+            return e >= coords_.experts.begin && e < coords_.experts.end();
           })) {
         continue;
       }
@@ -307,7 +307,7 @@ void MoeCase::list_slots() {
   const auto memory = [&](int64_t columns, DType dtype) {
     return Memory(size_t(all * columns) * size_of(dtype));
   };
-  placed_ = memory(q_.k, q_.dtype);
+  permuted_ = memory(q_.k, q_.dtype);
   gate_up_ = memory(2 * f, q_.dtype);
   inner_ = memory(f, q_.dtype);
   d_act_ = memory(f, q_.dtype);
@@ -317,9 +317,9 @@ void MoeCase::list_slots() {
 void MoeCase::fill_slots(const Tensor& local, const Tensor& to) {
   all_gather(comm_, local, whole_.tensor);
   for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
-    std::memcpy(to.as<std::byte>() + slot * place_.line,
-                whole_.tensor.as<std::byte>() + size_t(slot_rows_[slot]) * place_.line,
-                place_.line);
+    std::memcpy(to.as<std::byte>() + slot * coords_.line,
+                whole_.tensor.as<std::byte>() + size_t(slot_rows_[slot]) * coords_.line,
+                coords_.line);
   }
 }
 
@@ -334,12 +334,12 @@ void MoeCase::sum_slots(const Tensor& y) {
 }
 
 void MoeCase::reference() {
-  const int64_t f = place_.ffn, all = rows_.slots();
+  const int64_t f = coords_.ffn, all = rows_.slots();
   const float weight = 1.0f / float(q_.moe.top_k);
-  const Tensor x = placed_.view(q_.dtype, {all, q_.k}), y = y_.view(DType::f32, {all, q_.k});
+  const Tensor x = permuted_.view(q_.dtype, {all, q_.k}), y = y_.view(DType::f32, {all, q_.k});
   const Tensor h = gate_up_.view(q_.dtype, {all, 2 * f}), a = inner_.view(q_.dtype, {all, f});
   if (!combines_only()) fill_slots(x_.tensor, x);
-  for (int e = 0; e < int(place_.experts.count); ++e) {
+  for (int e = 0; e < int(coords_.experts.count); ++e) {
     const schedule::Range range = rows_.slots_of(e);
     const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
     if (!combines_only()) {
@@ -359,8 +359,8 @@ void MoeCase::reference() {
 
 /// Overwrites the result with the gradient of the rows.
 void MoeCase::reference_backward() {
-  const int64_t f = place_.ffn, all = rows_.slots();
-  const Tensor x = rows_.x.view(q_.dtype, all, q_.k), dout = placed_.view(q_.dtype, {all, q_.k});
+  const int64_t f = coords_.ffn, all = rows_.slots();
+  const Tensor x = rows_.x.view(q_.dtype, all, q_.k), dout = permuted_.view(q_.dtype, {all, q_.k});
   const Tensor h = gate_up_.view(q_.dtype, {all, 2 * f}), y = y_.view(DType::f32, {all, q_.k});
   const Tensor a = inner_.view(q_.dtype, {all, f}), da = d_act_.view(q_.dtype, {all, f});
   const std::vector<float> weights(size_t(all), 1.0f / float(q_.moe.top_k));
@@ -368,7 +368,7 @@ void MoeCase::reference_backward() {
   fill_slots(dout_.tensor, dout);
   clear(expected_dw_in_.tensor);
   clear(expected_dw_out_.tensor);
-  for (int e = 0; e < int(place_.experts.count); ++e) {
+  for (int e = 0; e < int(coords_.experts.count); ++e) {
     const schedule::Range range = rows_.slots_of(e);
     const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
     const Tensor hidden = slice(h), in = w_in_.tensor.rows(e * 2 * f, 2 * f);

@@ -23,17 +23,17 @@ namespace {
 /// finished ones are saved; standard output at the end.
 class Reports {
  public:
-  Reports(const BenchOptions& options, const BenchPlan& plan, const BenchPlace& place)
+  Reports(const BenchOptions& options, const BenchPlan& plan, const BenchWorld& world)
       : options_(options),
-        place_(place),
-        table_(plan.requests, place),
+        world_(world),
+        table_(plan.requests, world),
         shown_(options.json != "-" && options.csv != "-") {}
 
   void add(const BenchRequest& request, const BenchResult& result) {
     if (shown_ && all_.empty()) print(table_.header(result, options_.explain));
     if (shown_) print(table_.row(request, result));
-    csv_ += to_csv(request, result, place_, all_.empty());
-    all_.push_back(to_json(request, result, place_));
+    csv_ += to_csv(request, result, world_, all_.empty());
+    all_.push_back(to_json(request, result, world_));
     if (options_.json != "-") save(options_.json, json());
     if (options_.csv != "-") save(options_.csv, csv_);
   }
@@ -53,7 +53,7 @@ class Reports {
   std::string json() const { return (all_.size() == 1 ? all_[0] : all_).dump(1) + "\n"; }
 
   const BenchOptions& options_;
-  const BenchPlace& place_;
+  const BenchWorld& world_;
   BenchTable table_;
   bool shown_;
   nlohmann::ordered_json all_ = nlohmann::ordered_json::array();
@@ -62,9 +62,9 @@ class Reports {
 
 void bench_all(const BenchOptions& options, const BenchPlan& plan, Communicator& comm) {
   set_kernel_threads(threads_per_rank(comm.size()));
-  const BenchPlace place{comm, options.link_label.empty() ? comm.link() : options.link_label};
+  const BenchWorld world{comm, options.link_label.empty() ? comm.link() : options.link_label};
   std::optional<Reports> reports;  // rank 0 only
-  if (comm.rank() == 0) reports.emplace(options, plan, place);
+  if (comm.rank() == 0) reports.emplace(options, plan, world);
   bool ok = true;
   for (const BenchRequest& request : plan.requests) {
     const BenchResult result = run_bench(comm, request);

@@ -41,18 +41,18 @@ class Fields {
 
 }  // namespace
 
-std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchPlace& place,
+std::string to_csv(const BenchRequest& q, const BenchResult& r, const BenchWorld& world,
                    bool header) {
-  const int ranks = place.comm.size();
-  const bool gemm = r.gemm.median_us > 0, exposes = gemm && !is_product(q, r, place) && r.exposes();
+  const int ranks = world.comm.size();
+  const bool gemm = r.gemm.median_us > 0, exposes = gemm && !is_product(q, r, world) && r.exposes();
   const bool timed = r.codec_times.has_value();
   const bool ranged = exposes && r.efficiency_range;
   const Bandwidth serial = bandwidth(q, ranks, r.serial.median_us),
                   overlapped = bandwidth(q, ranks, r.overlapped.median_us);
   Fields fields;
   fields.add("op", q.op);
-  fields.add("transport", std::string(place.comm.transport()));
-  fields.add("link", place.link);
+  fields.add("transport", std::string(world.comm.transport()));
+  fields.add("link", world.link);
   fields.add("ranks", ranks);
   fields.add("m", q.m);
   fields.add("n", q.n);

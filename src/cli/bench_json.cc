@@ -145,16 +145,16 @@ Json codec(const BenchRequest& q) {
 
 }  // namespace
 
-bool is_product(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
-  return place.on_gpus() && place.comm.size() == 1 && r.gemm.median_us > 0 && !q.add_norm;
+bool is_product(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
+  return world.on_gpus() && world.comm.size() == 1 && r.gemm.median_us > 0 && !q.add_norm;
 }
 
-Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
-  const Communicator& comm = place.comm;
-  const bool gemm = r.gemm.median_us > 0, gpus = place.on_gpus();
+Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
+  const Communicator& comm = world.comm;
+  const bool gemm = r.gemm.median_us > 0, gpus = world.on_gpus();
   const Setting setting = gpus ? gpu_setting(r, comm) : cpu_setting(r, comm);
   const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
-  const bool product = is_product(q, r, place), exposes = gemm && !product && r.exposes();
+  const bool product = is_product(q, r, world), exposes = gemm && !product && r.exposes();
   const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
   const Form form = is_prefill(q.op)  ? r.candidates.at(r.overlapped_name).form
                     : gpus && !faster ? Form::serial
@@ -162,7 +162,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchPlace& plac
   Json json = {
       {"op", q.op},
       {"transport", comm.transport()},
-      {"link", place.link},
+      {"link", world.link},
       {"ranks", comm.size()},
       {"m", q.m},
       {"n", q.n},

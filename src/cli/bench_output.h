@@ -11,27 +11,27 @@
 namespace tandem::cli {
 
 /// World that a benchmark ran on.
-struct BenchPlace {
+struct BenchWorld {
   const Communicator& comm;
   std::string link;
   bool on_gpus() const { return comm.on_gpu(); }
 };
 
 /// Whether the operator is only its GEMM, measured against a bare GEMM call.
-bool is_product(const BenchRequest& request, const BenchResult& result, const BenchPlace& place);
+bool is_product(const BenchRequest& request, const BenchResult& result, const BenchWorld& world);
 
 /// Stable format, used by docs and scripts.
 nlohmann::ordered_json to_json(const BenchRequest& request, const BenchResult& result,
-                               const BenchPlace& place);
+                               const BenchWorld& world);
 
 /// One line; with `header`, preceded by the column names. Missing values are empty.
-std::string to_csv(const BenchRequest& request, const BenchResult& result, const BenchPlace& place,
+std::string to_csv(const BenchRequest& request, const BenchResult& result, const BenchWorld& world,
                    bool header);
 
 /// Table of at most 100 columns.
 class BenchTable {
  public:
-  BenchTable(std::span<const BenchRequest> requests, const BenchPlace& place);
+  BenchTable(std::span<const BenchRequest> requests, const BenchWorld& world);
   /// With `explain`, includes a description of every column.
   std::string header(const BenchResult& first, bool explain) const;
   std::string row(const BenchRequest& request, const BenchResult& result) const;
@@ -40,7 +40,7 @@ class BenchTable {
   std::string product_row(const BenchRequest& request, const BenchResult& result) const;
   std::string plain_row(const BenchRequest& request, const BenchResult& result) const;
   const BenchRequest& first_;
-  const BenchPlace& place_;
+  const BenchWorld& world_;
   bool plain_;
   size_t shape_width_ = 0;
 };

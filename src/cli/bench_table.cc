@@ -145,16 +145,16 @@ std::string compared_line(const BenchResult& r) {
 }
 
 /// Column name of a collective's baseline.
-const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchPlace& place) {
-  if (place.on_gpus()) return q.wire.is_none() ? "NCCL" : "plain";
+const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
+  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "plain";
   if (r.serial_name == "plain") return "plain";
   return r.serial_name == "mpi" ? "MPI" : "direct";
 }
 
 }  // namespace
 
-BenchTable::BenchTable(std::span<const BenchRequest> requests, const BenchPlace& place)
-    : first_(requests.front()), place_(place), plain_(!is_gemm(first_.op)) {
+BenchTable::BenchTable(std::span<const BenchRequest> requests, const BenchWorld& world)
+    : first_(requests.front()), world_(world), plain_(!is_gemm(first_.op)) {
   shape_width_ = plain_ ? 5 : 7;
   for (const BenchRequest& q : requests) {
     shape_width_ = std::max(shape_width_, shape_text(q, plain_).size());
@@ -162,15 +162,15 @@ BenchTable::BenchTable(std::span<const BenchRequest> requests, const BenchPlace&
 }
 
 std::string BenchTable::header(const BenchResult& first, bool explain) const {
-  const Communicator& comm = place_.comm;
-  const std::string each = place_.on_gpus() ? this_machines_gpus().name
+  const Communicator& comm = world_.comm;
+  const std::string each = world_.on_gpus() ? this_machines_gpus().name
                                             : fmt::format("{} thread{} each", kernel_threads(),
                                                           kernel_threads() == 1 ? "" : "s");
   const std::string wire = first_.wire.is_none() ? "" : " as " + first_.wire.describe();
   std::string text = fmt::format(
       "{}{} {}{}, {} rank{} on {} ({}), {}, {} repeats\n", first_.op,
       first_.add_norm ? " + residual + RMSNorm" : "", name_of(first_.dtype), wire, comm.size(),
-      comm.size() == 1 ? "" : "s", place_.link, comm.transport(), each, first_.repeats);
+      comm.size() == 1 ? "" : "s", world_.link, comm.transport(), each, first_.repeats);
   if (is_moe(first_.op)) {
     const MoeBench& moe = first_.moe;
     text += fmt::format(
@@ -188,15 +188,15 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                       plain_ ? ", bandwidths in GB/s" : "",
                       explain ? "" : " --explain says what the columns are.");
   if (explain && plain_) {
-    text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first_, first, place_),
+    text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first_, first, world_),
                         first.baseline);
-    text += place_.on_gpus() ? kGpuPlainColumn : kCpuPlainColumn;
+    text += world_.on_gpus() ? kGpuPlainColumn : kCpuPlainColumn;
     if (first.codec_times) text += kCodecLine;
-    if (place_.on_gpus() && !first_.wire.is_none()) text += kGpuCodecLine;
+    if (world_.on_gpus() && !first_.wire.is_none()) text += kGpuCodecLine;
     if (data_of(first_) == BenchData::normal) text += kNormalLine;
   } else if (explain) {
     text += kProductColumns;
-    text += place_.on_gpus()
+    text += world_.on_gpus()
                 ? "The line below a row names the two candidates, and the serial form by NCCL.\n"
                 : "  chunks    transfers of each shard when overlapped\n";
     if (!first_.wire.is_none()) text += kComparedLine;
@@ -207,13 +207,13 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
   if (!plain_) {
     return text + fmt::format("{:>{}} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>13} {:>7}{}\n",
                               "MxNxK", shape_width_, "GEMM", "wire", "limit", "serial", "overlap",
-                              "TFLOP/s", "E", "error", place_.on_gpus() ? "" : " chunks");
+                              "TFLOP/s", "E", "error", world_.on_gpus() ? "" : " chunks");
   }
   return text + fmt::format("{:>7} {:>{}} {:>9} {:>7} {:>7} {:>9} {:>7} {:>7}{} {:>7}{}\n", "bytes",
-                            "MxN", shape_width_, baseline_head(first_, first, place_), "algbw",
+                            "MxN", shape_width_, baseline_head(first_, first, world_), "algbw",
                             "busbw", "tandem", "algbw", "busbw",
-                            place_.on_gpus() ? "" : "      wire", "error",
-                            place_.on_gpus() ? "  ran as" : "");
+                            world_.on_gpus() ? "" : "      wire", "error",
+                            world_.on_gpus() ? "  ran as" : "");
 }
 
 std::string BenchTable::row(const BenchRequest& request, const BenchResult& result) const {
@@ -221,19 +221,19 @@ std::string BenchTable::row(const BenchRequest& request, const BenchResult& resu
 }
 
 std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r) const {
-  const bool product = is_product(q, r, place_);
+  const bool product = is_product(q, r, world_);
   std::string text =
       fmt::format("{:>{}} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>13} {:>7.1e}",
                   shape_text(q, false), shape_width_, microseconds(r.gemm.median_us),
                   microseconds(r.wire.median_us), microseconds(r.limit_us()),
                   microseconds(r.serial.median_us), microseconds(r.overlapped.median_us),
-                  rate(tflops(q, place_.comm.size(), r.overlapped.median_us)),
+                  rate(tflops(q, world_.comm.size(), r.overlapped.median_us)),
                   product ? "-" : percent(r), r.max_rel);
-  if (!place_.on_gpus()) text += fmt::format(" {:>6}", r.chunks);
+  if (!world_.on_gpus()) text += fmt::format(" {:>6}", r.chunks);
   if (!r.ok()) text += "  WRONG";
-  const bool compares = !q.wire.is_none() && place_.comm.size() > 1;
+  const bool compares = !q.wire.is_none() && world_.comm.size() > 1;
   const std::string compared = compares ? compared_line(r) : "";
-  if (!place_.on_gpus()) return text + "\n" + compared;
+  if (!world_.on_gpus()) return text + "\n" + compared;
   std::vector<std::string> fields;
   if (product) {
     fields.push_back(
@@ -247,7 +247,7 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
 }
 
 std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) const {
-  const int ranks = place_.comm.size();
+  const int ranks = world_.comm.size();
   const Bandwidth baseline = bandwidth(q, ranks, r.serial.median_us),
                   ours = bandwidth(q, ranks, r.overlapped.median_us);
   std::string text =
@@ -255,12 +255,12 @@ std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) c
                   shape_text(q, true), shape_width_, microseconds(r.serial.median_us),
                   rate(baseline.algbw), rate(baseline.busbw), microseconds(r.overlapped.median_us),
                   rate(ours.algbw), rate(ours.busbw));
-  if (!place_.on_gpus()) text += fmt::format(" {:>9}", microseconds(r.wire.median_us));
+  if (!world_.on_gpus()) text += fmt::format(" {:>9}", microseconds(r.wire.median_us));
   text += fmt::format(" {:>7.1e}", r.max_rel);
-  if (place_.on_gpus()) text += "  " + r.overlapped_name;
+  if (world_.on_gpus()) text += "  " + r.overlapped_name;
   text += std::string(r.ok() ? "" : "  WRONG") + "\n";
   if (r.codec_times) return text + codec_line(r);
-  const bool compares = place_.on_gpus() && r.wire_bytes > 0;
+  const bool compares = world_.on_gpus() && r.wire_bytes > 0;
   return compares ? text + gpu_codec_line(r) : text;
 }
 

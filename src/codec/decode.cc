@@ -87,7 +87,7 @@ struct TileDecoder::Pass {
     if (d.wire_.hadamard) rotate_back(values, blocks * kWireBlock, group, d.limit_);
     if (!d.wire_.spikes) return;
     for (int g = 0; g < groups; ++g) {
-      restore_spikes(load_spikes(d.message_ + d.layout_.spikes, d.message_ + d.layout_.places,
+      restore_spikes(load_spikes(d.message_ + d.layout_.spikes, d.message_ + d.layout_.positions,
                                  first / group + g),
                      group, values + g * group);
     }

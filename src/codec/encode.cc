@@ -77,7 +77,7 @@ struct TileEncoder::Pass {
       remove_spikes(spikes, values);
       if (g >= groups) continue;
       store_spikes(spikes, first_group + g, e.message_ + e.layout_.spikes,
-                   e.message_ + e.layout_.places);
+                   e.message_ + e.layout_.positions);
     }
   }
 };
@@ -85,7 +85,7 @@ struct TileEncoder::Pass {
 TileEncoder::TileEncoder(const Wire& wire, int64_t elements, float limit, std::byte* message)
     : wire_(wire), layout_(Message::of(wire, elements)), limit_(limit), message_(message) {
   // Zero the padding between sections.
-  for (const size_t end : {layout_.centers, layout_.spikes, layout_.places, layout_.bytes}) {
+  for (const size_t end : {layout_.centers, layout_.spikes, layout_.positions, layout_.bytes}) {
     if (end > layout_.scales) std::memset(message + end - 16, 0, 16);
   }
   encode_ = with_format(wire, [](auto format) -> Function { return Pass::run<decltype(format)>; });

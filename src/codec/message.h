@@ -71,7 +71,7 @@ constexpr bool is_grouped(Codec codec) {
 
 struct Message {
   int64_t elements = 0, blocks = 0, groups = 0;
-  size_t wide = 0, narrow = 0, scales = 0, centers = 0, spikes = 0, places = 0;
+  size_t wide = 0, narrow = 0, scales = 0, centers = 0, spikes = 0, positions = 0;
   size_t bytes = 0;
 
   /// Layout for a grouped codec.
@@ -87,8 +87,8 @@ struct Message {
     m.scales = m.narrow + whole(m.blocks * kWireBlock / 8 * low);
     m.centers = m.scales + whole(m.groups * scale);
     m.spikes = m.centers + (wire.asymmetric ? whole(m.groups * scale) : 0);
-    m.places = m.spikes + (wire.spikes ? whole(m.groups * 4) : 0);
-    m.bytes = m.places + (wire.spikes ? whole(m.groups * 2) : 0);
+    m.positions = m.spikes + (wire.spikes ? whole(m.groups * 4) : 0);
+    m.bytes = m.positions + (wire.spikes ? whole(m.groups * 2) : 0);
     return m;
   }
   /// Proportional share of the message bytes of `count` blocks from `first` on, rounded up; 0 for

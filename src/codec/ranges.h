@@ -35,9 +35,9 @@ inline Spikes find_spikes(const float* x, int group, float limit) {
   WordLanes first_min = WordLanes{} + uint32_t(group), first_max = first_min;
   for (int i = group - kLanes; i >= 0; i -= kLanes) {
     const FloatLanes values = load_floats(x + i);
-    const WordLanes place = lane_numbers<WordLanes>() + uint32_t(i);
-    first_min = values == smallest ? place : first_min;
-    first_max = values == largest ? place : first_max;
+    const WordLanes position = lane_numbers<WordLanes>() + uint32_t(i);
+    first_min = values == smallest ? position : first_min;
+    first_max = values == largest ? position : first_max;
   }
   return spikes_at(x, int(smallest_lane(first_min)), int(smallest_lane(first_max)), limit);
 }

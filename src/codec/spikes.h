@@ -13,7 +13,7 @@ namespace tandem::codec {
 
 struct Spikes {
   uint16_t values[2];  ///< min, max
-  uint8_t places[2];
+  uint8_t positions[2];
 };
 
 /// Spikes of a group with NaN or an infinity.
@@ -34,26 +34,26 @@ constexpr Spikes spikes_at(const float* x, int minimum, int maximum, float limit
 constexpr void remove_spikes(const Spikes& spikes, float* x) {
   if (spikes.values[0] == 0x7fc0) return;
   int other = 0;
-  while (other == spikes.places[0] || other == spikes.places[1]) ++other;
-  for (const uint8_t place : spikes.places) x[place] = x[other];
+  while (other == spikes.positions[0] || other == spikes.positions[1]) ++other;
+  for (const uint8_t position : spikes.positions) x[position] = x[other];
 }
 
 constexpr void restore_spikes(const Spikes& spikes, int group, float* x) {
   for (int i = 0; i < 2; ++i) {
-    x[spikes.places[i] % group] = BFloat16{spikes.values[i]}.to_float();
+    x[spikes.positions[i] % group] = BFloat16{spikes.values[i]}.to_float();
   }
 }
 
 inline void store_spikes(const Spikes& spikes, int64_t group, std::byte* values,
-                         std::byte* places) {
+                         std::byte* positions) {
   std::memcpy(values + 4 * group, spikes.values, 4);
-  std::memcpy(places + 2 * group, spikes.places, 2);
+  std::memcpy(positions + 2 * group, spikes.positions, 2);
 }
 
-inline Spikes load_spikes(const std::byte* values, const std::byte* places, int64_t group) {
+inline Spikes load_spikes(const std::byte* values, const std::byte* positions, int64_t group) {
   Spikes spikes;
   std::memcpy(spikes.values, values + 4 * group, 4);
-  std::memcpy(spikes.places, places + 2 * group, 2);
+  std::memcpy(spikes.positions, positions + 2 * group, 2);
   return spikes;
 }
 

@@ -68,8 +68,8 @@ inline FloatLanes exchanged(const FloatLanes& x, std::integer_sequence<int, lane
 /// x[i] + x[i + stride] in lane i, x[i] - x[i + stride] in lane i + stride.
 template <int stride>
 inline FloatLanes butterfly(const FloatLanes& x) {
-  using Places = int32_t __attribute__((vector_size(4 * kLanes)));
-  const Places is_second = (lane_numbers<Places>() & stride) != 0;
+  using LaneInts = int32_t __attribute__((vector_size(4 * kLanes)));
+  const LaneInts is_second = (lane_numbers<LaneInts>() & stride) != 0;
   const FloatLanes other = exchanged<stride>(x, std::make_integer_sequence<int, kLanes>());
   return other + (is_second ? -x : x);
 }

@@ -24,7 +24,7 @@ void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, cons
   require_plain("all_gather", "shard", shard);
   require_plain("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);
-  require_place("all_gather", comm, shard, {"out", &out});
+  require_shard_position("all_gather", comm, shard, {"out", &out});
 
   const size_t row = row_bytes(out);
   const auto at = [&](int r) {

@@ -89,7 +89,7 @@ void collectives::check_all_gather(const Communicator& comm, const Tensor& shard
   require_plain("all_gather", "shard", shard);
   require_plain("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);
-  require_place("all_gather", comm, shard, {"out", &out});
+  require_shard_position("all_gather", comm, shard, {"out", &out});
 }
 
 void collectives::run_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,

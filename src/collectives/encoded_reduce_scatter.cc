@@ -102,7 +102,7 @@ void collectives::check_reduce_scatter(const Communicator& comm, const Tensor& d
   require_plain("reduce_scatter", "data", data);
   require_plain("reduce_scatter", "shard", shard);
   require_shard("reduce_scatter", comm, shard, data);
-  require_place("reduce_scatter", comm, shard, {"data", &data});
+  require_shard_position("reduce_scatter", comm, shard, {"data", &data});
 }
 
 void collectives::run_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,

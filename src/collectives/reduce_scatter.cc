@@ -25,7 +25,7 @@ void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, c
   require_plain("reduce_scatter", "shard", shard);
   require_reducible("reduce_scatter", data.dtype());
   require_shard("reduce_scatter", comm, shard, data);
-  require_place("reduce_scatter", comm, shard, {"data", &data});
+  require_shard_position("reduce_scatter", comm, shard, {"data", &data});
 
   const size_t row = row_bytes(data);
   const auto at = [&](int r) {

@@ -32,8 +32,8 @@ void require_shard(const char* op, const Communicator& comm, const Tensor& shard
   }
 }
 
-void require_place(const char* op, const Communicator& comm, const Tensor& shard,
-                   const Operand& whole) {
+void require_shard_position(const char* op, const Communicator& comm, const Tensor& shard,
+                            const Operand& whole) {
   if (!byte_range(shard).overlaps(byte_range(*whole.tensor))) return;
   const Shard rows = shard_of(whole.tensor->dim(0), comm.size(), comm.rank());
   const size_t begin = size_t(rows.begin) * row_bytes(*whole.tensor);

@@ -22,8 +22,8 @@ void require_shard(const char* op, const Communicator& comm, const Tensor& shard
                    const Tensor& whole);
 
 /// Throws InvalidArgument if `shard` shares memory with `whole` other than as this rank's rows.
-void require_place(const char* op, const Communicator& comm, const Tensor& shard,
-                   const Operand& whole);
+void require_shard_position(const char* op, const Communicator& comm, const Tensor& shard,
+                            const Operand& whole);
 
 /// Calls each(rank, rows of `send` for that rank, rows of `recv` from it), for an all-to-all.
 template <typename Each>

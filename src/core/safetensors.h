@@ -131,7 +131,7 @@ class SafetensorsWriter {
   void mark(const std::string& text);
   bool is_marked(const std::string& text) const;
   /// File offset of a tensor's first byte; for `specs.size()`: the end of the file.
-  uint64_t place_of(size_t tensor) const;
+  uint64_t offset_of(size_t tensor) const;
 
  private:
   class Impl;

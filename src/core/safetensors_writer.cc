@@ -52,9 +52,9 @@ class SafetensorsWriter::Impl {
         is_hashed_(specs_.size()),
         file_(path_, O_NOFOLLOW | (open == Open::create ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR)) {
     for (const Spec& spec : specs_) metadata_["xxh3:" + spec.name] = std::string(kHashWidth, '0');
-    places_.push_back(header().size());
-    for (const Spec& spec : specs_) places_.push_back(places_.back() + bytes_of(spec));
-    if (open == Open::create && ::ftruncate(file_.get(), off_t(places_.back())) != 0) {
+    offsets_.push_back(header().size());
+    for (const Spec& spec : specs_) offsets_.push_back(offsets_.back() + bytes_of(spec));
+    if (open == Open::create && ::ftruncate(file_.get(), off_t(offsets_.back())) != 0) {
       throw_errno(path_, "cannot write");
     }
   }
@@ -75,7 +75,7 @@ class SafetensorsWriter::Impl {
       throw InvalidArgument(fmt::format("{}: tensor {}: bytes [{}, {}) of {}", path_, tensor, begin,
                                         begin + bytes.size(), whole));
     }
-    write_at(file_.get(), path_, bytes.data(), bytes.size(), places_[tensor] + begin);
+    write_at(file_.get(), path_, bytes.data(), bytes.size(), offsets_[tensor] + begin);
   }
 
   void set_hash(size_t tensor, const std::string& hash) {
@@ -85,7 +85,7 @@ class SafetensorsWriter::Impl {
 
   std::string hash_of(size_t tensor) const {
     const FileDescriptor file = open_for_reading(path_);
-    return content_hash(file.get(), path_, places_.at(tensor), bytes_of(specs_.at(tensor)));
+    return content_hash(file.get(), path_, offsets_.at(tensor), bytes_of(specs_.at(tensor)));
   }
 
   void sync() { sync_file(file_.get(), path_); }
@@ -108,7 +108,7 @@ class SafetensorsWriter::Impl {
     return read_at(file_.get(), path_, found.data(), found.size(), 0) == text.size() &&
            found == text;
   }
-  uint64_t place_of(size_t tensor) const { return places_.at(tensor); }
+  uint64_t offset_of(size_t tensor) const { return offsets_.at(tensor); }
 
  private:
   std::string header() const {
@@ -133,7 +133,7 @@ class SafetensorsWriter::Impl {
   std::map<std::string, std::string> metadata_;
   std::vector<bool> is_hashed_;
   FileDescriptor file_;
-  std::vector<uint64_t> places_;
+  std::vector<uint64_t> offsets_;
   size_t next_ = 0;
 };
 
@@ -168,8 +168,8 @@ void SafetensorsWriter::mark(const std::string& text) {
 bool SafetensorsWriter::is_marked(const std::string& text) const {
   return impl_->is_marked(text);
 }
-uint64_t SafetensorsWriter::place_of(size_t tensor) const {
-  return impl_->place_of(tensor);
+uint64_t SafetensorsWriter::offset_of(size_t tensor) const {
+  return impl_->offset_of(tensor);
 }
 
 }  // namespace tandem

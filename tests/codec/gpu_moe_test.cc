@@ -110,7 +110,7 @@ TEST(MoeWire, RowsMatchTheCpusMessages) {
 
 TEST(MoeWire, SumsMatchTheCpusMessages) {
   constexpr int kResults = 4, kChoices = 3;
-  const std::vector<int32_t> place{2, -1, 0, -1, 3, -1, 1, 2, 3};
+  const std::vector<int32_t> position{2, -1, 0, -1, 3, -1, 1, 2, 3};
   const std::vector<float> weights{0.5f, 9, 0.25f, 9, 0.7f, 9, -0.3f, 0.1f, 0.6f};
   for_cases([&](const RowCase& c) {
     const bool weighted = c.columns != 136;
@@ -120,8 +120,8 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
       for (size_t column = 0; column < size_t(c.columns); ++column) {
         float sum = 0;
         for (size_t k = row * kChoices; k < (row + 1) * kChoices; ++k) {
-          if (place[k] < 0) continue;
-          const size_t at = size_t(place[k]) * size_t(c.columns) + column;
+          if (position[k] < 0) continue;
+          const size_t at = size_t(position[k]) * size_t(c.columns) + column;
           sum = std::fma(weighted ? weights[k] : 1.0f, value_at(results, c.dtype, at), sum);
         }
         sums.push_back(sum);
@@ -133,7 +133,7 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
       return ExpertResults{results.data(),
                            c.dtype,
                            c.columns,
-                           &place[size_t(first)],
+                           &position[size_t(first)],
                            weighted ? &weights[size_t(first)] : nullptr,
                            kChoices};
     };
@@ -152,7 +152,7 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
     Bytes added(size_t(kRows * c.columns) * 2);
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
-        const BlockPlace at(first, wire.layout.blocks);
+        const BlockPosition at(first, wire.layout.blocks);
         float sum[kLaneValues] = {};
         add_message<Block>(wire, &messages[size_t(row) * wire.layout.bytes], at, sum);
         store_elements(&added[size_t(row * c.columns) * 2], c.dtype, c.columns, at.block, at.lane,

@@ -141,13 +141,13 @@ void expect_cpus_pieces(const char* name) {
     std::memset(memory.data(), 0xa5, 16 * memory.size());
     auto* const bytes = reinterpret_cast<std::byte*>(memory.data());
     static Warp warp;
-    const auto place = [](int lane, int e) {
+    const auto index_of = [](int lane, int e) {
       return size_t(lane / kQuad * kWireBlock + 16 * (e / 4) + 4 * (lane % kQuad) + e % 4);
     };
     warp.run([&] {
       const int lane = int(threadIdx.x);
       float x[kLaneValues];
-      for (int e = 0; e < kLaneValues; ++e) x[e] = values[place(lane, e)];
+      for (int e = 0; e < kLaneValues; ++e) x[e] = values[index_of(lane, e)];
       Piece piece;
       piece.encode(x, codec::largest_of(DType::f32), lane);
       piece.store(bytes, lane);
@@ -157,7 +157,7 @@ void expect_cpus_pieces(const char* name) {
       const int lane = int(threadIdx.x);
       Piece::for_values_of(
           bytes, lane, [](const auto* from) { return *from; },
-          [&](int e, float code, float scale) { found[place(lane, e)] = code * scale; });
+          [&](int e, float code, float scale) { found[index_of(lane, e)] = code * scale; });
     });
     for (size_t i = 0; i < found.size(); ++i) {
       const bool same = std::isnan(expected[i]) ? std::isnan(found[i]) : found[i] == expected[i];

@@ -143,7 +143,7 @@ std::vector<std::byte> reference_message(const Wire& wire, const std::vector<flo
       const Spikes spikes = spikes_of(x.data(), wire.group, largest_of(dtype));
       remove_spikes(spikes, x.data());
       if (is_stored) {
-        store_spikes(spikes, group, &message[layout.spikes], &message[layout.places]);
+        store_spikes(spikes, group, &message[layout.spikes], &message[layout.positions]);
       }
     }
     if (wire.hadamard) hadamard(x.data(), wire.group);
@@ -203,7 +203,7 @@ std::vector<float> reference_values(const Wire& wire, const std::vector<std::byt
       for (int i = 0; i < wire.group; ++i) x[i] = within(x[i], maximum) * float(wire.group);
     }
     if (wire.spikes) {
-      restore_spikes(load_spikes(&message[layout.spikes], &message[layout.places], group),
+      restore_spikes(load_spikes(&message[layout.spikes], &message[layout.positions], group),
                      wire.group, x);
     }
   }

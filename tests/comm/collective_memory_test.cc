@@ -27,11 +27,11 @@ std::string refusal_of(const Call& call) {
 }
 
 // An output of `bytes` in the middle of memory, and offsets for another operand of `other` bytes.
-struct Places {
+struct Buffers {
   Memory memory;
   std::byte* output;
   std::vector<std::byte*> refused, allowed;
-  Places(size_t bytes, size_t other)
+  Buffers(size_t bytes, size_t other)
       : memory(bytes + 2 * other),
         output(memory.data() + other),
         allowed{output + bytes, output - other} {
@@ -51,33 +51,33 @@ TEST_P(CollectiveMemory, OverlappingOutputsAreRefused) {
       const auto vector = [](std::byte* at, int64_t count) {
         return Tensor(at, DType::f32, {count});
       };
-      const auto expect = [&](const Places& places, const char* op, const char* output,
+      const auto expect = [&](const Buffers& buffers, const char* op, const char* output,
                               const char* other, const auto& call) {
         SCOPED_TRACE(fmt::format("{} of {} rows on {}", op, rows, world));
-        for (std::byte* at : places.refused) {
+        for (std::byte* at : buffers.refused) {
           EXPECT_THAT(
               refusal_of([&] { call(at); }),
               AllOf(HasSubstr(fmt::format("{}: ", op)), HasSubstr(fmt::format("{} f32[", output)),
                     HasSubstr(fmt::format("{} f32[", other)),
                     HasSubstr(fmt::format(" at [{:#x}, ", reinterpret_cast<uintptr_t>(at))),
                     HasSubstr(
-                        fmt::format(" at [{:#x}, ", reinterpret_cast<uintptr_t>(places.output)))));
+                        fmt::format(" at [{:#x}, ", reinterpret_cast<uintptr_t>(buffers.output)))));
         }
-        for (std::byte* at : places.allowed) {
+        for (std::byte* at : buffers.allowed) {
           EXPECT_EQ(refusal_of([&] { call(at); }), "nothing was thrown");
         }
       };
-      const Places gather(whole, shard_bytes);
+      const Buffers gather(whole, shard_bytes);
       expect(gather, "all_gather", "out", "shard", [&](std::byte* at) {
         all_gather(comm, vector(at, local.count), vector(gather.output, rows));
       });
-      const Places scatter(shard_bytes, whole);
+      const Buffers scatter(shard_bytes, whole);
       expect(scatter, "reduce_scatter", "shard", "data", [&](std::byte* at) {
         reduce_scatter(comm, vector(at, rows), vector(scatter.output, local.count));
       });
       const std::vector<int64_t> counts(size_t(world), rows / world);
       const int64_t all = counts[0] * world;
-      Places exchange(size_t(all) * 4, size_t(all) * 4);
+      Buffers exchange(size_t(all) * 4, size_t(all) * 4);
       exchange.refused.push_back(exchange.output);
       expect(exchange, "all_to_all", "recv", "send", [&](std::byte* at) {
         all_to_all(comm, vector(at, all), counts, vector(exchange.output, all), counts);

@@ -177,11 +177,11 @@ TEST_P(EncodedCollectives, AllGatherIsWithinTheBound) {
             Owned out(dtype, {rows, kColumns});
             const Owned apart =
                 made(dtype, {local.count, kColumns}, ++stream, 0, local.begin * kColumns);
-            const Tensor place = out.tensor.rows(local.begin, local.count);
-            if (in_place && place.bytes()) {
-              std::memcpy(place.data(), apart.tensor.data(), place.bytes());
+            const Tensor rows_of_rank = out.tensor.rows(local.begin, local.count);
+            if (in_place && rows_of_rank.bytes()) {
+              std::memcpy(rows_of_rank.data(), apart.tensor.data(), rows_of_rank.bytes());
             }
-            all_gather(comm, in_place ? place : apart.tensor, out.tensor, wire);
+            all_gather(comm, in_place ? rows_of_rank : apart.tensor, out.tensor, wire);
             const Owned expected = made(dtype, {rows, kColumns}, stream, 0);
             double worst = 0;
             for (int64_t i = 0; i < rows * kColumns; ++i) {

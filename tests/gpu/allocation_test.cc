@@ -20,7 +20,7 @@ constexpr size_t kMiB = size_t(1) << 20;
 
 TEST_P(Allocation, ReusedAddressHasAnotherIdentity) {
   run([](gpu::GpuCommunicator&) {
-    for (const From from : kEveryPlace) {
+    for (const From from : kEveryAllocation) {
       for (const size_t bytes : {size_t(1000), 6 * kMiB}) {
         std::set<const void*> addresses;
         std::set<uint64_t> identities;
@@ -41,7 +41,7 @@ TEST_P(Allocation, ReusedAddressHasAnotherIdentity) {
 
 TEST_P(Allocation, IdentityIsEqualAtEveryAddressWithin) {
   run([](gpu::GpuCommunicator&) {
-    for (const From from : kEveryPlace) {
+    for (const From from : kEveryAllocation) {
       const RenewedMemory memory(from, 6 * kMiB), other(from, 6 * kMiB);
       const auto* bytes = static_cast<const std::byte*>(memory.data());
       const uint64_t all = allocation_of(bytes, 6 * kMiB);

@@ -177,23 +177,23 @@ TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
     with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
-      const int64_t places = int64_t(CallGraphs::kKept) + 12;
+      const int64_t slots = int64_t(CallGraphs::kKept) + 12;
       const int64_t rows = o.out.tensor.dim(0);
-      const Matrix outs(o.out.tensor.dtype(), places * rows, o.out.tensor.dim(1));
-      const auto out_at = [&](int64_t place) { return outs.tensor.rows(place * rows, rows); };
+      const Matrix outs(o.out.tensor.dtype(), slots * rows, o.out.tensor.dim(1));
+      const auto out_at = [&](int64_t slot) { return outs.tensor.rows(slot * rows, rows); };
       // Ascending order misses the cache each time; descending order captures the cached ones, then
       // replays them.
       for (int pass = 0; pass < 6; ++pass) {
         const std::string what = fmt::format("{} pass {}", name, pass);
         clear(kind, comm, outs.tensor);
-        for (int64_t i = 0; i < places; ++i) {
-          const int64_t place = pass < 2 || pass % 2 == 1 ? i : places - 1 - i;
-          op.run(o.x.tensor, o.weight.tensor, out_at(place));
+        for (int64_t i = 0; i < slots; ++i) {
+          const int64_t slot = pass < 2 || pass % 2 == 1 ? i : slots - 1 - i;
+          op.run(o.x.tensor, o.weight.tensor, out_at(slot));
         }
         const uint64_t first = digest(out_at(0), comm.stream());
         expect_right(comm, out_at(0), o.reference, what);
-        for (int64_t place = 1; place < places; ++place) {
-          ASSERT_EQ(digest(out_at(place), comm.stream()), first) << what << " place " << place;
+        for (int64_t slot = 1; slot < slots; ++slot) {
+          ASSERT_EQ(digest(out_at(slot), comm.stream()), first) << what << " place " << slot;
         }
       }
     });
@@ -235,13 +235,13 @@ void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Algo
              From from, const std::string& name) {
   Operands o = make_operands(kind, comm, shape);
   RenewedMemory memory(from, size_t(o.x.tensor.bytes()));
-  std::set<const void*> places;
+  std::set<const void*> slots;
   constexpr uint64_t kRounds = 8;
   for (uint64_t round = 0; round < kRounds; ++round) {
     const Tensor x(memory.data(), shape.dtype, {o.x.tensor.dim(0), o.x.tensor.dim(1)},
                    {DeviceKind::cuda, comm.device()});
     fill(kind, comm, shape, o, x, 3 + round);
-    places.insert(x.data());
+    slots.insert(x.data());
     for (int call = 0; call < 3; ++call) {
       clear(kind, comm, o.out.tensor);
       op.run(algorithm, x, o.weight.tensor, o.out.tensor);
@@ -252,7 +252,7 @@ void renew_x(GpuCommunicator& comm, Op& op, Kind kind, const OpDesc& shape, Algo
     }
     memory.renew();
   }
-  EXPECT_LT(places.size(), kRounds) << name << " of a " << name_of(from) << ": all addresses new";
+  EXPECT_LT(slots.size(), kRounds) << name << " of a " << name_of(from) << ": all addresses new";
 }
 
 void renew_operands(GpuCommunicator& comm, From from) {

@@ -39,8 +39,8 @@ class CallsInARow {
   /// Digests.
   CallsInARow(gpu::GpuCommunicator& comm, size_t maximum, size_t bytes)
       : comm_(comm),
-        place_bytes_((bytes + 255) / 256 * 256),
-        memory_(maximum * place_bytes_),
+        slot_bytes_((bytes + 255) / 256 * 256),
+        memory_(maximum * slot_bytes_),
         digests_(comm, maximum),
         maximum_(maximum) {
     poison_all();
@@ -49,7 +49,7 @@ class CallsInARow {
   /// Output buffer of the next call, shaped like `like`. Every byte is 0xff.
   Tensor next(const Tensor& like) {
     if (full()) throw InvalidArgument("calls in a row: expected fewer");
-    outs_.push_back(Tensor(memory_.data() + outs_.size() * place_bytes_, like.dtype(),
+    outs_.push_back(Tensor(memory_.data() + outs_.size() * slot_bytes_, like.dtype(),
                            {like.dim(0), like.dim(1)}, like.device()));
     return outs_.back();
   }
@@ -71,7 +71,7 @@ class CallsInARow {
   }
 
   gpu::GpuCommunicator& comm_;
-  size_t place_bytes_;
+  size_t slot_bytes_;
   gpu::DeviceMemory memory_;
   Digests digests_;
   std::vector<Tensor> outs_;

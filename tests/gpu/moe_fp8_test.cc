@@ -149,18 +149,18 @@ class GpuMoeFp8 : public GpuMoe {
  protected:
   /// Result [rows, columns] of the GEMM, in the order of x's rows.
   std::vector<float> multiply(const Case& c, const Coded& x, const Coded& weight,
-                              PlacedRows& placed) const {
+                              PermutedRows& permuted) const {
     const GroupedShape shape = c.shape();
     const auto gemm = make_grouped_gemm(shape);
-    placed = place(c.counts, shape, *gemm);
+    permuted = permute(c.counts, shape, *gemm);
     const auto padded = size_t(shape.padded_rows()), k = size_t(c.k);
     Coded laid = x;
     if (!c.gathered) {
       // Padding rows of a tile must not matter.
       laid.codes.assign(padded * k, Float8E4M3{0x7f});
       laid.scales.assign(padded, std::numeric_limits<float>::quiet_NaN());
-      for (size_t r = 0; r < placed.rows(); ++r) {
-        const auto to = size_t(placed.at[r]);
+      for (size_t r = 0; r < permuted.rows(); ++r) {
+        const auto to = size_t(permuted.at[r]);
         std::copy_n(&x.codes[r * k], k, &laid.codes[to * k]);
         laid.scales[to] = x.scales[r];
       }
@@ -173,14 +173,14 @@ class GpuMoeFp8 : public GpuMoe {
       return reinterpret_cast<const float*>(memory.data());
     };
     gemm->launch({.x = on_x.data(),
-                  .source = placed.source_data(),
+                  .source = permuted.source_data(),
                   .weight = w.data(),
                   .out = out.data(),
                   .scales = {pointer(x_scales), pointer(w_scales)}},
                  stream());
     const auto all = loaded(DType::bf16, to_host<uint16_t>(out, padded * size_t(c.columns)));
     std::vector<float> found;
-    for (const int32_t at : placed.at) {
+    for (const int32_t at : permuted.at) {
       const auto first = all.begin() + std::ptrdiff_t(at) * c.columns;
       found.insert(found.end(), first, first + c.columns);
     }
@@ -188,12 +188,12 @@ class GpuMoeFp8 : public GpuMoe {
   }
 
   void expect_within_bounds(const Case& c, const Coded& x, const Coded& weight) const {
-    PlacedRows placed;
-    const auto found = multiply(c, x, weight, placed);
+    PermutedRows permuted;
+    const auto found = multiply(c, x, weight, permuted);
     const int64_t group_rows = c.columns * (c.gated ? 2 : 1);
     for (int64_t r = 0; r < x.rows(); ++r) {
       const auto sum_of = [&](int64_t column) {
-        const int64_t of_weight = placed.group[size_t(r)] * group_rows + column;
+        const int64_t of_weight = permuted.group[size_t(r)] * group_rows + column;
         Sum sum;
         for (int64_t i = 0; i < c.k; ++i) {
           sum.add(double(x.code(r, i)) * double(weight.code(of_weight, i)));
@@ -227,12 +227,12 @@ TEST_F(GpuMoeFp8, GroupedGemmsOfWholeNumbersAreExact) {
     const Coded x = coded(numbers, c.k, whole_scales(shape.rows, 1)),
                 w = coded(whole_numbers(shape.weight_rows() * c.k, 2, 1), c.k,
                           whole_scales(shape.weight_rows(), 2));
-    PlacedRows placed;
-    const auto found = multiply(c, x, w, placed);
+    PermutedRows permuted;
+    const auto found = multiply(c, x, w, permuted);
     const auto values = w.values();
     for (int64_t r = 0; r < shape.rows; ++r) {
       for (int64_t n = 0; n < c.columns; ++n) {
-        const int64_t row = placed.group[size_t(r)] * c.columns + n;
+        const int64_t row = permuted.group[size_t(r)] * c.columns + n;
         float sum = 0;
         for (int64_t i = 0; i < c.k; ++i) {
           sum += numbers[size_t(r * c.k + i)] * values[size_t(row * c.k + i)];

@@ -59,7 +59,7 @@ class MoeGradientCase : public MoeCase {
   }
   void expect_right(const Found& f, const std::string& what) const {
     const MoeShape& s = shape_;
-    const int64_t local_ffn = place_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
+    const int64_t local_ffn = coords_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
     std::vector<double> dw_in(f.dw_in.size(), 0.0), dw_out(f.dw_out.size(), 0.0);
     for (int rank = 0; rank < comm_.size(); ++rank) {
       const int64_t rows = rows_of(load_, rank);
@@ -83,8 +83,8 @@ class MoeGradientCase : public MoeCase {
         expect_near(g.dweights, f.dweights, s.dtype, what + ": dweights", kRoundings,
                     dweight_size(s.hidden, s.ffn));
       }
-      for (int64_t e = 0; e < place_.experts.count; ++e) {
-        const int64_t expert = place_.experts.begin + e;
+      for (int64_t e = 0; e < coords_.experts.count; ++e) {
+        const int64_t expert = coords_.experts.begin + e;
         for (int64_t i = 0; i < local_ffn; ++i) {
           for (int64_t h = 0; h < s.hidden; ++h) {
             for (const int64_t half : {0, 1}) {

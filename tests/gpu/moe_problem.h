@@ -32,7 +32,7 @@ struct MoeRoutes {
 class MoeCase {
  public:
   MoeCase(gpu::GpuCommunicator& comm, const MoeShape& s)
-      : comm_(comm), shape_(s), place_(comm, s), rank_(comm.rank()) {
+      : comm_(comm), shape_(s), coords_(comm, s), rank_(comm.rank()) {
     const auto all = [&](int64_t count, uint64_t stream, float scale) {
       return loaded(s.dtype, stored(s.dtype, random_values(count, stream, scale)));
     };
@@ -40,9 +40,9 @@ class MoeCase {
     w_out_ = all(s.experts * s.hidden * s.ffn, 12, 0.1f);
     x_ = x_of(rank_);
     weights_ = weights_of(rank_);
-    const int64_t f = place_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
+    const int64_t f = coords_.ffn, first = shard_of(s.ffn, s.tp, rank_ % s.tp).begin;
     std::vector<float> in, out;
-    for (int64_t e = place_.experts.begin; e < place_.experts.end(); ++e) {
+    for (int64_t e = coords_.experts.begin; e < coords_.experts.end(); ++e) {
       for (const int64_t half : {0, 1}) {
         const auto begin = w_in_.begin() + ((e * 2 + half) * s.ffn + first) * s.hidden;
         in.insert(in.end(), begin, begin + f * s.hidden);
@@ -52,7 +52,7 @@ class MoeCase {
         out.insert(out.end(), begin, begin + f);
       }
     }
-    const int64_t local = place_.experts.count;
+    const int64_t local = coords_.experts.count;
     x_on_ = upload(stored(s.dtype, x_));
     in_on_ = upload(stored(s.dtype, in));
     out_on_ = upload(stored(s.dtype, out));
@@ -76,10 +76,10 @@ class MoeCase {
   std::vector<int32_t> chosen_of(const MoeRoutes& load, uint64_t seed, int rank) const {
     const MoeShape& s = shape_;
     const int64_t rows = rows_of(load, rank);
-    const double maximum = schedule::moe_max_imbalance(place_.grid, s.top_k);
+    const double maximum = schedule::moe_max_imbalance(coords_.grid, s.top_k);
     std::vector<int32_t> chosen = chosen_experts(
-        place_.grid, s.top_k,
-        {load.one_holder ? double(place_.grid.ep) : std::min(load.imbalance, maximum), seed},
+        coords_.grid, s.top_k,
+        {load.one_holder ? double(coords_.grid.ep) : std::min(load.imbalance, maximum), seed},
         s.tokens * rank, rows);
     for (int64_t row = 0; load.one_expert && row < rows; ++row) {
       for (int i = 0; i < s.top_k; ++i) {
@@ -179,7 +179,7 @@ class MoeCase {
 
   gpu::GpuCommunicator& comm_;
   MoeShape shape_;
-  MoePlace place_;
+  MoeRankCoords coords_;
   int rank_;
   int64_t rows_ = 0;
   std::vector<float> w_in_, w_out_, x_, weights_;

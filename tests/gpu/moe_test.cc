@@ -64,7 +64,7 @@ TEST_F(GpuMoe, GroupedGemmsOfWholeNumbersAreExact) {
                              .transposed = p.transposed,
                              .paired = p.paired};
     const auto gemm = make_grouped_gemm(shape);
-    const PlacedRows placed = place(p.counts, shape, *gemm);
+    const PermutedRows permuted = permute(p.counts, shape, *gemm);
     // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, exact in bf16.
     const auto x = whole_numbers(rows * p.k, 1, 1),
                w = whole_numbers(groups * p.columns * p.k, 2, 1);
@@ -77,20 +77,20 @@ TEST_F(GpuMoe, GroupedGemmsOfWholeNumbersAreExact) {
     std::vector<float> laid = kept_x;
     if (!p.gathered) {
       laid.assign(padded * size_t(p.k), 3);  // padding rows of a tile must not matter
-      for (size_t r = 0; r < placed.rows(); ++r) {
-        std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(placed.at[r]) * size_t(p.k)]);
+      for (size_t r = 0; r < permuted.rows(); ++r) {
+        std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(permuted.at[r]) * size_t(p.k)]);
       }
     }
     const DeviceMemory on_x = to_device(stored(p.dtype, laid));
-    gemm->launch({on_x.data(), placed.source_data(), weight.data(), out.data()}, stream());
+    gemm->launch({on_x.data(), permuted.source_data(), weight.data(), out.data()}, stream());
     const auto found = loaded(p.dtype, to_host<uint16_t>(out, padded * size_t(p.columns)));
-    for (size_t r = 0; r < placed.rows(); ++r) {
+    for (size_t r = 0; r < permuted.rows(); ++r) {
       const float* row = &kept_x[r * size_t(p.k)];
       for (int64_t n = 0; n < p.columns; ++n) {
         float sum = 0;
-        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * w[p.weight_at(placed.group[r], n, k)];
+        for (int64_t k = 0; k < p.k; ++k) sum += row[k] * w[p.weight_at(permuted.group[r], n, k)];
         ASSERT_LE(std::abs(sum), 256) << p.name();
-        ASSERT_EQ(found[size_t(placed.at[r]) * size_t(p.columns) + size_t(n)], sum)
+        ASSERT_EQ(found[size_t(permuted.at[r]) * size_t(p.columns) + size_t(n)], sum)
             << p.name() << ": row " << r << " column " << n;
       }
     }

@@ -62,7 +62,7 @@ std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& exper
 }
 
 /// Rows of a grouped GEMM's x, and their positions sorted by group.
-struct PlacedRows {
+struct PermutedRows {
   std::vector<int32_t> group;  ///< group of each row
   std::vector<int32_t> at;     ///< position of each row
   gpu::DeviceMemory source;    ///< GroupedArgs's
@@ -98,32 +98,32 @@ class GpuMoe : public testing::Test {
     return host;
   }
   /// Rows of each group as in `counts`, in random order; fills the GEMM's table.
-  PlacedRows place(const std::vector<int64_t>& counts, const gpu::GroupedShape& shape,
-                   const gpu::GroupedGemm& gemm) const {
-    PlacedRows placed;
-    auto& group = placed.group;
+  PermutedRows permute(const std::vector<int64_t>& counts, const gpu::GroupedShape& shape,
+                       const gpu::GroupedGemm& gemm) const {
+    PermutedRows permuted;
+    auto& group = permuted.group;
     for (size_t g = 0; g < counts.size(); ++g) {
       group.insert(group.end(), size_t(counts[g]), int32_t(g));
     }
     for (size_t i = group.size(); i > 1; --i) {
       std::swap(group[i - 1], group[philox(7, 1, i)[0] % i]);
     }
-    placed.source = gpu::DeviceMemory(size_t(shape.padded_rows()) * 4);
+    permuted.source = gpu::DeviceMemory(size_t(shape.padded_rows()) * 4);
     const gpu::DeviceMemory experts = to_device(group), counted(counts.size() * 4),
-                            place(group.size() * 4), refused(4);
+                            permute(group.size() * 4), refused(4);
     gpu::MoePermutation permutation;
     permutation.experts = reinterpret_cast<int32_t*>(experts.data());
     permutation.choices = int64_t(group.size());
     permutation.groups = permutation.all_experts = shape.groups;
     permutation.counts = reinterpret_cast<int32_t*>(counted.data());
-    permutation.source = reinterpret_cast<int32_t*>(placed.source.data());
-    permutation.place = reinterpret_cast<int32_t*>(place.data());
+    permutation.source = reinterpret_cast<int32_t*>(permuted.source.data());
+    permutation.permute = reinterpret_cast<int32_t*>(permute.data());
     permutation.refused = reinterpret_cast<int32_t*>(refused.data());
     permutation.tables[0] = gemm.table();
     permutation.table_count = 1;
-    gpu::launch_place(permutation, stream());
-    placed.at = to_host<int32_t>(place, group.size());
-    return placed;
+    gpu::launch_permute(permutation, stream());
+    permuted.at = to_host<int32_t>(permute, group.size());
+    return permuted;
   }
 
  private:

@@ -58,14 +58,14 @@ class WiredCase : public Case {
   void weigh_only(int holder) {
     std::vector<float> weights = this->weights_;
     for (size_t i = 0; i < this->chosen_.size() && holder >= 0; ++i) {
-      if (this->place_.grid.holder(this->chosen_[i]) != holder) weights[i] = 0;
+      if (this->coords_.grid.holder(this->chosen_[i]) != holder) weights[i] = 0;
     }
     this->write(this->weights_on_, weights);
   }
   bool target_of(int64_t row, int holder) const {
     const auto first = this->chosen_.begin() + row * this->shape_.top_k;
     return std::any_of(first, first + this->shape_.top_k,
-                       [&](int32_t e) { return this->place_.grid.holder(e) == holder; });
+                       [&](int32_t e) { return this->coords_.grid.holder(e) == holder; });
   }
   int64_t rows() const { return this->rows_; }
 
@@ -76,7 +76,7 @@ class WiredCase : public Case {
     std::vector<float> weights(this->weights_.begin(),
                                this->weights_.begin() + this->rows_ * s.top_k);
     for (size_t i = 0; i < weights.size(); ++i) {
-      if (this->place_.grid.holder(this->chosen_[i]) != rank / s.tp * s.tp) weights[i] = 0;
+      if (this->coords_.grid.holder(this->chosen_[i]) != rank / s.tp * s.tp) weights[i] = 0;
     }
     std::vector<float> in, out;
     for (int64_t e = 0; e < s.experts; ++e) {

@@ -16,8 +16,8 @@ enum class From {
   trimmed_pool,  ///< the same; freed memory returns to the system
   mapping        ///< memory mapped at an address that stays reserved
 };
-inline constexpr std::array kEveryPlace{From::allocation, From::pool, From::trimmed_pool,
-                                        From::mapping};
+inline constexpr std::array kEveryAllocation{From::allocation, From::pool, From::trimmed_pool,
+                                             From::mapping};
 
 inline const char* name_of(From from) {
   return std::array{"allocation", "pool", "trimmed pool", "mapping"}[size_t(from)];

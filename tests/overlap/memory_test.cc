@@ -109,7 +109,7 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
             if (name == output) continue;
             const Tensors apart = subject.in(arena);
             const Tensor& written = apart.at(output);
-            const auto placed = [&](const std::byte* at) {
+            const auto error_at = [&](const std::byte* at) {
               Tensors all = apart;
               all[name] = Tensor(const_cast<std::byte*>(at), DType::f32, std::span(shape));
               return refusal_of([&] { subject.run(all); });
@@ -120,7 +120,7 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
             SCOPED_TRACE(fmt::format("{} {} {}: {} and {}", subject.op, name_of(strategy),
                                      comm.size(), output, name));
             const auto expect_refused = [&](const std::byte* at) {
-              const std::string message = placed(at);
+              const std::string message = error_at(at);
               const auto range = [](const void* from, size_t size) {
                 const auto first = reinterpret_cast<uintptr_t>(from);
                 return fmt::format("[{:#x}, {:#x})", first, first + size);
@@ -132,7 +132,7 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
               EXPECT_THAT(message, HasSubstr(range(at, bytes)));
             };
             if (output == "hidden" && name == "residual") {
-              EXPECT_EQ(placed(begin), "nothing was thrown");
+              EXPECT_EQ(error_at(begin), "nothing was thrown");
               expect_refused(begin + 4);
             } else if (written.bytes() && bytes) {
               expect_refused(begin);
@@ -143,8 +143,8 @@ TEST_P(OperandMemory, OverlappingOutputsAreRefused) {
               expect_refused(begin - bytes + 4);
               expect_refused(begin - bytes + 1);
             }
-            EXPECT_EQ(placed(end), "nothing was thrown");
-            EXPECT_EQ(placed(begin - bytes), "nothing was thrown");
+            EXPECT_EQ(error_at(end), "nothing was thrown");
+            EXPECT_EQ(error_at(begin - bytes), "nothing was thrown");
           }
         }
       }

@@ -27,13 +27,13 @@ class Libraries(unittest.TestCase):
         """Package folder with a small library in place of CUDA's."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.place = pathlib.Path(folder.name)
+        self.root = pathlib.Path(folder.name)
         sys.path.insert(0, folder.name)
         self.addCleanup(sys.path.remove, folder.name)
         importlib.invalidate_caches()
 
     def install(self, where):
-        file = self.place / "nvidia" / where
+        file = self.root / "nvidia" / where
         file.parent.mkdir(parents=True)
         shutil.copy(next(iter(glob.glob("/lib/*/libutil.so.1") + glob.glob("/lib64/libutil.so.1"))), file)
         importlib.invalidate_caches()
@@ -43,7 +43,7 @@ class Libraries(unittest.TestCase):
         self.install("nccl/lib/libnccl.so.2")
         _libraries.load(misses("libcublasLt.so.13", "libnccl.so.2"))
         with open("/proc/self/maps") as maps:
-            self.assertIn(str(self.place), maps.read())
+            self.assertIn(str(self.root), maps.read())
 
     def test_none(self):
         with mock.patch.object(_libraries, "find", return_value=None), \

@@ -27,7 +27,7 @@ class Control : public testing::TestWithParam<std::tuple<int, bool>> {
   static std::vector<int> run_processes(int size, const std::vector<int>& present,
                                         double deadline_s,
                                         const std::function<int(Communicator&)>& body) {
-    return finish(start(place(size, std::get<1>(GetParam())), present, deadline_s, body));
+    return finish(start(make_launch(size, std::get<1>(GetParam())), present, deadline_s, body));
   }
 };
 
@@ -75,7 +75,7 @@ TEST_P(Control, MissingRankIsNamedByAllOthers) {
 
 TEST_P(Control, LateRankLearnsWhyRankZeroTimedOut) {
   if (ranks() != 3) GTEST_SKIP() << "three ranks are enough";
-  const Launch world = place(3, std::get<1>(GetParam()));
+  const Launch world = make_launch(3, std::get<1>(GetParam()));
   const auto enter = [](Communicator& comm) {
     try {
       comm.barrier("start");

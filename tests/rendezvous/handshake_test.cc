@@ -156,7 +156,7 @@ class AtTheGate : public testing::Test {
  protected:
   Connection come() {
     std::string why;
-    Connection connection = connect_to(place_, 5, why);
+    Connection connection = connect_to(endpoint_, 5, why);
     EXPECT_TRUE(connection.open()) << why;
     return connection;
   }
@@ -171,8 +171,8 @@ class AtTheGate : public testing::Test {
     return ranks;
   }
 
-  Endpoint place_{"tandem-handshake-test-" + std::to_string(getpid()), "", 0};
-  Admission admission_{listen_on(place_), kOurs, 4};
+  Endpoint endpoint_{"tandem-handshake-test-" + std::to_string(getpid()), "", 0};
+  Admission admission_{listen_on(endpoint_), kOurs, 4};
 };
 
 TEST_F(AtTheGate, SilentPeersAreBoundedAndDelayNoRank) {

@@ -227,8 +227,8 @@ TEST(Joining, Ipv6Ipv4AndNamesWork) {
 
 TEST(Joining, OtherUsersOfThisHostAreRejected) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
-  const Endpoint place{"tandem-joining-test-" + std::to_string(getpid()), "", 0};
-  const Connection listener = listen_on(place);
+  const Endpoint endpoint{"tandem-joining-test-" + std::to_string(getpid()), "", 0};
+  const Connection listener = listen_on(endpoint);
   const auto as_nobody = [&](const std::function<bool()>& body) {
     const pid_t child = fork();
     if (child == 0) _exit(setuid(65534) == 0 && body() ? 0 : 1);
@@ -238,13 +238,13 @@ TEST(Joining, OtherUsersOfThisHostAreRejected) {
   };
   std::string why;
   EXPECT_TRUE(as_nobody([&] {
-    const Connection connection = connect_to(place, 5, why);
+    const Connection connection = connect_to(endpoint, 5, why);
     return connection.open() && is_another_users(connection);
   }));
   Admission gate(Connection(dup(listener.fd())), {}, 2);
   gate.serve([](int, int) { return Verdict::admitted; });
   EXPECT_EQ(gate.waiting(), 0u);
-  const Connection same_user = connect_to(place, 5, why);
+  const Connection same_user = connect_to(endpoint, 5, why);
   EXPECT_FALSE(is_another_users(same_user));
   gate.serve([](int, int) { return Verdict::admitted; });
   EXPECT_EQ(gate.waiting(), 1u);

@@ -10,7 +10,7 @@
 
 namespace tandem::test {
 
-Launch place(int size, bool one_host) {
+Launch make_launch(int size, bool one_host) {
   static int worlds = 0;
   Launch launch;
   launch.size = size;

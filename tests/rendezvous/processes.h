@@ -22,7 +22,7 @@ enum Status {
 };
 
 /// Rendezvous address of a world of `size`: a local socket, or a free TCP port.
-Launch place(int size, bool one_host);
+Launch make_launch(int size, bool one_host);
 /// Secret of the ranks of `launch`.
 control::Secret secret_of(const Launch& launch);
 

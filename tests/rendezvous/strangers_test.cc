@@ -148,7 +148,7 @@ int work(Communicator& comm, double seconds) {
 }
 
 TEST(Strangers, TenThousandForeignConnectionsAreHarmless) {
-  const Launch launch = place(kRanks, false);
+  const Launch launch = make_launch(kRanks, false);
   const auto body = [](Communicator& comm) {
     const auto group = comm.split(comm.rank() % 2, 0);
     const int of_world = work(comm, 3), of_group = work(*group, 1);
@@ -177,7 +177,7 @@ TEST(Strangers, TenThousandForeignConnectionsAreHarmless) {
 
 // Silent connections are closed soon, even if no other peer connects.
 TEST(Strangers, SilentPeersAreDisconnected) {
-  const Launch launch = place(2, false);
+  const Launch launch = make_launch(2, false);
   const auto children = start(launch, {0}, kDeadline, [](Communicator& comm) {
     comm.barrier("start");
     return kRight;

@@ -12,9 +12,9 @@
 namespace tandem::schedule {
 namespace {
 
-using Place = std::tuple<int, int, int>;  // owner, row, column
+using TilePosition = std::tuple<int, int, int>;  // owner, row, column
 
-Place place_of(const PieceTile& tile) {
+TilePosition position_of(const PieceTile& tile) {
   return {tile.owner, tile.row, tile.column};
 }
 
@@ -87,9 +87,9 @@ TEST(RsPieceOrder, VisitsEveryTileOnce) {
     SCOPED_TRACE(about(order));
     const std::vector<PieceTile> tiles = tiles_of(order);
     ASSERT_EQ(int(tiles.size()), order.tiles());
-    std::set<Place> seen;
+    std::set<TilePosition> seen;
     for (const PieceTile& tile : tiles) {
-      ASSERT_TRUE(seen.insert(place_of(tile)).second);
+      ASSERT_TRUE(seen.insert(position_of(tile)).second);
       ASSERT_TRUE(tile.row >= 0 && tile.row < order.rows_of(tile.owner));
       ASSERT_TRUE(tile.column >= 0 && tile.column < order.column_tiles);
       ASSERT_EQ(tile.owner, rs_owner(order.rank, order.ranks, tile.step));

@@ -96,9 +96,9 @@ TEST(SharedTensors, RanksWithAnotherDiskWriteThroughRankZero) {
   std::filesystem::create_directories(dir / "other");
   write_plain(dir / "other/shared", expected);
   on_threads(4, [&](Communicator& comm) {
-    const std::string places[] = {dir / "shared", dir / "none/shared", dir / "shared",
-                                  dir / "other/shared"};
-    SharedTensors file(comm, places[comm.rank()], kSpecs, kMetadata);
+    const std::string paths[] = {dir / "shared", dir / "none/shared", dir / "shared",
+                                 dir / "other/shared"};
+    SharedTensors file(comm, paths[comm.rank()], kSpecs, kMetadata);
     EXPECT_THAT(file.blind(), ElementsAre(1, 3));
     EXPECT_EQ(file.fill([&](const auto& write) { write_parts(write, comm); }),
               SafetensorsFile(dir / "plain").header_hash());

@@ -97,7 +97,7 @@ int64_t sent_rows(const MoeCase& c) {
   for (int64_t row = 0; row < c.local.count; ++row) {
     unsigned token_in_rank = 0;
     for (int k = 0; k < c.shape.top_k; ++k) {
-      const int holder = c.place.grid.holder(c.chosen[size_t(row * c.shape.top_k + k)]);
+      const int holder = c.coords.grid.holder(c.chosen[size_t(row * c.shape.top_k + k)]);
       token_in_rank |= ((1u << c.shape.tp) - 1) << holder;
     }
     rows += std::popcount(token_in_rank & ~(1u << c.comm.rank()));
@@ -162,7 +162,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const MoeBackwardCase* const back = backward ? &*backward : nullptr;
   check_candidates(layer, c, {}, back, result);
   const int64_t rows = 2 * sent_rows(c);
-  result.bytes = rows * int64_t(c.place.line) * (back ? 2 : 1);
+  result.bytes = rows * int64_t(c.coords.line) * (back ? 2 : 1);
   if (!q.wire.is_none() && at.comm.size() > 1) {
     check_candidates(layer, c, q.wire, back, result);
     result.wire_bytes = rows * int64_t(q.wire.bytes(c.shape.hidden, c.shape.dtype));

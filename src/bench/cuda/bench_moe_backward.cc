@@ -80,16 +80,16 @@ void check_feature(const MoeBackwardCase& b, int64_t feature, SampledErrors& of_
   const MoeCase& c = b.c;
   const MoeShape& s = c.shape;
   const int tp_rank = c.comm.rank() % s.tp;
-  const int64_t expert = c.place.experts.begin;
+  const int64_t expert = c.coords.experts.begin;
   const auto gate = c.gate(expert), up = c.up(expert);
-  const auto down = column_of(c.down(expert, tp_rank), c.place.ffn, feature);
+  const auto down = column_of(c.down(expert, tp_rank), c.coords.ffn, feature);
   const int64_t at_row = (c.first_feature() + feature) * s.hidden;
   const auto column = [&](int64_t i) { return i * s.hidden / kSamples; };
   std::vector<double> of_gate(size_t(kSamples), 0.0), of_up = of_gate, of_down = of_gate;
   for (int rank = 0; rank < c.comm.size(); ++rank) {
     const Shard rows = shard_of(c.all_tokens, c.comm.size(), rank);
     const std::vector<int32_t> chosen =
-        chosen_experts(c.place.grid, s.top_k, {c.imbalance, 1}, rows.begin, rows.count);
+        chosen_experts(c.coords.grid, s.top_k, {c.imbalance, 1}, rows.begin, rows.count);
     const auto x = rows_of(c, kX, rank, rows.count), dout = rows_of(c, kDout, rank, rows.count);
     for (int64_t i = 0; i < int64_t(chosen.size()); ++i) {
       if (chosen[size_t(i)] != expert) continue;
@@ -106,7 +106,7 @@ void check_feature(const MoeBackwardCase& b, int64_t feature, SampledErrors& of_
     }
   }
   const auto found_gate = read_floats(c, b.dw_in.rows(feature, 1)),
-             found_up = read_floats(c, b.dw_in.rows(c.place.ffn + feature, 1));
+             found_up = read_floats(c, b.dw_in.rows(c.coords.ffn + feature, 1));
   for (int64_t j = 0; j < kSamples; ++j) {
     of_in.add(double(found_gate[size_t(column(j))]), of_gate[size_t(j)]);
     of_in.add(double(found_up[size_t(column(j))]), of_up[size_t(j)]);
@@ -156,7 +156,7 @@ uint64_t MoeBackwardCase::digests() const {
 double MoeBackwardCase::worst_error() const {
   SampledErrors of_dx, of_dweights, of_in, of_out;
   if (c.local.count > 0) check_row(*this, c.local.count / 3, of_dx, of_dweights);
-  check_feature(*this, c.place.ffn / 3, of_in, of_out);
+  check_feature(*this, c.coords.ffn / 3, of_in, of_out);
   return std::max({of_dx.value(), of_dweights.value(), of_in.value(), of_out.value()});
 }
 

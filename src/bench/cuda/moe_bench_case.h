@@ -25,21 +25,21 @@ struct MoeCase {
               .top_k = q.moe.top_k,
               .tp = q.moe.tp,
               .dtype = q.dtype},
-        place(of, shape),
+        coords(of, shape),
         all_tokens(q.m),
         imbalance(q.moe.imbalance),
         local(shard_of(q.m, of.size(), of.rank())),
-        chosen(chosen_experts(place.grid, q.moe.top_k, {q.moe.imbalance, 1}, local.begin,
+        chosen(chosen_experts(coords.grid, q.moe.top_k, {q.moe.imbalance, 1}, local.begin,
                               local.count)),
         x_memory(bytes(local.count * q.k)),
-        in_memory(bytes(place.experts.count * 2 * place.ffn * q.k)),
-        down_memory(bytes(place.experts.count * q.k * place.ffn)),
+        in_memory(bytes(coords.experts.count * 2 * coords.ffn * q.k)),
+        down_memory(bytes(coords.experts.count * q.k * coords.ffn)),
         result_memory(bytes(local.count * q.k)),
         experts_memory(chosen.size() * sizeof chosen[0]),
         weights_memory(chosen.size() * sizeof(float)),
         x(x_memory.view(q.dtype, {local.count, q.k})),
-        w_in(in_memory.view(q.dtype, {place.experts.count * 2 * place.ffn, q.k})),
-        w_out(down_memory.view(q.dtype, {place.experts.count * q.k, place.ffn})),
+        w_in(in_memory.view(q.dtype, {coords.experts.count * 2 * coords.ffn, q.k})),
+        w_out(down_memory.view(q.dtype, {coords.experts.count * q.k, coords.ffn})),
         out(result_memory.view(q.dtype, {local.count, q.k})),
         routing{experts_memory.view(DType::i32, {local.count, q.moe.top_k}),
                 weights_memory.view(DType::f32, {local.count, q.moe.top_k})} {
@@ -47,9 +47,9 @@ struct MoeCase {
     write(experts_memory, chosen.data());
     write(weights_memory, weights.data());
     fill_uniform(x, kSeed, kX + uint64_t(comm.rank()), 0, comm.stream());
-    const int64_t f = place.ffn;
-    for (int64_t e = 0; e < place.experts.count; ++e) {
-      const auto number = uint64_t(place.experts.begin + e);
+    const int64_t f = coords.ffn;
+    for (int64_t e = 0; e < coords.experts.count; ++e) {
+      const auto number = uint64_t(coords.experts.begin + e);
       fill_uniform(w_in.rows(e * 2 * f, f), kSeed, kGate + number, first_feature() * q.k,
                    comm.stream());
       fill_uniform(w_in.rows((e * 2 + 1) * f, f), kSeed, kUp + number, first_feature() * q.k,
@@ -82,7 +82,7 @@ struct MoeCase {
 
   GpuCommunicator& comm;
   MoeShape shape;
-  MoePlace place;
+  MoeRankCoords coords;
   int64_t all_tokens;
   double imbalance;
   Shard local;

@@ -91,8 +91,8 @@ struct EncodedBlock {
       }
       if constexpr (transform == Transform::spikes) {
         reinterpret_cast<uint32_t*>(message + wire.layout.spikes)[group] = spikes.values[k];
-        reinterpret_cast<uint16_t*>(message + wire.layout.places)[group] =
-            uint16_t(spikes.places[k]);
+        reinterpret_cast<uint16_t*>(message + wire.layout.positions)[group] =
+            uint16_t(spikes.positions[k]);
       }
     }
   }
@@ -120,9 +120,9 @@ struct EncodedBlock {
       all.center[k] = kCentered ? number(wire.layout.centers) : 0;
       if constexpr (transform == Transform::spikes) {
         const auto* values = reinterpret_cast<const uint32_t*>(message + wire.layout.spikes);
-        const auto* places = reinterpret_cast<const uint16_t*>(message + wire.layout.places);
+        const auto* positions = reinterpret_cast<const uint16_t*>(message + wire.layout.positions);
         all.spikes.values[k] = is_there ? __ldcg(values + group) : 0;
-        all.spikes.places[k] = is_there ? __ldcg(places + group) : 0;
+        all.spikes.positions[k] = is_there ? __ldcg(positions + group) : 0;
       }
     }
     return all;
@@ -223,9 +223,9 @@ struct EncodedBlock {
 __device__ inline void clear_between(const WireParams& wire, std::byte* message, int thread) {
   const codec::Message& m = wire.layout;
   const int64_t number = m.groups * codec::scale_bytes(wire.scale);
-  const size_t ends[4] = {m.centers, m.spikes, m.places, m.bytes};
+  const size_t ends[4] = {m.centers, m.spikes, m.positions, m.bytes};
   const size_t begins[4] = {m.scales + size_t(number), m.centers + size_t(number),
-                            m.spikes + size_t(m.groups * 4), m.places + size_t(m.groups * 2)};
+                            m.spikes + size_t(m.groups * 4), m.positions + size_t(m.groups * 2)};
 #pragma unroll
   for (int shard = 0; shard < 4; ++shard) {
     const size_t at = begins[shard] + size_t(thread);

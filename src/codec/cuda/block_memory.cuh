@@ -197,16 +197,16 @@ __device__ inline void fill_up(int64_t elements, int64_t block, int lane, float 
   const int64_t left = elements - block * kWireBlock;
   const int count = left < kWireBlock ? int(left) : kWireBlock;
   if (!__any_sync(kAllLanes, count < kWireBlock)) return;
-  const auto place_of = [lane](int e) { return 16 * (e / 4) + 4 * lane + e % 4; };
+  const auto index_of = [lane](int e) { return 16 * (e / 4) + 4 * lane + e % 4; };
   float last = 0;
 #pragma unroll
   for (int e = 0; e < kLaneValues; ++e) {
-    if (place_of(e) == count - 1) last = x[e];
+    if (index_of(e) == count - 1) last = x[e];
   }
   last = __shfl_sync(kAllLanes, last, (count - 1) % 16 / 4, kQuad);
 #pragma unroll
   for (int e = 0; e < kLaneValues; ++e) {
-    if (place_of(e) >= count) x[e] = last;
+    if (index_of(e) >= count) x[e] = last;
   }
 }
 

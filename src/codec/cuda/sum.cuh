@@ -28,14 +28,14 @@ __device__ void sum_messages(const MessageSum& from, const WireParams& wire, int
   constexpr int kLast = kFetchedAtOnce<Block> - 1;
   typename Block::Fetched next[kLast + 1];
   int fetched = -1;
-  const auto fetch = [&](int place) {
+  const auto fetch = [&](int slot) {
     ++fetched;
     if (fetched == from.local) ++fetched;
     if (fetched >= from.count) return;
-    next[place] = Block::fetch(wire, from.messages + size_t(fetched) * from.stride, block, lane);
+    next[slot] = Block::fetch(wire, from.messages + size_t(fetched) * from.stride, block, lane);
   };
 #pragma unroll
-  for (int place = 0; place <= kLast; ++place) fetch(place);
+  for (int slot = 0; slot <= kLast; ++slot) fetch(slot);
   FetchedHalves local;
   if (from.local >= 0) local.fetch(from.values, from.dtype, wire.layout.elements, block, lane, on);
   for (int rank = 0; rank < from.count; ++rank) {
@@ -50,7 +50,7 @@ __device__ void sum_messages(const MessageSum& from, const WireParams& wire, int
     Block shard;
     shard.open(wire, next[0], lane);
 #pragma unroll
-    for (int place = 0; place < kLast; ++place) next[place] = next[place + 1];
+    for (int slot = 0; slot < kLast; ++slot) next[slot] = next[slot + 1];
     fetch(kLast);
     shard.for_decoded(wire, lane, add);
   }

@@ -43,7 +43,7 @@ __device__ inline void rotate_back(float (&x)[kLaneValues], int group, float lim
 /// Spikes of the groups owned by a thread.
 struct OwnedSpikes {
   uint32_t values[kOwned];  // min, max, as stored
-  uint32_t places[kOwned];
+  uint32_t positions[kOwned];
 };
 
 __device__ inline uint32_t spike_bits(float value, float limit) {
@@ -54,23 +54,24 @@ __device__ inline uint32_t spike_bits(float value, float limit) {
 
 /// First position of `value` in each group, times 2, plus 1 if negative there, which distinguishes
 /// the equal values 0 and -0.
-__device__ inline void first_places(const WireParams& wire, int lane, const float (&x)[kLaneValues],
-                                    const float (&value)[kOwned], uint32_t (&owned)[kOwned]) {
+__device__ inline void first_positions(const WireParams& wire, int lane,
+                                       const float (&x)[kLaneValues], const float (&value)[kOwned],
+                                       uint32_t (&owned)[kOwned]) {
   float values[kVectors];
   spread_groups(wire, value, values);
-  uint32_t places[kVectors];
+  uint32_t positions[kVectors];
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
-    places[j] = 0xffu;  // none
+    positions[j] = 0xffu;  // none
     const uint32_t first = 2 * uint32_t(in_group(wire, 16 * j) + 4 * lane);
 #pragma unroll
     for (int i = 3; i >= 0; --i) {
       const uint32_t here = first + 2 * i + (codec::bits_of(x[4 * j + i]) >> 31);
-      if (x[4 * j + i] == values[j]) places[j] = here;
+      if (x[4 * j + i] == values[j]) positions[j] = here;
     }
   }
   const auto smaller = [](uint32_t a, uint32_t b) { return a < b ? a : b; };
-  join_groups(wire, lane, places, smaller, owned);
+  join_groups(wire, lane, positions, smaller, owned);
 }
 
 /// Overwrites the spikes with another element of the group. A group with NaN or an infinity is
@@ -81,8 +82,8 @@ __device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&
   join_values(wire, lane, x, min_or_nan, minimum);
   join_values(wire, lane, x, max_or_nan, maximum);
   uint32_t min_at[kOwned], max_at[kOwned];
-  first_places(wire, lane, x, minimum, min_at);
-  first_places(wire, lane, x, maximum, max_at);
+  first_positions(wire, lane, x, minimum, min_at);
+  first_positions(wire, lane, x, maximum, max_at);
   constexpr uint32_t kNone = 1u << 16;
   uint32_t marks[kOwned];
 #pragma unroll
@@ -93,22 +94,22 @@ __device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&
     const bool known = max_magnitude(minimum[k], maximum[k]) <= wire.limit;
     spikes.values[k] = spike_bits(value_of(minimum[k], min_at[k]), wire.limit) |
                        spike_bits(value_of(maximum[k], max_at[k]), wire.limit) << 16;
-    spikes.places[k] = min_at[k] / 2 | max_at[k] / 2 << 8;
-    if (!known) spikes.values[k] = 0x7fc07fc0u, spikes.places[k] = 0;
-    marks[k] = known ? spikes.places[k] : kNone;
+    spikes.positions[k] = min_at[k] / 2 | max_at[k] / 2 << 8;
+    if (!known) spikes.values[k] = 0x7fc07fc0u, spikes.positions[k] = 0;
+    marks[k] = known ? spikes.positions[k] : kNone;
   }
-  uint32_t places[kVectors];
-  spread_groups(wire, marks, places);
+  uint32_t positions[kVectors];
+  spread_groups(wire, marks, positions);
   float instead = 0;
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
-    const int a = int(places[j] & 0xff), b = int((places[j] >> 8) & 0xff);
+    const int a = int(positions[j] & 0xff), b = int((positions[j] >> 8) & 0xff);
     if (in_group(wire, 16 * j) == 0) {
       const int other = a != 0 && b != 0 ? 0 : a != 1 && b != 1 ? 1 : 2;
       const float given = other == 0 ? x[4 * j] : other == 1 ? x[4 * j + 1] : x[4 * j + 2];
       instead = __shfl_sync(kAllLanes, given, 0, kQuad);
     }
-    if (places[j] & kNone) continue;
+    if (positions[j] & kNone) continue;
     const int first = in_group(wire, 16 * j) + 4 * lane;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -119,14 +120,14 @@ __device__ inline void reserve_spikes(const WireParams& wire, int lane, float (&
 
 __device__ inline void restore_spikes(const WireParams& wire, int lane, const OwnedSpikes& spikes,
                                       float (&x)[kLaneValues]) {
-  uint32_t places[kVectors], values[kVectors];
-  spread_groups(wire, spikes.places, places);
+  uint32_t positions[kVectors], values[kVectors];
+  spread_groups(wire, spikes.positions, positions);
   spread_groups(wire, spikes.values, values);
 #pragma unroll
   for (int j = 0; j < kVectors; ++j) {
     const int first = in_group(wire, 16 * j) + 4 * lane;
-    const int a = in_group(wire, int(places[j] & 0xff)) - first;
-    const int b = in_group(wire, int(places[j] >> 8)) - first;
+    const int a = in_group(wire, int(positions[j] & 0xff)) - first;
+    const int b = in_group(wire, int(positions[j] >> 8)) - first;
     const float minimum = codec::float_of<float>(values[j] << 16);
     const float maximum = codec::float_of<float>(values[j] & 0xffff0000u);
 #pragma unroll

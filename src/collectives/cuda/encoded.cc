@@ -72,14 +72,14 @@ void check_encoded(const GpuCommunicator& comm, const char* op, const Wire& wire
   } else {
     require_encodable_on_gpu(op, wire, data.dtype());
   }
-  const auto check_place = [&](std::string_view what, const Tensor& tensor) {
+  const auto check_memory = [&](std::string_view what, const Tensor& tensor) {
     if (tensor.contiguous() && tensor.device() == Device{DeviceKind::cuda, comm.device()}) return;
     throw InvalidArgument(fmt::format("{}: {} {}: expected a contiguous tensor on cuda {}", op,
                                       what, tensor.describe(), comm.device()));
   };
-  for (const Operand& each : tensors) check_place(each.name, *each.tensor);
+  for (const Operand& each : tensors) check_memory(each.name, *each.tensor);
   if (residual) {
-    check_place("residual", *residual);
+    check_memory("residual", *residual);
     if (residual->dtype() != DType::f32 || residual->elements() != data.elements()) {
       throw InvalidArgument(
           fmt::format("{}: residual {} of data {}: expected f32 of as many elements", op,
@@ -106,7 +106,7 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   GpuCommunicator& comm = as_gpu(any);
   check_encoded(comm, "reduce_scatter", wire, {{"data", &data}, {"shard", &shard}}, data, residual);
   collectives::require_shard("reduce_scatter", comm, shard, data);
-  collectives::require_place("reduce_scatter", comm, shard, {"data", &data});
+  collectives::require_shard_position("reduce_scatter", comm, shard, {"data", &data});
   if (data.elements() == 0) return;
   encoded(comm, wire, data.dtype(), largest_shard(comm, data))
       .reduce_scatter(data, shard, residual);
@@ -117,7 +117,7 @@ void all_gather(Communicator& any, const Tensor& shard, const Tensor& out, const
   check_encoded(comm, "all_gather", wire, {{"shard", &shard}, {"out", &out}}, out, nullptr,
                 Lossless::sent);
   collectives::require_shard("all_gather", comm, shard, out);
-  collectives::require_place("all_gather", comm, shard, {"out", &out});
+  collectives::require_shard_position("all_gather", comm, shard, {"out", &out});
   if (out.elements() == 0) return;
   if (wire.codec == Codec::lossless) return gather_in_pairs(comm, shard, out, wire);
   encoded(comm, wire, out.dtype(), largest_shard(comm, out)).all_gather(shard, out);

@@ -41,7 +41,7 @@ void check_shard(const GpuCommunicator& comm, const char* what, const Tensor& sh
   check_tensor(comm, what, shard);
   check_tensor(comm, what, *whole.tensor);
   collectives::require_shard(what, comm, shard, *whole.tensor);
-  collectives::require_place(what, comm, shard, whole);
+  collectives::require_shard_position(what, comm, shard, whole);
 }
 
 struct FreeOnStream {

@@ -1,6 +1,6 @@
 // Chunks of shards in flight between GPUs in the kernels of shard_exchange.h: addresses, FIFO
-// slots, and the counts that tell when a chunk has arrived or been read. A part is a rank's shard
-// of the whole tensor (partition.h); a pack is a 16-byte vector.
+// slots, and the counts that tell when a chunk has arrived or been read. A shard is one rank's rows
+// of the whole tensor (partition.h).
 #pragma once
 
 #include "collectives/cuda/partition.h"

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "comm/device/adopted_nccl.h"
-#include "comm/device/gpu_place.h"
+#include "comm/device/gpu_coordinates.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_gather.h"
 #include "comm/nccl/start.h"

@@ -51,15 +51,16 @@ GpuPath path_between(int device, int other) {
   return {reaches != 0, atomics != 0};
 }
 
-std::vector<GpuPlace> places_of_ranks(Communicator& control, int device) {
+std::vector<GpuCoordinates> coordinates_of_ranks(Communicator& control, int device) {
   const std::vector<std::string> nodes = texts_of_ranks(control, this_node(), "node"),
                                  gpus = texts_of_ranks(control, gpu_identity(device), "GPU");
-  std::vector<GpuPlace> places;
-  for (size_t rank = 0; rank < nodes.size(); ++rank) places.push_back({nodes[rank], gpus[rank]});
-  return places;
+  std::vector<GpuCoordinates> coordinates;
+  for (size_t rank = 0; rank < nodes.size(); ++rank)
+    coordinates.push_back({nodes[rank], gpus[rank]});
+  return coordinates;
 }
 
-void check_distinct_gpus(const std::vector<GpuPlace>& of_ranks) {
+void check_distinct_gpus(const std::vector<GpuCoordinates>& of_ranks) {
   const std::optional<SharedGpu> shared = shared_gpu(of_ranks);
   if (!shared) return;
   throw InvalidArgument(fmt::format("nccl: ranks {} and {} have the same GPU {}: expected one each",
@@ -88,12 +89,12 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
       control_.exchange(std::as_bytes(std::span(&id, rank_ == 0 ? 1u : 0u)), "nccl id");
   if (ids[0].size() != sizeof id) throw DeviceError("nccl id: rank 0 sent none");
   std::memcpy(&id, ids[0].data(), sizeof id);
-  const std::vector<GpuPlace> places = places_of_ranks(control_, device());
-  check_distinct_gpus(places);
+  const std::vector<GpuCoordinates> coordinates = coordinates_of_ranks(control_, device());
+  check_distinct_gpus(coordinates);
   load_modules();
   check(ncclCommInitRank(&nccl_, size_, id, rank_), "ncclCommInitRank");
   try {
-    agree_on_paths(places);
+    agree_on_paths(coordinates);
   } catch (...) {
     give_up();
     throw;
@@ -101,8 +102,8 @@ NcclCommunicator::NcclCommunicator(Communicator& control, std::shared_ptr<WorldS
 }
 
 // Collective.
-void NcclCommunicator::agree_on_paths(std::span<const GpuPlace> places) {
-  GpuPath path = path_to_all(places, rank_, visible_gpus(),
+void NcclCommunicator::agree_on_paths(std::span<const GpuCoordinates> coordinates) {
+  GpuPath path = path_to_all(coordinates, rank_, visible_gpus(),
                              [&](int other) { return path_between(device(), other); });
   // Pointers are read from NCCL's team of ranks that reach each other, which must equal this world.
   path.reaches = path.reaches && size_ <= kMaxGpus && lsa_team_size(nccl_) == size_;

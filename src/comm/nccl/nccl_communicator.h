@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/device/gpu_communicator.h"
-#include "comm/device/gpu_place.h"
+#include "comm/device/gpu_coordinates.h"
 #include "comm/nccl/lsa_pointers.h"
 
 namespace tandem::gpu {
@@ -33,7 +33,7 @@ class NcclCommunicator final : public GpuCommunicator {
   std::unique_ptr<GpuCommunicator> do_split(Communicator& control) override;
   void do_give_up() const override;
   void abandon(std::vector<OwnedSymmetric> left) override;
-  void agree_on_paths(std::span<const GpuPlace> places);
+  void agree_on_paths(std::span<const GpuCoordinates> coordinates);
 
   mutable ncclComm_t nccl_ = nullptr;  // null after a failure
   Mapped<LsaAddresses> addresses_;

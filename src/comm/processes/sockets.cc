@@ -34,7 +34,7 @@ constexpr double kPatienceSeconds = 10;
 constexpr double kConnectSeconds = 2, kHandshakeSeconds = 5;
 
 /// Address in IPv6 form; IPv4 is mapped.
-struct Place {
+struct Interface {
   in6_addr address{}, mask{};
 };
 struct Introduction {
@@ -42,7 +42,7 @@ struct Introduction {
   int port = 0;
   uint32_t count = 0;
   Digest key{};  ///< rank 0's is the world's
-  std::array<Place, kAddresses> places;
+  std::array<Interface, kAddresses> interfaces;
 };
 
 in6_addr as_v6(const sockaddr* address, unsigned char fill) {
@@ -56,36 +56,37 @@ in6_addr as_v6(const sockaddr* address, unsigned char fill) {
   return v6;
 }
 
-bool is_v4(const Place& place) {
-  return IN6_IS_ADDR_V4MAPPED(&place.address);
+bool is_v4(const Interface& interface) {
+  return IN6_IS_ADDR_V4MAPPED(&interface.address);
 }
 
-bool is_loopback(const Place& place) {
-  return is_v4(place) ? place.address.s6_addr[12] == 127 : IN6_IS_ADDR_LOOPBACK(&place.address);
+bool is_loopback(const Interface& interface) {
+  return is_v4(interface) ? interface.address.s6_addr[12] == 127
+                          : IN6_IS_ADDR_LOOPBACK(&interface.address);
 }
 
 /// Lists IPv4 before IPv6, and the loopback last: it reaches only other processes of this host.
 /// Omits link-local addresses, which need an interface of the other host.
-void find_places(Introduction& local) {
+void find_interfaces(Introduction& local) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return;
-  std::vector<Place> places;
+  std::vector<Interface> interfaces;
   for (const ifaddrs* at = list; at; at = at->ifa_next) {
     if (!at->ifa_addr || !at->ifa_netmask || !(at->ifa_flags & IFF_UP)) continue;
     const auto family = at->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    const Place place{as_v6(at->ifa_addr, 0), as_v6(at->ifa_netmask, 0xff)};
-    if (!IN6_IS_ADDR_LINKLOCAL(&place.address)) places.push_back(place);
+    const Interface interface { as_v6(at->ifa_addr, 0), as_v6(at->ifa_netmask, 0xff) };
+    if (!IN6_IS_ADDR_LINKLOCAL(&interface.address)) interfaces.push_back(interface);
   }
   freeifaddrs(list);
-  std::stable_partition(places.begin(), places.end(), is_v4);
-  std::stable_partition(places.begin(), places.end(),
-                        [](const Place& place) { return !is_loopback(place); });
-  local.count = uint32_t(std::min(places.size(), kAddresses));
-  std::copy_n(places.begin(), local.count, local.places.begin());
+  std::stable_partition(interfaces.begin(), interfaces.end(), is_v4);
+  std::stable_partition(interfaces.begin(), interfaces.end(),
+                        [](const Interface& interface) { return !is_loopback(interface); });
+  local.count = uint32_t(std::min(interfaces.size(), kAddresses));
+  std::copy_n(interfaces.begin(), local.count, local.interfaces.begin());
 }
 
-bool in_one_network(const Place& local_address, const Place& other) {
+bool in_one_network(const Interface& local_address, const Interface& other) {
   for (size_t i = 0; i < sizeof local_address.address; ++i) {
     const int differ = local_address.address.s6_addr[i] ^ other.address.s6_addr[i];
     if (differ & local_address.mask.s6_addr[i]) return false;
@@ -94,34 +95,34 @@ bool in_one_network(const Place& local_address, const Place& other) {
 }
 
 /// Peer's addresses; those in one of this host's networks first.
-std::vector<Place> candidates(const Introduction& local, const Introduction& peer) {
-  std::vector<Place> places;
-  for (const Place& place : std::span(peer.places).first(peer.count)) {
-    if (!is_loopback(place) || peer.host == local.host) places.push_back(place);
+std::vector<Interface> candidates(const Introduction& local, const Introduction& peer) {
+  std::vector<Interface> interfaces;
+  for (const Interface& interface : std::span(peer.interfaces).first(peer.count)) {
+    if (!is_loopback(interface) || peer.host == local.host) interfaces.push_back(interface);
   }
-  std::stable_partition(places.begin(), places.end(), [&](const Place& place) {
-    const auto local_addresses = std::span(local.places).first(local.count);
+  std::stable_partition(interfaces.begin(), interfaces.end(), [&](const Interface& interface) {
+    const auto local_addresses = std::span(local.interfaces).first(local.count);
     return std::any_of(local_addresses.begin(), local_addresses.end(),
-                       [&](const Place& p) { return in_one_network(p, place); });
+                       [&](const Interface& p) { return in_one_network(p, interface); });
   });
-  return places;
+  return interfaces;
 }
 
 /// Starts a connection; not open if it fails at once, else it may still be connecting. `shortage`:
 /// set to the error if this process could not create the socket.
-control::Connection begin_to_connect(const Place& place, int port, int& shortage) {
-  const int family = is_v4(place) ? AF_INET : AF_INET6;
+control::Connection begin_to_connect(const Interface& interface, int port, int& shortage) {
+  const int family = is_v4(interface) ? AF_INET : AF_INET6;
   control::Connection connection(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!connection.open() && errno != EAFNOSUPPORT) shortage = errno;
   if (!connection.open()) return connection;
   sockaddr_in6 v6{};
   v6.sin6_family = AF_INET6;
   v6.sin6_port = htons(uint16_t(port));
-  v6.sin6_addr = place.address;
+  v6.sin6_addr = interface.address;
   sockaddr_in v4{};
   v4.sin_family = AF_INET;
   v4.sin_port = v6.sin6_port;
-  std::memcpy(&v4.sin_addr, place.address.s6_addr + 12, 4);
+  std::memcpy(&v4.sin_addr, interface.address.s6_addr + 12, 4);
   const auto* address = family == AF_INET ? reinterpret_cast<const sockaddr*>(&v4)
                                           : reinterpret_cast<const sockaddr*>(&v6);
   const socklen_t length = family == AF_INET ? sizeof v4 : sizeof v6;
@@ -132,12 +133,12 @@ control::Connection begin_to_connect(const Place& place, int port, int& shortage
 /// Connection attempt to a process of lower rank, at each of its addresses in turn.
 class Call {
  public:
-  Call(const control::Credentials& credentials, int rank, int size, std::vector<Place> places,
-       int port)
+  Call(const control::Credentials& credentials, int rank, int size,
+       std::vector<Interface> interfaces, int port)
       : credentials_(credentials),
         rank_(rank),
         size_(size),
-        places_(std::move(places)),
+        interfaces_(std::move(interfaces)),
         port_(port) {}
 
   bool answered() const { return answered_; }
@@ -150,7 +151,7 @@ class Call {
 
   /// Advances without blocking; `ready`: the event of `waits_for` has occurred.
   void advance(bool ready) {
-    if (answered_ || places_.empty()) return;
+    if (answered_ || interfaces_.empty()) return;
     if (!connection_.open() || Clock::now() > until_) return begin();
     if (!ready) return;
     if (!pending_peer_) {
@@ -172,13 +173,13 @@ class Call {
  private:
   void begin() {
     pending_peer_.reset();
-    connection_ = begin_to_connect(places_[next_++ % places_.size()], port_, shortage_);
+    connection_ = begin_to_connect(interfaces_[next_++ % interfaces_.size()], port_, shortage_);
     until_ = control::after(kConnectSeconds);
   }
 
   control::Credentials credentials_;
   int rank_, size_;
-  std::vector<Place> places_;
+  std::vector<Interface> interfaces_;
   int port_;
   size_t next_ = 0;
   int shortage_ = 0;
@@ -200,7 +201,7 @@ class Meeting {
   std::vector<Socket> hold() {
     Introduction local;
     local.host = host_identity();
-    find_places(local);
+    find_interfaces(local);
     Failure failure;
     control::Connection listener = listen(local.port, failure);
     local.key = control::random_digest();

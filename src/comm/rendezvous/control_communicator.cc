@@ -55,11 +55,11 @@ Connection listener_of_world(const Launch& launch, const Secret& secret) {
   return listens ? listen_on(endpoint_of(launch)) : Connection();
 }
 
-void find_group(Launch& group, std::string_view place) {
-  const size_t name = place.find(' '), port = place.find(' ', name + 1);
-  group.world = place.substr(0, name);
-  std::from_chars(place.data() + name + 1, place.data() + port, group.port);
-  group.host = place.substr(port + 1);
+void find_group(Launch& group, std::string_view address) {
+  const size_t name = address.find(' '), port = address.find(' ', name + 1);
+  group.world = address.substr(0, name);
+  std::from_chars(address.data() + name + 1, address.data() + port, group.port);
+  group.host = address.substr(port + 1);
 }
 
 }  // namespace
@@ -182,7 +182,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
   group.rank = 0;
   while (order[size_t(group.rank)].second != rank_) ++group.rank;
   Connection listener;
-  std::string place;  // the group's name, port and host, from its first rank
+  std::string address;  // the group's name, port and host, from its first rank
   if (group.rank == 0 && group.size > 1) {
     group.world = hex_of(random_digest());
     group.port = 0;
@@ -190,12 +190,12 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
     listener = listen_on(endpoint_of(group));
     group.port = port_of(listener);
     if (rank_ != 0) group.host = host_address(line_->connection(), launch_.host);
-    place = fmt::format("{} {} {}", group.world, group.port, group.host);
+    address = fmt::format("{} {} {}", group.world, group.port, group.host);
   }
-  const auto places =
-      exchange(std::as_bytes(std::span(place.data(), place.size())), "split addresses");
+  const auto addresses =
+      exchange(std::as_bytes(std::span(address.data(), address.size())), "split addresses");
   if (group.rank > 0) {
-    const auto& first = places[size_t(order[0].second)];
+    const auto& first = addresses[size_t(order[0].second)];
     find_group(group, {reinterpret_cast<const char*>(first.data()), first.size()});
   }
   return std::unique_ptr<Communicator>(

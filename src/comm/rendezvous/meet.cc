@@ -38,7 +38,7 @@ struct Word {
 };
 
 /// Address of rank 0's server; empty on the other ranks.
-struct Place {
+struct Contact {
   Text<65> world{};
   Digest key{};
   int port = 0;
@@ -75,36 +75,36 @@ void check_words(std::string_view what, const Newcomer& local, const std::vector
   }
 }
 
-/// Opens rank 0's listener and fills `place`.
-Connection open_place(Launch& launch, Place& place) {
-  place.key = random_digest();
-  put_text(place.world, launch.world = hex_of(random_digest()));
+/// Opens rank 0's listener and fills `contact`.
+Connection open_contact(Launch& launch, Contact& contact) {
+  contact.key = random_digest();
+  put_text(contact.world, launch.world = hex_of(random_digest()));
   if (launch.size == 1) return {};
   try {
     Connection listener = listen_on(endpoint_of(launch));
-    place.port = port_of(listener);
+    contact.port = port_of(listener);
     const auto addresses = local_addresses();
-    for (size_t i = 0; i < std::min(addresses.size(), place.addresses.size()); ++i) {
-      put_text(place.addresses[i], addresses[i]);
+    for (size_t i = 0; i < std::min(addresses.size(), contact.addresses.size()); ++i) {
+      put_text(contact.addresses[i], addresses[i]);
     }
     return listener;
   } catch (const Error& error) {
-    put_text(place.failure, error.what());
+    put_text(contact.failure, error.what());
     return {};
   }
 }
 
 /// First of rank 0's addresses that accepts a connection. If none does, its first one: joining
 /// fails there, with an error that says why.
-std::string reachable(const Place& place) {
+std::string reachable(const Contact& contact) {
   std::string why;
-  for (const auto& address : place.addresses) {
+  for (const auto& address : contact.addresses) {
     const std::string host(text_in(address));
-    if (!host.empty() && connect_to({"", host, place.port}, kProbeSeconds, why).open()) {
+    if (!host.empty() && connect_to({"", host, contact.port}, kProbeSeconds, why).open()) {
       return host;
     }
   }
-  return std::string(text_in(place.addresses[0]));
+  return std::string(text_in(contact.addresses[0]));
 }
 
 }  // namespace
@@ -123,21 +123,21 @@ Met meet(std::string_view what, const Newcomer& local, const Gather& gather, int
   launch.size = local.size;
   launch.one_host = std::all_of(words.begin(), words.end(),
                                 [&](const Word& each) { return each.node == words[0].node; });
-  Place place;
+  Contact contact;
   Connection listener;
-  if (local.rank == 0) listener = open_place(launch, place);
-  place = gather_all(gather, place, local.size)[0];
-  if (const auto failure = text_in(place.failure); !failure.empty()) {
+  if (local.rank == 0) listener = open_contact(launch, contact);
+  contact = gather_all(gather, contact, local.size)[0];
+  if (const auto failure = text_in(contact.failure); !failure.empty()) {
     throw Error(fmt::format("{}: rank 0: {}", what, failure));
   }
-  launch.world = text_in(place.world);
-  launch.port = place.port;
+  launch.world = text_in(contact.world);
+  launch.port = contact.port;
   if (launch.one_host) {
     launch.host = "127.0.0.1";
   } else {  // rank 0 sends its address to the members of groups that it leads
-    launch.host = local.rank == 0 ? std::string(text_in(place.addresses[0])) : reachable(place);
+    launch.host = local.rank == 0 ? std::string(text_in(contact.addresses[0])) : reachable(contact);
   }
-  const Secret secret{place.key, std::string(what)};
+  const Secret secret{contact.key, std::string(what)};
   return {std::make_shared<ControlCommunicator>(launch, secret, std::move(listener), deadline_s),
           launch.world};
 }

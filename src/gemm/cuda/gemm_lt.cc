@@ -127,10 +127,10 @@ bool is_simple(const Chosen& chosen) {
 
 /// A shape on a number of SMs: the fastest algorithm on a whole GPU may not be it on a share of
 /// one.
-using Place = std::pair<int, GemmShape>;
+using GemmKey = std::pair<int, GemmShape>;
 
-std::string key_of(const Place& place) {
-  const auto& [sms, s] = place;
+std::string key_of(const GemmKey& gemm_key) {
+  const auto& [sms, s] = gemm_key;
   int device = 0;
   cudaDeviceProp properties{};
   gpu::check(cudaGetDevice(&device), "current device");
@@ -147,12 +147,12 @@ std::string key_of(const Place& place) {
 // if the running kernel of that device waits for a peer whose thread needs the lock, both deadlock.
 struct Known {
   std::shared_ptr<Selected> selected;
-  std::set<std::pair<int, const void*>> places;
+  std::set<std::pair<int, const void*>> devices;
 };
 std::mutex known_mutex;
-std::map<Place, Known> known;
-std::vector<Place> timed;  // keys in `known` that were timed here
-GemmChoices kept;          // choices of earlier runs
+std::map<GemmKey, Known> known;
+std::vector<GemmKey> timed;  // keys in `known` that were timed here
+GemmChoices kept;            // choices of earlier runs
 
 }  // namespace
 
@@ -423,20 +423,20 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   plan_->set_scale_modes();
   if (nothing_to_do(shape)) return;
   const auto share = this_share();
-  const std::pair place(share->device(), share->place());
+  const std::pair gemm_key(share->device(), share->gemm_key());
   // Ranks of one process share the choice, so all of them run the same algorithm.
   const std::lock_guard lock(known_mutex);
-  const Place key(share->sms(), shape);
+  const GemmKey key(share->sms(), shape);
   auto found = known.find(key);
   if (found == known.end()) {
     std::optional<Chosen> chosen = plan_->take_kept();
     const bool is_timed = !chosen;
     if (is_timed) chosen = plan_->choose();
-    found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {place}}).first;
+    found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {gemm_key}}).first;
     if (is_timed && !is_simple(*chosen)) timed.push_back(key);
-  } else if (!found->second.places.contains(place)) {
+  } else if (!found->second.devices.contains(gemm_key)) {
     plan_->load(found->second.selected->get());
-    found->second.places.insert(place);
+    found->second.devices.insert(gemm_key);
   }
   plan_->selected = found->second.selected;
 }
@@ -473,7 +473,7 @@ TimedChoices timed_gemm_choices(size_t first) {
 void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
   const auto share = this_share();
   const std::lock_guard lock(known_mutex);
-  for (const Place& key : timed) {
+  for (const GemmKey& key : timed) {
     if (key.first != share->sms()) continue;
     Known& of_shape = known.at(key);
     const auto agreed = choices.find(key_of(key));
@@ -483,7 +483,7 @@ void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
     const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
     if (!chosen) continue;
     plan.load(*chosen);
-    of_shape.places = {{share->device(), share->place()}};
+    of_shape.devices = {{share->device(), share->gemm_key()}};
     of_shape.selected->set(*chosen);
   }
 }

@@ -33,10 +33,10 @@ void check_wire(const char* stage, const Wire& wire, DType dtype) {
 }
 
 const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptions& options) {
-  const MoePlace place(comm, shape);
+  const MoeRankCoords coords(comm, shape);
   check_wire("dispatch", options.dispatch, shape.dtype);
   check_wire("combine", options.combine, shape.dtype);
-  comm.require_same("moe", fmt::format("{} {} chunks {} as {}, back as {}{}", place.describe(),
+  comm.require_same("moe", fmt::format("{} {} chunks {} as {}, back as {}{}", coords.describe(),
                                        name_of(options.strategy), options.chunks,
                                        options.dispatch.describe(), options.combine.describe(),
                                        options.allow_uncompressed ? " or uncompressed" : ""));
@@ -71,12 +71,13 @@ std::string MoePlan::describe() const {
 }
 
 std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
-                               const MoePlace& place) {
+                               const MoeRankCoords& coords) {
   const Wire& wire = wire_of(options, stage);
   std::vector<Wire> wires;
   if (wire.is_none() || options.allow_uncompressed) wires.emplace_back();
   if (!wire.is_none()) wires.push_back(wire);
-  const int64_t cut = max_chunks(stage) == kMoePieces ? place.shape.tokens : place.shape.hidden / 2;
+  const int64_t cut =
+      max_chunks(stage) == kMoePieces ? coords.shape.tokens : coords.shape.hidden / 2;
   std::vector<MoePlan> plans;
   for (const Wire& each : wires) {
     if (options.strategy != Strategy::overlapped) plans.push_back({false, 1, each});
@@ -90,13 +91,13 @@ std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage
 MoeLayerOnRanks::MoeLayerOnRanks(Communicator& comm, const MoeShape& shape,
                                  const MoeOptions& options)
     : comm_(comm),
-      place_(comm, agreed(comm, shape, options)),
+      coords_(comm, agreed(comm, shape, options)),
       progress_(comm, "moe"),
-      dispatch_(comm, place_, options.dispatch),
-      combine_(comm, place_, options.combine) {
-  const auto levels = size_t(moe_levels(place_.grid, shape.top_k));
+      dispatch_(comm, coords_, options.dispatch),
+      combine_(comm, coords_, options.combine) {
+  const auto levels = size_t(moe_levels(coords_.grid, shape.top_k));
   for (int i = 0; i < kStages; ++i) {
-    plans_[size_t(i)].assign(levels, moe_plans(options, Stage(i), place_)[0]);
+    plans_[size_t(i)].assign(levels, moe_plans(options, Stage(i), coords_)[0]);
   }
   if (options.strategy == Strategy::automatic && comm.size() > 1) tune_stages(comm, options);
 }
@@ -107,7 +108,7 @@ void MoeLayerOnRanks::check(const char* name, const Tensor& tensor, int64_t rows
 }
 
 void MoeLayerOnRanks::check_weights(const Tensor& w_in, const Tensor& w_out) const {
-  const auto& [s, grid, rank, world, experts, ffn, line] = place_;
+  const auto& [s, grid, rank, world, experts, ffn, line] = coords_;
   check("w_in", w_in, experts.count * 2 * ffn, s.hidden, s.dtype, s.dtype);
   check("w_out", w_out, experts.count * s.hidden, ffn, s.dtype, s.dtype);
 }
@@ -138,7 +139,7 @@ void MoeLayerOnRanks::together(CallOnCard& card, const std::function<void()>& ch
 void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                               const Tensor& w_out, const Tensor& out, MoeRows& rows) {
   const auto check_operands = [&] {
-    const MoeShape& s = place_.shape;
+    const MoeShape& s = coords_.shape;
     const int64_t num_rows = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
     check("x", x, num_rows, s.hidden, s.dtype, s.dtype);
     check("out", out, num_rows, s.hidden, s.dtype, DType::f32);
@@ -163,25 +164,25 @@ void MoeLayerOnRanks::forward(const Tensor& x, const MoeRouting& routing, const 
 
 void MoeLayerOnRanks::run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                                    MoeRows& rows) {
-  const int64_t f = place_.ffn;
-  Tensor gate_up, inner, placed;
-  const auto place_rows = [&] {
-    gate_up = rows.gate_up.of(place_.shape.dtype, rows.slots(), 2 * f);
-    inner = rows.inner.of(place_.shape.dtype, rows.slots(), f);
-    return placed = rows.x.of(place_.shape.dtype, rows.slots(), place_.shape.hidden);
+  const int64_t f = coords_.ffn;
+  Tensor gate_up, inner, permuted;
+  const auto permuted_rows = [&] {
+    gate_up = rows.gate_up.of(coords_.shape.dtype, rows.slots(), 2 * f);
+    inner = rows.inner.of(coords_.shape.dtype, rows.slots(), f);
+    return permuted = rows.x.of(coords_.shape.dtype, rows.slots(), coords_.shape.hidden);
   };
   const auto product = [&](int expert, Range slots) {
     const Tensor h = gate_up.rows(slots.begin, slots.count);
-    gemm(placed.rows(slots.begin, slots.count), w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
+    gemm(permuted.rows(slots.begin, slots.count), w_in.rows(expert * 2 * f, 2 * f).transposed(), h);
     swiglu_forward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f),
                    inner.rows(slots.begin, slots.count));
   };
-  dispatch_.forward(plans_[dispatch], x, routing, rows, place_rows, product);
+  dispatch_.forward(plans_[dispatch], x, routing, rows, permuted_rows, product);
 }
 
 void MoeLayerOnRanks::run_combine(const Tensor& w_out, const MoeRows& rows, const Tensor& out) {
-  const MoeShape& s = place_.shape;
-  const Tensor inner = rows.inner.view(s.dtype, rows.slots(), place_.ffn);
+  const MoeShape& s = coords_.shape;
+  const Tensor inner = rows.inner.view(s.dtype, rows.slots(), coords_.ffn);
   const auto product = [&](int expert, Range slots, Range columns, const Tensor& y) {
     gemm(inner.rows(slots.begin, slots.count),
          w_out.rows(expert * s.hidden + columns.begin, columns.count).transposed(), y);
@@ -192,9 +193,9 @@ void MoeLayerOnRanks::run_combine(const Tensor& w_out, const MoeRows& rows, cons
 
 void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_out,
                                             const MoeRows& rows) {
-  const MoeShape& s = place_.shape;
-  const int64_t f = place_.ffn, slots = rows.slots();
-  const Tensor placed = dout_.of(s.dtype, slots, s.hidden);
+  const MoeShape& s = coords_.shape;
+  const int64_t f = coords_.ffn, slots = rows.slots();
+  const Tensor permuted = dout_.of(s.dtype, slots, s.hidden);
   const Tensor gate_up = rows.gate_up.view(s.dtype, slots, 2 * f);
   const Tensor inner = rows.inner.view(s.dtype, slots, f);
   const Tensor d_act = d_act_.of(s.dtype, slots, f), scaled = weighted_inner_.of(s.dtype, slots, f);
@@ -202,7 +203,7 @@ void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_
   d_gate_weight_.resize(size_t(slots));
   const auto product = [&](int expert, Range range) {
     const auto slice = [&](const Tensor& t) { return t.rows(range.begin, range.count); };
-    gemm(slice(placed), w_out.rows(expert * s.hidden, s.hidden), slice(d_act));
+    gemm(slice(permuted), w_out.rows(expert * s.hidden, s.hidden), slice(d_act));
     scale_by_weight(slice(inner), rows.weights().subspan(size_t(range.begin), size_t(range.count)),
                     slice(d_act), slice(scaled),
                     std::span(d_gate_weight_).subspan(size_t(range.begin), size_t(range.count)));
@@ -210,14 +211,14 @@ void MoeLayerOnRanks::run_dispatch_backward(const Tensor& dout, const Tensor& w_
     swiglu_backward(Exec{}, h.narrow(1, 0, f), h.narrow(1, f, f), slice(d_act), dh.narrow(1, 0, f),
                     dh.narrow(1, f, f));
   };
-  dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, placed, product);
+  dispatch_.backward(plan(dispatch_backward, rows.level), dout, rows, permuted, product);
 }
 
 void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& rows,
                                            const Tensor& dx, const Tensor& dweights,
                                            const std::function<void()>& meanwhile) {
-  const int64_t f = place_.ffn;
-  const Tensor dgate_up = dgate_up_.view(place_.shape.dtype, rows.slots(), 2 * f);
+  const int64_t f = coords_.ffn;
+  const Tensor dgate_up = dgate_up_.view(coords_.shape.dtype, rows.slots(), 2 * f);
   const auto product = [&](int expert, Range slots, Range columns, const Tensor& y) {
     gemm(dgate_up.rows(slots.begin, slots.count),
          w_in.rows(expert * 2 * f, 2 * f).narrow(1, columns.begin, columns.count), y);
@@ -234,12 +235,12 @@ void MoeLayerOnRanks::run_combine_backward(const Tensor& w_in, const MoeRows& ro
 /// dW += dy^T x, expert by expert. Last, as other ranks do not wait for them.
 void MoeLayerOnRanks::weight_gradients(const MoeRows& rows, const Tensor& dw_in,
                                        const Tensor& dw_out) {
-  const MoeShape& s = place_.shape;
-  const int64_t f = place_.ffn, all = rows.slots();
+  const MoeShape& s = coords_.shape;
+  const int64_t f = coords_.ffn, all = rows.slots();
   const Tensor x = rows.x.view(s.dtype, all, s.hidden), dout = dout_.view(s.dtype, all, s.hidden);
   const Tensor scaled = weighted_inner_.view(s.dtype, all, f);
   const Tensor dgate_up = dgate_up_.view(s.dtype, all, 2 * f);
-  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+  for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = rows.slots_of(expert);
     if (slots.count == 0) continue;
     const auto slice = [&](const Tensor& t) { return t.rows(slots.begin, slots.count); };
@@ -254,7 +255,7 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
                                const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
                                const Tensor& dw_in, const Tensor& dw_out) {
   const auto check_operands = [&] {
-    const MoeShape& s = place_.shape;
+    const MoeShape& s = coords_.shape;
     if (const std::string fault = dispatch_.fault_of(rows); !fault.empty()) {
       throw InvalidArgument("moe: " + fault);
     }
@@ -264,7 +265,7 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
     check("dweights", dweights, num_rows, s.top_k, DType::f32, DType::f32);
     check_weights(w_in, w_out);
     check("dw_in", dw_in, w_in.dim(0), s.hidden, DType::f32, DType::f32);
-    check("dw_out", dw_out, w_out.dim(0), place_.ffn, DType::f32, DType::f32);
+    check("dw_out", dw_out, w_out.dim(0), coords_.ffn, DType::f32, DType::f32);
     require_apart("moe",
                   {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                   {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
@@ -285,22 +286,22 @@ void MoeLayerOnRanks::backward(const Tensor& dout, const Tensor& w_in, const Ten
 
 /// Measures on rows with each level's imbalance: the routing of a real call is not known yet.
 void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options) {
-  const MoeShape& s = place_.shape;
-  const int64_t num_rows = s.tokens, local = place_.experts.count;
+  const MoeShape& s = coords_.shape;
+  const int64_t num_rows = s.tokens, local = coords_.experts.count;
   const auto matrix = [](const Memory& buffer, DType dtype, int64_t rows, int64_t columns) {
     return buffer.view(dtype, {rows, columns});
   };
   const Memory x = random_buffer(s.dtype, num_rows * s.hidden, 1),
                out = random_buffer(s.dtype, num_rows * s.hidden, 2);
-  const Memory in = random_buffer(s.dtype, local * 2 * place_.ffn * s.hidden, 3);
-  const Memory back = random_buffer(s.dtype, local * s.hidden * place_.ffn, 4);
+  const Memory in = random_buffer(s.dtype, local * 2 * coords_.ffn * s.hidden, 3);
+  const Memory back = random_buffer(s.dtype, local * s.hidden * coords_.ffn, 4);
   std::vector<int32_t> experts;
   std::vector<float> weights(size_t(num_rows * s.top_k), 1.0f / float(s.top_k)),
       dweights(weights.size());
   const Tensor rows_in = matrix(x, s.dtype, num_rows, s.hidden),
                rows_out = matrix(out, s.dtype, num_rows, s.hidden);
-  const Tensor w_in = matrix(in, s.dtype, local * 2 * place_.ffn, s.hidden);
-  const Tensor w_out = matrix(back, s.dtype, local * s.hidden, place_.ffn);
+  const Tensor w_in = matrix(in, s.dtype, local * 2 * coords_.ffn, s.hidden);
+  const Tensor w_out = matrix(back, s.dtype, local * s.hidden, coords_.ffn);
   const Tensor dw = Tensor::of(std::span(dweights), {num_rows, s.top_k});
   MoeRows rows;
   const auto routing = [&] {
@@ -314,7 +315,7 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
       [&] { run_combine_backward(w_in, rows, rows_out, dw, {}); }};
   std::array<std::vector<MoePlan>, kStages> chosen;
   const auto tune_stage = [&](Stage stage, const std::string& shape) {
-    std::vector<MoePlan> plans = moe_plans(options, stage, place_);
+    std::vector<MoePlan> plans = moe_plans(options, stage, coords_);
     if (!chosen[stage].empty()) {  // bits must not depend on the level
       std::erase_if(plans, [&](const MoePlan& p) { return p.wire != chosen[stage][0].wire; });
     }
@@ -331,14 +332,14 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
   };
   progress_.during([&] {
     for (int level = 0; level < levels(); ++level) {
-      const double imbalance = moe_level_imbalance(place_.grid, s.top_k, level);
+      const double imbalance = moe_level_imbalance(coords_.grid, s.top_k, level);
       experts =
-          chosen_experts(place_.grid, s.top_k, {imbalance, 1}, num_rows * place_.rank, num_rows);
+          chosen_experts(coords_.grid, s.top_k, {imbalance, 1}, num_rows * coords_.rank, num_rows);
       run[dispatch]();
       run[dispatch_backward]();
       const std::string shape = level == 0
-                                    ? place_.describe()
-                                    : fmt::format("{} imbalance {}", place_.describe(), imbalance);
+                                    ? coords_.describe()
+                                    : fmt::format("{} imbalance {}", coords_.describe(), imbalance);
       for (int i = 0; i < kStages; ++i) tune_stage(Stage(i), shape);
     }
     plans_ = std::move(chosen);

@@ -41,7 +41,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void set_plan(Stage stage, const MoePlan& plan) {
     plans_[stage].assign(plans_[stage].size(), plan);
   }
-  const MoePlace& place() const { return place_; }
+  const MoeRankCoords& coords() const { return coords_; }
 
   // Single stages, for measurements; operands as for `forward` and `backward`.
   void run_dispatch(const Tensor& x, const MoeRouting& routing, const Tensor& w_in, MoeRows& rows);
@@ -62,7 +62,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void tune_stages(Communicator& comm, const MoeOptions& options);
 
   Communicator& comm_;
-  MoePlace place_;
+  MoeRankCoords coords_;
   std::array<std::vector<MoePlan>, kStages> plans_;  ///< by level
   Progress progress_;
   MoeDispatchGemmCpu dispatch_;
@@ -74,6 +74,6 @@ class MoeLayerOnRanks final : public MoeOnRanks {
 /// Plans that a stage's tuner tries, uncompressed ones first and serial before overlapped; a single
 /// one for a fixed strategy. Backward stages are uncompressed.
 std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
-                               const MoePlace& place);
+                               const MoeRankCoords& coords);
 
 }  // namespace tandem

@@ -23,7 +23,7 @@ Tensor GrowingTensor::view(DType dtype, int64_t rows, int64_t columns) const {
   return memory_.view(dtype, {rows, columns});
 }
 
-MoePlace::MoePlace(const Communicator& comm, const MoeShape& s)
+MoeRankCoords::MoeRankCoords(const Communicator& comm, const MoeShape& s)
     : shape(s), rank(comm.rank()), world(comm.size()) {
   const auto reject = [](const char* what, int64_t value, const std::string& expected) {
     throw InvalidArgument(fmt::format("moe: {} {}: expected {}", what, value, expected));
@@ -53,25 +53,25 @@ MoePlace::MoePlace(const Communicator& comm, const MoeShape& s)
   line = size_t(s.hidden) * size_of(s.dtype);
 }
 
-int64_t MoePlace::usual_rows() const {
+int64_t MoeRankCoords::usual_rows() const {
   return world * shape.tokens * shape.top_k * experts.count / shape.experts;
 }
 
-std::string MoePlace::describe() const {
+std::string MoeRankCoords::describe() const {
   return fmt::format("tokens {} hidden {} ffn {} experts {} top-k {} ep {} tp {} {}", shape.tokens,
                      shape.hidden, shape.ffn, shape.experts, shape.top_k, grid.ep, grid.tp,
                      name_of(shape.dtype));
 }
 
-std::string MoeRows::fault_of(const MoePlace& place, const MoeRouting& routing) {
-  const int k = place.shape.top_k;
+std::string MoeRows::fault_of(const MoeRankCoords& coords, const MoeRouting& routing) {
+  const int k = coords.shape.top_k;
   for (int64_t row = 0; row < routing.experts.dim(0); ++row) {
     const int32_t* experts = routing.experts.as<int32_t>() + row * k;
     const float* weights = routing.weights.as<float>() + row * k;
     for (int i = 0; i < k; ++i) {
-      if (experts[i] < 0 || experts[i] >= place.shape.experts) {
+      if (experts[i] < 0 || experts[i] >= coords.shape.experts) {
         return fmt::format("row {} goes to expert {}: expected 0 to {}", row, experts[i],
-                           place.shape.experts - 1);
+                           coords.shape.experts - 1);
       }
       if (!std::isfinite(weights[i])) {
         return fmt::format(
@@ -90,22 +90,22 @@ std::string MoeRows::fault_of(const MoePlace& place, const MoeRouting& routing) 
   return "";
 }
 
-void MoeRows::list_sent(const MoePlace& place, const MoeRouting& routing) {
-  const int k = place.shape.top_k, world = place.world;
+void MoeRows::list_sent(const MoeRankCoords& coords, const MoeRouting& routing) {
+  const int k = coords.shape.top_k, world = coords.world;
   local_rows_ = routing.experts.dim(0);
   sent_.resize(size_t(world));
   for (auto& rows : sent_) rows.clear();
-  loads_.assign(size_t(place.grid.ep), 0);
+  loads_.assign(size_t(coords.grid.ep), 0);
   copies_.clear();
   copy_begin_.assign(1, 0);
-  std::vector<char> token_in_rank(size_t(place.world));
+  std::vector<char> token_in_rank(size_t(coords.world));
   for (int64_t row = 0; row < local_rows_; ++row) {
     std::fill(token_in_rank.begin(), token_in_rank.end(), 0);
     const int32_t* experts = routing.experts.as<int32_t>() + row * k;
     for (int i = 0; i < k; ++i) {
-      const int first = place.grid.holder(experts[i]);
-      std::fill_n(token_in_rank.begin() + first, place.grid.tp, 1);
-      ++loads_[size_t(first / place.grid.tp)];
+      const int first = coords.grid.holder(experts[i]);
+      std::fill_n(token_in_rank.begin() + first, coords.grid.tp, 1);
+      ++loads_[size_t(first / coords.grid.tp)];
     }
     for (int rank = 0; rank < world; ++rank) {
       if (!token_in_rank[size_t(rank)]) continue;
@@ -137,14 +137,14 @@ Range MoeRows::slots_of(int expert, Range groups) const {
   return {begin, end - begin};
 }
 
-void MoeRows::list_arrived(const MoePlace& place, std::span<const RoutedRows> sources) {
-  const int k = place.shape.top_k, world = place.world;
+void MoeRows::list_arrived(const MoeRankCoords& coords, std::span<const RoutedRows> sources) {
+  const int k = coords.shape.top_k, world = coords.world;
   const size_t entry = routed_bytes(k);
-  const auto local = size_t(place.experts.count);
+  const auto local = size_t(coords.experts.count);
   // Calls body(group, expert, use) in the order of slots within (expert, group).
   const auto for_each = [&](const auto& body) {
     for (int step = 0; step < world; ++step) {
-      const int source = moe_source(place.rank, world, step);
+      const int source = moe_source(coords.rank, world, step);
       const RoutedRows& routed = sources[size_t(source)];
       for (int64_t row = 0; row < routed.rows; ++row) {
         const std::byte* at = routed.entries + size_t(row) * entry;
@@ -155,8 +155,8 @@ void MoeRows::list_arrived(const MoePlace& place, std::span<const RoutedRows> so
           std::memcpy(&expert, at + size_t(i) * sizeof expert, sizeof expert);
           std::memcpy(&weight, at + size_t(k) * sizeof expert + size_t(i) * sizeof weight,
                       sizeof weight);
-          const int64_t local_expert = expert - place.experts.begin;
-          if (local_expert < 0 || local_expert >= place.experts.count) continue;
+          const int64_t local_expert = expert - coords.experts.begin;
+          if (local_expert < 0 || local_expert >= coords.experts.count) continue;
           body(source, row, size_t(local_expert) * kGroups + size_t(group), i, weight);
         }
       }

@@ -29,8 +29,8 @@ class GrowingTensor {
 };
 
 /// A checked shape, on one rank.
-struct MoePlace {
-  MoePlace(const Communicator& comm, const MoeShape& shape);
+struct MoeRankCoords {
+  MoeRankCoords(const Communicator& comm, const MoeShape& shape);
   MoeShape shape;
   schedule::MoeGrid grid;
   int rank, world;
@@ -54,11 +54,11 @@ constexpr size_t routed_bytes(int top_k) {
 class MoeRows {
  public:
   /// Fault of this rank's routing; empty if valid.
-  static std::string fault_of(const MoePlace& place, const MoeRouting& routing);
+  static std::string fault_of(const MoeRankCoords& coords, const MoeRouting& routing);
   /// Sending side: lists the local rows for each destination.
-  void list_sent(const MoePlace& place, const MoeRouting& routing);
+  void list_sent(const MoeRankCoords& coords, const MoeRouting& routing);
   /// Experts' side, from what every rank sent (including this rank).
-  void list_arrived(const MoePlace& place, std::span<const RoutedRows> sources);
+  void list_arrived(const MoeRankCoords& coords, std::span<const RoutedRows> sources);
 
   /// Local rows sent to `destination`, ascending.
   std::span<const int32_t> sent(int destination) const { return sent_[size_t(destination)]; }

@@ -35,8 +35,8 @@ M, N, K = 64, 48, 128
 
 def to_jax(comm, tensor):
     """A torch tensor's values as a JAX array on the rank's GPU."""
-    place = GPUS[int(comm.device.split(":")[1])]
-    return jax.device_put(np.asarray(tensor.float().cpu()), place).astype(str(tensor.dtype).split(".")[1])
+    gpu = GPUS[int(comm.device.split(":")[1])]
+    return jax.device_put(np.asarray(tensor.float().cpu()), gpu).astype(str(tensor.dtype).split(".")[1])
 
 
 @on_gpu
@@ -112,7 +112,7 @@ class Jax(unittest.TestCase):
         """Operands that JAX is still computing at the call, and whose memory it reuses after the
         call has returned; results that it computes on."""
         def body(comm):
-            place = GPUS[int(comm.device.split(":")[1])]
+            gpu = GPUS[int(comm.device.split(":")[1])]
             op = tandem.GemmAr(comm, M, N, K)
 
             @jax.jit
@@ -120,10 +120,10 @@ class Jax(unittest.TestCase):
                 y = jax.lax.fori_loop(0, 200, lambda _, y: y @ y / 256, jnp.ones((256, 256), x.dtype))
                 return x * y[0, 0]
 
-            weight = jax.device_put(np.ones((N, K), "f4"), place)
+            weight = jax.device_put(np.ones((N, K), "f4"), gpu)
             for step in range(20):
-                y = op(late(jax.device_put(np.full((M, K), step + 1, "f4"), place)), weight)
-                spoilt = jax.device_put(np.full((M, K), np.nan, "f4"), place) * 2
+                y = op(late(jax.device_put(np.full((M, K), step + 1, "f4"), gpu)), weight)
+                spoilt = jax.device_put(np.full((M, K), np.nan, "f4"), gpu) * 2
                 sums = (y * 2).sum(axis=1)
                 np.testing.assert_array_equal(np.asarray(sums), np.full(M, 2 * N * K * comm.size * (step + 1), "f4"))
                 del spoilt

@@ -42,7 +42,7 @@ bool is_dense(const GpuCommunicator& comm, const Tensor& tensor) {
          (tensor.data() || tensor.elements() == 0);
 }
 
-std::string describe_place(const Tensor& tensor) {
+std::string describe_memory(const Tensor& tensor) {
   return fmt::format(
       "{} on {} {}", tensor.contiguous() ? tensor.describe() : describe_with_strides(tensor),
       tensor.device().kind == DeviceKind::cuda ? "cuda" : "cpu", tensor.device().index);
@@ -55,7 +55,7 @@ void check_vector(const GpuCommunicator& comm, std::string_view op, std::string_
   if (right) return;
   throw InvalidArgument(fmt::format(
       "{}: {}: {} at {}: expected a contiguous {}[{}], 16-byte aligned, on cuda {}", op, operand,
-      describe_place(vector), vector.data(), name_of(dtype), count, comm.device()));
+      describe_memory(vector), vector.data(), name_of(dtype), count, comm.device()));
 }
 
 }  // namespace
@@ -112,8 +112,8 @@ void check_matrix(const GpuCommunicator& comm, std::string_view op, std::string_
   if (right) return;
   throw InvalidArgument(
       fmt::format("{}: {}: {} at {}: expected a contiguous {}[{}, {}], 16-byte aligned, on cuda {}",
-                  op, operand, describe_place(tensor), tensor.data(), name_of(dtype), rows, columns,
-                  comm.device()));
+                  op, operand, describe_memory(tensor), tensor.data(), name_of(dtype), rows,
+                  columns, comm.device()));
 }
 
 void check_operands(const GpuCommunicator& comm, std::string_view op, const OpDesc& shape,

@@ -45,27 +45,28 @@ void pack_rows(const Tensor& x, std::span<const int32_t> numbers, size_t line, s
 
 }  // namespace
 
-MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
-    : place_(place),
+MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoeRankCoords& coords,
+                                       const Wire& wire)
+    : coords_(coords),
       is_exact_(wire.is_exact()),
-      messages_(wire, place.shape.dtype, place.shape.hidden),
+      messages_(wire, coords.shape.dtype, coords.shape.hidden),
       layer_(next_layer()),
       routing_bytes_(padded(
           sizeof(Header) +
-          std::max(kFault, size_t(place.grid.ep) * sizeof(int64_t) +
-                               size_t(place.shape.tokens) * routed_bytes(place.shape.top_k)))),
+          std::max(kFault, size_t(coords.grid.ep) * sizeof(int64_t) +
+                               size_t(coords.shape.tokens) * routed_bytes(coords.shape.top_k)))),
       source_bytes_(routing_bytes_ +
-                    padded(std::max(size_t(place.shape.tokens) * place.line,
-                                    messages_.max_bytes(place.shape.tokens, kMoePieces)))),
-      workspace_(comm, "moe_dispatch_gemm", size_t(place.world) * source_bytes_,
-                 size_t(place.world) * source_bytes_, place.world * (1 + schedule::kMoePieces)) {}
+                    padded(std::max(size_t(coords.shape.tokens) * coords.line,
+                                    messages_.max_bytes(coords.shape.tokens, kMoePieces)))),
+      workspace_(comm, "moe_dispatch_gemm", size_t(coords.world) * source_bytes_,
+                 size_t(coords.world) * source_bytes_, coords.world * (1 + schedule::kMoePieces)) {}
 
 size_t MoeDispatchGemmCpu::rows_offset(int source) const {
   return size_t(source) * source_bytes_ + routing_bytes_;
 }
 
 std::byte* MoeDispatchGemmCpu::told_by(int source) const {
-  return (source == place_.rank ? workspace_.scratch() : workspace_.shared()) +
+  return (source == coords_.rank ? workspace_.scratch() : workspace_.shared()) +
          size_t(source) * source_bytes_;
 }
 
@@ -73,26 +74,26 @@ void MoeDispatchGemmCpu::tell(int to, const Header& header, std::span<const std:
   std::byte* const begin = workspace_.scratch() + size_t(to) * source_bytes_;
   std::memcpy(begin, &header, sizeof header);
   std::ranges::copy(content, begin + sizeof header);
-  if (to == place_.rank) return;
-  workspace_.put(to, size_t(place_.rank) * source_bytes_, begin, sizeof header + content.size(),
-                 routing_signal(place_.rank));
+  if (to == coords_.rank) return;
+  workspace_.put(to, size_t(coords_.rank) * source_bytes_, begin, sizeof header + content.size(),
+                 routing_signal(coords_.rank));
 }
 
 void MoeDispatchGemmCpu::tell_all(const Header& header, std::span<const std::byte> content) {
-  for (int step = 0; step < place_.world; ++step) {
-    tell(moe_target(place_.rank, place_.world, step), header, content);
+  for (int step = 0; step < coords_.world; ++step) {
+    tell(moe_target(coords_.rank, coords_.world, step), header, content);
   }
 }
 
 /// Sends this rank's loads, then its routing.
 void MoeDispatchGemmCpu::send_routing(const MoePlan& plan, const MoeRouting& routing,
                                       const MoeRows& rows) {
-  const auto k = size_t(place_.shape.top_k);
-  for (int step = 0; step < place_.world; ++step) {
-    const int to = moe_target(place_.rank, place_.world, step);
+  const auto k = size_t(coords_.shape.top_k);
+  for (int step = 0; step < coords_.world; ++step) {
+    const int to = moe_target(coords_.rank, coords_.world, step);
     const std::span<const int32_t> sent = rows.sent(to);
     const auto loads = std::as_bytes(rows.loads());
-    entries_.resize(loads.size() + sent.size() * routed_bytes(place_.shape.top_k));
+    entries_.resize(loads.size() + sent.size() * routed_bytes(coords_.shape.top_k));
     std::byte* at = std::ranges::copy(loads, entries_.data()).out;
     for (const int32_t row : sent) {
       std::memcpy(at, routing.experts.as<int32_t>() + size_t(row) * k, k * sizeof(int32_t));
@@ -118,11 +119,11 @@ MoeDispatchGemmCpu::Header MoeDispatchGemmCpu::header_of(int source) const {
 }
 
 void MoeDispatchGemmCpu::await_headers() {
-  for (int step = 1; step < place_.world; ++step) {
-    const int source = moe_source(place_.rank, place_.world, step);
+  for (int step = 1; step < coords_.world; ++step) {
+    const int source = moe_source(coords_.rank, coords_.world, step);
     workspace_.await(routing_signal(source), source, 0);
   }
-  for (int source = 0; source < place_.world; ++source) {
+  for (int source = 0; source < coords_.world; ++source) {
     const Header header = header_of(source), first = header_of(0);
     std::string fault;
     if (header.fault_bytes > 0) {
@@ -146,13 +147,13 @@ std::string MoeDispatchGemmCpu::fault_of(const MoeRows& rows) const {
 }
 
 int MoeDispatchGemmCpu::level_of(std::span<const int64_t> loads) const {
-  return moe_level(place_.grid, place_.shape.top_k, moe_imbalance(loads.data(), place_.grid.ep));
+  return moe_level(coords_.grid, coords_.shape.top_k, moe_imbalance(loads.data(), coords_.grid.ep));
 }
 
 void MoeDispatchGemmCpu::list_arrived(MoeRows& rows) {
-  std::vector<RoutedRows> sources(static_cast<size_t>(place_.world));
-  std::vector<int64_t> loads(static_cast<size_t>(place_.grid.ep));
-  for (int source = 0; source < place_.world; ++source) {
+  std::vector<RoutedRows> sources(static_cast<size_t>(coords_.world));
+  std::vector<int64_t> loads(static_cast<size_t>(coords_.grid.ep));
+  for (int source = 0; source < coords_.world; ++source) {
     const std::byte* at = told_by(source) + sizeof(Header);
     for (int64_t& load : loads) {
       int64_t of_source;
@@ -163,7 +164,7 @@ void MoeDispatchGemmCpu::list_arrived(MoeRows& rows) {
     sources[size_t(source)] = {header_of(source).rows, at};
   }
   rows.level = level_of(loads);
-  rows.list_arrived(place_, sources);
+  rows.list_arrived(coords_, sources);
 }
 
 size_t MoeDispatchGemmCpu::messages_before(int waves, int64_t rows, int wave) const {
@@ -172,8 +173,8 @@ size_t MoeDispatchGemmCpu::messages_before(int waves, int64_t rows, int wave) co
 
 void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows) {
   for (int wave = 0; wave < plan.chunks; ++wave) {
-    for (int step = 1; step < place_.world; ++step) {
-      send_wave(plan, x, rows, moe_target(place_.rank, place_.world, step), wave);
+    for (int step = 1; step < coords_.world; ++step) {
+      send_wave(plan, x, rows, moe_target(coords_.rank, coords_.world, step), wave);
     }
   }
 }
@@ -185,97 +186,98 @@ void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const M
   const std::span<const int32_t> sent =
       rows.sent(to).subspan(size_t(wave_range.begin), size_t(wave_range.count));
   std::byte* const area = workspace_.scratch() + rows_offset(to);
-  size_t at = size_t(wave_range.begin) * place_.line,
-         bytes = size_t(wave_range.count) * place_.line;
+  size_t at = size_t(wave_range.begin) * coords_.line,
+         bytes = size_t(wave_range.count) * coords_.line;
   {
     const ScopedSpan span(SpanKind::compute, "moe_pack", wave, to);
     if (plan.wire.is_none()) {
-      pack_rows(x, sent, place_.line, area + at);
+      pack_rows(x, sent, coords_.line, area + at);
     } else {
-      const Tensor packed = packed_.of(place_.shape.dtype, wave_range.count, place_.shape.hidden);
-      pack_rows(x, sent, place_.line, packed.as<std::byte>());
+      const Tensor packed = packed_.of(coords_.shape.dtype, wave_range.count, coords_.shape.hidden);
+      pack_rows(x, sent, coords_.line, packed.as<std::byte>());
       at = messages_before(plan.chunks, count, wave);
       bytes = messages_.encode(packed, area + at);
     }
   }
-  workspace_.put(to, rows_offset(place_.rank) + at, area + at, bytes,
-                 wave_signal(place_.rank, wave));
+  workspace_.put(to, rows_offset(coords_.rank) + at, area + at, bytes,
+                 wave_signal(coords_.rank, wave));
 }
 
 void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                       const Tensor& placed) {
+                                       const Tensor& permuted) {
   const ScopedSpan span(SpanKind::compute, "moe_place");
-  const std::span<const int32_t> sent = rows.sent(place_.rank);
+  const std::span<const int32_t> sent = rows.sent(coords_.rank);
   const auto count = int64_t(sent.size());
-  const bool decoded = place_.world > 1 && !plan.wire.is_none() && !is_exact_;
+  const bool decoded = coords_.world > 1 && !plan.wire.is_none() && !is_exact_;
   if (decoded) {
-    const Tensor local = packed_.of(place_.shape.dtype, count, place_.shape.hidden);
-    std::byte* const messages = workspace_.scratch() + rows_offset(place_.rank);
-    pack_rows(x, sent, place_.line, local.as<std::byte>());
+    const Tensor local = packed_.of(coords_.shape.dtype, count, coords_.shape.hidden);
+    std::byte* const messages = workspace_.scratch() + rows_offset(coords_.rank);
+    pack_rows(x, sent, coords_.line, local.as<std::byte>());
     messages_.encode(local, messages);
     messages_.decode(messages, count, local.as<std::byte>());
   }
   const auto* const from =
-      decoded ? packed_.view(place_.shape.dtype, count, place_.shape.hidden).as<std::byte>()
+      decoded ? packed_.view(coords_.shape.dtype, count, coords_.shape.hidden).as<std::byte>()
               : x.as<std::byte>();
-  const size_t stride = decoded ? place_.line : size_t(x.stride(0)) * size_of(x.dtype());
+  const size_t stride = decoded ? coords_.line : size_t(x.stride(0)) * size_of(x.dtype());
   cpu::parallel_ranges(count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const size_t at = decoded ? size_t(row) : size_t(sent[size_t(row)]);
-      place_row(from + at * stride, place_.line, rows.uses(place_.rank, row),
-                placed.as<std::byte>());
+      place_row(from + at * stride, coords_.line, rows.uses(coords_.rank, row),
+                permuted.as<std::byte>());
     }
   });
 }
 
-void MoeDispatchGemmCpu::place_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
-                                    const Tensor& placed) {
+void MoeDispatchGemmCpu::permute_wave(const MoePlan& plan, int source, int wave,
+                                      const MoeRows& rows, const Tensor& permuted) {
   workspace_.await(wave_signal(source, wave), source, wave);
   const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
   const int64_t arrived = rows.arrived(source);
   const auto waves = int(header_of(source).waves);
   const Range wave_range = moe_wave(arrived, waves, wave);
   const std::byte* const area = workspace_.shared() + rows_offset(source);
-  const std::byte* from = area + size_t(wave_range.begin) * place_.line;
+  const std::byte* from = area + size_t(wave_range.begin) * coords_.line;
   if (!plan.wire.is_none()) {
-    const Tensor wave_rows = packed_.of(place_.shape.dtype, wave_range.count, place_.shape.hidden);
+    const Tensor wave_rows =
+        packed_.of(coords_.shape.dtype, wave_range.count, coords_.shape.hidden);
     messages_.decode(area + messages_before(waves, arrived, wave), wave_range.count,
                      wave_rows.as<std::byte>());
     from = wave_rows.as<std::byte>();
   }
   cpu::parallel_ranges(wave_range.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      place_row(from + size_t(row) * place_.line, place_.line,
-                rows.uses(source, wave_range.begin + row), placed.as<std::byte>());
+      place_row(from + size_t(row) * coords_.line, coords_.line,
+                rows.uses(source, wave_range.begin + row), permuted.as<std::byte>());
     }
   });
 }
 
 void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Product& product) const {
-  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+  for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = rows.slots_of(expert, groups);
     if (slots.count > 0) product(expert, slots);
   }
 }
 
 void MoeDispatchGemmCpu::compute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                       const Tensor& placed, const Product& product) {
-  permute_local(plan, x, rows, placed);
+                                       const Tensor& permuted, const Product& product) {
+  permute_local(plan, x, rows, permuted);
   const ScopedLabel label("moe_dispatch_gemm", -1);
-  if (place_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
+  if (coords_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
   if (plan.overlapped) multiply(rows, {0, 1}, product);
 }
 
 void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows,
-                                        const Tensor& placed, const Product& product) {
-  if (place_.world == 1) return;
+                                        const Tensor& permuted, const Product& product) {
+  if (coords_.world == 1) return;
   const ScopedLabel label("moe_dispatch_gemm", -1);
   for (int chunk = 0; chunk < plan.chunks; ++chunk) {
     const Range pieces = moe_pieces(plan.chunks, chunk);
     for (int64_t wave = pieces.begin; wave < pieces.end(); ++wave) {
-      for (int step = 1; step < place_.world; ++step) {
-        const int source = moe_source(place_.rank, place_.world, step);
-        if (wave < header_of(source).waves) place_wave(plan, source, int(wave), rows, placed);
+      for (int step = 1; step < coords_.world; ++step) {
+        const int source = moe_source(coords_.rank, coords_.world, step);
+        if (wave < header_of(source).waves) permute_wave(plan, source, int(wave), rows, permuted);
       }
     }
     if (plan.overlapped) multiply(rows, {1 + pieces.begin, pieces.count}, product);
@@ -285,33 +287,33 @@ void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows
 
 void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x,
                                  const MoeRouting& routing, MoeRows& rows,
-                                 const std::function<Tensor()>& placed, const Product& product) {
+                                 const std::function<Tensor()>& permuted, const Product& product) {
   rows.filled = {};
-  if (const std::string fault = MoeRows::fault_of(place_, routing); !fault.empty()) {
+  if (const std::string fault = MoeRows::fault_of(coords_, routing); !fault.empty()) {
     return refuse(fault);
   }
   workspace_.begin();
-  rows.list_sent(place_, routing);
+  rows.list_sent(coords_, routing);
   const MoePlan& leaving = plans[size_t(level_of(rows.loads()))];
   send_routing(leaving, routing, rows);
   send_rows(leaving, x, rows);
   await_headers();
   list_arrived(rows);
   const MoePlan& plan = plans[size_t(rows.level)];
-  const Tensor slots = placed();
+  const Tensor slots = permuted();
   compute_local(plan, x, rows, slots, product);
   compute_remote(plan, rows, slots, product);
   rows.filled = {layer_, workspace_.epoch()};
 }
 
 void MoeDispatchGemmCpu::backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
-                                  const Tensor& placed, const Product& product) {
+                                  const Tensor& permuted, const Product& product) {
   workspace_.begin();
   tell_all({.batch = rows.filled.call, .waves = plan.chunks}, {});
   send_rows(plan, dout, rows);
-  compute_local(plan, dout, rows, placed, product);
+  compute_local(plan, dout, rows, permuted, product);
   await_headers();
-  compute_remote(plan, rows, placed, product);
+  compute_remote(plan, rows, permuted, product);
 }
 
 }  // namespace tandem

@@ -27,21 +27,21 @@ namespace tandem {
 class MoeDispatchGemmCpu {
  public:
   /// `wire`: of encoded plans.
-  MoeDispatchGemmCpu(Communicator& comm, const MoePlace& place, const Wire& wire);
+  MoeDispatchGemmCpu(Communicator& comm, const MoeRankCoords& coords, const Wire& wire);
 
-  /// Called for slots of a local expert whose rows are in `placed`.
+  /// Called for slots of a local expert whose rows are in `permuted`.
   using Product = std::function<void(int expert, schedule::Range slots)>;
 
   /// `plans`, by level, have one wire format and are the same on all ranks. Rows are sent by this
   /// rank's level, before it knows the others' routing, and multiplied by the level of all ranks'
-  /// rows. Fills `rows` and `placed(rows)`, which is called once the number of slots is known, and
-  /// calls `product` for all slots. Throws Mismatch on every rank if one's routing is invalid.
+  /// rows. Fills `rows` and `permuted(rows)`, which is called once the number of slots is known,
+  /// and calls `product` for all slots. Throws Mismatch on every rank if one's routing is invalid.
   void forward(std::span<const MoePlan> plans, const Tensor& x, const MoeRouting& routing,
-               MoeRows& rows, const std::function<Tensor()>& placed, const Product& product);
+               MoeRows& rows, const std::function<Tensor()>& permuted, const Product& product);
   /// Dispatches the same rows' gradients, with the routing in `rows`. Throws Mismatch on every rank
   /// if one runs forward, or backward with another call's batch.
-  void backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows, const Tensor& placed,
-                const Product& product);
+  void backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
+                const Tensor& permuted, const Product& product);
 
   /// Takes part in a call that this rank cannot make: throws Mismatch on this and, in `forward` or
   /// `backward`, on every other rank, "moe: rank 1: " and the fault of the first such rank.
@@ -71,20 +71,20 @@ class MoeDispatchGemmCpu {
   int level_of(std::span<const int64_t> loads) const;
   void send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows);
   void compute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                     const Tensor& placed, const Product& product);
-  void compute_remote(const MoePlan& plan, const MoeRows& rows, const Tensor& placed,
+                     const Tensor& permuted, const Product& product);
+  void compute_remote(const MoePlan& plan, const MoeRows& rows, const Tensor& permuted,
                       const Product& product);
   void send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows, int to, int wave);
   void permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                     const Tensor& placed);
-  void place_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
-                  const Tensor& placed);
+                     const Tensor& permuted);
+  void permute_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
+                    const Tensor& permuted);
   void multiply(const MoeRows& rows, schedule::Range groups, const Product& product) const;
 
   /// Offset of the messages of a wave among those of all `rows` rows, sent in `waves`.
   size_t messages_before(int waves, int64_t rows, int wave) const;
 
-  MoePlace place_;
+  MoeRankCoords coords_;
   bool is_exact_;
   RowMessages messages_;
   uint64_t layer_;

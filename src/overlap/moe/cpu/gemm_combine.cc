@@ -18,24 +18,25 @@ size_t whole_lines(size_t bytes) {
 
 }  // namespace
 
-MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire)
-    : place_(place),
+MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoeRankCoords& coords,
+                                     const Wire& wire)
+    : coords_(coords),
       wire_(wire),
       message_bytes_(whole_lines(max_message_bytes())),
-      rows_bytes_(std::max(size_t(place.shape.tokens) * place.line, message_bytes_)),
-      source_bytes_(whole_lines(rows_bytes_ + size_t(place.shape.tokens) *
-                                                  size_t(place.shape.top_k) * sizeof(float))),
-      workspace_(comm, "moe_gemm_combine", size_t(place.world) * source_bytes_,
-                 size_t(place.world) * (source_bytes_ + message_bytes_),
-                 place.world * (1 + kMaxChunks)),
-      decoded_begin_(size_t(place.world)) {}
+      rows_bytes_(std::max(size_t(coords.shape.tokens) * coords.line, message_bytes_)),
+      source_bytes_(whole_lines(rows_bytes_ + size_t(coords.shape.tokens) *
+                                                  size_t(coords.shape.top_k) * sizeof(float))),
+      workspace_(comm, "moe_gemm_combine", size_t(coords.world) * source_bytes_,
+                 size_t(coords.world) * (source_bytes_ + message_bytes_),
+                 coords.world * (1 + kMaxChunks)),
+      decoded_begin_(size_t(coords.world)) {}
 
 Range MoeGemmCombineCpu::columns_of(const MoePlan& plan, int group) const {
-  return moe_columns(place_.shape.hidden, plan.chunks, group,
+  return moe_columns(coords_.shape.hidden, plan.chunks, group,
                      plan.wire.is_none() ? kMoeColumns : kWireBlock);
 }
 RowMessages MoeGemmCombineCpu::messages_of(const Range& columns) const {
-  return RowMessages(wire_, place_.shape.dtype, columns.count);
+  return RowMessages(wire_, coords_.shape.dtype, columns.count);
 }
 size_t MoeGemmCombineCpu::messages_before(const MoePlan& plan, int64_t rows, int group) const {
   size_t bytes = 0;
@@ -44,19 +45,20 @@ size_t MoeGemmCombineCpu::messages_before(const MoePlan& plan, int64_t rows, int
 }
 size_t MoeGemmCombineCpu::max_message_bytes() const {
   if (wire_.is_none()) return 0;
-  size_t maximum = messages_of({0, place_.shape.hidden}).max_bytes(place_.shape.tokens, kMaxChunks);
+  size_t maximum =
+      messages_of({0, coords_.shape.hidden}).max_bytes(coords_.shape.tokens, kMaxChunks);
   for (int chunks = 1; chunks <= kMaxChunks; ++chunks) {
     maximum =
-        std::max(maximum, messages_before({true, chunks, wire_}, place_.shape.tokens, chunks));
+        std::max(maximum, messages_before({true, chunks, wire_}, coords_.shape.tokens, chunks));
   }
   return maximum;
 }
 
-size_t MoeGemmCombineCpu::place_in_sums(int64_t rows, Range columns) const {
-  return size_t(rows * columns.begin) * size_of(place_.shape.dtype);
+size_t MoeGemmCombineCpu::offset_in_sums(int64_t rows, Range columns) const {
+  return size_t(rows * columns.begin) * size_of(coords_.shape.dtype);
 }
 size_t MoeGemmCombineCpu::offset(int of, int64_t rows, Range columns) const {
-  return size_t(of) * source_bytes_ + place_in_sums(rows, columns);
+  return size_t(of) * source_bytes_ + offset_in_sums(rows, columns);
 }
 size_t MoeGemmCombineCpu::values_offset(int of) const {
   return size_t(of) * source_bytes_ + rows_bytes_;
@@ -64,9 +66,9 @@ size_t MoeGemmCombineCpu::values_offset(int of) const {
 
 /// Sends the values of every row received from a rank, by k: 0 for experts that are not local.
 void MoeGemmCombineCpu::send_values(const Call& call) {
-  const auto k = size_t(place_.shape.top_k);
-  for (int step = 0; step < place_.world; ++step) {
-    const int to = moe_target(place_.rank, place_.world, step);
+  const auto k = size_t(coords_.shape.top_k);
+  for (int step = 0; step < coords_.world; ++step) {
+    const int to = moe_target(coords_.rank, coords_.world, step);
     const int64_t rows = call.rows.arrived(to);
     auto* const values = reinterpret_cast<float*>(workspace_.scratch() + values_offset(to));
     std::fill_n(values, size_t(rows) * k, 0.0f);
@@ -76,22 +78,22 @@ void MoeGemmCombineCpu::send_values(const Call& call) {
       }
     }
     if (step == 0) continue;
-    workspace_.put(to, values_offset(place_.rank), values, size_t(rows) * k * sizeof(float),
-                   values_signal(place_.rank));
+    workspace_.put(to, values_offset(coords_.rank), values, size_t(rows) * k * sizeof(float),
+                   values_signal(coords_.rank));
   }
 }
 
 void MoeGemmCombineCpu::take_values(const Call& call) {
-  for (int step = 1; step < place_.world; ++step) {
-    const int source = moe_source(place_.rank, place_.world, step);
+  for (int step = 1; step < coords_.world; ++step) {
+    const int source = moe_source(coords_.rank, coords_.world, step);
     workspace_.await(values_signal(source), source, -1);
   }
-  const auto k = size_t(place_.shape.top_k);
+  const auto k = size_t(coords_.shape.top_k);
   for (int64_t row = 0; row < call.rows.local_rows(); ++row) {
     float* const to = call.row_values.as<float>() + size_t(row) * k;
     std::fill_n(to, k, 0.0f);
     for (const auto& [rank, at] : call.rows.partials(row)) {
-      const std::byte* memory = rank == place_.rank ? workspace_.scratch() : workspace_.shared();
+      const std::byte* memory = rank == coords_.rank ? workspace_.scratch() : workspace_.shared();
       const auto* from =
           reinterpret_cast<const float*>(memory + values_offset(rank)) + size_t(at) * k;
       for (size_t i = 0; i < k; ++i) to[i] += from[i];
@@ -102,7 +104,7 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
 void MoeGemmCombineCpu::multiply(const Call& call, bool local, bool remote, Range columns) {
   const Tensor y = products_.of(DType::f32, call.rows.slots(), columns.count);
   const Range groups{local ? 0 : 1, remote ? kMoePieces + (local ? 1 : 0) : 1};
-  for (int expert = 0; expert < int(place_.experts.count); ++expert) {
+  for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = call.rows.slots_of(expert, groups);
     if (slots.count > 0) call.product(expert, slots, columns, y.rows(slots.begin, slots.count));
   }
@@ -111,12 +113,12 @@ void MoeGemmCombineCpu::multiply(const Call& call, bool local, bool remote, Rang
 void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
   const ScopedSpan span(SpanKind::compute, "moe_sum", int(columns.begin), source);
   const int64_t rows = call.rows.arrived(source);
-  const size_t line = size_t(columns.count) * size_of(place_.shape.dtype);
+  const size_t line = size_t(columns.count) * size_of(coords_.shape.dtype);
   std::byte* const to = workspace_.scratch() + offset(source, rows, columns);
   const auto* y = products_.view(DType::f32, call.rows.slots(), columns.count).as<float>();
   cpu::parallel_ranges(rows, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      sum_uses(call.rows.uses(source, row), y, columns.count, call.weighted, place_.shape.dtype,
+      sum_uses(call.rows.uses(source, row), y, columns.count, call.weighted, coords_.shape.dtype,
                to + size_t(row) * line);
     }
   });
@@ -124,28 +126,28 @@ void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
 
 void MoeGemmCombineCpu::send(const MoePlan& plan, const Call& call, int group) {
   const Range columns = columns_of(plan, group);
-  for (int step = 1; step < place_.world; ++step) {
-    const int to = moe_target(place_.rank, place_.world, step);
+  for (int step = 1; step < coords_.world; ++step) {
+    const int to = moe_target(coords_.rank, coords_.world, step);
     const int64_t rows = call.rows.arrived(to);
     if (plan.overlapped) add_up(call, to, columns);
     std::byte* const sums = workspace_.scratch() + offset(to, rows, columns);
     if (plan.wire.is_none()) {
-      workspace_.put(to, offset(place_.rank, rows, columns), sums,
-                     size_t(rows * columns.count) * size_of(place_.shape.dtype),
-                     group_signal(place_.rank, group));
+      workspace_.put(to, offset(coords_.rank, rows, columns), sums,
+                     size_t(rows * columns.count) * size_of(coords_.shape.dtype),
+                     group_signal(coords_.rank, group));
       continue;
     }
     const size_t at = messages_before(plan, rows, group);
-    std::byte* const messages = workspace_.scratch() + size_t(place_.world) * source_bytes_ +
+    std::byte* const messages = workspace_.scratch() + size_t(coords_.world) * source_bytes_ +
                                 size_t(to) * message_bytes_ + at;
     size_t bytes = 0;
     {
       const ScopedSpan span(SpanKind::compute, "moe_encode", group, to);
-      const Tensor values(sums, place_.shape.dtype, {rows, columns.count});
+      const Tensor values(sums, coords_.shape.dtype, {rows, columns.count});
       bytes = messages_of(columns).encode(values, messages);
     }
-    workspace_.put(to, size_t(place_.rank) * source_bytes_ + at, messages, bytes,
-                   group_signal(place_.rank, group));
+    workspace_.put(to, size_t(coords_.rank) * source_bytes_ + at, messages, bytes,
+                   group_signal(coords_.rank, group));
   }
 }
 
@@ -153,32 +155,32 @@ void MoeGemmCombineCpu::decode(const MoePlan& plan, const Call& call, int group)
   const Range columns = columns_of(plan, group);
   if (group == 0) {
     int64_t rows = 0;
-    for (int source = 0; source < place_.world; ++source) {
+    for (int source = 0; source < coords_.world; ++source) {
       decoded_begin_[size_t(source)] = rows;
-      if (source != place_.rank) rows += int64_t(call.rows.sent(source).size());
+      if (source != coords_.rank) rows += int64_t(call.rows.sent(source).size());
     }
-    decoded_.of(place_.shape.dtype, rows, place_.shape.hidden);
+    decoded_.of(coords_.shape.dtype, rows, coords_.shape.hidden);
   }
   const ScopedSpan span(SpanKind::compute, "moe_decode", group);
-  for (int source = 0; source < place_.world; ++source) {
-    if (source == place_.rank) continue;
+  for (int source = 0; source < coords_.world; ++source) {
+    if (source == coords_.rank) continue;
     const auto rows = int64_t(call.rows.sent(source).size());
     messages_of(columns).decode(
         workspace_.shared() + size_t(source) * source_bytes_ + messages_before(plan, rows, group),
-        rows, decoded_sums(source) + place_in_sums(rows, columns));
+        rows, decoded_sums(source) + offset_in_sums(rows, columns));
   }
 }
 
 std::byte* MoeGemmCombineCpu::decoded_sums(int source) const {
   const int64_t row = decoded_begin_[size_t(source)];
-  return decoded_.view(place_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * place_.line;
+  return decoded_.view(coords_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * coords_.line;
 }
 
 void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group) {
   const Range columns = columns_of(plan, group);
   const ScopedSpan span(SpanKind::compute, "moe_combine", int(columns.begin));
   const Tensor& out = call.out;
-  const size_t element = size_of(place_.shape.dtype), line = size_t(columns.count) * element;
+  const size_t element = size_of(coords_.shape.dtype), line = size_t(columns.count) * element;
   const size_t out_line = size_t(out.stride(0)) * size_of(out.dtype());
   cpu::parallel_ranges(call.rows.local_rows(), cpu::kMinRows, [&](int64_t begin, int64_t end) {
     std::vector<const std::byte*> partials;
@@ -186,17 +188,17 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
       partials.clear();
       for (const auto& [rank, at] : call.rows.partials(row)) {
         const auto sent = int64_t(call.rows.sent(rank).size());
-        if (rank == place_.rank) {  // local sums hold all columns at once
+        if (rank == coords_.rank) {  // local sums hold all columns at once
           partials.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
-                             size_t(at) * place_.line + size_t(columns.begin) * element);
+                             size_t(at) * coords_.line + size_t(columns.begin) * element);
           continue;
         }
         const std::byte* arrived = plan.wire.is_none()
                                        ? workspace_.shared() + size_t(rank) * source_bytes_
                                        : decoded_sums(rank);
-        partials.push_back(arrived + place_in_sums(sent, columns) + size_t(at) * line);
+        partials.push_back(arrived + offset_in_sums(sent, columns) + size_t(at) * line);
       }
-      sum_parts(partials, place_.shape.dtype, columns.count, out.dtype(),
+      sum_parts(partials, coords_.shape.dtype, columns.count, out.dtype(),
                 out.as<std::byte>() + size_t(row) * out_line +
                     size_t(columns.begin) * size_of(out.dtype()));
     }
@@ -205,14 +207,14 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
 
 void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
   const ScopedLabel label("moe_gemm_combine", -1);
-  const Range all{0, place_.shape.hidden};
-  const bool remote = place_.world > 1;
+  const Range all{0, coords_.shape.hidden};
+  const bool remote = coords_.world > 1;
   workspace_.begin();
   const bool values = call.row_values.dims() > 0;
   if (values) send_values(call);
   if (!plan.overlapped || !remote) {
     multiply(call, true, true, all);
-    for (int source = 0; source < place_.world; ++source) add_up(call, source, all);
+    for (int source = 0; source < coords_.world; ++source) add_up(call, source, all);
   }
   for (int group = 0; remote && group < plan.chunks; ++group) {
     if (plan.overlapped) {
@@ -223,11 +225,11 @@ void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
   if (plan.overlapped && call.meanwhile) call.meanwhile();
   if (plan.overlapped && remote) {
     multiply(call, true, false, all);
-    add_up(call, place_.rank, all);
+    add_up(call, coords_.rank, all);
   }
   for (int group = 0; group < plan.chunks; ++group) {
-    for (int step = 1; step < place_.world; ++step) {
-      const int source = moe_source(place_.rank, place_.world, step);
+    for (int step = 1; step < coords_.world; ++step) {
+      const int source = moe_source(coords_.rank, coords_.world, step);
       workspace_.await(group_signal(source, group), source, group);
     }
     if (remote && !plan.wire.is_none()) decode(plan, call, group);

@@ -23,7 +23,7 @@ namespace tandem {
 class MoeGemmCombineCpu {
  public:
   /// `wire`: of encoded plans.
-  MoeGemmCombineCpu(Communicator& comm, const MoePlace& place, const Wire& wire);
+  MoeGemmCombineCpu(Communicator& comm, const MoeRankCoords& coords, const Wire& wire);
 
   /// Writes columns of a local expert's GEMM for its slots: f32 [slots, columns].
   using Product = std::function<void(int expert, schedule::Range slots, schedule::Range columns,
@@ -43,7 +43,7 @@ class MoeGemmCombineCpu {
   int values_signal(int source) const { return source * (1 + kMaxChunks); }
   int group_signal(int source, int group) const { return values_signal(source) + 1 + group; }
   /// Offset of `columns` of `rows` rows in a rank's sums.
-  size_t place_in_sums(int64_t rows, schedule::Range columns) const;
+  size_t offset_in_sums(int64_t rows, schedule::Range columns) const;
   std::byte* decoded_sums(int source) const;
   /// Offset of rank `of`'s sums of `columns` of `rows` rows.
   size_t offset(int of, int64_t rows, schedule::Range columns) const;
@@ -61,7 +61,7 @@ class MoeGemmCombineCpu {
   size_t messages_before(const MoePlan& plan, int64_t rows, int group) const;
   size_t max_message_bytes() const;
 
-  MoePlace place_;
+  MoeRankCoords coords_;
   Wire wire_;
   size_t message_bytes_;        ///< of one rank's partial sums, encoded; 0 without a wire format
   size_t rows_bytes_;           ///< room for these or for uncompressed ones

@@ -60,22 +60,22 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
   };
   const int sms = comm_.share().sms();
   // With paired blocks an odd number would leave one unpaired (ConcurrentBlocks).
-  const auto share = [&](int column_group) {
-    const int blocks = std::max(1, sms / column_group);
+  const auto share = [&](int divisor) {
+    const int blocks = std::max(1, sms / divisor);
     return experts_.paired ? (blocks + 1) / 2 * 2 : blocks;
   };
   if (options.strategy != Strategy::overlapped || comm_.size() == 1) {
     add(0, 1, sorts_);
-    for (const int column_group : {16, 11, 8}) {
-      if (sorts_ && share(column_group) < sms) add(0, 1, true, share(column_group));
+    for (const int divisor : {16, 11, 8}) {
+      if (sorts_ && share(divisor) < sms) add(0, 1, true, share(divisor));
     }
   }
   if (options.strategy == Strategy::serial || comm_.size() == 1) return;
-  for (const int column_group : {16, 8, 4}) {
-    const int blocks = share(column_group);
+  for (const int divisor : {16, 8, 4}) {
+    const int blocks = share(divisor);
     if (blocks >= sms) continue;  // the GEMMs need one, too
     for (const int column_groups : {1, 2, kMaxColumnGroups}) {
-      if (column_groups > 1 && place_.shape.hidden <= (column_groups - 1) * kGroupedColumns)
+      if (column_groups > 1 && coords_.shape.hidden <= (column_groups - 1) * kGroupedColumns)
         continue;
       add(blocks, column_groups, false);
       if (sorts_ && column_groups > 1) add(blocks, column_groups, true);
@@ -101,7 +101,7 @@ double MoeOnGpus::us_to_send_row(int blocks) const {
 Joining MoeOnGpus::joining_sorters(const MoeCandidate& candidate) const {
   constexpr double kMargin = 1.1;
   const int blocks = candidate.blocks_while_sorting();
-  const double tiles = tiles_of_us(place_.shape.hidden) * kMargin;
+  const double tiles = tiles_of_us(coords_.shape.hidden) * kMargin;
   Joining joining;
   joining.of_row = float(double(space_.row_bytes()) * sorting_us_of_byte(blocks) * tiles);
   if (candidate.sends_while_sorting()) {
@@ -117,14 +117,14 @@ Joining MoeOnGpus::joining_sorters(const MoeCandidate& candidate) const {
 Joining MoeOnGpus::joining_senders(const MoeCandidate& candidate) const {
   if (candidate.encodes()) return {};
   return {.of_leaving =
-              float(us_to_send_row(candidate.sending_blocks) * tiles_of_us(place_.shape.hidden))};
+              float(us_to_send_row(candidate.sending_blocks) * tiles_of_us(coords_.shape.hidden))};
 }
 
 // Adds a candidate and its tables. Sums need SMs during all column groups of the second GEMM but
 // the first.
 void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
   Tables tables;
-  const MoeShape& s = place_.shape;
+  const MoeShape& s = coords_.shape;
   if (candidate.overlaps_sort()) {
     tables.in = in_sorted_->add_table({.reserved_blocks = candidate.blocks_while_sorting(),
                                        .joining = joining_sorters(candidate),
@@ -160,26 +160,27 @@ void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
 
 /// Measures with evenly spread rows: the routing of a real call is not known yet.
 void MoeOnGpus::choose(const MoeOptions& options) {
-  const MoeShape& s = place_.shape;
+  const MoeShape& s = coords_.shape;
   const int64_t local = s.tokens;
   std::vector<std::string> names;
   for (const MoeCandidate& candidate : candidates_) names.push_back(candidate.describe());
   const auto measure = [&] {
-    const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
-                  out_rows = place_.experts.count * s.hidden;
+    const int64_t in_rows = coords_.experts.count * 2 * coords_.ffn,
+                  out_rows = coords_.experts.count * s.hidden;
     DeviceMemory x, w_in, w_out, out, experts, weights;
     std::unique_ptr<MoeSavedActivations> activations;
     comm_.agree_on("moe: memory to measure on", [&] {
       x = values(local, s.hidden), w_in = values(in_rows, s.hidden);
-      w_out = values(out_rows, place_.ffn), out = values(local, s.hidden);
-      experts = uploaded(chosen_experts(place_.grid, s.top_k, {1, 1}, local * place_.rank, local));
+      w_out = values(out_rows, coords_.ffn), out = values(local, s.hidden);
+      experts =
+          uploaded(chosen_experts(coords_.grid, s.top_k, {1, 1}, local * coords_.rank, local));
       weights = ints(space_.choices());
       activations = make_saved();
     });
     const Tensor on_x = x.view(s.dtype, {local, s.hidden}),
                  on_out = out.view(s.dtype, {local, s.hidden}),
                  on_in = w_in.view(s.dtype, {in_rows, s.hidden}),
-                 on_w_out = w_out.view(s.dtype, {out_rows, place_.ffn});
+                 on_w_out = w_out.view(s.dtype, {out_rows, coords_.ffn});
     const MoeRouting routing{experts.view(DType::i32, {local, s.top_k}),
                              weights.view(DType::f32, {local, s.top_k})};
     fill_uniform(on_x, 1, 1, 0, comm_.stream());
@@ -201,7 +202,7 @@ void MoeOnGpus::choose(const MoeOptions& options) {
   };
   const std::string key = fmt::format(
       "{} | {} | {} x{} | moe {}{}{}", this_machines_gpus().name, comm_.transport(), comm_.link(),
-      comm_.size(), place_.describe(), wires_of(options), trains() ? " for backward" : "");
+      comm_.size(), coords_.describe(), wires_of(options), trains() ? " for backward" : "");
   chosen_ = tandem::choose(comm_, key, names, measure, kOverSerial);
 }
 

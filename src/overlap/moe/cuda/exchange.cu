@@ -185,7 +185,7 @@ __device__ unsigned send_d_gate_weight(const MoeCall& call, int to) {
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   unsigned sent = 0;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
-    const bool computed_here = call.place[first + i] >= 0;
+    const bool computed_here = call.position[first + i] >= 0;
     if (computed_here) d_gate_weight[i] = call.d_gate_weight[first + i];
     sent += computed_here;
   }
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kSummingThreads)
   Outgoing<kOnLine> outgoing(call.line);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
-    const int32_t* const places = call.place + to * call.space.choices();
+    const int32_t* const positions = call.position + to * call.space.choices();
     const float* const weights = weights_of(call, to);
     auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
     if (call.backward && column_group == 0) {
@@ -233,8 +233,8 @@ __global__ void __launch_bounds__(kSummingThreads)
     }
     const auto choices_of = [&](int64_t row) {
       return row < call.space.tokens
-                 ? LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr,
-                                  top_k)
+                 ? LaneChoice::of(positions + row * top_k,
+                                  weights ? weights + row * top_k : nullptr, top_k)
                  : LaneChoice{};
     };
     LaneChoice next = choices_of(warp_of_grid());
@@ -242,12 +242,12 @@ __global__ void __launch_bounds__(kSummingThreads)
       const LaneChoice choice = next;
       next = choices_of(row + warps_of_grid());
       bool comes = choice.from >= 0;
-      for (int i = 32 + lane(); i < top_k; i += 32) comes |= places[row * top_k + i] >= 0;
+      for (int i = 32 + lane(); i < top_k; i += 32) comes |= positions[row * top_k + i] >= 0;
       if (!__any_sync(~0u, comes)) continue;
       for (int64_t begin = first; begin < end; begin += 32 * kSentPacks) {
         const int64_t pack = begin + lane();
         float sum[kSentPacks][kElements] = {};
-        add_weighted_packs<T>(sum, results, packs, pack, 32, end, choice, places + row * top_k,
+        add_weighted_packs<T>(sum, results, packs, pack, 32, end, choice, positions + row * top_k,
                               weights ? weights + row * top_k : nullptr, top_k);
 #pragma unroll
         for (int i = 0; i < kSentPacks; ++i) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t packs = call.space.hidden / kElements;
   const uint64_t epoch = this_epoch(&call.state->calls);
   const auto* const results = static_cast<const Pack<T>*>(call.results);
-  const int32_t* const places = call.place + rank * call.space.choices();
+  const int32_t* const positions = call.position + rank * call.space.choices();
   const float* const weights = weights_of(call, rank);
   bool complete = !__syncthreads_or(has_given_up(call));
   // Longer deadline, as a peer itself waits for rows, in its first GEMM.
@@ -326,8 +326,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   };
   const auto row_at = [&](int64_t row) -> Row {
     if (row >= call.rows) return {};
-    return {call.token_in_rank[row],
-            LaneChoice::of(places + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
+    return {
+        call.token_in_rank[row],
+        LaneChoice::of(positions + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
   };
   Row next = row_at(first);
   for (int64_t row = first; row < call.rows && complete; row += step) {
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       float local[kSummedPacks][kElements] = {};
       if (token_in_rank >> rank & 1) {
         add_weighted_packs<T>(local, results, packs, pack, threads, packs, here.choice,
-                              places + row * top_k, weights ? weights + row * top_k : nullptr,
+                              positions + row * top_k, weights ? weights + row * top_k : nullptr,
                               top_k);
       }
       float sum[kSummedPacks][kElements] = {};

@@ -109,7 +109,7 @@ struct MoeState {
   unsigned counted_rows = 0, leaving_rows = 0;
   /// Blocks that have begun to send concurrently with the first GEMM; blocks of the permutation
   /// that are done.
-  unsigned senders = 0, placed = 0;
+  unsigned senders = 0, permuted = 0;
   unsigned sent_rows[kMaxGpus] = {};
   unsigned sent_sums[kMaxColumnGroups][kMaxGpus] = {};
   unsigned decoded_rows[kMaxGpus] = {};
@@ -127,10 +127,10 @@ struct MoeCall {
   const int32_t* experts = nullptr;  ///< [rows, top_k], the caller's
   const float* weights = nullptr;
   int64_t rows = 0;
-  const int32_t* place = nullptr;  ///< [world][tokens, top_k], from MoePermutation
-  const void* results = nullptr;   ///< [padded rows, hidden]
-  uint64_t layer = 0;              ///< equal on all ranks
-  uint64_t* refused = nullptr;     ///< counter of dropped routings
+  const int32_t* position = nullptr;  ///< [world][tokens, top_k], from MoePermutation
+  const void* results = nullptr;      ///< [padded rows, hidden]
+  uint64_t layer = 0;                 ///< equal on all ranks
+  uint64_t* refused = nullptr;        ///< counter of dropped routings
   // Saved for a backward pass: expert ids and weights, without dropped routings, and the call's
   // number.
   int32_t* saved_experts = nullptr;  ///< [tokens, top_k]

@@ -20,7 +20,7 @@ using namespace schedule;
 
 /// Throws for what GPU ranks do not support. Returns the layer as text.
 std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
-  const MoePlace place(comm, shape);
+  const MoeRankCoords coords(comm, shape);
   const auto refuse = [](const char* what, int64_t value, const std::string& expected) {
     throw InvalidArgument(fmt::format("moe: {} {}: expected {} on GPUs", what, value, expected));
   };
@@ -28,8 +28,8 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
   if (shape.ffn % (8 * shape.tp) != 0) {
     refuse("ffn", shape.ffn, fmt::format("a multiple of 8 x tp = {}", 8 * shape.tp));
   }
-  if (place.experts.count > kMaxExperts) {
-    refuse("experts of a rank", place.experts.count, fmt::format("at most {}", kMaxExperts));
+  if (coords.experts.count > kMaxExperts) {
+    refuse("experts of a rank", coords.experts.count, fmt::format("at most {}", kMaxExperts));
   }
   if (shape.tokens * comm.size() >= kLocalRows) {
     refuse("tokens of all ranks", shape.tokens * comm.size(), "less than 2^30");
@@ -47,7 +47,7 @@ std::string checked(GpuCommunicator& comm, const MoeShape& shape, const MoeOptio
   if (!has_hopper_kernels(comm)) {
     throw Unsupported("moe: expected a GPU of compute capability 9.0, with its own kernels");
   }
-  return fmt::format("{} {}{}{}", place.describe(), name_of(options.strategy), wires_of(options),
+  return fmt::format("{} {}{}{}", coords.describe(), name_of(options.strategy), wires_of(options),
                      options.backward ? " for backward" : "");
 }
 
@@ -76,23 +76,23 @@ MoeSpace space_of(const GpuCommunicator& comm, const MoeShape& shape, const MoeO
 }
 
 /// Max rows that a rank's experts may receive.
-int64_t max_rows(const MoePlace& place) {
-  const int64_t chosen = std::min<int64_t>(place.shape.top_k, place.experts.count);
-  return place.world * place.shape.tokens * chosen;
+int64_t max_rows(const MoeRankCoords& coords) {
+  const int64_t chosen = std::min<int64_t>(coords.shape.top_k, coords.experts.count);
+  return coords.world * coords.shape.tokens * chosen;
 }
 
-bool usually_sorts(const MoePlace& place) {
-  return sorting_is_faster(place.usual_rows(), place.experts.count, place.ffn);
+bool usually_sorts(const MoeRankCoords& coords) {
+  return sorting_is_faster(coords.usual_rows(), coords.experts.count, coords.ffn);
 }
 
 /// `sorts`: as requested; if set, it also decides whether blocks work in pairs.
-ExpertsShape experts_of(const MoePlace& place, std::optional<bool> sorts) {
-  const bool pairs = pairs_are_faster(place.usual_rows(), int(place.experts.count));
-  return {.dtype = place.shape.dtype,
-          .experts = int(place.experts.count),
-          .rows = max_rows(place),
-          .hidden = place.shape.hidden,
-          .ffn = place.ffn,
+ExpertsShape experts_of(const MoeRankCoords& coords, std::optional<bool> sorts) {
+  const bool pairs = pairs_are_faster(coords.usual_rows(), int(coords.experts.count));
+  return {.dtype = coords.shape.dtype,
+          .experts = int(coords.experts.count),
+          .rows = max_rows(coords),
+          .hidden = coords.shape.hidden,
+          .ffn = coords.ffn,
           .fixed_order = true,
           .paired = sorts.value_or(pairs)};
 }
@@ -107,10 +107,10 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
                      Choosing choosing, std::optional<bool> sorts)
     : comm_(comm),
       number_(next_operator()),
-      place_(comm, agreed(comm, shape, options)),
+      coords_(comm, agreed(comm, shape, options)),
       space_(space_of(comm, shape, options)),
-      experts_(experts_of(place_, sorts)),
-      sorts_(sorts.value_or(usually_sorts(place_))) {
+      experts_(experts_of(coords_, sorts)),
+      sorts_(sorts.value_or(usually_sorts(coords_))) {
   candidates_ = {MoeCandidate{}};
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
@@ -119,7 +119,7 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
 }
 
 void MoeOnGpus::allocate(const MoeOptions& options) {
-  const MoeShape& shape = place_.shape;
+  const MoeShape& shape = coords_.shape;
   const bool trains = options.backward;
   alone_.refused = DeviceMemory(sizeof(uint64_t));
   const int64_t padded = experts_.padded_rows();
@@ -128,11 +128,11 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
     in_sorted_ = make_grouped_gemm(trains ? experts_.in_ungated(false) : experts_.in(false));
   }
   out_ = make_grouped_gemm(experts_.out());
-  inner_ = values(padded, place_.ffn);
+  inner_ = values(padded, coords_.ffn);
   results_ = values(padded, shape.hidden);
-  counts_ = ints(place_.world * place_.experts.count);
+  counts_ = ints(coords_.world * coords_.experts.count);
   source_ = ints(padded);
-  places_ = ints(place_.world * space_.choices());
+  positions_ = ints(coords_.world * space_.choices());
   token_in_rank_ = DeviceMemory(size_t(shape.tokens));
   state_ = DeviceMemory(sizeof(MoeState));
   group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
@@ -140,11 +140,11 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   if (trains) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
     choice_ = ints(padded);
-    d_gate_weight_ = ints(place_.world * space_.choices());
+    d_gate_weight_ = ints(coords_.world * space_.choices());
   }
   if (space_.row_message > 0) {
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
-    decoded_ = values(place_.world * shape.tokens, shape.hidden);
+    decoded_ = values(coords_.world * shape.tokens, shape.hidden);
   }
   side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
   candidates_.clear();
@@ -162,7 +162,7 @@ std::string MoeOnGpus::agreed_key(GpuCommunicator& comm, const MoeShape& shape,
 
 void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                                const Tensor& w_out, const Tensor& out) const {
-  const MoeShape& s = place_.shape;
+  const MoeShape& s = coords_.shape;
   const int64_t num_rows = x.dims() == 2 ? std::min(x.dim(0), s.tokens) : s.tokens;
   const auto check = [&](const char* name, const Tensor& tensor, DType dtype, int64_t rows,
                          int64_t columns) {
@@ -172,8 +172,8 @@ void MoeOnGpus::check_operands(const Tensor& x, const MoeRouting& routing, const
   check("out", out, out.dtype() == DType::f32 ? DType::f32 : s.dtype, num_rows, s.hidden);
   check("routing.experts", routing.experts, DType::i32, num_rows, s.top_k);
   check("routing.weights", routing.weights, DType::f32, num_rows, s.top_k);
-  check("w_in", w_in, s.dtype, place_.experts.count * 2 * place_.ffn, s.hidden);
-  check("w_out", w_out, s.dtype, place_.experts.count * s.hidden, place_.ffn);
+  check("w_in", w_in, s.dtype, coords_.experts.count * 2 * coords_.ffn, s.hidden);
+  check("w_out", w_out, s.dtype, coords_.experts.count * s.hidden, coords_.ffn);
   require_moe_apart(x, routing, w_in, w_out, out);
 }
 
@@ -183,7 +183,7 @@ void MoeOnGpus::forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouti
   if (auto* before = static_cast<MoeSavedActivations*>(rows.on_gpu.get())) before->rows = -1;
   check_operands(x, routing, w_in, w_out, out);
   comm_.check_device();
-  if (place_.shape.tokens == 0) return;
+  if (coords_.shape.tokens == 0) return;
   MoeSavedActivations* const activations = trains() ? saved_in(rows) : nullptr;
   if (activations) activations->layer = layer.number;
   run(chosen_, x, routing, w_in, w_out, out, activations, &layer);
@@ -204,7 +204,7 @@ MoeSavedActivations* MoeOnGpus::saved_in(MoeRows& rows) const {
 }
 
 int64_t MoeOnGpus::dropped_routings(const MoeOfLayer& layer) const {
-  if (place_.shape.tokens == 0) return 0;
+  if (coords_.shape.tokens == 0) return 0;
   uint64_t count = 0;
   comm_.synchronize();
   check(cudaMemcpyAsync(&count, layer.refused.data(), sizeof count, cudaMemcpyDeviceToHost,
@@ -228,16 +228,16 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) c
   call.table = buffer_->table();
   call.deadline = comm_.device_deadline();
   call.space = space_;
-  call.grid = place_.grid;
+  call.grid = coords_.grid;
   call.state = state();
   call.layer = layer.number;
   call.refused = reinterpret_cast<uint64_t*>(layer.refused.data());
   call.token_in_rank = reinterpret_cast<uint8_t*>(token_in_rank_.data());
-  call.dtype = place_.shape.dtype;
+  call.dtype = coords_.shape.dtype;
   call.experts = routing.experts.as<const int32_t>();
   call.weights = routing.weights.as<const float>();
   call.rows = routing.experts.dim(0);
-  call.place = ints(places_);
+  call.position = ints(positions_);
   call.results = results_.data();
   call.line = comm_.size() > 1 ? comm_.line() : nullptr;
   return call;
@@ -247,16 +247,16 @@ MoePermutation MoeOnGpus::permutation() const {
   MoePermutation permutation;
   permutation.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
   permutation.choices = space_.choices();
-  permutation.sources = place_.world;
-  permutation.rank = place_.rank;
+  permutation.sources = coords_.world;
+  permutation.rank = coords_.rank;
   permutation.local_row = kLocalRows;
-  permutation.top_k = place_.shape.top_k;
-  permutation.first = int(place_.experts.begin);
-  permutation.groups = int(place_.experts.count);
-  permutation.all_experts = place_.shape.experts;
+  permutation.top_k = coords_.shape.top_k;
+  permutation.first = int(coords_.experts.begin);
+  permutation.groups = int(coords_.experts.count);
+  permutation.all_experts = coords_.shape.experts;
   permutation.counts = ints(counts_);
   permutation.source = ints(source_);
-  permutation.place = ints(places_);
+  permutation.position = ints(positions_);
   permutation.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
   permutation.choice = trains() ? ints(choice_) : nullptr;
   permutation.leaving = &state()->leaving_rows;
@@ -272,12 +272,12 @@ SortedRows MoeOnGpus::sorted() const {
 
 GroupedGate MoeOnGpus::arrivals() const {
   if (comm_.size() == 1) return {};
-  return {buffer_->table().signals[place_.rank] + MoeSpace::rows_signal(0),
+  return {buffer_->table().signals[coords_.rank] + MoeSpace::rows_signal(0),
           &state()->calls,
           extend_deadline(comm_.device_deadline()),
           OpId::all_to_all,
-          place_.rank,
-          place_.world};
+          coords_.rank,
+          coords_.world};
 }
 
 // Rows of other ranks start at offset 0 of this rank's symmetric memory.
@@ -292,13 +292,13 @@ MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& 
   Rows rows{decoded_.data(), local_decoded(), {}};
   if (!candidate.overlaps_rows()) return rows;
   rows.gate = arrivals();
-  rows.gate.arrived = buffer_->table().signals[place_.rank] + MoeSpace::decoded_signal(0);
+  rows.gate.arrived = buffer_->table().signals[coords_.rank] + MoeSpace::decoded_signal(0);
   rows.gate.deadline = extend_deadline(rows.gate.deadline);
   return rows;
 }
 
 std::byte* MoeOnGpus::local_decoded() const {
-  return decoded_.data() + size_t(place_.world - 1) * space_.source_bytes();
+  return decoded_.data() + size_t(coords_.world - 1) * space_.source_bytes();
 }
 
 MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
@@ -306,7 +306,7 @@ MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
           .local = rows.local,
           .source = ints(source_),
           .out = to,
-          .columns = place_.shape.hidden,
+          .columns = coords_.shape.hidden,
           .gate = rows.gate};
 }
 
@@ -382,20 +382,20 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
     }
     if (encodes_rows) {
       launch_send_messages(call, messages_.data(), row_blocks, row_sender);
-      launch_decode_rows(call, candidate.dispatch, place_.experts, decoded_.data(), row_blocks,
+      launch_decode_rows(call, candidate.dispatch, coords_.experts, decoded_.data(), row_blocks,
                          row_sender);
     } else {
       launch_send_rows(call, x.data(), row_blocks, row_sender);
     }
   }
-  MoePermutation placed = permutation();
-  placed.ready = candidate.overlaps_sort() ? uints(ready_) : nullptr;
+  MoePermutation permuted = permutation();
+  permuted.ready = candidate.overlaps_sort() ? uints(ready_) : nullptr;
   if (joins) {
-    placed.senders = {&state()->senders, &state()->placed, unsigned(row_blocks), call.deadline};
+    permuted.senders = {&state()->senders, &state()->permuted, unsigned(row_blocks), call.deadline};
   }
-  placed.tables[placed.table_count++] = in_of(candidate).table(tables.in);
-  for (const int table : tables.out) placed.tables[placed.table_count++] = out_->table(table);
-  launch_place(placed, main);
+  permuted.tables[permuted.table_count++] = in_of(candidate).table(tables.in);
+  for (const int table : tables.out) permuted.tables[permuted.table_count++] = out_->table(table);
+  launch_permute(permuted, main);
   const Rows rows = rows_of(candidate, x);
   GroupedArgs in = first_product(rows, w_in);
   if (activations) in.out = activations->saved.gate_up.data();
@@ -418,7 +418,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
       }
       launch_gather(sorted(), gathering(rows, sorted_x), main);
     }
-    launch_sorted_swiglu(sorted(), activations->saved.gate_up.data(), inner_.data(), place_.ffn,
+    launch_sorted_swiglu(sorted(), activations->saved.gate_up.data(), inner_.data(), coords_.ffn,
                          main);
   }
   if (tables.out.size() > tables.columns.size()) {

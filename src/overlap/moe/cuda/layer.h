@@ -205,7 +205,7 @@ class MoeOnGpus final {
   GpuCommunicator& comm_;
   const uint64_t number_;  ///< unique in this process
   MoeOfLayer alone_;
-  MoePlace place_;
+  MoeRankCoords coords_;
   MoeSpace space_;
   ExpertsShape experts_;
   bool sorts_;
@@ -216,7 +216,7 @@ class MoeOnGpus final {
   std::shared_ptr<GpuBuffer> buffer_;
   std::unique_ptr<GroupedGemm> in_, in_sorted_, out_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn shard], [padded rows, hidden]
-  DeviceMemory counts_, source_, places_, token_in_rank_, state_, group_rows_;
+  DeviceMemory counts_, source_, positions_, token_in_rank_, state_, group_rows_;
   DeviceMemory ready_;     ///< permuted rows of each row tile
   DeviceMemory messages_;  ///< of this rank's rows
   DeviceMemory decoded_;   ///< [size, tokens, hidden], local rows last

@@ -23,7 +23,7 @@ std::unique_ptr<MoeSavedActivations> MoeOnGpus::make_saved() const {
 void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
                          const Tensor& w_out, const MoeRows& rows, const Tensor& dx,
                          const Tensor& dweights, const Tensor& dw_in, const Tensor& dw_out) {
-  const MoeShape& s = place_.shape;
+  const MoeShape& s = coords_.shape;
   if (s.tokens == 0) return;
   if (!trains()) {
     throw InvalidArgument("moe: a backward pass on GPUs: expected MoeOptions::backward");
@@ -37,15 +37,15 @@ void MoeOnGpus::backward(const MoeOfLayer& layer, const Tensor& dout, const Tens
                          int64_t columns) {
     check_matrix(comm_, "moe", name, tensor, dtype, count, columns);
   };
-  const int64_t in_rows = place_.experts.count * 2 * place_.ffn,
-                out_rows = place_.experts.count * s.hidden;
+  const int64_t in_rows = coords_.experts.count * 2 * coords_.ffn,
+                out_rows = coords_.experts.count * s.hidden;
   check("dout", dout, s.dtype, activations->rows, s.hidden);
   check("dx", dx, dx.dtype() == DType::f32 ? DType::f32 : s.dtype, activations->rows, s.hidden);
   check("dweights", dweights, DType::f32, activations->rows, s.top_k);
   check("w_in", w_in, s.dtype, in_rows, s.hidden);
-  check("w_out", w_out, s.dtype, out_rows, place_.ffn);
+  check("w_out", w_out, s.dtype, out_rows, coords_.ffn);
   check("dw_in", dw_in, DType::f32, in_rows, s.hidden);
-  check("dw_out", dw_out, DType::f32, out_rows, place_.ffn);
+  check("dw_out", dw_out, DType::f32, out_rows, coords_.ffn);
   require_apart("moe",
                 {{"dx", &dx}, {"dweights", &dweights}, {"dw_in", &dw_in}, {"dw_out", &dw_out}},
                 {{"dout", &dout}, {"w_in", &w_in}, {"w_out", &w_out}});
@@ -69,7 +69,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
                                  const MoeOfLayer& layer) {
   const cudaStream_t stream = comm_.stream();
   const bool sends = comm_.size() > 1;
-  const MoeShape& s = place_.shape;
+  const MoeShape& s = coords_.shape;
   MoeCall call = call_of({activations.experts.view(DType::i32, {activations.rows, s.top_k}),
                           activations.weights.view(DType::f32, {activations.rows, s.top_k})},
                          layer);
@@ -80,9 +80,9 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   call.dweights = dweights.as<float>();
   launch_notify(call, stream);
   if (sends) launch_send_rows(call, dout.data(), sending_blocks(), stream);
-  MoePermutation placed = permutation();
-  gradients_->add_tables(placed);
-  launch_place(placed, stream);
+  MoePermutation permuted = permutation();
+  gradients_->add_tables(permuted);
+  launch_permute(permuted, stream);
   launch_gather(sorted(), gathering(plain_rows(dout), gradients_->dout()), comm_.stream());
   gradients_->multiply_d_act(w_out.data(), stream);
   gradients_->gate(sorted(), activations.saved, ints(choice_),

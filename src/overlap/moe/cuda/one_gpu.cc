@@ -85,7 +85,7 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
       results_(size_t(padded_rows_ * shape.hidden) * size_of(shape.dtype)),
       counts_(ints(shape.experts)),
       source_(ints(padded_rows_)),
-      place_(ints(shape.tokens * shape.top_k)),
+      positions_(ints(shape.tokens * shape.top_k)),
       refused_(sizeof(int32_t)),
       group_rows_(size_t(shape.experts + 1) * sizeof(schedule::GroupRows)) {
   if (form.trains) training_.emplace(experts_);
@@ -154,7 +154,7 @@ void LocalMoe::check_scales(const char* name, const Tensor& scales, int64_t rows
                   name, scales.describe(), rows));
 }
 
-void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
+void LocalMoe::permute(const MoeRouting& routing, cudaStream_t stream) {
   MoePermutation permutation;
   permutation.experts = routing.experts.as<int32_t>();
   permutation.choices = routing.experts.elements();
@@ -162,7 +162,7 @@ void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
   permutation.groups = permutation.all_experts = shape_.experts;
   permutation.counts = ints(counts_);
   permutation.source = ints(source_);
-  permutation.place = ints(place_);
+  permutation.permute = ints(positions_);
   permutation.refused = ints(refused_);
   permutation.tables[0] = in_->table(in_table_);
   permutation.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
@@ -173,7 +173,7 @@ void LocalMoe::place(const MoeRouting& routing, cudaStream_t stream) {
     permutation.choice = ints(training_->choice);
     training_->gradients.add_tables(permutation);
   }
-  launch_place(permutation, stream);
+  launch_permute(permutation, stream);
 }
 
 void LocalMoe::prepare(const Tensor& x, cudaStream_t stream) {
@@ -234,7 +234,7 @@ void LocalMoe::multiply_out(const Tensor& w_out, cudaStream_t stream, const MoeS
 }
 
 void LocalMoe::sum(const MoeRouting& routing, const Tensor& out, cudaStream_t stream) {
-  launch_weighted_sum(results_.view(shape_.dtype, {padded_rows_, shape_.hidden}), ints(place_),
+  launch_weighted_sum(results_.view(shape_.dtype, {padded_rows_, shape_.hidden}), ints(positions_),
                       routing.weights.as<float>(), shape_.top_k, out, stream);
 }
 
@@ -243,7 +243,7 @@ void LocalMoe::forward(const Tensor& x, const MoeRouting& routing, const Tensor&
                        const MoeScales& scales) {
   check_operands(x, routing, w_in, w_out, out, scales);
   if (x.dim(0) == 0) return;
-  place(routing, stream);
+  permute(routing, stream);
   if (form_.sorts_first || codes_) prepare(x, stream);
   multiply_in(x, w_in, stream, scales);
   if (training_) gate(stream);
@@ -272,7 +272,7 @@ void LocalMoe::gate_backward(const MoeRouting& routing, const Tensor& dweights,
 
 void LocalMoe::sum_dx(const Tensor& dx, cudaStream_t stream) {
   launch_weighted_sum(gradients().dx().view(shape_.dtype, {padded_rows_, shape_.hidden}),
-                      ints(place_), nullptr, shape_.top_k, dx, stream);
+                      ints(positions_), nullptr, shape_.top_k, dx, stream);
 }
 
 void LocalMoe::add_dw_in(const Tensor& dw_in, cudaStream_t stream) {

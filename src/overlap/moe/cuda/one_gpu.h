@@ -70,7 +70,7 @@ class LocalMoe {
   int refused(cudaStream_t stream) const;
 
   // Steps of `forward`, for measurements.
-  void place(const MoeRouting& routing, cudaStream_t stream);
+  void permute(const MoeRouting& routing, cudaStream_t stream);
   void multiply_in(const Tensor& x, const Tensor& w_in, cudaStream_t stream,
                    const MoeScales& scales = {});
   /// Called before, with `sorts_first` or e4m3 weights.
@@ -115,7 +115,7 @@ class LocalMoe {
   std::unique_ptr<GroupedGemm> in_, out_;
   int64_t padded_rows_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn], [padded rows, hidden]
-  DeviceMemory counts_, source_, place_, refused_, group_rows_;
+  DeviceMemory counts_, source_, positions_, refused_, group_rows_;
   DeviceMemory ready_;  ///< permuted rows of each row tile
   int in_table_ = 0;
   std::optional<Training> training_;

@@ -19,7 +19,7 @@ static_assert(kMaxExperts <= kThreads);  // a thread counts the tiles of one exp
 
 /// Placeholder for a choice's position until it has one: an expert id is read once, since a
 /// timed-out rank may overwrite it later.
-__device__ int place_in(int group) {
+__device__ int position_in(int group) {
   return -2 - group;
 }
 
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(MoePermutation p) {
     if (p.refused && (expert < 0 || expert >= p.all_experts)) atomicAdd(p.refused, 1);
     const bool here = group >= 0 && group < p.groups;
     if (here) atomicAdd(&counts[group], 1);
-    p.place[first + i] = here ? place_in(group) : -1;
+    p.position[first + i] = here ? position_in(group) : -1;
   }
   __syncthreads();
   for (int e = int(threadIdx.x); e < p.groups; e += kThreads) {
@@ -122,8 +122,8 @@ __device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, i
 __device__ void await_senders(const MoePermutation::Senders& senders) {
   if (senders.blocks == 0) return;
   __syncthreads();
-  if (threadIdx.x != 0 || atomicAdd(senders.placed, 1) != gridDim.x - 1) return;
-  *senders.placed = 0;
+  if (threadIdx.x != 0 || atomicAdd(senders.sorted, 1) != gridDim.x - 1) return;
+  *senders.sorted = 0;
   await_blocks(senders.begun, senders.blocks, senders.deadline);
   *senders.begun = 0;
 }
@@ -161,7 +161,7 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
 }
 
 // One block per source and group.
-__global__ void __launch_bounds__(kThreads) place_kernel(MoePermutation p, int max_row_tiles) {
+__global__ void __launch_bounds__(kThreads) permute_kernel(MoePermutation p, int max_row_tiles) {
   const int group = int(blockIdx.x) / p.sources, step = int(blockIdx.x) % p.sources;
   const int thread = int(threadIdx.x), last = p.sources - 1;
   // Rows of group `thread`: local ones, from earlier sources, up to this source, all.
@@ -190,26 +190,26 @@ __global__ void __launch_bounds__(kThreads) place_kernel(MoePermutation p, int m
   const int begin = tiles.before * kGroupedRows;
   const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
   const int first_row = step == 0 ? p.local_row : int((step - 1) * (p.choices / p.top_k));
-  int placed = local.before;
+  int sorted = local.before;
   for (int64_t i = 0; i < p.choices; i += kThreads * kPerThread) {
     const int64_t at = i + thread * kPerThread;
     bool chosen[kPerThread];
     int count = 0;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      chosen[k] = at + k < p.choices && p.place[first + at + k] == place_in(group);
+      chosen[k] = at + k < p.choices && p.position[first + at + k] == position_in(group);
       count += chosen[k];
     }
     const Scan scan = scan_block(count);
-    int place = begin + placed + scan.before;
+    int position = begin + sorted + scan.before;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
       if (!chosen[k]) continue;
-      p.source[place] = first_row + int32_t((at + k) / p.top_k);
-      if (p.choice) p.choice[place] = int32_t(first + at + k);
-      p.place[first + at + k] = place++;
+      p.source[position] = first_row + int32_t((at + k) / p.top_k);
+      if (p.choice) p.choice[position] = int32_t(first + at + k);
+      p.position[first + at + k] = position++;
     }
-    placed += scan.all;
+    sorted += scan.all;
   }
   for (int row = local.rows + thread; step == last && row < tiles.count * kGroupedRows;
        row += kThreads) {
@@ -246,7 +246,7 @@ void check_permutation(const MoePermutation& p) {
 
 }  // namespace
 
-void launch_place(const MoePermutation& permutation, cudaStream_t stream) {
+void launch_permute(const MoePermutation& permutation, cudaStream_t stream) {
   check_permutation(permutation);
   check(cudaMemsetAsync(permutation.counts, 0,
                         size_t(permutation.sources) * size_t(permutation.groups) * sizeof(int32_t),
@@ -261,7 +261,7 @@ void launch_place(const MoePermutation& permutation, cudaStream_t stream) {
   for (int i = 0; i < permutation.table_count; ++i) {
     max_row_tiles = std::max(max_row_tiles, permutation.tables[i].row_tiles);
   }
-  place_kernel<<<unsigned(permutation.groups * permutation.sources), kThreads, 0, stream>>>(
+  permute_kernel<<<unsigned(permutation.groups * permutation.sources), kThreads, 0, stream>>>(
       permutation, max_row_tiles);
   check_launch("place_kernel");
 }

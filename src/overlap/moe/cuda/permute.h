@@ -35,10 +35,10 @@ struct MoePermutation {
   int top_k = 1;
   int first = 0, groups = 1;
   int all_experts = 1;
-  int32_t* counts = nullptr;   ///< [sources][groups], written: rows of each
-  int32_t* source = nullptr;   ///< [padded rows], written: row at each position, -1: none
-  int32_t* place = nullptr;    ///< as `experts`, written: position, -1: with none of these experts
-  int32_t* refused = nullptr;  ///< counter of routings to an invalid expert
+  int32_t* counts = nullptr;    ///< [sources][groups], written: rows of each
+  int32_t* source = nullptr;    ///< [padded rows], written: row at each position, -1: none
+  int32_t* position = nullptr;  ///< as `experts`, written: position, -1: with none of these experts
+  int32_t* refused = nullptr;   ///< counter of routings to an invalid expert
   /// Written unless null: [groups + 1], and [padded rows], index of the choice at each position,
   /// -1: none.
   schedule::GroupRows* group_rows = nullptr;
@@ -49,19 +49,19 @@ struct MoePermutation {
   /// and counted themselves, so that the following GEMM cannot take the SMs they need. Both counts
   /// are reset.
   struct Senders {
-    unsigned *begun = nullptr, *placed = nullptr;
+    unsigned *begun = nullptr, *permuted = nullptr;
     unsigned blocks = 0;
     Deadline deadline = {};
   } senders;
   GroupedTable tables[kMaxTables];  ///< written
   int table_count = 0;
 };
-void launch_place(const MoePermutation& permutation, cudaStream_t stream);
+void launch_permute(const MoePermutation& permutation, cudaStream_t stream);
 
 /// out[t] = sum over k of weights[t, k] x y[place[t, k]], in f32 in this order, over those with a
 /// position; without `weights` each is 1. y: [padded rows, columns]; out: [rows, columns], bf16,
 /// f16 or f32; y's dtype or f32.
-void launch_weighted_sum(const Tensor& y, const int32_t* place, const float* weights, int top_k,
+void launch_weighted_sum(const Tensor& y, const int32_t* position, const float* weights, int top_k,
                          const Tensor& out, cudaStream_t stream);
 
 }  // namespace tandem::gpu

@@ -20,15 +20,15 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
 // One block per row.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads)
-    weighted_sum_kernel(const Pack<T>* y, const int32_t* place, const float* weights, int top_k,
+    weighted_sum_kernel(const Pack<T>* y, const int32_t* position, const float* weights, int top_k,
                         Few<Out, Pack<T>::kElements>* out, int64_t packs) {
   constexpr int kElements = Pack<T>::kElements;
   const int64_t row = blockIdx.x;
-  place += row * top_k;
+  position += row * top_k;
   if (weights) weights += row * top_k;
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
     float sum[kElements] = {};
-    add_weighted<T>(sum, y, packs, i, place, weights, top_k);
+    add_weighted<T>(sum, y, packs, i, position, weights, top_k);
     Few<Out, kElements> result;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) result.at[e] = from_float<Out>(sum[e]);
@@ -37,17 +37,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, typename Out>
-void launch_typed(const Tensor& y, const int32_t* place, const float* weights, int top_k,
+void launch_typed(const Tensor& y, const int32_t* position, const float* weights, int top_k,
                   const Tensor& out, cudaStream_t stream) {
   constexpr int kElements = Pack<T>::kElements;
   weighted_sum_kernel<T, Out><<<unsigned(out.dim(0)), kThreads, 0, stream>>>(
-      y.as<Pack<T>>(), place, weights, top_k, out.as<Few<Out, kElements>>(),
+      y.as<Pack<T>>(), position, weights, top_k, out.as<Few<Out, kElements>>(),
       out.dim(1) / kElements);
 }
 
 }  // namespace
 
-void launch_weighted_sum(const Tensor& y, const int32_t* place, const float* weights, int top_k,
+void launch_weighted_sum(const Tensor& y, const int32_t* position, const float* weights, int top_k,
                          const Tensor& out, cudaStream_t stream) {
   if (out.elements() == 0) return;
   const bool fits = y.dim(1) == out.dim(1) && out.dim(1) * int64_t(size_of(y.dtype())) % 16 == 0 &&
@@ -55,9 +55,9 @@ void launch_weighted_sum(const Tensor& y, const int32_t* place, const float* wei
   const bool known = with_float_type(y.dtype(), [&]<typename T>(T) {
     if (!fits) return;
     if (out.dtype() == DType::f32) {
-      launch_typed<T, float>(y, place, weights, top_k, out, stream);
+      launch_typed<T, float>(y, position, weights, top_k, out, stream);
     } else {
-      launch_typed<T, T>(y, place, weights, top_k, out, stream);
+      launch_typed<T, T>(y, position, weights, top_k, out, stream);
     }
   });
   if (!known || !fits) {

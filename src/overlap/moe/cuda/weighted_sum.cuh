@@ -10,7 +10,8 @@ namespace tandem::gpu {
 /// are in flight.
 template <typename T>
 __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y, int64_t packs,
-                             int64_t pack, const int32_t* place, const float* weights, int top_k) {
+                             int64_t pack, const int32_t* position, const float* weights,
+                             int top_k) {
   constexpr int kAtATime = 4;
   for (int k = 0; k < top_k; k += kAtATime) {
     Pack<T> terms[kAtATime];
@@ -18,7 +19,7 @@ __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y,
     bool there[kAtATime];
 #pragma unroll
     for (int j = 0; j < kAtATime; ++j) {
-      const int from = k + j < top_k ? __ldg(place + k + j) : -1;
+      const int from = k + j < top_k ? __ldg(position + k + j) : -1;
       there[j] = from >= 0;
       if (!there[j]) continue;
       weight[j] = weights ? __ldg(weights + k + j) : 1.f;
@@ -39,10 +40,10 @@ __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y,
 struct LaneChoice {
   int from = -1;
   float weight = 1;
-  __device__ static LaneChoice of(const int32_t* place, const float* weights, int choices) {
+  __device__ static LaneChoice of(const int32_t* position, const float* weights, int choices) {
     const int lane = int(threadIdx.x) % 32;
     if (lane >= choices) return {};
-    return {__ldg(place + lane), weights ? __ldg(weights + lane) : 1.f};
+    return {__ldg(position + lane), weights ? __ldg(weights + lane) : 1.f};
   }
 };
 
@@ -52,7 +53,7 @@ struct LaneChoice {
 template <typename T, int kPacks>
 __device__ void add_weighted_packs(float (&sum)[kPacks][Pack<T>::kElements], const Pack<T>* y,
                                    int64_t packs, int64_t pack, int apart, int64_t end,
-                                   const LaneChoice& first, const int32_t* place,
+                                   const LaneChoice& first, const int32_t* position,
                                    const float* weights, int top_k) {
   LaneChoice choice = first;
   for (int done = 0;;) {
@@ -89,7 +90,7 @@ __device__ void add_weighted_packs(float (&sum)[kPacks][Pack<T>::kElements], con
     }
     done += 32;
     if (done >= top_k) return;
-    choice = LaneChoice::of(place + done, weights ? weights + done : nullptr, top_k - done);
+    choice = LaneChoice::of(position + done, weights ? weights + done : nullptr, top_k - done);
   }
 }
 

@@ -24,11 +24,11 @@ __device__ void for_row_slices(int64_t rows, int64_t begin, int64_t end, const W
 
 /// A thread's position in one of the blocks [first, end); if there is none, `on` is false and it
 /// repeats the last one's work without storing it.
-struct BlockPlace {
+struct BlockPosition {
   int64_t block;
   int lane;
   bool on;
-  __device__ BlockPlace(int64_t first, int64_t end) {
+  __device__ BlockPosition(int64_t first, int64_t end) {
     const int64_t wanted = first + int(threadIdx.x) % 32 / kQuad;
     on = wanted < end;
     block = on ? wanted : end - 1;
@@ -46,7 +46,7 @@ __device__ inline DType half_dtype(DType dtype) {
 template <typename Block>
 __device__ void encode_row(const WireParams& wire, DType dtype, const void* values, int64_t first,
                            std::byte* message, void* decoded) {
-  const BlockPlace at(first, wire.layout.blocks);
+  const BlockPosition at(first, wire.layout.blocks);
   float x[kLaneValues];
   load_elements(values, half_dtype(dtype), wire.layout.elements, at.block, at.lane, at.on, x);
   Block encoded;
@@ -60,7 +60,7 @@ __device__ void encode_row(const WireParams& wire, DType dtype, const void* valu
 template <typename Block>
 __device__ void decode_row(const WireParams& wire, DType dtype, const std::byte* message,
                            int64_t first, void* values) {
-  const BlockPlace at(first, wire.layout.blocks);
+  const BlockPosition at(first, wire.layout.blocks);
   Block encoded;
   encoded.load(wire, message, at.block, at.lane);
   float x[kLaneValues];
@@ -73,17 +73,18 @@ struct ExpertResults {
   const void* results;
   DType dtype;
   int64_t columns;  // a multiple of 4
-  const int32_t* place;
+  const int32_t* position;
   const float* weights;  // null: each is 1
   int count;
 
   /// Adds them in f32, as add_weighted of overlap/moe/cuda/weighted_sum.cuh does; nothing past the
   /// end of the row.
-  __device__ void add_to(float (&sum)[kLaneValues], const BlockPlace& at) const {
+  __device__ void add_to(float (&sum)[kLaneValues], const BlockPosition& at) const {
     const int64_t first = at.block * kWireBlock + 4 * at.lane;
     for (int k = 0; k < count; ++k) {
-      if (place[k] < 0) continue;
-      const auto* const from = static_cast<const uint16_t*>(results) + place[k] * columns + first;
+      if (position[k] < 0) continue;
+      const auto* const from =
+          static_cast<const uint16_t*>(results) + position[k] * columns + first;
       const float weight = weights ? weights[k] : 1.0f;
       uint2 four[kVectors];
 #pragma unroll
@@ -108,7 +109,7 @@ struct ExpertResults {
 template <typename Block>
 __device__ void encode_sum(const WireParams& wire, const ExpertResults& from, int64_t first,
                            int64_t end, std::byte* message) {
-  const BlockPlace at(first, end);
+  const BlockPosition at(first, end);
   float sum[kLaneValues] = {};
   from.add_to(sum, at);
   const DType dtype = half_dtype(from.dtype);
@@ -125,8 +126,8 @@ __device__ void encode_sum(const WireParams& wire, const ExpertResults& from, in
 
 /// Adds a message's decoded values.
 template <typename Block>
-__device__ void add_message(const WireParams& wire, const std::byte* message, const BlockPlace& at,
-                            float (&sum)[kLaneValues]) {
+__device__ void add_message(const WireParams& wire, const std::byte* message,
+                            const BlockPosition& at, float (&sum)[kLaneValues]) {
   Block encoded;
   encoded.load(wire, message, at.block, at.lane);
   encoded.for_decoded(wire, at.lane,

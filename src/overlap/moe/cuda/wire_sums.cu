@@ -16,7 +16,7 @@ __device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
   return {call.results,
           call.dtype,
           call.space.hidden,
-          call.place + of * call.space.choices() + row * top_k,
+          call.position + of * call.space.choices() + row * top_k,
           weights_of(call, of) + row * top_k,
           top_k};
 }
@@ -37,13 +37,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     for_row_slices(call.space.tokens, begin, end, [&](int64_t row, int64_t first) {
       const ExpertResults results = results_of(call, to, row);
       bool comes = false;
-      for (int i = lane(); i < top_k; i += 32) comes |= results.place[i] >= 0;
+      for (int i = lane(); i < top_k; i += 32) comes |= results.position[i] >= 0;
       if (!__any_sync(~0u, comes)) return;
-      encode_sum<Block>(wire, results, first, end, messages + row * wire.column_groups.bytes);
+      encode_sum<Block>(wire, results, first, end, messages + row * wire.layout.bytes);
       if constexpr (kOnLine) {
-        const int64_t blocks = min(int64_t(kWarpBlocks), end - first),
-                      all = wire.column_groups.blocks;
-        outgoing.add((blocks * wire.column_groups.bytes + all - 1) / all);
+        const int64_t blocks = min(int64_t(kWarpBlocks), end - first), all = wire.layout.blocks;
+        outgoing.add((blocks * wire.layout.bytes + all - 1) / all);
       }
     });
     outgoing.end_rank();
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     complete = await(call, MoeSpace::sums_signal(column_group, 0), epoch, deadline);
   }
   const auto sum_slice = [&](int64_t row, int64_t first) {
-    const BlockPlace place(first, wire.column_groups.blocks);
+    const BlockPosition position(first, wire.layout.blocks);
     const unsigned token_in_rank = call.token_in_rank[row];
     float sum[kLaneValues] = {};
     for (int r = 0; r < world; ++r) {
@@ -75,18 +74,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (r != rank) {
         const auto* const messages =
             at<const std::byte>(call, rank, call.space.sum_messages_at(rank, r));
-        add_message<Block>(wire, messages + row * wire.column_groups.bytes, place, sum);
+        add_message<Block>(wire, messages + row * wire.layout.bytes, position, sum);
         continue;
       }
       float local[kLaneValues] = {};
-      results_of(call, rank, row).add_to(local, place);
+      results_of(call, rank, row).add_to(local, position);
 #pragma unroll
       for (int e = 0; e < kLaneValues; ++e) sum[e] = __fadd_rn(sum[e], local[e]);
     }
-    store_elements(out + row * out_bytes, out_dtype, hidden, place.block, place.lane, place.on,
-                   sum);
+    store_elements(out + row * out_bytes, out_dtype, hidden, position.block, position.lane,
+                   position.on, sum);
   };
-  if (complete) for_row_slices(call.rows, 0, wire.column_groups.blocks, sum_slice);
+  if (complete) for_row_slices(call.rows, 0, wire.layout.blocks, sum_slice);
   __syncthreads();
   if (threadIdx.x == 0) finish_epoch_read(&call.state->calls, gridDim.x);
 }
@@ -110,7 +109,7 @@ void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::R
 void launch_sum_encoded_ranks(const MoeCall& call, const Wire& wire, const Tensor& out,
                               int column_groups, cudaStream_t stream) {
   const WireParams params = WireParams::of(wire, call.space.hidden, call.dtype);
-  const int64_t row_slices = (params.column_groups.blocks + kWarpBlocks - 1) / kWarpBlocks;
+  const int64_t row_slices = (params.layout.blocks + kWarpBlocks - 1) / kWarpBlocks;
   const unsigned grid = blocks_for(call.rows * row_slices, kThreads / 32, 2);
   // Longer deadline, as a peer itself waits for rows.
   const Deadline deadline{call.deadline.record, call.deadline.deadline_ns / 2 * 3};

@@ -1,5 +1,5 @@
 // Reachability between a world's GPUs, with simulated answers of CUDA.
-#include "comm/device/gpu_place.h"
+#include "comm/device/gpu_coordinates.h"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ auto paths(std::set<std::string> unreached, std::set<std::string> copies = {}) {
   };
 }
 
-TEST(GpuPlaceTest, HostsOfOneNameAreDistinguishedByBootId) {
+TEST(GpuCoordinatesTest, HostsOfOneNameAreDistinguishedByBootId) {
   EXPECT_EQ(node_identity(nullptr, "gpu1", "b7"), node_identity("", "gpu1", "b7"));
   EXPECT_NE(node_identity(nullptr, "gpu1", "b7"), node_identity(nullptr, "gpu1", "b8"));
   EXPECT_NE(node_identity(nullptr, "gpu1", "b7"), node_identity(nullptr, "gpu2", "b7"));
@@ -30,15 +30,15 @@ TEST(GpuPlaceTest, HostsOfOneNameAreDistinguishedByBootId) {
   EXPECT_EQ(this_node(), this_node());
 }
 
-TEST(GpuPlaceTest, GpusWithoutRanksAreIgnored) {
-  const std::vector<GpuPlace> ranks{{"n", "a"}, {"n", "c"}};
+TEST(GpuCoordinatesTest, GpusWithoutRanksAreIgnored) {
+  const std::vector<GpuCoordinates> ranks{{"n", "a"}, {"n", "c"}};
   const GpuPath path = path_to_all(ranks, 0, kVisible, paths({"b", "d"}, {"b", "d"}));
   EXPECT_TRUE(path.reaches);
   EXPECT_TRUE(path.atomics);
 }
 
-TEST(GpuPlaceTest, EveryPeerGpuMustBeReachable) {
-  const std::vector<GpuPlace> ranks{{"n", "d"}, {"n", "a"}, {"n", "b"}};
+TEST(GpuCoordinatesTest, EveryPeerGpuMustBeReachable) {
+  const std::vector<GpuCoordinates> ranks{{"n", "d"}, {"n", "a"}, {"n", "b"}};
   EXPECT_TRUE(path_to_all(ranks, 1, kVisible, paths({})).reaches);
   EXPECT_FALSE(path_to_all(ranks, 1, kVisible, paths({"b"})).reaches);
   EXPECT_FALSE(path_to_all(ranks, 1, kVisible, paths({"d"})).reaches);
@@ -47,23 +47,23 @@ TEST(GpuPlaceTest, EveryPeerGpuMustBeReachable) {
   EXPECT_FALSE(copied.atomics);
 }
 
-TEST(GpuPlaceTest, GpusOfOtherNodesAndInvisibleGpusAreUnreachable) {
-  const std::vector<GpuPlace> nodes{{"n", "a"}, {"m", "b"}};
+TEST(GpuCoordinatesTest, GpusOfOtherNodesAndInvisibleGpusAreUnreachable) {
+  const std::vector<GpuCoordinates> nodes{{"n", "a"}, {"m", "b"}};
   EXPECT_FALSE(path_to_all(nodes, 0, kVisible, paths({})).reaches);
-  const std::vector<GpuPlace> ranks{{"n", "a"}, {"n", "b"}};
+  const std::vector<GpuCoordinates> ranks{{"n", "a"}, {"n", "b"}};
   EXPECT_FALSE(path_to_all(ranks, 0, std::vector<std::string>{"a"}, paths({})).reaches);
 }
 
-TEST(GpuPlaceTest, SingleRankReachesAll) {
-  const std::vector<GpuPlace> alone{{"n", "a"}};
+TEST(GpuCoordinatesTest, SingleRankReachesAll) {
+  const std::vector<GpuCoordinates> alone{{"n", "a"}};
   const GpuPath path = path_to_all(alone, 0, kVisible, paths({"b", "c", "d"}));
   EXPECT_TRUE(path.reaches);
   EXPECT_TRUE(path.atomics);
 }
 
-TEST(GpuPlaceTest, RanksThatShareAGpuAreFound) {
-  EXPECT_FALSE(shared_gpu(std::vector<GpuPlace>{{"n", "a"}, {"n", "b"}}));
-  const auto shared = shared_gpu(std::vector<GpuPlace>{{"n", "a"}, {"n", "b"}, {"m", "b"}});
+TEST(GpuCoordinatesTest, RanksThatShareAGpuAreFound) {
+  EXPECT_FALSE(shared_gpu(std::vector<GpuCoordinates>{{"n", "a"}, {"n", "b"}}));
+  const auto shared = shared_gpu(std::vector<GpuCoordinates>{{"n", "a"}, {"n", "b"}, {"m", "b"}});
   ASSERT_TRUE(shared);
   EXPECT_EQ(shared->first, 1);
   EXPECT_EQ(shared->second, 2);

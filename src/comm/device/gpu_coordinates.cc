@@ -1,4 +1,4 @@
-#include "comm/device/gpu_place.h"
+#include "comm/device/gpu_coordinates.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -24,21 +24,22 @@ std::string this_node() {
   return node_identity(std::getenv("NCCL_HOSTID"), name, boot);
 }
 
-GpuPath path_to_all(std::span<const GpuPlace> ranks, int rank, std::span<const std::string> visible,
+GpuPath path_to_all(std::span<const GpuCoordinates> ranks, int rank,
+                    std::span<const std::string> visible,
                     const std::function<GpuPath(int device)>& path_to) {
   GpuPath all{true, true};
-  const GpuPlace& local = ranks[size_t(rank)];
-  for (const GpuPlace& place : ranks) {
-    if (place.node == local.node && place.gpu == local.gpu) continue;
-    const auto device = std::ranges::find(visible, place.gpu);
-    if (place.node != local.node || device == visible.end()) return {};
+  const GpuCoordinates& local = ranks[size_t(rank)];
+  for (const GpuCoordinates& peer : ranks) {
+    if (peer.node == local.node && peer.gpu == local.gpu) continue;
+    const auto device = std::ranges::find(visible, peer.gpu);
+    if (peer.node != local.node || device == visible.end()) return {};
     const GpuPath path = path_to(int(device - visible.begin()));
     all = {all.reaches && path.reaches, all.atomics && path.atomics};
   }
   return all;
 }
 
-std::optional<SharedGpu> shared_gpu(std::span<const GpuPlace> ranks) {
+std::optional<SharedGpu> shared_gpu(std::span<const GpuCoordinates> ranks) {
   for (size_t second = 0; second < ranks.size(); ++second) {
     for (size_t first = 0; first < second; ++first) {
       if (ranks[first].gpu == ranks[second].gpu) return SharedGpu{int(first), int(second)};

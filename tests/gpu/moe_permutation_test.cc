@@ -103,7 +103,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       constexpr int kTables = 3;
       const DeviceMemory experts = to_device(c.chosen), counts(size_t(groups) * 4),
                          source(std::max<size_t>(padded, 1) * 4),
-                         place(std::max<size_t>(c.chosen.size(), 1) * 4), refused(4);
+                         position(std::max<size_t>(c.chosen.size(), 1) * 4), refused(4);
       DeviceMemory works[kTables];
       MoePermutation p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
@@ -114,7 +114,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       p.all_experts = c.experts;
       p.counts = reinterpret_cast<int32_t*>(counts.data());
       p.source = reinterpret_cast<int32_t*>(source.data());
-      p.place = reinterpret_cast<int32_t*>(place.data());
+      p.position = reinterpret_cast<int32_t*>(position.data());
       p.refused = reinterpret_cast<int32_t*>(refused.data());
       p.table_count = kTables;
       for (int i = 0; i < kTables; ++i) {
@@ -126,7 +126,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
                        kColumns[i], kSteps[i]};
         p.tables[i].row_tiles = kRowTiles[i];
       }
-      for (int repeat = 0; repeat < 2; ++repeat) launch_place(p, stream());
+      for (int repeat = 0; repeat < 2; ++repeat) launch_permute(p, stream());
 
       std::vector<int32_t> expected_counts(size_t(groups), 0);
       for (const int32_t e : c.chosen) {
@@ -137,7 +137,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       for (size_t g = 0; g < size_t(groups); ++g) {
         begin[g + 1] = begin[g] + schedule::group_tiles(expected_counts[g], kGroupedRows);
       }
-      std::vector<int32_t> next(begin.size()), expected_place(c.chosen.size(), -1);
+      std::vector<int32_t> next(begin.size()), expected_position(c.chosen.size(), -1);
       const size_t rows = size_t(begin.back()) * kGroupedRows;
       ASSERT_LE(rows, padded) << c.name;
       std::vector<int32_t> expected_source(rows, -1);
@@ -145,10 +145,10 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       for (size_t i = 0; i < c.chosen.size(); ++i) {
         if (c.chosen[i] < first) continue;
         const int32_t at = next[size_t(c.chosen[i] - first)]++;
-        expected_place[i] = at;
+        expected_position[i] = at;
         expected_source[size_t(at)] = int32_t(i) / c.top_k;
       }
-      ASSERT_EQ(to_host<int32_t>(place, expected_place.size()), expected_place) << c.name;
+      ASSERT_EQ(to_host<int32_t>(position, expected_position.size()), expected_position) << c.name;
       ASSERT_EQ(to_host<int32_t>(source, rows), expected_source) << c.name;
       ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << c.name;
       for (int i = 0; i < kTables; ++i) {
@@ -347,7 +347,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
           {.tiles = GroupedTiles::local, .ordered = true}};
       static_assert(std::size(cuts) == kMaxTables);
       const DeviceMemory experts = to_device(chosen), counts(size_t(sources * groups) * 4),
-                         source(size_t(shape.padded_rows()) * 4), place(chosen.size() * 4),
+                         source(size_t(shape.padded_rows()) * 4), position(chosen.size() * 4),
                          refused(4),
                          ready = to_device(std::vector<uint32_t>(size_t(shape.row_tiles()), 77));
       MoePermutation p;
@@ -361,7 +361,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       p.all_experts = groups + 2;
       p.counts = reinterpret_cast<int32_t*>(counts.data());
       p.source = reinterpret_cast<int32_t*>(source.data());
-      p.place = reinterpret_cast<int32_t*>(place.data());
+      p.position = reinterpret_cast<int32_t*>(position.data());
       p.refused = reinterpret_cast<int32_t*>(refused.data());
       p.ready = reinterpret_cast<uint32_t*>(ready.data());
       constexpr unsigned kLeaving = 5;
@@ -369,13 +369,13 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       p.leaving = reinterpret_cast<const unsigned*>(leaving.data());
       for (const GroupedCut& cut : cuts)
         p.tables[p.table_count++] = gemm->table(gemm->add_table(cut));
-      launch_place(p, stream());
+      launch_permute(p, stream());
       // State that a previous call leaves.
       for (const GroupedTable& table : p.tables) {
         if (!table.order) continue;
         check(cudaMemsetAsync(&table.order[1], 0x11, sizeof table.order[1], stream()), "take rows");
       }
-      launch_place(p, stream());
+      launch_permute(p, stream());
 
       const auto read = [&]<typename T>(const T* from, size_t count) {
         std::vector<T> host(count);

@@ -18,7 +18,7 @@ std::string node_identity(const char* host_id, std::string_view host_name,
 /// Identity of the node of this process.
 std::string this_node();
 
-struct GpuPlace {
+struct GpuCoordinates {
   std::string node;
   std::string gpu;  ///< equal in every process, however each numbers its GPUs
 };
@@ -33,13 +33,14 @@ struct GpuPath {
 /// `visible`: the GPUs that its process sees, by index; `path_to` returns the path from this rank's
 /// GPU to one of them. A GPU that the process does not see, or of another node, is not reached.
 /// GPUs without a rank are ignored.
-GpuPath path_to_all(std::span<const GpuPlace> ranks, int rank, std::span<const std::string> visible,
+GpuPath path_to_all(std::span<const GpuCoordinates> ranks, int rank,
+                    std::span<const std::string> visible,
                     const std::function<GpuPath(int device)>& path_to);
 
 /// First two ranks that have the same GPU.
 struct SharedGpu {
   int first, second;
 };
-std::optional<SharedGpu> shared_gpu(std::span<const GpuPlace> ranks);
+std::optional<SharedGpu> shared_gpu(std::span<const GpuCoordinates> ranks);
 
 }  // namespace tandem
