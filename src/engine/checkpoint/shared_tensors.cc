@@ -110,8 +110,8 @@ void SharedTensors::share_hashes() {
   const auto texts = on_every_rank(ranks_, "hashes of a file", bytes_, [&] {
     std::string hashes;
     for (size_t i = 0; file_ && i < tensors_; ++i) {
-      const uint64_t begin = file_->place_of(0);
-      if (share()->has(file_->place_of(i) - begin, file_->place_of(tensors_) - begin)) {
+      const uint64_t begin = file_->offset_of(0);
+      if (share()->has(file_->offset_of(i) - begin, file_->offset_of(tensors_) - begin)) {
         hashes += file_->hash_of(i);
       }
     }
