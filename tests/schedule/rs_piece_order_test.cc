@@ -129,15 +129,15 @@ TEST(RsPieceOrder, LocalTilesComeAfterRemoteTilesOfTheirPosition) {
     }
     for (int at = 0; at < order.tiles(); ++at) {
       const PieceTile& tile = tiles[size_t(at)];
-      const std::pair place{tile.row, tile.column};
+      const std::pair position{tile.row, tile.column};
       if (tile.owner != order.rank) {
         ASSERT_LT(at, end);
-        stored[place] = at;
+        stored[position] = at;
       } else if (at < end) {
         ++between;
-        ASSERT_GE(at - stored.at(place), order.last);
+        ASSERT_GE(at - stored.at(position), order.last);
       } else {
-        ASSERT_LT(stored.at(place), at);
+        ASSERT_LT(stored.at(position), at);
       }
     }
     if (order.shorter > 0) continue;
@@ -165,11 +165,11 @@ TEST(RsPieceOrder, TilesSentLaterAreNeededLastAndSpread) {
     SCOPED_TRACE(about(order));
     const std::vector<PieceTile> tiles = tiles_of(order);
     const int all = int(std::ranges::count_if(tiles, [](const PieceTile& t) { return t.later; }));
-    const int places = order.later > 0 ? order.shard_tiles() / order.later : 0;
-    ASSERT_EQ(all, places * (order.ranks - 1));
+    const int num_later = order.later > 0 ? order.shard_tiles() / order.later : 0;
+    ASSERT_EQ(all, num_later * (order.ranks - 1));
     if (all == 0) continue;
     std::set<std::pair<int, int>> last;
-    for (int i = order.tiles() - places; i < order.tiles(); ++i) {
+    for (int i = order.tiles() - num_later; i < order.tiles(); ++i) {
       last.insert({tiles[size_t(i)].row, tiles[size_t(i)].column});
     }
     std::vector<int> of_wave(size_t(order.tiles() / order.clusters + 1));

@@ -24,13 +24,13 @@ __global__ void __launch_bounds__(kExchangeThreads)
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
-  const Piece<kAligned> place = shard_of_rank<kAligned>(shards, shards.out, rank),
-                        local = piece_of<kAligned>(shards.in, place.bytes);
+  const Piece<kAligned> target = shard_of_rank<kAligned>(shards, shards.out, rank),
+                        local = piece_of<kAligned>(shards.in, target.bytes);
   for (int i = begin; i < local.packs(); i += step) {
     const uint4 words = local.load(i);
     for (int s = 1; s < size; ++s)
       words_at(params, call.receiver(params, peer_at(params.table, s)), first + rank)[i] = words;
-    if (place.at != local.at) place.store(i, words);
+    if (target.at != local.at) target.store(i, words);
   }
   if (!exchange_flags(params, 0, call, [&](int) { return local.bytes; })) return;
   const auto remote = [&](int source) {

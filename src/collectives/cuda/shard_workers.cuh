@@ -97,7 +97,7 @@ __device__ void send_local(const ShardParams& params, Lane lane, const Group<kWo
     }
     lost = lost || !wait_for(c);
     const auto piece = chunk_of<kAligned>(params, shard, bytes, c),
-               place = chunk_of<kAligned>(params, copy, bytes, c);
+               target = chunk_of<kAligned>(params, copy, bytes, c);
     for (int step = 1; step < params.table.size; ++step) {
       uint4* to = flow.to(peer_at(params.table, step), c);
       const bool first = step == 1, copies = first && copy != shard;
@@ -109,7 +109,7 @@ __device__ void send_local(const ShardParams& params, Lane lane, const Group<kWo
           },
           [&](int pack, const uint4& words) {
             to[pack] = words;
-            if (copies) place.store(pack, words);
+            if (copies) target.store(pack, words);
           });
     }
     group.worked(lost);
