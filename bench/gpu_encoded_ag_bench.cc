@@ -32,15 +32,15 @@ struct Gather {
   int ranks;
   size_t shard_bytes, source_bytes;
 
-  Gather(int size, size_t piece_bytes, cudaStream_t stream)
+  Gather(int size, size_t message_bytes, cudaStream_t stream)
       : rows(size_t(kM * kK) * 2),
-        inbox(size_t(kM) * kChunks * piece_bytes + 16),
+        inbox(size_t(kM) * kChunks * message_bytes + 16),
         words(size_t(kMaxGpus * (2 + kChunks)) * 8),
         decoded(size_t(kMaxGpus * kChunks) * 8),
         calls(sizeof(CallCounter)),
         ranks(size),
         shard_bytes(rows.bytes() / size_t(size)),
-        source_bytes(size_t(kM / size) * kChunks * piece_bytes) {
+        source_bytes(size_t(kM / size) * kChunks * message_bytes) {
     check(cudaMemsetAsync(words.data(), 0x7f, kMaxGpus * 8, stream), "enter");
   }
   uint64_t* entered() const { return reinterpret_cast<uint64_t*>(words.data()); }
@@ -114,12 +114,12 @@ void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) 
   std::vector<std::unique_ptr<FusedAgKernel>> kernels;
   std::vector<std::unique_ptr<Gather>> gathers;
   const auto add = [&](const std::string& name, std::unique_ptr<FusedAgKernel> kernel,
-                       size_t piece_bytes, const Tensor& out) {
+                       size_t message_bytes, const Tensor& out) {
     kernels.push_back(std::move(kernel));
-    gathers.push_back(std::make_unique<Gather>(ranks, piece_bytes, stream));
+    gathers.push_back(std::make_unique<Gather>(ranks, message_bytes, stream));
     for (const int head : {8, 4}) {
       const FusedAgArgs args =
-          gathers.back()->make_args(x, weight, out, head, piece_bytes > 0, deadline);
+          gathers.back()->make_args(x, weight, out, head, message_bytes > 0, deadline);
       all.push_back({fmt::format("{} {}/8", name, head),
                      [args, at = kernels.back().get(), stream] { at->launch(args, stream); },
                      {}});
@@ -136,7 +136,7 @@ void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) 
   for (const auto& each : made) {
     const Wire wire = Wire::parse(each.first);
     add(each.first, each.second(shape),
-        size_t(encoded_piece_bytes(codec::code_bits(wire.codec), wire.group)), local);
+        size_t(encoded_chunk_bytes(codec::code_bits(wire.codec), wire.group)), local);
     all.back().run();
     errors.emplace_back(each.first, difference(read(local, stream), expected));
   }

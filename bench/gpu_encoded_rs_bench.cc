@@ -65,7 +65,7 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
   const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), arrived_tiles, ranks, stream);
   for (int plan = 0; plan < int(adding->plans().size()); ++plan) {
     const AddingPlan& is = adding->plans()[size_t(plan)];
-    if (is.pieces > 0 || is.later > 0) continue;
+    if (is.chunks > 0 || is.later > 0) continue;
     all.push_back({is.between ? "adding between" : "adding",
                    [&, plan] {
                      adding->launch({.x = x.data(),

@@ -18,18 +18,18 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kPieceElements = 1 << 16;
-constexpr size_t kPieceBytes = size_t(256) << 10;  // slot size of the collectives
+constexpr int64_t kChunkElements = 1 << 16;
+constexpr size_t kChunkBytes = size_t(256) << 10;  // slot size of the collectives
                                                    // (comm/workspace.cc)
 
 template <typename Body>
-void for_pieces(int64_t elements, Body body) {
-  for (int64_t at = 0; at < elements; at += kPieceElements) {
-    body(at, std::min(kPieceElements, elements - at));
+void for_chunks(int64_t elements, Body body) {
+  for (int64_t at = 0; at < elements; at += kChunkElements) {
+    body(at, std::min(kChunkElements, elements - at));
   }
 }
 
-Tensor piece_of(const Tensor& all, int64_t at, int64_t count) {
+Tensor chunk_of(const Tensor& all, int64_t at, int64_t count) {
   return Tensor(all.as<std::byte>() + size_t(at) * size_of(all.dtype()), all.dtype(), {count});
 }
 
@@ -41,26 +41,26 @@ CodecWork::CodecWork(const Wire& wire, const CodecSizes& sizes, const Tensor& fr
       sizes_(sizes),
       from_(from),
       to_(to),
-      message_(wire.bytes(kPieceElements, from.dtype())) {
+      message_(wire.bytes(kChunkElements, from.dtype())) {
   for (const int64_t size : sizes.decoded) {
-    for_pieces(size, [&](int64_t at, int64_t count) {
+    for_chunks(size, [&](int64_t at, int64_t count) {
       std::vector<std::byte>& message = messages_[count];
       if (!message.empty()) return;
       message.resize(wire_.bytes(count, from_.dtype()));
-      message.resize(encode(wire_, piece_of(from_, at, count), message));
+      message.resize(encode(wire_, chunk_of(from_, at, count), message));
     });
   }
 }
 
 void CodecWork::encode_values(int64_t elements) {
-  for_pieces(elements, [&](int64_t at, int64_t count) {
-    encode(wire_, piece_of(from_, at, count), message_);
+  for_chunks(elements, [&](int64_t at, int64_t count) {
+    encode(wire_, chunk_of(from_, at, count), message_);
   });
 }
 
 void CodecWork::decode_values(int64_t elements) {
-  for_pieces(elements, [&](int64_t at, int64_t count) {
-    decode(wire_, messages_.at(count), piece_of(to_, at, count));
+  for_chunks(elements, [&](int64_t at, int64_t count) {
+    decode(wire_, messages_.at(count), chunk_of(to_, at, count));
   });
 }
 
@@ -102,8 +102,8 @@ class TransportWork::Loopback {
     size_t lent = 0, in_pipe = 0, received = 0;
     while (received < source.size()) {
       if (lent < source.size()) {
-        const iovec piece{const_cast<std::byte*>(source.data()) + lent, source.size() - lent};
-        const size_t bytes = moved(::vmsplice(pipe_[1], &piece, 1, SPLICE_F_NONBLOCK), "vmsplice");
+        const iovec size{const_cast<std::byte*>(source.data()) + lent, source.size() - lent};
+        const size_t bytes = moved(::vmsplice(pipe_[1], &size, 1, SPLICE_F_NONBLOCK), "vmsplice");
         lent += bytes, in_pipe += bytes;
       }
       if (in_pipe > 0) {
@@ -138,7 +138,7 @@ class TransportWork::Loopback {
 };
 
 TransportWork::TransportWork(const Communicator& comm, int64_t bytes)
-    : bytes_(bytes), source_(kPieceBytes), target_(kPieceBytes) {
+    : bytes_(bytes), source_(kChunkBytes), target_(kChunkBytes) {
   const bool processes = comm.transport() == "mpi" || comm.transport() == "processes";
   if (processes && comm.link() != "shm") loopback_ = std::make_unique<Loopback>();
 }
@@ -146,12 +146,12 @@ TransportWork::TransportWork(const Communicator& comm, int64_t bytes)
 TransportWork::~TransportWork() = default;
 
 void TransportWork::run() {
-  for (int64_t at = 0; at < bytes_; at += int64_t(kPieceBytes)) {
-    const auto piece = std::min(kPieceBytes, size_t(bytes_ - at));
+  for (int64_t at = 0; at < bytes_; at += int64_t(kChunkBytes)) {
+    const auto size = std::min(kChunkBytes, size_t(bytes_ - at));
     if (loopback_) {
-      loopback_->move({source_.data(), piece}, target_.data());
+      loopback_->move({source_.data(), size}, target_.data());
     } else {
-      std::memcpy(target_.data(), source_.data(), piece);
+      std::memcpy(target_.data(), source_.data(), size);
     }
   }
 }

@@ -26,14 +26,14 @@ void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
   const Shard local = shard_of(data.elements(), call.size(), call.rank());
   std::vector<const std::byte*> sources(static_cast<size_t>(call.size()));
   const auto block = int64_t(kDirectBlock / element);
-  for (int64_t i = 0; i < pieces_in(local.count, block); ++i) {
-    const Piece piece = piece_of(local.count, block, i);
-    const size_t at = size_t(local.begin + piece.begin) * element;
+  for (int64_t i = 0; i < slices_in(local.count, block); ++i) {
+    const Slice slice = slice_of(local.count, block, i);
+    const size_t at = size_t(local.begin + slice.begin) * element;
     for (int r = 0; r < call.size(); ++r) sources[size_t(r)] = direct.of(r) + at;
     std::byte* sum = direct.of(call.rank()) + at;
-    reduce(data.dtype(), op, sources, sum, piece.count);
+    reduce(data.dtype(), op, sources, sum, slice.count);
     for (int step = 1; step < call.size(); ++step) {
-      std::memcpy(direct.of(call.peer(step)) + at, sum, size_t(piece.count) * element);
+      std::memcpy(direct.of(call.peer(step)) + at, sum, size_t(slice.count) * element);
     }
   }
   direct.finish();

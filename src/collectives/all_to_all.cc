@@ -28,8 +28,8 @@ std::vector<Span> spans_of(Counts counts, size_t row) {
 
 Span chunk_of(const Call& call, const Span& whole, int64_t step) {
   if (step < 0 || whole.bytes == 0) return {0, 0};
-  const Piece piece = piece_of(int64_t(whole.bytes), int64_t(call.chunk_bytes(whole.bytes)), step);
-  return {whole.begin + size_t(piece.begin), size_t(piece.count)};
+  const Slice slice = slice_of(int64_t(whole.bytes), int64_t(call.chunk_bytes(whole.bytes)), step);
+  return {whole.begin + size_t(slice.begin), size_t(slice.count)};
 }
 
 int64_t steps_of(const Call& call, const std::vector<Span>& spans, size_t small) {
@@ -37,7 +37,7 @@ int64_t steps_of(const Call& call, const std::vector<Span>& spans, size_t small)
   for (int r = 0; r < call.size(); ++r) {
     const size_t bytes = spans[size_t(r)].bytes;
     if (r == call.rank() || bytes <= small) continue;
-    steps = std::max(steps, pieces_in(int64_t(bytes), int64_t(call.chunk_bytes(bytes))));
+    steps = std::max(steps, slices_in(int64_t(bytes), int64_t(call.chunk_bytes(bytes))));
   }
   return steps;
 }

@@ -133,16 +133,16 @@ class Call {
                      // computation waits for
 };
 
-/// Slice `index` of `total` units cut into slices of `piece`: empty past the end.
-struct Piece {
+/// Slice `index` of `total` units cut into slices of `slice`: empty past the end.
+struct Slice {
   int64_t begin, count;
 };
-constexpr Piece piece_of(int64_t total, int64_t piece, int64_t index) {
-  const int64_t begin = index * piece < total ? index * piece : total;
-  return {begin, total - begin < piece ? total - begin : piece};
+constexpr Slice slice_of(int64_t total, int64_t slice, int64_t index) {
+  const int64_t begin = index * slice < total ? index * slice : total;
+  return {begin, total - begin < slice ? total - begin : slice};
 }
-constexpr int64_t pieces_in(int64_t total, int64_t piece) {
-  return (total + piece - 1) / piece;
+constexpr int64_t slices_in(int64_t total, int64_t slice) {
+  return (total + slice - 1) / slice;
 }
 
 }  // namespace tandem::collectives

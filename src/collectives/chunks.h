@@ -16,8 +16,8 @@ class Chunks {
   Chunks(const Call& call, int64_t units, size_t unit_bytes)
       : units_(units), unit_bytes_(unit_bytes), world_(call.size()) {
     const size_t largest = size_t(shard_of(units, world_, 0).count) * unit_bytes;
-    piece_ = int64_t(call.chunk_bytes(largest));
-    steps_ = pieces_in(int64_t(largest), piece_);
+    chunk_ = int64_t(call.chunk_bytes(largest));
+    steps_ = slices_in(int64_t(largest), chunk_);
   }
   /// Number of steps in which some rank's shard has a chunk.
   int64_t steps() const { return steps_; }
@@ -26,15 +26,15 @@ class Chunks {
   Span at(int rank, int64_t step) const {
     if (step < 0) return {0, 0};
     const Shard shard = shard_of(units_, world_, rank);
-    const Piece piece = piece_of(shard.count * int64_t(unit_bytes_), piece_, step);
-    return {size_t(shard.begin) * unit_bytes_ + size_t(piece.begin), size_t(piece.count)};
+    const Slice slice = slice_of(shard.count * int64_t(unit_bytes_), chunk_, step);
+    return {size_t(shard.begin) * unit_bytes_ + size_t(slice.begin), size_t(slice.count)};
   }
 
  private:
   int64_t units_;
   size_t unit_bytes_;
   int world_;
-  int64_t piece_, steps_;
+  int64_t chunk_, steps_;
 };
 
 /// Copies the next chunk from `source` to `to`.

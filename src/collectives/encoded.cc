@@ -33,26 +33,26 @@ void require_encoded(const char* op, const Communicator& comm, const Wire& wire,
 Encoded::Encoded(Call& call, const Wire& wire, DType dtype, int64_t largest)
     : call_(call), wire_(wire), dtype_(dtype) {
   if (largest == 0) return;
-  piece_ = piece_for(largest);
-  steps_ = pieces_in(largest, piece_);
+  chunk_ = chunk_for(largest);
+  steps_ = slices_in(largest, chunk_);
 }
 
-int64_t Encoded::piece_for(int64_t elements) const {
+int64_t Encoded::chunk_for(int64_t elements) const {
   const size_t whole = wire_.bytes(elements, dtype_), each = call_.chunk_bytes(whole);
-  auto piece = int64_t(double(elements) * double(each) / double(whole)) / kWireBlock * kWireBlock;
-  piece = std::max<int64_t>(piece, kWireBlock);
-  while (wire_.bytes(piece, dtype_) > call_.slot_bytes()) piece -= kWireBlock;
-  return piece;
+  auto chunk = int64_t(double(elements) * double(each) / double(whole)) / kWireBlock * kWireBlock;
+  chunk = std::max<int64_t>(chunk, kWireBlock);
+  while (wire_.bytes(chunk, dtype_) > call_.slot_bytes()) chunk -= kWireBlock;
+  return chunk;
 }
 
 int64_t Encoded::steps_of(int64_t elements) const {
-  return elements == 0 ? 0 : pieces_in(elements, piece_for(elements));
+  return elements == 0 ? 0 : slices_in(elements, chunk_for(elements));
 }
 
 Elements Encoded::chunk(const Elements& shard, int64_t step) const {
   if (step < 0 || shard.count == 0) return {};
-  const Piece piece = piece_of(shard.count, piece_ ? piece_ : piece_for(shard.count), step);
-  return {shard.begin + piece.begin, piece.count};
+  const Slice slice = slice_of(shard.count, chunk_ ? chunk_ : chunk_for(shard.count), step);
+  return {shard.begin + slice.begin, slice.count};
 }
 
 size_t Encoded::encode(const std::byte* values, int64_t count, float* residual,

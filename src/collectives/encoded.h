@@ -54,12 +54,12 @@ class Encoded {
 
  private:
   class Sum;
-  int64_t piece_for(int64_t elements) const;
+  int64_t chunk_for(int64_t elements) const;
 
   Call& call_;
   const Wire wire_;
   const DType dtype_;
-  int64_t piece_ = 0, steps_ = 0;
+  int64_t chunk_ = 0, steps_ = 0;
   std::vector<std::vector<std::byte>> exact_;  // decoded chunks of lossless messages, by part
 };
 

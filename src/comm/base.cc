@@ -14,8 +14,8 @@ struct SlotHeader {
   uint64_t total;  ///< bytes of the whole blob
   char what[56];
 };
-constexpr size_t kPiece = 1024;
-constexpr size_t kSlot = sizeof(SlotHeader) + kPiece;
+constexpr size_t kChunk = 1024;
+constexpr size_t kSlot = sizeof(SlotHeader) + kChunk;
 
 SlotHeader header_at(const std::byte* slot) {
   SlotHeader header;
@@ -96,18 +96,18 @@ const std::byte* BaseCommunicator::control_slot(int source) const {
   return control_->local() + ((round_ & 1) * size_t(size_) + size_t(source)) * kSlot;
 }
 
-void BaseCommunicator::exchange_round(std::span<const std::byte> piece, size_t total,
+void BaseCommunicator::exchange_round(std::span<const std::byte> chunk, size_t total,
                                       std::string_view what) {
   ++round_;
   std::byte* slot = outgoing_.data() + (round_ & 1) * kSlot;
   SlotHeader header{total, {}};
   std::memcpy(header.what, what.data(), std::min(what.size(), sizeof header.what));
   std::memcpy(slot, &header, sizeof header);
-  if (!piece.empty()) std::memcpy(slot + sizeof header, piece.data(), piece.size());
+  if (!chunk.empty()) std::memcpy(slot + sizeof header, chunk.data(), chunk.size());
   const size_t offset = ((round_ & 1) * size_t(size_) + size_t(rank_)) * kSlot;
   for (int step = 0; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
-    do_put(peer, *control_, offset, slot, sizeof header + piece.size(), rank_, round_);
+    do_put(peer, *control_, offset, slot, sizeof header + chunk.size(), rank_, round_);
   }
   for (int r = 0; r < size_; ++r) do_wait(*control_, r, round_, WaitSite{what, r});
 }
@@ -123,9 +123,9 @@ std::vector<std::vector<std::byte>> BaseCommunicator::exchange(std::span<const s
 void BaseCommunicator::exchange_all(std::span<const std::byte> blob, std::string_view what,
                                     std::vector<std::vector<std::byte>>& all) {
   size_t longest = 1;
-  for (size_t at = 0; at < longest; at += kPiece) {
+  for (size_t at = 0; at < longest; at += kChunk) {
     const size_t begin = std::min(at, blob.size());
-    exchange_round(blob.subspan(begin, std::min(kPiece, blob.size() - begin)), blob.size(), what);
+    exchange_round(blob.subspan(begin, std::min(kChunk, blob.size() - begin)), blob.size(), what);
     for (int r = 0; r < size_; ++r) {
       const std::byte* slot = control_slot(r);
       const SlotHeader header = header_at(slot);
@@ -137,7 +137,7 @@ void BaseCommunicator::exchange_all(std::span<const std::byte> blob, std::string
       auto& text = all[size_t(r)];
       const std::byte* payload = slot + sizeof header;
       text.insert(text.end(), payload,
-                  payload + std::min<size_t>(kPiece, header.total - text.size()));
+                  payload + std::min<size_t>(kChunk, header.total - text.size()));
       longest = std::max<size_t>(longest, header.total);
     }
   }

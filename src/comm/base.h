@@ -70,7 +70,7 @@ class BaseCommunicator : public Communicator {
  private:
   void exchange_all(std::span<const std::byte> blob, std::string_view what,
                     std::vector<std::vector<std::byte>>& all);
-  void exchange_round(std::span<const std::byte> piece, size_t total, std::string_view what);
+  void exchange_round(std::span<const std::byte> chunk, size_t total, std::string_view what);
   const std::byte* control_slot(int source) const;
 
   std::shared_ptr<SymmetricBuffer> control_;

@@ -21,7 +21,7 @@ struct CopyItem {
 /// Copy items of one block; counts within a group differ by at most one.
 struct CopyAssignment {
   CopyItem first;  ///< if there are no items, its chunk may be past the last one
-  int pieces = 0;
+  int num_items = 0;
   int rows = 1;     ///< per chunk
   int members = 1;  ///< blocks of the group
   int groups = 1;
@@ -38,22 +38,21 @@ constexpr CopyAssignment assignment_of(const AgCopyOrder& order, int block) {
           order.groups};
 }
 
-/// Next copy item of the same block after `piece`.
-constexpr CopyItem next_piece(const CopyAssignment& assignment, CopyItem piece) {
-  piece.row += assignment.members;
-  for (; piece.row >= assignment.rows; piece.row -= assignment.rows)
-    piece.chunk += assignment.groups;
-  return piece;
+/// Next copy item of the same block after `item`.
+constexpr CopyItem next_item(const CopyAssignment& assignment, CopyItem item) {
+  item.row += assignment.members;
+  for (; item.row >= assignment.rows; item.row -= assignment.rows) item.chunk += assignment.groups;
+  return item;
 }
 
 /// Whether the block has no further item of this chunk.
-constexpr bool ends_chunk(const CopyAssignment& assignment, CopyItem piece) {
-  return piece.row + assignment.members >= assignment.rows;
+constexpr bool ends_chunk(const CopyAssignment& assignment, CopyItem item) {
+  return item.row + assignment.members >= assignment.rows;
 }
 
 /// Number of copy items of all blocks sent before this one.
-constexpr int pieces_before(const CopyAssignment& assignment, CopyItem piece) {
-  return piece.chunk * assignment.rows + piece.row;
+constexpr int items_before(const CopyAssignment& assignment, CopyItem item) {
+  return item.chunk * assignment.rows + item.row;
 }
 
 }  // namespace tandem::schedule

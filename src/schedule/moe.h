@@ -34,21 +34,21 @@ constexpr int moe_source(int rank, int world, int step) {
 }
 
 /// Max chunks of the rows that one rank sends to another: 1/2, 1/4, 1/8, 1/16, 1/16.
-constexpr int kMoePieces = 5;
+constexpr int kMaxMoeWaves = 5;
 
-/// Wave `wave` in [0, waves) of the rows that one rank sends to another; waves <= kMoePieces.
+/// Wave `wave` in [0, waves) of the rows that one rank sends to another; waves <= kMaxMoeWaves.
 constexpr Range moe_wave(int64_t rows, int waves, int wave) {
   return taper_rows(rows, waves, wave, Taper::falling);
 }
-/// Chunk in [0, kMoePieces) that contains row `row` of `rows`.
-constexpr int moe_piece_of(int64_t rows, int64_t row) {
-  int piece = 0;
-  while (row >= moe_wave(rows, kMoePieces, piece).end()) ++piece;
-  return piece;
+/// Chunk in [0, kMaxMoeWaves) that contains row `row` of `rows`.
+constexpr int moe_wave_of(int64_t rows, int64_t row) {
+  int wave = 0;
+  while (row >= moe_wave(rows, kMaxMoeWaves, wave).end()) ++wave;
+  return wave;
 }
 /// Chunks of wave `wave` of `waves`.
-constexpr Range moe_pieces(int waves, int wave) {
-  return {wave, wave + 1 == waves ? kMoePieces - wave : 1};
+constexpr Range moe_waves_of_chunk(int waves, int wave) {
+  return {wave, wave + 1 == waves ? kMaxMoeWaves - wave : 1};
 }
 
 /// Max load of an EP rank over the mean, in rows times experts; 1 is balanced.

@@ -70,10 +70,10 @@ enum class Taper {
 };
 
 /// Chunk `index` of `total` rows.
-constexpr Range taper_rows(int64_t total, int pieces, int index, Taper taper) {
-  const int from_large = taper == Taper::falling ? index : pieces - 1 - index;
+constexpr Range taper_rows(int64_t total, int chunks, int index, Taper taper) {
+  const int from_large = taper == Taper::falling ? index : chunks - 1 - index;
   const int64_t begin = total - (total >> from_large);
-  const int64_t end = from_large + 1 == pieces ? total : total - (total >> (from_large + 1));
+  const int64_t end = from_large + 1 == chunks ? total : total - (total >> (from_large + 1));
   return {taper == Taper::falling ? begin : total - end, end - begin};
 }
 

@@ -35,7 +35,7 @@ struct Waves {
 };
 
 /// K slice of a tile of a group, and the helper in the group that computes it.
-struct SplitPiece {
+struct TileSlice {
   int tile = 0, helper = 0;
   int begin = 0, end = 0;
 };
@@ -47,30 +47,30 @@ constexpr bool helper_is_shared(const WaveSplit& split) {
 }
 
 /// Number of slices of the group's tile `tile`.
-constexpr int pieces_of(const WaveSplit& split, int tile) {
+constexpr int num_slices(const WaveSplit& split, int tile) {
   if (helper_is_shared(split)) return 2;
   return split.helpers > 1 && tile + 1 == split.tiles ? split.helpers : 1;
 }
 
 /// Number of slices of the group's tiles before `tile`.
-constexpr int pieces_before(const WaveSplit& split, int tile) {
-  int pieces = 0;
-  for (int t = 0; t < tile; ++t) pieces += pieces_of(split, t);
-  return pieces;
+constexpr int slices_before(const WaveSplit& split, int tile) {
+  int slices = 0;
+  for (int t = 0; t < tile; ++t) slices += num_slices(split, t);
+  return slices;
 }
 
-/// Slice `piece` of the group's tile `tile`.
-constexpr SplitPiece piece_of(const WaveSplit& split, int steps, int tile, int piece) {
-  const int pieces = pieces_of(split, tile), rest = steps - split.middle;
+/// Slice `slice` of the group's tile `tile`.
+constexpr TileSlice slice_of(const WaveSplit& split, int steps, int tile, int slice) {
+  const int slices = num_slices(split, tile), rest = steps - split.middle;
   // All but the first are equal.
   const auto bound = [&](int number) {
-    return number == 0 ? split.begin : split.middle + (number - 1) * rest / (pieces - 1);
+    return number == 0 ? split.begin : split.middle + (number - 1) * rest / (slices - 1);
   };
-  const int end = piece + 1 == pieces ? steps : bound(piece + 1);
+  const int end = slice + 1 == slices ? steps : bound(slice + 1);
   int helper = split.helpers > 1 ? tile : 0;
-  if (pieces > 1 && !helper_is_shared(split)) helper = piece;
-  if (piece == 1 && helper_is_shared(split)) helper = split.helpers - 1;
-  return {tile, helper, bound(piece), end};
+  if (slices > 1 && !helper_is_shared(split)) helper = slice;
+  if (slice == 1 && helper_is_shared(split)) helper = split.helpers - 1;
+  return {tile, helper, bound(slice), end};
 }
 
 /// Split of the last wave with the earliest end, if it gains enough. Costs are in tenths of a K
@@ -88,12 +88,12 @@ constexpr WaveSplit best_split(const Waves& waves) {
     for (int helper = 0; helper < split.helpers; ++helper) {
       int busy = 0;
       for (int tile = 0; tile < split.tiles; ++tile) {
-        const int pieces = pieces_of(split, tile);
-        reads_partials = pieces > reads_partials ? pieces : reads_partials;
-        for (int i = 0; i < pieces; ++i) {
-          const SplitPiece piece = piece_of(split, waves.steps, tile, i);
-          if (piece.end - piece.begin < waves.minimum) return;
-          if (piece.helper == helper) busy += (piece.end - piece.begin) * kStep + kWritePartial;
+        const int slices = num_slices(split, tile);
+        reads_partials = slices > reads_partials ? slices : reads_partials;
+        for (int i = 0; i < slices; ++i) {
+          const TileSlice slice = slice_of(split, waves.steps, tile, i);
+          if (slice.end - slice.begin < waves.minimum) return;
+          if (slice.helper == helper) busy += (slice.end - slice.begin) * kStep + kWritePartial;
         }
       }
       helped = busy > helped ? busy : helped;
@@ -153,8 +153,8 @@ struct TileWork {
 
 /// Number of slots of the last wave's tiles before `tile`.
 constexpr int slots_before(const WaveSplit& split, int tile) {
-  return tile / split.tiles * pieces_before(split, split.tiles) +
-         pieces_before(split, tile % split.tiles);
+  return tile / split.tiles * slices_before(split, split.tiles) +
+         slices_before(split, tile % split.tiles);
 }
 
 constexpr int partial_slots(const Waves& waves, const WaveSplit& split) {
@@ -165,11 +165,11 @@ constexpr int partial_slots(const Waves& waves, const WaveSplit& split) {
 constexpr TileWork help_of(const Waves& waves, const WaveSplit& split, int helper, int index) {
   const int first = helper / split.helpers * split.tiles;  // first tile of the group
   for (int t = 0; t < split.tiles && first + t < waves.rest; ++t) {
-    for (int i = 0; i < pieces_of(split, t); ++i) {
-      const SplitPiece piece = piece_of(split, waves.steps, t, i);
-      if (piece.helper != helper % split.helpers || index-- > 0) continue;
+    for (int i = 0; i < num_slices(split, t); ++i) {
+      const TileSlice slice = slice_of(split, waves.steps, t, i);
+      if (slice.helper != helper % split.helpers || index-- > 0) continue;
       return {waves.tiles - waves.rest + first + t,
-              {piece.begin, piece.end, true, 0, slots_before(split, first + t) + i}};
+              {slice.begin, slice.end, true, 0, slots_before(split, first + t) + i}};
     }
   }
   return {};
@@ -187,15 +187,15 @@ constexpr TileWork work_of(const Waves& waves, const WaveSplit& split, int clust
   if (cluster < rest) {
     if (index != local) return tile(index);
     return {whole + cluster,
-            {0, split.begin, false, pieces_of(split, cluster % split.tiles),
+            {0, split.begin, false, num_slices(split, cluster % split.tiles),
              slots_before(split, cluster)}};
   }
   const int first = waves.before ? local - 1 : local;  // index of its first slice
   if (index < first) return tile(index);
-  int pieces = 0;
-  while (help_of(waves, split, cluster - rest, pieces).steps.end != 0) ++pieces;
-  if (index < first + pieces) return help_of(waves, split, cluster - rest, index - first);
-  return tile(index - pieces);
+  int slices = 0;
+  while (help_of(waves, split, cluster - rest, slices).steps.end != 0) ++slices;
+  if (index < first + slices) return help_of(waves, split, cluster - rest, index - first);
+  return tile(index - slices);
 }
 
 }  // namespace tandem::schedule

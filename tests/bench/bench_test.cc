@@ -264,7 +264,7 @@ TEST(Bench, CodecWorkDecodesWhatItEncodes) {
   double worst = 0;
   for (int64_t i = 0; i < maximum; ++i) {
     // Messages of equal size are decoded in one place: that of the first.
-    const int64_t piece = i / 65536, source = piece == 1 ? i - 65536 : i;
+    const int64_t chunk = i / 65536, source = chunk == 1 ? i - 65536 : i;
     if (i >= 65536 && i < 70000) continue;  // decoded last, from the tail of the shorter message
     worst = std::max(worst, std::fabs(double(to.tensor.as<float>()[i]) -
                                       double(from.tensor.as<float>()[source])));

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <set>
 
-#include "codec/cuda/piece.cuh"
+#include "codec/cuda/encoded_chunk.cuh"
 #include "gemm/cuda/tile_codec.cuh"
 #include "tandem/codec.h"
 #include "tests/codec/values.h"
@@ -129,15 +129,15 @@ TEST(GpuTile, EveryAccumulatorHasOnePosition) {
 }
 
 template <class Code, int kGroup>
-void expect_cpus_pieces(const char* name) {
-  using Piece = EncodedPiece<Code, kGroup, Warp::kThreads>;
+void expect_cpus_chunks(const char* name) {
+  using Chunk = EncodedChunk<Code, kGroup, Warp::kThreads>;
   const Wire wire = Wire::parse(name);
-  for (const Input& input : any_inputs(Piece::kElements)) {
+  for (const Input& input : any_inputs(Chunk::kElements)) {
     std::vector<float> values = input.values, expected(values.size()), found(values.size());
-    std::vector<std::byte> message(wire.bytes(Piece::kElements, DType::f32));
-    encode(wire, Tensor(values.data(), DType::f32, {Piece::kElements}), message);
-    decode(wire, message, Tensor(expected.data(), DType::f32, {Piece::kElements}));
-    std::vector<uint4> memory(Piece::kBytes / 16 + 1);
+    std::vector<std::byte> message(wire.bytes(Chunk::kElements, DType::f32));
+    encode(wire, Tensor(values.data(), DType::f32, {Chunk::kElements}), message);
+    decode(wire, message, Tensor(expected.data(), DType::f32, {Chunk::kElements}));
+    std::vector<uint4> memory(Chunk::kBytes / 16 + 1);
     std::memset(memory.data(), 0xa5, 16 * memory.size());
     auto* const bytes = reinterpret_cast<std::byte*>(memory.data());
     static Warp warp;
@@ -148,14 +148,14 @@ void expect_cpus_pieces(const char* name) {
       const int lane = int(threadIdx.x);
       float x[kLaneValues];
       for (int e = 0; e < kLaneValues; ++e) x[e] = values[index_of(lane, e)];
-      Piece piece;
-      piece.encode(x, codec::largest_of(DType::f32), lane);
-      piece.store(bytes, lane);
+      Chunk chunk;
+      chunk.encode(x, codec::largest_of(DType::f32), lane);
+      chunk.store(bytes, lane);
     });
     EXPECT_EQ(memory.back().x, 0xa5a5a5a5u) << "past the end";
     warp.run([&] {
       const int lane = int(threadIdx.x);
-      Piece::for_values_of(
+      Chunk::for_values_of(
           bytes, lane, [](const auto* from) { return *from; },
           [&](int e, float code, float scale) { found[index_of(lane, e)] = code * scale; });
     });
@@ -166,11 +166,11 @@ void expect_cpus_pieces(const char* name) {
   }
 }
 
-TEST(GpuPiece, GivesTheMessagesValues) {
-  expect_cpus_pieces<codec::Integer<8>, 128>("int8");
-  expect_cpus_pieces<codec::Integer<4>, 128>("int4");
-  expect_cpus_pieces<codec::Integer<4>, 32>("int4:g32");
-  expect_cpus_pieces<codec::E4M3, 32>("e4m3:g32");
+TEST(GpuChunk, GivesTheMessagesValues) {
+  expect_cpus_chunks<codec::Integer<8>, 128>("int8");
+  expect_cpus_chunks<codec::Integer<4>, 128>("int4");
+  expect_cpus_chunks<codec::Integer<4>, 32>("int4:g32");
+  expect_cpus_chunks<codec::E4M3, 32>("e4m3:g32");
 }
 
 }  // namespace

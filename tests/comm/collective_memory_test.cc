@@ -161,9 +161,9 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
       if (comm.size() == 1) return;
       const Shard local = shard_of(rows, comm.size(), comm.rank());
       const Tensor all = Tensor::of(std::span(shared), {rows});
-      std::vector<float> memory(static_cast<size_t>(rows)), piece(size_t(local.count));
+      std::vector<float> memory(static_cast<size_t>(rows)), chunk(size_t(local.count));
       const Tensor local = Tensor::of(std::span(memory), {rows});
-      const Tensor shard = Tensor::of(std::span(piece), {local.count});
+      const Tensor shard = Tensor::of(std::span(chunk), {local.count});
       const Wire wire = Wire::parse("int8");
       const auto expect_refusal = [&](const char* operands, const auto& call) {
         EXPECT_THAT(refusal_of(call), AllOf(HasSubstr(operands),

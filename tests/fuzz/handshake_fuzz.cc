@@ -29,8 +29,8 @@ void answer(std::span<const uint8_t> bytes, size_t cut) {
   Caller caller(ends[0], credentials());
   PendingPeer peer(credentials(), 1, 2);
   auto heard = Incoming<Answer>::State::waiting;
-  for (const auto piece : {bytes.first(cut), bytes.subspan(cut)}) {
-    REQUIRE(send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL) == ssize_t(piece.size()));
+  for (const auto chunk : {bytes.first(cut), bytes.subspan(cut)}) {
+    REQUIRE(send(ends[1], chunk.data(), chunk.size(), MSG_NOSIGNAL) == ssize_t(chunk.size()));
     if (heard == Incoming<Answer>::State::waiting) heard = caller.read(ends[0]);
   }
   REQUIRE(heard != Incoming<Answer>::State::gone);
@@ -39,8 +39,8 @@ void answer(std::span<const uint8_t> bytes, size_t cut) {
   close(ends[1]);
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
   auto state = PendingPeer::State::waiting;
-  for (const auto piece : {bytes.first(cut), bytes.subspan(cut)}) {
-    REQUIRE(send(ends[1], piece.data(), piece.size(), MSG_NOSIGNAL) == ssize_t(piece.size()));
+  for (const auto chunk : {bytes.first(cut), bytes.subspan(cut)}) {
+    REQUIRE(send(ends[1], chunk.data(), chunk.size(), MSG_NOSIGNAL) == ssize_t(chunk.size()));
     if (state == PendingPeer::State::waiting) state = peer.advance(ends[0]);
   }
   if (state == PendingPeer::State::decided) REQUIRE(peer.decision().verdict == Verdict::unproved);

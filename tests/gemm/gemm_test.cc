@@ -128,15 +128,15 @@ TEST(GemmRuns, RowsHaveTheSameBitsForAnySplit) {
           const GemmOptions options{with_bias ? &bias_row : nullptr, bool(layout & 4)};
           const Matrix whole(out_type, c.m, c.n, false, padding, 4);
           gemm(a.tensor, b.tensor, whole.tensor, options);
-          for (const int64_t piece : {1, 2, 5, 8, 16, 31}) {
+          for (const int64_t chunk : {1, 2, 5, 8, 16, 31}) {
             const Matrix blocks(out_type, c.m, c.n, false, padding, 4);
-            for (int64_t row = 0; row < c.m; row += piece) {
-              const int64_t count = std::min(piece, c.m - row);
+            for (int64_t row = 0; row < c.m; row += chunk) {
+              const int64_t count = std::min(chunk, c.m - row);
               gemm(a.tensor.rows(row, count), b.tensor, blocks.tensor.rows(row, count), options);
             }
             ASSERT_EQ(0,
                       std::memcmp(whole.memory.data(), blocks.memory.data(), whole.memory.bytes()))
-                << piece << " rows at a time, " << threads << " threads";
+                << chunk << " rows at a time, " << threads << " threads";
           }
         }
       }

@@ -26,11 +26,11 @@ TEST(Inbox, AssemblesMessagesFromParts) {
         bytes_of({Kind::all, i, 7, 2, uint32_t(i)}, "ab" + std::string(size_t(i), 'x'));
     stream.insert(stream.end(), bytes.begin(), bytes.end());
   }
-  for (size_t piece = 1; piece < stream.size(); ++piece) {
+  for (size_t chunk = 1; chunk < stream.size(); ++chunk) {
     Inbox inbox;
     int taken = 0;
-    for (size_t at = 0; at < stream.size(); at += piece) {
-      inbox.append(std::span(stream).subspan(at, std::min(piece, stream.size() - at)));
+    for (size_t at = 0; at < stream.size(); at += chunk) {
+      inbox.append(std::span(stream).subspan(at, std::min(chunk, stream.size() - at)));
       Message message;
       while (inbox.take(message)) {
         EXPECT_EQ(message.header.rank, taken);

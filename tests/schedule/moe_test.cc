@@ -46,24 +46,25 @@ TEST(MoeSchedule, StepsReachEveryRankOnceAndTargetsMirrorSources) {
 
 TEST(MoeSchedule, WavesAreContiguousAndCoverAllRows) {
   for (int64_t rows = 0; rows <= 130; ++rows) {
-    std::vector<int> piece;
-    for (int64_t row = 0; row < rows; ++row) piece.push_back(moe_piece_of(rows, row));
-    EXPECT_TRUE(std::ranges::is_sorted(piece));
-    for (int waves = 1; waves <= kMoePieces; ++waves) {
-      int64_t next = 0, next_piece = 0;
+    std::vector<int> chunk;
+    for (int64_t row = 0; row < rows; ++row) chunk.push_back(moe_wave_of(rows, row));
+    EXPECT_TRUE(std::ranges::is_sorted(chunk));
+    for (int waves = 1; waves <= kMaxMoeWaves; ++waves) {
+      int64_t next = 0, next_wave = 0;
       for (int wave = 0; wave < waves; ++wave) {
-        const Range shard = moe_wave(rows, waves, wave), pieces = moe_pieces(waves, wave);
+        const Range shard = moe_wave(rows, waves, wave),
+                    chunk_waves = moe_waves_of_chunk(waves, wave);
         EXPECT_EQ(shard.begin, next);
-        EXPECT_EQ(pieces.begin, next_piece);
+        EXPECT_EQ(chunk_waves.begin, next_wave);
         next = shard.end();
-        next_piece = pieces.end();
+        next_wave = chunk_waves.end();
         for (int64_t row = shard.begin; row < shard.end(); ++row) {
-          EXPECT_GE(piece[size_t(row)], pieces.begin);
-          EXPECT_LT(piece[size_t(row)], pieces.end());
+          EXPECT_GE(chunk[size_t(row)], chunk_waves.begin);
+          EXPECT_LT(chunk[size_t(row)], chunk_waves.end());
         }
       }
       EXPECT_EQ(next, rows);
-      EXPECT_EQ(next_piece, kMoePieces);
+      EXPECT_EQ(next_wave, kMaxMoeWaves);
     }
   }
 }

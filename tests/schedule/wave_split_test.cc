@@ -12,10 +12,10 @@ namespace tandem::schedule {
 namespace {
 
 // Counts consecutive partial tiles from work item `index` on.
-int pieces_left(const Waves& waves, const WaveSplit& split, int cluster, int index) {
-  int pieces = 0;
-  while (work_of(waves, split, cluster, index + pieces).steps.writes_partial) ++pieces;
-  return pieces;
+int slices_left(const Waves& waves, const WaveSplit& split, int cluster, int index) {
+  int slices = 0;
+  while (work_of(waves, split, cluster, index + slices).steps.writes_partial) ++slices;
+  return slices;
 }
 
 TEST(WaveSplit, EveryStepRunsOnceAndPartialsAreWrittenAndReadOnce) {
@@ -51,7 +51,7 @@ TEST(WaveSplit, EveryStepRunsOnceAndPartialsAreWrittenAndReadOnce) {
                   }
                   // Partial tiles precede a cluster's whole tiles, or follow all of them.
                   ASSERT_EQ(before, work_of(waves, split, cluster,
-                                            i + pieces_left(waves, split, cluster, i))
+                                            i + slices_left(waves, split, cluster, i))
                                             .steps.end != 0);
                 }
                 for (int b = 0; b < work.reads_partials; ++b) {

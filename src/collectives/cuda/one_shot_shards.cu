@@ -1,17 +1,17 @@
 #include "collectives/cuda/one_shot_shards.h"
 
 #include "collectives/cuda/exchange.cuh"
-#include "comm/device/piece.cuh"
+#include "comm/device/vector_range.cuh"
 #include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
 namespace {
 
 template <bool kAligned>
-__device__ Piece<kAligned> shard_of_rank(const Partition& shards, const std::byte* whole,
-                                         int rank) {
-  return piece_of<kAligned>(whole + shards.begins[rank],
-                            shards.begins[rank + 1] - shards.begins[rank]);
+__device__ VectorRange<kAligned> shard_of_rank(const Partition& shards, const std::byte* whole,
+                                               int rank) {
+  return vector_range<kAligned>(whole + shards.begins[rank],
+                                shards.begins[rank + 1] - shards.begins[rank]);
 }
 
 __device__ inline uint4* words_at(const ExchangeParams& params, int at, int index) {
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kExchangeThreads)
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
   const int begin = first_pack(), step = pack_step();
-  const Piece<kAligned> target = shard_of_rank<kAligned>(shards, shards.out, rank),
-                        local = piece_of<kAligned>(shards.in, target.bytes);
+  const VectorRange<kAligned> target = shard_of_rank<kAligned>(shards, shards.out, rank),
+                              local = vector_range<kAligned>(shards.in, target.bytes);
   for (int i = begin; i < local.packs(); i += step) {
     const uint4 words = local.load(i);
     for (int s = 1; s < size; ++s)
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kExchangeThreads)
           words_at(params, call.receiver(params, owner), first + rank)[i] = words;
         });
   }
-  const Piece<kAligned> local = shard_of_rank<kAligned>(shards, shards.in, rank),
-                        sum = piece_of<kAligned>(shards.out, local.bytes);
+  const VectorRange<kAligned> local = shard_of_rank<kAligned>(shards, shards.in, rank),
+                              sum = vector_range<kAligned>(shards.out, local.bytes);
   uint4 prefetched{};
   if (begin < local.packs())
     prefetched = local.load(begin);  // loaded before the wait for the peers

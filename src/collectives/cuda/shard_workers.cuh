@@ -2,8 +2,8 @@
 #pragma once
 
 #include "collectives/cuda/shard_flow.cuh"
-#include "comm/device/piece.cuh"
 #include "comm/device/shared_word.cuh"
+#include "comm/device/vector_range.cuh"
 #include "core/cuda/element.cuh"
 
 namespace tandem::gpu {
@@ -77,9 +77,10 @@ class Group {
 
 /// Chunk `chunk` of a shard.
 template <bool kAligned>
-__device__ Piece<kAligned> chunk_of(const ShardParams& params, const std::byte* shard,
-                                    int64_t bytes, int64_t chunk) {
-  return piece_of<kAligned>(shard + params.begin_of(chunk), params.bytes_of_chunk(bytes, chunk));
+__device__ VectorRange<kAligned> chunk_of(const ShardParams& params, const std::byte* shard,
+                                          int64_t bytes, int64_t chunk) {
+  return vector_range<kAligned>(shard + params.begin_of(chunk),
+                                params.bytes_of_chunk(bytes, chunk));
 }
 
 /// Sends the shard at `shard` to all peers, and copies it to `copy` if that differs. wait_for(c)
@@ -96,13 +97,13 @@ __device__ void send_local(const ShardParams& params, Lane lane, const Group<kWo
       continue;
     }
     lost = lost || !wait_for(c);
-    const auto piece = chunk_of<kAligned>(params, shard, bytes, c),
+    const auto range = chunk_of<kAligned>(params, shard, bytes, c),
                target = chunk_of<kAligned>(params, copy, bytes, c);
     for (int step = 1; step < params.table.size; ++step) {
       uint4* to = flow.to(peer_at(params.table, step), c);
       const bool first = step == 1, copies = first && copy != shard;
       group.copy(
-          piece.packs(), [&](int pack) { return piece.load(pack); },
+          range.packs(), [&](int pack) { return range.load(pack); },
           [&] {
             if (first) lost = lost || !flow.wait_for_room(c, chunks);
             return !lost;
@@ -130,11 +131,11 @@ __device__ void send_shards(const ShardParams& params, const Group<kWorkers>& gr
     }
     for (int step = 1; step < params.table.size; ++step) {
       const int peer = peer_at(params.table, step);
-      const auto piece =
+      const auto range =
           chunk_of<kAligned>(params, params.in + params.begins[peer], params.bytes_of(peer), c);
       uint4* to = flow.to(peer, c);
       group.copy(
-          piece.packs(), [&](int pack) { return piece.load(pack); },
+          range.packs(), [&](int pack) { return range.load(pack); },
           [&] {
             if (step == 1) lost = lost || !flow.wait_for_room(c, chunks.counted);
             return !lost;
@@ -160,12 +161,12 @@ __device__ void receive_shards(const ShardParams& params, Lane lane, const Group
     lost = lost || !flow.wait_for_arrival(c, chunks.counted);
     for (int step = 1; step < params.table.size; ++step) {
       const int peer = peer_at(params.table, step);
-      const auto piece =
+      const auto range =
           chunk_of<kAligned>(params, params.out + params.begins[peer], params.bytes_of(peer), c);
       const uint4* from = flow.from(peer, c);
       group.copy(
-          piece.packs(), [&](int pack) { return load_fresh(from + pack); }, [&] { return !lost; },
-          [&](int pack, const uint4& words) { piece.store(pack, words); });
+          range.packs(), [&](int pack) { return load_fresh(from + pack); }, [&] { return !lost; },
+          [&](int pack, const uint4& words) { range.store(pack, words); });
     }
     group.worked(lost);
   }

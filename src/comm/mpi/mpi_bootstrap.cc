@@ -15,7 +15,7 @@ namespace {
 
 // Sets Open MPI's defaults; the user's settings are retained.
 void advise_open_mpi() {
-  const std::string eager = std::to_string(processes::kPieceBytes + 4096);
+  const std::string eager = std::to_string(processes::kChunkBytes + 4096);
   for (const char* name : {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_rndv_eager_limit",
                            "OMPI_MCA_btl_tcp_max_send_size"}) {
     setenv(name, eager.c_str(), 0);

@@ -22,7 +22,7 @@ class MpiWire final : public processes::Wire {
   MpiWire(MPI_Comm comm, WireSink& sink, EventFd& event_fd);
 
   const char* name() const override { return "mpi"; }
-  size_t piece_bytes() const override { return processes::kPieceBytes; }
+  size_t chunk_bytes() const override { return processes::kChunkBytes; }
   bool polls() const override { return true; }
   void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
   bool progress() override;

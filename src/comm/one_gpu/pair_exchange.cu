@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/device/line.cuh"
-#include "comm/device/piece.cuh"
+#include "comm/device/vector_range.cuh"
 #include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
@@ -72,7 +72,7 @@ __device__ int64_t chunks_of(const PairParams<Ranks>& params, int64_t bytes, int
   return (all + params.channels - 1 - channel) / params.channels;
 }
 
-/// Calls step(slot, piece, chunk) for every chunk, by the whole block. One thread calls wait(chunk)
+/// Calls step(slot, range, chunk) for every chunk, by the whole block. One thread calls wait(chunk)
 /// and tell(chunk); after a wait fails, no further step is done or signalled.
 template <bool kAligned, class Ranks, typename Wait, typename Step, typename Tell>
 __device__ int64_t walk(const PairParams<Ranks>& params, const void* memory, int64_t bytes,
@@ -82,9 +82,9 @@ __device__ int64_t walk(const PairParams<Ranks>& params, const void* memory, int
     const bool came = threadIdx.x != 0 || wait(c);
     if (!__syncthreads_and(came)) return -1;
     const int64_t begin = (c * params.channels + channel) * kChunkBytes;
-    const auto piece = piece_of<kAligned>(static_cast<const std::byte*>(memory) + begin,
-                                          min(bytes - begin, int64_t(kChunkBytes)));
-    for (int pack = int(threadIdx.x); pack < piece.packs(); pack += kThreads) step(piece, pack, c);
+    const auto range = vector_range<kAligned>(static_cast<const std::byte*>(memory) + begin,
+                                              min(bytes - begin, int64_t(kChunkBytes)));
+    for (int pack = int(threadIdx.x); pack < range.packs(); pack += kThreads) step(range, pack, c);
     __syncthreads();
     if (threadIdx.x == 0) tell(c);
   }
@@ -104,9 +104,9 @@ __device__ void send(const PairParams<Ranks>& params, int peer, int channel) {
                wait_signal(params.signal(params.ranks.rank(), true, peer, channel), uint64_t(need),
                            extend_deadline(params.deadline), params.op, peer, channel);
       },
-      [&](const Piece<kAligned>& piece, int pack, int64_t c) {
+      [&](const VectorRange<kAligned>& range, int pack, int64_t c) {
         params.slot(peer, params.ranks.rank(), channel, first + uint64_t(c))[pack] =
-            piece.load(pack);
+            range.load(pack);
       },
       [&](int64_t c) {
         const int64_t begin = (c * params.channels + channel) * kChunkBytes;
@@ -128,8 +128,8 @@ __device__ void receive(const PairParams<Ranks>& params, int peer, int channel) 
         return wait_signal(params.signal(params.ranks.rank(), false, peer, channel),
                            first + uint64_t(c) + 1, params.deadline, params.op, peer, channel);
       },
-      [&](const Piece<kAligned>& piece, int pack, int64_t c) {
-        piece.store(
+      [&](const VectorRange<kAligned>& range, int pack, int64_t c) {
+        range.store(
             pack, load_fresh(params.slot(params.ranks.rank(), peer, channel, first + uint64_t(c)) +
                              pack));
       },

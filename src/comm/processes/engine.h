@@ -54,7 +54,7 @@ class Engine final : WireSink {
   /// Whether ordinary loads and stores can reach that rank's symmetric memory.
   bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
   const char* wire_name() const { return wire_->name(); }
-  size_t piece_bytes() const { return wire_->piece_bytes(); }
+  size_t chunk_bytes() const { return wire_->chunk_bytes(); }
 
   /// First communicator id of the current run that is unused on this rank.
   uint64_t next_id() const { return next_id_; }

@@ -41,7 +41,7 @@ constexpr size_t kInlineBytes = kMessageBytes - sizeof(Header);
 /// Longer contents are sent as several MPI messages. Open MPI's TCP path restricts a connection to
 /// one direction at a time while it negotiates a message; up to this size it is told not to
 /// negotiate.
-constexpr size_t kPieceBytes = size_t(256) << 10;
+constexpr size_t kChunkBytes = size_t(256) << 10;
 constexpr int kHeaderTag = 1, kPayloadTag = 2;
 
 }  // namespace tandem::processes

@@ -28,9 +28,9 @@ Pipe::Pipe() {
 }
 
 size_t Pipe::lend(const std::byte* data, size_t bytes) {
-  const iovec piece{const_cast<std::byte*>(data), bytes};
+  const iovec vector{const_cast<std::byte*>(data), bytes};
   while (true) {
-    const ssize_t lent = vmsplice(in_.get(), &piece, 1, SPLICE_F_NONBLOCK);
+    const ssize_t lent = vmsplice(in_.get(), &vector, 1, SPLICE_F_NONBLOCK);
     if (lent < 0 && errno == EINTR) continue;
     bytes_ += lent > 0 ? size_t(lent) : 0;
     return lent > 0 ? size_t(lent) : 0;

@@ -140,11 +140,11 @@ void ProcessCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offse
     return;
   }
   const auto* from = static_cast<const std::byte*>(source);
-  const size_t piece = engine_.piece_bytes();
-  for (; bytes > piece; bytes -= piece) {
-    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, piece, 0}, from);
-    offset += piece;
-    from += piece;
+  const size_t chunk = engine_.chunk_bytes();
+  for (; bytes > chunk; bytes -= chunk) {
+    send_put(peer, {MessageKind::put, -1, id_, target.number(), offset, chunk, 0}, from);
+    offset += chunk;
+    from += chunk;
   }
   send_put(peer, {MessageKind::put, signal, id_, target.number(), offset, bytes, epoch}, from);
 }

@@ -136,23 +136,23 @@ bool SocketWire::write_some(int rank, Peer& peer) {
 
 // Writes up to and including the header of the first message whose contents are zero-copy.
 int64_t SocketWire::write_copied(Peer& peer) {
-  std::array<iovec, 2 * kMessagesAtOnce> pieces;
+  std::array<iovec, 2 * kMessagesAtOnce> vectors;
   size_t count = 0;
   bool more = false;
   for (size_t i = 0; !more && i < std::min(kMessagesAtOnce, peer.out.size()); ++i) {
     Outgoing& out = *peer.out[i];
     const size_t skip = i == 0 ? peer.sent : 0;
     if (skip < sizeof(Header)) {
-      pieces[count++] = {reinterpret_cast<std::byte*>(&out.header) + skip, sizeof(Header) - skip};
+      vectors[count++] = {reinterpret_cast<std::byte*>(&out.header) + skip, sizeof(Header) - skip};
     }
     more = is_lent(out.header);
     const size_t from = std::max(skip, sizeof(Header)) - sizeof(Header);
     if (!more && from < out.header.bytes) {
-      pieces[count++] = {const_cast<std::byte*>(out.bytes()) + from, out.header.bytes - from};
+      vectors[count++] = {const_cast<std::byte*>(out.bytes()) + from, out.header.bytes - from};
     }
   }
   msghdr message{};
-  message.msg_iov = pieces.data();
+  message.msg_iov = vectors.data();
   message.msg_iovlen = count;
   const int flags = MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0);
   while (true) {

@@ -20,7 +20,7 @@ class SocketWire final : public Wire {
 
   const char* name() const override { return "tcp"; }
   /// Max bytes that an abort may have to wait for.
-  size_t piece_bytes() const override { return size_t(4) << 20; }
+  size_t chunk_bytes() const override { return size_t(4) << 20; }
   bool polls() const override { return false; }
   void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
   bool progress() override;

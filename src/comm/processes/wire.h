@@ -61,7 +61,7 @@ class Wire {
   /// Name of the network that the bytes cross, as benchmarks print it.
   virtual const char* name() const = 0;
   /// Max size of a message; longer contents are sent as several.
-  virtual size_t piece_bytes() const = 0;
+  virtual size_t chunk_bytes() const = 0;
   /// Whether `sleep` does not notice arrivals, only elapsed time or a wake-up.
   virtual bool polls() const = 0;
   virtual void send(int peer, std::unique_ptr<Outgoing> message, bool first) = 0;

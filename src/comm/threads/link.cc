@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Copies are chunked so that a long one does not delay a signal that becomes due.
-constexpr size_t kPiece = size_t(128) << 10;
+constexpr size_t kChunkBytes = size_t(128) << 10;
 
 // Small enough that adding it many times does not overflow the clock.
 constexpr std::chrono::seconds kForever{1'000'000'000};
@@ -132,13 +132,13 @@ bool Link::advance() {
   if (due) {
     deliver(*due);
   } else if (next) {
-    copy_piece(*next);
+    copy_chunk(*next);
   }
   return due || next;
 }
 
-void Link::copy_piece(Queued& transfer) {
-  const size_t bytes = std::min(kPiece, transfer.bytes - transfer.copied);
+void Link::copy_chunk(Queued& transfer) {
+  const size_t bytes = std::min(kChunkBytes, transfer.bytes - transfer.copied);
   if (bytes) std::memcpy(transfer.to + transfer.copied, transfer.from + transfer.copied, bytes);
   transfer.copied += bytes;
   if (transfer.copied < transfer.bytes) return;

@@ -58,7 +58,7 @@ class Link {
   void run(const std::stop_token& stop);
   /// Performs one step that is possible now; false if there is none.
   bool advance();
-  void copy_piece(Queued& transfer);
+  void copy_chunk(Queued& transfer);
   void deliver(const Queued& first);
   void sleep(const std::stop_token& stop);
   Clock::duration occupancy(size_t bytes) const;

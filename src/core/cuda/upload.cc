@@ -37,13 +37,13 @@ DeviceMemory uploaded(const void* host, size_t bytes) {
   }
   // A copy from pageable memory waits with the context locked: a rank that shares the GPU could
   // then not enqueue work that this rank's kernels wait for.
-  using Piece = std::array<std::byte, 64 << 10>;
-  const Staging<Piece> staging;
+  using Chunk = std::array<std::byte, 64 << 10>;
+  const Staging<Chunk> staging;
   const CommonStream stream(Common::prompt);
-  for (size_t at = 0; at < bytes; at += sizeof(Piece)) {
-    const size_t piece = std::min(sizeof(Piece), bytes - at);
-    std::memcpy(staging.get()->data(), static_cast<const std::byte*>(host) + at, piece);
-    check(cudaMemcpyAsync(memory.data() + at, staging.get()->data(), piece, cudaMemcpyDefault,
+  for (size_t at = 0; at < bytes; at += sizeof(Chunk)) {
+    const size_t chunk = std::min(sizeof(Chunk), bytes - at);
+    std::memcpy(staging.get()->data(), static_cast<const std::byte*>(host) + at, chunk);
+    check(cudaMemcpyAsync(memory.data() + at, staging.get()->data(), chunk, cudaMemcpyDefault,
                           stream.get()),
           "write a table");
     check(cudaStreamSynchronize(stream.get()), "write a table");

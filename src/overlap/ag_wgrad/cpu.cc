@@ -14,10 +14,10 @@ namespace {
 /// GEMMs of fewer rows cost more in reading and writing dw than their overlap gains.
 constexpr int64_t kMinRows = 256;
 
-int wgrad_pieces(int64_t shard_rows) {
-  int pieces = 1;
-  while (pieces < 3 && shard_rows >> pieces >= kMinRows) ++pieces;
-  return pieces;
+int wgrad_chunks(int64_t shard_rows) {
+  int num_chunks = 1;
+  while (num_chunks < 3 && shard_rows >> num_chunks >= kMinRows) ++num_chunks;
+  return num_chunks;
 }
 
 }  // namespace
@@ -58,10 +58,10 @@ void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operan
   }
   for (int step = 1; step < world_; ++step) {
     const int owner = ag_source(rank_, world_, step);
-    const int pieces = wgrad_pieces(split(desc_.m, world_, owner).count);
-    for (int piece = 0; piece < pieces; ++piece) {
-      const Range rows = chunk_rows(desc_.m, world_, owner, pieces, piece, Taper::falling);
-      const bool last = piece + 1 == pieces;
+    const int num_chunks = wgrad_chunks(split(desc_.m, world_, owner).count);
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      const Range rows = chunk_rows(desc_.m, world_, owner, num_chunks, chunk, Taper::falling);
+      const bool last = chunk + 1 == num_chunks;
       const int in_shard =
           last ? chunks
                : chunk_of_row(desc_.m, world_, chunks, rows.end() - 1, Taper::falling) % chunks + 1;

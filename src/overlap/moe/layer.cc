@@ -60,7 +60,7 @@ const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
 int max_chunks(MoeLayerOnRanks::Stage stage) {
   const bool dispatches =
       stage == MoeLayerOnRanks::dispatch || stage == MoeLayerOnRanks::dispatch_backward;
-  return dispatches ? kMoePieces : kMaxChunks;
+  return dispatches ? kMaxMoeWaves : kMaxChunks;
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage
   if (wire.is_none() || options.allow_uncompressed) wires.emplace_back();
   if (!wire.is_none()) wires.push_back(wire);
   const int64_t cut =
-      max_chunks(stage) == kMoePieces ? coords.shape.tokens : coords.shape.hidden / 2;
+      max_chunks(stage) == kMaxMoeWaves ? coords.shape.tokens : coords.shape.hidden / 2;
   std::vector<MoePlan> plans;
   for (const Wire& each : wires) {
     if (options.strategy != Strategy::overlapped) plans.push_back({false, 1, each});

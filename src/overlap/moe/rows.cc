@@ -148,7 +148,7 @@ void MoeRows::list_arrived(const MoeRankCoords& coords, std::span<const RoutedRo
       const RoutedRows& routed = sources[size_t(source)];
       for (int64_t row = 0; row < routed.rows; ++row) {
         const std::byte* at = routed.entries + size_t(row) * entry;
-        const int group = step == 0 ? 0 : 1 + moe_piece_of(routed.rows, row);
+        const int group = step == 0 ? 0 : 1 + moe_wave_of(routed.rows, row);
         for (int i = 0; i < k; ++i) {
           int32_t expert;
           float weight;

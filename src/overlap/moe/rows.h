@@ -97,7 +97,7 @@ class MoeRows {
   struct Source {
     int64_t rows = 0, first_use = 0;
   };
-  static constexpr int kGroups = schedule::kMoePieces + 1;
+  static constexpr int kGroups = schedule::kMaxMoeWaves + 1;
   int64_t local_rows_ = 0;
   std::vector<std::vector<int32_t>> sent_;
   std::vector<int64_t> loads_;

@@ -50,11 +50,11 @@ EncodedAgOp::EncodedAgOp(GpuCommunicator& comm, const OpDesc& shape,
       shape_(shape),
       rows_(int(shape.m / comm.size())),
       chunks_(int((shape.k * 2 + kCopyItemBytes - 1) / kCopyItemBytes)),
-      piece_bytes_(
-          size_t(encoded_piece_bytes(codec::code_bits(shape.wire.codec), shape.wire.group))),
+      chunk_bytes_(
+          size_t(encoded_chunk_bytes(codec::code_bits(shape.wire.codec), shape.wire.group))),
       kernel_(std::move(kernel)),
       inbox_(std::static_pointer_cast<GpuBuffer>(
-          comm.allocate(size_t(comm.size()) * size_t(chunks_) * size_t(rows_) * piece_bytes_,
+          comm.allocate(size_t(comm.size()) * size_t(chunks_) * size_t(rows_) * chunk_bytes_,
                         kArrived + comm.size() * chunks_))),
       gathered_(size_t(shape.m * shape.k) * 2),
       decoded_(size_t(comm.size() * chunks_) * sizeof(uint64_t)),
@@ -63,7 +63,7 @@ EncodedAgOp::EncodedAgOp(GpuCommunicator& comm, const OpDesc& shape,
 EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
   const PeerTable& table = inbox_->table();
   const int rank = comm_.rank();
-  const size_t source_bytes = size_t(chunks_) * size_t(rows_) * piece_bytes_;
+  const size_t source_bytes = size_t(chunks_) * size_t(rows_) * chunk_bytes_;
   EncodedShardRoute route;
   route.stops = comm_.size() - 1;
   route.groups = std::min(kGroups, chunks_);
@@ -111,7 +111,7 @@ void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Ten
 }
 
 int64_t EncodedAgOp::wire_bytes() const {
-  return int64_t(comm_.size() - 1) * chunks_ * rows_ * int64_t(piece_bytes_);
+  return int64_t(comm_.size() - 1) * chunks_ * rows_ * int64_t(chunk_bytes_);
 }
 
 }  // namespace tandem::gpu

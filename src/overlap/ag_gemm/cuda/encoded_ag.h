@@ -32,7 +32,7 @@ class EncodedAgOp {
   GpuCommunicator& comm_;
   OpDesc shape_;
   int rows_, chunks_;  // of a shard
-  size_t piece_bytes_;
+  size_t chunk_bytes_;
   std::unique_ptr<FusedAgKernel> kernel_;
   std::shared_ptr<GpuBuffer> inbox_;  // [source][chunk][row]
   DeviceMemory gathered_;             // [m, k], without the local rows

@@ -5,7 +5,7 @@
 // other warps multiply, starting with the local rows, which they read unencoded.
 #pragma once
 
-#include "codec/cuda/piece.cuh"
+#include "codec/cuda/encoded_chunk.cuh"
 #include "overlap/ag_gemm/cuda/encoded_route.h"
 #include "overlap/contract/cuda/wait_ids.h"
 #include "overlap/gather/cuda/shard_copy_warp.cuh"
@@ -13,13 +13,14 @@
 
 namespace tandem::gpu::fused {
 
-template <class Piece>
+template <class Encoded>
 class EncodedCopyWarp : public ShardCopyWarp {
  public:
   using Route = EncodedShardRoute;
   struct Storage {};
-  static_assert(2 * Piece::kElements == kCopyItemBytes);
-  static_assert(Piece::kBytes == encoded_piece_bytes(Piece::kWords, kWireBlock / Piece::kScales));
+  static_assert(2 * Encoded::kElements == kCopyItemBytes);
+  static_assert(Encoded::kBytes ==
+                encoded_chunk_bytes(Encoded::kWords, kWireBlock / Encoded::kScales));
 
   CUTLASS_DEVICE explicit EncodedCopyWarp(Route const& route)
       : ShardCopyWarp(route), route_(route) {}
@@ -40,49 +41,49 @@ class EncodedCopyWarp : public ShardCopyWarp {
 
  private:
   /// Offset in a row of this lane's values of a chunk; `has`: whether the row extends that far.
-  CUTLASS_DEVICE int offset(schedule::CopyItem piece, int lane) const {
-    return piece.chunk * kCopyItemBytes + lane / kQuad * (2 * kWireBlock) + lane % kQuad * 8;
+  CUTLASS_DEVICE int offset(schedule::CopyItem item, int lane) const {
+    return item.chunk * kCopyItemBytes + lane / kQuad * (2 * kWireBlock) + lane % kQuad * 8;
   }
-  CUTLASS_DEVICE bool has(schedule::CopyItem piece, int lane) const {
-    return offset(piece, lane) < route_.row_bytes;
+  CUTLASS_DEVICE bool has(schedule::CopyItem item, int lane) const {
+    return offset(item, lane) < route_.row_bytes;
   }
-  CUTLASS_DEVICE int64_t piece_at(schedule::CopyItem piece) const {
-    return (int64_t(piece.chunk) * route_.rows + piece.row) * Piece::kBytes;
+  CUTLASS_DEVICE int64_t chunk_offset(schedule::CopyItem item) const {
+    return (int64_t(item.chunk) * route_.rows + item.row) * Encoded::kBytes;
   }
 
-  CUTLASS_DEVICE void prefetch(schedule::CopyItem piece, int lane) const {
-    const int at = piece.chunk * kCopyItemBytes + lane * 128;
-    if (lane >= kCopyItemBytes / 128 || piece.chunk >= route_.chunks || at >= route_.row_bytes)
+  CUTLASS_DEVICE void prefetch(schedule::CopyItem item, int lane) const {
+    const int at = item.chunk * kCopyItemBytes + lane * 128;
+    if (lane >= kCopyItemBytes / 128 || item.chunk >= route_.chunks || at >= route_.row_bytes)
       return;
-    const std::byte* from = route_.from + int64_t(piece.row) * route_.row_bytes + at;
+    const std::byte* from = route_.from + int64_t(item.row) * route_.row_bytes + at;
     asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
   }
 
   CUTLASS_DEVICE void send_all(schedule::CopyAssignment const& assignment, int lane) const {
-    schedule::CopyItem piece = assignment.first;
+    schedule::CopyItem item = assignment.first;
     unsigned rows = 0;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < assignment.pieces; ++i) {
-      const schedule::CopyItem next = schedule::next_piece(assignment, piece);
+    for (int i = 0; i < assignment.num_items; ++i) {
+      const schedule::CopyItem next = schedule::next_item(assignment, item);
       prefetch(next, lane);
-      send(piece, lane);
+      send(item, lane);
       ++rows;
-      if (schedule::ends_chunk(assignment, piece)) {
+      if (schedule::ends_chunk(assignment, item)) {
         __syncwarp();
         // Ordered after all stores of the warp.
-        if (lane < route_.stops) release_add(route_.arrived[lane] + piece.chunk, rows);
+        if (lane < route_.stops) release_add(route_.arrived[lane] + item.chunk, rows);
         rows = 0;
       }
-      piece = next;
+      item = next;
     }
   }
 
-  CUTLASS_DEVICE void send(schedule::CopyItem piece, int lane) const {
+  CUTLASS_DEVICE void send(schedule::CopyItem item, int lane) const {
     float x[kLaneValues] = {};
-    const bool on = has(piece, lane);
+    const bool on = has(item, lane);
     if (on) {
       const std::byte* from =
-          route_.from + int64_t(piece.row) * route_.row_bytes + offset(piece, lane);
+          route_.from + int64_t(item.row) * route_.row_bytes + offset(item, lane);
       uint2 four[kVectors];
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
@@ -94,10 +95,10 @@ class EncodedCopyWarp : public ShardCopyWarp {
         x[4 * j] = low.x, x[4 * j + 1] = low.y, x[4 * j + 2] = high.x, x[4 * j + 3] = high.y;
       }
     }
-    Piece encoded;
+    Encoded encoded;
     encoded.encode(x, route_.limit, lane);
     if (!on) return;
-    const int64_t at = piece_at(piece);
+    const int64_t at = chunk_offset(item);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int stop = 0; stop < route_.stops; ++stop) encoded.store(route_.to[stop] + at, lane);
   }
@@ -106,34 +107,34 @@ class EncodedCopyWarp : public ShardCopyWarp {
   CUTLASS_DEVICE void decode_all(schedule::CopyAssignment const& assignment, int source,
                                  uint64_t wanted, int lane) const {
     const std::byte* const inbox =
-        route_.inbox + int64_t(source) * route_.chunks * route_.rows * Piece::kBytes;
+        route_.inbox + int64_t(source) * route_.chunks * route_.rows * Encoded::kBytes;
     std::byte* const rows_at = route_.gathered + int64_t(source) * route_.rows * route_.row_bytes;
-    schedule::CopyItem piece = assignment.first;
+    schedule::CopyItem item = assignment.first;
     unsigned rows = 0;
     int here = -1;  // the chunk last waited for
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < assignment.pieces; ++i) {
-      const int number = source * route_.chunks + piece.chunk;
-      if (piece.chunk != here && !wait_for_chunk(source, number, wanted, lane)) return;
-      here = piece.chunk;
-      if (has(piece, lane)) {
+    for (int i = 0; i < assignment.num_items; ++i) {
+      const int number = source * route_.chunks + item.chunk;
+      if (item.chunk != here && !wait_for_chunk(source, number, wanted, lane)) return;
+      here = item.chunk;
+      if (has(item, lane)) {
         float x[kLaneValues];
         // Bypasses L1, as another GPU may have stored it.
-        Piece::for_values_of(
-            inbox + piece_at(piece), lane, [](const auto* from) { return __ldcg(from); },
+        Encoded::for_values_of(
+            inbox + chunk_offset(item), lane, [](const auto* from) { return __ldcg(from); },
             [&](int e, float code, float scale) { x[e] = __fmul_rn(code, scale); });
         store_halves<DType::bf16>(
-            reinterpret_cast<uint16_t*>(rows_at + int64_t(piece.row) * route_.row_bytes +
-                                        offset(piece, lane)),
+            reinterpret_cast<uint16_t*>(rows_at + int64_t(item.row) * route_.row_bytes +
+                                        offset(item, lane)),
             x);
       }
       ++rows;
-      if (schedule::ends_chunk(assignment, piece)) {
+      if (schedule::ends_chunk(assignment, item)) {
         __syncwarp();
         if (lane == 0) release_add(route_.decoded + number, rows);
         rows = 0;
       }
-      piece = schedule::next_piece(assignment, piece);
+      item = schedule::next_item(assignment, item);
     }
   }
 

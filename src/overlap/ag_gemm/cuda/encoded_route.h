@@ -7,7 +7,7 @@
 namespace tandem::gpu {
 
 /// Bytes of an encoded chunk of a row: codes, and a bf16 scale for each group.
-constexpr int encoded_piece_bytes(int bits, int group) {
+constexpr int encoded_chunk_bytes(int bits, int group) {
   constexpr int kElements = kCopyItemBytes / 2;
   return kElements / 8 * bits + kElements / group * 2;
 }

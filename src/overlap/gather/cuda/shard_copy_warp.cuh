@@ -20,7 +20,7 @@
 namespace tandem::gpu::fused {
 
 class ShardCopyWarp {
-  static constexpr int kPieceBytes = kCopyItemBytes;
+  static constexpr int kItemBytes = kCopyItemBytes;
 
  public:
   /// Chunks read ahead of their store, a power of two: 8 KiB of shared memory. With fewer, a block
@@ -32,7 +32,7 @@ class ShardCopyWarp {
 
   /// Lives in shared memory. A lane writes and reads only its own 16-byte vectors.
   struct Storage {
-    alignas(16) std::byte pieces[kAhead][kPieceBytes];
+    alignas(16) std::byte buffers[kAhead][kItemBytes];
   };
 
   using Route = ShardRoute;
@@ -63,8 +63,8 @@ class ShardCopyWarp {
     const schedule::CopyAssignment assignment =
         schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
     // Time to send a chunk to one target, in units of 1/65536 ns.
-    const unsigned pace = (unsigned(kPieceBytes) << 16) / unsigned(route_.bytes_per_ns);
-    const uint32_t local = cute::cast_smem_ptr_to_uint(storage.pieces[0]) + uint32_t(lane) * 16;
+    const unsigned pace = (unsigned(kItemBytes) << 16) / unsigned(route_.bytes_per_ns);
+    const uint32_t local = cute::cast_smem_ptr_to_uint(storage.buffers[0]) + uint32_t(lane) * 16;
     uint32_t begin = 0;
     // Sends all chunks to targets [first, end).
     int first = 0, end = route_.first_alone ? 1 : route_.stops;
@@ -74,8 +74,8 @@ class ShardCopyWarp {
       schedule::CopyItem to_fetch = assignment.first, to_send = assignment.first;
       unsigned rows_of_chunk = 0;
       CUTLASS_PRAGMA_NO_UNROLL
-      for (int step = -kAhead; step < assignment.pieces; ++step) {
-        const uint32_t buffer = local + uint32_t(step & (kAhead - 1)) * kPieceBytes;
+      for (int step = -kAhead; step < assignment.buffers; ++step) {
+        const uint32_t buffer = local + uint32_t(step & (kAhead - 1)) * kItemBytes;
         if (step == 0 && first == 0) {
           // A late peer may still read the last call's data: nothing is sent.
           if (!wait_for_stops(lane)) return finish(lane);
@@ -85,7 +85,7 @@ class ShardCopyWarp {
         if (step >= 0) {
           asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
           const uint32_t due =
-              begin + after(schedule::pieces_before(assignment, to_send), pace_of_all);
+              begin + after(schedule::items_before(assignment, to_send), pace_of_all);
           while (int32_t(timer_word() - due) < 0) __nanosleep(40);  // about the timer's resolution
           send(to_send, lane, buffer, first, end);
           ++rows_of_chunk;
@@ -97,11 +97,11 @@ class ShardCopyWarp {
             }
             rows_of_chunk = 0;
           }
-          to_send = schedule::next_piece(assignment, to_send);
+          to_send = schedule::next_item(assignment, to_send);
         }
-        if (step + kAhead < assignment.pieces) fetch(to_fetch, lane, buffer);
+        if (step + kAhead < assignment.buffers) fetch(to_fetch, lane, buffer);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        to_fetch = schedule::next_piece(assignment, to_fetch);
+        to_fetch = schedule::next_item(assignment, to_fetch);
       }
       begin += after(assignment.rows * route_.chunks, pace_of_all);
     }
@@ -127,27 +127,27 @@ class ShardCopyWarp {
   }
 
  private:
-  static constexpr int kPacks = kPieceBytes / (32 * 16);  // per lane
-  static constexpr int kAtOnce = 2;  // held at once per lane: registers are few
+  static constexpr int kPacks = kItemBytes / (32 * 16);  // per lane
+  static constexpr int kAtOnce = 2;                      // held at once per lane: registers are few
   static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
 
-  CUTLASS_DEVICE static uint32_t after(int pieces, unsigned pace) {
-    return uint32_t(uint64_t(unsigned(pieces)) * pace >> 16);
+  CUTLASS_DEVICE static uint32_t after(int buffers, unsigned pace) {
+    return uint32_t(uint64_t(unsigned(buffers)) * pace >> 16);
   }
 
   // Offset of a lane's first vector. A shard has less than 4 GiB.
-  CUTLASS_DEVICE uint32_t offset_of(schedule::CopyItem piece, int lane) const {
-    return uint32_t(piece.row) * uint32_t(route_.row_bytes) +
-           uint32_t(piece.chunk * kPieceBytes + lane * 16);
+  CUTLASS_DEVICE uint32_t offset_of(schedule::CopyItem item, int lane) const {
+    return uint32_t(item.row) * uint32_t(route_.row_bytes) +
+           uint32_t(item.chunk * kItemBytes + lane * 16);
   }
   // Bytes of a row from the lane's first vector to its end: only a row's last chunk may be shorter.
-  CUTLASS_DEVICE int left_of(schedule::CopyItem piece, int lane) const {
-    return route_.row_bytes - piece.chunk * kPieceBytes - lane * 16;
+  CUTLASS_DEVICE int left_of(schedule::CopyItem item, int lane) const {
+    return route_.row_bytes - item.chunk * kItemBytes - lane * 16;
   }
 
-  CUTLASS_DEVICE void fetch(schedule::CopyItem piece, int lane, uint32_t buffer) const {
-    const std::byte* from = route_.from + offset_of(piece, lane);
-    const int left = left_of(piece, lane);
+  CUTLASS_DEVICE void fetch(schedule::CopyItem item, int lane, uint32_t buffer) const {
+    const std::byte* from = route_.from + offset_of(item, lane);
+    const int left = left_of(item, lane);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kPacks; ++i) {
       if (i * 512 < left) {
@@ -158,10 +158,10 @@ class ShardCopyWarp {
     }
   }
 
-  CUTLASS_DEVICE void send(schedule::CopyItem piece, int lane, uint32_t buffer, int first,
+  CUTLASS_DEVICE void send(schedule::CopyItem item, int lane, uint32_t buffer, int first,
                            int end) const {
-    const uint32_t at = offset_of(piece, lane);
-    const int left = left_of(piece, lane);
+    const uint32_t at = offset_of(item, lane);
+    const int left = left_of(item, lane);
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < kPacks; half += kAtOnce) {
       uint4 packs[kAtOnce];

@@ -66,7 +66,7 @@ struct AddingShape {
 
 /// Delivery of a call's remote tiles to their owners.
 struct AddingPlan {
-  int pieces = 0;  ///< chunks of a shard sent by the copy engine: more of them start and finish
+  int chunks = 0;  ///< chunks of a shard sent by the copy engine: more of them start and finish
                    ///< earlier, but cost more copies; 0: stores
   bool between = false;  ///< stores: local tiles are interleaved with remote ones, not last
   int later = 0;  ///< stores: one of so many tiles is deferred and sent under local ones; 0: none
@@ -86,10 +86,10 @@ struct AddingArgs {
   void* send_buffer;
   const void* received;
   PeerTable staging;  ///< signals start at `entered` (ready flags), by rank; `arrived`, by source,
-                      ///< then by kMaxPieces; `arrived_tiles`, by source, then by slice
+                      ///< then by kMaxChunks; `arrived_tiles`, by source, then by slice
   int entered, arrived, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
-  /// For copy-engine pushes, by ring step, then by kMaxPieces: `counted` tiles, 0 between calls;
+  /// For copy-engine pushes, by ring step, then by kMaxChunks: `counted` tiles, 0 between calls;
   /// `ready` flags of complete chunks, set to 1 and reset by the pushing stream; `sending`, the
   /// value for their signal: the call's epoch, or 0 if the wait for their owner timed out.
   unsigned *counted, *ready;
@@ -103,7 +103,7 @@ struct AddingArgs {
 /// Host-side launch state is cached and reused while the operands stay the same.
 class AddingKernel {
  public:
-  static constexpr int kMaxPieces = 4;
+  static constexpr int kMaxChunks = 4;
   /// Min K on every rank: the first k-blocks, under which a tile is stored, add no partials.
   static constexpr int64_t kMinK = 512;
 

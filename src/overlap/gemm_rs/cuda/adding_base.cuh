@@ -8,7 +8,7 @@
 #include "overlap/gemm_rs/cuda/adding.h"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
 #include "schedule/adding_order.h"
-#include "schedule/rs_piece_order.h"
+#include "schedule/rs_chunk_order.h"
 
 namespace tandem::gpu::fused {
 
@@ -35,7 +35,7 @@ __device__ bool has_entered(const Args& args, int owner, uint64_t epoch) {
 
 /// A tile of the local or of a remote shard, or a split-K part of a local tile.
 template <class Tiles, class Rows = WholeTiles>
-struct AddingWork : schedule::PieceWork {
+struct AddingWork : schedule::ChunkWork {
   static constexpr int kStepsPerSource = Tiles::kStepsOfRows;
   static_assert(Tiles::kGroupRows == AddingShape::kSliceRows);
 
@@ -46,8 +46,8 @@ struct AddingWork : schedule::PieceWork {
   schedule::AddingOrder adding;
 
   template <class Params>
-  __device__ AddingWork(const Params& params, const schedule::PieceWork& work)
-      : schedule::PieceWork(work) {
+  __device__ AddingWork(const Params& params, const schedule::ChunkWork& work)
+      : schedule::ChunkWork(work) {
     is_local = this->tile.step + 1 == params.order.ranks;
     row =
         (this->tile.row * Tiles::kCluster + int(cute::block_rank_in_cluster())) * Tiles::kTileRows;

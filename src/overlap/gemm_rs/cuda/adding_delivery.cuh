@@ -69,11 +69,11 @@ struct AddingDelivery {
 
   // The thread that counts a chunk's last tile sets the flag that the sending stream waits for,
   // once the owner is ready.
-  __device__ static void count(const Params& params, const schedule::PieceTile& tile,
+  __device__ static void count(const Params& params, const schedule::ChunkTile& tile,
                                uint64_t epoch) {
     const AddingArgs& args = params.args;
-    const int number = tile.step * AddingKernel::kMaxPieces + tile.piece;
-    if (atomicAdd(args.counted + number, 1) + 1 != params.tiles_of_piece) return;
+    const int number = tile.step * AddingKernel::kMaxChunks + tile.chunk;
+    if (atomicAdd(args.counted + number, 1) + 1 != params.tiles_of_chunk) return;
     args.counted[number] = 0;
     const bool entered = has_entered(args, tile.owner, epoch);
     // The stream copies in any case; a late owner is not signalled.

@@ -24,17 +24,17 @@ struct AddingRoles {
   using Shared = AddingShared<Tiles>;
   using Work = AddingWork<Tiles, Rows>;
   using Delivery = AddingDelivery<AddingRoles>;
-  static_assert(kMaxGpus * AddingKernel::kMaxPieces <= 32);
+  static_assert(kMaxGpus * AddingKernel::kMaxChunks <= 32);
 
   struct Params : OptionalLog {
     CUtensorMap x, weight, out, send_buffer, received;
     CUtensorMap peers[kMaxGpus];  // their `received`, for direct stores
     SplitPartials<Tiles> partials;
-    schedule::RsPieceOrder order;  // in pairs of rows of tiles
-    const schedule::PieceWork* works;
+    schedule::RsChunkOrder order;  // in pairs of rows of tiles
+    const schedule::ChunkWork* works;
     int works_of_cluster;
     int shard_rows, slices_of_shard;
-    unsigned tiles_of_piece;  // counted once per warpgroup
+    unsigned tiles_of_chunk;  // counted once per warpgroup
     int every;                // k-blocks between the stores of two store tiles
     int columns;
     bool scaled_by_row;
@@ -43,7 +43,7 @@ struct AddingRoles {
   };
 
   // If false, the copy engine sends.
-  __device__ static bool stores_remotely(const Params& params) { return params.order.pieces == 0; }
+  __device__ static bool stores_remotely(const Params& params) { return params.order.chunks == 0; }
 
   __device__ static void open(const Params& params, Shared& shared) {
     if (threadIdx.x == 0) shared.words.open();
@@ -86,12 +86,12 @@ struct AddingRoles {
     __device__ void await_received(const Work& work, int source, int group) {
       const Params& params = this->params_;
       const int slice = work.slice(params, group);
-      const int piece = source * AddingKernel::kMaxPieces + work.tile.piece;
+      const int chunk = source * AddingKernel::kMaxChunks + work.tile.chunk;
       if (stores_remotely(params)) {
         this->await_signal(source, landed_signal(params, source, slice), slice);
-      } else if (!(here_ >> piece & 1)) {
-        this->await_signal(source, params.args.arrived + piece, work.tile.piece);
-        here_ |= 1u << piece;
+      } else if (!(here_ >> chunk & 1)) {
+        this->await_signal(source, params.args.arrived + chunk, work.tile.chunk);
+        here_ |= 1u << chunk;
       }
     }
 
@@ -192,8 +192,8 @@ class Adding final : public AddingKernel {
   static_assert(Tiles::kTileColumns == AddingShape::tile_columns(dtype_of<Operand>()));
   static_assert(kMinK >= Tiles::kLead * Tiles::kStepOfK);
   static_assert(std::ranges::all_of(kAddingPlans, [](const AddingPlan& plan) {
-    return plan.pieces <= kMaxPieces &&
-           (plan.pieces > 0) + int(plan.between) + (plan.later > 0) <= 1;
+    return plan.chunks <= kMaxChunks &&
+           (plan.chunks > 0) + int(plan.between) + (plan.later > 0) <= 1;
   }));
   static constexpr const char* kName = "adding gemm_rs";
 
@@ -203,15 +203,15 @@ class Adding final : public AddingKernel {
     const int clusters = resident_clusters<Block>(kName);
     int slots = 0;
     for (const AddingPlan& plan : kAddingPlans) {
-      const schedule::RsPieceOrder order = order_of(plan, clusters);
+      const schedule::RsChunkOrder order = order_of(plan, clusters);
       // Equal on all ranks, as their GPUs are identical.
-      if (plan.pieces > 0 && order.column_tiles % plan.pieces != 0) continue;
+      if (plan.chunks > 0 && order.column_tiles % plan.chunks != 0) continue;
       if (plan.between && (order.clusters >= order.shard_tiles() || order.shorter > 0)) continue;
-      if (Rows::kAny && plan.pieces > 0) continue;
+      if (Rows::kAny && plan.chunks > 0) continue;
       if (plan.later > order.shard_tiles()) continue;
       slots = std::max(slots, partial_slots(waves_of(order), order.split));
       plans_.push_back(plan);
-      layouts_.push_back({order, Works(schedule::RsPieces(order))});
+      layouts_.push_back({order, Works(schedule::RsChunks(order))});
     }
     partials_.emplace(slots);
   }
@@ -229,9 +229,9 @@ class Adding final : public AddingKernel {
   }
 
  private:
-  using Works = WorkTable<schedule::PieceWork>;
+  using Works = WorkTable<schedule::ChunkWork>;
   struct Layout {
-    schedule::RsPieceOrder order;
+    schedule::RsChunkOrder order;
     Works works;
   };
 
@@ -243,7 +243,7 @@ class Adding final : public AddingKernel {
            args.timeline.records == params_.args.timeline.records;
   }
 
-  schedule::RsPieceOrder order_of(const AddingPlan& plan, int max_clusters) const {
+  schedule::RsChunkOrder order_of(const AddingPlan& plan, int max_clusters) const {
     const int shorter =
         schedule::shards_with_fewer_tiles(shards_, shape_.ranks, AddingShape::kRows);
     return adding_order<Tiles>(shape_, plan, max_clusters, Partials::kPossible, shorter,
@@ -278,8 +278,8 @@ class Adding final : public AddingKernel {
     }
     params.partials = partials_->memory();
     params.shard_rows = int(shard);
-    params.tiles_of_piece =
-        unsigned(layout.order.piece_tiles()) * (Tiles::kCluster * Tiles::kGroups);
+    params.tiles_of_chunk =
+        unsigned(layout.order.chunk_tiles()) * (Tiles::kCluster * Tiles::kGroups);
     params.order = layout.order;
     params.works = layout.works.data();
     params.works_of_cluster = layout.works.of_cluster;

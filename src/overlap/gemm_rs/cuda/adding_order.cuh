@@ -5,7 +5,7 @@
 
 #include "comm/device/device_signal.cuh"
 #include "overlap/gemm_rs/cuda/adding.h"
-#include "schedule/rs_piece_order.h"
+#include "schedule/rs_chunk_order.h"
 #include "schedule/shard_rows.h"
 #include "schedule/wave_split.h"
 
@@ -14,15 +14,15 @@ namespace tandem::gpu::fused {
 /// `shorter`: shards with one row of tiles less. `even_bands`: for shapes where a band's last rows
 /// may be few.
 template <class Tiles>
-schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
+schedule::RsChunkOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
                                     int max_clusters, bool splits, int shorter = 0,
                                     bool even_bands = false) {
-  schedule::RsPieceOrder order;
+  schedule::RsChunkOrder order;
   order.rank = shape.rank;
   order.ranks = shape.ranks;
   order.row_tiles = int(shape.shard_rows() / shape.kRows);
   order.column_tiles = int(shape.column_tiles());
-  order.pieces = plan.pieces;
+  order.chunks = plan.chunks;
   order.steps = int((shape.k + Tiles::kStepOfK - 1) / Tiles::kStepOfK);
   order.added = (order.ranks - 1) * Tiles::kStepsOfRows;
   order.minimum = Tiles::kLead;
@@ -31,7 +31,7 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
   order.last = plan.between ? order.clusters : order.shard_tiles();
   order.later = plan.later;
   // Shards whose rows a raster group covers.
-  const int shards = plan.pieces > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
+  const int shards = plan.chunks > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
   const auto swept = [&](int maximum) {
     return even_bands ? schedule::even_band(order.row_tiles, maximum)
                       : schedule::swept_rows(order.row_tiles, maximum);
@@ -48,10 +48,10 @@ schedule::RsPieceOrder adding_order(const AddingShape& shape, const AddingPlan& 
 /// last one. At once if there are so few tiles that local ones are computed concurrently with the
 /// ones they add, and helpers' local tiles wait for them.
 template <class Tiles>
-int steps_between_boxes(const schedule::RsPieceOrder& order) {
+int steps_between_boxes(const schedule::RsChunkOrder& order) {
   const int others = order.tiles() - order.local_tiles();
   const bool at_once = order.split.tiles > 0 && others < order.clusters;
-  if (order.pieces > 0 || at_once) return Tiles::kEvery;
+  if (order.chunks > 0 || at_once) return Tiles::kEvery;
   return std::max(Tiles::kEvery, order.steps * 3 / 4 / Tiles::kBoxes);
 }
 

@@ -28,8 +28,8 @@ struct EncodedRoles {
   struct Params : OptionalLog {
     CUtensorMap x, weight, out;
     SplitPartials<Tiles> partials;
-    schedule::RsPieceOrder order;  // in pairs of rows of tiles
-    const schedule::PieceWork* works;
+    schedule::RsChunkOrder order;  // in pairs of rows of tiles
+    const schedule::ChunkWork* works;
     int works_of_cluster;
     int shard_rows, slices_of_shard;
     int every;    // k-blocks between the stores of two store tiles
@@ -130,7 +130,7 @@ class EncodedRs final : public EncodedRsKernel {
       layout.order =
           adding_order<Tiles>(shape_, {.between = between}, clusters, Partials::kPossible);
       slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
-      layout.works = Works(schedule::RsPieces(layout.order));
+      layout.works = Works(schedule::RsChunks(layout.order));
     }
     partials_.emplace(slots);
   }
@@ -145,9 +145,9 @@ class EncodedRs final : public EncodedRsKernel {
   }
 
  private:
-  using Works = WorkTable<schedule::PieceWork>;
+  using Works = WorkTable<schedule::ChunkWork>;
   struct Layout {
-    schedule::RsPieceOrder order;
+    schedule::RsChunkOrder order;
     Works works;
   };
 

@@ -28,7 +28,7 @@ namespace {
 // Signals of the symmetric buffer, each by source rank; kAdded by ring step and chunk.
 constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
               kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
-              kFusedLanded = kAdded + AddingKernel::kMaxPieces * kMaxGpus;
+              kFusedLanded = kAdded + AddingKernel::kMaxChunks * kMaxGpus;
 
 // A chunk costs the host 5 us: a plan must beat the earlier ones by a measurable gain.
 constexpr double kGainOfPlan = 0.005;
@@ -41,9 +41,9 @@ struct GemmRs::Words {
   uint64_t pushed, summed, signal_value[kMaxGpus];
   CallCounter fused, adding;
   // State of the chunks that copy-engine plans push.
-  static constexpr int kPieces = AddingKernel::kMaxPieces * kMaxGpus;
-  uint64_t sending[kPieces];
-  unsigned counted[kPieces], ready[kPieces];
+  static constexpr int kChunkWords = AddingKernel::kMaxChunks * kMaxGpus;
+  uint64_t sending[kChunkWords];
+  unsigned counted[kChunkWords], ready[kChunkWords];
 };
 
 namespace {
@@ -176,9 +176,9 @@ int GemmRs::variants(Algorithm algorithm) const {
 void GemmRs::use_variant(Algorithm algorithm, int variant) {
   (algorithm == Algorithm::adding ? adding_variant_ : fused_variant_) = known(algorithm, variant);
   if (algorithm != Algorithm::adding) return;
-  if (adding_plan().pieces == 0 || pushes_) return;
-  pushes_.emplace(PieceRoute{staging_->table(), partial_.data(), adding_shape().slot_bytes(),
-                             AddingKernel::kMaxPieces, kAdded, words().ready, words().sending});
+  if (adding_plan().chunks == 0 || pushes_) return;
+  pushes_.emplace(ChunkRoute{staging_->table(), partial_.data(), adding_shape().slot_bytes(),
+                             AddingKernel::kMaxChunks, kAdded, words().ready, words().sending});
 }
 
 const AddingPlan& GemmRs::adding_plan() const {
@@ -194,7 +194,7 @@ RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
 std::string GemmRs::variant_name(Algorithm algorithm, int variant) const {
   if (algorithm == Algorithm::adding) {
     const AddingPlan& plan = adding_->plans()[size_t(variant)];
-    if (plan.pieces > 0) return fmt::format("shards in {} pieces", plan.pieces);
+    if (plan.chunks > 0) return fmt::format("shards in {} pieces", plan.chunks);
     if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
     return plan.between ? "stored, own tiles between" : "stored, own tiles last";
   }
@@ -321,8 +321,8 @@ void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out
          comm_.device_deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
         stream);
   };
-  const int pieces = adding_plan().pieces;
-  pieces > 0 ? pushes_->run(pieces, stream, launch) : launch();
+  const int chunks = adding_plan().chunks;
+  chunks > 0 ? pushes_->run(chunks, stream, launch) : launch();
 }
 
 void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {

@@ -19,8 +19,8 @@
 #include "overlap/contract/cuda/call_graphs.h"
 #include "overlap/contract/cuda/dense.h"
 #include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/chunk_pushes.h"
 #include "overlap/gemm_rs/cuda/fused.h"
-#include "overlap/gemm_rs/cuda/piece_pushes.h"
 
 namespace tandem::gpu {
 
@@ -112,7 +112,7 @@ class GemmRs {
   DeviceMemory partial_;  // [m, n]; fused: the send buffer, a slot per owner
   std::shared_ptr<GpuBuffer> staging_;
   DeviceMemory words_;                 // struct Words
-  std::optional<PiecePushes> pushes_;  // set once a variant with copy-engine pushes is used
+  std::optional<ChunkPushes> pushes_;  // set once a variant with copy-engine pushes is used
   CommonStream side_{Common::side};
   PacedCopies paced_;
   Event begun_, pushed_;

@@ -57,9 +57,10 @@ MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoeRankCoords& 
                                size_t(coords.shape.tokens) * routed_bytes(coords.shape.top_k)))),
       source_bytes_(routing_bytes_ +
                     padded(std::max(size_t(coords.shape.tokens) * coords.line,
-                                    messages_.max_bytes(coords.shape.tokens, kMoePieces)))),
+                                    messages_.max_bytes(coords.shape.tokens, kMaxMoeWaves)))),
       workspace_(comm, "moe_dispatch_gemm", size_t(coords.world) * source_bytes_,
-                 size_t(coords.world) * source_bytes_, coords.world * (1 + schedule::kMoePieces)) {}
+                 size_t(coords.world) * source_bytes_,
+                 coords.world * (1 + schedule::kMaxMoeWaves)) {}
 
 size_t MoeDispatchGemmCpu::rows_offset(int source) const {
   return size_t(source) * source_bytes_ + routing_bytes_;
@@ -264,7 +265,7 @@ void MoeDispatchGemmCpu::compute_local(const MoePlan& plan, const Tensor& x, con
                                        const Tensor& permuted, const Product& product) {
   permute_local(plan, x, rows, permuted);
   const ScopedLabel label("moe_dispatch_gemm", -1);
-  if (coords_.world == 1) return multiply(rows, {0, 1 + kMoePieces}, product);
+  if (coords_.world == 1) return multiply(rows, {0, 1 + kMaxMoeWaves}, product);
   if (plan.overlapped) multiply(rows, {0, 1}, product);
 }
 
@@ -273,16 +274,16 @@ void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows
   if (coords_.world == 1) return;
   const ScopedLabel label("moe_dispatch_gemm", -1);
   for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-    const Range pieces = moe_pieces(plan.chunks, chunk);
-    for (int64_t wave = pieces.begin; wave < pieces.end(); ++wave) {
+    const Range chunk_waves = moe_waves_of_chunk(plan.chunks, chunk);
+    for (int64_t wave = chunk_waves.begin; wave < chunk_waves.end(); ++wave) {
       for (int step = 1; step < coords_.world; ++step) {
         const int source = moe_source(coords_.rank, coords_.world, step);
         if (wave < header_of(source).waves) permute_wave(plan, source, int(wave), rows, permuted);
       }
     }
-    if (plan.overlapped) multiply(rows, {1 + pieces.begin, pieces.count}, product);
+    if (plan.overlapped) multiply(rows, {1 + chunk_waves.begin, chunk_waves.count}, product);
   }
-  if (!plan.overlapped) multiply(rows, {0, 1 + kMoePieces}, product);
+  if (!plan.overlapped) multiply(rows, {0, 1 + kMaxMoeWaves}, product);
 }
 
 void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x,

@@ -57,7 +57,7 @@ class MoeDispatchGemmCpu {
     size_t fault_bytes = 0;
     int64_t waves = 1;  ///< of its rows
   };
-  int routing_signal(int source) const { return source * (1 + schedule::kMoePieces); }
+  int routing_signal(int source) const { return source * (1 + schedule::kMaxMoeWaves); }
   int wave_signal(int source, int wave) const { return routing_signal(source) + 1 + wave; }
   size_t rows_offset(int source) const;
   std::byte* told_by(int source) const;

@@ -103,7 +103,7 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
 
 void MoeGemmCombineCpu::multiply(const Call& call, bool local, bool remote, Range columns) {
   const Tensor y = products_.of(DType::f32, call.rows.slots(), columns.count);
-  const Range groups{local ? 0 : 1, remote ? kMoePieces + (local ? 1 : 0) : 1};
+  const Range groups{local ? 0 : 1, remote ? kMaxMoeWaves + (local ? 1 : 0) : 1};
   for (int expert = 0; expert < int(coords_.experts.count); ++expert) {
     const Range slots = call.rows.slots_of(expert, groups);
     if (slots.count > 0) call.product(expert, slots, columns, y.rows(slots.begin, slots.count));

@@ -5,7 +5,7 @@
 namespace tandem::gpu {
 
 std::unique_ptr<FusedAgKernel> make_encoded_ag_int4(const FusedAgShape& shape) {
-  using CopyWarp = fused::EncodedCopyWarp<EncodedPiece<codec::Integer<4>, 128, 32>>;
+  using CopyWarp = fused::EncodedCopyWarp<EncodedChunk<codec::Integer<4>, 128, 32>>;
   return std::make_unique<
       fused::Arriving<__nv_bfloat16, __nv_bfloat16, fused::WholeTiles, CopyWarp>>(shape);
 }

@@ -11,7 +11,7 @@ namespace tandem::gpu {
 /// `Code`: format of codec/numbers.h, 8 or 4 bits; kGroup: 128 or 32 elements that share a bf16
 /// scale.
 template <class Code, int kGroup, int kThreads>
-struct EncodedPiece {
+struct EncodedChunk {
   static_assert(Code::bits == 8 || Code::bits == 4);
   static_assert(kGroup == 128 || kGroup == 32);
   static constexpr int kBlocks = kThreads / kQuad;
@@ -44,13 +44,13 @@ struct EncodedPiece {
     }
     scale = codec::stored_scale<ScaleKind::bf16>(block.scale[0]);
   }
-  __device__ void store(std::byte* piece, int thread) const {
+  __device__ void store(std::byte* chunk, int thread) const {
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
-      reinterpret_cast<uint4*>(piece)[w / 4 * kThreads + thread] =
+      reinterpret_cast<uint4*>(chunk)[w / 4 * kThreads + thread] =
           make_uint4(words[w], words[w + 1], words[w + 2], words[w + 3]);
     }
-    auto* const scales = reinterpret_cast<uint16_t*>(piece + kCodeBytes);
+    auto* const scales = reinterpret_cast<uint16_t*>(chunk + kCodeBytes);
     if constexpr (kScales == 4) {
       scales[thread] = uint16_t(scale);
     } else {
@@ -61,16 +61,16 @@ struct EncodedPiece {
   /// Calls `with(e, code, scale)` for a thread's values, which are code x scale, exact in f32.
   /// `load`: load policy.
   template <typename Load, typename With>
-  __device__ static void for_values_of(const std::byte* piece, int thread, const Load& load,
+  __device__ static void for_values_of(const std::byte* chunk, int thread, const Load& load,
                                        const With& with) {
     uint32_t stored[kWords];
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
-      const uint4 four = load(reinterpret_cast<const uint4*>(piece) + w / 4 * kThreads + thread);
+      const uint4 four = load(reinterpret_cast<const uint4*>(chunk) + w / 4 * kThreads + thread);
       stored[w] = four.x, stored[w + 1] = four.y, stored[w + 2] = four.z, stored[w + 3] = four.w;
     }
     float scales[kScales];
-    load_scales(piece + kCodeBytes, thread, load, scales);
+    load_scales(chunk + kCodeBytes, thread, load, scales);
     uint32_t codes[kCodeWords];
     if constexpr (Code::bits == 8) {
 #pragma unroll

@@ -10,7 +10,7 @@ namespace tandem::gpu {
 /// kAligned: whole 16-byte aligned vectors; otherwise accessed byte by byte, and the last vector
 /// may be partial.
 template <bool kAligned>
-struct Piece {
+struct VectorRange {
   std::byte* at;
   int64_t bytes;
 
@@ -37,7 +37,7 @@ struct Piece {
 };
 
 template <bool kAligned>
-__device__ Piece<kAligned> piece_of(const std::byte* at, int64_t bytes) {
+__device__ VectorRange<kAligned> vector_range(const std::byte* at, int64_t bytes) {
   return {const_cast<std::byte*>(at), bytes};
 }
 

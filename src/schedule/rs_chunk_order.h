@@ -31,11 +31,11 @@
 
 namespace tandem::schedule {
 
-struct RsPieceOrder {
+struct RsChunkOrder {
   int rank = 0, ranks = 1;
   int row_tiles = 1;  ///< per shard
   int column_tiles = 1;
-  int pieces = 1;                ///< chunks per shard; divide column_tiles; 0: by columns
+  int chunks = 1;                ///< chunks per shard; divide column_tiles; 0: by columns
   int band = 1, local_band = 1;  ///< the last may have fewer; equal if local tiles are interleaved
   int last = 0;                  ///< by columns: max local tiles at the end
   int later = 0;  ///< by columns: one in `later` positions of a shard is sent later; 0: none
@@ -47,35 +47,35 @@ struct RsPieceOrder {
   int shorter = 0;  ///< number of last shards that have one row of tiles less; by columns, and with
                     ///< all local tiles at the end
 
-  constexpr int piece_columns() const { return column_tiles / std::max(pieces, 1); }
-  constexpr int piece_tiles() const { return row_tiles * piece_columns(); }
+  constexpr int chunk_columns() const { return column_tiles / std::max(chunks, 1); }
+  constexpr int chunk_tiles() const { return row_tiles * chunk_columns(); }
   constexpr int shard_tiles() const { return row_tiles * column_tiles; }
   constexpr int tiles() const { return ranks * shard_tiles() - shorter * column_tiles; }
   constexpr int rows_of(int owner) const { return row_tiles - (owner >= ranks - shorter ? 1 : 0); }
   constexpr int local_tiles() const { return rows_of(rank) * column_tiles; }
   constexpr int local_last() const {
-    return pieces > 0 ? local_tiles() : std::min(last, local_tiles());
+    return chunks > 0 ? local_tiles() : std::min(last, local_tiles());
   }
 };
 
-struct PieceTile {
+struct ChunkTile {
   int step;            ///< of the ring: the last one is the local shard
   int owner;           ///< of the shard
-  int piece;           ///< chunk of the shard
+  int chunk;           ///< chunk of the shard
   int row, column;     ///< in the shard
   bool later = false;  ///< sent after all tiles that are not
 };
 
 /// Rasterises band by band and column by column, with all of `steps` consecutive for each tile.
-inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_step, int piece,
-                  std::vector<PieceTile>& tiles) {
-  const int columns = order.piece_columns();
+inline void sweep(const RsChunkOrder& order, int band, int first_step, int end_step, int chunk,
+                  std::vector<ChunkTile>& tiles) {
+  const int columns = order.chunk_columns();
   for (int first = 0; first < order.row_tiles; first += band) {
-    for (int column = piece * columns; column < (piece + 1) * columns; ++column) {
+    for (int column = chunk * columns; column < (chunk + 1) * columns; ++column) {
       for (int row = first; row < std::min(first + band, order.row_tiles); ++row) {
         for (int step = first_step; step < end_step; ++step) {
           const int owner = rs_owner(order.rank, order.ranks, step);
-          if (row < order.rows_of(owner)) tiles.push_back({step, owner, piece, row, column});
+          if (row < order.rows_of(owner)) tiles.push_back({step, owner, chunk, row, column});
         }
       }
     }
@@ -84,15 +84,15 @@ inline void sweep(const RsPieceOrder& order, int band, int first_step, int end_s
 
 /// Remote tiles, with those at the positions of the last tiles in `local` spread over all: about
 /// the same share of every wave, and of every cluster.
-inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
-                                         const std::vector<PieceTile>& remote,
-                                         const std::vector<PieceTile>& local) {
+inline std::vector<ChunkTile> with_later(const RsChunkOrder& order,
+                                         const std::vector<ChunkTile>& remote,
+                                         const std::vector<ChunkTile>& local) {
   std::vector<bool> is_later(size_t(order.shard_tiles()));
   for (size_t i = local.size() - local.size() / size_t(order.later); i < local.size(); ++i) {
     is_later[size_t(local[i].row * order.column_tiles + local[i].column)] = true;
   }
-  std::vector<PieceTile> first, later, all;
-  for (PieceTile tile : remote) {
+  std::vector<ChunkTile> first, later, all;
+  for (ChunkTile tile : remote) {
     tile.later = is_later[size_t(tile.row * order.column_tiles + tile.column)];
     (tile.later ? later : first).push_back(tile);
   }
@@ -107,14 +107,14 @@ inline std::vector<PieceTile> with_later(const RsPieceOrder& order,
 }
 
 /// All tiles, in order.
-inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
-  std::vector<PieceTile> tiles;
-  for (int number = 0; number < order.ranks * order.pieces; ++number) {
-    const int step = number / order.pieces;
-    sweep(order, order.band, step, step + 1, number % order.pieces, tiles);
+inline std::vector<ChunkTile> tiles_of(const RsChunkOrder& order) {
+  std::vector<ChunkTile> tiles;
+  for (int number = 0; number < order.ranks * order.chunks; ++number) {
+    const int step = number / order.chunks;
+    sweep(order, order.band, step, step + 1, number % order.chunks, tiles);
   }
-  if (order.pieces > 0) return tiles;
-  std::vector<PieceTile> remote, local;
+  if (order.chunks > 0) return tiles;
+  std::vector<ChunkTile> remote, local;
   sweep(order, order.band, 0, order.ranks - 1, 0, remote);
   sweep(order, order.local_band, order.ranks - 1, order.ranks, 0, local);
   if (order.later > 0) remote = with_later(order, remote, local);
@@ -137,7 +137,7 @@ inline std::vector<PieceTile> tiles_of(const RsPieceOrder& order) {
 
 /// Without a partial last wave, or with remote tiles in it, none is split. Remote tiles never
 /// follow K slices of local ones.
-constexpr Waves waves_of(const RsPieceOrder& order) {
+constexpr Waves waves_of(const RsChunkOrder& order) {
   const int rest = order.tiles() % order.clusters, local = order.local_last();
   return {order.tiles(),
           order.clusters,
@@ -149,24 +149,24 @@ constexpr Waves waves_of(const RsPieceOrder& order) {
 }
 
 /// Work item of a cluster: some K steps of a tile.
-struct PieceWork : TileSteps {
-  PieceTile tile;
+struct ChunkWork : TileSteps {
+  ChunkTile tile;
 };
 
 /// Order together with its tiles.
-struct RsPieces {
-  RsPieceOrder order;
+struct RsChunks {
+  RsChunkOrder order;
   int clusters;
-  std::vector<PieceTile> tiles;
+  std::vector<ChunkTile> tiles;
 
-  explicit RsPieces(const RsPieceOrder& o) : order(o), clusters(o.clusters), tiles(tiles_of(o)) {}
+  explicit RsChunks(const RsChunkOrder& o) : order(o), clusters(o.clusters), tiles(tiles_of(o)) {}
 };
 
 /// Work item `index` of `cluster`.
-inline PieceWork work_at(const RsPieces& pieces, int cluster, int index) {
-  const TileWork work = work_of(waves_of(pieces.order), pieces.order.split, cluster, index);
+inline ChunkWork work_at(const RsChunks& chunks, int cluster, int index) {
+  const TileWork work = work_of(waves_of(chunks.order), chunks.order.split, cluster, index);
   if (work.steps.end == 0) return {};
-  return {work.steps, pieces.tiles[size_t(work.at)]};
+  return {work.steps, chunks.tiles[size_t(work.at)]};
 }
 
 }  // namespace tandem::schedule

@@ -1,4 +1,4 @@
-#include "schedule/rs_piece_order.h"
+#include "schedule/rs_chunk_order.h"
 
 #include <gtest/gtest.h>
 
@@ -14,16 +14,16 @@ namespace {
 
 using TilePosition = std::tuple<int, int, int>;  // owner, row, column
 
-TilePosition position_of(const PieceTile& tile) {
+TilePosition position_of(const ChunkTile& tile) {
   return {tile.owner, tile.row, tile.column};
 }
 
-std::vector<RsPieceOrder> orders() {
-  std::vector<RsPieceOrder> all;
+std::vector<RsChunkOrder> orders() {
+  std::vector<RsChunkOrder> all;
   for (const int ranks : {1, 2, 3, 4, 5, 8}) {
     // Chunks: 0 with local tiles after remote ones, -1 with local tiles interleaved, -2 with some
     // remote tiles sent later.
-    for (const auto& [rows, band, columns, pieces] : {std::tuple{1, 1, 1, 1},
+    for (const auto& [rows, band, columns, chunks] : {std::tuple{1, 1, 1, 1},
                                                       {2, 2, 3, 1},
                                                       {4, 2, 8, 4},
                                                       {3, 3, 32, 2},
@@ -42,23 +42,23 @@ std::vector<RsPieceOrder> orders() {
                                                       {16, 8, 32, -2}}) {
       for (const int clusters : {1, 5, 64, 66}) {
         for (const int steps : {9, 32, 192}) {
-          RsPieceOrder order;
+          RsChunkOrder order;
           order.rank = ranks / 2;
           order.ranks = ranks;
           order.row_tiles = rows;
           order.column_tiles = columns;
-          order.pieces = std::max(pieces, 0);
+          order.chunks = std::max(chunks, 0);
           order.band = band;
-          order.local_band = pieces == 0 || pieces == -2 ? rows : band;
+          order.local_band = chunks == 0 || chunks == -2 ? rows : band;
           order.clusters = std::min(clusters, order.tiles());
-          order.last = pieces == -1 ? order.clusters : order.shard_tiles();
-          order.later = pieces == -2 ? 6 : 0;
+          order.last = chunks == -1 ? order.clusters : order.shard_tiles();
+          order.later = chunks == -2 ? 6 : 0;
           order.steps = steps;
           order.added = 2 * (ranks - 1);
           order.minimum = 4;
           order.split = best_split(waves_of(order));
           all.push_back(order);
-          if (pieces > 0 || pieces == -1 || ranks == 1 || rows == 1) continue;
+          if (chunks > 0 || chunks == -1 || ranks == 1 || rows == 1) continue;
           for (const int shorter : {1, ranks - 1}) {
             order.shorter = shorter;
             order.clusters = std::min(clusters, order.tiles());
@@ -73,22 +73,22 @@ std::vector<RsPieceOrder> orders() {
   return all;
 }
 
-testing::Message about(const RsPieceOrder& o) {
+testing::Message about(const RsChunkOrder& o) {
   return testing::Message() << o.ranks << " ranks, " << o.row_tiles << " x " << o.column_tiles
-                            << " tiles in " << o.pieces << " pieces, the last " << o.last
+                            << " tiles in " << o.chunks << " pieces, the last " << o.last
                             << ", one of " << o.later << " later, " << o.clusters << " clusters, "
                             << o.steps << " steps, split " << o.split.tiles << " "
                             << o.split.helpers << " " << o.split.begin << ", " << o.shorter
                             << " shorter shards";
 }
 
-TEST(RsPieceOrder, VisitsEveryTileOnce) {
-  for (const RsPieceOrder& order : orders()) {
+TEST(RsChunkOrder, VisitsEveryTileOnce) {
+  for (const RsChunkOrder& order : orders()) {
     SCOPED_TRACE(about(order));
-    const std::vector<PieceTile> tiles = tiles_of(order);
+    const std::vector<ChunkTile> tiles = tiles_of(order);
     ASSERT_EQ(int(tiles.size()), order.tiles());
     std::set<TilePosition> seen;
-    for (const PieceTile& tile : tiles) {
+    for (const ChunkTile& tile : tiles) {
       ASSERT_TRUE(seen.insert(position_of(tile)).second);
       ASSERT_TRUE(tile.row >= 0 && tile.row < order.rows_of(tile.owner));
       ASSERT_TRUE(tile.column >= 0 && tile.column < order.column_tiles);
@@ -98,37 +98,37 @@ TEST(RsPieceOrder, VisitsEveryTileOnce) {
   }
 }
 
-TEST(RsPieceOrder, ChunksAreConsecutiveAndTheLocalShardIsLast) {
-  for (const RsPieceOrder& order : orders()) {
-    if (order.pieces == 0) continue;
+TEST(RsChunkOrder, ChunksAreConsecutiveAndTheLocalShardIsLast) {
+  for (const RsChunkOrder& order : orders()) {
+    if (order.chunks == 0) continue;
     SCOPED_TRACE(about(order));
     int before = 0;
-    for (const PieceTile& tile : tiles_of(order)) {
-      ASSERT_EQ(tile.piece, tile.column / order.piece_columns());
-      const int number = tile.step * order.pieces + tile.piece;
+    for (const ChunkTile& tile : tiles_of(order)) {
+      ASSERT_EQ(tile.chunk, tile.column / order.chunk_columns());
+      const int number = tile.step * order.chunks + tile.chunk;
       ASSERT_TRUE(number == before || number == before + 1);
       before = number;
     }
-    ASSERT_EQ(before + 1, order.ranks * order.pieces);
+    ASSERT_EQ(before + 1, order.ranks * order.chunks);
   }
 }
 
 // A local tile adds what the other ranks, which have the same order, stored at the same position.
 // Interleaved local tiles add nothing that was stored within the last `last` tiles.
-TEST(RsPieceOrder, LocalTilesComeAfterRemoteTilesOfTheirPosition) {
+TEST(RsChunkOrder, LocalTilesComeAfterRemoteTilesOfTheirPosition) {
   int between = 0;
-  for (const RsPieceOrder& order : orders()) {
-    if (order.pieces > 0 || order.ranks == 1) continue;
+  for (const RsChunkOrder& order : orders()) {
+    if (order.chunks > 0 || order.ranks == 1) continue;
     SCOPED_TRACE(about(order));
     std::map<std::pair<int, int>, int> stored;  // position of the last one, by row and column in a
                                                 // shard
-    const std::vector<PieceTile> tiles = tiles_of(order);
+    const std::vector<ChunkTile> tiles = tiles_of(order);
     const int end = order.tiles() - order.local_last();
     if (order.shorter > 0) {
       ASSERT_EQ(order.local_last(), order.local_tiles());
     }
     for (int at = 0; at < order.tiles(); ++at) {
-      const PieceTile& tile = tiles[size_t(at)];
+      const ChunkTile& tile = tiles[size_t(at)];
       const std::pair position{tile.row, tile.column};
       if (tile.owner != order.rank) {
         ASSERT_LT(at, end);
@@ -158,13 +158,13 @@ TEST(RsPieceOrder, LocalTilesComeAfterRemoteTilesOfTheirPosition) {
 
 // Tiles sent later are those whose local tiles come last, in equal shares of all waves and
 // clusters.
-TEST(RsPieceOrder, TilesSentLaterAreNeededLastAndSpread) {
+TEST(RsChunkOrder, TilesSentLaterAreNeededLastAndSpread) {
   int checked = 0;
-  for (const RsPieceOrder& order : orders()) {
+  for (const RsChunkOrder& order : orders()) {
     if (order.shorter > 0) continue;
     SCOPED_TRACE(about(order));
-    const std::vector<PieceTile> tiles = tiles_of(order);
-    const int all = int(std::ranges::count_if(tiles, [](const PieceTile& t) { return t.later; }));
+    const std::vector<ChunkTile> tiles = tiles_of(order);
+    const int all = int(std::ranges::count_if(tiles, [](const ChunkTile& t) { return t.later; }));
     const int num_later = order.later > 0 ? order.shard_tiles() / order.later : 0;
     ASSERT_EQ(all, num_later * (order.ranks - 1));
     if (all == 0) continue;
@@ -193,14 +193,14 @@ TEST(RsPieceOrder, TilesSentLaterAreNeededLastAndSpread) {
   ASSERT_GT(checked, 20);
 }
 
-TEST(RsPieceOrder, OnlyLocalTilesAreSplit) {
+TEST(RsChunkOrder, OnlyLocalTilesAreSplit) {
   int count = 0;
-  for (const RsPieceOrder& order : orders()) {
+  for (const RsChunkOrder& order : orders()) {
     SCOPED_TRACE(about(order));
-    const RsPieces pieces(order);
+    const RsChunks chunks(order);
     for (int cluster = 0; cluster < order.clusters; ++cluster) {
       for (int i = 0;; ++i) {
-        const PieceWork work = work_at(pieces, cluster, i);
+        const ChunkWork work = work_at(chunks, cluster, i);
         if (work.end == 0) break;
         ASSERT_GE(work.end - work.begin, order.minimum);
         if (work.begin == 0 && work.end == order.steps) continue;
@@ -212,8 +212,8 @@ TEST(RsPieceOrder, OnlyLocalTilesAreSplit) {
   ASSERT_GT(count, 5);
 }
 
-TEST(RsPieceOrder, SplitShortensTheLastWave) {
-  RsPieceOrder order;
+TEST(RsChunkOrder, SplitShortensTheLastWave) {
+  RsChunkOrder order;
   order.ranks = 4;
   order.row_tiles = 8;
   order.column_tiles = 48;
