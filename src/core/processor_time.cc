@@ -26,7 +26,7 @@ ProcessorTime ProcessorTime::now() {
   ProcessorTime time;
   time.wall =
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  time.local = used_by(RUSAGE_SELF) + used_by(RUSAGE_CHILDREN);
+  time.process = used_by(RUSAGE_SELF) + used_by(RUSAGE_CHILDREN);
   std::ifstream stat("/proc/stat");
   std::string name;
   // user, nice, system, idle, iowait, irq, softirq, steal: stolen time counts as busy.
@@ -43,7 +43,7 @@ ProcessorTime ProcessorTime::now() {
 double share_of_others(const ProcessorTime& begin, const ProcessorTime& end) {
   const double processors = double(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   const double had = processors * (end.wall - begin.wall);
-  const double others = (end.all - begin.all) - (end.local - begin.local);
+  const double others = (end.all - begin.all) - (end.process - begin.process);
   return had > 0 ? std::clamp(others / had, 0.0, 1.0) : 0;
 }
 

@@ -6,7 +6,7 @@ namespace tandem {
 struct ProcessorTime {
   double wall = 0;   ///< seconds of a monotonic clock
   double all = 0;    ///< busy seconds of all processors
-  double local = 0;  ///< this process's part, including its ended children
+  double process = 0;  ///< this process's part, including its ended children
   static ProcessorTime now();
 };
 

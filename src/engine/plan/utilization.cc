@@ -49,7 +49,7 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
   std::set<int64_t> processes{all[0].process};
   for (const Used& used : all) {
     if (used.host != all[0].host || !processes.insert(used.process).second) continue;
-    end.own += used.end.own - used.begin.own;
+    end.process += used.end.process - used.begin.process;
   }
   return share_of_others(all[0].begin, end);
 }

@@ -92,7 +92,7 @@ void MoeGemmCombineCpu::take_values(const Call& call) {
   for (int64_t row = 0; row < call.rows.local_rows(); ++row) {
     float* const to = call.row_values.as<float>() + size_t(row) * k;
     std::fill_n(to, k, 0.0f);
-    for (const auto& [rank, at] : call.rows.partials(row)) {
+    for (const auto& [rank, at] : call.rows.copies(row)) {
       const std::byte* memory = rank == coords_.rank ? workspace_.scratch() : workspace_.shared();
       const auto* from =
           reinterpret_cast<const float*>(memory + values_offset(rank)) + size_t(at) * k;
@@ -186,7 +186,7 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
     std::vector<const std::byte*> partials;
     for (int64_t row = begin; row < end; ++row) {
       partials.clear();
-      for (const auto& [rank, at] : call.rows.partials(row)) {
+      for (const auto& [rank, at] : call.rows.copies(row)) {
         const auto sent = int64_t(call.rows.sent(rank).size());
         if (rank == coords_.rank) {  // local sums hold all columns at once
           partials.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
