@@ -78,7 +78,7 @@ timeline-gpu:
 	@tools/setup.sh build
 	@tools/setup_cuda.sh
 	@cmake --preset cuda -B build-timeline -DTANDEM_TESTS=OFF -DTANDEM_BENCH=OFF --log-level=WARNING \
-		"-DTANDEM_DEVICE_TIMELINE=ag_gemm/128x256;gemm_rs/adding_128x256" >/dev/null
+		"-DTANDEM_DEVICE_TIMELINE=ag_gemm/128x256;gemm_rs/128x256" >/dev/null
 	@cmake --build build-timeline -j $(JOBS) --target tandem_cli
 	@tools/gpu_timeline.sh build-timeline/bin out/timeline
 

@@ -1,6 +1,6 @@
 // gpu_encoded_rs_bench [RANKS]: cost to the GEMM of encoding and decoding tiles within a GEMM+RS.
 // Runs one rank's kernels with the whole GPU, on the shapes of Llama-70B's second projections (M
-// 4096, TP 4): only cuBLASLt's GEMM; GEMM+RS that sends tiles in bf16 (`adding`); the same in wire
+// 4096, TP 4): only cuBLASLt's GEMM; GEMM+RS that sends tiles in bf16 (`fused`); the same in wire
 // formats. The rank plays all ranks: it receives what it sends. Nothing crosses a link, so times
 // show the cost of the kernels, not the savings. Candidates in random order with idle gaps, L2
 // flushed; medians. Checked in the same run: received data, decoded and summed, against the sum of
@@ -45,7 +45,7 @@ struct Staging {
 
 void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) {
   const LtContext context;
-  const AddingShape shape{kM, kN, k, 0, ranks, DType::bf16, DType::bf16};
+  const FusedRsShape shape{kM, kN, k, 0, ranks, DType::bf16, DType::bf16};
   const DeviceMemory x_memory(size_t(kM * k) * 2), weight_memory(size_t(kN * k) * 2),
       product(size_t(kM * kN) * 2), send_buffer(size_t(ranks) * shape.slot_bytes());
   const Tensor x = x_memory.view(DType::bf16, {kM, k}),
@@ -61,30 +61,30 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
   const DeviceMemory plain_out(size_t(kM / ranks * kN) * 2), local_out(size_t(kM / ranks * kN) * 2);
   const Tensor plain = plain_out.view(DType::bf16, {kM / ranks, kN}),
                local = local_out.view(DType::bf16, {kM / ranks, kN});
-  const auto adding = make_adding_kernel(shape);
+  const auto fused = make_fused_rs(shape);
   const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), arrived_tiles, ranks, stream);
-  for (int plan = 0; plan < int(adding->plans().size()); ++plan) {
-    const AddingPlan& is = adding->plans()[size_t(plan)];
+  for (int plan = 0; plan < int(fused->plans().size()); ++plan) {
+    const FusedRsPlan& is = fused->plans()[size_t(plan)];
     if (is.chunks > 0 || is.later > 0) continue;
-    all.push_back({is.between ? "adding between" : "adding",
+    all.push_back({is.between ? "local tiles between" : "fused",
                    [&, plan] {
-                     adding->launch({.x = x.data(),
-                                     .weight = weight.data(),
-                                     .out = plain.data(),
-                                     .scales = {},
-                                     .send_buffer = send_buffer.data(),
-                                     .received = stored.memory.data(),
-                                     .staging = stored.table,
-                                     .entered = 0,
-                                     .arrived = kMaxGpus,
-                                     .arrived_tiles = kLanded,
-                                     .calls = stored.counter(),
-                                     .counted = nullptr,
-                                     .ready = nullptr,
-                                     .sending = nullptr,
-                                     .plan = plan,
-                                     .deadline = deadline},
-                                    stream);
+                     fused->launch({.x = x.data(),
+                                    .weight = weight.data(),
+                                    .out = plain.data(),
+                                    .scales = {},
+                                    .send_buffer = send_buffer.data(),
+                                    .received = stored.memory.data(),
+                                    .staging = stored.table,
+                                    .entered = 0,
+                                    .arrived = kMaxGpus,
+                                    .arrived_tiles = kLanded,
+                                    .calls = stored.counter(),
+                                    .counted = nullptr,
+                                    .ready = nullptr,
+                                    .sending = nullptr,
+                                    .plan = plan,
+                                    .deadline = deadline},
+                                   stream);
                    },
                    {}});
   }

@@ -1,5 +1,5 @@
 // Order of the clusters' work in a rank's GEMM+RS that adds received tiles in the main loop
-// (overlap/gemm_rs/cuda/adding.h). There are two orders. Local tiles are those of this rank's
+// (overlap/gemm_rs/cuda/fused.h). There are two orders. Local tiles are those of this rank's
 // shard; the other ranks' are remote.
 //
 // By chunks, if the copy engine sends: the shards of rank + 1, rank + 2, ..., the local one last

@@ -100,9 +100,9 @@ constexpr WaveSplit best_split(const Waves& waves) {
     }
     // Rows would be added in an unsplit wave, too.
     const int done = split.begin * kStep + waves.added * kAddRows,
-              adding = reads_partials * kAddPartial;
+              sum_time = reads_partials * kAddPartial;
     const int waited = waves.before ? 0 : helped + kSeen;
-    const int finished = (waited > done ? waited : done) + adding;
+    const int finished = (waited > done ? waited : done) + sum_time;
     const int end = (finished > helped ? finished : helped) - waves.added * kAddRows;
     if (end >= soonest) return;
     soonest = end;

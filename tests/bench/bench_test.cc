@@ -305,7 +305,7 @@ TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
   EXPECT_EQ(result.overlapped_name, "fused");
   EXPECT_EQ(result.candidates.size(), 4u);
   EXPECT_EQ(result.candidates.at("two_shot").form, Form::serial);
-  for (const Algorithm one : {Algorithm::chunked, Algorithm::adding, Algorithm::fused})
+  for (const Algorithm one : {Algorithm::chunked, Algorithm::fused, Algorithm::fused_cutlass})
     EXPECT_FALSE(is_serial(one));
   for (const Algorithm one : {Algorithm::serial_copy, Algorithm::plain})
     EXPECT_TRUE(is_serial(one));

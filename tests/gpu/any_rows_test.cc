@@ -37,7 +37,7 @@ Algorithm algorithm_of(const gpu::AgGemm&) {
   return Algorithm::fused;
 }
 Algorithm algorithm_of(const gpu::GemmRs&) {
-  return Algorithm::adding;
+  return Algorithm::fused;
 }
 
 template <class Op>
@@ -77,7 +77,7 @@ void try_both(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape) {
                   tandem::name_of(shape.dtype), tandem::name_of(shape.result()));
   gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
   try_variants(comm, ag, scaled_ag_operands(comm, shape, 3), "ag_gemm " + what);
-  gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+  gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
   try_variants(comm, rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs " + what);
 }
 
@@ -133,7 +133,7 @@ TEST_P(AnyRows, OddNumbersOfRowsMatchReference) {
       };
       gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
       try_one(ag, scaled_ag_operands(comm, shape, 3), "ag_gemm");
-      gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
       try_one(rs, scaled_sum_operands(comm, shape, true, 4), "gemm_rs");
     }
   });
@@ -184,7 +184,7 @@ TEST_P(AnyRows, BiasIsAddedOnce) {
             scaled_ag_operands(comm, shape, 3), shape);
         try_bias(
             [&](const OpDesc& s) {
-              return std::make_unique<gpu::GemmRs>(comm, lt, s, Algorithm::adding);
+              return std::make_unique<gpu::GemmRs>(comm, lt, s, Algorithm::fused);
             },
             scaled_sum_operands(comm, shape, true, 4), shape);
       }
@@ -209,7 +209,7 @@ TEST_P(AnyRows, CapturedGraphsReplay) {
     };
     gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
     try_captured(ag, scaled_ag_operands(comm, shape, 3));
-    gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
+    gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
     try_captured(rs, scaled_sum_operands(comm, shape, true, 4));
   });
 }

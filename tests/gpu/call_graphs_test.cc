@@ -408,16 +408,16 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     const OpDesc shape{512 * comm.size(), 1000, 1032};
-    GemmRs op(comm, lt, shape, Algorithm::adding);
+    GemmRs op(comm, lt, shape, Algorithm::fused);
     Operands o = make_operands(Kind::scatter, comm, shape);
     fill(Kind::scatter, comm, shape, o, 3);
     comm.synchronize();
     const auto call = [&] {
       poison(o.out.tensor, comm.stream());
-      op.run(Algorithm::adding, o.x.tensor, o.weight.tensor, o.out.tensor);
+      op.run(Algorithm::fused, o.x.tensor, o.weight.tensor, o.out.tensor);
     };
-    for (int variant = 0; variant < op.variants(Algorithm::adding); ++variant) {
-      op.use_variant(Algorithm::adding, variant);
+    for (int variant = 0; variant < op.variants(Algorithm::fused); ++variant) {
+      op.use_variant(Algorithm::fused, variant);
       const CapturedCalls graph(comm, [&] { call(), call(); });
       for (int i = 0; i < 20; ++i) {
         if ((i + comm.rank()) % 3 == 0) launch_pause(400000, comm.stream());
@@ -427,7 +427,7 @@ TEST_P(CallGraph, CapturedFusedGemmRsMayAlternateWithCalls) {
         call();
         if (i % 4 == 0) {
           expect_right(comm, o.out.tensor, o.reference,
-                       fmt::format("{}, round {}", op.describe(Algorithm::adding), i));
+                       fmt::format("{}, round {}", op.describe(Algorithm::fused), i));
         }
       }
     }

@@ -98,8 +98,8 @@ TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
             try_variants(ag, Algorithm::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
           }
           if (size.m % 256 != 0) continue;
-          gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
-          try_variants(rs, Algorithm::adding, rs_sets, "gemm_rs " + describe_scaled(shape));
+          gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+          try_variants(rs, Algorithm::fused, rs_sets, "gemm_rs " + describe_scaled(shape));
         }
       }
     }
@@ -126,8 +126,8 @@ TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
       const OpDesc shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
       gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
       try_variants(ag, Algorithm::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
-      gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
-      try_variants(rs, Algorithm::adding,
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+      try_variants(rs, Algorithm::fused,
                    scaled_sum_operands(comm, shape, true, 4, Values::positive));
     }
   });

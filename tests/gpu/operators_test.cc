@@ -105,24 +105,24 @@ TEST_P(Operators, EveryFusedVariantIsReproducibleAndMatchesReference) {
   run([](GpuCommunicator& comm) {
     const LtContext lt;
     // `alike`: all variants add in the same order.
-    const auto try_variants = [&](auto& op, const Operands& o, bool alike) {
-      EXPECT_GT(op.variants(Algorithm::fused), 0);
+    const auto try_variants = [&](auto& op, Algorithm algorithm, const Operands& o, bool alike) {
+      EXPECT_GT(op.variants(algorithm), 0);
       Digests digests(comm, 20);
       uint64_t bits = 0;
       std::set<uint64_t> right;
-      for (int variant = 0; variant < op.variants(Algorithm::fused); ++variant) {
-        op.use_variant(Algorithm::fused, variant);
+      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+        op.use_variant(algorithm, variant);
         if (!alike) bits = 0;
         for (int i = 0; i < 20; ++i) {
           poison(o.out, comm.stream());
           if ((i + comm.rank()) % 3 == 0) launch_pause(40000, comm.stream());
-          op.run(Algorithm::fused, o.x, o.weight, o.out);
+          op.run(algorithm, o.x, o.weight, o.out);
           digests.add(o.out);
         }
         const std::vector<uint64_t> all = digests.take();
         if (bits == 0) bits = all[0];
-        EXPECT_EQ(all, std::vector<uint64_t>(20, bits)) << op.describe(Algorithm::fused);
-        if (right.insert(all.back()).second) expect_right(comm, o, op.describe(Algorithm::fused));
+        EXPECT_EQ(all, std::vector<uint64_t>(20, bits)) << op.describe(algorithm);
+        if (right.insert(all.back()).second) expect_right(comm, o, op.describe(algorithm));
       }
     };
     // The third shape has fewer blocks than copy warps have groups on 2 ranks. In the sixth and the
@@ -139,17 +139,17 @@ TEST_P(Operators, EveryFusedVariantIsReproducibleAndMatchesReference) {
           Shape3{128 * comm.size(), 24584, 640}}) {
       const OpDesc shape{size.m, size.n, size.k};
       AgGemm ag(comm, lt, shape, Algorithm::fused);
-      try_variants(ag, ag_operands(comm, shape, 3), false);
+      try_variants(ag, Algorithm::fused, ag_operands(comm, shape, 3), false);
       GemmRs rs(comm, lt, shape, Algorithm::fused);
-      try_variants(rs, sum_operands(comm, shape, true, 4), true);
+      try_variants(rs, Algorithm::fused_cutlass, sum_operands(comm, shape, true, 4), true);
     }
     const OpDesc half{768 * comm.size(), 2008, 72, DType::f16};
     GemmRs rs(comm, lt, half, Algorithm::fused);
-    try_variants(rs, sum_operands(comm, half, true, 4), true);
+    try_variants(rs, Algorithm::fused_cutlass, sum_operands(comm, half, true, 4), true);
     for (const OpDesc& shape : {OpDesc{256 * comm.size(), 2008, 1096, DType::f16},
                                 OpDesc{1024 * comm.size(), 4104, 1096, DType::f16}}) {
       AgGemm ag(comm, lt, shape, Algorithm::fused);
-      try_variants(ag, ag_operands(comm, shape, 3), false);
+      try_variants(ag, Algorithm::fused, ag_operands(comm, shape, 3), false);
     }
   });
 }
@@ -168,7 +168,7 @@ TEST_P(Operators, FusedScatterIsReproducibleBetweenOtherAlgorithms) {
       if (delay < 20000) launch_pause(delay, comm.stream());
       poison(o.out, comm.stream());
       if (i % 7 == 0) rs.run(Algorithm::chunked, o.x, o.weight, o.out);
-      rs.run(Algorithm::fused, o.x, o.weight, o.out);
+      rs.run(Algorithm::fused_cutlass, o.x, o.weight, o.out);
       digests.push_back(digest(o.out, comm.stream()));
     }
     expect_right(comm, o, "fused");
@@ -365,25 +365,25 @@ TEST_P(Operators, CapturedGraphReplays) {
     const Operands ao = ag_operands(comm, shape, 3), ro = sum_operands(comm, shape, true, 4),
                    so = sum_operands(comm, shape, false, 5);
     const OpDesc large{128 * comm.size(), 64, 64};
-    GemmRs fused_rs(comm, lt, large, Algorithm::fused);
-    const bool fused = fused_rs.variants(Algorithm::fused) > 0;
+    GemmRs cutlass_rs(comm, lt, large, Algorithm::fused);
+    const bool cutlass = cutlass_rs.variants(Algorithm::fused_cutlass) > 0;
     const Operands fo = sum_operands(comm, large, true, 6);
     const OpDesc larger{512 * comm.size(), 1000, 1032};
-    GemmRs adding_rs(comm, lt, larger, Algorithm::adding);
-    const bool adding = adding_rs.variants(Algorithm::adding) > 0;
+    GemmRs mainloop_rs(comm, lt, larger, Algorithm::fused);
+    const bool mainloop = mainloop_rs.variants(Algorithm::fused) > 0;
     const Operands wo = sum_operands(comm, larger, true, 7);
     const Algorithm reduce = comm.size() > 1 ? Algorithm::one_shot : Algorithm::serial_nccl;
     std::vector<const Operands*> captured{&ao, &ro, &so};
-    if (fused) captured.push_back(&fo);
-    if (adding) captured.push_back(&wo);
+    if (cutlass) captured.push_back(&fo);
+    if (mainloop) captured.push_back(&wo);
     Digests digests(comm, 100 * captured.size());
     comm.synchronize();
     const CapturedCalls graph(comm, [&] {
       ag.run(ao.x, ao.weight, ao.out);
       rs.run(ro.x, ro.weight, ro.out);
       ar.run(reduce, so.x, so.weight, so.out);
-      if (fused) fused_rs.run(Algorithm::fused, fo.x, fo.weight, fo.out);
-      if (adding) adding_rs.run(Algorithm::adding, wo.x, wo.weight, wo.out);
+      if (cutlass) cutlass_rs.run(Algorithm::fused_cutlass, fo.x, fo.weight, fo.out);
+      if (mainloop) mainloop_rs.run(Algorithm::fused, wo.x, wo.weight, wo.out);
     });
     for (int i = 0; i < 100; ++i) {
       for (const Operands* o : captured) poison(o->out, comm.stream());

@@ -215,7 +215,7 @@ int run_as_rank(const std::string& scenario) {
     run_gpus({1, {}, fails ? 4.0 : 60.0}, [&](Communicator& any) {
       GpuCommunicator& comm = as_gpu(any);
       if (scenario == "die") work_until_death(comm);
-      if (scenario == "die_adding") scatter_until_death(comm, Algorithm::adding);
+      if (scenario == "die_fused") scatter_until_death(comm, Algorithm::fused);
       if (scenario == "die_in_nccl") scatter_until_death(comm, Algorithm::serial_nccl);
       const bool ok = scenario == "backward" ? backward(comm)
                       : scenario == "loaded" ? loaded()

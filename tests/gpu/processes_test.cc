@@ -99,7 +99,7 @@ TEST_P(Processes, DeadRankIsNamed) {
 // The others' copy engines wait for flags written only by their own kernels, which do end.
 TEST_P(Processes, DeadRankIsNamedWhileStreamsWaitForKernels) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
-  EXPECT_EQ(start("die_adding", GetParam(), 1, 60), died_last());
+  EXPECT_EQ(start("die_fused", GetParam(), 1, 60), died_last());
 }
 
 TEST_P(Processes, RankThatDiesDuringNcclKernelsEndsTheOthers) {

@@ -266,14 +266,14 @@ TEST_P(SanitizedFused, GemmRs) {
           for (const OpDesc& shape : {OpDesc{256 * comm.size(), 200, 192, dtype},
                                       OpDesc{1536 * comm.size(), 3080, 64, dtype}}) {
             gpu::GemmRs op(comm, lt, shape, Algorithm::fused);
-            try_variants(comm, op, sum_operands(comm, shape, true));
+            try_variants(comm, op, sum_operands(comm, shape, true), Algorithm::fused_cutlass);
           }
         }
       },
       kDeadline_s);
 }
 
-TEST_P(SanitizedFused, GemmRsAddingArrivals) {
+TEST_P(SanitizedFused, GemmRsFusedArrivals) {
   if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
   run(
       [](GpuCommunicator& comm) {
@@ -281,8 +281,8 @@ TEST_P(SanitizedFused, GemmRsAddingArrivals) {
         // More tiles than clusters: a tile is sent during the next one's GEMM, with local tiles in
         // between.
         const OpDesc shape{2304 * comm.size(), 2048, 520};
-        gpu::GemmRs op(comm, lt, shape, Algorithm::adding);
-        try_variants(comm, op, sum_operands(comm, shape, true), Algorithm::adding);
+        gpu::GemmRs op(comm, lt, shape, Algorithm::fused);
+        try_variants(comm, op, sum_operands(comm, shape, true), Algorithm::fused);
       },
       kDeadline_s);
 }
@@ -298,8 +298,8 @@ TEST_P(SanitizedFused, Fp8) {
           shape.scaling = Scaling::row;
           gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
           try_variants(comm, ag, ag_operands(comm, shape));
-          gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
-          try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::adding);
+          gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+          try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::fused);
         }
       },
       kDeadline_s);
@@ -419,8 +419,8 @@ TEST_P(SanitizedFused, AnyRows) {
             shape.scaling = Scaling::row;
             gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
             try_variants(comm, ag, ag_operands(comm, shape));
-            gpu::GemmRs rs(comm, lt, shape, Algorithm::adding);
-            try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::adding);
+            gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+            try_variants(comm, rs, sum_operands(comm, shape, true), Algorithm::fused);
           }
         }
       },

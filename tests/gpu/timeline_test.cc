@@ -67,7 +67,7 @@ void expect_whole(const std::vector<TileRecord>& records, const TileGrid& grid, 
     EXPECT_TRUE(sent || r.store_end != 0) << label;
     for (const bool sending : {false, true}) {
       if (sending && !sent) continue;
-      const auto taken = times(r, base, gather, is_local, sending, algorithm == Algorithm::adding);
+      const auto taken = times(r, base, gather, is_local, sending, algorithm == Algorithm::fused);
       EXPECT_TRUE(std::is_sorted(taken.begin(), taken.end())) << label;
       EXPECT_GE(taken.front(), 0) << label;
       EXPECT_LE(taken.back(), int32_t(after - base)) << label;
@@ -146,9 +146,9 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
     GemmRs rs(comm, lt, shape, Algorithm::fused);
     tried += try_variants(comm, ag, Algorithm::fused, all.rows(local.begin, local.count), w, out,
                           true, gather_spans) +
+             try_variants(comm, rs, Algorithm::fused_cutlass, all, w, out.rows(0, local.count),
+                          false, scatter_spans) +
              try_variants(comm, rs, Algorithm::fused, all, w, out.rows(0, local.count), false,
-                          scatter_spans) +
-             try_variants(comm, rs, Algorithm::adding, all, w, out.rows(0, local.count), false,
                           scatter_spans);
   });
   if (tried == 0) GTEST_SKIP() << "no kernel of this build records (TANDEM_DEVICE_TIMELINE)";

@@ -50,12 +50,12 @@ struct Recording {
   int variant;
 };
 
-/// Algorithm whose kernel records, Algorithm::adding before Algorithm::fused: the variant in use if
-/// it records, else the first one that does.
+/// Algorithm whose kernel records, Algorithm::fused before Algorithm::fused_cutlass: the variant in
+/// use if it records, else the first one that does.
 template <typename Op>
 std::optional<Recording> recording_of(const Op& op) {
   if constexpr (requires { op.recorded_tiles(Algorithm::fused, 0); }) {
-    for (const Algorithm algorithm : {Algorithm::adding, Algorithm::fused}) {
+    for (const Algorithm algorithm : {Algorithm::fused, Algorithm::fused_cutlass}) {
       for (int i = 0; i < op.variants(algorithm); ++i) {
         const int variant = (op.variant(algorithm) + i) % op.variants(algorithm);
         if (op.recorded_tiles(algorithm, variant).rows > 0) return Recording{algorithm, variant};
@@ -367,7 +367,7 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
   const Shard local = shard_of(c.m, ranks, at.comm.rank());
   GemmRs op(at.comm, at.lt, shape, Algorithm::fused);
   const Algorithm described =
-      op.variants(Algorithm::fused) > 0 ? Algorithm::fused : Algorithm::adding;
+      op.variants(Algorithm::fused_cutlass) > 0 ? Algorithm::fused_cutlass : Algorithm::fused;
   if (op.variants(described) > 0) result.detail = op.describe(described);
   const Dense what{
       c.m,
@@ -386,8 +386,8 @@ void run_rs(const Setting& at, const BenchRequest& c, BenchResult& result) {
         op.gemm_only(x, w, nullptr, scales);
       },
       result);
-  if (result.overlapped_name == name_of(Algorithm::adding) && described != Algorithm::adding) {
-    result.detail = op.describe(Algorithm::adding);
+  if (result.overlapped_name == name_of(Algorithm::fused) && described != Algorithm::fused) {
+    result.detail = op.describe(Algorithm::fused);
   }
 }
 

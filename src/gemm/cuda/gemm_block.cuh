@@ -22,7 +22,7 @@
 // a half at a time. Only a storing warp waits for memory, unless that takes so long that no buffer
 // is free.
 //
-// `Roles` defines a kernel: adding_kernel.cuh, arriving_kernel.cuh, grouped_kernel.cuh and others.
+// `Roles` defines a kernel: fused_kernel.cuh, arriving_kernel.cuh, grouped_kernel.cuh and others.
 // Members:
 //   Tiles     a GemmTiles
 //   Params    kernel parameters. With `partials`, a SplitPartials, a work item may cover only part

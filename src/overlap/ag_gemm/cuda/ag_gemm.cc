@@ -18,7 +18,7 @@ enum class Written {
   in_pairs,  // hand-written, in pairs of rows of tiles
   any_rows,  // hand-written, rows need not be whole pairs, optional bias
 };
-struct FusedTile {
+struct CutlassTile {
   const char* name;
   int64_t rows;
   Written written;
@@ -36,7 +36,7 @@ struct FusedTile {
     return pairs == (written == Written::in_pairs);
   }
 };
-const FusedTile kTiles[] = {
+const CutlassTile kTiles[] = {
     {"256x160", 256, Written::cutlass, make_fused_ag_256x160, {DType::bf16}},
     {"128x160", 128, Written::cutlass, make_fused_ag_128x160, {DType::bf16}},
     {"128x256 in pairs, split",
@@ -112,7 +112,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
     FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
                        comm.size(), shape.dtype, shape.result(), {}};
     for (const FusedPlan& plan : kPlans) whole.heads.push_back(plan.head);
-    for (const FusedTile& tile : kTiles) {
+    for (const CutlassTile& tile : kTiles) {
       if (!tile.takes(whole, shape.bias)) continue;
       for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
         if (kPlans[plan].mover == Mover::copy_warps && !for_copy_warps) continue;
@@ -209,7 +209,7 @@ void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       }
       return replayed([&] { run_fused(x, weight, out, bias_data, scales); });
     case Algorithm::automatic:
-    case Algorithm::adding:
+    case Algorithm::fused_cutlass:
     case Algorithm::one_shot:
     case Algorithm::two_shot:
       break;

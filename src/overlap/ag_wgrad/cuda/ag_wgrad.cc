@@ -75,7 +75,7 @@ void AgWgrad::run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const 
     case Algorithm::chunked:
       return replayed([&] { run_chunked(x, dy, dw); });
     case Algorithm::automatic:
-    case Algorithm::adding:
+    case Algorithm::fused_cutlass:
     case Algorithm::plain:
     case Algorithm::fused:
     case Algorithm::one_shot:

@@ -12,9 +12,9 @@ enum class Algorithm {
   serial_nccl,  ///< whole GEMM, NCCL collective
   serial_copy,  ///< whole GEMM, shards moved by the copy engine
   chunked,      ///< a GEMM per shard, overlapped with the copy engine's transfers
-  adding,    ///< fused: one GEMM that sends tiles while it runs, and whose local tiles add received
-             ///< ones
-  fused,     ///< one GEMM whose tiles wait for their shard, or are sent when done
+  fused,        ///< one GEMM whose tiles wait for their shard, or are sent when done; GEMM+RS adds
+                ///< received tiles in its main loop
+  fused_cutlass,  ///< GEMM+RS on CUTLASS's GEMM: local tiles add received ones in their epilogue
   plain,     ///< whole GEMM, uncompressed collective by kernels (collectives/cuda/shard_exchange.h)
   one_shot,  ///< whole GEMM, all-reduce by kernels in one exchange
   two_shot,  ///< whole GEMM, all-reduce by kernels in two exchanges
@@ -30,8 +30,8 @@ constexpr bool is_serial(Algorithm algorithm) {
       return true;
     case Algorithm::automatic:
     case Algorithm::chunked:
-    case Algorithm::adding:
     case Algorithm::fused:
+    case Algorithm::fused_cutlass:
       return false;
   }
   return false;
@@ -54,8 +54,8 @@ constexpr int roundings_of(Algorithm algorithm, int ranks) {
       return ranks > 2 ? ranks - 1 : 1;
     case Algorithm::serial_copy:
     case Algorithm::chunked:
-    case Algorithm::adding:
     case Algorithm::fused:
+    case Algorithm::fused_cutlass:
     case Algorithm::plain:
     case Algorithm::one_shot:
     case Algorithm::two_shot:
@@ -63,10 +63,11 @@ constexpr int roundings_of(Algorithm algorithm, int ranks) {
   }
   return 1;
 }
-/// Whether an operator constructed with `candidate` prepares its fused algorithm and measures its
-/// variants.
+/// Whether an operator constructed with `algorithm` prepares its fused algorithms and measures
+/// their variants.
 constexpr bool prepares_fused(Algorithm algorithm) {
-  return algorithm == Algorithm::fused || algorithm == Algorithm::automatic;
+  return algorithm == Algorithm::fused || algorithm == Algorithm::fused_cutlass ||
+         algorithm == Algorithm::automatic;
 }
 constexpr std::string_view name_of(Algorithm algorithm) {
   switch (algorithm) {
@@ -78,10 +79,10 @@ constexpr std::string_view name_of(Algorithm algorithm) {
       return "serial_copy";
     case Algorithm::chunked:
       return "chunked";
-    case Algorithm::adding:
-      return "adding";
     case Algorithm::fused:
       return "fused";
+    case Algorithm::fused_cutlass:
+      return "fused_cutlass";
     case Algorithm::plain:
       return "plain";
     case Algorithm::one_shot:

@@ -26,7 +26,7 @@ AllReduceAlgorithm all_reduce_algorithm(Algorithm algorithm) {
     case Algorithm::two_shot:
       return AllReduceAlgorithm::two_shot;
     case Algorithm::automatic:
-    case Algorithm::adding:
+    case Algorithm::fused_cutlass:
     case Algorithm::plain:
     case Algorithm::serial_copy:
     case Algorithm::chunked:

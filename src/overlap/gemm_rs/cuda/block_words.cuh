@@ -1,4 +1,4 @@
-// Shared-memory flags between the warps of a block of adding.h's kernel. No writer waits for a
+// Shared-memory flags between the warps of a block of fused.h's kernel. No writer waits for a
 // reader.
 #pragma once
 

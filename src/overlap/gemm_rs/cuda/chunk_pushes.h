@@ -1,4 +1,4 @@
-// Copy-engine pushes concurrent with adding.h's kernel: every chunk of every remote shard is sent
+// Copy-engine pushes concurrent with fused.h's kernel: every chunk of every remote shard is sent
 // to its owner as soon as the kernel marks it complete. Successive calls use the same buffers, so
 // the pushes are captured once, independent of the operands.
 #pragma once

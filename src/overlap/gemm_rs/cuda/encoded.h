@@ -1,11 +1,11 @@
 // GEMM+RS as one persistent GEMM whose remote tiles are sent in a wire format (Hopper; bf16).
-// Differs from adding.h in two ways. A warpgroup encodes its f32 accumulators in the epilogue,
+// Differs from fused.h in two ways. A warpgroup encodes its f32 accumulators in the epilogue,
 // without rounding them first (gemm/cuda/tile_codec.cuh), and a bulk copy sends codes and scales to
 // the owner under the next tile's main loop. The owner's local tile decodes received slices from
 // shared memory into its accumulators during its main loop. Only the format's bytes are sent; no
 // separate kernel encodes or decodes.
 //
-// The sum is in f32, in adding.h's order. Shards must be whole tiles of rows.
+// The sum is in f32, in fused.h's order. Shards must be whole tiles of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/device/device_signal.h"
-#include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/fused.h"
 #include "tandem/codec.h"
 
 namespace tandem::gpu {
@@ -23,12 +23,12 @@ struct EncodedRsArgs {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
-  /// Received slices as in AddingShape, slice_bytes() each, by ring step. Signals start at
+  /// Received slices as in FusedRsShape, slice_bytes() each, by ring step. Signals start at
   /// `entered` (ready flags), by rank, and `arrived_tiles`, by source, then by slice.
   PeerTable staging;
   int entered, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
-  bool between;        ///< as in AddingPlan
+  bool between;        ///< as in FusedRsPlan
   Deadline deadline;
 };
 
@@ -43,10 +43,11 @@ class EncodedRsKernel {
 };
 
 /// Null if no kernel encodes tiles for `wire`, or none adds them for the shape.
-std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire, const AddingShape& shape);
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire,
+                                                        const FusedRsShape& shape);
 
-std::unique_ptr<EncodedRsKernel> make_encoded_rs_int8(const AddingShape& shape);
-std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4(const AddingShape& shape);
-std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4_g32(const AddingShape& shape);
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_int8(const FusedRsShape& shape);
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4(const FusedRsShape& shape);
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4_g32(const FusedRsShape& shape);
 
 }  // namespace tandem::gpu

@@ -1,5 +1,5 @@
 // GEMM+RS whose remote tiles are sent in a wire format (encoded.h): a GemmBlock
-// (gemm/cuda/gemm_block.cuh) with adding_kernel.cuh's order and waits, and an encoded tile. Local
+// (gemm/cuda/gemm_block.cuh) with fused_kernel.cuh's order and waits, and an encoded tile. Local
 // tiles add the peers' slices; slices of remote tiles are copied into their owner's memory. The
 // helper warp signals peers that this rank is ready, and advances the epoch.
 #pragma once
@@ -11,8 +11,8 @@
 #include "codec/numbers.h"
 #include "gemm/cuda/encoded_tile.cuh"
 #include "gemm/cuda/gemm_launch.cuh"
-#include "overlap/gemm_rs/cuda/adding_base.cuh"
-#include "overlap/gemm_rs/cuda/adding_order.cuh"
+#include "overlap/gemm_rs/cuda/fused_base.cuh"
+#include "overlap/gemm_rs/cuda/chunk_order.cuh"
 #include "overlap/gemm_rs/cuda/encoded.h"
 
 namespace tandem::gpu::fused {
@@ -21,9 +21,9 @@ template <class Element, class Codec>
 struct EncodedRoles {
   // ---- Configuration ---------------------------------------------------------------------------
 
-  using Tiles = AddingTiles<Element, Element>;
-  using Shared = AddingShared<Tiles>;
-  using Work = AddingWork<Tiles>;
+  using Tiles = FusedRsTiles<Element, Element>;
+  using Shared = FusedRsShared<Tiles>;
+  using Work = FusedRsWork<Tiles>;
 
   struct Params : OptionalLog {
     CUtensorMap x, weight, out;
@@ -56,9 +56,9 @@ struct EncodedRoles {
 
   // ---- Loads ------------------------------------------------------------------------------------
 
-  class Source : public AddingSource<EncodedRoles> {
+  class Source : public FusedRsSource<EncodedRoles> {
    public:
-    using AddingSource<EncodedRoles>::AddingSource;
+    using FusedRsSource<EncodedRoles>::FusedRsSource;
 
     __device__ void load_added(StageFiller<Tiles>& stages, const Work& work, int i) {
       const Params& params = this->params_;
@@ -74,10 +74,10 @@ struct EncodedRoles {
 
   // ---- Stores -----------------------------------------------------------------------------------
 
-  class Sink : public AddingSink<EncodedRoles> {
+  class Sink : public FusedRsSink<EncodedRoles> {
    public:
     using Tile = EncodedTile<Tiles, Codec>;
-    using AddingSink<EncodedRoles>::AddingSink;
+    using FusedRsSink<EncodedRoles>::FusedRsSink;
 
     __device__ void store(TileStorer<Tiles>& storer, const Work& work) const {
       if (work.is_local) return storer.store(this->params_.out, work.column, work.row);
@@ -117,18 +117,18 @@ class EncodedRs final : public EncodedRsKernel {
   using Tiles = typename Block::Tiles;
   using Params = typename Block::Params;
   using Partials = PartialsMemory<Tiles>;
-  static_assert(Tiles::kTileColumns == AddingShape::tile_columns(dtype_of<Element>()));
-  static_assert(AddingKernel::kMinK >= Tiles::kLead * Tiles::kStepOfK);
+  static_assert(Tiles::kTileColumns == FusedRsShape::tile_columns(dtype_of<Element>()));
+  static_assert(FusedRsKernel::kMinK >= Tiles::kLead * Tiles::kStepOfK);
   static constexpr const char* kName = "encoded gemm_rs";
 
  public:
-  explicit EncodedRs(const AddingShape& shape) : shape_(shape) {
+  explicit EncodedRs(const FusedRsShape& shape) : shape_(shape) {
     const int clusters = resident_clusters<Block>(kName);
     int slots = 0;
     for (const bool between : {false, true}) {
       Layout& layout = layouts_[between];
       layout.order =
-          adding_order<Tiles>(shape_, {.between = between}, clusters, Partials::kPossible);
+          chunk_order<Tiles>(shape_, {.between = between}, clusters, Partials::kPossible);
       slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
       layout.works = Works(schedule::RsChunks(layout.order));
     }
@@ -176,7 +176,7 @@ class EncodedRs final : public EncodedRsKernel {
     prepared_ = true;
   }
 
-  AddingShape shape_;
+  FusedRsShape shape_;
   Layout layouts_[2];  // local tiles last, or interleaved with remote ones
   std::optional<Partials> partials_;
   Params params_{};

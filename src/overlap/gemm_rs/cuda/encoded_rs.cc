@@ -9,7 +9,7 @@ constexpr int kEntered = 0, kLanded = kMaxGpus;
 }  // namespace
 
 std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire,
-                                                        const AddingShape& shape) {
+                                                        const FusedRsShape& shape) {
   if (shape.dtype != DType::bf16 || shape.result != DType::bf16) return nullptr;
   if (wire == Wire{.codec = Codec::int8}) return make_encoded_rs_int8(shape);
   if (wire == Wire{.codec = Codec::int4}) return make_encoded_rs_int4(shape);
@@ -19,20 +19,20 @@ std::unique_ptr<EncodedRsKernel> make_encoded_rs_kernel(const Wire& wire,
 
 std::unique_ptr<EncodedRsOp> EncodedRsOp::make(GpuCommunicator& comm, const OpDesc& desc) {
   const int size = comm.size();
-  if (size == 1 || desc.m == 0 || desc.m % (size * AddingShape::kRows) != 0 || desc.bias ||
+  if (size == 1 || desc.m == 0 || desc.m % (size * FusedRsShape::kRows) != 0 || desc.bias ||
       desc.weight_kn || !has_fused_kernels(comm)) {
     return nullptr;
   }
   const double minimum = -double(desc.k);  // K may differ by rank
-  if (-comm.slowest({&minimum, 1})[0] < double(AddingKernel::kMinK)) return nullptr;
-  const AddingShape shape{desc.m,      desc.n,     desc.k,       comm.rank(),
-                          comm.size(), desc.dtype, desc.result()};
+  if (-comm.slowest({&minimum, 1})[0] < double(FusedRsKernel::kMinK)) return nullptr;
+  const FusedRsShape shape{desc.m,      desc.n,     desc.k,       comm.rank(),
+                           comm.size(), desc.dtype, desc.result()};
   std::unique_ptr<EncodedRsKernel> kernel = make_encoded_rs_kernel(desc.wire, shape);
   if (!kernel) return nullptr;
   return std::unique_ptr<EncodedRsOp>(new EncodedRsOp(comm, shape, std::move(kernel)));
 }
 
-EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const AddingShape& shape,
+EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const FusedRsShape& shape,
                          std::unique_ptr<EncodedRsKernel> kernel)
     : comm_(comm), shape_(shape), kernel_(std::move(kernel)), calls_(sizeof(CallCounter)) {
   const int64_t slices = (shape_.ranks - 1) * shape_.slices();

@@ -21,11 +21,11 @@ class EncodedRsOp {
   int64_t wire_bytes() const;
 
  private:
-  EncodedRsOp(GpuCommunicator& comm, const AddingShape& shape,
+  EncodedRsOp(GpuCommunicator& comm, const FusedRsShape& shape,
               std::unique_ptr<EncodedRsKernel> kernel);
 
   GpuCommunicator& comm_;
-  AddingShape shape_;
+  FusedRsShape shape_;
   std::unique_ptr<EncodedRsKernel> kernel_;
   std::shared_ptr<GpuBuffer> staging_;  // slices, by ring step
   DeviceMemory calls_;                  // a CallCounter

@@ -1,135 +1,300 @@
-// The CUTLASS GEMM+RS kernel: CUTLASS's Hopper GEMM with its tile order and its epilogue replaced.
+// Fused GEMM+RS (fused.h): a GemmBlock (gemm/cuda/gemm_block.cuh) whose local tiles wait for and
+// add the peers' partials. Its remote tiles are stored into their owner's memory, immediately or
+// later, or into the local send buffer, where they are counted for the copy engine. The
+// helper warp signals peers that this rank is ready, advances the epoch, and sends deferred tiles.
 #pragma once
 
-#include <cutlass/gemm/device/gemm_universal_adapter.h>
-#include <cutlass/epilogue/collective/collective_builder.hpp>
-#include <cutlass/gemm/collective/collective_builder.hpp>
-#include <cutlass/gemm/kernel/gemm_universal.hpp>
-
 #include <algorithm>
+#include <optional>
+#include <type_traits>
+#include <vector>
 
-#include "core/cuda/check.h"
-#include "gemm/cuda/gemm_setup.cuh"
-#include "gemm/cuda/tile_scheduler.cuh"
-#include "overlap/gemm_rs/cuda/scatter_epilogue.cuh"
+#include "gemm/cuda/gemm_launch.cuh"
+#include "overlap/gemm_rs/cuda/fused_base.cuh"
+#include "overlap/gemm_rs/cuda/fused_delivery.cuh"
+#include "overlap/gemm_rs/cuda/chunk_order.cuh"
 
 namespace tandem::gpu::fused {
 
-// CUTLASS's cooperative kernel: two warpgroups share a tile, wide enough that its operands can be
-// read from shared memory at the tensor cores' rate. kDirect: its pingpong kernel: each warpgroup
-// has a tile, and one's epilogue overlaps the other's main loop. Two blocks share the reads of one
-// operand: the rows' (kClusterRows = 1) or the columns' (2), which requires a shard with an even
-// number of rows of tiles.
-template <class Element, int kColumns, int kClusterRows, bool kDirect = false>
-class RsKernel final : public FusedRsKernel {
-  static constexpr int kRows = kWarpgroup;
-  using TileShape = cute::Shape<cute::Int<kRows>, cute::Int<kColumns>, cute::_64>;
-  static constexpr int kClusterColumns = 2 / kClusterRows;
-  using ClusterShape = cute::Shape<cute::Int<kClusterRows>, cute::Int<kClusterColumns>, cute::_1>;
-  using Row = cutlass::layout::RowMajor;
-  using Epilogue = ScatterEpilogue<
-      typename cutlass::epilogue::collective::CollectiveBuilder<
-          cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
-          cutlass::epilogue::collective::EpilogueTileAuto, float, float, Element, Row, 8, Element,
-          Row, 8, cutlass::epilogue::NoSmemWarpSpecialized>::CollectiveOp,
-      Element, kColumns, kDirect>;
-  using Schedule = std::conditional_t<kDirect, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
-                                      cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-  using Mainloop = MainloopOnTimeline<typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, 8, Element,
-      cutlass::layout::ColumnMajor, 8, float, TileShape, ClusterShape,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(
-          sizeof(typename Epilogue::TensorStorage))>,
-      Schedule>::CollectiveOp>;
-  using Gemm = cutlass::gemm::device::GemmUniversalAdapter<cutlass::gemm::kernel::GemmUniversal<
-      cute::Shape<int, int, int, int>, Mainloop, Epilogue, TileOrderTag<schedule::RsTileOrder>>>;
-  using GemmKernel = typename Gemm::GemmKernel;
-  static_assert(GemmKernel::SharedStorageSize <=
-                cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
-  // The sender must leave shared memory for enough stages.
-  static_assert(Mainloop::DispatchPolicy::Stages >= 4);
+template <class Operand, class Element, class Rows>
+struct FusedRsRoles {
+  // ---- Configuration ---------------------------------------------------------------------------
+
+  using Tiles = FusedRsTiles<Operand, Element>;
+  using Shared = FusedRsShared<Tiles>;
+  using Work = FusedRsWork<Tiles, Rows>;
+  using Delivery = FusedRsDelivery<FusedRsRoles>;
+  static_assert(kMaxGpus * FusedRsKernel::kMaxChunks <= 32);
+
+  struct Params : OptionalLog {
+    CUtensorMap x, weight, out, send_buffer, received;
+    CUtensorMap peers[kMaxGpus];  // their `received`, for direct stores
+    SplitPartials<Tiles> partials;
+    schedule::RsChunkOrder order;  // in pairs of rows of tiles
+    const schedule::ChunkWork* works;
+    int works_of_cluster;
+    int shard_rows, slices_of_shard;
+    unsigned tiles_of_chunk;  // counted once per warpgroup
+    int every;                // k-blocks between the stores of two store tiles
+    int columns;
+    bool scaled_by_row;
+    FusedRsArgs args;
+    [[no_unique_address]] std::conditional_t<Rows::kAny, schedule::ShardRows, WholeTiles> shards;
+  };
+
+  // If false, the copy engine sends.
+  __device__ static bool stores_remotely(const Params& params) { return params.order.chunks == 0; }
+
+  __device__ static void open(const Params& params, Shared& shared) {
+    if (threadIdx.x == 0) shared.words.open();
+    // Thread 64 leads warp 2, which stores and is idle until a tile is finished.
+    if (threadIdx.x != 64) return;
+    for (const CUtensorMap* map :
+         {&params.x, &params.weight, &params.out, &params.received, &params.partials.map}) {
+      cute::prefetch_tma_descriptor(map);
+    }
+    if (stores_remotely(params)) {
+      for (int r = 0; r < params.order.ranks; ++r) cute::prefetch_tma_descriptor(&params.peers[r]);
+    }
+    if (!stores_remotely(params) || params.order.later > 0)
+      cute::prefetch_tma_descriptor(&params.send_buffer);
+  }
+
+  // ---- Loads ------------------------------------------------------------------------------------
+
+  class Source : public FusedRsSource<FusedRsRoles> {
+   public:
+    using FusedRsSource<FusedRsRoles>::FusedRsSource;
+
+    __device__ void load_added(StageFiller<Tiles>& stages, const Work& work, int i) {
+      const int source = i / Work::kStepsPerSource, group = i % Work::kStepsPerSource;
+      this->await_added(i, [&] { await_received(work, source, group); });
+      stages.load_rows(this->params_.received, 0,
+                       work.row_of(this->params_, source) + group * Tiles::kGroupRows);
+    }
+    __device__ static auto scales(const Params& params, const Work& work) {
+      const auto tile = TileScales::at(params.args.scales, params.scaled_by_row, work.first_row,
+                                       work.column, params.columns);
+      if constexpr (Rows::kAny) {
+        return ClippedScales{tile, params.shards.count(work.tile.owner) - work.row};
+      } else {
+        return tile;
+      }
+    }
+
+   private:
+    __device__ void await_received(const Work& work, int source, int group) {
+      const Params& params = this->params_;
+      const int slice = work.slice(params, group);
+      const int chunk = source * FusedRsKernel::kMaxChunks + work.tile.chunk;
+      if (stores_remotely(params)) {
+        this->await_signal(source, landed_signal(params, source, slice), slice);
+      } else if (!(here_ >> chunk & 1)) {
+        this->await_signal(source, params.args.arrived + chunk, work.tile.chunk);
+        here_ |= 1u << chunk;
+      }
+    }
+
+    unsigned here_ = 0;  // chunks seen to have arrived, a bit per signal
+  };
+
+  // ---- Stores -----------------------------------------------------------------------------------
+
+  class Sink : public FusedRsSink<FusedRsRoles> {
+   public:
+    using Tile = RoundedTile<Tiles>;
+
+    __device__ Sink(const Params& params, Shared& shared, int group)
+        : FusedRsSink<FusedRsRoles>(params, shared, group), timestamps_(params) {}
+
+    template <size_t kSums>
+    __device__ static void finish(const Params& params, const Work& work, float (&sums)[kSums],
+                                  int lane) {
+      if constexpr (Rows::kAny) {
+        if (params.args.bias == nullptr || work.writes_partial) return;
+        add_bias(sums, static_cast<const Element*>(params.args.bias) + work.column,
+                 params.columns - work.column, lane);
+      }
+    }
+    __device__ void store(TileStorer<Tiles>& storer, const Work& work) {
+      const Params& params = this->params_;
+      timestamps_.count(work.tile_coord(), this->group_ == 0, &TileRecord::stores);
+      if (work.is_local) {
+        store_here(storer, work, params.out, work.column, work.row);
+      } else if (stores_remotely(params)) {
+        work.tile.later ? write_send_buffer(storer, work) : store_to_owner(storer, work);
+        this->shared_.words.count_stored(this->group_);
+      } else {
+        write_send_buffer(storer, work);
+        __threadfence();
+        Delivery::count(params, work.tile, this->epoch_);
+      }
+    }
+
+   private:
+    static constexpr int kNowhere = 1 << 30;  // a row
+
+    // Stores into this rank's memory.
+    __device__ void store_here(TileStorer<Tiles>& storer, const Work& work, const CUtensorMap& to,
+                               int column, int row) const {
+      const bool records = this->group_ == 0;
+      storer.store(to, column, row, [&] {
+        timestamps_.stamp(work.tile_coord(), records, &TileRecord::store_begin);
+      });
+      timestamps_.stamp(work.tile_coord(), records, &TileRecord::store_end);
+    }
+    __device__ void write_send_buffer(TileStorer<Tiles>& storer, const Work& work) const {
+      const Params& params = this->params_;
+      store_here(storer, work, params.send_buffer, 0, work.row_of(params, work.tile.owner));
+      storer.complete();
+    }
+    // Stores into the owner's memory once it is ready; into the send buffer, unsent, if that wait
+    // timed out.
+    __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
+      const Params& params = this->params_;
+      const int owner = work.tile.owner, group = this->group_;
+      if (!has_entered(params.args, owner, this->epoch_)) {
+        return storer.store(params.send_buffer, 0, work.row_of(params, owner));
+      }
+      // The owner identifies this rank by the ring step. Rows beyond its memory are not stored.
+      const int to = work.is_empty(params, group) ? kNowhere : work.row_of(params, work.tile.step);
+      storer.store(params.peers[owner], 0, to, [&] {
+        timestamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_begin);
+      });
+      storer.complete();
+      timestamps_.stamp(work.tile_coord(), group == 0, &TileRecord::wait_end);
+      land(params, work, group, this->epoch_);
+    }
+
+    const Timestamps timestamps_;
+  };
+
+  // ---- Helper warp ------------------------------------------------------------------------------
+
+  __device__ static void spare(const Params& params, Shared& shared) {
+    const uint64_t epoch = begin_call(params.args, shared.words);
+    __syncwarp();
+    if (params.order.later > 0) Delivery::send_later(params, shared, epoch);
+  }
+
+  __device__ static void close() {}
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+template <class Operand, class Element, class Rows = WholeTiles>
+class FusedRs final : public FusedRsKernel {
+  using Roles = FusedRsRoles<Operand, Element, Rows>;
+  using Block = GemmBlock<Roles>;
+  using Tiles = typename Block::Tiles;
+  using Params = typename Block::Params;
+  using Partials = PartialsMemory<Tiles>;
+  static_assert(Tiles::kTileColumns == FusedRsShape::tile_columns(dtype_of<Operand>()));
+  static_assert(kMinK >= Tiles::kLead * Tiles::kStepOfK);
+  static_assert(std::ranges::all_of(kFusedRsPlans, [](const FusedRsPlan& plan) {
+    return plan.chunks <= kMaxChunks &&
+           (plan.chunks > 0) + int(plan.between) + (plan.later > 0) <= 1;
+  }));
+  static constexpr const char* kName = "fused gemm_rs";
 
  public:
+  explicit FusedRs(const FusedRsShape& shape)
+      : shape_(shape), shards_(schedule::shard_rows(shape.m, shape.ranks)) {
+    const int clusters = resident_clusters<Block>(kName);
+    int slots = 0;
+    for (const FusedRsPlan& plan : kFusedRsPlans) {
+      const schedule::RsChunkOrder order = order_of(plan, clusters);
+      // Equal on all ranks, as their GPUs are identical.
+      if (plan.chunks > 0 && order.column_tiles % plan.chunks != 0) continue;
+      if (plan.between && (order.clusters >= order.shard_tiles() || order.shorter > 0)) continue;
+      if (Rows::kAny && plan.chunks > 0) continue;
+      if (plan.later > order.shard_tiles()) continue;
+      slots = std::max(slots, partial_slots(waves_of(order), order.split));
+      plans_.push_back(plan);
+      layouts_.push_back({order, Works(schedule::RsChunks(order))});
+    }
+    partials_.emplace(slots);
+  }
+
+  const std::vector<FusedRsPlan>& plans() const override { return plans_; }
+
+  RecordedTiles recorded_tiles() const override {
+    if (!kDeviceTimeline) return {};
+    return {int(shape_.ranks * shape_.shard_rows() / Tiles::kTileRows), int(shape_.column_tiles())};
+  }
+
   void launch(const FusedRsArgs& args, cudaStream_t stream) override {
     if (!same(args)) prepare(args);
-    // CUTLASS queries the device's limits once; later launches only enqueue.
-    if (Gemm::run(params_, stream) != cutlass::Status::kSuccess) check_launch("fused gemm_rs");
-  }
-  int tiles(int64_t shard_rows, int64_t columns) const override {
-    return int(shard_rows / kRows) * column_tiles(columns);
-  }
-  size_t tile_bytes() const override { return size_t(kRows) * kColumns * sizeof(Element); }
-  RecordedTiles recorded_tiles(int64_t m, int64_t n) const override {
-    if (!kDeviceTimeline) return {};
-    return {int(m / kRows), kClusterColumns * cluster_columns(n)};
+    launch_gemm<Block>(params_, params_.order.clusters, kName, stream);
   }
 
  private:
-  static int column_tiles(int64_t n) { return int((n + kColumns - 1) / kColumns); }
-  static int cluster_columns(int64_t n) {
-    return (column_tiles(n) + kClusterColumns - 1) / kClusterColumns;
-  }
+  using Works = WorkTable<schedule::ChunkWork>;
+  struct Layout {
+    schedule::RsChunkOrder order;
+    Works works;
+  };
 
   bool same(const FusedRsArgs& args) const {
-    return prepared_ && args.x == last_.x && args.weight == last_.weight && args.out == last_.out &&
-           args.pace == last_.pace && args.timeline.records == last_.timeline.records &&
-           args.deadline.deadline_ns == last_.deadline.deadline_ns;
+    return prepared_ && args.x == params_.args.x && args.weight == params_.args.weight &&
+           args.out == params_.args.out && args.scales == params_.args.scales &&
+           args.bias == params_.args.bias && args.plan == params_.args.plan &&
+           args.deadline.deadline_ns == params_.args.deadline.deadline_ns &&
+           args.timeline.records == params_.args.timeline.records;
+  }
+
+  schedule::RsChunkOrder order_of(const FusedRsPlan& plan, int max_clusters) const {
+    const int shorter =
+        schedule::shards_with_fewer_tiles(shards_, shape_.ranks, FusedRsShape::kRows);
+    return chunk_order<Tiles>(shape_, plan, max_clusters, Partials::kPossible, shorter, Rows::kAny);
   }
 
   void prepare(const FusedRsArgs& args) {
-    const int ranks = args.staging.size, rank = args.staging.rank;
-    const int shard_rows = int(args.m / ranks), shard_tiles = shard_rows / kRows;
-    const int row_clusters = shard_tiles / kClusterRows, column_clusters = cluster_columns(args.n);
-    typename Gemm::Arguments arguments{};
-    set_operands<Gemm>(arguments, args.m, args.n, args.k, args.x, args.weight);
-    const int sms = arguments.hw_info.sm_count;
-    Scatter& scatter = arguments.epilogue.scatter;
-    scatter.staging = args.staging;
-    scatter.send_buffer = args.send_buffer;
-    scatter.slot_bytes = args.slot_bytes;
-    scatter.entered = args.entered;
-    scatter.arrived_tiles = args.arrived_tiles;
-    scatter.tiles_of_slot = args.tiles_of_slot;
-    scatter.calls = args.calls;
-    scatter.shard_tiles = shard_tiles;
-    scatter.column_tiles = column_tiles(args.n);
-    scatter.cluster_rows = kClusterRows;
-    scatter.cluster_columns = kClusterColumns;
-    scatter.all_tiles = unsigned(ranks * shard_tiles * column_clusters * kClusterColumns);
-    scatter.out = args.out;
-    scatter.n = int(args.n);
-    // Bytes / (GB/s) = ns. Assumes that all SMs send at once and share the link evenly; if fewer
-    // send, each keeps to its share.
-    scatter.pace_ns =
-        args.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * args.pace)) : 0;
-    scatter.deadline = args.deadline;
-    if constexpr (kDeviceTimeline) {
-      arguments.mainloop.timeline = {args.timeline.records, args.timeline.products,
-                                     kClusterColumns * column_clusters};
-      arguments.epilogue.timeline = arguments.mainloop.timeline;
-    }
-    // Rows of tiles of a raster group, sized so that its working set fits L2: the largest divisor,
-    // where schedule::swept_rows only halves. Kept as measured; the other choice would change the
-    // send order if the rows of tiles are not a power of two.
-    const auto band = [&](int shards) {
-      int longest = 1;
-      for (int rows = 1; rows <= row_clusters; ++rows) {
-        const bool fits = rows * kClusterRows * kRows * shards <= schedule::kSweptRows;
-        if (fits && row_clusters % rows == 0) longest = rows;
-      }
-      return longest;
-    };
-    const schedule::RsTileOrder order{rank,        ranks,  row_clusters, column_clusters,
-                                      band(ranks), band(1)};
-    arguments.scheduler.order = order;
-    scatter.order = order;
-    params_ = set_up<Gemm>(arguments, "gemm_rs: the fused kernel");
-    last_ = args;
+    constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
+    Params params = params_;
+    if (!prepared_ || args.plan != params.args.plan) lay_out(args, params);
+    params.x = map_of<Operand>(args.x, shape_.m, shape_.k, Tiles::kTileRows);
+    params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
+    params.out = map_of<Element>(args.out, shards_.count(shape_.rank), shape_.n, Tiles::kGroupRows);
+    params.args = args;
+    if constexpr (kDeviceTimeline) params.timeline = args.timeline;
+    params_ = params;
     prepared_ = true;
   }
 
-  typename Gemm::Params params_{};
-  FusedRsArgs last_{};
+  // Sets everything that does not depend on the operands.
+  void lay_out(const FusedRsArgs& args, Params& params) const {
+    const Layout& layout = layouts_[size_t(args.plan)];
+    const int64_t shard = shape_.shard_rows();
+    const auto map = [&](const void* shards, int64_t rows) {
+      return map_of<Element>(shards, rows * shape_.column_tiles(), Tiles::kTileColumns,
+                             Tiles::kGroupRows);
+    };
+    params.send_buffer = map(args.send_buffer, shape_.ranks * shard);
+    params.received = map(args.received, (shape_.ranks - 1) * shard);
+    for (int rank = 0; rank < shape_.ranks; ++rank) {
+      params.peers[rank] = map(args.staging.memory[rank], (shape_.ranks - 1) * shard);
+    }
+    params.partials = partials_->memory();
+    params.shard_rows = int(shard);
+    params.tiles_of_chunk =
+        unsigned(layout.order.chunk_tiles()) * (Tiles::kCluster * Tiles::kGroups);
+    params.order = layout.order;
+    params.works = layout.works.data();
+    params.works_of_cluster = layout.works.of_cluster;
+    params.slices_of_shard = int(shape_.slices());
+    params.columns = int(shape_.n);
+    params.scaled_by_row = shape_.scaled_by_row;
+    params.every = steps_between_boxes<Tiles>(layout.order);
+    if constexpr (Rows::kAny) params.shards = shards_;
+  }
+
+  FusedRsShape shape_;
+  schedule::ShardRows shards_;
+  std::vector<FusedRsPlan> plans_;
+  std::vector<Layout> layouts_;  // by plan
+  std::optional<Partials> partials_;
+  Params params_{};
   bool prepared_ = false;
 };
 

@@ -14,21 +14,21 @@
 
 namespace tandem::gpu {
 
-struct FusedTile {
+struct CutlassTile {
   static constexpr int kPaces = 4;
   const char* name;
   DType dtype;
   int shard_rows;  // a shard must be a multiple of it
   int paces[kPaces];
-  std::unique_ptr<FusedRsKernel> (*make)();
+  std::unique_ptr<CutlassRsKernel> (*make)();
 };
 
 namespace {
 
 // Signals of the symmetric buffer, each by source rank; kAdded by ring step and chunk.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kFusedEntered = 2 * kMaxGpus,
-              kAddingEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
-              kFusedLanded = kAdded + AddingKernel::kMaxChunks * kMaxGpus;
+constexpr int kEntered = 0, kArrived = kMaxGpus, kCutlassEntered = 2 * kMaxGpus,
+              kFusedEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
+              kCutlassArrived = kAdded + FusedRsKernel::kMaxChunks * kMaxGpus;
 
 // A chunk costs the host 5 us: a plan must beat the earlier ones by a measurable gain.
 constexpr double kGainOfPlan = 0.005;
@@ -39,9 +39,9 @@ constexpr double kGainOfPlan = 0.005;
 struct GemmRs::Words {
   // Epochs of the pushing and of the compute stream; values sent as signals to ready peers.
   uint64_t pushed, summed, signal_value[kMaxGpus];
-  CallCounter fused, adding;
+  CallCounter cutlass, fused;
   // State of the chunks that copy-engine plans push.
-  static constexpr int kChunkWords = AddingKernel::kMaxChunks * kMaxGpus;
+  static constexpr int kChunkWords = FusedRsKernel::kMaxChunks * kMaxGpus;
   uint64_t sending[kChunkWords];
   unsigned counted[kChunkWords], ready[kChunkWords];
 };
@@ -50,11 +50,11 @@ namespace {
 
 // Send rates, in percent of the link (0: unpaced). Sending disturbs the GEMM, more so at higher
 // rates: slower is better if the link has slack.
-constexpr int kPaceCount = FusedTile::kPaces;
-constexpr FusedTile kTiles[] = {
-    {"128x128", DType::bf16, 128, {100, 125, 160, 0}, make_fused_rs_128x128},
-    {"128x256", DType::bf16, 256, {30, 60, 100, 125}, make_fused_rs_128x256},
-    {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_fused_rs_f16}};
+constexpr int kPaceCount = CutlassTile::kPaces;
+constexpr CutlassTile kTiles[] = {
+    {"128x128", DType::bf16, 128, {100, 125, 160, 0}, make_cutlass_rs_128x128},
+    {"128x256", DType::bf16, 256, {30, 60, 100, 125}, make_cutlass_rs_128x256},
+    {"128x256", DType::f16, 128, {30, 60, 100, 125}, make_cutlass_rs_f16}};
 
 // The bias is added once, by rank 0's GEMM.
 GemmShape gemm_shape(const GpuCommunicator& comm, const OpDesc& shape, int64_t rows) {
@@ -82,25 +82,25 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
     shard_gemms_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
   agree_on_gemm_choices(comm, lt);
-  for (const FusedTile& tile : kTiles) {
+  for (const CutlassTile& tile : kTiles) {
     if (!prepares_fused(algorithm) || !has_fused_kernels(comm) || comm.size() == 1 ||
         shape.m == 0 || shape.m % (comm.size() * tile.shard_rows) != 0 ||
         tile.dtype != shape.dtype || shape.result() != shape.dtype || shape.bias ||
         shape.weight_kn) {
       continue;
     }
-    kernels_.push_back({&tile, tile.make()});
-    const FusedRsKernel& kernel = *kernels_.back().kernel;
+    cutlass_kernels_.push_back({&tile, tile.make()});
+    const CutlassRsKernel& kernel = *cutlass_kernels_.back().kernel;
     const int tiles = kernel.tiles(slot_rows_, shape.n);
     tiles_of_slot_ = std::max(tiles_of_slot_, tiles);
     slot_bytes_ = std::max(slot_bytes_, size_t(tiles) * kernel.tile_bytes());
   }
-  if (algorithm == Algorithm::adding || prepares_fused(algorithm)) make_adding();
+  if (prepares_fused(algorithm)) make_fused();
   partial_ = DeviceMemory(slot_bytes_ * size_t(comm.size()));
   staging_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      slot_bytes_ * size_t(comm.size()), first_landed() + (comm.size() - 1) * adding_slices()));
-  choose_variant(Algorithm::adding, {kGainOfPlan, kGainOfPlan});
-  choose_variant(Algorithm::fused, {});
+      slot_bytes_ * size_t(comm.size()), first_fused_slice() + (comm.size() - 1) * fused_slices()));
+  choose_variant(Algorithm::fused, {kGainOfPlan, kGainOfPlan});
+  choose_variant(Algorithm::fused_cutlass, {});
   if (algorithm_ != Algorithm::automatic) return;
   algorithm_ = choose_algorithm(
       comm, "gemm_rs", shape, shape.m, local_.count, algorithms(),
@@ -112,8 +112,8 @@ std::vector<Algorithm> GemmRs::algorithms() const {
   if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
   std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
   if (has_plain_) all.push_back(Algorithm::plain);
-  if (adding_) all.push_back(Algorithm::adding);
-  if (!kernels_.empty()) all.push_back(Algorithm::fused);
+  if (fused_) all.push_back(Algorithm::fused);
+  if (!cutlass_kernels_.empty()) all.push_back(Algorithm::fused_cutlass);
   return all;
 }
 
@@ -121,20 +121,19 @@ GemmRs::Words& GemmRs::words() const {
   return *reinterpret_cast<Words*>(words_.data());
 }
 
-void GemmRs::make_adding() {
+void GemmRs::make_fused() {
   const int size = comm_.size();
   if (size == 1 || shape_.m < size || shape_.result() == DType::f32 || shape_.weight_kn ||
       !has_fused_kernels(comm_)) {
     return;
   }
   const double minimum = -double(shape_.k);  // K may differ by rank
-  if (-comm_.slowest({&minimum, 1})[0] < double(AddingKernel::kMinK)) return;
-  const AddingShape shape = adding_shape();
+  if (-comm_.slowest({&minimum, 1})[0] < double(FusedRsKernel::kMinK)) return;
+  const FusedRsShape shape = fused_shape();
   const bool whole = shape.has_whole_shards() && !shape_.bias;
-  const auto make = shape_.scaled()
-                        ? (whole ? make_adding_kernel_fp8 : make_adding_kernel_fp8_any_rows)
-                        : (whole ? make_adding_kernel : make_adding_kernel_any_rows);
-  adding_ = make(shape);
+  const auto make = shape_.scaled() ? (whole ? make_fused_rs_fp8 : make_fused_rs_fp8_any_rows)
+                                    : (whole ? make_fused_rs : make_fused_rs_any_rows);
+  fused_ = make(shape);
   slot_bytes_ = std::max(slot_bytes_, shape.slot_bytes());
 }
 
@@ -150,61 +149,61 @@ void GemmRs::choose_variant(Algorithm algorithm, Margin margin) {
         run(algorithm, x, weight, out, bias, scales);
       },
       margin);
-  if (algorithm == Algorithm::adding) pushes_.reset();  // streams and graphs of losing plans
+  if (algorithm == Algorithm::fused) pushes_.reset();  // streams and graphs of losing plans
   use_variant(algorithm, fastest);
 }
 
-AddingShape GemmRs::adding_shape() const {
+FusedRsShape GemmRs::fused_shape() const {
   return {shape_.m,     shape_.n,     shape_.k,        comm_.rank(),
           comm_.size(), shape_.dtype, shape_.result(), shape_.scaled_by_row()};
 }
 
-int GemmRs::adding_slices() const {
-  return adding_ ? int(adding_shape().slices()) : 0;
+int GemmRs::fused_slices() const {
+  return fused_ ? int(fused_shape().slices()) : 0;
 }
 
-// Starts after the fused algorithm's signals.
-int GemmRs::first_landed() const {
-  return kFusedLanded + comm_.size() * tiles_of_slot_;
+// Follows the signals of `fused_cutlass`.
+int GemmRs::first_fused_slice() const {
+  return kCutlassArrived + comm_.size() * tiles_of_slot_;
 }
 
 int GemmRs::variants(Algorithm algorithm) const {
-  if (algorithm == Algorithm::adding) return adding_ ? int(adding_->plans().size()) : 0;
-  return algorithm == Algorithm::fused ? int(kernels_.size()) * kPaceCount : 0;
+  if (algorithm == Algorithm::fused) return fused_ ? int(fused_->plans().size()) : 0;
+  return algorithm == Algorithm::fused_cutlass ? int(cutlass_kernels_.size()) * kPaceCount : 0;
 }
 
 void GemmRs::use_variant(Algorithm algorithm, int variant) {
-  (algorithm == Algorithm::adding ? adding_variant_ : fused_variant_) = known(algorithm, variant);
-  if (algorithm != Algorithm::adding) return;
-  if (adding_plan().chunks == 0 || pushes_) return;
-  pushes_.emplace(ChunkRoute{staging_->table(), partial_.data(), adding_shape().slot_bytes(),
-                             AddingKernel::kMaxChunks, kAdded, words().ready, words().sending});
+  (algorithm == Algorithm::fused ? fused_variant_ : cutlass_variant_) = known(algorithm, variant);
+  if (algorithm != Algorithm::fused) return;
+  if (fused_plan().chunks == 0 || pushes_) return;
+  pushes_.emplace(ChunkRoute{staging_->table(), partial_.data(), fused_shape().slot_bytes(),
+                             FusedRsKernel::kMaxChunks, kAdded, words().ready, words().sending});
 }
 
-const AddingPlan& GemmRs::adding_plan() const {
-  return adding_->plans()[size_t(adding_variant_)];
+const FusedRsPlan& GemmRs::fused_plan() const {
+  return fused_->plans()[size_t(fused_variant_)];
 }
 
 RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
   known(algorithm, variant);
-  if (algorithm == Algorithm::adding) return adding_->recorded_tiles();
-  return kernels_[size_t(variant / kPaceCount)].kernel->recorded_tiles(shape_.m, shape_.n);
+  if (algorithm == Algorithm::fused) return fused_->recorded_tiles();
+  return cutlass_kernels_[size_t(variant / kPaceCount)].kernel->recorded_tiles(shape_.m, shape_.n);
 }
 
 std::string GemmRs::variant_name(Algorithm algorithm, int variant) const {
-  if (algorithm == Algorithm::adding) {
-    const AddingPlan& plan = adding_->plans()[size_t(variant)];
+  if (algorithm == Algorithm::fused) {
+    const FusedRsPlan& plan = fused_->plans()[size_t(variant)];
     if (plan.chunks > 0) return fmt::format("shards in {} pieces", plan.chunks);
     if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
     return plan.between ? "stored, own tiles between" : "stored, own tiles last";
   }
   const int pace = pace_of(variant);
-  return fmt::format("{}, sending {}", kernels_[size_t(variant / kPaceCount)].tile->name,
+  return fmt::format("{}, sending {}", cutlass_kernels_[size_t(variant / kPaceCount)].tile->name,
                      pace > 0 ? fmt::format("at {} %", pace) : "unpaced");
 }
 
 int GemmRs::pace_of(int variant) const {
-  return kernels_[size_t(variant / kPaceCount)].tile->paces[variant % kPaceCount];
+  return cutlass_kernels_[size_t(variant / kPaceCount)].tile->paces[variant % kPaceCount];
 }
 
 Tensor GemmRs::partial_of(int owner) const {
@@ -255,12 +254,12 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
                           scales,
                           {shape_.scaled_by_row() ? &scales->x : nullptr}},
                          [&] { run_pushed(algorithm, x, weight, out, bias_data, scales); });
-    case Algorithm::adding:
-      if (!adding_) break;
-      return comm_.enqueue([&] { run_adding(x, weight, out, bias_data, scales); });
     case Algorithm::fused:
-      if (kernels_.empty()) break;
-      return comm_.enqueue([&] { run_fused(x, weight, out); });
+      if (!fused_) break;
+      return comm_.enqueue([&] { run_fused(x, weight, out, bias_data, scales); });
+    case Algorithm::fused_cutlass:
+      if (cutlass_kernels_.empty()) break;
+      return comm_.enqueue([&] { run_cutlass(x, weight, out); });
     case Algorithm::automatic:
     case Algorithm::one_shot:
     case Algorithm::two_shot:
@@ -269,11 +268,11 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
   throw InvalidArgument(fmt::format(
       "gemm_rs: algorithm {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has "
       "at most {} bytes (here {}), or, prepared when the operator was made and with weight [N, K], "
-      "fused "
-      "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and adding where there is a row "
+      "fused_cutlass "
+      "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and fused where there is a row "
       "for each rank, a result in bf16 or f16, K from {} on",
       name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
-      AddingKernel::kMinK));
+      FusedRsKernel::kMinK));
 }
 
 // Concurrent with earlier work on the communicator's stream.
@@ -310,39 +309,39 @@ void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weig
   pushed_.block(stream);
 }
 
-void GemmRs::run_adding(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
-                        const Scales* scales) {
+void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
+                       const Scales* scales) {
   const cudaStream_t stream = comm_.stream();
   const auto launch = [&] {
-    adding_->launch(
+    fused_->launch(
         {x.data(), weight.data(), out.data(), pointers_of(shape_, scales), partial_.data(),
-         staging_->local(), staging_->table(), kAddingEntered, kAdded, first_landed(),
-         &words().adding, words().counted, words().ready, words().sending, adding_variant_,
+         staging_->local(), staging_->table(), kFusedEntered, kAdded, first_fused_slice(),
+         &words().fused, words().counted, words().ready, words().sending, fused_variant_,
          comm_.device_deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
         stream);
   };
-  const int chunks = adding_plan().chunks;
+  const int chunks = fused_plan().chunks;
   chunks > 0 ? pushes_->run(chunks, stream, launch) : launch();
 }
 
-void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  const FusedRsArgs args{shape_.m,
-                         shape_.n,
-                         shape_.k,
-                         x.data(),
-                         weight.data(),
-                         out.data(),
-                         staging_->table(),
-                         partial_.data(),
-                         slot_bytes_,
-                         kFusedEntered,
-                         kFusedLanded,
-                         tiles_of_slot_,
-                         &words().fused,
-                         pace_of(fused_variant_),
-                         comm_.device_deadline(),
-                         timeline_};
-  kernels_[size_t(fused_variant_ / kPaceCount)].kernel->launch(args, comm_.stream());
+void GemmRs::run_cutlass(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  const CutlassRsArgs args{shape_.m,
+                           shape_.n,
+                           shape_.k,
+                           x.data(),
+                           weight.data(),
+                           out.data(),
+                           staging_->table(),
+                           partial_.data(),
+                           slot_bytes_,
+                           kCutlassEntered,
+                           kCutlassArrived,
+                           tiles_of_slot_,
+                           &words().cutlass,
+                           pace_of(cutlass_variant_),
+                           comm_.device_deadline(),
+                           timeline_};
+  cutlass_kernels_[size_t(cutlass_variant_ / kPaceCount)].kernel->launch(args, comm_.stream());
 }
 
 // Copies to this rank's slot of the owner's staging memory, then sends the epoch if the owner is

@@ -7,7 +7,7 @@
 #include <cute/arch/cluster_sm90.hpp>
 
 #include "comm/device/device_signal.cuh"
-#include "overlap/gemm_rs/cuda/fused.h"
+#include "overlap/gemm_rs/cuda/cutlass.h"
 
 namespace tandem::gpu::fused {
 

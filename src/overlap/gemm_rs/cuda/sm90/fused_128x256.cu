@@ -3,8 +3,9 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<FusedRsKernel> make_fused_rs_128x256() {
-  return std::make_unique<fused::RsKernel<cutlass::bfloat16_t, 256, 2>>();
+std::unique_ptr<FusedRsKernel> make_fused_rs(const FusedRsShape& shape) {
+  if (shape.dtype == DType::f16) return std::make_unique<fused::FusedRs<__half, __half>>(shape);
+  return std::make_unique<fused::FusedRs<__nv_bfloat16, __nv_bfloat16>>(shape);
 }
 
 }  // namespace tandem::gpu

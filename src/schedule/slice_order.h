@@ -1,4 +1,4 @@
-// Order of the additions in the main loop of fused GEMM+RS (overlap/gemm_rs/cuda/adding.h). Add
+// Order of the additions in the main loop of fused GEMM+RS (overlap/gemm_rs/cuda/fused.h). Add
 // steps, which add the peers' partial tiles, are spread evenly over the K steps after `lead`: one
 // after each of equally long runs of K steps, except the `late` ones, which follow the last K step.
 // These are at least those of the last source, whose rows arrive last, when a tile that waits for
@@ -10,7 +10,7 @@
 
 namespace tandem::schedule {
 
-struct AddingOrder {
+struct SliceOrder {
   int steps = 1;      ///< along K; at least lead
   int add_steps = 1;  ///< steps that add rows
   int lead = 0;       ///< K steps before the first add step
@@ -18,7 +18,7 @@ struct AddingOrder {
 };
 
 /// Number of K steps before add step `add_step`.
-constexpr int steps_before(const AddingOrder& order, int add_step) {
+constexpr int steps_before(const SliceOrder& order, int add_step) {
   const int runs = order.add_steps - order.late + 1;
   if (add_step + 1 >= runs) return order.steps;
   return order.lead + (add_step + 1) * (order.steps - order.lead) / runs;

@@ -1,23 +1,23 @@
-// Common parts of the kernels of adding.h and encoded.h: work items, order of the pipeline stages,
+// Common parts of the kernels of fused.h and encoded.h: work items, order of the pipeline stages,
 // and waits for received partials.
 #pragma once
 
 #include "gemm/cuda/any_rows.cuh"
 #include "gemm/cuda/gemm_block.cuh"
 #include "overlap/contract/cuda/wait_ids.h"
-#include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/fused.h"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
-#include "schedule/adding_order.h"
+#include "schedule/slice_order.h"
 #include "schedule/rs_chunk_order.h"
 
 namespace tandem::gpu::fused {
 
 template <class Operand, class Element>
-using AddingTiles =
+using FusedRsTiles =
     GemmTiles<Operand, Element, TileOptions{.local_bytes = int(sizeof(BlockWords<2>))}>;
 
 template <class Tiles>
-struct AddingShared : Tiles::Shared {
+struct FusedRsShared : Tiles::Shared {
   BlockWords<Tiles::kGroups> words;
 };
 
@@ -35,18 +35,18 @@ __device__ bool has_entered(const Args& args, int owner, uint64_t epoch) {
 
 /// A tile of the local or of a remote shard, or a split-K part of a local tile.
 template <class Tiles, class Rows = WholeTiles>
-struct AddingWork : schedule::ChunkWork {
+struct FusedRsWork : schedule::ChunkWork {
   static constexpr int kStepsPerSource = Tiles::kStepsOfRows;
-  static_assert(Tiles::kGroupRows == AddingShape::kSliceRows);
+  static_assert(Tiles::kGroupRows == FusedRsShape::kSliceRows);
 
   bool is_local;
   int row;        // first row within the shard
   int first_row;  // first row within all shards
   int column;     // first column
-  schedule::AddingOrder adding;
+  schedule::SliceOrder slice_order;
 
   template <class Params>
-  __device__ AddingWork(const Params& params, const schedule::ChunkWork& work)
+  __device__ FusedRsWork(const Params& params, const schedule::ChunkWork& work)
       : schedule::ChunkWork(work) {
     is_local = this->tile.step + 1 == params.order.ranks;
     row =
@@ -58,12 +58,12 @@ struct AddingWork : schedule::ChunkWork {
     }
     column = this->tile.column * Tiles::kTileColumns;
     const int steps = this->end - this->begin;
-    adding = {steps, is_local && !this->writes_partial ? params.order.added : 0,
-              min(params.every, steps / Tiles::kBoxes) * Tiles::kBoxes,
-              Tiles::Product::kFp8 ? max(1, params.order.added) : kStepsPerSource};
+    slice_order = {steps, is_local && !this->writes_partial ? params.order.added : 0,
+                   min(params.every, steps / Tiles::kBoxes) * Tiles::kBoxes,
+                   Tiles::Product::kFp8 ? max(1, params.order.added) : kStepsPerSource};
   }
-  __device__ int added() const { return adding.add_steps; }
-  __device__ int steps_before(int i) const { return schedule::steps_before(adding, i); }
+  __device__ int added() const { return slice_order.add_steps; }
+  __device__ int steps_before(int i) const { return schedule::steps_before(slice_order, i); }
   __device__ auto tile_coord() const {
     return cute::make_coord(first_row / Tiles::kTileRows, this->tile.column);
   }
@@ -100,7 +100,7 @@ __device__ void land(const Params& params, const Work& work, int group, uint64_t
 
 /// Loads x and the weight. A kernel's own source loads the partials that a local tile adds.
 template <class Roles>
-class AddingSource {
+class FusedRsSource {
   using Tiles = typename Roles::Tiles;
   using Params = typename Roles::Params;
   using Shared = typename Roles::Shared;
@@ -109,7 +109,7 @@ class AddingSource {
  public:
   static constexpr int kCopyingLanes = 0;
 
-  __device__ AddingSource(const Params& params, Shared& shared)
+  __device__ FusedRsSource(const Params& params, Shared& shared)
       : params_(params), shared_(shared), timestamps_(params) {}
 
   __device__ void begin(const Work& work) {
@@ -170,7 +170,7 @@ class AddingSource {
 
 /// Paces the store tiles and looks one tile ahead. A kernel's own sink does the stores.
 template <class Roles>
-class AddingSink : public PlainSink {
+class FusedRsSink : public PlainSink {
   using Tiles = typename Roles::Tiles;
   using Params = typename Roles::Params;
   using Shared = typename Roles::Shared;
@@ -179,12 +179,12 @@ class AddingSink : public PlainSink {
  public:
   static constexpr bool kLooksAhead = true;
 
-  __device__ AddingSink(const Params& params, Shared& shared, int group)
+  __device__ FusedRsSink(const Params& params, Shared& shared, int group)
       : params_(params), shared_(shared), group_(group), epoch_(shared.words.epoch()) {}
 
   // Staggers the blocks, since the link cannot take all their stores at once.
   __device__ static int write_step(const Work& work, int group, int box) {
-    const int every = work.adding.lead / Tiles::kBoxes;
+    const int every = work.slice_order.lead / Tiles::kBoxes;
     return schedule::store_step(every, int(blockIdx.x) / Tiles::kCluster + group * (every / 2),
                                 box);
   }

@@ -3,8 +3,8 @@
 
 namespace tandem::gpu {
 
-std::unique_ptr<EncodedRsKernel> make_encoded_rs_int4(const AddingShape& shape) {
-  using Codec = fused::TileCodec<codec::Integer<4>, 128>;
+std::unique_ptr<EncodedRsKernel> make_encoded_rs_int8(const FusedRsShape& shape) {
+  using Codec = fused::TileCodec<codec::Integer<8>, 128>;
   return std::make_unique<fused::EncodedRs<__nv_bfloat16, Codec>>(shape);
 }
 

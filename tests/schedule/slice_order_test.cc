@@ -1,18 +1,18 @@
-#include "schedule/adding_order.h"
+#include "schedule/slice_order.h"
 
 #include <gtest/gtest.h>
 
 namespace tandem::schedule {
 namespace {
 
-TEST(AddingOrder, ChunksAreSpreadEvenlyAfterTheLeadAndLastSourcesComeAfterAllSteps) {
+TEST(SliceOrder, ChunksAreSpreadEvenlyAfterTheLeadAndLastSourcesComeAfterAllSteps) {
   for (const int lead : {0, 1, 4}) {
     for (const int late : {1, 2, 6, 14}) {
       for (int num_slices = late; num_slices <= 14; ++num_slices) {
         for (int steps = lead; steps <= 200; ++steps) {
           SCOPED_TRACE(testing::Message() << lead << ", " << steps << " steps, " << num_slices
                                           << " parts, " << late << " of them late");
-          const AddingOrder order{steps, num_slices, lead, late};
+          const SliceOrder order{steps, num_slices, lead, late};
           const int spread = steps - lead, runs = num_slices - late + 1;
           int before = lead;
           for (int slice = 0; slice < runs; ++slice) {
@@ -29,7 +29,7 @@ TEST(AddingOrder, ChunksAreSpreadEvenlyAfterTheLeadAndLastSourcesComeAfterAllSte
   }
 }
 
-TEST(AddingOrder, TileIsStoredInOrderWithinTheLead) {
+TEST(SliceOrder, TileIsStoredInOrderWithinTheLead) {
   for (int every = 1; every <= 40; ++every) {
     for (int shift = 0; shift < 100; ++shift) {
       int before = -1;

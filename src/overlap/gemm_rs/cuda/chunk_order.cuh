@@ -1,10 +1,10 @@
-// Tile order of the kernels of adding.h and encoded.h, and how their helper warp begins a call.
+// Tile order of the kernels of fused.h and encoded.h, and how their helper warp begins a call.
 #pragma once
 
 #include <algorithm>
 
 #include "comm/device/device_signal.cuh"
-#include "overlap/gemm_rs/cuda/adding.h"
+#include "overlap/gemm_rs/cuda/fused.h"
 #include "schedule/rs_chunk_order.h"
 #include "schedule/shard_rows.h"
 #include "schedule/wave_split.h"
@@ -14,9 +14,9 @@ namespace tandem::gpu::fused {
 /// `shorter`: shards with one row of tiles less. `even_bands`: for shapes where a band's last rows
 /// may be few.
 template <class Tiles>
-schedule::RsChunkOrder adding_order(const AddingShape& shape, const AddingPlan& plan,
-                                    int max_clusters, bool splits, int shorter = 0,
-                                    bool even_bands = false) {
+schedule::RsChunkOrder chunk_order(const FusedRsShape& shape, const FusedRsPlan& plan,
+                                   int max_clusters, bool splits, int shorter = 0,
+                                   bool even_bands = false) {
   schedule::RsChunkOrder order;
   order.rank = shape.rank;
   order.ranks = shape.ranks;

@@ -1,13 +1,13 @@
-// Delivery of the tiles that adding_kernel.cuh writes to the send buffer first: sent later by a
+// Delivery of the tiles that fused_kernel.cuh writes to the send buffer first: sent later by a
 // warp, or counted and sent by the copy engine.
 #pragma once
 
-#include "overlap/gemm_rs/cuda/adding_base.cuh"
+#include "overlap/gemm_rs/cuda/fused_base.cuh"
 
 namespace tandem::gpu::fused {
 
 template <class Roles>
-struct AddingDelivery {
+struct FusedRsDelivery {
   using Tiles = typename Roles::Tiles;
   using Params = typename Roles::Params;
   using Shared = typename Roles::Shared;
@@ -44,7 +44,7 @@ struct AddingDelivery {
                   kOfRow = kPacks / Tiles::kGroupRows;
     constexpr int kAtOnce = 8;  // loads in flight per lane: a read takes a microsecond
     static_assert(kPacks % (kLanes * kAtOnce) == 0);
-    const AddingArgs& args = params.args;
+    const FusedRsArgs& args = params.args;
     const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
     const auto packs = [&](auto* memory, int shard) {
       return memory + size_t(work.row_of(params, shard) + group * Tiles::kGroupRows) * kOfRow +
@@ -71,8 +71,8 @@ struct AddingDelivery {
   // once the owner is ready.
   __device__ static void count(const Params& params, const schedule::ChunkTile& tile,
                                uint64_t epoch) {
-    const AddingArgs& args = params.args;
-    const int number = tile.step * AddingKernel::kMaxChunks + tile.chunk;
+    const FusedRsArgs& args = params.args;
+    const int number = tile.step * FusedRsKernel::kMaxChunks + tile.chunk;
     if (atomicAdd(args.counted + number, 1) + 1 != params.tiles_of_chunk) return;
     args.counted[number] = 0;
     const bool entered = has_entered(args, tile.owner, epoch);
