@@ -98,10 +98,11 @@ struct Gather {
 void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) {
   const LtContext context;
   const DeviceMemory whole(size_t(kM * kK) * 2), weight_memory(size_t(n * kK) * 2),
-      product(size_t(kM * n) * 2), plain_out(size_t(kM * n) * 2), local_out(size_t(kM * n) * 2);
+      product(size_t(kM * n) * 2), uncompressed_out(size_t(kM * n) * 2),
+      local_out(size_t(kM * n) * 2);
   const Tensor x = whole.view(DType::bf16, {kM, kK}).rows(0, kM / ranks),
                weight = weight_memory.view(DType::bf16, {n, kK}),
-               plain = plain_out.view(DType::bf16, {kM, n}),
+               uncompressed = uncompressed_out.view(DType::bf16, {kM, n}),
                local = local_out.view(DType::bf16, {kM, n});
   fill_uniform(whole.view(DType::bf16, {kM, kK}), 3, 1, 0, stream);
   fill_uniform(weight, 3, 2, 0, stream);
@@ -125,9 +126,9 @@ void bench(int64_t n, int ranks, const Deadline& deadline, cudaStream_t stream) 
                      {}});
     }
   };
-  add("copy warps", make_fused_ag_128x256(shape), 0, plain);
+  add("copy warps", make_fused_ag_128x256(shape), 0, uncompressed);
   all.back().run();
-  const std::vector<float> expected = read(plain, stream);
+  const std::vector<float> expected = read(uncompressed, stream);
   const std::pair<const char*, std::unique_ptr<FusedAgKernel> (*)(const FusedAgShape&)> made[] = {
       {"int8", make_encoded_ag_int8},
       {"int4", make_encoded_ag_int4},

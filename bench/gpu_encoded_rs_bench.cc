@@ -58,8 +58,9 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
       {"gemm", [&] { gemm.run(x.data(), weight.data(), product.data(), nullptr, stream); }, {}});
 
   const int64_t arrived_tiles = (ranks - 1) * shape.slices();
-  const DeviceMemory plain_out(size_t(kM / ranks * kN) * 2), local_out(size_t(kM / ranks * kN) * 2);
-  const Tensor plain = plain_out.view(DType::bf16, {kM / ranks, kN}),
+  const DeviceMemory uncompressed_out(size_t(kM / ranks * kN) * 2),
+      local_out(size_t(kM / ranks * kN) * 2);
+  const Tensor uncompressed = uncompressed_out.view(DType::bf16, {kM / ranks, kN}),
                local = local_out.view(DType::bf16, {kM / ranks, kN});
   const auto fused = make_fused_rs(shape);
   const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), arrived_tiles, ranks, stream);
@@ -70,7 +71,7 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                    [&, plan] {
                      fused->launch({.x = x.data(),
                                     .weight = weight.data(),
-                                    .out = plain.data(),
+                                    .out = uncompressed.data(),
                                     .scales = {},
                                     .send_buffer = send_buffer.data(),
                                     .received = stored.memory.data(),
@@ -92,7 +93,7 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
   std::vector<std::unique_ptr<Staging>> staged;
   Errors errors;
   all[1].run();
-  const std::vector<float> expected = read(plain, stream);
+  const std::vector<float> expected = read(uncompressed, stream);
   for (const char* text : {"int8", "int4", "int4:g32"}) {
     kernels.push_back(make_encoded_rs_kernel(Wire::parse(text), shape));
     EncodedRsKernel* const kernel = kernels.back().get();

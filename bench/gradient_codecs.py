@@ -41,10 +41,10 @@ def train(args, codec, feedback, seed):
 
 
 def compared(rows):
-    plain = {run["seed"]: run for run in rows[0]["runs"]}
+    uncompressed = {run["seed"]: run for run in rows[0]["runs"]}
     for row in rows:
         for key in ("loss", "validation_loss"):
-            rises = [run[key] / plain[run["seed"]][key] - 1 for run in row["runs"]]
+            rises = [run[key] / uncompressed[run["seed"]][key] - 1 for run in row["runs"]]
             row[key + "_rise"] = {"mean": statistics.mean(rises), "min": min(rises), "max": max(rises)}
             row[key] = statistics.mean(run[key] for run in row["runs"])
     return rows

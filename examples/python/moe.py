@@ -34,7 +34,7 @@ class Block(torch.nn.Module):
         return x + self.experts(normed)
 
 
-class PlainExperts(torch.nn.Module):
+class SerialExperts(torch.nn.Module):
     """Moe in plain PyTorch: router [experts, hidden], w_in [experts, 2, ffn, hidden], w_out
     [experts, hidden, ffn]."""
 
@@ -83,10 +83,10 @@ def body(comm, tp):
     local = slice(begin, begin + rows)
     losses = tandem.all_reduce(comm, train(split, x[local], target[local]))
 
-    plain = Block(PlainExperts(*whole), HIDDEN)
-    expected = train(plain, x, target)
+    serial = Block(SerialExperts(*whole), HIDDEN)
+    expected = train(serial, x, target)
     with torch.no_grad():
-        want = plain(x).float()
+        want = serial(x).float()
         off = ((split(x[local]).float() - want[local]) ** 2).sum().reshape(1)
     error = (tandem.all_reduce(comm, off).item() / (want ** 2).sum().item()) ** 0.5
     if comm.rank == 0:

@@ -218,7 +218,7 @@ double BenchResult::efficiency_of(const BenchTimes& times) const {
   return exposed({gemm.rounds_us, serial.rounds_us, times.rounds_us}, ect_of_).efficiency();
 }
 
-std::optional<NamedTimes> BenchResult::fastest_plain() const {
+std::optional<NamedTimes> BenchResult::fastest_uncompressed() const {
   return fastest(
       [](const BenchCandidate& each) { return !each.encoded && each.form == Form::overlapped; });
 }

@@ -137,7 +137,7 @@ struct BenchResult {
   /// Relative overhead over the bare GEMM. Operators only.
   double over_gemm(const BenchTimes& times) const { return times.median_us / gemm.median_us - 1; }
   /// With a codec: the fastest uncompressed overlapped candidate, and the fastest encoded one.
-  std::optional<NamedTimes> fastest_plain() const;
+  std::optional<NamedTimes> fastest_uncompressed() const;
   std::optional<NamedTimes> fastest_encoded() const;
   bool ok() const {
     return finite && of_bound <= 1 && max_rel <= bound && baseline_max_rel <= baseline_bound &&

@@ -93,7 +93,7 @@ class MoeCase : public BenchCase {
   void gemm_alone() override {
     const int64_t f = coords_.ffn, slots = rows_.slots();
     const Tensor x = rows_.x.view(q_.dtype, slots, q_.k);
-    const Tensor h = plain_.of(q_.dtype, slots, std::max(2 * f, q_.k));
+    const Tensor h = serial_hidden_.of(q_.dtype, slots, std::max(2 * f, q_.k));
     for (int e = 0; e < int(coords_.experts.count); ++e) {
       const schedule::Range range = rows_.slots_of(e);
       if (range.count > 0) multiply_alone(e, range, x, h);
@@ -190,11 +190,11 @@ class MoeCase : public BenchCase {
   }
 
   void run(MoeLayerOnRanks& layer, const MoePlan& plan) {
-    const MoePlan plain{plan.overlapped, plan.chunks};
+    const MoePlan uncompressed{plan.overlapped, plan.chunks};
     layer.set_plan(MoeLayerOnRanks::dispatch, plan);
     layer.set_plan(MoeLayerOnRanks::combine, plan);
-    layer.set_plan(MoeLayerOnRanks::dispatch_backward, plain);
-    layer.set_plan(MoeLayerOnRanks::combine_backward, plain);
+    layer.set_plan(MoeLayerOnRanks::dispatch_backward, uncompressed);
+    layer.set_plan(MoeLayerOnRanks::combine_backward, uncompressed);
     run(layer);
   }
   void counted(const std::function<void()>& body, bool encoded) {
@@ -257,7 +257,7 @@ class MoeCase : public BenchCase {
   MoeLayerOnRanks layer_;
   std::optional<MoeLayerOnRanks> chosen_layer_;
   MoeRows rows_;
-  GrowingTensor plain_;
+  GrowingTensor serial_hidden_;
   std::vector<int64_t> slot_rows_;  // global row of each slot
   Memory permuted_, gate_up_, inner_, d_act_, y_;
   bool ran_ = false;

@@ -51,12 +51,12 @@ class PrefillCase final : public BenchCase {
         weights_(Exec{}, layout_, q.dtype),
         rope_(Exec{}, config_.max_seq, config_.head_dim, config_.rope_theta),
         caches_(caches_for(layout_, config_, rope_)),
-        plain_{comm, config_, layout_, weights_, q.dtype, caches_},
+        uncompressed_{comm, config_, layout_, weights_, q.dtype, caches_},
         encoded_{comm, config_, layout_, weights_, q.dtype, caches_, {q.wire, q.wire}},
         alone_(comm.split(comm.rank(), 0)),
         alone_context_{*alone_, config_, layout_, weights_, q.dtype, caches_},
         share_(alone_context_, q.m, 1),
-        head_(plain_),
+        head_(uncompressed_),
         last_(DType::f32, 1, q.k),
         logits_(DType::f32, 1, kVocab, 0),
         expected_(DType::f32, 1, kVocab, 0) {
@@ -66,7 +66,7 @@ class PrefillCase final : public BenchCase {
       tokens_.push_back(int32_t(philox(1, 0, uint64_t(i))[0] % uint64_t(kVocab)));
     }
     const OverlapOptions serial{.strategy = Strategy::serial};
-    candidates_ = prefill_candidates(plain_, q.m, serial);
+    candidates_ = prefill_candidates(uncompressed_, q.m, serial);
     if (!q.wire.is_none()) encoded_candidates_ = prefill_candidates(encoded_, q.m, serial);
   }
 
@@ -133,7 +133,7 @@ class PrefillCase final : public BenchCase {
   Weights weights_;
   const RopeTable rope_;
   std::vector<std::unique_ptr<CachedAttention>> caches_;
-  DecoderContext plain_, encoded_;
+  DecoderContext uncompressed_, encoded_;
   std::unique_ptr<Communicator> alone_;
   DecoderContext alone_context_;
   ChunkedPrefill share_;

@@ -38,10 +38,10 @@ class BenchTable {
 
  private:
   std::string product_row(const BenchRequest& request, const BenchResult& result) const;
-  std::string plain_row(const BenchRequest& request, const BenchResult& result) const;
+  std::string collective_row(const BenchRequest& request, const BenchResult& result) const;
   const BenchRequest& first_;
   const BenchWorld& world_;
-  bool plain_;
+  bool collective_;
   size_t shape_width_ = 0;
 };
 

@@ -25,7 +25,7 @@ constexpr const char* kProductColumns =
             is within the noise. +-: half the range of 95 in 100 random draws of the rounds
   error     largest difference from the unfused reference over its largest value
 )";
-constexpr const char* kPlainColumns =
+constexpr const char* kCollectiveColumns =
     R"(  bytes     of the whole MxN matrix
   MxN       rows x columns of that matrix
   {:<9} {}
@@ -35,8 +35,8 @@ constexpr const char* kPlainColumns =
             2 (ranks - 1) / ranks for all_reduce, 1 for broadcast, else (ranks - 1) / ranks
   error     largest difference from the reference over its largest value
 )";
-constexpr const char* kCpuPlainColumn = "  wire      the uncompressed bytes alone\n";
-constexpr const char* kGpuPlainColumn = "  ran as    the algorithm that was taken\n";
+constexpr const char* kCpuCollectiveColumn = "  wire      the uncompressed bytes alone\n";
+constexpr const char* kGpuCollectiveColumn = "  ran as    the algorithm that was taken\n";
 constexpr const char* kCodecLine =
     R"(The line below a row is of an encoded call and of what it cannot be faster than, timed alone in the
 same rounds:
@@ -83,8 +83,8 @@ std::string percent(const BenchResult& r) {
   return fmt::format("{}+-{:.1f} %", value, half);
 }
 
-std::string shape_text(const BenchRequest& q, bool plain) {
-  return plain ? fmt::format("{}x{}", q.m, q.n) : fmt::format("{}x{}x{}", q.m, q.n, q.k);
+std::string shape_text(const BenchRequest& q, bool collective) {
+  return collective ? fmt::format("{}x{}", q.m, q.n) : fmt::format("{}x{}x{}", q.m, q.n, q.k);
 }
 
 /// Joins `fields` in lines of at most 100 columns.
@@ -138,7 +138,7 @@ std::string compared_line(const BenchResult& r) {
                                  r.over_gemm(one->times) * 100, hidden));
   };
   add("encoded", r.fastest_encoded());
-  add("plain", r.fastest_plain());
+  add("plain", r.fastest_uncompressed());
   if (fields.empty()) return "";
   fields.back().pop_back();
   return indented(fields) + "\n";
@@ -154,10 +154,10 @@ const char* baseline_head(const BenchRequest& q, const BenchResult& r, const Ben
 }  // namespace
 
 BenchTable::BenchTable(std::span<const BenchRequest> requests, const BenchWorld& world)
-    : first_(requests.front()), world_(world), plain_(!is_gemm(first_.op)) {
-  shape_width_ = plain_ ? 5 : 7;
+    : first_(requests.front()), world_(world), collective_(!is_gemm(first_.op)) {
+  shape_width_ = collective_ ? 5 : 7;
   for (const BenchRequest& q : requests) {
-    shape_width_ = std::max(shape_width_, shape_text(q, plain_).size());
+    shape_width_ = std::max(shape_width_, shape_text(q, collective_).size());
   }
 }
 
@@ -185,12 +185,12 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                         first_.layers);
   }
   text += fmt::format("Times in us{}: medians of the slowest rank.{}\n",
-                      plain_ ? ", bandwidths in GB/s" : "",
+                      collective_ ? ", bandwidths in GB/s" : "",
                       explain ? "" : " --explain says what the columns are.");
-  if (explain && plain_) {
-    text += fmt::format(fmt::runtime(kPlainColumns), baseline_head(first_, first, world_),
+  if (explain && collective_) {
+    text += fmt::format(fmt::runtime(kCollectiveColumns), baseline_head(first_, first, world_),
                         first.baseline);
-    text += world_.on_gpus() ? kGpuPlainColumn : kCpuPlainColumn;
+    text += world_.on_gpus() ? kGpuCollectiveColumn : kCpuCollectiveColumn;
     if (first.codec_times) text += kCodecLine;
     if (world_.on_gpus() && !first_.wire.is_none()) text += kGpuCodecLine;
     if (data_of(first_) == BenchData::normal) text += kNormalLine;
@@ -204,7 +204,7 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
       text += "Of prefill, overlap is the fastest form of all, which is what generate chooses.\n";
     }
   }
-  if (!plain_) {
+  if (!collective_) {
     return text + fmt::format("{:>{}} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>13} {:>7}{}\n",
                               "MxNxK", shape_width_, "GEMM", "wire", "limit", "serial", "overlap",
                               "TFLOP/s", "E", "error", world_.on_gpus() ? "" : " chunks");
@@ -217,7 +217,7 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
 }
 
 std::string BenchTable::row(const BenchRequest& request, const BenchResult& result) const {
-  return plain_ ? plain_row(request, result) : product_row(request, result);
+  return collective_ ? collective_row(request, result) : product_row(request, result);
 }
 
 std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r) const {
@@ -246,7 +246,7 @@ std::string BenchTable::product_row(const BenchRequest& q, const BenchResult& r)
   return text + "\n" + indented(fields) + "\n" + compared;
 }
 
-std::string BenchTable::plain_row(const BenchRequest& q, const BenchResult& r) const {
+std::string BenchTable::collective_row(const BenchRequest& q, const BenchResult& r) const {
   const int ranks = world_.comm.size();
   const Bandwidth baseline = bandwidth(q, ranks, r.serial.median_us),
                   ours = bandwidth(q, ranks, r.overlapped.median_us);

@@ -56,8 +56,8 @@ std::string table(const CodecChoice& choice, const ModelConfig& model) {
       "| site | codec | bytes sent per token and rank | saves | bits per byte | rise |\n"
       "| --- | --- | --- | --- | --- | --- |\n";
   for (const CodecTrial& trial : choice.trials) {
-    const bool is_plain = &trial == &choice.trials.front();
-    const std::string_view site = is_plain             ? "none"
+    const bool is_uncompressed = &trial == &choice.trials.front();
+    const std::string_view site = is_uncompressed      ? "none"
                                   : trial.site.empty() ? "together"
                                                        : std::string_view(trial.site);
     text += fmt::format("| {} | {} | {:.0f} | {:.1f} % | {:.4f} | {:+.3f} % |\n", site,

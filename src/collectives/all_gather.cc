@@ -14,15 +14,15 @@ namespace tandem {
 using namespace collectives;
 
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out) {
-  plain_all_gather(comm, shard, out, {});
+  uncompressed_all_gather(comm, shard, out, {});
 }
 
-void collectives::plain_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
-                                   const RequestedCall& asked) {
+void collectives::uncompressed_all_gather(Communicator& comm, const Tensor& shard,
+                                          const Tensor& out, const RequestedCall& asked) {
   require_writable("all_gather", {"out", &out});
   if (gpu::is_gpu(comm)) return gpu::all_gather(comm, shard, out);
-  require_plain("all_gather", "shard", shard);
-  require_plain("all_gather", "out", out);
+  require_contiguous("all_gather", "shard", shard);
+  require_contiguous("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);
   require_shard_position("all_gather", comm, shard, {"out", &out});
 

@@ -42,14 +42,14 @@ void reduce_directly(Call& call, const Tensor& data, ReduceOp op) {
 }  // namespace
 
 void all_reduce(Communicator& comm, const Tensor& data, ReduceOp op) {
-  plain_all_reduce(comm, data, op, {});
+  uncompressed_all_reduce(comm, data, op, {});
 }
 
-void collectives::plain_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
-                                   const RequestedCall& asked) {
+void collectives::uncompressed_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
+                                          const RequestedCall& asked) {
   require_writable("all_reduce", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::all_reduce(comm, data, op);
-  require_plain("all_reduce", "data", data);
+  require_contiguous("all_reduce", "data", data);
   require_reducible("all_reduce", data.dtype());
   if (comm.size() == 1) return;
 

@@ -47,7 +47,7 @@ void receive_and_forward(Call& call, const Chunks& chunks, std::byte* bytes, int
 void broadcast(Communicator& comm, const Tensor& data, int root) {
   if (comm.rank() != root) require_writable("broadcast", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::broadcast(comm, data, root);
-  require_plain("broadcast", "data", data);
+  require_contiguous("broadcast", "data", data);
   if (root < 0 || root >= comm.size()) {
     throw InvalidArgument(
         fmt::format("broadcast: root {}: expected 0 to {}", root, comm.size() - 1));

@@ -51,7 +51,7 @@ std::string Args::describe() const {
                      route == Route::given ? "" : " or uncompressed");
 }
 
-void require_plain(const char* op, const char* what, const Tensor& tensor) {
+void require_contiguous(const char* op, const char* what, const Tensor& tensor) {
   if (!tensor.contiguous() || tensor.device().kind != DeviceKind::cpu) {
     throw InvalidArgument(fmt::format("{}: {} {}: expected a contiguous tensor in host memory", op,
                                       what, tensor.describe()));

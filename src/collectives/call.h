@@ -31,10 +31,10 @@ const char* name_of(Op op);
 /// with the same answer (overlap/collectives/cpu.cc).
 enum class Route : uint8_t {
   given,
-  choosing,   ///< only the arguments are sent: their route is not chosen yet
-  plain,      ///< uncompressed elements
-  one_shot,   ///< encoded once; in an all-reduce: by each rank, for all
-  two_shots,  ///< all-reduce: contributions to their owners, sums to all
+  choosing,      ///< only the arguments are sent: their route is not chosen yet
+  uncompressed,  ///< uncompressed elements
+  one_shot,      ///< encoded once; in an all-reduce: by each rank, for all
+  two_shots,     ///< all-reduce: contributions to their owners, sums to all
 };
 
 /// Arguments that must be equal on all ranks.
@@ -55,7 +55,7 @@ struct Args {
 };
 
 /// Throws InvalidArgument unless `tensor` is contiguous host memory.
-void require_plain(const char* op, const char* what, const Tensor& tensor);
+void require_contiguous(const char* op, const char* what, const Tensor& tensor);
 
 /// Memory of the caller that a call uses.
 struct Uses {

@@ -21,7 +21,7 @@ void require_encoded(const char* op, const Communicator& comm, const Wire& wire,
   }
   require_encodable(wire, data.dtype());
   if (!residual) return;
-  require_plain(op, "residual", *residual);
+  require_contiguous(op, "residual", *residual);
   if (residual->dtype() != DType::f32 || residual->elements() != data.elements()) {
     throw InvalidArgument(
         fmt::format("{}: residual {} of data {}: expected f32 of as many elements", op,

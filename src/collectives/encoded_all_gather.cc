@@ -86,15 +86,15 @@ void collectives::check_all_gather(const Communicator& comm, const Tensor& shard
                                    const Wire& wire) {
   require_writable("all_gather", {"out", &out});
   require_encoded("all_gather", comm, wire, out);
-  require_plain("all_gather", "shard", shard);
-  require_plain("all_gather", "out", out);
+  require_contiguous("all_gather", "shard", shard);
+  require_contiguous("all_gather", "out", out);
   require_shard("all_gather", comm, shard, out);
   require_shard_position("all_gather", comm, shard, {"out", &out});
 }
 
 void collectives::run_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
                                  const Wire& wire, Route route) {
-  if (route == Route::plain) return plain_all_gather(comm, shard, out, {wire, route});
+  if (route == Route::uncompressed) return uncompressed_all_gather(comm, shard, out, {wire, route});
   Args args(Op::all_gather, out);
   args.wire = wire;
   args.route = route;

@@ -138,12 +138,13 @@ void collectives::check_all_reduce(const Communicator& comm, const Tensor& data,
                                    const Tensor* residual) {
   require_writable("all_reduce", {"data", &data});
   require_encoded("all_reduce", comm, wire, data, residual);
-  require_plain("all_reduce", "data", data);
+  require_contiguous("all_reduce", "data", data);
 }
 
 void collectives::run_all_reduce(Communicator& comm, const Tensor& data, const Wire& wire,
                                  const Tensor* residual, Route route) {
-  if (route == Route::plain) return plain_all_reduce(comm, data, ReduceOp::sum, {wire, route});
+  if (route == Route::uncompressed)
+    return uncompressed_all_reduce(comm, data, ReduceOp::sum, {wire, route});
   Args args(Op::all_reduce, data);
   args.wire = wire;
   args.route = route;

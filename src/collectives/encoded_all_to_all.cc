@@ -109,8 +109,8 @@ void all_to_all(Communicator& comm, const Tensor& send, Counts send_counts, cons
   require_apart("all_to_all", {{"recv", &recv}}, {{"send", &send}});
   if (gpu::is_gpu(comm)) return gpu::all_to_all(comm, send, send_counts, recv, recv_counts, wire);
   require_encoded("all_to_all", comm, wire, send);
-  require_plain("all_to_all", "send", send);
-  require_plain("all_to_all", "recv", recv);
+  require_contiguous("all_to_all", "send", send);
+  require_contiguous("all_to_all", "recv", recv);
   Args args(Op::all_to_all, send);
   args.shape[0] = 0;  // the counts carry the number of rows
   args.wire = wire;

@@ -99,16 +99,16 @@ void collectives::check_reduce_scatter(const Communicator& comm, const Tensor& d
                                        const Tensor* residual) {
   require_writable("reduce_scatter", {"shard", &shard});
   require_encoded("reduce_scatter", comm, wire, data, residual);
-  require_plain("reduce_scatter", "data", data);
-  require_plain("reduce_scatter", "shard", shard);
+  require_contiguous("reduce_scatter", "data", data);
+  require_contiguous("reduce_scatter", "shard", shard);
   require_shard("reduce_scatter", comm, shard, data);
   require_shard_position("reduce_scatter", comm, shard, {"data", &data});
 }
 
 void collectives::run_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
                                      const Wire& wire, const Tensor* residual, Route route) {
-  if (route == Route::plain) {
-    return plain_reduce_scatter(comm, data, shard, ReduceOp::sum, {wire, route});
+  if (route == Route::uncompressed) {
+    return uncompressed_reduce_scatter(comm, data, shard, ReduceOp::sum, {wire, route});
   }
   Args args(Op::reduce_scatter, data);
   args.wire = wire;

@@ -14,15 +14,16 @@ namespace tandem {
 using namespace collectives;
 
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op) {
-  plain_reduce_scatter(comm, data, shard, op, {});
+  uncompressed_reduce_scatter(comm, data, shard, op, {});
 }
 
-void collectives::plain_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
-                                       ReduceOp op, const RequestedCall& asked) {
+void collectives::uncompressed_reduce_scatter(Communicator& comm, const Tensor& data,
+                                              const Tensor& shard, ReduceOp op,
+                                              const RequestedCall& asked) {
   require_writable("reduce_scatter", {"shard", &shard});
   if (gpu::is_gpu(comm)) return gpu::reduce_scatter(comm, data, shard, op);
-  require_plain("reduce_scatter", "data", data);
-  require_plain("reduce_scatter", "shard", shard);
+  require_contiguous("reduce_scatter", "data", data);
+  require_contiguous("reduce_scatter", "shard", shard);
   require_reducible("reduce_scatter", data.dtype());
   require_shard("reduce_scatter", comm, shard, data);
   require_shard_position("reduce_scatter", comm, shard, {"data", &data});

@@ -13,8 +13,8 @@ void check_all_gather(const Communicator& comm, const Tensor& shard, const Tenso
 void check_reduce_scatter(const Communicator& comm, const Tensor& data, const Tensor& shard,
                           const Wire& wire, const Tensor* residual);
 
-/// Run after the check, on two ranks or more. Route `plain` does not change a residual: nothing is
-/// lost.
+/// Run after the check, on two ranks or more. Route `uncompressed` does not change a residual:
+/// nothing is lost.
 void run_all_reduce(Communicator& comm, const Tensor& data, const Wire& wire,
                     const Tensor* residual, Route route);
 void run_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire,
@@ -28,11 +28,11 @@ struct RequestedCall {
   Wire wire;
   Route route = Route::given;
 };
-void plain_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
-                      const RequestedCall& asked);
-void plain_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
-                      const RequestedCall& asked);
-void plain_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, ReduceOp op,
-                          const RequestedCall& asked);
+void uncompressed_all_reduce(Communicator& comm, const Tensor& data, ReduceOp op,
+                             const RequestedCall& asked);
+void uncompressed_all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
+                             const RequestedCall& asked);
+void uncompressed_reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
+                                 ReduceOp op, const RequestedCall& asked);
 
 }  // namespace tandem::collectives

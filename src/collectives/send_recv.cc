@@ -51,7 +51,7 @@ void require_peer(const char* op, const Communicator& comm, int peer) {
 
 void send(Communicator& comm, const Tensor& data, int peer) {
   if (gpu::is_gpu(comm)) return gpu::send(comm, data, peer);
-  require_plain("send", "data", data);
+  require_contiguous("send", "data", data);
   require_peer("send", comm, peer);
   const ScopedSpan span(SpanKind::wait, "send", -1, peer);
   Workspace& space = comm.workspace();
@@ -84,7 +84,7 @@ void send(Communicator& comm, const Tensor& data, int peer) {
 void recv(Communicator& comm, const Tensor& data, int peer) {
   require_writable("recv", {"data", &data});
   if (gpu::is_gpu(comm)) return gpu::recv(comm, data, peer);
-  require_plain("recv", "data", data);
+  require_contiguous("recv", "data", data);
   require_peer("recv", comm, peer);
   const ScopedSpan span(SpanKind::wait, "recv", -1, peer);
   Workspace& space = comm.workspace();

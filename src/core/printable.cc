@@ -70,10 +70,10 @@ std::string single_line(std::string_view text) {
 }
 
 std::string shell_quote(std::string_view word) {
-  const auto plain = [](char c) {
+  const auto needs_no_quotes = [](char c) {
     return std::isalnum(uint8_t(c)) || std::string_view("_-./:,=+@%").find(c) != std::string::npos;
   };
-  if (!word.empty() && std::ranges::all_of(word, plain)) return std::string(word);
+  if (!word.empty() && std::ranges::all_of(word, needs_no_quotes)) return std::string(word);
   std::string quoted, escaped;  // '...', and $'...' if there are control characters
   bool all_shown = true;
   for_each_character(word, [&](std::string_view character, bool shown) {

@@ -57,9 +57,9 @@ std::string name_of_frame(void* address) {
   if (dladdr(address, &info) == 0 || !info.dli_fname) return fmt::format("{}", address);
   if (info.dli_sname) {
     int status = 0;
-    const std::unique_ptr<char, decltype(&std::free)> plain(
+    const std::unique_ptr<char, decltype(&std::free)> demangled(
         abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), &std::free);
-    const std::string_view name = status == 0 ? plain.get() : info.dli_sname;
+    const std::string_view name = status == 0 ? demangled.get() : info.dli_sname;
     return std::string(name.substr(0, name.find('(')));
   }
   const std::string_view file = info.dli_fname;

@@ -76,15 +76,15 @@ TEST(Bench, PrefillInTwoChunksMatchesSerial) {
           EXPECT_LE(result.overlapped.median_us, result.serial.median_us);
           EXPECT_EQ(result.chunks, result.overlapped_name.starts_with("ISO") ? 2 : 1);
           EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
-          const bool plain = request.wire.is_none();
+          const bool uncompressed = request.wire.is_none();
           for (const std::string name : {"one chunk", "ISO"}) {
             EXPECT_TRUE(result.candidates.contains(name));
-            EXPECT_EQ(result.candidates.contains(name + " as " + format), !plain);
+            EXPECT_EQ(result.candidates.contains(name + " as " + format), !uncompressed);
           }
           // Two sums per layer and one of the embedding.
           EXPECT_EQ(result.bytes, int64_t(5 * 2 * 37 * request.k * int64_t(size_of(dtype)) *
                                           (ranks - 1) / ranks));
-          if (!plain) {
+          if (!uncompressed) {
             EXPECT_LT(result.wire_bytes, result.bytes);
           }
         });
@@ -241,17 +241,17 @@ TEST(Bench, ReportsFastestUncompressedAndFastestEncoded) {
     times.rounds_us = {us};
     result.add(name, form, times, encoded);
   };
-  EXPECT_FALSE(result.fastest_plain() || result.fastest_encoded());
+  EXPECT_FALSE(result.fastest_uncompressed() || result.fastest_encoded());
   add("serial", Form::serial, 140, false);
   add("fused", Form::overlapped, 110, false);
   add("chunked", Form::overlapped, 120, false);
   add("serial as int8", Form::serial, 115, true);
   add("fused as int8", Form::overlapped, 104, true);
   result.set_efficiency(EctOf::medians);
-  EXPECT_EQ(result.fastest_plain()->name, "fused");
+  EXPECT_EQ(result.fastest_uncompressed()->name, "fused");
   EXPECT_EQ(result.fastest_encoded()->name, "fused as int8");
   EXPECT_NEAR(result.over_gemm(result.fastest_encoded()->times), 0.04, 1e-9);
-  EXPECT_DOUBLE_EQ(result.efficiency_of(result.fastest_plain()->times), 0.75);
+  EXPECT_DOUBLE_EQ(result.efficiency_of(result.fastest_uncompressed()->times), 0.75);
   EXPECT_DOUBLE_EQ(result.efficiency_of(result.fastest_encoded()->times), 0.9);
 }
 
@@ -307,7 +307,7 @@ TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
   EXPECT_EQ(result.candidates.at("two_shot").form, Form::serial);
   for (const Algorithm one : {Algorithm::chunked, Algorithm::fused, Algorithm::fused_cutlass})
     EXPECT_FALSE(is_serial(one));
-  for (const Algorithm one : {Algorithm::serial_copy, Algorithm::plain})
+  for (const Algorithm one : {Algorithm::serial_copy, Algorithm::serial_kernels})
     EXPECT_TRUE(is_serial(one));
 }
 

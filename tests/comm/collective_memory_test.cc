@@ -159,11 +159,11 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
     std::vector<float> shared = values;
     run([&](Communicator& comm) {
       if (comm.size() == 1) return;
-      const Shard local = shard_of(rows, comm.size(), comm.rank());
+      const Shard shard_rows = shard_of(rows, comm.size(), comm.rank());
       const Tensor all = Tensor::of(std::span(shared), {rows});
-      std::vector<float> memory(static_cast<size_t>(rows)), chunk(size_t(local.count));
+      std::vector<float> memory(static_cast<size_t>(rows)), shard_values(size_t(shard_rows.count));
       const Tensor local = Tensor::of(std::span(memory), {rows});
-      const Tensor shard = Tensor::of(std::span(chunk), {local.count});
+      const Tensor shard = Tensor::of(std::span(shard_values), {shard_rows.count});
       const Wire wire = Wire::parse("int8");
       const auto expect_refusal = [&](const char* operands, const auto& call) {
         EXPECT_THAT(refusal_of(call), AllOf(HasSubstr(operands),
@@ -176,8 +176,9 @@ TEST_P(CollectiveMemory, OutputsSharedByRanksAreRefusedByAll) {
                      [&] { all_reduce(comm, local, wire, &all); });
       expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, shard, all); });
       expect_refusal("all_gather: out of rank 0", [&] { all_gather(comm, shard, all, wire); });
-      expect_refusal("reduce_scatter: shard of rank 0",
-                     [&] { reduce_scatter(comm, all, all.rows(local.begin, local.count)); });
+      expect_refusal("reduce_scatter: shard of rank 0", [&] {
+        reduce_scatter(comm, all, all.rows(shard_rows.begin, shard_rows.count));
+      });
       expect_refusal("broadcast: data of rank 0", [&] { broadcast(comm, all, 0); });
       // Operands that are only read may be one array.
       reduce_scatter(comm, all, shard);

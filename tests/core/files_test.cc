@@ -46,7 +46,7 @@ TEST(ReadFile, ReadsPipesToTheirEndIfAllowed) {
   const TempDir dir;
   const std::string fifo = dir / "fifo", text(300'000, 'x');
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  std::thread writer([&] { write_plain(fifo, text); });
+  std::thread writer([&] { write_bytes(fifo, text); });
   EXPECT_EQ(read_file(fifo, Source::any), text);
   writer.join();
   EXPECT_EQ(read_file("/dev/null", Source::any), "");
@@ -73,7 +73,7 @@ TEST(ReplaceFile, ReplacesFilesOfAnyKind) {
 
 TEST(Files, UnexpectedSymlinksAreNotFollowed) {
   const TempDir dir;
-  write_plain(dir / "mine", "text");
+  write_bytes(dir / "mine", "text");
   std::filesystem::create_symlink(dir / "mine", dir / "link");
   EXPECT_THAT(error_of([&] { write_file(dir / "link", "x"); }),
               HasSubstr("link: a symbolic link: expected a file of its own"));
@@ -116,15 +116,15 @@ TEST(MakeDirectories, CreatesAllMissingDirectories) {
   make_directories(dir / "a/b/c/");
   make_directories(dir / "a/b/c");
   EXPECT_TRUE(std::filesystem::is_directory(dir / "a/b/c"));
-  write_plain(dir / "file", "");
+  write_bytes(dir / "file", "");
   EXPECT_THAT(error_of([&] { make_directories(dir / "file/x"); }),
               HasSubstr("file/x: cannot create the directory"));
 }
 
 TEST(NamesIn, ListsNamesOrNamesTheError) {
   const TempDir dir;
-  write_plain(dir / "b", "");
-  write_plain(dir / "a", "");
+  write_bytes(dir / "b", "");
+  write_bytes(dir / "a", "");
   EXPECT_THAT(names_in(dir.path()), ElementsAre("a", "b"));
   EXPECT_THAT(names_in(dir / "none"), ElementsAre());
   EXPECT_THAT(error_of([&] { names_in(dir / "a"); }), HasSubstr("a: cannot list: Not a directory"));
@@ -133,7 +133,7 @@ TEST(NamesIn, ListsNamesOrNamesTheError) {
 TEST(ContentHash, HashOfARangeIsThatOfItsBytes) {
   const TempDir dir;
   const std::string text = std::string(3'000'000, 'x') + "end", path = dir / "file";
-  write_plain(path, text);
+  write_bytes(path, text);
   const FileDescriptor file = open_for_reading(path);
   EXPECT_EQ(content_hash(file.get(), path, 0, text.size()), content_hash(text));
   EXPECT_EQ(content_hash(file.get(), path, 7, 2'999'990), content_hash(text.substr(7, 2'999'990)));

@@ -288,8 +288,8 @@ TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
       }
     }
     const Operands o(comm, dense(37, 48, 80, DType::bf16));
-    tandem::GemmAr plain(comm, {.m = 37, .n = 48, .k = 80, .dtype = DType::bf16},
-                         {Strategy::serial, 0});
+    tandem::GemmAr without_norm(comm, {.m = 37, .n = 48, .k = 80, .dtype = DType::bf16},
+                                {Strategy::serial, 0});
     tandem::GemmAr op(comm, {.m = 37, .n = 48, .k = 80, .dtype = DType::bf16, .add_norm = true},
                       {Strategy::serial, 0});
     const auto refuses = [&](tandem::GemmAr& ar, const AddNorm* tail) {
@@ -297,7 +297,7 @@ TEST_P(AddNorms, PublicOperatorAppliesNormAndRejectsInvalidArguments) {
                    InvalidArgument);
     };
     const AddNorm right = o.tail.apart();
-    refuses(plain, &right);
+    refuses(without_norm, &right);
     refuses(op, nullptr);
     const auto changed = [&](auto change) {
       AddNorm tail = right;

@@ -152,14 +152,14 @@ TEST_P(AnyRows, BiasIsAddedOnce) {
         words.push_back(uint16_t(std::bit_cast<uint32_t>(value(i)) >> 16));
       }
       write(comm, static_cast<uint16_t*>(bias.tensor.data()), words);
-      const auto plain = make(shape);
+      const auto reference_op = make(shape);
       shape.bias = true;
       const auto biased = make(shape);
       for (int variant = 0; variant < biased->variants(algorithm_of(*biased)); ++variant) {
         biased->use_variant(algorithm_of(*biased), variant);
         poison(o.out.tensor, comm.stream());
-        plain->run(Algorithm::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr,
-                   o.given());
+        reference_op->run(Algorithm::chunked, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr,
+                          o.given());
         const auto without = read<uint16_t>(comm, o.out.tensor);
         poison(o.out.tensor, comm.stream());
         call(*biased, o, &bias.tensor);

@@ -124,17 +124,17 @@ TEST_P(EmulatedGpuLink, EncodesOnlyIfFaster) {
       EXPECT_EQ(double(bits >> 12), of_all[0]) << "ranks differ";
       return bits;
     };
-    const auto plain = [&](const Tensor& data) { all_reduce(comm, data); };
+    const auto uncompressed = [&](const Tensor& data) { all_reduce(comm, data); };
     const auto encoded = [&](const Tensor& data) { all_reduce(comm, data, wire); };
     const auto either = [&](const Tensor& data) {
       all_reduce(comm, data, AllowUncompressed{wire});
     };
     const uint64_t large = bits_after(whole, either);  // the link dominates the time
     EXPECT_EQ(large, bits_after(whole, encoded));
-    EXPECT_NE(large, bits_after(whole, plain));
+    EXPECT_NE(large, bits_after(whole, uncompressed));
     EXPECT_EQ(large, bits_after(whole, either)) << "another choice";
     const uint64_t small = bits_after(few, either);
-    EXPECT_TRUE(small == bits_after(few, plain) || small == bits_after(few, encoded));
+    EXPECT_TRUE(small == bits_after(few, uncompressed) || small == bits_after(few, encoded));
     const Matrix local_rows(DType::bf16, 64, 4096);
     const auto gather = [&](const auto& wire_of_it) {
       return bits_after(whole, [&](const Tensor& all) {

@@ -390,9 +390,10 @@ TEST_P(Fp8, PublicOperatorsAcceptScalesAndRejectInvalidArguments) {
     std::vector<float> host(48);
     const Scales on_host{Tensor(host.data(), DType::f32, {32}), o.scales.weight};
     EXPECT_THROW(run_with(&on_host), InvalidArgument);
-    gpu::GemmAr plain(comm, lt, {32, 32, 48}, Algorithm::serial_nccl);
+    gpu::GemmAr unscaled(comm, lt, {32, 32, 48}, Algorithm::serial_nccl);
     const Matrix x(DType::bf16, {32, 48});
-    EXPECT_THROW(plain.run(x.tensor, x.tensor, o.out.tensor, nullptr, &o.scales), InvalidArgument);
+    EXPECT_THROW(unscaled.run(x.tensor, x.tensor, o.out.tensor, nullptr, &o.scales),
+                 InvalidArgument);
   });
 }
 

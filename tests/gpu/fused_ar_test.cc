@@ -203,7 +203,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
           for (int variant = 0; variant < with.op.variants(Algorithm::fused); ++variant) {
             without.run(variant);
             with.run(variant, &bias.tensor);
-            const auto plain = read_bf16(comm, without.out), sum = read_bf16(comm, with.out),
+            const auto without_norm = read_bf16(comm, without.out), sum = read_bf16(comm, with.out),
                        added = read_bf16(comm, bias.tensor);
             // Rounding of rank 0's partial sum, with and without the bias, and of the total: half a
             // unit in the last of 8 bits of at most six standard deviations of a sum of products of
@@ -216,7 +216,7 @@ TEST_P(FusedAr, BiasIsAddedOnce) {
             const double bound = 2 * (rounding(1) + rounding(comm.size()));
             ASSERT_LT(bound, 0.9);  // fails if the bias is missing or added twice
             for (size_t i = 0; i < sum.size(); ++i) {
-              ASSERT_NEAR(sum[i] - plain[i], added[i % size_t(shape.n)], bound)
+              ASSERT_NEAR(sum[i] - without_norm[i], added[i % size_t(shape.n)], bound)
                   << with.what(variant) << " at " << i;
             }
           }

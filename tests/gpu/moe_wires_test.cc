@@ -165,13 +165,13 @@ TEST_P(MoeWires, RowsMatchAnUncompressedLayerOnDecodedRows) {
         for (const MoeShape& s : shapes(comm.size())) {
           const Wire wire = wire_of(number);
           MoeOnGpus layer(comm, s, {.dispatch = wire}, Choosing::first);
-          MoeOnGpus plain(comm, s, {.strategy = Strategy::serial}, Choosing::first);
+          MoeOnGpus uncompressed(comm, s, {.strategy = Strategy::serial}, Choosing::first);
           Wired problem(comm, s), decoded(comm, s);
           decoded.decode_rows(wire, true);
           for (const MoeRoutes& load : loads(comm.size())) {
             problem.route(load, ++number);
             decoded.route(load, number);
-            const auto expected = bits_of(plain, 0, decoded);
+            const auto expected = bits_of(uncompressed, 0, decoded);
             for (const size_t candidate :
                  {size_t(0), number % layer.candidates().size(), layer.candidates().size() - 1}) {
               pause(comm, number);
@@ -197,7 +197,7 @@ TEST_P(MoeWires, SumsMatchThoseOfDecodedPartialSums) {
           if (s.tp > 1) continue;
           const Wire wire = wire_of(++number);
           MoeOnGpus layer(comm, s, {.combine = wire}, Choosing::first);
-          MoeOnGpus plain(comm, s, {.strategy = Strategy::serial}, Choosing::first);
+          MoeOnGpus uncompressed(comm, s, {.strategy = Strategy::serial}, Choosing::first);
           Wired problem(comm, s);
           problem.route(all_loads[number % all_loads.size()], number);
           const auto rows = size_t(problem.rows()), hidden = size_t(s.hidden);
@@ -205,7 +205,7 @@ TEST_P(MoeWires, SumsMatchThoseOfDecodedPartialSums) {
           std::vector<std::byte> message(wire.bytes(s.hidden, s.dtype));
           for (int rank = 0; rank < comm.size(); ++rank) {
             problem.weigh_only(rank);
-            std::vector<float> sums = floats_of(plain, 0, problem);
+            std::vector<float> sums = floats_of(uncompressed, 0, problem);
             for (size_t row = 0; row < rows; ++row) {
               if (!problem.target_of(int64_t(row), rank)) continue;
               float* const of_row = &sums[row * hidden];
@@ -267,11 +267,11 @@ TEST_P(MoeWires, GradientsMatchThoseOfDecodedRows) {
           const Wire wire = wire_of(number);
           MoeOnGpus layer(comm, s, {.dispatch = wire, .combine = wire, .backward = true},
                           Choosing::first);
-          MoeOnGpus plain(comm, s, {.strategy = Strategy::serial, .backward = true},
-                          Choosing::first);
+          MoeOnGpus uncompressed(comm, s, {.strategy = Strategy::serial, .backward = true},
+                                 Choosing::first);
           WiredCase<MoeGradientCase> problem(comm, s), decoded(comm, s);
           decoded.decode_rows(wire, true);
-          const auto saved = layer.make_saved(), of_plain = plain.make_saved();
+          const auto saved = layer.make_saved(), of_uncompressed = uncompressed.make_saved();
           const MoeRoutes& load = all_loads[number % all_loads.size()];
           problem.route(load, ++number);
           decoded.route(load, number);
@@ -285,7 +285,7 @@ TEST_P(MoeWires, GradientsMatchThoseOfDecodedRows) {
                             p.dw_out());
             return p.found();
           };
-          const auto expected = gradients(plain, 0, decoded, *of_plain);
+          const auto expected = gradients(uncompressed, 0, decoded, *of_uncompressed);
           for (const size_t candidate : {size_t(0), layer.candidates().size() - 1}) {
             EXPECT_TRUE(gradients(layer, candidate, problem, *saved) == expected)
                 << describe(s) << ", " << load.name << ", "
@@ -385,15 +385,15 @@ TEST_P(MoeWires, PublicLayerAcceptsWireFormats) {
     }
     const MoeOptions both{.dispatch = there, .combine = back, .allow_uncompressed = true};
     MoeLayer either(comm, s, both);
-    MoeOnGpus plain(comm, s, {.strategy = Strategy::serial}, Choosing::first);
-    const auto of_plain = bits_of(plain, 0, problem);
+    MoeOnGpus uncompressed(comm, s, {.strategy = Strategy::serial}, Choosing::first);
+    const auto of_uncompressed = bits_of(uncompressed, 0, problem);
     MoeBatch batch;
     problem.poison();
     either.forward(problem.x(), problem.routing(), problem.w_in, problem.w_out, problem.out(),
                    batch);
     const auto found = problem.result<uint16_t>();
-    EXPECT_TRUE(found == of_plain || found == expected);
-    EXPECT_EQ(of_plain == expected, comm.size() == 1);
+    EXPECT_TRUE(found == of_uncompressed || found == expected);
+    EXPECT_EQ(of_uncompressed == expected, comm.size() == 1);
     const auto refused = [&](const MoeOptions& options, const char* named) {
       try {
         MoeLayer(comm, s, options);

@@ -255,7 +255,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
     const auto expected = read<float>(comm, bias);
     const auto compare = [&](auto make, const Operands& o) {
       shape.bias = false;
-      const auto plain = make(shape);
+      const auto without_bias = make(shape);
       shape.bias = true;
       const auto biased = make(shape);
       const auto result = [&](auto& op, Algorithm algorithm, const Tensor* added) {
@@ -264,7 +264,7 @@ TEST_P(Operators, BiasIsAddedOnce) {
         return read<float>(comm, o.out);
       };
       for (const Algorithm algorithm : biased->algorithms()) {
-        const auto without = result(*plain, algorithm, nullptr),
+        const auto without = result(*without_bias, algorithm, nullptr),
                    with = result(*biased, algorithm, &bias);
         for (size_t i = 0; i < with.size(); ++i) {
           ASSERT_NEAR(with[i] - without[i], expected[i % 16], 1e-4)

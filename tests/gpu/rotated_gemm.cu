@@ -61,7 +61,7 @@ struct RotatedRoles {
     int row_;
   };
 
-  class Sink : public PlainSink {
+  class Sink : public DirectSink {
    public:
     using Tile = RoundedTile<Tiles>;
 

@@ -199,14 +199,14 @@ TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
     EXPECT_EQ(text("lossless"), text("none"));
     EXPECT_EQ(text("int8").size(), size_t(2 * kContext));
     EXPECT_EQ(text("attention=int4:g32,mlp=int4:g32"), text("int4:g32"));
-    const std::vector<float> plain = logits_of(tp, config, "none");
-    EXPECT_EQ(logits_of(tp, config, "lossless"), plain);
+    const std::vector<float> uncompressed = logits_of(tp, config, "none");
+    EXPECT_EQ(logits_of(tp, config, "lossless"), uncompressed);
     float before = 0;
     for (const char* codec : {"int8", "int4:g32", "int2:g32"}) {
       const std::vector<float> logits = logits_of(tp, config, codec);
       expect_same(tp, logits, codec);
-      EXPECT_GT(farthest(logits, plain), before) << codec;
-      before = farthest(logits, plain);
+      EXPECT_GT(farthest(logits, uncompressed), before) << codec;
+      before = farthest(logits, uncompressed);
     }
     // Embeddings and LM head, and experts if there are any: lossless gives the uncompressed bits.
     for (const char* site : {"embeddings", "experts"}) {
@@ -214,17 +214,17 @@ TEST_P(GeneratorTest, CodecsGiveTheSameTextOnAllRanks) {
       const auto with = [&](const char* codec) {
         return logits_of(tp, config, fmt::format("{}={}", site, codec).c_str());
       };
-      EXPECT_EQ(with("lossless"), plain) << site;
+      EXPECT_EQ(with("lossless"), uncompressed) << site;
       const std::vector<float> coarse = with("int2:g32");
       expect_same(tp, coarse, site);
-      EXPECT_GT(farthest(coarse, plain), farthest(with("int8"), plain)) << site;
-      EXPECT_GT(farthest(with("int8"), plain), 0) << site;
+      EXPECT_GT(farthest(coarse, uncompressed), farthest(with("int8"), uncompressed)) << site;
+      EXPECT_GT(farthest(with("int8"), uncompressed), 0) << site;
     }
     if (config.parallel_block) return;
     const std::vector<float> attention = logits_of(tp, config, "attention=int2:g32"),
                              mlp = logits_of(tp, config, "mlp=int2:g32");
-    EXPECT_GT(farthest(attention, plain), 0);
-    EXPECT_GT(farthest(mlp, plain), 0);
+    EXPECT_GT(farthest(attention, uncompressed), 0);
+    EXPECT_GT(farthest(mlp, uncompressed), 0);
     EXPECT_GT(farthest(mlp, attention), 0);
   };
   if (launched_by_mpi()) return run_mpi({}, check);

@@ -109,9 +109,9 @@ TEST_P(PrefillForms, ChunksKeepTheBits) {
           const ModelConfig config = model(parallel_block);
           const std::string what = std::to_string(count) + " tokens, " +
                                    std::string(name_of(dtype)) + (parallel_block ? ", block" : "");
-          Rank plain(comm, config, dtype, "none");
-          PrefillBlock sharded(plain.context, count, {.strategy = Strategy::serial});
-          const std::vector<float> expected = plain.run(sharded, count);
+          Rank uncompressed(comm, config, dtype, "none");
+          PrefillBlock sharded(uncompressed.context, count, {.strategy = Strategy::serial});
+          const std::vector<float> expected = uncompressed.run(sharded, count);
           for (const char* codec : {"none", "lossless"}) {
             Rank rank(comm, config, dtype, codec);
             ChunkedPrefill one(rank.context, count, 1), two(rank.context, count, 2);
@@ -133,9 +133,9 @@ TEST_P(PrefillForms, ChunksKeepTheBitsOfLossyCodecsToo) {
     set_kernel_threads(1);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const int64_t count : {1, 2, 3, 17, 255}) {
-        Rank plain(comm, model(false), dtype, "none");
-        ChunkedPrefill exact(plain.context, count, 1);
-        const std::vector<float> expected = plain.run(exact, count);
+        Rank uncompressed(comm, model(false), dtype, "none");
+        ChunkedPrefill exact(uncompressed.context, count, 1);
+        const std::vector<float> expected = uncompressed.run(exact, count);
         double before = 0;
         for (const char* codec : {"int8", "mlp=int4:g32", "int4:g32",
                                   "attention=int4:g32,mlp=int4:g32,embeddings=int4:g32"}) {

@@ -194,14 +194,15 @@ TEST(StoredModel, RedundantTensorsAreAllowed) {
   const ModelConfig config = byte_model();
   write_file(directory + "/config.json", to_json(config));
   write_model(directory + "/plain", config);
-  const SafetensorsFile plain(directory + "/plain");
+  const SafetensorsFile original(directory + "/plain");
   std::vector<SafetensorsWriter::Spec> specs;
-  for (const auto& entry : plain.entries()) specs.push_back({entry.name, entry.dtype, entry.shape});
+  for (const auto& entry : original.entries())
+    specs.push_back({entry.name, entry.dtype, entry.shape});
   specs.push_back({"lm_head.weight", DType::f32, {config.vocab, config.hidden}});
   specs.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", DType::f32, {1}});
   SafetensorsWriter writer(directory + "/model.safetensors", specs);
-  for (const auto& entry : plain.entries()) writer.write(plain.data(entry));
-  writer.write(plain.data(*plain.find("model.embed_tokens.weight")));
+  for (const auto& entry : original.entries()) writer.write(original.data(entry));
+  writer.write(original.data(*original.find("model.embed_tokens.weight")));
   writer.write(std::vector<std::byte>(4));
   writer.finish();
   EXPECT_EQ(error_of(directory), "accepted");

@@ -48,9 +48,9 @@ TEST(Sampling, NonFiniteLogitsAreRefused) {
 }
 
 TEST(Sampling, FollowsTheDistribution) {
-  const auto plain = frequencies(kLogits, {});
-  EXPECT_NEAR(plain.at(0), 0.1, 0.01);
-  EXPECT_NEAR(plain.at(1), 0.4, 0.015);
+  const auto unfiltered = frequencies(kLogits, {});
+  EXPECT_NEAR(unfiltered.at(0), 0.1, 0.01);
+  EXPECT_NEAR(unfiltered.at(1), 0.4, 0.015);
   const auto sharp = frequencies(kLogits, {.temperature = 0.5, .seed = 4});  // squares the weights
   EXPECT_NEAR(sharp.at(1), 0.16 / 0.30, 0.015);
   EXPECT_NEAR(sharp.at(0), 0.01 / 0.30, 0.01);

@@ -80,26 +80,26 @@ TEST(CodecSites, EachSiteChangesTheLossExceptWithLossless) {
     const ModelConfig config = wide_model(with_experts);
     on_ranks([&](Communicator& comm) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        const Sent plain = step_of(comm, config, {}, dtype);
+        const Sent uncompressed = step_of(comm, config, {}, dtype);
         const auto sites = codec_sites(config);
         EXPECT_EQ(sites.size(), with_experts ? 4u : 3u);
         for (const CodecSite& site : sites) {
           SCOPED_TRACE(site.name);
           const Sent exact = step_of(comm, config, at(site, "lossless"), dtype);
-          EXPECT_EQ(exact.loss, plain.loss);
-          EXPECT_EQ(exact.gradients, plain.gradients);
+          EXPECT_EQ(exact.loss, uncompressed.loss);
+          EXPECT_EQ(exact.gradients, uncompressed.gradients);
           const Sent coarse = step_of(comm, config, at(site, "int4:g32"), dtype);
-          EXPECT_NE(coarse.loss, plain.loss);
-          EXPECT_NEAR(coarse.loss, plain.loss, 0.1 * plain.loss);
-          EXPECT_LT(difference(coarse.gradients, plain.gradients), 0.5);
+          EXPECT_NE(coarse.loss, uncompressed.loss);
+          EXPECT_NEAR(coarse.loss, uncompressed.loss, 0.1 * uncompressed.loss);
+          EXPECT_LT(difference(coarse.gradients, uncompressed.gradients), 0.5);
           const Sent fine = step_of(comm, config, at(site, "int8:g32"), dtype);
-          EXPECT_LT(std::fabs(fine.loss - plain.loss), 0.01 * plain.loss);
+          EXPECT_LT(std::fabs(fine.loss - uncompressed.loss), 0.01 * uncompressed.loss);
         }
         const CodecPolicy everywhere =
             codec_at(config, site_names(config), Wire::parse("lossless"));
         EXPECT_EQ(step_of(comm, config, everywhere, dtype),
                   step_of(comm, config, everywhere, dtype));
-        EXPECT_EQ(step_of(comm, config, everywhere, dtype).loss, plain.loss);
+        EXPECT_EQ(step_of(comm, config, everywhere, dtype).loss, uncompressed.loss);
       }
     });
   }

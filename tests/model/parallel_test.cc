@@ -41,9 +41,10 @@ TEST_P(Parallel, SameLossAndGradientsAsOneRank) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const auto& [variant, ranks, strategy] = GetParam();
   const ModelConfig config = small_model(variant);
-  const TransformerOptions plain{.batch = 3, .seq = 7, .overlap = with(Strategy::serial)};
+  const TransformerOptions serial_options{.batch = 3, .seq = 7, .overlap = with(Strategy::serial)};
   const TransformerOptions options{.batch = 3, .seq = 7, .overlap = with(strategy)};
-  const Step one = run_on_threads(1, config, plain), many = run_on_threads(ranks, config, options);
+  const Step one = run_on_threads(1, config, serial_options),
+             many = run_on_threads(ranks, config, options);
   EXPECT_NEAR(many.loss, one.loss, 1e-5 * one.loss);
   EXPECT_LE(difference(many.gradients, one.gradients), 1e-5);
 

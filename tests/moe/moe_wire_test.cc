@@ -39,9 +39,9 @@ MoeOptions plan_as(MoeOptions plan, const Wire& dispatch, const Wire& combine) {
 void check_dispatch(Communicator& comm, const Whole& whole, const Wire& wire) {
   RankLayer expected(whole, comm.rank());
   if (comm.size() > 1) send_rows(wire, expected.x.tensor);
-  MoeLayer plain(comm, expected.shape(), {Strategy::serial});
+  MoeLayer uncompressed(comm, expected.shape(), {Strategy::serial});
   MoeBatch batch;
-  expected.run(plain, batch);
+  expected.run(uncompressed, batch);
   for (const MoeOptions& plan : kPlans) {
     RankLayer rank(whole, comm.rank());
     MoeLayer layer(comm, rank.shape(), plan_as(plan, wire, {}));
@@ -65,9 +65,9 @@ std::vector<float> combined(Communicator& comm, const Whole& whole, const Wire& 
       if (routed.chosen[i] / each != holder) routed.weights[i] = 0;
     }
     RankLayer rank(routed, comm.rank());
-    MoeLayer plain(comm, rank.shape(), {Strategy::serial});
+    MoeLayer uncompressed(comm, rank.shape(), {Strategy::serial});
     MoeBatch batch;
-    rank.run(plain, batch);
+    rank.run(uncompressed, batch);
     if (holder != comm.rank()) send_rows(wire, rank.out.tensor);
     const std::vector<float> values = rank.out.values();
     sum.resize(values.size());

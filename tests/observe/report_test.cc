@@ -361,10 +361,10 @@ json open_in_browser(const fs::path& dir, int width) {
     return {};
   }
   std::string text = dom.substr(begin + 5, end + 1 - begin - 5);
-  for (const auto& [entity, plain] :
+  for (const auto& [entity, character] :
        {std::pair<std::string, std::string>{"&lt;", "<"}, {"&gt;", ">"}, {"&amp;", "&"}}) {
     for (size_t at = 0; (at = text.find(entity, at)) != std::string::npos; ++at) {
-      text.replace(at, entity.size(), plain);
+      text.replace(at, entity.size(), character);
     }
   }
   return json::parse(text);

@@ -190,7 +190,7 @@ TEST_P(AddNorms, WrongOperandsAreNamedBeforeAnythingIsSent) {
     const Matrix x(DType::f32, 8, 4, 1), w(DType::f32, 6, 4, 2), out(DType::f32, 8, 6, 3),
         residual(DType::f32, 8, 6, 4), hidden(DType::f32, 8, 6, 5), row(DType::f32, 1, 6, 6),
         half(DType::bf16, 8, 6, 7);
-    GemmAr plain(comm, {8, 6, 4}, {Strategy::serial, 0});
+    GemmAr without_norm(comm, {8, 6, 4}, {Strategy::serial, 0});
     GemmAr op(comm, {.m = 8, .n = 6, .k = 4, .add_norm = true}, {Strategy::overlapped, 2});
     const AddNorm right{residual.tensor(), row.vector(), hidden.tensor(), kEps};
     const auto with = [&](GemmAr& ar, const AddNorm* tail) {
@@ -202,7 +202,7 @@ TEST_P(AddNorms, WrongOperandsAreNamedBeforeAnythingIsSent) {
       change(tail);
       return with(op, &tail);
     };
-    EXPECT_EQ(with(plain, &right), "gemm_ar: add_norm given: the shape says none");
+    EXPECT_EQ(with(without_norm, &right), "gemm_ar: add_norm given: the shape says none");
     EXPECT_EQ(with(op, nullptr), "gemm_ar: add_norm missing: the shape says one");
     EXPECT_EQ(changed([&](AddNorm& a) { a.residual = half.tensor(); }),
               "gemm_ar: residual is bf16[8, 6]: expected f32[8, 6]");

@@ -98,8 +98,8 @@ TEST_P(EncodedGemmAr, MatchesTheSumOfDecodedProducts) {
           };
           Result expected(p, s, dtype);
           if (comm.size() == 1) {  // nothing is sent
-            GemmAr plain(comm, shape, {.strategy = Strategy::serial});
-            run_once(plain, expected);
+            GemmAr uncompressed(comm, shape, {.strategy = Strategy::serial});
+            run_once(uncompressed, expected);
           } else {
             reference(comm, wire, p, bias, add_norm, expected);
           }
@@ -128,15 +128,15 @@ TEST_P(EncodedGemmAr, UnencodedCandidatesMayBeChosen) {
     const Wire wire = Wire::parse("int4:g32");
     for (const Size& s : {Size{9, 40, 8}, Size{70, 1030, 3}}) {
       const Problem p(comm, s, DType::f32);
-      Result plain(p, s, DType::f32), encoded(p, s, DType::f32), result(p, s, DType::f32);
-      reference(comm, {}, p, false, false, plain);
+      Result uncompressed(p, s, DType::f32), encoded(p, s, DType::f32), result(p, s, DType::f32);
+      reference(comm, {}, p, false, false, uncompressed);
       reference(comm, wire, p, false, false, encoded);
       GemmAr op(comm, {s.m, s.n, s.k}, {.wire = wire, .allow_uncompressed = true});
       for (int call = 0; call < 3; ++call) {
         op.run(p.x[rank].tensor(), p.weight[rank].tensor(), result.out.tensor());
       }
       if (!rows_keep_bits()) continue;
-      EXPECT_TRUE(result.bits() == plain.bits() || result.bits() == encoded.bits());
+      EXPECT_TRUE(result.bits() == uncompressed.bits() || result.bits() == encoded.bits());
     }
   });
 }

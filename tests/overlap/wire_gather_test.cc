@@ -85,9 +85,9 @@ TEST_P(EncodedGather, AgWgradUsesTheSameDecodedRows) {
           const Matrix x(dtype, s.m, s.k, 1), dy(dtype, s.m, s.n, 2 + uint64_t(comm.rank()));
           const Matrix decoded = as_sent(comm, wire, x.tensor());
           const Matrix expected(DType::f32, s.n, s.k, 3);
-          AgWgrad plain(comm, {s.m, s.n, s.k, dtype}, {.strategy = Strategy::serial});
-          plain.run(decoded.tensor().rows(local.begin, local.count), dy.tensor(),
-                    expected.tensor());
+          AgWgrad uncompressed(comm, {s.m, s.n, s.k, dtype}, {.strategy = Strategy::serial});
+          uncompressed.run(decoded.tensor().rows(local.begin, local.count), dy.tensor(),
+                           expected.tensor());
           for (const OverlapOptions& plan : kPlans) {
             const Matrix dw(DType::f32, s.n, s.k, 3);
             AgWgrad op(comm, {s.m, s.n, s.k, dtype}, with_wire(plan, wire));

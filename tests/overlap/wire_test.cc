@@ -48,8 +48,8 @@ TEST_P(EncodedGemmRs, CandidatesHaveTheSameBitsNearTheExactResult) {
             const Matrix x(dtype, m, kK, seed), weight(dtype, n, kK, 10 + seed);
             const int64_t rows = shard_of(m, comm.size(), comm.rank()).count;
             Matrix exact(DType::f32, rows, n, 0), first(dtype, rows, n, 0);
-            GemmRs plain(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial});
-            plain.run(x.tensor, weight.tensor, exact.tensor);
+            GemmRs uncompressed(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial});
+            uncompressed.run(x.tensor, weight.tensor, exact.tensor);
             GemmRs serial(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial, .wire = wire});
             serial.run(x.tensor, weight.tensor, first.tensor);
             // A partial product is at most kK / 4.
@@ -88,8 +88,8 @@ TEST_P(EncodedGemmRs, LosslessGivesTheUnencodedBits) {
         const Matrix x(dtype, m, kK, seed), weight(dtype, n, kK, 10 + seed);
         const int64_t rows = shard_of(m, comm.size(), comm.rank()).count;
         Matrix expected(dtype, rows, n, 0);
-        GemmRs plain(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial});
-        plain.run(x.tensor, weight.tensor, expected.tensor);
+        GemmRs uncompressed(comm, {m, n, kK, dtype}, {.strategy = Strategy::serial});
+        uncompressed.run(x.tensor, weight.tensor, expected.tensor);
         for (const int chunks : {0, 1, 3}) {
           Matrix out(dtype, rows, n, 1);
           GemmRs lossless(comm, {m, n, kK, dtype},

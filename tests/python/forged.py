@@ -14,7 +14,7 @@ class Tensor(ctypes.Structure):
 Free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class Plain(ctypes.Structure):
+class Unversioned(ctypes.Structure):
     _fields_ = [("tensor", Tensor), ("manager", ctypes.c_void_p), ("free", Free)]
 
 
@@ -44,7 +44,7 @@ class Forged:
             setattr(tensor, field, value)
         self.free = Free(self._free)
         self.managed = Versioned(major, 0, None, self.free, flags, tensor) if versioned else \
-            Plain(tensor, None, self.free)
+            Unversioned(tensor, None, self.free)
         self.name = name or (b"dltensor_versioned" if versioned else b"dltensor")
 
     def _free(self, _):

@@ -112,18 +112,18 @@ class Forward(unittest.TestCase):
                 layer = tandem.MoeLayer(comm, 9, HIDDEN, FFN, EXPERTS, TOP_K, **options)
                 return layer.forward(x, experts, weights, *weights_of_rank)[0]
 
-            plain = forward(strategy="serial")
-            size = np.abs(plain).max()
+            uncompressed = forward(strategy="serial")
+            size = np.abs(uncompressed).max()
             for options in ({"codec": "int8"}, {"combine_codec": "int8"},
                             {"codec": "e4m3", "combine_codec": "int6:g32"}):
                 out = forward(strategy="serial", **options)
                 assert_same(out, forward(strategy="overlapped", **options), size * 0.3)
                 assert_same(out, forward(strategy="overlapped", chunks=2, **options), size * 0.3)
-                self.assertLessEqual(np.abs(out - plain).max(), size * 0.3)
+                self.assertLessEqual(np.abs(out - uncompressed).max(), size * 0.3)
                 if comm.size > 1:
-                    self.assertTrue((out != plain).any())
+                    self.assertTrue((out != uncompressed).any())
             lossless = forward(strategy="overlapped", codec="lossless", combine_codec="lossless")
-            assert_same(lossless, plain, size * 1e-5)
+            assert_same(lossless, uncompressed, size * 1e-5)
             forward(codec="int8", allow_uncompressed=True)
             for bad in ({"codec": "int9"}, {"combine_codec": "int8:g48"}, {"allow_uncompressed": True}):
                 with self.assertRaises(tandem.InvalidArgument):

@@ -113,8 +113,8 @@ class Products(unittest.TestCase):
                     error = np.abs(got[0] - want).max(initial=0)
                     self.assertLessEqual(error, size * bound + 1e-3)
                     if codec == "int4:g32" and comm.size > 1:
-                        plain = make(comm, m, n, k, strategy="serial")(local, weight)
-                        self.assertTrue((plain != got[0]).any())
+                        uncompressed = make(comm, m, n, k, strategy="serial")(local, weight)
+                        self.assertTrue((uncompressed != got[0]).any())
                 either = make(comm, m, n, k, codec="int8", allow_uncompressed=True)(local, weight)
                 self.assertLessEqual(np.abs(either - want).max(initial=0), size * 0.005 + 1e-3)
                 for bad in ({"codec": "int9"}, {"codec": "int8:g48"}, {"allow_uncompressed": True}):

@@ -75,8 +75,8 @@ class Layers(unittest.TestCase):
                     for tensor in (x, layer.weight, layer.bias):
                         self.assertEqual((tensor.grad.dtype, tensor.grad.device.type),
                                          (torch.float32, "cpu"))
-            plain = torch.ones(4, 8, dtype=torch.float32, device="cpu")
-            self.assertEqual(tandem.all_gather(comm, plain).device.type, "cpu")
+            uncompressed = torch.ones(4, 8, dtype=torch.float32, device="cpu")
+            self.assertEqual(tandem.all_gather(comm, uncompressed).device.type, "cpu")
 
         torch.set_default_dtype(torch.float64)
         try:
@@ -193,9 +193,9 @@ class Layers(unittest.TestCase):
                     y = layer(x, 8) if layer_type is layers.ColumnParallelLinear else layer(x)
                     (y ** 2).sum().backward()
                     got.append([t.detach().clone() for t in (y, x.grad, layer.weight.grad, layer.bias.grad)])
-                for plain, encoded, again in zip(*got):
-                    scale = float(plain.abs().max()) if plain.numel() else 0
-                    torch.testing.assert_close(encoded, plain, rtol=0, atol=0.05 * scale + 1e-3)
+                for uncompressed, encoded, again in zip(*got):
+                    scale = float(uncompressed.abs().max()) if uncompressed.numel() else 0
+                    torch.testing.assert_close(encoded, uncompressed, rtol=0, atol=0.05 * scale + 1e-3)
                     torch.testing.assert_close(encoded, again, rtol=0, atol=1e-3 * scale)
                 self.assertEqual(comm.size == 1 or got[0][0].numel() == 0,
                                  torch.equal(got[0][0], got[1][0]))

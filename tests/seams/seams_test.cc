@@ -118,15 +118,15 @@ TEST(NewCodec, CollectivesOperatorsAndBenchmarkSupportIt) {
   for (const int ranks : {1, 2, 3}) {
     on_ranks(ranks, [&](Communicator& comm) {
       const int64_t count = 5000 + 3;
-      const Memory memory(size_t(count) * 4), plain(size_t(count) * 4);
+      const Memory memory(size_t(count) * 4), summed(size_t(count) * 4);
       const Tensor coded = memory.view(DType::f32, {count, 1});
-      const Tensor expected = plain.view(DType::f32, {count, 1});
+      const Tensor expected = summed.view(DType::f32, {count, 1});
       for (int64_t i = 0; i < count; ++i) {
         coded.as<float>()[i] = expected.as<float>()[i] = float(i % 97) / float(comm.rank() + 3);
       }
       all_reduce(comm, coded, wire);
       all_reduce(comm, expected);
-      EXPECT_TRUE(std::equal(memory.data(), memory.data() + memory.bytes(), plain.data()));
+      EXPECT_TRUE(std::equal(memory.data(), memory.data() + memory.bytes(), summed.data()));
       for (const char* op : {"all_gather", "ag_gemm", "gemm_rs", "gemm_ar"}) {
         BenchRequest request{op, 37, 21, 19, DType::bf16, 0, 3};
         request.wire = wire;
@@ -172,14 +172,14 @@ TEST(SameCalls, F32ResultIsDeclaredByTheShape) {
     std::fill_n(bias.as<float>(), n, 0.5f);
 
     AgGemm::Shape shape{.m = m, .n = n, .k = k, .dtype = DType::bf16, .bias = true};
-    AgGemm plain(comm, shape);
+    AgGemm summed(comm, shape);
     shape.out_dtype = DType::f32;
     AgGemm declared(comm, shape);
     EXPECT_EQ(describe(ag_gemm_desc(comm, shape)), "m 6 n 8 k 16 bf16 to f32 bias");
     const Tensor rows = x.rows(local.begin, local.count), out = wide.view(DType::f32, {m, n});
     const Tensor other = same.view(DType::f32, {m, n});
     declared.run(rows, w, out, &bias);
-    plain.run(rows, w, other, &bias);
+    summed.run(rows, w, other, &bias);
     EXPECT_TRUE(std::equal(out.as<float>(), out.as<float>() + m * n, other.as<float>()));
     EXPECT_THROW(declared.run(rows, w, narrow.view(DType::bf16, {m, n}), &bias), InvalidArgument);
 

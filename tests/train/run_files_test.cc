@@ -69,7 +69,7 @@ TEST(RunLock, FolderTakenByAnotherRunIsNotTouched) {
 
 TEST(RunLock, IsNotWrittenThroughALink) {
   const TempDir dir;
-  write_plain(dir / "mine", "text");
+  write_bytes(dir / "mine", "text");
   fs::create_symlink(dir / "mine", dir / ".lock");
   EXPECT_THROW(RunLock{dir.path()}, IoError);
   EXPECT_EQ(read_file(dir / "mine"), "text");
@@ -93,9 +93,9 @@ TEST(DirectoryWriter, KeepsTheOldDirectoryUntilComplete) {
 TEST(DirectoryWriter, KeepsFilesOfTheUser) {
   const TempDir dir;
   fs::create_directories(dir / "final/notes");
-  write_plain(dir / "final/f", "old");
-  write_plain(dir / "final/tokenizer.json", "mine");
-  write_plain(dir / "final/notes/a", "too");
+  write_bytes(dir / "final/f", "old");
+  write_bytes(dir / "final/tokenizer.json", "mine");
+  write_bytes(dir / "final/notes/a", "too");
   fs::create_symlink("nowhere", dir / "final/link");
   const auto save = [&](const std::string& text) {
     DirectoryWriter writer(dir.path(), "final");
@@ -127,7 +127,7 @@ TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
     for (m.step = 1; m.step <= 5; ++m.step) log.add(m);
   }
   const std::string whole = read_file(path);
-  write_plain(path, whole.substr(0, whole.size() - 3));  // killed while writing
+  write_bytes(path, whole.substr(0, whole.size() - 3));  // killed while writing
   { MetricsLog log(path, 100); }
   EXPECT_EQ(std::count_if(whole.begin(), whole.end(), [](char c) { return c == '\n'; }), 5);
   std::string kept = read_file(path);
@@ -152,7 +152,7 @@ TEST(MetricsLog, DamagedLineIsMovedAsideAndTheRestKept) {
     text += m.step == 40 ? "{\"step\": 4#\n" : m.step == 60 ? std::string(30, '\0') + "\n" : line;
     if (m.step != 40 && m.step != 60 && m.step <= 90) good += line;
   }
-  write_plain(path, text);
+  write_bytes(path, text);
   { MetricsLog log(path, 90); }
   EXPECT_EQ(read_file(path), good);
   EXPECT_EQ(read_file(path + ".damaged"), "{\"step\": 4#\n" + std::string(30, '\0') + "\n");
@@ -183,7 +183,7 @@ TEST(MetricsLog, LineThatCouldNotBeWrittenIsWrittenBySync) {
 TEST(MetricsLog, IsNotWrittenThroughALink) {
   const TempDir dir;
   const std::string path = dir / "metrics.jsonl", first = line_of(1);
-  write_plain(dir / "mine", first);
+  write_bytes(dir / "mine", first);
   fs::create_symlink(dir / "mine", path);
   StepRecord second;
   second.step = 2;

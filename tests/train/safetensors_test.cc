@@ -82,12 +82,12 @@ TEST(Safetensors, EveryFlippedByteAndTruncationIsDetected) {
   for (size_t i = 0; i < good.size(); ++i) {
     std::string damaged = good;
     damaged[i] = char(damaged[i] ^ (1 << (i % 8)));
-    write_plain(path, damaged);
+    write_bytes(path, damaged);
     EXPECT_FALSE(is_accepted(path, hash)) << "flip at " << i;
-    write_plain(path, good.substr(0, i));
+    write_bytes(path, good.substr(0, i));
     EXPECT_FALSE(is_accepted(path, hash)) << "cut at " << i;
   }
-  write_plain(path, good + "x");
+  write_bytes(path, good + "x");
   EXPECT_FALSE(is_accepted(path, hash));
 }
 

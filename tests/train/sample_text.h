@@ -42,7 +42,7 @@ inline const std::string& sample_folder() {
     constexpr size_t kFiles = 17, kBytes = 4000;
     const std::string text = sample_text();
     for (size_t i = 0; i < kFiles; ++i) {
-      write_plain(dir / (std::to_string(i) + ".txt"), text.substr(i * kBytes, kBytes));
+      write_bytes(dir / (std::to_string(i) + ".txt"), text.substr(i * kBytes, kBytes));
     }
     return true;
   }();

@@ -43,7 +43,7 @@ std::vector<float> values_of(size_t tensor) {
 }
 
 /// The file as written by one process.
-std::string plain_file(const std::string& path) {
+std::string single_file(const std::string& path) {
   SafetensorsWriter writer(path, kSpecs, kMetadata);
   for (size_t i = 0; i < kSpecs.size(); ++i) {
     writer.write(std::as_bytes(std::span<const float>(values_of(i))));
@@ -74,7 +74,7 @@ void on_threads(int ranks, const std::function<void(Communicator&)>& body) {
 
 TEST(SharedTensors, MatchTheFileOfOneProcess) {
   const TempDir dir;
-  const std::string expected = plain_file(dir / "plain");
+  const std::string expected = single_file(dir / "plain");
   const std::string hash = SafetensorsFile(dir / "plain").header_hash();
   for (const int ranks : {1, 2, 3, 5}) {
     on_threads(ranks, [&](Communicator& comm) {
@@ -92,9 +92,9 @@ TEST(SharedTensors, MatchTheFileOfOneProcess) {
 // Simulates hosts with separate disks: no file of that name, or one that rank 0 has not created.
 TEST(SharedTensors, RanksWithAnotherDiskWriteThroughRankZero) {
   const TempDir dir;
-  const std::string expected = plain_file(dir / "plain");
+  const std::string expected = single_file(dir / "plain");
   std::filesystem::create_directories(dir / "other");
-  write_plain(dir / "other/shared", expected);
+  write_bytes(dir / "other/shared", expected);
   on_threads(4, [&](Communicator& comm) {
     const std::string paths[] = {dir / "shared", dir / "none/shared", dir / "shared",
                                  dir / "other/shared"};

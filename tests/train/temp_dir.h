@@ -32,7 +32,7 @@ class TempDir {
 };
 
 /// Writes without the fsync of write_file, as tests write many files.
-inline void write_plain(const std::string& path, std::string_view text) {
+inline void write_bytes(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 

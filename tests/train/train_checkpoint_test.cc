@@ -96,15 +96,15 @@ TEST(Checkpoint, FlippedBytesAndTruncationsAreRefusedByName) {
     for (size_t i = 0; i < good.size(); i += 3) {
       std::string damaged = good;
       damaged[i] = char(damaged[i] ^ (1 << philox(1, 2, i)[0] % 8));
-      write_plain(file, damaged);
+      write_bytes(file, damaged);
       EXPECT_THAT(refusal(path), HasSubstr(file)) << "flip at " << i;
       if (i % 7 != 0) continue;  // and every 21st length
-      write_plain(file, good.substr(0, i));
+      write_bytes(file, good.substr(0, i));
       EXPECT_THAT(refusal(path), HasSubstr(file)) << "cut at " << i;
     }
     fs::remove(file);
     EXPECT_THAT(refusal(path), HasSubstr(file));
-    write_plain(file, good);
+    write_bytes(file, good);
   }
   EXPECT_EQ(refusal(path), "accepted");
 }
@@ -115,9 +115,9 @@ TEST(Checkpoint, DamagedTensorIsNamed) {
   const std::string file = path + "/optimizer.safetensors";
   std::string text = read_file(file);
   text.back() = char(text.back() ^ 1);
-  write_plain(file, text);
+  write_bytes(file, text);
   EXPECT_THAT(refusal(path), HasSubstr(file + ": tensor 'b': content hash"));
-  write_plain(file, text.substr(0, text.size() - 1));
+  write_bytes(file, text.substr(0, text.size() - 1));
   EXPECT_THAT(refusal(path), HasSubstr(file + ": tensor 'b': data_offsets [48, 96)"));
 }
 
@@ -128,17 +128,17 @@ TEST(Checkpoint, SwappedTensorsAndFilesAreRefused) {
   for (const std::string name : kFiles) {  // the same file of another step
     if (name == "config.json") continue;   // equal in both
     const std::string good = read_file(path + "/" + name);
-    write_plain(path + "/" + name, read_file(old + "/" + name));
+    write_bytes(path + "/" + name, read_file(old + "/" + name));
     EXPECT_THAT(refusal(path), HasSubstr(path)) << name;
-    write_plain(path + "/" + name, good);
+    write_bytes(path + "/" + name, good);
   }
   const std::string model = read_file(path + "/model.safetensors");
-  write_plain(path + "/model.safetensors", read_file(path + "/optimizer.safetensors"));
+  write_bytes(path + "/model.safetensors", read_file(path + "/optimizer.safetensors"));
   EXPECT_THAT(refusal(path), HasSubstr("model.safetensors: hash"));
 
   std::string swapped = model;  // the two tensors' bytes exchanged
   std::swap_ranges(swapped.end() - 96, swapped.end() - 48, swapped.end() - 48);
-  write_plain(path + "/model.safetensors", swapped);
+  write_bytes(path + "/model.safetensors", swapped);
   EXPECT_THAT(refusal(path), HasSubstr("tensor 'a': content hash"));
 
   // Exchanged together with their hashes: consistent, but not what was saved.
@@ -159,12 +159,12 @@ TEST(Checkpoint, ResumeFallsBackToTheNewestValid) {
   for (const int64_t step : {100, 200, 300}) write_checkpoint(dir.path(), step);
   EXPECT_EQ(newest_checkpoint(dir.path(), warn)->state.step, 300);
   EXPECT_TRUE(warnings.empty());
-  write_plain(dir / "checkpoints/step-00000300/model.safetensors", "garbage");
+  write_bytes(dir / "checkpoints/step-00000300/model.safetensors", "garbage");
   fs::remove(dir / "checkpoints/step-00000200/state.json");
   EXPECT_EQ(newest_checkpoint(dir.path(), warn)->state.step, 100);
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_THAT(warnings[0], HasSubstr("step-00000300/model.safetensors"));
-  write_plain(dir / "checkpoints/step-00000100/config.json", "{}");
+  write_bytes(dir / "checkpoints/step-00000100/config.json", "{}");
   EXPECT_THROW(newest_checkpoint(dir.path(), warn), IoError);
 }
 
@@ -173,7 +173,7 @@ TEST(Checkpoint, UncommittedLeavesNothingAndPruneKeepsTheNewest) {
   for (const int64_t step : {5, 90, 100}) write_checkpoint(dir.path(), step);
   {
     const CheckpointWriter writer(dir.path(), 110);
-    write_plain(writer.path("model.safetensors"), "x");
+    write_bytes(writer.path("model.safetensors"), "x");
   }
   EXPECT_EQ(list_checkpoints(dir.path()).size(), 3u);
   fs::create_directories(dir / "checkpoints/.tmp-step-00000042");  // of a killed run
@@ -187,7 +187,7 @@ TEST(Checkpoint, UncommittedLeavesNothingAndPruneKeepsTheNewest) {
 TEST(Checkpoint, PruneDoesNotCountDamagedOnes) {
   const TempDir dir;
   for (const int64_t step : {1, 2, 3, 4}) write_checkpoint(dir.path(), step);
-  write_plain(dir / "checkpoints/step-00000004/model.safetensors", "damaged");
+  write_bytes(dir / "checkpoints/step-00000004/model.safetensors", "damaged");
   std::vector<std::string> warnings;
   CheckpointKeeper keeper(dir.path(), 2, [&](const auto& text) { warnings.push_back(text); });
   keeper.saved(dir / "checkpoints/step-00000004", refusal(dir / "checkpoints/step-00000004"));
@@ -204,7 +204,7 @@ TEST(Checkpoint, PruneDoesNotCountDamagedOnes) {
 TEST(Checkpoint, NothingIsRemovedIfNothingVerifies) {
   const TempDir dir;
   for (const int64_t step : {1, 2, 3}) {
-    write_plain(write_checkpoint(dir.path(), step) + "/model.safetensors", "damaged");
+    write_bytes(write_checkpoint(dir.path(), step) + "/model.safetensors", "damaged");
   }
   fs::create_directories(dir / "checkpoints/.was-step-00000009");
   CheckpointKeeper(dir.path(), 1, [](const auto&) {
@@ -256,7 +256,7 @@ TEST(Checkpoint, PipesInPlaceOfFilesAreRefusedAtOnce) {
     ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
     EXPECT_THAT(refusal(path), HasSubstr(file + ": expected a regular file, found a pipe"));
     fs::remove(file);
-    write_plain(file, good);
+    write_bytes(file, good);
   }
   ASSERT_EQ(::mkfifo((dir / "metrics.jsonl").c_str(), 0600), 0);
   EXPECT_THROW(MetricsLog(dir / "metrics.jsonl", 1), IoError);
@@ -271,12 +271,12 @@ TEST(Checkpoint, DeeplyNestedJsonIsRefused) {
   for (char& byte : tensors) byte = char(bytes & 0xff), bytes >>= 8;
   for (const std::string name : kFiles) {
     const std::string file = path + "/" + name, good = read_file(file);
-    write_plain(file, name.ends_with(".safetensors") ? tensors + deep : deep);
+    write_bytes(file, name.ends_with(".safetensors") ? tensors + deep : deep);
     EXPECT_THAT(refusal(path), HasSubstr(file)) << name;
-    write_plain(file, good);
+    write_bytes(file, good);
   }
   EXPECT_THROW(model_config_from_json(deep, "config.json"), ConfigError);
-  write_plain(dir / "metrics.jsonl", "{\"step\": 1, \"a\": " + deep + "}\n");
+  write_bytes(dir / "metrics.jsonl", "{\"step\": 1, \"a\": " + deep + "}\n");
   { const MetricsLog log(dir / "metrics.jsonl", 1); }
   EXPECT_EQ(read_file(dir / "metrics.jsonl"), "");
 }
@@ -284,7 +284,7 @@ TEST(Checkpoint, DeeplyNestedJsonIsRefused) {
 TEST(Checkpoint, SavingAgainReplacesADamagedOne) {
   const TempDir dir;
   const std::string path = write_checkpoint(dir.path(), 7);
-  write_plain(path + "/config.json", "{}");
+  write_bytes(path + "/config.json", "{}");
   EXPECT_NE(refusal(path), "accepted");
   write_checkpoint(dir.path(), 7);
   EXPECT_EQ(refusal(path), "accepted");
@@ -357,7 +357,7 @@ TEST(Checkpoint, VerificationByShardsCoversEveryTensor) {
   for (const size_t from_end : {1, 60}) {  // tensors b and a, of 48 bytes each
     std::string damaged = good;
     damaged[good.size() - from_end] ^= 1;
-    write_plain(file, damaged);
+    write_bytes(file, damaged);
     for (const int count : {1, 2, 3, 5}) {
       int found = 0;
       for (int index = 0; index < count; ++index) {

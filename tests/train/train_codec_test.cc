@@ -47,16 +47,16 @@ TEST(TrainCodec, LosslessMatchesTheUncompressedRun) {
   const TempDir dir;
   for (const Layout layout : parallel_layouts()) {
     SCOPED_TRACE(name_of(layout));
-    const std::string plain = dir / ("plain" + name_of(layout)), out = dir / name_of(layout);
+    const std::string uncompressed = dir / ("plain" + name_of(layout)), out = dir / name_of(layout);
     const std::vector<std::string> steps{"train.steps=8", "train.microbatch=1",
                                          "parallel.dp_bucket_mib=0.05"};
-    run_layout(request_for(layout, plain, steps));
+    run_layout(request_for(layout, uncompressed, steps));
     auto with = steps;
     with.push_back("parallel.codec=gradients=lossless,weights=lossless");
     run_layout(request_for(layout, out, with));
     if (!is_root()) continue;
-    EXPECT_EQ(losses(out), losses(plain));
-    EXPECT_EQ(final_weights(out), final_weights(plain));
+    EXPECT_EQ(losses(out), losses(uncompressed));
+    EXPECT_EQ(final_weights(out), final_weights(uncompressed));
     EXPECT_FALSE(path_exists(out + "/checkpoints/step-00000008/residuals.safetensors"));
   }
 }
@@ -119,9 +119,9 @@ TEST(TrainCodec, RunContinuesWithAnotherLayoutOrCodec) {
   EXPECT_THAT(go_on("run", {2, 2}, codec, 14), HasSubstr("holds no residuals"));
   const std::vector<double> of_run = losses(dir / "run");
   run_on_threads(request_for({1, 1}, dir / "plain", {"train.steps=14", constant_rate}));
-  const std::vector<double> of_plain = losses(dir / "plain");
-  for (size_t i = 0; i < of_plain.size(); ++i) {
-    EXPECT_NEAR(of_run[i], of_plain[i], 0.01 * of_plain[i]) << "step " << i + 1;
+  const std::vector<double> of_uncompressed = losses(dir / "plain");
+  for (size_t i = 0; i < of_uncompressed.size(); ++i) {
+    EXPECT_NEAR(of_run[i], of_uncompressed[i], 0.01 * of_uncompressed[i]) << "step " << i + 1;
   }
 }
 
@@ -255,17 +255,17 @@ TEST(TrainCodec, BytesOfAStepAreReported) {
     return std::pair(step.at("gradient_bytes").get<double>(),
                      step.at("weight_bytes").get<double>());
   };
-  const auto plain = bytes_of("none");
-  EXPECT_EQ(plain.first, plain.second);
+  const auto uncompressed = bytes_of("none");
+  EXPECT_EQ(uncompressed.first, uncompressed.second);
   const auto low = bytes_of("gradients=int4:g32,weights=int8");
   // Norms are uncompressed, and segments are whole blocks.
-  EXPECT_GT(low.first, plain.first * 4.5 / 32);
-  EXPECT_LT(low.first, plain.first * 4.8 / 32);
-  EXPECT_GT(low.second, plain.second * 8.125 / 32);
-  EXPECT_LT(low.second, plain.second * 8.5 / 32);
+  EXPECT_GT(low.first, uncompressed.first * 4.5 / 32);
+  EXPECT_LT(low.first, uncompressed.first * 4.8 / 32);
+  EXPECT_GT(low.second, uncompressed.second * 8.125 / 32);
+  EXPECT_LT(low.second, uncompressed.second * 8.5 / 32);
   const auto lossless = bytes_of("gradients=lossless,weights=lossless");
-  EXPECT_LT(lossless.first, 0.9 * plain.first);
-  EXPECT_LT(lossless.second, 0.9 * plain.second);
+  EXPECT_LT(lossless.first, 0.9 * uncompressed.first);
+  EXPECT_LT(lossless.second, 0.9 * uncompressed.second);
   run_on_threads(request_for({2, 1}, dir / "one", {"train.steps=1"}));
   EXPECT_THAT(read_file(dir / "one/metrics.jsonl"), Not(HasSubstr("gradient_bytes")));
 }
@@ -275,7 +275,7 @@ TEST(TrainCodec, BytesOfAStepAreReported) {
 TEST(TrainCodec, Int4WithErrorFeedbackReachesTheUncompressedLoss) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
-  write_plain(dir / "text", sample_text());
+  write_bytes(dir / "text", sample_text());
   const auto end_of = [&](const std::string& codec) {
     run_on_threads(
         request_for({1, 2}, dir / codec,
@@ -285,11 +285,11 @@ TEST(TrainCodec, Int4WithErrorFeedbackReachesTheUncompressedLoss) {
     EXPECT_LT(all.back(), 0.65 * all.front());
     return std::accumulate(all.end() - 20, all.end(), 0.0) / 20;
   };
-  const double plain = end_of("none");
+  const double uncompressed = end_of("none");
   const auto rise = [&](const char* codec) {
-    const double percent = 100 * (end_of(codec) / plain - 1);
+    const double percent = 100 * (end_of(codec) / uncompressed - 1);
     RecordProperty(codec, std::to_string(percent));
-    std::cout << codec << ": " << percent << " % over the plain run's " << plain << "\n";
+    std::cout << codec << ": " << percent << " % over the plain run's " << uncompressed << "\n";
     return percent;
   };
   EXPECT_LE(std::abs(rise("gradients=int4")), 0.5);

@@ -85,7 +85,7 @@ TEST(Evaluate, TotalIsTheSumOverTheFiles) {
   for (const size_t size : {3, 40, 1, 12, 0, 25}) {
     const auto text = text_of(size);
     paths.push_back(dir / std::to_string(size));
-    write_plain(paths.back(), {reinterpret_cast<const char*>(text.data()), text.size()});
+    write_bytes(paths.back(), {reinterpret_cast<const char*>(text.data()), text.size()});
   }
   run_threads({}, [&](Communicator& comm) {
     EvaluateOptions options;
@@ -112,7 +112,7 @@ TEST(Evaluate, WindowsScoreEveryByteOfEachFileOnce) {
     const auto text = text_of(size_t(size));
     paths.push_back(dir / std::to_string(size));
     sizes.push_back(size);
-    write_plain(paths.back(), {reinterpret_cast<const char*>(text.data()), text.size()});
+    write_bytes(paths.back(), {reinterpret_cast<const char*>(text.data()), text.size()});
   }
   run_threads({}, [&](Communicator& comm) {
     for (const int64_t stride : {1, 5, 12}) {
@@ -143,7 +143,7 @@ TEST(Evaluate, LimitedWindowsAreSpreadOverAllFiles) {
   std::vector<std::string> paths;
   for (const char* name : {"a", "b", "c"}) {
     paths.push_back(dir / name);
-    write_plain(paths.back(), std::string(1000, *name));
+    write_bytes(paths.back(), std::string(1000, *name));
   }
   const std::vector<int64_t> sizes(3, 1000);
   const TextWindows windows(paths, sizes, 20, 10, 300);
@@ -158,7 +158,7 @@ TEST(Evaluate, LimitedWindowsAreSpreadOverAllFiles) {
 TEST(Evaluate, WindowOfAFileOfAnotherSizeIsRefusedByName) {
   const TempDir dir;
   const std::vector<std::string> paths{dir / "text"};
-  write_plain(paths[0], std::string(50, 'x'));
+  write_bytes(paths[0], std::string(50, 'x'));
   const TextWindows windows(paths, std::vector<int64_t>{100}, 20, 10, 0);
   try {
     windows.read(0);

@@ -99,7 +99,7 @@ TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   for (int i = 0; i < 20; ++i) {
-    write_plain(dir / (std::to_string(i) + ".txt"), sample_text().substr(size_t(i) * 500, 2000));
+    write_bytes(dir / (std::to_string(i) + ".txt"), sample_text().substr(size_t(i) * 500, 2000));
   }
   TrainRequest request = request_for({2, 2}, dir / "out",
                                      {"train.steps=3", "train.validate_every=1",
@@ -121,7 +121,7 @@ TEST(TrainLayouts, ValidationIsNotTrainingTimeAndCanBeStopped) {
   const TempDir dir;
   const std::string text = sample_text();
   for (int i = 0; i < 10; ++i) {
-    write_plain(dir / (std::to_string(i) + ".txt"), text.substr(size_t(i) * 5000, 5000));
+    write_bytes(dir / (std::to_string(i) + ".txt"), text.substr(size_t(i) * 5000, 5000));
   }
   TrainRequest request = request_for(
       {1, 1}, dir / "out",
@@ -283,13 +283,13 @@ TEST(TrainLayouts, EmulatedLinkChangesOnlyTimes) {
   if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
   for (const std::string strategy : {"serial", "overlapped"}) {
-    const std::string plain = dir / ("plain-" + strategy), link = dir / ("link-" + strategy);
+    const std::string direct = dir / ("plain-" + strategy), link = dir / ("link-" + strategy);
     const std::string how = "parallel.strategy=" + strategy;
-    run_on_threads(request_for({2, 2}, plain, {"train.steps=6", how}));
+    run_on_threads(request_for({2, 2}, direct, {"train.steps=6", how}));
     run_on_threads(request_for({2, 2}, link, {"train.steps=6", how, "parallel.link=200MB/s,50us"}));
-    EXPECT_EQ(losses(link), losses(plain));
+    EXPECT_EQ(losses(link), losses(direct));
     EXPECT_EQ(read_file(link + "/final/model.safetensors"),
-              read_file(plain + "/final/model.safetensors"));
+              read_file(direct + "/final/model.safetensors"));
   }
 }
 

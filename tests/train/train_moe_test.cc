@@ -201,7 +201,7 @@ TEST(TrainMoe, FlipsAreCountedTokenByToken) {
 
 TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
   const TempDir dir;
-  write_plain(dir / "text", sample_text());
+  write_bytes(dir / "text", sample_text());
   const std::vector<std::string> overrides{"data.paths=[\"" + dir / "text" + "\"]"};
   const Choices one = choices_of(request_for({1, 1, 1}, dir / "one", overrides));
   const auto losses = steps_of(dir / "one");

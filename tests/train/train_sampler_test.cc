@@ -34,7 +34,7 @@ void make_files(const TempDir& dir, int count, size_t largest) {
   for (int i = 0; i < count; ++i) {
     std::string text(1 + philox(5, 0, uint64_t(i))[0] % largest, ' ');
     for (size_t j = 0; j < text.size(); ++j) text[j] = char(philox(5, 1 + uint64_t(i), j)[0]);
-    write_plain(dir / ((i % 3   ? "f"
+    write_bytes(dir / ((i % 3   ? "f"
                         : i % 2 ? "sub/f"
                                 : "sub/deep/f") +
                        std::to_string(i) + ".txt"),
@@ -70,7 +70,7 @@ TEST(Permutation, DependsOnSeedAndEpochAndMixes) {
 TEST(Corpus, FindsFoldersGlobsAndFiles) {
   const TempDir dir;
   make_files(dir, 12, 50);
-  write_plain(dir / "empty.txt", "");
+  write_bytes(dir / "empty.txt", "");
   std::filesystem::create_symlink(dir / "f1.txt", dir / "link.txt");
   EXPECT_EQ(find_files(Paths{dir.path()}).files.size(), 13u);
   EXPECT_EQ(find_files(Paths{dir.path(), dir / "f1.txt", dir / "./f1.txt"}).files.size(), 13u);
@@ -84,7 +84,7 @@ TEST(Corpus, FindsFoldersGlobsAndFiles) {
 TEST(Corpus, StreamIsEveryFileAfterABeginToken) {
   const TempDir dir;
   make_files(dir, 9, 40);
-  write_plain(dir / "large", std::string(300 * 1024, 'x'));
+  write_bytes(dir / "large", std::string(300 * 1024, 'x'));
   const Corpus corpus(Paths{dir.path()}, 0);
   std::vector<int32_t> expected;
   for (const std::string& file : corpus.files()) {
@@ -114,7 +114,7 @@ TEST(Corpus, HeldOutSplitFollowsContent) {
 
 TEST(Corpus, ErrorsNameTheCause) {
   const TempDir dir;
-  write_plain(dir / "empty", "");
+  write_bytes(dir / "empty", "");
   try {
     Corpus(Paths{dir.path()}, 0);
     FAIL();
@@ -127,7 +127,7 @@ TEST(Corpus, ErrorsNameTheCause) {
 TEST(Corpus, ReportsExcludedFiles) {
   const TempDir dir;
   make_files(dir, 3, 50);
-  write_plain(dir / "empty", "");
+  write_bytes(dir / "empty", "");
   std::filesystem::create_symlink(dir / "f1.txt", dir / "link-b");
   std::filesystem::create_symlink("nowhere", dir / "link-a");
   EXPECT_THAT(Corpus(Paths{dir.path()}, 0).notes(),
@@ -157,9 +157,9 @@ TEST(Corpus, NamesTheKindOfAPath) {
 }
 
 TEST(Corpus, PathListsSupportAnyName) {
-  const Paths plain{"a", "b c"}, broken{"a\nb", "c"};
-  EXPECT_EQ(list_of_paths(plain), "a\nb c\n");
-  EXPECT_EQ(paths_of_list(list_of_paths(plain)), plain);
+  const Paths valid{"a", "b c"}, broken{"a\nb", "c"};
+  EXPECT_EQ(list_of_paths(valid), "a\nb c\n");
+  EXPECT_EQ(paths_of_list(list_of_paths(valid)), valid);
   EXPECT_EQ(paths_of_list(list_of_paths(broken)), broken);
   EXPECT_EQ(paths_of_list("a\n\nb"), (Paths{"a", "b"}));
   EXPECT_EQ(paths_of_list(""), Paths{});
@@ -168,7 +168,7 @@ TEST(Corpus, PathListsSupportAnyName) {
 // Text too large to be kept in memory: read from its file.
 class LargeText : public ::testing::Test {
  protected:
-  LargeText() { write_plain(path_, std::string(kBytes, 'x')); }
+  LargeText() { write_bytes(path_, std::string(kBytes, 'x')); }
   std::string read_error(const Corpus& corpus) {
     std::vector<int32_t> tokens(100);
     try {
@@ -211,7 +211,7 @@ TEST_F(LargeText, SameContentAndReplacedNamesAreAllowed) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   overwrite(10, "xxx");
   EXPECT_EQ(read_error(corpus), "read");
-  write_plain(dir_ / "new", "new");
+  write_bytes(dir_ / "new", "new");
   std::filesystem::rename(dir_ / "new", path_);
   EXPECT_EQ(read_error(corpus), "read");
   corpus.verify();
@@ -227,7 +227,7 @@ TEST(TextHashing, RanksReadTheSameCorpusAsOneProcess) {
   const TempDir dir;
   make_files(dir, 30, 50);
   for (const char name : {'a', 'b', 'c', 'd', 'e'}) {
-    write_plain(dir / std::string(1, name), std::string(300'000 + size_t(name), name));
+    write_bytes(dir / std::string(1, name), std::string(300'000 + size_t(name), name));
   }
   const Corpus one(Paths{dir.path()}, 0.4);
   run_threads({.ranks = 3}, [&](Communicator& comm) {
@@ -245,7 +245,7 @@ TEST(TextHashing, RanksReadTheSameCorpusAsOneProcess) {
 TEST(TextHashing, FileUnreadableOnOneRankIsNamedOnAll) {
   const TempDir dir;
   for (const char name : {'a', 'b'}) {
-    write_plain(dir / std::string(1, name), std::string(300'000, name));
+    write_bytes(dir / std::string(1, name), std::string(300'000, name));
   }
   const Corpus corpus(Paths{dir.path()}, 0);
   std::filesystem::resize_file(dir / "b", 1000);

@@ -63,14 +63,14 @@ TEST_P(AllowUncompressedCollectives, EveryAllReduceAlgorithmGivesTheSum) {
     for (const char* text : {"int8", "int4:g32", "lossless"}) {
       const Wire wire = Wire::parse(text);
       for (const int64_t size : {1, 1000, 4097, 60001}) {
-        for (const Route route : {Route::plain, Route::one_shot, Route::two_shots}) {
+        for (const Route route : {Route::uncompressed, Route::one_shot, Route::two_shots}) {
           if (route == Route::two_shots && comm.size() == 2) continue;
           const Memory data = made(comm.rank(), 0, size);
           collectives::run_all_reduce(comm, view(data), wire, nullptr, route);
           const double once = comm.size() * wire.error_bound();
-          const double encoded = route == Route::plain      ? 0
-                                 : route == Route::one_shot ? once
-                                                            : once * (2 + wire.error_bound());
+          const double encoded = route == Route::uncompressed ? 0
+                                 : route == Route::one_shot   ? once
+                                                              : once * (2 + wire.error_bound());
           EXPECT_LE(error_of_sum(view(data), 0, comm.size()), encoded + comm.size() * 0x1p-20)
               << text << ", " << size << ", route " << int(route);
           expect_same_everywhere(comm, view(data));
@@ -143,15 +143,17 @@ TEST_P(AllowUncompressedCollectives, DisagreementIsThrownOnEveryRank) {
     };
     const auto chosen = [&](const Tensor& x) { all_reduce(comm, x, choice); };
     const auto given = [&](const Tensor& x) { all_reduce(comm, x, choice.wire); };
-    const auto plain = [&](const Tensor& x) { all_reduce(comm, x); };
+    const auto uncompressed = [&](const Tensor& x) { all_reduce(comm, x); };
     const bool first = comm.rank() == 0;
     EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or uncompressed"));
-    EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or uncompressed"));
+    EXPECT_THAT(first ? refusal(uncompressed, 8000) : refusal(chosen, 8000),
+                HasSubstr("or uncompressed"));
     EXPECT_EQ(refusal(chosen, 8000), "no error");  // and now its algorithm is known
     EXPECT_THAT(refusal(chosen, first ? 8000 : 300),
                 HasSubstr("f32[300, 1] as int5 or uncompressed"));
     EXPECT_THAT(first ? refusal(chosen, 8000) : refusal(given, 8000), HasSubstr("or uncompressed"));
-    EXPECT_THAT(first ? refusal(plain, 8000) : refusal(chosen, 8000), HasSubstr("or uncompressed"));
+    EXPECT_THAT(first ? refusal(uncompressed, 8000) : refusal(chosen, 8000),
+                HasSubstr("or uncompressed"));
     EXPECT_EQ(refusal(chosen, 8000), "no error");
   });
 }
@@ -191,7 +193,7 @@ TEST(AllowUncompressed, FastestAlgorithmIsChosen) {
   EXPECT_EQ(chosen_over("1MB/s,10us", 4, "int8", 1 << 15), Route::two_shots);
   // Latency decides.
   EXPECT_EQ(chosen_over("1GB/s,30ms", 4, "int8", 1 << 13), Route::one_shot);
-  EXPECT_EQ(chosen_over(nullptr, 2, "int3:g16:asym:hadamard", 1 << 20), Route::plain);
+  EXPECT_EQ(chosen_over(nullptr, 2, "int3:g16:asym:hadamard", 1 << 20), Route::uncompressed);
 }
 
 }  // namespace

@@ -443,8 +443,8 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   if (!comm.one_node()) throw Unsupported("bench on GPUs of several nodes: expected those of one");
   const OperatorRow* row = find_operator(request.op);
   const BenchMoeOp* moe = find_moe(request.op);
-  const bool takes_wire =
-      row ? row->codec_error != nullptr : gpu::is_plain(request.op) || (moe && moe->is_layer());
+  const bool takes_wire = row ? row->codec_error != nullptr
+                              : gpu::is_collective(request.op) || (moe && moe->is_layer());
   if (!request.wire.is_none() && !takes_wire) {
     throw Unsupported("bench " + request.op + " --codec " + request.wire.describe() +
                       " on GPUs: expected all_reduce, all_gather, reduce_scatter, all_to_all, "
@@ -455,13 +455,13 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
   }
   const bool gathers = row && row->collective == Collective::all_gather;
   const int64_t divided = gathers ? request.n : request.k;
-  const bool plain = gpu::is_plain(request.op);
-  if (!plain && !is_moe(request.op) && divided % comm.size() != 0) {
+  const bool collective_only = gpu::is_collective(request.op);
+  if (!collective_only && !is_moe(request.op) && divided % comm.size() != 0) {
     throw InvalidArgument(fmt::format("bench {}: {} {} on {} GPUs: expected a multiple", request.op,
                                       gathers ? "n" : "k", divided, comm.size()));
   }
   auto& stopwatch = comm.attached<gpu::Stopwatch>([&] { return new gpu::Stopwatch(comm); });
-  if (request.timeline && (plain || is_moe(request.op))) {
+  if (request.timeline && (collective_only || is_moe(request.op))) {
     throw Unsupported("--timeline: " + request.op + " on GPUs: expected ag_gemm or gemm_rs");
   }
   const gpu::Setting at{comm,
@@ -476,8 +476,8 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     found->run(at, request, result);
   } else if (is_moe(request.op)) {
     gpu::run_moe(at, request, result);
-  } else if (plain) {
-    gpu::run_plain(at, request, result);
+  } else if (collective_only) {
+    gpu::run_collective(at, request, result);
   } else {
     throw Unsupported(
         fmt::format("bench {} on GPUs: expected ag_gemm, ag_wgrad, gemm_rs, gemm_ar, moe, "
@@ -489,7 +489,7 @@ BenchResult run_gpu_bench(Communicator& any, const BenchRequest& request) {
     result.overlapped = result.serial;
     result.overlapped_name = result.serial_name;
   }
-  if (!plain) result.set_efficiency(EctOf::medians);
+  if (!collective_only) result.set_efficiency(EctOf::medians);
   return result;
 }
 

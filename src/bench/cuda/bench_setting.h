@@ -26,9 +26,9 @@ inline BenchTimes times_of(const Timing& t) {
 }
 
 /// Whether `op` is a collective with kernels in this library.
-bool is_plain(const std::string& op);
+bool is_collective(const std::string& op);
 /// Times a collective with every algorithm and NCCL's, as CUDA graphs.
-void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result);
+void run_collective(const Setting& at, const BenchRequest& request, BenchResult& result);
 /// Times a Mixture-of-Experts layer with every candidate, as CUDA graphs.
 void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result);
 

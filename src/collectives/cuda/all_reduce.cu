@@ -5,8 +5,8 @@
 #include "collectives/all_reduce_staging.h"
 #include "collectives/cuda/all_reduce_norm.h"
 #include "collectives/cuda/exchange.cuh"
-#include "collectives/cuda/plain_nccl.h"
 #include "collectives/cuda/shard_exchange.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/add_norm.h"
 

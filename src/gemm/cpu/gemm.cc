@@ -34,7 +34,7 @@ dnnl::memory::data_type type_of(DType dtype) {
 
 /// Strides of a dense matrix, with those of one-element dimensions normalized so that equal layouts
 /// have equal keys.
-std::array<int64_t, 2> plain_strides(const Tensor& t) {
+std::array<int64_t, 2> contiguous_strides(const Tensor& t) {
   if (is_row_major(t) && (t.dim(0) == 1 || t.stride(0) == t.dim(1))) return {t.dim(1), 1};
   return {1, t.dim(0)};
 }
@@ -253,9 +253,9 @@ void multiply(ThreadState& state, const Tensor& a, const Tensor& b, const Tensor
   const Key key{a.dim(0),
                 b.dim(1),
                 a.dim(1),
-                plain_strides(a),
-                plain_strides(b),
-                plain_strides(out),
+                contiguous_strides(a),
+                contiguous_strides(b),
+                contiguous_strides(out),
                 uint8_t(a.dtype()),
                 uint8_t(out.dtype()),
                 options.bias != nullptr,

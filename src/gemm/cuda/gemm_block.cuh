@@ -82,7 +82,7 @@ struct WholeTile : NothingAdded {
 };
 
 /// Base of sinks that only store.
-struct PlainSink {
+struct DirectSink {
   static constexpr bool kLooksAhead = false;
   template <class Params, class Work, size_t kSums>
   __device__ static void finish(const Params&, const Work&, float (&)[kSums], int) {}

@@ -126,7 +126,7 @@ struct GroupedRoles {
 
   // ---- Storing threads --------------------------------------------------------------------------
 
-  class Sink : public PlainSink {
+  class Sink : public DirectSink {
    public:
     using Tile = std::conditional_t<kForm.gates, GatedTile<Tiles>, RoundedTile<Tiles>>;
 

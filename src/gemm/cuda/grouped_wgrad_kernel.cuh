@@ -97,7 +97,7 @@ struct WgradRoles {
 
   // ---- Storing, by the multiplying threads ------------------------------------------------------
 
-  class Sink : public PlainSink {
+  class Sink : public DirectSink {
    public:
     class Tile {
      public:

@@ -26,7 +26,7 @@ AgWgradCpu::AgWgradCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()), world_(comm.size()), desc_(desc), gather_(comm, desc) {}
 
 std::vector<Candidate> AgWgradCpu::candidates(const std::vector<int>& chunk_counts) {
-  return plain_and_encoded(desc_, [&](bool encoded) {
+  return uncompressed_and_encoded(desc_, [&](bool encoded) {
     return chunked_candidates(chunk_counts,
                               [this, encoded](Form form, int chunks, const Operands& operands) {
                                 run(form, chunks, encoded, operands);

@@ -26,7 +26,7 @@ namespace {
 
 const char* name_of(Route route) {
   switch (route) {
-    case Route::plain:
+    case Route::uncompressed:
       return "plain";
     case Route::one_shot:
       return "one shot";
@@ -66,7 +66,7 @@ class Scratch {
 /// The route, measured if it is unknown: `seconds` runs one call.
 Route route_for(Communicator& comm, Args args, const Wire& wire, int64_t elements,
                 const std::vector<Route>& routes, const std::function<double(Route)>& seconds) {
-  if (elements == 0) return Route::plain;
+  if (elements == 0) return Route::uncompressed;
   const std::string shape =
       fmt::format("2^{} {} as {} or uncompressed", std::bit_width(uint64_t(elements)) - 1,
                   tandem::name_of(args.dtype), wire.describe());
@@ -99,7 +99,7 @@ void all_reduce(Communicator& comm, const Tensor& data, const AllowUncompressed&
   check_all_reduce(comm, data, wire, residual);
   if (comm.size() == 1) return;
   const bool at_once = wire.bytes(data.elements(), data.dtype()) <= comm.workspace().layout.small();
-  std::vector<Route> routes{Route::plain, Route::one_shot};
+  std::vector<Route> routes{Route::uncompressed, Route::one_shot};
   if (comm.size() > 2 && !at_once) routes.push_back(Route::two_shots);
   std::optional<Scratch> scratch;
   const Route route = route_for(
@@ -121,7 +121,7 @@ void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out,
   std::optional<Scratch> rows, whole;
   const Route route =
       route_for(comm, Args(Op::all_gather, out), wire, out.elements(),
-                {Route::plain, Route::one_shot}, [&](Route candidate) {
+                {Route::uncompressed, Route::one_shot}, [&](Route candidate) {
                   if (!rows) rows.emplace(shard), whole.emplace(out);
                   const Tensor from = rows->tensor(), to = whole->tensor();
                   return timed(comm, [&] { run_all_gather(comm, from, to, wire, candidate); })();
@@ -138,8 +138,8 @@ void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard,
   check_reduce_scatter(comm, data, shard, wire, residual);
   std::optional<Scratch> whole, rows;
   const Route route = route_for(
-      comm, Args(Op::reduce_scatter, data), wire, data.elements(), {Route::plain, Route::one_shot},
-      [&](Route candidate) {
+      comm, Args(Op::reduce_scatter, data), wire, data.elements(),
+      {Route::uncompressed, Route::one_shot}, [&](Route candidate) {
         if (!whole) whole.emplace(data), rows.emplace(shard);
         const Tensor from = whole->tensor(), to = rows->tensor();
         return timed(comm, [&] { run_reduce_scatter(comm, from, to, wire, nullptr, candidate); })();

@@ -8,7 +8,7 @@ OpDesc encoded(OpDesc desc, const OverlapOptions& options) {
   return desc;
 }
 
-std::vector<Candidate> plain_and_encoded(
+std::vector<Candidate> uncompressed_and_encoded(
     const OpDesc& desc, const std::function<std::vector<Candidate>(bool encoded)>& made) {
   if (desc.wire.is_none()) return made(false);
   std::vector<Candidate> all = desc.allow_uncompressed ? made(false) : std::vector<Candidate>{};

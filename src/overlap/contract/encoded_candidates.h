@@ -15,7 +15,7 @@ OpDesc encoded(OpDesc desc, const OverlapOptions& options);
 
 /// Candidates of `made` without messages, with them, or both, as the descriptor requires. Encoded
 /// candidates come last, named for their wire format.
-std::vector<Candidate> plain_and_encoded(
+std::vector<Candidate> uncompressed_and_encoded(
     const OpDesc& desc, const std::function<std::vector<Candidate>(bool encoded)>& made);
 
 }  // namespace tandem

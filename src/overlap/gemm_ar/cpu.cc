@@ -18,7 +18,7 @@ size_t result_bytes(const OpDesc& desc) {
   return size_t(desc.m * desc.n) * size_of(desc.dtype);
 }
 
-bool sends_plain(const OpDesc& desc) {
+bool sends_uncompressed(const OpDesc& desc) {
   return desc.wire.is_none() || desc.allow_uncompressed;
 }
 
@@ -27,15 +27,15 @@ size_t whole_messages(size_t bytes) {
 }
 
 /// Bytes of uncompressed partial sums that each source may store at an owner.
-size_t plain_area(const OpDesc& desc, int world, bool one_shot) {
-  if (!sends_plain(desc)) return 0;
+size_t uncompressed_area(const OpDesc& desc, int world, bool one_shot) {
+  if (!sends_uncompressed(desc)) return 0;
   const int64_t rows = ar_rows_bound(desc.m, world, kMaxChunks);
   return size_t(one_shot ? std::max(desc.m, rows) : rows) * size_t(desc.n) * size_of(desc.dtype);
 }
 
 // One-shot moves world / 2 times the bytes but takes one latency instead of two.
 bool one_shot_allowed(const OpDesc& desc) {
-  return sends_plain(desc) && result_bytes(desc) <= size_t(256) << 10;
+  return sends_uncompressed(desc) && result_bytes(desc) <= size_t(256) << 10;
 }
 // Size up to which latency certainly outweighs bytes.
 bool one_shot_preferred(const OpDesc& desc) {
@@ -73,11 +73,11 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
                                 return rows_of(panels, owner, panel).count;
                               })),
       area_(whole_messages(
-          std::max(plain_area(desc, world_, one_shot_allowed(desc)), encoded_area_))),
+          std::max(uncompressed_area(desc, world_, one_shot_allowed(desc)), encoded_area_))),
       results_at_(size_t(world_) * area_),
       partial_bytes_(whole_messages(size_t(desc.m) * line_)),
       workspace_(comm, "gemm_ar",
-                 results_at_ + std::max(sends_plain(desc) ? size_t(desc.m) * line_ : 0,
+                 results_at_ + std::max(sends_uncompressed(desc) ? size_t(desc.m) * line_ : 0,
                                         size_t(world_) * encoded_area_),
                  world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
                  2 * world_ * kMaxChunks),
@@ -85,7 +85,7 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
       partials_(size_t(world_)) {}
 
 std::vector<Candidate> GemmArCpu::candidates(const std::vector<int>& chunk_counts) {
-  return plain_and_encoded(desc_, [&](bool encoded) {
+  return uncompressed_and_encoded(desc_, [&](bool encoded) {
     std::vector<Candidate> all =
         chunked_candidates(chunk_counts, [this, encoded](Form, int panels, const Operands& call) {
           world_ == 1 ? run_alone(call) : run(panels, encoded, call);

@@ -38,7 +38,7 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
       partials_(size_t(world_)) {}
 
 std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_counts) {
-  return plain_and_encoded(desc_, [&](bool encoded) {
+  return uncompressed_and_encoded(desc_, [&](bool encoded) {
     return chunked_candidates(chunk_counts,
                               [this, encoded](Form form, int chunks, const Operands& operands) {
                                 run(form, chunks, encoded, operands);

@@ -44,7 +44,7 @@ const MoeShape& agreed(Communicator& comm, const MoeShape& shape, const MoeOptio
 }
 
 const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
-  static constexpr Wire kPlain;
+  static constexpr Wire kUncompressed;
   switch (stage) {
     case MoeLayerOnRanks::dispatch:
       return options.dispatch;
@@ -54,7 +54,7 @@ const Wire& wire_of(const MoeOptions& options, MoeLayerOnRanks::Stage stage) {
     case MoeLayerOnRanks::combine_backward:
       break;
   }
-  return kPlain;
+  return kUncompressed;
 }
 
 int max_chunks(MoeLayerOnRanks::Stage stage) {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <numeric>
 
-#include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 #include "comm/device/signal_kernels.h"
 #include "core/log.h"
 #include "tandem/random.h"

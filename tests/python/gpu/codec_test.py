@@ -131,7 +131,7 @@ class Sums(unittest.TestCase):
         def body(comm):
             residual = torch.zeros(2048, device=comm.device)
             mean = torch.zeros(2048, device=comm.device)
-            plain = sum(values(comm, (2048,), r, torch.float32) for r in range(comm.size))
+            uncompressed = sum(values(comm, (2048,), r, torch.float32) for r in range(comm.size))
             turns = 32
             for _ in range(turns):
                 x = values(comm, (2048,), comm.rank, torch.float32)
@@ -140,7 +140,7 @@ class Sums(unittest.TestCase):
             tandem.all_reduce(comm, once, codec="int4:g32")
             if comm.size > 1:
                 self.assertTrue(bool(residual.any()))
-                self.assertLess(float((mean - plain).abs().max()), float((once - plain).abs().max()))
+                self.assertLess(float((mean - uncompressed).abs().max()), float((once - uncompressed).abs().max()))
 
         on_ranks(body, [1, 2])
 

@@ -116,11 +116,11 @@ class Passes(unittest.TestCase):
             for dtype in dtypes():
                 case = Case(comm, dtype)
                 routed = case.rows(1)
-                plain = case.layer().forward(*routed, *case.weights_of_rank)[0].double()
+                uncompressed = case.layer().forward(*routed, *case.weights_of_rank)[0].double()
                 for options in ({"codec": "int8"}, {"combine_codec": "int8"},
                                 {"codec": "int8", "combine_codec": "int6:g32"}, {"codec": "int8", "allow_uncompressed": True}):
                     out = case.layer(strategy="serial", **options).forward(*routed, *case.weights_of_rank)[0]
-                    self.assertLess(float((out - plain).abs().max() / plain.abs().max()), 0.1, options)
+                    self.assertLess(float((out - uncompressed).abs().max() / uncompressed.abs().max()), 0.1, options)
                     if "allow_uncompressed" not in options:
                         self.same(case.layer(strategy="overlapped", **options).forward(*routed, *case.weights_of_rank)[0], out)
 

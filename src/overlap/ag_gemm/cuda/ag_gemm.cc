@@ -93,10 +93,10 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       whole_(lt, product_of(shape, shape.m, shape.bias)),
       pushes_(comm, kAgGemmWait, shape.m, shape.k, shape.dtype, shape.keep_gathered,
               shape.scaled_by_row()),
-      has_plain_(comm.size() > 1 &&
-                 has_plain_algorithm(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
+      has_serial_kernels_(comm.size() > 1 &&
+                          has_serial_kernels(shape.m * shape.k * int64_t(size_of(shape.dtype)))),
       algorithm_(algorithm) {
-  if (has_plain_) shard_exchange(comm);  // allocates, which a captured call must not
+  if (has_serial_kernels_) shard_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     shards_.emplace_back(lt,
                          product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));
@@ -142,7 +142,7 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
 std::vector<Algorithm> AgGemm::algorithms() const {
   if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
   std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
-  if (has_plain_) all.push_back(Algorithm::plain);
+  if (has_serial_kernels_) all.push_back(Algorithm::serial_kernels);
   if (!kernels_.empty()) all.push_back(Algorithm::fused);
   return all;
 }
@@ -192,8 +192,8 @@ void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
     graphs_.run({algorithm, x, weight, out, bias, scales, {&x, x_scales}, variant}, enqueue);
   };
   switch (algorithm) {
-    case Algorithm::plain:
-      if (!has_plain_) break;
+    case Algorithm::serial_kernels:
+      if (!has_serial_kernels_) break;
       return comm_.enqueue([&] { run_serial(algorithm, x, weight, out, bias_data, scales); });
     case Algorithm::serial_nccl:
       return comm_.enqueue([&] { run_serial(algorithm, x, weight, out, bias_data, scales); });
@@ -217,7 +217,8 @@ void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
   throw InvalidArgument(fmt::format(
       "ag_gemm: algorithm {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
       "has at most {} bytes (here {}), or fused where {}",
-      name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
+      name_of(algorithm), kMaxSerialKernelBytes,
+      shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),
       "there is a row for each rank, weight [N, K], a result in bf16 or f16, and K of 512 or more, "
       "or, of bf16, M is a multiple of 128 x ranks and there is no bias"));
 }

@@ -95,7 +95,7 @@ class AgGemm {
   std::vector<Variant> variants_;
   int fused_variant_ = 0;
   TileLog timeline_;
-  bool has_plain_;
+  bool has_serial_kernels_;
   Algorithm algorithm_;
 };
 

@@ -157,7 +157,7 @@ struct ArrivingRoles {
 
   // ---- Stores -----------------------------------------------------------------------------------
 
-  class Sink : public PlainSink {
+  class Sink : public DirectSink {
    public:
     using Tile = RoundedTile<Tiles>;
 

@@ -76,7 +76,7 @@ void AgWgrad::run(Algorithm algorithm, const Tensor& x, const Tensor& dy, const 
       return replayed([&] { run_chunked(x, dy, dw); });
     case Algorithm::automatic:
     case Algorithm::fused_cutlass:
-    case Algorithm::plain:
+    case Algorithm::serial_kernels:
     case Algorithm::fused:
     case Algorithm::one_shot:
     case Algorithm::two_shot:

@@ -14,17 +14,18 @@ enum class Algorithm {
   chunked,      ///< a GEMM per shard, overlapped with the copy engine's transfers
   fused,        ///< one GEMM whose tiles wait for their shard, or are sent when done; GEMM+RS adds
                 ///< received tiles in its main loop
-  fused_cutlass,  ///< GEMM+RS on CUTLASS's GEMM: local tiles add received ones in their epilogue
-  plain,     ///< whole GEMM, uncompressed collective by kernels (collectives/cuda/shard_exchange.h)
-  one_shot,  ///< whole GEMM, all-reduce by kernels in one exchange
-  two_shot,  ///< whole GEMM, all-reduce by kernels in two exchanges
+  fused_cutlass,   ///< GEMM+RS on CUTLASS's GEMM: local tiles add received ones in their epilogue
+  serial_kernels,  ///< whole GEMM, uncompressed collective by kernels
+                   ///< (collectives/cuda/shard_exchange.h)
+  one_shot,        ///< whole GEMM, all-reduce by kernels in one exchange
+  two_shot,        ///< whole GEMM, all-reduce by kernels in two exchanges
 };
 /// Whether the GEMM and the collective run one after the other. The only place that defines this.
 constexpr bool is_serial(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::serial_nccl:
     case Algorithm::serial_copy:
-    case Algorithm::plain:
+    case Algorithm::serial_kernels:
     case Algorithm::one_shot:
     case Algorithm::two_shot:
       return true;
@@ -41,9 +42,9 @@ constexpr bool is_nccl(Algorithm algorithm) {
   return algorithm == Algorithm::serial_nccl;
 }
 /// Max bytes of a collective by kernels: so short that hiding it may cost more.
-constexpr int64_t kMaxPlainBytes = int64_t(16) << 20;
-constexpr bool has_plain_algorithm(int64_t bytes) {
-  return bytes <= kMaxPlainBytes;
+constexpr int64_t kMaxSerialKernelBytes = int64_t(16) << 20;
+constexpr bool has_serial_kernels(int64_t bytes) {
+  return bytes <= kMaxSerialKernelBytes;
 }
 /// Number of times a partial sum is rounded to its dtype before the sum over `ranks` is: by its
 /// rank, and by NCCL after every addition, of which there are ranks - 1 including the last.
@@ -56,7 +57,7 @@ constexpr int roundings_of(Algorithm algorithm, int ranks) {
     case Algorithm::chunked:
     case Algorithm::fused:
     case Algorithm::fused_cutlass:
-    case Algorithm::plain:
+    case Algorithm::serial_kernels:
     case Algorithm::one_shot:
     case Algorithm::two_shot:
       break;
@@ -83,7 +84,7 @@ constexpr std::string_view name_of(Algorithm algorithm) {
       return "fused";
     case Algorithm::fused_cutlass:
       return "fused_cutlass";
-    case Algorithm::plain:
+    case Algorithm::serial_kernels:
       return "plain";
     case Algorithm::one_shot:
       return "one_shot";

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 #include "collectives/gpu.h"
 #include "kernels/cuda/add_norm.h"
 #include "kernels/cuda/reduce.h"

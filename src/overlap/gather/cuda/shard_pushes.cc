@@ -1,7 +1,7 @@
 #include "overlap/gather/cuda/shard_pushes.h"
 
-#include "collectives/cuda/plain_nccl.h"
 #include "collectives/cuda/shard_exchange.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 
 namespace tandem::gpu {
 namespace {
@@ -112,7 +112,7 @@ const void* ShardPushes::gather(Algorithm algorithm, const Tensor& x, const Tens
     });
     return buffer_->local();
   }
-  if (algorithm == Algorithm::plain) {
+  if (algorithm == Algorithm::serial_kernels) {
     ShardExchange& exchange = shard_exchange(comm_);
     gather_by([&](const Tensor& shard, const Tensor& whole) {
       exchange.all_gather(shard, whole, exchange.choose(whole), op_);

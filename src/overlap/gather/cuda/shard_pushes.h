@@ -61,7 +61,8 @@ class ShardPushes {
     if (ranks > 1) end();
   }
 
-  /// Runs the whole gather serially or by `plain`; returns the address of the gathered matrix.
+  /// Runs the whole gather serially or by `serial_kernels`; returns the address of the gathered
+  /// matrix.
   const void* gather(Algorithm algorithm, const Tensor& x, const Tensor* scales = nullptr);
   /// One rank: gathers x itself.
   void keep_alone(const Tensor& x);

@@ -27,7 +27,7 @@ AllReduceAlgorithm all_reduce_algorithm(Algorithm algorithm) {
       return AllReduceAlgorithm::two_shot;
     case Algorithm::automatic:
     case Algorithm::fused_cutlass:
-    case Algorithm::plain:
+    case Algorithm::serial_kernels:
     case Algorithm::serial_copy:
     case Algorithm::chunked:
     case Algorithm::fused:

@@ -5,10 +5,10 @@
 #include "gemm/cuda/any_rows.cuh"
 #include "gemm/cuda/gemm_block.cuh"
 #include "overlap/contract/cuda/wait_ids.h"
-#include "overlap/gemm_rs/cuda/fused.h"
 #include "overlap/gemm_rs/cuda/block_words.cuh"
-#include "schedule/slice_order.h"
+#include "overlap/gemm_rs/cuda/fused.h"
 #include "schedule/rs_chunk_order.h"
+#include "schedule/slice_order.h"
 
 namespace tandem::gpu::fused {
 
@@ -170,7 +170,7 @@ class FusedRsSource {
 
 /// Paces the store tiles and looks one tile ahead. A kernel's own sink does the stores.
 template <class Roles>
-class FusedRsSink : public PlainSink {
+class FusedRsSink : public DirectSink {
   using Tiles = typename Roles::Tiles;
   using Params = typename Roles::Params;
   using Shared = typename Roles::Shared;

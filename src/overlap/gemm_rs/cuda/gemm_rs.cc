@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "collectives/cuda/plain_nccl.h"
 #include "collectives/cuda/shard_exchange.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 #include "comm/device/signal_kernels.h"
 #include "kernels/cuda/reduce.h"
 #include "overlap/contract/cuda/wait_ids.h"
@@ -74,10 +74,10 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       words_(sizeof(Words)),
       paced_(comm.line()),
       computed_(size_t(comm.size())),
-      has_plain_(comm.size() > 1 &&
-                 has_plain_algorithm(shape.m * shape.n * int64_t(size_of(shape.result())))),
+      has_serial_kernels_(comm.size() > 1 &&
+                          has_serial_kernels(shape.m * shape.n * int64_t(size_of(shape.result())))),
       algorithm_(algorithm) {
-  if (has_plain_) shard_exchange(comm);  // allocates, which a captured call must not
+  if (has_serial_kernels_) shard_exchange(comm);  // allocates, which a captured call must not
   for (int r = 0; r < comm.size(); ++r) {
     shard_gemms_.emplace_back(lt, gemm_shape(comm, shape, shard_of(shape.m, comm.size(), r).count));
   }
@@ -111,7 +111,7 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
 std::vector<Algorithm> GemmRs::algorithms() const {
   if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
   std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
-  if (has_plain_) all.push_back(Algorithm::plain);
+  if (has_serial_kernels_) all.push_back(Algorithm::serial_kernels);
   if (fused_) all.push_back(Algorithm::fused);
   if (!cutlass_kernels_.empty()) all.push_back(Algorithm::fused_cutlass);
   return all;
@@ -237,11 +237,11 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
         gemm_only(x, weight, bias, scales);
         run_nccl(out);
       });
-    case Algorithm::plain:
-      if (!has_plain_) break;
+    case Algorithm::serial_kernels:
+      if (!has_serial_kernels_) break;
       return comm_.enqueue([&] {
         gemm_only(x, weight, bias, scales);
-        run_plain(out);
+        run_serial_kernels(out);
       });
     case Algorithm::serial_copy:
     case Algorithm::chunked:
@@ -271,8 +271,8 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       "fused_cutlass "
       "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and fused where there is a row "
       "for each rank, a result in bf16 or f16, K from {} on",
-      name_of(algorithm), kMaxPlainBytes, shape_.m * shape_.n * int64_t(size_of(shape_.result())),
-      FusedRsKernel::kMinK));
+      name_of(algorithm), kMaxSerialKernelBytes,
+      shape_.m * shape_.n * int64_t(size_of(shape_.result())), FusedRsKernel::kMinK));
 }
 
 // Concurrent with earlier work on the communicator's stream.
@@ -375,7 +375,7 @@ void GemmRs::run_nccl(const Tensor& out) {
   nccl_reduce_scatter(comm_, whole_partial(), out, ReduceOp::sum);
 }
 
-void GemmRs::run_plain(const Tensor& out) {
+void GemmRs::run_serial_kernels(const Tensor& out) {
   const Tensor whole = whole_partial();
   ShardExchange& exchange = shard_exchange(comm_);
   exchange.reduce_scatter(whole, out, exchange.choose(whole), kGemmRsWait);

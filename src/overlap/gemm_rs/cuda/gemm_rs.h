@@ -7,8 +7,8 @@
 // owner's memory under later tiles, or pushed by the copy engine; local tiles add the received
 // partials in their main loop. fused_cutlass (cutlass.h): the same on CUTLASS's GEMM, also for
 // fewer rows; local tiles add the partials in their epilogue. plain: serial; for results so small
-// that a reduce-scatter by kernels costs less. Partials are sent rounded to the result's dtype, as NCCL
-// sends them; with e4m3 operands they are values with the scales applied.
+// that a reduce-scatter by kernels costs less. Partials are sent rounded to the result's dtype, as
+// NCCL sends them; with e4m3 operands they are values with the scales applied.
 #pragma once
 
 #include <memory>
@@ -18,9 +18,9 @@
 #include "gemm/cuda/scaled_gemm.h"
 #include "overlap/contract/cuda/call_graphs.h"
 #include "overlap/contract/cuda/dense.h"
-#include "overlap/gemm_rs/cuda/fused.h"
 #include "overlap/gemm_rs/cuda/chunk_pushes.h"
 #include "overlap/gemm_rs/cuda/cutlass.h"
+#include "overlap/gemm_rs/cuda/fused.h"
 
 namespace tandem::gpu {
 
@@ -45,8 +45,8 @@ class GemmRs {
   /// GEMM algorithm of e4m3 operands.
   GemmAlgorithm gemm_algorithm() const { return whole_.algorithm(); }
   /// Number of variants: for `fused`, delivery plans; for `fused_cutlass`, tile shapes and send
-  /// rates; 0 for others. The fastest is in use unless `use_variant` selects another: the same on every
-  /// rank, and not during stream capture.
+  /// rates; 0 for others. The fastest is in use unless `use_variant` selects another: the same on
+  /// every rank, and not during stream capture.
   int variants(Algorithm algorithm) const;
   int variant(Algorithm algorithm) const {
     return known(algorithm, algorithm == Algorithm::fused ? fused_variant_ : cutlass_variant_);
@@ -84,7 +84,7 @@ class GemmRs {
   void push(int owner, const Tensor& partial);
   void sum_parts(const Tensor& out);
   void run_nccl(const Tensor& out);
-  void run_plain(const Tensor& out);
+  void run_serial_kernels(const Tensor& out);
   int known(Algorithm algorithm, int variant) const {
     return known_variant("gemm_rs", algorithm, variant, variants(algorithm));
   }
@@ -101,8 +101,8 @@ class GemmRs {
   ScaledGemm whole_;
   std::vector<ScaledGemm> shard_gemms_;  // by owner
   int64_t slot_rows_;
-  size_t slot_bytes_;      // of the staging memory, by source rank
-  int tiles_of_slot_ = 0;  // signals of `fused_cutlass`, by source rank
+  size_t slot_bytes_;                               // of the staging memory, by source rank
+  int tiles_of_slot_ = 0;                           // signals of `fused_cutlass`, by source rank
   std::vector<CutlassTileKernel> cutlass_kernels_;  // empty without `fused_cutlass`
   int cutlass_variant_ = 0;
   std::unique_ptr<FusedRsKernel> fused_;  // null if the shape does not support `fused`
@@ -116,7 +116,7 @@ class GemmRs {
   PacedCopies paced_;
   Event begun_, pushed_;
   std::vector<Event> computed_;  // by owner
-  bool has_plain_;
+  bool has_serial_kernels_;
   Algorithm algorithm_;
 };
 

@@ -95,8 +95,8 @@ struct MoeSpace {
   }
   /// Bytes for all other ranks' rows or sums; an encoded one has `message` bytes.
   constexpr size_t room(size_t message) const {
-    const bool plain = message == 0 || trains || allow_uncompressed;
-    const size_t largest = plain && row_bytes() > message ? row_bytes() : message;
+    const bool uncompressed = message == 0 || trains || allow_uncompressed;
+    const size_t largest = uncompressed && row_bytes() > message ? row_bytes() : message;
     return size_t(world - 1) * size_t(tokens) * largest;
   }
 };

@@ -281,14 +281,14 @@ GroupedGate MoeOnGpus::arrivals() const {
 }
 
 // Rows of other ranks start at offset 0 of this rank's symmetric memory.
-MoeOnGpus::Rows MoeOnGpus::plain_rows(const Tensor& local) const {
+MoeOnGpus::Rows MoeOnGpus::uncompressed_rows(const Tensor& local) const {
   return {buffer_->local(), local.data(), arrivals()};
 }
 
 // Serial: rows have been decoded before. Fused: the decode kernel waits for their ranks and must
 // time out first.
 MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& x) const {
-  if (candidate.dispatch.is_none()) return plain_rows(x);
+  if (candidate.dispatch.is_none()) return uncompressed_rows(x);
   Rows rows{decoded_.data(), local_decoded(), {}};
   if (!candidate.overlaps_rows()) return rows;
   rows.gate = arrivals();

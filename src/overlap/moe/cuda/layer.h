@@ -174,7 +174,7 @@ class MoeOnGpus final {
     const void *others, *local;
     GroupedGate gate;
   };
-  Rows plain_rows(const Tensor& local) const;
+  Rows uncompressed_rows(const Tensor& local) const;
   Rows rows_of(const MoeCandidate& candidate, const Tensor& x) const;
   std::byte* local_decoded() const;
   /// Gathers `rows` to sorted positions at `to`.

@@ -83,7 +83,7 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   MoePermutation permuted = permutation();
   gradients_->add_tables(permuted);
   launch_permute(permuted, stream);
-  launch_gather(sorted(), gathering(plain_rows(dout), gradients_->dout()), comm_.stream());
+  launch_gather(sorted(), gathering(uncompressed_rows(dout), gradients_->dout()), comm_.stream());
   gradients_->multiply_d_act(w_out.data(), stream);
   gradients_->gate(sorted(), activations.saved, ints(choice_),
                    reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),

@@ -1,9 +1,9 @@
-#include "collectives/cuda/plain_nccl.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 
 #include <fmt/format.h>
 
-#include "collectives/cuda/plain_pairs.h"
 #include "collectives/cuda/shard_exchange.h"
+#include "collectives/cuda/uncompressed_pairs.h"
 
 namespace tandem::gpu {
 namespace {

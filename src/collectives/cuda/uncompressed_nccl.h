@@ -1,6 +1,6 @@
 // Collectives as NCCL calls, enqueued on the communicator's stream: for sizes where our kernels
 // gain nothing, for reductions they lack, and between nodes. If ranks share a GPU there is no NCCL:
-// our kernels do the same (plain_pairs.h, shard_exchange.h).
+// our kernels do the same (uncompressed_pairs.h, shard_exchange.h).
 #pragma once
 
 #include "comm/nccl/nccl_communicator.h"

@@ -1,4 +1,4 @@
-#include "collectives/cuda/plain_pairs.h"
+#include "collectives/cuda/uncompressed_pairs.h"
 
 #include <algorithm>
 #include <bit>

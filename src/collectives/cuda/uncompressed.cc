@@ -3,9 +3,9 @@
 #include <map>
 
 #include "collectives/cuda/all_reduce.h"
-#include "collectives/cuda/plain_nccl.h"
-#include "collectives/cuda/plain_pairs.h"
 #include "collectives/cuda/shard_exchange.h"
+#include "collectives/cuda/uncompressed_nccl.h"
+#include "collectives/cuda/uncompressed_pairs.h"
 #include "collectives/gpu.h"
 #include "collectives/reduce.h"
 #include "collectives/rows.h"
@@ -19,7 +19,7 @@ constexpr int64_t kStagedBytes = int64_t(16) << 20;
 constexpr int64_t kMaxReducedBytes = int64_t(64) << 20;
 
 // Staging of our own sums, created at the first one of each dtype.
-struct PlainSums {
+struct UncompressedSums {
   std::map<DType, std::unique_ptr<AllReduce>> of;
 };
 
@@ -106,7 +106,8 @@ void all_reduce(Communicator& any, const Tensor& data, ReduceOp op) {
     return nccl_all_reduce(comm, data, data, op);
   }
   if (int64_t(data.bytes()) > kStagedBytes) return shard_exchange(comm).all_reduce(data, data);
-  auto& local = comm.attached<PlainSums>([] { return new PlainSums; }).of[data.dtype()];
+  auto& local =
+      comm.attached<UncompressedSums>([] { return new UncompressedSums; }).of[data.dtype()];
   if (!local) {
     local = std::make_unique<AllReduce>(comm, kStagedBytes / int64_t(size_of(data.dtype())),
                                         data.dtype());

@@ -11,8 +11,8 @@
 #include "collectives/cuda/all_reduce.h"
 #include "collectives/cuda/chunk_sizes.h"
 #include "collectives/cuda/encoded_collectives.h"
-#include "collectives/cuda/plain_nccl.h"
 #include "collectives/cuda/shard_exchange.h"
+#include "collectives/cuda/uncompressed_nccl.h"
 #include "core/cuda/graph.h"
 #include "tandem/collectives.h"
 
@@ -28,9 +28,9 @@ struct CollectiveCandidate {
 
 // Runs, checks and times `candidates`, NCCL's first. `check_result` checks `out`. If the last one
 // is encoded, all others are serial.
-void measure_plain(const Setting& at, const std::vector<CollectiveCandidate>& candidates,
-                   const Tensor& out, const std::function<Verdict()>& check_result,
-                   BenchResult& result) {
+void measure_collective(const Setting& at, const std::vector<CollectiveCandidate>& candidates,
+                        const Tensor& out, const std::function<Verdict()>& check_result,
+                        BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   std::vector<BoundCandidate> alternatives;
@@ -108,7 +108,7 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
     const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
     result.wire_bytes = 2 * int64_t(c.wire.bytes(shard, c.dtype)) * (comm.size() - 1);
   }
-  measure_plain(
+  measure_collective(
       at, candidates, out, [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); },
       result);
   result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
@@ -210,7 +210,7 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     }
     return verdict;
   };
-  measure_plain(at, candidates, out, check_result, result);
+  measure_collective(at, candidates, out, check_result, result);
   result.bytes = int64_t(shard.bytes()) * (comm.size() - 1);
 }
 
@@ -236,7 +236,7 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
         c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, candidates);
     result.wire_bytes = bytes_sent(comm, c, in);
   }
-  measure_plain(
+  measure_collective(
       at, candidates, out,
       [&] {
         return verify_sum(out, kSeed + uint64_t(comm.rank()), kX, comm.size(), comm.stream());
@@ -277,18 +277,18 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
     }
     return verdict;
   };
-  measure_plain(at, candidates, out, check_result, result);
+  measure_collective(at, candidates, out, check_result, result);
   result.bytes = int64_t(in.bytes()) - local.count * c.n * int64_t(size_of(c.dtype));
 }
 
 }  // namespace
 
-bool is_plain(const std::string& op) {
+bool is_collective(const std::string& op) {
   const BenchCollective* collective = find_collective(op);
   return collective && collective->op != NativeOp::broadcast;
 }
 
-void run_plain(const Setting& at, const BenchRequest& request, BenchResult& result) {
+void run_collective(const Setting& at, const BenchRequest& request, BenchResult& result) {
   switch (find_collective(request.op)->op) {
     case NativeOp::all_reduce:
       return run_all_reduce(at, request, result);
