@@ -5,22 +5,55 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PLAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 # Order in which the tuner tries candidates (ways() of the operators), and the fraction of the first
 # one's time by which it must be beaten (src/tune/margin.h).
-ORDER = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "plain", "adding", "fused")
+ORDER = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "serial_kernels", "fused",
+         "fused_cutlass")
 OVER_FIRST = 0.02
+
+
+# Former names in results, within the names of candidates and variants.
+FORMER = (("own tiles", "local tiles"), (" pieces", " chunks"), ("sorted beside", "overlapped_sort"),
+          ("sort beside", "overlap the sort"), ("1 part", "1 column group"), (" parts", " column groups"))
+RENAMED = "2026-11-27"  # the first day whose results have no former names
+
+
+def current_name(r, name):
+    if name == "plain":
+        return "serial_kernels" if r["op"] in ("ag_gemm", "gemm_rs") else "uncompressed"
+    if r["op"] == "gemm_rs" and name in ("adding", "fused"):
+        return "fused" if name == "adding" else "fused_cutlass"
+    for before, now in FORMER:
+        name = name.replace(before, now)
+    return name
+
+
+def current(r):
+    """A result with the current names of candidates."""
+    config = r.get("config") or {}
+    times = config.get("candidates_us") or config.get("ways_us") or {}
+    if "op" not in r or r.get("date", RENAMED) >= RENAMED or "fused_cutlass" in times:
+        return r
+    name = lambda text: current_name(r, text) if isinstance(text, str) else text
+    config = {key: {name(one): us for one, us in value.items()} if value is times else
+              name(value) if key in ("serial", "overlapped", "baseline") else value for key, value in config.items()}
+    compared = {"uncompressed" if key == "plain" else key: one | {"name": name(one["name"])} if "name" in one else one
+                for key, one in r.get("compared", {}).items()}
+    over = {"uncompressed" if key == "plain" else key: share for key, share in r.get("over_gemm", {}).items()}
+    changed = {"config": config, "compared": compared, "over_gemm": over, "detail": name(r.get("detail"))}
+    return r | {key: value for key, value in changed.items() if key in r}
 
 
 def load(file):
     file = ROOT / file
     content = json.loads(file.read_text()) if file.exists() else []
-    return content if isinstance(content, list) else [content]
+    return [current(r) if isinstance(r, dict) else r for r in (content if isinstance(content, list) else [content])]
 
 
 def key(r):
     """Key of a case, in our and in the peers' results."""
-    return r["m"] * r["n"] if r["op"] in PLAIN else (r["m"], r["n"], r["k"])
+    return r["m"] * r["n"] if r["op"] in COLLECTIVES else (r["m"], r["n"], r["k"])
 
 
 def candidates(r):
@@ -35,7 +68,7 @@ def chosen(r):
     """Choice of Strategy::automatic for these times: the rule of fastest() in src/tune/tuner.cc. Collectives
     choose by size, which is the fastest in every case of the tables."""
     us = {name: t["median"] for name, t in candidates(r).items()}
-    if r["op"] in PLAIN:
+    if r["op"] in COLLECTIVES:
         return min(us, key=us.get)
     first, *others = sorted(us, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     best = first
@@ -71,13 +104,13 @@ def tflops(r, us):
     return 2 * r["m"] * r["n"] * r["k"] / r["ranks"] / us / 1e6
 
 
-def plain_bytes(r):
+def matrix_bytes(r):
     return r["m"] * r["n"] * {"f32": 4}.get(r["dtype"], 2)
 
 
 def bandwidth(r, us):
     """algbw and busbw in GB/s, as defined by nccl-tests."""
-    algbw = plain_bytes(r) / us / 1e3
+    algbw = matrix_bytes(r) / us / 1e3
     others = (r["ranks"] - 1) / r["ranks"]
     factor = {"all_reduce": 2 * others, "broadcast": 1}.get(r["op"], others)
     return algbw, algbw * factor

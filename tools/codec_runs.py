@@ -10,7 +10,7 @@ from bench_results import ROOT, all_right, candidates, load, markdown, only, per
 KERNELS = "bench/results/h100x1/gpu-codecs.json"
 
 
-def plain_us(r):
+def uncompressed_us(r):
     return min(entry["median"] for entry in candidates(r).values() if not entry.get("encoded"))
 
 
@@ -35,7 +35,7 @@ def row(results, sizes, kernels):
     cells = [next(iter(results.values()))["op"], f'`{next(iter(results.values()))["codec"]["text"]}`']
     for size in sizes:
         r = results.get(size)
-        cells.append("–" if r is None else f"{encoded_us(r):.0f} ({plain_us(r) / encoded_us(r):.2f}×)")
+        cells.append("–" if r is None else f"{encoded_us(r):.0f} ({uncompressed_us(r) / encoded_us(r):.2f}×)")
     largest = results[max(results)]
     over = [candidates(r)["nccl"]["median"] / encoded_us(r) for r in results.values() if "nccl" in candidates(r)]
     off = [encoded_us(r) / before - 1 for r in results.values() if (before := prediction(r, kernels)) is not None]
@@ -70,9 +70,9 @@ def operators(folder):
     found.sort(key=lambda r: (r["op"], r["m"], r["n"], r["codec"]["bits_per_element"]))
 
     def operator_row(r):
-        plain, encoded = r["compared"]["plain"], r["compared"]["encoded"]
+        uncompressed, encoded = r["compared"]["uncompressed"], r["compared"]["encoded"]
         return [r["op"], shape_name(r), f'`{r["codec"]["text"]}`', f'{r["time_us"]["gemm"]:.0f}',
-                f'{plain["us"]:.0f}', percent(plain["efficiency"]), encoded["name"], f'{encoded["us"]:.0f}',
+                f'{uncompressed["us"]:.0f}', percent(uncompressed["efficiency"]), encoded["name"], f'{encoded["us"]:.0f}',
                 f'{r["over_gemm"]["encoded"]:+.1%}', percent(encoded["efficiency"])]
 
     heads = ["operator", "M × N × K", "codec", "GEMM, µs", "uncompressed, µs", "E", "encoded candidate", "encoded, µs", "over the GEMM", "E"]

@@ -5,7 +5,7 @@ uncompressed candidate was timed in the same run."""
 import json
 import re
 
-from bench_results import (ROOT, about, all_right, candidates, is_right, markdown, only, percent, plain_bytes,
+from bench_results import (ROOT, about, all_right, candidates, is_right, markdown, only, percent, matrix_bytes,
                            size_name, span)
 from cpu_table import results
 
@@ -24,7 +24,7 @@ def codec_name(r):
 
 def collective_row(r):
     t = r["time_us"]
-    cells = [r["link"].removeprefix("tbf "), r["op"], r["dtype"], size_name(plain_bytes(r)), codec_name(r), ms(t["serial"]),
+    cells = [r["link"].removeprefix("tbf "), r["op"], r["dtype"], size_name(matrix_bytes(r)), codec_name(r), ms(t["serial"]),
              ms(t["overlapped"]), ratio(t["serial"], t["overlapped"])]
     if not r["codec"]:
         return cells + ["–"] * 5
@@ -35,7 +35,7 @@ def collective_row(r):
 def collectives(folders):
     """Table of one folder or several."""
     found = sorted((r for folder in folders.split(",") for r in results(folder)),
-                   key=lambda r: (r["link"], r["op"], r["dtype"] != "f32", plain_bytes(r), r["codec"] is not None,
+                   key=lambda r: (r["link"], r["op"], r["dtype"] != "f32", matrix_bytes(r), r["codec"] is not None,
                                   -(r["codec"] or {}).get("bits_per_element", 0)))
     heads = ["link", "operation", "dtype", "size", "codec", "fastest uncompressed", "Tandem", "speed-up",
              "compression", "wire time", "codec", "transport", "limit / time"]
@@ -53,12 +53,12 @@ def link_us(r):
 def emulated_row(r):
     t = r["time_us"]
     us = t["overlapped"] if r["codec"] else t["serial"]
-    return [r["op"], r["dtype"], size_name(plain_bytes(r)), codec_name(r), f"{us / 1e3:.2f}", f"{link_us(r) / 1e3:.2f}",
+    return [r["op"], r["dtype"], size_name(matrix_bytes(r)), codec_name(r), f"{us / 1e3:.2f}", f"{link_us(r) / 1e3:.2f}",
             percent(link_us(r) / us), ratio(t["serial"], us), "yes" if is_right(r) else "NO"]
 
 
 def emulated(folder):
-    found = sorted(results(folder), key=lambda r: (r["op"], plain_bytes(r), -link_us(r)))
+    found = sorted(results(folder), key=lambda r: (r["op"], matrix_bytes(r), -link_us(r)))
     heads = ["operation", "dtype", "size", "codec", "ms", "wire time, ms", "wire / total",
              "over uncompressed", "correct"]
     return (f'{only(found, "hardware", folder)}, {only(found, "ranks", folder)} ranks that share it, link '

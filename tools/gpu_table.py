@@ -6,8 +6,8 @@ import pathlib
 import sys
 
 import headline_table
-from bench_results import (PLAIN, all_right, bandwidth, capped_mean, chosen, fastest_peer, hidden, is_right, key,
-                           load, markdown, median, peers_of, percent, plain_bytes, shape_name, size_name, span, tflops)
+from bench_results import (COLLECTIVES, all_right, bandwidth, capped_mean, chosen, fastest_peer, hidden, is_right, key,
+                           load, markdown, median, peers_of, percent, matrix_bytes, shape_name, size_name, span, tflops)
 
 # Descriptions of runs that a table could not distinguish, by suffix of the file name.
 RUNS = {"again": "another run", "third": "a third run", "before": "before tiles were stored into their owner's memory",
@@ -61,7 +61,7 @@ def collectives_table(files):
         rounds = " or ".join(str(n) for n in sorted({r["repeats"] for r in results}))
         title_of[name] = f'{name}: commit {" ".join(sorted({r["commit"] for r in results}))}, {first["date"][:10]}, medians of {rounds}'
         for r in results:
-            by.setdefault(plain_bytes(r), {})[name] = collective_cell(r)
+            by.setdefault(matrix_bytes(r), {})[name] = collective_cell(r)
     everything = [r for results in files for r in results]
     first = everything[0]
     about = (f'{first["hardware"]}, {first["link"]}, {first["dtype"]}, in CUDA graphs; {"; ".join(title_of.values())}; slowest '
@@ -143,7 +143,7 @@ def summary(folder):
     rows, flags = [], []
     for file in sorted(pathlib.Path(folder).glob("*.json")):
         results = load(file.resolve())
-        if results[0]["op"] in PLAIN or file.stem in short or file.stem.rsplit("-", 1)[-1] in EARLIER:
+        if results[0]["op"] in COLLECTIVES or file.stem in short or file.stem.rsplit("-", 1)[-1] in EARLIER:
             continue
         alone = is_alone(results[0])
         for where, group in ({"any": results} if alone else by_rows(results)).items():
@@ -158,8 +158,8 @@ def tables(folder):
     """Operators by shape, then collectives by size."""
     loaded = {file: load(file.resolve()) for file in sorted(pathlib.Path(folder).glob("*.json"))}
     made = [table(results, peers_of(file.resolve()), file.stem) for file, results in loaded.items()
-            if results[0]["op"] not in PLAIN]
-    collectives = [results for results in loaded.values() if results[0]["op"] in PLAIN]
+            if results[0]["op"] not in COLLECTIVES]
+    collectives = [results for results in loaded.values() if results[0]["op"] in COLLECTIVES]
     return "\n".join(made + ([collectives_table(collectives)] if collectives else []))
 
 

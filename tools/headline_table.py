@@ -1,7 +1,7 @@
 """Short tables of README.md and docs/performance.md, from the same results as the long ones of
 docs/results."""
 from bench_results import (capped_mean, chosen, efficiency_of, fastest_peer, hidden, key, load, median,
-                           markdown, peers_of, percent, plain_bytes, bandwidth, size_name, span, tflops)
+                           markdown, peers_of, percent, matrix_bytes, bandwidth, size_name, span, tflops)
 from cpu_table import results
 
 GPUS = "bench/results/h200x4"
@@ -75,14 +75,14 @@ def collectives():
     for op in ("all_gather", "reduce_scatter", "all_reduce"):
         for ranks, name in ((2, f"more/{op}-world2"), (4, op)):
             found = load(f"{GPUS}/{name}.json")
-            small = [r for r in found if plain_bytes(r) <= 1 << 20]
-            large = [r for r in found if plain_bytes(r) > 1 << 20]
-            most = max(found, key=plain_bytes)
+            small = [r for r in found if matrix_bytes(r) <= 1 << 20]
+            large = [r for r in found if matrix_bytes(r) > 1 << 20]
+            most = max(found, key=matrix_bytes)
             gain = [span([r["time_us"]["nccl"] / median(r, chosen(r)) for r in part], unit="×")
                     for part in (small, large)]
             busbw = [f"{bandwidth(most, us)[1]:.0f}" for us in (median(most, chosen(most)), most["time_us"]["nccl"])]
             rows.append([f"{op}, {ranks} GPUs", *gain, *busbw])
-    largest = size_name(plain_bytes(most))
+    largest = size_name(matrix_bytes(most))
     return markdown(["", "over NCCL, 16 KiB to 1 MiB", f"4 MiB to {largest}", f"busbw at {largest}, GB/s",
                      "NCCL's"], rows)
 

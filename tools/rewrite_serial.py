@@ -12,7 +12,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # As is_serial in src/overlap/contract/cuda/algorithms.h. Not needed for results with the form of each
 # candidate.
-SERIAL = {"serial_nccl", "serial_copy", "plain", "one_shot", "two_shot", "product"}
+SERIAL = {"serial_nccl", "serial_copy", "serial_kernels", "one_shot", "two_shot", "product"}
+FORMER = {"plain"}
 NCCL = {"serial_nccl", "nccl"}
 
 
@@ -50,7 +51,7 @@ def rewrite(r):
     if r["time_us"]["gemm"] == 0 or r["ranks"] == 1:
         return  # a collective other than the library's, or only a GEMM
     for name, t in times.items():
-        t.setdefault("form", "serial" if name in SERIAL else "overlapped")
+        t.setdefault("form", "serial" if name in SERIAL | FORMER else "overlapped")
     config, us = r["config"], r["time_us"]
     before = config["serial"], config["overlapped"]
     serial = fastest(times, "serial")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tuner_cache.py DIR...: prints the contents of src/tune/shipped_tuner.json: the times of all
 candidates from the GPU results of `tandem bench` in DIR, and those of a candidate's variants
-(fused, adding) from the tuner's own file of the same run, DIR/cache/tuner.json."""
+(fused, fused_cutlass) from the tuner's own file of the same run, DIR/cache/tuner.json."""
 import json
 import pathlib
 import sys
@@ -28,7 +28,7 @@ for folder in sys.argv[1:]:
     local = pathlib.Path(folder) / "cache" / "tuner.json"
     for key, entry in (json.loads(local.read_text()) if local.exists() else {}).items():
         key = key.split(" | ", 2)[-1]  # without the machine's libraries and the build
-        of_case = key.replace(" fused m ", " m ").replace(" adding m ", " m ")
+        of_case = key.replace(" fused m ", " m ").replace(" fused_cutlass m ", " m ")
         if of_case != key and of_case in cache:
             times = {name: round(us, 1) for name, us in entry["measured_us"].items()}
             cache[key] = {"measured_us": times}

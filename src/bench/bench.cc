@@ -273,7 +273,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   for (size_t i = 0; i < forms.size(); ++i) {
     result.add(forms[i].name, forms[i].form, times_of(samples[first_form + i]), forms[i].encoded);
   }
-  if (!operation && result.serial_name == "plain")
+  if (!operation && result.serial_name == "uncompressed")
     result.baseline = "this library without the codec";
   if (subject->reports_choice()) result.choose_among(forms);
   const auto fastest = std::ranges::find(forms, result.overlapped_name, &BoundCandidate::name);

@@ -61,7 +61,7 @@ class CollectiveCase : public BenchCase {
     if (wire_.is_none()) return {{"tandem", Form::overlapped, [this] { run({}); }}};
     std::vector<BoundCandidate> all{
         {"tandem", Form::overlapped, [this] { counted([&] { run(wire_); }); }, true},
-        {"plain", Form::serial, [this] { run({}); }}};
+        {"uncompressed", Form::serial, [this] { run({}); }}};
     if (kind_ == Kind::all_reduce && !is_one_shot()) {
       all.push_back(
           {"one shot", Form::overlapped, [this] { counted([&] { run_one_shot(); }); }, true});

@@ -121,7 +121,7 @@ void check_bench(const BenchRequest& request, int ranks) {
   }
   if (!wire.is_none() && is_moe(op) && moe.backward) {
     throw InvalidArgument(fmt::format(
-        "bench: codec '{}' with --backward, which travels plain: expected one of the two",
+        "bench: codec '{}' with --backward, which is sent uncompressed: expected one of the two",
         wire.describe()));
   }
   if (add_norm && !wire.is_none()) {

@@ -109,7 +109,7 @@ Json over_gemm(const BenchRequest& q, const BenchResult& r) {
               {"overlapped", share(r.over_gemm(r.overlapped))}};
   if (q.wire.is_none()) return all;
   if (const auto uncompressed = r.fastest_uncompressed())
-    all["plain"] = share(r.over_gemm(uncompressed->times));
+    all["uncompressed"] = share(r.over_gemm(uncompressed->times));
   if (const auto as = r.fastest_encoded()) all["encoded"] = share(r.over_gemm(as->times));
   return all;
 }
@@ -123,7 +123,7 @@ Json compared(const BenchResult& r, bool exposes) {
     if (r.gemm.median_us <= 0) return;
     all[key]["efficiency"] = exposes ? Json(share(r.efficiency_of(one->times))) : Json(nullptr);
   };
-  add("plain",
+  add("uncompressed",
       r.gemm.median_us > 0 ? r.fastest_uncompressed() : NamedTimes{r.serial_name, r.serial});
   add("encoded", r.fastest_encoded());
   return all;

@@ -88,9 +88,8 @@ void declare(CLI::App& command, BenchOptions& options) {
       ->excludes(n)
       ->excludes(k);
   command
-      .add_option(
-          "--bytes", options.bytes,
-          "A plain collective's sizes in place of --m --n: 16K:256M (times 4 each), 1M:64M:x2")
+      .add_option("--bytes", options.bytes,
+                  "A collective's sizes in place of --m --n: 16K:256M (times 4 each), 1M:64M:x2")
       ->excludes(m)
       ->excludes(n)
       ->excludes("--shapes");
@@ -152,7 +151,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench moe --model qwen2-moe-2.7b --ep 2 --tokens 256 --hidden-scale 8\n"
       "  tandem bench moe --experts 60 --top-k 4 --hidden 256 --ffn 128 --ep 2 --tokens 256\n"
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
-      "\nA plain collective moves an m x n matrix of uniform values, or over lossless, whose gain "
+      "\nA collective moves an m x n matrix of uniform values, or over lossless, whose gain "
       "depends\n"
       "on the values, of standard normal ones. On one GPU an operator is its product, beside a "
       "bare\n"
@@ -242,9 +241,8 @@ void check_options(const BenchOptions& options) {
                                       *options.k, options.request.op));
   }
   if (!options.bytes.empty() && is_gemm(options.request.op)) {
-    throw InvalidArgument(
-        fmt::format("--bytes with {}: expected a plain collective; --m takes several sizes",
-                    options.request.op));
+    throw InvalidArgument(fmt::format(
+        "--bytes with {}: expected a collective; --m takes several sizes", options.request.op));
   }
   const bool moe = is_moe(options.request.op);
   if (moe && (options.n || options.k || !options.shapes.empty())) {
@@ -263,7 +261,7 @@ void check_options(const BenchOptions& options) {
   }
   if (!options.request.library && is_gemm(options.request.op)) {
     throw InvalidArgument(
-        fmt::format("--no-library with {}: expected a plain collective", options.request.op));
+        fmt::format("--no-library with {}: expected a collective", options.request.op));
   }
   const bool prefill = is_prefill(options.request.op);
   if (prefill && (gpus || options.request.chunks != 0)) {

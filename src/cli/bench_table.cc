@@ -48,7 +48,7 @@ same rounds:
 )";
 
 constexpr const char* kGpuCodecLine =
-    R"(The column plain is the fastest form without the codec, NCCL's or ours, and tandem the encoded one. The
+    R"(The column no codec is the fastest form without the codec, NCCL's or ours, and tandem the encoded one. The
 line below a row compares the two, and says what each GPU sends.
 )";
 constexpr const char* kNormalLine =
@@ -107,8 +107,8 @@ std::string codec_line(const BenchResult& r) {
   const CodecTimes& t = *r.codec_times;
   const double us = r.overlapped.median_us;
   return indented(
-             {fmt::format("{:.2f}x plain's speed, {:.2f}x fewer bytes;", r.serial.median_us / us,
-                          double(r.bytes) / double(r.wire_bytes)),
+             {fmt::format("{:.2f}x the speed without codec, {:.2f}x fewer bytes;",
+                          r.serial.median_us / us, double(r.bytes) / double(r.wire_bytes)),
               fmt::format("wire {}, codec {} + transport {}:", microseconds(t.wire.median_us),
                           microseconds(t.codec.median_us), microseconds(t.transport.median_us)),
               fmt::format("{:.0f} % of the limit", r.limit_us() / us * 100)}) +
@@ -138,7 +138,7 @@ std::string compared_line(const BenchResult& r) {
                                  r.over_gemm(one->times) * 100, hidden));
   };
   add("encoded", r.fastest_encoded());
-  add("plain", r.fastest_uncompressed());
+  add("uncompressed", r.fastest_uncompressed());
   if (fields.empty()) return "";
   fields.back().pop_back();
   return indented(fields) + "\n";
@@ -146,8 +146,8 @@ std::string compared_line(const BenchResult& r) {
 
 /// Column name of a collective's baseline.
 const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
-  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "plain";
-  if (r.serial_name == "plain") return "plain";
+  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "no codec";
+  if (r.serial_name == "uncompressed") return "no codec";
   return r.serial_name == "mpi" ? "MPI" : "direct";
 }
 

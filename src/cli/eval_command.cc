@@ -194,8 +194,9 @@ void add_eval(CLI::App& app) {
   command->add_option("--codec-sweep", arguments->sweep,
                       "Every format at every site: a table; PREFIX.json and PREFIX.svg");
   command
-      ->add_option("--sweep-sites", arguments->sweep_sites,
-                   "Only at these, the others plain: attention,mlp (default: all of the model)")
+      ->add_option(
+          "--sweep-sites", arguments->sweep_sites,
+          "Only at these, the others uncompressed: attention,mlp (default: all of the model)")
       ->delimiter(',');
   command->add_option("--json", arguments->json,
                       "Result with every file as JSON: FILE, or - for stdout");

@@ -47,7 +47,7 @@ void print_gpus(const Gpus& gpus) {
   for (const OperatorRow* row : operators()) {
     if (row->on_gpu) names.push_back(row->name);
   }
-  line("GPU operators", fmt::format("{} and the plain collectives, {} fused kernels (sm_90)",
+  line("GPU operators", fmt::format("{} and the collectives, {} fused kernels (sm_90)",
                                     fmt::join(names, " "), fused ? "with" : "without"));
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tandem/codec.h"
 #include "tandem/quantize.h"
@@ -85,5 +86,7 @@ nlohmann::json to_json(const OpDesc& desc);
 /// Converts a tuner's key to the current format: old GPU keys had "keep" after "bias" and "kn", and
 /// uncompressed candidates next to a wire format's were called "or plain".
 std::string current_key(std::string key);
+/// Converts an entry with its key: in addition to `current_key`, the former names of candidates.
+std::pair<std::string, nlohmann::json> current_entry(std::string key, nlohmann::json entry);
 
 }  // namespace tandem

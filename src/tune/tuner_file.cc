@@ -150,7 +150,8 @@ Contents contents_of(const std::string& path) {
   for (auto& [key, entry] : file.items()) {
     if (key == kWrittenBy) continue;
     if (is_tuner_entry(entry)) {
-      contents.entries[current_key(key)] = std::move(entry);
+      auto [now, renamed] = current_entry(key, std::move(entry));
+      contents.entries[now] = std::move(renamed);
     } else {
       contents.damage = "damaged";
     }

@@ -172,7 +172,7 @@ TEST(Bench, CollectivesTakeAWireFormat) {
           const BenchResult result = run_bench(comm, request);
           EXPECT_TRUE(result.ok()) << result.max_rel << " of " << result.bound;
           EXPECT_TRUE(result.candidates.at("tandem").encoded);
-          EXPECT_FALSE(result.candidates.at("plain").encoded);
+          EXPECT_FALSE(result.candidates.at("uncompressed").encoded);
           EXPECT_EQ(result.candidates.contains("one shot"), ranks == 3 && op[4] == 'r');
           EXPECT_FALSE(result.candidates.at(result.serial_name).encoded);
           ASSERT_EQ(result.codec_times.has_value(), ranks > 1);

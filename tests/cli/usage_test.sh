@@ -120,8 +120,8 @@ expect 2 '--bytes 16K:1: expected FIRST:LAST' bench all_reduce --bytes 16K:1
 expect 2 '--bytes 1K:4K:x1: expected FIRST:LAST' bench all_reduce --bytes 1K:4K:x1
 expect 2 '--bytes 2T: expected FIRST:LAST' bench all_reduce --bytes 2T
 expect 2 '--bytes: 6 in f32: expected a multiple of 4' bench all_reduce --bytes 6
-expect 2 '--bytes with ag_gemm: expected a plain collective' bench ag_gemm --bytes 16K
-expect 2 '--no-library with ag_gemm: expected a plain collective' bench ag_gemm --no-library
+expect 2 '--bytes with ag_gemm: expected a collective' bench ag_gemm --bytes 16K
+expect 2 '--no-library with ag_gemm: expected a collective' bench ag_gemm --no-library
 expect 2 '--json - and --csv -: expected one of them' bench all_reduce --json - --csv -
 expect 2 '--csv and --json: both r.txt: expected two files' bench all_reduce --json r.txt --csv r.txt
 expect 3 '/nowhere/r.csv: cannot be written: No such file' bench ag_gemm --csv /nowhere/r.csv

@@ -60,9 +60,9 @@ TEST_P(FusedGemmRs, BitsAreReproducibleUnderRandomDelaysBetweenOtherAlgorithms) 
         EXPECT_EQ(digests, std::vector<uint64_t>(30, digests[0])) << what;
       }
     }
-    EXPECT_EQ(plans, (std::set<std::string>{"shards in 2 pieces", "shards in 4 pieces",
-                                            "stored, one of 6 later", "stored, own tiles between",
-                                            "stored, own tiles last"}));
+    EXPECT_EQ(plans, (std::set<std::string>{"shards in 2 chunks", "shards in 4 chunks",
+                                            "stored, one of 6 later", "stored, local tiles between",
+                                            "stored, local tiles last"}));
   });
 }
 

@@ -46,7 +46,7 @@ void expect_exact_shards(GpuCommunicator& comm, DType dtype, int64_t rows, int64
                          int64_t skip, std::optional<ShardAlgorithm> algorithm) {
   const int world = comm.size(), rank = comm.rank();
   const std::string what = fmt::format("{} {}x{} from {} {}", name_of(dtype), rows, columns, skip,
-                                       algorithm ? gpu::name_of(*algorithm) : "plain");
+                                       algorithm ? gpu::name_of(*algorithm) : "uncompressed");
   const size_t bytes = size_t(rows * columns + skip) * size_of(dtype);
   const DeviceMemory whole_memory(bytes), expected_memory(bytes), shard_memory(bytes);
   const Tensor whole = view_from(whole_memory, skip, dtype, rows, columns),

@@ -208,11 +208,44 @@ TEST(Descriptor, KeysOfEarlierFilesStayValid) {
             "H200 | moe 4 as int8 or uncompressed for backward");
 }
 
+// Names of candidates in existing tuner files.
+TEST(Descriptor, CandidatesOfEarlierFilesAreFoundByTheirCurrentNames) {
+  using Entry = std::pair<std::string, nlohmann::json>;
+  const auto entry = [](const std::vector<std::string>& names) {
+    nlohmann::json times;
+    for (size_t i = 0; i < names.size(); ++i) times[names[i]] = i + 1.0;
+    return nlohmann::json{{"measured_us", times}, {"spread", 0.1}};
+  };
+  const std::string rs = "H200 | nccl | nvlink x4 | gemm_rs", shape = " m 96 n 40 k 24 bf16";
+  EXPECT_EQ(current_entry(rs + shape, entry({"adding", "fused", "plain", "chunked"})),
+            Entry(rs + shape, entry({"fused", "fused_cutlass", "serial_kernels", "chunked"})));
+  const auto now = entry({"fused", "fused_cutlass", "chunked"});
+  EXPECT_EQ(current_entry(rs + shape, now), Entry(rs + shape, now));
+  const auto plans = entry({"shards in 2 chunks", "stored, local tiles last"});
+  EXPECT_EQ(current_entry(rs + " adding" + shape,
+                          entry({"shards in 2 pieces", "stored, own tiles last"})),
+            Entry(rs + " fused" + shape, plans));
+  EXPECT_EQ(current_entry(rs + " fused" + shape, plans), Entry(rs + " fused" + shape, plans));
+  const auto tiles = entry({"128x128, sending at 100 %"});
+  EXPECT_EQ(current_entry(rs + " fused" + shape, tiles),
+            Entry(rs + " fused_cutlass" + shape, tiles));
+  EXPECT_EQ(current_entry("cpu | all_gather m 4", entry({"plain", "one shot"})),
+            Entry("cpu | all_gather m 4", entry({"uncompressed", "one shot"})));
+  EXPECT_EQ(
+      current_entry("H200 | moe 4", entry({"sorted beside, 8 blocks sort, 4 sum as int8",
+                                           "fused, 8 blocks send, 2 parts plain, back as int8"})),
+      Entry("H200 | moe 4",
+            entry({"overlapped_sort, 8 blocks sort, 4 sum as int8",
+                   "fused, 8 blocks send, 2 column groups uncompressed, back as int8"})));
+}
+
 TEST(Data, ShippedTimesAreFoundWithCurrentKeys) {
   EXPECT_FALSE(data_file("shipped_tuner.json").empty());
   EXPECT_EQ(data_file("of another name"), "");
   EXPECT_GT(shipped_times().size(), 100u);
-  for (const auto& [key, entry] : shipped_times().items()) EXPECT_EQ(current_key(key), key);
+  for (const auto& [key, entry] : shipped_times().items()) {
+    EXPECT_EQ(current_entry(key, entry), std::pair(key, entry));
+  }
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ void launch_simple_gemm(const GemmShape& shape, const void* x, const void* weigh
     case DType::u8:
       break;
   }
-  throw InvalidArgument("gemm: a plain kernel: expected f32, bf16 or f16");
+  throw InvalidArgument("gemm: the simple kernel: expected f32, bf16 or f16");
 }
 
 }  // namespace tandem::gpu

@@ -27,7 +27,7 @@ namespace {
 const char* name_of(Route route) {
   switch (route) {
     case Route::uncompressed:
-      return "plain";
+      return "uncompressed";
     case Route::one_shot:
       return "one shot";
     case Route::two_shots:

@@ -215,7 +215,8 @@ void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       break;
   }
   throw InvalidArgument(fmt::format(
-      "ag_gemm: algorithm {}: expected serial_nccl, serial_copy, chunked, plain where [M, K] "
+      "ag_gemm: algorithm {}: expected serial_nccl, serial_copy, chunked, serial_kernels where [M, "
+      "K] "
       "has at most {} bytes (here {}), or fused where {}",
       name_of(algorithm), kMaxSerialKernelBytes,
       shape_.m * shape_.k * int64_t(size_of(shape_.dtype)),

@@ -4,7 +4,7 @@
 // shard is multiplied in place; then one GEMM per shard as it arrives. fused: one persistent GEMM
 // whose tiles wait for the rows they read, overlapped with the same transfers or, if faster, with
 // transfers by a copy warp of every block (shard_copy_warp.cuh), in which case a call is one
-// launch. plain: serial; for x so small that an all-gather by kernels costs less.
+// launch. serial_kernels: for x so small that an all-gather by kernels costs less.
 //
 // e4m3: x is sent as is, half the bytes of bf16. Scales by row are sent with their shard: right
 // after the rows, or before them by copy warps. A single scale for all of x must be the same on

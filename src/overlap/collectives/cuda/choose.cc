@@ -55,7 +55,7 @@ bool is_faster_encoded(GpuCommunicator& comm, const char* op, const Wire& wire, 
   Stopwatch stopwatch(comm);
   MeasureOptions options;
   options.repeats = kRepeats;
-  const auto times = stopwatch.measure({{.name = "plain", .run = [&] { run(false); }},
+  const auto times = stopwatch.measure({{.name = "uncompressed", .run = [&] { run(false); }},
                                         {.name = wire.describe(), .run = [&] { run(true); }}},
                                        options);
   comm.synchronize();

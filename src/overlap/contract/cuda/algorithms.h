@@ -85,7 +85,7 @@ constexpr std::string_view name_of(Algorithm algorithm) {
     case Algorithm::fused_cutlass:
       return "fused_cutlass";
     case Algorithm::serial_kernels:
-      return "plain";
+      return "serial_kernels";
     case Algorithm::one_shot:
       return "one_shot";
     case Algorithm::two_shot:

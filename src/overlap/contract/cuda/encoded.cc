@@ -81,7 +81,7 @@ std::vector<Candidate> EncodedDense::candidates() {
   add("serial", Form::serial, [this](const tandem::Operands& o) { run_serial(o); });
   for (const bool between : {false, true}) {
     if (!fused_rs_ || (between && !fused_rs_->has_between())) continue;
-    add(between ? "fused, own tiles between," : "fused", Form::overlapped,
+    add(between ? "fused, local tiles between," : "fused", Form::overlapped,
         [this, between](const tandem::Operands& o) {
           run_fused(o, [&] { run_fused_sum(between, o); });
         });

@@ -193,9 +193,9 @@ RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
 std::string GemmRs::variant_name(Algorithm algorithm, int variant) const {
   if (algorithm == Algorithm::fused) {
     const FusedRsPlan& plan = fused_->plans()[size_t(variant)];
-    if (plan.chunks > 0) return fmt::format("shards in {} pieces", plan.chunks);
+    if (plan.chunks > 0) return fmt::format("shards in {} chunks", plan.chunks);
     if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
-    return plan.between ? "stored, own tiles between" : "stored, own tiles last";
+    return plan.between ? "stored, local tiles between" : "stored, local tiles last";
   }
   const int pace = pace_of(variant);
   return fmt::format("{}, sending {}", cutlass_kernels_[size_t(variant / kPaceCount)].tile->name,
@@ -266,7 +266,8 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       break;
   }
   throw InvalidArgument(fmt::format(
-      "gemm_rs: algorithm {}: expected serial_nccl, serial_copy, chunked, plain where [M, N] has "
+      "gemm_rs: algorithm {}: expected serial_nccl, serial_copy, chunked, serial_kernels where [M, "
+      "N] has "
       "at most {} bytes (here {}), or, prepared when the operator was made and with weight [N, K], "
       "fused_cutlass "
       "where M is a multiple of 128 x ranks, bf16 or f16, no bias, and fused where there is a row "

@@ -6,7 +6,7 @@
 // rank order, in f32. fused (fused.h): one persistent GEMM. Remote tiles are stored into their
 // owner's memory under later tiles, or pushed by the copy engine; local tiles add the received
 // partials in their main loop. fused_cutlass (cutlass.h): the same on CUTLASS's GEMM, also for
-// fewer rows; local tiles add the partials in their epilogue. plain: serial; for results so small
+// fewer rows; local tiles add the partials in their epilogue. serial_kernels: for results so small
 // that a reduce-scatter by kernels costs less. Partials are sent rounded to the result's dtype, as
 // NCCL sends them; with e4m3 operands they are values with the scales applied.
 #pragma once

@@ -25,7 +25,7 @@ std::string wires_text(const Wire& dispatch, const Wire& combine) {
   if (dispatch.is_none() && combine.is_none()) return "";
   if (dispatch == combine) return " as " + dispatch.describe();
   const auto text = [](const Wire& wire) {
-    return wire.is_none() ? std::string("plain") : "as " + wire.describe();
+    return wire.is_none() ? std::string("uncompressed") : "as " + wire.describe();
   };
   return fmt::format(" {}, back {}", text(dispatch), text(combine));
 }
@@ -39,14 +39,15 @@ std::string wires_of(const MoeOptions& options) {
 std::string MoeCandidate::describe() const {
   const std::string wires = wires_text(dispatch, combine);
   if (is_serial() && !overlaps_sort()) return "serial" + wires;
-  if (is_serial()) return fmt::format("serial, {} blocks sort beside{}", sorting_blocks, wires);
+  if (is_serial())
+    return fmt::format("serial, {} blocks overlap the sort{}", sorting_blocks, wires);
   if (overlaps_sort()) {
     const std::string sort = sends_while_sorting() ? fmt::format("{} blocks send, {} sort",
                                                                  sending_blocks, sorting_blocks)
                                                    : fmt::format("{} blocks sort", sorting_blocks);
-    return fmt::format("sorted beside, {}, {} sum{}", sort, summing_blocks, wires);
+    return fmt::format("overlapped_sort, {}, {} sum{}", sort, summing_blocks, wires);
   }
-  return fmt::format("{}, {} blocks send{}, {} part{}{}", sorts ? "sorted first" : "fused",
+  return fmt::format("{}, {} blocks send{}, {} column group{}{}", sorts ? "sorted first" : "fused",
                      sending_blocks, sorts ? " sums" : "", column_groups,
                      column_groups == 1 ? "" : "s", wires);
 }
