@@ -148,7 +148,7 @@ class MoeCase : public BenchCase {
       if (!combines_only()) rows += int64_t(rows_.sent(to).size());
       if (!dispatches()) rows += rows_.arrived(to);
     }
-    return rows * int64_t(coords_.line) * (q_.moe.backward ? 2 : 1);
+    return rows * int64_t(coords_.row_bytes) * (q_.moe.backward ? 2 : 1);
   }
 
  private:
@@ -317,9 +317,9 @@ void MoeCase::list_slots() {
 void MoeCase::fill_slots(const Tensor& local, const Tensor& to) {
   all_gather(comm_, local, whole_.tensor);
   for (size_t slot = 0; slot < slot_rows_.size(); ++slot) {
-    std::memcpy(to.as<std::byte>() + slot * coords_.line,
-                whole_.tensor.as<std::byte>() + size_t(slot_rows_[slot]) * coords_.line,
-                coords_.line);
+    std::memcpy(to.as<std::byte>() + slot * coords_.row_bytes,
+                whole_.tensor.as<std::byte>() + size_t(slot_rows_[slot]) * coords_.row_bytes,
+                coords_.row_bytes);
   }
 }
 

@@ -66,26 +66,26 @@ void reduce_partials(std::span<const std::byte* const> partials, DType dtype, co
 }
 
 void copy_rows(const std::byte* source, const Tensor& out) {
-  const size_t line = size_t(out.dim(1)) * size_of(out.dtype());
+  const size_t row_bytes = size_t(out.dim(1)) * size_of(out.dtype());
   if (out.elements() == 0) return;
   if (out.contiguous()) {
     std::memcpy(out.data(), source, out.bytes());
     return;
   }
   for (int64_t row = 0; row < out.dim(0); ++row) {
-    std::memcpy(out.rows(row, 1).data(), source + size_t(row) * line, line);
+    std::memcpy(out.rows(row, 1).data(), source + size_t(row) * row_bytes, row_bytes);
   }
 }
 
 void copy_rows(const Tensor& source, std::byte* out) {
-  const size_t line = size_t(source.dim(1)) * size_of(source.dtype());
+  const size_t row_bytes = size_t(source.dim(1)) * size_of(source.dtype());
   if (source.elements() == 0) return;
   if (source.contiguous()) {
     std::memcpy(out, source.data(), source.bytes());
     return;
   }
   for (int64_t row = 0; row < source.dim(0); ++row) {
-    std::memcpy(out + size_t(row) * line, source.rows(row, 1).data(), line);
+    std::memcpy(out + size_t(row) * row_bytes, source.rows(row, 1).data(), row_bytes);
   }
 }
 

@@ -9,7 +9,7 @@ RowMessages::RowMessages(const Wire& wire, DType dtype, int64_t columns)
     : wire_(wire),
       dtype_(dtype),
       columns_(columns),
-      line_(size_t(columns) * size_of(dtype)),
+      row_bytes_(size_t(columns) * size_of(dtype)),
       row_(wire.is_exact() ? 0 : wire.bytes(columns, dtype)) {}
 
 size_t RowMessages::bytes(int64_t rows) const {
@@ -21,7 +21,7 @@ size_t RowMessages::bytes(int64_t rows) const {
 size_t RowMessages::max_bytes(int64_t rows, int transfers) const {
   if (!wire_.is_exact() || wire_.is_none()) return bytes(rows);
   // A lossless message is at most 16 bytes longer than its elements, then padded to 16.
-  return size_t(rows) * line_ + size_t(transfers) * 32;
+  return size_t(rows) * row_bytes_ + size_t(transfers) * 32;
 }
 
 size_t RowMessages::encode(const Tensor& values, std::byte* messages) const {
@@ -47,7 +47,7 @@ void RowMessages::decode(const std::byte* messages, int64_t rows, std::byte* val
   cpu::parallel_ranges(rows, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       codec::decode_whole(wire_, {messages + size_t(i) * row_, row_}, dtype_,
-                          values + size_t(i) * line_, columns_);
+                          values + size_t(i) * row_bytes_, columns_);
     }
   });
 }

@@ -32,7 +32,7 @@ class RowMessages {
   Wire wire_;
   DType dtype_;
   int64_t columns_;
-  size_t line_, row_;  // bytes of a row, and of its message
+  size_t row_bytes_, row_;  // bytes of a row, and of its message
 };
 
 /// Sum of bytes(rows_of(i)) for i < end: offset of transfer `end` in a sequence of transfers.

@@ -39,7 +39,7 @@ RowSums::RowSums(Communicator& comm, DType dtype, int64_t max_rows, int64_t colu
       world_(comm.size()),
       dtype_(dtype),
       columns_(columns),
-      line_(size_t(columns) * size_of(dtype)),
+      row_bytes_(size_t(columns) * size_of(dtype)),
       wires_(with_none(wires)),
       messages_(messages_of(wires_, dtype, columns)),
       area_(room(transfer_rows(max_rows, world_))),
@@ -51,13 +51,14 @@ RowSums::RowSums(Communicator& comm, DType dtype, int64_t max_rows, int64_t colu
       partials_(size_t(world_)) {}
 
 size_t RowSums::room(int64_t rows) const {
-  size_t bytes = (size_t(rows) * line_ + 63) / 64 * 64;
+  size_t bytes = (size_t(rows) * row_bytes_ + 63) / 64 * 64;
   for (const RowMessages& each : messages_) bytes = std::max(bytes, each.bytes(rows));
   return (bytes + 63) / 64 * 64;
 }
 
 Tensor RowSums::partial(const Shard& rows) const {
-  return Tensor(workspace_.scratch() + size_t(rows.begin) * line_, dtype_, {rows.count, columns_});
+  return Tensor(workspace_.scratch() + size_t(rows.begin) * row_bytes_, dtype_,
+                {rows.count, columns_});
 }
 
 Tensor RowSums::begin(int64_t rows) {
@@ -68,7 +69,7 @@ Tensor RowSums::begin(int64_t rows) {
 }
 
 const std::byte* RowSums::packed(const Tensor& rows, std::byte* to, size_t& bytes) const {
-  bytes = size_t(rows.dim(0)) * line_;
+  bytes = size_t(rows.dim(0)) * row_bytes_;
   if (!is_encoded()) return rows.as<std::byte>();
   const ScopedSpan span(SpanKind::compute, "prefill");
   bytes = messages().encode(rows, to);

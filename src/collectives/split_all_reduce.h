@@ -60,7 +60,7 @@ class RowSums {
   const int rank_, world_;
   const DType dtype_;
   const int64_t columns_;
-  const size_t line_;
+  const size_t row_bytes_;
   std::vector<Wire> wires_;  ///< the first is none
   std::vector<RowMessages> messages_;
   const size_t area_;  ///< bytes of a transfer between two ranks, and of one owner's sums

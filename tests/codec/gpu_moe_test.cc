@@ -54,21 +54,21 @@ float value_at(const Bytes& values, DType dtype, size_t i) {
 
 /// Messages of the rows as encoded by the CPU, one after another.
 Bytes messages_of(const RowCase& c, const Bytes& rows) {
-  const size_t message = c.wire.bytes(c.columns, c.dtype), line = size_t(c.columns) * 2;
-  Bytes all(rows.size() / line * message);
-  for (size_t row = 0; row < rows.size() / line; ++row) {
-    Bytes values(rows.begin() + std::ptrdiff_t(row * line),
-                 rows.begin() + std::ptrdiff_t((row + 1) * line));
+  const size_t message = c.wire.bytes(c.columns, c.dtype), row_bytes = size_t(c.columns) * 2;
+  Bytes all(rows.size() / row_bytes * message);
+  for (size_t row = 0; row < rows.size() / row_bytes; ++row) {
+    Bytes values(rows.begin() + std::ptrdiff_t(row * row_bytes),
+                 rows.begin() + std::ptrdiff_t((row + 1) * row_bytes));
     encode(c.wire, host_tensor(values, c.dtype), std::span(all).subspan(row * message, message));
   }
   return all;
 }
 Bytes decoded(const RowCase& c, const Bytes& messages) {
-  const size_t message = c.wire.bytes(c.columns, c.dtype), line = size_t(c.columns) * 2;
-  Bytes rows(messages.size() / message * line);
+  const size_t message = c.wire.bytes(c.columns, c.dtype), row_bytes = size_t(c.columns) * 2;
+  Bytes rows(messages.size() / message * row_bytes);
   for (size_t row = 0; row < messages.size() / message; ++row) {
     decode(c.wire, std::span(messages).subspan(row * message, message),
-           Tensor(&rows[row * line], c.dtype, {c.columns}));
+           Tensor(&rows[row * row_bytes], c.dtype, {c.columns}));
   }
   return rows;
 }
@@ -84,26 +84,28 @@ void on_a_warp(const RowCase& c, const Body& body) {
 TEST(MoeWire, RowsMatchTheCpusMessages) {
   for_cases([](const RowCase& c) {
     const Bytes rows = random_rows(c, kRows, 3), expected = messages_of(c, rows);
-    const size_t line = size_t(c.columns) * 2;
+    const size_t row_bytes = size_t(c.columns) * 2;
     Bytes messages(expected.size()), kept(rows.size()), arrived(rows.size());
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
-        encode_row<Block>(wire, c.dtype, &rows[at * line], first, &messages[at * wire.layout.bytes],
-                          row == 1 ? nullptr : &kept[at * line]);
+        encode_row<Block>(wire, c.dtype, &rows[at * row_bytes], first,
+                          &messages[at * wire.layout.bytes],
+                          row == 1 ? nullptr : &kept[at * row_bytes]);
       });
     });
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
         decode_row<Block>(wire, c.dtype, &messages[at * wire.layout.bytes], first,
-                          &arrived[at * line]);
+                          &arrived[at * row_bytes]);
       });
     });
     EXPECT_EQ(difference(expected, messages), "") << c.describe();
     Bytes values = decoded(c, expected);
     EXPECT_EQ(difference(values, arrived), "") << c.describe();
-    std::fill_n(values.begin() + std::ptrdiff_t(line), line, std::byte{});  // row 1 was not saved
+    std::fill_n(values.begin() + std::ptrdiff_t(row_bytes), row_bytes,
+                std::byte{});  // row 1 was not saved
     EXPECT_EQ(difference(values, kept), "") << c.describe();
   });
 }

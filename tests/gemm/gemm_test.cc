@@ -26,9 +26,9 @@ struct Matrix {
   Tensor tensor;
   Matrix(DType dtype, int64_t rows, int64_t columns, bool transposed, int64_t padding,
          uint64_t seed) {
-    const int64_t lines = transposed ? columns : rows, length = transposed ? rows : columns;
-    memory = Memory(size_t(lines * (length + padding)) * size_of(dtype));
-    const Tensor all = memory.view(dtype, {lines, length + padding});
+    const int64_t num_outer = transposed ? columns : rows, length = transposed ? rows : columns;
+    memory = Memory(size_t(num_outer * (length + padding)) * size_of(dtype));
+    const Tensor all = memory.view(dtype, {num_outer, length + padding});
     for (int64_t i = 0; i < all.elements(); ++i) {
       const float value = normal(seed, 0, uint64_t(i));
       if (dtype == DType::f32) {
@@ -78,9 +78,9 @@ void check_case(const Case& c, DType in, DType out_type, int layout, bool with_b
     }
   }
   if (padding && out.memory.bytes()) {  // padding stays untouched
-    const int64_t lines = layout & 4 ? c.n : c.m, length = layout & 4 ? c.m : c.n;
-    for (int64_t line = 0; line < lines; ++line) {
-      const size_t from = size_t(line * (length + padding) + length) * size_of(out_type);
+    const int64_t num_outer = layout & 4 ? c.n : c.m, length = layout & 4 ? c.m : c.n;
+    for (int64_t outer = 0; outer < num_outer; ++outer) {
+      const size_t from = size_t(outer * (length + padding) + length) * size_of(out_type);
       ASSERT_EQ(0, std::memcmp(out.memory.data() + from, old.memory.data() + from,
                                size_t(padding) * size_of(out_type)));
     }

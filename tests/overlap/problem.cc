@@ -8,9 +8,9 @@ namespace tandem::test {
 
 Matrix::Matrix(DType dtype, int64_t rows, int64_t columns, uint64_t seed, bool transposed,
                int64_t padding) {
-  const int64_t lines = transposed ? columns : rows, length = transposed ? rows : columns;
-  memory_ = Memory(size_t(lines * (length + padding)) * size_of(dtype));
-  const Tensor all = memory_.view(dtype, {lines, length + padding});
+  const int64_t num_outer = transposed ? columns : rows, length = transposed ? rows : columns;
+  memory_ = Memory(size_t(num_outer * (length + padding)) * size_of(dtype));
+  const Tensor all = memory_.view(dtype, {num_outer, length + padding});
   const Tensor narrow = all.narrow(1, 0, length);
   tensor_ = transposed ? narrow.transposed() : narrow;
   for (int64_t i = 0; i < rows; ++i) {
@@ -76,10 +76,10 @@ double Expected::bound(int64_t terms, DType wire, int running_roundings, DType o
 }
 
 std::vector<std::byte> bytes_of(const Tensor& tensor) {
-  const size_t line = size_t(tensor.dim(1)) * size_of(tensor.dtype());
-  std::vector<std::byte> bytes(size_t(tensor.dim(0)) * line);
-  for (int64_t row = 0; row < tensor.dim(0) && line; ++row) {
-    std::memcpy(bytes.data() + size_t(row) * line, tensor.rows(row, 1).data(), line);
+  const size_t outer = size_t(tensor.dim(1)) * size_of(tensor.dtype());
+  std::vector<std::byte> bytes(size_t(tensor.dim(0)) * outer);
+  for (int64_t row = 0; row < tensor.dim(0) && outer; ++row) {
+    std::memcpy(bytes.data() + size_t(row) * outer, tensor.rows(row, 1).data(), outer);
   }
   return bytes;
 }

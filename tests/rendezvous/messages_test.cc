@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/rendezvous/line.h"
+#include "comm/rendezvous/server_connection.h"
 
 namespace tandem::test {
 namespace {
@@ -56,7 +56,7 @@ TEST(Inbox, InvalidHeaderEndsTheInbox) {
 }
 
 struct Ends {
-  Line line;
+  ServerConnection connection;
   Connection server;
 };
 Ends ends(int buffer = 0) {
@@ -66,47 +66,47 @@ Ends ends(int buffer = 0) {
   return {{1, Connection(fds[0])}, Connection(fds[1])};
 }
 
-TEST(Line, ServerThatStopsMidMessageTimesOut) {
-  auto [line, server] = ends();
+TEST(ServerConnection, ServerThatStopsMidMessageTimesOut) {
+  auto [connection, server] = ends();
   const auto bytes = bytes_of({Kind::all, 0, 0, 0, 1000}, "the beginning");
   ASSERT_EQ(send(server.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
   Message message;
   const auto begin = Clock::now();
-  EXPECT_EQ(line.receive(message, 0.2), Line::Received::timeout);
-  line.look_for_abort();
+  EXPECT_EQ(connection.receive(message, 0.2), ServerConnection::Received::timeout);
+  connection.look_for_abort();
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
   server.close();
-  EXPECT_EQ(line.receive(message, 5), Line::Received::gone);
-  EXPECT_THROW(line.look_for_abort(), Aborted);
+  EXPECT_EQ(connection.receive(message, 5), ServerConnection::Received::gone);
+  EXPECT_THROW(connection.look_for_abort(), Aborted);
 }
 
-TEST(Line, ServerThatReadsNothingTimesOut) {
-  auto [line, server] = ends(4096);
+TEST(ServerConnection, ServerThatReadsNothingTimesOut) {
+  auto [connection, server] = ends(4096);
   const std::vector<std::byte> blob(1 << 20);
   const Header header{Kind::blob, 1, 0, 0, uint32_t(blob.size())};
   const auto begin = Clock::now();
-  EXPECT_FALSE(line.send(0.2, header, {}, blob));
-  EXPECT_FALSE(line.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would continue the blob
+  EXPECT_FALSE(connection.send(0.2, header, {}, blob));
+  EXPECT_FALSE(connection.send(0.2, {Kind::bye, 1, 0, 0, 0}));  // it would continue the blob
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(60));
 }
 
-TEST(Line, AbortArrivesAfterTheMessageBeforeIt) {
-  auto [line, server] = ends();
+TEST(ServerConnection, AbortArrivesAfterTheMessageBeforeIt) {
+  auto [connection, server] = ends();
   for (const auto& bytes :
        {bytes_of({Kind::all, 0, 0, 0, 2}, "ab"), bytes_of({Kind::abort, 3, 0, 0, 3}, "why")}) {
     ASSERT_EQ(send(server.fd(), bytes.data(), bytes.size(), 0), ssize_t(bytes.size()));
   }
-  line.look_for_abort();
+  connection.look_for_abort();
   Message message;
-  EXPECT_EQ(line.receive(message, 5), Line::Received::message);
+  EXPECT_EQ(connection.receive(message, 5), ServerConnection::Received::message);
   EXPECT_EQ(text_of(message), "ab");
   try {
-    line.look_for_abort();
+    connection.look_for_abort();
     ADD_FAILURE() << "no abort";
   } catch (const Aborted& error) {
     EXPECT_EQ(error.origin, 3);
   }
-  EXPECT_THROW(line.receive(message, 0), Aborted);
+  EXPECT_THROW(connection.receive(message, 0), Aborted);
 }
 
 }  // namespace

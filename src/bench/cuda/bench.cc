@@ -239,7 +239,7 @@ void run_dense(const Setting& at, Op& op, const Dense& what, const GemmOnly& gem
   const auto landing = std::static_pointer_cast<GpuBuffer>(
       comm.allocate(size_t(what.peer_bytes) * size_t(comm.size()), 0));
   const DeviceMemory source(static_cast<size_t>(what.peer_bytes));
-  const PacedCopies paced(comm.line());
+  const PacedCopies paced(comm.link_pacer());
   const auto wire = [&] {
     paced.begin(what.peer_bytes * (comm.size() - 1), stream);
     for (int step = 1; step < comm.size(); ++step) {

@@ -162,7 +162,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const MoeBackwardCase* const back = backward ? &*backward : nullptr;
   check_candidates(layer, c, {}, back, result);
   const int64_t rows = 2 * sent_rows(c);
-  result.bytes = rows * int64_t(c.coords.line) * (back ? 2 : 1);
+  result.bytes = rows * int64_t(c.coords.row_bytes) * (back ? 2 : 1);
   if (!q.wire.is_none() && at.comm.size() > 1) {
     check_candidates(layer, c, q.wire, back, result);
     result.wire_bytes = rows * int64_t(q.wire.bytes(c.shape.hidden, c.shape.dtype));
@@ -173,7 +173,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   const auto landing =
       std::static_pointer_cast<GpuBuffer>(at.comm.allocate(peer_bytes * size_t(at.comm.size()), 0));
   const DeviceMemory source(peer_bytes);
-  const PacedCopies paced(at.comm.line());
+  const PacedCopies paced(at.comm.link_pacer());
   const cudaStream_t stream = at.comm.stream();
   std::vector<std::pair<std::string, std::function<void()>>> runs{
       {"gemm",

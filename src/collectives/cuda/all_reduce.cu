@@ -161,7 +161,7 @@ ExchangeParams AllReduce::make_params(const Tensor& in, const Tensor& out) const
           size_t(slot_bytes_),
           reinterpret_cast<CallCounter*>(calls_.data()),
           op_,
-          comm_.line()};
+          comm_.link_pacer()};
 }
 
 void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm) {

@@ -80,7 +80,7 @@ EncodedParams EncodedCollectives::make_params(OpId op, const Tensor& in, const T
                      slot_bytes_,
                      reinterpret_cast<CallCounter*>(calls_.data()),
                      op,
-                     comm_.line()};
+                     comm_.link_pacer()};
   params.dtype = dtype_;
   params.residual = residual ? residual->as<float>() : nullptr;
   return params;

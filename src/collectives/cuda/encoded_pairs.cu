@@ -96,7 +96,7 @@ void EncodedPairExchange::run(OpId op, const Wire& wire, DType dtype, const Enco
                         reinterpret_cast<PairCounts*>(counts_.data()),
                         channels_,
                         kPairSlotBytes,
-                        comm_.line(),
+                        comm_.link_pacer(),
                         reinterpret_cast<unsigned*>(lost_.data())};
   const EncodedPair& local = pairs[size_t(comm_.rank())];
   const int64_t local_bytes =

@@ -80,11 +80,12 @@ __device__ inline void signal_tiles(const EncodedParams& params, const CallState
           __reduce_min_sync(kAllLanes, read_word(counts.done[stream][lane % kPipelineWorkers]));
       __syncwarp();
       if (signals && told[stream] == stored[stream] && ready > stored[stream]) {
-        if (exchange.line) due[stream] = reserve(exchange.line, bytes_since(stream, ready));
+        if (exchange.link_pacer)
+          due[stream] = reserve(exchange.link_pacer, bytes_since(stream, ready));
         stored[stream] = ready;
       }
       if (signals && told[stream] < stored[stream] &&
-          (!exchange.line || nanoseconds() >= due[stream])) {
+          (!exchange.link_pacer || nanoseconds() >= due[stream])) {
         release_signal(tile_flag(exchange, peer, stream, rank),
                        tiles_signal(call.epoch, stored[stream]));
         told[stream] = stored[stream];

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "collectives/cuda/exchange.h"
-#include "comm/device/line.cuh"
+#include "comm/device/link_pacer.cuh"
 #include "core/cuda/element.cuh"
 
 namespace tandem::gpu {
@@ -42,7 +42,8 @@ __device__ void signal_peers(const ExchangeParams& params, int exchange, const C
   if (exchange == 0 && threadIdx.x == kCounting) finish_epoch_read(params.calls, gridDim.x);
   const int peer = int(threadIdx.x);
   if (call.sends && peer < params.table.size && peer != params.table.rank) {
-    if (params.line) pace(params.line, (int64_t(bytes_to(peer)) + gridDim.x - 1) / int(gridDim.x));
+    if (params.link_pacer)
+      pace(params.link_pacer, (int64_t(bytes_to(peer)) + gridDim.x - 1) / int(gridDim.x));
     release_signal(flag(params, peer, exchange, params.table.rank), call.epoch);
   }
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "comm/device/line.h"
+#include "comm/device/link_pacer.h"
 #include "core/cuda/share.h"
 
 namespace tandem::gpu {
@@ -35,7 +35,7 @@ struct ExchangeParams {
   size_t slot_bytes;   // one rank's slot
   CallCounter* calls;  // its readers are blocks
   OpId op = OpId::all_reduce;
-  Line* line = nullptr;  // emulated link, or null
+  LinkPacer* link_pacer = nullptr;  // emulated link, or null
 };
 
 }  // namespace tandem::gpu

@@ -93,7 +93,7 @@ ExchangeParams OneShotShards::make_params(const Partition& shards, OpId op) cons
           .slot_bytes = size_t(kMaxShardBytes),
           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
           .op = op,
-          .line = comm_.line()};
+          .link_pacer = comm_.link_pacer()};
 }
 
 void OneShotShards::all_gather(const Tensor& shard, const Tensor& out, OpId op) {

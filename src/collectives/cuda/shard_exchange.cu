@@ -94,7 +94,7 @@ void ShardExchange::launch(OpId op, const Partition& shards, int roles, int thre
                      reinterpret_cast<FlowCounts*>(counts_.data()),
                      0,
                      0,
-                     comm_.line()};
+                     comm_.link_pacer()};
   const int64_t packs = max_packs(shards, comm_.size());
   params.packs = int(std::clamp<int64_t>((packs + kShardChannels - 1) / kShardChannels,
                                          kMinChunkPacks, kMaxChunkPacks));

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "collectives/cuda/partition.h"
-#include "comm/device/line.cuh"
+#include "comm/device/link_pacer.cuh"
 
 namespace tandem::gpu {
 
@@ -32,9 +32,9 @@ struct ShardParams : Partition {
   Deadline deadline, patience;  ///< `patience`: extended deadline, for waits on ranks that may wait
   OpId op;
   FlowCounts* counts;
-  int packs;     ///< per chunk
-  int channels;  ///< each has a block per role
-  Line* line;    ///< emulated link, or null
+  int packs;              ///< per chunk
+  int channels;           ///< each has a block per role
+  LinkPacer* link_pacer;  ///< emulated link, or null
 
   /// Channel of this block, in one of gridDim / channels roles. Blocks of a channel are
   /// consecutive, so that the resident ones can finish if others do not fit.
@@ -170,7 +170,7 @@ class Flow {
   }
   __device__ void tell(bool free, int64_t chunk, int64_t chunks, int64_t shard_bytes) const {
     if (!counts_ || chunk >= chunks) return;
-    if (params_.line) pace(params_.line, params_.bytes_of_chunk(shard_bytes, chunk));
+    if (params_.link_pacer) pace(params_.link_pacer, params_.bytes_of_chunk(shard_bytes, chunk));
     release_signal(signal(peer_, free, params_.table.rank), first_ + uint64_t(chunk) + 1);
   }
 

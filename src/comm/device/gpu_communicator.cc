@@ -70,9 +70,9 @@ GpuCommunicator::~GpuCommunicator() {
   set_stream(initial_stream_.get());
 }
 
-void GpuCommunicator::use(const OwnedLine& line) {
-  line_ = &line;
-  paced_puts_.emplace(line.get());
+void GpuCommunicator::use(const OwnedLinkPacer& link_pacer) {
+  link_pacer_ = &link_pacer;
+  paced_puts_.emplace(link_pacer.get());
 }
 
 void GpuCommunicator::end() {

@@ -35,7 +35,7 @@
 
 #include "comm/agreement.h"
 #include "comm/device/device_signal.h"
-#include "comm/device/line.h"
+#include "comm/device/link_pacer.h"
 #include "comm/world_state.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/handles.h"
@@ -113,9 +113,9 @@ class GpuCommunicator : public Communicator {
   void set_stream(cudaStream_t stream);
   /// Pacer of an emulated link, null if there is none. It also delays what this rank sends by other
   /// means than kernels with a PeerTable.
-  Line* line() const { return line_ ? line_->get() : nullptr; }
+  LinkPacer* link_pacer() const { return link_pacer_ ? link_pacer_->get() : nullptr; }
   /// Emulated link; null if there is none.
-  const EmulatedLink* emulated_link() const { return line_ ? &line_->link() : nullptr; }
+  const EmulatedLink* emulated_link() const { return link_pacer_ ? &link_pacer_->link() : nullptr; }
   Deadline device_deadline() const { return {record_.get(), uint64_t(deadline_s_ * 1e9)}; }
 
   /// Throws Timeout, Mismatch or Aborted if a device-side wait of this rank failed.
@@ -162,8 +162,8 @@ class GpuCommunicator : public Communicator {
   /// Takes symmetric memory that ranks could not agree to free, as one of them failed.
   virtual void abandon(std::vector<OwnedSymmetric> left) = 0;
 
-  /// Called by the transport's constructor; `line` outlives this.
-  void use(const OwnedLine& line);
+  /// Called by the transport's constructor; `link_pacer` outlives this.
+  void use(const OwnedLinkPacer& link_pacer);
   /// Called first by the transport's destructor: frees what is attached and all symmetric memory.
   /// Any thread whose current device is this GPU.
   void end();
@@ -214,7 +214,7 @@ class GpuCommunicator : public Communicator {
   std::optional<CommonStream> copies_;  // created by the first put
   Event produced_;
   cudaStream_t stream_;
-  const OwnedLine* line_ = nullptr;
+  const OwnedLinkPacer* link_pacer_ = nullptr;
   std::optional<PacedCopies> paced_puts_;
   std::map<std::type_index, std::shared_ptr<void>> attached_;
 

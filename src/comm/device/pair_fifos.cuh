@@ -7,7 +7,7 @@
 // of channel c % channels; all ranks have the same number of channels.
 #pragma once
 
-#include "comm/device/line.cuh"
+#include "comm/device/link_pacer.cuh"
 
 namespace tandem::gpu {
 
@@ -24,8 +24,8 @@ struct PairFifos {
   PairCounts* counts;  ///< [channel][peer], kMaxGpus peers
   int channels;
   int64_t slot_bytes;
-  Line* line;      ///< pacer of an emulated link
-  unsigned* lost;  ///< device memory: nonzero once a wait has timed out
+  LinkPacer* link_pacer;  ///< pacer of an emulated link
+  unsigned* lost;         ///< device memory: nonzero once a wait has timed out
 
   /// Whether an earlier call timed out on a peer: a late peer must not accept this call's messages,
   /// nor its messages be matched with later ones. The host's error record has the same information,
@@ -59,7 +59,7 @@ struct PairFifos {
         },
         [&](int64_t c) { fill(slot(peer, table.rank, channel, first + uint64_t(c)), c); },
         [&](int64_t c) {
-          pace(line, bytes(c));
+          pace(link_pacer, bytes(c));
           release_signal(signal(peer, false, table.rank, channel), first + uint64_t(c) + 1);
         });
     if (threadIdx.x == 0 && done) count.sent = first + uint64_t(chunks);
@@ -78,7 +78,7 @@ struct PairFifos {
         },
         [&](int64_t c) { take(slot(table.rank, peer, channel, first + uint64_t(c)), c); },
         [&](int64_t c) {
-          pace(line, 0);
+          pace(link_pacer, 0);
           release_signal(signal(peer, true, table.rank, channel), first + uint64_t(c) + 1);
         });
     if (threadIdx.x == 0 && done) count.received = first + uint64_t(chunks);

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "comm/device/gpu_environment.h"
-#include "comm/device/line.h"
+#include "comm/device/link_pacer.h"
 #include "comm/one_gpu/pair_exchange.h"
 #include "comm/rendezvous/launch.h"
 #include "core/cuda/driver.h"
@@ -109,7 +109,7 @@ void check_sharing(const WorldOptions& options) {
     throw InvalidArgument(fmt::format("one_gpu: {} ranks, {} a GPU: expected all on one GPU",
                                       options.ranks, options.ranks_per_gpu));
   }
-  if (options.link) check_line(*options.link);
+  if (options.link) check_link_pacer(*options.link);
 }
 
 void check_ranks(const WorldOptions& options, int gpus) {

@@ -31,12 +31,12 @@ struct OneGpuMemory final : SymmetricMemory {
 }  // namespace
 
 OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world,
-                                       int team, std::shared_ptr<OwnedLine> line,
+                                       int team, std::shared_ptr<OwnedLinkPacer> link_pacer,
                                        std::shared_ptr<WorldState> held)
     : GpuCommunicator(control, std::move(held)),
       world_(std::move(world)),
       team_(team),
-      owned_line_(std::move(line)) {
+      owned_link_pacer_(std::move(link_pacer)) {
   if (size_ > kMaxSharing) {
     throw InvalidArgument(
         fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMaxSharing));
@@ -52,10 +52,10 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<On
   meetings_->threads[size_t(rank_)] = this_thread_id();
   load_modules();
   grow_stack(stream());
-  if (!owned_line_ && world_->link()) {
-    owned_line_ = std::make_shared<OwnedLine>(*world_->link(), device_deadline().record);
+  if (!owned_link_pacer_ && world_->link()) {
+    owned_link_pacer_ = std::make_shared<OwnedLinkPacer>(*world_->link(), device_deadline().record);
   }
-  if (owned_line_) use(*owned_line_);
+  if (owned_link_pacer_) use(*owned_link_pacer_);
   barrier("one_gpu");  // a barrier: both of the above may wait for the device
   pairs_ = std::make_unique<PairExchange>(*this);
 }
@@ -147,7 +147,8 @@ std::shared_ptr<GpuBuffer> OneGpuCommunicator::do_allocate(size_t bytes, int sig
 }
 
 std::unique_ptr<GpuCommunicator> OneGpuCommunicator::do_split(Communicator& control) {
-  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_line_, world_state());
+  return std::make_unique<OneGpuCommunicator>(control, world_, team_, owned_link_pacer_,
+                                              world_state());
 }
 
 void OneGpuCommunicator::abandon(std::vector<OwnedSymmetric> left) {

@@ -7,7 +7,7 @@
 // address each other, as on one node. If ranks are in two teams, only the kernels of PairExchange
 // use another rank's addresses, and data moves as between nodes.
 //
-// An emulated link can be placed between them (comm/device/line.h).
+// An emulated link can be placed between them (comm/device/link_pacer.h).
 //
 // NCCL is not used. Nothing here waits for the whole device, as a kernel of another rank may wait
 // for work that this rank has not enqueued yet. CUDA calls that wait for a running kernel (a
@@ -67,10 +67,10 @@ class OneGpuWorld {
 class OneGpuCommunicator final : public GpuCommunicator {
  public:
   /// Collective over `control`, whose ranks are threads of this process; `control` and `held` as in
-  /// GpuCommunicator. Uses this thread's GPU share, and the pacer `line`, or a new one if the world
-  /// has a link. `team`: this rank's.
+  /// GpuCommunicator. Uses this thread's GPU share, and the pacer `link_pacer`, or a new one if the
+  /// world has a link. `team`: this rank's.
   OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world, int team,
-                     std::shared_ptr<OwnedLine> line = nullptr,
+                     std::shared_ptr<OwnedLinkPacer> link_pacer = nullptr,
                      std::shared_ptr<WorldState> held = nullptr);
   ~OneGpuCommunicator() override;
 
@@ -94,7 +94,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
 
   std::shared_ptr<OneGpuWorld> world_;
   int team_;
-  std::shared_ptr<OwnedLine> owned_line_;
+  std::shared_ptr<OwnedLinkPacer> owned_link_pacer_;
   CommonStream rehearsals_{Common::capture};
   Meetings* meetings_ = nullptr;
   uint64_t met_ = 0;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/device/line.cuh"
+#include "comm/device/link_pacer.cuh"
 #include "comm/device/vector_range.cuh"
 #include "core/cuda/load_module.cuh"
 
@@ -48,7 +48,7 @@ struct PairParams {
   PairCounts* counts;  // [channel][peer]
   int channels;
   std::array<PairMessage, Ranks::kMax> messages;
-  Line* line;
+  LinkPacer* link_pacer;
 
   __device__ PairCounts& count(int channel, int peer) const {
     return counts[channel * Ranks::kMax + peer];
@@ -110,7 +110,7 @@ __device__ void send(const PairParams<Ranks>& params, int peer, int channel) {
       },
       [&](int64_t c) {
         const int64_t begin = (c * params.channels + channel) * kChunkBytes;
-        pace(params.line, min(message.send_bytes - begin, int64_t(kChunkBytes)));
+        pace(params.link_pacer, min(message.send_bytes - begin, int64_t(kChunkBytes)));
         release_signal(params.signal(peer, false, params.ranks.rank(), channel),
                        first + uint64_t(c) + 1);
       });
@@ -134,7 +134,7 @@ __device__ void receive(const PairParams<Ranks>& params, int peer, int channel) 
                              pack));
       },
       [&](int64_t c) {
-        pace(params.line, 0);
+        pace(params.link_pacer, 0);
         release_signal(params.signal(peer, true, params.ranks.rank(), channel),
                        first + uint64_t(c) + 1);
       });
@@ -183,7 +183,7 @@ void PairExchange::launch(const PairMessages& messages, OpId op, cudaStream_t st
                            reinterpret_cast<PairCounts*>(counts_.data()),
                            channels_,
                            {},
-                           comm_.line()};
+                           comm_.link_pacer()};
   std::copy_n(messages.begin(), Ranks::kMax, params.messages.begin());
   pair_kernel<Ranks><<<unsigned(2 * (comm_.size() - 1) * channels_), kThreads, 0, stream>>>(params);
   check_launch("pair_kernel");

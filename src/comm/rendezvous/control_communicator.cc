@@ -66,17 +66,17 @@ void find_group(Launch& group, std::string_view address) {
 
 ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& secret,
                                          Connection listener, double deadline_s,
-                                         std::shared_ptr<Line> world)
+                                         std::shared_ptr<ServerConnection> world)
     : Communicator(launch.rank, launch.size, deadline_s), launch_(launch), secret_(secret) {
   const Credentials credentials = credentials_of(secret, launch.world);
   if (rank_ == 0) {
     auto [local, hubs] = connected_pair();
     server_.emplace(std::move(hubs), std::move(listener), credentials, size_);
-    line_ = std::make_shared<Line>(rank_, std::move(local));
+    connection_ = std::make_shared<ServerConnection>(rank_, std::move(local));
   } else {
-    line_ = std::make_shared<Line>(rank_, join(launch, credentials, deadline_s));
+    connection_ = std::make_shared<ServerConnection>(rank_, join(launch, credentials, deadline_s));
   }
-  world_ = world ? std::move(world) : line_;
+  world_ = world ? std::move(world) : connection_;
 }
 
 ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& secret,
@@ -85,7 +85,7 @@ ControlCommunicator::ControlCommunicator(const Launch& launch, const Secret& sec
 
 ControlCommunicator::~ControlCommunicator() {
   if (!process_.is_this_process()) return;
-  line_->send(kLastWordsSeconds, {Kind::bye, rank_, 0, 0, 0});
+  connection_->send(kLastWordsSeconds, {Kind::bye, rank_, 0, 0, 0});
 }
 
 std::shared_ptr<SymmetricBuffer> ControlCommunicator::allocate(size_t bytes, int signals) {
@@ -111,13 +111,13 @@ void ControlCommunicator::abort(const std::string& reason) {
                text);
 }
 
-Line::Received ControlCommunicator::receive(Message& message, double seconds) {
+ServerConnection::Received ControlCommunicator::receive(Message& message, double seconds) {
   const auto until = after(seconds);
   for (;;) {
     world_->look_for_abort();
     const double left = std::chrono::duration<double>(until - Clock::now()).count();
-    const auto received = line_->receive(message, std::clamp(left, 0.0, kLookSeconds));
-    if (received != Line::Received::timeout || left <= 0) return received;
+    const auto received = connection_->receive(message, std::clamp(left, 0.0, kLookSeconds));
+    if (received != ServerConnection::Received::timeout || left <= 0) return received;
     check_wait();
   }
 }
@@ -132,7 +132,7 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
                     blob.size(), what.size(), kMaxBlobBytes, kMaxNameBytes));
   }
   const Header local{Kind::blob, rank_, round_, uint32_t(what.size()), uint32_t(blob.size())};
-  if (!line_->send(deadline_s_, local, what, blob)) {
+  if (!connection_->send(deadline_s_, local, what, blob)) {
     throw Timeout({what, 0}, rank_, round_, 0, deadline_s_);
   }
   std::vector<std::vector<std::byte>> all;
@@ -141,13 +141,13 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
   while (int(all.size()) < size_) {
     Message message;
     const auto received = receive(message, asked ? kAnswerSeconds : deadline_s_);
-    if (received == Line::Received::timeout && !asked) {
-      line_->send(kLastWordsSeconds, {Kind::overdue, rank_, round_, 0, 0});
+    if (received == ServerConnection::Received::timeout && !asked) {
+      connection_->send(kLastWordsSeconds, {Kind::overdue, rank_, round_, 0, 0});
       asked = true;
       continue;
     }
     const Header& header = message.header;
-    if (received == Line::Received::message && header.kind == Kind::all) {
+    if (received == ServerConnection::Received::message && header.kind == Kind::all) {
       const std::string name(text_of(message).substr(0, header.name_bytes));
       if (all.empty()) first = name;
       if (name != first) {
@@ -157,8 +157,8 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
       all.emplace_back(message.payload.begin() + header.name_bytes, message.payload.end());
       continue;
     }
-    if (received == Line::Received::gone) throw Aborted(0, kServerGone);
-    const bool told = received == Line::Received::message;
+    if (received == ServerConnection::Received::gone) throw Aborted(0, kServerGone);
+    const bool told = received == ServerConnection::Received::message;
     throw Timeout({what, told ? header.rank : 0}, rank_, round_, 0, deadline_s_);
   }
   ++round_;
@@ -189,7 +189,7 @@ std::unique_ptr<Communicator> ControlCommunicator::split(int color, int key) {
     group.port_from.clear();
     listener = listen_on(endpoint_of(group));
     group.port = port_of(listener);
-    if (rank_ != 0) group.host = host_address(line_->connection(), launch_.host);
+    if (rank_ != 0) group.host = host_address(connection_->connection(), launch_.host);
     address = fmt::format("{} {} {}", group.world, group.port, group.host);
   }
   const auto addresses =

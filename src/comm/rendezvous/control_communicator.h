@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "comm/rendezvous/launch.h"
-#include "comm/rendezvous/line.h"
 #include "comm/rendezvous/secret.h"
 #include "comm/rendezvous/server.h"
+#include "comm/rendezvous/server_connection.h"
 #include "core/fork.h"
 #include "tandem/communicator.h"
 
@@ -56,14 +56,14 @@ class ControlCommunicator final : public Communicator {
  private:
   /// `world`: connection of the world; null if this is the world.
   ControlCommunicator(const Launch& launch, const Secret& secret, Connection listener,
-                      double deadline_s, std::shared_ptr<Line> world);
-  Line::Received receive(Message& message, double seconds);
+                      double deadline_s, std::shared_ptr<ServerConnection> world);
+  ServerConnection::Received receive(Message& message, double seconds);
 
   const Launch launch_;
   const Secret secret_;
   const ProcessMark process_;
   std::optional<RendezvousServer> server_;  // only on rank 0
-  std::shared_ptr<Line> line_, world_;
+  std::shared_ptr<ServerConnection> connection_, world_;
   uint64_t round_ = 0;
 };
 

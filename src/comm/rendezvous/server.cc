@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/rendezvous/line.h"
+#include "comm/rendezvous/server_connection.h"
 
 namespace tandem::control {
 

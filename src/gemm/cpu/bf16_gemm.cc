@@ -13,11 +13,11 @@ class Widened {
     const int64_t rows = t.dim(0), columns = t.dim(1);
     view_ = by_rows ? memory_.view(DType::f32, {rows, columns})
                     : memory_.view(DType::f32, {columns, rows}).transposed();
-    const int64_t lines = by_rows ? rows : columns, length = by_rows ? columns : rows;
-    const int64_t line_stride = t.stride(by_rows ? 0 : 1), step = t.stride(by_rows ? 1 : 0);
+    const int64_t num_outer = by_rows ? rows : columns, length = by_rows ? columns : rows;
+    const int64_t outer_stride = t.stride(by_rows ? 0 : 1), step = t.stride(by_rows ? 1 : 0);
     auto* to = reinterpret_cast<float*>(memory_.data());
-    for (int64_t line = 0; line < lines; ++line) {
-      const BFloat16* from = t.as<BFloat16>() + line * line_stride;
+    for (int64_t outer = 0; outer < num_outer; ++outer) {
+      const BFloat16* from = t.as<BFloat16>() + outer * outer_stride;
       for (int64_t i = 0; i < length; ++i) *to++ = from[i * step].to_float();
     }
   }

@@ -35,9 +35,9 @@ bool is_dense(const Tensor& t) {
 
 void copy_matrix(const Tensor& from, const Tensor& to) {
   if (from.stride(1) == 1 && to.stride(1) == 1) {
-    const size_t line = size_t(to.dim(1)) * size_of(to.dtype());
+    const size_t row_bytes = size_t(to.dim(1)) * size_of(to.dtype());
     for (int64_t i = 0; i < to.dim(0); ++i) {
-      std::memcpy(to.rows(i, 1).data(), from.rows(i, 1).data(), line);
+      std::memcpy(to.rows(i, 1).data(), from.rows(i, 1).data(), row_bytes);
     }
   } else if (size_of(to.dtype()) == 4) {
     copy_elements<uint32_t>(from, to);

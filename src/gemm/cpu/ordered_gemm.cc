@@ -22,10 +22,10 @@ using Eight = float __attribute__((vector_size(32)));
 using StoredEight =
     float __attribute__((vector_size(32), aligned(4), may_alias));  // as stored in memory
 
-/// x[p] = element p of eight rows that are `line` floats apart.
-inline void load_transposed(const float* from, int64_t line, Eight* x) {
+/// x[p] = element p of eight rows that are `ld` floats apart.
+inline void load_transposed(const float* from, int64_t ld, Eight* x) {
   Eight y[8];
-  for (int j = 0; j < 8; ++j) x[j] = *reinterpret_cast<const StoredEight*>(from + j * line);
+  for (int j = 0; j < 8; ++j) x[j] = *reinterpret_cast<const StoredEight*>(from + j * ld);
   for (int j = 0; j < 8; j += 2) {
     y[j] = __builtin_shufflevector(x[j], x[j + 1], 0, 8, 1, 9, 4, 12, 5, 13);
     y[j + 1] = __builtin_shufflevector(x[j], x[j + 1], 2, 10, 3, 11, 6, 14, 7, 15);
@@ -59,20 +59,20 @@ void pack_panel(const Tensor& b, int64_t first, int64_t depth, int64_t column, i
     }
     return;
   }
-  const int64_t line = b.stride(1), by_eight = depth / 8 * 8;
+  const int64_t ld = b.stride(1), by_eight = depth / 8 * 8;
   int64_t j = 0;
   for (; j + 8 <= columns; j += 8) {
     for (int64_t p = 0; p < by_eight; p += 8) {
       Eight x[8];
-      load_transposed(from + j * line + p, line, x);
+      load_transposed(from + j * ld + p, ld, x);
       for (int i = 0; i < 8; ++i) *reinterpret_cast<StoredEight*>(to + (p + i) * kPanel + j) = x[i];
     }
     for (int64_t p = by_eight; p < depth; ++p) {
-      for (int64_t i = j; i < j + 8; ++i) to[p * kPanel + i] = from[i * line + p];
+      for (int64_t i = j; i < j + 8; ++i) to[p * kPanel + i] = from[i * ld + p];
     }
   }
   for (; j < columns; ++j) {
-    for (int64_t p = 0; p < depth; ++p) to[p * kPanel + j] = from[j * line + p];
+    for (int64_t p = 0; p < depth; ++p) to[p * kPanel + j] = from[j * ld + p];
   }
 }
 

@@ -17,9 +17,9 @@ CUtensorMap encoded(const void* data, DType dtype, unsigned dimensions, int64_t 
                     int64_t columns, int box_rows) {
   static const auto encode =
       driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const cuuint64_t line = cuuint64_t(columns) * size_of(dtype);
+  const cuuint64_t row_bytes = cuuint64_t(columns) * size_of(dtype);
   const cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(count)};
-  const cuuint64_t strides[] = {line, line * cuuint64_t(rows)};
+  const cuuint64_t strides[] = {row_bytes, row_bytes * cuuint64_t(rows)};
   const cuuint32_t box[] = {cuuint32_t(128 / size_of(dtype)), cuuint32_t(box_rows), 1};
   const cuuint32_t every[] = {1, 1, 1};
   CUtensorMap map;

@@ -29,9 +29,9 @@ void check_extent(std::string_view op, std::string_view operand, const Tensor& t
 }
 
 // Rows of `length` elements are dense and do not overlap.
-bool has_lines(const Tensor& t, int line, int along, int64_t length) {
+bool has_strided_rows(const Tensor& t, int row, int along, int64_t length) {
   return (t.dim(along) <= 1 || t.stride(along) == 1) &&
-         (t.dim(line) <= 1 || t.stride(line) >= length);
+         (t.dim(row) <= 1 || t.stride(row) >= length);
 }
 
 }  // namespace
@@ -69,14 +69,15 @@ void check_gpu_extents(std::string_view op, int64_t m, int64_t n, int64_t k) {
 void check_rows(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
                 int64_t columns, DType dtype, DType other) {
   check_extent(op, operand, tensor, rows, columns, dtype, other);
-  if (tensor.elements() == 0 || has_lines(tensor, 0, 1, columns)) return;
+  if (tensor.elements() == 0 || has_strided_rows(tensor, 0, 1, columns)) return;
   reject(op, operand, tensor, "dense rows (stride 1 in the last dimension)");
 }
 
 void check_matrix(std::string_view op, std::string_view operand, const Tensor& tensor, int64_t rows,
                   int64_t columns, DType dtype) {
   check_extent(op, operand, tensor, rows, columns, dtype, dtype);
-  if (tensor.elements() == 0 || has_lines(tensor, 0, 1, columns) || has_lines(tensor, 1, 0, rows)) {
+  if (tensor.elements() == 0 || has_strided_rows(tensor, 0, 1, columns) ||
+      has_strided_rows(tensor, 1, 0, rows)) {
     return;
   }
   reject(op, operand, tensor, "dense rows or columns (one stride of 1)");

@@ -59,14 +59,14 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
     copy_rows(x, static_cast<std::byte*>(local_.data()));
     flush_ = false;  // sent from the workspace: `end` needs no flush
   }
-  const size_t line = size_t(k_) * size_of(dtype_);
+  const size_t row_bytes = size_t(k_) * size_of(dtype_);
   for (int step = 1; step < world_; ++step) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const Range rows = rows_of(chunks, rank_, chunk);
-      const auto* source =
-          static_cast<const std::byte*>(local_.data()) + size_t(rows.begin - local.begin) * line;
-      workspace_.put(ag_target(rank_, world_, step), size_t(rows.begin) * line, source,
-                     size_t(rows.count) * line, signal(rank_, chunk));
+      const auto* source = static_cast<const std::byte*>(local_.data()) +
+                           size_t(rows.begin - local.begin) * row_bytes;
+      workspace_.put(ag_target(rank_, world_, step), size_t(rows.begin) * row_bytes, source,
+                     size_t(rows.count) * row_bytes, signal(rank_, chunk));
     }
   }
 }

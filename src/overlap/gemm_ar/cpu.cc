@@ -66,7 +66,7 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
       desc_(desc),
-      line_(size_t(desc.n) * size_of(desc.dtype)),
+      row_bytes_(size_t(desc.n) * size_of(desc.dtype)),
       messages_(desc.wire, desc.dtype, desc.n),
       encoded_area_(max_bytes(messages_, world_,
                               [this](int panels, int owner, int panel) {
@@ -75,13 +75,13 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
       area_(whole_messages(
           std::max(uncompressed_area(desc, world_, one_shot_allowed(desc)), encoded_area_))),
       results_at_(size_t(world_) * area_),
-      partial_bytes_(whole_messages(size_t(desc.m) * line_)),
+      partial_bytes_(whole_messages(size_t(desc.m) * row_bytes_)),
       workspace_(comm, "gemm_ar",
-                 results_at_ + std::max(sends_uncompressed(desc) ? size_t(desc.m) * line_ : 0,
+                 results_at_ + std::max(sends_uncompressed(desc) ? size_t(desc.m) * row_bytes_ : 0,
                                         size_t(world_) * encoded_area_),
                  world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
                  2 * world_ * kMaxChunks),
-      decoded_(encoded_area_ ? size_t(world_) * size_t(rows_of(1, 0, 0).count) * line_ : 0),
+      decoded_(encoded_area_ ? size_t(world_) * size_t(rows_of(1, 0, 0).count) * row_bytes_ : 0),
       partials_(size_t(world_)) {}
 
 std::vector<Candidate> GemmArCpu::candidates(const std::vector<int>& chunk_counts) {
@@ -104,7 +104,7 @@ Range GemmArCpu::rows_of(int panels, int owner, int panel) const {
 }
 
 std::byte* GemmArCpu::partial(int64_t row) const {
-  return workspace_.scratch() + size_t(row) * line_;
+  return workspace_.scratch() + size_t(row) * row_bytes_;
 }
 
 void GemmArCpu::product(int panel, int panels, const Operands& call) {
@@ -119,8 +119,8 @@ void GemmArCpu::send_partials(int panel, int panels) {
     const int owner = rs_owner(rank_, world_, step);
     const Range rows = rows_of(panels, owner, panel);
     const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, owner);
-    workspace_.put(owner, size_t(rank_) * area_ + size_t(before) * line_, partial(rows.begin),
-                   size_t(rows.count) * line_, partial_signal(rank_, panel));
+    workspace_.put(owner, size_t(rank_) * area_ + size_t(before) * row_bytes_, partial(rows.begin),
+                   size_t(rows.count) * row_bytes_, partial_signal(rank_, panel));
   }
 }
 
@@ -128,23 +128,23 @@ void GemmArCpu::reduce(int panel, int panels, const Operands& call) {
   const Range rows = rows_of(panels, rank_, panel);
   const int64_t before = ar_rows_before(desc_.m, world_, panels, panel, rank_);
   for (int source = 0; source < world_; ++source) {
-    partials_[size_t(source)] =
-        source == rank_ ? partial(rows.begin)
-                        : workspace_.shared() + size_t(source) * area_ + size_t(before) * line_;
+    partials_[size_t(source)] = source == rank_ ? partial(rows.begin)
+                                                : workspace_.shared() + size_t(source) * area_ +
+                                                      size_t(before) * row_bytes_;
   }
   for (int step = 0; step + 1 < world_; ++step) {
     const int source = rs_source(rank_, world_, step);
     workspace_.await(partial_signal(source, panel), source, panel);
   }
-  std::byte* sums = workspace_.shared() + results_at_ + size_t(rows.begin) * line_;
+  std::byte* sums = workspace_.shared() + results_at_ + size_t(rows.begin) * row_bytes_;
   {
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
     sum_rows(partials_, desc_.dtype, call.bias, call.add_norm, rows.begin,
              Tensor(sums, desc_.dtype, {rows.count, desc_.n}));
   }
   for (int step = 0; step + 1 < world_; ++step) {
-    workspace_.put(rs_owner(rank_, world_, step), results_at_ + size_t(rows.begin) * line_, sums,
-                   size_t(rows.count) * line_, result_signal(rank_, panel));
+    workspace_.put(rs_owner(rank_, world_, step), results_at_ + size_t(rows.begin) * row_bytes_,
+                   sums, size_t(rows.count) * row_bytes_, result_signal(rank_, panel));
   }
   const ScopedSpan span(SpanKind::compute, "gemm_ar", panel);
   copy_rows(sums, sums_of(call, rows.begin, rows.count));
@@ -157,7 +157,7 @@ void GemmArCpu::collect(int panel, int panels, const Operands& call) {
     workspace_.await(result_signal(owner, panel), owner, panel);
     const ScopedSpan span(SpanKind::compute, "gemm_ar", panel, owner);
     const Range rows = rows_of(panels, owner, panel);
-    copy_rows(workspace_.shared() + results_at_ + size_t(rows.begin) * line_,
+    copy_rows(workspace_.shared() + results_at_ + size_t(rows.begin) * row_bytes_,
               sums_of(call, rows.begin, rows.count));
     norm_rows(call.add_norm, call.out, rows.begin, rows.count);
   }
@@ -168,7 +168,7 @@ void GemmArCpu::run_one_shot(const Operands& call) {
   product(0, 1, call);
   for (int step = 0; step + 1 < world_; ++step) {
     workspace_.put(rs_owner(rank_, world_, step), size_t(rank_) * area_, partial(0),
-                   size_t(desc_.m) * line_, partial_signal(rank_, 0));
+                   size_t(desc_.m) * row_bytes_, partial_signal(rank_, 0));
   }
   for (int source = 0; source < world_; ++source) {
     partials_[size_t(source)] =

@@ -52,7 +52,7 @@ class GemmArCpu {
 
   int rank_, world_;
   OpDesc desc_;
-  size_t line_;
+  size_t row_bytes_;
   RowMessages messages_;
   size_t encoded_area_;         ///< bytes of messages of one owner's rows; 0 without a wire format
   size_t area_;                 ///< bytes of partial sums that each source may store here

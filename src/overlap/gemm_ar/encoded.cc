@@ -13,7 +13,7 @@ size_t GemmArCpu::messages_before(int panels, int owner, int panel) const {
 }
 
 std::byte* GemmArCpu::decoded(int rank) const {
-  return decoded_.data() + size_t(rank * rows_of(1, 0, 0).count) * line_;
+  return decoded_.data() + size_t(rank * rows_of(1, 0, 0).count) * row_bytes_;
 }
 
 void GemmArCpu::send_encoded_partials(int panel, int panels) {

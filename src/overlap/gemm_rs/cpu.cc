@@ -22,19 +22,19 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()),
       world_(comm.size()),
       desc_(desc),
-      line_(size_t(desc.n) * size_of(desc.dtype)),
+      row_bytes_(size_t(desc.n) * size_of(desc.dtype)),
       max_rows_(split(desc.m, comm.size(), 0).count),
       messages_(desc.wire, desc.dtype, desc.n),
       encoded_area_(max_bytes(messages_, world_,
                               [this](int chunks, int owner, int chunk) {
                                 return rows_of(chunks, owner, chunk).count;
                               })),
-      area_(std::max(whole_messages(size_t(max_rows_) * line_), encoded_area_)),
-      partial_bytes_(whole_messages(size_t(desc.m) * line_)),
+      area_(std::max(whole_messages(size_t(max_rows_) * row_bytes_), encoded_area_)),
+      partial_bytes_(whole_messages(size_t(desc.m) * row_bytes_)),
       workspace_(comm, "gemm_rs", size_t(world_) * area_,
                  world_ == 1 ? 0 : partial_bytes_ + size_t(world_) * encoded_area_,
                  world_ * kMaxChunks),
-      decoded_(encoded_area_ ? size_t(world_) * size_t(max_rows_) * line_ : 0),
+      decoded_(encoded_area_ ? size_t(world_) * size_t(max_rows_) * row_bytes_ : 0),
       partials_(size_t(world_)) {}
 
 std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_counts) {
@@ -57,8 +57,8 @@ size_t GemmRsCpu::messages_before(int chunks, int owner, int chunk) const {
 void GemmRsCpu::send(int chunks, int owner, int chunk, bool encoded) {
   const Range rows = rows_of(chunks, owner, chunk);
   const int64_t in_shard = rows.begin - split(desc_.m, world_, owner).begin;
-  const std::byte* from = workspace_.scratch() + size_t(rows.begin) * line_;
-  size_t at = size_t(in_shard) * line_, bytes = size_t(rows.count) * line_;
+  const std::byte* from = workspace_.scratch() + size_t(rows.begin) * row_bytes_;
+  size_t at = size_t(in_shard) * row_bytes_, bytes = size_t(rows.count) * row_bytes_;
   if (encoded) {
     const ScopedSpan span(SpanKind::compute, "gemm_rs", chunk_id(owner, chunks, chunk));
     const Tensor partial(workspace_.scratch(), desc_.dtype, {desc_.m, desc_.n});
@@ -82,13 +82,13 @@ void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& oper
   for (int source = 0; source < world_; ++source) {
     const std::byte* area = workspace_.shared() + size_t(source) * area_;
     if (source == rank_) {
-      partials_[size_t(source)] = workspace_.scratch() + size_t(rows.begin) * line_;
+      partials_[size_t(source)] = workspace_.scratch() + size_t(rows.begin) * row_bytes_;
     } else if (encoded) {
-      std::byte* decoded = decoded_.data() + size_t(source * max_rows_ + in_shard) * line_;
+      std::byte* decoded = decoded_.data() + size_t(source * max_rows_ + in_shard) * row_bytes_;
       messages_.decode(area + messages_before(chunks, rank_, chunk), rows.count, decoded);
       partials_[size_t(source)] = decoded;
     } else {
-      partials_[size_t(source)] = area + size_t(in_shard) * line_;
+      partials_[size_t(source)] = area + size_t(in_shard) * row_bytes_;
     }
   }
   reduce_partials(partials_, desc_.dtype, operands.bias, operands.out.rows(in_shard, rows.count));

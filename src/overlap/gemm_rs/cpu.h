@@ -29,7 +29,7 @@ class GemmRsCpu {
 
   int rank_, world_;
   OpDesc desc_;
-  size_t line_;       ///< row bytes of partial sums
+  size_t row_bytes_;  ///< row bytes of partial sums
   int64_t max_rows_;  ///< max rows of any shard
   RowMessages messages_;
   size_t encoded_area_;         ///< bytes of one owner's messages; 0 without a wire format

@@ -108,7 +108,7 @@ void MoeLayerOnRanks::check(const char* name, const Tensor& tensor, int64_t rows
 }
 
 void MoeLayerOnRanks::check_weights(const Tensor& w_in, const Tensor& w_out) const {
-  const auto& [s, grid, rank, world, experts, ffn, line] = coords_;
+  const auto& [s, grid, rank, world, experts, ffn, row_bytes] = coords_;
   check("w_in", w_in, experts.count * 2 * ffn, s.hidden, s.dtype, s.dtype);
   check("w_out", w_out, experts.count * s.hidden, ffn, s.dtype, s.dtype);
 }

@@ -50,7 +50,7 @@ MoeRankCoords::MoeRankCoords(const Communicator& comm, const MoeShape& s)
   }
   experts = grid.local(rank);
   ffn = shard_of(s.ffn, s.tp, rank % s.tp).count;
-  line = size_t(s.hidden) * size_of(s.dtype);
+  row_bytes = size_t(s.hidden) * size_of(s.dtype);
 }
 
 int64_t MoeRankCoords::usual_rows() const {

@@ -36,7 +36,7 @@ struct MoeRankCoords {
   int rank, world;
   schedule::Range experts;  ///< of this rank
   int64_t ffn;              ///< this rank's shard
-  size_t line;              ///< bytes of a row
+  size_t row_bytes;         ///< bytes of a row
   /// Rows of this rank's experts under a balanced routing.
   int64_t usual_rows() const;
   std::string describe() const;

@@ -26,7 +26,7 @@ bool has_hopper_kernels(const GpuCommunicator& comm) {
 }
 
 bool has_fused_kernels(const GpuCommunicator& comm) {
-  return !comm.line() && has_hopper_kernels(comm);
+  return !comm.link_pacer() && has_hopper_kernels(comm);
 }
 
 namespace {

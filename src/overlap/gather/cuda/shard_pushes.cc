@@ -31,7 +31,7 @@ ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t c
           comm.allocate(scales_at_ + (row_scales ? size_t(rows) * sizeof(float) : 0),
                         kRouteArrived + kMaxGpus * chunks_of(columns, dtype)))),
       words_(sizeof(Words)),
-      paced_(comm.line()) {
+      paced_(comm.link_pacer()) {
   prepare_nccl(comm);
 }
 

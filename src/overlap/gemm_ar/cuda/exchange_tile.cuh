@@ -34,7 +34,7 @@ class ExchangeTile {
   static constexpr int kPacks = kShape.packs(), kPackWords = kWords / kPacks;
   static constexpr size_t kPackRow = kShape.pack_row();
   static constexpr int kStaged = kTokens < 64 ? kTokens : 64;  // tokens stored together
-  static constexpr int kLine = kFeatures + 8;  // padded against bank conflicts between rows
+  static constexpr int kRowStride = kFeatures + 8;  // padded against bank conflicts between rows
   using Two = cutlass::Array<Element, 2>;
   using TwoFloats = cutlass::Array<float, 2>;
   struct Pack {
@@ -49,7 +49,7 @@ class ExchangeTile {
 
  public:
   struct alignas(16) Storage : std::conditional_t<kScaled, Scales, NoScales> {
-    Element lines[kStaged][kLine];
+    Element rows[kStaged][kRowStride];
   };
 
   /// For `thread` of warpgroup `group`.
@@ -414,7 +414,7 @@ class ExchangeTile {
     const int column = first_feature(tile) + column8 * 8;
     sync();  // the previous rows have been read
     if constexpr (kTokens == 8) {
-      const uint32_t to = cute::cast_smem_ptr_to_uint(&storage_.lines[lane % 8][feature]);
+      const uint32_t to = cute::cast_smem_ptr_to_uint(&storage_.rows[lane % 8][feature]);
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
                    "r"(words[0]), "r"(words[1])
                    : "memory");
@@ -423,7 +423,7 @@ class ExchangeTile {
       for (int token = 0; token < kStaged; token += 16) {
         const int w = (first + token) / 4;
         const uint32_t to =
-            cute::cast_smem_ptr_to_uint(&storage_.lines[token + lane / 16 * 8 + lane % 8][feature]);
+            cute::cast_smem_ptr_to_uint(&storage_.rows[token + lane / 16 * 8 + lane % 8][feature]);
         asm volatile(
             "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
             "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3])
@@ -437,7 +437,7 @@ class ExchangeTile {
       if (row >= args_.m || column >= args_.n) continue;
       auto* out = static_cast<Element*>(args_.out) + row * args_.n + column;
       *reinterpret_cast<uint4*>(out) =
-          *reinterpret_cast<const uint4*>(&storage_.lines[token][column8 * 8]);
+          *reinterpret_cast<const uint4*>(&storage_.rows[token][column8 * 8]);
     }
   }
 

@@ -72,7 +72,7 @@ GemmRs::GemmRs(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
       slot_rows_(shard_of(shape.m, comm.size(), 0).count),
       slot_bytes_(size_t(slot_rows_ * shape.n) * size_of(shape.result())),
       words_(sizeof(Words)),
-      paced_(comm.line()),
+      paced_(comm.link_pacer()),
       computed_(size_t(comm.size())),
       has_serial_kernels_(comm.size() > 1 &&
                           has_serial_kernels(shape.m * shape.n * int64_t(size_of(shape.result())))),

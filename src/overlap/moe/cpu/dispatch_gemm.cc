@@ -33,12 +33,13 @@ size_t padded(size_t bytes) {
 }
 
 /// Copies rows `numbers` of x, packed, to `to`.
-void pack_rows(const Tensor& x, std::span<const int32_t> numbers, size_t line, std::byte* to) {
+void pack_rows(const Tensor& x, std::span<const int32_t> numbers, size_t row_bytes, std::byte* to) {
   const auto* const from = x.as<std::byte>();
   const size_t stride = size_t(x.stride(0)) * size_of(x.dtype());
   cpu::parallel_ranges(int64_t(numbers.size()), cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      std::memcpy(to + size_t(i) * line, from + size_t(numbers[size_t(i)]) * stride, line);
+      std::memcpy(to + size_t(i) * row_bytes, from + size_t(numbers[size_t(i)]) * stride,
+                  row_bytes);
     }
   });
 }
@@ -56,7 +57,7 @@ MoeDispatchGemmCpu::MoeDispatchGemmCpu(Communicator& comm, const MoeRankCoords& 
           std::max(kFault, size_t(coords.grid.ep) * sizeof(int64_t) +
                                size_t(coords.shape.tokens) * routed_bytes(coords.shape.top_k)))),
       source_bytes_(routing_bytes_ +
-                    padded(std::max(size_t(coords.shape.tokens) * coords.line,
+                    padded(std::max(size_t(coords.shape.tokens) * coords.row_bytes,
                                     messages_.max_bytes(coords.shape.tokens, kMaxMoeWaves)))),
       workspace_(comm, "moe_dispatch_gemm", size_t(coords.world) * source_bytes_,
                  size_t(coords.world) * source_bytes_,
@@ -187,15 +188,15 @@ void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const M
   const std::span<const int32_t> sent =
       rows.sent(to).subspan(size_t(wave_range.begin), size_t(wave_range.count));
   std::byte* const area = workspace_.scratch() + rows_offset(to);
-  size_t at = size_t(wave_range.begin) * coords_.line,
-         bytes = size_t(wave_range.count) * coords_.line;
+  size_t at = size_t(wave_range.begin) * coords_.row_bytes,
+         bytes = size_t(wave_range.count) * coords_.row_bytes;
   {
     const ScopedSpan span(SpanKind::compute, "moe_pack", wave, to);
     if (plan.wire.is_none()) {
-      pack_rows(x, sent, coords_.line, area + at);
+      pack_rows(x, sent, coords_.row_bytes, area + at);
     } else {
       const Tensor packed = packed_.of(coords_.shape.dtype, wave_range.count, coords_.shape.hidden);
-      pack_rows(x, sent, coords_.line, packed.as<std::byte>());
+      pack_rows(x, sent, coords_.row_bytes, packed.as<std::byte>());
       at = messages_before(plan.chunks, count, wave);
       bytes = messages_.encode(packed, area + at);
     }
@@ -213,18 +214,18 @@ void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, con
   if (decoded) {
     const Tensor local = packed_.of(coords_.shape.dtype, count, coords_.shape.hidden);
     std::byte* const messages = workspace_.scratch() + rows_offset(coords_.rank);
-    pack_rows(x, sent, coords_.line, local.as<std::byte>());
+    pack_rows(x, sent, coords_.row_bytes, local.as<std::byte>());
     messages_.encode(local, messages);
     messages_.decode(messages, count, local.as<std::byte>());
   }
   const auto* const from =
       decoded ? packed_.view(coords_.shape.dtype, count, coords_.shape.hidden).as<std::byte>()
               : x.as<std::byte>();
-  const size_t stride = decoded ? coords_.line : size_t(x.stride(0)) * size_of(x.dtype());
+  const size_t stride = decoded ? coords_.row_bytes : size_t(x.stride(0)) * size_of(x.dtype());
   cpu::parallel_ranges(count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const size_t at = decoded ? size_t(row) : size_t(sent[size_t(row)]);
-      place_row(from + at * stride, coords_.line, rows.uses(coords_.rank, row),
+      place_row(from + at * stride, coords_.row_bytes, rows.uses(coords_.rank, row),
                 permuted.as<std::byte>());
     }
   });
@@ -238,7 +239,7 @@ void MoeDispatchGemmCpu::permute_wave(const MoePlan& plan, int source, int wave,
   const auto waves = int(header_of(source).waves);
   const Range wave_range = moe_wave(arrived, waves, wave);
   const std::byte* const area = workspace_.shared() + rows_offset(source);
-  const std::byte* from = area + size_t(wave_range.begin) * coords_.line;
+  const std::byte* from = area + size_t(wave_range.begin) * coords_.row_bytes;
   if (!plan.wire.is_none()) {
     const Tensor wave_rows =
         packed_.of(coords_.shape.dtype, wave_range.count, coords_.shape.hidden);
@@ -248,7 +249,7 @@ void MoeDispatchGemmCpu::permute_wave(const MoePlan& plan, int source, int wave,
   }
   cpu::parallel_ranges(wave_range.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      place_row(from + size_t(row) * coords_.line, coords_.line,
+      place_row(from + size_t(row) * coords_.row_bytes, coords_.row_bytes,
                 rows.uses(source, wave_range.begin + row), permuted.as<std::byte>());
     }
   });

@@ -12,7 +12,7 @@ using namespace schedule;
 
 namespace {
 
-size_t whole_lines(size_t bytes) {
+size_t whole_row_bytes(size_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
 
@@ -22,10 +22,10 @@ MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoeRankCoords& co
                                      const Wire& wire)
     : coords_(coords),
       wire_(wire),
-      message_bytes_(whole_lines(max_message_bytes())),
-      rows_bytes_(std::max(size_t(coords.shape.tokens) * coords.line, message_bytes_)),
-      source_bytes_(whole_lines(rows_bytes_ + size_t(coords.shape.tokens) *
-                                                  size_t(coords.shape.top_k) * sizeof(float))),
+      message_bytes_(whole_row_bytes(max_message_bytes())),
+      rows_bytes_(std::max(size_t(coords.shape.tokens) * coords.row_bytes, message_bytes_)),
+      source_bytes_(whole_row_bytes(rows_bytes_ + size_t(coords.shape.tokens) *
+                                                      size_t(coords.shape.top_k) * sizeof(float))),
       workspace_(comm, "moe_gemm_combine", size_t(coords.world) * source_bytes_,
                  size_t(coords.world) * (source_bytes_ + message_bytes_),
                  coords.world * (1 + kMaxChunks)),
@@ -113,13 +113,13 @@ void MoeGemmCombineCpu::multiply(const Call& call, bool local, bool remote, Rang
 void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
   const ScopedSpan span(SpanKind::compute, "moe_sum", int(columns.begin), source);
   const int64_t rows = call.rows.arrived(source);
-  const size_t line = size_t(columns.count) * size_of(coords_.shape.dtype);
+  const size_t row_bytes = size_t(columns.count) * size_of(coords_.shape.dtype);
   std::byte* const to = workspace_.scratch() + offset(source, rows, columns);
   const auto* y = products_.view(DType::f32, call.rows.slots(), columns.count).as<float>();
   cpu::parallel_ranges(rows, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       sum_uses(call.rows.uses(source, row), y, columns.count, call.weighted, coords_.shape.dtype,
-               to + size_t(row) * line);
+               to + size_t(row) * row_bytes);
     }
   });
 }
@@ -173,15 +173,15 @@ void MoeGemmCombineCpu::decode(const MoePlan& plan, const Call& call, int group)
 
 std::byte* MoeGemmCombineCpu::decoded_sums(int source) const {
   const int64_t row = decoded_begin_[size_t(source)];
-  return decoded_.view(coords_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * coords_.line;
+  return decoded_.view(coords_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * coords_.row_bytes;
 }
 
 void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group) {
   const Range columns = columns_of(plan, group);
   const ScopedSpan span(SpanKind::compute, "moe_combine", int(columns.begin));
   const Tensor& out = call.out;
-  const size_t element = size_of(coords_.shape.dtype), line = size_t(columns.count) * element;
-  const size_t out_line = size_t(out.stride(0)) * size_of(out.dtype());
+  const size_t element = size_of(coords_.shape.dtype), row_bytes = size_t(columns.count) * element;
+  const size_t out_row_bytes = size_t(out.stride(0)) * size_of(out.dtype());
   cpu::parallel_ranges(call.rows.local_rows(), cpu::kMinRows, [&](int64_t begin, int64_t end) {
     std::vector<const std::byte*> partials;
     for (int64_t row = begin; row < end; ++row) {
@@ -190,16 +190,16 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
         const auto sent = int64_t(call.rows.sent(rank).size());
         if (rank == coords_.rank) {  // local sums hold all columns at once
           partials.push_back(workspace_.scratch() + size_t(rank) * source_bytes_ +
-                             size_t(at) * coords_.line + size_t(columns.begin) * element);
+                             size_t(at) * coords_.row_bytes + size_t(columns.begin) * element);
           continue;
         }
         const std::byte* arrived = plan.wire.is_none()
                                        ? workspace_.shared() + size_t(rank) * source_bytes_
                                        : decoded_sums(rank);
-        partials.push_back(arrived + offset_in_sums(sent, columns) + size_t(at) * line);
+        partials.push_back(arrived + offset_in_sums(sent, columns) + size_t(at) * row_bytes);
       }
       sum_parts(partials, coords_.shape.dtype, columns.count, out.dtype(),
-                out.as<std::byte>() + size_t(row) * out_line +
+                out.as<std::byte>() + size_t(row) * out_row_bytes +
                     size_t(columns.begin) * size_of(out.dtype()));
     }
   });

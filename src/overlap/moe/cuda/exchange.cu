@@ -44,7 +44,7 @@ __device__ bool all_in(const MoeCall& call, uint64_t tag, uint64_t epoch) {
 }
 
 // One warp per row.
-template <bool kOnLine>
+template <bool kPaced>
 __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   __shared__ unsigned leaving;
   if (threadIdx.x == 0) leaving = 0;
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   }
   const uint64_t tag =
       CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.pack();
-  if constexpr (kOnLine) {
-    if (sends && peer == 0) pace(call.line, (world - 1) * call.space.choices() * 8);
+  if constexpr (kPaced) {
+    if (sends && peer == 0) pace(call.link_pacer, (world - 1) * call.space.choices() * 8);
     __syncthreads();
   }
   if (sends && peer < world && peer != rank) {
@@ -116,14 +116,14 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
 }
 
 /// Called by the first `blocks` of a grid; one warp per row or message.
-template <bool kOnLine>
+template <bool kPaced>
 __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bool encoded,
                           unsigned blocks) {
   const int rank = call.table.rank, world = call.table.size;
   const int warps = int(blocks) * kSendingThreads / 32;
   const uint64_t epoch = this_epoch(&call.state->calls);
   if (gave_up_before(&call.state->calls, epoch)) return;
-  Outgoing<kOnLine> outgoing(call.line);
+  Outgoing<kPaced> outgoing(call.link_pacer);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     uint4* const rows = at<uint4>(
@@ -151,20 +151,20 @@ __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bo
   outgoing.finish();
 }
 
-template <bool kOnLine>
+template <bool kPaced>
 __global__ void __launch_bounds__(kSendingThreads)
     send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
   if (call.senders && threadIdx.x == 0) atomicAdd(call.senders, 1);
-  send_rows<kOnLine>(call, x, packs, encoded, gridDim.x);
+  send_rows<kPaced>(call, x, packs, encoded, gridDim.x);
 }
 
 // The first `senders` blocks send before they sort.
-template <bool kOnLine>
+template <bool kPaced>
 __global__ void __launch_bounds__(kSendingThreads)
     send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowTurns turns,
                            MoeGather gather, int64_t packs) {
   allow_kernel_behind();
-  if (blockIdx.x < senders) send_rows<kOnLine>(call, x, packs, false, senders);
+  if (blockIdx.x < senders) send_rows<kPaced>(call, x, packs, false, senders);
   gather_turns(turns, gather, packs);
 }
 static_assert(kSendingThreads == kOverlappedThreads);
@@ -211,7 +211,7 @@ __device__ void sum_d_gate_weight(const MoeCall& call, int64_t row, int thread, 
 }
 
 // One warp per row.
-template <typename T, bool kOnLine>
+template <typename T, bool kPaced>
 __global__ void __launch_bounds__(kSummingThreads)
     send_sums_kernel(MoeCall call, int64_t first, int64_t end, int column_group) {
   allow_kernel_behind();
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kSummingThreads)
   if (has_given_up(call)) return;
   const uint64_t epoch = this_epoch(&call.state->calls);
   const auto* const results = static_cast<const Pack<T>*>(call.results);
-  Outgoing<kOnLine> outgoing(call.line);
+  Outgoing<kPaced> outgoing(call.link_pacer);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     const int32_t* const positions = call.position + to * call.space.choices();
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kSummingThreads)
     auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
     if (call.backward && column_group == 0) {
       const unsigned sent = send_d_gate_weight(call, to);
-      if constexpr (kOnLine) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
+      if constexpr (kPaced) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
     }
     const auto choices_of = [&](int64_t row) {
       return row < call.space.tokens
@@ -387,8 +387,8 @@ void with_layer_type(const MoeCall& call, const Body& body) {
 
 void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, bool encoded,
                     const ConcurrentBlocks& blocks, cudaStream_t stream) {
-  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-    launch_blocks(send_rows_kernel<kOnLine>, blocks, kSendingThreads, "send_rows_kernel", stream,
+  with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
+    launch_blocks(send_rows_kernel<kPaced>, blocks, kSendingThreads, "send_rows_kernel", stream,
                   call, static_cast<const uint4*>(rows), int64_t(row_bytes / sizeof(uint4)),
                   encoded);
   });
@@ -398,8 +398,8 @@ void launch_sending(const MoeCall& call, const void* rows, size_t row_bytes, boo
 
 void launch_notify(const MoeCall& call, cudaStream_t stream) {
   const unsigned blocks = blocks_for(call.space.tokens, kThreads / 32, 4);
-  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-    notify_kernel<kOnLine><<<blocks, kThreads, 0, stream>>>(call);
+  with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
+    notify_kernel<kPaced><<<blocks, kThreads, 0, stream>>>(call);
   });
   check_launch("notify_kernel");
 }
@@ -411,10 +411,10 @@ void launch_send_rows(const MoeCall& call, const void* x, int blocks, cudaStream
 void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
                             const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
                             const ConcurrentBlocks& blocks, cudaStream_t stream) {
-  with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-    launch_blocks(send_and_gather_kernel<kOnLine>, blocks, kSendingThreads,
-                  "send_and_gather_kernel", stream, call, static_cast<const uint4*>(x),
-                  unsigned(senders), RowTurns::of(table, ready), gather,
+  with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
+    launch_blocks(send_and_gather_kernel<kPaced>, blocks, kSendingThreads, "send_and_gather_kernel",
+                  stream, call, static_cast<const uint4*>(x), unsigned(senders),
+                  RowTurns::of(table, ready), gather,
                   int64_t(call.space.row_bytes() / sizeof(uint4)));
   });
 }
@@ -428,8 +428,8 @@ void launch_send_sums(const MoeCall& call, schedule::Range columns, int column_g
                       const ConcurrentBlocks& blocks, cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
     constexpr int kElements = Pack<T>::kElements;
-    with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-      launch_blocks(send_sums_kernel<T, kOnLine>, blocks, kSummingThreads, "send_sums_kernel",
+    with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
+      launch_blocks(send_sums_kernel<T, kPaced>, blocks, kSummingThreads, "send_sums_kernel",
                     stream, call, columns.begin / kElements, columns.end() / kElements,
                     column_group);
     });

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "comm/device/line.cuh"
+#include "comm/device/link_pacer.cuh"
 #include "core/cuda/share.h"
 #include "overlap/moe/cuda/exchange.h"
 
@@ -65,13 +65,13 @@ __device__ inline bool await(const MoeCall& call, int first, uint64_t epoch,
 /// With one, warps reserve link time for their stores and continue with the next rank; a signal is
 /// set at the emulated arrival time of the data before it, by the thread that found all of it
 /// stored.
-template <bool kOnLine>
+template <bool kPaced>
 class Outgoing {
  public:
-  __device__ explicit Outgoing(Line* line) : line_(line) {}
+  __device__ explicit Outgoing(LinkPacer* pacer) : pacer_(pacer) {}
   /// Called by a warp: bytes that it has stored in another rank's memory.
   __device__ void add(int64_t bytes) {
-    if constexpr (kOnLine) {
+    if constexpr (kPaced) {
       if (lane() != 0) return;
       stored_ += bytes;
       if (stored_ >= kReservedBytes) reserve_stored();
@@ -80,15 +80,15 @@ class Outgoing {
   }
   /// Called by all warps when everything for a rank has been stored.
   __device__ void end_rank() {
-    if constexpr (kOnLine) {
+    if constexpr (kPaced) {
       if (lane() == 0 && stored_ > 0) reserve_stored();
     }
   }
   /// Called by the first thread of the last block to finish a rank.
   __device__ void tell(uint64_t* signal, uint64_t epoch) {
-    if constexpr (kOnLine) {
+    if constexpr (kPaced) {
       signal_[told_] = signal;
-      due_[told_++] = arrival_of_all(line_);
+      due_[told_++] = arrival_of_all(pacer_);
       epoch_ = epoch;
     } else {
       release_signal(signal, epoch);
@@ -96,9 +96,9 @@ class Outgoing {
   }
   /// Called by all threads, last.
   __device__ void finish() {
-    if constexpr (kOnLine) {
+    if constexpr (kPaced) {
       while (raised_ < told_) {
-        wait_until(line_, due_[raised_]);
+        wait_until(pacer_, due_[raised_]);
         raise();
       }
     }
@@ -109,12 +109,12 @@ class Outgoing {
   static constexpr int64_t kReservedBytes = 8192;
 
   __device__ void reserve_stored() {
-    reserve(line_, stored_);
+    reserve(pacer_, stored_);
     stored_ = 0;
   }
   __device__ void raise() { release_signal(signal_[raised_++], epoch_); }
 
-  Line* line_;
+  LinkPacer* pacer_;
   int64_t stored_ = 0;
   int told_ = 0, raised_ = 0;
   uint64_t epoch_ = 0;
@@ -136,8 +136,8 @@ inline unsigned blocks_for(int64_t work, int work_of_block, int per_sm) {
 
 /// Calls body(std::bool_constant<whether there is an emulated link>{}).
 template <typename Body>
-void with_line(const MoeCall& call, const Body& body) {
-  if (call.line) {
+void with_pacing(const MoeCall& call, const Body& body) {
+  if (call.pacer) {
     body(std::true_type{});
   } else {
     body(std::false_type{});

@@ -8,8 +8,8 @@
 // all sums of the previous call, and its sums after it has read all rows; a rank that stores sums
 // has waited for the former, and one that stores rows for the latter.
 //
-// On an emulated link (comm/device/line.h), kernels compiled for it set their signals when the
-// emulated link would have delivered the data.
+// On an emulated link (comm/device/link_pacer.h), kernels compiled for it set their signals when
+// the emulated link would have delivered the data.
 //
 // Each rank sends the identity of its call (CallTag) with its expert ids. If ranks are in different
 // calls, they compute nothing, and their hosts throw Mismatch.
@@ -23,7 +23,7 @@
 #pragma once
 
 #include "comm/device/gpu_communicator.h"
-#include "comm/device/line.h"
+#include "comm/device/link_pacer.h"
 #include "core/cuda/concurrent.h"
 #include "overlap/moe/cuda/expert_rows.h"
 #include "schedule/moe.h"
@@ -139,9 +139,9 @@ struct MoeCall {
   // Backward pass, which uses the saved routing:
   bool backward = false;
   const float* d_gate_weight =
-      nullptr;                ///< [world][tokens, top_k], gradients of the weights, by choice
-  float* dweights = nullptr;  ///< [rows, top_k], written
-  Line* line = nullptr;       ///< of an emulated link between several ranks
+      nullptr;                      ///< [world][tokens, top_k], gradients of the weights, by choice
+  float* dweights = nullptr;        ///< [rows, top_k], written
+  LinkPacer* link_pacer = nullptr;  ///< of an emulated link between several ranks
   /// Counter of send blocks that have begun, for the permutation (MoePermutation::senders).
   unsigned* senders = nullptr;
 };

@@ -239,7 +239,7 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) c
   call.rows = routing.experts.dim(0);
   call.position = ints(positions_);
   call.results = results_.data();
-  call.line = comm_.size() > 1 ? comm_.line() : nullptr;
+  call.link_pacer = comm_.size() > 1 ? comm_.link_pacer() : nullptr;
   return call;
 }
 

@@ -21,7 +21,7 @@ __device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
           top_k};
 }
 
-template <typename Block, bool kOnLine>
+template <typename Block, bool kPaced>
 __global__ void __launch_bounds__(kThreads, 1)
     send_encoded_sums_kernel(const __grid_constant__ MoeCall call,
                              const __grid_constant__ WireParams wire, int64_t begin, int64_t end,
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
   if (has_given_up(call)) return;
   const uint64_t epoch = this_epoch(&call.state->calls);
-  Outgoing<kOnLine> outgoing(call.line);
+  Outgoing<kPaced> outgoing(call.link_pacer);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     auto* const messages = at<std::byte>(call, to, call.space.sum_messages_at(to, rank));
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = lane(); i < top_k; i += 32) comes |= results.position[i] >= 0;
       if (!__any_sync(~0u, comes)) return;
       encode_sum<Block>(wire, results, first, end, messages + row * wire.layout.bytes);
-      if constexpr (kOnLine) {
+      if constexpr (kPaced) {
         const int64_t blocks = min(int64_t(kWarpBlocks), end - first), all = wire.layout.blocks;
         outgoing.add((blocks * wire.layout.bytes + all - 1) / all);
       }
@@ -99,8 +99,8 @@ void launch_send_encoded_sums(const MoeCall& call, const Wire& wire, schedule::R
   const int64_t begin = columns.begin / kWireBlock,
                 end = (columns.end() + kWireBlock - 1) / kWireBlock;
   with_block(wire, [&]<typename Block>() {
-    with_line(call, [&]<bool kOnLine>(std::bool_constant<kOnLine>) {
-      launch_blocks(send_encoded_sums_kernel<Block, kOnLine>, blocks, kThreads,
+    with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
+      launch_blocks(send_encoded_sums_kernel<Block, kPaced>, blocks, kThreads,
                     "send_encoded_sums_kernel", stream, call, params, begin, end, column_group);
     });
   });

@@ -1,4 +1,4 @@
-#include "comm/rendezvous/line.h"
+#include "comm/rendezvous/server_connection.h"
 
 #include <poll.h>
 
@@ -10,8 +10,8 @@ std::string_view text_of(const Message& message) {
   return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
 }
 
-bool Line::send(double seconds, const Header& header, std::string_view name,
-                std::span<const std::byte> blob) {
+bool ServerConnection::send(double seconds, const Header& header, std::string_view name,
+                            std::span<const std::byte> blob) {
   const auto until = after(seconds);
   const std::lock_guard lock(sending_);
   if (stuck_ || channel_.queued()) return !stuck_;
@@ -23,7 +23,7 @@ bool Line::send(double seconds, const Header& header, std::string_view name,
   return true;
 }
 
-Line::Received Line::receive_now(Message& message) {
+ServerConnection::Received ServerConnection::receive_now(Message& message) {
   if (aborted_) throw Aborted(*aborted_);
   if (ended_) return Received::gone;
   const bool alive = channel_.fill();
@@ -35,7 +35,7 @@ Line::Received Line::receive_now(Message& message) {
   return ended_ ? Received::gone : Received::message;
 }
 
-Line::Received Line::receive(Message& message, double seconds) {
+ServerConnection::Received ServerConnection::receive(Message& message, double seconds) {
   const auto until = after(seconds);
   for (;;) {
     {
@@ -47,7 +47,7 @@ Line::Received Line::receive(Message& message, double seconds) {
   }
 }
 
-void Line::look_for_abort() {
+void ServerConnection::look_for_abort() {
   const std::lock_guard lock(receiving_);
   if (aborted_) throw Aborted(*aborted_);
   if (ended_) return;

@@ -16,9 +16,10 @@ std::string_view text_of(const Message& message);
 
 constexpr const char* kServerGone = "rank 0 ended without a word";
 
-class Line {
+class ServerConnection {
  public:
-  Line(int rank, Connection connection) : rank_(rank), channel_(std::move(connection)) {}
+  ServerConnection(int rank, Connection connection)
+      : rank_(rank), channel_(std::move(connection)) {}
 
   int rank() const { return rank_; }
   const Connection& connection() const { return channel_.connection(); }

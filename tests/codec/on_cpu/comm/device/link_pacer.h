@@ -5,6 +5,6 @@
 
 namespace tandem::gpu {
 
-struct Line;
+struct LinkPacer;
 
 }  // namespace tandem::gpu

@@ -3,8 +3,8 @@
 // peer of it is raised when the link would have delivered it. So no rank sees bytes sooner than a
 // link of that rate could have delivered them.
 //
-// Kernels receive GpuCommunicator::line() and call pace() (line.cuh) just before they signal, or
-// reserve() as they store and wait before they signal; copy engines use PacedCopies. Without an
+// Kernels receive GpuCommunicator::line() and call pace() (link_pacer.cuh) just before they signal,
+// or reserve() as they store and wait before they signal; copy engines use PacedCopies. Without an
 // emulated link the pointer is null and nothing waits. An algorithm that does neither is not a
 // candidate on such a link.
 #pragma once
@@ -20,7 +20,7 @@
 namespace tandem::gpu {
 
 /// Pacer state in device memory; times are those of %globaltimer.
-struct Line {
+struct LinkPacer {
   float ns_per_byte;
   unsigned long long latency_ns;
   unsigned long long busy_until;  ///< advanced by atomics
@@ -29,13 +29,13 @@ struct Line {
 
 /// Throws InvalidArgument if the pacer cannot emulate this link: 1 MB/s to 10 TB/s, latency at most
 /// 1 s.
-void check_line(const EmulatedLink& link);
+void check_link_pacer(const EmulatedLink& link);
 
 /// Pacer of one rank and of all communicators split from its communicator.
-class OwnedLine {
+class OwnedLinkPacer {
  public:
-  OwnedLine(const EmulatedLink& link, const ErrorRecord* record);
-  Line* get() const { return reinterpret_cast<Line*>(memory_.data()); }
+  OwnedLinkPacer(const EmulatedLink& link, const ErrorRecord* record);
+  LinkPacer* get() const { return reinterpret_cast<LinkPacer*>(memory_.data()); }
   const EmulatedLink& link() const { return link_; }
 
  private:
@@ -47,7 +47,7 @@ class OwnedLine {
 /// Without a pacer it enqueues nothing.
 class PacedCopies {
  public:
-  explicit PacedCopies(Line* line);
+  explicit PacedCopies(LinkPacer* pacer);
   /// Called before copies of `bytes` in total: reserves the link when the stream reaches this
   /// point.
   void begin(int64_t bytes, cudaStream_t stream) const;
@@ -55,7 +55,7 @@ class PacedCopies {
   void end(cudaStream_t stream) const;
 
  private:
-  Line* line_;
+  LinkPacer* link_pacer_;
   DeviceMemory due_;
 };
 

@@ -24,7 +24,7 @@ using namespace gpu;
 
 using Bits = std::vector<uint16_t>;
 
-class MoeLine : public testing::TestWithParam<int> {
+class MoeLinkPacing : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     if (!has_gpus_for(1)) GTEST_SKIP() << "needs a GPU";
@@ -93,7 +93,7 @@ Results results_on(GpuCommunicator& comm) {
   return results;
 }
 
-TEST_P(MoeLine, BitsMatchThoseWithoutALink) {
+TEST_P(MoeLinkPacing, BitsMatchThoseWithoutALink) {
   std::vector<Results> with(static_cast<size_t>(GetParam())), without = with;
   run(EmulatedLink{5e9, 5e-6},
       [&](GpuCommunicator& comm) { with[size_t(comm.rank())] = results_on(comm); });
@@ -104,7 +104,7 @@ TEST_P(MoeLine, BitsMatchThoseWithoutALink) {
   }
 }
 
-TEST_P(MoeLine, PublicLayerRunsOnALink) {
+TEST_P(MoeLinkPacing, PublicLayerRunsOnALink) {
   run(EmulatedLink{5e9, 5e-6}, [](GpuCommunicator& comm) {
     const MoeShape s = two_experts_each(comm, 50, 520);
     MoeCase problem(comm, s);
@@ -120,7 +120,7 @@ TEST_P(MoeLine, PublicLayerRunsOnALink) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, MoeLine, testing::Values(1, 2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeLinkPacing, testing::Values(1, 2, 3, 4), gpus_name);
 
 /// Data that one rank sends in a call.
 struct Sent {
@@ -159,7 +159,7 @@ Sent sent_by(const GpuCommunicator& comm, const MoeCase& p, const MoeShape& s,
   return sent;
 }
 
-class MoeLineTimes : public MoeLine {
+class MoeLinkTimes : public MoeLinkPacing {
  protected:
   /// `call` has run before. Expert ids arrive before rows are sent, and a last message follows.
   static void expect_no_faster(Stopwatch& stopwatch, const EmulatedLink& link, double bytes,
@@ -184,7 +184,7 @@ MoeShape wide(int world, int tp) {
           .dtype = DType::bf16};
 }
 
-TEST_P(MoeLineTimes, NoCandidateIsFasterThanTheLink) {
+TEST_P(MoeLinkTimes, NoCandidateIsFasterThanTheLink) {
   for (const EmulatedLink& link : kLinks) {
     run(link, [&](GpuCommunicator& comm) {
       Stopwatch stopwatch(comm);
@@ -223,7 +223,7 @@ TEST_P(MoeLineTimes, NoCandidateIsFasterThanTheLink) {
   }
 }
 
-TEST_P(MoeLineTimes, NoBackwardIsFasterThanTheLink) {
+TEST_P(MoeLinkTimes, NoBackwardIsFasterThanTheLink) {
   for (const EmulatedLink& link : kLinks) {
     run(link, [&](GpuCommunicator& comm) {
       Stopwatch stopwatch(comm);
@@ -247,7 +247,7 @@ TEST_P(MoeLineTimes, NoBackwardIsFasterThanTheLink) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, MoeLineTimes, testing::Values(2, 3, 4), gpus_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, MoeLinkTimes, testing::Values(2, 3, 4), gpus_name);
 
 }  // namespace
 }  // namespace tandem::test
