@@ -76,13 +76,13 @@ struct Gather {
     args.out = out.data();
     args.head = head;
     fill(args.route, x, rows.data(), shard_bytes, deadline);
-    args.gate = {.arrived = encoded ? reinterpret_cast<uint64_t*>(decoded.data()) : arrived(),
-                 .chunks = kChunks,
-                 .chunk_bytes = kCopyItemBytes,
-                 .epoch = &args.route.calls->epoch,
-                 .ahead = 1,
-                 .counts_per_chunk = unsigned(kM / ranks),
-                 .deadline = deadline};
+    args.arrivals = {.arrived = encoded ? reinterpret_cast<uint64_t*>(decoded.data()) : arrived(),
+                     .chunks = kChunks,
+                     .chunk_bytes = kCopyItemBytes,
+                     .epoch = &args.route.calls->epoch,
+                     .ahead = 1,
+                     .counts_per_chunk = unsigned(kM / ranks),
+                     .deadline = deadline};
     if (!encoded) return args;
     fill(args.encoded, x, inbox.data(), source_bytes, deadline);
     args.encoded.size = ranks;

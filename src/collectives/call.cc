@@ -215,8 +215,8 @@ void Call::release(Stream stream, int source) {
   comm_.put(source, *space_.buffer, 0, nullptr, 0, layout_.freed(stream, rank()), read);
 }
 
-uint64_t& Call::gate(int rank) const {
-  return *reinterpret_cast<uint64_t*>(space_.buffer->peer(rank) + layout_.gate_at());
+uint64_t& Call::use_count(int rank) const {
+  return *reinterpret_cast<uint64_t*>(space_.buffer->peer(rank) + layout_.use_count_at());
 }
 
 void Call::leave_all() {

@@ -100,7 +100,7 @@ class Call {
   /// tensor, and the end of the call (returns once every rank has called it).
   bool one_address_space() const { return space_.reach == Reach::direct; }
   uint64_t number() const { return call_; }
-  uint64_t& gate(int rank) const;
+  uint64_t& use_count(int rank) const;
   void leave_all();
   [[noreturn]] void find_left(int peer);
 

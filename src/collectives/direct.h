@@ -2,14 +2,14 @@
 // staging.
 //
 //   Direct direct(call);        opens this rank's tensor to the call
-//   direct.enter(tensor);       envelope with its address, check, and a hold on every peer's tensor
+//   direct.enter(tensor);       envelope with its address, check, use of every peer's tensor
 //   ... direct.of(rank) ...     must not wait for any rank
 //   direct.finish();            releases and signals all, returns once all have released this
 //   tensor
 //
-// A rank may leave early, with Timeout or Aborted, and free its tensor. So each tensor has a gate:
-// a word with the number of the call it is open for and the number of peers that hold it. Leaving
-// closes the gate and waits for the holders, which never wait; a peer that finds it closed throws
+// A rank may leave early, with Timeout or Aborted, and free its tensor. So each tensor has a use
+// count: a word with the number of the call it is open for and the number of peers that use it.
+// Leaving closes it and waits for the users, which never wait; a peer that finds it closed throws
 // Aborted.
 #pragma once
 
@@ -33,11 +33,11 @@ class Direct {
   void finish();
 
  private:
-  void let_go();
+  void release();
 
   Call& call_;
   std::vector<std::byte*> tensors_;
-  std::vector<int> held_;
+  std::vector<int> acquired_;
 };
 
 /// Bytes processed before they are passed on, while they are still in the cache.

@@ -7,7 +7,7 @@ namespace tandem {
 namespace {
 
 constexpr size_t kPairHeader = 64;
-constexpr size_t kGate = 64;
+constexpr size_t kUseCount = 64;
 constexpr size_t kStagingPerStream = size_t(8) << 20;
 constexpr size_t kLargestSlot = size_t(256) << 10;
 constexpr size_t kSmallestSlot = size_t(4) << 10;
@@ -35,12 +35,12 @@ size_t WorkspaceLayout::pair_header_at(int source, uint64_t chunk) const {
   return slot_at(Stream::pair, source, chunk) - kPairHeader;
 }
 
-size_t WorkspaceLayout::gate_at() const {
+size_t WorkspaceLayout::use_count_at() const {
   return slot_at(Stream(kStreams), 0, 0) - kPairHeader;
 }
 
 size_t WorkspaceLayout::card_at() const {
-  return gate_at() + kGate;
+  return use_count_at() + kUseCount;
 }
 
 size_t WorkspaceLayout::bytes() const {

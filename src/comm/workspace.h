@@ -39,7 +39,7 @@ struct WorkspaceLayout {
   size_t envelope_at(int source, uint64_t call) const;
   size_t slot_at(Stream stream, int source, uint64_t chunk) const;
   size_t pair_header_at(int source, uint64_t chunk) const;
-  size_t gate_at() const;
+  size_t use_count_at() const;
   size_t card_at() const;
   size_t bytes() const;
 

@@ -239,8 +239,8 @@ TEST_P(AnyRowsAlone, PartialTileCostsAsMuchAsAWholeOne) {
                      {},
                      0,
                      {}};
-    args.gate.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
-    args.gate.deadline = comm.device_deadline();
+    args.arrivals.epoch = reinterpret_cast<const uint64_t*>(epoch.data());
+    args.arrivals.deadline = comm.device_deadline();
     struct Case {
       std::string name;
       std::unique_ptr<FusedAgKernel> kernel;

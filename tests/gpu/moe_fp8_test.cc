@@ -100,12 +100,12 @@ struct Case {
 
 std::vector<Case> cases(const std::vector<std::vector<int64_t>>& spreads,
                         const std::vector<std::pair<int64_t, int64_t>>& sizes,
-                        const std::vector<bool>& gates) {
+                        const std::vector<bool>& gated_forms) {
   std::vector<Case> all;
   for (const auto& counts : spreads) {
     for (const auto& [columns, k] : sizes) {
       for (const bool gathered : {true, false}) {
-        for (const bool gated : gates) {
+        for (const bool gated : gated_forms) {
           const bool paired = !gathered && all.size() % 3 == 1;
           all.push_back({counts, columns, k, gathered, gated, paired});
         }

@@ -152,7 +152,7 @@ TEST(Handshake, ForeignBytesAreDetectedAtOnce) {
 }
 
 // Admission control on a local socket, and connections to it.
-class AtTheGate : public testing::Test {
+class AdmissionControl : public testing::Test {
  protected:
   Connection come() {
     std::string why;
@@ -175,7 +175,7 @@ class AtTheGate : public testing::Test {
   Admission admission_{listen_on(endpoint_), kOurs, 4};
 };
 
-TEST_F(AtTheGate, SilentPeersAreBoundedAndDelayNoRank) {
+TEST_F(AdmissionControl, SilentPeersAreBoundedAndDelayNoRank) {
   constexpr size_t kMax = 256 + 4;
   std::vector<Connection> silent;
   for (int i = 0; i < 600; ++i) {
@@ -199,7 +199,7 @@ TEST_F(AtTheGate, SilentPeersAreBoundedAndDelayNoRank) {
   EXPECT_EQ(admission_.waiting(), kMax - 1);
 }
 
-TEST_F(AtTheGate, PeersThatSendGarbageOrDisconnectAreDropped) {
+TEST_F(AdmissionControl, PeersThatSendGarbageOrDisconnectAreDropped) {
   for (int i = 0; i < 50; ++i) {
     const Connection garbage = come(), dies = come();
     EXPECT_EQ(send(garbage.fd(), "SSH-2.0-x\r\n", 11, 0), 11);
@@ -211,7 +211,7 @@ TEST_F(AtTheGate, PeersThatSendGarbageOrDisconnectAreDropped) {
   EXPECT_EQ(admission_.refused(), 0u);
 }
 
-TEST_F(AtTheGate, WrongSecretsAreCounted) {
+TEST_F(AdmissionControl, WrongSecretsAreCounted) {
   for (int i = 0; i < 20; ++i) {
     const Connection connection = come();
     serve();
@@ -227,7 +227,7 @@ TEST_F(AtTheGate, WrongSecretsAreCounted) {
 }
 
 // Pending peers are disconnected in favour of new ones.
-TEST_F(AtTheGate, AdmitsRanksAfterRunningOutOfDescriptors) {
+TEST_F(AdmissionControl, AdmitsRanksAfterRunningOutOfDescriptors) {
   std::vector<Connection> silent;
   for (int i = 0; i < 20; ++i) silent.push_back(come());
   serve();

@@ -241,13 +241,13 @@ TEST(Joining, OtherUsersOfThisHostAreRejected) {
     const Connection connection = connect_to(endpoint, 5, why);
     return connection.open() && is_another_users(connection);
   }));
-  Admission gate(Connection(dup(listener.fd())), {}, 2);
-  gate.serve([](int, int) { return Verdict::admitted; });
-  EXPECT_EQ(gate.waiting(), 0u);
+  Admission admission(Connection(dup(listener.fd())), {}, 2);
+  admission.serve([](int, int) { return Verdict::admitted; });
+  EXPECT_EQ(admission.waiting(), 0u);
   const Connection same_user = connect_to(endpoint, 5, why);
   EXPECT_FALSE(is_another_users(same_user));
-  gate.serve([](int, int) { return Verdict::admitted; });
-  EXPECT_EQ(gate.waiting(), 1u);
+  admission.serve([](int, int) { return Verdict::admitted; });
+  EXPECT_EQ(admission.waiting(), 1u);
 }
 
 }  // namespace

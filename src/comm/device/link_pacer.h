@@ -3,10 +3,10 @@
 // peer of it is raised when the link would have delivered it. So no rank sees bytes sooner than a
 // link of that rate could have delivered them.
 //
-// Kernels receive GpuCommunicator::line() and call pace() (link_pacer.cuh) just before they signal,
-// or reserve() as they store and wait before they signal; copy engines use PacedCopies. Without an
-// emulated link the pointer is null and nothing waits. An algorithm that does neither is not a
-// candidate on such a link.
+// Kernels receive GpuCommunicator::link_pacer() and call pace() (link_pacer.cuh) just before they
+// signal, or reserve() as they store and wait before they signal; copy engines use PacedCopies.
+// Without an emulated link the pointer is null and nothing waits. An algorithm that does neither is
+// not a candidate on such a link.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -215,9 +215,9 @@ class Meeting {
         calls.emplace_back(credentials, rank_, size_, candidates(local, remote), remote.port);
       }
       try {
-        control::Admission gate(std::move(listener), credentials, size_);
-        met = meet(gate, calls);
-        if (!met) failure.note_shortage(gate, calls);
+        control::Admission admission(std::move(listener), credentials, size_);
+        met = meet(admission, calls);
+        if (!met) failure.note_shortage(admission, calls);
       } catch (const Error& error) {
         met = false;
         failure.note(error.what());
@@ -233,8 +233,8 @@ class Meeting {
   struct Failure {
     char text[200] = {};
     void note(std::string_view why) { why.copy(text, sizeof text - 1); }
-    void note_shortage(const control::Admission& gate, const std::vector<Call>& calls) {
-      int error = gate.shortage();
+    void note_shortage(const control::Admission& admission, const std::vector<Call>& calls) {
+      int error = admission.shortage();
       for (const Call& call : calls) error = error ? error : call.shortage();
       if (error) note(fmt::format("a socket: {}", std::strerror(error)));
     }
@@ -263,13 +263,13 @@ class Meeting {
     }
   }
 
-  bool meet(control::Admission& gate, std::vector<Call>& calls) {
+  bool meet(control::Admission& admission, std::vector<Call>& calls) {
     const auto deadline = control::after(kPatienceSeconds);
     while (Clock::now() < deadline) {
-      std::vector<pollfd> waiting{{gate.fd(), POLLIN, 0}};
+      std::vector<pollfd> waiting{{admission.fd(), POLLIN, 0}};
       for (const Call& call : calls) waiting.push_back(call.waits_for());
       poll(waiting.data(), waiting.size(), 20);
-      answer(gate);
+      answer(admission);
       for (size_t i = 0; i < calls.size(); ++i) calls[i].advance(waiting[i + 1].revents != 0);
       const auto answered = [](const Call& call) { return call.answered(); };
       if (answered_ < size_ - 1 - rank_ || !std::all_of(calls.begin(), calls.end(), answered)) {
@@ -283,12 +283,12 @@ class Meeting {
 
   /// Accepts pending peers. A rank that connects again was not answered in time, and has closed its
   /// first connection.
-  void answer(control::Admission& gate) {
+  void answer(control::Admission& admission) {
     const auto check = [this](int rank, int size) {
       return rank > rank_ && rank < size_ && size == size_ ? control::Verdict::admitted
                                                            : control::Verdict::taken;
     };
-    for (auto& [connection, rank] : gate.serve(check)) {
+    for (auto& [connection, rank] : admission.serve(check)) {
       Socket& socket = sockets_[size_t(rank)];
       if (!socket) ++answered_;
       socket = Socket(connection.release());

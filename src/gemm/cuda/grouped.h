@@ -100,7 +100,7 @@ struct GroupedTable {
 
 /// Arrival flags of gathered rows: rows of a source are ready once signal `arrived` + source has
 /// this call's epoch. Sources are in the order of schedule::moe_source.
-struct GroupedGate {
+struct GroupedArrivals {
   const uint64_t* arrived = nullptr;  ///< null: all rows are ready
   CallCounter* calls = nullptr;
   Deadline deadline = {};
@@ -114,7 +114,7 @@ struct GroupedArgs {
   const void* weight = nullptr;     ///< [weight rows, k]
   void* out = nullptr;              ///< [padded rows, columns]
   const void* local = nullptr;      ///< gathered: rows numbered from kLocalRows up; not e4m3
-  GroupedGate gate = {};            ///< gathered; not e4m3
+  GroupedArrivals arrivals = {};    ///< gathered; not e4m3
   /// Sorted: number of ready rows per row tile; a tile may be read at kGroupedRows. The GEMM then
   /// starts concurrently with the preceding kernel of the stream, which writes the rows.
   const uint32_t* ready = nullptr;
@@ -132,7 +132,7 @@ class GroupedGemm {
   virtual int add_table(const GroupedCut& cut) = 0;
   virtual const GroupedTable& table(int number = 0) const = 0;
   /// Must follow the kernel that fills the table. Throws InvalidArgument for e4m3 without scales,
-  /// or with `local`, `gate` or `ready`, and for gathered rows with `ready` or `concurrent`.
+  /// or with `local`, `arrivals` or `ready`, and for gathered rows with `ready` or `concurrent`.
   virtual void launch(const GroupedArgs& args, cudaStream_t stream, int table = 0) = 0;
 };
 

@@ -17,7 +17,7 @@
 namespace tandem::gpu::fused {
 
 struct GroupedForm {
-  bool gathers, gates, transposes, pairs;
+  bool gathers, applies_swiglu, transposes, pairs;
 };
 
 /// Additional parameters of a kernel for e4m3.
@@ -33,7 +33,7 @@ struct GroupedRoles {
 
   using Tiles = GemmTiles<Operand, Element,
                           TileOptions{.cluster = kForm.pairs ? 2 : 1,
-                                      .gated = kForm.gates,
+                                      .gated = kForm.applies_swiglu,
                                       .weight_transposed = kForm.transposes}>;
   using Shared = typename Tiles::Shared;
   static constexpr bool kFp8 = Tiles::Product::kFp8;
@@ -53,7 +53,7 @@ struct GroupedRoles {
     const std::byte *rows, *local;  // gathered x
     const int32_t* source;
     int64_t row_bytes;
-    GroupedGate gate;
+    GroupedArrivals arrivals;
     const uint32_t* ready;  // sorted x
   };
 
@@ -112,7 +112,7 @@ struct GroupedRoles {
     __device__ static auto scales(const Params& params, const Work& work) {
       const int first_row =
           kForm.pairs && work.row == params.no_row ? 0 : work.row * Tiles::kTileRows;
-      return GroupedScales<kForm.gathers, kForm.gates>{
+      return GroupedScales<kForm.gathers, kForm.applies_swiglu>{
           params.scales.x + (kForm.gathers ? 0 : first_row), params.source + first_row,
           params.scales.weight + work.weight_row(params),
           params.columns - work.column * Tiles::kStoredColumns, params.to_high};
@@ -128,7 +128,7 @@ struct GroupedRoles {
 
   class Sink : public DirectSink {
    public:
-    using Tile = std::conditional_t<kForm.gates, GatedTile<Tiles>, RoundedTile<Tiles>>;
+    using Tile = std::conditional_t<kForm.applies_swiglu, GatedTile<Tiles>, RoundedTile<Tiles>>;
 
     __device__ Sink(const Params& params, Shared&, int) : params_(params) {}
 
@@ -214,7 +214,7 @@ class Grouped final : public GroupedGemm {
     params_.works_of_cluster = table.works_of_block;
     params_.local = static_cast<const std::byte*>(args.local ? args.local : args.x);
     params_.source = args.source;
-    params_.gate = args.gate;
+    params_.arrivals = args.arrivals;
     params_.ready = args.ready;
     if constexpr (Tiles::Product::kFp8) params_.scales = args.scales;
     launch_gemm<Block>(params_, table.turns.blocks, kName, stream, args.concurrent || args.ready);
@@ -233,7 +233,7 @@ class Grouped final : public GroupedGemm {
       throw InvalidArgument(
           "grouped GEMM: scales: expected those of e4m3 rows of x and the weight");
     }
-    if (args.local || args.gate.arrived || args.ready) {
+    if (args.local || args.arrivals.arrived || args.ready) {
       throw InvalidArgument("grouped GEMM: e4m3 rows: expected all of them in x, before the call");
     }
   }
@@ -256,7 +256,7 @@ class Grouped final : public GroupedGemm {
         map_of<Element>(args.out, shape_.padded_rows(), shape_.columns, Tiles::kGroupRows);
     params_.group_rows = int(shape_.weight_rows() / shape_.groups);
     params_.no_row = shape_.row_tiles();
-    params_.to_high = kForm.gates ? int(shape_.columns) : kHalf;
+    params_.to_high = kForm.applies_swiglu ? int(shape_.columns) : kHalf;
     params_.alternates = !shape_.fixed_order;
     params_.rows = static_cast<const std::byte*>(args.x);
     params_.row_bytes = shape_.k * int64_t(sizeof(Operand));
@@ -273,8 +273,8 @@ class Grouped final : public GroupedGemm {
 
 template <class Operand, class Element, bool kPairs>
 std::unique_ptr<GroupedGemm> make_grouped(const GroupedShape& shape) {
-  const auto make = [&]<bool kGathers, bool kGates, bool kTransposes>() {
-    constexpr GroupedForm kForm{kGathers, kGates, kTransposes, kPairs};
+  const auto make = [&]<bool kGathers, bool kAppliesSwiglu, bool kTransposes>() {
+    constexpr GroupedForm kForm{kGathers, kAppliesSwiglu, kTransposes, kPairs};
     return std::unique_ptr<GroupedGemm>(std::make_unique<Grouped<Operand, Element, kForm>>(shape));
   };
   if constexpr (!WarpgroupProduct<Operand>::kFp8) {

@@ -5,7 +5,7 @@
 
 #include "gemm/cuda/gemm_block.cuh"
 #include "gemm/cuda/grouped.h"
-#include "gemm/cuda/grouped_gate.cuh"
+#include "gemm/cuda/grouped_arrivals.cuh"
 #include "gemm/cuda/stage_filler.cuh"
 
 namespace tandem::gpu::fused {
@@ -77,8 +77,8 @@ struct RowGatherer {
     int awaited = 0;
     Serpentine direction;
     GemmBlock<Roles>::for_each_work(params, [&](const Work& work) {
-      if (params.gate.arrived && awaited < work.stage) {
-        await_sources(params.gate, awaited, work.stage, lane);
+      if (params.arrivals.arrived && awaited < work.stage) {
+        await_sources(params.arrivals, awaited, work.stage, lane);
         awaited = work.stage;
       }
       int source[Tiles::kTileRows / 32];  // sources of rows lane, lane + 32, ...

@@ -257,9 +257,9 @@ void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
       timeline_};
   if (engine) {
     pushes_.begin(x, Entering::before, x_scales);
-    args.gate = pushes_.gate();
+    args.arrivals = pushes_.arrivals();
   } else {
-    args.gate = pushes_.route_gate();
+    args.arrivals = pushes_.route_arrivals();
     args.route = pushes_.route(x, x_scales);
     args.route.bytes_per_ns = plan.pace;
     args.route.groups = std::min(kCopyGroups, args.route.chunks);

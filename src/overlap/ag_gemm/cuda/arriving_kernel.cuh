@@ -14,8 +14,8 @@
 #include "overlap/ag_gemm/cuda/arriving_order.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/contract/cuda/wait_ids.h"
+#include "overlap/gather/cuda/shard_arrivals.cuh"
 #include "overlap/gather/cuda/shard_copy_warp.cuh"
-#include "overlap/gather/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -46,7 +46,7 @@ struct ArrivingRoles {
     int chunk_steps;  // k-blocks per chunk
     RowScales scales;
     int columns;
-    ShardGate gate;
+    ShardArrivals arrivals;
     typename CopyWarp::Route route;
   };
 
@@ -72,7 +72,7 @@ struct ArrivingRoles {
     static constexpr int kCopyingLanes = 0;
 
     __device__ Source(const Params& params, Shared&)
-        : params_(params), timestamps_(params), of_all_(wanted(params.gate)) {}
+        : params_(params), timestamps_(params), of_all_(wanted(params.arrivals)) {}
 
     __device__ void begin(const Work& work) {
       const bool is_local = work.is_local(params_);
@@ -106,7 +106,7 @@ struct ArrivingRoles {
       direction_.turn();
     }
     __device__ Waiter waiter() const {
-      return {extend_deadline(params_.gate.deadline), kAgGemmWait, params_.rank};
+      return {extend_deadline(params_.arrivals.deadline), kAgGemmWait, params_.rank};
     }
     __device__ void close() const {
       if (params_.route.stops > 0)
@@ -132,14 +132,14 @@ struct ArrivingRoles {
     __device__ uint64_t target_of(const Work& work) const {
       if constexpr (Rows::kAny) {
         return of_all_ +
-               (work.shard < params_.longer ? of_all_ / params_.gate.counts_per_chunk : 0);
+               (work.shard < params_.longer ? of_all_ / params_.arrivals.counts_per_chunk : 0);
       }
       return of_all_;
     }
     __device__ void await_chunk(const Work& work, int chunk) const {
-      const ShardGate& gate = params_.gate;
-      wait_for_load(gate.arrived + work.shard * gate.chunks + chunk, target_, gate.deadline,
-                    kAgGemmWait, work.shard, work.row);
+      const ShardArrivals& arrivals = params_.arrivals;
+      wait_for_load(arrivals.arrived + work.shard * arrivals.chunks + chunk, target_,
+                    arrivals.deadline, kAgGemmWait, work.shard, work.row);
     }
 
     const Params& params_;
@@ -270,11 +270,11 @@ class Arriving final : public FusedAgKernel {
     params.rank = shape_.rank;
     params.shard_tiles = order_.rows.shard_tiles;
     params.steps = order_.steps;
-    params.chunk_steps = args.gate.chunk_bytes / kStepBytes;
+    params.chunk_steps = args.arrivals.chunk_bytes / kStepBytes;
     params.scales = args.scales;
     params.columns = int(shape_.n);
     if constexpr (kDeviceTimeline) params.timeline = args.timeline;
-    params.gate = args.gate;
+    params.arrivals = args.arrivals;
     if constexpr (std::is_same_v<typename CopyWarp::Route, EncodedShardRoute>) {
       params.route = args.encoded;
     } else {

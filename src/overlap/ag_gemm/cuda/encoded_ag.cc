@@ -98,13 +98,13 @@ void EncodedAgOp::run(int head, const Tensor& x, const Tensor& weight, const Ten
   args.weight = weight.data();
   args.out = out.data();
   args.head = head;
-  args.gate = {.arrived = reinterpret_cast<const uint64_t*>(decoded_.data()),
-               .chunks = chunks_,
-               .chunk_bytes = kCopyItemBytes,
-               .epoch = &calls()->epoch,
-               .ahead = 1,
-               .counts_per_chunk = unsigned(rows_),
-               .deadline = extend_deadline(comm_.device_deadline())};
+  args.arrivals = {.arrived = reinterpret_cast<const uint64_t*>(decoded_.data()),
+                   .chunks = chunks_,
+                   .chunk_bytes = kCopyItemBytes,
+                   .epoch = &calls()->epoch,
+                   .ahead = 1,
+                   .counts_per_chunk = unsigned(rows_),
+                   .deadline = extend_deadline(comm_.device_deadline())};
   args.encoded = route(x);
   args.route = args.encoded;
   kernel_->launch(args, comm_.stream());

@@ -23,7 +23,7 @@ struct EncodedShardRoute : ShardRoute {
   const std::byte* inbox = nullptr;    ///< in this rank's memory
   const uint64_t* received = nullptr;  ///< in this rank's memory: `arrived` by source and chunk
   std::byte* gathered = nullptr;       ///< rows of all sources, bf16
-  uint64_t* decoded = nullptr;         ///< in this rank's memory: `arrived` of ShardGate
+  uint64_t* decoded = nullptr;         ///< in this rank's memory: `arrived` of ShardArrivals
   float limit = 0;                     ///< as in WireParams
 };
 

@@ -41,7 +41,7 @@ struct FusedAgArgs {
   RowScales scales;      ///< e4m3
   const void* bias;      ///< [n], or null; only any-rows kernels add one
   int head;              ///< columns of the local shard that come first, in 1/8 of all (8: all)
-  ShardGate gate;
+  ShardArrivals arrivals;
   int longer;                   ///< leading sources, whose chunks count one row more
   ShardRoute route;             ///< of the kernel's copy warps, if any
   TileLog timeline{};           ///< for kernels that record
@@ -52,11 +52,12 @@ struct FusedAgArgs {
 inline bool is_launched_alike(const FusedAgArgs& a, const FusedAgArgs& b) {
   return a.local == b.local && a.weight == b.weight && a.out == b.out && a.scales == b.scales &&
          a.bias == b.bias && a.longer == b.longer &&
-         a.gate.counts_per_chunk == b.gate.counts_per_chunk && a.gate.epoch == b.gate.epoch &&
-         a.head == b.head && a.gate.arrived == b.gate.arrived && a.route.stops == b.route.stops &&
+         a.arrivals.counts_per_chunk == b.arrivals.counts_per_chunk &&
+         a.arrivals.epoch == b.arrivals.epoch && a.head == b.head &&
+         a.arrivals.arrived == b.arrivals.arrived && a.route.stops == b.route.stops &&
          a.route.bytes_per_ns == b.route.bytes_per_ns && a.route.groups == b.route.groups &&
          a.route.first_alone == b.route.first_alone && a.timeline.records == b.timeline.records &&
-         a.gate.deadline.deadline_ns == b.gate.deadline.deadline_ns;
+         a.arrivals.deadline.deadline_ns == b.arrivals.deadline.deadline_ns;
 }
 
 /// One tile shape. Host-side launch state is cached and reused while the operands stay the same.

@@ -23,8 +23,8 @@
 #include "gemm/cuda/tile_timeline.cuh"
 #include "overlap/ag_gemm/cuda/fused.h"
 #include "overlap/contract/cuda/wait_ids.h"
+#include "overlap/gather/cuda/shard_arrivals.cuh"
 #include "overlap/gather/cuda/shard_copy_warp.cuh"
-#include "overlap/gather/cuda/shard_gate.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -49,14 +49,14 @@ struct GatedMainloop : Base {
   struct Arguments : Base::Arguments {
     const void* local = nullptr;  // this rank's rows, offset as rows of the whole matrix
     int shard_rows = 1, rank = 0;
-    ShardGate gate;
+    ShardArrivals arrivals;
     ShardRoute route;
   };
   struct Params : Base::Params {
     typename Base::Params local;
     int shard_tiles, rank;
     int chunk_tiles;  // k-blocks per chunk
-    ShardGate gate;
+    ShardArrivals arrivals;
     ShardRoute route;
   };
   struct TensorStorage : Base::TensorStorage {
@@ -74,8 +74,8 @@ struct GatedMainloop : Base {
             Base::to_underlying_arguments(problem, local, workspace),
             arguments.shard_rows / int(cute::size<0>(Tile{})),
             arguments.rank,
-            arguments.gate.chunk_bytes / kStepBytes,
-            arguments.gate,
+            arguments.arrivals.chunk_bytes / kStepBytes,
+            arguments.arrivals,
             arguments.route};
   }
   template <class Problem>
@@ -95,7 +95,7 @@ struct GatedMainloop : Base {
                            Coordinates const& at, Iterator, int k_tiles, int thread,
                            uint32_t rank_in_cluster, typename Base::TensorStorage& tensors) {
     const bool first_tile = wanted_ == 0;
-    if (first_tile) wanted_ = wanted(params.gate);
+    if (first_tile) wanted_ = wanted(params.arrivals);
     const int shard = int(cute::get<0>(at)) / params.shard_tiles;
     if (shard == params.rank) {
       Base::load(params.local, pipeline, state, inputs, at, LoadStep{0}, k_tiles, thread,
@@ -107,7 +107,7 @@ struct GatedMainloop : Base {
       timestamps.stamp(at, thread == 0, &TileRecord::wait_begin);
       ArrivingSteps steps{params,
                           wanted_,
-                          params.gate.arrived + shard * params.gate.chunks,
+                          params.arrivals.arrived + shard * params.arrivals.chunks,
                           int(cute::get<0>(at)),
                           k_tiles,
                           whole ? k_tiles : params.chunk_tiles};
@@ -161,8 +161,8 @@ struct GatedMainloop : Base {
       return *this;
     }
     CUTLASS_DEVICE void wait() {
-      wait_for_load(arrived++, wanted, params.gate.deadline, kAgGemmWait, row / params.shard_tiles,
-                    row);
+      wait_for_load(arrived++, wanted, params.arrivals.deadline, kAgGemmWait,
+                    row / params.shard_tiles, row);
     }
   };
 
@@ -243,7 +243,7 @@ class Kernel final : public FusedAgKernel {
         static_cast<const Element*>(args.local) - int64_t(shape_.rank) * shard_rows * shape_.k;
     mainloop.shard_rows = shard_rows;
     mainloop.rank = shape_.rank;
-    mainloop.gate = args.gate;
+    mainloop.arrivals = args.arrivals;
     mainloop.route = args.route;
     const int columns = cluster_columns();
     if constexpr (kDeviceTimeline) {

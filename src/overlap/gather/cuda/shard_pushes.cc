@@ -142,24 +142,24 @@ Tensor ShardPushes::gathered() const {
   return Tensor(buffer_->local(), dtype_, {rows_, columns_}, {DeviceKind::cuda, comm_.device()});
 }
 
-ShardGate ShardPushes::gate() const {
-  ShardGate gate;
-  gate.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
-  gate.epoch = &words().pushed;
-  gate.deadline = comm_.device_deadline();
-  return gate;
+ShardArrivals ShardPushes::arrivals() const {
+  ShardArrivals arrivals;
+  arrivals.arrived = buffer_->table().signals[comm_.rank()] + kArrived;
+  arrivals.epoch = &words().pushed;
+  arrivals.deadline = comm_.device_deadline();
+  return arrivals;
 }
 
-ShardGate ShardPushes::route_gate() const {
-  ShardGate gate;
-  gate.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
-  gate.chunks = chunks_of(columns_, dtype_);
-  gate.chunk_bytes = kCopyItemBytes;
-  gate.epoch = &words().routes.epoch;
-  gate.ahead = 1;
-  gate.counts_per_chunk = unsigned(rows_ / comm_.size());
-  gate.deadline = extend_deadline();
-  return gate;
+ShardArrivals ShardPushes::route_arrivals() const {
+  ShardArrivals arrivals;
+  arrivals.arrived = buffer_->table().signals[comm_.rank()] + kRouteArrived;
+  arrivals.chunks = chunks_of(columns_, dtype_);
+  arrivals.chunk_bytes = kCopyItemBytes;
+  arrivals.epoch = &words().routes.epoch;
+  arrivals.ahead = 1;
+  arrivals.counts_per_chunk = unsigned(rows_ / comm_.size());
+  arrivals.deadline = extend_deadline();
+  return arrivals;
 }
 
 ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {

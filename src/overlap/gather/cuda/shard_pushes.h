@@ -81,12 +81,12 @@ class ShardPushes {
   int target(int step) const { return schedule::ag_target(comm_.rank(), comm_.size(), step + 1); }
 
   /// For kernels that wait themselves, after `begin` with Entering::before.
-  ShardGate gate() const;
-  /// For kernels that send `x` themselves; `route_gate` is for their readers. No other method may
-  /// be called for such a call.
+  ShardArrivals arrivals() const;
+  /// For kernels that send `x` themselves; `route_arrivals` is for their readers. No other method
+  /// may be called for such a call.
   ShardRoute route(const Tensor& x, const Tensor* scales) const;
   /// For the shorter shards; those with one row more count one more.
-  ShardGate route_gate() const;
+  ShardArrivals route_arrivals() const;
 
  private:
   void start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_local);

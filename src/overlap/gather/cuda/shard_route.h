@@ -14,7 +14,7 @@ namespace tandem::gpu {
 /// a source has a signal, to which each call adds counts_per_chunk: copy warps one for each of its
 /// rows, the copy engine 1. The chunk has arrived once the signal reaches (*epoch + ahead) *
 /// counts_per_chunk.
-struct ShardGate {
+struct ShardArrivals {
   const uint64_t* arrived = nullptr;  ///< by source and chunk
   int chunks = 1;                     ///< per source
   int chunk_bytes = std::numeric_limits<int>::max();

@@ -31,8 +31,8 @@ __device__ void for_each_row(const SortedRows& rows, Body&& body) {
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     gather_kernel(SortedRows rows, MoeGather p, int64_t packs) {
-  if (p.gate.arrived) {
-    if (threadIdx.x < 32) await_sources(p.gate, 0, p.gate.ranks - 1, int(threadIdx.x));
+  if (p.arrivals.arrived) {
+    if (threadIdx.x < 32) await_sources(p.arrivals, 0, p.arrivals.ranks - 1, int(threadIdx.x));
     __syncthreads();
   }
   for_each_row(rows,

@@ -28,7 +28,7 @@ struct MoeGather {
   const int32_t* source = nullptr;
   void* out = nullptr;  ///< [padded rows, columns]
   int64_t columns = 0;  ///< a multiple of 8
-  GroupedGate gate = {};
+  GroupedArrivals arrivals = {};
 };
 void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t stream);
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/cuda/concurrent.cuh"
-#include "gemm/cuda/grouped_gate.cuh"
+#include "gemm/cuda/grouped_arrivals.cuh"
 #include "overlap/moe/cuda/expert_rows.h"
 
 namespace tandem::gpu {
@@ -71,8 +71,8 @@ __device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, i
   MovedRows rows = turns.next(p.source, lane);
   while (rows.row >= 0) {
     const MovedRows next = turns.next(p.source, lane);
-    if (p.gate.arrived && awaited < rows.stage) {
-      await_sources(p.gate, awaited, rows.stage, lane);
+    if (p.arrivals.arrived && awaited < rows.stage) {
+      await_sources(p.arrivals, awaited, rows.stage, lane);
       awaited = rows.stage;
     }
 #pragma unroll 1

@@ -270,7 +270,7 @@ SortedRows MoeOnGpus::sorted() const {
           .groups = experts_.experts};
 }
 
-GroupedGate MoeOnGpus::arrivals() const {
+GroupedArrivals MoeOnGpus::arrivals() const {
   if (comm_.size() == 1) return {};
   return {buffer_->table().signals[coords_.rank] + MoeSpace::rows_signal(0),
           &state()->calls,
@@ -291,9 +291,9 @@ MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& 
   if (candidate.dispatch.is_none()) return uncompressed_rows(x);
   Rows rows{decoded_.data(), local_decoded(), {}};
   if (!candidate.overlaps_rows()) return rows;
-  rows.gate = arrivals();
-  rows.gate.arrived = buffer_->table().signals[coords_.rank] + MoeSpace::decoded_signal(0);
-  rows.gate.deadline = extend_deadline(rows.gate.deadline);
+  rows.arrivals = arrivals();
+  rows.arrivals.arrived = buffer_->table().signals[coords_.rank] + MoeSpace::decoded_signal(0);
+  rows.arrivals.deadline = extend_deadline(rows.arrivals.deadline);
   return rows;
 }
 
@@ -307,7 +307,7 @@ MoeGather MoeOnGpus::gathering(const Rows& rows, void* to) const {
           .source = ints(source_),
           .out = to,
           .columns = coords_.shape.hidden,
-          .gate = rows.gate};
+          .arrivals = rows.arrivals};
 }
 
 int MoeOnGpus::sending_blocks() const {
@@ -322,7 +322,7 @@ GroupedArgs MoeOnGpus::first_product(const Rows& rows, const Tensor& w_in) const
           .weight = w_in.data(),
           .out = inner_.data(),
           .local = rows.local,
-          .gate = rows.gate};
+          .arrivals = rows.arrivals};
 }
 
 GroupedArgs MoeOnGpus::second_product(const Tensor& w_out) const {
@@ -333,7 +333,7 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
                                const GradientsAlone* gradients) {
   const cudaStream_t stream = comm_.stream();
   GroupedArgs in = first_product(rows_of(candidates_.back(), x), w_in);
-  in.gate = {};  // they have arrived
+  in.arrivals = {};  // they have arrived
   // The buffer of sorted rows holds results by now: as many values, and equally random.
   if (candidates_[0].sorts)
     in.x = gradients ? gradients->activations.saved.x.data() : results_.data();

@@ -167,12 +167,12 @@ class MoeOnGpus final {
   MoeCall call_of(const MoeRouting& routing, const MoeOfLayer& layer) const;
   MoePermutation permutation() const;
   SortedRows sorted() const;
-  GroupedGate arrivals() const;
+  GroupedArrivals arrivals() const;
   /// Rows as read by the experts' kernels: remote rows, local rows, and the arrival flags of the
   /// remote ones.
   struct Rows {
     const void *others, *local;
-    GroupedGate gate;
+    GroupedArrivals arrivals;
   };
   Rows uncompressed_rows(const Tensor& local) const;
   Rows rows_of(const MoeCandidate& candidate, const Tensor& x) const;

@@ -6,7 +6,7 @@
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "core/cuda/share.h"
-#include "gemm/cuda/grouped_gate.cuh"
+#include "gemm/cuda/grouped_arrivals.cuh"
 #include "schedule/moe.h"
 #include "tandem/error.h"
 

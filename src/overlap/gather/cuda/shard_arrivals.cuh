@@ -7,8 +7,9 @@
 namespace tandem::gpu::fused {
 
 /// Signal value of an arrived chunk.
-CUTLASS_DEVICE uint64_t wanted(ShardGate const& gate) {
-  return (*const_cast<const volatile uint64_t*>(gate.epoch) + gate.ahead) * gate.counts_per_chunk;
+CUTLASS_DEVICE uint64_t wanted(ShardArrivals const& arrivals) {
+  return (*const_cast<const volatile uint64_t*>(arrivals.epoch) + arrivals.ahead) *
+         arrivals.counts_per_chunk;
 }
 
 }  // namespace tandem::gpu::fused

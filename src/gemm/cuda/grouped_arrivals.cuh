@@ -10,14 +10,14 @@ namespace tandem::gpu {
 
 /// Called by a warp; each lane waits for one of the sources number `from` + 1 to `to`. If a source
 /// times out, or an earlier call did, this call is marked as timed out.
-__device__ inline void await_sources(const GroupedGate& gate, int from, int to, int lane) {
+__device__ inline void await_sources(const GroupedArrivals& arrivals, int from, int to, int lane) {
   const int step = from + 1 + lane;
   if (step <= to) {
-    const int source = schedule::moe_source(gate.rank, gate.ranks, step);
-    const uint64_t epoch = this_epoch(gate.calls);
-    if (gave_up_before(gate.calls, epoch) ||
-        !wait_signal(gate.arrived + source, epoch, gate.deadline, gate.op, source)) {
-      give_up(gate.calls, epoch);
+    const int source = schedule::moe_source(arrivals.rank, arrivals.ranks, step);
+    const uint64_t epoch = this_epoch(arrivals.calls);
+    if (gave_up_before(arrivals.calls, epoch) ||
+        !wait_signal(arrivals.arrived + source, epoch, arrivals.deadline, arrivals.op, source)) {
+      give_up(arrivals.calls, epoch);
     }
   }
   __syncwarp();
