@@ -30,15 +30,15 @@ void for_all_blocks(int64_t count, const With& with) {
 /// Memory aligned to 16 bytes, followed by guard bytes that must not be written.
 class Memory {
  public:
-  explicit Memory(size_t bytes) : bytes_(bytes), packs_(bytes / 16 + 2) { fill(); }
-  std::byte* data() { return reinterpret_cast<std::byte*>(packs_.data()); }
-  void fill() { std::memset(packs_.data(), 0xa5, 16 * packs_.size()); }
+  explicit Memory(size_t bytes) : bytes_(bytes), vecs_(bytes / 16 + 2) { fill(); }
+  std::byte* data() { return reinterpret_cast<std::byte*>(vecs_.data()); }
+  void fill() { std::memset(vecs_.data(), 0xa5, 16 * vecs_.size()); }
   /// First byte that differs from `expected`, or "past the end" if a guard byte was overwritten.
   std::string difference(const Bytes& expected, size_t skip = 0) {
     for (size_t i = 0; i < expected.size(); ++i) {
       if (data()[skip + i] != expected[i]) return fmt::format("byte {} of {}", i, expected.size());
     }
-    for (size_t i = bytes_; i < 16 * packs_.size(); ++i) {
+    for (size_t i = bytes_; i < 16 * vecs_.size(); ++i) {
       if (data()[i] != std::byte{0xa5}) return "past the end";
     }
     return "";
@@ -46,7 +46,7 @@ class Memory {
 
  private:
   size_t bytes_;
-  std::vector<uint4> packs_;
+  std::vector<uint4> vecs_;
 };
 
 class GpuCode : public testing::TestWithParam<std::string> {};

@@ -21,18 +21,18 @@ template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangeParams params) {
   const CallState call = enter_call(params);
   const int first = int(call.epoch % 2) * 2 * params.table.size;
-  const int begin = first_pack(), step = pack_step();
-  const auto* in = static_cast<const Pack<T>*>(params.in);
-  auto* out = static_cast<Pack<T>*>(params.out);
-  for (int i = begin; i < params.packs; i += step) {
-    const Pack<T> local = in[i];
+  const int begin = first_vec(), step = vec_step();
+  const auto* in = static_cast<const Vec<T>*>(params.in);
+  auto* out = static_cast<Vec<T>*>(params.out);
+  for (int i = begin; i < params.vecs; i += step) {
+    const Vec<T> local = in[i];
     for (int s = 1; s < params.table.size; ++s) {
       const int peer = peer_at(params.table, s);
       slot<T>(params, call.receiver(params, peer), first + params.table.rank)[i] = local;
     }
   }
-  if (!exchange_flags(params, 0, call, [&](int) { return params.packs * 16; })) return;
-  for (int i = begin; i < params.packs; i += step) {
+  if (!exchange_flags(params, 0, call, [&](int) { return params.vecs * 16; })) return;
+  for (int i = begin; i < params.vecs; i += step) {
     out[i] = sum_slots<kRanks, T>(params, in[i], first, i);
   }
 }
@@ -43,26 +43,26 @@ template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeParams params) {
   const CallState call = enter_call(params);
   const int first = int(call.epoch % 2) * 2 * params.table.size, second = first + params.table.size;
-  const int rank = params.table.rank, packs = int(params.packs);
-  const int shard = (packs + params.table.size - 1) / params.table.size;
-  const int begin = first_pack(), step = pack_step();
-  const auto* in = static_cast<const Pack<T>*>(params.in);
-  auto* out = static_cast<Pack<T>*>(params.out);
+  const int rank = params.table.rank, vecs = int(params.vecs);
+  const int shard = (vecs + params.table.size - 1) / params.table.size;
+  const int begin = first_vec(), step = vec_step();
+  const auto* in = static_cast<const Vec<T>*>(params.in);
+  auto* out = static_cast<Vec<T>*>(params.out);
   for (int i = begin; i < shard; i += step) {
-    copy_by_peer<kRanks, Pack<T>>(
-        params.table, [&](int owner) { return owner * shard + i < packs; },
+    copy_by_peer<kRanks, Vec<T>>(
+        params.table, [&](int owner) { return owner * shard + i < vecs; },
         [&](int owner) { return in[owner * shard + i]; },
-        [&](int owner, const Pack<T>& pack) {
-          slot<T>(params, call.receiver(params, owner), first + rank)[i] = pack;
+        [&](int owner, const Vec<T>& vec) {
+          slot<T>(params, call.receiver(params, owner), first + rank)[i] = vec;
         });
   }
-  const auto bytes_of = [&](int owner) { return int64_t(min(shard, packs - owner * shard)) * 16; };
-  const int local = min(shard, packs - rank * shard);
-  Pack<T> prefetched;
+  const auto bytes_of = [&](int owner) { return int64_t(min(shard, vecs - owner * shard)) * 16; };
+  const int local = min(shard, vecs - rank * shard);
+  Vec<T> prefetched;
   if (begin < local) prefetched = in[rank * shard + begin];  // loaded before the wait for the peers
   if (!exchange_flags(params, 0, call, bytes_of)) return;
   for (int i = begin; i < local; i += step) {
-    const Pack<T> sum = sum_slots<kRanks, T>(params, prefetched, first, i);
+    const Vec<T> sum = sum_slots<kRanks, T>(params, prefetched, first, i);
     if (i + step < local) prefetched = in[rank * shard + i + step];
     out[rank * shard + i] = sum;
     for (int s = 1; s < params.table.size; ++s) {
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangePara
   }
   if (!exchange_flags(params, 1, call, [&](int) { return bytes_of(rank); })) return;
   for (int i = begin; i < shard; i += step) {
-    copy_by_peer<kRanks, Pack<T>>(
-        params.table, [&](int owner) { return owner * shard + i < packs; },
-        [&](int owner) { return load_pack(slot<T>(params, rank, second + owner) + i); },
-        [&](int owner, const Pack<T>& pack) { out[owner * shard + i] = pack; });
+    copy_by_peer<kRanks, Vec<T>>(
+        params.table, [&](int owner) { return owner * shard + i < vecs; },
+        [&](int owner) { return load_vec(slot<T>(params, rank, second + owner) + i); },
+        [&](int owner, const Vec<T>& vec) { out[owner * shard + i] = vec; });
   }
 }
 
@@ -166,7 +166,7 @@ ExchangeParams AllReduce::make_params(const Tensor& in, const Tensor& out) const
 
 void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algorithm) {
   check_tensors(in, out, algorithm, 0);
-  const int64_t packs = int64_t(in.bytes()) / 16;
+  const int64_t vecs = int64_t(in.bytes()) / 16;
   if (in.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
   if (algorithm == AllReduceAlgorithm::nccl || comm_.size() == 1) {
@@ -175,7 +175,7 @@ void AllReduce::run(const Tensor& in, const Tensor& out, AllReduceAlgorithm algo
   if (algorithm == AllReduceAlgorithm::pipelined) return shard_exchange(comm_).all_reduce(in, out);
   const ExchangeParams call = make_params(in, out);
   const int64_t of_all =
-      algorithm == AllReduceAlgorithm::one_shot ? packs : (packs + comm_.size() - 1) / comm_.size();
+      algorithm == AllReduceAlgorithm::one_shot ? vecs : (vecs + comm_.size() - 1) / comm_.size();
   const int threads = exchange_threads(of_all), blocks = exchange_blocks(of_all);
   comm_.enqueue([&] {
     with_float_type(dtype_, [&]<typename T>(T) {

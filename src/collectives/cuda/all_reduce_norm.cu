@@ -14,25 +14,25 @@ __global__ void __launch_bounds__(kNormThreads)
     one_shot_norm_kernel(ExchangeParams params, NormRows rows) {
   const CallState call = enter_call(params);
   const int first = int(call.epoch % 2) * 2 * params.table.size;
-  const auto* in = static_cast<const Pack<T>*>(params.in);
-  const auto* residual = static_cast<const Pack<T>*>(rows.residual);
-  auto* hidden = static_cast<Pack<T>*>(rows.hidden);
+  const auto* in = static_cast<const Vec<T>*>(params.in);
+  const auto* residual = static_cast<const Vec<T>*>(rows.residual);
+  auto* hidden = static_cast<Vec<T>*>(rows.hidden);
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
-    const int64_t end = (row + 1) * rows.packs;
-    for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
-      const Pack<T> local = in[i];
+    const int64_t end = (row + 1) * rows.vecs;
+    for (int64_t i = row * rows.vecs + threadIdx.x; i < end; i += kNormThreads) {
+      const Vec<T> local = in[i];
       for (int s = 1; s < params.table.size; ++s) {
         const int peer = peer_at(params.table, s);
         slot<T>(params, call.receiver(params, peer), first + params.table.rank)[i] = local;
       }
     }
   }
-  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.packs * 16; })) return;
+  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.vecs * 16; })) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
-      const int64_t i = row * rows.packs + column;
-      const Pack<T> before = residual[i];
-      const Pack<T> after = sum_slots<kRanks, T>(params, in[i], first, i, &before);
+      const int64_t i = row * rows.vecs + column;
+      const Vec<T> before = residual[i];
+      const Vec<T> after = sum_slots<kRanks, T>(params, in[i], first, i, &before);
       hidden[i] = after;
       return after;
     });
@@ -45,19 +45,19 @@ __global__ void __launch_bounds__(kNormThreads)
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank;
   const int first = int(call.epoch % 2) * 2 * size, second = first + size;
-  const int64_t shard = shard_rows(rows.rows, size), width = rows.packs;
-  const auto* in = static_cast<const Pack<T>*>(params.in);
-  const auto* residual = static_cast<const Pack<T>*>(rows.residual);
-  auto* hidden = static_cast<Pack<T>*>(rows.hidden);
+  const int64_t shard = shard_rows(rows.rows, size), width = rows.vecs;
+  const auto* in = static_cast<const Vec<T>*>(params.in);
+  const auto* residual = static_cast<const Vec<T>*>(rows.residual);
+  auto* hidden = static_cast<Vec<T>*>(rows.hidden);
   const auto rows_of = [&](int owner) { return min(shard, rows.rows - owner * shard); };
   const auto bytes_of = [&](int owner) { return rows_of(owner) * width * 16; };
   for (int64_t row = blockIdx.x; row < shard; row += gridDim.x) {
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
-      copy_by_peer<kRanks, Pack<T>>(
+      copy_by_peer<kRanks, Vec<T>>(
           params.table, [&](int owner) { return row < rows_of(owner); },
           [&](int owner) { return in[(owner * shard + row) * width + i]; },
-          [&](int owner, const Pack<T>& pack) {
-            slot<T>(params, call.receiver(params, owner), first + rank)[row * width + i] = pack;
+          [&](int owner, const Vec<T>& vec) {
+            slot<T>(params, call.receiver(params, owner), first + rank)[row * width + i] = vec;
           });
     }
   }
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kNormThreads)
   for (int64_t row = blockIdx.x; row < rows_of(rank); row += gridDim.x) {
     const int64_t begin = (rank * shard + row) * width;
     for (int64_t i = threadIdx.x; i < width; i += kNormThreads) {
-      const Pack<T> before = residual[begin + i];
-      const Pack<T> after =
+      const Vec<T> before = residual[begin + i];
+      const Vec<T> after =
           sum_slots<kRanks, T>(params, in[begin + i], first, row * width + i, &before);
       hidden[begin + i] = after;
       for (int s = 1; s < size; ++s) {
@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(kNormThreads)
   if (!wait_for_peers(params, 1, call)) return;
   for (int s = 1; s < size; ++s) {
     const int owner = peer_at(params.table, s);
-    const Pack<T>* const from = slot<T>(params, rank, second + owner);
+    const Vec<T>* const from = slot<T>(params, rank, second + owner);
     for (int64_t row = blockIdx.x; row < rows_of(owner); row += gridDim.x) {
       const int64_t begin = (owner * shard + row) * width;
       norm_row<T>(rows, owner * shard + row, [&](int64_t i) {
-        const Pack<T> after = load_pack(from + row * width + i);
+        const Vec<T> after = load_vec(from + row * width + i);
         hidden[begin + i] = after;
         return after;
       });

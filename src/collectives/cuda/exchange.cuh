@@ -71,23 +71,23 @@ __device__ bool exchange_flags(const ExchangeParams& params, int exchange, const
   return wait_for_peers(params, exchange, call);
 }
 
-/// Packs of this thread: first_pack(), then every pack_step().
-__device__ inline int first_pack() {
+/// Packs of this thread: first_vec(), then every vec_step().
+__device__ inline int first_vec() {
   return int(blockIdx.x * blockDim.x + threadIdx.x);
 }
-__device__ inline int pack_step() {
+__device__ inline int vec_step() {
   return int(gridDim.x * blockDim.x);
 }
 
 template <typename T>
-__device__ Pack<T>* slot(const ExchangeParams& params, int at, int index) {
-  return reinterpret_cast<Pack<T>*>(params.table.memory[at] + size_t(index) * params.slot_bytes);
+__device__ Vec<T>* slot(const ExchangeParams& params, int at, int index) {
+  return reinterpret_cast<Vec<T>*>(params.table.memory[at] + size_t(index) * params.slot_bytes);
 }
 
 template <typename T>
-__device__ Pack<T> load_pack(const Pack<T>* from) {
+__device__ Vec<T> load_vec(const Vec<T>* from) {
   const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from));
-  return reinterpret_cast<const Pack<T>&>(words);
+  return reinterpret_cast<const Vec<T>&>(words);
 }
 
 /// Calls store(peer, load(peer)) for every peer that `has` accepts. All loads precede all stores: a
@@ -112,31 +112,31 @@ __device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load&
 
 /// Sums pack i of every rank, and of `last` if given, in this order in f32, rounded once.
 template <int kRanks, typename T>
-__device__ Pack<T> sum_slots(const ExchangeParams& params, const Pack<T>& local, int first_slot,
-                             int64_t i, const Pack<T>* last = nullptr) {
-  float sum[Pack<T>::kElements] = {};
-  Pack<T> remote[kRanks];
+__device__ Vec<T> sum_slots(const ExchangeParams& params, const Vec<T>& local, int first_slot,
+                            int64_t i, const Vec<T>* last = nullptr) {
+  float sum[Vec<T>::kElements] = {};
+  Vec<T> remote[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
     if (r < params.table.size && r != params.table.rank) {
-      remote[r] = load_pack(slot<T>(params, params.table.rank, first_slot + r) + i);
+      remote[r] = load_vec(slot<T>(params, params.table.rank, first_slot + r) + i);
     }
   }
 #pragma unroll
   for (int r = 0; r < kRanks; ++r) {
     if (r >= params.table.size) continue;
 #pragma unroll
-    for (int e = 0; e < Pack<T>::kElements; ++e) {
+    for (int e = 0; e < Vec<T>::kElements; ++e) {
       sum[e] += to_float(r == params.table.rank ? local.at[e] : remote[r].at[e]);
     }
   }
   if (last) {
 #pragma unroll
-    for (int e = 0; e < Pack<T>::kElements; ++e) sum[e] += to_float(last->at[e]);
+    for (int e = 0; e < Vec<T>::kElements; ++e) sum[e] += to_float(last->at[e]);
   }
-  Pack<T> result;
+  Vec<T> result;
 #pragma unroll
-  for (int e = 0; e < Pack<T>::kElements; ++e) result.at[e] = from_float<T>(sum[e]);
+  for (int e = 0; e < Vec<T>::kElements; ++e) result.at[e] = from_float<T>(sum[e]);
   return result;
 }
 

@@ -12,17 +12,17 @@ namespace tandem::gpu {
 constexpr int kMaxExchangeBlocks = 128;
 constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // per block
 
-/// Threads per block for `packs` packs in total: the fewest with which kFewBlocks suffice. Small
+/// Threads per block for `vecs` packs in total: the fewest with which kFewBlocks suffice. Small
 /// calls are bound by the instructions of an SM's warps, and by the signals of additional blocks.
-constexpr int exchange_threads(int64_t packs) {
+constexpr int exchange_threads(int64_t vecs) {
   constexpr int kFewBlocks = 64;
   int threads = kFewExchangeThreads;
-  while (threads < kExchangeThreads && packs > kFewBlocks * threads) threads *= 2;
+  while (threads < kExchangeThreads && vecs > kFewBlocks * threads) threads *= 2;
   return threads;
 }
 /// Blocks wait for the peers' blocks of the same index, so all must be resident.
-inline int exchange_blocks(int64_t packs) {
-  const int64_t threads = exchange_threads(packs), blocks = (packs + threads - 1) / threads;
+inline int exchange_blocks(int64_t vecs) {
+  const int64_t threads = exchange_threads(vecs), blocks = (vecs + threads - 1) / threads;
   return int(std::clamp<int64_t>(blocks, 1, this_share()->blocks(kMaxExchangeBlocks)));
 }
 
@@ -31,7 +31,7 @@ struct ExchangeParams {
   Deadline deadline;
   const void* in;
   void* out;
-  int64_t packs;       // 16-byte packs of the tensor
+  int64_t vecs;        // 16-byte packs of the tensor
   size_t slot_bytes;   // one rank's slot
   CallCounter* calls;  // its readers are blocks
   OpId op = OpId::all_reduce;

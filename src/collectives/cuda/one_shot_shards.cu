@@ -23,10 +23,10 @@ __global__ void __launch_bounds__(kExchangeThreads)
     gather_kernel(ExchangeParams params, const __grid_constant__ Partition shards) {
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
-  const int begin = first_pack(), step = pack_step();
+  const int begin = first_vec(), step = vec_step();
   const VectorRange<kAligned> target = shard_of_rank<kAligned>(shards, shards.out, rank),
                               local = vector_range<kAligned>(shards.in, target.bytes);
-  for (int i = begin; i < local.packs(); i += step) {
+  for (int i = begin; i < local.vecs(); i += step) {
     const uint4 words = local.load(i);
     for (int s = 1; s < size; ++s)
       words_at(params, call.receiver(params, peer_at(params.table, s)), first + rank)[i] = words;
@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(kExchangeThreads)
   const auto remote = [&](int source) {
     return shard_of_rank<kAligned>(shards, shards.out, source);
   };
-  for (int i = begin; i < params.packs; i += step) {
+  for (int i = begin; i < params.vecs; i += step) {
     copy_by_peer<kRanks, uint4>(
-        params.table, [&](int source) { return i < remote(source).packs(); },
+        params.table, [&](int source) { return i < remote(source).vecs(); },
         [&](int source) { return load_fresh(words_at(params, rank, first + source) + i); },
         [&](int source, const uint4& words) { remote(source).store(i, words); });
   }
@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(kExchangeThreads)
     scatter_kernel(ExchangeParams params, const __grid_constant__ Partition shards) {
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank, first = int(call.epoch % 2) * size;
-  const int begin = first_pack(), step = pack_step();
+  const int begin = first_vec(), step = vec_step();
   const auto remote = [&](int owner) { return shard_of_rank<kAligned>(shards, shards.in, owner); };
-  for (int i = begin; i < params.packs; i += step) {
+  for (int i = begin; i < params.vecs; i += step) {
     copy_by_peer<kRanks, uint4>(
-        params.table, [&](int owner) { return i < remote(owner).packs(); },
+        params.table, [&](int owner) { return i < remote(owner).vecs(); },
         [&](int owner) { return remote(owner).load(i); },
         [&](int owner, const uint4& words) {
           words_at(params, call.receiver(params, owner), first + rank)[i] = words;
@@ -62,13 +62,12 @@ __global__ void __launch_bounds__(kExchangeThreads)
   const VectorRange<kAligned> local = shard_of_rank<kAligned>(shards, shards.in, rank),
                               sum = vector_range<kAligned>(shards.out, local.bytes);
   uint4 prefetched{};
-  if (begin < local.packs())
-    prefetched = local.load(begin);  // loaded before the wait for the peers
+  if (begin < local.vecs()) prefetched = local.load(begin);  // loaded before the wait for the peers
   if (!exchange_flags(params, 0, call, [&](int owner) { return remote(owner).bytes; })) return;
-  for (int i = begin; i < local.packs(); i += step) {
-    const Pack<T> added =
-        sum_slots<kRanks, T>(params, reinterpret_cast<const Pack<T>&>(prefetched), first, i);
-    if (i + step < local.packs()) prefetched = local.load(i + step);
+  for (int i = begin; i < local.vecs(); i += step) {
+    const Vec<T> added =
+        sum_slots<kRanks, T>(params, reinterpret_cast<const Vec<T>&>(prefetched), first, i);
+    if (i + step < local.vecs()) prefetched = local.load(i + step);
     sum.store(i, reinterpret_cast<const uint4&>(added));
   }
 }
@@ -81,7 +80,7 @@ OneShotShards::OneShotShards(GpuCommunicator& comm) : comm_(comm), calls_(sizeof
 }
 
 bool OneShotShards::fits(const Tensor& whole, int ranks) {
-  return max_packs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxShardBytes;
+  return max_vecs(partition_of(ranks, whole, whole, whole), ranks) * 16 <= kMaxShardBytes;
 }
 
 ExchangeParams OneShotShards::make_params(const Partition& shards, OpId op) const {
@@ -89,7 +88,7 @@ ExchangeParams OneShotShards::make_params(const Partition& shards, OpId op) cons
           .deadline = comm_.device_deadline(),
           .in = nullptr,
           .out = nullptr,
-          .packs = max_packs(shards, comm_.size()),
+          .vecs = max_vecs(shards, comm_.size()),
           .slot_bytes = size_t(kMaxShardBytes),
           .calls = reinterpret_cast<CallCounter*>(calls_.data()),
           .op = op,
@@ -103,7 +102,7 @@ void OneShotShards::all_gather(const Tensor& shard, const Tensor& out, OpId op) 
     with_ranks(comm_.size(), [&]<int kRanks>() {
       const auto kernel = is_aligned(shards, comm_.size()) ? gather_kernel<true, kRanks>
                                                            : gather_kernel<false, kMaxGpus>;
-      kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
+      kernel<<<exchange_blocks(call.vecs), exchange_threads(call.vecs), 0, comm_.stream()>>>(
           call, shards);
     });
     check_launch("all_gather");
@@ -118,7 +117,7 @@ void OneShotShards::reduce_scatter(const Tensor& data, const Tensor& shard, OpId
       with_ranks(comm_.size(), [&]<int kRanks>() {
         const auto kernel = is_aligned(shards, comm_.size()) ? scatter_kernel<true, kRanks, T>
                                                              : scatter_kernel<false, kMaxGpus, T>;
-        kernel<<<exchange_blocks(call.packs), exchange_threads(call.packs), 0, comm_.stream()>>>(
+        kernel<<<exchange_blocks(call.vecs), exchange_threads(call.vecs), 0, comm_.stream()>>>(
             call, shards);
       });
     });

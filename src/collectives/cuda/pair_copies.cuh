@@ -17,23 +17,23 @@ template <int kAtOnce, typename Load = FreshLoad>
 __device__ void copy_bytes(const std::byte* from, std::byte* to, int64_t bytes, int block = 0,
                            int blocks = 1) {
   const bool wide = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
-  const int64_t packs = wide ? bytes / 16 : 0;
+  const int64_t vecs = wide ? bytes / 16 : 0;
   const auto* const source = reinterpret_cast<const uint4*>(from);
   auto* const target = reinterpret_cast<uint4*>(to);
-  for (int64_t first = int64_t(block) * kAtOnce * kPairThreads + threadIdx.x; first < packs;
+  for (int64_t first = int64_t(block) * kAtOnce * kPairThreads + threadIdx.x; first < vecs;
        first += int64_t(blocks) * kAtOnce * kPairThreads) {
     uint4 words[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kPairThreads < packs) words[i] = Load()(source + first + i * kPairThreads);
+      if (first + i * kPairThreads < vecs) words[i] = Load()(source + first + i * kPairThreads);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * kPairThreads < packs) target[first + i * kPairThreads] = words[i];
+      if (first + i * kPairThreads < vecs) target[first + i * kPairThreads] = words[i];
     }
   }
   const int64_t step = int64_t(blocks) * kPairThreads;
-  for (int64_t i = 8 * packs + block * kPairThreads + int(threadIdx.x); i < bytes / 2; i += step) {
+  for (int64_t i = 8 * vecs + block * kPairThreads + int(threadIdx.x); i < bytes / 2; i += step) {
     reinterpret_cast<uint16_t*>(to)[i] = Load()(reinterpret_cast<const uint16_t*>(from) + i);
   }
 }

@@ -32,14 +32,14 @@ inline Partition partition_of(int ranks, const Tensor& whole, const Tensor& in, 
 }
 
 /// 16-byte packs of the longest shard.
-inline int64_t max_packs(const Partition& shards, int ranks) {
+inline int64_t max_vecs(const Partition& shards, int ranks) {
   int64_t bytes = 0;
   for (int r = 0; r < ranks; ++r) bytes = std::max(bytes, shards.begins[r + 1] - shards.begins[r]);
   return (bytes + 15) / 16;
 }
 
 /// True if every shard begins and ends at a multiple of 16 bytes: the same on all ranks.
-inline bool has_whole_packs(const Partition& shards, int ranks) {
+inline bool has_whole_vecs(const Partition& shards, int ranks) {
   int64_t bits = 0;
   for (int r = 0; r <= ranks; ++r) bits |= shards.begins[r];
   return bits % 16 == 0;
@@ -49,7 +49,7 @@ inline bool has_whole_packs(const Partition& shards, int ranks) {
 inline bool is_aligned(const Partition& shards, int ranks) {
   const uintptr_t bits =
       reinterpret_cast<uintptr_t>(shards.in) | reinterpret_cast<uintptr_t>(shards.out);
-  return bits % 16 == 0 && has_whole_packs(shards, ranks);
+  return bits % 16 == 0 && has_whole_vecs(shards, ranks);
 }
 
 }  // namespace tandem::gpu

@@ -12,7 +12,7 @@ namespace {
 
 // 2 KiB, a pack for each worker thread of an all-gather: smaller ones would leave threads idle and
 // need as many signals.
-constexpr int kMinChunkPacks = 128;
+constexpr int kMinChunkVecs = 128;
 
 using Copiers = Group<4>;
 using Adders = Group<8>;
@@ -70,7 +70,7 @@ ShardExchange::ShardExchange(GpuCommunicator& comm)
       one_shot_(comm),
       counts_(sizeof(FlowCounts) * kFlowLanes * kShardChannels * kMaxGpus) {
   fifos_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(
-      size_t(kFlowLanes) * kShardChannels * size_t(comm.size()) * kFifoDepth * kMaxChunkPacks * 16,
+      size_t(kFlowLanes) * kShardChannels * size_t(comm.size()) * kFifoDepth * kMaxChunkVecs * 16,
       kFlowLanes * 2 * kMaxGpus * kShardChannels));
 }
 
@@ -95,12 +95,12 @@ void ShardExchange::launch(OpId op, const Partition& shards, int roles, int thre
                      0,
                      0,
                      comm_.link_pacer()};
-  const int64_t packs = max_packs(shards, comm_.size());
-  params.packs = int(std::clamp<int64_t>((packs + kShardChannels - 1) / kShardChannels,
-                                         kMinChunkPacks, kMaxChunkPacks));
+  const int64_t vecs = max_vecs(shards, comm_.size());
+  params.vecs = int(std::clamp<int64_t>((vecs + kShardChannels - 1) / kShardChannels, kMinChunkVecs,
+                                        kMaxChunkVecs));
   // Two blocks fit an SM.
   const int channels = std::clamp(this_share()->sms() * 2 / roles, 1, kShardChannels);
-  params.channels = int(std::min<int64_t>((packs + params.packs - 1) / params.packs, channels));
+  params.channels = int(std::min<int64_t>((vecs + params.vecs - 1) / params.vecs, channels));
   const Kernel kernel = is_aligned(shards, comm_.size()) ? kernels.first : kernels.second;
   comm_.enqueue([&] {
     kernel<<<params.channels * roles, threads, 0, comm_.stream()>>>(params);

@@ -13,7 +13,7 @@ namespace tandem::gpu {
 constexpr int kShardChannels = 64;
 // 32 KiB: a chunk ends with a fence that waits for its arrival; with 16 KiB an all-gather of 256
 // MiB took 556 us instead of 509 (docs/dev/gpu-findings.md).
-constexpr int kMaxChunkPacks = 2048;
+constexpr int kMaxChunkVecs = 2048;
 // Number of chunks: one being stored, one in flight, one being read and one whose count is being
 // returned; each more would take 2 lanes x 64 channels x 32 KiB, 4 MiB per rank, in every GPU's
 // memory.
@@ -32,7 +32,7 @@ struct ShardParams : Partition {
   Deadline deadline, patience;  ///< `patience`: extended deadline, for waits on ranks that may wait
   OpId op;
   FlowCounts* counts;
-  int packs;              ///< per chunk
+  int vecs;               ///< per chunk
   int channels;           ///< each has a block per role
   LinkPacer* link_pacer;  ///< emulated link, or null
 
@@ -44,16 +44,16 @@ struct ShardParams : Partition {
   __device__ int64_t bytes_of(int rank) const { return begins[rank + 1] - begins[rank]; }
   /// Chunks of this block in a shard of `bytes` bytes.
   __device__ int64_t chunks_of(int64_t bytes) const {
-    const int64_t chunk = int64_t(packs) * 16;
+    const int64_t chunk = int64_t(vecs) * 16;
     return ((bytes + chunk - 1) / chunk + channels - 1 - channel()) / channels;
   }
   /// Offset of a chunk of this block in a shard.
   __device__ int64_t begin_of(int64_t chunk) const {
-    return (chunk * channels + channel()) * packs * 16;
+    return (chunk * channels + channel()) * vecs * 16;
   }
   /// 0 if a shard of `bytes` bytes has no such chunk.
   __device__ int bytes_of_chunk(int64_t bytes, int64_t chunk) const {
-    return int(max(int64_t(0), min(bytes - begin_of(chunk), int64_t(packs) * 16)));
+    return int(max(int64_t(0), min(bytes - begin_of(chunk), int64_t(vecs) * 16)));
   }
 };
 
@@ -162,7 +162,7 @@ class Flow {
     const int64_t fifo =
         (int64_t(lane_) * kShardChannels + params_.channel()) * params_.table.size + source;
     return reinterpret_cast<uint4*>(params_.table.memory[at]) +
-           (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkPacks;
+           (fifo * kFifoDepth + int64_t(chunk % kFifoDepth)) * kMaxChunkVecs;
   }
   __device__ uint64_t first_of(int peer) const { return __shfl_sync(~0u, first_, peer); }
   __device__ bool wait(const uint64_t* word, uint64_t count, const Deadline& deadline) const {

@@ -45,25 +45,25 @@ class Group {
   /// first store; if false, nothing is stored. The next packs are loaded before these are stored:
   /// loads issued after stores that wait for the link wait, too.
   template <typename Load, typename Ready, typename Store>
-  __device__ static void copy(int packs, const Load& load, const Ready& ready, const Store& store) {
+  __device__ static void copy(int vecs, const Load& load, const Ready& ready, const Store& store) {
     constexpr int kStep = kAtOnce * kWorkerThreads;
     const auto read = [&](uint4* words, int begin) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (begin + i * kWorkerThreads < packs) words[i] = load(begin + i * kWorkerThreads);
+        if (begin + i * kWorkerThreads < vecs) words[i] = load(begin + i * kWorkerThreads);
       }
     };
     const auto write = [&](const uint4* words, int begin) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (begin + i * kWorkerThreads < packs) store(begin + i * kWorkerThreads, words[i]);
+        if (begin + i * kWorkerThreads < vecs) store(begin + i * kWorkerThreads, words[i]);
       }
     };
     uint4 even[kAtOnce], odd[kAtOnce];
     int begin = int(threadIdx.x);
     read(even, begin);
     if (!ready()) return;
-    for (; begin < packs; begin += 2 * kStep) {
+    for (; begin < vecs; begin += 2 * kStep) {
       read(odd, begin + kStep);
       write(even, begin);
       read(even, begin + 2 * kStep);
@@ -103,14 +103,14 @@ __device__ void send_local(const ShardParams& params, Lane lane, const Group<kWo
       uint4* to = flow.to(peer_at(params.table, step), c);
       const bool first = step == 1, copies = first && copy != shard;
       group.copy(
-          range.packs(), [&](int pack) { return range.load(pack); },
+          range.vecs(), [&](int vec) { return range.load(vec); },
           [&] {
             if (first) lost = lost || !flow.wait_for_room(c, chunks);
             return !lost;
           },
-          [&](int pack, const uint4& words) {
-            to[pack] = words;
-            if (copies) target.store(pack, words);
+          [&](int vec, const uint4& words) {
+            to[vec] = words;
+            if (copies) target.store(vec, words);
           });
     }
     group.worked(lost);
@@ -135,12 +135,12 @@ __device__ void send_shards(const ShardParams& params, const Group<kWorkers>& gr
           chunk_of<kAligned>(params, params.in + params.begins[peer], params.bytes_of(peer), c);
       uint4* to = flow.to(peer, c);
       group.copy(
-          range.packs(), [&](int pack) { return range.load(pack); },
+          range.vecs(), [&](int vec) { return range.load(vec); },
           [&] {
             if (step == 1) lost = lost || !flow.wait_for_room(c, chunks.counted);
             return !lost;
           },
-          [&](int pack, const uint4& words) { to[pack] = words; });
+          [&](int vec, const uint4& words) { to[vec] = words; });
     }
     group.worked(lost);
   }
@@ -165,8 +165,8 @@ __device__ void receive_shards(const ShardParams& params, Lane lane, const Group
           chunk_of<kAligned>(params, params.out + params.begins[peer], params.bytes_of(peer), c);
       const uint4* from = flow.from(peer, c);
       group.copy(
-          range.packs(), [&](int pack) { return load_fresh(from + pack); }, [&] { return !lost; },
-          [&](int pack, const uint4& words) { range.store(pack, words); });
+          range.vecs(), [&](int vec) { return load_fresh(from + vec); }, [&] { return !lost; },
+          [&](int vec, const uint4& words) { range.store(vec, words); });
     }
     group.worked(lost);
   }
@@ -179,7 +179,7 @@ template <bool kAligned, typename T, int kWorkers, typename Summed>
 __device__ void sum_local(const ShardParams& params, const std::byte* shard, std::byte* to,
                           const Group<kWorkers>& group, const Summed& summed) {
   constexpr int kRanks = 2;  // ranks with packs in flight together
-  constexpr int kElements = Pack<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
+  constexpr int kElements = Vec<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
   const int size = params.table.size, self = params.table.rank;
   const int64_t bytes = params.bytes_of(self), chunks = params.chunks_of(bytes);
   const Flow flow(params, kShards, false);
@@ -195,8 +195,8 @@ __device__ void sum_local(const ShardParams& params, const std::byte* shard, std
     const auto local = chunk_of<kAligned>(params, shard, bytes, c),
                result = chunk_of<kAligned>(params, to, bytes, c);
     // Steps are equal for all threads of a warp.
-    for (int begin = 0; begin < local.packs(); begin += kAtOnce * kWorkerThreads) {
-      const auto pack = [&](int i) { return begin + i * kWorkerThreads + int(threadIdx.x); };
+    for (int begin = 0; begin < local.vecs(); begin += kAtOnce * kWorkerThreads) {
+      const auto vec = [&](int i) { return begin + i * kWorkerThreads + int(threadIdx.x); };
       float sum[kAtOnce][kElements] = {};
       for (int r0 = 0; r0 < size; r0 += kRanks) {
         uint4 words[kRanks][kAtOnce];
@@ -206,8 +206,8 @@ __device__ void sum_local(const ShardParams& params, const std::byte* shard, std
           const uint4* from = flow.from(r0 + r, c);
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            if (pack(i) >= local.packs()) continue;
-            words[r][i] = r0 + r == self ? local.load(pack(i)) : load_fresh(from + pack(i));
+            if (vec(i) >= local.vecs()) continue;
+            words[r][i] = r0 + r == self ? local.load(vec(i)) : load_fresh(from + vec(i));
           }
         }
 #pragma unroll
@@ -215,7 +215,7 @@ __device__ void sum_local(const ShardParams& params, const std::byte* shard, std
           if (r0 + r >= size) continue;
 #pragma unroll
           for (int i = 0; i < kAtOnce; ++i) {
-            const auto& values = reinterpret_cast<const Pack<T>&>(words[r][i]);
+            const auto& values = reinterpret_cast<const Vec<T>&>(words[r][i]);
 #pragma unroll
             for (int e = 0; e < kElements; ++e) sum[i][e] += to_float(values.at[e]);
           }
@@ -223,11 +223,11 @@ __device__ void sum_local(const ShardParams& params, const std::byte* shard, std
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        Pack<T> rounded;
+        Vec<T> rounded;
 #pragma unroll
         for (int e = 0; e < kElements; ++e) rounded.at[e] = from_float<T>(sum[i][e]);
-        if (pack(i) < local.packs() && !lost) {
-          result.store(pack(i), reinterpret_cast<const uint4&>(rounded));
+        if (vec(i) < local.vecs() && !lost) {
+          result.store(vec(i), reinterpret_cast<const uint4&>(rounded));
         }
       }
     }

@@ -142,7 +142,7 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
     const ShardAlgorithm algorithm = exchange.choose(data);
     // If shards are not whole packs, sums are byte-wise, which takes longer than the transfer.
     if (algorithm == ShardAlgorithm::one_shot ||
-        has_whole_packs(partition_of(comm.size(), data, data, shard), comm.size())) {
+        has_whole_vecs(partition_of(comm.size(), data, data, shard), comm.size())) {
       return exchange.reduce_scatter(data, shard, algorithm);
     }
   }

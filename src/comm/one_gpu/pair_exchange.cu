@@ -84,7 +84,7 @@ __device__ int64_t walk(const PairParams<Ranks>& params, const void* memory, int
     const int64_t begin = (c * params.channels + channel) * kChunkBytes;
     const auto range = vector_range<kAligned>(static_cast<const std::byte*>(memory) + begin,
                                               min(bytes - begin, int64_t(kChunkBytes)));
-    for (int pack = int(threadIdx.x); pack < range.packs(); pack += kThreads) step(range, pack, c);
+    for (int vec = int(threadIdx.x); vec < range.vecs(); vec += kThreads) step(range, vec, c);
     __syncthreads();
     if (threadIdx.x == 0) tell(c);
   }
@@ -104,9 +104,8 @@ __device__ void send(const PairParams<Ranks>& params, int peer, int channel) {
                wait_signal(params.signal(params.ranks.rank(), true, peer, channel), uint64_t(need),
                            extend_deadline(params.deadline), params.op, peer, channel);
       },
-      [&](const VectorRange<kAligned>& range, int pack, int64_t c) {
-        params.slot(peer, params.ranks.rank(), channel, first + uint64_t(c))[pack] =
-            range.load(pack);
+      [&](const VectorRange<kAligned>& range, int vec, int64_t c) {
+        params.slot(peer, params.ranks.rank(), channel, first + uint64_t(c))[vec] = range.load(vec);
       },
       [&](int64_t c) {
         const int64_t begin = (c * params.channels + channel) * kChunkBytes;
@@ -128,10 +127,10 @@ __device__ void receive(const PairParams<Ranks>& params, int peer, int channel) 
         return wait_signal(params.signal(params.ranks.rank(), false, peer, channel),
                            first + uint64_t(c) + 1, params.deadline, params.op, peer, channel);
       },
-      [&](const VectorRange<kAligned>& range, int pack, int64_t c) {
+      [&](const VectorRange<kAligned>& range, int vec, int64_t c) {
         range.store(
-            pack, load_fresh(params.slot(params.ranks.rank(), peer, channel, first + uint64_t(c)) +
-                             pack));
+            vec,
+            load_fresh(params.slot(params.ranks.rank(), peer, channel, first + uint64_t(c)) + vec));
       },
       [&](int64_t c) {
         pace(params.link_pacer, 0);

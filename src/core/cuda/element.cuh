@@ -44,7 +44,7 @@ __device__ inline __nv_fp8_e4m3 from_float<__nv_fp8_e4m3>(float value) {
 
 /// 16-byte vector of T.
 template <typename T>
-struct alignas(16) Pack {
+struct alignas(16) Vec {
   static constexpr int kElements = 16 / int(sizeof(T));
   T at[kElements];
 };

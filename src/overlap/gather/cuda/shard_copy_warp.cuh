@@ -127,9 +127,9 @@ class ShardCopyWarp {
   }
 
  private:
-  static constexpr int kPacks = kItemBytes / (32 * 16);  // per lane
-  static constexpr int kAtOnce = 2;                      // held at once per lane: registers are few
-  static_assert((kAhead & (kAhead - 1)) == 0 && kPacks % kAtOnce == 0);
+  static constexpr int kVecs = kItemBytes / (32 * 16);  // per lane
+  static constexpr int kAtOnce = 2;                     // held at once per lane: registers are few
+  static_assert((kAhead & (kAhead - 1)) == 0 && kVecs % kAtOnce == 0);
 
   CUTLASS_DEVICE static uint32_t after(int buffers, unsigned pace) {
     return uint32_t(uint64_t(unsigned(buffers)) * pace >> 16);
@@ -149,7 +149,7 @@ class ShardCopyWarp {
     const std::byte* from = route_.from + offset_of(item, lane);
     const int left = left_of(item, lane);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kPacks; ++i) {
+    for (int i = 0; i < kVecs; ++i) {
       if (i * 512 < left) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(buffer + i * 512),
                      "l"(from + i * 512)
@@ -163,15 +163,15 @@ class ShardCopyWarp {
     const uint32_t at = offset_of(item, lane);
     const int left = left_of(item, lane);
     CUTLASS_PRAGMA_UNROLL
-    for (int half = 0; half < kPacks; half += kAtOnce) {
-      uint4 packs[kAtOnce];
+    for (int half = 0; half < kVecs; half += kAtOnce) {
+      uint4 vecs[kAtOnce];
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) packs[i] = load(buffer + (half + i) * 512);
+      for (int i = 0; i < kAtOnce; ++i) vecs[i] = load(buffer + (half + i) * 512);
       CUTLASS_PRAGMA_UNROLL
       for (int stop = 0; stop < kMaxGpus; ++stop) {
         if (stop >= end) break;
         if (stop < first) continue;
-        store(route_.to[stop] + at + half * 512, left - half * 512, packs[0], packs[1]);
+        store(route_.to[stop] + at + half * 512, left - half * 512, vecs[0], vecs[1]);
       }
     }
   }
@@ -191,12 +191,12 @@ class ShardCopyWarp {
   }
 
   CUTLASS_DEVICE static uint4 load(uint32_t shared) {
-    uint4 pack;
+    uint4 vec;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(pack.x), "=r"(pack.y), "=r"(pack.z), "=r"(pack.w)
+                 : "=r"(vec.x), "=r"(vec.y), "=r"(vec.z), "=r"(vec.w)
                  : "r"(shared)
                  : "memory");
-    return pack;
+    return vec;
   }
 
   // Stores two vectors, as far as `left` bytes allow. One statement, so that they share their

@@ -31,14 +31,14 @@ class ExchangeTile {
   static constexpr int kFeatures = ArStaging::kFeatures, kThreads = ArStaging::kThreads;
   static constexpr ArStaging kShape{1, 0, kTokens};
   static constexpr int kWords = kTokens / 4;  // of two elements, per thread
-  static constexpr int kPacks = kShape.packs(), kPackWords = kWords / kPacks;
-  static constexpr size_t kPackRow = kShape.pack_row();
+  static constexpr int kVecs = kShape.vecs(), kVecWords = kWords / kVecs;
+  static constexpr size_t kVecRow = kShape.vec_row();
   static constexpr int kStaged = kTokens < 64 ? kTokens : 64;  // tokens stored together
   static constexpr int kRowStride = kFeatures + 8;  // padded against bank conflicts between rows
   using Two = cutlass::Array<Element, 2>;
   using TwoFloats = cutlass::Array<float, 2>;
-  struct Pack {
-    uint32_t at[kPackWords];
+  struct Vec {
+    uint32_t at[kVecWords];
   };
   static constexpr uint32_t kNoWord = ~uint32_t(0);  // two elements that rounding never gives
 
@@ -78,33 +78,33 @@ class ExchangeTile {
   CUTLASS_DEVICE void store_partial(int tile, int helper, Accumulators const& accumulators) const {
     std::byte* to = split_partial_at(tile, helper);
     CUTLASS_PRAGMA_UNROLL
-    for (int first = 0; first < 2 * kWords; first += kPackWords) {
-      Pack pack;
+    for (int first = 0; first < 2 * kWords; first += kVecWords) {
+      Vec vec;
       CUTLASS_PRAGMA_UNROLL
-      for (int w = 0; w < kPackWords; ++w) {
+      for (int w = 0; w < kVecWords; ++w) {
         const uint32_t word = __float_as_uint(accumulators(first + w));
-        pack.at[w] = word == kNoWord ? word >> 1 : word;  // a NaN either way
+        vec.at[w] = word == kNoWord ? word >> 1 : word;  // a NaN either way
       }
-      store_pack(to + first / kPackWords * kPackRow, pack);
+      store_vec(to + first / kVecWords * kVecRow, vec);
     }
   }
   /// Adds the split-K partials of `helpers`, in their order. False as for wait_signal, and only for
   /// this thread.
   template <class Accumulators>
   CUTLASS_DEVICE bool add_partials(int tile, int helpers, Accumulators& accumulators) const {
-    constexpr int kCount = 2 * kPacks < 4 ? 2 * kPacks : 4;
+    constexpr int kCount = 2 * kVecs < 4 ? 2 * kVecs : 4;
     for (int helper = 0; helper < helpers; ++helper) {
       std::byte* from = split_partial_at(tile, helper);
       CUTLASS_PRAGMA_UNROLL
-      for (int first = 0; first < 2 * kPacks; first += kCount) {
-        Pack packs[kCount];
-        const auto at = [&](int i) { return from + (first + i) * kPackRow; };
+      for (int first = 0; first < 2 * kVecs; first += kCount) {
+        Vec vecs[kCount];
+        const auto at = [&](int i) { return from + (first + i) * kVecRow; };
         const auto sender = [&](int) { return peers().rank; };
-        if (!receive(tile, extend_deadline(args_.deadline), at, sender, packs)) return false;
+        if (!receive(tile, extend_deadline(args_.deadline), at, sender, vecs)) return false;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount * kPackWords; ++i) {
-          accumulators(first * kPackWords + i) +=
-              __uint_as_float(packs[i / kPackWords].at[i % kPackWords]);
+        for (int i = 0; i < kCount * kVecWords; ++i) {
+          accumulators(first * kVecWords + i) +=
+              __uint_as_float(vecs[i / kVecWords].at[i % kVecWords]);
         }
       }
     }
@@ -142,11 +142,11 @@ class ExchangeTile {
   // This thread's vector 0.
   CUTLASS_DEVICE std::byte* split_partial_at(int tile, int helper) const {
     return args_.split_partials + args_.layout.split_partial(helper, tile) +
-           size_t(thread_) * sizeof(Pack);
+           size_t(thread_) * sizeof(Vec);
   }
   // This thread's vector 0 in the area at `offset` of a rank's memory.
-  CUTLASS_DEVICE std::byte* packs_at(int rank, size_t offset) const {
-    return peers().memory[rank] + offset + size_t(thread_) * sizeof(Pack);
+  CUTLASS_DEVICE std::byte* vecs_at(int rank, size_t offset) const {
+    return peers().memory[rank] + offset + size_t(thread_) * sizeof(Vec);
   }
 
   // For every 8 tokens, a thread has two adjacent ones of feature `lane / 4` of its warp's 16, and
@@ -201,42 +201,42 @@ class ExchangeTile {
     sum[1] += values[1];
   }
 
-  CUTLASS_DEVICE static void store_pack(std::byte* to, Pack const& pack) {
-    if constexpr (kPackWords == 2) {
-      asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(~pack.at[0]),
-                   "r"(~pack.at[1])
+  CUTLASS_DEVICE static void store_vec(std::byte* to, Vec const& vec) {
+    if constexpr (kVecWords == 2) {
+      asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(~vec.at[0]),
+                   "r"(~vec.at[1])
                    : "memory");
     } else {
       asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
-                   "r"(~pack.at[0]), "r"(~pack.at[1]), "r"(~pack.at[2]), "r"(~pack.at[3])
+                   "r"(~vec.at[0]), "r"(~vec.at[1]), "r"(~vec.at[2]), "r"(~vec.at[3])
                    : "memory");
     }
   }
   CUTLASS_DEVICE static void store_empty(std::byte* slot) {
-    Pack nothing;
+    Vec nothing;
     CUTLASS_PRAGMA_UNROLL
     for (uint32_t& word : nothing.at) word = kNoWord;
-    store_pack(slot, nothing);
+    store_vec(slot, nothing);
   }
-  CUTLASS_DEVICE static Pack load_pack(const std::byte* from) {
-    Pack pack;
-    if constexpr (kPackWords == 2) {
+  CUTLASS_DEVICE static Vec load_vec(const std::byte* from) {
+    Vec vec;
+    if constexpr (kVecWords == 2) {
       asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(pack.at[0]), "=r"(pack.at[1])
+                   : "=r"(vec.at[0]), "=r"(vec.at[1])
                    : "l"(from)
                    : "memory");
     } else {
       const uint4 words = load_fresh(reinterpret_cast<const uint4*>(from));
-      pack = {words.x, words.y, words.z, words.w};
+      vec = {words.x, words.y, words.z, words.w};
     }
     CUTLASS_PRAGMA_UNROLL
-    for (uint32_t& word : pack.at) word = ~word;
-    return pack;
+    for (uint32_t& word : vec.at) word = ~word;
+    return vec;
   }
-  CUTLASS_DEVICE static bool arrived(Pack const& pack) {
+  CUTLASS_DEVICE static bool arrived(Vec const& vec) {
     bool all = true;
     CUTLASS_PRAGMA_UNROLL
-    for (const uint32_t word : pack.at) all = all && word != kNoWord;
+    for (const uint32_t word : vec.at) all = all && word != kNoWord;
     return all;
   }
 
@@ -245,17 +245,17 @@ class ExchangeTile {
   // deadline or an abort, as wait_signal() does. Many loads in flight cover memory latency.
   template <int kCount, class At, class Sender>
   CUTLASS_DEVICE bool receive(int tile, Deadline const& deadline, At const& at,
-                              Sender const& sender, Pack (&packs)[kCount]) const {
+                              Sender const& sender, Vec (&vecs)[kCount]) const {
     // Does not use Deadline and has_failed() of device_signal.cuh: with them, and with peer_at()
     // below, these loops compile to other instructions than those that were measured.
     uint64_t begin = 0;
     for (unsigned spin = 0;; ++spin) {
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) packs[i] = load_pack(at(i));
+      for (int i = 0; i < kCount; ++i) vecs[i] = load_vec(at(i));
       int missing = -1;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        missing = arrived(packs[i]) ? missing : max(missing, sender(i));
+        missing = arrived(vecs[i]) ? missing : max(missing, sender(i));
       }
       if (missing < 0) break;
       if (spin == 0) begin = nanoseconds();
@@ -274,10 +274,10 @@ class ExchangeTile {
     return true;
   }
 
-  CUTLASS_DEVICE static Pack pack_of(uint32_t const (&words)[kWords], int pack) {
-    Pack result;
+  CUTLASS_DEVICE static Vec vec_of(uint32_t const (&words)[kWords], int vec) {
+    Vec result;
     CUTLASS_PRAGMA_UNROLL
-    for (int w = 0; w < kPackWords; ++w) result.at[w] = words[kPackWords * pack + w];
+    for (int w = 0; w < kVecWords; ++w) result.at[w] = words[kVecWords * vec + w];
     return result;
   }
 
@@ -285,15 +285,14 @@ class ExchangeTile {
     const int size = peers().size, rank = peers().rank;
     for (int s = 1; s < size; ++s) {
       const int peer = rank + s < size ? rank + s : rank + s - size;
-      std::byte* to = packs_at(peer, args_.layout.whole(parity(), rank, tile));
+      std::byte* to = vecs_at(peer, args_.layout.whole(parity(), rank, tile));
       CUTLASS_PRAGMA_UNROLL
-      for (int pack = 0; pack < kPacks; ++pack)
-        store_pack(to + pack * kPackRow, pack_of(words, pack));
+      for (int vec = 0; vec < kVecs; ++vec) store_vec(to + vec * kVecRow, vec_of(words, vec));
     }
     if (size <= 4) {
-      add_whole<4, kPacks>(tile, words);
+      add_whole<4, kVecs>(tile, words);
     } else {
-      add_whole<kMaxGpus, (kPacks < 2 ? kPacks : 2)>(tile, words);
+      add_whole<kMaxGpus, (kVecs < 2 ? kVecs : 2)>(tile, words);
     }
   }
 
@@ -302,42 +301,42 @@ class ExchangeTile {
   template <int kRanks, int kAtOnce>
   CUTLASS_DEVICE void add_whole(int tile, uint32_t (&words)[kWords]) const {
     const int size = peers().size, rank = peers().rank;
-    std::byte* slots = packs_at(rank, args_.layout.whole(parity(), 0, tile));
+    std::byte* slots = vecs_at(rank, args_.layout.whole(parity(), 0, tile));
     const size_t of_rank = args_.layout.whole(0, 1, 0);
     CUTLASS_PRAGMA_UNROLL
-    for (int first = 0; first < kPacks; first += kAtOnce) {
-      Pack packs[kRanks * kAtOnce];
+    for (int first = 0; first < kVecs; first += kAtOnce) {
+      Vec vecs[kRanks * kAtOnce];
       const auto at = [&](int i) {
         const int r = i / kAtOnce;
-        return slots + (r < size ? r : size - 1) * of_rank + (first + i % kAtOnce) * kPackRow;
+        return slots + (r < size ? r : size - 1) * of_rank + (first + i % kAtOnce) * kVecRow;
       };
       const auto sender = [&](int i) {
         const int r = i / kAtOnce;
         return r >= size || r == rank ? -1 : r;
       };
-      if (!receive(tile, args_.deadline, at, sender, packs)) return;
+      if (!receive(tile, args_.deadline, at, sender, vecs)) return;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         CUTLASS_PRAGMA_UNROLL
         for (int r = 0; r < kRanks; ++r) {
-          if (r == rank) packs[r * kAtOnce + i] = pack_of(words, first + i);
+          if (r == rank) vecs[r * kAtOnce + i] = vec_of(words, first + i);
         }
-        const Pack sum = sum_of<kRanks>([&](int r) { return packs[r * kAtOnce + i]; });
+        const Vec sum = sum_of<kRanks>([&](int r) { return vecs[r * kAtOnce + i]; });
         CUTLASS_PRAGMA_UNROLL
-        for (int w = 0; w < kPackWords; ++w) words[kPackWords * (first + i) + w] = sum.at[w];
+        for (int w = 0; w < kVecWords; ++w) words[kVecWords * (first + i) + w] = sum.at[w];
       }
     }
   }
 
-  template <int kRanks, class PackOf>
-  CUTLASS_DEVICE Pack sum_of(PackOf const& pack_of_rank) const {
-    Pack result;
+  template <int kRanks, class VecOf>
+  CUTLASS_DEVICE Vec sum_of(VecOf const& vec_of_rank) const {
+    Vec result;
     CUTLASS_PRAGMA_UNROLL
-    for (int w = 0; w < kPackWords; ++w) {
+    for (int w = 0; w < kVecWords; ++w) {
       TwoFloats sum{0.f, 0.f};
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRanks; ++r) {
-        add(sum, r < peers().size ? pack_of_rank(r).at[w] : 0);  // a sum is never -0
+        add(sum, r < peers().size ? vec_of_rank(r).at[w] : 0);  // a sum is never -0
       }
       result.at[w] = to_word(sum);
     }
@@ -351,8 +350,8 @@ class ExchangeTile {
     const size_t local = args_.layout.share(parity(), rank, tile);
     int owner = turn, row = 0;
     CUTLASS_PRAGMA_UNROLL
-    for (int pack = 0; pack < kPacks; ++pack) {
-      store_pack(packs_at(owner, local) + row * kPackRow, pack_of(words, pack));
+    for (int vec = 0; vec < kVecs; ++vec) {
+      store_vec(vecs_at(owner, local) + row * kVecRow, vec_of(words, vec));
       owner = owner + 1 < size ? owner + 1 : 0;
       row += owner == turn;
     }
@@ -367,41 +366,40 @@ class ExchangeTile {
   template <int kRanks>
   CUTLASS_DEVICE void reduce_share(int tile) const {
     const int size = peers().size, rank = peers().rank, turn = tile % size;
-    std::byte* slots = packs_at(rank, args_.layout.share(parity(), 0, tile));
+    std::byte* slots = vecs_at(rank, args_.layout.share(parity(), 0, tile));
     const size_t of_rank = args_.layout.share(0, 1, 0) - args_.layout.share(0, 0, 0);
     std::byte* slot = slots;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int pack = rank >= turn ? rank - turn : rank - turn + size; pack < kPacks; pack += size) {
-      Pack packs[kRanks];
+    for (int vec = rank >= turn ? rank - turn : rank - turn + size; vec < kVecs; vec += size) {
+      Vec vecs[kRanks];
       const auto at = [&](int r) { return slot + (r < size ? r : size - 1) * of_rank; };
       const auto sender = [&](int r) { return r < size ? r : -1; };
-      if (!receive(tile, args_.deadline, at, sender, packs))
-        return;  // incomplete sums are not sent
-      const Pack sum = sum_of<kRanks>([&](int r) { return packs[r]; });
-      const size_t to = args_.layout.sum(parity(), tile) + size_t(pack) * kPackRow;
+      if (!receive(tile, args_.deadline, at, sender, vecs)) return;  // incomplete sums are not sent
+      const Vec sum = sum_of<kRanks>([&](int r) { return vecs[r]; });
+      const size_t to = args_.layout.sum(parity(), tile) + size_t(vec) * kVecRow;
       for (int s = 1; s <= size; ++s) {
-        store_pack(packs_at(rank + s < size ? rank + s : rank + s - size, to), sum);
+        store_vec(vecs_at(rank + s < size ? rank + s : rank + s - size, to), sum);
       }
-      slot += kPackRow;
+      slot += kVecRow;
     }
   }
 
   // Receives the sums of the tokens that are stored together.
   CUTLASS_DEVICE void gather(int tile, int first, uint32_t (&words)[kWords]) const {
-    constexpr int kCount = kStaged * kPacks / kTokens;
-    const int size = peers().size, first_pack = first * kPacks / kTokens;
-    std::byte* sums = packs_at(peers().rank, args_.layout.sum(parity(), tile));
-    Pack packs[kCount];
+    constexpr int kCount = kStaged * kVecs / kTokens;
+    const int size = peers().size, first_vec = first * kVecs / kTokens;
+    std::byte* sums = vecs_at(peers().rank, args_.layout.sum(parity(), tile));
+    Vec vecs[kCount];
     // Deadline extended, as their owners wait for the other ranks' shares.
     receive(
         tile, extend_deadline(args_.deadline),
-        [&](int i) { return sums + (first_pack + i) * kPackRow; },
-        [&](int i) { return (first_pack + i + tile) % size; }, packs);
+        [&](int i) { return sums + (first_vec + i) * kVecRow; },
+        [&](int i) { return (first_vec + i + tile) % size; }, vecs);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       CUTLASS_PRAGMA_UNROLL
-      for (int w = 0; w < kPackWords; ++w) {
-        words[kPackWords * (first_pack + i) + w] = packs[i].at[w];
+      for (int w = 0; w < kVecWords; ++w) {
+        words[kVecWords * (first_vec + i) + w] = vecs[i].at[w];
       }
     }
   }

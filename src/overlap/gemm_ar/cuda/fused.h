@@ -45,33 +45,32 @@ struct ArStaging {
   constexpr bool one_shot() const { return tokens <= kOneShotTokens; }
   constexpr bool two_shot() const { return tokens >= kTwoShotTokens; }
   /// Vectors per thread, of eight results each, or four if there are no more.
-  constexpr int packs() const { return tokens < 16 ? 1 : tokens / 16; }
+  constexpr int vecs() const { return tokens < 16 ? 1 : tokens / 16; }
   /// Bytes of one vector of each thread.
-  constexpr size_t pack_row() const { return kThreads * (tokens < 16 ? 8 : 16); }
+  constexpr size_t vec_row() const { return kThreads * (tokens < 16 ? 8 : 16); }
   /// Max vectors of a tile that a rank owns.
-  constexpr int share_packs() const { return (packs() + ranks - 1) / ranks; }
+  constexpr int share_vecs() const { return (vecs() + ranks - 1) / ranks; }
 
   constexpr size_t whole(int parity, int source, int tile) const {
-    return at(parity, source, tile, one_shot() ? packs() : 0);
+    return at(parity, source, tile, one_shot() ? vecs() : 0);
   }
   constexpr size_t share(int parity, int source, int tile) const {
-    return whole(2, 0, 0) + at(parity, source, tile, two_shot() ? share_packs() : 0);
+    return whole(2, 0, 0) + at(parity, source, tile, two_shot() ? share_vecs() : 0);
   }
   constexpr size_t sum(int parity, int tile) const {
-    return share(2, 0, 0) +
-           (size_t(parity) * tiles + tile) * (two_shot() ? packs() : 0) * pack_row();
+    return share(2, 0, 0) + (size_t(parity) * tiles + tile) * (two_shot() ? vecs() : 0) * vec_row();
   }
   constexpr size_t bytes() const { return sum(2, 0); }
   /// Offset in local memory of a helper's split-K partial of a tile, in f32 (twice the bytes of
   /// results). Not doubled by parity: the tile's main block empties it before its call ends and the
   /// next one begins.
   constexpr size_t split_partial(int helper, int tile) const {
-    return (size_t(helper) * tiles + tile) * 2 * packs() * pack_row();
+    return (size_t(helper) * tiles + tile) * 2 * vecs() * vec_row();
   }
 
  private:
   constexpr size_t at(int parity, int source, int tile, int rows) const {
-    return ((size_t(parity) * ranks + source) * tiles + tile) * rows * pack_row();
+    return ((size_t(parity) * ranks + source) * tiles + tile) * rows * vec_row();
   }
 };
 

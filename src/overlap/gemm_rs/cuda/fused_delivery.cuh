@@ -40,21 +40,21 @@ struct FusedRsDelivery {
 
   __device__ static void send_slice(const Params& params, const Work& work, int group,
                                     uint64_t epoch) {
-    constexpr int kLanes = 32, kPacks = Tiles::kBoxes * Tiles::kBoxBytes / 16,
-                  kOfRow = kPacks / Tiles::kGroupRows;
+    constexpr int kLanes = 32, kVecs = Tiles::kBoxes * Tiles::kBoxBytes / 16,
+                  kOfRow = kVecs / Tiles::kGroupRows;
     constexpr int kAtOnce = 8;  // loads in flight per lane: a read takes a microsecond
-    static_assert(kPacks % (kLanes * kAtOnce) == 0);
+    static_assert(kVecs % (kLanes * kAtOnce) == 0);
     const FusedRsArgs& args = params.args;
     const int owner = work.tile.owner, lane = int(threadIdx.x) % kLanes;
-    const auto packs = [&](auto* memory, int shard) {
+    const auto vecs = [&](auto* memory, int shard) {
       return memory + size_t(work.row_of(params, shard) + group * Tiles::kGroupRows) * kOfRow +
              lane;
     };
-    const uint4* from = packs(static_cast<const uint4*>(args.send_buffer), owner);
-    uint4* to = packs(reinterpret_cast<uint4*>(args.staging.memory[owner]), work.tile.step);
-    const int packs_sent = work.is_empty(params, group) ? 0 : kPacks;
+    const uint4* from = vecs(static_cast<const uint4*>(args.send_buffer), owner);
+    uint4* to = vecs(reinterpret_cast<uint4*>(args.staging.memory[owner]), work.tile.step);
+    const int vecs_sent = work.is_empty(params, group) ? 0 : kVecs;
 #pragma unroll 1
-    for (int at = 0; at < packs_sent; at += kLanes * kAtOnce) {
+    for (int at = 0; at < vecs_sent; at += kLanes * kAtOnce) {
       uint4 words[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) words[i] = load_fresh(from + at + i * kLanes);

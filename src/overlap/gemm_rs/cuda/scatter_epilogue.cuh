@@ -119,10 +119,10 @@ class ScatterEpilogue : public Base {
     if (direct) {
       send(accumulators, location, thread, at);
     } else if (is_remote) {
-      write_packs(accumulators, scatter_.send_buffer_at(location, Fragments::kTileBytes), thread);
+      write_vecs(accumulators, scatter_.send_buffer_at(location, Fragments::kTileBytes), thread);
       if constexpr (!kDirect) storage_.sender.handover.publish();
     } else if (is_local) {
-      write_packs(accumulators, partial_of(scatter_.staging.rank, location.tile), thread);
+      write_vecs(accumulators, partial_of(scatter_.staging.rank, location.tile), thread);
       add_partials(location.tile, thread, at);
     }
     timestamps_.stamp(at, thread == 0, &TileRecord::store_end);
@@ -140,9 +140,9 @@ class ScatterEpilogue : public Base {
   static constexpr int kSendingThread = 64;
   static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,
                 "another CUTLASS: do threads 0 and 64 still have these roles?");
-  static constexpr int kPackBytes = kThreads * 16;  // over all threads
-  // `pace_ns` is for PacedBulkCopier::kChunk bytes; a kDirect tile pauses after each kPackBytes.
-  static_assert(!kDirect || kPackBytes == PacedBulkCopier::kChunk);
+  static constexpr int kVecBytes = kThreads * 16;  // over all threads
+  // `pace_ns` is for PacedBulkCopier::kChunk bytes; a kDirect tile pauses after each kVecBytes.
+  static_assert(!kDirect || kVecBytes == PacedBulkCopier::kChunk);
 
   // Barriers for the threads that share a tile; CUTLASS reserves these ids for its users.
   CUTLASS_DEVICE static void sync() {
@@ -169,12 +169,12 @@ class ScatterEpilogue : public Base {
   }
 
   template <class Accumulators>
-  CUTLASS_DEVICE static void write_packs(Accumulators const& accumulators, std::byte* tile,
-                                         int thread) {
+  CUTLASS_DEVICE static void write_vecs(Accumulators const& accumulators, std::byte* tile,
+                                        int thread) {
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     CUTLASS_PRAGMA_UNROLL
-    for (int pack = 0; pack < Fragments::kPacks; ++pack) {
-      to[pack * kThreads] = Fragments::pack_of(accumulators, pack);
+    for (int vec = 0; vec < Fragments::kVecs; ++vec) {
+      to[vec * kThreads] = Fragments::vec_of(accumulators, vec);
     }
   }
 
@@ -201,8 +201,8 @@ class ScatterEpilogue : public Base {
     uint4* to = reinterpret_cast<uint4*>(tile) + thread;
     uint64_t next = nanoseconds();
     CUTLASS_PRAGMA_UNROLL
-    for (int pack = 0; pack < Fragments::kPacks; ++pack) {
-      store_words(to + pack * kThreads, Fragments::pack_of(accumulators, pack));
+    for (int vec = 0; vec < Fragments::kVecs; ++vec) {
+      store_words(to + vec * kThreads, Fragments::vec_of(accumulators, vec));
       if (!kDirect) continue;
       next += uint64_t(scatter_.pace_ns);
       while (int64_t(nanoseconds() - next) < 0) __nanosleep(40);  // about the timer's resolution
@@ -242,20 +242,20 @@ class ScatterEpilogue : public Base {
 
   template <int kRanks, int kAtOnce, class Coordinates>
   CUTLASS_DEVICE void add_landed(int tile, int thread, Coordinates const& at) const {
-    static_assert(Fragments::kPacks % kAtOnce == 0);
+    static_assert(Fragments::kVecs % kAtOnce == 0);
     const auto corner = Fragments::corner(scatter_, cute::get<0>(at), cute::get<1>(at));
     const int ranks = scatter_.staging.size;
     const std::byte* slots = partial_of(0, tile) + thread * 16;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int first = 0; first < Fragments::kPacks; first += kAtOnce) {
+    for (int first = 0; first < Fragments::kVecs; first += kAtOnce) {
       uint4 arrived_tiles[kRanks][kAtOnce] = {};
-      const std::byte* slot = slots + first * kPackBytes;
+      const std::byte* slot = slots + first * kVecBytes;
       CUTLASS_PRAGMA_UNROLL
       for (int r = 0; r < kRanks; ++r) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kAtOnce; ++i) {
           if (r < ranks) {
-            arrived_tiles[r][i] = load_fresh(reinterpret_cast<const uint4*>(slot + i * kPackBytes));
+            arrived_tiles[r][i] = load_fresh(reinterpret_cast<const uint4*>(slot + i * kVecBytes));
           }
         }
         slot += scatter_.slot_bytes;

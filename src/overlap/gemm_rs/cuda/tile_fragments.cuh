@@ -20,28 +20,27 @@ constexpr int kWarpgroup = 128;
 template <class Element, int kColumns, int kThreads>
 struct TileFragments {
   static constexpr int kRows = 128;
-  static constexpr int kPacks = kRows * kColumns / kThreads / 8;  // per thread
+  static constexpr int kVecs = kRows * kColumns / kThreads / 8;  // per thread
   static constexpr int kTileBytes = kRows * kColumns * int(sizeof(Element));
-  using Pack = cutlass::Array<Element, 8>;
+  using Vec = cutlass::Array<Element, 8>;
   using Floats = cutlass::Array<float, 8>;
 
   template <class Accumulators>
-  CUTLASS_DEVICE static uint4 pack_of(Accumulators const& accumulators, int pack) {
-    static_assert(int(cute::size(Accumulators{})) == kPacks * 8);
+  CUTLASS_DEVICE static uint4 vec_of(Accumulators const& accumulators, int vec) {
+    static_assert(int(cute::size(Accumulators{})) == kVecs * 8);
     // Two columns of a row, two of the row 8 below, the same of the next 8 columns, ...
     Floats values;
     CUTLASS_PRAGMA_UNROLL
     for (int e = 0; e < 8; ++e)
-      values[e] = accumulators(pack / 2 * 16 + pack % 2 * 2 + e / 2 * 4 + e % 2);
+      values[e] = accumulators(vec / 2 * 16 + vec % 2 * 2 + e / 2 * 4 + e % 2);
     return to_words(values);
   }
 
   CUTLASS_DEVICE static Floats to_floats(uint4 words) {
-    return cutlass::NumericArrayConverter<float, Element, 8>{}(
-        reinterpret_cast<Pack const&>(words));
+    return cutlass::NumericArrayConverter<float, Element, 8>{}(reinterpret_cast<Vec const&>(words));
   }
   CUTLASS_DEVICE static uint4 to_words(Floats const& values) {
-    const Pack rounded = cutlass::NumericArrayConverter<Element, float, 8>{}(values);
+    const Vec rounded = cutlass::NumericArrayConverter<Element, float, 8>{}(values);
     return reinterpret_cast<uint4 const&>(rounded);
   }
 
@@ -56,13 +55,13 @@ struct TileFragments {
     return {static_cast<Element*>(scatter.out) + first * scatter.n + left, scatter.n - left};
   }
 
-  /// Stores `sum`, vector `pack` of `thread`, to a local tile; called by all lanes of a warp.
-  CUTLASS_DEVICE static void store_sum(Scatter const& scatter, Corner const& corner, int pack,
+  /// Stores `sum`, vector `vec` of `thread`, to a local tile; called by all lanes of a warp.
+  CUTLASS_DEVICE static void store_sum(Scatter const& scatter, Corner const& corner, int vec,
                                        int thread, Floats const& sum) {
     constexpr int kGroups = kColumns / 32;  // of 32 columns
     const uint4 words = transpose_quad(to_words(sum), thread);
-    const int row = pack / 2 / kGroups * 64 + pack % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
-    const int column = pack / 2 % kGroups * 32 + thread % 4 * 8;
+    const int row = vec / 2 / kGroups * 64 + vec % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
+    const int column = vec / 2 % kGroups * 32 + thread % 4 * 8;
     if (column >= corner.columns) return;
     *reinterpret_cast<uint4*>(corner.out + int64_t(row) * scatter.n + column) = words;
   }

@@ -14,8 +14,8 @@ namespace tandem::gpu {
 namespace {
 
 constexpr int kThreads = 256, kSendingThreads = 1024, kSummingThreads = 512;
-constexpr int kSentPacks = 4, kSummedPacks = 2;  // in flight per lane
-constexpr int kPacksAtATime = 8;                 // per lane
+constexpr int kSentVecs = 4, kSummedVecs = 2;  // in flight per lane
+constexpr int kVecsAtATime = 8;                // per lane
 constexpr int kManyRows = 512;  // at least so many rows: a warp sums a row, not a block
 
 /// The expert id of a row's choice, or -1 if it is invalid.
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
     if (call.saved_call && !call.backward) *call.saved_call = epoch;
   }
   const uint64_t tag =
-      CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.pack();
+      CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.vec();
   if constexpr (kPaced) {
     if (sends && peer == 0) pace(call.link_pacer, (world - 1) * call.space.choices() * 8);
     __syncthreads();
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
 
 /// Called by the first `blocks` of a grid; one warp per row or message.
 template <bool kPaced>
-__device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bool encoded,
+__device__ void send_rows(const MoeCall& call, const uint4* x, int64_t vecs, bool encoded,
                           unsigned blocks) {
   const int rank = call.table.rank, world = call.table.size;
   const int warps = int(blocks) * kSendingThreads / 32;
@@ -130,18 +130,18 @@ __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bo
         call, to, encoded ? call.space.row_messages_at(to, rank) : call.space.rows_at(to, rank));
     for (int64_t row = warp_of_grid(); row < call.rows; row += warps) {
       if ((call.token_in_rank[row] >> to & 1) == 0) continue;
-      for (int64_t first = lane(); first < packs; first += 32 * kPacksAtATime) {
-        uint4 values[kPacksAtATime];
+      for (int64_t first = lane(); first < vecs; first += 32 * kVecsAtATime) {
+        uint4 values[kVecsAtATime];
 #pragma unroll
-        for (int i = 0; i < kPacksAtATime; ++i) {
-          if (first + 32 * i < packs) values[i] = __ldg(x + row * packs + first + 32 * i);
+        for (int i = 0; i < kVecsAtATime; ++i) {
+          if (first + 32 * i < vecs) values[i] = __ldg(x + row * vecs + first + 32 * i);
         }
 #pragma unroll
-        for (int i = 0; i < kPacksAtATime; ++i) {
-          if (first + 32 * i < packs) rows[row * packs + first + 32 * i] = values[i];
+        for (int i = 0; i < kVecsAtATime; ++i) {
+          if (first + 32 * i < vecs) rows[row * vecs + first + 32 * i] = values[i];
         }
       }
-      outgoing.add(packs * int64_t(sizeof(uint4)));
+      outgoing.add(vecs * int64_t(sizeof(uint4)));
     }
     outgoing.end_rank();
     if (is_last_block(&call.state->sent_rows[to], blocks) && threadIdx.x == 0) {
@@ -153,19 +153,19 @@ __device__ void send_rows(const MoeCall& call, const uint4* x, int64_t packs, bo
 
 template <bool kPaced>
 __global__ void __launch_bounds__(kSendingThreads)
-    send_rows_kernel(MoeCall call, const uint4* x, int64_t packs, bool encoded) {
+    send_rows_kernel(MoeCall call, const uint4* x, int64_t vecs, bool encoded) {
   if (call.senders && threadIdx.x == 0) atomicAdd(call.senders, 1);
-  send_rows<kPaced>(call, x, packs, encoded, gridDim.x);
+  send_rows<kPaced>(call, x, vecs, encoded, gridDim.x);
 }
 
 // The first `senders` blocks send before they sort.
 template <bool kPaced>
 __global__ void __launch_bounds__(kSendingThreads)
     send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowTurns turns,
-                           MoeGather gather, int64_t packs) {
+                           MoeGather gather, int64_t vecs) {
   allow_kernel_behind();
-  if (blockIdx.x < senders) send_rows<kPaced>(call, x, packs, false, senders);
-  gather_turns(turns, gather, packs);
+  if (blockIdx.x < senders) send_rows<kPaced>(call, x, vecs, false, senders);
+  gather_turns(turns, gather, vecs);
 }
 static_assert(kSendingThreads == kOverlappedThreads);
 
@@ -215,18 +215,18 @@ template <typename T, bool kPaced>
 __global__ void __launch_bounds__(kSummingThreads)
     send_sums_kernel(MoeCall call, int64_t first, int64_t end, int column_group) {
   allow_kernel_behind();
-  constexpr int kElements = Pack<T>::kElements;
+  constexpr int kElements = Vec<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
-  const int64_t packs = call.space.hidden / kElements;
+  const int64_t vecs = call.space.hidden / kElements;
   if (has_given_up(call)) return;
   const uint64_t epoch = this_epoch(&call.state->calls);
-  const auto* const results = static_cast<const Pack<T>*>(call.results);
+  const auto* const results = static_cast<const Vec<T>*>(call.results);
   Outgoing<kPaced> outgoing(call.link_pacer);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
     const int32_t* const positions = call.position + to * call.space.choices();
     const float* const weights = weights_of(call, to);
-    auto* const sums = at<Pack<T>>(call, to, call.space.sums_at(to, rank));
+    auto* const sums = at<Vec<T>>(call, to, call.space.sums_at(to, rank));
     if (call.backward && column_group == 0) {
       const unsigned sent = send_d_gate_weight(call, to);
       if constexpr (kPaced) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
@@ -244,19 +244,19 @@ __global__ void __launch_bounds__(kSummingThreads)
       bool comes = choice.from >= 0;
       for (int i = 32 + lane(); i < top_k; i += 32) comes |= positions[row * top_k + i] >= 0;
       if (!__any_sync(~0u, comes)) continue;
-      for (int64_t begin = first; begin < end; begin += 32 * kSentPacks) {
-        const int64_t pack = begin + lane();
-        float sum[kSentPacks][kElements] = {};
-        add_weighted_packs<T>(sum, results, packs, pack, 32, end, choice, positions + row * top_k,
-                              weights ? weights + row * top_k : nullptr, top_k);
+      for (int64_t begin = first; begin < end; begin += 32 * kSentVecs) {
+        const int64_t vec = begin + lane();
+        float sum[kSentVecs][kElements] = {};
+        add_weighted_vecs<T>(sum, results, vecs, vec, 32, end, choice, positions + row * top_k,
+                             weights ? weights + row * top_k : nullptr, top_k);
 #pragma unroll
-        for (int i = 0; i < kSentPacks; ++i) {
-          if (pack + 32 * i < end) {
-            sums[row * packs + pack + 32 * i] = rounded<T, Pack<T>>(sum[i]);
+        for (int i = 0; i < kSentVecs; ++i) {
+          if (vec + 32 * i < end) {
+            sums[row * vecs + vec + 32 * i] = rounded<T, Vec<T>>(sum[i]);
           }
         }
       }
-      outgoing.add((end - first) * int64_t(sizeof(Pack<T>)));
+      outgoing.add((end - first) * int64_t(sizeof(Vec<T>)));
     }
     outgoing.end_rank();
     if (is_last_block(&call.state->sent_sums[column_group][to]) && threadIdx.x == 0) {
@@ -273,27 +273,27 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
 };
 
 /// Adds row `row` of the sums received from other ranks in [begin, end) whose bit in
-/// `token_in_rank` is set: vector `pack` and further ones, `apart` from each other.
+/// `token_in_rank` is set: vector `vec` and further ones, `apart` from each other.
 template <typename T>
-__device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const MoeCall& call,
-                         unsigned token_in_rank, int begin, int end, int64_t row, int64_t packs,
-                         int64_t pack, int apart) {
+__device__ void add_sums(float (&sum)[kSummedVecs][Vec<T>::kElements], const MoeCall& call,
+                         unsigned token_in_rank, int begin, int end, int64_t row, int64_t vecs,
+                         int64_t vec, int apart) {
 #pragma unroll 1
   for (int r = begin; r < end; ++r) {
     if ((token_in_rank >> r & 1) == 0) continue;
     const auto* const from =
-        at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r)) + row * packs;
-    uint4 words[kSummedPacks];
+        at<uint4>(call, call.table.rank, call.space.sums_at(call.table.rank, r)) + row * vecs;
+    uint4 words[kSummedVecs];
 #pragma unroll
-    for (int i = 0; i < kSummedPacks; ++i) {
-      if (pack + i * apart < packs) words[i] = load_fresh(from + pack + i * apart);
+    for (int i = 0; i < kSummedVecs; ++i) {
+      if (vec + i * apart < vecs) words[i] = load_fresh(from + vec + i * apart);
     }
 #pragma unroll
-    for (int i = 0; i < kSummedPacks; ++i) {
-      if (pack + i * apart >= packs) continue;
-      const auto& remote = reinterpret_cast<const Pack<T>&>(words[i]);
+    for (int i = 0; i < kSummedVecs; ++i) {
+      if (vec + i * apart >= vecs) continue;
+      const auto& remote = reinterpret_cast<const Vec<T>&>(words[i]);
 #pragma unroll
-      for (int e = 0; e < Pack<T>::kElements; ++e) sum[i][e] += to_float(remote.at[e]);
+      for (int e = 0; e < Vec<T>::kElements; ++e) sum[i][e] += to_float(remote.at[e]);
     }
   }
 }
@@ -301,13 +301,13 @@ __device__ void add_sums(float (&sum)[kSummedPacks][Pack<T>::kElements], const M
 // `threads` per row: a block, or a warp, which waits less often for a row's positions.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads, 2)
-    sum_ranks_kernel(MoeCall call, Few<Out, Pack<T>::kElements>* out, int column_groups,
+    sum_ranks_kernel(MoeCall call, Few<Out, Vec<T>::kElements>* out, int column_groups,
                      int threads) {
-  constexpr int kElements = Pack<T>::kElements;
+  constexpr int kElements = Vec<T>::kElements;
   const int rank = call.table.rank, world = call.table.size, top_k = call.space.top_k;
-  const int64_t packs = call.space.hidden / kElements;
+  const int64_t vecs = call.space.hidden / kElements;
   const uint64_t epoch = this_epoch(&call.state->calls);
-  const auto* const results = static_cast<const Pack<T>*>(call.results);
+  const auto* const results = static_cast<const Vec<T>*>(call.results);
   const int32_t* const positions = call.position + rank * call.space.choices();
   const float* const weights = weights_of(call, rank);
   bool complete = !__syncthreads_or(has_given_up(call));
@@ -336,29 +336,29 @@ __global__ void __launch_bounds__(kThreads, 2)
     next = row_at(row + step);
     const unsigned token_in_rank = here.token_in_rank;
     if (call.backward) sum_d_gate_weight(call, row, thread, threads);
-    for (int64_t begin = 0; begin < packs; begin += threads * kSummedPacks) {
-      const int64_t pack = begin + thread;
+    for (int64_t begin = 0; begin < vecs; begin += threads * kSummedVecs) {
+      const int64_t vec = begin + thread;
       // The local term is computed first, as it needs most registers.
-      float local[kSummedPacks][kElements] = {};
+      float local[kSummedVecs][kElements] = {};
       if (token_in_rank >> rank & 1) {
-        add_weighted_packs<T>(local, results, packs, pack, threads, packs, here.choice,
-                              positions + row * top_k, weights ? weights + row * top_k : nullptr,
-                              top_k);
+        add_weighted_vecs<T>(local, results, vecs, vec, threads, vecs, here.choice,
+                             positions + row * top_k, weights ? weights + row * top_k : nullptr,
+                             top_k);
       }
-      float sum[kSummedPacks][kElements] = {};
-      add_sums<T>(sum, call, token_in_rank, 0, rank, row, packs, pack, threads);
+      float sum[kSummedVecs][kElements] = {};
+      add_sums<T>(sum, call, token_in_rank, 0, rank, row, vecs, vec, threads);
       if (token_in_rank >> rank & 1) {
 #pragma unroll
-        for (int i = 0; i < kSummedPacks; ++i) {
+        for (int i = 0; i < kSummedVecs; ++i) {
 #pragma unroll
           for (int e = 0; e < kElements; ++e) sum[i][e] += local[i][e];
         }
       }
-      add_sums<T>(sum, call, token_in_rank, rank + 1, world, row, packs, pack, threads);
+      add_sums<T>(sum, call, token_in_rank, rank + 1, world, row, vecs, vec, threads);
 #pragma unroll
-      for (int i = 0; i < kSummedPacks; ++i) {
-        if (pack + i * threads < packs) {
-          out[row * packs + pack + i * threads] = rounded<Out, Few<Out, kElements>>(sum[i]);
+      for (int i = 0; i < kSummedVecs; ++i) {
+        if (vec + i * threads < vecs) {
+          out[row * vecs + vec + i * threads] = rounded<Out, Few<Out, kElements>>(sum[i]);
         }
       }
     }
@@ -427,7 +427,7 @@ void launch_send_messages(const MoeCall& call, const std::byte* messages, int bl
 void launch_send_sums(const MoeCall& call, schedule::Range columns, int column_group,
                       const ConcurrentBlocks& blocks, cudaStream_t stream) {
   with_layer_type(call, [&]<typename T>(T) {
-    constexpr int kElements = Pack<T>::kElements;
+    constexpr int kElements = Vec<T>::kElements;
     with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
       launch_blocks(send_sums_kernel<T, kPaced>, blocks, kSummingThreads, "send_sums_kernel",
                     stream, call, columns.begin / kElements, columns.end() / kElements,
@@ -443,7 +443,7 @@ void launch_sum_ranks(const MoeCall& call, const Tensor& out, int column_groups,
       const int threads = call.rows < kManyRows ? kThreads : 32;
       sum_ranks_kernel<T, Out>
           <<<blocks_for(call.rows, kThreads / threads, 2), kThreads, 0, stream>>>(
-              call, out.as<Few<Out, Pack<T>::kElements>>(), call.table.size > 1 ? column_groups : 0,
+              call, out.as<Few<Out, Vec<T>::kElements>>(), call.table.size > 1 ? column_groups : 0,
               threads);
     };
     if (out.dtype() == DType::f32) {

@@ -30,19 +30,19 @@ __device__ void for_each_row(const SortedRows& rows, Body&& body) {
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    gather_kernel(SortedRows rows, MoeGather p, int64_t packs) {
+    gather_kernel(SortedRows rows, MoeGather p, int64_t vecs) {
   if (p.arrivals.arrived) {
     if (threadIdx.x < 32) await_sources(p.arrivals, 0, p.arrivals.ranks - 1, int(threadIdx.x));
     __syncthreads();
   }
   for_each_row(rows,
-               [&](int row, int lane) { move_row(p, __ldg(p.source + row), row, lane, packs); });
+               [&](int row, int lane) { move_row(p, __ldg(p.source + row), row, lane, vecs); });
 }
 
 __global__ void __launch_bounds__(kOverlappedThreads)
-    overlapped_gather_kernel(RowTurns turns, MoeGather p, int64_t packs) {
+    overlapped_gather_kernel(RowTurns turns, MoeGather p, int64_t vecs) {
   allow_kernel_behind();
-  gather_turns(turns, p, packs);
+  gather_turns(turns, p, vecs);
 }
 
 template <typename T>
@@ -83,38 +83,38 @@ __device__ float silu(float value) {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    swiglu_kernel(SortedRows rows, const Pack<T>* gate_up, Pack<T>* inner, int64_t packs) {
+    swiglu_kernel(SortedRows rows, const Vec<T>* gate_up, Vec<T>* inner, int64_t vecs) {
   for_each_row(rows, [&](int row, int lane) {
-    const Pack<T>* const gate = gate_up + row * 2 * packs;
-    for (int64_t i = lane; i < packs; i += 32) {
-      const Pack<T> g = gate[i], u = gate[packs + i];
-      Pack<T> result;
+    const Vec<T>* const gate = gate_up + row * 2 * vecs;
+    for (int64_t i = lane; i < vecs; i += 32) {
+      const Vec<T> g = gate[i], u = gate[vecs + i];
+      Vec<T> result;
 #pragma unroll
-      for (int e = 0; e < Pack<T>::kElements; ++e) {
+      for (int e = 0; e < Vec<T>::kElements; ++e) {
         result.at[e] = from_float<T>(silu(to_float(g.at[e])) * to_float(u.at[e]));
       }
-      inner[row * packs + i] = result;
+      inner[row * vecs + i] = result;
     }
   });
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    gate_backward_kernel(SortedRows rows, MoeGateBackward p, int64_t packs) {
-  const auto* const gate_up = static_cast<const Pack<T>*>(p.gate_up);
-  const auto* const d_act = static_cast<const Pack<T>*>(p.d_act);
-  auto* const scaled = static_cast<Pack<T>*>(p.scaled);
-  auto* const dgate_up = static_cast<Pack<T>*>(p.dgate_up);
+    gate_backward_kernel(SortedRows rows, MoeGateBackward p, int64_t vecs) {
+  const auto* const gate_up = static_cast<const Vec<T>*>(p.gate_up);
+  const auto* const d_act = static_cast<const Vec<T>*>(p.d_act);
+  auto* const scaled = static_cast<Vec<T>*>(p.scaled);
+  auto* const dgate_up = static_cast<Vec<T>*>(p.dgate_up);
   for_each_row(rows, [&](int row, int lane) {
     const int choice = __ldg(p.choice + row);
     const float weight = choice >= 0 ? __ldg(p.weights + choice) : 0.f;
     float dot = 0;
 #pragma unroll 2
-    for (int64_t i = lane; i < packs; i += 32) {
-      Pack<T> g = gate_up[row * 2 * packs + i], u = gate_up[(row * 2 + 1) * packs + i];
-      Pack<T> d = d_act[row * packs + i], s;
+    for (int64_t i = lane; i < vecs; i += 32) {
+      Vec<T> g = gate_up[row * 2 * vecs + i], u = gate_up[(row * 2 + 1) * vecs + i];
+      Vec<T> d = d_act[row * vecs + i], s;
 #pragma unroll
-      for (int e = 0; e < Pack<T>::kElements; ++e) {
+      for (int e = 0; e < Vec<T>::kElements; ++e) {
         const float gate = to_float(g.at[e]), up = to_float(u.at[e]), dvalue = to_float(d.at[e]);
         const float gate_sigmoid = sigmoid(gate), activated = gate * gate_sigmoid,
                     inner = activated * up;
@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         g.at[e] = from_float<T>(of_inner * up * fmaf(activated, 1.f - gate_sigmoid, gate_sigmoid));
         u.at[e] = from_float<T>(of_inner * activated);
       }
-      scaled[row * packs + i] = choice >= 0 ? s : Pack<T>{};
-      dgate_up[row * 2 * packs + i] = choice >= 0 ? g : Pack<T>{};
-      dgate_up[(row * 2 + 1) * packs + i] = choice >= 0 ? u : Pack<T>{};
+      scaled[row * vecs + i] = choice >= 0 ? s : Vec<T>{};
+      dgate_up[row * 2 * vecs + i] = choice >= 0 ? g : Vec<T>{};
+      dgate_up[(row * 2 + 1) * vecs + i] = choice >= 0 ? u : Vec<T>{};
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
@@ -177,8 +177,8 @@ void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inn
   if (rows.padded_rows == 0) return;
   with_row_type(rows, [&]<typename T>(T) {
     swiglu_kernel<T><<<blocks_of(rows), kThreads, 0, stream>>>(
-        rows, static_cast<const Pack<T>*>(gate_up), static_cast<Pack<T>*>(inner),
-        ffn / Pack<T>::kElements);
+        rows, static_cast<const Vec<T>*>(gate_up), static_cast<Vec<T>*>(inner),
+        ffn / Vec<T>::kElements);
   });
   check_launch("swiglu_kernel");
 }
@@ -188,7 +188,7 @@ void launch_gate_backward(const SortedRows& rows, const MoeGateBackward& params,
   if (rows.padded_rows == 0) return;
   with_row_type(rows, [&]<typename T>(T) {
     gate_backward_kernel<T>
-        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, params, params.ffn / Pack<T>::kElements);
+        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, params, params.ffn / Vec<T>::kElements);
   });
   check_launch("gate_backward_kernel");
 }

@@ -8,23 +8,23 @@
 
 namespace tandem::gpu {
 
-constexpr int kMovedPacks = 8;  // per lane, in flight
+constexpr int kMovedVecs = 8;  // per lane, in flight
 
 /// Called by a warp: copies row `from` of x, or zeros if `from` < 0, to row `to`.
-__device__ inline void move_row(const MoeGather& p, int from, int64_t to, int lane, int64_t packs) {
+__device__ inline void move_row(const MoeGather& p, int from, int64_t to, int lane, int64_t vecs) {
   const void* const matrix = p.local && (from & kLocalRows) ? p.local : p.x;
-  const auto* const x = static_cast<const uint4*>(matrix) + (from & (kLocalRows - 1)) * packs;
-  auto* const out = static_cast<uint4*>(p.out) + to * packs;
-  for (int64_t first = lane; first < packs; first += 32 * kMovedPacks) {
-    uint4 values[kMovedPacks] = {};
+  const auto* const x = static_cast<const uint4*>(matrix) + (from & (kLocalRows - 1)) * vecs;
+  auto* const out = static_cast<uint4*>(p.out) + to * vecs;
+  for (int64_t first = lane; first < vecs; first += 32 * kMovedVecs) {
+    uint4 values[kMovedVecs] = {};
 #pragma unroll
-    for (int i = 0; i < kMovedPacks; ++i) {
+    for (int i = 0; i < kMovedVecs; ++i) {
       // Other ranks store their rows: they must not be read through the read-only cache.
-      if (from >= 0 && first + 32 * i < packs) values[i] = __ldcg(x + first + 32 * i);
+      if (from >= 0 && first + 32 * i < vecs) values[i] = __ldcg(x + first + 32 * i);
     }
 #pragma unroll
-    for (int i = 0; i < kMovedPacks; ++i) {
-      if (first + 32 * i < packs) out[first + 32 * i] = values[i];
+    for (int i = 0; i < kMovedVecs; ++i) {
+      if (first + 32 * i < vecs) out[first + 32 * i] = values[i];
     }
   }
 }
@@ -65,7 +65,7 @@ struct RowTurns {
 
 /// Called by all warps of some blocks. A warp looks up its next rows while it moves the current
 /// ones.
-__device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, int64_t packs) {
+__device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, int64_t vecs) {
   const int lane = int(threadIdx.x) % 32;
   int awaited = 0;
   MovedRows rows = turns.next(p.source, lane);
@@ -77,7 +77,7 @@ __device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, i
     }
 #pragma unroll 1
     for (int i = 0; i < kRowsAtATime; ++i) {
-      move_row(p, __shfl_sync(~0u, rows.from, i), rows.row + i, lane, packs);
+      move_row(p, __shfl_sync(~0u, rows.from, i), rows.row + i, lane, vecs);
     }
     __syncwarp();
     if (lane == 0) {

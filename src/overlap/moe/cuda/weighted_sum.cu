@@ -20,28 +20,28 @@ struct alignas(sizeof(T) * kElements < 16 ? sizeof(T) * kElements : 16) Few {
 // One block per row.
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads)
-    weighted_sum_kernel(const Pack<T>* y, const int32_t* position, const float* weights, int top_k,
-                        Few<Out, Pack<T>::kElements>* out, int64_t packs) {
-  constexpr int kElements = Pack<T>::kElements;
+    weighted_sum_kernel(const Vec<T>* y, const int32_t* position, const float* weights, int top_k,
+                        Few<Out, Vec<T>::kElements>* out, int64_t vecs) {
+  constexpr int kElements = Vec<T>::kElements;
   const int64_t row = blockIdx.x;
   position += row * top_k;
   if (weights) weights += row * top_k;
-  for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < vecs; i += kThreads) {
     float sum[kElements] = {};
-    add_weighted<T>(sum, y, packs, i, position, weights, top_k);
+    add_weighted<T>(sum, y, vecs, i, position, weights, top_k);
     Few<Out, kElements> result;
 #pragma unroll
     for (int e = 0; e < kElements; ++e) result.at[e] = from_float<Out>(sum[e]);
-    out[row * packs + i] = result;
+    out[row * vecs + i] = result;
   }
 }
 
 template <typename T, typename Out>
 void launch_typed(const Tensor& y, const int32_t* position, const float* weights, int top_k,
                   const Tensor& out, cudaStream_t stream) {
-  constexpr int kElements = Pack<T>::kElements;
+  constexpr int kElements = Vec<T>::kElements;
   weighted_sum_kernel<T, Out><<<unsigned(out.dim(0)), kThreads, 0, stream>>>(
-      y.as<Pack<T>>(), position, weights, top_k, out.as<Few<Out, kElements>>(),
+      y.as<Vec<T>>(), position, weights, top_k, out.as<Few<Out, kElements>>(),
       out.dim(1) / kElements);
 }
 

@@ -5,16 +5,16 @@
 
 namespace tandem::gpu {
 
-/// Adds 16-byte vector `pack` of the sum over k of weights[k] x y[place[k]], over those with a
+/// Adds 16-byte vector `vec` of the sum over k of weights[k] x y[place[k]], over those with a
 /// position, to `sum` in f32 in this order. Without `weights` each is 1. Loads of up to four terms
 /// are in flight.
 template <typename T>
-__device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y, int64_t packs,
-                             int64_t pack, const int32_t* position, const float* weights,
+__device__ void add_weighted(float (&sum)[Vec<T>::kElements], const Vec<T>* y, int64_t vecs,
+                             int64_t vec, const int32_t* position, const float* weights,
                              int top_k) {
   constexpr int kAtATime = 4;
   for (int k = 0; k < top_k; k += kAtATime) {
-    Pack<T> terms[kAtATime];
+    Vec<T> terms[kAtATime];
     float weight[kAtATime];
     bool there[kAtATime];
 #pragma unroll
@@ -23,13 +23,13 @@ __device__ void add_weighted(float (&sum)[Pack<T>::kElements], const Pack<T>* y,
       there[j] = from >= 0;
       if (!there[j]) continue;
       weight[j] = weights ? __ldg(weights + k + j) : 1.f;
-      terms[j] = y[from * packs + pack];
+      terms[j] = y[from * vecs + vec];
     }
 #pragma unroll
     for (int j = 0; j < kAtATime; ++j) {
       if (!there[j]) continue;
 #pragma unroll
-      for (int e = 0; e < Pack<T>::kElements; ++e) {
+      for (int e = 0; e < Vec<T>::kElements; ++e) {
         sum[e] = fmaf(weight[j], to_float(terms[j].at[e]), sum[e]);
       }
     }
@@ -50,16 +50,16 @@ struct LaneChoice {
 /// add_weighted by a warp, for several vectors of a lane at once, `apart` from each other, skipping
 /// those at or after `end`. Loads of two terms are in flight, for all of these vectors. `first`:
 /// the row's first choices, which the warp has already read.
-template <typename T, int kPacks>
-__device__ void add_weighted_packs(float (&sum)[kPacks][Pack<T>::kElements], const Pack<T>* y,
-                                   int64_t packs, int64_t pack, int apart, int64_t end,
-                                   const LaneChoice& first, const int32_t* position,
-                                   const float* weights, int top_k) {
+template <typename T, int kVecs>
+__device__ void add_weighted_vecs(float (&sum)[kVecs][Vec<T>::kElements], const Vec<T>* y,
+                                  int64_t vecs, int64_t vec, int apart, int64_t end,
+                                  const LaneChoice& first, const int32_t* position,
+                                  const float* weights, int top_k) {
   LaneChoice choice = first;
   for (int done = 0;;) {
     unsigned there = __ballot_sync(~0u, choice.from >= 0);
     while (there != 0) {
-      Pack<T> terms[2][kPacks];
+      Vec<T> terms[2][kVecs];
       float factor[2];
       bool is_term[2];
 #pragma unroll
@@ -69,20 +69,20 @@ __device__ void add_weighted_packs(float (&sum)[kPacks][Pack<T>::kElements], con
         const int of = __ffs(int(there)) - 1;
         there &= there - 1;
         factor[j] = __shfl_sync(~0u, choice.weight, of);
-        const Pack<T>* const row = y + __shfl_sync(~0u, choice.from, of) * packs;
+        const Vec<T>* const row = y + __shfl_sync(~0u, choice.from, of) * vecs;
 #pragma unroll
-        for (int i = 0; i < kPacks; ++i) {
-          if (pack + i * apart < end) terms[j][i] = row[pack + i * apart];
+        for (int i = 0; i < kVecs; ++i) {
+          if (vec + i * apart < end) terms[j][i] = row[vec + i * apart];
         }
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         if (!is_term[j]) continue;
 #pragma unroll
-        for (int i = 0; i < kPacks; ++i) {
-          if (pack + i * apart >= end) continue;
+        for (int i = 0; i < kVecs; ++i) {
+          if (vec + i * apart >= end) continue;
 #pragma unroll
-          for (int e = 0; e < Pack<T>::kElements; ++e) {
+          for (int e = 0; e < Vec<T>::kElements; ++e) {
             sum[i][e] = fmaf(factor[j], to_float(terms[j][i].at[e]), sum[i][e]);
           }
         }
