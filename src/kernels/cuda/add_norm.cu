@@ -21,23 +21,22 @@ __device__ void wait_for_previous_kernel() {
 // One row per block. Inputs that the preceding kernel does not write are prefetched before the
 // wait.
 template <typename T>
-__global__ void __launch_bounds__(kNormThreads)
-    add_norm_kernel(const Pack<T>* sums, NormRows rows) {
+__global__ void __launch_bounds__(kNormThreads) add_norm_kernel(const Vec<T>* sums, NormRows rows) {
   const int64_t first = int64_t(blockIdx.x) * rows.packs;
-  const auto* residual = static_cast<const Pack<T>*>(rows.residual);
-  auto* hidden = static_cast<Pack<T>*>(rows.hidden);
+  const auto* residual = static_cast<const Vec<T>*>(rows.residual);
+  auto* hidden = static_cast<Vec<T>*>(rows.hidden);
   constexpr int kPacksOfLine = 8;
   for (int64_t i = int64_t(threadIdx.x) * kPacksOfLine; i < rows.packs;
        i += kNormThreads * kPacksOfLine) {
     prefetch(residual + first + i);
-    prefetch(static_cast<const Pack<T>*>(rows.gain) + i);
+    prefetch(static_cast<const Vec<T>*>(rows.gain) + i);
   }
   wait_for_previous_kernel();
   norm_row<T>(rows, blockIdx.x, [&](int64_t i) {
-    const Pack<T> sum = sums[first + i], before = residual[first + i];
-    Pack<T> after;
+    const Vec<T> sum = sums[first + i], before = residual[first + i];
+    Vec<T> after;
 #pragma unroll
-    for (int e = 0; e < Pack<T>::kElements; ++e) {
+    for (int e = 0; e < Vec<T>::kElements; ++e) {
       after.at[e] = from_float<T>(to_float(sum.at[e]) + to_float(before.at[e]));
     }
     hidden[first + i] = after;
@@ -69,7 +68,7 @@ void launch_add_norm(const Tensor& sum, const AddNorm& add_norm, const Tensor& o
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = waits;
-    check(cudaLaunchKernelEx(&config, add_norm_kernel<T>, sum.as<const Pack<T>>(),
+    check(cudaLaunchKernelEx(&config, add_norm_kernel<T>, sum.as<const Vec<T>>(),
                              norm_rows_of(add_norm, out)),
           "add_norm_kernel");
   });

@@ -46,9 +46,9 @@ __device__ inline float block_sum(float value) {
 }
 
 template <typename T>
-__device__ inline float add_squares(const Pack<T>& pack, float squares) {
+__device__ inline float add_squares(const Vec<T>& pack, float squares) {
 #pragma unroll
-  for (int e = 0; e < Pack<T>::kElements; ++e) {
+  for (int e = 0; e < Vec<T>::kElements; ++e) {
     const float value = to_float(pack.at[e]);
     squares = fmaf(value, value, squares);
   }
@@ -56,10 +56,10 @@ __device__ inline float add_squares(const Pack<T>& pack, float squares) {
 }
 
 template <typename T>
-__device__ inline Pack<T> x_norm(const Pack<T>& pack, const Pack<T>& gain, float scale) {
-  Pack<T> result;
+__device__ inline Vec<T> x_norm(const Vec<T>& pack, const Vec<T>& gain, float scale) {
+  Vec<T> result;
 #pragma unroll
-  for (int e = 0; e < Pack<T>::kElements; ++e) {
+  for (int e = 0; e < Vec<T>::kElements; ++e) {
     result.at[e] = from_float<T>(to_float(pack.at[e]) * scale * to_float(gain.at[e]));
   }
   return result;
@@ -69,11 +69,11 @@ __device__ inline Pack<T> x_norm(const Pack<T>& pack, const Pack<T>& gain, float
 /// once that call returns; it is called once per pack, by thread i % kNormThreads.
 template <typename T, typename HiddenOf>
 __device__ void norm_row(const NormRows& rows, int64_t row, const HiddenOf& hidden_of) {
-  const auto* gain = static_cast<const Pack<T>*>(rows.gain);
-  const auto* hidden = static_cast<const Pack<T>*>(rows.hidden) + row * rows.packs;
-  auto* out = static_cast<Pack<T>*>(rows.out) + row * rows.packs;
+  const auto* gain = static_cast<const Vec<T>*>(rows.gain);
+  const auto* hidden = static_cast<const Vec<T>*>(rows.hidden) + row * rows.packs;
+  auto* out = static_cast<Vec<T>*>(rows.out) + row * rows.packs;
   constexpr int64_t kKept = int64_t(kKeptPacks) * kNormThreads;
-  Pack<T> kept[kKeptPacks];
+  Vec<T> kept[kKeptPacks];
   float squares = 0;
 #pragma unroll
   for (int j = 0; j < kKeptPacks; ++j) {

@@ -19,9 +19,8 @@ struct FewParts {
 };
 
 template <typename T, int kParts>
-__global__ void __launch_bounds__(kThreads)
-    sum_kernel(FewParts parts, Pack<T>* out, int64_t packs) {
-  using In = Pack<T>;
+__global__ void __launch_bounds__(kThreads) sum_kernel(FewParts parts, Vec<T>* out, int64_t packs) {
+  using In = Vec<T>;
   constexpr int kElements = In::kElements;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
@@ -42,8 +41,8 @@ __global__ void __launch_bounds__(kThreads)
 // Sum of more than kFewParts partial sums.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    sum_many_kernel(Parts parts, Pack<T>* out, int64_t packs) {
-  using In = Pack<T>;
+    sum_many_kernel(Parts parts, Vec<T>* out, int64_t packs) {
+  using In = Vec<T>;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
     float sums[In::kElements] = {};
@@ -61,16 +60,16 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 void launch_typed(const Parts& parts, const Tensor& out, cudaStream_t stream) {
-  const int64_t packs = out.elements() / Pack<T>::kElements;
+  const int64_t packs = out.elements() / Vec<T>::kElements;
   const int blocks = int(std::min<int64_t>((packs + kThreads - 1) / kThreads, 132 * 4));
   if (parts.count > kFewParts && parts.count <= kMaxParts) {
-    sum_many_kernel<T><<<blocks, kThreads, 0, stream>>>(parts, out.as<Pack<T>>(), packs);
+    sum_many_kernel<T><<<blocks, kThreads, 0, stream>>>(parts, out.as<Vec<T>>(), packs);
     return;
   }
   FewParts few{{}, parts.count};
   std::copy_n(parts.of, kFewParts, few.of);
   const auto run = [&]<int kParts>() {
-    sum_kernel<T, kParts><<<blocks, kThreads, 0, stream>>>(few, out.as<Pack<T>>(), packs);
+    sum_kernel<T, kParts><<<blocks, kThreads, 0, stream>>>(few, out.as<Vec<T>>(), packs);
   };
   switch (parts.count) {
     case 1:
