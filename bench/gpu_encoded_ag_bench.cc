@@ -43,25 +43,25 @@ struct Gather {
         source_bytes(size_t(kM / size) * kChunks * message_bytes) {
     check(cudaMemsetAsync(words.data(), 0x7f, kMaxGpus * 8, stream), "enter");
   }
-  uint64_t* entered() const { return reinterpret_cast<uint64_t*>(words.data()); }
-  uint64_t* arrived() const { return entered() + 2 * kMaxGpus; }
+  uint64_t* ready_flags() const { return reinterpret_cast<uint64_t*>(words.data()); }
+  uint64_t* arrived() const { return ready_flags() + 2 * kMaxGpus; }
 
   /// `to`: memory of all sources, `bytes` each.
   void fill(ShardRoute& route, const Tensor& x, std::byte* to, size_t bytes,
             const Deadline& deadline) {
-    route.stops = ranks - 1;
+    route.targets = ranks - 1;
     route.bytes_per_ns = kUnpaced;
     route.groups = kGroups;
     route.from = static_cast<const std::byte*>(x.data());
     route.rows = int(kM / ranks);
     route.row_bytes = int(kK) * 2;
     route.chunks = kChunks;
-    for (int stop = 0; stop < route.stops; ++stop) {
+    for (int stop = 0; stop < route.targets; ++stop) {
       const int as = schedule::ag_target(0, ranks, stop + 1);
       route.to[stop] = to + size_t(as) * bytes;
       route.arrived[stop] = arrived() + as * kChunks;
-      route.enter[stop] = entered() + kMaxGpus + as;
-      route.entered[stop] = entered() + as;
+      route.enter[stop] = ready_flags() + kMaxGpus + as;
+      route.ready_flags[stop] = ready_flags() + as;
       route.rank_of[stop] = as;
     }
     route.calls = reinterpret_cast<CallCounter*>(calls.data());

@@ -24,7 +24,7 @@ using namespace gpu;
 constexpr int64_t kM = 4096, kN = 8192;
 constexpr int kRepeats = 21;
 // Signals: ready flags by rank, then chunk flags, unused by the current plans, then arrival flags.
-constexpr int kLanded = 8 * kMaxGpus;
+constexpr int kArrivedTiles = 8 * kMaxGpus;
 
 /// Staging memory shared by all ranks, and its signals, with every rank marked as ready.
 struct Staging {
@@ -32,7 +32,9 @@ struct Staging {
   PeerTable table;
 
   Staging(size_t bytes, int64_t arrived_tiles, int ranks, cudaStream_t stream)
-      : memory(bytes), signals(size_t(kLanded + arrived_tiles) * 8), calls(sizeof(CallCounter)) {
+      : memory(bytes),
+        signals(size_t(kArrivedTiles + arrived_tiles) * 8),
+        calls(sizeof(CallCounter)) {
     for (int r = 0; r < ranks; ++r) {
       table.memory[r] = memory.data();
       table.signals[r] = reinterpret_cast<uint64_t*>(signals.data());
@@ -76,9 +78,9 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                                     .send_buffer = send_buffer.data(),
                                     .received = stored.memory.data(),
                                     .staging = stored.table,
-                                    .entered = 0,
+                                    .ready_flags = 0,
                                     .arrived = kMaxGpus,
-                                    .arrived_tiles = kLanded,
+                                    .arrived_tiles = kArrivedTiles,
                                     .calls = stored.counter(),
                                     .counted = nullptr,
                                     .ready = nullptr,
@@ -108,8 +110,8 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                                        .weight = weight.data(),
                                        .out = local.data(),
                                        .staging = at->table,
-                                       .entered = 0,
-                                       .arrived_tiles = kLanded,
+                                       .ready_flags = 0,
+                                       .arrived_tiles = kArrivedTiles,
                                        .calls = at->counter(),
                                        .between = between,
                                        .deadline = deadline},

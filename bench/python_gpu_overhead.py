@@ -30,12 +30,12 @@ def cupy_or_none():
 def measure(comm, op, x, weight, out, synchronize):
     sides = {"cpp": lambda: op._repeat(x, weight, out, CALLS), "python": lambda: from_python(op, x, weight, out)}
     seconds = {side: [] for side in sides}
-    for turn in range(ROUNDS + 5):
+    for repeat in range(ROUNDS + 5):
         for side, call in sides.items():
             comm.synchronize()
             synchronize()
             took = call() / CALLS
-            if turn >= 5:
+            if repeat >= 5:
                 seconds[side].append(took * 1e6)
     assert float(out[0, 0]) == SIZE
     cpp, python = (statistics.median(seconds[side]) for side in ("cpp", "python"))

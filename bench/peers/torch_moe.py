@@ -28,10 +28,10 @@ class Layer:
     def __init__(self, model, tokens):
         self.experts, self.top_k, self.hidden, ffn = MODELS[model]
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        local, held = tokens // ranks, self.experts // ranks
+        local, local_experts = tokens // ranks, self.experts // ranks
         self.x = torch_tp.uniform(local, self.hidden)
-        self.w_in = torch_tp.uniform(held, self.hidden, 2 * ffn) * 0.02
-        self.w_out = torch_tp.uniform(held, ffn, self.hidden) * 0.02
+        self.w_in = torch_tp.uniform(local_experts, self.hidden, 2 * ffn) * 0.02
+        self.w_out = torch_tp.uniform(local_experts, ffn, self.hidden) * 0.02
         weights, chosen = torch.topk(F.softmax(torch.randn(local, self.experts, device="cuda"), -1), self.top_k)
         self.weights = (weights / weights.sum(-1, keepdim=True)).to(torch.bfloat16)
         self.chosen = chosen.flatten()
@@ -40,9 +40,9 @@ class Layer:
         counts = torch.bincount(self.chosen, minlength=self.experts)
         everywhere = torch.empty(ranks, self.experts, device="cuda", dtype=counts.dtype)
         dist.all_gather_into_tensor(everywhere, counts)
-        here = everywhere[:, rank * held:(rank + 1) * held]
-        self.sent, self.received = counts.view(ranks, held).sum(1).tolist(), here.sum(1).tolist()
-        expert = torch.cat([torch.repeat_interleave(torch.arange(held, device="cuda"), row) for row in here])
+        here = everywhere[:, rank * local_experts:(rank + 1) * local_experts]
+        self.sent, self.received = counts.view(ranks, local_experts).sum(1).tolist(), here.sum(1).tolist()
+        expert = torch.cat([torch.repeat_interleave(torch.arange(local_experts, device="cuda"), row) for row in here])
         self.by_expert = torch.argsort(expert, stable=True)
         self.by_source = torch.argsort(self.by_expert)
         self.ends = torch.cumsum(here.sum(0), 0).to(torch.int32)
@@ -67,7 +67,7 @@ class Layer:
     def error(self):
         """Error of some rows against f64; their experts' weights are fetched from other ranks."""
         rank, ranks, rows = dist.get_rank(), dist.get_world_size(), 4
-        held, out = self.experts // ranks, self.whole()
+        local_experts, out = self.experts // ranks, self.whole()
         worst = 0.0
         for source in range(ranks):
             x, chosen = self.x[:rows].clone(), self.chosen.view(-1, self.top_k)[:rows].clone()
@@ -77,9 +77,9 @@ class Layer:
             exact = torch.zeros(rows, self.hidden, device="cuda", dtype=torch.float64)
             for row in range(rows):
                 for i, expert in enumerate(chosen[row].tolist()):
-                    if expert // held == rank:
-                        gate, up = (x[row].double() @ self.w_in[expert % held].double()).chunk(2)
-                        shard = (F.silu(gate) * up) @ self.w_out[expert % held].double()
+                    if expert // local_experts == rank:
+                        gate, up = (x[row].double() @ self.w_in[expert % local_experts].double()).chunk(2)
+                        shard = (F.silu(gate) * up) @ self.w_out[expert % local_experts].double()
                         exact[row] += weights[row, i].double() * shard
             dist.all_reduce(exact)
             if source == rank:
@@ -87,7 +87,7 @@ class Layer:
         return torch_tp.slowest([worst])[0]
 
 
-def run(watch, model, tokens):
+def run(timer, model, tokens):
     layer = Layer(model, tokens)
     worst = layer.error()
     if not worst < 3e-2:
@@ -95,7 +95,7 @@ def run(watch, model, tokens):
     sorted_rows = layer.dispatch()
     results = layer.products(sorted_rows)
     inner = torch_tp.uniform(sorted_rows.shape[0], layer.w_out.shape[1])
-    us = watch.medians({
+    us = timer.medians({
         "dispatch": layer.dispatch, "compute": lambda: layer.products(sorted_rows),
         "gemm1": lambda: torch._grouped_mm(sorted_rows, layer.w_in, offs=layer.ends),
         "gemm2": lambda: torch._grouped_mm(inner, layer.w_out, offs=layer.ends),
@@ -114,9 +114,9 @@ def main():
     dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])),
                             timeout=datetime.timedelta(seconds=60))
     torch.manual_seed(1 + dist.get_rank())
-    watch, results = torch_tp.Watch(), []
+    timer, results = torch_tp.Timer(), []
     for model, tokens in cases:
-        results.append(run(watch, model, int(tokens)))
+        results.append(run(timer, model, int(tokens)))
         torch.cuda.empty_cache()
         if dist.get_rank() == 0:
             print(model, tokens, results[-1]["time_us"], flush=True)

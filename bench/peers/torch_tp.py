@@ -27,7 +27,7 @@ def slowest(values):
     return times.tolist()
 
 
-class Watch:
+class Timer:
     """Times individual calls."""
 
     def __init__(self):
@@ -50,11 +50,11 @@ class Watch:
         draw, names = random.Random(1), list(ways)
         last = dict.fromkeys(names, 1000.0)
         times = {name: [] for name in names}
-        for turn in range(WARM + ROUNDS):
+        for repeat in range(WARM + ROUNDS):
             draw.shuffle(names)
             for name in names:
                 last[name] = self.once(ways[name], 2.5 * last[name])
-                if turn >= WARM:
+                if repeat >= WARM:
                     times[name].append(last[name])
         return {name: sorted(slowest(times[name]))[ROUNDS // 2] for name in ways}
 
@@ -187,7 +187,7 @@ def keep(path, results):
             file.write("\n")
 
 
-def run(watch, op, m, n, k):
+def run(timer, op, m, n, k):
     group = dist.group.WORLD.group_name
     alone, ways, exact = CASES[op](m, n, k, group)
     in_graph = op in ("gemm_ar", "all_reduce")
@@ -202,7 +202,7 @@ def run(watch, op, m, n, k):
             missing[name] = str(why).splitlines()[0][:200]
     if in_graph:
         alone = {name: graphed(call) for name, call in alone.items()}
-    times = watch.medians({**alone, **right})
+    times = timer.medians({**alone, **right})
     return {"op": op, "peer": f"torch {torch.__version__}", "ranks": dist.get_world_size(), "m": m,
             "n": n, "k": k, "dtype": "bf16", "time_us": {w: round(t, 2) for w, t in times.items()},
             "missing": missing, **about("torch_tp.py")}
@@ -216,9 +216,9 @@ def main():
     if hasattr(symmetric, "enable_symm_mem_for_group"):
         symmetric.enable_symm_mem_for_group(dist.group.WORLD.group_name)
     torch.manual_seed(1 + dist.get_rank())
-    watch, results = Watch(), []
+    timer, results = Timer(), []
     for shape in shapes:
-        results.append(run(watch, op, *map(int, shape.split("x"))))
+        results.append(run(timer, op, *map(int, shape.split("x"))))
         if dist.get_rank() == 0:
             print(op, shape, results[-1]["time_us"], results[-1]["missing"] or "", flush=True)
         keep(path, results)

@@ -40,7 +40,7 @@ void check_signals() {
   throw Interrupted(fmt::format("{} while it waited", name));
 }
 
-void raise_kept() {
+void raise_saved() {
   PyObject* const value = std::exchange(raised_by_signal, nullptr);
   if (!value) {
     PyErr_SetNone(PyExc_KeyboardInterrupt);
@@ -72,7 +72,7 @@ void translate(const std::exception_ptr& thrown, void*) {
   } catch (const Aborted& e) {
     raise(classes.aborted, e, std::pair{"origin", e.origin});
   } catch (const Interrupted&) {
-    raise_kept();
+    raise_saved();
   } catch (const Mismatch& e) {
     raise(classes.mismatch, e);
   } catch (const InvalidArgument& e) {

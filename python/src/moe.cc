@@ -111,17 +111,17 @@ class Layer : public Living<Layer> {
     const Operand result(out, "moe", "out");
     if (trains_ && free_->empty()) comm_->refuse_capture("moe: a first forward pass");
     auto batch = std::make_unique<Batch>(comm_, free_);
-    MoeBatch& kept = batch->get();
+    MoeBatch& saved = batch->get();
     comm_->use("moe", x, [&](Communicator&) {
       layer_->forward(rows.tensor(), {to.tensor(), by.tensor()}, in.tensor(), down.tensor(),
-                      result.tensor(), kept);
+                      result.tensor(), saved);
     });
     return {written(x, std::move(out), fresh), std::move(batch)};
   }
 
   nb::tuple backward(const Batch& batch, nb::object dout, nb::object w_in, nb::object w_out,
                      nb::object dw_in, nb::object dw_out, nb::object dx, nb::object dweights) {
-    MoeBatch& kept = batch.get();
+    MoeBatch& saved = batch.get();
     const Operand from(dout, "moe", "dout"), in(w_in, "moe", "w_in"), down(w_out, "moe", "w_out");
     const bool fresh_in = dw_in.is_none(), fresh_out = dw_out.is_none();
     const bool fresh_x = dx.is_none(), fresh_weights = dweights.is_none();
@@ -135,7 +135,7 @@ class Layer : public Living<Layer> {
       const Operand to_x(dx, "moe", "dx"), to_weights(dweights, "moe", "dweights");
       const Operand to_in(dw_in, "moe", "dw_in"), to_out(dw_out, "moe", "dw_out");
       comm_->use("moe", dout, [&](Communicator&) {
-        layer_->backward(from.tensor(), in.tensor(), down.tensor(), kept, to_x.tensor(),
+        layer_->backward(from.tensor(), in.tensor(), down.tensor(), saved, to_x.tensor(),
                          to_weights.tensor(), to_in.tensor(), to_out.tensor());
       });
     }

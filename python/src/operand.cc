@@ -76,7 +76,7 @@ Operand::Operand(nb::handle object, std::string_view op, const char* name) : op_
                   type_of(object)));
 }
 
-Lent::~Lent() {
+BorrowedMemory::~BorrowedMemory() {
   if (has_buffer) PyBuffer_Release(&buffer);
   if (managed) free(managed);
 }
@@ -115,7 +115,7 @@ bool Operand::take_buffer(nb::handle object) {
   if (!PyObject_CheckBuffer(object.ptr())) return false;
   if (has_module(object, "cupy")) return false;  // its buffer is for managed memory
   bool is_bf16 = false;
-  if (PyObject_GetBuffer(object.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
+  if (PyObject_GetBuffer(object.ptr(), &borrowed_.buffer, PyBUF_FULL_RO) != 0) {
     nb::python_error failure;
     // GPU arrays have no buffer, nor do bfloat16 arrays, which use DLPack since a view would copy.
     if (has_module(object, "jax")) return false;
@@ -126,18 +126,18 @@ bool Operand::take_buffer(nb::handle object) {
     // ml_dtypes arrays have no buffer, but can be viewed as integers.
     if (!has_module(object, "numpy")) return false;
     const nb::object bits = object.attr("view")("uint16");
-    if (PyObject_GetBuffer(bits.ptr(), &lent_.buffer, PyBUF_FULL_RO) != 0) {
+    if (PyObject_GetBuffer(bits.ptr(), &borrowed_.buffer, PyBUF_FULL_RO) != 0) {
       throw nb::python_error();
     }
     is_bf16 = true;
   }
-  lent_.has_buffer = true;
+  borrowed_.has_buffer = true;
   view_buffer(is_bf16);
   return true;
 }
 
 void Operand::view_buffer(bool is_bf16) {
-  const Py_buffer& buffer = lent_.buffer;
+  const Py_buffer& buffer = borrowed_.buffer;
   DType dtype = DType::bf16;
   const std::string_view format = buffer.format ? buffer.format : "B";
   if (!is_bf16 && !parse_format(format, buffer.itemsize, dtype)) {
@@ -188,8 +188,8 @@ void Operand::take_capsule(nb::object capsule, bool read_only) {
     const auto* const managed = static_cast<DLManagedTensorVersioned*>(found);
     if (managed->major != 1) refuse(fmt::format("DLPack {}: expected 1", managed->major));
     PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
-    lent_.managed = found;
-    lent_.free = [](void* gone) {
+    borrowed_.managed = found;
+    borrowed_.free = [](void* gone) {
       auto* const each = static_cast<DLManagedTensorVersioned*>(gone);
       if (each->free) each->free(each);
     };
@@ -200,8 +200,8 @@ void Operand::take_capsule(nb::object capsule, bool read_only) {
   void* found = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
   if (!found) throw nb::python_error();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-  lent_.managed = found;
-  lent_.free = [](void* gone) {
+  borrowed_.managed = found;
+  borrowed_.free = [](void* gone) {
     auto* const each = static_cast<DLManagedTensor*>(gone);
     if (each->free) each->free(each);
   };

@@ -14,11 +14,11 @@ namespace tandem::python {
 namespace nb = nanobind;
 
 /// Owner of the borrowed memory, which it releases, also if the Operand's constructor throws.
-struct Lent {
-  Lent() = default;
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
-  ~Lent();
+struct BorrowedMemory {
+  BorrowedMemory() = default;
+  BorrowedMemory(const BorrowedMemory&) = delete;
+  BorrowedMemory& operator=(const BorrowedMemory&) = delete;
+  ~BorrowedMemory();
 
   Py_buffer buffer{};
   bool has_buffer = false;
@@ -50,7 +50,7 @@ class Operand {
   const std::string_view op_;
   const char* const name_;
   Tensor tensor_;
-  Lent lent_;
+  BorrowedMemory borrowed_;
 };
 
 /// True for a JAX array, also one made by new_result or writable. JAX has no current stream.

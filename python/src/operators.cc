@@ -140,22 +140,22 @@ class Operator : public Living<Operator<Traits>> {
   /// Copy of the gather that AgGemm saves, since that ends with the operator.
   nb::object gathered(nb::object like, nb::object out) {
     comm_->open(Traits::kName);
-    const Tensor kept = op_->gathered();
+    const Tensor whole = op_->gathered();
     const bool fresh = out.is_none();
     if (fresh) out = new_result(like, std::array{m_, k_}, Traits::kName);
     {
       const Operand to(out, Traits::kName, "out");
       const Tensor& t = to.tensor();
-      if (t.describe() != kept.describe() || !t.contiguous() || t.read_only() ||
-          t.device() != kept.device()) {
+      if (t.describe() != whole.describe() || !t.contiguous() || t.read_only() ||
+          t.device() != whole.device()) {
         throw InvalidArgument(fmt::format("{}: gathered: out: {}: expected contiguous, writable {}",
-                                          Traits::kName, t.describe(), kept.describe()));
+                                          Traits::kName, t.describe(), whole.describe()));
       }
       if (GpuRank* const gpu = comm_->gpu()) {
         comm_->use(Traits::kName, like,
-                   [&](Communicator&) { gpu->copy(t.data(), kept.data(), kept.bytes()); });
-      } else if (kept.bytes() > 0) {
-        std::memcpy(t.data(), kept.data(), kept.bytes());
+                   [&](Communicator&) { gpu->copy(t.data(), whole.data(), whole.bytes()); });
+      } else if (whole.bytes() > 0) {
+        std::memcpy(t.data(), whole.data(), whole.bytes());
       }
     }
     return written(like, std::move(out), fresh);

@@ -30,9 +30,9 @@ class GpuRanks:
             self._thread.join()
             assert self._error is not None
             raise self._error
-        self._held = [self._comms[rank] for rank in sorted(self._comms)]
-        self.size = self._held[0].size
-        self.ranks = [comm.rank for comm in self._held]
+        self._local = [self._comms[rank] for rank in sorted(self._comms)]
+        self.size = self._local[0].size
+        self.ranks = [comm.rank for comm in self._local]
 
     def _run(self) -> None:
         try:
@@ -68,14 +68,14 @@ class GpuRanks:
     def comm(self, rank: Optional[int] = None) -> _core.Comm:
         if self.closed:
             raise InvalidArgument("comm: the world is closed: expected an open one")
-        if rank is None and len(self._held) == 1:
-            return self._held[0]
+        if rank is None and len(self._local) == 1:
+            return self._local[0]
         if rank is None:
             raise InvalidArgument(f"comm: no rank given: expected one of the {self.size} in this process")
         if rank not in self.ranks:
             raise InvalidArgument(f"comm: rank {rank}: expected one that this process has: {self.ranks[0]} to "
                                   f"{self.ranks[-1]}")
-        return self._held[self.ranks.index(rank)]
+        return self._local[self.ranks.index(rank)]
 
     def enter(self, comm: _core.Comm) -> None:
         """Makes this the rank's thread: its GPU is current, and so is its stream if ranks share the
@@ -87,7 +87,7 @@ class GpuRanks:
         self._aborted = True
         if rank is not None:
             self.comm(rank).abort(reason)  # other ranks see the first exception
-        for comm in self._held:
+        for comm in self._local:
             comm.abort(reason)
 
     def close(self) -> None:

@@ -220,11 +220,11 @@ def _(x: Tensor, experts: Tensor, weights: Tensor, w_in: Tensor, w_out: Tensor,
 def moe_gradients(dout: Tensor, ticket: Tensor, w_in: Tensor, w_out: Tensor,
                   handle: int) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weights, w_in and w_out."""
-    kept = _tickets.get(int(ticket.item()))
-    if kept is None:
+    ticket_state = _tickets.get(int(ticket.item()))
+    if ticket_state is None:
         raise InvalidArgument("moe: the batch of a compiled forward pass is gone: expected one that lives")
     with torch.no_grad():
-        dx, dweights, dw_in, dw_out = _moe_layer(handle).backward(kept.batch, dout.contiguous(), w_in, w_out)
+        dx, dweights, dw_in, dw_out = _moe_layer(handle).backward(ticket_state.batch, dout.contiguous(), w_in, w_out)
         return dx, dweights, dw_in.to(w_in.dtype), dw_out.to(w_out.dtype)
 
 

@@ -99,12 +99,12 @@ class TransportWork::Loopback {
   Loopback& operator=(const Loopback&) = delete;
 
   void move(std::span<const std::byte> source, std::byte* target) {
-    size_t lent = 0, in_pipe = 0, received = 0;
+    size_t spliced = 0, in_pipe = 0, received = 0;
     while (received < source.size()) {
-      if (lent < source.size()) {
-        const iovec size{const_cast<std::byte*>(source.data()) + lent, source.size() - lent};
+      if (spliced < source.size()) {
+        const iovec size{const_cast<std::byte*>(source.data()) + spliced, source.size() - spliced};
         const size_t bytes = moved(::vmsplice(pipe_[1], &size, 1, SPLICE_F_NONBLOCK), "vmsplice");
-        lent += bytes, in_pipe += bytes;
+        spliced += bytes, in_pipe += bytes;
       }
       if (in_pipe > 0) {
         in_pipe -=

@@ -48,18 +48,18 @@ StopSignals::StopSignals(std::string answer)
       over_(::eventfd(0, EFD_CLOEXEC)) {
   if (signals_ < 0 || over_ < 0) throw_errno("signals", "cannot wait for them");
   pthread_sigmask(SIG_BLOCK, &watched_, &before_);
-  watcher_ = std::thread([this] { watch(); });
+  waiter_ = std::thread([this] { await_signals(); });
 }
 
 StopSignals::~StopSignals() {
   ::eventfd_write(over_, 1);
-  watcher_.join();
+  waiter_.join();
   ::close(signals_);
   ::close(over_);
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
-void StopSignals::watch() {
+void StopSignals::await_signals() {
   pollfd events[] = {{signals_, POLLIN, 0}, {over_, POLLIN, 0}};
   while (true) {
     ::poll(events, 2, -1);

@@ -28,7 +28,7 @@ class StopSignals {
   const std::atomic<int>& saves() const { return saves_; }
 
  private:
-  void watch();
+  void await_signals();
   void stop_for(int signal);
 
   std::string answer_;
@@ -37,7 +37,7 @@ class StopSignals {
   std::atomic<bool> came_{false};
   std::atomic<int> saves_{0};
   double came_at_ = 0;
-  std::thread watcher_;
+  std::thread waiter_;
 };
 
 }  // namespace tandem::cli

@@ -48,21 +48,21 @@ class Retired {
   uint64_t issue() { return next_++; }
   void add(uint64_t number, Resource resource) {
     const std::lock_guard lock(mutex_);
-    kept_.emplace(number, std::move(resource));
+    offered_.emplace(number, std::move(resource));
   }
   /// Numbers to exchange with the other ranks.
   std::vector<uint64_t> numbers() const {
     const std::lock_guard lock(mutex_);
     std::vector<uint64_t> all;
-    for (const auto& entry : kept_) all.push_back(entry.first);
+    for (const auto& entry : offered_) all.push_back(entry.first);
     return all;
   }
   /// Resources that all ranks have reported as dropped, in allocation order.
-  std::vector<Resource> take(const Blobs& told) {
+  std::vector<Resource> take(const Blobs& exchanged) {
     const std::lock_guard lock(mutex_);
     std::vector<Resource> taken;
-    for (const uint64_t number : in_all(told)) {
-      taken.push_back(std::move(kept_.extract(number).mapped()));
+    for (const uint64_t number : in_all(exchanged)) {
+      taken.push_back(std::move(offered_.extract(number).mapped()));
     }
     return taken;
   }
@@ -70,14 +70,14 @@ class Retired {
   std::vector<Resource> take_all() {
     const std::lock_guard lock(mutex_);
     std::vector<Resource> taken;
-    for (auto& entry : kept_) taken.push_back(std::move(entry.second));
-    kept_.clear();
+    for (auto& entry : offered_) taken.push_back(std::move(entry.second));
+    offered_.clear();
     return taken;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::map<uint64_t, Resource> kept_;
+  std::map<uint64_t, Resource> offered_;
   uint64_t next_ = 0;
 };
 

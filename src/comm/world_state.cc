@@ -38,12 +38,12 @@ void WorldState::end_with_all(End end) {
 
 WorldState::~WorldState() {
   if (ends_.empty()) return;
-  const bool together = meet();
+  const bool together = await_all();
   for (const End& end : ends_) end(together);
 }
 
 // The barrier is a call of each rank, so each one needs a thread.
-bool WorldState::meet() const {
+bool WorldState::await_all() const {
   std::atomic<bool> together = true;
   const auto come = [&](Communicator& control) {
     try {

@@ -39,7 +39,7 @@ class WorldState {
 
  private:
   bool is_all() const { return int(controls_.size()) == controls_.front()->size(); }
-  bool meet() const;
+  bool await_all() const;
 
   std::mutex mutex_;
   Communicators controls_;  // destroyed last

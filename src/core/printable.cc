@@ -49,14 +49,14 @@ void for_each_character(std::string_view text, const Visit& visit) {
 }  // namespace
 
 std::string printable(std::string_view text, size_t maximum) {
-  size_t kept = std::min(text.size(), maximum);
+  size_t length = std::min(text.size(), maximum);
   // Do not cut inside a UTF-8 character.
-  while (kept < text.size() && kept > 0 && (uint8_t(text[kept]) & 0xc0) == 0x80) --kept;
-  std::string line(text.substr(0, kept));
+  while (length < text.size() && length > 0 && (uint8_t(text[length]) & 0xc0) == 0x80) --length;
+  std::string line(text.substr(0, length));
   std::replace_if(
       line.begin(), line.end(), [](char c) { return uint8_t(c) < 0x20 || c == 0x7f; }, '?');
   line = single_line(line);
-  return kept == text.size() ? line : fmt::format("{}... ({} bytes)", line, text.size());
+  return length == text.size() ? line : fmt::format("{}... ({} bytes)", line, text.size());
 }
 
 std::string single_line(std::string_view text) {

@@ -69,20 +69,20 @@ std::vector<SpanEvent> scatter_spans(std::span<const TileRecord> records, const 
   for (int tile = 0; tile < grid.tiles(); ++tile) {
     const TileRecord& r = records[size_t(tile)];
     const int owner = grid.shard_of(tile);
-    const bool held = r.held_begin != r.held_end;
-    const bool in_epilogue = held && int32_t(r.held_begin - r.store_begin) >= 0;
+    const bool stalled = r.stalled_begin != r.stalled_end;
+    const bool in_epilogue = stalled && int32_t(r.stalled_begin - r.store_begin) >= 0;
     spans.check_once(tile, 0);
     spans.add(SpanKind::gemm, tile, r.product_begin, r.product_end);
     if (owner != grid.rank) {
       spans.add(SpanKind::compute, tile, r.store_begin, r.store_end);
-      if (held) spans.add(SpanKind::wait, tile, r.held_begin, r.held_end, owner);
+      if (stalled) spans.add(SpanKind::wait, tile, r.stalled_begin, r.stalled_end, owner);
       spans.add(SpanKind::transfer, tile, r.wait_begin, r.wait_end, owner);
     } else if (in_epilogue) {
-      spans.add(SpanKind::compute, tile, r.store_begin, r.held_begin);
-      spans.add(SpanKind::wait, tile, r.held_begin, r.held_end);
-      spans.add(SpanKind::compute, tile, r.held_end, r.store_end);
+      spans.add(SpanKind::compute, tile, r.store_begin, r.stalled_begin);
+      spans.add(SpanKind::wait, tile, r.stalled_begin, r.stalled_end);
+      spans.add(SpanKind::compute, tile, r.stalled_end, r.store_end);
     } else {
-      if (held) spans.add(SpanKind::wait, tile, r.held_begin, r.held_end);
+      if (stalled) spans.add(SpanKind::wait, tile, r.stalled_begin, r.stalled_end);
       spans.add(SpanKind::compute, tile, r.store_begin, r.store_end);
     }
   }

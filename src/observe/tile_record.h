@@ -17,9 +17,9 @@ struct TileRecord {
   uint32_t processor;
   uint32_t wait_begin, wait_end;  ///< AG+GEMM: wait for the tile's shard; GEMM+RS: time of its send
   uint32_t product_begin, product_end;
-  uint32_t store_begin, store_end;  ///< stores to this rank's memory
-  uint32_t held_begin, held_end;    ///< GEMM+RS: longest wait for a peer's partial sums, in the
-                                    ///< main loop or in the epilogue
+  uint32_t store_begin, store_end;      ///< stores to this rank's memory
+  uint32_t stalled_begin, stalled_end;  ///< GEMM+RS: longest wait for a peer's partial sums, in the
+                                        ///< main loop or in the epilogue
 };
 
 /// Tiles of one call on one rank; records are ordered by row, then column.

@@ -29,22 +29,22 @@ struct AgTileOrder {
 constexpr Tile tile_at(const AgTileOrder& order, int at) {
   const int shard = order.shard_tiles, rows = order.row_tiles();
   // Row `turned` tiles after the local shard's first, modulo all rows.
-  const auto turn = [&](int turned) {
+  const auto rotated = [&](int turned) {
     const int row = order.rank * shard + turned;
     return row >= rows ? row - rows : row;
   };
   if (order.head >= order.column_tiles) {
     const int per_shard = shard * order.column_tiles;
     const int step = at / per_shard, rest = at - step * per_shard;
-    return {turn(step * shard + rest % shard), rest / shard};
+    return {rotated(step * shard + rest % shard), rest / shard};
   }
   const int local = shard * order.head;
-  if (at < local) return {turn(at % shard), at / shard};
+  if (at < local) return {rotated(at % shard), at / shard};
   const int remote_rows = rows - shard, remote = at - local;
   if (remote < remote_rows * order.head)
-    return {turn(shard + remote % remote_rows), remote / remote_rows};
+    return {rotated(shard + remote % remote_rows), remote / remote_rows};
   const int rest = remote - remote_rows * order.head;
-  return {turn(rest % rows), order.head + rest / rows};
+  return {rotated(rest % rows), order.head + rest / rows};
 }
 
 /// Whether rows of tiles form pairs, each within one shard, or each of two whole shards.

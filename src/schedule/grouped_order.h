@@ -37,26 +37,26 @@ constexpr Tile grouped_tile(int at, int row_tiles, int column_tiles, int band) {
 
 /// Blocks, or pairs of blocks, that take tiles round-robin. Those from `early` on join once each of
 /// the others has had `rounds`: until then another kernel has their SMs.
-struct BlockTurns {
+struct BlockSlots {
   int blocks = 1, early = 1, rounds = 0;
 };
 /// Block of the tile at `position`, and its index among that block's work items.
-struct BlockTurn {
-  int block = 0, turn = 0;
+struct BlockSlot {
+  int block = 0, slot = 0;
 };
-constexpr BlockTurn turn_of(int position, const BlockTurns& of) {
+constexpr BlockSlot slot_of(int position, const BlockSlots& of) {
   const int before = of.early * of.rounds, rest = position - before;
   if (rest < 0) return {position % of.early, position / of.early};
   const int block = rest % of.blocks;
   return {block, rest / of.blocks + (block < of.early ? of.rounds : 0)};
 }
 /// Number of work items of `block`, of `tiles` in all.
-constexpr int turns_of(int block, int tiles, const BlockTurns& of) {
-  const auto turns = [block](int count, int blocks) {
+constexpr int slots_of(int block, int tiles, const BlockSlots& of) {
+  const auto slots = [block](int count, int blocks) {
     return block < count ? (count - 1 - block) / blocks + 1 : 0;
   };
   const int before = tiles < of.early * of.rounds ? tiles : of.early * of.rounds;
-  return (block < of.early ? turns(before, of.early) : 0) + turns(tiles - before, of.blocks);
+  return (block < of.early ? slots(before, of.early) : 0) + slots(tiles - before, of.blocks);
 }
 
 /// Estimate of the tiles per early block before the remaining blocks can join, since another kernel
@@ -67,7 +67,7 @@ struct Joining {
   float min_of_leaving = 0;  ///< min, per row sent
 
   constexpr bool any() const { return of_row > 0 || of_leaving > 0 || min_of_leaving > 0; }
-  /// BlockTurns::rounds for `tiles`; at most, all are taken by the early blocks.
+  /// BlockSlots::rounds for `tiles`; at most, all are taken by the early blocks.
   constexpr int rounds(int rows, int leaving, int tiles, int early) const {
     const float sum = of_row * float(rows) + of_leaving * float(leaving),
                 minimum = min_of_leaving * float(leaving), after = sum > minimum ? sum : minimum;
@@ -98,7 +98,7 @@ struct GroupedWork {
 /// Row tiles of one work item, in the order in which a table's items first read them. The table
 /// begins with two header entries, whose `row` is the number of entries and the number of chunks of
 /// rows taken so far.
-struct RowTurn {
+struct RowSlot {
   int row = 0;       ///< in tiles
   int16_t rows = 0;  ///< row tiles
   int16_t stage = 0;

@@ -132,12 +132,13 @@ void learn(const Communicator& comm, const std::string& key, std::span<const std
   entry["load"] = std::round(load_per_core() * 100) / 100;
   entry["time"] = now_s();
   memory[key] = entry;
-  const bool kept = !renew || best == 0 || spread <= lead(us, best);
-  if (kept) keep_in_tuner_file(tuner_file_path(), {{fmt::format("{} | {}", machine, key), entry}});
+  const bool stored = !renew || best == 0 || spread <= lead(us, best);
+  if (stored)
+    keep_in_tuner_file(tuner_file_path(), {{fmt::format("{} | {}", machine, key), entry}});
   log_message(LogLevel::debug,
               fmt::format("tuner: {}: {} ({:.0f} us, {} {:.0f} us, spread {:.0f} %){}", key,
                           names[best], us[best], names[rival], us[rival], spread * 100,
-                          kept ? "" : ": in doubt, not kept"));
+                          stored ? "" : ": in doubt, not kept"));
 }
 
 /// Chooses by known or measured times. `renew`: old or doubtful times are measured again.

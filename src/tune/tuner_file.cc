@@ -90,11 +90,11 @@ std::string text_of(const Json& entries) {
 
 void merge(Json& into, const Json& entries) {
   for (const auto& [key, entry] : entries.items()) {
-    Json& kept = into[key];
-    if (is_tuner_entry(kept) && kept.contains("measured_us") && entry.contains("measured_us")) {
-      kept.merge_patch(entry);
+    Json& known = into[key];
+    if (is_tuner_entry(known) && known.contains("measured_us") && entry.contains("measured_us")) {
+      known.merge_patch(entry);
     } else {
-      kept = entry;
+      known = entry;
     }
   }
 }

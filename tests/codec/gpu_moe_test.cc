@@ -85,13 +85,13 @@ TEST(MoeWire, RowsMatchTheCpusMessages) {
   for_cases([](const RowCase& c) {
     const Bytes rows = random_rows(c, kRows, 3), expected = messages_of(c, rows);
     const size_t row_bytes = size_t(c.columns) * 2;
-    Bytes messages(expected.size()), kept(rows.size()), arrived(rows.size());
+    Bytes messages(expected.size()), local_rows(rows.size()), arrived(rows.size());
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
       for_row_slices(kRows, 0, wire.layout.blocks, [&](int64_t row, int64_t first) {
         const size_t at = size_t(row);
         encode_row<Block>(wire, c.dtype, &rows[at * row_bytes], first,
                           &messages[at * wire.layout.bytes],
-                          row == 1 ? nullptr : &kept[at * row_bytes]);
+                          row == 1 ? nullptr : &local_rows[at * row_bytes]);
       });
     });
     on_a_warp(c, [&]<typename Block>(const WireParams& wire) {
@@ -106,7 +106,7 @@ TEST(MoeWire, RowsMatchTheCpusMessages) {
     EXPECT_EQ(difference(values, arrived), "") << c.describe();
     std::fill_n(values.begin() + std::ptrdiff_t(row_bytes), row_bytes,
                 std::byte{});  // row 1 was not saved
-    EXPECT_EQ(difference(values, kept), "") << c.describe();
+    EXPECT_EQ(difference(values, local_rows), "") << c.describe();
   });
 }
 

@@ -52,11 +52,11 @@ TEST(Agreement, NothingIsFreedBeforeAllRanksHaveDroppedIt) {
     std::mt19937 draw(unsigned(comm.rank() + 1));
     Retired<int> retired;
     std::vector<int>& freed = freed_by[size_t(comm.rank())];
-    std::vector<int> held;
+    std::vector<int> owned;
     const auto free_some = [&] {
       const std::vector<uint64_t> local = retired.numbers();
-      const Blobs told = comm.exchange(std::as_bytes(std::span(local)), "free");
-      for (const int number : retired.take(told)) {
+      const Blobs exchanged = comm.exchange(std::as_bytes(std::span(local)), "free");
+      for (const int number : retired.take(exchanged)) {
         EXPECT_EQ(dropped_by[size_t(number)], kRanks) << number;
         freed.push_back(number);
       }
@@ -65,15 +65,15 @@ TEST(Agreement, NothingIsFreedBeforeAllRanksHaveDroppedIt) {
       free_some();
       const auto number = int(retired.issue());
       EXPECT_EQ(number, i);
-      held.push_back(number);
-      while (!held.empty() && draw() % 3 != 0) {
-        const auto which = held.begin() + long(draw() % held.size());
+      owned.push_back(number);
+      while (!owned.empty() && draw() % 3 != 0) {
+        const auto which = owned.begin() + long(draw() % owned.size());
         ++dropped_by[size_t(*which)];
         retired.add(uint64_t(*which), *which);
-        held.erase(which);
+        owned.erase(which);
       }
     }
-    for (const int number : held) {
+    for (const int number : owned) {
       ++dropped_by[size_t(number)];
       retired.add(uint64_t(number), number);
     }

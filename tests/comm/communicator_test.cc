@@ -216,7 +216,7 @@ TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
   run([](Communicator& comm) {
     constexpr size_t kBuffers = 5, kBytes = 5000;
     const std::vector<std::byte> source(kBytes, std::byte{7});
-    std::shared_ptr<SymmetricBuffer> kept;
+    std::shared_ptr<SymmetricBuffer> last_buffer;
     for (size_t round = 0; round < 4; ++round) {
       std::vector<std::shared_ptr<SymmetricBuffer>> buffers;
       for (size_t i = 0; i < kBuffers; ++i) {
@@ -234,7 +234,7 @@ TEST_P(CommunicatorTest, RanksDropBuffersInAnyOrder) {
         }
         comm.flush();
         // The last rank keeps one buffer a round longer than all others.
-        if (next == 2 && comm.rank() + 1 == comm.size()) kept = buffers[next];
+        if (next == 2 && comm.rank() + 1 == comm.size()) last_buffer = buffers[next];
         buffers[next].reset();
       }
     }

@@ -258,13 +258,13 @@ TEST(Link, CommunicatorMayBeDestroyedBeforeItsTransfersEnd) {
 }
 
 TEST(Link, CommunicatorMayOutliveItsWorld) {
-  std::unique_ptr<Communicator> kept;
+  std::unique_ptr<Communicator> survivor;
   on_link(2, "1GB/s,1us", [&](Communicator& comm) {
     auto group = comm.split(0, 0);
     group->barrier();
-    if (comm.rank() == 0) kept = std::move(group);
+    if (comm.rank() == 0) survivor = std::move(group);
   });
-  kept.reset();
+  survivor.reset();
 }
 
 // The disagreement is known while the first chunks are still in flight. The staging buffer shows

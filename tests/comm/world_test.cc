@@ -80,11 +80,11 @@ TEST(World, OperatorsOutliveTheirWorld) {
       products[size_t(comm->rank())] = std::make_unique<Product>(*comm);
     });
     const int size = world->size();
-    const std::vector<int> held = world->ranks();
+    const std::vector<int> local_ranks = world->ranks();
     world.reset();
     for (int again = 0; again < 2; ++again) {
       std::vector<std::jthread> threads;
-      for (const int rank : held) {
+      for (const int rank : local_ranks) {
         threads.emplace_back([&, rank] { products[size_t(rank)]->check(size, rank); });
       }
     }
@@ -96,11 +96,11 @@ TEST(World, MoeLayerOutlivesItsWorld) {
     if (ranks > 2) continue;
     std::optional<World> world(options_of(ranks));
     const int size = world->size();
-    const std::vector<int> held = world->ranks();
-    std::vector<std::unique_ptr<MoeLayer>> layers(held.size());
+    const std::vector<int> local_ranks = world->ranks();
+    std::vector<std::unique_ptr<MoeLayer>> layers(local_ranks.size());
     std::vector<std::jthread> threads;
-    for (size_t i = 0; i < held.size(); ++i) {
-      threads.emplace_back([&, i, comm = world->communicator(held[i])] {
+    for (size_t i = 0; i < local_ranks.size(); ++i) {
+      threads.emplace_back([&, i, comm = world->communicator(local_ranks[i])] {
         layers[i] = std::make_unique<MoeLayer>(
             *comm, MoeShape{.tokens = 1, .hidden = 1, .ffn = size, .experts = size},
             MoeOptions{.strategy = Strategy::serial});
@@ -108,8 +108,8 @@ TEST(World, MoeLayerOutlivesItsWorld) {
     }
     threads.clear();
     world.reset();
-    for (size_t i = 0; i < held.size(); ++i) {
-      threads.emplace_back([&layer = *layers[i], rank = held[i], size] {
+    for (size_t i = 0; i < local_ranks.size(); ++i) {
+      threads.emplace_back([&layer = *layers[i], rank = local_ranks[i], size] {
         std::vector<float> w_in(size_t(2 * size), 0), w_out(size_t(size), 1);
         float x = 1, out = 7, weight = 1;
         int expert = (rank + 1) % size;
@@ -130,14 +130,14 @@ TEST(World, RanksMayDestroyOperatorsInAnyOrder) {
     on_ranks(world, [](std::shared_ptr<Communicator> comm) {
       const int size = comm->size(), rank = comm->rank();
       auto first = std::make_unique<Product>(*comm), second = std::make_unique<Product>(*comm);
-      auto kept = std::make_unique<Product>(*comm);
+      auto product = std::make_unique<Product>(*comm);
       comm.reset();
       first->check(size, rank);
       second->check(size, rank);
       (rank % 2 ? first : second).reset();
-      kept->check(size, rank);
+      product->check(size, rank);
       (rank % 2 ? second : first).reset();
-      kept->check(size, rank);
+      product->check(size, rank);
     });
   }
 }

@@ -232,9 +232,9 @@ class Pass {
     expect_right(comm_, out, reference, which + " " + what_, algorithm_of(options_.strategy));
     EXPECT_EQ(digests, std::vector<uint64_t>(kRepeats, digests[0])) << which << " " << what_;
   }
-  void check_gathered(const Tensor& kept, uint64_t stream, int64_t columns) {
+  void check_gathered(const Tensor& whole_x, uint64_t stream, int64_t columns) {
     const Matrix whole = filled(stream, 0, s_.m, columns);
-    EXPECT_EQ(digest(kept, comm_.stream()), digest(whole.tensor, comm_.stream()))
+    EXPECT_EQ(digest(whole_x, comm_.stream()), digest(whole.tensor, comm_.stream()))
         << "gathered " << what_;
   }
 
@@ -316,10 +316,10 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
     for (const OpDesc& s : {OpDesc{256 * comm.size(), 136, 64}, OpDesc{41, 64, 256}}) {
       cases.push_back(std::make_unique<StressCase>(comm, lt, s));
     }
-    OpDesc kept_shape{1001, 8, 24};
-    kept_shape.keep_gathered = true;
-    gpu::AgGemm keeps(comm, lt, kept_shape, Algorithm::chunked);
-    const WgradOperands kept(comm, kept_shape, 0);
+    OpDesc gathered_shape{1001, 8, 24};
+    gathered_shape.keep_gathered = true;
+    gpu::AgGemm keeps(comm, lt, gathered_shape, Algorithm::chunked);
+    const WgradOperands whole_x(comm, gathered_shape, 0);
     const Matrix weight(DType::bf16, 8, 24), out(DType::bf16, 1001, 8),
         whole(DType::bf16, 1001, 24);
     fill_uniform(weight.tensor, kSeed, kWeight + uint64_t(comm.rank()), 0, comm.stream());
@@ -346,7 +346,7 @@ TEST_P(Backward, CallsAlternateUnderRandomDelays) {
       clear(dw, comm.stream());
       stress_case.op.run(algorithm, stress_case.operands.x.tensor, stress_case.operands.dy.tensor,
                          dw);
-      keeps.run(kept.x.tensor, weight.tensor, calls.next(out.tensor));
+      keeps.run(whole_x.x.tensor, weight.tensor, calls.next(out.tensor));
       const Tensor copy = calls.next(whole.tensor), gathered = keeps.gathered();
       gpu::check(cudaMemcpyAsync(copy.data(), gathered.data(), gathered.bytes(), cudaMemcpyDefault,
                                  comm.stream()),

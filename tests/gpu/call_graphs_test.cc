@@ -177,7 +177,7 @@ TEST_P(CallGraph, MoreOutputsThanCachedGraphsMatchReference) {
     with_each(comm, shape, Algorithm::chunked, [&](auto& op, Kind kind, const char* name) {
       Operands o = make_operands(kind, comm, shape);
       fill(kind, comm, shape, o, 3);
-      const int64_t slots = int64_t(CallGraphs::kKept) + 12;
+      const int64_t slots = int64_t(CallGraphs::kMaxGraphs) + 12;
       const int64_t rows = o.out.tensor.dim(0);
       const Matrix outs(o.out.tensor.dtype(), slots * rows, o.out.tensor.dim(1));
       const auto out_at = [&](int64_t slot) { return outs.tensor.rows(slot * rows, rows); };
@@ -265,14 +265,14 @@ void renew_operands(GpuCommunicator& comm, From from) {
     });
   }
   const LtContext lt;
-  OpDesc kept{512 * comm.size(), 64, 4096};
-  kept.keep_gathered = true;
-  AgGemm op(comm, lt, kept, Algorithm::fused);
+  OpDesc gathering{512 * comm.size(), 64, 4096};
+  gathering.keep_gathered = true;
+  AgGemm op(comm, lt, gathering, Algorithm::fused);
   if (op.variants(Algorithm::fused) == 0) return;
   int variant = 0;
   while (!op.pushes_by_engine(variant)) ++variant;
   op.use_variant(Algorithm::fused, variant);
-  renew_x(comm, op, Kind::gather, kept, Algorithm::fused, from, "ag_gemm that keeps");
+  renew_x(comm, op, Kind::gather, gathering, Algorithm::fused, from, "ag_gemm that keeps");
 }
 
 TEST_P(CallGraph, AllocatedOperandsMayBeFreed) {

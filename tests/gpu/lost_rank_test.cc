@@ -223,7 +223,7 @@ std::unique_ptr<Call> make_call(GpuCommunicator& comm, const Case& c) {
 }
 
 // Barrier with a long deadline, however long the others took before.
-void meet(GpuCommunicator& comm, const char* what) {
+void await_all(GpuCommunicator& comm, const char* what) {
   const double deadline = comm.deadline();
   comm.set_deadline(kPatience_s);
   comm.barrier(what);
@@ -234,7 +234,7 @@ void meet(GpuCommunicator& comm, const char* what) {
 void expect_right(GpuCommunicator& comm, Call& call, uint64_t seed, const Case& c) {
   call.draw(seed);
   comm.synchronize();
-  meet(comm, "all are ready");
+  await_all(comm, "all are ready");
   call.run();
   comm.synchronize();
   EXPECT_LE(call.verdict().of_bound, 1) << c.what() << ", values " << seed;
@@ -299,7 +299,7 @@ bool lose_last(int ranks, const Case& c) {
     for (const uint64_t seed : {2, 3}) expect_right(comm, *call, seed, c);
     call->draw(4);
     comm.synchronize();
-    meet(comm, "all are ready");
+    await_all(comm, "all are ready");
     if (comm.rank() + 1 < comm.size()) {
       expect_timeout(comm, *call, c);
       ++gave_up;

@@ -177,7 +177,7 @@ class MoeOtherCalls : public OnGpus {
   /// rank reports both.
   template <typename Call>
   void expect_mismatch(const std::string& named, const Call& call) {
-    std::atomic<int> told{0};
+    std::atomic<int> notified{0};
     try {
       run([&](GpuCommunicator& comm) {
         std::array<std::unique_ptr<MoeLayer>, 2> layers;
@@ -195,14 +195,14 @@ class MoeOtherCalls : public OnGpus {
           ADD_FAILURE() << "no error on rank " << comm.rank();
         } catch (const Mismatch& error) {
           EXPECT_NE(std::string(error.what()).find(named), std::string::npos) << error.what();
-          ++told;
+          ++notified;
           throw;
         }
       });
       ADD_FAILURE() << "no error";
     } catch (const Mismatch&) {
     }
-    EXPECT_EQ(told, ranks());
+    EXPECT_EQ(notified, ranks());
   }
   static bool is_last(const GpuCommunicator& comm) { return comm.rank() + 1 == comm.size(); }
 };

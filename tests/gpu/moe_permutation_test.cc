@@ -104,7 +104,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       const DeviceMemory experts = to_device(c.chosen), counts(size_t(groups) * 4),
                          source(std::max<size_t>(padded, 1) * 4),
                          position(std::max<size_t>(c.chosen.size(), 1) * 4), refused(4);
-      DeviceMemory works[kTables];
+      DeviceMemory work_items[kTables];
       MoePermutation p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
       p.choices = int64_t(c.chosen.size());
@@ -119,11 +119,11 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       p.table_count = kTables;
       for (int i = 0; i < kTables; ++i) {
         // In the second table, two of the blocks join late.
-        const schedule::BlockTurns turns{kBlocks, i == 1 ? kBlocks - 2 : kBlocks, i == 1 ? 2 : 0};
-        const int of_block = shape.row_tiles() * kColumns[i] / kBlocks + 2 + turns.rounds;
-        works[i] = DeviceMemory(sizeof(schedule::GroupedWork) * size_t(kBlocks * of_block));
-        p.tables[i] = {reinterpret_cast<schedule::GroupedWork*>(works[i].data()), turns, of_block,
-                       kColumns[i], kSteps[i]};
+        const schedule::BlockSlots slots{kBlocks, i == 1 ? kBlocks - 2 : kBlocks, i == 1 ? 2 : 0};
+        const int of_block = shape.row_tiles() * kColumns[i] / kBlocks + 2 + slots.rounds;
+        work_items[i] = DeviceMemory(sizeof(schedule::GroupedWork) * size_t(kBlocks * of_block));
+        p.tables[i] = {reinterpret_cast<schedule::GroupedWork*>(work_items[i].data()), slots,
+                       of_block, kColumns[i], kSteps[i]};
         p.tables[i].row_tiles = kRowTiles[i];
       }
       for (int repeat = 0; repeat < 2; ++repeat) launch_permute(p, stream());
@@ -152,11 +152,11 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       ASSERT_EQ(to_host<int32_t>(source, rows), expected_source) << c.name;
       ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << c.name;
       for (int i = 0; i < kTables; ++i) {
-        const auto table =
-            to_host<schedule::GroupedWork>(works[i], size_t(kBlocks * p.tables[i].works_of_block));
+        const auto table = to_host<schedule::GroupedWork>(
+            work_items[i], size_t(kBlocks * p.tables[i].items_of_block));
         std::vector<int> seen(size_t(begin.back() * kColumns[i]), 0);
         for (int block = 0; block < kBlocks; ++block) {
-          for (const auto* work = &table[size_t(block * p.tables[i].works_of_block)];
+          for (const auto* work = &table[size_t(block * p.tables[i].items_of_block)];
                work->end != 0; ++work) {
             ASSERT_EQ(work->end, kSteps[i]) << c.name;
             ASSERT_GE(work->row, begin[size_t(work->group)]) << c.name;
@@ -269,15 +269,15 @@ std::vector<Segment> expected_segments(const Spread& spread, const GroupedTable&
 }
 
 /// Work items of each block of a table, dealt out one at a time.
-std::vector<std::vector<schedule::GroupedWork>> expected_works(const std::vector<Segment>& segments,
+std::vector<std::vector<schedule::GroupedWork>> expected_items(const std::vector<Segment>& segments,
                                                                const GroupedTable& table, int rows,
                                                                int leaving) {
-  std::vector<std::vector<schedule::GroupedWork>> blocks(size_t(table.turns.blocks));
+  std::vector<std::vector<schedule::GroupedWork>> blocks(size_t(table.slots.blocks));
   size_t tiles = 0;
   for (const Segment& segment : segments) tiles += segment.size() * size_t(table.column_tiles);
   // Blocks that join late start after the work that the others do before, by this call's rows.
   const int before =
-      table.turns.early * table.joining.rounds(rows, leaving, int(tiles), table.turns.early);
+      table.slots.early * table.joining.rounds(rows, leaving, int(tiles), table.slots.early);
   int dealt = 0;
   for (const Segment& segment : segments) {
     const size_t band = size_t(kGroupedBand / table.row_tiles);
@@ -286,7 +286,7 @@ std::vector<std::vector<schedule::GroupedWork>> expected_works(const std::vector
         for (size_t i = first; i < std::min(first + band, segment.size()); ++i) {
           const RowWork& work = segment[i];
           const int block =
-              dealt < before ? dealt % table.turns.early : (dealt - before) % table.turns.blocks;
+              dealt < before ? dealt % table.slots.early : (dealt - before) % table.slots.blocks;
           ++dealt;
           blocks[size_t(block)].push_back({work.row, int16_t(work.rows),
                                            int16_t(table.first_column + column),
@@ -396,23 +396,24 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       ASSERT_LE(row_tiles, shape.row_tiles()) << name;
       std::fill_n(expected_ready.begin(), row_tiles, 0);
       ASSERT_EQ(to_host<uint32_t>(ready, expected_ready.size()), expected_ready) << name;
-      const int max_row_works =
+      const int max_row_items =
           schedule::max_group_tiles(shape.rows, groups, (paired ? 2 : 1) * kGroupedRows);
       for (int i = 0; i < p.table_count; ++i) {
         const GroupedTable& table = p.tables[i];
         const std::string what = fmt::format("{}, table {}", name, i);
         const std::vector<Segment> segments = expected_segments(spread, table);
-        const auto expected = expected_works(segments, table, rows, kLeaving);
-        const size_t of_block = size_t(table.works_of_block);
-        const auto found = read(table.works, size_t(table.turns.blocks) * of_block);
+        const auto expected = expected_items(segments, table, rows, kLeaving);
+        const size_t of_block = size_t(table.items_of_block);
+        const auto found = read(table.work_items, size_t(table.slots.blocks) * of_block);
         for (size_t block = 0; block < expected.size(); ++block) {
-          const auto& works = expected[block];
-          ASSERT_LT(works.size(), of_block) << what << " block " << block;
-          for (size_t j = 0; j < works.size(); ++j) {
-            ASSERT_EQ(all_of(found[block * of_block + j]), all_of(works[j]))
+          const auto& work_items = expected[block];
+          ASSERT_LT(work_items.size(), of_block) << what << " block " << block;
+          for (size_t j = 0; j < work_items.size(); ++j) {
+            ASSERT_EQ(all_of(found[block * of_block + j]), all_of(work_items[j]))
                 << what << " block " << block << " work " << j;
           }
-          ASSERT_EQ(found[block * of_block + works.size()].end, 0) << what << " block " << block;
+          ASSERT_EQ(found[block * of_block + work_items.size()].end, 0)
+              << what << " block " << block;
         }
         ASSERT_EQ(table.order != nullptr, cuts[i].ordered) << what;
         if (!table.order) continue;
@@ -420,7 +421,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
         for (const Segment& segment : segments) {
           order.insert(order.end(), segment.begin(), segment.end());
         }
-        ASSERT_LE(int(order.size()), max_row_works) << what;
+        ASSERT_LE(int(order.size()), max_row_items) << what;
         const auto found_order = read(table.order, 2 + order.size());
         ASSERT_EQ(found_order[0].row, int(order.size())) << what;
         ASSERT_EQ(found_order[1].row, 0) << what;

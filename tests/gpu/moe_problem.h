@@ -191,18 +191,18 @@ class MoeCase {
 /// MoeOnGpus.
 inline std::function<void()> call_of_layer(gpu::GpuCommunicator& comm, const MoeShape& shape,
                                            const MoeOptions& options, bool serial, bool sorts) {
-  struct Held {
-    Held(gpu::GpuCommunicator& c, const MoeShape& s, const MoeOptions& o, bool sorting)
+  struct Owner {
+    Owner(gpu::GpuCommunicator& c, const MoeShape& s, const MoeOptions& o, bool sorting)
         : layer(c, s, o, Choosing::first, sorting), problem(c, s) {}
     gpu::MoeOnGpus layer;
     MoeCase problem;
   };
-  const auto held = std::make_shared<Held>(comm, shape, options, sorts);
-  held->problem.route({}, 1);
-  return [held, serial] {
-    const MoeCase& p = held->problem;
-    held->layer.run(serial ? 0 : held->layer.candidates().size() - 1, p.x(), p.routing(), p.w_in,
-                    p.w_out, p.out());
+  const auto owner = std::make_shared<Owner>(comm, shape, options, sorts);
+  owner->problem.route({}, 1);
+  return [owner, serial] {
+    const MoeCase& p = owner->problem;
+    owner->layer.run(serial ? 0 : owner->layer.candidates().size() - 1, p.x(), p.routing(), p.w_in,
+                     p.w_out, p.out());
   };
 }
 

@@ -317,8 +317,8 @@ TEST_P(Public, CallsRunOnTheCallersStream) {
 
 TEST_P(Public, MeasuredTimesAreCachedAndReused) {
   if (ranks() == 1) GTEST_SKIP() << "one rank has one way";
-  const std::string path = env().cache_dir + "/tuner.json", kept = path + ".kept";
-  if (std::filesystem::exists(path)) std::filesystem::rename(path, kept);
+  const std::string path = env().cache_dir + "/tuner.json", moved_path = path + ".kept";
+  if (std::filesystem::exists(path)) std::filesystem::rename(path, moved_path);
   forget_tuned();
   run([](GpuCommunicator& comm) { GemmRs(comm, {96, 64, 64, DType::bf16}); });
   auto cache = nlohmann::json::parse(std::ifstream(path));
@@ -341,7 +341,7 @@ TEST_P(Public, MeasuredTimesAreCachedAndReused) {
     });
   }
   std::filesystem::remove(path);
-  if (std::filesystem::exists(kept)) std::filesystem::rename(kept, path);
+  if (std::filesystem::exists(moved_path)) std::filesystem::rename(moved_path, path);
   forget_tuned();
 }
 

@@ -28,8 +28,8 @@ struct RotatedRoles {
 
   struct Params : OptionalLog {
     CUtensorMap x, weight, out;
-    const RotatedWork* works;
-    int works_of_cluster;
+    const RotatedWork* work_items;
+    int items_of_cluster;
     int row_tiles, rotated;
   };
   struct Work : RotatedWork, WholeTile {
@@ -96,13 +96,13 @@ void run(const void* x, const void* weight, void* out, int64_t m, int64_t n, int
   const int row_tiles = ceil_div(m, Tiles::kTileRows);
   const RotatedOrder order{resident_clusters<Block>(kName), ceil_div(row_tiles, 2),
                            ceil_div(n, Tiles::kTileColumns), ceil_div(k, Tiles::kStepOfK)};
-  const WorkTable<RotatedWork> works(order);
+  const WorkTable<RotatedWork> work_items(order);
   typename Block::Params params{};
   params.x = map_of<Element>(x, m, k, Tiles::kTileRows);
   params.weight = map_of<Element>(weight, n, k, Tiles::kTileColumns / 2);
   params.out = map_of<Element>(out, m, n, Tiles::kGroupRows);
-  params.works = works.data();
-  params.works_of_cluster = works.of_cluster;
+  params.work_items = work_items.data();
+  params.items_of_cluster = work_items.of_cluster;
   params.row_tiles = row_tiles;
   params.rotated = tiles;
   launch_gemm<Block>(params, order.clusters, kName, stream);

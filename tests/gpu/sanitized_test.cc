@@ -358,7 +358,7 @@ TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
     const Wire int8 = Wire::parse("int8");
     MoeOnGpus encoded(comm, shape, {.dispatch = int8, .combine = int8}, Choosing::first);
     MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
-    const auto kept = layer.make_saved();
+    const auto saved = layer.make_saved();
     MoeGradientCase p(comm, shape);
     p.route({.imbalance = 0}, 1);
     std::vector<uint16_t> bits;
@@ -371,8 +371,8 @@ TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
     }
     for (size_t algorithm = 0; algorithm < layer.candidates().size(); ++algorithm) {
       p.reset();
-      layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
-      layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
+      layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved.get());
+      layer.run_backward(p.dout(), p.w_in, p.w_out, *saved, p.dx(), p.dweights(), p.dw_in(),
                          p.dw_out());
       p.expect_right(p.found(), layer.candidates()[algorithm].describe());
     }
@@ -391,14 +391,14 @@ TEST_P(SanitizedFused, MoeBackward) {
                                .top_k = 1,
                                .dtype = DType::bf16};
           MoeOnGpus layer(comm, shape, {.backward = true}, Choosing::first);
-          const auto kept = layer.make_saved();
+          const auto saved = layer.make_saved();
           MoeGradientCase p(comm, shape);
           p.route({.imbalance = 0}, 1);
           for (const size_t algorithm : {size_t(0), layer.candidates().size() - 1}) {
             p.poison();
             p.reset();
-            layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), kept.get());
-            layer.run_backward(p.dout(), p.w_in, p.w_out, *kept, p.dx(), p.dweights(), p.dw_in(),
+            layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved.get());
+            layer.run_backward(p.dout(), p.w_in, p.w_out, *saved, p.dx(), p.dweights(), p.dw_in(),
                                p.dw_out());
             p.expect_right(p.found(), layer.candidates()[algorithm].describe());
           }

@@ -31,16 +31,16 @@ uint64_t read_word(const GpuCommunicator& comm, const DeviceMemory& memory) {
 // or those of sending the tile.
 std::vector<int32_t> times(const TileRecord& r, uint64_t base, bool gather, bool is_local,
                            bool sending, bool under_product) {
-  const bool held = r.held_begin != 0 || r.held_end != 0;
+  const bool stalled = r.stalled_begin != 0 || r.stalled_end != 0;
   std::vector<uint32_t> words;
   if (gather && !is_local) words = {r.wait_begin, r.wait_end};
   words.push_back(r.product_begin);
-  if (held && under_product) words.insert(words.end(), {r.held_begin, r.held_end});
+  if (stalled && under_product) words.insert(words.end(), {r.stalled_begin, r.stalled_end});
   words.push_back(r.product_end);
   const bool stored = r.store_begin != 0 || r.store_end != 0;
   if (stored) words.push_back(r.store_begin);
-  if (held && !under_product && is_local != sending) {
-    words.insert(words.end(), {r.held_begin, r.held_end});
+  if (stalled && !under_product && is_local != sending) {
+    words.insert(words.end(), {r.stalled_begin, r.stalled_end});
   }
   if (sending) {
     words.insert(words.end(), {r.wait_begin, r.wait_end});
@@ -105,10 +105,10 @@ int try_variants(GpuCommunicator& comm, Op& op, Algorithm algorithm, const Tenso
       op.record_tiles(records ? recorder.log() : TileLog{});
       recorder.clear(stream);
       if ((call + comm.rank()) % 3 == 0) launch_pause(40000, stream);
-      launch_stamp(reinterpret_cast<uint64_t*>(before.data()), stream);
+      launch_timestamp(reinterpret_cast<uint64_t*>(before.data()), stream);
       poison(out, stream);
       op.run(algorithm, x, w, out);
-      launch_stamp(reinterpret_cast<uint64_t*>(after.data()), stream);
+      launch_timestamp(reinterpret_cast<uint64_t*>(after.data()), stream);
       comm.synchronize();
       const auto recorded = recorder.read();
       if (records) {
@@ -157,9 +157,9 @@ TEST_P(Timeline, HasEveryTileOfACallOnceAndInOrder) {
 TEST_P(Timeline, ClocksAreReadInStreamOrder) {
   run([](GpuCommunicator& comm) {
     const DeviceMemory first(sizeof(uint64_t)), second(sizeof(uint64_t)), step(sizeof(uint64_t));
-    launch_stamp(reinterpret_cast<uint64_t*>(first.data()), comm.stream());
+    launch_timestamp(reinterpret_cast<uint64_t*>(first.data()), comm.stream());
     launch_pause(50000, comm.stream());
-    launch_stamp(reinterpret_cast<uint64_t*>(second.data()), comm.stream());
+    launch_timestamp(reinterpret_cast<uint64_t*>(second.data()), comm.stream());
     launch_timer_step(reinterpret_cast<uint64_t*>(step.data()), comm.stream());
     comm.synchronize();
     EXPECT_GE(read_word(comm, second) - read_word(comm, first), 49000u);

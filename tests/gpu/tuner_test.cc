@@ -25,14 +25,15 @@ class GpuTuner : public OnGpus {};
 // Gives the tuner its own file, which the test may change, for the object's lifetime.
 class ScopedTunerFile {
  public:
-  ScopedTunerFile() : path_(env().cache_dir + "/tuner.json"), kept_(path_ + ".kept") {
-    if (std::filesystem::exists(path_)) std::filesystem::rename(path_, kept_);
+  ScopedTunerFile() : path_(env().cache_dir + "/tuner.json"), saved_path_(path_ + ".kept") {
+    if (std::filesystem::exists(path_)) std::filesystem::rename(path_, saved_path_);
     forget_tuned();
   }
   ~ScopedTunerFile() {
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
-    if (std::filesystem::exists(kept_, ignored)) std::filesystem::rename(kept_, path_, ignored);
+    if (std::filesystem::exists(saved_path_, ignored))
+      std::filesystem::rename(saved_path_, path_, ignored);
     forget_tuned();
   }
   ScopedTunerFile(const ScopedTunerFile&) = delete;
@@ -47,7 +48,7 @@ class ScopedTunerFile {
   }
 
  private:
-  std::string path_, kept_;
+  std::string path_, saved_path_;
 };
 
 // Timings are set by the test: each candidate in turn is the fastest by little or by much.

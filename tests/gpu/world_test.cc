@@ -74,23 +74,23 @@ struct Product {
 };
 
 TEST_P(OwnedWorld, RanksMayBeUsedRepeatedly) {
-  const World held = world();
-  EXPECT_EQ(held.size(), ranks());
-  EXPECT_EQ(int(held.ranks().size()), ranks());
+  const World local_world = world();
+  EXPECT_EQ(local_world.size(), ranks());
+  EXPECT_EQ(int(local_world.ranks().size()), ranks());
   for (int again = 0; again < 3; ++again) {
-    on_ranks(ranks_of(held), [](const auto& comm) { sum_up(as_gpu(*comm)); });
+    on_ranks(ranks_of(local_world), [](const auto& comm) { sum_up(as_gpu(*comm)); });
   }
 }
 
 TEST_P(OwnedWorld, OperatorsOutliveWorldAndHandles) {
-  std::optional<World> held(world());
+  std::optional<World> local_world(world());
   std::vector<std::unique_ptr<Product>> products{size_t(ranks())};
   std::vector<Communicator*> comms{size_t(ranks())};
-  on_ranks(ranks_of(*held), [&](const auto& comm) {
+  on_ranks(ranks_of(*local_world), [&](const auto& comm) {
     products[size_t(comm->rank())] = std::make_unique<Product>(as_gpu(*comm));
     comms[size_t(comm->rank())] = comm.get();
   });
-  held.reset();
+  local_world.reset();
   for (int again = 0; again < 2; ++again) {
     std::vector<std::jthread> threads;
     for (size_t rank = 0; rank < products.size(); ++rank) {
@@ -104,32 +104,32 @@ TEST_P(OwnedWorld, OperatorsOutliveWorldAndHandles) {
 }
 
 TEST_P(OwnedWorld, RanksMayDestroyOperatorsInAnyOrder) {
-  const World held = world();
-  on_ranks(ranks_of(held), [](const auto& comm) {
+  const World local_world = world();
+  on_ranks(ranks_of(local_world), [](const auto& comm) {
     auto& rank = as_gpu(*comm);
     auto first = std::make_unique<Product>(rank), second = std::make_unique<Product>(rank);
-    auto kept = std::make_unique<Product>(rank);
+    auto long_lived = std::make_unique<Product>(rank);
     first->check(rank, "first");
     second->check(rank, "second");
     (rank.rank() % 2 ? first : second).reset();
-    kept->check(rank, "kept");
+    long_lived->check(rank, "kept");
     (rank.rank() % 2 ? second : first).reset();
     Product later(rank);  // frees what all have dropped
-    kept->check(rank, "kept to the end");
+    long_lived->check(rank, "kept to the end");
     later.check(rank, "later");
   });
 }
 
 TEST_P(OwnedWorld, SplitCommunicatorsOutliveTheirParent) {
-  std::optional<World> held(world());
+  std::optional<World> local_world(world());
   std::vector<std::unique_ptr<Communicator>> groups{size_t(ranks())}, others{size_t(ranks())};
-  on_ranks(ranks_of(*held), [&](const auto& comm) {
+  on_ranks(ranks_of(*local_world), [&](const auto& comm) {
     const auto rank = size_t(comm->rank());
     groups[rank] = comm->split(comm->rank() % 2, 0);
     others[rank] = comm->split(0, -comm->rank());
     sum_up(as_gpu(*comm));
   });
-  held.reset();
+  local_world.reset();
   std::vector<std::jthread> threads;
   for (size_t rank = 0; rank < groups.size(); ++rank) {
     threads.emplace_back([&, rank] {
@@ -144,22 +144,22 @@ TEST_P(OwnedWorld, SplitCommunicatorsOutliveTheirParent) {
 }
 
 TEST_P(OwnedWorld, PendingWorkEndsBeforeItsRankIsDestroyed) {
-  std::optional<World> held(world());
+  std::optional<World> local_world(world());
   std::vector<std::unique_ptr<Product>> products{size_t(ranks())};
-  on_ranks(ranks_of(*held), [&](const auto& comm) {
+  on_ranks(ranks_of(*local_world), [&](const auto& comm) {
     auto& product = products[size_t(comm->rank())];
     product = std::make_unique<Product>(as_gpu(*comm));
     for (int call = 0; call < 20; ++call) product->run();
   });
-  held.reset();
+  local_world.reset();
   products.clear();
   check(cudaDeviceSynchronize(), "after all");
 }
 
 TEST_P(OwnedWorld, GuardRestoresThePreviousDevice) {
-  const World held = world();
+  const World local_world = world();
   check(cudaSetDevice(0), "cudaSetDevice");
-  for (const auto& comm : ranks_of(held)) {
+  for (const auto& comm : ranks_of(local_world)) {
     {
       const GpuGuard guard(*comm), again(*comm);
       int device = -1;
@@ -174,9 +174,9 @@ TEST_P(OwnedWorld, GuardRestoresThePreviousDevice) {
 }
 
 TEST_P(OwnedWorld, AbortEndsTheWaitsOfAllRanks) {
-  const World held = world(60);
-  std::jthread aborting([&] { held.abort("enough"); });
-  on_ranks(ranks_of(held), [](const auto& comm) {
+  const World local_world = world(60);
+  std::jthread aborting([&] { local_world.abort("enough"); });
+  on_ranks(ranks_of(local_world), [](const auto& comm) {
     const auto wait_for_ever = [&] {
       const auto buffer = comm->allocate(64, 1);
       comm->wait(*buffer, 0, 1, {"never"});
@@ -188,8 +188,8 @@ TEST_P(OwnedWorld, AbortEndsTheWaitsOfAllRanks) {
 TEST_P(OwnedWorld, ExceptionThatUnwindsTheWorldEndsTheWaits) {
   Ranks left;
   try {
-    const World held = world(60);
-    left = ranks_of(held);
+    const World local_world = world(60);
+    left = ranks_of(local_world);
     throw std::logic_error("elsewhere");
   } catch (const std::logic_error&) {
     on_ranks(left, [](const auto& comm) { EXPECT_THROW(comm->barrier(), Aborted); });
@@ -203,8 +203,8 @@ TEST_P(OwnedWorld, RepeatedWorldsLeakNoMemory) {
     return free;
   };
   const auto one_world = [&] {
-    const World held = world();
-    on_ranks(ranks_of(held), [](const auto& comm) {
+    const World local_world = world();
+    on_ranks(ranks_of(local_world), [](const auto& comm) {
       Product product(as_gpu(*comm));
       product.check(as_gpu(*comm), "one world after the other");
     });

@@ -254,10 +254,10 @@ TEST(Generator, LongPromptsKeepTheirEndAndStopEndsGeneration) {
       return token;
     };
     const int32_t token = first(text.tokens);
-    const int64_t kept = std::max<int64_t>(kContext / 2, kContext - 9);
-    EXPECT_EQ(generator.position(), kept);
-    EXPECT_EQ(generator.stats().dropped_prompt, 3 * kContext - kept);
-    EXPECT_EQ(token, first(std::span(text.tokens).last(size_t(kept))));
+    const int64_t remaining = std::max<int64_t>(kContext / 2, kContext - 9);
+    EXPECT_EQ(generator.position(), remaining);
+    EXPECT_EQ(generator.stats().dropped_prompt, 3 * kContext - remaining);
+    EXPECT_EQ(token, first(std::span(text.tokens).last(size_t(remaining))));
     EXPECT_EQ(generator.stats().dropped_prompt, 0);
     first(std::span(text.tokens).first(kContext));  // fits
     EXPECT_EQ(generator.stats().dropped_prompt, 0);

@@ -57,9 +57,9 @@ TEST(Sampling, FollowsTheDistribution) {
 }
 
 TEST(Sampling, TopPKeepsTheLikeliestShare) {
-  const auto kept = frequencies(kLogits, {.top_p = 0.6});
-  EXPECT_EQ(kept.size(), 2u);
-  EXPECT_NEAR(kept.at(1), 0.4 / 0.7, 0.015);
+  const auto nucleus = frequencies(kLogits, {.top_p = 0.6});
+  EXPECT_EQ(nucleus.size(), 2u);
+  EXPECT_NEAR(nucleus.at(1), 0.4 / 0.7, 0.015);
   EXPECT_EQ(frequencies(kLogits, {.top_p = 1e-9}).size(), 1u);
 }
 

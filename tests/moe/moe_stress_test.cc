@@ -122,7 +122,7 @@ TEST(MoeStress, MissingRankIsNamedByAllOthers) {
   for (const bool forward_first : {false, true}) {
     WorldOptions world;
     world.ranks = 4;
-    std::latch told(3);
+    std::latch notified(3);
     run_threads(world, [&](Communicator& comm) {
       set_kernel_threads(1);
       RankLayer rank(whole, comm.rank());
@@ -134,7 +134,7 @@ TEST(MoeStress, MissingRankIsNamedByAllOthers) {
       };
       if (forward_first) forward();
       comm.set_deadline(0.5);
-      if (comm.rank() == 1) return told.wait();
+      if (comm.rank() == 1) return notified.wait();
       std::string error = "none";
       try {
         if (!forward_first) forward();
@@ -146,7 +146,7 @@ TEST(MoeStress, MissingRankIsNamedByAllOthers) {
         EXPECT_EQ(timeout.op, "moe") << error;
       }
       EXPECT_NE(error, "none") << comm.rank();
-      told.count_down();
+      notified.count_down();
     });
   }
 }

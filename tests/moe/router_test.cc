@@ -71,12 +71,12 @@ TEST(Router, GradientsAgreeWithCentralDifferences) {
                      Tensor::of(std::span(dweights), {kRows, 3}), balance, o,
                      Tensor::of(std::span(dlogits), {kRows, kExperts}));
       for (size_t i = 0; i < logits.size(); ++i) {
-        const float kept = logits[i], step = 1e-3f;
-        logits[i] = kept + step;
+        const float original = logits[i], step = 1e-3f;
+        logits[i] = original + step;
         const double above = objective(logits, o, dweights, balance);
-        logits[i] = kept - step;
+        logits[i] = original - step;
         const double below = objective(logits, o, dweights, balance);
-        logits[i] = kept;
+        logits[i] = original;
         EXPECT_NEAR(double(dlogits[i]), (above - below) / 2e-3, 2e-3) << i << " " << sigmoid;
       }
     }

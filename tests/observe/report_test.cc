@@ -103,9 +103,9 @@ TEST(Report, NumbersComeFromTheFiles) {
   EXPECT_NEAR(summary.at("training").at("mfu").get<double>(), 0.4, 1e-9);
   EXPECT_NEAR(summary.at("training").at("validation_loss").get<double>(),
               summary.at("training").at("final_loss").get<double>() + 0.1, 1e-3);
-  const json& held = summary.at("held_out");
-  EXPECT_DOUBLE_EQ(held.at("compressors")[0].at("bits_per_byte").get<double>(), 2.32);
-  EXPECT_DOUBLE_EQ(held.at("compressors")[1].at("bits_per_byte").get<double>(), 2.1);
+  const json& held_out = summary.at("held_out");
+  EXPECT_DOUBLE_EQ(held_out.at("compressors")[0].at("bits_per_byte").get<double>(), 2.32);
+  EXPECT_DOUBLE_EQ(held_out.at("compressors")[1].at("bits_per_byte").get<double>(), 2.1);
 
   // serial: 100 + 41, overlapped: 100 + 3.5, so the floor is 100 and E = 1 - 3.5 / 41.
   const json& split = summary.at("step_split");
@@ -302,7 +302,7 @@ TEST(ReportTimeline, ReaderIsTheInverseOfTheWriter) {
 }
 
 // Errors and messages of the page after drawing, collected by two scripts around its own.
-constexpr const char* kWatch = R"(<script>
+constexpr const char* kErrorObserver = R"(<script>
   window.seen = [];
   window.addEventListener("error", (e) => seen.push(String(e.message)), true);
   for (const level of ["error", "warn", "log"]) console[level] = (...a) => seen.push(a.join(" "));
@@ -344,7 +344,7 @@ std::string output_of(const std::string& command) {
 
 json open_in_browser(const fs::path& dir, int width) {
   std::string html = read(dir / "report.html");
-  html.insert(html.find("<head>") + 6, kWatch);
+  html.insert(html.find("<head>") + 6, kErrorObserver);
   html.insert(html.rfind("</body>"), kProbe);
   std::ofstream(dir / "probe.html") << html;
   const std::string command =

@@ -36,7 +36,8 @@ std::vector<TileRecord> made_up(bool gather) {
     r.product_begin = low(t + 100), r.product_end = low(t + 200);
     r.store_begin = low(t + 200), r.store_end = low(t + 300);
     if (gather && !is_local) r.waits = 1, r.wait_begin = low(t), r.wait_end = low(t + 50);
-    if (!gather && (is_local || tile == 0)) r.held_begin = low(t + 220), r.held_end = low(t + 280);
+    if (!gather && (is_local || tile == 0))
+      r.stalled_begin = low(t + 220), r.stalled_end = low(t + 280);
     if (!gather && !is_local) r.wait_begin = low(t + 290), r.wait_end = low(t + 900);
     records.push_back(r);
   }
@@ -90,8 +91,8 @@ TEST(TileRecord, ScatterTilesMayBeSentAtOnceAndWaitDuringTheGemm) {
     TileRecord& r = records[size_t(tile)];
     const int t = 400 * tile;
     const bool is_local = kGrid.shard_of(tile) == kGrid.rank;
-    if (!is_local) r.store_begin = r.store_end = r.held_begin = r.held_end = 0;
-    if (is_local) r.held_begin = low(t + 150), r.held_end = low(t + 190);
+    if (!is_local) r.store_begin = r.store_end = r.stalled_begin = r.stalled_end = 0;
+    if (is_local) r.stalled_begin = low(t + 150), r.stalled_end = low(t + 190);
   }
   auto kinds = by_kind(scatter_spans(records, kGrid, kBase));
   ASSERT_EQ(kinds[SpanKind::transfer].size(), 18u);

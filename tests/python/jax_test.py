@@ -47,7 +47,7 @@ class Jax(unittest.TestCase):
         Simulated here on CPU ranks, as if x were on a GPU."""
         made, empty = [], _frameworks.empty
 
-        def kept(x, shape, dtype):
+        def recorded(x, shape, dtype):
             made.append(empty(x, shape, dtype))
             return made[-1]
 
@@ -76,7 +76,7 @@ class Jax(unittest.TestCase):
                 self.assertIsInstance(each, jax.Array)
 
         with mock.patch.object(_frameworks, "_is_on_gpu", lambda x: True), \
-                mock.patch.object(_frameworks, "empty", kept):
+                mock.patch.object(_frameworks, "empty", recorded):
             on_ranks(body)
         self.assertTrue(made)
         self.assertEqual({type(each) for each in made}, {_frameworks.Fresh})

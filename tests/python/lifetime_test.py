@@ -29,7 +29,7 @@ class Lifetimes(unittest.TestCase):
 
         def body(comm):
             alike, chance = random.Random(1), random.Random(2 + comm.rank)
-            kept, sizes = [], []
+            operators, sizes = [], []
             begin, rows = tandem.shard_of(2, comm.size, comm.rank)
             local, dy = x[begin:begin + rows], np.ones((2, 3), "f4")
             one = np.zeros((1, 1), "i4"), np.ones((1, 1), "f4")
@@ -61,10 +61,10 @@ class Lifetimes(unittest.TestCase):
                     self.assertTrue(right, op)
                 else:
                     op = made(alike.choice(kinds), codec)
-                kept.append(op)
+                operators.append(op)
                 del op
-                while len(kept) > 8:
-                    kept.pop(chance.randrange(len(kept)))
+                while len(operators) > 8:
+                    operators.pop(chance.randrange(len(operators)))
                 if i in (COUNT // 2, COUNT - 1):
                     gc.collect()
                     sizes.append(resident())

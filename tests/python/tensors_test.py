@@ -46,10 +46,10 @@ class Tensors(unittest.TestCase):
                 self.assertIs(tandem.all_reduce(comm, tensor), tensor)
                 self.assertTrue((tensor == comm.size).all())
             self.assertTrue((leaf == comm.size).all())
-            kept = torch.ones(4)
+            data = torch.ones(4)
             with torch.inference_mode():
-                tandem.all_reduce(comm, kept)
-            self.assertTrue((kept == comm.size).all())
+                tandem.all_reduce(comm, data)
+            self.assertTrue((data == comm.size).all())
 
         on_ranks(body)
 

@@ -50,8 +50,8 @@ T get(const Connection& from) {
 
 // Verdict that a rank receives from a server with credentials `server` which would decide
 // `verdict`.
-PendingPeer::State meet(const Credentials& server, const Credentials& rank, Verdict verdict,
-                        std::optional<Verdict>& heard) {
+PendingPeer::State handshake(const Credentials& server, const Credentials& rank, Verdict verdict,
+                             std::optional<Verdict>& heard) {
   const Pair pair;
   Caller caller(pair.server.fd(), server);
   PendingPeer peer(rank, 2, 4);
@@ -69,7 +69,7 @@ TEST(Handshake, RanksWithTheSecretAreAdmitted) {
   std::optional<Verdict> heard;
   for (const auto& credentials : {kOurs, kNone}) {
     for (const Verdict verdict : {Verdict::admitted, Verdict::other_size, Verdict::taken}) {
-      EXPECT_EQ(meet(credentials, credentials, verdict, heard), PendingPeer::State::decided);
+      EXPECT_EQ(handshake(credentials, credentials, verdict, heard), PendingPeer::State::decided);
       EXPECT_EQ(heard, verdict);
     }
   }
@@ -78,10 +78,10 @@ TEST(Handshake, RanksWithTheSecretAreAdmitted) {
 TEST(Handshake, RanksWithoutTheSecretAreRefused) {
   std::optional<Verdict> heard;
   for (const auto& rank : {kOther, kOtherWorld, kNone}) {
-    EXPECT_EQ(meet(kOurs, rank, Verdict::admitted, heard), PendingPeer::State::decided);
+    EXPECT_EQ(handshake(kOurs, rank, Verdict::admitted, heard), PendingPeer::State::decided);
     EXPECT_EQ(heard, Verdict::unproved);
   }
-  EXPECT_EQ(meet(kNone, kOurs, Verdict::admitted, heard), PendingPeer::State::decided);
+  EXPECT_EQ(handshake(kNone, kOurs, Verdict::admitted, heard), PendingPeer::State::decided);
   EXPECT_EQ(heard, Verdict::unproved);
 }
 

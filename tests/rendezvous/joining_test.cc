@@ -131,11 +131,11 @@ std::string said_of(const std::function<void(const Connection&)>& body, double d
   const Connection listener = listen_on({"", "", 0});
   std::atomic<bool> ended = false;
   std::thread other([&] {
-    std::vector<Connection> kept;
+    std::vector<Connection> connections;
     while (!ended) {
       if (!wait_until(listener.fd(), POLLIN, after(0.05))) continue;
-      kept.emplace_back(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-      body(kept.back());
+      connections.emplace_back(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+      body(connections.back());
     }
   });
   std::string said = "let in";

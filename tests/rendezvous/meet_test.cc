@@ -1,6 +1,6 @@
 // A control plane for ranks without a launcher. Bytes are gathered by thread-ranks here; the nodes
 // that ranks name determine whether they connect by a local socket or TCP.
-#include "comm/rendezvous/meet.h"
+#include "comm/rendezvous/connect_ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace tandem::test {
 namespace {
 
-using control::Met;
+using control::Connected;
 using control::Newcomer;
 using testing::AllOf;
 using testing::Each;
@@ -26,9 +26,10 @@ using testing::HasSubstr;
 constexpr int kMaxRanksOfNode = 8;
 
 /// Runs `body` on each rank after it has joined; returns the text of its error, if any, by rank.
-std::vector<std::string> meet_all(int size, const std::function<Newcomer(int rank)>& newcomer,
-                                  const std::function<void(const Met&)>& body,
-                                  double deadline_s = 10, int max_ranks_of_node = kMaxRanksOfNode) {
+std::vector<std::string> connect_all(int size, const std::function<Newcomer(int rank)>& newcomer,
+                                     const std::function<void(const Connected&)>& body,
+                                     double deadline_s = 10,
+                                     int max_ranks_of_node = kMaxRanksOfNode) {
   const Communicators before = new_thread_ranks({.ranks = size, .deadline_s = deadline_s});
   std::vector<std::string> errors{size_t(size)};
   std::vector<std::jthread> threads;
@@ -45,7 +46,7 @@ std::vector<std::string> meet_all(int size, const std::function<Newcomer(int ran
       local.rank = rank;
       local.size = size;
       try {
-        body(control::meet("adopt", local, gather, max_ranks_of_node, deadline_s));
+        body(control::connect_ranks("adopt", local, gather, max_ranks_of_node, deadline_s));
       } catch (const Timeout& error) {
         errors[size_t(rank)] = std::string("Timeout: ") + error.what();
       } catch (const Aborted& error) {
@@ -73,7 +74,7 @@ class Meeting : public testing::TestWithParam<int> {  // number of nodes that th
 TEST_P(Meeting, ConnectsAControlPlaneAndItsGroups) {
   for (const int size : {1, 2, 3, 5}) {
     std::vector<std::string> names{size_t(size)};
-    const auto errors = meet_all(size, on_node, [&](const Met& met) {
+    const auto errors = connect_all(size, on_node, [&](const Connected& met) {
       Communicator& control = *met.control;
       EXPECT_EQ(control.size(), size);
       names[size_t(control.rank())] = met.world;
@@ -92,7 +93,7 @@ TEST_P(Meeting, ConnectsAControlPlaneAndItsGroups) {
 }
 
 TEST_P(Meeting, AbortReachesAllRanks) {
-  const auto errors = meet_all(3, on_node, [](const Met& met) {
+  const auto errors = connect_all(3, on_node, [](const Connected& met) {
     met.control->barrier("all are connected");  // to a server that ends with rank 0's error
     if (met.control->rank() == 2) met.control->abort("on purpose");
     met.control->barrier("never");
@@ -103,20 +104,21 @@ TEST_P(Meeting, AbortReachesAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Nodes, Meeting, testing::Values(1, 2),
                          [](const auto& nodes) { return nodes.param == 1 ? "local" : "tcp"; });
 
-TEST(Meet, RefusalIsThrownByAllAndNamesItsRank) {
+TEST(ConnectRanks, RefusalIsThrownByAllAndNamesItsRank) {
   const auto refuses = [](int rank) {
     Newcomer local;
     if (rank == 1) local.refusal = "the current device is cuda:0: expected cuda:1";
     return local;
   };
-  const auto errors = meet_all(3, refuses, [](const Met&) { ADD_FAILURE() << "they met"; });
+  const auto errors =
+      connect_all(3, refuses, [](const Connected&) { ADD_FAILURE() << "they met"; });
   const std::string text = "the current device is cuda:0: expected cuda:1";
   EXPECT_EQ(errors[0], "InvalidArgument: adopt: rank 1: " + text);
   EXPECT_EQ(errors[1], "InvalidArgument: adopt: " + text);
   EXPECT_EQ(errors[2], errors[0]);
 }
 
-TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
+TEST(ConnectRanks, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
   for (const bool all_allow : {false, true}) {
     const auto of_two_programs = [&](int rank) {
       Newcomer local;
@@ -126,7 +128,7 @@ TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
       return local;
     };
     int met = 0;
-    const auto errors = meet_all(3, of_two_programs, [&](const Met& m) {
+    const auto errors = connect_all(3, of_two_programs, [&](const Connected& m) {
       if (m.control->rank() == 0) ++met;
       m.control->barrier("all are connected");  // to a server that rank 0 ends
     });
@@ -138,22 +140,23 @@ TEST(Meet, DifferentProgramsAreRefusedUnlessAllRanksAllowThem) {
   }
 }
 
-TEST(Meet, TooManyRanksOfANodeAreRefusedByAll) {
+TEST(ConnectRanks, TooManyRanksOfANodeAreRefusedByAll) {
   const auto of_two = [](int rank) {
     Newcomer local;
     local.node = rank < 2 ? "small" : "large";
     return local;
   };
-  const auto errors = meet_all(
-      5, of_two, [](const Met&) { ADD_FAILURE() << "they met"; }, 10, 2);
+  const auto errors = connect_all(
+      5, of_two, [](const Connected&) { ADD_FAILURE() << "they met"; }, 10, 2);
   EXPECT_THAT(errors, Each("Unsupported: adopt: 3 ranks of one node: expected at most 2"));
 }
 
-TEST(Meet, WorldsHaveUniqueNames) {
+TEST(ConnectRanks, WorldsHaveUniqueNames) {
   std::vector<std::string> names;
   for (int again = 0; again < 2; ++again) {
-    meet_all(
-        1, [](int) { return Newcomer{}; }, [&](const Met& met) { names.push_back(met.world); });
+    connect_all(
+        1, [](int) { return Newcomer{}; },
+        [&](const Connected& met) { names.push_back(met.world); });
   }
   ASSERT_EQ(names.size(), 2u);
   EXPECT_NE(names[0], names[1]);

@@ -137,9 +137,9 @@ int work(Communicator& comm, double seconds) {
     const auto all = comm.exchange(std::as_bytes(std::span(blob.data(), blob.size())), "work");
     longest = std::max(longest, std::chrono::duration<double>(Clock::now() - begin).count());
     if (int(all.size()) != comm.size()) return kWrong;
-    const int goes_on = last ? 0 : 1;
+    const int continues = last ? 0 : 1;
     more = false;
-    for (const auto& group : comm.exchange(std::as_bytes(std::span(&goes_on, 1)), "more")) {
+    for (const auto& group : comm.exchange(std::as_bytes(std::span(&continues, 1)), "more")) {
       more = more || group[0] != std::byte{};
     }
   }

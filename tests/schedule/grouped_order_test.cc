@@ -92,7 +92,7 @@ TEST(GroupedOrder, StageHasTheTilesThatItsRowsComplete) {
 }
 
 TEST(GroupedOrder, RoundRobinSlotsCoverAllPositionsWithoutGaps) {
-  for (const BlockTurns& of : {BlockTurns{1, 1, 0},
+  for (const BlockSlots& of : {BlockSlots{1, 1, 0},
                                {2, 2, 0},
                                {7, 7, 0},
                                {132, 132, 0},
@@ -101,16 +101,16 @@ TEST(GroupedOrder, RoundRobinSlotsCoverAllPositionsWithoutGaps) {
                                {132, 116, 2},
                                {8, 8, 4}}) {
     for (int tiles = 0; tiles < 900; ++tiles) {
-      std::vector<int> turns(size_t(of.blocks), 0);
+      std::vector<int> slots(size_t(of.blocks), 0);
       for (int position = 0; position < tiles; ++position) {
-        const BlockTurn turn = turn_of(position, of);
-        ASSERT_EQ(turn.turn, turns[size_t(turn.block)]++);
-        if (turn.block >= of.early) {  // the early blocks have had theirs
-          for (int early = 0; early < of.early; ++early) ASSERT_GE(turns[size_t(early)], of.rounds);
+        const BlockSlot slot = slot_of(position, of);
+        ASSERT_EQ(slot.slot, slots[size_t(slot.block)]++);
+        if (slot.block >= of.early) {  // the early blocks have had theirs
+          for (int early = 0; early < of.early; ++early) ASSERT_GE(slots[size_t(early)], of.rounds);
         }
       }
       for (int block = 0; block < of.blocks; ++block) {
-        ASSERT_EQ(turns_of(block, tiles, of), turns[size_t(block)]);
+        ASSERT_EQ(slots_of(block, tiles, of), slots[size_t(block)]);
       }
     }
   }

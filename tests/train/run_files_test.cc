@@ -130,16 +130,16 @@ TEST(MetricsLog, ResumeDropsLaterAndBrokenLines) {
   write_bytes(path, whole.substr(0, whole.size() - 3));  // killed while writing
   { MetricsLog log(path, 100); }
   EXPECT_EQ(std::count_if(whole.begin(), whole.end(), [](char c) { return c == '\n'; }), 5);
-  std::string kept = read_file(path);
-  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 4);
+  std::string content = read_file(path);
+  EXPECT_EQ(std::count(content.begin(), content.end(), '\n'), 4);
   {
     MetricsLog log(path, 2);
     m.step = 3;
     log.add(m);
   }
-  kept = read_file(path);
-  EXPECT_EQ(std::count(kept.begin(), kept.end(), '\n'), 3);
-  EXPECT_THAT(kept, ::testing::EndsWith(to_json_line(m)));
+  content = read_file(path);
+  EXPECT_EQ(std::count(content.begin(), content.end(), '\n'), 3);
+  EXPECT_THAT(content, ::testing::EndsWith(to_json_line(m)));
 }
 
 TEST(MetricsLog, DamagedLineIsMovedAsideAndTheRestKept) {

@@ -134,7 +134,7 @@ int expect_same_choices(const std::string& name, const std::vector<nlohmann::jso
                         const Choices& of_b) {
   EXPECT_EQ(a.size(), b.size());
   int64_t flips = 0, near = 0;
-  int held = 0;
+  int num_near = 0;
   double smallest = 1;
   for (size_t i = 0; i < a.size(); ++i) {
     const Flips now = flips_between(of_a, of_b, i);
@@ -147,15 +147,15 @@ int expect_same_choices(const std::string& name, const std::vector<nlohmann::jso
     }
     flips += now.all;
     near += now.at_near_ties;
-    held += near == 0;
+    num_near += near == 0;
     const double loss = b[i]["loss"].get<double>();
     EXPECT_LE(std::abs(a[i]["loss"].get<double>() - loss), (near > 0 ? 5e-3 : 1e-5) * loss)
         << name << ": step " << i + 1 << " after " << flips << " flips, " << near
         << " of them at near ties";
   }
   std::printf("%s: %lld flipped choices, %d steps within 1e-5, smallest gap in them %.1e\n",
-              name.c_str(), static_cast<long long>(flips), held, smallest);
-  return held;
+              name.c_str(), static_cast<long long>(flips), num_near, smallest);
+  return num_near;
 }
 
 /// The same for runs with known counts only: half of the sum of their differences is the min number
@@ -207,14 +207,14 @@ TEST(TrainMoe, FiftyLossesAgreeWithOneProcess) {
   const auto losses = steps_of(dir / "one");
   ASSERT_EQ(losses.size(), 50u);
   EXPECT_LT(losses.back()["loss"].get<double>(), 0.75 * losses.front()["loss"].get<double>());
-  int held = 0;
+  int num_near = 0;
   for (const Layout& layout :
        {Layout{1, 2, 2}, {1, 4, 4}, {2, 1, 1}, {2, 2, 2}, {1, 2, 4}, {4, 1, 1}}) {
     const std::string name = fmt::format("tp{}ep{}dp{}", layout.tp, layout.ep, layout.dp);
     const Choices choices = choices_of(request_for(layout, dir / name, overrides));
-    held += expect_same_choices(name, steps_of(dir / name), choices, losses, one);
+    num_near += expect_same_choices(name, steps_of(dir / name), choices, losses, one);
   }
-  EXPECT_GE(held, 60) << "of 300: the comparison is worth nothing";
+  EXPECT_GE(num_near, 60) << "of 300: the comparison is worth nothing";
 }
 
 TEST(TrainMoe, MicrobatchesDoNotChangeTheAuxiliaryLossOfAStep) {

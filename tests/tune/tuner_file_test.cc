@@ -125,18 +125,18 @@ TEST_F(TunerFile, TruncatedFileKeepsWholeEntries) {
     fs::remove(path_ + ".damaged");
     Json entries;
     const std::string line = said(entries);
-    const size_t kept =
+    const size_t remaining =
         size < version_end ? 0 : size_t(std::count_if(ends.begin(), ends.end(), [&](size_t end) {
           return end <= size;
         }));
-    ASSERT_EQ(entries.size(), kept) << cut;
-    for (size_t i = 0; i < kept; ++i) EXPECT_EQ(entries.at(keys[i]), times(double(i))) << cut;
+    ASSERT_EQ(entries.size(), remaining) << cut;
+    for (size_t i = 0; i < remaining; ++i) EXPECT_EQ(entries.at(keys[i]), times(double(i))) << cut;
     EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1) << line;
-    EXPECT_THAT(line, HasSubstr(path_ + ": damaged: " + std::to_string(kept) + " whole entr"));
+    EXPECT_THAT(line, HasSubstr(path_ + ": damaged: " + std::to_string(remaining) + " whole entr"));
     EXPECT_EQ(read_file(path_ + ".damaged"), cut);
     // It has been repaired: there are no further warnings.
     EXPECT_EQ(said(entries), "");
-    EXPECT_EQ(entries.size(), kept);
+    EXPECT_EQ(entries.size(), remaining);
   }
 }
 
@@ -255,11 +255,11 @@ TEST_F(TunerFile, OldestEntriesAreDroppedIfTooLarge) {
   many["choice"] = {{"choice", "text"}};
   merge_into_tuner_file(path_, many);
   EXPECT_LE(fs::file_size(path_), size_t(4) << 20);
-  const Json kept = read_tuner_file(path_);
-  EXPECT_GE(kept.size(), 400u);
-  EXPECT_TRUE(kept.contains("999" + std::string(5000, 'x')));
-  EXPECT_TRUE(kept.contains("choice"));
-  EXPECT_FALSE(kept.contains("0" + std::string(5000, 'x')));
+  const Json remaining = read_tuner_file(path_);
+  EXPECT_GE(remaining.size(), 400u);
+  EXPECT_TRUE(remaining.contains("999" + std::string(5000, 'x')));
+  EXPECT_TRUE(remaining.contains("choice"));
+  EXPECT_FALSE(remaining.contains("0" + std::string(5000, 'x')));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 namespace tandem::gpu {
 namespace {
 
-__global__ void stamp_kernel(uint64_t* at) {
+__global__ void timestamp_kernel(uint64_t* at) {
   *at = nanoseconds();
 }
 
@@ -23,8 +23,8 @@ __global__ void timer_step_kernel(uint64_t* step) {
 
 }  // namespace
 
-void launch_stamp(uint64_t* at, cudaStream_t stream) {
-  stamp_kernel<<<1, 1, 0, stream>>>(at);
+void launch_timestamp(uint64_t* at, cudaStream_t stream) {
+  timestamp_kernel<<<1, 1, 0, stream>>>(at);
   check_launch("stamp_kernel");
 }
 

@@ -86,7 +86,7 @@ std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch
   auto* timestamps = reinterpret_cast<uint64_t*>(memory.data());
   for (size_t i = 0; i < kBarriers; ++i) {
     stopwatch.align();
-    launch_stamp(timestamps + i, stream);
+    launch_timestamp(timestamps + i, stream);
   }
   launch_timer_step(timestamps + kBarriers + 1, stream);
   recorder.clear(stream);
@@ -94,7 +94,7 @@ std::vector<RankEvents> record_tiles(GpuCommunicator& comm, Stopwatch& stopwatch
   Event base(Event::Kind::timing);
   stopwatch.time_once(
       [&] {
-        launch_stamp(timestamps + kBarriers, stream);
+        launch_timestamp(timestamps + kBarriers, stream);
         base.record(stream);
         call.run();
       },

@@ -196,9 +196,9 @@ __device__ void for_values(const uint32_t (&codes)[kCodeWords], const With& with
       float value;
       if constexpr (IsSmallFloat<Format>) {
         constexpr int kExponent = Format::bits - 1 - (23 - Format::shift);
-        constexpr uint32_t kKept = 0x80000000u | (Format::sign - 1u) << Format::shift;
+        constexpr uint32_t kMask = 0x80000000u | (Format::sign - 1u) << Format::shift;
         const auto top = int32_t(__byte_perm(word, 0, uint32_t(byte) << 12 | 0x444));
-        value = __fmul_rn(codec::float_of<float>(uint32_t(top >> (8 - kExponent)) & kKept),
+        value = __fmul_rn(codec::float_of<float>(uint32_t(top >> (8 - kExponent)) & kMask),
                           std::bit_cast<float>(uint32_t(254 - Format::bias) << 23));
       } else {
         const float above =  // 2^23 + code

@@ -196,8 +196,8 @@ __device__ inline uint32_t two_codes(uint32_t two, uint32_t top, uint32_t& escap
   const uint32_t far = ((near + 0x00020002u) >> 4) & 0x00010001u;
   const uint32_t some = ((exponents + 0x00ff00ffu) >> 8) & 0x00010001u;
   escapes = far & some;
-  const uint32_t kept = some * 15;
-  return ((near + far) & kept) | (0x000e000eu & ~kept);
+  const uint32_t mask = some * 15;
+  return ((near + far) & mask) | (0x000e000eu & ~mask);
 }
 
 /// First pass: a tile's planes, and its groups' escape counts. kBlocks: blocks per tile.

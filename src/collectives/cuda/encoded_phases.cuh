@@ -79,25 +79,25 @@ __device__ auto shard_of_params(const EncodedParams& params, Bytes* values, int 
   return elements_from(values, params.dtype, params.begins[owner]);
 }
 
-/// Encodes `values` into this rank's slot at every peer; decodes the message into `kept`, unless
-/// null.
+/// Encodes `values` into this rank's slot at every peer; decodes the message into `local_out`,
+/// unless null.
 template <typename Block, typename Receiver>
 __device__ void push_to_all(const EncodedParams& params, const WireParams& wire,
-                            const Feedback& feedback, const void* values, void* kept, int first,
-                            const Receiver& receiver) {
+                            const Feedback& feedback, const void* values, void* local_out,
+                            int first, const Receiver& receiver) {
   const int64_t elements = wire.layout.elements;
   for_blocks(wire.layout.blocks, [&](int64_t block, int lane, bool on) {
     float x[kLaneValues];
     load_elements(values, params.dtype, elements, block, lane, on, x);
     Block encoded;
-    encode_with(feedback, wire, block, lane, on, kept != nullptr, x, encoded);
-    for (int step = kept ? 1 : 0; step < params.exchange.table.size; ++step) {
+    encode_with(feedback, wire, block, lane, on, local_out != nullptr, x, encoded);
+    for (int step = local_out ? 1 : 0; step < params.exchange.table.size; ++step) {
       encoded.store(
           wire,
           slot_of(params, receiver(peer_after(params, step)), first + params.exchange.table.rank),
           block, lane, on);
     }
-    if (kept) store_elements(kept, params.dtype, elements, block, lane, on, x);
+    if (local_out) store_elements(local_out, params.dtype, elements, block, lane, on, x);
   });
 }
 

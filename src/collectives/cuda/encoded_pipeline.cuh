@@ -63,7 +63,7 @@ __device__ inline void signal_tiles(const EncodedParams& params, const CallState
   const int lane = int(threadIdx.x) % 32, rank = exchange.table.rank;
   const bool signals = call.sends && lane < exchange.table.size && lane != rank;
   const int peer = signals ? lane : rank;
-  int64_t stored[kTileStreams] = {}, told[kTileStreams] = {};
+  int64_t stored[kTileStreams] = {}, signalled[kTileStreams] = {};
   uint64_t due[kTileStreams] = {};
   const auto bytes_since = [&](int stream, int64_t ready) {
     const WireParams& wire = params.wires[stream == kShardTiles ? peer : rank];
@@ -79,19 +79,19 @@ __device__ inline void signal_tiles(const EncodedParams& params, const CallState
       const int64_t ready =
           __reduce_min_sync(kAllLanes, read_word(counts.done[stream][lane % kPipelineWorkers]));
       __syncwarp();
-      if (signals && told[stream] == stored[stream] && ready > stored[stream]) {
+      if (signals && signalled[stream] == stored[stream] && ready > stored[stream]) {
         if (exchange.link_pacer)
           due[stream] = reserve(exchange.link_pacer, bytes_since(stream, ready));
         stored[stream] = ready;
       }
-      if (signals && told[stream] < stored[stream] &&
+      if (signals && signalled[stream] < stored[stream] &&
           (!exchange.link_pacer || nanoseconds() >= due[stream])) {
         release_signal(tile_flag(exchange, peer, stream, rank),
                        tiles_signal(call.epoch, stored[stream]));
-        told[stream] = stored[stream];
+        signalled[stream] = stored[stream];
         idle = false;
       }
-      left = left || (signals && told[stream] < count);
+      left = left || (signals && signalled[stream] < count);
     }
     left = __any_sync(kAllLanes, left) && read_word(counts.lost) == 0;
     left = __all_sync(kAllLanes, left);

@@ -28,7 +28,7 @@ std::string refusal_of(const AdoptedNccl& adopted, const WorldOptions& options,
   }
   if (adopted.captured)
     return "a stream that is captured into a graph: expected it before or after";
-  if (adopted.size > 1 && adopted.multicast && !turns_multicast_off(users_nvls)) {
+  if (adopted.size > 1 && adopted.multicast && !disables_multicast(users_nvls)) {
     return fmt::format(
         "NCCL_NVLS_ENABLE is {}, and this GPU has NVLink multicast, which stays off: expected 0 in "
         "the environment before NCCL's first call",

@@ -131,9 +131,9 @@ void GpuCommunicator::agree_on(std::string_view what, const std::function<void()
     failure = error.what();
     local = std::current_exception();
   }
-  const Blobs told = exchange(std::as_bytes(std::span(failure.data(), failure.size())), what);
+  const Blobs exchanged = exchange(std::as_bytes(std::span(failure.data(), failure.size())), what);
   if (local) std::rethrow_exception(local);
-  if (const std::string first = first_failure(told); !first.empty()) throw DeviceError(first);
+  if (const std::string first = first_failure(exchanged); !first.empty()) throw DeviceError(first);
 }
 
 void GpuCommunicator::end_device_waits() const {
@@ -169,13 +169,13 @@ std::shared_ptr<SymmetricBuffer> GpuCommunicator::allocate(size_t bytes, int sig
 // Collective: frees what all ranks have dropped, once no GPU uses it any more.
 void GpuCommunicator::free_retired() {
   const std::vector<uint64_t> local = retired_.numbers();
-  const Blobs told = exchange(std::as_bytes(std::span(local)), "free symmetric memory");
-  if (in_all(told).empty()) return;
+  const Blobs exchanged = exchange(std::as_bytes(std::span(local)), "free symmetric memory");
+  if (in_all(exchanged).empty()) return;
   synchronize();
   flush();
   share_->synchronize();  // the caller's other streams
   barrier("free symmetric memory");
-  retired_.take(told);
+  retired_.take(exchanged);
 }
 
 void GpuCommunicator::put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,

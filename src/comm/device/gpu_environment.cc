@@ -74,7 +74,7 @@ GpuEnvironment gpu_environment(const Lookup& lookup) {
   return result;
 }
 
-bool turns_multicast_off(const char* value) {
+bool disables_multicast(const char* value) {
   return value && *value && is_zero(value);
 }
 

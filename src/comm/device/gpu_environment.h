@@ -28,6 +28,6 @@ GpuEnvironment gpu_environment(const Lookup& lookup);
 /// whole node's switches that a library must not assume.
 void refuse_multicast(const Lookup& lookup);
 /// Whether this value of NCCL_NVLS_ENABLE disables it in NCCL; nullptr: not set.
-bool turns_multicast_off(const char* value);
+bool disables_multicast(const char* value);
 
 }  // namespace tandem

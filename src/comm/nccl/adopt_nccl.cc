@@ -1,8 +1,8 @@
 // This process's rank of a World made of the caller's ncclComm_t. The caller's communicator
-// supplies the ranks and connects them (comm/rendezvous/meet.h); from then on the rank is like any
-// other, with an NCCL communicator in addition to the caller's. So an abort or an error of one does
-// not reach the other, and work that the caller enqueues on the first cannot come between calls on
-// the second.
+// supplies the ranks and connects them (comm/rendezvous/connect_ranks.h); from then on the rank is
+// like any other, with an NCCL communicator in addition to the caller's. So an abort or an error of
+// one does not reach the other, and work that the caller enqueues on the first cannot come between
+// calls on the second.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
@@ -16,7 +16,7 @@
 #include "comm/nccl/nccl_gather.h"
 #include "comm/nccl/start.h"
 #include "comm/new_worlds.h"
-#include "comm/rendezvous/meet.h"
+#include "comm/rendezvous/connect_ranks.h"
 #include "comm/world_state.h"
 #include "core/cuda/current_device.h"
 #include "core/cuda/driver.h"
@@ -80,7 +80,7 @@ Communicators adopt_nccl_rank(ncclComm* comm, CUstream_st* stream, const WorldOp
   const auto gather = [&](std::span<const std::byte> bytes) {
     return gpu::gather_by_nccl(comm, bytes, deadline_s);
   };
-  const auto met = control::meet("adopt_nccl", local, gather, gpu::kMaxGpus, deadline_s);
+  const auto met = control::connect_ranks("adopt_nccl", local, gather, gpu::kMaxGpus, deadline_s);
   try {
     const auto world = WorldState::join(met.world, met.control);
     auto rank = std::make_shared<gpu::NcclCommunicator>(*met.control, world);

@@ -36,13 +36,13 @@ Communicators one_rank(std::shared_ptr<Communicator> control, int local_rank, in
 Communicators sharing_ranks(const WorldOptions& options) {
   gpu::check_sharing(options);
   const Communicators controls = new_thread_ranks(gpu::control_options(options));
-  const auto held = std::make_shared<WorldState>(controls);
+  const auto state = std::make_shared<WorldState>(controls);
   const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
   return threads::make_ranks(controls, [&](int rank) -> std::shared_ptr<Communicator> {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
     const gpu::UseShare share(gpu::GpuShare::rank_memory(0, options.ranks_per_gpu, rank));
     return std::make_shared<gpu::OneGpuCommunicator>(*controls[size_t(rank)], world,
-                                                     rank / gpu::kMaxGpus, nullptr, held);
+                                                     rank / gpu::kMaxGpus, nullptr, state);
   });
 }
 

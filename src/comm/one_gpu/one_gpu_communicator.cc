@@ -32,8 +32,8 @@ struct OneGpuMemory final : SymmetricMemory {
 
 OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world,
                                        int team, std::shared_ptr<OwnedLinkPacer> link_pacer,
-                                       std::shared_ptr<WorldState> held)
-    : GpuCommunicator(control, std::move(held)),
+                                       std::shared_ptr<WorldState> state)
+    : GpuCommunicator(control, std::move(state)),
       world_(std::move(world)),
       team_(team),
       owned_link_pacer_(std::move(link_pacer)) {
@@ -42,10 +42,10 @@ OneGpuCommunicator::OneGpuCommunicator(Communicator& control, std::shared_ptr<On
         fmt::format("one_gpu: {} ranks: expected at most {}", size_, kMaxSharing));
   }
   const Introduction local{rank_ == 0 ? world_->new_meetings() : nullptr, team};
-  const auto told = exchange(std::as_bytes(std::span(&local, 1)), "one_gpu");
-  for (size_t r = 0; r < told.size(); ++r) {
+  const auto exchanged = exchange(std::as_bytes(std::span(&local, 1)), "one_gpu");
+  for (size_t r = 0; r < exchanged.size(); ++r) {
     Introduction remote;
-    std::memcpy(&remote, told[r].data(), sizeof remote);
+    std::memcpy(&remote, exchanged[r].data(), sizeof remote);
     if (r == 0) meetings_ = remote.meetings;
     one_node_ = one_node_ && remote.team == team;
   }
@@ -85,15 +85,15 @@ void OneGpuCommunicator::prepare(const std::function<void()>& step) {
     }
     set_stream(before);
   }
-  meet();
+  await_all();
 }
 
 void OneGpuCommunicator::enqueued() noexcept {
-  if (prepared_) meet();
+  if (prepared_) await_all();
   prepared_ = false;
 }
 
-void OneGpuCommunicator::meet() noexcept {
+void OneGpuCommunicator::await_all() noexcept {
   meetings_->of[size_t(rank_)].store(++met_);
   const auto came = [&](int rank) { return meetings_->of[size_t(rank)].load() >= met_; };
   const auto begin = std::chrono::steady_clock::now();

@@ -54,24 +54,24 @@ class OneGpuWorld {
   }
   void keep(std::vector<OwnedSymmetric> memory) {
     const std::lock_guard lock(mutex_);
-    std::ranges::move(memory, std::back_inserter(kept_));
+    std::ranges::move(memory, std::back_inserter(unfreed_));
   }
 
  private:
   const std::optional<EmulatedLink> link_;
   std::mutex mutex_;
-  std::vector<OwnedSymmetric> kept_;
+  std::vector<OwnedSymmetric> unfreed_;
   std::vector<std::unique_ptr<Meetings>> meetings_;
 };
 
 class OneGpuCommunicator final : public GpuCommunicator {
  public:
-  /// Collective over `control`, whose ranks are threads of this process; `control` and `held` as in
-  /// GpuCommunicator. Uses this thread's GPU share, and the pacer `link_pacer`, or a new one if the
-  /// world has a link. `team`: this rank's.
+  /// Collective over `control`, whose ranks are threads of this process; `control` and `state` as
+  /// in GpuCommunicator. Uses this thread's GPU share, and the pacer `link_pacer`, or a new one if
+  /// the world has a link. `team`: this rank's.
   OneGpuCommunicator(Communicator& control, std::shared_ptr<OneGpuWorld> world, int team,
                      std::shared_ptr<OwnedLinkPacer> link_pacer = nullptr,
-                     std::shared_ptr<WorldState> held = nullptr);
+                     std::shared_ptr<WorldState> state = nullptr);
   ~OneGpuCommunicator() override;
 
   std::string_view transport() const override { return "one_gpu"; }
@@ -89,7 +89,7 @@ class OneGpuCommunicator final : public GpuCommunicator {
   std::string where_ranks_are() const override;
   /// Returns when all ranks have entered as often, or after the deadline or an abort; the device's
   /// own waits then report what is missing.
-  void meet() noexcept;
+  void await_all() noexcept;
   bool aborted() const noexcept;
 
   std::shared_ptr<OneGpuWorld> world_;

@@ -118,7 +118,7 @@ void Engine::post(int world_rank, std::unique_ptr<Outgoing> message, bool first)
   event_fd_.wake();
 }
 
-bool Engine::call(std::function<void()> work, Bell::Clock::time_point deadline) {
+bool Engine::call(std::function<void()> work, FutexWaiter::Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   call_ = std::move(work);
   calling_ = true;

@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/processes/bell.h"
 #include "comm/processes/bootstrap.h"
 #include "comm/processes/event_fd.h"
+#include "comm/processes/futex_waiter.h"
 #include "comm/processes/shared_memory.h"
 #include "comm/processes/wire.h"
 #include "core/fork.h"
@@ -52,7 +52,7 @@ class Engine final : WireSink {
   /// Disconnects from the other ranks and ends the communication thread.
   void leave();
   /// Whether ordinary loads and stores can reach that rank's symmetric memory.
-  bool shares_memory(int world_rank) const { return bells_[size_t(world_rank)] != nullptr; }
+  bool shares_memory(int world_rank) const { return waiters_[size_t(world_rank)] != nullptr; }
   const char* wire_name() const { return wire_->name(); }
   size_t chunk_bytes() const { return wire_->chunk_bytes(); }
 
@@ -71,7 +71,7 @@ class Engine final : WireSink {
   /// Runs `work` on the communication thread, which is the only one that may call MPI, and returns
   /// true when it has ended; false at the deadline. `work` owns what it accesses: a collective that
   /// waits for a lost rank may outlive the call.
-  bool call(std::function<void()> work, Bell::Clock::time_point deadline);
+  bool call(std::function<void()> work, FutexWaiter::Clock::time_point deadline);
   /// `origin`: rank that caused it; -1: this one.
   void abort(const std::string& reason, int origin = -1);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
@@ -90,14 +90,15 @@ class Engine final : WireSink {
   /// Removes and returns the blob of `source` in exchange number `epoch`; nullopt: not arrived yet.
   std::optional<Blob> take_blob(uint64_t communicator, uint64_t epoch, int source);
 
-  void ring(int world_rank) { bells_[size_t(world_rank)]->ring(); }
+  void ring(int world_rank) { waiters_[size_t(world_rank)]->ring(); }
   /// Sleeps until `ready()`, an abort or the deadline; true if `ready()`. `by_message`: the awaited
   /// change arrives through the communication thread. `checked`: throws what a wait check throws.
   template <class Ready>
-  bool wait(Ready ready, Bell::Clock::time_point deadline, bool by_message, bool checked = false) {
+  bool wait(Ready ready, FutexWaiter::Clock::time_point deadline, bool by_message,
+            bool checked = false) {
     const Expectation expected(by_message && wire_->polls() ? this : nullptr);
     const auto stop = [&] { return ready() || run_aborted(); };
-    bells_[size_t(rank_)]->wait(stop, deadline, spins_, checked);
+    waiters_[size_t(rank_)]->wait(stop, deadline, spins_, checked);
     return ready();
   }
 
@@ -145,7 +146,7 @@ class Engine final : WireSink {
   int spins_ = 0;
   std::shared_ptr<SharedMemory> control_;
   std::vector<std::shared_ptr<SharedMemory>> peer_controls_;
-  std::vector<Bell*> bells_;
+  std::vector<FutexWaiter*> waiters_;
 
   EventFd event_fd_;
   mutable std::mutex mutex_;

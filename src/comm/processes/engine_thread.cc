@@ -102,10 +102,10 @@ void Engine::serve() {
 }
 
 void Engine::share_memory() {
-  control_ = SharedMemory::create(sizeof(Bell));
-  bells_.assign(size_t(size_), nullptr);
+  control_ = SharedMemory::create(sizeof(FutexWaiter));
+  waiters_.assign(size_t(size_), nullptr);
   peer_controls_.resize(size_t(size_));
-  bells_[size_t(rank_)] = new (control_->data()) Bell;
+  waiters_[size_t(rank_)] = new (control_->data()) FutexWaiter;
   Neighbour local{host_identity(), control_->handle(), {}};
   shared_settings().copy(local.settings, sizeof local.settings - 1);
   const auto all = bootstrap_->gather(local, "first meeting");
@@ -117,15 +117,15 @@ void Engine::share_memory() {
     ++local_ranks;
     try {
       auto& control = peer_controls_[size_t(peer)];
-      control = SharedMemory::open(all[size_t(peer)].control, sizeof(Bell));
-      bells_[size_t(peer)] = reinterpret_cast<Bell*>(control->data());
+      control = SharedMemory::open(all[size_t(peer)].control, sizeof(FutexWaiter));
+      waiters_[size_t(peer)] = reinterpret_cast<FutexWaiter*>(control->data());
     } catch (const IoError&) {
       opened = false;
     }
   }
   const bool everywhere = bootstrap_->everywhere(opened, "shared memory");
   for (int peer = 0; !everywhere && peer < size_; ++peer) {
-    if (peer != rank_) bells_[size_t(peer)] = nullptr;
+    if (peer != rank_) waiters_[size_t(peer)] = nullptr;
   }
   control_->seal();
   // A short spin is cheaper than a sleep if a core is free; otherwise it keeps a peer from running.
@@ -207,11 +207,11 @@ void Engine::say_goodbye() {
   }
   using Seconds = std::chrono::duration<double>;
   const double patience = failed ? 2 : env().deadline_s;
-  const auto until =
-      Bell::Clock::now() + std::chrono::duration_cast<Bell::Clock::duration>(Seconds(patience));
+  const auto until = FutexWaiter::Clock::now() +
+                     std::chrono::duration_cast<FutexWaiter::Clock::duration>(Seconds(patience));
   bool said = false;
   while (!std::all_of(left_.begin(), left_.end(), std::identity()) || wire_->sending()) {
-    if (Bell::Clock::now() > until) {
+    if (FutexWaiter::Clock::now() > until) {
       if (failed) return;
       if (!std::exchange(said, true)) {
         log_message(LogLevel::warn,

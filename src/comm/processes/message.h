@@ -14,7 +14,7 @@ enum class MessageKind : uint32_t {
   abort,  ///< contents are the reason; communicator is the run, signal the rank that caused it
   ended,  ///< the sender has ended its run, whose number is `communicator`
   leave,  ///< the sender will send no more messages
-  taken,  ///< sockets only: the oldest zero-copy contents (is_lent) have been copied to their
+  taken,  ///< sockets only: the oldest zero-copy contents (is_zero_copy) have been copied to their
           ///< destination
 };
 
@@ -30,9 +30,9 @@ struct Header {
 
 /// Min size of a put's contents that sockets send zero-copy: their pages go to the system and must
 /// not change before the receiver reports that it has copied them out.
-constexpr size_t kLentBytes = size_t(64) << 10;
-inline bool is_lent(const Header& header) {
-  return header.kind == MessageKind::put && header.bytes >= kLentBytes;
+constexpr size_t kZeroCopyBytes = size_t(64) << 10;
+inline bool is_zero_copy(const Header& header) {
+  return header.kind == MessageKind::put && header.bytes >= kZeroCopyBytes;
 }
 
 /// Max size of a message: below the eager limit of Open MPI's shared-memory path.

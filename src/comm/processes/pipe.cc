@@ -30,10 +30,10 @@ Pipe::Pipe() {
 size_t Pipe::lend(const std::byte* data, size_t bytes) {
   const iovec vector{const_cast<std::byte*>(data), bytes};
   while (true) {
-    const ssize_t lent = vmsplice(in_.get(), &vector, 1, SPLICE_F_NONBLOCK);
-    if (lent < 0 && errno == EINTR) continue;
-    bytes_ += lent > 0 ? size_t(lent) : 0;
-    return lent > 0 ? size_t(lent) : 0;
+    const ssize_t spliced = vmsplice(in_.get(), &vector, 1, SPLICE_F_NONBLOCK);
+    if (spliced < 0 && errno == EINTR) continue;
+    bytes_ += spliced > 0 ? size_t(spliced) : 0;
+    return spliced > 0 ? size_t(spliced) : 0;
   }
 }
 

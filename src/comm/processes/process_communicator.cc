@@ -37,9 +37,9 @@ void ProcessCommunicator::abort(const std::string& reason) {
   engine_.abort(reason);
 }
 
-Bell::Clock::time_point ProcessCommunicator::deadline_from_now() const {
-  return Bell::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                  std::chrono::duration<double>(deadline_s_));
+FutexWaiter::Clock::time_point ProcessCommunicator::deadline_from_now() const {
+  return FutexWaiter::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                         std::chrono::duration<double>(deadline_s_));
 }
 
 bool ProcessCommunicator::all_sent() {
@@ -55,8 +55,8 @@ void ProcessCommunicator::drop_puts() {
   if (stuck_) return;
   pending_->cancelled = true;
   engine_.wake();
-  const auto patience = Bell::Clock::now() + std::chrono::seconds(2);
-  while (pending_->count > 0 && Bell::Clock::now() < patience) {
+  const auto patience = FutexWaiter::Clock::now() + std::chrono::seconds(2);
+  while (pending_->count > 0 && FutexWaiter::Clock::now() < patience) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   stuck_ = pending_->count > 0;
@@ -75,7 +75,7 @@ void ProcessCommunicator::fail(const WaitSite& site, uint64_t epoch, uint64_t se
 }
 
 template <typename Ready>
-bool ProcessCommunicator::wait_until(const Ready& ready, Bell::Clock::time_point deadline,
+bool ProcessCommunicator::wait_until(const Ready& ready, FutexWaiter::Clock::time_point deadline,
                                      bool by_message) {
   try {
     return engine_.wait(ready, deadline, by_message, true);
@@ -125,9 +125,9 @@ void ProcessCommunicator::agree_on(const Step& step) {
   } catch (const Error& error) {
     failure = error.what();
   }
-  const auto told =
+  const auto exchanged =
       gather_blobs(std::as_bytes(std::span(failure.data(), failure.size())), "allocate");
-  if (const std::string first = first_failure(told); !first.empty()) throw AgreedError(first);
+  if (const std::string first = first_failure(exchanged); !first.empty()) throw AgreedError(first);
 }
 
 void ProcessCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset,

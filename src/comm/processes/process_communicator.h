@@ -42,7 +42,7 @@ class ProcessCommunicator final : public BaseCommunicator {
   template <typename Step>
   void agree_on(const Step& step);
   void send_put(int peer, const Header& header, const void* source);
-  Bell::Clock::time_point deadline_from_now() const;
+  FutexWaiter::Clock::time_point deadline_from_now() const;
   /// Throws Aborted or Timeout. Puts that have not started are dropped first, and started ones are
   /// waited for, so that no caller's memory is read after the error has left this communicator.
   [[noreturn]] void fail(const WaitSite& site, uint64_t epoch, uint64_t seen);
@@ -52,7 +52,7 @@ class ProcessCommunicator final : public BaseCommunicator {
   /// True if `ready()`, false at the deadline or after an abort. Throws what a wait check throws,
   /// after the caller's memory is no longer read.
   template <typename Ready>
-  bool wait_until(const Ready& ready, Bell::Clock::time_point deadline, bool by_message);
+  bool wait_until(const Ready& ready, FutexWaiter::Clock::time_point deadline, bool by_message);
   /// Waits until no put's source is being read; false at the deadline or after an abort.
   bool all_sent();
 

@@ -32,15 +32,15 @@ SocketWire::SocketWire(std::vector<Socket> sockets, WireSink& sink, EventFd& eve
       event_fd_(event_fd),
       peers_(sockets.size()) {
   if (!epoll_) throw IoError(std::string("epoll: ") + std::strerror(errno));
-  watch(event_fd_.descriptor(), EPOLLIN, kEventFd);
+  register_fd(event_fd_.descriptor(), EPOLLIN, kEventFd);
   for (size_t rank = 0; rank < sockets.size(); ++rank) {
     if (!sockets[rank]) continue;
-    watch(sockets[rank].get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, rank);
+    register_fd(sockets[rank].get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, rank);
     peers_[rank].socket = std::move(sockets[rank]);
   }
 }
 
-void SocketWire::watch(int fd, uint32_t events, uint64_t what) {
+void SocketWire::register_fd(int fd, uint32_t events, uint64_t what) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = what;
@@ -62,7 +62,7 @@ void SocketWire::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
 
 bool SocketWire::sending() const {
   return std::any_of(peers_.begin(), peers_.end(),
-                     [](const Peer& p) { return !p.out.empty() || !p.lent.empty(); });
+                     [](const Peer& p) { return !p.out.empty() || !p.zero_copy.empty(); });
 }
 
 void SocketWire::sleep(bool, std::chrono::microseconds longest) {
@@ -96,7 +96,7 @@ bool SocketWire::progress() {
 // in flight may change: contents that arrive after an abort are not read.
 bool SocketWire::drop_cancelled(Peer& peer) {
   bool dropped = false;
-  for (auto& message : peer.lent) {
+  for (auto& message : peer.zero_copy) {
     if (!message->pending || !message->pending->cancelled) continue;
     message->release();
     dropped = true;
@@ -121,8 +121,8 @@ bool SocketWire::drop_cancelled(Peer& peer) {
 bool SocketWire::write_some(int rank, Peer& peer) {
   bool moved = false;
   while (!peer.out.empty()) {
-    const bool lent = is_lent(peer.out.front()->header) && peer.sent >= sizeof(Header);
-    const int64_t bytes = lent ? write_lent(peer) : write_copied(peer);
+    const bool zero_copy = is_zero_copy(peer.out.front()->header) && peer.sent >= sizeof(Header);
+    const int64_t bytes = zero_copy ? write_zero_copy(peer) : write_copied(peer);
     if (bytes <= 0) {
       peer.writable = false;
       if (bytes < 0) lose(rank, peer);
@@ -145,7 +145,7 @@ int64_t SocketWire::write_copied(Peer& peer) {
     if (skip < sizeof(Header)) {
       vectors[count++] = {reinterpret_cast<std::byte*>(&out.header) + skip, sizeof(Header) - skip};
     }
-    more = is_lent(out.header);
+    more = is_zero_copy(out.header);
     const size_t from = std::max(skip, sizeof(Header)) - sizeof(Header);
     if (!more && from < out.header.bytes) {
       vectors[count++] = {const_cast<std::byte*>(out.bytes()) + from, out.header.bytes - from};
@@ -162,12 +162,12 @@ int64_t SocketWire::write_copied(Peer& peer) {
   }
 }
 
-int64_t SocketWire::write_lent(Peer& peer) {
+int64_t SocketWire::write_zero_copy(Peer& peer) {
   const Outgoing& out = *peer.out.front();
   if (!peer.pipe) peer.pipe = std::make_unique<Pipe>();
-  const size_t lent = peer.sent - sizeof(Header) + peer.pipe->bytes();
-  const size_t left = out.header.bytes - lent;
-  const size_t added = left > 0 ? peer.pipe->lend(out.bytes() + lent, left) : 0;
+  const size_t zero_copy = peer.sent - sizeof(Header) + peer.pipe->bytes();
+  const size_t left = out.header.bytes - zero_copy;
+  const size_t added = left > 0 ? peer.pipe->lend(out.bytes() + zero_copy, left) : 0;
   return peer.pipe->drain(peer.socket.get(), added < left);
 }
 
@@ -179,8 +179,8 @@ void SocketWire::take_sent(Peer& peer, size_t bytes) {
     const size_t whole = sizeof(Header) + first->header.bytes;
     if (peer.sent < whole) break;
     peer.sent -= whole;
-    if (is_lent(first->header)) {
-      peer.lent.push_back(std::move(first));
+    if (is_zero_copy(first->header)) {
+      peer.zero_copy.push_back(std::move(first));
     } else {
       released |= first->pending != nullptr;
       first->release();
@@ -191,9 +191,9 @@ void SocketWire::take_sent(Peer& peer, size_t bytes) {
 }
 
 void SocketWire::take_back(Peer& peer) {
-  if (peer.lent.empty()) return;
-  peer.lent.front()->release();
-  peer.lent.pop_front();
+  if (peer.zero_copy.empty()) return;
+  peer.zero_copy.front()->release();
+  peer.zero_copy.pop_front();
   sink_.on_sent();
 }
 
@@ -237,7 +237,7 @@ void SocketWire::deliver(int rank, Peer& peer) {
   auto contents = std::exchange(peer.contents, {});
   if (peer.header.kind == MessageKind::put) {
     if (buffer) sink_.on_put(*buffer, peer.header);
-    if (!is_lent(peer.header)) return;
+    if (!is_zero_copy(peer.header)) return;
     auto taken = std::make_unique<Outgoing>();
     taken->header = {MessageKind::taken, 0, 0, 0, 0, 0, 0};
     return send(rank, std::move(taken), true);
@@ -259,9 +259,9 @@ void SocketWire::set_low_water(Peer& peer) {
 void SocketWire::lose(int rank, Peer& peer) {
   peer.socket = Socket();
   for (auto& message : peer.out) message->release();
-  for (auto& message : peer.lent) message->release();
+  for (auto& message : peer.zero_copy) message->release();
   peer.out.clear();
-  peer.lent.clear();
+  peer.zero_copy.clear();
   peer.pipe.reset();
   peer.sent = 0;
   sink_.on_sent();

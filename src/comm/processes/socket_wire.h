@@ -36,7 +36,7 @@ class SocketWire final : public Wire {
     std::deque<std::unique_ptr<Outgoing>> out;
     size_t sent = 0;             ///< bytes of the first message sent, header included
     std::unique_ptr<Pipe> pipe;  ///< holds the next bytes of the first message, if it is zero-copy
-    std::deque<std::unique_ptr<Outgoing>> lent;  ///< sent, not yet acknowledged
+    std::deque<std::unique_ptr<Outgoing>> zero_copy;  ///< sent, not yet acknowledged
     Header header{};
     size_t received = 0;  ///< bytes received of the arriving message, header included
     std::shared_ptr<LocalBuffer> buffer;
@@ -45,12 +45,12 @@ class SocketWire final : public Wire {
     int low_water = 1;
   };
 
-  void watch(int fd, uint32_t events, uint64_t what);
+  void register_fd(int fd, uint32_t events, uint64_t what);
   bool drop_cancelled(Peer& peer);
   bool write_some(int rank, Peer& peer);
   /// Returns the number of bytes that the socket accepted; 0: it would block, -1: it is broken.
   int64_t write_copied(Peer& peer);
-  int64_t write_lent(Peer& peer);
+  int64_t write_zero_copy(Peer& peer);
   void take_sent(Peer& peer, size_t bytes);
   bool read_some(int rank, Peer& peer);
   void begin_contents(Peer& peer);

@@ -205,10 +205,10 @@ class Meeting {
     Failure failure;
     control::Connection listener = listen(local.port, failure);
     local.key = control::random_digest();
-    bool met = listener.open();
+    bool accepted = listener.open();
     const auto all = bootstrap_.gather(local, "addresses");
     const control::Credentials credentials{all[0].key, "this world"};
-    if (met) {
+    if (accepted) {
       std::vector<Call> calls;
       for (int peer = 0; peer < rank_; ++peer) {
         const Introduction& remote = all[size_t(peer)];
@@ -216,15 +216,15 @@ class Meeting {
       }
       try {
         control::Admission admission(std::move(listener), credentials, size_);
-        met = meet(admission, calls);
-        if (!met) failure.note_shortage(admission, calls);
+        accepted = accept_peers(admission, calls);
+        if (!accepted) failure.note_shortage(admission, calls);
       } catch (const Error& error) {
-        met = false;
+        accepted = false;
         failure.note(error.what());
       }
     }
     refuse_shortage(failure);
-    if (!bootstrap_.everywhere(met, "connections")) return {};
+    if (!bootstrap_.everywhere(accepted, "connections")) return {};
     return std::move(sockets_);
   }
 
@@ -263,7 +263,7 @@ class Meeting {
     }
   }
 
-  bool meet(control::Admission& admission, std::vector<Call>& calls) {
+  bool accept_peers(control::Admission& admission, std::vector<Call>& calls) {
     const auto deadline = control::after(kPatienceSeconds);
     while (Clock::now() < deadline) {
       std::vector<pollfd> waiting{{admission.fd(), POLLIN, 0}};

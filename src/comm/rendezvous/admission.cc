@@ -35,7 +35,7 @@ Admission::Admission(Connection listener, const Credentials& credentials, int si
       credentials_(credentials),
       size_(size),
       maximum_(kMaxStrangers + size_t(size)) {
-  if (!epoll_.open() || !watch(listener_.fd(), nullptr)) {
+  if (!epoll_.open() || !register_fd(listener_.fd(), nullptr)) {
     throw Error(fmt::format("epoll: {}", std::strerror(errno)));
   }
 }
@@ -46,7 +46,7 @@ void Admission::close() {
   epoll_.close();
 }
 
-bool Admission::watch(int fd, Visitor* visitor) {
+bool Admission::register_fd(int fd, Visitor* visitor) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = visitor;
@@ -108,7 +108,7 @@ void Admission::welcome_some() {
     if (visitors_.size() == maximum_) visitors_.pop_front();
     Visitor& visitor = visitors_.emplace_back(std::move(connection), credentials_);
     visitor.until = after(kPatienceSeconds);
-    if (!watch(visitor.connection.fd(), &visitor)) visitors_.pop_back();
+    if (!register_fd(visitor.connection.fd(), &visitor)) visitors_.pop_back();
   }
 }
 

@@ -48,7 +48,7 @@ class Admission {
   };
 
   void welcome_some();
-  bool watch(int fd, Visitor* visitor);
+  bool register_fd(int fd, Visitor* visitor);
   void report(const Visitor& visitor);
   void drop_late();
 

@@ -158,8 +158,8 @@ std::vector<std::vector<std::byte>> ControlCommunicator::exchange(std::span<cons
       continue;
     }
     if (received == ServerConnection::Received::gone) throw Aborted(0, kServerGone);
-    const bool told = received == ServerConnection::Received::message;
-    throw Timeout({what, told ? header.rank : 0}, rank_, round_, 0, deadline_s_);
+    const bool received_one = received == ServerConnection::Received::message;
+    throw Timeout({what, received_one ? header.rank : 0}, rank_, round_, 0, deadline_s_);
   }
   ++round_;
   return all;

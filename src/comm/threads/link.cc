@@ -150,7 +150,7 @@ void Link::copy_chunk(Queued& transfer) {
 }
 
 void Link::deliver(const Queued& first) {
-  raise_signal(*first.signal, first.epoch, *first.bell);
+  raise_signal(*first.signal, first.epoch, *first.waiter);
   {
     const std::lock_guard lock(mutex_);
     queue_.pop_front();

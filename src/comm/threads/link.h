@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/threads/bell.h"
+#include "comm/threads/futex_waiter.h"
 #include "core/fork.h"
 #include "tandem/communicator.h"
 
@@ -24,7 +24,7 @@ struct Transfer {
   size_t bytes;
   SignalWord* signal;
   uint64_t epoch;
-  Bell* bell;
+  FutexWaiter* waiter;
   int peer;
 };
 

@@ -104,7 +104,7 @@ void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offse
   const auto& segments = segments_of(buffer);
   std::byte* to = segments->memory(peer) + offset;
   SignalWord& word = segments->signal(peer, signal);
-  Bell& bell = group_->bells[size_t(peer)];
+  FutexWaiter& waiter = group_->waiters[size_t(peer)];
   if (link_ && peer != rank_) {
     link_->start({{segments, group_},
                   to,
@@ -112,16 +112,16 @@ void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offse
                   bytes,
                   &word,
                   epoch,
-                  &bell,
+                  &waiter,
                   peer});
     return;
   }
   if (bytes) std::memcpy(to, source, bytes);
-  raise_signal(word, epoch, bell);
+  raise_signal(word, epoch, waiter);
 }
 
 void ThreadsCommunicator::do_raise(int peer, SymmetricBuffer& buffer, int signal, uint64_t epoch) {
-  raise_signal(segments_of(buffer)->signal(peer, signal), epoch, group_->bells[size_t(peer)]);
+  raise_signal(segments_of(buffer)->signal(peer, signal), epoch, group_->waiters[size_t(peer)]);
 }
 
 uint64_t ThreadsCommunicator::do_read_signal(const SymmetricBuffer& buffer, int signal) const {
@@ -143,14 +143,14 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   if (word.load(std::memory_order_acquire) >= epoch) return;
 
   const auto deadline = deadline_from_now();
-  Bell& bell = group_->bells[size_t(rank_)];
+  FutexWaiter& waiter = group_->waiters[size_t(rank_)];
   struct Wanted {
-    Bell& bell;
-    ~Wanted() { bell.wanted.store(nullptr, std::memory_order_relaxed); }
-  } const wanted{bell};
-  bell.wanted.store(&word);
+    FutexWaiter& waiter;
+    ~Wanted() { waiter.wanted.store(nullptr, std::memory_order_relaxed); }
+  } const wanted{waiter};
+  waiter.wanted.store(&word);
   while (true) {
-    const uint32_t seen = bell.rings.load();
+    const uint32_t seen = waiter.rings.load();
     if (word.load() >= epoch) break;
     const bool aborted = world.aborted();
     if (aborted || std::chrono::steady_clock::now() >= deadline) {
@@ -158,7 +158,7 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
       if (aborted) world.throw_aborted();
       throw Timeout(site, rank_, epoch, word.load(), deadline_s_);
     }
-    futex_wait(bell.rings, seen, next_wait_check(deadline));
+    futex_wait(waiter.rings, seen, next_wait_check(deadline));
     try {
       check_wait();
     } catch (...) {

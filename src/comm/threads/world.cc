@@ -26,7 +26,7 @@ void SharedWorld::abort(int origin, const std::string& reason) {
   reason_ = reason;
   aborted_.store(true);
   for (Group* group : groups_) {
-    for (Bell& bell : group->bells) bell.ring();
+    for (FutexWaiter& waiter : group->waiters) waiter.ring();
   }
 }
 
@@ -66,7 +66,7 @@ Segments::Segments(int ranks, size_t bytes, int signals) : segments_(size_t(rank
 }
 
 Group::Group(std::shared_ptr<SharedWorld> world_, std::vector<int> world_ranks_)
-    : world(std::move(world_)), world_ranks(std::move(world_ranks_)), bells(world_ranks.size()) {
+    : world(std::move(world_)), world_ranks(std::move(world_ranks_)), waiters(world_ranks.size()) {
   world->add(this);
 }
 

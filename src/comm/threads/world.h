@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/threads/bell.h"
+#include "comm/threads/futex_waiter.h"
 #include "comm/threads/link.h"
 #include "tandem/communicator.h"
 
@@ -88,7 +88,7 @@ struct Group {
 
   const std::shared_ptr<SharedWorld> world;
   const std::vector<int> world_ranks;
-  std::vector<Bell> bells;
+  std::vector<FutexWaiter> waiters;
 
  private:
   struct Made {

@@ -134,10 +134,10 @@ class CachedMemory {
  public:
   void* take(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    auto& kept = free_[bytes];
-    if (kept.empty()) return nullptr;
-    void* memory = kept.back();
-    kept.pop_back();
+    auto& cached = free_[bytes];
+    if (cached.empty()) return nullptr;
+    void* memory = cached.back();
+    cached.pop_back();
     return memory;
   }
   void put_back(void* memory, size_t bytes) {
@@ -149,15 +149,15 @@ class CachedMemory {
   std::mutex mutex_;
   std::map<size_t, std::vector<void*>> free_;
 };
-CachedMemory kept_on_host, kept_on_device;
+CachedMemory cached_on_host, cached_on_device;
 
 // Stream memory operations (write, wait) do not accept pool memory.
 constexpr size_t kMaxCached = size_t(1) << 20, kMinCached = 4096;
 
-bool is_kept(size_t bytes) {
+bool is_cached(size_t bytes) {
   return bytes <= kMaxCached;
 }
-size_t kept_bytes(size_t bytes) {
+size_t cached_bytes(size_t bytes) {
   return std::max(std::bit_ceil(bytes), kMinCached);
 }
 
@@ -314,9 +314,9 @@ std::byte* GpuShare::allocate(size_t bytes) {
     return static_cast<std::byte*>(memory);
   }
   const ConcurrentCapture concurrent;
-  if (is_kept(bytes)) {
-    memory = kept_on_device.take(kept_bytes(bytes));
-    if (!memory) check(cudaMalloc(&memory, kept_bytes(bytes)), what.c_str());
+  if (is_cached(bytes)) {
+    memory = cached_on_device.take(cached_bytes(bytes));
+    if (!memory) check(cudaMalloc(&memory, cached_bytes(bytes)), what.c_str());
   } else {
     check(cudaMallocAsync(&memory, bytes, memory_), what.c_str());
   }
@@ -335,15 +335,15 @@ void GpuShare::free(std::byte* memory, size_t bytes) {
   } catch (const Error&) {
     return;  // the device failed: nothing can be freed
   }
-  if (is_kept(bytes)) {
-    kept_on_device.put_back(memory, kept_bytes(bytes));
+  if (is_cached(bytes)) {
+    cached_on_device.put_back(memory, cached_bytes(bytes));
   } else {
     cudaFreeAsync(memory, memory_);
   }
 }
 
 void* GpuShare::allocate_host(size_t bytes) {
-  void* memory = green_ ? kept_on_host.take(bytes) : nullptr;
+  void* memory = green_ ? cached_on_host.take(bytes) : nullptr;
   if (memory) return memory;
   check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
         "allocate mapped host memory");
@@ -365,7 +365,7 @@ void GpuShare::free_host(void* memory, size_t bytes) {
 
 void GpuShare::free_idle_host(void* memory, size_t bytes) {
   if (green_) {
-    kept_on_host.put_back(memory, bytes);
+    cached_on_host.put_back(memory, bytes);
   } else {
     cudaFreeHost(memory);
   }

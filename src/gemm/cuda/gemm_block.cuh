@@ -28,8 +28,8 @@
 //   Params    kernel parameters. With `partials`, a SplitPartials, a work item may cover only part
 //             of a tile's K
 //   Shared    a Tiles::Shared, plus other state that the warps share
-//   Work      constructed from the parameters and an entry of `params.works`, a table with
-//             `params.works_of_cluster` entries per cluster; the last one has end = 0.
+//   Work      constructed from the parameters and an entry of `params.work_items`, a table with
+//             `params.items_of_cluster` entries per cluster; the last one has end = 0.
 //             Without a table: for_each_work(params, body). Members:
 //     begin, end, writes_partial, reads_partials, partial    its k-blocks (schedule/wave_split.h)
 //     added(), steps_before(i)   number of stages that add rows, and of k-blocks before stage i
@@ -109,7 +109,7 @@ struct GemmBlock {
   static constexpr int kSharedBytes = int(sizeof(Shared)) + 1024;
   static_assert(kSharedBytes <= 227 * 1024);
   static constexpr bool kSplits = requires(const Params& params) { params.partials; };
-  static constexpr bool kHasTable = requires(const Params& params) { params.works; };
+  static constexpr bool kHasTable = requires(const Params& params) { params.work_items; };
   static constexpr bool kStores = Tiles::kBuffers > 0;
   static constexpr bool kAdds = !std::is_base_of_v<NothingAdded, Work>;
 
@@ -119,7 +119,7 @@ struct GemmBlock {
     if constexpr (!kHasTable) {
       Roles::for_each_work(params, body);
     } else {
-      const auto* at = params.works + blockIdx.x / kCluster * params.works_of_cluster;
+      const auto* at = params.work_items + blockIdx.x / kCluster * params.items_of_cluster;
       for (; at->end != 0; ++at) {
         asm volatile("prefetch.global.L1 [%0];" ::"l"(at + 1));
         if constexpr (std::is_invocable_v<Body, const Work&>) {

@@ -71,7 +71,7 @@ void launch_gemm(const typename Block::Params& params, int clusters, const char*
 template <class Work>
 struct WorkTable {
   int of_cluster = 0;  ///< work items, including the last one, whose end is 0
-  DeviceMemory works;
+  DeviceMemory work_items;
 
   WorkTable() = default;
   template <class Order>
@@ -89,9 +89,9 @@ struct WorkTable {
       local.resize(size_t(of_cluster));
       table.insert(table.end(), local.begin(), local.end());
     }
-    works = uploaded(table);
+    work_items = uploaded(table);
   }
-  const Work* data() const { return reinterpret_cast<const Work*>(works.data()); }
+  const Work* data() const { return reinterpret_cast<const Work*>(work_items.data()); }
 };
 
 template <class Element>

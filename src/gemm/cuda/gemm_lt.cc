@@ -151,8 +151,8 @@ struct Known {
 };
 std::mutex known_mutex;
 std::map<GemmKey, Known> known;
-std::vector<GemmKey> timed;  // keys in `known` that were timed here
-GemmChoices kept;            // choices of earlier runs
+std::vector<GemmKey> timed;   // keys in `known` that were timed here
+GemmChoices earlier_choices;  // choices of earlier runs
 
 }  // namespace
 
@@ -164,16 +164,16 @@ namespace {
 
 // Handles for reuse: destroying one may wait for the whole device, whose running kernel may belong
 // to another rank and wait for this one.
-std::mutex kept_mutex;
-std::vector<cublasLtHandle_t> kept_handles;
+std::mutex handles_mutex;
+std::vector<cublasLtHandle_t> idle_handles;
 
 }  // namespace
 
 LtContext::LtContext() : share_(this_share()), workspace_(kWorkspace) {
-  const std::lock_guard lock(kept_mutex);
-  if (!share_->alone() && !kept_handles.empty()) {
-    handle_ = kept_handles.back();
-    kept_handles.pop_back();
+  const std::lock_guard lock(handles_mutex);
+  if (!share_->alone() && !idle_handles.empty()) {
+    handle_ = idle_handles.back();
+    idle_handles.pop_back();
     return;
   }
   check(cublasLtCreate(&handle_), "cublasLtCreate");
@@ -184,8 +184,8 @@ LtContext::~LtContext() {
     cublasLtDestroy(handle_);
     return;
   }
-  const std::lock_guard lock(kept_mutex);
-  kept_handles.push_back(handle_);
+  const std::lock_guard lock(handles_mutex);
+  idle_handles.push_back(handle_);
 }
 
 struct LtGemm::Plan {
@@ -341,9 +341,9 @@ struct LtGemm::Plan {
 
   /// Saved choice for the GEMM, with its kernel loaded; nullopt if there is none or it does not
   /// run.
-  std::optional<Chosen> take_kept() {
-    const auto found = kept.find(key_of({this_share()->sms(), shape}));
-    if (found == kept.end()) return std::nullopt;
+  std::optional<Chosen> take_idle() {
+    const auto found = earlier_choices.find(key_of({this_share()->sms(), shape}));
+    if (found == earlier_choices.end()) return std::nullopt;
     const std::optional<Chosen> chosen = as_chosen(found->second);
     if (!chosen || launch_once(*chosen) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
     return chosen;
@@ -429,7 +429,7 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   const GemmKey key(share->sms(), shape);
   auto found = known.find(key);
   if (found == known.end()) {
-    std::optional<Chosen> chosen = plan_->take_kept();
+    std::optional<Chosen> chosen = plan_->take_idle();
     const bool is_timed = !chosen;
     if (is_timed) chosen = plan_->choose();
     found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {gemm_key}}).first;
@@ -458,7 +458,7 @@ std::string gemm_choice_prefix() {
 
 void keep_gemm_choices(const GemmChoices& choices) {
   const std::lock_guard lock(known_mutex);
-  kept.insert(choices.begin(), choices.end());
+  earlier_choices.insert(choices.begin(), choices.end());
 }
 
 TimedChoices timed_gemm_choices(size_t first) {

@@ -85,16 +85,16 @@ struct GroupedCut {
 
 /// Output of the kernel that partitions the work.
 struct GroupedTable {
-  schedule::GroupedWork* works = nullptr;  ///< lists of all blocks, or pairs, consecutively
-  schedule::BlockTurns turns;
-  int works_of_block = 1;
+  schedule::GroupedWork* work_items = nullptr;  ///< lists of all blocks, or pairs, consecutively
+  schedule::BlockSlots slots;
+  int items_of_block = 1;
   int column_tiles = 1;
   int steps = 1;  ///< k-blocks
   int first_column = 0;
   bool staged = false;
   GroupedTiles tiles = GroupedTiles::all;
   int row_tiles = 1;                   ///< per work item; 2 if blocks work in pairs
-  schedule::RowTurn* order = nullptr;  ///< order of the row tiles of an ordered table, written too
+  schedule::RowSlot* order = nullptr;  ///< order of the row tiles of an ordered table, written too
   schedule::Joining joining = {};      ///< unless none: uses the `rounds` of the turns
 };
 

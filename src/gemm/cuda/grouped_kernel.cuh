@@ -44,8 +44,8 @@ struct GroupedRoles {
 
   struct Params : OptionalLog, std::conditional_t<kFp8, GroupedScaled, GroupedUnscaled> {
     CUtensorMap x, weight, out;
-    const schedule::GroupedWork* works;
-    int works_of_cluster;
+    const schedule::GroupedWork* work_items;
+    int items_of_cluster;
     int no_row;      // past the last row tile: reads zeros, and is not written
     int group_rows;  // weight rows per group
     int to_high;     // offset in weight rows between the two halves of a tile's columns
@@ -105,7 +105,7 @@ struct GroupedRoles {
       }
     }
     __device__ void end(const Work&) {
-      if (params_.alternates) direction_.turn();
+      if (params_.alternates) direction_.reverse();
     }
     __device__ void close() const {}
 
@@ -180,20 +180,21 @@ class Grouped final : public GroupedGemm {
     table.tiles = cut.tiles;
     // Min k-blocks that hide the store of the previous tile; k-blocks past K read zeros.
     table.steps = std::max(ceil_div(shape_.k, Tiles::kStepOfK), int(Tiles::kLead));
-    const int row_works =
+    const int row_items =
         schedule::max_group_tiles(shape_.rows, shape_.groups, Tiles::kCluster * Tiles::kTileRows);
-    const int64_t tiles = int64_t(row_works) * table.column_tiles;
+    const int64_t tiles = int64_t(row_items) * table.column_tiles;
     const int early = std::max(1, blocks_ - ceil_div(cut.reserved_blocks, Tiles::kCluster));
     table.joining = cut.joining;
-    table.turns = {cut.joining.any() ? blocks_ : early, early, 0};
+    table.slots = {cut.joining.any() ? blocks_ : early, early, 0};
     // However late the other blocks join, the early ones have at most all tiles.
-    table.works_of_block = ceil_div(tiles, early) + 1;
-    works_.emplace_back(size_t(table.turns.blocks) * size_t(table.works_of_block) *
-                        sizeof(schedule::GroupedWork));
-    table.works = reinterpret_cast<schedule::GroupedWork*>(works_.back().data());
+    table.items_of_block = ceil_div(tiles, early) + 1;
+    work_items_.emplace_back(size_t(table.slots.blocks) * size_t(table.items_of_block) *
+                             sizeof(schedule::GroupedWork));
+    table.work_items = reinterpret_cast<schedule::GroupedWork*>(work_items_.back().data());
     if (cut.ordered) {
-      works_.emplace_back(size_t(row_works + schedule::kOrderHead) * sizeof(schedule::RowTurn));
-      table.order = reinterpret_cast<schedule::RowTurn*>(works_.back().data());
+      work_items_.emplace_back(size_t(row_items + schedule::kOrderHead) *
+                               sizeof(schedule::RowSlot));
+      table.order = reinterpret_cast<schedule::RowSlot*>(work_items_.back().data());
     }
     tables_.push_back(table);
     return int(tables_.size()) - 1;
@@ -210,14 +211,14 @@ class Grouped final : public GroupedGemm {
       last_ = addresses;
     }
     const GroupedTable& table = tables_[size_t(number)];
-    params_.works = table.works;
-    params_.works_of_cluster = table.works_of_block;
+    params_.work_items = table.work_items;
+    params_.items_of_cluster = table.items_of_block;
     params_.local = static_cast<const std::byte*>(args.local ? args.local : args.x);
     params_.source = args.source;
     params_.arrivals = args.arrivals;
     params_.ready = args.ready;
     if constexpr (Tiles::Product::kFp8) params_.scales = args.scales;
-    launch_gemm<Block>(params_, table.turns.blocks, kName, stream, args.concurrent || args.ready);
+    launch_gemm<Block>(params_, table.slots.blocks, kName, stream, args.concurrent || args.ready);
   }
 
  private:
@@ -266,7 +267,7 @@ class Grouped final : public GroupedGemm {
   GroupedShape shape_;
   int blocks_, column_tiles_;  // blocks, or pairs of blocks
   std::vector<GroupedTable> tables_;
-  std::vector<DeviceMemory> works_;  ///< and orders
+  std::vector<DeviceMemory> work_items_;  ///< and orders
   typename Block::Params params_{};
   std::optional<Addresses> last_;  // addresses in params_
 };

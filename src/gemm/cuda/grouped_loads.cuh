@@ -114,7 +114,7 @@ struct RowGatherer {
                      : "memory");
         filling.advance();
       }
-      if (params.alternates) direction.turn();
+      if (params.alternates) direction.reverse();
     });
   }
 

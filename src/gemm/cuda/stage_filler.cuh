@@ -77,7 +77,7 @@ class Serpentine {
     return reversed_ ? work.end - 1 - number : work.begin + number;
   }
   /// Called after each work item.
-  __device__ void turn() { reversed_ = !reversed_; }
+  __device__ void reverse() { reversed_ = !reversed_; }
 
  private:
   bool reversed_ = false;

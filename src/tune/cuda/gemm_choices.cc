@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct GemmAgreement {
-  size_t told = 0;  // number of this process's timed choices already exchanged
+  size_t exchanged = 0;  // number of this process's timed choices already exchanged
 };
 
 GemmChoices choices_in_file() {
@@ -56,9 +56,9 @@ void share_gemm_choices(GpuCommunicator& comm) {
 
 void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context) {
   auto& agreement = comm.attached<GemmAgreement>([] { return new GemmAgreement; });
-  const TimedChoices local = timed_gemm_choices(agreement.told);
+  const TimedChoices local = timed_gemm_choices(agreement.exchanged);
   const GemmChoices agreed = agreed_choices(choices_of_ranks(comm, local.choices));
-  agreement.told = local.end;
+  agreement.exchanged = local.end;
   if (agreed.empty()) return;
   adopt_gemm_choices(context, agreed);
   if (comm.rank() == 0) keep_in_file(agreed);

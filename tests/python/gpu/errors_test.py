@@ -106,14 +106,14 @@ class Refused(unittest.TestCase):
 
     def test_a_closed_world(self):
         for n in counts()[:2]:
-            kept = run(n, lambda comm: (comm, tandem.GemmAr(comm, 16, N, K)))
+            made = run(n, lambda comm: (comm, tandem.GemmAr(comm, 16, N, K)))
             x, w = torch.ones(16, K, device="cuda"), torch.ones(N, K, device="cuda")
-            for comm, op in kept:
+            for comm, op in made:
                 self.assertTrue(comm.closed)
                 self.refuse("gemm_ar: its world is closed", lambda: op(x, w))
                 self.refuse("all_reduce: its world is closed", lambda: tandem.all_reduce(comm, x))
                 self.refuse("synchronize: its world is closed", comm.synchronize)
-            del kept, comm, op
+            del made, comm, op
 
     def test_ranks(self):
         most = torch.cuda.device_count()

@@ -49,16 +49,16 @@ class Lifetime(unittest.TestCase):
         def body(comm):
             shape, local = random.Random(1), random.Random(comm.rank)  # equal on all ranks; different on each
             x, w = torch.ones(64, K, device=comm.device), torch.ones(N, K, device=comm.device)
-            held, free = {}, []
+            alive, free = {}, []
             for step in range(60):
                 m = 8 * shape.randint(1, 8)
                 op = tandem.GemmAr(comm, m, N, K)
                 if shape.random() < 0.5:
                     self.assertEqual(float(op(x[:m], w).min()), comm.size * K)
-                held[step] = op
+                alive[step] = op
                 del op
-                while len(held) > 6:
-                    held.pop(local.choice(list(held)))
+                while len(alive) > 6:
+                    alive.pop(local.choice(list(alive)))
                 if step % 10 == 0:
                     gc.collect()
                     comm.synchronize()

@@ -39,8 +39,8 @@ struct ArrivingRoles {
   struct Params : OptionalLog, std::conditional_t<Rows::kAny, ArrivingAnyRows, ArrivingWholeTiles> {
     CUtensorMap local, gathered, weight, out;
     SplitPartials<Tiles> partials;
-    const schedule::AgWork* works;
-    int works_of_cluster;
+    const schedule::AgWork* work_items;
+    int items_of_cluster;
     int rank, shard_tiles;
     int steps;        // in k-blocks
     int chunk_steps;  // k-blocks per chunk
@@ -103,13 +103,13 @@ struct ArrivingRoles {
     }
     __device__ void end(const Work& work) {
       if (work.begin == 0 && work.end == params_.steps) here_ |= 1u << work.shard;
-      direction_.turn();
+      direction_.reverse();
     }
     __device__ Waiter waiter() const {
       return {extend_deadline(params_.arrivals.deadline), kAgGemmWait, params_.rank};
     }
     __device__ void close() const {
-      if (params_.route.stops > 0)
+      if (params_.route.targets > 0)
         CopyWarp(params_.route).finish_epoch_read(CopyWarp::kReadersPerBlock * gridDim.x);
     }
 
@@ -197,7 +197,7 @@ struct ArrivingRoles {
   // ---- Copy warp (idle if the copy engine transfers the shards) ---------------------------------
 
   __device__ static void spare(const Params& params, Shared& shared) {
-    if (params.route.stops == 0) return;
+    if (params.route.targets == 0) return;
     const int lane = int(threadIdx.x) % 32;
     const CopyWarp copy_warp(params.route);
     if (blockIdx.x == 0 && lane == 0) copy_warp.enter();
@@ -265,8 +265,8 @@ class Arriving final : public FusedAgKernel {
       params.out = map_of<Element>(args.out, shape_.m, shape_.n, Tiles::kGroupRows);
     }
     params.partials = partials_.memory();
-    params.works = table.data();
-    params.works_of_cluster = table.of_cluster;
+    params.work_items = table.data();
+    params.items_of_cluster = table.of_cluster;
     params.rank = shape_.rank;
     params.shard_tiles = order_.rows.shard_tiles;
     params.steps = order_.steps;

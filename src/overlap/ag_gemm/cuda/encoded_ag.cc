@@ -11,7 +11,7 @@ namespace tandem::gpu {
 namespace {
 
 // Signals of the inbox, by source; the last ones also by chunk.
-constexpr int kEntered = 0, kArrived = kMaxGpus;
+constexpr int kReady = 0, kArrived = kMaxGpus;
 constexpr int kTileRows = 128;
 // A chunk's release waits until its stores have arrived; meanwhile blocks of other groups send.
 constexpr int kGroups = 3;
@@ -65,18 +65,18 @@ EncodedShardRoute EncodedAgOp::route(const Tensor& x) const {
   const int rank = comm_.rank();
   const size_t source_bytes = size_t(chunks_) * size_t(rows_) * chunk_bytes_;
   EncodedShardRoute route;
-  route.stops = comm_.size() - 1;
+  route.targets = comm_.size() - 1;
   route.groups = std::min(kGroups, chunks_);
   route.from = static_cast<const std::byte*>(x.data());
   route.rows = rows_;
   route.row_bytes = int(shape_.k) * 2;
   route.chunks = chunks_;
-  for (int stop = 0; stop < route.stops; ++stop) {
+  for (int stop = 0; stop < route.targets; ++stop) {
     const int to = schedule::ag_target(rank, comm_.size(), stop + 1);
     route.to[stop] = table.memory[to] + size_t(rank) * source_bytes;
     route.arrived[stop] = table.signals[to] + kArrived + rank * chunks_;
-    route.enter[stop] = table.signals[to] + kEntered + rank;
-    route.entered[stop] = table.signals[rank] + kEntered + to;
+    route.enter[stop] = table.signals[to] + kReady + rank;
+    route.ready_flags[stop] = table.signals[rank] + kReady + to;
     route.rank_of[stop] = to;
   }
   route.calls = calls();

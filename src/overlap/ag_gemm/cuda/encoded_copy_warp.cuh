@@ -30,7 +30,7 @@ class EncodedCopyWarp : public ShardCopyWarp {
     const schedule::CopyAssignment assignment =
         schedule::assignment_of({route_.rows, route_.chunks, blocks(), route_.groups}, block());
     // A late peer may still read the last call's data: nothing is sent.
-    if (!wait_for_stops(lane)) return finish(lane);
+    if (!wait_for_targets(lane)) return finish(lane);
     send_all(assignment, lane);
     const uint64_t wanted = this_epoch(route_.calls) * uint64_t(route_.rows);
     for (int step = 1; step < route_.size; ++step) {
@@ -71,7 +71,7 @@ class EncodedCopyWarp : public ShardCopyWarp {
       if (schedule::ends_chunk(assignment, item)) {
         __syncwarp();
         // Ordered after all stores of the warp.
-        if (lane < route_.stops) release_add(route_.arrived[lane] + item.chunk, rows);
+        if (lane < route_.targets) release_add(route_.arrived[lane] + item.chunk, rows);
         rows = 0;
       }
       item = next;
@@ -100,7 +100,7 @@ class EncodedCopyWarp : public ShardCopyWarp {
     if (!on) return;
     const int64_t at = chunk_offset(item);
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int stop = 0; stop < route_.stops; ++stop) encoded.store(route_.to[stop] + at, lane);
+    for (int stop = 0; stop < route_.targets; ++stop) encoded.store(route_.to[stop] + at, lane);
   }
 
   /// Decodes this block's share of the rows received from `source`.

@@ -54,7 +54,7 @@ inline bool is_launched_alike(const FusedAgArgs& a, const FusedAgArgs& b) {
          a.bias == b.bias && a.longer == b.longer &&
          a.arrivals.counts_per_chunk == b.arrivals.counts_per_chunk &&
          a.arrivals.epoch == b.arrivals.epoch && a.head == b.head &&
-         a.arrivals.arrived == b.arrivals.arrived && a.route.stops == b.route.stops &&
+         a.arrivals.arrived == b.arrivals.arrived && a.route.targets == b.route.targets &&
          a.route.bytes_per_ns == b.route.bytes_per_ns && a.route.groups == b.route.groups &&
          a.route.first_alone == b.route.first_alone && a.timeline.records == b.timeline.records &&
          a.arrivals.deadline.deadline_ns == b.arrivals.deadline.deadline_ns;

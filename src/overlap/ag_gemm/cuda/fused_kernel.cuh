@@ -86,7 +86,8 @@ struct GatedMainloop : Base {
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
     Base::prefetch_tma_descriptors(params.local);
-    if (params.route.stops > 0 && blockIdx.x + blockIdx.y == 0) ShardCopyWarp(params.route).enter();
+    if (params.route.targets > 0 && blockIdx.x + blockIdx.y == 0)
+      ShardCopyWarp(params.route).enter();
   }
 
   template <class Inputs, class Iterator, class Coordinates>
@@ -118,7 +119,7 @@ struct GatedMainloop : Base {
                  tensors);
       here_ |= 1u << shard;
     }
-    if (first_tile && params.route.stops > 0) {
+    if (first_tile && params.route.targets > 0) {
       __syncwarp();
       if (thread == 0) {
         ShardCopyWarp(params.route)
@@ -133,7 +134,7 @@ struct GatedMainloop : Base {
                                      typename Base::PipelineState, Inputs const&,
                                      Coordinates const&, Iterator, int, int thread, uint32_t,
                                      TensorStorage& tensors) {
-    if (params.route.stops > 0) ShardCopyWarp(params.route).carry(thread, tensors.copy_warp);
+    if (params.route.targets > 0) ShardCopyWarp(params.route).carry(thread, tensors.copy_warp);
     // The warp has no other work, and CUTLASS's loop would call it again. It may exit here only
     // because nothing after that loop needs it: no barrier of the block or of the cluster.
     static_assert(CUTLASS_MAJOR == 4 && CUTLASS_MINOR == 2 && CUTLASS_PATCH == 0,

@@ -68,7 +68,7 @@ void CallGraphs::run(const Call& call, const std::function<void()>& enqueue) {
   Entry& entry = at->second;
   entry.used = ++uses_;
   if (is_new) {
-    if (calls_.size() > kKept) drop_oldest();
+    if (calls_.size() > kMaxGraphs) drop_oldest();
     return comm_.enqueue(enqueue);
   }
   if (!entry.graph) {

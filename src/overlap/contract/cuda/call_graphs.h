@@ -2,8 +2,8 @@
 // as much as one launch. The work that a call enqueues depends only on the operator and the fields
 // of Call; epochs are in device memory, and operands are read when it runs. The first call of a
 // kind is enqueued directly, the second is captured, and from then on the graph is launched. The
-// least recently used of `kKept` is dropped for a new one: callers whose addresses never repeat pay
-// only the look-up.
+// least recently used of `kMaxGraphs` is dropped for a new one: callers whose addresses never
+// repeat pay only the look-up.
 //
 // A graph's kernels are given addresses, but its copies are bound to the allocation that they were
 // captured with: the driver crashes if one is launched whose memory was freed, even if a new
@@ -34,7 +34,7 @@ namespace tandem::gpu {
 class CallGraphs {
  public:
   /// Layers that share an operator have different weights.
-  static constexpr size_t kKept = 128;
+  static constexpr size_t kMaxGraphs = 128;
 
   /// Everything in which calls of one operator differ.
   struct Call {

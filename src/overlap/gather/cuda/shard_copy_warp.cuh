@@ -46,7 +46,7 @@ class ShardCopyWarp {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
     CUTLASS_PRAGMA_UNROLL
     for (int stop = 0; stop < kMaxGpus; ++stop) {
-      if (stop >= route_.stops) break;
+      if (stop >= route_.targets) break;
       asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(route_.enter[stop]), "l"(epoch)
                    : "memory");
     }
@@ -67,9 +67,9 @@ class ShardCopyWarp {
     const uint32_t local = cute::cast_smem_ptr_to_uint(storage.buffers[0]) + uint32_t(lane) * 16;
     uint32_t begin = 0;
     // Sends all chunks to targets [first, end).
-    int first = 0, end = route_.first_alone ? 1 : route_.stops;
+    int first = 0, end = route_.first_alone ? 1 : route_.targets;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (; first < route_.stops; first = end, end = route_.stops) {
+    for (; first < route_.targets; first = end, end = route_.targets) {
       const unsigned pace_of_all = pace * unsigned(end - first);
       schedule::CopyItem to_fetch = assignment.first, to_send = assignment.first;
       unsigned rows_of_chunk = 0;
@@ -78,7 +78,7 @@ class ShardCopyWarp {
         const uint32_t buffer = local + uint32_t(step & (kAhead - 1)) * kItemBytes;
         if (step == 0 && first == 0) {
           // A late peer may still read the last call's data: nothing is sent.
-          if (!wait_for_stops(lane)) return finish(lane);
+          if (!wait_for_targets(lane)) return finish(lane);
           send_scales(assignment, lane);
           begin = timer_word();
         }
@@ -117,10 +117,10 @@ class ShardCopyWarp {
   CUTLASS_DEVICE static int blocks() { return int(gridDim.x * gridDim.y); }
   CUTLASS_DEVICE static int block() { return int(blockIdx.x + gridDim.x * blockIdx.y); }
   // Called by a warp; each lane waits for the target with its index.
-  CUTLASS_DEVICE bool wait_for_stops(int lane) const {
+  CUTLASS_DEVICE bool wait_for_targets(int lane) const {
     bool came = true;
-    if (lane < route_.stops) {
-      came = wait_signal(route_.entered[lane], this_epoch(route_.calls), route_.deadline,
+    if (lane < route_.targets) {
+      came = wait_signal(route_.ready_flags[lane], this_epoch(route_.calls), route_.deadline,
                          kAgGemmWait, route_.rank_of[lane]);
     }
     return __all_sync(0xffffffff, came);
@@ -184,7 +184,7 @@ class ShardCopyWarp {
          row += 32 * assignment.members) {
       const float scale = route_.scales[row];
       CUTLASS_PRAGMA_NO_UNROLL
-      for (int stop = 0; stop < route_.stops; ++stop) {
+      for (int stop = 0; stop < route_.targets; ++stop) {
         reinterpret_cast<float*>(route_.to[stop] + route_.scales_at)[row] = scale;
       }
     }

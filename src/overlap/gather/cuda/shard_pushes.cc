@@ -7,7 +7,7 @@ namespace tandem::gpu {
 namespace {
 
 // Signals of the symmetric buffer, each by source rank; the last ones also by chunk.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kRouteEntered = 2 * kMaxGpus,
+constexpr int kReady = 0, kArrived = kMaxGpus, kRouteReady = 2 * kMaxGpus,
               kRouteArrived = 3 * kMaxGpus;
 
 int chunks_of(int64_t columns, DType dtype) {
@@ -38,7 +38,7 @@ ShardPushes::ShardPushes(GpuCommunicator& comm, OpId op, int64_t rows, int64_t c
 void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering, bool keep_local) {
   const PeerTable& table = buffer_->table();
   if (entering == Entering::before) {
-    launch_enter(table, kEntered, {&words().pushed, &words().awaited, words().signal_value},
+    launch_enter(table, kReady, {&words().pushed, &words().awaited, words().signal_value},
                  comm_.device_deadline(), op_, comm_.stream());
   }
   begun_.record(comm_.stream());
@@ -46,7 +46,7 @@ void ShardPushes::start(const Tensor& x, const Tensor* scales, Entering entering
   if (entering == Entering::concurrent) {
     // Concurrent with a GEMM that fills the GPU this finds no free SM: in a graph it must come
     // first.
-    launch_enter(table, kEntered, {&words().pushed, nullptr, words().signal_value},
+    launch_enter(table, kReady, {&words().pushed, nullptr, words().signal_value},
                  comm_.device_deadline(), op_, side_.get());
   }
   for (int step = 0; step + 1 < comm_.size(); ++step) push(x, scales, step);
@@ -165,7 +165,7 @@ ShardArrivals ShardPushes::route_arrivals() const {
 ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
   const PeerTable& table = buffer_->table();
   ShardRoute route;
-  route.stops = comm_.size() - 1 + (keep_local_ ? 1 : 0);
+  route.targets = comm_.size() - 1 + (keep_local_ ? 1 : 0);
   route.from = static_cast<const std::byte*>(x.data());
   route.rows = int(local_.count);
   route.row_bytes = row_bytes();
@@ -175,12 +175,12 @@ ShardRoute ShardPushes::route(const Tensor& x, const Tensor* scales) const {
     route.scales_at = reinterpret_cast<std::byte*>(row_scales(comm_.rank(), local_.begin)) -
                       rows(comm_.rank(), local_.begin);
   }
-  for (int stop = 0; stop < route.stops; ++stop) {
+  for (int stop = 0; stop < route.targets; ++stop) {
     const int to = target(stop);  // this rank after the last peer
     route.to[stop] = rows(to, local_.begin);
     route.arrived[stop] = table.signals[to] + kRouteArrived + comm_.rank() * route.chunks;
-    route.enter[stop] = table.signals[to] + kRouteEntered + comm_.rank();
-    route.entered[stop] = table.signals[comm_.rank()] + kRouteEntered + to;
+    route.enter[stop] = table.signals[to] + kRouteReady + comm_.rank();
+    route.ready_flags[stop] = table.signals[comm_.rank()] + kRouteReady + to;
     route.rank_of[stop] = to;
   }
   route.calls = &words().routes;

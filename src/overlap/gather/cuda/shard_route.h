@@ -32,7 +32,7 @@ constexpr int kCopyItemBytes = 2048;
 /// its local rows. Each row of a chunk adds one to the target's signal, so that ranks may share the
 /// work among any number of blocks.
 struct ShardRoute {
-  int stops = 0;         ///< number of targets; 0: no copy warps
+  int targets = 0;       ///< number of targets; 0: no copy warps
   int bytes_per_ns = 1;  ///< max rate of all blocks together
   int groups = 1;        ///< of blocks (schedule::AgCopyOrder)
   /// Sends all chunks to the first target before any to the others, for tiles that need it first.
@@ -43,9 +43,9 @@ struct ShardRoute {
   /// One per row, or null; they arrive before the row's first chunk, at `to` + `scales_at` bytes.
   const float* scales = nullptr;
   ptrdiff_t scales_at = 0;
-  uint64_t* arrived[kMaxGpus] = {};        ///< in the target's memory: of this source's chunks
-  uint64_t* enter[kMaxGpus] = {};          ///< in the target's memory: ready flag of this rank
-  const uint64_t* entered[kMaxGpus] = {};  ///< in this rank's memory: ready flag of the target
+  uint64_t* arrived[kMaxGpus] = {};            ///< in the target's memory: of this source's chunks
+  uint64_t* enter[kMaxGpus] = {};              ///< in the target's memory: ready flag of this rank
+  const uint64_t* ready_flags[kMaxGpus] = {};  ///< in this rank's memory: ready flag of the target
   int rank_of[kMaxGpus] = {};
   CallCounter* calls = nullptr;  ///< counts one reader per warp
   Deadline deadline;

@@ -346,14 +346,14 @@ class ExchangeTile {
   // Vector p of tile t belongs to rank (p + t) % ranks, as its vector p / ranks: the first vectors
   // of all owners are sent first, and their sums are in flight while the next ones arrive.
   CUTLASS_DEVICE void share_out(int tile, uint32_t const (&words)[kWords]) const {
-    const int size = peers().size, rank = peers().rank, turn = tile % size;
+    const int size = peers().size, rank = peers().rank, first_owner = tile % size;
     const size_t local = args_.layout.share(parity(), rank, tile);
-    int owner = turn, row = 0;
+    int owner = first_owner, row = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int vec = 0; vec < kVecs; ++vec) {
       store_vec(vecs_at(owner, local) + row * kVecRow, vec_of(words, vec));
       owner = owner + 1 < size ? owner + 1 : 0;
-      row += owner == turn;
+      row += owner == first_owner;
     }
     if (size <= 4) {
       reduce_share<4>(tile);
@@ -365,12 +365,13 @@ class ExchangeTile {
   // Sums the vectors that this rank owns and sends them to all ranks, including this one.
   template <int kRanks>
   CUTLASS_DEVICE void reduce_share(int tile) const {
-    const int size = peers().size, rank = peers().rank, turn = tile % size;
+    const int size = peers().size, rank = peers().rank, first_owner = tile % size;
     std::byte* slots = vecs_at(rank, args_.layout.share(parity(), 0, tile));
     const size_t of_rank = args_.layout.share(0, 1, 0) - args_.layout.share(0, 0, 0);
     std::byte* slot = slots;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int vec = rank >= turn ? rank - turn : rank - turn + size; vec < kVecs; vec += size) {
+    for (int vec = rank >= first_owner ? rank - first_owner : rank - first_owner + size;
+         vec < kVecs; vec += size) {
       Vec vecs[kRanks];
       const auto at = [&](int r) { return slot + (r < size ? r : size - 1) * of_rank; };
       const auto sender = [&](int r) { return r < size ? r : -1; };

@@ -108,11 +108,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   Mainloop mainloop;
   const int all_steps = (cute::get<2>(params.problem) + Config::kDepth - 1) / Config::kDepth;
   // Helpers along K precede the tile's main block, which waits for them.
-  const int helpers = int(gridDim.z) - 1, turn = int(blockIdx.z);
+  const int helpers = int(gridDim.z) - 1, slice = int(blockIdx.z);
   int first_step = 0, steps = all_steps;
   if (helpers > 0) {
-    first_step = all_steps * turn / (helpers + 1);
-    steps = all_steps * (turn + 1) / (helpers + 1) - first_step;
+    first_step = all_steps * slice / (helpers + 1);
+    steps = all_steps * (slice + 1) / (helpers + 1) - first_step;
   }
   const int tiles = (cute::get<0>(params.problem) + Config::kFeatures - 1) / Config::kFeatures;
   const int all = (tiles + kCluster - 1) / kCluster * kCluster;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         (tile * Config::kGroups + thread / ArStaging::kThreads) * kTokenTiles + blockIdx.y;
     const bool shares = sends && layout_tile < params.args.layout.tiles;
     if constexpr (Config::kFp8) {
-      if (shares && turn == helpers) exchange().fetch_scales(layout_tile);
+      if (shares && slice == helpers) exchange().fetch_scales(layout_tile);
     }
     auto accumulators = cute::partition_fragment_C(typename Mainloop::TiledMma{},
                                                    cute::take<0, 2>(typename Config::TileShape{}));
@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mainloop.mma_tail(pipeline, state, steps);
     state.advance(uint32_t(steps));
     if (!shares) continue;
-    if (turn < helpers) {
-      exchange().store_partial(layout_tile, turn, accumulators);
+    if (slice < helpers) {
+      exchange().store_partial(layout_tile, slice, accumulators);
     } else {
       const bool whole = exchange().add_partials(layout_tile, helpers, accumulators);
       exchange().run(layout_tile, accumulators, whole);

@@ -13,7 +13,7 @@ class BlockWords {
   __device__ void open() {
     epoch_ = 0;
     for (int group = 0; group < kGroups; ++group) {
-      stored_[group] = landed_[group][0] = landed_[group][1] = 0;
+      stored_[group] = arrived_[group][0] = arrived_[group][1] = 0;
     }
   }
 
@@ -48,17 +48,17 @@ class BlockWords {
   /// Notes that all partials which the block's local tile `number`, counted from 1, adds to a
   /// warpgroup's rows have arrived. A max, as numbers grow and racecheck reports a plain store
   /// concurrent with a read as a race.
-  __device__ void note_landed(int group, unsigned number) {
+  __device__ void note_arrived(int group, unsigned number) {
     asm volatile("red.release.cta.shared::cta.max.u32 [%0], %1;" ::"r"(
-                     address_of_word(&landed_[group][number % 2])),
+                     address_of_word(&arrived_[group][number % 2])),
                  "r"(number)
                  : "memory");
   }
   /// False if it was not noted, or if a tile two later has been noted since.
-  __device__ bool have_landed(unsigned number) const {
+  __device__ bool have_arrived(unsigned number) const {
     bool all = true;
     for (int group = 0; group < kGroups; ++group) {
-      all &= read_word(landed_[group][number % 2]) == number;
+      all &= read_word(arrived_[group][number % 2]) == number;
     }
     return all;
   }
@@ -66,7 +66,7 @@ class BlockWords {
  private:
   uint64_t epoch_;  // 0 until published
   unsigned stored_[kGroups];
-  unsigned landed_[kGroups][2];  // two, as the next is noted before this one is read
+  unsigned arrived_[kGroups][2];  // two, as the next is noted before this one is read
 };
 
 }  // namespace tandem::gpu::fused

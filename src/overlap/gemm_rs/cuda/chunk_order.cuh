@@ -68,7 +68,7 @@ __device__ uint64_t begin_call(const Args& args, Words& words) {
   epoch = __shfl_sync(0xffffffff, epoch, 0);
   if (blockIdx.x == 0 && lane < args.staging.size && lane != args.staging.rank) {
     // Peers may now overwrite what they sent for the last call.
-    release_signal(args.staging.signals[lane] + args.entered + args.staging.rank, epoch);
+    release_signal(args.staging.signals[lane] + args.ready_flags + args.staging.rank, epoch);
   }
   // No other thread of the block reads the counter. At the end of the kernel the atomic's reply
   // would be waited for.

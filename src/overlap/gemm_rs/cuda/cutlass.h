@@ -20,12 +20,12 @@ struct CutlassRsArgs {
   const void* x;       ///< [m, k]
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
-  /// Symmetric staging memory, a slot per source rank; signals start at `entered` (ready flags), by
-  /// source, and `arrived_tiles`, by source, then by tile.
+  /// Symmetric staging memory, a slot per source rank; signals start at `ready_flags` (ready
+  /// flags), by source, and `arrived_tiles`, by source, then by tile.
   PeerTable staging;
   std::byte* send_buffer;  ///< the local send buffer, a slot per owner
   size_t slot_bytes;
-  int entered, arrived_tiles, tiles_of_slot;
+  int ready_flags, arrived_tiles, tiles_of_slot;
   CallCounter* calls;  ///< counts one reader per tile
   int pace;            ///< send rate in percent of the link; 0: unpaced
   Deadline deadline;

@@ -87,7 +87,7 @@ class RsKernel final : public CutlassRsKernel {
     scatter.staging = args.staging;
     scatter.send_buffer = args.send_buffer;
     scatter.slot_bytes = args.slot_bytes;
-    scatter.entered = args.entered;
+    scatter.ready_flags = args.ready_flags;
     scatter.arrived_tiles = args.arrived_tiles;
     scatter.tiles_of_slot = args.tiles_of_slot;
     scatter.calls = args.calls;

@@ -24,9 +24,9 @@ struct EncodedRsArgs {
   const void* weight;  ///< [n, k]
   void* out;           ///< [m / ranks, n]
   /// Received slices as in FusedRsShape, slice_bytes() each, by ring step. Signals start at
-  /// `entered` (ready flags), by rank, and `arrived_tiles`, by source, then by slice.
+  /// `ready_flags` (ready flags), by rank, and `arrived_tiles`, by source, then by slice.
   PeerTable staging;
-  int entered, arrived_tiles;
+  int ready_flags, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
   bool between;        ///< as in FusedRsPlan
   Deadline deadline;

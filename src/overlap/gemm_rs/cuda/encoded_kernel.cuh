@@ -11,9 +11,9 @@
 #include "codec/numbers.h"
 #include "gemm/cuda/encoded_tile.cuh"
 #include "gemm/cuda/gemm_launch.cuh"
-#include "overlap/gemm_rs/cuda/fused_base.cuh"
 #include "overlap/gemm_rs/cuda/chunk_order.cuh"
 #include "overlap/gemm_rs/cuda/encoded.h"
+#include "overlap/gemm_rs/cuda/fused_base.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -29,8 +29,8 @@ struct EncodedRoles {
     CUtensorMap x, weight, out;
     SplitPartials<Tiles> partials;
     schedule::RsChunkOrder order;  // in pairs of rows of tiles
-    const schedule::ChunkWork* works;
-    int works_of_cluster;
+    const schedule::ChunkWork* work_items;
+    int items_of_cluster;
     int shard_rows, slices_of_shard;
     int every;    // k-blocks between the stores of two store tiles
     float limit;  // max finite value of the result's dtype
@@ -66,7 +66,7 @@ struct EncodedRoles {
       const int source = i / Work::kStepsPerSource;
       const int slice = work.slice(params, i % Work::kStepsPerSource);
       this->await_added(
-          i, [&] { this->await_signal(source, landed_signal(params, source, slice), slice); });
+          i, [&] { this->await_signal(source, arrival_signal(params, source, slice), slice); });
       stages.load_slice(slice_at(params, staging.memory[staging.rank], source, slice),
                         Codec::kSliceBytes);
     }
@@ -89,7 +89,7 @@ struct EncodedRoles {
     __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
       const int owner = work.tile.owner, slice = work.slice(params, this->group_);
-      if (!has_entered(params.args, owner, this->epoch_)) {
+      if (!is_ready(params.args, owner, this->epoch_)) {
         return storer.store_slice(nullptr, Codec::kBoxBytes);
       }
       // The owner identifies this rank by the ring step.
@@ -130,7 +130,7 @@ class EncodedRs final : public EncodedRsKernel {
       layout.order =
           chunk_order<Tiles>(shape_, {.between = between}, clusters, Partials::kPossible);
       slots = std::max(slots, partial_slots(waves_of(layout.order), layout.order.split));
-      layout.works = Works(schedule::RsChunks(layout.order));
+      layout.work_items = WorkItems(schedule::RsChunks(layout.order));
     }
     partials_.emplace(slots);
   }
@@ -145,10 +145,10 @@ class EncodedRs final : public EncodedRsKernel {
   }
 
  private:
-  using Works = WorkTable<schedule::ChunkWork>;
+  using WorkItems = WorkTable<schedule::ChunkWork>;
   struct Layout {
     schedule::RsChunkOrder order;
-    Works works;
+    WorkItems work_items;
   };
 
   bool same(const EncodedRsArgs& args) const {
@@ -166,8 +166,8 @@ class EncodedRs final : public EncodedRsKernel {
     params.out = map_of<Element>(args.out, shape_.shard_rows(), shape_.n, Tiles::kGroupRows);
     params.partials = partials_->memory();
     params.order = layout.order;
-    params.works = layout.works.data();
-    params.works_of_cluster = layout.works.of_cluster;
+    params.work_items = layout.work_items.data();
+    params.items_of_cluster = layout.work_items.of_cluster;
     params.shard_rows = int(shape_.shard_rows());
     params.slices_of_shard = int(shape_.slices());
     params.every = steps_between_boxes<Tiles>(layout.order);

@@ -4,7 +4,7 @@ namespace tandem::gpu {
 namespace {
 
 // Signals of the staging memory.
-constexpr int kEntered = 0, kLanded = kMaxGpus;
+constexpr int kReady = 0, kArrivedTiles = kMaxGpus;
 
 }  // namespace
 
@@ -37,11 +37,11 @@ EncodedRsOp::EncodedRsOp(GpuCommunicator& comm, const FusedRsShape& shape,
     : comm_(comm), shape_(shape), kernel_(std::move(kernel)), calls_(sizeof(CallCounter)) {
   const int64_t slices = (shape_.ranks - 1) * shape_.slices();
   staging_ = std::static_pointer_cast<GpuBuffer>(
-      comm.allocate(size_t(slices) * kernel_->slice_bytes(), kLanded + int(slices)));
+      comm.allocate(size_t(slices) * kernel_->slice_bytes(), kArrivedTiles + int(slices)));
 }
 
 void EncodedRsOp::run(bool between, const Tensor& x, const Tensor& weight, const Tensor& out) {
-  kernel_->launch({x.data(), weight.data(), out.data(), staging_->table(), kEntered, kLanded,
+  kernel_->launch({x.data(), weight.data(), out.data(), staging_->table(), kReady, kArrivedTiles,
                    reinterpret_cast<CallCounter*>(calls_.data()), between, comm_.device_deadline()},
                   comm_.stream());
 }

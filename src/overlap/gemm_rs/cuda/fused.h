@@ -85,9 +85,9 @@ struct FusedRsArgs {
   /// `received`: partials from the other ranks.
   void* send_buffer;
   const void* received;
-  PeerTable staging;  ///< signals start at `entered` (ready flags), by rank; `arrived`, by source,
-                      ///< then by kMaxChunks; `arrived_tiles`, by source, then by slice
-  int entered, arrived, arrived_tiles;
+  PeerTable staging;  ///< signals start at `ready_flags` (ready flags), by rank; `arrived`, by
+                      ///< source, then by kMaxChunks; `arrived_tiles`, by source, then by slice
+  int ready_flags, arrived, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
   /// For copy-engine pushes, by ring step, then by kMaxChunks: `counted` tiles, 0 between calls;
   /// `ready` flags of complete chunks, set to 1 and reset by the pushing stream; `sending`, the

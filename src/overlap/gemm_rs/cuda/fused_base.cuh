@@ -23,13 +23,13 @@ struct FusedRsShared : Tiles::Shared {
 
 /// Index of the signal that a slice from the source at ring step `step` has arrived.
 template <class Params>
-__device__ int landed_signal(const Params& params, int step, int slice) {
+__device__ int arrival_signal(const Params& params, int step, int slice) {
   return params.args.arrived_tiles + step * params.slices_of_shard + slice;
 }
 /// Waits until a tile's owner is ready for this call; false if that times out.
 template <class Args>
-__device__ bool has_entered(const Args& args, int owner, uint64_t epoch) {
-  return wait_for_load(args.staging.signals[args.staging.rank] + args.entered + owner, epoch,
+__device__ bool is_ready(const Args& args, int owner, uint64_t epoch) {
+  return wait_for_load(args.staging.signals[args.staging.rank] + args.ready_flags + owner, epoch,
                        args.deadline, kGemmRsWait, owner, -1);
 }
 
@@ -94,7 +94,7 @@ template <class Params, class Work>
 __device__ void land(const Params& params, const Work& work, int group, uint64_t epoch) {
   // The owner identifies this rank by the ring step.
   release_signal(params.args.staging.signals[work.tile.owner] +
-                     landed_signal(params, work.tile.step, work.slice(params, group)),
+                     arrival_signal(params, work.tile.step, work.slice(params, group)),
                  epoch);
 }
 
@@ -113,8 +113,8 @@ class FusedRsSource {
       : params_(params), shared_(shared), timestamps_(params) {}
 
   __device__ void begin(const Work& work) {
-    held_ = {};
-    landed_ = false;
+    stalled_ = {};
+    arrived_ = false;
     local_tiles_ += work.added() > 0;
   }
   __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) {
@@ -122,9 +122,9 @@ class FusedRsSource {
                      work.column);
   }
   __device__ void end(const Work& work) {
-    timestamps_.span(work.tile_coord(), work.added() > 0, &TileRecord::held_begin,
-                     &TileRecord::held_end, held_);
-    direction_.turn();
+    timestamps_.span(work.tile_coord(), work.added() > 0, &TileRecord::stalled_begin,
+                     &TileRecord::stalled_end, stalled_);
+    direction_.reverse();
   }
   __device__ Waiter waiter() const {
     return {extend_deadline(params_.args.deadline), kGemmRsWait, params_.args.staging.rank};
@@ -136,8 +136,8 @@ class FusedRsSource {
   /// has seen all of them arrive.
   template <class Await>
   __device__ void await_added(int i, Await&& await) {
-    if (i == 0) landed_ = have_landed(local_tiles_);  // as late as possible
-    if (!landed_) held_.time(await);
+    if (i == 0) arrived_ = have_arrived(local_tiles_);  // as late as possible
+    if (!arrived_) stalled_.time(await);
   }
   /// Waits for `signal`: slice or chunk `what` of `source`.
   __device__ void await_signal(int source, int signal, int what) {
@@ -152,8 +152,8 @@ class FusedRsSource {
 
  private:
   // The fence orders this thread's later bulk loads after the arrival.
-  __device__ bool have_landed(unsigned number) const {
-    if (!shared_.words.have_landed(number)) return false;
+  __device__ bool have_arrived(unsigned number) const {
+    if (!shared_.words.have_arrived(number)) return false;
     asm volatile("fence.proxy.async;" ::: "memory");
     return true;
   }
@@ -164,8 +164,8 @@ class FusedRsSource {
   unsigned local_tiles_ = 0;  // tiles so far that add received partials
   Serpentine direction_;
   // State of the current work item:
-  Timestamps::Longest held_;
-  bool landed_;
+  Timestamps::Longest stalled_;
+  bool arrived_;
 };
 
 /// Paces the store tiles and looks one tile ahead. A kernel's own sink does the stores.
@@ -208,12 +208,12 @@ class FusedRsSink : public DirectSink {
   __device__ void poll_received(const Work& next, unsigned number) {
     const auto& staging = params_.args.staging;
     const uint64_t* signal =
-        staging.signals[staging.rank] + landed_signal(params_, 0, next.slice(params_, group_));
+        staging.signals[staging.rank] + arrival_signal(params_, 0, next.slice(params_, group_));
     for (int source = 0; source + 1 < params_.order.ranks; ++source) {
       if (acquire_signal(signal) < epoch_) return;
       signal += params_.slices_of_shard;
     }
-    shared_.words.note_landed(group_, number);
+    shared_.words.note_arrived(group_, number);
   }
 
   unsigned local_tiles_ = 0;  // tiles so far that add received partials

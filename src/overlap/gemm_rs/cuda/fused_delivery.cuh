@@ -28,8 +28,8 @@ struct FusedRsDelivery {
     Block::for_each_work(params, [&](const Work& work) {
       if (!work.tile.later) return;
       const int lane = int(threadIdx.x) % 32;
-      const bool entered = lane == 0 && has_entered(params.args, work.tile.owner, epoch);
-      if (!__any_sync(0xffffffff, entered)) return;
+      const bool ready_flags = lane == 0 && is_ready(params.args, work.tile.owner, epoch);
+      if (!__any_sync(0xffffffff, ready_flags)) return;
       __syncwarp();
       timestamps.stamp(work.tile_coord(), lane == 0, &TileRecord::wait_begin);
 #pragma unroll 1
@@ -75,9 +75,9 @@ struct FusedRsDelivery {
     const int number = tile.step * FusedRsKernel::kMaxChunks + tile.chunk;
     if (atomicAdd(args.counted + number, 1) + 1 != params.tiles_of_chunk) return;
     args.counted[number] = 0;
-    const bool entered = has_entered(args, tile.owner, epoch);
+    const bool ready_flags = is_ready(args, tile.owner, epoch);
     // The stream copies in any case; a late owner is not signalled.
-    *static_cast<volatile uint64_t*>(args.sending + number) = entered ? epoch : 0;
+    *static_cast<volatile uint64_t*>(args.sending + number) = ready_flags ? epoch : 0;
     __threadfence_system();
     *static_cast<volatile unsigned*>(args.ready + number) = 1;
   }

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "gemm/cuda/gemm_launch.cuh"
+#include "overlap/gemm_rs/cuda/chunk_order.cuh"
 #include "overlap/gemm_rs/cuda/fused_base.cuh"
 #include "overlap/gemm_rs/cuda/fused_delivery.cuh"
-#include "overlap/gemm_rs/cuda/chunk_order.cuh"
 
 namespace tandem::gpu::fused {
 
@@ -31,8 +31,8 @@ struct FusedRsRoles {
     CUtensorMap peers[kMaxGpus];  // their `received`, for direct stores
     SplitPartials<Tiles> partials;
     schedule::RsChunkOrder order;  // in pairs of rows of tiles
-    const schedule::ChunkWork* works;
-    int works_of_cluster;
+    const schedule::ChunkWork* work_items;
+    int items_of_cluster;
     int shard_rows, slices_of_shard;
     unsigned tiles_of_chunk;  // counted once per warpgroup
     int every;                // k-blocks between the stores of two store tiles
@@ -88,7 +88,7 @@ struct FusedRsRoles {
       const int slice = work.slice(params, group);
       const int chunk = source * FusedRsKernel::kMaxChunks + work.tile.chunk;
       if (stores_remotely(params)) {
-        this->await_signal(source, landed_signal(params, source, slice), slice);
+        this->await_signal(source, arrival_signal(params, source, slice), slice);
       } else if (!(here_ >> chunk & 1)) {
         this->await_signal(source, params.args.arrived + chunk, work.tile.chunk);
         here_ |= 1u << chunk;
@@ -153,7 +153,7 @@ struct FusedRsRoles {
     __device__ void store_to_owner(TileStorer<Tiles>& storer, const Work& work) const {
       const Params& params = this->params_;
       const int owner = work.tile.owner, group = this->group_;
-      if (!has_entered(params.args, owner, this->epoch_)) {
+      if (!is_ready(params.args, owner, this->epoch_)) {
         return storer.store(params.send_buffer, 0, work.row_of(params, owner));
       }
       // The owner identifies this rank by the ring step. Rows beyond its memory are not stored.
@@ -211,7 +211,7 @@ class FusedRs final : public FusedRsKernel {
       if (plan.later > order.shard_tiles()) continue;
       slots = std::max(slots, partial_slots(waves_of(order), order.split));
       plans_.push_back(plan);
-      layouts_.push_back({order, Works(schedule::RsChunks(order))});
+      layouts_.push_back({order, WorkItems(schedule::RsChunks(order))});
     }
     partials_.emplace(slots);
   }
@@ -229,10 +229,10 @@ class FusedRs final : public FusedRsKernel {
   }
 
  private:
-  using Works = WorkTable<schedule::ChunkWork>;
+  using WorkItems = WorkTable<schedule::ChunkWork>;
   struct Layout {
     schedule::RsChunkOrder order;
-    Works works;
+    WorkItems work_items;
   };
 
   bool same(const FusedRsArgs& args) const {
@@ -280,8 +280,8 @@ class FusedRs final : public FusedRsKernel {
     params.tiles_of_chunk =
         unsigned(layout.order.chunk_tiles()) * (Tiles::kCluster * Tiles::kGroups);
     params.order = layout.order;
-    params.works = layout.works.data();
-    params.works_of_cluster = layout.works.of_cluster;
+    params.work_items = layout.work_items.data();
+    params.items_of_cluster = layout.work_items.of_cluster;
     params.slices_of_shard = int(shape_.slices());
     params.columns = int(shape_.n);
     params.scaled_by_row = shape_.scaled_by_row;

@@ -26,8 +26,8 @@ struct CutlassTile {
 namespace {
 
 // Signals of the symmetric buffer, each by source rank; kAdded by ring step and chunk.
-constexpr int kEntered = 0, kArrived = kMaxGpus, kCutlassEntered = 2 * kMaxGpus,
-              kFusedEntered = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
+constexpr int kReady = 0, kArrived = kMaxGpus, kCutlassReady = 2 * kMaxGpus,
+              kFusedReady = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kCutlassArrived = kAdded + FusedRsKernel::kMaxChunks * kMaxGpus;
 
 // A chunk costs the host 5 us: a plan must beat the earlier ones by a measurable gain.
@@ -280,7 +280,7 @@ void GemmRs::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
 void GemmRs::enter() {
   begun_.record(comm_.stream());
   begun_.block(side_.get());
-  launch_enter(staging_->table(), kEntered, {&words().pushed, nullptr, words().signal_value},
+  launch_enter(staging_->table(), kReady, {&words().pushed, nullptr, words().signal_value},
                comm_.device_deadline(), kGemmRsWait, side_.get());
 }
 
@@ -316,7 +316,7 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
   const auto launch = [&] {
     fused_->launch(
         {x.data(), weight.data(), out.data(), pointers_of(shape_, scales), partial_.data(),
-         staging_->local(), staging_->table(), kFusedEntered, kAdded, first_fused_slice(),
+         staging_->local(), staging_->table(), kFusedReady, kAdded, first_fused_slice(),
          &words().fused, words().counted, words().ready, words().sending, fused_variant_,
          comm_.device_deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
         stream);
@@ -335,7 +335,7 @@ void GemmRs::run_cutlass(const Tensor& x, const Tensor& weight, const Tensor& ou
                            staging_->table(),
                            partial_.data(),
                            slot_bytes_,
-                           kCutlassEntered,
+                           kCutlassReady,
                            kCutlassArrived,
                            tiles_of_slot_,
                            &words().cutlass,

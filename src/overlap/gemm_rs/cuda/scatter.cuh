@@ -15,7 +15,7 @@ struct Scatter {
   PeerTable staging;
   std::byte* send_buffer;  // local send buffer
   size_t slot_bytes;
-  int entered, arrived_tiles, tiles_of_slot;
+  int ready_flags, arrived_tiles, tiles_of_slot;
   CallCounter* calls;
   int shard_tiles, column_tiles;
   schedule::RsTileOrder order;  // in clusters
@@ -32,7 +32,7 @@ struct Scatter {
   };
 
   CUTLASS_DEVICE uint64_t* signals_of(int rank) const { return staging.signals[rank]; }
-  CUTLASS_DEVICE uint64_t* landed_at(int owner, int source, int tile) const {
+  CUTLASS_DEVICE uint64_t* arrival_at(int owner, int source, int tile) const {
     return signals_of(owner) + arrived_tiles + int64_t(source) * tiles_of_slot + tile;
   }
   CUTLASS_DEVICE std::byte* staging_at(int owner, int source, int tile, int tile_bytes) const {

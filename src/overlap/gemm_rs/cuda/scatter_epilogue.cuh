@@ -72,7 +72,8 @@ class ScatterEpilogue : public Base {
     const uint64_t epoch = params.scatter.this_epoch();
     for (int peer = 0; peer < peers.size; ++peer) {
       if (peer == peers.rank) continue;
-      release_signal(params.scatter.signals_of(peer) + params.scatter.entered + peers.rank, epoch);
+      release_signal(params.scatter.signals_of(peer) + params.scatter.ready_flags + peers.rank,
+                     epoch);
     }
   }
 
@@ -183,17 +184,17 @@ class ScatterEpilogue : public Base {
   CUTLASS_DEVICE void send(Accumulators const& accumulators, Scatter::TileLocation const& location,
                            int thread, Coordinates const& at) {
     const int rank = scatter_.staging.rank;
-    if (!(entered_ >> location.owner & 1)) {
-      timestamps_.stamp(at, thread == 0, &TileRecord::held_begin);
+    if (!(ready_flag_ >> location.owner & 1)) {
+      timestamps_.stamp(at, thread == 0, &TileRecord::stalled_begin);
       bool came = true;
       if (thread == 0) {
-        came = wait_signal(scatter_.signals_of(rank) + scatter_.entered + location.owner,
+        came = wait_signal(scatter_.signals_of(rank) + scatter_.ready_flags + location.owner,
                            scatter_.this_epoch(), scatter_.deadline, kGemmRsWait, location.owner);
       }
       came = sync_and(came);
-      timestamps_.stamp(at, thread == 0, &TileRecord::held_end);
+      timestamps_.stamp(at, thread == 0, &TileRecord::stalled_end);
       if (!came) return;  // it may still read the last call's data, and is not signalled
-      if (kDirect) entered_ |= 1u << location.owner;
+      if (kDirect) ready_flag_ |= 1u << location.owner;
     }
     timestamps_.stamp(at, thread == 0, &TileRecord::wait_begin);
     std::byte* tile =
@@ -209,7 +210,7 @@ class ScatterEpilogue : public Base {
     }
     sync();
     if (thread == 0) {
-      release_signal(scatter_.landed_at(location.owner, rank, location.tile),
+      release_signal(scatter_.arrival_at(location.owner, rank, location.tile),
                      scatter_.this_epoch());
     }
     timestamps_.stamp(at, thread == 0, &TileRecord::wait_end);
@@ -225,23 +226,23 @@ class ScatterEpilogue : public Base {
   template <class Coordinates>
   CUTLASS_DEVICE void add_partials(int tile, int thread, Coordinates const& at) const {
     const PeerTable& peers = scatter_.staging;
-    timestamps_.stamp(at, thread == 0, &TileRecord::held_begin);
+    timestamps_.stamp(at, thread == 0, &TileRecord::stalled_begin);
     if (thread < peers.size && thread != peers.rank) {
-      wait_signal(scatter_.landed_at(peers.rank, thread, tile), scatter_.this_epoch(),
+      wait_signal(scatter_.arrival_at(peers.rank, thread, tile), scatter_.this_epoch(),
                   extend_deadline(scatter_.deadline), kGemmRsWait, thread, tile);
     }
     sync();
-    timestamps_.stamp(at, thread == 0, &TileRecord::held_end);
+    timestamps_.stamp(at, thread == 0, &TileRecord::stalled_end);
     // Many loads in flight cover memory latency; more would not fit the registers.
     if (peers.size <= 4) {
-      add_landed<4, 4>(tile, thread, at);
+      add_arrived<4, 4>(tile, thread, at);
     } else {
-      add_landed<kMaxGpus, 2>(tile, thread, at);
+      add_arrived<kMaxGpus, 2>(tile, thread, at);
     }
   }
 
   template <int kRanks, int kAtOnce, class Coordinates>
-  CUTLASS_DEVICE void add_landed(int tile, int thread, Coordinates const& at) const {
+  CUTLASS_DEVICE void add_arrived(int tile, int thread, Coordinates const& at) const {
     static_assert(Fragments::kVecs % kAtOnce == 0);
     const auto corner = Fragments::corner(scatter_, cute::get<0>(at), cute::get<1>(at));
     const int ranks = scatter_.staging.size;
@@ -278,7 +279,7 @@ class ScatterEpilogue : public Base {
   Scatter const& scatter_;
   Timestamps timestamps_;
   TensorStorage& storage_;
-  unsigned entered_ = 0;  // owners seen ready for this call, a bit each (kDirect)
+  unsigned ready_flag_ = 0;  // owners seen ready for this call, a bit each (kDirect)
 };
 
 }  // namespace tandem::gpu::fused

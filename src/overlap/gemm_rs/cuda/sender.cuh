@@ -20,7 +20,7 @@ class Sender {
   CUTLASS_DEVICE void open() {
     handover.open();
     copier_.open();
-    entered_ = 0;
+    ready_flag_ = 0;
     tiles_ = 0;
     lost_ = false;
     row_ = -1;
@@ -66,20 +66,20 @@ class Sender {
   CUTLASS_DEVICE static void opaque(int& row) { asm volatile("" : "+r"(row)); }
 
   CUTLASS_DEVICE bool must_wait(Scatter const& scatter, int row, int column) const {
-    return !(entered_ >> scatter.locate(row, column).owner & 1) || !handover.has_tiles(tiles_);
+    return !(ready_flag_ >> scatter.locate(row, column).owner & 1) || !handover.has_tiles(tiles_);
   }
 
   // After a timeout nothing more is sent, and the peer that waits for it reports that.
   CUTLASS_DEVICE void wait_for_owner(Scatter const& scatter, Timestamps const& timestamps, int row,
                                      int column) {
     const int owner = scatter.locate(row, column).owner;
-    if (entered_ >> owner & 1) return;
-    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_begin);
-    const uint64_t* flag = scatter.signals_of(scatter.staging.rank) + scatter.entered + owner;
+    if (ready_flag_ >> owner & 1) return;
+    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::stalled_begin);
+    const uint64_t* flag = scatter.signals_of(scatter.staging.rank) + scatter.ready_flags + owner;
     if (!wait_signal(flag, scatter.this_epoch(), scatter.deadline, kGemmRsWait, owner))
       lost_ = true;
-    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::held_end);
-    entered_ |= 1u << owner;
+    timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::stalled_end);
+    ready_flag_ |= 1u << owner;
   }
 
   /// Signals the owner of the last sent tile, which has arrived.
@@ -87,7 +87,7 @@ class Sender {
     const int row = row_, column = column_;
     if (row < 0) return;
     const Scatter::TileLocation location = scatter.locate(row, column);
-    release_signal(scatter.landed_at(location.owner, scatter.staging.rank, location.tile),
+    release_signal(scatter.arrival_at(location.owner, scatter.staging.rank, location.tile),
                    scatter.this_epoch());
     timestamps.stamp(cute::make_coord(row, column), true, &TileRecord::wait_end);
     scatter.count_tile();
@@ -95,10 +95,10 @@ class Sender {
   }
 
   PacedBulkCopier copier_;
-  unsigned entered_;  // owners seen ready for this call, a bit each
-  unsigned tiles_;    // sent so far, the current one included
-  bool lost_;         // a wait timed out
-  int row_, column_;  // of the tile in flight; row -1: none
+  unsigned ready_flag_;  // owners seen ready for this call, a bit each
+  unsigned tiles_;       // sent so far, the current one included
+  bool lost_;            // a wait timed out
+  int row_, column_;     // of the tile in flight; row -1: none
 };
 
 }  // namespace tandem::gpu::fused

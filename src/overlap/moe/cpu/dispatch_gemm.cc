@@ -67,7 +67,7 @@ size_t MoeDispatchGemmCpu::rows_offset(int source) const {
   return size_t(source) * source_bytes_ + routing_bytes_;
 }
 
-std::byte* MoeDispatchGemmCpu::told_by(int source) const {
+std::byte* MoeDispatchGemmCpu::message_of(int source) const {
   return (source == coords_.rank ? workspace_.scratch() : workspace_.shared()) +
          size_t(source) * source_bytes_;
 }
@@ -116,7 +116,7 @@ void MoeDispatchGemmCpu::refuse(std::string_view fault) {
 
 MoeDispatchGemmCpu::Header MoeDispatchGemmCpu::header_of(int source) const {
   Header header;
-  std::memcpy(&header, told_by(source), sizeof header);
+  std::memcpy(&header, message_of(source), sizeof header);
   return header;
 }
 
@@ -129,7 +129,7 @@ void MoeDispatchGemmCpu::await_headers() {
     const Header header = header_of(source), first = header_of(0);
     std::string fault;
     if (header.fault_bytes > 0) {
-      const std::byte* const text = told_by(source) + sizeof header;
+      const std::byte* const text = message_of(source) + sizeof header;
       fault.assign(reinterpret_cast<const char*>(text), header.fault_bytes);
     } else if (header.batch != first.batch) {
       fault = fmt::format("{}: expected {} as on rank 0", describe_call(header.batch),
@@ -156,7 +156,7 @@ void MoeDispatchGemmCpu::list_arrived(MoeRows& rows) {
   std::vector<RoutedRows> sources(static_cast<size_t>(coords_.world));
   std::vector<int64_t> loads(static_cast<size_t>(coords_.grid.ep));
   for (int source = 0; source < coords_.world; ++source) {
-    const std::byte* at = told_by(source) + sizeof(Header);
+    const std::byte* at = message_of(source) + sizeof(Header);
     for (int64_t& load : loads) {
       int64_t of_source;
       std::memcpy(&of_source, at, sizeof of_source);

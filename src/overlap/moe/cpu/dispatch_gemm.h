@@ -60,7 +60,7 @@ class MoeDispatchGemmCpu {
   int routing_signal(int source) const { return source * (1 + schedule::kMaxMoeWaves); }
   int wave_signal(int source, int wave) const { return routing_signal(source) + 1 + wave; }
   size_t rows_offset(int source) const;
-  std::byte* told_by(int source) const;
+  std::byte* message_of(int source) const;
   Header header_of(int source) const;
   void tell(int to, const Header& header, std::span<const std::byte> content);
   void tell_all(const Header& header, std::span<const std::byte> content);

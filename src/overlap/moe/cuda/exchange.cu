@@ -161,11 +161,11 @@ __global__ void __launch_bounds__(kSendingThreads)
 // The first `senders` blocks send before they sort.
 template <bool kPaced>
 __global__ void __launch_bounds__(kSendingThreads)
-    send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowTurns turns,
+    send_and_gather_kernel(MoeCall call, const uint4* x, unsigned senders, RowSlots turns,
                            MoeGather gather, int64_t vecs) {
   allow_kernel_behind();
   if (blockIdx.x < senders) send_rows<kPaced>(call, x, vecs, false, senders);
-  gather_turns(turns, gather, vecs);
+  gather_slots(turns, gather, vecs);
 }
 static_assert(kSendingThreads == kOverlappedThreads);
 
@@ -414,7 +414,7 @@ void launch_send_and_gather(const MoeCall& call, const void* x, int senders,
   with_pacing(call, [&]<bool kPaced>(std::bool_constant<kPaced>) {
     launch_blocks(send_and_gather_kernel<kPaced>, blocks, kSendingThreads, "send_and_gather_kernel",
                   stream, call, static_cast<const uint4*>(x), unsigned(senders),
-                  RowTurns::of(table, ready), gather,
+                  RowSlots::of(table, ready), gather,
                   int64_t(call.space.row_bytes() / sizeof(uint4)));
   });
 }

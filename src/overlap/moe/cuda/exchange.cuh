@@ -75,7 +75,7 @@ class Outgoing {
       if (lane() != 0) return;
       stored_ += bytes;
       if (stored_ >= kReservedBytes) reserve_stored();
-      while (raised_ < told_ && nanoseconds() >= due_[raised_]) raise();
+      while (raised_ < queued_ && nanoseconds() >= due_[raised_]) raise();
     }
   }
   /// Called by all warps when everything for a rank has been stored.
@@ -87,8 +87,8 @@ class Outgoing {
   /// Called by the first thread of the last block to finish a rank.
   __device__ void tell(uint64_t* signal, uint64_t epoch) {
     if constexpr (kPaced) {
-      signal_[told_] = signal;
-      due_[told_++] = arrival_of_all(pacer_);
+      signal_[queued_] = signal;
+      due_[queued_++] = arrival_of_all(pacer_);
       epoch_ = epoch;
     } else {
       release_signal(signal, epoch);
@@ -97,7 +97,7 @@ class Outgoing {
   /// Called by all threads, last.
   __device__ void finish() {
     if constexpr (kPaced) {
-      while (raised_ < told_) {
+      while (raised_ < queued_) {
         wait_until(pacer_, due_[raised_]);
         raise();
       }
@@ -116,7 +116,7 @@ class Outgoing {
 
   LinkPacer* pacer_;
   int64_t stored_ = 0;
-  int told_ = 0, raised_ = 0;
+  int queued_ = 0, raised_ = 0;
   uint64_t epoch_ = 0;
   uint64_t* signal_[kMaxGpus];
   uint64_t due_[kMaxGpus];

@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 __global__ void __launch_bounds__(kOverlappedThreads)
-    overlapped_gather_kernel(RowTurns turns, MoeGather p, int64_t vecs) {
+    overlapped_gather_kernel(RowSlots slots, MoeGather p, int64_t vecs) {
   allow_kernel_behind();
-  gather_turns(turns, p, vecs);
+  gather_slots(slots, p, vecs);
 }
 
 template <typename T>
@@ -159,7 +159,7 @@ void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t
 void launch_overlapped_gather(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
                               const ConcurrentBlocks& blocks, cudaStream_t stream) {
   launch_blocks(overlapped_gather_kernel, blocks, kOverlappedThreads, "overlapped_gather_kernel",
-                stream, RowTurns::of(table, ready), gather, gather.columns / 8);
+                stream, RowSlots::of(table, ready), gather, gather.columns / 8);
 }
 
 void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,

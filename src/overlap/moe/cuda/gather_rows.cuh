@@ -40,12 +40,12 @@ struct MovedRows {
 };
 
 /// Rows of an ordered table, taken by warps in round-robin order.
-struct RowTurns {
-  schedule::RowTurn* order;
+struct RowSlots {
+  schedule::RowSlot* order;
   uint32_t* ready;
   int rows;  ///< max per turn
 
-  static RowTurns of(const GroupedTable& table, uint32_t* ready) {
+  static RowSlots of(const GroupedTable& table, uint32_t* ready) {
     return {table.order, ready, table.row_tiles * kGroupedRows};
   }
   /// Returns no row if none is left.
@@ -54,23 +54,23 @@ struct RowTurns {
       const int taken = lane == 0 ? atomicAdd(&order[1].row, 1) : 0;
       const int64_t number = int64_t(__shfl_sync(~0u, taken, 0)) * kRowsAtATime;
       if (number >= all) return {};
-      const schedule::RowTurn turn = order[schedule::kOrderHead + number / rows];
+      const schedule::RowSlot slot = order[schedule::kOrderHead + number / rows];
       const int at = int(number % rows);
-      if (at >= turn.rows * kGroupedRows) continue;
-      const int row = turn.row * kGroupedRows + at;
-      return {row, turn.stage, lane < kRowsAtATime ? __ldg(source + row + lane) : -1};
+      if (at >= slot.rows * kGroupedRows) continue;
+      const int row = slot.row * kGroupedRows + at;
+      return {row, slot.stage, lane < kRowsAtATime ? __ldg(source + row + lane) : -1};
     }
   }
 };
 
 /// Called by all warps of some blocks. A warp looks up its next rows while it moves the current
 /// ones.
-__device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, int64_t vecs) {
+__device__ inline void gather_slots(const RowSlots& slots, const MoeGather& p, int64_t vecs) {
   const int lane = int(threadIdx.x) % 32;
   int awaited = 0;
-  MovedRows rows = turns.next(p.source, lane);
+  MovedRows rows = slots.next(p.source, lane);
   while (rows.row >= 0) {
-    const MovedRows next = turns.next(p.source, lane);
+    const MovedRows next = slots.next(p.source, lane);
     if (p.arrivals.arrived && awaited < rows.stage) {
       await_sources(p.arrivals, awaited, rows.stage, lane);
       awaited = rows.stage;
@@ -82,7 +82,7 @@ __device__ inline void gather_turns(const RowTurns& turns, const MoeGather& p, i
     __syncwarp();
     if (lane == 0) {
       asm volatile(
-          "red.release.gpu.global.add.u32 [%0], %1;" ::"l"(turns.ready + rows.row / kGroupedRows),
+          "red.release.gpu.global.add.u32 [%0], %1;" ::"l"(slots.ready + rows.row / kGroupedRows),
           "r"(kRowsAtATime)
           : "memory");
     }

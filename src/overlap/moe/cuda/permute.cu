@@ -129,20 +129,21 @@ __device__ void await_senders(const MoePermutation::Senders& senders) {
 }
 
 /// For a group whose first row tile is `first_tile` and that has `row_tiles`.
-__device__ void write_works(const GroupedTable& table, int group, int stage, int first_tile,
-                            int row_tiles, const Taken& taken, const schedule::BlockTurns& turns) {
+__device__ void write_work_items(const GroupedTable& table, int group, int stage, int first_tile,
+                                 int row_tiles, const Taken& taken,
+                                 const schedule::BlockSlots& slots) {
   using namespace schedule;
   const Segment& segment = taken.segment;
   const int first = segment.before * table.column_tiles, tiles = segment.count * table.column_tiles;
-  const auto work = [&](BlockTurn turn) -> GroupedWork& {
-    return table.works[turn.block * table.works_of_block + turn.turn];
+  const auto work = [&](BlockSlot slot) -> GroupedWork& {
+    return table.work_items[slot.block * table.items_of_block + slot.slot];
   };
   for (int at = int(threadIdx.x); at < tiles; at += kThreads) {
     const Tile tile =
         grouped_tile(at, segment.count, table.column_tiles, kGroupedBand / table.row_tiles);
     const int row = (segment.first + tile.row) * table.row_tiles;
     const auto rows = int16_t(min(table.row_tiles, row_tiles - row));
-    work(turn_of(first + at, turns)) = {
+    work(slot_of(first + at, slots)) = {
         first_tile + row, rows,           int16_t(table.first_column + tile.column),
         int16_t(group),   int16_t(stage), table.steps};
     if (table.order && tile.column == 0) {
@@ -154,9 +155,9 @@ __device__ void write_works(const GroupedTable& table, int group, int stage, int
     table.order[threadIdx.x] = {threadIdx.x == 0 ? taken.all : 0};
   }
   const int all = taken.all * table.column_tiles;
-  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < turns.blocks;
+  for (int b = int(blockIdx.x) + int(threadIdx.x) * int(gridDim.x); b < slots.blocks;
        b += kThreads * int(gridDim.x)) {
-    work({b, turns_of(b, all, turns)}) = {};
+    work({b, slots_of(b, all, slots)}) = {};
   }
 }
 
@@ -227,12 +228,12 @@ __global__ void __launch_bounds__(kThreads) permute_kernel(MoePermutation p, int
     const GroupedTable& table = p.tables[i];
     const bool whole = !table.staged && table.tiles == GroupedTiles::all;
     const Taken taken = taken_by(table, local.cut[table.row_tiles - 1], step, last);
-    schedule::BlockTurns turns = table.turns;
+    schedule::BlockSlots slots = table.slots;
     if (table.joining.any()) {
-      turns.rounds =
-          table.joining.rounds(all_rows, leaving, taken.all * table.column_tiles, turns.early);
+      slots.rounds =
+          table.joining.rounds(all_rows, leaving, taken.all * table.column_tiles, slots.early);
     }
-    write_works(table, group, whole ? last : step, tiles.before, tiles.count, taken, turns);
+    write_work_items(table, group, whole ? last : step, tiles.before, tiles.count, taken, slots);
   }
   await_senders(p.senders);
 }

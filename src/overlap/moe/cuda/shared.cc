@@ -26,9 +26,9 @@ std::shared_ptr<MoeOnGpus> shared_operator(GpuCommunicator& comm, const MoeShape
   MoeOperators::Made& made = all.by_key[key];
   std::shared_ptr<MoeOnGpus> op = made.op.lock();
   const uint64_t local = op ? made.number : 0;
-  const auto told = comm.exchange(std::as_bytes(std::span(&local, 1)), "moe");
+  const auto exchanged = comm.exchange(std::as_bytes(std::span(&local, 1)), "moe");
   const bool all_have =
-      local != 0 && std::ranges::all_of(told, [&](const auto& blob) {
+      local != 0 && std::ranges::all_of(exchanged, [&](const auto& blob) {
         return blob.size() == sizeof local && std::memcmp(blob.data(), &local, sizeof local) == 0;
       });
   if (all_have) return op;

@@ -17,7 +17,7 @@ inline void raise_signal(uint64_t& signal, uint64_t epoch) {
   if (word.load(std::memory_order_relaxed) < epoch) word.store(epoch, std::memory_order_release);
 }
 
-class Bell {
+class FutexWaiter {
  public:
   using Clock = std::chrono::steady_clock;
 

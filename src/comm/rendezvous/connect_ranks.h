@@ -27,7 +27,7 @@ struct Newcomer {
   Build build = this_build();
 };
 
-struct Met {
+struct Connected {
   std::shared_ptr<Communicator> control;
   std::string world;  ///< a new name, equal on all ranks
 };
@@ -36,7 +36,7 @@ struct Met {
 /// InvalidArgument: its own refusal, or the first of the others with its rank. If a node has more
 /// than `max_ranks_of_node` ranks, every rank throws Unsupported; if they run different programs,
 /// Mismatch. Throws what a ControlCommunicator does.
-Met meet(std::string_view what, const Newcomer& local, const Gather& gather, int max_ranks_of_node,
-         double deadline_s);
+Connected connect_ranks(std::string_view what, const Newcomer& local, const Gather& gather,
+                        int max_ranks_of_node, double deadline_s);
 
 }  // namespace tandem::control

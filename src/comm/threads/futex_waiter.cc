@@ -1,4 +1,4 @@
-#include "comm/threads/bell.h"
+#include "comm/threads/futex_waiter.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -16,7 +16,7 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t seen,
                 std::chrono::steady_clock::time_point deadline);
 void futex_wake_all(const std::atomic<uint32_t>& word);
 
-struct alignas(64) Bell {
+struct alignas(64) FutexWaiter {
   std::atomic<uint32_t> rings{0};
   std::atomic<const SignalWord*> wanted{nullptr};
 
@@ -26,12 +26,12 @@ struct alignas(64) Bell {
   }
 };
 
-/// Raises `word` to `epoch` and wakes the rank of `bell` if it waits for it. Everything written
+/// Raises `word` to `epoch` and wakes the rank of `waiter` if it waits for it. Everything written
 /// before is visible to a reader of the new value.
-inline void raise_signal(SignalWord& word, uint64_t epoch, Bell& bell) {
+inline void raise_signal(SignalWord& word, uint64_t epoch, FutexWaiter& waiter) {
   if (epoch <= word.load(std::memory_order_relaxed)) return;
   word.store(epoch);
-  if (bell.wanted.load() == &word) bell.ring();
+  if (waiter.wanted.load() == &word) waiter.ring();
 }
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-#include "comm/rendezvous/meet.h"
+#include "comm/rendezvous/connect_ranks.h"
 
 #include <fmt/format.h>
 
@@ -109,8 +109,8 @@ std::string reachable(const Contact& contact) {
 
 }  // namespace
 
-Met meet(std::string_view what, const Newcomer& local, const Gather& gather, int max_ranks_of_node,
-         double deadline_s) {
+Connected connect_ranks(std::string_view what, const Newcomer& local, const Gather& gather,
+                        int max_ranks_of_node, double deadline_s) {
   Word word{local.build, sha256(std::as_bytes(std::span(local.node.data(), local.node.size())))};
   put_text(word.refusal, local.refusal);
   const auto words = gather_all(gather, word, local.size);
