@@ -12,7 +12,7 @@
 
 #include "comm.h"
 #include "operand.h"
-#include "wire.h"
+#include "transport.h"
 
 namespace tandem::python {
 

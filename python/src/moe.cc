@@ -18,7 +18,7 @@
 #include "tandem/dtype.h"
 #include "tandem/error.h"
 #include "tandem/strategy.h"
-#include "wire.h"
+#include "transport.h"
 
 namespace tandem::python {
 namespace {

@@ -17,7 +17,7 @@
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "tandem/overlap.h"
-#include "wire.h"
+#include "transport.h"
 
 namespace tandem::python {
 namespace {

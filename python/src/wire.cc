@@ -1,4 +1,4 @@
-#include "wire.h"
+#include "transport.h"
 
 #include <fmt/format.h>
 #include <nanobind/operators.h>

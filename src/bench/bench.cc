@@ -23,9 +23,9 @@ namespace tandem {
 namespace {
 
 /// Wire time: each rank sends its share to every peer and waits for theirs.
-class BareWire {
+class BareTransfer {
  public:
-  BareWire(Communicator& comm, int64_t bytes)
+  BareTransfer(Communicator& comm, int64_t bytes)
       : each_(comm.size() > 1 ? size_t(bytes / (comm.size() - 1)) : 0),
         slot_(agreed(comm, each_)),
         source_(each_),
@@ -64,14 +64,14 @@ class BareWire {
 class EncodedAlone {
  public:
   EncodedAlone(Communicator& comm, int64_t bytes, std::unique_ptr<CodecWork> codec)
-      : wire_(comm, bytes), transport_(comm, bytes), codec_(std::move(codec)) {}
+      : transfer_(comm, bytes), transport_(comm, bytes), codec_(std::move(codec)) {}
   /// In the order of CodecTimes.
   std::vector<std::function<void()>> variants() {
-    return {[this] { wire_.run(); }, [this] { codec_->run(); }, [this] { transport_.run(); }};
+    return {[this] { transfer_.run(); }, [this] { codec_->run(); }, [this] { transport_.run(); }};
   }
 
  private:
-  BareWire wire_;
+  BareTransfer transfer_;
   TransportWork transport_;
   std::unique_ptr<CodecWork> codec_;
 };
@@ -246,8 +246,8 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   const std::vector<BoundCandidate> forms = subject->forms();
   BenchResult result;
   result.bytes = subject->wire_bytes();
-  BareWire wire(comm, result.bytes);
-  std::vector<TimedVariant> variants{timed(comm, [&] { wire.run(); })};
+  BareTransfer transfer(comm, result.bytes);
+  std::vector<TimedVariant> variants{timed(comm, [&] { transfer.run(); })};
   if (subject->has_native()) {
     variants.emplace_back([&] { return subject->native(); });
   } else if (!subject->reference_is_a_form()) {

@@ -83,7 +83,7 @@ void print_info() {
   variable("TANDEM_THREADS", fmt::format("{}", env().threads),
            "CPU threads of one rank, 0: cores / ranks on this host");
   variable("TANDEM_MPI_SHM", env().mpi_shm ? "1" : "0", "1: ranks of one host share memory");
-  variable("TANDEM_MPI_WIRE", env().mpi_wire,
+  variable("TANDEM_MPI_TRANSPORT", env().mpi_transport,
            "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless MPI reaches a fabric)");
   variable("TANDEM_ALLOW_MIXED_BUILDS", env().allow_mixed_builds ? "1" : "0",
            "1 on all ranks: they may run different builds");

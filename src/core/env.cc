@@ -52,6 +52,14 @@ std::string one_of(const char* name, std::initializer_list<const char*> values) 
                         expected);
 }
 
+constexpr const char* kFormerTransport = "TANDEM_MPI_WIRE";  // read if the current one is not set
+
+std::string mpi_transport() {
+  constexpr const char* kName = "TANDEM_MPI_TRANSPORT";
+  const bool former = text(kName, "").empty() && !text(kFormerTransport, "").empty();
+  return one_of(former ? kFormerTransport : kName, {"auto", "tcp", "mpi"});
+}
+
 std::string default_cache_dir() {
   const std::string xdg = text("XDG_CACHE_HOME", "");
   return xdg.empty() ? text("HOME", "/tmp") + "/.cache/tandem" : xdg + "/tandem";
@@ -65,7 +73,8 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_LOG",
       "TANDEM_THREADS",
       "TANDEM_MPI_SHM",
-      "TANDEM_MPI_WIRE",
+      "TANDEM_MPI_TRANSPORT",
+      kFormerTransport,
       "TANDEM_GPU_PORTABLE",
       "TANDEM_GRAPHS",
       "TANDEM_LINK",
@@ -105,7 +114,7 @@ const Env& env() {
                          text("TANDEM_LOG", "info"),
                          number("TANDEM_THREADS", 0, 0, kMaxThreads),
                          one_of("TANDEM_MPI_SHM", {"1", "0"}) == "1",
-                         one_of("TANDEM_MPI_WIRE", {"auto", "tcp", "mpi"}),
+                         mpi_transport(),
                          one_of("TANDEM_GPU_PORTABLE", {"0", "1"}) == "1",
                          one_of("TANDEM_GRAPHS", {"1", "0"}) == "1",
                          text("TANDEM_SECRET", ""),
@@ -116,8 +125,8 @@ const Env& env() {
 }
 
 std::string shared_settings() {
-  return fmt::format("TANDEM_MPI_WIRE={} TANDEM_MPI_SHM={:d} TANDEM_TUNE={:d}", env().mpi_wire,
-                     env().mpi_shm, env().tune);
+  return fmt::format("TANDEM_MPI_TRANSPORT={} TANDEM_MPI_SHM={:d} TANDEM_TUNE={:d}",
+                     env().mpi_transport, env().mpi_shm, env().tune);
 }
 
 double checked_deadline(double seconds, std::string_view what) {

@@ -15,11 +15,11 @@ struct Env {
   double deadline_s;      ///< TANDEM_DEADLINE_S: max seconds of a wait (60)
   std::string cache_dir;  ///< TANDEM_CACHE_DIR: tuner cache ($XDG_CACHE_HOME or ~/.cache, /tandem)
   bool tune;  ///< TANDEM_TUNE: time candidates without known times (1), or use the first
-  std::string log_level;  ///< TANDEM_LOG: trace, debug, info, warn, error (info)
-  int threads;            ///< TANDEM_THREADS: CPU threads of one rank (0: cores / local ranks)
-  bool mpi_shm;           ///< TANDEM_MPI_SHM: ranks of one host share memory (1) or not (0)
-  std::string mpi_wire;   ///< TANDEM_MPI_WIRE: between hosts, tcp, mpi or auto (auto)
-  bool gpu_portable;      ///< TANDEM_GPU_PORTABLE: no architecture-specific kernels (0)
+  std::string log_level;      ///< TANDEM_LOG: trace, debug, info, warn, error (info)
+  int threads;                ///< TANDEM_THREADS: CPU threads of one rank (0: cores / local ranks)
+  bool mpi_shm;               ///< TANDEM_MPI_SHM: ranks of one host share memory (1) or not (0)
+  std::string mpi_transport;  ///< TANDEM_MPI_TRANSPORT: between hosts, tcp, mpi or auto (auto)
+  bool gpu_portable;          ///< TANDEM_GPU_PORTABLE: no architecture-specific kernels (0)
   bool graphs;         ///< TANDEM_GRAPHS: GPU operators replay calls or pushes as CUDA graphs (1)
   std::string secret;  ///< TANDEM_SECRET: shared secret of the ranks (none); never printed
   std::string secret_file;  ///< TANDEM_SECRET_FILE: file with the secret, mode 0600 (none)

@@ -90,12 +90,12 @@ TEST_P(GpuCode, GivesTheCpusBytesAndValues) {
   }
 }
 
-std::string wire_name(const testing::TestParamInfo<std::string>& info) {
+std::string transport_name(const testing::TestParamInfo<std::string>& info) {
   std::string name = info.param;
   std::replace(name.begin(), name.end(), ':', '_');
   return name;
 }
-INSTANTIATE_TEST_SUITE_P(Codec, GpuCode, testing::ValuesIn(all_wires()), wire_name);
+INSTANTIATE_TEST_SUITE_P(Codec, GpuCode, testing::ValuesIn(all_wires()), transport_name);
 
 TEST(GpuCodeForSums, AddsMessagesInRankOrder) {
   constexpr int kRanks = 4, kLocalRank = 2;

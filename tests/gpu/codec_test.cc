@@ -72,12 +72,12 @@ TEST_P(GpuCodecs, MatchTheCpuBytesAndValues) {
   }
 }
 
-std::string wire_name(const testing::TestParamInfo<std::string>& info) {
+std::string transport_name(const testing::TestParamInfo<std::string>& info) {
   std::string name = info.param;
   std::replace(name.begin(), name.end(), ':', '_');
   return name;
 }
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuCodecs, testing::ValuesIn(all_wires()), wire_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuCodecs, testing::ValuesIn(all_wires()), transport_name);
 
 TEST(GpuCodec, LosslessMatchesTheCpuBytes) {
   if (gpu_count() == 0) GTEST_SKIP() << "needs a GPU";

@@ -71,7 +71,7 @@ differ 'options: rank 0 has .* rank 1 has' \
   -- generate "$dir/a/model" --prompt x --stop a -- generate "$dir/a/model" --prompt x --stop b
 differ 'options: rank 0 has .* rank 1 has' \
   -- generate "$dir/a/model" --prompt x --top-k 3 -- generate "$dir/a/model" --prompt x --top-k 4
-differ 'environment: rank 0 has TANDEM_MPI_WIRE=auto .* rank 1 has TANDEM_MPI_WIRE=mpi' TANDEM_MPI_WIRE=mpi \
+differ 'environment: rank 0 has TANDEM_MPI_TRANSPORT=auto .* rank 1 has TANDEM_MPI_TRANSPORT=mpi' TANDEM_MPI_TRANSPORT=mpi \
   -- generate "$dir/a/model" --prompt x
 [ "$before" = "$(cd "$dir" && find . -path ./cache -prune -o -type f -print | sort)" ] ||
   { echo "a refused run wrote something" >&2 && failures=$((failures + 1)); }

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "comm/mpi/mpi_wire.h"
+#include "comm/mpi/mpi_transport.h"
 #include "comm/rendezvous/launch.h"
 #include "core/version.h"
 #include "tandem/error.h"
@@ -70,9 +70,9 @@ bool MpiBootstrap::has_fabric() const {
   return !error && devices != std::filesystem::directory_iterator();
 }
 
-std::unique_ptr<processes::Wire> MpiBootstrap::make_transport(processes::WireSink& sink,
-                                                              processes::EventFd& event_fd) {
-  return std::make_unique<MpiWire>(comm_, sink, event_fd);
+std::unique_ptr<processes::Transport> MpiBootstrap::make_transport(processes::TransportSink& sink,
+                                                                   processes::EventFd& event_fd) {
+  return std::make_unique<MpiTransport>(comm_, sink, event_fd);
 }
 
 // Finalizes MPI after a Mismatch, for which all ranks arrive here or none does. A rank that exits

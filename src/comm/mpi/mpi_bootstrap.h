@@ -19,8 +19,8 @@ class MpiBootstrap final : public processes::Bootstrap {
   MPI_Comm comm() const { return comm_; }
   std::string_view transport() const override { return "mpi"; }
   bool has_fabric() const override;
-  std::unique_ptr<processes::Wire> make_transport(processes::WireSink& sink,
-                                                  processes::EventFd& event_fd) override;
+  std::unique_ptr<processes::Transport> make_transport(processes::TransportSink& sink,
+                                                       processes::EventFd& event_fd) override;
   void failed(const std::exception& error) override;
   void end() override;
   bool must_end_together() const override { return finalizes_mpi_; }

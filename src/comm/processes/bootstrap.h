@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/processes/wire.h"
+#include "comm/processes/transport.h"
 
 namespace tandem::processes {
 
@@ -38,7 +38,7 @@ class Bootstrap {
   virtual bool has_fabric() const = 0;
   /// Transport by its own messages, if sockets are disabled or cannot connect. Throws IoError if it
   /// has none.
-  virtual std::unique_ptr<Wire> make_transport(WireSink& sink, EventFd& event_fd) = 0;
+  virtual std::unique_ptr<Transport> make_transport(TransportSink& sink, EventFd& event_fd) = 0;
   /// Called when ranks are connected: there are no further gathers.
   virtual void connected() {}
   /// Called when startup has failed with `error`. All ranks know of a Mismatch.

@@ -31,7 +31,7 @@ Engine::~Engine() {
   leave();
   if (process_.is_this_process()) return;
   static_cast<void>(bootstrap_.release());  // both belong to the parent and its peers
-  static_cast<void>(wire_.release());
+  static_cast<void>(transport_.release());
 }
 
 void Engine::leave() {

@@ -23,7 +23,7 @@
 #include "comm/processes/event_fd.h"
 #include "comm/processes/futex_waiter.h"
 #include "comm/processes/shared_memory.h"
-#include "comm/processes/wire.h"
+#include "comm/processes/transport.h"
 #include "core/fork.h"
 
 namespace tandem::processes {
@@ -33,7 +33,7 @@ struct AbortNotice {
   std::string reason;
 };
 
-class Engine final : WireSink {
+class Engine final : TransportSink {
  public:
   using Blob = std::vector<std::byte>;
 
@@ -53,8 +53,8 @@ class Engine final : WireSink {
   void leave();
   /// Whether ordinary loads and stores can reach that rank's symmetric memory.
   bool shares_memory(int world_rank) const { return waiters_[size_t(world_rank)] != nullptr; }
-  const char* wire_name() const { return wire_->name(); }
-  size_t chunk_bytes() const { return wire_->chunk_bytes(); }
+  const char* transport_name() const { return transport_->name(); }
+  size_t chunk_bytes() const { return transport_->chunk_bytes(); }
 
   /// First communicator id of the current run that is unused on this rank.
   uint64_t next_id() const { return next_id_; }
@@ -96,7 +96,7 @@ class Engine final : WireSink {
   template <class Ready>
   bool wait(Ready ready, FutexWaiter::Clock::time_point deadline, bool by_message,
             bool checked = false) {
-    const Expectation expected(by_message && wire_->polls() ? this : nullptr);
+    const Expectation expected(by_message && transport_->polls() ? this : nullptr);
     const auto stop = [&] { return ready() || run_aborted(); };
     waiters_[size_t(rank_)]->wait(stop, deadline, spins_, checked);
     return ready();
@@ -124,7 +124,7 @@ class Engine final : WireSink {
   void start_and_serve(const Start& start);
   void serve();
   void share_memory();
-  std::unique_ptr<Wire> make_wire();
+  std::unique_ptr<Transport> make_transport();
   bool run_call();
   bool take_posted();
   void say_goodbye();
@@ -165,8 +165,8 @@ class Engine final : WireSink {
   std::atomic<bool> run_aborted_{false}, run_timed_out_{false};
 
   std::unique_ptr<Bootstrap> bootstrap_;
-  std::unique_ptr<Wire>
-      wire_;  // this and the next: used only by the communication thread once started
+  std::unique_ptr<Transport>
+      transport_;  // this and the next: used only by the communication thread once started
   std::vector<bool> left_;
   const ProcessMark process_;
   std::thread thread_;

@@ -9,7 +9,7 @@
 #include <new>
 
 #include "comm/processes/engine.h"
-#include "comm/processes/socket_wire.h"
+#include "comm/processes/socket_transport.h"
 #include "comm/processes/sockets.h"
 #include "comm/same_build.h"
 #include "core/env.h"
@@ -58,7 +58,7 @@ void Engine::find_the_others(std::unique_ptr<Bootstrap> bootstrap) {
   try {
     require_same_build(bootstrap_->gather(this_build(), "first meeting"));
     share_memory();
-    wire_ = make_wire();
+    transport_ = make_transport();
     bootstrap_->connected();
   } catch (const std::exception& error) {
     bootstrap_->failed(error);
@@ -87,7 +87,7 @@ void Engine::serve() {
   block_sigpipe();
   while (true) {
     bool moved = take_posted();
-    moved |= wire_->progress();
+    moved |= transport_->progress();
     moved |= run_call();
     if (moved) continue;
     bool awaited = false;
@@ -96,7 +96,7 @@ void Engine::serve() {
       if (stopping_ && posted_.empty()) break;
       awaited = expecting_ > 0;
     }
-    wire_->sleep(awaited, kLongSleep);
+    transport_->sleep(awaited, kLongSleep);
   }
   say_goodbye();
 }
@@ -133,18 +133,18 @@ void Engine::share_memory() {
 }
 
 // Chooses sockets, unless a host has a fabric that MPI reaches over a better network.
-std::unique_ptr<Wire> Engine::make_wire() {
+std::unique_ptr<Transport> Engine::make_transport() {
   const bool sockets =
-      env().mpi_wire == "tcp" || (env().mpi_wire == "auto" && !bootstrap_->has_fabric());
-  WireSink& sink = *this;
-  if (bootstrap_->everywhere(sockets, "wire")) {
+      env().mpi_transport == "tcp" || (env().mpi_transport == "auto" && !bootstrap_->has_fabric());
+  TransportSink& sink = *this;
+  if (bootstrap_->everywhere(sockets, "transport")) {
     auto connected = connect_all(*bootstrap_);
     if (!connected.empty()) {
-      return std::make_unique<SocketWire>(std::move(connected), sink, event_fd_);
+      return std::make_unique<SocketTransport>(std::move(connected), sink, event_fd_);
     }
-    if (env().mpi_wire == "tcp") {
+    if (env().mpi_transport == "tcp") {
       throw IoError(
-          "TANDEM_MPI_WIRE=tcp: the processes cannot all reach each other over TCP: expected a "
+          "TANDEM_MPI_TRANSPORT=tcp: the processes cannot all reach each other over TCP: expected a "
           "network between them");
     }
   }
@@ -157,7 +157,7 @@ bool Engine::take_posted() {
     std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  for (auto& item : posted) wire_->send(item.peer, std::move(item.message), item.first);
+  for (auto& item : posted) transport_->send(item.peer, std::move(item.message), item.first);
   return !posted.empty();
 }
 
@@ -203,14 +203,14 @@ void Engine::say_goodbye() {
     if (peer == rank_) continue;
     auto message = std::make_unique<Outgoing>();
     message->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
-    wire_->send(peer, std::move(message), false);
+    transport_->send(peer, std::move(message), false);
   }
   using Seconds = std::chrono::duration<double>;
   const double patience = failed ? 2 : env().deadline_s;
   const auto until = FutexWaiter::Clock::now() +
                      std::chrono::duration_cast<FutexWaiter::Clock::duration>(Seconds(patience));
   bool said = false;
-  while (!std::all_of(left_.begin(), left_.end(), std::identity()) || wire_->sending()) {
+  while (!std::all_of(left_.begin(), left_.end(), std::identity()) || transport_->sending()) {
     if (FutexWaiter::Clock::now() > until) {
       if (failed) return;
       if (!std::exchange(said, true)) {
@@ -222,11 +222,11 @@ void Engine::say_goodbye() {
       }
       if (!bootstrap_->must_end_together()) return;
     }
-    if (!wire_->progress()) {
-      wire_->sleep(false, std::chrono::milliseconds(patience < 10 ? 100 : 1000));
+    if (!transport_->progress()) {
+      transport_->sleep(false, std::chrono::milliseconds(patience < 10 ? 100 : 1000));
     }
   }
-  wire_->close();
+  transport_->close();
   bootstrap_->end();
 }
 

@@ -30,7 +30,7 @@ ProcessCommunicator::~ProcessCommunicator() {
 
 std::string ProcessCommunicator::link() const {
   if (!by_message_) return "shm";
-  return env().link.empty() ? engine_.wire_name() : env().link;
+  return env().link.empty() ? engine_.transport_name() : env().link;
 }
 
 void ProcessCommunicator::abort(const std::string& reason) {

@@ -15,10 +15,10 @@ RendezvousBootstrap::RendezvousBootstrap(const Launch& launch, double deadline_s
   server_.emplace(launch, control::secret_of_environment(), deadline_s);
 }
 
-std::unique_ptr<Wire> RendezvousBootstrap::make_transport(WireSink&, EventFd&) {
-  if (env().mpi_wire == "mpi") {
+std::unique_ptr<Transport> RendezvousBootstrap::make_transport(TransportSink&, EventFd&) {
+  if (env().mpi_transport == "mpi") {
     throw Unsupported(
-        "TANDEM_MPI_WIRE=mpi: these ranks were started without MPI: expected tcp or auto, or "
+        "TANDEM_MPI_TRANSPORT=mpi: these ranks were started without MPI: expected tcp or auto, or "
         "mpirun");
   }
   throw IoError(

@@ -17,8 +17,8 @@ class RendezvousBootstrap final : public Bootstrap {
 
   std::string_view transport() const override { return "processes"; }
   bool has_fabric() const override { return false; }
-  /// Throws IoError, or Unsupported for TANDEM_MPI_WIRE=mpi.
-  std::unique_ptr<Wire> make_transport(WireSink& sink, EventFd& event_fd) override;
+  /// Throws IoError, or Unsupported for TANDEM_MPI_TRANSPORT=mpi.
+  std::unique_ptr<Transport> make_transport(TransportSink& sink, EventFd& event_fd) override;
   void connected() override { server_.reset(); }
   void failed(const std::exception& error) override;
 

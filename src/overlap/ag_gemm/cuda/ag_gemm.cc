@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "collectives/cuda/shard_exchange.h"
+#include "overlap/contract/cuda/link_rates.h"
 #include "overlap/contract/cuda/wait_ids.h"
-#include "overlap/contract/cuda/wire.h"
 #include "tune/cuda/gemm_choices.h"
 
 namespace tandem::gpu {
@@ -69,11 +69,11 @@ struct FusedPlan {
 constexpr FusedPlan kPlans[] = {
     {"local first 8/8", Mover::engine, 8},
     {"local first 6/8", Mover::engine, 6},
-    {"copy warps", Mover::copy_warps, 0, kWirePace},
-    {"copy warps, local first 4/8", Mover::copy_warps, 4, kWirePace},
-    {"slow copy warps", Mover::copy_warps, 0, kSlowWirePace},
-    {"slow copy warps, local first 4/8", Mover::copy_warps, 4, kSlowWirePace},
-    {"slow copy warps, a peer first", Mover::copy_warps, 8, kSlowWirePace, true}};
+    {"copy warps", Mover::copy_warps, 0, kLinkPace},
+    {"copy warps, local first 4/8", Mover::copy_warps, 4, kLinkPace},
+    {"slow copy warps", Mover::copy_warps, 0, kSlowLinkPace},
+    {"slow copy warps, local first 4/8", Mover::copy_warps, 4, kSlowLinkPace},
+    {"slow copy warps, a peer first", Mover::copy_warps, 8, kSlowLinkPace, true}};
 // A chunk takes some 5 us to send, and its fence up to twice that. More groups gain nothing.
 constexpr int kCopyGroups = 3;
 // With more rows the transfer is long enough for the copy engine to reach its full rate.

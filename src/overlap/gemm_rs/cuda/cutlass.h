@@ -10,7 +10,7 @@
 
 #include "comm/device/device_signal.h"
 #include "gemm/cuda/tile_log.h"
-#include "overlap/contract/cuda/wire.h"
+#include "overlap/contract/cuda/link_rates.h"
 #include "schedule/rs_tile_order.h"
 
 namespace tandem::gpu {

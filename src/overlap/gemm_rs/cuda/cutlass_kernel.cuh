@@ -101,7 +101,7 @@ class RsKernel final : public CutlassRsKernel {
     // Bytes / (GB/s) = ns. Assumes that all SMs send at once and share the link evenly; if fewer
     // send, each keeps to its share.
     scatter.pace_ns =
-        args.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kWireGBs * args.pace)) : 0;
+        args.pace > 0 ? int(PacedBulkCopier::kChunk * sms * 100.0 / (kLinkGBs * args.pace)) : 0;
     scatter.deadline = args.deadline;
     if constexpr (kDeviceTimeline) {
       arguments.mainloop.timeline = {args.timeline.records, args.timeline.products,

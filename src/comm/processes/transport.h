@@ -1,7 +1,7 @@
 // Message transport between the processes of the world; only the communication thread calls it.
 // Contents of one peer's puts become visible in the order they were sent. Two kinds: sockets
-// (socket_wire.h), and MPI messages (mpi_wire.h) for networks that MPI reaches by something better
-// than TCP.
+// (socket_transport.h), and MPI messages (mpi_transport.h) for networks that MPI reaches by
+// something better than TCP.
 #pragma once
 
 #include <atomic>
@@ -43,9 +43,9 @@ struct Outgoing {
 };
 
 /// Receiver of the transport's arrived messages.
-class WireSink {
+class TransportSink {
  public:
-  virtual ~WireSink() = default;
+  virtual ~TransportSink() = default;
   /// Null if the buffer was destroyed: the contents are dropped.
   virtual std::shared_ptr<LocalBuffer> find_buffer(const Header& header) = 0;
   virtual void on_put(LocalBuffer& buffer, const Header& header) = 0;
@@ -55,9 +55,9 @@ class WireSink {
   virtual void on_lost(int source) = 0;
 };
 
-class Wire {
+class Transport {
  public:
-  virtual ~Wire() = default;
+  virtual ~Transport() = default;
   /// Name of the network that the bytes cross, as benchmarks print it.
   virtual const char* name() const = 0;
   /// Max size of a message; longer contents are sent as several.

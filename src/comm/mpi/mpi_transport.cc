@@ -1,4 +1,4 @@
-#include "comm/mpi/mpi_wire.h"
+#include "comm/mpi/mpi_transport.h"
 
 #include <poll.h>
 
@@ -37,30 +37,30 @@ bool overlap(const Header& a, const Header& b) {
 
 }  // namespace
 
-MpiWire::MpiWire(MPI_Comm comm, WireSink& sink, EventFd& event_fd)
+MpiTransport::MpiTransport(MPI_Comm comm, TransportSink& sink, EventFd& event_fd)
     : comm_(comm), sink_(sink), event_fd_(event_fd), peers_(size_of(comm)) {
   slots_.assign(kSlots, std::vector<std::byte>(kMessageBytes));
   slot_requests_.assign(kSlots, MPI_REQUEST_NULL);
   for (size_t slot = 0; slot < kSlots; ++slot) post_header(slot);
 }
 
-void MpiWire::post_header(size_t slot) {
+void MpiTransport::post_header(size_t slot) {
   MPI_Irecv(slots_[slot].data(), int(kMessageBytes), MPI_BYTE, MPI_ANY_SOURCE, kHeaderTag, comm_,
             &slot_requests_[slot]);
 }
 
-void MpiWire::send(int peer, std::unique_ptr<Outgoing> message, bool first) {
+void MpiTransport::send(int peer, std::unique_ptr<Outgoing> message, bool first) {
   auto& waiting = peers_[size_t(peer)].waiting;
   first ? waiting.push_front(std::move(message)) : waiting.push_back(std::move(message));
 }
 
-bool MpiWire::sending() const {
+bool MpiTransport::sending() const {
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
     return !peer.waiting.empty() || !peer.started.empty();
   });
 }
 
-bool MpiWire::progress() {
+bool MpiTransport::progress() {
   bool moved = take_headers();
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = peers_[rank];
@@ -76,7 +76,7 @@ bool MpiWire::progress() {
 // and on a virtual machine a timer costs more than the poll. The network continues meanwhile,
 // through the system's socket buffers, with kLargeAtOnce messages to send: 2 MiB last 2 ms at up to
 // 1 GB/s.
-void MpiWire::sleep(bool awaited, std::chrono::microseconds longest) {
+void MpiTransport::sleep(bool awaited, std::chrono::microseconds longest) {
   std::chrono::microseconds nap(125 << std::min(quiet_rounds_, 4));
   if (awaited) nap = std::chrono::microseconds(quiet_rounds_ < 20 ? 20 : 200);
   nap = std::min(nap, longest);
@@ -85,7 +85,7 @@ void MpiWire::sleep(bool awaited, std::chrono::microseconds longest) {
   if (ppoll(&woken, 1, &time, nullptr) > 0) event_fd_.clear();
 }
 
-bool MpiWire::start_sends(int rank, Peer& peer) {
+bool MpiTransport::start_sends(int rank, Peer& peer) {
   bool moved = false;
   while (!peer.waiting.empty()) {
     Outgoing& out = *peer.waiting.front();
@@ -103,7 +103,7 @@ bool MpiWire::start_sends(int rank, Peer& peer) {
   return moved;
 }
 
-void MpiWire::start(int rank, Peer& peer, std::unique_ptr<Outgoing> message) {
+void MpiTransport::start(int rank, Peer& peer, std::unique_ptr<Outgoing> message) {
   Started& started = peer.started.emplace_back();
   started.out = std::move(message);
   const Outgoing& out = *started.out;
@@ -121,7 +121,7 @@ void MpiWire::start(int rank, Peer& peer, std::unique_ptr<Outgoing> message) {
 }
 
 // Tests requests in order: every test of an unfinished one makes MPI poll the network again.
-bool MpiWire::finish_sends(Peer& peer) {
+bool MpiTransport::finish_sends(Peer& peer) {
   bool moved = false;
   while (!peer.started.empty()) {
     Started& started = peer.started.front();
@@ -141,7 +141,7 @@ bool MpiWire::finish_sends(Peer& peer) {
 
 // Receives from any source match in the order they were posted, so the oldest is filled next and is
 // the only one worth testing.
-bool MpiWire::take_headers() {
+bool MpiTransport::take_headers() {
   bool moved = false;
   while (true) {
     int done = 0;
@@ -157,7 +157,7 @@ bool MpiWire::take_headers() {
   }
 }
 
-void MpiWire::accept(int source, std::span<const std::byte> message) {
+void MpiTransport::accept(int source, std::span<const std::byte> message) {
   Incoming entry;
   std::memcpy(&entry.header, message.data(), sizeof(Header));
   if (entry.header.kind == MessageKind::put) entry.buffer = sink_.find_buffer(entry.header);
@@ -170,7 +170,7 @@ void MpiWire::accept(int source, std::span<const std::byte> message) {
 
 // Posts a payload's receive, unless an earlier, unfinished put of the same peer touches the same
 // bytes.
-bool MpiWire::post_payload(int source, const Peer& peer, size_t index, Incoming& entry) {
+bool MpiTransport::post_payload(int source, const Peer& peer, size_t index, Incoming& entry) {
   for (size_t i = 0; i < index; ++i) {
     if (entry.buffer && overlap(peer.incoming[i].header, entry.header)) return false;
   }
@@ -180,7 +180,7 @@ bool MpiWire::post_payload(int source, const Peer& peer, size_t index, Incoming&
   return true;
 }
 
-bool MpiWire::advance(int source, Peer& peer) {
+bool MpiTransport::advance(int source, Peer& peer) {
   bool moved = false;
   for (size_t i = 0; i < peer.incoming.size(); ++i) {
     if (!peer.incoming[i].posted && !post_payload(source, peer, i, peer.incoming[i])) break;
@@ -198,7 +198,7 @@ bool MpiWire::advance(int source, Peer& peer) {
   return moved;
 }
 
-void MpiWire::deliver(int source, Incoming& entry) {
+void MpiTransport::deliver(int source, Incoming& entry) {
   if (entry.header.kind != MessageKind::put) {
     sink_.on_message(source, entry.header, std::move(entry.contents));
     return;
@@ -211,7 +211,7 @@ void MpiWire::deliver(int source, Incoming& entry) {
   sink_.on_put(*entry.buffer, entry.header);
 }
 
-void MpiWire::close() {
+void MpiTransport::close() {
   for (auto& request : slot_requests_) {
     MPI_Cancel(&request);
     MPI_Wait(&request, MPI_STATUS_IGNORE);

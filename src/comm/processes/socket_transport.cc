@@ -1,4 +1,4 @@
-#include "comm/processes/socket_wire.h"
+#include "comm/processes/socket_transport.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -26,7 +26,8 @@ bool would_block() {
 
 }  // namespace
 
-SocketWire::SocketWire(std::vector<Socket> sockets, WireSink& sink, EventFd& event_fd)
+SocketTransport::SocketTransport(std::vector<Socket> sockets, TransportSink& sink,
+                                 EventFd& event_fd)
     : epoll_(epoll_create1(EPOLL_CLOEXEC)),
       sink_(sink),
       event_fd_(event_fd),
@@ -40,7 +41,7 @@ SocketWire::SocketWire(std::vector<Socket> sockets, WireSink& sink, EventFd& eve
   }
 }
 
-void SocketWire::register_fd(int fd, uint32_t events, uint64_t what) {
+void SocketTransport::register_fd(int fd, uint32_t events, uint64_t what) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = what;
@@ -50,7 +51,7 @@ void SocketWire::register_fd(int fd, uint32_t events, uint64_t what) {
 }
 
 // A partially sent message keeps its position.
-void SocketWire::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
+void SocketTransport::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
   Peer& peer = peers_[size_t(rank)];
   if (!peer.socket) {
     message->release();
@@ -60,12 +61,12 @@ void SocketWire::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
   peer.out.insert(first ? next : peer.out.end(), std::move(message));
 }
 
-bool SocketWire::sending() const {
+bool SocketTransport::sending() const {
   return std::any_of(peers_.begin(), peers_.end(),
                      [](const Peer& p) { return !p.out.empty() || !p.zero_copy.empty(); });
 }
 
-void SocketWire::sleep(bool, std::chrono::microseconds longest) {
+void SocketTransport::sleep(bool, std::chrono::microseconds longest) {
   std::array<epoll_event, 64> events;
   const auto time = std::chrono::ceil<std::chrono::milliseconds>(longest);
   const int count = epoll_wait(epoll_.get(), events.data(), int(events.size()), int(time.count()));
@@ -81,7 +82,7 @@ void SocketWire::sleep(bool, std::chrono::microseconds longest) {
   }
 }
 
-bool SocketWire::progress() {
+bool SocketTransport::progress() {
   bool moved = false;
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = peers_[rank];
@@ -94,7 +95,7 @@ bool SocketWire::progress() {
 
 // Copies the rest of a partially sent message, so that the caller's memory is free. Zero-copy pages
 // in flight may change: contents that arrive after an abort are not read.
-bool SocketWire::drop_cancelled(Peer& peer) {
+bool SocketTransport::drop_cancelled(Peer& peer) {
   bool dropped = false;
   for (auto& message : peer.zero_copy) {
     if (!message->pending || !message->pending->cancelled) continue;
@@ -118,7 +119,7 @@ bool SocketWire::drop_cancelled(Peer& peer) {
   return dropped;
 }
 
-bool SocketWire::write_some(int rank, Peer& peer) {
+bool SocketTransport::write_some(int rank, Peer& peer) {
   bool moved = false;
   while (!peer.out.empty()) {
     const bool zero_copy = is_zero_copy(peer.out.front()->header) && peer.sent >= sizeof(Header);
@@ -135,7 +136,7 @@ bool SocketWire::write_some(int rank, Peer& peer) {
 }
 
 // Writes up to and including the header of the first message whose contents are zero-copy.
-int64_t SocketWire::write_copied(Peer& peer) {
+int64_t SocketTransport::write_copied(Peer& peer) {
   std::array<iovec, 2 * kMessagesAtOnce> vectors;
   size_t count = 0;
   bool more = false;
@@ -162,7 +163,7 @@ int64_t SocketWire::write_copied(Peer& peer) {
   }
 }
 
-int64_t SocketWire::write_zero_copy(Peer& peer) {
+int64_t SocketTransport::write_zero_copy(Peer& peer) {
   const Outgoing& out = *peer.out.front();
   if (!peer.pipe) peer.pipe = std::make_unique<Pipe>();
   const size_t zero_copy = peer.sent - sizeof(Header) + peer.pipe->bytes();
@@ -171,7 +172,7 @@ int64_t SocketWire::write_zero_copy(Peer& peer) {
   return peer.pipe->drain(peer.socket.get(), added < left);
 }
 
-void SocketWire::take_sent(Peer& peer, size_t bytes) {
+void SocketTransport::take_sent(Peer& peer, size_t bytes) {
   bool released = false;
   peer.sent += bytes;
   while (!peer.out.empty()) {
@@ -190,14 +191,14 @@ void SocketWire::take_sent(Peer& peer, size_t bytes) {
   if (released) sink_.on_sent();
 }
 
-void SocketWire::take_back(Peer& peer) {
+void SocketTransport::take_back(Peer& peer) {
   if (peer.zero_copy.empty()) return;
   peer.zero_copy.front()->release();
   peer.zero_copy.pop_front();
   sink_.on_sent();
 }
 
-bool SocketWire::read_some(int rank, Peer& peer) {
+bool SocketTransport::read_some(int rank, Peer& peer) {
   bool moved = false;
   while (peer.socket) {
     std::byte* to = reinterpret_cast<std::byte*>(&peer.header) + peer.received;
@@ -226,12 +227,12 @@ bool SocketWire::read_some(int rank, Peer& peer) {
   return moved;
 }
 
-void SocketWire::begin_contents(Peer& peer) {
+void SocketTransport::begin_contents(Peer& peer) {
   if (peer.header.kind == MessageKind::put) peer.buffer = sink_.find_buffer(peer.header);
   if (!peer.buffer) peer.contents.resize(peer.header.bytes);
 }
 
-void SocketWire::deliver(int rank, Peer& peer) {
+void SocketTransport::deliver(int rank, Peer& peer) {
   peer.received = 0;
   const auto buffer = std::exchange(peer.buffer, nullptr);
   auto contents = std::exchange(peer.contents, {});
@@ -247,7 +248,7 @@ void SocketWire::deliver(int rank, Peer& peer) {
   sink_.on_message(rank, peer.header, std::move(contents));
 }
 
-void SocketWire::set_low_water(Peer& peer) {
+void SocketTransport::set_low_water(Peer& peer) {
   const size_t left =
       peer.received < sizeof(Header) ? 1 : sizeof(Header) + peer.header.bytes - peer.received;
   const int bytes = int(std::min(left, kLowWater));
@@ -256,7 +257,7 @@ void SocketWire::set_low_water(Peer& peer) {
   setsockopt(peer.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
-void SocketWire::lose(int rank, Peer& peer) {
+void SocketTransport::lose(int rank, Peer& peer) {
   peer.socket = Socket();
   for (auto& message : peer.out) message->release();
   for (auto& message : peer.zero_copy) message->release();
@@ -268,7 +269,7 @@ void SocketWire::lose(int rank, Peer& peer) {
   if (!peer.leaving) sink_.on_lost(rank);
 }
 
-void SocketWire::close() {
+void SocketTransport::close() {
   for (Peer& peer : peers_) peer.socket = Socket();
 }
 

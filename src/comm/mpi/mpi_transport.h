@@ -7,7 +7,7 @@
 #include <span>
 
 #include "comm/processes/event_fd.h"
-#include "comm/processes/wire.h"
+#include "comm/processes/transport.h"
 
 namespace tandem::mpi {
 
@@ -15,11 +15,11 @@ using processes::EventFd;
 using processes::Header;
 using processes::LocalBuffer;
 using processes::Outgoing;
-using processes::WireSink;
+using processes::TransportSink;
 
-class MpiWire final : public processes::Wire {
+class MpiTransport final : public processes::Transport {
  public:
-  MpiWire(MPI_Comm comm, WireSink& sink, EventFd& event_fd);
+  MpiTransport(MPI_Comm comm, TransportSink& sink, EventFd& event_fd);
 
   const char* name() const override { return "mpi"; }
   size_t chunk_bytes() const override { return processes::kChunkBytes; }
@@ -61,7 +61,7 @@ class MpiWire final : public processes::Wire {
   void deliver(int source, Incoming& entry);
 
   MPI_Comm comm_;
-  WireSink& sink_;
+  TransportSink& sink_;
   EventFd& event_fd_;
   std::vector<Peer> peers_;
   std::vector<std::vector<std::byte>> slots_;

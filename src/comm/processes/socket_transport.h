@@ -9,14 +9,14 @@
 #include "comm/processes/event_fd.h"
 #include "comm/processes/pipe.h"
 #include "comm/processes/sockets.h"
-#include "comm/processes/wire.h"
+#include "comm/processes/transport.h"
 
 namespace tandem::processes {
 
-class SocketWire final : public Wire {
+class SocketTransport final : public Transport {
  public:
   /// `sockets`: by rank, this rank's empty. Throws IoError.
-  SocketWire(std::vector<Socket> sockets, WireSink& sink, EventFd& event_fd);
+  SocketTransport(std::vector<Socket> sockets, TransportSink& sink, EventFd& event_fd);
 
   const char* name() const override { return "tcp"; }
   /// Max bytes that an abort may have to wait for.
@@ -60,7 +60,7 @@ class SocketWire final : public Wire {
   void lose(int rank, Peer& peer);
 
   Socket epoll_;
-  WireSink& sink_;
+  TransportSink& sink_;
   EventFd& event_fd_;
   std::vector<Peer> peers_;
 };
