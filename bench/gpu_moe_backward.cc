@@ -48,8 +48,8 @@ class Reference {
     std::vector<double> dx(size_t(m_.hidden), 0.0);
     const auto dweights = read<float>(g_.dweights.data(), experts_.size(), stream_);
     for (int k = 0; k < m_.top_k; ++k) {
-      const size_t choice = size_t(row * m_.top_k + k);
-      const auto in = w_in(experts_[choice]), out = w_out(experts_[choice]);
+      const size_t routing_idx = size_t(row * m_.top_k + k);
+      const auto in = w_in(experts_[routing_idx]), out = w_out(experts_[routing_idx]);
       std::vector<double> d_act(size_t(m_.ffn), 0.0);
       for (int64_t h = 0; h < m_.hidden; ++h) {
         const double by = double(dout_[size_t(row * m_.hidden + h)]);
@@ -62,13 +62,13 @@ class Reference {
         const float *of_gate = &in[size_t(f * m_.hidden)],
                     *of_up = &in[size_t((m_.ffn + f) * m_.hidden)];
         const GateSample t(of_row(row, of_gate), of_row(row, of_up), d_act[size_t(f)],
-                           double(weights_[choice]));
+                           double(weights_[routing_idx]));
         dot += t.dot;
         for (int64_t h = 0; h < m_.hidden; ++h) {
           dx[size_t(h)] += t.dgate * double(of_gate[h]) + t.dup * double(of_up[h]);
         }
       }
-      of_dweights.add(double(dweights[choice]), dot);
+      of_dweights.add(double(dweights[routing_idx]), dot);
     }
     const auto found = floats(g_.dx.data() + size_t(row * m_.hidden) * 2, m_.hidden);
     for (int64_t h = 0; h < m_.hidden; ++h) of_dx.add(double(found[size_t(h)]), dx[size_t(h)]);
@@ -80,16 +80,16 @@ class Reference {
     std::vector<float> column(static_cast<size_t>(m_.hidden));
     for (int64_t h = 0; h < m_.hidden; ++h) column[size_t(h)] = out[size_t(h * m_.ffn + f)];
     std::vector<double> gate(size_t(kSamples), 0.0), up = gate, down = gate;
-    for (size_t choice = 0; choice < experts_.size(); ++choice) {
-      if (experts_[choice] != expert) continue;
-      const auto row = int64_t(choice) / m_.top_k;
+    for (size_t routing_idx = 0; routing_idx < experts_.size(); ++routing_idx) {
+      if (experts_[routing_idx] != expert) continue;
+      const auto row = int64_t(routing_idx) / m_.top_k;
       double d_act = 0;
       for (int64_t h = 0; h < m_.hidden; ++h) {
         d_act += double(dout_[size_t(row * m_.hidden + h)]) * double(column[size_t(h)]);
       }
       const GateSample t(of_row(row, &in[size_t(f * m_.hidden)]),
                          of_row(row, &in[size_t((m_.ffn + f) * m_.hidden)]), d_act,
-                         double(weights_[choice]));
+                         double(weights_[routing_idx]));
       for (int64_t i = 0; i < kSamples; ++i) {
         const size_t at = size_t(row * m_.hidden + feature(i));
         gate[size_t(i)] += t.dgate * double(x_[at]);

@@ -84,8 +84,8 @@ double worst_error(const Operands& o, const MoeWeights& w, cudaStream_t stream) 
     const auto found = row_of(o.result(), row, stream);
     std::vector<double> expected(kSampledColumns, 0);
     for (int k = 0; k < m.top_k; ++k) {
-      const size_t choice = size_t(row * m.top_k + k);
-      const int64_t first = experts[choice] * 2 * m.ffn;
+      const size_t routing_idx = size_t(row * m.top_k + k);
+      const int64_t first = experts[routing_idx] * 2 * m.ffn;
       std::vector<double> inner;
       const auto rows = weight_rows(w.in, w.scales.w_in, first, 2 * m.ffn, stream);
       for (int64_t f = 0; f < m.ffn; ++f) {
@@ -101,9 +101,9 @@ double worst_error(const Operands& o, const MoeWeights& w, cudaStream_t stream) 
       for (int c = 0; c < kSampledColumns; ++c) {
         const int64_t column = m.hidden * c / kSampledColumns;
         const auto of_out =
-            weight_rows(w.out, w.scales.w_out, experts[choice] * m.hidden + column, 1, stream);
-        expected[size_t(c)] +=
-            double(weights[choice]) * dot(inner, std::vector<double>(of_out.begin(), of_out.end()));
+            weight_rows(w.out, w.scales.w_out, experts[routing_idx] * m.hidden + column, 1, stream);
+        expected[size_t(c)] += double(weights[routing_idx]) *
+                               dot(inner, std::vector<double>(of_out.begin(), of_out.end()));
       }
     }
     for (int c = 0; c < kSampledColumns; ++c) {

@@ -111,7 +111,7 @@ TEST(MoeWire, RowsMatchTheCpusMessages) {
 }
 
 TEST(MoeWire, SumsMatchTheCpusMessages) {
-  constexpr int kResults = 4, kChoices = 3;
+  constexpr int kResults = 4, kTopK = 3;
   const std::vector<int32_t> position{2, -1, 0, -1, 3, -1, 1, 2, 3};
   const std::vector<float> weights{0.5f, 9, 0.25f, 9, 0.7f, 9, -0.3f, 0.1f, 0.6f};
   for_cases([&](const RowCase& c) {
@@ -121,7 +121,7 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
     for (size_t row = 0; row < size_t(kRows); ++row) {
       for (size_t column = 0; column < size_t(c.columns); ++column) {
         float sum = 0;
-        for (size_t k = row * kChoices; k < (row + 1) * kChoices; ++k) {
+        for (size_t k = row * kTopK; k < (row + 1) * kTopK; ++k) {
           if (position[k] < 0) continue;
           const size_t at = size_t(position[k]) * size_t(c.columns) + column;
           sum = std::fma(weighted ? weights[k] : 1.0f, value_at(results, c.dtype, at), sum);
@@ -131,13 +131,13 @@ TEST(MoeWire, SumsMatchTheCpusMessages) {
     }
     const Bytes expected = messages_of(c, stored_as(c.dtype, sums));
     const auto results_of = [&](int64_t row) {
-      const int64_t first = row * kChoices;
+      const int64_t first = row * kTopK;
       return ExpertResults{results.data(),
                            c.dtype,
                            c.columns,
                            &position[size_t(first)],
                            weighted ? &weights[size_t(first)] : nullptr,
-                           kChoices};
+                           kTopK};
     };
     Bytes messages(expected.size());
     const int64_t blocks = c.make_params().layout.blocks, cut = std::min<int64_t>(2, blocks);

@@ -65,14 +65,14 @@ TEST_F(GpuMoe, RoutingMatchesTheCpu) {
   }
 }
 
-struct Choices {
+struct Routings {
   std::string name;
   int experts, top_k;
   std::vector<int32_t> chosen;
 };
 
-std::vector<Choices> all_choices() {
-  std::vector<Choices> all;
+std::vector<Routings> all_routings() {
+  std::vector<Routings> all;
   for (const int experts : {1, 3, 8, 64, 200}) {
     for (const int top_k : {1, 2, 8}) {
       if (top_k > experts) continue;
@@ -93,7 +93,7 @@ std::vector<Choices> all_choices() {
 }
 
 TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
-  for (const Choices& c : all_choices()) {
+  for (const Routings& c : all_routings()) {
     for (const bool some : {false, true}) {  // all experts, or only the second half
       const int first = some ? c.experts / 2 : 0, groups = c.experts - first;
       const GroupedShape shape{.groups = groups, .rows = int64_t(c.chosen.size())};
@@ -103,11 +103,11 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       constexpr int kTables = 3;
       const DeviceMemory experts = to_device(c.chosen), counts(size_t(groups) * 4),
                          source(std::max<size_t>(padded, 1) * 4),
-                         position(std::max<size_t>(c.chosen.size(), 1) * 4), refused(4);
+                         position(std::max<size_t>(c.chosen.size(), 1) * 4), dropped(4);
       DeviceMemory work_items[kTables];
       MoePermutation p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
-      p.choices = int64_t(c.chosen.size());
+      p.routings = int64_t(c.chosen.size());
       p.top_k = c.top_k;
       p.first = first;
       p.groups = groups;
@@ -115,7 +115,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       p.counts = reinterpret_cast<int32_t*>(counts.data());
       p.source = reinterpret_cast<int32_t*>(source.data());
       p.position = reinterpret_cast<int32_t*>(position.data());
-      p.refused = reinterpret_cast<int32_t*>(refused.data());
+      p.dropped = reinterpret_cast<int32_t*>(dropped.data());
       p.table_count = kTables;
       for (int i = 0; i < kTables; ++i) {
         // In the second table, two of the blocks join late.
@@ -150,7 +150,7 @@ TEST_F(GpuMoe, EveryRoutingHasAPositionAndEveryTileABlock) {
       }
       ASSERT_EQ(to_host<int32_t>(position, expected_position.size()), expected_position) << c.name;
       ASSERT_EQ(to_host<int32_t>(source, rows), expected_source) << c.name;
-      ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << c.name;
+      ASSERT_EQ(to_host<int32_t>(dropped, 1)[0], 0) << c.name;
       for (int i = 0; i < kTables; ++i) {
         const auto table = to_host<schedule::GroupedWork>(
             work_items[i], size_t(kBlocks * p.tables[i].items_of_block));
@@ -193,7 +193,7 @@ struct Spread {
     for (const auto& source : rows) all += source[size_t(group)];
     return all;
   }
-  int64_t choices() const {
+  int64_t routings() const {
     int maximum = 1;
     for (const auto& source : rows) {
       maximum = std::max(maximum, std::accumulate(source.begin(), source.end(), 0));
@@ -310,7 +310,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
   };
   for (const Spread& spread : all_spreads()) {
     const int sources = spread.sources(), groups = spread.groups(), first = 1;
-    const int64_t choices = spread.choices();
+    const int64_t routings = spread.routings();
     std::vector<int32_t> chosen;
     for (const auto& rows : spread.rows) {
       const size_t begin = chosen.size();
@@ -318,7 +318,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
         chosen.insert(chosen.end(), size_t(rows[size_t(group)]), first + group);
       }
       // Experts before and after this range.
-      while (chosen.size() < begin + size_t(choices)) {
+      while (chosen.size() < begin + size_t(routings)) {
         chosen.push_back(chosen.size() % 2 ? 0 : first + groups);
       }
       for (size_t i = chosen.size() - 1; i > begin; --i) {
@@ -327,7 +327,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
     }
     for (const bool paired : {false, true}) {
       const GroupedShape shape{
-          .groups = groups, .rows = sources * choices, .columns = 520, .k = 64, .paired = paired};
+          .groups = groups, .rows = sources * routings, .columns = 520, .k = 64, .paired = paired};
       const auto gemm = make_grouped_gemm(shape);
       // As in a layer's GEMMs; no layer uses the last two.
       const GroupedCut cuts[] = {
@@ -348,11 +348,11 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       static_assert(std::size(cuts) == kMaxTables);
       const DeviceMemory experts = to_device(chosen), counts(size_t(sources * groups) * 4),
                          source(size_t(shape.padded_rows()) * 4), position(chosen.size() * 4),
-                         refused(4),
+                         dropped(4),
                          ready = to_device(std::vector<uint32_t>(size_t(shape.row_tiles()), 77));
       MoePermutation p;
       p.experts = reinterpret_cast<int32_t*>(experts.data());
-      p.choices = choices;
+      p.routings = routings;
       p.sources = sources;
       p.rank = spread.rank;
       p.local_row = kLocalRows;
@@ -362,7 +362,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
       p.counts = reinterpret_cast<int32_t*>(counts.data());
       p.source = reinterpret_cast<int32_t*>(source.data());
       p.position = reinterpret_cast<int32_t*>(position.data());
-      p.refused = reinterpret_cast<int32_t*>(refused.data());
+      p.dropped = reinterpret_cast<int32_t*>(dropped.data());
       p.ready = reinterpret_cast<uint32_t*>(ready.data());
       constexpr unsigned kLeaving = 5;
       const DeviceMemory leaving = to_device(std::vector<unsigned>{kLeaving});
@@ -386,7 +386,7 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
         return host;
       };
       const std::string name = spread.name + (paired ? ", in pairs" : "");
-      ASSERT_EQ(to_host<int32_t>(refused, 1)[0], 0) << name;
+      ASSERT_EQ(to_host<int32_t>(dropped, 1)[0], 0) << name;
       std::vector<uint32_t> expected_ready(size_t(shape.row_tiles()), 77);
       int row_tiles = 0, rows = 0;
       for (int group = 0; group < groups; ++group) {
@@ -443,7 +443,7 @@ TEST_F(GpuMoe, InvalidExpertIdsAreCounted) {
                 {experts.view(DType::i32, {4, 1}), on_weights.view(DType::f32, {4, 1})},
                 w_in.view(DType::bf16, {3 * 128, 64}), w_out.view(DType::bf16, {3 * 64, 64}),
                 out.view(DType::bf16, {4, 64}), stream());
-  EXPECT_EQ(layer.refused(stream()), 2);
+  EXPECT_EQ(layer.dropped(stream()), 2);
 }
 
 }  // namespace

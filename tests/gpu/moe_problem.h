@@ -94,8 +94,8 @@ class MoeCase {
     chosen_ = std::move(chosen);
     write_routing();
   }
-  void weigh(size_t choice, float weight) {
-    weights_[choice] = weight;
+  void weigh(size_t routing_idx, float weight) {
+    weights_[routing_idx] = weight;
     weights_on_ = upload(weights_);
   }
 

@@ -139,12 +139,12 @@ TEST_P(MoeRanks, InvalidExpertIdsAreCounted) {
                    std::numeric_limits<int32_t>::min(), 1, 0});
     problem.weigh(6, std::numeric_limits<float>::quiet_NaN());
     problem.weigh(11, std::numeric_limits<float>::infinity());
-    int64_t refused = 0;
+    int64_t dropped = 0;
     for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
       layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                 problem.out());
       problem.expect_right(problem.result<uint16_t>(), layer.candidates()[candidate].describe());
-      EXPECT_EQ(layer.dropped_routings(), refused += 7);
+      EXPECT_EQ(layer.dropped_routings(), dropped += 7);
     }
   });
 }

@@ -220,7 +220,7 @@ TEST_F(GpuMoe, LayerMatchesReference) {
     expect_near(expected, loaded(s.dtype, once), s.dtype, what);
     run(DType::f32);
     expect_near(expected, to_host<float>(out, count), s.dtype, what + ", f32 out");
-    EXPECT_EQ(all.layer.refused(stream()), 0);
+    EXPECT_EQ(all.layer.dropped(stream()), 0);
   }
 }
 

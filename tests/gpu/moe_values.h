@@ -110,19 +110,19 @@ class GpuMoe : public testing::Test {
     }
     permuted.source = gpu::DeviceMemory(size_t(shape.padded_rows()) * 4);
     const gpu::DeviceMemory experts = to_device(group), counted(counts.size() * 4),
-                            permute(group.size() * 4), refused(4);
+                            positions(group.size() * 4), dropped(4);
     gpu::MoePermutation permutation;
     permutation.experts = reinterpret_cast<int32_t*>(experts.data());
-    permutation.choices = int64_t(group.size());
+    permutation.routings = int64_t(group.size());
     permutation.groups = permutation.all_experts = shape.groups;
     permutation.counts = reinterpret_cast<int32_t*>(counted.data());
     permutation.source = reinterpret_cast<int32_t*>(permuted.source.data());
-    permutation.permute = reinterpret_cast<int32_t*>(permute.data());
-    permutation.refused = reinterpret_cast<int32_t*>(refused.data());
+    permutation.position = reinterpret_cast<int32_t*>(positions.data());
+    permutation.dropped = reinterpret_cast<int32_t*>(dropped.data());
     permutation.tables[0] = gemm.table();
     permutation.table_count = 1;
     gpu::launch_permute(permutation, stream());
-    permuted.at = to_host<int32_t>(permute, group.size());
+    permuted.at = to_host<int32_t>(positions, group.size());
     return permuted;
   }
 

@@ -175,7 +175,7 @@ void MoeOnGpus::choose(const MoeOptions& options) {
       w_out = values(out_rows, coords_.ffn), out = values(local, s.hidden);
       experts =
           uploaded(chosen_experts(coords_.grid, s.top_k, {1, 1}, local * coords_.rank, local));
-      weights = ints(space_.choices());
+      weights = ints(space_.routings());
       activations = make_saved();
     });
     const Tensor on_x = x.view(s.dtype, {local, s.hidden}),

@@ -19,11 +19,11 @@ constexpr int kVecsAtATime = 8;                // per lane
 constexpr int kManyRows = 512;  // at least so many rows: a warp sums a row, not a block
 
 /// The expert id of a row's choice, or -1 if it is invalid.
-__device__ int checked_choice(const MoeCall& call, int64_t row, int choice, float weight) {
+__device__ int checked_expert(const MoeCall& call, int64_t row, int routing_idx, float weight) {
   const int32_t* experts = call.experts + row * call.space.top_k;
-  const int expert = experts[choice];
+  const int expert = experts[routing_idx];
   bool right = expert >= 0 && expert < call.grid.experts && isfinite(weight);
-  for (int other = 0; other < choice; ++other) right = right && experts[other] != expert;
+  for (int other = 0; other < routing_idx; ++other) right = right && experts[other] != expert;
   return right ? expert : -1;
 }
 
@@ -55,14 +55,14 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
     const bool there = row < call.rows;
     unsigned token_in_rank = 0;
-    int refused = 0;
+    int dropped = 0;
     for (int i = lane(); i < top_k; i += 32) {
       const float weight = there ? call.weights[row * top_k + i] : 0;
-      const int expert = there ? checked_choice(call, row, i, weight) : -1;
+      const int expert = there ? checked_expert(call, row, i, weight) : -1;
       if (expert >= 0) {
         token_in_rank |= ((1u << call.grid.tp) - 1) << call.grid.holder(expert);
       } else if (there) {
-        refused += !call.backward;
+        dropped += !call.backward;
       }
       if (call.saved_experts) {
         call.saved_experts[row * top_k + i] = expert;
@@ -81,9 +81,9 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
       call.token_in_rank[row] = uint8_t(token_in_rank);
       atomicAdd(&leaving, unsigned(__popc(token_in_rank & ~(1u << rank))));
     }
-    if (refused > 0) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(call.refused),
-                static_cast<unsigned long long>(refused));
+    if (dropped > 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(call.dropped),
+                static_cast<unsigned long long>(dropped));
     }
   }
   __syncthreads();
@@ -97,19 +97,19 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
   const uint64_t tag =
       CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.vec();
   if constexpr (kPaced) {
-    if (sends && peer == 0) pace(call.link_pacer, (world - 1) * call.space.choices() * 8);
+    if (sends && peer == 0) pace(call.link_pacer, (world - 1) * call.space.routings() * 8);
     __syncthreads();
   }
   if (sends && peer < world && peer != rank) {
     *at<uint64_t>(call, peer, call.space.tag_at(rank)) = tag;
-    release_signal(call.table.signals[peer] + MoeSpace::choices_signal(rank), epoch);
+    release_signal(call.table.signals[peer] + MoeSpace::routings_signal(rank), epoch);
   }
-  if (sends && await(call, MoeSpace::choices_signal(0), epoch, call.deadline) &&
+  if (sends && await(call, MoeSpace::routings_signal(0), epoch, call.deadline) &&
       all_in(call, tag, epoch)) {
     return;
   }
   // Without valid expert ids of all ranks, nothing is computed.
-  const int64_t all = int64_t(world) * call.space.choices();
+  const int64_t all = int64_t(world) * call.space.routings();
   for (int64_t i = peer; i < all; i += kThreads) {
     at<int32_t>(call, rank, call.space.experts_at(0))[i] = -1;
   }
@@ -181,10 +181,10 @@ __device__ Elements rounded(const float (&values)[kElements]) {
 /// Sends the weight gradients of the rows of rank `to`; returns how many this thread has sent.
 __device__ unsigned send_d_gate_weight(const MoeCall& call, int to) {
   float* const d_gate_weight = at<float>(call, to, call.space.d_gate_weight_at(call.table.rank));
-  const int64_t choices = call.space.choices(), first = to * choices;
+  const int64_t routings = call.space.routings(), first = to * routings;
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   unsigned sent = 0;
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < choices; i += step) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < routings; i += step) {
     const bool computed_here = call.position[first + i] >= 0;
     if (computed_here) d_gate_weight[i] = call.d_gate_weight[first + i];
     sent += computed_here;
@@ -197,16 +197,16 @@ __device__ unsigned send_d_gate_weight(const MoeCall& call, int to) {
 __device__ void sum_d_gate_weight(const MoeCall& call, int64_t row, int thread, int threads) {
   const int rank = call.table.rank, top_k = call.space.top_k;
   for (int i = thread; i < top_k; i += threads) {
-    const int64_t choice = row * top_k + i;
-    const int expert = call.experts[choice];
+    const int64_t routing_idx = row * top_k + i;
+    const int expert = call.experts[routing_idx];
     float sum = 0;
     for (int column_group = 0; expert >= 0 && column_group < call.grid.tp; ++column_group) {
       const int from = call.grid.holder(expert) + column_group;
-      sum += from == rank ? call.d_gate_weight[rank * call.space.choices() + choice]
+      sum += from == rank ? call.d_gate_weight[rank * call.space.routings() + routing_idx]
                           : *at<const volatile float>(
-                                call, rank, call.space.d_gate_weight_at(from) + choice * 4);
+                                call, rank, call.space.d_gate_weight_at(from) + routing_idx * 4);
     }
-    call.dweights[choice] = sum;
+    call.dweights[routing_idx] = sum;
   }
 }
 
@@ -224,30 +224,30 @@ __global__ void __launch_bounds__(kSummingThreads)
   Outgoing<kPaced> outgoing(call.link_pacer);
   for (int step = 1; step < world; ++step) {
     const int to = schedule::moe_target(rank, world, step);
-    const int32_t* const positions = call.position + to * call.space.choices();
+    const int32_t* const positions = call.position + to * call.space.routings();
     const float* const weights = weights_of(call, to);
     auto* const sums = at<Vec<T>>(call, to, call.space.sums_at(to, rank));
     if (call.backward && column_group == 0) {
       const unsigned sent = send_d_gate_weight(call, to);
       if constexpr (kPaced) outgoing.add(__reduce_add_sync(~0u, sent) * int64_t(sizeof(float)));
     }
-    const auto choices_of = [&](int64_t row) {
+    const auto routings_of = [&](int64_t row) {
       return row < call.space.tokens
-                 ? LaneChoice::of(positions + row * top_k,
-                                  weights ? weights + row * top_k : nullptr, top_k)
-                 : LaneChoice{};
+                 ? LaneRouting::of(positions + row * top_k,
+                                   weights ? weights + row * top_k : nullptr, top_k)
+                 : LaneRouting{};
     };
-    LaneChoice next = choices_of(warp_of_grid());
+    LaneRouting next = routings_of(warp_of_grid());
     for (int64_t row = warp_of_grid(); row < call.space.tokens; row += warps_of_grid()) {
-      const LaneChoice choice = next;
-      next = choices_of(row + warps_of_grid());
-      bool comes = choice.from >= 0;
+      const LaneRouting routing_idx = next;
+      next = routings_of(row + warps_of_grid());
+      bool comes = routing_idx.from >= 0;
       for (int i = 32 + lane(); i < top_k; i += 32) comes |= positions[row * top_k + i] >= 0;
       if (!__any_sync(~0u, comes)) continue;
       for (int64_t begin = first; begin < end; begin += 32 * kSentVecs) {
         const int64_t vec = begin + lane();
         float sum[kSentVecs][kElements] = {};
-        add_weighted_vecs<T>(sum, results, vecs, vec, 32, end, choice, positions + row * top_k,
+        add_weighted_vecs<T>(sum, results, vecs, vec, 32, end, routing_idx, positions + row * top_k,
                              weights ? weights + row * top_k : nullptr, top_k);
 #pragma unroll
         for (int i = 0; i < kSentVecs; ++i) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t vecs = call.space.hidden / kElements;
   const uint64_t epoch = this_epoch(&call.state->calls);
   const auto* const results = static_cast<const Vec<T>*>(call.results);
-  const int32_t* const positions = call.position + rank * call.space.choices();
+  const int32_t* const positions = call.position + rank * call.space.routings();
   const float* const weights = weights_of(call, rank);
   bool complete = !__syncthreads_or(has_given_up(call));
   // Longer deadline, as a peer itself waits for rows, in its first GEMM.
@@ -322,13 +322,13 @@ __global__ void __launch_bounds__(kThreads, 2)
                 step = int64_t(gridDim.x) * rows_of_block;
   struct Row {
     unsigned token_in_rank = 0;
-    LaneChoice choice;
+    LaneRouting routing_idx;
   };
   const auto row_at = [&](int64_t row) -> Row {
     if (row >= call.rows) return {};
     return {
         call.token_in_rank[row],
-        LaneChoice::of(positions + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
+        LaneRouting::of(positions + row * top_k, weights ? weights + row * top_k : nullptr, top_k)};
   };
   Row next = row_at(first);
   for (int64_t row = first; row < call.rows && complete; row += step) {
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       // The local term is computed first, as it needs most registers.
       float local[kSummedVecs][kElements] = {};
       if (token_in_rank >> rank & 1) {
-        add_weighted_vecs<T>(local, results, vecs, vec, threads, vecs, here.choice,
+        add_weighted_vecs<T>(local, results, vecs, vec, threads, vecs, here.routing_idx,
                              positions + row * top_k, weights ? weights + row * top_k : nullptr,
                              top_k);
       }

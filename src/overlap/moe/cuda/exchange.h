@@ -44,7 +44,7 @@ struct MoeSpace {
   bool allow_uncompressed =
       false;  ///< encoded kinds may also be sent uncompressed in a forward pass
 
-  constexpr int64_t choices() const { return tokens * top_k; }
+  constexpr int64_t routings() const { return tokens * top_k; }
   constexpr size_t row_bytes() const { return size_t(hidden) * 2; }
   constexpr size_t source_bytes() const { return size_t(tokens) * row_bytes(); }
   /// Offset of the data that `source` sends to `rank`.
@@ -61,7 +61,7 @@ struct MoeSpace {
     return room(row_message) + column_group(rank, source) * size_t(tokens) * sum_message;
   }
   constexpr size_t experts_at(int source) const {
-    return room(row_message) + room(sum_message) + size_t(source) * size_t(choices()) * 4;
+    return room(row_message) + room(sum_message) + size_t(source) * size_t(routings()) * 4;
   }
   constexpr size_t weights_at(int source) const {
     return experts_at(world) + experts_at(source) - experts_at(0);
@@ -77,7 +77,7 @@ struct MoeSpace {
   }
   constexpr size_t bytes() const { return tag_at(world); }
 
-  static constexpr int choices_signal(int source) { return source; }
+  static constexpr int routings_signal(int source) { return source; }
   static constexpr int rows_signal(int source) { return kMaxGpus + source; }
   static constexpr int sums_signal(int column_group, int source) {
     return (2 + column_group) * kMaxGpus + source;
@@ -130,7 +130,7 @@ struct MoeCall {
   const int32_t* position = nullptr;  ///< [world][tokens, top_k], from MoePermutation
   const void* results = nullptr;      ///< [padded rows, hidden]
   uint64_t layer = 0;                 ///< equal on all ranks
-  uint64_t* refused = nullptr;        ///< counter of dropped routings
+  uint64_t* dropped = nullptr;        ///< counter of dropped routings
   // Saved for a backward pass: expert ids and weights, without dropped routings, and the call's
   // number.
   int32_t* saved_experts = nullptr;  ///< [tokens, top_k]

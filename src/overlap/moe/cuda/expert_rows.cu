@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   auto* const scaled = static_cast<Vec<T>*>(p.scaled);
   auto* const dgate_up = static_cast<Vec<T>*>(p.dgate_up);
   for_each_row(rows, [&](int row, int lane) {
-    const int choice = __ldg(p.choice + row);
-    const float weight = choice >= 0 ? __ldg(p.weights + choice) : 0.f;
+    const int routing_idx = __ldg(p.routing_idx + row);
+    const float weight = routing_idx >= 0 ? __ldg(p.weights + routing_idx) : 0.f;
     float dot = 0;
 #pragma unroll 2
     for (int64_t i = lane; i < vecs; i += 32) {
@@ -124,13 +124,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         g.at[e] = from_float<T>(of_inner * up * fmaf(activated, 1.f - gate_sigmoid, gate_sigmoid));
         u.at[e] = from_float<T>(of_inner * activated);
       }
-      scaled[row * vecs + i] = choice >= 0 ? s : Vec<T>{};
-      dgate_up[row * 2 * vecs + i] = choice >= 0 ? g : Vec<T>{};
-      dgate_up[(row * 2 + 1) * vecs + i] = choice >= 0 ? u : Vec<T>{};
+      scaled[row * vecs + i] = routing_idx >= 0 ? s : Vec<T>{};
+      dgate_up[row * 2 * vecs + i] = routing_idx >= 0 ? g : Vec<T>{};
+      dgate_up[(row * 2 + 1) * vecs + i] = routing_idx >= 0 ? u : Vec<T>{};
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) dot += __shfl_xor_sync(~0u, dot, apart);
-    if (lane == 0 && choice >= 0) p.d_gate_weight[choice] = dot;
+    if (lane == 0 && routing_idx >= 0) p.d_gate_weight[routing_idx] = dot;
   });
 }
 

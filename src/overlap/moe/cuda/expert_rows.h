@@ -60,9 +60,9 @@ void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inn
 /// gradient of inner without the factor w: dots[choice[r]] = d_act . inner, the gradient of w;
 /// scaled = w inner; dgate_up = w d_act through the gate. `scaled` may be `d_act`.
 struct MoeGateBackward {
-  const void* gate_up = nullptr;    ///< [padded rows, 2 x ffn]
-  const void* d_act = nullptr;      ///< [padded rows, ffn]
-  const int32_t* choice = nullptr;  ///< [padded rows], from MoePermutation
+  const void* gate_up = nullptr;         ///< [padded rows, 2 x ffn]
+  const void* d_act = nullptr;           ///< [padded rows, ffn]
+  const int32_t* routing_idx = nullptr;  ///< [padded rows], from MoePermutation
   const float* weights = nullptr;
   float* d_gate_weight = nullptr;
   void* scaled = nullptr;    ///< [padded rows, ffn]

@@ -47,12 +47,13 @@ void ExpertGradients::multiply_d_act(const void* w_out, cudaStream_t stream) {
   to_inner_->launch({.x = dout_.data(), .weight = w_out, .out = d_act_.data()}, stream);
 }
 
-void ExpertGradients::gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* choice,
-                           const float* weights, float* d_gate_weight, cudaStream_t stream) {
+void ExpertGradients::gate(const SortedRows& rows, const MoeSaved& saved,
+                           const int32_t* routing_idx, const float* weights, float* d_gate_weight,
+                           cudaStream_t stream) {
   launch_gate_backward(rows,
                        {.gate_up = saved.gate_up.data(),
                         .d_act = d_act_.data(),
-                        .choice = choice,
+                        .routing_idx = routing_idx,
                         .weights = weights,
                         .d_gate_weight = d_gate_weight,
                         .scaled = d_act_.data(),

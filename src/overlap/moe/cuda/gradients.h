@@ -93,7 +93,7 @@ class ExpertGradients {
   // Must be called in this order.
   void multiply_d_act(const void* w_out, cudaStream_t stream);
   /// `weights` and `d_gate_weight`: by choice.
-  void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* choice,
+  void gate(const SortedRows& rows, const MoeSaved& saved, const int32_t* routing_idx,
             const float* weights, float* d_gate_weight, cudaStream_t stream);
   void multiply_dx(const void* w_in, cudaStream_t stream);
   void add_dw_in(const SortedRows& rows, const MoeSaved& saved, float* dw_in, cudaStream_t stream);

@@ -121,7 +121,7 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
 void MoeOnGpus::allocate(const MoeOptions& options) {
   const MoeShape& shape = coords_.shape;
   const bool trains = options.backward;
-  alone_.refused = DeviceMemory(sizeof(uint64_t));
+  alone_.dropped = DeviceMemory(sizeof(uint64_t));
   const int64_t padded = experts_.padded_rows();
   in_ = make_grouped_gemm(trains ? experts_.in_ungated(true) : experts_.in(true));
   if (sorts_) {
@@ -132,15 +132,15 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   results_ = values(padded, shape.hidden);
   counts_ = ints(coords_.world * coords_.experts.count);
   source_ = ints(padded);
-  positions_ = ints(coords_.world * space_.choices());
+  positions_ = ints(coords_.world * space_.routings());
   token_in_rank_ = DeviceMemory(size_t(shape.tokens));
   state_ = DeviceMemory(sizeof(MoeState));
   group_rows_ = DeviceMemory(size_t(experts_.experts + 1) * sizeof(GroupRows));
   if (sorts_) ready_ = ints(experts_.out().row_tiles());
   if (trains) {
     gradients_ = std::make_unique<ExpertGradients>(experts_);
-    choice_ = ints(padded);
-    d_gate_weight_ = ints(coords_.world * space_.choices());
+    routing_idx_ = ints(padded);
+    d_gate_weight_ = ints(coords_.world * space_.routings());
   }
   if (space_.row_message > 0) {
     messages_ = DeviceMemory(size_t(shape.tokens) * space_.row_message);
@@ -207,7 +207,7 @@ int64_t MoeOnGpus::dropped_routings(const MoeOfLayer& layer) const {
   if (coords_.shape.tokens == 0) return 0;
   uint64_t count = 0;
   comm_.synchronize();
-  check(cudaMemcpyAsync(&count, layer.refused.data(), sizeof count, cudaMemcpyDeviceToHost,
+  check(cudaMemcpyAsync(&count, layer.dropped.data(), sizeof count, cudaMemcpyDeviceToHost,
                         comm_.stream()),
         "read dropped routings");
   comm_.synchronize();
@@ -231,7 +231,7 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) c
   call.grid = coords_.grid;
   call.state = state();
   call.layer = layer.number;
-  call.refused = reinterpret_cast<uint64_t*>(layer.refused.data());
+  call.dropped = reinterpret_cast<uint64_t*>(layer.dropped.data());
   call.token_in_rank = reinterpret_cast<uint8_t*>(token_in_rank_.data());
   call.dtype = coords_.shape.dtype;
   call.experts = routing.experts.as<const int32_t>();
@@ -246,7 +246,7 @@ MoeCall MoeOnGpus::call_of(const MoeRouting& routing, const MoeOfLayer& layer) c
 MoePermutation MoeOnGpus::permutation() const {
   MoePermutation permutation;
   permutation.experts = reinterpret_cast<const int32_t*>(buffer_->local() + space_.experts_at(0));
-  permutation.choices = space_.choices();
+  permutation.routings = space_.routings();
   permutation.sources = coords_.world;
   permutation.rank = coords_.rank;
   permutation.local_row = kLocalRows;
@@ -258,7 +258,7 @@ MoePermutation MoeOnGpus::permutation() const {
   permutation.source = ints(source_);
   permutation.position = ints(positions_);
   permutation.group_rows = reinterpret_cast<GroupRows*>(group_rows_.data());
-  permutation.choice = trains() ? ints(choice_) : nullptr;
+  permutation.routing_idx = trains() ? ints(routing_idx_) : nullptr;
   permutation.leaving = &state()->leaving_rows;
   return permutation;
 }

@@ -87,7 +87,7 @@ struct MoeSavedActivations {
 /// State of one layer; layers share an operator.
 struct MoeOfLayer {
   uint64_t number = 0;   ///< within a communicator; equal on all ranks
-  DeviceMemory refused;  ///< u64: dropped routings
+  DeviceMemory dropped;  ///< u64: dropped routings
 };
 
 /// Runs all layers of a communicator that have the same shape and options (shared.h), one call
@@ -222,7 +222,7 @@ class MoeOnGpus final {
   DeviceMemory decoded_;   ///< [size, tokens, hidden], local rows last
   // For a layer that trains.
   std::unique_ptr<ExpertGradients> gradients_;
-  DeviceMemory choice_, d_gate_weight_;
+  DeviceMemory routing_idx_, d_gate_weight_;
   cudaStream_t side_ = nullptr;  ///< shared by all layers of this communicator
   Event begun_, ended_, rows_ended_;
   std::array<Event, kMaxColumnGroups> computed_;

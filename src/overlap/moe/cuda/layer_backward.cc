@@ -11,8 +11,8 @@ namespace tandem::gpu {
 MoeSavedActivations::MoeSavedActivations(const ExpertsShape& shape, const MoeSpace& space,
                                          uint64_t op_)
     : saved(shape),
-      experts(ints(space.choices())),
-      weights(floats(space.choices())),
+      experts(ints(space.routings())),
+      weights(floats(space.routings())),
       call(sizeof(uint64_t)),
       op(op_) {}
 
@@ -85,9 +85,9 @@ void MoeOnGpus::enqueue_backward(const Tensor& dout, const Tensor& w_in, const T
   launch_permute(permuted, stream);
   launch_gather(sorted(), gathering(uncompressed_rows(dout), gradients_->dout()), comm_.stream());
   gradients_->multiply_d_act(w_out.data(), stream);
-  gradients_->arrivals(sorted(), activations.saved, ints(choice_),
-                       reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
-                       floats(d_gate_weight_), stream);
+  gradients_->gate(sorted(), activations.saved, ints(routing_idx_),
+                   reinterpret_cast<const float*>(buffer_->local() + space_.weights_at(0)),
+                   floats(d_gate_weight_), stream);
   gradients_->multiply_dx(w_in.data(), stream);
   if (sends) launch_send_sums(call, {0, s.hidden}, 0, sending_blocks(), stream);
   gradients_->add_dw_in(sorted(), activations.saved, dw_in.as<float>(), stream);

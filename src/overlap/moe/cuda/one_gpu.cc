@@ -53,7 +53,7 @@ const MoeShape& checked(const MoeShape& shape, const LocalMoeForm& form) {
 }  // namespace
 
 LocalMoe::Training::Training(const ExpertsShape& shape)
-    : saved(shape), gradients(shape), choice(ints(shape.padded_rows())) {}
+    : saved(shape), gradients(shape), routing_idx(ints(shape.padded_rows())) {}
 
 LocalMoe::Codes::Codes(const ExpertsShape& shape)
     : inner(size_t(shape.padded_rows() * shape.ffn)),
@@ -86,7 +86,7 @@ LocalMoe::LocalMoe(const MoeShape& shape, const LocalMoeForm& form)
       counts_(ints(shape.experts)),
       source_(ints(padded_rows_)),
       positions_(ints(shape.tokens * shape.top_k)),
-      refused_(sizeof(int32_t)),
+      dropped_(sizeof(int32_t)),
       group_rows_(size_t(shape.experts + 1) * sizeof(schedule::GroupRows)) {
   if (form.trains) training_.emplace(experts_);
   if (form.e4m3) codes_.emplace(experts_);
@@ -157,20 +157,20 @@ void LocalMoe::check_scales(const char* name, const Tensor& scales, int64_t rows
 void LocalMoe::permute(const MoeRouting& routing, cudaStream_t stream) {
   MoePermutation permutation;
   permutation.experts = routing.experts.as<int32_t>();
-  permutation.choices = routing.experts.elements();
+  permutation.routings = routing.experts.elements();
   permutation.top_k = shape_.top_k;
   permutation.groups = permutation.all_experts = shape_.experts;
   permutation.counts = ints(counts_);
   permutation.source = ints(source_);
   permutation.permute = ints(positions_);
-  permutation.refused = ints(refused_);
+  permutation.dropped = ints(dropped_);
   permutation.tables[0] = in_->table(in_table_);
   permutation.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
   permutation.tables[1] = out_->table();
   permutation.table_count = 2;
   permutation.group_rows = reinterpret_cast<schedule::GroupRows*>(group_rows_.data());
   if (training_) {
-    permutation.choice = ints(training_->choice);
+    permutation.routing_idx = ints(training_->routing_idx);
     training_->gradients.add_tables(permutation);
   }
   launch_permute(permutation, stream);
@@ -266,7 +266,7 @@ void LocalMoe::gate_backward(const MoeRouting& routing, const Tensor& dweights,
                              cudaStream_t stream) {
   check(cudaMemsetAsync(dweights.data(), 0, dweights.bytes(), stream), "clear dweights");
   Training& t = training();
-  t.gradients.gate(sorted(), t.saved, ints(t.choice), routing.weights.as<float>(),
+  t.gradients.gate(sorted(), t.saved, ints(t.routing_idx), routing.weights.as<float>(),
                    dweights.as<float>(), stream);
 }
 
@@ -297,10 +297,10 @@ void LocalMoe::backward(const Tensor& dout, const MoeRouting& routing, const Ten
   add_dw_out(dw_out, stream);
 }
 
-int LocalMoe::refused(cudaStream_t stream) const {
+int LocalMoe::dropped(cudaStream_t stream) const {
   int32_t count = 0;
   check(cudaStreamSynchronize(stream), "moe on one GPU");
-  check(cudaMemcpyAsync(&count, refused_.data(), sizeof count, cudaMemcpyDeviceToHost, stream),
+  check(cudaMemcpyAsync(&count, dropped_.data(), sizeof count, cudaMemcpyDeviceToHost, stream),
         "read dropped routings");
   check(cudaStreamSynchronize(stream), "read dropped routings");
   return count;

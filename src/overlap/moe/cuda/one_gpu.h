@@ -67,7 +67,7 @@ class LocalMoe {
                 const Tensor& w_out, const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out, cudaStream_t stream);
   /// Routings so far to an invalid expert. Blocks until `stream` is empty.
-  int refused(cudaStream_t stream) const;
+  int dropped(cudaStream_t stream) const;
 
   // Steps of `forward`, for measurements.
   void permute(const MoeRouting& routing, cudaStream_t stream);
@@ -93,7 +93,7 @@ class LocalMoe {
     explicit Training(const ExpertsShape& shape);
     MoeSaved saved;
     ExpertGradients gradients;
-    DeviceMemory choice;
+    DeviceMemory routing_idx;
   };
   /// Additional memory for e4m3 weights.
   struct Codes {
@@ -115,7 +115,7 @@ class LocalMoe {
   std::unique_ptr<GroupedGemm> in_, out_;
   int64_t padded_rows_;
   DeviceMemory inner_, results_;  ///< [padded rows, ffn], [padded rows, hidden]
-  DeviceMemory counts_, source_, positions_, refused_, group_rows_;
+  DeviceMemory counts_, source_, positions_, dropped_, group_rows_;
   DeviceMemory ready_;  ///< permuted rows of each row tile
   int in_table_ = 0;
   std::optional<Training> training_;

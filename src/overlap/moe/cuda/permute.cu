@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kThreads) count_kernel(MoePermutation p) {
   __shared__ int32_t counts[kMaxExperts];
   for (int e = int(threadIdx.x); e < p.groups; e += kThreads) counts[e] = 0;
   __syncthreads();
-  const int64_t first = blockIdx.y * p.choices, step = int64_t(gridDim.x) * kThreads;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < p.choices; i += step) {
+  const int64_t first = blockIdx.y * p.routings, step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < p.routings; i += step) {
     const int expert = p.experts[first + i], group = expert - p.first;
-    if (p.refused && (expert < 0 || expert >= p.all_experts)) atomicAdd(p.refused, 1);
+    if (p.dropped && (expert < 0 || expert >= p.all_experts)) atomicAdd(p.dropped, 1);
     const bool here = group >= 0 && group < p.groups;
     if (here) atomicAdd(&counts[group], 1);
     p.position[first + i] = here ? position_in(group) : -1;
@@ -189,16 +189,16 @@ __global__ void __launch_bounds__(kThreads) permute_kernel(MoePermutation p, int
   const int leaving = p.leaving ? int(*p.leaving) : 0;
   const Cut& tiles = local.cut[0];
   const int begin = tiles.before * kGroupedRows;
-  const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.choices;
-  const int first_row = step == 0 ? p.local_row : int((step - 1) * (p.choices / p.top_k));
+  const int64_t first = schedule::moe_source(p.rank, p.sources, step) * p.routings;
+  const int first_row = step == 0 ? p.local_row : int((step - 1) * (p.routings / p.top_k));
   int sorted = local.before;
-  for (int64_t i = 0; i < p.choices; i += kThreads * kPerThread) {
+  for (int64_t i = 0; i < p.routings; i += kThreads * kPerThread) {
     const int64_t at = i + thread * kPerThread;
     bool chosen[kPerThread];
     int count = 0;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
-      chosen[k] = at + k < p.choices && p.position[first + at + k] == position_in(group);
+      chosen[k] = at + k < p.routings && p.position[first + at + k] == position_in(group);
       count += chosen[k];
     }
     const Scan scan = scan_block(count);
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads) permute_kernel(MoePermutation p, int
     for (int k = 0; k < kPerThread; ++k) {
       if (!chosen[k]) continue;
       p.source[position] = first_row + int32_t((at + k) / p.top_k);
-      if (p.choice) p.choice[position] = int32_t(first + at + k);
+      if (p.routing_idx) p.routing_idx[position] = int32_t(first + at + k);
       p.position[first + at + k] = position++;
     }
     sorted += scan.all;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) permute_kernel(MoePermutation p, int
   for (int row = local.rows + thread; step == last && row < tiles.count * kGroupedRows;
        row += kThreads) {
     p.source[begin + row] = -1;
-    if (p.choice) p.choice[begin + row] = -1;
+    if (p.routing_idx) p.routing_idx[begin + row] = -1;
   }
   for (int tile = thread; p.ready && step == last && tile < tiles.count; tile += kThreads) {
     p.ready[tiles.before + tile] = 0;
@@ -253,7 +253,7 @@ void launch_permute(const MoePermutation& permutation, cudaStream_t stream) {
                         size_t(permutation.sources) * size_t(permutation.groups) * sizeof(int32_t),
                         stream),
         "clear the experts' counts");
-  const int64_t blocks = (permutation.choices + kThreads - 1) / kThreads;
+  const int64_t blocks = (permutation.routings + kThreads - 1) / kThreads;
   const int maximum = std::max(1, this_share()->blocks(132) / permutation.sources);
   const dim3 grid(unsigned(std::clamp<int64_t>(blocks, 1, maximum)), unsigned(permutation.sources));
   count_kernel<<<grid, kThreads, 0, stream>>>(permutation);

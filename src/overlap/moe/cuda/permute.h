@@ -29,7 +29,7 @@ constexpr int kMaxTables = 6;
 /// on the device.
 struct MoePermutation {
   const int32_t* experts = nullptr;  ///< [sources][rows x top_k]
-  int64_t choices = 0;               ///< rows x top_k, per source
+  int64_t routings = 0;              ///< rows x top_k, per source
   int sources = 1, rank = 0;         ///< number of source ranks, and this rank
   int local_row = 0;  ///< index of this rank's first row; the other ranks' start at 0
   int top_k = 1;
@@ -38,11 +38,11 @@ struct MoePermutation {
   int32_t* counts = nullptr;    ///< [sources][groups], written: rows of each
   int32_t* source = nullptr;    ///< [padded rows], written: row at each position, -1: none
   int32_t* position = nullptr;  ///< as `experts`, written: position, -1: with none of these experts
-  int32_t* refused = nullptr;   ///< counter of routings to an invalid expert
+  int32_t* dropped = nullptr;   ///< counter of routings to an invalid expert
   /// Written unless null: [groups + 1], and [padded rows], index of the choice at each position,
   /// -1: none.
   schedule::GroupRows* group_rows = nullptr;
-  int32_t* choice = nullptr;
+  int32_t* routing_idx = nullptr;
   uint32_t* ready = nullptr;          ///< [row tiles], cleared unless null
   const unsigned* leaving = nullptr;  ///< rows to be sent to other ranks; null: none
   /// If `blocks` > 0: the permutation ends once so many blocks of a concurrent kernel have begun

@@ -43,7 +43,7 @@ std::shared_ptr<MoeOnGpus> shared_operator(GpuCommunicator& comm, const MoeShape
 SharedMoe::SharedMoe(GpuCommunicator& comm, const MoeShape& shape, const MoeOptions& options) {
   auto& all = comm.attached<MoeOperators>([] { return new MoeOperators; });
   op_ = shared_operator(comm, shape, options, all);
-  comm.agree_on("moe: memory of a layer", [&] { layer_.refused = DeviceMemory(sizeof(uint64_t)); });
+  comm.agree_on("moe: memory of a layer", [&] { layer_.dropped = DeviceMemory(sizeof(uint64_t)); });
   layer_.number = ++all.layers;
 }
 

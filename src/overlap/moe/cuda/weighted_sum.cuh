@@ -37,12 +37,12 @@ __device__ void add_weighted(float (&sum)[Vec<T>::kElements], const Vec<T>* y, i
 }
 
 /// A warp's next choices of a row, one per lane: position of its result, -1: none.
-struct LaneChoice {
+struct LaneRouting {
   int from = -1;
   float weight = 1;
-  __device__ static LaneChoice of(const int32_t* position, const float* weights, int choices) {
+  __device__ static LaneRouting of(const int32_t* position, const float* weights, int routings) {
     const int lane = int(threadIdx.x) % 32;
-    if (lane >= choices) return {};
+    if (lane >= routings) return {};
     return {__ldg(position + lane), weights ? __ldg(weights + lane) : 1.f};
   }
 };
@@ -53,11 +53,11 @@ struct LaneChoice {
 template <typename T, int kVecs>
 __device__ void add_weighted_vecs(float (&sum)[kVecs][Vec<T>::kElements], const Vec<T>* y,
                                   int64_t vecs, int64_t vec, int apart, int64_t end,
-                                  const LaneChoice& first, const int32_t* position,
+                                  const LaneRouting& first, const int32_t* position,
                                   const float* weights, int top_k) {
-  LaneChoice choice = first;
+  LaneRouting routing_idx = first;
   for (int done = 0;;) {
-    unsigned there = __ballot_sync(~0u, choice.from >= 0);
+    unsigned there = __ballot_sync(~0u, routing_idx.from >= 0);
     while (there != 0) {
       Vec<T> terms[2][kVecs];
       float factor[2];
@@ -68,8 +68,8 @@ __device__ void add_weighted_vecs(float (&sum)[kVecs][Vec<T>::kElements], const 
         if (!is_term[j]) continue;
         const int of = __ffs(int(there)) - 1;
         there &= there - 1;
-        factor[j] = __shfl_sync(~0u, choice.weight, of);
-        const Vec<T>* const row = y + __shfl_sync(~0u, choice.from, of) * vecs;
+        factor[j] = __shfl_sync(~0u, routing_idx.weight, of);
+        const Vec<T>* const row = y + __shfl_sync(~0u, routing_idx.from, of) * vecs;
 #pragma unroll
         for (int i = 0; i < kVecs; ++i) {
           if (vec + i * apart < end) terms[j][i] = row[vec + i * apart];
@@ -90,7 +90,8 @@ __device__ void add_weighted_vecs(float (&sum)[kVecs][Vec<T>::kElements], const 
     }
     done += 32;
     if (done >= top_k) return;
-    choice = LaneChoice::of(position + done, weights ? weights + done : nullptr, top_k - done);
+    routing_idx =
+        LaneRouting::of(position + done, weights ? weights + done : nullptr, top_k - done);
   }
 }
 

@@ -16,7 +16,7 @@ __device__ ExpertResults results_of(const MoeCall& call, int of, int64_t row) {
   return {call.results,
           call.dtype,
           call.space.hidden,
-          call.position + of * call.space.choices() + row * top_k,
+          call.position + of * call.space.routings() + row * top_k,
           weights_of(call, of) + row * top_k,
           top_k};
 }
