@@ -73,7 +73,7 @@ struct MoeShape {
   int experts = 1;           ///< over all ranks; a multiple of size / tp
   int top_k = 1;             ///< experts per row
   int tp = 1;                ///< ranks that share each expert; divides the communicator's size
-  DType dtype = DType::f32;  ///< of rows and weights: f32 or bf16; on GPUs bf16 or f16
+  DType dtype = DType::f32;  ///< rows and weights: f32 or bf16; on GPUs bf16 or f16
 };
 
 struct MoeOptions {

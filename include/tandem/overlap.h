@@ -99,7 +99,7 @@ class AgGemm {
     bool bias = false;                  ///< `run` gets one
     bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
     DType out_dtype = DType::bf16;      ///< f32: out and bias are f32; e4m3: bf16, f16 or f32
-    Scaling scaling = Scaling::tensor;  ///< of e4m3 operands
+    Scaling scaling = Scaling::tensor;  ///< for e4m3 operands
   };
   AgGemm(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~AgGemm();
@@ -127,7 +127,7 @@ class GemmRs {
     bool bias = false;                  ///< `run` gets one
     bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
     DType out_dtype = DType::bf16;      ///< f32: out and bias are f32; e4m3: bf16, f16 or f32
-    Scaling scaling = Scaling::tensor;  ///< of e4m3 operands
+    Scaling scaling = Scaling::tensor;  ///< for e4m3 operands
   };
   GemmRs(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});
   ~GemmRs();
@@ -159,7 +159,7 @@ class GemmAr {
     bool bias = false;                  ///< `run` gets one
     bool weight_kn = false;             ///< `run` gets `w.transposed()` of a [K, N] tensor
     DType out_dtype = DType::bf16;      ///< e4m3: of out, bias and partial products
-    Scaling scaling = Scaling::tensor;  ///< of e4m3 operands
+    Scaling scaling = Scaling::tensor;  ///< for e4m3 operands
     bool add_norm = false;              ///< `run` gets one
   };
   GemmAr(Communicator& comm, const Shape& shape, const OverlapOptions& options = {});

@@ -18,7 +18,7 @@ namespace tandem {
 struct BenchMoeOp {
   std::string_view name;
   bool dispatches, combines;
-  int gemms;  ///< of the size of one projection: gate and up before the activation, down after it
+  int gemms;  ///< each the size of one projection: gate and up before the activation, down after it
   constexpr bool is_layer() const { return dispatches && combines; }
 };
 constexpr BenchMoeOp kBenchMoeOps[] = {{"moe", true, true, 3},

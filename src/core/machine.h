@@ -11,7 +11,7 @@ namespace tandem {
 struct Machine {
   std::string cpu;                    ///< model name, "unknown" if not reported
   int threads = 1;                    ///< CPUs this process may run on
-  uint64_t memory_bytes = 0;          ///< of the host
+  uint64_t memory_bytes = 0;          ///< memory of the host
   std::vector<std::string> features;  ///< those relevant to the kernels: "avx2", "amx_bf16", …
   /// "2x Intel(R) Xeon(R) Processor"
   std::string describe() const;

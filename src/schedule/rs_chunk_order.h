@@ -59,8 +59,8 @@ struct RsChunkOrder {
 };
 
 struct ChunkTile {
-  int step;            ///< of the ring: the last one is the local shard
-  int owner;           ///< of the shard
+  int step;            ///< ring step: the last one is the local shard
+  int owner;           ///< owner of the shard
   int chunk;           ///< chunk of the shard
   int row, column;     ///< in the shard
   bool later = false;  ///< sent after all tiles that are not

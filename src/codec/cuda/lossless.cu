@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     return copy_elements(message + 16, static_cast<std::byte*>(values),
                          params.elements * (params.dtype == DType::f32 ? 4 : 2));
   }
-  constexpr int64_t kBlocks = 32 * codec::kLosslessGroup / kWireBlock;  // of 32 groups
+  constexpr int64_t kBlocks = 32 * codec::kLosslessGroup / kWireBlock;  // blocks in 32 groups
   const int lane = int(threadIdx.x) % 32;
   for (int64_t begin = kBlocks * warp_number(); begin < params.blocks;
        begin += kBlocks * kWarps * int64_t(gridDim.x)) {

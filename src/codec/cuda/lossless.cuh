@@ -174,7 +174,7 @@ __device__ inline uint32_t exponents_of(uint32_t two) {
 
 /// Max exponent below 255 of a group, in all of its threads.
 __device__ inline uint32_t top_of(const uint32_t (&high)[kPairs]) {
-  uint32_t maximum = 0;  // of exponent + 1, with 0 for 255
+  uint32_t maximum = 0;  // maximum of exponent + 1, with 0 for 255
 #pragma unroll
   for (const uint32_t two : high) {
     maximum = __vmaxu2(maximum, (exponents_of(two) + 0x00010001u) & 0x00ff00ffu);

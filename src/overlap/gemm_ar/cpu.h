@@ -57,7 +57,7 @@ class GemmArCpu {
   size_t encoded_area_;         ///< bytes of messages of one owner's rows; 0 without a wire format
   size_t area_;                 ///< bytes of partial sums that each source may store here
   size_t results_at_;           ///< byte offset of sums in the shared memory
-  size_t partial_bytes_;        ///< of this rank's partial sums
+  size_t partial_bytes_;        ///< bytes of this rank's partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area], then sums: [m][n] or messages by owner;
                                 ///< scratch: [m][n], then messages by owner
   Memory decoded_;              ///< with a wire format: [rank][max rows of a panel's owner][n]

@@ -34,7 +34,7 @@ class GemmRsCpu {
   RowMessages messages_;
   size_t encoded_area_;         ///< bytes of one owner's messages; 0 without a wire format
   size_t area_;                 ///< room for these messages or for uncompressed rows
-  size_t partial_bytes_;        ///< of the uncompressed partial sums
+  size_t partial_bytes_;        ///< bytes of the uncompressed partial sums
   OverlapWorkspace workspace_;  ///< shared: [source][area]; scratch: [m][n], [owner][encoded area]
   Memory decoded_;              ///< [source][max_rows][n]
   std::vector<const std::byte*> partials_;

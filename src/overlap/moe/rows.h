@@ -34,7 +34,7 @@ struct MoeRankCoords {
   MoeShape shape;
   schedule::MoeGrid grid;
   int rank, world;
-  schedule::Range experts;  ///< of this rank
+  schedule::Range experts;  ///< experts of this rank
   int64_t ffn;              ///< this rank's shard
   size_t row_bytes;         ///< bytes of a row
   /// Rows of this rank's experts under a balanced routing.

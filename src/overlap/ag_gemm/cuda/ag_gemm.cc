@@ -78,7 +78,7 @@ constexpr FusedPlan kPlans[] = {
 constexpr int kCopyGroups = 3;
 // With more rows the transfer is long enough for the copy engine to reach its full rate.
 constexpr int64_t kMaxCopyRows = 4096;
-constexpr int64_t kMaxCopyBytes = int64_t(1) << 32;  // of a shard: offsets are 32-bit
+constexpr int64_t kMaxCopyBytes = int64_t(1) << 32;  // per shard: offsets are 32-bit
 
 bool has_fused_algorithm(const OpDesc& shape, int ranks) {
   return ranks > 1 && shape.m >= ranks && shape.result() != DType::f32 && !shape.weight_kn;

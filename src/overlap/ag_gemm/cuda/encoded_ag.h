@@ -31,7 +31,7 @@ class EncodedAgOp {
 
   GpuCommunicator& comm_;
   OpDesc shape_;
-  int rows_, chunks_;  // of a shard
+  int rows_, chunks_;  // per shard
   size_t chunk_bytes_;
   std::unique_ptr<FusedAgKernel> kernel_;
   std::shared_ptr<GpuBuffer> inbox_;  // [source][chunk][row]

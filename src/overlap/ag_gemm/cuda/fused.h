@@ -22,12 +22,12 @@ struct FusedAgShape {
   int64_t m, n, k;
   int rank, ranks;
   DType dtype, result;
-  std::vector<int> heads;  ///< of its calls
+  std::vector<int> heads;  ///< heads of its calls
 };
 
 /// Scales of e4m3 operands.
 struct RowScales {
-  ScalePointers local;              ///< of this rank's rows of x, or of all of x, and of the weight
+  ScalePointers local;              ///< this rank's rows of x, or all of x, and the weight
   bool by_row = false;              ///< else one scale for each operand
   const float* gathered = nullptr;  ///< by row: remote scales, which arrive before a first chunk
   bool operator==(const RowScales&) const = default;
@@ -43,7 +43,7 @@ struct FusedAgArgs {
   int head;              ///< columns of the local shard that come first, in 1/8 of all (8: all)
   ShardArrivals arrivals;
   int longer;                   ///< leading sources, whose chunks count one row more
-  ShardRoute route;             ///< of the kernel's copy warps, if any
+  ShardRoute route;             ///< route of the kernel's copy warps, if any
   TileLog timeline{};           ///< for kernels that record
   EncodedShardRoute encoded{};  ///< instead of `route`, for copy warps that use a wire format
 };

@@ -148,8 +148,8 @@ struct GatedMainloop : Base {
   struct ArrivingSteps {
     Params const& params;
     uint64_t wanted;
-    const uint64_t* arrived;  // of the next chunk
-    int row;                  // of the tile
+    const uint64_t* arrived;  // flag of the next chunk
+    int row;                  // row of the tile
     int end, next;            // k-blocks: end of the shard, and start of the next chunk
     int at = 0;
 

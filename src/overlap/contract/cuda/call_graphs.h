@@ -43,7 +43,7 @@ class CallGraphs {
     const Tensor* bias = nullptr;
     const Scales* scales = nullptr;
     std::array<const Tensor*, 2> copied = {};  ///< operands read by copies, not only by kernels
-    int variant = 0;                           ///< of a fused algorithm
+    int variant = 0;                           ///< variant of a fused algorithm
   };
 
   /// Must be destroyed after the buffers that its graphs use, which wait for calls in flight.

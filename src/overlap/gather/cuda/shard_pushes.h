@@ -99,7 +99,7 @@ class ShardPushes {
   struct Words {
     // Epochs of the pushing and of the compute stream; values sent as signals to ready peers.
     uint64_t pushed, awaited, signal_value[kMaxGpus];
-    CallCounter routes;  // of kernels that send x themselves
+    CallCounter routes;  // calls of kernels that send x themselves
   };
   Words& words() const { return *reinterpret_cast<Words*>(words_.data()); }
   int row_bytes() const { return int(columns_ * int64_t(size_of(dtype_))); }

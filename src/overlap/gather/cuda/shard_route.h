@@ -34,7 +34,7 @@ constexpr int kCopyItemBytes = 2048;
 struct ShardRoute {
   int targets = 0;       ///< number of targets; 0: no copy warps
   int bytes_per_ns = 1;  ///< max rate of all blocks together
-  int groups = 1;        ///< of blocks (schedule::AgCopyOrder)
+  int groups = 1;        ///< groups of blocks (schedule::AgCopyOrder)
   /// Sends all chunks to the first target before any to the others, for tiles that need it first.
   bool first_alone = false;
   const std::byte* from = nullptr;

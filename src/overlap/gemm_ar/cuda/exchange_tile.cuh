@@ -30,7 +30,7 @@ template <class Element, int kTokens, int kTokenTiles, bool kScaled>
 class ExchangeTile {
   static constexpr int kFeatures = ArStaging::kFeatures, kThreads = ArStaging::kThreads;
   static constexpr ArStaging kShape{1, 0, kTokens};
-  static constexpr int kWords = kTokens / 4;  // of two elements, per thread
+  static constexpr int kWords = kTokens / 4;  // words of two elements, per thread
   static constexpr int kVecs = kShape.vecs(), kVecWords = kWords / kVecs;
   static constexpr size_t kVecRow = kShape.vec_row();
   static constexpr int kStaged = kTokens < 64 ? kTokens : 64;  // tokens stored together

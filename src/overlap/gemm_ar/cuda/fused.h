@@ -36,7 +36,7 @@ namespace tandem::gpu {
 /// dependent.
 struct ArStaging {
   static constexpr int kFeatures = 64, kThreads = 128;
-  static constexpr int kMaxTokens = 128;     // of a tile: with more, two tiles share the features
+  static constexpr int kMaxTokens = 128;     // per tile: with more, two tiles share the features
   static constexpr int kOneShotTokens = 64;  // max
   static constexpr int kTwoShotTokens = 32;  // min: a thread has two vectors to share out
 

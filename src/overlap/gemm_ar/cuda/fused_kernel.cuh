@@ -27,9 +27,9 @@ namespace tandem::gpu::fused {
 template <class Operand_, class Element_, int kTokens_, int kCluster_>
 struct ArConfig {
   using Operand = Operand_;
-  using Element = Element_;  // of the result
+  using Element = Element_;  // dtype of the result
   static constexpr bool kFp8 = sizeof(Operand) == 1;
-  static constexpr int kTokenTiles = kTokens_ <= ArStaging::kMaxTokens ? 1 : 2;  // of the tokens
+  static constexpr int kTokenTiles = kTokens_ <= ArStaging::kMaxTokens ? 1 : 2;  // tiles of tokens
   static constexpr int kTokens = kTokens_ / kTokenTiles;                         // per block
   static constexpr int kGroups = kTokenTiles, kFeatures = kGroups * ArStaging::kFeatures;
   static constexpr int kCluster = kCluster_ / kTokenTiles;  // blocks that share tokens

@@ -73,7 +73,7 @@ class GemmAr {
   std::vector<Variant> variants_;  // empty if the shape does not support `fused`
   int fused_variant_ = 0;
   ArStaging layout_;
-  std::shared_ptr<GpuBuffer> staging_;  // of the fused algorithm, laid out by `layout_`
+  std::shared_ptr<GpuBuffer> staging_;  // staging of the fused algorithm, laid out by `layout_`
   DeviceMemory split_partials_;         // for blocks that share a tile
   DeviceMemory calls_;                  // the fused algorithm's CallCounter
   Algorithm algorithm_;

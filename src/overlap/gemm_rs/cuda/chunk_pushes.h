@@ -20,7 +20,7 @@ struct ChunkRoute {
   const std::byte* send_buffer;  ///< a slot per owner
   size_t slot_bytes;
   int max_chunks;    ///< max per slot: flags and signals are indexed by ring step, then by chunk
-  int first_signal;  ///< of the owner's signals, which are set to `sending`
+  int first_signal;  ///< first of the owner's signals, which are set to `sending`
   unsigned* ready;   ///< set by the kernel, reset by the pushing stream
   const uint64_t* sending;
 };

@@ -160,7 +160,7 @@ class FusedRsSource {
 
   Shared& shared_;
   const Timestamps timestamps_;
-  uint64_t epoch_ = 0;        // of this call, read when first needed
+  uint64_t epoch_ = 0;        // this call, read when first needed
   unsigned local_tiles_ = 0;  // tiles so far that add received partials
   Serpentine direction_;
   // State of the current work item:

@@ -101,7 +101,7 @@ class GemmRs {
   ScaledGemm whole_;
   std::vector<ScaledGemm> shard_gemms_;  // by owner
   int64_t slot_rows_;
-  size_t slot_bytes_;                               // of the staging memory, by source rank
+  size_t slot_bytes_;                               // slots of the staging memory, by source rank
   int tiles_of_slot_ = 0;                           // signals of `fused_cutlass`, by source rank
   std::vector<CutlassTileKernel> cutlass_kernels_;  // empty without `fused_cutlass`
   int cutlass_variant_ = 0;

@@ -98,7 +98,7 @@ class Sender {
   unsigned ready_flag_;  // owners seen ready for this call, a bit each
   unsigned tiles_;       // sent so far, the current one included
   bool lost_;            // a wait timed out
-  int row_, column_;     // of the tile in flight; row -1: none
+  int row_, column_;     // tile in flight; row -1: none
 };
 
 }  // namespace tandem::gpu::fused

@@ -58,7 +58,7 @@ struct TileFragments {
   /// Stores `sum`, vector `vec` of `thread`, to a local tile; called by all lanes of a warp.
   CUTLASS_DEVICE static void store_sum(Scatter const& scatter, Corner const& corner, int vec,
                                        int thread, Floats const& sum) {
-    constexpr int kGroups = kColumns / 32;  // of 32 columns
+    constexpr int kGroups = kColumns / 32;  // groups of 32 columns
     const uint4 words = transpose_quad(to_words(sum), thread);
     const int row = vec / 2 / kGroups * 64 + vec % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
     const int column = vec / 2 % kGroups * 32 + thread % 4 * 8;

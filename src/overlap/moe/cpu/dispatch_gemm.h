@@ -55,7 +55,7 @@ class MoeDispatchGemmCpu {
     int64_t rows = 0;
     uint64_t batch = 0;  ///< the call whose rows' gradients follow; 0: a forward pass
     size_t fault_bytes = 0;
-    int64_t waves = 1;  ///< of its rows
+    int64_t waves = 1;  ///< waves of its rows
   };
   int routing_signal(int source) const { return source * (1 + schedule::kMaxMoeWaves); }
   int wave_signal(int source, int wave) const { return routing_signal(source) + 1 + wave; }
@@ -88,7 +88,7 @@ class MoeDispatchGemmCpu {
   bool is_exact_;
   RowMessages messages_;
   uint64_t layer_;
-  size_t routing_bytes_, source_bytes_;  // of one source
+  size_t routing_bytes_, source_bytes_;  // per source
   OverlapWorkspace workspace_;
   std::vector<std::byte> entries_;  ///< message to one rank
   GrowingTensor packed_;            ///< rows before they are encoded, and decoded ones

@@ -63,7 +63,7 @@ class MoeGemmCombineCpu {
 
   MoeRankCoords coords_;
   Wire wire_;
-  size_t message_bytes_;        ///< of one rank's partial sums, encoded; 0 without a wire format
+  size_t message_bytes_;        ///< one rank's partial sums, encoded; 0 without a wire format
   size_t rows_bytes_;           ///< room for these or for uncompressed ones
   size_t source_bytes_;         ///< with values
   OverlapWorkspace workspace_;  ///< shared: by rank; scratch: by rank, then messages by rank

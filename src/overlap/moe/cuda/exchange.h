@@ -141,7 +141,7 @@ struct MoeCall {
   const float* d_gate_weight =
       nullptr;                      ///< [world][tokens, top_k], gradients of the weights, by choice
   float* dweights = nullptr;        ///< [rows, top_k], written
-  LinkPacer* link_pacer = nullptr;  ///< of an emulated link between several ranks
+  LinkPacer* link_pacer = nullptr;  ///< pacer of an emulated link between several ranks
   /// Counter of send blocks that have begun, for the permutation (MoePermutation::senders).
   unsigned* senders = nullptr;
 };

@@ -36,7 +36,7 @@ constexpr int kOverlappedThreads = 1024, kRowsAtATime = 4;
 /// Rows for consecutive positions within a tile.
 struct MovedRows {
   int row = -1, stage = 0;
-  int from = -1;  ///< of this lane's row, in the first lanes
+  int from = -1;  ///< source of this lane's row, in the first lanes
 };
 
 /// Rows of an ordered table, taken by warps in round-robin order.

@@ -77,9 +77,9 @@ std::string wires_of(const MoeOptions& options);
 struct MoeSavedActivations {
   MoeSavedActivations(const ExpertsShape& shape, const MoeSpace& space, uint64_t op);
   MoeSaved saved;
-  DeviceMemory experts, weights;  ///< of this rank's rows
+  DeviceMemory experts, weights;  ///< this rank's rows
   DeviceMemory call;              ///< u64: the pass's number, equal on all ranks
-  int64_t rows = -1;              ///< of this rank; below 0: no pass has completed
+  int64_t rows = -1;              ///< rows of this rank; below 0: no pass has completed
   const uint64_t op;              ///< number of the matching operator
   uint64_t layer = 0;             ///< that it belongs to
 };
@@ -144,7 +144,7 @@ class MoeOnGpus final {
   struct Tables {
     int in = 0;
     std::vector<int> out;
-    std::vector<schedule::Range> columns;  ///< of the second GEMM's column groups
+    std::vector<schedule::Range> columns;  ///< ranges of the second GEMM's column groups
   };
 
   /// Adds serial and fused candidates with one wire format per direction.
@@ -218,7 +218,7 @@ class MoeOnGpus final {
   DeviceMemory inner_, results_;  ///< [padded rows, ffn shard], [padded rows, hidden]
   DeviceMemory counts_, source_, positions_, token_in_rank_, state_, group_rows_;
   DeviceMemory ready_;     ///< permuted rows of each row tile
-  DeviceMemory messages_;  ///< of this rank's rows
+  DeviceMemory messages_;  ///< this rank's rows
   DeviceMemory decoded_;   ///< [size, tokens, hidden], local rows last
   // For a layer that trains.
   std::unique_ptr<ExpertGradients> gradients_;

@@ -78,7 +78,7 @@ struct Segment {
 /// Partition of a group's rows for tables whose work items have the same number of row tiles.
 struct Cut {
   int before, count;     ///< rows of work items of the previous groups, and of this one
-  int all, local_tiles;  ///< of all groups; those with only local rows
+  int all, local_tiles;  ///< tiles of all groups; those with only local rows
   Segment staged;        ///< rows of this group that wait for one source and no later one
 };
 
