@@ -16,7 +16,22 @@ from bench_results import ROOT, markdown
 LINE = re.compile(r"\[ +(OK|FAILED|SKIPPED|RUN) +\] (\S+)(?:,.*)? ?(?:\(\d+ ms\))?$")
 
 
-def place(name):
+# Suites under their former names in results.
+RENAMED = {"Adding": "FusedGemmRs", "LostParts": "LostShardCollectives", "MoeLine": "MoeLinkPacing",
+           "MoeLineTimes": "MoeLinkTimes", "Parts": "ShardCollectives"}
+
+
+def stored(path):
+    """Rows of FILE by suite and number of ranks."""
+    rows = {}
+    for r in json.loads(path.read_text()):
+        suite = RENAMED.get(r["suite"], r["suite"])
+        failed = [name.replace(f'{r["suite"]}.', f"{suite}.") for name in r["failed"]]
+        rows[suite, r["ranks"]] = r | {"suite": suite, "failed": failed}
+    return rows
+
+
+def suite_of(name):
     """(suite, ranks) from a test's full name: Gpu/Operators.AnyShape/gpus2,
     Ranks/Collectives.AllReduce/3."""
     suite = re.search(r"(?:^|/)(\w+)\.", name)[1]
@@ -30,14 +45,14 @@ def read(text):
     for line in text.splitlines():
         if match := LINE.match(line.strip()):
             outcome, name = match[1], match[2].rstrip(",")
-            if outcome == "RUN" or name in found[place(name)]:
-                found[place(name)][name] = "cut off" if outcome == "RUN" else outcome
+            if outcome == "RUN" or name in found[suite_of(name)]:
+                found[suite_of(name)][name] = "cut off" if outcome == "RUN" else outcome
     return found
 
 
 def add(file, logs, hardware, commit, date):
     path = pathlib.Path(file)
-    rows = {(r["suite"], r["ranks"]): r for r in json.loads(path.read_text())} if path.exists() else {}
+    rows = stored(path) if path.exists() else {}
     fresh = collections.defaultdict(dict)
     for log in logs:
         for key, tests in read(pathlib.Path(log).read_text(errors="replace")).items():
@@ -62,7 +77,7 @@ def cell(row, common):
 
 
 def table(file):
-    rows = {(r["suite"], r["ranks"]): r for r in json.loads((ROOT / file).read_text())}
+    rows = stored(ROOT / file)
     worlds = sorted({ranks for _, ranks in rows})
     suites = sorted({suite for suite, _ in rows})
     hardware = ", ".join(sorted({r["hardware"] for r in rows.values()}))
