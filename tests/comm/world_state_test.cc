@@ -19,7 +19,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-using Held = std::shared_ptr<WorldState>;
+using SharedState = std::shared_ptr<WorldState>;
 
 Communicators controls_of(int ranks, double deadline_s = 20) {
   return new_thread_ranks({.ranks = ranks, .deadline_s = deadline_s});
@@ -46,8 +46,8 @@ TEST(WorldState, ProcessesEndTogetherWithTheirLastHandles) {
   std::vector<std::jthread> processes;
   for (size_t rank = 0; rank < 2; ++rank) {
     processes.emplace_back([&, rank] {
-      Held world = std::make_shared<WorldState>(Communicators{controls[rank]});
-      Held group = world, other = world;
+      SharedState world = std::make_shared<WorldState>(Communicators{controls[rank]});
+      SharedState group = world, other = world;
       group->end_with_all(ended[rank].as(rank ? "a" : "b"));
       group.reset();
       if (rank) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -65,7 +65,7 @@ TEST(WorldState, ProcessesEndTogetherWithTheirLastHandles) {
 TEST(WorldState, MissingProcessIsNotAwaitedBeyondTheDeadline) {
   const Communicators controls = controls_of(2, 0.2);
   Ended ended;
-  Held world = std::make_shared<WorldState>(Communicators{controls[0]});
+  SharedState world = std::make_shared<WorldState>(Communicators{controls[0]});
   world->end_with_all(ended.as("first"));
   world->end_with_all(ended.as("second"));
   world.reset();
@@ -75,7 +75,7 @@ TEST(WorldState, MissingProcessIsNotAwaitedBeyondTheDeadline) {
 TEST(WorldState, FailedWorldWaitsForNoRank) {
   const Communicators controls = controls_of(2, 60);
   Ended ended;
-  Held world = std::make_shared<WorldState>(Communicators{controls[0]});
+  SharedState world = std::make_shared<WorldState>(Communicators{controls[0]});
   world->end_with_all(ended.as("first"));
   controls[1]->abort("enough");
   const auto begin = std::chrono::steady_clock::now();
@@ -94,8 +94,8 @@ TEST(WorldState, WorldWithoutResourcesWaitsForNoRank) {
 // Three ranks, two of them in one process.
 TEST(WorldState, RanksOfAProcessShareOneWorld) {
   const Communicators controls = controls_of(3);
-  Held first = WorldState::join("shared", controls[0]);
-  Held second = WorldState::join("shared", controls[1]);
+  SharedState first = WorldState::join("shared", controls[0]);
+  SharedState second = WorldState::join("shared", controls[1]);
   EXPECT_EQ(first, second);
   EXPECT_NE(WorldState::join("another", controls[0]), first);
   Ended ended, elsewhere;
@@ -105,7 +105,7 @@ TEST(WorldState, RanksOfAProcessShareOneWorld) {
   EXPECT_THAT(ended.names, IsEmpty());
   {
     std::jthread last([&] { second.reset(); });
-    Held other = std::make_shared<WorldState>(Communicators{controls[2]});
+    SharedState other = std::make_shared<WorldState>(Communicators{controls[2]});
     other->end_with_all(elsewhere.as("third"));
   }
   EXPECT_THAT(ended.names, ElementsAre("first", "second"));

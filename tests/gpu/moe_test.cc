@@ -68,24 +68,24 @@ TEST_F(GpuMoe, GroupedGemmsOfWholeNumbersAreExact) {
     // Sums of at most 520 terms below 0.49 stay whole numbers up to 256, exact in bf16.
     const auto x = whole_numbers(rows * p.k, 1, 1),
                w = whole_numbers(groups * p.columns * p.k, 2, 1);
-    std::vector<float> kept_x = x;
-    for (size_t i = 0; i < kept_x.size(); ++i) {
-      if (philox(8, 1, i)[0] % 2) kept_x[i] = 0;
+    std::vector<float> saved_x = x;
+    for (size_t i = 0; i < saved_x.size(); ++i) {
+      if (philox(8, 1, i)[0] % 2) saved_x[i] = 0;
     }
     const size_t padded = size_t(shape.padded_rows());
     const DeviceMemory weight = to_device(stored(p.dtype, w)), out(padded * size_t(p.columns) * 2);
-    std::vector<float> laid = kept_x;
+    std::vector<float> laid = saved_x;
     if (!p.gathered) {
       laid.assign(padded * size_t(p.k), 3);  // padding rows of a tile must not matter
       for (size_t r = 0; r < permuted.rows(); ++r) {
-        std::copy_n(&kept_x[r * size_t(p.k)], p.k, &laid[size_t(permuted.at[r]) * size_t(p.k)]);
+        std::copy_n(&saved_x[r * size_t(p.k)], p.k, &laid[size_t(permuted.at[r]) * size_t(p.k)]);
       }
     }
     const DeviceMemory on_x = to_device(stored(p.dtype, laid));
     gemm->launch({on_x.data(), permuted.source_data(), weight.data(), out.data()}, stream());
     const auto found = loaded(p.dtype, to_host<uint16_t>(out, padded * size_t(p.columns)));
     for (size_t r = 0; r < permuted.rows(); ++r) {
-      const float* row = &kept_x[r * size_t(p.k)];
+      const float* row = &saved_x[r * size_t(p.k)];
       for (int64_t n = 0; n < p.columns; ++n) {
         float sum = 0;
         for (int64_t k = 0; k < p.k; ++k) sum += row[k] * w[p.weight_at(permuted.group[r], n, k)];

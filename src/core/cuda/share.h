@@ -35,7 +35,7 @@ class GpuShare {
   bool alone() const { return !green_; }
   /// Identifies the context that kernels are loaded into: the device (null), or a green context of
   /// it.
-  const void* place() const { return green_; }
+  const void* context() const { return green_; }
   /// SMs that a grid may rely on; the same on all ranks of a world.
   int sms() const { return sms_; }
   /// Grid size of a kernel designed for `maximum` blocks on a whole GPU, `per_sm` per SM.

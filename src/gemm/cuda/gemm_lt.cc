@@ -423,7 +423,7 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   plan_->set_scale_modes();
   if (nothing_to_do(shape)) return;
   const auto share = this_share();
-  const std::pair gemm_key(share->device(), share->gemm_key());
+  const std::pair device_context(share->device(), share->context());
   // Ranks of one process share the choice, so all of them run the same algorithm.
   const std::lock_guard lock(known_mutex);
   const GemmKey key(share->sms(), shape);
@@ -432,11 +432,11 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
     std::optional<Chosen> chosen = plan_->take_idle();
     const bool is_timed = !chosen;
     if (is_timed) chosen = plan_->choose();
-    found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {gemm_key}}).first;
+    found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {device_context}}).first;
     if (is_timed && !is_simple(*chosen)) timed.push_back(key);
-  } else if (!found->second.devices.contains(gemm_key)) {
+  } else if (!found->second.devices.contains(device_context)) {
     plan_->load(found->second.selected->get());
-    found->second.devices.insert(gemm_key);
+    found->second.devices.insert(device_context);
   }
   plan_->selected = found->second.selected;
 }
@@ -483,7 +483,7 @@ void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
     const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
     if (!chosen) continue;
     plan.load(*chosen);
-    of_shape.devices = {{share->device(), share->gemm_key()}};
+    of_shape.devices = {{share->device(), share->context()}};
     of_shape.selected->set(*chosen);
   }
 }

@@ -54,7 +54,7 @@ void ShardGather::send(int chunks, const Tensor& x, bool keep) {
   local_ = x;
   flush_ = true;
   if (keep || !x.contiguous()) {
-    const ScopedSpan span(SpanKind::compute, "gather_own");
+    const ScopedSpan span(SpanKind::compute, "gather_local");
     local_ = all().rows(local.begin, local.count);
     copy_rows(x, static_cast<std::byte*>(local_.data()));
     flush_ = false;  // sent from the workspace: `end` needs no flush
@@ -87,13 +87,13 @@ void ShardGather::send_encoded(int chunks, const Tensor& x) {
     const int64_t in_shard = rows.begin - local.begin;
     std::byte* messages = workspace_.shared() + messages_at(chunks, rank_, chunk);
     {
-      const ScopedSpan span(SpanKind::compute, "encode_own", chunk);
+      const ScopedSpan span(SpanKind::compute, "encode_local", chunk);
       bytes[size_t(chunk)] =
           messages_.encode((is_exact_ ? local_ : x).rows(in_shard, rows.count), messages);
     }
     put(1, chunk);
     if (is_exact_) continue;
-    const ScopedSpan span(SpanKind::compute, "decode_own", chunk);
+    const ScopedSpan span(SpanKind::compute, "decode_local", chunk);
     messages_.decode(messages, rows.count, local_.rows(in_shard, rows.count).as<std::byte>());
   }
   for (int step = 2; step < world_; ++step) {

@@ -306,7 +306,7 @@ void GemmRs::run_pushed(Algorithm algorithm, const Tensor& x, const Tensor& weig
     push(owner, partial);
   }
   pushed_.record(side_.get());
-  sum_parts(out);
+  sum_partials(out);
   pushed_.block(stream);
 }
 
@@ -360,7 +360,7 @@ void GemmRs::push(int owner, const Tensor& partial) {
       "signal a part");
 }
 
-void GemmRs::sum_parts(const Tensor& out) {
+void GemmRs::sum_partials(const Tensor& out) {
   launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.device_deadline(),
               kGemmRsWait, comm_.stream());
   Parts partials;

@@ -82,7 +82,7 @@ class GemmRs {
                   const void* bias, const Scales* scales);
   void enter();
   void push(int owner, const Tensor& partial);
-  void sum_parts(const Tensor& out);
+  void sum_partials(const Tensor& out);
   void run_nccl(const Tensor& out);
   void run_serial_kernels(const Tensor& out);
   int known(Algorithm algorithm, int variant) const {

@@ -207,7 +207,7 @@ void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const M
 
 void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
                                        const Tensor& permuted) {
-  const ScopedSpan span(SpanKind::compute, "moe_place");
+  const ScopedSpan span(SpanKind::compute, "moe_permute");
   const std::span<const int32_t> sent = rows.sent(coords_.rank);
   const auto count = int64_t(sent.size());
   const bool decoded = coords_.world > 1 && !plan.wire.is_none() && !is_exact_;
@@ -234,7 +234,7 @@ void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, con
 void MoeDispatchGemmCpu::permute_wave(const MoePlan& plan, int source, int wave,
                                       const MoeRows& rows, const Tensor& permuted) {
   workspace_.await(wave_signal(source, wave), source, wave);
-  const ScopedSpan span(SpanKind::compute, "moe_place", wave, source);
+  const ScopedSpan span(SpanKind::compute, "moe_permute", wave, source);
   const int64_t arrived = rows.arrived(source);
   const auto waves = int(header_of(source).waves);
   const Range wave_range = moe_wave(arrived, waves, wave);

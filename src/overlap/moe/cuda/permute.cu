@@ -264,7 +264,7 @@ void launch_permute(const MoePermutation& permutation, cudaStream_t stream) {
   }
   permute_kernel<<<unsigned(permutation.groups * permutation.sources), kThreads, 0, stream>>>(
       permutation, max_row_tiles);
-  check_launch("place_kernel");
+  check_launch("permute_kernel");
 }
 
 }  // namespace tandem::gpu
