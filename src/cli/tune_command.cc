@@ -51,7 +51,7 @@ std::string codec_of(const CodecTrial& trial, const ModelConfig& model) {
 }
 
 std::string table(const CodecChoice& choice, const ModelConfig& model) {
-  const double plain = choice.plain().bytes;
+  const double uncompressed = choice.uncompressed().bytes;
   std::string text =
       "| site | codec | bytes sent per token and rank | saves | bits per byte | rise |\n"
       "| --- | --- | --- | --- | --- | --- |\n";
@@ -61,14 +61,14 @@ std::string table(const CodecChoice& choice, const ModelConfig& model) {
                                   : trial.site.empty() ? "together"
                                                        : std::string_view(trial.site);
     text += fmt::format("| {} | {} | {:.0f} | {:.1f} % | {:.4f} | {:+.3f} % |\n", site,
-                        codec_of(trial, model), trial.bytes, 100 * (1 - trial.bytes / plain),
+                        codec_of(trial, model), trial.bytes, 100 * (1 - trial.bytes / uncompressed),
                         trial.bits_per_byte, 100 * trial.rise);
   }
   const CodecTrial& best = choice.best();
   text += fmt::format(
       "\nWithin {:g} %: {} ({:+.3f} %, {:.0f} of {:.0f} bytes).\n"
       "Takes it: tandem train, eval or generate --codec {}\n",
-      100 * choice.budget, best.policy.describe(), 100 * best.rise, best.bytes, plain,
+      100 * choice.budget, best.policy.describe(), 100 * best.rise, best.bytes, uncompressed,
       best.policy.describe());
   return text;
 }
@@ -93,7 +93,7 @@ std::string json(const CodecChoice& choice, const SentBytes& sent, int64_t bytes
       {"budget", choice.budget},
       {"rise", best.rise},
       {"bytes_per_token", best.bytes},
-      {"plain_bytes_per_token", choice.plain().bytes},
+      {"uncompressed_bytes_per_token", choice.uncompressed().bytes},
       {"trials", trials},
       {"ranks", sent.ranks},
       {"dtype", name_of(sent.dtype)},

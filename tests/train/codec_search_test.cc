@@ -53,9 +53,9 @@ TEST(CodecSearch, ChoosesTheCheapestWithinTheBudget) {
     EXPECT_EQ(choice.best().policy.describe(), policy + ",embeddings=lossless") << budget;
     EXPECT_LE(choice.best().rise, budget);
     EXPECT_NEAR(choice.best().rise, loss(choice.best().policy) / 2 - 1, 1e-12);
-    EXPECT_EQ(choice.plain().policy, CodecPolicy{});
-    EXPECT_EQ(choice.plain().rise, 0);
-    EXPECT_LT(choice.best().bytes, choice.plain().bytes);
+    EXPECT_EQ(choice.uncompressed().policy, CodecPolicy{});
+    EXPECT_EQ(choice.uncompressed().rise, 0);
+    EXPECT_LT(choice.best().bytes, choice.uncompressed().bytes);
   }
 }
 
@@ -75,7 +75,7 @@ TEST(CodecSearch, BacksOffUntilTheCombinationHolds) {
       const CodecChoice choice = search(loss, budget);
       EXPECT_LE(choice.best().rise, budget) << extra;
       EXPECT_LE(loss(choice.best().policy) / 2 - 1, budget) << extra;
-      EXPECT_LT(choice.best().bytes, choice.plain().bytes);
+      EXPECT_LT(choice.best().bytes, choice.uncompressed().bytes);
       EXPECT_LT(loss.calls, 60);
     }
   }

@@ -39,7 +39,7 @@ for budget in "${budgets[@]}"; do
   holds "$rise <= $budget / 100" "$dir/chosen"
   holds "$chosen / $plain - 1 <= $budget / 100 + 2e-4" "$dir/chosen"
   holds "($chosen / $plain - 1 - $rise)^2 < 4e-8" "$dir/chosen"
-  holds "$(number bytes_per_token "$dir/chosen.json") < $(number plain_bytes_per_token "$dir/chosen.json")" "$dir/chosen"
+  holds "$(number bytes_per_token "$dir/chosen.json") < $(number uncompressed_bytes_per_token "$dir/chosen.json")" "$dir/chosen"
   grep -qF -- "--codec $policy" "$dir/chosen" || fail 'the policy is not printed:' "$dir/chosen"
 done
 [ "$(grep -cE '^\| (attention|mlp|embeddings) \| (lossless|int8|int4:g32|int2:g32) \|' "$dir/chosen")" = 12 ] ||

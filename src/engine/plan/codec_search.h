@@ -64,7 +64,7 @@ struct CodecChoice {
   std::vector<CodecTrial> trials;  ///< in order of measurement, the first without a codec
   size_t chosen = 0;               ///< index in `trials`
   const CodecTrial& best() const { return trials[chosen]; }
-  const CodecTrial& plain() const { return trials.front(); }
+  const CodecTrial& uncompressed() const { return trials.front(); }
 };
 
 /// Collective if `bits_per_byte` is: it returns the loss of the text under a policy, the same on
