@@ -127,6 +127,12 @@ const char* name = "refused_choices";
 const char* english = "the way there, mine";
 bool or_plain(int kMostRows);
 TEST(Ranks, GoTheirOwnWay) {}
+struct KernelJob;
+int own_rows(bool in_place);
+void reduce(bool in_place);
+END
+file src/engine/data/words.cc <<'END'
+int own_rows(bool in_place);
 END
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
@@ -171,7 +177,9 @@ expect "src/core/words.cc:2: way_of: write candidate, algorithm for 'way'"
 expect 'src/core/words.cc:6: refused_choices: write dropped_routings'
 expect 'src/core/words.cc:8: or_plain: write allow_uncompressed'
 expect "src/core/words.cc:8: kMostRows: write max for 'most'"
-if grep -q 'words.cc:[34579]:' <<<"$found"; then
+expect "src/core/words.cc:10: KernelJob: write params, args for 'job'"
+expect "src/core/words.cc:11: own_rows: write local for 'own'"
+if grep -q 'core/words.cc:\([34579]\|12\):\|data/words.cc' <<<"$found"; then
   echo "words that are fine are found" >&2
   failures=$((failures + 1))
 fi
