@@ -4,8 +4,8 @@
 namespace tandem {
 
 struct ProcessorTime {
-  double wall = 0;   ///< seconds of a monotonic clock
-  double all = 0;    ///< busy seconds of all processors
+  double wall = 0;     ///< seconds of a monotonic clock
+  double all = 0;      ///< busy seconds of all processors
   double process = 0;  ///< this process's part, including its ended children
   static ProcessorTime now();
 };

@@ -144,7 +144,8 @@ std::unique_ptr<Transport> Engine::make_transport() {
     }
     if (env().mpi_transport == "tcp") {
       throw IoError(
-          "TANDEM_MPI_TRANSPORT=tcp: the processes cannot all reach each other over TCP: expected a "
+          "TANDEM_MPI_TRANSPORT=tcp: the processes cannot all reach each other over TCP: expected "
+          "a "
           "network between them");
     }
   }
