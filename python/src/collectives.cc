@@ -261,7 +261,7 @@ void bind_collectives(nb::module_& m) {
         return nb::make_tuple(shard.begin, shard.count);
       },
       nb::arg("total"), nb::arg("world"), nb::arg("rank"),
-      "(begin, count): the part of `total` rows that `rank` of `world` holds.");
+      "(begin, count): the shard of `total` rows that `rank` of `world` holds.");
 }
 
 }  // namespace tandem::python

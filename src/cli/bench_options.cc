@@ -153,7 +153,7 @@ void declare(CLI::App& command, BenchOptions& options) {
       "  tandem bench gemm_ar --add-norm --ranks 2 --m 16 --n 1024 --k 4096\n"
       "\nA collective moves an m x n matrix of uniform values, or over lossless, whose gain "
       "depends\n"
-      "on the values, of standard normal ones. On one GPU an operator is its product, beside a "
+      "on the values, of standard normal ones. On one GPU an operator is its product, next to a "
       "bare\n"
       "call of that. Exit code 1: a result was wrong.");
 }

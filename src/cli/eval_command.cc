@@ -121,7 +121,7 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationI
   if (!all.training) {
     log_message(LogLevel::warn,
                 arguments.evaluation.directory +
-                    ": no checkpoint of these weights beside it: how it was trained is not known");
+                    ": no checkpoint of these weights next to it: how it was trained is not known");
   }
   write_output(arguments.sweep + ".json", all.json());
   write_output(arguments.sweep + ".svg", all.svg());

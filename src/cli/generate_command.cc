@@ -262,7 +262,7 @@ void add_generate(CLI::App& app) {
       ->allow_extra_args(false)
       ->take_all();
   command->add_option("--json", arguments->json,
-                      "Prompt, text and speed as JSON: FILE beside the text, or - for it alone");
+                      "Prompt, text and speed as JSON: FILE next to the text, or - for it alone");
   command->add_option("--dtype", arguments->dtype, "Of matrix products")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();

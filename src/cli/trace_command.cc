@@ -93,7 +93,7 @@ void add_trace(CLI::App& app) {
                     "All of it, where a layer that repeats would stand for the rest");
   command->footer(
       "Prints, of each rank's time, what went to products, other computation, exposed waiting and\n"
-      "sending (beside the others), averaged over a GPU's multiprocessors (SMs).\n\n"
+      "sending (concurrently), averaged over a GPU's multiprocessors (SMs).\n\n"
       "Examples:\n"
       "  tandem train configs/tiny.toml --tp 2 --out out/shown --set trace.enabled=true\n"
       "  tandem trace out/shown/trace.json                         writes out/shown/trace.svg\n"

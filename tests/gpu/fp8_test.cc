@@ -71,7 +71,7 @@ TEST_P(Fp8Product, EveryImplementationMatchesReference) {
             poison(o.out.tensor, comm.stream());
             multiply(*first_row, 0, 1);
             multiply(*rest, 1, size.m - 1);  // the remaining scales are unaligned
-            expect_right(comm, o, what + " in two parts");
+            expect_right(comm, o, what + " in two shards");
           }
           fmt::print("{}: {}\n", describe_scaled(shape),
                      gpu::name_of(ScaledGemm(lt, product_of(shape, size.m, false)).algorithm()));

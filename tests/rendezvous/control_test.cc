@@ -47,7 +47,7 @@ TEST_P(Control, ExchangeReachesEveryRankAndSplitsAgree) {
     const int members = size / 2 + (comm.rank() % 2 == 0 ? size % 2 : 0);
     if (group->size() != members) return kWrong;
     const int local = comm.rank();
-    const auto all = group->exchange(std::as_bytes(std::span(&local, 1)), "part");
+    const auto all = group->exchange(std::as_bytes(std::span(&local, 1)), "group");
     for (int i = 0, last = size; i < members; ++i) {
       int remote = 0;
       std::memcpy(&remote, all[size_t(i)].data(), sizeof remote);

@@ -216,8 +216,8 @@ TEST(Joining, Ipv6Ipv4AndNamesWork) {
       ranks.push_back(std::async(std::launch::async, [&, rank] {
         ControlCommunicator comm(at(rank == 2 ? "127.0.0.1" : host, port, rank, 3), kSecret, 20);
         comm.barrier("start");
-        const auto fragment = comm.split(rank == 0 ? 0 : 1, 0);
-        fragment->barrier("part");
+        const auto group = comm.split(rank == 0 ? 0 : 1, 0);
+        group->barrier("group");
         comm.barrier("end");
       }));
     }

@@ -75,7 +75,7 @@ std::vector<RsChunkOrder> orders() {
 
 testing::Message about(const RsChunkOrder& o) {
   return testing::Message() << o.ranks << " ranks, " << o.row_tiles << " x " << o.column_tiles
-                            << " tiles in " << o.chunks << " pieces, the last " << o.last
+                            << " tiles in " << o.chunks << " chunks, the last " << o.last
                             << ", one of " << o.later << " later, " << o.clusters << " clusters, "
                             << o.steps << " steps, split " << o.split.tiles << " "
                             << o.split.helpers << " " << o.split.begin << ", " << o.shorter

@@ -11,7 +11,7 @@ TEST(SliceOrder, ChunksAreSpreadEvenlyAfterTheLeadAndLastSourcesComeAfterAllStep
       for (int num_slices = late; num_slices <= 14; ++num_slices) {
         for (int steps = lead; steps <= 200; ++steps) {
           SCOPED_TRACE(testing::Message() << lead << ", " << steps << " steps, " << num_slices
-                                          << " parts, " << late << " of them late");
+                                          << " slices, " << late << " of them late");
           const SliceOrder order{steps, num_slices, lead, late};
           const int spread = steps - lead, runs = num_slices - late + 1;
           int before = lead;

@@ -75,7 +75,7 @@ void launch_reduce(const AllSources& all, const Tensor& out, ReduceOp op, cudaSt
 
 void copy(const OneGpuCommunicator& comm, const void* from, void* to, size_t bytes) {
   if (from == to || bytes == 0) return;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, comm.stream()), "copy the own part");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, comm.stream()), "copy the local shard");
 }
 
 // Contributions of the peers to a reduction, of equal size. Memory used by a captured call is kept

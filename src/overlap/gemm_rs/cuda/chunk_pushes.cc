@@ -43,11 +43,11 @@ void ChunkPushes::enqueue(int chunks) {
       check(cudaMemcpyAsync(staging.memory[owner] + size_t(step) * route_.slot_bytes + at,
                             route_.send_buffer + size_t(owner) * route_.slot_bytes + at, bytes,
                             cudaMemcpyDefault, stream.get()),
-            "push a piece");
+            "push a chunk");
       check(cudaMemcpyAsync(staging.signals[owner] + route_.first_signal + number,
                             route_.sending + number, sizeof(uint64_t), cudaMemcpyDefault,
                             stream.get()),
-            "signal a piece");
+            "signal a chunk");
     }
   }
   joined_.record(other_side_.get());

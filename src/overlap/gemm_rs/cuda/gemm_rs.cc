@@ -352,12 +352,12 @@ void GemmRs::push(int owner, const Tensor& partial) {
   paced_.begin(int64_t(partial.bytes()), side_.get());
   check(cudaMemcpyAsync(table.memory[owner] + slot_bytes_ * size_t(comm_.rank()), partial.data(),
                         partial.bytes(), cudaMemcpyDefault, side_.get()),
-        "push a part");
+        "push a shard");
   paced_.end(side_.get());
   check(
       cudaMemcpyAsync(table.signals[owner] + kArrived + comm_.rank(), words().signal_value + owner,
                       sizeof(uint64_t), cudaMemcpyDefault, side_.get()),
-      "signal a part");
+      "signal a shard");
 }
 
 void GemmRs::sum_partials(const Tensor& out) {
