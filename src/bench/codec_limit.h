@@ -15,7 +15,7 @@
 
 namespace tandem {
 
-/// Elements that one call encodes and decodes on this rank, per part.
+/// Elements that one call encodes and decodes on this rank, per message.
 struct CodecSizes {
   std::vector<int64_t> encoded, decoded;
 };
@@ -24,7 +24,7 @@ struct CodecSizes {
 /// or adding.
 class CodecWork {
  public:
-  /// `from` and `to` have at least as many elements as any part of `sizes`; `to` is written.
+  /// `from` and `to` have at least as many elements as any of `sizes`; `to` is written.
   CodecWork(const Wire& wire, const CodecSizes& sizes, const Tensor& from, const Tensor& to);
   void run();
 

@@ -12,9 +12,9 @@ struct ReportSectionsOptions {
   std::string prompt;                 ///< for the sample
 };
 
-/// Measures the parts missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt and
-/// split/. Skips parts that the run cannot provide: no text is scored without final/, and no steps
-/// are timed for one rank.
+/// Measures the sections missing in `dir` and writes run.json, compared.txt, eval.json, sample.txt
+/// and split/. Skips sections that the run cannot provide: no text is scored without final/, and no
+/// steps are timed for one rank.
 void measure_report_sections(const std::filesystem::path& dir,
                              const ReportSectionsOptions& options);
 

@@ -8,10 +8,10 @@
 
 namespace tandem {
 
-/// out[i, j] = parts[0][i, j] + parts[1][i, j] + ... (in this order, in f32) + bias[j] +
-/// residual[i, j], rounded once to out's dtype. Each part is dense [rows, columns] of `dtype`; out
-/// and residual have dense rows and one dtype, and may be the same. A dense `out` of `dtype` may be
-/// one of the parts.
+/// out[i, j] = partials[0][i, j] + partials[1][i, j] + ... (in this order, in f32) + bias[j] +
+/// residual[i, j], rounded once to out's dtype. Each partial is dense [rows, columns] of `dtype`;
+/// out and residual have dense rows and one dtype, and may be the same. A dense `out` of `dtype`
+/// may be one of the partials.
 void reduce_partials(std::span<const std::byte* const> partials, DType dtype, const Tensor* bias,
                      const Tensor& out, const Tensor* residual = nullptr);
 

@@ -20,7 +20,7 @@ struct Range {
   constexpr int64_t end() const { return begin + count; }
 };
 
-/// Part `index` of `total` rows in `num_shards` parts: sizes differ by at most one, larger ones
+/// Shard `index` of `total` rows in `num_shards` shards: sizes differ by at most one, larger ones
 /// first (same rule as tandem::shard_of).
 constexpr Range split(int64_t total, int num_shards, int index) {
   const int64_t base = total / num_shards, extra = total % num_shards;

@@ -120,7 +120,7 @@ void fill_shard(const GpuCommunicator& comm, BenchData data, const Tensor& rows,
   if (data == BenchData::normal) return fill_normal(rows, seed, stream, 0, comm.stream());
   fill_uniform(rows, seed, stream, 0, comm.stream());
 }
-// Fills part p of rank r's data with seed kSeed + p, stream kX + r.
+// Fills shard p of rank r's data with seed kSeed + p, stream kX + r.
 void fill_shards(const GpuCommunicator& comm, BenchData data, const Tensor& whole, int rank) {
   for (int p = 0; p < comm.size(); ++p) {
     const Shard rows = shard_of(whole.dim(0), comm.size(), p);
@@ -129,7 +129,7 @@ void fill_shards(const GpuCommunicator& comm, BenchData data, const Tensor& whol
   }
 }
 
-/// Compares `rows` with part p of rank r.
+/// Compares `rows` with shard p of rank r.
 Verdict verify_shard(const GpuCommunicator& comm, const Tensor& rows, int owner, int rank) {
   return verify_sum(rows, kSeed + uint64_t(owner), kX + uint64_t(rank), 1, comm.stream());
 }
@@ -162,7 +162,7 @@ int64_t message_bytes(const GpuCommunicator& comm, const BenchRequest& c, const 
   }
   return bytes;
 }
-/// Bytes of the messages to all other ranks, one part of `in` each.
+/// Bytes of the messages to all other ranks, one shard of `in` each.
 int64_t bytes_sent(const GpuCommunicator& comm, const BenchRequest& c, const Tensor& in) {
   int64_t bytes = 0;
   for (int r = 0; r < comm.size(); ++r) {

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kExchangeThreads) one_shot_kernel(ExchangePara
   }
 }
 
-// Shard p of the tensor is packs [p * part, (p + 1) * part); block b sums slice b of its rank's
+// Shard p of the tensor is vecs [p * shard, (p + 1) * shard); block b sums slice b of its rank's
 // shard.
 template <int kRanks, typename T>
 __global__ void __launch_bounds__(kExchangeThreads) two_shot_kernel(ExchangeParams params) {

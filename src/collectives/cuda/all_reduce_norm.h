@@ -1,6 +1,6 @@
 // All-reduce kernels that continue with AddNorm in the same launch. A block takes whole rows.
 //
-// one_shot: every rank sums and normalizes all rows. two_shot: rank r adds rows [r, r + 1) x part
+// one_shot: every rank sums and normalizes all rows. two_shot: rank r adds rows [r, r + 1) x shard
 // and the residual, and sends hidden rows; every rank normalizes all of them, which moves half the
 // bytes of also sending normalized rows.
 #pragma once

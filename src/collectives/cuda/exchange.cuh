@@ -110,7 +110,7 @@ __device__ void copy_by_peer(const PeerTable& table, const Has& has, const Load&
   }
 }
 
-/// Sums pack i of every rank, and of `last` if given, in this order in f32, rounded once.
+/// Sums vec i of every rank, and of `last` if given, in this order in f32, rounded once.
 template <int kRanks, typename T>
 __device__ Vec<T> sum_slots(const ExchangeParams& params, const Vec<T>& local, int first_slot,
                             int64_t i, const Vec<T>* last = nullptr) {

@@ -12,8 +12,9 @@ namespace tandem::gpu {
 constexpr int kMaxExchangeBlocks = 128;
 constexpr int kExchangeThreads = 512, kFewExchangeThreads = 128;  // per block
 
-/// Threads per block for `vecs` packs in total: the fewest with which kFewBlocks suffice. Small
-/// calls are bound by the instructions of an SM's warps, and by the signals of additional blocks.
+/// Threads per block for `vecs` 16-byte vectors in total: the fewest with which kFewBlocks suffice.
+/// Small calls are bound by the instructions of an SM's warps, and by the signals of additional
+/// blocks.
 constexpr int exchange_threads(int64_t vecs) {
   constexpr int kFewBlocks = 64;
   int threads = kFewExchangeThreads;
@@ -31,7 +32,7 @@ struct ExchangeParams {
   Deadline deadline;
   const void* in;
   void* out;
-  int64_t vecs;        // 16-byte packs of the tensor
+  int64_t vecs;        // 16-byte vectors of the tensor
   size_t slot_bytes;   // one rank's slot
   CallCounter* calls;  // its readers are blocks
   OpId op = OpId::all_reduce;

@@ -31,7 +31,7 @@ inline Partition partition_of(int ranks, const Tensor& whole, const Tensor& in, 
   return partition_of(ranks, rows, rows == 0 ? 0 : int64_t(whole.bytes()) / rows, in, out);
 }
 
-/// 16-byte packs of the longest shard.
+/// 16-byte vectors in the longest shard.
 inline int64_t max_vecs(const Partition& shards, int ranks) {
   int64_t bytes = 0;
   for (int r = 0; r < ranks; ++r) bytes = std::max(bytes, shards.begins[r + 1] - shards.begins[r]);

@@ -10,7 +10,7 @@
 namespace tandem::gpu {
 namespace {
 
-// 2 KiB, a pack for each worker thread of an all-gather: smaller ones would leave threads idle and
+// 2 KiB, a vec for each worker thread of an all-gather: smaller ones would leave threads idle and
 // need as many signals.
 constexpr int kMinChunkVecs = 128;
 
@@ -134,7 +134,7 @@ void ShardExchange::all_reduce(const Tensor& in, const Tensor& out) {
   require_summed("all_reduce", in.dtype());
   if (in.bytes() == 0) return;
   const Enqueueing enqueueing(comm_);
-  // Partition into whole packs, regardless of rows.
+  // Partition into whole 16-byte vectors, regardless of rows.
   Partition shards = partition_of(comm_.size(), (int64_t(in.bytes()) + 15) / 16, 16, in, out);
   for (int64_t& begin : shards.begins) begin = std::min(begin, int64_t(in.bytes()));
   with_float_type(in.dtype(), [&]<typename T>(T) {

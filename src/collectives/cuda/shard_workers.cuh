@@ -8,9 +8,9 @@
 
 namespace tandem::gpu {
 
-constexpr int kAtOnce = 4;  // packs (16-byte vectors) that a thread loads before it stores them
+constexpr int kAtOnce = 4;  // vecs (16-byte vectors) that a thread loads before it stores them
 
-/// Warps of a block: workers, each of which processes its packs of every chunk and continues with
+/// Warps of a block: workers, each of which processes its vecs of every chunk and continues with
 /// the next, and a last warp that signals completed chunks to the peers. A worker that timed out
 /// stores nothing more, and nothing is signalled from then on: a late peer, after others have timed
 /// out, must not take unsent or overwritten data for its own.
@@ -41,8 +41,8 @@ class Group {
     __syncwarp();
     return all_of_warp(static_cast<const volatile unsigned*>(done_)[kWorkers] == 0);
   }
-  /// Calls store(pack, load(pack)) for this thread's packs of a chunk. ready() is called before the
-  /// first store; if false, nothing is stored. The next packs are loaded before these are stored:
+  /// Calls store(vec, load(vec)) for this thread's vecs of a chunk. ready() is called before the
+  /// first store; if false, nothing is stored. The next vecs are loaded before these are stored:
   /// loads issued after stores that wait for the link wait, too.
   template <typename Load, typename Ready, typename Store>
   __device__ static void copy(int vecs, const Load& load, const Ready& ready, const Store& store) {
@@ -178,7 +178,7 @@ __device__ void receive_shards(const ShardParams& params, Lane lane, const Group
 template <bool kAligned, typename T, int kWorkers, typename Summed>
 __device__ void sum_local(const ShardParams& params, const std::byte* shard, std::byte* to,
                           const Group<kWorkers>& group, const Summed& summed) {
-  constexpr int kRanks = 2;  // ranks with packs in flight together
+  constexpr int kRanks = 2;  // ranks with vecs in flight together
   constexpr int kElements = Vec<T>::kElements, kWorkerThreads = Group<kWorkers>::kWorkerThreads;
   const int size = params.table.size, self = params.table.rank;
   const int64_t bytes = params.bytes_of(self), chunks = params.chunks_of(bytes);

@@ -140,7 +140,8 @@ void reduce_scatter(Communicator& any, const Tensor& data, const Tensor& shard, 
   if (is_our_sum(comm, data.dtype(), op)) {
     ShardExchange& exchange = shard_exchange(comm);
     const ShardAlgorithm algorithm = exchange.choose(data);
-    // If shards are not whole packs, sums are byte-wise, which takes longer than the transfer.
+    // If shards are not whole 16-byte vectors, sums are byte-wise, which takes longer than the
+    // transfer.
     if (algorithm == ShardAlgorithm::one_shot ||
         has_whole_vecs(partition_of(comm.size(), data, data, shard), comm.size())) {
       return exchange.reduce_scatter(data, shard, algorithm);

@@ -27,7 +27,7 @@ enum class OpId : int {
 /// "?" for a number without a name.
 std::string_view name_of(OpId op);
 
-/// Names operations for the rest of the process: a constant beside their numbers. Their names must
+/// Names operations for the rest of the process: a constant next to their numbers. Their names must
 /// be literals. Throws std::logic_error for a number that has another name.
 struct WaitNames {
   WaitNames(std::initializer_list<std::pair<OpId, std::string_view>> names);

@@ -34,8 +34,8 @@
 
 namespace tandem::gpu {
 
-/// Number of times each rank of a communicator has entered meet(), and the threads that made its
-/// last call.
+/// Number of times each rank of a communicator has entered await_all(), and the threads that made
+/// its last call.
 struct Meetings {
   std::array<std::atomic<uint64_t>, kMaxSharing> of{};
   std::array<std::atomic<pid_t>, kMaxSharing> threads{};

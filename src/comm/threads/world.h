@@ -81,8 +81,8 @@ struct Group {
   Group(std::shared_ptr<SharedWorld> world_, std::vector<int> world_ranks_);
   ~Group();
 
-  /// Returns what the first of `takers` ranks to request (call, part) made, or rethrows its error;
-  /// stored until all have taken it. Never blocks.
+  /// Returns what the first of `takers` ranks to request (call, segment) made, or rethrows its
+  /// error; stored until all have taken it. Never blocks.
   std::shared_ptr<void> obtain(uint64_t call, int segment, int takers,
                                const std::function<std::shared_ptr<void>()>& make);
 

@@ -84,7 +84,7 @@ struct ArrivingRoles {
       timestamps_.count(work.tile_coord(), records_, &TileRecord::waits);
       timestamps_.stamp(work.tile_coord(), records_, &TileRecord::wait_begin);
       timestamps_.stamp(work.tile_coord(), records_ && next_ == kNever, &TileRecord::wait_end);
-      // The scales arrive before the first chunk, of which a split-K part may read nothing.
+      // The scales arrive before the first chunk, of which a split-K slice may read nothing.
       if (params_.scales.by_row && next_ != kNever && work.begin > 0) await_chunk(work, 0);
     }
     __device__ void load_step(StageFiller<Tiles>& stages, const Work& work, int number) {

@@ -11,7 +11,7 @@
 
 namespace tandem::gpu::fused {
 
-/// A tile, or a split-K part of it.
+/// A tile, or a split-K slice of it.
 template <class Tiles, class Rows>
 struct ArrivingWork : schedule::AgWork, NothingAdded {
   template <class Params>

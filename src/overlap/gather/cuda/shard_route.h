@@ -27,7 +27,7 @@ struct ShardArrivals {
 /// (overlap/gather/cuda/shard_copy_warp.cuh).
 constexpr int kCopyItemBytes = 2048;
 
-/// Route of the local shard's rows by a kernel's copy warps. Targets (stops) are in order of
+/// Route of the local shard's rows by a kernel's copy warps. Targets are in order of
 /// delivery: those that need the rows first come first; this rank itself, last, if the gather keeps
 /// its local rows. Each row of a chunk adds one to the target's signal, so that ranks may share the
 /// work among any number of blocks.

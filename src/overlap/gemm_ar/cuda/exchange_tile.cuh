@@ -3,7 +3,7 @@
 // order, in f32, so that both exchanges give the same bits on every rank.
 //
 // one-shot: every rank sends its tile to all others. two-shot: every rank sums a share of the
-// tile's 16-byte vectors (packs) and sends the result: a fraction of the bytes, but two latencies.
+// tile's 16-byte vectors (vecs) and sends the result: a fraction of the bytes, but two latencies.
 //
 // Uses no fences and no flags: a word has arrived when it differs from the value of an empty slot.
 // Rounding maps every NaN to 0x7fff, so no word of results is all ones, and an f32 sum with these

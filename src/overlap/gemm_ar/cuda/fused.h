@@ -19,7 +19,7 @@
 
 namespace tandem::gpu {
 
-/// Layout of tiles in the symmetric staging memory, which is initially zero. A pack is a vector of
+/// Layout of tiles in the symmetric staging memory, which is initially zero. A vec is a vector of
 /// at most 16 bytes that a thread stores or loads at once. A thread's words stay in register order,
 /// as only the same thread of the same tile reads them, and the reader resets them to 0
 /// (exchange_tile.cuh). Each area exists twice, by the parity of the epoch: a rank sends in call e

@@ -33,7 +33,7 @@ __device__ bool is_ready(const Args& args, int owner, uint64_t epoch) {
                        args.deadline, kGemmRsWait, owner, -1);
 }
 
-/// A tile of the local or of a remote shard, or a split-K part of a local tile.
+/// A tile of the local or of a remote shard, or a split-K slice of a local tile.
 template <class Tiles, class Rows = WholeTiles>
 struct FusedRsWork : schedule::ChunkWork {
   static constexpr int kStepsPerSource = Tiles::kStepsOfRows;

@@ -1,7 +1,7 @@
 // Memory layout of a tile of partial sums in the send buffer or in its owner's staging memory:
-// 16-byte vectors (packs) of 8 elements; first vector 0 of all threads of the GEMM, then vector 1
-// of all, ..., so that a warp reads and writes 512 contiguous bytes. A vector holds the part of one
-// row and 32 columns of the tile that is in one thread's accumulators; the four lanes of a quad
+// 16-byte vectors of 8 elements; first vector 0 of all threads of the GEMM, then vector 1
+// of all, ..., so that a warp reads and writes 512 contiguous bytes. A vector holds the elements of
+// one row and 32 columns of the tile that is in one thread's accumulators; the four lanes of a quad
 // together hold the 32 columns.
 #pragma once
 
