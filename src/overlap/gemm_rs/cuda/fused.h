@@ -20,7 +20,7 @@
 // bytes, 15 us until the first has arrived, and a graph launch on the host.
 //
 // The sum is in f32, in a fixed order: source by source, in ring order (schedule/ring.h), each
-// after a share of the k-blocks, the last after all of them (schedule/chunk_order.h); for e4m3 all
+// after a share of the k-blocks, the last after all of them (schedule/slice_order.h); for e4m3 all
 // sources come after the last k-block, as accumulators are scaled first. If a tile is split along K
 // (schedule/wave_split.h; with a result in bf16), the split-K partials, stored as hi + lo, are
 // added last. Every other tile of a cluster traverses K in the opposite direction, for L2 reuse.
