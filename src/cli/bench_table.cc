@@ -48,8 +48,8 @@ same rounds:
 )";
 
 constexpr const char* kGpuCodecLine =
-    R"(The column no codec is the fastest form without the codec, NCCL's or ours, and tandem the encoded one. The
-line below a row compares the two, and says what each GPU sends.
+    R"(The column unencoded is the fastest form without the codec, NCCL's or ours, and tandem the encoded
+one. The line below a row compares the two, and says what each GPU sends.
 )";
 constexpr const char* kNormalLine =
     R"(The data are standard normal values: how many bytes the format saves depends on them.
@@ -146,8 +146,8 @@ std::string compared_line(const BenchResult& r) {
 
 /// Column name of a collective's baseline.
 const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
-  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "no codec";
-  if (r.serial_name == "uncompressed") return "no codec";
+  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "unencoded";
+  if (r.serial_name == "uncompressed") return "unencoded";
   return r.serial_name == "mpi" ? "MPI" : "direct";
 }
 

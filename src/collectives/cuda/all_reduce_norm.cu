@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kNormThreads)
   const auto* residual = static_cast<const Vec<T>*>(rows.residual);
   auto* hidden = static_cast<Vec<T>*>(rows.hidden);
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
-    const int64_t end = (row + 1) * rows.vecs;
-    for (int64_t i = row * rows.vecs + threadIdx.x; i < end; i += kNormThreads) {
+    const int64_t end = (row + 1) * rows.packs;
+    for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
       const Vec<T> local = in[i];
       for (int s = 1; s < params.table.size; ++s) {
         const int peer = peer_at(params.table, s);
@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.vecs * 16; })) return;
+  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.packs * 16; })) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
-      const int64_t i = row * rows.vecs + column;
+      const int64_t i = row * rows.packs + column;
       const Vec<T> before = residual[i];
       const Vec<T> after = sum_slots<kRanks, T>(params, in[i], first, i, &before);
       hidden[i] = after;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank;
   const int first = int(call.epoch % 2) * 2 * size, second = first + size;
-  const int64_t shard = shard_rows(rows.rows, size), width = rows.vecs;
+  const int64_t shard = shard_rows(rows.rows, size), width = rows.packs;
   const auto* in = static_cast<const Vec<T>*>(params.in);
   const auto* residual = static_cast<const Vec<T>*>(rows.residual);
   auto* hidden = static_cast<Vec<T>*>(rows.hidden);
