@@ -12,7 +12,7 @@
 
 #include "comm.h"
 #include "operand.h"
-#include "transport.h"
+#include "wire.h"
 
 namespace tandem::python {
 

@@ -10,7 +10,7 @@
 #include "operand.h"
 #include "tandem/dtype.h"
 #include "tandem/version.h"
-#include "transport.h"
+#include "wire.h"
 
 NB_MODULE(_core, m) {
   using namespace tandem::python;

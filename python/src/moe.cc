@@ -18,7 +18,7 @@
 #include "tandem/dtype.h"
 #include "tandem/error.h"
 #include "tandem/strategy.h"
-#include "transport.h"
+#include "wire.h"
 
 namespace tandem::python {
 namespace {

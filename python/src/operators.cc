@@ -17,7 +17,7 @@
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "tandem/overlap.h"
-#include "transport.h"
+#include "wire.h"
 
 namespace tandem::python {
 namespace {

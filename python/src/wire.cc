@@ -1,4 +1,4 @@
-#include "transport.h"
+#include "wire.h"
 
 #include <fmt/format.h>
 #include <nanobind/operators.h>

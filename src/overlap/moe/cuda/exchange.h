@@ -17,7 +17,7 @@
 // A backward pass is a call, too: gradients are dispatched to the experts like rows, and are
 // combined as sums without weights, together with the gradients of the weights.
 //
-// In a wire format, rows and sums are messages (transport.h), stored in place of uncompressed ones.
+// In a wire format, rows and sums are messages (wire.h), stored in place of uncompressed ones.
 // The format may change from call to call: a rank stores data of a call only after its receiver has
 // sent its expert ids of that call, when all of the previous call has been read.
 #pragma once

@@ -18,7 +18,7 @@
 // The sums of remote rows are then sent while the second GEMM computes the tiles with only local
 // rows.
 //
-// In a wire format (transport.h), rows are encoded before dispatch, and decoded by the kernel that
+// In a wire format (wire.h), rows are encoded before dispatch, and decoded by the kernel that
 // has sent: fused, tiles wait for a rank's decoded rows. Sums are encoded where they are sent, and
 // decoded where they are added. Strategies have the same bits.
 //
