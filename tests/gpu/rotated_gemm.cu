@@ -52,7 +52,7 @@ struct RotatedRoles {
       stages.load_step(params_.x, params_.weight, direction_.step_of(work, number), row_,
                        work.column * Tiles::kTileColumns);
     }
-    __device__ void end(const Work&) { direction_.turn(); }
+    __device__ void end(const Work&) { direction_.reverse(); }
     __device__ void close() const {}
 
    private:

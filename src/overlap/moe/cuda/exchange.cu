@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) notify_kernel(MoeCall call) {
     if (call.saved_call && !call.backward) *call.saved_call = epoch;
   }
   const uint64_t tag =
-      CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.vec();
+      CallTag{call.backward, call.layer, call.backward ? *call.saved_call : 0}.pack();
   if constexpr (kPaced) {
     if (sends && peer == 0) pace(call.link_pacer, (world - 1) * call.space.routings() * 8);
     __syncthreads();

@@ -137,7 +137,7 @@ inline unsigned blocks_for(int64_t work, int work_of_block, int per_sm) {
 /// Calls body(std::bool_constant<whether there is an emulated link>{}).
 template <typename Body>
 void with_pacing(const MoeCall& call, const Body& body) {
-  if (call.pacer) {
+  if (call.link_pacer) {
     body(std::true_type{});
   } else {
     body(std::false_type{});

@@ -122,8 +122,8 @@ __device__ Taken taken_by(const GroupedTable& table, const Cut& cut, int step, i
 __device__ void await_senders(const MoePermutation::Senders& senders) {
   if (senders.blocks == 0) return;
   __syncthreads();
-  if (threadIdx.x != 0 || atomicAdd(senders.sorted, 1) != gridDim.x - 1) return;
-  *senders.sorted = 0;
+  if (threadIdx.x != 0 || atomicAdd(senders.permuted, 1) != gridDim.x - 1) return;
+  *senders.permuted = 0;
   await_blocks(senders.begun, senders.blocks, senders.deadline);
   *senders.begun = 0;
 }
