@@ -40,7 +40,7 @@ Communicators sharing_ranks(const WorldOptions& options) {
   const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
   return threads::make_ranks(controls, [&](int rank) -> std::shared_ptr<Communicator> {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
-    const gpu::UseShare share(gpu::GpuShare::rank_memory(0, options.ranks_per_gpu, rank));
+    const gpu::UseShare share(gpu::GpuShare::share_of(0, options.ranks_per_gpu, rank));
     return std::make_shared<gpu::OneGpuCommunicator>(*controls[size_t(rank)], world,
                                                      rank / gpu::kMaxGpus, nullptr, state);
   });

@@ -22,7 +22,7 @@ void share_gpu(const WorldOptions& options, const std::function<void(Communicato
   const auto world = std::make_shared<gpu::OneGpuWorld>(options.link);
   run_threads(gpu::control_options(options), [&](Communicator& control) {
     gpu::check(cudaSetDevice(0), "cudaSetDevice");
-    const gpu::UseShare share(gpu::GpuShare::rank_memory(0, options.ranks_per_gpu, control.rank()));
+    const gpu::UseShare share(gpu::GpuShare::share_of(0, options.ranks_per_gpu, control.rank()));
     gpu::OneGpuCommunicator comm(control, world, control.rank() / gpu::kMaxGpus);
     body(comm);
     comm.synchronize();
