@@ -162,7 +162,7 @@ void LocalMoe::permute(const MoeRouting& routing, cudaStream_t stream) {
   permutation.groups = permutation.all_experts = shape_.experts;
   permutation.counts = ints(counts_);
   permutation.source = ints(source_);
-  permutation.permute = ints(positions_);
+  permutation.position = ints(positions_);
   permutation.dropped = ints(dropped_);
   permutation.tables[0] = in_->table(in_table_);
   permutation.ready = form_.sorting_blocks > 0 ? uints(ready_) : nullptr;
