@@ -253,7 +253,7 @@ TEST(DataParallelWires, FeedbackRecoversLostGradients) {
         dp.ready({0, int64_t(kElements)});
         dp.reduce();
         // The owner's own shard is exact.
-        const FlatRange own =
+        const FlatRange local =
             Buckets(int64_t(kElements), int64_t(kElements), 2).shard(0, comm.rank());
         for (int64_t i = std::max<int64_t>(local.begin, 64);
              i < std::min<int64_t>(local.begin + local.count, 2464); ++i) {
