@@ -2,14 +2,14 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
-
 namespace tandem {
+
 namespace {
 
 namespace fs = std::filesystem;
 
-/// Folder of the shared library, or of the program that links the static one.
+}  // namespace
+
 fs::path library_folder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&data_file), &info) == 0 || !info.dli_fname) return {};
@@ -19,8 +19,6 @@ fs::path library_folder() {
   if (error) file = fs::canonical("/proc/self/exe", error);
   return error ? fs::path() : file.parent_path();
 }
-
-}  // namespace
 
 std::string data_file(std::string_view name) {
   std::error_code error;
