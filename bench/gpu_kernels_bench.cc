@@ -1,6 +1,6 @@
 // gpu_kernels_bench: times a Transformer's kernels on one GPU, with a flushed L2, after a check of
 // some rows or columns against the CPU's kernels. Prints one JSON object per line: median time in
-// microseconds, and bytes that must be read and written per time.
+// microseconds, and bytes that must be read and written per time, or for attention TFLOP/s.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu_attention.h"
 #include "bench/gpu_candidates.h"
 #include "core/exec.h"
 #include "core/random_buffer.h"
@@ -242,6 +243,7 @@ void bench_all() {
                             cross_entropy_cases()}) {
     for (const Case& each : cases) bench(each, exec, flush);
   }
+  bench_attention(exec, flush);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "core/isa_level.h"
 #include "core/machine.h"
 #include "core/version.h"
+#include "kernels/cuda/cudnn/attention.h"
 #include "overlap/registry.h"
 #include "tandem/communicator.h"
 
@@ -42,6 +43,7 @@ void print_gpus(const Gpus& gpus) {
     libraries.push_back(fmt::format("{} {}", name, version));
   }
   line("GPU libraries", fmt::format("{}", fmt::join(libraries, ", ")));
+  line("cuDNN", gpu::describe_cudnn());
   const bool fused = gpus.architecture == "sm_90" && !env().gpu_portable;
   std::vector<std::string_view> names;
   for (const OperatorRow* row : operators()) {

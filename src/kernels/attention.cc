@@ -1,21 +1,26 @@
 #include "kernels/attention.h"
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
 
 namespace tandem {
 
-Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope)
+Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
+                     const std::optional<AttentionRows>& rows)
     : shape_(shape),
       rope_(rope),
       on_cpu_(exec.on_gpu() ? nullptr : std::make_unique<cpu::Attention>(shape, rope)) {
-  if (exec.on_gpu()) gpu::check_attention(shape);
+  if (!exec.on_gpu()) return;
+  gpu::check_attention(shape);
+  if (rows) fused_ = gpu::make_cudnn_attention(exec, shape, rope, *rows);
 }
 Attention::~Attention() = default;
 
 void Attention::forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sums) {
   if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums);
+  if (fused_) return fused_->forward(exec, q, k, v, out, log_sums);
   gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums);
 }
 
@@ -23,7 +28,9 @@ void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, con
                          const Tensor& out, const Tensor& log_sums, const Tensor& dout,
                          const Tensor& dq, const Tensor& dk, const Tensor& dv) {
   if (on_cpu_) return on_cpu_->backward(q, k, v, out, log_sums, dout, dq, dk, dv);
-  gpu::attention_backward(exec.stream, shape_, rope_, {q, k, v, out, log_sums, dout, dq, dk, dv});
+  const gpu::AttentionGradients tensors{q, k, v, out, log_sums, dout, dq, dk, dv};
+  if (fused_) return fused_->backward(exec, tensors);
+  gpu::attention_backward(exec.stream, shape_, rope_, tensors);
 }
 
 }  // namespace tandem

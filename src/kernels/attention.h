@@ -1,12 +1,14 @@
 // Causal grouped-query attention over packed sequences, rotary embedding included: q and k are
-// passed as projected, and rotated by their position in the sequence while being copied into
-// scratch. Row b * seq + p of q, k, v, out is position p of sequence b; a row holds its heads next
-// to each other, and rows may be strided. Query head h reads key/value head h / (heads / kv_heads).
-// Only a block of queries' scores exists at a time, in a CPU's cache or a GPU's shared memory.
+// passed as projected, and rotated by their position in the sequence. Row b * seq + p of q, k, v,
+// out is position p of sequence b; a row holds its heads next to each other, and rows may be
+// strided. Query head h reads key/value head h / (heads / kv_heads). Only a block of queries'
+// scores exists at a time, in a CPU's cache or a GPU's shared memory; but cuDNN's deterministic
+// backward pass keeps score gradients of some heads.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "kernels/rope.h"
 
@@ -15,23 +17,39 @@ namespace tandem {
 namespace cpu {
 class Attention;
 }
+namespace gpu {
+class FusedAttention;
+}
 
 struct AttentionShape {
   int64_t batch, seq, heads, kv_heads, head_dim;
 };
 
-/// Owns the scratch memory of each CPU thread; runs allocate nothing.
+/// Tensors of every run, known in advance.
+struct AttentionRows {
+  DType dtype;
+  int64_t qkv_stride;         ///< elements between rows of q, k, v, dq, dk and dv
+  int64_t out_stride;         ///< elements between rows of out and dout
+  bool deterministic = true;  ///< backward gives the same bits every time; false may be faster
+};
+
+/// Owns its scratch memory, on a CPU that of each thread; runs allocate nothing.
 class Attention {
  public:
   /// rope must outlive this, cover `shape.seq` positions and be on exec's device. On CPUs: uses the
   /// current number of kernel threads of the constructing thread.
-  Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope);
+  ///
+  /// With `rows`, which all runs must then have, a GPU uses cuDNN for bf16 if it can; else its
+  /// simple kernels. cuDNN's kernels are loaded here, which waits for all kernels of the device,
+  /// and run only on exec's stream.
+  Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
+            const std::optional<AttentionRows>& rows = {});
   ~Attention();
   /// log_sums: f32 [batch * heads, seq], saved for the backward pass. Others: f32 or bf16, one
-  /// dtype.
+  /// dtype. cuDNN's form rotates q and k in place, which saves a copy of them.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums);
-  /// Overwrites dq, dk, dv.
+  /// Takes q and k as forward left them. Overwrites dq, dk, dv.
   void backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                 const Tensor& out, const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
                 const Tensor& dk, const Tensor& dv);
@@ -39,7 +57,8 @@ class Attention {
  private:
   AttentionShape shape_;
   const RopeTable& rope_;
-  std::unique_ptr<cpu::Attention> on_cpu_;  // nullptr on a GPU
+  std::unique_ptr<cpu::Attention> on_cpu_;      // nullptr on a GPU
+  std::unique_ptr<gpu::FusedAttention> fused_;  // nullptr for the simple kernels
 };
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
 // Stub of the kernels on GPUs for a build without CUDA: no rank is on a GPU.
+#include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
 #include "tandem/error.h"
 
@@ -80,6 +81,16 @@ void attention_forward(CUstream_st*, const AttentionShape&, const RopeTable&, co
 void attention_backward(CUstream_st*, const AttentionShape&, const RopeTable&,
                         const AttentionGradients&) {
   refuse();
+}
+
+std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const AttentionShape&,
+                                                     const RopeTable&, const AttentionRows&,
+                                                     int64_t) {
+  refuse();
+}
+
+std::string describe_cudnn() {
+  return "absent: this build has no CUDA";
 }
 
 }  // namespace tandem::gpu

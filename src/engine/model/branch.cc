@@ -34,6 +34,16 @@ Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
   return c.tp;
 }
 
+/// Its runs may rotate q and k in a branch's `hidden`: only backward reads them afterwards, as they
+/// were left.
+std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l) {
+  if (!l.attention) return nullptr;
+  const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
+                             c.config.head_dim};
+  return std::make_unique<Attention>(c.exec, shape, c.rope,
+                                     AttentionRows{c.options.dtype, l.in.rows, l.out.columns});
+}
+
 }  // namespace
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
@@ -65,7 +75,8 @@ Tensor ModelContext::gradient(int64_t offset, int64_t count) const {
 }
 
 BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
-    : in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
+    : attention(make_attention(c, l)),
+      in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
          c.options.overlap),
       out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
           with_wire(c.options.overlap, wire_of(c.options.codec, l))),
@@ -89,13 +100,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
       doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
-      dnormed(c.make(c.options.dtype, c.own.count, c.config.hidden)) {
-  if (l.attention) {
-    const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
-                               c.config.head_dim};
-    attention = std::make_unique<Attention>(c.exec, shape, c.rope);
-  }
-}
+      dnormed(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
 
 BranchExperts::BranchExperts(ModelContext& c)
     : layer(c.experts, moe_shape(c), moe_options(c.options.overlap, c.options.codec)),

@@ -45,12 +45,14 @@ struct ModelContext {
 /// is collective.
 struct BranchProducts {
   BranchProducts(ModelContext& context, const BranchLayout& layout);
+  /// Nullptr if the branch has none. Made first: on a GPU it loads kernels, which must not wait for
+  /// those of an operator that wait for peers.
+  std::unique_ptr<Attention> attention;
   AgGemm in;
   GemmRs out;
   AgGemm out_dgrad;  ///< dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
   GemmRs in_dgrad;
   AgWgrad in_wgrad;
-  std::unique_ptr<Attention> attention;  ///< nullptr if the branch has none
   Activation residual, doutput, d_act, dhidden, dnormed;
 };
 

@@ -1,0 +1,214 @@
+#include "kernels/cuda/cudnn/attention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <set>
+
+#include "core/cuda/share.h"
+#include "core/env.h"
+#include "core/log.h"
+#include "kernels/cuda/cudnn/groups.h"
+#include "kernels/cuda/cudnn/plugin_loader.h"
+#include "kernels/cuda/rope.h"
+#include "tandem/error.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int64_t kVector = 8;  // bf16 elements of 16 bytes
+constexpr int64_t kMaxHead = 128;
+
+using Handle = std::unique_ptr<TandemCudnnHandle, void (*)(TandemCudnnHandle*)>;
+using Plan = std::unique_ptr<TandemCudnnPlan, void (*)(TandemCudnnPlan*)>;
+
+TandemCudnnShape make_shape(const AttentionShape& shape, const AttentionRows& rows,
+                            TandemCudnnPass pass) {
+  return {.batch = shape.batch,
+          .seq = shape.seq,
+          .heads = shape.heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .qkv_stride = rows.qkv_stride,
+          .out_stride = rows.out_stride,
+          .scale = float(1 / std::sqrt(double(shape.head_dim))),
+          .pass = pass,
+          .deterministic = rows.deterministic};
+}
+
+class CudnnAttention final : public FusedAttention {
+ public:
+  /// Throws Unsupported if cuDNN has no kernels for the tensors.
+  CudnnAttention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
+                 const AttentionRows& rows, const TandemCudnn& cudnn, int64_t max_workspace)
+      : stream_(exec.stream),
+        shape_(shape),
+        rope_(rope),
+        rows_(rows),
+        cudnn_(cudnn),
+        group_(rows.deterministic ? choose_group(shape, max_workspace)
+                                  : AttentionGroup{shape.batch, shape.kv_heads}),
+        handle_(built(cudnn.create_handle(exec.stream)), cudnn.destroy_handle),
+        forward_(make_plan(make_shape(shape, rows, kTandemCudnnForward))),
+        backward_(make_plan(backward_shape())),
+        workspace_(size_t(std::max(cudnn.workspace_bytes(forward_.get()),
+                                   cudnn.workspace_bytes(backward_.get()))),
+                   exec.device) {}
+
+  void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Tensor& out, const Tensor& log_sums) override {
+    check_stream(exec);
+    check_rows("q", q, rows_.qkv_stride);
+    check_rows("k", k, rows_.qkv_stride);
+    check_rows("v", v, rows_.qkv_stride);
+    check_rows("out", out, rows_.out_stride);
+    if (q.read_only() || k.read_only()) {
+      throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
+    }
+    rotate(stream_, rope_, shape_.seq, Rotation::forward, q, k);
+    TandemCudnnTensors tensors{};
+    tensors.q = q.data(), tensors.k = k.data(), tensors.v = v.data();
+    tensors.out = out.data(), tensors.log_sums = log_sums.as<float>();
+    run(forward_, tensors);
+  }
+
+  void backward(const Exec& exec, const AttentionGradients& t) override {
+    check_stream(exec);
+    for (const auto& [name, tensor] : {std::pair("q", &t.q),
+                                       {"k", &t.k},
+                                       {"v", &t.v},
+                                       {"dq", &t.dq},
+                                       {"dk", &t.dk},
+                                       {"dv", &t.dv}}) {
+      check_rows(name, *tensor, rows_.qkv_stride);
+    }
+    check_rows("out", t.out, rows_.out_stride);
+    check_rows("dout", t.dout, rows_.out_stride);
+    for (int64_t sequence = 0; sequence < shape_.batch; sequence += group_.batch) {
+      for (int64_t head = 0; head < shape_.kv_heads; head += group_.kv_heads) {
+        run(backward_, group_tensors(t, sequence, head));
+      }
+    }
+    rotate(stream_, rope_, shape_.seq, Rotation::back, t.dq, t.dk);
+  }
+
+ private:
+  template <typename T>
+  T* built(T* result) const {
+    if (result) return result;
+    throw Unsupported(std::string("cuDNN: ") + cudnn_.error_text());
+  }
+  Plan make_plan(const TandemCudnnShape& shape) const {
+    return {built(cudnn_.create_plan(handle_.get(), &shape)), cudnn_.destroy_plan};
+  }
+  int64_t query_heads() const { return shape_.heads / shape_.kv_heads; }
+  TandemCudnnShape backward_shape() const {
+    AttentionShape shape = shape_;
+    shape.batch = group_.batch, shape.kv_heads = group_.kv_heads;
+    shape.heads = group_.kv_heads * query_heads();
+    return make_shape(shape, rows_, kTandemCudnnBackward);
+  }
+
+  void run(const Plan& plan, const TandemCudnnTensors& tensors) const {
+    if (cudnn_.run(plan.get(), &tensors, workspace_.data()) == 0) return;
+    throw DeviceError(std::string("attention: cuDNN: ") + cudnn_.error_text());
+  }
+
+  /// Tensors from a sequence and a key head on.
+  TandemCudnnTensors group_tensors(const AttentionGradients& t, int64_t sequence,
+                                   int64_t kv_head) const {
+    const int64_t row = sequence * shape_.seq, head = kv_head * query_heads();
+    const auto at = [&](const Tensor& tensor, int64_t first_head) {
+      return static_cast<void*>(tensor.as<BFloat16>() + row * tensor.stride(0) +
+                                first_head * shape_.head_dim);
+    };
+    return {.q = at(t.q, head),
+            .k = at(t.k, kv_head),
+            .v = at(t.v, kv_head),
+            .out = at(t.out, head),
+            .log_sums = t.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq,
+            .dout = at(t.dout, head),
+            .dq = at(t.dq, head),
+            .dk = at(t.dk, kv_head),
+            .dv = at(t.dv, kv_head)};
+  }
+
+  void check_stream(const Exec& exec) const {
+    if (exec.stream == stream_) return;
+    throw InvalidArgument("attention: expected the stream that it was made for");
+  }
+  /// cuDNN itself would compute wrong results.
+  void check_rows(const char* name, const Tensor& tensor, int64_t stride) const {
+    if (tensor.dtype() == rows_.dtype && tensor.stride(0) == stride &&
+        reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0) {
+      return;
+    }
+    throw InvalidArgument(
+        fmt::format("attention: {} {}, a row every {} elements: expected {}, a row every {}, "
+                    "aligned to 16 bytes",
+                    name, tensor.describe(), tensor.stride(0), name_of(rows_.dtype), stride));
+  }
+
+  CUstream_st* stream_;
+  AttentionShape shape_;
+  const RopeTable& rope_;
+  AttentionRows rows_;
+  const TandemCudnn& cudnn_;
+  AttentionGroup group_;  // of a run of the backward pass
+  Handle handle_;
+  Plan forward_, backward_;
+  Memory workspace_;
+};
+
+/// Reason why cuDNN does not take tensors, or "".
+std::string unsuitable(const AttentionShape& shape, const AttentionRows& rows) {
+  if (shape.head_dim % kVector != 0 || shape.head_dim > kMaxHead) {
+    return fmt::format("head_dim {}: cuDNN takes multiples of {} up to {}", shape.head_dim, kVector,
+                       kMaxHead);
+  }
+  if (rows.qkv_stride % kVector != 0 || rows.out_stride % kVector != 0) {
+    return fmt::format("rows of {} and {} elements: cuDNN takes multiples of {}", rows.qkv_stride,
+                       rows.out_stride, kVector);
+  }
+  return cudnn_plugin().absent;
+}
+
+/// Once for each reason.
+void log_fallback(const std::string& reason) {
+  static std::mutex mutex;
+  static std::set<std::string> logged;
+  const std::lock_guard lock(mutex);
+  if (!logged.insert(reason).second) return;
+  log_message(LogLevel::warn, "attention on GPUs: simple kernels: " + reason);
+}
+
+}  // namespace
+
+std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec& exec, const AttentionShape& shape,
+                                                     const RopeTable& rope,
+                                                     const AttentionRows& rows,
+                                                     int64_t max_workspace) {
+  // Ranks that share a GPU may not load code while others' kernels wait for them.
+  if (rows.dtype != DType::bf16 || env().gpu_portable || !this_share()->alone()) return nullptr;
+  if (shape.batch * shape.seq * shape.heads == 0) return nullptr;
+  std::string reason = unsuitable(shape, rows);
+  if (reason.empty()) {
+    try {
+      return std::make_unique<CudnnAttention>(exec, shape, rope, rows, *cudnn_plugin().functions,
+                                              max_workspace);
+    } catch (const Unsupported& error) {
+      reason = error.what();
+    }
+  }
+  log_fallback(reason);
+  return nullptr;
+}
+
+std::string describe_cudnn() {
+  const CudnnPlugin& plugin = cudnn_plugin();
+  return plugin.functions ? plugin.version : "absent: " + plugin.absent;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,44 @@
+// Split of a deterministic backward pass into runs of bounded memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+
+namespace tandem::gpu {
+
+/// Sequences and key heads of one run; they divide those of the shape. Key heads are fewer than the
+/// shape's only with one sequence, since cuDNN takes log sums without gaps.
+struct AttentionGroup {
+  int64_t batch, kv_heads;
+};
+
+/// Bytes of score gradients (bf16) that cuDNN keeps for a group to add them in order.
+constexpr int64_t score_bytes(const AttentionShape& shape, const AttentionGroup& group) {
+  return 2 * group.batch * group.kv_heads * (shape.heads / shape.kv_heads) * shape.seq * shape.seq;
+}
+
+/// Largest divisor of `count` that is less than `than`; at least 1.
+constexpr int64_t smaller_divisor(int64_t count, int64_t than) {
+  for (int64_t each = than - 1; each > 1; --each) {
+    if (count % each == 0) return each;
+  }
+  return 1;
+}
+
+/// Largest group whose scores need at most `max_bytes`, or one key head of one sequence.
+constexpr AttentionGroup choose_group(const AttentionShape& shape, int64_t max_bytes) {
+  AttentionGroup group{shape.batch, shape.kv_heads};
+  while (score_bytes(shape, group) > max_bytes) {
+    if (group.batch > 1) {
+      group.batch = smaller_divisor(shape.batch, group.batch);
+    } else if (group.kv_heads > 1) {
+      group.kv_heads = smaller_divisor(shape.kv_heads, group.kv_heads);
+    } else {
+      break;
+    }
+  }
+  return group;
+}
+
+}  // namespace tandem::gpu
