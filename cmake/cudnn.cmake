@@ -2,7 +2,8 @@
 # missing here, a stub replaces its loader, and GPUs run the simple kernels.
 set(plugin_folder src/kernels/cuda/cudnn)
 set(plugin_source ${plugin_folder}/plugin.cc)
-list(REMOVE_ITEM cuda_library_sources ${plugin_source})
+set(cudnn_loader ${plugin_folder}/plugin_loader.cc)
+list(REMOVE_ITEM cuda_library_sources ${plugin_source} ${cudnn_loader})
 
 # Each may come from the toolkit, the system, or the Python packages that PyTorch depends on.
 execute_process(COMMAND python3 -c "import nvidia; print(*nvidia.__path__, sep=';')"
@@ -33,10 +34,11 @@ if(missing AND has_callers)
   message(NOTICE "cuDNN's attention: not built: not found: ${missing} (run tools/setup_cuda.sh)")
 endif()
 if(missing OR NOT has_callers)
-  list(REMOVE_ITEM cuda_library_sources ${plugin_folder}/plugin_loader.cc)
-  list(APPEND cuda_library_sources ${plugin_folder}/no_cudnn.cc)
+  set(cudnn_loader ${plugin_folder}/no_cudnn.cc)
+  list(APPEND cuda_library_sources ${cudnn_loader})
   return()
 endif()
+list(APPEND cuda_library_sources ${cudnn_loader})
 
 add_library(tandem_cudnn MODULE ${plugin_source})
 set_target_properties(tandem_cudnn PROPERTIES PREFIX "" CXX_VISIBILITY_PRESET hidden
@@ -53,7 +55,7 @@ set(exports ${PROJECT_SOURCE_DIR}/cmake/plugin_exports.map)
 target_link_options(tandem_cudnn PRIVATE -Wl,--version-script=${exports} -Wl,--no-undefined)
 set_target_properties(tandem_cudnn PROPERTIES LINK_DEPENDS ${exports})
 add_dependencies(tandem tandem_cudnn)
-set_source_files_properties(${plugin_folder}/plugin_loader.cc PROPERTIES
+set_source_files_properties(${cudnn_loader} PROPERTIES
   COMPILE_DEFINITIONS TANDEM_PLUGIN_DIR="${CMAKE_INSTALL_FULL_LIBDIR}")
 if(TANDEM_INSTALL)
   install(TARGETS tandem_cudnn LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

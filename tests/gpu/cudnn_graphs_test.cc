@@ -127,5 +127,22 @@ TEST(AttentionGroups, TakeAsMuchAsTheLimitAllows) {
   expect_group({2, 1024, 6, 6, 64}, 0, 1, 1);
 }
 
+TEST(AttentionGroups, StartAtAlignedLogSums) {
+  for (const int64_t seq : {1000, 1001, 1002, 1003}) {
+    for (const int64_t kv_heads : {1, 2, 3, 8}) {
+      for (const int64_t batch : {1, 2, 6}) {
+        const AttentionShape shape{batch, seq, 2 * kv_heads, kv_heads, 64};
+        const AttentionGroup group = choose_group(shape, 0);
+        EXPECT_EQ(shape.batch % group.batch, 0);
+        EXPECT_EQ(shape.kv_heads % group.kv_heads, 0);
+        EXPECT_TRUE(group.batch == 1 || group.kv_heads == kv_heads);
+        const bool whole = group.batch == batch && group.kv_heads == kv_heads;
+        EXPECT_TRUE(whole || group.batch * group.kv_heads * 2 * seq % 4 == 0);
+      }
+    }
+  }
+  EXPECT_EQ(choose_group({2, 1001, 8, 8, 64}, 0).kv_heads, 4);
+}
+
 }  // namespace
 }  // namespace tandem::gpu

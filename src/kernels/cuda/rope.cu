@@ -25,8 +25,9 @@ struct RotateHeads {
     const bool of_q = i < q_vectors;
     if (!of_q) i -= q_vectors;
     const int vectors = half / kWidth, head = i / vectors;
-    const auto& rows = of_q ? q : k;
-    return rows.data + row * rows.stride + head * 2 * half + (i - head * vectors) * kWidth;
+    __nv_bfloat16* const data = of_q ? q.data : k.data;
+    const int64_t stride = of_q ? q.stride : k.stride;
+    return data + row * stride + head * 2 * half + (i - head * vectors) * kWidth;
   }
   __device__ Loaded load(int64_t row, int64_t i) const {
     const __nv_bfloat16* x = at(row, int(i));

@@ -38,6 +38,10 @@ TandemCudnnShape make_shape(const AttentionShape& shape, const AttentionRows& ro
           .deterministic = rows.deterministic};
 }
 
+bool is_aligned(const Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
+}
+
 class CudnnAttention final : public FusedAttention {
  public:
   /// Throws Unsupported if cuDNN has no kernels for the tensors.
@@ -64,6 +68,7 @@ class CudnnAttention final : public FusedAttention {
     check_rows("k", k, rows_.qkv_stride);
     check_rows("v", v, rows_.qkv_stride);
     check_rows("out", out, rows_.out_stride);
+    check_log_sums(log_sums);
     if (q.read_only() || k.read_only()) {
       throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
     }
@@ -86,6 +91,7 @@ class CudnnAttention final : public FusedAttention {
     }
     check_rows("out", t.out, rows_.out_stride);
     check_rows("dout", t.dout, rows_.out_stride);
+    check_log_sums(t.log_sums);
     for (int64_t sequence = 0; sequence < shape_.batch; sequence += group_.batch) {
       for (int64_t head = 0; head < shape_.kv_heads; head += group_.kv_heads) {
         run(backward_, group_tensors(t, sequence, head));
@@ -139,10 +145,14 @@ class CudnnAttention final : public FusedAttention {
     if (exec.stream == stream_) return;
     throw InvalidArgument("attention: expected the stream that it was made for");
   }
+  void check_log_sums(const Tensor& tensor) const {
+    if (tensor.dtype() == DType::f32 && tensor.contiguous() && is_aligned(tensor)) return;
+    throw InvalidArgument("attention: log_sums " + tensor.describe() +
+                          ": expected f32 without gaps, aligned to 16 bytes");
+  }
   /// cuDNN itself would compute wrong results.
   void check_rows(const char* name, const Tensor& tensor, int64_t stride) const {
-    if (tensor.dtype() == rows_.dtype && tensor.stride(0) == stride &&
-        reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0) {
+    if (tensor.dtype() == rows_.dtype && tensor.stride(0) == stride && is_aligned(tensor)) {
       return;
     }
     throw InvalidArgument(

@@ -18,7 +18,7 @@ constexpr int64_t score_bytes(const AttentionShape& shape, const AttentionGroup&
   return 2 * group.batch * group.kv_heads * (shape.heads / shape.kv_heads) * shape.seq * shape.seq;
 }
 
-/// Largest divisor of `count` that is less than `than`; at least 1.
+/// Largest divisor of `count` below `than`; at least 1.
 constexpr int64_t smaller_divisor(int64_t count, int64_t than) {
   for (int64_t each = than - 1; each > 1; --each) {
     if (count % each == 0) return each;
@@ -26,19 +26,30 @@ constexpr int64_t smaller_divisor(int64_t count, int64_t than) {
   return 1;
 }
 
-/// Largest group whose scores need at most `max_bytes`, or one key head of one sequence.
-constexpr AttentionGroup choose_group(const AttentionShape& shape, int64_t max_bytes) {
-  AttentionGroup group{shape.batch, shape.kv_heads};
-  while (score_bytes(shape, group) > max_bytes) {
-    if (group.batch > 1) {
-      group.batch = smaller_divisor(shape.batch, group.batch);
-    } else if (group.kv_heads > 1) {
-      group.kv_heads = smaller_divisor(shape.kv_heads, group.kv_heads);
-    } else {
-      break;
-    }
+/// Next smaller group; the same for one key head of one sequence.
+constexpr AttentionGroup smaller_group(const AttentionShape& shape, AttentionGroup group) {
+  if (group.batch > 1) {
+    group.batch = smaller_divisor(shape.batch, group.batch);
+  } else {
+    group.kv_heads = smaller_divisor(shape.kv_heads, group.kv_heads);
   }
   return group;
+}
+
+/// Whether the log sums of every run start at a multiple of 16 bytes, as cuDNN takes them.
+constexpr bool starts_aligned(const AttentionShape& shape, const AttentionGroup& group) {
+  const int64_t heads = group.kv_heads * (shape.heads / shape.kv_heads);
+  return group.batch * heads * shape.seq % 4 == 0;
+}
+
+/// Largest group whose scores need at most `max_bytes`; if there is none, the smallest.
+constexpr AttentionGroup choose_group(const AttentionShape& shape, int64_t max_bytes) {
+  AttentionGroup chosen{shape.batch, shape.kv_heads}, group = chosen;
+  while (score_bytes(shape, chosen) > max_bytes && group.batch * group.kv_heads > 1) {
+    group = smaller_group(shape, group);
+    if (starts_aligned(shape, group)) chosen = group;
+  }
+  return chosen;
 }
 
 }  // namespace tandem::gpu
