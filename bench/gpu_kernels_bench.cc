@@ -138,7 +138,8 @@ void bench(const Case& c, const Exec& exec, const gpu::Flush& flush) {
 constexpr double kHiddenElements = double(kRows) * kHidden, kFfnElements = double(kRows) * kFfn,
                  kLogits = double(kRows) * kVocab;
 
-std::vector<Case> norm_cases() {
+std::vector<Case> norm_cases(const Exec& on_gpu) {
+  const int64_t partial_sums = rms_norm_partial_sums(on_gpu, kRows, kHidden);
   const Operand x{DType::f32, {kRows, kHidden}}, out{DType::bf16, {kRows, kHidden}};
   const Operand weight{DType::f32, {kHidden}}, inverse_rms{DType::f32, {kRows}};
   return {{"rms_norm_forward",
@@ -154,9 +155,9 @@ std::vector<Case> norm_cases() {
            {{kRows, 4, {2}}},
            kHiddenElements * 4},
           {"rms_norm_backward",
-           {x, weight, inverse_rms, out, x, weight},
+           {x, weight, inverse_rms, out, x, weight, {DType::f32, {partial_sums, kHidden}}},
            [](const Exec& exec, const Tensors& t) {
-             rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5]);
+             rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
            },
            {{kRows, 4, {4}}, {kHidden, 32, {5}}},
            kHiddenElements * 14}};
@@ -239,8 +240,8 @@ void bench_all() {
   const gpu::Stream stream;
   const gpu::Flush flush(stream.get());
   const Exec exec{{DeviceKind::cuda, gpu::this_share()->device()}, stream.get()};
-  for (const auto& cases : {norm_cases(), swiglu_cases(), elementwise_cases(), embedding_cases(),
-                            cross_entropy_cases()}) {
+  for (const auto& cases : {norm_cases(exec), swiglu_cases(), elementwise_cases(),
+                            embedding_cases(), cross_entropy_cases()}) {
     for (const Case& each : cases) bench(each, exec, flush);
   }
   bench_attention(exec, flush);

@@ -17,11 +17,16 @@ void rms_norm(const Exec& exec, const Tensor& x, const Tensor& weight, double ep
   cpu::rms_norm(x, weight, eps, out);
 }
 
+int64_t rms_norm_partial_sums(const Exec& exec, int64_t rows, int64_t hidden) {
+  return exec.on_gpu() ? gpu::rms_norm_partial_sums(rows, hidden) : 0;
+}
+
 void rms_norm_backward(const Exec& exec, const Tensor& x, const Tensor& weight,
                        const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
-                       const Tensor& dweight) {
+                       const Tensor& dweight, const Tensor& partial_sums) {
   if (exec.on_gpu())
-    return gpu::rms_norm_backward(exec.stream, x, weight, inverse_rms, dout, dx, dweight);
+    return gpu::rms_norm_backward(exec.stream, x, weight, inverse_rms, dout, dx, dweight,
+                                  partial_sums);
   cpu::rms_norm_backward(x, weight, inverse_rms, dout, dx, dweight);
 }
 

@@ -60,7 +60,9 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       gradient_memory(size_t(layout.size) * sizeof(float), exec.device),
       tokens(options.batch * options.seq),
       own(shard_of(tokens, tp.size(), tp.rank())),
-      rope(exec, options.seq, config.head_dim, config.rope_theta) {
+      rope(exec, options.seq, config.head_dim, config.rope_theta),
+      norm_partial_sums(
+          make(DType::f32, rms_norm_partial_sums(exec, own.count, config.hidden), config.hidden)) {
   if (exec.on_gpu() && config.moe_layers() > 0) {
     throw Unsupported("model.experts on GPUs: expected a dense model; train experts on CPU ranks");
   }
@@ -172,7 +174,8 @@ void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
 
 void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
                            const Tensor& dx, const Tensor& dnorm) {
-  rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, dnormed, dx, dnorm);
+  rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, dnormed, dx, dnorm,
+                    context_.norm_partial_sums);
 }
 
 void Branch::products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split) {

@@ -31,6 +31,7 @@ struct ModelContext {
   int64_t tokens;  ///< batch * seq
   Shard own;       ///< this rank's rows of the residual stream
   RopeTable rope;
+  Activation norm_partial_sums;  ///< scratch of the norms' backward passes
 
   Tensor gradient(const WeightMatrix& m) const;
   /// `count` elements from `offset` of the flat array.

@@ -90,7 +90,8 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
   dgrad_.run(dlogits_, context_.weights.matrix(layout.head).transposed(), dnormed_);
   wgrad_.run(saved.x_norm, dlogits_, context_.gradient(layout.head));
   clear(exec, dx);
-  rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, dnormed_, dx, dnorm);
+  rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, dnormed_, dx, dnorm,
+                    context_.norm_partial_sums);
 }
 
 }  // namespace tandem

@@ -1,4 +1,5 @@
 #include "core/cuda/load_module.cuh"
+#include "core/cuda/share.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
 
@@ -51,68 +52,89 @@ void launch_rms_norm(const Tensor& x, const Tensor& weight, double eps, const Te
   check_launch("rms_norm_kernel");
 }
 
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kMaxRowThreads)
-    rms_norm_dx_kernel(Rows<float, kWidth> x, Rows<float, kWidth> weight, const float* inverse_rms,
-                       Rows<T, kWidth> dout, Rows<float, kWidth> dx, int64_t vectors) {
+// Blocks take rows in turn. A block sums its rows' gradients of the weight in shared memory, each
+// element by one thread, and stores the sums as its row of `partial_sums`.
+template <typename T, int kWidth, int kThreads>
+__global__ void __launch_bounds__(kThreads, 768 / kThreads)
+    rms_norm_backward_kernel(Rows<float, kWidth> x, Rows<float, kWidth> weight,
+                             const float* inverse_rms, Rows<T, kWidth> dout, Rows<float, kWidth> dx,
+                             Rows<float, kWidth> partial_sums, int rows, int vectors) {
   using Vec = Vector<float, kWidth>;
-  const int64_t row = blockIdx.x;
-  const auto load_weighted = [&](int64_t i) {  // dout times weight
-    const Vector<T, kWidth> d = dout.load(row, i);
-    const Vec w = weight.load(0, i);
-    Vec result;
+  extern __shared__ float4 shared_memory[];
+  auto* const sums = reinterpret_cast<Vec*>(shared_memory);
+  __shared__ WarpValues warp_values[2];
+  const int thread = int(threadIdx.x);
+  const auto for_each_in_registers = [&](const auto& body) {
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) result.at[e] = to_float(d.at[e]) * w.at[e];
-    return result;
-  };
-  const auto dot_of = [](const Vec& a, const Vec& b) {
-    float dot = 0;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) dot = fmaf(a.at[e], b.at[e], dot);
-    return dot;
-  };
-  Vec kept_x[kKeptVectors], kept_d[kKeptVectors];
-  for_each_kept(vectors, [&](int k, int64_t i) {
-    kept_x[k] = x.load(row, i);
-    kept_d[k] = load_weighted(i);
-  });
-  float dot = 0;
-  for_each_kept(vectors, [&](int k, int64_t) { dot += dot_of(kept_d[k], kept_x[k]); });
-  for_each_further(vectors, [&](int64_t i) { dot += dot_of(load_weighted(i), x.load(row, i)); });
-  const float scale = inverse_rms[row];
-  const float along =
-      __fdiv_rn(combine_block(dot, Plus{}) * scale * scale, float(vectors * kWidth));
-  const auto add_to_dx = [&](int64_t i, const Vec& d, const Vec& values) {
-    Vec result = dx.load(row, i);
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) {
-      result.at[e] += scale * (d.at[e] - values.at[e] * along);
+    for (int k = 0; k < kKeptVectors; ++k) {
+      if (thread + k * kThreads < vectors) body(k, thread + k * kThreads);
     }
-    dx.store(row, i, result);
   };
-  for_each_kept(vectors, [&](int k, int64_t i) { add_to_dx(i, kept_d[k], kept_x[k]); });
-  for_each_further(vectors, [&](int64_t i) { add_to_dx(i, load_weighted(i), x.load(row, i)); });
+  const auto for_each_other = [&](const auto& body) {
+#pragma unroll 1
+    for (int i = thread + kKeptVectors * kThreads; i < vectors; i += kThreads) body(i);
+  };
+  for (int i = thread; i < vectors; i += kThreads) sums[i] = Vec{};
+
+  bool odd = false;
+  for (int row = int(blockIdx.x); row < rows; row += int(gridDim.x), odd = !odd) {
+    const float scale = inverse_rms[row];
+    // Adds to the weight's gradient; returns the product of x and dout times weight.
+    const auto add_products = [&](int i, const Vec& values, const Vector<T, kWidth>& d) {
+      const Vec w = weight.load(0, i);
+      Vec sum = sums[i];
+      float dot = 0;
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        sum.at[e] += to_float(d.at[e]) * values.at[e] * scale;
+        dot = fmaf(to_float(d.at[e]) * w.at[e], values.at[e], dot);
+      }
+      sums[i] = sum;
+      return dot;
+    };
+    Vec kept_x[kKeptVectors], kept_dx[kKeptVectors];
+    Vector<T, kWidth> kept_d[kKeptVectors];
+    for_each_in_registers([&](int k, int i) {
+      kept_x[k] = x.load(row, i);
+      kept_d[k] = dout.load(row, i);
+      kept_dx[k] = dx.load(row, i);
+    });
+    float dot = 0;
+    for_each_in_registers([&](int k, int i) { dot += add_products(i, kept_x[k], kept_d[k]); });
+    for_each_other([&](int i) { dot += add_products(i, x.load(row, i), dout.load(row, i)); });
+    const float total = combine_block(dot, Plus{}, warp_values[odd]);
+    const float along = __fdiv_rn(total * scale * scale, float(vectors * kWidth));
+    const auto store_dx = [&](int i, const Vec& values, const Vector<T, kWidth>& d, Vec result) {
+      const Vec w = weight.load(0, i);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        result.at[e] += scale * (to_float(d.at[e]) * w.at[e] - values.at[e] * along);
+      }
+      dx.store(row, i, result);
+    };
+    for_each_in_registers([&](int k, int i) { store_dx(i, kept_x[k], kept_d[k], kept_dx[k]); });
+    for_each_other([&](int i) { store_dx(i, x.load(row, i), dout.load(row, i), dx.load(row, i)); });
+  }
+  for (int i = thread; i < vectors; i += kThreads) partial_sums.store(blockIdx.x, i, sums[i]);
 }
 
 constexpr int kWeightThreads = 512;
 
-// Each block sums a column range, blockDim.x vectors wide, over all rows: each thread every
+// Each block adds a column range, blockDim.x vectors wide, of all partial sums: each thread every
 // blockDim.y-th row, then the threads of a column as a tree. blockDim.y is a power of two.
-template <typename T, int kWidth>
+template <int kWidth>
 __global__ void __launch_bounds__(kWeightThreads)
-    rms_norm_dweight_kernel(Rows<float, kWidth> x, const float* inverse_rms, Rows<T, kWidth> dout,
-                            Rows<float, kWidth> dweight, int64_t rows, int64_t vectors) {
+    rms_norm_dweight_kernel(Rows<float, kWidth> partial_sums, int64_t rows,
+                            Rows<float, kWidth> dweight, int64_t vectors) {
   __shared__ Vector<float, kWidth> sums[kWeightThreads];
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   Vector<float, kWidth> sum{};
   if (i < vectors) {
 #pragma unroll 4
     for (int64_t row = threadIdx.y; row < rows; row += blockDim.y) {
-      const Vector<float, kWidth> values = x.load(row, i);
-      const Vector<T, kWidth> d = dout.load(row, i);
-      const float scale = inverse_rms[row];
+      const Vector<float, kWidth> values = partial_sums.load(row, i);
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) sum.at[e] += to_float(d.at[e]) * values.at[e] * scale;
+      for (int e = 0; e < kWidth; ++e) sum.at[e] += values.at[e];
     }
   }
   const unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
@@ -128,6 +150,34 @@ __global__ void __launch_bounds__(kWeightThreads)
 #pragma unroll
   for (int e = 0; e < kWidth; ++e) result.at[e] += sums[own].at[e];
   dweight.store(0, i, result);
+}
+
+// Calls body(std::integral_constant<int, threads>) with the threads of a block whose registers hold
+// the row, at most 512.
+template <typename Body>
+void with_backward_threads(int64_t vectors, const Body& body) {
+  if (vectors <= 64 * kKeptVectors) return body(std::integral_constant<int, 64>{});
+  if (vectors <= 256 * kKeptVectors) return body(std::integral_constant<int, 256>{});
+  body(std::integral_constant<int, 512>{});
+}
+
+// Throws Unsupported if a block of the GPU has less shared memory than rows of `columns` floats.
+template <typename Kernel>
+void allow_row_in_shared_memory(const char* name, Kernel* kernel, int64_t columns) {
+  constexpr int64_t kAlwaysAllowed = 8192;
+  if (columns <= kAlwaysAllowed) return;
+  int bytes = 0;
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                               this_share()->device()),
+        name);
+  const int64_t largest = (bytes - int64_t(2 * sizeof(WarpValues))) / int64_t(sizeof(float));
+  if (columns > largest) {
+    throw Unsupported(std::string(name) + ": rows of " + std::to_string(columns) +
+                      " elements: expected at most " + std::to_string(largest));
+  }
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             int(columns) * int(sizeof(float))),
+        name);
 }
 
 // Vectors across a block: 128 bytes of a row, less if that gives too few blocks.
@@ -165,30 +215,42 @@ void rms_norm(cudaStream_t stream, const Tensor& x, const Tensor& weight, double
   });
 }
 
+int64_t rms_norm_partial_sums(int64_t rows, int64_t hidden) {
+  constexpr int64_t kSms = 132;         // of an H100
+  constexpr int64_t kElements = 12288;  // of the rows that an SM's registers hold
+  return std::min(rows, kSms * std::max<int64_t>(1, kElements / std::max<int64_t>(1, hidden)));
+}
+
 void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weight,
                        const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
-                       const Tensor& dweight) {
+                       const Tensor& dweight, const Tensor& partial_sums) {
   require_dtype("rms_norm_backward: x", x, DType::f32);
   require_dtype("rms_norm_backward: weight", weight, DType::f32);
   require_dtype("rms_norm_backward: inverse_rms", inverse_rms, DType::f32);
   require_dtype("rms_norm_backward: dx", dx, DType::f32);
   require_dtype("rms_norm_backward: dweight", dweight, DType::f32);
+  require_dtype("rms_norm_backward: partial_sums", partial_sums, DType::f32);
   with_element("rms_norm_backward: dout", dout, [&]<typename T>(T) {
     if (x.elements() == 0) return;
-    with_width<4>({&x, &weight, &dout, &dx, &dweight}, [&](auto width) {
+    const int64_t blocks = rms_norm_partial_sums(x.dim(0), x.dim(1));
+    require_shape("rms_norm_backward: partial_sums", partial_sums, {blocks, x.dim(1)});
+    with_width<4>({&x, &weight, &dout, &dx, &dweight, &partial_sums}, [&](auto width) {
       constexpr int kWidth = width();
+      using Floats = Rows<float, kWidth>;
       const int64_t vectors = x.dim(1) / kWidth;
-      const Rows<float, kWidth> x_rows(x);
-      const Rows<T, kWidth> dout_rows(dout);
-      rms_norm_dx_kernel<<<unsigned(x.dim(0)), row_threads(vectors), 0, stream>>>(
-          x_rows, Rows<float, kWidth>(weight), inverse_rms.as<float>(), dout_rows,
-          Rows<float, kWidth>(dx), vectors);
-      check_launch("rms_norm_dx_kernel");
+      const Floats sums(partial_sums);
+      with_backward_threads(vectors, [&](auto threads) {
+        const auto kernel = rms_norm_backward_kernel<T, kWidth, threads()>;
+        allow_row_in_shared_memory("rms_norm_backward", kernel, x.dim(1));
+        kernel<<<unsigned(blocks), threads(), size_t(x.dim(1)) * sizeof(float), stream>>>(
+            Floats(x), Floats(weight), inverse_rms.as<float>(), Rows<T, kWidth>(dout), Floats(dx),
+            sums, int(x.dim(0)), int(vectors));
+        check_launch("rms_norm_backward_kernel");
+      });
       const unsigned lanes = dweight_lanes(vectors, kWidth);
       rms_norm_dweight_kernel<<<unsigned((vectors - 1) / lanes + 1),
                                 dim3(lanes, kWeightThreads / lanes), 0, stream>>>(
-          x_rows, inverse_rms.as<float>(), dout_rows, Rows<float, kWidth>(dweight), x.dim(0),
-          vectors);
+          sums, blocks, Floats(dweight), vectors);
       check_launch("rms_norm_dweight_kernel");
     });
   });

@@ -63,6 +63,17 @@ inline void require_dtype(const char* name, const Tensor& tensor, DType dtype) {
                         std::string(name_of(dtype)));
 }
 
+/// Throws InvalidArgument unless the tensor has that shape.
+inline void require_shape(const char* name, const Tensor& tensor,
+                          std::initializer_list<int64_t> shape) {
+  const Tensor expected(nullptr, tensor.dtype(), shape);
+  bool equal = tensor.dims() == expected.dims();
+  for (int i = 0; equal && i < tensor.dims(); ++i) equal = tensor.dim(i) == expected.dim(i);
+  if (equal) return;
+  throw InvalidArgument(std::string(name) + " " + tensor.describe() + ": expected " +
+                        expected.describe());
+}
+
 /// Calls body(T{}) with the tensor's element type. Throws InvalidArgument unless it is f32 or bf16.
 template <typename Body>
 void with_element(const char* name, const Tensor& tensor, const Body& body) {
@@ -154,11 +165,12 @@ struct Larger {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-/// `value` of all threads of a block of whole warps combined, returned to every thread. Called at
-/// most once by a kernel.
+using WarpValues = float[kMaxRowThreads / 32];
+
+/// `value` of all threads of a block of whole warps combined, returned to every thread.
+/// `warp_values`: shared memory that the block's last call did not use.
 template <typename Combine>
-__device__ float combine_block(float value, const Combine& combine) {
-  __shared__ float warp_values[kMaxRowThreads / 32];
+__device__ float combine_block(float value, const Combine& combine, WarpValues& warp_values) {
 #pragma unroll
   for (int offset = 16; offset; offset /= 2) {
     value = combine(value, __shfl_xor_sync(~0u, value, offset));
@@ -168,6 +180,13 @@ __device__ float combine_block(float value, const Combine& combine) {
   float result = warp_values[0];
   for (int w = 1; w < int(blockDim.x / 32); ++w) result = combine(result, warp_values[w]);
   return result;
+}
+
+/// The same with memory for one call by a kernel.
+template <typename Combine>
+__device__ float combine_block(float value, const Combine& combine) {
+  __shared__ WarpValues warp_values;
+  return combine_block(value, combine, warp_values);
 }
 
 }  // namespace tandem::gpu
