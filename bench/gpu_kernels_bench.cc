@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ using Tensors = std::vector<Tensor>;
 struct Operand {
   DType dtype;
   std::vector<int64_t> shape;
+  bool is_zipf = false;  ///< i32: frequencies as of words, rather than equal
 };
 
 /// Part of the operands that the CPU computes: the first `count` of every dimension of `extent`.
@@ -58,8 +60,10 @@ Memory make_values(const Operand& operand, uint64_t seed) {
   if (operand.dtype != DType::i32) return random_buffer(operand.dtype, elements, seed);
   Memory memory(size_t(elements) * sizeof(int32_t));
   for (int64_t i = 0; i < elements; ++i) {  // tokens or targets
+    const uint32_t random = philox(seed, 0, uint64_t(i))[0];
+    const double rank = std::exp(double(random) / 0x1p32 * std::log(double(kVocab + 1)));
     reinterpret_cast<int32_t*>(memory.data())[i] =
-        int32_t(philox(seed, 0, uint64_t(i))[0] % uint32_t(kVocab));
+        operand.is_zipf ? int32_t(rank) - 1 : int32_t(random % uint32_t(kVocab));
   }
   return memory;
 }
@@ -196,20 +200,28 @@ std::vector<Case> elementwise_cases() {
 }
 
 std::vector<Case> embedding_cases() {
-  const Operand tokens{DType::i32, {kRows}}, act{DType::bf16, {kRows, kHidden}};
-  // Table rows named by at least one of kRows random tokens: their gradients are read and written.
-  const double named = double(kVocab) * (1 - std::exp(-double(kRows) / double(kVocab)));
-  return {
-      {"embedding_forward",
-       {tokens, {DType::bf16, {kVocab, kHidden}}, act},
-       [](const Exec& exec, const Tensors& t) { embedding_forward(exec, t[0], t[1], 0, t[2]); },
-       {{kRows, 4, {2}}},
-       kHiddenElements * 4},
-      {"embedding_backward",
-       {tokens, act, {DType::f32, {kVocab, kHidden}}},
-       [](const Exec& exec, const Tensors& t) { embedding_backward(exec, t[0], t[1], 0, t[2]); },
-       {{kHidden, 32, {2}}},
-       kHiddenElements * 2 + named * kHidden * 8}};
+  const Operand tokens{DType::i32, {kRows}}, zipf{DType::i32, {kRows}, true};
+  const Operand act{DType::bf16, {kRows, kHidden}}, order{DType::i32, {2, kRows}};
+  const auto backward = [&](const std::string& op, const Operand& of) -> Case {
+    // Gradients of table rows that a token names are read and written.
+    const Memory memory = make_values(of, 1);
+    const auto* const values = reinterpret_cast<const int32_t*>(memory.data());
+    const double named = double(std::set<int32_t>(values, values + kRows).size());
+    return {op,
+            {of, act, {DType::f32, {kVocab, kHidden}}, order},
+            [](const Exec& exec, const Tensors& t) {
+              embedding_backward(exec, t[0], t[1], 0, t[2], t[3]);
+            },
+            {{kHidden, 32, {2}}},
+            kHiddenElements * 2 + named * kHidden * 8};
+  };
+  return {{"embedding_forward",
+           {tokens, {DType::bf16, {kVocab, kHidden}}, act},
+           [](const Exec& exec, const Tensors& t) { embedding_forward(exec, t[0], t[1], 0, t[2]); },
+           {{kRows, 4, {2}}},
+           kHiddenElements * 4},
+          backward("embedding_backward", tokens),
+          backward("embedding_backward_zipf", zipf)};
 }
 
 std::vector<Case> cross_entropy_cases() {

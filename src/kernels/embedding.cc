@@ -12,8 +12,9 @@ void embedding_forward(const Exec& exec, const Tensor& tokens, const Tensor& tab
 }
 
 void embedding_backward(const Exec& exec, const Tensor& tokens, const Tensor& dout, int64_t begin,
-                        const Tensor& dtable) {
-  if (exec.on_gpu()) return gpu::embedding_backward(exec.stream, tokens, dout, begin, dtable);
+                        const Tensor& dtable, const Tensor& order) {
+  if (exec.on_gpu())
+    return gpu::embedding_backward(exec.stream, tokens, dout, begin, dtable, order);
   cpu::embedding_backward(tokens, dout, begin, dtable);
 }
 

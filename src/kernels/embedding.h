@@ -12,8 +12,9 @@ namespace tandem {
 /// same.
 void embedding_forward(const Exec& exec, const Tensor& tokens, const Tensor& table, int64_t begin,
                        const Tensor& out);
-/// dtable[tokens[i] - begin] += dout[i], in token order. dtable is f32.
+/// dtable[tokens[i] - begin] += dout[i], in token order. dtable is f32. order: scratch, i32
+/// [2, rows], unused on a CPU.
 void embedding_backward(const Exec& exec, const Tensor& tokens, const Tensor& dout, int64_t begin,
-                        const Tensor& dtable);
+                        const Tensor& dtable, const Tensor& order = {});
 
 }  // namespace tandem

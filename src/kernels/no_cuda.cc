@@ -51,7 +51,8 @@ void embedding_forward(CUstream_st*, const Tensor&, const Tensor&, int64_t, cons
   refuse();
 }
 
-void embedding_backward(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&) {
+void embedding_backward(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&,
+                        const Tensor&) {
   refuse();
 }
 

@@ -370,9 +370,10 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
         for (const Place place : kPlaces) {
           expect_equal(comm, "embedding_backward",
                        {tokens, matrix("dout", dtype, rows, columns, place),
-                        exact(matrix("dtable", DType::f32, kTableRows, columns, place))},
+                        exact(matrix("dtable", DType::f32, kTableRows, columns, place)),
+                        scratch(matrix("order", DType::i32, 2, rows))},
                        [](const Exec& exec, const Tensors& t) {
-                         embedding_backward(exec, t[0], t[1], kBegin, t[2]);
+                         embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
                        });
           if (place.gap != 0) continue;
           expect_equal(comm, "embedding_forward",
@@ -384,13 +385,26 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
         }
       }
     });
-    expect_equal(
-        comm, "embedding_backward of a token in every row",
-        {vector("tokens", DType::i32, 3000, kBegin, kBegin), matrix("dout", DType::bf16, 3000, 40),
-         exact(matrix("dtable", DType::f32, kTableRows, 40))},
-        [](const Exec& exec, const Tensors& t) {
-          embedding_backward(exec, t[0], t[1], kBegin, t[2]);
-        });
+    const auto check_tokens = [&](const std::string& what, int64_t rows, int64_t table_rows,
+                                  double low, double high) {
+      expect_equal(
+          comm, "embedding_backward of " + what,
+          {vector("tokens", DType::i32, rows, low, high), matrix("dout", DType::bf16, rows, 40),
+           exact(matrix("dtable", DType::f32, table_rows, 40)),
+           scratch(matrix("order", DType::i32, 2, rows))},
+          [](const Exec& exec, const Tensors& t) {
+            embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
+          });
+    };
+    check_tokens("one token", 3000, kTableRows, kBegin, kBegin);
+    check_tokens("tokens of other ranks", 100, kTableRows, kBegin + kTableRows, 2000);
+    for (const int64_t rows : {63, 64, 65, 128, 129}) {  // around the length of long runs
+      check_tokens("short and long runs", rows, 2, kBegin, kBegin + 2);
+    }
+    check_tokens("long runs", 5000, kTableRows, 0, 30);
+    for (const int64_t table_rows : {512, 513, 1025, 3000}) {  // sorted by 1, 2, 4 and 8 blocks
+      check_tokens("few of each token", 3000, table_rows, 0, double(table_rows + 2 * kBegin));
+    }
   });
 }
 

@@ -12,7 +12,8 @@ namespace tandem {
 Embedding::Embedding(ModelContext& c)
     : context_(c),
       looked_up_(c.make(c.options.dtype, c.tokens, c.config.hidden)),
-      shard_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
+      shard_(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      order_(c.make(DType::i32, 2, c.exec.on_gpu() ? c.tokens : 0)) {}
 
 void Embedding::forward(const Tensor& tokens, const Tensor& x) {
   embedding_forward(context_.exec, tokens, context_.weights.matrix(context_.layout.embedding),
@@ -28,7 +29,7 @@ void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
   if (narrow) cast(context_.exec, dx, shard_);
   all_gather(context_.tp, narrow ? *shard_ : dx, looked_up_);
   embedding_backward(context_.exec, tokens, looked_up_, context_.layout.vocab_begin,
-                     context_.gradient(context_.layout.embedding));
+                     context_.gradient(context_.layout.embedding), order_);
 }
 
 Head::Head(ModelContext& c)

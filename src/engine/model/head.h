@@ -18,6 +18,7 @@ class Embedding {
  private:
   ModelContext& context_;
   Activation looked_up_, shard_;
+  Activation order_;  // scratch of embedding_backward
 };
 
 class Head {

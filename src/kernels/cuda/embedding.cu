@@ -1,3 +1,6 @@
+#include <bit>
+#include <type_traits>
+
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
@@ -25,81 +28,227 @@ struct Lookup {
   }
 };
 
+// Backward pass: tokens are sorted by table row, so that the positions of a row are one run, in
+// order.
+
 constexpr int kScanThreads = 256;
+constexpr int kScanWarps = kScanThreads / 32;
 constexpr int kScanRounds = 4;  // tokens of a thread in one scan
 constexpr int kScan = kScanThreads * kScanRounds;
 
-// Indices, in order, of those of the kScan tokens from `first` on that name table row `row`.
-// Returns their number to every thread of the block.
-__device__ int find_tokens(const int32_t* tokens, int64_t first, int64_t num_tokens, int64_t row,
-                           int64_t begin, int* found) {
-  constexpr int kWarps = kScanThreads / 32;
-  __shared__ unsigned matches[kScanRounds * kWarps];  // bit b of word w: token 32 w + b
-  const int warp = int(threadIdx.x / 32);
-  const unsigned lane = threadIdx.x % 32;
-  unsigned own[kScanRounds];
-  bool any = false;
+// Sum of the values of the warp's lanes up to this one.
+__device__ int sum_up_to_lane(int value) {
 #pragma unroll
-  for (int k = 0; k < kScanRounds; ++k) {
-    const int64_t i = first + k * kScanThreads + threadIdx.x;
-    const bool match = i < num_tokens && tokens[i] - begin == row;
-    own[k] = __ballot_sync(~0u, match);
-    any = any || match;
-    if (lane == 0) matches[k * kWarps + warp] = own[k];
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int other = __shfl_up_sync(~0u, value, offset);
+    if (int(threadIdx.x % 32) >= offset) value += other;
   }
-  if (!__syncthreads_or(any)) return 0;
-  int total = 0, before[kScanRounds] = {};
-  for (int w = 0; w < kScanRounds * kWarps; ++w) {
-    const int count = __popc(matches[w]);
-#pragma unroll
-    for (int k = 0; k < kScanRounds; ++k) before[k] += w < k * kWarps + warp ? count : 0;
-    total += count;
-  }
-#pragma unroll
-  for (int k = 0; k < kScanRounds; ++k) {
-    if (!(own[k] >> lane & 1u)) continue;
-    found[before[k] + __popc(own[k] & ((1u << lane) - 1))] = k * kScanThreads + int(threadIdx.x);
-  }
-  __syncthreads();
-  return total;
+  return value;
 }
 
-// One block per row of dtable and range of its columns.
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kScanThreads)
-    embedding_backward_kernel(const int32_t* tokens, int64_t num_tokens, int64_t begin,
-                              Rows<T, kWidth> dout, Rows<float, kWidth> dtable, int64_t vectors) {
-  __shared__ int found[kScan];
-  const int64_t row = blockIdx.x;
-  const int64_t first_vector = int64_t(blockIdx.y) * kKeptVectors * kScanThreads + threadIdx.x;
-  const auto for_each_vector = [&](const auto& body) {
+// Indices, in order, of those of the kScan tokens from `first` on for which is_wanted(token index).
+// Returns their number to every thread of the block.
+template <typename IsWanted>
+__device__ int find_tokens(int first, int num_tokens, const IsWanted& is_wanted, int* found) {
+  static_assert(kScan == 32 * 32);
+  __shared__ unsigned matches[32];  // bit b of word w: token 32 w + b
+  const int warp = int(threadIdx.x / 32);
+  const unsigned lane = threadIdx.x % 32;
+  bool is_match[kScanRounds], any = false;
 #pragma unroll
-    for (int k = 0; k < kKeptVectors; ++k) {
-      const int64_t i = first_vector + k * kScanThreads;
-      if (i < vectors) body(k, i);
-    }
-  };
-  Vector<float, kWidth> sum[kKeptVectors];
-  bool loaded = false;
-  for (int64_t first = 0; first < num_tokens; first += kScan) {
-    const int count = find_tokens(tokens, first, num_tokens, row, begin, found);
-    if (count > 0 && !loaded) {
-      for_each_vector([&](int k, int64_t i) { sum[k] = dtable.load(row, i); });
-      loaded = true;
-    }
-#pragma unroll 2
-    for (int m = 0; m < count; ++m) {
-      Vector<T, kWidth> added[kKeptVectors];
-      for_each_vector([&](int k, int64_t i) { added[k] = dout.load(first + found[m], i); });
-      for_each_vector([&](int k, int64_t) {
-#pragma unroll
-        for (int e = 0; e < kWidth; ++e) sum[k].at[e] += to_float(added[k].at[e]);
-      });
-    }
-    __syncthreads();  // `found` has been read
+  for (int k = 0; k < kScanRounds; ++k) {
+    const int i = first + k * kScanThreads + int(threadIdx.x);
+    is_match[k] = i < num_tokens && is_wanted(i);
   }
-  if (!loaded) return;
-  for_each_vector([&](int k, int64_t i) { dtable.store(row, i, sum[k]); });
+  unsigned own[kScanRounds];
+#pragma unroll
+  for (int k = 0; k < kScanRounds; ++k) {
+    own[k] = __ballot_sync(~0u, is_match[k]);
+    any = any || is_match[k];
+    if (lane == 0) matches[k * kScanWarps + warp] = own[k];
+  }
+  if (!__syncthreads_or(any)) return 0;
+  const int in_word = __popc(matches[lane]), up_to_word = sum_up_to_lane(in_word);
+#pragma unroll
+  for (int k = 0; k < kScanRounds; ++k) {
+    const int before = __shfl_sync(~0u, up_to_word - in_word, k * kScanWarps + warp);
+    if (!(own[k] >> lane & 1u)) continue;
+    found[before + __popc(own[k] & ((1u << lane) - 1))] = k * kScanThreads + int(threadIdx.x);
+  }
+  __syncthreads();
+  return __shfl_sync(~0u, up_to_word, 31);
+}
+
+/// Local table rows of tokens; kOther for those of other ranks.
+struct TokenRows {
+  const int32_t* tokens;
+  int64_t begin, table_rows;
+
+  static constexpr int kOther = -1;
+  __device__ int operator()(int i) const {
+    const int64_t row = tokens[i] - begin;
+    return row >= 0 && row < table_rows ? int(row) : kOther;
+  }
+};
+
+constexpr int kRowsPerBlock = 2 * kScanThreads;
+
+// Writes the rows of all tokens that have one, grouped by row, and their positions, in order within
+// a row; then kOther. Every gridDim.x-th table row is a block's, at most kRowsPerBlock: it scans
+// all tokens, once to count those of its rows and of lower blocks, once to write its own. gridDim.x
+// is 2^log_blocks.
+__global__ void __launch_bounds__(kScanThreads)
+    sort_tokens_kernel(TokenRows row_of, int num_tokens, int log_blocks, int32_t* rows,
+                       int32_t* positions) {
+  __shared__ int next[kRowsPerBlock];  // counts of the block's rows, then index of the next token
+  __shared__ int lower_of_warp[kScanWarps], own_of_warp[kScanWarps];
+  __shared__ int found[kScan];
+  const int thread = int(threadIdx.x), warp = thread / 32;
+  const unsigned lane = threadIdx.x % 32;
+  const int block = int(blockIdx.x), block_mask = int(gridDim.x) - 1;
+  next[2 * thread] = next[2 * thread + 1] = 0;
+  __syncthreads();
+  int lower = 0;
+  for (int first = thread; first < num_tokens; first += 8 * kScanThreads) {
+    int row[8];  // loaded together
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int i = first + k * kScanThreads;
+      row[k] = i < num_tokens ? row_of(i) : TokenRows::kOther;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (row[k] == TokenRows::kOther) continue;
+      const int owner = row[k] & block_mask;
+      lower += owner < block;
+      if (owner == block) atomicAdd(&next[row[k] >> log_blocks], 1);
+    }
+  }
+  __syncthreads();
+
+  // Prefix sums over the block's rows, two a thread, after the tokens of lower blocks.
+  const int first_count = next[2 * thread], count = first_count + next[2 * thread + 1];
+  const int up_to = sum_up_to_lane(count);
+  lower = __reduce_add_sync(~0u, lower);
+  if (lane == 31) lower_of_warp[warp] = lower, own_of_warp[warp] = up_to;
+  __syncthreads();
+  int begin = up_to - count, end = 0;
+#pragma unroll
+  for (int w = 0; w < kScanWarps; ++w) {
+    begin += lower_of_warp[w] + (w < warp ? own_of_warp[w] : 0);
+    end += lower_of_warp[w] + own_of_warp[w];
+  }
+  next[2 * thread] = begin;
+  next[2 * thread + 1] = begin + first_count;
+
+  for (int first = 0; first < num_tokens; first += kScan) {
+    const auto is_own = [&](int i) {
+      const int row = row_of(i);
+      return row != TokenRows::kOther && (row & block_mask) == block;
+    };
+    __syncthreads();  // `next` has been written, `found` has been read
+    const int num_found = find_tokens(first, num_tokens, is_own, found);
+    if (warp != 0) continue;
+    for (int m = int(lane); m - int(lane) < num_found; m += 32) {
+      const int position = m < num_found ? first + found[m] : -1;
+      const int row = position >= 0 ? row_of(position) : TokenRows::kOther;
+      const unsigned same = __match_any_sync(~0u, row);
+      const int before = __popc(same & ((1u << lane) - 1));
+      const int at = position >= 0 ? next[row >> log_blocks] + before : 0;
+      __syncwarp();
+      if (position >= 0) {
+        if (before + 1 == __popc(same)) next[row >> log_blocks] = at + 1;
+        rows[at] = row;
+        positions[at] = position;
+      }
+      __syncwarp();
+    }
+  }
+  if (block != block_mask) return;
+  for (int i = end + thread; i < num_tokens; i += kScanThreads) rows[i] = TokenRows::kOther;
+}
+
+/// Sorted tokens.
+struct Runs {
+  const int32_t* rows;
+  const int32_t* positions;
+  int count;
+
+  static constexpr int kLong = 64;
+  __device__ int row(int i) const { return i >= 0 && i < count ? rows[i] : TokenRows::kOther; }
+  __device__ bool starts(int i, bool is_long) const {
+    const int own = row(i), before = row(i - 1), far = row(i + kLong - 1);
+    return own != TokenRows::kOther && own != before && (own == far) == is_long;
+  }
+};
+
+constexpr int kRunThreads = 128;
+constexpr int kRunWarps = kRunThreads / 32;
+
+// Index of the run that is a warp's `unit`, or -1. Long runs come first: one unit per kLong tokens,
+// in which at most one of them starts. Then one unit per token, for the others.
+__device__ int find_run(const Runs& runs, int unit, int long_units) {
+  if (unit >= long_units) return runs.starts(unit - long_units, false) ? unit - long_units : -1;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first = unit * Runs::kLong + half * 32;
+    const unsigned found = __ballot_sync(~0u, runs.starts(first + int(threadIdx.x % 32), true));
+    if (found) return first + __ffs(int(found)) - 1;
+  }
+  return -1;
+}
+
+/// One value of a vector's size: its elements share registers.
+template <size_t kBytes>
+using WordOf = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+
+// Each warp adds the rows of one run, in order, to 32 vectors of its table row. gridDim.x: the
+// table row's `blocks_of_row` times the blocks of all units.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kRunThreads, 7)
+    embedding_backward_kernel(Runs runs, Rows<T, kWidth> dout, Rows<float, kWidth> dtable,
+                              int vectors, int long_units, unsigned blocks_of_row) {
+  using Word = WordOf<sizeof(Vector<T, kWidth>)>;
+  constexpr int kMany = sizeof(Word) == 16 ? 8 : 16, kFew = 4;  // rows whose loads are in flight
+  const int unit = int(blockIdx.x / blocks_of_row * kRunWarps + threadIdx.x / 32);
+  const int begin = find_run(runs, unit, long_units);
+  if (begin < 0) return;
+  const int lane = int(threadIdx.x % 32), own = int(blockIdx.x % blocks_of_row) * 32 + lane;
+  const int i = min(own, vectors - 1);
+  const int row = runs.rows[begin];
+  Vector<float, kWidth> sum = dtable.load(row, i);
+  int count = 32;
+  for (int first = begin; count == 32; first += 32) {
+    const bool is_own = runs.row(first + lane) == row;
+    const int position = is_own ? runs.positions[first + lane] : 0;
+    count = __popc(__ballot_sync(~0u, is_own));
+    // Adds the first num_rows of the rows of positions [at, at + kCount).
+    const auto add = [&]<int kCount>(int at, int num_rows) {
+      Word added[kCount];
+#pragma unroll
+      for (int m = 0; m < kCount; ++m) {
+        const int source = __shfl_sync(~0u, position, at + m);
+        if (m >= num_rows) continue;
+        added[m] = reinterpret_cast<const Word*>(dout.data + source * dout.stride)[i];
+      }
+#pragma unroll
+      for (int m = 0; m < kCount; ++m) {
+        if (m >= num_rows) continue;
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) {
+          sum.at[e] += to_float(std::bit_cast<Vector<T, kWidth>>(added[m]).at[e]);
+        }
+      }
+    };
+    int at = 0;
+#pragma unroll 1
+    for (; at + kMany <= count; at += kMany) add.template operator()<kMany>(at, kMany);
+#pragma unroll 1
+    for (; at < count; at += kFew) add.template operator()<kFew>(at, count - at);
+  }
+  if (own < vectors) dtable.store(row, i, sum);
 }
 
 }  // namespace
@@ -120,19 +269,31 @@ void embedding_forward(cudaStream_t stream, const Tensor& tokens, const Tensor& 
 }
 
 void embedding_backward(cudaStream_t stream, const Tensor& tokens, const Tensor& dout,
-                        int64_t begin, const Tensor& dtable) {
+                        int64_t begin, const Tensor& dtable, const Tensor& order) {
   require_dtype("embedding_backward: tokens", tokens, DType::i32);
   require_dtype("embedding_backward: dtable", dtable, DType::f32);
   with_element("embedding_backward: dout", dout, [&]<typename T>(T) {
     if (tokens.elements() == 0 || dtable.elements() == 0) return;
+    const int64_t num_tokens = tokens.dim(0);
+    require_dtype("embedding_backward: order", order, DType::i32);
+    require_shape("embedding_backward: order", order, {2, num_tokens});
+    const Tensor rows = order.rows(0, 1), positions = order.rows(1, 1);
+    const TokenRows row_of{tokens.as<int32_t>(), begin, dtable.dim(0)};
+    int log_blocks = 0;
+    while ((int64_t(kRowsPerBlock) << log_blocks) < dtable.dim(0)) ++log_blocks;
+    sort_tokens_kernel<<<1u << log_blocks, kScanThreads, 0, stream>>>(
+        row_of, int(num_tokens), log_blocks, rows.as<int32_t>(), positions.as<int32_t>());
+    check_launch("sort_tokens_kernel");
+    const Runs runs{rows.as<int32_t>(), positions.as<int32_t>(), int(num_tokens)};
+    const int64_t long_units = (num_tokens - 1) / Runs::kLong + 1;
+    const int64_t blocks_of_units = (long_units + num_tokens - 1) / kRunWarps + 1;
     with_width<4>({&dout, &dtable}, [&](auto width) {
       constexpr int kWidth = width();
-      const int64_t vectors = dtable.dim(1) / kWidth;
-      const dim3 grid(unsigned(dtable.dim(0)),
-                      unsigned((vectors - 1) / (kKeptVectors * kScanThreads) + 1));
-      embedding_backward_kernel<<<grid, kScanThreads, 0, stream>>>(
-          tokens.as<int32_t>(), tokens.dim(0), begin, Rows<T, kWidth>(dout),
-          Rows<float, kWidth>(dtable), vectors);
+      const int64_t vectors = dtable.dim(1) / kWidth, blocks_of_row = (vectors - 1) / 32 + 1;
+      embedding_backward_kernel<<<unsigned(blocks_of_units * blocks_of_row), kRunThreads, 0,
+                                  stream>>>(runs, Rows<T, kWidth>(dout),
+                                            Rows<float, kWidth>(dtable), int(vectors),
+                                            int(long_units), unsigned(blocks_of_row));
       check_launch("embedding_backward_kernel");
     });
   });

@@ -27,7 +27,7 @@ void cast(CUstream_st* stream, const Tensor& from, const Tensor& to);
 void embedding_forward(CUstream_st* stream, const Tensor& tokens, const Tensor& table,
                        int64_t begin, const Tensor& out);
 void embedding_backward(CUstream_st* stream, const Tensor& tokens, const Tensor& dout,
-                        int64_t begin, const Tensor& dtable);
+                        int64_t begin, const Tensor& dtable, const Tensor& order);
 void cross_entropy_max(CUstream_st* stream, const Tensor& logits, const Tensor& maxima);
 void cross_entropy_sum(CUstream_st* stream, const Tensor& logits, const Tensor& targets,
                        int64_t begin, const Tensor& maxima, const Tensor& sums,
