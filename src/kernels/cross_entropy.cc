@@ -17,10 +17,10 @@ void cross_entropy_sum(const Exec& exec, const Tensor& logits, const Tensor& tar
   cpu::cross_entropy_sum(logits, targets, begin, maxima, sums, picked);
 }
 
-double cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,
-                          const Tensor& picked) {
-  if (exec.on_gpu()) return gpu::cross_entropy_loss(exec.stream, targets, sums, picked);
-  return cpu::cross_entropy_loss(targets, sums, picked);
+void cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,
+                        const Tensor& picked, const Tensor& total) {
+  if (exec.on_gpu()) return gpu::cross_entropy_loss(exec.stream, targets, sums, picked, total);
+  cpu::cross_entropy_loss(targets, sums, picked, total);
 }
 
 void cross_entropy_backward(const Exec& exec, const Tensor& logits, const Tensor& targets,

@@ -15,9 +15,10 @@ void cross_entropy_max(const Exec& exec, const Tensor& logits, const Tensor& max
 /// one of the columns [begin, begin + logits.dim(1)), else 0.
 void cross_entropy_sum(const Exec& exec, const Tensor& logits, const Tensor& targets, int64_t begin,
                        const Tensor& maxima, const Tensor& sums, const Tensor& picked);
-/// Sum over rows whose target is >= 0 of log(sums) - picked, in row order. Waits for the stream.
-double cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,
-                          const Tensor& picked);
+/// total += sum over rows whose target is >= 0 of log(sums) - picked, in a fixed order, on a CPU
+/// that of the rows. total: a double, as u8 [8].
+void cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,
+                        const Tensor& picked, const Tensor& total);
 /// dlogits = scale x (softmax - one-hot(target)); rows with target < 0 are 0. f32 or bf16.
 void cross_entropy_backward(const Exec& exec, const Tensor& logits, const Tensor& targets,
                             int64_t begin, const Tensor& maxima, const Tensor& sums, float scale,

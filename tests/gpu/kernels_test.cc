@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/exec.h"
@@ -444,12 +445,23 @@ TEST_P(Kernels, CrossEntropyLossMatchesTheCpu) {
   run([](Communicator& comm) {
     for (const int64_t rows : {0, 1, 7, 129, 1000, 4096}) {
       std::vector<double> losses;  // of the CPU, then of the GPU's calls
-      expect_equal(comm, "cross_entropy_loss",
-                   {vector("targets", DType::i32, rows, -1, 3),
-                    vector("sums", DType::f32, rows, 1, 9), vector("picked", DType::f32, rows)},
-                   [&](const Exec& exec, const Tensors& t) {
-                     losses.push_back(cross_entropy_loss(exec, t[0], t[1], t[2]));
-                   });
+      expect_equal(
+          comm, "cross_entropy_loss",
+          {vector("targets", DType::i32, rows, -1, 3), vector("sums", DType::f32, rows, 1, 9),
+           vector("picked", DType::f32, rows), scratch(vector("total", DType::u8, sizeof(double)))},
+          [&](const Exec& exec, const Tensors& t) {
+            clear(exec, t[3]);
+            // Two microbatches.
+            const int64_t first = rows / 3;
+            for (const auto& [begin, count] :
+                 {std::pair(int64_t(0), first), {first, rows - first}}) {
+              cross_entropy_loss(exec, t[0].narrow(0, begin, count), t[1].narrow(0, begin, count),
+                                 t[2].narrow(0, begin, count), t[3]);
+            }
+            double loss = 0;
+            copy(exec, t[3], Tensor(&loss, DType::u8, {sizeof(loss)}));
+            losses.push_back(loss);
+          });
       ASSERT_EQ(losses.size(), 3u);
       EXPECT_NEAR(losses[1], losses[0], 1e-11 * std::abs(losses[0])) << rows << " rows";
       EXPECT_EQ(losses[2], losses[1]) << rows << " rows";
@@ -496,8 +508,11 @@ TEST_P(Kernels, OtherDTypesAreRefusedByName) {
             [&] { embedding_backward(exec, row(DType::i32), floats, 0, halves); });
     refuses("cross_entropy_max: logits f16[2, 8]",
             [&] { cross_entropy_max(exec, halves, row(DType::f32)); });
-    refuses("cross_entropy_loss: sums f16[8]",
-            [&] { cross_entropy_loss(exec, row(DType::i32), row(DType::f16), row(DType::f32)); });
+    const auto loss_of = [&](DType sums, const Tensor& total) {
+      cross_entropy_loss(exec, row(DType::i32), row(sums), row(DType::f32), total);
+    };
+    refuses("cross_entropy_loss: sums f16[8]", [&] { loss_of(DType::f16, row(DType::u8)); });
+    refuses("cross_entropy_loss: total f32[8]", [&] { loss_of(DType::f32, row(DType::f32)); });
   });
 }
 

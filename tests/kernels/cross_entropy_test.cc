@@ -53,9 +53,16 @@ void check(int shards, DType dtype, double spread) {
     for (size_t i = 0; i < shard_values.size(); ++i)
       sums[i] += shard_values[i], picked[i] += shard_picked[i];
   }
-  const double loss = cross_entropy_loss(Exec{}, vector(targets), vector(sums), vector(picked));
+  double loss = 0, total = 100;
+  const auto add_loss_to = [&](double& sum) {
+    cross_entropy_loss(Exec{}, vector(targets), vector(sums), vector(picked),
+                       Tensor(&sum, DType::u8, {sizeof(sum)}));
+  };
+  add_loss_to(loss);
+  add_loss_to(total);
   const double expected = reference(logits.values(), targets);
   EXPECT_NEAR(loss, expected, 1e-5 * expected);
+  EXPECT_EQ(total, 100 + loss);
 
   Matrix dlogits(dtype, rows, vocab);
   for (int s = 0; s < shards; ++s) {

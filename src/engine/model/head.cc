@@ -43,7 +43,8 @@ Head::Head(ModelContext& c)
              c.options.overlap),
       wgrad_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype}, c.options.overlap),
       dlogits_(c.make(c.options.dtype, c.tokens, c.layout.vocab)),
-      dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)) {
+      dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      loss_(sizeof(double), c.exec.device) {
   if (gathers_first()) {
     gathered_ = c.make(c.options.dtype, c.tokens, c.config.hidden);
     // Chosen before kernels wait for peers, and saved with the algorithms of the operators made
@@ -79,7 +80,12 @@ double Head::forward(const Tensor& x, const Tensor& targets, HeadActivations& sa
   cross_entropy_sum(exec, saved.logits, targets, context_.layout.vocab_begin, saved.maxima, sums,
                     picked);
   all_reduce(context_.tp, saved.sums);
-  return cross_entropy_loss(exec, targets, sums, picked);
+  const Tensor total = loss_.view(DType::u8, {sizeof(double)});
+  clear(exec, total);
+  cross_entropy_loss(exec, targets, sums, picked, total);
+  double loss = 0;
+  copy(exec, total, Tensor(&loss, DType::u8, {sizeof(double)}));
+  return loss;
 }
 
 void Head::backward(const Tensor& x, const Tensor& targets, float scale,

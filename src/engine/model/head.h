@@ -45,6 +45,7 @@ class Head {
   GemmRs dgrad_;
   AgWgrad wgrad_;
   Activation dlogits_, dnormed_;
+  Memory loss_;  // a double
 };
 
 }  // namespace tandem

@@ -42,13 +42,14 @@ void cross_entropy_sum(const Tensor& logits, const Tensor& targets, int64_t begi
   });
 }
 
-double cross_entropy_loss(const Tensor& targets, const Tensor& sums, const Tensor& picked) {
+void cross_entropy_loss(const Tensor& targets, const Tensor& sums, const Tensor& picked,
+                        const Tensor& total) {
   double loss = 0;
   for (int64_t row = 0; row < targets.dim(0); ++row) {
     if (targets.as<int32_t>()[row] < 0) continue;
     loss += std::log(double(sums.as<float>()[row])) - double(picked.as<float>()[row]);
   }
-  return loss;
+  *total.as<double>() += loss;
 }
 
 void cross_entropy_backward(const Tensor& logits, const Tensor& targets, int64_t begin,

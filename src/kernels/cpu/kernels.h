@@ -23,7 +23,8 @@ void embedding_backward(const Tensor& tokens, const Tensor& dout, int64_t begin,
 void cross_entropy_max(const Tensor& logits, const Tensor& maxima);
 void cross_entropy_sum(const Tensor& logits, const Tensor& targets, int64_t begin,
                        const Tensor& maxima, const Tensor& sums, const Tensor& picked);
-double cross_entropy_loss(const Tensor& targets, const Tensor& sums, const Tensor& picked);
+void cross_entropy_loss(const Tensor& targets, const Tensor& sums, const Tensor& picked,
+                        const Tensor& total);
 void cross_entropy_backward(const Tensor& logits, const Tensor& targets, int64_t begin,
                             const Tensor& maxima, const Tensor& sums, float scale,
                             const Tensor& dlogits);

@@ -1,6 +1,5 @@
 #include <cfloat>
 
-#include "core/cuda/handles.h"
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
@@ -59,7 +58,7 @@ constexpr int kLossThreads = 1024;
 
 __global__ void __launch_bounds__(kLossThreads)
     cross_entropy_loss_kernel(const int32_t* targets, const float* sums, const float* picked,
-                              int64_t rows, double* result) {
+                              int64_t rows, double* total) {
   __shared__ double of_thread[kLossThreads];
   double loss = 0;
   for (int64_t row = threadIdx.x; row < rows; row += kLossThreads) {
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(kLossThreads)
     __syncthreads();
     if (threadIdx.x < half) of_thread[threadIdx.x] += of_thread[threadIdx.x + half];
   }
-  if (threadIdx.x == 0) *result = of_thread[0];
+  if (threadIdx.x == 0) *total += of_thread[0];
 }
 
 template <typename T, int kWidth>
@@ -137,18 +136,18 @@ void cross_entropy_sum(cudaStream_t stream, const Tensor& logits, const Tensor& 
   });
 }
 
-double cross_entropy_loss(cudaStream_t stream, const Tensor& targets, const Tensor& sums,
-                          const Tensor& picked) {
+void cross_entropy_loss(cudaStream_t stream, const Tensor& targets, const Tensor& sums,
+                        const Tensor& picked, const Tensor& total) {
   require_dtype("cross_entropy_loss: targets", targets, DType::i32);
   require_dtype("cross_entropy_loss: sums", sums, DType::f32);
   require_dtype("cross_entropy_loss: picked", picked, DType::f32);
-  if (targets.elements() == 0) return 0;
-  const Mapped<double> loss;
-  cross_entropy_loss_kernel<<<1, kLossThreads, 0, stream>>>(
-      targets.as<int32_t>(), sums.as<float>(), picked.as<float>(), targets.elements(), loss.get());
+  require_dtype("cross_entropy_loss: total", total, DType::u8);
+  require_shape("cross_entropy_loss: total", total, {sizeof(double)});
+  if (targets.elements() == 0) return;
+  cross_entropy_loss_kernel<<<1, kLossThreads, 0, stream>>>(targets.as<int32_t>(), sums.as<float>(),
+                                                            picked.as<float>(), targets.elements(),
+                                                            total.as<double>());
   check_launch("cross_entropy_loss_kernel");
-  check(cudaStreamSynchronize(stream), "cross_entropy_loss");
-  return *loss.get();
 }
 
 void cross_entropy_backward(cudaStream_t stream, const Tensor& logits, const Tensor& targets,
