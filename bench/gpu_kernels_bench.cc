@@ -239,6 +239,13 @@ std::vector<Case> cross_entropy_cases() {
            },
            {{kRows, 4, {3, 4}}},
            kLogits * 4},
+          {"cross_entropy_max_and_sum",
+           {logits, targets, row, row, row},
+           [](const Exec& exec, const Tensors& t) {
+             cross_entropy_max_and_sum(exec, t[0], t[1], t[2], t[3], t[4]);
+           },
+           {{kRows, 4, {2, 3, 4}}},
+           kLogits * 4},
           {"cross_entropy_backward",
            {logits, targets, row, row, dlogits},
            [](const Exec& exec, const Tensors& t) {

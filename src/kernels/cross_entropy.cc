@@ -17,6 +17,15 @@ void cross_entropy_sum(const Exec& exec, const Tensor& logits, const Tensor& tar
   cpu::cross_entropy_sum(logits, targets, begin, maxima, sums, picked);
 }
 
+void cross_entropy_max_and_sum(const Exec& exec, const Tensor& logits, const Tensor& targets,
+                               const Tensor& maxima, const Tensor& sums, const Tensor& picked) {
+  if (exec.on_gpu()) {
+    return gpu::cross_entropy_max_and_sum(exec.stream, logits, targets, maxima, sums, picked);
+  }
+  cpu::cross_entropy_max(logits, maxima);
+  cpu::cross_entropy_sum(logits, targets, 0, maxima, sums, picked);
+}
+
 void cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,
                         const Tensor& picked, const Tensor& total) {
   if (exec.on_gpu()) return gpu::cross_entropy_loss(exec.stream, targets, sums, picked, total);

@@ -15,6 +15,9 @@ void cross_entropy_max(const Exec& exec, const Tensor& logits, const Tensor& max
 /// one of the columns [begin, begin + logits.dim(1)), else 0.
 void cross_entropy_sum(const Exec& exec, const Tensor& logits, const Tensor& targets, int64_t begin,
                        const Tensor& maxima, const Tensor& sums, const Tensor& picked);
+/// Both, with their bits, for a rank that has the whole vocabulary.
+void cross_entropy_max_and_sum(const Exec& exec, const Tensor& logits, const Tensor& targets,
+                               const Tensor& maxima, const Tensor& sums, const Tensor& picked);
 /// total += sum over rows whose target is >= 0 of log(sums) - picked, in a fixed order, on a CPU
 /// that of the rows. total: a double, as u8 [8].
 void cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,

@@ -65,6 +65,11 @@ void cross_entropy_sum(CUstream_st*, const Tensor&, const Tensor&, int64_t, cons
   refuse();
 }
 
+void cross_entropy_max_and_sum(CUstream_st*, const Tensor&, const Tensor&, const Tensor&,
+                               const Tensor&, const Tensor&) {
+  refuse();
+}
+
 void cross_entropy_loss(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
   refuse();
 }

@@ -441,6 +441,38 @@ TEST_P(Kernels, CrossEntropyMatchesTheCpu) {
   });
 }
 
+TEST_P(Kernels, CrossEntropyMaxAndSumHaveTheBitsOfTheTwoSteps) {
+  run([](Communicator& comm) {
+    const auto check = [&](int64_t rows, int64_t columns) {
+      for (const Place place : kPlaces) {
+        const Operand sums = vector("sums", DType::f32, rows),
+                      maxima = vector("max", DType::f32, rows);
+        expect_equal(comm, "cross_entropy_max_and_sum",
+                     {ranged(matrix("logits", DType::f32, rows, columns, place), -4, 4),
+                      vector("targets", DType::i32, rows, -1, double(columns)), exact(maxima),
+                      close(sums, double(columns)), exact(vector("picked", DType::f32, rows)),
+                      scratch(maxima), scratch(sums), scratch(vector("picked", DType::f32, rows))},
+                     [&](const Exec& exec, const Tensors& t) {
+                       cross_entropy_max_and_sum(exec, t[0], t[1], t[2], t[3], t[4]);
+                       cross_entropy_max(exec, t[0], t[5]);
+                       cross_entropy_sum(exec, t[0], t[1], 0, t[5], t[6], t[7]);
+                       for (const size_t i : {2, 3, 4}) {
+                         std::vector<float> at_once(size_t(rows) + 1), in_steps(size_t(rows) + 1);
+                         copy(exec, t[i], Tensor::of(at_once.data(), {rows}));
+                         copy(exec, t[i + 3], Tensor::of(in_steps.data(), {rows}));
+                         EXPECT_EQ(at_once, in_steps) << rows << " x " << columns << ": " << i;
+                       }
+                     });
+      }
+    };
+    for_each_size(check);
+    check(2, 32768);  // as many columns as a block's registers hold
+    check(2, 32772);
+    check(2, 8192);
+    check(2, 8193);
+  });
+}
+
 TEST_P(Kernels, CrossEntropyLossMatchesTheCpu) {
   run([](Communicator& comm) {
     for (const int64_t rows : {0, 1, 7, 129, 1000, 4096}) {

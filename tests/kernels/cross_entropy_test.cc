@@ -81,6 +81,21 @@ TEST(CrossEntropy, MatchesReferenceAndDifferences) {
   }
 }
 
+TEST(CrossEntropy, BothStepsAtOnceHaveTheirBits) {
+  std::vector<int32_t> targets{0, 36, -1};
+  Matrix logits(DType::f32, 3, 37);
+  logits.fill("logits");
+  std::vector<float> maxima(3), sums(3), picked(3), max(3), sum(3), pick(3);
+  cross_entropy_max(Exec{}, logits.tensor, vector(maxima));
+  cross_entropy_sum(Exec{}, logits.tensor, vector(targets), 0, vector(maxima), vector(sums),
+                    vector(picked));
+  cross_entropy_max_and_sum(Exec{}, logits.tensor, vector(targets), vector(max), vector(sum),
+                            vector(pick));
+  EXPECT_EQ(max, maxima);
+  EXPECT_EQ(sum, sums);
+  EXPECT_EQ(pick, picked);
+}
+
 TEST(CrossEntropy, LargeLogitsStayFinite) {
   check(2, DType::f32, 60);
 }

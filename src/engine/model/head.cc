@@ -75,11 +75,15 @@ double Head::forward(const Tensor& x, const Tensor& targets, HeadActivations& sa
     gemm(exec, *gathered_, weight.transposed(), saved.logits);
   }
   const Tensor sums = saved.sums->rows(0, 1), picked = saved.sums->rows(1, 1);
-  cross_entropy_max(exec, saved.logits, saved.maxima);
-  all_reduce(context_.tp, saved.maxima, ReduceOp::max);
-  cross_entropy_sum(exec, saved.logits, targets, context_.layout.vocab_begin, saved.maxima, sums,
-                    picked);
-  all_reduce(context_.tp, saved.sums);
+  if (context_.tp.size() == 1) {
+    cross_entropy_max_and_sum(exec, saved.logits, targets, saved.maxima, sums, picked);
+  } else {
+    cross_entropy_max(exec, saved.logits, saved.maxima);
+    all_reduce(context_.tp, saved.maxima, ReduceOp::max);
+    cross_entropy_sum(exec, saved.logits, targets, context_.layout.vocab_begin, saved.maxima, sums,
+                      picked);
+    all_reduce(context_.tp, saved.sums);
+  }
   const Tensor total = loss_.view(DType::u8, {sizeof(double)});
   clear(exec, total);
   cross_entropy_loss(exec, targets, sums, picked, total);

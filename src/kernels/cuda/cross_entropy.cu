@@ -54,6 +54,47 @@ __global__ void __launch_bounds__(kReduceThreads)
   picked[row] = local ? logits.data[row * logits.stride + column] - largest : 0.0f;
 }
 
+constexpr int kRowVectors = 16;  // max vectors of a row that a thread keeps for both steps
+
+// Both steps of a row that a block's registers hold, with the same order of additions.
+template <int kWidth>
+__global__ void __launch_bounds__(kReduceThreads)
+    cross_entropy_max_and_sum_kernel(Rows<float, kWidth> logits, int64_t columns,
+                                     const int32_t* targets, float* maxima, float* sums,
+                                     float* picked) {
+  __shared__ WarpValues warp_values[2];
+  const int64_t row = blockIdx.x;
+  Vector<float, kWidth> kept[kRowVectors];
+  const auto for_each_vector = [&](const auto& body) {
+#pragma unroll
+    for (int k = 0; k < kRowVectors; ++k) {
+      const int i = int(threadIdx.x + k * blockDim.x);
+      if (i < int(columns / kWidth)) body(k, i);
+    }
+  };
+  for_each_vector([&](int k, int i) { kept[k] = logits.load(row, i); });
+  float largest = -FLT_MAX;
+  for_each_vector([&](int k, int) {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) largest = fmaxf(largest, kept[k].at[e]);
+  });
+  largest = combine_block(largest, Larger{}, warp_values[0]);
+  float sum = 0;
+  for_each_vector([&](int k, int) {
+    float result = 0;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) result += clamped_exp(kept[k].at[e] - largest);
+    sum += result;
+  });
+  sum = combine_block(sum, Plus{}, warp_values[1]);
+  if (threadIdx.x != 0) return;
+  maxima[row] = largest;
+  sums[row] = sum;
+  const int32_t target = targets[row];
+  const bool has_target = target >= 0 && target < columns;
+  picked[row] = has_target ? logits.data[row * logits.stride + target] - largest : 0.0f;
+}
+
 constexpr int kLossThreads = 1024;
 
 __global__ void __launch_bounds__(kLossThreads)
@@ -133,6 +174,32 @@ void cross_entropy_sum(cudaStream_t stream, const Tensor& logits, const Tensor& 
         Rows<float, width()>(logits), columns, targets.as<int32_t>(), begin, maxima.as<float>(),
         sums.as<float>(), picked.as<float>());
     check_launch("cross_entropy_sum_kernel");
+  });
+}
+
+void cross_entropy_max_and_sum(cudaStream_t stream, const Tensor& logits, const Tensor& targets,
+                               const Tensor& maxima, const Tensor& sums, const Tensor& picked) {
+  bool is_short = false;
+  with_width<4>({&logits}, [&](auto width) {
+    is_short = logits.dim(1) <= int64_t(width()) * kRowVectors * kReduceThreads;
+  });
+  if (!is_short) {
+    cross_entropy_max(stream, logits, maxima);
+    cross_entropy_sum(stream, logits, targets, 0, maxima, sums, picked);
+    return;
+  }
+  require_dtype("cross_entropy_max_and_sum: logits", logits, DType::f32);
+  require_dtype("cross_entropy_max_and_sum: targets", targets, DType::i32);
+  require_dtype("cross_entropy_max_and_sum: maxima", maxima, DType::f32);
+  require_dtype("cross_entropy_max_and_sum: sums", sums, DType::f32);
+  require_dtype("cross_entropy_max_and_sum: picked", picked, DType::f32);
+  if (logits.dim(0) == 0) return;
+  with_width<4>({&logits}, [&](auto width) {
+    const unsigned threads = reduce_threads(logits.dim(1) / width());
+    cross_entropy_max_and_sum_kernel<<<unsigned(logits.dim(0)), threads, 0, stream>>>(
+        Rows<float, width()>(logits), logits.dim(1), targets.as<int32_t>(), maxima.as<float>(),
+        sums.as<float>(), picked.as<float>());
+    check_launch("cross_entropy_max_and_sum_kernel");
   });
 }
 

@@ -32,6 +32,8 @@ void cross_entropy_max(CUstream_st* stream, const Tensor& logits, const Tensor& 
 void cross_entropy_sum(CUstream_st* stream, const Tensor& logits, const Tensor& targets,
                        int64_t begin, const Tensor& maxima, const Tensor& sums,
                        const Tensor& picked);
+void cross_entropy_max_and_sum(CUstream_st* stream, const Tensor& logits, const Tensor& targets,
+                               const Tensor& maxima, const Tensor& sums, const Tensor& picked);
 void cross_entropy_loss(CUstream_st* stream, const Tensor& targets, const Tensor& sums,
                         const Tensor& picked, const Tensor& total);
 void cross_entropy_backward(CUstream_st* stream, const Tensor& logits, const Tensor& targets,
