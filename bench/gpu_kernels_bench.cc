@@ -153,6 +153,13 @@ std::vector<Case> norm_cases(const Exec& on_gpu) {
            },
            {{kRows, 4, {2, 3}}},
            kHiddenElements * 6},
+          {"add_rms_norm_forward",
+           {x, out, weight, x, out, inverse_rms},
+           [](const Exec& exec, const Tensors& t) {
+             add_rms_norm_forward(exec, t[0], t[1], t[2], 1e-5, t[3], t[4], t[5]);
+           },
+           {{kRows, 4, {3, 4, 5}}},
+           kHiddenElements * 12},
           {"rms_norm",
            {out, {DType::bf16, {kHidden}}, out},
            [](const Exec& exec, const Tensors& t) { rms_norm(exec, t[0], t[1], 1e-5, t[2]); },

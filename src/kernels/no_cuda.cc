@@ -17,6 +17,11 @@ void rms_norm_forward(CUstream_st*, const Tensor&, const Tensor&, double, const 
   refuse();
 }
 
+void add_rms_norm_forward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, double,
+                          const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
 void rms_norm(CUstream_st*, const Tensor&, const Tensor&, double, const Tensor&) {
   refuse();
 }

@@ -11,6 +11,16 @@ void rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& weight, d
   cpu::rms_norm_forward(x, weight, eps, out, inverse_rms);
 }
 
+void add_rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& branch,
+                          const Tensor& weight, double eps, const Tensor& y, const Tensor& out,
+                          const Tensor& inverse_rms) {
+  if (exec.on_gpu()) {
+    return gpu::add_rms_norm_forward(exec.stream, x, branch, weight, eps, y, out, inverse_rms);
+  }
+  cpu::add(x, branch, y);
+  cpu::rms_norm_forward(y, weight, eps, out, inverse_rms);
+}
+
 void rms_norm(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
               const Tensor& out) {
   if (exec.on_gpu()) return gpu::rms_norm(exec.stream, x, weight, eps, out);

@@ -11,6 +11,12 @@ namespace tandem {
 void rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
                       const Tensor& out, const Tensor& inverse_rms);
 
+/// Residual add before the norm: y = x + branch, then rms_norm_forward of y. x and y: f32, branch
+/// has out's dtype; y may be x. Bits are those of the two steps.
+void add_rms_norm_forward(const Exec& exec, const Tensor& x, const Tensor& branch,
+                          const Tensor& weight, double eps, const Tensor& y, const Tensor& out,
+                          const Tensor& inverse_rms);
+
 /// Inference form: x, weight and out of one dtype, f32 or bf16.
 void rms_norm(const Exec& exec, const Tensor& x, const Tensor& weight, double eps,
               const Tensor& out);

@@ -49,6 +49,58 @@ TEST_P(Kernels, RmsNormMatchesTheCpu) {
   });
 }
 
+TEST_P(Kernels, AddAndRmsNormHaveTheBitsOfTheirTwoSteps) {
+  run([](Communicator& comm) {
+    const Exec on_gpu{device_of(comm), stream_of(comm)};
+    for_each_size([&](int64_t rows, int64_t columns) {
+      if (columns == 0) return;  // the mean of nothing
+      for (const DType dtype : kDTypes) {
+        for (const Place place : kPlaces) {
+          std::vector<Operand> operands{matrix("x", DType::f32, rows, columns, place),
+                                        matrix("branch", dtype, rows, columns, place),
+                                        vector("weight", DType::f32, columns),
+                                        exact(matrix("y", DType::f32, rows, columns, place)),
+                                        close(matrix("out", dtype, rows, columns, place)),
+                                        close(vector("inverse_rms", DType::f32, rows))};
+          std::vector<Memory> in_steps, at_once;
+          for (size_t i = 0; i < operands.size(); ++i) {
+            const Memory initial = initial_memory(operands[i], i);
+            for (auto* const memory : {&in_steps, &at_once}) {
+              memory->emplace_back(initial.bytes(), on_gpu.device);
+              copy(on_gpu, all_bytes(initial), all_bytes(memory->back()));
+            }
+          }
+          const auto tensor = [&](const std::vector<Memory>& memory, size_t i) {
+            return operands[i].view(memory[i]);
+          };
+          const auto fused = [](const Exec& exec, const Tensors& t) {
+            add_rms_norm_forward(exec, t[0], t[1], t[2], 1e-5, t[3], t[4], t[5]);
+          };
+          expect_equal(comm, "add_rms_norm_forward", operands, fused);
+          Tensors all;
+          for (size_t i = 0; i < operands.size(); ++i) all.push_back(tensor(at_once, i));
+          fused(on_gpu, all);
+          add(on_gpu, tensor(in_steps, 0), tensor(in_steps, 1), tensor(in_steps, 3));
+          rms_norm_forward(on_gpu, tensor(in_steps, 3), tensor(in_steps, 2), 1e-5,
+                           tensor(in_steps, 4), tensor(in_steps, 5));
+          for (size_t i = 3; i < operands.size(); ++i) {
+            Memory found(at_once[i].bytes()), expected(in_steps[i].bytes());
+            copy(on_gpu, all_bytes(at_once[i]), all_bytes(found));
+            copy(on_gpu, all_bytes(in_steps[i]), all_bytes(expected));
+            EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.bytes()), 0)
+                << operands[i].name << ": " << rows << " x " << columns;
+          }
+          expect_equal(comm, "add_rms_norm_forward in place",
+                       {exact(operands[0]), operands[1], operands[2], operands[4], operands[5]},
+                       [](const Exec& exec, const Tensors& t) {
+                         add_rms_norm_forward(exec, t[0], t[1], t[2], 1e-5, t[0], t[3], t[4]);
+                       });
+        }
+      }
+    });
+  });
+}
+
 TEST_P(Kernels, RmsNormBackwardMatchesTheCpu) {
   run([](Communicator& comm) {
     const Exec on_gpu{device_of(comm), stream_of(comm)};
@@ -299,6 +351,10 @@ TEST_P(Kernels, OtherDTypesAreRefusedByName) {
     };
     refuses("rms_norm_forward: out f16[2, 8]",
             [&] { rms_norm_forward(exec, floats, row(DType::f32), 1, halves, row(DType::f32)); });
+    refuses("add_rms_norm_forward: branch f32[2, 8]", [&] {
+      add_rms_norm_forward(exec, floats, floats, row(DType::f32), 1, floats, tensor(DType::bf16),
+                           row(DType::f32));
+    });
     refuses("rms_norm: x bf16[2, 8]",
             [&] { rms_norm(exec, tensor(DType::bf16), row(DType::f32), 1, floats); });
     refuses("rms_norm_backward: dx bf16[2, 8]", [&] {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/elementwise.h"
 #include "tests/kernels/reference.h"
 
 namespace tandem {
@@ -53,6 +54,25 @@ TEST_P(RmsNorm, MatchesReferenceAndDifferences) {
     EXPECT_LE(relative_error(dx.values(), dx_numeric), 1e-5) << rows << " x " << hidden;
     EXPECT_LE(relative_error(dweight.values(), dweight_numeric), 1e-5);
   }
+}
+
+TEST_P(RmsNorm, AfterAnAddHasTheBitsOfTheTwoSteps) {
+  constexpr int kRows = 3, kHidden = 48;
+  Matrix x(DType::f32, kRows, kHidden), weight(DType::f32, 1, kHidden);
+  Matrix branch(GetParam(), kRows, kHidden);
+  x.fill("x"), weight.fill("weight"), branch.fill("branch");
+  Matrix y(DType::f32, kRows, kHidden), inverse_rms(DType::f32, 1, kRows);
+  Matrix out(GetParam(), kRows, kHidden), expected(GetParam(), kRows, kHidden);
+
+  add_rms_norm_forward(Exec{}, x.tensor, branch.tensor, weight.tensor, kEps, y.tensor, out.tensor,
+                       inverse_rms.tensor);
+  const Doubles sum = y.values();
+  add(Exec{}, x.tensor, branch.tensor, y.tensor);
+  EXPECT_EQ(sum, y.values());
+  const Doubles scales = inverse_rms.values();
+  rms_norm_forward(Exec{}, y.tensor, weight.tensor, kEps, expected.tensor, inverse_rms.tensor);
+  EXPECT_EQ(out.values(), expected.values());
+  EXPECT_EQ(scales, inverse_rms.values());
 }
 
 }  // namespace

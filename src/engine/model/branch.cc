@@ -130,6 +130,7 @@ struct Branch::Steps {
   const Tensor &x, &y;
   BranchActivations& saved;
   ExpertLoad* load;
+  const std::optional<NextNorm>& next;
 
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
     branch.products_->in.run(x_norm, weight, hidden);
@@ -140,7 +141,8 @@ struct Branch::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) {
     branch.products_->out.run(inner, weight, branch.products_->residual);
-    add(branch.context_.exec, x, branch.products_->residual, y);
+    if (branch.experts_) return add(branch.context_.exec, x, branch.products_->residual, y);
+    add_last(x, branch.products_->residual);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     BranchExperts& e = *branch.experts_;
@@ -149,14 +151,25 @@ struct Branch::Steps {
           {e.logits, routed.scores, routed.chosen, routed.weights});
     e.layer.forward(x_norm, {routed.chosen, routed.weights}, w_in, w_out, e.routed, routed.batch);
     if (load) load->add(branch.layout_.moe_layer, routed.scores, routed.chosen);
-    add(branch.context_.exec, branch.products_ ? y : x, e.routed, y);
+    add_last(branch.products_ ? y : x, e.routed);
+  }
+  void add_last(const Tensor& sum, const Tensor& added) {
+    const Exec& exec = branch.context_.exec;
+    if (!next) return add(exec, sum, added, y);
+    add_rms_norm_forward(exec, sum, added, next->weight, branch.context_.config.norm_eps, y,
+                         next->x_norm, next->inverse_rms);
   }
 };
 
-void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load) {
+NextNorm Branch::norm(const BranchActivations& saved) const {
+  return {view().norm(layout_), saved.x_norm, saved.inverse_rms};
+}
+
+void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load,
+                     const std::optional<NextNorm>& next) {
   BranchMemory memory{saved.x_norm, saved.inverse_rms, {}, {}};
   if (saved.products) memory.hidden = saved.products->hidden, memory.inner = saved.products->inner;
-  forward_branch(view(), layout_, x, memory, Steps{*this, x, y, saved, load});
+  forward_normalized(view(), layout_, memory, Steps{*this, x, y, saved, load, next});
 }
 
 void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,

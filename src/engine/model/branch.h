@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "engine/model/expert_load.h"
@@ -64,14 +65,23 @@ struct BranchExperts {
   Activation routed, doutput, dnormed, x_norm, logits, dlogits, dweights, drouter;
 };
 
+/// Norm of the residual stream after a branch, saved for the next branch or the head.
+struct NextNorm {
+  Tensor weight, x_norm, inverse_rms;
+};
+
 class Branch {
  public:
   /// `products` and `experts` are nullptr if the layout has none.
   Branch(ModelContext& context, BranchProducts* products, BranchExperts* experts,
          const BranchLayout& layout);
-  /// y = x + branch(x), both f32 [local rows, hidden]; x must stay valid until the backward pass.
-  /// Adds the router's expert counts to `load` unless it is nullptr.
-  void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load);
+  /// Norm before this branch.
+  NextNorm norm(const BranchActivations& saved) const;
+  /// y = x + branch(x), both f32 [local rows, hidden], then the norm of y, if any. x, whose norm must
+  /// be in `saved`, must stay valid until the backward pass. Adds the router's expert counts to `load`
+  /// unless it is nullptr.
+  void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load,
+               const std::optional<NextNorm>& next);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
   /// gradient. `saved`: saved activations. `balance`: gradient of the auxiliary loss with respect
   /// to one row's probabilities; empty: none. `is_split`: leaves the weight gradients of the

@@ -63,10 +63,12 @@ Tensor Head::norm_weight() const {
   return context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
 }
 
-double Head::forward(const Tensor& x, const Tensor& targets, HeadActivations& saved) {
+NextNorm Head::norm(const HeadActivations& saved) const {
+  return {norm_weight(), saved.x_norm, saved.inverse_rms};
+}
+
+double Head::forward(const Tensor& targets, HeadActivations& saved) {
   const Exec& exec = context_.exec;
-  rms_norm_forward(exec, x, norm_weight(), context_.config.norm_eps, saved.x_norm,
-                   saved.inverse_rms);
   const Tensor weight = context_.weights.matrix(context_.layout.head);
   if (product_) {
     product_->run(saved.x_norm, weight, saved.logits);

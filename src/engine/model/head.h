@@ -25,8 +25,11 @@ class Head {
  public:
   /// Collective.
   explicit Head(ModelContext& context);
-  /// Returns the cross-entropy summed over targets, the same on every rank.
-  double forward(const Tensor& x, const Tensor& targets, HeadActivations& saved);
+  /// Final norm, which the last branch computes.
+  NextNorm norm(const HeadActivations& saved) const;
+  /// Returns the cross-entropy summed over targets, the same on every rank. `saved` must have the
+  /// final norm.
+  double forward(const Tensor& targets, HeadActivations& saved);
   /// Writes dx; `dnorm` += this rank's contribution to the final norm's gradient.
   void backward(const Tensor& x, const Tensor& targets, float scale, const HeadActivations& saved,
                 const Tensor& dx, const Tensor& dnorm);

@@ -30,8 +30,8 @@ struct BranchMemory {
   Tensor hidden, inner;
 };
 
-/// Norm, then the GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the
-/// experts, each if the branch has them. `Steps` has
+/// The GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the experts, each
+/// if the branch has them, on the normalized rows in memory.x_norm. `Steps` has
 ///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
 ///   attention(q, k, v, out)
 ///   out(inner, weight)                     adds inner x weight^T, summed over the ranks, to the
@@ -39,10 +39,8 @@ struct BranchMemory {
 ///   experts(x_norm, w_in, w_out)           routes the rows and adds the experts' outputs
 /// The order of additions to the residual stream is always this one, so results are bitwise equal.
 template <typename Steps>
-void forward_branch(const LayerView& view, const BranchLayout& branch, const Tensor& x,
-                    const BranchMemory& memory, Steps&& steps) {
-  rms_norm_forward(view.exec, x, view.norm(branch), view.config.norm_eps, memory.x_norm,
-                   memory.inverse_rms);
+void forward_normalized(const LayerView& view, const BranchLayout& branch,
+                        const BranchMemory& memory, Steps&& steps) {
   if (branch.has_products()) {
     steps.in(memory.x_norm, view.weights.matrix(branch.in), memory.hidden);
     const HiddenViews hidden = split_hidden(view.layout, branch, memory.hidden);
@@ -55,6 +53,15 @@ void forward_branch(const LayerView& view, const BranchLayout& branch, const Ten
     steps.experts(memory.x_norm, view.weights.matrix(branch.experts_in),
                   view.weights.matrix(branch.experts_out));
   }
+}
+
+/// The same after the norm of x.
+template <typename Steps>
+void forward_branch(const LayerView& view, const BranchLayout& branch, const Tensor& x,
+                    const BranchMemory& memory, Steps&& steps) {
+  rms_norm_forward(view.exec, x, view.norm(branch), view.config.norm_eps, memory.x_norm,
+                   memory.inverse_rms);
+  forward_normalized(view, branch, memory, steps);
 }
 
 }  // namespace tandem

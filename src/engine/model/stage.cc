@@ -12,6 +12,7 @@
 #include "engine/model/expert_load.h"
 #include "engine/model/head.h"
 #include "kernels/elementwise.h"
+#include "kernels/norm.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -82,17 +83,25 @@ class Stage::Impl {
       await(range);
       context_.weights.refresh(range);
     };
-    use(dense(0, first_dense(0)));
-    if (embedding_) embedding_->forward(vector_of(m.tokens), m.residuals[0]);
-    for (size_t i = 0; i < branches_.size(); ++i) {
+    const auto use_branch = [&](size_t i) {  // or what follows the last
+      if (i == branches_.size()) return use(after_layers());
       use(dense(first_dense(i), first_dense(i + 1)));
       use(experts_of(i));
+    };
+    use(dense(0, first_dense(0)));
+    if (embedding_) embedding_->forward(vector_of(m.tokens), m.residuals[0]);
+    use_branch(0);
+    if (const auto norm = norm_before(0, m)) {
+      rms_norm_forward(context_.exec, m.residuals[0], norm->weight, context_.config.norm_eps,
+                       norm->x_norm, norm->inverse_rms);
+    }
+    for (size_t i = 0; i < branches_.size(); ++i) {
+      use_branch(i + 1);
       const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
-      branches_[i].forward(x, y, m.branches[i], counted);
+      branches_[i].forward(x, y, m.branches[i], counted, norm_before(i + 1, m));
     }
-    use(after_layers());
-    return head_ ? head_->forward(m.residuals.back(), vector_of(m.targets), *m.head) : 0;
+    return head_ ? head_->forward(vector_of(m.targets), *m.head) : 0;
   }
 
   /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
@@ -249,6 +258,12 @@ class Stage::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
+  /// Norm before a branch, or after the last one the head's, if the stage has it.
+  std::optional<NextNorm> norm_before(size_t branch, const MicrobatchState& m) const {
+    if (branch < branches_.size()) return branches_[branch].norm(m.branches[branch]);
+    if (!head_) return {};
+    return head_->norm(*m.head);
+  }
   /// First element of a branch, or after the last branch; experts are elsewhere.
   int64_t first_dense(size_t branch) const {
     const auto& branches = context_.layout.branches;

@@ -13,6 +13,9 @@ namespace tandem::gpu {
 
 void rms_norm_forward(CUstream_st* stream, const Tensor& x, const Tensor& weight, double eps,
                       const Tensor& out, const Tensor& inverse_rms);
+void add_rms_norm_forward(CUstream_st* stream, const Tensor& x, const Tensor& branch,
+                          const Tensor& weight, double eps, const Tensor& y, const Tensor& out,
+                          const Tensor& inverse_rms);
 void rms_norm(CUstream_st* stream, const Tensor& x, const Tensor& weight, double eps,
               const Tensor& out);
 int64_t rms_norm_partial_sums(int64_t rows, int64_t hidden);

@@ -6,22 +6,34 @@
 namespace tandem::gpu {
 namespace {
 
+template <typename T, int kWidth>
+__device__ float squares_of(const Vector<T, kWidth>& values) {
+  float squares = 0;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) {
+    const float value = to_float(values.at[e]);
+    squares = fmaf(value, value, squares);
+  }
+  return squares;
+}
+
+template <typename T, typename In, int kWidth>
+__device__ Vector<T, kWidth> normalized(const Vector<In, kWidth>& values, float scale,
+                                        const Vector<In, kWidth>& gain) {
+  Vector<T, kWidth> result;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) {
+    result.at[e] = from_float<T>(to_float(values.at[e]) * scale * to_float(gain.at[e]));
+  }
+  return result;
+}
+
 template <typename In, typename T, int kWidth>
 __global__ void __launch_bounds__(kMaxRowThreads)
     rms_norm_kernel(Rows<In, kWidth> x, Rows<In, kWidth> weight, Rows<T, kWidth> out,
                     float* inverse_rms, int64_t vectors, float eps) {
-  using Vec = Vector<In, kWidth>;
   const int64_t row = blockIdx.x;
-  const auto squares_of = [](const Vec& values) {
-    float squares = 0;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) {
-      const float value = to_float(values.at[e]);
-      squares = fmaf(value, value, squares);
-    }
-    return squares;
-  };
-  Vec kept[kKeptVectors];
+  Vector<In, kWidth> kept[kKeptVectors];
   for_each_kept(vectors, [&](int k, int64_t i) { kept[k] = x.load(row, i); });
   float squares = 0;
   for_each_kept(vectors, [&](int k, int64_t) { squares += squares_of(kept[k]); });
@@ -29,17 +41,51 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const float mean = __fdiv_rn(combine_block(squares, Plus{}), float(vectors * kWidth));
   const float scale = __frsqrt_rn(mean + eps);
   if (inverse_rms && threadIdx.x == 0) inverse_rms[row] = scale;
-  const auto write = [&](int64_t i, const Vec& values) {
-    const Vec gain = weight.load(0, i);
-    Vector<T, kWidth> result;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) {
-      result.at[e] = from_float<T>(to_float(values.at[e]) * scale * to_float(gain.at[e]));
-    }
-    out.store(row, i, result);
+  const auto write = [&](int64_t i, const Vector<In, kWidth>& values) {
+    out.store(row, i, normalized<T>(values, scale, weight.load(0, i)));
   };
   for_each_kept(vectors, [&](int k, int64_t i) { write(i, kept[k]); });
   for_each_further(vectors, [&](int64_t i) { write(i, x.load(row, i)); });
+}
+
+// y = x + branch and its norm, with the bits of map_kernel and rms_norm_kernel.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kMaxRowThreads)
+    add_rms_norm_kernel(Rows<float, kWidth> x, Rows<T, kWidth> branch, Rows<float, kWidth> weight,
+                        Rows<float, kWidth> y, Rows<T, kWidth> out, float* inverse_rms,
+                        int64_t vectors, float eps) {
+  using Vec = Vector<float, kWidth>;
+  const int64_t row = blockIdx.x;
+  const auto sum_of = [](Vec values, const Vector<T, kWidth>& added) {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) values.at[e] += to_float(added.at[e]);
+    return values;
+  };
+  Vec kept[kKeptVectors];
+  Vector<T, kWidth> kept_branch[kKeptVectors];
+  for_each_kept(vectors, [&](int k, int64_t i) {
+    kept[k] = x.load(row, i);
+    kept_branch[k] = branch.load(row, i);
+  });
+  float squares = 0;
+  for_each_kept(vectors, [&](int k, int64_t i) {
+    kept[k] = sum_of(kept[k], kept_branch[k]);
+    y.store(row, i, kept[k]);
+    squares += squares_of(kept[k]);
+  });
+  for_each_further(vectors, [&](int64_t i) {
+    const Vec sum = sum_of(x.load(row, i), branch.load(row, i));
+    y.store(row, i, sum);
+    squares += squares_of(sum);
+  });
+  const float mean = __fdiv_rn(combine_block(squares, Plus{}), float(vectors * kWidth));
+  const float scale = __frsqrt_rn(mean + eps);
+  if (threadIdx.x == 0) inverse_rms[row] = scale;
+  const auto write = [&](int64_t i, const Vec& values) {
+    out.store(row, i, normalized<T>(values, scale, weight.load(0, i)));
+  };
+  for_each_kept(vectors, [&](int k, int64_t i) { write(i, kept[k]); });
+  for_each_further(vectors, [&](int64_t i) { write(i, y.load(row, i)); });
 }
 
 template <typename In, typename T, int kWidth>
@@ -199,6 +245,29 @@ void rms_norm_forward(cudaStream_t stream, const Tensor& x, const Tensor& weight
     if (x.elements() == 0) return;
     with_width<4>({&x, &weight, &out}, [&](auto width) {
       launch_rms_norm<float, T, width()>(x, weight, eps, out, inverse_rms.as<float>(), stream);
+    });
+  });
+}
+
+void add_rms_norm_forward(cudaStream_t stream, const Tensor& x, const Tensor& branch,
+                          const Tensor& weight, double eps, const Tensor& y, const Tensor& out,
+                          const Tensor& inverse_rms) {
+  require_dtype("add_rms_norm_forward: x", x, DType::f32);
+  require_dtype("add_rms_norm_forward: weight", weight, DType::f32);
+  require_dtype("add_rms_norm_forward: y", y, DType::f32);
+  require_dtype("add_rms_norm_forward: inverse_rms", inverse_rms, DType::f32);
+  with_element("add_rms_norm_forward: out", out, [&]<typename T>(T) {
+    require_dtype("add_rms_norm_forward: branch", branch, out.dtype());
+    if (x.elements() == 0) return;
+    with_width<4>({&x, &branch, &weight, &y, &out}, [&](auto width) {
+      constexpr int kWidth = width();
+      using Floats = Rows<float, kWidth>;
+      using Values = Rows<T, kWidth>;
+      const int64_t vectors = x.dim(1) / kWidth;
+      add_rms_norm_kernel<<<unsigned(x.dim(0)), row_threads(vectors), 0, stream>>>(
+          Floats(x), Values(branch), Floats(weight), Floats(y), Values(out),
+          inverse_rms.as<float>(), vectors, float(eps));
+      check_launch("add_rms_norm_kernel");
     });
   });
 }
