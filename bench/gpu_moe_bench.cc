@@ -211,7 +211,7 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
        },
        {}},
       {"route", route, {}},
-      {"place", [&] { steps.permute(o.routing(), stream); }, {}},
+      {"permute", [&] { steps.permute(o.routing(), stream); }, {}},
       {"sum", [&] { steps.sum(o.routing(), o.result(), stream); }, {}},
       {"layer", [&] { graph.launch(stream); }, {}},
       {"gather", [&] { sorts.prepare(o.x_view(), stream); }, {}},

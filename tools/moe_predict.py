@@ -7,7 +7,7 @@ tools/tables.py makes the table.
 A layer of M tokens over R = 2 or 4 ranks, top-k of E experts, hidden features h in bf16, rows
 routed evenly. Every rank has M/R tokens and computes M k/R rows: as many as one GPU that has all
 experts and M/R tokens. That GPU's times are used,
-    place, in, out, sum    us: row positions (and sorting rows, if the GPU did that first), the GEMMs into and
+    permute, in, out, sum  us: row positions (and sorting rows, if the GPU did that first), the GEMMs into and
                            out of the experts, weighted sums
 (not route, the router: torch's time excludes it), although it reads the weights of E experts and a
 rank those of E/R: they are too long rather than too short. A row is sent once to each other rank
@@ -17,12 +17,12 @@ that has one of its experts, and returns as one partial sum, so each way
 LINK is the measured rate at which one H200 sends by its own stores (NVLink): 345 GB/s to the three
 others of four at once, 354 GB/s to one other. 2 us is the time of the first signal, rounded up.
 Then
-    serial     = place + wire + in + out + wire + sum
+    serial     = permute + wire + in + out + wire + sum
     limit      = serial - (min(in, wire) + min(out, wire))         everything that can be hidden is hidden
     overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 %, the target
 A backward pass sends gradients and sums as often; its sums overlap the GEMMs of the weight
 gradients:
-    backward   = place + wire + gather + dinner + gate + dx + max(wire, dw_in + dw_out) + sum
+    backward   = permute + wire + gather + dinner + gate + dx + max(wire, dw_in + dw_out) + sum
 with the times of `gpu_moe_bench --backward`, whose weight gradients are those of R times as many
 experts as a rank has. With few rows an expert they are bound by adding all weight gradients to
 memory, which is divided by R, but not below the time of their arithmetic at 600 TFLOP/s. These are
@@ -55,10 +55,10 @@ def predicted(result, ranks=RANKS):
     ranks."""
     t, tokens = result["time_us"], result["tokens"] * ranks
     wire = wire_us(result["model"], tokens, ranks)
-    place = t["place"] + (t["gather"] if result.get("sorts_first") else 0)
-    serial = place + t["in"] + t["out"] + t["sum"] + 2 * wire
+    permute = t.get("permute", t.get("place")) + (t["gather"] if result.get("sorts_first") else 0)  # "place": former name
+    serial = permute + t["in"] + t["out"] + t["sum"] + 2 * wire
     hidable = min(t["in"], wire) + min(t["out"], wire)
-    return {"tokens": tokens, "place": place, "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
+    return {"tokens": tokens, "permute": permute, "products": t["in"] + t["out"], "wire": 2 * wire, "serial": serial,
             "overlapped": serial - HIDDEN_SHARE * hidable, "limit": serial - hidable}
 
 
@@ -70,7 +70,7 @@ def predicted_backward(result, forward, ranks=RANKS):
     flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # dw_out's
     weights = sum(max(t[name] / ranks, products * flops / FLOPS_PER_US)
                   for name, products in (("dw_in", 2), ("dw_out", 1)))
-    back = forward["place"] + wire + t["gather"] + t["dinner"] + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]
+    back = forward["permute"] + wire + t["gather"] + t["dinner"] + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]
     return {"serial": forward["serial"] + back, "overlapped": forward["overlapped"] + back}
 
 
