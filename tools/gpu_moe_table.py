@@ -32,7 +32,7 @@ def row(results):
 
 def backward_row(r):
     us, rate = r["time_us"], r["tflops"]
-    return [r["model"], str(r["tokens"]), f'{us["dinner"] + us["dx"]:.0f}', f'{us["dw_in"] + us["dw_out"]:.0f}',
+    return [r["model"], str(r["tokens"]), f'{us.get("d_act", us.get("dinner")) + us["dx"]:.0f}', f'{us["dw_in"] + us["dw_out"]:.0f}',
             f'{us["products"]:.0f}', f'{us["backward"]:.0f}', f'{r["backward_of_products"]:.2f}', str(rate["backward"])]
 
 

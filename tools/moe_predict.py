@@ -22,7 +22,7 @@ Then
     overlapped = serial - 0.8 (min(in, wire) + min(out, wire))     E = 80 %, the target
 A backward pass sends gradients and sums as often; its sums overlap the GEMMs of the weight
 gradients:
-    backward   = permute + wire + gather + dinner + gate + dx + max(wire, dw_in + dw_out) + sum
+    backward   = permute + wire + gather + d_act + gate + dx + max(wire, dw_in + dw_out) + sum
 with the times of `gpu_moe_bench --backward`, whose weight gradients are those of R times as many
 experts as a rank has. With few rows an expert they are bound by adding all weight gradients to
 memory, which is divided by R, but not below the time of their arithmetic at 600 TFLOP/s. These are
@@ -70,7 +70,7 @@ def predicted_backward(result, forward, ranks=RANKS):
     flops = 2 * result["tokens"] * top_k * hidden * FFN[result["model"]]  # dw_out's
     weights = sum(max(t[name] / ranks, products * flops / FLOPS_PER_US)
                   for name, products in (("dw_in", 2), ("dw_out", 1)))
-    back = forward["permute"] + wire + t["gather"] + t["dinner"] + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]
+    back = forward["permute"] + wire + t["gather"] + t.get("d_act", t.get("dinner")) + t["gate"] + t["dx"] + max(wire, weights) + t["sum"]
     return {"serial": forward["serial"] + back, "overlapped": forward["overlapped"] + back}
 
 
