@@ -77,9 +77,9 @@ class Branch {
          const BranchLayout& layout);
   /// Norm before this branch.
   NextNorm norm(const BranchActivations& saved) const;
-  /// y = x + branch(x), both f32 [local rows, hidden], then the norm of y, if any. x, whose norm must
-  /// be in `saved`, must stay valid until the backward pass. Adds the router's expert counts to `load`
-  /// unless it is nullptr.
+  /// y = x + branch(x), both f32 [local rows, hidden], then the norm of y, if any. x, whose norm
+  /// must be in `saved`, must stay valid until the backward pass. Adds the router's expert counts
+  /// to `load` unless it is nullptr.
   void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load,
                const std::optional<NextNorm>& next);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's

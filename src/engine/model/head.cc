@@ -67,7 +67,7 @@ NextNorm Head::norm(const HeadActivations& saved) const {
   return {norm_weight(), saved.x_norm, saved.inverse_rms};
 }
 
-double Head::forward(const Tensor& targets, HeadActivations& saved) {
+void Head::forward(const Tensor& targets, HeadActivations& saved) {
   const Exec& exec = context_.exec;
   const Tensor weight = context_.weights.matrix(context_.layout.head);
   if (product_) {
@@ -86,11 +86,14 @@ double Head::forward(const Tensor& targets, HeadActivations& saved) {
                       picked);
     all_reduce(context_.tp, saved.sums);
   }
+  cross_entropy_loss(exec, targets, sums, picked, loss_.view(DType::u8, {sizeof(double)}));
+}
+
+double Head::take_loss() {
   const Tensor total = loss_.view(DType::u8, {sizeof(double)});
-  clear(exec, total);
-  cross_entropy_loss(exec, targets, sums, picked, total);
   double loss = 0;
-  copy(exec, total, Tensor(&loss, DType::u8, {sizeof(double)}));
+  copy(context_.exec, total, Tensor(&loss, DType::u8, {sizeof(double)}));
+  clear(context_.exec, total);
   return loss;
 }
 

@@ -27,9 +27,10 @@ class Head {
   explicit Head(ModelContext& context);
   /// Final norm, which the last branch computes.
   NextNorm norm(const HeadActivations& saved) const;
-  /// Returns the cross-entropy summed over targets, the same on every rank. `saved` must have the
-  /// final norm.
-  double forward(const Tensor& targets, HeadActivations& saved);
+  /// Adds the cross-entropy, summed over targets, to the loss. `saved` must have the final norm.
+  void forward(const Tensor& targets, HeadActivations& saved);
+  /// Loss since the last call, the same on every rank. Waits for the stream.
+  double take_loss();
   /// Writes dx; `dnorm` += this rank's contribution to the final norm's gradient.
   void backward(const Tensor& x, const Tensor& targets, float scale, const HeadActivations& saved,
                 const Tensor& dx, const Tensor& dnorm);

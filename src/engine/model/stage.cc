@@ -65,8 +65,8 @@ class Stage::Impl {
     if (config.moe_layers() > 0) load_ = new_load();
   }
 
-  double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                 MicrobatchState& m) {
+  void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+               MicrobatchState& m) {
     if (embedding_) {
       check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
       m.token_upload.run(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
@@ -101,8 +101,10 @@ class Stage::Impl {
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted, norm_before(i + 1, m));
     }
-    return head_ ? head_->forward(vector_of(m.targets), *m.head) : 0;
+    if (head_) head_->forward(vector_of(m.targets), *m.head);
   }
+
+  double take_loss() { return head_ ? head_->take_loss() : 0; }
 
   /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
   void backward(MicrobatchState& m, float scale, bool is_split, const FlatRangeCallback& ready) {
@@ -389,9 +391,17 @@ Tensor Stage::output(const Microbatch& microbatch) const {
 Tensor Stage::residual_gradient() const {
   return impl_->residual_gradient();
 }
+void Stage::enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                            Microbatch& microbatch) {
+  impl_->forward(tokens, targets, *microbatch.state_);
+}
+double Stage::take_loss() {
+  return impl_->take_loss();
+}
 double Stage::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                       Microbatch& microbatch) {
-  return impl_->forward(tokens, targets, *microbatch.state_);
+  enqueue_forward(tokens, targets, microbatch);
+  return take_loss();
 }
 void Stage::backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready) {
   impl_->backward(*microbatch.state_, scale, false, ready);

@@ -107,6 +107,10 @@ class Stage {
   /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                  Microbatch& microbatch);
+  /// The same without waiting for the loss: `take_loss` returns the sum of all since the last call.
+  void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                       Microbatch& microbatch);
+  double take_loss();
   /// Adds scale x d(sum)/d(parameter) to gradients(), and the unscaled gradients of the routers'
   /// auxiliary loss. Calls `ready(range)` each time a range of gradients() is final: all elements
   /// once, in the same order on all ranks, experts (from experts_begin()) separately from all

@@ -10,9 +10,12 @@ class Transformer : public Stage {
   Transformer(Communicator& tp, const ModelConfig& config, const TransformerOptions& options)
       : Stage(tp, config, options, {}), microbatch_(make_microbatch()) {}
 
-  using Stage::backward, Stage::forward;
+  using Stage::backward, Stage::enqueue_forward, Stage::forward;
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
     return forward(tokens, targets, microbatch_);
+  }
+  void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
+    enqueue_forward(tokens, targets, microbatch_);
   }
   void backward(float scale, const FlatRangeCallback& ready = {}) {
     backward(microbatch_, scale, ready);

@@ -41,13 +41,14 @@ StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   count_experts(begin, share);
   for (int64_t at = 0; at < share; at += microbatch_) {
     read_microbatch(begin + at);
-    const double loss = model_.forward(tokens_, targets_);
-    if (groups_.tp().rank() == 0) result.loss += loss;
+    model_.enqueue_forward(tokens_, targets_);
     const bool is_last = at + microbatch_ >= share;
     model_.backward(1.0f / float(targets), is_last ? ready : FlatRangeCallback());
   }
   model_.share_load();
   const ShardedOptimizer::Squares squares = optimizer_.reduce();
+  const double loss = model_.take_loss();
+  if (groups_.tp().rank() == 0) result.loss = loss;
   result.squares = squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
   return result;
 }
