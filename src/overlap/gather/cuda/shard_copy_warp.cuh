@@ -74,7 +74,7 @@ class ShardCopyWarp {
       schedule::CopyItem to_fetch = assignment.first, to_send = assignment.first;
       unsigned rows_of_chunk = 0;
       CUTLASS_PRAGMA_NO_UNROLL
-      for (int step = -kAhead; step < assignment.buffers; ++step) {
+      for (int step = -kAhead; step < assignment.num_items; ++step) {
         const uint32_t buffer = local + uint32_t(step & (kAhead - 1)) * kItemBytes;
         if (step == 0 && first == 0) {
           // A late peer may still read the last call's data: nothing is sent.
@@ -99,7 +99,7 @@ class ShardCopyWarp {
           }
           to_send = schedule::next_item(assignment, to_send);
         }
-        if (step + kAhead < assignment.buffers) fetch(to_fetch, lane, buffer);
+        if (step + kAhead < assignment.num_items) fetch(to_fetch, lane, buffer);
         asm volatile("cp.async.commit_group;" ::: "memory");
         to_fetch = schedule::next_item(assignment, to_fetch);
       }
@@ -131,8 +131,8 @@ class ShardCopyWarp {
   static constexpr int kAtOnce = 2;                     // held at once per lane: registers are few
   static_assert((kAhead & (kAhead - 1)) == 0 && kVecs % kAtOnce == 0);
 
-  CUTLASS_DEVICE static uint32_t after(int buffers, unsigned pace) {
-    return uint32_t(uint64_t(unsigned(buffers)) * pace >> 16);
+  CUTLASS_DEVICE static uint32_t after(int items, unsigned pace) {
+    return uint32_t(uint64_t(unsigned(items)) * pace >> 16);
   }
 
   // Offset of a lane's first vector. A shard has less than 4 GiB.
