@@ -1,6 +1,3 @@
-#include <bit>
-#include <type_traits>
-
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
@@ -198,20 +195,14 @@ __device__ int find_run(const Runs& runs, int unit, int long_units) {
   return -1;
 }
 
-/// One value of a vector's size: its elements share registers.
-template <size_t kBytes>
-using WordOf = std::conditional_t<
-    kBytes == 16, uint4,
-    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
-
 // Each warp adds the rows of one run, in order, to 32 vectors of its table row. gridDim.x: the
 // table row's `blocks_of_row` times the blocks of all units.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kRunThreads, 7)
     embedding_backward_kernel(Runs runs, Rows<T, kWidth> dout, Rows<float, kWidth> dtable,
                               int vectors, int long_units, unsigned blocks_of_row) {
-  using Word = WordOf<sizeof(Vector<T, kWidth>)>;
-  constexpr int kMany = sizeof(Word) == 16 ? 8 : 16, kFew = 4;  // rows whose loads are in flight
+  using Packed = PackedVector<T, kWidth>;
+  constexpr int kMany = sizeof(Packed) == 16 ? 8 : 16, kFew = 4;  // rows whose loads are in flight
   const int unit = int(blockIdx.x / blocks_of_row * kRunWarps + threadIdx.x / 32);
   const int begin = find_run(runs, unit, long_units);
   if (begin < 0) return;
@@ -226,20 +217,19 @@ __global__ void __launch_bounds__(kRunThreads, 7)
     count = __popc(__ballot_sync(~0u, is_own));
     // Adds the first num_rows of the rows of positions [at, at + kCount).
     const auto add = [&]<int kCount>(int at, int num_rows) {
-      Word added[kCount];
+      Packed added[kCount];
 #pragma unroll
       for (int m = 0; m < kCount; ++m) {
         const int source = __shfl_sync(~0u, position, at + m);
         if (m >= num_rows) continue;
-        added[m] = reinterpret_cast<const Word*>(dout.data + source * dout.stride)[i];
+        added[m] = dout.load_packed(source, i);
       }
 #pragma unroll
       for (int m = 0; m < kCount; ++m) {
         if (m >= num_rows) continue;
+        const Vector<T, kWidth> values = added[m].unpack();
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) {
-          sum.at[e] += to_float(std::bit_cast<Vector<T, kWidth>>(added[m]).at[e]);
-        }
+        for (int e = 0; e < kWidth; ++e) sum.at[e] += to_float(values.at[e]);
       }
     };
     int at = 0;

@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
                              const float* inverse_rms, Rows<T, kWidth> dout, Rows<float, kWidth> dx,
                              Rows<float, kWidth> partial_sums, int rows, int vectors) {
   using Vec = Vector<float, kWidth>;
+  using Packed = PackedVector<T, kWidth>;
   extern __shared__ float4 shared_memory[];
   auto* const sums = reinterpret_cast<Vec*>(shared_memory);
   __shared__ WarpValues warp_values[2];
@@ -126,7 +127,8 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
   for (int row = int(blockIdx.x); row < rows; row += int(gridDim.x), odd = !odd) {
     const float scale = inverse_rms[row];
     // Adds to the weight's gradient; returns the product of x and dout times weight.
-    const auto add_products = [&](int i, const Vec& values, const Vector<T, kWidth>& d) {
+    const auto add_products = [&](int i, const Vec& values, const Packed& packed) {
+      const Vector<T, kWidth> d = packed.unpack();
       const Vec w = weight.load(0, i);
       Vec sum = sums[i];
       float dot = 0;
@@ -139,18 +141,20 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
       return dot;
     };
     Vec kept_x[kKeptVectors], kept_dx[kKeptVectors];
-    Vector<T, kWidth> kept_d[kKeptVectors];
+    Packed kept_d[kKeptVectors];
     for_each_in_registers([&](int k, int i) {
       kept_x[k] = x.load(row, i);
-      kept_d[k] = dout.load(row, i);
+      kept_d[k] = dout.load_packed(row, i);
       kept_dx[k] = dx.load(row, i);
     });
     float dot = 0;
     for_each_in_registers([&](int k, int i) { dot += add_products(i, kept_x[k], kept_d[k]); });
-    for_each_other([&](int i) { dot += add_products(i, x.load(row, i), dout.load(row, i)); });
+    for_each_other(
+        [&](int i) { dot += add_products(i, x.load(row, i), dout.load_packed(row, i)); });
     const float total = combine_block(dot, Plus{}, warp_values[odd]);
     const float along = __fdiv_rn(total * scale * scale, float(vectors * kWidth));
-    const auto store_dx = [&](int i, const Vec& values, const Vector<T, kWidth>& d, Vec result) {
+    const auto store_dx = [&](int i, const Vec& values, const Packed& packed, Vec result) {
+      const Vector<T, kWidth> d = packed.unpack();
       const Vec w = weight.load(0, i);
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) {
@@ -159,7 +163,8 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
       dx.store(row, i, result);
     };
     for_each_in_registers([&](int k, int i) { store_dx(i, kept_x[k], kept_d[k], kept_dx[k]); });
-    for_each_other([&](int i) { store_dx(i, x.load(row, i), dout.load(row, i), dx.load(row, i)); });
+    for_each_other(
+        [&](int i) { store_dx(i, x.load(row, i), dout.load_packed(row, i), dx.load(row, i)); });
   }
   for (int i = thread; i < vectors; i += kThreads) partial_sums.store(blockIdx.x, i, sums[i]);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <initializer_list>
 #include <string>
 #include <type_traits>
@@ -20,6 +21,20 @@ struct alignas(sizeof(T) * kWidth) Vector {
   T at[kWidth];
 };
 
+namespace detail {
+template <size_t kBytes>
+using Word = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+}  // namespace detail
+
+/// A vector whose elements share registers until they are unpacked.
+template <typename T, int kWidth>
+struct PackedVector {
+  detail::Word<sizeof(Vector<T, kWidth>)> word;
+  __device__ Vector<T, kWidth> unpack() const { return std::bit_cast<Vector<T, kWidth>>(word); }
+};
+
 /// Matrix whose rows are accessed in vectors.
 template <typename T, int kWidth>
 struct Rows {
@@ -30,6 +45,9 @@ struct Rows {
       : data(tensor.as<T>()), stride(tensor.dims() > 1 ? tensor.stride(0) : 0) {}
   __device__ Vector<T, kWidth> load(int64_t row, int64_t i) const {
     return reinterpret_cast<const Vector<T, kWidth>*>(data + row * stride)[i];
+  }
+  __device__ PackedVector<T, kWidth> load_packed(int64_t row, int64_t i) const {
+    return reinterpret_cast<const PackedVector<T, kWidth>*>(data + row * stride)[i];
   }
   __device__ void store(int64_t row, int64_t i, const Vector<T, kWidth>& value) const {
     reinterpret_cast<Vector<T, kWidth>*>(data + row * stride)[i] = value;
