@@ -171,32 +171,30 @@ struct Runs {
   const int32_t* positions;
   int count;
 
-  static constexpr int kLong = 64;
+  static constexpr int kLong = 64;  // tokens, at least, of a long run
   __device__ int row(int i) const { return i >= 0 && i < count ? rows[i] : TokenRows::kOther; }
-  __device__ bool starts(int i, bool is_long) const {
-    const int own = row(i), before = row(i - 1), far = row(i + kLong - 1);
-    return own != TokenRows::kOther && own != before && (own == far) == is_long;
-  }
+  __device__ int position(int i) const { return i < count ? positions[i] : 0; }
 };
 
-constexpr int kRunThreads = 128;
-constexpr int kRunWarps = kRunThreads / 32;
-
-// Index of the run that is a warp's `unit`, or -1. Long runs come first: one unit per kLong tokens,
-// in which at most one of them starts. Then one unit per token, for the others.
-__device__ int find_run(const Runs& runs, int unit, int long_units) {
-  if (unit >= long_units) return runs.starts(unit - long_units, false) ? unit - long_units : -1;
+// First token of the only long run that starts in the `unit`-th kLong tokens, or -1.
+__device__ int find_long_run(const Runs& runs, int unit) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int first = unit * Runs::kLong + half * 32;
-    const unsigned found = __ballot_sync(~0u, runs.starts(first + int(threadIdx.x % 32), true));
+    const int first = unit * Runs::kLong + half * 32, i = first + int(threadIdx.x % 32);
+    const int row = runs.row(i), before = runs.row(i - 1), far = runs.row(i + Runs::kLong - 1);
+    const bool is_start = row != TokenRows::kOther && row != before && row == far;
+    const unsigned found = __ballot_sync(~0u, is_start);
     if (found) return first + __ffs(int(found)) - 1;
   }
   return -1;
 }
 
-// Each warp adds the rows of one run, in order, to 32 vectors of its table row. gridDim.x: the
-// table row's `blocks_of_row` times the blocks of all units.
+constexpr int kRunThreads = 128;
+constexpr int kRunWarps = kRunThreads / 32;
+
+// Each warp adds the rows of one run, in order, to 32 vectors of its table row. First `long_units`
+// units for long runs, then one per token, for the shorter run that starts there. gridDim.x:
+// `blocks_of_row` times the blocks of all units.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kRunThreads, 7)
     embedding_backward_kernel(Runs runs, Rows<T, kWidth> dout, Rows<float, kWidth> dtable,
@@ -204,17 +202,24 @@ __global__ void __launch_bounds__(kRunThreads, 7)
   using Packed = PackedVector<T, kWidth>;
   constexpr int kMany = sizeof(Packed) == 16 ? 8 : 16, kFew = 4;  // rows whose loads are in flight
   const int unit = int(blockIdx.x / blocks_of_row * kRunWarps + threadIdx.x / 32);
-  const int begin = find_run(runs, unit, long_units);
-  if (begin < 0) return;
+  const bool is_long = unit < long_units;
+  int first = is_long ? find_long_run(runs, unit) : unit - long_units;
+  if (first < 0) return;
   const int lane = int(threadIdx.x % 32), own = int(blockIdx.x % blocks_of_row) * 32 + lane;
   const int i = min(own, vectors - 1);
-  const int row = runs.rows[begin];
+  int row_of_lane = runs.row(first + lane), position = runs.position(first + lane);
+  const int before = runs.row(first - 1), far = runs.row(first + Runs::kLong - 1);
+  const int row = __shfl_sync(~0u, row_of_lane, 0);
+  if (row == TokenRows::kOther || row == before || (row == far) != is_long) return;
   Vector<float, kWidth> sum = dtable.load(row, i);
-  int count = 32;
-  for (int first = begin; count == 32; first += 32) {
-    const bool is_own = runs.row(first + lane) == row;
-    const int position = is_own ? runs.positions[first + lane] : 0;
-    count = __popc(__ballot_sync(~0u, is_own));
+  for (int count = 32; count == 32;) {
+    count = __popc(__ballot_sync(~0u, row_of_lane == row));
+    int next_position = 0;
+    if (count == 32) {
+      first += 32;
+      row_of_lane = runs.row(first + lane);
+      next_position = runs.position(first + lane);
+    }
     // Adds the first num_rows of the rows of positions [at, at + kCount).
     const auto add = [&]<int kCount>(int at, int num_rows) {
       Packed added[kCount];
@@ -237,6 +242,7 @@ __global__ void __launch_bounds__(kRunThreads, 7)
     for (; at + kMany <= count; at += kMany) add.template operator()<kMany>(at, kMany);
 #pragma unroll 1
     for (; at < count; at += kFew) add.template operator()<kFew>(at, count - at);
+    position = next_position;
   }
   if (own < vectors) dtable.store(row, i, sum);
 }
