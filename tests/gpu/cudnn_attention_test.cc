@@ -274,9 +274,9 @@ TEST_F(CudnnAttention, RefusesTensorsThatItWasNotMadeFor) {
                  log_sums = memory.view(DType::f32, {2, 64});
     const Tensor q = qkv.narrow(1, 0, 128), k = qkv.narrow(1, 128, 128),
                  v = qkv.narrow(1, 256, 128);
-    const auto refuses = [&](const char* reason, const Exec& place, const Tensor& from_q,
+    const auto refuses = [&](const char* reason, const Exec& alignment, const Tensor& from_q,
                              const Tensor& to_out) {
-      EXPECT_THROW(attention->forward(place, from_q, k, v, to_out, log_sums), InvalidArgument)
+      EXPECT_THROW(attention->forward(alignment, from_q, k, v, to_out, log_sums), InvalidArgument)
           << reason;
     };
     refuses("dtype", exec, memory.view(DType::f32, {64, 384}).narrow(1, 0, 128), out);

@@ -84,10 +84,10 @@ TEST(CudnnGraphs, EveryModelsAttentionHasKernels) {
     expect_kernels(*plugin.functions, c, c.shape, kTandemCudnnForward, false);
     expect_kernels(*plugin.functions, c, c.shape, kTandemCudnnBackward, false);
     const AttentionGroup group = choose_group(c.shape, kAttentionWorkspace);
-    AttentionShape part = c.shape;
-    part.batch = group.batch, part.kv_heads = group.kv_heads;
-    part.heads = group.kv_heads * (c.shape.heads / c.shape.kv_heads);
-    expect_kernels(*plugin.functions, c, part, kTandemCudnnBackward, true);
+    AttentionShape group_shape = c.shape;
+    group_shape.batch = group.batch, group_shape.kv_heads = group.kv_heads;
+    group_shape.heads = group.kv_heads * (c.shape.heads / c.shape.kv_heads);
+    expect_kernels(*plugin.functions, c, group_shape, kTandemCudnnBackward, true);
   }
 }
 

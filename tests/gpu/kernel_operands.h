@@ -1,4 +1,4 @@
-// Runs kernels on the CPU and on a GPU, on operands at any place of their memory.
+// Runs kernels on the CPU and on a GPU, on operands at any alignment of their memory.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace tandem::test {
 enum class Check { unchanged, equal_bits, close, scratch };
 
 /// Position of a matrix in its memory, in elements.
-struct Place {
+struct Alignment {
   int64_t gap = 0;    ///< between rows
   int64_t start = 0;  ///< of the first row, from a 16-byte boundary
 };
@@ -31,13 +31,13 @@ struct Operand {
   DType dtype = DType::f32;
   int64_t rows = 1, columns = 1;
   bool is_vector = false;  ///< one dimension: rows is 1
-  Place place = {};
+  Alignment alignment = {};
   Check check = Check::unchanged;
   double low = -1, high = 1;  ///< range of the initial values
   double magnitude = 0;       ///< of the terms of a result: error bounds are relative to it
 
-  int64_t stride() const { return columns + place.gap; }
-  int64_t begin() const { return kGuard + place.start; }
+  int64_t stride() const { return columns + alignment.gap; }
+  int64_t begin() const { return kGuard + alignment.start; }
   size_t bytes() const { return size_t(begin() + rows * stride() + kGuard) * size_of(dtype); }
   Tensor view(const Memory& memory) const {
     std::byte* const first = memory.data() + size_t(begin()) * size_of(dtype);
@@ -50,9 +50,12 @@ struct Operand {
 };
 
 inline Operand matrix(std::string name, DType dtype, int64_t rows, int64_t columns,
-                      Place place = {}) {
-  return {
-      .name = std::move(name), .dtype = dtype, .rows = rows, .columns = columns, .place = place};
+                      Alignment alignment = {}) {
+  return {.name = std::move(name),
+          .dtype = dtype,
+          .rows = rows,
+          .columns = columns,
+          .alignment = alignment};
 }
 inline Operand vector(std::string name, DType dtype, int64_t elements, double low = -1,
                       double high = 1) {
@@ -156,7 +159,7 @@ inline std::string first_error(const Operand& o, const Memory& initial, const Me
   }
   for (int64_t row = 0; row < o.rows; ++row) {
     const int64_t begin = o.begin() + row * o.stride();
-    if (differs(initial, begin + o.columns, o.place.gap)) {
+    if (differs(initial, begin + o.columns, o.alignment.gap)) {
       return fmt::format("{}: memory after row {} has changed", o.name, row);
     }
     if (o.check == Check::scratch) continue;
@@ -196,7 +199,7 @@ inline void expect_equal(Communicator& comm, const std::string& kernel,
     on_cpu_tensors.push_back(each.view(expected.back()));
     gpu_tensors.push_back(each.view(on_gpu.back()));
     what += fmt::format(" {} {} stride {} start {},", each.name, on_cpu_tensors.back().describe(),
-                        each.stride(), each.place.start);
+                        each.stride(), each.alignment.start);
   }
   run(Exec{}, on_cpu_tensors);
   std::vector<Memory> first;
@@ -220,7 +223,8 @@ inline void expect_equal(Communicator& comm, const std::string& kernel,
 }
 
 constexpr DType kDTypes[] = {DType::f32, DType::bf16};
-constexpr Place kPlaces[] = {{}, {.gap = 8}, {.gap = 3}, {.start = 1}, {.gap = 8, .start = 8}};
+constexpr Alignment kAlignments[] = {
+    {}, {.gap = 8}, {.gap = 3}, {.start = 1}, {.gap = 8, .start = 8}};
 
 /// Calls body(rows, columns) for odd sizes, and for rows longer than a block's registers.
 template <typename Body>

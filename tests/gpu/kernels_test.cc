@@ -29,19 +29,19 @@ TEST_P(Kernels, RmsNormMatchesTheCpu) {
     for_each_size([&](int64_t rows, int64_t columns) {
       if (columns == 0) return;  // the mean of nothing
       for (const DType dtype : kDTypes) {
-        for (const Place place : kPlaces) {
-          expect_equal(
-              comm, "rms_norm_forward",
-              {matrix("x", DType::f32, rows, columns, place), vector("weight", DType::f32, columns),
-               close(matrix("out", dtype, rows, columns, place)),
-               close(vector("inverse_rms", DType::f32, rows))},
-              [](const Exec& exec, const Tensors& t) {
-                rms_norm_forward(exec, t[0], t[1], 1e-5, t[2], t[3]);
-              });
+        for (const Alignment alignment : kAlignments) {
+          expect_equal(comm, "rms_norm_forward",
+                       {matrix("x", DType::f32, rows, columns, alignment),
+                        vector("weight", DType::f32, columns),
+                        close(matrix("out", dtype, rows, columns, alignment)),
+                        close(vector("inverse_rms", DType::f32, rows))},
+                       [](const Exec& exec, const Tensors& t) {
+                         rms_norm_forward(exec, t[0], t[1], 1e-5, t[2], t[3]);
+                       });
           expect_equal(
               comm, "rms_norm",
-              {matrix("x", dtype, rows, columns, place), vector("weight", dtype, columns),
-               close(matrix("out", dtype, rows, columns, place))},
+              {matrix("x", dtype, rows, columns, alignment), vector("weight", dtype, columns),
+               close(matrix("out", dtype, rows, columns, alignment))},
               [](const Exec& exec, const Tensors& t) { rms_norm(exec, t[0], t[1], 1e-5, t[2]); });
         }
       }
@@ -55,12 +55,12 @@ TEST_P(Kernels, AddAndRmsNormHaveTheBitsOfTheirTwoSteps) {
     for_each_size([&](int64_t rows, int64_t columns) {
       if (columns == 0) return;  // the mean of nothing
       for (const DType dtype : kDTypes) {
-        for (const Place place : kPlaces) {
-          std::vector<Operand> operands{matrix("x", DType::f32, rows, columns, place),
-                                        matrix("branch", dtype, rows, columns, place),
+        for (const Alignment alignment : kAlignments) {
+          std::vector<Operand> operands{matrix("x", DType::f32, rows, columns, alignment),
+                                        matrix("branch", dtype, rows, columns, alignment),
                                         vector("weight", DType::f32, columns),
-                                        exact(matrix("y", DType::f32, rows, columns, place)),
-                                        close(matrix("out", dtype, rows, columns, place)),
+                                        exact(matrix("y", DType::f32, rows, columns, alignment)),
+                                        close(matrix("out", dtype, rows, columns, alignment)),
                                         close(vector("inverse_rms", DType::f32, rows))};
           std::vector<Memory> in_steps, at_once;
           for (size_t i = 0; i < operands.size(); ++i) {
@@ -90,7 +90,7 @@ TEST_P(Kernels, AddAndRmsNormHaveTheBitsOfTheirTwoSteps) {
             EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.bytes()), 0)
                 << operands[i].name << ": " << rows << " x " << columns;
           }
-          expect_equal(comm, "add_rms_norm_forward in place",
+          expect_equal(comm, "add_rms_norm_forward in alignment",
                        {exact(operands[0]), operands[1], operands[2], operands[4], operands[5]},
                        [](const Exec& exec, const Tensors& t) {
                          add_rms_norm_forward(exec, t[0], t[1], t[2], 1e-5, t[0], t[3], t[4]);
@@ -106,16 +106,17 @@ TEST_P(Kernels, RmsNormBackwardMatchesTheCpu) {
     const Exec on_gpu{device_of(comm), stream_of(comm)};
     const auto check = [&](int64_t rows, int64_t columns) {
       for (const DType dtype : kDTypes) {
-        for (const Place place : kPlaces) {
+        for (const Alignment alignment : kAlignments) {
           expect_equal(
               comm, "rms_norm_backward",
-              {matrix("x", DType::f32, rows, columns, place), vector("weight", DType::f32, columns),
+              {matrix("x", DType::f32, rows, columns, alignment),
+               vector("weight", DType::f32, columns),
                vector("inverse_rms", DType::f32, rows, 0.5, 1.5),
-               matrix("dout", dtype, rows, columns, place),
-               close(matrix("dx", DType::f32, rows, columns, place), 1),
+               matrix("dout", dtype, rows, columns, alignment),
+               close(matrix("dx", DType::f32, rows, columns, alignment), 1),
                close(vector("dweight", DType::f32, columns), 1 + 0.05 * double(rows)),
                scratch(matrix("partial_sums", DType::f32,
-                              rms_norm_partial_sums(on_gpu, rows, columns), columns, place))},
+                              rms_norm_partial_sums(on_gpu, rows, columns), columns, alignment))},
               [](const Exec& exec, const Tensors& t) {
                 rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
               });
@@ -130,17 +131,18 @@ TEST_P(Kernels, RmsNormBackwardMatchesTheCpu) {
   });
 }
 
-void expect_swiglu(Communicator& comm, DType dtype, int64_t rows, int64_t columns, Place place) {
+void expect_swiglu(Communicator& comm, DType dtype, int64_t rows, int64_t columns,
+                   Alignment alignment) {
   constexpr double kMagnitude = 0.1;
-  const Operand gate = ranged(matrix("gate", dtype, rows, columns, place), -6, 6);
-  const Operand up = matrix("up", dtype, rows, columns, place);
+  const Operand gate = ranged(matrix("gate", dtype, rows, columns, alignment), -6, 6);
+  const Operand up = matrix("up", dtype, rows, columns, alignment);
   expect_equal(comm, "swiglu_forward",
-               {gate, up, close(matrix("out", dtype, rows, columns, place), kMagnitude)},
+               {gate, up, close(matrix("out", dtype, rows, columns, alignment), kMagnitude)},
                [](const Exec& exec, const Tensors& t) { swiglu_forward(exec, t[0], t[1], t[2]); });
   expect_equal(comm, "swiglu_backward",
-               {gate, up, matrix("dout", dtype, rows, columns, place),
-                close(matrix("dgate", dtype, rows, columns, place), kMagnitude),
-                close(matrix("dup", dtype, rows, columns, place), kMagnitude)},
+               {gate, up, matrix("dout", dtype, rows, columns, alignment),
+                close(matrix("dgate", dtype, rows, columns, alignment), kMagnitude),
+                close(matrix("dup", dtype, rows, columns, alignment), kMagnitude)},
                [](const Exec& exec, const Tensors& t) {
                  swiglu_backward(exec, t[0], t[1], t[2], t[3], t[4]);
                });
@@ -150,7 +152,8 @@ TEST_P(Kernels, SwigluMatchesTheCpu) {
   run([](Communicator& comm) {
     for_each_size([&](int64_t rows, int64_t columns) {
       for (const DType dtype : kDTypes) {
-        for (const Place place : kPlaces) expect_swiglu(comm, dtype, rows, columns, place);
+        for (const Alignment alignment : kAlignments)
+          expect_swiglu(comm, dtype, rows, columns, alignment);
       }
     });
     expect_swiglu(comm, DType::bf16, 65600, 257, {});  // more rows than a grid is high
@@ -177,16 +180,17 @@ TEST_P(Kernels, AddAndCastHaveTheCpusBits) {
   run([](Communicator& comm) {
     for_each_size([&](int64_t rows, int64_t columns) {
       for (const DType dtype : kDTypes) {
-        for (const Place place : kPlaces) {
-          const Operand x = matrix("x", DType::f32, rows, columns, place);
-          const Operand y = matrix("y", dtype, rows, columns, place);
-          expect_equal(comm, "add", {x, y, exact(matrix("out", DType::f32, rows, columns, place))},
+        for (const Alignment alignment : kAlignments) {
+          const Operand x = matrix("x", DType::f32, rows, columns, alignment);
+          const Operand y = matrix("y", dtype, rows, columns, alignment);
+          expect_equal(comm, "add",
+                       {x, y, exact(matrix("out", DType::f32, rows, columns, alignment))},
                        [](const Exec& exec, const Tensors& t) { add(exec, t[0], t[1], t[2]); });
-          expect_equal(comm, "add in place", {exact(x), y},
+          expect_equal(comm, "add in alignment", {exact(x), y},
                        [](const Exec& exec, const Tensors& t) { add(exec, t[0], t[1], t[0]); });
-          if (place.gap != 0) continue;
+          if (alignment.gap != 0) continue;
           for (const DType to : kDTypes) {
-            expect_equal(comm, "cast", {y, exact(matrix("to", to, rows, columns, place))},
+            expect_equal(comm, "cast", {y, exact(matrix("to", to, rows, columns, alignment))},
                          [](const Exec& exec, const Tensors& t) { cast(exec, t[0], t[1]); });
           }
         }
@@ -201,18 +205,18 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
       // Rows of this rank and of others; with many tokens, several scans and repeated tokens.
       const Operand tokens = vector("tokens", DType::i32, rows, 0, 2 * kBegin + kTableRows);
       for (const DType dtype : kDTypes) {
-        for (const Place place : kPlaces) {
+        for (const Alignment alignment : kAlignments) {
           expect_equal(comm, "embedding_backward",
-                       {tokens, matrix("dout", dtype, rows, columns, place),
-                        exact(matrix("dtable", DType::f32, kTableRows, columns, place)),
+                       {tokens, matrix("dout", dtype, rows, columns, alignment),
+                        exact(matrix("dtable", DType::f32, kTableRows, columns, alignment)),
                         scratch(matrix("order", DType::i32, 2, rows))},
                        [](const Exec& exec, const Tensors& t) {
                          embedding_backward(exec, t[0], t[1], kBegin, t[2], t[3]);
                        });
-          if (place.gap != 0) continue;
+          if (alignment.gap != 0) continue;
           expect_equal(comm, "embedding_forward",
-                       {tokens, matrix("table", dtype, kTableRows, columns, place),
-                        exact(matrix("out", dtype, rows, columns, place))},
+                       {tokens, matrix("table", dtype, kTableRows, columns, alignment),
+                        exact(matrix("out", dtype, rows, columns, alignment))},
                        [](const Exec& exec, const Tensors& t) {
                          embedding_forward(exec, t[0], t[1], kBegin, t[2]);
                        });
@@ -245,8 +249,9 @@ TEST_P(Kernels, EmbeddingHasTheCpusBits) {
 TEST_P(Kernels, CrossEntropyMatchesTheCpu) {
   run([](Communicator& comm) {
     for_each_size([&](int64_t rows, int64_t columns) {
-      for (const Place place : kPlaces) {
-        const Operand logits = ranged(matrix("logits", DType::f32, rows, columns, place), -4, 4);
+      for (const Alignment alignment : kAlignments) {
+        const Operand logits =
+            ranged(matrix("logits", DType::f32, rows, columns, alignment), -4, 4);
         // None, of this rank's columns, and of others on both sides.
         const Operand targets =
             vector("targets", DType::i32, rows, -1, double(2 * kBegin + columns));
@@ -264,7 +269,7 @@ TEST_P(Kernels, CrossEntropyMatchesTheCpu) {
         for (const DType dtype : kDTypes) {
           expect_equal(comm, "cross_entropy_backward",
                        {logits, targets, maxima, vector("sums", DType::f32, rows, 1, 9),
-                        close(matrix("dlogits", dtype, rows, columns, place), double(kScale))},
+                        close(matrix("dlogits", dtype, rows, columns, alignment), double(kScale))},
                        [](const Exec& exec, const Tensors& t) {
                          cross_entropy_backward(exec, t[0], t[1], kBegin, t[2], t[3], kScale, t[4]);
                        });
@@ -277,11 +282,11 @@ TEST_P(Kernels, CrossEntropyMatchesTheCpu) {
 TEST_P(Kernels, CrossEntropyMaxAndSumHaveTheBitsOfTheTwoSteps) {
   run([](Communicator& comm) {
     const auto check = [&](int64_t rows, int64_t columns) {
-      for (const Place place : kPlaces) {
+      for (const Alignment alignment : kAlignments) {
         const Operand sums = vector("sums", DType::f32, rows),
                       maxima = vector("max", DType::f32, rows);
         expect_equal(comm, "cross_entropy_max_and_sum",
-                     {ranged(matrix("logits", DType::f32, rows, columns, place), -4, 4),
+                     {ranged(matrix("logits", DType::f32, rows, columns, alignment), -4, 4),
                       vector("targets", DType::i32, rows, -1, double(columns)), exact(maxima),
                       close(sums, double(columns)), exact(vector("picked", DType::f32, rows)),
                       scratch(maxima), scratch(sums), scratch(vector("picked", DType::f32, rows))},

@@ -124,7 +124,9 @@ TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
       model.backward(1);
       const HostCopy copied(model.exec(), model.gradients());
       const auto gradients = copied.values();
-      if (i > 0) EXPECT_TRUE(std::ranges::equal(before, gradients));
+      if (i > 0) {
+        EXPECT_TRUE(std::ranges::equal(before, gradients));
+      }
       before.assign(gradients.begin(), gradients.end());
       clear(model.exec(), model.gradients());
     }
