@@ -14,7 +14,8 @@ namespace tandem {
 namespace {
 
 constexpr const char* kMoe = "block_sparse_moe.";
-constexpr int64_t kAlignment = 32;  // elements: whole cache lines in f32 and in bf16
+constexpr int64_t kAlignment = 32;                // elements: whole cache lines in f32 and in bf16
+constexpr int64_t kLongInitialization = 1 << 20;  // elements: worth a rank's other threads
 
 /// Rows [begin, begin + count) of a full [rows, columns] tensor, stored in `matrix` from row `at`.
 Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
@@ -222,6 +223,7 @@ void initialize_parameters(const Exec& exec, const ModelLayout& layout, const Mo
     }
     const uint64_t stream = stream_of(p.name.c_str());
     const float scale = float(0.02 * (p.sharding.tp_dim == 1 ? residual : 1));
+#pragma omp parallel for schedule(static) if (range.count > kLongInitialization)
     for (int64_t i = 0; i < part.rows; ++i) {
       for (int64_t j = 0; j < part.columns; ++j) {
         const auto whole = uint64_t(part.first + i * part.whole_columns + j);
