@@ -32,7 +32,8 @@ KINDS = {"results": cpu_table.table, "operators": cpu_table.operators_table, "fl
          "collectives": codec_tables.collectives, "prefill": codec_tables.prefill,
          "emulated": codec_tables.emulated,
          "gpu_tests": gpu_test_matrix.table, "model_kernels": model_kernels_table.table,
-         "gpu_training": gpu_training_table.table,
+         "attention": model_kernels_table.attention,
+         "gpu_training": gpu_training_table.table, "gpu_step": gpu_training_table.step,
          "measured": lambda name: headline_table.TABLES[name]()}
 PAGES = ("README.md", *(str(file.relative_to(ROOT)) for folder in ("docs", "docs/dev", "docs/results")
                        for file in sorted((ROOT / folder).glob("*.md"))))
