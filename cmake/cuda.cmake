@@ -64,7 +64,11 @@ set_source_files_properties(${portable_sources} PROPERTIES
 # Kernels that record a timeline of their tiles; the others are compiled without the recording code.
 set(TANDEM_DEVICE_TIMELINE "" CACHE STRING
   "Kernels that record a timeline: ALL, or some, e.g. ag_gemm/128x256;gemm_rs/128x256")
-string(REPLACE "gemm_rs/adding_" "gemm_rs/" TANDEM_DEVICE_TIMELINE "${TANDEM_DEVICE_TIMELINE}")  # former name
+# Former names.
+foreach(kernel 128x128 f16)
+  list(TRANSFORM TANDEM_DEVICE_TIMELINE REPLACE "^gemm_rs/${kernel}$" "gemm_rs/cutlass_${kernel}")
+endforeach()
+list(TRANSFORM TANDEM_DEVICE_TIMELINE REPLACE "^gemm_rs/adding_" "gemm_rs/")
 set(recorded_sources ${cuda_sources})
 list(FILTER recorded_sources INCLUDE REGEX "^src/overlap/.*/sm90/")
 set(recorded_kernels "")

@@ -6,7 +6,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-# Order in which the tuner tries candidates (ways() of the operators), and the fraction of the first
+# Order in which the tuner tries candidates (algorithms() of the operators), and the fraction of the first
 # one's time by which it must be beaten (src/tune/margin.h).
 ORDER = ("serial_nccl", "serial_copy", "chunked", "one_shot", "two_shot", "serial_kernels", "fused",
          "fused_cutlass")
@@ -15,7 +15,8 @@ OVER_FIRST = 0.02
 
 # Former names in results, within the names of candidates and variants.
 FORMER = (("own tiles", "local tiles"), (" pieces", " chunks"), ("sorted beside", "overlapped_sort"),
-          ("sort beside", "overlap the sort"), ("1 part", "1 column group"), (" parts", " column groups"))
+          ("sort beside", "overlap the sort"), ("1 part", "1 column group"), (" parts", " column groups"),
+          (" plain, back", " uncompressed, back"), ("back plain", "back uncompressed"))
 RENAMED = "2026-11-27"  # the first day whose results have no former names
 
 
@@ -33,7 +34,8 @@ def current(r):
     """A result with the current names of candidates."""
     config = r.get("config") or {}
     times = config.get("candidates_us") or config.get("ways_us") or {}
-    if "op" not in r or r.get("date", RENAMED) >= RENAMED or "fused_cutlass" in times:
+    former = "ways_us" in config or {"plain", "adding"} & set(times) or r.get("date", RENAMED) < RENAMED
+    if "op" not in r or not former or "fused_cutlass" in times:
         return r
     name = lambda text: current_name(r, text) if isinstance(text, str) else text
     config = {key: {name(one): us for one, us in value.items()} if value is times else

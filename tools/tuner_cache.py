@@ -6,13 +6,12 @@ import json
 import pathlib
 import sys
 
-from bench_results import candidates
+from bench_results import candidates, load
 
 SPLIT_OVER_RANKS = {"ag_gemm": "n", "gemm_rs": "k", "gemm_ar": "k"}
 cache = {}
 for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).glob("*.json")):
-    content = json.loads(file.read_text())
-    for r in content if isinstance(content, list) else [content]:
+    for r in load(file.resolve()):
         split = SPLIT_OVER_RANKS.get(r["op"])
         if r["transport"] != "nccl" or split is None:
             continue
@@ -25,9 +24,12 @@ for file in sorted(f for folder in sys.argv[1:] for f in pathlib.Path(folder).gl
                f'n {sizes["n"]} k {sizes["k"]} {dtype}')
         cache[key] = {"measured_us": {name: t["median"] for name, t in candidates(r).items()}}
 for folder in sys.argv[1:]:
-    local = pathlib.Path(folder) / "cache" / "tuner.json"
-    for key, entry in (json.loads(local.read_text()) if local.exists() else {}).items():
+    tuned = pathlib.Path(folder) / "cache" / "tuner.json"
+    for key, entry in (json.loads(tuned.read_text()) if tuned.exists() else {}).items():
         key = key.split(" | ", 2)[-1]  # without the machine's libraries and the build
+        if " gemm_rs fused m " in key and next(iter(entry["measured_us"]))[0].isdigit():
+            key = key.replace(" fused m ", " fused_cutlass m ")  # former names
+        key = key.replace(" gemm_rs adding m ", " gemm_rs fused m ")
         of_case = key.replace(" fused m ", " m ").replace(" fused_cutlass m ", " m ")
         if of_case != key and of_case in cache:
             times = {name: round(us, 1) for name, us in entry["measured_us"].items()}

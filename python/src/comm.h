@@ -57,12 +57,12 @@ class Comm : public std::enable_shared_from_this<Comm>, public Living<Comm> {
   Communicator& open(std::string_view what) const;
 
   template <typename Thing>
-  Thing* local(std::unique_ptr<Thing> thing) {
+  Thing* adopt(std::unique_ptr<Thing> thing) {
     Thing* const raw = thing.get();
     owned_[raw] = std::shared_ptr<Thing>(std::move(thing));
     return raw;
   }
-  /// Destroys an object returned by `local`: now, or after the call that a thread is inside.
+  /// Destroys an object returned by `adopt`: now, or after the call that a thread is inside.
   void drop(const void* owned);
 
   std::shared_ptr<Comm> split(int color, int key);

@@ -33,7 +33,7 @@ class Batch {
   Batch(std::shared_ptr<Comm> comm, const std::shared_ptr<FreeBatches>& free)
       : comm_(std::move(comm)), free_(free) {
     if (free->empty()) {
-      batch_ = comm_->local(std::make_unique<MoeBatch>());
+      batch_ = comm_->adopt(std::make_unique<MoeBatch>());
     } else {
       batch_ = free->back();
       free->pop_back();
@@ -71,7 +71,7 @@ class Layer : public Living<Layer> {
     comm_->refuse_capture("moe");
     auto layer = comm_->use(
         "moe", [&](Communicator& c) { return std::make_unique<MoeLayer>(c, shape, options); });
-    layer_ = comm_->local(std::move(layer));
+    layer_ = comm_->adopt(std::move(layer));
   }
   Layer(const Layer&) = delete;
   ~Layer() {

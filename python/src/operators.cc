@@ -92,7 +92,7 @@ class Operator : public Living<Operator<Traits>> {
     comm_->refuse_capture(Traits::kName);
     std::unique_ptr<Op> op = comm_->use(
         Traits::kName, [&](Communicator& c) { return std::make_unique<Op>(c, shape, how); });
-    op_ = comm_->local(std::move(op));
+    op_ = comm_->adopt(std::move(op));
   }
   Operator(const Operator&) = delete;
   ~Operator() { comm_->drop(op_); }

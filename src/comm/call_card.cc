@@ -125,10 +125,10 @@ std::string describe_peers_call(const Communicator& comm, int peer) {
   CallCard* const local = space->cards[size_t(comm.rank())];
   CallCard* const remote = space->cards[size_t(peer)];
   if (!local || !remote) return "";
-  const std::string local_text = read_text(*local), other = read_text(*remote);
-  if (local_text == other || local_text.empty()) return "";
+  const std::string local_text = read_text(*local), remote_text = read_text(*remote);
+  if (local_text == remote_text || local_text.empty()) return "";
   return fmt::format("rank {} is in {}, rank {} in {}: expected the same call on all ranks", peer,
-                     other.empty() ? "no call" : other, comm.rank(), local_text);
+                     remote_text.empty() ? "no call" : remote_text, comm.rank(), local_text);
 }
 
 }  // namespace tandem

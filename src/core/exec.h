@@ -1,5 +1,6 @@
-// Place where kernels run: the calling thread's CPU threads, or a stream of a GPU. Every kernel of
-// kernels/ takes one, with tensors of its device; on a GPU a kernel is enqueued and not waited for.
+// Device and stream of kernels: the calling thread's CPU threads, or a stream of a GPU. Every
+// kernel of kernels/ takes one, with tensors of its device; on a GPU a kernel is enqueued and not
+// waited for.
 #pragma once
 
 #include <memory>

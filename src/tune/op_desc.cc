@@ -73,7 +73,8 @@ std::pair<std::string, nlohmann::json> current_entry(std::string key, nlohmann::
   if (times == entry.end() || !times->is_object() || times->empty()) return {key, entry};
   // GEMM+RS: "adding" is `fused` today, and "fused", whose variants are named by their tile sizes,
   // `fused_cutlass`.
-  const bool former_rs = key.find(" gemm_rs ") != key.npos && times->contains("adding");
+  const bool former_rs =
+      key.find(" gemm_rs ") != key.npos && (times->contains("adding") || times->contains("plain"));
   if (!replace(key, " gemm_rs adding ", " gemm_rs fused ") &&
       std::isdigit(static_cast<unsigned char>(times->begin().key().front()))) {
     replace(key, " gemm_rs fused ", " gemm_rs fused_cutlass ");

@@ -226,6 +226,14 @@ TEST(Stage, InvalidStagesAndPassesAreRefused) {
     Microbatch microbatch = model.make_microbatch();
     EXPECT_THROW(model.backward_input(microbatch, 1), InvalidArgument);
     EXPECT_THROW(model.backward_weight(microbatch), InvalidArgument);
+    const Batch batch = make_batch(config, 9);
+    model.forward(batch.tokens, batch.targets, microbatch);
+    model.backward_input(microbatch, 1);
+    EXPECT_THROW(model.forward(batch.tokens, batch.targets, microbatch), InvalidArgument);
+    EXPECT_THROW(model.backward(microbatch, 1), InvalidArgument);
+    EXPECT_THROW(model.backward_input(microbatch, 1), InvalidArgument);
+    EXPECT_NO_THROW(model.backward_weight(microbatch));
+    EXPECT_NO_THROW(model.forward(batch.tokens, batch.targets, microbatch));
   });
 }
 

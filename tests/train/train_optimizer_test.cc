@@ -315,6 +315,48 @@ TEST(ShardedOptimizer, OrderOfReportsAndOfAwaitedRangesChangesNoBits) {
   }
 }
 
+// Sums of squares have one order, whichever group's messages arrive first.
+TEST(ShardedOptimizer, LateRanksChangeNoBitsOfTwoGroups) {
+  constexpr int64_t kFirst = 61, kAll = 2 * kFirst + 4;
+  const std::vector<Parameter> first{{"a", {1, kFirst}, {0, 0, 1}, 0, kFirst, true}};
+  const std::vector<Parameter> second{{"b", {1, kAll - kFirst}, {0, 0, 1}, kFirst, kAll, true}};
+  std::vector<double> squares;
+  std::vector<float> weights;
+  for (const bool delayed : {false, true, true}) {
+    WorldOptions options;
+    options.ranks = 3;
+    std::mutex mutex;
+    std::vector<double> found(3);
+    run_threads(options, [&](Communicator& comm) {
+      const auto rank = size_t(comm.rank());
+      const auto other = comm.split(0, comm.rank());
+      std::vector<float> w(size_t(kAll), 0.5f), g(w.size());
+      std::vector<ParameterGroup> groups{{comm, {0, kFirst}, first},
+                                         {*other, {kFirst, kAll - kFirst}, second}};
+      ShardedOptimizer optimizer({}, flat(w), flat(g), std::move(groups), 7);
+      double sum = 0;
+      for (int64_t step = 0; step < 4; ++step) {
+        for (size_t i = 0; i < w.size(); ++i) g[i] = normal(5, uint64_t(step) * 8 + rank, i);
+        for (int64_t at = 0; at < kFirst; ++at) {  // elements of both groups in turn
+          if (delayed && at % 7 == 0) pause(uint64_t(step), comm.rank(), size_t(at));
+          optimizer.ready({kFirst - 1 - at, 1});
+          optimizer.ready({kAll - 1 - at, 1});
+        }
+        sum += optimizer.reduce().sharded;
+        optimizer.update(AdamStep::make(config(), step, 0.01, 0));
+        EXPECT_THROW(optimizer.reduce(), InvalidArgument);  // before the weights are awaited
+        optimizer.await_all();
+      }
+      const std::lock_guard lock(mutex);
+      found[rank] = sum;
+      if (weights.empty()) weights = w;
+      EXPECT_EQ(w, weights);
+    });
+    if (squares.empty()) squares = found;
+    EXPECT_EQ(found, squares);
+  }
+}
+
 TEST(ShardedOptimizer, RangeOfTwoGroupsIsRefused) {
   run_threads({}, [](Communicator& comm) {
     std::vector<float> w(10), g(10);

@@ -39,6 +39,10 @@ class PinnedBytes final : public StagedBytes {
   PinnedBytes& operator=(const PinnedBytes&) = delete;
 
   void copy(const Exec& exec, const void* from, void* to, size_t bytes) override {
+    if (bytes > max_bytes_) {
+      throw InvalidArgument(
+          fmt::format("upload of {} bytes: expected at most {}", bytes, max_bytes_));
+    }
     gpu::check(cudaEventSynchronize(copied_.get()), "wait for a copy");
     std::memcpy(memory_, from, bytes);
     copy_bytes(exec, memory_, to, bytes);

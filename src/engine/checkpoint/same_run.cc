@@ -60,7 +60,10 @@ void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
 std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config) {
   std::vector<std::string> lines;
   try {
-    lines.push_back(describe_changes(parse_config(state.config, "state.json"), config));
+    TrainConfig before = parse_config(state.config, "state.json");
+    const bool has_scope = state.config.find("aux_loss_scope") != std::string::npos;
+    if (config.model.experts > 0 && !has_scope) before.train.aux_loss_scope = "step";  // as it was
+    lines.push_back(describe_changes(before, config));
   } catch (const ConfigError& error) {
     lines.push_back(fmt::format("its keys cannot be compared: {}", error.what()));
   }

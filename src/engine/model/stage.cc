@@ -67,6 +67,7 @@ class Stage::Impl {
 
   void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                MicrobatchState& m) {
+    check_no_weight_pass("forward", m);
     if (embedding_) {
       check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
       m.token_upload.run(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
@@ -109,6 +110,7 @@ class Stage::Impl {
   /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
   void backward(MicrobatchState& m, float scale, bool is_split, const FlatRangeCallback& ready) {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
+    check_no_weight_pass("backward", m);
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {
       if (ready && range.count > 0) ready(range);
@@ -136,6 +138,7 @@ class Stage::Impl {
   }
 
   void backward_input(MicrobatchState& m, float scale) {
+    check_no_weight_pass("backward_input", m);
     m.split_backward(context_);
     backward(m, scale, true, {});
     m.has_weight_pass = true;
@@ -260,6 +263,12 @@ class Stage::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
+  /// A pending backward_weight reads the activations and gradients of its passes.
+  static void check_no_weight_pass(const char* pass, const MicrobatchState& m) {
+    if (!m.has_weight_pass) return;
+    throw InvalidArgument(
+        fmt::format("{}: expected backward_weight of the microbatch before", pass));
+  }
   /// Norm before a branch, or after the last one the head's, if the stage has it.
   std::optional<NextNorm> norm_before(size_t branch, const MicrobatchState& m) const {
     if (branch < branches_.size()) return branches_[branch].norm(m.branches[branch]);

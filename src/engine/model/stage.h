@@ -104,7 +104,8 @@ class Stage {
   Tensor residual_gradient() const;
 
   /// tokens, targets: batch x seq, tokens empty without embedding; target -1 is ignored. Returns
-  /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head.
+  /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head. The
+  /// losses of enqueued passes that were not taken are included.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                  Microbatch& microbatch);
   /// The same without waiting for the loss: `take_loss` returns the sum of all since the last call.
@@ -119,6 +120,7 @@ class Stage {
   /// The same in two passes, bit for bit: `backward_input` leaves the input's gradient, and
   /// `backward_weight`, any number of other passes later, completes gradients(). The weight
   /// gradients of GEMMs in attention and MLP are computed in the second, all others in the first.
+  /// In between other passes of the microbatch throw InvalidArgument.
   void backward_input(Microbatch& microbatch, float scale);
   void backward_weight(Microbatch& microbatch, const FlatRangeCallback& ready = {});
 

@@ -24,10 +24,10 @@ const ParameterGroup& checked(const Exec& exec, const ParameterGroup& group) {
 
 }  // namespace
 
-ShardedOptimizer::Group::Group(ShardedOptimizer& owner, const ParameterGroup& group,
+ShardedOptimizer::Group::Group(const Exec& exec_of_rank, const ParameterGroup& group,
                                const Tensor& all_weights, const Tensor& all_gradients,
                                int64_t bucket_elements, const DataParallelWires& wires)
-    : exec(owner.exec_),
+    : exec(exec_of_rank),
       replicas(checked(exec, group).replicas),
       begin(group.range.begin),
       weights(all_weights.narrow(0, begin, group.range.count)),
@@ -37,13 +37,13 @@ ShardedOptimizer::Group::Group(ShardedOptimizer& owner, const ParameterGroup& gr
       state(exec, weights, buckets, replicas.rank(), relative(group.list, begin),
             WeightSync::sends_differences(replicas, wires.weights)),
       gradient_sync(replicas, gradients, buckets, relative(group.list, begin), wires.gradients,
-                    wires.error_feedback,
-                    [this, &owner](int bucket) { add_squares(owner.squares_, bucket); }),
-      weight_sync(replicas, weights, buckets, relative(group.list, begin), wires.weights, state) {}
+                    wires.error_feedback, [this](int bucket) { add_squares(bucket); }),
+      weight_sync(replicas, weights, buckets, relative(group.list, begin), wires.weights, state),
+      squares(exec, 2) {}
 
-void ShardedOptimizer::Group::add_squares(SquareSums& sums, int bucket) {
+void ShardedOptimizer::Group::add_squares(int bucket) {
   for (const ShardedState::Run& r : state.runs(bucket)) {
-    sums.add(r.run.sharded ? 0 : 1, gradients.narrow(0, r.run.begin, r.run.count));
+    squares.add(r.run.sharded ? 0 : 1, gradients.narrow(0, r.run.begin, r.run.count));
   }
 }
 
@@ -63,9 +63,9 @@ void ShardedOptimizer::Group::update(const AdamStep& step) {
 ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
                                    std::vector<ParameterGroup> groups, int64_t bucket_elements,
                                    const DataParallelWires& wires)
-    : exec_(exec), squares_(exec, 2) {
+    : exec_(exec) {
   for (const ParameterGroup& group : groups) {
-    groups_.emplace_back(*this, group, weights, gradients, bucket_elements, wires);
+    groups_.emplace_back(exec_, group, weights, gradients, bucket_elements, wires);
   }
 }
 
@@ -88,14 +88,20 @@ void ShardedOptimizer::ready(FlatRange range) {
 }
 
 ShardedOptimizer::Squares ShardedOptimizer::reduce() {
+  Squares squares;
   for (Group& group : groups_) {
+    if (!group.weight_sync.is_complete()) {
+      throw InvalidArgument("optimizer: reduce: expected all weights of the step before awaited");
+    }
     group.gradient_sync.finish();
+    const std::vector<double> sums = group.squares.take();
+    squares.sharded += sums[0];
+    squares.replicated += sums[1];
     if (group.replicas.size() == 1) continue;
     const ScopedSpan span(SpanKind::wait, "dp_flush");
     group.replicas.flush();  // `update` clears the gradients
   }
-  const std::vector<double> sums = squares_.take();
-  return {sums[0], sums[1]};
+  return squares;
 }
 
 void ShardedOptimizer::update(const AdamStep& step) {

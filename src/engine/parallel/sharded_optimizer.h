@@ -3,7 +3,8 @@
 // weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
-// order on every rank, then `await` before weights are used. `update` zeroes the gradients.
+// order on every rank, then `await` before weights are used. A bucket's gradients are zeroed when
+// it is updated: all are when all weights have been awaited, before the next backward pass.
 #pragma once
 
 #include <deque>
@@ -41,6 +42,9 @@ class ShardedOptimizer {
                    std::vector<ParameterGroup> groups, int64_t bucket_elements,
                    const DataParallelWires& wires = {});
 
+  ShardedOptimizer(const ShardedOptimizer&) = delete;
+  ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
+
   /// Copies the weights to the owners' master weights; call after setting the weights.
   void adopt_weights();
 
@@ -50,7 +54,8 @@ class ShardedOptimizer {
   struct Squares {
     double sharded = 0, replicated = 0;  ///< TP-sharded and TP-replicated parameters
   };
-  /// Completes the reduction. Returns the sum of squares over this rank's shards.
+  /// Completes the reduction. Returns the sum of squares over this rank's shards. Throws
+  /// InvalidArgument unless all weights of the step before have been awaited.
   Squares reduce();
   /// Begins AdamW on this rank's shards and the all-gather of the updated weights.
   void update(const AdamStep& step);
@@ -86,9 +91,9 @@ class ShardedOptimizer {
 
  private:
   struct Group {
-    Group(ShardedOptimizer& owner, const ParameterGroup& group, const Tensor& all_weights,
+    Group(const Exec& exec, const ParameterGroup& group, const Tensor& all_weights,
           const Tensor& all_gradients, int64_t bucket_elements, const DataParallelWires& wires);
-    void add_squares(SquareSums& sums, int bucket);
+    void add_squares(int bucket);
     void update(const AdamStep& step);
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
 
@@ -100,11 +105,11 @@ class ShardedOptimizer {
     ShardedState state;
     GradientSync gradient_sync;
     WeightSync weight_sync;
+    SquareSums squares;  // [sharded, replicated]
   };
   Group& group_of(FlatRange range);
 
   Exec exec_;
-  SquareSums squares_;  // [sharded, replicated]
   std::deque<Group> groups_;
 };
 

@@ -59,7 +59,7 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
 double rated_bf16_flops(std::string_view gpu) {
   constexpr double kHopper = 989.4e12;  // H100 SXM and H200, without sparsity
   const auto has = [&](std::string_view name) { return gpu.find(name) != gpu.npos; };
-  return has("H100 80GB HBM3") || has("H200") ? kHopper : 0;
+  return has("H100 80GB HBM3") || (has("H200") && !has("NVL")) ? kHopper : 0;
 }
 
 Utilization measure_utilization(Communicator& world, const TrainConfig& config) {

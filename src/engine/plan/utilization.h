@@ -21,7 +21,7 @@ struct Utilization {
   double others = 0;           ///< share of the processors used by other programs during the
                                ///< measurement
   int64_t side = 0;            ///< of the square matrices multiplied; 0: the peak is rated
-  int gpus = 0;                ///< then, and their name
+  int gpus = 0;                ///< number and name of the GPUs, if the peak is rated
   std::string gpu = {};
   double of(double tokens_per_s) const { return tokens_per_s * flops_per_token / peak_flops; }
   /// The formula with its numbers, in three lines, and a warning if the machine was busy.

@@ -58,7 +58,7 @@ class ProgressSink : public StepSink {
       : config_(config), progress_(progress), elapsed_s_(elapsed_s) {}
 
   void add(const StepRecord& step) override {
-    if (!std::exchange(described_sent_, true)) {
+    if (++num_steps_ == 2) {  // the first step sends only the first weights
       for (const std::string& line : describe_sent(CodecPolicy::parse(config_.parallel.codec),
                                                    config_.parallel.error_feedback, step)) {
         progress_.note(line);
@@ -80,7 +80,7 @@ class ProgressSink : public StepSink {
   const TrainConfig& config_;
   ProgressLine& progress_;
   const double& elapsed_s_;
-  bool described_sent_ = false;
+  int64_t num_steps_ = 0;
 };
 
 class Trainer {
@@ -122,8 +122,7 @@ class Trainer {
       std::optional<StepRecord> record = step();
       trace.after_step(state_.step, request_.out);
       if (record) end_step(*record);
-      const bool due = config_.checkpoint.every > 0 && state_.step % config_.checkpoint.every == 0;
-      if (due || std::exchange(save_asked_, false)) save();
+      if (is_due(config_.checkpoint.every) || std::exchange(save_asked_, false)) save();
     }
     save();
     trace.finish(request_.out);
@@ -210,6 +209,9 @@ class Trainer {
                                      : state_.step >= config_.train.steps;
   }
 
+  /// Whether work of every `interval` steps is due after the last one; never if it is 0.
+  bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+
   /// Returns nullopt for a step that is dropped: nothing has changed then, and the run ends after
   /// the previous step.
   std::optional<StepRecord> step() {
@@ -243,6 +245,10 @@ class Trainer {
     record.step = ++state_.step;
     record.tokens = targets;
     ranks_->describe_experts(config_, record);
+    if (is_due(config_.train.validate_every) || is_due(config_.checkpoint.every)) {
+      executor_
+          ->await_weights();  // part of this step: the next forward pass does not wait for them
+    }
     exchange_step(groups_.world_axes(), ranks_->optimizer.take_sent(), record);
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
@@ -271,9 +277,8 @@ class Trainer {
 
   /// Untimed and untraced work after a step: validation and reporting.
   void end_step(StepRecord& record) {
-    if (validation_ && record.step % config_.train.validate_every == 0) {
+    if (validation_ && is_due(config_.train.validate_every)) {
       const auto begin = Clock::now();
-      executor_->await_weights();
       record.validation_loss = validation_->loss(record.step, ranks_->model.parameters(),
                                                  request_.stop, progress_ ? &*progress_ : nullptr);
       run_start_ += Clock::now() - begin;  // excluded from training time

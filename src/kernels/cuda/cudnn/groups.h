@@ -42,7 +42,8 @@ constexpr bool starts_aligned(const AttentionShape& shape, const AttentionGroup&
   return group.batch * heads * shape.seq % 4 == 0;
 }
 
-/// Largest group whose scores need at most `max_bytes`; if there is none, the smallest.
+/// Largest aligned group whose scores need at most `max_bytes`; if there is none, the smallest
+/// aligned one, or the whole pass.
 constexpr AttentionGroup choose_group(const AttentionShape& shape, int64_t max_bytes) {
   AttentionGroup chosen{shape.batch, shape.kv_heads}, group = chosen;
   while (score_bytes(shape, chosen) > max_bytes && group.batch * group.kv_heads > 1) {

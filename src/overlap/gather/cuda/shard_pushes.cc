@@ -80,11 +80,11 @@ void ShardPushes::push(const Tensor& x, const Tensor* scales, int step) {
 void ShardPushes::copy_local(const Tensor& x, const Tensor* scales, cudaStream_t stream) {
   check(cudaMemcpyAsync(rows(comm_.rank(), local_.begin), x.data(), x.bytes(), cudaMemcpyDefault,
                         stream),
-        "copy the own shard");
+        "copy the local shard");
   if (row_scales_ && scales) {
     check(cudaMemcpyAsync(row_scales(comm_.rank(), local_.begin), scales->data(), scales->bytes(),
                           cudaMemcpyDefault, stream),
-          "copy the own scales");
+          "copy the local scales");
   }
 }
 

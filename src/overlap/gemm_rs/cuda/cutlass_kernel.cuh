@@ -123,7 +123,7 @@ class RsKernel final : public CutlassRsKernel {
                                       band(ranks), band(1)};
     arguments.scheduler.order = order;
     scatter.order = order;
-    params_ = set_up<Gemm>(arguments, "gemm_rs: the fused kernel");
+    params_ = set_up<Gemm>(arguments, "gemm_rs: the fused_cutlass kernel");
     last_ = args;
     prepared_ = true;
   }
