@@ -22,6 +22,7 @@
 #include "core/json.h"
 #include "core/processor_time.h"
 #include "engine/data/corpus.h"
+#include "engine/parallel/dims.h"
 #include "engine/train/trainer.h"
 #include "engine/train/turns.h"
 #include "tandem/communicator.h"
@@ -152,7 +153,7 @@ TrainConfig timed_config(TrainConfig config, const std::string& strategy, const 
 /// processors used by other programs meanwhile.
 double time_steps(const fs::path& dir, const TrainConfig& config, const std::string& link) {
   constexpr std::array kStrategies{"serial", "overlapped"};
-  const auto ranks = int(config.parallel.tp * config.parallel.dp);
+  const int ranks = ParallelDims(config).ranks();
   complain(
       fmt::format("Step time on an emulated link of {}: serial and overlapped in turns", link));
   const Corpus corpus(config.data.paths, config.data.val_fraction);
@@ -213,7 +214,7 @@ void measure_report_sections(const fs::path& dir, const ReportSectionsOptions& o
     write_sample(dir, tp, options.prompt);
     run["prompt"] = options.prompt;
   }
-  if (tp * config.parallel.dp > 1 && !path_exists((dir / "split").string())) {
+  if (ParallelDims(config).ranks() > 1 && !path_exists((dir / "split").string())) {
     run["others_share"] = time_steps(dir, config, options.link);
     run["link"] = EmulatedLink::parse(options.link).describe();
   }

@@ -4,6 +4,7 @@
 
 #include "core/machine.h"
 #include "engine/model/codec_policy.h"
+#include "engine/parallel/dims.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -51,7 +52,7 @@ double activation_bytes(const TrainConfig& config) {
 }
 
 void check_memory(const TrainConfig& config, bool on_gpus) {
-  const int ranks = int(config.parallel.tp * config.parallel.dp);
+  const int ranks = ParallelDims(config).ranks();
   const double share = double(ranks_here(ranks)) / ranks;
   const double bytes = training_bytes(config) * share,
                activations = on_gpus ? 0 : activation_bytes(config) * share;

@@ -16,6 +16,7 @@
 #include "comm/gpus.h"
 #include "core/processor_time.h"
 #include "core/random_buffer.h"
+#include "engine/parallel/dims.h"
 #include "engine/report/progress.h"
 #include "gemm/gemm.h"
 #include "tune/measure.h"
@@ -115,7 +116,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
 }
 
 std::vector<std::string> Utilization::describe(const TrainConfig& config) const {
-  const int64_t ranks = config.parallel.tp * config.parallel.dp;
+  const int ranks = ParallelDims(config).ranks();
   std::vector<std::string> lines{
       fmt::format("MFU: tokens/s x FLOPs per token / peak. FLOPs per token: {}, forward and "
                   "backward:",
