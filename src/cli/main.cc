@@ -104,10 +104,25 @@ void open_standard_streams() {
   }
 }
 
+/// Ends the program after an exception that could not be thrown on. Destructors of the JSON library
+/// allocate: while out of memory is thrown, they cannot.
+[[noreturn]] void end_after_uncaught() {
+  try {
+    if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    constexpr std::string_view kText = "tandem: error: not enough memory\n";
+    static_cast<void>(!::write(STDERR_FILENO, kText.data(), kText.size()));
+    std::_Exit(4);
+  } catch (...) {
+  }
+  std::abort();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   open_standard_streams();
+  std::set_terminate(end_after_uncaught);
   // Writes past the file size limit then fail with an error instead of a signal.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app{"Tandem: train and run Transformers with the communication out of the way.",

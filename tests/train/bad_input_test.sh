@@ -110,7 +110,7 @@ expect 2 'deep/config.json: not JSON, or nested more than 100 deep' eval "$dir/d
 timeout 60 "$tandem" train "$config" --out "$dir/tuned" "${small[@]}" 2>/dev/null || complain "tuner.json ended the run"
 
 # With any memory limit, an error reports it: no signal ends the run.
-for limit in {100000..300000..20000}; do
+for limit in {100000..300000..20000} {134000..138000..500}; do
   text=$(ulimit -v $limit && timeout -k 1 60 "$tandem" train "$config" --tp 2 --out "$dir/limit-$limit" "${small[@]}" 2>&1)
   status=$?
   [ $status = 0 ] || [ $status = 127 ] || { [[ $status =~ ^[34]$ && $text =~ error:.*(memory|"start only") ]]; } ||
