@@ -76,8 +76,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   virtual std::shared_ptr<SymmetricBuffer> allocate(size_t bytes, int signals) = 0;
 
   /// Copies source[0, bytes) to `offset` in `peer`'s copy of `buffer`, then raises the peer's
-  /// `signal` to `epoch`. `bytes` may be 0 (signal only); `peer` may be this rank. Throws
-  /// InvalidArgument if peer, range or signal is out of bounds.
+  /// `signal` to `epoch`. `bytes` may be 0 (signal only); `peer` may be this rank. GPU ranks put
+  /// after the work enqueued on their stream. Throws InvalidArgument if peer, range or signal is
+  /// out of bounds.
   virtual void put(int peer, SymmetricBuffer& buffer, size_t offset, const void* source,
                    size_t bytes, int signal, uint64_t epoch) = 0;
   /// Returns once the source of every earlier put may be overwritten.
@@ -87,6 +88,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Blocks until the local `signal` is >= `epoch`. Throws Timeout (after `deadline()`) or Aborted.
   virtual void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                     const WaitSite& site) = 0;
+
+  /// As `wait`, but GPU ranks enqueue it on their stream (`stream_of`, tandem/cuda.h) and return:
+  /// work enqueued later starts when the signal has come. If the deadline passes, that work starts
+  /// nevertheless, and the next call that checks for it throws Timeout.
+  virtual void enqueue_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                            const WaitSite& site) {
+    wait(buffer, signal, epoch, site);
+  }
 
   /// Makes every rank's current and later waits throw Aborted, on this communicator and on all
   /// split from the same world. Not collective; callable from any thread. A wait for epoch 0, which

@@ -18,6 +18,15 @@ void wait_for_stream(const Exec& exec);
 /// Enqueues zeros.
 void clear_bytes(const Exec& exec, void* memory, size_t bytes);
 
+/// Event that orders streams.
+class StreamEvent {
+ public:
+  virtual ~StreamEvent() = default;
+  virtual void record(const Exec& exec) = 0;
+  virtual void block(const Exec& exec) const = 0;
+};
+std::unique_ptr<StreamEvent> make_stream_event();
+
 /// Pinned host memory from which copies to a GPU are enqueued.
 class StagedBytes {
  public:

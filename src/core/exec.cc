@@ -32,6 +32,19 @@ void copy(const Exec& exec, const Tensor& from, const Tensor& to) {
   if (from.device() != to.device()) wait_for_stream(exec);
 }
 
+Fence::Fence(const Exec& exec) : event_(exec.on_gpu() ? make_stream_event() : nullptr) {}
+Fence::~Fence() = default;
+Fence::Fence(Fence&&) noexcept = default;
+Fence& Fence::operator=(Fence&&) noexcept = default;
+
+void Fence::record(const Exec& exec) {
+  if (event_) event_->record(exec);
+}
+
+void Fence::await(const Exec& exec) const {
+  if (event_) event_->block(exec);
+}
+
 Upload::Upload(const Exec& exec, size_t max_bytes)
     : staged_(exec.on_gpu() ? make_staged_bytes(max_bytes) : nullptr) {}
 Upload::~Upload() = default;

@@ -26,6 +26,24 @@ void wait(const Exec& exec);
 /// Sets all bytes of a contiguous tensor on exec's device to 0.
 void clear(const Exec& exec, const Tensor& tensor);
 
+class StreamEvent;
+
+/// Point in a stream after which work of another one starts. On the host nothing is done.
+class Fence {
+ public:
+  explicit Fence(const Exec& exec);
+  ~Fence();
+  Fence(Fence&&) noexcept;
+  Fence& operator=(Fence&&) noexcept;
+  /// The point after all work enqueued on exec's stream so far; replaces the one before.
+  void record(const Exec& exec);
+  /// Work enqueued on exec's stream from now on starts after the recorded point.
+  void await(const Exec& exec) const;
+
+ private:
+  std::unique_ptr<StreamEvent> event_;  // nullptr on the host
+};
+
 class StagedBytes;
 
 /// Copies to exec's device that are enqueued: the source may change when `run` returns, which waits

@@ -19,6 +19,10 @@ void copy_bytes(const Exec&, const void*, void*, size_t) {
   refuse();
 }
 
+std::unique_ptr<StreamEvent> make_stream_event() {
+  refuse();
+}
+
 std::unique_ptr<StagedBytes> make_staged_bytes(size_t) {
   refuse();
 }

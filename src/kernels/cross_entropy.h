@@ -1,6 +1,7 @@
 // Local parts of a cross-entropy over logits sharded by vocabulary; the caller reduces over ranks
 // between the steps. Softmax over the whole vocabulary of row i is e^(logit - maxima[i]) / sums[i].
-// logits, maxima, sums and picked are f32, targets i32; the vectors have one element a row.
+// maxima, sums and picked are f32, targets i32; the vectors have one element a row. logits are f32,
+// on a GPU also bf16.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ void cross_entropy_max_and_sum(const Exec& exec, const Tensor& logits, const Ten
 /// that of the rows. total: a double, as u8 [8].
 void cross_entropy_loss(const Exec& exec, const Tensor& targets, const Tensor& sums,
                         const Tensor& picked, const Tensor& total);
-/// dlogits = scale x (softmax - one-hot(target)); rows with target < 0 are 0. f32 or bf16.
+/// dlogits = scale x (softmax - one-hot(target)); rows with target < 0 are 0. f32 or bf16; may be
+/// the logits, if of their dtype.
 void cross_entropy_backward(const Exec& exec, const Tensor& logits, const Tensor& targets,
                             int64_t begin, const Tensor& maxima, const Tensor& sums, float scale,
                             const Tensor& dlogits);

@@ -101,6 +101,7 @@ TEST(Transformer, ForwardAwaitsEveryRangeOnceBeforeItsUse) {
             weights[size_t(i)] = values[size_t(i)];
             ++awaited[size_t(i)];
           }
+          model.parameters_changed(range);
         });
         EXPECT_EQ(model.forward(batch.tokens, batch.targets), expected);
         EXPECT_EQ(std::ranges::count(awaited, 1), int64_t(awaited.size()));

@@ -58,11 +58,11 @@ void cross(const Wire& wire, std::vector<float>& values) {
 struct Reference {
   int ranks;
   Buckets buckets;
-  DataParallelWires wires;
+  ShardedOptimizerOptions wires;
   std::vector<float> weights, masters, m, v;
   std::vector<std::vector<float>> residuals;
 
-  Reference(int ranks_, int64_t bucket, const DataParallelWires& wires_)
+  Reference(int ranks_, int64_t bucket, const ShardedOptimizerOptions& wires_)
       : ranks(ranks_),
         buckets(int64_t(kElements), bucket, ranks_),
         wires(wires_),
@@ -120,9 +120,10 @@ struct Reference {
     if (!differences) masters = weights;
     for (const ParameterRun& run : parameter_runs(sample_parameters())) {
       const auto begin = size_t(run.begin), count = size_t(run.count);
-      adamw({}, adam_of(step), run.decay, flat(std::span(masters).subspan(begin, count)),
-            flat(std::span(sums).subspan(begin, count)), flat(std::span(m).subspan(begin, count)),
-            flat(std::span(v).subspan(begin, count)));
+      const auto slice = [&](std::vector<float>& values) {
+        return flat(std::span(values).subspan(begin, count));
+      };
+      adamw({}, adam_of(step), run.decay, {slice(masters), slice(m), slice(v)}, slice(sums));
     }
     const std::vector<float> before = weights;
     weights = masters;
@@ -140,12 +141,12 @@ struct Reference {
 
 /// Optimizer of one group of all ranks.
 ShardedOptimizer make_optimizer(Communicator& comm, std::vector<float>& w, std::vector<float>& g,
-                                int64_t bucket, const DataParallelWires& wires) {
+                                int64_t bucket, const ShardedOptimizerOptions& wires) {
   return ShardedOptimizer({}, flat(w), flat(g),
                           {{comm, {0, int64_t(w.size())}, sample_parameters()}}, bucket, wires);
 }
 
-void expect_as_reference(int ranks, int64_t bucket, const DataParallelWires& wires) {
+void expect_as_reference(int ranks, int64_t bucket, const ShardedOptimizerOptions& wires) {
   Reference reference(ranks, bucket, wires);
   std::vector<std::vector<float>> expected;
   for (int64_t step = 0; step < kSteps; ++step) {

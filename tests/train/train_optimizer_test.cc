@@ -49,7 +49,7 @@ TEST(AdamW, MatchesTheReference) {
           g[i] = normal(1, uint64_t(t) + 2, i);
           reference[i].step(c, t, 0.01, g[i], decay);
         }
-        adamw({}, AdamStep::make(c, t, 0.01, 0), decay, flat(w), flat(g), flat(m), flat(v));
+        adamw({}, AdamStep::make(c, t, 0.01, 0), decay, {flat(w), flat(m), flat(v)}, flat(g));
       }
       for (size_t i = 0; i < count; ++i) EXPECT_NEAR(w[i], reference[i].w, 2e-5);
     }
@@ -218,7 +218,6 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = 
         if (delayed) pause(uint64_t(step), comm.rank(), size_t(begin));
         dp->await({begin, 11});
       }
-      for (const float value : g) ASSERT_EQ(value, 0);
       if (!resume_midway || step != 2) continue;
       const auto m = whole_of(comm, *dp, Moment::first), v = whole_of(comm, *dp, Moment::second);
       EXPECT_EQ(whole_of(comm, *dp, Moment::weights), without_padding(w));
@@ -257,9 +256,10 @@ TEST(ShardedOptimizer, EqualsOneRankThatSumsInRankOrder) {
       const AdamStep adam = AdamStep::make(config(), step, 0.01, 0);
       for (const auto& run : parameter_runs(sample_parameters())) {
         const auto begin = size_t(run.begin), count = size_t(run.count);
-        adamw({}, adam, run.decay, flat(std::span(w).subspan(begin, count)),
-              flat(std::span(g).subspan(begin, count)), flat(std::span(m).subspan(begin, count)),
-              flat(std::span(v).subspan(begin, count)));
+        const auto slice = [&](std::vector<float>& values) {
+          return flat(std::span(values).subspan(begin, count));
+        };
+        adamw({}, adam, run.decay, {slice(w), slice(m), slice(v)}, slice(g));
       }
     }
     for (const int64_t bucket : {1, 10, 50, 1000}) {

@@ -27,6 +27,10 @@ enum class OpId : int {
 /// "?" for a number without a name.
 std::string_view name_of(OpId op);
 
+/// Number of the operation `op`, a literal; one that is not known gets the next free number. Throws
+/// std::logic_error if there is none.
+OpId wait_number(std::string_view op);
+
 /// Names operations for the rest of the process: a constant next to their numbers. Their names must
 /// be literals. Throws std::logic_error for a number that has another name.
 struct WaitNames {

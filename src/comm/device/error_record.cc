@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -28,11 +30,25 @@ constinit std::array<std::string_view, 32> op_names = {
     "wait", "all_reduce", "all_gather", "reduce_scatter", "",     "",    "",
     "",     "align",      "all_to_all", "broadcast",      "send", "recv"};
 
+/// Names without a fixed number begin here.
+constexpr int kFirstFree = 24;
+
 }  // namespace
 
 std::string_view name_of(OpId op) {
   const auto number = size_t(op);
   return number < op_names.size() && !op_names[number].empty() ? op_names[number] : "?";
+}
+
+OpId wait_number(std::string_view op) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const auto found = std::ranges::find(op_names, op);
+  if (found != op_names.end()) return OpId(found - op_names.begin());
+  const auto free = std::find(op_names.begin() + kFirstFree, op_names.end(), std::string_view());
+  if (free == op_names.end()) throw std::logic_error("wait_number: expected at most 32 operations");
+  *free = op;
+  return OpId(free - op_names.begin());
 }
 
 WaitNames::WaitNames(std::initializer_list<std::pair<OpId, std::string_view>> names) {

@@ -11,6 +11,7 @@
 
 #include "comm/arguments.h"
 #include "comm/device/error_record.h"
+#include "comm/device/signal_kernels.h"
 #include "comm/device/stream_memory.h"
 
 namespace tandem::gpu {
@@ -227,6 +228,15 @@ void GpuCommunicator::wait(const SymmetricBuffer& buffer, int signal, uint64_t e
       throw Timeout(site, rank_, epoch, seen, deadline_s_);
     }
   }
+}
+
+void GpuCommunicator::enqueue_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                                   const WaitSite& site) {
+  check_signal(buffer, signal, "enqueue_wait");
+  check_device();
+  const RankMemory& local = static_cast<const GpuBuffer&>(buffer).rank_memory(rank_);
+  launch_wait(local.signals + signal, epoch, {wait_number(site.op), site.peer, site.tile},
+              device_deadline(), stream_);
 }
 
 void GpuCommunicator::abort(const std::string& reason) {

@@ -5,8 +5,8 @@
 //
 // SymmetricBuffer::local and ::peer are device addresses. `put` copies on its own stream after the
 // work enqueued on `stream()`; `wait` blocks the host, whereas operators wait on the device
-// (signal_kernels.h). Device-side waits that time out are reported by `check_device` and
-// `synchronize`.
+// (signal_kernels.h), as `enqueue_wait` does. Device-side waits that time out are reported by
+// `check_device` and `synchronize`.
 //
 // Aborts arrive through the control communicator. The host checks for one while it waits, and then
 // ends the device's waits too; a host that waits for CUDA by other calls sees them ended by the
@@ -93,6 +93,8 @@ class GpuCommunicator : public Communicator {
   void flush() final;
   uint64_t read_signal(const SymmetricBuffer& buffer, int signal) const final;
   void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch, const WaitSite& site) final;
+  void enqueue_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
+                    const WaitSite& site) final;
   void abort(const std::string& reason) final;
   std::unique_ptr<Communicator> split(int color, int key) final;
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,

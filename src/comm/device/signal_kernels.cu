@@ -29,6 +29,11 @@ __global__ void wait_kernel(PeerTable table, int first, int only, uint64_t* epoc
   wait_signal(table.signals[table.rank] + first + peer, wanted, deadline, op, peer);
 }
 
+__global__ void wait_signal_kernel(const uint64_t* signal, uint64_t epoch, WaitName name,
+                                   Deadline deadline) {
+  wait_signal(signal, epoch, deadline, name.op, name.peer, name.tile);
+}
+
 __global__ void pause_kernel(uint64_t ns) {
   const uint64_t begin = nanoseconds();
   while (nanoseconds() - begin < ns) __nanosleep(200);  // pauses last microseconds
@@ -47,6 +52,12 @@ void launch_wait(const PeerTable& table, int first, int peer, uint64_t* epoch, b
   wait_kernel<<<1, 32, 0, stream>>>(table, first, peer, epoch, advance, extend_deadline(deadline),
                                     op);
   check_launch("wait_kernel");
+}
+
+void launch_wait(const uint64_t* signal, uint64_t epoch, const WaitName& name,
+                 const Deadline& deadline, cudaStream_t stream) {
+  wait_signal_kernel<<<1, 1, 0, stream>>>(signal, epoch, name, extend_deadline(deadline));
+  check_launch("wait_signal_kernel");
 }
 
 void launch_pause(uint64_t ns, cudaStream_t stream) {

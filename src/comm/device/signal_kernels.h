@@ -27,6 +27,16 @@ void launch_enter(const PeerTable& table, int first, const EnterWords& words,
 void launch_wait(const PeerTable& table, int first, int peer, uint64_t* epoch, bool advance,
                  const Deadline& deadline, OpId op, cudaStream_t stream);
 
+/// Operation, peer and tile that the error of a wait names.
+struct WaitName {
+  OpId op;
+  int peer;
+  long long tile;
+};
+/// Waits until *signal, in this rank's memory, has reached `epoch`.
+void launch_wait(const uint64_t* signal, uint64_t epoch, const WaitName& name,
+                 const Deadline& deadline, cudaStream_t stream);
+
 /// Keeps only the stream busy for `ns`.
 void launch_pause(uint64_t ns, cudaStream_t stream);
 

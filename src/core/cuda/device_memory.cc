@@ -56,7 +56,20 @@ class PinnedBytes final : public StagedBytes {
   gpu::Event copied_;
 };
 
+class CudaEvent final : public StreamEvent {
+ public:
+  void record(const Exec& exec) override { event_.record(exec.stream); }
+  void block(const Exec& exec) const override { event_.block(exec.stream); }
+
+ private:
+  gpu::Event event_;
+};
+
 }  // namespace
+
+std::unique_ptr<StreamEvent> make_stream_event() {
+  return std::make_unique<CudaEvent>();
+}
 
 std::unique_ptr<StagedBytes> make_staged_bytes(size_t max_bytes) {
   return std::make_unique<PinnedBytes>(max_bytes);

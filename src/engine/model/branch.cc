@@ -4,6 +4,7 @@
 #include "engine/model/router.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
+#include "observe/recorder.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -23,13 +24,18 @@ MoeShape moe_shape(const ModelContext& c) {
           .dtype = c.options.dtype};
 }
 
-/// On a GPU rank, runs the branch's GEMM that is in no operator once, on zeros. Its algorithm is
-/// then chosen before kernels wait for peers, and saved with those of the operators made next.
+/// On a GPU rank, runs the branch's GEMMs that are in no operator once, on zeros. Their algorithms
+/// are then chosen before kernels wait for peers, and saved with those of the operators made next.
 Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
   if (!c.exec.on_gpu()) return c.tp;
-  const Activation dy = c.make(c.options.dtype, c.tokens, c.config.hidden),
-                   inner = c.make(c.options.dtype, c.tokens, l.out.columns);
-  gemm(c.exec, dy->transposed(), inner, c.gradient(l.out), {.accumulate = true});
+  const Activation hidden = c.make(c.options.dtype, c.tokens, c.config.hidden),
+                   inner = c.make(c.options.dtype, c.tokens, l.out.columns),
+                   dhidden = c.make(c.options.dtype, c.tokens, l.in.rows);
+  for (const bool adds : {false, true}) {
+    gemm(c.exec, hidden->transposed(), inner, c.gradient(l.out), {.accumulate = adds});
+    if (c.tp.size() > 1) continue;
+    gemm(c.exec, dhidden->transposed(), hidden, c.gradient(l.in), {.accumulate = adds});
+  }
   wait(c.exec);
   return c.tp;
 }
@@ -72,6 +78,24 @@ Tensor ModelContext::gradient(const WeightMatrix& m) const {
   return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
 }
 
+Tensor ModelContext::gradient_to_add(const WeightMatrix& m) {
+  const Tensor result = gradient(m);
+  if (!adds_gradient(m.offset)) clear(exec, result);
+  return result;
+}
+
+void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x,
+                                         const Tensor& dy, const WeightMatrix& m) {
+  if (wgrad) return wgrad->run(x, dy, gradient_to_add(m));
+  const ScopedLabel label("ag_wgrad", -1);
+  gemm(exec, dy.transposed(), x, gradient(m), {.accumulate = adds_gradient(m.offset)});
+}
+
+std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m) {
+  if (c.tp.size() == 1) return {};
+  return AgWgrad(c.tp, {c.tokens, m.rows, c.config.hidden, c.options.dtype}, c.options.overlap);
+}
+
 Tensor ModelContext::gradient(int64_t offset, int64_t count) const {
   return gradient_memory.view(DType::f32, {count}, size_t(offset) * sizeof(float));
 }
@@ -97,7 +121,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                 .dtype = c.options.dtype,
                 .weight_kn = true},
                c.options.overlap),
-      in_wgrad(c.tp, {c.tokens, l.in.rows, c.config.hidden, c.options.dtype}, c.options.overlap),
+      in_wgrad(make_wgrad(c, l.in)),
       residual(c.make(c.options.dtype, c.own.count, c.config.hidden)),
       doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
@@ -222,8 +246,8 @@ void Branch::backward_weight(const BranchActivations& saved) {
 void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
                                   const BranchActivations& saved) {
   gemm(context_.exec, dy.transposed(), saved.products->inner, context_.gradient(layout_.out),
-       {.accumulate = true});
-  products_->in_wgrad.run(saved.x_norm, dhidden, context_.gradient(layout_.in));
+       {.accumulate = context_.adds_gradient(layout_.out.offset)});
+  context_.write_weight_gradient(products_->in_wgrad, saved.x_norm, dhidden, layout_.in);
 }
 
 void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
@@ -232,7 +256,8 @@ void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
   BranchExperts& e = *experts_;
   e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
                    saved.routed->batch, e.dnormed, e.dweights,
-                   context_.gradient(layout_.experts_in), context_.gradient(layout_.experts_out));
+                   context_.gradient_to_add(layout_.experts_in),
+                   context_.gradient_to_add(layout_.experts_out));
   router_backward(saved, balance);
 }
 
@@ -244,13 +269,15 @@ void Branch::router_backward(const BranchActivations& saved, std::span<const flo
   gemm(context_.exec, e.dlogits, context_.weights.master(layout_.router), e.dnormed,
        {.accumulate = true});
   const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
+  const bool adds = context_.adds_gradient(layout_.router.offset);
   const Tensor gradient = context_.gradient(layout_.router);
   if (context_.tp.size() == 1) {
-    return gemm(context_.exec, e.dlogits->transposed(), input, gradient, {.accumulate = true});
+    return gemm(context_.exec, e.dlogits->transposed(), input, gradient, {.accumulate = adds});
   }
   gemm(context_.exec, e.dlogits->transposed(), input, e.drouter);
   all_reduce(context_.tp, e.drouter);  // each rank saw only its rows of the residual stream
-  add(context_.exec, gradient, e.drouter, gradient);
+  if (adds) return add(context_.exec, gradient, e.drouter, gradient);
+  copy(context_.exec, e.drouter, gradient);
 }
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_set>
 
 #include "engine/model/expert_load.h"
 #include "engine/model/layer.h"
@@ -34,14 +35,30 @@ struct ModelContext {
   RopeTable rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes
 
+  /// Offsets of gradients that backward passes of this step have written.
+  std::unordered_set<int64_t> written_gradients;
+
+  /// Whether the gradient at `offset` is added to: a backward pass of this step has written it. It
+  /// has, after this call.
+  bool adds_gradient(int64_t offset) { return !written_gradients.insert(offset).second; }
+  /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.
+  void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
+                             const WeightMatrix& m);
+  /// gradient(m) for a caller that adds to it.
+  Tensor gradient_to_add(const WeightMatrix& m);
   Tensor gradient(const WeightMatrix& m) const;
   /// `count` elements from `offset` of the flat array.
   Tensor gradient(int64_t offset, int64_t count) const;
+  /// GPU operators have no f32 output of bf16 operands.
+  DType logits_dtype() const { return exec.on_gpu() ? options.dtype : DType::f32; }
   /// Memory on the rank's device.
   Activation make(DType dtype, int64_t rows, int64_t columns) const {
     return Activation(dtype, rows, columns, exec.device);
   }
 };
+
+/// AgWgrad of a column-parallel matrix; none for one rank, which has the rows. Collective.
+std::optional<AgWgrad> make_wgrad(ModelContext& context, const WeightMatrix& m);
 
 /// GEMMs and attention of a branch, with backward scratch. Branches run one at a time. Construction
 /// is collective.
@@ -54,7 +71,7 @@ struct BranchProducts {
   GemmRs out;
   AgGemm out_dgrad;  ///< dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
   GemmRs in_dgrad;
-  AgWgrad in_wgrad;
+  std::optional<AgWgrad> in_wgrad;  ///< if there are several ranks
   Activation residual, doutput, d_act, dhidden, dnormed;
 };
 

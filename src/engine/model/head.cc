@@ -29,11 +29,30 @@ void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
   if (narrow) cast(context_.exec, dx, shard_);
   all_gather(context_.tp, narrow ? *shard_ : dx, looked_up_);
   embedding_backward(context_.exec, tokens, looked_up_, context_.layout.vocab_begin,
-                     context_.gradient(context_.layout.embedding), order_);
+                     context_.gradient_to_add(context_.layout.embedding), order_);
 }
+
+namespace {
+
+/// On a GPU of its own rank, runs the weight gradient's GEMM once, on zeros, so that its algorithm
+/// is chosen.
+Communicator& with_gemms(ModelContext& c) {
+  if (!c.exec.on_gpu() || c.tp.size() > 1) return c.tp;
+  const Activation x = c.make(c.options.dtype, c.tokens, c.config.hidden),
+                   dlogits = c.make(c.options.dtype, c.tokens, c.layout.vocab);
+  for (const bool adds : {false, true}) {
+    gemm(c.exec, dlogits->transposed(), x, c.gradient(c.layout.head), {.accumulate = adds});
+  }
+  wait(c.exec);
+  return c.tp;
+}
+
+}  // namespace
 
 Head::Head(ModelContext& c)
     : context_(c),
+      product_(with_gemms(c), {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
+               with_wire(c.options.overlap, c.options.codec.embeddings)),
       dgrad_(c.tp,
              {.m = c.tokens,
               .n = c.config.hidden,
@@ -41,23 +60,11 @@ Head::Head(ModelContext& c)
               .dtype = c.options.dtype,
               .weight_kn = true},
              c.options.overlap),
-      wgrad_(c.tp, {c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype}, c.options.overlap),
-      dlogits_(c.make(c.options.dtype, c.tokens, c.layout.vocab)),
+      wgrad_(make_wgrad(c, c.layout.head)),
+      dlogits_(c.make(c.options.dtype, c.logits_dtype() == c.options.dtype ? 0 : c.tokens,
+                      c.layout.vocab)),
       dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)),
-      loss_(sizeof(double), c.exec.device) {
-  if (gathers_first()) {
-    gathered_ = c.make(c.options.dtype, c.tokens, c.config.hidden);
-    // Chosen before kernels wait for peers, and saved with the algorithms of the operators made
-    // next.
-    gemm(c.exec, *gathered_, c.weights.matrix(c.layout.head).transposed(),
-         c.make(DType::f32, c.tokens, c.layout.vocab));
-    wait(c.exec);
-  } else {
-    product_.emplace(c.tp,
-                     AgGemm::Shape{c.tokens, c.layout.vocab, c.config.hidden, c.options.dtype},
-                     with_wire(c.options.overlap, c.options.codec.embeddings));
-  }
-}
+      loss_(sizeof(double), c.exec.device) {}
 
 Tensor Head::norm_weight() const {
   return context_.weights.vector(context_.layout.final_norm, context_.config.hidden);
@@ -70,12 +77,7 @@ NextNorm Head::norm(const HeadActivations& saved) const {
 void Head::forward(const Tensor& targets, HeadActivations& saved) {
   const Exec& exec = context_.exec;
   const Tensor weight = context_.weights.matrix(context_.layout.head);
-  if (product_) {
-    product_->run(saved.x_norm, weight, saved.logits);
-  } else {
-    all_gather(context_.tp, saved.x_norm, *gathered_, context_.options.codec.embeddings);
-    gemm(exec, *gathered_, weight.transposed(), saved.logits);
-  }
+  product_.run(saved.x_norm, weight, saved.logits);
   const Tensor sums = saved.sums->rows(0, 1), picked = saved.sums->rows(1, 1);
   if (context_.tp.size() == 1) {
     cross_entropy_max_and_sum(exec, saved.logits, targets, saved.maxima, sums, picked);
@@ -101,10 +103,11 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
                     const HeadActivations& saved, const Tensor& dx, const Tensor& dnorm) {
   const Exec& exec = context_.exec;
   const ModelLayout& layout = context_.layout;
+  const Tensor& dlogits = dlogits_->elements() == 0 ? saved.logits : dlogits_;
   cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
-                         saved.sums->rows(0, 1), scale, dlogits_);
-  dgrad_.run(dlogits_, context_.weights.matrix(layout.head).transposed(), dnormed_);
-  wgrad_.run(saved.x_norm, dlogits_, context_.gradient(layout.head));
+                         saved.sums->rows(0, 1), scale, dlogits);
+  dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), dnormed_);
+  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits, layout.head);
   clear(exec, dx);
   rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, dnormed_, dx, dnorm,
                     context_.norm_partial_sums);

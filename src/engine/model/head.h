@@ -38,17 +38,12 @@ class Head {
  private:
   Tensor norm_weight() const;
 
-  /// GPU operators have no f32 output of bf16 operands.
-  bool gathers_first() const {
-    return context_.exec.on_gpu() && context_.options.dtype != DType::f32;
-  }
-
   ModelContext& context_;
-  std::optional<AgGemm> product_;
-  std::optional<Activation> gathered_;
+  AgGemm product_;
   GemmRs dgrad_;
-  AgWgrad wgrad_;
-  Activation dlogits_, dnormed_;
+  std::optional<AgWgrad> wgrad_;
+  Activation dlogits_;  // empty if they replace the logits
+  Activation dnormed_;
   Memory loss_;  // a double
 };
 

@@ -29,7 +29,7 @@ BranchActivations::BranchActivations(const ModelContext& c, const BranchLayout& 
 HeadActivations::HeadActivations(const ModelContext& c)
     : x_norm(c.make(c.options.dtype, c.own.count, c.config.hidden)),
       inverse_rms(c.make(DType::f32, 1, c.own.count)),
-      logits(c.make(DType::f32, c.tokens, c.layout.vocab)),
+      logits(c.make(c.logits_dtype(), c.tokens, c.layout.vocab)),
       maxima(c.make(DType::f32, 1, c.tokens)),
       sums(c.make(DType::f32, 2, c.tokens)) {}
 

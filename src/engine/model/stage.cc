@@ -82,7 +82,6 @@ class Stage::Impl {
     const auto use = [&](FlatRange range) {
       if (!await || range.count == 0) return;
       await(range);
-      context_.weights.refresh(range);
     };
     const auto use_branch = [&](size_t i) {  // or what follows the last
       if (i == branches_.size()) return use(after_layers());
@@ -169,6 +168,7 @@ class Stage::Impl {
   void await_parameters(FlatRangeCallback await) { await_ = std::move(await); }
 
   void begin_step(int64_t aux_losses) {
+    context_.written_gradients.clear();
     if (!load_) return;
     if (!step_load_) step_load_ = new_load();
     step_load_->clear();
@@ -319,7 +319,11 @@ class Stage::Impl {
       const Tensor row = dnorms_->rows(int64_t(i), 1);
       const Tensor sum = context_.gradient_memory.view(DType::f32, {1, context_.config.hidden},
                                                        size_t(offsets[i]) * sizeof(float));
-      add(context_.exec, sum, row, sum);
+      if (context_.adds_gradient(offsets[i])) {
+        add(context_.exec, sum, row, sum);
+      } else {
+        copy(context_.exec, row, sum);
+      }
     }
   }
 
@@ -350,6 +354,9 @@ void Stage::initialize(uint64_t seed) {
 
 Tensor Stage::parameters() const {
   return impl_->context_.weights.values();
+}
+Tensor Stage::working_parameters() const {
+  return impl_->context_.weights.working();
 }
 Tensor Stage::gradients() const {
   return impl_->context_.gradient(0, impl_->context_.layout.size);

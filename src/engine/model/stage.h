@@ -85,7 +85,10 @@ class Stage {
   /// All parameters of the model, the same names and order at every stage; those of other stages
   /// are absent.
   const std::vector<Parameter>& parameter_list() const;
-  /// Must be called after writing to parameters(), or to a range of them.
+  /// Copy of parameters() in the dtype of GEMMs, which reads it instead; without data if that is
+  /// f32.
+  Tensor working_parameters() const;
+  /// Must be called after writing to parameters(), or to a range of them: updates the working copy.
   void parameters_changed();
   void parameters_changed(FlatRange range);
   /// Offset of the first expert parameter in parameters(); its end if there are none.
@@ -113,9 +116,10 @@ class Stage {
                        Microbatch& microbatch);
   double take_loss();
   /// Adds scale x d(sum)/d(parameter) to gradients(), and the unscaled gradients of the routers'
-  /// auxiliary loss. Calls `ready(range)` each time a range of gradients() is final: all elements
-  /// once, in the same order on all ranks, experts (from experts_begin()) separately from all
-  /// others. Throws InvalidArgument without a preceding forward pass.
+  /// auxiliary loss; the first pass of a step replaces what was there before. Calls `ready(range)`
+  /// each time a range of gradients() is final: all elements once, in the same order on all ranks,
+  /// experts (from experts_begin()) separately from all others. Throws InvalidArgument without a
+  /// preceding forward pass.
   void backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready = {});
   /// The same in two passes, bit for bit: `backward_input` leaves the input's gradient, and
   /// `backward_weight`, any number of other passes later, completes gradients(). The weight
@@ -125,7 +129,7 @@ class Stage {
   void backward_weight(Microbatch& microbatch, const FlatRangeCallback& ready = {});
 
   /// Called by the next forward pass with each range of parameters() before their use, in order,
-  /// experts separately; the range may be written to then.
+  /// experts separately; the range may be written to then, as may that of the working copy.
   void await_parameters(FlatRangeCallback await);
 
   /// Expert load, nullptr without experts: counts of the last forward pass (each backward pass uses
@@ -133,8 +137,9 @@ class Stage {
   /// needs them. After `begin_step`: counts of all forward passes since, until `share_load`,
   /// collective over options.step, sums them over the ranks.
   const ExpertLoad* load() const;
-  /// `aux_losses`: if 1, one auxiliary loss covers all forward passes until `share_load`; else each
-  /// of so many microbatches has its own, and the step's is their mean.
+  /// Begins a step: the first backward pass after it replaces the gradients. `aux_losses`: if 1,
+  /// one auxiliary loss covers all forward passes until `share_load`; else each of so many
+  /// microbatches has its own, and the step's is their mean.
   void begin_step(int64_t aux_losses = 1);
   void share_load();
   /// Auxiliary loss of all layers, of what load() covers. Valid after `share_load` or a backward

@@ -13,6 +13,10 @@ class Weights {
   Weights(const Exec& exec, const ModelLayout& layout, DType dtype);
   /// The master array.
   Tensor values() const { return master_.view(DType::f32, {size_}); }
+  /// Working copy, without data if the working dtype is f32.
+  Tensor working() const {
+    return dtype_ == DType::f32 ? Tensor() : working_.view(dtype_, {size_});
+  }
   /// Matrix in the working dtype.
   Tensor matrix(const WeightMatrix& m) const;
   /// Matrix in f32, regardless of the working dtype.

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "engine/optim/cuda/kernels.h"
+#include "kernels/elementwise.h"
 
 namespace tandem {
 
@@ -24,16 +25,16 @@ AdamStep AdamStep::make(const TrainConfig& config, int64_t step, double lr, doub
   return s;
 }
 
-void adamw(const Exec& exec, const AdamStep& step, bool decay, const Tensor& w,
-           const Tensor& gradient, const Tensor& m, const Tensor& v) {
+void adamw(const Exec& exec, const AdamStep& step, bool decay, const AdamState& state,
+           const Tensor& gradient, const Tensor& working) {
   const float shrink = decay ? 1 - step.lr * step.weight_decay : 1;
-  if (exec.on_gpu()) return gpu::adamw(exec.stream, step, shrink, w, gradient, m, v);
+  if (exec.on_gpu()) return gpu::adamw(exec.stream, step, shrink, state, gradient, working);
   const AdamStep s = step;
-  const int64_t count = w.elements();
-  float* const wp = w.as<float>();
+  const int64_t count = state.w.elements();
+  float* const wp = state.w.as<float>();
   const float* const gp = gradient.as<float>();
-  float* const mp = m.as<float>();
-  float* const vp = v.as<float>();
+  float* const mp = state.m.as<float>();
+  float* const vp = state.v.as<float>();
 #pragma omp parallel for simd schedule(static) if (count > 65536)
   for (int64_t i = 0; i < count; ++i) {
     const float g = gp[i] * s.gradient_scale;
@@ -42,6 +43,7 @@ void adamw(const Exec& exec, const AdamStep& step, bool decay, const Tensor& w,
     wp[i] = shrink * wp[i] -
             s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
   }
+  if (working.data()) cast(exec, state.w, working);
 }
 
 double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s) {

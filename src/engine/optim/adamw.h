@@ -18,10 +18,16 @@ struct AdamStep {
   static AdamStep make(const TrainConfig& config, int64_t step, double lr, double gradient_norm);
 };
 
-/// Updates w, m, v in place; applies weight decay only if `decay`. All f32, contiguous and of one
-/// size.
-void adamw(const Exec& exec, const AdamStep& step, bool decay, const Tensor& w,
-           const Tensor& gradient, const Tensor& m, const Tensor& v);
+/// Weights and both moments.
+struct AdamState {
+  Tensor w, m, v;
+};
+
+/// Updates the state in place; applies weight decay only if `decay`. All f32, contiguous and of one
+/// size. `working`: bf16 copy of the weights that is updated with them; without data if there is
+/// none.
+void adamw(const Exec& exec, const AdamStep& step, bool decay, const AdamState& state,
+           const Tensor& gradient, const Tensor& working = {});
 
 /// Linear warm-up to the peak, then a cosine decay to min_lr at the end of the run: over the steps
 /// left after the warm-up or, if `train.seconds` ends the run, over the time left. `step` counts

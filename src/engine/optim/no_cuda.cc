@@ -11,8 +11,7 @@ namespace {
 
 }  // namespace
 
-void adamw(CUstream_st*, const AdamStep&, float, const Tensor&, const Tensor&, const Tensor&,
-           const Tensor&) {
+void adamw(CUstream_st*, const AdamStep&, float, const AdamState&, const Tensor&, const Tensor&) {
   refuse();
 }
 

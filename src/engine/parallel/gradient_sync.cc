@@ -1,32 +1,32 @@
 #include "engine/parallel/gradient_sync.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
+#include "comm/exec.h"
+#include "kernels/elementwise.h"
 #include "observe/recorder.h"
 
 namespace tandem {
-namespace {
 
-constexpr int64_t kBlock = 4096;
-
-}  // namespace
-
-GradientSync::GradientSync(Communicator& dp, const Tensor& gradients, const Buckets& buckets,
-                           std::span<const Parameter> list, const Wire& wire, bool error_feedback,
-                           std::function<void(int bucket)> reduced)
-    : dp_(dp),
+GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Tensor& gradients,
+                           const Buckets& buckets, std::span<const Parameter> list,
+                           const Options& options, std::function<void(int bucket)> reduced)
+    : backward_(backward),
+      exec_(exec_of(dp)),
+      dp_(dp),
+      overlap_(options.overlap),
+      finished_(backward),
       gradients_(gradients),
       buckets_(buckets),
-      messages_(wire, buckets, parameter_runs(list)),
+      messages_(options.wire, buckets, parameter_runs(list)),
       reduced_(std::move(reduced)),
       ring_(dp, "dp_reduce_scatter", buckets.count(), messages_.max_bytes(),
-            wire.is_none() ? 0 : dp.size()) {
+            options.wire.is_none() ? 0 : dp.size()) {
   for (int b = 0; b < buckets.count(); ++b) unreported_.push_back(buckets.bucket(b).count);
-  if (dp.size() == 1 || wire.is_none()) return;
+  if (dp.size() == 1 || options.wire.is_none()) return;
+  refuse_on_gpu(exec_, "gradients", options.wire);
   decoded_.resize(size_t(buckets_.shard_room() * dp.size()));
-  if (!error_feedback || wire.is_exact()) return;
+  if (!options.error_feedback || options.wire.is_exact()) return;
   residual_.resize(size_t(buckets.elements()));
   next_residual_.resize(residual_.size());
 }
@@ -37,7 +37,7 @@ size_t GradientSync::bytes() const {
 }
 
 void GradientSync::ready(FlatRange range) {
-  if (dp_.size() == 1 || range.count == 0) return;
+  if ((dp_.size() == 1 && !exec_.on_gpu()) || range.count == 0) return;
   for (int b = buckets_.at(range.end() - 1); b <= buckets_.at(range.begin); ++b) {
     const FlatRange bucket = buckets_.bucket(b);
     unreported_[size_t(b)] -=
@@ -48,6 +48,10 @@ void GradientSync::ready(FlatRange range) {
 }
 
 void GradientSync::progress() {
+  if (exec_.on_gpu()) {
+    if (overlap_) enqueue();
+    return;
+  }
   while (true) {
     if (sent_ < std::min(final_, summed_ + ring_.window()) && ring_.has_room(sent_)) {
       send(sent_++);
@@ -56,6 +60,18 @@ void GradientSync::progress() {
     } else {
       return;
     }
+  }
+}
+
+/// Enqueues the buckets that are final: each is summed after the next one has been sent.
+void GradientSync::enqueue() {
+  if (sent_ == final_) return;
+  finished_.record(backward_);
+  finished_.await(exec_);
+  for (; sent_ < final_; ++sent_) {
+    ring_.wait_for_room(sent_);
+    send(sent_);
+    if (summed_ < sent_) finish_bucket();
   }
 }
 
@@ -80,37 +96,37 @@ void GradientSync::send(int bucket) {
   }
 }
 
-/// Gradients from `rank` for this rank's shard.
-const float* GradientSync::gradients_of(int rank, int bucket) {
-  if (rank == dp_.rank()) return values() + buckets_.shard(bucket, rank).begin;
-  const std::byte* message = ring_.received(rank, bucket);
-  if (!ring_.is_staged()) return reinterpret_cast<const float*>(message);
-  float* decoded = decoded_.data() + buckets_.shard_room() * rank;
-  messages_.decode(bucket, dp_.rank(), message, decoded);
-  return decoded;
-}
-
-void GradientSync::sum(int bucket) {
-  const FlatRange local = buckets_.shard(bucket, dp_.rank());
-  std::vector<const float*> sources;
-  for (int rank = 0; rank < dp_.size(); ++rank) sources.push_back(gradients_of(rank, bucket));
-  std::array<float, kBlock> total;
-  for (int64_t at = 0; at < local.count; at += kBlock) {
-    const int64_t count = std::min(kBlock, local.count - at);
-    std::memcpy(total.data(), sources[0] + at, size_t(count) * sizeof(float));
-    for (size_t rank = 1; rank < sources.size(); ++rank) {
-      for (int64_t i = 0; i < count; ++i) total[size_t(i)] += sources[rank][at + i];
-    }
-    std::memcpy(values() + local.begin + at, total.data(), size_t(count) * sizeof(float));
+/// Of the next bucket.
+void GradientSync::wait_for_arrivals() {
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    ring_.wait_for_arrival(ring_.source(hop), summed_);
   }
 }
 
-/// Sums the next bucket, whose messages have arrived.
+/// Gradients from `rank` for this rank's shard.
+Tensor GradientSync::gradients_of(int rank, int bucket) {
+  const FlatRange local = buckets_.shard(bucket, dp_.rank());
+  if (rank == dp_.rank()) return gradients_.narrow(0, local.begin, local.count);
+  std::byte* message = ring_.received(rank, bucket);
+  if (!ring_.is_staged()) return Tensor(message, DType::f32, {local.count}, exec_.device);
+  float* decoded = decoded_.data() + buckets_.shard_room() * rank;
+  messages_.decode(bucket, dp_.rank(), message, decoded);
+  return Tensor(decoded, DType::f32, {local.count});
+}
+
+void GradientSync::sum_shard(int bucket) {
+  std::vector<Tensor> terms;
+  for (int rank = 0; rank < dp_.size(); ++rank) terms.push_back(gradients_of(rank, bucket));
+  sum(exec_, terms, terms[size_t(dp_.rank())]);
+}
+
+/// Sums the next bucket, whose messages have arrived; on a GPU when they have.
 void GradientSync::finish_bucket() {
+  if (exec_.on_gpu()) wait_for_arrivals();
   const int bucket = summed_++;
   const ScopedSpan span(SpanKind::compute, "dp_sum", bucket);
   if (dp_.size() > 1) {
-    sum(bucket);
+    sum_shard(bucket);
     for (int hop = 1; hop < dp_.size(); ++hop) ring_.acknowledge(ring_.source(hop), bucket);
   }
   reduced_(bucket);
@@ -118,15 +134,17 @@ void GradientSync::finish_bucket() {
 
 void GradientSync::finish() {
   final_ = buckets_.count();
-  if (dp_.size() > 1) progress();
+  if (exec_.on_gpu()) {
+    enqueue();
+  } else if (dp_.size() > 1) {
+    progress();
+  }
   while (summed_ < buckets_.count()) {
     while (dp_.size() > 1 && sent_ < std::min(buckets_.count(), summed_ + ring_.window())) {
       ring_.wait_for_room(sent_);
       send(sent_++);
     }
-    for (int hop = 1; hop < dp_.size(); ++hop) {
-      ring_.wait_for_arrival(ring_.source(hop), summed_);
-    }
+    if (!exec_.on_gpu()) wait_for_arrivals();
     finish_bucket();
   }
   ring_.next_step();

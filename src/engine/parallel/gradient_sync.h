@@ -3,7 +3,8 @@
 //
 // `ready` never waits: a bucket that its owners have no room for is sent later, from the gradients.
 // `finish` processes buckets in the same order on all ranks, and before waiting for bucket b a rank
-// has sent everything up to b, so waits cannot form a cycle.
+// has sent everything up to b, so waits cannot form a cycle. On GPUs all of this is enqueued on
+// dp's stream, concurrently with the backward pass on its own.
 //
 // With a wire format (engine/parallel/shard_messages.h) gradients are encoded once, by the sender,
 // and the owner adds its local ones unencoded. With error feedback (arXiv 1901.09847) the encoding
@@ -24,17 +25,25 @@ namespace tandem {
 
 class GradientSync {
  public:
-  /// `gradients`: f32 [elements] in host memory if there are several ranks; must outlive this
-  /// object. `reduced(bucket)` is called in bucket order as soon as this rank's shard is summed.
-  /// Collective over `dp`.
-  GradientSync(Communicator& dp, const Tensor& gradients, const Buckets& buckets,
-               std::span<const Parameter> list, const Wire& wire, bool error_feedback,
+  struct Options {
+    Wire wire{};
+    bool error_feedback = true;
+    /// GPUs: buckets are sent during the backward pass, not at its end.
+    bool overlap = true;
+  };
+  /// `gradients`: f32 [elements], which must outlive this object, written by work of `backward`.
+  /// `reduced(bucket)` is called in bucket order as soon as this rank's shard is summed, on a GPU
+  /// by work enqueued on dp's stream. Throws Unsupported for a wire format on GPUs. Collective over
+  /// `dp`.
+  GradientSync(const Exec& backward, Communicator& dp, const Tensor& gradients,
+               const Buckets& buckets, std::span<const Parameter> list, const Options& options,
                std::function<void(int bucket)> reduced);
 
   /// Reports that these gradients are final. Each element is reported at most once a step, in any
   /// order.
   void ready(FlatRange range);
-  /// Completes the reduction of the step; gradients that were not reported are final now.
+  /// Completes the reduction of the step, on a GPU when dp's stream reaches this point; gradients
+  /// that were not reported are final now.
   void finish();
   /// Makes the residuals of this step's messages those of the next step. A step dropped before
   /// leaves them unchanged.
@@ -53,12 +62,17 @@ class GradientSync {
  private:
   float* values() const { return gradients_.as<float>(); }
   void progress();
+  void enqueue();
   void send(int bucket);
-  const float* gradients_of(int rank, int bucket);
-  void sum(int bucket);
+  void wait_for_arrivals();
+  Tensor gradients_of(int rank, int bucket);
+  void sum_shard(int bucket);
   void finish_bucket();
 
+  Exec backward_, exec_;
   Communicator& dp_;
+  bool overlap_;
+  Fence finished_;  // point of the backward pass
   Tensor gradients_;
   Buckets buckets_;
   ShardMessages messages_;

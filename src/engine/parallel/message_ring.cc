@@ -41,8 +41,8 @@ void MessageRing::wait_for_room(int bucket) {
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int rank = source(hop);
     const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
-    dp_.wait(*slots_, acknowledgement(rank), epoch(bucket) - uint64_t(window_),
-             {op_, rank, bucket});
+    dp_.enqueue_wait(*slots_, acknowledgement(rank), epoch(bucket) - uint64_t(window_),
+                     {op_, rank, bucket});
   }
 }
 
@@ -60,7 +60,7 @@ bool MessageRing::has_arrived(int bucket) const {
 
 void MessageRing::wait_for_arrival(int rank, int bucket) {
   const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
-  dp_.wait(*slots_, arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
+  dp_.enqueue_wait(*slots_, arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
 }
 
 void MessageRing::acknowledge(int rank, int bucket) {

@@ -2,6 +2,9 @@
 // every rank. A slot holds one bucket; there are up to kWindow, so that memory does not grow with
 // the model. Receivers acknowledge every message they have read, and a sender is at most a ring
 // ahead. Message n is in slot n % slots; numbers continue from step to step.
+//
+// On GPUs messages are sent by copy engines after the work enqueued on dp's stream, and the waits
+// are enqueued on it.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +20,9 @@ class MessageRing {
  public:
   static constexpr int kWindow = 4;  ///< max buckets in flight
 
-  /// `op`: name in errors and spans. `staged_messages`: encoded messages of a slot to keep until
-  /// they are acknowledged; 0: messages are sent from where they are. Collective over `dp`;
-  /// allocates nothing for one rank.
+  /// `op`: name in errors and spans, a literal. `staged_messages`: encoded messages of a slot to
+  /// keep until they are acknowledged; 0: messages are sent from where they are. Collective over
+  /// `dp`; allocates nothing for one rank.
   MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
               int staged_messages);
 
@@ -31,15 +34,13 @@ class MessageRing {
     return staging_.data() + size_t(index * window_ + slot(bucket)) * message_bytes_;
   }
   /// Received message of `rank`.
-  const std::byte* received(int rank, int bucket) const {
-    return slots_->local() + offset(rank, bucket);
-  }
+  std::byte* received(int rank, int bucket) const { return slots_->local() + offset(rank, bucket); }
 
-  /// Whether all ranks have read the message whose slot the bucket takes.
+  /// Whether all ranks have read the message whose slot the bucket takes. CPU ranks.
   bool has_room(int bucket) const;
   void wait_for_room(int bucket);
   void send(int rank, int bucket, const void* message, size_t bytes);
-  bool has_arrived(int bucket) const;  ///< from all ranks
+  bool has_arrived(int bucket) const;  ///< from all ranks; CPU ranks
   void wait_for_arrival(int rank, int bucket);
   void acknowledge(int rank, int bucket);
   /// Ends a step.

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/exec.h"
 #include "engine/parallel/buckets.h"
 #include "tandem/codec.h"
 
@@ -23,6 +24,9 @@ struct Segment {
 
 /// Segments of `range` of an array with these `runs`.
 std::vector<Segment> segments_of(FlatRange range, std::span<const ParameterRun> runs);
+
+/// Throws Unsupported if exec is on a GPU. `what`: the values that would be encoded.
+void refuse_on_gpu(const Exec& exec, const char* what, const Wire& wire);
 
 class ShardMessages {
  public:

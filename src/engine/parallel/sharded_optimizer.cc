@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/exec.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -16,29 +17,26 @@ std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
   return list;
 }
 
-const ParameterGroup& checked(const Exec& exec, const ParameterGroup& group) {
-  if (!exec.on_gpu() || group.replicas.size() == 1) return group;
-  throw Unsupported(
-      fmt::format("optimizer: {} replicas on GPUs: expected 1", group.replicas.size()));
-}
-
 }  // namespace
 
-ShardedOptimizer::Group::Group(const Exec& exec_of_rank, const ParameterGroup& group,
+ShardedOptimizer::Group::Group(const Exec& model, const ParameterGroup& group,
                                const Tensor& all_weights, const Tensor& all_gradients,
-                               int64_t bucket_elements, const DataParallelWires& wires)
-    : exec(exec_of_rank),
-      replicas(checked(exec, group).replicas),
+                               int64_t bucket_elements, const ShardedOptimizerOptions& options)
+    : replicas(group.replicas),
+      exec(exec_of(replicas)),
       begin(group.range.begin),
       weights(all_weights.narrow(0, begin, group.range.count)),
       gradients(all_gradients.narrow(0, begin, group.range.count)),
-      buckets(group.range.count, exec.on_gpu() ? group.range.count : bucket_elements,
-              replicas.size()),
+      working(options.working.data() ? options.working.narrow(0, begin, group.range.count)
+                                     : Tensor()),
+      buckets(group.range.count, bucket_elements, replicas.size()),
       state(exec, weights, buckets, replicas.rank(), relative(group.list, begin),
-            WeightSync::sends_differences(replicas, wires.weights)),
-      gradient_sync(replicas, gradients, buckets, relative(group.list, begin), wires.gradients,
-                    wires.error_feedback, [this](int bucket) { add_squares(bucket); }),
-      weight_sync(replicas, weights, buckets, relative(group.list, begin), wires.weights, state),
+            WeightSync::sends_differences(replicas, options.weights)),
+      gradient_sync(model, replicas, gradients, buckets, relative(group.list, begin),
+                    {options.gradients, options.error_feedback, options.overlap},
+                    [this](int bucket) { add_squares(bucket); }),
+      weight_sync(model, replicas, weights, buckets, relative(group.list, begin),
+                  {options.weights, working, options.overlap}, state),
       squares(exec, 2) {}
 
 void ShardedOptimizer::Group::add_squares(int bucket) {
@@ -52,20 +50,20 @@ void ShardedOptimizer::Group::update(const AdamStep& step) {
   weight_sync.begin([this, step](int bucket) {
     const ScopedSpan span(SpanKind::compute, "adamw", bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
-      adamw(exec, step, r.run.decay, r.updated, gradients.narrow(0, r.run.begin, r.run.count),
-            r.first, r.second);
+      const bool has_copy = working.data() && !state.has_masters();
+      adamw(exec, step, r.run.decay, {r.updated, r.first, r.second},
+            gradients.narrow(0, r.run.begin, r.run.count),
+            has_copy ? working.narrow(0, r.run.begin, r.run.count) : Tensor());
     }
-    const FlatRange cleared = buckets.bucket(bucket);
-    clear(exec, gradients.narrow(0, cleared.begin, cleared.count));
   });
 }
 
 ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
                                    std::vector<ParameterGroup> groups, int64_t bucket_elements,
-                                   const DataParallelWires& wires)
+                                   const ShardedOptimizerOptions& options)
     : exec_(exec) {
   for (const ParameterGroup& group : groups) {
-    groups_.emplace_back(exec_, group, weights, gradients, bucket_elements, wires);
+    groups_.emplace_back(exec_, group, weights, gradients, bucket_elements, options);
   }
 }
 
@@ -99,7 +97,7 @@ ShardedOptimizer::Squares ShardedOptimizer::reduce() {
     squares.replicated += sums[1];
     if (group.replicas.size() == 1) continue;
     const ScopedSpan span(SpanKind::wait, "dp_flush");
-    group.replicas.flush();  // `update` clears the gradients
+    group.replicas.flush();  // the next backward pass overwrites the gradients
   }
   return squares;
 }

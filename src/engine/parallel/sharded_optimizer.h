@@ -3,8 +3,8 @@
 // weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
-// order on every rank, then `await` before weights are used. A bucket's gradients are zeroed when
-// it is updated: all are when all weights have been awaited, before the next backward pass.
+// order on every rank, then `await` before weights are used. On a GPU, state is updated on the
+// stream of the replicas' communicator, concurrently with the model's passes on its own.
 #pragma once
 
 #include <deque>
@@ -21,9 +21,15 @@
 
 namespace tandem {
 
-struct DataParallelWires {
+struct ShardedOptimizerOptions {
   Wire gradients{}, weights{};
   bool error_feedback = true;  ///< for gradients
+  /// Copy of the weights in the dtype of GEMMs, bf16 [elements], updated with them; without data if
+  /// there is none.
+  Tensor working{};
+  /// GPUs: replicas communicate during the model's passes. Not if these wait for ranks in kernels
+  /// that need all SMs.
+  bool overlap = true;
 };
 
 /// Parameters whose state is sharded over the ranks of one communicator.
@@ -35,12 +41,12 @@ struct ParameterGroup {
 
 class ShardedOptimizer {
  public:
-  /// `weights`, `gradients`: f32 [elements] on exec's device; must outlive this object. On a GPU
-  /// every group has one replica; throws Unsupported otherwise. Collective over the groups'
-  /// communicators.
+  /// `weights`, `gradients`: f32 [elements] on exec's device, read and written by work of exec;
+  /// must outlive this object. Throws Unsupported for wire formats on several GPUs. Collective over
+  /// the groups' communicators.
   ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
                    std::vector<ParameterGroup> groups, int64_t bucket_elements,
-                   const DataParallelWires& wires = {});
+                   const ShardedOptimizerOptions& options = {});
 
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
@@ -92,15 +98,16 @@ class ShardedOptimizer {
  private:
   struct Group {
     Group(const Exec& exec, const ParameterGroup& group, const Tensor& all_weights,
-          const Tensor& all_gradients, int64_t bucket_elements, const DataParallelWires& wires);
+          const Tensor& all_gradients, int64_t bucket_elements,
+          const ShardedOptimizerOptions& options);
     void add_squares(int bucket);
     void update(const AdamStep& step);
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
 
-    Exec exec;
     Communicator& replicas;
+    Exec exec;      // of the replicas
     int64_t begin;  // in the flat arrays; all below is relative to it
-    Tensor weights, gradients;
+    Tensor weights, gradients, working;
     Buckets buckets;
     ShardedState state;
     GradientSync gradient_sync;

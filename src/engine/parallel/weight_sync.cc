@@ -1,23 +1,42 @@
 #include "engine/parallel/weight_sync.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "comm/exec.h"
+#include "kernels/elementwise.h"
 #include "observe/recorder.h"
 
 namespace tandem {
 
-WeightSync::WeightSync(Communicator& dp, const Tensor& weights, const Buckets& buckets,
-                       std::span<const Parameter> list, const Wire& wire, const ShardedState& state)
-    : dp_(dp),
+WeightSync::WeightSync(const Exec& forward, Communicator& dp, const Tensor& weights,
+                       const Buckets& buckets, std::span<const Parameter> list,
+                       const Options& options, const ShardedState& state)
+    : forward_(forward),
+      exec_(exec_of(dp)),
+      dp_(dp),
+      overlap_(options.overlap),
       weights_(weights),
+      working_(options.working),
       buckets_(buckets),
-      messages_(wire, buckets, parameter_runs(list)),
+      messages_(options.wire, buckets, parameter_runs(list)),
       state_(state),
-      ring_(dp, "dp_all_gather", buckets.count(), messages_.max_bytes(), wire.is_none() ? 0 : 1),
+      ring_(dp, "dp_all_gather", buckets.count(), messages_.max_bytes(),
+            options.wire.is_none() ? 0 : 1),
       sent_(buckets.count()),
       received_(buckets.count()) {
-  if (ring_.is_staged()) decoded_.resize(size_t(buckets.shard_room()));
+  if (ring_.is_staged()) {
+    refuse_on_gpu(exec_, "weights", options.wire);
+    decoded_.resize(size_t(buckets_.shard_room()));
+  }
+  if (!exec_.on_gpu()) return;
+  for (int b = 0; b < buckets.count(); ++b) updated_.emplace_back(exec_);
+}
+
+/// Updates the working copy after these weights changed.
+void WeightSync::refresh(FlatRange range) {
+  if (!working_.data()) return;
+  cast(exec_, weights_.narrow(0, range.begin, range.count),
+       working_.narrow(0, range.begin, range.count));
 }
 
 /// Fills decoded_ for this rank's shard: differences in encoded segments, weights in all others.
@@ -44,7 +63,14 @@ void WeightSync::add_differences(int owner, int bucket) {
 void WeightSync::begin(std::function<void(int bucket)> update) {
   update_ = std::move(update);
   sent_ = received_ = 0;
-  send_ahead();
+  awaited_ = -1;
+  if (!exec_.on_gpu()) return send_ahead();
+  for (; sent_ < buckets_.count(); ++sent_) {
+    send(sent_);
+    if (received_ < sent_) receive(received_++);
+  }
+  while (received_ < sent_) receive(received_++);
+  ring_.next_step();
 }
 
 void WeightSync::send_ahead() {
@@ -74,12 +100,18 @@ void WeightSync::send(int index) {
     if (state_.has_masters()) {
       messages_.decode(bucket, dp_.rank(), staged, decoded_.data());
       add_differences(dp_.rank(), bucket);
+      refresh(local);
     }
   }
   for (int hop = 1; hop < dp_.size(); ++hop) {
     ring_.send(ring_.destination(hop), index, message, bytes);
     sent_bytes_ += bytes;
   }
+}
+
+void WeightSync::receive(int index) {
+  for (int hop = 1; hop < dp_.size(); ++hop) receive(ring_.source(hop), index);
+  if (exec_.on_gpu()) updated_[size_t(index)].record(exec_);
 }
 
 void WeightSync::receive(int owner, int index) {
@@ -89,21 +121,29 @@ void WeightSync::receive(int owner, int index) {
   const std::byte* message = ring_.received(owner, index);
   float* weights = weights_.as<float>() + shard.begin;
   if (!ring_.is_staged()) {
-    std::memcpy(weights, message, size_t(shard.count) * sizeof(float));
+    copy(exec_, Tensor(message, DType::f32, {shard.count}, exec_.device),
+         weights_.narrow(0, shard.begin, shard.count));
   } else {
     const ScopedSpan span(SpanKind::compute, "decode_weights", bucket, owner);
     messages_.decode(bucket, owner, message, state_.has_masters() ? decoded_.data() : weights);
     if (state_.has_masters()) add_differences(owner, bucket);
   }
+  refresh(shard);
   ring_.acknowledge(owner, index);
 }
 
 void WeightSync::await(FlatRange range) {
-  if (is_complete() || range.count == 0) return;
+  if (range.count == 0) return;
   const int last = bucket_of(buckets_.at(range.end() - 1));
+  if (exec_.on_gpu()) {
+    const int needed = overlap_ ? last : buckets_.count() - 1;
+    if (needed > awaited_) updated_[size_t(needed)].await(forward_);
+    awaited_ = std::max(awaited_, needed);
+    return;
+  }
+  if (is_complete()) return;
   while (received_ <= last) {
-    for (int hop = 1; hop < dp_.size(); ++hop) receive(ring_.source(hop), received_);
-    ++received_;
+    receive(received_++);
     send_ahead();
   }
   if (!is_complete()) return;

@@ -5,6 +5,9 @@
 // between the owner's f32 weights and the weights that all ranks hold (SDP4Bit, arXiv 2410.15526,
 // section 3.1): all ranks, including the owner, add the decoded difference, and its error is part
 // of the next difference. Either way all ranks hold the same bits.
+//
+// On GPUs `begin` enqueues all of it on dp's stream, where it runs concurrently with the next
+// forward pass, and `await` orders the forward pass after what it needs.
 #pragma once
 
 #include <functional>
@@ -20,9 +23,17 @@ namespace tandem {
 
 class WeightSync {
  public:
-  /// `weights`: as of `state`. Collective over `dp`.
-  WeightSync(Communicator& dp, const Tensor& weights, const Buckets& buckets,
-             std::span<const Parameter> list, const Wire& wire, const ShardedState& state);
+  struct Options {
+    Wire wire{};
+    /// Copy of the weights in the dtype of GEMMs; without data if there is none.
+    Tensor working{};
+    /// GPUs: the forward pass waits only for the weights that it uses next.
+    bool overlap = true;
+  };
+  /// `weights`: as of `state`, read by work of `forward`. Throws Unsupported for a wire format on
+  /// GPUs. Collective over `dp`.
+  WeightSync(const Exec& forward, Communicator& dp, const Tensor& weights, const Buckets& buckets,
+             std::span<const Parameter> list, const Options& options, const ShardedState& state);
 
   /// Whether ranks send differences, so that owners need masters.
   static bool sends_differences(const Communicator& dp, const Wire& wire) {
@@ -30,7 +41,8 @@ class WeightSync {
   }
 
   /// Begins a step: `update(bucket)` is called for every bucket, in the order of use, before this
-  /// rank's shard of it is sent. Sends as many buckets as fit into the ring.
+  /// rank's shard of it is sent; it writes the working copy, too, unless ranks send differences.
+  /// Sends as many buckets as fit into the ring.
   void begin(std::function<void(int bucket)> update);
   /// Blocks until the range's weights are those of all owners. Waits form no cycle if all ranks
   /// await the same ranges in the same order.
@@ -45,19 +57,25 @@ class WeightSync {
   int bucket_of(int index) const { return buckets_.count() - 1 - index; }
   void send_ahead();
   void send(int index);
+  void receive(int index);
   void receive(int owner, int index);
+  void refresh(FlatRange range);
   void make_differences(int bucket);
   void add_differences(int owner, int bucket);
 
+  Exec forward_, exec_;
   Communicator& dp_;
-  Tensor weights_;
+  bool overlap_;
+  Tensor weights_, working_;
   Buckets buckets_;
   ShardMessages messages_;
   const ShardedState& state_;
   MessageRing ring_;
   std::vector<float> decoded_;  // one shard's differences
   std::function<void(int bucket)> update_;
-  int sent_, received_;  // buckets of this step, in the order of use
+  std::vector<Fence> updated_;  // by bucket of the step, on a GPU
+  int awaited_ = -1;            // last bucket that the forward pass waits for
+  int sent_, received_;         // buckets of this step, in the order of use
   uint64_t sent_bytes_ = 0;
 };
 

@@ -51,9 +51,15 @@ int64_t bucket_elements(const TrainConfig& config) {
   return int64_t(config.parallel.dp_bucket_mib * (1 << 20) / sizeof(float));
 }
 
-DataParallelWires make_wires(const TrainConfig& config) {
+ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
+                                               const TrainConfig& config,
+                                               const Transformer& model) {
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  return {codec.gradients, codec.weights, config.parallel.error_feedback};
+  return {.gradients = codec.gradients,
+          .weights = codec.weights,
+          .error_feedback = config.parallel.error_feedback,
+          .working = model.working_parameters(),
+          .overlap = groups.tp().size() == 1 && !groups.experts()};
 }
 
 }  // namespace
@@ -63,8 +69,8 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                                                 const Tensor& chosen)>& routed)
     : model(groups.tp(), config.model, make_options(groups, config, routed)),
       optimizer(model.exec(), model.parameters(), model.gradients(),
-                make_parameter_groups(groups, model), bucket_elements(config), make_wires(config)) {
-}
+                make_parameter_groups(groups, model), bucket_elements(config),
+                make_optimizer_options(groups, config, model)) {}
 
 void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {
   const ExpertLoad* load = model.load();

@@ -68,13 +68,15 @@ void cross_entropy_backward(const Tensor& logits, const Tensor& targets, int64_t
           continue;
         }
         const float largest = maxima.as<float>()[row], factor = scale / sums.as<float>()[row];
+        const int64_t local = target - begin;
+        const bool has_target = local >= 0 && local < columns;
+        const float picked = has_target ? x[local] : 0.0f;  // dx may be x
 #pragma omp simd
         for (int64_t i = 0; i < columns; ++i) {
           dx[i] = cpu::from_f32<T>(factor * cpu::fast_exp(x[i] - largest));
         }
-        const int64_t own = target - begin;
-        if (own >= 0 && own < columns) {
-          dx[own] = cpu::from_f32<T>(factor * cpu::fast_exp(x[own] - largest) - scale);
+        if (has_target) {
+          dx[local] = cpu::from_f32<T>(factor * cpu::fast_exp(picked - largest) - scale);
         }
       }
     });

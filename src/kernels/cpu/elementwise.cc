@@ -1,7 +1,10 @@
-#include "kernels/cpu/kernels.h"
+#include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "core/cpu/parallel.h"
 #include "core/cpu/scalar.h"
+#include "kernels/cpu/kernels.h"
 #include "observe/recorder.h"
 
 namespace tandem::cpu {
@@ -23,6 +26,20 @@ void add(const Tensor& x, const Tensor& y, const Tensor& out) {
       }
     });
   });
+}
+
+void sum(std::span<const Tensor> terms, const Tensor& out) {
+  constexpr int64_t kBlock = 4096;
+  std::array<float, kBlock> total;
+  for (int64_t at = 0; at < out.elements(); at += kBlock) {
+    const int64_t count = std::min(kBlock, out.elements() - at);
+    std::memcpy(total.data(), terms[0].as<float>() + at, size_t(count) * sizeof(float));
+    for (const Tensor& term : terms.subspan(1)) {
+      const float* const values = term.as<float>() + at;
+      for (int64_t i = 0; i < count; ++i) total[size_t(i)] += values[i];
+    }
+    std::memcpy(out.as<float>() + at, total.data(), size_t(count) * sizeof(float));
+  }
 }
 
 void cast(const Tensor& from, const Tensor& to) {

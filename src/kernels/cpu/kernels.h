@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tandem/tensor.h"
 
@@ -16,6 +17,7 @@ void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);
 void add(const Tensor& x, const Tensor& y, const Tensor& out);
+void sum(std::span<const Tensor> terms, const Tensor& out);
 void cast(const Tensor& from, const Tensor& to);
 void embedding_forward(const Tensor& tokens, const Tensor& table, int64_t begin, const Tensor& out);
 void embedding_backward(const Tensor& tokens, const Tensor& dout, int64_t begin,

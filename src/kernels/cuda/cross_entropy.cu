@@ -7,7 +7,9 @@
 namespace tandem::gpu {
 namespace {
 
-constexpr unsigned kReduceThreads = 512;
+constexpr unsigned kShortThreads = 512;  // of a row that their registers hold
+constexpr unsigned kLongThreads = 1024;
+constexpr int kRowVectors = 16;  // max vectors of a row that a thread keeps
 
 // Combines body(i) over the row's vectors of this thread, then of the block.
 template <typename Combine, typename Body>
@@ -19,52 +21,88 @@ __device__ float reduce_row(float start, int64_t vectors, const Combine& combine
   return combine_block(result, combine);
 }
 
-template <int kWidth>
-__global__ void __launch_bounds__(kReduceThreads)
-    cross_entropy_max_kernel(Rows<float, kWidth> logits, int64_t vectors, float* maxima) {
-  const int64_t row = blockIdx.x;
-  const float largest = reduce_row(-FLT_MAX, vectors, Larger{}, [&](int64_t i) {
-    const Vector<float, kWidth> x = logits.load(row, i);
-    float result = x.at[0];
+template <typename T, int kWidth>
+__device__ float max_of(const Vector<T, kWidth>& x) {
+  float result = to_float(x.at[0]);
 #pragma unroll
-    for (int e = 1; e < kWidth; ++e) result = fmaxf(result, x.at[e]);
-    return result;
-  });
+  for (int e = 1; e < kWidth; ++e) result = fmaxf(result, to_float(x.at[e]));
+  return result;
+}
+
+template <typename T, int kWidth>
+__device__ float sum_of_exponentials(const Vector<T, kWidth>& x, float largest) {
+  float result = 0;
+#pragma unroll
+  for (int e = 0; e < kWidth; ++e) result += clamped_exp(to_float(x.at[e]) - largest);
+  return result;
+}
+
+template <typename T, int kWidth>
+__device__ float row_max(const Rows<T, kWidth>& logits, int64_t row, int64_t vectors) {
+  return reduce_row(-FLT_MAX, vectors, Larger{},
+                    [&](int64_t i) { return max_of(logits.load(row, i)); });
+}
+
+template <typename T, int kWidth>
+__device__ float row_sum(const Rows<T, kWidth>& logits, int64_t row, int64_t vectors,
+                         float largest) {
+  return reduce_row(0, vectors, Plus{},
+                    [&](int64_t i) { return sum_of_exponentials(logits.load(row, i), largest); });
+}
+
+/// The logit of the row's target minus `largest` if it is one of the columns [begin, begin +
+/// columns), else 0.
+template <typename T, int kWidth>
+__device__ float pick(const Rows<T, kWidth>& logits, int64_t row, int64_t columns, int32_t target,
+                      int64_t begin, float largest) {
+  const int64_t column = target - begin;
+  const bool local = target >= 0 && column >= 0 && column < columns;
+  return local ? to_float(logits.data[row * logits.stride + column]) - largest : 0.0f;
+}
+
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kLongThreads)
+    cross_entropy_max_kernel(Rows<T, kWidth> logits, int64_t vectors, float* maxima) {
+  const int64_t row = blockIdx.x;
+  const float largest = row_max(logits, row, vectors);
   if (threadIdx.x == 0) maxima[row] = largest;
 }
 
-template <int kWidth>
-__global__ void __launch_bounds__(kReduceThreads)
-    cross_entropy_sum_kernel(Rows<float, kWidth> logits, int64_t columns, const int32_t* targets,
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kLongThreads)
+    cross_entropy_sum_kernel(Rows<T, kWidth> logits, int64_t columns, const int32_t* targets,
                              int64_t begin, const float* maxima, float* sums, float* picked) {
   const int64_t row = blockIdx.x;
   const float largest = maxima[row];
-  const float sum = reduce_row(0, columns / kWidth, Plus{}, [&](int64_t i) {
-    const Vector<float, kWidth> x = logits.load(row, i);
-    float result = 0;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) result += clamped_exp(x.at[e] - largest);
-    return result;
-  });
+  const float sum = row_sum(logits, row, columns / kWidth, largest);
   if (threadIdx.x != 0) return;
   sums[row] = sum;
-  const int32_t target = targets[row];
-  const int64_t column = target - begin;
-  const bool local = target >= 0 && column >= 0 && column < columns;
-  picked[row] = local ? logits.data[row * logits.stride + column] - largest : 0.0f;
+  picked[row] = pick(logits, row, columns, targets[row], begin, largest);
 }
 
-constexpr int kRowVectors = 16;  // max vectors of a row that a thread keeps for both steps
+// Both steps of a long row, with the same order of additions. The second reads it from the L2
+// cache, which holds the rows of one block an SM.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kLongThreads, 1)
+    cross_entropy_long_kernel(Rows<T, kWidth> logits, int64_t columns, const int32_t* targets,
+                              float* maxima, float* sums, float* picked) {
+  const int64_t row = blockIdx.x;
+  const float largest = row_max(logits, row, columns / kWidth);
+  const float sum = row_sum(logits, row, columns / kWidth, largest);
+  if (threadIdx.x != 0) return;
+  maxima[row] = largest;
+  sums[row] = sum;
+  picked[row] = pick(logits, row, columns, targets[row], 0, largest);
+}
 
 // Both steps of a row that a block's registers hold, with the same order of additions.
-template <int kWidth>
-__global__ void __launch_bounds__(kReduceThreads)
-    cross_entropy_max_and_sum_kernel(Rows<float, kWidth> logits, int64_t columns,
-                                     const int32_t* targets, float* maxima, float* sums,
-                                     float* picked) {
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kShortThreads)
+    cross_entropy_short_kernel(Rows<T, kWidth> logits, int64_t columns, const int32_t* targets,
+                               float* maxima, float* sums, float* picked) {
   __shared__ WarpValues warp_values[2];
   const int64_t row = blockIdx.x;
-  Vector<float, kWidth> kept[kRowVectors];
+  PackedVector<T, kWidth> kept[kRowVectors];
   const auto for_each_vector = [&](const auto& body) {
 #pragma unroll
     for (int k = 0; k < kRowVectors; ++k) {
@@ -72,27 +110,17 @@ __global__ void __launch_bounds__(kReduceThreads)
       if (i < int(columns / kWidth)) body(k, i);
     }
   };
-  for_each_vector([&](int k, int i) { kept[k] = logits.load(row, i); });
+  for_each_vector([&](int k, int i) { kept[k] = logits.load_packed(row, i); });
   float largest = -FLT_MAX;
-  for_each_vector([&](int k, int) {
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) largest = fmaxf(largest, kept[k].at[e]);
-  });
+  for_each_vector([&](int k, int) { largest = fmaxf(largest, max_of(kept[k].unpack())); });
   largest = combine_block(largest, Larger{}, warp_values[0]);
   float sum = 0;
-  for_each_vector([&](int k, int) {
-    float result = 0;
-#pragma unroll
-    for (int e = 0; e < kWidth; ++e) result += clamped_exp(kept[k].at[e] - largest);
-    sum += result;
-  });
+  for_each_vector([&](int k, int) { sum += sum_of_exponentials(kept[k].unpack(), largest); });
   sum = combine_block(sum, Plus{}, warp_values[1]);
   if (threadIdx.x != 0) return;
   maxima[row] = largest;
   sums[row] = sum;
-  const int32_t target = targets[row];
-  const bool has_target = target >= 0 && target < columns;
-  picked[row] = has_target ? logits.data[row * logits.stride + target] - largest : 0.0f;
+  picked[row] = pick(logits, row, columns, targets[row], 0, largest);
 }
 
 constexpr int kLossThreads = 1024;
@@ -113,47 +141,60 @@ __global__ void __launch_bounds__(kLossThreads)
   if (threadIdx.x == 0) *total += of_thread[0];
 }
 
-template <typename T, int kWidth>
+template <typename In, typename Out, int kWidth>
 struct CrossEntropyBackward {
-  Rows<float, kWidth> logits;
-  Rows<T, kWidth> dlogits;
+  Rows<In, kWidth> logits;
+  Rows<Out, kWidth> dlogits;
   const int32_t* targets;
   const float *maxima, *sums;
   int64_t begin;
   float scale;
 
-  using Loaded = Vector<float, kWidth>;
+  using Loaded = Vector<In, kWidth>;
   __device__ Loaded load(int64_t row, int64_t i) const { return logits.load(row, i); }
   __device__ void store(int64_t row, int64_t i, const Loaded& x) const {
     const int32_t target = targets[row];
-    const int64_t own = target - begin;
+    const int64_t column = target - begin;
     const float largest = maxima[row], factor = __fdiv_rn(scale, sums[row]);
-    Vector<T, kWidth> result;
+    Vector<Out, kWidth> result;
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      const float softmax = factor * clamped_exp(x.at[e] - largest);
-      const float gradient = i * kWidth + e == own ? softmax - scale : softmax;
-      result.at[e] = from_float<T>(target < 0 ? 0.0f : gradient);
+      const float softmax = factor * clamped_exp(to_float(x.at[e]) - largest);
+      const float gradient = i * kWidth + e == column ? softmax - scale : softmax;
+      result.at[e] = from_float<Out>(target < 0 ? 0.0f : gradient);
     }
     dlogits.store(row, i, result);
   }
 };
 
-// Threads for a row that is read once.
+// Whether a block's registers hold a row of so many vectors.
+bool is_short(int64_t vectors) {
+  return vectors <= int64_t(kRowVectors) * kShortThreads;
+}
+
 unsigned reduce_threads(int64_t vectors) {
-  return unsigned(std::clamp((vectors + 31) / 32 * 32, int64_t(32), int64_t(kReduceThreads)));
+  if (!is_short(vectors)) return kLongThreads;
+  return unsigned(std::clamp((vectors + 31) / 32 * 32, int64_t(32), int64_t(kShortThreads)));
+}
+
+// Calls body(Rows<T, kWidth>) of the logits.
+template <typename Body>
+void with_logits(const char* name, const Tensor& logits, const Body& body) {
+  with_element(name, logits, [&]<typename T>(T) {
+    constexpr int kWidth = 16 / int(sizeof(T));
+    with_width<kWidth>({&logits}, [&](auto width) { body(Rows<T, width()>(logits), width); });
+  });
 }
 
 }  // namespace
 
 void cross_entropy_max(cudaStream_t stream, const Tensor& logits, const Tensor& maxima) {
-  require_dtype("cross_entropy_max: logits", logits, DType::f32);
   require_dtype("cross_entropy_max: maxima", maxima, DType::f32);
   if (logits.dim(0) == 0) return;
-  with_width<4>({&logits}, [&](auto width) {
+  with_logits("cross_entropy_max: logits", logits, [&](const auto& rows, auto width) {
     const int64_t vectors = logits.dim(1) / width();
     cross_entropy_max_kernel<<<unsigned(logits.dim(0)), reduce_threads(vectors), 0, stream>>>(
-        Rows<float, width()>(logits), vectors, maxima.as<float>());
+        rows, vectors, maxima.as<float>());
     check_launch("cross_entropy_max_kernel");
   });
 }
@@ -161,45 +202,42 @@ void cross_entropy_max(cudaStream_t stream, const Tensor& logits, const Tensor& 
 void cross_entropy_sum(cudaStream_t stream, const Tensor& logits, const Tensor& targets,
                        int64_t begin, const Tensor& maxima, const Tensor& sums,
                        const Tensor& picked) {
-  require_dtype("cross_entropy_sum: logits", logits, DType::f32);
   require_dtype("cross_entropy_sum: targets", targets, DType::i32);
   require_dtype("cross_entropy_sum: maxima", maxima, DType::f32);
   require_dtype("cross_entropy_sum: sums", sums, DType::f32);
   require_dtype("cross_entropy_sum: picked", picked, DType::f32);
   if (logits.dim(0) == 0) return;
-  with_width<4>({&logits}, [&](auto width) {
+  with_logits("cross_entropy_sum: logits", logits, [&](const auto& rows, auto width) {
     const int64_t columns = logits.dim(1);
     const unsigned threads = reduce_threads(columns / width());
     cross_entropy_sum_kernel<<<unsigned(logits.dim(0)), threads, 0, stream>>>(
-        Rows<float, width()>(logits), columns, targets.as<int32_t>(), begin, maxima.as<float>(),
-        sums.as<float>(), picked.as<float>());
+        rows, columns, targets.as<int32_t>(), begin, maxima.as<float>(), sums.as<float>(),
+        picked.as<float>());
     check_launch("cross_entropy_sum_kernel");
   });
 }
 
 void cross_entropy_max_and_sum(cudaStream_t stream, const Tensor& logits, const Tensor& targets,
                                const Tensor& maxima, const Tensor& sums, const Tensor& picked) {
-  bool is_short = false;
-  with_width<4>({&logits}, [&](auto width) {
-    is_short = logits.dim(1) <= int64_t(width()) * kRowVectors * kReduceThreads;
-  });
-  if (!is_short) {
-    cross_entropy_max(stream, logits, maxima);
-    cross_entropy_sum(stream, logits, targets, 0, maxima, sums, picked);
-    return;
-  }
-  require_dtype("cross_entropy_max_and_sum: logits", logits, DType::f32);
   require_dtype("cross_entropy_max_and_sum: targets", targets, DType::i32);
   require_dtype("cross_entropy_max_and_sum: maxima", maxima, DType::f32);
   require_dtype("cross_entropy_max_and_sum: sums", sums, DType::f32);
   require_dtype("cross_entropy_max_and_sum: picked", picked, DType::f32);
   if (logits.dim(0) == 0) return;
-  with_width<4>({&logits}, [&](auto width) {
-    const unsigned threads = reduce_threads(logits.dim(1) / width());
-    cross_entropy_max_and_sum_kernel<<<unsigned(logits.dim(0)), threads, 0, stream>>>(
-        Rows<float, width()>(logits), logits.dim(1), targets.as<int32_t>(), maxima.as<float>(),
-        sums.as<float>(), picked.as<float>());
-    check_launch("cross_entropy_max_and_sum_kernel");
+  with_logits("cross_entropy_max_and_sum: logits", logits, [&](const auto& rows, auto width) {
+    const int64_t columns = logits.dim(1), vectors = columns / width();
+    const auto launch = [&](auto kernel) {
+      kernel<<<unsigned(logits.dim(0)), reduce_threads(vectors), 0, stream>>>(
+          rows, columns, targets.as<int32_t>(), maxima.as<float>(), sums.as<float>(),
+          picked.as<float>());
+    };
+    using Element = std::remove_pointer_t<decltype(rows.data)>;
+    if (is_short(vectors)) {
+      launch(cross_entropy_short_kernel<Element, width()>);
+    } else {
+      launch(cross_entropy_long_kernel<Element, width()>);
+    }
+    check_launch("cross_entropy_max_and_sum");
   });
 }
 
@@ -220,17 +258,19 @@ void cross_entropy_loss(cudaStream_t stream, const Tensor& targets, const Tensor
 void cross_entropy_backward(cudaStream_t stream, const Tensor& logits, const Tensor& targets,
                             int64_t begin, const Tensor& maxima, const Tensor& sums, float scale,
                             const Tensor& dlogits) {
-  require_dtype("cross_entropy_backward: logits", logits, DType::f32);
   require_dtype("cross_entropy_backward: targets", targets, DType::i32);
   require_dtype("cross_entropy_backward: maxima", maxima, DType::f32);
   require_dtype("cross_entropy_backward: sums", sums, DType::f32);
-  with_element("cross_entropy_backward: dlogits", dlogits, [&]<typename T>(T) {
-    with_width<4>({&logits, &dlogits}, [&](auto width) {
-      launch_map("cross_entropy_backward",
-                 CrossEntropyBackward<T, width()>{
-                     Rows<float, width()>(logits), Rows<T, width()>(dlogits), targets.as<int32_t>(),
-                     maxima.as<float>(), sums.as<float>(), begin, scale},
-                 logits.dim(0), logits.dim(1) / width(), stream);
+  with_element("cross_entropy_backward: logits", logits, [&]<typename In>(In) {
+    with_element("cross_entropy_backward: dlogits", dlogits, [&]<typename Out>(Out) {
+      constexpr int kMaxWidth = 16 / int(std::max(sizeof(In), sizeof(Out)));
+      with_width<kMaxWidth>({&logits, &dlogits}, [&](auto width) {
+        launch_map("cross_entropy_backward",
+                   CrossEntropyBackward<In, Out, width()>{
+                       Rows<In, width()>(logits), Rows<Out, width()>(dlogits),
+                       targets.as<int32_t>(), maxima.as<float>(), sums.as<float>(), begin, scale},
+                   logits.dim(0), logits.dim(1) / width(), stream);
+      });
     });
   });
 }

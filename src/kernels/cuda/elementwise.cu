@@ -24,6 +24,30 @@ struct Add {
   }
 };
 
+constexpr size_t kMaxTerms = 16;
+
+template <int kWidth>
+struct Sum {
+  const float* terms[kMaxTerms];
+  int num_terms;
+  Rows<float, kWidth> out;
+
+  using Loaded = Vector<float, kWidth>;
+  __device__ Loaded load(int64_t, int64_t i) const {
+    const auto term = [&](int t) { return reinterpret_cast<const Loaded*>(terms[t])[i]; };
+    Loaded total = term(0);
+    for (int t = 1; t < num_terms; ++t) {
+      const Loaded next = term(t);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) total.at[e] += next.at[e];
+    }
+    return total;
+  }
+  __device__ void store(int64_t row, int64_t i, const Loaded& total) const {
+    out.store(row, i, total);
+  }
+};
+
 template <typename From, typename To, int kWidth>
 struct Cast {
   Rows<From, kWidth> from;
@@ -60,6 +84,19 @@ void add(cudaStream_t stream, const Tensor& x, const Tensor& y, const Tensor& ou
                  x.dim(1) / width(), stream);
     });
   });
+}
+
+void sum(cudaStream_t stream, std::span<const Tensor> terms, const Tensor& out) {
+  const auto launch = [&](auto width) {
+    Sum<width()> body{{}, int(terms.size()), Rows<float, width()>(out)};
+    for (size_t t = 0; t < terms.size(); ++t) body.terms[t] = terms[t].as<float>();
+    launch_map("sum", body, 1, out.elements() / width(), stream);
+  };
+  const bool has_vectors =
+      have_vectors(4, {&out}) &&
+      std::ranges::all_of(terms, [](const Tensor& t) { return have_vectors(4, {&t}); });
+  if (has_vectors) return launch(std::integral_constant<int, 4>{});
+  launch(std::integral_constant<int, 1>{});
 }
 
 void cast(cudaStream_t stream, const Tensor& from, const Tensor& to) {

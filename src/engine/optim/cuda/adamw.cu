@@ -1,3 +1,5 @@
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -13,7 +15,7 @@ constexpr int kWidth = 4;
 constexpr int kMaxBlocks = 1024;
 
 bool has_vectors(const Tensor& t) {
-  return reinterpret_cast<uintptr_t>(t.data()) % sizeof(float4) == 0;
+  return reinterpret_cast<uintptr_t>(t.data()) % (kWidth * size_of(t.dtype())) == 0;
 }
 
 __device__ void update(const AdamStep& s, float shrink, float& w, float gradient, float& m,
@@ -24,9 +26,14 @@ __device__ void update(const AdamStep& s, float shrink, float& w, float gradient
   w = shrink * w - s.lr * (m * s.correction1) / (sqrtf(v * s.correction2) + s.eps);
 }
 
+struct alignas(8) FourBf16 {
+  __nv_bfloat162 low, high;
+};
+
+template <bool kWorking>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(AdamStep step, float shrink, float4* w, const float4* gradient, float4* m,
-                 float4* v, int64_t vectors) {
+                 float4* v, FourBf16* working, int64_t vectors) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= vectors) return;
   float4 wi = w[i], mi = m[i], vi = v[i];
@@ -36,13 +43,18 @@ __global__ void __launch_bounds__(kThreads)
   update(step, shrink, wi.z, g.z, mi.z, vi.z);
   update(step, shrink, wi.w, g.w, mi.w, vi.w);
   w[i] = wi, m[i] = mi, v[i] = vi;
+  if constexpr (kWorking) {
+    working[i] = {__floats2bfloat162_rn(wi.x, wi.y), __floats2bfloat162_rn(wi.z, wi.w)};
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
     adamw_elements_kernel(AdamStep step, float shrink, float* w, const float* gradient, float* m,
-                          float* v, int64_t count) {
+                          float* v, __nv_bfloat16* working, int64_t count) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < count) update(step, shrink, w[i], gradient[i], m[i], v[i]);
+  if (i >= count) return;
+  update(step, shrink, w[i], gradient[i], m[i], v[i]);
+  if (working) working[i] = __float2bfloat16_rn(w[i]);
 }
 
 __device__ double combine(double value) {
@@ -110,22 +122,26 @@ unsigned blocks_for(int64_t items) {
 
 }  // namespace
 
-void adamw(cudaStream_t stream, const AdamStep& step, float shrink, const Tensor& w,
-           const Tensor& gradient, const Tensor& m, const Tensor& v) {
+void adamw(cudaStream_t stream, const AdamStep& step, float shrink, const AdamState& state,
+           const Tensor& gradient, const Tensor& working) {
+  const auto& [w, m, v] = state;
   const int64_t count = w.elements();
-  const bool vectors = has_vectors(w) && has_vectors(gradient) && has_vectors(m) && has_vectors(v);
+  const bool has_copy = working.data() != nullptr;
+  const bool vectors = has_vectors(w) && has_vectors(gradient) && has_vectors(m) &&
+                       has_vectors(v) && (!has_copy || has_vectors(working));
   const int64_t whole = vectors ? count / kWidth : 0, rest = count - whole * kWidth;
   if (whole > 0) {
-    adamw_kernel<<<blocks_for(whole), kThreads, 0, stream>>>(step, shrink, w.as<float4>(),
-                                                             gradient.as<const float4>(),
-                                                             m.as<float4>(), v.as<float4>(), whole);
+    const auto kernel = has_copy ? adamw_kernel<true> : adamw_kernel<false>;
+    kernel<<<blocks_for(whole), kThreads, 0, stream>>>(
+        step, shrink, w.as<float4>(), gradient.as<const float4>(), m.as<float4>(), v.as<float4>(),
+        working.as<FourBf16>(), whole);
     check_launch("adamw_kernel");
   }
   if (rest == 0) return;
   const int64_t at = whole * kWidth;
   adamw_elements_kernel<<<blocks_for(rest), kThreads, 0, stream>>>(
       step, shrink, w.as<float>() + at, gradient.as<const float>() + at, m.as<float>() + at,
-      v.as<float>() + at, rest);
+      v.as<float>() + at, has_copy ? working.as<__nv_bfloat16>() + at : nullptr, rest);
   check_launch("adamw_elements_kernel");
 }
 

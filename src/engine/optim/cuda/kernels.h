@@ -9,8 +9,8 @@ struct CUstream_st;  // CUDA's: cudaStream_t points to it
 namespace tandem::gpu {
 
 /// `shrink`: factor of w, for weight decay.
-void adamw(CUstream_st* stream, const AdamStep& step, float shrink, const Tensor& w,
-           const Tensor& gradient, const Tensor& m, const Tensor& v);
+void adamw(CUstream_st* stream, const AdamStep& step, float shrink, const AdamState& state,
+           const Tensor& gradient, const Tensor& working);
 
 /// Memory of `sums` f64 sums, which come first, and of their scratch.
 size_t square_sum_bytes(int sums);
