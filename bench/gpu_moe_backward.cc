@@ -163,9 +163,8 @@ void bench_backward(const Model& m, int64_t tokens) {
   const LtContext lt;
   const LtGemm logits(lt, {tokens, m.router_rows(), m.hidden, DType::bf16, DType::f32});
   logits.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
-  launch_route(o.logits.view(DType::f32, {tokens, m.router_rows()}), o.router_bias(),
-               RouterOptions{m.top_k, false, true}, o.routing().experts, o.routing().weights,
-               stream);
+  route_forward(stream, o.logits.view(DType::f32, {tokens, m.router_rows()}), o.router_bias(),
+                RouterOptions{m.top_k, false, true}, {}, o.routing().experts, o.routing().weights);
   const MoeShape shape = shape_of(m, tokens);
   LocalMoe layer(shape, form_of(shape, true));
   const auto forward = [&] {

@@ -163,8 +163,8 @@ void bench(const Model& m, int64_t tokens, bool e4m3) {
   LocalMoe otherwise(shape, {.sorts_first = form.sorts_first, .e4m3 = e4m3, .pairs = !form.pairs});
   const auto route = [&] {
     logits_gemm.run(o.x.data(), o.w_router.data(), o.logits.data(), nullptr, stream);
-    launch_route(o.logits.view(DType::f32, {tokens, m.router_rows()}), o.router_bias(), options,
-                 o.routing().experts, o.routing().weights, stream);
+    route_forward(stream, o.logits.view(DType::f32, {tokens, m.router_rows()}), o.router_bias(),
+                  options, {}, o.routing().experts, o.routing().weights);
   };
   const auto all = [&] {
     route();

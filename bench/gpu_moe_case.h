@@ -92,9 +92,9 @@ struct Operands {
           "a router's bias");
     check(cudaStreamSynchronize(stream.get()), "a router's bias");
   }
-  const float* router_bias() const {
-    return model.router_rows() > model.experts ? reinterpret_cast<const float*>(bias.data())
-                                               : nullptr;
+  Tensor router_bias() const {
+    if (model.router_rows() == model.experts) return {};
+    return bias.view(DType::f32, {model.router_rows()});
   }
   static size_t bytes(int64_t count) { return size_t(count) * 2; }
   Tensor x_view() const { return x.view(DType::bf16, {rows, model.hidden}); }

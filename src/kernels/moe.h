@@ -1,5 +1,5 @@
-// Mixture-of-Experts operations other than the GEMMs: routing, gathering rows to experts and
-// summing them on the way back. All sums have a fixed order.
+// Rows of a Mixture-of-Experts layer on CPU ranks: gathered to experts, and summed on the way back.
+// All sums have a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,6 @@
 #include "tandem/tensor.h"
 
 namespace tandem {
-
-struct RouterOptions {
-  int top_k = 1;
-  bool sigmoid = false;   ///< scores are sigmoid(logits), else softmax over the experts
-  bool normalize = true;  ///< the chosen scores are divided by their sum
-  float scale = 1;        ///< factor of the weights
-};
-
-/// logits: f32 [rows, experts] -> scores [rows, experts], experts i32 and weights f32 [rows,
-/// top_k]. Picks the top_k largest of score + bias (the bias affects the choice, not the weight;
-/// empty: none), the lower expert first on a tie. A row with a logit that is not finite gets NaN as
-/// weights.
-void route_forward(const Tensor& logits, std::span<const float> bias, const RouterOptions& options,
-                   const Tensor& scores, const Tensor& experts, const Tensor& weights);
-
-/// dlogits (overwritten): gradient through the weights, given `dweights`, plus that of the sum over
-/// experts of balance[e] x p[e] for every row, with p the scores divided by their sum.
-void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& dweights,
-                    std::span<const float> balance, const RouterOptions& options,
-                    const Tensor& dlogits);
 
 /// One slot of an arrived row: a row of an expert's GEMM.
 struct MoeUse {

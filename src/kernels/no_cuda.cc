@@ -1,6 +1,7 @@
 // Stub of the kernels on GPUs for a build without CUDA: no rank is on a GPU.
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/router.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -85,6 +86,36 @@ void cross_entropy_loss(CUstream_st*, const Tensor&, const Tensor&, const Tensor
 
 void cross_entropy_backward(CUstream_st*, const Tensor&, const Tensor&, int64_t, const Tensor&,
                             const Tensor&, float, const Tensor&) {
+  refuse();
+}
+
+void route_forward(CUstream_st*, const Tensor&, const Tensor&, const RouterOptions&, const Tensor&,
+                   const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void route_backward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                    const RouterOptions&, const Tensor&) {
+  refuse();
+}
+
+void add_router_load(CUstream_st*, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void add_loads(CUstream_st*, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void balance_gradient(CUstream_st*, const AuxLoss&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void add_aux_losses(CUstream_st*, const AuxLoss&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void adjust_router_bias(CUstream_st*, const Tensor&, float, const Tensor&) {
   refuse();
 }
 

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "engine/model/expert_load.h"
 #include "engine/model/transformer.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/model/harness.h"
@@ -23,6 +25,43 @@ ModelConfig gpu_model(const Variant& variant) {
   c.head_dim = 16;
   c.ffn = 96;
   c.max_seq = 80;
+  return c;
+}
+
+struct MoeVariant {
+  const char* name;
+  void (*change)(ModelConfig&);
+  double bound;  ///< of gradients in bf16, if rounding may change choices
+};
+const MoeVariant kMoeVariants[] = {{"all_chosen",
+                                    [](ModelConfig& c) {
+                                      c.experts = c.top_k = 4;
+                                      c.route_scale = 2;
+                                    },
+                                    0},
+                                   {"one_shared_alternating",
+                                    [](ModelConfig& c) {
+                                      c.top_k = 1;
+                                      c.normalize_top_k = false;
+                                      c.shared_ffn = 64;
+                                      c.moe_layer_freq = 2;
+                                    },
+                                    0.1},
+                                   {"two", [](ModelConfig&) {}, 0.1},
+                                   {"sigmoid_bias",
+                                    [](ModelConfig& c) {
+                                      c.router = "sigmoid";
+                                      c.router_bias_update_rate = 0.01;
+                                    },
+                                    0.1}};
+
+ModelConfig gpu_moe_model(const MoeVariant& variant = kMoeVariants[2]) {
+  ModelConfig c = gpu_model(::tandem::testing::kVariants[0]);
+  c.experts = 8;
+  c.top_k = 2;
+  c.expert_ffn = 32;
+  c.aux_loss_coeff = 0.05;
+  variant.change(c);
   return c;
 }
 
@@ -70,11 +109,86 @@ TEST_P(GpuTransformer, ErrorInBf16IsThatOfCpuRanks) {
   }
 }
 
-// Gradients of several microbatches add up on the GPU, and each parameter is reported final once.
-TEST_P(GpuTransformer, MicrobatchesAccumulate) {
-  const ModelConfig config = gpu_model(kVariants[0]);
-  const TransformerOptions options{.batch = 1, .seq = 40};
+// If all experts are chosen, as above. Else rounding may change a choice, on one device only.
+TEST_P(GpuTransformer, ErrorOfExpertsInBf16IsThatOfCpuRanks) {
+  for (const MoeVariant& variant : kMoeVariants) {
+    const ModelConfig config = gpu_moe_model(variant);
+    TransformerOptions options{.batch = 2, .seq = 72};
+    const Step exact = run_on_threads(1, config, options);
+    options.dtype = DType::bf16;
+    const Step on_cpus = run_on_threads(ranks(), config, options), found = on_gpus(config, options);
+    const double error = std::abs(on_cpus.loss - exact.loss);
+    EXPECT_LE(std::abs(found.loss - exact.loss), 2 * error + 2e-4 * exact.loss) << variant.name;
+    for (const auto& [name, values] : exact.gradients) {
+      if (name.ends_with("correction_bias")) continue;  // no gradient
+      const double of_cpus = difference({{name, on_cpus.gradients.at(name)}}, {{name, values}});
+      EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}),
+                1.5 * of_cpus + variant.bound)
+          << variant.name << " " << name << ", CPU ranks " << of_cpus;
+    }
+  }
+}
+
+// Rows, auxiliary loss and biases of a step of two microbatches; few choices differ.
+TEST_P(GpuTransformer, ExpertLoadIsThatOfCpuRanks) {
+  const ModelConfig config = gpu_moe_model(kMoeVariants[3]);
+  const TransformerOptions options{.batch = 2, .seq = 72, .dtype = DType::bf16};
+  struct Load {
+    std::vector<double> rows;
+    double aux_loss = 0;
+    std::vector<float> biases;
+  };
+  const auto step = [&](Communicator& comm) {
+    set_kernel_threads(1);
+    Transformer model(comm, config, options);
+    model.initialize(5);
+    model.begin_step(2);
+    for (const uint64_t seed : {1, 2}) {
+      const Batch batch = make_batch(config, options.batch * options.seq, seed);
+      model.forward(batch.tokens, batch.targets);
+      model.backward(1);
+    }
+    model.share_load();
+    model.adjust_router_bias();
+    const HostCopy weights(model.exec(), model.parameters());
+    Load load{model.expert_counts()->rows, model.aux_loss(), {}};
+    for (const Parameter& p : model.parameter_list()) {
+      if (!p.name.ends_with("correction_bias")) continue;
+      const auto biases = weights.values().subspan(size_t(p.offset), size_t(config.experts));
+      load.biases.insert(load.biases.end(), biases.begin(), biases.end());
+    }
+    return load;
+  };
+  std::mutex mutex;
+  std::vector<Load> on_cpu, on_gpu;
+  run_threads({}, [&](Communicator& comm) { on_cpu.push_back(step(comm)); });
   run_gpus({ranks(), {}, 60, ranks_per_gpu(ranks())}, [&](Communicator& comm) {
+    Load load = step(comm);
+    const std::lock_guard lock(mutex);
+    on_gpu.push_back(std::move(load));
+  });
+  for (const Load& load : on_gpu) {
+    EXPECT_EQ(load.rows, on_gpu[0].rows);
+    EXPECT_EQ(load.biases, on_gpu[0].biases);
+    EXPECT_EQ(load.aux_loss, on_gpu[0].aux_loss);
+  }
+  const Load &expected = on_cpu[0], &found = on_gpu[0];
+  ASSERT_EQ(found.rows.size(), expected.rows.size());
+  double sum = 0, moved = 0;
+  for (size_t i = 0; i < found.rows.size(); ++i) {
+    sum += found.rows[i];
+    moved += std::abs(found.rows[i] - expected.rows[i]);
+    const double mean = 2.0 * 2 * 144 / double(config.experts);
+    EXPECT_EQ(found.biases[i], found.rows[i] < mean ? 0.01f : found.rows[i] > mean ? -0.01f : 0.0f);
+  }
+  EXPECT_EQ(sum, 2 * 2 * 2 * 144);  // layers, choices, microbatches, rows
+  EXPECT_LE(moved, 0.03 * sum);
+  EXPECT_NEAR(found.aux_loss, expected.aux_loss, 0.01 * expected.aux_loss);
+}
+
+// Gradients of several microbatches add up on the GPU, and each parameter is reported final once.
+void expect_sums(int ranks, const ModelConfig& config, const TransformerOptions& options) {
+  run_gpus({ranks, {}, 60, ranks_per_gpu(ranks)}, [&](Communicator& comm) {
     Transformer model(comm, config, options);
     model.initialize(5);
     std::vector<double> sum(size_t(model.gradients().elements()));
@@ -85,18 +199,23 @@ TEST_P(GpuTransformer, MicrobatchesAccumulate) {
       model.forward(batch.tokens, batch.targets);
       model.backward(1, ready);
     };
+    int64_t experts = model.experts_begin(), dense = experts;
     const auto ready = [&](FlatRange range) {
-      EXPECT_EQ(range.end(), begin);
-      begin = range.begin;
+      int64_t& end = range.begin >= experts ? begin : dense;
+      EXPECT_EQ(range.end(), end);
+      end = range.begin;
     };
     for (const uint64_t seed : {1, 2, 3}) {
+      dense = experts;
       pass(seed, ready);
-      EXPECT_EQ(begin, 0);
+      EXPECT_EQ(begin, experts);
+      EXPECT_EQ(dense, 0);
       const HostCopy gradients(model.exec(), model.gradients());
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += double(gradients.values()[i]);
       clear(model.exec(), model.gradients());
     }
     for (const uint64_t seed : {1, 2}) pass(seed, {});
+    dense = experts;
     pass(3, ready);
     const HostCopy sums(model.exec(), model.gradients());
     const auto gradients = sums.values();
@@ -110,10 +229,17 @@ TEST_P(GpuTransformer, MicrobatchesAccumulate) {
   });
 }
 
-TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
-  const ModelConfig config = gpu_model(kVariants[0]);
+TEST_P(GpuTransformer, MicrobatchesAccumulate) {
+  expect_sums(ranks(), gpu_model(kVariants[0]), {.batch = 1, .seq = 40});
+}
+
+TEST_P(GpuTransformer, MicrobatchesOfExpertsAccumulate) {
+  expect_sums(ranks(), gpu_moe_model(), {.batch = 1, .seq = 40, .dtype = DType::bf16});
+}
+
+void expect_same_bits(int ranks, const ModelConfig& config) {
   const TransformerOptions options{.batch = 2, .seq = 72, .dtype = DType::bf16};
-  run_gpus({ranks(), {}, 60, ranks_per_gpu(ranks())}, [&](Communicator& comm) {
+  run_gpus({ranks, {}, 60, ranks_per_gpu(ranks)}, [&](Communicator& comm) {
     Transformer model(comm, config, options);
     model.initialize(5);
     const Batch batch = make_batch(config, options.batch * options.seq);
@@ -133,12 +259,14 @@ TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
   });
 }
 
-TEST(GpuTransformerErrors, ExpertsAreRefused) {
-  ModelConfig config = gpu_model(kVariants[0]);
-  config.experts = 4;
-  config.top_k = 2;
+TEST_P(GpuTransformer, TwoStepsGiveTheSameBits) {
+  expect_same_bits(ranks(), gpu_model(kVariants[0]));
+  for (const MoeVariant& variant : kMoeVariants) expect_same_bits(ranks(), gpu_moe_model(variant));
+}
+
+TEST(GpuTransformerErrors, ExpertsInF32AreRefused) {
   run_gpus({1, {}, 60, 1}, [&](Communicator& comm) {
-    EXPECT_THROW(Transformer(comm, config, {.batch = 1, .seq = 8}), Unsupported);
+    EXPECT_THROW(Transformer(comm, gpu_moe_model(), {.batch = 1, .seq = 8}), InvalidArgument);
   });
 }
 

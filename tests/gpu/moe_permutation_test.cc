@@ -31,16 +31,24 @@ TEST_F(GpuMoe, RoutingMatchesTheCpu) {
         std::vector<float> bias = random_values(form == 1 ? experts : 0, 9, 0.1f);
         std::vector<float> scores(logits.size()), weights(size_t(rows * top_k));
         std::vector<int32_t> chosen(weights.size());
-        route_forward(Tensor(logits.data(), DType::f32, {rows, experts}), bias, options,
-                      Tensor(scores.data(), DType::f32, {rows, experts}),
-                      Tensor(chosen.data(), DType::i32, {rows, top_k}),
-                      Tensor(weights.data(), DType::f32, {rows, top_k}));
+        tandem::route_forward(Exec{}, Tensor(logits.data(), DType::f32, {rows, experts}),
+                              bias.empty() ? Tensor() : Tensor(bias.data(), DType::f32, {experts}),
+                              options, Tensor(scores.data(), DType::f32, {rows, experts}),
+                              Tensor(chosen.data(), DType::i32, {rows, top_k}),
+                              Tensor(weights.data(), DType::f32, {rows, top_k}));
         const DeviceMemory on_logits = to_device(logits), on_bias = to_device(bias),
-                           on_experts(weights.size() * 4), on_weights(weights.size() * 4);
-        launch_route(on_logits.view(DType::f32, {rows, experts}),
-                     bias.empty() ? nullptr : reinterpret_cast<const float*>(on_bias.data()),
-                     options, on_experts.view(DType::i32, {rows, top_k}),
-                     on_weights.view(DType::f32, {rows, top_k}), stream());
+                           on_scores(scores.size() * 4), on_experts(weights.size() * 4),
+                           on_weights(weights.size() * 4);
+        gpu::route_forward(stream(), on_logits.view(DType::f32, {rows, experts}),
+                           bias.empty() ? Tensor() : on_bias.view(DType::f32, {experts}), options,
+                           on_scores.view(DType::f32, {rows, experts}),
+                           on_experts.view(DType::i32, {rows, top_k}),
+                           on_weights.view(DType::f32, {rows, top_k}));
+        const auto found_scores = to_host<float>(on_scores, scores.size());
+        for (size_t i = 0; i < scores.size(); ++i) {
+          ASSERT_NEAR(found_scores[i], scores[i], 2e-6)
+              << experts << " form " << form << " at " << i;
+        }
         const auto found = to_host<int32_t>(on_experts, chosen.size());
         const auto found_weights = to_host<float>(on_weights, weights.size());
         for (size_t i = 0; i < chosen.size(); ++i) {

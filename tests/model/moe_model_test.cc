@@ -59,11 +59,8 @@ INSTANTIATE_TEST_SUITE_P(Variants, MoeModel, ::testing::ValuesIn(kMoeVariants),
 
 /// Function whose gradient backward computes.
 double objective(Transformer& model, const ModelConfig& c, const Batch& batch) {
-  double value = model.forward(batch.tokens, batch.targets);
-  for (int layer = 0; layer < int(c.moe_layers()); ++layer) {
-    value += model.load()->aux_loss(layer, c.aux_loss_coeff, c.top_k);
-  }
-  return value;
+  const double cross_entropy = model.forward(batch.tokens, batch.targets);
+  return cross_entropy + (c.aux_loss_coeff > 0 ? model.aux_loss() : 0);
 }
 
 TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
@@ -76,14 +73,7 @@ TEST_P(MoeModel, GradientsAgreeWithCentralDifferences) {
     model.initialize(5);
     for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
     const Batch batch = make_batch(config, 22);
-    const auto counts = [&] {
-      std::vector<double> all;
-      for (int layer = 0; layer < int(config.moe_layers()); ++layer) {
-        all.insert(all.end(), model.load()->counts(layer).begin(),
-                   model.load()->counts(layer).end());
-      }
-      return all;
-    };
+    const auto counts = [&] { return model.expert_counts()->rows; };
     model.forward(batch.tokens, batch.targets);
     const auto chosen = counts();
     model.backward(1);
@@ -148,12 +138,7 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
   model.share_load();
   const std::lock_guard lock(mutex);
   if (groups.tp().rank() == 0) all.loss += loss;
-  if (world.rank() == 0) {
-    for (int layer = 0; layer < int(config.moe_layers()); ++layer) {
-      const auto counts = model.load()->counts(layer);
-      all.counts.insert(all.counts.end(), counts.begin(), counts.end());
-    }
-  }
+  if (world.rank() == 0) all.counts = model.expert_counts()->rows;
   for (const Parameter& p : model.parameter_list()) {
     int64_t elements = 1;
     for (const int64_t d : p.shape) elements *= d;
@@ -262,11 +247,12 @@ TEST(MoeModel, AuxiliaryLossOfAStepIsTheMeanOfItsMicrobatches) {
         separate.begin_step();
         pass(separate, batch);
         aux_loss += separate.aux_loss();
-        for (size_t e = 0; e < counts.size(); ++e) counts[e] += separate.load()->counts(1)[e];
+        const std::vector<double> added = separate.expert_counts()->of(1);
+        for (size_t e = 0; e < counts.size(); ++e) counts[e] += added[e];
       }
       EXPECT_TRUE(std::ranges::equal(floats(together.gradients()), floats(separate.gradients())));
       EXPECT_NEAR(together.aux_loss(), aux_loss, 1e-12);
-      EXPECT_TRUE(std::ranges::equal(together.load()->counts(1), counts));
+      EXPECT_EQ(together.expert_counts()->of(1), counts);
     });
   }
 }
@@ -280,8 +266,7 @@ TEST(MoeModel, BiasMovesTowardsExpertsWithTooFewRows) {
     const Batch batch = make_batch(config, 22);
     model.forward(batch.tokens, batch.targets);
     model.share_load();
-    const std::vector<double> counts(model.load()->counts(0).begin(),
-                                     model.load()->counts(0).end());
+    const std::vector<double> counts = model.expert_counts()->of(0);
     model.adjust_router_bias();
     for (const Parameter& p : model.parameter_list()) {
       if (p.name != "model.layers.0.block_sparse_moe.gate.e_score_correction_bias") continue;

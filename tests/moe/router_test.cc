@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/moe.h"
+#include "kernels/router.h"
 #include "tandem/random.h"
 #include "tests/comm/ranks.h"
 
@@ -22,7 +22,8 @@ Routed route(std::vector<float> logits, std::span<const float> bias, const Route
   Routed r;
   r.experts.resize(size_t(kRows * o.top_k));
   r.weights.resize(r.experts.size());
-  route_forward(Tensor::of(std::span(logits), {kRows, kExperts}), bias, o,
+  const Tensor biases = bias.empty() ? Tensor() : Tensor::of(bias, {kExperts});
+  route_forward(Exec{}, Tensor::of(std::span(logits), {kRows, kExperts}), biases, o,
                 Tensor::of(std::span(r.scores), {kRows, kExperts}),
                 Tensor::of(std::span(r.experts), {kRows, o.top_k}),
                 Tensor::of(std::span(r.weights), {kRows, o.top_k}));
@@ -66,9 +67,10 @@ TEST(Router, GradientsAgreeWithCentralDifferences) {
       for (uint64_t e = 0; e < uint64_t(kExperts); ++e) balance.push_back(normal(4, 1, e));
       for (uint64_t i = 0; i < uint64_t(kRows * 3); ++i) dweights.push_back(normal(4, 2, i));
       Routed r = route(logits, {}, o);
-      route_backward(Tensor::of(std::span(r.scores), {kRows, kExperts}),
+      route_backward(Exec{}, Tensor::of(std::span(r.scores), {kRows, kExperts}),
                      Tensor::of(std::span(r.experts), {kRows, 3}),
-                     Tensor::of(std::span(dweights), {kRows, 3}), balance, o,
+                     Tensor::of(std::span(dweights), {kRows, 3}),
+                     Tensor::of(std::span(balance), {kExperts}), o,
                      Tensor::of(std::span(dlogits), {kRows, kExperts}));
       for (size_t i = 0; i < logits.size(); ++i) {
         const float original = logits[i], step = 1e-3f;

@@ -24,6 +24,12 @@ MoeShape moe_shape(const ModelContext& c) {
           .dtype = c.options.dtype};
 }
 
+MoeOptions training_moe_options(const ModelContext& c) {
+  MoeOptions options = moe_options(c.options.overlap, c.options.codec);
+  options.backward = true;
+  return options;
+}
+
 /// On a GPU rank, runs the branch's GEMMs that are in no operator once, on zeros. Their algorithms
 /// are then chosen before kernels wait for peers, and saved with those of the operators made next.
 Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
@@ -68,11 +74,7 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       own(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta),
       norm_partial_sums(
-          make(DType::f32, rms_norm_partial_sums(exec, own.count, config.hidden), config.hidden)) {
-  if (exec.on_gpu() && config.moe_layers() > 0) {
-    throw Unsupported("model.experts on GPUs: expected a dense model; train experts on CPU ranks");
-  }
-}
+          make(DType::f32, rms_norm_partial_sums(exec, own.count, config.hidden), config.hidden)) {}
 
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
   return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
@@ -128,16 +130,26 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
       dnormed(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
 
-BranchExperts::BranchExperts(ModelContext& c)
-    : layer(c.experts, moe_shape(c), moe_options(c.options.overlap, c.options.codec)),
-      routed(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
+    : routed(c.make(c.options.dtype, c.own.count, c.config.hidden)),
       doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
       dnormed(c.make(DType::f32, c.own.count, c.config.hidden)),
       x_norm(c.make(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden)),
       logits(c.make(DType::f32, c.own.count, c.config.experts)),
       dlogits(c.make(DType::f32, c.own.count, c.config.experts)),
       dweights(c.make(DType::f32, c.own.count, c.config.top_k)),
-      drouter(c.make(DType::f32, c.config.experts, c.config.hidden)) {}
+      drouter(c.make(DType::f32, c.config.experts, c.config.hidden)),
+      layer(with_router_gemms(c, l), moe_shape(c), training_moe_options(c)) {}
+
+Communicator& BranchExperts::with_router_gemms(ModelContext& c, const BranchLayout& l) {
+  const Tensor router = c.weights.master(l.router);
+  const Tensor& rows = dnormed;
+  gemm(c.exec, rows, router.transposed(), logits);
+  gemm(c.exec, dlogits, router, dnormed, {.accumulate = true});
+  gemm(c.exec, dlogits->transposed(), rows, drouter, {.accumulate = c.tp.size() == 1});
+  wait(c.exec);
+  return c.experts;
+}
 
 Branch::Branch(ModelContext& c, BranchProducts* products, BranchExperts* experts,
                const BranchLayout& l)
@@ -197,8 +209,7 @@ void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved,
 }
 
 void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
-                      const BranchActivations& saved, std::span<const float> balance,
-                      bool is_split) {
+                      const BranchActivations& saved, const Tensor& balance, bool is_split) {
   const Tensor& narrow = products_ ? products_->doutput : experts_->doutput;
   const bool is_narrow = dx.dtype() != narrow.dtype();
   if (is_narrow) cast(context_.exec, dx, narrow);
@@ -251,7 +262,7 @@ void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
 }
 
 void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
-                              std::span<const float> balance) {
+                              const Tensor& balance) {
   const Weights& weights = context_.weights;
   BranchExperts& e = *experts_;
   e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
@@ -261,11 +272,11 @@ void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
   router_backward(saved, balance);
 }
 
-void Branch::router_backward(const BranchActivations& saved, std::span<const float> balance) {
+void Branch::router_backward(const BranchActivations& saved, const Tensor& balance) {
   BranchExperts& e = *experts_;
   const RoutedActivations& routed = *saved.routed;
-  route_backward(routed.scores, routed.chosen, e.dweights, balance, router_options(context_.config),
-                 e.dlogits);
+  route_backward(context_.exec, routed.scores, routed.chosen, e.dweights, balance,
+                 router_options(context_.config), e.dlogits);
   gemm(context_.exec, e.dlogits, context_.weights.master(layout_.router), e.dnormed,
        {.accumulate = true});
   const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);

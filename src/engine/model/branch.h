@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <span>
 #include <unordered_set>
 
 #include "engine/model/expert_load.h"
@@ -77,9 +76,14 @@ struct BranchProducts {
 
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
-  explicit BranchExperts(ModelContext& context);
-  MoeLayer layer;
+  BranchExperts(ModelContext& context, const BranchLayout& layout);
   Activation routed, doutput, dnormed, x_norm, logits, dlogits, dweights, drouter;
+  MoeLayer layer;  ///< made last, as its kernels wait for peers
+
+ private:
+  /// Runs the router's GEMMs once, on zeros: on a GPU their algorithms are then chosen before
+  /// kernels wait for peers.
+  Communicator& with_router_gemms(ModelContext& context, const BranchLayout& layout);
 };
 
 /// Norm of the residual stream after a branch, saved for the next branch or the head.
@@ -101,10 +105,10 @@ class Branch {
                const std::optional<NextNorm>& next);
   /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
   /// gradient. `saved`: saved activations. `balance`: gradient of the auxiliary loss with respect
-  /// to one row's probabilities; empty: none. `is_split`: leaves the weight gradients of the
-  /// products to backward_weight, for which `saved` then has memory.
+  /// to one row's probabilities, f32 [experts]; without data: none. `is_split`: leaves the weight
+  /// gradients of the products to backward_weight, for which `saved` then has memory.
   void backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
-                const BranchActivations& saved, std::span<const float> balance, bool is_split);
+                const BranchActivations& saved, const Tensor& balance, bool is_split);
   void backward_weight(const BranchActivations& saved);
 
  private:
@@ -117,9 +121,8 @@ class Branch {
   /// `dy`: rows of all ranks.
   void add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
                             const BranchActivations& saved);
-  void experts_backward(const Tensor& dy, const BranchActivations& saved,
-                        std::span<const float> balance);
-  void router_backward(const BranchActivations& saved, std::span<const float> balance);
+  void experts_backward(const Tensor& dy, const BranchActivations& saved, const Tensor& balance);
+  void router_backward(const BranchActivations& saved, const Tensor& balance);
 
   ModelContext& context_;
   BranchProducts* products_;

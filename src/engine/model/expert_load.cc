@@ -1,82 +1,82 @@
 #include "engine/model/expert_load.h"
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
+#include <span>
+#include <utility>
 
 #include "schedule/moe.h"
+#include "tandem/collectives.h"
 
 namespace tandem {
 
-void ExpertLoad::clear() {
-  std::ranges::fill(sums_, 0.0);
+std::vector<double> ExpertCounts::of(int layer) const {
+  const auto of_layer = std::span(rows).subspan(size_t(layer * experts), size_t(experts));
+  return {of_layer.begin(), of_layer.end()};
 }
 
-void ExpertLoad::add(int layer, const Tensor& scores, const Tensor& chosen) {
-  double* counts = sums_.data() + layer * 2 * experts_;
-  double* probabilities = counts + experts_;
-  if (seen_) seen_(layer, scores, chosen);
-  for (int64_t i = 0; i < chosen.elements(); ++i) ++counts[chosen.as<int32_t>()[i]];
-  for (int64_t row = 0; row < scores.dim(0); ++row) {
-    const float* s = scores.as<float>() + row * experts_;
-    const double sum = std::accumulate(s, s + experts_, 1e-20);
-    for (int64_t e = 0; e < experts_; ++e) probabilities[e] += double(s[e]) / sum;
-  }
-}
-
-void ExpertLoad::add(const ExpertLoad& other) {
-  for (size_t i = 0; i < sums_.size(); ++i) sums_[i] += other.sums_[i];
-}
-
-void ExpertLoad::share(const std::vector<Communicator*>& axes) {
-  for (Communicator* axis : axes) {
-    if (axis->size() == 1) continue;
-    const auto all = axis->exchange(std::as_bytes(std::span(sums_)), "expert load");
-    std::vector<double> sums(sums_.size()), other(sums_.size());
-    for (const auto& blob : all) {
-      std::memcpy(other.data(), blob.data(), blob.size());
-      for (size_t i = 0; i < sums.size(); ++i) sums[i] += other[i];
-    }
-    sums_ = std::move(sums);
-  }
-}
-
-std::span<const double> ExpertLoad::counts(int layer) const {
-  return std::span(sums_).subspan(size_t(layer * 2 * experts_), size_t(experts_));
-}
-std::span<const double> ExpertLoad::probabilities(int layer) const {
-  return std::span(sums_).subspan(size_t((layer * 2 + 1) * experts_), size_t(experts_));
-}
-
-double ExpertLoad::imbalance(int layer, int parts) const {
-  const auto c = counts(layer);
+double ExpertCounts::imbalance(int layer, int parts) const {
+  const auto c = of(layer);
   std::vector<int64_t> loads(static_cast<size_t>(parts));
   for (size_t e = 0; e < c.size(); ++e) loads[e * loads.size() / c.size()] += int64_t(c[e]);
   return schedule::moe_imbalance(loads.data(), parts);
 }
 
-std::vector<float> ExpertLoad::balance(int layer, double coefficient, int64_t top_k) const {
-  const auto c = counts(layer);
-  const double all = std::max(1.0, std::accumulate(c.begin(), c.end(), 0.0));
-  std::vector<float> result;
-  for (const double count : c) {
-    result.push_back(float(coefficient * double(experts_) * count / all * double(top_k) / all));
+ExpertLoad::ExpertLoad(const Exec& exec, int64_t layers, int64_t experts,
+                       std::vector<Communicator*> axes, RoutedRowsSeen seen)
+    : exec_(exec),
+      layers_(layers),
+      experts_(experts),
+      axes_(std::move(axes)),
+      seen_(std::move(seen)),
+      sums_(size_t(layers * router_load_bytes(experts)), exec.device) {
+  std::erase_if(axes_, [](const Communicator* axis) { return axis->size() == 1; });
+  size_t ranks = 0;
+  for (const Communicator* axis : axes_) ranks = std::max(ranks, size_t(axis->size()));
+  if (ranks > 0) gathered_ = Memory(ranks * sums_.bytes(), exec.device);
+}
+
+Tensor ExpertLoad::layers() const {
+  return sums_.view(DType::u8, {layers_, router_load_bytes(experts_)});
+}
+
+Tensor ExpertLoad::layer(int layer) const {
+  return layers().rows(layer, 1);
+}
+
+void ExpertLoad::clear() {
+  tandem::clear(exec_, layers());
+}
+
+void ExpertLoad::add(int layer, const Tensor& scores, const Tensor& chosen) {
+  if (seen_) seen_(layer, scores, chosen);
+  add_router_load(exec_, scores, chosen, this->layer(layer));
+}
+
+void ExpertLoad::add(const ExpertLoad& other) {
+  add_loads(exec_, other.layers(), layers());
+}
+
+/// Adds in rank order, so that all ranks have the same bits.
+void ExpertLoad::share() {
+  const auto bytes = int64_t(sums_.bytes());
+  for (Communicator* axis : axes_) {
+    const Tensor all = gathered_.view(DType::u8, {axis->size(), bytes});
+    all_gather(*axis, sums_.view(DType::u8, {1, bytes}), all);
+    clear();
+    for (int rank = 0; rank < axis->size(); ++rank) add_loads(exec_, all.rows(rank, 1), layers());
+  }
+}
+
+ExpertCounts ExpertLoad::counts() const {
+  const Memory on_host(sums_.bytes());
+  copy(exec_, layers(), on_host.view(DType::u8, {layers_, router_load_bytes(experts_)}));
+  ExpertCounts result{experts_, {}};
+  for (int64_t layer = 0; layer < layers_; ++layer) {
+    const auto* const counts =
+        reinterpret_cast<const double*>(on_host.data() + layer * router_load_bytes(experts_));
+    result.rows.insert(result.rows.end(), counts, counts + experts_);
   }
   return result;
-}
-
-double ExpertLoad::aux_loss(int layer, double coefficient, int64_t top_k) const {
-  const auto b = balance(layer, coefficient, top_k);
-  const auto p = probabilities(layer);
-  double sum = 0;
-  for (size_t e = 0; e < b.size(); ++e) sum += double(b[e]) * p[e];
-  return sum;
-}
-
-double ExpertLoad::aux_loss(double coefficient, int64_t top_k) const {
-  double sum = 0;
-  for (int layer = 0; layer < int(layers()); ++layer) sum += aux_loss(layer, coefficient, top_k);
-  return sum;
 }
 
 }  // namespace tandem

@@ -4,52 +4,59 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
-#include <utility>
 #include <vector>
 
+#include "core/exec.h"
+#include "kernels/router.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 
 namespace tandem {
 
-/// Callback with one router's choices for this rank's rows. scores: f32 [rows, experts]; chosen:
-/// i32 [rows, top_k].
+/// Callback with one router's choices for this rank's rows, on its device. scores: f32 [rows,
+/// experts]; chosen: i32 [rows, top_k].
 using RoutedRowsSeen = std::function<void(int layer, const Tensor& scores, const Tensor& chosen)>;
+
+/// Rows of the experts of every layer.
+struct ExpertCounts {
+  int64_t experts = 1;
+  std::vector<double> rows;  ///< [layers][experts]
+
+  int64_t layers() const { return int64_t(rows.size()) / experts; }
+  /// Rows per expert in `layer`; they sum to top_k times the tokens.
+  std::vector<double> of(int layer) const;
+  /// Max over mean of the rows of `parts` contiguous ranges of experts (EP ranks, or single
+  /// experts).
+  double imbalance(int layer, int parts) const;
+};
 
 class ExpertLoad {
  public:
-  ExpertLoad(int64_t layers, int64_t experts, RoutedRowsSeen seen = {})
-      : experts_(experts), sums_(size_t(2 * layers * experts)), seen_(std::move(seen)) {}
+  /// On exec's device. `axes`: communicators along which `share` sums in turn; must outlive this
+  /// object.
+  ExpertLoad(const Exec& exec, int64_t layers, int64_t experts, std::vector<Communicator*> axes,
+             RoutedRowsSeen seen = {});
 
   void clear();
   /// scores: f32 [rows, experts]; chosen: i32 [rows, top_k].
   void add(int layer, const Tensor& scores, const Tensor& chosen);
-  /// Adds the counts of the same layers and experts.
+  /// Adds the load of the same layers and experts.
   void add(const ExpertLoad& other);
-  /// Sums over the ranks of `axes`, along each in turn. Collective.
-  void share(const std::vector<Communicator*>& axes);
+  /// Sums over the ranks of all axes. Collective.
+  void share();
 
-  int64_t layers() const { return int64_t(sums_.size()) / (2 * experts_); }
-  int64_t experts() const { return experts_; }
-  /// Rows per expert in `layer`; they sum to top_k times the tokens.
-  std::span<const double> counts(int layer) const;
-  /// Max over mean of the rows of `parts` contiguous ranges of experts (EP ranks, or single
-  /// experts).
-  double imbalance(int layer, int parts) const;
-  /// coefficient x experts x sum over e of f[e] x P[e]: f the fraction of all choices, P the mean
-  /// probability (arXiv 2101.03961, equation 4). 1 x coefficient if both are even.
-  double aux_loss(int layer, double coefficient, int64_t top_k) const;
-  /// Sum over the layers.
-  double aux_loss(double coefficient, int64_t top_k) const;
-  /// Derivative of aux_loss with respect to one row's probabilities.
-  std::vector<float> balance(int layer, double coefficient, int64_t top_k) const;
+  /// As kernels/router.h describes: of all layers, one a row, or of one.
+  Tensor layers() const;
+  Tensor layer(int layer) const;
+  /// Blocks until the load has been computed.
+  ExpertCounts counts() const;
 
  private:
-  std::span<const double> probabilities(int layer) const;
-  int64_t experts_;
-  std::vector<double> sums_;  // [layer][counts, probabilities][expert]
+  Exec exec_;
+  int64_t layers_, experts_;
+  std::vector<Communicator*> axes_;
   RoutedRowsSeen seen_;
+  Memory sums_, gathered_;
 };
 
 }  // namespace tandem

@@ -23,14 +23,11 @@ Tensor router_input(const Exec& exec, const Tensor& x_norm, const Tensor& scratc
 
 void route(const LayerView& view, const BranchLayout& branch, const Tensor& input,
            const RouterMemory& memory) {
-  std::span<const float> bias;
-  if (branch.router_bias >= 0) {
-    const Tensor values = view.weights.vector(branch.router_bias, view.config.experts);
-    bias = {values.as<const float>(), size_t(values.elements())};
-  }
+  Tensor bias;
+  if (branch.router_bias >= 0) bias = view.weights.vector(branch.router_bias, view.config.experts);
   gemm(view.exec, input, view.weights.master(branch.router).transposed(), memory.logits);
-  route_forward(memory.logits, bias, router_options(view.config), memory.scores, memory.chosen,
-                memory.weights);
+  route_forward(view.exec, memory.logits, bias, router_options(view.config), memory.scores,
+                memory.chosen, memory.weights);
 }
 
 }  // namespace tandem

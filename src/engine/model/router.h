@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/model/layer.h"
-#include "kernels/moe.h"
+#include "kernels/router.h"
 #include "tandem/moe.h"
 
 namespace tandem {

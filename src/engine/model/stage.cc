@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -62,7 +61,11 @@ class Stage::Impl {
     if (layers.embedding) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
-    if (config.moe_layers() > 0) load_ = new_load();
+    if (config.moe_layers() == 0) return;
+    load_ = new_load();
+    aux_loss_sum_ = Memory(sizeof(double), context_.exec.device);
+    aux_loss_ = Memory(sizeof(double), context_.exec.device);
+    balance_ = Memory(size_t(config.experts) * sizeof(float), context_.exec.device);
   }
 
   void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
@@ -174,35 +177,30 @@ class Stage::Impl {
     step_load_->clear();
     load_ = step_load_;
     aux_losses_ = aux_losses;
-    aux_loss_sum_ = 0;
+    clear(context_.exec, scalar(aux_loss_sum_));
   }
   void share_load() {
     if (load_) share(*load_);
   }
   double aux_loss() const {
     if (!load_) return 0;
-    const ModelConfig& c = context_.config;
-    return aux_losses_ > 1 ? aux_loss_sum_ / double(aux_losses_)
-                           : load_->load.aux_loss(c.aux_loss_coeff, c.top_k);
+    if (aux_losses_ > 1) return read(scalar(aux_loss_sum_)) / double(aux_losses_);
+    clear(context_.exec, scalar(aux_loss_));
+    add_aux_losses(context_.exec, aux_loss_of_layer(1), load_->load.layers(), scalar(aux_loss_));
+    return read(scalar(aux_loss_));
   }
-  const ExpertLoad* load() const { return load_ ? &load_->load : nullptr; }
+  std::optional<ExpertCounts> counts() const {
+    if (!load_) return {};
+    return load_->load.counts();
+  }
 
   /// Moves every expert's bias by the rate, up if its load is below the mean, down if above.
   void adjust_router_bias() {
     const float rate = float(context_.config.router_bias_update_rate);
     for (const BranchLayout& b : context_.layout.branches) {
       if (b.router_bias < 0) continue;
-      const auto counts = load_->load.counts(b.moe_layer);
-      const double mean =
-          std::accumulate(counts.begin(), counts.end(), 0.0) / double(counts.size());
-      const auto experts = int64_t(counts.size());
-      const Tensor bias = context_.weights.vector(b.router_bias, experts);
-      std::vector<float> values(counts.size());
-      copy(context_.exec, bias, Tensor::of(std::span(values), {experts}));
-      for (size_t e = 0; e < values.size(); ++e) {
-        values[e] += counts[e] < mean ? rate : counts[e] > mean ? -rate : 0.0f;
-      }
-      copy(context_.exec, Tensor::of(std::span(values), {experts}), bias);
+      tandem::adjust_router_bias(context_.exec, load_->load.layer(b.moe_layer), rate,
+                                 context_.weights.vector(b.router_bias, context_.config.experts));
     }
   }
 
@@ -211,8 +209,21 @@ class Stage::Impl {
  private:
   std::shared_ptr<CountedLoad> new_load() const {
     const ModelConfig& c = context_.config;
-    return std::make_shared<CountedLoad>(
-        CountedLoad{ExpertLoad(c.moe_layers(), c.experts, context_.options.routed)});
+    return std::make_shared<CountedLoad>(CountedLoad{
+        ExpertLoad(context_.exec, c.moe_layers(), c.experts, step_, context_.options.routed)});
+  }
+  /// Auxiliary loss of which a step has `losses`.
+  AuxLoss aux_loss_of_layer(int64_t losses) const {
+    const ModelConfig& c = context_.config;
+    return {c.aux_loss_coeff / double(losses), c.experts, c.top_k};
+  }
+  static Tensor scalar(const Memory& memory) {
+    return memory.view(DType::u8, {int64_t(sizeof(double))});
+  }
+  double read(const Tensor& number) const {
+    double value = 0;
+    copy(context_.exec, number, Tensor(&value, DType::u8, {int64_t(sizeof(double))}));
+    return value;
   }
 
   /// Whether one load covers all forward passes of the step.
@@ -236,13 +247,16 @@ class Stage::Impl {
     if (counts_step() || !step_load_) return;
     step_load_->load.add(counted.load);
     step_load_->is_shared = counted.is_shared;
-    if (c.aux_loss_coeff > 0) aux_loss_sum_ += counted.load.aux_loss(c.aux_loss_coeff, c.top_k);
+    if (c.aux_loss_coeff > 0) {
+      add_aux_losses(context_.exec, aux_loss_of_layer(1), counted.load.layers(),
+                     scalar(aux_loss_sum_));
+    }
   }
 
   /// Collective over the step's ranks.
   void share(CountedLoad& counted) {
     if (counted.is_shared) return;
-    counted.load.share(step_);
+    counted.load.share();
     counted.is_shared = true;
   }
 
@@ -250,16 +264,19 @@ class Stage::Impl {
   void add_branch(const BranchLayout& b) {
     auto& products = products_[kind_of(b)];
     if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
-    if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_);
+    if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_, b);
     branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
   }
 
   void backward_branch(MicrobatchState& m, size_t i, const Tensor& dnorm, bool is_split) {
     const ModelConfig& c = context_.config;
     const BranchLayout& b = context_.layout.branches[i];
-    std::vector<float> balance;
-    if (b.moe && c.aux_loss_coeff > 0)
-      balance = m.load->load.balance(b.moe_layer, c.aux_loss_coeff / double(aux_losses_), c.top_k);
+    Tensor balance;
+    if (b.moe && c.aux_loss_coeff > 0) {
+      balance = balance_.view(DType::f32, {c.experts});
+      balance_gradient(context_.exec, aux_loss_of_layer(aux_losses_),
+                       m.load->load.layer(b.moe_layer), balance);
+    }
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
@@ -335,8 +352,9 @@ class Stage::Impl {
   std::vector<Communicator*> step_;
   /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
   std::shared_ptr<CountedLoad> load_, step_load_;
-  int64_t aux_losses_ = 1;  // of a step
-  double aux_loss_sum_ = 0;
+  int64_t aux_losses_ = 1;          // of a step
+  Memory aux_loss_sum_, aux_loss_;  // doubles: the sum of a step's, and the last one read
+  Memory balance_;
   Activation dx_, dnorms_;
   FlatRangeCallback await_;  // for the next forward pass
 };
@@ -370,8 +388,8 @@ const std::vector<Parameter>& Stage::parameter_list() const {
 int64_t Stage::experts_begin() const {
   return impl_->context_.layout.experts_begin;
 }
-const ExpertLoad* Stage::load() const {
-  return impl_->load();
+std::optional<ExpertCounts> Stage::expert_counts() const {
+  return impl_->counts();
 }
 void Stage::begin_step(int64_t aux_losses) {
   impl_->begin_step(aux_losses);

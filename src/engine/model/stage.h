@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,7 +35,7 @@ struct TransformerOptions {
   std::vector<Communicator*> step = {};
   CodecPolicy codec = {};  ///< for the forward pass
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
-  /// i32 [local rows, top_k]. For comparing runs.
+  /// i32 [local rows, top_k], on the rank's device. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
 };
 
@@ -48,7 +49,7 @@ struct StageLayers {
   bool embedding = true, head = true;
 };
 
-class ExpertLoad;
+struct ExpertCounts;
 struct MicrobatchState;
 
 /// Saved activations and targets of one microbatch, from its forward to its backward pass.
@@ -132,18 +133,18 @@ class Stage {
   /// experts separately; the range may be written to then, as may that of the working copy.
   void await_parameters(FlatRangeCallback await);
 
-  /// Expert load, nullptr without experts: counts of the last forward pass (each backward pass uses
-  /// those of its own forward pass), which backward passes sum over the ranks if the auxiliary loss
-  /// needs them. After `begin_step`: counts of all forward passes since, until `share_load`,
-  /// collective over options.step, sums them over the ranks.
-  const ExpertLoad* load() const;
+  /// Rows of the experts, none without experts: those of the last forward pass (each backward pass
+  /// uses its own forward pass's), which backward passes sum over the ranks if the auxiliary loss
+  /// needs them. After `begin_step`: rows of all forward passes since, until `share_load`,
+  /// collective over options.step, sums them over the ranks. Blocks until they have been counted.
+  std::optional<ExpertCounts> expert_counts() const;
   /// Begins a step: the first backward pass after it replaces the gradients. `aux_losses`: if 1,
   /// one auxiliary loss covers all forward passes until `share_load`; else each of so many
   /// microbatches has its own, and the step's is their mean.
   void begin_step(int64_t aux_losses = 1);
   void share_load();
-  /// Auxiliary loss of all layers, of what load() covers. Valid after `share_load` or a backward
-  /// pass.
+  /// Auxiliary loss of all layers, of the rows that expert_counts() covers. Valid after
+  /// `share_load` or a backward pass. Blocks until it has been computed.
   double aux_loss() const;
   /// Loss-free balancing: adjusts the routers' biases by the shared counts. Called once per step.
   void adjust_router_bias();

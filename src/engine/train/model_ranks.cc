@@ -73,12 +73,12 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                 make_optimizer_options(groups, config, model)) {}
 
 void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {
-  const ExpertLoad* load = model.load();
-  if (!load) return;
-  for (int layer = 0; layer < int(load->layers()); ++layer) {
-    record.imbalance.push_back(load->imbalance(layer, int(config.parallel.ep)));
-    record.expert_imbalance.push_back(load->imbalance(layer, int(config.model.experts)));
-    const auto counts = load->counts(layer);
+  const std::optional<ExpertCounts> experts = model.expert_counts();
+  if (!experts) return;
+  for (int layer = 0; layer < int(experts->layers()); ++layer) {
+    record.imbalance.push_back(experts->imbalance(layer, int(config.parallel.ep)));
+    record.expert_imbalance.push_back(experts->imbalance(layer, int(config.model.experts)));
+    const std::vector<double> counts = experts->of(layer);
     record.expert_rows.emplace_back(counts.begin(), counts.end());
   }
   if (config.model.aux_loss_coeff > 0) record.aux_loss = model.aux_loss();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "tandem/tensor.h"
+#include "kernels/router.h"
 
 namespace tandem::cpu {
 
@@ -30,5 +30,14 @@ void cross_entropy_loss(const Tensor& targets, const Tensor& sums, const Tensor&
 void cross_entropy_backward(const Tensor& logits, const Tensor& targets, int64_t begin,
                             const Tensor& maxima, const Tensor& sums, float scale,
                             const Tensor& dlogits);
+void route_forward(const Tensor& logits, const Tensor& bias, const RouterOptions& options,
+                   const Tensor& scores, const Tensor& experts, const Tensor& weights);
+void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& dweights,
+                    const Tensor& balance, const RouterOptions& options, const Tensor& dlogits);
+void add_router_load(const Tensor& scores, const Tensor& chosen, const Tensor& load);
+void add_loads(const Tensor& from, const Tensor& to);
+void balance_gradient(const AuxLoss& loss, const Tensor& load, const Tensor& balance);
+void add_aux_losses(const AuxLoss& loss, const Tensor& loads, const Tensor& total);
+void adjust_router_bias(const Tensor& load, float rate, const Tensor& bias);
 
 }  // namespace tandem::cpu

@@ -1,4 +1,4 @@
-// Kernels of a Mixture-of-Experts layer on one GPU in addition to its GEMMs: top-k routing, the
+// Kernels of a Mixture-of-Experts layer on one GPU in addition to its GEMMs and its router: the
 // permutation of rows, the GEMMs' work tables that follow from it, and the weighted sums at the
 // end. Everything stays on the device in one fixed order: bitwise equal on every run.
 #pragma once
@@ -8,18 +8,10 @@
 #include <cstdint>
 
 #include "gemm/cuda/grouped.h"
-#include "kernels/moe.h"
+#include "kernels/cuda/router.h"
 #include "tandem/tensor.h"
 
 namespace tandem::gpu {
-
-/// Max experts of the kernels.
-constexpr int kMaxExperts = 1024;
-
-/// kernels/moe.h's route_forward without its scores: logits f32 [rows, experts] -> experts i32 and
-/// weights f32 [rows, top_k]. `bias`: f32 [experts] or null.
-void launch_route(const Tensor& logits, const float* bias, const RouterOptions& options,
-                  const Tensor& experts, const Tensor& weights, cudaStream_t stream);
 
 /// Max tables that a permutation writes.
 constexpr int kMaxTables = 6;

@@ -1,13 +1,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "core/cpu/parallel.h"
-#include "kernels/moe.h"
+#include "kernels/cpu/kernels.h"
 #include "observe/recorder.h"
 
-namespace tandem {
+namespace tandem::cpu {
 namespace {
 
 constexpr double kTiny = 1e-20;  // min sum of scores that is divided by
@@ -80,13 +81,20 @@ void backward_row(const float* scores, const int32_t* experts, const float* dwei
   }
 }
 
+/// f32 values; none without data.
+std::span<const float> values_of(const Tensor& vector) {
+  if (!vector.data()) return {};
+  return {vector.as<const float>(), size_t(vector.elements())};
+}
+
 }  // namespace
 
-void route_forward(const Tensor& logits, std::span<const float> bias, const RouterOptions& o,
+void route_forward(const Tensor& logits, const Tensor& bias_values, const RouterOptions& o,
                    const Tensor& scores, const Tensor& experts, const Tensor& weights) {
   const ScopedSpan span(SpanKind::compute, "route");
   const int64_t n = logits.dim(1);
-  cpu::parallel_ranges(logits.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+  const std::span<const float> bias = values_of(bias_values);
+  parallel_ranges(logits.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       float* s = scores.as<float>() + row * n;
       int32_t* chosen = experts.as<int32_t>() + row * o.top_k;
@@ -103,10 +111,11 @@ void route_forward(const Tensor& logits, std::span<const float> bias, const Rout
 }
 
 void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& dweights,
-                    std::span<const float> balance, const RouterOptions& o, const Tensor& dlogits) {
+                    const Tensor& balance_values, const RouterOptions& o, const Tensor& dlogits) {
   const ScopedSpan span(SpanKind::compute, "route_backward");
   const int64_t n = scores.dim(1);
-  cpu::parallel_ranges(scores.dim(0), cpu::kMinRows, [&](int64_t begin, int64_t end) {
+  const std::span<const float> balance = values_of(balance_values);
+  parallel_ranges(scores.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
     std::vector<double> d(static_cast<size_t>(n));
     for (int64_t row = begin; row < end; ++row) {
       backward_row(scores.as<float>() + row * n, experts.as<int32_t>() + row * o.top_k,
@@ -116,4 +125,4 @@ void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& d
   });
 }
 
-}  // namespace tandem
+}  // namespace tandem::cpu
