@@ -10,6 +10,7 @@
 
 #include "core/files.h"
 #include "engine/plan/memory.h"
+#include "engine/train/gpu_training.h"
 #include "engine/train/metrics_log.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
@@ -276,6 +277,31 @@ TEST(Config, KeysMustBeConsistent) {
   EXPECT_THAT(check({"train.seq=600"}), HasSubstr("expected at most model.max_seq = 512"));
   EXPECT_THAT(check({"optimizer.min_lr=1"}), HasSubstr("optimizer.min_lr is 1"));
   EXPECT_THAT(check({"data.paths=[]"}), HasSubstr("data.paths is empty"));
+}
+
+TEST(Config, LimitsOfGpusAreNamed) {
+  const auto check = [](const Overrides& overrides) -> std::string {
+    try {
+      check_gpu_training(load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", overrides));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"train.dtype=auto", "model.shared_ffn=64", "parallel.tp=2"}), "accepted");
+  EXPECT_EQ(check({"train.dtype=f32"}),
+            "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
+  EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
+  EXPECT_EQ(check({"model.experts=6"}), "model.experts = 6: expected a multiple of 4 on GPUs");
+  EXPECT_EQ(check({"model.experts=1028"}), "model.experts = 1028: expected at most 1024 on GPUs");
+  EXPECT_EQ(check({"model.expert_ffn=40", "parallel.tp=2"}),
+            "model.expert_ffn = 40: expected a multiple of 16 on GPUs");
+  EXPECT_EQ(check({"model.ffn=100"}), "model.ffn = 100: expected a multiple of 8 on GPUs");
+  EXPECT_EQ(check({"model.ffn=100", "model.expert_ffn=64"}), "accepted");
+  EXPECT_EQ(check({"model.shared_ffn=20"}),
+            "model.shared_ffn = 20: expected a multiple of 8 on GPUs");
+  EXPECT_EQ(check({"model.vocab=257"}), "model.vocab = 257: expected a multiple of 8 on GPUs");
 }
 
 TEST(Config, DescriptionListsEveryKey) {

@@ -18,6 +18,11 @@ const Corpus& checked(const Corpus& corpus) {
       corpus.files().size()));
 }
 
+/// That of `tandem eval`, except that GPU ranks have experts in bf16 only.
+DType dtype_of(const Communicator& tp, const ModelConfig& config) {
+  return tp.on_gpu() && config.experts > 0 ? DType::bf16 : DType::f32;
+}
+
 /// Sums of one rank after a batch.
 struct BatchSums {
   int64_t bytes = 0;
@@ -33,7 +38,7 @@ Validation::Validation(Communicator& world, Communicator& tp, Communicator& dp,
     : world_(world),
       tp_(tp),
       dp_(dp),
-      evaluator_(tp, config, {.experts = experts}),
+      evaluator_(tp, config, {.dtype = dtype_of(tp, config), .experts = experts}),
       windows_(checked(corpus).heldout_files(), corpus.heldout_sizes(), evaluator_.options().seq,
                evaluator_.options().stride, max_bytes) {
   world.require_same("the held-out text", corpus.describe_heldout());

@@ -9,9 +9,8 @@ namespace tandem {
 void check_gpu_training(const TrainConfig& config) {
   const auto& model = config.model;
   const auto& parallel = config.parallel;
-  if (model.experts > 0) {
-    throw ConfigError(fmt::format(
-        "model.experts = {}: expected 0 on GPUs (experts train on CPU ranks)", model.experts));
+  if (model.experts > 0 && config.train.dtype == "f32") {
+    throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
   if (parallel.dp > 1) {
     throw ConfigError(fmt::format(
@@ -30,8 +29,17 @@ void check_gpu_training(const TrainConfig& config) {
   };
   check("model.vocab", model.vocab, unit);
   check("model.hidden", model.hidden, 8);
-  check("model.ffn", model.ffn, unit);
   check("model.head_dim", model.head_dim, 8);
+  if (model.experts == 0 || model.moe_layer_freq > 1) check("model.ffn", model.ffn, unit);
+  if (model.experts > 0) {
+    check("model.experts", model.experts, 4);
+    check(model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", model.ffn_of_expert(), unit);
+    check("model.shared_ffn", model.shared_ffn, unit);
+    if (model.experts > 1024) {
+      throw ConfigError(
+          fmt::format("model.experts = {}: expected at most 1024 on GPUs", model.experts));
+    }
+  }
   if (model.head_dim > 128) {
     throw ConfigError(
         fmt::format("model.head_dim = {}: expected at most 128 on GPUs", model.head_dim));

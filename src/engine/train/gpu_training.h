@@ -6,7 +6,7 @@
 namespace tandem {
 
 /// Throws ConfigError, which names the key and what is allowed, if GPU ranks cannot train `config`:
-/// they train dense models, without data parallelism.
+/// they train without data parallelism, and experts in bf16.
 void check_gpu_training(const TrainConfig& config);
 
 }  // namespace tandem
