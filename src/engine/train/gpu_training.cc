@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
+#include "engine/model/codec_policy.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -12,9 +15,12 @@ void check_gpu_training(const TrainConfig& config) {
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
-  if (parallel.dp > 1) {
-    throw ConfigError(fmt::format(
-        "parallel.dp = {}: expected 1 on GPUs (replicas train on CPU ranks)", parallel.dp));
+  const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
+  for (const auto& [site, wire] :
+       {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {
+    if (wire.is_none()) continue;
+    throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
+                                  site, wire.describe(), site));
   }
   if (parallel.chunks != 0) {
     throw ConfigError(fmt::format(
