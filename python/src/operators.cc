@@ -1,22 +1,28 @@
-// Overlap operators, as one class template: they differ in the shapes of inputs and outputs.
+// Overlap operators: one class, and for each row of the registry a Python class derived from it.
 #include <fmt/format.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <ctime>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "comm.h"
 #include "operand.h"
+#include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
-#include "tandem/overlap.h"
 #include "wire.h"
 
 namespace tandem::python {
@@ -50,63 +56,39 @@ double thread_seconds() {
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
-struct AgGemmTraits {
-  using Op = AgGemm;
-  static constexpr const char* kName = "ag_gemm";
-  static int64_t rows(int64_t m, const Comm&) { return m; }
-  static void set_extra(Op::Shape& shape, bool extra) { shape.keep_gathered = extra; }
-};
-struct GemmRsTraits {
-  using Op = GemmRs;
-  static constexpr const char* kName = "gemm_rs";
-  static int64_t rows(int64_t m, const Comm& comm) {
-    return shard_of(m, comm.size(), comm.rank()).count;
-  }
-  static void set_extra(Op::Shape&, bool) {}
-};
-struct GemmArTraits {
-  using Op = GemmAr;
-  static constexpr const char* kName = "gemm_ar";
-  static int64_t rows(int64_t m, const Comm&) { return m; }
-  static void set_extra(Op::Shape& shape, bool extra) { shape.add_norm = extra; }
-};
-struct AgWgradTraits {
-  using Op = AgWgrad;
-  static constexpr const char* kName = "ag_wgrad";
-  static void set_extra(Op::Shape&, bool) {}
-};
-
-template <typename Traits>
-class Operator : public Living<Operator<Traits>> {
+/// Operator of a row of the registry.
+class Operator : public Living<Operator> {
  public:
-  using Op = typename Traits::Op;
-
-  Operator(std::shared_ptr<Comm> comm, int64_t m, int64_t n, int64_t k, nb::handle dtype,
-           const Options& options)
-      : comm_(std::move(comm)), m_(m), n_(n), k_(k), dtype_(dtype_from(dtype)) {
-    typename Op::Shape shape{.m = m, .n = n, .k = k, .dtype = dtype_};
-    shape.bias = options.bias;
-    shape.weight_kn = options.weight_kn;
-    Traits::set_extra(shape, options.extra);
-    const OverlapOptions how = options_from(Traits::kName, options);
-    comm_->refuse_capture(Traits::kName);
-    std::unique_ptr<Op> op = comm_->use(
-        Traits::kName, [&](Communicator& c) { return std::make_unique<Op>(c, shape, how); });
-    op_ = comm_->adopt(std::move(op));
+  Operator(const OperatorRow& row, std::shared_ptr<Comm> comm, int64_t m, int64_t n, int64_t k,
+           nb::handle dtype, const Options& options)
+      : row_(row),
+        comm_(std::move(comm)),
+        shape_{.m = m, .n = n, .k = k, .dtype = dtype_from(dtype)} {
+    shape_.bias = options.bias;
+    shape_.weight_kn = options.weight_kn;
+    shape_.keep_gathered = row.keep_gathered && options.extra;
+    shape_.add_norm = row.add_norm && options.extra;
+    const OverlapOptions how = options_from(name(), options);
+    shape_.wire = how.wire;
+    shape_.allow_uncompressed = how.allow_uncompressed;
+    comm_->refuse_capture(name());
+    op_ = comm_->adopt(comm_->use(name(), [&](Communicator& c) {
+      return make_operator(row, c, row.describe(c, shape_), how, Choosing::fastest);
+    }));
   }
   Operator(const Operator&) = delete;
   ~Operator() { comm_->drop(op_); }
 
   nb::object product(nb::object x, nb::object weight, nb::object out, nb::object bias) {
-    comm_->open(Traits::kName);
-    const Operand a(x, Traits::kName, "x"), b(weight, Traits::kName, "weight");
+    comm_->open(name());
+    const Operand a(x, name(), "x"), b(weight, name(), "weight");
     std::optional<Operand> added;
-    if (!bias.is_none()) added.emplace(bias, Traits::kName, "bias");
+    if (!bias.is_none()) added.emplace(bias, name(), "bias");
     const bool fresh = out.is_none();
-    if (fresh) out = new_result(x, std::array{Traits::rows(m_, *comm_), n_}, Traits::kName);
-    const Operand c(out, Traits::kName, "out");
-    comm_->use(Traits::kName, x, [&](Communicator&) {
-      op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr);
+    if (fresh) out = new_out(x);
+    const Operand c(out, name(), "out");
+    comm_->use(name(), x, [&](Communicator&) {
+      op_->run({a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr});
     });
     return written(x, std::move(out), fresh);
   }
@@ -117,20 +99,20 @@ class Operator : public Living<Operator<Traits>> {
     if (residual.is_none() && gain.is_none() && hidden.is_none()) {
       return product(std::move(x), std::move(weight), std::move(out), std::move(bias));
     }
-    comm_->open(Traits::kName);
-    const Operand a(x, Traits::kName, "x"), b(weight, Traits::kName, "weight");
-    const Operand stream(residual, Traits::kName, "residual"), by(gain, Traits::kName, "gain");
+    comm_->open(name());
+    const Operand a(x, name(), "x"), b(weight, name(), "weight");
+    const Operand stream(residual, name(), "residual"), by(gain, name(), "gain");
     std::optional<Operand> added;
-    if (!bias.is_none()) added.emplace(bias, Traits::kName, "bias");
+    if (!bias.is_none()) added.emplace(bias, name(), "bias");
     const bool fresh_out = out.is_none(), fresh_hidden = hidden.is_none();
-    if (fresh_out) out = new_result(x, std::array{m_, n_}, Traits::kName);
-    if (fresh_hidden) hidden = new_result(x, std::array{m_, n_}, Traits::kName);
+    if (fresh_out) out = new_out(x);
+    if (fresh_hidden) hidden = new_out(x);
     {
-      const Operand c(out, Traits::kName, "out"), to(hidden, Traits::kName, "hidden");
+      const Operand c(out, name(), "out"), to(hidden, name(), "hidden");
       const AddNorm norm{stream.tensor(), by.tensor(), to.tensor(), float(eps)};
-      comm_->use(Traits::kName, x, [&](Communicator&) {
-        op_->run(a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr, nullptr,
-                 &norm);
+      comm_->use(name(), x, [&](Communicator&) {
+        op_->run({a.tensor(), b.tensor(), c.tensor(), added ? &added->tensor() : nullptr, nullptr,
+                  &norm});
       });
     }
     return nb::make_tuple(written(x, std::move(out), fresh_out),
@@ -139,20 +121,20 @@ class Operator : public Living<Operator<Traits>> {
 
   /// Copy of the gather that AgGemm saves, since that ends with the operator.
   nb::object gathered(nb::object like, nb::object out) {
-    comm_->open(Traits::kName);
+    comm_->open(name());
     const Tensor whole = op_->gathered();
     const bool fresh = out.is_none();
-    if (fresh) out = new_result(like, std::array{m_, k_}, Traits::kName);
+    if (fresh) out = new_result(like, std::array{shape_.m, shape_.k}, name());
     {
-      const Operand to(out, Traits::kName, "out");
+      const Operand to(out, name(), "out");
       const Tensor& t = to.tensor();
       if (t.describe() != whole.describe() || !t.contiguous() || t.read_only() ||
           t.device() != whole.device()) {
         throw InvalidArgument(fmt::format("{}: gathered: out: {}: expected contiguous, writable {}",
-                                          Traits::kName, t.describe(), whole.describe()));
+                                          name(), t.describe(), whole.describe()));
       }
       if (GpuRank* const gpu = comm_->gpu()) {
-        comm_->use(Traits::kName, like,
+        comm_->use(name(), like,
                    [&](Communicator&) { gpu->copy(t.data(), whole.data(), whole.bytes()); });
       } else if (whole.bytes() > 0) {
         std::memcpy(t.data(), whole.data(), whole.bytes());
@@ -162,79 +144,65 @@ class Operator : public Living<Operator<Traits>> {
   }
 
   nb::object gradient(nb::object x, nb::object dy, nb::object out) {
-    comm_->open(Traits::kName);
-    const Operand a(x, Traits::kName, "x"), b(dy, Traits::kName, "dy");
+    comm_->open(name());
+    const Operand a(x, name(), "x"), b(dy, name(), "dy");
     const bool fresh = out.is_none();
-    if (fresh) out = new_result(x, std::array{n_, k_}, Traits::kName, "f32");
-    const Operand c(out, Traits::kName, "out");
-    comm_->use(Traits::kName, x,
-               [&](Communicator&) { op_->run(a.tensor(), b.tensor(), c.tensor()); });
+    if (fresh) out = new_out(x);
+    const Operand c(out, name(), "out");
+    comm_->use(name(), x, [&](Communicator&) { op_->run({a.tensor(), b.tensor(), c.tensor()}); });
     return written(x, std::move(out), fresh);
   }
 
   /// CPU seconds of `count` calls made from C++; the rest of a Python call's time is binding
   /// overhead.
   double repeat(nb::object x, nb::object weight, nb::object out, int count) {
-    const Operand a(x, Traits::kName, "x"), b(weight, Traits::kName, "weight");
-    const Operand c(out, Traits::kName, "out");
-    return comm_->use(Traits::kName, x, [&](Communicator&) {
+    const Operand a(x, name(), "x"), b(weight, name(), "weight");
+    const Operand c(out, name(), "out");
+    return comm_->use(name(), x, [&](Communicator&) {
       const double begin = thread_seconds();
-      for (int i = 0; i < count; ++i) op_->run(a.tensor(), b.tensor(), c.tensor());
+      for (int i = 0; i < count; ++i) op_->run({a.tensor(), b.tensor(), c.tensor()});
       return thread_seconds() - begin;
     });
   }
 
   std::string strategy() const {
-    comm_->open(Traits::kName);
-    return std::string(name_of(op_->strategy()));
+    comm_->open(name());
+    return std::string(name_of(op_->chosen().form));
+  }
+  /// Name, rows and columns of x, weight and out.
+  std::vector<std::tuple<std::string, int64_t, int64_t>> operands() const {
+    const OpDesc& d = desc();
+    return {{d.x.name, d.x.rows, d.x.columns},
+            {d.weight.name, d.weight.rows, d.weight.columns},
+            {d.out.name, d.out.rows, d.out.columns}};
   }
   std::shared_ptr<Comm> comm() const { return comm_; }
-  DType dtype() const { return dtype_; }
+  DType dtype() const { return shape_.dtype; }
   std::string describe() const {
-    return fmt::format("<tandem.{} m {} n {} k {} {}{}>", Traits::kName, m_, n_, k_,
-                       name_of(dtype_), comm_->closed() ? ", closed" : "");
+    return fmt::format("<tandem.{} m {} n {} k {} {}{}>", name(), m(), n(), k(), name_of(dtype()),
+                       comm_->closed() ? ", closed" : "");
   }
-  int64_t m() const { return m_; }
-  int64_t n() const { return n_; }
-  int64_t k() const { return k_; }
+  int64_t m() const { return shape_.m; }
+  int64_t n() const { return shape_.n; }
+  int64_t k() const { return shape_.k; }
 
  private:
-  const std::shared_ptr<Comm> comm_;
-  const int64_t m_, n_, k_;
-  const DType dtype_;
-  Op* op_ = nullptr;
-};
+  const char* name() const { return row_.name.data(); }  // a literal
+  const OpDesc& desc() const {
+    comm_->open(name());
+    return op_->desc();
+  }
+  nb::object new_out(nb::handle x) const {
+    const OperandDesc& out = op_->desc().out;
+    const bool widens = row_.gradient;
+    return new_result(x, std::array{out.rows, out.columns}, name(), widens ? "f32" : nullptr);
+  }
 
-/// `extra`: name of the option specific to this operator.
-template <typename Traits, typename... Extra>
-nb::class_<Operator<Traits>> bind_common(nb::module_& m, const char* name, const char* doc,
-                                         const Extra&... extra) {
-  using O = Operator<Traits>;
-  return nb::class_<O>(m, name, doc)
-      .def(
-          "__init__",
-          [](O* self, std::shared_ptr<Comm> comm, int64_t m_, int64_t n, int64_t k,
-             nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks,
-             nb::handle codec, bool allow_uncompressed, same_as_bool<Extra>... with) {
-            new (self) O(std::move(comm), m_, n, k, dtype,
-                         {bias, weight_kn, std::move(strategy), chunks, wire_from(codec),
-                          allow_uncompressed, (with || ... || false)});
-          },
-          nb::arg("comm"), nb::arg("m"), nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32",
-          nb::kw_only(), nb::arg("bias") = false, nb::arg("weight_kn") = false,
-          nb::arg("strategy") = "automatic", nb::arg("chunks") = 0, nb::arg("codec") = nb::none(),
-          nb::arg("allow_uncompressed") = false, (nb::arg(extra) = false)...)
-      .def_prop_ro("m", &O::m)
-      .def_prop_ro("n", &O::n)
-      .def_prop_ro("k", &O::k)
-      .def_prop_ro("dtype", &O::dtype)
-      .def_prop_ro("comm", &O::comm)
-      .def_prop_ro("strategy", &O::strategy, "What was chosen: 'serial' or 'overlapped'.")
-      .def("_repeat", &O::repeat)
-      .def_static("_at", &O::at, nb::arg("address"))
-      .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
-      .def("__repr__", &O::describe);
-}
+  const OperatorRow& row_;
+  const std::shared_ptr<Comm> comm_;
+  OpDesc shape_;
+  OverlapOperator* op_ = nullptr;
+};
 
 constexpr const char* kAgGemm =
     "out[M, N] = all-gather(x)[M, K] @ weight[N, K].T + bias[N].\n\n"
@@ -288,6 +256,74 @@ constexpr const char* kAgWgrad =
     "allow_uncompressed: as of AgGemm. Collective to construct and to call. Raises\n"
     "InvalidArgument, Mismatch, Timeout, Aborted.";
 
+/// Documentation of an operator's class and of its call.
+struct Text {
+  std::string_view op;
+  const char *of_class, *of_call;
+};
+constexpr Text kTexts[] = {{"ag_gemm", kAgGemm, kCallAgGemm},
+                           {"gemm_rs", kGemmRs, kCallGemmRs},
+                           {"gemm_ar", kGemmAr, kCallGemmAr},
+                           {"ag_wgrad", kAgWgrad, kCallAgWgrad}};
+Text text_of(const OperatorRow& row) {
+  const auto* found = std::ranges::find(kTexts, row.name, &Text::op);
+  return found == std::end(kTexts) ? Text{row.name, "", ""} : *found;
+}
+
+/// `extra`: name of the option specific to this operator.
+template <typename... Extra>
+void bind_constructor(const nb::object& scope, const OperatorRow& row, const Extra&... extra) {
+  nb::cpp_function_def(
+      [&row](Operator* self, std::shared_ptr<Comm> comm, int64_t m_, int64_t n, int64_t k,
+             nb::object dtype, bool bias, bool weight_kn, std::string strategy, int chunks,
+             nb::handle codec, bool allow_uncompressed, same_as_bool<Extra>... with) {
+        new (self) Operator(row, std::move(comm), m_, n, k, dtype,
+                            {bias, weight_kn, std::move(strategy), chunks, wire_from(codec),
+                             allow_uncompressed, (with || ... || false)});
+      },
+      nb::scope(scope), nb::name("__init__"), nb::is_method(), nb::arg("comm"), nb::arg("m"),
+      nb::arg("n"), nb::arg("k"), nb::arg("dtype") = "f32", nb::kw_only(), nb::arg("bias") = false,
+      nb::arg("weight_kn") = false, nb::arg("strategy") = "automatic", nb::arg("chunks") = 0,
+      nb::arg("codec") = nb::none(), nb::arg("allow_uncompressed") = false,
+      (nb::arg(extra) = false)...);
+}
+
+/// Class of a row: derives from `base` and has the constructor and the call of this operator.
+nb::object class_of(const OperatorRow& row, const nb::object& base) {
+  const std::string name(row.class_name);
+  const Text text = text_of(row);
+  nb::dict members;
+  members["__module__"] = "tandem._core";
+  members["__doc__"] = text.of_class;
+  members["__slots__"] = nb::tuple();
+  nb::object made = base.type()(name, nb::make_tuple(base), members);
+  if (row.keep_gathered) {
+    bind_constructor(made, row, "keep_gathered");
+  } else if (row.add_norm) {
+    bind_constructor(made, row, "add_norm");
+  } else {
+    bind_constructor(made, row);
+  }
+  const auto bind = [&](const char* method, const char* doc, auto call, const auto&... args) {
+    nb::cpp_function_def(call, nb::scope(made), nb::name(method), nb::is_method(), args..., doc);
+  };
+  const auto x = nb::arg("x").none(), weight = nb::arg("weight").none();
+  const auto out = nb::arg("out") = nb::none(), bias = nb::arg("bias") = nb::none();
+  if (row.gradient) {
+    bind("__call__", text.of_call, &Operator::gradient, x, nb::arg("dy").none(), out);
+  } else if (row.add_norm) {
+    bind("__call__", text.of_call, &Operator::product_and_norm, x, weight, out, bias, nb::kw_only(),
+         nb::arg("residual") = nb::none(), nb::arg("gain") = nb::none(),
+         nb::arg("hidden") = nb::none(), nb::arg("eps") = 1e-5);
+  } else {
+    bind("__call__", text.of_call, &Operator::product, x, weight, out, bias);
+  }
+  if (row.keep_gathered) {
+    bind("gathered", kGathered, &Operator::gathered, nb::arg("like").none(), out);
+  }
+  return made;
+}
+
 }  // namespace
 
 Strategy strategy_from(const std::string& name) {
@@ -299,24 +335,22 @@ Strategy strategy_from(const std::string& name) {
 }
 
 void bind_operators(nb::module_& m) {
-  bind_common<AgGemmTraits>(m, "AgGemm", kAgGemm, "keep_gathered")
-      .def("__call__", &Operator<AgGemmTraits>::product, nb::arg("x").none(),
-           nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
-           kCallAgGemm)
-      .def("gathered", &Operator<AgGemmTraits>::gathered, nb::arg("like").none(),
-           nb::arg("out") = nb::none(), kGathered);
-  bind_common<GemmRsTraits>(m, "GemmRs", kGemmRs)
-      .def("__call__", &Operator<GemmRsTraits>::product, nb::arg("x").none(),
-           nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
-           kCallGemmRs);
-  bind_common<GemmArTraits>(m, "GemmAr", kGemmAr, "add_norm")
-      .def("__call__", &Operator<GemmArTraits>::product_and_norm, nb::arg("x").none(),
-           nb::arg("weight").none(), nb::arg("out") = nb::none(), nb::arg("bias") = nb::none(),
-           nb::kw_only(), nb::arg("residual") = nb::none(), nb::arg("gain") = nb::none(),
-           nb::arg("hidden") = nb::none(), nb::arg("eps") = 1e-5, kCallGemmAr);
-  bind_common<AgWgradTraits>(m, "AgWgrad", kAgWgrad)
-      .def("__call__", &Operator<AgWgradTraits>::gradient, nb::arg("x").none(),
-           nb::arg("dy").none(), nb::arg("out") = nb::none(), kCallAgWgrad);
+  const auto base = nb::class_<Operator>(m, "_Operator")
+                        .def_prop_ro("m", &Operator::m)
+                        .def_prop_ro("n", &Operator::n)
+                        .def_prop_ro("k", &Operator::k)
+                        .def_prop_ro("dtype", &Operator::dtype)
+                        .def_prop_ro("comm", &Operator::comm)
+                        .def_prop_ro("strategy", &Operator::strategy,
+                                     "What was chosen: 'serial' or 'overlapped'.")
+                        .def_prop_ro("_operands", &Operator::operands)
+                        .def("_repeat", &Operator::repeat)
+                        .def_static("_at", &Operator::at, nb::arg("address"))
+                        .def("__deepcopy__", [](nb::object self, nb::handle) { return self; })
+                        .def("__repr__", &Operator::describe);
+  for (const OperatorRow* row : operators()) {
+    m.attr(std::string(row->class_name).c_str()) = class_of(*row, base);
+  }
 }
 
 }  // namespace tandem::python

@@ -51,6 +51,7 @@ from ._errors import (
     Timeout,
     Unsupported,
 )
+from ._core import _Operator
 from ._world import World, init, run
 
 __all__ = [
@@ -61,3 +62,7 @@ __all__ = [
     "all_gather", "all_reduce", "all_to_all", "broadcast", "init", "recv", "reduce_scatter", "run",
     "send", "shard_of",
 ]
+
+# Operators whose rows have no stub yet.
+for _operator in _Operator.__subclasses__():
+    globals().setdefault(_operator.__name__, _operator)

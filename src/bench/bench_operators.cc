@@ -64,7 +64,7 @@ class OperatorCase : public BenchCase {
   OperatorCase(Communicator& comm, const BenchRequest& r, const OperatorRow& row)
       : comm_(comm),
         row_(row),
-        desc_(row.describe(comm, whole_desc(r))),
+        desc_(describe_shard(row, comm, whole_desc(r))),
         operator_(
             make_operator(row, comm, desc_, {Strategy::automatic, r.chunks}, Choosing::first)),
         x_(matrix(desc_.x, 1 + uint64_t(comm.rank()))),

@@ -1,5 +1,6 @@
 #include "tests/seams/gather_scale.h"
 
+#include "overlap/registry.h"
 #include "schedule/ring.h"
 #include "tandem/collectives.h"
 
@@ -75,17 +76,26 @@ void gather_scale_reference(Communicator& comm, const Operands& operands) {
 
 constinit const OperatorRow kGatherScaleRow{
     .name = "gather_scale",
+    .class_name = "GatherScale",
     .collective = Collective::all_gather,
     .describe =
-        [](const Communicator& comm, const OpDesc& whole) {
-          return gather_scale_desc(comm, whole.m, whole.k, whole.dtype);
+        [](const Communicator& comm, const OpDesc& shape) {
+          return gather_scale_desc(comm, shape.m, shape.k, shape.dtype);
         },
     .on_cpu = make_on_cpu<GatherScaleCpu>,
+    .on_gpu = gather_scale_on_gpu,
     .reference = gather_scale_reference,
     .gemm = [](const Tensor& x, const Tensor& weight,
                const Tensor& out) { scale_rows(x, factor_of(weight), out); },
     .flops = [](const OpDesc& desc) { return double(desc.m) * double(desc.k); },
     .bytes = gathered_bytes,
 };
+
+namespace {
+
+/// In place of a line in overlap/registry.cc.
+[[maybe_unused]] const bool registered = (operators().push_back(&kGatherScaleRow), true);
+
+}  // namespace
 
 }  // namespace tandem::test

@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/bench.h"
+#include "comm/exec.h"
 #include "core/data_file.h"
 #include "gemm/gemm.h"
 #include "overlap/ag_gemm/operator.h"
 #include "overlap/registry.h"
 #include "tandem/collectives.h"
+#include "tandem/cuda.h"
 #include "tests/seams/gather_scale.h"
 #include "tests/seams/mirror.h"
 #include "tune/tuner.h"
@@ -73,7 +75,6 @@ TEST(NewOperator, RanksAgreeOnItAndCallsAreChecked) {
 }
 
 TEST(NewOperator, BenchmarkTimesAndChecksIt) {
-  operators().push_back(&kGatherScaleRow);
   for (const int ranks : {1, 2, 3}) {
     on_ranks(ranks, [&](Communicator& comm) {
       const BenchResult result = run_bench(comm, {"gather_scale", 37, 1, 19, DType::f32, 0, 3});
@@ -84,7 +85,49 @@ TEST(NewOperator, BenchmarkTimesAndChecksIt) {
       EXPECT_GT(result.overlapped.median_us, 0);
     });
   }
-  operators().pop_back();
+}
+
+TEST(NewOperator, EveryCandidateIsExactOnGpus) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  for (const int ranks : {1, 2, 4}) {
+    if (gpu_count() > 1 && gpu_count() < ranks) continue;
+    WorldOptions options;
+    options.ranks = ranks;
+    options.ranks_per_gpu = gpu_count() >= ranks ? 1 : ranks;
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      run_gpus(options, [&](Communicator& comm) {
+        constexpr int64_t m = 37, k = 24;
+        const OpDesc desc = gather_scale_desc(comm, m, k, dtype);
+        const size_t size = size_of(dtype);
+        const Memory all_x(size_t(m * k) * size), factor(size), expected(all_x.bytes());
+        const Tensor host_x = all_x.view(dtype, {m, k}), by = factor.view(dtype, {1, 1});
+        for (size_t i = 0; i < all_x.bytes(); ++i) all_x.data()[i] = std::byte(60 + i % 5);
+        std::fill_n(factor.data(), size, std::byte(64));
+        kGatherScaleRow.gemm(host_x, by, expected.view(dtype, {m, k}));
+
+        const Device device = device_of(comm);
+        const Memory x_memory(size_t(desc.x.rows * k) * size, device), by_memory(size, device),
+            out_memory(all_x.bytes(), device);
+        const Tensor x = x_memory.view(dtype, {desc.x.rows, k});
+        const Tensor on_gpu = by_memory.view(dtype, {1, 1}), out = out_memory.view(dtype, {m, k});
+        const int64_t first = shard_of(m, comm.size(), comm.rank()).begin;
+        copy(exec_of(comm), host_x.rows(first, desc.x.rows), x);
+        copy(exec_of(comm), by, on_gpu);
+        const auto made = make_operator(kGatherScaleRow, comm, desc, {}, Choosing::fastest);
+        EXPECT_EQ(made->candidates().size(), 2u);
+        const Memory found(all_x.bytes());
+        for (const Candidate& candidate : made->candidates()) {
+          clear(exec_of(comm), out);
+          candidate.run({x, on_gpu, out});
+          synchronize(comm);
+          copy(exec_of(comm), out, found.view(dtype, {m, k}));
+          EXPECT_TRUE(std::equal(found.data(), found.data() + found.bytes(), expected.data()))
+              << candidate.name << ", " << ranks << " ranks";
+        }
+        EXPECT_THROW(made->run({x, on_gpu, x}), InvalidArgument);
+      });
+    }
+  }
 }
 
 TEST(Registry, RowsMatchTheirDescriptors) {
@@ -92,8 +135,9 @@ TEST(Registry, RowsMatchTheirDescriptors) {
   for (const int ranks : {1, 4}) {
     on_ranks(ranks, [&](Communicator& comm) {
       for (const OperatorRow* row : operators()) {
+        if (row == &kGatherScaleRow) continue;  // every rank scales all rows
         EXPECT_EQ(find_operator(row->name), row);
-        const OpDesc desc = row->describe(comm, whole);
+        const OpDesc desc = describe_shard(*row, comm, whole);
         EXPECT_EQ(desc.op, row->name);
         EXPECT_EQ(desc.collective, row->collective) << row->name;
         EXPECT_EQ(desc.gradient, row->gradient) << row->name;
@@ -102,7 +146,8 @@ TEST(Registry, RowsMatchTheirDescriptors) {
       }
     });
   }
-  EXPECT_EQ(find_operator("gather_scale"), nullptr);
+  EXPECT_EQ(find_operator("gather_scale"), &kGatherScaleRow);
+  EXPECT_EQ(find_operator("scale_gather"), nullptr);
 }
 
 // An exact codec needs a file, an entry in the list and a test: then it has a name, works with

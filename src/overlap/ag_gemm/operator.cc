@@ -8,12 +8,12 @@ namespace tandem {
 
 constinit const OperatorRow kAgGemmRow{
     .name = "ag_gemm",
+    .class_name = "AgGemm",
     .collective = Collective::all_gather,
+    .keep_gathered = true,
     .describe =
-        [](const Communicator& comm, const OpDesc& whole) {
-          return with_wire_of(
-              whole, ag_gemm_desc(comm, {whole.m, shard_of(whole.n, comm.size(), comm.rank()).count,
-                                         whole.k, whole.dtype}));
+        [](const Communicator& comm, const OpDesc& shape) {
+          return with_wire_of(shape, ag_gemm_desc(comm, shape_of<AgGemm::Shape>(shape)));
         },
     .on_cpu = make_on_cpu<AgGemmCpu>,
     .on_gpu = ag_gemm_on_gpu,

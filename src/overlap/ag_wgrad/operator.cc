@@ -9,12 +9,12 @@ namespace tandem {
 
 constinit const OperatorRow kAgWgradRow{
     .name = "ag_wgrad",
+    .class_name = "AgWgrad",
     .collective = Collective::all_gather,
     .gradient = true,
     .describe =
-        [](const Communicator& comm, const OpDesc& whole) {
-          return ag_wgrad_desc(comm, {whole.m, shard_of(whole.n, comm.size(), comm.rank()).count,
-                                      whole.k, whole.dtype});
+        [](const Communicator& comm, const OpDesc& shape) {
+          return with_wire_of(shape, ag_wgrad_desc(comm, shape_of<AgWgrad::Shape>(shape)));
         },
     .on_cpu = make_on_cpu<AgWgradCpu>,
     .on_gpu = ag_wgrad_on_gpu,

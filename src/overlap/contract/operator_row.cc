@@ -33,14 +33,20 @@ std::unique_ptr<OverlapOperator> make_operator(const OperatorRow& row, Communica
   return made;
 }
 
+OpDesc describe_shard(const OperatorRow& row, const Communicator& comm, OpDesc whole) {
+  int64_t& divided = row.collective == Collective::all_gather ? whole.n : whole.k;
+  divided = shard_of(divided, comm.size(), comm.rank()).count;
+  return row.describe(comm, whole);
+}
+
 double error_of_wire(const Wire& wire, DType dtype) {
   if (wire.is_exact()) return 0;
   return wire.error_bound() + (dtype == DType::f32 ? 0 : 0x1p-8);
 }
 
-OpDesc with_wire_of(const OpDesc& whole, OpDesc desc) {
+OpDesc with_wire_of(const OpDesc& shape, OpDesc desc) {
   return encoded(std::move(desc),
-                 {.wire = whole.wire, .allow_uncompressed = whole.allow_uncompressed});
+                 {.wire = shape.wire, .allow_uncompressed = shape.allow_uncompressed});
 }
 
 void multiply(const Tensor& x, const Tensor& weight, const Tensor& out) {

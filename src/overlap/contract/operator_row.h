@@ -12,12 +12,13 @@ namespace tandem {
 
 struct OperatorRow {
   std::string_view name;
+  std::string_view class_name;  ///< in C++ and Python
   Collective collective;
-  bool gradient = false;  ///< see OpDesc
-  bool add_norm = false;  ///< an AddNorm may follow the sum
-  /// Descriptor of this rank's shard of `whole`: of a GEMM's full sizes, with its dtype, add_norm
-  /// and wire format.
-  OpDesc (*describe)(const Communicator&, const OpDesc& whole);
+  bool gradient = false;       ///< see OpDesc
+  bool keep_gathered = false;  ///< the gathered rows may be kept
+  bool add_norm = false;       ///< an AddNorm may follow the sum
+  /// Descriptor of this rank's operator: `shape` has its sizes, dtypes, options and wire format.
+  OpDesc (*describe)(const Communicator&, const OpDesc& shape);
   std::unique_ptr<OverlapOperator> (*on_cpu)(Communicator&, const OpDesc&, const OverlapOptions&,
                                              Choosing);
   /// Null: the operator has no GPU form.
@@ -42,6 +43,22 @@ struct OperatorRow {
   double (*codec_error)(const OpDesc&, int ranks, const Magnitudes&) = nullptr;
 };
 
+/// Descriptor of this rank's shard of a GEMM whose full sizes are those of `whole`.
+OpDesc describe_shard(const OperatorRow& row, const Communicator& comm, OpDesc whole);
+
+/// Shape of an operator's class with the sizes, dtypes and those options of `desc` that it has.
+template <typename Shape>
+Shape shape_of(const OpDesc& desc) {
+  Shape shape{.m = desc.m, .n = desc.n, .k = desc.k, .dtype = desc.dtype};
+  shape.bias = desc.bias;
+  shape.weight_kn = desc.weight_kn;
+  shape.out_dtype = desc.out_dtype;
+  shape.scaling = desc.scaling;
+  if constexpr (requires { shape.keep_gathered; }) shape.keep_gathered = desc.keep_gathered;
+  if constexpr (requires { shape.add_norm; }) shape.add_norm = desc.add_norm;
+  return shape;
+}
+
 /// CPU factory of a row, for CpuOperator's `Cpu`.
 template <typename Cpu>
 std::unique_ptr<OverlapOperator> make_on_cpu(Communicator& comm, const OpDesc& desc,
@@ -60,7 +77,7 @@ std::unique_ptr<OverlapOperator> make_operator(const OperatorRow& row, Communica
 double error_of_wire(const Wire& wire, DType dtype);
 
 // Values of a row for a GEMM and a collective.
-OpDesc with_wire_of(const OpDesc& whole, OpDesc desc);
+OpDesc with_wire_of(const OpDesc& shape, OpDesc desc);
 void multiply(const Tensor& x, const Tensor& weight, const Tensor& out);  ///< x weight^T
 double gemm_flops(const OpDesc& desc);
 int64_t gathered_bytes(int ranks, const OpDesc& desc);

@@ -10,16 +10,12 @@ namespace tandem {
 
 constinit const OperatorRow kGemmArRow{
     .name = "gemm_ar",
+    .class_name = "GemmAr",
     .collective = Collective::all_reduce,
     .add_norm = true,
     .describe =
-        [](const Communicator& comm, const OpDesc& whole) {
-          return with_wire_of(whole,
-                              gemm_ar_desc({.m = whole.m,
-                                            .n = whole.n,
-                                            .k = shard_of(whole.k, comm.size(), comm.rank()).count,
-                                            .dtype = whole.dtype,
-                                            .add_norm = whole.add_norm}));
+        [](const Communicator&, const OpDesc& shape) {
+          return with_wire_of(shape, gemm_ar_desc(shape_of<GemmAr::Shape>(shape)));
         },
     .on_cpu = make_on_cpu<GemmArCpu>,
     .on_gpu = gemm_ar_on_gpu,

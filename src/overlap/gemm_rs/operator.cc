@@ -8,13 +8,11 @@ namespace tandem {
 
 constinit const OperatorRow kGemmRsRow{
     .name = "gemm_rs",
+    .class_name = "GemmRs",
     .collective = Collective::reduce_scatter,
     .describe =
-        [](const Communicator& comm, const OpDesc& whole) {
-          return with_wire_of(
-              whole,
-              gemm_rs_desc(comm, {whole.m, whole.n,
-                                  shard_of(whole.k, comm.size(), comm.rank()).count, whole.dtype}));
+        [](const Communicator& comm, const OpDesc& shape) {
+          return with_wire_of(shape, gemm_rs_desc(comm, shape_of<GemmRs::Shape>(shape)));
         },
     .on_cpu = make_on_cpu<GemmRsCpu>,
     .on_gpu = gemm_rs_on_gpu,

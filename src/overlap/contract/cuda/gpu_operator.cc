@@ -5,15 +5,20 @@
 #include <algorithm>
 #include <iterator>
 
-#include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/contract/cuda/multi_node.h"
 
 namespace tandem::gpu {
 namespace {
 
+/// As they are stored: weight_kn transposes the weight, or its gradient.
 OperandExtents extents_of(const OpDesc& desc) {
-  return desc.gradient ? wgrad_extents(desc, desc.x.rows)
-                       : gpu::extents_of(desc, desc.x.rows, desc.out.rows);
+  const auto stored = [&](const OperandDesc& d) -> Extent {
+    if (desc.weight_kn && d.any_layout) return {d.dtype, d.columns, d.rows};
+    return {d.dtype, d.rows, d.columns};
+  };
+  OperandExtents all{stored(desc.x), stored(desc.weight), stored(desc.out)};
+  if (desc.scaled()) all.out.dtype = desc.result();
+  return all;
 }
 
 bool fits(Strategy strategy, Form form) {

@@ -1,0 +1,80 @@
+// GPU half of the toy operator. The copy engine pushes shards to the peers; `chunked` scales each
+// shard when it has arrived.
+#include <cuda_bf16.h>
+
+#include "core/cuda/load_module.cuh"
+#include "overlap/contract/cuda/gpu_operator.h"
+#include "overlap/gather/cuda/shard_pushes.h"
+#include "tests/seams/gather_scale.h"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr OpId kGatherScaleWait{15};
+[[maybe_unused]] const WaitNames kGatherScaleWaits{{kGatherScaleWait, "gather_scale"}};
+
+template <typename T>
+__global__ void scale_kernel(const T* x, const T* factor, T* out, int64_t count) {
+  const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    out[i] = T(float(*factor) * float(x[i]));
+  }
+}
+
+template <typename T>
+void launch_scale(const void* x, const Tensor& factor, const Tensor& out, cudaStream_t stream) {
+  if (out.elements() == 0) return;
+  scale_kernel<<<16, 256, 0, stream>>>(static_cast<const T*>(x), factor.as<const T>(), out.as<T>(),
+                                       out.elements());
+  check(cudaGetLastError(), "gather_scale");
+}
+
+class GatherScale {
+ public:
+  GatherScale(GpuCommunicator& comm, const LtContext&, const OpDesc& desc, Algorithm)
+      : comm_(comm),
+        desc_((comm.require_same(desc.op, agreement(desc)), desc)),
+        pushes_(comm, kGatherScaleWait, desc.m, desc.k, desc.dtype, false) {}
+  std::vector<Algorithm> algorithms() const { return {Algorithm::serial_nccl, Algorithm::chunked}; }
+
+  void run(Algorithm algorithm, const Tensor& x, const Tensor& factor, const Tensor& out) {
+    comm_.check_device();
+    check_operand(desc_.x, x);
+    check_operand(desc_.weight, factor);
+    check_operand(desc_.out, out);
+    const Enqueueing call(comm_);
+    comm_.enqueue([&] {
+      if (algorithm == Algorithm::serial_nccl)
+        return scale(pushes_.gather(algorithm, x), factor, out);
+      pushes_.for_each_shard(x, nullptr, [&](int, const Shard& rows, const void* shard) {
+        scale(shard, factor, out.rows(rows.begin, rows.count));
+      });
+    });
+  }
+
+ private:
+  void check_operand(const OperandDesc& d, const Tensor& tensor) const {
+    check_matrix(comm_, desc_.op, d.name, tensor, d.dtype, d.rows, d.columns);
+  }
+  void scale(const void* x, const Tensor& factor, const Tensor& out) const {
+    const auto launch =
+        out.dtype() == DType::f32 ? launch_scale<float> : launch_scale<__nv_bfloat16>;
+    launch(x, factor, out, comm_.stream());
+  }
+
+  GpuCommunicator& comm_;
+  OpDesc desc_;
+  ShardPushes pushes_;
+};
+
+}  // namespace
+}  // namespace tandem::gpu
+
+namespace tandem::test {
+
+std::unique_ptr<OverlapOperator> gather_scale_on_gpu(Communicator& comm, const OpDesc& desc,
+                                                     const OverlapOptions& options) {
+  return gpu::make_gpu_operator<gpu::GatherScale>(comm, desc, options);
+}
+
+}  // namespace tandem::test
