@@ -66,11 +66,11 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                local = local_out.view(DType::bf16, {kM / ranks, kN});
   const auto fused = make_fused_rs(shape);
   const Staging stored(size_t(ranks - 1) * shape.slot_bytes(), arrived_tiles, ranks, stream);
-  for (int plan = 0; plan < int(fused->plans().size()); ++plan) {
-    const FusedRsPlan& is = fused->plans()[size_t(plan)];
+  for (int delivery = 0; delivery < int(fused->deliveries().size()); ++delivery) {
+    const TileDelivery& is = fused->deliveries()[size_t(delivery)];
     if (is.chunks > 0 || is.later > 0) continue;
     all.push_back({is.between ? "local tiles between" : "fused",
-                   [&, plan] {
+                   [&, delivery] {
                      fused->launch({.x = x.data(),
                                     .weight = weight.data(),
                                     .out = uncompressed.data(),
@@ -85,7 +85,7 @@ void bench(int64_t k, int ranks, const Deadline& deadline, cudaStream_t stream) 
                                     .counted = nullptr,
                                     .ready = nullptr,
                                     .sending = nullptr,
-                                    .plan = plan,
+                                    .delivery = delivery,
                                     .deadline = deadline},
                                    stream);
                    },

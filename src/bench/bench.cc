@@ -183,11 +183,12 @@ void check_forms(Communicator& comm, BenchCase& subject, const std::vector<Bound
 
 }  // namespace
 
-void BenchResult::add(const std::string& name, Form form, const BenchTimes& times, bool encoded) {
+void BenchResult::add(const std::string& name, Strategy form, const BenchTimes& times,
+                      bool encoded) {
   candidates[name] = {form, times, encoded};
-  if (encoded && form == Form::serial) return;
-  std::string& fastest = form == Form::serial ? serial_name : overlapped_name;
-  BenchTimes& best = form == Form::serial ? serial : overlapped;
+  if (encoded && form == Strategy::serial) return;
+  std::string& fastest = form == Strategy::serial ? serial_name : overlapped_name;
+  BenchTimes& best = form == Strategy::serial ? serial : overlapped;
   if (!fastest.empty() && best.median_us <= times.median_us) return;
   fastest = name;
   best = times;
@@ -219,15 +220,16 @@ double BenchResult::efficiency_of(const BenchTimes& times) const {
 }
 
 std::optional<NamedTimes> BenchResult::fastest_uncompressed() const {
-  return fastest(
-      [](const BenchCandidate& each) { return !each.encoded && each.form == Form::overlapped; });
+  return fastest([](const CandidateTimes& each) {
+    return !each.encoded && each.form == Strategy::overlapped;
+  });
 }
 std::optional<NamedTimes> BenchResult::fastest_encoded() const {
-  return fastest([](const BenchCandidate& each) { return each.encoded; });
+  return fastest([](const CandidateTimes& each) { return each.encoded; });
 }
 
 std::optional<NamedTimes> BenchResult::fastest(
-    const std::function<bool(const BenchCandidate&)>& counts) const {
+    const std::function<bool(const CandidateTimes&)>& counts) const {
   std::optional<NamedTimes> best;
   for (const auto& [name, candidate] : candidates) {
     if (!counts(candidate)) continue;
@@ -247,7 +249,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   BenchResult result;
   result.bytes = subject->wire_bytes();
   BareTransfer transfer(comm, result.bytes);
-  std::vector<TimedVariant> variants{timed(comm, [&] { transfer.run(); })};
+  std::vector<TimedRun> variants{timed(comm, [&] { transfer.run(); })};
   if (subject->has_native()) {
     variants.emplace_back([&] { return subject->native(); });
   } else if (!subject->reference_is_a_form()) {
@@ -269,7 +271,7 @@ BenchResult run_bench(Communicator& comm, const BenchRequest& request) {
   result.wire = times_of(samples[0]);
   const bool operation = subject->has_gemm();
   const char* plainest = operation ? "unfused" : subject->has_native() ? "mpi" : "direct_puts";
-  if (first_form > 1) result.add(plainest, Form::serial, times_of(samples[1]));
+  if (first_form > 1) result.add(plainest, Strategy::serial, times_of(samples[1]));
   for (size_t i = 0; i < forms.size(); ++i) {
     result.add(forms[i].name, forms[i].form, times_of(samples[first_form + i]), forms[i].encoded);
   }

@@ -65,8 +65,8 @@ struct BenchTimes {
   std::vector<double> rounds_us;
 };
 
-struct BenchCandidate {
-  Form form;
+struct CandidateTimes {
+  Strategy form;
   BenchTimes times;
   bool encoded = false;
 };
@@ -90,7 +90,7 @@ struct BenchResult {
   /// `serial` and `overlapped` are the fastest candidates of their form; for prefill `overlapped`
   /// is the fastest of all, the one that would be chosen.
   BenchTimes gemm, serial, overlapped, wire;
-  std::map<std::string, BenchCandidate> candidates;
+  std::map<std::string, CandidateTimes> candidates;
   std::string serial_name, overlapped_name;  ///< their names
   std::optional<BenchTimes> nccl;            ///< GPUs: the serial form with NCCL
   int64_t bytes = 0;                         ///< bytes sent per rank, uncompressed
@@ -118,7 +118,7 @@ struct BenchResult {
 
   /// Adds a candidate; the fastest so far of its form becomes `serial` or `overlapped`. An
   /// `encoded` one never becomes `serial`.
-  void add(const std::string& name, Form form, const BenchTimes& times, bool encoded = false);
+  void add(const std::string& name, Strategy form, const BenchTimes& times, bool encoded = false);
   /// Sets `overlapped` to the fastest of these, of either form.
   void choose_among(std::span<const BoundCandidate> forms);
   /// Requires gemm, serial and overlapped.
@@ -145,7 +145,7 @@ struct BenchResult {
   }
 
  private:
-  std::optional<NamedTimes> fastest(const std::function<bool(const BenchCandidate&)>& counts) const;
+  std::optional<NamedTimes> fastest(const std::function<bool(const CandidateTimes&)>& counts) const;
   EctOf ect_of_ = EctOf::medians;
 };
 

@@ -58,13 +58,13 @@ class CollectiveCase : public BenchCase {
   bool has_gemm() const override { return false; }
   /// With a codec, the uncompressed form is serial.
   std::vector<BoundCandidate> forms() override {
-    if (wire_.is_none()) return {{"tandem", Form::overlapped, [this] { run({}); }}};
+    if (wire_.is_none()) return {{"tandem", Strategy::overlapped, [this] { run({}); }}};
     std::vector<BoundCandidate> all{
-        {"tandem", Form::overlapped, [this] { counted([&] { run(wire_); }); }, true},
-        {"uncompressed", Form::serial, [this] { run({}); }}};
+        {"tandem", Strategy::overlapped, [this] { counted([&] { run(wire_); }); }, true},
+        {"uncompressed", Strategy::serial, [this] { run({}); }}};
     if (kind_ == Kind::all_reduce && !is_one_shot()) {
       all.push_back(
-          {"one shot", Form::overlapped, [this] { counted([&] { run_one_shot(); }); }, true});
+          {"one shot", Strategy::overlapped, [this] { counted([&] { run_one_shot(); }); }, true});
     }
     return all;
   }

@@ -81,7 +81,7 @@ class MoeCase : public BenchCase {
         layer_(comm, shape_of(q, comm.size()), options_of(q, Strategy::serial)) {
     scale(w_in_.tensor, q.k);
     scale(w_out_.tensor, q.n);
-    run(layer_, {false, 1});  // determines the rows on this rank
+    run(layer_, {Strategy::serial, 1});  // determines the rows on this rank
     list_slots();
   }
 
@@ -106,21 +106,21 @@ class MoeCase : public BenchCase {
   }
   std::vector<BoundCandidate> forms() override {
     std::vector<BoundCandidate> all;
-    const auto add = [&](const MoePlan& plan) {
-      const Form form = plan.overlapped ? Form::overlapped : Form::serial;
+    const auto add = [&](const OverlapOptions& plan) {
       const bool encoded = !plan.wire.is_none();
-      all.push_back({plan.describe(), form,
+      all.push_back({moe_candidate_name(plan), plan.strategy,
                      [this, plan, encoded] { counted([&] { run(layer_, plan); }, encoded); },
                      encoded, plan.chunks});
     };
     if (find_moe(q_.op)->is_layer() && q_.chunks == 0) {
-      add({false, 1});
-      if (!q_.wire.is_none()) add({false, 1, q_.wire});
+      add({Strategy::serial, 1});
+      if (!q_.wire.is_none()) add({Strategy::serial, 1, q_.wire});
       add_chosen(all);
       return all;
     }
     const auto stage = combines_only() ? MoeLayerOnRanks::combine : MoeLayerOnRanks::dispatch;
-    for (const MoePlan& plan : moe_plans(options_of(q_, Strategy::automatic), stage, coords_)) {
+    for (const OverlapOptions& plan :
+         moe_plans(options_of(q_, Strategy::automatic), stage, coords_)) {
       add(plan);
     }
     return all;
@@ -181,16 +181,16 @@ class MoeCase : public BenchCase {
   /// Adds the tuner's choice for each stage.
   void add_chosen(std::vector<BoundCandidate>& all) {
     chosen_layer_.emplace(comm_, coords_.shape, options_of(q_, Strategy::automatic));
-    const MoePlan& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch, rows_.level);
-    const MoePlan& back = chosen_layer_->plan(MoeLayerOnRanks::combine, rows_.level);
+    const OverlapOptions& there = chosen_layer_->plan(MoeLayerOnRanks::dispatch, rows_.level);
+    const OverlapOptions& back = chosen_layer_->plan(MoeLayerOnRanks::combine, rows_.level);
     const bool encoded = !there.wire.is_none() || !back.wire.is_none();
-    all.push_back({"chosen", Form::overlapped,
+    all.push_back({"chosen", Strategy::overlapped,
                    [this, encoded] { counted([&] { run(*chosen_layer_); }, encoded); }, encoded,
                    there.chunks});
   }
 
-  void run(MoeLayerOnRanks& layer, const MoePlan& plan) {
-    const MoePlan uncompressed{plan.overlapped, plan.chunks};
+  void run(MoeLayerOnRanks& layer, const OverlapOptions& plan) {
+    const OverlapOptions uncompressed{plan.strategy, plan.chunks};
     layer.set_plan(MoeLayerOnRanks::dispatch, plan);
     layer.set_plan(MoeLayerOnRanks::combine, plan);
     layer.set_plan(MoeLayerOnRanks::dispatch_backward, uncompressed);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/infer/chunked_prefill.h"
-#include "engine/infer/prefill_form.h"
+#include "engine/infer/prefill.h"
 #include "engine/model/layout.h"
 #include "tandem/random.h"
 
@@ -79,12 +79,12 @@ class PrefillCase final : public BenchCase {
   void reference() override { run(candidates_.front(), expected_); }
   std::vector<BoundCandidate> forms() override {
     std::vector<BoundCandidate> all;
-    const auto add = [&](const PrefillCandidate& each, const std::string& as) {
-      const int chunks = each.form == Form::overlapped ? 2 : 1;
-      all.push_back({each.name + as, each.form, [&] { run(each, logits_); }, !as.empty(), chunks});
+    const auto add = [&](const Prefill& each, const std::string& as) {
+      all.push_back(
+          {each.name + as, each.form, [&] { run(each, logits_); }, !as.empty(), each.chunks});
     };
-    for (const PrefillCandidate& each : candidates_) add(each, "");
-    for (const PrefillCandidate& each : encoded_candidates_) add(each, " as " + q_.wire.describe());
+    for (const Prefill& each : candidates_) add(each, "");
+    for (const Prefill& each : encoded_candidates_) add(each, " as " + q_.wire.describe());
     return all;
   }
   bool reference_is_a_form() const override { return true; }
@@ -120,8 +120,8 @@ class PrefillCase final : public BenchCase {
   double of_row(double bytes) const {
     return 2 * double(q_.m) * bytes * (comm_.size() - 1) / comm_.size();
   }
-  void run(const PrefillCandidate& candidate, const BenchMatrix& to) {
-    candidate.prefill->run(tokens_, 0, last_);
+  void run(const Prefill& candidate, const BenchMatrix& to) {
+    candidate.run(tokens_, 0, last_);
     const std::span<const float> logits = head_.run(last_);
     std::memcpy(to.tensor.data(), logits.data(), logits.size_bytes());
   }
@@ -141,7 +141,7 @@ class PrefillCase final : public BenchCase {
   Activation last_;
   BenchMatrix logits_, expected_;
   std::vector<int32_t> tokens_;
-  std::vector<PrefillCandidate> candidates_, encoded_candidates_;
+  std::vector<Prefill> candidates_, encoded_candidates_;
 };
 
 }  // namespace

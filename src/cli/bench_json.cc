@@ -158,9 +158,9 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
   const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
   const bool product = is_product(q, r, world), exposes = gemm && !product && r.exposes();
   const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
-  const Form form = is_prefill(q.op)  ? r.candidates.at(r.overlapped_name).form
-                    : gpus && !faster ? Form::serial
-                                      : Form::overlapped;
+  const Strategy form = is_prefill(q.op)  ? r.candidates.at(r.overlapped_name).form
+                        : gpus && !faster ? Strategy::serial
+                                          : Strategy::overlapped;
   Json json = {
       {"op", q.op},
       {"transport", comm.transport()},

@@ -165,7 +165,7 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Safete
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.overlap.allow_uncompressed = arguments.allow_uncompressed;
   options.codec = arguments.policy;
-  options.prefill = parse_prefill_form(arguments.prefill);
+  options.prefill = parse_prefill(arguments.prefill);
   options.block = block_for(int64_t(prompt.size()) + 1, config);
   options.capacity = std::min(
       config.max_seq, int64_t(prompt.size()) + 1 + std::min(config.max_seq, arguments.max_tokens));

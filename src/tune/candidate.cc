@@ -27,23 +27,19 @@ std::string_view name_of(Strategy strategy) {
   return "?";
 }
 
-std::string_view name_of(Form form) {
-  return form == Form::serial ? "serial" : "overlapped";
-}
-
 std::vector<Candidate> chunked_candidates(
     const std::vector<int>& chunk_counts,
-    const std::function<void(Form, int, const Operands&)>& run) {
+    const std::function<void(Strategy, int, const Operands&)>& run) {
   std::vector<Candidate> all;
-  const auto add = [&](Form form, int chunks) {
+  const auto add = [&](Strategy form, int chunks) {
     all.push_back(
         {.name = fmt::format("{}, {} chunk{}", name_of(form), chunks, chunks == 1 ? "" : "s"),
          .form = form,
          .run = [=](const Operands& operands) { run(form, chunks, operands); },
          .chunks = chunks});
   };
-  add(Form::serial, 1);
-  for (const int chunks : chunk_counts) add(Form::overlapped, chunks);
+  add(Strategy::serial, 1);
+  for (const int chunks : chunk_counts) add(Strategy::overlapped, chunks);
   return all;
 }
 

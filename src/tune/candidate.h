@@ -15,12 +15,6 @@
 
 namespace tandem {
 
-/// Whether the collective and the GEMM run one after the other, in any library's kernels, or
-/// concurrently. For a collective without a GEMM, a library's algorithm is serial, Tandem's
-/// overlapped.
-enum class Form : uint8_t { serial, overlapped };
-std::string_view name_of(Form form);
-
 /// Tensors that one call of an operator reads and writes.
 struct Operands {
   const Tensor &x, &weight, &out;
@@ -32,7 +26,10 @@ struct Operands {
 template <typename... Args>
 struct CandidateOf {
   std::string name;  ///< the tuner's name, equal on all ranks
-  Form form = Form::serial;
+  /// serial: the collective and the GEMM run one after the other, in any library's kernels;
+  /// overlapped: concurrently. For a collective without a GEMM, a library's algorithm is serial,
+  /// Tandem's overlapped. Never automatic.
+  Strategy form = Strategy::serial;
   std::function<void(Args...)> run;
   bool encoded = false;  ///< rows are sent in a wire format
   int chunks = 1;        ///< number of transfers per shard
@@ -45,7 +42,7 @@ using schedule::kMaxChunks;
 /// Lists the serial candidate, in a single chunk, and an overlapped one for each count.
 std::vector<Candidate> chunked_candidates(
     const std::vector<int>& chunk_counts,
-    const std::function<void(Form, int chunks, const Operands&)>& run);
+    const std::function<void(Strategy, int chunks, const Operands&)>& run);
 
 /// Chunk counts worth trying: 1, 2, 3 and 5, while the smallest chunk of `rows` has at least 16
 /// rows.

@@ -32,7 +32,7 @@ double quantile(const std::vector<double>& sorted, double share) {
 
 }  // namespace
 
-TimedVariant timed(Communicator& comm, std::function<void()> call) {
+TimedRun timed(Communicator& comm, std::function<void()> call) {
   return [&comm, call = std::move(call)] {
     comm.barrier("measure");
     const auto begin = Clock::now();
@@ -44,12 +44,12 @@ TimedVariant timed(Communicator& comm, std::function<void()> call) {
 std::vector<std::vector<double>> measure(Communicator& comm,
                                          std::span<const std::function<void()>> variants,
                                          const MeasureOptions& options) {
-  std::vector<TimedVariant> with_time;
+  std::vector<TimedRun> with_time;
   for (const auto& variant : variants) with_time.push_back(timed(comm, variant));
-  return measure(comm, std::span<const TimedVariant>(with_time), options);
+  return measure(comm, std::span<const TimedRun>(with_time), options);
 }
 
-std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedVariant> variants,
+std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedRun> variants,
                                          const MeasureOptions& options) {
   std::vector<std::vector<double>> samples(variants.size());
   std::vector<double> round(variants.size());

@@ -18,17 +18,17 @@ struct MeasureOptions {
 };
 
 /// Variant that returns the seconds it took on this rank.
-using TimedVariant = std::function<double()>;
+using TimedRun = std::function<double()>;
 
 /// Collective. Runs every variant once untimed, then in rounds. Returns seconds [variant][round],
 /// equal on every rank.
 std::vector<std::vector<double>> measure(Communicator& comm,
                                          std::span<const std::function<void()>> variants,
                                          const MeasureOptions& options);
-std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedVariant> variants,
+std::vector<std::vector<double>> measure(Communicator& comm, std::span<const TimedRun> variants,
                                          const MeasureOptions& options);
 /// Times `call` from the moment all ranks have arrived. Collective.
-TimedVariant timed(Communicator& comm, std::function<void()> call);
+TimedRun timed(Communicator& comm, std::function<void()> call);
 
 /// Median of the values; 0 for none.
 double median(std::vector<double> values);

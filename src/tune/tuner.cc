@@ -200,13 +200,13 @@ size_t tune(Communicator& comm, std::string_view op, std::string_view shape,
   const std::string key = fmt::format("{} | {} x{} | threads {} | {} {}", comm.transport(),
                                       comm.link(), comm.size(), kernel_threads(), op, shape);
   const auto rounds = [&] {
-    std::vector<TimedVariant> variants;
+    std::vector<TimedRun> variants;
     for (size_t i = 0; i < names.size(); ++i) {
       variants.emplace_back([&seconds, i] { return seconds(i); });
     }
     // Enough rounds to average out noise for a short call, few for a long one.
     const MeasureOptions limits{.seed = 1, .min_rounds = 3, .max_rounds = 9, .seconds = 0.5};
-    Rounds all = measure(comm, std::span<const TimedVariant>(variants), limits);
+    Rounds all = measure(comm, std::span<const TimedRun>(variants), limits);
     for (auto& of_one : all) {
       for (double& each : of_one) each *= 1e6;
     }

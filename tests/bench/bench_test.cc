@@ -236,17 +236,17 @@ TEST(Bench, ReportsFastestUncompressedAndFastestEncoded) {
   BenchResult result;
   result.gemm = taking(100);
   result.gemm.rounds_us = {100};
-  const auto add = [&](const char* name, Form form, double us, bool encoded) {
+  const auto add = [&](const char* name, Strategy form, double us, bool encoded) {
     BenchTimes times = taking(us);
     times.rounds_us = {us};
     result.add(name, form, times, encoded);
   };
   EXPECT_FALSE(result.fastest_uncompressed() || result.fastest_encoded());
-  add("serial", Form::serial, 140, false);
-  add("fused", Form::overlapped, 110, false);
-  add("chunked", Form::overlapped, 120, false);
-  add("serial as int8", Form::serial, 115, true);
-  add("fused as int8", Form::overlapped, 104, true);
+  add("serial", Strategy::serial, 140, false);
+  add("fused", Strategy::overlapped, 110, false);
+  add("chunked", Strategy::overlapped, 120, false);
+  add("serial as int8", Strategy::serial, 115, true);
+  add("fused as int8", Strategy::overlapped, 104, true);
   result.set_efficiency(EctOf::medians);
   EXPECT_EQ(result.fastest_uncompressed()->name, "fused");
   EXPECT_EQ(result.fastest_encoded()->name, "fused as int8");
@@ -297,14 +297,14 @@ TEST(Bench, SerialIsTheFastestCandidateWithoutOverlap) {
                                                    {Algorithm::two_shot, 25},
                                                    {Algorithm::fused, 18}};
   for (const auto& [one, us] : measured) {
-    result.add(std::string(name_of(one)), is_serial(one) ? Form::serial : Form::overlapped,
+    result.add(std::string(name_of(one)), is_serial(one) ? Strategy::serial : Strategy::overlapped,
                taking(us));
   }
   EXPECT_EQ(result.serial_name, "one_shot");
   EXPECT_EQ(result.serial.median_us, 22);
   EXPECT_EQ(result.overlapped_name, "fused");
   EXPECT_EQ(result.candidates.size(), 4u);
-  EXPECT_EQ(result.candidates.at("two_shot").form, Form::serial);
+  EXPECT_EQ(result.candidates.at("two_shot").form, Strategy::serial);
   for (const Algorithm one : {Algorithm::chunked, Algorithm::fused, Algorithm::fused_cutlass})
     EXPECT_FALSE(is_serial(one));
   for (const Algorithm one : {Algorithm::serial_copy, Algorithm::serial_kernels})

@@ -12,9 +12,9 @@
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/matrix.h"
 
 namespace tandem::test {

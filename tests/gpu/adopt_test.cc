@@ -18,8 +18,8 @@
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
 #include "tandem/world.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/operands.h"
 
 namespace tandem::test {

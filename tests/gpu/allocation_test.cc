@@ -6,8 +6,8 @@
 #include <set>
 #include <vector>
 
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/renewed_memory.h"
+#include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
 namespace {

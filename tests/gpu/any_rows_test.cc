@@ -15,9 +15,9 @@
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {

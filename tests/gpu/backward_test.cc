@@ -12,9 +12,9 @@
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/matrix.h"
 #include "tests/gpu/strategy_way.h"
 

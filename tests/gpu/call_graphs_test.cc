@@ -18,12 +18,12 @@
 #include "overlap/ag_wgrad/cuda/ag_wgrad.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
-#include "tests/gpu/matrix.h"
 #include "tests/gpu/renewed_memory.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
+#include "tests/gpu/matrix.h"
 
 namespace tandem::test {
 namespace {

@@ -12,9 +12,9 @@
 #include "tandem/communicator.h"
 #include "tests/codec/bytes.h"
 #include "tests/codec/values.h"
-#include "tests/gpu/captured_calls.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 
 namespace tandem::test {
 namespace {

@@ -3,10 +3,10 @@
 
 #include "bench/cuda/verify.h"
 #include "comm/device/signal_kernels.h"
+#include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/captured_calls.h"
 #include "tests/gpu/encoded_problem.h"
-#include "tests/gpu/gpu_ranks.h"
-#include "tests/gpu/host_copies.h"
 #include "tests/gpu/matrix.h"
 #include "tune/cuda/measure.h"
 
@@ -83,7 +83,7 @@ void expect_as_exact(GpuCommunicator& comm, const EncodedProblem& p, const OnGpu
   if (!p.gathers()) return;
   // Codes are equal, so only GEMM rounding remains. Fused kernels do not encode local rows.
   std::vector<float> wanted = cpu.encoded[rank];
-  if (candidate.form == Form::overlapped) {
+  if (candidate.form == Strategy::overlapped) {
     const Shard local = shard_of(p.m, comm.size(), comm.rank());
     std::copy_n(cpu.exact[rank].begin() + local.begin * p.n, local.count * p.n,
                 wanted.begin() + local.begin * p.n);

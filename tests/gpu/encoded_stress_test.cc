@@ -20,8 +20,8 @@
 #include "tests/codec/bytes.h"
 #include "tests/codec/values.h"
 #include "tests/gpu/digests.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
 namespace {

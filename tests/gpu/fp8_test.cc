@@ -20,10 +20,10 @@
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/scaled_operands.h"
 #include "tests/gpu/strategy_way.h"
 

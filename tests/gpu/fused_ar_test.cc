@@ -14,10 +14,10 @@
 #include "core/env.h"
 #include "overlap/gemm_ar/cuda/gemm_ar.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/digests.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/scaled_operands.h"
 
 namespace tandem::test {

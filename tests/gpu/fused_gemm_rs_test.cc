@@ -13,9 +13,9 @@
 #include "core/env.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
 #include "tandem/random.h"
-#include "tests/gpu/captured_calls.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/operands.h"
 
 namespace tandem::test {
@@ -154,7 +154,7 @@ TEST_P(FusedGemmRs, AbsentRankIsNamed) {
     });
     EXPECT_EQ(error ? error->op : "", "gemm_rs") << variant;
   }
-  EXPECT_EQ(variants, int(std::size(kFusedRsPlans)));
+  EXPECT_EQ(variants, int(std::size(kTileDeliveries)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, FusedGemmRs, testing::Values(2, 3, 4), gpus_name);

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "tests/gpu/moe_values.h"
 #include "tests/gpu/rotated_gemm.h"
+#include "tests/gpu/moe_values.h"
 
 namespace tandem::test {
 namespace {

@@ -144,7 +144,7 @@ TEST_P(MoeCalls, SendKernelMayStartLate) {
       comm.synchronize();
       if (comm.shares_gpu()) launch_pause(3'000'000, side.get());
       layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out());
-      p.expect_right(p.result<uint16_t>(), layer.candidates()[candidate].describe());
+      p.expect_right(p.result<uint16_t>(), layer.candidates()[candidate].name);
     }
   });
 }
@@ -162,7 +162,7 @@ TEST_P(MoeCalls, AnyRoutingFitsTheTablesOfEveryCandidate) {
           p.poison();
           layer.run(candidate, p.x(), p.routing(), p.w_in, p.w_out, p.out());
           p.expect_right(p.result<uint16_t>(),
-                         std::string(load.name) + ", " + layer.candidates()[candidate].describe());
+                         std::string(load.name) + ", " + layer.candidates()[candidate].name);
         }
       }
     }

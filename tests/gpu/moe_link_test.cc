@@ -204,16 +204,14 @@ TEST_P(MoeLinkTimes, NoCandidateIsFasterThanTheLink) {
               const Bits bits = problem.result<uint16_t>();
               problem.poison();
               forward(layer, candidate, problem);
-              EXPECT_EQ(problem.result<uint16_t>(), bits)
-                  << layer.candidates()[candidate].describe();
+              EXPECT_EQ(problem.result<uint16_t>(), bits) << layer.candidates()[candidate].name;
               problem.poison();
               const Sent sent = sent_by(comm, problem, s, load, number);
               expect_no_faster(stopwatch, link, sent.forward(s, as),
-                               fmt::format("{}, {}, {}", layer.candidates()[candidate].describe(),
+                               fmt::format("{}, {}, {}", layer.candidates()[candidate].name,
                                            load.name, describe(s)),
                                [&] { forward(layer, candidate, problem); });
-              EXPECT_EQ(problem.result<uint16_t>(), bits)
-                  << layer.candidates()[candidate].describe();
+              EXPECT_EQ(problem.result<uint16_t>(), bits) << layer.candidates()[candidate].name;
               if (HasFailure()) return comm.abort("a way is wrong");
             }
           }

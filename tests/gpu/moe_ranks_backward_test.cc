@@ -5,10 +5,10 @@
 
 #include "comm/device/signal_kernels.h"
 #include "tandem/error.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_gradient_problem.h"
 #include "tests/gpu/moe_shapes.h"
+#include "tests/gpu/captured_calls.h"
 
 namespace tandem::test {
 namespace {
@@ -46,7 +46,7 @@ TEST_P(MoeRanksBackward, MatchesReferenceForAnyShapeAndRouting) {
             pause();
             run_backward(layer, problem, *saved);
             const std::string what =
-                describe(s) + ", " + load.name + ", " + layer.candidates()[candidate].describe();
+                describe(s) + ", " + load.name + ", " + layer.candidates()[candidate].name;
             problem.expect_right(problem.result<uint16_t>(), what);
             const auto once = problem.found();
             problem.expect_right(once, what);

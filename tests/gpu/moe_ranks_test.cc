@@ -8,10 +8,10 @@
 #include "comm/device/signal_kernels.h"
 #include "overlap/moe/cuda/layer.h"
 #include "tandem/error.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_problem.h"
 #include "tests/gpu/moe_shapes.h"
+#include "tests/gpu/captured_calls.h"
 
 namespace tandem::test {
 namespace {
@@ -44,12 +44,11 @@ TEST_P(MoeRanks, MatchesReferenceForAnyShapeAndRouting) {
             const size_t other = number / 2 % layer.candidates().size();
             run(other, s.dtype, layer);
             EXPECT_EQ(problem.result<uint16_t>(), bits)
-                << what << ", " << layer.candidates()[other].describe() << " against serial";
+                << what << ", " << layer.candidates()[other].name << " against serial";
             const size_t sorted = number / 2 % sorting.candidates().size();
             run(sorted, s.dtype, sorting);
             EXPECT_EQ(problem.result<uint16_t>(), bits)
-                << what << ", " << sorting.candidates()[sorted].describe()
-                << " of a layer that sorts";
+                << what << ", " << sorting.candidates()[sorted].name << " of a layer that sorts";
             run(layer.candidates().size() - 1, DType::f32, layer);
             std::vector<uint16_t> rounded;
             for (const float value : problem.result<float>()) {
@@ -143,7 +142,7 @@ TEST_P(MoeRanks, InvalidExpertIdsAreCounted) {
     for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
       layer.run(candidate, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                 problem.out());
-      problem.expect_right(problem.result<uint16_t>(), layer.candidates()[candidate].describe());
+      problem.expect_right(problem.result<uint16_t>(), layer.candidates()[candidate].name);
       EXPECT_EQ(layer.dropped_routings(), dropped += 7);
     }
   });

@@ -12,10 +12,10 @@
 #include "comm/device/signal_kernels.h"
 #include "overlap/moe/cuda/layer.h"
 #include "tandem/error.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/moe_gradient_problem.h"
 #include "tests/gpu/moe_shapes.h"
+#include "tests/gpu/captured_calls.h"
 
 namespace tandem::test {
 namespace {
@@ -176,8 +176,7 @@ TEST_P(MoeWires, RowsMatchAnUncompressedLayerOnDecodedRows) {
                  {size_t(0), number % layer.candidates().size(), layer.candidates().size() - 1}) {
               pause(comm, number);
               EXPECT_EQ(bits_of(layer, candidate, problem), expected)
-                  << describe(s) << ", " << load.name << ", "
-                  << layer.candidates()[candidate].describe();
+                  << describe(s) << ", " << load.name << ", " << layer.candidates()[candidate].name;
             }
             if (testing::Test::HasFailure()) return comm.abort("a result is wrong");
           }
@@ -220,7 +219,7 @@ TEST_P(MoeWires, SumsMatchThoseOfDecodedPartialSums) {
           }
           problem.weigh_only(-1);
           for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
-            const std::string what = describe(s) + ", " + layer.candidates()[candidate].describe();
+            const std::string what = describe(s) + ", " + layer.candidates()[candidate].name;
             pause(comm, 100 * number + candidate);
             EXPECT_EQ(floats_of(layer, candidate, problem), expected) << what;
             EXPECT_EQ(loaded(s.dtype, bits_of(layer, candidate, problem)),
@@ -244,13 +243,13 @@ TEST_P(MoeWires, DispatchAndCombineTogetherMatchReference) {
           Wired problem(comm, s);
           problem.decode_rows(there, false);
           problem.route(all_loads[number % all_loads.size()], number + 50);
-          const std::string what = describe(s) + ", " + layer.candidates()[0].describe();
+          const std::string what = describe(s) + ", " + layer.candidates()[0].name;
           const auto bits = bits_of(layer, 0, problem);
           problem.expect_right_as(back, loaded(s.dtype, bits), what);
           const size_t other = number++ % layer.candidates().size();
           pause(comm, number);
           EXPECT_EQ(bits_of(layer, other, problem), bits)
-              << what << " against " << layer.candidates()[other].describe();
+              << what << " against " << layer.candidates()[other].name;
           if (testing::Test::HasFailure()) return comm.abort("a result is wrong");
         }
       },
@@ -288,8 +287,7 @@ TEST_P(MoeWires, GradientsMatchThoseOfDecodedRows) {
           const auto expected = gradients(uncompressed, 0, decoded, *of_uncompressed);
           for (const size_t candidate : {size_t(0), layer.candidates().size() - 1}) {
             EXPECT_TRUE(gradients(layer, candidate, problem, *saved) == expected)
-                << describe(s) << ", " << load.name << ", "
-                << layer.candidates()[candidate].describe();
+                << describe(s) << ", " << load.name << ", " << layer.candidates()[candidate].name;
           }
           if (testing::Test::HasFailure()) return comm.abort("a gradient is wrong");
         }
@@ -347,8 +345,8 @@ TEST_P(MoeWires, UncompressedAndEncodedCallsAlternate) {
       problem.route({.imbalance = 0}, 1);
       other.route({.one_holder = true}, 2);
       const size_t last = layer.candidates().size() - 1;
-      EXPECT_FALSE(layer.candidates()[0].encodes());
-      EXPECT_EQ(layer.candidates()[last].encodes(), comm.size() > 1);
+      EXPECT_FALSE(layer.candidates()[0].encoded);
+      EXPECT_EQ(layer.candidates()[last].encoded, comm.size() > 1);
       std::vector<uint16_t> bits[2][2];  // by case, and whether encoded
       for (const size_t encoded : {0, 1}) {
         bits[0][encoded] = bits_of(layer, encoded ? last : 0, problem);
@@ -358,10 +356,10 @@ TEST_P(MoeWires, UncompressedAndEncodedCallsAlternate) {
         const auto draw = philox(7, 0, i);
         pause(comm, i);
         const size_t candidate = draw[1] % layer.candidates().size();
-        const size_t encoded = comm.size() > 1 && layer.candidates()[candidate].encodes();
+        const size_t encoded = comm.size() > 1 && layer.candidates()[candidate].encoded;
         Wired& p = draw[0] % 2 ? other : problem;
         ASSERT_EQ(bits_of(layer, candidate, p), bits[draw[0] % 2][encoded])
-            << i << ", " << layer.candidates()[candidate].describe();
+            << i << ", " << layer.candidates()[candidate].name;
       }
     }
   });

@@ -319,8 +319,7 @@ TEST_P(SanitizedFused, Moe) {
             problem.poison();
             layer.run(algorithm, problem.x(), problem.routing(), problem.w_in, problem.w_out,
                       problem.out());
-            problem.expect_right(problem.result<uint16_t>(),
-                                 layer.candidates()[algorithm].describe());
+            problem.expect_right(problem.result<uint16_t>(), layer.candidates()[algorithm].name);
           }
         }
       },
@@ -343,7 +342,7 @@ TEST_P(SanitizedFused, MoeOverWireFormats) {
                       problem.out());
             const auto found = problem.result<uint16_t>();
             if (algorithm == 0) bits = found;
-            EXPECT_EQ(found, bits) << layer.candidates()[algorithm].describe();
+            EXPECT_EQ(found, bits) << layer.candidates()[algorithm].name;
           }
         }
       },
@@ -367,14 +366,14 @@ TEST_P(SanitizedFused, MoeOnAnEmulatedLink) {
       encoded.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out());
       const auto found = p.result<uint16_t>();
       if (algorithm == 0) bits = found;
-      EXPECT_EQ(found, bits) << encoded.candidates()[algorithm].describe();
+      EXPECT_EQ(found, bits) << encoded.candidates()[algorithm].name;
     }
     for (size_t algorithm = 0; algorithm < layer.candidates().size(); ++algorithm) {
       p.reset();
       layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved.get());
       layer.run_backward(p.dout(), p.w_in, p.w_out, *saved, p.dx(), p.dweights(), p.dw_in(),
                          p.dw_out());
-      p.expect_right(p.found(), layer.candidates()[algorithm].describe());
+      p.expect_right(p.found(), layer.candidates()[algorithm].name);
     }
   });
 }
@@ -400,7 +399,7 @@ TEST_P(SanitizedFused, MoeBackward) {
             layer.run(algorithm, p.x(), p.routing(), p.w_in, p.w_out, p.out(), saved.get());
             layer.run_backward(p.dout(), p.w_in, p.w_out, *saved, p.dx(), p.dweights(), p.dw_in(),
                                p.dw_out());
-            p.expect_right(p.found(), layer.candidates()[algorithm].describe());
+            p.expect_right(p.found(), layer.candidates()[algorithm].name);
           }
         }
       },

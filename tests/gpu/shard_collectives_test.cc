@@ -15,8 +15,8 @@
 #include "collectives/cuda/shard_exchange.h"
 #include "comm/device/signal_kernels.h"
 #include "tandem/collectives.h"
-#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/gpu_ranks.h"
+#include "tests/gpu/captured_calls.h"
 #include "tests/gpu/matrix.h"
 
 namespace tandem::test {

@@ -10,8 +10,8 @@
 #include "comm/device/signal_kernels.h"
 #include "core/cuda/common_stream.h"
 #include "core/cuda/upload.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
 namespace {

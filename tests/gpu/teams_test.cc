@@ -13,8 +13,8 @@
 #include "overlap/registry.h"
 #include "tandem/collectives.h"
 #include "tandem/overlap.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/operands.h"
 
 namespace tandem::test {

@@ -13,8 +13,8 @@
 #include "comm/device/signal_kernels.h"
 #include "overlap/ag_gemm/cuda/ag_gemm.h"
 #include "overlap/gemm_rs/cuda/gemm_rs.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
 namespace {

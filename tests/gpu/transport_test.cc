@@ -12,8 +12,8 @@
 #include "comm/device/signal_kernels.h"
 #include "overlap/contract/cuda/wait_ids.h"
 #include "tandem/collectives.h"
-#include "tests/gpu/gpu_ranks.h"
 #include "tests/gpu/host_copies.h"
+#include "tests/gpu/gpu_ranks.h"
 
 namespace tandem::test {
 namespace {

@@ -62,7 +62,7 @@ struct Rank {
   }
 
   /// The last residual row and all cached values, after `count` tokens and then 5 more.
-  std::vector<float> run(Prefill& prefill, int64_t count) {
+  std::vector<float> run(auto& prefill, int64_t count) {
     clear_caches();
     Memory memory(2 * size_t(config.hidden) * sizeof(float));
     const Tensor last = memory.view(DType::f32, {2, config.hidden});

@@ -138,7 +138,11 @@ TEST(MoeLayer, PlansThatDependOnTheImbalanceKeepTheBits) {
       for (int i = 0; i < MoeLayerOnRanks::kStages; ++i) {
         const auto stage = MoeLayerOnRanks::Stage(i);
         for (int level = 0; level < layer.levels(); ++level) {
-          constexpr MoePlan kPlans[] = {{true, 5}, {true, 2}, {false, 1}, {true, 1}, {true, 3}};
+          constexpr OverlapOptions kPlans[] = {{Strategy::overlapped, 5},
+                                               {Strategy::overlapped, 2},
+                                               {Strategy::serial, 1},
+                                               {Strategy::overlapped, 1},
+                                               {Strategy::overlapped, 3}};
           layer.set_plan(stage, level, kPlans[(level + i) % 5]);
         }
       }

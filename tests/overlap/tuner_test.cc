@@ -37,9 +37,9 @@ auto times(int rank, std::vector<int> milliseconds, int slow_rank = -1) {
 TEST_P(Tuner, TimesBeginWhenAllRanksAreReadyAndEndWithTheCall) {
   run([](Communicator& comm) {
     const auto sleep = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
-    const TimedVariant nap = timed(comm, [&] { sleep(5); });
+    const TimedRun nap = timed(comm, [&] { sleep(5); });
     EXPECT_GE(nap(), 0.005);
-    const std::vector<TimedVariant> variants{nap, [] { return 2.0; }};
+    const std::vector<TimedRun> variants{nap, [] { return 2.0; }};
     const auto samples = measure(comm, std::span(variants), {.min_rounds = 2, .seconds = 0});
     ASSERT_EQ(samples.size(), 2u);
     ASSERT_EQ(samples[0].size(), 2u);

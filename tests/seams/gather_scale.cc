@@ -40,28 +40,28 @@ GatherScaleCpu::GatherScaleCpu(Communicator& comm, const OpDesc& desc)
     : rank_(comm.rank()), world_(comm.size()), desc_(desc), gather_(comm, desc) {}
 
 std::vector<Candidate> GatherScaleCpu::candidates(const std::vector<int>& chunk_counts) {
-  return chunked_candidates(chunk_counts, [this](Form form, int chunks, const Operands& operands) {
-    run(form, chunks, operands);
-  });
+  return chunked_candidates(
+      chunk_counts,
+      [this](Strategy form, int chunks, const Operands& operands) { run(form, chunks, operands); });
 }
 
-void GatherScaleCpu::run(Form form, int chunks, const Operands& operands) {
+void GatherScaleCpu::run(Strategy form, int chunks, const Operands& operands) {
   const float factor = factor_of(operands.weight);
   const auto scale = [&](const schedule::Range& rows) {
     scale_rows(gather_.all().rows(rows.begin, rows.count), factor,
                operands.out.rows(rows.begin, rows.count));
   };
   gather_.begin(chunks, operands.x, true);
-  if (form == Form::overlapped) scale(schedule::split(desc_.m, world_, rank_));
+  if (form == Strategy::overlapped) scale(schedule::split(desc_.m, world_, rank_));
   for (int step = 1; step < world_; ++step) {
     const int owner = schedule::ag_source(rank_, world_, step);
     for (int chunk = 0; chunk < chunks; ++chunk) {
       gather_.await(chunks, owner, chunk);
-      if (form == Form::serial) continue;
+      if (form == Strategy::serial) continue;
       scale(schedule::chunk_rows(desc_.m, world_, owner, chunks, chunk, schedule::Taper::falling));
     }
   }
-  if (form == Form::serial) scale({0, desc_.m});
+  if (form == Strategy::serial) scale({0, desc_.m});
   gather_.end();
 }
 

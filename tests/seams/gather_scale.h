@@ -26,7 +26,7 @@ class GatherScaleCpu {
   std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
 
  private:
-  void run(Form form, int chunks, const Operands& operands);
+  void run(Strategy form, int chunks, const Operands& operands);
 
   int rank_, world_;
   OpDesc desc_;

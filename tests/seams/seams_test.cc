@@ -65,7 +65,7 @@ TEST(NewOperator, RanksAgreeOnItAndCallsAreChecked) {
     };
     EXPECT_THROW(make(8 + comm.rank()), Mismatch);
     const auto made = make(8);
-    EXPECT_EQ(made->chosen().form, Form::serial);
+    EXPECT_EQ(made->chosen().form, Strategy::serial);
     const Memory memory(1024);
     const Tensor x = memory.view(DType::f32, {4, 4}), out = memory.view(DType::f32, {8, 4});
     const Memory one(4);

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "bench/bench_collective.h"
@@ -19,23 +20,17 @@
 namespace tandem::gpu {
 namespace {
 
-struct CollectiveCandidate {
-  std::string name;
-  std::function<void()> run;
-  bool encoded = false;
-  double encoding_error = 0;  // bound of max_rel; 0: exact
-};
-
-// Runs, checks and times `candidates`, NCCL's first. `check_result` checks `out`. If the last one
-// is encoded, all others are serial.
-void measure_collective(const Setting& at, const std::vector<CollectiveCandidate>& candidates,
-                        const Tensor& out, const std::function<Verdict()>& check_result,
-                        BenchResult& result) {
+// Runs, checks and times `candidates`, NCCL's first. `check_result` checks `out`. `encoding_error`:
+// bound of max_rel of the encoded ones, 0 if they are exact. If the last one is encoded, all others
+// are serial.
+void measure_collective(const Setting& at, const std::vector<BoundCandidate>& candidates,
+                        double encoding_error, const Tensor& out,
+                        const std::function<Verdict()>& check_result, BenchResult& result) {
   GpuCommunicator& comm = at.comm;
   const cudaStream_t stream = comm.stream();
   std::vector<BoundCandidate> alternatives;
   std::vector<std::unique_ptr<Graph>> graphs;
-  for (const CollectiveCandidate& candidate : candidates) {
+  for (const BoundCandidate& candidate : candidates) {
     uint64_t first = 0;
     bool equal = true;
     for (int i = 0; i < kEqualRuns; ++i) {
@@ -51,8 +46,8 @@ void measure_collective(const Setting& at, const std::vector<CollectiveCandidate
         verdict.max_rel, verdict.of_bound, double(verdict.not_finite), equal ? 0.0 : 1.0});
     result.max_rel = std::max(result.max_rel, worst[0]);
     // NCCL may round between ranks; only our algorithms must meet the bound of a single rounding.
-    if (candidate.encoding_error > 0) {
-      result.of_bound = std::max(result.of_bound, worst[0] / candidate.encoding_error);
+    if (candidate.encoded && encoding_error > 0) {
+      result.of_bound = std::max(result.of_bound, worst[0] / encoding_error);
     } else if (candidate.name != "nccl") {
       result.of_bound = std::max(result.of_bound, worst[1]);
     }
@@ -70,18 +65,18 @@ void measure_collective(const Setting& at, const std::vector<CollectiveCandidate
     const bool encoded = candidates[i].encoded;
     const bool serial = i == 0 || (!encoded && candidates.back().encoded);
     result.add(stands_in ? "serial_pipelined" : candidates[i].name,
-               serial ? Form::serial : Form::overlapped, times_of(times[i]), encoded);
+               serial ? Strategy::serial : Strategy::overlapped, times_of(times[i]), encoded);
   }
   if (!at.comm.shares_gpu()) result.nccl = result.serial;
   result.graph = true;
 }
 
-/// Appends the encoded candidate. `errors`: max number of format errors that add up, for values up
-/// to 1.
-void add_encoded(const BenchRequest& c, double errors, const std::function<void()>& run,
-                 std::vector<CollectiveCandidate>& candidates) {
-  const double error = c.wire.is_exact() ? 0 : errors * c.wire.error_bound() + 0x1p-7;
-  candidates.push_back({c.wire.describe(), run, true, error});
+/// Bound of max_rel if `errors` errors of the format add up, for values up to 1.
+double encoding_error(const BenchRequest& c, double errors) {
+  return c.wire.is_exact() ? 0 : errors * c.wire.error_bound() + 0x1p-7;
+}
+BoundCandidate encoded_candidate(const BenchRequest& c, std::function<void()> run) {
+  return {.name = c.wire.describe(), .run = std::move(run), .encoded = true};
 }
 
 void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& result) {
@@ -91,26 +86,25 @@ void run_all_reduce(const Setting& at, const BenchRequest& c, BenchResult& resul
   const DeviceMemory in_memory(bytes), out_memory(bytes);
   const Tensor in = in_memory.view(c.dtype, {c.m, c.n}), out = out_memory.view(c.dtype, {c.m, c.n});
   fill_uniform(in, kSeed, kX + uint64_t(comm.rank()), 0, comm.stream());
-  std::vector<CollectiveCandidate> candidates;
+  std::vector<BoundCandidate> candidates;
   for (const AllReduceAlgorithm candidate :
        {AllReduceAlgorithm::nccl, AllReduceAlgorithm::one_shot, AllReduceAlgorithm::two_shot,
         AllReduceAlgorithm::pipelined}) {
     if (!op.fits(c.m * c.n, candidate)) continue;
-    candidates.push_back(
-        {std::string(name_of(candidate)), [&, candidate] { op.run(in, out, candidate); }});
+    candidates.push_back({.name = std::string(name_of(candidate)),
+                          .run = [&, candidate] { op.run(in, out, candidate); }});
   }
   std::optional<EncodedCollectives> encoded;
   if (!c.wire.is_none() && comm.size() > 1) {
     encoded.emplace(comm, c.wire, c.dtype, EncodedCollectives::largest_sum(c.m * c.n, comm.size()));
-    const double twice = 2 + c.wire.error_bound();  // the sum is encoded once more
-    add_encoded(
-        c, comm.size() * twice, [&] { encoded->all_reduce(in, out); }, candidates);
+    candidates.push_back(encoded_candidate(c, [&] { encoded->all_reduce(in, out); }));
     const auto shard = shard_of(c.m * c.n, comm.size(), 0).count;
     result.wire_bytes = 2 * int64_t(c.wire.bytes(shard, c.dtype)) * (comm.size() - 1);
   }
+  const double twice = 2 + c.wire.error_bound();  // the sum is encoded once more
   measure_collective(
-      at, candidates, out, [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); },
-      result);
+      at, candidates, encoding_error(c, comm.size() * twice), out,
+      [&] { return verify_sum(out, kSeed, kX, comm.size(), comm.stream()); }, result);
   result.bytes = 2 * int64_t(bytes - bytes / size_t(comm.size()));
 }
 
@@ -189,15 +183,16 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
   const Shard local = shard_of(c.m, comm.size(), comm.rank());
   const Tensor shard = in.rows(local.begin, local.count);
   ShardExchange* exchange = comm.size() > 1 ? &shard_exchange(comm) : nullptr;
-  std::vector<CollectiveCandidate> candidates{{"nccl", [&] { nccl_all_gather(comm, shard, out); }}};
+  std::vector<BoundCandidate> candidates{
+      {.name = "nccl", .run = [&] { nccl_all_gather(comm, shard, out); }}};
   for (const ShardAlgorithm candidate : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
     if (!exchange || !exchange->fits(out, candidate)) continue;
-    candidates.push_back({std::string(name_of(candidate)),
-                          [=, &shard, &out] { exchange->all_gather(shard, out, candidate); }});
+    candidates.push_back({.name = std::string(name_of(candidate)), .run = [=, &shard, &out] {
+                            exchange->all_gather(shard, out, candidate);
+                          }});
   }
   if (!c.wire.is_none() && comm.size() > 1) {
-    add_encoded(
-        c, 1, [&] { all_gather(comm, shard, out, c.wire); }, candidates);
+    candidates.push_back(encoded_candidate(c, [&] { all_gather(comm, shard, out, c.wire); }));
     result.wire_bytes = message_bytes(comm, c, shard) * (comm.size() - 1);
   }
   const auto check_result = [&] {
@@ -210,7 +205,7 @@ void run_all_gather(const Setting& at, const BenchRequest& c, BenchResult& resul
     }
     return verdict;
   };
-  measure_collective(at, candidates, out, check_result, result);
+  measure_collective(at, candidates, encoding_error(c, 1), out, check_result, result);
   result.bytes = int64_t(shard.bytes()) * (comm.size() - 1);
 }
 
@@ -223,21 +218,20 @@ void run_reduce_scatter(const Setting& at, const BenchRequest& c, BenchResult& r
                out = out_memory.view(c.dtype, {local.count, c.n});
   fill_shards(comm, data_of(c), in, comm.rank());
   ShardExchange* exchange = comm.size() > 1 ? &shard_exchange(comm) : nullptr;
-  std::vector<CollectiveCandidate> candidates{
-      {"nccl", [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
+  std::vector<BoundCandidate> candidates{
+      {.name = "nccl", .run = [&] { nccl_reduce_scatter(comm, in, out, ReduceOp::sum); }}};
   for (const ShardAlgorithm candidate : {ShardAlgorithm::one_shot, ShardAlgorithm::pipelined}) {
     if (!exchange || !exchange->fits(in, candidate)) continue;
-    candidates.push_back({std::string(name_of(candidate)),
-                          [=, &in, &out] { exchange->reduce_scatter(in, out, candidate); }});
+    candidates.push_back({.name = std::string(name_of(candidate)),
+                          .run = [=, &in, &out] { exchange->reduce_scatter(in, out, candidate); }});
   }
   const auto encoded = encoded_collectives(comm, c);
   if (encoded) {
-    add_encoded(
-        c, comm.size(), [&] { encoded->reduce_scatter(in, out); }, candidates);
+    candidates.push_back(encoded_candidate(c, [&] { encoded->reduce_scatter(in, out); }));
     result.wire_bytes = bytes_sent(comm, c, in);
   }
   measure_collective(
-      at, candidates, out,
+      at, candidates, encoding_error(c, comm.size()), out,
       [&] {
         return verify_sum(out, kSeed + uint64_t(comm.rank()), kX, comm.size(), comm.stream());
       },
@@ -257,11 +251,11 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
   fill_shards(comm, data_of(c), in, comm.rank());
   std::vector<int64_t> send(size_t(comm.size())), recv(send.size(), local.count);
   for (int r = 0; r < comm.size(); ++r) send[size_t(r)] = shard_of(c.m, comm.size(), r).count;
-  std::vector<CollectiveCandidate> candidates{
-      {"nccl", [&] { all_to_all(comm, in, send, out, recv); }}};
+  std::vector<BoundCandidate> candidates{
+      {.name = "nccl", .run = [&] { all_to_all(comm, in, send, out, recv); }}};
   if (!c.wire.is_none() && comm.size() > 1) {
-    add_encoded(
-        c, 1, [&] { all_to_all(comm, in, send, out, recv, c.wire); }, candidates);
+    candidates.push_back(
+        encoded_candidate(c, [&] { all_to_all(comm, in, send, out, recv, c.wire); }));
     result.wire_bytes = bytes_sent(comm, c, in);
   }
   for (int r = 0; r < comm.size() && local.count; ++r) {
@@ -277,7 +271,7 @@ void run_all_to_all(const Setting& at, const BenchRequest& c, BenchResult& resul
     }
     return verdict;
   };
-  measure_collective(at, candidates, out, check_result, result);
+  measure_collective(at, candidates, encoding_error(c, 1), out, check_result, result);
   result.bytes = int64_t(in.bytes()) - local.count * c.n * int64_t(size_of(c.dtype));
 }
 

@@ -120,7 +120,7 @@ void check_candidates(MoeOnGpus& layer, const MoeCase& c, const Wire& wire,
   bool equal = true;
   int runs = 0;
   for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
-    if (layer.candidates()[candidate].encodes() == wire.is_none()) continue;
+    if (layer.candidates()[candidate].encoded == wire.is_none()) continue;
     for (int i = 0, count = runs == 0 ? kEqualRuns : 2; i < count; ++i) {
       poison(c.out, c.comm.stream());
       if (backward) backward->reset();
@@ -195,7 +195,7 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
          paced.end(stream);
        }}};
   for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
-    runs.emplace_back(layer.candidates()[candidate].describe(),
+    runs.emplace_back(layer.candidates()[candidate].name,
                       [&, candidate] { run_once(layer, candidate, c, back); });
   }
   std::vector<std::unique_ptr<Graph>> graphs;
@@ -212,9 +212,8 @@ void run_moe(const Setting& at, const BenchRequest& request, BenchResult& result
   result.gemm = times_of(times[0]);
   result.wire = times_of(times[1]);
   for (size_t candidate = 0; candidate < layer.candidates().size(); ++candidate) {
-    const MoeCandidate& how = layer.candidates()[candidate];
-    const Form form = how.is_serial() ? Form::serial : Form::overlapped;
-    result.add(runs[candidate + 2].first, form, times_of(times[candidate + 2]), how.encodes());
+    const MoeForward& each = layer.candidates()[candidate];
+    result.add(runs[candidate + 2].first, each.form, times_of(times[candidate + 2]), each.encoded);
   }
 }
 

@@ -14,13 +14,14 @@
 
 namespace tandem {
 
-class ChunkedPrefill final : public Prefill {
+class ChunkedPrefill {
  public:
   /// At most `rows` tokens at once, in `chunks` chunks, 1 or 2, for a model without experts.
   /// Results are bitwise equal for any number of chunks (see rows_keep_bits in gemm/gemm.h), and
   /// equal to PrefillBlock's unless the wire format is lossy. Collective.
   ChunkedPrefill(const DecoderContext& context, int64_t rows, int chunks);
-  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) override;
+  /// As Prefill::run (prefill.h).
+  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
 
  private:
   void look_up(int chunk, std::span<const int32_t> tokens);

@@ -50,21 +50,13 @@ class DecoderExperts {
   Activation input_, logits_, scores_, chosen_, weights_, out_, gate_up_, inner_, product_;
 };
 
-/// Processes a block of prompt tokens; implemented in several forms.
-class Prefill {
- public:
-  virtual ~Prefill() = default;
-  /// Appends tokens (at most the number set at construction) at `position`. Writes the last one's
-  /// residual to `last`, f32 [1, hidden], on every rank.
-  virtual void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) = 0;
-};
-
 /// Prefill with a row-sharded residual stream.
-class PrefillBlock final : public Prefill {
+class PrefillBlock {
  public:
   /// Collective.
   PrefillBlock(const DecoderContext& context, int64_t rows, const OverlapOptions& overlap);
-  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last) override;
+  /// As Prefill::run (prefill.h).
+  void run(std::span<const int32_t> tokens, int64_t position, const Tensor& last);
 
  private:
   struct Steps;

@@ -67,7 +67,7 @@ class Generator::Impl {
         ++position_;
       } else {
         const auto block = tokens.first(size_t(std::min(left, block_)));
-        prefill_.prefill->run(block, position_, last_);
+        prefill_.run(block, position_, last_);
         tokens = tokens.subspan(block.size());
         position_ += int64_t(block.size());
       }
@@ -152,7 +152,7 @@ class Generator::Impl {
   std::vector<std::unique_ptr<CachedAttention>> caches_;
   DecoderContext context_;
   int64_t block_;
-  PrefillCandidate prefill_;
+  Prefill prefill_;
   DecodeStep step_;
   TokenHead head_;
   Activation last_;

@@ -1,5 +1,5 @@
 // Text generation on a tensor-parallel model with a key/value cache. A prompt is processed in
-// blocks of tokens (engine/infer/prefill_form.h), with the residual stream row-sharded (AG+GEMM,
+// blocks of tokens (engine/infer/prefill.h), with the residual stream row-sharded (AG+GEMM,
 // GEMM+RS) or replicated on every rank; then one token at a time, with the whole residual row on
 // every rank (GEMM+AR).
 #pragma once
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/infer/prefill_form.h"
+#include "engine/infer/prefill.h"
 #include "engine/infer/sampling.h"
 #include "engine/model/config.h"
 #include "engine/model/transformer.h"
@@ -26,7 +26,7 @@ struct GeneratorOptions {
   int64_t capacity = 0;  ///< tokens in the cache, at most config.max_seq; 0: config.max_seq
   OverlapOptions overlap = {};
   CodecPolicy codec = {};  ///< wire format per communication site
-  PrefillForm prefill = PrefillForm::automatic;
+  Strategy prefill = Strategy::automatic;
 };
 
 class Generator {
@@ -55,7 +55,7 @@ class Generator {
   /// cache. If the cache is full, the later half of the text is fed again.
   void generate(std::span<const int32_t> prompt, int64_t count, const SamplingOptions& sampling,
                 const std::function<bool(int32_t)>& on_token);
-  /// Name of the prefill form in use, as in prefill_form.h.
+  /// Name of the prefill in use, as in prefill.h.
   const std::string& prefill() const;
   /// Statistics of the last `generate`.
   struct Stats {

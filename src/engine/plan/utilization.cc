@@ -89,7 +89,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
   const Memory a = random(1), b = random(2);
   const Memory c(size_t(side * side) * size_of(dtype), exec.device);
   // Timed until all ranks have finished: if they share cores, a rank's own time is too short.
-  const std::vector<TimedVariant> product{[&] {
+  const std::vector<TimedRun> product{[&] {
     world.barrier("peak");
     const auto begin = Clock::now();
     for (int i = 0; i < products; ++i) {

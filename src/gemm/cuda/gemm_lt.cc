@@ -188,14 +188,14 @@ LtContext::~LtContext() {
   idle_handles.push_back(handle_);
 }
 
-struct LtGemm::Plan {
+struct LtGemm::State {
   const LtContext& context;
   GemmShape shape;
   cublasLtMatmulDesc_t op = nullptr;
   Layout weight, x, out;
   std::shared_ptr<const Selected> selected;
 
-  Plan(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
+  State(const LtContext& context_, const GemmShape& shape_) : context(context_), shape(shape_) {
     // No tf32 for f32: it would lose precision that the caller asked for.
     check(cublasLtMatmulDescCreate(&op, CUBLAS_COMPUTE_32F, CUDA_R_32F),
           "cublasLtMatmulDescCreate");
@@ -214,7 +214,7 @@ struct LtGemm::Plan {
                       : make_layout(shape.in, shape.k, shape.m);
     out = make_layout(shape.out, shape.n, shape.m);
   }
-  ~Plan() { cublasLtMatmulDescDestroy(op); }
+  ~State() { cublasLtMatmulDescDestroy(op); }
 
   template <typename T>
   void set(cublasLtMatmulDescAttributes_t attribute, const T& value) {
@@ -419,8 +419,8 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
                                       name_of(shape.out), name_of(shape.in),
                                       fp8 ? "bf16, f16" : "the same"));
   }
-  plan_ = std::make_unique<Plan>(context, shape);
-  plan_->set_scale_modes();
+  state_ = std::make_unique<State>(context, shape);
+  state_->set_scale_modes();
   if (nothing_to_do(shape)) return;
   const auto share = this_share();
   const std::pair device_context(share->device(), share->context());
@@ -429,16 +429,16 @@ LtGemm::LtGemm(const LtContext& context, const GemmShape& shape) {
   const GemmKey key(share->sms(), shape);
   auto found = known.find(key);
   if (found == known.end()) {
-    std::optional<Chosen> chosen = plan_->take_idle();
+    std::optional<Chosen> chosen = state_->take_idle();
     const bool is_timed = !chosen;
-    if (is_timed) chosen = plan_->choose();
+    if (is_timed) chosen = state_->choose();
     found = known.emplace(key, Known{std::make_shared<Selected>(*chosen), {device_context}}).first;
     if (is_timed && !is_simple(*chosen)) timed.push_back(key);
   } else if (!found->second.devices.contains(device_context)) {
-    plan_->load(found->second.selected->get());
+    state_->load(found->second.selected->get());
     found->second.devices.insert(device_context);
   }
-  plan_->selected = found->second.selected;
+  state_->selected = found->second.selected;
 }
 
 LtGemm::~LtGemm() = default;
@@ -446,10 +446,10 @@ LtGemm::LtGemm(LtGemm&&) noexcept = default;
 
 void LtGemm::run(const void* x, const void* weight, void* out, const void* bias,
                  cudaStream_t stream, const ScalePointers& scales) const {
-  if (nothing_to_do(plan_->shape)) return;
-  if (plan_->shape.bias) plan_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  if (plan_->shape.scaling) plan_->set_scales(scales);
-  check(plan_->launch(plan_->selected->get(), x, weight, out, bias, stream), "cublasLtMatmul");
+  if (nothing_to_do(state_->shape)) return;
+  if (state_->shape.bias) state_->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (state_->shape.scaling) state_->set_scales(scales);
+  check(state_->launch(state_->selected->get(), x, weight, out, bias, stream), "cublasLtMatmul");
 }
 
 std::string gemm_choice_prefix() {
@@ -478,11 +478,11 @@ void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
     Known& of_shape = known.at(key);
     const auto agreed = choices.find(key_of(key));
     if (agreed == choices.end() || agreed->second == choice_of(of_shape.selected->get())) continue;
-    LtGemm::Plan plan(context, key.second);
-    plan.set_scale_modes();
-    const std::optional<Chosen> chosen = plan.as_chosen(agreed->second);
+    LtGemm::State state(context, key.second);
+    state.set_scale_modes();
+    const std::optional<Chosen> chosen = state.as_chosen(agreed->second);
     if (!chosen) continue;
-    plan.load(*chosen);
+    state.load(*chosen);
     of_shape.devices = {{share->device(), share->context()}};
     of_shape.selected->set(*chosen);
   }

@@ -59,8 +59,8 @@ class LtGemm {
            const ScalePointers& scales = {}) const;
 
  private:
-  struct Plan;
-  std::unique_ptr<Plan> plan_;
+  struct State;
+  std::unique_ptr<State> state_;
 
   friend void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices);
 };

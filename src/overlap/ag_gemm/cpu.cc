@@ -15,18 +15,18 @@ AgGemmCpu::AgGemmCpu(Communicator& comm, const OpDesc& desc)
 std::vector<Candidate> AgGemmCpu::candidates(const std::vector<int>& chunk_counts) {
   return uncompressed_and_encoded(desc_, [&](bool encoded) {
     return chunked_candidates(chunk_counts,
-                              [this, encoded](Form form, int chunks, const Operands& operands) {
+                              [this, encoded](Strategy form, int chunks, const Operands& operands) {
                                 run(form, chunks, encoded, operands);
                               });
   });
 }
 
-void AgGemmCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {
+void AgGemmCpu::run(Strategy form, int chunks, bool encoded, const Operands& operands) {
   const Tensor &x = operands.x, &out = operands.out, b = operands.weight.transposed();
   const GemmOptions options{operands.bias, false};
   const ScopedLabel label("ag_gemm", -1);
   if (world_ == 1 && !desc_.keep_gathered) return gemm(x, b, out, options);
-  const bool serial = form == Form::serial;
+  const bool serial = form == Strategy::serial;
   gather_.begin(chunks, x, serial || desc_.keep_gathered, encoded && world_ > 1);
   const Range local = split(desc_.m, world_, rank_);
   if (!serial) gemm(gather_.local(), b, out.rows(local.begin, local.count), options);

@@ -19,7 +19,7 @@ class AgGemmCpu {
   Tensor gathered() const { return gather_.all(); }
 
  private:
-  void run(Form form, int chunks, bool encoded, const Operands& operands);
+  void run(Strategy form, int chunks, bool encoded, const Operands& operands);
 
   int rank_, world_;
   OpDesc desc_;

@@ -28,7 +28,7 @@ AgWgradCpu::AgWgradCpu(Communicator& comm, const OpDesc& desc)
 std::vector<Candidate> AgWgradCpu::candidates(const std::vector<int>& chunk_counts) {
   return uncompressed_and_encoded(desc_, [&](bool encoded) {
     return chunked_candidates(chunk_counts,
-                              [this, encoded](Form form, int chunks, const Operands& operands) {
+                              [this, encoded](Strategy form, int chunks, const Operands& operands) {
                                 run(form, chunks, encoded, operands);
                               });
   });
@@ -39,9 +39,9 @@ void AgWgradCpu::add(const Range& rows, const Tensor& x, const Tensor& dy, const
   gemm(dy.rows(rows.begin, rows.count).transposed(), x, dw, {nullptr, true});
 }
 
-void AgWgradCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {
+void AgWgradCpu::run(Strategy form, int chunks, bool encoded, const Operands& operands) {
   const Tensor &x = operands.x, &dy = operands.weight, &dw = operands.out;
-  const bool serial = form == Form::serial;
+  const bool serial = form == Strategy::serial;
   const Range local = split(desc_.m, world_, rank_);
   if (world_ == 1) return add(local, x, dy, dw);
   gather_.begin(chunks, x, false, encoded);

@@ -19,7 +19,7 @@ class AgWgradCpu {
   std::vector<Candidate> candidates(const std::vector<int>& chunk_counts);
 
  private:
-  void run(Form form, int chunks, bool encoded, const Operands& operands);
+  void run(Strategy form, int chunks, bool encoded, const Operands& operands);
   void add(const schedule::Range& rows, const Tensor& x, const Tensor& dy, const Tensor& dw);
 
   int rank_, world_;

@@ -43,8 +43,7 @@ OverlapOperator& operator_of(const std::unique_ptr<OverlapOperator>& impl, std::
 }
 
 Strategy strategy_of(const std::unique_ptr<OverlapOperator>& impl, std::string_view op) {
-  return operator_of(impl, op).chosen().form == Form::serial ? Strategy::serial
-                                                             : Strategy::overlapped;
+  return operator_of(impl, op).chosen().form;
 }
 
 void OverlapOperator::run(const Operands& operands) {
@@ -140,7 +139,7 @@ size_t choose_candidate(Communicator& comm, const OpDesc& desc, const OverlapOpt
                         const std::vector<Candidate>& candidates) {
   if (options.strategy == Strategy::serial) return 0;
   if (options.strategy == Strategy::overlapped || comm.size() == 1) {
-    const auto overlapped = std::ranges::find(candidates, Form::overlapped, &Candidate::form);
+    const auto overlapped = std::ranges::find(candidates, Strategy::overlapped, &Candidate::form);
     return overlapped == candidates.end() ? 0 : size_t(overlapped - candidates.begin());
   }
   const Scratch x(desc.x), weight(desc.weight, desc.weight_kn && desc.weight.any_layout),

@@ -86,13 +86,13 @@ GemmArCpu::GemmArCpu(Communicator& comm, const OpDesc& desc)
 
 std::vector<Candidate> GemmArCpu::candidates(const std::vector<int>& chunk_counts) {
   return uncompressed_and_encoded(desc_, [&](bool encoded) {
-    std::vector<Candidate> all =
-        chunked_candidates(chunk_counts, [this, encoded](Form, int panels, const Operands& call) {
+    std::vector<Candidate> all = chunked_candidates(
+        chunk_counts, [this, encoded](Strategy, int panels, const Operands& call) {
           world_ == 1 ? run_alone(call) : run(panels, encoded, call);
         });
     if (encoded || !one_shot_allowed(desc_)) return all;
     const Candidate one_shot{
-        "serial, 1 chunk, one-shot", Form::serial,
+        "serial, 1 chunk, one-shot", Strategy::serial,
         [this](const Operands& call) { world_ == 1 ? run_alone(call) : run_one_shot(call); }};
     all.insert(all.begin() + (one_shot_preferred(desc_) ? 0 : 1), one_shot);
     return all;

@@ -40,7 +40,7 @@ GemmRsCpu::GemmRsCpu(Communicator& comm, const OpDesc& desc)
 std::vector<Candidate> GemmRsCpu::candidates(const std::vector<int>& chunk_counts) {
   return uncompressed_and_encoded(desc_, [&](bool encoded) {
     return chunked_candidates(chunk_counts,
-                              [this, encoded](Form form, int chunks, const Operands& operands) {
+                              [this, encoded](Strategy form, int chunks, const Operands& operands) {
                                 run(form, chunks, encoded, operands);
                               });
   });
@@ -94,18 +94,18 @@ void GemmRsCpu::reduce(int chunks, int chunk, bool encoded, const Operands& oper
   reduce_partials(partials_, desc_.dtype, operands.bias, operands.out.rows(in_shard, rows.count));
 }
 
-void GemmRsCpu::run(Form form, int chunks, bool encoded, const Operands& operands) {
+void GemmRsCpu::run(Strategy form, int chunks, bool encoded, const Operands& operands) {
   const Tensor &x = operands.x, b = operands.weight.transposed();
   const ScopedLabel label("gemm_rs", -1);
   if (world_ == 1) return gemm(x, b, operands.out, {operands.bias, false});
   workspace_.begin();
   const Tensor partial(workspace_.scratch(), desc_.dtype, {desc_.m, desc_.n});
-  if (form == Form::serial) gemm(x, b, partial);
+  if (form == Strategy::serial) gemm(x, b, partial);
   for (int step = 0; step < world_; ++step) {
     const int owner = rs_owner(rank_, world_, step);
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const Range rows = rows_of(chunks, owner, chunk);
-      if (form == Form::overlapped) {
+      if (form == Strategy::overlapped) {
         const ScopedLabel tile("gemm_rs", chunk_id(owner, chunks, chunk));
         gemm(x.rows(rows.begin, rows.count), b, partial.rows(rows.begin, rows.count));
       }

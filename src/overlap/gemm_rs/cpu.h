@@ -20,7 +20,7 @@ class GemmRsCpu {
 
  private:
   int signal(int source, int chunk) const { return source * kMaxChunks + chunk; }
-  void run(Form form, int chunks, bool encoded, const Operands& operands);
+  void run(Strategy form, int chunks, bool encoded, const Operands& operands);
   void send(int chunks, int owner, int chunk, bool encoded);
   void reduce(int chunks, int chunk, bool encoded, const Operands& operands);
   schedule::Range rows_of(int chunks, int owner, int chunk) const;

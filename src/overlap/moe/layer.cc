@@ -12,6 +12,7 @@
 #include "kernels/swiglu.h"
 #include "overlap/contract/check.h"
 #include "overlap/moe/load.h"
+#include "tune/candidate.h"
 #include "tune/measure.h"
 #include "tune/tuner.h"
 
@@ -65,24 +66,25 @@ int max_chunks(MoeLayerOnRanks::Stage stage) {
 
 }  // namespace
 
-std::string MoePlan::describe() const {
-  return fmt::format("{}, {} chunk{}{}", name_of(strategy()), chunks, chunks == 1 ? "" : "s",
-                     wire.is_none() ? "" : " as " + wire.describe());
+std::string moe_candidate_name(const OverlapOptions& plan) {
+  return fmt::format("{}, {} chunk{}{}", name_of(plan.strategy), plan.chunks,
+                     plan.chunks == 1 ? "" : "s",
+                     plan.wire.is_none() ? "" : " as " + plan.wire.describe());
 }
 
-std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
-                               const MoeRankCoords& coords) {
+std::vector<OverlapOptions> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
+                                      const MoeRankCoords& coords) {
   const Wire& wire = wire_of(options, stage);
   std::vector<Wire> wires;
   if (wire.is_none() || options.allow_uncompressed) wires.emplace_back();
   if (!wire.is_none()) wires.push_back(wire);
   const int64_t cut =
       max_chunks(stage) == kMaxMoeWaves ? coords.shape.tokens : coords.shape.hidden / 2;
-  std::vector<MoePlan> plans;
+  std::vector<OverlapOptions> plans;
   for (const Wire& each : wires) {
-    if (options.strategy != Strategy::overlapped) plans.push_back({false, 1, each});
+    if (options.strategy != Strategy::overlapped) plans.push_back({Strategy::serial, 1, each});
     for (const int chunks : chunk_counts("moe", {options.strategy, options.chunks}, cut)) {
-      plans.push_back({true, std::min(chunks, max_chunks(stage)), each});
+      plans.push_back({Strategy::overlapped, std::min(chunks, max_chunks(stage)), each});
     }
   }
   return plans;
@@ -313,14 +315,15 @@ void MoeLayerOnRanks::tune_stages(Communicator& comm, const MoeOptions& options)
       [&] { run_combine(w_out, rows, rows_out); },
       [&] { run_dispatch_backward(rows_in, w_out, rows); },
       [&] { run_combine_backward(w_in, rows, rows_out, dw, {}); }};
-  std::array<std::vector<MoePlan>, kStages> chosen;
+  std::array<std::vector<OverlapOptions>, kStages> chosen;
   const auto tune_stage = [&](Stage stage, const std::string& shape) {
-    std::vector<MoePlan> plans = moe_plans(options, stage, coords_);
+    std::vector<OverlapOptions> plans = moe_plans(options, stage, coords_);
     if (!chosen[stage].empty()) {  // bits must not depend on the level
-      std::erase_if(plans, [&](const MoePlan& p) { return p.wire != chosen[stage][0].wire; });
+      std::erase_if(plans,
+                    [&](const OverlapOptions& p) { return p.wire != chosen[stage][0].wire; });
     }
     std::vector<std::string> names;
-    for (const MoePlan& plan : plans) names.push_back(plan.describe());
+    for (const OverlapOptions& plan : plans) names.push_back(moe_candidate_name(plan));
     const auto seconds = [&](size_t candidate) {
       set_plan(stage, plans[candidate]);
       return timed(comm, run[stage])();

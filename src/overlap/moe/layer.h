@@ -12,7 +12,6 @@
 #include "overlap/moe/cpu/dispatch_gemm.h"
 #include "overlap/moe/cpu/gemm_combine.h"
 #include "overlap/moe/on_ranks.h"
-#include "overlap/moe/plan.h"
 #include "overlap/moe/rows.h"
 
 namespace tandem {
@@ -28,17 +27,19 @@ class MoeLayerOnRanks final : public MoeOnRanks {
   void backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out, const MoeRows& rows,
                 const Tensor& dx, const Tensor& dweights, const Tensor& dw_in,
                 const Tensor& dw_out) override;
-  Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy(); }
-  Strategy combine_strategy() const override { return plan(combine, 0).strategy(); }
+  Strategy dispatch_strategy() const override { return plan(dispatch, 0).strategy; }
+  Strategy combine_strategy() const override { return plan(combine, 0).strategy; }
   int64_t dropped_routings() const override { return 0; }
-  /// Plan of calls whose rows have imbalance `level` (schedule/moe.h).
-  const MoePlan& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
+  /// Strategy, chunks (waves of remote rows in a dispatch, groups of columns in a combine) and wire
+  /// format, none or the layer's, of calls whose rows have imbalance `level` (schedule/moe.h). All
+  /// of one wire format give the same bits.
+  const OverlapOptions& plan(Stage stage, int level) const { return plans_[stage][size_t(level)]; }
   int levels() const { return int(plans_[0].size()); }
   /// Must be the same on all ranks, one of moe_plans, and of one wire format at all levels.
-  void set_plan(Stage stage, int level, const MoePlan& plan) {
+  void set_plan(Stage stage, int level, const OverlapOptions& plan) {
     plans_[stage][size_t(level)] = plan;
   }
-  void set_plan(Stage stage, const MoePlan& plan) {
+  void set_plan(Stage stage, const OverlapOptions& plan) {
     plans_[stage].assign(plans_[stage].size(), plan);
   }
   const MoeRankCoords& coords() const { return coords_; }
@@ -63,7 +64,7 @@ class MoeLayerOnRanks final : public MoeOnRanks {
 
   Communicator& comm_;
   MoeRankCoords coords_;
-  std::array<std::vector<MoePlan>, kStages> plans_;  ///< by level
+  std::array<std::vector<OverlapOptions>, kStages> plans_;  ///< by level
   Progress progress_;
   MoeDispatchGemmCpu dispatch_;
   MoeGemmCombineCpu combine_;
@@ -73,7 +74,9 @@ class MoeLayerOnRanks final : public MoeOnRanks {
 
 /// Plans that a stage's tuner tries, uncompressed ones first and serial before overlapped; a single
 /// one for a fixed strategy. Backward stages are uncompressed.
-std::vector<MoePlan> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
-                               const MoeRankCoords& coords);
+std::vector<OverlapOptions> moe_plans(const MoeOptions& options, MoeLayerOnRanks::Stage stage,
+                                      const MoeRankCoords& coords);
+/// Name as a candidate: "overlapped, 3 chunks", "serial, 1 chunk as int8".
+std::string moe_candidate_name(const OverlapOptions& plan);
 
 }  // namespace tandem

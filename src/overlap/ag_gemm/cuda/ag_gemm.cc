@@ -56,24 +56,8 @@ const CutlassTile kTiles[] = {
      make_fused_ag_fp8_any_rows,
      {DType::e4m3}}};
 
-// Fused plans: who transfers the shards, and how much of the local one comes first. Measured, as
-// the best depends on the ratio of transfer to GEMM time.
-enum class Mover { engine, copy_warps };
-struct FusedPlan {
-  const char* name;
-  Mover mover;
-  int head;  // as in FusedAgArgs
-  int pace = 0;
-  bool first_alone = false;  // as in ShardRoute
-};
-constexpr FusedPlan kPlans[] = {
-    {"local first 8/8", Mover::engine, 8},
-    {"local first 6/8", Mover::engine, 6},
-    {"copy warps", Mover::copy_warps, 0, kLinkPace},
-    {"copy warps, local first 4/8", Mover::copy_warps, 4, kLinkPace},
-    {"slow copy warps", Mover::copy_warps, 0, kSlowLinkPace},
-    {"slow copy warps, local first 4/8", Mover::copy_warps, 4, kSlowLinkPace},
-    {"slow copy warps, a peer first", Mover::copy_warps, 8, kSlowLinkPace, true}};
+// Values of FusedAgArgs::head.
+constexpr int kHeads[] = {8, 6, 0, 4};
 // A chunk takes some 5 us to send, and its fence up to twice that. More groups gain nothing.
 constexpr int kCopyGroups = 3;
 // With more rows the transfer is long enough for the copy engine to reach its full rate.
@@ -102,39 +86,13 @@ AgGemm::AgGemm(GpuCommunicator& comm, const LtContext& lt, const OpDesc& shape, 
                          product_of(shape, shard_of(shape.m, comm.size(), r).count, shape.bias));
   }
   agree_on_gemm_choices(comm, lt);
-  const int64_t local_rows = pushes_.local().count;
   if (prepares_fused(algorithm) && has_fused_kernels(comm) &&
       has_fused_algorithm(shape, comm.size())) {
-    // Copy warps count arrived rows in the peers' memory.
-    const int64_t max_rows = shard_of(shape.m, comm.size(), 0).count;
-    const bool for_copy_warps = comm.has_peer_atomics() && shape.m <= kMaxCopyRows &&
-                                max_rows * shape.k * int64_t(size_of(shape.dtype)) < kMaxCopyBytes;
-    FusedAgShape whole{shape.m,     shape.n,     shape.k,        comm.rank(),
-                       comm.size(), shape.dtype, shape.result(), {}};
-    for (const FusedPlan& plan : kPlans) whole.heads.push_back(plan.head);
-    for (const CutlassTile& tile : kTiles) {
-      if (!tile.takes(whole, shape.bias)) continue;
-      for (int plan = 0; plan < int(std::size(kPlans)); ++plan) {
-        if (kPlans[plan].mover == Mover::copy_warps && !for_copy_warps) continue;
-        variants_.push_back({int(kernels_.size()), plan});
-      }
-      kernels_.push_back({tile.name, tile.make(whole)});
-    }
-  }
-  if (!kernels_.empty()) {
-    const auto run_variant = [this](int variant, const Tensor& x, const Tensor& weight,
-                                    const Tensor& out, const Tensor* bias, const Scales* scales) {
-      fused_variant_ = variant;
-      run_fused(x, weight, out, bias ? bias->data() : nullptr, scales);
-    };
-    OpDesc timed = shape;
-    timed.keep_gathered = false;  // does not affect which tile is best
-    fused_variant_ = choose_fastest(comm, "ag_gemm fused", timed, local_rows, shape.m,
-                                    variant_names(), run_variant);
+    make_fused();
   }
   if (algorithm_ != Algorithm::automatic) return;
   algorithm_ = choose_algorithm(
-      comm, "ag_gemm", shape, local_rows, shape.m, algorithms(),
+      comm, "ag_gemm", shape, pushes_.local().count, shape.m, algorithms(),
       [this](Algorithm w, const Tensor& x, const Tensor& weight, const Tensor& out,
              const Tensor* bias, const Scales* scales) { run(w, x, weight, out, bias, scales); });
 }
@@ -143,28 +101,82 @@ std::vector<Algorithm> AgGemm::algorithms() const {
   if (comm_.size() == 1) return {Algorithm::serial_nccl};  // only the GEMM
   std::vector<Algorithm> all{Algorithm::serial_nccl, Algorithm::serial_copy, Algorithm::chunked};
   if (has_serial_kernels_) all.push_back(Algorithm::serial_kernels);
-  if (!kernels_.empty()) all.push_back(Algorithm::fused);
+  if (!fused_.empty()) all.push_back(Algorithm::fused);
   return all;
 }
 
-RecordedTiles AgGemm::recorded_tiles(Algorithm algorithm, int variant) const {
-  const Variant& it = variants_[size_t(known(algorithm, variant))];
-  return kernels_[size_t(it.kernel)].kernel->recorded_tiles();
-}
-
-bool AgGemm::pushes_by_engine(int variant) const {
-  return kPlans[variants_[size_t(variant)].plan].mover == Mover::engine;
-}
-
-std::vector<std::string> AgGemm::variant_names() const {
+void AgGemm::make_fused() {
+  FusedAgShape whole{shape_.m,     shape_.n,     shape_.k,        comm_.rank(),
+                     comm_.size(), shape_.dtype, shape_.result(), {}};
+  whole.heads.assign(std::begin(kHeads), std::end(kHeads));
+  // Copy warps count arrived rows in the peers' memory.
+  const int64_t max_rows = shard_of(shape_.m, comm_.size(), 0).count;
+  const bool with_copy_warps = comm_.has_peer_atomics() && shape_.m <= kMaxCopyRows &&
+                               max_rows * shape_.k * int64_t(size_of(shape_.dtype)) < kMaxCopyBytes;
+  for (const CutlassTile& tile : kTiles) {
+    if (!tile.takes(whole, shape_.bias)) continue;
+    kernels_.push_back(tile.make(whole));
+    add_fused(tile.name, with_copy_warps);
+  }
+  if (fused_.empty()) return;
   std::vector<std::string> names;
-  for (int i = 0; i < variants(Algorithm::fused); ++i) names.push_back(variant_name(i));
-  return names;
+  for (const Candidate& candidate : fused_) names.push_back(candidate.name);
+  OpDesc timed = shape_;
+  timed.keep_gathered = false;  // does not affect which tile is best
+  fused_variant_ =
+      choose_fastest(comm_, "ag_gemm fused", timed, pushes_.local().count, shape_.m, names,
+                     [this](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
+                            const Tensor* bias, const Scales* scales) {
+                       fused_[size_t(i)].run({x, weight, out, bias, scales});
+                     });
 }
 
-std::string AgGemm::variant_name(int variant) const {
-  const Variant& it = variants_[size_t(variant)];
-  return fmt::format("{} {}", kernels_[size_t(it.kernel)].tile, kPlans[it.plan].name);
+// They differ in who transfers the shards, and in how much of the local one comes first. Measured,
+// as the best depends on the ratio of transfer to GEMM time.
+void AgGemm::add_fused(const char* tile, bool with_copy_warps) {
+  FusedAgKernel& kernel = *kernels_.back();
+  const auto add = [&](const char* name, bool by_engine, const auto& run) {
+    fused_.push_back(
+        {.name = fmt::format("{} {}", tile, name), .form = Strategy::overlapped, .run = run});
+    kernel_of_.push_back(&kernel);
+    by_engine_.push_back(by_engine);
+  };
+  const auto add_engine = [&](const char* name, int head) {
+    add(name, true, [this, &kernel, head](const Operands& o) {
+      const Tensor* x_scales = shape_.scaled_by_row() ? &o.scales->x : nullptr;
+      pushes_.begin(o.x, Entering::before, x_scales);
+      FusedAgArgs args{};
+      args.head = head;
+      args.arrivals = pushes_.arrivals();
+      args.longer = int(shape_.m % comm_.size());
+      launch_fused(kernel, args, o);
+      pushes_.end();
+    });
+  };
+  const auto add_copy_warps = [&](const char* name, int head, int pace, bool first_alone = false) {
+    add(name, false, [this, &kernel, head, pace, first_alone](const Operands& o) {
+      FusedAgArgs args{};
+      args.head = head;
+      args.arrivals = pushes_.route_arrivals();
+      args.route = pushes_.route(o.x, shape_.scaled_by_row() ? &o.scales->x : nullptr);
+      args.route.bytes_per_ns = pace;
+      args.route.groups = std::min(kCopyGroups, args.route.chunks);
+      args.route.first_alone = first_alone;
+      launch_fused(kernel, args, o);
+    });
+  };
+  add_engine("local first 8/8", 8);
+  add_engine("local first 6/8", 6);
+  if (!with_copy_warps) return;
+  add_copy_warps("copy warps", 0, kLinkPace);
+  add_copy_warps("copy warps, local first 4/8", 4, kLinkPace);
+  add_copy_warps("slow copy warps", 0, kSlowLinkPace);
+  add_copy_warps("slow copy warps, local first 4/8", 4, kSlowLinkPace);
+  add_copy_warps("slow copy warps, a peer first", 8, kSlowLinkPace, true);
+}
+
+RecordedTiles AgGemm::recorded_tiles(Algorithm algorithm, int variant) const {
+  return kernel_of_[size_t(known(algorithm, variant))]->recorded_tiles();
 }
 
 // Scales of gathered rows starting at `row`. A single scale is the caller's own.
@@ -201,13 +213,15 @@ void AgGemm::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
       return replayed([&] { run_serial(algorithm, x, weight, out, bias_data, scales); });
     case Algorithm::chunked:
       return replayed([&] { run_chunked(x, weight, out, bias_data, scales); });
-    case Algorithm::fused:
-      if (kernels_.empty()) break;
+    case Algorithm::fused: {
+      if (fused_.empty()) break;
+      const auto run_fused = [&] {
+        fused_[size_t(fused_variant_)].run({x, weight, out, bias, scales});
+      };
       // With copy warps a call is a single launch.
-      if (!pushes_by_engine(fused_variant_)) {
-        return comm_.enqueue([&] { run_fused(x, weight, out, bias_data, scales); });
-      }
-      return replayed([&] { run_fused(x, weight, out, bias_data, scales); });
+      if (!pushes_by_engine(fused_variant_)) return comm_.enqueue(run_fused);
+      return replayed(run_fused);
+    }
     case Algorithm::automatic:
     case Algorithm::fused_cutlass:
     case Algorithm::one_shot:
@@ -236,37 +250,17 @@ void AgGemm::run_serial(Algorithm algorithm, const Tensor& x, const Tensor& weig
   whole_.run(gathered, weight.data(), out.data(), bias, comm_.stream(), scales_of(scales, 0));
 }
 
-void AgGemm::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
-                       const Scales* scales) {
-  const Variant& variant = variants_[size_t(fused_variant_)];
-  const FusedPlan& plan = kPlans[variant.plan];
-  const bool engine = plan.mover == Mover::engine;
+void AgGemm::launch_fused(FusedAgKernel& kernel, FusedAgArgs args, const Operands& o) {
   const bool by_row = shape_.scaled_by_row();
-  const Tensor* x_scales = by_row ? &scales->x : nullptr;
-  FusedAgArgs args{
-      x.data(),
-      gathered().data(),
-      weight.data(),
-      out.data(),
-      {pointers_of(shape_, scales), by_row, by_row ? pushes_.row_scales(comm_.rank(), 0) : nullptr},
-      bias,
-      plan.head,
-      {},
-      engine ? 0 : int(shape_.m % comm_.size()),
-      {},
-      timeline_};
-  if (engine) {
-    pushes_.begin(x, Entering::before, x_scales);
-    args.arrivals = pushes_.arrivals();
-  } else {
-    args.arrivals = pushes_.route_arrivals();
-    args.route = pushes_.route(x, x_scales);
-    args.route.bytes_per_ns = plan.pace;
-    args.route.groups = std::min(kCopyGroups, args.route.chunks);
-    args.route.first_alone = plan.first_alone;
-  }
-  kernels_[size_t(variant.kernel)].kernel->launch(args, comm_.stream());
-  if (engine) pushes_.end();
+  args.local = o.x.data();
+  args.gathered = gathered().data();
+  args.weight = o.weight.data();
+  args.out = o.out.data();
+  args.scales = {pointers_of(shape_, o.scales), by_row,
+                 by_row ? pushes_.row_scales(comm_.rank(), 0) : nullptr};
+  args.bias = o.bias ? o.bias->data() : nullptr;
+  args.timeline = timeline_;
+  kernel.launch(args, comm_.stream());
 }
 
 void AgGemm::run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,

@@ -43,15 +43,17 @@ class AgGemm {
   /// Number of variants; only `fused` has some: tile shapes, transfer by copy engine or copy warps,
   /// and orders. The fastest is in use unless `use_variant` selects another.
   int variants(Algorithm algorithm) const {
-    return algorithm == Algorithm::fused ? int(variants_.size()) : 0;
+    return algorithm == Algorithm::fused ? int(fused_.size()) : 0;
   }
   int variant(Algorithm algorithm) const { return known(algorithm, fused_variant_); }
   void use_variant(Algorithm algorithm, int variant) { fused_variant_ = known(algorithm, variant); }
-  std::string describe(Algorithm algorithm) const { return variant_name(variant(algorithm)); }
+  std::string describe(Algorithm algorithm) const {
+    return fused_[size_t(variant(algorithm))].name;
+  }
   /// Tiles that a variant records in a TileLog; none if its kernel was compiled without recording.
   RecordedTiles recorded_tiles(Algorithm algorithm, int variant) const;
   /// Whether the copy engine transfers a variant's shards; only then can a timeline time them.
-  bool pushes_by_engine(int variant) const;
+  bool pushes_by_engine(int variant) const { return by_engine_[size_t(variant)]; }
   /// Sets the log that fused calls record to; `log` must outlive them.
   void record_tiles(const TileLog& log) { timeline_ = log; }
   /// Forwards to ShardPushes::time, for a timeline.
@@ -64,21 +66,13 @@ class AgGemm {
                  const Tensor* bias = nullptr, const Scales* scales = nullptr);
 
  private:
-  struct TileKernel {
-    const char* tile;
-    std::unique_ptr<FusedAgKernel> kernel;
-  };
-  struct Variant {
-    int kernel, plan;
-  };
-
   int known(Algorithm algorithm, int variant) const {
     return known_variant("ag_gemm", algorithm, variant, variants(algorithm));
   }
-  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
-                 const Scales* scales);
-  std::string variant_name(int variant) const;
-  std::vector<std::string> variant_names() const;
+  void make_fused();
+  /// Adds the candidates of the newest kernel, whose tiles are called `tile`.
+  void add_fused(const char* tile, bool with_copy_warps);
+  void launch_fused(FusedAgKernel& kernel, FusedAgArgs args, const Operands& o);
   void run_serial(Algorithm algorithm, const Tensor& x, const Tensor& weight, const Tensor& out,
                   const void* bias, const Scales* scales);
   void run_chunked(const Tensor& x, const Tensor& weight, const Tensor& out, const void* bias,
@@ -91,8 +85,12 @@ class AgGemm {
   ScaledGemm whole_;
   std::vector<ScaledGemm> shards_;  // by rank
   ShardPushes pushes_;
-  std::vector<TileKernel> kernels_;  // empty if the shape does not support `fused`
-  std::vector<Variant> variants_;
+  // Empty if the shape does not support `fused`.
+  std::vector<std::unique_ptr<FusedAgKernel>> kernels_;
+  std::vector<Candidate> fused_;
+  // By variant.
+  std::vector<const FusedAgKernel*> kernel_of_;
+  std::vector<bool> by_engine_;
   int fused_variant_ = 0;
   TileLog timeline_;
   bool has_serial_kernels_;

@@ -102,7 +102,7 @@ std::vector<Candidate> candidates_of(Op& op, const std::vector<Algorithm>& algor
   for (const Algorithm algorithm : algorithms) {
     all.push_back(
         {.name = std::string(name_of(algorithm)),
-         .form = is_serial(algorithm) ? Form::serial : Form::overlapped,
+         .form = is_serial(algorithm) ? Strategy::serial : Strategy::overlapped,
          .run = [&op, algorithm](const Operands& o) {
            if constexpr (requires {
                            op.run(algorithm, o.x, o.weight, o.out, o.bias, o.scales, o.add_norm);

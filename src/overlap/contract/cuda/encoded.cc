@@ -71,24 +71,24 @@ EncodedDense::EncodedDense(GpuCommunicator& comm, const LtContext& lt, const OpD
 
 std::vector<Candidate> EncodedDense::candidates() {
   std::vector<Candidate> all;
-  const auto add = [&](const char* name, Form form,
+  const auto add = [&](const char* name, Strategy form,
                        std::function<void(const tandem::Operands&)> run) {
     all.push_back({.name = fmt::format("{} as {}", name, shape_.wire.describe()),
                    .form = form,
                    .run = std::move(run),
                    .encoded = true});
   };
-  add("serial", Form::serial, [this](const tandem::Operands& o) { run_serial(o); });
+  add("serial", Strategy::serial, [this](const tandem::Operands& o) { run_serial(o); });
   for (const bool between : {false, true}) {
     if (!fused_rs_ || (between && !fused_rs_->has_between())) continue;
-    add(between ? "fused, local tiles between," : "fused", Form::overlapped,
+    add(between ? "fused, local tiles between," : "fused", Strategy::overlapped,
         [this, between](const tandem::Operands& o) {
           run_fused(o, [&] { run_fused_sum(between, o); });
         });
   }
   for (const int head : EncodedAgOp::kHeads) {
     if (!fused_ag_) continue;
-    add(head == 8 ? "fused" : "fused, local first 4/8,", Form::overlapped,
+    add(head == 8 ? "fused" : "fused, local first 4/8,", Strategy::overlapped,
         [this, head](const tandem::Operands& o) {
           run_fused(o, [&] { fused_ag_->run(head, o.x, o.weight, o.out); });
         });

@@ -21,9 +21,9 @@ OperandExtents extents_of(const OpDesc& desc) {
   return all;
 }
 
-bool fits(Strategy strategy, Form form) {
+bool fits(Strategy strategy, Strategy form) {
   return strategy == Strategy::automatic ||
-         (strategy == Strategy::serial) == (form == Form::serial);
+         (strategy == Strategy::serial) == (form == Strategy::serial);
 }
 
 }  // namespace

@@ -82,10 +82,14 @@ void GemmAr::make_fused() {
     for (int split = 1; split <= splits; ++split) {
       for (const bool two_shot : {false, true}) {
         if (two_shot ? !layout_.two_shot() : !layout_.one_shot()) continue;
-        variants_.push_back({kernels_.back().get(), split, two_shot,
-                             fmt::format("{} tokens, cluster {}, {}{}", tile.tokens, tile.cluster,
-                                         split > 1 ? fmt::format("split {}, ", split) : "",
-                                         two_shot ? "two-shot" : "one-shot")});
+        fused_.push_back(
+            {.name = fmt::format("{} tokens, cluster {}, {}{}", tile.tokens, tile.cluster,
+                                 split > 1 ? fmt::format("split {}, ", split) : "",
+                                 two_shot ? "two-shot" : "one-shot"),
+             .form = Strategy::overlapped,
+             .run = [this, &kernel = *kernels_.back(), split, two_shot](const Operands& o) {
+               run_fused(kernel, split, two_shot, o);
+             }});
       }
     }
     if (splits > 1) split_partials_ = DeviceMemory(layout_.split_partial(splits - 1, 0));
@@ -93,13 +97,12 @@ void GemmAr::make_fused() {
   staging_ = std::static_pointer_cast<GpuBuffer>(comm_.allocate(layout_.bytes(), 0));
   calls_ = DeviceMemory(sizeof(CallCounter));
   std::vector<std::string> names;
-  for (const Variant& variant : variants_) names.push_back(variant.name);
+  for (const Candidate& candidate : fused_) names.push_back(candidate.name);
   fused_variant_ =
       choose_fastest(comm_, "gemm_ar fused", shape_, shape_.m, shape_.m, names,
-                     [this](int variant, const Tensor& x, const Tensor& weight, const Tensor& out,
+                     [this](int i, const Tensor& x, const Tensor& weight, const Tensor& out,
                             const Tensor* bias, const Scales* scales) {
-                       fused_variant_ = variant;
-                       run_fused(x, weight, out, bias, scales);
+                       fused_[size_t(i)].run({x, weight, out, bias, scales});
                      });
 }
 
@@ -112,7 +115,7 @@ std::vector<Algorithm> GemmAr::algorithms() const {
   if (comm_.size() > 1 && all_reduce_.fits(elements, AllReduceAlgorithm::two_shot, row)) {
     all.push_back(Algorithm::two_shot);
   }
-  if (comm_.size() > 1 && !variants_.empty()) all.push_back(Algorithm::fused);
+  if (comm_.size() > 1 && !fused_.empty()) all.push_back(Algorithm::fused);
   return all;
 }
 
@@ -128,9 +131,9 @@ void GemmAr::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
   check_operands(comm_, "gemm_ar", shape_, shape_.m, shape_.m, x, weight, out, bias, scales);
   check_add_norm_operands(comm_, "gemm_ar", shape_, add_norm);
   const Enqueueing call(comm_);
-  if (algorithm == Algorithm::fused && !variants_.empty()) {
+  if (algorithm == Algorithm::fused && !fused_.empty()) {
     return comm_.enqueue([&] {
-      run_fused(x, weight, out, bias, scales);
+      fused_[size_t(fused_variant_)].run({x, weight, out, bias, scales});
       if (add_norm) launch_add_norm(out, *add_norm, out, comm_.stream());
     });
   }
@@ -150,26 +153,24 @@ void GemmAr::run(Algorithm algorithm, const Tensor& x, const Tensor& weight, con
 }
 
 // The bias is added once, to rank 0's partial product.
-void GemmAr::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-                       const Scales* scales) {
-  const Variant& variant = variants_[size_t(fused_variant_)];
-  variant.kernel->launch({.m = shape_.m,
-                          .n = shape_.n,
-                          .k = shape_.k,
-                          .x = x.data(),
-                          .weight = weight.data(),
-                          .scales = pointers_of(shape_, scales),
-                          .scaled_by_row = shape_.scaled_by_row(),
-                          .bias = bias && comm_.rank() == 0 ? bias->data() : nullptr,
-                          .out = out.data(),
-                          .staging = staging_->table(),
-                          .layout = layout_,
-                          .split_partials = split_partials_.data(),
-                          .split = variant.split,
-                          .calls = reinterpret_cast<CallCounter*>(calls_.data()),
-                          .two_shot = variant.two_shot,
-                          .deadline = comm_.device_deadline()},
-                         comm_.stream());
+void GemmAr::run_fused(FusedArKernel& kernel, int split, bool two_shot, const Operands& o) {
+  kernel.launch({.m = shape_.m,
+                 .n = shape_.n,
+                 .k = shape_.k,
+                 .x = o.x.data(),
+                 .weight = o.weight.data(),
+                 .scales = pointers_of(shape_, o.scales),
+                 .scaled_by_row = shape_.scaled_by_row(),
+                 .bias = o.bias && comm_.rank() == 0 ? o.bias->data() : nullptr,
+                 .out = o.out.data(),
+                 .staging = staging_->table(),
+                 .layout = layout_,
+                 .split_partials = split_partials_.data(),
+                 .split = split,
+                 .calls = reinterpret_cast<CallCounter*>(calls_.data()),
+                 .two_shot = two_shot,
+                 .deadline = comm_.device_deadline()},
+                comm_.stream());
 }
 
 }  // namespace tandem::gpu

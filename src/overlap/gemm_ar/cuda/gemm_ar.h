@@ -40,29 +40,22 @@ class GemmAr {
   /// Number of variants; only `fused` has some: its exchanges and splits along K. The fastest is in
   /// use unless `use_variant` selects another.
   int variants(Algorithm algorithm) const {
-    return algorithm == Algorithm::fused ? int(variants_.size()) : 0;
+    return algorithm == Algorithm::fused ? int(fused_.size()) : 0;
   }
   void use_variant(Algorithm algorithm, int variant) { fused_variant_ = known(algorithm, variant); }
   std::string describe(Algorithm algorithm) const {
-    return variants_[size_t(known(algorithm, fused_variant_))].name;
+    return fused_[size_t(known(algorithm, fused_variant_))].name;
   }
   /// Computes only this rank's partial product: the cost under perfect overlap.
   void gemm_only(const Tensor& x, const Tensor& weight, const Tensor* bias = nullptr,
                  const Scales* scales = nullptr);
 
  private:
-  struct Variant {
-    FusedArKernel* kernel;
-    int split;
-    bool two_shot;
-    std::string name;
-  };
   int known(Algorithm algorithm, int variant) const {
     return known_variant("gemm_ar", algorithm, variant, variants(algorithm));
   }
   void make_fused();
-  void run_fused(const Tensor& x, const Tensor& weight, const Tensor& out, const Tensor* bias,
-                 const Scales* scales);
+  void run_fused(FusedArKernel& kernel, int split, bool two_shot, const Operands& o);
 
   GpuCommunicator& comm_;
   OpDesc shape_;
@@ -70,7 +63,7 @@ class GemmAr {
   DeviceMemory partial_;  // [m, n]
   AllReduce all_reduce_;
   std::vector<std::unique_ptr<FusedArKernel>> kernels_;  // at most one
-  std::vector<Variant> variants_;  // empty if the shape does not support `fused`
+  std::vector<Candidate> fused_;  // empty if the shape does not support `fused`
   int fused_variant_ = 0;
   ArStaging layout_;
   std::shared_ptr<GpuBuffer> staging_;  // staging of the fused algorithm, laid out by `layout_`

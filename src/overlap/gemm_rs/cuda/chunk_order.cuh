@@ -14,7 +14,7 @@ namespace tandem::gpu::fused {
 /// `shorter`: shards with one row of tiles less. `even_bands`: for shapes where a band's last rows
 /// may be few.
 template <class Tiles>
-schedule::RsChunkOrder chunk_order(const FusedRsShape& shape, const FusedRsPlan& plan,
+schedule::RsChunkOrder chunk_order(const FusedRsShape& shape, const TileDelivery& delivery,
                                    int max_clusters, bool splits, int shorter = 0,
                                    bool even_bands = false) {
   schedule::RsChunkOrder order;
@@ -22,22 +22,22 @@ schedule::RsChunkOrder chunk_order(const FusedRsShape& shape, const FusedRsPlan&
   order.ranks = shape.ranks;
   order.row_tiles = int(shape.shard_rows() / shape.kRows);
   order.column_tiles = int(shape.column_tiles());
-  order.chunks = plan.chunks;
+  order.chunks = delivery.chunks;
   order.steps = int((shape.k + Tiles::kStepOfK - 1) / Tiles::kStepOfK);
   order.added = (order.ranks - 1) * Tiles::kStepsOfRows;
   order.minimum = Tiles::kLead;
   order.shorter = shorter;
   order.clusters = std::min(max_clusters, order.tiles());
-  order.last = plan.between ? order.clusters : order.shard_tiles();
-  order.later = plan.later;
+  order.last = delivery.between ? order.clusters : order.shard_tiles();
+  order.later = delivery.later;
   // Shards whose rows a raster group covers.
-  const int shards = plan.chunks > 0 ? 1 : plan.between ? order.ranks : order.ranks - 1;
+  const int shards = delivery.chunks > 0 ? 1 : delivery.between ? order.ranks : order.ranks - 1;
   const auto swept = [&](int maximum) {
     return even_bands ? schedule::even_band(order.row_tiles, maximum)
                       : schedule::swept_rows(order.row_tiles, maximum);
   };
   order.band = swept(std::max(1, schedule::kSweptRows / shape.kRows / shards));
-  order.local_band = plan.between ? order.band : swept(schedule::kSweptRows / shape.kRows);
+  order.local_band = delivery.between ? order.band : swept(schedule::kSweptRows / shape.kRows);
   if (splits) order.split = best_split(waves_of(order));
   return order;
 }

@@ -28,7 +28,7 @@ struct EncodedRsArgs {
   PeerTable staging;
   int ready_flags, arrived_tiles;
   CallCounter* calls;  ///< counts one reader per block
-  bool between;        ///< as in FusedRsPlan
+  bool between;        ///< as in TileDelivery
   Deadline deadline;
 };
 

@@ -65,14 +65,14 @@ struct FusedRsShape {
 };
 
 /// Delivery of a call's remote tiles to their owners.
-struct FusedRsPlan {
+struct TileDelivery {
   int chunks = 0;  ///< chunks of a shard sent by the copy engine: more of them start and finish
                    ///< earlier, but cost more copies; 0: stores
   bool between = false;  ///< stores: local tiles are interleaved with remote ones, not last
   int later = 0;  ///< stores: one of so many tiles is deferred and sent under local ones; 0: none
 };
-/// All plans. The first is used if nothing is measured; the rest are in order of host cost.
-constexpr FusedRsPlan kFusedRsPlans[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
+/// All deliveries. The first is used if nothing is measured; the rest are in order of host cost.
+constexpr TileDelivery kTileDeliveries[] = {{0, false}, {0, false, 6}, {0, true}, {2}, {4}};
 
 struct FusedRsArgs {
   const void* x;         ///< [m, k]
@@ -94,7 +94,7 @@ struct FusedRsArgs {
   /// value for their signal: the call's epoch, or 0 if the wait for their owner timed out.
   unsigned *counted, *ready;
   uint64_t* sending;
-  int plan;  ///< index into plans()
+  int delivery;  ///< index into deliveries()
   Deadline deadline;
   TileLog timeline{};          ///< for kernels that record
   const void* bias = nullptr;  ///< [n], or null; only any-rows kernels add one
@@ -108,8 +108,8 @@ class FusedRsKernel {
   static constexpr int64_t kMinK = 512;
 
   virtual ~FusedRsKernel() = default;
-  /// The subset of kFusedRsPlans that the shape supports.
-  virtual const std::vector<FusedRsPlan>& plans() const = 0;
+  /// The subset of kTileDeliveries that the shape supports.
+  virtual const std::vector<TileDelivery>& deliveries() const = 0;
   virtual RecordedTiles recorded_tiles() const = 0;
   /// With copy-engine pushes, the caller must enqueue them next, on other streams: for every chunk
   /// of every remote shard, in ring order, a wait for its `ready` flag, which is reset, a copy to
@@ -121,8 +121,8 @@ class FusedRsKernel {
 /// Throws DeviceError. `fp8`: e4m3.
 std::unique_ptr<FusedRsKernel> make_fused_rs(const FusedRsShape& shape);
 std::unique_ptr<FusedRsKernel> make_fused_rs_fp8(const FusedRsShape& shape);
-/// Variants for any M with at least one row per rank, and an optional bias. They support no plan
-/// with chunks.
+/// Variants for any M with at least one row per rank, and an optional bias. They support no
+/// delivery with chunks.
 std::unique_ptr<FusedRsKernel> make_fused_rs_any_rows(const FusedRsShape& shape);
 std::unique_ptr<FusedRsKernel> make_fused_rs_fp8_any_rows(const FusedRsShape& shape);
 

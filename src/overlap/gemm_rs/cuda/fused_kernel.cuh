@@ -191,9 +191,9 @@ class FusedRs final : public FusedRsKernel {
   using Partials = PartialsMemory<Tiles>;
   static_assert(Tiles::kTileColumns == FusedRsShape::tile_columns(dtype_of<Operand>()));
   static_assert(kMinK >= Tiles::kLead * Tiles::kStepOfK);
-  static_assert(std::ranges::all_of(kFusedRsPlans, [](const FusedRsPlan& plan) {
-    return plan.chunks <= kMaxChunks &&
-           (plan.chunks > 0) + int(plan.between) + (plan.later > 0) <= 1;
+  static_assert(std::ranges::all_of(kTileDeliveries, [](const TileDelivery& delivery) {
+    return delivery.chunks <= kMaxChunks &&
+           (delivery.chunks > 0) + int(delivery.between) + (delivery.later > 0) <= 1;
   }));
   static constexpr const char* kName = "fused gemm_rs";
 
@@ -202,21 +202,22 @@ class FusedRs final : public FusedRsKernel {
       : shape_(shape), shards_(schedule::shard_rows(shape.m, shape.ranks)) {
     const int clusters = resident_clusters<Block>(kName);
     int slots = 0;
-    for (const FusedRsPlan& plan : kFusedRsPlans) {
-      const schedule::RsChunkOrder order = order_of(plan, clusters);
+    for (const TileDelivery& delivery : kTileDeliveries) {
+      const schedule::RsChunkOrder order = order_of(delivery, clusters);
       // Equal on all ranks, as their GPUs are identical.
-      if (plan.chunks > 0 && order.column_tiles % plan.chunks != 0) continue;
-      if (plan.between && (order.clusters >= order.shard_tiles() || order.shorter > 0)) continue;
-      if (Rows::kAny && plan.chunks > 0) continue;
-      if (plan.later > order.shard_tiles()) continue;
+      if (delivery.chunks > 0 && order.column_tiles % delivery.chunks != 0) continue;
+      if (delivery.between && (order.clusters >= order.shard_tiles() || order.shorter > 0))
+        continue;
+      if (Rows::kAny && delivery.chunks > 0) continue;
+      if (delivery.later > order.shard_tiles()) continue;
       slots = std::max(slots, partial_slots(waves_of(order), order.split));
-      plans_.push_back(plan);
+      deliveries_.push_back(delivery);
       layouts_.push_back({order, WorkItems(schedule::RsChunks(order))});
     }
     partials_.emplace(slots);
   }
 
-  const std::vector<FusedRsPlan>& plans() const override { return plans_; }
+  const std::vector<TileDelivery>& deliveries() const override { return deliveries_; }
 
   RecordedTiles recorded_tiles() const override {
     if (!kDeviceTimeline) return {};
@@ -238,21 +239,22 @@ class FusedRs final : public FusedRsKernel {
   bool same(const FusedRsArgs& args) const {
     return prepared_ && args.x == params_.args.x && args.weight == params_.args.weight &&
            args.out == params_.args.out && args.scales == params_.args.scales &&
-           args.bias == params_.args.bias && args.plan == params_.args.plan &&
+           args.bias == params_.args.bias && args.delivery == params_.args.delivery &&
            args.deadline.deadline_ns == params_.args.deadline.deadline_ns &&
            args.timeline.records == params_.args.timeline.records;
   }
 
-  schedule::RsChunkOrder order_of(const FusedRsPlan& plan, int max_clusters) const {
+  schedule::RsChunkOrder order_of(const TileDelivery& delivery, int max_clusters) const {
     const int shorter =
         schedule::shards_with_fewer_tiles(shards_, shape_.ranks, FusedRsShape::kRows);
-    return chunk_order<Tiles>(shape_, plan, max_clusters, Partials::kPossible, shorter, Rows::kAny);
+    return chunk_order<Tiles>(shape_, delivery, max_clusters, Partials::kPossible, shorter,
+                              Rows::kAny);
   }
 
   void prepare(const FusedRsArgs& args) {
     constexpr int kHalf = Tiles::kTileColumns / Tiles::kCluster;
     Params params = params_;
-    if (!prepared_ || args.plan != params.args.plan) lay_out(args, params);
+    if (!prepared_ || args.delivery != params.args.delivery) lay_out(args, params);
     params.x = map_of<Operand>(args.x, shape_.m, shape_.k, Tiles::kTileRows);
     params.weight = map_of<Operand>(args.weight, shape_.n, shape_.k, kHalf);
     params.out = map_of<Element>(args.out, shards_.count(shape_.rank), shape_.n, Tiles::kGroupRows);
@@ -264,7 +266,7 @@ class FusedRs final : public FusedRsKernel {
 
   // Sets everything that does not depend on the operands.
   void lay_out(const FusedRsArgs& args, Params& params) const {
-    const Layout& layout = layouts_[size_t(args.plan)];
+    const Layout& layout = layouts_[size_t(args.delivery)];
     const int64_t shard = shape_.shard_rows();
     const auto map = [&](const void* shards, int64_t rows) {
       return map_of<Element>(shards, rows * shape_.column_tiles(), Tiles::kTileColumns,
@@ -291,8 +293,8 @@ class FusedRs final : public FusedRsKernel {
 
   FusedRsShape shape_;
   schedule::ShardRows shards_;
-  std::vector<FusedRsPlan> plans_;
-  std::vector<Layout> layouts_;  // by plan
+  std::vector<TileDelivery> deliveries_;
+  std::vector<Layout> layouts_;  // by delivery
   std::optional<Partials> partials_;
   Params params_{};
   bool prepared_ = false;

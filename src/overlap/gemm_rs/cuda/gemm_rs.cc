@@ -30,7 +30,7 @@ constexpr int kReady = 0, kArrived = kMaxGpus, kCutlassReady = 2 * kMaxGpus,
               kFusedReady = 3 * kMaxGpus, kAdded = 4 * kMaxGpus,
               kCutlassArrived = kAdded + FusedRsKernel::kMaxChunks * kMaxGpus;
 
-// A chunk costs the host 5 us: a plan must beat the earlier ones by a measurable gain.
+// A chunk costs the host 5 us: a delivery must beat the earlier ones by a measurable gain.
 constexpr double kGainOfPlan = 0.005;
 
 }  // namespace
@@ -40,7 +40,7 @@ struct GemmRs::Words {
   // Epochs of the pushing and of the compute stream; values sent as signals to ready peers.
   uint64_t pushed, summed, signal_value[kMaxGpus];
   CallCounter cutlass, fused;
-  // State of the chunks that copy-engine plans push.
+  // State of the chunks that copy-engine deliveries push.
   static constexpr int kChunkWords = FusedRsKernel::kMaxChunks * kMaxGpus;
   uint64_t sending[kChunkWords];
   unsigned counted[kChunkWords], ready[kChunkWords];
@@ -149,7 +149,7 @@ void GemmRs::choose_variant(Algorithm algorithm, Margin margin) {
         run(algorithm, x, weight, out, bias, scales);
       },
       margin);
-  if (algorithm == Algorithm::fused) pushes_.reset();  // streams and graphs of losing plans
+  if (algorithm == Algorithm::fused) pushes_.reset();  // streams and graphs of losing deliveries
   use_variant(algorithm, fastest);
 }
 
@@ -168,20 +168,20 @@ int GemmRs::first_fused_slice() const {
 }
 
 int GemmRs::variants(Algorithm algorithm) const {
-  if (algorithm == Algorithm::fused) return fused_ ? int(fused_->plans().size()) : 0;
+  if (algorithm == Algorithm::fused) return fused_ ? int(fused_->deliveries().size()) : 0;
   return algorithm == Algorithm::fused_cutlass ? int(cutlass_kernels_.size()) * kPaceCount : 0;
 }
 
 void GemmRs::use_variant(Algorithm algorithm, int variant) {
   (algorithm == Algorithm::fused ? fused_variant_ : cutlass_variant_) = known(algorithm, variant);
   if (algorithm != Algorithm::fused) return;
-  if (fused_plan().chunks == 0 || pushes_) return;
+  if (fused_delivery().chunks == 0 || pushes_) return;
   pushes_.emplace(ChunkRoute{staging_->table(), partial_.data(), fused_shape().slot_bytes(),
                              FusedRsKernel::kMaxChunks, kAdded, words().ready, words().sending});
 }
 
-const FusedRsPlan& GemmRs::fused_plan() const {
-  return fused_->plans()[size_t(fused_variant_)];
+const TileDelivery& GemmRs::fused_delivery() const {
+  return fused_->deliveries()[size_t(fused_variant_)];
 }
 
 RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
@@ -192,10 +192,10 @@ RecordedTiles GemmRs::recorded_tiles(Algorithm algorithm, int variant) const {
 
 std::string GemmRs::variant_name(Algorithm algorithm, int variant) const {
   if (algorithm == Algorithm::fused) {
-    const FusedRsPlan& plan = fused_->plans()[size_t(variant)];
-    if (plan.chunks > 0) return fmt::format("shards in {} chunks", plan.chunks);
-    if (plan.later > 0) return fmt::format("stored, one of {} later", plan.later);
-    return plan.between ? "stored, local tiles between" : "stored, local tiles last";
+    const TileDelivery& delivery = fused_->deliveries()[size_t(variant)];
+    if (delivery.chunks > 0) return fmt::format("shards in {} chunks", delivery.chunks);
+    if (delivery.later > 0) return fmt::format("stored, one of {} later", delivery.later);
+    return delivery.between ? "stored, local tiles between" : "stored, local tiles last";
   }
   const int pace = pace_of(variant);
   return fmt::format("{}, sending {}", cutlass_kernels_[size_t(variant / kPaceCount)].tile->name,
@@ -321,7 +321,7 @@ void GemmRs::run_fused(const Tensor& x, const Tensor& weight, const Tensor& out,
          comm_.device_deadline(), timeline_, comm_.rank() == 0 ? bias : nullptr},
         stream);
   };
-  const int chunks = fused_plan().chunks;
+  const int chunks = fused_delivery().chunks;
   chunks > 0 ? pushes_->run(chunks, stream, launch) : launch();
 }
 

@@ -44,7 +44,7 @@ class GemmRs {
   std::vector<Algorithm> algorithms() const;
   /// GEMM algorithm of e4m3 operands.
   GemmAlgorithm gemm_algorithm() const { return whole_.algorithm(); }
-  /// Number of variants: for `fused`, delivery plans; for `fused_cutlass`, tile shapes and send
+  /// Number of variants: for `fused`, deliveries; for `fused_cutlass`, tile shapes and send
   /// rates; 0 for others. The fastest is in use unless `use_variant` selects another: the same on
   /// every rank, and not during stream capture.
   int variants(Algorithm algorithm) const;
@@ -71,7 +71,7 @@ class GemmRs {
   struct Words;
   Words& words() const;
   void make_fused();
-  const FusedRsPlan& fused_plan() const;
+  const TileDelivery& fused_delivery() const;
   FusedRsShape fused_shape() const;
   int fused_slices() const;
   int first_fused_slice() const;

@@ -88,7 +88,7 @@ void MoeDispatchGemmCpu::tell_all(const Header& header, std::span<const std::byt
 }
 
 /// Sends this rank's loads, then its routing.
-void MoeDispatchGemmCpu::send_routing(const MoePlan& plan, const MoeRouting& routing,
+void MoeDispatchGemmCpu::send_routing(const OverlapOptions& plan, const MoeRouting& routing,
                                       const MoeRows& rows) {
   const auto k = size_t(coords_.shape.top_k);
   for (int step = 0; step < coords_.world; ++step) {
@@ -173,7 +173,8 @@ size_t MoeDispatchGemmCpu::messages_before(int waves, int64_t rows, int wave) co
   return bytes_before(messages_, wave, [&](int i) { return moe_wave(rows, waves, i).count; });
 }
 
-void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows) {
+void MoeDispatchGemmCpu::send_rows(const OverlapOptions& plan, const Tensor& x,
+                                   const MoeRows& rows) {
   for (int wave = 0; wave < plan.chunks; ++wave) {
     for (int step = 1; step < coords_.world; ++step) {
       send_wave(plan, x, rows, moe_target(coords_.rank, coords_.world, step), wave);
@@ -181,7 +182,7 @@ void MoeDispatchGemmCpu::send_rows(const MoePlan& plan, const Tensor& x, const M
   }
 }
 
-void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+void MoeDispatchGemmCpu::send_wave(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows,
                                    int to, int wave) {
   const auto count = int64_t(rows.sent(to).size());
   const Range wave_range = moe_wave(count, plan.chunks, wave);
@@ -205,8 +206,8 @@ void MoeDispatchGemmCpu::send_wave(const MoePlan& plan, const Tensor& x, const M
                  wave_signal(coords_.rank, wave));
 }
 
-void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                       const Tensor& permuted) {
+void MoeDispatchGemmCpu::permute_local(const OverlapOptions& plan, const Tensor& x,
+                                       const MoeRows& rows, const Tensor& permuted) {
   const ScopedSpan span(SpanKind::compute, "moe_permute");
   const std::span<const int32_t> sent = rows.sent(coords_.rank);
   const auto count = int64_t(sent.size());
@@ -231,7 +232,7 @@ void MoeDispatchGemmCpu::permute_local(const MoePlan& plan, const Tensor& x, con
   });
 }
 
-void MoeDispatchGemmCpu::permute_wave(const MoePlan& plan, int source, int wave,
+void MoeDispatchGemmCpu::permute_wave(const OverlapOptions& plan, int source, int wave,
                                       const MoeRows& rows, const Tensor& permuted) {
   workspace_.await(wave_signal(source, wave), source, wave);
   const ScopedSpan span(SpanKind::compute, "moe_permute", wave, source);
@@ -262,15 +263,16 @@ void MoeDispatchGemmCpu::multiply(const MoeRows& rows, Range groups, const Produ
   }
 }
 
-void MoeDispatchGemmCpu::compute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
-                                       const Tensor& permuted, const Product& product) {
+void MoeDispatchGemmCpu::compute_local(const OverlapOptions& plan, const Tensor& x,
+                                       const MoeRows& rows, const Tensor& permuted,
+                                       const Product& product) {
   permute_local(plan, x, rows, permuted);
   const ScopedLabel label("moe_dispatch_gemm", -1);
   if (coords_.world == 1) return multiply(rows, {0, 1 + kMaxMoeWaves}, product);
-  if (plan.overlapped) multiply(rows, {0, 1}, product);
+  if (plan.strategy == Strategy::overlapped) multiply(rows, {0, 1}, product);
 }
 
-void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows,
+void MoeDispatchGemmCpu::compute_remote(const OverlapOptions& plan, const MoeRows& rows,
                                         const Tensor& permuted, const Product& product) {
   if (coords_.world == 1) return;
   const ScopedLabel label("moe_dispatch_gemm", -1);
@@ -282,12 +284,13 @@ void MoeDispatchGemmCpu::compute_remote(const MoePlan& plan, const MoeRows& rows
         if (wave < header_of(source).waves) permute_wave(plan, source, int(wave), rows, permuted);
       }
     }
-    if (plan.overlapped) multiply(rows, {1 + chunk_waves.begin, chunk_waves.count}, product);
+    if (plan.strategy == Strategy::overlapped)
+      multiply(rows, {1 + chunk_waves.begin, chunk_waves.count}, product);
   }
-  if (!plan.overlapped) multiply(rows, {0, 1 + kMaxMoeWaves}, product);
+  if (plan.strategy == Strategy::serial) multiply(rows, {0, 1 + kMaxMoeWaves}, product);
 }
 
-void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x,
+void MoeDispatchGemmCpu::forward(std::span<const OverlapOptions> plans, const Tensor& x,
                                  const MoeRouting& routing, MoeRows& rows,
                                  const std::function<Tensor()>& permuted, const Product& product) {
   rows.filled = {};
@@ -296,20 +299,21 @@ void MoeDispatchGemmCpu::forward(std::span<const MoePlan> plans, const Tensor& x
   }
   workspace_.begin();
   rows.list_sent(coords_, routing);
-  const MoePlan& leaving = plans[size_t(level_of(rows.loads()))];
+  const OverlapOptions& leaving = plans[size_t(level_of(rows.loads()))];
   send_routing(leaving, routing, rows);
   send_rows(leaving, x, rows);
   await_headers();
   list_arrived(rows);
-  const MoePlan& plan = plans[size_t(rows.level)];
+  const OverlapOptions& plan = plans[size_t(rows.level)];
   const Tensor slots = permuted();
   compute_local(plan, x, rows, slots, product);
   compute_remote(plan, rows, slots, product);
   rows.filled = {layer_, workspace_.epoch()};
 }
 
-void MoeDispatchGemmCpu::backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
-                                  const Tensor& permuted, const Product& product) {
+void MoeDispatchGemmCpu::backward(const OverlapOptions& plan, const Tensor& dout,
+                                  const MoeRows& rows, const Tensor& permuted,
+                                  const Product& product) {
   workspace_.begin();
   tell_all({.batch = rows.filled.call, .waves = plan.chunks}, {});
   send_rows(plan, dout, rows);

@@ -19,7 +19,6 @@
 
 #include "collectives/row_messages.h"
 #include "collectives/symmetric_workspace.h"
-#include "overlap/moe/plan.h"
 #include "overlap/moe/rows.h"
 
 namespace tandem {
@@ -36,11 +35,11 @@ class MoeDispatchGemmCpu {
   /// rank's level, before it knows the others' routing, and multiplied by the level of all ranks'
   /// rows. Fills `rows` and `permuted(rows)`, which is called once the number of slots is known,
   /// and calls `product` for all slots. Throws Mismatch on every rank if one's routing is invalid.
-  void forward(std::span<const MoePlan> plans, const Tensor& x, const MoeRouting& routing,
+  void forward(std::span<const OverlapOptions> plans, const Tensor& x, const MoeRouting& routing,
                MoeRows& rows, const std::function<Tensor()>& permuted, const Product& product);
   /// Dispatches the same rows' gradients, with the routing in `rows`. Throws Mismatch on every rank
   /// if one runs forward, or backward with another call's batch.
-  void backward(const MoePlan& plan, const Tensor& dout, const MoeRows& rows,
+  void backward(const OverlapOptions& plan, const Tensor& dout, const MoeRows& rows,
                 const Tensor& permuted, const Product& product);
 
   /// Takes part in a call that this rank cannot make: throws Mismatch on this and, in `forward` or
@@ -65,19 +64,20 @@ class MoeDispatchGemmCpu {
   void tell(int to, const Header& header, std::span<const std::byte> content);
   void tell_all(const Header& header, std::span<const std::byte> content);
   void await_headers();
-  void send_routing(const MoePlan& plan, const MoeRouting& routing, const MoeRows& rows);
+  void send_routing(const OverlapOptions& plan, const MoeRouting& routing, const MoeRows& rows);
   void list_arrived(MoeRows& rows);
   /// Imbalance level of rows with `loads`.
   int level_of(std::span<const int64_t> loads) const;
-  void send_rows(const MoePlan& plan, const Tensor& x, const MoeRows& rows);
-  void compute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+  void send_rows(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows);
+  void compute_local(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows,
                      const Tensor& permuted, const Product& product);
-  void compute_remote(const MoePlan& plan, const MoeRows& rows, const Tensor& permuted,
+  void compute_remote(const OverlapOptions& plan, const MoeRows& rows, const Tensor& permuted,
                       const Product& product);
-  void send_wave(const MoePlan& plan, const Tensor& x, const MoeRows& rows, int to, int wave);
-  void permute_local(const MoePlan& plan, const Tensor& x, const MoeRows& rows,
+  void send_wave(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows, int to,
+                 int wave);
+  void permute_local(const OverlapOptions& plan, const Tensor& x, const MoeRows& rows,
                      const Tensor& permuted);
-  void permute_wave(const MoePlan& plan, int source, int wave, const MoeRows& rows,
+  void permute_wave(const OverlapOptions& plan, int source, int wave, const MoeRows& rows,
                     const Tensor& permuted);
   void multiply(const MoeRows& rows, schedule::Range groups, const Product& product) const;
 

@@ -31,14 +31,15 @@ MoeGemmCombineCpu::MoeGemmCombineCpu(Communicator& comm, const MoeRankCoords& co
                  coords.world * (1 + kMaxChunks)),
       decoded_begin_(size_t(coords.world)) {}
 
-Range MoeGemmCombineCpu::columns_of(const MoePlan& plan, int group) const {
+Range MoeGemmCombineCpu::columns_of(const OverlapOptions& plan, int group) const {
   return moe_columns(coords_.shape.hidden, plan.chunks, group,
                      plan.wire.is_none() ? kMoeColumns : kWireBlock);
 }
 RowMessages MoeGemmCombineCpu::messages_of(const Range& columns) const {
   return RowMessages(wire_, coords_.shape.dtype, columns.count);
 }
-size_t MoeGemmCombineCpu::messages_before(const MoePlan& plan, int64_t rows, int group) const {
+size_t MoeGemmCombineCpu::messages_before(const OverlapOptions& plan, int64_t rows,
+                                          int group) const {
   size_t bytes = 0;
   for (int i = 0; i < group; ++i) bytes += messages_of(columns_of(plan, i)).bytes(rows);
   return bytes;
@@ -48,8 +49,8 @@ size_t MoeGemmCombineCpu::max_message_bytes() const {
   size_t maximum =
       messages_of({0, coords_.shape.hidden}).max_bytes(coords_.shape.tokens, kMaxChunks);
   for (int chunks = 1; chunks <= kMaxChunks; ++chunks) {
-    maximum =
-        std::max(maximum, messages_before({true, chunks, wire_}, coords_.shape.tokens, chunks));
+    maximum = std::max(maximum, messages_before({Strategy::overlapped, chunks, wire_},
+                                                coords_.shape.tokens, chunks));
   }
   return maximum;
 }
@@ -124,12 +125,12 @@ void MoeGemmCombineCpu::add_up(const Call& call, int source, Range columns) {
   });
 }
 
-void MoeGemmCombineCpu::send(const MoePlan& plan, const Call& call, int group) {
+void MoeGemmCombineCpu::send(const OverlapOptions& plan, const Call& call, int group) {
   const Range columns = columns_of(plan, group);
   for (int step = 1; step < coords_.world; ++step) {
     const int to = moe_target(coords_.rank, coords_.world, step);
     const int64_t rows = call.rows.arrived(to);
-    if (plan.overlapped) add_up(call, to, columns);
+    if (plan.strategy == Strategy::overlapped) add_up(call, to, columns);
     std::byte* const sums = workspace_.scratch() + offset(to, rows, columns);
     if (plan.wire.is_none()) {
       workspace_.put(to, offset(coords_.rank, rows, columns), sums,
@@ -151,7 +152,7 @@ void MoeGemmCombineCpu::send(const MoePlan& plan, const Call& call, int group) {
   }
 }
 
-void MoeGemmCombineCpu::decode(const MoePlan& plan, const Call& call, int group) {
+void MoeGemmCombineCpu::decode(const OverlapOptions& plan, const Call& call, int group) {
   const Range columns = columns_of(plan, group);
   if (group == 0) {
     int64_t rows = 0;
@@ -176,7 +177,7 @@ std::byte* MoeGemmCombineCpu::decoded_sums(int source) const {
   return decoded_.view(coords_.shape.dtype, 0, 0).as<std::byte>() + size_t(row) * coords_.row_bytes;
 }
 
-void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group) {
+void MoeGemmCombineCpu::reduce(const OverlapOptions& plan, const Call& call, int group) {
   const Range columns = columns_of(plan, group);
   const ScopedSpan span(SpanKind::compute, "moe_combine", int(columns.begin));
   const Tensor& out = call.out;
@@ -205,25 +206,25 @@ void MoeGemmCombineCpu::reduce(const MoePlan& plan, const Call& call, int group)
   });
 }
 
-void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
+void MoeGemmCombineCpu::run(const OverlapOptions& plan, const Call& call) {
   const ScopedLabel label("moe_gemm_combine", -1);
   const Range all{0, coords_.shape.hidden};
   const bool remote = coords_.world > 1;
   workspace_.begin();
   const bool values = call.row_values.dims() > 0;
   if (values) send_values(call);
-  if (!plan.overlapped || !remote) {
+  if (plan.strategy == Strategy::serial || !remote) {
     multiply(call, true, true, all);
     for (int source = 0; source < coords_.world; ++source) add_up(call, source, all);
   }
   for (int group = 0; remote && group < plan.chunks; ++group) {
-    if (plan.overlapped) {
+    if (plan.strategy == Strategy::overlapped) {
       multiply(call, false, true, columns_of(plan, group));
     }
     send(plan, call, group);
   }
-  if (plan.overlapped && call.meanwhile) call.meanwhile();
-  if (plan.overlapped && remote) {
+  if (plan.strategy == Strategy::overlapped && call.meanwhile) call.meanwhile();
+  if (plan.strategy == Strategy::overlapped && remote) {
     multiply(call, true, false, all);
     add_up(call, coords_.rank, all);
   }
@@ -236,7 +237,7 @@ void MoeGemmCombineCpu::run(const MoePlan& plan, const Call& call) {
     reduce(plan, call, group);
   }
   if (values) take_values(call);
-  if (!plan.overlapped && call.meanwhile) call.meanwhile();
+  if (plan.strategy == Strategy::serial && call.meanwhile) call.meanwhile();
 }
 
 }  // namespace tandem

@@ -15,7 +15,6 @@
 
 #include "collectives/row_messages.h"
 #include "collectives/symmetric_workspace.h"
-#include "overlap/moe/plan.h"
 #include "overlap/moe/rows.h"
 
 namespace tandem {
@@ -37,7 +36,7 @@ class MoeGemmCombineCpu {
     Tensor row_values = {};                   ///< ... f32 [local rows, top_k]; no elements: none
     std::function<void()> meanwhile = {};     ///< runs while sums are in flight
   };
-  void run(const MoePlan& plan, const Call& call);
+  void run(const OverlapOptions& plan, const Call& call);
 
  private:
   int values_signal(int source) const { return source * (1 + kMaxChunks); }
@@ -52,13 +51,13 @@ class MoeGemmCombineCpu {
   void take_values(const Call& call);
   void multiply(const Call& call, bool local, bool remote, schedule::Range columns);
   void add_up(const Call& call, int source, schedule::Range columns);
-  void send(const MoePlan& plan, const Call& call, int group);
-  void decode(const MoePlan& plan, const Call& call, int group);
-  void reduce(const MoePlan& plan, const Call& call, int group);
-  schedule::Range columns_of(const MoePlan& plan, int group) const;
+  void send(const OverlapOptions& plan, const Call& call, int group);
+  void decode(const OverlapOptions& plan, const Call& call, int group);
+  void reduce(const OverlapOptions& plan, const Call& call, int group);
+  schedule::Range columns_of(const OverlapOptions& plan, int group) const;
   RowMessages messages_of(const schedule::Range& columns) const;
   /// Offset of the messages of a group among those of `rows` rows.
-  size_t messages_before(const MoePlan& plan, int64_t rows, int group) const;
+  size_t messages_before(const OverlapOptions& plan, int64_t rows, int group) const;
   size_t max_message_bytes() const;
 
   MoeRankCoords coords_;

@@ -36,7 +36,7 @@ std::string wires_of(const MoeOptions& options) {
          (options.allow_uncompressed ? " or uncompressed" : "");
 }
 
-std::string MoeCandidate::describe() const {
+std::string MoeOnGpus::Blocks::describe() const {
   const std::string wires = wires_text(dispatch, combine);
   if (is_serial() && !overlaps_sort()) return "serial" + wires;
   if (is_serial())
@@ -56,8 +56,8 @@ void MoeOnGpus::add_candidates(const MoeOptions& options, const Wire& dispatch,
                                const Wire& combine) {
   const auto add = [&](int blocks, int column_groups, bool sorts, int sorting = 0,
                        int summing = 0) {
-    const MoeCandidate candidate{blocks, column_groups, sorts, sorting, summing, dispatch, combine};
-    if (std::ranges::find(candidates_, candidate) == candidates_.end()) add_candidate(candidate);
+    const Blocks candidate{blocks, column_groups, sorts, sorting, summing, dispatch, combine};
+    if (std::ranges::find(blocks_, candidate) == blocks_.end()) add_candidate(candidate);
   };
   const int sms = comm_.share().sms();
   // With paired blocks an odd number would leave one unpaired (ConcurrentBlocks).
@@ -99,7 +99,7 @@ double MoeOnGpus::us_to_send_row(int blocks) const {
 }
 
 /// Estimates when the sorting blocks, which may send first, finish and join the GEMM.
-Joining MoeOnGpus::joining_sorters(const MoeCandidate& candidate) const {
+Joining MoeOnGpus::joining_sorters(const Blocks& candidate) const {
   constexpr double kMargin = 1.1;
   const int blocks = candidate.blocks_while_sorting();
   const double tiles = tiles_of_us(coords_.shape.hidden) * kMargin;
@@ -115,7 +115,7 @@ Joining MoeOnGpus::joining_sorters(const MoeCandidate& candidate) const {
 
 /// The send kernel exits on its own and its SMs join the first GEMM, unless a decode kernel
 /// follows: joining would delay its start.
-Joining MoeOnGpus::joining_senders(const MoeCandidate& candidate) const {
+Joining MoeOnGpus::joining_senders(const Blocks& candidate) const {
   if (candidate.encodes()) return {};
   return {.of_leaving =
               float(us_to_send_row(candidate.sending_blocks) * tiles_of_us(coords_.shape.hidden))};
@@ -123,7 +123,7 @@ Joining MoeOnGpus::joining_senders(const MoeCandidate& candidate) const {
 
 // Adds a candidate and its tables. Sums need SMs during all column groups of the second GEMM but
 // the first.
-void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
+void MoeOnGpus::add_candidate(const Blocks& candidate) {
   Tables tables;
   const MoeShape& s = coords_.shape;
   if (candidate.overlaps_sort()) {
@@ -155,8 +155,23 @@ void MoeOnGpus::add_candidate(const MoeCandidate& candidate) {
            .column_tiles = int((columns.count + kGroupedColumns - 1) / kGroupedColumns)}));
     }
   }
-  candidates_.push_back(candidate);
+  add_choice(candidate);
   tables_.push_back(std::move(tables));
+}
+
+void MoeOnGpus::add_choice(const Blocks& blocks) {
+  candidates_.push_back(
+      {.name = blocks.describe(),
+       .form = blocks.is_serial() ? Strategy::serial : Strategy::overlapped,
+       .run =
+           [this, number = candidates_.size()](
+               const Tensor& x, const MoeRouting& routing, const Tensor& w_in, const Tensor& w_out,
+               const Tensor& out, MoeSavedActivations* activations, const MoeOfLayer& layer) {
+             run(number, x, routing, w_in, w_out, out, activations, &layer);
+           },
+       .encoded = blocks.encodes(),
+       .chunks = blocks.column_groups});
+  blocks_.push_back(blocks);
 }
 
 /// Measures with evenly spread rows: the routing of a real call is not known yet.
@@ -164,7 +179,7 @@ void MoeOnGpus::choose(const MoeOptions& options) {
   const MoeShape& s = coords_.shape;
   const int64_t local = s.tokens;
   std::vector<std::string> names;
-  for (const MoeCandidate& candidate : candidates_) names.push_back(candidate.describe());
+  for (const MoeForward& candidate : candidates_) names.push_back(candidate.name);
   const auto measure = [&] {
     const int64_t in_rows = coords_.experts.count * 2 * coords_.ffn,
                   out_rows = coords_.experts.count * s.hidden;

@@ -111,7 +111,7 @@ MoeOnGpus::MoeOnGpus(GpuCommunicator& comm, const MoeShape& shape, const MoeOpti
       space_(space_of(comm, shape, options)),
       experts_(experts_of(coords_, sorts)),
       sorts_(sorts.value_or(usually_sorts(coords_))) {
-  candidates_ = {MoeCandidate{}};
+  add_choice({});
   if (shape.tokens == 0) return;
   buffer_ = std::static_pointer_cast<GpuBuffer>(comm.allocate(space_.bytes(), MoeSpace::kSignals));
   comm.agree_on("moe: memory of a layer", [&] { allocate(options); });
@@ -148,6 +148,7 @@ void MoeOnGpus::allocate(const MoeOptions& options) {
   }
   side_ = comm_.attached<SideStream>([] { return new SideStream; }).stream.get();
   candidates_.clear();
+  blocks_.clear();
   const bool encodes = space_.row_message > 0 || space_.sum_message > 0;
   if (!encodes || options.allow_uncompressed) add_candidates(options, {}, {});
   if (encodes) add_candidates(options, options.dispatch, options.combine);
@@ -186,7 +187,7 @@ void MoeOnGpus::forward(const MoeOfLayer& layer, const Tensor& x, const MoeRouti
   if (coords_.shape.tokens == 0) return;
   MoeSavedActivations* const activations = trains() ? saved_in(rows) : nullptr;
   if (activations) activations->layer = layer.number;
-  run(chosen_, x, routing, w_in, w_out, out, activations, &layer);
+  chosen().run(x, routing, w_in, w_out, out, activations, layer);
 }
 
 MoeSavedActivations* MoeOnGpus::saved_in(MoeRows& rows) const {
@@ -287,7 +288,7 @@ MoeOnGpus::Rows MoeOnGpus::uncompressed_rows(const Tensor& local) const {
 
 // Serial: rows have been decoded before. Fused: the decode kernel waits for their ranks and must
 // time out first.
-MoeOnGpus::Rows MoeOnGpus::rows_of(const MoeCandidate& candidate, const Tensor& x) const {
+MoeOnGpus::Rows MoeOnGpus::rows_of(const Blocks& candidate, const Tensor& x) const {
   if (candidate.dispatch.is_none()) return uncompressed_rows(x);
   Rows rows{decoded_.data(), local_decoded(), {}};
   if (!candidate.overlaps_rows()) return rows;
@@ -332,13 +333,12 @@ GroupedArgs MoeOnGpus::second_product(const Tensor& w_out) const {
 void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor& w_out,
                                const GradientsAlone* gradients) {
   const cudaStream_t stream = comm_.stream();
-  GroupedArgs in = first_product(rows_of(candidates_.back(), x), w_in);
+  GroupedArgs in = first_product(rows_of(blocks_.back(), x), w_in);
   in.arrivals = {};  // they have arrived
   // The buffer of sorted rows holds results by now: as many values, and equally random.
-  if (candidates_[0].sorts)
-    in.x = gradients ? gradients->activations.saved.x.data() : results_.data();
+  if (blocks_[0].sorts) in.x = gradients ? gradients->activations.saved.x.data() : results_.data();
   if (gradients) in.out = gradients->activations.saved.gate_up.data();
-  in_of(candidates_[0]).launch(in, stream, tables_[0].in);
+  in_of(blocks_[0]).launch(in, stream, tables_[0].in);
   for (const int table : tables_[0].out) out_->launch(second_product(w_out), stream, table);
   if (!gradients) return;
   gradients_->multiply_d_act(w_out.data(), stream);
@@ -351,7 +351,7 @@ void MoeOnGpus::multiply_alone(const Tensor& x, const Tensor& w_in, const Tensor
 void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routing,
                         const Tensor& w_in, const Tensor& w_out, const Tensor& out,
                         MoeSavedActivations* activations, const MoeOfLayer& layer) {
-  const MoeCandidate& candidate = candidates_[number];
+  const Blocks& candidate = blocks_[number];
   const Tables& tables = tables_[number];
   const bool sends = comm_.size() > 1, concurrent = !candidate.is_serial();
   const bool on_side = concurrent && !candidate.overlaps_sort();
@@ -440,7 +440,7 @@ void MoeOnGpus::enqueue(size_t number, const Tensor& x, const MoeRouting& routin
 
 void MoeOnGpus::multiply_out(size_t number, const MoeCall& call, const Tensor& w_out,
                              cudaStream_t sender) {
-  const MoeCandidate& candidate = candidates_[number];
+  const Blocks& candidate = blocks_[number];
   const Tables& tables = tables_[number];
   const cudaStream_t main = comm_.stream();
   const ConcurrentBlocks blocks{candidate.is_serial() ? sending_blocks() : candidate.sending_blocks,

@@ -44,32 +44,6 @@
 
 namespace tandem::gpu {
 
-/// A candidate for running a layer.
-struct MoeCandidate {
-  int sending_blocks = 0;  ///< SMs that the GEMMs leave to communication; 0: serial
-  int column_groups = 1;   ///< column groups of the combine
-  /// Once all rows have arrived a kernel sorts them, so that the first GEMM need not gather them:
-  /// dispatch does not overlap it.
-  bool sorts = false;
-  /// If above 0, with `sorts`: SMs, one sorting block each, that sort concurrently with the first
-  /// GEMM. Dispatch overlaps it too, by blocks that then sort with the others, and combine overlaps
-  /// the second GEMM's tiles of local rows, by `summing_blocks`.
-  int sorting_blocks = 0, summing_blocks = 0;
-  Wire dispatch = {};  ///< wire format of rows in a forward pass
-  Wire combine = {};   ///< wire format of their sums
-  bool is_serial() const { return sending_blocks == 0; }
-  bool overlaps_sort() const { return sorting_blocks > 0; }
-  bool overlaps_rows() const { return !is_serial() && !sorts; }
-  /// Uncompressed rows only: messages are decoded before rows are sorted.
-  bool sends_while_sorting() const { return !is_serial() && overlaps_sort() && dispatch.is_none(); }
-  int blocks_while_sorting() const {
-    return sorting_blocks + (sends_while_sorting() ? sending_blocks : 0);
-  }
-  bool encodes() const { return !dispatch.is_none() || !combine.is_none(); }
-  bool operator==(const MoeCandidate&) const = default;
-  std::string describe() const;
-};
-
 /// Wire formats of rows and sums, for messages; "" if uncompressed.
 std::string wires_of(const MoeOptions& options);
 
@@ -90,6 +64,11 @@ struct MoeOfLayer {
   DeviceMemory dropped;  ///< u64: dropped routings
 };
 
+/// Candidate for a forward pass of a layer.
+using MoeForward = CandidateOf<const Tensor& /*x*/, const MoeRouting&, const Tensor& /*w_in*/,
+                               const Tensor& /*w_out*/, const Tensor& /*out*/, MoeSavedActivations*,
+                               const MoeOfLayer&>;
+
 /// Runs all layers of a communicator that have the same shape and options (shared.h), one call
 /// after another in stream order: between calls only their batches hold state.
 class MoeOnGpus final {
@@ -108,16 +87,14 @@ class MoeOnGpus final {
   void backward(const MoeOfLayer& layer, const Tensor& dout, const Tensor& w_in,
                 const Tensor& w_out, const MoeRows& rows, const Tensor& dx, const Tensor& dweights,
                 const Tensor& dw_in, const Tensor& dw_out);
-  Strategy strategy() const {
-    return chosen().is_serial() ? Strategy::serial : Strategy::overlapped;
-  }
+  Strategy strategy() const { return chosen().form; }
   int64_t dropped_routings(const MoeOfLayer& layer) const;
   /// For calls without a layer.
   int64_t dropped_routings() const { return dropped_routings(alone_); }
 
   /// Uncompressed ones first, serial before fused; the same on all ranks.
-  const std::vector<MoeCandidate>& candidates() const { return candidates_; }
-  const MoeCandidate& chosen() const { return candidates_[chosen_]; }
+  const std::vector<MoeForward>& candidates() const { return candidates_; }
+  const MoeForward& chosen() const { return candidates_[chosen_]; }
   /// Operands as for `forward`, already checked. A layer that trains fills `activations`. `layer`:
   /// null if only one is run.
   void run(size_t candidate, const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
@@ -140,6 +117,33 @@ class MoeOnGpus final {
                       const GradientsAlone* gradients = nullptr);
 
  private:
+  /// Blocks of a candidate's kernels, and its wire formats.
+  struct Blocks {
+    int sending_blocks = 0;  ///< SMs that the GEMMs leave to communication; 0: serial
+    int column_groups = 1;   ///< column groups of the combine
+    /// Once all rows have arrived a kernel sorts them, so that the first GEMM need not gather them:
+    /// dispatch does not overlap it.
+    bool sorts = false;
+    /// If above 0, with `sorts`: SMs, one sorting block each, that sort concurrently with the first
+    /// GEMM. Dispatch overlaps it too, by blocks that then sort with the others, and combine
+    /// overlaps the second GEMM's tiles of local rows, by `summing_blocks`.
+    int sorting_blocks = 0, summing_blocks = 0;
+    Wire dispatch = {};  ///< wire format of rows in a forward pass
+    Wire combine = {};   ///< wire format of their sums
+    bool is_serial() const { return sending_blocks == 0; }
+    bool overlaps_sort() const { return sorting_blocks > 0; }
+    bool overlaps_rows() const { return !is_serial() && !sorts; }
+    /// Uncompressed rows only: messages are decoded before rows are sorted.
+    bool sends_while_sorting() const {
+      return !is_serial() && overlaps_sort() && dispatch.is_none();
+    }
+    int blocks_while_sorting() const {
+      return sorting_blocks + (sends_while_sorting() ? sending_blocks : 0);
+    }
+    bool encodes() const { return !dispatch.is_none() || !combine.is_none(); }
+    bool operator==(const Blocks&) const = default;
+    std::string describe() const;
+  };
   /// Tables of the two GEMMs, by candidate.
   struct Tables {
     int in = 0;
@@ -149,15 +153,14 @@ class MoeOnGpus final {
 
   /// Adds serial and fused candidates with one wire format per direction.
   void add_candidates(const MoeOptions& options, const Wire& dispatch, const Wire& combine);
-  void add_candidate(const MoeCandidate& candidate);
+  void add_candidate(const Blocks& candidate);
+  void add_choice(const Blocks& blocks);
   double us_to_send_row(int blocks) const;
-  schedule::Joining joining_sorters(const MoeCandidate& candidate) const;
-  schedule::Joining joining_senders(const MoeCandidate& candidate) const;
+  schedule::Joining joining_sorters(const Blocks& candidate) const;
+  schedule::Joining joining_senders(const Blocks& candidate) const;
   /// Allocates this rank's non-symmetric memory, and adds the candidates.
   void allocate(const MoeOptions& options);
-  GroupedGemm& in_of(const MoeCandidate& candidate) const {
-    return candidate.sorts ? *in_sorted_ : *in_;
-  }
+  GroupedGemm& in_of(const Blocks& candidate) const { return candidate.sorts ? *in_sorted_ : *in_; }
   void choose(const MoeOptions& options);
   void check_operands(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                       const Tensor& w_out, const Tensor& out) const;
@@ -175,7 +178,7 @@ class MoeOnGpus final {
     GroupedArrivals arrivals;
   };
   Rows uncompressed_rows(const Tensor& local) const;
-  Rows rows_of(const MoeCandidate& candidate, const Tensor& x) const;
+  Rows rows_of(const Blocks& candidate, const Tensor& x) const;
   std::byte* local_decoded() const;
   /// Gathers `rows` to sorted positions at `to`.
   MoeGather gathering(const Rows& rows, void* to) const;
@@ -209,7 +212,8 @@ class MoeOnGpus final {
   MoeSpace space_;
   ExpertsShape experts_;
   bool sorts_;
-  std::vector<MoeCandidate> candidates_;
+  std::vector<MoeForward> candidates_;
+  std::vector<Blocks> blocks_;  ///< by candidate
   std::vector<Tables> tables_;
   size_t chosen_ = 0;
   // All null if no rank brings rows.

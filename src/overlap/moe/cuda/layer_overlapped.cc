@@ -9,7 +9,7 @@ namespace tandem::gpu {
 
 void MoeOnGpus::overlap_sort(size_t number, const MoeCall& call, const Tensor& x, const Rows& rows,
                              GroupedArgs in) {
-  const MoeCandidate& candidate = candidates_[number];
+  const Blocks& candidate = blocks_[number];
   const int table = tables_[number].in;
   const cudaStream_t stream = comm_.stream();
   const GroupedTable& order = in_sorted_->table(table);
@@ -27,7 +27,7 @@ void MoeOnGpus::overlap_sort(size_t number, const MoeCall& call, const Tensor& x
 }
 
 void MoeOnGpus::multiply_out_overlapped(size_t number, const MoeCall& call, const Tensor& w_out) {
-  const MoeCandidate& candidate = candidates_[number];
+  const Blocks& candidate = blocks_[number];
   const Tables& tables = tables_[number];
   const cudaStream_t stream = comm_.stream();
   const schedule::Range columns = tables.columns[0];

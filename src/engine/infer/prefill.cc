@@ -1,0 +1,127 @@
+#include "engine/infer/prefill.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "engine/infer/chunked_prefill.h"
+#include "tandem/error.h"
+#include "tune/measure.h"
+#include "tune/tuner.h"
+
+namespace tandem {
+namespace {
+
+/// Min rows for two chunks: with fewer, half-size GEMMs are slower.
+constexpr int64_t kMinRowsOfTwoChunks = 64;
+
+/// `block` runs all calls of the candidate.
+template <typename Block>
+Prefill candidate_of(std::string name, Strategy form, std::shared_ptr<Block> block, int chunks) {
+  return {
+      .name = std::move(name),
+      .form = form,
+      .run = [block = std::move(block)](std::span<const int32_t> tokens, int64_t position,
+                                        const Tensor& last) { block->run(tokens, position, last); },
+      .chunks = chunks};
+}
+
+Prefill rows_split(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap) {
+  return candidate_of("rows split", Strategy::serial,
+                      std::make_shared<PrefillBlock>(c, rows, overlap), 1);
+}
+Prefill in_chunks(const DecoderContext& c, int64_t rows, int chunks) {
+  return candidate_of(chunks == 1 ? "one chunk" : "ISO",
+                      chunks == 1 ? Strategy::serial : Strategy::overlapped,
+                      std::make_shared<ChunkedPrefill>(c, rows, chunks), chunks);
+}
+
+bool has_chunks(const DecoderContext& c) {
+  return c.tp.size() > 1 && c.config.moe_layers() == 0;
+}
+bool splits_rows(const DecoderContext& c) {
+  return !has_chunks(c) || c.codec.is_none();
+}
+Prefill serial(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap) {
+  return splits_rows(c) ? rows_split(c, rows, overlap) : in_chunks(c, rows, 1);
+}
+
+/// Candidates with the context's codec, serial first.
+std::vector<Prefill> with_codec(const DecoderContext& c, int64_t rows,
+                                const OverlapOptions& overlap) {
+  std::vector<Prefill> all;
+  if (splits_rows(c)) all.push_back(rows_split(c, rows, overlap));
+  if (!has_chunks(c)) return all;
+  all.push_back(in_chunks(c, rows, 1));
+  all.push_back(in_chunks(c, rows, 2));
+  return all;
+}
+
+/// Whether uncompressed candidates are added to those with the context's codec.
+bool keeps_uncompressed(const DecoderContext& c, const OverlapOptions& overlap) {
+  return overlap.allow_uncompressed && !c.codec.is_none() && c.tp.size() > 1;
+}
+
+/// Index of the fastest candidate, timed on dummy tokens whose cached keys are never read.
+size_t fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>& candidates,
+               Bits bits) {
+  const ModelConfig& m = c.config;
+  const std::vector<int32_t> tokens(size_t(std::min(rows, m.max_seq)), 0);
+  const Activation last(DType::f32, 1, m.hidden);
+  std::vector<std::string> names;
+  for (const Prefill& each : candidates) names.push_back(each.name);
+  const std::string shape = fmt::format(
+      "rows {} hidden {} layers {} heads {} kv_heads {} head_dim {} ffn {} block {} {} codec {}",
+      rows, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.parallel_block,
+      name_of(c.dtype), c.codec.describe());
+  const auto seconds = [&](size_t i) {
+    return timed(c.tp, [&] { candidates[i].run(tokens, 0, last); })();
+  };
+  return tune(c.tp, "prefill", shape, names, seconds, bits);
+}
+
+}  // namespace
+
+Strategy parse_prefill(std::string_view text) {
+  if (text == "automatic") return Strategy::automatic;
+  if (text == "serial") return Strategy::serial;
+  if (text == "iso") return Strategy::overlapped;
+  throw InvalidArgument(fmt::format("prefill '{}': expected automatic, serial or iso", text));
+}
+
+std::vector<Prefill> prefill_candidates(const DecoderContext& c, int64_t rows,
+                                        const OverlapOptions& overlap) {
+  if (!keeps_uncompressed(c, overlap)) return with_codec(c, rows, overlap);
+  DecoderContext uncompressed = c;
+  uncompressed.codec = {};
+  std::vector<Prefill> all = with_codec(uncompressed, rows, overlap);
+  for (Prefill& each : with_codec(c, rows, overlap)) {
+    each.name += " as " + c.codec.describe();
+    all.push_back(std::move(each));
+  }
+  return all;
+}
+
+Prefill make_prefill(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap,
+                     Strategy strategy) {
+  if (strategy == Strategy::overlapped) {
+    if (!has_chunks(c)) {
+      throw InvalidArgument(
+          fmt::format("prefill 'iso' with {}: expected a dense model on two ranks or more",
+                      c.tp.size() == 1 ? "one rank" : "experts"));
+    }
+    return in_chunks(c, rows, 2);
+  }
+  const bool single = !has_chunks(c) && !keeps_uncompressed(c, overlap);
+  if (strategy == Strategy::serial || single || rows < kMinRowsOfTwoChunks) {
+    return serial(c, rows, overlap);
+  }
+  std::vector<Prefill> all = prefill_candidates(c, rows, overlap);
+  return std::move(
+      all[fastest(c, rows, all, keeps_uncompressed(c, overlap) ? Bits::by_candidate : Bits::same)]);
+}
+
+}  // namespace tandem
