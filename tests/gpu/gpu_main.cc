@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "tests/gpu/outcome.h"
-#include "tests/gpu/process_rank.h"
+#include "tests/processes/cuda/process_rank.h"
 
 int main(int argc, char** argv) {
   // NCCL reads it at its first call, which adopt_test.cc makes as a caller.

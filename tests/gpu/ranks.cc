@@ -4,12 +4,20 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <stdexcept>
 
-#include "core/cuda/check.h"
 #include "tandem/cuda.h"
 #include "tests/gpu/outcome.h"
 
 namespace tandem::test {
+namespace {
+
+void check(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+}  // namespace
+
 std::string name_of(const testing::TestParamInfo<Setup>& info) {
   return "gpus" + std::to_string(info.param.ranks);
 }
@@ -32,15 +40,14 @@ std::string_view expected_transport(int ranks) {
 
 std::vector<std::byte> bytes_of(const SymmetricBuffer& buffer, size_t first, size_t count) {
   std::vector<std::byte> bytes(count);
-  gpu::check(cudaDeviceSynchronize(), "read a buffer");
-  gpu::check(cudaMemcpy(bytes.data(), buffer.local() + first, count, cudaMemcpyDefault),
-             "read a buffer");
+  check(cudaDeviceSynchronize());
+  check(cudaMemcpy(bytes.data(), buffer.local() + first, count, cudaMemcpyDefault));
   return bytes;
 }
 
 void clear(const SymmetricBuffer& buffer) {
-  gpu::check(cudaMemset(buffer.local(), 0, buffer.bytes()), "clear a buffer");
-  gpu::check(cudaDeviceSynchronize(), "clear a buffer");
+  check(cudaMemset(buffer.local(), 0, buffer.bytes()));
+  check(cudaDeviceSynchronize());
 }
 
 void with_ranks(const Setup& setup, const std::function<void(Communicator&)>& body) {

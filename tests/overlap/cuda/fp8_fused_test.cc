@@ -1,0 +1,139 @@
+// e4m3 operands in the hand-written kernels: fused AG+GEMM, and the fused GEMM+RS that adds
+// arriving partial sums.
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/device/signal_kernels.h"
+#include "core/env.h"
+#include "overlap/ag_gemm/cuda/ag_gemm.h"
+#include "overlap/gemm_rs/cuda/gemm_rs.h"
+#include "tandem/random.h"
+#include "tests/gpu/gpu_ranks.h"
+#include "tests/overlap/cuda/scaled_operands.h"
+
+namespace tandem::test {
+namespace {
+
+using namespace gpu;
+
+class Fp8Fused : public OnGpus {};
+
+// One column of tiles and many, shards of one row of tiles, N and K that end within a tile and a
+// k-step, last waves with several splits, and K so long that sums kept in the tensor cores
+// throughout would exceed the bound. Two sets of operands alternate, then only the scales move:
+// using those of another tile or call would fail.
+TEST_P(Fp8Fused, EveryHandWrittenVariantMatchesReferenceUnderRandomDelays) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](GpuCommunicator& comm) {
+    const LtContext lt;
+    const auto try_variants = [&](auto& op, Algorithm algorithm,
+                                  const std::vector<ScaledOperands>& sets,
+                                  const std::string& name) {
+      ASSERT_GT(op.variants(algorithm), 0) << name;
+      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+        op.use_variant(algorithm, variant);
+        const std::string what =
+            fmt::format("{} {} of {}", name, op.describe(algorithm), comm.size());
+        const auto call = [&](Algorithm w, const ScaledOperands& o, const Scales& scales) {
+          poison(o.out.tensor, comm.stream());
+          op.run(w, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &scales);
+        };
+        std::vector<uint64_t> digests[2];
+        for (uint64_t i = 0; i < 8; ++i) {
+          const uint32_t delay = philox(2, uint64_t(comm.rank()), i)[0] % 60000;
+          if (delay < 20000) launch_pause(delay, comm.stream());
+          const ScaledOperands& o = sets[i % 2];
+          if (i == 5) call(Algorithm::chunked, o, o.scales);
+          call(algorithm, o, o.scales);
+          digests[i % 2].push_back(digest(o.out.tensor, comm.stream()));
+        }
+        for (const size_t set : {0, 1}) {
+          expect_right(comm, sets[set], what);
+          EXPECT_EQ(digests[set], std::vector<uint64_t>(4, digests[set][0])) << what;
+        }
+        const ScaledOperands& o = sets[1];
+        const MovedScales moved(comm, o.scales);
+        poison(o.scales.x, comm.stream());
+        poison(o.scales.weight, comm.stream());
+        for (int i = 0; i < 3; ++i) call(algorithm, o, moved.scales);
+        EXPECT_EQ(digest(o.out.tensor, comm.stream()), digests[1][0]) << what << ", moved scales";
+        MovedScales::copy(comm, moved.scales, o.scales);
+        comm.synchronize();
+      }
+    };
+    for (const Scaling scaling : kScalings) {
+      for (const DType out : {DType::bf16, DType::f16}) {
+        if (out == DType::f16 && scaling == Scaling::tensor) continue;
+        for (const Shape3& size : {Shape3{256, 112, 512},
+                                   {128, 528, 1040},
+                                   {128, 2688, 8192},
+                                   {512, 1008, 2208},
+                                   {1536, 4096, 1040},
+                                   {1024, 528, 8192},
+                                   {512, 4608, 3280},
+                                   {512, 3200, 5328},
+                                   {256, 5376, 4960},
+                                   {256, 4352, 7632},
+                                   {2048, 2304, 6144}}) {
+          const OpDesc shape = scaled_shape(size.m * comm.size(), size.n, size.k, scaling, out);
+          std::vector<ScaledOperands> ag_sets, rs_sets;
+          for (const uint64_t seed : {3, 8}) {
+            ag_sets.push_back(scaled_ag_operands(comm, shape, seed));
+            rs_sets.push_back(scaled_sum_operands(comm, shape, true, seed));
+          }
+          // Rows of tiles are processed in pairs, which may span the shards of two ranks.
+          if (size.m % 256 == 0 || comm.size() % 2 == 0) {
+            gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
+            bool by_copy_warps = false;
+            for (int variant = 0; variant < ag.variants(Algorithm::fused); ++variant) {
+              ag.use_variant(Algorithm::fused, variant);
+              by_copy_warps |=
+                  ag.describe(Algorithm::fused).find("copy warps") != std::string::npos;
+            }
+            EXPECT_EQ(by_copy_warps, shape.m <= 4096) << describe_scaled(shape);
+            try_variants(ag, Algorithm::fused, ag_sets, "ag_gemm " + describe_scaled(shape));
+          }
+          if (size.m % 256 != 0) continue;
+          gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+          try_variants(rs, Algorithm::fused, rs_sets, "gemm_rs " + describe_scaled(shape));
+        }
+      }
+    }
+  });
+}
+
+// Truncation in narrow accumulators adds up if all terms are positive: the bound allows for a
+// limited span of K between promotions (tests/bench/error_bound_test.cc).
+TEST_P(Fp8Fused, LongSumsArePromotedInTime) {
+  if (env().gpu_portable) GTEST_SKIP() << "no fused kernels are allowed";
+  run([](GpuCommunicator& comm) {
+    const LtContext lt;
+    const auto try_variants = [&](auto& op, Algorithm algorithm, const ScaledOperands& o) {
+      ASSERT_GT(op.variants(algorithm), 0);
+      for (int variant = 0; variant < op.variants(algorithm); ++variant) {
+        op.use_variant(algorithm, variant);
+        poison(o.out.tensor, comm.stream());
+        op.run(algorithm, o.x.tensor, o.weight.tensor, o.out.tensor, nullptr, &o.scales);
+        expect_right(comm, o, op.describe(algorithm));
+      }
+    };
+    // The first shape splits tiles along K.
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{256, 5376, 4960}, {512, 1008, 4096}}) {
+      const OpDesc shape = scaled_shape(m * comm.size(), n, k, Scaling::tensor, DType::f16);
+      gpu::AgGemm ag(comm, lt, shape, Algorithm::fused);
+      try_variants(ag, Algorithm::fused, scaled_ag_operands(comm, shape, 3, Values::positive));
+      gpu::GemmRs rs(comm, lt, shape, Algorithm::fused);
+      try_variants(rs, Algorithm::fused,
+                   scaled_sum_operands(comm, shape, true, 4, Values::positive));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Fp8Fused, testing::Values(2, 3, 4), gpus_name);
+
+}  // namespace
+}  // namespace tandem::test
