@@ -1,4 +1,4 @@
-"""Markdown tables of MoE layers on one GPU, from the output of bench/gpu_moe_bench, for
+"""Markdown tables of MoE layers on one GPU, from the output of gpu_moe_bench, which timed them, for
 tools/tables.py."""
 import json
 

@@ -1,6 +1,4 @@
-// e4m3 in an MoE layer on one GPU: grouped GEMMs of scaled codes against f64 sums within their
-// accumulation error, sorted rows quantized to the bits of the CPU, and the layer against the slow
-// reference on the decoded values.
+// Grouped GEMMs of scaled e4m3 codes against f64 sums within their accumulation error.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -10,10 +8,6 @@
 #include <vector>
 
 #include "bench/error_bound.h"
-#include "codec/quantize.h"
-#include "overlap/moe/cuda/expert_rows.h"
-#include "overlap/moe/cuda/one_gpu.h"
-#include "overlap/moe/load.h"
 #include "tandem/error.h"
 #include "tests/moe/cuda/values.h"
 
@@ -45,17 +39,6 @@ struct Coded {
 Coded coded(const std::vector<float>& values, int64_t columns, std::vector<float> scales) {
   Coded all{columns, {}, std::move(scales)};
   for (const float value : values) all.codes.push_back(Float8E4M3::from_float(value));
-  return all;
-}
-
-/// `values` quantized by row.
-template <typename T>
-Coded quantized(std::vector<T> values, int64_t columns) {
-  const auto rows = int64_t(values.size()) / columns;
-  Coded all{columns, std::vector<Float8E4M3>(values.size()), std::vector<float>(size_t(rows))};
-  quantize_rows_on_cpu(Tensor::of(std::span(values), {rows, columns}),
-                       Tensor::of(std::span(all.codes), {rows, columns}),
-                       Tensor::of(std::span(all.scales), {rows}));
   return all;
 }
 
@@ -273,161 +256,6 @@ TEST_F(GpuMoeFp8, LongSumsArePromotedInTime) {
   }
 }
 
-TEST_F(GpuMoeFp8, SortedRowsMatchQuantizeRowsBitForBit) {
-  constexpr int64_t kRows = 384;  // sorted rows, and rows of x
-  for (const int64_t columns : {16, 1040, 4096}) {
-    auto values = random_values(kRows * columns, 41, 3);
-    values[5] = std::numeric_limits<float>::infinity();
-    values[size_t(columns)] = std::numeric_limits<float>::quiet_NaN();
-    std::fill_n(values.begin() + 2 * columns, columns, 0.f);
-    std::vector<BFloat16> x;
-    for (const float value : values) x.push_back(BFloat16::from_float(value));
-    const Coded expected = quantized(x, columns);
-    // Some rows repeat, others are missing, and tiles are padded.
-    std::vector<int32_t> source;
-    for (int64_t r = 0; r < kRows; ++r) {
-      source.push_back(r % 128 < 100 ? int32_t(r * r % kRows) : -1);
-    }
-    const std::vector<schedule::GroupRows> groups{{0, int(kRows)}, {int(kRows), 0}};
-    const DeviceMemory on_x = to_device(x), from = to_device(source), sorted = to_device(groups),
-                       codes(size_t(kRows * columns)), scales(size_t(kRows) * 4);
-    for (const bool lies_sorted : {false, true}) {
-      check(cudaMemsetAsync(codes.data(), 0xff, codes.bytes(), stream()), "poison");
-      check(cudaMemsetAsync(scales.data(), 0xff, scales.bytes(), stream()), "poison");
-      launch_sorted_quantize(
-          {.padded_rows = kRows,
-           .group_rows = reinterpret_cast<const schedule::GroupRows*>(sorted.data())},
-          {.x = on_x.data(),
-           .source = reinterpret_cast<const int32_t*>(from.data()),
-           .sorted = lies_sorted,
-           .codes = codes.data(),
-           .scales = reinterpret_cast<float*>(scales.data()),
-           .columns = columns},
-          stream());
-      const auto found = to_host<uint8_t>(codes, size_t(kRows * columns));
-      const auto found_scales = to_host<float>(scales, size_t(kRows));
-      for (int64_t r = 0; r < kRows; ++r) {
-        const std::string what =
-            fmt::format("{} columns, row {}{}", columns, r, lies_sorted ? ", sorted before" : "");
-        const bool skipped = source[size_t(r)] < 0;
-        const int64_t row = lies_sorted ? r : source[size_t(r)];
-        if (skipped) {
-          ASSERT_TRUE(std::isnan(found_scales[size_t(r)])) << what << ": written";
-        } else {
-          ASSERT_EQ(found_scales[size_t(r)], expected.scales[size_t(row)]) << what;
-        }
-        for (int64_t i = 0; i < columns; ++i) {
-          const uint8_t bits = skipped ? 0xff : expected.codes[size_t(row * columns + i)].bits;
-          ASSERT_EQ(found[size_t(r * columns + i)], bits) << what << " column " << i;
-        }
-      }
-    }
-  }
-}
-
-/// Operands of a layer, and the reference's result on the decoded values.
-struct CodedLayer {
-  explicit CodedLayer(const MoeShape& of) : shape(of) {
-    // Rows of different magnitudes, so that their scales differ.
-    const auto sized = [](std::vector<float> values, int64_t columns) {
-      for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = std::ldexp(values[i], int(i / size_t(columns) % 3) - 1);
-      }
-      return values;
-    };
-    const int64_t in = shape.experts * 2 * shape.ffn * shape.hidden;
-    w_in = quantized(sized(random_values(in, 11, 0.1f), shape.hidden), shape.hidden);
-    w_out = quantized(sized(random_values(in / 2, 12, 0.1f), shape.ffn), shape.ffn);
-    for (const float value :
-         sized(random_values(shape.tokens * shape.hidden, 13, 1), shape.hidden)) {
-      x.push_back(BFloat16::from_float(value));
-    }
-    weights = random_values(shape.tokens * shape.top_k, 14, 1);
-  }
-  std::vector<double> expected(const std::vector<int32_t>& chosen, int64_t rows) const {
-    return reference_of(shape, chosen, rows, weights, quantized(x, shape.hidden).values(),
-                        w_in.values(), w_out.values());
-  }
-
-  MoeShape shape;
-  Coded w_in, w_out;
-  std::vector<BFloat16> x;
-  std::vector<float> weights;
-};
-
-/// Quantizing inner activations changes each by up to 1/16. The reference does not quantize them.
-void expect_near_codes(const std::vector<double>& expected, const std::vector<float>& found,
-                       int64_t columns, const std::string& what) {
-  ASSERT_EQ(expected.size(), found.size()) << what;
-  double all_squares = 0, all_errors = 0;
-  for (size_t first = 0; first < found.size(); first += size_t(columns)) {
-    double squares = 0, errors = 0;
-    for (size_t i = first; i < first + size_t(columns); ++i) {
-      ASSERT_TRUE(std::isfinite(found[i])) << what << " at " << i;
-      squares += expected[i] * expected[i];
-      errors += std::pow(double(found[i]) - expected[i], 2);
-    }
-    EXPECT_LE(std::sqrt(errors), 0.07 * std::sqrt(squares))
-        << what << ": row " << first / size_t(columns);
-    all_squares += squares;
-    all_errors += errors;
-  }
-  EXPECT_LE(std::sqrt(all_errors), 0.045 * std::sqrt(all_squares)) << what;
-}
-
-TEST_F(GpuMoeFp8, LayerMatchesReference) {
-  const auto left_out = [](const LayerCase& c) {
-    return c.shape.dtype != DType::bf16 ||
-           c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 208 * 144;
-  };
-  for (const LayerCase& c : layer_cases({{1, 1}, {4, 2}, {8, 2}, {64, 4}},
-                                        {{64, 64}, {208, 144}, {512, 336}}, left_out)) {
-    const MoeShape& s = c.shape;
-    const std::string what = describe(c);
-    const CodedLayer all(s);
-    const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
-    const DeviceMemory x = to_device(all.x), w_in = to_device(all.w_in.codes),
-                       w_out = to_device(all.w_out.codes), in_scales = to_device(all.w_in.scales),
-                       out_scales = to_device(all.w_out.scales), weights = to_device(all.weights),
-                       experts = to_device(chosen), out(size_t(s.tokens * s.hidden) * 4);
-    const size_t count = size_t(c.rows * s.hidden);
-    const auto run = [&](LocalMoe& layer, DType dtype) {
-      check(cudaMemsetAsync(out.data(), 0xff, out.bytes(), stream()), "poison");
-      layer.forward(x.view(s.dtype, {c.rows, s.hidden}),
-                    {experts.view(DType::i32, {c.rows, s.top_k}),
-                     weights.view(DType::f32, {c.rows, s.top_k})},
-                    w_in.view(DType::e4m3, {all.w_in.rows(), s.hidden}),
-                    w_out.view(DType::e4m3, {all.w_out.rows(), s.ffn}),
-                    out.view(dtype, {c.rows, s.hidden}), stream(),
-                    {in_scales.view(DType::f32, {all.w_in.rows()}),
-                     out_scales.view(DType::f32, {all.w_out.rows()})});
-    };
-    const auto expected = all.expected(chosen, c.rows);
-    std::vector<uint16_t> first_form;
-    // Paired blocks visit tiles in another order than single blocks, and so traverse K in the
-    // opposite direction in some.
-    struct Form {
-      bool sorts_first, pairs;
-    };
-    for (const Form form : {Form{true, true}, Form{true, false}, Form{false, false}}) {
-      LocalMoe layer(s, {.sorts_first = form.sorts_first, .e4m3 = true, .pairs = form.pairs});
-      run(layer, s.dtype);
-      const auto once = to_host<uint16_t>(out, count);
-      run(layer, s.dtype);
-      ASSERT_EQ(to_host<uint16_t>(out, count), once) << what << ": another run";
-      if (form.sorts_first) {
-        first_form = once;
-        expect_near_codes(expected, loaded(s.dtype, once), s.hidden, what);
-        run(layer, DType::f32);
-        expect_near_codes(expected, to_host<float>(out, count), s.hidden, what + ", f32 out");
-      } else {
-        ASSERT_EQ(once, first_form) << what << ": gathered by the product";
-      }
-      EXPECT_EQ(layer.dropped(stream()), 0);
-    }
-  }
-}
-
 /// Message of InvalidArgument; empty if nothing is thrown.
 template <class Body>
 std::string refusal_of(const Body& body) {
@@ -459,33 +287,6 @@ TEST_F(GpuMoeFp8, UnsupportedArgumentsAreRejectedByName) {
                  gemm->launch({.local = &scale, .scales = {&scale, &scale}}, stream());
                }),
                "e4m3 rows");
-  const MoeShape shape{.tokens = 1, .hidden = 16, .ffn = 16, .dtype = DType::bf16};
-  const auto layer_of = [](MoeShape of, const LocalMoeForm& form) {
-    return refusal_of([&] { LocalMoe(of, form); });
-  };
-  EXPECT_EQ(layer_of(shape, {.e4m3 = true}), "");
-  expect_named(layer_of(shape, {.trains = true, .e4m3 = true}), "trains");
-  MoeShape other = shape;
-  other.dtype = DType::f16;
-  expect_named(layer_of(other, {.e4m3 = true}), "f16");
-  other = shape;
-  other.ffn = 24;
-  expect_named(layer_of(other, {.e4m3 = true}), "= 24");
-  // Codes without scales, and weights that are not codes.
-  LocalMoe layer(shape, {.e4m3 = true});
-  const DeviceMemory memory(4096);
-  const auto forward = [&](DType dtype, const MoeScales& scales) {
-    return refusal_of([&] {
-      layer.forward(memory.view(DType::bf16, {1, 16}),
-                    {memory.view(DType::i32, {1, 1}), memory.view(DType::f32, {1, 1})},
-                    memory.view(dtype, {32, 16}), memory.view(dtype, {16, 16}),
-                    memory.view(DType::bf16, {1, 16}), stream(), scales);
-    });
-  };
-  expect_named(forward(DType::bf16, {}), "w_in");
-  expect_named(forward(e4m3, {}), "scales.w_in");
-  expect_named(forward(e4m3, {memory.view(DType::f32, {32}), memory.view(DType::f32, {15})}),
-               "scales.w_out");
 }
 
 }  // namespace

@@ -1,15 +1,11 @@
-// Gradients of an MoE layer on one GPU: grouped weight gradients are exact for numbers that allow
-// it, and a backward pass matches the slow reference (f64).
+// Grouped weight gradients are exact for numbers that allow it.
 #include <fmt/format.h>
 
 #include <string>
 
 #include "gemm/cuda/grouped_wgrad.h"
-#include "overlap/moe/cuda/one_gpu.h"
-#include "overlap/moe/load.h"
 #include "tandem/error.h"
 #include "tests/moe/cuda/values.h"
-#include "tests/moe/reference.h"
 
 namespace tandem::test {
 namespace {
@@ -91,91 +87,6 @@ TEST_F(GpuMoe, UnsupportedGradientsAreRejectedByName) {
   EXPECT_NE(refused({.rows = 12, .columns = 8}).find("rows = 12"), std::string::npos);
   EXPECT_NE(refused({.rows = 8, .columns = 4}).find("columns = 4"), std::string::npos);
   EXPECT_NE(refused({.dtype = DType::f32, .rows = 8, .columns = 8}).find("f32"), std::string::npos);
-}
-
-TEST_F(GpuMoe, BackwardMatchesReference) {
-  const auto slow = [](const LayerCase& c) {
-    return c.shape.experts * c.shape.hidden * c.shape.ffn > 64 * 64 * 64 && c.rows > 17;
-  };
-  for (const LayerCase& c :
-       layer_cases({{1, 1}, {4, 2}, {8, 2}, {64, 8}}, {{64, 64}, {200, 136}, {136, 328}}, slow)) {
-    const MoeShape& s = c.shape;
-    const std::string what = describe(c);
-    const int64_t in = s.experts * 2 * s.ffn, out = s.experts * s.hidden;
-    const auto bits = [&](int64_t count, uint64_t stream, float scale) {
-      return stored(s.dtype, random_values(count, stream, scale));
-    };
-    const auto x = bits(c.rows * s.hidden, 13, 1), dout = bits(c.rows * s.hidden, 15, 1);
-    const auto w_in = bits(in * s.hidden, 11, 0.1f), w_out = bits(out * s.ffn, 12, 0.1f);
-    const auto weights = random_values(c.rows * s.top_k, 14, 1);
-    const auto chosen = chosen_experts({s.experts, 1, 1}, s.top_k, {c.imbalance, 5}, 0, c.rows);
-    const DeviceMemory on_x = to_device(x), on_dout = to_device(dout), on_in = to_device(w_in),
-                       on_out = to_device(w_out), on_weights = to_device(weights),
-                       on_experts = to_device(chosen), result(on_x.bytes()), dx(on_x.bytes() * 2),
-                       dweights(weights.size() * 4), dw_in(w_in.size() * 4),
-                       dw_out(w_out.size() * 4);
-    LocalMoe layer(s, {.trains = true,
-                       .pairs = (c.rows + s.experts) % 2 == 0,
-                       .sorting_blocks = int((c.rows + s.hidden) % 3) * 4});
-    const Tensor x_view = on_x.view(s.dtype, {c.rows, s.hidden}),
-                 dout_view = on_dout.view(s.dtype, {c.rows, s.hidden}),
-                 in_view = on_in.view(s.dtype, {in, s.hidden}),
-                 out_view = on_out.view(s.dtype, {out, s.ffn});
-    const MoeRouting routing{on_experts.view(DType::i32, {c.rows, s.top_k}),
-                             on_weights.view(DType::f32, {c.rows, s.top_k})};
-    layer.forward(x_view, routing, in_view, out_view, result.view(s.dtype, {c.rows, s.hidden}),
-                  stream());
-    const auto run = [&](DType dtype) {
-      for (const DeviceMemory* memory : {&dx, &dweights}) {
-        check(cudaMemsetAsync(memory->data(), 0xff, memory->bytes(), stream()), "poison");
-      }
-      layer.backward(dout_view, routing, in_view, out_view, dx.view(dtype, {c.rows, s.hidden}),
-                     dweights.view(DType::f32, {c.rows, s.top_k}),
-                     dw_in.view(DType::f32, {in, s.hidden}), dw_out.view(DType::f32, {out, s.ffn}),
-                     stream());
-    };
-    run(s.dtype);
-    const auto host_x = loaded(s.dtype, x), host_in = loaded(s.dtype, w_in),
-               host_out = loaded(s.dtype, w_out), host_dout = loaded(s.dtype, dout);
-    const MoeProblem problem{.rows = c.rows,
-                             .hidden = s.hidden,
-                             .ffn = s.ffn,
-                             .experts = s.experts,
-                             .top_k = s.top_k,
-                             .chosen = chosen,
-                             .weights = weights,
-                             .x = host_x,
-                             .w_in = host_in,
-                             .w_out = host_out};
-    const MoeGradients expected = moe_reference_backward(problem, host_dout);
-    expect_near(moe_reference(problem), loaded(s.dtype, to_host<uint16_t>(result, x.size())),
-                s.dtype, what + ": out", 1.5);
-    const auto dx_bits = to_host<uint16_t>(dx, x.size());
-    expect_near(expected.dx, loaded(s.dtype, dx_bits), s.dtype, what + ": dx", 2);
-    const auto dw_in_once = to_host<float>(dw_in, w_in.size()),
-               dw_out_once = to_host<float>(dw_out, w_out.size()),
-               dweights_once = to_host<float>(dweights, weights.size());
-    expect_near(expected.dweights, dweights_once, s.dtype, what + ": dweights", 2,
-                dweight_size(s.hidden, s.ffn));
-    expect_near(expected.dw_in, dw_in_once, s.dtype, what + ": dw_in", 2);
-    expect_near(expected.dw_out, dw_out_once, s.dtype, what + ": dw_out", 2);
-    // Weight gradients accumulate; the other outputs keep the same bits.
-    run(DType::f32);
-    expect_near(expected.dx, to_host<float>(dx, x.size()), s.dtype, what + ": dx, f32", 2);
-    EXPECT_EQ(to_host<float>(dweights, weights.size()), dweights_once) << what;
-    for (const auto& [memory, once] : {std::pair(&dw_in, &dw_in_once), {&dw_out, &dw_out_once}}) {
-      const auto twice = to_host<float>(*memory, once->size());
-      for (size_t i = 0; i < twice.size(); ++i) {
-        ASSERT_EQ(twice[i], 2 * (*once)[i]) << what << ": a second call, at " << i;
-      }
-    }
-    if (HasFailure()) return;
-  }
-}
-
-TEST_F(GpuMoe, BackwardRequiresATrainingLayer) {
-  LocalMoe layer({.tokens = 4, .hidden = 64, .ffn = 64, .experts = 3, .dtype = DType::bf16});
-  EXPECT_THROW(layer.backward({}, {}, {}, {}, {}, {}, {}, {}, stream()), InvalidArgument);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Routing and row positions of an MoE layer on one GPU match the CPU.
+// Row positions of an MoE layer on one GPU match the CPU.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "overlap/moe/cuda/one_gpu.h"
 #include "overlap/moe/load.h"
 #include "schedule/moe.h"
 #include "tests/moe/cuda/values.h"
@@ -442,16 +441,22 @@ TEST_F(GpuMoe, TablesAndOrdersOfRemoteRowsMatchTheHost) {
 }
 
 TEST_F(GpuMoe, InvalidExpertIdsAreCounted) {
-  LocalMoe layer({.tokens = 4, .hidden = 64, .ffn = 64, .experts = 3, .dtype = DType::bf16});
-  const std::vector<int32_t> chosen{0, 3, -1, 2};
-  const std::vector<float> weights{1, 1, 1, 1};
-  const DeviceMemory experts = to_device(chosen), on_weights = to_device(weights), x(4 * 64 * 2),
-                     w_in(3 * 128 * 64 * 2), w_out(3 * 64 * 64 * 2), out(4 * 64 * 2);
-  layer.forward(x.view(DType::bf16, {4, 64}),
-                {experts.view(DType::i32, {4, 1}), on_weights.view(DType::f32, {4, 1})},
-                w_in.view(DType::bf16, {3 * 128, 64}), w_out.view(DType::bf16, {3 * 64, 64}),
-                out.view(DType::bf16, {4, 64}), stream());
-  EXPECT_EQ(layer.dropped(stream()), 2);
+  const GroupedShape shape{.groups = 3, .rows = 4, .columns = 8, .k = 8};
+  const auto gemm = make_grouped_gemm(shape);
+  const DeviceMemory experts = to_device(std::vector<int32_t>{0, 3, -1, 2}), counts(3 * 4),
+                     source(size_t(shape.padded_rows()) * 4), position(4 * 4), dropped(4);
+  MoePermutation p;
+  p.experts = reinterpret_cast<int32_t*>(experts.data());
+  p.routings = 4;
+  p.groups = p.all_experts = 3;
+  p.counts = reinterpret_cast<int32_t*>(counts.data());
+  p.source = reinterpret_cast<int32_t*>(source.data());
+  p.position = reinterpret_cast<int32_t*>(position.data());
+  p.dropped = reinterpret_cast<int32_t*>(dropped.data());
+  p.tables[0] = gemm->table();
+  p.table_count = 1;
+  launch_permute(p, stream());
+  EXPECT_EQ(to_host<int32_t>(dropped, 1)[0], 2);
 }
 
 }  // namespace

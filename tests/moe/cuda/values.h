@@ -15,51 +15,9 @@
 #include "overlap/moe/cuda/permute.h"
 #include "tandem/cuda.h"
 #include "tandem/dtype.h"
-#include "tandem/moe.h"
 #include "tandem/random.h"
-#include "tests/moe/reference.h"
 
 namespace tandem::test {
-
-/// Number of rows of a layer, unevenly routed.
-struct LayerCase {
-  MoeShape shape;
-  int64_t rows;
-  double imbalance;
-};
-
-inline std::string describe(const LayerCase& c) {
-  const MoeShape& s = c.shape;
-  return fmt::format("{} {} of {}, {} rows of {}, ffn {}, imbalance {}", name_of(s.dtype), s.top_k,
-                     s.experts, c.rows, s.hidden, s.ffn, c.imbalance);
-}
-
-/// All combinations with both dtypes, a few numbers of rows and loads, except those that `slow`
-/// selects: the reference takes long. `widths`: hidden and ffn.
-template <typename Slow>
-std::vector<LayerCase> layer_cases(const std::vector<std::pair<int, int>>& experts_and_top_k,
-                                   const std::vector<std::pair<int64_t, int64_t>>& widths,
-                                   const Slow& slow) {
-  std::vector<LayerCase> all;
-  for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const auto& [experts, top_k] : experts_and_top_k) {
-      for (const int64_t rows : {1, 17, 300}) {
-        for (const double imbalance : {1.0, 0.0}) {
-          for (const auto& [hidden, ffn] : widths) {
-            const MoeShape shape{.tokens = 300,
-                                 .hidden = hidden,
-                                 .ffn = ffn,
-                                 .experts = experts,
-                                 .top_k = top_k,
-                                 .dtype = dtype};
-            if (const LayerCase c{shape, rows, imbalance}; !slow(c)) all.push_back(c);
-          }
-        }
-      }
-    }
-  }
-  return all;
-}
 
 /// Rows of a grouped GEMM's x, and their positions sorted by group.
 struct PermutedRows {
@@ -186,23 +144,6 @@ inline void expect_near(const std::vector<double>& expected, const std::vector<f
 inline double dweight_size(int64_t hidden, int64_t ffn) {
   const double size = std::sqrt(double(hidden) / 3 * 0.01 / 3);  // same for gate, up and gradient
   return std::sqrt(double(ffn)) * size * size * size / 2;
-}
-
-/// Slow reference (f64) of `rows` of a layer with all experts.
-inline std::vector<double> reference_of(const MoeShape& shape, const std::vector<int32_t>& chosen,
-                                        int64_t rows, const std::vector<float>& weights,
-                                        const std::vector<float>& x, const std::vector<float>& w_in,
-                                        const std::vector<float>& w_out) {
-  return moe_reference({.rows = rows,
-                        .hidden = shape.hidden,
-                        .ffn = shape.ffn,
-                        .experts = shape.experts,
-                        .top_k = shape.top_k,
-                        .chosen = chosen,
-                        .weights = {weights.data(), size_t(rows * shape.top_k)},
-                        .x = {x.data(), size_t(rows * shape.hidden)},
-                        .w_in = w_in,
-                        .w_out = w_out});
 }
 
 }  // namespace tandem::test

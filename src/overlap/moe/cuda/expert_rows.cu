@@ -7,7 +7,6 @@
 #include "core/cuda/concurrent.cuh"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
-#include "core/cuda/quantize_row.cuh"
 #include "core/cuda/share.h"
 #include "overlap/moe/cuda/gather_rows.cuh"
 #include "tandem/error.h"
@@ -43,34 +42,6 @@ __global__ void __launch_bounds__(kOverlappedThreads)
     overlapped_gather_kernel(RowSlots slots, MoeGather p, int64_t vecs) {
   allow_kernel_behind();
   gather_slots(slots, p, vecs);
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    quantize_kernel(SortedRows rows, MoeQuantize p, int64_t groups) {
-  for_each_row(rows, [&](int row, int lane) {
-    const int from = __ldg(p.source + row);
-    if (from < 0) return;
-    const auto* const x = static_cast<const Sixteen<T>*>(p.x) + (p.sorted ? row : from) * groups;
-    auto* const codes = static_cast<Sixteen<__nv_fp8_e4m3>*>(p.codes) + row * groups;
-    float maximum = 0;
-#pragma unroll 4
-    for (int64_t i = lane; i < groups; i += 32) {
-      const Sixteen<T> group = x[i];
-      maximum = largest(maximum, group);
-    }
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) {
-      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, apart));
-    }
-    const float scale = row_scale(maximum);
-    if (lane == 0) p.scales[row] = scale;
-    // The second read hits the cache.
-    for (int64_t i = lane; i < groups; i += 32) {
-      const Sixteen<T> group = x[i];
-      codes[i] = quantized(group, scale);
-    }
-  });
 }
 
 __device__ float sigmoid(float value) {
@@ -160,16 +131,6 @@ void launch_overlapped_gather(const GroupedTable& table, const MoeGather& gather
                               const ConcurrentBlocks& blocks, cudaStream_t stream) {
   launch_blocks(overlapped_gather_kernel, blocks, kOverlappedThreads, "overlapped_gather_kernel",
                 stream, RowSlots::of(table, ready), gather, gather.columns / 8);
-}
-
-void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
-                            cudaStream_t stream) {
-  if (rows.padded_rows == 0) return;
-  with_row_type(rows, [&]<typename T>(T) {
-    quantize_kernel<T>
-        <<<blocks_of(rows), kThreads, 0, stream>>>(rows, quantize, quantize.columns / kCodesAtOnce);
-  });
-  check_launch("quantize_kernel");
 }
 
 void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,

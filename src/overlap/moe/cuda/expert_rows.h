@@ -1,6 +1,6 @@
-// Operations on an MoE layer's rows sorted by expert: gather, quantization, SwiGLU, and its
-// backward pass. All run over the permuted rows (MoePermutation::group_rows). Rows that pad a tile
-// are written as zeros, except by the quantization.
+// Operations on an MoE layer's rows sorted by expert: gather, SwiGLU, and its backward pass. All
+// run over the permuted rows (MoePermutation::group_rows). Rows that pad a tile are written as
+// zeros.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,20 +37,6 @@ void launch_gather(const SortedRows& rows, const MoeGather& gather, cudaStream_t
 /// which clears `ready` and the order's progress counter.
 void launch_overlapped_gather(const GroupedTable& table, const MoeGather& gather, uint32_t* ready,
                               const ConcurrentBlocks& blocks, cudaStream_t stream);
-
-/// quantize_rows (tandem/quantize.h) applied to sorted rows, bitwise equal: to row source[r] of x,
-/// or to row r if x is `sorted`. Rows whose source is below 0 are left unwritten: a GEMM's results
-/// for them stay in these rows, and they may be the majority of all rows.
-struct MoeQuantize {
-  const void* x = nullptr;
-  const int32_t* source = nullptr;
-  bool sorted = false;
-  void* codes = nullptr;    ///< e4m3 [padded rows, columns]
-  float* scales = nullptr;  ///< [padded rows]
-  int64_t columns = 0;      ///< a multiple of 16
-};
-void launch_sorted_quantize(const SortedRows& rows, const MoeQuantize& quantize,
-                            cudaStream_t stream);
 
 /// inner = silu(gate) x up. gate_up: [padded rows, 2 x ffn]; inner: [padded rows, ffn].
 void launch_sorted_swiglu(const SortedRows& rows, const void* gate_up, void* inner, int64_t ffn,

@@ -65,12 +65,6 @@ constexpr bool sorting_is_faster(int64_t rows, int64_t experts, int64_t ffn) {
   return rows >= (ffn >= 4096 ? 128 : 512) * experts;
 }
 
-/// Whether to overlap that sort with the GEMM, on 12 of 132 SMs: faster if sorting takes a large
-/// share of the time. Measured on an H100.
-constexpr bool overlapped_sort_is_faster(int64_t ffn) {
-  return ffn < 4096;
-}
-
 /// Saved activations of a forward pass.
 struct MoeSaved {
   explicit MoeSaved(const ExpertsShape& shape);

@@ -1,6 +1,6 @@
-// Kernels of a Mixture-of-Experts layer on one GPU in addition to its GEMMs and its router: the
-// permutation of rows, the GEMMs' work tables that follow from it, and the weighted sums at the
-// end. Everything stays on the device in one fixed order: bitwise equal on every run.
+// Permutation of the rows of a Mixture-of-Experts layer on one GPU, and the work tables of its
+// GEMMs that follow from it. Everything stays on the device in one fixed order: bitwise equal on
+// every run.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -49,11 +49,5 @@ struct MoePermutation {
   int table_count = 0;
 };
 void launch_permute(const MoePermutation& permutation, cudaStream_t stream);
-
-/// out[t] = sum over k of weights[t, k] x y[place[t, k]], in f32 in this order, over those with a
-/// position; without `weights` each is 1. y: [padded rows, columns]; out: [rows, columns], bf16,
-/// f16 or f32; y's dtype or f32.
-void launch_weighted_sum(const Tensor& y, const int32_t* position, const float* weights, int top_k,
-                         const Tensor& out, cudaStream_t stream);
 
 }  // namespace tandem::gpu

@@ -5,37 +5,6 @@
 
 namespace tandem::gpu {
 
-/// Adds 16-byte vector `vec` of the sum over k of weights[k] x y[place[k]], over those with a
-/// position, to `sum` in f32 in this order. Without `weights` each is 1. Loads of up to four terms
-/// are in flight.
-template <typename T>
-__device__ void add_weighted(float (&sum)[Vec<T>::kElements], const Vec<T>* y, int64_t vecs,
-                             int64_t vec, const int32_t* position, const float* weights,
-                             int top_k) {
-  constexpr int kAtATime = 4;
-  for (int k = 0; k < top_k; k += kAtATime) {
-    Vec<T> terms[kAtATime];
-    float weight[kAtATime];
-    bool there[kAtATime];
-#pragma unroll
-    for (int j = 0; j < kAtATime; ++j) {
-      const int from = k + j < top_k ? __ldg(position + k + j) : -1;
-      there[j] = from >= 0;
-      if (!there[j]) continue;
-      weight[j] = weights ? __ldg(weights + k + j) : 1.f;
-      terms[j] = y[from * vecs + vec];
-    }
-#pragma unroll
-    for (int j = 0; j < kAtATime; ++j) {
-      if (!there[j]) continue;
-#pragma unroll
-      for (int e = 0; e < Vec<T>::kElements; ++e) {
-        sum[e] = fmaf(weight[j], to_float(terms[j].at[e]), sum[e]);
-      }
-    }
-  }
-}
-
 /// A warp's next choices of a row, one per lane: position of its result, -1: none.
 struct LaneRouting {
   int from = -1;
@@ -47,9 +16,11 @@ struct LaneRouting {
   }
 };
 
-/// add_weighted by a warp, for several vectors of a lane at once, `apart` from each other, skipping
-/// those at or after `end`. Loads of two terms are in flight, for all of these vectors. `first`:
-/// the row's first choices, which the warp has already read.
+/// Adds 16-byte vectors of the sum over k of weights[k] x y[position[k]], over those with a
+/// position, to `sum` in f32 in this order, by a warp: several vectors of a lane at once, from
+/// `vec` on, `apart` from each other, skipping those at or after `end`. Without `weights` each
+/// is 1. Loads of two terms are in flight, for all of these vectors. `first`: the row's first
+/// choices, which the warp has already read.
 template <typename T, int kVecs>
 __device__ void add_weighted_vecs(float (&sum)[kVecs][Vec<T>::kElements], const Vec<T>* y,
                                   int64_t vecs, int64_t vec, int apart, int64_t end,
