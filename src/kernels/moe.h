@@ -15,19 +15,20 @@ struct MoeUse {
   float weight = 0;
 };
 
-/// to[use.slot] = from for all uses; `line` bytes a row.
-void place_row(const std::byte* from, size_t line, std::span<const MoeUse> uses, std::byte* to);
+/// to[use.slot] = from for all uses; `row_bytes` bytes a row.
+void copy_to_slots(const std::byte* from, size_t row_bytes, std::span<const MoeUse> uses,
+                   std::byte* to);
 
 /// out[columns] = sum over uses of y[slot] (times its weight if `weighted`), in f32 in this order,
 /// rounded once to `dtype`. y: f32, rows of `columns`.
 void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, bool weighted,
               DType dtype, std::byte* out);
 
-/// out = parts[0] + parts[1] + ... in f32; parts are `dtype`, out is `out_dtype`.
-void sum_parts(std::span<const std::byte* const> parts, DType dtype, int64_t columns,
-               DType out_dtype, std::byte* out);
+/// out = partials[0] + partials[1] + ... in f32; partials are `dtype`, out is `out_dtype`.
+void sum_partials(std::span<const std::byte* const> partials, DType dtype, int64_t columns,
+                  DType out_dtype, std::byte* out);
 
-/// For each row i: dots[i] = <d_act, inner>; scaled = weight x inner; d_act *= weight.
+/// For each row i: d_gate_weight[i] = <d_act, inner>; scaled = weight x inner; d_act *= weight.
 void scale_by_weight(const Tensor& inner, std::span<const float> weights, const Tensor& d_act,
                      const Tensor& scaled, std::span<float> d_gate_weight);
 

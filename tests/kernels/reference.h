@@ -74,12 +74,12 @@ inline double relative_error(const Doubles& a, const Doubles& b) {
 inline Doubles numeric_gradient(Doubles x, const std::function<double(const Doubles&)>& f) {
   Doubles gradient(x.size());
   for (size_t i = 0; i < x.size(); ++i) {
-    const double kept = x[i], step = 1e-5;
-    x[i] = kept + step;
+    const double center = x[i], step = 1e-5;
+    x[i] = center + step;
     const double above = f(x);
-    x[i] = kept - step;
+    x[i] = center - step;
     gradient[i] = (above - f(x)) / (2 * step);
-    x[i] = kept;
+    x[i] = center;
   }
   return gradient;
 }

@@ -37,11 +37,11 @@ __device__ void copy_elements(const std::byte* from, std::byte* to, int64_t byte
   const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   const bool wide = (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) % 16 == 0;
-  const int64_t packs = wide ? bytes / 16 : 0;
-  for (int64_t i = first; i < packs; i += step) {
+  const int64_t num_vecs = wide ? bytes / 16 : 0;
+  for (int64_t i = first; i < num_vecs; i += step) {
     reinterpret_cast<uint4*>(to)[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
   }
-  for (int64_t i = 16 * packs / 2 + first; i < bytes / 2; i += step) {
+  for (int64_t i = 16 * num_vecs / 2 + first; i < bytes / 2; i += step) {
     reinterpret_cast<uint16_t*>(to)[i] = __ldcg(reinterpret_cast<const uint16_t*>(from) + i);
   }
 }

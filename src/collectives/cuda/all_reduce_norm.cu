@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kNormThreads)
   const auto* residual = static_cast<const Vec<T>*>(rows.residual);
   auto* hidden = static_cast<Vec<T>*>(rows.hidden);
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
-    const int64_t end = (row + 1) * rows.packs;
-    for (int64_t i = row * rows.packs + threadIdx.x; i < end; i += kNormThreads) {
+    const int64_t end = (row + 1) * rows.num_vecs;
+    for (int64_t i = row * rows.num_vecs + threadIdx.x; i < end; i += kNormThreads) {
       const Vec<T> local = in[i];
       for (int s = 1; s < params.table.size; ++s) {
         const int peer = peer_at(params.table, s);
@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   }
-  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.packs * 16; })) return;
+  if (!exchange_flags(params, 0, call, [&](int) { return rows.rows * rows.num_vecs * 16; })) return;
   for (int64_t row = blockIdx.x; row < rows.rows; row += gridDim.x) {
     norm_row<T>(rows, row, [&](int64_t column) {
-      const int64_t i = row * rows.packs + column;
+      const int64_t i = row * rows.num_vecs + column;
       const Vec<T> before = residual[i];
       const Vec<T> after = sum_slots<kRanks, T>(params, in[i], first, i, &before);
       hidden[i] = after;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const CallState call = enter_call(params);
   const int size = params.table.size, rank = params.table.rank;
   const int first = int(call.epoch % 2) * 2 * size, second = first + size;
-  const int64_t shard = shard_rows(rows.rows, size), width = rows.packs;
+  const int64_t shard = shard_rows(rows.rows, size), width = rows.num_vecs;
   const auto* in = static_cast<const Vec<T>*>(params.in);
   const auto* residual = static_cast<const Vec<T>*>(rows.residual);
   auto* hidden = static_cast<Vec<T>*>(rows.hidden);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kNormThreads)
 
 void launch_all_reduce_norm(AllReduceAlgorithm algorithm, const ExchangeParams& params,
                             const AddNorm& add_norm, const Tensor& out, cudaStream_t stream) {
-  const NormRows rows = norm_rows_of(add_norm, out);
+  const NormRows rows = make_norm_rows(add_norm, out);
   const bool one_shot = algorithm == AllReduceAlgorithm::one_shot;
   const int64_t of_blocks = one_shot ? rows.rows : shard_rows(rows.rows, params.table.size);
   const int blocks =

@@ -124,11 +124,11 @@ class Attention::Impl {
   template <typename Body>
   void for_each_head(const Body& body) {
     const int64_t count = shape_.batch * shape_.kv_heads;
-    const int64_t parts = std::min<int64_t>(int64_t(scratch_.size()), count);
-    cpu::parallel_ranges(parts, 1, [&](int64_t first, int64_t last) {
-      for (int64_t part = first; part < last; ++part) {
-        for (int64_t i = count * part / parts; i < count * (part + 1) / parts; ++i) {
-          body(scratch_[size_t(part)], i / shape_.kv_heads, i % shape_.kv_heads);
+    const int64_t num_tasks = std::min<int64_t>(int64_t(scratch_.size()), count);
+    cpu::parallel_ranges(num_tasks, 1, [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) {
+        for (int64_t i = count * task / num_tasks; i < count * (task + 1) / num_tasks; ++i) {
+          body(scratch_[size_t(task)], i / shape_.kv_heads, i % shape_.kv_heads);
         }
       }
     });

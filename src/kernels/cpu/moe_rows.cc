@@ -32,8 +32,9 @@ float scale_row(const T* inner, float weight, int64_t n, T* d_act, T* scaled) {
 
 }  // namespace
 
-void place_row(const std::byte* from, size_t line, std::span<const MoeUse> uses, std::byte* to) {
-  for (const MoeUse& use : uses) std::memcpy(to + size_t(use.slot) * line, from, line);
+void copy_to_slots(const std::byte* from, size_t row_bytes, std::span<const MoeUse> uses,
+                   std::byte* to) {
+  for (const MoeUse& use : uses) std::memcpy(to + size_t(use.slot) * row_bytes, from, row_bytes);
 }
 
 void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, bool weighted,
@@ -54,19 +55,19 @@ void sum_uses(std::span<const MoeUse> uses, const float* y, int64_t columns, boo
   });
 }
 
-void sum_parts(std::span<const std::byte* const> parts, DType dtype, int64_t columns,
-               DType out_dtype, std::byte* out) {
-  cpu::with_type(dtype, "sum_parts", [&]<typename In>(In) {
+void sum_partials(std::span<const std::byte* const> partials, DType dtype, int64_t columns,
+                  DType out_dtype, std::byte* out) {
+  cpu::with_type(dtype, "sum_partials", [&]<typename In>(In) {
     std::array<float, kBlock> sums;
     for (int64_t begin = 0; begin < columns; begin += kBlock) {
       const int64_t count = std::min(kBlock, columns - begin);
       std::fill_n(sums.begin(), count, 0.0f);
-      for (const std::byte* part : parts) {
-        const In* row = reinterpret_cast<const In*>(part) + begin;
+      for (const std::byte* partial : partials) {
+        const In* row = reinterpret_cast<const In*>(partial) + begin;
 #pragma omp simd
         for (int64_t j = 0; j < count; ++j) sums[size_t(j)] += cpu::to_f32(row[j]);
       }
-      cpu::with_type(out_dtype, "sum_parts", [&]<typename Out>(Out) {
+      cpu::with_type(out_dtype, "sum_partials", [&]<typename Out>(Out) {
         store(sums.data(), count, reinterpret_cast<Out*>(out) + begin);
       });
     }

@@ -14,7 +14,7 @@ namespace {
 constexpr double kTiny = 1e-20;  // min sum of scores that is divided by
 
 /// Writes the scores; false if a logit is not finite.
-bool scores_of(const float* logits, int64_t n, bool sigmoid, float* scores) {
+bool compute_scores(const float* logits, int64_t n, bool sigmoid, float* scores) {
   bool finite = true;
   for (int64_t e = 0; e < n; ++e) finite = finite && std::isfinite(logits[e]);
   if (!finite) {
@@ -82,7 +82,7 @@ void backward_row(const float* scores, const int32_t* experts, const float* dwei
 }
 
 /// f32 values; none without data.
-std::span<const float> values_of(const Tensor& vector) {
+std::span<const float> to_span(const Tensor& vector) {
   if (!vector.data()) return {};
   return {vector.as<const float>(), size_t(vector.elements())};
 }
@@ -93,13 +93,13 @@ void route_forward(const Tensor& logits, const Tensor& bias_values, const Router
                    const Tensor& scores, const Tensor& experts, const Tensor& weights) {
   const ScopedSpan span(SpanKind::compute, "route");
   const int64_t n = logits.dim(1);
-  const std::span<const float> bias = values_of(bias_values);
+  const std::span<const float> bias = to_span(bias_values);
   parallel_ranges(logits.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       float* s = scores.as<float>() + row * n;
       int32_t* chosen = experts.as<int32_t>() + row * o.top_k;
       float* w = weights.as<float>() + row * o.top_k;
-      const bool finite = scores_of(logits.as<float>() + row * n, n, o.sigmoid, s);
+      const bool finite = compute_scores(logits.as<float>() + row * n, n, o.sigmoid, s);
       choose_experts(s, bias, n, o.top_k, chosen);
       const double sum = o.normalize ? chosen_sum(s, chosen, o.top_k) : 1.0;
       for (int i = 0; i < o.top_k; ++i) {
@@ -114,7 +114,7 @@ void route_backward(const Tensor& scores, const Tensor& experts, const Tensor& d
                     const Tensor& balance_values, const RouterOptions& o, const Tensor& dlogits) {
   const ScopedSpan span(SpanKind::compute, "route_backward");
   const int64_t n = scores.dim(1);
-  const std::span<const float> balance = values_of(balance_values);
+  const std::span<const float> balance = to_span(balance_values);
   parallel_ranges(scores.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
     std::vector<double> d(static_cast<size_t>(n));
     for (int64_t row = begin; row < end; ++row) {

@@ -10,7 +10,7 @@ double total_rows(const double* counts, int64_t experts) {
   return std::accumulate(counts, counts + experts, 0.0);
 }
 
-float balance_of(const AuxLoss& loss, double count, double all) {
+float expert_balance(const AuxLoss& loss, double count, double all) {
   return float(loss.coefficient * double(loss.experts) * count / all * double(loss.top_k) / all);
 }
 
@@ -37,7 +37,7 @@ void balance_gradient(const AuxLoss& loss, const Tensor& load, const Tensor& bal
   const auto* const counts = load.as<double>();
   const double all = std::max(1.0, total_rows(counts, loss.experts));
   for (int64_t e = 0; e < loss.experts; ++e) {
-    balance.as<float>()[e] = balance_of(loss, counts[e], all);
+    balance.as<float>()[e] = expert_balance(loss, counts[e], all);
   }
 }
 
@@ -48,7 +48,7 @@ void add_aux_losses(const AuxLoss& loss, const Tensor& loads, const Tensor& tota
     const double all = std::max(1.0, total_rows(counts, loss.experts));
     double sum = 0;
     for (int64_t e = 0; e < loss.experts; ++e) {
-      sum += double(balance_of(loss, counts[e], all)) * counts[loss.experts + e];
+      sum += double(expert_balance(loss, counts[e], all)) * counts[loss.experts + e];
     }
     of_layers += sum;
   }

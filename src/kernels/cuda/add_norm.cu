@@ -22,12 +22,12 @@ __device__ void wait_for_previous_kernel() {
 // wait.
 template <typename T>
 __global__ void __launch_bounds__(kNormThreads) add_norm_kernel(const Vec<T>* sums, NormRows rows) {
-  const int64_t first = int64_t(blockIdx.x) * rows.packs;
+  const int64_t first = int64_t(blockIdx.x) * rows.num_vecs;
   const auto* residual = static_cast<const Vec<T>*>(rows.residual);
   auto* hidden = static_cast<Vec<T>*>(rows.hidden);
-  constexpr int kPacksOfLine = 8;
-  for (int64_t i = int64_t(threadIdx.x) * kPacksOfLine; i < rows.packs;
-       i += kNormThreads * kPacksOfLine) {
+  constexpr int kVecsPerLine = 8;
+  for (int64_t i = int64_t(threadIdx.x) * kVecsPerLine; i < rows.num_vecs;
+       i += kNormThreads * kVecsPerLine) {
     prefetch(residual + first + i);
     prefetch(static_cast<const Vec<T>*>(rows.gain) + i);
   }
@@ -69,7 +69,7 @@ void launch_add_norm(const Tensor& sum, const AddNorm& add_norm, const Tensor& o
     config.attrs = &early;
     config.numAttrs = waits;
     check(cudaLaunchKernelEx(&config, add_norm_kernel<T>, sum.as<const Vec<T>>(),
-                             norm_rows_of(add_norm, out)),
+                             make_norm_rows(add_norm, out)),
           "add_norm_kernel");
   });
   if (!known) throw InvalidArgument("add_norm: " + out.describe() + ": expected a float dtype");

@@ -9,20 +9,20 @@
 namespace tandem::gpu {
 
 constexpr int kNormThreads = 512;
-constexpr int kKeptPacks = 4;  // max packs of a row that a thread keeps in registers
+constexpr int kCachedVecs = 4;  // max vectors of a row that a thread keeps in registers
 
-/// AddNorm and its output as kernels address them: rows of `packs` 16-byte vectors.
+/// AddNorm and its output as kernels address them: rows of `num_vecs` 16-byte vectors.
 struct NormRows {
   const void* residual;
   const void* gain;
   void* hidden;
   void* out;
-  int64_t rows, packs;
+  int64_t rows, num_vecs;
   int columns;
   float eps;
 };
 
-inline NormRows norm_rows_of(const AddNorm& add_norm, const Tensor& out) {
+inline NormRows make_norm_rows(const AddNorm& add_norm, const Tensor& out) {
   return {add_norm.residual.data(),
           add_norm.gain.data(),
           add_norm.hidden.data(),
@@ -46,53 +46,53 @@ __device__ inline float block_sum(float value) {
 }
 
 template <typename T>
-__device__ inline float add_squares(const Vec<T>& pack, float squares) {
+__device__ inline float add_squares(const Vec<T>& vec, float squares) {
 #pragma unroll
   for (int e = 0; e < Vec<T>::kElements; ++e) {
-    const float value = to_float(pack.at[e]);
+    const float value = to_float(vec.at[e]);
     squares = fmaf(value, value, squares);
   }
   return squares;
 }
 
 template <typename T>
-__device__ inline Vec<T> x_norm(const Vec<T>& pack, const Vec<T>& gain, float scale) {
+__device__ inline Vec<T> x_norm(const Vec<T>& vec, const Vec<T>& gain, float scale) {
   Vec<T> result;
 #pragma unroll
   for (int e = 0; e < Vec<T>::kElements; ++e) {
-    result.at[e] = from_float<T>(to_float(pack.at[e]) * scale * to_float(gain.at[e]));
+    result.at[e] = from_float<T>(to_float(vec.at[e]) * scale * to_float(gain.at[e]));
   }
   return result;
 }
 
-/// Writes row `row` of out. hidden_of(i) returns pack i of the hidden row, which is in rows.hidden
-/// once that call returns; it is called once per pack, by thread i % kNormThreads.
-template <typename T, typename HiddenOf>
-__device__ void norm_row(const NormRows& rows, int64_t row, const HiddenOf& hidden_of) {
+/// Writes row `row` of out. load_hidden(i) returns vector i of the hidden row, which is in
+/// rows.hidden once that call returns; it is called once per vector, by thread i % kNormThreads.
+template <typename T, typename LoadHidden>
+__device__ void norm_row(const NormRows& rows, int64_t row, const LoadHidden& load_hidden) {
   const auto* gain = static_cast<const Vec<T>*>(rows.gain);
-  const auto* hidden = static_cast<const Vec<T>*>(rows.hidden) + row * rows.packs;
-  auto* out = static_cast<Vec<T>*>(rows.out) + row * rows.packs;
-  constexpr int64_t kKept = int64_t(kKeptPacks) * kNormThreads;
-  Vec<T> kept[kKeptPacks];
+  const auto* hidden = static_cast<const Vec<T>*>(rows.hidden) + row * rows.num_vecs;
+  auto* out = static_cast<Vec<T>*>(rows.out) + row * rows.num_vecs;
+  constexpr int64_t kCached = int64_t(kCachedVecs) * kNormThreads;
+  Vec<T> cached[kCachedVecs];
   float squares = 0;
 #pragma unroll
-  for (int j = 0; j < kKeptPacks; ++j) {
+  for (int j = 0; j < kCachedVecs; ++j) {
     const int64_t i = threadIdx.x + int64_t(j) * kNormThreads;
-    if (i >= rows.packs) continue;
-    kept[j] = hidden_of(i);
-    squares = add_squares(kept[j], squares);
+    if (i >= rows.num_vecs) continue;
+    cached[j] = load_hidden(i);
+    squares = add_squares(cached[j], squares);
   }
-  for (int64_t i = threadIdx.x + kKept; i < rows.packs; i += kNormThreads) {
-    squares = add_squares(hidden_of(i), squares);
+  for (int64_t i = threadIdx.x + kCached; i < rows.num_vecs; i += kNormThreads) {
+    squares = add_squares(load_hidden(i), squares);
   }
   const float mean = __fdiv_rn(block_sum(squares), float(rows.columns));
   const float scale = __frsqrt_rn(__fadd_rn(mean, rows.eps));
 #pragma unroll
-  for (int j = 0; j < kKeptPacks; ++j) {
+  for (int j = 0; j < kCachedVecs; ++j) {
     const int64_t i = threadIdx.x + int64_t(j) * kNormThreads;
-    if (i < rows.packs) out[i] = x_norm(kept[j], gain[i], scale);
+    if (i < rows.num_vecs) out[i] = x_norm(cached[j], gain[i], scale);
   }
-  for (int64_t i = threadIdx.x + kKept; i < rows.packs; i += kNormThreads) {
+  for (int64_t i = threadIdx.x + kCached; i < rows.num_vecs; i += kNormThreads) {
     out[i] = x_norm(hidden[i], gain[i], scale);
   }
 }

@@ -47,17 +47,17 @@ struct Work {
 };
 
 template <typename T>
-__device__ Slice slice_of(const Params<T>& p, int sequence, int head, int first, int rows) {
+__device__ Slice make_slice(const Params<T>& p, int sequence, int head, int first, int rows) {
   return {int64_t(sequence) * p.seq + first, int64_t(head) * 2 * p.half, first,
           min(rows, p.seq - first)};
 }
 
 template <typename T>
-__device__ float* log_sums_of(const Params<T>& p, int sequence, int head) {
+__device__ float* head_log_sums(const Params<T>& p, int sequence, int head) {
   return p.log_sums + (int64_t(sequence) * p.heads + head) * p.seq;
 }
 
-__device__ int tiles_of(int seq) {
+__device__ int num_tiles(int seq) {
   return (seq + kTile - 1) / kTile;
 }
 
@@ -67,16 +67,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(Params<
   float* const kv = q + kTile * kStride<kHead>;  // keys, then values
   float* const weights = kv + kTile * kStride<kHead>;
   const Work work(p.sequences, p.heads);
-  const int tile = tiles_of(p.seq) - 1 - work.tile;  // the longest first
+  const int tile = num_tiles(p.seq) - 1 - work.tile;  // the longest first
   const int kv_head = work.head / (p.heads / p.kv_heads), first = tile * kTile;
-  const Slice queries = slice_of(p, work.sequence, work.head, first, kTile);
+  const Slice queries = make_slice(p, work.sequence, work.head, first, kTile);
   load_rotated<kHead, kTile>(p, p.q, queries, p.scale, q);
 
   Accumulators<kHead> sums{};
   float largest[kOwned], total[kOwned];
   for (int i = 0; i < kOwned; ++i) largest[i] = -INFINITY, total[i] = 0;
   for (int key = 0; key <= first; key += kTile) {
-    const Slice keys = slice_of(p, work.sequence, kv_head, key, kTile);
+    const Slice keys = make_slice(p, work.sequence, kv_head, key, kTile);
     __syncthreads();  // the previous values have been read
     load_rotated<kHead, kTile>(p, p.k, keys, 1.0f, kv);
     __syncthreads();
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(Params<
     add_products<kHead, kTile>(weights, kv, sums);
   }
 
-  float* const log_sums = log_sums_of(p, work.sequence, work.head) + first;
+  float* const log_sums = head_log_sums(p, work.sequence, work.head) + first;
   float inverse[kOwned];
 #pragma unroll
   for (int i = 0; i < kOwned; ++i) {
@@ -150,15 +150,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_queries_kerne
   float* const dscores = kv + kStep * kStride<kHead>;
   float* const deltas = dscores + kTile * (kStep + kPad);
   const Work work(p.sequences, p.heads);
-  const int tile = tiles_of(p.seq) - 1 - work.tile;  // the longest first
+  const int tile = num_tiles(p.seq) - 1 - work.tile;  // the longest first
   const int kv_head = work.head / (p.heads / p.kv_heads), first = tile * kTile;
-  const Slice queries = slice_of(p, work.sequence, work.head, first, kTile);
+  const Slice queries = make_slice(p, work.sequence, work.head, first, kTile);
   load_rotated<kHead, kTile>(p, p.q, queries, p.scale, q);
   load_dout<kHead, kTile>(p, queries, dout, deltas);
 
   Accumulators<kHead> sums{};
   for (int key = 0; key < first + queries.count; key += kStep) {
-    const Slice keys = slice_of(p, work.sequence, kv_head, key, kStep);
+    const Slice keys = make_slice(p, work.sequence, kv_head, key, kStep);
     __syncthreads();  // the previous keys have been read
     load_rows<kHead, kStep>(p, p.v, keys, kv);
     __syncthreads();
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_queries_kerne
     load_rotated<kHead, kStep>(p, p.k, keys, 1.0f, kv);
     __syncthreads();
     multiply_rows<kHead>(q, kv, scores);
-    softmax_backward(first, key, p.seq, log_sums_of(p, work.sequence, work.head), deltas, scores,
+    softmax_backward(first, key, p.seq, head_log_sums(p, work.sequence, work.head), deltas, scores,
                      gradients);
     write_scores(gradients, dscores);
     __syncthreads();
@@ -188,14 +188,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_keys_kernel(P
   float* const deltas = weights + kStep * (kTile + kPad);
   const Work work(p.sequences, p.kv_heads);
   const int first = work.tile * kTile, group = p.heads / p.kv_heads;
-  const Slice keys = slice_of(p, work.sequence, work.head, first, kTile);
+  const Slice keys = make_slice(p, work.sequence, work.head, first, kTile);
   load_rotated<kHead, kTile>(p, p.k, keys, 1.0f, k);
   load_rows<kHead, kTile>(p, p.v, keys, v);
 
   Accumulators<kHead> dk{}, dv{};
   for (int head = work.head * group; head < (work.head + 1) * group; ++head) {
     for (int query = first; query < p.seq; query += kStep) {
-      const Slice queries = slice_of(p, work.sequence, head, query, kStep);
+      const Slice queries = make_slice(p, work.sequence, head, query, kStep);
       __syncthreads();  // the previous queries have been read
       load_rotated<kHead, kStep>(p, p.q, queries, p.scale, rows);
       __syncthreads();
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_keys_kernel(P
       load_dout<kHead, kStep>(p, queries, rows, deltas);
       __syncthreads();
       multiply_rows<kHead>(rows, v, gradients);
-      softmax_backward(query, first, p.seq, log_sums_of(p, work.sequence, head), deltas, scores,
+      softmax_backward(query, first, p.seq, head_log_sums(p, work.sequence, head), deltas, scores,
                        gradients);
       write_scores(scores, weights);
       __syncthreads();
@@ -254,7 +254,7 @@ void with_type(DType dtype, const char* name, const Body& body) {
 }
 
 template <typename T>
-Rows<T> rows_of(const Tensor& tensor) {
+Rows<T> make_rows(const Tensor& tensor) {
   return {tensor.as<T>(), tensor.stride(0)};
 }
 
@@ -266,8 +266,8 @@ Params<T> make_params(const AttentionShape& shape, const RopeTable& rope, const 
   p.kv_heads = int(shape.kv_heads), p.half = int(shape.head_dim / 2);
   p.scale = float(1 / std::sqrt(double(shape.head_dim)));
   p.cos = rope.cos(0), p.sin = rope.sin(0);
-  p.q = rows_of<const T>(q), p.k = rows_of<const T>(k), p.v = rows_of<const T>(v);
-  p.out = rows_of<T>(out), p.log_sums = log_sums.as<float>();
+  p.q = make_rows<const T>(q), p.k = make_rows<const T>(k), p.v = make_rows<const T>(v);
+  p.out = make_rows<T>(out), p.log_sums = log_sums.as<float>();
   return p;
 }
 
@@ -322,8 +322,9 @@ void attention_backward(CUstream_st* stream, const AttentionShape& shape, const 
       constexpr int kHead = decltype(head)::value;
       const AttentionGradients& t = tensors;
       auto params = make_params<T>(shape, rope, t.q, t.k, t.v, t.out, t.log_sums);
-      params.dout = rows_of<const T>(t.dout);
-      params.dq = rows_of<T>(t.dq), params.dk = rows_of<T>(t.dk), params.dv = rows_of<T>(t.dv);
+      params.dout = make_rows<const T>(t.dout);
+      params.dq = make_rows<T>(t.dq), params.dk = make_rows<T>(t.dk),
+      params.dv = make_rows<T>(t.dv);
       launch(backward_queries_kernel<kHead, T>, params, params.heads, kQueriesFloats<kHead>, kName,
              stream);
       launch(backward_keys_kernel<kHead, T>, params, params.kv_heads, kKeysFloats<kHead>, kName,

@@ -22,7 +22,7 @@ __device__ float reduce_row(float start, int64_t vectors, const Combine& combine
 }
 
 template <typename T, int kWidth>
-__device__ float max_of(const Vector<T, kWidth>& x) {
+__device__ float vector_max(const Vector<T, kWidth>& x) {
   float result = to_float(x.at[0]);
 #pragma unroll
   for (int e = 1; e < kWidth; ++e) result = fmaxf(result, to_float(x.at[e]));
@@ -30,7 +30,7 @@ __device__ float max_of(const Vector<T, kWidth>& x) {
 }
 
 template <typename T, int kWidth>
-__device__ float sum_of_exponentials(const Vector<T, kWidth>& x, float largest) {
+__device__ float sum_exponentials(const Vector<T, kWidth>& x, float largest) {
   float result = 0;
 #pragma unroll
   for (int e = 0; e < kWidth; ++e) result += clamped_exp(to_float(x.at[e]) - largest);
@@ -40,14 +40,14 @@ __device__ float sum_of_exponentials(const Vector<T, kWidth>& x, float largest) 
 template <typename T, int kWidth>
 __device__ float row_max(const Rows<T, kWidth>& logits, int64_t row, int64_t vectors) {
   return reduce_row(-FLT_MAX, vectors, Larger{},
-                    [&](int64_t i) { return max_of(logits.load(row, i)); });
+                    [&](int64_t i) { return vector_max(logits.load(row, i)); });
 }
 
 template <typename T, int kWidth>
 __device__ float row_sum(const Rows<T, kWidth>& logits, int64_t row, int64_t vectors,
                          float largest) {
   return reduce_row(0, vectors, Plus{},
-                    [&](int64_t i) { return sum_of_exponentials(logits.load(row, i), largest); });
+                    [&](int64_t i) { return sum_exponentials(logits.load(row, i), largest); });
 }
 
 /// The logit of the row's target minus `largest` if it is one of the columns [begin, begin +
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kShortThreads)
                                float* maxima, float* sums, float* picked) {
   __shared__ WarpValues warp_values[2];
   const int64_t row = blockIdx.x;
-  PackedVector<T, kWidth> kept[kRowVectors];
+  PackedVector<T, kWidth> cached[kRowVectors];
   const auto for_each_vector = [&](const auto& body) {
 #pragma unroll
     for (int k = 0; k < kRowVectors; ++k) {
@@ -110,12 +110,12 @@ __global__ void __launch_bounds__(kShortThreads)
       if (i < int(columns / kWidth)) body(k, i);
     }
   };
-  for_each_vector([&](int k, int i) { kept[k] = logits.load_packed(row, i); });
+  for_each_vector([&](int k, int i) { cached[k] = logits.load_packed(row, i); });
   float largest = -FLT_MAX;
-  for_each_vector([&](int k, int) { largest = fmaxf(largest, max_of(kept[k].unpack())); });
+  for_each_vector([&](int k, int) { largest = fmaxf(largest, vector_max(cached[k].unpack())); });
   largest = combine_block(largest, Larger{}, warp_values[0]);
   float sum = 0;
-  for_each_vector([&](int k, int) { sum += sum_of_exponentials(kept[k].unpack(), largest); });
+  for_each_vector([&](int k, int) { sum += sum_exponentials(cached[k].unpack(), largest); });
   sum = combine_block(sum, Plus{}, warp_values[1]);
   if (threadIdx.x != 0) return;
   maxima[row] = largest;

@@ -57,20 +57,20 @@ __device__ int find_tokens(int first, int num_tokens, const IsWanted& is_wanted,
     const int i = first + k * kScanThreads + int(threadIdx.x);
     is_match[k] = i < num_tokens && is_wanted(i);
   }
-  unsigned own[kScanRounds];
+  unsigned ballots[kScanRounds];
 #pragma unroll
   for (int k = 0; k < kScanRounds; ++k) {
-    own[k] = __ballot_sync(~0u, is_match[k]);
+    ballots[k] = __ballot_sync(~0u, is_match[k]);
     any = any || is_match[k];
-    if (lane == 0) matches[k * kScanWarps + warp] = own[k];
+    if (lane == 0) matches[k * kScanWarps + warp] = ballots[k];
   }
   if (!__syncthreads_or(any)) return 0;
   const int in_word = __popc(matches[lane]), up_to_word = sum_up_to_lane(in_word);
 #pragma unroll
   for (int k = 0; k < kScanRounds; ++k) {
     const int before = __shfl_sync(~0u, up_to_word - in_word, k * kScanWarps + warp);
-    if (!(own[k] >> lane & 1u)) continue;
-    found[before + __popc(own[k] & ((1u << lane) - 1))] = k * kScanThreads + int(threadIdx.x);
+    if (!(ballots[k] >> lane & 1u)) continue;
+    found[before + __popc(ballots[k] & ((1u << lane) - 1))] = k * kScanThreads + int(threadIdx.x);
   }
   __syncthreads();
   return __shfl_sync(~0u, up_to_word, 31);
@@ -95,10 +95,10 @@ constexpr int kRowsPerBlock = 2 * kScanThreads;
 // all tokens, once to count those of its rows and of lower blocks, once to write its own. gridDim.x
 // is 2^log_blocks.
 __global__ void __launch_bounds__(kScanThreads)
-    sort_tokens_kernel(TokenRows row_of, int num_tokens, int log_blocks, int32_t* rows,
+    sort_tokens_kernel(TokenRows to_row, int num_tokens, int log_blocks, int32_t* rows,
                        int32_t* positions) {
   __shared__ int next[kRowsPerBlock];  // counts of the block's rows, then index of the next token
-  __shared__ int lower_of_warp[kScanWarps], own_of_warp[kScanWarps];
+  __shared__ int warp_lower[kScanWarps], warp_counts[kScanWarps];
   __shared__ int found[kScan];
   const int thread = int(threadIdx.x), warp = thread / 32;
   const unsigned lane = threadIdx.x % 32;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kScanThreads)
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const int i = first + k * kScanThreads;
-      row[k] = i < num_tokens ? row_of(i) : TokenRows::kOther;
+      row[k] = i < num_tokens ? to_row(i) : TokenRows::kOther;
     }
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -127,28 +127,28 @@ __global__ void __launch_bounds__(kScanThreads)
   const int first_count = next[2 * thread], count = first_count + next[2 * thread + 1];
   const int up_to = sum_up_to_lane(count);
   lower = __reduce_add_sync(~0u, lower);
-  if (lane == 31) lower_of_warp[warp] = lower, own_of_warp[warp] = up_to;
+  if (lane == 31) warp_lower[warp] = lower, warp_counts[warp] = up_to;
   __syncthreads();
   int begin = up_to - count, end = 0;
 #pragma unroll
   for (int w = 0; w < kScanWarps; ++w) {
-    begin += lower_of_warp[w] + (w < warp ? own_of_warp[w] : 0);
-    end += lower_of_warp[w] + own_of_warp[w];
+    begin += warp_lower[w] + (w < warp ? warp_counts[w] : 0);
+    end += warp_lower[w] + warp_counts[w];
   }
   next[2 * thread] = begin;
   next[2 * thread + 1] = begin + first_count;
 
   for (int first = 0; first < num_tokens; first += kScan) {
-    const auto is_own = [&](int i) {
-      const int row = row_of(i);
+    const auto is_in_block = [&](int i) {
+      const int row = to_row(i);
       return row != TokenRows::kOther && (row & block_mask) == block;
     };
     __syncthreads();  // `next` has been written, `found` has been read
-    const int num_found = find_tokens(first, num_tokens, is_own, found);
+    const int num_found = find_tokens(first, num_tokens, is_in_block, found);
     if (warp != 0) continue;
     for (int m = int(lane); m - int(lane) < num_found; m += 32) {
       const int position = m < num_found ? first + found[m] : -1;
-      const int row = position >= 0 ? row_of(position) : TokenRows::kOther;
+      const int row = position >= 0 ? to_row(position) : TokenRows::kOther;
       const unsigned same = __match_any_sync(~0u, row);
       const int before = __popc(same & ((1u << lane) - 1));
       const int at = position >= 0 ? next[row >> log_blocks] + before : 0;
@@ -194,30 +194,30 @@ constexpr int kRunWarps = kRunThreads / 32;
 
 // Each warp adds the rows of one run, in order, to 32 vectors of its table row. First `long_units`
 // units for long runs, then one per token, for the shorter run that starts there. gridDim.x:
-// `blocks_of_row` times the blocks of all units.
+// `blocks_per_row` times the blocks of all units.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kRunThreads, 7)
     embedding_backward_kernel(Runs runs, Rows<T, kWidth> dout, Rows<float, kWidth> dtable,
-                              int vectors, int long_units, unsigned blocks_of_row) {
+                              int vectors, int long_units, unsigned blocks_per_row) {
   using Packed = PackedVector<T, kWidth>;
   constexpr int kMany = sizeof(Packed) == 16 ? 8 : 16, kFew = 4;  // rows whose loads are in flight
-  const int unit = int(blockIdx.x / blocks_of_row * kRunWarps + threadIdx.x / 32);
+  const int unit = int(blockIdx.x / blocks_per_row * kRunWarps + threadIdx.x / 32);
   const bool is_long = unit < long_units;
   int first = is_long ? find_long_run(runs, unit) : unit - long_units;
   if (first < 0) return;
-  const int lane = int(threadIdx.x % 32), own = int(blockIdx.x % blocks_of_row) * 32 + lane;
-  const int i = min(own, vectors - 1);
-  int row_of_lane = runs.row(first + lane), position = runs.position(first + lane);
+  const int lane = int(threadIdx.x % 32), vector = int(blockIdx.x % blocks_per_row) * 32 + lane;
+  const int i = min(vector, vectors - 1);
+  int lane_row = runs.row(first + lane), position = runs.position(first + lane);
   const int before = runs.row(first - 1), far = runs.row(first + Runs::kLong - 1);
-  const int row = __shfl_sync(~0u, row_of_lane, 0);
+  const int row = __shfl_sync(~0u, lane_row, 0);
   if (row == TokenRows::kOther || row == before || (row == far) != is_long) return;
   Vector<float, kWidth> sum = dtable.load(row, i);
   for (int count = 32; count == 32;) {
-    count = __popc(__ballot_sync(~0u, row_of_lane == row));
+    count = __popc(__ballot_sync(~0u, lane_row == row));
     int next_position = 0;
     if (count == 32) {
       first += 32;
-      row_of_lane = runs.row(first + lane);
+      lane_row = runs.row(first + lane);
       next_position = runs.position(first + lane);
     }
     // Adds the first num_rows of the rows of positions [at, at + kCount).
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kRunThreads, 7)
     for (; at < count; at += kFew) add.template operator()<kFew>(at, count - at);
     position = next_position;
   }
-  if (own < vectors) dtable.store(row, i, sum);
+  if (vector < vectors) dtable.store(row, i, sum);
 }
 
 }  // namespace
@@ -274,22 +274,21 @@ void embedding_backward(cudaStream_t stream, const Tensor& tokens, const Tensor&
     require_dtype("embedding_backward: order", order, DType::i32);
     require_shape("embedding_backward: order", order, {2, num_tokens});
     const Tensor rows = order.rows(0, 1), positions = order.rows(1, 1);
-    const TokenRows row_of{tokens.as<int32_t>(), begin, dtable.dim(0)};
+    const TokenRows to_row{tokens.as<int32_t>(), begin, dtable.dim(0)};
     int log_blocks = 0;
     while ((int64_t(kRowsPerBlock) << log_blocks) < dtable.dim(0)) ++log_blocks;
     sort_tokens_kernel<<<1u << log_blocks, kScanThreads, 0, stream>>>(
-        row_of, int(num_tokens), log_blocks, rows.as<int32_t>(), positions.as<int32_t>());
+        to_row, int(num_tokens), log_blocks, rows.as<int32_t>(), positions.as<int32_t>());
     check_launch("sort_tokens_kernel");
     const Runs runs{rows.as<int32_t>(), positions.as<int32_t>(), int(num_tokens)};
     const int64_t long_units = (num_tokens - 1) / Runs::kLong + 1;
-    const int64_t blocks_of_units = (long_units + num_tokens - 1) / kRunWarps + 1;
+    const int64_t unit_blocks = (long_units + num_tokens - 1) / kRunWarps + 1;
     with_width<4>({&dout, &dtable}, [&](auto width) {
       constexpr int kWidth = width();
-      const int64_t vectors = dtable.dim(1) / kWidth, blocks_of_row = (vectors - 1) / 32 + 1;
-      embedding_backward_kernel<<<unsigned(blocks_of_units * blocks_of_row), kRunThreads, 0,
-                                  stream>>>(runs, Rows<T, kWidth>(dout),
-                                            Rows<float, kWidth>(dtable), int(vectors),
-                                            int(long_units), unsigned(blocks_of_row));
+      const int64_t vectors = dtable.dim(1) / kWidth, blocks_per_row = (vectors - 1) / 32 + 1;
+      embedding_backward_kernel<<<unsigned(unit_blocks * blocks_per_row), kRunThreads, 0, stream>>>(
+          runs, Rows<T, kWidth>(dout), Rows<float, kWidth>(dtable), int(vectors), int(long_units),
+          unsigned(blocks_per_row));
       check_launch("embedding_backward_kernel");
     });
   });

@@ -7,7 +7,7 @@ namespace tandem::gpu {
 namespace {
 
 template <typename T, int kWidth>
-__device__ float squares_of(const Vector<T, kWidth>& values) {
+__device__ float sum_squares(const Vector<T, kWidth>& values) {
   float squares = 0;
 #pragma unroll
   for (int e = 0; e < kWidth; ++e) {
@@ -33,18 +33,18 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     rms_norm_kernel(Rows<In, kWidth> x, Rows<In, kWidth> weight, Rows<T, kWidth> out,
                     float* inverse_rms, int64_t vectors, float eps) {
   const int64_t row = blockIdx.x;
-  Vector<In, kWidth> kept[kKeptVectors];
-  for_each_kept(vectors, [&](int k, int64_t i) { kept[k] = x.load(row, i); });
+  Vector<In, kWidth> cached[kCachedVectors];
+  for_each_cached(vectors, [&](int k, int64_t i) { cached[k] = x.load(row, i); });
   float squares = 0;
-  for_each_kept(vectors, [&](int k, int64_t) { squares += squares_of(kept[k]); });
-  for_each_further(vectors, [&](int64_t i) { squares += squares_of(x.load(row, i)); });
+  for_each_cached(vectors, [&](int k, int64_t) { squares += sum_squares(cached[k]); });
+  for_each_further(vectors, [&](int64_t i) { squares += sum_squares(x.load(row, i)); });
   const float mean = __fdiv_rn(combine_block(squares, Plus{}), float(vectors * kWidth));
   const float scale = __frsqrt_rn(mean + eps);
   if (inverse_rms && threadIdx.x == 0) inverse_rms[row] = scale;
   const auto write = [&](int64_t i, const Vector<In, kWidth>& values) {
     out.store(row, i, normalized<T>(values, scale, weight.load(0, i)));
   };
-  for_each_kept(vectors, [&](int k, int64_t i) { write(i, kept[k]); });
+  for_each_cached(vectors, [&](int k, int64_t i) { write(i, cached[k]); });
   for_each_further(vectors, [&](int64_t i) { write(i, x.load(row, i)); });
 }
 
@@ -56,27 +56,27 @@ __global__ void __launch_bounds__(kMaxRowThreads)
                         int64_t vectors, float eps) {
   using Vec = Vector<float, kWidth>;
   const int64_t row = blockIdx.x;
-  const auto sum_of = [](Vec values, const Vector<T, kWidth>& added) {
+  const auto plus = [](Vec values, const Vector<T, kWidth>& added) {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) values.at[e] += to_float(added.at[e]);
     return values;
   };
-  Vec kept[kKeptVectors];
-  Vector<T, kWidth> kept_branch[kKeptVectors];
-  for_each_kept(vectors, [&](int k, int64_t i) {
-    kept[k] = x.load(row, i);
-    kept_branch[k] = branch.load(row, i);
+  Vec cached[kCachedVectors];
+  Vector<T, kWidth> cached_branch[kCachedVectors];
+  for_each_cached(vectors, [&](int k, int64_t i) {
+    cached[k] = x.load(row, i);
+    cached_branch[k] = branch.load(row, i);
   });
   float squares = 0;
-  for_each_kept(vectors, [&](int k, int64_t i) {
-    kept[k] = sum_of(kept[k], kept_branch[k]);
-    y.store(row, i, kept[k]);
-    squares += squares_of(kept[k]);
+  for_each_cached(vectors, [&](int k, int64_t i) {
+    cached[k] = plus(cached[k], cached_branch[k]);
+    y.store(row, i, cached[k]);
+    squares += sum_squares(cached[k]);
   });
   for_each_further(vectors, [&](int64_t i) {
-    const Vec sum = sum_of(x.load(row, i), branch.load(row, i));
+    const Vec sum = plus(x.load(row, i), branch.load(row, i));
     y.store(row, i, sum);
-    squares += squares_of(sum);
+    squares += sum_squares(sum);
   });
   const float mean = __fdiv_rn(combine_block(squares, Plus{}), float(vectors * kWidth));
   const float scale = __frsqrt_rn(mean + eps);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   const auto write = [&](int64_t i, const Vec& values) {
     out.store(row, i, normalized<T>(values, scale, weight.load(0, i)));
   };
-  for_each_kept(vectors, [&](int k, int64_t i) { write(i, kept[k]); });
+  for_each_cached(vectors, [&](int k, int64_t i) { write(i, cached[k]); });
   for_each_further(vectors, [&](int64_t i) { write(i, y.load(row, i)); });
 }
 
@@ -111,15 +111,15 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
   auto* const sums = reinterpret_cast<Vec*>(shared_memory);
   __shared__ WarpValues warp_values[2];
   const int thread = int(threadIdx.x);
-  const auto for_each_in_registers = [&](const auto& body) {
+  const auto for_each_cached_vector = [&](const auto& body) {
 #pragma unroll
-    for (int k = 0; k < kKeptVectors; ++k) {
+    for (int k = 0; k < kCachedVectors; ++k) {
       if (thread + k * kThreads < vectors) body(k, thread + k * kThreads);
     }
   };
-  const auto for_each_other = [&](const auto& body) {
+  const auto for_each_uncached = [&](const auto& body) {
 #pragma unroll 1
-    for (int i = thread + kKeptVectors * kThreads; i < vectors; i += kThreads) body(i);
+    for (int i = thread + kCachedVectors * kThreads; i < vectors; i += kThreads) body(i);
   };
   for (int i = thread; i < vectors; i += kThreads) sums[i] = Vec{};
 
@@ -140,16 +140,16 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
       sums[i] = sum;
       return dot;
     };
-    Vec kept_x[kKeptVectors], kept_dx[kKeptVectors];
-    Packed kept_d[kKeptVectors];
-    for_each_in_registers([&](int k, int i) {
-      kept_x[k] = x.load(row, i);
-      kept_d[k] = dout.load_packed(row, i);
-      kept_dx[k] = dx.load(row, i);
+    Vec cached_x[kCachedVectors], cached_dx[kCachedVectors];
+    Packed cached_d[kCachedVectors];
+    for_each_cached_vector([&](int k, int i) {
+      cached_x[k] = x.load(row, i);
+      cached_d[k] = dout.load_packed(row, i);
+      cached_dx[k] = dx.load(row, i);
     });
     float dot = 0;
-    for_each_in_registers([&](int k, int i) { dot += add_products(i, kept_x[k], kept_d[k]); });
-    for_each_other(
+    for_each_cached_vector([&](int k, int i) { dot += add_products(i, cached_x[k], cached_d[k]); });
+    for_each_uncached(
         [&](int i) { dot += add_products(i, x.load(row, i), dout.load_packed(row, i)); });
     const float total = combine_block(dot, Plus{}, warp_values[odd]);
     const float along = __fdiv_rn(total * scale * scale, float(vectors * kWidth));
@@ -162,8 +162,9 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
       }
       dx.store(row, i, result);
     };
-    for_each_in_registers([&](int k, int i) { store_dx(i, kept_x[k], kept_d[k], kept_dx[k]); });
-    for_each_other(
+    for_each_cached_vector(
+        [&](int k, int i) { store_dx(i, cached_x[k], cached_d[k], cached_dx[k]); });
+    for_each_uncached(
         [&](int i) { store_dx(i, x.load(row, i), dout.load_packed(row, i), dx.load(row, i)); });
   }
   for (int i = thread; i < vectors; i += kThreads) partial_sums.store(blockIdx.x, i, sums[i]);
@@ -188,18 +189,18 @@ __global__ void __launch_bounds__(kWeightThreads)
       for (int e = 0; e < kWidth; ++e) sum.at[e] += values.at[e];
     }
   }
-  const unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
-  sums[own] = sum;
+  const unsigned slot = threadIdx.y * blockDim.x + threadIdx.x;
+  sums[slot] = sum;
   for (unsigned half = blockDim.y / 2; half; half /= 2) {
     __syncthreads();
     if (threadIdx.y >= half) continue;
 #pragma unroll
-    for (int e = 0; e < kWidth; ++e) sums[own].at[e] += sums[own + half * blockDim.x].at[e];
+    for (int e = 0; e < kWidth; ++e) sums[slot].at[e] += sums[slot + half * blockDim.x].at[e];
   }
   if (threadIdx.y != 0 || i >= vectors) return;
   Vector<float, kWidth> result = dweight.load(0, i);
 #pragma unroll
-  for (int e = 0; e < kWidth; ++e) result.at[e] += sums[own].at[e];
+  for (int e = 0; e < kWidth; ++e) result.at[e] += sums[slot].at[e];
   dweight.store(0, i, result);
 }
 
@@ -207,8 +208,8 @@ __global__ void __launch_bounds__(kWeightThreads)
 // the row, at most 512.
 template <typename Body>
 void with_backward_threads(int64_t vectors, const Body& body) {
-  if (vectors <= 64 * kKeptVectors) return body(std::integral_constant<int, 64>{});
-  if (vectors <= 256 * kKeptVectors) return body(std::integral_constant<int, 256>{});
+  if (vectors <= 64 * kCachedVectors) return body(std::integral_constant<int, 64>{});
+  if (vectors <= 256 * kCachedVectors) return body(std::integral_constant<int, 256>{});
   body(std::integral_constant<int, 512>{});
 }
 

@@ -12,44 +12,45 @@ namespace {
 
 constexpr int kThreads = 512;
 
-constexpr int kFewParts = 8;
-struct FewParts {
-  const void* of[kFewParts];
+constexpr int kFewPartials = 8;
+struct FewPartials {
+  const void* of[kFewPartials];
   int count;
 };
 
-template <typename T, int kParts>
-__global__ void __launch_bounds__(kThreads) sum_kernel(FewParts parts, Vec<T>* out, int64_t packs) {
+template <typename T, int kPartials>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(FewPartials partials, Vec<T>* out, int64_t num_vecs) {
   using In = Vec<T>;
   constexpr int kElements = In::kElements;
   const int64_t step = int64_t(gridDim.x) * kThreads;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
-    In part[kParts], result;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < num_vecs; i += step) {
+    In partial[kPartials], result;
 #pragma unroll
-    for (int r = 0; r < kParts; ++r) part[r] = static_cast<const In*>(parts.of[r])[i];
+    for (int r = 0; r < kPartials; ++r) partial[r] = static_cast<const In*>(partials.of[r])[i];
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      float sum = to_float(part[0].at[e]);
+      float sum = to_float(partial[0].at[e]);
 #pragma unroll
-      for (int r = 1; r < kParts; ++r) sum += to_float(part[r].at[e]);
+      for (int r = 1; r < kPartials; ++r) sum += to_float(partial[r].at[e]);
       result.at[e] = from_float<T>(sum);
     }
     out[i] = result;
   }
 }
 
-// Sum of more than kFewParts partial sums.
+// Sum of more than kFewPartials partial sums.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    sum_many_kernel(Parts parts, Vec<T>* out, int64_t packs) {
+    sum_many_kernel(Partials partials, Vec<T>* out, int64_t num_vecs) {
   using In = Vec<T>;
   const int64_t step = int64_t(gridDim.x) * kThreads;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < num_vecs; i += step) {
     float sums[In::kElements] = {};
-    for (int r = 0; r < parts.count; ++r) {
-      const In part = static_cast<const In*>(parts.of[r])[i];
+    for (int r = 0; r < partials.count; ++r) {
+      const In partial = static_cast<const In*>(partials.of[r])[i];
 #pragma unroll
-      for (int e = 0; e < In::kElements; ++e) sums[e] += to_float(part.at[e]);
+      for (int e = 0; e < In::kElements; ++e) sums[e] += to_float(partial.at[e]);
     }
     In result;
 #pragma unroll
@@ -59,19 +60,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-void launch_typed(const Parts& parts, const Tensor& out, cudaStream_t stream) {
-  const int64_t packs = out.elements() / Vec<T>::kElements;
-  const int blocks = int(std::min<int64_t>((packs + kThreads - 1) / kThreads, 132 * 4));
-  if (parts.count > kFewParts && parts.count <= kMaxParts) {
-    sum_many_kernel<T><<<blocks, kThreads, 0, stream>>>(parts, out.as<Vec<T>>(), packs);
+void launch_typed(const Partials& partials, const Tensor& out, cudaStream_t stream) {
+  const int64_t num_vecs = out.elements() / Vec<T>::kElements;
+  const int blocks = int(std::min<int64_t>((num_vecs + kThreads - 1) / kThreads, 132 * 4));
+  if (partials.count > kFewPartials && partials.count <= kMaxPartials) {
+    sum_many_kernel<T><<<blocks, kThreads, 0, stream>>>(partials, out.as<Vec<T>>(), num_vecs);
     return;
   }
-  FewParts few{{}, parts.count};
-  std::copy_n(parts.of, kFewParts, few.of);
-  const auto run = [&]<int kParts>() {
-    sum_kernel<T, kParts><<<blocks, kThreads, 0, stream>>>(few, out.as<Vec<T>>(), packs);
+  FewPartials few{{}, partials.count};
+  std::copy_n(partials.of, kFewPartials, few.of);
+  const auto run = [&]<int kPartials>() {
+    sum_kernel<T, kPartials><<<blocks, kThreads, 0, stream>>>(few, out.as<Vec<T>>(), num_vecs);
   };
-  switch (parts.count) {
+  switch (partials.count) {
     case 1:
       return run.template operator()<1>();
     case 2:
@@ -89,16 +90,16 @@ void launch_typed(const Parts& parts, const Tensor& out, cudaStream_t stream) {
     case 8:
       return run.template operator()<8>();
   }
-  throw InvalidArgument("sum: " + std::to_string(parts.count) + " parts: expected 1 to " +
-                        std::to_string(kMaxParts));
+  throw InvalidArgument("sum: " + std::to_string(partials.count) + " partial sums: expected 1 to " +
+                        std::to_string(kMaxPartials));
 }
 
 }  // namespace
 
-void launch_sum(const Parts& parts, const Tensor& out, cudaStream_t stream) {
+void launch_sum(const Partials& partials, const Tensor& out, cudaStream_t stream) {
   if (out.elements() == 0) return;
   const bool known =
-      with_float_type(out.dtype(), [&]<typename T>(T) { launch_typed<T>(parts, out, stream); });
+      with_float_type(out.dtype(), [&]<typename T>(T) { launch_typed<T>(partials, out, stream); });
   if (!known) throw InvalidArgument("sum: " + out.describe() + ": expected a float dtype");
   check_launch("sum_kernel");
 }

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned blocks_of(int64_t rows) {
+unsigned num_blocks(int64_t rows) {
   return unsigned((rows + kRowsOfBlock - 1) / kRowsOfBlock);
 }
 
@@ -207,9 +207,9 @@ void route_forward(cudaStream_t stream, const Tensor& logits, const Tensor& bias
   with_experts("route", all, options.top_k, [&](auto per_lane) {
     if (rows == 0) return;
     const auto launch = [&](auto kernel) {
-      kernel<<<blocks_of(rows), kThreads, 0, stream>>>(logits.as<float>(), bias.as<float>(),
-                                                       options, rows, int(all), scores.as<float>(),
-                                                       experts.as<int32_t>(), weights.as<float>());
+      kernel<<<num_blocks(rows), kThreads, 0, stream>>>(logits.as<float>(), bias.as<float>(),
+                                                        options, rows, int(all), scores.as<float>(),
+                                                        experts.as<int32_t>(), weights.as<float>());
     };
     if (scores.data()) {
       launch(route_kernel<per_lane(), true>);
@@ -227,7 +227,7 @@ void route_backward(cudaStream_t stream, const Tensor& scores, const Tensor& exp
   const int64_t rows = scores.dim(0), all = scores.dim(1);
   with_experts("route_backward", all, options.top_k, [&](auto per_lane) {
     if (rows == 0) return;
-    route_backward_kernel<per_lane()><<<blocks_of(rows), kThreads, 0, stream>>>(
+    route_backward_kernel<per_lane()><<<num_blocks(rows), kThreads, 0, stream>>>(
         scores.as<float>(), experts.as<int32_t>(), dweights.as<float>(), balance.as<float>(),
         options, rows, int(all), dlogits.as<float>());
     check_launch("route_backward_kernel");

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kLoadThreads)
 constexpr int kExpertThreads = kMaxExperts;
 
 /// Sum over the block, in a fixed order. All threads must call it.
-__device__ double sum_of_block(double value, double* of_thread) {
+__device__ double block_sum(double value, double* of_thread) {
   __syncthreads();
   of_thread[threadIdx.x] = value;
   for (unsigned half = kExpertThreads / 2; half; half /= 2) {
@@ -80,7 +80,7 @@ __device__ double sum_of_block(double value, double* of_thread) {
   return of_thread[0];
 }
 
-__device__ inline float balance_of(const AuxLoss& loss, double count, double all) {
+__device__ inline float expert_balance(const AuxLoss& loss, double count, double all) {
   return float(loss.coefficient * double(loss.experts) * count / all * double(loss.top_k) / all);
 }
 
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kExpertThreads)
   __shared__ double of_thread[kExpertThreads];
   const int e = int(threadIdx.x);
   const double count = e < loss.experts ? load[e] : 0;
-  const double all = fmax(1.0, sum_of_block(count, of_thread));
-  if (e < loss.experts) balance[e] = balance_of(loss, count, all);
+  const double all = fmax(1.0, block_sum(count, of_thread));
+  if (e < loss.experts) balance[e] = expert_balance(loss, count, all);
 }
 
 __global__ void __launch_bounds__(kExpertThreads)
@@ -101,10 +101,10 @@ __global__ void __launch_bounds__(kExpertThreads)
   for (int64_t layer = 0; layer < layers; ++layer) {
     const double* const load = loads + layer * 2 * loss.experts;
     const double count = e < loss.experts ? load[e] : 0;
-    const double all = fmax(1.0, sum_of_block(count, of_thread));
+    const double all = fmax(1.0, block_sum(count, of_thread));
     const double product =
-        e < loss.experts ? double(balance_of(loss, count, all)) * load[loss.experts + e] : 0;
-    of_layers += sum_of_block(product, of_thread);
+        e < loss.experts ? double(expert_balance(loss, count, all)) * load[loss.experts + e] : 0;
+    of_layers += block_sum(product, of_thread);
   }
   if (e == 0) *total += of_layers;
 }
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kExpertThreads)
   __shared__ double of_thread[kExpertThreads];
   const int e = int(threadIdx.x);
   const double count = e < experts ? load[e] : 0;
-  const double mean = sum_of_block(count, of_thread) / double(experts);
+  const double mean = block_sum(count, of_thread) / double(experts);
   if (e < experts) bias[e] += count < mean ? rate : count > mean ? -rate : 0.0f;
 }
 

@@ -150,19 +150,19 @@ void launch_map(const char* name, const Body& body, int64_t rows, int64_t vector
 // One block per row.
 
 constexpr int kMaxRowThreads = 1024;
-constexpr int kKeptVectors = 4;  // max vectors of a row that a thread keeps in registers
+constexpr int kCachedVectors = 4;  // max vectors of a row that a thread keeps in registers
 
 /// Threads of a block whose registers hold the row, if 1024 can.
 inline unsigned row_threads(int64_t vectors) {
-  const int64_t warps = (vectors - 1) / (kKeptVectors * 32) + 1;
+  const int64_t warps = (vectors - 1) / (kCachedVectors * 32) + 1;
   return unsigned(std::clamp(warps * 32, int64_t(32), int64_t(kMaxRowThreads)));
 }
 
 /// Calls body(k, i) for the thread's k-th vector, i in its row, while it keeps them in registers.
 template <typename Body>
-__device__ void for_each_kept(int64_t vectors, const Body& body) {
+__device__ void for_each_cached(int64_t vectors, const Body& body) {
 #pragma unroll
-  for (int k = 0; k < kKeptVectors; ++k) {
+  for (int k = 0; k < kCachedVectors; ++k) {
     const int64_t i = threadIdx.x + int64_t(k) * blockDim.x;
     if (i < vectors) body(k, i);
   }
@@ -171,7 +171,8 @@ __device__ void for_each_kept(int64_t vectors, const Body& body) {
 /// Calls body(i) for the thread's other vectors.
 template <typename Body>
 __device__ void for_each_further(int64_t vectors, const Body& body) {
-  for (int64_t i = threadIdx.x + int64_t(kKeptVectors) * blockDim.x; i < vectors; i += blockDim.x) {
+  for (int64_t i = threadIdx.x + int64_t(kCachedVectors) * blockDim.x; i < vectors;
+       i += blockDim.x) {
     body(i);
   }
 }

@@ -61,7 +61,7 @@ AcrossNodes::AcrossNodes(GpuCommunicator& comm, const LtContext& lt, const OpDes
 
 std::vector<Algorithm> AcrossNodes::algorithms() const {
   if (sums_ || comm_.size() == 1) return {Algorithm::serial_nccl};
-  if (scatters_ && comm_.size() > kMaxParts) return {Algorithm::serial_nccl};
+  if (scatters_ && comm_.size() > kMaxPartials) return {Algorithm::serial_nccl};
   return {Algorithm::serial_nccl, Algorithm::chunked};
 }
 
@@ -181,7 +181,7 @@ void AcrossNodes::scatter_chunked(const Tensor& x, const Tensor& weight, const T
   }
   moved_[0].record(side_.get());
   moved_[0].block(comm_.stream());
-  Parts partials;
+  Partials partials;
   partials.count = world;
   for (int r = 0; r < world; ++r) {
     partials.of[r] = r == rank ? rows_of(whole_memory_, shape_.n, rank).data() : slot(r).data();

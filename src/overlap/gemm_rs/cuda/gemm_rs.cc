@@ -363,7 +363,7 @@ void GemmRs::push(int owner, const Tensor& partial) {
 void GemmRs::sum_partials(const Tensor& out) {
   launch_wait(staging_->table(), kArrived, -1, &words().summed, true, comm_.device_deadline(),
               kGemmRsWait, comm_.stream());
-  Parts partials;
+  Partials partials;
   partials.count = comm_.size();
   for (int r = 0; r < comm_.size(); ++r) {
     partials.of[r] =

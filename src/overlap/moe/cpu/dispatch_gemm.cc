@@ -226,8 +226,8 @@ void MoeDispatchGemmCpu::permute_local(const OverlapOptions& plan, const Tensor&
   cpu::parallel_ranges(count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const size_t at = decoded ? size_t(row) : size_t(sent[size_t(row)]);
-      place_row(from + at * stride, coords_.row_bytes, rows.uses(coords_.rank, row),
-                permuted.as<std::byte>());
+      copy_to_slots(from + at * stride, coords_.row_bytes, rows.uses(coords_.rank, row),
+                    permuted.as<std::byte>());
     }
   });
 }
@@ -250,8 +250,8 @@ void MoeDispatchGemmCpu::permute_wave(const OverlapOptions& plan, int source, in
   }
   cpu::parallel_ranges(wave_range.count, cpu::kMinRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      place_row(from + size_t(row) * coords_.row_bytes, coords_.row_bytes,
-                rows.uses(source, wave_range.begin + row), permuted.as<std::byte>());
+      copy_to_slots(from + size_t(row) * coords_.row_bytes, coords_.row_bytes,
+                    rows.uses(source, wave_range.begin + row), permuted.as<std::byte>());
     }
   });
 }

@@ -199,9 +199,9 @@ void MoeGemmCombineCpu::reduce(const OverlapOptions& plan, const Call& call, int
                                        : decoded_sums(rank);
         partials.push_back(arrived + offset_in_sums(sent, columns) + size_t(at) * row_bytes);
       }
-      sum_parts(partials, coords_.shape.dtype, columns.count, out.dtype(),
-                out.as<std::byte>() + size_t(row) * out_row_bytes +
-                    size_t(columns.begin) * size_of(out.dtype()));
+      sum_partials(partials, coords_.shape.dtype, columns.count, out.dtype(),
+                   out.as<std::byte>() + size_t(row) * out_row_bytes +
+                       size_t(columns.begin) * size_of(out.dtype()));
     }
   });
 }
