@@ -24,7 +24,7 @@ std::vector<std::string> files_of(const EvaluationArguments& arguments) {
   }
   std::vector<std::string> paths = arguments.data;
   if (!arguments.list.empty()) {
-    for (std::string& path : paths_of_list(read_file(arguments.list, Source::any))) {
+    for (std::string& path : split_paths(read_file(arguments.list, Source::any))) {
       paths.push_back(std::move(path));
     }
   }

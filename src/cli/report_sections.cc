@@ -23,8 +23,8 @@
 #include "core/processor_time.h"
 #include "engine/data/corpus.h"
 #include "engine/parallel/dims.h"
+#include "engine/train/round_robin.h"
 #include "engine/train/trainer.h"
-#include "engine/train/turns.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
@@ -74,7 +74,7 @@ HeldOutText choose_held_out(const fs::path& dir) {
   std::set<std::string> seen;
   std::vector<std::pair<std::string, int64_t>> different;
   int64_t total = 0;
-  for (const std::string& path : paths_of_list(read_file((dir / "heldout.txt").string()))) {
+  for (const std::string& path : split_paths(read_file((dir / "heldout.txt").string()))) {
     ++text.all;
     try {
       const std::string content = read_file(path);
@@ -112,7 +112,7 @@ std::optional<Json> compare_held_out(const fs::path& dir, int64_t tp) {
   complain(fmt::format("Held-out text: {} files of {} different ones, {} bytes, each file alone",
                        text.files.size(), text.different, text.bytes));
   const std::string list = (dir / "compared.txt").string(), json = (dir / "eval.json").string();
-  replace_file(list, list_of_paths(text.files));
+  replace_file(list, join_paths(text.files));
   output_of(tandem_command({"eval", (dir / "final").string(), "--list", list, "--tp",
                             std::to_string(tp), "--json", json}));
   const auto scores = parse_json<Json>(read_file(json));
@@ -157,16 +157,16 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
   complain(
       fmt::format("Step time on an emulated link of {}: serial and overlapped in turns", link));
   const Corpus corpus(config.data.paths, config.data.val_fraction);
-  Turns turns(int(kStrategies.size()), ranks);
+  RoundRobin round_robin(int(kStrategies.size()), ranks);
   std::vector<std::future<void>> runs;
   const ProcessorTime begin = ProcessorTime::now();
   for (int run = 0; run < int(kStrategies.size()); ++run) {
     const fs::path out = dir / "split" / kStrategies[size_t(run)];
-    if (run > 0) turns.await_ready(run - 1);  // so that it tunes undisturbed
+    if (run > 0) round_robin.await_ready(run - 1);  // so that it tunes undisturbed
     make_directories(out.string());
     runs.push_back(std::async(std::launch::async, [&, run, out] {
-      const std::unique_ptr<Turns, std::function<void(Turns*)>> until_its_end(
-          &turns, [run](Turns* all) { all->leave(run); });
+      const std::unique_ptr<RoundRobin, std::function<void(RoundRobin*)>> until_its_end(
+          &round_robin, [run](RoundRobin* all) { all->leave(run); });
       const std::string log_path = (out / "log.txt").string();
       const std::unique_ptr<FILE, int (*)(FILE*)> log(std::fopen(log_path.c_str(), "w"),
                                                       &std::fclose);
@@ -175,13 +175,13 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
       request.config = timed_config(config, kStrategies[size_t(run)], link);
       request.out = out.string();
       request.log = log.get();
-      request.before_step = [&](int64_t step) { turns.before_step(run, step); };
+      request.before_step = [&](int64_t step) { round_robin.before_step(run, step); };
       run_threads({.ranks = ranks, .link = EmulatedLink::parse(link)},
                   [&](Communicator& comm) { train(comm, request, corpus); });
     }));
   }
   for (auto& run : runs) run.get();
-  const double others = share_of_others(begin, ProcessorTime::now());
+  const double others = external_share(begin, ProcessorTime::now());
   std::error_code ignored;
   for (const char* strategy : kStrategies) {
     for (const char* folder : {"final", "checkpoints"}) {

@@ -132,7 +132,7 @@ void run(const TrainArguments& arguments) {
     if (launched()) read_text(&comm);
     const TrainEnd of_rank = train(comm, request, *corpus);
     if (comm.rank() == 0) {
-      print(of_rank, request.out, !corpus->heldout_files().empty(), comm.size());
+      print(of_rank, request.out, !corpus->val_files().empty(), comm.size());
     }
     if (comm.rank() == 0 || launched()) end = of_rank;
   });

@@ -7,7 +7,7 @@
 namespace tandem {
 
 /// The calling thread's CPU threads, or the rank's GPU and current stream.
-inline Exec exec_of(Communicator& comm) {
+inline Exec make_exec(Communicator& comm) {
   return comm.on_gpu() ? Exec{device_of(comm), stream_of(comm)} : Exec{};
 }
 

@@ -40,11 +40,11 @@ ProcessorTime ProcessorTime::now() {
   return time;
 }
 
-double share_of_others(const ProcessorTime& begin, const ProcessorTime& end) {
+double external_share(const ProcessorTime& begin, const ProcessorTime& end) {
   const double processors = double(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   const double had = processors * (end.wall - begin.wall);
-  const double others = (end.all - begin.all) - (end.process - begin.process);
-  return had > 0 ? std::clamp(others / had, 0.0, 1.0) : 0;
+  const double external = (end.all - begin.all) - (end.process - begin.process);
+  return had > 0 ? std::clamp(external / had, 0.0, 1.0) : 0;
 }
 
 }  // namespace tandem

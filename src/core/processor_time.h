@@ -12,7 +12,7 @@ struct ProcessorTime {
 
 /// Share of the machine's processor time that other programs used between `begin` and `end`: 0 to
 /// 1; 0 if not reported.
-double share_of_others(const ProcessorTime& begin, const ProcessorTime& end);
+double external_share(const ProcessorTime& begin, const ProcessorTime& end);
 
 /// Max share for times to be trusted.
 constexpr double kBusyShare = 0.15;

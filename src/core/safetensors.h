@@ -120,7 +120,7 @@ class SafetensorsWriter {
   void write(size_t tensor, uint64_t begin, std::span<const std::byte> bytes);
   void set_hash(size_t tensor, const std::string& hash);
   /// Hash of the tensor's bytes in the file, read again.
-  std::string hash_of(size_t tensor) const;
+  std::string tensor_hash(size_t tensor) const;
   void sync();
   /// Completes the header and fsyncs. Returns the header's hash. Throws InvalidArgument if tensors
   /// are missing.
@@ -131,7 +131,7 @@ class SafetensorsWriter {
   void mark(const std::string& text);
   bool is_marked(const std::string& text) const;
   /// File offset of a tensor's first byte; for `specs.size()`: the end of the file.
-  uint64_t offset_of(size_t tensor) const;
+  uint64_t tensor_offset(size_t tensor) const;
 
  private:
   class Impl;

@@ -83,7 +83,7 @@ class SafetensorsWriter::Impl {
     is_hashed_[tensor] = true;
   }
 
-  std::string hash_of(size_t tensor) const {
+  std::string tensor_hash(size_t tensor) const {
     const FileDescriptor file = open_for_reading(path_);
     return content_hash(file.get(), path_, offsets_.at(tensor), bytes_of(specs_.at(tensor)));
   }
@@ -108,7 +108,7 @@ class SafetensorsWriter::Impl {
     return read_at(file_.get(), path_, found.data(), found.size(), 0) == text.size() &&
            found == text;
   }
-  uint64_t offset_of(size_t tensor) const { return offsets_.at(tensor); }
+  uint64_t tensor_offset(size_t tensor) const { return offsets_.at(tensor); }
 
  private:
   std::string header() const {
@@ -153,8 +153,8 @@ void SafetensorsWriter::write(size_t tensor, uint64_t begin, std::span<const std
 void SafetensorsWriter::set_hash(size_t tensor, const std::string& hash) {
   impl_->set_hash(tensor, hash);
 }
-std::string SafetensorsWriter::hash_of(size_t tensor) const {
-  return impl_->hash_of(tensor);
+std::string SafetensorsWriter::tensor_hash(size_t tensor) const {
+  return impl_->tensor_hash(tensor);
 }
 void SafetensorsWriter::sync() {
   impl_->sync();
@@ -168,8 +168,8 @@ void SafetensorsWriter::mark(const std::string& text) {
 bool SafetensorsWriter::is_marked(const std::string& text) const {
   return impl_->is_marked(text);
 }
-uint64_t SafetensorsWriter::offset_of(size_t tensor) const {
-  return impl_->offset_of(tensor);
+uint64_t SafetensorsWriter::tensor_offset(size_t tensor) const {
+  return impl_->tensor_offset(tensor);
 }
 
 }  // namespace tandem

@@ -105,7 +105,7 @@ TEST(CodecSites, EachSiteChangesTheLossExceptWithLossless) {
   }
 }
 
-// Difference between two formats, so that unencoded traffic cancels out.
+// Difference between two formats, so that uncompressed traffic cancels out.
 TEST(CodecSites, BytesSentMatchTheSearchsCount) {
   for (const bool with_experts : {false, true}) {
     const ModelConfig config = wide_model(with_experts);

@@ -30,7 +30,7 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
     const auto parameters = floats(model.parameters());
     for (const Parameter& p : model.parameter_list()) {
       double worst = 0, size = 0;
-      const auto [rows, columns, row_stride, first, whole_columns] = local_part(p);
+      const auto [rows, columns, row_stride, first, whole_columns] = local_shard(p);
       for (int sample = 0; sample < 12; ++sample) {
         const auto words = philox(9, stream_of(p.name.c_str()), uint64_t(sample));
         const int64_t row = int64_t(words[0]) % rows, column = int64_t(words[1]) % columns;

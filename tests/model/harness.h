@@ -73,7 +73,7 @@ inline void collect(const std::vector<Parameter>& list, std::span<const float> f
     for (const int64_t d : p.shape) elements *= d;
     auto& out = whole[p.name];
     out.resize(size_t(elements));
-    const LocalPart slice = local_part(p);
+    const LocalShard slice = local_shard(p);
     for (int64_t i = 0; i < slice.rows; ++i) {
       for (int64_t j = 0; j < slice.columns; ++j) {
         out[size_t(slice.first + i * slice.whole_columns + j)] =

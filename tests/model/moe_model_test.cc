@@ -28,7 +28,7 @@ struct MoeVariant {
   const char* name;
   void (*change)(ModelConfig&);
 };
-const MoeVariant kMoeVariants[] = {{"plain", [](ModelConfig&) {}},
+const MoeVariant kMoeVariants[] = {{"mixtral", [](ModelConfig&) {}},
                                    {"shared_alternating",
                                     [](ModelConfig& c) {
                                       c.shared_ffn = 24;
@@ -145,11 +145,11 @@ void add_step(Communicator& world, const Layout& layout, const ModelConfig& conf
     auto& sums = all.gradients[p.name];
     sums.resize(size_t(elements));
     if (!p.sharding.over_tp() && groups.tp().rank() > 0) continue;
-    const LocalPart held = local_part(p);
-    for (int64_t i = 0; i < held.rows; ++i) {
-      for (int64_t j = 0; j < held.columns; ++j) {
-        sums[size_t(held.first + i * held.whole_columns + j)] +=
-            double(floats(model.gradients())[size_t(p.offset + i * held.row_stride + j)]);
+    const LocalShard shard = local_shard(p);
+    for (int64_t i = 0; i < shard.rows; ++i) {
+      for (int64_t j = 0; j < shard.columns; ++j) {
+        sums[size_t(shard.first + i * shard.whole_columns + j)] +=
+            double(floats(model.gradients())[size_t(p.offset + i * shard.row_stride + j)]);
       }
     }
   }

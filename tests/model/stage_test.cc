@@ -62,10 +62,10 @@ std::vector<StageLayers> cut(const ModelConfig& config, std::vector<int64_t> cut
 void add_values(const Stage& stage, const Tensor& flat_values, Tensors& all) {
   const std::span<float> values = floats(flat_values);
   for (const Parameter& p : stage.parameter_list()) {
-    const LocalPart part = local_part(p);
-    for (int64_t row = 0; row < part.rows; ++row) {
-      const auto begin = values.begin() + p.offset + row * part.row_stride;
-      all[p.name].insert(all[p.name].end(), begin, begin + part.columns);
+    const LocalShard shard = local_shard(p);
+    for (int64_t row = 0; row < shard.rows; ++row) {
+      const auto begin = values.begin() + p.offset + row * shard.row_stride;
+      all[p.name].insert(all[p.name].end(), begin, begin + shard.columns);
     }
   }
 }

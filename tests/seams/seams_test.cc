@@ -111,16 +111,16 @@ TEST(NewOperator, EveryCandidateIsExactOnGpus) {
         const Tensor x = x_memory.view(dtype, {desc.x.rows, k});
         const Tensor on_gpu = by_memory.view(dtype, {1, 1}), out = out_memory.view(dtype, {m, k});
         const int64_t first = shard_of(m, comm.size(), comm.rank()).begin;
-        copy(exec_of(comm), host_x.rows(first, desc.x.rows), x);
-        copy(exec_of(comm), by, on_gpu);
+        copy(make_exec(comm), host_x.rows(first, desc.x.rows), x);
+        copy(make_exec(comm), by, on_gpu);
         const auto made = make_operator(kGatherScaleRow, comm, desc, {}, Choosing::fastest);
         EXPECT_EQ(made->candidates().size(), 2u);
         const Memory found(all_x.bytes());
         for (const Candidate& candidate : made->candidates()) {
-          clear(exec_of(comm), out);
+          clear(make_exec(comm), out);
           candidate.run({x, on_gpu, out});
           synchronize(comm);
-          copy(exec_of(comm), out, found.view(dtype, {m, k}));
+          copy(make_exec(comm), out, found.view(dtype, {m, k}));
           EXPECT_TRUE(std::equal(found.data(), found.data() + found.bytes(), expected.data()))
               << candidate.name << ", " << ranks << " ranks";
         }

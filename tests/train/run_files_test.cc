@@ -79,13 +79,13 @@ TEST(DirectoryWriter, KeepsTheOldDirectoryUntilComplete) {
   const TempDir dir;
   const auto fill = [&](const std::string& text, bool complete) {
     DirectoryWriter writer(dir.path(), "final");
-    write_file(DirectoryWriter::folder_of(dir.path(), "final") + "/f", text);
+    write_file(DirectoryWriter::temporary_folder(dir.path(), "final") + "/f", text);
     if (complete) writer.commit();
   };
   fill("one", true);
   fill("half", false);
   EXPECT_EQ(read_file(dir / "final/f"), "one");
-  EXPECT_FALSE(path_exists(DirectoryWriter::folder_of(dir.path(), "final")));
+  EXPECT_FALSE(path_exists(DirectoryWriter::temporary_folder(dir.path(), "final")));
   fill("two", true);
   EXPECT_EQ(read_file(dir / "final/f"), "two");
 }
@@ -99,7 +99,7 @@ TEST(DirectoryWriter, KeepsFilesOfTheUser) {
   fs::create_symlink("nowhere", dir / "final/link");
   const auto save = [&](const std::string& text) {
     DirectoryWriter writer(dir.path(), "final");
-    write_file(DirectoryWriter::folder_of(dir.path(), "final") + "/f", text);
+    write_file(DirectoryWriter::temporary_folder(dir.path(), "final") + "/f", text);
     writer.commit();
   };
   save("new");

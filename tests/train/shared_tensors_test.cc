@@ -15,7 +15,7 @@
 #include "engine/checkpoint/saving.h"
 #include "engine/model/layout.h"
 #include "engine/parallel/collective_check.h"
-#include "engine/parallel/parameter_pieces.h"
+#include "engine/parallel/parameter_slices.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -54,12 +54,12 @@ std::string single_file(const std::string& path) {
 
 /// Writes this rank's slices: of every tensor, 11 elements at a time round-robin, the last ones
 /// first.
-void write_parts(const SharedTensors::Write& write, const Communicator& comm) {
+void write_slices(const SharedTensors::Write& write, const Communicator& comm) {
   for (size_t tensor = kSpecs.size(); tensor-- > 0;) {
     const std::vector<float> values = values_of(tensor);
-    for (int64_t piece = int64_t(values.size()) / 11; piece >= 0; --piece) {
-      if (piece % comm.size() != comm.rank()) continue;
-      const int64_t begin = piece * 11,
+    for (int64_t slice = int64_t(values.size()) / 11; slice >= 0; --slice) {
+      if (slice % comm.size() != comm.rank()) continue;
+      const int64_t begin = slice * 11,
                     count = std::min<int64_t>(11, int64_t(values.size()) - begin);
       write(tensor, begin, std::span(values).subspan(size_t(begin), size_t(count)));
     }
@@ -74,14 +74,14 @@ void on_threads(int ranks, const std::function<void(Communicator&)>& body) {
 
 TEST(SharedTensors, MatchTheFileOfOneProcess) {
   const TempDir dir;
-  const std::string expected = single_file(dir / "plain");
-  const std::string hash = SafetensorsFile(dir / "plain").header_hash();
+  const std::string expected = single_file(dir / "one_writer");
+  const std::string hash = SafetensorsFile(dir / "one_writer").header_hash();
   for (const int ranks : {1, 2, 3, 5}) {
     on_threads(ranks, [&](Communicator& comm) {
       const uint64_t before = comm.workspace().bytes_sent;
       SharedTensors file(comm, dir / "shared", kSpecs, kMetadata);
-      EXPECT_TRUE(file.blind().empty());
-      EXPECT_EQ(file.fill([&](const auto& write) { write_parts(write, comm); }), hash);
+      EXPECT_TRUE(file.ranks_without_path().empty());
+      EXPECT_EQ(file.fill([&](const auto& write) { write_slices(write, comm); }), hash);
       EXPECT_EQ(comm.workspace().bytes_sent, before) << "a part went through another rank";
     });
     EXPECT_EQ(read_file(dir / "shared"), expected) << ranks;
@@ -92,16 +92,16 @@ TEST(SharedTensors, MatchTheFileOfOneProcess) {
 // Simulates hosts with separate disks: no file of that name, or one that rank 0 has not created.
 TEST(SharedTensors, RanksWithAnotherDiskWriteThroughRankZero) {
   const TempDir dir;
-  const std::string expected = single_file(dir / "plain");
+  const std::string expected = single_file(dir / "one_writer");
   std::filesystem::create_directories(dir / "other");
   write_bytes(dir / "other/shared", expected);
   on_threads(4, [&](Communicator& comm) {
     const std::string paths[] = {dir / "shared", dir / "none/shared", dir / "shared",
                                  dir / "other/shared"};
     SharedTensors file(comm, paths[comm.rank()], kSpecs, kMetadata);
-    EXPECT_THAT(file.blind(), ElementsAre(1, 3));
-    EXPECT_EQ(file.fill([&](const auto& write) { write_parts(write, comm); }),
-              SafetensorsFile(dir / "plain").header_hash());
+    EXPECT_THAT(file.ranks_without_path(), ElementsAre(1, 3));
+    EXPECT_EQ(file.fill([&](const auto& write) { write_slices(write, comm); }),
+              SafetensorsFile(dir / "one_writer").header_hash());
     EXPECT_EQ(file.share().has_value(), comm.rank() % 2 == 0);
   });
   EXPECT_EQ(read_file(dir / "shared"), expected);
@@ -118,7 +118,7 @@ TEST(SharedTensors, ErrorOnOneRankIsThrownOnAll) {
       try {
         SharedTensors file(comm, path, kSpecs, kMetadata);
         file.fill([&](const auto& write) {
-          write_parts(write, comm);
+          write_slices(write, comm);
           if (++written == 3) change();
           while (written < 3) std::this_thread::yield();
         });
@@ -176,7 +176,7 @@ struct Whole {
 };
 
 // For any division of an array, every element is written once, at its offset.
-TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
+TEST(ParameterSlices, EveryElementIsPutAtItsOffset) {
   ModelConfig dense, parallel, experts;
   for (ModelConfig* c : {&dense, &parallel, &experts}) {
     c->vocab = 37, c->hidden = 24, c->layers = 2, c->heads = c->kv_heads = 4, c->head_dim = 6;
@@ -194,20 +194,20 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
       for (const int64_t cut : {7, 100, 1 << 30}) {
         std::vector<Whole> whole(one.parameters.size());
         for (int rank = 0; rank < tp * ep; ++rank) {
-          const ModelLayout own(config, tp, rank % tp, {ep, rank / tp});
-          std::vector<float> flat(size_t(own.size));
-          initialize_parameters({}, own, config, 3, tandem::flat(flat));
-          for (int64_t begin = 0; begin < own.size; begin += cut) {
-            const FlatRange range{begin, std::min<int64_t>(cut, own.size - begin)};
-            ParameterPieces(own.parameters).for_each(range, [&](const ParameterPiece& piece) {
-              EXPECT_GE(piece.flat, range.begin);
-              EXPECT_LE(piece.flat + piece.count, range.begin + range.count);
-              Whole& w = whole[piece.parameter];
-              w.values.resize(std::max(w.values.size(), size_t(piece.whole + piece.count)));
+          const ModelLayout layout(config, tp, rank % tp, {ep, rank / tp});
+          std::vector<float> flat(size_t(layout.size));
+          initialize_parameters({}, layout, config, 3, tandem::flat(flat));
+          for (int64_t begin = 0; begin < layout.size; begin += cut) {
+            const FlatRange range{begin, std::min<int64_t>(cut, layout.size - begin)};
+            ParameterSlices(layout.parameters).for_each(range, [&](const ParameterSlice& slice) {
+              EXPECT_GE(slice.flat, range.begin);
+              EXPECT_LE(slice.flat + slice.count, range.begin + range.count);
+              Whole& w = whole[slice.parameter];
+              w.values.resize(std::max(w.values.size(), size_t(slice.whole + slice.count)));
               w.times.resize(w.values.size());
-              for (int64_t i = 0; i < piece.count; ++i) {
-                w.values[size_t(piece.whole + i)] = flat[size_t(piece.flat + i)];
-                ++w.times[size_t(piece.whole + i)];
+              for (int64_t i = 0; i < slice.count; ++i) {
+                w.values[size_t(slice.whole + i)] = flat[size_t(slice.flat + i)];
+                ++w.times[size_t(slice.whole + i)];
               }
             });
           }
@@ -215,7 +215,7 @@ TEST(ParameterPieces, EveryElementIsPutAtItsOffset) {
         for (size_t i = 0; i < whole.size(); ++i) {
           const Parameter& p = one.parameters[i];
           SCOPED_TRACE(p.name + " tp " + std::to_string(tp) + " ep " + std::to_string(ep));
-          const LocalPart slice = local_part(p);
+          const LocalShard slice = local_shard(p);
           ASSERT_EQ(whole[i].values.size(), size_t(slice.rows * slice.columns));
           const int holders = (p.sharding.over_tp() ? 1 : tp) * (p.sharding.over_ep() ? 1 : ep);
           for (int64_t r = 0; r < slice.rows; ++r) {

@@ -47,7 +47,8 @@ TEST(TrainCodec, LosslessMatchesTheUncompressedRun) {
   const TempDir dir;
   for (const Layout layout : parallel_layouts()) {
     SCOPED_TRACE(name_of(layout));
-    const std::string uncompressed = dir / ("plain" + name_of(layout)), out = dir / name_of(layout);
+    const std::string uncompressed = dir / ("uncompressed" + name_of(layout)),
+                      out = dir / name_of(layout);
     const std::vector<std::string> steps{"train.steps=8", "train.microbatch=1",
                                          "parallel.dp_bucket_mib=0.05"};
     run_layout(request_for(layout, uncompressed, steps));
@@ -118,8 +119,8 @@ TEST(TrainCodec, RunContinuesWithAnotherLayoutOrCodec) {
   EXPECT_THAT(go_on("run", {1, 4}, "none", 12), HasSubstr("are not used"));
   EXPECT_THAT(go_on("run", {2, 2}, codec, 14), HasSubstr("holds no residuals"));
   const std::vector<double> of_run = losses(dir / "run");
-  run_on_threads(request_for({1, 1}, dir / "plain", {"train.steps=14", constant_rate}));
-  const std::vector<double> of_uncompressed = losses(dir / "plain");
+  run_on_threads(request_for({1, 1}, dir / "uncompressed", {"train.steps=14", constant_rate}));
+  const std::vector<double> of_uncompressed = losses(dir / "uncompressed");
   for (size_t i = 0; i < of_uncompressed.size(); ++i) {
     EXPECT_NEAR(of_run[i], of_uncompressed[i], 0.01 * of_uncompressed[i]) << "step " << i + 1;
   }
@@ -183,11 +184,11 @@ uint64_t hash_of(Transformer& model, bool sharded) {
   uint64_t hash = 0;
   for (const Parameter& p : model.parameter_list()) {
     if (p.sharding.over_tp() != sharded) continue;
-    const LocalPart part = local_part(p);
-    for (int64_t row = 0; row < part.rows; ++row) {
-      for (int64_t col = 0; col < part.columns; ++col) {
+    const LocalShard shard = local_shard(p);
+    for (int64_t row = 0; row < shard.rows; ++row) {
+      for (int64_t col = 0; col < shard.columns; ++col) {
         const float value =
-            floats(model.parameters())[size_t(p.offset + row * part.row_stride + col)];
+            floats(model.parameters())[size_t(p.offset + row * shard.row_stride + col)];
         hash = hash * 0x9e3779b97f4a7c15u + std::bit_cast<uint32_t>(value) + 1;
       }
     }

@@ -57,13 +57,13 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
     if (!mpi_world && (layout.tp != 2 || layout.dp != 2)) continue;
     SCOPED_TRACE(std::to_string(layout.tp) + " x " + std::to_string(layout.dp));
     const std::string name = std::to_string(layout.tp) + std::to_string(layout.dp);
-    run_layout(request_for(layout, dir / ("plain" + name), overrides));
+    run_layout(request_for(layout, dir / ("uncompressed" + name), overrides));
     auto with = overrides;
     with.push_back("train.validate_every=3");
     const std::string out = dir / ("validated" + name);
     run_layout(request_for(layout, out, with));
     if (!is_root()) continue;
-    EXPECT_EQ(weights(out), weights(dir / ("plain" + name)));
+    EXPECT_EQ(weights(out), weights(dir / ("uncompressed" + name)));
     std::istringstream lines(read_file(out + "/metrics.jsonl"));
     std::map<int, double> losses;
     for (std::string line; std::getline(lines, line);) {
@@ -81,7 +81,7 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
       const SafetensorsFile file(out + "/final/model.safetensors");
       load_parameters(file, evaluator.model().parameter_list(), {}, evaluator.model().parameters());
       evaluator.model().parameters_changed();
-      const FileScore score = evaluator.total(corpus.heldout_files());
+      const FileScore score = evaluator.total(corpus.val_files());
       EXPECT_NEAR(losses.at(6), score.nats / double(score.bytes), 1e-6);
     });
     EXPECT_LT(losses.at(6), losses.at(3));
@@ -105,14 +105,14 @@ TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
                                      {"train.steps=3", "train.validate_every=1",
                                       "data.val_fraction=0.4", "data.paths=" + dir.path()});
   const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
-  ASSERT_FALSE(corpus.heldout_files().empty());
-  std::filesystem::remove(corpus.heldout_files()[0]);
+  ASSERT_FALSE(corpus.val_files().empty());
+  std::filesystem::remove(corpus.val_files()[0]);
   testing::internal::CaptureStderr();
   run_threads({.ranks = 4},
               [&](Communicator& comm) { EXPECT_EQ(train(comm, request, corpus).step, 3); });
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              testing::HasSubstr(
-                  "warning: step 3: no validation loss: " + corpus.heldout_files()[0] + ": "));
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      testing::HasSubstr("warning: step 3: no validation loss: " + corpus.val_files()[0] + ": "));
   for (const auto& step : steps_of(dir / "out")) EXPECT_FALSE(step.contains("validation_loss"));
 }
 
@@ -283,7 +283,7 @@ TEST(TrainLayouts, EmulatedLinkChangesOnlyTimes) {
   if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
   for (const std::string strategy : {"serial", "overlapped"}) {
-    const std::string direct = dir / ("plain-" + strategy), link = dir / ("link-" + strategy);
+    const std::string direct = dir / ("direct-" + strategy), link = dir / ("link-" + strategy);
     const std::string how = "parallel.strategy=" + strategy;
     run_on_threads(request_for({2, 2}, direct, {"train.steps=6", how}));
     run_on_threads(request_for({2, 2}, link, {"train.steps=6", how, "parallel.link=200MB/s,50us"}));

@@ -184,11 +184,11 @@ void expect_as_reference(int ranks, int64_t bucket, const ShardedOptimizerOption
     EXPECT_EQ(dp.has_masters(), ranks > 1 && !wires.weights.is_exact());
     // The owners' weights and all others' are of one step.
     const Moment of = dp.has_masters() ? Moment::master : Moment::weights;
-    for (const StatePart& part : dp.parts(of)) {
-      const float* expected_part = reference.masters.data() + part.begin;
-      ASSERT_TRUE(std::ranges::equal(floats(part.values),
-                                     std::span(expected_part, size_t(part.values.elements()))))
-          << part.begin;
+    for (const StateSlice& slice : dp.slices(of)) {
+      const float* expected_slice = reference.masters.data() + slice.begin;
+      ASSERT_TRUE(std::ranges::equal(floats(slice.values),
+                                     std::span(expected_slice, size_t(slice.values.elements()))))
+          << slice.begin;
     }
   });
 }
@@ -281,7 +281,7 @@ TEST(ShardMessages, SegmentsCoverAShardInOrder) {
         for (int owner = 0; owner < ranks; ++owner) {
           const FlatRange shard = buckets.shard(b, owner);
           int64_t at = 0;
-          for (const Segment& segment : segments_of(shard, runs)) {
+          for (const Segment& segment : make_segments(shard, runs)) {
             EXPECT_EQ(segment.begin, at);
             EXPECT_GT(segment.count, 0);
             for (int64_t i = at; i < at + segment.count; ++i) {

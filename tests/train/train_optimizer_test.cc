@@ -160,16 +160,16 @@ std::vector<float> without_padding(std::vector<float> values) {
 /// A moment assembled on every rank: the sum of all ranks' shards, each zero elsewhere.
 std::vector<float> whole_of(Communicator& comm, ShardedOptimizer& dp, Moment moment) {
   std::vector<float> whole(kElements);
-  for (const StatePart& part : dp.parts(moment)) {
-    std::ranges::copy(floats(part.values), whole.begin() + part.begin);
+  for (const StateSlice& slice : dp.slices(moment)) {
+    std::ranges::copy(floats(slice.values), whole.begin() + slice.begin);
   }
   all_reduce(comm, Tensor(whole.data(), DType::f32, {int64_t(kElements)}));
   return whole;
 }
 
 void restore(ShardedOptimizer& dp, Moment moment, const std::vector<float>& whole) {
-  for (const StatePart& part : dp.parts(moment)) {
-    std::copy_n(whole.begin() + part.begin, part.values.elements(), floats(part.values).begin());
+  for (const StateSlice& slice : dp.slices(moment)) {
+    std::copy_n(whole.begin() + slice.begin, slice.values.elements(), floats(slice.values).begin());
   }
 }
 
@@ -221,7 +221,7 @@ Outcome run_ranks(int ranks, int64_t bucket, bool resume_midway, bool delayed = 
       if (!resume_midway || step != 2) continue;
       const auto m = whole_of(comm, *dp, Moment::first), v = whole_of(comm, *dp, Moment::second);
       EXPECT_EQ(whole_of(comm, *dp, Moment::weights), without_padding(w));
-      EXPECT_TRUE(dp->parts(Moment::master).empty());
+      EXPECT_TRUE(dp->slices(Moment::master).empty());
       dp = make_optimizer(comm, w, g, list, bucket + 1);
       restore(*dp, Moment::first, m);
       restore(*dp, Moment::second, v);

@@ -18,7 +18,7 @@
 #include "engine/data/shared_work.h"
 #include "engine/data/text_hashing.h"
 #include "engine/model/config.h"
-#include "engine/train/turns.h"
+#include "engine/train/round_robin.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
@@ -104,12 +104,12 @@ TEST(Corpus, HeldOutSplitFollowsContent) {
   const TempDir dir;
   make_files(dir, 200, 60);
   const Corpus all(Paths{dir.path()}, 0), split(Paths{dir.path()}, 0.3);
-  EXPECT_EQ(split.files().size() + split.heldout_files().size(), 200u);
-  EXPECT_NEAR(double(split.heldout_files().size()), 60, 25);
+  EXPECT_EQ(split.files().size() + split.val_files().size(), 200u);
+  EXPECT_NEAR(double(split.val_files().size()), 60, 25);
   EXPECT_NE(all.fingerprint(), split.fingerprint());
   const std::string copy = dir / "a-copy";
-  std::filesystem::copy_file(split.heldout_files()[0], copy);
-  EXPECT_THAT(Corpus(Paths{dir.path()}, 0.3).heldout_files(), ::testing::Contains(copy));
+  std::filesystem::copy_file(split.val_files()[0], copy);
+  EXPECT_THAT(Corpus(Paths{dir.path()}, 0.3).val_files(), ::testing::Contains(copy));
 }
 
 TEST(Corpus, ErrorsNameTheCause) {
@@ -158,11 +158,11 @@ TEST(Corpus, NamesTheKindOfAPath) {
 
 TEST(Corpus, PathListsSupportAnyName) {
   const Paths valid{"a", "b c"}, broken{"a\nb", "c"};
-  EXPECT_EQ(list_of_paths(valid), "a\nb c\n");
-  EXPECT_EQ(paths_of_list(list_of_paths(valid)), valid);
-  EXPECT_EQ(paths_of_list(list_of_paths(broken)), broken);
-  EXPECT_EQ(paths_of_list("a\n\nb"), (Paths{"a", "b"}));
-  EXPECT_EQ(paths_of_list(""), Paths{});
+  EXPECT_EQ(join_paths(valid), "a\nb c\n");
+  EXPECT_EQ(split_paths(join_paths(valid)), valid);
+  EXPECT_EQ(split_paths(join_paths(broken)), broken);
+  EXPECT_EQ(split_paths("a\n\nb"), (Paths{"a", "b"}));
+  EXPECT_EQ(split_paths(""), Paths{});
 }
 
 // Text too large to be kept in memory: read from its file.
@@ -233,10 +233,10 @@ TEST(TextHashing, RanksReadTheSameCorpusAsOneProcess) {
   run_threads({.ranks = 3}, [&](Communicator& comm) {
     const Corpus shared(Paths{dir.path()}, 0.4, &comm);
     EXPECT_EQ(shared.files(), one.files());
-    EXPECT_EQ(shared.heldout_files(), one.heldout_files());
-    EXPECT_EQ(shared.heldout_sizes(), one.heldout_sizes());
+    EXPECT_EQ(shared.val_files(), one.val_files());
+    EXPECT_EQ(shared.val_sizes(), one.val_sizes());
     EXPECT_EQ(shared.fingerprint(), one.fingerprint());
-    EXPECT_EQ(shared.describe_heldout(), one.describe_heldout());
+    EXPECT_EQ(shared.describe_val_files(), one.describe_val_files());
     EXPECT_EQ(shared.tokens(), one.tokens());
     shared.verify(&comm);
   });
@@ -280,14 +280,14 @@ TEST(SharedWork, RanksWaitForOneThatIsStillWorking) {
   });
 }
 
-TEST(Turns, TwoTrainingsTakeTheirStepsInPairs) {
-  Turns turns(2, 2);
+TEST(RoundRobin, TwoTrainingsTakeTheirStepsInPairs) {
+  RoundRobin round_robin(2, 2);
   std::mutex mutex;
   std::string order;  // sequence of each rank's actions
   std::vector<std::thread> ranks;
   const auto train = [&](int run, int64_t steps) {
     for (int64_t step = 0; step < steps; ++step) {
-      turns.before_step(run, step);
+      round_robin.before_step(run, step);
       const std::lock_guard lock(mutex);
       order += char('a' + run);
     }
@@ -296,10 +296,10 @@ TEST(Turns, TwoTrainingsTakeTheirStepsInPairs) {
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&] {
       train(0, 4);
-      if (++ended == 2) turns.leave(0);
+      if (++ended == 2) round_robin.leave(0);
     });
   }
-  turns.await_ready(0);
+  round_robin.await_ready(0);
   for (int rank = 0; rank < 2; ++rank) ranks.emplace_back([&] { train(1, 6); });
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(order,
@@ -317,7 +317,7 @@ void run_steps(const Sampler& sampler, int64_t& next, int64_t batch, int dp, int
   for (int64_t step = 0; step < steps; ++step, next += batch) {
     for (int rank = 0; rank < dp; ++rank) {
       for (int64_t i = 0; i < batch / dp; ++i) {
-        ++seen[sampler.window_of(next + rank * (batch / dp) + i)];
+        ++seen[sampler.window(next + rank * (batch / dp) + i)];
       }
     }
   }
@@ -356,7 +356,7 @@ TEST(Sampler, EpochPredictsEveryTokenButTheFirstOnce) {
     int64_t total = 0;
     for (int64_t sample = 0; sample < sampler.windows(); ++sample) {
       sampler.read(sample, tokens, targets);
-      const int64_t count = sampler.targets_of(sample);
+      const int64_t count = sampler.targets(sample);
       EXPECT_EQ(std::count(targets.begin(), targets.end(), -1), seq - count);
       for (size_t i = 0; i + 1 < size_t(count); ++i) EXPECT_EQ(tokens[i + 1], targets[i]);
       for (const int32_t token : tokens) EXPECT_TRUE(token >= 0 && token <= kBos);

@@ -33,7 +33,7 @@ class ThreadsBuffer final : public SymmetricBuffer {
   bool direct_;
 };
 
-const std::shared_ptr<Segments>& segments_of(const SymmetricBuffer& buffer) {
+const std::shared_ptr<Segments>& get_segments(const SymmetricBuffer& buffer) {
   return static_cast<const ThreadsBuffer&>(buffer).segments();
 }
 
@@ -54,7 +54,7 @@ ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank,
 }
 
 std::byte* ThreadsCommunicator::look_at(const SymmetricBuffer& buffer, int rank) const {
-  return segments_of(buffer)->memory(rank);
+  return get_segments(buffer)->memory(rank);
 }
 
 std::string ThreadsCommunicator::link() const {
@@ -101,7 +101,7 @@ std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::do_allocate(size_t bytes, 
 
 void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset,
                                  const void* source, size_t bytes, int signal, uint64_t epoch) {
-  const auto& segments = segments_of(buffer);
+  const auto& segments = get_segments(buffer);
   std::byte* to = segments->memory(peer) + offset;
   SignalWord& word = segments->signal(peer, signal);
   FutexWaiter& waiter = group_->waiters[size_t(peer)];
@@ -121,17 +121,17 @@ void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offse
 }
 
 void ThreadsCommunicator::do_raise(int peer, SymmetricBuffer& buffer, int signal, uint64_t epoch) {
-  raise_signal(segments_of(buffer)->signal(peer, signal), epoch, group_->waiters[size_t(peer)]);
+  raise_signal(get_segments(buffer)->signal(peer, signal), epoch, group_->waiters[size_t(peer)]);
 }
 
 uint64_t ThreadsCommunicator::do_read_signal(const SymmetricBuffer& buffer, int signal) const {
-  return segments_of(buffer)->signal(rank_, signal).load(std::memory_order_acquire);
+  return get_segments(buffer)->signal(rank_, signal).load(std::memory_order_acquire);
 }
 
 void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                                   const WaitSite& site) {
   const SharedWorld& world = *group_->world;
-  const SignalWord& word = segments_of(buffer)->signal(rank_, signal);
+  const SignalWord& word = get_segments(buffer)->signal(rank_, signal);
   if (world.aborted()) {
     settle();
     world.throw_aborted();

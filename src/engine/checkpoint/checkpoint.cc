@@ -51,7 +51,7 @@ bool name_taken(const std::string& path) {
 
 /// Step number in a name made by checkpoint_path; nullopt for any other name, which belongs to the
 /// user.
-std::optional<int64_t> step_of_name(const std::string& name) {
+std::optional<int64_t> parse_step(const std::string& name) {
   int64_t step = 0;
   const std::string_view digits = std::string_view(name).substr(std::min<size_t>(5, name.size()));
   const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
@@ -62,7 +62,7 @@ std::optional<int64_t> step_of_name(const std::string& name) {
 /// Whether the name was left by an interrupted save or removal.
 bool is_leftover(const std::string& name) {
   for (const std::string_view prefix : {kTemporary, kRemoved, kReplaced}) {
-    if (name.starts_with(prefix)) return step_of_name(name.substr(prefix.size())).has_value();
+    if (name.starts_with(prefix)) return parse_step(name.substr(prefix.size())).has_value();
   }
   return false;
 }
@@ -79,7 +79,7 @@ void remove_directory(const std::string& path) {
 /// Renames the complete directory `from` to `to` and removes the previous `to` only afterwards. If
 /// the file system cannot exchange two names atomically, the previous one is kept as `.was-`
 /// meanwhile, from which `restore_replaced` recovers it if the process ends in between.
-void move_into_place(const std::string& from, const std::string& to) {
+void move_to_target(const std::string& from, const std::string& to) {
   const std::string parent = fs::path(to).parent_path().string();
   if (!name_taken(to)) {
     rename_path(from, to);
@@ -103,8 +103,8 @@ void move_into_place(const std::string& from, const std::string& to) {
 void restore_replaced(const std::string& parent) {
   for (const std::string& name : names_in(parent)) {
     if (!name.starts_with(kReplaced) || !is_leftover(name)) continue;
-    const std::string place = parent + "/" + name.substr(std::string_view(kReplaced).size());
-    if (!name_taken(place)) rename_path(parent + "/" + name, place);
+    const std::string target = parent + "/" + name.substr(std::string_view(kReplaced).size());
+    if (!name_taken(target)) rename_path(parent + "/" + name, target);
   }
 }
 
@@ -177,7 +177,7 @@ std::string expected_hash(const StoredState& stored, const std::string& name) {
 ModelConfig verified_config(const std::string& path, const StoredState& stored) {
   const std::string file = path + "/config.json", text = read_small_file(file);
   const std::string expected = expected_hash(stored, "config.json"), found = content_hash(text);
-  if (found != expected && step_of_checkpoint(path)) reject_hash(file, found, expected);
+  if (found != expected && checkpoint_step(path)) reject_hash(file, found, expected);
   ModelConfig config = model_config_from_json(text, file);
   if (found != expected && content_hash(to_json(config)) != expected)
     reject_hash(file, found, expected);
@@ -187,7 +187,7 @@ ModelConfig verified_config(const std::string& path, const StoredState& stored) 
 /// Whether the folder may be removed: its name and its state.json, verified by its own hash, have
 /// the same step.
 bool written_by_run(const std::string& path) {
-  const auto step = step_of_name(fs::path(path).filename().string());
+  const auto step = parse_step(fs::path(path).filename().string());
   std::error_code code;
   if (!step || fs::symlink_status(path, code).type() != fs::file_type::directory) return false;
   try {
@@ -199,13 +199,13 @@ bool written_by_run(const std::string& path) {
 
 /// Renames a folder that may contain user files instead of removing it.
 void set_aside(const std::string& path) {
-  std::string place = path + ".replaced";
-  for (int number = 2; name_taken(place); ++number) {
-    place = fmt::format("{}.replaced-{}", path, number);
+  std::string target = path + ".replaced";
+  for (int number = 2; name_taken(target); ++number) {
+    target = fmt::format("{}.replaced-{}", path, number);
   }
-  rename_path(path, place);
+  rename_path(path, target);
   log_message(LogLevel::warn,
-              fmt::format("{}: kept as {}: not all of it is this run's", path, place));
+              fmt::format("{}: kept as {}: not all of it is this run's", path, target));
 }
 
 }  // namespace
@@ -214,12 +214,12 @@ std::string checkpoint_path(const std::string& out, int64_t step) {
   return fmt::format("{}/checkpoints/{}{:08}", out, kPrefix, step);
 }
 
-std::string CheckpointWriter::folder_of(const std::string& out, int64_t step) {
+std::string CheckpointWriter::temporary_folder(const std::string& out, int64_t step) {
   return hidden_next_to(checkpoint_path(out, step), kTemporary);
 }
 
 CheckpointWriter::CheckpointWriter(const std::string& out, int64_t step)
-    : temporary_(folder_of(out, step)), final_(checkpoint_path(out, step)) {
+    : temporary_(temporary_folder(out, step)), final_(checkpoint_path(out, step)) {
   std::error_code ignored;
   fs::remove_all(temporary_, ignored);
   make_directories(temporary_);
@@ -236,14 +236,14 @@ void CheckpointWriter::commit(const TrainState& state, const ModelConfig& model,
   sync_directory(temporary_);
   // The name is taken if resume skipped a damaged checkpoint.
   if (name_taken(final_) && !written_by_run(final_)) set_aside(final_);
-  move_into_place(temporary_, final_);
+  move_to_target(temporary_, final_);
 }
 
 std::vector<std::string> list_checkpoints(const std::string& out) {
   std::vector<std::string> paths;
   const std::string parent = out + "/checkpoints";
   for (const std::string& name : names_in(parent)) {
-    if (step_of_name(name)) paths.push_back(parent + "/" + name);
+    if (parse_step(name)) paths.push_back(parent + "/" + name);
   }
   std::sort(paths.begin(), paths.end(), [](const std::string& a, const std::string& b) {
     return std::pair(a.size(), a) > std::pair(b.size(), b);  // steps above 8 digits have longer
@@ -279,7 +279,7 @@ void write_state(const std::string& folder, const TrainState& state, const Model
 
 ModelConfig verify_files(const std::string& path, const StoredState& stored,
                          std::span<const std::string> names, const Share& share) {
-  if (const auto step = step_of_checkpoint(path); step && *step != stored.state.step) {
+  if (const auto step = checkpoint_step(path); step && *step != stored.state.step) {
     throw IoError(fmt::format("{}/state.json: step {}: expected {}, as the folder's name says",
                               path, stored.state.step, *step));
   }
@@ -293,10 +293,10 @@ ModelConfig verify_files(const std::string& path, const StoredState& stored,
   return config;
 }
 
-std::optional<int64_t> step_of_checkpoint(const std::string& path) {
+std::optional<int64_t> checkpoint_step(const std::string& path) {
   const fs::path whole = fs::path(path + "/.").lexically_normal().parent_path();
   if (fs::absolute(whole).parent_path().filename() != "checkpoints") return std::nullopt;
-  return step_of_name(whole.filename().string());
+  return parse_step(whole.filename().string());
 }
 
 Checkpoint verify_checkpoint(const std::string& path, const Share& share) {
@@ -357,15 +357,15 @@ void CheckpointKeeper::remove(const std::string& path) {
 }
 
 void CheckpointKeeper::prune() {
-  int64_t kept = 0;
+  int64_t num_valid = 0;
   for (const std::string& path : list_checkpoints(out_)) {
-    if (kept < keep_) {
-      kept += valid(path);
+    if (num_valid < keep_) {
+      num_valid += valid(path);
     } else if (written_by_run(path)) {
       remove(path);
     }
   }
-  if (kept == 0) return;
+  if (num_valid == 0) return;
   const std::string parent = out_ + "/checkpoints";
   for (const std::string& name : names_in(parent)) {
     std::error_code ignored;
@@ -394,12 +394,12 @@ bool keep_other_files(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-std::string DirectoryWriter::folder_of(const std::string& out, const std::string& name) {
+std::string DirectoryWriter::temporary_folder(const std::string& out, const std::string& name) {
   return out + "/" + kTemporary + name;
 }
 
 DirectoryWriter::DirectoryWriter(const std::string& out, const std::string& name)
-    : temporary_(folder_of(out, name)), target_(out + "/" + name) {
+    : temporary_(temporary_folder(out, name)), target_(out + "/" + name) {
   std::error_code ignored;
   fs::remove_all(temporary_, ignored);
   make_directories(temporary_);
@@ -415,7 +415,7 @@ void DirectoryWriter::commit() {
   const bool folder = fs::symlink_status(target_, code).type() == fs::file_type::directory;
   if (name_taken(target_) && !(folder && keep_other_files(target_, temporary_))) set_aside(target_);
   sync_directory(temporary_);
-  move_into_place(temporary_, target_);
+  move_to_target(temporary_, target_);
 }
 
 }  // namespace tandem

@@ -55,7 +55,7 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   /// Temporary directory in which to write the safetensors files.
-  static std::string folder_of(const std::string& out, int64_t step);
+  static std::string temporary_folder(const std::string& out, int64_t step);
   std::string path(const std::string& name) const { return temporary_ + "/" + name; }
   /// Completes the checkpoint and renames it to its final name. `header_hashes`: results of
   /// SafetensorsWriter::finish, by file name.
@@ -90,7 +90,7 @@ void write_state(const std::string& folder, const TrainState& state, const Model
 ModelConfig verify_files(const std::string& path, const StoredState& stored,
                          std::span<const std::string> names, const Share& share = {});
 /// Step number in the name of a folder under checkpoints/; nullopt for another folder.
-std::optional<int64_t> step_of_checkpoint(const std::string& path);
+std::optional<int64_t> checkpoint_step(const std::string& path);
 /// Reads and checks every byte, limited to the tensors in `share`. Throws as verify_files.
 Checkpoint verify_checkpoint(const std::string& path, const Share& share = {});
 /// Newest checkpoint that verifies; calls `warn` for each that does not. Throws IoError if there
@@ -128,7 +128,7 @@ class DirectoryWriter {
   DirectoryWriter(const DirectoryWriter&) = delete;
   DirectoryWriter& operator=(const DirectoryWriter&) = delete;
   /// Temporary directory in which to write them.
-  static std::string folder_of(const std::string& out, const std::string& name);
+  static std::string temporary_folder(const std::string& out, const std::string& name);
   void commit();
 
  private:

@@ -17,10 +17,10 @@ namespace {
 
 /// Whether the open file is the one with this name.
 bool is_named(int fd, const std::string& path) {
-  struct stat held {
+  struct stat locked {
   }, named{};
-  return ::fstat(fd, &held) == 0 && ::stat(path.c_str(), &named) == 0 &&
-         held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+  return ::fstat(fd, &locked) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
 }
 
 /// Name of a `train` output found in OUT; empty if it holds no run.

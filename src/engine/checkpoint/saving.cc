@@ -15,7 +15,7 @@
 #include "engine/checkpoint/shared_tensors.h"
 #include "engine/model/pretrained.h"
 #include "engine/parallel/collective_check.h"
-#include "engine/parallel/parameter_pieces.h"
+#include "engine/parallel/parameter_slices.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -39,15 +39,15 @@ constexpr int64_t kChunk = 1 << 22;
 /// Calls `visit(piece, values)` for all pieces of tensors that this rank owns. If `is_written`, the
 /// values are written to afterwards.
 template <typename Visit>
-void for_each_owned_piece(const TrainedRanks& ranks, const ParameterPieces& pieces, Moment moment,
+void for_each_owned_slice(const TrainedRanks& ranks, const ParameterSlices& slices, Moment moment,
                           bool is_written, Visit&& visit) {
-  for (const StatePart& part : ranks.optimizer.parts(moment)) {
-    for (int64_t at = 0; at < part.values.elements(); at += kChunk) {
-      const int64_t count = std::min(kChunk, part.values.elements() - at);
-      const int64_t begin = part.begin + at;
-      const HostCopy chunk(ranks.model.exec(), part.values.narrow(0, at, count));
-      pieces.for_each({begin, count}, [&](const ParameterPiece& piece) {
-        visit(piece, chunk.values().subspan(size_t(piece.flat - begin), size_t(piece.count)));
+  for (const StateSlice& state : ranks.optimizer.slices(moment)) {
+    for (int64_t at = 0; at < state.values.elements(); at += kChunk) {
+      const int64_t count = std::min(kChunk, state.values.elements() - at);
+      const int64_t begin = state.begin + at;
+      const HostCopy chunk(ranks.model.exec(), state.values.narrow(0, at, count));
+      slices.for_each({begin, count}, [&](const ParameterSlice& slice) {
+        visit(slice, chunk.values().subspan(size_t(slice.flat - begin), size_t(slice.count)));
       });
       if (is_written) chunk.store();
     }
@@ -90,19 +90,19 @@ Written write_tensors(const TrainedRanks& ranks, const std::string& path,
   SharedTensors file(ranks.world, path, specs, metadata);
   // Logged once per save.
   if (sections.front().moment == Moment::weights && ranks.world.rank() == 0 &&
-      !file.blind().empty()) {
+      !file.ranks_without_path().empty()) {
     log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
-                                            path, fmt::join(file.blind(), ", ")));
+                                            path, fmt::join(file.ranks_without_path(), ", ")));
   }
-  const ParameterPieces pieces(list);
+  const ParameterSlices slices(list);
   std::string hash = file.fill([&](const SharedTensors::Write& write) {
     for (size_t s = 0; s < sections.size(); ++s) {
-      for_each_owned_piece(ranks, pieces, sections[s].moment, false,
-                           [&](const ParameterPiece& piece, std::span<const float> values) {
+      for_each_owned_slice(ranks, slices, sections[s].moment, false,
+                           [&](const ParameterSlice& slice, std::span<const float> values) {
                              // Only TP rank 0 writes replicated tensors.
-                             if (!list[piece.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
+                             if (!list[slice.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
                                return;
-                             write(s * list.size() + piece.parameter, piece.whole, values);
+                             write(s * list.size() + slice.parameter, slice.whole, values);
                            });
     }
   });
@@ -114,9 +114,9 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
   std::vector<const SafetensorsEntry*> entries;
   for (const Parameter& p : list)
     entries.push_back(&file.require(section.prefix + p.name, p.shape));
-  for_each_owned_piece(ranks, ParameterPieces(list), section.moment, true,
-                       [&](const ParameterPiece& piece, std::span<float> values) {
-                         file.read_f32(*entries[piece.parameter], piece.whole, values);
+  for_each_owned_slice(ranks, ParameterSlices(list), section.moment, true,
+                       [&](const ParameterSlice& slice, std::span<float> values) {
+                         file.read_f32(*entries[slice.parameter], slice.whole, values);
                        });
 }
 
@@ -124,7 +124,7 @@ Written write_model(const TrainedRanks& ranks, const std::string& directory) {
   return write_tensors(ranks, directory + "/" + kModelFile, {kWeights}, {{"format", "pt"}});
 }
 
-std::string name_of_rank(int rank) {
+std::string rank_name(int rank) {
   return fmt::format("rank.{}", rank);
 }
 
@@ -132,21 +132,21 @@ std::string name_of_rank(int rank) {
 /// residuals.
 std::string write_residuals(const TrainedRanks& ranks, const std::string& path) {
   int64_t count = 0, total = 0;
-  for (const auto part : ranks.optimizer.residuals()) count += int64_t(part.size());
+  for (const auto residual : ranks.optimizer.residuals()) count += int64_t(residual.size());
   SharedTensors::Specs specs;
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
     int64_t remote = 0;
     std::memcpy(&remote, blob.data(), sizeof remote);
-    specs.push_back({name_of_rank(int(specs.size())), DType::f32, {remote}});
+    specs.push_back({rank_name(int(specs.size())), DType::f32, {remote}});
     total += remote;
   }
   if (total == 0) return "";
   SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
   return file.fill([&](const SharedTensors::Write& write) {
     int64_t at = 0;
-    for (const auto part : ranks.optimizer.residuals()) {
-      write(size_t(ranks.world.rank()), at, part);
-      at += int64_t(part.size());
+    for (const auto residual : ranks.optimizer.residuals()) {
+      write(size_t(ranks.world.rank()), at, residual);
+      at += int64_t(residual.size());
     }
   });
 }
@@ -154,7 +154,7 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
 /// Returns a note for the user, or an empty string.
 std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   size_t count = 0;
-  for (const auto part : ranks.optimizer.residuals()) count += part.size();
+  for (const auto residual : ranks.optimizer.residuals()) count += residual.size();
   if (!path_exists(path)) {
     if (count == 0) return "";
     return "the checkpoint holds no residuals of error feedback: they start at zero";
@@ -169,11 +169,11 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
         layout == file.metadata().end() ? "an unknown layout" : layout->second, ranks.layout);
   }
   const int64_t shape[] = {int64_t(count)};
-  const SafetensorsEntry& entry = file.require(name_of_rank(ranks.world.rank()), shape);
+  const SafetensorsEntry& entry = file.require(rank_name(ranks.world.rank()), shape);
   int64_t at = 0;
-  for (const auto part : ranks.optimizer.residuals()) {
-    file.read_f32(entry, at, part);
-    at += int64_t(part.size());
+  for (const auto residual : ranks.optimizer.residuals()) {
+    file.read_f32(entry, at, residual);
+    at += int64_t(residual.size());
   }
   return "";
 }
@@ -208,7 +208,7 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
     checkpoint = std::make_unique<CheckpointWriter>(out, state.step);
     return std::string();
   });
-  const std::string folder = CheckpointWriter::folder_of(out, state.step);
+  const std::string folder = CheckpointWriter::temporary_folder(out, state.step);
   std::map<std::string, std::string> hashes;
   const std::string residuals_hash = write_residuals(ranks, folder + "/" + kResidualsFile);
   if (!residuals_hash.empty()) hashes[kResidualsFile] = residuals_hash;
@@ -249,7 +249,7 @@ void save_final(const TrainedRanks& ranks, const std::string& out, const TrainSt
     directory = std::make_unique<DirectoryWriter>(out, "final");
     return std::string();
   });
-  const std::string folder = DirectoryWriter::folder_of(out, "final");
+  const std::string folder = DirectoryWriter::temporary_folder(out, "final");
   const std::string hash = write_model(ranks, folder).hash;
   on_rank_zero(ranks.world, "completing the final model", [&] {
     write_state(folder, state, model, {{kModelFile, hash}});

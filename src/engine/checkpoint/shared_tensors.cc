@@ -25,7 +25,7 @@ std::string new_mark() {
 }
 
 /// Byte tensor for send or recv; const data is not modified.
-Tensor bytes_of(const void* data, size_t bytes) {
+Tensor byte_tensor(const void* data, size_t bytes) {
   return Tensor(const_cast<void*>(data), DType::u8, {int64_t(bytes)});
 }
 
@@ -55,36 +55,36 @@ SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const
   const char sees = file_.has_value();
   const auto all = ranks.exchange(std::as_bytes(std::span(&sees, 1)), "who sees a file");
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank][0] == std::byte{0}) blind_.push_back(int(rank));
+    if (all[rank][0] == std::byte{0}) ranks_without_path_.push_back(int(rank));
   }
 }
 
 std::optional<Share> SharedTensors::share() const {
   if (!file_) return std::nullopt;
-  return Share{
-      ranks_.rank() - int(std::ranges::lower_bound(blind_, ranks_.rank()) - blind_.begin()),
-      ranks_.size() - int(blind_.size())};
+  return Share{ranks_.rank() - int(std::ranges::lower_bound(ranks_without_path_, ranks_.rank()) -
+                                   ranks_without_path_.begin()),
+               ranks_.size() - int(ranks_without_path_.size())};
 }
 
-void SharedTensors::write_here(const Part& part, std::span<const float> values) {
-  file_->write(size_t(part.tensor), uint64_t(part.begin) * sizeof(float), std::as_bytes(values));
+void SharedTensors::write_here(const Slice& slice, std::span<const float> values) {
+  file_->write(size_t(slice.tensor), uint64_t(slice.begin) * sizeof(float), std::as_bytes(values));
 }
 
-void SharedTensors::send_part(const Part& part, std::span<const float> values) {
-  send(ranks_, bytes_of(&part, sizeof part), 0);
-  if (!values.empty()) send(ranks_, bytes_of(values.data(), values.size_bytes()), 0);
+void SharedTensors::send_slice(const Slice& slice, std::span<const float> values) {
+  send(ranks_, byte_tensor(&slice, sizeof slice), 0);
+  if (!values.empty()) send(ranks_, byte_tensor(values.data(), values.size_bytes()), 0);
 }
 
-void SharedTensors::receive_parts(int source) {
+void SharedTensors::receive_slices(int source) {
   std::vector<float> values;
   while (true) {
-    Part part{};
-    recv(ranks_, bytes_of(&part, sizeof part), source);
-    if (part.count == 0) return;
-    values.resize(size_t(part.count));
-    recv(ranks_, bytes_of(values.data(), values.size() * sizeof(float)), source);
+    Slice slice{};
+    recv(ranks_, byte_tensor(&slice, sizeof slice), source);
+    if (slice.count == 0) return;
+    values.resize(size_t(slice.count));
+    recv(ranks_, byte_tensor(values.data(), values.size() * sizeof(float)), source);
     try {
-      if (error_.empty()) write_here(part, values);
+      if (error_.empty()) write_here(slice, values);
     } catch (const IoError& error) {
       error_ = error.what();  // the sender continues
     }
@@ -92,16 +92,16 @@ void SharedTensors::receive_parts(int source) {
 }
 
 /// Sends the parts of ranks that do not see the file to rank 0.
-void SharedTensors::pass_on_parts(const std::function<void(const Write&)>& parts) {
+void SharedTensors::forward_slices(const std::function<void(const Write&)>& for_each_slice) {
   const DiskDeadline longer(ranks_);
   if (!file_) {
-    parts([this](size_t tensor, int64_t begin, std::span<const float> values) {
-      if (!values.empty()) send_part({int64_t(tensor), begin, int64_t(values.size())}, values);
+    for_each_slice([this](size_t tensor, int64_t begin, std::span<const float> values) {
+      if (!values.empty()) send_slice({int64_t(tensor), begin, int64_t(values.size())}, values);
     });
-    send_part({}, {});
+    send_slice({}, {});
   }
   if (ranks_.rank() == 0) {
-    for (const int source : blind_) receive_parts(source);
+    for (const int source : ranks_without_path_) receive_slices(source);
   }
 }
 
@@ -110,9 +110,9 @@ void SharedTensors::share_hashes() {
   const auto texts = on_every_rank(ranks_, "hashes of a file", bytes_, [&] {
     std::string hashes;
     for (size_t i = 0; file_ && i < tensors_; ++i) {
-      const uint64_t begin = file_->offset_of(0);
-      if (share()->has(file_->offset_of(i) - begin, file_->offset_of(tensors_) - begin)) {
-        hashes += file_->hash_of(i);
+      const uint64_t begin = file_->tensor_offset(0);
+      if (share()->has(file_->tensor_offset(i) - begin, file_->tensor_offset(tensors_) - begin)) {
+        hashes += file_->tensor_hash(i);
       }
     }
     return hashes;
@@ -126,15 +126,15 @@ void SharedTensors::share_hashes() {
   }
 }
 
-std::string SharedTensors::fill(const std::function<void(const Write&)>& parts) {
+std::string SharedTensors::fill(const std::function<void(const Write&)>& for_each_slice) {
   on_every_rank(ranks_, "writing a file", bytes_, [&] {
     if (!file_) return std::string();
-    parts([this](size_t tensor, int64_t begin, std::span<const float> values) {
+    for_each_slice([this](size_t tensor, int64_t begin, std::span<const float> values) {
       if (!values.empty()) write_here({int64_t(tensor), begin, int64_t(values.size())}, values);
     });
     return std::string();
   });
-  pass_on_parts(parts);
+  forward_slices(for_each_slice);
   on_every_rank(ranks_, "writing a file", bytes_, [&] {
     if (!error_.empty()) throw IoError(error_);
     if (file_) file_->sync();

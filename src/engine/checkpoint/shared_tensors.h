@@ -31,21 +31,21 @@ class SharedTensors {
   /// Writes the file and syncs it to disk. `parts` calls its argument for all parts of this rank;
   /// all ranks together write each element once. Returns the header's hash, on every rank. Throws
   /// IoError on every rank for an error on any. Collective.
-  std::string fill(const std::function<void(const Write&)>& parts);
+  std::string fill(const std::function<void(const Write&)>& for_each_slice);
   /// Ranks that write through rank 0.
-  const std::vector<int>& blind() const { return blind_; }
+  const std::vector<int>& ranks_without_path() const { return ranks_without_path_; }
   /// This rank's share of the reading work among the ranks that see the file; nullopt for the
   /// others.
   std::optional<Share> share() const;
 
  private:
-  struct Part {
+  struct Slice {
     int64_t tensor, begin, count;
   };
-  void write_here(const Part& part, std::span<const float> values);
-  void send_part(const Part& part, std::span<const float> values);
-  void receive_parts(int source);
-  void pass_on_parts(const std::function<void(const Write&)>& parts);
+  void write_here(const Slice& slice, std::span<const float> values);
+  void send_slice(const Slice& slice, std::span<const float> values);
+  void receive_slices(int source);
+  void forward_slices(const std::function<void(const Write&)>& for_each_slice);
   void share_hashes();
 
   Communicator& ranks_;
@@ -53,7 +53,7 @@ class SharedTensors {
   size_t tensors_;
   uint64_t bytes_ = 0;                     ///< total of all tensors
   std::optional<SafetensorsWriter> file_;  ///< nullopt if this rank does not see the file
-  std::vector<int> blind_;
+  std::vector<int> ranks_without_path_;
   std::string error_;  ///< on rank 0, for a part sent to it
 };
 

@@ -29,7 +29,7 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
   }
   if (has_state(final)) {
     const int64_t step = read_train_state(final).step;
-    if (step_of_checkpoint(checkpoint) <= step) return false;
+    if (checkpoint_step(checkpoint) <= step) return false;
     note(fmt::format("{} is of step {}: reads {}", final, step, checkpoint));
     return true;
   }
@@ -56,7 +56,7 @@ std::string find_model(const std::string& path, const Note& note) {
 }
 
 ModelConfig verified_config(const std::string& directory) {
-  if (has_state(directory) || step_of_checkpoint(directory)) {
+  if (has_state(directory) || checkpoint_step(directory)) {
     const std::string names[] = {kWeightsFile};
     return verify_files(directory, read_stored_state(directory), names);
   }

@@ -37,7 +37,7 @@ std::optional<TrainingRecord> training_record(const std::string& directory,
   const fs::path model = fs::path(directory + "/.").lexically_normal().parent_path();
   std::vector<std::string> candidates{model.string()};
   std::string out = (model / "..").string();
-  if (step_of_checkpoint(model.string())) {
+  if (checkpoint_step(model.string())) {
     out += "/..";
   } else if (!path_exists(model.string() + "/state.json")) {
     candidates = list_checkpoints(out);

@@ -19,7 +19,7 @@ namespace tandem {
 namespace {
 
 /// Location of a value: "file:line" or "--set".
-struct Place {
+struct Location {
   std::string file;
   bool override_ = false;
   std::vector<std::string>* notes = nullptr;
@@ -47,11 +47,11 @@ std::string shown(const toml::node& node) {
 struct Assign {
   const ConfigKey& key;
   const toml::node& node;
-  const Place& place;
+  const Location& location;
 
   [[noreturn]] void wrong(const std::string& expected) const {
-    throw ConfigError(
-        fmt::format("{}: {} is {}: expected {}", place.at(node), key.name, shown(node), expected));
+    throw ConfigError(fmt::format("{}: {} is {}: expected {}", location.at(node), key.name,
+                                  shown(node), expected));
   }
   void operator()(int64_t* slot) const {
     const auto value =
@@ -101,7 +101,7 @@ struct Assign {
     for (const auto& [site, codec] : *node.as_table()) {
       if (!codec.is_string()) {
         throw ConfigError(fmt::format("{}: {}.{} is {}: expected a string, such as \"int8\"",
-                                      place.at(codec), key.name, printable(site.str()),
+                                      location.at(codec), key.name, printable(site.str()),
                                       shown(codec)));
       }
       const std::string one = fmt::format("{}={}", site.str(), codec.as_string()->get());
@@ -112,7 +112,7 @@ struct Assign {
         CodecPolicy::parse(one);
       } catch (const InvalidArgument& error) {
         throw ConfigError(
-            fmt::format("{}: {}: {}", place.at(codec), key.name, printable(error.what(), 300)));
+            fmt::format("{}: {}: {}", location.at(codec), key.name, printable(error.what(), 300)));
       }
       text += (text.empty() ? "" : ",") + one;
     }
@@ -138,34 +138,34 @@ std::string suggestion(const std::string& name, bool is_table) {
 }
 
 void apply(TrainConfig& config, const std::string& given, const toml::node& node,
-           const Place& place) {
+           const Location& location) {
   const std::string_view current = current_name(given);
   const std::string name(current.empty() ? given : current);
   if (!current.empty()) {
-    const std::string note = fmt::format("{}: {} is now called {}", place.at(node), given, name);
-    if (place.notes) place.notes->push_back(note);
+    const std::string note = fmt::format("{}: {} is now called {}", location.at(node), given, name);
+    if (location.notes) location.notes->push_back(note);
   }
   const auto keys = config_keys();
   const auto key =
       std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.name == name; });
   if (key != keys.end()) {
-    std::visit(Assign{*key, node, place}, key->slot(config));
+    std::visit(Assign{*key, node, location}, key->slot(config));
     return;
   }
   const bool is_table = std::any_of(keys.begin(), keys.end(),
                                     [&](const auto& k) { return k.name.starts_with(name + "."); });
   if (is_table && node.is_table()) {
     for (const auto& [child, value] : *node.as_table()) {
-      apply(config, name + "." + std::string(child.str()), value, place);
+      apply(config, name + "." + std::string(child.str()), value, location);
     }
     return;
   }
   if (is_table) {
     throw ConfigError(
-        fmt::format("{}: {} is {}: expected a table", place.at(node), name, shown(node)));
+        fmt::format("{}: {} is {}: expected a table", location.at(node), name, shown(node)));
   }
   const std::string close = suggestion(name, node.is_table());
-  throw ConfigError(fmt::format("{}: unknown key '{}'{}", place.at(node), printable(name),
+  throw ConfigError(fmt::format("{}: unknown key '{}'{}", location.at(node), printable(name),
                                 close.empty() ? ": `tandem train --help` lists the keys"
                                               : fmt::format(": did you mean '{}'?", close)));
 }
@@ -218,7 +218,7 @@ void apply_override(TrainConfig& config, const std::string& text, std::vector<st
     throw ConfigError(fmt::format("--set {}: expected table.key=value", printable(text)));
   }
   const std::string name = text.substr(0, equals), value = text.substr(equals + 1);
-  const Place place{"--set " + printable(text), true, notes};
+  const Location location{"--set " + printable(text), true, notes};
   toml::table parsed;
   try {
     // Non-ASCII text is parsed only if it is a string or a list from its first character: text
@@ -238,7 +238,7 @@ void apply_override(TrainConfig& config, const std::string& text, std::vector<st
       throw ConfigError(fmt::format("--set {}: the value is not UTF-8 text", printable(name)));
     }
   }
-  apply(config, name, *parsed.get("value"), place);
+  apply(config, name, *parsed.get("value"), location);
 }
 
 /// A file that has a key by both of its names does not say which value counts.
@@ -247,7 +247,7 @@ void check_names(const toml::table& root, const std::string& file) {
     const auto before = root.at_path(old), now = root.at_path(name);
     if (!before || !now) continue;
     throw ConfigError(fmt::format("{}: {} is now called {}, which line {} has, too: expected one",
-                                  Place{file}.at(*before.node()), old, name,
+                                  Location{file}.at(*before.node()), old, name,
                                   now.node()->source().begin.line));
   }
 }
@@ -277,7 +277,7 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
     const toml::table root = toml::parse(std::string_view(text), file);
     check_names(root, file);
     for (const auto& [name, node] : root) {
-      apply(config, std::string(name.str()), node, Place{file, false, notes});
+      apply(config, std::string(name.str()), node, Location{file, false, notes});
     }
   } catch (const toml::parse_error& error) {
     throw ConfigError(fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line,

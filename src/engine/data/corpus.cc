@@ -107,7 +107,7 @@ std::string describe_skipped(const FoundFiles& found) {
                      first_and_count(found.skipped));
 }
 
-std::string list_of_paths(std::span<const std::string> paths) {
+std::string join_paths(std::span<const std::string> paths) {
   const bool broken = std::any_of(paths.begin(), paths.end(), [](const std::string& path) {
     return path.find('\n') != std::string::npos;
   });
@@ -116,7 +116,7 @@ std::string list_of_paths(std::span<const std::string> paths) {
   return list;
 }
 
-std::vector<std::string> paths_of_list(std::string_view list) {
+std::vector<std::string> split_paths(std::string_view list) {
   const char end = list.find('\0') == std::string_view::npos ? '\n' : '\0';
   std::vector<std::string> paths;
   while (!list.empty()) {
@@ -192,21 +192,20 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
   hash_open_files(documents, world);
   for (Document& document : documents) {
     const bool out = is_held_out(document.hash, val_fraction);
-    (out ? heldout_ : files_).push_back(document.path);
-    (out ? heldout_hashes_ : hashes_).push_back(document.hash);
-    out ? heldout_sizes_.push_back(int64_t(document.size))
-        : documents_.push_back(std::move(document));
+    (out ? val_files_ : files_).push_back(document.path);
+    (out ? val_hashes_ : hashes_).push_back(document.hash);
+    out ? val_sizes_.push_back(int64_t(document.size)) : documents_.push_back(std::move(document));
   }
   if (!empty_.empty()) {
-    remarks_.push_back(fmt::format("left out {} empty file{} ({})", empty_.size(),
-                                   empty_.size() == 1 ? "" : "s", first_and_count(empty_)));
+    notes_.push_back(fmt::format("left out {} empty file{} ({})", empty_.size(),
+                                 empty_.size() == 1 ? "" : "s", first_and_count(empty_)));
   }
-  if (!found.skipped.empty()) remarks_.push_back(describe_skipped(found));
+  if (!found.skipped.empty()) notes_.push_back(describe_skipped(found));
   if (files_.empty()) {
     throw ConfigError(fmt::format(
         "data.paths: {} files found, {} held out, 0 bytes left to train on{}{}: expected some text",
-        found.files.size(), heldout_.size(), remarks_.empty() ? "" : "; ",
-        fmt::join(remarks_, "; ")));
+        found.files.size(), val_files_.size(), notes_.empty() ? "" : "; ",
+        fmt::join(notes_, "; ")));
   }
   starts_.push_back(0);
   for (const Document& document : documents_) {
@@ -215,10 +214,10 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
   fingerprint_ = content_hash(std::as_bytes(std::span(hashes_)));
 }
 
-std::string Corpus::describe_heldout() const {
-  return fmt::format("{} files, {} bytes, hash {}", heldout_.size(),
-                     std::accumulate(heldout_sizes_.begin(), heldout_sizes_.end(), int64_t(0)),
-                     content_hash(std::as_bytes(std::span(heldout_hashes_))));
+std::string Corpus::describe_val_files() const {
+  return fmt::format("{} files, {} bytes, hash {}", val_files_.size(),
+                     std::accumulate(val_sizes_.begin(), val_sizes_.end(), int64_t(0)),
+                     content_hash(std::as_bytes(std::span(val_hashes_))));
 }
 
 void Corpus::read(const Document& document, size_t offset, std::span<int32_t> out) const {

@@ -34,9 +34,9 @@ FoundFiles find_files(std::span<const std::string> paths);
 std::string describe_skipped(const FoundFiles& found);
 
 /// One path per line; if a name contains a newline, NUL-terminated paths instead.
-std::string list_of_paths(std::span<const std::string> paths);
+std::string join_paths(std::span<const std::string> paths);
 /// Reads both forms, as written by `find -print` and `find -print0`.
-std::vector<std::string> paths_of_list(std::string_view list);
+std::vector<std::string> split_paths(std::string_view list);
 
 class Corpus {
  public:
@@ -49,12 +49,12 @@ class Corpus {
   int64_t tokens() const { return starts_.back(); }
   int64_t bytes() const { return tokens() - int64_t(files_.size()); }
   const std::vector<std::string>& files() const { return files_; }
-  const std::vector<std::string>& heldout_files() const { return heldout_; }
-  const std::vector<int64_t>& heldout_sizes() const { return heldout_sizes_; }
+  const std::vector<std::string>& val_files() const { return val_files_; }
+  const std::vector<int64_t>& val_sizes() const { return val_sizes_; }
   /// Number, bytes and a hash of the held-out files; changes if their text does.
-  std::string describe_heldout() const;
+  std::string describe_val_files() const;
   /// Notes on skipped entries of data.paths, one line each.
-  const std::vector<std::string>& notes() const { return remarks_; }
+  const std::vector<std::string>& notes() const { return notes_; }
   /// Hash of the training stream's content.
   const std::string& fingerprint() const { return fingerprint_; }
   /// Reads tokens [begin, begin + out.size()) of the stream; -1 past its end. Throws IoError naming
@@ -78,11 +78,11 @@ class Corpus {
   static void hash_open_files(std::vector<Document>& documents, Communicator* world);
   void read(const Document& document, size_t offset, std::span<int32_t> out) const;
 
-  std::vector<std::string> files_, heldout_, empty_, remarks_;
+  std::vector<std::string> files_, val_files_, empty_, notes_;
   std::vector<std::byte> block_;
   std::vector<Document> documents_;
-  std::vector<uint64_t> hashes_, heldout_hashes_;
-  std::vector<int64_t> heldout_sizes_;
+  std::vector<uint64_t> hashes_, val_hashes_;
+  std::vector<int64_t> val_sizes_;
   size_t open_files_ = 0;
   std::vector<int64_t> starts_;  ///< position of each document's kBos in the stream, then the total
   std::string fingerprint_;

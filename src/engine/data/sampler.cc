@@ -35,16 +35,16 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index) {
 Sampler::Sampler(const Corpus& corpus, int64_t seq, uint64_t seed)
     : corpus_(corpus), seq_(seq), windows_((corpus.tokens() - 2) / seq + 1), seed_(seed) {}
 
-int64_t Sampler::window_of(int64_t sample) const {
+int64_t Sampler::window(int64_t sample) const {
   return permute(seed_, uint64_t(sample / windows_), windows_, sample % windows_);
 }
 
-int64_t Sampler::targets_of(int64_t sample) const {
-  return std::min(seq_, corpus_.tokens() - 1 - window_of(sample) * seq_);
+int64_t Sampler::targets(int64_t sample) const {
+  return std::min(seq_, corpus_.tokens() - 1 - window(sample) * seq_);
 }
 
 void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const {
-  const int64_t begin = window_of(sample) * seq_;
+  const int64_t begin = window(sample) * seq_;
   corpus_.read(begin, tokens);
   corpus_.read(begin + 1, targets);
   std::replace(tokens.begin(), tokens.end(), -1, kBos);

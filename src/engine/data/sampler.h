@@ -23,10 +23,10 @@ class Sampler {
  public:
   Sampler(const Corpus& corpus, int64_t seq, uint64_t seed);
   int64_t windows() const { return windows_; }
-  int64_t epoch_of(int64_t sample) const { return sample / windows_; }
-  int64_t window_of(int64_t sample) const;
+  int64_t epoch(int64_t sample) const { return sample / windows_; }
+  int64_t window(int64_t sample) const;
   /// Number of targets of the sample that are not -1.
-  int64_t targets_of(int64_t sample) const;
+  int64_t targets(int64_t sample) const;
   /// Fills seq tokens and seq targets.
   void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const;
 

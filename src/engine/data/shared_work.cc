@@ -31,22 +31,22 @@ SharedWork::SharedWork(Communicator* world, std::string_view what, int64_t bytes
       bytes_(bytes),
       slice_s_(world ? std::min(kSliceS, world->deadline() / 4) : kSliceS),
       start_(Clock::now()),
-      met_(start_) {}
+      last_exchange_(start_) {}
 
 void SharedWork::advance(int64_t bytes) {
   done_ += bytes;
-  if (seconds_after(met_) >= slice_s_) meet(true, "");
+  if (seconds_after(last_exchange_) >= slice_s_) exchange_progress(true, "");
 }
 
 void SharedWork::finish(const std::string& error) {
-  while (meet(false, error)) {
+  while (exchange_progress(false, error)) {
   }
   if (!error_.empty()) throw IoError(error_);
 }
 
 /// Exchanges progress and errors. Returns whether any rank is still busy.
-bool SharedWork::meet(bool busy, const std::string& error) {
-  met_ = Clock::now();
+bool SharedWork::exchange_progress(bool busy, const std::string& error) {
+  last_exchange_ = Clock::now();
   if (!world_) {
     error_ = error;
     show(done_, bytes_);
@@ -66,7 +66,7 @@ bool SharedWork::meet(bool busy, const std::string& error) {
                     given.size() - sizeof remote);
     }
   }
-  met_ = Clock::now();
+  last_exchange_ = Clock::now();
   if (world_->rank() == 0) show(all.done, all.bytes);
   return all.busy;
 }

@@ -28,14 +28,14 @@ class SharedWork {
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool meet(bool busy, const std::string& error);
+  bool exchange_progress(bool busy, const std::string& error);
   void show(int64_t done, int64_t all);
 
   Communicator* world_;
   std::string_view what_;
   int64_t bytes_, done_ = 0;
   double slice_s_;
-  Clock::time_point start_, met_;
+  Clock::time_point start_, last_exchange_;
   std::optional<ProgressLine> line_;
   std::string error_;  ///< first error in rank order
 };

@@ -11,7 +11,7 @@ namespace tandem {
 namespace {
 
 const Corpus& checked(const Corpus& corpus) {
-  if (!corpus.heldout_files().empty()) return corpus;
+  if (!corpus.val_files().empty()) return corpus;
   throw ConfigError(fmt::format(
       "train.validate_every: data.val_fraction holds none of the {} files out: expected a "
       "larger share",
@@ -19,7 +19,7 @@ const Corpus& checked(const Corpus& corpus) {
 }
 
 /// That of `tandem eval`, except that GPU ranks have experts in bf16 only.
-DType dtype_of(const Communicator& tp, const ModelConfig& config) {
+DType choose_dtype(const Communicator& tp, const ModelConfig& config) {
   return tp.on_gpu() && config.experts > 0 ? DType::bf16 : DType::f32;
 }
 
@@ -38,10 +38,10 @@ Validation::Validation(Communicator& world, Communicator& tp, Communicator& dp,
     : world_(world),
       tp_(tp),
       dp_(dp),
-      evaluator_(tp, config, {.dtype = dtype_of(tp, config), .experts = experts}),
-      windows_(checked(corpus).heldout_files(), corpus.heldout_sizes(), evaluator_.options().seq,
+      evaluator_(tp, config, {.dtype = choose_dtype(tp, config), .experts = experts}),
+      windows_(checked(corpus).val_files(), corpus.val_sizes(), evaluator_.options().seq,
                evaluator_.options().stride, max_bytes) {
-  world.require_same("the held-out text", corpus.describe_heldout());
+  world.require_same("the held-out text", corpus.describe_val_files());
 }
 
 std::string Validation::describe() const {

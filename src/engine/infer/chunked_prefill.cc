@@ -37,16 +37,16 @@ struct ChunkedPrefill::Steps {
   const Shard& rows() const { return block.rows_[size_t(chunk)]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
     gemm(x_norm, weight.transposed(), hidden);
-    block.advance_others(chunk);
+    block.advance_other_chunks(chunk);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     block.context_.caches[branch]->run(q, k, v, position + rows().begin, rows().count, out);
   }
   void out(const Tensor& inner, const Tensor& weight) {
-    block.advance_others(chunk);
+    block.advance_other_chunks(chunk);
     RowSums& sums = *block.sums_[size_t(chunk)];
     gemm(inner, weight.transposed(), sums.begin(rows().count));
-    sums.send(wire_of(block.context_.codec, block.context_.layout.branches[branch]));
+    sums.send(branch_wire(block.context_.codec, block.context_.layout.branches[branch]));
   }
   void experts(const Tensor&, const Tensor&, const Tensor&) {
     throw Unsupported("prefill in chunks: a model with experts: expected a dense one");
@@ -95,7 +95,7 @@ void ChunkedPrefill::take_sums(int chunk, bool is_first) {
   is_first ? cast(exec, residual, x) : add(exec, x, residual, x);
 }
 
-void ChunkedPrefill::advance_others(int chunk) {
+void ChunkedPrefill::advance_other_chunks(int chunk) {
   for (size_t other = 0; other < rows_.size(); ++other) {
     if (other != size_t(chunk)) sums_[other]->advance();
   }

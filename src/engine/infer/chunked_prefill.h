@@ -28,7 +28,7 @@ class ChunkedPrefill {
   /// Adds the chunk's sums to its rows of the residual stream.
   void take_sums(int chunk, bool is_first);
   struct Steps;
-  void advance_others(int chunk);
+  void advance_other_chunks(int chunk);
 
   DecoderContext context_;
   Progress progress_;

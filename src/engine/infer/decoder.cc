@@ -21,14 +21,14 @@ DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split
       chosen_(DType::i32, rows, c.config.top_k),
       weights_(DType::f32, rows, c.config.top_k),
       out_(DType::f32, rows, c.config.hidden),
-      gate_up_(c.dtype, 1, 2 * c.config.ffn_of_expert()),
-      inner_(c.dtype, 1, c.config.ffn_of_expert()),
+      gate_up_(c.dtype, 1, 2 * c.config.ffn_per_expert()),
+      inner_(c.dtype, 1, c.config.ffn_per_expert()),
       product_(DType::f32, 1, c.config.hidden) {
   if (!split) return;
   layer_.emplace(c.tp,
                  MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
                           .hidden = c.config.hidden,
-                          .ffn = c.config.ffn_of_expert(),
+                          .ffn = c.config.ffn_per_expert(),
                           .experts = int(c.config.experts),
                           .top_k = int(c.config.top_k),
                           .tp = c.tp.size(),
@@ -73,24 +73,24 @@ void DecoderExperts::run_row(const Tensor& x_norm, const Tensor& w_in, const Ten
 PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapOptions& overlap)
     : context_(c),
       rows_(rows),
-      own_(shard_of(rows, c.tp.size(), c.tp.rank())),
+      local_rows_(shard_of(rows, c.tp.size(), c.tp.rank())),
       padded_(size_t(rows)),
       looked_up_(c.dtype, rows, c.config.hidden),
-      shard_(c.dtype, own_.count, c.config.hidden),
-      x_(DType::f32, own_.count, c.config.hidden),
-      inverse_rms_(DType::f32, 1, own_.count),
-      x_norm_(c.dtype, own_.count, c.config.hidden),
+      shard_(c.dtype, local_rows_.count, c.config.hidden),
+      x_(DType::f32, local_rows_.count, c.config.hidden),
+      inverse_rms_(DType::f32, 1, local_rows_.count),
+      x_norm_(c.dtype, local_rows_.count, c.config.hidden),
       hidden_(c.dtype, rows, widest_in(c.layout)),
       inner_(c.dtype, rows, widest_inner(c.layout)),
-      residual_(c.dtype, own_.count, c.config.hidden) {
+      residual_(c.dtype, local_rows_.count, c.config.hidden) {
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
-    auto& products = products_[kind_of(b)];
+    auto& products = products_[branch_kind(b)];
     if (products || !b.has_products()) continue;
     products =
         std::make_unique<Products>(c.tp, AgGemm::Shape{rows, b.in.rows, c.config.hidden, c.dtype},
                                    GemmRs::Shape{rows, c.config.hidden, b.out.columns, c.dtype},
-                                   overlap, with_wire(overlap, wire_of(c.codec, b)));
+                                   overlap, with_wire(overlap, branch_wire(c.codec, b)));
   }
 }
 
@@ -106,7 +106,7 @@ struct PrefillBlock::Steps {
   int64_t position, count;
 
   const BranchLayout& layout() const { return block.context_.layout.branches[branch]; }
-  Products& products() const { return *block.products_[kind_of(layout())]; }
+  Products& products() const { return *block.products_[branch_kind(layout())]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
     products().in.run(x_norm, weight, hidden);
   }
@@ -141,7 +141,7 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
          shard_of(rows_, c.tp.size(), owner).begin + shard_of(rows_, c.tp.size(), owner).count) {
     ++owner;
   }
-  if (owner == c.tp.rank()) cast(c.exec, x_->rows(row - own_.begin, 1), last);
+  if (owner == c.tp.rank()) cast(c.exec, x_->rows(row - local_rows_.begin, 1), last);
   broadcast(c.tp, last, owner);
 }
 
@@ -155,8 +155,8 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
       residual_(c.dtype, 1, c.config.hidden) {
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
-    auto& out = out_[kind_of(b)];
-    if (out || !b.has_products() || !wire_of(c.codec, b).is_none()) continue;
+    auto& out = out_[branch_kind(b)];
+    if (out || !b.has_products() || !branch_wire(c.codec, b).is_none()) continue;
     out = std::make_unique<GemmAr>(c.tp, GemmAr::Shape{1, c.config.hidden, b.out.columns, c.dtype},
                                    overlap);
   }
@@ -166,15 +166,15 @@ TokenHead::TokenHead(const DecoderContext& c)
     : context_(c),
       inverse_rms_(DType::f32, 1, 1),
       x_norm_(c.dtype, 1, c.config.hidden),
-      own_logits_(DType::f32, 1, c.layout.vocab),
+      local_logits_(DType::f32, 1, c.layout.vocab),
       logits_(DType::f32, 1, c.config.vocab) {}
 
 std::span<const float> TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, x_norm_, inverse_rms_);
-  gemm(x_norm_, c.weights.matrix(c.layout.head).transposed(), own_logits_);
-  all_gather(c.tp, Tensor(own_logits_->data(), DType::f32, {c.layout.vocab}),
+  gemm(x_norm_, c.weights.matrix(c.layout.head).transposed(), local_logits_);
+  all_gather(c.tp, Tensor(local_logits_->data(), DType::f32, {c.layout.vocab}),
              Tensor(logits_->data(), DType::f32, {c.config.vocab}));
   return {logits_->as<float>(), size_t(c.config.vocab)};
 }
@@ -195,11 +195,11 @@ struct DecodeStep::Steps {
   }
   void out(const Tensor& inner, const Tensor& weight) {
     const DecoderContext& c = step.context_;
-    if (const auto& product = step.out_[kind_of(layout())]) {
+    if (const auto& product = step.out_[branch_kind(layout())]) {
       product->run(inner, weight, step.residual_);
     } else {
       gemm(inner, weight.transposed(), step.residual_);
-      all_reduce(c.tp, step.residual_, wire_of(c.codec, layout()));
+      all_reduce(c.tp, step.residual_, branch_wire(c.codec, layout()));
     }
     add(c.exec, x, step.residual_, x);
   }

@@ -68,7 +68,7 @@ class PrefillBlock {
   };
   DecoderContext context_;
   int64_t rows_;
-  Shard own_;
+  Shard local_rows_;
   std::array<std::unique_ptr<Products>, kBranchKinds> products_;
   std::unique_ptr<DecoderExperts> experts_;
   std::vector<int32_t> padded_;
@@ -85,7 +85,7 @@ class TokenHead {
 
  private:
   DecoderContext context_;
-  Activation inverse_rms_, x_norm_, own_logits_, logits_;
+  Activation inverse_rms_, x_norm_, local_logits_, logits_;
 };
 
 /// Decode of one token: every rank holds the whole residual row.

@@ -23,7 +23,7 @@ const GeneratorOptions& checked(const GeneratorOptions& options) {
 }
 
 /// Throws InvalidArgument if the cache does not fit into memory.
-int64_t capacity_of(const ModelConfig& config, const GeneratorOptions& options) {
+int64_t cache_capacity(const ModelConfig& config, const GeneratorOptions& options) {
   const int64_t capacity = options.capacity == 0 ? config.max_seq : options.capacity;
   if (capacity < 1 || capacity > config.max_seq) {
     throw InvalidArgument(
@@ -46,7 +46,7 @@ class Generator::Impl {
       : tp_(tp),
         config_(config),
         layout_(config, tp.size(), tp.rank()),
-        capacity_(capacity_of(config, options)),
+        capacity_(cache_capacity(config, options)),
         weights_(Exec{}, layout_, options.dtype),
         rope_(Exec{}, capacity_, config.head_dim, config.rope_theta),
         caches_(make_caches()),
@@ -82,14 +82,14 @@ class Generator::Impl {
     std::vector<int32_t> text(prompt.begin(), prompt.end());
     // Half of a full cache is retained, so that refills are rare.
     const int64_t half = std::max<int64_t>(1, capacity_ / 2);
-    const auto last_of_text = [&](int64_t tokens) {
+    const auto last_tokens = [&](int64_t tokens) {
       return std::span<const int32_t>(text).last(size_t(std::min(tokens, int64_t(text.size()))));
     };
     stats_ = {};
     position_ = 0;
     std::span<const int32_t> next(text);
     if (int64_t(text.size()) > capacity_) {
-      next = last_of_text(std::clamp(capacity_ - count, half, capacity_));
+      next = last_tokens(std::clamp(capacity_ - count, half, capacity_));
       stats_.dropped_prompt = int64_t(text.size() - next.size());
     }
     const auto begin = std::chrono::steady_clock::now();
@@ -102,10 +102,10 @@ class Generator::Impl {
       const int32_t token = sample(logits, sampling, uint64_t(i));
       if (!on_token(token)) return;
       text.push_back(token);
-      next = last_of_text(1);
+      next = last_tokens(1);
       if (position_ == capacity_ && i + 1 < count) {
         position_ = 0;
-        next = last_of_text(half);
+        next = last_tokens(half);
         ++stats_.context_refills;
       }
     }

@@ -52,16 +52,16 @@ int32_t sample(std::span<const float> logits, const SamplingOptions& options, ui
     total = 0;
     for (const int32_t token : order) total += weights[size_t(token)];
   }
-  double kept = total;
+  double remaining = total;
   if (options.top_p < 1) {
-    kept = 0;
+    remaining = 0;
     size_t count = 0;
-    while (count < order.size() && kept < options.top_p * total) {
-      kept += weights[size_t(order[count++])];
+    while (count < order.size() && remaining < options.top_p * total) {
+      remaining += weights[size_t(order[count++])];
     }
     order.resize(count);
   }
-  double rest = double(uniform(options.seed, stream_of("sample"), index)) * kept;
+  double rest = double(uniform(options.seed, stream_of("sample"), index)) * remaining;
   for (const int32_t token : order) {
     rest -= weights[size_t(token)];
     if (rest < 0) return token;

@@ -9,7 +9,7 @@ namespace tandem {
 class StopText {
  public:
   /// Throws InvalidArgument for an empty stop string.
-  explicit StopText(std::vector<std::string> stops);
+  explicit StopText(std::vector<std::string> stop_strings);
 
   /// Appends the next byte and returns the text that is final: a possible prefix of a stop string
   /// is held back.
@@ -20,8 +20,8 @@ class StopText {
   std::string rest();
 
  private:
-  std::vector<std::string> stops_;
-  std::string held_;
+  std::vector<std::string> stop_strings_;
+  std::string pending_;
   const std::string* stop_ = nullptr;
 };
 

@@ -10,14 +10,14 @@
 namespace tandem {
 namespace {
 
-ExpertPlace place_of(const Communicator& experts, const Communicator& tp) {
+ExpertCoordinates expert_coordinates(const Communicator& experts, const Communicator& tp) {
   return {experts.size() / tp.size(), experts.rank() / tp.size()};
 }
 
 MoeShape moe_shape(const ModelContext& c) {
   return {.tokens = shard_of(c.tokens, c.tp.size(), 0).count,
           .hidden = c.config.hidden,
-          .ffn = c.config.ffn_of_expert(),
+          .ffn = c.config.ffn_per_expert(),
           .experts = int(c.config.experts),
           .top_k = int(c.config.top_k),
           .tp = c.tp.size(),
@@ -60,21 +60,22 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
 
 ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
                            const TransformerOptions& transformer_options,
-                           const StageLayers& layers_of_stage)
+                           const StageLayers& stage_layers)
     : tp(communicator),
-      exec(exec_of(communicator)),
+      exec(make_exec(communicator)),
       experts(transformer_options.experts ? *transformer_options.experts : communicator),
       config(model),
       options(transformer_options),
-      layers(layers_of_stage),
-      layout(config, tp.size(), tp.rank(), place_of(experts, tp), layers_of_stage),
+      layers(stage_layers),
+      layout(config, tp.size(), tp.rank(), expert_coordinates(experts, tp), stage_layers),
       weights(exec, layout, options.dtype),
       gradient_memory(size_t(layout.size) * sizeof(float), exec.device),
       tokens(options.batch * options.seq),
-      own(shard_of(tokens, tp.size(), tp.rank())),
+      local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta),
-      norm_partial_sums(
-          make(DType::f32, rms_norm_partial_sums(exec, own.count, config.hidden), config.hidden)) {}
+      norm_partial_sums(make(DType::f32,
+                             rms_norm_partial_sums(exec, local_rows.count, config.hidden),
+                             config.hidden)) {}
 
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
   return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
@@ -107,7 +108,7 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
       in(with_gemms(c, l), {c.tokens, l.in.rows, c.config.hidden, c.options.dtype},
          c.options.overlap),
       out(c.tp, {c.tokens, c.config.hidden, l.out.columns, c.options.dtype},
-          with_wire(c.options.overlap, wire_of(c.options.codec, l))),
+          with_wire(c.options.overlap, branch_wire(c.options.codec, l))),
       out_dgrad(c.tp,
                 {.m = c.tokens,
                  .n = l.out.columns,
@@ -124,28 +125,29 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                 .weight_kn = true},
                c.options.overlap),
       in_wgrad(make_wgrad(c, l.in)),
-      residual(c.make(c.options.dtype, c.own.count, c.config.hidden)),
-      doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      doutput(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
-      dnormed(c.make(c.options.dtype, c.own.count, c.config.hidden)) {}
+      d_x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)) {}
 
 BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
-    : routed(c.make(c.options.dtype, c.own.count, c.config.hidden)),
-      doutput(c.make(c.options.dtype, c.own.count, c.config.hidden)),
-      dnormed(c.make(DType::f32, c.own.count, c.config.hidden)),
-      x_norm(c.make(DType::f32, c.options.dtype == DType::f32 ? 0 : c.own.count, c.config.hidden)),
-      logits(c.make(DType::f32, c.own.count, c.config.experts)),
-      dlogits(c.make(DType::f32, c.own.count, c.config.experts)),
-      dweights(c.make(DType::f32, c.own.count, c.config.top_k)),
+    : routed(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      doutput(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      d_x_norm(c.make(DType::f32, c.local_rows.count, c.config.hidden)),
+      x_norm(c.make(DType::f32, c.options.dtype == DType::f32 ? 0 : c.local_rows.count,
+                    c.config.hidden)),
+      logits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
+      dlogits(c.make(DType::f32, c.local_rows.count, c.config.experts)),
+      dweights(c.make(DType::f32, c.local_rows.count, c.config.top_k)),
       drouter(c.make(DType::f32, c.config.experts, c.config.hidden)),
       layer(with_router_gemms(c, l), moe_shape(c), training_moe_options(c)) {}
 
 Communicator& BranchExperts::with_router_gemms(ModelContext& c, const BranchLayout& l) {
   const Tensor router = c.weights.master(l.router);
-  const Tensor& rows = dnormed;
+  const Tensor& rows = d_x_norm;
   gemm(c.exec, rows, router.transposed(), logits);
-  gemm(c.exec, dlogits, router, dnormed, {.accumulate = true});
+  gemm(c.exec, dlogits, router, d_x_norm, {.accumulate = true});
   gemm(c.exec, dlogits->transposed(), rows, drouter, {.accumulate = c.tp.size() == 1});
   wait(c.exec);
   return c.experts;
@@ -216,13 +218,13 @@ void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
   const Tensor& dy = is_narrow ? narrow : dx;
   if (experts_) experts_backward(dy, saved, balance);
   if (products_) products_backward(dy, saved, is_split);
-  if (products_) norm_backward(x, products_->dnormed, saved, dx, dnorm);
-  if (experts_) norm_backward(x, experts_->dnormed, saved, dx, dnorm);
+  if (products_) norm_backward(x, products_->d_x_norm, saved, dx, dnorm);
+  if (experts_) norm_backward(x, experts_->d_x_norm, saved, dx, dnorm);
 }
 
-void Branch::norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
+void Branch::norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
                            const Tensor& dx, const Tensor& dnorm) {
-  rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, dnormed, dx, dnorm,
+  rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, d_x_norm, dx, dnorm,
                     context_.norm_partial_sums);
 }
 
@@ -244,7 +246,7 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
                           d_act.attention, dh.q, dh.k, dh.v);
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
-  p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.dnormed);
+  p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);
   if (!is_split) add_weight_gradients(p.out_dgrad.gathered(), dhidden, saved);
 }
 
@@ -266,7 +268,7 @@ void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
   const Weights& weights = context_.weights;
   BranchExperts& e = *experts_;
   e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
-                   saved.routed->batch, e.dnormed, e.dweights,
+                   saved.routed->batch, e.d_x_norm, e.dweights,
                    context_.gradient_to_add(layout_.experts_in),
                    context_.gradient_to_add(layout_.experts_out));
   router_backward(saved, balance);
@@ -277,7 +279,7 @@ void Branch::router_backward(const BranchActivations& saved, const Tensor& balan
   const RoutedActivations& routed = *saved.routed;
   route_backward(context_.exec, routed.scores, routed.chosen, e.dweights, balance,
                  router_options(context_.config), e.dlogits);
-  gemm(context_.exec, e.dlogits, context_.weights.master(layout_.router), e.dnormed,
+  gemm(context_.exec, e.dlogits, context_.weights.master(layout_.router), e.d_x_norm,
        {.accumulate = true});
   const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
   const bool adds = context_.adds_gradient(layout_.router.offset);

@@ -29,8 +29,8 @@ struct ModelContext {
   ModelLayout layout;
   Weights weights;
   Memory gradient_memory;
-  int64_t tokens;  ///< batch * seq
-  Shard own;       ///< this rank's rows of the residual stream
+  int64_t tokens;    ///< batch * seq
+  Shard local_rows;  ///< this rank's rows of the residual stream
   RopeTable rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes
 
@@ -71,13 +71,13 @@ struct BranchProducts {
   AgGemm out_dgrad;  ///< dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
   GemmRs in_dgrad;
   std::optional<AgWgrad> in_wgrad;  ///< if there are several ranks
-  Activation residual, doutput, d_act, dhidden, dnormed;
+  Activation residual, doutput, d_act, dhidden, d_x_norm;
 };
 
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
   BranchExperts(ModelContext& context, const BranchLayout& layout);
-  Activation routed, doutput, dnormed, x_norm, logits, dlogits, dweights, drouter;
+  Activation routed, doutput, d_x_norm, x_norm, logits, dlogits, dweights, drouter;
   MoeLayer layer;  ///< made last, as its kernels wait for peers
 
  private:
@@ -115,7 +115,7 @@ class Branch {
   struct Steps;
   LayerView view() const;
   /// dx += gradient through the norm.
-  void norm_backward(const Tensor& x, const Tensor& dnormed, const BranchActivations& saved,
+  void norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
                      const Tensor& dx, const Tensor& dnorm);
   void products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split);
   /// `dy`: rows of all ranks.

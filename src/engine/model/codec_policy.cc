@@ -39,18 +39,18 @@ CodecPolicy CodecPolicy::parse(std::string_view text) {
   std::set<const Wire*> seen;
   while (!text.empty()) {
     const size_t end = text.find(',');
-    const std::string_view part = text.substr(0, end);
+    const std::string_view entry = text.substr(0, end);
     text = end == text.npos ? std::string_view{} : text.substr(end + 1);
-    const std::string_view site = part.substr(0, part.find('='));
+    const std::string_view site = entry.substr(0, entry.find('='));
     Wire* wire = site_named(site, policy);
-    if (!wire || !seen.insert(wire).second || part.size() == site.size()) {
+    if (!wire || !seen.insert(wire).second || entry.size() == site.size()) {
       throw InvalidArgument(
           fmt::format("codec '{}': expected attention=CODEC, mlp=CODEC, experts=CODEC and "
                       "embeddings=CODEC, of training also gradients=CODEC and weights=CODEC, each "
                       "at most once",
-                      part));
+                      entry));
     }
-    *wire = Wire::parse(part.substr(site.size() + 1));
+    *wire = Wire::parse(entry.substr(site.size() + 1));
   }
   return policy;
 }

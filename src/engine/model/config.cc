@@ -26,7 +26,7 @@ T layer_matrices(const ModelConfig& c, int64_t experts) {
   return layers * hidden * T(c.head_dim) * T(2 * c.heads + 2 * c.kv_heads) +
          (layers - moe) * T(3) * hidden * T(c.ffn) +
          moe * hidden *
-             (T(3) * (T(experts) * T(c.ffn_of_expert()) + T(c.shared_ffn)) + T(c.experts));
+             (T(3) * (T(experts) * T(c.ffn_per_expert()) + T(c.shared_ffn)) + T(c.experts));
 }
 
 void check_experts(const ModelConfig& c, int ep) {

@@ -37,11 +37,11 @@ struct ModelConfig {
 
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
-  int64_t ffn_of_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }
+  int64_t ffn_per_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }
 
   /// Parameters of all experts, which are sharded over EP ranks.
   int64_t expert_parameters() const {
-    return moe_layers() * experts * 3 * hidden * ffn_of_expert();
+    return moe_layers() * experts * 3 * hidden * ffn_per_expert();
   }
   /// Parameters of the whole model.
   int64_t parameters() const;

@@ -84,22 +84,22 @@ constexpr Fixed kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
 struct Format {
   std::string_view name;  ///< model_type
   std::span<const Fixed> fixed;
-  double rope_theta, aux_loss;
+  double rope_theta, aux_loss_coeff;
 };
 constexpr Format kFormats[] = {{"llama", kFixed, 1e4, 0.01},
                                {"mixtral", kFixedMixtral, 1e6, 0.001},
                                {"tandem", kFixedTandem, 1e4, 0.01}};
 
 /// Model type whose implementations compute the same as `c`.
-const Format& format_of(const ModelConfig& c) {
+const Format& find_format(const ModelConfig& c) {
   const bool is_mixtral = c.moe_layer_freq == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
                           c.normalize_top_k && c.route_scale == 1 &&
-                          c.router_bias_update_rate == 0 && c.ffn_of_expert() == c.ffn;
+                          c.router_bias_update_rate == 0 && c.ffn_per_expert() == c.ffn;
   if (c.experts == 0 && !c.parallel_block) return kFormats[0];
   return kFormats[c.experts > 0 && is_mixtral ? 1 : 2];
 }
 
-const Format& format_of(const Json& root, const std::string& file) {
+const Format& find_format(const Json& root, const std::string& file) {
   if (!root.contains("model_type")) {
     throw ConfigError(file + ": key model_type is missing: expected llama, mixtral or tandem");
   }
@@ -129,7 +129,7 @@ bool contains(const std::array<std::string_view, N>& keys, std::string_view key)
 }
 
 template <typename T>
-T value_of(const Json& value, std::string_view key, const std::string& file) {
+T parse_value(const Json& value, std::string_view key, const std::string& file) {
   const auto reject = [&](const char* expected) {
     throw ConfigError(
         fmt::format("{}: {} = {}: expected {}", file, key, printable(value.dump()), expected));
@@ -151,14 +151,14 @@ T value_of(const Json& value, std::string_view key, const std::string& file) {
 }
 
 /// Parses {"rope_type": "default", "rope_theta": 10000.0}.
-double rope_theta_of(const Json& root, double absent, const std::string& file) {
+double parse_rope_theta(const Json& root, double absent, const std::string& file) {
   const Json& rope = root[kRope];
   double theta = absent;
   bool known = rope.is_object() && !root.contains("rope_theta");
   if (known) {
     for (const auto& [key, value] : rope.items()) {
       if (key == "rope_theta")
-        theta = value_of<double>(value, "rope_parameters.rope_theta", file);
+        theta = parse_value<double>(value, "rope_parameters.rope_theta", file);
       else
         known = known && key == "rope_type" && value == "default";
     }
@@ -199,7 +199,7 @@ void check_known(const Json& root, const Format& format, const std::string& file
 std::string to_json(const ModelConfig& config) {
   Json root;
   const bool moe = config.experts > 0;
-  for (const auto& fixed : format_of(config).fixed) root[fixed.key] = Json::parse(fixed.value);
+  for (const auto& fixed : find_format(config).fixed) root[fixed.key] = Json::parse(fixed.value);
   const auto write = [&](const char* key, const auto& value) { root[key] = value; };
   for_each_member(config, write);
   if (moe) for_each_moe_member(config, write);
@@ -215,26 +215,26 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
         fmt::format("{}: not JSON, or nested more than {} deep", file, kMaxJsonDepth));
   }
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
-  const Format& format = format_of(root, file);
+  const Format& format = find_format(root, file);
   if (format.name == "mixtral" && !root.contains(kExperts))
     throw ConfigError(fmt::format("{}: key {} is missing", file, kExperts));
   check_known(root, format, file);
   ModelConfig config;
   config.tie_word_embeddings = false;
   config.rope_theta = format.rope_theta;
-  config.aux_loss_coeff = format.aux_loss;
+  config.aux_loss_coeff = format.aux_loss_coeff;
   for_each_member(config, [&]<typename T>(const char* key, T& member) {
     const bool optional = contains(kOptional, key);
     if (root.contains(key) && !(optional && root[key].is_null())) {
-      member = value_of<T>(root[key], key, file);
+      member = parse_value<T>(root[key], key, file);
     } else if (!optional) {
       throw ConfigError(fmt::format("{}: key {} is missing", file, key));
     }
   });
-  if (root.contains(kRope)) config.rope_theta = rope_theta_of(root, config.rope_theta, file);
+  if (root.contains(kRope)) config.rope_theta = parse_rope_theta(root, config.rope_theta, file);
   if (root.contains(kExperts)) {
     for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {
-      if (root.contains(key)) member = value_of<T>(root[key], key, file);
+      if (root.contains(key)) member = parse_value<T>(root[key], key, file);
     });
     if (config.experts < 1) {
       throw ConfigError(

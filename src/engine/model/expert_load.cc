@@ -14,11 +14,11 @@ std::vector<double> ExpertCounts::of(int layer) const {
   return {of_layer.begin(), of_layer.end()};
 }
 
-double ExpertCounts::imbalance(int layer, int parts) const {
+double ExpertCounts::imbalance(int layer, int shards) const {
   const auto c = of(layer);
-  std::vector<int64_t> loads(static_cast<size_t>(parts));
+  std::vector<int64_t> loads(static_cast<size_t>(shards));
   for (size_t e = 0; e < c.size(); ++e) loads[e * loads.size() / c.size()] += int64_t(c[e]);
-  return schedule::moe_imbalance(loads.data(), parts);
+  return schedule::moe_imbalance(loads.data(), shards);
 }
 
 ExpertLoad::ExpertLoad(const Exec& exec, int64_t layers, int64_t experts,

@@ -25,9 +25,9 @@ struct ExpertCounts {
   int64_t layers() const { return int64_t(rows.size()) / experts; }
   /// Rows per expert in `layer`; they sum to top_k times the tokens.
   std::vector<double> of(int layer) const;
-  /// Max over mean of the rows of `parts` contiguous ranges of experts (EP ranks, or single
+  /// Max over mean of the rows of `shards` contiguous ranges of experts (EP ranks, or single
   /// experts).
-  double imbalance(int layer, int parts) const;
+  double imbalance(int layer, int shards) const;
 };
 
 class ExpertLoad {

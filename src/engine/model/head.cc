@@ -12,7 +12,7 @@ namespace tandem {
 Embedding::Embedding(ModelContext& c)
     : context_(c),
       looked_up_(c.make(c.options.dtype, c.tokens, c.config.hidden)),
-      shard_(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      shard_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       order_(c.make(DType::i32, 2, c.exec.on_gpu() ? c.tokens : 0)) {}
 
 void Embedding::forward(const Tensor& tokens, const Tensor& x) {
@@ -63,7 +63,7 @@ Head::Head(ModelContext& c)
       wgrad_(make_wgrad(c, c.layout.head)),
       dlogits_(c.make(c.options.dtype, c.logits_dtype() == c.options.dtype ? 0 : c.tokens,
                       c.layout.vocab)),
-      dnormed_(c.make(c.options.dtype, c.own.count, c.config.hidden)),
+      d_x_norm_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       loss_(sizeof(double), c.exec.device) {}
 
 Tensor Head::norm_weight() const {
@@ -106,10 +106,10 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
   const Tensor& dlogits = dlogits_->elements() == 0 ? saved.logits : dlogits_;
   cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
                          saved.sums->rows(0, 1), scale, dlogits);
-  dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), dnormed_);
+  dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), d_x_norm_);
   context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits, layout.head);
   clear(exec, dx);
-  rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, dnormed_, dx, dnorm,
+  rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, d_x_norm_, dx, dnorm,
                     context_.norm_partial_sums);
 }
 

@@ -43,7 +43,7 @@ class Head {
   GemmRs dgrad_;
   std::optional<AgWgrad> wgrad_;
   Activation dlogits_;  // empty if they replace the logits
-  Activation dnormed_;
+  Activation d_x_norm_;
   Memory loss_;  // a double
 };
 

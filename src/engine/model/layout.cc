@@ -18,19 +18,19 @@ constexpr int64_t kAlignment = 32;                // elements: whole cache lines
 constexpr int64_t kLongInitialization = 1 << 20;  // elements: worth a rank's other threads
 
 /// Rows [begin, begin + count) of a full [rows, columns] tensor, stored in `matrix` from row `at`.
-Parameter rows_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
-                  const WeightMatrix& matrix, int64_t at) {
+Parameter row_sharded(const std::string& name, int64_t rows, int64_t columns, Shard shard,
+                      const WeightMatrix& matrix, int64_t at) {
   return {name,
           {rows, columns},
-          {0, part.begin, part.count},
+          {0, shard.begin, shard.count},
           matrix.offset + at * matrix.columns,
           matrix.columns};
 }
 
 /// Columns [begin, begin + count) of a full [rows, columns] tensor, stored from column `at`.
-Parameter columns_of(const std::string& name, int64_t rows, int64_t columns, Shard part,
-                     const WeightMatrix& matrix, int64_t at) {
-  return {name, {rows, columns}, {1, part.begin, part.count}, matrix.offset + at, matrix.columns};
+Parameter column_sharded(const std::string& name, int64_t rows, int64_t columns, Shard shard,
+                         const WeightMatrix& matrix, int64_t at) {
+  return {name, {rows, columns}, {1, shard.begin, shard.count}, matrix.offset + at, matrix.columns};
 }
 
 Shard times(Shard heads, int64_t head_dim) {
@@ -53,9 +53,9 @@ void ModelLayout::add_if(bool is_here, const Add& add) {
   size = before;
 }
 
-ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace place,
+ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinates coordinates,
                          const StageLayers& layers) {
-  c.check(tp, place.ep);
+  c.check(tp, coordinates.ep);
   const int64_t end = layers.count < 0 ? c.layers : layers.first + layers.count;
   if (layers.first < 0 || layers.first > end || end > c.layers) {
     throw ConfigError(fmt::format("stage of layers {} to {}: expected a range of 0 to {}",
@@ -75,7 +75,7 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
   add_if(layers.embedding, [&] {
     embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
     parameters.push_back(
-        rows_of("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
+        row_sharded("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
   });
   branches_per_layer = c.parallel_block ? 1 : 2;
   const auto is_here = [&](int64_t layer) { return layer >= layers.first && layer < end; };
@@ -88,7 +88,7 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
     head = embedding;
     if (c.tie_word_embeddings) return;
     head = {reserve(vocab * c.hidden), vocab, c.hidden};
-    parameters.push_back(rows_of("lm_head.weight", c.vocab, c.hidden, words, head, 0));
+    parameters.push_back(row_sharded("lm_head.weight", c.vocab, c.hidden, words, head, 0));
   });
   experts_begin = size;
   for (int64_t i = 0; i < c.layers; ++i) {
@@ -96,7 +96,7 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertPlace pla
     BranchLayout elsewhere;
     BranchLayout& branch =
         is_here(i) ? branches[size_t((i - layers.first + 1) * branches_per_layer - 1)] : elsewhere;
-    add_if(is_here(i), [&] { add_experts(c, tp, rank, place, i, branch); });
+    add_if(is_here(i), [&] { add_experts(c, tp, rank, coordinates, i, branch); });
   }
 }
 
@@ -130,30 +130,32 @@ void ModelLayout::add_router(const ModelConfig& c, const std::string& name, Bran
                         .initial = 0});
 }
 
-void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertPlace place,
+void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertCoordinates coordinates,
                               int64_t layer, BranchLayout& b) {
-  const Shard here = shard_of(c.experts, place.ep, place.rank);
-  const Shard part = shard_of(c.ffn_of_expert(), tp, rank);
-  const int64_t f = part.count, whole = c.ffn_of_expert();
+  const Shard here = shard_of(c.experts, coordinates.ep, coordinates.rank);
+  const Shard shard = shard_of(c.ffn_per_expert(), tp, rank);
+  const int64_t f = shard.count, whole = c.ffn_per_expert();
   b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
   b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
   int holder = 0;  // EP rank that holds expert e
   for (int64_t e = 0; e < c.experts; ++e) {
-    while (e >= shard_of(c.experts, place.ep, holder).begin +
-                    shard_of(c.experts, place.ep, holder).count) {
+    while (e >= shard_of(c.experts, coordinates.ep, holder).begin +
+                    shard_of(c.experts, coordinates.ep, holder).count) {
       ++holder;
     }
     const std::string name =
         "model.layers." + std::to_string(layer) + "." + kMoe + "experts." + std::to_string(e) + ".";
     const int64_t at = e - here.begin;
     const bool local = at >= 0 && at < here.count;
-    const Shard held = local ? part : Shard{0, 0};
+    const Shard stored = local ? shard : Shard{0, 0};
     const int64_t in = local ? at * 2 * f : 0, out = local ? at * c.hidden : 0;
-    parameters.push_back(rows_of(name + "w1.weight", whole, c.hidden, held, b.experts_in, in));
-    parameters.push_back(columns_of(name + "w2.weight", c.hidden, whole, held, b.experts_out, 0));
+    parameters.push_back(
+        row_sharded(name + "w1.weight", whole, c.hidden, stored, b.experts_in, in));
+    parameters.push_back(
+        column_sharded(name + "w2.weight", c.hidden, whole, stored, b.experts_out, 0));
     parameters.back().offset += out * f;
     parameters.push_back(
-        rows_of(name + "w3.weight", whole, c.hidden, held, b.experts_in, local ? in + f : 0));
+        row_sharded(name + "w3.weight", whole, c.hidden, stored, b.experts_in, local ? in + f : 0));
     for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
       parameters[i].sharding.ep_rank = holder;
     }
@@ -184,26 +186,26 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
   b.in = {reserve(in_rows * c.hidden), in_rows, c.hidden};
   b.out = {reserve(c.hidden * out_columns), c.hidden, out_columns};
   int64_t row = 0;
-  const auto add_rows = [&](const std::string& name, int64_t whole, Shard part) {
-    parameters.push_back(rows_of(layer + name, whole, c.hidden, part, b.in, row));
-    row += part.count;
+  const auto add_rows = [&](const std::string& name, int64_t whole, Shard shard) {
+    parameters.push_back(row_sharded(layer + name, whole, c.hidden, shard, b.in, row));
+    row += shard.count;
   };
   if (attention) {
-    const Shard own = times(shard_of(c.heads, tp, rank), c.head_dim);
-    const Shard own_kv = times(shard_of(c.kv_heads, tp, rank), c.head_dim);
-    add_rows("self_attn.q_proj.weight", c.heads * c.head_dim, own);
-    add_rows("self_attn.k_proj.weight", c.kv_heads * c.head_dim, own_kv);
-    add_rows("self_attn.v_proj.weight", c.kv_heads * c.head_dim, own_kv);
-    parameters.push_back(columns_of(layer + "self_attn.o_proj.weight", c.hidden,
-                                    c.heads * c.head_dim, own, b.out, 0));
+    const Shard local = times(shard_of(c.heads, tp, rank), c.head_dim);
+    const Shard local_kv = times(shard_of(c.kv_heads, tp, rank), c.head_dim);
+    add_rows("self_attn.q_proj.weight", c.heads * c.head_dim, local);
+    add_rows("self_attn.k_proj.weight", c.kv_heads * c.head_dim, local_kv);
+    add_rows("self_attn.v_proj.weight", c.kv_heads * c.head_dim, local_kv);
+    parameters.push_back(column_sharded(layer + "self_attn.o_proj.weight", c.hidden,
+                                        c.heads * c.head_dim, local, b.out, 0));
   }
   if (mlp) {
-    const Shard own = shard_of(width, tp, rank);
+    const Shard local = shard_of(width, tp, rank);
     const std::string mlp_name = shared ? fmt::format("{}shared_expert.", kMoe) : "mlp.";
-    add_rows(mlp_name + "gate_proj.weight", width, own);
-    add_rows(mlp_name + "up_proj.weight", width, own);
-    parameters.push_back(columns_of(layer + mlp_name + "down_proj.weight", c.hidden, width, own,
-                                    b.out, attention ? q : 0));
+    add_rows(mlp_name + "gate_proj.weight", width, local);
+    add_rows(mlp_name + "up_proj.weight", width, local);
+    parameters.push_back(column_sharded(layer + mlp_name + "down_proj.weight", c.hidden, width,
+                                        local, b.out, attention ? q : 0));
   }
   branches.push_back(b);
 }
@@ -212,22 +214,22 @@ void initialize_parameters(const Exec& exec, const ModelLayout& layout, const Mo
                            uint64_t seed, const Tensor& values) {
   const double residual = 1 / std::sqrt(2.0 * double(config.layers));
   for (const Parameter& p : layout.parameters) {
-    const LocalPart part = local_part(p);
+    const LocalShard shard = local_shard(p);
     const FlatRange range = local_range(p);
     const HostCopy local(exec, values.narrow(0, range.begin, range.count));
     float* const at = local.values().data();
     if (p.shape.size() == 1) {
-      std::fill_n(at, part.columns, p.initial);
+      std::fill_n(at, shard.columns, p.initial);
       local.store();
       continue;
     }
     const uint64_t stream = stream_of(p.name.c_str());
     const float scale = float(0.02 * (p.sharding.tp_dim == 1 ? residual : 1));
 #pragma omp parallel for schedule(static) if (range.count > kLongInitialization)
-    for (int64_t i = 0; i < part.rows; ++i) {
-      for (int64_t j = 0; j < part.columns; ++j) {
-        const auto whole = uint64_t(part.first + i * part.whole_columns + j);
-        at[i * part.row_stride + j] = scale * normal(seed, stream, whole);
+    for (int64_t i = 0; i < shard.rows; ++i) {
+      for (int64_t j = 0; j < shard.columns; ++j) {
+        const auto whole = uint64_t(shard.first + i * shard.whole_columns + j);
+        at[i * shard.row_stride + j] = scale * normal(seed, stream, whole);
       }
     }
     local.store();

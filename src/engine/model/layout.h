@@ -40,12 +40,12 @@ struct BranchLayout {
 /// Branches of a kind have the same shapes and share operators: attention (with or without an MLP
 /// in parallel), MLP, MLP next to experts.
 constexpr size_t kBranchKinds = 3;
-inline size_t kind_of(const BranchLayout& b) {
+inline size_t branch_kind(const BranchLayout& b) {
   return b.moe ? 2 : b.attention ? 0 : 1;
 }
 
 /// Wire format of the branch's sums over ranks.
-inline const Wire& wire_of(const CodecPolicy& policy, const BranchLayout& b) {
+inline const Wire& branch_wire(const CodecPolicy& policy, const BranchLayout& b) {
   return b.attention ? policy.attention : policy.mlp;
 }
 inline OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
@@ -54,14 +54,14 @@ inline OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
 }
 
 /// Coordinates of a rank among the EP ranks that share the experts.
-struct ExpertPlace {
+struct ExpertCoordinates {
   int ep = 1, rank = 0;
 };
 
 class ModelLayout {
  public:
-  /// Throws ConfigError if `config` does not fit `tp`, `place` and `layers`.
-  ModelLayout(const ModelConfig& config, int tp, int rank, ExpertPlace place = {},
+  /// Throws ConfigError if `config` does not fit `tp`, `coordinates` and `layers`.
+  ModelLayout(const ModelConfig& config, int tp, int rank, ExpertCoordinates coordinates = {},
               const StageLayers& layers = {});
 
   int64_t heads, kv_heads;     ///< on this rank
@@ -85,8 +85,8 @@ class ModelLayout {
   void add_branch(const ModelConfig& config, const std::string& layer, int tp, int rank,
                   bool attention, bool mlp, int64_t ffn, bool shared = false);
   void add_router(const ModelConfig& config, const std::string& name, BranchLayout& branch);
-  void add_experts(const ModelConfig& config, int tp, int rank, ExpertPlace place, int64_t layer,
-                   BranchLayout& branch);
+  void add_experts(const ModelConfig& config, int tp, int rank, ExpertCoordinates coordinates,
+                   int64_t layer, BranchLayout& branch);
 };
 
 /// Initializes a flat array, f32 [layout.size] on exec's device: matrices normal(0, 0.02), those

@@ -15,20 +15,20 @@ ProductActivations::ProductActivations(const ModelContext& c, const BranchLayout
           c.make(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq)) {}
 
 RoutedActivations::RoutedActivations(const ModelContext& c)
-    : scores(c.make(DType::f32, c.own.count, c.config.experts)),
-      chosen(c.make(DType::i32, c.own.count, c.config.top_k)),
-      weights(c.make(DType::f32, c.own.count, c.config.top_k)) {}
+    : scores(c.make(DType::f32, c.local_rows.count, c.config.experts)),
+      chosen(c.make(DType::i32, c.local_rows.count, c.config.top_k)),
+      weights(c.make(DType::f32, c.local_rows.count, c.config.top_k)) {}
 
 BranchActivations::BranchActivations(const ModelContext& c, const BranchLayout& l)
-    : x_norm(c.make(c.options.dtype, c.own.count, c.config.hidden)),
-      inverse_rms(c.make(DType::f32, 1, c.own.count)) {
+    : x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      inverse_rms(c.make(DType::f32, 1, c.local_rows.count)) {
   if (l.has_products()) products.emplace(c, l);
   if (l.moe) routed.emplace(c);
 }
 
 HeadActivations::HeadActivations(const ModelContext& c)
-    : x_norm(c.make(c.options.dtype, c.own.count, c.config.hidden)),
-      inverse_rms(c.make(DType::f32, 1, c.own.count)),
+    : x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      inverse_rms(c.make(DType::f32, 1, c.local_rows.count)),
       logits(c.make(c.logits_dtype(), c.tokens, c.layout.vocab)),
       maxima(c.make(DType::f32, 1, c.tokens)),
       sums(c.make(DType::f32, 2, c.tokens)) {}
@@ -41,7 +41,7 @@ MicrobatchState::MicrobatchState(const ModelContext& c)
   if (c.layers.head) head.emplace(c);
   for (const BranchLayout& l : c.layout.branches) branches.emplace_back(c, l);
   for (size_t i = 0; i <= branches.size(); ++i) {
-    residuals.push_back(c.make(DType::f32, c.own.count, c.config.hidden));
+    residuals.push_back(c.make(DType::f32, c.local_rows.count, c.config.hidden));
   }
 }
 

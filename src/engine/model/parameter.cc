@@ -2,7 +2,7 @@
 
 namespace tandem {
 
-LocalPart local_part(const Parameter& p) {
+LocalShard local_shard(const Parameter& p) {
   const Sharding& s = p.sharding;
   if (s.absent) return {0, 0, p.row_stride, 0, p.shape.back()};
   const auto extent = [&](int dim) { return dim == s.tp_dim ? s.count : p.shape[size_t(dim)]; };
@@ -12,9 +12,9 @@ LocalPart local_part(const Parameter& p) {
 }
 
 FlatRange local_range(const Parameter& p) {
-  const LocalPart part = local_part(p);
-  if (part.rows == 0 || part.columns == 0) return {p.offset, 0};
-  return {p.offset, (part.rows - 1) * part.row_stride + part.columns};
+  const LocalShard shard = local_shard(p);
+  if (shard.rows == 0 || shard.columns == 0) return {p.offset, 0};
+  return {p.offset, (shard.rows - 1) * shard.row_stride + shard.columns};
 }
 
 }  // namespace tandem

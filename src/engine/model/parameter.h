@@ -39,13 +39,13 @@ struct Parameter {
 };
 
 /// Local shard as rows (a vector is one row) of the flat array and of the full tensor.
-struct LocalPart {
+struct LocalShard {
   int64_t rows = 1, columns = 0;
   int64_t row_stride = 0;     ///< elements between rows in the flat array
   int64_t first = 0;          ///< first element in the full tensor
   int64_t whole_columns = 0;  ///< elements between rows in the full tensor
 };
-LocalPart local_part(const Parameter& parameter);
+LocalShard local_shard(const Parameter& parameter);
 /// Elements of the flat array from the first to the last of the local shard.
 FlatRange local_range(const Parameter& parameter);
 

@@ -39,27 +39,27 @@ void require_at_most(const SafetensorsFile& weights, const char* key, int64_t va
 }
 
 /// `values`: the parameter's local_range.
-void read_part(const SafetensorsFile& file, const SafetensorsEntry& entry, const LocalPart& part,
-               std::span<float> values) {
-  if (part.columns == part.whole_columns && part.row_stride == part.columns) {  // contiguous
-    return file.read_f32(entry, part.first, values);
+void read_shard(const SafetensorsFile& file, const SafetensorsEntry& entry, const LocalShard& shard,
+                std::span<float> values) {
+  if (shard.columns == shard.whole_columns && shard.row_stride == shard.columns) {  // contiguous
+    return file.read_f32(entry, shard.first, values);
   }
-  for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
-    file.read_f32(entry, part.first + row * part.whole_columns,
-                  values.subspan(size_t(row * part.row_stride), size_t(part.columns)));
+  for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
+    file.read_f32(entry, shard.first + row * shard.whole_columns,
+                  values.subspan(size_t(row * shard.row_stride), size_t(shard.columns)));
   }
 }
 
 /// `values`: the parameter's local_range.
-std::optional<BadElement> find_not_finite(const LocalPart& part, std::span<const float> values) {
-  for (int64_t row = 0; row < part.rows && part.columns > 0; ++row) {
-    const auto local = values.subspan(size_t(row * part.row_stride), size_t(part.columns));
+std::optional<BadElement> find_not_finite(const LocalShard& shard, std::span<const float> values) {
+  for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
+    const auto local = values.subspan(size_t(row * shard.row_stride), size_t(shard.columns));
     // Fast check of the whole row: 0 * x is 0 for every finite x.
     float sum = 0;
     for (const float value : local) sum += 0 * value;
     if (sum == 0) continue;
     const auto bad = std::ranges::find_if_not(local, [](float x) { return std::isfinite(x); });
-    return BadElement{part.first + row * part.whole_columns + (bad - local.begin()), *bad};
+    return BadElement{shard.first + row * shard.whole_columns + (bad - local.begin()), *bad};
   }
   return std::nullopt;
 }
@@ -97,7 +97,7 @@ void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weig
 std::optional<BadElement> first_not_finite(const Exec& exec, const Parameter& p,
                                            const Tensor& values) {
   const FlatRange range = local_range(p);
-  return find_not_finite(local_part(p),
+  return find_not_finite(local_shard(p),
                          HostCopy(exec, values.narrow(0, range.begin, range.count)).values());
 }
 
@@ -105,11 +105,11 @@ void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& 
                      const Exec& exec, const Tensor& values) {
   for (const Parameter& p : parameters) {
     const SafetensorsEntry& entry = file.require(p.name, p.shape);
-    const LocalPart part = local_part(p);
+    const LocalShard shard = local_shard(p);
     const FlatRange range = local_range(p);
     const HostCopy local(exec, values.narrow(0, range.begin, range.count));
-    read_part(file, entry, part, local.values());
-    if (const auto bad = find_not_finite(part, local.values())) {
+    read_shard(file, entry, shard, local.values());
+    if (const auto bad = find_not_finite(shard, local.values())) {
       throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
                                 file.path(), p.name, bad->element, bad->value));
     }

@@ -30,7 +30,7 @@ const TransformerOptions& checked(const ModelConfig& config, const TransformerOp
 }
 
 /// Elements of a matrix of one row.
-Tensor vector_of(const Tensor& row) {
+Tensor to_vector(const Tensor& row) {
   return Tensor(row.data(), row.dtype(), {row.elements()}, row.device());
 }
 
@@ -56,7 +56,7 @@ class Stage::Impl {
        const StageLayers& layers)
       : context_(tp, config, checked(config, options), layers),
         step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
-        dx_(context_.make(DType::f32, context_.own.count, config.hidden)),
+        dx_(context_.make(DType::f32, context_.local_rows.count, config.hidden)),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
     if (layers.embedding) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
@@ -89,10 +89,10 @@ class Stage::Impl {
     const auto use_branch = [&](size_t i) {  // or what follows the last
       if (i == branches_.size()) return use(after_layers());
       use(dense(first_dense(i), first_dense(i + 1)));
-      use(experts_of(i));
+      use(expert_range(i));
     };
     use(dense(0, first_dense(0)));
-    if (embedding_) embedding_->forward(vector_of(m.tokens), m.residuals[0]);
+    if (embedding_) embedding_->forward(to_vector(m.tokens), m.residuals[0]);
     use_branch(0);
     if (const auto norm = norm_before(0, m)) {
       rms_norm_forward(context_.exec, m.residuals[0], norm->weight, context_.config.norm_eps,
@@ -104,7 +104,7 @@ class Stage::Impl {
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted, norm_before(i + 1, m));
     }
-    if (head_) head_->forward(vector_of(m.targets), *m.head);
+    if (head_) head_->forward(to_vector(m.targets), *m.head);
   }
 
   double take_loss() { return head_ ? head_->take_loss() : 0; }
@@ -119,7 +119,7 @@ class Stage::Impl {
     };
     if (m.load) end_load(*m.load);
     if (head_) {
-      head_->backward(m.residuals.back(), vector_of(m.targets), scale, *m.head, dx_, clear_norm(0));
+      head_->backward(m.residuals.back(), to_vector(m.targets), scale, *m.head, dx_, clear_norm(0));
       add_norms({&layout.final_norm, 1});
     }
     report(after_layers());
@@ -130,12 +130,12 @@ class Stage::Impl {
         const size_t branch = layer * per_layer + i;
         backward_branch(m, branch, clear_norm(i), is_split);
         norms[i] = layout.branches[branch].begin;
-        report(experts_of(branch));
+        report(expert_range(branch));
       }
       add_norms(std::span(norms).first(per_layer));
       report(layer_range(layer));
     }
-    if (embedding_) embedding_->backward(vector_of(m.tokens), dx_);
+    if (embedding_) embedding_->backward(to_vector(m.tokens), dx_);
     report(dense(0, first_dense(0)));
   }
 
@@ -159,7 +159,7 @@ class Stage::Impl {
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
         branches_[branch].backward_weight(m.branches[branch]);
-        report(experts_of(branch));
+        report(expert_range(branch));
       }
       report(layer_range(layer));
     }
@@ -186,7 +186,7 @@ class Stage::Impl {
     if (!load_) return 0;
     if (aux_losses_ > 1) return read(scalar(aux_loss_sum_)) / double(aux_losses_);
     clear(context_.exec, scalar(aux_loss_));
-    add_aux_losses(context_.exec, aux_loss_of_layer(1), load_->load.layers(), scalar(aux_loss_));
+    add_aux_losses(context_.exec, layer_aux_loss(1), load_->load.layers(), scalar(aux_loss_));
     return read(scalar(aux_loss_));
   }
   std::optional<ExpertCounts> counts() const {
@@ -213,7 +213,7 @@ class Stage::Impl {
         ExpertLoad(context_.exec, c.moe_layers(), c.experts, step_, context_.options.routed)});
   }
   /// Auxiliary loss of which a step has `losses`.
-  AuxLoss aux_loss_of_layer(int64_t losses) const {
+  AuxLoss layer_aux_loss(int64_t losses) const {
     const ModelConfig& c = context_.config;
     return {c.aux_loss_coeff / double(losses), c.experts, c.top_k};
   }
@@ -248,7 +248,7 @@ class Stage::Impl {
     step_load_->load.add(counted.load);
     step_load_->is_shared = counted.is_shared;
     if (c.aux_loss_coeff > 0) {
-      add_aux_losses(context_.exec, aux_loss_of_layer(1), counted.load.layers(),
+      add_aux_losses(context_.exec, layer_aux_loss(1), counted.load.layers(),
                      scalar(aux_loss_sum_));
     }
   }
@@ -262,7 +262,7 @@ class Stage::Impl {
 
   /// Operators are shared by all branches of a kind and created with the first of them.
   void add_branch(const BranchLayout& b) {
-    auto& products = products_[kind_of(b)];
+    auto& products = products_[branch_kind(b)];
     if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
     if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_, b);
     branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
@@ -274,8 +274,8 @@ class Stage::Impl {
     Tensor balance;
     if (b.moe && c.aux_loss_coeff > 0) {
       balance = balance_.view(DType::f32, {c.experts});
-      balance_gradient(context_.exec, aux_loss_of_layer(aux_losses_),
-                       m.load->load.layer(b.moe_layer), balance);
+      balance_gradient(context_.exec, layer_aux_loss(aux_losses_), m.load->load.layer(b.moe_layer),
+                       balance);
     }
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
@@ -310,7 +310,7 @@ class Stage::Impl {
   }
   static FlatRange dense(int64_t begin, int64_t end) { return {begin, end - begin}; }
   /// Elements of a branch's experts.
-  FlatRange experts_of(size_t branch) const {
+  FlatRange expert_range(size_t branch) const {
     const BranchLayout& b = context_.layout.branches[branch];
     if (!b.moe) return {};
     const int64_t begin = b.experts_in.offset;

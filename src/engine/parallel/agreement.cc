@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 /// Three lines: machine, location (inode of the deepest existing folder and the remaining path),
 /// and the absolute path.
-std::string place_of(const std::string& path) {
+std::string location(const std::string& path) {
   std::string machine;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
   std::error_code code;
@@ -32,7 +32,7 @@ std::string place_of(const std::string& path) {
                      whole.lexically_relative(there).string(), whole.string());
 }
 
-std::vector<std::string> lines_of(const std::vector<std::byte>& blob) {
+std::vector<std::string> split_location(const std::vector<std::byte>& blob) {
   const std::string_view text(reinterpret_cast<const char*>(blob.data()), blob.size());
   const size_t first = text.find('\n'), second = text.find('\n', first + 1);
   return {std::string(text.substr(0, first)),
@@ -42,11 +42,11 @@ std::vector<std::string> lines_of(const std::vector<std::byte>& blob) {
 
 }  // namespace
 
-void require_same_place(Communicator& world, std::string_view what, const std::string& path) {
-  const std::string local = place_of(path);
+void require_same_location(Communicator& world, std::string_view what, const std::string& path) {
+  const std::string local = location(path);
   std::vector<std::vector<std::string>> all;
   for (const auto& blob : world.exchange(std::as_bytes(std::span(local)), what)) {
-    all.push_back(lines_of(blob));
+    all.push_back(split_location(blob));
     for (size_t rank = 0; rank + 1 < all.size(); ++rank) {
       const auto &remote = all[rank], &last = all.back();
       if (remote[0] != last[0] || remote[1] == last[1]) continue;

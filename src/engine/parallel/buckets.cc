@@ -5,10 +5,10 @@ namespace tandem {
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters) {
   std::vector<ParameterRun> runs;
   for (const Parameter& parameter : parameters) {
-    const LocalPart part = local_part(parameter);
-    for (int64_t row = 0; row < part.rows; ++row) {
-      if (part.columns == 0) break;
-      runs.push_back({parameter.offset + row * part.row_stride, part.columns, parameter.decay,
+    const LocalShard shard = local_shard(parameter);
+    for (int64_t row = 0; row < shard.rows; ++row) {
+      if (shard.columns == 0) break;
+      runs.push_back({parameter.offset + row * shard.row_stride, shard.columns, parameter.decay,
                       parameter.sharding.over_tp()});
     }
   }

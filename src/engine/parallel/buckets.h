@@ -28,8 +28,8 @@ class Buckets {
   int at(int64_t element) const { return int((elements_ - 1 - element) / size_); }
   FlatRange shard(int b, int rank) const {
     const FlatRange whole = bucket(b);
-    const Shard part = shard_of(whole.count, ranks_, rank);
-    return {whole.begin + part.begin, part.count};
+    const Shard local = shard_of(whole.count, ranks_, rank);
+    return {whole.begin + local.begin, local.count};
   }
   /// Contiguous slots for one shard of each bucket (local or staged for a peer): offset of bucket
   /// b's slot, and elements of all slots.

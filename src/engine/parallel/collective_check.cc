@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 /// One letter for the kind of outcome, then the text.
-std::string outcome_of(const std::function<std::string()>& work) {
+std::string run_to_outcome(const std::function<std::string()>& work) {
   try {
     return fmt::format("+{}", work());
   } catch (const ConfigError& error) {
@@ -65,18 +65,18 @@ std::vector<std::string> outcomes(Communicator& world, std::string_view what, ui
   std::future<std::string> future;
   std::string local;
   if (world.size() > 1 && work && bytes > kLongWorkBytes) {
-    future = std::async(std::launch::async, [&work] { return outcome_of(work); });
+    future = std::async(std::launch::async, [&work] { return run_to_outcome(work); });
   } else {
-    local = work ? outcome_of(work) : "+";
+    local = work ? run_to_outcome(work) : "+";
   }
   constexpr Seconds kTick(0.25);
   Stall stall;
   while (true) {
     if (local.empty() && future.wait_for(kTick) == std::future_status::ready) local = future.get();
     // An unfinished rank sends its time without progress.
-    const std::string said = local.empty() ? fmt::format("?{}", stall.seconds()) : local;
+    const std::string report = local.empty() ? fmt::format("?{}", stall.seconds()) : local;
     std::vector<std::string> all;
-    for (const auto& blob : world.exchange(std::as_bytes(std::span(said)), what)) {
+    for (const auto& blob : world.exchange(std::as_bytes(std::span(report)), what)) {
       all.emplace_back(reinterpret_cast<const char*>(blob.data()), blob.size());
     }
     bool done = true;

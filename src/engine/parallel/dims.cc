@@ -29,12 +29,12 @@ int ParallelDims::size(Axes axes) const {
   return size;
 }
 
-int ParallelDims::position(Axes axes, bool on_others, int rank) const {
+int ParallelDims::position(Axes axes, bool on_other_axes, int rank) const {
   int position = 0, stride = 1;
   for (int axis = 0; axis < kNumAxes; ++axis) {
     const int size = sizes_[size_t(axis)], coordinate = rank % size;
     rank /= size;
-    if (axes.has(axis) == on_others) continue;
+    if (axes.has(axis) == on_other_axes) continue;
     position += coordinate * stride;
     stride *= size;
   }

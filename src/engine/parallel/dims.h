@@ -61,7 +61,7 @@ class ParallelDims {
 
  private:
   /// Position of the rank among all combinations of coordinates on these axes, or on the others.
-  int position(Axes axes, bool on_others, int rank) const;
+  int position(Axes axes, bool on_other_axes, int rank) const;
 
   std::array<int, kNumAxes> sizes_;
 };

@@ -12,7 +12,7 @@ GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Tensor&
                            const Buckets& buckets, std::span<const Parameter> list,
                            const Options& options, std::function<void(int bucket)> reduced)
     : backward_(backward),
-      exec_(exec_of(dp)),
+      exec_(make_exec(dp)),
       dp_(dp),
       overlap_(options.overlap),
       finished_(backward),
@@ -96,7 +96,7 @@ void GradientSync::send(int bucket) {
   }
 }
 
-/// Of the next bucket.
+/// Waits for the next bucket of every rank.
 void GradientSync::wait_for_arrivals() {
   for (int hop = 1; hop < dp_.size(); ++hop) {
     ring_.wait_for_arrival(ring_.source(hop), summed_);
@@ -104,7 +104,7 @@ void GradientSync::wait_for_arrivals() {
 }
 
 /// Gradients from `rank` for this rank's shard.
-Tensor GradientSync::gradients_of(int rank, int bucket) {
+Tensor GradientSync::rank_gradients(int rank, int bucket) {
   const FlatRange local = buckets_.shard(bucket, dp_.rank());
   if (rank == dp_.rank()) return gradients_.narrow(0, local.begin, local.count);
   std::byte* message = ring_.received(rank, bucket);
@@ -116,7 +116,7 @@ Tensor GradientSync::gradients_of(int rank, int bucket) {
 
 void GradientSync::sum_shard(int bucket) {
   std::vector<Tensor> terms;
-  for (int rank = 0; rank < dp_.size(); ++rank) terms.push_back(gradients_of(rank, bucket));
+  for (int rank = 0; rank < dp_.size(); ++rank) terms.push_back(rank_gradients(rank, bucket));
   sum(exec_, terms, terms[size_t(dp_.rank())]);
 }
 

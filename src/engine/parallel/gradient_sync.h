@@ -7,8 +7,8 @@
 // dp's stream, concurrently with the backward pass on its own.
 //
 // With a wire format (engine/parallel/shard_messages.h) gradients are encoded once, by the sender,
-// and the owner adds its local ones unencoded. With error feedback (arXiv 1901.09847) the encoding
-// error is added to the next step's gradients.
+// and the owner adds its local ones uncompressed. With error feedback (arXiv 1901.09847) the
+// encoding error is added to the next step's gradients.
 #pragma once
 
 #include <functional>
@@ -65,7 +65,7 @@ class GradientSync {
   void enqueue();
   void send(int bucket);
   void wait_for_arrivals();
-  Tensor gradients_of(int rank, int bucket);
+  Tensor rank_gradients(int rank, int bucket);
   void sum_shard(int bucket);
   void finish_bucket();
 

@@ -30,7 +30,7 @@ void refuse_on_gpu(const Exec& exec, const char* what, const Wire& wire) {
                   wire.describe(), what));
 }
 
-std::vector<Segment> segments_of(FlatRange range, std::span<const ParameterRun> runs) {
+std::vector<Segment> make_segments(FlatRange range, std::span<const ParameterRun> runs) {
   std::vector<Segment> segments;
   int64_t at = 0;  // begin of the next segment
   const auto add = [&](int64_t end, bool encoded) {
@@ -61,7 +61,7 @@ ShardMessages::ShardMessages(const Wire& wire, const Buckets& buckets,
     for (int owner = 0; owner < ranks_; ++owner) {
       const FlatRange range = buckets.shard(b, owner);
       const auto& segments = segments_.emplace_back(
-          segments_of(range, wire.is_none() ? std::span<const ParameterRun>() : runs));
+          make_segments(range, wire.is_none() ? std::span<const ParameterRun>() : runs));
       size_t bytes = 0;
       for (const Segment& segment : segments) {
         bytes += segment.encoded ? kAlignment + aligned(wire_.bytes(segment.count, DType::f32))

@@ -23,7 +23,7 @@ struct Segment {
 };
 
 /// Segments of `range` of an array with these `runs`.
-std::vector<Segment> segments_of(FlatRange range, std::span<const ParameterRun> runs);
+std::vector<Segment> make_segments(FlatRange range, std::span<const ParameterRun> runs);
 
 /// Throws Unsupported if exec is on a GPU. `what`: the values that would be encoded.
 void refuse_on_gpu(const Exec& exec, const char* what, const Wire& wire);

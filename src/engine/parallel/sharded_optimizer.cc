@@ -23,7 +23,7 @@ ShardedOptimizer::Group::Group(const Exec& model, const ParameterGroup& group,
                                const Tensor& all_weights, const Tensor& all_gradients,
                                int64_t bucket_elements, const ShardedOptimizerOptions& options)
     : replicas(group.replicas),
-      exec(exec_of(replicas)),
+      exec(make_exec(replicas)),
       begin(group.range.begin),
       weights(all_weights.narrow(0, begin, group.range.count)),
       gradients(all_gradients.narrow(0, begin, group.range.count)),
@@ -71,7 +71,7 @@ void ShardedOptimizer::adopt_weights() {
   for (Group& group : groups_) group.state.adopt_weights();
 }
 
-ShardedOptimizer::Group& ShardedOptimizer::group_of(FlatRange range) {
+ShardedOptimizer::Group& ShardedOptimizer::find_group(FlatRange range) {
   const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
     return range.begin >= group.begin && range.end() <= group.begin + group.weights.elements();
   });
@@ -81,7 +81,7 @@ ShardedOptimizer::Group& ShardedOptimizer::group_of(FlatRange range) {
 }
 
 void ShardedOptimizer::ready(FlatRange range) {
-  Group& group = group_of(range);
+  Group& group = find_group(range);
   group.gradient_sync.ready(group.local(range));
 }
 
@@ -107,7 +107,7 @@ void ShardedOptimizer::update(const AdamStep& step) {
 }
 
 void ShardedOptimizer::await(FlatRange range) {
-  Group& group = group_of(range);
+  Group& group = find_group(range);
   group.weight_sync.await(group.local(range));
 }
 
@@ -115,15 +115,15 @@ void ShardedOptimizer::await_all() {
   for (Group& group : groups_) group.weight_sync.await({0, group.weights.elements()});
 }
 
-std::vector<StatePart> ShardedOptimizer::parts(Moment moment) const {
-  std::vector<StatePart> parts;
+std::vector<StateSlice> ShardedOptimizer::slices(Moment moment) const {
+  std::vector<StateSlice> slices;
   for (const Group& group : groups_) {
-    for (StatePart part : group.state.parts(moment)) {
-      part.begin += group.begin;
-      parts.push_back(part);
+    for (StateSlice slice : group.state.slices(moment)) {
+      slice.begin += group.begin;
+      slices.push_back(slice);
     }
   }
-  return parts;
+  return slices;
 }
 
 bool ShardedOptimizer::has_masters() const {

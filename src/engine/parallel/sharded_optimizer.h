@@ -70,7 +70,7 @@ class ShardedOptimizer {
   void await(FlatRange range);
   void await_all();
 
-  std::vector<StatePart> parts(Moment moment) const;
+  std::vector<StateSlice> slices(Moment moment) const;
   /// Whether owners have separate master weights: the weights of all ranks are then sums of decoded
   /// differences.
   bool has_masters() const;
@@ -114,7 +114,7 @@ class ShardedOptimizer {
     WeightSync weight_sync;
     SquareSums squares;  // [sharded, replicated]
   };
-  Group& group_of(FlatRange range);
+  Group& find_group(FlatRange range);
 
   Exec exec_;
   std::deque<Group> groups_;

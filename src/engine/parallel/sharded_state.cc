@@ -48,24 +48,24 @@ Tensor ShardedState::masters(int bucket) const {
 }
 
 void ShardedState::adopt_weights() {
-  for (const StatePart& part : parts(Moment::master)) {
-    const Tensor weights = weights_.narrow(0, part.begin, part.values.elements());
-    if (part.values.data() != weights.data()) copy(exec_, weights, part.values);
+  for (const StateSlice& slice : slices(Moment::master)) {
+    const Tensor weights = weights_.narrow(0, slice.begin, slice.values.elements());
+    if (slice.values.data() != weights.data()) copy(exec_, weights, slice.values);
   }
 }
 
-std::vector<StatePart> ShardedState::parts(Moment moment) const {
-  std::vector<StatePart> parts;
-  if (moment == Moment::master && !has_masters_) return parts;
+std::vector<StateSlice> ShardedState::slices(Moment moment) const {
+  std::vector<StateSlice> slices;
+  if (moment == Moment::master && !has_masters_) return slices;
   for (const Run& r : runs_) {
     const Tensor& values = moment == Moment::first    ? r.first
                            : moment == Moment::second ? r.second
                            : moment == Moment::master
                                ? r.updated
                                : weights_.narrow(0, r.run.begin, r.run.count);
-    parts.push_back({r.run.begin, values});
+    slices.push_back({r.run.begin, values});
   }
-  return parts;
+  return slices;
 }
 
 }  // namespace tandem

@@ -15,7 +15,7 @@ namespace tandem {
 enum class Moment : uint8_t { weights, first, second, master };
 
 /// Contiguous elements of a rank's flat array.
-struct StatePart {
+struct StateSlice {
   int64_t begin = 0;
   Tensor values;  ///< f32 [elements] on the rank's device; writable
 };
@@ -42,7 +42,7 @@ class ShardedState {
 
   /// State owned by this rank, without padding: all ranks together cover each element once
   /// (`master` only if has_masters()).
-  std::vector<StatePart> parts(Moment moment) const;
+  std::vector<StateSlice> slices(Moment moment) const;
   size_t bytes() const { return first_.bytes() + second_.bytes() + master_.bytes(); }
 
  private:

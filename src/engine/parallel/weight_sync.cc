@@ -12,7 +12,7 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const Tensor& weig
                        const Buckets& buckets, std::span<const Parameter> list,
                        const Options& options, const ShardedState& state)
     : forward_(forward),
-      exec_(exec_of(dp)),
+      exec_(make_exec(dp)),
       dp_(dp),
       overlap_(options.overlap),
       weights_(weights),
@@ -75,7 +75,7 @@ void WeightSync::begin(std::function<void(int bucket)> update) {
 
 void WeightSync::send_ahead() {
   if (dp_.size() == 1) {
-    for (; sent_ < buckets_.count(); ++sent_) update_(bucket_of(sent_));
+    for (; sent_ < buckets_.count(); ++sent_) update_(bucket_at(sent_));
     received_ = sent_;
     return;
   }
@@ -83,7 +83,7 @@ void WeightSync::send_ahead() {
 }
 
 void WeightSync::send(int index) {
-  const int bucket = bucket_of(index);
+  const int bucket = bucket_at(index);
   update_(bucket);
   const FlatRange local = buckets_.shard(bucket, dp_.rank());
   const float* values = weights_.as<float>() + local.begin;
@@ -116,7 +116,7 @@ void WeightSync::receive(int index) {
 
 void WeightSync::receive(int owner, int index) {
   ring_.wait_for_arrival(owner, index);
-  const int bucket = bucket_of(index);
+  const int bucket = bucket_at(index);
   const FlatRange shard = buckets_.shard(bucket, owner);
   const std::byte* message = ring_.received(owner, index);
   float* weights = weights_.as<float>() + shard.begin;
@@ -134,7 +134,7 @@ void WeightSync::receive(int owner, int index) {
 
 void WeightSync::await(FlatRange range) {
   if (range.count == 0) return;
-  const int last = bucket_of(buckets_.at(range.end() - 1));
+  const int last = bucket_at(buckets_.at(range.end() - 1));
   if (exec_.on_gpu()) {
     const int needed = overlap_ ? last : buckets_.count() - 1;
     if (needed > awaited_) updated_[size_t(needed)].await(forward_);

@@ -54,7 +54,7 @@ class WeightSync {
 
  private:
   /// Bucket 0 is at the end of the array, which is used last.
-  int bucket_of(int index) const { return buckets_.count() - 1 - index; }
+  int bucket_at(int index) const { return buckets_.count() - 1 - index; }
   void send_ahead();
   void send(int index);
   void receive(int index);

@@ -55,19 +55,19 @@ struct Shape {
   double times;
 };
 
-std::vector<Shape> shapes_of(const TrainConfig& config) {
+std::vector<Shape> gemm_shapes(const TrainConfig& config) {
   const ModelConfig& model = config.model;
   const int64_t tp = config.parallel.tp, heads = model.heads + 2 * model.kv_heads;
-  const auto part = [&](int64_t whole) { return std::max<int64_t>(1, whole / tp); };
+  const auto shard = [&](int64_t whole) { return std::max<int64_t>(1, whole / tp); };
   const auto layers = double(model.layers), moe = double(model.moe_layers());
   const double of_experts = moe * double(model.top_k);
-  return {{part(heads * model.head_dim), model.hidden, layers},
-          {model.hidden, part(model.heads * model.head_dim), layers},
-          {part(2 * model.ffn), model.hidden, layers - moe},
-          {model.hidden, part(model.ffn), layers - moe},
-          {part(2 * model.ffn_of_expert()), model.hidden, of_experts},
-          {model.hidden, part(model.ffn_of_expert()), of_experts},
-          {part(model.vocab), model.hidden, 1}};
+  return {{shard(heads * model.head_dim), model.hidden, layers},
+          {model.hidden, shard(model.heads * model.head_dim), layers},
+          {shard(2 * model.ffn), model.hidden, layers - moe},
+          {model.hidden, shard(model.ffn), layers - moe},
+          {shard(2 * model.ffn_per_expert()), model.hidden, of_experts},
+          {model.hidden, shard(model.ffn_per_expert()), of_experts},
+          {shard(model.vocab), model.hidden, 1}};
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ DTypeChoice choose_dtype(Communicator& world, const TrainConfig& config) {
   const auto& train = config.train;
   const int64_t batch = train.microbatch > 0 ? train.microbatch : train.batch / config.parallel.dp;
   DTypeChoice choice;
-  for (const Shape& shape : shapes_of(config)) {
+  for (const Shape& shape : gemm_shapes(config)) {
     Products f32(DType::f32, batch * train.seq, shape.n, shape.k);
     Products bf16(DType::bf16, batch * train.seq, shape.n, shape.k);
     const std::vector<std::function<void()>> variants{[&] { f32.run(); }, [&] { bf16.run(); }};

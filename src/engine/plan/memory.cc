@@ -20,7 +20,7 @@ double token_bytes(const ModelConfig& model, double element) {
   const double of_layer =
       branches * double(model.hidden) * (4 + element) + (q + 2 * kv + 2 * ffn + q + ffn) * element;
   const double of_experts =
-      double(model.top_k) * double(model.hidden + 3 * model.ffn_of_expert()) * element;
+      double(model.top_k) * double(model.hidden + 3 * model.ffn_per_expert()) * element;
   return double(model.layers) * of_layer + double(model.moe_layers()) * of_experts +
          double(model.vocab) * (4 + element);
 }

@@ -33,7 +33,7 @@ constexpr int kMaxRounds = 5;       // on a busy machine; the best round counts
 constexpr int64_t kShortRun = 100;  // steps: fewer take less time than the rounds would
 
 /// Share of rank 0's host used by other programs since `begin`; the same on every rank.
-double share_of_others(Communicator& world, const ProcessorTime& begin) {
+double external_share(Communicator& world, const ProcessorTime& begin) {
   struct Used {
     uint64_t host = 0;
     int64_t process = 0;
@@ -52,7 +52,7 @@ double share_of_others(Communicator& world, const ProcessorTime& begin) {
     if (used.host != all[0].host || !processes.insert(used.process).second) continue;
     end.process += used.end.process - used.begin.process;
   }
-  return share_of_others(all[0].begin, end);
+  return external_share(all[0].begin, end);
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ double rated_bf16_flops(std::string_view gpu) {
 
 Utilization measure_utilization(Communicator& world, const TrainConfig& config) {
   const DType dtype = parse_dtype(config.train.dtype);
-  const Exec exec = exec_of(world);
+  const Exec exec = make_exec(world);
   if (exec.on_gpu() && dtype == DType::bf16) {
     const std::string gpu = this_machines_gpus().name;
     const int gpus = world.transport() == "one_gpu" ? 1 : world.size();
@@ -101,17 +101,17 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
   }};
   const bool is_short = config.train.seconds <= 0 && config.train.steps < kShortRun;
   const int max_rounds = is_short ? 1 : kMaxRounds;
-  double fastest = HUGE_VAL, others = 1;
-  for (int round = 0; round < max_rounds && others >= kBusyShare; ++round) {
+  double fastest = HUGE_VAL, external = 1;
+  for (int round = 0; round < max_rounds && external >= kBusyShare; ++round) {
     const ProcessorTime begin = ProcessorTime::now();
     const auto samples = measure(world, product, {uint64_t(round) + 1, 3, 9, 0.1});
     fastest = std::min(fastest, *std::ranges::min_element(samples[0]));
     // A GPU does not wait for other programs on the processors.
-    others = exec.on_gpu() ? 0 : share_of_others(world, begin);
+    external = exec.on_gpu() ? 0 : external_share(world, begin);
   }
   return {.flops_per_token = config.model.flops_per_token(config.train.seq),
           .peak_flops = double(world.size()) * products * 2 * double(side * side * side) / fastest,
-          .others = others,
+          .external_share = external,
           .side = side};
 }
 
@@ -131,11 +131,11 @@ std::vector<std::string> Utilization::describe(const TrainConfig& config) const 
       "  peak: {:.3g} GFLOP/s, measured now: {} products of {} x {} x {} on {} rank{} "
       "at once",
       peak_flops / 1e9, config.train.dtype, side, side, side, ranks, ranks == 1 ? "" : "s"));
-  if (others >= kBusyShare) {
+  if (external_share >= kBusyShare) {
     lines.push_back(
         fmt::format("warning: other programs kept {:.0f} % of the processors busy while "
                     "the peak was measured: it may be too low, and MFU too high",
-                    100 * others));
+                    100 * external_share));
   }
   return lines;
 }

@@ -18,7 +18,7 @@ namespace tandem {
 struct Utilization {
   double flops_per_token = 0;  ///< forward and backward
   double peak_flops = 0;       ///< per second, of all ranks
-  double others = 0;           ///< share of the processors used by other programs during the
+  double external_share = 0;   ///< share of the processors used by other programs during the
                                ///< measurement
   int64_t side = 0;            ///< of the square matrices multiplied; 0: the peak is rated
   int gpus = 0;                ///< number and name of the GPUs, if the peak is rated

@@ -40,7 +40,7 @@ std::vector<Operation> operations(const RankEvents& rank) {
 // A layer has several different operations, and there are at least two layers.
 constexpr size_t kFewestOperations = 3, kFewestNames = 3;
 
-TimePoint end_of(const RankEvents& rank) {
+TimePoint latest_end(const RankEvents& rank) {
   TimePoint end = TimePoint::min();
   for (const SpanEvent& event : rank.events) end = std::max(end, event.end);
   return end;
@@ -57,12 +57,13 @@ Window layer_window(const RankEvents& rank) {
       for (size_t j = 0; j < period; ++j) names.insert(ops[i - j].name);
       if (names.size() < kFewestNames) continue;
       const size_t first = i + 1, last = i + period;
-      return {ops[first].begin, last + 1 < ops.size() ? ops[last + 1].begin : end_of(rank), true};
+      return {ops[first].begin, last + 1 < ops.size() ? ops[last + 1].begin : latest_end(rank),
+              true};
     }
   }
   TimePoint begin = TimePoint::max();
   for (const SpanEvent& event : rank.events) begin = std::min(begin, event.begin);
-  return {begin, end_of(rank), false};
+  return {begin, latest_end(rank), false};
 }
 
 }  // namespace
@@ -76,12 +77,12 @@ Layer one_layer(std::span<const RankEvents> ranks) {
   layer.span = stop - start;
   layer.repeats = window.repeats;
   for (const RankEvents& rank : ranks) {
-    RankEvents& part = layer.ranks.emplace_back(RankEvents{rank.rank, {}, {}});
+    RankEvents& clipped = layer.ranks.emplace_back(RankEvents{rank.rank, {}, {}});
     for (SpanEvent event : rank.events) {
       const auto begin = std::max(event.begin - rank.origin, start);
       const auto end = std::min(event.end - rank.origin, stop);
       event.begin = TimePoint(begin - start), event.end = TimePoint(end - start);
-      if (begin < end) part.events.push_back(event);
+      if (begin < end) clipped.events.push_back(event);
     }
   }
   return layer;

@@ -20,7 +20,7 @@ bool is_terminal(std::FILE* out) {
 }
 
 /// 0: unknown.
-size_t columns_of(std::FILE* out) {
+size_t terminal_columns(std::FILE* out) {
   winsize size{};
   return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
@@ -108,7 +108,8 @@ void ProgressLine::print() {
 }
 
 void ProgressLine::put_line(std::string text) {
-  if (const size_t columns = terminal_ ? columns_of(out_) : 0; text.size() >= columns && columns) {
+  if (const size_t columns = terminal_ ? terminal_columns(out_) : 0;
+      text.size() >= columns && columns) {
     text.resize(columns - 1);
   }
   show(out_, fmt::format("{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n"));

@@ -23,14 +23,15 @@ std::string inside_script(const std::string& json) {
 
 // One pass, so that a placeholder inside a replacement is not expanded.
 std::string page(const std::string& data) {
-  const std::pair<std::string_view, std::string_view> parts[] = {{"@STYLE@", kPageStyle},
-                                                                 {"@DATA@", data},
-                                                                 {"@CHARTJS@", kPageChartJs},
-                                                                 {"@TIMELINE@", kPageTimeline},
-                                                                 {"@SCRIPT@", kPageScript}};
+  const std::pair<std::string_view, std::string_view> replacements[] = {
+      {"@STYLE@", kPageStyle},
+      {"@DATA@", data},
+      {"@CHARTJS@", kPageChartJs},
+      {"@TIMELINE@", kPageTimeline},
+      {"@SCRIPT@", kPageScript}};
   std::string html;
   std::string_view rest = kPageHtml;
-  for (const auto& [mark, text] : parts) {
+  for (const auto& [mark, text] : replacements) {
     const size_t at = rest.find(mark);
     html.append(rest.substr(0, at)).append(text);
     rest.remove_prefix(at + mark.size());

@@ -31,20 +31,20 @@ std::optional<std::string> read(const fs::path& file) {
 }
 
 // Throws IoError naming `place`.
-Json parsed(std::string_view text, const std::string& place) {
+Json parsed(std::string_view text, const std::string& location) {
   Json json = parse_json<Json>(text);
   if (!json.is_discarded()) return json;
   throw IoError(
-      fmt::format("report: {}: not JSON, or nested more than {} deep", place, kMaxJsonDepth));
+      fmt::format("report: {}: not JSON, or nested more than {} deep", location, kMaxJsonDepth));
 }
 
 // Converts exceptions of `body` about a JSON value to IoError naming `place`.
 template <typename Body>
-auto naming(const std::string& place, Body&& body) {
+auto naming(const std::string& location, Body&& body) {
   try {
     return body();
   } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format("report: {}: {}", place, error.what()));
+    throw IoError(fmt::format("report: {}: {}", location, error.what()));
   }
 }
 
@@ -71,9 +71,9 @@ Metrics read_metrics(const fs::path& file) {
     begin = end + 1;
     ++line_number;
     if (line.empty()) continue;
-    const std::string place = fmt::format("{}:{}", file.string(), line_number);
-    naming(place, [&] {
-      const Json row = parsed(line, place);
+    const std::string location = fmt::format("{}:{}", file.string(), line_number);
+    naming(location, [&] {
+      const Json row = parsed(line, location);
       const auto number = [&](const char* key) {
         return row.contains(key) && !row[key].is_null() ? row[key].get<double>() : std::nan("");
       };
@@ -116,15 +116,15 @@ size_t warm_up(size_t steps) {
 // Median after the warm-up.
 double typical(const std::vector<double>& values) {
   const size_t skip = warm_up(values.size());
-  std::vector<double> kept;
+  std::vector<double> finite_values;
   for (size_t i = skip; i < values.size(); ++i) {
-    if (std::isfinite(values[i])) kept.push_back(values[i]);
+    if (std::isfinite(values[i])) finite_values.push_back(values[i]);
   }
-  if (kept.empty()) return std::nan("");
-  const auto middle = kept.begin() + ptrdiff_t(kept.size() / 2);
-  std::nth_element(kept.begin(), middle, kept.end());
-  if (kept.size() % 2) return *middle;
-  return (*middle + *std::max_element(kept.begin(), middle)) / 2;
+  if (finite_values.empty()) return std::nan("");
+  const auto middle = finite_values.begin() + ptrdiff_t(finite_values.size() / 2);
+  std::nth_element(finite_values.begin(), middle, finite_values.end());
+  if (finite_values.size() % 2) return *middle;
+  return (*middle + *std::max_element(finite_values.begin(), middle)) / 2;
 }
 
 Json finite(double value) {
@@ -132,7 +132,7 @@ Json finite(double value) {
 }
 
 // Last finite value; NaN if there is none.
-double last_of(const std::vector<double>& values) {
+double last_finite(const std::vector<double>& values) {
   const auto found = std::find_if(values.rbegin(), values.rend(),
                                   [](double value) { return std::isfinite(value); });
   return found == values.rend() ? std::nan("") : *found;
@@ -149,7 +149,7 @@ Json training(const Metrics& metrics, const Json& run) {
               {"exposed_comm_ms", finite(typical(metrics.exposed_comm_ms))},
               {"gemm_share", finite(gemm_ms / step_ms)},
               {"mfu", finite(typical(metrics.mfu))},
-              {"validation_loss", finite(last_of(metrics.validation_loss))}};
+              {"validation_loss", finite(last_finite(metrics.validation_loss))}};
   if (run.contains("tokens")) result["tokens"] = run["tokens"];
   if (!metrics.last_imbalance.empty()) result["expert_imbalance"] = metrics.last_imbalance;
   return result;
@@ -178,7 +178,7 @@ constexpr const char* kFormula =
     "computation had to wait for; rest is input and bookkeeping.";
 
 /// Indices of consecutively timed steps of the two runs, after the warm-up.
-std::vector<size_t> pairs_of_steps(const Metrics& serial, const Metrics& overlapped) {
+std::vector<size_t> paired_steps(const Metrics& serial, const Metrics& overlapped) {
   const size_t all = std::min(serial.step.size(), overlapped.step.size());
   std::vector<size_t> pairs;
   for (size_t i = warm_up(all); i < all; ++i) {
@@ -210,7 +210,7 @@ Json split_row(const std::string& strategy, const Metrics& metrics,
 Json step_split(const Metrics& serial, const Metrics& overlapped, const std::string& link,
                 const Json& others) {
   const auto gain = [&](size_t i) { return serial.step_ms[i] - overlapped.step_ms[i]; };
-  std::vector<size_t> pairs = pairs_of_steps(serial, overlapped);
+  std::vector<size_t> pairs = paired_steps(serial, overlapped);
   const auto faster = std::ranges::count_if(pairs, [&](size_t i) { return gain(i) > 0; });
   const size_t all = pairs.size(), outside = all / 4;
   std::ranges::stable_sort(pairs, [&](size_t a, size_t b) { return gain(a) < gain(b); });
@@ -261,7 +261,7 @@ Json run_facts(const Json& run) {
           {"commit", kCommit}};
 }
 
-Json array_of(const std::vector<double>& values) {
+Json to_array(const std::vector<double>& values) {
   Json array = Json::array();
   for (const double value : values) array.push_back(finite(value));
   return array;
@@ -328,15 +328,15 @@ Json collect(const fs::path& dir) {
   summary["omitted"] = std::move(omitted);
   return {{"summary", std::move(summary)},
           {"series",
-           {{"step", array_of(metrics.step)},
-            {"loss", array_of(metrics.loss)},
-            {"validation_loss", array_of(metrics.validation_loss)},
-            {"lr", array_of(metrics.lr)},
-            {"grad_norm", array_of(metrics.grad_norm)},
-            {"mfu", array_of(metrics.mfu)},
-            {"aux_loss", array_of(metrics.aux_loss)},
-            {"expert_imbalance", array_of(metrics.imbalance)},
-            {"tokens_per_s", array_of(metrics.tokens_per_s)}}},
+           {{"step", to_array(metrics.step)},
+            {"loss", to_array(metrics.loss)},
+            {"validation_loss", to_array(metrics.validation_loss)},
+            {"lr", to_array(metrics.lr)},
+            {"grad_norm", to_array(metrics.grad_norm)},
+            {"mfu", to_array(metrics.mfu)},
+            {"aux_loss", to_array(metrics.aux_loss)},
+            {"expert_imbalance", to_array(metrics.imbalance)},
+            {"tokens_per_s", to_array(metrics.tokens_per_s)}}},
           {"experts", metrics.load.empty() ? Json() : Json(metrics.load.json())},
           {"timelines", std::move(timelines)}};
 }

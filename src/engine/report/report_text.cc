@@ -14,12 +14,12 @@ std::string fixed(const Json& value, int digits) {
   return value.is_number() ? fmt::format("{:.{}f}", value.get<double>(), digits) : "-";
 }
 
-std::string held_out_text(const Json& held) {
+std::string format_held_out(const Json& comparison) {
   std::string text = fmt::format("Held-out text: {} files, {:.2f} MB, each file alone\n",
-                                 fixed(held["files"], 0), number(held["bytes"]) / 1e6);
+                                 fixed(comparison["files"], 0), number(comparison["bytes"]) / 1e6);
   text += fmt::format("  {:<12} {:>6} bits per byte\n", "tandem",
-                      fixed(held["model_bits_per_byte"], 3));
-  for (const Json& row : held["compressors"]) {
+                      fixed(comparison["model_bits_per_byte"], 3));
+  for (const Json& row : comparison["compressors"]) {
     text += fmt::format("  {:<12} {:>6} bits per byte\n", row["name"].get<std::string>(),
                         fixed(row["bits_per_byte"], 3));
   }
@@ -78,7 +78,7 @@ std::string as_text(const Json& summary) {
     for (const Json& layer : training["expert_imbalance"]) text += " " + fixed(layer, 2);
   }
   text += "\n\n";
-  if (summary["held_out"].is_object()) text += held_out_text(summary["held_out"]);
+  if (summary["held_out"].is_object()) text += format_held_out(summary["held_out"]);
   if (summary["step_split"].is_object()) text += split_text(summary["step_split"]);
   for (const Json& what : summary["omitted"]) {
     text += fmt::format("Not shown: {}\n", what.get<std::string>());

@@ -50,7 +50,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-std::map<int, Row> rows_of(const RankEvents& rank, std::chrono::nanoseconds zero) {
+std::map<int, Row> make_rows(const RankEvents& rank, std::chrono::nanoseconds zero) {
   const auto us = [&](TimePoint t) { return double((t - rank.origin - zero).count()) / 1e3; };
   const std::vector<int> lanes = lane_rows(rank.events);
   std::map<int, Row> rows;
@@ -163,7 +163,7 @@ std::string timeline_svg(std::span<const RankEvents> ranks, const PictureOptions
   if (last > zero) key = picture.key(key, kIdle, "idle or not recorded");
   size_t maximum = 0, shown = 0;
   for (const RankEvents& rank : ranks) {
-    const std::map<int, Row> rows = rows_of(rank, zero);
+    const std::map<int, Row> rows = make_rows(rank, zero);
     picture.text(8, y + 10, "font-weight=\"600\"", fmt::format("rank {}", rank.rank));
     const std::vector<int> some = sample(rows, options.processors);
     const size_t processors = rows.size() - rows.count(-1);

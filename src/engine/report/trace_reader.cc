@@ -19,7 +19,7 @@ SpanKind parse_kind(const std::string& name) {
   throw InvalidArgument("category '" + name + "': expected the name of a span kind");
 }
 
-int processor_of(const nlohmann::json& args) {
+int parse_processor(const nlohmann::json& args) {
   const int processor = args.value("processor", -1);
   if (processor < -1 || processor > kMaxProcessor) {
     throw InvalidArgument(
@@ -60,7 +60,7 @@ std::vector<RankEvents> read_trace(const std::filesystem::path& file, Source sou
       ranks.try_emplace(rank, RankEvents{rank, {}, {}})
           .first->second.events.push_back({parse_kind(event.at("cat")), intern(event.at("name")),
                                            at_us(ts), at_us(ts + duration), args.value("tile", -1),
-                                           args.value("peer", -1), processor_of(args)});
+                                           args.value("peer", -1), parse_processor(args)});
     }
   } catch (const nlohmann::json::exception& error) {
     const std::string_view what = error.what();  // "[json.exception.kind.number] text"

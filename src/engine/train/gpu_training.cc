@@ -39,7 +39,7 @@ void check_gpu_training(const TrainConfig& config) {
   if (model.experts == 0 || model.moe_layer_freq > 1) check("model.ffn", model.ffn, unit);
   if (model.experts > 0) {
     check("model.experts", model.experts, 4);
-    check(model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", model.ffn_of_expert(), unit);
+    check(model.expert_ffn > 0 ? "model.expert_ffn" : "model.ffn", model.ffn_per_expert(), unit);
     check("model.shared_ffn", model.shared_ffn, unit);
     if (model.experts > 1024) {
       throw ConfigError(

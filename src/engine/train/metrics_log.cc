@@ -21,7 +21,7 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Step number of a line written by `to_json_line`.
-std::optional<int64_t> step_of_line(const std::string& line) {
+std::optional<int64_t> parse_step(const std::string& line) {
   const auto entry = parse_json<ordered_json>(line);
   if (!entry.is_object() || !entry.contains("step") || !entry["step"].is_number_integer())
     return {};
@@ -50,21 +50,21 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
   if (!std::filesystem::exists(std::filesystem::symlink_status(path, code))) return path;
   const std::string text = path_exists(path) ? read_file(path) : "";
   std::istringstream lines(text);
-  std::string kept, line;
+  std::string text_up_to_step, line;
   std::vector<std::string> damaged;
   size_t number = 0, first = 0;
   while (std::getline(lines, line)) {
     ++number;
     const bool cut = lines.eof();
-    if (const auto step = step_of_line(line)) {
-      if (*step <= last_step) kept += line + "\n";
+    if (const auto step = parse_step(line)) {
+      if (*step <= last_step) text_up_to_step += line + "\n";
     } else if (!cut && !line.empty()) {
       if (damaged.empty()) first = number;
       damaged.push_back(line);
     }
   }
   set_aside(path, damaged, first);
-  replace_file(path, kept);
+  replace_file(path, text_up_to_step);
   return path;
 }
 

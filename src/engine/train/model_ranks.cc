@@ -20,7 +20,7 @@ TransformerOptions make_options(
     const ParallelGroups& groups, const TrainConfig& config,
     const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
   TransformerOptions options;
-  options.batch = microbatch_of(config);
+  options.batch = microbatch_size(config);
   options.seq = config.train.seq;
   options.dtype = parse_dtype(config.train.dtype);
   options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};

@@ -38,7 +38,7 @@ void RunFiles::find_checkpoint(const TrainConfig& config) {
 }
 
 void RunFiles::write_configuration(const TrainConfig& config) const {
-  replace_file(out_ + "/heldout.txt", list_of_paths(corpus_.heldout_files()));
+  replace_file(out_ + "/heldout.txt", join_paths(corpus_.val_files()));
   replace_file(out_ + "/config.toml", to_toml(config));
 }
 

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-int64_t microbatch_of(const TrainConfig& config) {
+int64_t microbatch_size(const TrainConfig& config) {
   return config.train.microbatch > 0 ? config.train.microbatch
                                      : ParallelDims(config).local_batch(config.train.batch);
 }
@@ -23,13 +23,13 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       sampler_(sampler),
       model_(model),
       optimizer_(optimizer),
-      microbatch_(microbatch_of(config)),
+      microbatch_(microbatch_size(config)),
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()) {}
 
 int64_t StepExecutor::targets(int64_t first) const {
   int64_t targets = 0;
-  for (int64_t i = 0; i < config_.train.batch; ++i) targets += sampler_.targets_of(first + i);
+  for (int64_t i = 0; i < config_.train.batch; ++i) targets += sampler_.targets(first + i);
   return targets;
 }
 
@@ -94,7 +94,7 @@ void StepExecutor::read_microbatch(int64_t sample) {
 }
 
 void StepExecutor::verify_text(int64_t first) {
-  if (first == 0 || sampler_.epoch_of(first) == sampler_.epoch_of(first - config_.train.batch)) {
+  if (first == 0 || sampler_.epoch(first) == sampler_.epoch(first - config_.train.batch)) {
     return;
   }
   try {

@@ -60,6 +60,6 @@ class StepExecutor {
 };
 
 /// Samples of a microbatch: train.microbatch, or all of a replica.
-int64_t microbatch_of(const TrainConfig& config);
+int64_t microbatch_size(const TrainConfig& config);
 
 }  // namespace tandem

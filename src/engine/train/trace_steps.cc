@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kSettle = 5, kCandidates = 15, kMaxSteps = 60;
+constexpr int64_t kWarmupSteps = 5, kCandidates = 15, kMaxSteps = 60;
 using Clock = std::chrono::steady_clock;
 
 }  // namespace
@@ -31,8 +31,8 @@ TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t f
     : world_(world), each_(config.trace.steps), begin_(-1), end_(-1) {
   if (!config.trace.enabled) return;
   const bool timed = config.train.seconds > 0;
-  const int64_t settled = first_step + kSettle;
-  begin_ = timed ? settled : std::clamp(config.train.steps - each_, first_step, settled);
+  const int64_t after_warmup = first_step + kWarmupSteps;
+  begin_ = timed ? after_warmup : std::clamp(config.train.steps - each_, first_step, after_warmup);
   const int64_t left = timed ? kMaxSteps : std::min(config.train.steps - begin_, kMaxSteps);
   end_ = begin_ + each_ * std::clamp<int64_t>(left / each_, 1, kCandidates);
 }
@@ -79,13 +79,13 @@ void TraceSteps::finish(const std::string& out) {
   recording_ = false;
   if (candidates_.empty()) end_candidate();
   recorder().set_tracing(false);
-  const size_t kept = typical();
-  const auto local = pack({world_.rank(), std::move(candidates_[kept].events), origin_});
+  const size_t chosen = typical();
+  const auto local = pack({world_.rank(), std::move(candidates_[chosen].events), origin_});
   candidates_.clear();
   std::vector<RankEvents> ranks;
   for (const auto& blob : world_.exchange(local, "trace events")) {
     ranks.push_back(unpack(blob));
-    ranks.back().step = begin_ + int64_t(kept) * each_ + 1;  // metrics.jsonl counts from 1
+    ranks.back().step = begin_ + int64_t(chosen) * each_ + 1;  // metrics.jsonl counts from 1
   }
   if (world_.rank() != 0) return;
   try {

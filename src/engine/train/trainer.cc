@@ -43,7 +43,7 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request,
   world.require_same("configuration", to_toml(request.config));
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
-  require_same_place(world, "--out", request.out);
+  require_same_location(world, "--out", request.out);
   world.require_same("the training text",
                      fmt::format("{} files, {} bytes, hash {}", corpus.files().size(),
                                  corpus.bytes(), corpus.fingerprint()));
@@ -122,11 +122,11 @@ class Trainer {
       std::optional<StepRecord> record = step();
       trace.after_step(state_.step, request_.out);
       if (record) end_step(*record);
-      if (is_due(config_.checkpoint.every) || std::exchange(save_asked_, false)) save();
+      if (is_due(config_.checkpoint.every) || std::exchange(save_requested_, false)) save();
     }
     save();
     trace.finish(request_.out);
-    throw_what_ended_it();
+    rethrow_error();
     const bool stopped = !finished();
     if (!stopped) save_final(trained(), request_.out, state_, config_.model);
     if (progress_) progress_->finish();
@@ -162,7 +162,7 @@ class Trainer {
     note(fmt::format(
         "{:.2f} M parameters; {} files, {} of text, {} files held out; {} windows of {}",
         double(config_.model.parameters()) / 1e6, corpus_.files().size(),
-        format_bytes(double(corpus_.bytes())), corpus_.heldout_files().size(), sampler_.windows(),
+        format_bytes(double(corpus_.bytes())), corpus_.val_files().size(), sampler_.windows(),
         config_.train.seq));
   }
 
@@ -220,7 +220,7 @@ class Trainer {
     executor_->verify_text(state_.next_sample);
     const int64_t targets = executor_->targets(state_.next_sample);
     const StepSums sums = exchange(executor_->compute(state_.next_sample, targets));
-    save_asked_ = save_asked_ || sums.save;
+    save_requested_ = save_requested_ || sums.save;
     failed_ = sums.failed;
     if (failed_) return {};
 
@@ -264,8 +264,8 @@ class Trainer {
     sums.squares = result.squares;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
     sums.stop = request_.stop && *request_.stop;
-    const int asked = request_.saves ? request_.saves->load() : 0;
-    sums.save = asked != std::exchange(saves_seen_, asked);
+    const int requested = request_.saves ? request_.saves->load() : 0;
+    sums.save = requested != std::exchange(saves_seen_, requested);
     sums.failed = !failure().empty();
     return exchange_sums(groups_.world_axes(), sums);
   }
@@ -293,7 +293,7 @@ class Trainer {
   }
 
   /// Called after the last save.
-  void throw_what_ended_it() {
+  void rethrow_error() {
     const std::string saved = fmt::format("; ended after step {}, saved {}", state_.step,
                                           checkpoint_path(request_.out, state_.step));
     for (const std::string& failure :
@@ -341,7 +341,7 @@ class Trainer {
   double loss_ = NAN;
   int64_t saved_ = -1;  // step of the last checkpoint
   int saves_seen_ = 0;
-  bool stop_ = false, failed_ = false, save_asked_ = false;
+  bool stop_ = false, failed_ = false, save_requested_ = false;
   std::string log_error_;  // rank 0
   std::string diverged_;   // message if the loss is not finite; the same on all ranks
 };

@@ -69,14 +69,14 @@ __device__ double combine(double value) {
 }
 
 // Elements before the first 16-byte vector, the vectors, and the elements after the last.
-struct Parts {
+struct Split {
   const float* head;
   const float4* vectors;
   const float* tail;
   int64_t num_vectors;
   int num_head, num_tail;
 
-  Parts(const float* values, int64_t count) {
+  Split(const float* values, int64_t count) {
     const auto misaligned = int(reinterpret_cast<uintptr_t>(values) / sizeof(float) % kWidth);
     head = values;
     num_head = int(std::min<int64_t>((kWidth - misaligned) % kWidth, count));
@@ -92,26 +92,25 @@ __device__ double square(float x) {
 }
 
 // Squares are summed in f64, as on the CPU.
-__global__ void __launch_bounds__(kThreads)
-    squares_kernel(const Parts parts, double* sums_of_blocks) {
+__global__ void __launch_bounds__(kThreads) squares_kernel(const Split split, double* block_sums) {
   double sum = 0;
   const int64_t step = int64_t(gridDim.x) * kThreads;
 #pragma unroll 4
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < parts.num_vectors; i += step) {
-    const float4 x = parts.vectors[i];
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < split.num_vectors; i += step) {
+    const float4 x = split.vectors[i];
     sum += square(x.x) + square(x.y) + square(x.z) + square(x.w);
   }
   const auto thread = int(threadIdx.x);
-  if (blockIdx.x == 0 && thread < parts.num_head) sum += square(parts.head[thread]);
-  if (blockIdx.x == 0 && thread < parts.num_tail) sum += square(parts.tail[thread]);
+  if (blockIdx.x == 0 && thread < split.num_head) sum += square(split.head[thread]);
+  if (blockIdx.x == 0 && thread < split.num_tail) sum += square(split.tail[thread]);
   sum = combine(sum);
-  if (threadIdx.x == 0) sums_of_blocks[blockIdx.x] = sum;
+  if (threadIdx.x == 0) block_sums[blockIdx.x] = sum;
 }
 
 __global__ void __launch_bounds__(kThreads)
-    add_sums_kernel(const double* sums_of_blocks, int blocks, double* total) {
+    add_sums_kernel(const double* block_sums, int blocks, double* total) {
   double sum = 0;
-  for (int i = threadIdx.x; i < blocks; i += kThreads) sum += sums_of_blocks[i];
+  for (int i = threadIdx.x; i < blocks; i += kThreads) sum += block_sums[i];
   sum = combine(sum);
   if (threadIdx.x == 0) *total += sum;
 }
@@ -152,14 +151,14 @@ size_t square_sum_bytes(int sums) {
 void add_squares(cudaStream_t stream, const Tensor& values, const Memory& sums, int index) {
   const int64_t count = values.elements();
   if (count == 0) return;
-  const Parts parts(values.as<const float>(), count);
+  const Split split(values.as<const float>(), count);
   auto* const totals = reinterpret_cast<double*>(sums.data());
-  double* const sums_of_blocks = totals + sums.bytes() / sizeof(double) - kMaxBlocks;
+  double* const block_sums = totals + sums.bytes() / sizeof(double) - kMaxBlocks;
   const int blocks =
-      int(std::clamp<int64_t>((parts.num_vectors - 1) / kThreads + 1, 1, kMaxBlocks));
-  squares_kernel<<<blocks, kThreads, 0, stream>>>(parts, sums_of_blocks);
+      int(std::clamp<int64_t>((split.num_vectors - 1) / kThreads + 1, 1, kMaxBlocks));
+  squares_kernel<<<blocks, kThreads, 0, stream>>>(split, block_sums);
   check_launch("squares_kernel");
-  add_sums_kernel<<<1, kThreads, 0, stream>>>(sums_of_blocks, blocks, totals + index);
+  add_sums_kernel<<<1, kThreads, 0, stream>>>(block_sums, blocks, totals + index);
   check_launch("add_sums_kernel");
 }
 

@@ -9,10 +9,10 @@
 
 namespace tandem {
 
-class Turns {
+class RoundRobin {
  public:
   /// Schedules `runs` trainings of `ranks` ranks each.
-  Turns(int runs, int ranks);
+  RoundRobin(int runs, int ranks);
   /// Called by every rank of every training before each step, counted from 0, from its own thread;
   /// returns when it is that training's turn.
   void before_step(int run, int64_t step);
@@ -22,13 +22,13 @@ class Turns {
   void leave(int run);
 
  private:
-  int64_t turn_of(int run, int64_t step) const;
-  void pass_on();
+  int64_t slot(int run, int64_t step) const;
+  void advance();
 
   const int runs_, ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t turn_ = 0;
+  int64_t slot_ = 0;
   std::vector<int64_t> arrivals_;  ///< arrivals per training, summed over its ranks
   std::vector<bool> left_;
 };
