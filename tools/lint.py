@@ -41,18 +41,12 @@ WORDS = {
     "normed": "x_norm", "outbox": "send_buffer", "placing": "permutation", "announce": "notify", "remark": "note",
     "beside": "concurrent, overlapped", "most": "max", "least": "min", "theirs": "remote", "mine": "local",
     "job": "params, args", "jobs": "params, args", "adding": "fused", "landed": "arrived", "told": "signalled",
-    "bell": "futex_waiter", "lent": "zero_copy", "applicants": "pending_peers",
-}
-# The same, but for the layers and tests of ABOVE.
-BELOW_ENGINE = {
-    "own": "local", "part": "shard, partial, slice", "parts": "shards, partials, slices", "piece": "chunk, slice",
+    "bell": "futex_waiter", "lent": "zero_copy", "applicants": "pending_peers", "own": "local",
+    "part": "shard, partial, slice", "parts": "shards, partials, slices", "piece": "chunk, slice",
     "pieces": "chunks, slices", "place": "position, coordinates", "places": "positions, coordinates",
     "plain": "uncompressed, collective, serial_kernels", "kept": "saved", "held": "owned, local",
-    "gates": "arrivals", "works": "work_items", "entered": "ready",
+    "gates": "arrivals", "works": "work_items", "entered": "ready", "packs": "vecs",
 }
-# Names that src/kernels declares.
-OF_KERNELS = {"sum_parts", "place_row", "Parts", "kMaxParts"}
-ABOVE = re.compile(r"src/(?:engine|kernels)/|tests/(?:train|model|infer|kernels)/|tests/gpu/kernels_test")
 PHRASES = {"or_plain": "allow_uncompressed", "OrPlain": "AllowUncompressed", "refused_choices": "dropped_routings",
            "HeldWorld": "WorldState", "KeepsCommunicator": "CommunicatorOwner", "tied_head": "tie_word_embeddings",
            "moe_every": "moe_layer_freq", "bucket_mb": "dp_bucket_mib"}
@@ -105,22 +99,20 @@ def layer_rules(path, quoted, system):
     return f'layer {layer} includes "{quoted}" of {target}: may use {", ".join(BELOW[layer])}'
 
 
-def word_rules(line, opens, words):
+def word_rules(line, opens):
     """What the words of a line of C++ are to be instead. `opens`: a comment in it is not the next line of another."""
     code, _, comment = STRING.sub(lambda text: text[0].replace("//", ""), TEST_NAME.sub(r"\1", line)).partition("//")
     comment = comment.lstrip("/<! ")
     if opens and OPENER.match(comment):
         yield f"comment begins with '{comment.split()[0]}': begin with a noun or a verb"
     names = [text[1:-1] for text in STRING.findall(code) if IDENTIFIER.fullmatch(text[1:-1])]
-    names = [name for name in names if "_" in name or words.get(name, "").count("_")]  # not a word of English
+    names = [name for name in names if "_" in name or WORDS.get(name, "").count("_")]  # not a word of English
     for name in names + IDENTIFIER.findall(STRING.sub("", code)):
-        if name in OF_KERNELS:
-            continue
         if name in PHRASES:
             yield f"{name}: write {PHRASES[name]}"
         for part in SUBWORD.findall(ENGLISH.sub("", name)):
-            if part.lower() in words:
-                yield f"{name}: write {words[part.lower()]} for '{part.lower()}'"
+            if part.lower() in WORDS:
+                yield f"{name}: write {WORDS[part.lower()]} for '{part.lower()}'"
 
 
 def check(path):
@@ -131,7 +123,6 @@ def check(path):
         return [(1, "is not UTF-8")]
     found = []
     code = path.endswith(CODE)
-    words = WORDS if ABOVE.match(path) else WORDS | BELOW_ENGINE
     is_lint = path in ("tools/lint.py",)
     if lines and lines[-1] != "":
         found.append((len(lines), "no newline at the end"))
@@ -153,7 +144,7 @@ def check(path):
         elif code and not raw and path not in ALIASES:
             previous = lines[number - 2].lstrip() if number > 1 else ""
             opens = not (line.lstrip().startswith("//") and previous.startswith("//"))
-            found += [(number, reason) for reason in word_rules(line, opens, words)]
+            found += [(number, reason) for reason in word_rules(line, opens)]
         if line.endswith("\r") or line.rstrip() != line:
             found.append((number, "white space at the end of the line"))
         if is_lint:

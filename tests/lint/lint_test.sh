@@ -132,7 +132,8 @@ int own_rows(bool in_place);
 void reduce(bool in_place);
 END
 file src/engine/data/words.cc <<'END'
-int own_rows(bool in_place);
+Parts own_rows(bool in_place);
+int saved_rows(bool in_place);
 END
 printf 'int  g( );' | file src/core/style.cc
 for i in $(seq 501); do echo "// line $i"; done | file src/core/long.cc
@@ -179,7 +180,9 @@ expect 'src/core/words.cc:8: or_plain: write allow_uncompressed'
 expect "src/core/words.cc:8: kMostRows: write max for 'most'"
 expect "src/core/words.cc:10: KernelJob: write params, args for 'job'"
 expect "src/core/words.cc:11: own_rows: write local for 'own'"
-if grep -q 'core/words.cc:\([34579]\|12\):\|data/words.cc' <<<"$found"; then
+expect "src/engine/data/words.cc:1: Parts: write shards, partials, slices for 'parts'"
+expect "src/engine/data/words.cc:1: own_rows: write local for 'own'"
+if grep -q 'core/words.cc:\([34579]\|12\):\|data/words.cc:2' <<<"$found"; then
   echo "words that are fine are found" >&2
   failures=$((failures + 1))
 fi
