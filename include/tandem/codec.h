@@ -21,7 +21,7 @@ TANDEM_API_BEGIN
 namespace tandem {
 
 enum class Codec : uint8_t {
-  none,  ///< unencoded elements
+  none,  ///< uncompressed elements
   int8,  ///< integers with a scale per group; 6, 5 and 3 bits as planes of 4 + 2, 4 + 1, 2 + 1
   int6,
   int5,

@@ -70,12 +70,12 @@ void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t>
 /// formats with groups, and lossless in all_gather and all_to_all. Every rank gets the same decoded
 /// rows, including its own.
 void all_gather(Communicator& comm, const Tensor& shard, const Tensor& out, const Wire& wire);
-/// Encodes each value once; this rank's own rows enter the sum unencoded. `residual`: error
+/// Encodes each value once; this rank's own rows enter the sum uncompressed. `residual`: error
 /// feedback, as many elements as `data`.
 void reduce_scatter(Communicator& comm, const Tensor& data, const Tensor& shard, const Wire& wire,
                     const Tensor* residual = nullptr);
-/// Rows that stay on their rank are copied unencoded. On GPU ranks, counts that differ between two
-/// ranks cause a Timeout.
+/// Rows that stay on their rank are copied uncompressed. On GPU ranks, counts that differ between
+/// two ranks cause a Timeout.
 void all_to_all(Communicator& comm, const Tensor& send, std::span<const int64_t> send_counts,
                 const Tensor& recv, std::span<const int64_t> recv_counts, const Wire& wire);
 

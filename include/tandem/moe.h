@@ -29,7 +29,7 @@
 // With a wire format (MoeOptions) the forward pass encodes each row it dispatches as one message
 // (tandem/codec.h). All ranks use the decoded rows, including those that stay local, so an expert's
 // input does not depend on which ranks share it. Partial sums return encoded; the owner adds its
-// own unencoded. Strategies and chunks give the same bits. A single rank encodes nothing. The
+// own uncompressed. Strategies and chunks give the same bits. A single rank encodes nothing. The
 // backward pass is uncompressed. Its gradients are those of a layer given the decoded rows, with
 // exact partial sums. GPU ranks send the same messages, and with `allow_uncompressed` choose
 // uncompressed or encoded for both directions together.

@@ -33,11 +33,11 @@
 // encodes nothing.
 //
 // On GPUs of one node AgGemm, GemmRs and GemmAr accept the formats that have groups. GemmAr is the
-// all-reduce of tandem/collectives.h: an owner's partial product is added unencoded, and on two
+// all-reduce of tandem/collectives.h: an owner's partial product is added uncompressed, and on two
 // ranks each is encoded once and the sum is not. A shard's rows are one message there, so if a row
 // is no multiple of the group, groups continue in the next row. Candidates differ in bits: fused
 // GemmRs encodes partial products before they are rounded, and fused AgGemm uses local rows
-// unencoded (so it has no keep_gathered).
+// uncompressed (so it has no keep_gathered).
 //
 // On GPUs (a communicator of run_gpus, tandem/cuda.h) operands are contiguous, 16-byte aligned
 // device tensors. out has the dtype given in the shape, f16 is valid too, N and K are multiples of

@@ -48,7 +48,7 @@ same rounds:
 )";
 
 constexpr const char* kGpuCodecLine =
-    R"(The column unencoded is the fastest form without the codec, NCCL's or ours, and tandem the encoded
+    R"(The column "uncompressed" is the fastest form without the codec, NCCL's or ours, and tandem the encoded
 one. The line below a row compares the two, and says what each GPU sends.
 )";
 constexpr const char* kNormalLine =
@@ -146,8 +146,8 @@ std::string compared_line(const BenchResult& r) {
 
 /// Column name of a collective's baseline.
 const char* baseline_head(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
-  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "unencoded";
-  if (r.serial_name == "uncompressed") return "unencoded";
+  if (world.on_gpus()) return q.wire.is_none() ? "NCCL" : "uncompressed";
+  if (r.serial_name == "uncompressed") return "uncompressed";
   return r.serial_name == "mpi" ? "MPI" : "direct";
 }
 
@@ -209,9 +209,9 @@ std::string BenchTable::header(const BenchResult& first, bool explain) const {
                               "MxNxK", shape_width_, "GEMM", "wire", "limit", "serial", "overlap",
                               "TFLOP/s", "E", "error", world_.on_gpus() ? "" : " chunks");
   }
-  return text + fmt::format("{:>7} {:>{}} {:>9} {:>7} {:>7} {:>9} {:>7} {:>7}{} {:>7}{}\n", "bytes",
-                            "MxN", shape_width_, baseline_head(first_, first, world_), "algbw",
-                            "busbw", "tandem", "algbw", "busbw",
+  return text + fmt::format("{:>7} {:>{}} {:>12} {:>7} {:>7} {:>9} {:>7} {:>7}{} {:>7}{}\n",
+                            "bytes", "MxN", shape_width_, baseline_head(first_, first, world_),
+                            "algbw", "busbw", "tandem", "algbw", "busbw",
                             world_.on_gpus() ? "" : "      wire", "error",
                             world_.on_gpus() ? "  ran as" : "");
 }
@@ -251,7 +251,7 @@ std::string BenchTable::collective_row(const BenchRequest& q, const BenchResult&
   const Bandwidth baseline = bandwidth(q, ranks, r.serial.median_us),
                   ours = bandwidth(q, ranks, r.overlapped.median_us);
   std::string text =
-      fmt::format("{:>7} {:>{}} {:>9} {:>7} {:>7} {:>9} {:>7} {:>7}", size_text(matrix_bytes(q)),
+      fmt::format("{:>7} {:>{}} {:>12} {:>7} {:>7} {:>9} {:>7} {:>7}", size_text(matrix_bytes(q)),
                   shape_text(q, true), shape_width_, microseconds(r.serial.median_us),
                   rate(baseline.algbw), rate(baseline.busbw), microseconds(r.overlapped.median_us),
                   rate(ours.algbw), rate(ours.busbw));

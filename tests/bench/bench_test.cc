@@ -126,8 +126,8 @@ TEST(Bench, AddNormIsPartOfTheTimedCall) {
   }
 }
 
-// Encoded candidates are listed next to the unencoded ones, are within the format's bound and send
-// fewer bytes; the serial baseline is never one of them.
+// Encoded candidates are listed next to the uncompressed ones, are within the format's bound and
+// send fewer bytes; the serial baseline is never one of them.
 TEST(Bench, OperatorsTakeAWireFormat) {
   for (const char* op : {"ag_gemm", "gemm_rs", "gemm_ar"}) {
     for (const char* format : {"int8", "int4:g32", "lossless"}) {

@@ -64,7 +64,7 @@ def rewriting():
 
 
 def encoded_result():
-    """Result whose encoded serial form is faster than every unencoded one."""
+    """Result whose encoded serial form is faster than every uncompressed one."""
     times = {"unfused": entry(33.0), "serial, 1 chunk": entry(30.0), "overlapped, 2 chunks": entry(25.0),
              "serial, 1 chunk as int8": entry(20.0), "overlapped, 2 chunks as int8": entry(12.0)}
     for name, t in times.items():
@@ -79,7 +79,7 @@ def encoded_result():
 
 
 def serial_is_the_fastest(r):
-    """True if serial is the fastest unencoded candidate without overlap. (Those of an uncompressed collective have no
+    """True if serial is the fastest uncompressed candidate without overlap. (Those of an uncompressed collective have no
     form.)"""
     plain = [t["median"] for t in bench_results.candidates(r).values()
              if t.get("form", "serial") == "serial" and not t.get("encoded")]
@@ -209,7 +209,7 @@ def committed():
                 continue
             if r["time_us"]["gemm"] == 0 and not r.get("codec"):
                 continue
-            check(serial_is_the_fastest(r), f"{file}: serial is not the fastest plain form that does not overlap")
+            check(serial_is_the_fastest(r), f"{file}: serial is not the fastest uncompressed form that does not overlap")
 
 
 def predicting():

@@ -120,7 +120,8 @@ TEST(BenchMoe, RowsMayBeSentEncoded) {
           EXPECT_TRUE(result.ok()) << result.max_rel << " of " << result.bound;
           EXPECT_TRUE(result.candidates.contains("serial, 1 chunk as " + request.wire.describe()));
           EXPECT_EQ(result.serial_name.find(" as "), std::string::npos);
-          if (ep * tp == 1 || request.op == "moe") continue;  // their unencoded rows may be chosen
+          if (ep * tp == 1 || request.op == "moe")
+            continue;  // their uncompressed rows may be chosen
           EXPECT_GT(result.wire_bytes, 0);
           EXPECT_LT(result.wire_bytes, result.bytes);
         }

@@ -1,5 +1,5 @@
-// Layers whose rows are sent encoded, compared with unencoded layers on decoded data: each row, and
-// each rank's partial sums, encoded and decoded separately.
+// Layers whose rows are sent encoded, compared with uncompressed layers on decoded data: each row,
+// and each rank's partial sums, encoded and decoded separately.
 #include <gmock/gmock.h>
 
 #include "gemm/gemm.h"
@@ -164,7 +164,7 @@ TEST(MoeWireOverMpi, MatchesALayerOnDecodedRows) {
   }
 }
 
-TEST(MoeWireLayer, UnencodedRowsMayBeChosen) {
+TEST(MoeWireLayer, UncompressedRowsMayBeChosen) {
   TANDEM_SKIP_UNDER_MPI("threads");
   const Whole whole({.ep = 2, .experts = 4, .top_k = 2, .rows = 64, .hidden = 64, .ffn = 32});
   WorldOptions options;

@@ -120,8 +120,8 @@ TEST_P(EncodedGemmAr, MatchesTheSumOfDecodedProducts) {
   });
 }
 
-// Small results have an unencoded one-shot candidate in addition to the encoded ones.
-TEST_P(EncodedGemmAr, UnencodedCandidatesMayBeChosen) {
+// Small results have an uncompressed one-shot candidate in addition to the encoded ones.
+TEST_P(EncodedGemmAr, UncompressedCandidatesMayBeChosen) {
   run([](Communicator& comm) {
     set_kernel_threads(1);
     const auto rank = size_t(comm.rank());

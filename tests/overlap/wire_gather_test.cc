@@ -1,5 +1,5 @@
 // AG+GEMM and its weight gradient with encoded shards, compared with the reference: every rank's
-// rows encoded and decoded one by one, then the unencoded operator on the result.
+// rows encoded and decoded one by one, then the uncompressed operator on the result.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -102,7 +102,7 @@ TEST_P(EncodedGather, AgWgradUsesTheSameDecodedRows) {
 }
 
 // Any of them may be measured as the fastest; each must be correct when chosen.
-TEST_P(EncodedGather, UnencodedCandidatesMayBeChosen) {
+TEST_P(EncodedGather, UncompressedCandidatesMayBeChosen) {
   run([](Communicator& comm) {
     constexpr int64_t kM = 9, kN = 4, kK = 40;
     const Shard local = shard_of(kM, comm.size(), comm.rank());

@@ -78,7 +78,7 @@ TEST_P(EncodedGemmRs, CandidatesHaveTheSameBitsNearTheExactResult) {
 }
 
 // One message per chunk: large ones are coded, small ones are not.
-TEST_P(EncodedGemmRs, LosslessGivesTheUnencodedBits) {
+TEST_P(EncodedGemmRs, LosslessGivesTheUncompressedBits) {
   run([&](Communicator& comm) {
     const auto seed = uint64_t(comm.rank());
     for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -27,7 +27,7 @@ void launch_encode_lossless(const Tensor& values, std::byte* message, cudaStream
 void launch_decode_lossless(const std::byte* message, const Tensor& values, cudaStream_t stream);
 
 /// Sum on the owner of a shard: decodes `count` messages, `stride` bytes apart, and adds them in
-/// f32 in order. Message `local` (-1: none) is replaced by `values`, added unencoded. The sum is
+/// f32 in order. Message `local` (-1: none) is replaced by `values`, added uncompressed. The sum is
 /// encoded to `message`, and its decoded values go to `out`; if `message` is null, the sum itself
 /// goes to `out`, which may be `values`.
 void launch_sum(const Wire& wire, const std::byte* messages, size_t stride, int count, int local,

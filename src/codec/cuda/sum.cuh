@@ -1,5 +1,5 @@
 // Reduction step of an all-reduce or reduce-scatter: messages of one block are decoded and added in
-// f32, in order, with this rank's values used unencoded.
+// f32, in order, with this rank's values used uncompressed.
 #pragma once
 
 #include "codec/cuda/block.cuh"
@@ -11,7 +11,7 @@ struct MessageSum {
   size_t stride;
   int count;
   int local;           // index of the message replaced by `values`, or -1
-  const void* values;  // unencoded
+  const void* values;  // uncompressed
   DType dtype;
 };
 

@@ -112,7 +112,7 @@ TEST_P(EncodedPairs, LosslessGatherIsExact) {
   if (ranks() == 1) GTEST_SKIP() << "one rank encodes nothing";
   const Wire wire = Wire::parse("lossless");
   for (const DType dtype : {DType::bf16, DType::f32}) {
-    for (const bool any_bits : {false, true}) {  // incompressible, so sent unencoded
+    for (const bool any_bits : {false, true}) {  // incompressible, so sent uncompressed
       run([&](GpuCommunicator& comm) {
         const int64_t rows = 41 * comm.size() + 1, columns = 1003;
         Bytes all(size_t(rows * columns) * size_of(dtype));

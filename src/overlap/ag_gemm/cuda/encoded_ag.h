@@ -1,5 +1,5 @@
 // AG+GEMM between ranks by a kernel whose shards are sent in a wire format (encoded_copy_warp.cuh):
-// its memory, signals and calls. Tiles of the local shard read x unencoded; remote tiles read
+// its memory, signals and calls. Tiles of the local shard read x uncompressed; remote tiles read
 // decoded rows.
 #pragma once
 

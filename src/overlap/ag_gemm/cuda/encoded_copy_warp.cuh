@@ -2,7 +2,7 @@
 // encodes its chunks of the local shard, once, and stores them into the peers' inboxes. It then
 // decodes its share of the received rows, source by source in the order in which tiles read them,
 // into the gathered rows, and counts them in the arrival flags that readers wait for. Meanwhile the
-// other warps multiply, starting with the local rows, which they read unencoded.
+// other warps multiply, starting with the local rows, which they read uncompressed.
 #pragma once
 
 #include "codec/cuda/encoded_chunk.cuh"

@@ -5,13 +5,13 @@
 // (collectives/cuda/encoded_collectives.h), one after the other, two launches. A shard is one
 // message, so its groups equal those of per-row messages if they divide a row. AG+GEMM: all ranks,
 // including the owner, use the decoded rows. GEMM+RS: the owner adds its local partial product
-// unencoded. GEMM+AR: the owner of a shard does the same; with two ranks, and in the smallest
+// uncompressed. GEMM+AR: the owner of a shard does the same; with two ranks, and in the smallest
 // messages, each partial product is encoded once and the sum is not.
 //
 // fused: one kernel. GEMM+RS: tiles are encoded where they are computed and decoded where they are
 // added (gemm_rs/cuda/encoded.h). GEMM+AR: the same, then a separate kernel gathers the rounded
 // sums in the wire format. AG+GEMM: copy warps encode the local shard and decode the remote ones
-// (ag_gemm/cuda/encoded_ag.h); the owner uses its rows unencoded, so keep_gathered is not
+// (ag_gemm/cuda/encoded_ag.h); the owner uses its rows uncompressed, so keep_gathered is not
 // supported. Requires bf16, int8, int4 or int4:g32, weight [N, K], no bias, K >= 512 and M a
 // multiple of 256 x ranks (AG+GEMM: K a multiple of 128; M of 128 x ranks if the number of ranks is
 // even); not on an emulated link, which does not delay what kernels store. Other formats and shapes

@@ -7,7 +7,7 @@
 //
 // With a wire format every row of a group of columns is a message (lossless: all of them). Groups
 // are split between whole blocks of the format, so that decoded values do not depend on their
-// number. The owner adds its local partial sums unencoded.
+// number. The owner adds its local partial sums uncompressed.
 #pragma once
 
 #include <functional>
