@@ -49,7 +49,7 @@ void GradientSync::ready(FlatRange range) {
 
 void GradientSync::progress() {
   if (exec_.on_gpu()) {
-    if (overlap_) enqueue();
+    if (overlap_ && !is_first_) enqueue();
     return;
   }
   while (true) {
@@ -135,6 +135,11 @@ void GradientSync::finish_bucket() {
 void GradientSync::finish() {
   final_ = buckets_.count();
   if (exec_.on_gpu()) {
+    // Ranks that share a GPU cannot load kernels while one waits for another.
+    if (std::exchange(is_first_, false) && dp_.size() > 1) {
+      tandem::wait(backward_);
+      dp_.barrier("first gradients");
+    }
     enqueue();
   } else if (dp_.size() > 1) {
     progress();

@@ -72,7 +72,8 @@ class GradientSync {
   Exec backward_, exec_;
   Communicator& dp_;
   bool overlap_;
-  Fence finished_;  // point of the backward pass
+  bool is_first_ = true;  // step, whose passes load kernels
+  Fence finished_;        // point of the backward pass
   Tensor gradients_;
   Buckets buckets_;
   ShardMessages messages_;

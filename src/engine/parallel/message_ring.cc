@@ -17,6 +17,19 @@ MessageRing::MessageRing(Communicator& dp, const char* op, int buckets, size_t m
   if (dp.size() == 1) return;
   slots_ = dp.allocate(size_t(dp.size() * window_) * message_bytes, dp.size() * (window_ + 1));
   staging_.resize(size_t(staged_messages * window_) * message_bytes);
+  if (dp.on_gpu()) make_streams();
+}
+
+/// Sends zeros and raises no signal: the first put makes a stream, which a kernel that waits for
+/// this rank would keep it from on a GPU that they share.
+void MessageRing::make_streams() {
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    const int rank = destination(hop);
+    dp_.put(rank, *slots_, offset(dp_.rank(), 0), slots_->local() + offset(dp_.rank(), 0),
+            message_bytes_, acknowledgement(dp_.rank()), 0);
+  }
+  dp_.flush();
+  dp_.barrier(op_);
 }
 
 int MessageRing::destination(int hop) const {

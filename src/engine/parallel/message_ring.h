@@ -51,6 +51,7 @@ class MessageRing {
   int source(int hop) const;
 
  private:
+  void make_streams();
   int slot(int bucket) const { return int((begin_ + uint64_t(bucket)) % uint64_t(window_)); }
   size_t offset(int rank, int bucket) const {
     return size_t(rank * window_ + slot(bucket)) * message_bytes_;
