@@ -11,4 +11,10 @@ inline Exec make_exec(Communicator& comm) {
   return comm.on_gpu() ? Exec{device_of(comm), stream_of(comm)} : Exec{};
 }
 
+/// Enqueues later calls of `comm` on exec's stream, which must outlive it. On a CPU nothing is
+/// done.
+inline void set_exec(Communicator& comm, const Exec& exec) {
+  if (exec.on_gpu()) set_stream(comm, exec.stream);
+}
+
 }  // namespace tandem

@@ -75,7 +75,9 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       rope(exec, options.seq, config.head_dim, config.rope_theta),
       norm_partial_sums(make(DType::f32,
                              rms_norm_partial_sums(exec, local_rows.count, config.hidden),
-                             config.hidden)) {}
+                             config.hidden)) {
+  set_exec(experts, exec);
+}
 
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
   return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
@@ -148,7 +150,9 @@ Communicator& BranchExperts::with_router_gemms(ModelContext& c, const BranchLayo
   const Tensor& rows = d_x_norm;
   gemm(c.exec, rows, router.transposed(), logits);
   gemm(c.exec, dlogits, router, d_x_norm, {.accumulate = true});
-  gemm(c.exec, dlogits->transposed(), rows, drouter, {.accumulate = c.tp.size() == 1});
+  for (const bool adds : {false, true}) {
+    gemm(c.exec, dlogits->transposed(), rows, drouter, {.accumulate = adds});
+  }
   wait(c.exec);
   return c.experts;
 }

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "comm/exec.h"
 #include "schedule/moe.h"
 #include "tandem/collectives.h"
 
@@ -28,7 +29,8 @@ ExpertLoad::ExpertLoad(const Exec& exec, int64_t layers, int64_t experts,
       experts_(experts),
       axes_(std::move(axes)),
       seen_(std::move(seen)),
-      sums_(size_t(layers * router_load_bytes(experts)), exec.device) {
+      sums_(size_t(layers * router_load_bytes(experts)), exec.device),
+      fence_(exec) {
   std::erase_if(axes_, [](const Communicator* axis) { return axis->size() == 1; });
   size_t ranks = 0;
   for (const Communicator* axis : axes_) ranks = std::max(ranks, size_t(axis->size()));
@@ -56,12 +58,17 @@ void ExpertLoad::add(const ExpertLoad& other) {
   add_loads(exec_, other.layers(), layers());
 }
 
-/// Adds in rank order, so that all ranks have the same bits.
+/// Adds in rank order, so that all ranks have the same bits. An axis may have its own stream.
 void ExpertLoad::share() {
   const auto bytes = int64_t(sums_.bytes());
   for (Communicator* axis : axes_) {
     const Tensor all = gathered_.view(DType::u8, {axis->size(), bytes});
+    const Exec of_axis = make_exec(*axis);
+    fence_.record(exec_);
+    fence_.await(of_axis);
     all_gather(*axis, sums_.view(DType::u8, {1, bytes}), all);
+    fence_.record(of_axis);
+    fence_.await(exec_);
     clear();
     for (int rank = 0; rank < axis->size(); ++rank) add_loads(exec_, all.rows(rank, 1), layers());
   }

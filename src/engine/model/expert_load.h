@@ -57,6 +57,7 @@ class ExpertLoad {
   std::vector<Communicator*> axes_;
   RoutedRowsSeen seen_;
   Memory sums_, gathered_;
+  Fence fence_;
 };
 
 }  // namespace tandem

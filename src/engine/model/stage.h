@@ -28,7 +28,8 @@ struct TransformerOptions {
   DType dtype = DType::f32;  ///< GEMM operands and activations; parameters stay f32
   OverlapOptions overlap = {};
   /// EP x TP ranks that share the experts, TP index fastest; nullptr: `tp`, whose ranks then shard
-  /// every expert.
+  /// every expert. On GPU ranks its calls are enqueued on `tp`'s stream from now on, so it must be
+  /// destroyed before `tp`.
   Communicator* experts = nullptr;
   /// Communicators along which expert counts are summed in turn: together all ranks of a step.
   /// Empty: `experts`.
