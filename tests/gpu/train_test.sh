@@ -32,6 +32,9 @@ cmp "$out/dp2/final/model.safetensors" "$out/dp2_again/final/model.safetensors"
 run tp2dp2 "${small[@]}" --tp 2 --dp 2 --ranks-per-gpu 4
 if grep -q '^experts' "$config"; then
   run ep2 "${small[@]}" --dp 2 --ep 2 --ranks-per-gpu 2
+  run ep2_again "${small[@]}" --dp 2 --ep 2 --ranks-per-gpu 2
+  cmp "$out/ep2/final/model.safetensors" "$out/ep2_again/final/model.safetensors"
+  run tp2ep2 "${small[@]}" --tp 2 --dp 2 --ep 2 --ranks-per-gpu 4 --set train.microbatch=2
 else
   run dp4_f32 "${small[@]}" --dp 4 --ranks-per-gpu 4 --set train.dtype=f32
   run microbatches_f32 "${small[@]}" --set train.microbatch=2 --set train.dtype=f32
