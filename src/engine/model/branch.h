@@ -82,7 +82,7 @@ struct BranchExperts {
 
  private:
   /// Runs the router's GEMMs once, on zeros: on a GPU their algorithms are then chosen before
-  /// kernels wait for peers.
+  /// kernels wait for peers, and saved with those of the AgGemm made next.
   Communicator& with_router_gemms(ModelContext& context, const BranchLayout& layout);
 };
 

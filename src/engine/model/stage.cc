@@ -60,6 +60,7 @@ class Stage::Impl {
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
     if (layers.embedding) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
+    make_experts();
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
     if (config.moe_layers() == 0) return;
     load_ = new_load();
@@ -260,11 +261,18 @@ class Stage::Impl {
     counted.is_shared = true;
   }
 
+  /// Before the branches: on GPUs the algorithms of the router's GEMMs are saved, for equal bits in
+  /// later runs, with those of the operators made next.
+  void make_experts() {
+    const auto& branches = context_.layout.branches;
+    const auto first = std::ranges::find_if(branches, &BranchLayout::moe);
+    if (first != branches.end()) experts_ = std::make_unique<BranchExperts>(context_, *first);
+  }
+
   /// Operators are shared by all branches of a kind and created with the first of them.
   void add_branch(const BranchLayout& b) {
     auto& products = products_[branch_kind(b)];
     if (b.has_products() && !products) products = std::make_unique<BranchProducts>(context_, b);
-    if (b.moe && !experts_) experts_ = std::make_unique<BranchExperts>(context_, b);
     branches_.emplace_back(context_, products.get(), b.moe ? experts_.get() : nullptr, b);
   }
 
