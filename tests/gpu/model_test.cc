@@ -78,7 +78,7 @@ RoutedStep run_routed(const RunRanks& run, const ModelConfig& config, Transforme
   static thread_local Communicator* rank = nullptr;
   options.routed = [&](int layer, const Tensor&, const Tensor& chosen) {
     std::vector<int32_t> experts(size_t(chosen.elements()));
-    copy(exec_of(*rank), chosen, Tensor::of(std::span(experts), {chosen.dim(0), chosen.dim(1)}));
+    copy(make_exec(*rank), chosen, Tensor::of(std::span(experts), {chosen.dim(0), chosen.dim(1)}));
     const int64_t first = shard_of(options.batch * options.seq, rank->size(), rank->rank()).begin;
     const std::lock_guard lock(mutex);
     for (int64_t row = 0; row < chosen.dim(0); ++row) {

@@ -27,7 +27,7 @@ struct Sum {
 };
 
 // One warp per row: lane l has experts l, l + 32, ...
-template <int kPerLane, bool kWritesScores>
+template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
     route_kernel(const float* logits, const float* bias, RouterOptions options, int64_t rows,
                  int all, float* scores, int32_t* experts, float* weights) {
@@ -62,16 +62,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) score[i] = finite ? score[i] / sum : 0;
   }
-  if constexpr (kWritesScores) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int e = lane + 32 * i;
-      if (e < all) scores[row * all + e] = score[i];
-    }
-  }
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
+    if (e < all) scores[row * all + e] = score[i];
     key[i] = e < all ? score[i] + (bias ? __ldg(bias + e) : 0) : kTaken;
   }
   float chosen_sum = kTiny, local = 0;  // lane k holds choice k, 32 at a time
@@ -206,16 +200,9 @@ void route_forward(cudaStream_t stream, const Tensor& logits, const Tensor& bias
   const int64_t rows = logits.dim(0), all = logits.dim(1);
   with_experts("route", all, options.top_k, [&](auto per_lane) {
     if (rows == 0) return;
-    const auto launch = [&](auto kernel) {
-      kernel<<<num_blocks(rows), kThreads, 0, stream>>>(logits.as<float>(), bias.as<float>(),
-                                                        options, rows, int(all), scores.as<float>(),
-                                                        experts.as<int32_t>(), weights.as<float>());
-    };
-    if (scores.data()) {
-      launch(route_kernel<per_lane(), true>);
-    } else {
-      launch(route_kernel<per_lane(), false>);
-    }
+    route_kernel<per_lane()><<<num_blocks(rows), kThreads, 0, stream>>>(
+        logits.as<float>(), bias.as<float>(), options, rows, int(all), scores.as<float>(),
+        experts.as<int32_t>(), weights.as<float>());
     check_launch("route_kernel");
   });
 }

@@ -12,7 +12,6 @@ namespace tandem::gpu {
 /// Max experts of a router, and of a rank in an MoE layer.
 constexpr int kMaxExperts = 1024;
 
-/// `scores` without data are not written.
 void route_forward(CUstream_st* stream, const Tensor& logits, const Tensor& bias,
                    const RouterOptions& options, const Tensor& scores, const Tensor& experts,
                    const Tensor& weights);
