@@ -294,9 +294,8 @@ TEST(Config, LimitsOfGpusAreNamed) {
             "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2"}), "accepted");
-  EXPECT_EQ(
-      check({"parallel.dp=2", "parallel.codec=gradients=int8"}),
-      "parallel.codec: gradients = int8 group 128: expected no wire format of gradients on GPUs");
+  EXPECT_EQ(check({"parallel.dp=2", "parallel.codec=gradients=int8"}),
+            "parallel.codec: gradients = int8: expected no wire format of gradients on GPUs");
   EXPECT_EQ(check({"model.experts=6"}), "model.experts = 6: expected a multiple of 4 on GPUs");
   EXPECT_EQ(check({"model.experts=1028"}), "model.experts = 1028: expected at most 1024 on GPUs");
   EXPECT_EQ(check({"model.expert_ffn=40", "parallel.tp=2"}),

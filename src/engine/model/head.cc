@@ -61,8 +61,7 @@ Head::Head(ModelContext& c)
               .weight_kn = true},
              c.options.overlap),
       wgrad_(make_wgrad(c, c.layout.head)),
-      dlogits_(c.make(c.options.dtype, c.logits_dtype() == c.options.dtype ? 0 : c.tokens,
-                      c.layout.vocab)),
+      dlogits_(c.make(c.options.dtype, c.exec.on_gpu() ? 0 : c.tokens, c.layout.vocab)),
       d_x_norm_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       loss_(sizeof(double), c.exec.device) {}
 

@@ -137,6 +137,7 @@ class Stage::Impl {
       report(layer_range(layer));
     }
     if (embedding_) embedding_->backward(to_vector(m.tokens), dx_);
+    if (context_.exec.on_gpu()) m.is_filled = false;
     report(dense(0, first_dense(0)));
   }
 

@@ -121,7 +121,7 @@ class Stage {
   /// auxiliary loss; the first pass of a step replaces what was there before. Calls `ready(range)`
   /// each time a range of gradients() is final: all elements once, in the same order on all ranks,
   /// experts (from experts_begin()) separately from all others. Throws InvalidArgument without a
-  /// preceding forward pass.
+  /// preceding forward pass; on a GPU one serves a single backward pass.
   void backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready = {});
   /// The same in two passes, bit for bit: `backward_input` leaves the input's gradient, and
   /// `backward_weight`, any number of other passes later, completes gradients(). The weight

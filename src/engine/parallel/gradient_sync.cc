@@ -21,7 +21,7 @@ GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Tensor&
       messages_(options.wire, buckets, parameter_runs(list)),
       reduced_(std::move(reduced)),
       ring_(dp, "dp_reduce_scatter", buckets.count(), messages_.max_bytes(),
-            options.wire.is_none() ? 0 : dp.size()) {
+            options.wire.is_none() ? 0 : dp.size(), !options.overlap) {
   for (int b = 0; b < buckets.count(); ++b) unreported_.push_back(buckets.bucket(b).count);
   if (dp.size() == 1 || options.wire.is_none()) return;
   refuse_on_gpu(exec_, "gradients", options.wire);
@@ -136,7 +136,7 @@ void GradientSync::finish() {
   final_ = buckets_.count();
   if (exec_.on_gpu()) {
     // Ranks that share a GPU cannot load kernels while one waits for another.
-    if (std::exchange(is_first_, false) && dp_.size() > 1) {
+    if (std::exchange(is_first_, false) && overlap_ && dp_.size() > 1) {
       tandem::wait(backward_);
       dp_.barrier("first gradients");
     }

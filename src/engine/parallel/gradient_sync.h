@@ -28,7 +28,7 @@ class GradientSync {
   struct Options {
     Wire wire{};
     bool error_feedback = true;
-    /// GPUs: buckets are sent during the backward pass, not at its end.
+    /// GPUs: buckets are sent during the backward pass, not at its end, and waits are enqueued.
     bool overlap = true;
   };
   /// `gradients`: f32 [elements], which must outlive this object, written by work of `backward`.

@@ -8,11 +8,12 @@
 namespace tandem {
 
 MessageRing::MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
-                         int staged_messages)
+                         int staged_messages, bool host_waits)
     : dp_(dp),
       op_(op),
       buckets_(buckets),
       window_(std::clamp(buckets, 1, kWindow)),
+      host_waits_(host_waits),
       message_bytes_(message_bytes) {
   if (dp.size() == 1) return;
   slots_ = dp.allocate(size_t(dp.size() * window_) * message_bytes, dp.size() * (window_ + 1));
@@ -30,6 +31,11 @@ void MessageRing::make_streams() {
   }
   dp_.flush();
   dp_.barrier(op_);
+}
+
+void MessageRing::wait(int signal, uint64_t epoch, const WaitSite& site) {
+  if (host_waits_) return dp_.wait(*slots_, signal, epoch, site);
+  dp_.enqueue_wait(*slots_, signal, epoch, site);
 }
 
 int MessageRing::destination(int hop) const {
@@ -54,8 +60,7 @@ void MessageRing::wait_for_room(int bucket) {
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int rank = source(hop);
     const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
-    dp_.enqueue_wait(*slots_, acknowledgement(rank), epoch(bucket) - uint64_t(window_),
-                     {op_, rank, bucket});
+    wait(acknowledgement(rank), epoch(bucket) - uint64_t(window_), {op_, rank, bucket});
   }
 }
 
@@ -73,7 +78,7 @@ bool MessageRing::has_arrived(int bucket) const {
 
 void MessageRing::wait_for_arrival(int rank, int bucket) {
   const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
-  dp_.enqueue_wait(*slots_, arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
+  wait(arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
 }
 
 void MessageRing::acknowledge(int rank, int bucket) {

@@ -3,8 +3,8 @@
 // the model. Receivers acknowledge every message they have read, and a sender is at most a ring
 // ahead. Message n is in slot n % slots; numbers continue from step to step.
 //
-// On GPUs messages are sent by copy engines after the work enqueued on dp's stream, and the waits
-// are enqueued on it.
+// On GPUs messages are sent by copy engines after the work enqueued on dp's stream. The waits are
+// enqueued on it, too, or are the host's.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class MessageRing {
   /// keep until they are acknowledged; 0: messages are sent from where they are. Collective over
   /// `dp`; allocates nothing for one rank.
   MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
-              int staged_messages);
+              int staged_messages, bool host_waits = false);
 
   int window() const { return window_; }
   size_t bytes() const { return staging_.size() + (slots_ ? slots_->bytes() : 0); }
@@ -52,6 +52,7 @@ class MessageRing {
 
  private:
   void make_streams();
+  void wait(int signal, uint64_t epoch, const WaitSite& site);
   int slot(int bucket) const { return int((begin_ + uint64_t(bucket)) % uint64_t(window_)); }
   size_t offset(int rank, int bucket) const {
     return size_t(rank * window_ + slot(bucket)) * message_bytes_;
@@ -63,6 +64,7 @@ class MessageRing {
   Communicator& dp_;
   const char* op_;
   int buckets_, window_;
+  bool host_waits_;
   size_t message_bytes_;
   uint64_t begin_ = 0;  // number of the step's first message
   std::shared_ptr<SymmetricBuffer> slots_;

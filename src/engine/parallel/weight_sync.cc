@@ -21,7 +21,7 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const Tensor& weig
       messages_(options.wire, buckets, parameter_runs(list)),
       state_(state),
       ring_(dp, "dp_all_gather", buckets.count(), messages_.max_bytes(),
-            options.wire.is_none() ? 0 : 1),
+            options.wire.is_none() ? 0 : 1, !options.overlap),
       sent_(buckets.count()),
       received_(buckets.count()) {
   if (ring_.is_staged()) {
