@@ -29,16 +29,16 @@ small=(--device gpu --set parallel.dp_bucket_mib=0.02 --set train.steps="$steps"
 run dp2 "${small[@]}" --dp 2 --ranks-per-gpu 2
 run dp2_again "${small[@]}" --dp 2 --ranks-per-gpu 2
 cmp "$out/dp2/final/model.safetensors" "$out/dp2_again/final/model.safetensors"
-run tp2dp2 "${small[@]}" --tp 2 --dp 2 --ranks-per-gpu 4
 if grep -q '^experts' "$config"; then
   run ep2 "${small[@]}" --dp 2 --ep 2 --ranks-per-gpu 2
   run ep2_again "${small[@]}" --dp 2 --ep 2 --ranks-per-gpu 2
   cmp "$out/ep2/final/model.safetensors" "$out/ep2_again/final/model.safetensors"
-  run tp2ep2 "${small[@]}" --tp 2 --dp 2 --ep 2 --ranks-per-gpu 4 --set train.microbatch=2
-else
+  else
   run dp4_f32 "${small[@]}" --dp 4 --ranks-per-gpu 4 --set train.dtype=f32
   run microbatches_f32 "${small[@]}" --set train.microbatch=2 --set train.dtype=f32
 fi
+"$tandem" train "$config" "${small[@]}" --tp 2 --dp 2 --ranks-per-gpu 4 --out "$out/refused" 2>"$out/refused.log" && exit 1
+grep -q 'expected one of them to be 1 where ranks share a GPU' "$out/refused.log"
 half=$((steps / 2))
 run moved --device gpu --set train.steps="$steps" --set checkpoint.every="$half"
 for device in gpu cpu; do # resumes the second half, on a GPU and on a CPU
