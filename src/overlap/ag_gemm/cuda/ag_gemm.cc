@@ -148,7 +148,6 @@ void AgGemm::add_fused(const char* tile, bool with_copy_warps) {
       FusedAgArgs args{};
       args.head = head;
       args.arrivals = pushes_.arrivals();
-      args.longer = int(shape_.m % comm_.size());
       launch_fused(kernel, args, o);
       pushes_.end();
     });
@@ -158,6 +157,7 @@ void AgGemm::add_fused(const char* tile, bool with_copy_warps) {
       FusedAgArgs args{};
       args.head = head;
       args.arrivals = pushes_.route_arrivals();
+      args.longer = int(shape_.m % comm_.size());
       args.route = pushes_.route(o.x, shape_.scaled_by_row() ? &o.scales->x : nullptr);
       args.route.bytes_per_ns = pace;
       args.route.groups = std::min(kCopyGroups, args.route.chunks);
