@@ -109,7 +109,7 @@ void run(const TrainArguments& arguments) {
         fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
   }
   check_config(request.config);
-  if (on_gpus) check_gpu_training(request.config);
+  if (on_gpus) check_gpu_training(request.config, arguments.ranks_per_gpu > 1);
   check_memory(request.config, on_gpus);
   WorldOptions world;
   world.ranks = ParallelDims(request.config).ranks();

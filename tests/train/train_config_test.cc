@@ -282,7 +282,7 @@ TEST(Config, KeysMustBeConsistent) {
 TEST(Config, LimitsOfGpusAreNamed) {
   const auto check = [](const Overrides& overrides) -> std::string {
     try {
-      check_gpu_training(load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", overrides));
+      check_gpu_training(load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", overrides), false);
     } catch (const ConfigError& error) {
       return error.what();
     }
@@ -294,8 +294,13 @@ TEST(Config, LimitsOfGpusAreNamed) {
             "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2"}), "accepted");
+  EXPECT_EQ(check({"parallel.codec=gradients=int8"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2", "parallel.codec=gradients=int8"}),
             "parallel.codec: gradients = int8: expected no wire format of gradients on GPUs");
+  const Overrides tp_and_dp{"parallel.tp=2", "parallel.dp=2"};
+  const TrainConfig both = load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", tp_and_dp);
+  EXPECT_NO_THROW(check_gpu_training(both, false));
+  EXPECT_THROW(check_gpu_training(both, true), ConfigError);
   EXPECT_EQ(check({"model.experts=6"}), "model.experts = 6: expected a multiple of 4 on GPUs");
   EXPECT_EQ(check({"model.experts=1028"}), "model.experts = 1028: expected at most 1024 on GPUs");
   EXPECT_EQ(check({"model.expert_ffn=40", "parallel.tp=2"}),

@@ -18,7 +18,7 @@ const Corpus& checked(const Corpus& corpus) {
       corpus.files().size()));
 }
 
-/// That of `tandem eval`, except that GPU ranks have experts in bf16 only.
+/// Same as in `tandem eval`, but GPU ranks have experts in bf16 only.
 DType choose_dtype(const Communicator& tp, const ModelConfig& config) {
   return tp.on_gpu() && config.experts > 0 ? DType::bf16 : DType::f32;
 }

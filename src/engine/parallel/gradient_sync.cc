@@ -96,7 +96,7 @@ void GradientSync::send(int bucket) {
   }
 }
 
-/// Waits for the next bucket of every rank.
+/// Waits for all messages of the next bucket.
 void GradientSync::wait_for_arrivals() {
   for (int hop = 1; hop < dp_.size(); ++hop) {
     ring_.wait_for_arrival(ring_.source(hop), summed_);

@@ -9,16 +9,24 @@
 
 namespace tandem {
 
-void check_gpu_training(const TrainConfig& config) {
+void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   const auto& model = config.model;
   const auto& parallel = config.parallel;
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
+  // Tensor-parallel groups wait for each other in kernels, and one GPU serializes the launches of
+  // groups that do not know each other's.
+  if (ranks_share_gpu && parallel.tp > 1 && parallel.dp > 1) {
+    throw ConfigError(
+        fmt::format("parallel.tp = {} with parallel.dp = {}: expected one of them to be 1 where "
+                    "ranks share a GPU",
+                    parallel.tp, parallel.dp));
+  }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
        {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {
-    if (wire.is_none()) continue;
+    if (wire.is_none() || parallel.dp == 1) continue;
     throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
                                   site, wire.describe(), site));
   }

@@ -37,21 +37,9 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Groups of ranks that wait for each other in kernels do not know each other's launches, which one
-/// GPU serializes.
-void check_shared_gpu(const Communicator& world, const TrainConfig& config) {
-  const auto& parallel = config.parallel;
-  if (world.transport() != "one_gpu" || parallel.tp == 1 || parallel.dp == 1) return;
-  throw Unsupported(
-      fmt::format("parallel.tp = {} with parallel.dp = {}: expected one of them to be 1 where "
-                  "ranks share a GPU",
-                  parallel.tp, parallel.dp));
-}
-
 const TrainRequest& checked(Communicator& world, const TrainRequest& request,
                             const Corpus& corpus) {
-  if (world.on_gpu()) check_gpu_training(request.config);
-  check_shared_gpu(world, request.config);
+  if (world.on_gpu()) check_gpu_training(request.config, world.transport() == "one_gpu");
   world.require_same("configuration", to_toml(request.config));
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
