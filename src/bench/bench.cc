@@ -76,16 +76,6 @@ class EncodedAlone {
   std::unique_ptr<CodecWork> codec_;
 };
 
-BenchTimes times_of(const std::vector<double>& seconds) {
-  const auto [minimum, maximum] = std::minmax_element(seconds.begin(), seconds.end());
-  BenchTimes times;
-  times.median_us = median(seconds) * 1e6;
-  times.min_us = *minimum * 1e6;
-  times.max_us = *maximum * 1e6;
-  for (const double each : seconds) times.rounds_us.push_back(each * 1e6);
-  return times;
-}
-
 double value(const Tensor& t, int64_t i) {
   return t.dtype() == DType::f32 ? double(t.as<float>()[i])
                                  : double(t.as<BFloat16>()[i].to_float());
@@ -182,6 +172,16 @@ void check_forms(Communicator& comm, BenchCase& subject, const std::vector<Bound
 }
 
 }  // namespace
+
+BenchTimes times_of(const std::vector<double>& seconds) {
+  const auto [minimum, maximum] = std::minmax_element(seconds.begin(), seconds.end());
+  BenchTimes times;
+  times.median_us = median(seconds) * 1e6;
+  times.min_us = *minimum * 1e6;
+  times.max_us = *maximum * 1e6;
+  for (const double each : seconds) times.rounds_us.push_back(each * 1e6);
+  return times;
+}
 
 void BenchResult::add(const std::string& name, Strategy form, const BenchTimes& times,
                       bool encoded) {

@@ -65,6 +65,9 @@ struct BenchTimes {
   std::vector<double> rounds_us;
 };
 
+/// Of rounds, in seconds, at least one.
+BenchTimes times_of(const std::vector<double>& seconds);
+
 struct CandidateTimes {
   Strategy form;
   BenchTimes times;

@@ -97,7 +97,14 @@ void add_bench(CLI::App& app) {
       app.add_subcommand("bench", "Time an operator or collective: GEMM alone, serial, overlapped");
   auto options = std::make_shared<BenchOptions>();
   declare(*command, *options);
-  command->callback([options] {
+  add_bench_train(*command);
+  command->callback([options, command] {
+    if (!command->get_subcommands().empty()) return;
+    if (options->request.op.empty()) {
+      throw InvalidArgument(
+          fmt::format("op is missing: {} (see tandem bench --help)",
+                      command->get_option("op")->get_description()));
+    }
     now_doing("bench " + options->request.op);
     const BenchPlan plan = make_plan(*options);
     for (const std::string& file : {options->json, options->csv, options->timeline}) {

@@ -55,38 +55,20 @@ Json candidates(const BenchResult& r, bool gpus) {
   return all;
 }
 
-/// Configuration, library versions and hardware.
-struct Setting {
-  Json config, versions;
-  std::string hardware;
-};
-
-Setting cpu_setting(const BenchResult& r, const Communicator& comm) {
-  const dnnl_version_t* dnnl = dnnl_version();
-  Setting setting{{{"chunks", r.chunks},
-                   {"threads_per_rank", kernel_threads()},
-                   {"serial", r.serial_name},
-                   {"overlapped", r.overlapped_name},
-                   {"candidates_us", candidates(r, false)}},
-                  {{"tandem", kVersion},
-                   {"onednn", fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch)},
-                   {"compiler", kCompiler}},
-                  this_machine().describe()};
-  if (comm.transport() == "mpi") setting.versions["mpi"] = kMpiVersion;
-  return setting;
+Json cpu_config(const BenchResult& r) {
+  return {{"chunks", r.chunks},
+          {"threads_per_rank", kernel_threads()},
+          {"serial", r.serial_name},
+          {"overlapped", r.overlapped_name},
+          {"candidates_us", candidates(r, false)}};
 }
 
-Setting gpu_setting(const BenchResult& r, const Communicator& comm) {
-  const Gpus gpus = this_machines_gpus();
-  Setting setting{{{"serial", r.serial_name},
-                   {"overlapped", r.overlapped_name},
-                   {"detail", r.detail},
-                   {"cuda_graph", r.graph},
-                   {"candidates_us", candidates(r, true)}},
-                  {{"tandem", kVersion}},
-                  gpus.describe(comm.transport() == "one_gpu" ? 1 : comm.size())};
-  for (const auto& [name, version] : gpus.versions) setting.versions[name] = version;
-  return setting;
+Json gpu_config(const BenchResult& r) {
+  return {{"serial", r.serial_name},
+          {"overlapped", r.overlapped_name},
+          {"detail", r.detail},
+          {"cuda_graph", r.graph},
+          {"candidates_us", candidates(r, true)}};
 }
 
 Json times(const BenchResult& r) {
@@ -147,6 +129,28 @@ Json codec(const BenchRequest& q) {
 
 }  // namespace
 
+Json origin_json(const Communicator& comm) {
+  Json versions = {{"tandem", kVersion}};
+  std::string hardware;
+  if (comm.on_gpu()) {
+    const Gpus gpus = this_machines_gpus();
+    hardware = gpus.describe(comm.transport() == "one_gpu" ? 1 : comm.size());
+    for (const auto& [name, version] : gpus.versions) versions[name] = version;
+  } else {
+    const dnnl_version_t* dnnl = dnnl_version();
+    hardware = this_machine().describe();
+    versions["onednn"] = fmt::format("{}.{}.{}", dnnl->major, dnnl->minor, dnnl->patch);
+    versions["compiler"] = kCompiler;
+    if (comm.transport() == "mpi") versions["mpi"] = kMpiVersion;
+  }
+  return {{"hardware", hardware},
+          {"versions", versions},
+          {"commit", kCommit},
+          {"command", command_line()},
+          {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
+                                                std::chrono::system_clock::now())))}};
+}
+
 bool is_product(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
   return world.on_gpus() && world.comm.size() == 1 && r.gemm.median_us > 0 && !q.add_norm;
 }
@@ -154,7 +158,6 @@ bool is_product(const BenchRequest& q, const BenchResult& r, const BenchWorld& w
 Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& world) {
   const Communicator& comm = world.comm;
   const bool gemm = r.gemm.median_us > 0, gpus = world.on_gpus();
-  const Setting setting = gpus ? gpu_setting(r, comm) : cpu_setting(r, comm);
   const auto ect = [&](double us) { return gemm ? Json(rounded(us)) : Json(nullptr); };
   const bool product = is_product(q, r, world), exposes = gemm && !product && r.exposes();
   const bool faster = !product && r.overlapped.median_us <= r.serial.median_us;
@@ -172,7 +175,7 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
       {"dtype", name_of(q.dtype)},
       {"bytes", r.bytes},
       {"strategy", name_of(form)},
-      {"config", setting.config},
+      {"config", gpus ? gpu_config(r) : cpu_config(r)},
       {"codec", codec(q)},
       {"baseline", r.baseline},
       {"time_us", times(r)},
@@ -188,13 +191,8 @@ Json to_json(const BenchRequest& q, const BenchResult& r, const BenchWorld& worl
                             : Json(nullptr)},
       {"error",
        {{"max_rel", r.max_rel}, {"baseline_max_rel", r.baseline_max_rel}, {"bound", r.bound}}},
-      {"bitwise_equal_runs", r.bitwise_equal_runs},
-      {"hardware", setting.hardware},
-      {"versions", setting.versions},
-      {"commit", kCommit},
-      {"command", command_line()},
-      {"date", fmt::format("{:%FT%TZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(
-                                            std::chrono::system_clock::now())))}};
+      {"bitwise_equal_runs", r.bitwise_equal_runs}};
+  json.update(origin_json(comm));
   if (q.dtype == DType::e4m3) json["scaling"] = name_of(q.scaling);
   if (q.add_norm) json["add_norm"] = true;
   if (!q.wire.is_none()) {

@@ -66,7 +66,6 @@ void declare(CLI::App& command, BenchOptions& options) {
   command
       .add_option("op", options.request.op,
                   fmt::format("What to time: {}", fmt::join(bench_ops(), ", ")))
-      ->required()
       ->option_text("REQUIRED")
       ->check(CLI::IsMember(bench_ops()));
   command

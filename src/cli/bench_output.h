@@ -20,6 +20,9 @@ struct BenchWorld {
 /// Whether the operator is only its GEMM, measured against a bare GEMM call.
 bool is_product(const BenchRequest& request, const BenchResult& result, const BenchWorld& world);
 
+/// Hardware, versions, commit, command and date: the end of every result.
+nlohmann::ordered_json origin_json(const Communicator& comm);
+
 /// Stable format, used by docs and scripts.
 nlohmann::ordered_json to_json(const BenchRequest& request, const BenchResult& result,
                                const BenchWorld& world);

@@ -15,6 +15,8 @@ void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
+/// `tandem bench train`
+void add_bench_train(CLI::App& bench);
 void add_info(CLI::App& app);
 void add_report(CLI::App& app);
 void add_trace(CLI::App& app);

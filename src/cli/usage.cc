@@ -39,8 +39,9 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-std::string full_name(const CLI::App& app, const CLI::App& command) {
-  return &app == &command ? "tandem" : "tandem " + command.get_name();
+std::string full_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent ? full_name(*parent) + " " + command.get_name() : "tandem";
 }
 
 /// First missing argument.
@@ -51,9 +52,8 @@ const CLI::Option* missing(const CLI::App& command) {
   return nullptr;
 }
 
-std::string unknown_option(const CLI::App& app, const CLI::App& command,
-                           const std::string& option) {
-  const std::string where = full_name(app, command), typed = printable(option);
+std::string unknown_option(const CLI::App& command, const std::string& option) {
+  const std::string where = full_name(command), typed = printable(option);
   const std::string close = nearest(option, option_names(command));
   return close.empty() ? fmt::format("unknown option {} (see {} --help)", typed, where)
                        : fmt::format("unknown option {}: did you mean {}? (see {} --help)", typed,
@@ -118,7 +118,7 @@ void check_command(const CLI::App& app, int argc, const char* const* argv) {
     const auto options = option_names(app);
     const std::string option = typed.substr(0, typed.find('='));
     if (std::find(options.begin(), options.end(), option) != options.end()) return;
-    throw InvalidArgument(unknown_option(app, app, option));
+    throw InvalidArgument(unknown_option(app, option));
   }
   if (std::find(names.begin(), names.end(), typed) != names.end()) return;
   if (typed.empty()) {
@@ -143,7 +143,7 @@ std::string one_line(std::string text) {
 
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = parsed_command(app);
-  const std::string where = full_name(app, command);
+  const std::string where = full_name(command);
   if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
     const auto extras = app.remaining(true);
     const std::string typed = extras.empty() ? "" : extras.front();
@@ -151,7 +151,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     if (!typed.starts_with('-')) {
       return fmt::format("unexpected argument '{}' (see {} --help)", printable(typed), where);
     }
-    return unknown_option(app, command, option);
+    return unknown_option(command, option);
   }
   const CLI::Option* option = missing(command);
   if (option && dynamic_cast<const CLI::RequiredError*>(&error)) {

@@ -1,6 +1,7 @@
 #include "core/exec.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <cstring>
 
@@ -55,6 +56,12 @@ void Upload::run(const Exec& exec, const Tensor& from, const Tensor& to) {
   if (!staged_) return copy(exec, from, to);
   check_copy(from, to);
   staged_->copy(exec, from.data(), to.data(), from.bytes());
+}
+
+int64_t memory_in_use(const Exec& exec) {
+  if (exec.on_gpu()) return int64_t(used_memory(exec));
+  rusage usage{};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? int64_t(usage.ru_maxrss) * 1024 : 0;
 }
 
 void wait(const Exec& exec) {

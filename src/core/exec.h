@@ -3,6 +3,7 @@
 // waited for.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "tandem/tensor.h"
@@ -23,6 +24,8 @@ struct Exec {
 void copy(const Exec& exec, const Tensor& from, const Tensor& to);
 /// Blocks until all work enqueued on exec's stream has ended.
 void wait(const Exec& exec);
+/// Bytes in use: of exec's GPU, by everything that runs on it, or of this process, at its peak.
+int64_t memory_in_use(const Exec& exec);
 /// Sets all bytes of a contiguous tensor on exec's device to 0.
 void clear(const Exec& exec, const Tensor& tensor);
 

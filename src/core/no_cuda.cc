@@ -31,6 +31,10 @@ void wait_for_stream(const Exec&) {
   refuse();
 }
 
+size_t used_memory(const Exec&) {
+  refuse();
+}
+
 void clear_bytes(const Exec&, void*, size_t) {
   refuse();
 }

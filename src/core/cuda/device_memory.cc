@@ -79,6 +79,12 @@ void wait_for_stream(const Exec& exec) {
   gpu::check(cudaStreamSynchronize(exec.stream), "wait for the stream");
 }
 
+size_t used_memory(const Exec&) {
+  size_t free = 0, all = 0;
+  gpu::check(cudaMemGetInfo(&free, &all), "read the GPU's free memory");
+  return all - free;
+}
+
 void clear_bytes(const Exec& exec, void* memory, size_t bytes) {
   gpu::check(cudaMemsetAsync(memory, 0, bytes, exec.stream), "clear memory");
 }

@@ -1,0 +1,196 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "bench/bench_train.h"
+#include "cli/bench_output.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "core/files.h"
+#include "core/machine.h"
+#include "core/output.h"
+#include "gemm/gemm.h"
+#include "tandem/cuda.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+struct TrainBenchArguments {
+  TrainBench request;
+  std::string device = "cpu", json;
+  int ranks_per_gpu = 1;
+};
+
+/// To a multiple of 1 / `parts`.
+double rounded(double value, double parts) {
+  return std::round(value * parts) / parts;
+}
+
+/// Time that the step takes longer than the same layers without communication.
+double exposed_us(const TrainBenchResult& r) {
+  return r.alone ? r.step.median_us - r.alone->median_us : 0;
+}
+
+/// Share of the serial form's exposed communication that is hidden; nullopt if it exposes less than
+/// the rounds' noise.
+std::optional<double> efficiency(const TrainBenchResult& r) {
+  const double serial_us = r.serial->median_us - r.alone->median_us;
+  if (serial_us < r.serial->max_us - r.serial->min_us) return {};
+  return 1 - exposed_us(r) / serial_us;
+}
+
+nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
+                               const Communicator& comm) {
+  nlohmann::ordered_json us, spread;
+  const auto add = [&](const char* name, const BenchTimes& times) {
+    us[name] = rounded(times.median_us, 100);
+    spread[name] = {rounded(times.min_us, 100), rounded(times.max_us, 100)};
+  };
+  add("step", r.step);
+  add("sustained", r.sustained);
+  if (r.serial) add("serial", *r.serial);
+  if (r.alone) add("alone", *r.alone);
+  nlohmann::ordered_json json = {
+      {"op", "train"},
+      {"model", q.model},
+      {"layers", q.layers},
+      {"seq", q.seq},
+      {"batch", q.batch},
+      {"tp", q.tp},
+      {"ep", q.ep},
+      {"ranks", comm.size()},
+      {"transport", comm.transport()},
+      {"dtype", q.dtype},
+      {"time_us", us},
+      {"spread_us", spread},
+      {"repeats", q.repeats},
+      {"tokens", q.seq * q.batch * q.ep},
+      {"tflops", rounded(r.flops / r.step.median_us * 1e-6 / comm.size(), 100)},
+      {"mfu", rounded(r.mfu(r.step.median_us), 1e4)},
+      {"mfu_sustained", rounded(r.mfu(r.sustained.median_us), 1e4)},
+      {"memory_bytes", r.memory_bytes},
+      {"error", {{"max_of_bound", r.of_bound}, {"tensor", r.worst}}},
+      {"bitwise_equal_runs", r.bitwise_equal_runs}};
+  if (r.serial) {
+    json["exposed_us"] = rounded(exposed_us(r), 100);
+    const auto e = efficiency(r);
+    json["efficiency"] = e ? nlohmann::ordered_json(rounded(*e, 1e4)) : nullptr;
+  }
+  json.update(origin_json(comm));
+  return json;
+}
+
+std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Communicator& comm) {
+  const auto row = [&](const char* name, const BenchTimes& times) {
+    return fmt::format("  {:<10} {:>10.3f} ms  {:>8.1f} TFLOP/s a rank  MFU {:>5.1f} %\n", name,
+                       times.median_us * 1e-3, r.flops / times.median_us * 1e-6 / comm.size(),
+                       100 * r.mfu(times.median_us));
+  };
+  std::string text = fmt::format(
+      "{}, layers: {}, {} x {} tokens, tp {} ep {}, {}: forward and backward, {} repeats\n", q.model,
+      q.layers, q.batch * q.ep, q.seq, q.tp, q.ep, q.dtype, q.repeats);
+  text += row("step", r.step) + row("sustained", r.sustained);
+  if (r.serial) {
+    text += row("serial", *r.serial) + row("alone", *r.alone);
+    const auto e = efficiency(r);
+    text += fmt::format("  exposed {:.3f} ms, E {}\n", exposed_us(r) * 1e-3,
+                        e ? fmt::format("{:.1f} %", 100 * *e) : "-: within the noise");
+  }
+  return text + fmt::format(
+                    "  {:.2f} GB in use; gradients within {:.2f} of their bound ({}); two steps {}\n",
+                    double(r.memory_bytes) * 1e-9, r.of_bound, r.worst,
+                    r.bitwise_equal_runs ? "equal bit for bit" : "DIFFER");
+}
+
+void bench(const TrainBenchArguments& arguments, Communicator& comm) {
+  set_kernel_threads(threads_per_rank(comm.size()));
+  const TrainBenchResult result = run_train_bench(comm, arguments.request);
+  if (comm.rank() == 0) {
+    if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result, comm));
+    const std::string json = json_of(arguments.request, result, comm).dump(1) + "\n";
+    if (arguments.json == "-") fmt::print("{}", json);
+    if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
+    finish_output();
+  }
+  if (result.ok()) return;
+  throw Error(fmt::format("bench train: {} differs from the reference by {:.2f} times the bound, "
+                          "or results differ between runs",
+                          result.worst, result.of_bound));
+}
+
+void run(TrainBenchArguments arguments) {
+  TrainBench& q = arguments.request;
+  const bool on_gpus = arguments.device == "gpu";
+  if (arguments.ranks_per_gpu > 1 && !on_gpus) {
+    throw InvalidArgument(
+        fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
+  }
+  q.layers = train_bench_config(q, on_gpus, arguments.ranks_per_gpu > 1).model.layers;
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  WorldOptions world;
+  world.ranks = q.tp * q.ep;
+  world.ranks_per_gpu = arguments.ranks_per_gpu;
+  const auto run_ranks = on_gpus ? run_gpus : run_world;
+  run_ranks(world, [&](Communicator& comm) { bench(arguments, comm); });
+}
+
+}  // namespace
+
+void add_bench_train(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "train", "Time layers of a published model: forward and backward pass, checked");
+  auto arguments = std::make_shared<TrainBenchArguments>();
+  TrainBench& request = arguments->request;
+  command->add_option("--model", request.model, "Whose layers")
+      ->capture_default_str()
+      ->check(CLI::IsMember(train_bench_models()));
+  command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--seq", request.seq, "Tokens of a sequence")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--batch", request.batch, "Sequences of a tensor-parallel group")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--tp", request.tp, "Tensor-parallel ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--ep", request.ep, "Expert-parallel ranks, each with its own tokens")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--dtype", request.dtype, "Of GEMM operands and activations")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command->add_option("--device", arguments->device, "Ranks: threads and processes, or GPUs")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "gpu"}));
+  command->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,
+                      "GPUs: so many ranks share the first one (its times are no results)")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 16));
+  command->add_option("--repeats", request.repeats, "Timed steps")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  command->add_option("--json", arguments->json,
+                      "Write the result to this file (-: print only it)");
+  command->footer(
+      "\nExample:\n"
+      "  tandem bench train --model llama-8b --layers 4 --seq 8192 --device gpu\n"
+      "\nA step is a forward and a backward pass through the layers, without embedding, head and\n"
+      "optimizer. On GPUs step is timed after an idle gap and sustained without, where the power\n"
+      "limit lowers the clock. With --tp, serial is the step without overlap and alone a rank's\n"
+      "shards without communication; E = 1 - (step - alone) / (serial - alone). Gradients of one\n"
+      "layer are compared with CPU ranks in f32. Exit code 1: a result was wrong.");
+  command->callback([arguments] {
+    now_doing("bench train " + arguments->request.model);
+    run(*arguments);
+  });
+}
+
+}  // namespace tandem::cli
