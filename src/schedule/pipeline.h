@@ -4,7 +4,20 @@
 //
 // Sends and receives are not in them: a forward pass needs the output of the stage before it, a
 // backward pass the gradient from the stage after it, and whoever runs a list transfers both.
-// Sources: GPipe (arXiv:1811.06965), 1F1B (arXiv:1806.03377), as in Megatron-LM (arXiv:2104.04473).
+// With p ranks, m microbatches and v chunks per rank:
+//
+// | schedule    | chunks | stages of rank r       | microbatches    | peak_activations of rank r |
+// | ----------- | ------ | ---------------------- | --------------- |
+// --------------------------------- | | gpipe       | 1      | r                      | any | m |
+// | 1f1b        | 1      | r                      | any             | min(m, p-r) | | interleaved |
+// v >= 2 | r, p+r, 2p+r, ...      | multiple of p   | min(v m, 2(p-r-1) + (v-1) p + 1)  | | zb-h1
+// | 1      | r                      | any             | min(m, p)                         | | zb-v
+// | 2      | r, 2p-1-r              | any             | min(m, 2p-r-1) + min(m, r+1)      | |
+// dualpipe-v  | 2      | r, 2p-1-r              | at least 2p     | 2p+1 |
+//
+// Sources: GPipe (arXiv:1811.06965), 1F1B (arXiv:1806.03377) and interleaved 1F1B as in Megatron-LM
+// (arXiv:2104.04473), ZB-H1 (arXiv:2401.10241), ZB-V, also called V-ZB (arXiv:2405.15362), the
+// V-shaped half of DualPipe (arXiv:2412.19437).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +30,10 @@ namespace tandem::schedule {
 enum class PipelineKind : uint8_t {
   gpipe,        ///< all forward passes, then all backward passes
   one_f_one_b,  ///< as few forward passes ahead as fill the pipeline, then one of each in turn
+  interleaved,  ///< 1F1B with `chunks` stages per rank, a round of `ranks` microbatches at a time
+  zb_h1,        ///< 1F1B whose weight gradients wait until the rank has nothing else to do
+  zb_v,         ///< V shape: the first and the last stage are on rank 0; split backward passes
+  dualpipe_v,   ///< V shape, with a forward and a backward pass of two microbatches side by side
 };
 
 struct PipelineShape {
@@ -40,10 +57,13 @@ struct PipelineAction {
   bool operator==(const PipelineAction&) const = default;
 };
 
-/// "gpipe", "1f1b"
+/// "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"
 std::string_view name_of(PipelineKind kind);
 /// Throws ConfigError, with all names, for another one.
 PipelineKind parse_pipeline_kind(const std::string& name);
+
+/// Fewest chunks per rank that the schedule exists for.
+int min_chunks(PipelineKind kind);
 
 /// Throws ConfigError unless the schedule exists for the shape.
 void check_pipeline(const PipelineShape& shape);
@@ -55,7 +75,15 @@ struct StagePlace {
 };
 StagePlace place_of(const PipelineShape& shape, int stage);
 
-/// Passes of a rank in order. Throws as `check_pipeline`.
+/// Passes of a rank in order. Throws as `check_pipeline`. Two adjacent passes of `dualpipe_v`,
+/// forward and backward of different microbatches and chunks, may run concurrently.
 std::vector<PipelineAction> pipeline_actions(const PipelineShape& shape, int rank);
+/// Passes of all ranks.
+std::vector<std::vector<PipelineAction>> pipeline_actions(const PipelineShape& shape);
+
+/// Max number of activations that a rank stores, each of one stage and microbatch, from the begin
+/// of its forward pass to the end of its backward pass, or of its backward_weight. The table above
+/// has the formulas.
+int peak_activations(const PipelineShape& shape, int rank);
 
 }  // namespace tandem::schedule

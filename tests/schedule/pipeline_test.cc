@@ -24,8 +24,7 @@ TEST(Pipeline, OneForwardOneBackward) {
 TEST(Pipeline, UnknownNamesAndChunksAreRefused) {
   EXPECT_EQ(parse_pipeline_kind("gpipe"), PipelineKind::gpipe);
   EXPECT_THROW(parse_pipeline_kind("2f2b"), ConfigError);
-  EXPECT_THROW(check_pipeline({.kind = PipelineKind::gpipe, .ranks = 2, .chunks = 2}),
-               ConfigError);
+  EXPECT_THROW(check_pipeline({.kind = PipelineKind::gpipe, .ranks = 2, .chunks = 2}), ConfigError);
 }
 
 }  // namespace
