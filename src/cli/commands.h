@@ -18,6 +18,7 @@ void add_bench(CLI::App& app);
 /// `tandem bench train`
 void add_bench_train(CLI::App& bench);
 void add_info(CLI::App& app);
+void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_trace(CLI::App& app);
 void add_tune(CLI::App& app);

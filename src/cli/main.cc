@@ -140,6 +140,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_trace(app);
   tandem::cli::add_generate(app);
   tandem::cli::add_bench(app);
+  tandem::cli::add_plan(app);
   tandem::cli::add_info(app);
   try {
     return run(app, argc, argv);

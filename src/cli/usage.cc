@@ -158,6 +158,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
     return fmt::format("{} is missing: {} (see {} --help)", option->get_name(),
                        option->get_description(), where);
   }
+  const auto subcommands = command_names(command);
+  if (!subcommands.empty() && dynamic_cast<const CLI::RequiredError*>(&error)) {
+    return fmt::format("{}: expected one of {} after it (see {} --help)", where,
+                       fmt::join(subcommands, ", "), where);
+  }
   return fmt::format("{} (see {} --help)", one_line(error.what()), where);
 }
 

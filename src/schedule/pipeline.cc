@@ -202,6 +202,12 @@ PipelineKind parse_pipeline_kind(const std::string& name) {
   throw ConfigError(fmt::format("schedule \"{}\": expected one of {}", name, known));
 }
 
+std::vector<PipelineKind> pipeline_kinds() {
+  std::vector<PipelineKind> kinds;
+  for (const auto& [kind, name] : kNames) kinds.push_back(kind);
+  return kinds;
+}
+
 int min_chunks(PipelineKind kind) {
   return kind == PipelineKind::interleaved || has_v_shape(kind) ? 2 : 1;
 }

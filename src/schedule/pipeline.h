@@ -62,6 +62,7 @@ std::string_view name_of(PipelineKind kind);
 /// Throws ConfigError, with all names, for another one.
 PipelineKind parse_pipeline_kind(const std::string& name);
 
+std::vector<PipelineKind> pipeline_kinds();
 /// Fewest chunks per rank that the schedule exists for.
 int min_chunks(PipelineKind kind);
 

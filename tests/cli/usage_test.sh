@@ -46,8 +46,9 @@ TANDEM_THREADS=1000000 expect 2 'TANDEM_THREADS=1000000: expected a whole number
 TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
-for command in train eval generate bench report trace; do
-  shows 'Example' "$command" --help
+for command in train eval generate bench report trace plan 'plan schedule'; do
+  # shellcheck disable=SC2086  # one word or two
+  shows 'Example' $command --help
 done
 expect 2 '^tandem: error: --ranks: Value 5000 not in range .*4096' bench all_reduce --ranks 5000
 expect 2 'all_reduce of m 1024 n 1024 k 1024 on 2000 ranks: its matrices need .* GB: expected' \
@@ -150,6 +151,9 @@ expect 2 'dir is missing: What train left' eval
 expect 2 'config is missing: Job file' train
 expect 2 'FILE is missing: trace.json of' trace
 expect 2 'op is missing: What to time' bench
+expect 2 '^tandem: error: tandem plan: expected one of schedule after it .see tandem plan --help' plan
+expect 2 'tandem plan: expected one of schedule after it' plan shedule
+expect 2 '--pp is missing: Pipeline ranks .see tandem plan schedule --help' plan schedule
 long=$(printf 'x%.0s' {1..100000})
 expect 2 '^.{1,400}$' "$long"
 expect 2 '^.{1,400}$' info "--$long"
@@ -160,8 +164,8 @@ expect 2 "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e.15 B/s" \
   bench ag_gemm --link 1e-300B/s,1us
 expect 2 "link '1GB/s,1e300s': a latency of 1e.300 s: expected 0 to 3600 s" \
   bench ag_gemm --link 1GB/s,1e300s
-for command in '' train eval generate bench info report trace; do
-  # shellcheck disable=SC2086  # none, or one word
+for command in '' train eval generate bench info report trace plan 'plan schedule'; do
+  # shellcheck disable=SC2086  # none, one word or two
   wide=$("$tandem" $command --help | grep -E '.{101}')
   if [ -n "$wide" ]; then
     printf 'tandem %s --help: wider than 100 columns:\n%s\n' "$command" "$wide" >&2

@@ -46,14 +46,6 @@ std::string describe(const PipelineShape& shape) {
                      shape.microbatches, shape.chunks);
 }
 
-std::vector<PipelineKind> all_kinds() {
-  std::vector<PipelineKind> kinds;
-  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"}) {
-    kinds.push_back(parse_pipeline_kind(name));
-  }
-  return kinds;
-}
-
 /// F, B, I (backward_input) and W (backward_weight) of a rank with microbatches; small letters for
 /// chunk 1.
 std::string letters(const PipelineShape& shape, int rank) {
@@ -83,7 +75,7 @@ TEST(PipelineSchedules, OrderIsThatOfTheirSources) {
 
 TEST(PipelineSchedules, KeepTheRules) {
   size_t count = 0;
-  for (const PipelineKind kind : all_kinds()) {
+  for (const PipelineKind kind : pipeline_kinds()) {
     for (const PipelineShape& shape : small_shapes(kind)) {
       ASSERT_EQ(find_violation(shape, pipeline_actions(shape)), "") << describe(shape);
       ++count;
@@ -96,7 +88,7 @@ TEST(PipelineSchedules, KeepTheRules) {
 }
 
 TEST(PipelineSchedules, EveryStageIsOnOneRank) {
-  for (const PipelineKind kind : all_kinds()) {
+  for (const PipelineKind kind : pipeline_kinds()) {
     const PipelineShape shape{kind, 4, 8, min_chunks(kind)};
     std::vector<int> ranks;
     for (int stage = 0; stage < shape.stages(); ++stage) {
@@ -125,7 +117,7 @@ TEST(PipelineSchedules, StoreNoMoreThanOneForwardOneBackward) {
 }
 
 TEST(PipelineSchedules, BubbleIsThePublishedOne) {
-  for (const PipelineKind kind : all_kinds()) {
+  for (const PipelineKind kind : pipeline_kinds()) {
     for (const PipelineShape& shape : small_shapes(kind)) {
       const PipelineTimes times = simulate(shape, pipeline_actions(shape));
       const int ranks = shape.ranks, microbatches = shape.microbatches;

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# plan_test.sh TANDEM SOURCE_DIR: pictures, figures and errors of `tandem plan schedule`, and the
+# table and picture of docs/pipelines.md.
+set -eu
+tandem=$1 source=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cd "$dir"
+fail() {
+  echo "$1" >&2
+  shift
+  [ $# = 0 ] || cat "$@" >&2
+  exit 1
+}
+says() { # TEXT ARG...: a line of the output
+  text=$1
+  shift
+  "$tandem" plan schedule "$@" >log 2>&1 || fail "plan schedule $*:" log
+  grep -qxF -- "$text" log || fail "plan schedule $*: expected the line '$text':" log
+}
+refused() { # CODE TEXT ARG...
+  code=$1 text=$2
+  shift 2
+  status=0
+  "$tandem" plan schedule "$@" >log 2>&1 || status=$?
+  [ "$status" = "$code" ] || fail "plan schedule $*: exit $status, expected $code" log
+  grep -qF -- "$text" log || fail "plan schedule $*: expected '$text':" log
+  [ "$(wc -l <log)" = 1 ] || fail "plan schedule $*: expected one line:" log
+}
+
+says '   0 F0 F1 ......B0    F2 B1    ...B2    ' --pp 2 --microbatches 3 --schedule 1f1b
+says '   1 ...F0 B0    F1 B1    F2 B2    ......' --pp 2 --microbatches 3 --schedule 1f1b
+says '   1 ...F0 f0 F1 f1 i0 w0 F2 I0 W0 f2 i1 w1 I1 i2 I2 W1 w2 W2 ' --pp 2 --microbatches 3 --schedule zb-v --virtual 2
+says "bubble            25.0 % of all ranks' time; published: 25.0 %" --pp 2 --microbatches 3 --schedule 1f1b
+says '                  0.0 % between the first and the last pass of a rank' --pp 4 --microbatches 8 --schedule zb-v
+says 'peak activations  8 of one stage and microbatch, 4 times those of a rank'"'"'s layers' \
+  --pp 4 --microbatches 8 --schedule zb-v
+says 'checked           every pass once, no rank waits forever, activations as the formula' \
+  --pp 4 --microbatches 8 --schedule dualpipe-v
+says 'makespan          32, with forward 2, backward 3 + 1, transfer 10' \
+  --pp 2 --microbatches 1 --schedule 1f1b --costs 2,3,1 --transfer 10
+says 'The picture needs 809 columns, more than 120: --svg FILE draws it.' --pp 4 --microbatches 64 --schedule 1f1b --costs 1,0.5,0.5
+# Every schedule of a small shape fits 120 columns.
+for name in gpipe 1f1b interleaved zb-h1 zb-v dualpipe-v; do
+  "$tandem" plan schedule --pp 4 --microbatches 8 --schedule "$name" --svg "$name.svg" >log
+  grep -q '^   3 \.\.' log || fail "$name: expected a picture:" log
+  ! grep -E '.{121}' log || fail "$name: wider than 120 columns"
+  python3 - "$name.svg" <<'END'
+import sys, xml.etree.ElementTree as xml
+passes = [e for e in xml.parse(sys.argv[1]).iter() if e.tag.endswith("rect") and e.get("height") == "24"]
+assert len(passes) >= 4 + 2 * 8 * 4, len(passes)
+END
+done
+cmp zb-v.svg "$source/docs/pipeline-zb-v.svg" ||
+  fail 'docs/pipeline-zb-v.svg is not what tandem plan schedule --pp 4 --microbatches 8 --schedule zb-v --svg draws'
+
+"$tandem" plan schedule --pp 4 --microbatches 8 --schedule zb-h1 --json - >printed.json
+says 'Wrote h1.svg' --pp 4 --microbatches 8 --schedule zb-h1 --json written.json --svg h1.svg
+cmp printed.json written.json
+"$tandem" plan schedule --pp 4 --microbatches 8 --json all.json >table
+python3 - <<'END'
+import json
+h1 = json.load(open("printed.json"))
+assert (h1["schedule"], h1["pp"], h1["microbatches"], h1["virtual"]) == ("zb-h1", 4, 8, 1), h1
+assert abs(h1["bubble"] - 3 / 27) < 1e-9 and abs(h1["published_bubble"] - 3 / 27) < 1e-9, h1
+assert h1["peak_activations"] == 4 and h1["rank_peak_activations"] == [4] * 4, h1
+assert [len(passes) for passes in h1["ranks"]] == [24] * 4
+assert h1["ranks"][1][0] == {"pass": "forward", "stage": 1, "microbatch": 0, "begin": 1, "end": 2}, h1["ranks"][1][0]
+every = json.load(open("all.json"))
+assert [s["schedule"] for s in every] == ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
+END
+[ "$(wc -l <table)" = 8 ] || fail 'expected six schedules:' table
+while read -r line; do
+  grep -qxF -- "$line" "$source/docs/pipelines.md" || fail "docs/pipelines.md has no line '$line'"
+done <table
+says 'schedule "interleaved" with 6 microbatches: expected a multiple of its 4 ranks' --pp 4 --microbatches 6
+
+shape=(--pp 4 --microbatches 8)
+refused 2 'schedule "2f2b": expected one of "gpipe", "1f1b", "interleaved"' "${shape[@]}" --schedule 2f2b
+refused 2 'schedule "interleaved" with 6 microbatches: expected a multiple of its 4 ranks' \
+  --pp 4 --microbatches 6 --schedule interleaved
+refused 2 'schedule "dualpipe-v" with 7 microbatches: expected at least 8, twice its ranks' \
+  --pp 4 --microbatches 7 --schedule dualpipe-v
+refused 2 'schedule "1f1b" with 2 stages per rank: expected 1' "${shape[@]}" --schedule 1f1b --virtual 2
+refused 2 'schedule "zb-v" with 3 stages per rank: expected 2' "${shape[@]}" --schedule zb-v --virtual 3
+refused 2 '--microbatches is missing: Microbatches of a step (see tandem plan schedule --help)' --pp 4
+refused 2 '--pp: Value 0 not in range' --pp 0 --microbatches 8
+refused 2 '--costs -1: expected three numbers from 1e-6 to 1e6' "${shape[@]}" --costs 1,-1,1
+refused 2 '--costs nan: expected three numbers from 1e-6 to 1e6' "${shape[@]}" --costs 1,1,nan
+refused 2 '--costs: At least 3 required but received 2' "${shape[@]}" --costs 1,1
+refused 2 '--transfer: Value -1 not in range' "${shape[@]}" --transfer -1
+refused 2 '--virtual without --schedule: expected both' "${shape[@]}" --virtual 2
+refused 2 '--svg without --schedule: expected both' "${shape[@]}" --svg x.svg
+refused 2 '--svg and --json: both x: expected two files' "${shape[@]}" --schedule 1f1b --svg x --json x
+refused 2 'unknown option --shedule: did you mean --schedule? (see tandem plan schedule --help)' \
+  "${shape[@]}" --shedule 1f1b
+refused 2 'plan schedule: 4096 microbatches on each of 1024 stages: expected at most 262144 in all' \
+  --pp 512 --microbatches 4096
+refused 3 '/nowhere/x.svg: cannot open: No such file' "${shape[@]}" --schedule 1f1b --svg /nowhere/x.svg
