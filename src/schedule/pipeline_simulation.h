@@ -1,7 +1,7 @@
 // Execution of a pipeline schedule on ideal ranks: every rank runs its list in order, each pass as
 // soon as the passes it needs have ended. Forward of stage s needs forward of s-1; backward and
 // backward_input of s need forward of s and backward or backward_input of s+1; backward_weight
-// needs backward_input of its own stage.
+// needs backward_input of its own stage. Sends do not wait for their receivers.
 #pragma once
 
 #include <vector>
