@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -80,7 +79,7 @@ PlannedSchedule make_plan(const ScheduleOptions& options, const PipelineShape& s
 }
 
 std::string percent(double share) {
-  return fmt::format("{:.1f} %", 100 * std::abs(share));  // no -0.0
+  return fmt::format("{:.1f} %", 100 * share);
 }
 
 /// Activations in units of those of all layers of a rank: comparable between schedules.
@@ -117,7 +116,7 @@ Json to_json(const PlannedSchedule& plan) {
             {"virtual", plan.shape.chunks},
             {"bubble", plan.times.bubble},
             {"published_bubble", published_bubble(plan.shape, plan.costs)},
-            {"inner_bubble", std::abs(plan.times.inner_bubble)},
+            {"inner_bubble", plan.times.inner_bubble},
             {"peak_activations", plan.peak_activations()},
             {"rank_peak_activations", plan.times.peak_activations},
             {"makespan", plan.times.makespan},

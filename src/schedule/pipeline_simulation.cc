@@ -116,7 +116,8 @@ PipelineTimes simulate(const PipelineShape& shape,
     const double span = passes.back().end - passes.front().begin;
     if (span > 0) times.inner_bubble = std::max(times.inner_bubble, 1 - busy / span);
   }
-  if (times.makespan > 0) times.bubble = 1 - all_busy / (double(actions.size()) * times.makespan);
+  const double time = double(actions.size()) * times.makespan;
+  if (time > 0) times.bubble = std::max(1 - all_busy / time, 0.0);  // not -0.0 by rounding
   return times;
 }
 
