@@ -166,12 +166,12 @@ std::vector<Case> norm_cases(const Exec& on_gpu) {
            {{kRows, 4, {2}}},
            kHiddenElements * 4},
           {"rms_norm_backward",
-           {x, weight, inverse_rms, out, x, weight, {DType::f32, {partial_sums, kHidden}}},
+           {x, weight, inverse_rms, out, x, weight, {DType::f32, {partial_sums, kHidden}}, out},
            [](const Exec& exec, const Tensors& t) {
-             rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
+             rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
            },
-           {{kRows, 4, {4}}, {kHidden, 32, {5}}},
-           kHiddenElements * 14}};
+           {{kRows, 4, {4, 7}}, {kHidden, 32, {5}}},
+           kHiddenElements * 16}};
 }
 
 std::vector<Case> swiglu_cases() {

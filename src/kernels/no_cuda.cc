@@ -32,7 +32,7 @@ int64_t rms_norm_partial_sums(int64_t, int64_t) {
 }
 
 void rms_norm_backward(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                       const Tensor&, const Tensor&, const Tensor&) {
+                       const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
   refuse();
 }
 

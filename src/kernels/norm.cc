@@ -33,11 +33,12 @@ int64_t rms_norm_partial_sums(const Exec& exec, int64_t rows, int64_t hidden) {
 
 void rms_norm_backward(const Exec& exec, const Tensor& x, const Tensor& weight,
                        const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
-                       const Tensor& dweight, const Tensor& partial_sums) {
-  if (exec.on_gpu())
+                       const Tensor& dweight, const Tensor& partial_sums, const Tensor& dx_bf16) {
+  if (exec.on_gpu()) {
     return gpu::rms_norm_backward(exec.stream, x, weight, inverse_rms, dout, dx, dweight,
-                                  partial_sums);
-  cpu::rms_norm_backward(x, weight, inverse_rms, dout, dx, dweight);
+                                  partial_sums, dx_bf16);
+  }
+  cpu::rms_norm_backward(x, weight, inverse_rms, dout, dx, dweight, dx_bf16);
 }
 
 }  // namespace tandem

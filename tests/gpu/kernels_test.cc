@@ -116,9 +116,10 @@ TEST_P(Kernels, RmsNormBackwardMatchesTheCpu) {
                close(matrix("dx", DType::f32, rows, columns, alignment), 1),
                close(vector("dweight", DType::f32, columns), 1 + 0.05 * double(rows)),
                scratch(matrix("partial_sums", DType::f32,
-                              rms_norm_partial_sums(on_gpu, rows, columns), columns, alignment))},
+                              rms_norm_partial_sums(on_gpu, rows, columns), columns, alignment)),
+               close(matrix("dx_bf16", DType::bf16, rows, columns, alignment), 1)},
               [](const Exec& exec, const Tensors& t) {
-                rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
+                rms_norm_backward(exec, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
               });
         }
       }

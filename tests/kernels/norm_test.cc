@@ -41,8 +41,11 @@ TEST_P(RmsNorm, MatchesReferenceAndDifferences) {
     EXPECT_LE(relative_error(out.values(), reference(x.values(), weight.values())),
               tolerance(GetParam()));
 
+    Matrix rounded(DType::bf16, rows, hidden), expected(DType::bf16, rows, hidden);
     rms_norm_backward(Exec{}, x.tensor, weight.tensor, inverse_rms.tensor, dout.tensor, dx.tensor,
-                      dweight.tensor);
+                      dweight.tensor, {}, rounded.tensor);
+    cast(Exec{}, dx.tensor, expected.tensor);
+    EXPECT_EQ(rounded.values(), expected.values());
     auto dx_numeric = numeric_gradient(x.values(), [&](const Doubles& v) {
       return dot(reference(v, weight.values()), dout.values());
     });

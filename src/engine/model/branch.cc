@@ -53,7 +53,8 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
   const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
                              c.config.head_dim};
   return std::make_unique<Attention>(c.exec, shape, c.rope,
-                                     AttentionRows{c.options.dtype, l.in.rows, l.out.columns});
+                                     AttentionRows{c.options.dtype, l.in.rows, l.out.columns,
+                                                   c.options.deterministic});
 }
 
 }  // namespace
@@ -75,7 +76,9 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       rope(exec, options.seq, config.head_dim, config.rope_theta),
       norm_partial_sums(make(DType::f32,
                              rms_norm_partial_sums(exec, local_rows.count, config.hidden),
-                             config.hidden)) {
+                             config.hidden)),
+      rounded_gradient(
+          make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)) {
   set_exec(experts, exec);
 }
 
@@ -128,14 +131,12 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
                c.options.overlap),
       in_wgrad(make_wgrad(c, l.in)),
       residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      doutput(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
       d_x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)) {}
 
 BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
     : routed(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      doutput(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_x_norm(c.make(DType::f32, c.local_rows.count, c.config.hidden)),
       x_norm(c.make(DType::f32, c.options.dtype == DType::f32 ? 0 : c.local_rows.count,
                     c.config.hidden)),
@@ -216,20 +217,18 @@ void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved,
 
 void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
                       const BranchActivations& saved, const Tensor& balance, bool is_split) {
-  const Tensor& narrow = products_ ? products_->doutput : experts_->doutput;
-  const bool is_narrow = dx.dtype() != narrow.dtype();
-  if (is_narrow) cast(context_.exec, dx, narrow);
-  const Tensor& dy = is_narrow ? narrow : dx;
+  const Tensor& dy = context_.rounds_gradient() ? *context_.rounded_gradient : dx;
   if (experts_) experts_backward(dy, saved, balance);
   if (products_) products_backward(dy, saved, is_split);
-  if (products_) norm_backward(x, products_->d_x_norm, saved, dx, dnorm);
-  if (experts_) norm_backward(x, experts_->d_x_norm, saved, dx, dnorm);
+  if (products_) norm_backward(x, products_->d_x_norm, saved, dx, dnorm, !experts_);
+  if (experts_) norm_backward(x, experts_->d_x_norm, saved, dx, dnorm, true);
 }
 
 void Branch::norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
-                           const Tensor& dx, const Tensor& dnorm) {
+                           const Tensor& dx, const Tensor& dnorm, bool is_last) {
   rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, d_x_norm, dx, dnorm,
-                    context_.norm_partial_sums);
+                    context_.norm_partial_sums,
+                    is_last && context_.rounds_gradient() ? *context_.rounded_gradient : Tensor());
 }
 
 void Branch::products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split) {

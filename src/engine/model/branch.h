@@ -33,6 +33,9 @@ struct ModelContext {
   Shard local_rows;  ///< this rank's rows of the residual stream
   RopeTable rope;
   Activation norm_partial_sums;  ///< scratch of the norms' backward passes
+  /// Gradient of the residual stream rounded to the dtype of GEMMs, [local rows, hidden]; without
+  /// rows if that is f32.
+  Activation rounded_gradient;
 
   /// Offsets of gradients that backward passes of this step have written.
   std::unordered_set<int64_t> written_gradients;
@@ -50,6 +53,8 @@ struct ModelContext {
   Tensor gradient(int64_t offset, int64_t count) const;
   /// GPU operators have no f32 output of bf16 operands.
   DType logits_dtype() const { return exec.on_gpu() ? options.dtype : DType::f32; }
+  /// Whether GEMMs read the gradient of the residual stream from `rounded_gradient`.
+  bool rounds_gradient() const { return options.dtype != DType::f32; }
   /// Memory on the rank's device.
   Activation make(DType dtype, int64_t rows, int64_t columns) const {
     return Activation(dtype, rows, columns, exec.device);
@@ -71,13 +76,13 @@ struct BranchProducts {
   AgGemm out_dgrad;  ///< dgrad of a row-parallel GEMM; its gathered input also serves the wgrad
   GemmRs in_dgrad;
   std::optional<AgWgrad> in_wgrad;  ///< if there are several ranks
-  Activation residual, doutput, d_act, dhidden, d_x_norm;
+  Activation residual, d_act, dhidden, d_x_norm;
 };
 
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
 struct BranchExperts {
   BranchExperts(ModelContext& context, const BranchLayout& layout);
-  Activation routed, doutput, d_x_norm, x_norm, logits, dlogits, dweights, drouter;
+  Activation routed, d_x_norm, x_norm, logits, dlogits, dweights, drouter;
   MoeLayer layer;  ///< made last, as its kernels wait for peers
 
  private:
@@ -103,7 +108,8 @@ class Branch {
   /// to `load` unless it is nullptr.
   void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load,
                const std::optional<NextNorm>& next);
-  /// In: dx = gradient of y; out: gradient of x. `dnorm` += this rank's contribution to the norm's
+  /// In: dx = gradient of y; out: gradient of x; the same, rounded, in context.rounded_gradient, if
+  /// it has rows. `dnorm` += this rank's contribution to the norm's
   /// gradient. `saved`: saved activations. `balance`: gradient of the auxiliary loss with respect
   /// to one row's probabilities, f32 [experts]; without data: none. `is_split`: leaves the weight
   /// gradients of the products to backward_weight, for which `saved` then has memory.
@@ -114,9 +120,9 @@ class Branch {
  private:
   struct Steps;
   LayerView view() const;
-  /// dx += gradient through the norm.
+  /// dx += gradient through the norm, and rounded if that is the branch's last addition.
   void norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
-                     const Tensor& dx, const Tensor& dnorm);
+                     const Tensor& dx, const Tensor& dnorm, bool is_last);
   void products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split);
   /// `dy`: rows of all ranks.
   void add_weight_gradients(const Tensor& dy, const Tensor& dhidden,

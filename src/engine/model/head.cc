@@ -25,9 +25,7 @@ void Embedding::forward(const Tensor& tokens, const Tensor& x) {
 }
 
 void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
-  const bool narrow = dx.dtype() != shard_->dtype();
-  if (narrow) cast(context_.exec, dx, shard_);
-  all_gather(context_.tp, narrow ? *shard_ : dx, looked_up_);
+  all_gather(context_.tp, context_.rounds_gradient() ? *context_.rounded_gradient : dx, looked_up_);
   embedding_backward(context_.exec, tokens, looked_up_, context_.layout.vocab_begin,
                      context_.gradient_to_add(context_.layout.embedding), order_);
 }
@@ -109,7 +107,8 @@ void Head::backward(const Tensor& x, const Tensor& targets, float scale,
   context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits, layout.head);
   clear(exec, dx);
   rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, d_x_norm_, dx, dnorm,
-                    context_.norm_partial_sums);
+                    context_.norm_partial_sums,
+                    context_.rounds_gradient() ? *context_.rounded_gradient : Tensor());
 }
 
 }  // namespace tandem

@@ -13,6 +13,7 @@ class Embedding {
   explicit Embedding(ModelContext& context);
   /// tokens: i32 [tokens]; x: f32 [local rows, hidden].
   void forward(const Tensor& tokens, const Tensor& x);
+  /// dx as Branch::backward leaves it.
   void backward(const Tensor& tokens, const Tensor& dx);
 
  private:
@@ -31,7 +32,7 @@ class Head {
   void forward(const Tensor& targets, HeadActivations& saved);
   /// Loss since the last call, the same on every rank. Waits for the stream.
   double take_loss();
-  /// Writes dx; `dnorm` += this rank's contribution to the final norm's gradient.
+  /// Writes dx as Branch::backward; `dnorm` += this rank's contribution to the final norm's gradient.
   void backward(const Tensor& x, const Tensor& targets, float scale, const HeadActivations& saved,
                 const Tensor& dx, const Tensor& dnorm);
 

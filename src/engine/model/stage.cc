@@ -122,6 +122,8 @@ class Stage::Impl {
     if (head_) {
       head_->backward(m.residuals.back(), to_vector(m.targets), scale, *m.head, dx_, clear_norm(0));
       add_norms({&layout.final_norm, 1});
+    } else if (context_.rounds_gradient()) {
+      cast(context_.exec, dx_, context_.rounded_gradient);
     }
     report(after_layers());
     const auto per_layer = size_t(layout.branches_per_layer);

@@ -34,7 +34,8 @@ struct TransformerOptions {
   /// Communicators along which expert counts are summed in turn: together all ranks of a step.
   /// Empty: `experts`.
   std::vector<Communicator*> step = {};
-  CodecPolicy codec = {};  ///< for the forward pass
+  CodecPolicy codec = {};     ///< for the forward pass
+  bool deterministic = true;  ///< on GPUs false may be faster, with other last bits every time
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.
   std::function<void(int layer, const Tensor& scores, const Tensor& chosen)> routed = {};

@@ -12,7 +12,8 @@ void rms_norm_forward(const Tensor& x, const Tensor& weight, double eps, const T
                       const Tensor& inverse_rms);
 void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out);
 void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
-                       const Tensor& dout, const Tensor& dx, const Tensor& dweight);
+                       const Tensor& dout, const Tensor& dx, const Tensor& dweight,
+                       const Tensor& dx_bf16);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

@@ -66,13 +66,19 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& o
 }
 
 void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
-                       const Tensor& dout, const Tensor& dx, const Tensor& dweight) {
+                       const Tensor& dout, const Tensor& dx, const Tensor& dweight,
+                       const Tensor& dx_bf16) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_backward");
   cpu::with_type(dout.dtype(), "rms_norm_backward", [&]<typename T>(T) {
     for (int64_t row = 0; row < x.dim(0); ++row) {  // one thread: rows share dweight
       backward_row(x.as<float>() + row * x.stride(0), weight.as<float>(),
                    inverse_rms.as<float>()[row], dout.as<T>() + row * dout.stride(0), x.dim(1),
                    dx.as<float>() + row * dx.stride(0), dweight.as<float>());
+      if (!dx_bf16.data()) continue;
+      const float* from = dx.as<float>() + row * dx.stride(0);
+      BFloat16* to = dx_bf16.as<BFloat16>() + row * dx_bf16.stride(0);
+#pragma omp simd
+      for (int64_t i = 0; i < x.dim(1); ++i) to[i] = cpu::from_f32<BFloat16>(from[i]);
     }
   });
 }

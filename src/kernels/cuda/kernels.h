@@ -22,7 +22,7 @@ void rms_norm(CUstream_st* stream, const Tensor& x, const Tensor& weight, double
 int64_t rms_norm_partial_sums(int64_t rows, int64_t hidden);
 void rms_norm_backward(CUstream_st* stream, const Tensor& x, const Tensor& weight,
                        const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
-                       const Tensor& dweight, const Tensor& partial_sums);
+                       const Tensor& dweight, const Tensor& partial_sums, const Tensor& dx_bf16);
 void swiglu_forward(CUstream_st* stream, const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(CUstream_st* stream, const Tensor& gate, const Tensor& up, const Tensor& dout,
                      const Tensor& dgate, const Tensor& dup);

@@ -104,6 +104,7 @@ template <typename T, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads)
     rms_norm_backward_kernel(Rows<float, kWidth> x, Rows<float, kWidth> weight,
                              const float* inverse_rms, Rows<T, kWidth> dout, Rows<float, kWidth> dx,
+                             Rows<__nv_bfloat16, kWidth> dx_bf16,
                              Rows<float, kWidth> partial_sums, int rows, int vectors) {
   using Vec = Vector<float, kWidth>;
   using Packed = PackedVector<T, kWidth>;
@@ -161,6 +162,11 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads)
         result.at[e] += scale * (to_float(d.at[e]) * w.at[e] - values.at[e] * along);
       }
       dx.store(row, i, result);
+      if (!dx_bf16.data) return;
+      Vector<__nv_bfloat16, kWidth> rounded;
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) rounded.at[e] = from_float<__nv_bfloat16>(result.at[e]);
+      dx_bf16.store(row, i, rounded);
     };
     for_each_cached_vector(
         [&](int k, int i) { store_dx(i, cached_x[k], cached_d[k], cached_dx[k]); });
@@ -298,7 +304,10 @@ int64_t rms_norm_partial_sums(int64_t rows, int64_t hidden) {
 
 void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weight,
                        const Tensor& inverse_rms, const Tensor& dout, const Tensor& dx,
-                       const Tensor& dweight, const Tensor& partial_sums) {
+                       const Tensor& dweight, const Tensor& partial_sums, const Tensor& dx_bf16) {
+  const Tensor rounded =
+      dx_bf16.data() ? dx_bf16 : Tensor(nullptr, DType::bf16, {0, x.dim(1)}, x.device());
+  require_dtype("rms_norm_backward: dx_bf16", rounded, DType::bf16);
   require_dtype("rms_norm_backward: x", x, DType::f32);
   require_dtype("rms_norm_backward: weight", weight, DType::f32);
   require_dtype("rms_norm_backward: inverse_rms", inverse_rms, DType::f32);
@@ -309,7 +318,7 @@ void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weigh
     if (x.elements() == 0) return;
     const int64_t blocks = rms_norm_partial_sums(x.dim(0), x.dim(1));
     require_shape("rms_norm_backward: partial_sums", partial_sums, {blocks, x.dim(1)});
-    with_width<4>({&x, &weight, &dout, &dx, &dweight, &partial_sums}, [&](auto width) {
+    with_width<4>({&x, &weight, &dout, &dx, &dweight, &partial_sums, &rounded}, [&](auto width) {
       constexpr int kWidth = width();
       using Floats = Rows<float, kWidth>;
       const int64_t vectors = x.dim(1) / kWidth;
@@ -319,7 +328,7 @@ void rms_norm_backward(cudaStream_t stream, const Tensor& x, const Tensor& weigh
         allow_row_in_shared_memory("rms_norm_backward", kernel, x.dim(1));
         kernel<<<unsigned(blocks), threads(), size_t(x.dim(1)) * sizeof(float), stream>>>(
             Floats(x), Floats(weight), inverse_rms.as<float>(), Rows<T, kWidth>(dout), Floats(dx),
-            sums, int(x.dim(0)), int(vectors));
+            Rows<__nv_bfloat16, kWidth>(rounded), sums, int(x.dim(0)), int(vectors));
         check_launch("rms_norm_backward_kernel");
       });
       const unsigned lanes = dweight_lanes(vectors, kWidth);
