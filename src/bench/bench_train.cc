@@ -90,6 +90,7 @@ TransformerOptions make_options(const TrainConfig& config, const ParallelGroups*
   options.seq = config.train.seq;
   options.dtype = parse_dtype(config.train.dtype);
   options.overlap.strategy = strategy;
+  options.deterministic = config.train.deterministic;
   if (!groups || !groups->experts()) return options;
   options.experts = groups->experts();
   options.step = groups->world_axes();
@@ -292,6 +293,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   config.train.batch = q.batch * q.ep;
   config.train.seq = q.seq;
   config.train.dtype = q.dtype;
+  config.train.deterministic = q.deterministic;
   config.parallel.tp = q.tp;
   config.parallel.dp = config.parallel.ep = q.ep;
   config.data.paths = {"-"};  // none is read
@@ -309,6 +311,7 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
       train_bench_config(q, world.on_gpu(), world.transport() == "one_gpu");
   const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
   TrainBenchResult result;
+  result.deterministic = q.deterministic;
   check_gradients(groups, config, result);
 
   const auto tokens = uint64_t(groups.dp().rank());  // each EP rank has its own

@@ -298,7 +298,7 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 
 void check_config(const TrainConfig& config) {
   const auto& [steps, seconds, batch, microbatch, seq, validate, validate_bytes, dtype,
-               aux_loss_scope, seed] = config.train;
+               aux_loss_scope, seed, deterministic] = config.train;
   const int64_t dp = config.parallel.dp;
   if (batch % dp != 0) {
     throw ConfigError(

@@ -30,6 +30,7 @@ struct TrainConfig {
     std::string dtype = "auto";
     std::string aux_loss_scope = "microbatch";
     int64_t seed = 1;
+    bool deterministic = true;
   } train;
   struct {
     double lr = 3e-3;
@@ -45,7 +46,7 @@ struct TrainConfig {
     int64_t tp = 1;
     int64_t dp = 1;
     int64_t ep = 1;
-    double dp_bucket_mib = 4;
+    double dp_bucket_mib = 0;  ///< 0: chosen (bucket_mib)
     std::string strategy = "automatic";
     int64_t chunks = 0;
     std::string link;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/model/expert_load.h"
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
@@ -24,6 +26,7 @@ TransformerOptions make_options(
   options.seq = config.train.seq;
   options.dtype = parse_dtype(config.train.dtype);
   options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
+  options.deterministic = config.train.deterministic;
   options.codec = CodecPolicy::parse(config.parallel.codec);
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.world_axes();
@@ -47,8 +50,9 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
   return all;
 }
 
-int64_t bucket_elements(const TrainConfig& config) {
-  return int64_t(config.parallel.dp_bucket_mib * (1 << 20) / sizeof(float));
+int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
+  const double elements = bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float);
+  return std::max<int64_t>(1, int64_t(elements));
 }
 
 ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
@@ -64,12 +68,17 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
 
 }  // namespace
 
+double bucket_mib(const TrainConfig& config, bool on_gpus) {
+  if (config.parallel.dp_bucket_mib > 0) return config.parallel.dp_bucket_mib;
+  return on_gpus ? 100 : 4;  // GPUs: a kernel of the optimizer is launched per bucket
+}
+
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
                                                 const Tensor& chosen)>& routed)
     : model(groups.tp(), config.model, make_options(groups, config, routed)),
       optimizer(model.exec(), model.parameters(), model.gradients(),
-                make_parameter_groups(groups, model), bucket_elements(config),
+                make_parameter_groups(groups, model), bucket_elements(config, groups.world().on_gpu()),
                 make_optimizer_options(groups, config, model)) {}
 
 void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {

@@ -24,4 +24,7 @@ struct ModelRanks {
   ShardedOptimizer optimizer;
 };
 
+/// parallel.dp_bucket_mib, or what is chosen for it.
+double bucket_mib(const TrainConfig& config, bool on_gpus);
+
 }  // namespace tandem

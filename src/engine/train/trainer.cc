@@ -137,7 +137,7 @@ class Trainer {
   TrainedRanks trained() {
     return {world_,
             fmt::format("{} with buckets of {} MiB", groups_.dims().describe(),
-                        config_.parallel.dp_bucket_mib),
+                        bucket_mib(config_, world_.on_gpu())),
             groups_.tp(), ranks_->model, ranks_->optimizer};
   }
 
