@@ -136,6 +136,11 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
       {"[train.steps]\nx = 1\n", "train.steps is of type table: expected an integer"},
       {"[train]\ndtype = \"f64\"\n",
        "train.dtype is \"f64\": expected one of \"auto\", \"f32\", \"bf16\""},
+      {"[optimizer]\nschedule = \"step\"\n",
+       "dir/job.toml:2: optimizer.schedule is \"step\": expected one of \"constant\", \"linear\", "
+       "\"cosine\", \"wsd\", \"inverse-sqrt\""},
+      {"[optimizer]\ndecay_fraction = 0\n",
+       "optimizer.decay_fraction is 0: expected a number from 0.001 to 1"},
       {"[optimizer]\nlr = nan\n", "optimizer.lr is nan: expected a number from 0 to 1000"},
       {"[optimizer]\nlr = -1\n", "optimizer.lr is -1: expected a number from 0"},
       {"[model]\ntied_head = 1\n", "model.tie_word_embeddings is 1: expected true or false"},

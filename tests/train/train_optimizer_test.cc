@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "engine/optim/adamw.h"
+#include "engine/optim/learning_rate.h"
 #include "engine/parallel/sharded_optimizer.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -95,6 +96,54 @@ TEST(LearningRate, CosineOfATimedRunStartsWhenTheWarmUpEnds) {
   EXPECT_DOUBLE_EQ(learning_rate(c, 41, 55, 20), 0.001);
   c.train.seconds = 15;  // the warm-up took longer
   EXPECT_DOUBLE_EQ(learning_rate(c, 10, 20, 20), 0.001);
+}
+
+/// Warm-up of 10 of 100 steps, peak 0.01, minimum 0.001.
+TrainConfig with_schedule(const std::string& schedule) {
+  TrainConfig c = config();
+  c.optimizer.schedule = schedule;
+  return c;
+}
+
+TEST(LearningRate, SchedulesWarmUpAlikeAndBeginAtThePeak) {
+  for (const char* schedule : {"constant", "linear", "cosine", "wsd", "inverse-sqrt"}) {
+    TrainConfig c = with_schedule(schedule);
+    EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0, 0), 0.001) << schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(c, 9, 0, 0), 0.01) << schedule;
+    EXPECT_DOUBLE_EQ(learning_rate(c, 10, 0, 0), 0.01) << schedule;
+    c.optimizer.warmup = 0;
+    EXPECT_DOUBLE_EQ(learning_rate(c, 0, 0, 0), 0.01) << schedule;
+  }
+}
+
+TEST(LearningRate, SchedulesMatchTheirClosedForms) {
+  const TrainConfig constant = with_schedule("constant"), linear = with_schedule("linear");
+  EXPECT_DOUBLE_EQ(learning_rate(constant, 99, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(constant, 1000, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(linear, 11, 0, 0), 0.01 - 0.009 / 90);
+  EXPECT_DOUBLE_EQ(learning_rate(linear, 55, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(linear, 99, 0, 0), 0.001 + 0.009 / 90);
+  EXPECT_DOUBLE_EQ(learning_rate(linear, 100, 0, 0), 0.001);
+
+  TrainConfig wsd = with_schedule("wsd");
+  wsd.optimizer.decay_fraction = 1.0 / 3;  // 30 of 90 steps, from step 70
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 69, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 70, 0, 0), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 71, 0, 0), 0.01 - 0.009 / 30);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 85, 0, 0), 0.0055);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 100, 0, 0), 0.001);
+  wsd.optimizer.decay_fraction = 1;
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 55, 0, 0), learning_rate(linear, 55, 0, 0));
+  wsd.train.seconds = 50;  // 30 s after a warm-up of 20 s
+  wsd.optimizer.decay_fraction = 0.5;
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 30, 35, 20), 0.01);
+  EXPECT_DOUBLE_EQ(learning_rate(wsd, 31, 42.5, 20), 0.0055);
+
+  const TrainConfig inverse = with_schedule("inverse-sqrt");
+  EXPECT_DOUBLE_EQ(learning_rate(inverse, 40, 0, 0), 0.005);
+  EXPECT_DOUBLE_EQ(learning_rate(inverse, 90, 0, 0), 0.01 / 3);
+  EXPECT_DOUBLE_EQ(learning_rate(inverse, 1000, 0, 0), 0.001);
+  EXPECT_DOUBLE_EQ(learning_rate(inverse, 4000, 0, 0), 0.001);  // the minimum
 }
 
 TEST(LearningRate, ShortRunEndsInItsWarmUp) {

@@ -13,8 +13,13 @@ namespace tandem {
 namespace {
 
 /// Keys whose change alters the learning rate of all steps.
-constexpr std::string_view kSchedule[] = {"train.steps", "train.seconds", "optimizer.lr",
-                                          "optimizer.min_lr", "optimizer.warmup"};
+constexpr std::string_view kSchedule[] = {"train.steps",
+                                          "train.seconds",
+                                          "optimizer.lr",
+                                          "optimizer.min_lr",
+                                          "optimizer.warmup",
+                                          "optimizer.schedule",
+                                          "optimizer.decay_fraction"};
 
 /// Whether the changed key has no effect on training: the text is identified by its hash.
 bool is_silent(const KeyDifference& changed) {

@@ -319,7 +319,7 @@ void check_config(const TrainConfig& config) {
         "out of training",
         validate));
   }
-  if (config.optimizer.min_lr > config.optimizer.lr) {
+  if (config.optimizer.schedule != "constant" && config.optimizer.min_lr > config.optimizer.lr) {
     throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
                                   config.optimizer.min_lr, config.optimizer.lr));
   }

@@ -35,6 +35,8 @@ struct TrainConfig {
   struct {
     double lr = 3e-3;
     double min_lr = 3e-4;
+    std::string schedule = "cosine";
+    double decay_fraction = 0.2;
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;

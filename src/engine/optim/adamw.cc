@@ -1,8 +1,6 @@
 #include "engine/optim/adamw.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "engine/optim/cuda/kernels.h"
 #include "kernels/elementwise.h"
@@ -44,16 +42,6 @@ void adamw(const Exec& exec, const AdamStep& step, bool decay, const AdamState& 
             s.lr * (mp[i] * s.correction1) / (std::sqrt(vp[i] * s.correction2) + s.eps);
   }
   if (working.data()) cast(exec, state.w, working);
-}
-
-double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s) {
-  const auto& o = config.optimizer;
-  if (step < o.warmup) return o.lr * double(step + 1) / double(o.warmup);
-  const double seconds = config.train.seconds;
-  const double done = seconds > 0 ? elapsed_s - warmup_s : double(step - o.warmup);
-  const double all = seconds > 0 ? seconds - warmup_s : double(config.train.steps - o.warmup);
-  const double progress = all > 0 ? std::clamp(done / all, 0.0, 1.0) : 1;
-  return o.min_lr + (o.lr - o.min_lr) * (1 + std::cos(std::numbers::pi * progress)) / 2;
 }
 
 }  // namespace tandem

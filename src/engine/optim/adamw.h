@@ -1,4 +1,4 @@
-// AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2) and the learning rate schedule.
+// AdamW (Loshchilov & Hutter, arXiv 1711.05101, algorithm 2).
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,5 @@ struct AdamState {
 /// none.
 void adamw(const Exec& exec, const AdamStep& step, bool decay, const AdamState& state,
            const Tensor& gradient, const Tensor& working = {});
-
-/// Linear warm-up to the peak, then a cosine decay to min_lr at the end of the run: over the steps
-/// left after the warm-up or, if `train.seconds` ends the run, over the time left. `step` counts
-/// from 0; `warmup_s`: `elapsed_s` of the first step after the warm-up.
-double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s);
 
 }  // namespace tandem

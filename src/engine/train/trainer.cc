@@ -13,6 +13,7 @@
 #include "engine/checkpoint/saving.h"
 #include "engine/data/sampler.h"
 #include "engine/eval/validation.h"
+#include "engine/optim/learning_rate.h"
 #include "engine/parallel/agreement.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/plan/auto_dtype.h"

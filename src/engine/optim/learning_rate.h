@@ -1,0 +1,22 @@
+// Learning rate schedules.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/config/config.h"
+
+namespace tandem {
+
+/// Linear warm-up to the peak, then `optimizer.schedule`. With x the part of the run after the
+/// warm-up that is done, in [0, 1]: of its steps or, if `train.seconds` ends the run, of its time:
+///   constant      the peak
+///   linear        to min_lr at x = 1
+///   cosine        to min_lr at x = 1, as half a period (arXiv 1608.03983)
+///   wsd           the peak, then linear to min_lr over the last `optimizer.decay_fraction` of x
+///                 (warmup-stable-decay, arXiv 2404.06395)
+///   inverse-sqrt  peak * sqrt(warmup / step), at least min_lr; independent of the run's length
+///                 (arXiv 1706.03762)
+/// `step` counts from 0; `warmup_s`: `elapsed_s` of the first step after the warm-up.
+double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s);
+
+}  // namespace tandem
