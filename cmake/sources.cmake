@@ -54,7 +54,7 @@ glob_sources(codec_sources src/codec/*.cc)
 list(FILTER codec_sources EXCLUDE REGEX "/(cpu|cuda)/")
 set_source_files_properties(${codec_sources} PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-Wno-psabi")
 # Without errno, square roots vectorize.
-set(optimizer_sources src/engine/optim/adamw.cc)
+set(optimizer_sources src/engine/optim/adamw.cc src/engine/optim/lamb.cc)
 set_source_files_properties(${optimizer_sources} PROPERTIES COMPILE_OPTIONS -fno-math-errno)
 # Sources with their own options cannot share precompiled headers.
 set_source_files_properties(${kernel_sources} ${codec_sources} ${optimizer_sources} PROPERTIES

@@ -33,6 +33,7 @@ struct TrainConfig {
     bool deterministic = true;
   } train;
   struct {
+    std::string name = "adamw";
     double lr = 3e-3;
     double min_lr = 3e-4;
     std::string schedule = "cosine";

@@ -50,9 +50,12 @@ struct ParameterRun {
   int64_t begin = 0, count = 0;
   bool decay = true;
   bool sharded = true;  ///< over TP; else replicated on every TP rank
+  int tensor = -1;      ///< index in the list, if runs are split by tensor
   bool operator==(const ParameterRun&) const = default;
 };
-/// Runs sorted by position; adjacent ones with equal properties are merged.
-std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters);
+/// Runs sorted by position; adjacent ones with equal properties are merged, those of two tensors
+/// unless `by_tensor`.
+std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters,
+                                         bool by_tensor = false);
 
 }  // namespace tandem

@@ -5,11 +5,16 @@
 #include <algorithm>
 
 #include "comm/exec.h"
+#include "engine/optim/lamb.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
+
+std::span<const float> floats(const Tensor& values) {
+  return {values.as<const float>(), size_t(values.elements())};
+}
 
 /// The parameters of a group with offsets relative to its begin.
 std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
@@ -21,16 +26,19 @@ std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
 
 ShardedOptimizer::Group::Group(const Exec& model, const ParameterGroup& group,
                                const Tensor& all_weights, const Tensor& all_gradients,
-                               int64_t bucket_elements, const ShardedOptimizerOptions& options)
+                               int64_t bucket_elements, const ShardedOptimizerOptions& options,
+                               size_t first_tensor_index)
     : replicas(group.replicas),
       exec(make_exec(replicas)),
       begin(group.range.begin),
+      first_tensor(first_tensor_index),
       weights(all_weights.narrow(0, begin, group.range.count)),
       gradients(all_gradients.narrow(0, begin, group.range.count)),
       working(options.working.data() ? options.working.narrow(0, begin, group.range.count)
                                      : Tensor()),
       buckets(group.range.count, bucket_elements, replicas.size()),
-      state(exec, weights, buckets, replicas.rank(), relative(group.list, begin),
+      state(exec, weights, buckets, replicas.rank(),
+            parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
             WeightSync::sends_differences(replicas, options.weights)),
       gradient_sync(model, replicas, gradients, buckets, relative(group.list, begin),
                     {options.gradients, options.error_feedback, options.overlap},
@@ -45,26 +53,41 @@ void ShardedOptimizer::Group::add_squares(int bucket) {
   }
 }
 
-void ShardedOptimizer::Group::update(const AdamStep& step) {
+void ShardedOptimizer::Group::update(
+    const char* name,
+    std::function<void(const ShardedState::Run& run, const Tensor& working)> apply) {
   gradient_sync.keep_residuals();
-  weight_sync.begin([this, step](int bucket) {
-    const ScopedSpan span(SpanKind::compute, "adamw", bucket);
+  weight_sync.begin([this, name, apply = std::move(apply)](int bucket) {
+    const ScopedSpan span(SpanKind::compute, name, bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
       const bool has_copy = working.data() && !state.has_masters();
-      adamw(exec, step, r.run.decay, {r.updated, r.first, r.second},
-            gradients.narrow(0, r.run.begin, r.run.count),
-            has_copy ? working.narrow(0, r.run.begin, r.run.count) : Tensor());
+      apply(r, has_copy ? working.narrow(0, r.run.begin, r.run.count) : Tensor());
     }
   });
+}
+
+void ShardedOptimizer::Group::find_directions(const AdamStep& step, TrustRatios& ratios) {
+  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    const ScopedSpan span(SpanKind::compute, "lamb_direction", bucket);
+    for (const ShardedState::Run& r : state.runs(bucket)) {
+      const Tensor direction = gradients.narrow(0, r.run.begin, r.run.count);
+      lamb_direction(step, r.run.decay, {r.updated, r.first, r.second}, direction);
+      ratios.add(first_tensor + size_t(r.run.tensor), sum_of_squares(floats(r.updated)),
+                 sum_of_squares(floats(direction)));
+    }
+  }
 }
 
 ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
                                    std::vector<ParameterGroup> groups, int64_t bucket_elements,
                                    const ShardedOptimizerOptions& options)
     : exec_(exec) {
+  size_t num_tensors = 0;
   for (const ParameterGroup& group : groups) {
-    groups_.emplace_back(exec_, group, weights, gradients, bucket_elements, options);
+    groups_.emplace_back(exec_, group, weights, gradients, bucket_elements, options, num_tensors);
+    num_tensors += group.list.size();
   }
+  if (!options.lamb_axes.empty()) trust_ratios_.emplace(options.lamb_axes, num_tensors);
 }
 
 void ShardedOptimizer::adopt_weights() {
@@ -103,7 +126,24 @@ ShardedOptimizer::Squares ShardedOptimizer::reduce() {
 }
 
 void ShardedOptimizer::update(const AdamStep& step) {
-  for (Group& group : groups_) group.update(step);
+  if (trust_ratios_) {
+    for (Group& group : groups_) group.find_directions(step, *trust_ratios_);
+    trust_ratios_->reduce();
+  }
+  for (Group& group : groups_) {
+    if (trust_ratios_) {
+      group.update("lamb", [this, &group, step](const auto& r, const Tensor& working) {
+        const double ratio = trust_ratios_->of(group.first_tensor + size_t(r.run.tensor));
+        lamb_update(group.exec, float(double(step.lr) * ratio), r.updated,
+                    group.gradients.narrow(0, r.run.begin, r.run.count), working);
+      });
+    } else {
+      group.update("adamw", [&group, step](const auto& r, const Tensor& working) {
+        adamw(group.exec, step, r.run.decay, {r.updated, r.first, r.second},
+              group.gradients.narrow(0, r.run.begin, r.run.count), working);
+      });
+    }
+  }
 }
 
 void ShardedOptimizer::await(FlatRange range) {

@@ -3,11 +3,14 @@
 // weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
-// order on every rank, then `await` before weights are used. On a GPU, state is updated on the
+// order on every rank, then `await` before weights are used. LAMB's `update` sums the norms of all
+// tensors over the ranks first. On a GPU, state is updated on the
 // stream of the replicas' communicator, concurrently with the model's passes on its own.
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +19,7 @@
 #include "engine/optim/squares.h"
 #include "engine/parallel/gradient_sync.h"
 #include "engine/parallel/sharded_state.h"
+#include "engine/parallel/trust_ratios.h"
 #include "engine/parallel/weight_sync.h"
 #include "tandem/communicator.h"
 
@@ -30,6 +34,8 @@ struct ShardedOptimizerOptions {
   /// GPUs: replicas communicate during the model's passes. Not if these wait for ranks in kernels
   /// that need all SMs.
   bool overlap = true;
+  /// LAMB, on CPUs: communicators whose ranks together are the world. AdamW if there are none.
+  std::vector<Communicator*> lamb_axes{};
 };
 
 /// Parameters whose state is sharded over the ranks of one communicator.
@@ -63,7 +69,8 @@ class ShardedOptimizer {
   /// Completes the reduction. Returns the sum of squares over this rank's shards. Throws
   /// InvalidArgument unless all weights of the step before have been awaited.
   Squares reduce();
-  /// Begins AdamW on this rank's shards and the all-gather of the updated weights.
+  /// Begins the optimizer on this rank's shards and the all-gather of the updated weights. LAMB:
+  /// overwrites the gradients; collective over its axes.
   void update(const AdamStep& step);
   /// Blocks until these weights, of one group, are updated. All ranks await the same ranges in the
   /// same order.
@@ -99,14 +106,19 @@ class ShardedOptimizer {
   struct Group {
     Group(const Exec& exec, const ParameterGroup& group, const Tensor& all_weights,
           const Tensor& all_gradients, int64_t bucket_elements,
-          const ShardedOptimizerOptions& options);
+          const ShardedOptimizerOptions& options, size_t first_tensor);
     void add_squares(int bucket);
-    void update(const AdamStep& step);
+    /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
+    void update(const char* name,
+                std::function<void(const ShardedState::Run& run, const Tensor& working)> apply);
+    /// The first phase of LAMB.
+    void find_directions(const AdamStep& step, TrustRatios& ratios);
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
 
     Communicator& replicas;
-    Exec exec;      // of the replicas
-    int64_t begin;  // in the flat arrays; all below is relative to it
+    Exec exec;            // of the replicas
+    int64_t begin;        // in the flat arrays; all below is relative to it
+    size_t first_tensor;  // index of the group's first tensor among those of all groups
     Tensor weights, gradients, working;
     Buckets buckets;
     ShardedState state;
@@ -118,6 +130,7 @@ class ShardedOptimizer {
 
   Exec exec_;
   std::deque<Group> groups_;
+  std::optional<TrustRatios> trust_ratios_;  // LAMB
 };
 
 }  // namespace tandem

@@ -5,7 +5,7 @@
 namespace tandem {
 
 ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Buckets& buckets,
-                           int rank, std::span<const Parameter> list, bool has_masters)
+                           int rank, std::span<const ParameterRun> all, bool has_masters)
     : exec_(exec),
       weights_(weights),
       buckets_(buckets),
@@ -17,7 +17,6 @@ ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Bucket
   const auto view = [](const Memory& memory, int64_t begin, int64_t count) {
     return memory.view(DType::f32, {count}, size_t(begin) * sizeof(float));
   };
-  const std::vector<ParameterRun> all = parameter_runs(list);
   for (int b = 0; b < buckets.count(); ++b) {
     begins_.push_back(runs_.size());
     const FlatRange local = buckets.shard(b, rank);
@@ -27,7 +26,7 @@ ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Bucket
       if (count <= 0) continue;
       const int64_t slot = buckets.slot_begin(b) + begin - local.begin;
       // Replicated parameters have no separate master.
-      runs_.push_back({.run = {begin, count, run.decay, run.sharded},
+      runs_.push_back({.run = {begin, count, run.decay, run.sharded, run.tensor},
                        .updated = has_masters && run.sharded ? view(master_, slot, count)
                                                              : weights.narrow(0, begin, count),
                        .first = view(first_, slot, count),

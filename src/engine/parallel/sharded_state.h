@@ -22,9 +22,9 @@ struct StateSlice {
 
 class ShardedState {
  public:
-  /// `weights`: f32 [elements] on exec's device; must outlive this object.
+  /// `weights`: f32 [elements] on exec's device; must outlive this object. `runs`: of all ranks.
   ShardedState(const Exec& exec, const Tensor& weights, const Buckets& buckets, int rank,
-               std::span<const Parameter> list, bool has_masters);
+               std::span<const ParameterRun> runs, bool has_masters);
 
   bool has_masters() const { return has_masters_; }
   /// Copies the weights to the masters.

@@ -30,6 +30,10 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
     throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
                                   site, wire.describe(), site));
   }
+  if (config.optimizer.name != "adamw") {
+    throw ConfigError(
+        fmt::format("optimizer.name = {}: expected adamw on GPUs", config.optimizer.name));
+  }
   if (parallel.chunks != 0) {
     throw ConfigError(fmt::format(
         "parallel.chunks = {}: expected 0 on GPUs, where the tuner chooses", parallel.chunks));

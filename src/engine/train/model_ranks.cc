@@ -63,7 +63,9 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
           .weights = codec.weights,
           .error_feedback = config.parallel.error_feedback,
           .working = model.working_parameters(),
-          .overlap = groups.tp().size() == 1 && !groups.experts()};
+          .overlap = groups.tp().size() == 1 && !groups.experts(),
+          .lamb_axes =
+              config.optimizer.name == "lamb" ? groups.world_axes() : std::vector<Communicator*>{}};
 }
 
 }  // namespace
