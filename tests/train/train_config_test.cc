@@ -36,6 +36,8 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   config.data.paths = {"/a b/*.h", "/c"};
   config.parallel.link = "1GB/s,20us";
   config.optimizer.lr = 0.1234567890123456;
+  config.optimizer.no_decay = {"*embed*"};
+  config.optimizer.lr_scale = {"*q_proj*=0.25", "*k_proj*=1e-05"};
   for (const ConfigKey& key : config_keys()) {  // change every value from its default
     if (key.choices.size() > 1) *std::get<std::string*>(key.slot(config)) = key.choices.back();
     const ConfigSlot slot = key.slot(config);
@@ -48,6 +50,8 @@ TEST(Config, ReadsEveryKeyBackFromItsOwnToml) {
   EXPECT_EQ(back.model, config.model);
   EXPECT_EQ(back.data.paths, config.data.paths);
   EXPECT_EQ(back.optimizer.lr, config.optimizer.lr);
+  EXPECT_EQ(back.optimizer.no_decay, config.optimizer.no_decay);
+  EXPECT_EQ(back.optimizer.lr_scale, config.optimizer.lr_scale);
   EXPECT_EQ(back.train.dtype, "bf16");
 }
 
@@ -172,6 +176,20 @@ TEST(Config, CodecsOfSitesMayBeATable) {
   EXPECT_THAT(error_of(line + "4\n"), HasSubstr("parallel.codec is 4: expected a string"));
 }
 
+TEST(Config, LearningRateFactorsMayBeATable) {
+  const auto scales = [](const std::string& text, const Overrides& overrides = {}) {
+    return parse_config(text, "j", overrides).optimizer.lr_scale;
+  };
+  const Overrides expected{"*embed*=0.5", "*norm*=2"};
+  EXPECT_EQ(scales("[optimizer.lr_scale]\n\"*norm*\" = 2\n\"*embed*\" = 0.5\n"), expected);
+  EXPECT_EQ(scales("", {"optimizer.lr_scale={\"*embed*\" = 0.5, \"*norm*\" = 2.0}"}), expected);
+  EXPECT_EQ(scales("[optimizer]\nlr_scale = [\"*embed*=0.5\", \"*norm*=2\"]\n"), expected);
+  EXPECT_THAT(error_of("[optimizer.lr_scale]\n\"*norm*\" = true\n"),
+              HasSubstr("dir/job.toml:2: optimizer.lr_scale: '*norm*' is true: expected a number"));
+  EXPECT_THAT(error_of("[optimizer]\nlr_scale = 2\n"),
+              HasSubstr("optimizer.lr_scale is 2: expected a string or an array of strings"));
+}
+
 TEST(Config, EveryMisspeltKeyIsSuggested) {
   for (const ConfigKey& key : config_keys()) {
     const size_t dot = key.name.find('.');
@@ -282,6 +300,26 @@ TEST(Config, KeysMustBeConsistent) {
   EXPECT_THAT(check({"train.seq=600"}), HasSubstr("expected at most model.max_seq = 512"));
   EXPECT_THAT(check({"optimizer.min_lr=1"}), HasSubstr("optimizer.min_lr is 1"));
   EXPECT_THAT(check({"data.paths=[]"}), HasSubstr("data.paths is empty"));
+  EXPECT_EQ(
+      check({"optimizer.no_decay=[\"*norm*\", \"*nrom*\"]"}),
+      "optimizer.no_decay: '*nrom*' matches no parameter: expected a pattern of names such as "
+      "model.embed_tokens.weight");
+  EXPECT_EQ(
+      check({"optimizer.lr_scale=*experts*=0.5"}),
+      "optimizer.lr_scale: '*experts*' matches no parameter: expected a pattern of names such "
+      "as model.embed_tokens.weight");
+  EXPECT_EQ(check({"optimizer.lr_scale=*experts*=0.5", "model.experts=4"}), "accepted");
+  EXPECT_EQ(check({"optimizer.lr_scale=[\"*q_proj*=0.5\", \"*layers.3.*=2\"]"}),
+            "optimizer.lr_scale: '*q_proj*' and '*layers.3.*' match "
+            "model.layers.3.self_attn.q_proj.weight: expected one");
+  for (const char* scale :
+       {"*norm*", "*norm*=", "*norm*=-1", "*norm*=1001", "*norm*=nan", "*norm*=1x"}) {
+    EXPECT_EQ(
+        check({fmt::format("optimizer.lr_scale=[\"{}\"]", scale)}),
+        fmt::format("optimizer.lr_scale: '{}': expected PATTERN=NUMBER with a number from 0 to "
+                    "1000",
+                    scale));
+  }
 }
 
 TEST(Config, LimitsOfGpusAreNamed) {

@@ -93,8 +93,8 @@ Whole reference(const ModelConfig& model) {
   return all;
 }
 
-/// Weights of a rank after the steps, in its flat array. Replica r contributes (r + 1) parts of
-/// each gradient.
+/// Weights of a rank after the steps, in its flat array. Replica r contributes 1 / 3 and 2 / 3 of
+/// each gradient, or similar.
 std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& layout,
                               int64_t bucket, Wire weights_wire) {
   std::vector<Parameter> dense, experts;
@@ -121,13 +121,13 @@ std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& l
   ShardedOptimizer optimizer({}, flat(w), flat(g), parameter_groups, bucket,
                              {.weights = weights_wire, .lamb_axes = groups.world_axes()});
   optimizer.adopt_weights();
-  const auto part = [](const Communicator& replicas) {
+  const auto weight = [](const Communicator& replicas) {
     const int size = replicas.size();
     return float(replicas.rank() + 1) / float(size * (size + 1) / 2);
   };
   for (int64_t step = 0; step < kSteps; ++step) {
     for_each_element([&](const Parameter& p, int64_t element, size_t at) {
-      const float share = part(p.sharding.over_ep() ? *groups.expert_dp() : groups.dp());
+      const float share = weight(p.sharding.over_ep() ? *groups.expert_dp() : groups.dp());
       g[at] = share * whole_gradient(p.name, step, element);
     });
     if (layout.experts_begin < layout.size) {
@@ -198,14 +198,14 @@ TEST(Lamb, RatioIsOneForAZeroNorm) {
   EXPECT_EQ(trust_ratio(9, 4), 1.5);
 }
 
-TrainRequest request_for(const char* job, int tp, int dp, int ep, const std::string& out,
+TrainRequest request_for(const char* name, int tp, int dp, int ep, const std::string& out,
                          std::vector<std::string> overrides) {
   for (const char* key : {"train.seq=32", "optimizer.name=lamb", "parallel.strategy=serial"}) {
     overrides.emplace_back(key);
   }
   TrainRequest request;
   request.config =
-      load_config(std::string(TANDEM_SOURCE_DIR "/configs/") + job, with_sample_text(overrides));
+      load_config(std::string(TANDEM_SOURCE_DIR "/configs/") + name, with_sample_text(overrides));
   request.config.parallel.tp = tp;
   request.config.parallel.dp = dp;
   request.config.parallel.ep = ep;
@@ -223,24 +223,24 @@ void run(const TrainRequest& request) {
 
 TEST(Lamb, ResumedRunHasTheSameBits) {
   const TempDir dir;
-  for (const char* job : {"tiny.toml", "moe.toml"}) {
-    const int ep = std::string(job) == "moe.toml" ? 2 : 1;
-    const std::string out = dir / job;
+  for (const char* name : {"tiny.toml", "moe.toml"}) {
+    const int ep = std::string(name) == "moe.toml" ? 2 : 1;
+    const std::string out = dir / name;
     const std::vector<std::string> keys{"train.steps=6", "checkpoint.every=3"};
-    TrainRequest request = request_for(job, 2, 2, ep, out, keys);
+    TrainRequest request = request_for(name, 2, 2, ep, out, keys);
     run(request);
     const std::string whole = read_file(out + "/final/model.safetensors");
     std::filesystem::remove_all(out + "/checkpoints/step-00000006");
     std::filesystem::remove_all(out + "/final");
     request.resume = true;
     run(request);
-    EXPECT_EQ(read_file(out + "/final/model.safetensors"), whole) << job;
+    EXPECT_EQ(read_file(out + "/final/model.safetensors"), whole) << name;
 
     const std::string adamw = out + "-adamw";
-    TrainRequest other = request_for(job, 2, 2, ep, adamw, keys);
+    TrainRequest other = request_for(name, 2, 2, ep, adamw, keys);
     other.config.optimizer.name = "adamw";
     run(other);
-    EXPECT_NE(read_file(adamw + "/final/model.safetensors"), whole) << job;
+    EXPECT_NE(read_file(adamw + "/final/model.safetensors"), whole) << name;
   }
 }
 

@@ -13,6 +13,8 @@
 #include "core/nearest.h"
 #include "core/printable.h"
 #include "engine/model/codec_policy.h"
+#include "engine/model/layout.h"
+#include "engine/model/parameter_patterns.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -86,6 +88,7 @@ struct Assign {
   }
   void operator()(std::vector<std::string>* slot) const {
     slot->clear();
+    if (key.name == "optimizer.lr_scale" && node.is_table()) return assign_scales(slot);
     if (const auto* one = node.as_string()) slot->push_back(one->get());
     const auto* many = node.as_array();
     if (!many && slot->empty()) wrong("a string or an array of strings");
@@ -93,6 +96,16 @@ struct Assign {
     for (const toml::node& entry : *many) {
       if (!entry.is_string()) wrong("a string or an array of strings");
       slot->push_back(entry.as_string()->get());
+    }
+  }
+  /// Converts {"*norm*" = 0.5} to "*norm*=0.5".
+  void assign_scales(std::vector<std::string>* slot) const {
+    for (const auto& [pattern, scale] : *node.as_table()) {
+      if (!scale.is_number()) {
+        throw ConfigError(fmt::format("{}: {}: '{}' is {}: expected a number", location.at(scale),
+                                      key.name, printable(pattern.str()), shown(scale)));
+      }
+      slot->push_back(fmt::format("{}={}", pattern.str(), *scale.value<double>()));
     }
   }
   /// Converts {mlp = "int4:g32"} to the text of a CodecPolicy, "mlp=int4:g32".
@@ -252,6 +265,12 @@ void check_names(const toml::table& root, const std::string& file) {
   }
 }
 
+void check_patterns(const TrainConfig& config) {
+  if (config.optimizer.no_decay.empty() && config.optimizer.lr_scale.empty()) return;
+  std::vector<Parameter> list = ModelLayout(config.model, 1, 0).parameters;
+  apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, list);
+}
+
 void check_codec(const TrainConfig& config) {
   try {
     CodecPolicy::parse(config.parallel.codec)
@@ -332,6 +351,7 @@ void check_config(const TrainConfig& config) {
   }
   config.model.check(int(config.parallel.tp), int(config.parallel.ep));
   check_codec(config);
+  check_patterns(config);
 }
 
 std::string to_toml(const TrainConfig& config) {

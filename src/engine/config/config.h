@@ -44,6 +44,8 @@ struct TrainConfig {
     double weight_decay = 0.1;
     int64_t warmup = 20;
     double grad_clip = 1;
+    std::vector<std::string> no_decay;  ///< patterns
+    std::vector<std::string> lr_scale;  ///< "PATTERN=NUMBER"
   } optimizer;
   struct {
     int64_t tp = 1;

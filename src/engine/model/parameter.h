@@ -36,6 +36,7 @@ struct Parameter {
   int64_t row_stride = 0;  ///< elements between rows of the local view (2-D), 1-D: unused
   bool decay = true;       ///< weight decay applies (matrices, not norms)
   float initial = 1;       ///< initial value, unless a random matrix
+  float lr_scale = 1;      ///< factor of the learning rate
 };
 
 /// Local shard as rows (a vector is one row) of the flat array and of the full tensor.

@@ -51,6 +51,7 @@ struct ParameterRun {
   bool decay = true;
   bool sharded = true;  ///< over TP; else replicated on every TP rank
   int tensor = -1;      ///< index in the list, if runs are split by tensor
+  float lr_scale = 1;
   bool operator==(const ParameterRun&) const = default;
 };
 /// Runs sorted by position; adjacent ones with equal properties are merged, those of two tensors

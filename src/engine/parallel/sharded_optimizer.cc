@@ -134,12 +134,14 @@ void ShardedOptimizer::update(const AdamStep& step) {
     if (trust_ratios_) {
       group.update("lamb", [this, &group, step](const auto& r, const Tensor& working) {
         const double ratio = trust_ratios_->of(group.first_tensor + size_t(r.run.tensor));
-        lamb_update(group.exec, float(double(step.lr) * ratio), r.updated,
+        lamb_update(group.exec, float(double(step.lr * r.run.lr_scale) * ratio), r.updated,
                     group.gradients.narrow(0, r.run.begin, r.run.count), working);
       });
     } else {
       group.update("adamw", [&group, step](const auto& r, const Tensor& working) {
-        adamw(group.exec, step, r.run.decay, {r.updated, r.first, r.second},
+        AdamStep scaled = step;
+        scaled.lr *= r.run.lr_scale;
+        adamw(group.exec, scaled, r.run.decay, {r.updated, r.first, r.second},
               group.gradients.narrow(0, r.run.begin, r.run.count), working);
       });
     }

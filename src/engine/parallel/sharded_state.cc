@@ -25,8 +25,11 @@ ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Bucket
       const int64_t count = std::min(run.begin + run.count, local.end()) - begin;
       if (count <= 0) continue;
       const int64_t slot = buckets.slot_begin(b) + begin - local.begin;
+      ParameterRun local_run = run;
+      local_run.begin = begin;
+      local_run.count = count;
       // Replicated parameters have no separate master.
-      runs_.push_back({.run = {begin, count, run.decay, run.sharded, run.tensor},
+      runs_.push_back({.run = local_run,
                        .updated = has_masters && run.sharded ? view(master_, slot, count)
                                                              : weights.narrow(0, begin, count),
                        .first = view(first_, slot, count),

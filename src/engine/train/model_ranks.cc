@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/model/expert_load.h"
+#include "engine/model/parameter_patterns.h"
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
 
@@ -36,9 +37,12 @@ TransformerOptions make_options(
 
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
+                                                  const TrainConfig& config,
                                                   const Transformer& model) {
+  std::vector<Parameter> all_parameters = model.parameter_list();
+  apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
   std::vector<Parameter> dense, experts;
-  for (const Parameter& p : model.parameter_list()) {
+  for (const Parameter& p : all_parameters) {
     (p.sharding.over_ep() ? experts : dense).push_back(p);
   }
   const int64_t begin = model.experts_begin();
@@ -80,7 +84,8 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                                                 const Tensor& chosen)>& routed)
     : model(groups.tp(), config.model, make_options(groups, config, routed)),
       optimizer(model.exec(), model.parameters(), model.gradients(),
-                make_parameter_groups(groups, model), bucket_elements(config, groups.world().on_gpu()),
+                make_parameter_groups(groups, config, model),
+                bucket_elements(config, groups.world().on_gpu()),
                 make_optimizer_options(groups, config, model)) {}
 
 void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {
