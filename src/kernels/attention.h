@@ -47,12 +47,15 @@ class Attention {
   ~Attention();
   /// log_sums: f32 [batch * heads, seq], saved for the backward pass. Others: f32 or bf16, one
   /// dtype. cuDNN's form rotates q and k in place, which saves a copy of them.
+  /// `window`: a query reads its own key and up to window - 1 before it (sliding-window attention,
+  /// arXiv 2310.06825, as Hugging Face's sliding_window); 0: all before it. GPUs have 0 only, and
+  /// throw Unsupported for another.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& out, const Tensor& log_sums);
-  /// Takes q and k as forward left them. Overwrites dq, dk, dv.
+               const Tensor& out, const Tensor& log_sums, int64_t window = 0);
+  /// Takes q and k as forward left them, and the same window. Overwrites dq, dk, dv.
   void backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                 const Tensor& out, const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
-                const Tensor& dk, const Tensor& dv);
+                const Tensor& dk, const Tensor& dv, int64_t window = 0);
 
  private:
   AttentionShape shape_;

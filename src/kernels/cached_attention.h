@@ -13,9 +13,9 @@ namespace tandem {
 
 class CachedAttention {
  public:
-  /// rope must outlive this and cover `capacity` positions.
+  /// rope must outlive this and cover `capacity` positions. `window`: as Attention::forward's.
   CachedAttention(int64_t capacity, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  const RopeTable& rope);
+                  const RopeTable& rope, int64_t window = 0);
   /// Rows [0, count) of q, k, v are the tokens at `position`, position + 1, ...; rows before
   /// `position` are cached. Rows of `out` from `count` up are not written. f32 or bf16.
   void run(const Tensor& q, const Tensor& k, const Tensor& v, int64_t position, int64_t count,
@@ -33,6 +33,7 @@ class CachedAttention {
 
   int64_t capacity_, heads_, kv_heads_, head_dim_;
   const RopeTable& rope_;
+  int64_t window_;
   std::vector<float> keys_, values_;
   std::vector<float> scores_, query_, sum_;
 };

@@ -28,6 +28,7 @@ ModelConfig model(bool parallel_block) {
   config.ffn = 40;
   config.max_seq = kCapacity;
   config.parallel_block = parallel_block;
+  config.sliding_window = parallel_block ? 0 : 40;
   return config;
 }
 
@@ -54,10 +55,10 @@ struct Rank {
   void clear_caches() {
     caches.clear();
     for (const BranchLayout& b : layout.branches) {
-      caches.push_back(b.attention
-                           ? std::make_unique<CachedAttention>(
-                                 kCapacity, layout.heads, layout.kv_heads, config.head_dim, rope)
-                           : nullptr);
+      caches.push_back(
+          b.attention ? std::make_unique<CachedAttention>(kCapacity, layout.heads, layout.kv_heads,
+                                                          config.head_dim, rope, b.window)
+                      : nullptr);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "gemm/gemm.h"
+#include "kernels/cached_attention.h"
 #include "tests/kernels/reference.h"
 
 namespace tandem {
@@ -30,7 +31,9 @@ void rotate(Doubles& x, const AttentionShape& s, int64_t heads) {
   }
 }
 
-Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Doubles& v) {
+/// `window`: 0 or the keys that a query reads.
+Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Doubles& v,
+                  int64_t window = 0) {
   rotate(q, s, s.heads);
   rotate(k, s, s.kv_heads);
   const int64_t d = s.head_dim, wide = s.heads * d, narrow = s.kv_heads * d;
@@ -43,6 +46,7 @@ Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Doubles& 
         Doubles p(size_t(i + 1));
         double sum = 0;
         for (int64_t j = 0; j <= i; ++j) {
+          if (window > 0 && i - j >= window) continue;
           const int64_t kj = (b * s.seq + j) * narrow + kv * d;
           double score = 0;
           for (int64_t c = 0; c < d; ++c) score += q[size_t(qi + c)] * k[size_t(kj + c)];
@@ -63,6 +67,7 @@ Doubles reference(const AttentionShape& s, Doubles q, Doubles k, const Doubles& 
 struct Case {
   AttentionShape shape;
   bool differences;
+  int64_t window = 0;
 };
 
 class AttentionTest : public ::testing::TestWithParam<std::tuple<DType, int>> {};
@@ -77,9 +82,13 @@ INSTANTIATE_TEST_SUITE_P(DTypesThreads, AttentionTest,
 TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
   const DType dtype = std::get<0>(GetParam());
   set_kernel_threads(std::get<1>(GetParam()));
-  const Case cases[] = {{{1, 1, 1, 1, 2}, true},     {{2, 5, 4, 2, 6}, true},
-                        {{1, 35, 2, 1, 4}, true},    {{1, 33, 1, 1, 16}, false},
-                        {{2, 100, 4, 2, 64}, false}, {{1, 65, 3, 3, 80}, false}};
+  const Case cases[] = {{{1, 1, 1, 1, 2}, true},         {{2, 5, 4, 2, 6}, true},
+                        {{1, 35, 2, 1, 4}, true},        {{1, 33, 1, 1, 16}, false},
+                        {{2, 100, 4, 2, 64}, false},     {{1, 65, 3, 3, 80}, false},
+                        {{2, 5, 4, 2, 6}, true, 1},      {{2, 5, 4, 2, 6}, true, 3},
+                        {{1, 35, 2, 1, 4}, true, 7},     {{1, 50, 2, 2, 4}, true, 16},
+                        {{2, 150, 4, 2, 64}, false, 33}, {{1, 100, 1, 1, 16}, false, 99},
+                        {{1, 100, 1, 1, 16}, false, 64}};
   for (const Case& c : cases) {
     const AttentionShape& s = c.shape;
     const int64_t rows = s.batch * s.seq, wide = s.heads * s.head_dim,
@@ -89,26 +98,70 @@ TEST_P(AttentionTest, MatchesReferenceAndDifferences) {
     Matrix out(dtype, rows, wide, wide + 2), log_sums(DType::f32, s.batch * s.heads, s.seq);
     q.fill("q"), k.fill("k"), v.fill("v");
     Attention attention(Exec{}, s, rope);
-    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor);
-    EXPECT_LE(relative_error(out.values(), reference(s, q.values(), k.values(), v.values())),
-              tolerance(dtype))
-        << s.seq;
+    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, c.window);
+    EXPECT_LE(
+        relative_error(out.values(), reference(s, q.values(), k.values(), v.values(), c.window)),
+        tolerance(dtype))
+        << s.seq << " window " << c.window;
     if (!c.differences) continue;
 
     Matrix dout(dtype, rows, wide), dq(dtype, rows, wide), dk(dtype, rows, narrow, narrow + 7),
         dv(dtype, rows, narrow);
     dout.fill("dout"), dk.fill("garbage");
     attention.backward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor,
-                       dout.tensor, dq.tensor, dk.tensor, dv.tensor);
+                       dout.tensor, dq.tensor, dk.tensor, dv.tensor, c.window);
     const auto check = [&](const Matrix& gradient, const Matrix& x, const auto& f) {
       const auto numeric = numeric_gradient(
           x.values(), [&](const Doubles& values) { return dot(f(values), dout.values()); });
       EXPECT_LE(relative_error(gradient.values(), numeric), 2 * tolerance(dtype)) << s.seq;
     };
-    check(dv, v, [&](const Doubles& x) { return reference(s, q.values(), k.values(), x); });
-    if (s.seq == 1) continue;  // one key: its weight is 1 for any q and k
-    check(dq, q, [&](const Doubles& x) { return reference(s, x, k.values(), v.values()); });
-    check(dk, k, [&](const Doubles& x) { return reference(s, q.values(), x, v.values()); });
+    check(dv, v,
+          [&](const Doubles& x) { return reference(s, q.values(), k.values(), x, c.window); });
+    if (s.seq == 1 || c.window == 1) continue;  // one key: its weight is 1 for any q and k
+    check(dq, q,
+          [&](const Doubles& x) { return reference(s, x, k.values(), v.values(), c.window); });
+    check(dk, k,
+          [&](const Doubles& x) { return reference(s, q.values(), x, v.values(), c.window); });
+  }
+}
+
+TEST(Attention, WindowOfAllKeysGivesTheBitsOfNone) {
+  const AttentionShape s{1, 90, 2, 1, 32};
+  const RopeTable rope(Exec{}, s.seq, s.head_dim, kTheta);
+  Matrix q(DType::f32, 90, 64), k(DType::f32, 90, 32), v(DType::f32, 90, 32);
+  q.fill("q"), k.fill("k"), v.fill("v");
+  Attention attention(Exec{}, s, rope);
+  const auto run = [&](int64_t window) {
+    Matrix out(DType::f32, 90, 64), log_sums(DType::f32, 2, 90);
+    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, window);
+    return out.values();
+  };
+  EXPECT_EQ(run(90), run(0));
+  EXPECT_EQ(run(1000), run(0));
+  EXPECT_NE(run(89), run(0));
+}
+
+// Tokens one by one, in chunks and at once read the same keys as in training.
+TEST(CachedAttention, ReadsTheWindowOfTraining) {
+  constexpr int64_t kSeq = 70, kHeads = 4, kKvHeads = 2, kDim = 16;
+  const AttentionShape s{1, kSeq, kHeads, kKvHeads, kDim};
+  const RopeTable rope(Exec{}, kSeq, kDim, kTheta);
+  Matrix q(DType::f32, kSeq, kHeads * kDim), k(DType::f32, kSeq, kKvHeads * kDim),
+      v(DType::f32, kSeq, kKvHeads * kDim);
+  q.fill("q"), k.fill("k"), v.fill("v");
+  for (const int64_t window : {0, 1, 20, 70}) {
+    const Doubles expected = reference(s, q.values(), k.values(), v.values(), window);
+    for (const int64_t chunk : {int64_t{1}, int64_t{13}, kSeq}) {
+      CachedAttention cached(kSeq, kHeads, kKvHeads, kDim, rope, window);
+      Matrix out(DType::f32, kSeq, kHeads * kDim);
+      for (int64_t at = 0; at < kSeq; at += chunk) {
+        const int64_t count = std::min(chunk, kSeq - at);
+        const auto rows = [&](const Matrix& m) { return m.tensor.narrow(0, at, count); };
+        cached.run(rows(q), rows(k), rows(v), at, count, rows(out));
+      }
+      EXPECT_LE(relative_error(out.values(), expected), tolerance(DType::f32))
+          << "window " << window << ", " << chunk << " at once";
+    }
   }
 }
 

@@ -52,11 +52,12 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   missing.erase("vocab_size");
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
   EXPECT_EQ(with("model_type", "qwen2"),
-            "dir/config.json: model_type = \"qwen2\": expected llama, mixtral or tandem");
+            "dir/config.json: model_type = \"qwen2\": expected llama, mistral, mixtral or tandem");
   missing = root;
   missing.erase("model_type");
-  EXPECT_EQ(error_of(missing.dump()),
-            "dir/config.json: key model_type is missing: expected llama, mixtral or tandem");
+  EXPECT_EQ(
+      error_of(missing.dump()),
+      "dir/config.json: key model_type is missing: expected llama, mistral, mixtral or tandem");
   EXPECT_NE(with("num_local_experts", 4).find("unknown key num_local_experts"), std::string::npos);
   ModelConfig moe = small_model();
   moe.experts = 4;
@@ -113,12 +114,17 @@ TEST(ModelConfig, HuggingFaceTypeIsWrittenOnlyIfItComputesTheSame) {
   EXPECT_EQ(type([](auto&) {}), "llama LlamaForCausalLM");
   EXPECT_EQ(type([](auto& c) { c.parallel_block = true; }), tandem);
   EXPECT_EQ(type([](auto& c) { c.experts = 4; }), "mixtral MixtralForCausalLM");
+  EXPECT_EQ(type([](auto& c) { c.sliding_window = 8; }), "mistral MistralForCausalLM");
+  EXPECT_EQ(type([](auto& c) { c.sliding_window = 8, c.full_attention_freq = 2; }), tandem);
+  EXPECT_EQ(type([](auto& c) { c.sliding_window = 8, c.parallel_block = true; }), tandem);
   const auto moe = [&](auto change) {
     return type([&](auto& c) {
       c.experts = 4;
       change(c);
     });
   };
+  EXPECT_EQ(moe([](auto& c) { c.sliding_window = 8; }), "mixtral MixtralForCausalLM");
+  EXPECT_EQ(moe([](auto& c) { c.sliding_window = 8, c.full_attention_freq = 2; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.expert_ffn = c.ffn; }), "mixtral MixtralForCausalLM");
   EXPECT_EQ(moe([](auto& c) { c.expert_ffn = c.ffn / 2; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.shared_ffn = 8; }), tandem);
@@ -127,6 +133,76 @@ TEST(ModelConfig, HuggingFaceTypeIsWrittenOnlyIfItComputesTheSame) {
   EXPECT_EQ(moe([](auto& c) { c.normalize_top_k = false; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.route_scale = 2.5; }), tandem);
   EXPECT_EQ(moe([](auto& c) { c.router_bias_update_rate = 0.1; }), tandem);
+}
+
+TEST(ModelConfig, SlidingWindowsAreThoseOfHuggingFace) {
+  ModelConfig config = small_model();
+  config.layers = 5;
+  config.sliding_window = 8;
+  config.full_attention_freq = 2;
+  auto root = nlohmann::ordered_json::parse(to_json(config));
+  EXPECT_EQ(root["sliding_window"], 8);
+  const char* const full = "full_attention";
+  const char* const sliding = "sliding_attention";
+  using List = std::vector<std::string>;
+  EXPECT_EQ(root["layer_types"].get<List>(), (List{sliding, full, sliding, full, sliding}));
+  const auto with = [&](const char* key, const nlohmann::ordered_json& value) {
+    auto changed = root;
+    changed[key] = value;
+    return changed.dump();
+  };
+  const auto read = [&](const char* key, const nlohmann::ordered_json& value) {
+    return model_config_from_json(with(key, value), "x");
+  };
+  EXPECT_EQ(read("layer_types", List(5, full)).sliding_window, 0);
+  EXPECT_EQ(read("layer_types", List(5, sliding)).full_attention_freq, 0);
+  EXPECT_EQ(read("layer_types", List(5, sliding)).sliding_window, 8);
+  EXPECT_EQ(read("layer_types", {sliding, sliding, full, sliding, sliding}).full_attention_freq, 3);
+  EXPECT_NE(error_of(with("layer_types", {full, sliding, full, sliding, full}))
+                .find("expected \"full_attention\" in every n-th layer, or in none"),
+            std::string::npos);
+  EXPECT_NE(error_of(with("layer_types", {full, sliding}))
+                .find("expected an array of num_hidden_layers = 5 strings"),
+            std::string::npos);
+  EXPECT_NE(error_of(with("layer_types", List(5, "linear_attention")))
+                .find("expected of \"full_attention\" and \"sliding_attention\""),
+            std::string::npos);
+  EXPECT_NE(error_of(with("sliding_window", nullptr)).find("expected sliding_window with"),
+            std::string::npos);
+  EXPECT_EQ(error_of(with("sliding_window", 0)),
+            "dir/config.json: sliding_window = 0: expected null or at least 1");
+
+  config.full_attention_freq = 0;
+  root = nlohmann::ordered_json::parse(to_json(config));  // mistral
+  EXPECT_EQ(read("sliding_window", nullptr).sliding_window, 0);
+  root.erase("sliding_window");
+  EXPECT_EQ(model_config_from_json(root.dump(), "x").sliding_window, 4096);
+  config.sliding_window = 0;
+  root = nlohmann::ordered_json::parse(to_json(config));  // llama
+  EXPECT_FALSE(root.contains("sliding_window"));
+  EXPECT_NE(error_of(with("sliding_window", 8)).find("unknown key sliding_window"),
+            std::string::npos);
+  config.experts = 4;
+  root = nlohmann::ordered_json::parse(to_json(config));  // mixtral
+  EXPECT_TRUE(root["sliding_window"].is_null());
+  EXPECT_EQ(read("sliding_window", 8).sliding_window, 8);
+}
+
+TEST(ModelConfig, SlidingWindowsCountTheKeysThatAreRead) {
+  ModelConfig config = small_model();
+  config.layers = 4;
+  const double full = config.flops_per_token(1024);
+  const double attention = 6.0 * 4 * double(config.heads * config.head_dim) * 1024;
+  config.sliding_window = 1024;
+  EXPECT_DOUBLE_EQ(config.flops_per_token(1024), full);
+  config.sliding_window = 128;
+  const double windowed = attention * (2 * 128 - 128 * 128 / 1024.0) / 1024;
+  EXPECT_DOUBLE_EQ(config.flops_per_token(1024), full - attention + windowed);
+  EXPECT_DOUBLE_EQ(config.flops_per_token(100),
+                   ModelConfig(small_model()).flops_per_token(100) * 2 -
+                       6.0 * double(config.vocab * config.hidden));
+  config.full_attention_freq = 2;
+  EXPECT_DOUBLE_EQ(config.flops_per_token(1024), full - attention / 2 + windowed / 2);
 }
 
 TEST(ModelConfig, OverflowingSizesAreRefused) {
@@ -147,6 +223,12 @@ TEST(ModelConfig, CheckNamesTheKey) {
     return "no error";
   };
   EXPECT_EQ(error(4, [](auto&) {}), "no error");
+  EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = -1; }),
+            "model.sliding_window = -1: expected 0 (none) to 2^31");
+  EXPECT_EQ(error(1, [](auto& c) { c.full_attention_freq = 2; }),
+            "model.full_attention_freq = 2: expected 0 where model.sliding_window is 0");
+  EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.full_attention_freq = 3; }),
+            "model.full_attention_freq = 3: expected 0 (none) or 2 to model.layers = 2");
   EXPECT_EQ(error(0, [](auto&) {}), "tp 0: expected at least 1");
   EXPECT_EQ(error(3, [](auto&) {}), "model.heads = 4: expected a multiple of tp = 3");
   EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }),

@@ -80,6 +80,28 @@ TEST(Transformer, BackwardAccumulatesAndReportsRangesFromTheBack) {
   });
 }
 
+TEST(Transformer, LayersReadTheirWindow) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  const auto loss = [](int64_t window, int64_t full_attention_freq) {
+    ModelConfig config = small_model();
+    config.sliding_window = window;
+    config.full_attention_freq = full_attention_freq;
+    double result = 0;
+    run_threads({}, [&](Communicator& comm) {
+      Transformer model(comm, config, {.batch = 2, .seq = 11});
+      model.initialize(5);
+      for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
+      const Batch batch = make_batch(config, 22);
+      result = model.forward(batch.tokens, batch.targets);
+    });
+    return result;
+  };
+  EXPECT_EQ(loss(11, 0), loss(0, 0));
+  EXPECT_NE(loss(10, 0), loss(0, 0));
+  EXPECT_NE(loss(3, 2), loss(3, 0));
+  EXPECT_NE(loss(3, 2), loss(0, 0));
+}
+
 TEST(Transformer, ForwardAwaitsEveryRangeOnceBeforeItsUse) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
   for (ModelConfig config : {small_model(kVariants[0]), small_model(kVariants[1])}) {

@@ -36,16 +36,20 @@ struct Variant {
   const char* name;
   bool tied, parallel_block;
   int64_t kv_heads;
+  int64_t window = 0;  ///< of the first layer; the second has none
 };
 constexpr Variant kVariants[] = {{"tied", true, false, 4},
                                  {"untied_grouped", false, false, 2},
                                  {"parallel_block", true, true, 4},
-                                 {"parallel_untied_grouped", false, true, 2}};
+                                 {"parallel_untied_grouped", false, true, 2},
+                                 {"windowed", false, false, 2, 4}};
 inline ModelConfig small_model(const Variant& v) {
   ModelConfig c = small_model();
   c.tie_word_embeddings = v.tied;
   c.parallel_block = v.parallel_block;
   c.kv_heads = v.kv_heads;
+  c.sliding_window = v.window;
+  c.full_attention_freq = v.window > 0 ? c.layers : 0;
   return c;
 }
 

@@ -125,9 +125,9 @@ class Generator::Impl {
   std::vector<std::unique_ptr<CachedAttention>> make_caches() {
     std::vector<std::unique_ptr<CachedAttention>> caches;
     for (const BranchLayout& b : layout_.branches) {
-      caches.push_back(b.attention ? std::make_unique<CachedAttention>(capacity_, layout_.heads,
-                                                                       layout_.kv_heads,
-                                                                       config_.head_dim, rope_)
+      caches.push_back(b.attention ? std::make_unique<CachedAttention>(
+                                         capacity_, layout_.heads, layout_.kv_heads,
+                                         config_.head_dim, rope_, b.window)
                                    : nullptr);
     }
     return caches;

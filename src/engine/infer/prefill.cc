@@ -73,10 +73,13 @@ size_t fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>
   const Activation last(DType::f32, 1, m.hidden);
   std::vector<std::string> names;
   for (const Prefill& each : candidates) names.push_back(each.name);
-  const std::string shape = fmt::format(
+  std::string shape = fmt::format(
       "rows {} hidden {} layers {} heads {} kv_heads {} head_dim {} ffn {} block {} {} codec {}",
       rows, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, m.ffn, m.parallel_block,
       name_of(c.dtype), c.codec.describe());
+  if (m.sliding_window > 0) {
+    shape += fmt::format(" window {} full {}", m.sliding_window, m.full_attention_freq);
+  }
   const auto seconds = [&](size_t i) {
     return timed(c.tp, [&] { candidates[i].run(tokens, 0, last); })();
   };

@@ -180,7 +180,7 @@ struct Branch::Steps {
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     branch.products_->attention->forward(branch.context_.exec, q, k, v, out,
-                                         saved.products->log_sums);
+                                         saved.products->log_sums, branch.layout_.window);
   }
   void out(const Tensor& inner, const Tensor& weight) {
     branch.products_->out.run(inner, weight, branch.products_->residual);
@@ -246,7 +246,7 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
   const InnerViews d_act = split_inner(l, layout_, p.d_act);
   if (layout_.attention) {
     p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, forward.log_sums,
-                          d_act.attention, dh.q, dh.k, dh.v);
+                          d_act.attention, dh.q, dh.k, dh.v, layout_.window);
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
   p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);

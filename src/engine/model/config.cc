@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -77,10 +78,19 @@ int64_t ModelConfig::parameters() const {
 
 double ModelConfig::flops_per_token(int64_t seq) const {
   const double products = double(layer_matrices(*this, top_k) + vocab * hidden);
-  return 6 * products + 6 * double(layers * heads * head_dim) * double(seq);
+  double spans = 0;  // twice the keys that a token reads in the mean, summed over the layers
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const auto w = double(window(layer) > 0 ? std::min(window(layer), seq) : seq);
+    spans += 2 * w - w * w / double(seq);
+  }
+  return 6 * products + 6 * double(heads * head_dim) * spans;
 }
 
-const char* ModelConfig::flops_formula() {
+const char* ModelConfig::flops_formula() const {
+  if (sliding_window > 0) {
+    return "6 x (layer matrices + head) + 6 x heads x head_dim x, summed over the layers, seq or, "
+           "with a window w, 2 w - w^2 / seq";
+  }
   return "6 x (layer matrices + head) + 6 x layers x heads x head_dim x seq (causal attention)";
 }
 
@@ -99,6 +109,16 @@ void ModelConfig::check(int tp, int ep) const {
   if (heads % tp != 0) reject("heads", heads, fmt::format("a multiple of tp = {}", tp));
   if (kv_heads % tp != 0) reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {}", tp));
   check_experts(*this, ep);
+  if (sliding_window < 0 || sliding_window > int64_t{1} << 31) {
+    reject("sliding_window", sliding_window, "0 (none) to 2^31");
+  }
+  if (full_attention_freq != 0 && sliding_window == 0) {
+    reject("full_attention_freq", full_attention_freq, "0 where model.sliding_window is 0");
+  }
+  if (full_attention_freq < 0 || full_attention_freq == 1 || full_attention_freq > layers) {
+    reject("full_attention_freq", full_attention_freq,
+           fmt::format("0 (none) or 2 to model.layers = {}", layers));
+  }
   if (!(rope_theta >= 1 && rope_theta <= 1e15)) {
     throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", rope_theta));
   }

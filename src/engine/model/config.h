@@ -20,6 +20,10 @@ struct ModelConfig {
   bool tie_word_embeddings = true;
   bool parallel_block = false;  ///< MegaScale §3.1: y = x + MLP(LN(x)) + Attn(LN(x))
 
+  int64_t sliding_window = 0;  ///< keys that a query reads, its own included; 0: all before it
+  int64_t full_attention_freq =
+      0;  ///< layer i (from 0) reads all keys if (i + 1) % full_attention_freq == 0; 0: none does
+
   // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of
   // them per token.
   int64_t experts = 0;  ///< 0: every layer is dense
@@ -35,6 +39,11 @@ struct ModelConfig {
   double router_bias_update_rate =
       0;  ///< above 0: loss-free balancing by a routing bias (arXiv 2408.15664)
 
+  /// Sliding window of a layer; 0: none.
+  int64_t window(int64_t layer) const {
+    const bool is_full = full_attention_freq > 0 && (layer + 1) % full_attention_freq == 0;
+    return is_full ? 0 : sliding_window;
+  }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
   int64_t ffn_per_expert() const { return expert_ffn > 0 ? expert_ffn : ffn; }
@@ -47,7 +56,7 @@ struct ModelConfig {
   int64_t parameters() const;
   /// FLOPs of forward and backward per token at sequence length `seq`, by `flops_formula`.
   double flops_per_token(int64_t seq) const;
-  static const char* flops_formula();
+  const char* flops_formula() const;
   /// Throws ConfigError naming the invalid key (also against tp: heads, kv_heads; and against ep:
   /// experts).
   void check(int tp, int ep = 1) const;
@@ -59,10 +68,11 @@ constexpr double kMinEpsilon = 1e-30;
 
 constexpr int32_t kBos = 256;  ///< token before the first byte of every document
 
-/// Writes Hugging Face `config.json`: as LlamaForCausalLM or MixtralForCausalLM if these compute
-/// the same, else as "TandemForCausalLM", with the keys of config_json.cc.
+/// Writes Hugging Face `config.json`: as LlamaForCausalLM, MistralForCausalLM (a sliding window in
+/// all layers) or MixtralForCausalLM if these compute the same, else as "TandemForCausalLM", with
+/// the keys of config_json.cc.
 std::string to_json(const ModelConfig& config);
-/// Reads all three. Absent keys take their format's default unless they are sizes. Throws
+/// Reads all four. Absent keys take their format's default unless they are sizes. Throws
 /// ConfigError naming `file` and the key.
 ModelConfig model_config_from_json(const std::string& json, const std::string& file);
 

@@ -19,6 +19,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr const char* kExperts = "num_local_experts";
+constexpr const char* kWindow = "sliding_window";
+constexpr const char* kLayerTypes = "layer_types";
+constexpr const char* kFullAttention = "full_attention";
+constexpr const char* kSlidingAttention = "sliding_attention";
 
 /// Calls visit(key, member) for every key with a member in ModelConfig.
 template <typename Config, typename Visit>
@@ -66,12 +70,16 @@ constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
                             {"attention_dropout", "0.0"},
                             {"rope_scaling", "null"},
                             {"pretraining_tp", "1"}};
+/// Required values of Mistral.
+constexpr Fixed kFixedMistral[] = {{"architectures", "[\"MistralForCausalLM\"]"},
+                                   {"model_type", "\"mistral\""},
+                                   {"hidden_act", "\"silu\""},
+                                   {"attention_dropout", "0.0"}};
 /// Required values of Mixtral.
 constexpr Fixed kFixedMixtral[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
                                    {"model_type", "\"mixtral\""},
                                    {"hidden_act", "\"silu\""},
                                    {"attention_dropout", "0.0"},
-                                   {"sliding_window", "null"},
                                    {"output_router_logits", "false"},
                                    {"router_jitter_noise", "0.0"}};
 
@@ -85,29 +93,36 @@ struct Format {
   std::string_view name;  ///< model_type
   std::span<const Fixed> fixed;
   double rope_theta, aux_loss_coeff;
+  int64_t sliding_window;
+  bool has_window, has_layer_types, has_experts;  ///< keys
 };
-constexpr Format kFormats[] = {{"llama", kFixed, 1e4, 0.01},
-                               {"mixtral", kFixedMixtral, 1e6, 0.001},
-                               {"tandem", kFixedTandem, 1e4, 0.01}};
+constexpr Format kLlama{"llama", kFixed, 1e4, 0.01, 0, false, false, false};
+constexpr Format kMistral{"mistral", kFixedMistral, 1e4, 0.01, 4096, true, false, false};
+constexpr Format kMixtral{"mixtral", kFixedMixtral, 1e6, 0.001, 0, true, false, true};
+constexpr Format kTandem{"tandem", kFixedTandem, 1e4, 0.01, 0, true, true, true};
+constexpr const Format* kFormats[] = {&kLlama, &kMistral, &kMixtral, &kTandem};
+constexpr const char* kFormatNames = "llama, mistral, mixtral or tandem";
 
 /// Model type whose implementations compute the same as `c`.
 const Format& find_format(const ModelConfig& c) {
+  if (c.parallel_block || c.full_attention_freq > 0) return kTandem;
+  if (c.experts == 0) return c.sliding_window > 0 ? kMistral : kLlama;
   const bool is_mixtral = c.moe_layer_freq == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
                           c.normalize_top_k && c.route_scale == 1 &&
                           c.router_bias_update_rate == 0 && c.ffn_per_expert() == c.ffn;
-  if (c.experts == 0 && !c.parallel_block) return kFormats[0];
-  return kFormats[c.experts > 0 && is_mixtral ? 1 : 2];
+  return is_mixtral ? kMixtral : kTandem;
 }
 
 const Format& find_format(const Json& root, const std::string& file) {
   if (!root.contains("model_type")) {
-    throw ConfigError(file + ": key model_type is missing: expected llama, mixtral or tandem");
+    throw ConfigError(
+        fmt::format("{}: key model_type is missing: expected {}", file, kFormatNames));
   }
-  for (const Format& format : kFormats) {
-    if (root["model_type"] == format.name) return format;
+  for (const Format* format : kFormats) {
+    if (root["model_type"] == format->name) return *format;
   }
-  throw ConfigError(fmt::format("{}: model_type = {}: expected llama, mixtral or tandem", file,
-                                printable(root["model_type"].dump())));
+  throw ConfigError(fmt::format("{}: model_type = {}: expected {}", file,
+                                printable(root["model_type"].dump()), kFormatNames));
 }
 
 /// Keys without effect here.
@@ -173,8 +188,11 @@ void check_known(const Json& root, const Format& format, const std::string& file
   ModelConfig any;
   std::vector<std::string> names{kRope};
   for_each_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
-  if (format.name != "llama")
+  if (format.has_experts) {
     for_each_moe_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
+  }
+  if (format.has_window) names.emplace_back(kWindow);
+  if (format.has_layer_types) names.emplace_back(kLayerTypes);
   for (const auto& [key, value] : root.items()) {
     bool known = contains(kIgnored, key);
     for (const auto& name : names) known = known || name == key;
@@ -194,15 +212,73 @@ void check_known(const Json& root, const Format& format, const std::string& file
   }
 }
 
+const char* layer_type(const ModelConfig& config, int64_t layer) {
+  return config.window(layer) > 0 ? kSlidingAttention : kFullAttention;
+}
+
+/// Sets full_attention_freq, or no window if no layer has one.
+void parse_layer_types(const Json& types, ModelConfig& config, const std::string& file) {
+  const auto reject = [&](const std::string& expected) {
+    throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, kLayerTypes,
+                                  printable(types.dump()), expected));
+  };
+  if (!types.is_array() || int64_t(types.size()) != config.layers) {
+    reject(fmt::format("an array of num_hidden_layers = {} strings", config.layers));
+  }
+  int64_t first_full = -1, num_full = 0;
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const Json& type = types[size_t(i)];
+    if (type != kFullAttention && type != kSlidingAttention) {
+      reject(fmt::format("of \"{}\" and \"{}\"", kFullAttention, kSlidingAttention));
+    }
+    if (type != kFullAttention) continue;
+    if (num_full++ == 0) first_full = i;
+  }
+  if (num_full == config.layers) config.sliding_window = 0;
+  if (config.sliding_window == 0) {
+    if (num_full < config.layers) reject(fmt::format("{} with \"{}\"", kWindow, kSlidingAttention));
+    return;
+  }
+  config.full_attention_freq = first_full + 1;
+  for (int64_t i = 0; i < config.layers; ++i) {
+    if (types[size_t(i)] != layer_type(config, i)) {
+      reject(fmt::format("\"{}\" in every n-th layer, or in none", kFullAttention));
+    }
+  }
+}
+
+void parse_window(const Json& root, const Format& format, ModelConfig& config,
+                  const std::string& file) {
+  config.sliding_window = format.sliding_window;
+  if (root.contains(kWindow)) {
+    const Json& window = root[kWindow];
+    config.sliding_window = window.is_null() ? 0 : parse_value<int64_t>(window, kWindow, file);
+    if (!window.is_null() && config.sliding_window < 1) {
+      throw ConfigError(fmt::format("{}: {} = {}: expected null or at least 1", file, kWindow,
+                                    config.sliding_window));
+    }
+  }
+  if (root.contains(kLayerTypes)) parse_layer_types(root[kLayerTypes], config, file);
+}
+
 }  // namespace
 
 std::string to_json(const ModelConfig& config) {
   Json root;
   const bool moe = config.experts > 0;
-  for (const auto& fixed : find_format(config).fixed) root[fixed.key] = Json::parse(fixed.value);
+  const Format& format = find_format(config);
+  for (const auto& fixed : format.fixed) root[fixed.key] = Json::parse(fixed.value);
   const auto write = [&](const char* key, const auto& value) { root[key] = value; };
   for_each_member(config, write);
   if (moe) for_each_moe_member(config, write);
+  if (config.sliding_window > 0) {
+    root[kWindow] = config.sliding_window;
+  } else if (format.has_window) {
+    root[kWindow] = nullptr;
+  }
+  if (config.full_attention_freq > 0) {
+    for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
+  }
   root["bos_token_id"] = kBos;
   root["torch_dtype"] = "float32";
   return root.dump(2) + "\n";
@@ -231,6 +307,7 @@ ModelConfig model_config_from_json(const std::string& json, const std::string& f
       throw ConfigError(fmt::format("{}: key {} is missing", file, key));
     }
   });
+  parse_window(root, format, config, file);
   if (root.contains(kRope)) config.rope_theta = parse_rope_theta(root, config.rope_theta, file);
   if (root.contains(kExperts)) {
     for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {

@@ -102,8 +102,9 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
 
 void ModelLayout::add_layer(const ModelConfig& c, int64_t i, int tp, int rank) {
   const std::string layer = "model.layers." + std::to_string(i) + ".";
-  if (c.parallel_block) return add_branch(c, layer, tp, rank, true, true, c.ffn);
-  add_branch(c, layer, tp, rank, true, false, 0);
+  add_branch(c, layer, tp, rank, true, c.parallel_block, c.parallel_block ? c.ffn : 0);
+  branches.back().window = c.window(i);
+  if (c.parallel_block) return;
   const bool moe = c.is_moe(i);
   add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn, moe);
   if (!moe) return;

@@ -25,7 +25,8 @@ struct WeightMatrix {
 
 struct BranchLayout {
   bool attention = false, mlp = false, moe = false;
-  int64_t begin = 0;  ///< first element of the branch, which begins with its norm
+  int64_t window = 0;  ///< sliding window of the attention; 0: none
+  int64_t begin = 0;   ///< first element of the branch, which begins with its norm
   WeightMatrix in, out;
   int64_t ffn = 0;  ///< columns of the MLP on this rank
   // MoE only; an MLP in the same branch is the shared expert.

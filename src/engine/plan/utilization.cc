@@ -121,7 +121,7 @@ std::vector<std::string> Utilization::describe(const TrainConfig& config) const 
       fmt::format("MFU: tokens/s x FLOPs per token / peak. FLOPs per token: {}, forward and "
                   "backward:",
                   format_count(flops_per_token)),
-      fmt::format("  {};", ModelConfig::flops_formula())};
+      fmt::format("  {};", config.model.flops_formula())};
   if (side == 0) {
     lines.push_back(fmt::format("  peak: {:.4g} TFLOP/s, the rated bf16 rate of {}x {}",
                                 peak_flops / 1e12, gpus, gpu));

@@ -30,6 +30,10 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
     throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
                                   site, wire.describe(), site));
   }
+  if (model.sliding_window > 0) {
+    throw ConfigError(
+        fmt::format("model.sliding_window = {}: expected 0 on GPUs", model.sliding_window));
+  }
   if (config.optimizer.name != "adamw") {
     throw ConfigError(
         fmt::format("optimizer.name = {}: expected adamw on GPUs", config.optimizer.name));

@@ -51,22 +51,46 @@ T* at_mutable(const Tensor& t, int64_t row, int64_t column) {
   return t.as<T>() + row * t.stride(0) + column;
 }
 
-/// First `count` of `padded` scores (a multiple of kLanes): masks instead of loop tails.
+/// Scores [begin, end) of `padded` ones (a multiple of kLanes): masks instead of loop tails.
 struct Row {
-  int32_t count, padded;
-  Row(int64_t count_, int64_t padded_)
-      : count(int32_t(count_)), padded(int32_t(padded_ / cpu::kLanes * cpu::kLanes)) {}
+  int32_t begin, end, padded;
+  Row(int64_t begin_, int64_t end_, int64_t padded_)
+      : begin(int32_t(begin_)),
+        end(int32_t(end_)),
+        padded(int32_t(padded_ / cpu::kLanes * cpu::kLanes)) {}
+  bool has(int32_t j) const { return (j >= begin) & (j < end); }
 };
 
-/// scores <- e^(scores - max), 0 beyond the row; returns the sum.
+/// Keys that a block of queries reads, from a multiple of kLanes on; scores are indexed from there.
+struct Block {
+  /// Queries [first, first + rows), each of which reads itself and up to window - 1 keys before it;
+  /// window 0: all before it.
+  Block(int64_t first_, int64_t rows_, int64_t window_)
+      : first(first_),
+        rows(rows_),
+        window(window_ > 0 ? window_ : first_ + rows_),
+        begin(std::max<int64_t>(0, first - window + 1) / cpu::kLanes * cpu::kLanes),
+        count(first + rows - begin),
+        padded(cpu::round_to_lanes(count)) {}
+  Row row(int64_t i) const {
+    const int64_t end = first + i + 1;
+    return Row(std::max<int64_t>(0, end - window - begin), end - begin, padded);
+  }
+  int64_t first, rows, window;
+  int64_t begin;   ///< first key
+  int64_t count;   ///< keys
+  int64_t padded;  ///< scores in a row
+};
+
+/// scores <- e^(scores - max), 0 outside the row; returns the sum.
 float exponentials(float* scores, Row row, float& largest) {
   float top = std::numeric_limits<float>::lowest();
 #pragma omp simd reduction(max : top)
-  for (int32_t j = 0; j < row.padded; ++j) top = std::max(top, j < row.count ? scores[j] : top);
+  for (int32_t j = 0; j < row.padded; ++j) top = std::max(top, row.has(j) ? scores[j] : top);
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int32_t j = 0; j < row.padded; ++j) {
-    const float e = j < row.count ? cpu::fast_exp(scores[j] - top) : 0.0f;
+    const float e = row.has(j) ? cpu::fast_exp(scores[j] - top) : 0.0f;
     scores[j] = e;
     sum += e;
   }
@@ -74,11 +98,11 @@ float exponentials(float* scores, Row row, float& largest) {
   return sum;
 }
 
-/// scores <- softmax, dscores <- gradient of the scores, 0 beyond the row.
+/// scores <- softmax, dscores <- gradient of the scores, 0 outside the row.
 void softmax_backward(float* scores, float* dscores, Row row, float log_sum, float delta) {
 #pragma omp simd
   for (int32_t j = 0; j < row.padded; ++j) {
-    const float p = j < row.count ? cpu::fast_exp(scores[j] - log_sum) : 0.0f;
+    const float p = row.has(j) ? cpu::fast_exp(scores[j] - log_sum) : 0.0f;
     scores[j] = p;
     dscores[j] = p * (dscores[j] - delta);
   }
@@ -115,6 +139,7 @@ class Attention::Impl {
 
   struct Forward {
     const Tensor &q, &k, &v, &out, &log_sums;
+    int64_t window;
   };
   struct Backward {
     const Tensor &dout, &dq, &dk, &dv;
@@ -141,20 +166,21 @@ class Attention::Impl {
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       float* log_sums = f.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq;
       for (int64_t first = 0; first < shape_.seq; first += kQueryBlock) {
-        const int64_t rows = std::min(kQueryBlock, shape_.seq - first);
-        const int64_t keys = cpu::round_to_lanes(first + rows);
+        const Block block(first, std::min(kQueryBlock, shape_.seq - first), f.window);
+        const int64_t rows = block.rows;
         load_queries<T>(s, sequence, head, first, rows, f);
-        score(s, rows, keys);
+        score(s, block);
         float inverse[kQueryBlock];
         for (int64_t i = 0; i < rows; ++i) {
           float largest;
-          const float sum = exponentials(s.scores.data() + i * layout_.score_row,
-                                         Row(first + i + 1, keys), largest);
+          const float sum =
+              exponentials(s.scores.data() + i * layout_.score_row, block.row(i), largest);
           inverse[i] = 1 / sum;
           log_sums[first + i] = largest + std::log(sum);
         }
-        cpu::small_gemm(rows, layout_.head, first + rows, s.scores.data(), layout_.score_row, 1,
-                        s.v.data(), layout_.head, s.block.data(), layout_.head, false);
+        cpu::small_gemm(rows, layout_.head, block.count, s.scores.data(), layout_.score_row, 1,
+                        s.v.data() + block.begin * layout_.head, layout_.head, s.block.data(),
+                        layout_.head, false);
         for (int64_t i = 0; i < rows; ++i) {
           T* out = at_mutable<T>(f.out, sequence * shape_.seq + first + i, head * shape_.head_dim);
           store(s.block.data() + i * layout_.head, inverse[i], out);
@@ -223,16 +249,17 @@ class Attention::Impl {
     }
   }
 
-  void score(Scratch& s, int64_t rows, int64_t keys) {
-    cpu::small_gemm(rows, keys, shape_.head_dim, s.q.data(), layout_.head, 1, s.k_transposed.data(),
-                    layout_.score_row, s.scores.data(), layout_.score_row, false);
+  void score(Scratch& s, const Block& block) {
+    cpu::small_gemm(block.rows, block.padded, shape_.head_dim, s.q.data(), layout_.head, 1,
+                    s.k_transposed.data() + block.begin, layout_.score_row, s.scores.data(),
+                    layout_.score_row, false);
   }
 
   template <typename T>
   void backward_block(Scratch& s, int64_t sequence, int64_t head, int64_t first, const Forward& f,
                       const Backward& b) {
-    const int64_t rows = std::min(kQueryBlock, shape_.seq - first);
-    const int64_t keys = cpu::round_to_lanes(first + rows), column = head * shape_.head_dim;
+    const Block block(first, std::min(kQueryBlock, shape_.seq - first), f.window);
+    const int64_t rows = block.rows, column = head * shape_.head_dim;
     const float* log_sums =
         f.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq + first;
     load_queries<T>(s, sequence, head, first, rows, f);
@@ -245,21 +272,22 @@ class Attention::Impl {
       delta[i] = dot(dout, at<T>(f.out, row, column), shape_.head_dim);
       load(dout, s.dout.data() + i * layout_.head);
     }
-    score(s, rows, keys);
-    cpu::small_gemm(rows, keys, shape_.head_dim, s.dout.data(), layout_.head, 1,
-                    s.v_transposed.data(), layout_.score_row, s.dscores.data(), layout_.score_row,
-                    false);
+    score(s, block);
+    cpu::small_gemm(rows, block.padded, shape_.head_dim, s.dout.data(), layout_.head, 1,
+                    s.v_transposed.data() + block.begin, layout_.score_row, s.dscores.data(),
+                    layout_.score_row, false);
     for (int64_t i = 0; i < rows; ++i) {
       softmax_backward(s.scores.data() + i * layout_.score_row,
-                       s.dscores.data() + i * layout_.score_row, Row(first + i + 1, keys),
-                       log_sums[i], delta[i]);
+                       s.dscores.data() + i * layout_.score_row, block.row(i), log_sums[i],
+                       delta[i]);
     }
-    cpu::small_gemm(first + rows, layout_.head, rows, s.scores.data(), 1, layout_.score_row,
-                    s.dout.data(), layout_.head, s.dv.data(), layout_.head, true);
-    cpu::small_gemm(first + rows, layout_.head, rows, s.dscores.data(), 1, layout_.score_row,
-                    s.q.data(), layout_.head, s.dk.data(), layout_.head, true);
-    cpu::small_gemm(rows, layout_.head, first + rows, s.dscores.data(), layout_.score_row, 1,
-                    s.k.data(), layout_.head, s.block.data(), layout_.head, false);
+    const int64_t first_key = block.begin * layout_.head;
+    cpu::small_gemm(block.count, layout_.head, rows, s.scores.data(), 1, layout_.score_row,
+                    s.dout.data(), layout_.head, s.dv.data() + first_key, layout_.head, true);
+    cpu::small_gemm(block.count, layout_.head, rows, s.dscores.data(), 1, layout_.score_row,
+                    s.q.data(), layout_.head, s.dk.data() + first_key, layout_.head, true);
+    cpu::small_gemm(rows, layout_.head, block.count, s.dscores.data(), layout_.score_row, 1,
+                    s.k.data() + first_key, layout_.head, s.block.data(), layout_.head, false);
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t p = first + i;
       cpu::rotate_back(s.block.data() + i * layout_.head, rope_.cos(p), rope_.sin(p), rope_.half(),
@@ -279,22 +307,22 @@ Attention::Attention(const AttentionShape& shape, const RopeTable& rope)
 Attention::~Attention() = default;
 
 void Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                        const Tensor& log_sums) {
+                        const Tensor& log_sums, int64_t window) {
   const ScopedSpan span(SpanKind::compute, "attention");
   cpu::with_type(q.dtype(), "attention", [&]<typename T>(T) {
     impl_->for_each_head([&](auto& scratch, int64_t sequence, int64_t kv_head) {
-      impl_->template forward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums});
+      impl_->template forward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums, window});
     });
   });
 }
 
 void Attention::backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                          const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
-                         const Tensor& dk, const Tensor& dv) {
+                         const Tensor& dk, const Tensor& dv, int64_t window) {
   const ScopedSpan span(SpanKind::compute, "attention_backward");
   cpu::with_type(q.dtype(), "attention_backward", [&]<typename T>(T) {
     impl_->for_each_head([&](auto& scratch, int64_t sequence, int64_t kv_head) {
-      impl_->template backward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums},
+      impl_->template backward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums, window},
                                        {dout, dq, dk, dv});
     });
   });

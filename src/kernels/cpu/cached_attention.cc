@@ -10,12 +10,13 @@
 namespace tandem {
 
 CachedAttention::CachedAttention(int64_t capacity, int64_t heads, int64_t kv_heads,
-                                 int64_t head_dim, const RopeTable& rope)
+                                 int64_t head_dim, const RopeTable& rope, int64_t window)
     : capacity_(capacity),
       heads_(heads),
       kv_heads_(kv_heads),
       head_dim_(head_dim),
       rope_(rope),
+      window_(window),
       keys_(size_t(kv_heads * capacity * head_dim)),
       values_(keys_.size()),
       scores_(static_cast<size_t>(capacity)),
@@ -42,8 +43,9 @@ void CachedAttention::attend(const T* query, int64_t head, int64_t position, T* 
               float(1 / std::sqrt(double(head_dim_))), query_.data());
   const int64_t first = head / (heads_ / kv_heads_) * capacity_ * head_dim_;
   const int64_t keys = position + 1;
+  const int64_t first_key = window_ > 0 ? std::max<int64_t>(0, keys - window_) : 0;
   float largest = -INFINITY;
-  for (int64_t j = 0; j < keys; ++j) {
+  for (int64_t j = first_key; j < keys; ++j) {
     const float* key = keys_.data() + first + j * head_dim_;
     float score = 0;
 #pragma omp simd reduction(+ : score)
@@ -53,7 +55,7 @@ void CachedAttention::attend(const T* query, int64_t head, int64_t position, T* 
   }
   float total = 0;
   std::ranges::fill(sum_, 0.0f);
-  for (int64_t j = 0; j < keys; ++j) {
+  for (int64_t j = first_key; j < keys; ++j) {
     const float weight = cpu::fast_exp(scores_[size_t(j)] - largest);
     const float* value = values_.data() + first + j * head_dim_;
     total += weight;
