@@ -29,7 +29,7 @@ namespace {
 struct TrainArguments {
   std::string config, out, codec, device = "cpu";
   std::vector<std::string> overrides;
-  int ranks = 0, tp = 0, dp = 0, ep = 0, ranks_per_gpu = 1;
+  int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0, ranks_per_gpu = 1;
   bool resume = false;
 };
 
@@ -93,14 +93,16 @@ void run(const TrainArguments& arguments) {
   if (arguments.dp > 0) parallel.dp = arguments.dp;
   if (!arguments.codec.empty()) parallel.codec = CodecPolicy::parse(arguments.codec).describe();
   if (arguments.ep > 0) parallel.ep = arguments.ep;
+  if (arguments.pp > 0) parallel.pp = arguments.pp;
   if (arguments.ranks > 0) {
-    if (arguments.dp == 0 && arguments.ranks % parallel.tp == 0) {
-      parallel.dp = arguments.ranks / parallel.tp;
+    const int64_t replica = parallel.tp * parallel.pp;
+    if (arguments.dp == 0 && arguments.ranks % replica == 0) {
+      parallel.dp = arguments.ranks / replica;
     }
-    if (parallel.tp * parallel.dp != arguments.ranks) {
-      throw InvalidArgument(fmt::format("--ranks {}: expected tp x dp = {} x {} = {}",
-                                        arguments.ranks, parallel.tp, parallel.dp,
-                                        parallel.tp * parallel.dp));
+    if (replica * parallel.dp != arguments.ranks) {
+      throw InvalidArgument(fmt::format("--ranks {}: expected tp x dp x pp = {} x {} x {} = {}",
+                                        arguments.ranks, parallel.tp, parallel.dp, parallel.pp,
+                                        replica * parallel.dp));
     }
   }
   const bool on_gpus = arguments.device == "gpu";
@@ -159,7 +161,7 @@ void add_train(CLI::App& app) {
       ->required();
   command
       ->add_option("--ranks", arguments->ranks,
-                   "All ranks; without --dp, data parallel is ranks / tp")
+                   "All ranks; without --dp, data parallel is ranks / (tp x pp)")
       ->check(CLI::Range(1, 4096));
   command
       ->add_option("--device", arguments->device,
@@ -177,6 +179,8 @@ void add_train(CLI::App& app) {
       "mlp, experts, embeddings, and gradients and weights between data-parallel ranks "
       "(gradients=int4:g32,weights=lossless; parallel.codec)");
   command->add_option("--dp", arguments->dp, "Data parallel ranks (parallel.dp)")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--pp", arguments->pp, "Pipeline parallel ranks (parallel.pp)")
       ->check(CLI::Range(1, 4096));
   command
       ->add_option("--ep", arguments->ep,
@@ -203,6 +207,7 @@ void add_train(CLI::App& app) {
       "\n\nExamples:"
       "\n  tandem train configs/tiny.toml --tp 2 --dp 2 --out out/tiny"
       "\n  tandem train configs/moe.toml --dp 2 --ep 2 --out out/moe"
+      "\n  tandem train configs/tiny.toml --pp 2 --out out/stages --set train.microbatch=2"
       "\n  tandem train configs/tiny.toml --tp 4 --out out/tiny --resume "
       "--set train.steps=100"
       "\n  mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/processes"

@@ -220,7 +220,7 @@ TEST(Stage, InvalidStagesAndPassesAreRefused) {
   EXPECT_THAT(error_of({-1, 2}), HasSubstr("stage of layers -1"));
   EXPECT_EQ(error_of({0, 2, true, false}), "no error");
   config.tie_word_embeddings = true;
-  EXPECT_THAT(error_of({0, 2, true, false}), HasSubstr("tie_word_embeddings"));
+  EXPECT_EQ(error_of({0, 2, true, false}), "no error");
   run_threads({}, [&](Communicator& comm) {
     Transformer model(comm, config, {.batch = 1, .seq = 9});
     Microbatch microbatch = model.make_microbatch();

@@ -102,7 +102,7 @@ TEST(ParallelGroups, WorldOfAnotherSizeIsRefused) {
       const ParallelGroups groups(world, {2, 3}, false);
       FAIL();
     } catch (const InvalidArgument& error) {
-      EXPECT_STREQ(error.what(), "world of 1 ranks: expected tp x dp = 2 x 3 = 6");
+      EXPECT_STREQ(error.what(), "world of 1 ranks: expected tp x dp x pp = 2 x 3 x 1 = 6");
     }
   });
 }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "sample_text.h"
 #include "temp_dir.h"
@@ -45,7 +46,7 @@ TrainEnd run_on_threads(const TrainRequest& request) {
   check_config(request.config);
   const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
   WorldOptions options;
-  options.ranks = int(request.config.parallel.tp * request.config.parallel.dp);
+  options.ranks = ParallelDims(request.config).ranks();
   const std::string& link = request.config.parallel.link;
   if (!link.empty()) options.link = EmulatedLink::parse(link);
   TrainEnd end;

@@ -243,14 +243,14 @@ TEST(Saving, NaNWeightsAreNotWritten) {
     config.layers = 1;
     config.ffn = 32;
     const auto tp = comm.split(comm.rank(), 0);
-    Transformer model(*tp, config, {.batch = 1, .seq = 8});
+    Stage model(*tp, config, {.batch = 1, .seq = 8}, {});
     model.initialize(1);
     ShardedOptimizer optimizer({}, model.parameters(), model.gradients(),
                                {{comm, {0, model.parameters().elements()}, model.parameter_list()}},
                                1 << 20);
     const Parameter& last = model.parameter_list().back();
     if (comm.rank() == 1) floats(model.parameters())[size_t(last.offset) + 2] = std::nanf("");
-    const TrainedRanks ranks{comm, "", *tp, model, optimizer};
+    const TrainedRanks ranks{comm, "", *tp, {{model, optimizer}}};
     TrainState state;
     state.step = 3;
     try {

@@ -391,7 +391,7 @@ TEST(Config, TrainingPageNamesEveryMetric) {
   const std::string page = read_file(TANDEM_SOURCE_DIR "/docs/training.md");
   StepRecord all;
   all.uncompressed_gradient_bytes = 1;
-  all.validation_loss = all.aux_loss = 1;
+  all.validation_loss = all.aux_loss = all.bubble = 1;
   all.imbalance = {1};
   const auto line = nlohmann::json::parse(to_json_line(all));
   for (const auto& [key, value] : line.items())

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -39,13 +41,14 @@ constexpr int64_t kChunk = 1 << 22;
 /// Calls `visit(piece, values)` for all pieces of tensors that this rank owns. If `is_written`, the
 /// values are written to afterwards.
 template <typename Visit>
-void for_each_owned_slice(const TrainedRanks& ranks, const ParameterSlices& slices, Moment moment,
-                          bool is_written, Visit&& visit) {
-  for (const StateSlice& state : ranks.optimizer.slices(moment)) {
+void for_each_owned_slice(const TrainedStage& stage, Moment moment, bool is_written,
+                          Visit&& visit) {
+  const ParameterSlices slices(stage.model.parameter_list());
+  for (const StateSlice& state : stage.optimizer.slices(moment)) {
     for (int64_t at = 0; at < state.values.elements(); at += kChunk) {
       const int64_t count = std::min(kChunk, state.values.elements() - at);
       const int64_t begin = state.begin + at;
-      const HostCopy chunk(ranks.model.exec(), state.values.narrow(0, at, count));
+      const HostCopy chunk(stage.model.exec(), state.values.narrow(0, at, count));
       slices.for_each({begin, count}, [&](const ParameterSlice& slice) {
         visit(slice, chunk.values().subspan(size_t(slice.flat - begin), size_t(slice.count)));
       });
@@ -58,10 +61,11 @@ void for_each_owned_slice(const TrainedRanks& ranks, const ParameterSlices& slic
 /// Collective.
 void require_finite(const TrainedRanks& ranks, int64_t step) {
   std::string what;
-  for (const Parameter& p : ranks.model.parameter_list()) {
-    if (const auto bad = first_not_finite(ranks.model.exec(), p, ranks.model.parameters())) {
+  for (const auto& [model, optimizer] : ranks.stages) {
+    for (const Parameter& p : model.parameter_list()) {
+      const auto bad = first_not_finite(model.exec(), p, model.parameters());
+      if (!bad || !what.empty()) continue;
       what = fmt::format("tensor '{}' has {} at element {}", p.name, bad->value, bad->element);
-      break;
     }
   }
   const auto all = ranks.world.exchange(std::as_bytes(std::span(what)), "finite weights");
@@ -82,7 +86,7 @@ struct Written {
 Written write_tensors(const TrainedRanks& ranks, const std::string& path,
                       const std::vector<Section>& sections,
                       const std::map<std::string, std::string>& metadata = {}) {
-  const auto& list = ranks.model.parameter_list();
+  const auto& list = ranks.parameter_list();
   SharedTensors::Specs specs;
   for (const Section& section : sections) {
     for (const Parameter& p : list) specs.push_back({section.prefix + p.name, DType::f32, p.shape});
@@ -94,34 +98,44 @@ Written write_tensors(const TrainedRanks& ranks, const std::string& path,
     log_message(LogLevel::warn, fmt::format("{}: not seen by ranks {}, whose parts rank 0 writes",
                                             path, fmt::join(file.ranks_without_path(), ", ")));
   }
-  const ParameterSlices slices(list);
   std::string hash = file.fill([&](const SharedTensors::Write& write) {
     for (size_t s = 0; s < sections.size(); ++s) {
-      for_each_owned_slice(ranks, slices, sections[s].moment, false,
-                           [&](const ParameterSlice& slice, std::span<const float> values) {
-                             // Only TP rank 0 writes replicated tensors.
-                             if (!list[slice.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
-                               return;
-                             write(s * list.size() + slice.parameter, slice.whole, values);
-                           });
+      for (const TrainedStage& stage : ranks.stages) {
+        for_each_owned_slice(stage, sections[s].moment, false,
+                             [&](const ParameterSlice& slice, std::span<const float> values) {
+                               // Only TP rank 0 writes replicated tensors.
+                               if (!list[slice.parameter].sharding.over_tp() && ranks.tp.rank() > 0)
+                                 return;
+                               write(s * list.size() + slice.parameter, slice.whole, values);
+                             });
+      }
     }
   });
   return {std::move(hash), file.share()};
 }
 
 void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const Section& section) {
-  const auto& list = ranks.model.parameter_list();
   std::vector<const SafetensorsEntry*> entries;
-  for (const Parameter& p : list)
+  for (const Parameter& p : ranks.parameter_list())
     entries.push_back(&file.require(section.prefix + p.name, p.shape));
-  for_each_owned_slice(ranks, ParameterSlices(list), section.moment, true,
-                       [&](const ParameterSlice& slice, std::span<float> values) {
-                         file.read_f32(*entries[slice.parameter], slice.whole, values);
-                       });
+  for (const TrainedStage& stage : ranks.stages) {
+    for_each_owned_slice(stage, section.moment, true,
+                         [&](const ParameterSlice& slice, std::span<float> values) {
+                           file.read_f32(*entries[slice.parameter], slice.whole, values);
+                         });
+  }
 }
 
 Written write_model(const TrainedRanks& ranks, const std::string& directory) {
   return write_tensors(ranks, directory + "/" + kModelFile, {kWeights}, {{"format", "pt"}});
+}
+
+std::vector<std::span<float>> residuals_of(const TrainedRanks& ranks) {
+  std::vector<std::span<float>> residuals;
+  for (const TrainedStage& stage : ranks.stages) {
+    for (const auto residual : stage.optimizer.residuals()) residuals.push_back(residual);
+  }
+  return residuals;
 }
 
 std::string rank_name(int rank) {
@@ -132,7 +146,7 @@ std::string rank_name(int rank) {
 /// residuals.
 std::string write_residuals(const TrainedRanks& ranks, const std::string& path) {
   int64_t count = 0, total = 0;
-  for (const auto residual : ranks.optimizer.residuals()) count += int64_t(residual.size());
+  for (const auto residual : residuals_of(ranks)) count += int64_t(residual.size());
   SharedTensors::Specs specs;
   for (const auto& blob : ranks.world.exchange(std::as_bytes(std::span(&count, 1)), "residuals")) {
     int64_t remote = 0;
@@ -144,7 +158,7 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
   SharedTensors file(ranks.world, path, specs, {{kLayout, ranks.layout}});
   return file.fill([&](const SharedTensors::Write& write) {
     int64_t at = 0;
-    for (const auto residual : ranks.optimizer.residuals()) {
+    for (const auto residual : residuals_of(ranks)) {
       write(size_t(ranks.world.rank()), at, residual);
       at += int64_t(residual.size());
     }
@@ -154,7 +168,7 @@ std::string write_residuals(const TrainedRanks& ranks, const std::string& path) 
 /// Returns a note for the user, or an empty string.
 std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   size_t count = 0;
-  for (const auto residual : ranks.optimizer.residuals()) count += residual.size();
+  for (const auto residual : residuals_of(ranks)) count += residual.size();
   if (!path_exists(path)) {
     if (count == 0) return "";
     return "the checkpoint holds no residuals of error feedback: they start at zero";
@@ -171,7 +185,7 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   const int64_t shape[] = {int64_t(count)};
   const SafetensorsEntry& entry = file.require(rank_name(ranks.world.rank()), shape);
   int64_t at = 0;
-  for (const auto residual : ranks.optimizer.residuals()) {
+  for (const auto residual : residuals_of(ranks)) {
     file.read_f32(entry, at, residual);
     at += int64_t(residual.size());
   }
@@ -179,26 +193,46 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
 }
 
 void load_tensors(const TrainedRanks& ranks, const std::string& path) {
-  const auto& list = ranks.model.parameter_list();
-  load_parameters(SafetensorsFile(path + "/" + kModelFile), list, ranks.model.exec(),
-                  ranks.model.parameters());
+  const SafetensorsFile weights(path + "/" + kModelFile);
   const SafetensorsFile moments(path + "/" + kOptimizerFile);
+  for (const auto& [model, optimizer] : ranks.stages) {
+    load_parameters(weights, model.parameter_list(), model.exec(), model.parameters());
+  }
   read_section(ranks, moments, kFirst);
   read_section(ranks, moments, kSecond);
-  const bool has_masters = moments.find(kMaster.prefix + list.front().name);
-  if (has_masters && ranks.optimizer.has_masters()) {
-    read_section(ranks, moments, kMaster);
-  } else if (has_masters) {  // weights are sent uncompressed in this run: resumes from the master
-                             // weights
-    std::vector<Parameter> masters = list;
+  const bool has_masters = moments.find(kMaster.prefix + ranks.parameter_list().front().name);
+  if (has_masters && ranks.has_masters()) return read_section(ranks, moments, kMaster);
+  for (const auto& [model, optimizer] : ranks.stages) {
+    if (!has_masters) {
+      optimizer.adopt_weights();
+      continue;
+    }
+    // Weights are sent uncompressed in this run: it resumes from the master weights.
+    std::vector<Parameter> masters = model.parameter_list();
     for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
-    load_parameters(moments, masters, ranks.model.exec(), ranks.model.parameters());
-  } else {
-    ranks.optimizer.adopt_weights();
+    load_parameters(moments, masters, model.exec(), model.parameters());
   }
 }
 
 }  // namespace
+
+uint64_t TrainedRanks::bytes() const {
+  uint64_t elements = 0;
+  for (const Parameter& p : parameter_list()) {
+    elements +=
+        uint64_t(std::accumulate(p.shape.begin(), p.shape.end(), int64_t{1}, std::multiplies<>()));
+  }
+  return 3 * sizeof(float) * elements;
+}
+
+const std::vector<Parameter>& TrainedRanks::parameter_list() const {
+  return stages.front().model.parameter_list();
+}
+
+bool TrainedRanks::has_masters() const {
+  return std::ranges::any_of(stages,
+                             [](const TrainedStage& s) { return s.optimizer.has_masters(); });
+}
 
 void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const TrainState& state,
                      const ModelConfig& model, CheckpointKeeper* keeper) {
@@ -215,7 +249,7 @@ void save_checkpoint(const TrainedRanks& ranks, const std::string& out, const Tr
   const Written model_file = write_model(ranks, folder);
   hashes[kModelFile] = model_file.hash;
   std::vector<Section> sections{kFirst, kSecond};
-  if (ranks.optimizer.has_masters()) sections.push_back(kMaster);
+  if (ranks.has_masters()) sections.push_back(kMaster);
   hashes[kOptimizerFile] = write_tensors(ranks, folder + "/" + kOptimizerFile, sections).hash;
   on_rank_zero(ranks.world, "completing a checkpoint", [&] {
     checkpoint->commit(state, model, hashes);
@@ -263,7 +297,7 @@ std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) 
     load_tensors(ranks, path);
     return load_residuals(ranks, path + "/" + kResidualsFile);
   });
-  ranks.model.parameters_changed();
+  for (const TrainedStage& stage : ranks.stages) stage.model.parameters_changed();
   return notes[size_t(ranks.world.rank())];
 }
 

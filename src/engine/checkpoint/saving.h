@@ -1,24 +1,34 @@
 // Collective saving and resuming: every rank writes and reads its shard of the full tensors on disk
-// (engine/checkpoint/shared_tensors.h), so any TP x DP can resume from a checkpoint of any other.
+// (engine/checkpoint/shared_tensors.h), so any TP x DP x PP can resume from a checkpoint of any
+// other.
 // All functions are collective over the whole world.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/model/transformer.h"
+#include "engine/model/stage.h"
 #include "engine/parallel/sharded_optimizer.h"
 
 namespace tandem {
+
+/// A pipeline stage, or the whole model, and its optimizer.
+struct TrainedStage {
+  Stage& model;
+  ShardedOptimizer& optimizer;
+};
 
 struct TrainedRanks {
   Communicator& world;
   std::string layout;  ///< residuals are reused only if it is the same
   Communicator& tp;
-  Transformer& model;
-  ShardedOptimizer& optimizer;
+  std::vector<TrainedStage> stages;  ///< of this rank
   /// Approximate size of a checkpoint.
-  uint64_t bytes() const { return 3 * model.parameters().bytes() * uint64_t(tp.size()); }
+  uint64_t bytes() const;
+  /// Of the whole model; which are on this rank and where differs between its stages.
+  const std::vector<Parameter>& parameter_list() const;
+  bool has_masters() const;
 };
 
 /// Saves a checkpoint; returns once rank 0 has committed and pruned. An error on any rank is thrown

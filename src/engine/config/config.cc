@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
@@ -15,6 +16,7 @@
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
+#include "schedule/pipeline.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -106,6 +108,20 @@ struct Assign {
                                       key.name, printable(pattern.str()), shown(scale)));
       }
       slot->push_back(fmt::format("{}={}", pattern.str(), *scale.value<double>()));
+    }
+  }
+  void operator()(std::vector<int64_t>* slot) const {
+    slot->clear();
+    const auto* many = node.as_array();
+    const auto expected =
+        fmt::format("an array of integers from {:.0f} to {:.0f}", key.min, key.max);
+    if (!many) wrong(expected);
+    for (const toml::node& entry : *many) {
+      const auto* value = entry.as_integer();
+      if (!value || double(value->get()) < key.min || double(value->get()) > key.max) {
+        wrong(expected);
+      }
+      slot->push_back(value->get());
     }
   }
   /// Converts {mlp = "int4:g32"} to the text of a CodecPolicy, "mlp=int4:g32".
@@ -281,6 +297,45 @@ void check_codec(const TrainConfig& config) {
   }
 }
 
+/// `batch`: samples of a replica.
+void check_pipeline(const TrainConfig& config, int64_t batch) {
+  const auto& parallel = config.parallel;
+  schedule::PipelineKind kind{};
+  try {
+    kind = schedule::parse_pipeline_kind(parallel.schedule);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("parallel.schedule: {}", printable(error.what(), 300)));
+  }
+  const int64_t stages = parallel.pp * parallel.virtual_stages;
+  const auto& layers = parallel.layers_per_stage;
+  if (parallel.pp == 1 && stages > 1) {
+    throw ConfigError(
+        fmt::format("parallel.virtual_stages is {}: expected 1 where parallel.pp is 1", stages));
+  }
+  if (layers.empty() && stages > config.model.layers) {
+    throw ConfigError(fmt::format(
+        "parallel.pp x parallel.virtual_stages is {}: expected at most model.layers = {}, or "
+        "parallel.layers_per_stage",
+        stages, config.model.layers));
+  }
+  if (!layers.empty() &&
+      (int64_t(layers.size()) != stages ||
+       std::accumulate(layers.begin(), layers.end(), int64_t{0}) != config.model.layers)) {
+    throw ConfigError(fmt::format(
+        "parallel.layers_per_stage is [{}]: expected {} numbers, one per stage, whose sum is "
+        "model.layers = {}",
+        fmt::join(layers, ", "), stages, config.model.layers));
+  }
+  if (parallel.pp == 1) return;
+  const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
+  schedule::check_pipeline(
+      {kind, int(parallel.pp), int(batch / microbatch), int(parallel.virtual_stages)});
+  if (config.train.validate_every > 0) {
+    throw ConfigError(fmt::format("train.validate_every is {}: expected 0 where parallel.pp is {}",
+                                  config.train.validate_every, parallel.pp));
+  }
+}
+
 }  // namespace
 
 TrainConfig parse_config(const std::string& text, const std::string& file,
@@ -350,6 +405,7 @@ void check_config(const TrainConfig& config) {
                                   config.parallel.ep, dp));
   }
   config.model.check(int(config.parallel.tp), int(config.parallel.ep));
+  check_pipeline(config, batch / dp);
   check_codec(config);
   check_patterns(config);
 }
@@ -364,10 +420,11 @@ std::string to_toml(const TrainConfig& config) {
     toml::table& section = *root.get_as<toml::table>(table);
     std::visit(
         [&](auto* value) {
-          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*>) {
-            toml::array paths;
-            for (const std::string& path : *value) paths.push_back(path);
-            section.insert(name, paths);
+          if constexpr (std::is_same_v<decltype(value), std::vector<std::string>*> ||
+                        std::is_same_v<decltype(value), std::vector<int64_t>*>) {
+            toml::array entries;
+            for (const auto& entry : *value) entries.push_back(entry);
+            section.insert(name, entries);
           } else {
             section.insert(name, *value);
           }

@@ -51,6 +51,10 @@ struct TrainConfig {
     int64_t tp = 1;
     int64_t dp = 1;
     int64_t ep = 1;
+    int64_t pp = 1;
+    int64_t virtual_stages = 1;
+    std::string schedule = "1f1b";          ///< a schedule::PipelineKind
+    std::vector<int64_t> layers_per_stage;  ///< by stage; empty: equal shares
     double dp_bucket_mib = 0;  ///< 0: chosen (bucket_mib)
     std::string strategy = "automatic";
     int64_t chunks = 0;
@@ -72,7 +76,8 @@ struct TrainConfig {
   } trace;
 };
 
-using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*>;
+using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
+                                std::vector<int64_t>*>;
 
 struct ConfigKey {
   std::string name;  ///< "train.steps"
@@ -109,7 +114,8 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
                          std::span<const std::string> overrides = {},
                          std::vector<std::string>* notes = nullptr);
 /// Throws ConfigError if keys are inconsistent: model against parallel.tp and parallel.ep, batch
-/// against dp and microbatch, seq against model.max_seq.
+/// against dp and microbatch, seq against model.max_seq, layers and microbatches against
+/// parallel.pp.
 void check_config(const TrainConfig& config);
 /// Whole configuration as TOML that `parse_config` accepts.
 std::string to_toml(const TrainConfig& config);

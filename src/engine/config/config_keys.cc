@@ -211,6 +211,25 @@ std::vector<ConfigKey> make_keys() {
        4096,
        {},
        "ranks that share the experts (--ep); divides parallel.dp"},
+      {"parallel.pp", TANDEM_SLOT(parallel.pp), 1, 4096, {}, "pipeline parallel ranks (--pp)"},
+      {"parallel.virtual_stages",
+       TANDEM_SLOT(parallel.virtual_stages),
+       1,
+       64,
+       {},
+       "stages of a pipeline rank"},
+      {"parallel.schedule",
+       TANDEM_SLOT(parallel.schedule),
+       0,
+       0,
+       {},
+       "order of the pipeline's passes (docs/training.md)"},
+      {"parallel.layers_per_stage",
+       TANDEM_SLOT(parallel.layers_per_stage),
+       0,
+       4096,
+       {},
+       "layers of each stage, as [5, 6, 5] (empty: equal shares)"},
       {"parallel.dp_bucket_mib",
        TANDEM_SLOT(parallel.dp_bucket_mib),
        0,
@@ -292,6 +311,10 @@ struct Describe {
   std::string operator()(std::vector<std::string>* value) const {
     return fmt::format("strings [{}]", fmt::join(*value, ", "));
   }
+  std::string operator()(std::vector<int64_t>* value) const {
+    return fmt::format("integers [{}], {:.10g} to {:.10g}", fmt::join(*value, ", "), key.min,
+                       key.max);
+  }
 };
 
 struct AsToml {
@@ -301,6 +324,9 @@ struct AsToml {
   std::string operator()(const std::string* value) const { return fmt::format("\"{}\"", *value); }
   std::string operator()(const std::vector<std::string>* value) const {
     return value->empty() ? "[]" : fmt::format("[\"{}\"]", fmt::join(*value, "\", \""));
+  }
+  std::string operator()(const std::vector<int64_t>* value) const {
+    return fmt::format("[{}]", fmt::join(*value, ", "));
   }
 };
 

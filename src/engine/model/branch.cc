@@ -82,6 +82,10 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
   set_exec(experts, exec);
 }
 
+ModelLayout ModelContext::whole_layout() const {
+  return {config, tp.size(), tp.rank(), expert_coordinates(experts, tp)};
+}
+
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
   return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
 }

@@ -40,6 +40,8 @@ struct ModelContext {
   /// Offsets of gradients that backward passes of this step have written.
   std::unordered_set<int64_t> written_gradients;
 
+  /// Layout of the whole model on this rank.
+  ModelLayout whole_layout() const;
   /// Whether the gradient at `offset` is added to: a backward pass of this step has written it. It
   /// has, after this call.
   bool adds_gradient(int64_t offset) { return !written_gradients.insert(offset).second; }

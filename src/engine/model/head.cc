@@ -25,7 +25,9 @@ void Embedding::forward(const Tensor& tokens, const Tensor& x) {
 }
 
 void Embedding::backward(const Tensor& tokens, const Tensor& dx) {
-  all_gather(context_.tp, context_.rounds_gradient() ? *context_.rounded_gradient : dx, looked_up_);
+  const bool narrow = dx.dtype() != shard_->dtype();
+  if (narrow) cast(context_.exec, dx, shard_);
+  all_gather(context_.tp, narrow ? *shard_ : dx, looked_up_);
   embedding_backward(context_.exec, tokens, looked_up_, context_.layout.vocab_begin,
                      context_.gradient_to_add(context_.layout.embedding), order_);
 }
@@ -59,7 +61,9 @@ Head::Head(ModelContext& c)
               .weight_kn = true},
              c.options.overlap),
       wgrad_(make_wgrad(c, c.layout.head)),
-      dlogits_(c.make(c.options.dtype, c.exec.on_gpu() ? 0 : c.tokens, c.layout.vocab)),
+      dlogits_(c.make(c.options.dtype,
+                      c.exec.on_gpu() || c.layout.tied != TiedEmbedding::none ? 0 : c.tokens,
+                      c.layout.vocab)),
       d_x_norm_(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       loss_(sizeof(double), c.exec.device) {}
 
@@ -96,15 +100,24 @@ double Head::take_loss() {
   return loss;
 }
 
+const Tensor& Head::dlogits(const HeadActivations& saved) const {
+  if (saved.dlogits) return *saved.dlogits;
+  return dlogits_->elements() == 0 ? saved.logits : dlogits_;
+}
+
+void Head::backward_weight(const HeadActivations& saved) {
+  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits(saved), context_.layout.head);
+}
+
 void Head::backward(const Tensor& x, const Tensor& targets, float scale,
                     const HeadActivations& saved, const Tensor& dx, const Tensor& dnorm) {
   const Exec& exec = context_.exec;
   const ModelLayout& layout = context_.layout;
-  const Tensor& dlogits = dlogits_->elements() == 0 ? saved.logits : dlogits_;
+  const Tensor& dlogits = this->dlogits(saved);
   cross_entropy_backward(exec, saved.logits, targets, layout.vocab_begin, saved.maxima,
                          saved.sums->rows(0, 1), scale, dlogits);
   dgrad_.run(dlogits, context_.weights.matrix(layout.head).transposed(), d_x_norm_);
-  context_.write_weight_gradient(wgrad_, saved.x_norm, dlogits, layout.head);
+  if (layout.tied == TiedEmbedding::none) backward_weight(saved);
   clear(exec, dx);
   rms_norm_backward(exec, x, norm_weight(), saved.inverse_rms, d_x_norm_, dx, dnorm,
                     context_.norm_partial_sums,

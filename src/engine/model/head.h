@@ -13,7 +13,7 @@ class Embedding {
   explicit Embedding(ModelContext& context);
   /// tokens: i32 [tokens]; x: f32 [local rows, hidden].
   void forward(const Tensor& tokens, const Tensor& x);
-  /// dx as Branch::backward leaves it.
+  /// dx: f32 or rounded to the dtype of GEMMs.
   void backward(const Tensor& tokens, const Tensor& dx);
 
  private:
@@ -33,17 +33,22 @@ class Head {
   /// Loss since the last call, the same on every rank. Waits for the stream.
   double take_loss();
   /// Writes dx as Branch::backward; `dnorm` += this rank's contribution to the final norm's gradient.
+  /// The weight's gradient is left to backward_weight if the embedding that it is shares another
+  /// stage's.
   void backward(const Tensor& x, const Tensor& targets, float scale, const HeadActivations& saved,
                 const Tensor& dx, const Tensor& dnorm);
+  void backward_weight(const HeadActivations& saved);
 
  private:
   Tensor norm_weight() const;
+  /// Gradient of the logits; may replace them.
+  const Tensor& dlogits(const HeadActivations& saved) const;
 
   ModelContext& context_;
   AgGemm product_;
   GemmRs dgrad_;
   std::optional<AgWgrad> wgrad_;
-  Activation dlogits_;  // empty if they replace the logits
+  Activation dlogits_;  // empty if they replace the logits or are saved
   Activation d_x_norm_;
   Memory loss_;  // a double
 };

@@ -62,7 +62,7 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
                                   layers.first, end, c.layers));
   }
   if (c.tie_word_embeddings && layers.embedding != layers.head) {
-    throw ConfigError("model.tie_word_embeddings: expected embedding and head in one stage");
+    tied = layers.head ? TiedEmbedding::owner : TiedEmbedding::copy;
   }
   heads = c.heads / tp;
   kv_heads = c.kv_heads / tp;
@@ -72,7 +72,8 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
   vocab_begin = words.begin;
   vocab = words.count;
 
-  add_if(layers.embedding, [&] {
+  const bool owns_embedding = tied == TiedEmbedding::none ? layers.embedding : layers.head;
+  add_if(owns_embedding, [&] {
     embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
     parameters.push_back(
         row_sharded("model.embed_tokens.weight", c.vocab, c.hidden, words, embedding, 0));
@@ -98,6 +99,8 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
         is_here(i) ? branches[size_t((i - layers.first + 1) * branches_per_layer - 1)] : elsewhere;
     add_if(is_here(i), [&] { add_experts(c, tp, rank, coordinates, i, branch); });
   }
+  experts_end = size;
+  if (tied == TiedEmbedding::copy) embedding = {reserve(vocab * c.hidden), vocab, c.hidden};
 }
 
 void ModelLayout::add_layer(const ModelConfig& c, int64_t i, int tp, int rank) {
@@ -209,6 +212,27 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
                                         local, b.out, attention ? q : 0));
   }
   branches.push_back(b);
+}
+
+FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLayout& whole,
+                       FlatRange whole_range) {
+  FlatWindow window{whole_range.count, {}};
+  std::vector<FlatPiece> begins;
+  for (size_t i = 0; i < stage.parameters.size(); ++i) {
+    const FlatRange here = local_range(stage.parameters[i]);
+    if (here.count == 0 || here.begin < range.begin || here.begin >= range.end()) continue;
+    begins.push_back({here.begin - range.begin, whole.parameters[i].offset - whole_range.begin, 0});
+  }
+  std::ranges::sort(begins, {}, &FlatPiece::local);
+  for (const FlatPiece& piece : begins) {
+    auto& pieces = window.pieces;
+    if (!pieces.empty() && pieces.back().whole - pieces.back().local == piece.whole - piece.local) {
+      continue;
+    }
+    if (!pieces.empty()) pieces.back().count = piece.local - pieces.back().local;
+    pieces.push_back({piece.local, piece.whole, range.count - piece.local});
+  }
+  return window;
 }
 
 void initialize_parameters(const Exec& exec, const ModelLayout& layout, const ModelConfig& config,

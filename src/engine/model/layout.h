@@ -6,6 +6,9 @@
 // is [attention | MLP] by columns; the Hugging Face tensors are row or column ranges of these.
 // Order: embedding, the stage's layers, final norm, head. A tied head is the embedding. After them,
 // this rank's experts, layer by layer: [gate | up] of each by rows, then the down projections.
+//
+// A tied embedding whose ends are in two stages is a parameter of the stage with the head. The
+// other one has a copy after all its parameters.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +62,9 @@ struct ExpertCoordinates {
   int ep = 1, rank = 0;
 };
 
+/// Of a tied embedding whose ends are in two stages.
+enum class TiedEmbedding : uint8_t { none, owner, copy };
+
 class ModelLayout {
  public:
   /// Throws ConfigError if `config` does not fit `tp`, `coordinates` and `layers`.
@@ -72,7 +78,9 @@ class ModelLayout {
   std::vector<BranchLayout> branches;
   int branches_per_layer;
   int64_t final_norm;
-  int64_t experts_begin = 0;          ///< offset of the first expert parameter
+  int64_t experts_begin = 0;  ///< offset of the first expert parameter
+  int64_t experts_end = 0;    ///< and that after the last one
+  TiedEmbedding tied = TiedEmbedding::none;
   int64_t size = 0;                   ///< elements of each flat array
   std::vector<Parameter> parameters;  ///< of the whole model
 
@@ -89,6 +97,10 @@ class ModelLayout {
   void add_experts(const ModelConfig& config, int tp, int rank, ExpertCoordinates coordinates,
                    int64_t layer, BranchLayout& branch);
 };
+
+/// Window of a stage's parameters [range.begin, range.end()) in the whole model's [whole_range…).
+FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLayout& whole,
+                       FlatRange whole_range);
 
 /// Initializes a flat array, f32 [layout.size] on exec's device: matrices normal(0, 0.02), those
 /// that write to the residual stream scaled by 1 / sqrt(2 * layers), norms 1. Each element depends

@@ -31,7 +31,10 @@ HeadActivations::HeadActivations(const ModelContext& c)
       inverse_rms(c.make(DType::f32, 1, c.local_rows.count)),
       logits(c.make(c.logits_dtype(), c.tokens, c.layout.vocab)),
       maxima(c.make(DType::f32, 1, c.tokens)),
-      sums(c.make(DType::f32, 2, c.tokens)) {}
+      sums(c.make(DType::f32, 2, c.tokens)) {
+  if (c.layout.tied == TiedEmbedding::none || c.exec.on_gpu()) return;
+  dlogits.emplace(c.make(c.options.dtype, c.tokens, c.layout.vocab));
+}
 
 MicrobatchState::MicrobatchState(const ModelContext& c)
     : tokens(c.make(DType::i32, 1, c.tokens)),

@@ -47,6 +47,7 @@ struct HeadActivations {
   Activation x_norm, inverse_rms, logits;
   Activation maxima, sums;  ///< [1, tokens], [2, tokens]; row 0 of sums: sums of exponentials, row
                             ///< 1: the targets' logits
+  std::optional<Activation> dlogits;  ///< if the head's weight gradient is left to a later pass
 };
 
 /// Expert load of the routers' choices: of this rank's tokens until it is shared.
@@ -64,6 +65,7 @@ struct MicrobatchState {
   Upload token_upload, target_upload;
   bool is_filled = false;             ///< by a forward pass
   bool has_weight_pass = false;       ///< backward_input was run, backward_weight was not
+  bool has_embedding_pass = false;    ///< a backward pass was run, backward_embedding was not
   std::vector<Activation> residuals;  ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
   std::optional<HeadActivations> head;

@@ -1,6 +1,25 @@
 #include "engine/model/parameter.h"
 
+#include <algorithm>
+
 namespace tandem {
+
+int64_t FlatWindow::whole(int64_t local) const {
+  const auto after = std::ranges::upper_bound(pieces, local, {}, &FlatPiece::local);
+  return local + (after - 1)->whole - (after - 1)->local;
+}
+
+FlatRange FlatWindow::local(FlatRange whole) const {
+  const auto position = [&](int64_t element) {
+    int64_t local = 0;
+    for (const FlatPiece& piece : pieces) {
+      local += std::clamp<int64_t>(element - piece.whole, 0, piece.count);
+    }
+    return local;
+  };
+  const int64_t begin = position(whole.begin);
+  return {begin, position(whole.end()) - begin};
+}
 
 LocalShard local_shard(const Parameter& p) {
   const Sharding& s = p.sharding;

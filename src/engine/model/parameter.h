@@ -14,6 +14,26 @@ struct FlatRange {
   bool operator==(const FlatRange&) const = default;
 };
 
+/// Elements [local, local + count) of a stage's flat array, from `whole` in the whole model's.
+struct FlatPiece {
+  int64_t local = 0, whole = 0, count = 0;
+};
+
+/// Elements of the whole model's flat array that are in a stage's, in the same order.
+struct FlatWindow {
+  int64_t elements = 0;           ///< of the whole model
+  std::vector<FlatPiece> pieces;  ///< ascending, without gaps in the stage's array
+
+  static FlatWindow all(int64_t elements) { return {elements, {{0, 0, elements}}}; }
+  int64_t local_elements() const {
+    return pieces.empty() ? 0 : pieces.back().local + pieces.back().count;
+  }
+  /// Position of a local element in the whole model.
+  int64_t whole(int64_t local) const;
+  /// Local elements of a range of the whole model.
+  FlatRange local(FlatRange whole) const;
+};
+
 /// Sharding of a tensor over the ranks of each kind, and this rank's shard. Data-parallel ranks
 /// hold the same weights; they shard the flat array instead (engine/parallel/buckets.h).
 struct Sharding {

@@ -58,7 +58,7 @@ class Stage::Impl {
         step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
         dx_(context_.make(DType::f32, context_.local_rows.count, config.hidden)),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
-    if (layers.embedding) embedding_.emplace(context_);
+    if (layers.embedding || owns_tied()) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
     make_experts();
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
@@ -71,7 +71,7 @@ class Stage::Impl {
 
   void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                MicrobatchState& m) {
-    check_no_weight_pass("forward", m);
+    check_no_pending("forward", m);
     if (embedding_) {
       check_tokens("tokens", tokens, context_.tokens, 0, context_.config.vocab);
       m.token_upload.run(context_.exec, Tensor::of(tokens, {1, context_.tokens}), m.tokens);
@@ -93,7 +93,7 @@ class Stage::Impl {
       use(expert_range(i));
     };
     use(dense(0, first_dense(0)));
-    if (embedding_) embedding_->forward(to_vector(m.tokens), m.residuals[0]);
+    if (context_.layers.embedding) embedding_->forward(to_vector(m.tokens), m.residuals[0]);
     use_branch(0);
     if (const auto norm = norm_before(0, m)) {
       rms_norm_forward(context_.exec, m.residuals[0], norm->weight, context_.config.norm_eps,
@@ -113,7 +113,7 @@ class Stage::Impl {
   /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
   void backward(MicrobatchState& m, float scale, bool is_split, const FlatRangeCallback& ready) {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
-    check_no_weight_pass("backward", m);
+    check_no_pending("backward", m);
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {
       if (ready && range.count > 0) ready(range);
@@ -122,6 +122,7 @@ class Stage::Impl {
     if (head_) {
       head_->backward(m.residuals.back(), to_vector(m.targets), scale, *m.head, dx_, clear_norm(0));
       add_norms({&layout.final_norm, 1});
+      m.has_embedding_pass = owns_tied();
     } else if (context_.rounds_gradient()) {
       cast(context_.exec, dx_, context_.rounded_gradient);
     }
@@ -138,13 +139,16 @@ class Stage::Impl {
       add_norms(std::span(norms).first(per_layer));
       report(layer_range(layer));
     }
-    if (embedding_) embedding_->backward(to_vector(m.tokens), dx_);
+    if (has_embedding_gradient()) {
+      const bool rounds = context_.rounds_gradient();
+      embedding_->backward(to_vector(m.tokens), rounds ? *context_.rounded_gradient : *dx_);
+    }
     if (context_.exec.on_gpu()) m.is_filled = false;
-    report(dense(0, first_dense(0)));
+    if (!owns_tied()) report(dense(0, first_dense(0)));
   }
 
   void backward_input(MicrobatchState& m, float scale) {
-    check_no_weight_pass("backward_input", m);
+    check_no_pending("backward_input", m);
     m.split_backward(context_);
     backward(m, scale, true, {});
     m.has_weight_pass = true;
@@ -167,7 +171,18 @@ class Stage::Impl {
       }
       report(layer_range(layer));
     }
-    report(dense(0, first_dense(0)));
+    if (!owns_tied()) report(dense(0, first_dense(0)));
+  }
+
+  void backward_embedding(MicrobatchState& m, const Tensor& dx, const FlatRangeCallback& ready) {
+    if (!std::exchange(m.has_embedding_pass, false)) {
+      throw InvalidArgument(
+          "backward_embedding: expected a backward pass before, of a stage with the head of a tied "
+          "embedding in another stage");
+    }
+    head_->backward_weight(*m.head);
+    embedding_->backward(to_vector(m.tokens), dx);
+    if (ready) ready(dense(0, first_dense(0)));
   }
 
   const Tensor& residual_gradient() const { return dx_; }
@@ -291,11 +306,18 @@ class Stage::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
-  /// A pending backward_weight reads the activations and gradients of its passes.
-  static void check_no_weight_pass(const char* pass, const MicrobatchState& m) {
-    if (!m.has_weight_pass) return;
+  bool owns_tied() const { return context_.layout.tied == TiedEmbedding::owner; }
+  /// Of its lookups, in a backward pass.
+  bool has_embedding_gradient() const {
+    return context_.layers.embedding && context_.layout.tied == TiedEmbedding::none;
+  }
+
+  /// Pending passes read the activations and gradients of those before.
+  static void check_no_pending(const char* pass, const MicrobatchState& m) {
+    if (!m.has_weight_pass && !m.has_embedding_pass) return;
     throw InvalidArgument(
-        fmt::format("{}: expected backward_weight of the microbatch before", pass));
+        fmt::format("{}: expected {} of the microbatch before", pass,
+                    m.has_weight_pass ? "backward_weight" : "backward_embedding"));
   }
   /// Norm before a branch, or after the last one the head's, if the stage has it.
   std::optional<NextNorm> norm_before(size_t branch, const MicrobatchState& m) const {
@@ -330,7 +352,7 @@ class Stage::Impl {
         return {begin, context_.layout.branches[i].experts_in.offset - begin};
       }
     }
-    return {begin, context_.layout.size - begin};
+    return {begin, context_.layout.experts_end - begin};
   }
 
   Tensor clear_norm(size_t i) {
@@ -399,6 +421,25 @@ const std::vector<Parameter>& Stage::parameter_list() const {
 int64_t Stage::experts_begin() const {
   return impl_->context_.layout.experts_begin;
 }
+int64_t Stage::experts_end() const {
+  return impl_->context_.layout.experts_end;
+}
+FlatWindow Stage::dense_window() const {
+  const ModelLayout whole = impl_->context_.whole_layout(), &stage = impl_->context_.layout;
+  return make_window(stage, {0, stage.experts_begin}, whole, {0, whole.experts_begin});
+}
+FlatWindow Stage::experts_window() const {
+  const auto experts = [](const ModelLayout& layout) {
+    return FlatRange{layout.experts_begin, layout.experts_end - layout.experts_begin};
+  };
+  const ModelLayout whole = impl_->context_.whole_layout(), &stage = impl_->context_.layout;
+  return make_window(stage, experts(stage), whole, experts(whole));
+}
+std::optional<FlatRange> Stage::tied_embedding() const {
+  const ModelLayout& layout = impl_->context_.layout;
+  if (layout.tied == TiedEmbedding::none) return {};
+  return FlatRange{layout.embedding.offset, layout.embedding.rows * layout.embedding.columns};
+}
 std::optional<ExpertCounts> Stage::expert_counts() const {
   return impl_->counts();
 }
@@ -456,6 +497,10 @@ void Stage::backward_input(Microbatch& microbatch, float scale) {
 }
 void Stage::backward_weight(Microbatch& microbatch, const FlatRangeCallback& ready) {
   impl_->backward_weight(*microbatch.state_, ready);
+}
+void Stage::backward_embedding(Microbatch& microbatch, const Tensor& dx,
+                               const FlatRangeCallback& ready) {
+  impl_->backward_embedding(*microbatch.state_, dx, ready);
 }
 
 Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}

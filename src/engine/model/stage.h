@@ -70,8 +70,7 @@ class Microbatch {
 class Stage {
  public:
   /// Collective over `tp`. On GPU ranks all work is on the stream that `tp` has now. Throws
-  /// ConfigError if the model does not have the layers, or if it ties the head to an embedding that
-  /// the stage lacks.
+  /// ConfigError if the model does not have the layers.
   Stage(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
         const StageLayers& layers);
   ~Stage();
@@ -94,8 +93,18 @@ class Stage {
   /// Must be called after writing to parameters(), or to a range of them: updates the working copy.
   void parameters_changed();
   void parameters_changed(FlatRange range);
-  /// Offset of the first expert parameter in parameters(); its end if there are none.
+  /// Offset of the first expert parameter in parameters(), and of the end of the last one: the same
+  /// if there are none.
   int64_t experts_begin() const;
+  int64_t experts_end() const;
+  /// Positions of [0, experts_begin()) among the whole model's, and those of [experts_begin(),
+  /// experts_end()).
+  FlatWindow dense_window() const;
+  FlatWindow experts_window() const;
+  /// Range in parameters() of an embedding that is tied to the head of another stage. It is a
+  /// parameter of the stage with the head; the one with the embedding has a copy, which is written
+  /// as parameters are.
+  std::optional<FlatRange> tied_embedding() const;
 
   /// Several microbatches may be in flight: forward and backward passes of different ones may
   /// interleave in any order that is the same on all ranks.
@@ -130,6 +139,12 @@ class Stage {
   /// In between other passes of the microbatch throw InvalidArgument.
   void backward_input(Microbatch& microbatch, float scale);
   void backward_weight(Microbatch& microbatch, const FlatRangeCallback& ready = {});
+  /// Stage with the head of a tied embedding in another stage: adds the gradients of its two uses,
+  /// the head's first. `dx`: what the other stage's backward pass left in residual_gradient(). The
+  /// backward passes of this stage compute and report all gradients but this one. Until it has run
+  /// other passes of the microbatch but backward_weight throw InvalidArgument.
+  void backward_embedding(Microbatch& microbatch, const Tensor& dx,
+                          const FlatRangeCallback& ready = {});
 
   /// Called by the next forward pass with each range of parameters() before their use, in order,
   /// experts separately; the range may be written to then, as may that of the working copy.

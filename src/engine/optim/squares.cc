@@ -1,6 +1,7 @@
 #include "engine/optim/squares.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "engine/optim/cuda/kernels.h"
@@ -21,6 +22,21 @@ double sum_of_squares(std::span<const float> values) {
   for (; i < values.size(); ++i) sum += double(values[i]) * double(values[i]);
   for (const double lane : lanes) sum += lane;
   return sum;
+}
+
+Squares sum_terms(std::vector<SquareTerm> terms) {
+  std::ranges::stable_sort(terms, {}, [](const SquareTerm& term) {
+    return std::tuple(term.group, term.bucket, term.begin);
+  });
+  Squares total, of_group;
+  for (size_t i = 0; i < terms.size(); ++i) {
+    (terms[i].replicated ? of_group.replicated : of_group.sharded) += terms[i].sum;
+    if (i + 1 < terms.size() && terms[i + 1].group == terms[i].group) continue;
+    total.sharded += of_group.sharded;
+    total.replicated += of_group.replicated;
+    of_group = {};
+  }
+  return total;
 }
 
 SquareSums::SquareSums(const Exec& exec, int sums) : exec_(exec), sums_(size_t(sums)) {

@@ -11,6 +11,21 @@ namespace tandem {
 
 double sum_of_squares(std::span<const float> values);
 
+/// Squares of consecutive gradients of uniform properties in one bucket, on their owner.
+struct SquareTerm {
+  int32_t group = 0;
+  bool replicated = false;  ///< on every TP rank; else sharded over them
+  int64_t bucket = 0;       ///< of the whole model
+  int64_t begin = 0;        ///< first element in the whole model's array of the group
+  double sum = 0;
+};
+
+struct Squares {
+  double sharded = 0, replicated = 0;  ///< TP-sharded and TP-replicated parameters
+};
+/// In an order of summation that does not depend on the terms' own.
+Squares sum_terms(std::vector<SquareTerm> terms);
+
 /// Sums that are kept where the values are: on a GPU `add` is enqueued and not waited for.
 class SquareSums {
  public:

@@ -11,6 +11,27 @@ bool continues(const ParameterRun& run, const ParameterRun& next) {
 
 }  // namespace
 
+Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks)
+    : window_(std::move(window)), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {
+  for (auto piece = window_.pieces.rbegin(); piece != window_.pieces.rend(); ++piece) {
+    if (piece->count == 0) continue;
+    const int64_t last = (window_.elements - 1 - piece->whole) / size_;
+    int64_t number = (window_.elements - piece->whole - piece->count) / size_;
+    if (!numbers_.empty()) number = std::max(number, numbers_.back() + 1);
+    for (; number <= last; ++number) numbers_.push_back(number);
+  }
+  for (int b = 0; b < count(); ++b) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      shard_room_ = std::max(shard_room_, shard(b, rank).count);
+    }
+  }
+}
+
+int Buckets::at(int64_t element) const {
+  const int64_t number = (window_.elements - 1 - window_.whole(element)) / size_;
+  return int(std::ranges::lower_bound(numbers_, number) - numbers_.begin());
+}
+
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters, bool by_tensor) {
   std::vector<ParameterRun> runs;
   for (size_t i = 0; i < parameters.size(); ++i) {

@@ -1,6 +1,10 @@
 // Partition of one rank's flat parameter array for data parallelism (ZeRO-style, arXiv 1910.02054):
 // into buckets from back to front, the order in which backward finishes gradients, and each bucket
 // into one shard per rank. Pure functions of (elements, bucket size, ranks).
+//
+// The array of a pipeline stage has a window of the whole model's: its buckets and shards are the
+// whole model's without the elements of other stages, so every element has the same owner, and
+// every sum the same order, for any stages.
 #pragma once
 
 #include <algorithm>
@@ -16,33 +20,43 @@ namespace tandem {
 class Buckets {
  public:
   Buckets(int64_t elements, int64_t bucket_elements, int ranks)
-      : elements_(elements), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {}
+      : Buckets(FlatWindow::all(elements), bucket_elements, ranks) {}
+  Buckets(FlatWindow window, int64_t bucket_elements, int ranks);
 
-  int count() const { return int((elements_ + size_ - 1) / size_); }
+  /// Buckets with elements.
+  int count() const { return int(numbers_.size()); }
   /// Bucket 0 is at the end of the array.
-  FlatRange bucket(int b) const {
-    const int64_t end = elements_ - b * size_;
-    return {std::max<int64_t>(0, end - size_), std::min(size_, end)};
-  }
+  FlatRange bucket(int b) const { return window_.local(whole_bucket(b)); }
   /// Bucket of an element.
-  int at(int64_t element) const { return int((elements_ - 1 - element) / size_); }
+  int at(int64_t element) const;
   FlatRange shard(int b, int rank) const {
-    const FlatRange whole = bucket(b);
-    const Shard local = shard_of(whole.count, ranks_, rank);
-    return {whole.begin + local.begin, local.count};
+    const FlatRange whole = whole_bucket(b);
+    const Shard shard = shard_of(whole.count, ranks_, rank);
+    return window_.local({whole.begin + shard.begin, shard.count});
   }
+  /// Number of a bucket among those of the whole model.
+  int64_t number(int b) const { return numbers_[size_t(b)]; }
+  const FlatWindow& window() const { return window_; }
   /// Contiguous slots for one shard of each bucket (local or staged for a peer): offset of bucket
   /// b's slot, and elements of all slots.
   int64_t slot_begin(int b) const { return b * shard_room(); }
   int64_t slot_elements() const { return count() * shard_room(); }
   /// Elements of the largest shard.
-  int64_t shard_room() const { return (std::min(size_, elements_) + ranks_ - 1) / ranks_; }
-  int64_t elements() const { return elements_; }
+  int64_t shard_room() const { return shard_room_; }
+  int64_t elements() const { return window_.local_elements(); }
   int ranks() const { return ranks_; }
 
  private:
-  int64_t elements_, size_;
+  FlatRange whole_bucket(int b) const {
+    const int64_t end = window_.elements - numbers_[size_t(b)] * size_;
+    return {std::max<int64_t>(0, end - size_), std::min(size_, end)};
+  }
+
+  FlatWindow window_;
+  int64_t size_;
   int ranks_;
+  int64_t shard_room_ = 0;
+  std::vector<int64_t> numbers_;  // ascending
 };
 
 /// FlatRange of the flat array with uniform properties. Padding belongs to none.

@@ -6,14 +6,17 @@
 
 namespace tandem {
 
-ParallelDims::ParallelDims(int tp, int dp, int ep) : sizes_{tp, ep, ep < 1 ? 0 : dp / ep} {
-  if (tp >= 1 && dp >= 1 && ep >= 1 && dp % ep == 0) return;
-  throw InvalidArgument(fmt::format(
-      "tp {} dp {} ep {}: expected sizes of at least 1, and ep a divisor of dp", tp, dp, ep));
+ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
+    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp} {
+  if (tp >= 1 && dp >= 1 && ep >= 1 && pp >= 1 && dp % ep == 0) return;
+  throw InvalidArgument(
+      fmt::format("tp {} dp {} ep {} pp {}: expected sizes of at least 1, and ep a divisor of dp",
+                  tp, dp, ep, pp));
 }
 
 ParallelDims::ParallelDims(const TrainConfig& config)
-    : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep)) {}
+    : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep),
+                   int(config.parallel.pp)) {}
 
 int ParallelDims::ranks() const {
   int ranks = 1;
@@ -50,20 +53,29 @@ int ParallelDims::index(Axes axes, int rank) const {
 }
 
 std::string ParallelDims::describe() const {
-  return fmt::format("tp {} dp {} ep {}", tp(), dp(), ep());
+  return fmt::format("tp {} dp {} ep {}{}", tp(), dp(), ep(),
+                     pp() > 1 ? fmt::format(" pp {}", pp()) : "");
 }
 
 ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bool with_experts)
     : world_(world), dims_(dims) {
   if (world.size() != dims.ranks()) {
-    throw InvalidArgument(fmt::format("world of {} ranks: expected tp x dp = {} x {} = {}",
-                                      world.size(), dims.tp(), dims.dp(), dims.ranks()));
+    throw InvalidArgument(
+        fmt::format("world of {} ranks: expected tp x dp x pp = {} x {} x {} = {}", world.size(),
+                    dims.tp(), dims.dp(), dims.pp(), dims.ranks()));
   }
   tp_ = split(kTp);
   dp_ = split(kDp);
+  if (dims.pp() > 1) pp_ = split(kPp);
   if (!with_experts) return;
   experts_ = split(kExperts);
   expert_dp_ = split(kExpertDp);
+}
+
+std::vector<Communicator*> ParallelGroups::world_axes() const {
+  std::vector<Communicator*> axes = stage_axes();
+  if (pp_) axes.push_back(pp_.get());
+  return axes;
 }
 
 std::unique_ptr<Communicator> ParallelGroups::split(Axes axes) const {

@@ -3,7 +3,8 @@
 // A rank has a coordinate on each axis, and a group is the ranks that differ only on some of them.
 // The first axis varies fastest, so a tensor-parallel group is contiguous. Experts are sharded
 // inside data parallelism, as in Megatron-Core: data parallelism is the axes ep and expert_dp
-// together, and the ranks that share the experts, tp and ep, are contiguous, too.
+// together, and the ranks that share the experts, tp and ep, are contiguous, too. Pipeline stages
+// are outermost: each is the tp x dp ranks of a contiguous range.
 #pragma once
 
 #include <array>
@@ -19,8 +20,8 @@
 namespace tandem {
 
 /// From the one that varies fastest.
-enum class Axis : uint8_t { tp, ep, expert_dp };
-constexpr int kNumAxes = 3;
+enum class Axis : uint8_t { tp, ep, expert_dp, pp };
+constexpr int kNumAxes = 4;
 
 /// Set of axes: the ranks of a group differ on these.
 class Axes {
@@ -34,18 +35,19 @@ class Axes {
   unsigned bits_ = 0;
 };
 constexpr Axes kTp{Axis::tp}, kDp{Axis::ep, Axis::expert_dp}, kExperts{Axis::tp, Axis::ep},
-    kExpertDp{Axis::expert_dp};
+    kExpertDp{Axis::expert_dp}, kPp{Axis::pp};
 
 class ParallelDims {
  public:
   /// Throws InvalidArgument for a size below 1, or if `ep` does not divide `dp`.
-  ParallelDims(int tp, int dp, int ep = 1);
-  /// parallel.tp, parallel.dp and parallel.ep.
+  ParallelDims(int tp, int dp, int ep = 1, int pp = 1);
+  /// parallel.tp, parallel.dp, parallel.ep and parallel.pp.
   explicit ParallelDims(const TrainConfig& config);
 
   int tp() const { return size(kTp); }
   int dp() const { return size(kDp); }
   int ep() const { return size({Axis::ep}); }
+  int pp() const { return size(kPp); }
   int ranks() const;
 
   /// Ranks of a group.
@@ -56,7 +58,7 @@ class ParallelDims {
   int index(Axes axes, int rank) const;
   /// Samples of a replica, of `batch` in a step.
   int64_t local_batch(int64_t batch) const { return batch / dp(); }
-  /// "tp 2 dp 4 ep 2"
+  /// "tp 2 dp 4 ep 2", and " pp 2" if there are several stages
   std::string describe() const;
 
  private:
@@ -80,15 +82,20 @@ class ParallelGroups {
   /// nullptr without experts.
   Communicator* experts() const { return experts_.get(); }
   Communicator* expert_dp() const { return expert_dp_.get(); }
-  /// Communicators whose ranks together are the world: a sum along each in turn is over the world.
-  std::vector<Communicator*> world_axes() const { return {tp_.get(), dp_.get()}; }
+  /// nullptr without pipeline stages.
+  Communicator* pp() const { return pp_.get(); }
+  /// Communicators whose ranks together are the pipeline stage: a sum along each in turn is over
+  /// it.
+  std::vector<Communicator*> stage_axes() const { return {tp_.get(), dp_.get()}; }
+  /// The same for the world.
+  std::vector<Communicator*> world_axes() const;
 
  private:
   std::unique_ptr<Communicator> split(Axes axes) const;
 
   Communicator& world_;
   ParallelDims dims_;
-  std::unique_ptr<Communicator> tp_, dp_, experts_, expert_dp_;
+  std::unique_ptr<Communicator> tp_, dp_, pp_, experts_, expert_dp_;
 };
 
 }  // namespace tandem

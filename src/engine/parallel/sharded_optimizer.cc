@@ -24,7 +24,7 @@ std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
 
 }  // namespace
 
-ShardedOptimizer::Group::Group(const Exec& model, const ParameterGroup& group,
+ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGroup& group,
                                const Tensor& all_weights, const Tensor& all_gradients,
                                int64_t bucket_elements, const ShardedOptimizerOptions& options,
                                size_t first_tensor_index)
@@ -36,7 +36,7 @@ ShardedOptimizer::Group::Group(const Exec& model, const ParameterGroup& group,
       gradients(all_gradients.narrow(0, begin, group.range.count)),
       working(options.working.data() ? options.working.narrow(0, begin, group.range.count)
                                      : Tensor()),
-      buckets(group.range.count, bucket_elements, replicas.size()),
+      buckets(group.window, bucket_elements, replicas.size()),
       state(exec, weights, buckets, replicas.rank(),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
             WeightSync::sends_differences(replicas, options.weights)),
@@ -45,11 +45,24 @@ ShardedOptimizer::Group::Group(const Exec& model, const ParameterGroup& group,
                     [this](int bucket) { add_squares(bucket); }),
       weight_sync(model, replicas, weights, buckets, relative(group.list, begin),
                   {options.weights, working, options.overlap}, state),
-      squares(exec, 2) {}
+      squares(exec, add_terms(index)) {}
+
+/// Returns their number.
+int ShardedOptimizer::Group::add_terms(int index) {
+  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    first_term.push_back(int(terms.size()));
+    for (const ShardedState::Run& r : state.runs(bucket)) {
+      terms.push_back(
+          {index, !r.run.sharded, buckets.number(bucket), buckets.window().whole(r.run.begin)});
+    }
+  }
+  return int(terms.size());
+}
 
 void ShardedOptimizer::Group::add_squares(int bucket) {
+  int term = first_term[size_t(bucket)];
   for (const ShardedState::Run& r : state.runs(bucket)) {
-    squares.add(r.run.sharded ? 0 : 1, gradients.narrow(0, r.run.begin, r.run.count));
+    squares.add(term++, gradients.narrow(0, r.run.begin, r.run.count));
   }
 }
 
@@ -84,7 +97,8 @@ ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, cons
     : exec_(exec) {
   size_t num_tensors = 0;
   for (const ParameterGroup& group : groups) {
-    groups_.emplace_back(exec_, group, weights, gradients, bucket_elements, options, num_tensors);
+    groups_.emplace_back(exec_, int(groups_.size()), group, weights, gradients, bucket_elements,
+                         options, num_tensors);
     num_tensors += group.list.size();
   }
   if (!options.lamb_axes.empty()) trust_ratios_.emplace(options.lamb_axes, num_tensors);
@@ -108,21 +122,23 @@ void ShardedOptimizer::ready(FlatRange range) {
   group.gradient_sync.ready(group.local(range));
 }
 
-ShardedOptimizer::Squares ShardedOptimizer::reduce() {
-  Squares squares;
+Squares ShardedOptimizer::reduce() {
+  terms_.clear();
   for (Group& group : groups_) {
     if (!group.weight_sync.is_complete()) {
       throw InvalidArgument("optimizer: reduce: expected all weights of the step before awaited");
     }
     group.gradient_sync.finish();
     const std::vector<double> sums = group.squares.take();
-    squares.sharded += sums[0];
-    squares.replicated += sums[1];
+    for (size_t i = 0; i < sums.size(); ++i) {
+      terms_.push_back(group.terms[i]);
+      terms_.back().sum = sums[i];
+    }
     if (group.replicas.size() == 1) continue;
     const ScopedSpan span(SpanKind::wait, "dp_flush");
     group.replicas.flush();  // the next backward pass overwrites the gradients
   }
-  return squares;
+  return sum_terms(terms_);
 }
 
 void ShardedOptimizer::update(const AdamStep& step) {
@@ -198,12 +214,10 @@ size_t ShardedOptimizer::state_bytes() const {
   return bytes;
 }
 
-std::string ShardedOptimizer::describe_state() const {
-  int64_t parameters = 0;
-  for (const Group& group : groups_) parameters += group.weights.elements();
-  return fmt::format(
-      "memory: {:.1f} bytes a parameter and rank for weights, gradients, optimizer and messages",
-      double(state_bytes()) / double(parameters));
+int64_t ShardedOptimizer::elements() const {
+  int64_t elements = 0;
+  for (const Group& group : groups_) elements += group.weights.elements();
+  return elements;
 }
 
 }  // namespace tandem

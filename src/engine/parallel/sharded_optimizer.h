@@ -41,8 +41,9 @@ struct ShardedOptimizerOptions {
 /// Parameters whose state is sharded over the ranks of one communicator.
 struct ParameterGroup {
   Communicator& replicas;
-  FlatRange range;              ///< of the flat arrays; groups do not overlap
-  std::vector<Parameter> list;  ///< with offsets in the flat arrays
+  FlatRange range;                                   ///< of the flat arrays; groups do not overlap
+  std::vector<Parameter> list;                       ///< with offsets in the flat arrays
+  FlatWindow window = FlatWindow::all(range.count);  ///< of the range in the whole model's group
 };
 
 class ShardedOptimizer {
@@ -63,12 +64,11 @@ class ShardedOptimizer {
   /// Reports that these gradients are final; `range` lies in one group.
   void ready(FlatRange range);
 
-  struct Squares {
-    double sharded = 0, replicated = 0;  ///< TP-sharded and TP-replicated parameters
-  };
   /// Completes the reduction. Returns the sum of squares over this rank's shards. Throws
   /// InvalidArgument unless all weights of the step before have been awaited.
   Squares reduce();
+  /// Terms of the last reduction's sum: with those of other stages, terms of the whole model's.
+  const std::vector<SquareTerm>& square_terms() const { return terms_; }
   /// Begins the optimizer on this rank's shards and the all-gather of the updated weights. LAMB:
   /// overwrites the gradients; collective over its axes.
   void update(const AdamStep& step);
@@ -99,14 +99,15 @@ class ShardedOptimizer {
 
   /// Bytes of this rank's weights, gradients, optimizer state, messages and residuals.
   size_t state_bytes() const;
-  /// "memory: 16.2 bytes a parameter and rank for …"
-  std::string describe_state() const;
+  /// Elements of this rank's weights.
+  int64_t elements() const;
 
  private:
   struct Group {
-    Group(const Exec& exec, const ParameterGroup& group, const Tensor& all_weights,
+    Group(const Exec& exec, int index, const ParameterGroup& group, const Tensor& all_weights,
           const Tensor& all_gradients, int64_t bucket_elements,
           const ShardedOptimizerOptions& options, size_t first_tensor);
+    int add_terms(int index);
     void add_squares(int bucket);
     /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
     void update(const char* name,
@@ -124,13 +125,16 @@ class ShardedOptimizer {
     ShardedState state;
     GradientSync gradient_sync;
     WeightSync weight_sync;
-    SquareSums squares;  // [sharded, replicated]
+    std::vector<SquareTerm> terms;  // in the order of buckets
+    std::vector<int> first_term;    // by bucket
+    SquareSums squares;             // by term
   };
   Group& find_group(FlatRange range);
 
   Exec exec_;
   std::deque<Group> groups_;
   std::optional<TrustRatios> trust_ratios_;  // LAMB
+  std::vector<SquareTerm> terms_;
 };
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 
 #include "engine/model/expert_load.h"
 #include "engine/model/parameter_patterns.h"
+#include "engine/parallel/pipeline.h"
 #include "engine/train/step_executor.h"
 #include "tandem/error.h"
 
@@ -30,7 +31,7 @@ TransformerOptions make_options(
   options.deterministic = config.train.deterministic;
   options.codec = CodecPolicy::parse(config.parallel.codec);
   options.experts = groups.experts();
-  if (groups.experts()) options.step = groups.world_axes();
+  if (groups.experts()) options.step = groups.stage_axes();
   if (routed) options.routed = std::bind_front(routed, groups.world().rank());
   return options;
 }
@@ -38,18 +39,21 @@ TransformerOptions make_options(
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                                                   const TrainConfig& config,
-                                                  const Transformer& model) {
-  std::vector<Parameter> all_parameters = model.parameter_list();
+                                                  const Stage& stage) {
+  std::vector<Parameter> all_parameters = stage.parameter_list();
   apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
   std::vector<Parameter> dense, experts;
   for (const Parameter& p : all_parameters) {
     (p.sharding.over_ep() ? experts : dense).push_back(p);
   }
-  const int64_t begin = model.experts_begin();
-  std::vector<ParameterGroup> all{{groups.dp(), {0, begin}, std::move(dense)}};
+  const int64_t begin = stage.experts_begin();
+  std::vector<ParameterGroup> all{
+      {groups.dp(), {0, begin}, std::move(dense), stage.dense_window()}};
   if (groups.expert_dp()) {
-    const int64_t count = model.parameters().elements() - begin;
-    all.push_back({*groups.expert_dp(), {begin, count}, std::move(experts)});
+    all.push_back({*groups.expert_dp(),
+                   {begin, stage.experts_end() - begin},
+                   std::move(experts),
+                   stage.experts_window()});
   }
   return all;
 }
@@ -60,16 +64,15 @@ int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
 }
 
 ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
-                                               const TrainConfig& config,
-                                               const Transformer& model) {
+                                               const TrainConfig& config, const Stage& stage) {
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
   return {.gradients = codec.gradients,
           .weights = codec.weights,
           .error_feedback = config.parallel.error_feedback,
-          .working = model.working_parameters(),
+          .working = stage.working_parameters(),
           .overlap = groups.tp().size() == 1 && !groups.experts(),
           .lamb_axes =
-              config.optimizer.name == "lamb" ? groups.world_axes() : std::vector<Communicator*>{}};
+              config.optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{}};
 }
 
 }  // namespace
@@ -79,25 +82,85 @@ double bucket_mib(const TrainConfig& config, bool on_gpus) {
   return on_gpus ? 100 : 4;  // GPUs: a kernel of the optimizer is launched per bucket
 }
 
+ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
+                       const TransformerOptions& options, const StageLayers& layers)
+    : stage(groups.tp(), config.model, options, layers),
+      optimizer(stage.exec(), stage.parameters(), stage.gradients(),
+                make_parameter_groups(groups, config, stage),
+                bucket_elements(config, groups.world().on_gpu()),
+                make_optimizer_options(groups, config, stage)) {}
+
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
                                                 const Tensor& chosen)>& routed)
-    : model(groups.tp(), config.model, make_options(groups, config, routed)),
-      optimizer(model.exec(), model.parameters(), model.gradients(),
-                make_parameter_groups(groups, config, model),
-                bucket_elements(config, groups.world().on_gpu()),
-                make_optimizer_options(groups, config, model)) {}
+    : groups_(groups) {
+  const schedule::PipelineShape shape = pipeline_shape(config);
+  const std::vector<StageLayers> layers = pipeline_layers(config);
+  const int rank = groups.pp() ? groups.pp()->rank() : 0;
+  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    chunks.emplace_back(groups, config, make_options(groups, config, routed),
+                        layers[size_t(schedule::stage_of(shape, rank, chunk))]);
+  }
+}
+
+std::vector<Stage*> ModelRanks::stages() {
+  std::vector<Stage*> stages;
+  for (ModelChunk& chunk : chunks) stages.push_back(&chunk.stage);
+  return stages;
+}
+
+ShardedOptimizer::Sent ModelRanks::take_sent() {
+  ShardedOptimizer::Sent sent;
+  for (ModelChunk& chunk : chunks) sent = sent + chunk.optimizer.take_sent();
+  return sent;
+}
+
+std::string ModelRanks::describe_state() const {
+  size_t bytes = 0;
+  int64_t elements = 0;
+  for (const ModelChunk& chunk : chunks) {
+    bytes += chunk.optimizer.state_bytes();
+    elements += chunk.optimizer.elements();
+  }
+  return fmt::format(
+      "memory: {:.1f} bytes a parameter and rank for weights, gradients, optimizer and messages",
+      double(bytes) / double(std::max<int64_t>(elements, 1)));
+}
+
+namespace {
+
+/// Sums over the stages, in their order.
+std::vector<double> sum_stages(Communicator* pp, std::vector<double> values) {
+  if (!pp) return values;
+  std::vector<double> sums(values.size());
+  for (const auto& blob : pp->exchange(std::as_bytes(std::span(values)), "experts of the stages")) {
+    const auto* const of_rank = reinterpret_cast<const double*>(blob.data());
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_rank[i];
+  }
+  return sums;
+}
+
+}  // namespace
 
 void ModelRanks::describe_experts(const TrainConfig& config, StepRecord& record) const {
-  const std::optional<ExpertCounts> experts = model.expert_counts();
-  if (!experts) return;
-  for (int layer = 0; layer < int(experts->layers()); ++layer) {
-    record.imbalance.push_back(experts->imbalance(layer, int(config.parallel.ep)));
-    record.expert_imbalance.push_back(experts->imbalance(layer, int(config.model.experts)));
-    const std::vector<double> counts = experts->of(layer);
+  if (config.model.experts == 0) return;
+  ExpertCounts experts{config.model.experts, {}};
+  std::vector<double> values(1);  // the auxiliary loss, then the rows
+  for (const ModelChunk& chunk : chunks) {
+    const ExpertCounts of_chunk = *chunk.stage.expert_counts();
+    values.resize(1 + of_chunk.rows.size());
+    if (config.model.aux_loss_coeff > 0) values[0] += chunk.stage.aux_loss();
+    for (size_t i = 0; i < of_chunk.rows.size(); ++i) values[1 + i] += of_chunk.rows[i];
+  }
+  values = sum_stages(groups_.pp(), std::move(values));
+  experts.rows.assign(values.begin() + 1, values.end());
+  for (int layer = 0; layer < int(experts.layers()); ++layer) {
+    record.imbalance.push_back(experts.imbalance(layer, int(config.parallel.ep)));
+    record.expert_imbalance.push_back(experts.imbalance(layer, int(config.model.experts)));
+    const std::vector<double> counts = experts.of(layer);
     record.expert_rows.emplace_back(counts.begin(), counts.end());
   }
-  if (config.model.aux_loss_coeff > 0) record.aux_loss = model.aux_loss();
+  if (config.model.aux_loss_coeff > 0) record.aux_loss = values[0];
 }
 
 }  // namespace tandem

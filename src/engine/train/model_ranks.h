@@ -1,15 +1,28 @@
 // Model of a training run and its optimizer on one rank.
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "engine/config/config.h"
-#include "engine/model/transformer.h"
+#include "engine/model/stage.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/sharded_optimizer.h"
 #include "engine/train/step_record.h"
 
 namespace tandem {
+
+/// A pipeline stage, or the whole model, and its optimizer.
+struct ModelChunk {
+  /// Collective over the ranks of the pipeline stage.
+  ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
+             const TransformerOptions& options, const StageLayers& layers);
+
+  Stage stage;
+  ShardedOptimizer optimizer;
+};
 
 struct ModelRanks {
   /// `routed`: as TrainRequest's. `groups` must outlive this object. Collective.
@@ -17,11 +30,18 @@ struct ModelRanks {
              const std::function<void(int rank, int layer, const Tensor& scores,
                                       const Tensor& chosen)>& routed);
 
-  /// Fills the record of a step of a MoE model.
+  std::vector<Stage*> stages();
+  /// Bytes sent by this rank since the last call.
+  ShardedOptimizer::Sent take_sent();
+  /// "memory: 16.2 bytes a parameter and rank for …"
+  std::string describe_state() const;
+  /// Fills the record of a step of a MoE model. Collective over the pipeline's ranks.
   void describe_experts(const TrainConfig& config, StepRecord& record) const;
 
-  Transformer model;
-  ShardedOptimizer optimizer;
+  std::deque<ModelChunk> chunks;  ///< of the pipeline rank, in the order of schedule::stage_of
+
+ private:
+  const ParallelGroups& groups_;
 };
 
 /// parallel.dp_bucket_mib, or what is chosen for it.

@@ -1,5 +1,6 @@
 #include "engine/train/step_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "observe/recorder.h"
@@ -42,18 +43,28 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
   });
 }
 
-void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent, StepRecord& record) {
+void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
+                   const std::optional<Pipeline::Times>& passes, StepRecord& record) {
   struct Times {
     double gemm, compute, wait;
     ShardedOptimizer::Sent sent;
+    double busy_s, passes_s;  // the ranks' sum, the longest
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
-  const Times local{ms(SpanKind::gemm), ms(SpanKind::gemm) + ms(SpanKind::compute),
-                    ms(SpanKind::wait), sent};
+  const Times local{ms(SpanKind::gemm),
+                    ms(SpanKind::gemm) + ms(SpanKind::compute),
+                    ms(SpanKind::wait),
+                    sent,
+                    passes ? passes->passes_s - passes->waited_s : 0,
+                    passes ? passes->passes_s : 0};
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
+    const double busy_s = total.busy_s + other.busy_s;
+    const double passes_s = std::max(total.passes_s, other.passes_s);
     if (total.compute < other.compute) total = other;
     total.sent = sum;
+    total.busy_s = busy_s;
+    total.passes_s = passes_s;
   });
   record.gemm_ms = all.gemm;
   record.compute_ms = all.compute;
@@ -61,6 +72,10 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent, St
   record.gradient_bytes = all.sent.gradients;
   record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
   record.weight_bytes = all.sent.weights;
+  if (!passes) return;
+  int ranks = 1;
+  for (const Communicator* axis : axes) ranks *= axis->size();
+  record.bubble = 1 - all.busy_s / (ranks * all.passes_s);
 }
 
 }  // namespace tandem

@@ -1,8 +1,10 @@
 // Scalars exchanged by all ranks in a step.
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded_optimizer.h"
 #include "engine/train/step_record.h"
 #include "tandem/communicator.h"
@@ -25,7 +27,8 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local);
 
 /// Fills the times from the recorder of the rank with the longest compute time, for which the
 /// others waited; all times are of one rank, so they add up. Bytes are summed over the ranks;
-/// `sent` is this rank's. Collective.
-void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent, StepRecord& record);
+/// `sent` and `passes` are this rank's; `passes` of a pipeline. Collective.
+void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
+                   const std::optional<Pipeline::Times>& passes, StepRecord& record);
 
 }  // namespace tandem

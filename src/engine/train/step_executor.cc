@@ -8,6 +8,25 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+/// As the pipeline's; without one, each microbatch's passes in turn.
+schedule::PipelineShape step_shape(const TrainConfig& config) {
+  schedule::PipelineShape shape = pipeline_shape(config);
+  shape.microbatches =
+      int(ParallelDims(config).local_batch(config.train.batch) / microbatch_size(config));
+  return shape;
+}
+
+/// Whether separate forward passes count the experts before a step: the auxiliary loss covers all
+/// its tokens, and they need several passes.
+bool counts_experts(const TrainConfig& config) {
+  const bool has_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
+  return has_loss && config.train.aux_loss_scope == "step" &&
+         microbatch_size(config) < ParallelDims(config).local_batch(config.train.batch);
+}
+
+}  // namespace
 
 int64_t microbatch_size(const TrainConfig& config) {
   return config.train.microbatch > 0 ? config.train.microbatch
@@ -15,14 +34,13 @@ int64_t microbatch_size(const TrainConfig& config) {
 }
 
 StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
-                           const Corpus& corpus, const Sampler& sampler, Transformer& model,
-                           ShardedOptimizer& optimizer)
+                           const Corpus& corpus, const Sampler& sampler, ModelRanks& ranks)
     : config_(config),
       groups_(groups),
       corpus_(corpus),
       sampler_(sampler),
-      model_(model),
-      optimizer_(optimizer),
+      ranks_(ranks),
+      pipeline_(groups.pp(), step_shape(config), ranks.stages(), counts_experts(config)),
       microbatch_(microbatch_size(config)),
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()) {}
@@ -36,48 +54,73 @@ int64_t StepExecutor::targets(int64_t first) const {
 StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   const int64_t share = groups_.dims().local_batch(config_.train.batch);
   const int64_t begin = first + groups_.dp().rank() * share;
-  const auto ready = [this](FlatRange range) { optimizer_.ready(range); };
+  const Pipeline::Batch batch{
+      [this, begin](int microbatch) { read_microbatch(begin + microbatch * microbatch_); }, tokens_,
+      targets_};
+  begin_step(batch, share);
+  pipeline_.run(batch, 1.0f / float(targets), [this](int chunk, FlatRange range) {
+    ranks_.chunks[size_t(chunk)].optimizer.ready(range);
+  });
+  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;
-  count_experts(begin, share);
-  for (int64_t at = 0; at < share; at += microbatch_) {
-    read_microbatch(begin + at);
-    model_.enqueue_forward(tokens_, targets_);
-    const bool is_last = at + microbatch_ >= share;
-    model_.backward(1.0f / float(targets), is_last ? ready : FlatRangeCallback());
-  }
-  model_.share_load();
-  const ShardedOptimizer::Squares squares = optimizer_.reduce();
-  const double loss = model_.take_loss();
+  result.squares = sum_squares();
+  const double loss = pipeline_.take_loss();
   if (groups_.tp().rank() == 0) result.loss = loss;
-  result.squares = squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
   return result;
 }
 
+/// Completes the reduction of gradients.
+double StepExecutor::sum_squares() {
+  std::vector<SquareTerm> terms;
+  for (ModelChunk& chunk : ranks_.chunks) {
+    chunk.optimizer.reduce();
+    const auto& of_chunk = chunk.optimizer.square_terms();
+    terms.insert(terms.end(), of_chunk.begin(), of_chunk.end());
+  }
+  if (groups_.pp()) {
+    const auto all = groups_.pp()->exchange(std::as_bytes(std::span(terms)), "squares");
+    if (groups_.pp()->rank() > 0) return 0;
+    terms.clear();
+    for (const auto& blob : all) {
+      const auto* const of_stage = reinterpret_cast<const SquareTerm*>(blob.data());
+      terms.insert(terms.end(), of_stage, of_stage + blob.size() / sizeof(SquareTerm));
+    }
+  }
+  const Squares squares = sum_terms(std::move(terms));
+  return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
+}
+
 void StepExecutor::update(const AdamStep& step) {
-  optimizer_.update(step);
-  model_.await_parameters([this](FlatRange range) { optimizer_.await(range); });
+  for (ModelChunk& chunk : ranks_.chunks) {
+    chunk.optimizer.update(step);
+    chunk.stage.await_parameters([&chunk](FlatRange range) { chunk.optimizer.await(range); });
+  }
+  for (ModelChunk& chunk : ranks_.chunks) {
+    const auto tied = chunk.stage.tied_embedding();
+    if (tied && tied->begin == 0) chunk.optimizer.await(*tied);
+  }
+  pipeline_.share_embedding();
   if (config_.model.router_bias_update_rate == 0) return;
   await_weights();
-  model_.adjust_router_bias();
-  model_.parameters_changed();
+  for (ModelChunk& chunk : ranks_.chunks) {
+    chunk.stage.adjust_router_bias();
+    chunk.stage.parameters_changed();
+  }
 }
 
 void StepExecutor::await_weights() {
-  optimizer_.await_all();
+  for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.await_all();
 }
 
-/// The auxiliary loss of a step covers all its tokens: if they need several forward passes,
-/// separate passes count the experts first.
-void StepExecutor::count_experts(int64_t begin, int64_t share) {
+void StepExecutor::begin_step(const Pipeline::Batch& batch, int64_t share) {
   const bool whole_step = config_.train.aux_loss_scope == "step";
-  model_.begin_step(whole_step ? 1 : share / microbatch_);
-  const bool has_loss = config_.model.experts > 0 && config_.model.aux_loss_coeff > 0;
-  if (!has_loss || !whole_step || share == microbatch_) return;
-  for (int64_t at = 0; at < share; at += microbatch_) {
-    read_microbatch(begin + at);
-    model_.forward(tokens_, targets_);
+  for (ModelChunk& chunk : ranks_.chunks) {
+    chunk.stage.begin_step(whole_step ? 1 : share / microbatch_);
   }
-  model_.share_load();
+  if (!counts_experts(config_)) return;
+  pipeline_.run_forward(batch);
+  pipeline_.take_loss();
+  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
 }
 
 void StepExecutor::read_microbatch(int64_t sample) {

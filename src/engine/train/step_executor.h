@@ -3,29 +3,33 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/config/config.h"
 #include "engine/data/sampler.h"
-#include "engine/model/transformer.h"
 #include "engine/parallel/dims.h"
+#include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded_optimizer.h"
+#include "engine/train/model_ranks.h"
 
 namespace tandem {
 
 class StepExecutor {
  public:
-  /// All must outlive this object.
+  /// All must outlive this object. Collective.
   StepExecutor(const TrainConfig& config, const ParallelGroups& groups, const Corpus& corpus,
-               const Sampler& sampler, Transformer& model, ShardedOptimizer& optimizer);
+               const Sampler& sampler, ModelRanks& ranks);
 
   /// Number of target tokens in the step whose first sample is `first`, over all ranks.
   int64_t targets(int64_t first) const;
 
   struct Result {
-    double loss = 0;     ///< this rank's share, in nats: TP rank 0 of a replica has the replica's
-    double squares = 0;  ///< of this rank's shards of the gradients
+    double loss = 0;  ///< this rank's share, in nats: TP rank 0 of a replica's last stage has the
+                      ///< replica's
+    double squares = 0;  ///< of the gradients' shards on this rank and, for pipeline rank 0, on
+                         ///< those of the other stages
   };
   /// Reads this rank's samples, runs forward and backward passes, and reduces the gradients.
   /// `targets`: of the step. After a read error the step continues with ignored text, as other
@@ -33,6 +37,12 @@ class StepExecutor {
   Result compute(int64_t first, int64_t targets);
   /// Updates the weights with the gradients of `compute`; the next forward pass waits for them.
   void update(const AdamStep& step);
+  /// Must be called after weights were written other than by `update`. Collective.
+  void weights_changed() { pipeline_.share_embedding(); }
+  /// Of the last step's passes; nullopt without pipeline stages.
+  std::optional<Pipeline::Times> times() const {
+    return groups_.pp() ? std::optional(pipeline_.times()) : std::nullopt;
+  }
   /// Blocks until all weights are updated. Called before they are read other than by a forward
   /// pass of training. Collective.
   void await_weights();
@@ -46,14 +56,15 @@ class StepExecutor {
  private:
   void read_microbatch(int64_t sample);
   void ignore_text(const std::string& error);
-  void count_experts(int64_t first, int64_t share);
+  void begin_step(const Pipeline::Batch& batch, int64_t share);
+  double sum_squares();
 
   const TrainConfig& config_;
   const ParallelGroups& groups_;
   const Corpus& corpus_;
   const Sampler& sampler_;
-  Transformer& model_;
-  ShardedOptimizer& optimizer_;
+  ModelRanks& ranks_;
+  Pipeline pipeline_;
   int64_t microbatch_;
   std::vector<int32_t> tokens_, targets_;
   std::string read_error_;

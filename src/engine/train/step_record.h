@@ -18,6 +18,9 @@ struct StepRecord {
   double compute_ms = 0;  ///< including GEMMs
   double gemm_ms = 0;
   double exposed_comm_ms = 0;
+  /// Share of the time of forward and backward passes in which ranks waited for other pipeline
+  /// stages, or for the slowest rank's last pass; mean of the ranks.
+  std::optional<double> bubble;
   // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
   // uncompressed.
   uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;

@@ -98,7 +98,7 @@ class Trainer {
     describe_run();
     resolve_dtype(resume_from);
     ranks_.emplace(groups_, config_, request.routed);
-    executor_.emplace(config_, groups_, corpus, sampler_, ranks_->model, ranks_->optimizer);
+    executor_.emplace(config_, groups_, corpus, sampler_, *ranks_);
     begin(resume_from);
     if (config_.train.validate_every > 0) {
       validation_.emplace(world_, groups_.tp(), groups_.dp(), groups_.experts(), config_.model,
@@ -107,7 +107,7 @@ class Trainer {
     }
     utilization_ = measure_utilization(world, config_);
     for (const auto& line : utilization_.describe(config_)) note(line);
-    note(ranks_->optimizer.describe_state());
+    note(ranks_->describe_state());
     if (!files_) return;
     files_->open_log(state_.step);
     progress_sink_.emplace(config_, *progress_, state_.elapsed_s);
@@ -136,10 +136,21 @@ class Trainer {
 
  private:
   TrainedRanks trained() {
-    return {world_,
-            fmt::format("{} with buckets of {} MiB", groups_.dims().describe(),
-                        bucket_mib(config_, world_.on_gpu())),
-            groups_.tp(), ranks_->model, ranks_->optimizer};
+    std::vector<TrainedStage> stages;
+    for (ModelChunk& chunk : ranks_->chunks) stages.push_back({chunk.stage, chunk.optimizer});
+    return {world_, describe_layout(), groups_.tp(), std::move(stages)};
+  }
+
+  std::string describe_layout() const {
+    std::string layout = fmt::format("{} with buckets of {} MiB", groups_.dims().describe(),
+                                     bucket_mib(config_, world_.on_gpu()));
+    if (!groups_.pp()) return layout;
+    layout += " and stages of";
+    for (const StageLayers& stage : pipeline_layers(config_)) {
+      layout += fmt::format(" {}", stage.count);
+    }
+    layout += " layers";
+    return layout;
   }
 
   /// Shown on rank 0.
@@ -170,8 +181,10 @@ class Trainer {
   /// Sets weights, optimizer and state: initial ones, or those of a checkpoint.
   void begin(const std::string& resume_from) {
     if (resume_from.empty()) {
-      ranks_->model.initialize(uint64_t(config_.train.seed));
-      ranks_->optimizer.adopt_weights();
+      for (ModelChunk& chunk : ranks_->chunks) {
+        chunk.stage.initialize(uint64_t(config_.train.seed));
+        chunk.optimizer.adopt_weights();
+      }
       state_.seq = config_.train.seq;
       state_.seed = config_.train.seed;
       state_.data = corpus_.fingerprint();
@@ -182,6 +195,7 @@ class Trainer {
       if (!change.empty()) note(change);
       state_ = read_train_state(resume_from);
     }
+    executor_->weights_changed();
     state_.config = to_toml(config_);
     state_.made_by = build_identity();
   }
@@ -250,7 +264,7 @@ class Trainer {
       executor_
           ->await_weights();  // part of this step: the next forward pass does not wait for them
     }
-    exchange_step(groups_.world_axes(), ranks_->optimizer.take_sent(), record);
+    exchange_step(groups_.world_axes(), ranks_->take_sent(), executor_->times(), record);
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
     record.tokens_per_s = double(targets) / seconds;
@@ -280,7 +294,7 @@ class Trainer {
   void end_step(StepRecord& record) {
     if (validation_ && is_due(config_.train.validate_every)) {
       const auto begin = Clock::now();
-      record.validation_loss = validation_->loss(record.step, ranks_->model.parameters(),
+      record.validation_loss = validation_->loss(record.step, ranks_->chunks[0].stage.parameters(),
                                                  request_.stop, progress_ ? &*progress_ : nullptr);
       run_start_ += Clock::now() - begin;  // excluded from training time
     }

@@ -1,0 +1,382 @@
+#include "engine/parallel/pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "core/exec.h"
+#include "observe/recorder.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Tensor as_row(const Tensor& t) {
+  return Tensor(t.data(), t.dtype(), {1, t.elements()}, t.device());
+}
+
+}  // namespace
+
+schedule::PipelineShape pipeline_shape(const TrainConfig& config) {
+  const auto& parallel = config.parallel;
+  if (parallel.pp == 1) return {};
+  const int64_t batch = config.train.batch / parallel.dp;
+  const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
+  return {schedule::parse_pipeline_kind(parallel.schedule), int(parallel.pp),
+          int(batch / microbatch), int(parallel.virtual_stages)};
+}
+
+std::vector<StageLayers> pipeline_layers(const TrainConfig& config) {
+  const int64_t stages = config.parallel.pp * config.parallel.virtual_stages;
+  const auto& given = config.parallel.layers_per_stage;
+  std::vector<StageLayers> layers;
+  int64_t first = 0;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    const int64_t count = given.empty()
+                              ? shard_of(config.model.layers, int(stages), int(stage)).count
+                              : given[size_t(stage)];
+    layers.push_back({first, count, stage == 0, stage + 1 == stages});
+    first += count;
+  }
+  return layers;
+}
+
+StageLinks::StageLinks(Communicator& pp, std::vector<Channel> channels, size_t message_bytes)
+    : pp_(pp), channels_(std::move(channels)), message_bytes_(message_bytes) {
+  std::vector<int> slots(size_t(pp.size())), signals(slots);
+  for (const Channel& channel : channels_) {
+    const auto source = size_t(channel.source), destination = size_t(channel.destination);
+    Slots& s = slots_.emplace_back();
+    s.offset = size_t(slots[destination]) * message_bytes;
+    s.arrival = signals[destination];
+    slots[destination] += channel.slots;
+    signals[destination] += channel.slots;
+    s.acknowledgement = signals[source];
+    signals[source] += channel.slots;
+    if (channel.source == pp.rank()) s.messages.resize(size_t(channel.slots) * message_bytes);
+  }
+  buffer_ = pp.allocate(size_t(std::ranges::max(slots)) * message_bytes, std::ranges::max(signals));
+}
+
+void StageLinks::wait(int signal, uint64_t epoch, const Channel& channel, int peer,
+                      uint64_t number) {
+  const auto begin = Clock::now();
+  const ScopedSpan span(SpanKind::wait, channel.op, int(number), peer);
+  pp_.wait(*buffer_, signal, epoch, {channel.op, peer, int64_t(number)});
+  waited_s_ += seconds_since(begin);
+}
+
+void StageLinks::send(int index, uint64_t number, const void* message) {
+  const Channel& channel = channels_[size_t(index)];
+  Slots& s = slots_[size_t(index)];
+  const auto count = uint64_t(channel.slots);
+  const int slot = int(number % count);
+  if (number >= count) {
+    wait(s.acknowledgement + slot, number + 1 - count, channel, channel.destination, number);
+  }
+  std::byte* const sent = s.messages.data() + size_t(slot) * message_bytes_;
+  std::memcpy(sent, message, message_bytes_);
+  pp_.put(channel.destination, *buffer_, s.offset + size_t(slot) * message_bytes_, sent,
+          message_bytes_, s.arrival + slot, number + 1);
+}
+
+const std::byte* StageLinks::receive(int index, uint64_t number) {
+  const Channel& channel = channels_[size_t(index)];
+  const Slots& s = slots_[size_t(index)];
+  const int slot = int(number % uint64_t(channel.slots));
+  wait(s.arrival + slot, number + 1, channel, channel.source, number);
+  return buffer_->local() + s.offset + size_t(slot) * message_bytes_;
+}
+
+void StageLinks::acknowledge(int index, uint64_t number) {
+  const Channel& channel = channels_[size_t(index)];
+  const int slot = int(number % uint64_t(channel.slots));
+  pp_.put(channel.source, *buffer_, 0, nullptr, 0, slots_[size_t(index)].acknowledgement + slot,
+          number + 1);
+}
+
+Pipeline::Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
+                   std::vector<Stage*> stages, bool forward_runs)
+    : pp_(pp),
+      shape_(shape),
+      rank_(pp ? pp->rank() : 0),
+      stages_(std::move(stages)),
+      microbatches_(stages_.size()) {
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    microbatches_[i].push_back({stages_[i]->make_microbatch()});
+  }
+  bool is_tied = false;
+  for (const Stage* stage : stages_) is_tied |= stage->tied_embedding().has_value();
+  if (pp) {
+    const char local = is_tied;
+    for (const auto& blob : pp->exchange(std::as_bytes(std::span(&local, 1)), "tied embedding")) {
+      is_tied |= blob[0] != std::byte{0};
+    }
+    has_tied_ = is_tied;
+    make_links(forward_runs);
+  }
+  passes_ = passes_of(rank_);
+  for (size_t chunk = 0; chunk < stages_.size(); ++chunk) mark_final(int(chunk));
+}
+
+/// Marks the chunk's passes after which gradients have those of all microbatches.
+void Pipeline::mark_final(int chunk) {
+  for (const bool is_embedding : {false, true}) {
+    const auto last = std::find_if(passes_.rbegin(), passes_.rend(), [&](const Pass& pass) {
+      return pass.chunk == chunk && pass.kind != Pass::Kind::forward &&
+             pass.kind != Pass::Kind::backward_input &&
+             (pass.kind == Pass::Kind::embedding) == is_embedding;
+    });
+    if (last != passes_.rend()) last->is_final = true;
+  }
+}
+
+/// Of a rank, with the additions of the lookups' gradients. They follow the forward pass whose
+/// input the first stage made after sending them, so no rank waits for them in addition.
+std::vector<Pipeline::Pass> Pipeline::passes_of(int rank) const {
+  using schedule::PassKind;
+  const auto kind_of = [](PassKind pass) {
+    switch (pass) {
+      case PassKind::forward:
+        return Pass::Kind::forward;
+      case PassKind::backward:
+        return Pass::Kind::backward;
+      case PassKind::backward_input:
+        return Pass::Kind::backward_input;
+      case PassKind::backward_weight:
+        break;
+    }
+    return Pass::Kind::backward_weight;
+  };
+  const schedule::StagePlace last = schedule::place_of(shape_, shape_.stages() - 1);
+  const bool adds_lookups = has_tied_ && rank == last.rank;
+  const schedule::StagePlace first = schedule::place_of(shape_, 0);
+  std::vector<schedule::PipelineAction> of_first;
+  if (adds_lookups) of_first = schedule::pipeline_actions(shape_, first.rank);
+  size_t at = 0;  // in of_first
+  std::vector<Pass> passes;
+  const auto add_lookups_before = [&](int microbatch) {
+    for (; at < of_first.size(); ++at) {
+      const schedule::PipelineAction& action = of_first[at];
+      if (action.chunk != first.chunk) continue;
+      if (action.pass == PassKind::forward && action.microbatch == microbatch) return;
+      if (action.pass == PassKind::backward || action.pass == PassKind::backward_input) {
+        passes.push_back({Pass::Kind::embedding, last.chunk, action.microbatch});
+      }
+    }
+  };
+  for (const schedule::PipelineAction& action : schedule::pipeline_actions(shape_, rank)) {
+    passes.push_back({kind_of(action.pass), action.chunk, action.microbatch});
+    if (adds_lookups && action.chunk == last.chunk && action.pass == PassKind::forward) {
+      add_lookups_before(action.microbatch);
+    }
+  }
+  if (adds_lookups) add_lookups_before(-1);
+  return passes;
+}
+
+/// Bound of the messages that are sent and not received yet. `before(pass)`: the destination's
+/// pass that the source's waits for, if any.
+template <typename IsSend, typename IsReceive, typename Before>
+int Pipeline::max_waiting(int source, const IsSend& is_send, int destination,
+                          const IsReceive& is_receive, const Before& before) const {
+  const std::vector<Pass> receiver = passes_of(destination);
+  size_t at = 0;
+  int waiting = 0, most = 1;
+  for (const Pass& pass : passes_of(source)) {
+    const auto awaited = std::ranges::find_if(receiver, before(pass));
+    if (awaited != receiver.end()) {
+      for (const auto end = size_t(awaited - receiver.begin()) + 1; at < end; ++at) {
+        waiting -= is_receive(receiver[at]);
+      }
+    }
+    waiting += is_send(pass);
+    most = std::max(most, waiting);
+  }
+  return most;
+}
+
+void Pipeline::make_links(bool forward_runs) {
+  using Kind = Pass::Kind;
+  const auto is_forward = [](int chunk) {
+    return [=](const Pass& p) { return p.kind == Kind::forward && p.chunk == chunk; };
+  };
+  const auto is_backward = [](int chunk) {
+    return [=](const Pass& p) {
+      return (p.kind == Kind::backward || p.kind == Kind::backward_input) && p.chunk == chunk;
+    };
+  };
+  // The pass of a microbatch at the destination, for one of the source.
+  const auto same = [](auto of_source, auto of_destination) {
+    return [=](const Pass& pass) {
+      return [=](const Pass& other) {
+        return of_source(pass) && of_destination(other) && other.microbatch == pass.microbatch;
+      };
+    };
+  };
+  std::vector<StageLinks::Channel> channels;
+  for (int s = 0; s + 1 < shape_.stages(); ++s) {
+    const auto [rank, chunk] = schedule::place_of(shape_, s);
+    const auto [next_rank, next_chunk] = schedule::place_of(shape_, s + 1);
+    const int forward =
+        forward_runs ? shape_.microbatches  // nothing comes back that bounds them
+                     : max_waiting(rank, is_forward(chunk), next_rank, is_forward(next_chunk),
+                                   same(is_backward(chunk), is_backward(next_chunk)));
+    channels.push_back({rank, next_rank, forward, "pp_activations"});
+    const int backward = max_waiting(next_rank, is_backward(next_chunk), rank, is_backward(chunk),
+                                     same(is_forward(next_chunk), is_forward(chunk)));
+    channels.push_back({next_rank, rank, backward, "pp_gradients"});
+  }
+  if (has_tied_) {
+    const auto [first, first_chunk] = schedule::place_of(shape_, 0);
+    const auto [last, last_chunk] = schedule::place_of(shape_, shape_.stages() - 1);
+    const int slots = max_waiting(
+        first, is_backward(first_chunk), last,
+        [](const Pass& pass) { return pass.kind == Kind::embedding; },
+        same(is_backward(first_chunk), is_backward(last_chunk)));
+    channels.push_back({first, last, slots, "pp_lookups"});
+  }
+  links_.emplace(*pp_, std::move(channels), stages_.front()->residual_gradient().bytes());
+}
+
+Microbatch& Pipeline::make_microbatch(const Pass& pass) {
+  auto& slots = microbatches_[size_t(pass.chunk)];
+  auto free = std::ranges::find(slots, -1, &Slot::number);
+  if (free == slots.end()) {
+    slots.push_back({stages_[size_t(pass.chunk)]->make_microbatch()});
+    free = slots.end() - 1;
+  }
+  free->number = pass.microbatch;
+  free->uses = 1 + (has_tied_ && is_last(stage(pass.chunk)));
+  return free->microbatch;
+}
+
+Microbatch& Pipeline::find_microbatch(const Pass& pass) {
+  return std::ranges::find(microbatches_[size_t(pass.chunk)], pass.microbatch, &Slot::number)
+      ->microbatch;
+}
+
+/// After a last pass of its kind.
+void Pipeline::release(const Pass& pass) {
+  Slot& slot =
+      *std::ranges::find(microbatches_[size_t(pass.chunk)], pass.microbatch, &Slot::number);
+  if (--slot.uses == 0) slot.number = -1;
+}
+
+void Pipeline::receive(int channel, uint64_t number, const Tensor& to) {
+  std::memcpy(to.data(), links_->receive(channel, number), to.bytes());
+  links_->acknowledge(channel, number);
+}
+
+void Pipeline::forward(const Pass& pass, const Batch& batch) {
+  Stage& model = *stages_[size_t(pass.chunk)];
+  const int stage = this->stage(pass.chunk);
+  const uint64_t number = forward_begin_ + uint64_t(pass.microbatch);
+  Microbatch& microbatch = make_microbatch(pass);
+  if (stage == 0 || is_last(stage)) batch.read(pass.microbatch);
+  if (stage > 0) receive(activations(stage - 1), number, model.input(microbatch));
+  model.enqueue_forward(batch.tokens, batch.targets, microbatch);
+  if (!is_last(stage)) links_->send(activations(stage), number, model.output(microbatch).data());
+}
+
+void Pipeline::backward(const Pass& pass, float scale, const FlatRangeCallback& ready) {
+  Stage& model = *stages_[size_t(pass.chunk)];
+  const int stage = this->stage(pass.chunk);
+  const uint64_t number = backward_begin_ + uint64_t(pass.microbatch);
+  Microbatch& microbatch = find_microbatch(pass);
+  if (!is_last(stage)) receive(gradients(stage), number, model.residual_gradient());
+  if (pass.kind == Pass::Kind::backward) {
+    model.backward(microbatch, scale, ready);
+    release(pass);
+  } else {
+    model.backward_input(microbatch, scale);
+  }
+  const void* const dx = model.residual_gradient().data();
+  if (stage > 0) links_->send(gradients(stage - 1), number, dx);
+  if (stage == 0 && has_tied_) links_->send(lookups(), number, dx);
+}
+
+void Pipeline::backward_embedding(const Pass& pass, const FlatRangeCallback& ready) {
+  Stage& model = *stages_[size_t(pass.chunk)];
+  const uint64_t number = backward_begin_ + uint64_t(pass.microbatch);
+  const Tensor shape = model.residual_gradient();
+  const Tensor dx(links_->receive(lookups(), number), shape.dtype(), {shape.dim(0), shape.dim(1)});
+  model.backward_embedding(find_microbatch(pass), dx, ready);
+  links_->acknowledge(lookups(), number);
+  release(pass);
+}
+
+void Pipeline::run(const Batch& batch, float scale,
+                   const std::function<void(int chunk, FlatRange range)>& ready) {
+  const auto begin = Clock::now();
+  const double waited_before = links_ ? links_->waited_s() : 0;
+  for (const Pass& pass : passes_) {
+    FlatRangeCallback report;
+    if (pass.is_final) report = [&](FlatRange range) { ready(pass.chunk, range); };
+    switch (pass.kind) {
+      case Pass::Kind::forward:
+        forward(pass, batch);
+        break;
+      case Pass::Kind::backward:
+      case Pass::Kind::backward_input:
+        backward(pass, scale, report);
+        break;
+      case Pass::Kind::backward_weight:
+        stages_[size_t(pass.chunk)]->backward_weight(find_microbatch(pass), report);
+        release(pass);
+        break;
+      case Pass::Kind::embedding:
+        backward_embedding(pass, report);
+        break;
+    }
+  }
+  forward_begin_ += uint64_t(shape_.microbatches);
+  backward_begin_ += uint64_t(shape_.microbatches);
+  times_ = {seconds_since(begin), (links_ ? links_->waited_s() : 0) - waited_before};
+}
+
+void Pipeline::run_forward(const Batch& batch) {
+  for (const Pass& pass : passes_) {
+    if (pass.kind != Pass::Kind::forward) continue;
+    forward(pass, batch);
+    for (Slot& slot : microbatches_[size_t(pass.chunk)]) slot.number = -1;
+  }
+  forward_begin_ += uint64_t(shape_.microbatches);
+}
+
+double Pipeline::take_loss() {
+  double loss = 0;
+  for (Stage* stage : stages_) loss += stage->take_loss();
+  return loss;
+}
+
+void Pipeline::share_embedding() {
+  if (!has_tied_) return;
+  const schedule::StagePlace first = schedule::place_of(shape_, 0);
+  const schedule::StagePlace last = schedule::place_of(shape_, shape_.stages() - 1);
+  const auto values = [&](int chunk) {
+    const Stage& stage = *stages_[size_t(chunk)];
+    const FlatRange range = *stage.tied_embedding();
+    return stage.parameters().narrow(0, range.begin, range.count);
+  };
+  if (first.rank == last.rank && rank_ == first.rank) {
+    copy({}, values(last.chunk), values(first.chunk));
+  } else if (rank_ == last.rank) {
+    send(*pp_, as_row(values(last.chunk)), first.rank);
+  } else if (rank_ == first.rank) {
+    recv(*pp_, as_row(values(first.chunk)), last.rank);
+  }
+  if (rank_ == first.rank) {
+    Stage& stage = *stages_[size_t(first.chunk)];
+    stage.parameters_changed(*stage.tied_embedding());
+  }
+}
+
+}  // namespace tandem
