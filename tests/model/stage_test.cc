@@ -222,6 +222,20 @@ TEST(Stage, InvalidStagesAndPassesAreRefused) {
   config.tie_word_embeddings = true;
   EXPECT_EQ(error_of({0, 2, true, false}), "no error");
   run_threads({}, [&](Communicator& comm) {
+    Stage stage(comm, config, {.batch = 1, .seq = 9}, {2, 2, false, true});
+    Microbatch microbatch = stage.make_microbatch();
+    const Batch batch = make_batch(config, 9);
+    const auto add_lookups = [&] {
+      stage.backward_embedding(microbatch, stage.residual_gradient());
+    };
+    EXPECT_THROW(add_lookups(), InvalidArgument);
+    stage.forward(batch.tokens, batch.targets, microbatch);
+    stage.backward(microbatch, 1);
+    EXPECT_THROW(stage.forward(batch.tokens, batch.targets, microbatch), InvalidArgument);
+    EXPECT_NO_THROW(add_lookups());
+    EXPECT_NO_THROW(stage.forward(batch.tokens, batch.targets, microbatch));
+  });
+  run_threads({}, [&](Communicator& comm) {
     Transformer model(comm, config, {.batch = 1, .seq = 9});
     Microbatch microbatch = model.make_microbatch();
     EXPECT_THROW(model.backward_input(microbatch, 1), InvalidArgument);

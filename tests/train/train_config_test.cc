@@ -322,6 +322,35 @@ TEST(Config, KeysMustBeConsistent) {
   }
 }
 
+TEST(Config, PipelineStagesMustFitModelAndBatch) {
+  const auto check = [](const Overrides& overrides) -> std::string {
+    try {
+      check_config(parse_config("[data]\npaths = \"x\"\n[parallel]\npp = 2\n", "j", overrides));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"parallel.pp=5"}),
+            "parallel.pp x parallel.virtual_stages is 5: expected at most model.layers = 4, or "
+            "parallel.layers_per_stage");
+  EXPECT_EQ(check({"parallel.layers_per_stage=[1, 0, 3]", "parallel.pp=3"}), "accepted");
+  for (const std::string layers : {"[1, 2]", "[1, 1, 2]", "[2]"}) {
+    EXPECT_THAT(check({"parallel.layers_per_stage=" + layers}),
+                HasSubstr("parallel.layers_per_stage is "));
+  }
+  EXPECT_EQ(check({"parallel.layers_per_stage=[1, 2]"}),
+            "parallel.layers_per_stage is [1, 2]: expected 2 numbers, one per stage, whose sum is "
+            "model.layers = 4");
+  EXPECT_THAT(check({"parallel.layers_per_stage=[-1, 5]"}),
+              HasSubstr("expected an array of integers from 0 to 4096"));
+  EXPECT_THAT(check({"parallel.schedule=fast"}), HasSubstr("parallel.schedule: schedule \"fast\""));
+  EXPECT_EQ(check({"parallel.pp=1", "parallel.virtual_stages=2"}),
+            "parallel.virtual_stages is 2: expected 1 where parallel.pp is 1");
+  EXPECT_THAT(check({"parallel.virtual_stages=2"}), HasSubstr("schedule \"1f1b\""));
+}
+
 TEST(Config, LimitsOfGpusAreNamed) {
   const auto check = [](const Overrides& overrides) -> std::string {
     try {
@@ -336,6 +365,7 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_EQ(check({"train.dtype=f32"}),
             "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
+  EXPECT_EQ(check({"parallel.pp=2"}), "parallel.pp = 2: expected 1 on GPUs");
   EXPECT_EQ(check({"parallel.dp=2"}), "accepted");
   EXPECT_EQ(check({"parallel.codec=gradients=int8"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2", "parallel.codec=gradients=int8"}),

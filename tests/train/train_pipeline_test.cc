@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
+#include <atomic>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
+#include <utility>
 
 #include "core/files.h"
 #include "layouts.h"
@@ -91,6 +94,121 @@ TEST(TrainPipeline, StagesHaveTheBitsOfOne) {
       {"tiny.toml", 1, 2, 2, {"model.parallel_block=true", kUntied}},
   };
   for (const PipelineCase& c : cases) expect_same_bits(c);
+}
+
+TEST(TrainPipeline, StagesOfUnequalLayersAndBareEndsHaveTheBitsOfOne) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const PipelineCase cases[] = {
+      {"tiny.toml", 1, 1, 2, {"parallel.layers_per_stage=[2, 0]"}},
+      {"tiny.toml", 1, 1, 2, {"parallel.layers_per_stage=[0, 2]", kUntied}},
+      {"tiny.toml", 1, 2, 3, {"parallel.layers_per_stage=[0, 2, 0]", "train.batch=12"}},
+      {"tiny.toml", 1, 1, 3, {"parallel.layers_per_stage=[1, 0, 1]", kUntied}},
+      {"tiny.toml", 1, 1, 4, {"parallel.layers_per_stage=[1, 2, 1, 1]", "model.layers=5"}},
+  };
+  for (const PipelineCase& c : cases) expect_same_bits(c);
+}
+
+TEST(TrainPipeline, StagesOfExpertsHaveTheBitsOfOne) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const PipelineCase cases[] = {
+      {"moe.toml", 1, 1, 2, {kFourLayers, "train.steps=6"}},
+      {"moe.toml", 1, 2, 2, {"parallel.ep=2", "train.aux_loss_scope=step"}},
+      {"moe.toml", 2, 2, 2, {"parallel.ep=2", "model.router_bias_update_rate=0.01"}},
+      {"moe.toml", 1, 2, 2, {"model.moe_layer_freq=2", kFourLayers}},
+      {"moe.toml", 1, 1, 3, {"parallel.layers_per_stage=[0, 1, 1]", "model.aux_loss_coeff=0"}},
+  };
+  for (const PipelineCase& c : cases) expect_same_bits(c);
+}
+
+TEST(TrainPipeline, CheckpointsResumeWithOtherStages) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const PipelineCase c{"tiny.toml", 1, 2, 2, {"train.steps=4"}};
+  const TempDir dir;
+  const TrainEnd whole = run_on_threads(pipeline_request(c, 1, dir / "whole"));
+  const RunBits expected = read_bits(dir / "whole", whole);
+  for (const auto& [first, second] : {std::pair<int64_t, int64_t>{1, 2}, {2, 1}, {2, 2}}) {
+    const std::string out = dir / (std::to_string(first) + "-" + std::to_string(second));
+    std::atomic<bool> stop = false;
+    TrainRequest request = pipeline_request(c, first, out);
+    request.stop = &stop;
+    request.before_step = [&](int64_t step) { stop = step == 1; };
+    EXPECT_TRUE(run_on_threads(request).stopped);
+    request = pipeline_request(c, second, out);
+    request.resume = true;
+    const TrainEnd end = run_on_threads(request);
+    EXPECT_TRUE(read_bits(out, end) == expected) << "pp " << first << ", then " << second;
+  }
+}
+
+TEST(TrainPipeline, ValidationIsThatOfOneStage) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  for (const std::string config : {"tiny.toml", "moe.toml"}) {
+    const PipelineCase c{
+        config,
+        2,
+        1,
+        2,
+        {"train.validate_every=3", "train.validate_bytes=4000", "data.val_fraction=0.4"}};
+    const TempDir dir;
+    std::vector<double> losses;
+    for (const int64_t pp : {1, 2}) {
+      const std::string out = dir / std::to_string(pp);
+      run_on_threads(pipeline_request(c, pp, out));
+      const std::string text = read_file(out + "/metrics.jsonl");
+      const auto last = text.rfind('\n', text.size() - 2) + 1;
+      losses.push_back(nlohmann::json::parse(text.substr(last)).at("validation_loss"));
+    }
+    EXPECT_NEAR(losses[1], losses[0], 1e-12);
+  }
+}
+
+// Stage 1 of two has to wait for stage 0's first microbatch, and the other way at the end.
+TEST(TrainPipeline, BubbleIsMeasured) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const TempDir dir;
+  run_on_threads(pipeline_request({"tiny.toml", 1, 1, 2, {"train.microbatch=0"}}, 2, dir / "run"));
+  for (const double bubble : metrics(dir / "run", "bubble")) {
+    EXPECT_GT(bubble, 0.2);  // with one microbatch only one stage works at a time
+    EXPECT_LT(bubble, 1);
+  }
+}
+
+TEST(TrainPipeline, LostRankIsNamedByTheOthers) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const TempDir dir;
+  TrainRequest request = pipeline_request({"tiny.toml", 1, 2, 2, {}}, 2, dir / "run");
+  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
+  WorldOptions options{.ranks = 4, .deadline_s = 1};
+  std::atomic<int> named = 0;
+  EXPECT_THROW(run_threads(options,
+                           [&](Communicator& world) {
+                             TrainRequest of_rank = request;
+                             if (world.rank() == 3) {  // late, longer than the deadline
+                               of_rank.before_step = [](int64_t step) {
+                                 if (step == 1)
+                                   std::this_thread::sleep_for(std::chrono::seconds(3));
+                               };
+                             }
+                             try {
+                               train(world, of_rank, corpus);
+                             } catch (const Timeout& error) {
+                               named += std::string(error.what()).find("rank") != std::string::npos;
+                               throw;
+                             }
+                           }),
+               Timeout);
+  EXPECT_GE(named, 1);
+}
+
+TEST(TrainPipeline, ProcessesHaveTheBitsOfThreads) {
+  if (!mpi_world) GTEST_SKIP() << "processes";
+  const TempDir dir;
+  const int dp = mpi_world->size() / 2;
+  const PipelineCase c{"tiny.toml", 1, dp, 2, {}};
+  const TrainEnd end = run_layout(pipeline_request(c, 2, dir / "processes"));
+  if (!is_root()) return;
+  const TrainEnd one = run_on_threads(pipeline_request(c, 1, dir / "one"));
+  EXPECT_TRUE(read_bits(dir / "processes", end) == read_bits(dir / "one", one));
 }
 
 }  // namespace

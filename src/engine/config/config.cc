@@ -330,10 +330,6 @@ void check_pipeline(const TrainConfig& config, int64_t batch) {
   const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
   schedule::check_pipeline(
       {kind, int(parallel.pp), int(batch / microbatch), int(parallel.virtual_stages)});
-  if (config.train.validate_every > 0) {
-    throw ConfigError(fmt::format("train.validate_every is {}: expected 0 where parallel.pp is {}",
-                                  config.train.validate_every, parallel.pp));
-  }
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ DType choose_dtype(const Communicator& tp, const ModelConfig& config) {
   return tp.on_gpu() && config.experts > 0 ? DType::bf16 : DType::f32;
 }
 
+constexpr Axes kScorers{Axis::ep, Axis::expert_dp, Axis::pp};
+
 /// Sums of one rank after a batch.
 struct BatchSums {
   int64_t bytes = 0;
@@ -32,16 +34,16 @@ struct BatchSums {
 
 }  // namespace
 
-Validation::Validation(Communicator& world, Communicator& tp, Communicator& dp,
-                       Communicator* experts, const ModelConfig& config, const Corpus& corpus,
-                       int64_t max_bytes)
-    : world_(world),
-      tp_(tp),
-      dp_(dp),
-      evaluator_(tp, config, {.dtype = choose_dtype(tp, config), .experts = experts}),
+Validation::Validation(const ParallelGroups& groups, const ModelConfig& config,
+                       const Corpus& corpus, int64_t max_bytes)
+    : groups_(groups),
+      num_scorers_(groups.dims().size(kScorers)),
+      scorer_(groups.dims().index(kScorers, groups.world().rank())),
+      evaluator_(groups.tp(), config,
+                 {.dtype = choose_dtype(groups.tp(), config), .experts = groups.experts()}),
       windows_(checked(corpus).val_files(), corpus.val_sizes(), evaluator_.options().seq,
                evaluator_.options().stride, max_bytes) {
-  world.require_same("the held-out text", corpus.describe_val_files());
+  groups.world().require_same("the held-out text", corpus.describe_val_files());
 }
 
 std::string Validation::describe() const {
@@ -50,10 +52,10 @@ std::string Validation::describe() const {
       windows_.count(), windows_.all(), evaluator_.options().seq);
 }
 
-/// Assigns the batches of a round to the replicas in order.
+/// Assigns the batches of a round to the scorers in order.
 std::vector<TextWindow> Validation::read(int64_t round) {
   const int64_t batch = evaluator_.options().batch;
-  const int64_t begin = (round * dp_.size() + dp_.rank()) * batch;
+  const int64_t begin = (round * num_scorers_ + scorer_) * batch;
   const int64_t end = std::min(windows_.count(), begin + batch);
   std::vector<TextWindow> windows;
   try {
@@ -66,17 +68,18 @@ std::vector<TextWindow> Validation::read(int64_t round) {
 
 std::string Validation::first_error() {
   std::string first;
-  for (const auto& blob : world_.exchange(std::as_bytes(std::span(error_)), "validation")) {
+  for (const auto& blob :
+       groups_.world().exchange(std::as_bytes(std::span(error_)), "validation")) {
     if (first.empty()) first.assign(reinterpret_cast<const char*>(blob.data()), blob.size());
   }
   return first;
 }
 
-std::optional<double> Validation::loss(int64_t step, const Tensor& parameters,
+std::optional<double> Validation::loss(int64_t step,
+                                       const std::function<void(Transformer& model)>& load,
                                        const std::atomic<bool>* stop, ProgressLine* progress) {
-  Transformer& model = evaluator_.model();
-  copy(model.exec(), parameters, model.parameters());
-  model.parameters_changed();
+  load(evaluator_.model());
+  evaluator_.model().parameters_changed();
   FileScore total;
   error_.clear();
   const auto without = [&](const std::string& reason) -> std::optional<double> {
@@ -85,13 +88,14 @@ std::optional<double> Validation::loss(int64_t step, const Tensor& parameters,
     }
     return {};
   };
-  const int64_t of_round = dp_.size() * evaluator_.options().batch;
+  const int64_t of_round = num_scorers_ * evaluator_.options().batch;
   for (int64_t round = 0; round * of_round < windows_.count(); ++round) {
     const FileScore scored = evaluator_.score(read(round));
     BatchSums local{0, 0, stop && *stop, !error_.empty()};
-    if (tp_.rank() == 0) local.bytes = scored.bytes, local.nats = scored.nats;
+    if (groups_.tp().rank() == 0) local.bytes = scored.bytes, local.nats = scored.nats;
     BatchSums all;
-    for (const auto& blob : world_.exchange(std::as_bytes(std::span(&local, 1)), "validation")) {
+    for (const auto& blob :
+         groups_.world().exchange(std::as_bytes(std::span(&local, 1)), "validation")) {
       BatchSums sums;
       std::memcpy(&sums, blob.data(), sizeof sums);
       all = {all.bytes + sums.bytes, all.nats + sums.nats, all.stop || sums.stop,

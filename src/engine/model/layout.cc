@@ -163,6 +163,7 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertCoor
     for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
       parameters[i].sharding.ep_rank = holder;
     }
+    parameters[parameters.size() - 3].begins_layer = local && at == 0;
   }
 }
 

@@ -6,7 +6,8 @@ namespace {
 /// Whether `next` continues `run`.
 bool continues(const ParameterRun& run, const ParameterRun& next) {
   return run.begin + run.count == next.begin && run.decay == next.decay &&
-         run.sharded == next.sharded && run.tensor == next.tensor && run.lr_scale == next.lr_scale;
+         run.sharded == next.sharded && run.tensor == next.tensor &&
+         run.lr_scale == next.lr_scale && !next.begins_layer;
 }
 
 }  // namespace
@@ -40,7 +41,8 @@ std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters, 
     for (int64_t row = 0; row < shard.rows; ++row) {
       if (shard.columns == 0) break;
       runs.push_back({parameter.offset + row * shard.row_stride, shard.columns, parameter.decay,
-                      parameter.sharding.over_tp(), by_tensor ? int(i) : -1, parameter.lr_scale});
+                      parameter.sharding.over_tp(), parameter.begins_layer && row == 0,
+                      by_tensor ? int(i) : -1, parameter.lr_scale});
     }
   }
   std::sort(runs.begin(), runs.end(),

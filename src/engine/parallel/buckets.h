@@ -63,13 +63,15 @@ class Buckets {
 struct ParameterRun {
   int64_t begin = 0, count = 0;
   bool decay = true;
-  bool sharded = true;  ///< over TP; else replicated on every TP rank
-  int tensor = -1;      ///< index in the list, if runs are split by tensor
+  bool sharded = true;        ///< over TP; else replicated on every TP rank
+  bool begins_layer = false;  ///< as Parameter's
+  int tensor = -1;            ///< index in the list, if runs are split by tensor
   float lr_scale = 1;
   bool operator==(const ParameterRun&) const = default;
 };
-/// Runs sorted by position; adjacent ones with equal properties are merged, those of two tensors
-/// unless `by_tensor`.
+/// Runs sorted by position; adjacent ones with equal properties are merged, but not over the begin
+/// of a layer: runs, and thus sums over them, are the same for any stages. Those of two tensors are
+/// not, either, if `by_tensor`.
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters,
                                          bool by_tensor = false);
 

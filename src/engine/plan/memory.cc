@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/machine.h"
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
+#include "engine/parallel/pipeline.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -25,6 +28,23 @@ double token_bytes(const ModelConfig& model, double element) {
          double(model.vocab) * (4 + element);
 }
 
+/// Microbatches that a pipeline rank has saved activations of, mean of the ranks' highest numbers.
+double microbatches_in_flight(const TrainConfig& config) {
+  const schedule::PipelineShape shape = pipeline_shape(config);
+  double sum = 0;
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    int now = 0, most = 0;
+    for (const schedule::PipelineAction& action : schedule::pipeline_actions(shape, rank)) {
+      now += action.pass == schedule::PassKind::forward;
+      most = std::max(most, now);
+      now -= action.pass == schedule::PassKind::backward ||
+             action.pass == schedule::PassKind::backward_weight;
+    }
+    sum += double(most) / double(shape.chunks);
+  }
+  return sum / double(shape.ranks);
+}
+
 }  // namespace
 
 // All f32. Each replica has weights and gradients, for training and for its validation model, of
@@ -32,7 +52,8 @@ double token_bytes(const ModelConfig& model, double element) {
 // weight differences are sent. Each replica has its gradients' residuals of before and after a
 // step.
 double training_bytes(const TrainConfig& config) {
-  const int64_t models = config.train.validate_every > 0 ? 2 : 1;
+  // Pipeline stages share one model for training.
+  const int64_t models = config.train.validate_every > 0 ? 1 + config.parallel.pp : 1;
   const auto experts = double(config.model.expert_parameters());
   const double dense = double(config.model.parameters()) - experts;
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
@@ -48,7 +69,8 @@ double activation_bytes(const TrainConfig& config) {
   const double samples = train.microbatch > 0
                              ? double(train.microbatch) * double(config.parallel.dp)
                              : double(train.batch);
-  return samples * double(train.seq) * token_bytes(config.model, train.dtype == "f32" ? 4 : 2);
+  return samples * double(train.seq) * token_bytes(config.model, train.dtype == "f32" ? 4 : 2) *
+         microbatches_in_flight(config);
 }
 
 void check_memory(const TrainConfig& config, bool on_gpus) {
@@ -59,11 +81,12 @@ void check_memory(const TrainConfig& config, bool on_gpus) {
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes + activations <= machine) return;
   throw ConfigError(fmt::format(
-      "a model of {:.4g} M parameters on tp {} x dp {} ranks: its weights, gradients and moments "
+      "a model of {:.4g} M parameters on tp {} x dp {}{} ranks: its weights, gradients and moments "
       "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB: expected "
       "at "
       "most this machine's {:.3g} GB (fewer samples at once: train.microbatch)",
-      double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp, bytes / 1e9,
+      double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp,
+      config.parallel.pp > 1 ? fmt::format(" x pp {}", config.parallel.pp) : "", bytes / 1e9,
       config.train.microbatch > 0 ? config.train.microbatch
                                   : config.train.batch / config.parallel.dp,
       config.train.seq, activations / 1e9, machine / 1e9));

@@ -8,6 +8,7 @@
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/train/step_executor.h"
+#include "tandem/collectives.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -107,6 +108,23 @@ std::vector<Stage*> ModelRanks::stages() {
   std::vector<Stage*> stages;
   for (ModelChunk& chunk : chunks) stages.push_back(&chunk.stage);
   return stages;
+}
+
+void ModelRanks::copy_weights(Stage& whole) const {
+  const Tensor values = whole.parameters();
+  if (groups_.pp()) clear(whole.exec(), values);
+  for (const ModelChunk& chunk : chunks) {
+    const Stage& stage = chunk.stage;
+    const auto copy_pieces = [&](const FlatWindow& window, int64_t from, int64_t to) {
+      for (const FlatPiece& piece : window.pieces) {
+        copy(whole.exec(), stage.parameters().narrow(0, from + piece.local, piece.count),
+             values.narrow(0, to + piece.whole, piece.count));
+      }
+    };
+    copy_pieces(stage.dense_window(), 0, 0);
+    copy_pieces(stage.experts_window(), stage.experts_begin(), whole.experts_begin());
+  }
+  if (groups_.pp()) all_reduce(*groups_.pp(), values);  // one term of each is not zero
 }
 
 ShardedOptimizer::Sent ModelRanks::take_sent() {

@@ -31,6 +31,9 @@ struct ModelRanks {
                                       const Tensor& chosen)>& routed);
 
   std::vector<Stage*> stages();
+  /// Copies the weights of all stages to `whole`, this rank's shard of the same model without
+  /// stages. Collective over the pipeline's ranks.
+  void copy_weights(Stage& whole) const;
   /// Bytes sent by this rank since the last call.
   ShardedOptimizer::Sent take_sent();
   /// "memory: 16.2 bytes a parameter and rank for …"

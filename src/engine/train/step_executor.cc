@@ -97,7 +97,8 @@ void StepExecutor::update(const AdamStep& step) {
   }
   for (ModelChunk& chunk : ranks_.chunks) {
     const auto tied = chunk.stage.tied_embedding();
-    if (tied && tied->begin == 0) chunk.optimizer.await(*tied);
+    const bool is_owner = tied && tied->end() <= chunk.stage.experts_end();
+    if (is_owner) chunk.optimizer.await(*tied);
   }
   pipeline_.share_embedding();
   if (config_.model.router_bias_update_rate == 0) return;

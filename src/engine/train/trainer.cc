@@ -101,8 +101,7 @@ class Trainer {
     executor_.emplace(config_, groups_, corpus, sampler_, *ranks_);
     begin(resume_from);
     if (config_.train.validate_every > 0) {
-      validation_.emplace(world_, groups_.tp(), groups_.dp(), groups_.experts(), config_.model,
-                          corpus, config_.train.validate_bytes);
+      validation_.emplace(groups_, config_.model, corpus, config_.train.validate_bytes);
       note(validation_->describe());
     }
     utilization_ = measure_utilization(world, config_);
@@ -294,8 +293,9 @@ class Trainer {
   void end_step(StepRecord& record) {
     if (validation_ && is_due(config_.train.validate_every)) {
       const auto begin = Clock::now();
-      record.validation_loss = validation_->loss(record.step, ranks_->chunks[0].stage.parameters(),
-                                                 request_.stop, progress_ ? &*progress_ : nullptr);
+      record.validation_loss = validation_->loss(
+          record.step, [this](Transformer& model) { ranks_->copy_weights(model); }, request_.stop,
+          progress_ ? &*progress_ : nullptr);
       run_start_ += Clock::now() - begin;  // excluded from training time
     }
     if (!files_) return;
