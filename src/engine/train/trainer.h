@@ -1,7 +1,7 @@
-// Training run from configuration to OUT/final, on TP x DP ranks.
+// Training run from configuration to OUT/final, on TP x DP x PP ranks.
 //
 // World rank r is tensor-parallel rank r mod tp of replica r / tp, so a tensor-parallel group is
-// contiguous. Given steps (not seconds), results depend only on the configuration and the layout:
+// contiguous; pipeline stages are outermost (engine/parallel/dims.h). Given steps (not seconds), results depend only on the configuration and the layout:
 // two runs write bitwise equal weights, resumed or not.
 #pragma once
 
@@ -43,7 +43,7 @@ struct TrainEnd {
   std::string checkpoint;  ///< path of the last one
 };
 
-/// Collective over a world of tp x dp ranks; every rank passes the same request. Writes, on rank 0,
+/// Collective over a world of tp x dp x pp ranks; every rank passes the same request. Writes, on rank 0,
 /// OUT/{config.toml, heldout.txt, metrics.jsonl, checkpoints/, final/} and, if requested,
 /// trace.json. Throws ConfigError if OUT already holds a run and `resume` is not set, or if another
 /// run writes to OUT.
