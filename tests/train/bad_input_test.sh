@@ -53,7 +53,7 @@ expect 2 'unknown key .optimizer.lrr.' train "$config" --out "$dir/x" --set opti
 expect 2 'heads' train "$config" --out "$dir/x" --tp 3
 expect 2 'tp' train "$config" --out "$dir/x" --tp 0
 expect 2 'ranks' train "$config" --out "$dir/x" --ranks 0
-expect 2 'ranks 3: expected tp x dp = 2 x 1' train "$config" --out "$dir/x" --tp 2 --ranks 3
+expect 2 'ranks 3: expected tp x dp x pp = 2 x 1' train "$config" --out "$dir/x" --tp 2 --ranks 3
 expect 2 'train.batch is 8: expected a multiple of parallel.dp = 3' train "$config" --out "$dir/x" --dp 3
 expect 3 'nowhere: no such file or folder' train "$config" --out "$dir/x" --set "data.paths=$dir/nowhere"
 expect 3 'matches no file' train "$config" --out "$dir/x" --set "data.paths=$dir/*.none"

@@ -26,7 +26,7 @@ struct TrainedRanks {
   std::vector<TrainedStage> stages;  ///< of this rank
   /// Approximate size of a checkpoint.
   uint64_t bytes() const;
-  /// Of the whole model; which are on this rank and where differs between its stages.
+  /// All parameters of the model; which are on this rank and where differs between its stages.
   const std::vector<Parameter>& parameter_list() const;
   bool has_masters() const;
 };

@@ -218,20 +218,18 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
 FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLayout& whole,
                        FlatRange whole_range) {
   FlatWindow window{whole_range.count, {}};
-  std::vector<FlatPiece> begins;
+  std::vector<WindowRange> begins;
   for (size_t i = 0; i < stage.parameters.size(); ++i) {
     const FlatRange here = local_range(stage.parameters[i]);
     if (here.count == 0 || here.begin < range.begin || here.begin >= range.end()) continue;
     begins.push_back({here.begin - range.begin, whole.parameters[i].offset - whole_range.begin, 0});
   }
-  std::ranges::sort(begins, {}, &FlatPiece::local);
-  for (const FlatPiece& piece : begins) {
-    auto& pieces = window.pieces;
-    if (!pieces.empty() && pieces.back().whole - pieces.back().local == piece.whole - piece.local) {
-      continue;
-    }
-    if (!pieces.empty()) pieces.back().count = piece.local - pieces.back().local;
-    pieces.push_back({piece.local, piece.whole, range.count - piece.local});
+  std::ranges::sort(begins, {}, &WindowRange::local);
+  auto& ranges = window.ranges;
+  for (const auto& [local, at, count] : begins) {
+    if (!ranges.empty() && ranges.back().whole - ranges.back().local == at - local) continue;
+    if (!ranges.empty()) ranges.back().count = local - ranges.back().local;
+    ranges.push_back({local, at, range.count - local});
   }
   return window;
 }

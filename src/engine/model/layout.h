@@ -62,7 +62,7 @@ struct ExpertCoordinates {
   int ep = 1, rank = 0;
 };
 
-/// Of a tied embedding whose ends are in two stages.
+/// Part of a stage in a tied embedding whose two uses are in two stages.
 enum class TiedEmbedding : uint8_t { none, owner, copy };
 
 class ModelLayout {
@@ -80,6 +80,7 @@ class ModelLayout {
   int64_t final_norm;
   int64_t experts_begin = 0;  ///< offset of the first expert parameter
   int64_t experts_end = 0;    ///< and that after the last one
+  FlatRange experts() const { return {experts_begin, experts_end - experts_begin}; }
   TiedEmbedding tied = TiedEmbedding::none;
   int64_t size = 0;                   ///< elements of each flat array
   std::vector<Parameter> parameters;  ///< of the whole model

@@ -1,6 +1,9 @@
 #include "engine/model/microbatch.h"
 
+#include <utility>
+
 #include "engine/model/branch.h"
+#include "engine/model/stage.h"
 
 namespace tandem {
 
@@ -54,5 +57,10 @@ void MicrobatchState::split_backward(const ModelContext& c) {
     if (products && !products->weight_pass) products->weight_pass.emplace(c, c.layout.branches[i]);
   }
 }
+
+Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}
+Microbatch::~Microbatch() = default;
+Microbatch::Microbatch(Microbatch&&) noexcept = default;
+Microbatch& Microbatch::operator=(Microbatch&&) noexcept = default;
 
 }  // namespace tandem

@@ -5,15 +5,15 @@
 namespace tandem {
 
 int64_t FlatWindow::whole(int64_t local) const {
-  const auto after = std::ranges::upper_bound(pieces, local, {}, &FlatPiece::local);
+  const auto after = std::ranges::upper_bound(ranges, local, {}, &WindowRange::local);
   return local + (after - 1)->whole - (after - 1)->local;
 }
 
 FlatRange FlatWindow::local(FlatRange whole) const {
   const auto position = [&](int64_t element) {
     int64_t local = 0;
-    for (const FlatPiece& piece : pieces) {
-      local += std::clamp<int64_t>(element - piece.whole, 0, piece.count);
+    for (const WindowRange& range : ranges) {
+      local += std::clamp<int64_t>(element - range.whole, 0, range.count);
     }
     return local;
   };

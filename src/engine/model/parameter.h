@@ -15,18 +15,18 @@ struct FlatRange {
 };
 
 /// Elements [local, local + count) of a stage's flat array, from `whole` in the whole model's.
-struct FlatPiece {
+struct WindowRange {
   int64_t local = 0, whole = 0, count = 0;
 };
 
 /// Elements of the whole model's flat array that are in a stage's, in the same order.
 struct FlatWindow {
-  int64_t elements = 0;           ///< of the whole model
-  std::vector<FlatPiece> pieces;  ///< ascending, without gaps in the stage's array
+  int64_t elements = 0;             ///< of the whole model
+  std::vector<WindowRange> ranges;  ///< ascending, without gaps in the stage's array
 
   static FlatWindow all(int64_t elements) { return {elements, {{0, 0, elements}}}; }
   int64_t local_elements() const {
-    return pieces.empty() ? 0 : pieces.back().local + pieces.back().count;
+    return ranges.empty() ? 0 : ranges.back().local + ranges.back().count;
   }
   /// Position of a local element in the whole model.
   int64_t whole(int64_t local) const;

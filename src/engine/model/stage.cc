@@ -307,7 +307,7 @@ class Stage::Impl {
   }
 
   bool owns_tied() const { return context_.layout.tied == TiedEmbedding::owner; }
-  /// Of its lookups, in a backward pass.
+  /// Whether backward passes add the gradients of its lookups.
   bool has_embedding_gradient() const {
     return context_.layers.embedding && context_.layout.tied == TiedEmbedding::none;
   }
@@ -429,11 +429,8 @@ FlatWindow Stage::dense_window() const {
   return make_window(stage, {0, stage.experts_begin}, whole, {0, whole.experts_begin});
 }
 FlatWindow Stage::experts_window() const {
-  const auto experts = [](const ModelLayout& layout) {
-    return FlatRange{layout.experts_begin, layout.experts_end - layout.experts_begin};
-  };
   const ModelLayout whole = impl_->context_.whole_layout(), &stage = impl_->context_.layout;
-  return make_window(stage, experts(stage), whole, experts(whole));
+  return make_window(stage, stage.experts(), whole, whole.experts());
 }
 std::optional<FlatRange> Stage::tied_embedding() const {
   const ModelLayout& layout = impl_->context_.layout;
@@ -502,10 +499,5 @@ void Stage::backward_embedding(Microbatch& microbatch, const Tensor& dx,
                                const FlatRangeCallback& ready) {
   impl_->backward_embedding(*microbatch.state_, dx, ready);
 }
-
-Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}
-Microbatch::~Microbatch() = default;
-Microbatch::Microbatch(Microbatch&&) noexcept = default;
-Microbatch& Microbatch::operator=(Microbatch&&) noexcept = default;
 
 }  // namespace tandem

@@ -14,10 +14,10 @@ bool continues(const ParameterRun& run, const ParameterRun& next) {
 
 Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks)
     : window_(std::move(window)), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {
-  for (auto piece = window_.pieces.rbegin(); piece != window_.pieces.rend(); ++piece) {
-    if (piece->count == 0) continue;
-    const int64_t last = (window_.elements - 1 - piece->whole) / size_;
-    int64_t number = (window_.elements - piece->whole - piece->count) / size_;
+  for (auto range = window_.ranges.rbegin(); range != window_.ranges.rend(); ++range) {
+    if (range->count == 0) continue;
+    const int64_t last = (window_.elements - 1 - range->whole) / size_;
+    int64_t number = (window_.elements - range->whole - range->count) / size_;
     if (!numbers_.empty()) number = std::max(number, numbers_.back() + 1);
     for (; number <= last; ++number) numbers_.push_back(number);
   }

@@ -138,8 +138,8 @@ void Pipeline::mark_final(int chunk) {
   }
 }
 
-/// Of a rank, with the additions of the lookups' gradients. They follow the forward pass whose
-/// input the first stage made after sending them, so no rank waits for them in addition.
+/// Passes of a rank, with the additions of the lookups' gradients. They follow the forward pass
+/// whose input the first stage made after sending them, so no rank waits for them in addition.
 std::vector<Pipeline::Pass> Pipeline::passes_of(int rank) const {
   using schedule::PassKind;
   const auto kind_of = [](PassKind pass) {
@@ -189,7 +189,7 @@ int Pipeline::max_waiting(int source, const IsSend& is_send, int destination,
                           const IsReceive& is_receive, const Before& before) const {
   const std::vector<Pass> receiver = passes_of(destination);
   size_t at = 0;
-  int waiting = 0, most = 1;
+  int waiting = 0, max_waiting = 1;
   for (const Pass& pass : passes_of(source)) {
     const auto awaited = std::ranges::find_if(receiver, before(pass));
     if (awaited != receiver.end()) {
@@ -198,9 +198,9 @@ int Pipeline::max_waiting(int source, const IsSend& is_send, int destination,
       }
     }
     waiting += is_send(pass);
-    most = std::max(most, waiting);
+    max_waiting = std::max(max_waiting, waiting);
   }
-  return most;
+  return max_waiting;
 }
 
 void Pipeline::make_links(bool forward_runs) {

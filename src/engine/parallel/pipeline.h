@@ -95,7 +95,7 @@ class Pipeline {
   struct Times {
     double passes_s = 0, waited_s = 0;  ///< the waits are part of the passes
   };
-  /// Of the last `run`.
+  /// Times of the last `run`.
   const Times& times() const { return times_; }
 
  private:

@@ -33,14 +33,14 @@ double microbatches_in_flight(const TrainConfig& config) {
   const schedule::PipelineShape shape = pipeline_shape(config);
   double sum = 0;
   for (int rank = 0; rank < shape.ranks; ++rank) {
-    int now = 0, most = 0;
+    int now = 0, highest = 0;
     for (const schedule::PipelineAction& action : schedule::pipeline_actions(shape, rank)) {
       now += action.pass == schedule::PassKind::forward;
-      most = std::max(most, now);
+      highest = std::max(highest, now);
       now -= action.pass == schedule::PassKind::backward ||
              action.pass == schedule::PassKind::backward_weight;
     }
-    sum += double(most) / double(shape.chunks);
+    sum += double(highest) / double(shape.chunks);
   }
   return sum / double(shape.ranks);
 }

@@ -115,14 +115,14 @@ void ModelRanks::copy_weights(Stage& whole) const {
   if (groups_.pp()) clear(whole.exec(), values);
   for (const ModelChunk& chunk : chunks) {
     const Stage& stage = chunk.stage;
-    const auto copy_pieces = [&](const FlatWindow& window, int64_t from, int64_t to) {
-      for (const FlatPiece& piece : window.pieces) {
-        copy(whole.exec(), stage.parameters().narrow(0, from + piece.local, piece.count),
-             values.narrow(0, to + piece.whole, piece.count));
+    const auto copy_ranges = [&](const FlatWindow& window, int64_t from, int64_t to) {
+      for (const WindowRange& range : window.ranges) {
+        copy(whole.exec(), stage.parameters().narrow(0, from + range.local, range.count),
+             values.narrow(0, to + range.whole, range.count));
       }
     };
-    copy_pieces(stage.dense_window(), 0, 0);
-    copy_pieces(stage.experts_window(), stage.experts_begin(), whole.experts_begin());
+    copy_ranges(stage.dense_window(), 0, 0);
+    copy_ranges(stage.experts_window(), stage.experts_begin(), whole.experts_begin());
   }
   if (groups_.pp()) all_reduce(*groups_.pp(), values);  // one term of each is not zero
 }

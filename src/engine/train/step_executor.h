@@ -39,7 +39,7 @@ class StepExecutor {
   void update(const AdamStep& step);
   /// Must be called after weights were written other than by `update`. Collective.
   void weights_changed() { pipeline_.share_embedding(); }
-  /// Of the last step's passes; nullopt without pipeline stages.
+  /// Times of the last step's passes; nullopt without pipeline stages.
   std::optional<Pipeline::Times> times() const {
     return groups_.pp() ? std::optional(pipeline_.times()) : std::nullopt;
   }

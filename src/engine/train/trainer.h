@@ -1,8 +1,9 @@
 // Training run from configuration to OUT/final, on TP x DP x PP ranks.
 //
 // World rank r is tensor-parallel rank r mod tp of replica r / tp, so a tensor-parallel group is
-// contiguous; pipeline stages are outermost (engine/parallel/dims.h). Given steps (not seconds), results depend only on the configuration and the layout:
-// two runs write bitwise equal weights, resumed or not.
+// contiguous; pipeline stages are outermost (engine/parallel/dims.h). Given steps (not seconds),
+// results depend only on the configuration and the layout: two runs write bitwise equal weights,
+// resumed or not.
 #pragma once
 
 #include <atomic>
@@ -43,8 +44,8 @@ struct TrainEnd {
   std::string checkpoint;  ///< path of the last one
 };
 
-/// Collective over a world of tp x dp x pp ranks; every rank passes the same request. Writes, on rank 0,
-/// OUT/{config.toml, heldout.txt, metrics.jsonl, checkpoints/, final/} and, if requested,
+/// Collective over a world of tp x dp x pp ranks; every rank passes the same request. Writes, on
+/// rank 0, OUT/{config.toml, heldout.txt, metrics.jsonl, checkpoints/, final/} and, if requested,
 /// trace.json. Throws ConfigError if OUT already holds a run and `resume` is not set, or if another
 /// run writes to OUT.
 TrainEnd train(Communicator& world, const TrainRequest& request, const Corpus& corpus);
