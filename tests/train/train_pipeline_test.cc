@@ -13,6 +13,7 @@
 #include "core/files.h"
 #include "layouts.h"
 #include "sample_text.h"
+#include "schedule/pipeline.h"
 #include "tandem/error.h"
 #include "temp_dir.h"
 
@@ -94,6 +95,19 @@ TEST(TrainPipeline, StagesHaveTheBitsOfOne) {
       {"tiny.toml", 1, 2, 2, {"model.parallel_block=true", kUntied}},
   };
   for (const PipelineCase& c : cases) expect_same_bits(c);
+}
+
+TEST(TrainPipeline, SchedulesHaveTheBitsOfOneStage) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  for (const schedule::PipelineKind kind : schedule::pipeline_kinds()) {
+    const Overrides overrides{
+        "parallel.schedule=" + std::string(schedule::name_of(kind)),
+        "parallel.virtual_stages=" + std::to_string(schedule::min_chunks(kind)), kFourLayers,
+        "train.steps=2"};
+    expect_same_bits({"tiny.toml", 1, 1, 2, overrides});
+    if (schedule::min_chunks(kind) == 1) continue;
+    expect_same_bits({"moe.toml", 1, 2, 2, overrides});
+  }
 }
 
 TEST(TrainPipeline, StagesOfUnequalLayersAndBareEndsHaveTheBitsOfOne) {
