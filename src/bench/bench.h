@@ -65,7 +65,7 @@ struct BenchTimes {
   std::vector<double> rounds_us;
 };
 
-/// Of rounds, in seconds, at least one.
+/// Times of rounds, in seconds, at least one.
 BenchTimes times_of(const std::vector<double>& seconds);
 
 struct CandidateTimes {

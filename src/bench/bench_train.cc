@@ -127,7 +127,7 @@ class LayerStep {
     wait(exec_);
   }
 
-  /// Of the output and all gradients.
+  /// Hash of the output and all gradients.
   uint64_t digest() const {
     uint64_t digest = 0;
     for (const Tensor& each :
@@ -209,9 +209,8 @@ void check_gradients(const ParallelGroups& groups, const TrainConfig& config,
   one.train.seq = std::min<int64_t>(64, config.train.seq);
   const TransformerOptions options = make_options(one, &groups, Strategy::automatic);
   const WholeGradients exact = gradients_on_cpu(one.model, options, DType::f32);
-  const WholeGradients rounded = options.dtype == DType::f32
-                                     ? exact
-                                     : gradients_on_cpu(one.model, options, options.dtype);
+  const WholeGradients rounded =
+      options.dtype == DType::f32 ? exact : gradients_on_cpu(one.model, options, options.dtype);
   LayerStep step(groups.tp(), one.model, options, 0);
   step.run();
   const HostCopy copied(step.exec(), step.stage().gradients());
@@ -222,10 +221,10 @@ void check_gradients(const ParallelGroups& groups, const TrainConfig& config,
     const auto [error, size] =
         difference(copied.values(), shards[i], exact.values, exact.parameters[i], times);
     if (size == 0 && error == 0) continue;  // without a gradient, or on another rank
-    const double of_cpu = difference(rounded.values, exact.parameters[i], exact.values,
-                                     exact.parameters[i], 1)
-                              .first /
-                          size;
+    const double of_cpu =
+        difference(rounded.values, exact.parameters[i], exact.values, exact.parameters[i], 1)
+            .first /
+        size;
     const double bound = 1.5 * of_cpu + 2e-5 + (one.model.experts > 0 ? 0.1 : 0);
     const double ratio = std::isfinite(error) ? error / size / bound : HUGE_VAL;
     if (ratio <= result.of_bound) continue;
@@ -259,11 +258,11 @@ constexpr double kIdleGap = 1.5;  // of a step: the power limit lowers the clock
 
 /// A step from the moment all ranks have arrived, on GPUs after an idle gap.
 TimedRun timed_step(Communicator& world, LayerStep& step) {
-  return [run = timed(world, [&step] { step.run(); }), on_gpu = world.on_gpu(),
-          last = 0.0]() mutable {
-    if (on_gpu) std::this_thread::sleep_for(std::chrono::duration<double>(kIdleGap * last));
-    return last = run();
-  };
+  return
+      [run = timed(world, [&step] { step.run(); }), on_gpu = world.on_gpu(), last = 0.0]() mutable {
+        if (on_gpu) std::this_thread::sleep_for(std::chrono::duration<double>(kIdleGap * last));
+        return last = run();
+      };
 }
 
 std::vector<double> sustained(Communicator& world, LayerStep& step, int repeats) {
@@ -307,8 +306,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
 }
 
 TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
-  const TrainConfig config =
-      train_bench_config(q, world.on_gpu(), world.transport() == "one_gpu");
+  const TrainConfig config = train_bench_config(q, world.on_gpu(), world.transport() == "one_gpu");
   const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
   TrainBenchResult result;
   result.deterministic = q.deterministic;
@@ -329,18 +327,15 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   std::unique_ptr<LayerStep> serial, alone;
   if (compares) {
     serial = std::make_unique<LayerStep>(groups.tp(), config.model,
-                                         make_options(config, &groups, Strategy::serial),
-                                         tokens);
+                                         make_options(config, &groups, Strategy::serial), tokens);
     one = world.split(world.rank(), 0);
     alone = std::make_unique<LayerStep>(*one, shard_of_layers(config.model, q.tp),
-                                        make_options(config, nullptr, Strategy::automatic),
-                                        tokens);
+                                        make_options(config, nullptr, Strategy::automatic), tokens);
     variants.push_back(timed_step(world, *serial));
     variants.push_back(timed_step(world, *alone));
   }
-  const auto seconds =
-      measure(world, variants,
-              {.min_rounds = q.repeats, .max_rounds = q.repeats, .seconds = HUGE_VAL});
+  const auto seconds = measure(
+      world, variants, {.min_rounds = q.repeats, .max_rounds = q.repeats, .seconds = HUGE_VAL});
   result.step = times_of(seconds[0]);
   if (compares) {
     result.serial = times_of(seconds[1]);
@@ -350,9 +345,8 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
 
   ModelConfig without_layers = config.model;
   without_layers.layers = 0;
-  result.flops =
-      (config.model.flops_per_token(q.seq) - without_layers.flops_per_token(q.seq)) *
-      double(config.train.batch * q.seq);
+  result.flops = (config.model.flops_per_token(q.seq) - without_layers.flops_per_token(q.seq)) *
+                 double(config.train.batch * q.seq);
   result.peak_flops = measure_utilization(world, config).peak_flops;
   agree(world, result);
   return result;

@@ -31,8 +31,8 @@ struct TrainBenchResult {
   /// with a rank's shard of the weights on one rank. Its norms cover all rows, where a rank of the
   /// group has a tp-th of them.
   std::optional<BenchTimes> serial, alone;
-  double flops = 0;       ///< of a step of all ranks, by ModelConfig::flops_formula without head
-  double peak_flops = 0;  ///< per second, of all ranks (engine/plan/utilization.h)
+  double flops = 0;          ///< of a step of all ranks, by ModelConfig::flops_formula without head
+  double peak_flops = 0;     ///< per second, of all ranks (engine/plan/utilization.h)
   int64_t memory_bytes = 0;  ///< in use on a rank after the steps (core/exec.h), largest
 
   /// Gradients of one layer and 64 tokens against CPU ranks in f32: largest ratio of a tensor's

@@ -101,9 +101,8 @@ void add_bench(CLI::App& app) {
   command->callback([options, command] {
     if (!command->get_subcommands().empty()) return;
     if (options->request.op.empty()) {
-      throw InvalidArgument(
-          fmt::format("op is missing: {} (see tandem bench --help)",
-                      command->get_option("op")->get_description()));
+      throw InvalidArgument(fmt::format("op is missing: {} (see tandem bench --help)",
+                                        command->get_option("op")->get_description()));
     }
     now_doing("bench " + options->request.op);
     const BenchPlan plan = make_plan(*options);

@@ -27,9 +27,9 @@ struct TrainBenchArguments {
   int ranks_per_gpu = 1;
 };
 
-/// To a multiple of 1 / `parts`.
-double rounded(double value, double parts) {
-  return std::round(value * parts) / parts;
+/// To a multiple of 1 / `scale`.
+double rounded(double value, double scale) {
+  return std::round(value * scale) / scale;
 }
 
 /// Time that the step takes longer than the same layers without communication.
@@ -94,8 +94,8 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
                        100 * r.mfu(times.median_us));
   };
   std::string text = fmt::format(
-      "{}, layers: {}, {} x {} tokens, tp {} ep {}, {}: forward and backward, {} repeats\n", q.model,
-      q.layers, q.batch * q.ep, q.seq, q.tp, q.ep, q.dtype, q.repeats);
+      "{}, layers: {}, {} x {} tokens, tp {} ep {}, {}: forward and backward, {} repeats\n",
+      q.model, q.layers, q.batch * q.ep, q.seq, q.tp, q.ep, q.dtype, q.repeats);
   text += row("step", r.step) + row("sustained", r.sustained);
   if (r.serial) {
     text += row("serial", *r.serial) + row("alone", *r.alone);
@@ -103,12 +103,13 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
     text += fmt::format("  exposed {:.3f} ms, E {}\n", exposed_us(r) * 1e-3,
                         e ? fmt::format("{:.1f} %", 100 * *e) : "-: within the noise");
   }
-  return text + fmt::format(
-                    "  {:.2f} GB in use; gradients within {:.2f} of their bound ({}); two steps {}\n",
-                    double(r.memory_bytes) * 1e-9, r.of_bound, r.worst,
-                    r.bitwise_equal_runs ? "equal bit for bit"
-                    : r.deterministic    ? "DIFFER"
-                                         : "differ, as allowed");
+  return text +
+         fmt::format(
+             "  {:.2f} GB in use; gradients within {:.2f} of their bound ({}); two steps {}\n",
+             double(r.memory_bytes) * 1e-9, r.of_bound, r.worst,
+             r.bitwise_equal_runs ? "equal bit for bit"
+             : r.deterministic    ? "DIFFER"
+                                  : "differ, as allowed");
 }
 
 void bench(const TrainBenchArguments& arguments, Communicator& comm) {
@@ -122,9 +123,10 @@ void bench(const TrainBenchArguments& arguments, Communicator& comm) {
     finish_output();
   }
   if (result.ok()) return;
-  throw Error(fmt::format("bench train: {} differs from the reference by {:.2f} times the bound, "
-                          "or results differ between runs",
-                          result.worst, result.of_bound));
+  throw Error(
+      fmt::format("bench train: {} differs from the reference by {:.2f} times the bound, "
+                  "or results differ between runs",
+                  result.worst, result.of_bound));
 }
 
 void run(TrainBenchArguments arguments) {
@@ -175,8 +177,9 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--device", arguments->device, "Ranks: threads and processes, or GPUs")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "gpu"}));
-  command->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,
-                      "GPUs: so many ranks share the first one (its times are no results)")
+  command
+      ->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,
+                   "GPUs: so many ranks share the first one (its times are no results)")
       ->capture_default_str()
       ->check(CLI::Range(1, 16));
   command->add_option("--repeats", request.repeats, "Timed steps")

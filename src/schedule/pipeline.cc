@@ -245,7 +245,7 @@ int stage_of(const PipelineShape& shape, int rank, int chunk) {
   return chunk * shape.ranks + rank;
 }
 
-StagePlace place_of(const PipelineShape& shape, int stage) {
+StagePosition position_of(const PipelineShape& shape, int stage) {
   const int chunk = stage / shape.ranks, rank = stage % shape.ranks;
   return {has_v_shape(shape.kind) && chunk == 1 ? shape.ranks - 1 - rank : rank, chunk};
 }

@@ -71,10 +71,10 @@ void check_pipeline(const PipelineShape& shape);
 
 /// Position in the model of a chunk of a rank, and the rank and chunk at a position.
 int stage_of(const PipelineShape& shape, int rank, int chunk);
-struct StagePlace {
+struct StagePosition {
   int rank = 0, chunk = 0;
 };
-StagePlace place_of(const PipelineShape& shape, int stage);
+StagePosition position_of(const PipelineShape& shape, int stage);
 
 /// Passes of a rank in order. Throws as `check_pipeline`. Two adjacent passes of `dualpipe_v`,
 /// forward and backward of different microbatches and chunks, may run concurrently.

@@ -63,7 +63,7 @@ class Ends {
   std::optional<double> arrival(const Times& ends, int rank, int stage,
                                 const PipelineAction& action) const {
     const std::optional<double> end = ends[index(stage, action)];
-    if (!end || place_of(shape_, stage).rank == rank) return end;
+    if (!end || position_of(shape_, stage).rank == rank) return end;
     return *end + costs_.transfer;
   }
 

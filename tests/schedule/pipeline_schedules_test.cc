@@ -92,7 +92,7 @@ TEST(PipelineSchedules, EveryStageIsOnOneRank) {
     const PipelineShape shape{kind, 4, 8, min_chunks(kind)};
     std::vector<int> ranks;
     for (int stage = 0; stage < shape.stages(); ++stage) {
-      const StagePlace found = place_of(shape, stage);
+      const StagePosition found = position_of(shape, stage);
       EXPECT_EQ(stage_of(shape, found.rank, found.chunk), stage) << describe(shape);
       ranks.push_back(found.rank);
     }

@@ -55,7 +55,7 @@ struct TrainConfig {
     int64_t virtual_stages = 1;
     std::string schedule = "1f1b";          ///< a schedule::PipelineKind
     std::vector<int64_t> layers_per_stage;  ///< by stage; empty: equal shares
-    double dp_bucket_mib = 0;  ///< 0: chosen (bucket_mib)
+    double dp_bucket_mib = 0;               ///< 0: chosen (bucket_mib)
     std::string strategy = "automatic";
     int64_t chunks = 0;
     std::string link;

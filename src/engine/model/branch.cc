@@ -52,9 +52,9 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
   if (!l.attention) return nullptr;
   const AttentionShape shape{c.options.batch, c.options.seq, c.layout.heads, c.layout.kv_heads,
                              c.config.head_dim};
-  return std::make_unique<Attention>(c.exec, shape, c.rope,
-                                     AttentionRows{c.options.dtype, l.in.rows, l.out.columns,
-                                                   c.options.deterministic});
+  return std::make_unique<Attention>(
+      c.exec, shape, c.rope,
+      AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic});
 }
 
 }  // namespace
@@ -74,9 +74,8 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       tokens(options.batch * options.seq),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta),
-      norm_partial_sums(make(DType::f32,
-                             rms_norm_partial_sums(exec, local_rows.count, config.hidden),
-                             config.hidden)),
+      norm_partial_sums(make(
+          DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(
           make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)) {
   set_exec(experts, exec);
@@ -221,7 +220,7 @@ void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved,
 
 void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
                       const BranchActivations& saved, const Tensor& balance, bool is_split) {
-  const Tensor& dy = context_.rounds_gradient() ? *context_.rounded_gradient : dx;
+  const Tensor& dy = context_.rounded(dx);
   if (experts_) experts_backward(dy, saved, balance);
   if (products_) products_backward(dy, saved, is_split);
   if (products_) norm_backward(x, products_->d_x_norm, saved, dx, dnorm, !experts_);

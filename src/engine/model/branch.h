@@ -57,6 +57,10 @@ struct ModelContext {
   DType logits_dtype() const { return exec.on_gpu() ? options.dtype : DType::f32; }
   /// Whether GEMMs read the gradient of the residual stream from `rounded_gradient`.
   bool rounds_gradient() const { return options.dtype != DType::f32; }
+  /// The residual stream's gradient dx as GEMMs read it.
+  const Tensor& rounded(const Tensor& dx) const {
+    return rounds_gradient() ? *rounded_gradient : dx;
+  }
   /// Memory on the rank's device.
   Activation make(DType dtype, int64_t rows, int64_t columns) const {
     return Activation(dtype, rows, columns, exec.device);

@@ -32,9 +32,9 @@ class Head {
   void forward(const Tensor& targets, HeadActivations& saved);
   /// Loss since the last call, the same on every rank. Waits for the stream.
   double take_loss();
-  /// Writes dx as Branch::backward; `dnorm` += this rank's contribution to the final norm's gradient.
-  /// The weight's gradient is left to backward_weight if the embedding that it is shares another
-  /// stage's.
+  /// Writes dx as Branch::backward; `dnorm` += this rank's contribution to the final norm's
+  /// gradient. The weight's gradient is left to backward_weight if the embedding that it is shares
+  /// another stage's.
   void backward(const Tensor& x, const Tensor& targets, float scale, const HeadActivations& saved,
                 const Tensor& dx, const Tensor& dnorm);
   void backward_weight(const HeadActivations& saved);

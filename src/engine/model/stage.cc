@@ -140,8 +140,7 @@ class Stage::Impl {
       report(layer_range(layer));
     }
     if (has_embedding_gradient()) {
-      const bool rounds = context_.rounds_gradient();
-      embedding_->backward(to_vector(m.tokens), rounds ? *context_.rounded_gradient : *dx_);
+      embedding_->backward(to_vector(m.tokens), context_.rounded(dx_));
     }
     if (context_.exec.on_gpu()) m.is_filled = false;
     if (!owns_tied()) report(dense(0, first_dense(0)));
@@ -176,9 +175,7 @@ class Stage::Impl {
 
   void backward_embedding(MicrobatchState& m, const Tensor& dx, const FlatRangeCallback& ready) {
     if (!std::exchange(m.has_embedding_pass, false)) {
-      throw InvalidArgument(
-          "backward_embedding: expected a backward pass before, of a stage with the head of a tied "
-          "embedding in another stage");
+      throw InvalidArgument("backward_embedding: expected a backward pass with a tied head before");
     }
     head_->backward_weight(*m.head);
     embedding_->backward(to_vector(m.tokens), dx);

@@ -155,9 +155,9 @@ std::vector<Pipeline::Pass> Pipeline::passes_of(int rank) const {
     }
     return Pass::Kind::backward_weight;
   };
-  const schedule::StagePlace last = schedule::place_of(shape_, shape_.stages() - 1);
+  const schedule::StagePosition last = schedule::position_of(shape_, shape_.stages() - 1);
   const bool adds_lookups = has_tied_ && rank == last.rank;
-  const schedule::StagePlace first = schedule::place_of(shape_, 0);
+  const schedule::StagePosition first = schedule::position_of(shape_, 0);
   std::vector<schedule::PipelineAction> of_first;
   if (adds_lookups) of_first = schedule::pipeline_actions(shape_, first.rank);
   size_t at = 0;  // in of_first
@@ -223,8 +223,8 @@ void Pipeline::make_links(bool forward_runs) {
   };
   std::vector<StageLinks::Channel> channels;
   for (int s = 0; s + 1 < shape_.stages(); ++s) {
-    const auto [rank, chunk] = schedule::place_of(shape_, s);
-    const auto [next_rank, next_chunk] = schedule::place_of(shape_, s + 1);
+    const auto [rank, chunk] = schedule::position_of(shape_, s);
+    const auto [next_rank, next_chunk] = schedule::position_of(shape_, s + 1);
     const int forward =
         forward_runs ? shape_.microbatches  // nothing comes back that bounds them
                      : max_waiting(rank, is_forward(chunk), next_rank, is_forward(next_chunk),
@@ -235,8 +235,8 @@ void Pipeline::make_links(bool forward_runs) {
     channels.push_back({next_rank, rank, backward, "pp_gradients"});
   }
   if (has_tied_) {
-    const auto [first, first_chunk] = schedule::place_of(shape_, 0);
-    const auto [last, last_chunk] = schedule::place_of(shape_, shape_.stages() - 1);
+    const auto [first, first_chunk] = schedule::position_of(shape_, 0);
+    const auto [last, last_chunk] = schedule::position_of(shape_, shape_.stages() - 1);
     const int slots = max_waiting(
         first, is_backward(first_chunk), last,
         [](const Pass& pass) { return pass.kind == Kind::embedding; },
@@ -359,8 +359,8 @@ double Pipeline::take_loss() {
 
 void Pipeline::share_embedding() {
   if (!has_tied_) return;
-  const schedule::StagePlace first = schedule::place_of(shape_, 0);
-  const schedule::StagePlace last = schedule::place_of(shape_, shape_.stages() - 1);
+  const schedule::StagePosition first = schedule::position_of(shape_, 0);
+  const schedule::StagePosition last = schedule::position_of(shape_, shape_.stages() - 1);
   const auto values = [&](int chunk) {
     const Stage& stage = *stages_[size_t(chunk)];
     const FlatRange range = *stage.tied_embedding();

@@ -39,8 +39,7 @@ TransformerOptions make_options(
 
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
-                                                  const TrainConfig& config,
-                                                  const Stage& stage) {
+                                                  const TrainConfig& config, const Stage& stage) {
   std::vector<Parameter> all_parameters = stage.parameter_list();
   apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
   std::vector<Parameter> dense, experts;

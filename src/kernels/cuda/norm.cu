@@ -104,8 +104,8 @@ template <typename T, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads)
     rms_norm_backward_kernel(Rows<float, kWidth> x, Rows<float, kWidth> weight,
                              const float* inverse_rms, Rows<T, kWidth> dout, Rows<float, kWidth> dx,
-                             Rows<__nv_bfloat16, kWidth> dx_bf16,
-                             Rows<float, kWidth> partial_sums, int rows, int vectors) {
+                             Rows<__nv_bfloat16, kWidth> dx_bf16, Rows<float, kWidth> partial_sums,
+                             int rows, int vectors) {
   using Vec = Vector<float, kWidth>;
   using Packed = PackedVector<T, kWidth>;
   extern __shared__ float4 shared_memory[];
