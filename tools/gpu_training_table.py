@@ -17,3 +17,32 @@ def step(file):
                     [["`tandem train configs/gpu-1b.toml --device gpu`", f'{run["step_ms"]["median"]:.1f}', f'{run["tokens_per_s"]:,.0f}', f'{100 * run["mfu"]:.1f} %'],
                      [f'{torch["name"].replace("torch", "PyTorch").split("+")[0]}, `bench/peers/torch_train.py`', f'{torch["step_ms"]:.1f}', f'{torch["tokens_per_s"]:,.0f}',
                       f'{100 * torch["mfu"]:.1f} %']])
+
+
+def two_gpus(file):
+    run = json.loads((ROOT / file).read_text())
+    return markdown([f'`configs/gpu-1b.toml` on {run["hardware"]}', "samples", "ms a step", "tokens/s", "MFU"],
+                    [[r["layout"], str(r["samples"]), f'{r["step_ms"]["median"]:.1f}', f'{r["tokens_per_s"]:,.0f}', f'{100 * r["mfu"]:.1f} %']
+                     for r in run["results"]])
+
+
+def layers(file):
+    def times(r):
+        return [f'{r["time_us"][kind] / 1e3:.1f} ms, {100 * mfu:.1f} %' for kind, mfu in (("step", r["mfu"]), ("sustained", r["mfu_sustained"]))]
+    rows = []
+    for r in json.loads((ROOT / file).read_text())["results"]:
+        name = "deterministic" if r["deterministic"] else "not deterministic"
+        rows.append([f'{r["batch"]} × {r["seq"]:,}', r["machine"], f"tandem, {name}", *times(r)])
+        if "baseline" in r:
+            rows.append([f'{r["batch"]} × {r["seq"]:,}', r["machine"], r["baseline"]["name"].replace("torch", "PyTorch").split("+")[0], *times(r["baseline"])])
+    rows.sort(key=lambda row: int(row[0].split("×")[1].replace(",", "")))
+    return markdown(["tokens", "machine", "", "after an idle gap", "sustained"], rows)
+
+
+def layers_tp(file):
+    r = json.loads((ROOT / file).read_text())
+    us = r["time_us"]
+    return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, tp {r["tp"]}', "ms", "MFU"],
+                    [[name, f"{us[key] / 1e3:.2f}", f'{100 * r["mfu"] * us["step"] / us[key]:.1f} %']
+                     for name, key in (("overlapped", "step"), ("overlapped, sustained", "sustained"), ("serial", "serial"), ("a rank's shards alone", "alone"))]
+                    + [["*E*", f'{100 * r["efficiency"]:.1f} %', ""]])

@@ -129,7 +129,8 @@ TEST_P(GpuTransformer, GradientsMatchCpuRanksInF32) {
   }
 }
 
-// Bound: the error of bf16 on CPU ranks, which round at the same places.
+// Bound of gradients: the error of bf16 on CPU ranks. They round at the same places, but for the
+// logits: each target's loss may be off by half a unit more, and these errors add up randomly.
 TEST_P(GpuTransformer, ErrorInBf16IsThatOfCpuRanks) {
   for (const Variant& variant : kVariants) {
     if (variant.window > 0) continue;  // CPUs only
@@ -140,7 +141,8 @@ TEST_P(GpuTransformer, ErrorInBf16IsThatOfCpuRanks) {
     options.dtype = DType::bf16;
     const Step on_cpus = run_on_threads(ranks(), config, options), found = on_gpus(config, options);
     const double error = std::abs(on_cpus.loss - exact.loss);
-    EXPECT_LE(std::abs(found.loss - exact.loss), 2 * error + 1e-4 * exact.loss) << variant.name;
+    const double rounded = 3 * 0x1p-9 / std::sqrt(double(options.batch * options.seq)) * exact.loss;
+    EXPECT_LE(std::abs(found.loss - exact.loss), 2 * error + rounded) << variant.name;
     for (const auto& [name, values] : exact.gradients) {
       const double of_cpus = difference({{name, on_cpus.gradients.at(name)}}, {{name, values}});
       EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 1.5 * of_cpus)
@@ -183,7 +185,7 @@ TEST_P(GpuTransformer, ErrorOfExpertsInBf16IsThatOfCpuRanks) {
       const auto error_of = [&, &name = name, &values = values](const RoutedStep& step) {
         return difference({{name, step.step.gradients.at(name)}}, {{name, values}});
       };
-      EXPECT_LE(error_of(found), 1.5 * error_of(on_cpus) + (changed > 0 ? 0.1 : 0))
+      EXPECT_LE(error_of(found), 1.5 * error_of(on_cpus) + 0.1 * double(changed))
           << what << "; " << name << ", CPU ranks " << error_of(on_cpus);
     }
   }
