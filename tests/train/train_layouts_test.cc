@@ -247,9 +247,12 @@ TEST(TrainLayouts, TimesOfAStepAreThoseOfOneRank) {
   const TempDir dir;
   run_on_threads(request_for({2, 1}, dir / "run", {"train.steps=6"}));
   std::istringstream lines(read_file(dir / "run/metrics.jsonl"));
+  int64_t memory = 12 * request_for({2, 1}, dir / "run").config.model.parameters();
   for (std::string line; std::getline(lines, line);) {
     const auto step = nlohmann::json::parse(line);
     EXPECT_LE(step["gemm_ms"], step["compute_ms"]);
+    EXPECT_GE(step["memory_bytes"], memory);  // weights, gradients and moments; then a peak
+    memory = step["memory_bytes"];
     // Rank 0's step and the slowest rank's begin and end in the same exchanges, approximately.
     EXPECT_LE(step["compute_ms"].get<double>() + step["exposed_comm_ms"].get<double>(),
               1.5 * step["step_ms"].get<double>() + 5);

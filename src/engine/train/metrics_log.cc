@@ -76,7 +76,7 @@ std::string to_json_line(const StepRecord& m) {
                     {"tokens", m.tokens},   {"tokens_per_s", m.tokens_per_s},
                     {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
                     {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
-                    {"mfu", m.mfu}};
+                    {"mfu", m.mfu},         {"memory_bytes", m.memory_bytes}};
   if (m.bubble) line["bubble"] = *m.bubble;
   if (m.uncompressed_gradient_bytes > 0) {
     line["gradient_bytes"] = m.gradient_bytes;

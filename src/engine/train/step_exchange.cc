@@ -49,6 +49,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     double gemm, compute, wait;
     ShardedOptimizer::Sent sent;
     double busy_s, passes_s;  // the ranks' sum, the longest
+    int64_t memory_bytes;
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
   const Times local{ms(SpanKind::gemm),
@@ -56,16 +57,20 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     ms(SpanKind::wait),
                     sent,
                     passes ? passes->passes_s - passes->waited_s : 0,
-                    passes ? passes->passes_s : 0};
+                    passes ? passes->passes_s : 0,
+                    record.memory_bytes};
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double busy_s = total.busy_s + other.busy_s;
     const double passes_s = std::max(total.passes_s, other.passes_s);
+    const int64_t memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
     if (total.compute < other.compute) total = other;
     total.sent = sum;
     total.busy_s = busy_s;
     total.passes_s = passes_s;
+    total.memory_bytes = memory_bytes;
   });
+  record.memory_bytes = all.memory_bytes;
   record.gemm_ms = all.gemm;
   record.compute_ms = all.compute;
   record.exposed_comm_ms = all.wait;

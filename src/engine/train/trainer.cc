@@ -263,6 +263,7 @@ class Trainer {
       executor_
           ->await_weights();  // part of this step: the next forward pass does not wait for them
     }
+    record.memory_bytes = memory_in_use(ranks_->chunks.front().stage.exec());
     exchange_step(groups_.world_axes(), ranks_->take_sent(), executor_->times(), record);
     const double seconds = seconds_since(start);
     record.step_ms = seconds * 1e3;
