@@ -91,7 +91,7 @@ class EvalProgress {
  private:
   using Clock = std::chrono::steady_clock;
   Clock::time_point begin_ = Clock::now();
-  Progress progress_;
+  RunProgress progress_;
   std::optional<ProgressLine> line_;
 };
 

@@ -57,7 +57,8 @@ TEST(Progress, FullLogDeviceIsNoError) {
 }
 
 TEST(Progress, RunLimitedBySecondsHasASteadyTotal) {
-  Progress progress{.step = 99, .loss = 2.5, .tokens_per_s = 18900, .elapsed_s = 7, .seconds = 110};
+  RunProgress progress{
+      .step = 99, .loss = 2.5, .tokens_per_s = 18900, .elapsed_s = 7, .seconds = 110};
   EXPECT_EQ(describe(progress, 103),
             "step 99  0:07/1:50   6.4%  loss 2.5000  18.9k tok/s  ETA 1:43");
   progress.step = 4807;

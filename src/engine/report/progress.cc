@@ -59,7 +59,7 @@ std::string format_bytes(double bytes) {
   return fmt::format("{:.1f} GB", bytes / 1e9);
 }
 
-std::string describe(const Progress& progress, double eta_s) {
+std::string describe(const RunProgress& progress, double eta_s) {
   const bool timed = progress.seconds > 0;
   const double done = timed ? progress.elapsed_s : double(progress.step);
   const double all = timed ? progress.seconds : double(progress.steps);
@@ -86,7 +86,7 @@ ProgressLine::~ProgressLine() {
   finish();
 }
 
-void ProgressLine::update(const Progress& progress) {
+void ProgressLine::update(const RunProgress& progress) {
   const bool first = !started_;
   if (first) {
     started_ = true;

@@ -10,7 +10,7 @@
 
 namespace tandem {
 
-struct Progress {
+struct RunProgress {
   int64_t step = 0, steps = 0;  ///< finished, and total
   double loss = 0;              ///< nats per token; NaN: not shown
   double tokens_per_s = 0;      ///< 0: not shown
@@ -23,7 +23,7 @@ struct Progress {
 /// "step   120/2000   6.0%  loss 2.3456  12.3k tok/s  ETA 1:23  lr 1.2e-03  grad 0.52  MFU 41%",
 /// or, if it ends by time, "step 120  0:07/1:50   6.0%  loss 2.3456  12.3k tok/s  ETA 1:43  lr
 /// 1.2e-03  grad 0.52  MFU 41%"
-std::string describe(const Progress& progress, double eta_s);
+std::string describe(const RunProgress& progress, double eta_s);
 /// "0:42", "1:02:03"; "--:--" if negative or not finite.
 std::string format_duration(double seconds);
 /// "32 bytes", "32.4 kB", "4.6 MB"
@@ -43,7 +43,7 @@ class ProgressLine {
 
   /// Cheap if nothing is due for printing. The ETA is based on the pace since the first update, so
   /// a resumed run is timed from its resumption.
-  void update(const Progress& progress);
+  void update(const RunProgress& progress);
   /// Prints `text` on a separate line, above the progress line.
   void note(const std::string& text);
   /// Shows `text`, activity between two updates, in place of the progress line, rate-limited
@@ -59,7 +59,7 @@ class ProgressLine {
 
   std::FILE* out_;
   bool terminal_;
-  Progress last_;
+  RunProgress last_;
   int64_t first_step_ = 0;
   bool started_ = false, pending_ = false, on_line_ = false;
   Clock::time_point start_, printed_;
