@@ -17,6 +17,8 @@ void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 /// `tandem bench train`
 void add_bench_train(CLI::App& bench);
+/// `tandem check-layout`
+void add_check_layout(CLI::App& app);
 void add_info(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);

@@ -32,10 +32,16 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index) {
   return int64_t(value);
 }
 
-Sampler::Sampler(const Corpus& corpus, int64_t seq, uint64_t seed)
-    : corpus_(corpus), seq_(seq), windows_((corpus.tokens() - 2) / seq + 1), seed_(seed) {}
+Sampler::Sampler(const Corpus& corpus, int64_t seq, uint64_t seed,
+                 std::function<int64_t(int64_t sample)> order)
+    : corpus_(corpus),
+      seq_(seq),
+      windows_((corpus.tokens() - 2) / seq + 1),
+      seed_(seed),
+      order_(std::move(order)) {}
 
 int64_t Sampler::window(int64_t sample) const {
+  if (order_) sample = order_(sample);
   return permute(seed_, uint64_t(sample / windows_), windows_, sample % windows_);
 }
 

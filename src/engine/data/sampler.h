@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "engine/data/corpus.h"
@@ -21,7 +22,10 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index);
 
 class Sampler {
  public:
-  Sampler(const Corpus& corpus, int64_t seq, uint64_t seed);
+  /// `order`: maps the numbers of samples that are asked for to those of the run, for layouts that
+  /// divide a step among other ranks; none: the same.
+  Sampler(const Corpus& corpus, int64_t seq, uint64_t seed,
+          std::function<int64_t(int64_t sample)> order = {});
   int64_t windows() const { return windows_; }
   int64_t epoch(int64_t sample) const { return sample / windows_; }
   int64_t window(int64_t sample) const;
@@ -34,6 +38,7 @@ class Sampler {
   const Corpus& corpus_;
   int64_t seq_, windows_;
   uint64_t seed_;
+  std::function<int64_t(int64_t sample)> order_;
 };
 
 }  // namespace tandem

@@ -52,6 +52,16 @@ int ParallelDims::index(Axes axes, int rank) const {
   return position(axes, false, rank);
 }
 
+int64_t ParallelDims::microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const {
+  const int64_t replica = sample / local_batch(batch), local = sample % local_batch(batch);
+  return (local / microbatch * dp() + replica) * microbatch + local % microbatch;
+}
+
+int64_t ParallelDims::sample_at(int64_t batch, int64_t microbatch, int64_t position) const {
+  const int64_t block = position / microbatch;
+  return block % dp() * local_batch(batch) + block / dp() * microbatch + position % microbatch;
+}
+
 std::string ParallelDims::describe() const {
   return fmt::format("tp {} dp {} ep {}{}", tp(), dp(), ep(),
                      pp() > 1 ? fmt::format(" pp {}", pp()) : "");

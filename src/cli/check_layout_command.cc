@@ -1,0 +1,153 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "core/files.h"
+#include "core/output.h"
+#include "engine/check/layout_check.h"
+#include "engine/config/config.h"
+#include "engine/data/corpus.h"
+#include "engine/parallel/dims.h"
+#include "engine/plan/memory.h"
+#include "schedule/pipeline.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+struct CheckArguments {
+  std::string config, schedule, json;
+  std::vector<std::string> overrides;
+  int tp = 0, pp = 0, dp = 0, ep = 0;
+};
+
+constexpr int kDiffers = 1;  // exit code
+constexpr int kMaxRanks = 64;
+constexpr size_t kRows = 5;
+
+TrainConfig make_config(const CheckArguments& arguments) {
+  std::vector<std::string> notes;
+  TrainConfig config = load_config(arguments.config, arguments.overrides, &notes);
+  for (const std::string& each : notes) note("note: " + each);
+  auto& parallel = config.parallel;
+  if (arguments.tp > 0) parallel.tp = arguments.tp;
+  if (arguments.pp > 0) parallel.pp = arguments.pp;
+  if (arguments.dp > 0) parallel.dp = arguments.dp;
+  if (arguments.ep > 0) parallel.ep = arguments.ep;
+  if (!arguments.schedule.empty()) {
+    parallel.schedule = arguments.schedule;
+    const int chunks = schedule::min_chunks(schedule::parse_pipeline_kind(arguments.schedule));
+    if (parallel.pp > 1)
+      parallel.virtual_stages = std::max<int64_t>(parallel.virtual_stages, chunks);
+  }
+  config = checked_config(std::move(config));
+  check_config(config);
+  if (const int ranks = ParallelDims(config).ranks(); ranks > kMaxRanks) {
+    throw InvalidArgument(
+        fmt::format("check-layout: {} ranks: expected at most {}, threads of one "
+                    "process",
+                    ranks, kMaxRanks));
+  }
+  check_memory(config);
+  return config;
+}
+
+std::string describe(const TrainConfig& config, const LayoutCheck& check) {
+  std::string text = fmt::format(
+      "{}, {}, against one rank: {} tensors, bound {:g}\n\n"
+      "| tensor | largest difference / max | found | expected |\n"
+      "| --- | --- | --- | --- |\n",
+      ParallelDims(config).describe(), config.train.dtype, check.num_tensors(), check.bound);
+  for (size_t i = 0; i < std::min(kRows, check.differences.size()); ++i) {
+    const TensorDifference& d = check.differences[i];
+    text += fmt::format("| {} | {:.2e} | {:.8g} | {:.8g} |\n", d.tensor, d.relative, d.found,
+                        d.expected);
+  }
+  if (check.ok()) return text + "\nThe layout computes what one rank does.\n";
+  return text + (check.axis.empty()
+                     ? "\nThe layout differs from one rank, also without any one of its axes.\n"
+                     : fmt::format("\nThe layout differs from one rank; with {} 1 it does not.\n",
+                                   check.axis));
+}
+
+std::string to_json(const LayoutCheck& check) {
+  return nlohmann::ordered_json{{"worst", check.worst().relative},
+                                {"tensor", check.worst().tensor},
+                                {"axis", check.axis},
+                                {"tensors", check.num_tensors()},
+                                {"loss", check.of("loss").relative},
+                                {"bound", check.bound},
+                                {"ok", check.ok()}}
+             .dump() +
+         "\n";
+}
+
+void run(const CheckArguments& arguments) {
+  if (launched()) {
+    throw InvalidArgument("check-layout: runs as threads of one process: expected no launcher");
+  }
+  const TrainConfig config = make_config(arguments);
+  const bool prints_json = arguments.json == "-";
+  if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
+  now_doing("checking the layout of " + arguments.config);
+  const Corpus corpus(config.data.paths, config.data.val_fraction);
+  const LayoutCheck check = check_layout(config, corpus);
+  if (!arguments.json.empty()) {
+    const std::string text = to_json(check);
+    prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);
+  }
+  if (!prints_json) fmt::print("{}", describe(config, check));
+  if (check.ok()) return;
+  finish_output();
+  throw Ended{kDiffers};
+}
+
+}  // namespace
+
+void add_check_layout(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("check-layout", "Check that a layout computes what one rank does");
+  auto arguments = std::make_shared<CheckArguments>();
+  command->add_option("config", arguments->config, "Job file (TOML)")->required();
+  const auto add_size = [&](const char* name, int& size, const char* help) {
+    command->add_option(name, size, help)->check(CLI::Range(1, kMaxRanks));
+  };
+  add_size("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)");
+  add_size("--pp", arguments->pp, "Pipeline parallel ranks (parallel.pp)");
+  add_size("--dp", arguments->dp, "Data parallel ranks (parallel.dp)");
+  add_size("--ep", arguments->ep,
+           "Of the data parallel ranks, those that share the experts (parallel.ep)");
+  command->add_option(
+      "--schedule", arguments->schedule,
+      "Pipeline schedule (parallel.schedule), with at least the stages per rank that "
+      "it needs");
+  command
+      ->add_option("--set", arguments->overrides,
+                   "table.key=value over the job file, one or several; each value is TOML, or else "
+                   "a string")
+      ->allow_extra_args(false)
+      ->take_all();
+  command->add_option("--json", arguments->json, "Result as JSON: FILE, or - for stdout only");
+  command->footer(
+      "\nRuns the first step in the layout and on one rank, with the same samples and\n"
+      "microbatches, as CPU threads, and compares the loss, the gradient norm and the gradient of\n"
+      "every tensor. A difference is |found - expected| / max |expected| of a tensor. Its bound:\n"
+      "in f32, the dtype unless train.dtype is bf16, 1e-6, times the root of a step's tokens / "
+      "128\n"
+      "if there are more; in bf16 2e-2. Beyond it the exit code is 1, and the axis is named whose\n"
+      "size set to 1 makes the difference vanish.\n"
+      "\nExamples:\n"
+      "  tandem check-layout configs/tiny.toml --tp 2 --dp 2\n"
+      "  tandem check-layout configs/moe.toml --tp 2 --dp 2 --ep 2 --json -\n"
+      "  tandem check-layout configs/tiny.toml --pp 2 --schedule zb-v --set model.layers=4 "
+      "train.microbatch=1");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace tandem::cli

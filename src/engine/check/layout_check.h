@@ -1,0 +1,65 @@
+// Check that a layout computes what one rank does: the loss, the gradient norm and the gradient of
+// every tensor in the first step of a job, from the same samples in the same microbatches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/check/layout_steps.h"
+#include "engine/config/config.h"
+#include "engine/data/corpus.h"
+
+namespace tandem {
+
+/// Largest difference of a tensor.
+struct TensorDifference {
+  std::string tensor;   ///< or "loss", "grad_norm"
+  double relative = 0;  ///< |found - expected| / max |expected|; NaN for a NaN or no value
+  int64_t element = 0;  ///< with the difference
+  double found = 0, expected = 0;  ///< that element
+};
+
+/// Differences of all tensors of `found`, the largest first; NaN before all others. A tensor that
+/// only one of the two has differs by NaN.
+std::vector<TensorDifference> compare_tensors(const GatheredTensors& found,
+                                              const GatheredTensors& expected);
+/// The same of the first step: gradients, "loss" and "grad_norm".
+std::vector<TensorDifference> compare_gradients(const StepsOutcome& found,
+                                                const StepsOutcome& expected);
+
+/// Max relative difference of a layout in the first step. f32: 1e-6 up to 128 tokens in a step;
+/// beyond, it grows with the square root of the tokens, as the rounding of gradients' sums does.
+/// bf16: 2e-2.
+double layout_bound(const TrainConfig& config);
+
+/// The job as one rank runs it, in whole microbatches of all replicas.
+TrainConfig one_rank_config(const TrainConfig& config);
+
+struct LayoutCheck {
+  std::vector<TensorDifference> differences;  ///< the largest first
+  double bound = 0;
+  /// "tp", "ep", "dp" or "pp": with this size set to 1 the layout is within the bound. Empty if it
+  /// is within the bound anyway, or if there is no such axis. dp 1 implies ep 1.
+  std::string axis;
+
+  const TensorDifference& worst() const { return differences.front(); }
+  const TensorDifference& of(const std::string& tensor) const;
+  /// Without "loss" and "grad_norm".
+  size_t num_tensors() const { return differences.size() - 2; }
+  bool ok() const { return worst().relative <= bound; }
+};
+
+/// Settings that a check replaces: train.dtype "auto" by f32, parallel.strategy "automatic" by
+/// serial. Throws InvalidArgument for a wire format, which rounds.
+TrainConfig checked_config(TrainConfig config);
+
+/// `config`: checked by check_config and made by checked_config. Throws IoError if the text cannot
+/// be read.
+LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
+                         const StepHooks& hooks = {});
+/// The same against a known outcome of one rank.
+LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
+                         const StepsOutcome& expected, const StepHooks& hooks);
+
+}  // namespace tandem

@@ -1,0 +1,27 @@
+// Layouts of tiny models: combinations of parallel sizes, schedules, microbatches and models.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/data/corpus.h"
+
+namespace tandem {
+
+/// A tiny model without experts, or with four of them, on one rank: 4 layers, 8 samples of 8 tokens
+/// a step.
+TrainConfig tiny_job(bool has_experts);
+
+/// "tp 2 dp 1 ep 1 pp 2 1f1b, microbatch 1, experts, tied, window"
+std::string describe_layout(const TrainConfig& config);
+
+/// All valid layouts of at most eight ranks, different from each other, in an order that depends on
+/// the seed.
+std::vector<TrainConfig> generate_layouts(uint64_t seed);
+
+/// Text of all jobs.
+const Corpus& tiny_corpus();
+
+}  // namespace tandem
