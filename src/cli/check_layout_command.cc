@@ -138,15 +138,13 @@ void add_check_layout(CLI::App& app) {
       "\nRuns the first step in the layout and on one rank, with the same samples and\n"
       "microbatches, as CPU threads, and compares the loss, the gradient norm and the gradient of\n"
       "every tensor. A difference is |found - expected| / max |expected| of a tensor. Its bound:\n"
-      "in f32, the dtype unless train.dtype is bf16, 1e-6, times the root of a step's tokens / "
-      "128\n"
-      "if there are more; in bf16 2e-2. Beyond it the exit code is 1, and the axis is named whose\n"
+      "2e-6 in f32, the dtype unless train.dtype is bf16, times the root of a step's tokens / 512\n"
+      "if they are more; 2e-2 in bf16. Beyond it the exit code is 1, and the axis is named whose\n"
       "size set to 1 makes the difference vanish.\n"
       "\nExamples:\n"
       "  tandem check-layout configs/tiny.toml --tp 2 --dp 2\n"
       "  tandem check-layout configs/moe.toml --tp 2 --dp 2 --ep 2 --json -\n"
-      "  tandem check-layout configs/tiny.toml --pp 2 --schedule zb-v --set model.layers=4 "
-      "train.microbatch=1");
+      "  tandem check-layout configs/tiny.toml --pp 2 --schedule zb-v --set model.layers=4");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -31,8 +31,8 @@ std::vector<Variant> all_variants() {
   return all;
 }
 
-TrainConfig make_job(const Variant& v) {
-  TrainConfig config = tiny_job(v.has_experts);
+TrainConfig make_config(const Variant& v) {
+  TrainConfig config = tiny_config(v.has_experts);
   config.model.tie_word_embeddings = v.tied;
   config.model.parallel_block = v.parallel_block;
   config.model.sliding_window = v.window ? 3 : 0;
@@ -64,7 +64,7 @@ void add_schedules(TrainConfig config, std::vector<TrainConfig>& all) {
 
 }  // namespace
 
-TrainConfig tiny_job(bool has_experts) {
+TrainConfig tiny_config(bool has_experts) {
   TrainConfig config;
   auto& model = config.model;
   model.hidden = 16;
@@ -112,7 +112,7 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
             const int64_t ranks = tp * pp * dp;
             if (ranks == 1 || ranks > 8 || dp % ep != 0 || (ep > 1 && !variant.has_experts))
               continue;
-            TrainConfig config = make_job(variant);
+            TrainConfig config = make_config(variant);
             config.parallel.tp = tp;
             config.parallel.pp = pp;
             config.parallel.dp = dp;
@@ -132,7 +132,7 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
 }
 
 const Corpus& tiny_corpus() {
-  static const Corpus corpus(tiny_job(false).data.paths, 0);
+  static const Corpus corpus(tiny_config(false).data.paths, 0);
   return corpus;
 }
 

@@ -12,7 +12,7 @@ namespace tandem {
 
 /// A tiny model without experts, or with four of them, on one rank: 4 layers, 8 samples of 8 tokens
 /// a step.
-TrainConfig tiny_job(bool has_experts);
+TrainConfig tiny_config(bool has_experts);
 
 /// "tp 2 dp 1 ep 1 pp 2 1f1b, microbatch 1, experts, tied, window"
 std::string describe_layout(const TrainConfig& config);

@@ -19,7 +19,7 @@ namespace {
 constexpr int kSteps = 3;
 constexpr double kWeightBound = 1e-5;
 constexpr uint64_t kSeed = 5;
-constexpr size_t kShort = 25, kLong = 300;
+constexpr size_t kShort = 25, kLong = 500;
 
 struct Worst {
   double relative = 0;
@@ -74,9 +74,10 @@ TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
     names.insert(describe_layout(config));
     if (config.parallel.pp > 1) schedules.insert(config.parallel.schedule);
   }
+  fmt::print("{} layouts\n", layouts.size());
   EXPECT_EQ(names.size(), layouts.size()) << "two layouts are the same";
   EXPECT_EQ(schedules.size(), 6u);
-  EXPECT_EQ(layout_bound(layouts.front()), 1e-6);
+  EXPECT_EQ(layout_bound(layouts.front()), 2e-6);
 }
 
 TEST(Layouts, ComputeWhatOneRankDoes) {
@@ -86,7 +87,7 @@ TEST(Layouts, ComputeWhatOneRankDoes) {
 
 TEST(LayoutsLong, ComputeWhatOneRankDoes) {
   const std::vector<TrainConfig> layouts = generate_layouts(kSeed);
-  expect_one_rank(layouts);
+  expect_one_rank(std::span(layouts).first(kLong));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct Layout {
 };
 
 TrainConfig make_config(const Layout& layout) {
-  TrainConfig config = tiny_job(layout.has_experts);
+  TrainConfig config = tiny_config(layout.has_experts);
   config.model.tie_word_embeddings = layout.tied;
   auto& parallel = config.parallel;
   parallel.tp = layout.tp;

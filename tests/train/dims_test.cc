@@ -38,6 +38,16 @@ TEST(ParallelDims, CoordinatesAreThoseOfMegatronsOrder) {
   }
 }
 
+TEST(ParallelDims, MicrobatchesHaveTheSamplesOfAllReplicas) {
+  const ParallelDims dims(2, 3, 1, 2);  // replicas have samples 0 to 3, 4 to 7 and 8 to 11
+  std::vector<int64_t> samples;
+  for (int64_t position = 0; position < 12; ++position) {
+    samples.push_back(dims.sample_at(12, 2, position));
+    EXPECT_EQ(dims.microbatch_position(12, 2, samples.back()), position);
+  }
+  EXPECT_THAT(samples, ::testing::ElementsAre(0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11));
+}
+
 // Ranks of a group have the same group number and the indices 0 … size - 1 in rank order.
 TEST(ParallelDims, GroupsOfEachAxisPartitionTheWorld) {
   for (const ParallelDims& dims : all_dims()) {

@@ -110,7 +110,7 @@ std::vector<TensorDifference> compare_gradients(const StepsOutcome& found,
 double layout_bound(const TrainConfig& config) {
   if (config.train.dtype == "bf16") return 2e-2;
   const double tokens = double(config.train.batch) * double(config.train.seq);
-  return 1e-6 * std::sqrt(std::max(1.0, tokens / 128));
+  return 2e-6 * std::sqrt(std::max(1.0, tokens / 512));
 }
 
 TrainConfig one_rank_config(const TrainConfig& config) {

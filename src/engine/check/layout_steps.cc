@@ -24,16 +24,16 @@ namespace {
 constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
 
 /// Order of the samples that gives every microbatch of the job those of the reference.
-std::function<int64_t(int64_t)> make_order(const LayoutJob& job) {
-  return [&job](int64_t sample) {
-    const int64_t batch = job.config.train.batch, step = sample / batch;
+std::function<int64_t(int64_t)> make_order(const LayoutRun& run) {
+  return [&run](int64_t sample) {
+    const int64_t batch = run.config.train.batch, step = sample / batch;
     const int64_t position =
-        ParallelDims(job.config)
-            .microbatch_position(batch, microbatch_size(job.config), sample % batch);
+        ParallelDims(run.config)
+            .microbatch_position(batch, microbatch_size(run.config), sample % batch);
     const int64_t ordered =
         step * batch +
-        ParallelDims(job.reference).sample_at(batch, microbatch_size(job.reference), position);
-    return job.hooks.samples ? job.hooks.samples(ordered) : ordered;
+        ParallelDims(run.reference).sample_at(batch, microbatch_size(run.reference), position);
+    return run.hooks.samples ? run.hooks.samples(ordered) : ordered;
   };
 }
 
@@ -90,12 +90,12 @@ struct Gathers {
 };
 
 /// On one rank. Returns the loss and the norm of the first step, the same on every rank.
-StepsOutcome run_rank(Communicator& world, const LayoutJob& job, const Corpus& corpus,
+StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& corpus,
                       Gathers& gathers) {
-  const TrainConfig& config = job.config;
+  const TrainConfig& config = run.config;
   set_kernel_threads(threads_per_rank(world.size()));
   const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
-  const Sampler sampler(corpus, config.train.seq, uint64_t(config.train.seed), make_order(job));
+  const Sampler sampler(corpus, config.train.seq, uint64_t(config.train.seed), make_order(run));
   ModelRanks ranks(groups, config, {});
   StepExecutor executor(config, groups, corpus, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
@@ -104,13 +104,13 @@ StepsOutcome run_rank(Communicator& world, const LayoutJob& job, const Corpus& c
   }
   executor.weights_changed();
   StepsOutcome outcome;
-  for (int step = 0; step < job.steps; ++step) {
-    if (job.hooks.before_step) job.hooks.before_step(groups, ranks);
+  for (int step = 0; step < run.steps; ++step) {
+    if (run.hooks.before_step) run.hooks.before_step(groups, ranks);
     const int64_t first = step * config.train.batch, targets = executor.targets(first);
     StepExecutor::Result result = executor.compute(first, targets);
     if (!executor.read_error().empty()) throw IoError(executor.read_error());
-    if (job.hooks.after_compute) {
-      job.hooks.after_compute(groups, ranks, result.loss, result.squares);
+    if (run.hooks.after_compute) {
+      run.hooks.after_compute(groups, ranks, result.loss, result.squares);
     }
     StepSums sums;
     sums.loss = result.loss;
@@ -124,7 +124,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutJob& job, const Corpus& c
         gathers.gradients.add(chunk, chunk.stage.gradients());
       }
     }
-    if (job.steps == 1) return outcome;
+    if (run.steps == 1) return outcome;
     const double lr = learning_rate(config, step, 0, 0);
     executor.update(AdamStep::make(config, step, lr, norm));
   }
@@ -137,13 +137,13 @@ StepsOutcome run_rank(Communicator& world, const LayoutJob& job, const Corpus& c
 
 }  // namespace
 
-StepsOutcome run_steps(const LayoutJob& job, const Corpus& corpus) {
+StepsOutcome run_steps(const LayoutRun& run, const Corpus& corpus) {
   WorldOptions world;
-  world.ranks = ParallelDims(job.config).ranks();
+  world.ranks = ParallelDims(run.config).ranks();
   StepsOutcome outcome;
   Gathers gathers;
   run_threads(world, [&](Communicator& comm) {
-    const StepsOutcome of_rank = run_rank(comm, job, corpus, gathers);
+    const StepsOutcome of_rank = run_rank(comm, run, corpus, gathers);
     if (comm.rank() == 0) outcome = of_rank;
   });
   outcome.gradients = gathers.gradients.take();

@@ -42,14 +42,14 @@ struct StepHooks {
 };
 
 /// Job in a layout whose microbatches have the samples that they have in `reference`.
-struct LayoutJob {
+struct LayoutRun {
   TrainConfig config;
   TrainConfig reference;
   int steps = 1;
   StepHooks hooks = {};
 };
 
-/// Runs the job. Throws IoError if the text cannot be read.
-StepsOutcome run_steps(const LayoutJob& job, const Corpus& corpus);
+/// Throws IoError if the text cannot be read.
+StepsOutcome run_steps(const LayoutRun& run, const Corpus& corpus);
 
 }  // namespace tandem

@@ -58,8 +58,8 @@ class ParallelDims {
   int index(Axes axes, int rank) const;
   /// Samples of a replica, of `batch` in a step.
   int64_t local_batch(int64_t batch) const { return batch / dp(); }
-  /// Position of a step's sample in the order of microbatches, each with its samples of all replicas
-  /// in turn, and the sample at a position. `microbatch`: samples of a replica in one.
+  /// Position of a step's sample in the order of microbatches, each with its samples of all
+  /// replicas in turn, and the sample at a position. `microbatch`: samples of a replica in one.
   int64_t microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const;
   int64_t sample_at(int64_t batch, int64_t microbatch, int64_t position) const;
   /// "tp 2 dp 4 ep 2", and " pp 2" if there are several stages
