@@ -115,9 +115,12 @@ void swap_tp_shards(const ParallelGroups& groups, ModelRanks& ranks, double&, do
   }
 }
 
-void break_one_copy(const ParallelGroups& groups, ModelRanks& ranks, double&, double&) {
-  if (groups.tp().rank() == 0) return;
-  scale_gradients(ranks, "layers.2.input_layernorm", std::numeric_limits<float>::quiet_NaN());
+/// Ranks add their copies in any order: one of the two ranks is the first.
+AfterCompute break_copy(int tp_rank) {
+  return [tp_rank](const ParallelGroups& groups, ModelRanks& ranks, double&, double&) {
+    if (groups.tp().size() == 1 || groups.tp().rank() != tp_rank) return;
+    scale_gradients(ranks, "layers.2.input_layernorm", std::numeric_limits<float>::quiet_NaN());
+  };
 }
 
 /// Chunks 0 and 1 of every pipeline rank have each other's layers.
@@ -194,7 +197,8 @@ std::vector<PlantedBug> planted_bugs() {
        "lm_head",
        "pp"},
       {"shards of TP ranks swapped", {2, 1, 1, 2}, {{}, swap_tp_shards}, "o_proj", "tp"},
-      {"NaN on one TP rank's copy", {2, 2}, {{}, break_one_copy}, "layers.2.input_layernorm", "tp"},
+      {"NaN on TP rank 0", {2, 2}, {{}, break_copy(0)}, "layers.2.input_layernorm", "tp"},
+      {"NaN on TP rank 1", {2, 2}, {{}, break_copy(1)}, "layers.2.input_layernorm", "tp"},
       {"stage order swapped", {1, 1, 1, 2, "interleaved", 2}, {swap_stages}, "", "pp"},
       {"last microbatch replaced by the one before",
        {2},

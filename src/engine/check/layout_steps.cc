@@ -39,9 +39,9 @@ std::function<int64_t(int64_t)> make_order(const LayoutRun& run) {
 
 void add_value(float value, float& min, float& max, uint8_t& is_set) {
   if (std::exchange(is_set, 1) == 0) min = max = value;
-  // NaN stays: it compares false.
-  if (!(value >= min)) min = value;
-  if (!(value <= max)) max = value;
+  // NaN stays: other values compare false with it.
+  if (value < min || std::isnan(value)) min = value;
+  if (value > max || std::isnan(value)) max = value;
 }
 
 /// Tensors that ranks add their shards to, each in its thread.
