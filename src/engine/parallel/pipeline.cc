@@ -103,17 +103,18 @@ void StageLinks::acknowledge(int index, uint64_t number) {
 }
 
 Pipeline::Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
-                   std::vector<Stage*> stages, bool forward_runs)
+                   std::vector<std::unique_ptr<PipelineStage>> stages, bool forward_runs)
     : pp_(pp),
       shape_(shape),
       rank_(pp ? pp->rank() : 0),
       stages_(std::move(stages)),
-      microbatches_(stages_.size()) {
+      slots_(stages_.size()) {
   for (size_t i = 0; i < stages_.size(); ++i) {
-    microbatches_[i].push_back({stages_[i]->make_microbatch()});
+    stages_[i]->add_slot();
+    slots_[i].emplace_back();
   }
   bool is_tied = false;
-  for (const Stage* stage : stages_) is_tied |= stage->tied_embedding().has_value();
+  for (const auto& stage : stages_) is_tied |= stage->tied_stage() != nullptr;
   if (pp) {
     const char local = is_tied;
     for (const auto& blob : pp->exchange(std::as_bytes(std::span(&local, 1)), "tied embedding")) {
@@ -246,28 +247,27 @@ void Pipeline::make_links(bool forward_runs) {
   links_.emplace(*pp_, std::move(channels), stages_.front()->residual_gradient().bytes());
 }
 
-Microbatch& Pipeline::make_microbatch(const Pass& pass) {
-  auto& slots = microbatches_[size_t(pass.chunk)];
-  auto free = std::ranges::find(slots, -1, &Slot::number);
+int Pipeline::take_slot(const Pass& pass) {
+  std::vector<Slot>& slots = slots_[size_t(pass.chunk)];
+  auto free = std::ranges::find(slots, -1, &Slot::microbatch);
   if (free == slots.end()) {
-    slots.push_back({stages_[size_t(pass.chunk)]->make_microbatch()});
-    free = slots.end() - 1;
+    stages_[size_t(pass.chunk)]->add_slot();
+    free = slots.insert(slots.end(), Slot{});
   }
-  free->number = pass.microbatch;
+  free->microbatch = pass.microbatch;
   free->uses = 1 + (has_tied_ && is_last(stage(pass.chunk)));
-  return free->microbatch;
+  return int(free - slots.begin());
 }
 
-Microbatch& Pipeline::find_microbatch(const Pass& pass) {
-  return std::ranges::find(microbatches_[size_t(pass.chunk)], pass.microbatch, &Slot::number)
-      ->microbatch;
+int Pipeline::find_slot(const Pass& pass) const {
+  const std::vector<Slot>& slots = slots_[size_t(pass.chunk)];
+  return int(std::ranges::find(slots, pass.microbatch, &Slot::microbatch) - slots.begin());
 }
 
 /// After a last pass of its kind.
 void Pipeline::release(const Pass& pass) {
-  Slot& slot =
-      *std::ranges::find(microbatches_[size_t(pass.chunk)], pass.microbatch, &Slot::number);
-  if (--slot.uses == 0) slot.number = -1;
+  Slot& slot = slots_[size_t(pass.chunk)][size_t(find_slot(pass))];
+  if (--slot.uses == 0) slot.microbatch = -1;
 }
 
 void Pipeline::receive(int channel, uint64_t number, const Tensor& to) {
@@ -276,27 +276,27 @@ void Pipeline::receive(int channel, uint64_t number, const Tensor& to) {
 }
 
 void Pipeline::forward(const Pass& pass, const Batch& batch) {
-  Stage& model = *stages_[size_t(pass.chunk)];
+  PipelineStage& model = *stages_[size_t(pass.chunk)];
   const int stage = this->stage(pass.chunk);
   const uint64_t number = forward_begin_ + uint64_t(pass.microbatch);
-  Microbatch& microbatch = make_microbatch(pass);
+  const int slot = take_slot(pass);
   if (stage == 0 || is_last(stage)) batch.read(pass.microbatch);
-  if (stage > 0) receive(activations(stage - 1), number, model.input(microbatch));
-  model.enqueue_forward(batch.tokens, batch.targets, microbatch);
-  if (!is_last(stage)) links_->send(activations(stage), number, model.output(microbatch).data());
+  if (stage > 0) receive(activations(stage - 1), number, model.input(slot));
+  model.enqueue_forward(batch.tokens, batch.targets, slot);
+  if (!is_last(stage)) links_->send(activations(stage), number, model.output(slot).data());
 }
 
 void Pipeline::backward(const Pass& pass, float scale, const FlatRangeCallback& ready) {
-  Stage& model = *stages_[size_t(pass.chunk)];
+  PipelineStage& model = *stages_[size_t(pass.chunk)];
   const int stage = this->stage(pass.chunk);
   const uint64_t number = backward_begin_ + uint64_t(pass.microbatch);
-  Microbatch& microbatch = find_microbatch(pass);
+  const int slot = find_slot(pass);
   if (!is_last(stage)) receive(gradients(stage), number, model.residual_gradient());
   if (pass.kind == Pass::Kind::backward) {
-    model.backward(microbatch, scale, ready);
+    model.backward(slot, scale, ready);
     release(pass);
   } else {
-    model.backward_input(microbatch, scale);
+    model.backward_input(slot, scale);
   }
   const void* const dx = model.residual_gradient().data();
   if (stage > 0) links_->send(gradients(stage - 1), number, dx);
@@ -304,11 +304,11 @@ void Pipeline::backward(const Pass& pass, float scale, const FlatRangeCallback& 
 }
 
 void Pipeline::backward_embedding(const Pass& pass, const FlatRangeCallback& ready) {
-  Stage& model = *stages_[size_t(pass.chunk)];
+  PipelineStage& model = *stages_[size_t(pass.chunk)];
   const uint64_t number = backward_begin_ + uint64_t(pass.microbatch);
   const Tensor shape = model.residual_gradient();
   const Tensor dx(links_->receive(lookups(), number), shape.dtype(), {shape.dim(0), shape.dim(1)});
-  model.backward_embedding(find_microbatch(pass), dx, ready);
+  model.backward_embedding(find_slot(pass), dx, ready);
   links_->acknowledge(lookups(), number);
   release(pass);
 }
@@ -329,7 +329,7 @@ void Pipeline::run(const Batch& batch, float scale,
         backward(pass, scale, report);
         break;
       case Pass::Kind::backward_weight:
-        stages_[size_t(pass.chunk)]->backward_weight(find_microbatch(pass), report);
+        stages_[size_t(pass.chunk)]->backward_weight(find_slot(pass), report);
         release(pass);
         break;
       case Pass::Kind::embedding:
@@ -346,14 +346,14 @@ void Pipeline::run_forward(const Batch& batch) {
   for (const Pass& pass : passes_) {
     if (pass.kind != Pass::Kind::forward) continue;
     forward(pass, batch);
-    for (Slot& slot : microbatches_[size_t(pass.chunk)]) slot.number = -1;
+    for (Slot& slot : slots_[size_t(pass.chunk)]) slot.microbatch = -1;
   }
   forward_begin_ += uint64_t(shape_.microbatches);
 }
 
 double Pipeline::take_loss() {
   double loss = 0;
-  for (Stage* stage : stages_) loss += stage->take_loss();
+  for (const auto& stage : stages_) loss += stage->take_loss();
   return loss;
 }
 
@@ -362,7 +362,7 @@ void Pipeline::share_embedding() {
   const schedule::StagePosition first = schedule::position_of(shape_, 0);
   const schedule::StagePosition last = schedule::position_of(shape_, shape_.stages() - 1);
   const auto values = [&](int chunk) {
-    const Stage& stage = *stages_[size_t(chunk)];
+    const Stage& stage = *stages_[size_t(chunk)]->tied_stage();
     const FlatRange range = *stage.tied_embedding();
     return stage.parameters().narrow(0, range.begin, range.count);
   };
@@ -374,7 +374,7 @@ void Pipeline::share_embedding() {
     recv(*pp_, as_row(values(first.chunk)), last.rank);
   }
   if (rank_ == first.rank) {
-    Stage& stage = *stages_[size_t(first.chunk)];
+    Stage& stage = *stages_[size_t(first.chunk)]->tied_stage();
     stage.parameters_changed(*stage.tied_embedding());
   }
 }

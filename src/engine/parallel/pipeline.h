@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,6 +19,7 @@
 
 #include "engine/config/config.h"
 #include "engine/model/stage.h"
+#include "engine/parallel/pipeline_stage.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
 
@@ -70,10 +70,10 @@ class StageLinks {
 
 class Pipeline {
  public:
-  /// `pp`: the ranks of the shape; nullptr if it is one. `stages`: this rank's chunks. All must
-  /// outlive this object. `forward_runs`: whether `run_forward` is called. Collective.
-  Pipeline(Communicator* pp, const schedule::PipelineShape& shape, std::vector<Stage*> stages,
-           bool forward_runs);
+  /// `pp`: the ranks of the shape; nullptr if it is one. It must outlive this object. `stages`:
+  /// this rank's chunks. `forward_runs`: whether `run_forward` is called. Collective.
+  Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
+           std::vector<std::unique_ptr<PipelineStage>> stages, bool forward_runs);
 
   /// Text of a step's microbatches.
   struct Batch {
@@ -117,8 +117,8 @@ class Pipeline {
   int lookups() const { return 2 * (shape_.stages() - 1); }
   void make_links(bool forward_runs);
   void mark_final(int chunk);
-  Microbatch& make_microbatch(const Pass& pass);
-  Microbatch& find_microbatch(const Pass& pass);
+  int take_slot(const Pass& pass);
+  int find_slot(const Pass& pass) const;
   void release(const Pass& pass);
   void forward(const Pass& pass, const Batch& batch);
   void backward(const Pass& pass, float scale, const FlatRangeCallback& ready);
@@ -128,17 +128,16 @@ class Pipeline {
   Communicator* pp_;
   schedule::PipelineShape shape_;
   int rank_;
-  std::vector<Stage*> stages_;
+  std::vector<std::unique_ptr<PipelineStage>> stages_;
   bool has_tied_ = false;
   std::vector<Pass> passes_;
   std::optional<StageLinks> links_;
   uint64_t forward_begin_ = 0, backward_begin_ = 0;  // numbers of the run's first messages
   struct Slot {
-    Microbatch microbatch;
-    int number = -1;  ///< -1: free
-    int uses = 0;     ///< passes that are still to read it
+    int microbatch = -1;  ///< -1: free
+    int uses = 0;         ///< passes that are still to read it
   };
-  std::vector<std::deque<Slot>> microbatches_;  // by chunk
+  std::vector<std::vector<Slot>> slots_;  // by chunk
   Times times_;
 };
 

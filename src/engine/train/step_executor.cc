@@ -40,7 +40,8 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       corpus_(corpus),
       sampler_(sampler),
       ranks_(ranks),
-      pipeline_(groups.pp(), step_shape(config), ranks.stages(), counts_experts(config)),
+      pipeline_(groups.pp(), step_shape(config), pipeline_stages(ranks.stages()),
+                counts_experts(config)),
       microbatch_(microbatch_size(config)),
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()) {}

@@ -1,0 +1,55 @@
+#include "engine/parallel/pipeline_stage.h"
+
+#include <deque>
+#include <stdexcept>
+
+namespace tandem {
+namespace {
+
+class ModelStage final : public PipelineStage {
+ public:
+  explicit ModelStage(Stage& stage) : stage_(stage) {}
+
+  void add_slot() override { microbatches_.push_back(stage_.make_microbatch()); }
+  Tensor input(int slot) const override { return stage_.input(microbatches_[size_t(slot)]); }
+  Tensor output(int slot) const override { return stage_.output(microbatches_[size_t(slot)]); }
+  Tensor residual_gradient() const override { return stage_.residual_gradient(); }
+
+  void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                       int slot) override {
+    stage_.enqueue_forward(tokens, targets, microbatches_[size_t(slot)]);
+  }
+  void backward(int slot, float scale, const FlatRangeCallback& ready) override {
+    stage_.backward(microbatches_[size_t(slot)], scale, ready);
+  }
+  void backward_input(int slot, float scale) override {
+    stage_.backward_input(microbatches_[size_t(slot)], scale);
+  }
+  void backward_weight(int slot, const FlatRangeCallback& ready) override {
+    stage_.backward_weight(microbatches_[size_t(slot)], ready);
+  }
+  double take_loss() override { return stage_.take_loss(); }
+
+  Stage* tied_stage() override { return stage_.tied_embedding() ? &stage_ : nullptr; }
+  void backward_embedding(int slot, const Tensor& dx, const FlatRangeCallback& ready) override {
+    stage_.backward_embedding(microbatches_[size_t(slot)], dx, ready);
+  }
+
+ private:
+  Stage& stage_;
+  std::deque<Microbatch> microbatches_;
+};
+
+}  // namespace
+
+void PipelineStage::backward_embedding(int, const Tensor&, const FlatRangeCallback&) {
+  throw std::logic_error("backward_embedding: the stage has no tied embedding");
+}
+
+std::vector<std::unique_ptr<PipelineStage>> pipeline_stages(const std::vector<Stage*>& stages) {
+  std::vector<std::unique_ptr<PipelineStage>> passes;
+  for (Stage* stage : stages) passes.push_back(std::make_unique<ModelStage>(*stage));
+  return passes;
+}
+
+}  // namespace tandem

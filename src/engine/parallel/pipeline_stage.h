@@ -1,0 +1,45 @@
+// Seam between the pipeline's runner (engine/parallel/pipeline.h) and the passes that it runs:
+// those of a model's stage, or in benchmarks passes of known duration.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/model/stage.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// Passes of one chunk of a rank. A slot stores what the passes of one microbatch share; slots are
+/// numbered from 0 and reused.
+class PipelineStage {
+ public:
+  virtual ~PipelineStage() = default;
+
+  /// Appends a slot.
+  virtual void add_slot() = 0;
+  /// As Stage's: messages between stages have their size.
+  virtual Tensor input(int slot) const = 0;
+  virtual Tensor output(int slot) const = 0;
+  virtual Tensor residual_gradient() const = 0;
+
+  virtual void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
+                               int slot) = 0;
+  virtual void backward(int slot, float scale, const FlatRangeCallback& ready) = 0;
+  virtual void backward_input(int slot, float scale) = 0;
+  virtual void backward_weight(int slot, const FlatRangeCallback& ready) = 0;
+  virtual double take_loss() = 0;
+
+  /// The stage whose tied embedding is to be shared with another one; nullptr: it has none.
+  virtual Stage* tied_stage() { return nullptr; }
+  /// As Stage's. Only with a tied embedding.
+  virtual void backward_embedding(int slot, const Tensor& dx, const FlatRangeCallback& ready);
+};
+
+/// The stages must outlive the result.
+std::vector<std::unique_ptr<PipelineStage>> pipeline_stages(const std::vector<Stage*>& stages);
+
+}  // namespace tandem
