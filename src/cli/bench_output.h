@@ -1,6 +1,7 @@
 // Benchmark results as JSON, as CSV, and as a table for the terminal.
 #pragma once
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -9,6 +10,11 @@
 #include "tandem/communicator.h"
 
 namespace tandem::cli {
+
+/// Rounds to a multiple of 1 / `scale`.
+inline double round_to(double value, double scale) {
+  return std::round(value * scale) / scale;
+}
 
 /// World that a benchmark ran on.
 struct BenchWorld {

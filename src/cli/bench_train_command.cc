@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -27,11 +26,6 @@ struct TrainBenchArguments {
   int ranks_per_gpu = 1;
 };
 
-/// To a multiple of 1 / `scale`.
-double rounded(double value, double scale) {
-  return std::round(value * scale) / scale;
-}
-
 /// Time that the step takes longer than the same layers without communication.
 double exposed_us(const TrainBenchResult& r) {
   return r.alone ? r.step.median_us - r.alone->median_us : 0;
@@ -49,8 +43,8 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
                                const Communicator& comm) {
   nlohmann::ordered_json us, spread;
   const auto add = [&](const char* name, const BenchTimes& times) {
-    us[name] = rounded(times.median_us, 100);
-    spread[name] = {rounded(times.min_us, 100), rounded(times.max_us, 100)};
+    us[name] = round_to(times.median_us, 100);
+    spread[name] = {round_to(times.min_us, 100), round_to(times.max_us, 100)};
   };
   add("step", r.step);
   add("sustained", r.sustained);
@@ -72,16 +66,16 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"spread_us", spread},
       {"repeats", q.repeats},
       {"tokens", q.seq * q.batch * q.ep},
-      {"tflops", rounded(r.flops / r.step.median_us * 1e-6 / comm.size(), 100)},
-      {"mfu", rounded(r.mfu(r.step.median_us), 1e4)},
-      {"mfu_sustained", rounded(r.mfu(r.sustained.median_us), 1e4)},
+      {"tflops", round_to(r.flops / r.step.median_us * 1e-6 / comm.size(), 100)},
+      {"mfu", round_to(r.mfu(r.step.median_us), 1e4)},
+      {"mfu_sustained", round_to(r.mfu(r.sustained.median_us), 1e4)},
       {"memory_bytes", r.memory_bytes},
       {"error", {{"max_of_bound", r.of_bound}, {"tensor", r.worst}}},
       {"bitwise_equal_runs", r.bitwise_equal_runs}};
   if (r.serial) {
-    json["exposed_us"] = rounded(exposed_us(r), 100);
+    json["exposed_us"] = round_to(exposed_us(r), 100);
     const auto e = efficiency(r);
-    json["efficiency"] = e ? nlohmann::ordered_json(rounded(*e, 1e4)) : nullptr;
+    json["efficiency"] = e ? nlohmann::ordered_json(round_to(*e, 1e4)) : nullptr;
   }
   json.update(origin_json(comm));
   return json;

@@ -19,6 +19,8 @@ void add_bench(CLI::App& app);
 void add_bench_train(CLI::App& bench);
 /// `tandem check-layout`
 void add_check_layout(CLI::App& app);
+/// `tandem bench pipeline`
+void add_bench_pipeline(CLI::App& bench);
 void add_info(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
