@@ -5,12 +5,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/files.h"
+#include "engine/parallel/pipeline.h"
 #include "layouts.h"
 #include "sample_text.h"
 #include "schedule/pipeline.h"
@@ -185,6 +188,18 @@ TEST(TrainPipeline, BubbleIsMeasured) {
     EXPECT_GT(bubble, 0.2);  // with one microbatch only one stage works at a time
     EXPECT_LT(bubble, 1);
   }
+}
+
+// A link copies 32 MiB for much longer than it takes to destroy the sender.
+TEST(TrainPipeline, DestroyedLinksHaveDeliveredTheirMessages) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const std::vector<std::byte> message(size_t{32} << 20, std::byte{77});
+  const WorldOptions options{.ranks = 2, .link = EmulatedLink{1e10, 0}};
+  run_threads(options, [&](Communicator& world) {
+    StageLinks links(world, {{0, 1, 1, "pp_activations"}}, message.size());
+    if (world.rank() == 0) return links.send(0, 0, message.data());
+    EXPECT_EQ(std::memcmp(links.receive(0, 0), message.data(), message.size()), 0);
+  });
 }
 
 TEST(TrainPipeline, LostRankIsNamedByTheOthers) {

@@ -8,6 +8,7 @@
 #include "core/exec.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -63,6 +64,14 @@ StageLinks::StageLinks(Communicator& pp, std::vector<Channel> channels, size_t m
     if (channel.source == pp.rank()) s.messages.resize(size_t(channel.slots) * message_bytes);
   }
   buffer_ = pp.allocate(size_t(std::ranges::max(slots)) * message_bytes, std::ranges::max(signals));
+}
+
+StageLinks::~StageLinks() {
+  try {
+    pp_.flush();
+  } catch (const Error&) {
+    // The world has failed; the transport releases its sources before it reports that.
+  }
 }
 
 void StageLinks::wait(int signal, uint64_t epoch, const Channel& channel, int peer,

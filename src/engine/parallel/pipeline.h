@@ -42,6 +42,10 @@ class StageLinks {
 
   /// The channels are the same on all ranks. Collective over `pp`.
   StageLinks(Communicator& pp, std::vector<Channel> channels, size_t message_bytes);
+  /// Waits until the messages sent have been copied, which needs no answer of the others.
+  ~StageLinks();
+  StageLinks(const StageLinks&) = delete;
+  StageLinks& operator=(const StageLinks&) = delete;
 
   /// Sends a copy of the message.
   void send(int channel, uint64_t number, const void* message);
