@@ -26,7 +26,7 @@ struct PipelineStepTimes {
   double simulated_us = 0;
 };
 
-/// Of a step's time.
+/// Share of a step's time.
 constexpr double kMaxBubbleDifference = 0.05;
 
 struct PipelineBenchResult {
