@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "core/env.h"
 #include "tandem/error.h"
@@ -129,14 +130,20 @@ bool Engine::call(std::function<void()> work, FutexWaiter::Clock::time_point dea
 void Engine::abort(const std::string& reason, int origin) {
   if (!process_.is_this_process()) return;
   uint64_t run = 0;
+  AbortNotice first;
   {
     std::lock_guard lock(mutex_);
     run = run_;
-    if (aborts_.contains(run)) return;
+    if (std::exchange(told_abort_, run) == run) return;
+    // An earlier notice is passed on: the others may not have received it, and would otherwise name
+    // this rank, which leaves.
+    first =
+        aborts_.try_emplace(run, AbortNotice{origin < 0 ? rank_ : origin, reason}).first->second;
+    run_aborted_ = true;
   }
-  if (origin < 0) origin = rank_;
-  note_abort(run, origin, reason);
-  tell(MessageKind::abort, run, std::string_view(reason).substr(0, kInlineBytes), true, origin);
+  ring(rank_);
+  tell(MessageKind::abort, run, std::string_view(first.reason).substr(0, kInlineBytes), true,
+       first.origin);
 }
 
 void Engine::tell(MessageKind kind, uint64_t run, std::string_view text, bool first, int origin) {
