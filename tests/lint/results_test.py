@@ -16,6 +16,7 @@ import codec_tables
 import moe_gpus_table
 import moe_predict
 import moe_table
+import pipelines_table
 import rewrite_serial
 import tables
 
@@ -202,6 +203,21 @@ def layers_on_an_emulated_link():
     check("emulated_moe" in tables.KINDS, "no kind emulated_moe")
 
 
+def pipelines():
+    r = {"op": "pipeline", "schedule": "zb-v", "pp": 4, "microbatches": 8, "virtual": 2, "hardware": "a CPU",
+         "costs_us": {"forward": 4000, "backward_input": 4000, "backward_weight": 4000, "transfer": 4000},
+         "date": "2026-11-26T17:00:00Z", "repeats": 5, "time_us": {"step": 210400}, "bubble": 0.087,
+         "simulated_bubble": 0.0588, "exposed": 0.213, "simulated_exposed": 0.215, "steady_exposed": -0.003,
+         "simulated_steady_exposed": 0}
+    lines = made(pipelines_table.table, r | {"microbatches": 16}, r)
+    check("F, B, W: 8, 8, 8 ms; fastest of 5 steps" in lines[0] and "**emulated** passes" in lines[0], lines[0])
+    check(lines[4] == "| 4 | 8 | `zb-v` | 210.4 | 8.7 % | 5.9 % | 21.3 % | 21.5 % | -0.3 % | 0.0 % |", lines[4])
+    check(lines[5].startswith("| 4 | 16 | "), lines[5])
+    refused = made(pipelines_table.table, r | {"bubble": 0.12})[0]
+    check(refused.endswith("zb-v, p 4, m 8: bubble 12.0 %, simulated 5.9 %"), refused)
+    check("pipelines" in tables.KINDS, "no kind pipelines")
+
+
 def committed():
     for file in (ROOT / "bench/results").rglob("*.json"):
         for r in bench_results.load(file):
@@ -255,6 +271,7 @@ encoded_is_no_baseline()
 generators()
 layers_over_wire_formats()
 layers_on_an_emulated_link()
+pipelines()
 committed()
 sys.argv = ["rewrite_serial.py", "--check"]
 check(rewrite_serial.main() == 0, "tools/rewrite_serial.py changes what is committed")

@@ -134,7 +134,7 @@ void Engine::abort(const std::string& reason, int origin) {
   {
     std::lock_guard lock(mutex_);
     run = run_;
-    if (std::exchange(told_abort_, run) == run) return;
+    if (std::exchange(announced_abort_, run) == run) return;
     // An earlier notice is passed on: the others may not have received it, and would otherwise name
     // this rank, which leaves.
     first =

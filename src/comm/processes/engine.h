@@ -72,7 +72,7 @@ class Engine final : TransportSink {
   /// true when it has ended; false at the deadline. `work` owns what it accesses: a collective that
   /// waits for a lost rank may outlive the call.
   bool call(std::function<void()> work, FutexWaiter::Clock::time_point deadline);
-  /// Tells all ranks of the run's first abort that this rank knows: this one, unless others have
+  /// Sends all ranks the run's first abort that this rank knows: this one, unless others have
   /// aborted before. `origin`: rank that caused it; -1: this one.
   void abort(const std::string& reason, int origin = -1);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
@@ -158,7 +158,7 @@ class Engine final : TransportSink {
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
   std::map<BlobKey, Blob> blobs_;
   std::map<uint64_t, AbortNotice> aborts_;
-  std::optional<uint64_t> told_abort_;        // run whose abort the others were told
+  std::optional<uint64_t> announced_abort_;   // run whose abort was sent to all
   std::vector<std::atomic<uint64_t>> ended_;  // last run that each rank has ended
   uint64_t run_ = 0;
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
