@@ -9,7 +9,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
 
 
 def percent(share):
-    return f"{max(100 * share, 0) if share > -0.0005 else 100 * share:.1f} %"
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # not -0.0
 
 
 def results(folder):
@@ -46,4 +46,4 @@ def table(folder):
              "simulated"]
     return (f'{only(found, "hardware", folder)}, CPU thread ranks with **emulated** passes and an **emulated** link; '
             f'{span([r["date"][:10] for r in found], "{}")}; passes of a rank\'s layers F, B, W: {passes} ms; fastest of '
-            f'{only(found, "repeats", folder)} steps.\n\n' + markdown(heads, [row(r) for r in found]))
+            f'{span([r["repeats"] for r in found], "{:d}")} steps.\n\n' + markdown(heads, [row(r) for r in found]))

@@ -124,20 +124,21 @@ std::string row(const PipelineBench& q, const PipelineBenchResult& r) {
 void run(const PipelineBenchArguments& arguments) {
   const bool prints_only_json = arguments.json == "-";
   if (!arguments.json.empty() && !prints_only_json) check_writable(arguments.json);
+  const std::vector<PipelineBench> requests = make_requests(arguments);
   if (!prints_only_json) fmt::print("{}", header(arguments));
   Json all = Json::array();
   std::string failed;
-  for (const PipelineBench& request : make_requests(arguments)) {
+  for (const PipelineBench& request : requests) {
     const PipelineBenchResult result = run_pipeline_bench(request);
     if (!prints_only_json) fmt::print("{}", row(request, result));
     finish_output();
     all.push_back(to_json(request, result));
+    if (!arguments.json.empty() && !prints_only_json) {  // finished ones are saved
+      write_output(arguments.json, all.dump(1) + "\n");
+    }
     if (!result.ok()) failed = name_of(request.shape.kind);
   }
   if (prints_only_json) fmt::print("{}", all.dump(1) + "\n");
-  if (!arguments.json.empty() && !prints_only_json) {
-    write_output(arguments.json, all.dump(1) + "\n");
-  }
   finish_output();
   if (failed.empty()) return;
   throw Error(
