@@ -11,7 +11,7 @@ export TANDEM_CACHE_DIR=$dir/cache TANDEM_TUNE=0
 mkdir -p "$dir/configs" "$dir/include/tandem"
 for config in tiny moe; do
   sed -E 's/^(hidden|head_dim|ffn|layers|batch|seq) = .*/\1 = SMALL_\1/
-    s/SMALL_hidden/16/; s/SMALL_head_dim/4/; s/SMALL_ffn/32/; s/SMALL_layers/1/
+    s/SMALL_hidden/16/; s/SMALL_head_dim/4/; s/SMALL_ffn/32/; s/SMALL_layers/2/
     s/SMALL_batch/4/; s/SMALL_seq/32/' "$source/configs/$config.toml" >"$dir/configs/$config.toml"
 done
 for header in norm quantize random strategy; do
