@@ -17,6 +17,7 @@ if(NOT TANDEM_TRAINING)
 endif()
 if(TANDEM_TESTS AND NOT TANDEM_TRAINING)  # every parser, for the sanitizers
   glob_sources(parsers src/engine/model/config*.cc src/engine/model/codec_policy.cc
+    src/engine/model/layout.cc src/engine/model/parameter*.cc
     src/engine/config/*.cc src/observe/trace.cc)
   list(APPEND tandem_sources ${parsers})
 endif()
