@@ -35,7 +35,7 @@ bool hides_transfers(const PipelineBench& request) {
 }
 
 // A load on the machine only lengthens steps, so another measurement may do.
-TEST(BenchPipeline, BubbleIsTheSimulatedOne) {
+TEST(BenchPipelineLong, BubbleIsTheSimulatedOne) {
   for (const PipelineKind kind : schedule::pipeline_kinds()) {
     for (const int ranks : {2, 4}) {
       for (const int microbatches : {8, 16}) {

@@ -11,7 +11,7 @@
 
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
-#include "engine/train/step_executor.h"
+#include "engine/parallel/dims.h"
 #include "tandem/error.h"
 
 namespace tandem {

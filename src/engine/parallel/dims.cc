@@ -67,6 +67,11 @@ std::string ParallelDims::describe() const {
                      pp() > 1 ? fmt::format(" pp {}", pp()) : "");
 }
 
+int64_t microbatch_size(const TrainConfig& config) {
+  return config.train.microbatch > 0 ? config.train.microbatch
+                                     : ParallelDims(config).local_batch(config.train.batch);
+}
+
 ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bool with_experts)
     : world_(world), dims_(dims) {
   if (world.size() != dims.ranks()) {

@@ -72,6 +72,9 @@ class ParallelDims {
   std::array<int, kNumAxes> sizes_;
 };
 
+/// Samples of a microbatch: train.microbatch, or all of a replica.
+int64_t microbatch_size(const TrainConfig& config);
+
 /// A rank's communicators.
 class ParallelGroups {
  public:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/exec.h"
+#include "engine/parallel/dims.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
@@ -27,11 +28,13 @@ Tensor as_row(const Tensor& t) {
 
 schedule::PipelineShape pipeline_shape(const TrainConfig& config) {
   const auto& parallel = config.parallel;
-  if (parallel.pp == 1) return {};
-  const int64_t batch = config.train.batch / parallel.dp;
-  const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
-  return {schedule::parse_pipeline_kind(parallel.schedule), int(parallel.pp),
-          int(batch / microbatch), int(parallel.virtual_stages)};
+  const int64_t share = ParallelDims(config).local_batch(config.train.batch);
+  schedule::PipelineShape shape{.microbatches = int(share / microbatch_size(config))};
+  if (parallel.pp == 1) return shape;
+  shape.kind = schedule::parse_pipeline_kind(parallel.schedule);
+  shape.ranks = int(parallel.pp);
+  shape.chunks = int(parallel.virtual_stages);
+  return shape;
 }
 
 std::vector<StageLayers> pipeline_layers(const TrainConfig& config) {

@@ -25,7 +25,7 @@
 
 namespace tandem {
 
-/// Schedule of a step; of one rank and stage without pipeline parallelism.
+/// Schedule of a step; without pipeline parallelism each microbatch's passes in turn.
 schedule::PipelineShape pipeline_shape(const TrainConfig& config);
 /// Layers of every stage, in the order of the model.
 std::vector<StageLayers> pipeline_layers(const TrainConfig& config);

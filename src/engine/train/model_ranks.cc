@@ -7,7 +7,7 @@
 #include "engine/model/expert_load.h"
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/pipeline.h"
-#include "engine/train/step_executor.h"
+#include "engine/parallel/dims.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 

@@ -10,28 +10,15 @@
 namespace tandem {
 namespace {
 
-/// As the pipeline's; without one, each microbatch's passes in turn.
-schedule::PipelineShape step_shape(const TrainConfig& config) {
-  schedule::PipelineShape shape = pipeline_shape(config);
-  shape.microbatches =
-      int(ParallelDims(config).local_batch(config.train.batch) / microbatch_size(config));
-  return shape;
-}
-
 /// Whether separate forward passes count the experts before a step: the auxiliary loss covers all
 /// its tokens, and they need several passes.
 bool counts_experts(const TrainConfig& config) {
   const bool has_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
   return has_loss && config.train.aux_loss_scope == "step" &&
-         microbatch_size(config) < ParallelDims(config).local_batch(config.train.batch);
+         pipeline_shape(config).microbatches > 1;
 }
 
 }  // namespace
-
-int64_t microbatch_size(const TrainConfig& config) {
-  return config.train.microbatch > 0 ? config.train.microbatch
-                                     : ParallelDims(config).local_batch(config.train.batch);
-}
 
 StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
                            const Corpus& corpus, const Sampler& sampler, ModelRanks& ranks)
@@ -40,7 +27,7 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       corpus_(corpus),
       sampler_(sampler),
       ranks_(ranks),
-      pipeline_(groups.pp(), step_shape(config), pipeline_stages(ranks.stages()),
+      pipeline_(groups.pp(), pipeline_shape(config), pipeline_stages(ranks.stages()),
                 counts_experts(config)),
       microbatch_(microbatch_size(config)),
       tokens_(size_t(microbatch_ * config.train.seq)),

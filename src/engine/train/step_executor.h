@@ -70,7 +70,4 @@ class StepExecutor {
   std::string read_error_;
 };
 
-/// Samples of a microbatch: train.microbatch, or all of a replica.
-int64_t microbatch_size(const TrainConfig& config);
-
 }  // namespace tandem
