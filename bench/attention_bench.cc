@@ -1,10 +1,9 @@
 // Attention of one sequence on one CPU thread, forward and backward, by sliding window (0: none).
 #include <benchmark/benchmark.h>
 
-#include "core/machine.h"
-#include "core/version.h"
 #include "gemm/gemm.h"
 #include "kernels/attention.h"
+#include "run_benchmarks.h"
 #include "tandem/random.h"
 
 namespace {
@@ -61,11 +60,5 @@ BENCHMARK(backward)->Apply(windows);
 }  // namespace
 
 int main(int argc, char** argv) {
-  tandem::set_kernel_threads(1);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::AddCustomContext("hardware", tandem::this_machine().describe());
-  benchmark::AddCustomContext("commit", tandem::kCommit);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return tandem::run_benchmarks(argc, argv);
 }

@@ -5,10 +5,9 @@
 #include <memory>
 #include <unordered_map>
 
-#include "core/machine.h"
-#include "core/version.h"
 #include "gemm/cpu/onednn.h"
 #include "gemm/gemm.h"
+#include "run_benchmarks.h"
 #include "tandem/overlap.h"
 #include "tandem/random.h"
 
@@ -95,11 +94,5 @@ BENCHMARK(operators<GemmAr>)->Name("gemm_ar")->Apply(shapes);
 }  // namespace
 
 int main(int argc, char** argv) {
-  tandem::set_kernel_threads(1);
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  benchmark::AddCustomContext("hardware", tandem::this_machine().describe());
-  benchmark::AddCustomContext("commit", tandem::kCommit);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return tandem::run_benchmarks(argc, argv);
 }

@@ -11,7 +11,6 @@
 
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
-#include "engine/parallel/dims.h"
 #include "tandem/error.h"
 
 namespace tandem {

@@ -6,8 +6,8 @@
 
 #include "engine/model/expert_load.h"
 #include "engine/model/parameter_patterns.h"
-#include "engine/parallel/pipeline.h"
 #include "engine/parallel/dims.h"
+#include "engine/parallel/pipeline.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
