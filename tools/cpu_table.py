@@ -207,3 +207,19 @@ def network_share_table(sources):
         lines.append(f'| {r["op"]} | `{r["codec"]["text"]}` | {each:.1f} | {network:.1f} | {codec:.1f} | {network + codec:.1f} '
                      f'| {took:.1f} | {(network + codec) / took * 100:.0f} % |')
     return "\n".join(lines)
+
+
+def windows_table(file):
+    content = json.loads((ROOT / file).read_text())
+    times = collections.defaultdict(dict)
+    for run in content["benchmarks"]:
+        if run.get("aggregate_name") != "median":
+            continue
+        kind, window = re.match(r"(\w+)/window:(\d+)", run["name"]).groups()
+        times[kind][int(window)] = run["real_time"]
+    windows = list(times["forward"])
+    lines = [f'{content["context"]["hardware"]}, 1 thread; commit {content["context"]["commit"]}; ms, medians of '
+             f'{content["benchmarks"][0]["repetitions"]}.', "",
+             "| window | " + " | ".join(f"{w:,}" if w else "none" for w in windows) + " |", "|" + " --- |" * (len(windows) + 1)]
+    lines += [f"| {kind} | " + " | ".join(f"{of[w]:.0f}" for w in windows) + " |" for kind, of in times.items()]
+    return "\n".join(lines)
