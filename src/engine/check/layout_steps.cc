@@ -89,6 +89,12 @@ struct Gathers {
   Gather gradients, weights;
 };
 
+void initialize(Stage& stage, const LayoutRun& run) {
+  if (!run.hooks.initialize) return stage.initialize(uint64_t(run.config.train.seed));
+  run.hooks.initialize(stage);
+  stage.parameters_changed();
+}
+
 /// On one rank. Returns the loss and the norm of the first step, the same on every rank.
 StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& corpus,
                       Gathers& gathers) {
@@ -99,7 +105,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
   ModelRanks ranks(groups, config, {});
   StepExecutor executor(config, groups, corpus, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
-    chunk.stage.initialize(uint64_t(config.train.seed));
+    initialize(chunk.stage, run);
     chunk.optimizer.adopt_weights();
   }
   executor.weights_changed();

@@ -14,6 +14,7 @@
 namespace tandem {
 
 class ParallelGroups;
+class Stage;
 struct ModelRanks;
 
 /// Whole tensor, the smallest and the largest value of each element among the ranks that hold it:
@@ -39,6 +40,8 @@ struct StepHooks {
       after_compute = {};
   /// Maps samples after the layout's order.
   std::function<int64_t(int64_t sample)> samples = {};
+  /// Writes a stage's weights, instead of those of train.seed.
+  std::function<void(Stage& stage)> initialize = {};
 };
 
 /// Job in a layout whose microbatches have the samples that they have in `reference`.
