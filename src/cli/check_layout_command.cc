@@ -66,19 +66,23 @@ std::string describe(const TrainConfig& config, const LayoutCheck& check) {
       ParallelDims(config).describe(), config.train.dtype, check.num_tensors(), check.bound);
   for (size_t i = 0; i < std::min(kRows, check.differences.size()); ++i) {
     const TensorDifference& d = check.differences[i];
-    text += fmt::format("| {} | {:.2e} | {:.8g} | {:.8g} |\n", d.tensor, d.relative, d.found,
+    text += fmt::format("| {}{} | {:.2e} | {:.8g} | {:.8g} |\n",
+                        d.kind == Compared::weight ? "weight " : "", d.tensor, d.relative, d.found,
                         d.expected);
   }
   if (check.ok()) return text + "\nThe layout computes what one rank does.\n";
-  return text + (check.axis.empty()
-                     ? "\nThe layout differs from one rank, also without any one of its axes.\n"
-                     : fmt::format("\nThe layout differs from one rank; with {} 1 it does not.\n",
-                                   check.axis));
+  return text + fmt::format("\nThe layout differs from one rank in: {}.\n{}\n",
+                            describe_differences(check),
+                            check.axis.empty() ? "It also differs without any one of its axes."
+                            : check.axis == "microbatches"
+                                ? "With one microbatch it does not."
+                                : fmt::format("With {} 1 it does not.", check.axis));
 }
 
 std::string to_json(const LayoutCheck& check) {
   return nlohmann::ordered_json{{"worst", check.worst().relative},
                                 {"tensor", check.worst().tensor},
+                                {"differs", describe_differences(check)},
                                 {"axis", check.axis},
                                 {"tensors", check.num_tensors()},
                                 {"loss", check.of("loss").relative},
@@ -136,11 +140,14 @@ void add_check_layout(CLI::App& app) {
   command->add_option("--json", arguments->json, "Result as JSON: FILE, or - for stdout only");
   command->footer(
       "\nRuns the first step in the layout and on one rank, with the same samples and\n"
-      "microbatches, as CPU threads, and compares the loss, the gradient norm and the gradient of\n"
-      "every tensor. A difference is |found - expected| / max |expected| of a tensor. Its bound:\n"
+      "microbatches, as CPU threads, and compares the weights, the losses, the gradient norm and\n"
+      "the gradient of every tensor. A difference is |found - expected| / max |expected| of a "
+      "tensor. Its bound:\n"
       "2e-6 in f32, the dtype unless train.dtype is bf16, times the root of a step's tokens / 512\n"
-      "if they are more; 2e-2 in bf16. Beyond it the exit code is 1, and the axis is named whose\n"
-      "size set to 1 makes the difference vanish.\n"
+      "if they are more; 2e-2 in bf16. Beyond it the exit code is 1, and all that differs is "
+      "named,\n"
+      "and the axis whose size, or the microbatches whose number set to 1 makes the difference\n"
+      "vanish.\n"
       "\nExamples:\n"
       "  tandem check-layout configs/tiny.toml --tp 2 --dp 2\n"
       "  tandem check-layout configs/moe.toml --tp 2 --dp 2 --ep 2 --json -\n"

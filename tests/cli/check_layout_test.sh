@@ -35,8 +35,8 @@ cmp printed.json written.json
 python3 - printed.json <<'END'
 import json, sys
 result = json.load(open(sys.argv[1]))
-assert list(result) == ["worst", "tensor", "axis", "tensors", "loss", "bound", "ok"], result
-assert result["ok"] and result["axis"] == "" and result["tensors"] == 64, result
+assert list(result) == ["worst", "tensor", "differs", "axis", "tensors", "loss", "bound", "ok"], result
+assert result["ok"] and result["differs"] == result["axis"] == "" and result["tensors"] == 64, result
 assert 0 < result["worst"] <= result["bound"] == 2e-6 and result["loss"] <= 2e-6, result
 END
 # In bf16, tensor-parallel ranks round differently, and some of 512 tokens choose another of 64
@@ -45,7 +45,8 @@ status=0
 "$tandem" check-layout "$moe" --tp 2 --set "data.paths=$dir/text" train.dtype=bf16 \
   model.experts=64 model.top_k=1 model.expert_ffn=16 --json result.json >log 2>&1 || status=$?
 [ "$status" = 1 ] || fail "bf16 with experts: exit $status, expected 1" log
-grep -q '^The layout differs from one rank; with tp 1 it does not.$' log || fail 'bf16 with experts:' log
+grep -q '^The layout differs from one rank in: gradient of model.*experts' log || fail 'bf16 with experts:' log
+grep -q '^With tp 1 it does not.$' log || fail 'bf16 with experts:' log
 grep -q '"axis":"tp".*"bound":0.02,"ok":false' result.json || fail 'bf16 with experts:' result.json
 
 refused 2 'config is missing' --tp 2

@@ -54,7 +54,7 @@ void expect_one_rank(std::span<const TrainConfig> layouts) {
     const StepsOutcome& expected = one_rank.outcome(config);
     const StepsOutcome found = run_steps({config, config, kSteps}, tiny_corpus());
     EXPECT_GT(expected.grad_norm, config.optimizer.grad_clip) << "no step is clipped";
-    const TensorDifference gradient = compare_gradients(found, expected).front();
+    const TensorDifference gradient = compare_steps(found, expected).front();
     EXPECT_LE(gradient.relative, layout_bound(config)) << gradient.tensor;
     const TensorDifference weight = compare_tensors(found.weights, expected.weights).front();
     EXPECT_LE(weight.relative, kWeightBound) << weight.tensor;

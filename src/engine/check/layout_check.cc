@@ -1,11 +1,13 @@
 #include "engine/check/layout_check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -18,29 +20,67 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+double max_magnitude(const GatheredTensor& tensor) {
+  double scale = 0;
+  for (const float value : tensor.max) scale = std::max(scale, std::abs(double(value)));
+  return scale;
+}
+
+/// 0 / 0 is no difference; infinite if zero was expected: the gradient of a value that nothing
+/// depends on.
+double divide(double difference, double scale) {
+  return difference == 0 ? 0 : difference / scale;
+}
+
+/// Fills ratio, remainder and copies.
+void compare_shape(const GatheredTensor& found, const GatheredTensor& expected,
+                   TensorDifference& difference) {
+  const double scale = max_magnitude(expected);
+  double products = 0, squares = 0, remainder = 0, copies = 0;
+  for (size_t i = 0; i < expected.max.size(); ++i) {
+    products += double(found.max[i]) / scale * double(expected.max[i]) / scale;
+    squares += double(expected.max[i]) / scale * double(expected.max[i]) / scale;
+  }
+  difference.ratio = products / squares;
+  for (size_t i = 0; i < expected.max.size(); ++i) {
+    const double multiple = difference.ratio * double(expected.max[i]);
+    for (const float value : {found.min[i], found.max[i]}) {
+      remainder = std::max(remainder, std::abs(double(value) - multiple));
+    }
+    copies = std::max(copies, double(found.max[i]) - double(found.min[i]));
+  }
+  difference.remainder = divide(remainder, std::abs(difference.ratio) * scale);
+  difference.copies = divide(copies, scale);
+}
+
 TensorDifference make_difference(const std::string& name, const GatheredTensor& found,
-                                 const GatheredTensor& expected) {
-  TensorDifference worst{name};
-  if (found.shape != expected.shape) return {name, kNaN};
-  double scale = 0, largest = 0;
-  for (const float value : expected.max) scale = std::max(scale, std::abs(double(value)));
+                                 const GatheredTensor& expected, Compared kind) {
+  TensorDifference worst{.tensor = name, .kind = kind};
+  worst.relative = kNaN;
+  if (found.shape != expected.shape) return worst;
+  double largest = 0;
   for (size_t i = 0; i < expected.max.size(); ++i) {
     for (const float value : {found.min[i], found.max[i]}) {
       const double difference = std::abs(double(value) - double(expected.max[i]));
       if (difference <= largest) continue;
-      worst = {name, 0, int64_t(i), value, expected.max[i]};
-      if (std::isnan(difference)) return {name, kNaN, int64_t(i), value, expected.max[i]};
+      worst.element = int64_t(i);
+      worst.found = value;
+      worst.expected = expected.max[i];
+      if (std::isnan(difference)) return worst;
       largest = difference;
     }
   }
-  // Infinite if zero was expected: the gradient of a value that nothing depends on.
-  worst.relative = largest == 0 ? 0 : largest / scale;
+  worst.relative = divide(largest, max_magnitude(expected));
+  if (largest > 0) compare_shape(found, expected, worst);
   return worst;
 }
 
 TensorDifference make_difference(const std::string& name, double found, double expected) {
-  const double difference = std::abs(found - expected);
-  return {name, difference == 0 ? 0 : difference / std::abs(expected), 0, found, expected};
+  TensorDifference difference{.tensor = name, .found = found, .expected = expected};
+  difference.relative = divide(std::abs(found - expected), std::abs(expected));
+  difference.kind = Compared::number;
+  difference.ratio = found / expected;
+  return difference;
 }
 
 void sort_by_difference(std::vector<TensorDifference>& differences) {
@@ -51,6 +91,7 @@ void sort_by_difference(std::vector<TensorDifference>& differences) {
 }
 
 constexpr std::array<std::string_view, 4> kAxes{"tp", "ep", "dp", "pp"};
+constexpr std::string_view kMicrobatches = "microbatches";
 
 int64_t size_of_axis(const TrainConfig& config, std::string_view axis) {
   const auto& parallel = config.parallel;
@@ -76,10 +117,88 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
   return other;
 }
 
+/// Without gradient accumulation.
+TrainConfig with_one_microbatch(const TrainConfig& config) {
+  TrainConfig other = config;
+  other.train.microbatch = config.train.batch / config.parallel.dp;
+  return other;
+}
+
+bool is_valid(const TrainConfig& config) {
+  try {
+    check_config(config);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
+/// The name with a * for its last number between dots, or for all of them.
+std::string to_pattern(const std::string& name, bool all_numbers) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    words.push_back(name.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  for (size_t i = words.size(); i-- > 0;) {
+    if (words[i].empty() || words[i].find_first_not_of("0123456789") != std::string::npos) continue;
+    words[i] = "*";
+    if (!all_numbers) break;
+  }
+  return fmt::format("{}", fmt::join(words, "."));
+}
+
+/// Factor of the whole tensor, or another property of the difference, in parentheses.
+std::string describe_property(const TensorDifference& d, double bound) {
+  if (std::isnan(d.found)) return " (NaN)";
+  if (!std::isfinite(d.relative)) return "";
+  if (d.copies > bound) return " (copies differ)";
+  const std::string factor = fmt::format("{:.4g}", d.ratio);
+  return d.remainder <= bound && factor != "1" ? fmt::format(" ({} x)", factor) : "";
+}
+
+/// Those of one kind that differ. `noun`: for a single one; `plural`: of all.
+std::vector<std::string> describe_kind(const LayoutCheck& check, Compared kind,
+                                       std::string_view noun, std::string_view plural) {
+  std::map<std::string, size_t> sizes;  // of patterns
+  std::map<std::string, std::string> differing;
+  size_t num_tensors = 0;
+  for (const TensorDifference& d : check.differences) {
+    if (d.kind != kind) continue;
+    ++num_tensors;
+    for (const bool all_numbers : {false, true}) ++sizes[to_pattern(d.tensor, all_numbers)];
+    if (!(d.relative <= check.bound)) {
+      differing[d.tensor] = describe_property(d, check.bound);
+    }
+  }
+  // Tensors that differ in the same way, by pattern; `sizes` counts names without a number twice.
+  std::map<std::string, std::map<std::string, size_t>> counts;
+  std::set<std::string> properties;
+  for (const auto& [name, property] : differing) {
+    properties.insert(property);
+    for (const bool all_numbers : {false, true}) ++counts[to_pattern(name, all_numbers)][property];
+  }
+  if (num_tensors > 1 && differing.size() == num_tensors) {
+    return {fmt::format("all {}{}", plural, properties.size() == 1 ? *properties.begin() : "")};
+  }
+  std::set<std::string> texts;
+  for (const auto& [name, property] : differing) {
+    std::string shown = name;
+    for (const bool all_numbers : {false, true}) {
+      const std::string pattern = to_pattern(name, all_numbers);
+      const size_t size = sizes[pattern];
+      if (size > 1 && counts[pattern][property] == size) shown = pattern;
+    }
+    texts.insert(fmt::format("{}{}{}", noun, shown, property));
+  }
+  return {texts.begin(), texts.end()};
+}
+
 }  // namespace
 
 std::vector<TensorDifference> compare_tensors(const GatheredTensors& found,
-                                              const GatheredTensors& expected) {
+                                              const GatheredTensors& expected, Compared kind) {
   std::set<std::string> names;
   for (const auto* tensors : {&found, &expected}) {
     for (const auto& [name, tensor] : *tensors) names.insert(name);
@@ -88,19 +207,25 @@ std::vector<TensorDifference> compare_tensors(const GatheredTensors& found,
   for (const std::string& name : names) {
     const auto of_found = found.find(name), of_expected = expected.find(name);
     if (of_found == found.end() || of_expected == expected.end()) {
-      differences.push_back({name, kNaN});
+      differences.push_back({.tensor = name, .relative = kNaN, .kind = kind});
     } else {
-      differences.push_back(make_difference(name, of_found->second, of_expected->second));
+      differences.push_back(make_difference(name, of_found->second, of_expected->second, kind));
     }
   }
   sort_by_difference(differences);
   return differences;
 }
 
-std::vector<TensorDifference> compare_gradients(const StepsOutcome& found,
-                                                const StepsOutcome& expected) {
+std::vector<TensorDifference> compare_steps(const StepsOutcome& found,
+                                            const StepsOutcome& expected) {
   std::vector<TensorDifference> differences = compare_tensors(found.gradients, expected.gradients);
+  for (auto& weight : compare_tensors(found.initial, expected.initial, Compared::weight)) {
+    differences.push_back(std::move(weight));
+  }
   differences.push_back(make_difference("loss", found.loss, expected.loss));
+  if (found.aux_loss != 0 || expected.aux_loss != 0) {
+    differences.push_back(make_difference("aux_loss", found.aux_loss, expected.aux_loss));
+  }
   differences.push_back(make_difference("grad_norm", found.grad_norm, expected.grad_norm));
   sort_by_difference(differences);
   return differences;
@@ -118,8 +243,26 @@ TrainConfig one_rank_config(const TrainConfig& config) {
   return one;
 }
 
-const TensorDifference& LayoutCheck::of(const std::string& tensor) const {
-  return *std::ranges::find(differences, tensor, &TensorDifference::tensor);
+const TensorDifference& LayoutCheck::of(const std::string& number) const {
+  return *std::ranges::find_if(differences, [&](const TensorDifference& d) {
+    return d.kind == Compared::number && d.tensor == number;
+  });
+}
+
+size_t LayoutCheck::num_tensors() const {
+  return size_t(std::ranges::count(differences, Compared::gradient, &TensorDifference::kind));
+}
+
+std::string describe_differences(const LayoutCheck& check) {
+  std::vector<std::string> texts;
+  const auto add = [&](Compared kind, std::string_view singular, std::string_view plural) {
+    for (auto& text : describe_kind(check, kind, singular, plural))
+      texts.push_back(std::move(text));
+  };
+  add(Compared::weight, "weight ", "weights");
+  add(Compared::number, "", "numbers");
+  add(Compared::gradient, "gradient of ", "gradients");
+  return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 TrainConfig checked_config(TrainConfig config) {
@@ -139,18 +282,25 @@ LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus, const 
 
 LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
                          const StepsOutcome& expected, const StepHooks& hooks) {
-  const auto compare_layout = [&](const TrainConfig& layout) {
-    return compare_gradients(run_steps({layout, config, 1, hooks}, corpus), expected);
+  const auto compare_layout = [&](const TrainConfig& layout, const TrainConfig& reference,
+                                  const StepsOutcome& of_one) {
+    return compare_steps(run_steps({layout, reference, 1, hooks}, corpus), of_one);
   };
-  LayoutCheck check{compare_layout(config), layout_bound(config), ""};
+  LayoutCheck check{compare_layout(config, config, expected), layout_bound(config), ""};
+  if (check.ok()) return check;
   for (const std::string_view axis : kAxes) {
-    if (check.ok()) break;
     if (size_of_axis(config, axis) == 1) continue;
-    if (compare_layout(without_axis(config, axis)).front().relative <= check.bound) {
+    const TrainConfig layout = without_axis(config, axis);
+    if (!is_valid(layout)) continue;
+    if (compare_layout(layout, config, expected).front().relative <= check.bound) {
       check.axis = axis;
-      break;
+      return check;
     }
   }
+  const TrainConfig one = with_one_microbatch(config);
+  if (one.train.microbatch == microbatch_size(config) || !is_valid(one)) return check;
+  const StepsOutcome of_one = run_steps({one_rank_config(one), one}, corpus);
+  if (compare_layout(one, one, of_one).front().relative <= check.bound) check.axis = kMicrobatches;
   return check;
 }
 

@@ -12,21 +12,30 @@
 
 namespace tandem {
 
+/// Kinds of what is compared, in the order in which an error spreads.
+enum class Compared : uint8_t { weight, number, gradient };
+
 /// Largest difference of a tensor.
 struct TensorDifference {
-  std::string tensor;   ///< or "loss", "grad_norm"
+  std::string tensor;   ///< or "loss", "aux_loss", "grad_norm"
   double relative = 0;  ///< |found - expected| / max |expected|; NaN for a NaN or no value
   int64_t element = 0;  ///< with the difference
   double found = 0, expected = 0;  ///< that element
+  Compared kind = Compared::gradient;
+  double ratio = 1;      ///< found / expected of the whole tensor, by least squares
+  double remainder = 0;  ///< largest |found - ratio x expected| / max |ratio x expected|
+  double copies = 0;     ///< largest difference of two ranks' copies / max |expected|
 };
 
 /// Differences of all tensors of `found`, the largest first; NaN before all others. A tensor that
 /// only one of the two has differs by NaN.
 std::vector<TensorDifference> compare_tensors(const GatheredTensors& found,
-                                              const GatheredTensors& expected);
-/// The same of the first step: gradients, "loss" and "grad_norm".
-std::vector<TensorDifference> compare_gradients(const StepsOutcome& found,
-                                                const StepsOutcome& expected);
+                                              const GatheredTensors& expected,
+                                              Compared kind = Compared::gradient);
+/// The same of the first step: weights, "loss", "aux_loss" if there is one, "grad_norm" and
+/// gradients.
+std::vector<TensorDifference> compare_steps(const StepsOutcome& found,
+                                            const StepsOutcome& expected);
 
 /// Max relative difference of a layout in the first step. f32: 2e-6 up to 512 tokens in a step;
 /// beyond, it grows with the square root of the tokens, as the rounding of gradients' sums does.
@@ -39,16 +48,21 @@ TrainConfig one_rank_config(const TrainConfig& config);
 struct LayoutCheck {
   std::vector<TensorDifference> differences;  ///< the largest first
   double bound = 0;
-  /// "tp", "ep", "dp" or "pp": with this size set to 1 the layout is within the bound. Empty if it
-  /// is within the bound anyway, or if there is no such axis. dp 1 implies ep 1.
+  /// "tp", "ep", "dp", "pp" or "microbatches": with this number set to 1 the layout is within the
+  /// bound. Empty if it is within the bound anyway, or if there is no such axis. dp 1 implies ep 1.
   std::string axis;
 
   const TensorDifference& worst() const { return differences.front(); }
-  const TensorDifference& of(const std::string& tensor) const;
-  /// Without "loss" and "grad_norm".
-  size_t num_tensors() const { return differences.size() - 2; }
+  /// A number's difference.
+  const TensorDifference& of(const std::string& number) const;
+  size_t num_tensors() const;
   bool ok() const { return worst().relative <= bound; }
 };
+
+/// All that differs: "loss (2 x), gradient of model.layers.*.input_layernorm.weight (copies
+/// differ)". Tensors of which every layer's (every expert's) differs are one name with a *; a
+/// factor, if the whole tensor has it. Empty if nothing differs.
+std::string describe_differences(const LayoutCheck& check);
 
 /// Settings that a check replaces: train.dtype "auto" by f32, parallel.strategy "automatic" by
 /// serial. Throws InvalidArgument for a wire format, which rounds.

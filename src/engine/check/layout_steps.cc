@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "engine/train/model_ranks.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
+#include "engine/train/step_record.h"
 #include "gemm/gemm.h"
 #include "tandem/error.h"
 
@@ -33,7 +35,7 @@ std::function<int64_t(int64_t)> make_order(const LayoutRun& run) {
     const int64_t ordered =
         step * batch +
         ParallelDims(run.reference).sample_at(batch, microbatch_size(run.reference), position);
-    return run.hooks.samples ? run.hooks.samples(ordered) : ordered;
+    return run.hooks.samples ? run.hooks.samples(run.config, ordered) : ordered;
   };
 }
 
@@ -44,23 +46,48 @@ void add_value(float value, float& min, float& max, uint8_t& is_set) {
   if (value > max || std::isnan(value)) max = value;
 }
 
+/// This rank's shard of a tied embedding that is a parameter of another stage.
+std::optional<Parameter> tied_copy(const Stage& stage, const Communicator& tp) {
+  const auto range = stage.tied_embedding();
+  if (!range || range->end() <= stage.experts_end()) return {};
+  Parameter copy =
+      *std::ranges::find(stage.parameter_list(), "model.embed_tokens.weight", &Parameter::name);
+  const Shard rows = shard_of(copy.shape[0], tp.size(), tp.rank());
+  copy.sharding = {.tp_dim = 0, .begin = rows.begin, .count = rows.count};
+  copy.offset = range->begin;
+  copy.row_stride = copy.shape[1];
+  return copy;
+}
+
 /// Tensors that ranks add their shards to, each in its thread.
 class Gather {
  public:
   /// Adds the elements of `values`, laid out as the parameters, that this rank's optimizer owns.
-  void add(const ModelChunk& chunk, const Tensor& values) {
-    const HostCopy copy(chunk.stage.exec(), values);
-    std::vector<uint8_t> owned(copy.values().size());
+  void add_owned(const ModelChunk& chunk, const Tensor& values) {
+    std::vector<uint8_t> owned(size_t(values.elements()));
     for (const StateSlice& slice : chunk.optimizer.slices(Moment::weights)) {
       std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
     }
-    const std::lock_guard lock(mutex_);
-    for (const Parameter& p : chunk.stage.parameter_list()) add(p, copy.values(), owned);
+    add(chunk.stage, chunk.stage.parameter_list(), values, owned);
+  }
+
+  /// Adds all weights, also copies.
+  void add_weights(const Stage& stage, const Communicator& tp) {
+    std::vector<Parameter> list = stage.parameter_list();
+    if (const auto copy = tied_copy(stage, tp)) list.push_back(*copy);
+    const Tensor weights = stage.parameters();
+    add(stage, list, weights, std::vector<uint8_t>(size_t(weights.elements()), 1));
   }
 
   GatheredTensors take() { return std::move(tensors_); }
 
  private:
+  void add(const Stage& stage, std::span<const Parameter> list, const Tensor& values,
+           std::span<const uint8_t> owned) {
+    const HostCopy copy(stage.exec(), values);
+    const std::lock_guard lock(mutex_);
+    for (const Parameter& p : list) add(p, copy.values(), owned);
+  }
   void add(const Parameter& p, std::span<const float> values, std::span<const uint8_t> owned) {
     int64_t elements = 1;
     for (const int64_t extent : p.shape) elements *= extent;
@@ -86,7 +113,7 @@ class Gather {
 };
 
 struct Gathers {
-  Gather gradients, weights;
+  Gather initial, gradients, weights;
 };
 
 void initialize(Stage& stage, const LayoutRun& run) {
@@ -95,7 +122,13 @@ void initialize(Stage& stage, const LayoutRun& run) {
   stage.parameters_changed();
 }
 
-/// On one rank. Returns the loss and the norm of the first step, the same on every rank.
+double read_aux_loss(const TrainConfig& config, const ModelRanks& ranks) {
+  StepRecord record;
+  ranks.describe_experts(config, record);
+  return record.aux_loss.value_or(0);
+}
+
+/// On one rank. Returns the numbers of the first step, the same on every rank.
 StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& corpus,
                       Gathers& gathers) {
   const TrainConfig& config = run.config;
@@ -111,23 +144,30 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
   executor.weights_changed();
   StepsOutcome outcome;
   for (int step = 0; step < run.steps; ++step) {
-    if (run.hooks.before_step) run.hooks.before_step(groups, ranks);
-    const int64_t first = step * config.train.batch, targets = executor.targets(first);
-    StepExecutor::Result result = executor.compute(first, targets);
-    if (!executor.read_error().empty()) throw IoError(executor.read_error());
-    if (run.hooks.after_compute) {
-      run.hooks.after_compute(groups, ranks, result.loss, result.squares);
+    RankStep rank{config, groups, ranks};
+    if (run.hooks.before_step) run.hooks.before_step(rank);
+    if (step == 0) {
+      for (const ModelChunk& chunk : ranks.chunks) {
+        gathers.initial.add_weights(chunk.stage, groups.tp());
+      }
     }
+    const int64_t first = step * config.train.batch, targets = executor.targets(first);
+    const StepExecutor::Result result = executor.compute(first, targets);
+    if (!executor.read_error().empty()) throw IoError(executor.read_error());
+    rank.loss = result.loss;
+    rank.squares = result.squares;
+    if (run.hooks.after_passes) run.hooks.after_passes(rank);
     StepSums sums;
-    sums.loss = result.loss;
-    sums.squares = result.squares;
+    sums.loss = rank.loss;
+    sums.squares = rank.squares;
     sums = exchange_sums(groups.world_axes(), sums);
     const double norm = std::sqrt(sums.squares);
     if (step == 0) {
       outcome.loss = sums.loss / double(targets);
       outcome.grad_norm = norm;
+      outcome.aux_loss = read_aux_loss(config, ranks);
       for (const ModelChunk& chunk : ranks.chunks) {
-        gathers.gradients.add(chunk, chunk.stage.gradients());
+        gathers.gradients.add_owned(chunk, chunk.stage.gradients());
       }
     }
     if (run.steps == 1) return outcome;
@@ -136,14 +176,16 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
   }
   executor.await_weights();
   for (const ModelChunk& chunk : ranks.chunks) {
-    gathers.weights.add(chunk, chunk.stage.parameters());
+    gathers.weights.add_owned(chunk, chunk.stage.parameters());
   }
   return outcome;
 }
 
 }  // namespace
 
-StepsOutcome run_steps(const LayoutRun& run, const Corpus& corpus) {
+StepsOutcome run_steps(const LayoutRun& requested, const Corpus& corpus) {
+  LayoutRun run = requested;
+  if (run.hooks.config) run.hooks.config(run.config);
   WorldOptions world;
   world.ranks = ParallelDims(run.config).ranks();
   StepsOutcome outcome;
@@ -152,6 +194,7 @@ StepsOutcome run_steps(const LayoutRun& run, const Corpus& corpus) {
     const StepsOutcome of_rank = run_rank(comm, run, corpus, gathers);
     if (comm.rank() == 0) outcome = of_rank;
   });
+  outcome.initial = gathers.initial.take();
   outcome.gradients = gathers.gradients.take();
   outcome.weights = gathers.weights.take();
   return outcome;

@@ -27,21 +27,29 @@ using GatheredTensors = std::map<std::string, GatheredTensor>;  ///< by name
 
 struct StepsOutcome {
   double loss = 0, grad_norm = 0;  ///< of the first step
+  double aux_loss = 0;             ///< of the first step; 0 without
+  GatheredTensors initial;         ///< weights of the first step, on all ranks that hold them
   GatheredTensors gradients;       ///< of the first step
   GatheredTensors weights;         ///< after the last step's update, if there are several steps
 };
 
-/// Called on every rank, in its thread, in every step. For tests.
+/// One rank in a step.
+struct RankStep {
+  const TrainConfig& config;
+  const ParallelGroups& groups;
+  ModelRanks& ranks;
+  double loss = 0, squares = 0;  ///< this rank's terms of the step's sums, after its passes
+};
+
+/// Called on every rank, in its thread. For tests.
 struct StepHooks {
-  std::function<void(const ParallelGroups& groups, ModelRanks& ranks)> before_step = {};
-  /// `loss`, `squares`: this rank's terms of the step's sums.
-  std::function<void(const ParallelGroups& groups, ModelRanks& ranks, double& loss,
-                     double& squares)>
-      after_compute = {};
-  /// Maps samples after the layout's order.
-  std::function<int64_t(int64_t sample)> samples = {};
+  /// Changes the job that the ranks run.
+  std::function<void(TrainConfig& config)> config = {};
   /// Writes a stage's weights, instead of those of train.seed.
   std::function<void(Stage& stage)> initialize = {};
+  std::function<void(RankStep&step)> before_step = {}, after_passes = {};
+  /// Maps samples after the layout's order.
+  std::function<int64_t(const TrainConfig& config, int64_t sample)> samples = {};
 };
 
 /// Job in a layout whose microbatches have the samples that they have in `reference`.
