@@ -16,16 +16,18 @@ namespace {
 
 /// Choices besides the parallel sizes.
 struct Variant {
-  bool has_experts, tied, parallel_block, window;
+  bool has_experts, tied, parallel_block, window, whole_step_aux_loss;
   int64_t microbatch;
 };
 
 std::vector<Variant> all_variants() {
   std::vector<Variant> all;
-  for (int bits = 0; bits < 16; ++bits) {
+  for (int bits = 0; bits < 32; ++bits) {
     for (const int64_t microbatch : {1, 2}) {
-      all.push_back(
-          {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0, (bits & 8) != 0, microbatch});
+      const Variant variant{(bits & 1) != 0, (bits & 2) != 0,  (bits & 4) != 0,
+                            (bits & 8) != 0, (bits & 16) != 0, microbatch};
+      if (variant.has_experts ? variant.parallel_block : variant.whole_step_aux_loss) continue;
+      all.push_back(variant);
     }
   }
   return all;
@@ -38,6 +40,7 @@ TrainConfig make_config(const Variant& v) {
   config.model.sliding_window = v.window ? 3 : 0;
   config.model.full_attention_freq = v.window ? 2 : 0;
   config.train.microbatch = v.microbatch;
+  if (v.whole_step_aux_loss) config.train.aux_loss_scope = "step";
   return config;
 }
 
@@ -99,6 +102,8 @@ std::string describe_layout(const TrainConfig& config) {
   if (config.model.tie_word_embeddings) text += ", tied";
   if (config.model.parallel_block) text += ", parallel block";
   if (config.model.sliding_window > 0) text += ", window";
+  if (config.train.aux_loss_scope == "step") text += ", auxiliary loss of the step";
+  if (config.parallel.codec != "none") text += ", " + config.parallel.codec;
   return text;
 }
 
@@ -129,6 +134,17 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
   std::vector<TrainConfig> shuffled;
   for (const auto& [key, i] : keys) shuffled.push_back(all[i]);
   return shuffled;
+}
+
+std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
+                                    const std::vector<std::string>& codecs) {
+  std::vector<TrainConfig> all;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    TrainConfig config = layouts[i];
+    config.parallel.codec = codecs[i % codecs.size()];
+    if (is_valid(config)) all.push_back(config);
+  }
+  return all;
 }
 
 const Corpus& tiny_corpus() {

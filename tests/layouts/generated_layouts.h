@@ -21,6 +21,10 @@ std::string describe_layout(const TrainConfig& config);
 /// the seed.
 std::vector<TrainConfig> generate_layouts(uint64_t seed);
 
+/// Those that can have them with wire formats (parallel.codec), in turn.
+std::vector<TrainConfig> with_wires(const std::vector<TrainConfig>& layouts,
+                                    const std::vector<std::string>& codecs);
+
 /// Text of all jobs.
 const Corpus& tiny_corpus();
 

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "engine/check/layout_steps.h"
+#include "exact_step.h"
 #include "generated_layouts.h"
-#include "integer_model.h"
+#include "integer_weights.h"
 
 namespace tandem {
 namespace {

@@ -1,16 +1,19 @@
 // Every layout computes what one rank does: gradients of the first step, and weights after three
-// clipped steps.
+// clipped steps. With wire formats it differs by no more than they round.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "engine/check/layout_check.h"
+#include "engine/model/codec_policy.h"
 #include "generated_layouts.h"
 
 namespace tandem {
@@ -18,8 +21,11 @@ namespace {
 
 constexpr int kSteps = 3;
 constexpr double kWeightBound = 1e-5;
+/// Bound of a gradient in f32, relative to the sum of its samples' magnitudes: gradients of norms
+/// are sums of terms that cancel.
+constexpr double kSumBound = 1e-6;
 constexpr uint64_t kSeed = 5;
-constexpr size_t kShort = 25, kLong = 500;
+constexpr size_t kShort = 25, kShortOthers = 5, kLong = 500, kLongOthers = 100;
 
 struct Worst {
   double relative = 0;
@@ -28,66 +34,223 @@ struct Worst {
     if (difference.relative <= relative) return;
     *this = {difference.relative, difference.tensor, describe_layout(config)};
   }
+  void print(const char* what) const {
+    if (!tensor.empty()) fmt::print("  {:21}  {:.2e}  {}  {}\n", what, relative, tensor, layout);
+  }
 };
+
+double max_magnitude(const GatheredTensor& tensor) {
+  double max = 0;
+  for (const float value : tensor.max) max = std::max(max, std::abs(double(value)));
+  return max;
+}
+
+/// Sum over groups of `size` consecutive samples of the largest gradient that each has in a tensor,
+/// or in what `message_of` makes of several.
+std::map<std::string, double> sum_magnitudes(const TrainConfig& config, int64_t size,
+                                             std::string (*message_of)(const std::string&)) {
+  std::map<std::string, double> sums;
+  for (int64_t begin = 0; begin < config.train.batch; begin += size) {
+    StepHooks hooks;  // the whole batch reads the group's samples
+    hooks.samples = [&](const TrainConfig&, int64_t sample) { return begin + sample % size; };
+    const StepsOutcome of_group =
+        run_steps({one_rank_config(config), config, 1, hooks}, tiny_corpus());
+    std::map<std::string, double> largest;
+    for (const auto& [name, gradient] : of_group.gradients) {
+      double& max = largest[message_of(name)];
+      max = std::max(max, max_magnitude(gradient) * double(size) / double(config.train.batch));
+    }
+    for (const auto& [message, max] : largest) sums[message] += max;
+  }
+  return sums;
+}
 
 /// Outcomes on one rank, which many layouts share.
 class OneRank {
  public:
-  const StepsOutcome& outcome(const TrainConfig& config) {
+  struct Outcome {
+    StepsOutcome steps;
+    std::map<std::string, double> magnitudes;  ///< of a tensor, summed over the samples
+  };
+
+  const Outcome& of(const TrainConfig& config) {
     const TrainConfig one = one_rank_config(config);
     const std::string key =
         fmt::format("{}\n{} {}", to_toml(one), config.parallel.dp, config.train.microbatch);
     const auto found = outcomes_.find(key);
     if (found != outcomes_.end()) return found->second;
-    return outcomes_[key] = run_steps({one, config, kSteps}, tiny_corpus());
+    const auto same = [](const std::string& tensor) { return tensor; };
+    return outcomes_[key] = {run_steps({one, config, kSteps}, tiny_corpus()),
+                             sum_magnitudes(config, 1, same)};
   }
 
  private:
-  std::map<std::string, StepsOutcome> outcomes_;
+  std::map<std::string, Outcome> outcomes_;
 };
 
 void expect_one_rank(std::span<const TrainConfig> layouts) {
   OneRank one_rank;
-  Worst gradients, weights;
+  Worst gradients, sums, weights;
   for (const TrainConfig& config : layouts) {
     SCOPED_TRACE(describe_layout(config));
-    const StepsOutcome& expected = one_rank.outcome(config);
+    const auto& [expected, magnitudes] = one_rank.of(config);
     const StepsOutcome found = run_steps({config, config, kSteps}, tiny_corpus());
     EXPECT_GT(expected.grad_norm, config.optimizer.grad_clip) << "no step is clipped";
-    const TensorDifference gradient = compare_steps(found, expected).front();
-    EXPECT_LE(gradient.relative, layout_bound(config)) << gradient.tensor;
+    const std::vector<TensorDifference> differences = compare_steps(found, expected);
+    EXPECT_LE(differences.front().relative, layout_bound(config)) << differences.front().tensor;
+    gradients.add(differences.front(), config);
+    if (config.train.dtype != "f32") continue;
+    for (TensorDifference d : differences) {
+      if (d.kind != Compared::gradient) continue;
+      d.relative = std::abs(d.found - d.expected) / magnitudes.at(d.tensor);
+      EXPECT_LE(d.relative, kSumBound) << d.tensor;
+      sums.add(d, config);
+    }
     const TensorDifference weight = compare_tensors(found.weights, expected.weights).front();
     EXPECT_LE(weight.relative, kWeightBound) << weight.tensor;
-    gradients.add(gradient, config);
     weights.add(weight, config);
   }
-  fmt::print("{} layouts\n  gradients  {:.2e}  {}  {}\n  weights    {:.2e}  {}  {}\n",
-             layouts.size(), gradients.relative, gradients.tensor, gradients.layout,
-             weights.relative, weights.tensor, weights.layout);
+  fmt::print("{} layouts\n", layouts.size());
+  gradients.print("gradients");
+  sums.print("of their samples' sum");
+  weights.print("weights");
+}
+
+/// Without other axes than that of the tensor-parallel sums. Each replica's microbatches are
+/// microbatches of their own: products of other sizes may have other last bits, which can change
+/// what a value is rounded to on the wire.
+TrainConfig only_tp(const TrainConfig& config) {
+  TrainConfig other = one_rank_config(config);
+  other.parallel.tp = config.parallel.tp;
+  other.train.microbatch = config.train.microbatch;
+  return other;
+}
+
+/// Wire formats of activations: their error is that of tensor parallelism alone, whatever the other
+/// axes.
+void expect_tp_with_wires(std::span<const TrainConfig> layouts) {
+  Worst gradients;
+  for (const TrainConfig& config : layouts) {
+    SCOPED_TRACE(describe_layout(config));
+    const StepsOutcome expected = run_steps({only_tp(config), config}, tiny_corpus());
+    const StepsOutcome found = run_steps({config, config}, tiny_corpus());
+    const TensorDifference gradient = compare_steps(found, expected).front();
+    EXPECT_LE(gradient.relative, layout_bound(config)) << gradient.tensor;
+    gradients.add(gradient, config);
+  }
+  fmt::print("{} layouts\n", layouts.size());
+  gradients.print("gradients");
+}
+
+/// Elements that may share a group of a gradient's message: weights of one layer, all experts, or
+/// one tensor.
+std::string message_of(const std::string& tensor) {
+  if (tensor.find("experts") != std::string::npos) return "experts";
+  const size_t layer = tensor.find("layers.");
+  return layer == std::string::npos ? tensor : tensor.substr(0, tensor.find('.', layer + 7));
+}
+
+void expect_gradients_within_wire(std::span<const TrainConfig> layouts) {
+  double worst = 0;
+  for (const TrainConfig& config : layouts) {
+    SCOPED_TRACE(describe_layout(config));
+    TrainConfig uncompressed = config;
+    uncompressed.parallel.codec = "none";
+    const double error = CodecPolicy::parse(config.parallel.codec).gradients.error_bound();
+    // Times the format's error bound: the largest error of a sum over the replicas.
+    const std::map<std::string, double> magnitudes = sum_magnitudes(
+        uncompressed, uncompressed.train.batch / uncompressed.parallel.dp, message_of);
+    const StepsOutcome expected =
+        run_steps({one_rank_config(uncompressed), uncompressed}, tiny_corpus());
+    const StepsOutcome found = run_steps({config, config}, tiny_corpus());
+    double largest = 0;
+    for (const TensorDifference& d : compare_tensors(found.gradients, expected.gradients)) {
+      const double difference = std::abs(d.found - d.expected);
+      const double rounding = layout_bound(config) * max_magnitude(expected.gradients.at(d.tensor));
+      const double bound = error * magnitudes.at(message_of(d.tensor)) + rounding;
+      EXPECT_LE(difference, bound) << d.tensor;
+      largest = std::max(largest, difference / bound);
+    }
+    EXPECT_GT(largest, 0.01) << "the format rounds nothing";
+    worst = std::max(worst, largest);
+  }
+  fmt::print("{} layouts, at most {:.2f} of the bound\n", layouts.size(), worst);
+}
+
+std::vector<TrainConfig> dense_layouts(uint64_t seed) {
+  std::vector<TrainConfig> layouts = generate_layouts(seed);
+  std::erase_if(layouts, [](const TrainConfig& config) { return config.model.experts > 0; });
+  return layouts;
+}
+
+/// Without experts, whose choice rounding changes.
+std::vector<TrainConfig> bf16_layouts() {
+  std::vector<TrainConfig> layouts = dense_layouts(kSeed + 1);
+  for (TrainConfig& config : layouts) config.train.dtype = "bf16";
+  return layouts;
+}
+
+/// Without experts, whose rows are multiplied in other groups.
+std::vector<TrainConfig> activation_layouts() {
+  return with_wires(dense_layouts(kSeed + 2),
+                    {"attention=int8:g16", "mlp=int4:g16", "attention=e4m3:g16,mlp=int8:g16"});
+}
+
+/// Without auxiliary loss, which is not a sum over the replicas.
+std::vector<TrainConfig> gradient_layouts() {
+  std::vector<TrainConfig> layouts = generate_layouts(kSeed + 3);
+  for (TrainConfig& config : layouts) config.model.aux_loss_coeff = 0;
+  return with_wires(layouts, {"gradients=int8", "gradients=int4:g32", "gradients=e4m3",
+                              "gradients=mxfp8", "gradients=int4:g32:hadamard"});
+}
+
+std::vector<TrainConfig> first(size_t count, std::vector<TrainConfig> layouts) {
+  layouts.resize(count);
+  return layouts;
 }
 
 TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
   const std::vector<TrainConfig> layouts = generate_layouts(kSeed);
-  ASSERT_GE(layouts.size(), kLong);
-  std::set<std::string> names, schedules;
+  ASSERT_GE(layouts.size(), 1500u);
+  std::set<std::string> names, schedules, scopes;
   for (const TrainConfig& config : layouts) {
     names.insert(describe_layout(config));
+    scopes.insert(config.train.aux_loss_scope);
     if (config.parallel.pp > 1) schedules.insert(config.parallel.schedule);
   }
-  fmt::print("{} layouts\n", layouts.size());
   EXPECT_EQ(names.size(), layouts.size()) << "two layouts are the same";
   EXPECT_EQ(schedules.size(), 6u);
+  EXPECT_EQ(scopes.size(), 2u);
   EXPECT_EQ(layout_bound(layouts.front()), 2e-6);
+  fmt::print("{} layouts, {} in bf16, {} with wires of activations, {} of gradients\n",
+             layouts.size(), bf16_layouts().size(), activation_layouts().size(),
+             gradient_layouts().size());
 }
 
 TEST(Layouts, ComputeWhatOneRankDoes) {
-  const std::vector<TrainConfig> layouts = generate_layouts(kSeed);
-  expect_one_rank(std::span(layouts).first(kShort));
+  expect_one_rank(first(kShort, generate_layouts(kSeed)));
+}
+TEST(Layouts, ComputeWhatOneRankDoesInBf16) {
+  expect_one_rank(first(kShortOthers, bf16_layouts()));
+}
+TEST(Layouts, KeepTheErrorOfActivationWires) {
+  expect_tp_with_wires(first(kShortOthers, activation_layouts()));
+}
+TEST(Layouts, GradientWiresRoundWithinTheirBound) {
+  expect_gradients_within_wire(first(kShortOthers, gradient_layouts()));
 }
 
 TEST(LayoutsLong, ComputeWhatOneRankDoes) {
-  const std::vector<TrainConfig> layouts = generate_layouts(kSeed);
-  expect_one_rank(std::span(layouts).first(kLong));
+  expect_one_rank(first(kLong, generate_layouts(kSeed)));
+}
+TEST(LayoutsLong, ComputeWhatOneRankDoesInBf16) {
+  expect_one_rank(first(kLongOthers, bf16_layouts()));
+}
+TEST(LayoutsLong, KeepTheErrorOfActivationWires) {
+  expect_tp_with_wires(first(kLongOthers, activation_layouts()));
+}
+TEST(LayoutsLong, GradientWiresRoundWithinTheirBound) {
+  expect_gradients_within_wire(first(kLongOthers, gradient_layouts()));
 }
 
 }  // namespace

@@ -8,12 +8,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "engine/config/config.h"
-#include "engine/data/corpus.h"
 #include "engine/model/stage.h"
 
 namespace tandem {
@@ -26,16 +23,5 @@ double integer_weight(const ModelConfig& config, const std::string& tensor, int6
 
 /// Writes the weights of a stage.
 void initialize_integers(const ModelConfig& config, const Stage& stage);
-
-/// First step of the integer-valued model, computed in doubles by other code than the engine's.
-struct ExactStep {
-  std::map<std::string, std::vector<double>> gradients;
-  double loss = 0;
-  /// Significant bits that the largest sum of magnitudes needs: up to 24 f32 has no rounding, in
-  /// whatever order and parts the sum is computed.
-  double bits = 0;
-  std::string widest;  ///< that sum
-};
-ExactStep compute_exact_step(const TrainConfig& config, const Corpus& corpus);
 
 }  // namespace tandem

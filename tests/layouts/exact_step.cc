@@ -1,75 +1,17 @@
-#include "integer_model.h"
+#include "exact_step.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string_view>
+#include <span>
 #include <utility>
 
 #include "engine/data/sampler.h"
 #include "engine/parallel/dims.h"
-#include "tandem/random.h"
+#include "integer_weights.h"
 
 namespace tandem {
 namespace {
-
-// Columns of the residual stream: gates read the first, routers the next, all others hold values.
-// Branches add to values only.
-constexpr int64_t kGateColumns = 2, kRouterColumns = 2, kFlags = kGateColumns + kRouterColumns;
-// Powers of two: the residual stream, its norms and the routing gap; others make up for these.
-constexpr double kResidual = 0x1p-65, kNorm = 0x1p32, kFinalNorm = 0x1p31;
-constexpr double kNormalized = kResidual * kNorm;
-constexpr double kGap = 128;
-constexpr double kAuxLoss = 0x1p-92;  // its gradient is as large as the loss's
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
-uint32_t draw(const std::string& tensor, int64_t index) {
-  return philox(11, stream_of(tensor.c_str()), uint64_t(index))[0];
-}
-double draw_sign(const std::string& tensor, int64_t index) {
-  return draw(tensor, index) % 2 == 0 ? 1 : -1;
-}
-
-/// Row of the embedding or the head. Those of the second half are the negated first half, so that
-/// an even softmax has no gradient besides the targets'.
-double word_weight(const std::string& tensor, int64_t row, int64_t column, int64_t columns) {
-  const double sign = row < 256 ? 1 : -1;
-  const uint32_t value = draw(tensor, (row % 256) * columns + column);
-  const bool is_router = column >= kGateColumns && column < kFlags;
-  return sign * kResidual * (is_router ? double(value % 2) : double(value % 3) - 1);
-}
-
-/// One value of `size` for each index.
-int64_t choose(const std::string& tensor, int64_t index, int64_t size) {
-  return int64_t(draw(tensor, index) % uint32_t(size));
-}
-
-double matrix_weight(const ModelConfig& c, const std::string& tensor, int64_t row, int64_t column) {
-  const int64_t values = c.hidden - kFlags;
-  const auto reads = [&](int64_t read) {
-    return column == read ? draw_sign(tensor + " sign", row) : 0.0;
-  };
-  const auto writes = [&](double scale) {  // each input to one column of the residual stream
-    return row == kFlags + choose(tensor, column, values)
-               ? scale * draw_sign(tensor + " sign", column)
-               : 0.0;
-  };
-  if (contains(tensor, "q_proj") || contains(tensor, "k_proj")) return 0;  // even attention
-  if (contains(tensor, "v_proj") || contains(tensor, "up_proj") || contains(tensor, ".w3.")) {
-    return reads(kFlags + choose(tensor, row, values));
-  }
-  if (contains(tensor, "gate_proj") || contains(tensor, ".w1.")) {
-    return reads(choose(tensor, row, kGateColumns));
-  }
-  if (contains(tensor, "block_sparse_moe.gate")) {  // equal logits of experts e and e + 2
-    return column == kGateColumns + row % kRouterColumns ? kGap / kNormalized : 0;
-  }
-  if (contains(tensor, "o_proj")) return writes(2 * kResidual / kNormalized);
-  return writes(2 * kResidual / (kNormalized * kNormalized));  // down_proj, w2: after SiLU's half
-}
 
 /// Sum whose terms are multiples of 2^exponent.
 class Sum {
@@ -132,7 +74,8 @@ class ExactModel {
       x.emplace_back(row, row + c_.hidden);
     }
     for (int64_t layer = 0; layer < c_.layers; ++layer) {
-      for (int part = 0; part < (c_.parallel_block ? 1 : 2); ++part) x = branch(layer, part, x, s);
+      for (int position = 0; position < (c_.parallel_block ? 1 : 2); ++position)
+        x = branch(layer, position, x, s);
     }
     const Row norm = vector("model.norm.weight");
     for (size_t t = 0; t < x.size(); ++t) {
@@ -279,18 +222,18 @@ class ExactModel {
     return layer_name(layer) + "block_sparse_moe.gate.weight";
   }
 
-  bool has_attention(int part) const { return part == 0; }
-  bool has_mlp(int64_t layer, int part) const {
-    return c_.parallel_block || (part == 1 && !c_.is_moe(layer));
+  bool has_attention(int position) const { return position == 0; }
+  bool has_mlp(int64_t layer, int position) const {
+    return c_.parallel_block || (position == 1 && !c_.is_moe(layer));
   }
-  static std::string norm_name(int64_t layer, int part) {
+  static std::string norm_name(int64_t layer, int position) {
     return layer_name(layer) +
-           (part == 0 ? "input_layernorm.weight" : "post_attention_layernorm.weight");
+           (position == 0 ? "input_layernorm.weight" : "post_attention_layernorm.weight");
   }
 
-  Rows branch(int64_t layer, int part, const Rows& x, Sequence& s) {
+  Rows branch(int64_t layer, int position, const Rows& x, Sequence& s) {
     BranchValues b{x, {}, {}, {}, {}, {}};
-    const Row norm = vector(norm_name(layer, part));
+    const Row norm = vector(norm_name(layer, position));
     for (const Row& row : x) b.x_norm.push_back(scaled(row, norm));
     std::vector<Sums> y(x.size(), Sums(size_t(c_.hidden)));
     const auto add_row = [&](size_t t, const Row& row, double weight = 1) {
@@ -298,7 +241,7 @@ class ExactModel {
     };
     for (size_t t = 0; t < x.size(); ++t) {
       add_row(t, x[t]);
-      if (has_attention(part)) {
+      if (has_attention(position)) {
         b.v.push_back(
             product(layer_name(layer) + "self_attn.v_proj.weight", c_.hidden, b.x_norm[t]));
         Row mixed = b.v[t];
@@ -307,11 +250,11 @@ class ExactModel {
         add_row(t, product(layer_name(layer) + "self_attn.o_proj.weight", c_.hidden, mixed));
         b.mixed.push_back(std::move(mixed));
       }
-      if (has_mlp(layer, part)) {
+      if (has_mlp(layer, position)) {
         b.mlp.push_back(gated(mlp_names(layer), c_.ffn, b.x_norm[t]));
         add_row(t, b.mlp[t].out);
       }
-      if (part == 1 && c_.is_moe(layer)) {
+      if (position == 1 && c_.is_moe(layer)) {
         b.routing.push_back(route(layer, b.x_norm[t]));
         for (const Gated& expert : b.routing[t].experts) {
           add_row(t, expert.out, b.routing[t].weight);
@@ -319,7 +262,7 @@ class ExactModel {
       }
     }
     Rows sums;
-    for (const Sums& row : y) sums.push_back(take(row, norm_name(layer, part)));
+    for (const Sums& row : y) sums.push_back(take(row, norm_name(layer, position)));
     s.branches.push_back(std::move(b));
     return sums;
   }
@@ -352,10 +295,10 @@ class ExactModel {
     }
     Rows dy;
     for (size_t i = s.branches.size(); i-- > 0;) {
-      const int parts = c_.parallel_block ? 1 : 2;
+      const int per_layer = c_.parallel_block ? 1 : 2;
       dy.clear();
       for (const Sums& row : dx) dy.push_back(take(row, "residual gradient"));
-      branch_backward(int64_t(i) / parts, int(i) % parts, s.branches[i], dy, balance_[i],
+      branch_backward(int64_t(i) / per_layer, int(i) % per_layer, s.branches[i], dy, balance_[i],
                       aux_losses, dx);
       // The next branch's terms are added to the sum as it is.
       for (Sums& row : dx) {
@@ -385,18 +328,18 @@ class ExactModel {
     }
   }
 
-  void branch_backward(int64_t layer, int part, const BranchValues& b, const Rows& dy,
+  void branch_backward(int64_t layer, int position, const BranchValues& b, const Rows& dy,
                        const Row& balance, double aux_losses, std::vector<Sums>& dx) {
     std::vector<Sums> d_x_norm(dy.size(), Sums(size_t(c_.hidden)));
-    if (has_attention(part)) attention_backward(layer, b, dy, d_x_norm);
+    if (has_attention(position)) attention_backward(layer, b, dy, d_x_norm);
     for (size_t t = 0; t < dy.size(); ++t) {
-      if (has_mlp(layer, part)) {
+      if (has_mlp(layer, position)) {
         gated_backward(mlp_names(layer), b.mlp[t], dy[t], b.x_norm[t], d_x_norm[t]);
       }
       if (!b.routing.empty()) {
         routing_backward(layer, b.routing[t], dy[t], b.x_norm[t], balance, aux_losses, d_x_norm[t]);
       }
-      norm_backward(norm_name(layer, part), d_x_norm[t], b.x[t], dx[t]);
+      norm_backward(norm_name(layer, position), d_x_norm[t], b.x[t], dx[t]);
     }
   }
 
@@ -461,47 +404,6 @@ class ExactModel {
 };
 
 }  // namespace
-
-TrainConfig integer_config(TrainConfig config) {
-  ModelConfig& model = config.model;
-  model.vocab = 512;
-  model.norm_eps = 1;
-  model.sliding_window = 2;
-  model.full_attention_freq = 0;
-  model.route_scale = 2;  // both experts of a token have weight 1
-  model.aux_loss_coeff = kAuxLoss;
-  return config;
-}
-
-double integer_weight(const ModelConfig& c, const std::string& tensor, int64_t element) {
-  if (contains(tensor, "embed_tokens") || contains(tensor, "lm_head")) {
-    return word_weight(tensor, element / c.hidden, element % c.hidden, c.hidden);
-  }
-  if (contains(tensor, "norm.weight")) {
-    const bool is_router = element >= kGateColumns && element < kFlags;
-    // Gradients through the routers are large: the head's would be too small next to them.
-    if (!contains(tensor, "layers")) return is_router ? 0 : kFinalNorm * draw_sign(tensor, element);
-    return is_router ? kNorm
-                     : kNorm * draw_sign(tensor, element);  // so that all experts are chosen
-  }
-  const int64_t columns = contains(tensor, "down_proj") ? c.ffn
-                          : contains(tensor, ".w2.")    ? c.expert_ffn
-                                                        : c.hidden;
-  return matrix_weight(c, tensor, element / columns, element % columns);
-}
-
-void initialize_integers(const ModelConfig& config, const Stage& stage) {
-  auto* const values = stage.parameters().as<float>();
-  for (const Parameter& p : stage.parameter_list()) {
-    const LocalShard shard = local_shard(p);
-    for (int64_t row = 0; row < shard.rows; ++row) {
-      for (int64_t column = 0; column < shard.columns; ++column) {
-        values[p.offset + row * shard.row_stride + column] =
-            float(integer_weight(config, p.name, shard.first + row * shard.whole_columns + column));
-      }
-    }
-  }
-}
 
 ExactStep compute_exact_step(const TrainConfig& config, const Corpus& corpus) {
   const int64_t batch = config.train.batch, seq = config.train.seq;
