@@ -23,6 +23,8 @@ void add_check_layout(CLI::App& app);
 void add_bench_pipeline(CLI::App& bench);
 void add_info(CLI::App& app);
 void add_plan(CLI::App& app);
+/// `tandem plan placements`
+void add_plan_placements(CLI::App& plan);
 void add_report(CLI::App& app);
 void add_trace(CLI::App& app);
 void add_tune(CLI::App& app);

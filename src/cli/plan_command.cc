@@ -253,13 +253,16 @@ void add_schedule(CLI::App& plan) {
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto* command = app.add_subcommand("plan", "Plan a run before it starts: pipeline schedules");
+  auto* command = app.add_subcommand(
+      "plan", "Plan a run before it starts: pipeline schedules, tensors on ranks");
   command->require_subcommand(1);
   add_schedule(*command);
+  add_plan_placements(*command);
   command->footer(
       "Examples:\n"
       "  tandem plan schedule --pp 4 --microbatches 8                     all schedules\n"
-      "  tandem plan schedule --pp 4 --microbatches 8 --schedule zb-h1    picture, bubble, memory");
+      "  tandem plan schedule --pp 4 --microbatches 8 --schedule zb-h1    picture, bubble, memory\n"
+      "  tandem plan placements configs/tiny.toml --tp 2 --dp 2           what each rank holds");
 }
 
 }  // namespace tandem::cli

@@ -49,6 +49,7 @@ struct StageLayers {
   int64_t first = 0;
   int64_t count = -1;  ///< -1: all from `first`
   bool embedding = true, head = true;
+  int pp_rank = 0;  ///< pipeline rank that holds the stage
 };
 
 struct ExpertCounts;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "tandem/error.h"
 
 namespace tandem {
@@ -85,6 +87,17 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
   if (!with_experts) return;
   experts_ = split(kExperts);
   expert_dp_ = split(kExpertDp);
+}
+
+Communicator* ParallelGroups::along(Axes axes) const {
+  for (const auto& [own, communicator] : {std::pair{kTp, tp_.get()},
+                                          {kDp, dp_.get()},
+                                          {kPp, pp_.get()},
+                                          {kExperts, experts_.get()},
+                                          {kExpertDp, expert_dp_.get()}}) {
+    if (own == axes) return communicator;
+  }
+  return nullptr;
 }
 
 std::vector<Communicator*> ParallelGroups::world_axes() const {

@@ -9,33 +9,15 @@
 
 #include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/config/config.h"
+#include "engine/model/axes.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
-
-/// From the one that varies fastest.
-enum class Axis : uint8_t { tp, ep, expert_dp, pp };
-constexpr int kNumAxes = 4;
-
-/// Set of axes: the ranks of a group differ on these.
-class Axes {
- public:
-  constexpr Axes(std::initializer_list<Axis> axes) {
-    for (const Axis axis : axes) bits_ |= 1u << unsigned(axis);
-  }
-  constexpr bool has(int axis) const { return (bits_ >> axis & 1) != 0; }
-
- private:
-  unsigned bits_ = 0;
-};
-constexpr Axes kTp{Axis::tp}, kDp{Axis::ep, Axis::expert_dp}, kExperts{Axis::tp, Axis::ep},
-    kExpertDp{Axis::expert_dp}, kPp{Axis::pp};
 
 class ParallelDims {
  public:
@@ -89,6 +71,8 @@ class ParallelGroups {
   /// nullptr without experts.
   Communicator* experts() const { return experts_.get(); }
   Communicator* expert_dp() const { return expert_dp_.get(); }
+  /// That of the ranks that differ on kTp, kDp, kExpertDp, …; nullptr if there is none.
+  Communicator* along(Axes axes) const;
   /// nullptr without pipeline stages.
   Communicator* pp() const { return pp_.get(); }
   /// Communicators whose ranks together are the pipeline stage: a sum along each in turn is over

@@ -49,6 +49,12 @@ std::vector<StageLayers> pipeline_layers(const TrainConfig& config) {
     layers.push_back({first, count, stage == 0, stage + 1 == stages});
     first += count;
   }
+  const schedule::PipelineShape shape = pipeline_shape(config);
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+      layers[size_t(stage_of(shape, rank, chunk))].pp_rank = rank;
+    }
+  }
   return layers;
 }
 

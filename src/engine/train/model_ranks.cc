@@ -8,6 +8,7 @@
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
+#include "engine/parallel/step_placements.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
 
@@ -42,18 +43,15 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                                                   const TrainConfig& config, const Stage& stage) {
   std::vector<Parameter> all_parameters = stage.parameter_list();
   apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
-  std::vector<Parameter> dense, experts;
-  for (const Parameter& p : all_parameters) {
-    (p.sharding.over_ep() ? experts : dense).push_back(p);
-  }
-  const int64_t begin = stage.experts_begin();
-  std::vector<ParameterGroup> all{
-      {groups.dp(), {0, begin}, std::move(dense), stage.dense_window()}};
-  if (groups.expert_dp()) {
-    all.push_back({*groups.expert_dp(),
-                   {begin, stage.experts_end() - begin},
-                   std::move(experts),
-                   stage.experts_window()});
+  std::vector<ParameterGroup> all;
+  for (CopiedParameters& copied : split_experts(all_parameters)) {
+    Communicator* const copies = groups.along(copied.copies);
+    if (!copies) continue;  // no experts
+    const int64_t begin = stage.experts_begin();
+    const bool is_dense = copied.copies == kDp;
+    all.push_back(
+        {*copies, is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
+         std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window()});
   }
   return all;
 }
@@ -94,6 +92,7 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
                                                 const Tensor& chosen)>& routed)
     : groups_(groups) {
+  step_placements(config);  // throws if an operator of the step cannot consume a tensor
   const schedule::PipelineShape shape = pipeline_shape(config);
   const std::vector<StageLayers> layers = pipeline_layers(config);
   const int rank = groups.pp() ? groups.pp()->rank() : 0;

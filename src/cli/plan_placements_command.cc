@@ -1,0 +1,185 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "core/output.h"
+#include "engine/config/config.h"
+#include "engine/parallel/dims.h"
+#include "engine/parallel/step_placements.h"
+
+namespace tandem::cli {
+namespace {
+
+struct PlacementsOptions {
+  std::string config, json;
+  std::vector<std::string> overrides;
+  int64_t tp = 0, pp = 0, dp = 0, ep = 0;
+  bool all = false;
+};
+
+TrainConfig load_layout(const PlacementsOptions& options) {
+  std::vector<std::string> notes;
+  TrainConfig config = load_config(options.config, options.overrides, &notes);
+  for (const std::string& each : notes) note("note: " + each);
+  auto& parallel = config.parallel;
+  for (const auto& [given, size] : {std::pair{options.tp, &parallel.tp},
+                                    {options.pp, &parallel.pp},
+                                    {options.dp, &parallel.dp},
+                                    {options.ep, &parallel.ep}}) {
+    if (given > 0) *size = given;
+  }
+  check_config(config);
+  return config;
+}
+
+/// Name with the numbers of layers and experts replaced.
+std::string name_pattern(const std::string& name) {
+  std::string pattern;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const bool begins_number =
+        std::isdigit(static_cast<unsigned char>(name[i])) != 0 && i > 0 && name[i - 1] == '.';
+    if (!begins_number) {
+      pattern += name[i];
+      continue;
+    }
+    pattern += '*';
+    while (i + 1 < name.size() && std::isdigit(static_cast<unsigned char>(name[i + 1])) != 0) ++i;
+  }
+  return pattern;
+}
+
+std::array<std::string, kNumAxes> describe_axes(const PlacedTensor& tensor,
+                                                const ParallelDims& dims) {
+  std::array<std::string, kNumAxes> texts;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    texts[size_t(axis)] = dims.size({Axis(axis)}) == 1 ? "–" : tensor.over(Axis(axis)).describe();
+  }
+  return texts;
+}
+
+/// Line of the table: a tensor, or those of several layers or experts.
+struct PlacementsLine {
+  std::string name, made_by;
+  std::array<std::string, kNumAxes> axes;
+
+  /// Adds a tensor that differs in no more than the rank that holds it.
+  bool add(const PlacementsLine& other) {
+    if (name != other.name || made_by != other.made_by) return false;
+    const auto is_rank = [](const std::string& text) {
+      return text.find("rank") == 0 || text == "one rank";
+    };
+    for (size_t i = 0; i < axes.size(); ++i) {
+      if (axes[i] != other.axes[i] && !(is_rank(axes[i]) && is_rank(other.axes[i]))) return false;
+    }
+    for (size_t i = 0; i < axes.size(); ++i) {
+      if (axes[i] != other.axes[i]) axes[i] = "one rank";
+    }
+    return true;
+  }
+};
+
+std::vector<PlacementsLine> make_lines(const PlacementTable& table, const ParallelDims& dims,
+                                       bool all) {
+  std::vector<PlacementsLine> lines;
+  for (const PlacedTensor& tensor : table.tensors()) {
+    const PlacementsLine line{all ? tensor.name : name_pattern(tensor.name), tensor.made_by,
+                              describe_axes(tensor, dims)};
+    if (std::ranges::none_of(lines, [&](PlacementsLine& l) { return l.add(line); })) {
+      lines.push_back(line);
+    }
+  }
+  return lines;
+}
+
+std::string placements_text(const PlacementTable& table, const ParallelDims& dims, bool all) {
+  std::string text = "| tensor |";
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    text += fmt::format(" {} {} |", name_of(Axis(axis)), dims.size({Axis(axis)}));
+  }
+  text += " made by |\n| --- | --- | --- | --- | --- | --- |\n";
+  for (const PlacementsLine& line : make_lines(table, dims, all)) {
+    text += fmt::format("| {} | {} | {} | {} | {} | {} |\n", line.name, line.axes[0], line.axes[1],
+                        line.axes[2], line.axes[3], line.made_by);
+  }
+  return text + fmt::format("\n{} tensors; every operator can consume its operands.\n",
+                            table.tensors().size());
+}
+
+std::string placements_json(const PlacementTable& table, const ParallelDims& dims) {
+  nlohmann::ordered_json json{{"axes", nlohmann::ordered_json::object()},
+                              {"tensors", nlohmann::ordered_json::array()}};
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    json["axes"][name_of(Axis(axis))] = dims.size({Axis(axis)});
+  }
+  for (const PlacedTensor& tensor : table.tensors()) {
+    nlohmann::ordered_json& entry = json["tensors"].emplace_back();
+    entry["tensor"] = tensor.name;
+    for (int axis = 0; axis < kNumAxes; ++axis) {
+      entry[name_of(Axis(axis))] = tensor.over(Axis(axis)).describe();
+    }
+    entry["made_by"] = tensor.made_by;
+  }
+  return json.dump(1) + "\n";
+}
+
+void show_placements(const PlacementsOptions& options) {
+  const TrainConfig config = load_layout(options);
+  const ParallelDims dims(config);
+  const PlacementTable table = step_placements(config);
+  if (!options.json.empty()) {
+    const std::string text = placements_json(table, dims);
+    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
+  }
+  if (options.json != "-") fmt::print("{}", placements_text(table, dims, options.all));
+}
+
+}  // namespace
+
+void add_plan_placements(CLI::App& plan) {
+  auto* command = plan.add_subcommand(
+      "placements", "What the ranks of each axis hold of every tensor of a training step");
+  auto options = std::make_shared<PlacementsOptions>();
+  command->add_option("config", options->config, "Job file (TOML)")->required();
+  const auto add_size = [&](const char* name, int64_t& size, const char* help) {
+    command->add_option(name, size, help)->check(CLI::Range(1, 1 << 20));
+  };
+  add_size("--tp", options->tp, "Tensor parallel ranks (parallel.tp)");
+  add_size("--pp", options->pp, "Pipeline parallel ranks (parallel.pp)");
+  add_size("--dp", options->dp, "Data parallel ranks (parallel.dp)");
+  add_size("--ep", options->ep,
+           "Of the data parallel ranks, those that share the experts (parallel.ep)");
+  command
+      ->add_option("--set", options->overrides,
+                   "table.key=value over the job file, one or several; each value is TOML, or else "
+                   "a string")
+      ->allow_extra_args(false)
+      ->take_all();
+  command->add_flag("--all", options->all,
+                    "A line for every tensor (default: one for those of all layers or experts)");
+  command->add_option("--json", options->json,
+                      "Write all tensors to this file (-: print only them)");
+  command->footer(
+      "\nOver the ranks of an axis a tensor is\n"
+      "  replicated     the same on all of them\n"
+      "  partial        the sum of what they have\n"
+      "  sharded(0)     in ranges of dimension 0: tokens, output features; sharded(1): features\n"
+      "  sharded(flat)  in ranges of its elements, each updated by one rank\n"
+      "  rank 1         on this rank only; the others have nothing\n"
+      "Data parallelism is the axes ep and expert_dp together. A job is refused before its first\n"
+      "step if an operator cannot consume a tensor as it is.\n"
+      "\nExamples:\n"
+      "  tandem plan placements configs/tiny.toml --tp 2 --dp 2\n"
+      "  tandem plan placements configs/moe.toml --tp 2 --dp 4 --ep 2 --pp 2 --all");
+  command->callback([options] { show_placements(*options); });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,28 @@
+// Axes of parallelism (engine/parallel/dims.h).
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace tandem {
+
+/// From the one that varies fastest.
+enum class Axis : uint8_t { tp, ep, expert_dp, pp };
+constexpr int kNumAxes = 4;
+
+/// Set of axes: the ranks of a group differ on these.
+class Axes {
+ public:
+  constexpr Axes(std::initializer_list<Axis> axes) {
+    for (const Axis axis : axes) bits_ |= 1u << unsigned(axis);
+  }
+  constexpr bool has(int axis) const { return (bits_ >> axis & 1) != 0; }
+  constexpr bool operator==(const Axes&) const = default;
+
+ private:
+  unsigned bits_ = 0;
+};
+constexpr Axes kTp{Axis::tp}, kDp{Axis::ep, Axis::expert_dp}, kExperts{Axis::tp, Axis::ep},
+    kExpertDp{Axis::expert_dp}, kPp{Axis::pp};
+
+}  // namespace tandem
