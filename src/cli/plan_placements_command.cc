@@ -93,7 +93,7 @@ std::vector<PlacementsLine> make_lines(const PlacementTable& table, const Parall
   for (const PlacedTensor& tensor : table.tensors()) {
     const PlacementsLine line{all ? tensor.name : name_pattern(tensor.name), tensor.made_by,
                               describe_axes(tensor, dims)};
-    if (std::ranges::none_of(lines, [&](PlacementsLine& l) { return l.add(line); })) {
+    if (all || std::ranges::none_of(lines, [&](PlacementsLine& l) { return l.add(line); })) {
       lines.push_back(line);
     }
   }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # plan_test.sh TANDEM SOURCE_DIR: pictures, figures and errors of `tandem plan schedule`, and the
-# table and picture of docs/pipelines.md.
+# table and picture of docs/pipelines.md; tables of `tandem plan placements`, with that of
+# docs/training.md.
 set -eu
 tandem=$1 source=$2
 dir=$(mktemp -d)
@@ -97,3 +98,39 @@ refused 2 'unknown option --shedule: did you mean --schedule? (see tandem plan s
 refused 2 'plan schedule: 4096 microbatches on each of 1024 stages: expected at most 262144 in all' \
   --pp 512 --microbatches 4096
 refused 3 '/nowhere/x.svg: cannot open: No such file' "${shape[@]}" --schedule 1f1b --svg /nowhere/x.svg
+
+# Placements: the documented lines, every layer, JSON, and errors.
+"$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 >table
+sed -n '/^| tensor | tp 2 /,/^$/p' "$source/docs/training.md" | grep . >documented
+[ "$(wc -l <documented)" -ge 10 ] || fail 'docs/training.md: expected a table of placements' documented
+while read -r line; do
+  grep -qxF -- "$line" table || fail "plan placements: expected the documented line '$line':" table
+done <documented
+grep -q 'tensors; every operator can consume its operands' table || fail 'plan placements:' table
+"$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 --pp 2 --all >table
+grep -qxF '| model.layers.1.block_sparse_moe.gate.weight, gradient | replicated | partial | partial | rank 0 | all_reduce |' table ||
+  fail 'plan placements --all:' table
+"$tandem" plan placements "$source/configs/tiny.toml" --json - >printed.json
+"$tandem" plan placements "$source/configs/tiny.toml" --set parallel.tp=2 --json written.json >table
+python3 - <<'END'
+import json
+one, two = (json.load(open(name)) for name in ("printed.json", "written.json"))
+assert one["axes"] == {"tp": 1, "ep": 1, "expert_dp": 1, "pp": 1} and two["axes"]["tp"] == 2
+assert one["tensors"] == two["tensors"], "placements depend on sizes"
+loss = next(t for t in two["tensors"] if t["tensor"] == "loss")
+assert loss == {"tensor": "loss", "tp": "replicated", "ep": "partial", "expert_dp": "partial", "pp": "rank 0",
+                "made_by": "cross_entropy"}, loss
+END
+placements_refused() { # CODE TEXT ARG...
+  code=$1 text=$2
+  shift 2
+  status=0
+  "$tandem" plan placements "$@" >log 2>&1 || status=$?
+  [ "$status" = "$code" ] || fail "plan placements $*: exit $status, expected $code" log
+  grep -qF -- "$text" log || fail "plan placements $*: expected '$text':" log
+  [ "$(wc -l <log)" = 1 ] || fail "plan placements $*: expected one line:" log
+}
+placements_refused 2 'heads' "$source/configs/tiny.toml" --tp 3
+placements_refused 2 'config is missing: Job file (TOML)'
+placements_refused 2 '--tp: Value 0 not in range' "$source/configs/tiny.toml" --tp 0
+placements_refused 3 '/nowhere/x.json: cannot open' "$source/configs/tiny.toml" --json /nowhere/x.json

@@ -23,45 +23,50 @@ Values narrow(const Values& v, int64_t row, int64_t rows, int64_t column, int64_
 Values term(const Values& v, int size, int index) {
   Values out = v;
   for (size_t i = 0; i < v.values.size(); ++i) {
-    double sum = 0, own = 0;
+    double sum = 0, local = 0;
     for (int k = 0; k < size; ++k) {
       const double weight = 1 + philox(7, uint64_t(k), i)[0] % 1000;
       sum += weight;
-      if (k == index) own = weight;
+      if (k == index) local = weight;
     }
-    out.values[i] *= float(own / sum);
+    out.values[i] *= float(local / sum);
   }
   return out;
 }
 
 /// Values of an axis's ranks combined; none if they contradict the placement.
-std::optional<Values> combine(const std::vector<Values>& parts, const Placement& placement,
+std::optional<Values> combine(const std::vector<Values>& shards, const Placement& placement,
                               float bound) {
-  Values all = parts.front();
-  if (placement.kind() == Placement::Kind::one_rank) return parts[size_t(placement.rank())];
-  for (size_t k = 1; k < parts.size(); ++k) {
-    const Values& part = parts[k];
+  Values all = shards.front();
+  if (placement.kind() == Placement::Kind::one_rank) {
+    for (size_t k = 0; k < shards.size(); ++k) {
+      if (int(k) != placement.rank() && !shards[k].values.empty()) return {};
+    }
+    return shards[size_t(placement.rank())];
+  }
+  for (size_t k = 1; k < shards.size(); ++k) {
+    const Values& shard = shards[k];
     if (placement == Placement::sharded(0)) {
-      if (part.columns != all.columns) return {};
-      all.values.insert(all.values.end(), part.values.begin(), part.values.end());
-      all.rows += part.rows;
+      if (shard.columns != all.columns) return {};
+      all.values.insert(all.values.end(), shard.values.begin(), shard.values.end());
+      all.rows += shard.rows;
       continue;
     }
-    if (part.rows != all.rows) return {};
+    if (shard.rows != all.rows) return {};
     if (placement == Placement::sharded(1)) {
-      Values wide{all.rows, all.columns + part.columns, {}};
+      Values wide{all.rows, all.columns + shard.columns, {}};
       for (int64_t i = 0; i < all.rows; ++i) {
         for (int64_t j = 0; j < all.columns; ++j) wide.values.push_back(all.at(i, j));
-        for (int64_t j = 0; j < part.columns; ++j) wide.values.push_back(part.at(i, j));
+        for (int64_t j = 0; j < shard.columns; ++j) wide.values.push_back(shard.at(i, j));
       }
       all = std::move(wide);
       continue;
     }
-    if (part.columns != all.columns) return {};
+    if (shard.columns != all.columns) return {};
     for (size_t i = 0; i < all.values.size(); ++i) {
       if (placement == Placement::partial()) {
-        all.values[i] += part.values[i];
-      } else if (std::abs(all.values[i] - part.values[i]) > bound) {
+        all.values[i] += shard.values[i];
+      } else if (std::abs(all.values[i] - shard.values[i]) > bound) {
         return {};
       }
     }
@@ -81,14 +86,14 @@ std::optional<Values> assemble_axis(const std::vector<Values>& of_ranks, const P
                                     const ParallelDims& dims, float bound, int axis,
                                     std::array<int, kNumAxes>& coordinates) {
   if (axis < 0) return of_ranks[size_t(rank_at(dims, coordinates))];
-  std::vector<Values> parts;
+  std::vector<Values> shards;
   for (int i = 0; i < dims.size({Axis(axis)}); ++i) {
     coordinates[size_t(axis)] = i;
-    auto part = assemble_axis(of_ranks, placed, dims, bound, axis - 1, coordinates);
-    if (!part) return {};
-    parts.push_back(std::move(*part));
+    auto shard = assemble_axis(of_ranks, placed, dims, bound, axis - 1, coordinates);
+    if (!shard) return {};
+    shards.push_back(std::move(*shard));
   }
-  return combine(parts, placed.over(Axis(axis)), bound);
+  return combine(shards, placed.over(Axis(axis)), bound);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct Values {
 /// Seeded values in (-1, 1).
 Values random_values(int64_t rows, int64_t columns, uint64_t seed);
 
-/// What a rank holds of a tensor. Terms of a sum are random.
+/// Values of a tensor that a rank holds. Terms of a sum are random.
 Values local_values(const Values& whole, const PlacedTensor& placed, const ParallelDims& dims,
                     int rank);
 

@@ -33,7 +33,7 @@ constexpr int64_t kSequences = 4, kSeq = 3, kHeads = 4, kHeadDim = 2;
 constexpr double kEpsilon = 1e-5, kBound = 2e-5;
 const Exec kHost{};
 
-/// What a rank runs an operator on.
+/// Operands of an operator on a rank.
 struct Local {
   const ParallelGroups& groups;
   std::vector<Values> operands;

@@ -125,15 +125,15 @@ std::vector<WrongWiring> wrong_steps() {
                     expert = "model.layers.1.block_sparse_moe.experts.0.w1.weight";
   return {
       {"norm gradient not summed over TP", with([norm](const Tensors& t) {
-         gradient_sync(t(norm + ", gradient, own rows"), t(norm), kDp, "g");
+         gradient_sync(t(norm + ", gradient, local rows"), t(norm), kDp, "g");
        }),
        "gradient_sync: " + norm +
-           ", gradient, own rows over tp: found partial, expected replicated"},
+           ", gradient, local rows over tp: found partial, expected replicated"},
       {"router gradient not summed over TP", with([gate](const Tensors& t) {
-         gradient_sync(t(gate + ", gradient, own rows"), t(gate), kDp, "g");
+         gradient_sync(t(gate + ", gradient, local rows"), t(gate), kDp, "g");
        }),
        "gradient_sync: " + gate +
-           ", gradient, own rows over tp: found partial, expected replicated"},
+           ", gradient, local rows over tp: found partial, expected replicated"},
       {"router gradient summed over TP twice",
        with([gate](const Tensors& t) { placement::all_reduce(t(gate + ", gradient"), kTp, "g"); }),
        "all_reduce: " + gate + ", gradient over tp: found replicated, expected partial"},
@@ -168,10 +168,11 @@ std::vector<WrongWiring> wrong_steps() {
          placement::all_reduce(t("layers.1.moe.aux_loss"), kTp, "aux_loss");
        }),
        "all_reduce: layers.1.moe.aux_loss over tp: found replicated, expected partial"},
-      {"auxiliary loss of a rank's own rows", with([](const Tensors& t) {
-         elementwise("balance_gradient", {t("layers.1.moe.load, own rows")}, "balance");
+      {"auxiliary loss of a rank's local rows", with([](const Tensors& t) {
+         elementwise("balance_gradient", {t("layers.1.moe.load, local rows")}, "balance");
        }),
-       "balance_gradient: layers.1.moe.load, own rows over tp: found partial, expected no partial "
+       "balance_gradient: layers.1.moe.load, local rows over tp: found partial, expected no "
+       "partial "
        "sum"},
       {"loss counted on every TP rank", with([](const Tensors& t) {
          placement::all_reduce(t("loss"), {Axis::tp, Axis::ep, Axis::expert_dp}, "loss");
@@ -210,9 +211,9 @@ std::vector<WrongWiring> wrong_steps() {
        }),
        "add: model.embed_tokens.weight, gradient over pp: found rank 1, expected rank 0"},
       {"updated weights not gathered", with([](const Tensors& t) {
-         ag_gemm(t("head.x_norm"), own_shard(t("lm_head.weight"), kDp, "own"), "logits");
+         ag_gemm(t("head.x_norm"), owned_shard(t("lm_head.weight"), kDp, "owned"), "logits");
        }),
-       "ag_gemm: own^T over ep: found sharded(flat), expected replicated"},
+       "ag_gemm: owned^T over ep: found sharded(flat), expected replicated"},
       {"experts reduced over DP", synced_over(kDp),
        "gradient_sync: " + expert + ", gradient over ep: found rank 0, expected partial"},
       {"replicated tensors reduced over the experts' replicas", synced_over(kExpertDp),

@@ -2,6 +2,7 @@
 
 #include "comm/exec.h"
 #include "engine/model/router.h"
+#include "engine/model/stage_placements.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
 #include "observe/recorder.h"
@@ -78,6 +79,8 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
           DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(
           make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)) {
+  PlacementTable placements;  // throws if an operator of the stage cannot consume a tensor
+  declare_stage(config, layout, layers, placements);
   set_exec(experts, exec);
 }
 

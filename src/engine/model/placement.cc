@@ -183,9 +183,9 @@ PlacedTensor count_once(const PlacedTensor& x, Axes axes, std::string name) {
   });
 }
 
-PlacedTensor own_shard(const PlacedTensor& x, Axes axes, std::string name) {
-  return along("own_shard", x, axes, std::move(name), [&](Axis axis) {
-    expect("own_shard", x, axis, kReplicated);
+PlacedTensor owned_shard(const PlacedTensor& x, Axes axes, std::string name) {
+  return along("owned_shard", x, axes, std::move(name), [&](Axis axis) {
+    expect("owned_shard", x, axis, kReplicated);
     return kFlat;
   });
 }
@@ -210,10 +210,10 @@ PlacedTensor add(const PlacedTensor& a, const PlacedTensor& b, std::string name)
   });
 }
 
-PlacedTensor fuse(const Operands& parts, std::string name) {
+PlacedTensor fuse(const Operands& matrices, std::string name) {
   return make("fuse", std::move(name), [&](Axis axis) {
-    expect_all("fuse", parts, axis, parts.front().over(axis));
-    return parts.front().over(axis);
+    expect_all("fuse", matrices, axis, matrices.front().over(axis));
+    return matrices.front().over(axis);
   });
 }
 
@@ -378,7 +378,7 @@ PlacedTensor gradient_sync(const PlacedTensor& gradient, const PlacedTensor& par
 PlacedTensor update(const PlacedTensor& gradient, const PlacedTensor& parameter,
                     const PlacedTensor& norm, Axes axes, std::string name) {
   for (int axis = 0; axis < kNumAxes; ++axis) expect("update", norm, Axis(axis), kReplicated);
-  const PlacedTensor shard = own_shard(parameter, axes, parameter.name + ", own elements");
+  const PlacedTensor shard = owned_shard(parameter, axes, parameter.name + ", owned elements");
   const PlacedTensor updated = elementwise("update", {shard, gradient}, shard.name + ", updated");
   return relabel(all_gather(updated, axes, kFlat, std::move(name)), "update");
 }

@@ -1,6 +1,7 @@
-// Placements: what the ranks of each axis of parallelism hold of a tensor, as DTensor's in PyTorch,
-// and the rules by which operators consume and produce them. Tensors are declared and operators
-// checked when a model is constructed (engine/model/stage_placements.h), not when it runs.
+// Placements: the share of a tensor that ranks hold along each axis of parallelism, as DTensor's in
+// PyTorch, and the rules by which operators consume and produce them. Tensors are declared and
+// operators checked when a model is constructed (engine/model/stage_placements.h), not when it
+// runs.
 //
 // Rules do not depend on the sizes of the axes, so a model on one rank is checked for all layouts.
 #pragma once
@@ -18,7 +19,7 @@
 
 namespace tandem {
 
-/// What the ranks of one axis hold of a tensor.
+/// Share of a tensor that each rank of one axis holds.
 class Placement {
  public:
   enum class Kind : uint8_t {
@@ -106,14 +107,14 @@ PlacedTensor send(const PlacedTensor& x, Axis axis, int rank, std::string name);
 /// One of a tensor's copies along each axis; other ranks have 0.
 PlacedTensor count_once(const PlacedTensor& x, Axes axes, std::string name);
 /// Elements of a replicated tensor that a rank owns in the flat arrays.
-PlacedTensor own_shard(const PlacedTensor& x, Axes axes, std::string name);
+PlacedTensor owned_shard(const PlacedTensor& x, Axes axes, std::string name);
 PlacedTensor transposed(const PlacedTensor& matrix);
 /// Matrix product a x b.
 PlacedTensor gemm(const PlacedTensor& a, const PlacedTensor& b, std::string name);
 /// a + b
 PlacedTensor add(const PlacedTensor& a, const PlacedTensor& b, std::string name);
-/// Parts of one allocation.
-PlacedTensor fuse(const Operands& parts, std::string name);
+/// Matrices in one allocation.
+PlacedTensor fuse(const Operands& matrices, std::string name);
 /// Nonlinear function of each element.
 PlacedTensor elementwise(const char* op, const Operands& operands, std::string name);
 /// Nonlinear function of each row, and of `weights`, which every row reads.
@@ -122,7 +123,7 @@ PlacedTensor by_rows(const char* op, const Operands& operands, const Operands& w
 /// Sum over rows of a nonlinear function of each.
 PlacedTensor sum_of_rows(const char* op, const Operands& operands, std::string name);
 PlacedTensor sum_of_squares(const PlacedTensor& x, std::string name);
-/// Of whole sequences over all axes but tp, over which heads are sharded.
+/// Needs heads sharded over tp, and whole sequences on every rank of the other axes.
 PlacedTensor attention(const char* op, const Operands& operands, std::string name);
 /// Rows of a table sharded over the vocabulary; 0 for tokens of other ranks.
 PlacedTensor embedding(const PlacedTensor& tokens, const PlacedTensor& table, std::string name);

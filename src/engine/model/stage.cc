@@ -10,7 +10,6 @@
 #include "engine/model/branch.h"
 #include "engine/model/expert_load.h"
 #include "engine/model/head.h"
-#include "engine/model/stage_placements.h"
 #include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "tandem/collectives.h"
@@ -59,8 +58,6 @@ class Stage::Impl {
         step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
         dx_(context_.make(DType::f32, context_.local_rows.count, config.hidden)),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
-    PlacementTable placements;
-    declare_stage(config, context_.layout, layers, placements);
     if (layers.embedding || owns_tied()) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
     make_experts();

@@ -22,7 +22,7 @@ class StageDeclaration {
 
   StageMessages run() {
     for (const Parameter& p : layout_.parameters) {
-      if (!p.sharding.absent) table_.add(place(p, layers_.pp_rank));
+      if (!p.sharding.absent) table_.add(placed_parameter(p, layers_.pp_rank));
     }
     PlacedTensor x = forward_embedding();
     const size_t num_branches = layout_.branches.size();
@@ -37,7 +37,7 @@ class StageDeclaration {
   }
 
  private:
-  /// What a branch's backward pass reads.
+  /// Tensors that a branch's backward pass reads.
   struct Saved {
     PlacedTensor x, x_norm;
     std::optional<PlacedTensor> hidden, inner, scores, routing, load;
@@ -135,7 +135,7 @@ class StageDeclaration {
       return table_.add(*messages_.input);
     }
     if (layout_.tied == TiedEmbedding::copy) {
-      PlacedTensor copy = place(layout_.parameters.front(), layers_.pp_rank);
+      PlacedTensor copy = placed_parameter(layout_.parameters.front(), layers_.pp_rank);
       copy.name += ", copy";
       copy.made_by = "send";
       table_.add(std::move(copy));
@@ -185,7 +185,7 @@ class StageDeclaration {
     saved.scores = table_.add(by_rows("route", {logits}, {}, name + "scores"));
     saved.routing = table_.add(by_rows("route", {logits}, bias, name + "routing"));
     const PlacedTensor& load = table_.add(
-        sum_of_rows("router_load", {*saved.scores, *saved.routing}, name + "load, own rows"));
+        sum_of_rows("router_load", {*saved.scores, *saved.routing}, name + "load, local rows"));
     saved.load = table_.add(all_reduce(load, kTokens, name + "load"));
     if (!bias.empty()) {
       table_.add(elementwise("adjust_router_bias", {bias.front(), *saved.load},
@@ -225,7 +225,7 @@ class StageDeclaration {
     std::optional<PlacedTensor> sum;
     for (const PlacedTensor& d : d_x_norm) {
       const PlacedTensor term =
-          sum_of_rows("rms_norm_backward", {x, d}, gradient_name(weight) + ", own rows");
+          sum_of_rows("rms_norm_backward", {x, d}, gradient_name(weight) + ", local rows");
       sum = sum ? add(*sum, term, term.name) : term;
     }
     table_.add(*sum);
@@ -285,14 +285,14 @@ class StageDeclaration {
                            balance_gradient(i, saved), name + "d_logits"));
     const PlacedTensor& router = table_.at(router_parameter(i));
     const PlacedTensor& gradient = table_.add(gemm(
-        transposed(d_logits), saved.x_norm, gradient_name(router_parameter(i)) + ", own rows"));
+        transposed(d_logits), saved.x_norm, gradient_name(router_parameter(i)) + ", local rows"));
     table_.add(all_reduce(gradient, kTp, gradient_name(router_parameter(i))));
     return table_.add(
         add(d_rows, gemm(d_logits, router, name + "d_logits x router"),
             name + (layout_.branches[i].has_products() ? "d_routed_x_norm" : "d_x_norm")));
   }
 
-  /// Of the auxiliary loss, which is a function of the load of all tokens.
+  /// Gradient of the auxiliary loss, which is a function of the load of all tokens.
   Operands balance_gradient(size_t i, const Saved& saved) {
     if (config_.aux_loss_coeff == 0) return {};
     table_.add(elementwise("aux_loss", {*saved.load}, prefix(i) + "aux_loss"));
@@ -342,7 +342,7 @@ class StageDeclaration {
 }  // namespace
 }  // namespace placement
 
-PlacedTensor place(const Parameter& p, int pp_rank) {
+PlacedTensor placed_parameter(const Parameter& p, int pp_rank) {
   PlacedTensor placed{p.name, "parameter"};
   if (p.sharding.over_tp()) placed.over(Axis::tp) = Placement::sharded(p.sharding.tp_dim);
   if (p.sharding.over_ep()) placed.over(Axis::ep) = Placement::on_rank(p.sharding.ep_rank);

@@ -11,7 +11,7 @@
 namespace tandem {
 
 /// Placement of a parameter, from its sharding. `pp_rank`: the pipeline rank that holds its stage.
-PlacedTensor place(const Parameter& parameter, int pp_rank);
+PlacedTensor placed_parameter(const Parameter& parameter, int pp_rank);
 
 /// Name of the gradient of a tensor.
 std::string gradient_name(const std::string& tensor);

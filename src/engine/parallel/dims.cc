@@ -90,12 +90,12 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
 }
 
 Communicator* ParallelGroups::along(Axes axes) const {
-  for (const auto& [own, communicator] : {std::pair{kTp, tp_.get()},
+  for (const auto& [key, communicator] : {std::pair{kTp, tp_.get()},
                                           {kDp, dp_.get()},
                                           {kPp, pp_.get()},
                                           {kExperts, experts_.get()},
                                           {kExpertDp, expert_dp_.get()}}) {
-    if (own == axes) return communicator;
+    if (key == axes) return communicator;
   }
   return nullptr;
 }
