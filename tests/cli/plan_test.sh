@@ -108,7 +108,7 @@ while read -r line; do
 done <documented
 grep -q 'tensors; every operator can consume its operands' table || fail 'plan placements:' table
 "$tandem" plan placements "$source/configs/moe.toml" --tp 2 --dp 4 --ep 2 --pp 2 --all >table
-grep -qxF '| model.layers.1.block_sparse_moe.gate.weight, gradient | replicated | partial | partial | rank 0 | all_reduce |' table ||
+grep -qxF '| model.layers.1.block_sparse_moe.gate.weight, gradient | replicated | partial | partial | rank 1 | all_reduce |' table ||
   fail 'plan placements --all:' table
 "$tandem" plan placements "$source/configs/tiny.toml" --json - >printed.json
 "$tandem" plan placements "$source/configs/tiny.toml" --set parallel.tp=2 --json written.json >table
