@@ -137,13 +137,13 @@ std::vector<WrongWiring> wrong_steps() {
       {"router gradient summed over TP twice",
        with([gate](const Tensors& t) { placement::all_reduce(t(gate + ", gradient"), kTp, "g"); }),
        "all_reduce: " + gate + ", gradient over tp: found replicated, expected partial"},
-      {"bias added on every rank of a partial sum", with([](const Tensors& t) {
+      {"bias added on every rank of a partial sum", with([norm](const Tensors& t) {
          const PlacedTensor partial =
              placement::gemm(t("layers.0.attention.inner"),
                              transposed(t("model.layers.0.self_attn.o_proj.weight")), "partial");
-         placement::add(partial, {"bias", "", t("lm_head.weight").placements}, "sum");
+         placement::add(partial, {"bias", "", t(norm).placements}, "sum");
        }),
-       "add: bias over tp: found sharded(0), expected partial"},
+       "add: bias over tp: found replicated, expected partial"},
       {"residual stream added on every rank of a partial sum", with([](const Tensors& t) {
          const PlacedTensor partial =
              placement::gemm(t("layers.0.attention.inner"),
