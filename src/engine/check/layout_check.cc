@@ -11,6 +11,7 @@
 #include <set>
 #include <string_view>
 
+#include "engine/config/batch_rampup.h"
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
 #include "tandem/error.h"
@@ -271,6 +272,9 @@ TrainConfig checked_config(TrainConfig config) {
         "check-layout: parallel.codec is {}: expected none, as one rank sends no messages",
         config.parallel.codec));
   }
+  // The first step of a ramp-up stands for it.
+  config.train.batch = batch_at(config, 0);
+  config.train.batch_start = config.train.batch_increment = config.train.batch_rampup_samples = 0;
   if (config.train.dtype == "auto") config.train.dtype = "f32";
   if (config.parallel.strategy == "automatic") config.parallel.strategy = "serial";
   return config;

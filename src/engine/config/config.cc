@@ -13,6 +13,7 @@
 #include "core/files.h"
 #include "core/nearest.h"
 #include "core/printable.h"
+#include "engine/config/batch_rampup.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
@@ -328,8 +329,22 @@ void check_pipeline(const TrainConfig& config, int64_t batch) {
   }
   if (parallel.pp == 1) return;
   const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
-  schedule::check_pipeline(
-      {kind, int(parallel.pp), int(batch / microbatch), int(parallel.virtual_stages)});
+  const auto check_batch = [&](int64_t of_replica) {
+    schedule::check_pipeline(
+        {kind, int(parallel.pp), int(of_replica / microbatch), int(parallel.virtual_stages)});
+  };
+  check_batch(batch);
+  if (config.train.batch_start == 0) return;
+  // Schedules need a minimum or a multiple: two batches of the ramp-up stand for all.
+  const int64_t start = config.train.batch_start / parallel.dp;
+  for (const int64_t of_replica : {start, start + config.train.batch_increment / parallel.dp}) {
+    try {
+      check_batch(of_replica);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("with a batch of {} in the ramp-up: {}",
+                                    of_replica * parallel.dp, error.what()));
+    }
+  }
 }
 
 }  // namespace
@@ -367,9 +382,9 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 }
 
 void check_config(const TrainConfig& config) {
-  const auto& [steps, seconds, batch, microbatch, seq, validate, validate_bytes, dtype,
-               aux_loss_scope, seed, deterministic] = config.train;
-  const int64_t dp = config.parallel.dp;
+  const int64_t dp = config.parallel.dp, batch = config.train.batch;
+  const int64_t microbatch = config.train.microbatch, seq = config.train.seq;
+  const int64_t validate = config.train.validate_every;
   if (batch % dp != 0) {
     throw ConfigError(
         fmt::format("train.batch is {}: expected a multiple of parallel.dp = {}", batch, dp));
@@ -379,6 +394,7 @@ void check_config(const TrainConfig& config) {
         fmt::format("train.microbatch is {}: expected a divisor of train.batch / parallel.dp = {}",
                     microbatch, batch / dp));
   }
+  check_batch_rampup(config);
   if (seq > config.model.max_seq) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
                                   config.model.max_seq));

@@ -23,6 +23,9 @@ struct TrainConfig {
     int64_t steps = 1000;
     double seconds = 0;
     int64_t batch = 16;
+    int64_t batch_start = 0;  ///< 0: the batch does not grow (batch_rampup.h)
+    int64_t batch_increment = 0;
+    int64_t batch_rampup_samples = 0;
     int64_t microbatch = 0;
     int64_t seq = 128;
     int64_t validate_every = 0;

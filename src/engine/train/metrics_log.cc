@@ -71,12 +71,19 @@ const std::string& trimmed(const std::string& path, int64_t last_step) {
 }  // namespace
 
 std::string to_json_line(const StepRecord& m) {
-  ordered_json line{{"step", m.step},       {"loss", m.loss},
-                    {"lr", m.lr},           {"grad_norm", m.grad_norm},
-                    {"tokens", m.tokens},   {"tokens_per_s", m.tokens_per_s},
-                    {"step_ms", m.step_ms}, {"compute_ms", m.compute_ms},
-                    {"gemm_ms", m.gemm_ms}, {"exposed_comm_ms", m.exposed_comm_ms},
-                    {"mfu", m.mfu},         {"memory_bytes", m.memory_bytes}};
+  ordered_json line{{"step", m.step},
+                    {"loss", m.loss},
+                    {"lr", m.lr},
+                    {"grad_norm", m.grad_norm},
+                    {"batch", m.batch},
+                    {"tokens", m.tokens},
+                    {"tokens_per_s", m.tokens_per_s},
+                    {"step_ms", m.step_ms},
+                    {"compute_ms", m.compute_ms},
+                    {"gemm_ms", m.gemm_ms},
+                    {"exposed_comm_ms", m.exposed_comm_ms},
+                    {"mfu", m.mfu},
+                    {"memory_bytes", m.memory_bytes}};
   if (m.bubble) line["bubble"] = *m.bubble;
   if (m.uncompressed_gradient_bytes > 0) {
     line["gradient_bytes"] = m.gradient_bytes;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "engine/data/corpus.h"
 #include "observe/recorder.h"
@@ -12,10 +13,9 @@ namespace {
 
 /// Whether separate forward passes count the experts before a step: the auxiliary loss covers all
 /// its tokens, and they need several passes.
-bool counts_experts(const TrainConfig& config) {
+bool counts_experts(const TrainConfig& config, int microbatches) {
   const bool has_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
-  return has_loss && config.train.aux_loss_scope == "step" &&
-         pipeline_shape(config).microbatches > 1;
+  return has_loss && config.train.aux_loss_scope == "step" && microbatches > 1;
 }
 
 }  // namespace
@@ -27,32 +27,42 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       corpus_(corpus),
       sampler_(sampler),
       ranks_(ranks),
-      pipeline_(groups.pp(), pipeline_shape(config), pipeline_stages(ranks.stages()),
-                counts_experts(config)),
       microbatch_(microbatch_size(config)),
       tokens_(size_t(microbatch_ * config.train.seq)),
-      targets_(tokens_.size()) {}
+      targets_(tokens_.size()) {
+  make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
+}
+
+/// No-op if there is one. Slots and links of another number of microbatches are freed first.
+void StepExecutor::make_pipeline(int microbatches) {
+  if (microbatches == microbatches_) return;
+  schedule::PipelineShape shape = pipeline_shape(config_);
+  shape.microbatches = microbatches_ = microbatches;
+  pipeline_.emplace(groups_.pp(), shape, pipeline_stages(ranks_.stages()),
+                    counts_experts(config_, microbatches));
+}
 
 int64_t StepExecutor::targets(int64_t first) const {
   int64_t targets = 0;
-  for (int64_t i = 0; i < config_.train.batch; ++i) targets += sampler_.targets(first + i);
+  for (int64_t i = 0; i < batch(first); ++i) targets += sampler_.targets(first + i);
   return targets;
 }
 
 StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
-  const int64_t share = groups_.dims().local_batch(config_.train.batch);
+  const int64_t share = groups_.dims().local_batch(batch(first));
+  make_pipeline(int(share / microbatch_));
   const int64_t begin = first + groups_.dp().rank() * share;
-  const Pipeline::Batch batch{
+  const Pipeline::Batch text{
       [this, begin](int microbatch) { read_microbatch(begin + microbatch * microbatch_); }, tokens_,
       targets_};
-  begin_step(batch, share);
-  pipeline_.run(batch, 1.0f / float(targets), [this](int chunk, FlatRange range) {
+  begin_step(text);
+  pipeline_->run(text, 1.0f / float(targets), [this](int chunk, FlatRange range) {
     ranks_.chunks[size_t(chunk)].optimizer.ready(range);
   });
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;
   result.squares = sum_squares();
-  const double loss = pipeline_.take_loss();
+  const double loss = pipeline_->take_loss();
   if (groups_.tp().rank() == 0) result.loss = loss;
   return result;
 }
@@ -88,7 +98,7 @@ void StepExecutor::update(const AdamStep& step) {
     const bool is_owner = tied && tied->end() <= chunk.stage.experts_end();
     if (is_owner) chunk.optimizer.await(*tied);
   }
-  pipeline_.share_embedding();
+  pipeline_->share_embedding();
   if (config_.model.router_bias_update_rate == 0) return;
   await_weights();
   for (ModelChunk& chunk : ranks_.chunks) {
@@ -101,14 +111,14 @@ void StepExecutor::await_weights() {
   for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.await_all();
 }
 
-void StepExecutor::begin_step(const Pipeline::Batch& batch, int64_t share) {
+void StepExecutor::begin_step(const Pipeline::Batch& batch) {
   const bool whole_step = config_.train.aux_loss_scope == "step";
   for (ModelChunk& chunk : ranks_.chunks) {
-    chunk.stage.begin_step(whole_step ? 1 : share / microbatch_);
+    chunk.stage.begin_step(whole_step ? 1 : microbatches_);
   }
-  if (!counts_experts(config_)) return;
-  pipeline_.run_forward(batch);
-  pipeline_.take_loss();
+  if (!counts_experts(config_, microbatches_)) return;
+  pipeline_->run_forward(batch);
+  pipeline_->take_loss();
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
 }
 
@@ -126,9 +136,8 @@ void StepExecutor::read_microbatch(int64_t sample) {
 }
 
 void StepExecutor::verify_text(int64_t first) {
-  if (first == 0 || sampler_.epoch(first) == sampler_.epoch(first - config_.train.batch)) {
-    return;
-  }
+  const int64_t before = std::exchange(verified_, first);
+  if (before < 0 || sampler_.epoch(first) == sampler_.epoch(before)) return;
   try {
     corpus_.verify(&groups_.world());
   } catch (const IoError& error) {

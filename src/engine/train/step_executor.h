@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/config/batch_rampup.h"
 #include "engine/config/config.h"
 #include "engine/data/sampler.h"
 #include "engine/parallel/dims.h"
@@ -22,6 +23,8 @@ class StepExecutor {
   StepExecutor(const TrainConfig& config, const ParallelGroups& groups, const Corpus& corpus,
                const Sampler& sampler, ModelRanks& ranks);
 
+  /// Sequences of the step whose first sample is `first`, over all ranks.
+  int64_t batch(int64_t first) const { return batch_at(config_, first); }
   /// Number of target tokens in the step whose first sample is `first`, over all ranks.
   int64_t targets(int64_t first) const;
 
@@ -38,10 +41,10 @@ class StepExecutor {
   /// Updates the weights with the gradients of `compute`; the next forward pass waits for them.
   void update(const AdamStep& step);
   /// Must be called after weights were written other than by `update`. Collective.
-  void weights_changed() { pipeline_.share_embedding(); }
+  void weights_changed() { pipeline_->share_embedding(); }
   /// Times of the last step's passes; nullopt without pipeline stages.
   std::optional<Pipeline::Times> times() const {
-    return groups_.pp() ? std::optional(pipeline_.times()) : std::nullopt;
+    return groups_.pp() ? std::optional(pipeline_->times()) : std::nullopt;
   }
   /// Blocks until all weights are updated. Called before they are read other than by a forward
   /// pass of training. Collective.
@@ -49,14 +52,15 @@ class StepExecutor {
 
   /// Message of a text that could not be read; empty if there is none.
   const std::string& read_error() const { return read_error_; }
-  /// Verifies the text, if the sample is the first of a further epoch: file times are not enough,
-  /// as writes through a mapping show late. Collective.
+  /// Called before each step. Verifies the text if an epoch ended since the last call: file times
+  /// are not enough, as writes through a mapping show late. Collective.
   void verify_text(int64_t first);
 
  private:
   void read_microbatch(int64_t sample);
   void ignore_text(const std::string& error);
-  void begin_step(const Pipeline::Batch& batch, int64_t share);
+  void make_pipeline(int microbatches);
+  void begin_step(const Pipeline::Batch& batch);
   double sum_squares();
 
   const TrainConfig& config_;
@@ -64,8 +68,10 @@ class StepExecutor {
   const Corpus& corpus_;
   const Sampler& sampler_;
   ModelRanks& ranks_;
-  Pipeline pipeline_;
-  int64_t microbatch_;
+  int64_t microbatch_;  // sequences
+  int microbatches_ = 0;
+  std::optional<Pipeline> pipeline_;  // for this number of microbatches
+  int64_t verified_ = -1;             // sample of the last call of verify_text
   std::vector<int32_t> tokens_, targets_;
   std::string read_error_;
 };

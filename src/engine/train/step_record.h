@@ -12,6 +12,7 @@ struct StepRecord {
   int64_t step = 0;  ///< from 1
   double loss = 0;   ///< nats per token
   double lr = 0, grad_norm = 0;
+  int64_t batch = 0;   ///< sequences of this step
   int64_t tokens = 0;  ///< predicted in this step
   double tokens_per_s = 0, step_ms = 0;
   // Times of the rank with the longest compute time.

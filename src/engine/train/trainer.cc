@@ -175,6 +175,11 @@ class Trainer {
         double(config_.model.parameters()) / 1e6, corpus_.files().size(),
         format_bytes(double(corpus_.bytes())), corpus_.val_files().size(), sampler_.windows(),
         config_.train.seq));
+    const auto& train = config_.train;
+    if (train.batch_start == 0) return;
+    note(fmt::format("the batch grows from {} to {} by {} at a time over {} samples",
+                     train.batch_start, train.batch, train.batch_increment,
+                     train.batch_rampup_samples));
   }
 
   /// Sets weights, optimizer and state: initial ones, or those of a checkpoint.
@@ -252,7 +257,8 @@ class Trainer {
     record.lr = learning_rate(config_, state_.step, sums.elapsed_s, state_.warmup_s);
     executor_->update(AdamStep::make(config_, state_.step, record.lr, record.grad_norm));
 
-    state_.next_sample += config_.train.batch;
+    record.batch = executor_->batch(state_.next_sample);
+    state_.next_sample += record.batch;
     state_.elapsed_s = sums.elapsed_s;
     stop_ = sums.stop;
     loss_ = record.loss;
