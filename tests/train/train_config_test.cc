@@ -145,6 +145,9 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
        "\"cosine\", \"wsd\", \"inverse-sqrt\""},
       {"[optimizer]\ndecay_fraction = 0\n",
        "optimizer.decay_fraction is 0: expected a number from 0.001 to 1"},
+      {"[optimizer]\ndecay_type = \"exponential\"\n",
+       "optimizer.decay_type is \"exponential\": expected one of \"linear\", \"cosine\", "
+       "\"1-sqrt\""},
       {"[optimizer]\nlr = nan\n", "optimizer.lr is nan: expected a number from 0 to 1000"},
       {"[optimizer]\nlr = -1\n", "optimizer.lr is -1: expected a number from 0"},
       {"[model]\ntied_head = 1\n", "model.tie_word_embeddings is 1: expected true or false"},

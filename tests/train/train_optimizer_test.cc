@@ -3,8 +3,10 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
+#include <numbers>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "engine/optim/adamw.h"
 #include "engine/optim/learning_rate.h"
@@ -144,6 +146,27 @@ TEST(LearningRate, SchedulesMatchTheirClosedForms) {
   EXPECT_DOUBLE_EQ(learning_rate(inverse, 90, 0, 0), 0.01 / 3);
   EXPECT_DOUBLE_EQ(learning_rate(inverse, 1000, 0, 0), 0.001);
   EXPECT_DOUBLE_EQ(learning_rate(inverse, 4000, 0, 0), 0.001);  // the minimum
+}
+
+TEST(LearningRate, DecaysOfWsdMatchTheirClosedForms) {
+  TrainConfig c = with_schedule("wsd");
+  c.optimizer.decay_fraction = 1.0 / 3;  // 30 of 90 steps, from step 70
+  const std::pair<const char*, double (*)(double)> decays[] = {
+      {"linear", [](double d) { return 1 - d; }},
+      {"cosine", [](double d) { return (1 + std::cos(std::numbers::pi * d)) / 2; }},
+      {"1-sqrt", [](double d) { return 1 - std::sqrt(d); }}};
+  for (const auto& [type, left] : decays) {
+    c.optimizer.decay_type = type;
+    EXPECT_DOUBLE_EQ(learning_rate(c, 69, 0, 0), 0.01) << type;
+    for (int64_t step = 70; step <= 100; ++step) {
+      const double expected = 0.001 + 0.009 * left(double(step - 70) / 30);
+      EXPECT_NEAR(learning_rate(c, step, 0, 0), expected, 1e-9) << type << " " << step;
+    }
+  }
+  // Other schedules have their own shape.
+  TrainConfig cosine = with_schedule("cosine");
+  cosine.optimizer.decay_type = "1-sqrt";
+  EXPECT_DOUBLE_EQ(learning_rate(cosine, 55, 0, 0), 0.0055);
 }
 
 TEST(LearningRate, ShortRunEndsInItsWarmUp) {

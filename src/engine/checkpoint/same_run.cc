@@ -19,7 +19,8 @@ constexpr std::string_view kSchedule[] = {"train.steps",
                                           "optimizer.min_lr",
                                           "optimizer.warmup",
                                           "optimizer.schedule",
-                                          "optimizer.decay_fraction"};
+                                          "optimizer.decay_fraction",
+                                          "optimizer.decay_type"};
 
 /// Whether the changed key has no effect on training: the text is identified by its hash.
 bool is_silent(const KeyDifference& changed) {

@@ -41,6 +41,7 @@ struct TrainConfig {
     double min_lr = 3e-4;
     std::string schedule = "cosine";
     double decay_fraction = 0.2;
+    std::string decay_type = "linear";
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string>
 
 namespace tandem {
 
@@ -19,11 +20,13 @@ double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, 
   const double done = seconds > 0 ? elapsed_s - warmup_s : double(step - o.warmup);
   const double all = seconds > 0 ? seconds - warmup_s : double(config.train.steps - o.warmup);
   const double progress = all > 0 ? std::clamp(done / all, 0.0, 1.0) : 1;
-  if (o.schedule == "linear" || o.schedule == "wsd") {
-    const double decay = o.schedule == "wsd" ? o.decay_fraction : 1;
-    return o.min_lr + (o.lr - o.min_lr) * std::min(1.0, (1 - progress) / decay);
-  }
-  return o.min_lr + (o.lr - o.min_lr) * (1 + std::cos(std::numbers::pi * progress)) / 2;
+  const bool is_wsd = o.schedule == "wsd";
+  const std::string& shape = is_wsd ? o.decay_type : o.schedule;
+  const double left = std::min(1.0, (1 - progress) / (is_wsd ? o.decay_fraction : 1));
+  if (shape == "linear") return o.min_lr + (o.lr - o.min_lr) * left;
+  if (shape == "1-sqrt") return o.min_lr + (o.lr - o.min_lr) * (1 - std::sqrt(1 - left));
+  const double decayed = is_wsd ? 1 - left : progress;
+  return o.min_lr + (o.lr - o.min_lr) * (1 + std::cos(std::numbers::pi * decayed)) / 2;
 }
 
 }  // namespace tandem

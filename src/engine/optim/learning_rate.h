@@ -12,8 +12,10 @@ namespace tandem {
 ///   constant      the peak
 ///   linear        to min_lr at x = 1
 ///   cosine        to min_lr at x = 1, as half a period (arXiv 1608.03983)
-///   wsd           the peak, then linear to min_lr over the last `optimizer.decay_fraction` of x
-///                 (warmup-stable-decay, arXiv 2404.06395)
+///   wsd           the peak, then to min_lr over the last `optimizer.decay_fraction` of x
+///                 (warmup-stable-decay, arXiv 2404.06395). With d the part of the decay that is
+///                 done, `optimizer.decay_type` is linear, 1 - d; cosine, (1 + cos(pi d)) / 2; or
+///                 1-sqrt, 1 - sqrt(d) (arXiv 2405.18392)
 ///   inverse-sqrt  peak * sqrt(warmup / step), at least min_lr; independent of the run's length
 ///                 (arXiv 1706.03762)
 /// `step` counts from 0; `warmup_s`: `elapsed_s` of the first step after the warm-up.
