@@ -171,6 +171,28 @@ def gradients_table(file):
     return "\n".join(lines)
 
 
+def ablation_table(file):
+    """bench/ablation.py's file: a job with features switched on one after another."""
+    content = json.loads((ROOT / file).read_text())
+    ranks = {key.split(".")[1]: value for key, value in (word.split("=") for word in content["settings"])
+             if key in ("parallel.tp", "parallel.dp", "parallel.pp")}
+    busy = f'; **the machine was busy** (load {content["load_before"]:.0f})' if content["load_before"] > 1 else ""
+    lines = [f'{content["hardware"]}, {content["ranks"]} CPU thread ranks '
+             f'(tp {ranks["tp"]} × dp {ranks["dp"]} × pp {ranks["pp"]}) with an **emulated** link of {content["link"]}; '
+             f'commit {content["commit"]}, {content["date"][:10]}{busy}.', "",
+             "| switched on, in addition to the rows above | batch | step, ms: median (quartiles) | ms per sequence | speed-up "
+             "| over the row above | steps | loss, last steps |", "|" + " --- |" * 8]
+    before = None
+    for row in content["rows"]:
+        low, high = row["step_ms_quartiles"]
+        over = f'{before["ms_per_sequence"] / row["ms_per_sequence"]:.2f}×' if before else "–"
+        lines.append("| " + " | ".join([row["name"], str(row["batch"]), f'{row["step_ms"]:.0f} ({low:.0f}–{high:.0f})',
+                                        f'{row["ms_per_sequence"]:.1f}', f'{row["speed_up"]:.2f}×', over,
+                                        str(row["steps"]), f'{row["loss"]:.4f}']) + " |")
+        before = row
+    return "\n".join(lines)
+
+
 def floor_table(folder):
     found = [json.loads(f.read_text()) for f in (ROOT / folder).glob("*.json")]
     found.sort(key=lambda r: -r["slowdown"])
