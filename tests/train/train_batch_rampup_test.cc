@@ -141,38 +141,47 @@ TEST(BatchRampup, FollowsMegatronsFormula) {
   EXPECT_EQ(batch_at(config, 0), config.train.batch);
 }
 
-TEST(BatchRampup, StepsHaveTheBitsOfRunsWithTheirBatch) {
-  for (const RampupCase& c : cases()) {
-    SCOPED_TRACE(trace_of(c));
-    const TempDir dir;
-    run_until(rampup_request(c, dir / "rampup"), 0, kSteps);
-    for (size_t begin = 0; begin < kBatches.size();) {
-      const int64_t batch = kBatches[begin];
-      const auto end = size_t(std::find_if(kBatches.begin() + long(begin), kBatches.end(),
-                                           [&](int64_t other) { return other != batch; }) -
-                              kBatches.begin());
-      run_until(rampup_request(c, dir / "batches", {"train.batch=" + std::to_string(batch)}),
-                int64_t(begin), int64_t(end));
-      begin = end;
-    }
-    const RunBits found = read_bits(dir / "rampup");
-    EXPECT_EQ(found.batches, kBatches);
-    EXPECT_TRUE(found == read_bits(dir / "batches"));
+void expect_bits_of_runs_with_each_batch(const RampupCase& c) {
+  SCOPED_TRACE(trace_of(c));
+  const TempDir dir;
+  run_until(rampup_request(c, dir / "rampup"), 0, kSteps);
+  for (size_t begin = 0; begin < kBatches.size();) {
+    const int64_t batch = kBatches[begin];
+    size_t end = begin;
+    while (end < kBatches.size() && kBatches[end] == batch) ++end;
+    run_until(rampup_request(c, dir / "batches", {"train.batch=" + std::to_string(batch)}),
+              int64_t(begin), int64_t(end));
+    begin = end;
   }
+  const RunBits found = read_bits(dir / "rampup");
+  EXPECT_EQ(found.batches, kBatches);
+  EXPECT_TRUE(found == read_bits(dir / "batches"));
+}
+
+void expect_bits_of_undisturbed_run(const RampupCase& c) {
+  SCOPED_TRACE(trace_of(c));
+  const TempDir dir;
+  run_until(rampup_request(c, dir / "whole"), 0, kSteps);
+  // Stopped within a batch size, where it changes, and after the ramp-up.
+  const int64_t stops[] = {0, 1, 3, 5, kSteps};
+  for (size_t stop = 1; stop < std::size(stops); ++stop) {
+    run_until(rampup_request(c, dir / "resumed"), stops[stop - 1], stops[stop]);
+  }
+  EXPECT_TRUE(read_bits(dir / "resumed") == read_bits(dir / "whole"));
+}
+
+TEST(BatchRampup, StepsHaveTheBitsOfRunsWithTheirBatch) {
+  for (const size_t i : {1, 3, 6}) expect_bits_of_runs_with_each_batch(cases()[i]);
 }
 
 TEST(BatchRampup, ResumedRunHasTheBitsOfAnUndisturbedOne) {
-  for (const size_t i : {1, 3, 6}) {
-    const RampupCase& c = cases()[i];
-    SCOPED_TRACE(trace_of(c));
-    const TempDir dir;
-    run_until(rampup_request(c, dir / "whole"), 0, kSteps);
-    // Stopped within a batch size, where it changes, and after the ramp-up.
-    const int64_t stops[] = {0, 1, 3, 5, kSteps};
-    for (size_t stop = 1; stop < std::size(stops); ++stop) {
-      run_until(rampup_request(c, dir / "resumed"), stops[stop - 1], stops[stop]);
-    }
-    EXPECT_TRUE(read_bits(dir / "resumed") == read_bits(dir / "whole"));
+  expect_bits_of_undisturbed_run(cases()[4]);
+}
+
+TEST(BatchRampupLong, StepsAndResumedRunsHaveTheBitsAtAllLayouts) {
+  for (const RampupCase& c : cases()) {
+    expect_bits_of_runs_with_each_batch(c);
+    expect_bits_of_undisturbed_run(c);
   }
 }
 
