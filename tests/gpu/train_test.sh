@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# train_test.sh TANDEM CONFIG: trains CONFIG on one GPU, in several layouts, and on CPU ranks. Losses agree
-# within the error of bf16; two runs, and a resumed one, write the same bits; checkpoints move between
-# CPU and GPU.
+# train_test.sh TANDEM CONFIG [KEY=VALUE...]: trains CONFIG on one GPU, in several layouts, and on CPU ranks.
+# Losses agree within the error of bf16; two runs, and a resumed one, write the same bits; checkpoints move
+# between CPU and GPU.
 set -euo pipefail
 tandem=$1 config=$2
+shift 2
+keys=()
+for key in "$@"; do keys+=(--set "$key"); done
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 nvidia-smi -L >/dev/null 2>&1 || exit 77
 run() { # NAME ARGUMENTS...
   local name=$1
   shift
-  "$tandem" train "$config" --out "$out/$name" "$@" 2>"$out/$name.log" || { cat "$out/$name.log"; exit 1; }
+  "$tandem" train "$config" "${keys[@]}" --out "$out/$name" "$@" 2>"$out/$name.log" || { cat "$out/$name.log"; exit 1; }
 }
 steps=${TRAIN_STEPS:-200}
 run exact --set train.dtype=f32 --set train.steps="$steps"

@@ -2,14 +2,16 @@
 
 #include <cmath>
 
+#include "engine/optim/cuda/kernels.h"
 #include "kernels/elementwise.h"
 
 namespace tandem {
 
-void lamb_direction(const AdamStep& step, bool decay, const AdamState& state,
+void lamb_direction(const Exec& exec, const AdamStep& step, bool decay, const AdamState& state,
                     const Tensor& gradient) {
   const AdamStep s = step;
   const float weight_decay = decay ? s.weight_decay : 0;
+  if (exec.on_gpu()) return gpu::lamb_direction(exec.stream, s, weight_decay, state, gradient);
   const int64_t count = state.w.elements();
   const float* const wp = state.w.as<const float>();
   float* const gp = gradient.as<float>();
@@ -32,6 +34,7 @@ double trust_ratio(double weight_squares, double direction_squares) {
 
 void lamb_update(const Exec& exec, float rate, const Tensor& w, const Tensor& direction,
                  const Tensor& working) {
+  if (exec.on_gpu()) return gpu::lamb_update(exec.stream, rate, w, direction, working);
   const int64_t count = w.elements();
   float* const wp = w.as<float>();
   const float* const up = direction.as<const float>();

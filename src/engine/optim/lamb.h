@@ -9,8 +9,8 @@ namespace tandem {
 
 /// First phase: updates both moments and replaces `gradient` by the direction
 /// m^ / (sqrt(v^) + eps) + weight_decay * w, the last term only if `decay`. All f32, contiguous and
-/// of one size, on CPUs.
-void lamb_direction(const AdamStep& step, bool decay, const AdamState& state,
+/// of one size.
+void lamb_direction(const Exec& exec, const AdamStep& step, bool decay, const AdamState& state,
                     const Tensor& gradient);
 
 /// |w| / |direction| from their squares; 1 if one of them is 0.

@@ -15,6 +15,14 @@ void adamw(CUstream_st*, const AdamStep&, float, const AdamState&, const Tensor&
   refuse();
 }
 
+void lamb_direction(CUstream_st*, const AdamStep&, float, const AdamState&, const Tensor&) {
+  refuse();
+}
+
+void lamb_update(CUstream_st*, float, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
 size_t square_sum_bytes(int) {
   refuse();
 }

@@ -12,10 +12,6 @@
 namespace tandem {
 namespace {
 
-std::span<const float> floats(const Tensor& values) {
-  return {values.as<const float>(), size_t(values.elements())};
-}
-
 /// The parameters of a group with offsets relative to its begin.
 std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
   for (Parameter& p : list) p.offset -= begin;
@@ -45,7 +41,8 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
                     [this](int bucket) { add_squares(bucket); }),
       weight_sync(model, replicas, weights, buckets, relative(group.list, begin),
                   {options.weights, working, options.overlap}, state),
-      squares(exec, add_terms(index)) {}
+      squares(exec, add_terms(index)),
+      norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {}
 
 /// Returns their number.
 int ShardedOptimizer::Group::add_terms(int index) {
@@ -79,14 +76,27 @@ void ShardedOptimizer::Group::update(
   });
 }
 
-void ShardedOptimizer::Group::find_directions(const AdamStep& step, TrustRatios& ratios) {
+void ShardedOptimizer::Group::find_directions(const AdamStep& step) {
+  int index = 0;
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     const ScopedSpan span(SpanKind::compute, "lamb_direction", bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
       const Tensor direction = gradients.narrow(0, r.run.begin, r.run.count);
-      lamb_direction(step, r.run.decay, {r.updated, r.first, r.second}, direction);
-      ratios.add(first_tensor + size_t(r.run.tensor), sum_of_squares(floats(r.updated)),
-                 sum_of_squares(floats(direction)));
+      lamb_direction(exec, step, r.run.decay, {r.updated, r.first, r.second}, direction);
+      norms.add(index, r.updated);
+      norms.add(int(terms.size()) + index, direction);
+      ++index;
+    }
+  }
+}
+
+void ShardedOptimizer::Group::add_norms(TrustRatios& ratios) {
+  const std::vector<double> sums = norms.take();
+  size_t index = 0;
+  for (int bucket = 0; bucket < buckets.count(); ++bucket) {
+    for (const ShardedState::Run& r : state.runs(bucket)) {
+      ratios.add(first_tensor + size_t(r.run.tensor), sums[index], sums[terms.size() + index]);
+      ++index;
     }
   }
 }
@@ -143,7 +153,8 @@ Squares ShardedOptimizer::reduce() {
 
 void ShardedOptimizer::update(const AdamStep& step) {
   if (trust_ratios_) {
-    for (Group& group : groups_) group.find_directions(step, *trust_ratios_);
+    for (Group& group : groups_) group.find_directions(step);
+    for (Group& group : groups_) group.add_norms(*trust_ratios_);
     trust_ratios_->reduce();
   }
   for (Group& group : groups_) {

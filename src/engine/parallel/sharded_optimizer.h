@@ -34,7 +34,7 @@ struct ShardedOptimizerOptions {
   /// GPUs: replicas communicate during the model's passes. Not if these wait for ranks in kernels
   /// that need all SMs.
   bool overlap = true;
-  /// LAMB, on CPUs: communicators whose ranks together are the world. AdamW if there are none.
+  /// LAMB: communicators whose ranks together are the world. AdamW if there are none.
   std::vector<Communicator*> lamb_axes{};
 };
 
@@ -112,8 +112,9 @@ class ShardedOptimizer {
     /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
     void update(const char* name,
                 std::function<void(const ShardedState::Run& run, const Tensor& working)> apply);
-    /// The first phase of LAMB.
-    void find_directions(const AdamStep& step, TrustRatios& ratios);
+    /// The first phase of LAMB, on a GPU enqueued and not waited for.
+    void find_directions(const AdamStep& step);
+    void add_norms(TrustRatios& ratios);
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
 
     Communicator& replicas;
@@ -127,7 +128,8 @@ class ShardedOptimizer {
     WeightSync weight_sync;
     std::vector<SquareTerm> terms;  // in the order of buckets
     std::vector<int> first_term;    // by bucket
-    SquareSums squares;             // by term
+    SquareSums squares;             // by term, thus by run
+    SquareSums norms;               // LAMB: by run of its weights, then of its directions
   };
   Group& find_group(FlatRange range);
 

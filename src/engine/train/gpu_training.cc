@@ -37,10 +37,6 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
     throw ConfigError(
         fmt::format("model.sliding_window = {}: expected 0 on GPUs", model.sliding_window));
   }
-  if (config.optimizer.name != "adamw") {
-    throw ConfigError(
-        fmt::format("optimizer.name = {}: expected adamw on GPUs", config.optimizer.name));
-  }
   if (parallel.chunks != 0) {
     throw ConfigError(fmt::format(
         "parallel.chunks = {}: expected 0 on GPUs, where the tuner chooses", parallel.chunks));

@@ -1,34 +1,21 @@
-#include <cuda_bf16.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "core/cuda/check.h"
 #include "core/cuda/load_module.cuh"
 #include "engine/optim/cuda/kernels.h"
+#include "engine/optim/cuda/vectors.cuh"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWidth = 4;
 constexpr int kMaxBlocks = 1024;
-
-bool has_vectors(const Tensor& t) {
-  return reinterpret_cast<uintptr_t>(t.data()) % (kWidth * size_of(t.dtype())) == 0;
-}
 
 __device__ void update(const AdamStep& s, float shrink, float& w, float gradient, float& m,
                        float& v) {
-  const float g = gradient * s.gradient_scale;
-  m = s.beta1 * m + (1 - s.beta1) * g;
-  v = s.beta2 * v + (1 - s.beta2) * g * g;
+  update_moments(s, gradient, m, v);
   w = shrink * w - s.lr * (m * s.correction1) / (sqrtf(v * s.correction2) + s.eps);
 }
-
-struct alignas(8) FourBf16 {
-  __nv_bfloat162 low, high;
-};
 
 template <bool kWorking>
 __global__ void __launch_bounds__(kThreads)
@@ -43,9 +30,7 @@ __global__ void __launch_bounds__(kThreads)
   update(step, shrink, wi.z, g.z, mi.z, vi.z);
   update(step, shrink, wi.w, g.w, mi.w, vi.w);
   w[i] = wi, m[i] = mi, v[i] = vi;
-  if constexpr (kWorking) {
-    working[i] = {__floats2bfloat162_rn(wi.x, wi.y), __floats2bfloat162_rn(wi.z, wi.w)};
-  }
+  if constexpr (kWorking) working[i] = to_bf16(wi);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -113,10 +98,6 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < blocks; i += kThreads) sum += block_sums[i];
   sum = combine(sum);
   if (threadIdx.x == 0) *total += sum;
-}
-
-unsigned blocks_for(int64_t items) {
-  return unsigned((items - 1) / kThreads + 1);
 }
 
 }  // namespace

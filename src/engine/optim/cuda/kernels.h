@@ -12,6 +12,12 @@ namespace tandem::gpu {
 void adamw(CUstream_st* stream, const AdamStep& step, float shrink, const AdamState& state,
            const Tensor& gradient, const Tensor& working);
 
+/// As engine/optim/lamb.h's; `weight_decay` is 0 for tensors without decay.
+void lamb_direction(CUstream_st* stream, const AdamStep& step, float weight_decay,
+                    const AdamState& state, const Tensor& gradient);
+void lamb_update(CUstream_st* stream, float rate, const Tensor& w, const Tensor& direction,
+                 const Tensor& working);
+
 /// Memory of `sums` f64 sums, which come first, and of their scratch.
 size_t square_sum_bytes(int sums);
 /// sums[index] += sum of the squares of `values`, f32.
