@@ -55,14 +55,14 @@ class Form {
     const auto [q, k, v] = split(qkv_);
     const Tensor out = matrix(out_, kWide), sums = log_sums();
     if (simple_) return simple_->forward(exec_, q, k, v, out, sums);
-    fused_->forward(exec_, q, k, v, out, sums);
+    fused_->forward(exec_, q, k, v, out, sums, 0);
   }
   void backward() const {
     const auto [q, k, v] = split(qkv_);
     const auto [dq, dk, dv] = split(dqkv_);
     const Tensor out = matrix(out_, kWide), dout = matrix(dout_, kWide), sums = log_sums();
     if (simple_) return simple_->backward(exec_, q, k, v, out, sums, dout, dq, dk, dv);
-    fused_->backward(exec_, {q, k, v, out, sums, dout, dq, dk, dv});
+    fused_->backward(exec_, {q, k, v, out, sums, dout, dq, dk, dv}, 0);
   }
   Tensor out() const { return matrix(out_, kWide); }
   Tensor gradients() const { return matrix(dqkv_, kQkv); }

@@ -3,17 +3,8 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
-#include "tandem/error.h"
 
 namespace tandem {
-namespace {
-
-void check_no_window(int64_t window) {
-  if (window == 0) return;
-  throw Unsupported("attention on GPUs: a sliding window: expected none");
-}
-
-}  // namespace
 
 Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
                      const std::optional<AttentionRows>& rows)
@@ -29,19 +20,17 @@ Attention::~Attention() = default;
 void Attention::forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sums, int64_t window) {
   if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, window);
-  check_no_window(window);
-  if (fused_) return fused_->forward(exec, q, k, v, out, log_sums);
-  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums);
+  if (fused_) return fused_->forward(exec, q, k, v, out, log_sums, window);
+  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, window);
 }
 
 void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                          const Tensor& out, const Tensor& log_sums, const Tensor& dout,
                          const Tensor& dq, const Tensor& dk, const Tensor& dv, int64_t window) {
   if (on_cpu_) return on_cpu_->backward(q, k, v, out, log_sums, dout, dq, dk, dv, window);
-  check_no_window(window);
   const gpu::AttentionGradients tensors{q, k, v, out, log_sums, dout, dq, dk, dv};
-  if (fused_) return fused_->backward(exec, tensors);
-  gpu::attention_backward(exec.stream, shape_, rope_, tensors);
+  if (fused_) return fused_->backward(exec, tensors, window);
+  gpu::attention_backward(exec.stream, shape_, rope_, tensors, window);
 }
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "kernels/rope.h"
 
@@ -31,6 +32,7 @@ struct AttentionRows {
   int64_t qkv_stride;         ///< elements between rows of q, k, v, dq, dk and dv
   int64_t out_stride;         ///< elements between rows of out and dout
   bool deterministic = true;  ///< backward gives the same bits every time; false may be faster
+  std::vector<int64_t> windows{0};  ///< those of all runs
 };
 
 /// Owns its scratch memory, on a CPU that of each thread; runs allocate nothing.
@@ -48,8 +50,8 @@ class Attention {
   /// log_sums: f32 [batch * heads, seq], saved for the backward pass. Others: f32 or bf16, one
   /// dtype. cuDNN's form rotates q and k in place, which saves a copy of them.
   /// `window`: a query reads its own key and up to window - 1 before it (sliding-window attention,
-  /// arXiv 2310.06825, as Hugging Face's sliding_window); 0: all before it. GPUs have 0 only, and
-  /// throw Unsupported for another.
+  /// arXiv 2310.06825, as Hugging Face's sliding_window); 0: all before it. cuDNN's form throws
+  /// InvalidArgument for a window that is not one of its rows'.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, int64_t window = 0);
   /// Takes q and k as forward left them, and the same window. Overwrites dq, dk, dv.

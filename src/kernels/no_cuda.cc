@@ -124,12 +124,12 @@ void check_attention(const AttentionShape&) {
 }
 
 void attention_forward(CUstream_st*, const AttentionShape&, const RopeTable&, const Tensor&,
-                       const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+                       const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) {
   refuse();
 }
 
 void attention_backward(CUstream_st*, const AttentionShape&, const RopeTable&,
-                        const AttentionGradients&) {
+                        const AttentionGradients&, int64_t) {
   refuse();
 }
 

@@ -1,11 +1,12 @@
 // Attention on a GPU against the CPU's: every dtype x head size x number of heads x tails of tiles,
-// with strided rows; equal bits each time.
+// with strided rows and sliding windows; equal bits each time.
 #include "kernels/attention.h"
 
 #include <fmt/format.h>
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "tests/gpu/attention_operands.h"
 
@@ -27,20 +28,21 @@ class GpuAttention : public testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(DTypes, GpuAttention, testing::Values(DType::f32, DType::bf16),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-void expect_matches_cpu(const Exec& exec, const AttentionShape& shape, DType dtype) {
-  SCOPED_TRACE(fmt::format("batch {} seq {} heads {}/{} head_dim {}", shape.batch, shape.seq,
-                           shape.heads, shape.kv_heads, shape.head_dim));
+void expect_matches_cpu(const Exec& exec, const AttentionShape& shape, DType dtype,
+                        int64_t window = 0) {
+  SCOPED_TRACE(fmt::format("batch {} seq {} heads {}/{} head_dim {} window {}", shape.batch,
+                           shape.seq, shape.heads, shape.kv_heads, shape.head_dim, window));
   const double tolerance = dtype == DType::f32 ? 1e-5 : 0x1p-7;
   const RopeTable host_rope(Exec{}, shape.seq + 1, shape.head_dim, kTheta);
   const RopeTable rope(exec, shape.seq + 1, shape.head_dim, kTheta);
   Attention reference(Exec{}, shape, host_rope), attention(exec, shape, rope);
   const Operands expected(Exec{}, shape, dtype);
-  expected.forward(reference);
-  expected.backward(reference);
+  expected.forward(reference, window);
+  expected.backward(reference, window);
 
   Operands first(exec, shape, dtype), second(exec, shape, dtype);
-  first.forward(attention);
-  second.forward(attention);
+  first.forward(attention, window);
+  second.forward(attention, window);
   const Memory out = copied(exec, first.out), log_sums = copied(exec, first.log_sums);
   EXPECT_TRUE(same_bits(out, copied(exec, second.out)));
   EXPECT_TRUE(same_bits(log_sums, copied(exec, second.log_sums)));
@@ -55,7 +57,7 @@ void expect_matches_cpu(const Exec& exec, const AttentionShape& shape, DType dty
   for (Operands* operands : {&first, &second}) {
     operands->out = copied(exec, expected.out, exec.device);
     operands->log_sums = copied(exec, expected.log_sums, exec.device);
-    operands->backward(attention);
+    operands->backward(attention, window);
   }
   const Memory dqkv = copied(exec, first.dqkv);
   EXPECT_TRUE(same_bits(dqkv, copied(exec, second.dqkv)));
@@ -75,6 +77,43 @@ TEST_P(GpuAttention, MatchesTheCpuAndRepeatsItsBits) {
           expect_matches_cpu(exec, {batch, seq, heads, kv_heads, head_dim}, GetParam());
         }
       }
+    }
+  });
+}
+
+// Tiles have 64 keys or queries, and backward's steps 32.
+TEST_P(GpuAttention, WindowsMatchTheCpuAndRepeatTheirBits) {
+  constexpr int64_t kHeads[][2] = {{1, 1}, {4, 2}, {6, 1}};
+  run([&](const Exec& exec) {
+    int64_t cases = 0;
+    for (const int64_t window : {1, 2, 31, 32, 33, 63, 64, 65, 100, 128, 191, 192, 400, 513, 600}) {
+      for (const int64_t seq : {1, 63, 65, 200, 513}) {
+        for (const int64_t head_dim : {16, 64, 80, 128}) {
+          const auto& [heads, kv_heads] = kHeads[cases++ % 3];
+          expect_matches_cpu(exec, {1 + cases % 2, seq, heads, kv_heads, head_dim}, GetParam(),
+                             window);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(GpuAttention, WindowOverTheWholeSequenceHasTheBitsOfNone) {
+  run([&](const Exec& exec) {
+    const AttentionShape shape{2, 200, 4, 2, 64};
+    const RopeTable rope(exec, shape.seq, shape.head_dim, kTheta);
+    Attention attention(exec, shape, rope);
+    const auto results = [&](int64_t window) {
+      const Operands operands(exec, shape, GetParam());
+      operands.forward(attention, window);
+      operands.backward(attention, window);
+      return std::pair(copied(exec, operands.out), copied(exec, operands.dqkv));
+    };
+    const auto whole = results(0);
+    for (const int64_t window : {199, 200, 201}) {
+      const auto found = results(window);
+      EXPECT_EQ(same_bits(found.first, whole.first), window >= 200) << window;
+      EXPECT_EQ(same_bits(found.second, whole.second), window >= 200) << window;
     }
   });
 }

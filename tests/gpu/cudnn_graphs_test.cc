@@ -39,6 +39,7 @@ struct Case {
   const char* model;
   AttentionShape shape;
   int64_t qkv_stride = 0;
+  int64_t window = 0;
 };
 
 void expect_kernels(const TandemCudnn& cudnn, const Case& c, const AttentionShape& shape,
@@ -55,11 +56,12 @@ void expect_kernels(const TandemCudnn& cudnn, const Case& c, const AttentionShap
       .out_stride = whole.heads * whole.head_dim,
       .scale = float(1 / std::sqrt(double(shape.head_dim))),
       .pass = pass,
-      .deterministic = deterministic};
+      .deterministic = deterministic,
+      .window = c.window};
   EXPECT_EQ(cudnn.check_shape(&asked, kH100, kSm), 0)
       << c.model << ": " << cudnn.error_text()
-      << fmt::format(": batch {} seq {} heads {}/{} head_dim {}, {}{}", shape.batch, shape.seq,
-                     shape.heads, shape.kv_heads, shape.head_dim,
+      << fmt::format(": batch {} seq {} heads {}/{} head_dim {} window {}, {}{}", shape.batch,
+                     shape.seq, shape.heads, shape.kv_heads, shape.head_dim, c.window,
                      pass == kTandemCudnnForward ? "forward" : "backward",
                      deterministic ? ", deterministic" : "");
 }
@@ -75,6 +77,11 @@ TEST(CudnnGraphs, EveryModelsAttentionHasKernels) {
                         {"qwen3-8b", {2, 4096, 32, 8, 128}},
                         {"MLP in the same rows", {1, 8192, 32, 8, 128}, 6144 + 2 * 14336},
                         {"llama-1b", {2, 2048, 32, 8, 64}},
+                        {"llama-8b, window 1024", {1, 8192, 32, 8, 128}, 0, 1024},
+                        {"llama-8b, window 1024", {1, 32768, 32, 8, 128}, 0, 1024},
+                        {"mistral-7b", {1, 8192, 32, 8, 128}, 0, 4096},
+                        {"small, window 1", {3, 200, 4, 4, 32}, 0, 1},
+                        {"small, window 100", {1, 513, 4, 1, 64}, 0, 100},
                         {"tiny", {2, 128, 4, 4, 16}},
                         {"tiny", {2, 72, 4, 2, 16}},
                         {"small", {3, 200, 4, 4, 32}},
@@ -104,7 +111,8 @@ TEST(CudnnGraphs, ShapesWithoutKernelsAreReported) {
                          .out_stride = 80,
                          .scale = 1,
                          .pass = kTandemCudnnForward,
-                         .deterministic = 0};
+                         .deterministic = 0,
+                         .window = 0};
   EXPECT_EQ(plugin.functions->check_shape(&shape, kH100, kSm), 1);
   EXPECT_NE(std::string(plugin.functions->error_text()), "");
 }

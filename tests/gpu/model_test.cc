@@ -116,7 +116,6 @@ class GpuTransformer : public OnGpus {
 
 TEST_P(GpuTransformer, GradientsMatchCpuRanksInF32) {
   for (const Variant& variant : kVariants) {
-    if (variant.window > 0) continue;  // CPUs only
     if (variant.kv_heads % ranks() != 0) continue;
     const ModelConfig config = gpu_model(variant);
     const TransformerOptions options{.batch = 2, .seq = 72};
@@ -133,7 +132,6 @@ TEST_P(GpuTransformer, GradientsMatchCpuRanksInF32) {
 // logits: each target's loss may be off by half a unit more, and these errors add up randomly.
 TEST_P(GpuTransformer, ErrorInBf16IsThatOfCpuRanks) {
   for (const Variant& variant : kVariants) {
-    if (variant.window > 0) continue;  // CPUs only
     if (variant.kv_heads % ranks() != 0) continue;
     const ModelConfig config = gpu_model(variant);
     TransformerOptions options{.batch = 2, .seq = 72};

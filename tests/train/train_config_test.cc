@@ -377,8 +377,7 @@ TEST(Config, LimitsOfGpusAreNamed) {
   const TrainConfig both = load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", tp_and_dp);
   EXPECT_NO_THROW(check_gpu_training(both, false));
   EXPECT_THROW(check_gpu_training(both, true), ConfigError);
-  EXPECT_EQ(check({"model.sliding_window=16"}), "model.sliding_window = 16: expected 0 on GPUs");
-  EXPECT_EQ(check({"optimizer.name=lamb"}), "accepted");
+  EXPECT_EQ(check({"model.sliding_window=16", "optimizer.name=lamb"}), "accepted");
   EXPECT_EQ(check({"model.experts=6"}), "model.experts = 6: expected a multiple of 4 on GPUs");
   EXPECT_EQ(check({"model.experts=1028"}), "model.experts = 1028: expected at most 1024 on GPUs");
   EXPECT_EQ(check({"model.expert_ffn=40", "parallel.tp=2"}),

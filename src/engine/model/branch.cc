@@ -1,5 +1,8 @@
 #include "engine/model/branch.h"
 
+#include <set>
+#include <vector>
+
 #include "comm/exec.h"
 #include "engine/model/router.h"
 #include "engine/model/stage_placements.h"
@@ -47,6 +50,14 @@ Communicator& with_gemms(ModelContext& c, const BranchLayout& l) {
   return c.tp;
 }
 
+std::vector<int64_t> attention_windows(const ModelLayout& layout) {
+  std::set<int64_t> windows;
+  for (const BranchLayout& branch : layout.branches) {
+    if (branch.attention) windows.insert(branch.window);
+  }
+  return {windows.begin(), windows.end()};
+}
+
 /// Its runs may rotate q and k in a branch's `hidden`: only backward reads them afterwards, as they
 /// were left.
 std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l) {
@@ -55,7 +66,8 @@ std::unique_ptr<Attention> make_attention(ModelContext& c, const BranchLayout& l
                              c.config.head_dim};
   return std::make_unique<Attention>(
       c.exec, shape, c.rope,
-      AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic});
+      AttentionRows{c.options.dtype, l.in.rows, l.out.columns, c.options.deterministic,
+                    attention_windows(c.layout)});
 }
 
 }  // namespace

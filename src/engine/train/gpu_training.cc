@@ -33,10 +33,6 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
     throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
                                   site, wire.describe(), site));
   }
-  if (model.sliding_window > 0) {
-    throw ConfigError(
-        fmt::format("model.sliding_window = {}: expected 0 on GPUs", model.sliding_window));
-  }
   if (parallel.chunks != 0) {
     throw ConfigError(fmt::format(
         "parallel.chunks = {}: expected 0 on GPUs, where the tuner chooses", parallel.chunks));

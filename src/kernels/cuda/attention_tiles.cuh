@@ -32,6 +32,7 @@ struct Params {
   Rows<T> out;         // written by the forward pass
   Rows<const T> dout;  // this and the rest: backward pass only
   Rows<T> dq, dk, dv;
+  int window;  // windowed kernels only: keys that a query reads, its own included
 };
 
 template <int kCount>

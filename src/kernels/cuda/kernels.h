@@ -48,13 +48,17 @@ void cross_entropy_backward(CUstream_st* stream, const Tensor& logits, const Ten
 
 /// Throws Unsupported for a head size that the kernels do not have.
 void check_attention(const AttentionShape& shape);
+/// Window that changes the results: 0 for one that covers a whole sequence.
+constexpr int64_t effective_window(const AttentionShape& shape, int64_t window) {
+  return window > 0 && window < shape.seq ? window : 0;
+}
 void attention_forward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                       const Tensor& log_sums);
+                       const Tensor& log_sums, int64_t window);
 struct AttentionGradients {
   const Tensor &q, &k, &v, &out, &log_sums, &dout, &dq, &dk, &dv;
 };
 void attention_backward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
-                        const AttentionGradients& tensors);
+                        const AttentionGradients& tensors, int64_t window);
 
 }  // namespace tandem::gpu

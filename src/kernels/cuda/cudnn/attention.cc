@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -25,7 +26,7 @@ using Handle = std::unique_ptr<TandemCudnnHandle, void (*)(TandemCudnnHandle*)>;
 using Plan = std::unique_ptr<TandemCudnnPlan, void (*)(TandemCudnnPlan*)>;
 
 TandemCudnnShape make_shape(const AttentionShape& shape, const AttentionRows& rows,
-                            TandemCudnnPass pass) {
+                            TandemCudnnPass pass, int64_t window) {
   return {.batch = shape.batch,
           .seq = shape.seq,
           .heads = shape.heads,
@@ -35,7 +36,8 @@ TandemCudnnShape make_shape(const AttentionShape& shape, const AttentionRows& ro
           .out_stride = rows.out_stride,
           .scale = float(1 / std::sqrt(double(shape.head_dim))),
           .pass = pass,
-          .deterministic = rows.deterministic};
+          .deterministic = rows.deterministic,
+          .window = window};
 }
 
 bool is_aligned(const Tensor& tensor) {
@@ -55,14 +57,12 @@ class CudnnAttention final : public FusedAttention {
         group_(rows.deterministic ? choose_group(shape, max_workspace)
                                   : AttentionGroup{shape.batch, shape.kv_heads}),
         handle_(built(cudnn.create_handle(exec.stream)), cudnn.destroy_handle),
-        forward_(make_plan(make_shape(shape, rows, kTandemCudnnForward))),
-        backward_(make_plan(backward_shape())),
-        workspace_(size_t(std::max(cudnn.workspace_bytes(forward_.get()),
-                                   cudnn.workspace_bytes(backward_.get()))),
-                   exec.device) {}
+        plans_(make_plans()),
+        workspace_(workspace_bytes(), exec.device) {}
 
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& out, const Tensor& log_sums) override {
+               const Tensor& out, const Tensor& log_sums, int64_t window) override {
+    const Plans& plans = find_plans(window);
     check_stream(exec);
     check_rows("q", q, rows_.qkv_stride);
     check_rows("k", k, rows_.qkv_stride);
@@ -76,10 +76,11 @@ class CudnnAttention final : public FusedAttention {
     TandemCudnnTensors tensors{};
     tensors.q = q.data(), tensors.k = k.data(), tensors.v = v.data();
     tensors.out = out.data(), tensors.log_sums = log_sums.as<float>();
-    run(forward_, tensors);
+    run(plans.forward, tensors);
   }
 
-  void backward(const Exec& exec, const AttentionGradients& t) override {
+  void backward(const Exec& exec, const AttentionGradients& t, int64_t window) override {
+    const Plans& plans = find_plans(window);
     check_stream(exec);
     for (const auto& [name, tensor] : {std::pair("q", &t.q),
                                        {"k", &t.k},
@@ -94,13 +95,17 @@ class CudnnAttention final : public FusedAttention {
     check_log_sums(t.log_sums);
     for (int64_t sequence = 0; sequence < shape_.batch; sequence += group_.batch) {
       for (int64_t head = 0; head < shape_.kv_heads; head += group_.kv_heads) {
-        run(backward_, group_tensors(t, sequence, head));
+        run(plans.backward, group_tensors(t, sequence, head));
       }
     }
     rotate(stream_, rope_, shape_.seq, Rotation::back, t.dq, t.dk);
   }
 
  private:
+  struct Plans {
+    Plan forward, backward;
+  };
+
   template <typename T>
   T* built(T* result) const {
     if (result) return result;
@@ -109,13 +114,35 @@ class CudnnAttention final : public FusedAttention {
   Plan make_plan(const TandemCudnnShape& shape) const {
     return {built(cudnn_.create_plan(handle_.get(), &shape)), cudnn_.destroy_plan};
   }
-  int64_t query_heads() const { return shape_.heads / shape_.kv_heads; }
-  TandemCudnnShape backward_shape() const {
-    AttentionShape shape = shape_;
-    shape.batch = group_.batch, shape.kv_heads = group_.kv_heads;
-    shape.heads = group_.kv_heads * query_heads();
-    return make_shape(shape, rows_, kTandemCudnnBackward);
+  std::map<int64_t, Plans> make_plans() const {
+    AttentionShape group_shape = shape_;
+    group_shape.batch = group_.batch, group_shape.kv_heads = group_.kv_heads;
+    group_shape.heads = group_.kv_heads * query_heads();
+    std::map<int64_t, Plans> plans;
+    for (const int64_t any_window : rows_.windows) {
+      const int64_t window = effective_window(shape_, any_window);
+      if (plans.contains(window)) continue;
+      plans.emplace(window,
+                    Plans{make_plan(make_shape(shape_, rows_, kTandemCudnnForward, window)),
+                          make_plan(make_shape(group_shape, rows_, kTandemCudnnBackward, window))});
+    }
+    return plans;
   }
+  size_t workspace_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& [window, plans] : plans_) {
+      bytes = std::max({bytes, cudnn_.workspace_bytes(plans.forward.get()),
+                        cudnn_.workspace_bytes(plans.backward.get())});
+    }
+    return size_t(bytes);
+  }
+  const Plans& find_plans(int64_t window) const {
+    const auto found = plans_.find(effective_window(shape_, window));
+    if (found != plans_.end()) return found->second;
+    throw InvalidArgument(
+        fmt::format("attention: window {}: expected one that it was made for", window));
+  }
+  int64_t query_heads() const { return shape_.heads / shape_.kv_heads; }
 
   void run(const Plan& plan, const TandemCudnnTensors& tensors) const {
     if (cudnn_.run(plan.get(), &tensors, workspace_.data()) == 0) return;
@@ -168,7 +195,7 @@ class CudnnAttention final : public FusedAttention {
   const TandemCudnn& cudnn_;
   AttentionGroup group_;  // of a run of the backward pass
   Handle handle_;
-  Plan forward_, backward_;
+  std::map<int64_t, Plans> plans_;  // by window
   Memory workspace_;
 };
 

@@ -86,6 +86,15 @@ void set_output(const TensorPtr& tensor, Id id, const Extents& extents) {
   tensor->set_output(true).set_uid(id).set_dim(extents.sizes).set_stride(extents.strides);
 }
 
+/// Causal, with the shape's window.
+template <typename Attributes>
+Attributes masked(const TandemCudnnShape& s) {
+  Attributes attributes;
+  attributes.set_causal_mask(true);
+  if (s.window > 0) attributes.set_diagonal_band_left_bound(int(s.window));
+  return attributes;
+}
+
 void describe(Graph& graph, const TandemCudnnShape& s) {
   graph.set_io_data_type(fe::DataType_t::BFLOAT16)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -98,10 +107,9 @@ void describe(Graph& graph, const TandemCudnnShape& s) {
                   v = add_input(graph, "v", kV, kv_extents);
   if (s.pass == kTandemCudnnForward) {
     auto [out, log_sums] = graph.sdpa(q, k, v,
-                                      fe::graph::SDPA_attributes()
+                                      masked<fe::graph::SDPA_attributes>(s)
                                           .set_name("attention")
                                           .set_attn_scale(s.scale)
-                                          .set_causal_mask(true)
                                           .set_generate_stats(true));
     set_output(out, kOut, out_extents);
     set_output(log_sums, kLogSums, log_sums_extents(s));
@@ -113,10 +121,9 @@ void describe(Graph& graph, const TandemCudnnShape& s) {
                   log_sums = add_input(graph, "log_sums", kLogSums, log_sums_extents(s));
   log_sums->set_data_type(fe::DataType_t::FLOAT);
   auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, log_sums,
-                                          fe::graph::SDPA_backward_attributes()
+                                          masked<fe::graph::SDPA_backward_attributes>(s)
                                               .set_name("attention_backward")
                                               .set_attn_scale(s.scale)
-                                              .set_causal_mask(true)
                                               .set_deterministic_algorithm(s.deterministic != 0));
   set_output(dq, kDq, q_extents);
   set_output(dk, kDk, kv_extents);

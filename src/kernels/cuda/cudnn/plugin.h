@@ -20,6 +20,7 @@ struct TandemCudnnShape {
   float scale;         ///< of scores
   enum TandemCudnnPass pass;
   int deterministic;  ///< backward only: equal bits in every run
+  int64_t window;     ///< keys that a query reads, its own included; 0: all before it
 };
 
 /// Device memory of one run; the last four are for the backward pass. q and k are rotated.
@@ -59,7 +60,7 @@ struct TandemCudnn {
 };
 
 /// Changes whenever a declaration of this file does.
-enum { kTandemCudnnInterface = 1 };
+enum { kTandemCudnnInterface = 2 };
 
 /// The only exported function. The result is valid until the library is closed.
 const struct TandemCudnn* tandem_cudnn(void);
