@@ -67,6 +67,7 @@ ModelConfig layers_of(const TrainBench& q) {
   config.head_dim = found->head_dim;
   config.ffn = found->ffn;
   config.max_seq = q.seq;
+  config.sliding_window = q.window;
   config.rope_theta = 500000;
   config.tie_word_embeddings = false;
   config.experts = found->experts;
@@ -199,14 +200,15 @@ std::pair<double, double> difference(std::span<const float> found, const Paramet
   return {std::sqrt(error), std::sqrt(size)};
 }
 
-/// Compares one layer on a few tokens with CPU ranks. All EP ranks have the same tokens, so that an
-/// expert's gradient is as many times that of one rank.
+/// Compares one layer on a few tokens with CPU ranks, with a window shorter than these. All EP
+/// ranks have the same tokens, so that an expert's gradient is as many times that of one rank.
 void check_gradients(const ParallelGroups& groups, const TrainConfig& config,
                      TrainBenchResult& result) {
   TrainConfig one = config;
   one.model.layers = 1;
   one.train.batch = one.parallel.dp;
   one.train.seq = std::min<int64_t>(64, config.train.seq);
+  one.model.sliding_window = std::min(config.model.sliding_window, one.train.seq / 3);
   const TransformerOptions options = make_options(one, &groups, Strategy::automatic);
   const WholeGradients exact = gradients_on_cpu(one.model, options, DType::f32);
   const WholeGradients rounded =

@@ -55,6 +55,7 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"model", q.model},
       {"layers", q.layers},
       {"seq", q.seq},
+      {"window", q.window},
       {"batch", q.batch},
       {"tp", q.tp},
       {"ep", q.ep},
@@ -88,8 +89,9 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
                        100 * r.mfu(times.median_us));
   };
   std::string text = fmt::format(
-      "{}, layers: {}, {} x {} tokens, tp {} ep {}, {}: forward and backward, {} repeats\n",
-      q.model, q.layers, q.batch * q.ep, q.seq, q.tp, q.ep, q.dtype, q.repeats);
+      "{}, layers: {}, {} x {} tokens{}, tp {} ep {}, {}: forward and backward, {} repeats\n",
+      q.model, q.layers, q.batch * q.ep, q.seq,
+      q.window > 0 ? fmt::format(", window {}", q.window) : "", q.tp, q.ep, q.dtype, q.repeats);
   text += row("step", r.step) + row("sustained", r.sustained);
   if (r.serial) {
     text += row("serial", *r.serial) + row("alone", *r.alone);
@@ -154,6 +156,11 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--seq", request.seq, "Tokens of a sequence")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 24));
+  command
+      ->add_option("--window", request.window,
+                   "Sliding window: keys that a token attends to, its own included (0: all)")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24));
   command->add_option("--batch", request.batch, "Sequences of a tensor-parallel group")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
@@ -184,6 +191,7 @@ void add_bench_train(CLI::App& bench) {
   command->footer(
       "\nExample:\n"
       "  tandem bench train --model llama-8b --layers 4 --seq 8192 --device gpu\n"
+      "  tandem bench train --model llama-8b --layers 4 --seq 32768 --window 1024 --device gpu\n"
       "\nA step is a forward and a backward pass through the layers, without embedding, head and\n"
       "optimizer. On GPUs step is timed after an idle gap and sustained without, where the power\n"
       "limit lowers the clock. With --tp, serial is the step without overlap and alone a rank's\n"

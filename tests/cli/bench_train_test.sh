@@ -16,15 +16,16 @@ refused 'heads = 32: expected a multiple of tp = 3' --tp 3
 refused 'did you mean --model' --modl llama-1b
 refused 'llama-2b not in' --model llama-2b
 refused 'ranks-per-gpu 2: expected --device gpu' --ranks-per-gpu 2
+refused 'window: Value -1 not in range' --window=-1
 
-"$tandem" bench train --model llama-1b --layers 1 --seq 8 --repeats 1 --tp 2 --json - | python3 -c '
+"$tandem" bench train --model llama-1b --layers 1 --seq 8 --window 3 --repeats 1 --tp 2 --json - | python3 -c '
 import json, sys
 r = json.load(sys.stdin)
-hidden, ffn, heads, kv_heads, head_dim, seq = 2048, 8192, 32, 8, 64, 8
+hidden, ffn, heads, kv_heads, head_dim, seq, window = 2048, 8192, 32, 8, 64, 8, 3
 matrices = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * ffn
-flops = seq * (6 * matrices + 6 * heads * head_dim * seq)
+flops = seq * (6 * matrices + 6 * heads * head_dim * (2 * window - window**2 / seq))
 rate = flops / r["time_us"]["step"] * 1e-6 / 2
-assert (r["op"], r["layers"], r["ranks"], r["tokens"]) == ("train", 1, 2, 8), r
+assert (r["op"], r["layers"], r["ranks"], r["tokens"], r["window"]) == ("train", 1, 2, 8, 3), r
 assert abs(r["tflops"] - rate) <= 0.0051, (r["tflops"], rate)
 assert 0 < r["error"]["max_of_bound"] <= 1 and r["error"]["tensor"].startswith("model.layers.0."), r["error"]
 assert r["bitwise_equal_runs"] is True
