@@ -33,12 +33,18 @@ constexpr std::chrono::milliseconds kHeadStart{3};
 class EmulatedStage final : public PipelineStage {
  public:
   EmulatedStage(int stage, int stages, const PassCosts& costs)
-      : stage_(stage), stages_(stages), costs_(costs), gradient_(make_message()) {}
+      : stage_(stage),
+        stages_(stages),
+        costs_(costs),
+        last_gradient_(make_message()),
+        gradient_(as_tensor(last_gradient_)) {}
 
-  void add_slot() override { slots_.push_back({make_message(), make_message(), -1}); }
-  Tensor input(int slot) const override { return as_tensor(slots_[size_t(slot)].input); }
+  Tensor message() const override { return gradient_; }
+  void add_slot() override { slots_.push_back({{}, make_message(), -1}); }
+  void set_input(int slot, const Tensor& input) override { slots_[size_t(slot)].input = input; }
   Tensor output(int slot) const override { return as_tensor(slots_[size_t(slot)].output); }
-  Tensor residual_gradient() const override { return as_tensor(gradient_); }
+  void set_residual_gradient(const Tensor& gradient) override { gradient_ = gradient; }
+  Tensor residual_gradient() override { return gradient_; }
 
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        int index) override {
@@ -47,14 +53,14 @@ class EmulatedStage final : public PipelineStage {
     if (stage_ == 0) {
       slot.microbatch = tokens[0];
     } else {
-      slot.microbatch = int(slot.input[0]) / stages_;
+      slot.microbatch = int(slot.input.as<float>()[0]) / stages_;
       expect(slot.input, slot.microbatch, stage_ - 1);
     }
     if (stage_ + 1 == stages_ && slot.microbatch != targets[0]) {
       throw Error(fmt::format("bench pipeline: the last stage received microbatch {} for {}",
                               slot.microbatch, targets[0]));
     }
-    write(slot.output, slot.microbatch);
+    write(as_tensor(slot.output), slot.microbatch);
     sleep(begin, costs_.forward);
   }
   void backward(int slot, float, const FlatRangeCallback&) override {
@@ -69,7 +75,8 @@ class EmulatedStage final : public PipelineStage {
  private:
   using Message = std::unique_ptr<float[]>;
   struct Slot {
-    Message input, output;
+    Tensor input;
+    Message output;
     int microbatch;
   };
 
@@ -81,15 +88,16 @@ class EmulatedStage final : public PipelineStage {
     std::this_thread::sleep_until(begin + std::chrono::duration_cast<Clock::duration>(
                                               std::chrono::duration<double>(seconds)));
   }
-  void write(const Message& message, int microbatch) const {
-    message[0] = message[kMessageElements - 1] = float(microbatch * stages_ + stage_);
+  void write(const Tensor& message, int microbatch) const {
+    auto* const values = message.as<float>();
+    values[0] = values[kMessageElements - 1] = float(microbatch * stages_ + stage_);
   }
-  void expect(const Message& message, int microbatch, int from_stage) const {
+  void expect(const Tensor& message, int microbatch, int from_stage) const {
     const float expected = float(microbatch * stages_ + from_stage);
-    if (message[0] == expected && message[kMessageElements - 1] == expected) return;
+    const float first = message.as<float>()[0], last = message.as<float>()[kMessageElements - 1];
+    if (first == expected && last == expected) return;
     throw Error(fmt::format("bench pipeline: stage {} received {} and {} from stage {}, not {}",
-                            stage_, message[0], message[kMessageElements - 1], from_stage,
-                            expected));
+                            stage_, first, last, from_stage, expected));
   }
   void pass_back(int slot, double seconds) {
     const auto begin = Clock::now();
@@ -101,7 +109,8 @@ class EmulatedStage final : public PipelineStage {
 
   const int stage_, stages_;
   const PassCosts costs_;
-  const Message gradient_;
+  const Message last_gradient_;  // of the last stage
+  Tensor gradient_;
   std::vector<Slot> slots_;
 };
 
@@ -119,7 +128,7 @@ void run_rank(Communicator& comm, const PipelineShape& shape, const PassCosts& c
     stages.push_back(std::make_unique<EmulatedStage>(schedule::stage_of(shape, comm.rank(), chunk),
                                                      shape.stages(), costs));
   }
-  Pipeline pipeline(&comm, shape, std::move(stages), false);
+  Pipeline pipeline(&comm, shape, std::move(stages));
   int32_t microbatch = 0;
   const Pipeline::Batch batch{[&](int number) { microbatch = number; }, std::span(&microbatch, 1),
                               std::span(&microbatch, 1)};

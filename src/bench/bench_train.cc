@@ -129,7 +129,7 @@ class LayerStep {
   }
 
   /// Hash of the output and all gradients.
-  uint64_t digest() const {
+  uint64_t digest() {
     uint64_t digest = 0;
     for (const Tensor& each :
          {stage_.output(microbatch_), stage_.residual_gradient(), stage_.gradients()}) {

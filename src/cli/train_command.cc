@@ -176,8 +176,8 @@ void add_train(CLI::App& app) {
   command->add_option(
       "--codec", arguments->codec,
       "What sums over tensor-parallel ranks travel as (int8), or by site: attention, "
-      "mlp, experts, embeddings, and gradients and weights between data-parallel ranks "
-      "(gradients=int4:g32,weights=lossless; parallel.codec)");
+      "mlp, experts, embeddings, gradients and weights between data-parallel ranks, and stages "
+      "(gradients=int4:g32,weights=lossless,stages=int8; parallel.codec)");
   command->add_option("--dp", arguments->dp, "Data parallel ranks (parallel.dp)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--pp", arguments->pp, "Pipeline parallel ranks (parallel.pp)")

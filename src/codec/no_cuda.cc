@@ -1,7 +1,17 @@
 // Stubs of the GPU codecs in a build without CUDA; unreachable, as there are no GPU communicators.
+#include "codec/enqueue.h"
 #include "codec/quantize.h"
+#include "tandem/error.h"
 
 namespace tandem {
+
+void encode_on_gpu(const Exec&, const Wire&, const Tensor&, std::byte*) {
+  throw Unsupported("encode on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
+
+void decode_on_gpu(const Exec&, const Wire&, const std::byte*, const Tensor&) {
+  throw Unsupported("decode on GPUs: this build has no CUDA (configure with -DTANDEM_CUDA=ON)");
+}
 
 void quantize_rows_on_gpu(Communicator&, const Tensor&, const Tensor&, const Tensor&) {
   throw Unsupported(

@@ -368,7 +368,9 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_EQ(check({"train.dtype=f32"}),
             "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
-  EXPECT_EQ(check({"parallel.pp=2"}), "parallel.pp = 2: expected 1 on GPUs");
+  EXPECT_EQ(check({"parallel.pp=2", "parallel.codec=stages=int8"}), "accepted");
+  EXPECT_EQ(check({"parallel.pp=2", "parallel.codec=stages=lossless"}),
+            "parallel.codec: stages = lossless: expected a format of one size on GPUs, such as int8");
   EXPECT_EQ(check({"parallel.dp=2"}), "accepted");
   EXPECT_EQ(check({"parallel.codec=gradients=int8"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2", "parallel.codec=gradients=int8"}),
@@ -378,6 +380,9 @@ TEST(Config, LimitsOfGpusAreNamed) {
   EXPECT_NO_THROW(check_gpu_training(both, false));
   EXPECT_THROW(check_gpu_training(both, true), ConfigError);
   EXPECT_EQ(check({"model.sliding_window=16", "optimizer.name=lamb"}), "accepted");
+  const Overrides stages_and_dp{"parallel.pp=2", "parallel.dp=2"};
+  EXPECT_NO_THROW(check_gpu_training(
+      load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", stages_and_dp), true));
   EXPECT_EQ(check({"model.experts=6"}), "model.experts = 6: expected a multiple of 4 on GPUs");
   EXPECT_EQ(check({"model.experts=1028"}), "model.experts = 1028: expected at most 1024 on GPUs");
   EXPECT_EQ(check({"model.expert_ffn=40", "parallel.tp=2"}),
@@ -424,6 +429,7 @@ TEST(Config, TrainingPageNamesEveryMetric) {
   StepRecord all;
   all.uncompressed_gradient_bytes = 1;
   all.validation_loss = all.aux_loss = all.bubble = 1;
+  all.stage_bytes = 1;
   all.imbalance = {1};
   const auto line = nlohmann::json::parse(to_json_line(all));
   for (const auto& [key, value] : line.items())

@@ -190,16 +190,100 @@ TEST(TrainPipeline, BubbleIsMeasured) {
   }
 }
 
+Tensor matrix(std::vector<float>& values, int64_t rows) {
+  return Tensor::of(std::span(values), {rows, int64_t(values.size()) / rows});
+}
+
 // A link copies 32 MiB for much longer than it takes to destroy the sender.
 TEST(TrainPipeline, DestroyedLinksHaveDeliveredTheirMessages) {
   if (mpi_world) GTEST_SKIP() << "threads";
-  const std::vector<std::byte> message(size_t{32} << 20, std::byte{77});
+  std::vector<float> values(size_t{8} << 20, 77);
+  const Tensor message = matrix(values, 1024);
   const WorldOptions options{.ranks = 2, .link = EmulatedLink{1e10, 0}};
   run_threads(options, [&](Communicator& world) {
-    StageLinks links(world, {{0, 1, 1, "pp_activations"}}, message.size());
-    if (world.rank() == 0) return links.send(0, 0, message.data());
-    EXPECT_EQ(std::memcmp(links.receive(0, 0), message.data(), message.size()), 0);
+    StageLinks links(world, {}, {{0, 1, 1, "pp_activations"}}, message, {});
+    if (world.rank() == 0) return links.send(0, 0, message);
+    EXPECT_EQ(std::memcmp(links.receive(0, 0).data(), message.data(), message.bytes()), 0);
   });
+}
+
+// Each message is received in the memory of its slot, which a later one may overwrite only when it
+// is acknowledged.
+TEST(TrainPipeline, ReceivedMessagesKeepTheirMemoryUntilAcknowledged) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  constexpr int kSlots = 2, kMessages = 7;
+  run_threads({.ranks = 2}, [](Communicator& world) {
+    std::vector<std::vector<float>> values(kMessages, std::vector<float>(12));
+    for (int i = 0; i < kMessages; ++i) std::ranges::fill(values[size_t(i)], float(i + 1));
+    const auto message = [&](int i) { return matrix(values[size_t(i)], 3); };
+    StageLinks links(world, {}, {{0, 1, kSlots, "pp_activations", false}}, message(0), {});
+    if (world.rank() == 0) {
+      for (int i = 0; i < kMessages; ++i) links.send(0, uint64_t(i), message(i));
+      return;
+    }
+    std::vector<Tensor> received;
+    for (int i = 0; i < kMessages; ++i) {
+      received.push_back(links.receive(0, uint64_t(i)));
+      if (i >= kSlots) {
+        EXPECT_EQ(received[size_t(i)].data(), received[size_t(i - kSlots)].data());
+      }
+      if (i == 0) continue;  // acknowledged one message late
+      EXPECT_EQ(received[size_t(i - 1)].as<float>()[11], float(i)) << i;
+      links.acknowledge(0, uint64_t(i - 1));
+    }
+  });
+}
+
+TEST(TrainPipeline, MessagesInAWireFormatDecodeToWhatWasEncoded) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  for (const char* format : {"int8", "int4:g32", "e4m3", "mxfp8", "lossless"}) {
+    const Wire wire = Wire::parse(format);
+    run_threads({.ranks = 2}, [&](Communicator& world) {
+      std::vector<float> values(3 * 300);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = float(i) * 0.37f - 100;
+      const Tensor message = matrix(values, 3);
+      StageLinks links(world, {}, {{0, 1, 2, "pp_activations", false}}, message, wire);
+      std::vector<std::byte> encoded(wire.bytes(message.elements(), DType::f32));
+      const size_t bytes = encode(wire, message, encoded);
+      if (world.rank() == 0) {
+        links.send(0, 0, message);
+        EXPECT_EQ(links.sent_bytes(), bytes) << format;
+        return;
+      }
+      std::vector<float> expected(values.size());
+      decode(wire, encoded, matrix(expected, 3));
+      EXPECT_EQ(std::memcmp(links.receive(0, 0).data(), expected.data(), message.bytes()), 0)
+          << format;
+    });
+  }
+}
+
+// An encoded residual stream moves the loss a little, and fewer bytes are sent.
+TEST(TrainPipeline, WireFormatsOfStagesKeepTheLoss) {
+  if (mpi_world) GTEST_SKIP() << "threads";
+  const auto run = [](const char* codec, const char* schedule) {
+    const TempDir dir;
+    run_on_threads(pipeline_request({"tiny.toml",
+                                     1,
+                                     1,
+                                     2,
+                                     {std::string("parallel.codec=") + codec,
+                                      std::string("parallel.schedule=") + schedule,
+                                      "train.steps=6"}},
+                                    2, dir / "run"));
+    return std::pair(metrics(dir / "run", "loss"), metrics(dir / "run", "stage_bytes"));
+  };
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    const auto [exact, exact_bytes] = run("none", schedule);
+    const auto [loss, bytes] = run("stages=int8", schedule);
+    EXPECT_NE(loss, exact);
+    for (size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_NEAR(loss[i], exact[i], 0.02 * exact[i]) << schedule << " step " << i + 1;
+      // 8 microbatches of 16 rows of 64 in f32: there, back, and the gradients of lookups
+      EXPECT_EQ(exact_bytes[i], 3 * 8 * 16 * 64 * 4) << i;
+      EXPECT_LT(bytes[i], 0.27 * exact_bytes[i]);
+    }
+  }
 }
 
 TEST(TrainPipeline, LostRankIsNamedByTheOthers) {

@@ -292,7 +292,7 @@ void check_codec(const TrainConfig& config) {
   try {
     CodecPolicy::parse(config.parallel.codec)
         .require_used(config.model, int(config.parallel.tp), int(config.parallel.dp),
-                      int(config.parallel.ep));
+                      int(config.parallel.ep), int(config.parallel.pp));
   } catch (const InvalidArgument& error) {
     throw ConfigError(fmt::format("parallel.codec: {}", error.what()));
   }

@@ -284,9 +284,9 @@ std::vector<ConfigKey> make_keys() {
        0,
        {},
        "what the forward pass's sums over tensor-parallel ranks travel as (--codec): \"int8\", "
-       "\"mlp=int4:g32,attention=int8\"; also experts' rows and sums, embeddings' rows, and "
-       "gradients and weights between data-parallel ranks: "
-       "\"gradients=int4:g32,weights=lossless\"; or a table of these"},
+       "\"mlp=int4:g32,attention=int8\"; also experts' rows and sums, embeddings' rows, "
+       "gradients and weights between data-parallel ranks, and rows between pipeline stages: "
+       "\"gradients=int4:g32,weights=lossless,stages=int8\"; or a table of these"},
       {"parallel.error_feedback",
        TANDEM_SLOT(parallel.error_feedback),
        0,

@@ -19,7 +19,8 @@ constexpr Site kSites[] = {{"attention", &CodecPolicy::attention},
                            {"experts", &CodecPolicy::experts},
                            {"embeddings", &CodecPolicy::embeddings},
                            {"gradients", &CodecPolicy::gradients},
-                           {"weights", &CodecPolicy::weights}};
+                           {"weights", &CodecPolicy::weights},
+                           {"stages", &CodecPolicy::stages}};
 
 Wire* site_named(std::string_view name, CodecPolicy& policy) {
   for (const Site& site : kSites) {
@@ -46,8 +47,8 @@ CodecPolicy CodecPolicy::parse(std::string_view text) {
     if (!wire || !seen.insert(wire).second || entry.size() == site.size()) {
       throw InvalidArgument(
           fmt::format("codec '{}': expected attention=CODEC, mlp=CODEC, experts=CODEC and "
-                      "embeddings=CODEC, of training also gradients=CODEC and weights=CODEC, each "
-                      "at most once",
+                      "embeddings=CODEC, of training also gradients=CODEC, weights=CODEC and "
+                      "stages=CODEC, each at most once",
                       entry));
     }
     *wire = Wire::parse(entry.substr(site.size() + 1));
@@ -71,7 +72,7 @@ std::string CodecPolicy::describe() const {
   return text;
 }
 
-void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep) const {
+void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep, int pp) const {
   const auto refuse = [&](std::string_view problem) {
     throw InvalidArgument(fmt::format("codec '{}': {}", describe(), problem));
   };
@@ -82,6 +83,9 @@ void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep
               "2 or more, or none for these"
             : "gradients and weights are of training: expected attention=CODEC, mlp=CODEC, "
               "experts=CODEC and embeddings=CODEC");
+  }
+  if (!stages.is_none() && pp == 1) {
+    refuse("one pipeline stage, which sends nothing: expected --pp of 2 or more, or none for these");
   }
   if (!experts.is_none() && config.moe_layers() == 0) {
     refuse("the model has no experts: expected none for these");

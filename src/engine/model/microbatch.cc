@@ -39,15 +39,17 @@ HeadActivations::HeadActivations(const ModelContext& c)
   dlogits.emplace(c.make(c.options.dtype, c.tokens, c.layout.vocab));
 }
 
-MicrobatchState::MicrobatchState(const ModelContext& c)
+MicrobatchState::MicrobatchState(const ModelContext& c, bool owns_input)
     : tokens(c.make(DType::i32, 1, c.tokens)),
       targets(c.make(DType::i32, 1, c.tokens)),
       token_upload(c.exec, tokens->bytes()),
       target_upload(c.exec, targets->bytes()) {
   if (c.layers.head) head.emplace(c);
   for (const BranchLayout& l : c.layout.branches) branches.emplace_back(c, l);
-  for (size_t i = 0; i <= branches.size(); ++i) {
-    residuals.push_back(c.make(DType::f32, c.local_rows.count, c.config.hidden));
+  residuals.resize(branches.size() + 1);
+  for (size_t i = owns_input ? 0 : 1; i < residuals.size(); ++i) {
+    residuals[i] =
+        *residual_memory.emplace_back(c.make(DType::f32, c.local_rows.count, c.config.hidden));
   }
 }
 

@@ -58,7 +58,8 @@ struct CountedLoad {
 };
 
 struct MicrobatchState {
-  explicit MicrobatchState(const ModelContext& context);
+  /// `owns_input`: with memory for residuals[0], else it is set before every forward pass.
+  MicrobatchState(const ModelContext& context, bool owns_input);
   /// Makes the memory of split backward passes at their first.
   void split_backward(const ModelContext& context);
   Activation tokens, targets;  ///< i32 [1, tokens]
@@ -66,12 +67,13 @@ struct MicrobatchState {
   bool is_filled = false;             ///< by a forward pass
   bool has_weight_pass = false;       ///< backward_input was run, backward_weight was not
   bool has_embedding_pass = false;    ///< a backward pass was run, backward_embedding was not
-  std::vector<Activation> residuals;  ///< before each branch, and after the last
+  std::vector<Tensor> residuals;      ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
   std::optional<HeadActivations> head;
   /// Load of this microbatch, or of the whole step between begin_step and share_load. nullptr
   /// without experts.
   std::shared_ptr<CountedLoad> load;
+  std::vector<Activation> residual_memory;
 };
 
 }  // namespace tandem

@@ -56,7 +56,6 @@ class Stage::Impl {
        const StageLayers& layers)
       : context_(tp, config, checked(config, options), layers),
         step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
-        dx_(context_.make(DType::f32, context_.local_rows.count, config.hidden)),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
     if (layers.embedding || owns_tied()) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
@@ -80,6 +79,7 @@ class Stage::Impl {
       check_tokens("targets", targets, context_.tokens, -1, context_.config.vocab);
       m.target_upload.run(context_.exec, Tensor::of(targets, {1, context_.tokens}), m.targets);
     }
+    if (m.residuals[0].dims() == 0) throw InvalidArgument("forward: expected set_input before");
     m.is_filled = true;
     if (load_) begin_load(m);
     const FlatRangeCallback await = std::exchange(await_, nullptr);
@@ -113,6 +113,7 @@ class Stage::Impl {
   /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
   void backward(MicrobatchState& m, float scale, bool is_split, const FlatRangeCallback& ready) {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
+    residual_gradient();  // now made, if it has no memory
     check_no_pending("backward", m);
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {
@@ -182,7 +183,23 @@ class Stage::Impl {
     if (ready) ready(dense(0, first_dense(0)));
   }
 
-  const Tensor& residual_gradient() const { return dx_; }
+  const Tensor& residual_gradient() {
+    if (dx_.dims() == 0) dx_ = *dx_memory_.emplace(make_residual());
+    return dx_;
+  }
+  void set_residual_gradient(const Tensor& gradient) {
+    check_residual("gradient", gradient);
+    if (head_) throw InvalidArgument("set_residual_gradient: expected a stage without head");
+    dx_ = gradient;
+  }
+
+  void set_input(MicrobatchState& m, const Tensor& input) const {
+    check_residual("input", input);
+    if (context_.layers.embedding) {
+      throw InvalidArgument("set_input: expected a stage without embedding");
+    }
+    m.residuals[0] = input;
+  }
 
   void await_parameters(FlatRangeCallback await) { await_ = std::move(await); }
 
@@ -303,6 +320,18 @@ class Stage::Impl {
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
+  Activation make_residual() const {
+    return context_.make(DType::f32, context_.local_rows.count, context_.config.hidden);
+  }
+  void check_residual(const char* what, const Tensor& given) const {
+    const std::array shape{context_.local_rows.count, context_.config.hidden};
+    if (given.dtype() == DType::f32 && given.dims() == 2 && given.dim(0) == shape[0] &&
+        given.dim(1) == shape[1] && given.contiguous() && given.device() == context_.exec.device) {
+      return;
+    }
+    throw InvalidArgument(fmt::format("residual {} {}: expected f32 [{}, {}] on the stage's device",
+                                      what, given.describe(), shape[0], shape[1]));
+  }
   bool owns_tied() const { return context_.layout.tied == TiedEmbedding::owner; }
   /// Whether backward passes add the gradients of its lookups.
   bool has_embedding_gradient() const {
@@ -385,7 +414,9 @@ class Stage::Impl {
   int64_t aux_losses_ = 1;          // of a step
   Memory aux_loss_sum_, aux_loss_;  // doubles: the sum of a step's, and the last one read
   Memory balance_;
-  Activation dx_, dnorms_;
+  Tensor dx_;  // residual_gradient(), without data before its first use
+  std::optional<Activation> dx_memory_;
+  Activation dnorms_;
   FlatRangeCallback await_;  // for the next forward pass
 };
 
@@ -459,8 +490,19 @@ void Stage::await_parameters(FlatRangeCallback await) {
   impl_->await_parameters(std::move(await));
 }
 
+bool Stage::has_embedding() const {
+  return impl_->context_.layers.embedding;
+}
+
 Microbatch Stage::make_microbatch() const {
-  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_));
+  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_, true));
+}
+Microbatch Stage::make_microbatch_without_input() const {
+  return Microbatch(std::make_unique<MicrobatchState>(impl_->context_, false));
+}
+Tensor Stage::residual() const {
+  const ModelContext& c = impl_->context_;
+  return Tensor(nullptr, DType::f32, {c.local_rows.count, c.config.hidden}, c.exec.device);
 }
 Tensor Stage::input(const Microbatch& microbatch) const {
   return microbatch.state_->residuals.front();
@@ -468,8 +510,14 @@ Tensor Stage::input(const Microbatch& microbatch) const {
 Tensor Stage::output(const Microbatch& microbatch) const {
   return microbatch.state_->residuals.back();
 }
-Tensor Stage::residual_gradient() const {
+void Stage::set_input(Microbatch& microbatch, const Tensor& input) const {
+  impl_->set_input(*microbatch.state_, input);
+}
+Tensor Stage::residual_gradient() {
   return impl_->residual_gradient();
+}
+void Stage::set_residual_gradient(const Tensor& gradient) {
+  impl_->set_residual_gradient(gradient);
 }
 void Stage::enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                             Microbatch& microbatch) {

@@ -107,17 +107,29 @@ class Stage {
   /// as parameters are.
   std::optional<FlatRange> tied_embedding() const;
 
+  /// Whether the embedding is before its layers.
+  bool has_embedding() const;
+
   /// Several microbatches may be in flight: forward and backward passes of different ones may
   /// interleave in any order that is the same on all ranks.
   Microbatch make_microbatch() const;
-  /// Residual stream before the first and after the last layer, f32 [local rows, hidden]. A stage
-  /// without embedding reads its input, written before `forward`; without head its output is the
-  /// next stage's input.
+  /// The same without memory for its input, which `set_input` sets before every forward pass.
+  Microbatch make_microbatch_without_input() const;
+  /// Shape, dtype and device of the residual stream: f32 [local rows, hidden], without data.
+  Tensor residual() const;
+  /// Residual stream before the first and after the last layer. A stage
+  /// without embedding reads its input, written before `forward`, until the backward pass or
+  /// backward_input is complete; without head its output is the next stage's input, and unchanged
+  /// until the microbatch's next forward pass.
   Tensor input(const Microbatch& microbatch) const;
   Tensor output(const Microbatch& microbatch) const;
-  /// f32 [local rows, hidden]. Without head the gradient of the output, written before a backward
+  /// Stage without embedding: memory of the input. Throws InvalidArgument for another shape.
+  void set_input(Microbatch& microbatch, const Tensor& input) const;
+  /// Without head the gradient of the output, written before a backward
   /// pass, which leaves the gradient of the input here.
-  Tensor residual_gradient() const;
+  Tensor residual_gradient();
+  /// Stage without head: memory of residual_gradient() from now on. Throws as `set_input`.
+  void set_residual_gradient(const Tensor& gradient);
 
   /// tokens, targets: batch x seq, tokens empty without embedding; target -1 is ignored. Returns
   /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head. The

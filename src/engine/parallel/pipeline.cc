@@ -58,70 +58,8 @@ std::vector<StageLayers> pipeline_layers(const TrainConfig& config) {
   return layers;
 }
 
-StageLinks::StageLinks(Communicator& pp, std::vector<Channel> channels, size_t message_bytes)
-    : pp_(pp), channels_(std::move(channels)), message_bytes_(message_bytes) {
-  std::vector<int> slots(size_t(pp.size())), signals(slots);
-  for (const Channel& channel : channels_) {
-    const auto source = size_t(channel.source), destination = size_t(channel.destination);
-    Slots& s = slots_.emplace_back();
-    s.offset = size_t(slots[destination]) * message_bytes;
-    s.arrival = signals[destination];
-    slots[destination] += channel.slots;
-    signals[destination] += channel.slots;
-    s.acknowledgement = signals[source];
-    signals[source] += channel.slots;
-    if (channel.source == pp.rank()) s.messages.resize(size_t(channel.slots) * message_bytes);
-  }
-  buffer_ = pp.allocate(size_t(std::ranges::max(slots)) * message_bytes, std::ranges::max(signals));
-}
-
-StageLinks::~StageLinks() {
-  try {
-    pp_.flush();
-  } catch (const Error&) {
-    // The world has failed; the transport releases its sources before it reports that.
-  }
-}
-
-void StageLinks::wait(int signal, uint64_t epoch, const Channel& channel, int peer,
-                      uint64_t number) {
-  const auto begin = Clock::now();
-  const ScopedSpan span(SpanKind::wait, channel.op, int(number), peer);
-  pp_.wait(*buffer_, signal, epoch, {channel.op, peer, int64_t(number)});
-  waited_s_ += seconds_since(begin);
-}
-
-void StageLinks::send(int index, uint64_t number, const void* message) {
-  const Channel& channel = channels_[size_t(index)];
-  Slots& s = slots_[size_t(index)];
-  const auto count = uint64_t(channel.slots);
-  const int slot = int(number % count);
-  if (number >= count) {
-    wait(s.acknowledgement + slot, number + 1 - count, channel, channel.destination, number);
-  }
-  std::byte* const sent = s.messages.data() + size_t(slot) * message_bytes_;
-  std::memcpy(sent, message, message_bytes_);
-  pp_.put(channel.destination, *buffer_, s.offset + size_t(slot) * message_bytes_, sent,
-          message_bytes_, s.arrival + slot, number + 1);
-}
-
-const std::byte* StageLinks::receive(int index, uint64_t number) {
-  const Channel& channel = channels_[size_t(index)];
-  const Slots& s = slots_[size_t(index)];
-  const int slot = int(number % uint64_t(channel.slots));
-  wait(s.arrival + slot, number + 1, channel, channel.source, number);
-  return buffer_->local() + s.offset + size_t(slot) * message_bytes_;
-}
-
-void StageLinks::acknowledge(int index, uint64_t number) {
-  const Channel& channel = channels_[size_t(index)];
-  const int slot = int(number % uint64_t(channel.slots));
-  pp_.put(channel.source, *buffer_, 0, nullptr, 0, slots_[size_t(index)].acknowledgement + slot,
-          number + 1);
-}
-
 Pipeline::Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
-                   std::vector<std::unique_ptr<PipelineStage>> stages, bool forward_runs)
+                   std::vector<std::unique_ptr<PipelineStage>> stages, const Wire& wire)
     : pp_(pp),
       shape_(shape),
       rank_(pp ? pp->rank() : 0),
@@ -139,7 +77,7 @@ Pipeline::Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
       is_tied |= blob[0] != std::byte{0};
     }
     has_tied_ = is_tied;
-    make_links(forward_runs);
+    make_links(wire);
   }
   passes_ = passes_of(rank_);
   for (size_t chunk = 0; chunk < stages_.size(); ++chunk) mark_final(int(chunk));
@@ -222,7 +160,7 @@ int Pipeline::max_waiting(int source, const IsSend& is_send, int destination,
   return max_waiting;
 }
 
-void Pipeline::make_links(bool forward_runs) {
+void Pipeline::make_links(const Wire& wire) {
   using Kind = Pass::Kind;
   const auto is_forward = [](int chunk) {
     return [=](const Pass& p) { return p.kind == Kind::forward && p.chunk == chunk; };
@@ -244,11 +182,9 @@ void Pipeline::make_links(bool forward_runs) {
   for (int s = 0; s + 1 < shape_.stages(); ++s) {
     const auto [rank, chunk] = schedule::position_of(shape_, s);
     const auto [next_rank, next_chunk] = schedule::position_of(shape_, s + 1);
-    const int forward =
-        forward_runs ? shape_.microbatches  // nothing comes back that bounds them
-                     : max_waiting(rank, is_forward(chunk), next_rank, is_forward(next_chunk),
-                                   same(is_backward(chunk), is_backward(next_chunk)));
-    channels.push_back({rank, next_rank, forward, "pp_activations"});
+    const int forward = max_waiting(rank, is_forward(chunk), next_rank, is_backward(next_chunk),
+                                    same(is_backward(chunk), is_backward(next_chunk)));
+    channels.push_back({rank, next_rank, forward, "pp_activations", false});
     const int backward = max_waiting(next_rank, is_backward(next_chunk), rank, is_backward(chunk),
                                      same(is_forward(next_chunk), is_forward(chunk)));
     channels.push_back({next_rank, rank, backward, "pp_gradients"});
@@ -262,7 +198,8 @@ void Pipeline::make_links(bool forward_runs) {
         same(is_backward(first_chunk), is_backward(last_chunk)));
     channels.push_back({first, last, slots, "pp_lookups"});
   }
-  links_.emplace(*pp_, std::move(channels), stages_.front()->residual_gradient().bytes());
+  links_.emplace(*pp_, stages_.front()->exec(), std::move(channels), stages_.front()->message(),
+                 wire);
 }
 
 int Pipeline::take_slot(const Pass& pass) {
@@ -288,20 +225,15 @@ void Pipeline::release(const Pass& pass) {
   if (--slot.uses == 0) slot.microbatch = -1;
 }
 
-void Pipeline::receive(int channel, uint64_t number, const Tensor& to) {
-  std::memcpy(to.data(), links_->receive(channel, number), to.bytes());
-  links_->acknowledge(channel, number);
-}
-
 void Pipeline::forward(const Pass& pass, const Batch& batch) {
   PipelineStage& model = *stages_[size_t(pass.chunk)];
   const int stage = this->stage(pass.chunk);
   const uint64_t number = forward_begin_ + uint64_t(pass.microbatch);
   const int slot = take_slot(pass);
   if (stage == 0 || is_last(stage)) batch.read(pass.microbatch);
-  if (stage > 0) receive(activations(stage - 1), number, model.input(slot));
+  if (stage > 0) model.set_input(slot, links_->receive(activations(stage - 1), number));
   model.enqueue_forward(batch.tokens, batch.targets, slot);
-  if (!is_last(stage)) links_->send(activations(stage), number, model.output(slot).data());
+  if (!is_last(stage)) links_->send(activations(stage), number, model.output(slot));
 }
 
 void Pipeline::backward(const Pass& pass, float scale, const FlatRangeCallback& ready) {
@@ -309,24 +241,29 @@ void Pipeline::backward(const Pass& pass, float scale, const FlatRangeCallback& 
   const int stage = this->stage(pass.chunk);
   const uint64_t number = backward_begin_ + uint64_t(pass.microbatch);
   const int slot = find_slot(pass);
-  if (!is_last(stage)) receive(gradients(stage), number, model.residual_gradient());
+  if (!is_last(stage)) {
+    model.set_residual_gradient(links_->receive(gradients(stage), number));
+  }
   if (pass.kind == Pass::Kind::backward) {
     model.backward(slot, scale, ready);
     release(pass);
   } else {
     model.backward_input(slot, scale);
   }
-  const void* const dx = model.residual_gradient().data();
-  if (stage > 0) links_->send(gradients(stage - 1), number, dx);
+  const Tensor dx = model.residual_gradient();
+  if (stage > 0) {
+    // First: the gradient's arrival then tells that the input's slot is free.
+    links_->acknowledge(activations(stage - 1), forward_begin_ + uint64_t(pass.microbatch));
+    links_->send(gradients(stage - 1), number, dx);
+  }
   if (stage == 0 && has_tied_) links_->send(lookups(), number, dx);
+  if (!is_last(stage)) links_->acknowledge(gradients(stage), number);
 }
 
 void Pipeline::backward_embedding(const Pass& pass, const FlatRangeCallback& ready) {
   PipelineStage& model = *stages_[size_t(pass.chunk)];
   const uint64_t number = backward_begin_ + uint64_t(pass.microbatch);
-  const Tensor shape = model.residual_gradient();
-  const Tensor dx(links_->receive(lookups(), number), shape.dtype(), {shape.dim(0), shape.dim(1)});
-  model.backward_embedding(find_slot(pass), dx, ready);
+  model.backward_embedding(find_slot(pass), links_->receive(lookups(), number), ready);
   links_->acknowledge(lookups(), number);
   release(pass);
 }
@@ -335,6 +272,7 @@ void Pipeline::run(const Batch& batch, float scale,
                    const std::function<void(int chunk, FlatRange range)>& ready) {
   const auto begin = Clock::now();
   const double waited_before = links_ ? links_->waited_s() : 0;
+  const uint64_t sent_before = links_ ? links_->sent_bytes() : 0;
   for (const Pass& pass : passes_) {
     FlatRangeCallback report;
     if (pass.is_final) report = [&](FlatRange range) { ready(pass.chunk, range); };
@@ -357,13 +295,25 @@ void Pipeline::run(const Batch& batch, float scale,
   }
   forward_begin_ += uint64_t(shape_.microbatches);
   backward_begin_ += uint64_t(shape_.microbatches);
-  times_ = {seconds_since(begin), (links_ ? links_->waited_s() : 0) - waited_before};
+  times_ = {};
+  if (!links_) return;
+  if (!stages_.front()->exec().on_gpu()) {
+    times_ = {seconds_since(begin), links_->waited_s() - waited_before};
+  }
+  times_.sent_bytes = links_->sent_bytes() - sent_before;
+  links_->end_run();
 }
 
 void Pipeline::run_forward(const Batch& batch) {
   for (const Pass& pass : passes_) {
     if (pass.kind != Pass::Kind::forward) continue;
+    const int stage = this->stage(pass.chunk);
+    // The pass overwrites the output before, whose slot is free at once.
+    if (!is_last(stage) && pass.microbatch > 0) links_->flush();
     forward(pass, batch);
+    if (stage > 0) {
+      links_->acknowledge(activations(stage - 1), forward_begin_ + uint64_t(pass.microbatch));
+    }
     for (Slot& slot : slots_[size_t(pass.chunk)]) slot.microbatch = -1;
   }
   forward_begin_ += uint64_t(shape_.microbatches);

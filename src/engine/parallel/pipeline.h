@@ -1,9 +1,10 @@
 // Pipeline parallelism: runs the passes of a schedule (schedule/pipeline.h) on the stages of a rank
 // and transfers activations and gradients between them.
 //
-// A stage puts its output into a slot of the next stage's rank, and its input's gradient into one
-// of the rank before; receiving thus never blocks the sender. There are as many slots as messages
-// can wait by the schedule, so a sender finds the slot's last message acknowledged.
+// A stage puts its output into a slot of the next stage's rank, which is the memory of that stage's
+// input until its backward pass; and its input's gradient into one of the rank before, in which
+// that stage's backward pass works (stage_links.h). There are as many slots as messages can be sent
+// and not acknowledged by the schedule, so a sender finds the slot's last message acknowledged.
 //
 // A tied embedding with its ends in two stages belongs to the last one (engine/model/stage.h). The
 // first stage sends it the gradients of its lookups, which are added in the order of the whole
@@ -20,6 +21,7 @@
 #include "engine/config/config.h"
 #include "engine/model/stage.h"
 #include "engine/parallel/pipeline_stage.h"
+#include "engine/parallel/stage_links.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
 
@@ -30,54 +32,13 @@ schedule::PipelineShape pipeline_shape(const TrainConfig& config);
 /// Layers of every stage, in the order of the model.
 std::vector<StageLayers> pipeline_layers(const TrainConfig& config);
 
-/// Messages of one size between pipeline ranks, through slots of a symmetric buffer.
-class StageLinks {
- public:
-  /// From one stage to another. Messages are numbered consecutively from 0.
-  struct Channel {
-    int source = 0, destination = 0;  ///< ranks
-    int slots = 1;
-    const char* op = "";  ///< name in errors and spans
-  };
-
-  /// The channels are the same on all ranks. Collective over `pp`.
-  StageLinks(Communicator& pp, std::vector<Channel> channels, size_t message_bytes);
-  /// Waits until the messages sent have been copied, which needs no answer of the others.
-  ~StageLinks();
-  StageLinks(const StageLinks&) = delete;
-  StageLinks& operator=(const StageLinks&) = delete;
-
-  /// Sends a copy of the message.
-  void send(int channel, uint64_t number, const void* message);
-  /// Waits for a message, which stays valid until it is acknowledged.
-  const std::byte* receive(int channel, uint64_t number);
-  void acknowledge(int channel, uint64_t number);
-  /// Seconds of this rank's waits.
-  double waited_s() const { return waited_s_; }
-
- private:
-  struct Slots {
-    size_t offset = 0;                ///< of the first slot, on the destination
-    int arrival = 0;                  ///< signal of the first slot, on the destination
-    int acknowledgement = 0;          ///< likewise, on the source
-    std::vector<std::byte> messages;  ///< sent, on the source
-  };
-  void wait(int signal, uint64_t epoch, const Channel& channel, int peer, uint64_t number);
-
-  Communicator& pp_;
-  std::vector<Channel> channels_;
-  size_t message_bytes_;
-  std::vector<Slots> slots_;  // by channel
-  std::shared_ptr<SymmetricBuffer> buffer_;
-  double waited_s_ = 0;
-};
-
 class Pipeline {
  public:
-  /// `pp`: the ranks of the shape; nullptr if it is one. It must outlive this object. `stages`:
-  /// this rank's chunks. `forward_runs`: whether `run_forward` is called. Collective.
+  /// `pp`: the ranks of the shape; nullptr if it is one. It must outlive this object, and on GPUs
+  /// be destroyed before the stages' stream. `stages`: this rank's chunks. `wire`: format of the
+  /// messages between stages. Collective.
   Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
-           std::vector<std::unique_ptr<PipelineStage>> stages, bool forward_runs);
+           std::vector<std::unique_ptr<PipelineStage>> stages, const Wire& wire = {});
 
   /// Text of a step's microbatches.
   struct Batch {
@@ -97,9 +58,11 @@ class Pipeline {
   void share_embedding();
 
   struct Times {
-    double passes_s = 0, waited_s = 0;  ///< the waits are part of the passes
+    /// The waits are part of the passes. Zero on GPUs, where both are only enqueued.
+    double passes_s = 0, waited_s = 0;
+    uint64_t sent_bytes = 0;  ///< to other stages
   };
-  /// Times of the last `run`.
+  /// Of the last `run`.
   const Times& times() const { return times_; }
 
  private:
@@ -119,7 +82,7 @@ class Pipeline {
   int activations(int stage) const { return 2 * stage; }    // channel to the next stage
   int gradients(int stage) const { return 2 * stage + 1; }  // channel from it
   int lookups() const { return 2 * (shape_.stages() - 1); }
-  void make_links(bool forward_runs);
+  void make_links(const Wire& wire);
   void mark_final(int chunk);
   int take_slot(const Pass& pass);
   int find_slot(const Pass& pass) const;
@@ -127,7 +90,6 @@ class Pipeline {
   void forward(const Pass& pass, const Batch& batch);
   void backward(const Pass& pass, float scale, const FlatRangeCallback& ready);
   void backward_embedding(const Pass& pass, const FlatRangeCallback& ready);
-  void receive(int channel, uint64_t number, const Tensor& to);
 
   Communicator* pp_;
   schedule::PipelineShape shape_;

@@ -8,12 +8,22 @@ namespace {
 
 class ModelStage final : public PipelineStage {
  public:
-  explicit ModelStage(Stage& stage) : stage_(stage) {}
+  ModelStage(Stage& stage, bool owns_input) : stage_(stage), owns_input_(owns_input) {}
 
-  void add_slot() override { microbatches_.push_back(stage_.make_microbatch()); }
-  Tensor input(int slot) const override { return stage_.input(microbatches_[size_t(slot)]); }
+  Exec exec() const override { return stage_.exec(); }
+  Tensor message() const override { return stage_.residual(); }
+  void add_slot() override {
+    microbatches_.push_back(owns_input_ ? stage_.make_microbatch()
+                                        : stage_.make_microbatch_without_input());
+  }
+  void set_input(int slot, const Tensor& input) override {
+    stage_.set_input(microbatches_[size_t(slot)], input);
+  }
   Tensor output(int slot) const override { return stage_.output(microbatches_[size_t(slot)]); }
-  Tensor residual_gradient() const override { return stage_.residual_gradient(); }
+  void set_residual_gradient(const Tensor& gradient) override {
+    stage_.set_residual_gradient(gradient);
+  }
+  Tensor residual_gradient() override { return stage_.residual_gradient(); }
 
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        int slot) override {
@@ -37,6 +47,7 @@ class ModelStage final : public PipelineStage {
 
  private:
   Stage& stage_;
+  const bool owns_input_;
   std::deque<Microbatch> microbatches_;
 };
 
@@ -48,7 +59,9 @@ void PipelineStage::backward_embedding(int, const Tensor&, const FlatRangeCallba
 
 std::vector<std::unique_ptr<PipelineStage>> pipeline_stages(const std::vector<Stage*>& stages) {
   std::vector<std::unique_ptr<PipelineStage>> passes;
-  for (Stage* stage : stages) passes.push_back(std::make_unique<ModelStage>(*stage));
+  for (Stage* stage : stages) {
+    passes.push_back(std::make_unique<ModelStage>(*stage, stage->has_embedding()));
+  }
   return passes;
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "core/exec.h"
 #include "engine/model/stage.h"
 #include "tandem/tensor.h"
 
@@ -19,12 +20,17 @@ class PipelineStage {
  public:
   virtual ~PipelineStage() = default;
 
+  virtual Exec exec() const { return {}; }
+  /// Shape, dtype and device of every message between stages; without data.
+  virtual Tensor message() const = 0;
   /// Appends a slot.
   virtual void add_slot() = 0;
-  /// As Stage's: messages between stages have their size.
-  virtual Tensor input(int slot) const = 0;
+  /// As Stage's. `set_input` is called before the forward passes of all stages but the first,
+  /// `set_residual_gradient` before the backward passes of all but the last.
+  virtual void set_input(int slot, const Tensor& input) = 0;
   virtual Tensor output(int slot) const = 0;
-  virtual Tensor residual_gradient() const = 0;
+  virtual void set_residual_gradient(const Tensor& gradient) = 0;
+  virtual Tensor residual_gradient() = 0;
 
   virtual void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                                int slot) = 0;

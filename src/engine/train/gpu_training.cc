@@ -15,16 +15,13 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
-  if (parallel.pp > 1) {
-    throw ConfigError(fmt::format("parallel.pp = {}: expected 1 on GPUs", parallel.pp));
-  }
   // Tensor-parallel groups wait for each other in kernels, and one GPU serializes the launches of
   // groups that do not know each other's.
-  if (ranks_share_gpu && parallel.tp > 1 && parallel.dp > 1) {
-    throw ConfigError(
-        fmt::format("parallel.tp = {} with parallel.dp = {}: expected one of them to be 1 where "
-                    "ranks share a GPU",
-                    parallel.tp, parallel.dp));
+  if (ranks_share_gpu && parallel.tp > 1 && parallel.dp * parallel.pp > 1) {
+    throw ConfigError(fmt::format(
+        "parallel.tp = {} with parallel.dp = {} and parallel.pp = {}: expected tp, or both others, "
+        "to be 1 where ranks share a GPU",
+        parallel.tp, parallel.dp, parallel.pp));
   }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
@@ -32,6 +29,11 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
     if (wire.is_none() || parallel.dp == 1) continue;
     throw ConfigError(fmt::format("parallel.codec: {} = {}: expected no wire format of {} on GPUs",
                                   site, wire.describe(), site));
+  }
+  if (codec.stages.is_exact() && !codec.stages.is_none()) {
+    throw ConfigError(fmt::format(
+        "parallel.codec: stages = {}: expected a format of one size on GPUs, such as int8",
+        codec.stages.describe()));
   }
   if (parallel.chunks != 0) {
     throw ConfigError(fmt::format(

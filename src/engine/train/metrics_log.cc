@@ -85,6 +85,7 @@ std::string to_json_line(const StepRecord& m) {
                     {"mfu", m.mfu},
                     {"memory_bytes", m.memory_bytes}};
   if (m.bubble) line["bubble"] = *m.bubble;
+  if (m.stage_bytes) line["stage_bytes"] = *m.stage_bytes;
   if (m.uncompressed_gradient_bytes > 0) {
     line["gradient_bytes"] = m.gradient_bytes;
     line["weight_bytes"] = m.weight_bytes;

@@ -50,6 +50,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     ShardedOptimizer::Sent sent;
     double busy_s, passes_s;  // the ranks' sum, the longest
     int64_t memory_bytes;
+    uint64_t stage_bytes;
   };
   const auto ms = [](SpanKind kind) { return recorder().seconds(kind) * 1e3; };
   const Times local{ms(SpanKind::gemm),
@@ -58,17 +59,20 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     sent,
                     passes ? passes->passes_s - passes->waited_s : 0,
                     passes ? passes->passes_s : 0,
-                    record.memory_bytes};
+                    record.memory_bytes,
+                    passes ? passes->sent_bytes : 0};
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double busy_s = total.busy_s + other.busy_s;
     const double passes_s = std::max(total.passes_s, other.passes_s);
     const int64_t memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
+    const uint64_t stage_bytes = total.stage_bytes + other.stage_bytes;
     if (total.compute < other.compute) total = other;
     total.sent = sum;
     total.busy_s = busy_s;
     total.passes_s = passes_s;
     total.memory_bytes = memory_bytes;
+    total.stage_bytes = stage_bytes;
   });
   record.memory_bytes = all.memory_bytes;
   record.gemm_ms = all.gemm;
@@ -78,6 +82,8 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
   record.weight_bytes = all.sent.weights;
   if (!passes) return;
+  record.stage_bytes = all.stage_bytes;
+  if (all.passes_s == 0) return;  // not timed
   int ranks = 1;
   for (const Communicator* axis : axes) ranks *= axis->size();
   record.bubble = 1 - all.busy_s / (ranks * all.passes_s);

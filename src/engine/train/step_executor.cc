@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/data/corpus.h"
+#include "engine/model/codec_policy.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -39,7 +40,7 @@ void StepExecutor::make_pipeline(int microbatches) {
   schedule::PipelineShape shape = pipeline_shape(config_);
   shape.microbatches = microbatches_ = microbatches;
   pipeline_.emplace(groups_.pp(), shape, pipeline_stages(ranks_.stages()),
-                    counts_experts(config_, microbatches));
+                    CodecPolicy::parse(config_.parallel.codec).stages);
 }
 
 int64_t StepExecutor::targets(int64_t first) const {

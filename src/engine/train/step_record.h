@@ -21,11 +21,12 @@ struct StepRecord {
   double exposed_comm_ms = 0;
   /// Share of the time of forward and backward passes in which ranks waited for other pipeline
   /// stages, or for the slowest rank's last pass; mean of the ranks.
-  std::optional<double> bubble;
+  std::optional<double> bubble;  ///< not on GPUs
   int64_t memory_bytes = 0;  ///< in use on a rank (memory_in_use in core/exec.h), largest
   // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
   // uncompressed.
   uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;
+  std::optional<uint64_t> stage_bytes;    ///< sent between pipeline stages, summed over ranks
   double mfu = 0;                         ///< this step's utilization (engine/plan/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step
   // MoE models, over all tokens of the step.

@@ -1,0 +1,81 @@
+// Messages of one size between pipeline ranks, through slots of a symmetric buffer.
+//
+// A slot is memory that the receiver's pass reads, or writes to, until it acknowledges the message;
+// no one copies what arrived. Receiving thus never blocks the sender. GPU ranks send by copy
+// engines after the work enqueued before, and enqueue their waits, except in the first run: memory
+// is allocated and kernels are loaded then, which waits for running kernels, and on a GPU that
+// ranks share one of these may wait for this rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/exec.h"
+#include "engine/model/views.h"
+#include "tandem/codec.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+class StageLinks {
+ public:
+  /// From one stage to another. Messages are numbered consecutively from 0.
+  struct Channel {
+    int source = 0, destination = 0;  ///< ranks
+    int slots = 1;                    ///< messages that can be sent and not acknowledged yet
+    const char* op = "";              ///< name in errors and spans
+    /// Messages are copied before they are sent; else they stay unchanged until they are
+    /// acknowledged. Messages in a wire format are encoded anyway.
+    bool is_copied = true;
+  };
+
+  /// `message`: shape, f32, and device of a message. The channels are the same on all ranks.
+  /// Collective over `pp`, whose calls are enqueued on exec's stream from now on.
+  StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> channels,
+             const Tensor& message, const Wire& wire);
+  /// Waits until the messages sent have been copied, which needs no answer of the others.
+  ~StageLinks();
+  StageLinks(const StageLinks&) = delete;
+  StageLinks& operator=(const StageLinks&) = delete;
+
+  void send(int channel, uint64_t number, const Tensor& message);
+  /// Waits for a message, which may be written to and stays valid until it is acknowledged.
+  Tensor receive(int channel, uint64_t number);
+  /// After the work enqueued so far.
+  void acknowledge(int channel, uint64_t number);
+  /// Waits until the messages sent may be overwritten.
+  void flush() { pp_.flush(); }
+  /// Ends a run.
+  void end_run() { host_waits_ = false; }
+  /// Seconds of this rank's waits, without those that GPUs wait themselves.
+  double waited_s() const { return waited_s_; }
+  /// Bytes of all messages that this rank has sent.
+  uint64_t sent_bytes() const { return sent_bytes_; }
+
+ private:
+  struct Slots {
+    size_t offset = 0;        ///< of the first slot, on the destination
+    int arrival = 0;          ///< signal of the first slot, on the destination
+    int acknowledgement = 0;  ///< likewise, on the source
+    Memory sent;              ///< on the source, if messages are copied or encoded
+    Memory decoded;           ///< on the destination, if they are encoded
+  };
+  Tensor as_message(void* values) const;
+  void wait(int signal, uint64_t epoch, const Channel& channel, int peer, uint64_t number);
+
+  Communicator& pp_;
+  const Exec exec_;
+  const std::vector<Channel> channels_;
+  const int64_t rows_, columns_;
+  const Wire wire_;
+  const size_t message_bytes_, slot_bytes_;
+  std::vector<Slots> slots_;  // by channel
+  std::shared_ptr<SymmetricBuffer> buffer_;
+  bool host_waits_ = true;
+  double waited_s_ = 0;
+  uint64_t sent_bytes_ = 0;
+};
+
+}  // namespace tandem
