@@ -128,7 +128,7 @@ void run_rank(Communicator& comm, const PipelineShape& shape, const PassCosts& c
     stages.push_back(std::make_unique<EmulatedStage>(schedule::stage_of(shape, comm.rank(), chunk),
                                                      shape.stages(), costs));
   }
-  Pipeline pipeline(&comm, shape, std::move(stages));
+  Pipeline pipeline(&comm, shape, std::move(stages), false);
   int32_t microbatch = 0;
   const Pipeline::Batch batch{[&](int number) { microbatch = number; }, std::span(&microbatch, 1),
                               std::span(&microbatch, 1)};

@@ -59,7 +59,8 @@ std::vector<StageLayers> pipeline_layers(const TrainConfig& config) {
 }
 
 Pipeline::Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
-                   std::vector<std::unique_ptr<PipelineStage>> stages, const Wire& wire)
+                   std::vector<std::unique_ptr<PipelineStage>> stages, bool forward_runs,
+                   const Wire& wire)
     : pp_(pp),
       shape_(shape),
       rank_(pp ? pp->rank() : 0),
@@ -77,7 +78,7 @@ Pipeline::Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
       is_tied |= blob[0] != std::byte{0};
     }
     has_tied_ = is_tied;
-    make_links(wire);
+    make_links(forward_runs, wire);
   }
   passes_ = passes_of(rank_);
   for (size_t chunk = 0; chunk < stages_.size(); ++chunk) mark_final(int(chunk));
@@ -160,7 +161,7 @@ int Pipeline::max_waiting(int source, const IsSend& is_send, int destination,
   return max_waiting;
 }
 
-void Pipeline::make_links(const Wire& wire) {
+void Pipeline::make_links(bool forward_runs, const Wire& wire) {
   using Kind = Pass::Kind;
   const auto is_forward = [](int chunk) {
     return [=](const Pass& p) { return p.kind == Kind::forward && p.chunk == chunk; };
@@ -184,7 +185,7 @@ void Pipeline::make_links(const Wire& wire) {
     const auto [next_rank, next_chunk] = schedule::position_of(shape_, s + 1);
     const int forward = max_waiting(rank, is_forward(chunk), next_rank, is_backward(next_chunk),
                                     same(is_backward(chunk), is_backward(next_chunk)));
-    channels.push_back({rank, next_rank, forward, "pp_activations", false});
+    channels.push_back({rank, next_rank, forward, "pp_activations", forward_runs});
     const int backward = max_waiting(next_rank, is_backward(next_chunk), rank, is_backward(chunk),
                                      same(is_forward(next_chunk), is_forward(chunk)));
     channels.push_back({next_rank, rank, backward, "pp_gradients"});
@@ -308,8 +309,6 @@ void Pipeline::run_forward(const Batch& batch) {
   for (const Pass& pass : passes_) {
     if (pass.kind != Pass::Kind::forward) continue;
     const int stage = this->stage(pass.chunk);
-    // The pass overwrites the output before, whose slot is free at once.
-    if (!is_last(stage) && pass.microbatch > 0) links_->flush();
     forward(pass, batch);
     if (stage > 0) {
       links_->acknowledge(activations(stage - 1), forward_begin_ + uint64_t(pass.microbatch));
@@ -335,7 +334,7 @@ void Pipeline::share_embedding() {
     return stage.parameters().narrow(0, range.begin, range.count);
   };
   if (first.rank == last.rank && rank_ == first.rank) {
-    copy({}, values(last.chunk), values(first.chunk));
+    copy(stages_.front()->exec(), values(last.chunk), values(first.chunk));
   } else if (rank_ == last.rank) {
     send(*pp_, as_row(values(last.chunk)), first.rank);
   } else if (rank_ == first.rank) {

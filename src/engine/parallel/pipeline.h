@@ -35,10 +35,12 @@ std::vector<StageLayers> pipeline_layers(const TrainConfig& config);
 class Pipeline {
  public:
   /// `pp`: the ranks of the shape; nullptr if it is one. It must outlive this object, and on GPUs
-  /// be destroyed before the stages' stream. `stages`: this rank's chunks. `wire`: format of the
-  /// messages between stages. Collective.
+  /// be destroyed before the stages' stream. `stages`: this rank's chunks. `forward_runs`: whether
+  /// `run_forward` is called, which overwrites outputs at once, so that copies are sent. `wire`:
+  /// format of the messages between stages. Collective.
   Pipeline(Communicator* pp, const schedule::PipelineShape& shape,
-           std::vector<std::unique_ptr<PipelineStage>> stages, const Wire& wire = {});
+           std::vector<std::unique_ptr<PipelineStage>> stages, bool forward_runs,
+           const Wire& wire = {});
 
   /// Text of a step's microbatches.
   struct Batch {
@@ -82,7 +84,7 @@ class Pipeline {
   int activations(int stage) const { return 2 * stage; }    // channel to the next stage
   int gradients(int stage) const { return 2 * stage + 1; }  // channel from it
   int lookups() const { return 2 * (shape_.stages() - 1); }
-  void make_links(const Wire& wire);
+  void make_links(bool forward_runs, const Wire& wire);
   void mark_final(int chunk);
   int take_slot(const Pass& pass);
   int find_slot(const Pass& pass) const;

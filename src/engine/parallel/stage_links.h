@@ -45,8 +45,6 @@ class StageLinks {
   Tensor receive(int channel, uint64_t number);
   /// After the work enqueued so far.
   void acknowledge(int channel, uint64_t number);
-  /// Waits until the messages sent may be overwritten.
-  void flush() { pp_.flush(); }
   /// Ends a run.
   void end_run() { host_waits_ = false; }
   /// Seconds of this rank's waits, without those that GPUs wait themselves.

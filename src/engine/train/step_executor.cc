@@ -40,6 +40,7 @@ void StepExecutor::make_pipeline(int microbatches) {
   schedule::PipelineShape shape = pipeline_shape(config_);
   shape.microbatches = microbatches_ = microbatches;
   pipeline_.emplace(groups_.pp(), shape, pipeline_stages(ranks_.stages()),
+                    counts_experts(config_, microbatches),
                     CodecPolicy::parse(config_.parallel.codec).stages);
 }
 
