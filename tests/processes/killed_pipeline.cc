@@ -103,10 +103,14 @@ class KillingStage final : public PipelineStage {
     if (moment.pass && moment.pass->chunk == chunk) kind_ = moment.pass->pass;
   }
 
+  Tensor message() const override { return stage_->message(); }
   void add_slot() override { stage_->add_slot(); }
-  Tensor input(int slot) const override { return stage_->input(slot); }
+  void set_input(int slot, const Tensor& input) override { stage_->set_input(slot, input); }
   Tensor output(int slot) const override { return stage_->output(slot); }
-  Tensor residual_gradient() const override { return stage_->residual_gradient(); }
+  void set_residual_gradient(const Tensor& gradient) override {
+    stage_->set_residual_gradient(gradient);
+  }
+  Tensor residual_gradient() override { return stage_->residual_gradient(); }
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        int slot) override {
     count(PassKind::forward);

@@ -11,6 +11,7 @@
 #include "engine/parallel/step_placements.h"
 #include "tandem/collectives.h"
 #include "tandem/error.h"
+#include "tune/gemm_choices.h"
 
 namespace tandem {
 namespace {
@@ -96,10 +97,13 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
   const schedule::PipelineShape shape = pipeline_shape(config);
   const std::vector<StageLayers> layers = pipeline_layers(config);
   const int rank = groups.pp() ? groups.pp()->rank() : 0;
+  // Of all replicas and stages, whose tensor-parallel groups otherwise choose alone.
+  share_gemm_choices(groups.world());
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     chunks.emplace_back(groups, config, make_options(groups, config, routed),
                         layers[size_t(schedule::stage_of(shape, rank, chunk))]);
   }
+  agree_on_gemm_choices(groups.world());
 }
 
 std::vector<Stage*> ModelRanks::stages() {

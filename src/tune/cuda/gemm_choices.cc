@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tune/gemm_choices.h"
 #include "tune/tuner_file.h"
 
 namespace tandem::gpu {
@@ -65,3 +66,15 @@ void agree_on_gemm_choices(GpuCommunicator& comm, const LtContext& context) {
 }
 
 }  // namespace tandem::gpu
+
+namespace tandem {
+
+void share_gemm_choices(Communicator& ranks) {
+  if (ranks.on_gpu()) gpu::share_gemm_choices(gpu::as_gpu(ranks));
+}
+
+void agree_on_gemm_choices(Communicator& ranks) {
+  if (ranks.on_gpu()) gpu::agree_on_gemm_choices(gpu::as_gpu(ranks), gpu::LtContext());
+}
+
+}  // namespace tandem
