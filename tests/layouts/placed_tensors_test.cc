@@ -114,7 +114,7 @@ class Passes {
       branches_.emplace_back(context_, products.get(), b.moe ? &*experts_ : nullptr, b);
     }
     const Text text = make_text(groups, config);
-    microbatch_.emplace(context_);
+    microbatch_.emplace(context_, true);
     std::ranges::copy(text.tokens, microbatch_->tokens->as<int32_t>());
     std::ranges::copy(text.targets, microbatch_->targets->as<int32_t>());
   }
