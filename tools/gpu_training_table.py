@@ -26,6 +26,17 @@ def two_gpus(file):
                      for r in run["results"]])
 
 
+def pipelines(file):
+    run = json.loads((ROOT / file).read_text())
+    one = run["results"][0]["step_ms"]["median"]
+    def row(r):
+        median, gpus = r["step_ms"]["median"], r["gpus"]
+        return [r["layout"], f"{median:.1f}", f"{one / median:.2f}×", f'{gpus * (1 - r["formula_bubble"]):.2f}×', f'{100 * r["mfu"]:.1f} %',
+                f'{r["memory_bytes"] / 1e9:.1f}', f'{r["stage_bytes"] / 1e6:,.0f}' if r["stage_bytes"] else ""]
+    return markdown([f'`configs/gpu-1b.toml`, 16 samples, on {run["hardware"]}', "ms a step", "speed-up", "by the bubble of equal stages", "MFU", "GB a GPU", "MB between stages"],
+                    [row(r) for r in run["results"]])
+
+
 def layers(file):
     def times(r):
         return [f'{r["time_us"][kind] / 1e3:.1f} ms, {100 * mfu:.1f} %' for kind, mfu in (("step", r["mfu"]), ("sustained", r["mfu_sustained"]))]
@@ -37,6 +48,14 @@ def layers(file):
             rows.append([f'{r["batch"]} × {r["seq"]:,}', r["machine"], r["baseline"]["name"].replace("torch", "PyTorch").split("+")[0], *times(r["baseline"])])
     rows.sort(key=lambda row: int(row[0].split("×")[1].replace(",", "")))
     return markdown(["tokens", "machine", "", "after an idle gap", "sustained"], rows)
+
+
+def windows(file):
+    run = json.loads((ROOT / file).read_text())
+    r = run["results"][0]
+    return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, {run["hardware"]}', "after an idle gap, ms", "sustained, ms", "MFU"],
+                    [[f'window {r["window"]:,}' if r["window"] else "no window", f'{r["time_us"]["step"] / 1e3:.1f}', f'{r["time_us"]["sustained"] / 1e3:.1f}', f'{100 * r["mfu"]:.1f} %']
+                     for r in run["results"]])
 
 
 def layers_tp(file):

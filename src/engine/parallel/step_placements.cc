@@ -113,6 +113,8 @@ PlacementTable step_placements(const TrainConfig& config) {
   std::vector<Parameter> parameters;
   std::optional<StageMessages> before;
   for (const StageLayers& layers : pipeline_layers(config)) {
+    // Passes on what it receives.
+    if (layers.count == 0 && !layers.embedding && !layers.head) continue;
     const ModelLayout layout(config.model, dims.tp(), 0, {dims.ep(), 0}, layers);
     const StageMessages messages = declare_stage(config.model, layout, layers, table);
     if (before) {
