@@ -34,7 +34,7 @@ ROWS = [("baseline", {}, None),
         ("overlapped operators", {"parallel.strategy": "overlapped"}, 1e-3),
         ("gradients reduced in buckets during backward", {"parallel.dp_bucket_mib": 0.25}, 1e-3),
         ("schedule zb-v", {"parallel.schedule": "zb-v", "parallel.virtual_stages": 2}, 1e-3),
-        ("wire formats: int8, weights lossless", {"parallel.codec": "attention=int8,mlp=int8,gradients=int8,weights=lossless"}, 2e-2),
+        ("wire formats: int8, weights lossless", {"parallel.codec": "attention=int8,mlp=int8,gradients=int8,stages=int8,weights=lossless"}, 2e-2),
         (f"LAMB with {LARGER} times the batch", {"optimizer.name": "lamb", "train.batch": LARGER * BATCH,
                                                  "optimizer.lr": 4e-2, "optimizer.min_lr": 4e-2,
                                                  "optimizer.warmup": 2}, None)]
