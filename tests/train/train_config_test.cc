@@ -369,8 +369,9 @@ TEST(Config, LimitsOfGpusAreNamed) {
             "train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   EXPECT_EQ(check({"train.dtype=f32", "model.experts=0"}), "accepted");
   EXPECT_EQ(check({"parallel.pp=2", "parallel.codec=stages=int8"}), "accepted");
-  EXPECT_EQ(check({"parallel.pp=2", "parallel.codec=stages=lossless"}),
-            "parallel.codec: stages = lossless: expected a format of one size on GPUs, such as int8");
+  EXPECT_EQ(
+      check({"parallel.pp=2", "parallel.codec=stages=lossless"}),
+      "parallel.codec: stages = lossless: expected a format of one size on GPUs, such as int8");
   EXPECT_EQ(check({"parallel.dp=2"}), "accepted");
   EXPECT_EQ(check({"parallel.codec=gradients=int8"}), "accepted");
   EXPECT_EQ(check({"parallel.dp=2", "parallel.codec=gradients=int8"}),

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "engine/model/branch.h"
-#include "engine/model/expert_load.h"
 #include "engine/model/head.h"
+#include "engine/model/step_load.h"
 #include "kernels/elementwise.h"
 #include "kernels/norm.h"
 #include "tandem/collectives.h"
@@ -55,17 +55,14 @@ class Stage::Impl {
   Impl(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
        const StageLayers& layers)
       : context_(tp, config, checked(config, options), layers),
-        step_(options.step.empty() ? std::vector<Communicator*>{&context_.experts} : options.step),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
     if (layers.embedding || owns_tied()) embedding_.emplace(context_);
     if (layers.head) head_.emplace(context_);
     make_experts();
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
     if (config.moe_layers() == 0) return;
-    load_ = new_load();
-    aux_loss_sum_ = Memory(sizeof(double), context_.exec.device);
-    aux_loss_ = Memory(sizeof(double), context_.exec.device);
-    balance_ = Memory(size_t(config.experts) * sizeof(float), context_.exec.device);
+    load_.emplace(context_, options.step.empty() ? std::vector<Communicator*>{&context_.experts}
+                                                 : options.step);
   }
 
   void forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
@@ -81,7 +78,7 @@ class Stage::Impl {
     }
     if (m.residuals[0].dims() == 0) throw InvalidArgument("forward: expected set_input before");
     m.is_filled = true;
-    if (load_) begin_load(m);
+    if (load_) load_->begin(m);
     const FlatRangeCallback await = std::exchange(await_, nullptr);
     const auto use = [&](FlatRange range) {
       if (!await || range.count == 0) return;
@@ -119,7 +116,7 @@ class Stage::Impl {
     const auto report = [&](FlatRange range) {
       if (ready && range.count > 0) ready(range);
     };
-    if (m.load) end_load(*m.load);
+    if (m.load) load_->end(*m.load);
     if (head_) {
       head_->backward(m.residuals.back(), to_vector(m.targets), scale, *m.head, dx_, clear_norm(0));
       add_norms({&layout.final_norm, 1});
@@ -205,94 +202,23 @@ class Stage::Impl {
 
   void begin_step(int64_t aux_losses) {
     context_.written_gradients.clear();
-    if (!load_) return;
-    if (!step_load_) step_load_ = new_load();
-    step_load_->clear();
-    load_ = step_load_;
-    aux_losses_ = aux_losses;
-    clear(context_.exec, scalar(aux_loss_sum_));
+    if (load_) load_->begin_step(aux_losses);
   }
   void share_load() {
-    if (load_) share(*load_);
+    if (load_) load_->share();
   }
-  double aux_loss() const {
-    if (!load_) return 0;
-    if (aux_losses_ > 1) return read(scalar(aux_loss_sum_)) / double(aux_losses_);
-    clear(context_.exec, scalar(aux_loss_));
-    add_aux_losses(context_.exec, layer_aux_loss(1), load_->load.layers(), scalar(aux_loss_));
-    return read(scalar(aux_loss_));
-  }
+  double aux_loss() const { return load_ ? load_->aux_loss() : 0; }
   std::optional<ExpertCounts> counts() const {
     if (!load_) return {};
-    return load_->load.counts();
+    return load_->counts();
   }
-
-  /// Moves every expert's bias by the rate, up if its load is below the mean, down if above.
   void adjust_router_bias() {
-    const float rate = float(context_.config.router_bias_update_rate);
-    for (const BranchLayout& b : context_.layout.branches) {
-      if (b.router_bias < 0) continue;
-      tandem::adjust_router_bias(context_.exec, load_->load.layer(b.moe_layer), rate,
-                                 context_.weights.vector(b.router_bias, context_.config.experts));
-    }
+    if (load_) load_->adjust_router_bias();
   }
 
   ModelContext context_;
 
  private:
-  std::shared_ptr<CountedLoad> new_load() const {
-    const ModelConfig& c = context_.config;
-    return std::make_shared<CountedLoad>(CountedLoad{
-        ExpertLoad(context_.exec, c.moe_layers(), c.experts, step_, context_.options.routed)});
-  }
-  /// Auxiliary loss of which a step has `losses`.
-  AuxLoss layer_aux_loss(int64_t losses) const {
-    const ModelConfig& c = context_.config;
-    return {c.aux_loss_coeff / double(losses), c.experts, c.top_k};
-  }
-  static Tensor scalar(const Memory& memory) {
-    return memory.view(DType::u8, {int64_t(sizeof(double))});
-  }
-  double read(const Tensor& number) const {
-    double value = 0;
-    copy(context_.exec, number, Tensor(&value, DType::u8, {int64_t(sizeof(double))}));
-    return value;
-  }
-
-  /// Whether one load covers all forward passes of the step.
-  bool counts_step() const { return step_load_ && aux_losses_ == 1; }
-
-  void begin_load(MicrobatchState& m) {
-    if (counts_step()) {
-      m.load = step_load_;
-      return;
-    }
-    if (!m.load || m.load == step_load_) m.load = new_load();
-    m.load->clear();
-    if (!step_load_) load_ = m.load;
-  }
-
-  /// Counts of a microbatch before its backward pass: summed over the ranks if the auxiliary loss
-  /// needs them, and added to those of the step.
-  void end_load(CountedLoad& counted) {
-    const ModelConfig& c = context_.config;
-    if (c.aux_loss_coeff > 0) share(counted);
-    if (counts_step() || !step_load_) return;
-    step_load_->load.add(counted.load);
-    step_load_->is_shared = counted.is_shared;
-    if (c.aux_loss_coeff > 0) {
-      add_aux_losses(context_.exec, layer_aux_loss(1), counted.load.layers(),
-                     scalar(aux_loss_sum_));
-    }
-  }
-
-  /// Collective over the step's ranks.
-  void share(CountedLoad& counted) {
-    if (counted.is_shared) return;
-    counted.load.share();
-    counted.is_shared = true;
-  }
-
   /// Before the branches: on GPUs the algorithms of the router's GEMMs are saved, for equal bits in
   /// later runs, with those of the operators made next.
   void make_experts() {
@@ -309,14 +235,7 @@ class Stage::Impl {
   }
 
   void backward_branch(MicrobatchState& m, size_t i, const Tensor& dnorm, bool is_split) {
-    const ModelConfig& c = context_.config;
-    const BranchLayout& b = context_.layout.branches[i];
-    Tensor balance;
-    if (b.moe && c.aux_loss_coeff > 0) {
-      balance = balance_.view(DType::f32, {c.experts});
-      balance_gradient(context_.exec, layer_aux_loss(aux_losses_), m.load->load.layer(b.moe_layer),
-                       balance);
-    }
+    const Tensor balance = load_ ? load_->balance(m, context_.layout.branches[i]) : Tensor();
     branches_[i].backward(m.residuals[i], dx_, dnorm, m.branches[i], balance, is_split);
   }
 
@@ -408,13 +327,8 @@ class Stage::Impl {
   std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
   std::unique_ptr<BranchExperts> experts_;
   std::vector<Branch> branches_;
-  std::vector<Communicator*> step_;
-  /// Counts returned by `load`: the step's, once one has begun, or those of the last forward pass.
-  std::shared_ptr<CountedLoad> load_, step_load_;
-  int64_t aux_losses_ = 1;          // of a step
-  Memory aux_loss_sum_, aux_loss_;  // doubles: the sum of a step's, and the last one read
-  Memory balance_;
-  Tensor dx_;  // residual_gradient(), without data before its first use
+  std::optional<StepLoad> load_;  // with experts
+  Tensor dx_;                     // residual_gradient(), without data before its first use
   std::optional<Activation> dx_memory_;
   Activation dnorms_;
   FlatRangeCallback await_;  // for the next forward pass

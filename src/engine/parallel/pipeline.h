@@ -64,7 +64,7 @@ class Pipeline {
     double passes_s = 0, waited_s = 0;
     uint64_t sent_bytes = 0;  ///< to other stages
   };
-  /// Of the last `run`.
+  /// Times of the last `run`.
   const Times& times() const { return times_; }
 
  private:
