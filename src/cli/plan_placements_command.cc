@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,6 +12,7 @@
 #include "cli/output.h"
 #include "core/output.h"
 #include "engine/config/config.h"
+#include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/step_placements.h"
 
@@ -39,22 +39,6 @@ TrainConfig load_layout(const PlacementsOptions& options) {
   }
   check_config(config);
   return config;
-}
-
-/// Name with the numbers of layers and experts replaced.
-std::string name_pattern(const std::string& name) {
-  std::string pattern;
-  for (size_t i = 0; i < name.size(); ++i) {
-    const bool begins_number =
-        std::isdigit(static_cast<unsigned char>(name[i])) != 0 && i > 0 && name[i - 1] == '.';
-    if (!begins_number) {
-      pattern += name[i];
-      continue;
-    }
-    pattern += '*';
-    while (i + 1 < name.size() && std::isdigit(static_cast<unsigned char>(name[i + 1])) != 0) ++i;
-  }
-  return pattern;
 }
 
 std::array<std::string, kNumAxes> describe_axes(const PlacedTensor& tensor,
@@ -91,7 +75,7 @@ std::vector<PlacementsLine> make_lines(const PlacementTable& table, const Parall
                                        bool all) {
   std::vector<PlacementsLine> lines;
   for (const PlacedTensor& tensor : table.tensors()) {
-    const PlacementsLine line{all ? tensor.name : name_pattern(tensor.name), tensor.made_by,
+    const PlacementsLine line{all ? tensor.name : to_pattern(tensor.name, true), tensor.made_by,
                               describe_axes(tensor, dims)};
     if (all || std::ranges::none_of(lines, [&](PlacementsLine& l) { return l.add(line); })) {
       lines.push_back(line);
@@ -150,7 +134,7 @@ void add_plan_placements(CLI::App& plan) {
   auto options = std::make_shared<PlacementsOptions>();
   command->add_option("config", options->config, "Job file (TOML)")->required();
   const auto add_size = [&](const char* name, int64_t& size, const char* help) {
-    command->add_option(name, size, help)->check(CLI::Range(1, 1 << 20));
+    command->add_option(name, size, help)->check(CLI::Range(1, 4096));
   };
   add_size("--tp", options->tp, "Tensor parallel ranks (parallel.tp)");
   add_size("--pp", options->pp, "Pipeline parallel ranks (parallel.pp)");

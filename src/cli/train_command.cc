@@ -165,7 +165,7 @@ void add_train(CLI::App& app) {
       ->check(CLI::Range(1, 4096));
   command
       ->add_option("--device", arguments->device,
-                   "Ranks are CPU threads or processes (cpu), or GPUs (gpu): dp 1")
+                   "Ranks are CPU threads or processes (cpu), or GPUs (gpu)")
       ->check(CLI::IsMember({"cpu", "gpu"}));
   command
       ->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,

@@ -1,5 +1,5 @@
-// Algorithms of GPUs' GEMMs, over all ranks of a run. They are chosen by timing and determine the bits of
-// results: ranks that work on the same layers, and later runs, must have the same ones.
+// Algorithms of the GEMMs of a run on GPUs. They are chosen by timing and determine the bits of
+// results, so all ranks and later runs must have the same ones.
 #pragma once
 
 #include "tandem/communicator.h"

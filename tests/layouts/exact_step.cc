@@ -80,7 +80,6 @@ class ExactModel {
     const Row norm = vector("model.norm.weight");
     for (size_t t = 0; t < x.size(); ++t) {
       const Row x_norm = scaled(x[t], norm);
-      Sum logit, largest;
       const Row logits = product(head(), c_.vocab, x_norm);
       step_.loss +=
           std::log(double(c_.vocab)) - (logits[size_t(s.targets[t])] - std::ranges::max(logits));

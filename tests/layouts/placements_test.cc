@@ -1,5 +1,5 @@
-// Placements of a training step: every layout's are consistent, wrong wirings are found and named,
-// and the gradients and losses of ranks are what their placements say.
+// Placements of a training step: every layout's are consistent, and wrong wirings are found and
+// named.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -52,9 +52,9 @@ TEST(CodecPolicy, WrongTextIsRefusedByName) {
 
 TEST(CodecPolicy, CodecsAModelWouldIgnoreAreRefused) {
   const auto refusal_of = [](const char* text, const ModelConfig& config, int tp, int dp = 0,
-                             int ep = 1) {
+                             int ep = 1, int pp = 1) {
     try {
-      CodecPolicy::parse(text).require_used(config, tp, dp, ep);
+      CodecPolicy::parse(text).require_used(config, tp, dp, ep, pp);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -76,6 +76,9 @@ TEST(CodecPolicy, CodecsAModelWouldIgnoreAreRefused) {
     EXPECT_THAT(refusal_of(text, dense, 2), HasSubstr("are of training"));
   }
   EXPECT_EQ(refusal_of("mlp=int8,gradients=int4", dense, 2, 2), "no error");
+  EXPECT_EQ(refusal_of("stages=int8", dense, 1, 1, 1, 2), "no error");
+  EXPECT_THAT(refusal_of("stages=int8", dense, 1, 1), HasSubstr("one pipeline stage"));
+  EXPECT_THAT(refusal_of("stages=int8", dense, 2), HasSubstr("stages are of training"));
   EXPECT_THAT(refusal_of("mlp=int8,gradients=int4", dense, 1, 2), HasSubstr("codec 'attention="));
   EXPECT_THAT(refusal_of("mlp=int8", parallel, 2), HasSubstr("expected one codec for both"));
   EXPECT_THAT(refusal_of("mlp=int8", experts, 2), HasSubstr("expected experts=CODEC, or one for"));

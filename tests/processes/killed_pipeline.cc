@@ -3,7 +3,7 @@
 // prints its error and the seconds from the kill to its end. Run by killed_pipeline_test.sh, as
 // processes or under mpirun.
 //
-// Exit status 3 if the schedule has no such phase on that rank, else that of the error.
+// Exit status 64 if the schedule has no such phase on that rank, else that of the error.
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ using schedule::PassKind;
 using schedule::PipelineAction;
 
 constexpr double kDeadline = 10;
-constexpr int kNoSuchPhase = 3, kSteps = 3, kKilledStep = 1;
+constexpr int kNoSuchPhase = 64, kSteps = 3, kKilledStep = 1;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

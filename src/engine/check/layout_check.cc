@@ -13,6 +13,7 @@
 
 #include "engine/config/batch_rampup.h"
 #include "engine/model/codec_policy.h"
+#include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
 #include "tandem/error.h"
 
@@ -132,22 +133,6 @@ bool is_valid(const TrainConfig& config) {
     return false;
   }
   return true;
-}
-
-/// The name with a * for its last number between dots, or for all of them.
-std::string to_pattern(const std::string& name, bool all_numbers) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= name.size();) {
-    const size_t end = std::min(name.find('.', begin), name.size());
-    words.push_back(name.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  for (size_t i = words.size(); i-- > 0;) {
-    if (words[i].empty() || words[i].find_first_not_of("0123456789") != std::string::npos) continue;
-    words[i] = "*";
-    if (!all_numbers) break;
-  }
-  return fmt::format("{}", fmt::join(words, "."));
 }
 
 /// Factor of the whole tensor, or another property of the difference, in parentheses.

@@ -85,7 +85,10 @@ void CodecPolicy::require_used(const ModelConfig& config, int tp, int dp, int ep
               "experts=CODEC and embeddings=CODEC");
   }
   if (!stages.is_none() && pp == 1) {
-    refuse("one pipeline stage, which sends nothing: expected --pp of 2 or more, or none for these");
+    refuse(dp == 0 ? "stages are of training: expected attention=CODEC, mlp=CODEC, experts=CODEC "
+                     "and embeddings=CODEC"
+                   : "one pipeline stage, which sends nothing: expected --pp of 2 or more, or none "
+                     "for these");
   }
   if (!experts.is_none() && config.moe_layers() == 0) {
     refuse("the model has no experts: expected none for these");

@@ -64,10 +64,10 @@ struct MicrobatchState {
   void split_backward(const ModelContext& context);
   Activation tokens, targets;  ///< i32 [1, tokens]
   Upload token_upload, target_upload;
-  bool is_filled = false;             ///< by a forward pass
-  bool has_weight_pass = false;       ///< backward_input was run, backward_weight was not
-  bool has_embedding_pass = false;    ///< a backward pass was run, backward_embedding was not
-  std::vector<Tensor> residuals;      ///< before each branch, and after the last
+  bool is_filled = false;           ///< by a forward pass
+  bool has_weight_pass = false;     ///< backward_input was run, backward_weight was not
+  bool has_embedding_pass = false;  ///< a backward pass was run, backward_embedding was not
+  std::vector<Tensor> residuals;    ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
   std::optional<HeadActivations> head;
   /// Load of this microbatch, or of the whole step between begin_step and share_load. nullptr

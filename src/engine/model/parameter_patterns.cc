@@ -1,8 +1,10 @@
 #include "engine/model/parameter_patterns.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <charconv>
 #include <vector>
 
@@ -74,6 +76,21 @@ void apply_patterns(std::span<const std::string> no_decay, std::span<const std::
       p.lr_scale = scale.factor;
     });
   }
+}
+
+std::string to_pattern(const std::string& name, bool all_numbers) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    words.push_back(name.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  for (size_t i = words.size(); i-- > 0;) {
+    if (words[i].empty() || words[i].find_first_not_of("0123456789") != std::string::npos) continue;
+    words[i] = "*";
+    if (!all_numbers) break;
+  }
+  return fmt::format("{}", fmt::join(words, "."));
 }
 
 }  // namespace tandem

@@ -16,4 +16,7 @@ namespace tandem {
 void apply_patterns(std::span<const std::string> no_decay, std::span<const std::string> lr_scale,
                     std::span<Parameter> list);
 
+/// Name with a * for its last number between dots, or for all of them.
+std::string to_pattern(const std::string& name, bool all_numbers);
+
 }  // namespace tandem

@@ -3,7 +3,8 @@
 // operators checked when a model is constructed (engine/model/stage_placements.h), not when it
 // runs.
 //
-// Rules do not depend on the sizes of the axes, so a model on one rank is checked for all layouts.
+// Rules do not depend on the sizes of the axes, so a model on one rank is checked for all sizes of
+// tp, ep and expert_dp. Stages are declared as they are split over pp.
 #pragma once
 
 #include <array>
@@ -145,7 +146,8 @@ PlacedTensor cross_entropy_backward(const PlacedTensor& logits, const PlacedTens
 /// Matrices of all experts, sharded over ep, from those of each, or of one from those of all.
 PlacedTensor fuse_experts(const Operands& experts, std::string name);
 PlacedTensor one_expert(const PlacedTensor& all, int ep_rank, std::string name);
-/// Outputs of the experts of every row. `routing`: experts and weights of the rows.
+/// Outputs of the experts of every row. `rows`: tensors with a row per token, among them the
+/// routing.
 PlacedTensor experts(const char* op, const Operands& rows, const PlacedTensor& w_in,
                      const PlacedTensor& w_out, std::string name);
 /// Gradient of one of their two matrices.

@@ -12,8 +12,7 @@ namespace tandem {
 
 class StepLoad {
  public:
-  /// Of a stage with experts in its model. `axes`: communicators along which counts are summed in
-  /// turn.
+  /// The stage's model has experts. `axes`: communicators along which counts are summed in turn.
   StepLoad(ModelContext& context, std::vector<Communicator*> axes);
 
   /// As Stage's.

@@ -22,7 +22,7 @@ struct StepRecord {
   /// Share of the time of forward and backward passes in which ranks waited for other pipeline
   /// stages, or for the slowest rank's last pass; mean of the ranks.
   std::optional<double> bubble;  ///< not on GPUs
-  int64_t memory_bytes = 0;  ///< in use on a rank (memory_in_use in core/exec.h), largest
+  int64_t memory_bytes = 0;      ///< in use on a rank (memory_in_use in core/exec.h), largest
   // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
   // uncompressed.
   uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;
