@@ -384,6 +384,11 @@ TEST(Config, LimitsOfGpusAreNamed) {
   const Overrides stages_and_dp{"parallel.pp=2", "parallel.dp=2"};
   EXPECT_NO_THROW(check_gpu_training(
       load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", stages_and_dp), true));
+  const Overrides rampup{"parallel.pp=2", "train.microbatch=1", "train.batch_start=2",
+                         "train.batch_increment=2", "train.batch_rampup_samples=64"};
+  const TrainConfig grows = load_config(TANDEM_SOURCE_DIR "/configs/gpu-moe.toml", rampup);
+  EXPECT_NO_THROW(check_gpu_training(grows, false));
+  EXPECT_THROW(check_gpu_training(grows, true), ConfigError);
   EXPECT_EQ(check({"model.experts=6"}), "model.experts = 6: expected a multiple of 4 on GPUs");
   EXPECT_EQ(check({"model.experts=1028"}), "model.experts = 1028: expected at most 1024 on GPUs");
   EXPECT_EQ(check({"model.expert_ffn=40", "parallel.tp=2"}),

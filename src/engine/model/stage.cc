@@ -57,7 +57,10 @@ class Stage::Impl {
       : context_(tp, config, checked(config, options), layers),
         dnorms_(context_.make(DType::f32, context_.layout.branches_per_layer, config.hidden)) {
     if (layers.embedding || owns_tied()) embedding_.emplace(context_);
-    if (layers.head) head_.emplace(context_);
+    if (layers.head) {
+      head_.emplace(context_);
+      residual_gradient();
+    }
     make_experts();
     for (const BranchLayout& branch : context_.layout.branches) add_branch(branch);
     if (config.moe_layers() == 0) return;
@@ -110,7 +113,7 @@ class Stage::Impl {
   /// `is_split`: weight gradients of the branches' GEMMs are left to backward_weight.
   void backward(MicrobatchState& m, float scale, bool is_split, const FlatRangeCallback& ready) {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
-    residual_gradient();  // now made, if it has no memory
+    residual_gradient();
     check_no_pending("backward", m);
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {

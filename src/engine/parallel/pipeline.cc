@@ -273,7 +273,6 @@ void Pipeline::run(const Batch& batch, float scale,
                    const std::function<void(int chunk, FlatRange range)>& ready) {
   const auto begin = Clock::now();
   const double waited_before = links_ ? links_->waited_s() : 0;
-  const uint64_t sent_before = links_ ? links_->sent_bytes() : 0;
   for (const Pass& pass : passes_) {
     FlatRangeCallback report;
     if (pass.is_final) report = [&](FlatRange range) { ready(pass.chunk, range); };
@@ -301,7 +300,8 @@ void Pipeline::run(const Batch& batch, float scale,
   if (!stages_.front()->exec().on_gpu()) {
     times_ = {seconds_since(begin), links_->waited_s() - waited_before};
   }
-  times_.sent_bytes = links_->sent_bytes() - sent_before;
+  times_.sent_bytes = links_->sent_bytes() - sent_bytes_;
+  sent_bytes_ = links_->sent_bytes();
   links_->end_run();
 }
 

@@ -62,7 +62,7 @@ class Pipeline {
   struct Times {
     /// The waits are part of the passes. Zero on GPUs, where both are only enqueued.
     double passes_s = 0, waited_s = 0;
-    uint64_t sent_bytes = 0;  ///< to other stages
+    uint64_t sent_bytes = 0;  ///< messages to other stages since the last `run`
   };
   /// Times of the last `run`.
   const Times& times() const { return times_; }
@@ -100,6 +100,7 @@ class Pipeline {
   bool has_tied_ = false;
   std::vector<Pass> passes_;
   std::optional<StageLinks> links_;
+  uint64_t sent_bytes_ = 0;                          // until the last run's end
   uint64_t forward_begin_ = 0, backward_begin_ = 0;  // numbers of the run's first messages
   struct Slot {
     int microbatch = -1;  ///< -1: free

@@ -1,5 +1,7 @@
 #include "engine/parallel/stage_links.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -18,7 +20,7 @@ constexpr size_t slot_room(size_t message_bytes) {
   return (message_bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-size_t bytes_of(const Tensor& message, const Wire& wire) {
+size_t encoded_bytes(const Tensor& message, const Wire& wire) {
   return wire.is_none() ? message.bytes() : wire.bytes(message.elements(), message.dtype());
 }
 
@@ -32,7 +34,7 @@ StageLinks::StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> 
       rows_(message.dim(0)),
       columns_(message.dim(1)),
       wire_(wire),
-      message_bytes_(bytes_of(message, wire)),
+      message_bytes_(encoded_bytes(message, wire)),
       slot_bytes_(slot_room(message_bytes_)) {
   set_exec(pp, exec);
   std::vector<int> slots(size_t(pp.size())), signals(slots);
@@ -54,6 +56,13 @@ StageLinks::StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> 
     }
   }
   buffer_ = pp.allocate(size_t(std::ranges::max(slots)) * slot_bytes_, std::ranges::max(signals));
+  if (!exec.on_gpu()) return;
+  for (const Channel& channel : channels_) {
+    if (channel.source != pp.rank() || buffer_->peer(channel.destination)) continue;
+    throw Unsupported(fmt::format(
+        "parallel.pp = {}: stages {} and {}: expected GPUs that reach each other's memory",
+        pp.size(), channel.source, channel.destination));
+  }
 }
 
 StageLinks::~StageLinks() {
@@ -62,6 +71,11 @@ StageLinks::~StageLinks() {
   } catch (const Error&) {
     // The world has failed; the transport releases its sources before it reports that.
   }
+}
+
+void StageLinks::end_run() {
+  host_waits_ = false;
+  if (exec_.on_gpu()) pp_.flush();
 }
 
 Tensor StageLinks::as_message(void* values) const {

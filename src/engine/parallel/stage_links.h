@@ -1,7 +1,7 @@
 // Messages of one size between pipeline ranks, through slots of a symmetric buffer.
 //
-// A slot is memory that the receiver's pass reads, or writes to, until it acknowledges the message;
-// no one copies what arrived. Receiving thus never blocks the sender. GPU ranks send by copy
+// A slot is memory that the receiver's pass reads, or writes to, until it acknowledges the message:
+// arrived messages are not copied. Receiving thus never blocks the sender. GPU ranks send by copy
 // engines after the work enqueued before, and enqueue their waits, except in the first run: memory
 // is allocated and kernels are loaded then, which waits for running kernels, and on a GPU that
 // ranks share one of these may wait for this rank.
@@ -32,10 +32,12 @@ class StageLinks {
   };
 
   /// `message`: shape, f32, and device of a message. The channels are the same on all ranks.
-  /// Collective over `pp`, whose calls are enqueued on exec's stream from now on.
+  /// Collective over `pp`, whose calls are enqueued on exec's stream from now on. Throws
+  /// Unsupported if a GPU does not reach the memory of one that it sends to.
   StageLinks(Communicator& pp, const Exec& exec, std::vector<Channel> channels,
              const Tensor& message, const Wire& wire);
-  /// Waits until the messages sent have been copied, which needs no answer of the others.
+  /// Waits until the messages sent have been copied; on GPUs also for the work enqueued before
+  /// them.
   ~StageLinks();
   StageLinks(const StageLinks&) = delete;
   StageLinks& operator=(const StageLinks&) = delete;
@@ -45,8 +47,9 @@ class StageLinks {
   Tensor receive(int channel, uint64_t number);
   /// After the work enqueued so far.
   void acknowledge(int channel, uint64_t number);
-  /// Ends a run.
-  void end_run() { host_waits_ = false; }
+  /// Ends a run. GPU ranks wait for their messages, and so for all work before them: throws Timeout
+  /// or Aborted if a wait that was enqueued has ended without its message.
+  void end_run();
   /// Seconds of this rank's waits, without those that GPUs wait themselves.
   double waited_s() const { return waited_s_; }
   /// Bytes of all messages that this rank has sent.

@@ -23,6 +23,13 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
         "to be 1 where ranks share a GPU",
         parallel.tp, parallel.dp, parallel.pp));
   }
+  // A step with another number of microbatches allocates memory while other ranks may wait.
+  if (ranks_share_gpu && config.train.batch_start > 0 && parallel.pp > 1) {
+    throw ConfigError(
+        fmt::format("train.batch_start = {} with parallel.pp = {}: expected 0, or one stage, where "
+                    "ranks share a GPU",
+                    config.train.batch_start, parallel.pp));
+  }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
        {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {

@@ -97,7 +97,7 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
   const schedule::PipelineShape shape = pipeline_shape(config);
   const std::vector<StageLayers> layers = pipeline_layers(config);
   const int rank = groups.pp() ? groups.pp()->rank() : 0;
-  // Replicas and stages, whose tensor-parallel groups would choose alone, agree.
+  // Replicas and stages, whose tensor-parallel groups would choose independently, agree.
   share_gemm_choices(groups.world());
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
     chunks.emplace_back(groups, config, make_options(groups, config, routed),

@@ -473,9 +473,9 @@ TimedChoices timed_gemm_choices(size_t first) {
 void adopt_gemm_choices(const LtContext& context, const GemmChoices& choices) {
   const auto share = this_share();
   const std::lock_guard lock(known_mutex);
-  for (const GemmKey& key : timed) {
-    if (key.first != share->sms()) continue;
-    Known& of_shape = known.at(key);
+  // Also choices that were read: from a file that another rank has written since.
+  for (auto& [key, of_shape] : known) {
+    if (key.first != share->sms() || is_simple(of_shape.selected->get())) continue;
     const auto agreed = choices.find(key_of(key));
     if (agreed == choices.end() || agreed->second == choice_of(of_shape.selected->get())) continue;
     LtGemm::State state(context, key.second);
