@@ -10,11 +10,12 @@ import datetime
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+
+from processors import cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TEXT = ["src", "include", "tests", "docs"]
@@ -90,12 +91,6 @@ def measure(args):
         print(f'{row["name"]:46} batch {row["batch"]:3}  step {row["step_ms"]:7.1f} ms ({low:.1f}-{high:.1f})  '
               f'{row["speed_up"]:.2f}x  loss {row["loss"]:.4f} after {row["steps"]} steps', flush=True)
     return rows
-
-
-def cpu():
-    with open("/proc/cpuinfo") as file:
-        models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return f"{len(models)}x {models[0]}" if models else platform.processor()
 
 
 def main():

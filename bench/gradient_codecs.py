@@ -9,10 +9,11 @@ import argparse
 import datetime
 import json
 import pathlib
-import platform
 import statistics
 import subprocess
 import tempfile
+
+from processors import cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TEXT = ["src", "include", "tests", "docs"]
@@ -48,12 +49,6 @@ def compared(rows):
             row[key + "_rise"] = {"mean": statistics.mean(rises), "min": min(rises), "max": max(rises)}
             row[key] = statistics.mean(run[key] for run in row["runs"])
     return rows
-
-
-def cpu():
-    with open("/proc/cpuinfo") as file:
-        models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return f"{len(models)}x {models[0]}" if models else platform.processor()
 
 
 def main():

@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 import pyperf
+from processors import cpu
 
 import tandem
 
@@ -63,12 +64,6 @@ def row(framework, name, native, python):
                     "least_us": min(python.get_values()) - min(native.get_values())}
     return {"op": name, "framework": framework,
             **{key: round(1e6 * value, 2) for key, value in microseconds.items()}}
-
-
-def cpu():
-    with open("/proc/cpuinfo") as file:
-        models = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return f"{len(models)}x {models[0]}"
 
 
 def document(results):

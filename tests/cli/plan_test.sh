@@ -19,15 +19,16 @@ says() { # TEXT ARG...: a line of the output
   "$tandem" plan schedule "$@" >log 2>&1 || fail "plan schedule $*:" log
   grep -qxF -- "$text" log || fail "plan schedule $*: expected the line '$text':" log
 }
-refused() { # CODE TEXT ARG...
-  code=$1 text=$2
-  shift 2
+plan_refused() { # KIND CODE TEXT ARG...
+  kind=$1 code=$2 text=$3
+  shift 3
   status=0
-  "$tandem" plan schedule "$@" >log 2>&1 || status=$?
-  [ "$status" = "$code" ] || fail "plan schedule $*: exit $status, expected $code" log
-  grep -qF -- "$text" log || fail "plan schedule $*: expected '$text':" log
-  [ "$(wc -l <log)" = 1 ] || fail "plan schedule $*: expected one line:" log
+  "$tandem" plan "$kind" "$@" >log 2>&1 || status=$?
+  [ "$status" = "$code" ] || fail "plan $kind $*: exit $status, expected $code" log
+  grep -qF -- "$text" log || fail "plan $kind $*: expected '$text':" log
+  [ "$(wc -l <log)" = 1 ] || fail "plan $kind $*: expected one line:" log
 }
+refused() { plan_refused schedule "$@"; }
 
 says '   0 F0 F1 ......B0    F2 B1    ...B2    ' --pp 2 --microbatches 3 --schedule 1f1b
 says '   1 ...F0 B0    F1 B1    F2 B2    ......' --pp 2 --microbatches 3 --schedule 1f1b
@@ -121,16 +122,7 @@ loss = next(t for t in two["tensors"] if t["tensor"] == "loss")
 assert loss == {"tensor": "loss", "tp": "replicated", "ep": "partial", "expert_dp": "partial", "pp": "rank 0",
                 "made_by": "cross_entropy"}, loss
 END
-placements_refused() { # CODE TEXT ARG...
-  code=$1 text=$2
-  shift 2
-  status=0
-  "$tandem" plan placements "$@" >log 2>&1 || status=$?
-  [ "$status" = "$code" ] || fail "plan placements $*: exit $status, expected $code" log
-  grep -qF -- "$text" log || fail "plan placements $*: expected '$text':" log
-  [ "$(wc -l <log)" = 1 ] || fail "plan placements $*: expected one line:" log
-}
-placements_refused 2 'heads' "$source/configs/tiny.toml" --tp 3
-placements_refused 2 'config is missing: Job file (TOML)'
-placements_refused 2 '--tp: Value 0 not in range' "$source/configs/tiny.toml" --tp 0
-placements_refused 3 '/nowhere/x.json: cannot open' "$source/configs/tiny.toml" --json /nowhere/x.json
+plan_refused placements 2 'heads' "$source/configs/tiny.toml" --tp 3
+plan_refused placements 2 'config is missing: Job file (TOML)'
+plan_refused placements 2 '--tp: Value 0 not in range' "$source/configs/tiny.toml" --tp 0
+plan_refused placements 3 '/nowhere/x.json: cannot open' "$source/configs/tiny.toml" --json /nowhere/x.json

@@ -7,7 +7,6 @@
 
 #include "engine/parallel/dims.h"
 #include "schedule/pipeline.h"
-#include "tandem/error.h"
 #include "tandem/random.h"
 #include "tests/train/sample_text.h"
 
@@ -42,15 +41,6 @@ TrainConfig make_config(const Variant& v) {
   config.train.microbatch = v.microbatch;
   if (v.whole_step_aux_loss) config.train.aux_loss_scope = "step";
   return config;
-}
-
-bool is_valid(const TrainConfig& config) {
-  try {
-    check_config(config);
-  } catch (const Error&) {
-    return false;
-  }
-  return true;
 }
 
 /// Schedules of one layout; one without pipeline stages.

@@ -211,7 +211,11 @@ std::vector<TrainConfig> first(size_t count, std::vector<TrainConfig> layouts) {
 
 TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
   const std::vector<TrainConfig> layouts = generate_layouts(kSeed);
+  // As docs/training.md says.
   ASSERT_EQ(layouts.size(), 2096u);
+  EXPECT_EQ(bf16_layouts().size(), 800u);
+  EXPECT_EQ(activation_layouts().size(), 204u);
+  EXPECT_EQ(gradient_layouts().size(), 1264u);
   std::set<std::string> names, schedules, scopes;
   for (const TrainConfig& config : layouts) {
     names.insert(describe_layout(config));

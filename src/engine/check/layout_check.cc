@@ -126,15 +126,6 @@ TrainConfig with_one_microbatch(const TrainConfig& config) {
   return other;
 }
 
-bool is_valid(const TrainConfig& config) {
-  try {
-    check_config(config);
-  } catch (const Error&) {
-    return false;
-  }
-  return true;
-}
-
 /// Factor of the whole tensor, or another property of the difference, in parentheses.
 std::string describe_property(const TensorDifference& d, double bound) {
   if (std::isnan(d.found)) return " (NaN)";

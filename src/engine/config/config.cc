@@ -448,4 +448,13 @@ std::string to_toml(const TrainConfig& config) {
   return text.str();
 }
 
+bool is_valid(const TrainConfig& config) {
+  try {
+    check_config(config);
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace tandem

@@ -121,6 +121,8 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
 /// against dp and microbatch, seq against model.max_seq, layers and microbatches against
 /// parallel.pp.
 void check_config(const TrainConfig& config);
+/// Whether check_config accepts it.
+bool is_valid(const TrainConfig& config);
 /// Whole configuration as TOML that `parse_config` accepts.
 std::string to_toml(const TrainConfig& config);
 
