@@ -160,9 +160,9 @@ Trained train(Communicator& comm, int64_t bucket) {
   const int64_t begin = second->offset;
   const std::vector<ParameterGroup> groups{{comm, {0, begin}, {list.begin(), second}},
                                            {comm, {begin, count - begin}, {second, list.end()}}};
-  ShardedOptimizer optimizer(exec, weights, gradients, groups, bucket,
-                             {.working = working, .lamb_axes = {&comm}});
-  optimizer.adopt_weights();
+  ShardedOptimizer optimizer(exec, {weights, working}, gradients, groups, bucket,
+                             {.lamb_axes = {&comm}});
+  optimizer.adopt_weights(weights);
   TrainConfig config;
   config.optimizer.weight_decay = 0.3;
   const auto share = float(2 * (comm.rank() + 1)) / float(comm.size() * (comm.size() + 1));

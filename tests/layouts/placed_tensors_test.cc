@@ -106,7 +106,7 @@ class Passes {
         dx_(context_.make(DType::f32, context_.local_rows.count, config.hidden)),
         dnorm_(context_.make(DType::f32, 1, config.hidden)) {
     initialize_large(context_.layout, config, context_.exec, context_.weights.values());
-    context_.weights.refresh({0, context_.layout.size});
+    context_.weights.refresh();
     for (const BranchLayout& b : context_.layout.branches) {
       if (b.moe && !experts_) experts_.emplace(context_, b);
       auto& products = products_[branch_kind(b)];

@@ -254,7 +254,7 @@ void swap_stages(RankStep& step) {
   for (size_t i = 0; i < first.size(); ++i) std::swap(*first[i], *second[i]);
   for (ModelChunk& chunk : chunks) {
     chunk.stage.parameters_changed();
-    chunk.optimizer.adopt_weights();
+    chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
   }
 }
 

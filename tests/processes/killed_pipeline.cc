@@ -186,7 +186,7 @@ void run_steps(Communicator& world, const TrainConfig& config, const Moment& mom
   Pipeline pipeline(groups.pp(), pipeline_shape(config), std::move(stages), false);
   for (ModelChunk& chunk : ranks.chunks) {
     chunk.stage.initialize(1);
-    chunk.optimizer.adopt_weights();
+    chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
   }
   pipeline.share_embedding();
   std::vector<int32_t> tokens(size_t(config.train.seq)), targets(tokens);

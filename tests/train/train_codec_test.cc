@@ -208,7 +208,7 @@ void expect_same_weights(Communicator& all, Layout layout, const CodecPolicy& co
                              {{*dp, {0, model.parameters().elements()}, model.parameter_list()}},
                              5000, {codec.gradients, codec.weights});
   model.initialize(1);
-  optimizer.adopt_weights();
+  optimizer.adopt_weights(model.parameters());
   std::vector<int32_t> tokens, targets;
   for (int i = 0; i < 16; ++i) tokens.push_back((31 * i + 7 * dp->rank()) % 257);
   targets.assign(tokens.rbegin(), tokens.rend());

@@ -120,7 +120,7 @@ std::vector<float> train_rank(const ParallelGroups& groups, const ModelLayout& l
   }
   ShardedOptimizer optimizer({}, flat(w), flat(g), parameter_groups, bucket,
                              {.weights = weights_wire, .lamb_axes = groups.world_axes()});
-  optimizer.adopt_weights();
+  optimizer.adopt_weights(flat(w));
   const auto weight = [](const Communicator& replicas) {
     const int size = replicas.size();
     return float(replicas.rank() + 1) / float(size * (size + 1) / 2);

@@ -159,7 +159,7 @@ void expect_as_reference(int ranks, int64_t bucket, const ShardedOptimizerOption
     std::vector<float> w(kElements), g(kElements);
     for (size_t i = 0; i < kElements; ++i) w[i] = weight_of(i);
     ShardedOptimizer dp = make_optimizer(comm, w, g, bucket, wires);
-    dp.adopt_weights();
+    dp.adopt_weights(flat(w));
     for (int64_t step = 0; step < kSteps; ++step) {
       auto reported = int64_t(kElements);
       for (size_t i = kElements; i-- > 0;) {
@@ -200,7 +200,7 @@ TEST(DataParallelWires, DroppedStepKeepsTheResidual) {
   run_threads(options, [&](Communicator& comm) {
     std::vector<float> w(kElements), g(kElements);
     ShardedOptimizer dp = make_optimizer(comm, w, g, 70, {Wire::parse("int4:g32"), {}, true});
-    dp.adopt_weights();
+    dp.adopt_weights(flat(w));
     std::vector<float> before;
     for (int64_t step = 0; step < 3; ++step) {
       for (size_t i = 0; i < kElements; ++i) g[i] = gradient_of(step, comm.rank(), i);

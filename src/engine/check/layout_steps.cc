@@ -62,31 +62,46 @@ std::optional<Parameter> tied_copy(const Stage& stage, const Communicator& tp) {
 /// Tensors that ranks add their shards to, each in its thread.
 class Gather {
  public:
-  /// Adds the elements of `values`, laid out as the parameters, that this rank's optimizer owns.
-  void add_owned(const ModelChunk& chunk, const Tensor& values) {
-    std::vector<uint8_t> owned(size_t(values.elements()));
+  /// Adds the gradients of elements that this rank's optimizer owns.
+  void add_gradients(const ModelChunk& chunk) {
+    const HostCopy gradients(chunk.stage.exec(), chunk.stage.gradients());
+    std::vector<uint8_t> owned(gradients.values().size());
     for (const StateSlice& slice : chunk.optimizer.slices(Moment::weights)) {
       std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
     }
-    add(chunk.stage, chunk.stage.parameter_list(), values, owned);
+    add(chunk.stage.parameter_list(), gradients.values(), owned);
   }
 
-  /// Adds all weights, also copies.
+  /// Adds the weights that this rank's optimizer owns.
+  void add_owned_weights(const ModelChunk& chunk) {
+    std::vector<float> weights(size_t(chunk.stage.gradients().elements()));
+    std::vector<uint8_t> owned(weights.size());
+    for (const StateSlice& slice : chunk.optimizer.slices(Moment::weights)) {
+      const HostCopy values(chunk.stage.exec(), slice.values);
+      std::ranges::copy(values.values(), weights.begin() + slice.begin);
+      std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
+    }
+    add(chunk.stage.parameter_list(), weights, owned);
+  }
+
+  /// Adds all weights as passes read them, also copies.
   void add_weights(const Stage& stage, const Communicator& tp) {
     std::vector<Parameter> list = stage.parameter_list();
     if (const auto copy = tied_copy(stage, tp)) list.push_back(*copy);
-    const Tensor weights = stage.parameters();
-    add(stage, list, weights, std::vector<uint8_t>(size_t(weights.elements()), 1));
+    const int64_t elements = stage.gradients().elements();
+    const Memory memory(size_t(elements) * sizeof(float), stage.exec().device);
+    const Tensor weights = memory.view(DType::f32, {elements});
+    stage.read_parameters(weights);
+    add(list, HostCopy(stage.exec(), weights).values(), std::vector<uint8_t>(size_t(elements), 1));
   }
 
   GatheredTensors take() { return std::move(tensors_); }
 
  private:
-  void add(const Stage& stage, std::span<const Parameter> list, const Tensor& values,
+  void add(std::span<const Parameter> list, std::span<const float> values,
            std::span<const uint8_t> owned) {
-    const HostCopy copy(stage.exec(), values);
     const std::lock_guard lock(mutex_);
-    for (const Parameter& p : list) add(p, copy.values(), owned);
+    for (const Parameter& p : list) add(p, values, owned);
   }
   void add(const Parameter& p, std::span<const float> values, std::span<const uint8_t> owned) {
     int64_t elements = 1;
@@ -139,7 +154,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
   StepExecutor executor(config, groups, corpus, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);
-    chunk.optimizer.adopt_weights();
+    chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
   }
   executor.weights_changed();
   StepsOutcome outcome;
@@ -167,7 +182,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
       outcome.grad_norm = norm;
       outcome.aux_loss = read_aux_loss(config, ranks);
       for (const ModelChunk& chunk : ranks.chunks) {
-        gathers.gradients.add_owned(chunk, chunk.stage.gradients());
+        gathers.gradients.add_gradients(chunk);
       }
     }
     if (run.steps == 1) return outcome;
@@ -176,7 +191,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
   }
   executor.await_weights();
   for (const ModelChunk& chunk : ranks.chunks) {
-    gathers.weights.add_owned(chunk, chunk.stage.parameters());
+    gathers.weights.add_owned_weights(chunk);
   }
   return outcome;
 }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -61,12 +62,18 @@ void for_each_owned_slice(const TrainedStage& stage, Moment moment, bool is_writ
 /// Collective.
 void require_finite(const TrainedRanks& ranks, int64_t step) {
   std::string what;
-  for (const auto& [model, optimizer] : ranks.stages) {
-    for (const Parameter& p : model.parameter_list()) {
-      const auto bad = first_not_finite(model.exec(), p, model.parameters());
-      if (!bad || !what.empty()) continue;
-      what = fmt::format("tensor '{}' has {} at element {}", p.name, bad->value, bad->element);
-    }
+  for (const TrainedStage& stage : ranks.stages) {
+    for_each_owned_slice(stage, Moment::weights, false,
+                         [&](const ParameterSlice& slice, std::span<const float> values) {
+                           float sum = 0;  // 0 * x is 0 for every finite x
+                           for (const float value : values) sum += 0 * value;
+                           if (sum == 0 || !what.empty()) return;
+                           const auto bad = std::ranges::find_if_not(
+                               values, [](float x) { return std::isfinite(x); });
+                           what = fmt::format("tensor '{}' has {} at element {}",
+                                              ranks.parameter_list()[slice.parameter].name, *bad,
+                                              slice.whole + (bad - values.begin()));
+                         });
   }
   const auto all = ranks.world.exchange(std::as_bytes(std::span(what)), "finite weights");
   for (const auto& blob : all) {
@@ -196,21 +203,20 @@ void load_tensors(const TrainedRanks& ranks, const std::string& path) {
   const SafetensorsFile weights(path + "/" + kModelFile);
   const SafetensorsFile moments(path + "/" + kOptimizerFile);
   for (const auto& [model, optimizer] : ranks.stages) {
-    load_parameters(weights, model.parameter_list(), model.exec(), model.parameters());
+    load_parameters(weights, model.parameter_list(), model.exec(), model.parameter_staging());
   }
   read_section(ranks, moments, kFirst);
   read_section(ranks, moments, kSecond);
   const bool has_masters = moments.find(kMaster.prefix + ranks.parameter_list().front().name);
   if (has_masters && ranks.has_masters()) return read_section(ranks, moments, kMaster);
   for (const auto& [model, optimizer] : ranks.stages) {
-    if (!has_masters) {
-      optimizer.adopt_weights();
-      continue;
+    if (has_masters) {
+      // Weights are sent uncompressed in this run: it resumes from the master weights.
+      std::vector<Parameter> masters = model.parameter_list();
+      for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
+      load_parameters(moments, masters, model.exec(), model.parameter_staging());
     }
-    // Weights are sent uncompressed in this run: it resumes from the master weights.
-    std::vector<Parameter> masters = model.parameter_list();
-    for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
-    load_parameters(moments, masters, model.exec(), model.parameters());
+    optimizer.adopt_weights(model.parameter_staging());
   }
 }
 

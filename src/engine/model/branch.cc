@@ -82,7 +82,7 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       options(transformer_options),
       layers(stage_layers),
       layout(config, tp.size(), tp.rank(), expert_coordinates(experts, tp), stage_layers),
-      weights(exec, layout, options.dtype),
+      weights(exec, layout, options.dtype, options.f32_weights),
       gradient_memory(size_t(layout.size) * sizeof(float), exec.device),
       tokens(options.batch * options.seq),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
@@ -165,7 +165,7 @@ BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
       layer(with_router_gemms(c, l), moe_shape(c), training_moe_options(c)) {}
 
 Communicator& BranchExperts::with_router_gemms(ModelContext& c, const BranchLayout& l) {
-  const Tensor router = c.weights.master(l.router);
+  const Tensor router = c.weights.router(l.router);
   const Tensor& rows = d_x_norm;
   gemm(c.exec, rows, router.transposed(), logits);
   gemm(c.exec, dlogits, router, d_x_norm, {.accumulate = true});
@@ -300,7 +300,7 @@ void Branch::router_backward(const BranchActivations& saved, const Tensor& balan
   const RoutedActivations& routed = *saved.routed;
   route_backward(context_.exec, routed.scores, routed.chosen, e.dweights, balance,
                  router_options(context_.config), e.dlogits);
-  gemm(context_.exec, e.dlogits, context_.weights.master(layout_.router), e.d_x_norm,
+  gemm(context_.exec, e.dlogits, context_.weights.router(layout_.router), e.d_x_norm,
        {.accumulate = true});
   const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
   const bool adds = context_.adds_gradient(layout_.router.offset);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/files.h"
 #include "core/host_copy.h"
@@ -50,6 +51,12 @@ void read_shard(const SafetensorsFile& file, const SafetensorsEntry& entry, cons
   }
 }
 
+/// Non-finite element of a rank's shard of a parameter.
+struct BadElement {
+  int64_t element;  // index in the full tensor
+  float value;
+};
+
 /// `values`: the parameter's local_range.
 std::optional<BadElement> find_not_finite(const LocalShard& shard, std::span<const float> values) {
   for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
@@ -92,13 +99,6 @@ void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weig
       "{}: tensor '{}' is not read by the model of config.json (1 of {} such, of {}): expected no "
       "others than its {}",
       weights.path(), printable(first->name), count, weights.entries().size(), known.size()));
-}
-
-std::optional<BadElement> first_not_finite(const Exec& exec, const Parameter& p,
-                                           const Tensor& values) {
-  const FlatRange range = local_range(p);
-  return find_not_finite(local_shard(p),
-                         HostCopy(exec, values.narrow(0, range.begin, range.count)).values());
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,

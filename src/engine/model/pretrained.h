@@ -1,7 +1,6 @@
 // Trained model on disk: DIR/config.json and DIR/model.safetensors, in Hugging Face's layout.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,15 +17,6 @@ std::string model_identity(const ModelConfig& config, const SafetensorsFile& wei
 /// Throws IoError naming the tensor unless the file has all tensors that the model reads, in these
 /// shapes, and no other: a layer missing in config.json, or a bias, would change the result.
 void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weights);
-
-/// Non-finite element of a rank's shard of a parameter.
-struct BadElement {
-  int64_t element;  ///< index in the full tensor
-  float value;
-};
-/// First element that is NaN or infinite. `values`: flat array, f32 on exec's device.
-std::optional<BadElement> first_not_finite(const Exec& exec, const Parameter& parameter,
-                                           const Tensor& values);
 
 /// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk) into a flat array. Throws
 /// IoError naming the tensor that is missing, has another shape or a non-finite element.

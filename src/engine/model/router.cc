@@ -25,7 +25,7 @@ void route(const LayerView& view, const BranchLayout& branch, const Tensor& inpu
            const RouterMemory& memory) {
   Tensor bias;
   if (branch.router_bias >= 0) bias = view.weights.vector(branch.router_bias, view.config.experts);
-  gemm(view.exec, input, view.weights.master(branch.router).transposed(), memory.logits);
+  gemm(view.exec, input, view.weights.router(branch.router).transposed(), memory.logits);
   route_forward(view.exec, memory.logits, bias, router_options(view.config), memory.scores,
                 memory.chosen, memory.weights);
 }

@@ -344,15 +344,24 @@ Stage::~Stage() = default;
 
 void Stage::initialize(uint64_t seed) {
   const ModelContext& c = impl_->context_;
-  initialize_parameters(c.exec, c.layout, c.config, seed, parameters());
+  initialize_parameters(c.exec, c.layout, c.config, seed, parameter_staging());
   parameters_changed();
 }
 
 Tensor Stage::parameters() const {
   return impl_->context_.weights.values();
 }
-Tensor Stage::working_parameters() const {
-  return impl_->context_.weights.working();
+const WeightViews& Stage::weights() const {
+  return impl_->context_.weights.views();
+}
+Tensor Stage::parameter_staging() const {
+  return parameters().data() ? parameters() : gradients();
+}
+void Stage::read_parameters(const Tensor& to) const {
+  impl_->context_.weights.read(to);
+}
+Tensor Stage::embedding() const {
+  return impl_->context_.weights.matrix(impl_->context_.layout.embedding);
 }
 Tensor Stage::gradients() const {
   return impl_->context_.gradient(0, impl_->context_.layout.size);
@@ -401,7 +410,7 @@ void Stage::parameters_changed() {
   parameters_changed({0, impl_->context_.layout.size});
 }
 void Stage::parameters_changed(FlatRange range) {
-  impl_->context_.weights.refresh(range);
+  impl_->context_.weights.set(range, parameter_staging().narrow(0, range.begin, range.count));
 }
 void Stage::await_parameters(FlatRangeCallback await) {
   impl_->await_parameters(std::move(await));

@@ -25,7 +25,10 @@ namespace tandem {
 struct TransformerOptions {
   int64_t batch = 1;         ///< sequences per microbatch
   int64_t seq = 128;         ///< tokens per sequence
-  DType dtype = DType::f32;  ///< GEMM operands and activations; parameters stay f32
+  DType dtype = DType::f32;  ///< GEMM operands and activations
+  /// If false, weights of another dtype are not kept in f32, except norms and routers: owners of
+  /// the optimizer state hold them (engine/parallel/sharded_optimizer.h).
+  bool f32_weights = true;
   OverlapOptions overlap = {};
   /// EP x TP ranks that share the experts, TP index fastest; nullptr: `tp`, whose ranks then shard
   /// every expert. On GPU ranks its calls are enqueued on `tp`'s stream from now on, so it must be
@@ -54,6 +57,7 @@ struct StageLayers {
 
 struct ExpertCounts;
 struct MicrobatchState;
+struct WeightViews;
 
 /// Saved activations and targets of one microbatch, from its forward to its backward pass.
 class Microbatch {
@@ -77,23 +81,29 @@ class Stage {
   ~Stage();
 
   /// Initializes the weights independently of TP size and stages: each element depends on (seed,
-  /// name, position).
+  /// name, position). They are in parameter_staging() then, too.
   void initialize(uint64_t seed);
 
   /// This rank's parameters and gradients, f32 [elements] on its device, one flat array each, in
   /// order of use (backward finishes them back to front). Padding between tensors stays zero.
+  /// Without options.f32_weights, parameters() of another dtype has no data.
   Tensor parameters() const;
   Tensor gradients() const;
   const Exec& exec() const;
   /// All parameters of the model, the same names and order at every stage; those of other stages
   /// are absent.
   const std::vector<Parameter>& parameter_list() const;
-  /// Copy of parameters() in the dtype of GEMMs, which reads it instead; without data if that is
-  /// f32.
-  Tensor working_parameters() const;
-  /// Must be called after writing to parameters(), or to a range of them: updates the working copy.
+  /// Weights as kept on this rank.
+  const WeightViews& weights() const;
+  /// Memory to write new weights to, f32 [elements]: parameters(), or gradients() if that has no
+  /// data.
+  Tensor parameter_staging() const;
+  /// Must be called after writing to parameter_staging(), or to a range of it, before the next
+  /// pass.
   void parameters_changed();
   void parameters_changed(FlatRange range);
+  /// Writes the weights as passes read them, f32 [elements].
+  void read_parameters(const Tensor& to) const;
   /// Offset of the first expert parameter in parameters(), and of the end of the last one: the same
   /// if there are none.
   int64_t experts_begin() const;
@@ -103,9 +113,10 @@ class Stage {
   FlatWindow dense_window() const;
   FlatWindow experts_window() const;
   /// Range in parameters() of an embedding that is tied to the head of another stage. It is a
-  /// parameter of the stage with the head; the one with the embedding has a copy, which is written
-  /// as parameters are.
+  /// parameter of the stage with the head; the one with the embedding has a copy.
   std::optional<FlatRange> tied_embedding() const;
+  /// Embedding in the dtype of GEMMs, [local rows, hidden].
+  Tensor embedding() const;
 
   /// Whether the embedding is before its layers.
   bool has_embedding() const;

@@ -1,6 +1,10 @@
-// One rank's weights on its device: the f32 master array and, for bf16, the working copy that GEMMs
-// read.
+// One rank's weights on its device. In f32: one flat array. In bf16: the copy that GEMMs read and,
+// unless owners of the optimizer state hold the only f32 weights (ZeRO, engine/parallel/), the f32
+// array next to it. Norms and routers are read in f32 in any case.
 #pragma once
+
+#include <span>
+#include <vector>
 
 #include "core/exec.h"
 #include "engine/model/layout.h"
@@ -8,34 +12,57 @@
 
 namespace tandem {
 
+/// Elements [begin, begin + count) of a flat array that are stored from `position` in an array of
+/// such ranges.
+struct ExactRange {
+  int64_t begin = 0, count = 0, position = 0;
+};
+
+/// Views of weights by position in a flat array.
+struct WeightViews {
+  WeightViews() = default;
+  /// Weights in f32, with a working copy or without.
+  WeightViews(const Tensor& values, const Tensor& copy = {}) : f32(values), working(copy) {}
+
+  Tensor f32;      ///< [elements]; without data if only `exact` is in f32
+  Tensor working;  ///< [elements] in the dtype of GEMMs; without data if that is f32
+  Tensor exact;    ///< f32, the elements of exact_ranges, without `f32`
+  std::vector<ExactRange> exact_ranges;  ///< ascending
+
+  int64_t elements() const { return f32.data() ? f32.elements() : working.elements(); }
+  size_t bytes() const;
+  /// Throws InvalidArgument if the range is not in f32.
+  Tensor in_f32(FlatRange range) const;
+  WeightViews narrow(FlatRange range) const;
+};
+
 class Weights {
  public:
-  Weights(const Exec& exec, const ModelLayout& layout, DType dtype);
-  /// The master array.
-  Tensor values() const { return master_.view(DType::f32, {size_}); }
-  /// Working copy, without data if the working dtype is f32.
-  Tensor working() const {
-    return dtype_ == DType::f32 ? Tensor() : working_.view(dtype_, {size_});
-  }
+  /// `has_f32`: of a dtype other than f32, all weights are in f32, too. Throws InvalidArgument for
+  /// a dtype other than f32 and bf16.
+  Weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool has_f32 = true);
+  const WeightViews& views() const { return views_; }
+  /// f32 [elements]; without data if there is none.
+  const Tensor& values() const { return views_.f32; }
   /// Matrix in the working dtype.
   Tensor matrix(const WeightMatrix& m) const;
-  /// Matrix in f32, regardless of the working dtype.
-  Tensor master(const WeightMatrix& m) const {
-    return master_.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
-  }
+  /// Router in f32, regardless of the working dtype.
+  Tensor router(const WeightMatrix& m) const;
   /// `count` elements in f32 from `offset` in the flat array: a norm's gains or a router's bias.
-  Tensor vector(int64_t offset, int64_t count) const {
-    return master_.view(DType::f32, {count}, size_t(offset) * sizeof(float));
-  }
-  /// Updates the working copy after the range of the master array changed.
-  void refresh(FlatRange range);
-  void refresh() { refresh({0, size_}); }
+  Tensor vector(int64_t offset, int64_t count) const { return views_.in_f32({offset, count}); }
+  /// Sets the weights of `range` to `values`, f32 [range.count], which may be their f32 memory.
+  void set(FlatRange range, const Tensor& values);
+  /// The same after values() was written to.
+  void refresh() { set({0, views_.elements()}, views_.f32); }
+  /// Writes the weights as they are read, f32 [elements].
+  void read(const Tensor& to) const;
 
  private:
   Exec exec_;
-  int64_t size_;
   DType dtype_;
-  Memory master_, working_;
+  Memory f32_, working_, exact_;
+  std::vector<ExactRange> exact_ranges_;
+  WeightViews views_;
 };
 
 }  // namespace tandem

@@ -33,6 +33,11 @@ int Buckets::at(int64_t element) const {
   return int(std::ranges::lower_bound(numbers_, number) - numbers_.begin());
 }
 
+double bucket_mib(const TrainConfig& config, bool on_gpus) {
+  if (config.parallel.dp_bucket_mib > 0) return config.parallel.dp_bucket_mib;
+  return on_gpus ? 100 : 4;  // GPUs: a kernel of the optimizer is launched per bucket
+}
+
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters, bool by_tensor) {
   std::vector<ParameterRun> runs;
   for (size_t i = 0; i < parameters.size(); ++i) {

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/config/config.h"
 #include "engine/model/parameter.h"
 #include "tandem/collectives.h"
 
@@ -58,6 +59,9 @@ class Buckets {
   int64_t shard_room_ = 0;
   std::vector<int64_t> numbers_;  // ascending
 };
+
+/// parallel.dp_bucket_mib, or what is chosen for it.
+double bucket_mib(const TrainConfig& config, bool on_gpus);
 
 /// FlatRange of the flat array with uniform properties. Padding belongs to none.
 struct ParameterRun {

@@ -26,8 +26,9 @@ MessageRing::MessageRing(Communicator& dp, const char* op, int buckets, size_t m
 void MessageRing::make_streams() {
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int rank = destination(hop);
-    dp_.put(rank, *slots_, offset(dp_.rank(), 0), slots_->local() + offset(dp_.rank(), 0),
-            message_bytes_, acknowledgement(dp_.rank()), 0);
+    const size_t at = message_offset(dp_.rank(), 0);
+    dp_.put(rank, *slots_, at, slots_->local() + at, message_bytes_, acknowledgement(dp_.rank()),
+            0);
   }
   dp_.flush();
   dp_.barrier(op_);
@@ -64,9 +65,12 @@ void MessageRing::wait_for_room(int bucket) {
   }
 }
 
-void MessageRing::send(int rank, int bucket, const void* message, size_t bytes) {
-  dp_.put(rank, *slots_, offset(dp_.rank(), bucket), message, bytes, arrival(dp_.rank(), bucket),
-          epoch(bucket));
+void MessageRing::send(int rank, int bucket, const void* slice, size_t bytes, size_t offset,
+                       bool is_last) {
+  // Until then the signal stays that of the slot's message before.
+  const uint64_t before = std::max(epoch(bucket), uint64_t(window_)) - uint64_t(window_);
+  dp_.put(rank, *slots_, message_offset(dp_.rank(), bucket) + offset, slice, bytes,
+          arrival(dp_.rank(), bucket), is_last ? epoch(bucket) : before);
 }
 
 bool MessageRing::has_arrived(int bucket) const {

@@ -34,12 +34,16 @@ class MessageRing {
     return staging_.data() + size_t(index * window_ + slot(bucket)) * message_bytes_;
   }
   /// Received message of `rank`.
-  std::byte* received(int rank, int bucket) const { return slots_->local() + offset(rank, bucket); }
+  std::byte* received(int rank, int bucket) const {
+    return slots_->local() + message_offset(rank, bucket);
+  }
 
   /// Whether all ranks have read the message whose slot the bucket takes. CPU ranks.
   bool has_room(int bucket) const;
   void wait_for_room(int bucket);
-  void send(int rank, int bucket, const void* message, size_t bytes);
+  /// Sends `bytes` to `offset` of the message; it has arrived with its last slice.
+  void send(int rank, int bucket, const void* slice, size_t bytes, size_t offset = 0,
+            bool is_last = true);
   bool has_arrived(int bucket) const;  ///< from all ranks; CPU ranks
   void wait_for_arrival(int rank, int bucket);
   void acknowledge(int rank, int bucket);
@@ -54,7 +58,7 @@ class MessageRing {
   void make_streams();
   void wait(int signal, uint64_t epoch, const WaitSite& site);
   int slot(int bucket) const { return int((begin_ + uint64_t(bucket)) % uint64_t(window_)); }
-  size_t offset(int rank, int bucket) const {
+  size_t message_offset(int rank, int bucket) const {
     return size_t(rank * window_ + slot(bucket)) * message_bytes_;
   }
   int arrival(int rank, int bucket) const { return rank * window_ + slot(bucket); }

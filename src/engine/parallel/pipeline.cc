@@ -20,10 +20,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-Tensor as_row(const Tensor& t) {
-  return Tensor(t.data(), t.dtype(), {1, t.elements()}, t.device());
-}
-
 }  // namespace
 
 schedule::PipelineShape pipeline_shape(const TrainConfig& config) {
@@ -328,21 +324,13 @@ void Pipeline::share_embedding() {
   if (!has_tied_) return;
   const schedule::StagePosition first = schedule::position_of(shape_, 0);
   const schedule::StagePosition last = schedule::position_of(shape_, shape_.stages() - 1);
-  const auto values = [&](int chunk) {
-    const Stage& stage = *stages_[size_t(chunk)]->tied_stage();
-    const FlatRange range = *stage.tied_embedding();
-    return stage.parameters().narrow(0, range.begin, range.count);
-  };
+  const auto values = [&](int chunk) { return stages_[size_t(chunk)]->tied_stage()->embedding(); };
   if (first.rank == last.rank && rank_ == first.rank) {
     copy(stages_.front()->exec(), values(last.chunk), values(first.chunk));
   } else if (rank_ == last.rank) {
-    send(*pp_, as_row(values(last.chunk)), first.rank);
+    send(*pp_, values(last.chunk), first.rank);
   } else if (rank_ == first.rank) {
-    recv(*pp_, as_row(values(first.chunk)), last.rank);
-  }
-  if (rank_ == first.rank) {
-    Stage& stage = *stages_[size_t(first.chunk)]->tied_stage();
-    stage.parameters_changed(*stage.tied_embedding());
+    recv(*pp_, values(first.chunk), last.rank);
   }
 }
 

@@ -21,26 +21,24 @@ std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
 }  // namespace
 
 ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGroup& group,
-                               const Tensor& all_weights, const Tensor& all_gradients,
+                               const WeightViews& all_weights, const Tensor& all_gradients,
                                int64_t bucket_elements, const ShardedOptimizerOptions& options,
                                size_t first_tensor_index)
     : replicas(group.replicas),
       exec(make_exec(replicas)),
       begin(group.range.begin),
       first_tensor(first_tensor_index),
-      weights(all_weights.narrow(0, begin, group.range.count)),
+      weights(all_weights.narrow(group.range)),
       gradients(all_gradients.narrow(0, begin, group.range.count)),
-      working(options.working.data() ? options.working.narrow(0, begin, group.range.count)
-                                     : Tensor()),
       buckets(group.window, bucket_elements, replicas.size()),
       state(exec, weights, buckets, replicas.rank(),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
-            WeightSync::sends_differences(replicas, options.weights)),
+            WeightSync::sends_differences(replicas.size(), options.weights)),
       gradient_sync(model, replicas, gradients, buckets, relative(group.list, begin),
                     {options.gradients, options.error_feedback, options.overlap},
                     [this](int bucket) { add_squares(bucket); }),
       weight_sync(model, replicas, weights, buckets, relative(group.list, begin),
-                  {options.weights, working, options.overlap}, state),
+                  {options.weights, options.overlap}, state),
       squares(exec, add_terms(index)),
       norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {}
 
@@ -70,8 +68,10 @@ void ShardedOptimizer::Group::update(
   weight_sync.begin([this, name, apply = std::move(apply)](int bucket) {
     const ScopedSpan span(SpanKind::compute, name, bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
-      const bool has_copy = working.data() && !state.has_masters();
-      apply(r, has_copy ? working.narrow(0, r.run.begin, r.run.count) : Tensor());
+      const Tensor& copy = weights.working;
+      const bool is_read = weights.f32.data() || r.run.sharded;  // norms and routers: in f32
+      const bool has_copy = copy.data() && is_read && !state.sends_differences();
+      apply(r, has_copy ? copy.narrow(0, r.run.begin, r.run.count) : Tensor());
     }
   });
 }
@@ -101,9 +101,9 @@ void ShardedOptimizer::Group::add_norms(TrustRatios& ratios) {
   }
 }
 
-ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
-                                   std::vector<ParameterGroup> groups, int64_t bucket_elements,
-                                   const ShardedOptimizerOptions& options)
+ShardedOptimizer::ShardedOptimizer(const Exec& exec, const WeightViews& weights,
+                                   const Tensor& gradients, std::vector<ParameterGroup> groups,
+                                   int64_t bucket_elements, const ShardedOptimizerOptions& options)
     : exec_(exec) {
   size_t num_tensors = 0;
   for (const ParameterGroup& group : groups) {
@@ -114,13 +114,15 @@ ShardedOptimizer::ShardedOptimizer(const Exec& exec, const Tensor& weights, cons
   if (!options.lamb_axes.empty()) trust_ratios_.emplace(options.lamb_axes, num_tensors);
 }
 
-void ShardedOptimizer::adopt_weights() {
-  for (Group& group : groups_) group.state.adopt_weights();
+void ShardedOptimizer::adopt_weights(const Tensor& values) {
+  for (Group& group : groups_) {
+    group.state.adopt_weights(values.narrow(0, group.begin, group.gradients.elements()));
+  }
 }
 
 ShardedOptimizer::Group& ShardedOptimizer::find_group(FlatRange range) {
   const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
-    return range.begin >= group.begin && range.end() <= group.begin + group.weights.elements();
+    return range.begin >= group.begin && range.end() <= group.begin + group.gradients.elements();
   });
   if (found != groups_.end()) return *found;
   throw InvalidArgument(fmt::format("optimizer: elements {} to {}: expected a range of one group",
@@ -181,7 +183,7 @@ void ShardedOptimizer::await(FlatRange range) {
 }
 
 void ShardedOptimizer::await_all() {
-  for (Group& group : groups_) group.weight_sync.await({0, group.weights.elements()});
+  for (Group& group : groups_) group.weight_sync.await({0, group.gradients.elements()});
 }
 
 std::vector<StateSlice> ShardedOptimizer::slices(Moment moment) const {
@@ -196,7 +198,7 @@ std::vector<StateSlice> ShardedOptimizer::slices(Moment moment) const {
 }
 
 bool ShardedOptimizer::has_masters() const {
-  return std::ranges::any_of(groups_, [](const Group& g) { return g.state.has_masters(); });
+  return std::ranges::any_of(groups_, [](const Group& g) { return g.state.sends_differences(); });
 }
 
 std::vector<std::span<float>> ShardedOptimizer::residuals() {
@@ -227,7 +229,7 @@ size_t ShardedOptimizer::state_bytes() const {
 
 int64_t ShardedOptimizer::elements() const {
   int64_t elements = 0;
-  for (const Group& group : groups_) elements += group.weights.elements();
+  for (const Group& group : groups_) elements += group.gradients.elements();
   return elements;
 }
 

@@ -28,9 +28,6 @@ namespace tandem {
 struct ShardedOptimizerOptions {
   Wire gradients{}, weights{};
   bool error_feedback = true;  ///< for gradients
-  /// Copy of the weights in the dtype of GEMMs, bf16 [elements], updated with them; without data if
-  /// there is none.
-  Tensor working{};
   /// GPUs: replicas communicate during the model's passes. Not if these wait for ranks in kernels
   /// that need all SMs.
   bool overlap = true;
@@ -48,18 +45,19 @@ struct ParameterGroup {
 
 class ShardedOptimizer {
  public:
-  /// `weights`, `gradients`: f32 [elements] on exec's device, read and written by work of exec;
-  /// must outlive this object. Throws Unsupported for wire formats on several GPUs. Collective over
-  /// the groups' communicators.
-  ShardedOptimizer(const Exec& exec, const Tensor& weights, const Tensor& gradients,
+  /// `weights`, `gradients`: [elements] on exec's device, read and written by work of exec, the
+  /// gradients in f32; must outlive this object. Weights that are not in f32 have their f32 masters
+  /// here, at their owners only. Throws Unsupported for wire formats on several GPUs. Collective
+  /// over the groups' communicators.
+  ShardedOptimizer(const Exec& exec, const WeightViews& weights, const Tensor& gradients,
                    std::vector<ParameterGroup> groups, int64_t bucket_elements,
                    const ShardedOptimizerOptions& options = {});
 
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
-  /// Copies the weights to the owners' master weights; call after setting the weights.
-  void adopt_weights();
+  /// Copies weights, f32 [elements], to the owners' master weights; call after setting the weights.
+  void adopt_weights(const Tensor& values);
 
   /// Reports that these gradients are final; `range` lies in one group.
   void ready(FlatRange range);
@@ -78,8 +76,7 @@ class ShardedOptimizer {
   void await_all();
 
   std::vector<StateSlice> slices(Moment moment) const;
-  /// Whether owners have separate master weights: the weights of all ranks are then sums of decoded
-  /// differences.
+  /// Whether `slices` has Moment::master: the weights of all ranks are sums of decoded differences.
   bool has_masters() const;
   /// Error feedback residuals of this rank's next gradients, one a group, in the gradients' layout;
   /// empty without error feedback. Changed only by `update`: a step dropped before it leaves them
@@ -104,7 +101,7 @@ class ShardedOptimizer {
 
  private:
   struct Group {
-    Group(const Exec& exec, int index, const ParameterGroup& group, const Tensor& all_weights,
+    Group(const Exec& exec, int index, const ParameterGroup& group, const WeightViews& all_weights,
           const Tensor& all_gradients, int64_t bucket_elements,
           const ShardedOptimizerOptions& options, size_t first_tensor);
     int add_terms(int index);
@@ -121,7 +118,8 @@ class ShardedOptimizer {
     Exec exec;            // of the replicas
     int64_t begin;        // in the flat arrays; all below is relative to it
     size_t first_tensor;  // index of the group's first tensor among those of all groups
-    Tensor weights, gradients, working;
+    WeightViews weights;
+    Tensor gradients;
     Buckets buckets;
     ShardedState state;
     GradientSync gradient_sync;

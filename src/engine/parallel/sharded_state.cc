@@ -4,15 +4,16 @@
 
 namespace tandem {
 
-ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Buckets& buckets,
-                           int rank, std::span<const ParameterRun> all, bool has_masters)
+ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets,
+                           int rank, std::span<const ParameterRun> all, bool sends_differences)
     : exec_(exec),
       weights_(weights),
       buckets_(buckets),
       rank_(rank),
-      has_masters_(has_masters),
+      sends_differences_(sends_differences),
       first_(size_t(buckets.slot_elements()) * sizeof(float), exec.device),
       second_(first_.bytes(), exec.device) {
+  const bool has_masters = sends_differences || !weights.f32.data();
   if (has_masters) master_ = Memory(first_.bytes(), exec.device);
   const auto view = [](const Memory& memory, int64_t begin, int64_t count) {
     return memory.view(DType::f32, {count}, size_t(begin) * sizeof(float));
@@ -31,7 +32,7 @@ ShardedState::ShardedState(const Exec& exec, const Tensor& weights, const Bucket
       // Replicated parameters have no separate master.
       runs_.push_back({.run = local_run,
                        .updated = has_masters && run.sharded ? view(master_, slot, count)
-                                                             : weights.narrow(0, begin, count),
+                                                             : weights.in_f32({begin, count}),
                        .first = view(first_, slot, count),
                        .second = view(second_, slot, count)});
     }
@@ -49,22 +50,22 @@ Tensor ShardedState::masters(int bucket) const {
                       size_t(buckets_.slot_begin(bucket)) * sizeof(float));
 }
 
-void ShardedState::adopt_weights() {
-  for (const StateSlice& slice : slices(Moment::master)) {
-    const Tensor weights = weights_.narrow(0, slice.begin, slice.values.elements());
-    if (slice.values.data() != weights.data()) copy(exec_, weights, slice.values);
+void ShardedState::adopt_weights(const Tensor& values) {
+  for (const Run& r : runs_) {
+    const Tensor from = values.narrow(0, r.run.begin, r.run.count);
+    if (r.updated.data() != from.data()) copy(exec_, from, r.updated);
   }
 }
 
 std::vector<StateSlice> ShardedState::slices(Moment moment) const {
   std::vector<StateSlice> slices;
-  if (moment == Moment::master && !has_masters_) return slices;
+  if (moment == Moment::master && !sends_differences_) return slices;
   for (const Run& r : runs_) {
+    const bool from_all = moment == Moment::weights && sends_differences_;
     const Tensor& values = moment == Moment::first    ? r.first
                            : moment == Moment::second ? r.second
-                           : moment == Moment::master
-                               ? r.updated
-                               : weights_.narrow(0, r.run.begin, r.run.count);
+                           : from_all                 ? weights_.in_f32({r.run.begin, r.run.count})
+                                                      : r.updated;
     slices.push_back({r.run.begin, values});
   }
   return slices;

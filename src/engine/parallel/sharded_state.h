@@ -1,5 +1,5 @@
-// Optimizer state of one rank: both moments of its shards of the weights and, if ranks send weight
-// differences, the owners' f32 master weights (ZeRO, arXiv 1910.02054).
+// Optimizer state of one rank: both moments of its shards of the weights and, if ranks do not hold
+// these in f32 or send weight differences, the owners' f32 master weights (ZeRO, arXiv 1910.02054).
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "core/exec.h"
+#include "engine/model/weights.h"
 #include "engine/parallel/buckets.h"
 
 namespace tandem {
 
-/// Weights as held by all ranks, both moments, and the owners' master weights.
+/// The owners' weights, both moments, and master weights if those of all ranks are sums of decoded
+/// differences.
 enum class Moment : uint8_t { weights, first, second, master };
 
 /// Contiguous elements of a rank's flat array.
@@ -22,13 +24,14 @@ struct StateSlice {
 
 class ShardedState {
  public:
-  /// `weights`: f32 [elements] on exec's device; must outlive this object. `runs`: of all ranks.
-  ShardedState(const Exec& exec, const Tensor& weights, const Buckets& buckets, int rank,
-               std::span<const ParameterRun> runs, bool has_masters);
+  /// `weights`: [elements] on exec's device; must outlive this object. `runs`: of all ranks.
+  ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets, int rank,
+               std::span<const ParameterRun> runs, bool sends_differences);
 
-  bool has_masters() const { return has_masters_; }
-  /// Copies the weights to the masters.
-  void adopt_weights();
+  /// Whether the weights of all ranks are sums of decoded differences.
+  bool sends_differences() const { return sends_differences_; }
+  /// Copies weights, f32 [elements], to the masters.
+  void adopt_weights(const Tensor& values);
 
   /// Elements of uniform properties in one bucket of this rank.
   struct Run {
@@ -37,20 +40,20 @@ class ShardedState {
     Tensor first, second;
   };
   std::span<const Run> runs(int bucket) const;
-  /// Master weights of this rank's shard of a bucket.
+  /// Master weights of this rank's shard of a bucket, if ranks send differences.
   Tensor masters(int bucket) const;
 
   /// State owned by this rank, without padding: all ranks together cover each element once
-  /// (`master` only if has_masters()).
+  /// (`master` only if sends_differences()).
   std::vector<StateSlice> slices(Moment moment) const;
   size_t bytes() const { return first_.bytes() + second_.bytes() + master_.bytes(); }
 
  private:
   Exec exec_;
-  Tensor weights_;
+  WeightViews weights_;
   Buckets buckets_;
   int rank_;
-  bool has_masters_;
+  bool sends_differences_;
   Memory first_, second_, master_;  // by slot
   std::vector<Run> runs_;           // by bucket
   std::vector<size_t> begins_;      // of each bucket's runs

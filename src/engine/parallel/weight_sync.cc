@@ -5,10 +5,11 @@
 #include "comm/exec.h"
 #include "kernels/elementwise.h"
 #include "observe/recorder.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
-WeightSync::WeightSync(const Exec& forward, Communicator& dp, const Tensor& weights,
+WeightSync::WeightSync(const Exec& forward, Communicator& dp, const WeightViews& weights,
                        const Buckets& buckets, std::span<const Parameter> list,
                        const Options& options, const ShardedState& state)
     : forward_(forward),
@@ -16,32 +17,66 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const Tensor& weig
       dp_(dp),
       overlap_(options.overlap),
       weights_(weights),
-      working_(options.working),
       buckets_(buckets),
-      messages_(options.wire, buckets, parameter_runs(list)),
+      runs_(parameter_runs(list)),
+      messages_(options.wire, buckets, runs_),
       state_(state),
-      ring_(dp, "dp_all_gather", buckets.count(), messages_.max_bytes(),
-            options.wire.is_none() ? 0 : 1, !options.overlap),
+      ring_(dp, "dp_all_gather", buckets.count(), message_bytes(), options.wire.is_none() ? 0 : 1,
+            !options.overlap),
       sent_(buckets.count()),
       received_(buckets.count()) {
   if (ring_.is_staged()) {
     refuse_on_gpu(exec_, "weights", options.wire);
+    if (!weights.f32.data()) {
+      throw Unsupported("weights as " + options.wire.describe() + ": expected f32 weights");
+    }
     decoded_.resize(size_t(buckets_.shard_room()));
   }
   if (!exec_.on_gpu()) return;
   for (int b = 0; b < buckets.count(); ++b) updated_.emplace_back(exec_);
 }
 
-/// Updates the working copy after these weights changed.
+/// Without a wire format.
+std::vector<WeightSync::Slice> WeightSync::slices(int bucket, int owner) const {
+  const FlatRange shard = buckets_.shard(bucket, owner);
+  if (weights_.f32.data()) return {{weights_.in_f32(shard), 0}};
+  std::vector<Slice> slices;
+  size_t offset = 0;
+  for (const ParameterRun& run : runs_) {
+    const int64_t begin = std::max(run.begin, shard.begin);
+    const int64_t count = std::min(run.begin + run.count, shard.end()) - begin;
+    if (count <= 0) continue;
+    slices.push_back(
+        {run.sharded ? weights_.working.narrow(0, begin, count) : weights_.in_f32({begin, count}),
+         offset});
+    constexpr size_t kAlignment = 16;
+    offset += (slices.back().values.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  return slices;
+}
+
+/// Bytes of the largest message.
+size_t WeightSync::message_bytes() const {
+  if (weights_.f32.data() || dp_.size() == 1) return messages_.max_bytes();
+  size_t bytes = 0;
+  for (int bucket = 0; bucket < buckets_.count(); ++bucket) {
+    for (int owner = 0; owner < dp_.size(); ++owner) {
+      const std::vector<Slice> all = slices(bucket, owner);
+      if (!all.empty()) bytes = std::max(bytes, all.back().offset + all.back().values.bytes());
+    }
+  }
+  return (bytes + 15) / 16 * 16;
+}
+
+/// Updates the working copy after these f32 weights changed.
 void WeightSync::refresh(FlatRange range) {
-  if (!working_.data()) return;
-  cast(exec_, weights_.narrow(0, range.begin, range.count),
-       working_.narrow(0, range.begin, range.count));
+  if (!weights_.working.data()) return;
+  cast(exec_, weights_.in_f32(range), weights_.working.narrow(0, range.begin, range.count));
 }
 
 /// Fills decoded_ for this rank's shard: differences in encoded segments, weights in all others.
 void WeightSync::make_differences(int bucket) {
-  const float* weights = weights_.as<float>() + buckets_.shard(bucket, dp_.rank()).begin;
+  const auto* weights = weights_.in_f32(buckets_.shard(bucket, dp_.rank())).as<float>();
   const auto* masters = state_.masters(bucket).as<float>();
   for (const Segment& segment : messages_.segments(bucket, dp_.rank())) {
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
@@ -52,7 +87,7 @@ void WeightSync::make_differences(int bucket) {
 
 /// Applies the decoded message of `owner` to the weights.
 void WeightSync::add_differences(int owner, int bucket) {
-  float* weights = weights_.as<float>() + buckets_.shard(bucket, owner).begin;
+  auto* weights = weights_.in_f32(buckets_.shard(bucket, owner)).as<float>();
   for (const Segment& segment : messages_.segments(bucket, owner)) {
     for (int64_t i = segment.begin; i < segment.begin + segment.count; ++i) {
       weights[i] = segment.encoded ? weights[i] + decoded_[size_t(i)] : decoded_[size_t(i)];
@@ -85,24 +120,35 @@ void WeightSync::send_ahead() {
 void WeightSync::send(int index) {
   const int bucket = bucket_at(index);
   update_(bucket);
-  const FlatRange local = buckets_.shard(bucket, dp_.rank());
-  const float* values = weights_.as<float>() + local.begin;
-  const void* message = values;
-  size_t bytes = size_t(local.count) * sizeof(float);
   ring_.wait_for_room(index);
   if (ring_.is_staged()) {
     const ScopedSpan span(SpanKind::compute, "encode_weights", bucket);
-    std::byte* staged = ring_.staged(0, index);
-    if (state_.has_masters()) make_differences(bucket);
-    bytes = messages_.encode(bucket, dp_.rank(), state_.has_masters() ? decoded_.data() : values,
-                             nullptr, staged);
-    message = staged;
-    if (state_.has_masters()) {
-      messages_.decode(bucket, dp_.rank(), staged, decoded_.data());
+    const FlatRange local = buckets_.shard(bucket, dp_.rank());
+    const auto* values = weights_.in_f32(local).as<float>();
+    std::byte* message = ring_.staged(0, index);
+    const bool differences = state_.sends_differences();
+    if (differences) make_differences(bucket);
+    const size_t bytes = messages_.encode(bucket, dp_.rank(),
+                                          differences ? decoded_.data() : values, nullptr, message);
+    if (differences) {
+      messages_.decode(bucket, dp_.rank(), message, decoded_.data());
       add_differences(dp_.rank(), bucket);
       refresh(local);
     }
+    return send_message(index, message, bytes);
   }
+  const std::vector<Slice> all = slices(bucket, dp_.rank());
+  if (all.empty()) return send_message(index, nullptr, 0);
+  for (int hop = 1; hop < dp_.size(); ++hop) {
+    for (const Slice& slice : all) {
+      ring_.send(ring_.destination(hop), index, slice.values.data(), slice.values.bytes(),
+                 slice.offset, &slice == &all.back());
+      sent_bytes_ += slice.values.bytes();
+    }
+  }
+}
+
+void WeightSync::send_message(int index, const std::byte* message, size_t bytes) {
   for (int hop = 1; hop < dp_.size(); ++hop) {
     ring_.send(ring_.destination(hop), index, message, bytes);
     sent_bytes_ += bytes;
@@ -117,19 +163,25 @@ void WeightSync::receive(int index) {
 void WeightSync::receive(int owner, int index) {
   ring_.wait_for_arrival(owner, index);
   const int bucket = bucket_at(index);
-  const FlatRange shard = buckets_.shard(bucket, owner);
-  const std::byte* message = ring_.received(owner, index);
-  float* weights = weights_.as<float>() + shard.begin;
-  if (!ring_.is_staged()) {
-    copy(exec_, Tensor(message, DType::f32, {shard.count}, exec_.device),
-         weights_.narrow(0, shard.begin, shard.count));
+  std::byte* const message = ring_.received(owner, index);
+  if (ring_.is_staged()) {
+    receive_encoded(owner, bucket, message);
   } else {
-    const ScopedSpan span(SpanKind::compute, "decode_weights", bucket, owner);
-    messages_.decode(bucket, owner, message, state_.has_masters() ? decoded_.data() : weights);
-    if (state_.has_masters()) add_differences(owner, bucket);
+    for (const Slice& slice : slices(bucket, owner)) {
+      const Tensor& to = slice.values;
+      copy(exec_, Tensor(message + slice.offset, to.dtype(), {to.elements()}, exec_.device), to);
+    }
   }
-  refresh(shard);
+  if (weights_.f32.data()) refresh(buckets_.shard(bucket, owner));
   ring_.acknowledge(owner, index);
+}
+
+void WeightSync::receive_encoded(int owner, int bucket, const std::byte* message) {
+  const ScopedSpan span(SpanKind::compute, "decode_weights", bucket, owner);
+  auto* const weights = weights_.in_f32(buckets_.shard(bucket, owner)).as<float>();
+  const bool differences = state_.sends_differences();
+  messages_.decode(bucket, owner, message, differences ? decoded_.data() : weights);
+  if (differences) add_differences(owner, bucket);
 }
 
 void WeightSync::await(FlatRange range) {

@@ -1,9 +1,10 @@
 // All-gather of updated weights over data-parallel ranks, bucket by bucket in the order of use: an
 // owner updates its shard and sends it, and `await` receives what is needed next.
 //
-// An exact wire format reproduces weights bitwise. With any other, ranks send the difference
+// Weights that ranks hold only in the dtype of GEMMs are sent in it: half the bytes of f32 for
+// bf16. An exact wire format reproduces weights bitwise. With any other, ranks send the difference
 // between the owner's f32 weights and the weights that all ranks hold (SDP4Bit, arXiv 2410.15526,
-// section 3.1): all ranks, including the owner, add the decoded difference, and its error is part
+// section 3.1): all ranks, including the owner, add the decoded difference, and its error is slice
 // of the next difference. Either way all ranks hold the same bits.
 //
 // On GPUs `begin` enqueues all of it on dp's stream, where it runs concurrently with the next
@@ -25,19 +26,18 @@ class WeightSync {
  public:
   struct Options {
     Wire wire{};
-    /// Copy of the weights in the dtype of GEMMs; without data if there is none.
-    Tensor working{};
     /// GPUs: the forward pass waits only for the weights that it uses next.
     bool overlap = true;
   };
   /// `weights`: as of `state`, read by work of `forward`. Throws Unsupported for a wire format on
-  /// GPUs. Collective over `dp`.
-  WeightSync(const Exec& forward, Communicator& dp, const Tensor& weights, const Buckets& buckets,
-             std::span<const Parameter> list, const Options& options, const ShardedState& state);
+  /// GPUs or of weights that are not in f32. Collective over `dp`.
+  WeightSync(const Exec& forward, Communicator& dp, const WeightViews& weights,
+             const Buckets& buckets, std::span<const Parameter> list, const Options& options,
+             const ShardedState& state);
 
   /// Whether ranks send differences, so that owners need masters.
-  static bool sends_differences(const Communicator& dp, const Wire& wire) {
-    return dp.size() > 1 && !wire.is_exact();
+  static bool sends_differences(int ranks, const Wire& wire) {
+    return ranks > 1 && !wire.is_exact();
   }
 
   /// Begins a step: `update(bucket)` is called for every bucket, in the order of use, before this
@@ -59,6 +59,15 @@ class WeightSync {
   void send(int index);
   void receive(int index);
   void receive(int owner, int index);
+  /// Contiguous memory of a shard, and where it is in the message.
+  struct Slice {
+    Tensor values;
+    size_t offset;
+  };
+  std::vector<Slice> slices(int bucket, int owner) const;
+  size_t message_bytes() const;
+  void send_message(int index, const std::byte* message, size_t bytes);
+  void receive_encoded(int owner, int bucket, const std::byte* message);
   void refresh(FlatRange range);
   void make_differences(int bucket);
   void add_differences(int owner, int bucket);
@@ -66,8 +75,9 @@ class WeightSync {
   Exec forward_, exec_;
   Communicator& dp_;
   bool overlap_;
-  Tensor weights_, working_;
+  WeightViews weights_;
   Buckets buckets_;
+  std::vector<ParameterRun> runs_;
   ShardMessages messages_;
   const ShardedState& state_;
   MessageRing ring_;

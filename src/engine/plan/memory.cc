@@ -7,7 +7,10 @@
 #include "core/machine.h"
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
+#include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
+#include "engine/parallel/weight_sync.h"
+#include "engine/report/progress.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -47,21 +50,57 @@ double microbatches_in_flight(const TrainConfig& config) {
 
 }  // namespace
 
-// All f32. Each replica has weights and gradients, for training and for its validation model, of
-// experts only an EP rank's share; the replicas share one pair of moments, and master weights if
-// weight differences are sent. Each replica has its gradients' residuals of before and after a
-// step.
+StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
+  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
+  const bool is_bf16 = config.train.dtype == "bf16";
+  const bool has_f32 = !is_bf16 || !codec.weights.is_none();
+  const bool has_masters = !has_f32 || WeightSync::sends_differences(int(replicas), codec.weights);
+  const bool has_residuals =
+      replicas > 1 && !codec.gradients.is_exact() && config.parallel.error_feedback;
+  StateBytes bytes;
+  bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
+  bytes.gradients = 4;
+  bytes.optimizer = (has_masters ? 12.0 : 8.0) / double(replicas);
+  bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
+  return bytes;
+}
+
 double training_bytes(const TrainConfig& config) {
-  // Pipeline stages share one model for training.
-  const int64_t models = config.train.validate_every > 0 ? 1 + config.parallel.pp : 1;
+  const auto& parallel = config.parallel;
+  const int64_t expert_replicas = parallel.dp / parallel.ep;
   const auto experts = double(config.model.expert_parameters());
   const double dense = double(config.model.parameters()) - experts;
+  // The validation model is in f32, with gradients; pipeline ranks have all of it.
+  const double validation = config.train.validate_every > 0 ? 8.0 * double(parallel.pp) : 0;
+  const auto of = [&](double parameters, int64_t replicas) {
+    return parameters * double(replicas) * (state_bytes(config, replicas).total() + validation);
+  };
+  return of(dense, parallel.dp) + of(experts, expert_replicas);
+}
+
+double message_bytes(const TrainConfig& config, bool on_gpus) {
+  if (config.parallel.dp == 1) return 0;
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
-  const bool has_residuals = !codec.gradients.is_exact() && config.parallel.error_feedback;
-  const double shared = codec.weights.is_exact() ? 2 : 3;
-  const auto copies = double((2 * models + 2 * has_residuals) * config.parallel.dp);
-  return 4.0 *
-         (dense * (copies + shared) + experts * (copies / double(config.parallel.ep) + shared));
+  const double parameters =
+      double(config.model.parameters()) / double(config.parallel.tp * config.parallel.pp);
+  const double bucket = bucket_mib(config, on_gpus) * (1 << 20);
+  const double of_window = std::min(bucket * MessageRing::kWindow, 4 * parameters);
+  const bool sends_bf16 = config.train.dtype == "bf16" && codec.weights.is_none();
+  return of_window * (sends_bf16 ? 1.5 : 2);
+}
+
+std::string describe_memory(const TrainConfig& config, bool on_gpus) {
+  const StateBytes bytes = state_bytes(config, config.parallel.dp);
+  std::string terms = fmt::format("{} weights + {} gradients + {:.3g} optimizer", bytes.weights,
+                                  bytes.gradients, bytes.optimizer);
+  if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
+  const int ranks = ParallelDims(config).ranks();
+  return fmt::format(
+      "expected memory: {:.3g} bytes a parameter and rank ({}); a rank: {} of state, {} of "
+      "messages, "
+      "{} of activations",
+      bytes.total(), terms, format_bytes(training_bytes(config) / ranks),
+      format_bytes(message_bytes(config, on_gpus)), format_bytes(activation_bytes(config) / ranks));
 }
 
 double activation_bytes(const TrainConfig& config) {

@@ -1,14 +1,29 @@
-// Lower bound of a training run's memory, computed before allocation.
+// Memory of a training run, computed before allocation.
 #pragma once
+
+#include <string>
 
 #include "engine/config/config.h"
 #include "engine/eval/evaluate.h"
 
 namespace tandem {
 
-/// Bytes of weights, gradients and moments of all ranks together. In floating point, which does not
-/// overflow.
+/// Bytes a parameter and rank; train.dtype "auto" as f32.
+struct StateBytes {
+  double weights = 0, gradients = 0;
+  double optimizer = 0;  ///< moments and masters, divided among the replicas
+  double residuals = 0;  ///< error feedback
+  double total() const { return weights + gradients + optimizer + residuals; }
+};
+/// State of parameters with `replicas` replicas.
+StateBytes state_bytes(const TrainConfig& config, int64_t replicas);
+/// Bytes of weights, gradients and optimizer state of all ranks together. In floating point, which
+/// does not overflow.
 double training_bytes(const TrainConfig& config);
+/// Bytes of a rank's messages to and from its replicas.
+double message_bytes(const TrainConfig& config, bool on_gpus);
+/// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
+std::string describe_memory(const TrainConfig& config, bool on_gpus);
 /// Bytes of saved activations of all ranks together; assumes bf16 for train.dtype "auto".
 double activation_bytes(const TrainConfig& config);
 /// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:

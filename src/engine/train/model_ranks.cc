@@ -33,6 +33,7 @@ TransformerOptions make_options(
   options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
   options.deterministic = config.train.deterministic;
   options.codec = CodecPolicy::parse(config.parallel.codec);
+  options.f32_weights = !options.codec.weights.is_none();
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.stage_axes();
   if (routed) options.routed = std::bind_front(routed, groups.world().rank());
@@ -63,12 +64,11 @@ int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
 }
 
 ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
-                                               const TrainConfig& config, const Stage& stage) {
+                                               const TrainConfig& config) {
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
   return {.gradients = codec.gradients,
           .weights = codec.weights,
           .error_feedback = config.parallel.error_feedback,
-          .working = stage.working_parameters(),
           .overlap = groups.tp().size() == 1 && !groups.experts(),
           .lamb_axes =
               config.optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{}};
@@ -76,18 +76,13 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
 
 }  // namespace
 
-double bucket_mib(const TrainConfig& config, bool on_gpus) {
-  if (config.parallel.dp_bucket_mib > 0) return config.parallel.dp_bucket_mib;
-  return on_gpus ? 100 : 4;  // GPUs: a kernel of the optimizer is launched per bucket
-}
-
 ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
                        const TransformerOptions& options, const StageLayers& layers)
     : stage(groups.tp(), config.model, options, layers),
-      optimizer(stage.exec(), stage.parameters(), stage.gradients(),
+      optimizer(stage.exec(), stage.weights(), stage.gradients(),
                 make_parameter_groups(groups, config, stage),
                 bucket_elements(config, groups.world().on_gpu()),
-                make_optimizer_options(groups, config, stage)) {}
+                make_optimizer_options(groups, config)) {}
 
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,
@@ -114,19 +109,37 @@ std::vector<Stage*> ModelRanks::stages() {
 
 void ModelRanks::copy_weights(Stage& whole) const {
   const Tensor values = whole.parameters();
-  if (groups_.pp()) clear(whole.exec(), values);
+  clear(whole.exec(), values);
   for (const ModelChunk& chunk : chunks) {
     const Stage& stage = chunk.stage;
-    const auto copy_ranges = [&](const FlatWindow& window, int64_t from, int64_t to) {
+    const auto copy_owned = [&](const StateSlice& slice, const FlatWindow& window, int64_t from,
+                                int64_t to) {
       for (const WindowRange& range : window.ranges) {
-        copy(whole.exec(), stage.parameters().narrow(0, from + range.local, range.count),
-             values.narrow(0, to + range.whole, range.count));
+        const int64_t begin = std::max(slice.begin - from, range.local);
+        const int64_t end =
+            std::min(slice.begin - from + slice.values.elements(), range.local + range.count);
+        if (begin >= end) continue;
+        copy(whole.exec(), slice.values.narrow(0, begin + from - slice.begin, end - begin),
+             values.narrow(0, to + range.whole + begin - range.local, end - begin));
       }
     };
-    copy_ranges(stage.dense_window(), 0, 0);
-    copy_ranges(stage.experts_window(), stage.experts_begin(), whole.experts_begin());
+    for (const StateSlice& slice : chunk.optimizer.slices(Moment::weights)) {
+      if (slice.begin < stage.experts_begin()) {
+        copy_owned(slice, stage.dense_window(), 0, 0);
+      } else {
+        copy_owned(slice, stage.experts_window(), stage.experts_begin(), whole.experts_begin());
+      }
+    }
   }
-  if (groups_.pp()) all_reduce(*groups_.pp(), values);  // one term of each is not zero
+  // One term of each sum is not zero.
+  const auto add_along = [&](Communicator* axis, int64_t begin, int64_t end) {
+    if (axis && axis->size() > 1 && end > begin) {
+      all_reduce(*axis, values.narrow(0, begin, end - begin));
+    }
+  };
+  add_along(groups_.along(kDp), 0, whole.experts_begin());
+  add_along(groups_.along(kExpertDp), whole.experts_begin(), whole.experts_end());
+  add_along(groups_.pp(), 0, values.elements());
 }
 
 ShardedOptimizer::Sent ModelRanks::take_sent() {

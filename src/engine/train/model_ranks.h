@@ -31,8 +31,8 @@ struct ModelRanks {
                                       const Tensor& chosen)>& routed);
 
   std::vector<Stage*> stages();
-  /// Copies the weights of all stages to `whole`, this rank's shard of the same model without
-  /// stages. Collective over the pipeline's ranks.
+  /// Copies the owners' weights of all stages to `whole`, this rank's shard of the same model
+  /// without stages. Collective over the replicas and the pipeline's ranks.
   void copy_weights(Stage& whole) const;
   /// Bytes sent by this rank since the last call.
   ShardedOptimizer::Sent take_sent();
@@ -46,8 +46,5 @@ struct ModelRanks {
  private:
   const ParallelGroups& groups_;
 };
-
-/// parallel.dp_bucket_mib, or what is chosen for it.
-double bucket_mib(const TrainConfig& config, bool on_gpus);
 
 }  // namespace tandem

@@ -103,10 +103,7 @@ void StepExecutor::update(const AdamStep& step) {
   pipeline_->share_embedding();
   if (config_.model.router_bias_update_rate == 0) return;
   await_weights();
-  for (ModelChunk& chunk : ranks_.chunks) {
-    chunk.stage.adjust_router_bias();
-    chunk.stage.parameters_changed();
-  }
+  for (ModelChunk& chunk : ranks_.chunks) chunk.stage.adjust_router_bias();
 }
 
 void StepExecutor::await_weights() {

@@ -17,6 +17,7 @@
 #include "engine/parallel/agreement.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/plan/auto_dtype.h"
+#include "engine/plan/memory.h"
 #include "engine/plan/utilization.h"
 #include "engine/report/progress.h"
 #include "engine/train/gpu_training.h"
@@ -97,6 +98,7 @@ class Trainer {
     const std::string resume_from = open_files();
     describe_run();
     resolve_dtype(resume_from);
+    note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
     executor_.emplace(config_, groups_, corpus, sampler_, *ranks_);
     begin(resume_from);
@@ -130,6 +132,7 @@ class Trainer {
     const bool stopped = !finished();
     if (!stopped) save_final(trained(), request_.out, state_, config_.model);
     if (progress_) progress_->finish();
+    note(describe_peak());
     return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};
   }
 
@@ -138,6 +141,12 @@ class Trainer {
     std::vector<TrainedStage> stages;
     for (ModelChunk& chunk : ranks_->chunks) stages.push_back({chunk.stage, chunk.optimizer});
     return {world_, describe_layout(), groups_.tp(), std::move(stages)};
+  }
+
+  std::string describe_peak() const {
+    return fmt::format("peak memory: {} in {}",
+                       format_bytes(double(memory_in_use(ranks_->chunks.front().stage.exec()))),
+                       world_.on_gpu() ? "use on the GPU" : "this process");
   }
 
   std::string describe_layout() const {
@@ -187,7 +196,7 @@ class Trainer {
     if (resume_from.empty()) {
       for (ModelChunk& chunk : ranks_->chunks) {
         chunk.stage.initialize(uint64_t(config_.train.seed));
-        chunk.optimizer.adopt_weights();
+        chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
       }
       state_.seq = config_.train.seq;
       state_.seed = config_.train.seed;
