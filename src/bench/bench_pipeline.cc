@@ -137,7 +137,7 @@ void run_rank(Communicator& comm, const PipelineShape& shape, const PassCosts& c
     if (comm.rank() == 0) step.begin = Clock::now() + kHeadStart;
     comm.barrier("begin of a step");
     std::this_thread::sleep_until(step.begin);
-    pipeline.run(batch, 1, [](int, FlatRange) {});
+    pipeline.run(batch, 1, [](int, FlatRange, bool) {});
     step.ends[size_t(comm.rank())] = Clock::now();
   }
 }

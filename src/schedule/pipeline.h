@@ -6,14 +6,16 @@
 // backward pass the gradient from the stage after it, and whoever runs a list transfers both.
 // With p ranks, m microbatches and v chunks per rank:
 //
-// | schedule    | chunks | stages of rank r       | microbatches    | peak_activations of rank r |
-// | ----------- | ------ | ---------------------- | --------------- |
-// --------------------------------- | | gpipe       | 1      | r                      | any | m |
-// | 1f1b        | 1      | r                      | any             | min(m, p-r) | | interleaved |
-// v >= 2 | r, p+r, 2p+r, ...      | multiple of p   | min(v m, 2(p-r-1) + (v-1) p + 1)  | | zb-h1
-// | 1      | r                      | any             | min(m, p)                         | | zb-v
-// | 2      | r, 2p-1-r              | any             | min(m, 2p-r-1) + min(m, r+1)      | |
-// dualpipe-v  | 2      | r, 2p-1-r              | at least 2p     | 2p+1 |
+// clang-format off
+// | schedule    | chunks | stages of rank r  | microbatches  | peak_activations of rank r       |
+// | ----------- | ------ | ----------------- | ------------- | -------------------------------- |
+// | gpipe       | 1      | r                 | any           | m                                |
+// | 1f1b        | 1      | r                 | any           | min(m, p-r)                      |
+// | interleaved | v >= 2 | r, p+r, 2p+r, ... | multiple of p | min(v m, 2(p-r-1) + (v-1) p + 1) |
+// | zb-h1       | 1      | r                 | any           | min(m, p)                        |
+// | zb-v        | 2      | r, 2p-1-r         | any           | min(m, 2p-r-1) + min(m, r+1)     |
+// | dualpipe-v  | 2      | r, 2p-1-r         | at least 2p   | 2p+1                             |
+// clang-format on
 //
 // Sources: GPipe (arXiv:1811.06965), 1F1B (arXiv:1806.03377) and interleaved 1F1B as in Megatron-LM
 // (arXiv:2104.04473), ZB-H1 (arXiv:2401.10241), ZB-V, also called V-ZB (arXiv:2405.15362), the
@@ -63,6 +65,11 @@ std::string_view name_of(PipelineKind kind);
 PipelineKind parse_pipeline_kind(const std::string& name);
 
 std::vector<PipelineKind> pipeline_kinds();
+/// Whether backward passes compute weight gradients in passes of their own.
+constexpr bool splits_backward(PipelineKind kind) {
+  return kind == PipelineKind::zb_h1 || kind == PipelineKind::zb_v ||
+         kind == PipelineKind::dualpipe_v;
+}
 /// Fewest chunks per rank that the schedule exists for.
 int min_chunks(PipelineKind kind);
 

@@ -195,7 +195,8 @@ void run_steps(Communicator& world, const TrainConfig& config, const Moment& mom
   for (int step = 0; step < kSteps; ++step) {
     armed = step == kKilledStep && world.rank() == killed_rank;
     for (ModelChunk& chunk : ranks.chunks) chunk.stage.begin_step(1);
-    pipeline.run(batch, 1e-2f, [&](int chunk, FlatRange range) {
+    pipeline.run(batch, 1e-2f, [&](int chunk, FlatRange range, bool is_last) {
+      if (!is_last) return;
       if (armed && moment.is_reduction) kill_this_process();
       ranks.chunks[size_t(chunk)].optimizer.ready(range);
     });

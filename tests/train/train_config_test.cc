@@ -303,6 +303,20 @@ TEST(Config, KeysMustBeConsistent) {
   EXPECT_THAT(check({"train.seq=600"}), HasSubstr("expected at most model.max_seq = 512"));
   EXPECT_THAT(check({"optimizer.min_lr=1"}), HasSubstr("optimizer.min_lr is 1"));
   EXPECT_THAT(check({"data.paths=[]"}), HasSubstr("data.paths is empty"));
+  EXPECT_THAT(check({"parallel.zero=3"}),
+              HasSubstr("parallel.zero is 3: expected an integer from 1 to 2"));
+  const Overrides stages{"parallel.zero=2", "parallel.dp=2", "parallel.pp=2", "train.microbatch=1"};
+  EXPECT_EQ(
+      check(stages),
+      "parallel.zero = 2 with parallel.pp = 2: expected model.tie_word_embeddings = false, or "
+      "zero = 1");
+  Overrides split = stages;
+  split.insert(split.end(), {"model.tie_word_embeddings=false", "parallel.schedule=zb-h1"});
+  EXPECT_EQ(check(split),
+            "parallel.zero = 2 with parallel.pp = 2: expected a schedule without separate weight "
+            "gradients (gpipe, 1f1b, interleaved), or zero = 1");
+  split.back() = "parallel.schedule=gpipe";
+  EXPECT_EQ(check(split), "accepted");
   EXPECT_EQ(
       check({"optimizer.no_decay=[\"*norm*\", \"*nrom*\"]"}),
       "optimizer.no_decay: '*nrom*' matches no parameter: expected a pattern of names such as "

@@ -64,31 +64,19 @@ class Gather {
  public:
   /// Adds the gradients of elements that this rank's optimizer owns.
   void add_gradients(const ModelChunk& chunk) {
-    const HostCopy gradients(chunk.stage.exec(), chunk.stage.gradients());
-    std::vector<uint8_t> owned(gradients.values().size());
-    for (const StateSlice& slice : chunk.optimizer.slices(Moment::weights)) {
-      std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
-    }
-    add(chunk.stage.parameter_list(), gradients.values(), owned);
+    add_owned(chunk, chunk.optimizer.reduced_gradients());
   }
 
   /// Adds the weights that this rank's optimizer owns.
   void add_owned_weights(const ModelChunk& chunk) {
-    std::vector<float> weights(size_t(chunk.stage.gradients().elements()));
-    std::vector<uint8_t> owned(weights.size());
-    for (const StateSlice& slice : chunk.optimizer.slices(Moment::weights)) {
-      const HostCopy values(chunk.stage.exec(), slice.values);
-      std::ranges::copy(values.values(), weights.begin() + slice.begin);
-      std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
-    }
-    add(chunk.stage.parameter_list(), weights, owned);
+    add_owned(chunk, chunk.optimizer.slices(Moment::weights));
   }
 
   /// Adds all weights as passes read them, also copies.
   void add_weights(const Stage& stage, const Communicator& tp) {
     std::vector<Parameter> list = stage.parameter_list();
     if (const auto copy = tied_copy(stage, tp)) list.push_back(*copy);
-    const int64_t elements = stage.gradients().elements();
+    const int64_t elements = stage.weights().elements();
     const Memory memory(size_t(elements) * sizeof(float), stage.exec().device);
     const Tensor weights = memory.view(DType::f32, {elements});
     stage.read_parameters(weights);
@@ -98,6 +86,16 @@ class Gather {
   GatheredTensors take() { return std::move(tensors_); }
 
  private:
+  void add_owned(const ModelChunk& chunk, const std::vector<StateSlice>& slices) {
+    std::vector<float> all(size_t(chunk.stage.weights().elements()));
+    std::vector<uint8_t> owned(all.size());
+    for (const StateSlice& slice : slices) {
+      const HostCopy values(chunk.stage.exec(), slice.values);
+      std::ranges::copy(values.values(), all.begin() + slice.begin);
+      std::fill_n(owned.begin() + slice.begin, slice.values.elements(), uint8_t{1});
+    }
+    add(chunk.stage.parameter_list(), all, owned);
+  }
   void add(std::span<const Parameter> list, std::span<const float> values,
            std::span<const uint8_t> owned) {
     const std::lock_guard lock(mutex_);
@@ -155,6 +153,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);
     chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
+    chunk.stage.end_staging();
   }
   executor.weights_changed();
   StepsOutcome outcome;

@@ -298,6 +298,20 @@ void check_codec(const TrainConfig& config) {
   }
 }
 
+/// Gradients that leave after every backward pass are complete then.
+void check_gradient_window(const TrainConfig& config, schedule::PipelineKind kind) {
+  if (config.parallel.zero < 2 || config.parallel.dp == 1) return;
+  const char* problem = nullptr;
+  if (schedule::splits_backward(kind)) {
+    problem = "a schedule without separate weight gradients (gpipe, 1f1b, interleaved)";
+  } else if (config.model.tie_word_embeddings) {
+    problem = "model.tie_word_embeddings = false";
+  }
+  if (!problem) return;
+  throw ConfigError(fmt::format("parallel.zero = 2 with parallel.pp = {}: expected {}, or zero = 1",
+                                config.parallel.pp, problem));
+}
+
 /// `batch`: samples of a replica.
 void check_pipeline(const TrainConfig& config, int64_t batch) {
   const auto& parallel = config.parallel;
@@ -328,6 +342,7 @@ void check_pipeline(const TrainConfig& config, int64_t batch) {
         fmt::join(layers, ", "), stages, config.model.layers));
   }
   if (parallel.pp == 1) return;
+  check_gradient_window(config, kind);
   const int64_t microbatch = config.train.microbatch > 0 ? config.train.microbatch : batch;
   const auto check_batch = [&](int64_t of_replica) {
     schedule::check_pipeline(

@@ -55,6 +55,7 @@ struct TrainConfig {
     int64_t tp = 1;
     int64_t dp = 1;
     int64_t ep = 1;
+    int64_t zero = 1;
     int64_t pp = 1;
     int64_t virtual_stages = 1;
     std::string schedule = "1f1b";          ///< a schedule::PipelineKind

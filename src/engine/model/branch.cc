@@ -83,7 +83,7 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       layers(stage_layers),
       layout(config, tp.size(), tp.rank(), expert_coordinates(experts, tp), stage_layers),
       weights(exec, layout, options.dtype, options.f32_weights),
-      gradient_memory(size_t(layout.size) * sizeof(float), exec.device),
+      gradients(exec, assign_gradients(layout, config, options.gradient_window)),
       tokens(options.batch * options.seq),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
       rope(exec, options.seq, config.head_dim, config.rope_theta),
@@ -101,7 +101,8 @@ ModelLayout ModelContext::whole_layout() const {
 }
 
 Tensor ModelContext::gradient(const WeightMatrix& m) const {
-  return gradient_memory.view(DType::f32, {m.rows, m.columns}, size_t(m.offset) * sizeof(float));
+  const Tensor flat = gradients.at(m.offset, m.rows * m.columns);
+  return Tensor(flat.data(), DType::f32, {m.rows, m.columns}, flat.device());
 }
 
 Tensor ModelContext::gradient_to_add(const WeightMatrix& m) {
@@ -120,10 +121,6 @@ void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Te
 std::optional<AgWgrad> make_wgrad(ModelContext& c, const WeightMatrix& m) {
   if (c.tp.size() == 1) return {};
   return AgWgrad(c.tp, {c.tokens, m.rows, c.config.hidden, c.options.dtype}, c.options.overlap);
-}
-
-Tensor ModelContext::gradient(int64_t offset, int64_t count) const {
-  return gradient_memory.view(DType::f32, {count}, size_t(offset) * sizeof(float));
 }
 
 BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
@@ -302,6 +299,9 @@ void Branch::router_backward(const BranchActivations& saved, const Tensor& balan
                  router_options(context_.config), e.dlogits);
   gemm(context_.exec, e.dlogits, context_.weights.router(layout_.router), e.d_x_norm,
        {.accumulate = true});
+  if (layout_.router_bias >= 0) {  // has no gradient, and its memory may hold other values
+    context_.gradient_to_add({layout_.router_bias, 1, context_.config.experts});
+  }
   const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
   const bool adds = context_.adds_gradient(layout_.router.offset);
   const Tensor gradient = context_.gradient(layout_.router);

@@ -4,9 +4,9 @@
 
 #include <memory>
 #include <optional>
-#include <unordered_set>
 
 #include "engine/model/expert_load.h"
+#include "engine/model/gradient_memory.h"
 #include "engine/model/layer.h"
 #include "engine/model/microbatch.h"
 #include "kernels/attention.h"
@@ -28,7 +28,7 @@ struct ModelContext {
   StageLayers layers;
   ModelLayout layout;
   Weights weights;
-  Memory gradient_memory;
+  GradientMemory gradients;
   int64_t tokens;    ///< batch * seq
   Shard local_rows;  ///< this rank's rows of the residual stream
   RopeTable rope;
@@ -37,22 +37,16 @@ struct ModelContext {
   /// rows if that is f32.
   Activation rounded_gradient;
 
-  /// Offsets of gradients that backward passes of this step have written.
-  std::unordered_set<int64_t> written_gradients;
-
   /// Layout of the whole model on this rank.
   ModelLayout whole_layout() const;
-  /// Whether the gradient at `offset` is added to: a backward pass of this step has written it. It
-  /// has, after this call.
-  bool adds_gradient(int64_t offset) { return !written_gradients.insert(offset).second; }
+  /// As GradientMemory::begin_write.
+  bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
   /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.
   void write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x, const Tensor& dy,
                              const WeightMatrix& m);
   /// gradient(m) for a caller that adds to it.
   Tensor gradient_to_add(const WeightMatrix& m);
   Tensor gradient(const WeightMatrix& m) const;
-  /// `count` elements from `offset` of the flat array.
-  Tensor gradient(int64_t offset, int64_t count) const;
   /// GPU operators have no f32 output of bf16 operands.
   DType logits_dtype() const { return exec.on_gpu() ? options.dtype : DType::f32; }
   /// Whether GEMMs read the gradient of the residual stream from `rounded_gradient`.

@@ -203,8 +203,15 @@ class Stage::Impl {
 
   void await_parameters(FlatRangeCallback await) { await_ = std::move(await); }
 
+  Tensor staging() {
+    const int64_t elements = context_.layout.size;
+    if (!staging_) staging_.emplace(size_t(elements) * sizeof(float), context_.exec.device);
+    return staging_->view(DType::f32, {elements});
+  }
+  void end_staging() { staging_.reset(); }
+
   void begin_step(int64_t aux_losses) {
-    context_.written_gradients.clear();
+    context_.gradients.begin_step();
     if (load_) load_->begin_step(aux_losses);
   }
   void share_load() {
@@ -315,9 +322,9 @@ class Stage::Impl {
     all_reduce(context_.tp, dnorms_->rows(0, int64_t(offsets.size())));
     for (size_t i = 0; i < offsets.size(); ++i) {
       const Tensor row = dnorms_->rows(int64_t(i), 1);
-      const Tensor sum = context_.gradient_memory.view(DType::f32, {1, context_.config.hidden},
-                                                       size_t(offsets[i]) * sizeof(float));
-      if (context_.adds_gradient(offsets[i])) {
+      const bool adds = context_.adds_gradient(offsets[i]);
+      const Tensor sum = context_.gradient({offsets[i], 1, context_.config.hidden});
+      if (adds) {
         add(context_.exec, sum, row, sum);
       } else {
         copy(context_.exec, row, sum);
@@ -334,7 +341,8 @@ class Stage::Impl {
   Tensor dx_;                     // residual_gradient(), without data before its first use
   std::optional<Activation> dx_memory_;
   Activation dnorms_;
-  FlatRangeCallback await_;  // for the next forward pass
+  FlatRangeCallback await_;        // for the next forward pass
+  std::optional<Memory> staging_;  // of new weights
 };
 
 Stage::Stage(Communicator& tp, const ModelConfig& config, const TransformerOptions& options,
@@ -354,8 +362,16 @@ Tensor Stage::parameters() const {
 const WeightViews& Stage::weights() const {
   return impl_->context_.weights.views();
 }
-Tensor Stage::parameter_staging() const {
-  return parameters().data() ? parameters() : gradients();
+void Stage::end_staging() {
+  impl_->end_staging();
+}
+GradientMemory& Stage::gradient_memory() {
+  return impl_->context_.gradients;
+}
+Tensor Stage::parameter_staging() {
+  if (parameters().data()) return parameters();
+  if (gradients().data()) return gradients();
+  return impl_->staging();
 }
 void Stage::read_parameters(const Tensor& to) const {
   impl_->context_.weights.read(to);
@@ -364,7 +380,7 @@ Tensor Stage::embedding() const {
   return impl_->context_.weights.matrix(impl_->context_.layout.embedding);
 }
 Tensor Stage::gradients() const {
-  return impl_->context_.gradient(0, impl_->context_.layout.size);
+  return impl_->context_.gradients.values();
 }
 const Exec& Stage::exec() const {
   return impl_->context_.exec;

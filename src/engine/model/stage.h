@@ -22,6 +22,13 @@
 
 namespace tandem {
 
+/// Gradients that leave as soon as a backward pass has finished them (ZeRO-2), so that layers share
+/// memory (engine/model/gradient_memory.h): all but the experts', and the experts'.
+struct GradientWindow {
+  bool dense = false, experts = false;
+  int64_t bucket_elements = 0;
+};
+
 struct TransformerOptions {
   int64_t batch = 1;         ///< sequences per microbatch
   int64_t seq = 128;         ///< tokens per sequence
@@ -37,6 +44,7 @@ struct TransformerOptions {
   /// Communicators along which expert counts are summed in turn: together all ranks of a step.
   /// Empty: `experts`.
   std::vector<Communicator*> step = {};
+  GradientWindow gradient_window = {};
   CodecPolicy codec = {};     ///< for the forward pass
   bool deterministic = true;  ///< on GPUs false may be faster, with other last bits every time
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
@@ -55,6 +63,7 @@ struct StageLayers {
   int pp_rank = 0;  ///< pipeline rank that holds the stage
 };
 
+class GradientMemory;
 struct ExpertCounts;
 struct MicrobatchState;
 struct WeightViews;
@@ -86,18 +95,21 @@ class Stage {
 
   /// This rank's parameters and gradients, f32 [elements] on its device, one flat array each, in
   /// order of use (backward finishes them back to front). Padding between tensors stays zero.
-  /// Without options.f32_weights, parameters() of another dtype has no data.
+  /// Without options.f32_weights, parameters() of another dtype has no data; with a gradient
+  /// window, gradients() has none.
   Tensor parameters() const;
   Tensor gradients() const;
   const Exec& exec() const;
   /// All parameters of the model, the same names and order at every stage; those of other stages
   /// are absent.
   const std::vector<Parameter>& parameter_list() const;
+  GradientMemory& gradient_memory();
   /// Weights as kept on this rank.
   const WeightViews& weights() const;
   /// Memory to write new weights to, f32 [elements]: parameters(), or gradients() if that has no
-  /// data.
-  Tensor parameter_staging() const;
+  /// data, or else memory of their own until end_staging().
+  Tensor parameter_staging();
+  void end_staging();
   /// Must be called after writing to parameter_staging(), or to a range of it, before the next
   /// pass.
   void parameters_changed();

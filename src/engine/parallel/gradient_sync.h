@@ -6,6 +6,12 @@
 // has sent everything up to b, so waits cannot form a cycle. On GPUs all of this is enqueued on
 // dp's stream, concurrently with the backward pass on its own.
 //
+// With a gradient window (ZeRO-2) the gradients of every backward pass are reduced, and owners add
+// them to those of the passes before. A bucket is copied when it is sent, so its memory in the
+// window is free then; `make_room` waits for that. It waits only for what ranks do in it and in
+// `finish`, which all call at the same points of a pass, so these waits cannot form a cycle,
+// either.
+//
 // With a wire format (engine/parallel/shard_messages.h) gradients are encoded once, by the sender,
 // and the owner adds its local ones uncompressed. With error feedback (arXiv 1901.09847) the
 // encoding error is added to the next step's gradients.
@@ -16,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/model/gradient_memory.h"
 #include "engine/parallel/buckets.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/shard_messages.h"
@@ -30,24 +37,33 @@ class GradientSync {
     bool error_feedback = true;
     /// GPUs: buckets are sent during the backward pass, not at its end, and waits are enqueued.
     bool overlap = true;
+    /// Gradients are a window.
+    bool is_window = false;
   };
-  /// `gradients`: f32 [elements], which must outlive this object, written by work of `backward`.
-  /// `reduced(bucket)` is called in bucket order as soon as this rank's shard is summed, on a GPU
-  /// by work enqueued on dp's stream. Throws Unsupported for a wire format on GPUs. Collective over
-  /// `dp`.
-  GradientSync(const Exec& backward, Communicator& dp, const Tensor& gradients,
-               const Buckets& buckets, std::span<const Parameter> list, const Options& options,
-               std::function<void(int bucket)> reduced);
+  /// `gradients`: from element `begin`, which must outlive this object, written by work of
+  /// `backward`. `reduced(bucket)` is called in bucket order as soon as this rank's shard is
+  /// summed, on a GPU by work enqueued on dp's stream. Throws Unsupported for a wire format on
+  /// GPUs. Collective over `dp`.
+  GradientSync(const Exec& backward, Communicator& dp, const GradientMemory& gradients,
+               int64_t begin, const Buckets& buckets, std::span<const Parameter> list,
+               const Options& options, std::function<void(int bucket)> reduced);
 
-  /// Reports that these gradients are final. Each element is reported at most once a step, in any
-  /// order.
+  /// Reports that these gradients are final. Each element is reported at most once a step, with a
+  /// window once a pass, in any order.
   void ready(FlatRange range);
+  /// Window: must be called before gradients of a pass are written for the first time. Returns once
+  /// those before are sent: of the pass before, and of this one from `sent_from` on.
+  void make_room(int64_t sent_from);
   /// Completes the reduction of the step, on a GPU when dp's stream reaches this point; gradients
   /// that were not reported are final now.
   void finish();
   /// Makes the residuals of this step's messages those of the next step. A step dropped before
   /// leaves them unchanged.
   void keep_residuals() { residual_.swap(next_residual_); }
+
+  /// Summed gradients of a range in one shard of this rank, f32 [count], between `finish` and the
+  /// next pass.
+  Tensor reduced(FlatRange range) const;
 
   /// Error feedback residual of this rank's next gradients, in the gradients' layout; empty without
   /// error feedback.
@@ -60,7 +76,9 @@ class GradientSync {
   Sent take_sent() { return std::exchange(sent_bytes_, {}); }
 
  private:
-  float* values() const { return gradients_.as<float>(); }
+  Tensor local(FlatRange range) const { return gradients_.at(begin_ + range.begin, range.count); }
+  Tensor copied(int bucket) const;
+  void copy_bucket(int bucket);
   void progress();
   void enqueue();
   void send(int bucket);
@@ -68,17 +86,24 @@ class GradientSync {
   Tensor rank_gradients(int rank, int bucket);
   void sum_shard(int bucket);
   void finish_bucket();
+  void send_until(int buckets);
+  void finish_pass();
+  void finish_loading();
 
   Exec backward_, exec_;
   Communicator& dp_;
-  bool overlap_;
+  bool overlap_, is_window_, encodes_;
   bool is_first_ = true;  // step, whose passes load kernels
   Fence finished_;        // point of the backward pass
-  Tensor gradients_;
+  Fence copied_;          // window: point of dp's stream
+  const GradientMemory& gradients_;
+  int64_t begin_;
   Buckets buckets_;
   ShardMessages messages_;
   std::function<void(int bucket)> reduced_;
   MessageRing ring_;
+  Memory copies_, sums_;  // window: this rank's shards, of buckets in flight and of all
+  int passes_ = 0;        // window: summed in this step
   std::vector<float> residual_, next_residual_;
   std::vector<float> decoded_;       // a bucket's gradients by rank
   std::vector<int64_t> unreported_;  // elements by bucket

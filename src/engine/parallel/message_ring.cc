@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/exec.h"
 #include "observe/recorder.h"
 #include "schedule/ring.h"
 
@@ -17,7 +18,7 @@ MessageRing::MessageRing(Communicator& dp, const char* op, int buckets, size_t m
       message_bytes_(message_bytes) {
   if (dp.size() == 1) return;
   slots_ = dp.allocate(size_t(dp.size() * window_) * message_bytes, dp.size() * (window_ + 1));
-  staging_.resize(size_t(staged_messages * window_) * message_bytes);
+  staging_ = Memory(size_t(staged_messages * window_) * message_bytes, make_exec(dp).device);
   if (dp.on_gpu()) make_streams();
 }
 

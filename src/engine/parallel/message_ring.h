@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tandem/communicator.h"
+#include "tandem/tensor.h"
 
 namespace tandem {
 
@@ -27,8 +28,10 @@ class MessageRing {
               int staged_messages, bool host_waits = false);
 
   int window() const { return window_; }
-  size_t bytes() const { return staging_.size() + (slots_ ? slots_->bytes() : 0); }
-  bool is_staged() const { return !staging_.empty(); }
+  size_t bytes() const { return staging_.bytes() + (slots_ ? slots_->bytes() : 0); }
+  bool is_staged() const { return staging_.bytes() > 0; }
+  /// From now on, on GPUs: waits are the host's, or enqueued.
+  void set_host_waits(bool host_waits) { host_waits_ = host_waits; }
   /// Staged message `index` of a bucket.
   std::byte* staged(int index, int bucket) {
     return staging_.data() + size_t(index * window_ + slot(bucket)) * message_bytes_;
@@ -72,7 +75,7 @@ class MessageRing {
   size_t message_bytes_;
   uint64_t begin_ = 0;  // number of the step's first message
   std::shared_ptr<SymmetricBuffer> slots_;
-  std::vector<std::byte> staging_;
+  Memory staging_;  // on dp's device
 };
 
 }  // namespace tandem

@@ -265,13 +265,11 @@ void Pipeline::backward_embedding(const Pass& pass, const FlatRangeCallback& rea
   release(pass);
 }
 
-void Pipeline::run(const Batch& batch, float scale,
-                   const std::function<void(int chunk, FlatRange range)>& ready) {
+void Pipeline::run(const Batch& batch, float scale, const ReadyCallback& ready) {
   const auto begin = Clock::now();
   const double waited_before = links_ ? links_->waited_s() : 0;
   for (const Pass& pass : passes_) {
-    FlatRangeCallback report;
-    if (pass.is_final) report = [&](FlatRange range) { ready(pass.chunk, range); };
+    const auto report = [&](FlatRange range) { ready(pass.chunk, range, pass.is_final); };
     switch (pass.kind) {
       case Pass::Kind::forward:
         forward(pass, batch);

@@ -48,10 +48,11 @@ class Pipeline {
     std::function<void(int microbatch)> read;
     std::span<const int32_t> tokens, targets;
   };
-  /// Forward and backward passes of a step. `ready`: as Stage::backward's, of each chunk, once its
-  /// gradients have those of all microbatches.
-  void run(const Batch& batch, float scale,
-           const std::function<void(int chunk, FlatRange range)>& ready);
+  /// As Stage::backward's, for each chunk and microbatch. `is_last`: the gradients have been
+  /// reported for all other microbatches.
+  using ReadyCallback = std::function<void(int chunk, FlatRange range, bool is_last)>;
+  /// Forward and backward passes of a step.
+  void run(const Batch& batch, float scale, const ReadyCallback& ready);
   /// Only the forward passes.
   void run_forward(const Batch& batch);
   /// As Stage's, of the last stage; 0 on the other ranks.

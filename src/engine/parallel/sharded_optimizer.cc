@@ -21,22 +21,24 @@ std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
 }  // namespace
 
 ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGroup& group,
-                               const WeightViews& all_weights, const Tensor& all_gradients,
+                               const WeightViews& all_weights, const GradientMemory& gradients,
                                int64_t bucket_elements, const ShardedOptimizerOptions& options,
                                size_t first_tensor_index)
     : replicas(group.replicas),
       exec(make_exec(replicas)),
       begin(group.range.begin),
+      elements(group.range.count),
+      is_gradient_window(group.is_gradient_window),
       first_tensor(first_tensor_index),
       weights(all_weights.narrow(group.range)),
-      gradients(all_gradients.narrow(0, begin, group.range.count)),
       buckets(group.window, bucket_elements, replicas.size()),
       state(exec, weights, buckets, replicas.rank(),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
             WeightSync::sends_differences(replicas.size(), options.weights)),
-      gradient_sync(model, replicas, gradients, buckets, relative(group.list, begin),
-                    {options.gradients, options.error_feedback, options.overlap},
-                    [this](int bucket) { add_squares(bucket); }),
+      gradient_sync(
+          model, replicas, gradients, begin, buckets, relative(group.list, begin),
+          {options.gradients, options.error_feedback, options.overlap, group.is_gradient_window},
+          [this](int bucket) { add_squares(bucket); }),
       weight_sync(model, replicas, weights, buckets, relative(group.list, begin),
                   {options.weights, options.overlap}, state),
       squares(exec, add_terms(index)),
@@ -57,7 +59,7 @@ int ShardedOptimizer::Group::add_terms(int index) {
 void ShardedOptimizer::Group::add_squares(int bucket) {
   int term = first_term[size_t(bucket)];
   for (const ShardedState::Run& r : state.runs(bucket)) {
-    squares.add(term++, gradients.narrow(0, r.run.begin, r.run.count));
+    squares.add(term++, gradient_sync.reduced({r.run.begin, r.run.count}));
   }
 }
 
@@ -81,7 +83,7 @@ void ShardedOptimizer::Group::find_directions(const AdamStep& step) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     const ScopedSpan span(SpanKind::compute, "lamb_direction", bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
-      const Tensor direction = gradients.narrow(0, r.run.begin, r.run.count);
+      const Tensor direction = gradient_sync.reduced({r.run.begin, r.run.count});
       lamb_direction(exec, step, r.run.decay, {r.updated, r.first, r.second}, direction);
       norms.add(index, r.updated);
       norms.add(int(terms.size()) + index, direction);
@@ -104,10 +106,17 @@ void ShardedOptimizer::Group::add_norms(TrustRatios& ratios) {
 ShardedOptimizer::ShardedOptimizer(const Exec& exec, const WeightViews& weights,
                                    const Tensor& gradients, std::vector<ParameterGroup> groups,
                                    int64_t bucket_elements, const ShardedOptimizerOptions& options)
-    : exec_(exec) {
+    : exec_(exec),
+      gradients_(options.gradient_memory ? *options.gradient_memory
+                                         : flat_gradients_.emplace(gradients)) {
   size_t num_tensors = 0;
+  gradients_.on_first_write([this](const GradientUnit& unit) {
+    Group& group = find_group(unit.range);
+    const bool is_any = unit.sent_from <= group.begin + group.elements;
+    group.gradient_sync.make_room(is_any ? unit.sent_from - group.begin : group.elements);
+  });
   for (const ParameterGroup& group : groups) {
-    groups_.emplace_back(exec_, int(groups_.size()), group, weights, gradients, bucket_elements,
+    groups_.emplace_back(exec_, int(groups_.size()), group, weights, gradients_, bucket_elements,
                          options, num_tensors);
     num_tensors += group.list.size();
   }
@@ -116,13 +125,13 @@ ShardedOptimizer::ShardedOptimizer(const Exec& exec, const WeightViews& weights,
 
 void ShardedOptimizer::adopt_weights(const Tensor& values) {
   for (Group& group : groups_) {
-    group.state.adopt_weights(values.narrow(0, group.begin, group.gradients.elements()));
+    group.state.adopt_weights(values.narrow(0, group.begin, group.elements));
   }
 }
 
 ShardedOptimizer::Group& ShardedOptimizer::find_group(FlatRange range) {
   const auto found = std::ranges::find_if(groups_, [&](const Group& group) {
-    return range.begin >= group.begin && range.end() <= group.begin + group.gradients.elements();
+    return range.begin >= group.begin && range.end() <= group.begin + group.elements;
   });
   if (found != groups_.end()) return *found;
   throw InvalidArgument(fmt::format("optimizer: elements {} to {}: expected a range of one group",
@@ -131,6 +140,7 @@ ShardedOptimizer::Group& ShardedOptimizer::find_group(FlatRange range) {
 
 void ShardedOptimizer::ready(FlatRange range) {
   Group& group = find_group(range);
+  if (group.is_gradient_window) gradients_.end(range);
   group.gradient_sync.ready(group.local(range));
 }
 
@@ -164,14 +174,14 @@ void ShardedOptimizer::update(const AdamStep& step) {
       group.update("lamb", [this, &group, step](const auto& r, const Tensor& working) {
         const double ratio = trust_ratios_->of(group.first_tensor + size_t(r.run.tensor));
         lamb_update(group.exec, float(double(step.lr * r.run.lr_scale) * ratio), r.updated,
-                    group.gradients.narrow(0, r.run.begin, r.run.count), working);
+                    group.gradient_sync.reduced({r.run.begin, r.run.count}), working);
       });
     } else {
       group.update("adamw", [&group, step](const auto& r, const Tensor& working) {
         AdamStep scaled = step;
         scaled.lr *= r.run.lr_scale;
         adamw(group.exec, scaled, r.run.decay, {r.updated, r.first, r.second},
-              group.gradients.narrow(0, r.run.begin, r.run.count), working);
+              group.gradient_sync.reduced({r.run.begin, r.run.count}), working);
       });
     }
   }
@@ -183,7 +193,7 @@ void ShardedOptimizer::await(FlatRange range) {
 }
 
 void ShardedOptimizer::await_all() {
-  for (Group& group : groups_) group.weight_sync.await({0, group.gradients.elements()});
+  for (Group& group : groups_) group.weight_sync.await({0, group.elements});
 }
 
 std::vector<StateSlice> ShardedOptimizer::slices(Moment moment) const {
@@ -192,6 +202,17 @@ std::vector<StateSlice> ShardedOptimizer::slices(Moment moment) const {
     for (StateSlice slice : group.state.slices(moment)) {
       slice.begin += group.begin;
       slices.push_back(slice);
+    }
+  }
+  return slices;
+}
+
+std::vector<StateSlice> ShardedOptimizer::reduced_gradients() const {
+  std::vector<StateSlice> slices;
+  for (const Group& group : groups_) {
+    for (const StateSlice& slice : group.state.slices(Moment::first)) {
+      slices.push_back({slice.begin + group.begin,
+                        group.gradient_sync.reduced({slice.begin, slice.values.elements()})});
     }
   }
   return slices;
@@ -219,17 +240,17 @@ ShardedOptimizer::Sent ShardedOptimizer::take_sent() {
 }
 
 size_t ShardedOptimizer::state_bytes() const {
-  size_t bytes = 0;
+  size_t bytes = gradients_.bytes();
   for (const Group& group : groups_) {
-    bytes += group.weights.bytes() + group.gradients.bytes() + group.state.bytes() +
-             group.gradient_sync.bytes() + group.weight_sync.bytes();
+    bytes += group.weights.bytes() + group.state.bytes() + group.gradient_sync.bytes() +
+             group.weight_sync.bytes();
   }
   return bytes;
 }
 
 int64_t ShardedOptimizer::elements() const {
   int64_t elements = 0;
-  for (const Group& group : groups_) elements += group.gradients.elements();
+  for (const Group& group : groups_) elements += group.elements;
   return elements;
 }
 

@@ -31,6 +31,9 @@ struct ShardedOptimizerOptions {
   /// GPUs: replicas communicate during the model's passes. Not if these wait for ranks in kernels
   /// that need all SMs.
   bool overlap = true;
+  /// Gradients of groups that are a window are reduced after every backward pass, and owners have
+  /// the sums (ZeRO-2); it is used instead of `gradients` below, and must outlive the optimizer.
+  GradientMemory* gradient_memory = nullptr;
   /// LAMB: communicators whose ranks together are the world. AdamW if there are none.
   std::vector<Communicator*> lamb_axes{};
 };
@@ -41,6 +44,7 @@ struct ParameterGroup {
   FlatRange range;                                   ///< of the flat arrays; groups do not overlap
   std::vector<Parameter> list;                       ///< with offsets in the flat arrays
   FlatWindow window = FlatWindow::all(range.count);  ///< of the range in the whole model's group
+  bool is_gradient_window = false;
 };
 
 class ShardedOptimizer {
@@ -59,8 +63,10 @@ class ShardedOptimizer {
   /// Copies weights, f32 [elements], to the owners' master weights; call after setting the weights.
   void adopt_weights(const Tensor& values);
 
-  /// Reports that these gradients are final; `range` lies in one group.
+  /// Reports that these gradients are final, or those of a pass if they are reduced after every
+  /// pass; `range` lies in one group.
   void ready(FlatRange range);
+  bool reduces_every_pass(FlatRange range) { return find_group(range).is_gradient_window; }
 
   /// Completes the reduction. Returns the sum of squares over this rank's shards. Throws
   /// InvalidArgument unless all weights of the step before have been awaited.
@@ -76,6 +82,8 @@ class ShardedOptimizer {
   void await_all();
 
   std::vector<StateSlice> slices(Moment moment) const;
+  /// Reduced gradients of the same elements, between `reduce` and the next backward pass.
+  std::vector<StateSlice> reduced_gradients() const;
   /// Whether `slices` has Moment::master: the weights of all ranks are sums of decoded differences.
   bool has_masters() const;
   /// Error feedback residuals of this rank's next gradients, one a group, in the gradients' layout;
@@ -102,7 +110,7 @@ class ShardedOptimizer {
  private:
   struct Group {
     Group(const Exec& exec, int index, const ParameterGroup& group, const WeightViews& all_weights,
-          const Tensor& all_gradients, int64_t bucket_elements,
+          const GradientMemory& gradients, int64_t bucket_elements,
           const ShardedOptimizerOptions& options, size_t first_tensor);
     int add_terms(int index);
     void add_squares(int bucket);
@@ -115,11 +123,11 @@ class ShardedOptimizer {
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
 
     Communicator& replicas;
-    Exec exec;            // of the replicas
-    int64_t begin;        // in the flat arrays; all below is relative to it
+    Exec exec;                // of the replicas
+    int64_t begin, elements;  // in the flat arrays; all below is relative to `begin`
+    bool is_gradient_window;
     size_t first_tensor;  // index of the group's first tensor among those of all groups
     WeightViews weights;
-    Tensor gradients;
     Buckets buckets;
     ShardedState state;
     GradientSync gradient_sync;
@@ -132,6 +140,8 @@ class ShardedOptimizer {
   Group& find_group(FlatRange range);
 
   Exec exec_;
+  std::optional<GradientMemory> flat_gradients_;
+  GradientMemory& gradients_;
   std::deque<Group> groups_;
   std::optional<TrustRatios> trust_ratios_;  // LAMB
   std::vector<SquareTerm> terms_;

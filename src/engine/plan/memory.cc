@@ -6,6 +6,7 @@
 
 #include "core/machine.h"
 #include "engine/model/codec_policy.h"
+#include "engine/model/gradient_memory.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
@@ -59,7 +60,8 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
       replicas > 1 && !codec.gradients.is_exact() && config.parallel.error_feedback;
   StateBytes bytes;
   bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
-  bytes.gradients = 4;
+  const bool is_window = config.parallel.zero == 2 && replicas > 1;
+  bytes.gradients = is_window ? 4.0 / double(replicas) : 4;
   bytes.optimizer = (has_masters ? 12.0 : 8.0) / double(replicas);
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
   return bytes;
@@ -78,6 +80,18 @@ double training_bytes(const TrainConfig& config) {
   return of(dense, parallel.dp) + of(experts, expert_replicas);
 }
 
+double gradient_window_bytes(const TrainConfig& config, bool on_gpus) {
+  const auto& parallel = config.parallel;
+  if (parallel.zero < 2 || parallel.dp == 1) return 0;
+  const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
+                           pipeline_layers(config).front());
+  const GradientWindow window{
+      .dense = true,
+      .experts = parallel.dp > parallel.ep,
+      .bucket_elements = int64_t(bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float))};
+  return 4.0 * double(assign_gradients(layout, config.model, window).elements);
+}
+
 double message_bytes(const TrainConfig& config, bool on_gpus) {
   if (config.parallel.dp == 1) return 0;
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
@@ -86,12 +100,14 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   const double bucket = bucket_mib(config, on_gpus) * (1 << 20);
   const double of_window = std::min(bucket * MessageRing::kWindow, 4 * parameters);
   const bool sends_bf16 = config.train.dtype == "bf16" && codec.weights.is_none();
-  return of_window * (sends_bf16 ? 1.5 : 2);
+  // ZeRO-2: gradients are copied when they are sent.
+  const double copies = config.parallel.zero == 2 ? 1 + 1.0 / double(config.parallel.dp) : 0;
+  return of_window * (1 + copies + (sends_bf16 ? 0.5 : 1));
 }
 
 std::string describe_memory(const TrainConfig& config, bool on_gpus) {
   const StateBytes bytes = state_bytes(config, config.parallel.dp);
-  std::string terms = fmt::format("{} weights + {} gradients + {:.3g} optimizer", bytes.weights,
+  std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
                                   bytes.gradients, bytes.optimizer);
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
   const int ranks = ParallelDims(config).ranks();
@@ -100,7 +116,8 @@ std::string describe_memory(const TrainConfig& config, bool on_gpus) {
       "messages, "
       "{} of activations",
       bytes.total(), terms, format_bytes(training_bytes(config) / ranks),
-      format_bytes(message_bytes(config, on_gpus)), format_bytes(activation_bytes(config) / ranks));
+      format_bytes(message_bytes(config, on_gpus) + gradient_window_bytes(config, on_gpus)),
+      format_bytes(activation_bytes(config) / ranks));
 }
 
 double activation_bytes(const TrainConfig& config) {

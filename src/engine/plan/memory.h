@@ -17,9 +17,11 @@ struct StateBytes {
 };
 /// State of parameters with `replicas` replicas.
 StateBytes state_bytes(const TrainConfig& config, int64_t replicas);
-/// Bytes of weights, gradients and optimizer state of all ranks together. In floating point, which
-/// does not overflow.
+/// Bytes of weights, gradients and optimizer state of all ranks together, without a window. In
+/// floating point, which does not overflow.
 double training_bytes(const TrainConfig& config);
+/// Bytes of a rank's gradients that have not left yet (ZeRO-2).
+double gradient_window_bytes(const TrainConfig& config, bool on_gpus);
 /// Bytes of a rank's messages to and from its replicas.
 double message_bytes(const TrainConfig& config, bool on_gpus);
 /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"

@@ -23,6 +23,18 @@ Strategy parse_strategy(const std::string& name) {
   throw ConfigError(fmt::format("parallel.strategy is \"{}\"", name));
 }
 
+int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
+  const double elements = bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float);
+  return std::max<int64_t>(1, int64_t(elements));
+}
+
+GradientWindow make_gradient_window(const ParallelGroups& groups, const TrainConfig& config) {
+  const bool is_used = config.parallel.zero == 2;
+  return {.dense = is_used && config.parallel.dp > 1,
+          .experts = is_used && config.parallel.dp > config.parallel.ep,
+          .bucket_elements = bucket_elements(config, groups.world().on_gpu())};
+}
+
 TransformerOptions make_options(
     const ParallelGroups& groups, const TrainConfig& config,
     const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
@@ -33,6 +45,7 @@ TransformerOptions make_options(
   options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
   options.deterministic = config.train.deterministic;
   options.codec = CodecPolicy::parse(config.parallel.codec);
+  options.gradient_window = make_gradient_window(groups, config);
   options.f32_weights = !options.codec.weights.is_none();
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.stage_axes();
@@ -43,6 +56,7 @@ TransformerOptions make_options(
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                                                   const TrainConfig& config, const Stage& stage) {
+  const GradientWindow window = make_gradient_window(groups, config);
   std::vector<Parameter> all_parameters = stage.parameter_list();
   apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
   std::vector<ParameterGroup> all;
@@ -51,25 +65,22 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
     if (!copies) continue;  // no experts
     const int64_t begin = stage.experts_begin();
     const bool is_dense = copied.copies == kDp;
-    all.push_back(
-        {*copies, is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
-         std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window()});
+    all.push_back({*copies,
+                   is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
+                   std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
+                   is_dense ? window.dense : window.experts});
   }
   return all;
 }
 
-int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
-  const double elements = bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float);
-  return std::max<int64_t>(1, int64_t(elements));
-}
-
 ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
-                                               const TrainConfig& config) {
+                                               const TrainConfig& config, Stage& stage) {
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
   return {.gradients = codec.gradients,
           .weights = codec.weights,
           .error_feedback = config.parallel.error_feedback,
           .overlap = groups.tp().size() == 1 && !groups.experts(),
+          .gradient_memory = &stage.gradient_memory(),
           .lamb_axes =
               config.optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{}};
 }
@@ -82,7 +93,7 @@ ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
       optimizer(stage.exec(), stage.weights(), stage.gradients(),
                 make_parameter_groups(groups, config, stage),
                 bucket_elements(config, groups.world().on_gpu()),
-                make_optimizer_options(groups, config)) {}
+                make_optimizer_options(groups, config, stage)) {}
 
 ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
                        const std::function<void(int rank, int layer, const Tensor& scores,

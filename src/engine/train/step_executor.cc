@@ -58,8 +58,9 @@ StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
       [this, begin](int microbatch) { read_microbatch(begin + microbatch * microbatch_); }, tokens_,
       targets_};
   begin_step(text);
-  pipeline_->run(text, 1.0f / float(targets), [this](int chunk, FlatRange range) {
-    ranks_.chunks[size_t(chunk)].optimizer.ready(range);
+  pipeline_->run(text, 1.0f / float(targets), [this](int chunk, FlatRange range, bool is_last) {
+    ShardedOptimizer& optimizer = ranks_.chunks[size_t(chunk)].optimizer;
+    if (is_last || optimizer.reduces_every_pass(range)) optimizer.ready(range);
   });
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;

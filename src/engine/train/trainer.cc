@@ -208,6 +208,7 @@ class Trainer {
       if (!change.empty()) note(change);
       state_ = read_train_state(resume_from);
     }
+    for (ModelChunk& chunk : ranks_->chunks) chunk.stage.end_staging();
     executor_->weights_changed();
     state_.config = to_toml(config_);
     state_.made_by = build_identity();
