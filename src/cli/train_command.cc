@@ -27,7 +27,7 @@ namespace tandem::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config, out, codec, device = "cpu";
+  std::string config, out, codec, init, device = "cpu";
   std::vector<std::string> overrides;
   int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0, ranks_per_gpu = 1;
   bool resume = false;
@@ -83,6 +83,12 @@ void run(const TrainArguments& arguments) {
   now_doing("training " + arguments.out);
   request.out = arguments.out;
   request.resume = arguments.resume;
+  request.init = arguments.init;
+  if (request.resume && !request.init.empty()) {
+    throw InvalidArgument(
+        fmt::format("--init {}: expected no --resume: a resumed run has its weights",
+                    single_line(request.init)));
+  }
   std::vector<std::string> notes;
   request.config = load_config(arguments.config, arguments.overrides, &notes);
   for (const std::string& note : notes) {
@@ -194,6 +200,9 @@ void add_train(CLI::App& app) {
       ->take_all();
   command->add_flag("--resume", arguments->resume,
                     "Go on from the newest valid checkpoint in --out");
+  command->add_option("--init", arguments->init,
+                      "Start from the weights of this model: a Hugging Face folder, or what train "
+                      "left; moments are zero, the step is 0");
   command->footer(
       "\nKeys of the job file:\n" + wrapped_keys() +
       "\nRanks are threads of this process, or under mpirun, torchrun or srun their processes."

@@ -92,6 +92,12 @@ expect 2 'heldout.txt: names no files: expected a path per line' eval "$dir/run"
 expect 3 'nowhere/scores.json: cannot be written' eval "$dir/run" --data "$config" --json "$dir/nowhere/scores.json"
 expect 2 'hold no bytes' eval "$dir/run" --data "$dir/empty"
 expect 2 'stride 1000: expected' eval "$dir/run" --data "$config" --stride 1000
+expect 2 "init $dir/run: expected no --resume" train "$config" --out "$dir/run" --resume --init "$dir/run"
+expect 2 "init $dir/run: model.hidden is 64 in this model: expected 32; model.ffn is 176 in this model: expected 64$" \
+  train "$config" --out "$dir/x" --init "$dir/run" "${small[@]}" --set model.hidden=32 model.ffn=64
+expect 3 'empty: no config.json' train "$config" --out "$dir/x" --init "$dir/empty"
+expect_mpi 'model.ffn is 176 in this model: expected 64' train "$config" --tp 2 --out "$dir/x" --init "$dir/run" "${small[@]}" --set model.ffn=64
+[ ! -e "$dir/x" ] || complain "a refused --init left $dir/x"
 expect_mpi 'already holds a run' train "$config" --tp 2 --out "$dir/run" "${small[@]}"
 expect_mpi 'ranks [14]: the world has 2|world of 2 ranks: expected' train "$config" --out "$dir/y" "${small[@]}"
 expect_mpi 'ranks [14]: the world has 2|world of 2 ranks: expected' train "$config" --tp 4 --out "$dir/y" "${small[@]}"

@@ -254,7 +254,7 @@ TEST(Saving, NaNWeightsAreNotWritten) {
     TrainState state;
     state.step = 3;
     try {
-      save_final(ranks, dir.path(), state, config);
+      save_final(ranks, LiveState(ranks), dir.path(), state, config, DType::f32);
     } catch (const ConfigError& error) {
       EXPECT_THAT(error.what(),
                   HasSubstr("after step 3: tensor '" + last.name + "' has nan at element 2"));

@@ -253,6 +253,10 @@ std::unique_ptr<Communicator> GpuCommunicator::split(int color, int key) {
   return rank_memory;
 }
 
+std::unique_ptr<Communicator> GpuCommunicator::split_on_host() {
+  return giving_up_if_aborted([&] { return control_.split(0, rank_); });
+}
+
 std::vector<std::vector<std::byte>> GpuCommunicator::exchange(std::span<const std::byte> blob,
                                                               std::string_view what) {
   control_.set_deadline(deadline_s_);

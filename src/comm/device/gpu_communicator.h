@@ -97,6 +97,8 @@ class GpuCommunicator : public Communicator {
                     const WaitSite& site) final;
   void abort(const std::string& reason) final;
   std::unique_ptr<Communicator> split(int color, int key) final;
+  /// CPU ranks of the same order (comm/host_ranks.h). Collective.
+  std::unique_ptr<Communicator> split_on_host();
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
                                                std::string_view what) final;
 

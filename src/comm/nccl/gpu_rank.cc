@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "comm/device/gpu_communicator.h"
+#include "comm/host_ranks.h"
 #include "core/cuda/current_device.h"
 #include "tandem/cuda.h"
 
@@ -35,6 +36,10 @@ void set_stream(Communicator& comm, CUstream_st* stream) {
 
 void synchronize(Communicator& comm) {
   gpu::as_gpu(comm).synchronize();
+}
+
+std::unique_ptr<Communicator> split_on_host(Communicator& comm) {
+  return comm.on_gpu() ? gpu::as_gpu(comm).split_on_host() : comm.split(0, comm.rank());
 }
 
 }  // namespace tandem

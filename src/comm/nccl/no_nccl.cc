@@ -1,5 +1,6 @@
 // Stub of the nccl transport for a build without CUDA.
 #include "comm/gpus.h"
+#include "comm/host_ranks.h"
 #include "comm/new_worlds.h"
 #include "tandem/cuda.h"
 
@@ -59,6 +60,10 @@ void set_stream(Communicator& comm, CUstream_st*) {
 
 void synchronize(Communicator& comm) {
   refuse(comm);
+}
+
+std::unique_ptr<Communicator> split_on_host(Communicator& comm) {
+  return comm.split(0, comm.rank());
 }
 
 }  // namespace tandem

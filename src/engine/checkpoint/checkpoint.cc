@@ -128,8 +128,7 @@ json to_json(const TrainState& state) {
           {"made_by", state.made_by}};
 }
 
-json read_state(const std::string& file) {
-  const std::string text = read_small_file(file, kMaxStateBytes);
+json parse_state(const std::string& text, const std::string& file) {
   json root = parse_json(text);
   if (!root.is_object() || seal(root) != text) {
     throw IoError(file + ": does not match its own hash (damaged)");
@@ -139,6 +138,10 @@ json read_state(const std::string& file) {
                               root.value("format", json()).dump(), kFormat));
   }
   return root;
+}
+
+json read_state(const std::string& file) {
+  return parse_state(read_small_file(file, kMaxStateBytes), file);
 }
 
 TrainState state_from_json(const json& root, const std::string& file) {
@@ -179,8 +182,12 @@ ModelConfig verified_config(const std::string& path, const StoredState& stored) 
   const std::string expected = expected_hash(stored, "config.json"), found = content_hash(text);
   if (found != expected && checkpoint_step(path)) reject_hash(file, found, expected);
   ModelConfig config = model_config_from_json(text, file);
-  if (found != expected && content_hash(to_json(config)) != expected)
+  const auto is_saved = [&](DType weights) {
+    return content_hash(to_json(config, weights)) == expected;
+  };
+  if (found != expected && !is_saved(DType::f32) && !is_saved(DType::bf16)) {
     reject_hash(file, found, expected);
+  }
   return config;
 }
 
@@ -252,6 +259,14 @@ std::vector<std::string> list_checkpoints(const std::string& out) {
   return paths;
 }
 
+std::string to_text(const TrainState& state) {
+  return seal(to_json(state));
+}
+
+TrainState train_state_from_text(const std::string& text, const std::string& name) {
+  return state_from_json(parse_state(text, name), name);
+}
+
 TrainState read_train_state(const std::string& path) {
   return state_from_json(read_state(path + "/state.json"), path + "/state.json");
 }
@@ -268,8 +283,8 @@ StoredState read_stored_state(const std::string& path) {
 }
 
 void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
-                 const std::map<std::string, std::string>& header_hashes) {
-  const std::string config = to_json(model);
+                 const std::map<std::string, std::string>& header_hashes, DType weights) {
+  const std::string config = to_json(model, weights);
   write_file(folder + "/config.json", config);
   json root = to_json(state);
   root["files"] = header_hashes;

@@ -71,6 +71,10 @@ std::string checkpoint_path(const std::string& out, int64_t step);
 /// Paths of OUT/checkpoints/step-N, newest first. Other names (step-best, step-00000100.bak) belong
 /// to the user. Throws IoError if the folder cannot be listed.
 std::vector<std::string> list_checkpoints(const std::string& out);
+/// Text of the state, with a hash of itself.
+std::string to_text(const TrainState& state);
+/// Inverse of `to_text`. Throws IoError with `name` if the text was changed.
+TrainState train_state_from_text(const std::string& text, const std::string& name);
 /// Reads only state.json and checks it against its own hash. Throws IoError.
 TrainState read_train_state(const std::string& path);
 /// State of state.json, and its hashes of the other files by name (for a safetensors file: of its
@@ -81,9 +85,10 @@ struct StoredState {
 };
 StoredState read_stored_state(const std::string& path);
 /// Writes config.json and state.json, with hashes of config.json and of the files in
-/// `header_hashes`.
+/// `header_hashes`. `weights`: dtype of the model's file.
 void write_state(const std::string& folder, const TrainState& state, const ModelConfig& model,
-                 const std::map<std::string, std::string>& header_hashes);
+                 const std::map<std::string, std::string>& header_hashes,
+                 DType weights = DType::f32);
 /// Reads and checks config.json and every byte of the safetensors files `names`, limited to the
 /// tensors in `share`. Throws IoError or ConfigError naming the file and the tensor; also if a
 /// folder named as a checkpoint holds another step's.

@@ -22,6 +22,10 @@ constexpr std::string_view kSchedule[] = {"train.steps",
                                           "optimizer.decay_fraction",
                                           "optimizer.decay_type"};
 
+/// Keys of a model with which its weights compute the same.
+constexpr std::string_view kNotInWeights[] = {"model.max_seq", "model.aux_loss_coeff",
+                                              "model.router_bias_update_rate"};
+
 /// Whether the changed key has no effect on training: the text is identified by its hash.
 bool is_silent(const KeyDifference& changed) {
   return changed.key == "data.paths" || changed.key.starts_with("trace.") ||
@@ -61,6 +65,20 @@ void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
   }
   if (different.empty()) return;
   throw ConfigError(fmt::format("{}: {}", checkpoint.path, fmt::join(different, "; ")));
+}
+
+void require_same_model(const std::string& path, const ModelConfig& model,
+                        const TrainConfig& config) {
+  TrainConfig found = config;
+  found.model = model;
+  std::vector<std::string> different;
+  for (const KeyDifference& key : differing_keys(found, config)) {
+    if (std::ranges::find(kNotInWeights, key.key) != std::end(kNotInWeights)) continue;
+    different.push_back(
+        fmt::format("{} is {} in this model: expected {}", key.key, key.before, key.after));
+  }
+  if (different.empty()) return;
+  throw ConfigError(fmt::format("--init {}: {}", path, fmt::join(different, "; ")));
 }
 
 std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config) {

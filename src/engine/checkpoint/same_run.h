@@ -15,6 +15,11 @@ namespace tandem {
 void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
                       const std::string& fingerprint);
 
+/// Throws ConfigError naming each key of the model with both values that differs between the model
+/// in `path`, to start from, and this run. Keys that only training reads may differ.
+void require_same_model(const std::string& path, const ModelConfig& model,
+                        const TrainConfig& config);
+
 /// Notes for the user on resuming, one per line: changed keys with both values, and whether no step
 /// is left.
 std::vector<std::string> describe_resume(const TrainState& state, const TrainConfig& config);

@@ -35,7 +35,8 @@ SharedTensors::SharedTensors(Communicator& ranks, const std::string& path, const
                              const std::map<std::string, std::string>& metadata)
     : ranks_(ranks), path_(path), tensors_(specs.size()) {
   for (const SafetensorsWriter::Spec& spec : specs) {
-    uint64_t bytes = sizeof(float);
+    dtypes_.push_back(spec.dtype);
+    uint64_t bytes = size_of(spec.dtype);
     for (const int64_t extent : spec.shape) bytes *= uint64_t(extent);
     bytes_ += bytes;
   }
@@ -67,7 +68,12 @@ std::optional<Share> SharedTensors::share() const {
 }
 
 void SharedTensors::write_here(const Slice& slice, std::span<const float> values) {
-  file_->write(size_t(slice.tensor), uint64_t(slice.begin) * sizeof(float), std::as_bytes(values));
+  const auto tensor = size_t(slice.tensor);
+  const uint64_t begin = uint64_t(slice.begin) * size_of(dtypes_[tensor]);
+  if (dtypes_[tensor] == DType::f32) return file_->write(tensor, begin, std::as_bytes(values));
+  std::vector<BFloat16> rounded(values.size());
+  std::ranges::transform(values, rounded.begin(), BFloat16::from_float);
+  file_->write(tensor, begin, std::as_bytes(std::span<const BFloat16>(rounded)));
 }
 
 void SharedTensors::send_slice(const Slice& slice, std::span<const float> values) {

@@ -21,12 +21,12 @@ namespace tandem {
 
 class SharedTensors {
  public:
-  using Specs = std::vector<SafetensorsWriter::Spec>;  // f32 tensors
+  using Specs = std::vector<SafetensorsWriter::Spec>;  // f32 or bf16 tensors
   /// `path` is the file's path on this rank; tensors and metadata are the same on all ranks. Throws
   /// IoError on every rank if rank 0 cannot create it. Collective.
   SharedTensors(Communicator& ranks, const std::string& path, const Specs& specs,
                 const std::map<std::string, std::string>& metadata = {});
-  /// Writes elements [begin, begin + values.size()) of a tensor.
+  /// Writes elements [begin, begin + values.size()) of a tensor, rounded to its dtype.
   using Write = std::function<void(size_t tensor, int64_t begin, std::span<const float> values)>;
   /// Writes the file and syncs it to disk. `parts` calls its argument for all parts of this rank;
   /// all ranks together write each element once. Returns the header's hash, on every rank. Throws
@@ -51,6 +51,7 @@ class SharedTensors {
   Communicator& ranks_;
   std::string path_;
   size_t tensors_;
+  std::vector<DType> dtypes_;              ///< of the tensors
   uint64_t bytes_ = 0;                     ///< total of all tensors
   std::optional<SafetensorsWriter> file_;  ///< nullopt if this rank does not see the file
   std::vector<int> ranks_without_path_;

@@ -73,7 +73,10 @@ struct TrainConfig {
   } data;
   struct {
     int64_t every = 0;
+    double every_s = 0;
+    bool first_step = false;
     int64_t keep = 2;
+    std::string export_dtype = "f32";
   } checkpoint;
   struct {
     bool enabled = false;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tandem/dtype.h"
+
 namespace tandem {
 
 struct ModelConfig {
@@ -70,8 +72,8 @@ constexpr int32_t kBos = 256;  ///< token before the first byte of every documen
 
 /// Writes Hugging Face `config.json`: as LlamaForCausalLM, MistralForCausalLM (a sliding window in
 /// all layers) or MixtralForCausalLM if these compute the same, else as "TandemForCausalLM", with
-/// the keys of config_json.cc.
-std::string to_json(const ModelConfig& config);
+/// the keys of config_json.cc. `weights`: dtype of the weights next to it.
+std::string to_json(const ModelConfig& config, DType weights = DType::f32);
 /// Reads all four. Absent keys take their format's default unless they are sizes. Throws
 /// ConfigError naming `file` and the key.
 ModelConfig model_config_from_json(const std::string& json, const std::string& file);

@@ -263,7 +263,7 @@ void parse_window(const Json& root, const Format& format, ModelConfig& config,
 
 }  // namespace
 
-std::string to_json(const ModelConfig& config) {
+std::string to_json(const ModelConfig& config, DType weights) {
   Json root;
   const bool moe = config.experts > 0;
   const Format& format = find_format(config);
@@ -280,7 +280,7 @@ std::string to_json(const ModelConfig& config) {
     for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
   }
   root["bos_token_id"] = kBos;
-  root["torch_dtype"] = "float32";
+  root["torch_dtype"] = weights == DType::bf16 ? "bfloat16" : "float32";
   return root.dump(2) + "\n";
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "core/files.h"
 #include "core/host_copy.h"
@@ -53,7 +52,7 @@ void read_shard(const SafetensorsFile& file, const SafetensorsEntry& entry, cons
 
 /// Non-finite element of a rank's shard of a parameter.
 struct BadElement {
-  int64_t element;  // index in the full tensor
+  int64_t element;  ///< index in the full tensor
   float value;
 };
 
@@ -61,12 +60,9 @@ struct BadElement {
 std::optional<BadElement> find_not_finite(const LocalShard& shard, std::span<const float> values) {
   for (int64_t row = 0; row < shard.rows && shard.columns > 0; ++row) {
     const auto local = values.subspan(size_t(row * shard.row_stride), size_t(shard.columns));
-    // Fast check of the whole row: 0 * x is 0 for every finite x.
-    float sum = 0;
-    for (const float value : local) sum += 0 * value;
-    if (sum == 0) continue;
-    const auto bad = std::ranges::find_if_not(local, [](float x) { return std::isfinite(x); });
-    return BadElement{shard.first + row * shard.whole_columns + (bad - local.begin()), *bad};
+    if (const auto bad = first_not_finite(local)) {
+      return BadElement{shard.first + row * shard.whole_columns + int64_t(*bad), local[*bad]};
+    }
   }
   return std::nullopt;
 }
@@ -99,6 +95,15 @@ void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weig
       "{}: tensor '{}' is not read by the model of config.json (1 of {} such, of {}): expected no "
       "others than its {}",
       weights.path(), printable(first->name), count, weights.entries().size(), known.size()));
+}
+
+std::optional<size_t> first_not_finite(std::span<const float> values) {
+  // Fast check of all: 0 * x is 0 for every finite x.
+  float sum = 0;
+  for (const float value : values) sum += 0 * value;
+  if (sum == 0) return std::nullopt;
+  const auto bad = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
+  return size_t(bad - values.begin());
 }
 
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,

@@ -1,6 +1,7 @@
 // Trained model on disk: DIR/config.json and DIR/model.safetensors, in Hugging Face's layout.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,9 @@ std::string model_identity(const ModelConfig& config, const SafetensorsFile& wei
 /// Throws IoError naming the tensor unless the file has all tensors that the model reads, in these
 /// shapes, and no other: a layer missing in config.json, or a bias, would change the result.
 void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weights);
+
+/// Index of the first element that is NaN or infinite.
+std::optional<size_t> first_not_finite(std::span<const float> values);
 
 /// Reads this rank's shard of every parameter (f32, bf16 or f16 on disk) into a flat array. Throws
 /// IoError naming the tensor that is missing, has another shape or a non-finite element.

@@ -84,6 +84,8 @@ std::string to_json_line(const StepRecord& m) {
                     {"exposed_comm_ms", m.exposed_comm_ms},
                     {"mfu", m.mfu},
                     {"memory_bytes", m.memory_bytes}};
+  if (m.checkpoint_ms) line["checkpoint_ms"] = *m.checkpoint_ms;
+  if (m.saved_step) line["saved_step"] = *m.saved_step;
   if (m.bubble) line["bubble"] = *m.bubble;
   if (m.stage_bytes) line["stage_bytes"] = *m.stage_bytes;
   if (m.uncompressed_gradient_bytes > 0) {
@@ -123,12 +125,16 @@ MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
     : path_(path), file_(trimmed(path, last_step), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW) {}
 
 void MetricsLog::add(const StepRecord& step) {
+  const std::lock_guard lock(mutex_);
   unwritten_ += to_json_line(step);
   write_rest();
 }
 
 void MetricsLog::sync() {
-  write_rest();
+  {
+    const std::lock_guard lock(mutex_);
+    write_rest();
+  }
   sync_file(file_.get(), path_);
 }
 

@@ -1,6 +1,7 @@
 // OUT/metrics.jsonl: one JSON object per step, in order, each step once, also across resumes.
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,8 @@ class MetricsLog : public StepSink {
   MetricsLog(const std::string& path, int64_t last_step);
   /// After an IoError the line is kept: the next call writes it first.
   void add(const StepRecord& step) override;
-  /// Tries lines that add() could not write again.
+  /// Tries lines that add() could not write again, and syncs the file. Another thread may add
+  /// meanwhile.
   void sync();
 
  private:
@@ -31,6 +33,7 @@ class MetricsLog : public StepSink {
 
   std::string path_;
   FileDescriptor file_;
+  std::mutex mutex_;
   std::string unwritten_;
 };
 

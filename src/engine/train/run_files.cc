@@ -2,18 +2,19 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "core/files.h"
+#include "core/log.h"
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/same_run.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
 RunFiles::RunFiles(const std::string& out, bool resume, const TrainConfig& config,
                    const Corpus& corpus, ProgressLine& progress)
-    : out_(out),
-      corpus_(corpus),
-      progress_(progress),
-      keeper_(out, config.checkpoint.keep, [this](const std::string& text) { warn(text); }) {
+    : out_(out), corpus_(corpus), progress_(progress) {
   make_directories(out);
   lock_.emplace(out);
   if (resume) {
@@ -43,13 +44,32 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
 }
 
 void RunFiles::open_log(int64_t step) {
-  log_.emplace(out_ + "/metrics.jsonl", step);
+  auto log = std::make_shared<MetricsLog>(out_ + "/metrics.jsonl", step);
+  const std::lock_guard lock(mutex_);
+  log_ = std::move(log);
 }
 
-void RunFiles::renew(int64_t step, const TrainConfig& config) {
-  if (!lock_->renew()) return;
-  write_configuration(config);
-  open_log(step);
+void RunFiles::add(const StepRecord& step) {
+  const std::lock_guard lock(mutex_);
+  log_->add(step);
+}
+
+void RunFiles::prepare_checkpoint(int64_t step, const TrainConfig& config) {
+  if (lock_->renew()) {
+    write_configuration(config);
+    open_log(step);
+  }
+  std::shared_ptr<MetricsLog> log;
+  {
+    const std::lock_guard lock(mutex_);
+    log = log_;
+  }
+  try {
+    log->sync();
+    sync_fails_ = false;
+  } catch (const IoError& error) {  // the checkpoint does not need these lines
+    if (!std::exchange(sync_fails_, true)) log_message(LogLevel::warn, error.what());
+  }
 }
 
 }  // namespace tandem

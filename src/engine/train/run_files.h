@@ -1,6 +1,8 @@
 // Files of a training run under OUT, as rank 0 keeps them, and the decision where a run begins.
 #pragma once
 
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -26,10 +28,11 @@ class RunFiles {
   void write_configuration(const TrainConfig& config) const;
   /// Opens metrics.jsonl after step `step`; lines of later steps are dropped.
   void open_log(int64_t step);
-  MetricsLog& log() { return *log_; }
-  CheckpointKeeper& keeper() { return keeper_; }
-  /// Before a checkpoint of step `step`: writes what is missing if OUT was removed meanwhile.
-  void renew(int64_t step, const TrainConfig& config);
+  /// Adds a line to metrics.jsonl. After an IoError the next call tries it again.
+  void add(const StepRecord& step);
+  /// Before a checkpoint of step `step`: writes what is missing if OUT was removed meanwhile, and
+  /// syncs metrics.jsonl. Another thread may add lines meanwhile.
+  void prepare_checkpoint(int64_t step, const TrainConfig& config);
 
  private:
   void find_checkpoint(const TrainConfig& config);
@@ -39,8 +42,9 @@ class RunFiles {
   const Corpus& corpus_;
   ProgressLine& progress_;
   std::optional<RunLock> lock_;
-  CheckpointKeeper keeper_;
-  std::optional<MetricsLog> log_;
+  std::mutex mutex_;
+  std::shared_ptr<MetricsLog> log_;  // replaced under the mutex
+  bool sync_fails_ = false;          // of the thread that writes checkpoints
   std::string resume_from_;
 };
 

@@ -39,6 +39,7 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
     total.squares += other.squares;
     total.stop = total.stop || other.stop;
     total.save = total.save || other.save;
+    total.writing = total.writing || other.writing;
     total.failed = total.failed || other.failed;
   });
 }

@@ -17,6 +17,7 @@ struct StepSums {
   double elapsed_s = 0;  ///< rank 0's
   bool stop = false;     ///< a rank was asked to end the run
   bool save = false;     ///< a rank was asked for a checkpoint
+  bool writing = false;  ///< a rank writes a checkpoint
   bool failed = false;   ///< a rank failed to read its text or to write its metrics
 };
 /// Communicators whose ranks together are the world: sums are made along each in turn.

@@ -26,6 +26,10 @@ struct StepRecord {
   // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
   // uncompressed.
   uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;
+  /// Time for which the run waited for checkpoints between the step before and this one; on rank 0,
+  /// if checkpoints are periodic.
+  std::optional<double> checkpoint_ms;
+  std::optional<int64_t> saved_step;      ///< newest checkpoint of this run on disk, verified
   std::optional<uint64_t> stage_bytes;    ///< sent between pipeline stages, summed over ranks
   double mfu = 0;                         ///< this step's utilization (engine/plan/utilization.h)
   std::optional<double> validation_loss;  ///< nats per byte of the held-out files after this step

@@ -9,8 +9,12 @@
 
 #include "core/files.h"
 #include "core/machine.h"
+#include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/made_by.h"
+#include "engine/checkpoint/run_checkpoints.h"
+#include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/saving.h"
+#include "engine/checkpoint/stored_model.h"
 #include "engine/data/sampler.h"
 #include "engine/eval/validation.h"
 #include "engine/optim/learning_rate.h"
@@ -45,6 +49,7 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request,
   world.require_same("configuration", to_toml(request.config));
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
+  world.require_same("--init", request.init);
   require_same_location(world, "--out", request.out);
   world.require_same("the training text",
                      fmt::format("{} files, {} bytes, hash {}", corpus.files().size(),
@@ -95,13 +100,15 @@ class Trainer {
         sampler_(corpus, config_.train.seq, uint64_t(config_.train.seed)),
         groups_(world, ParallelDims(config_), config_.model.experts > 0) {
     if (world.rank() == 0) progress_.emplace(request.log);
+    const std::string init_from = find_initial_model();
     const std::string resume_from = open_files();
     describe_run();
     resolve_dtype(resume_from);
     note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
     executor_.emplace(config_, groups_, corpus, sampler_, *ranks_);
-    begin(resume_from);
+    trained_.emplace(trained());
+    begin(resume_from, init_from);
     if (config_.train.validate_every > 0) {
       validation_.emplace(groups_, config_.model, corpus, config_.train.validate_bytes);
       note(validation_->describe());
@@ -109,6 +116,7 @@ class Trainer {
     utilization_ = measure_utilization(world, config_);
     for (const auto& line : utilization_.describe(config_)) note(line);
     note(ranks_->describe_state());
+    checkpoints_.emplace(*trained_, checkpoint_options(), state_);
     if (!files_) return;
     files_->open_log(state_.step);
     progress_sink_.emplace(config_, *progress_, state_.elapsed_s);
@@ -118,19 +126,25 @@ class Trainer {
     TraceSteps trace(world_, config_, state_.step);
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
+    save_initial_model();
     while (!finished() && !stop_ && !failed_ && diverged_.empty()) {
       if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       std::optional<StepRecord> record = step();
       trace.after_step(state_.step, request_.out);
       if (record) end_step(*record);
-      if (is_due(config_.checkpoint.every) || std::exchange(save_requested_, false)) save();
+      if (record) checkpoint();
     }
-    save();
+    const std::string unsaved = save_now();
     trace.finish(request_.out);
-    rethrow_error();
+    rethrow_error(unsaved);
     const bool stopped = !finished();
-    if (!stopped) save_final(trained(), request_.out, state_, config_.model);
+    if (!unsaved.empty() && stopped) throw IoError(unsaved);
+    if (!unsaved.empty()) note(fmt::format("warning: step {} not saved: {}", state_.step, unsaved));
+    if (!stopped) {
+      save_final(*trained_, LiveState(*trained_), request_.out, state_, config_.model,
+                 parse_dtype(config_.checkpoint.export_dtype));
+    }
     if (progress_) progress_->finish();
     note(describe_peak());
     return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};
@@ -191,12 +205,31 @@ class Trainer {
                      train.batch_rampup_samples));
   }
 
+  /// Returns the folder of the model to start from, verified, or an empty string.
+  std::string find_initial_model() {
+    if (request_.init.empty()) return "";
+    return on_rank_zero(
+        world_, "opening the model to start from",
+        [&] {
+          const StoredModel model =
+              open_model(request_.init, [this](const std::string& text) { note(text); });
+          require_same_model(request_.init, model.config, config_);
+          note(fmt::format("starting from the weights of {}", model.directory));
+          return model.directory;
+        },
+        uint64_t(4 * config_.model.parameters()));
+  }
+
   /// Sets weights, optimizer and state: initial ones, or those of a checkpoint.
-  void begin(const std::string& resume_from) {
+  void begin(const std::string& resume_from, const std::string& init_from) {
     if (resume_from.empty()) {
-      for (ModelChunk& chunk : ranks_->chunks) {
-        chunk.stage.initialize(uint64_t(config_.train.seed));
-        chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
+      if (!init_from.empty()) {
+        load_model(*trained_, init_from);
+      } else {
+        for (ModelChunk& chunk : ranks_->chunks) {
+          chunk.stage.initialize(uint64_t(config_.train.seed));
+          chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
+        }
       }
       state_.seq = config_.train.seq;
       state_.seed = config_.train.seed;
@@ -204,7 +237,7 @@ class Trainer {
     } else {
       world_.require_same("the checkpoint to resume from",
                           content_hash(read_file(resume_from + "/state.json")));
-      const std::string change = load_checkpoint(trained(), resume_from);
+      const std::string change = load_checkpoint(*trained_, resume_from);
       if (!change.empty()) note(change);
       state_ = read_train_state(resume_from);
     }
@@ -275,7 +308,7 @@ class Trainer {
     record.step = ++state_.step;
     record.tokens = targets;
     ranks_->describe_experts(config_, record);
-    if (is_due(config_.train.validate_every) || is_due(config_.checkpoint.every)) {
+    if (is_due(config_.train.validate_every) || checkpoints_->is_due(state_)) {
       executor_
           ->await_weights();  // part of this step: the next forward pass does not wait for them
     }
@@ -297,14 +330,15 @@ class Trainer {
     sums.stop = request_.stop && *request_.stop;
     const int requested = request_.saves ? request_.saves->load() : 0;
     sums.save = requested != std::exchange(saves_seen_, requested);
+    sums.writing = checkpoints_->is_writing();
     sums.failed = !failure().empty();
-    return exchange_sums(groups_.world_axes(), sums);
+    sums = exchange_sums(groups_.world_axes(), sums);
+    is_writing_ = sums.writing;
+    return sums;
   }
 
-  /// This rank's: a text that could not be read, or a log that could not be written.
-  const std::string& failure() const {
-    return executor_->read_error().empty() ? log_error_ : executor_->read_error();
-  }
+  /// This rank's text that could not be read.
+  const std::string& failure() const { return executor_->read_error(); }
 
   /// Untimed and untraced work after a step: validation and reporting.
   void end_step(StepRecord& record) {
@@ -316,18 +350,25 @@ class Trainer {
       run_start_ += Clock::now() - begin;  // excluded from training time
     }
     if (!files_) return;
+    if (config_.checkpoint.every > 0 || config_.checkpoint.every_s > 0) {
+      record.checkpoint_ms = checkpoints_->take_blocked_ms();
+    }
+    if (checkpoints_->saved_step() >= 0) record.saved_step = checkpoints_->saved_step();
     try {
-      files_->log().add(record);
-    } catch (const IoError& error) {
-      log_error_ = error.what();  // ends the run in the next step, which is dropped
+      files_->add(record);
+      log_fails_ = false;
+    } catch (const IoError& error) {  // tried again with the next line
+      if (!std::exchange(log_fails_, true)) note(fmt::format("warning: {}", error.what()));
     }
     progress_sink_->add(record);
   }
 
-  /// Called after the last save.
-  void rethrow_error() {
-    const std::string saved = fmt::format("; ended after step {}, saved {}", state_.step,
-                                          checkpoint_path(request_.out, state_.step));
+  /// Called after the last save; `unsaved`: why it failed.
+  void rethrow_error(const std::string& unsaved) {
+    const std::string saved =
+        fmt::format("; ended after step {}, {}", state_.step,
+                    unsaved.empty() ? "saved " + checkpoint_path(request_.out, state_.step)
+                                    : "not saved: " + unsaved);
     for (const std::string& failure :
          on_every_rank(world_, "the end of the run", 0, [&] { return this->failure(); })) {
       if (!failure.empty()) throw IoError(failure + saved);
@@ -335,23 +376,41 @@ class Trainer {
     if (!diverged_.empty()) throw ConfigError(diverged_ + saved);
   }
 
-  /// No-op if this run has saved the step.
-  void save() {
-    if (saved_ == state_.step) return;
+  RunCheckpoints::Options checkpoint_options() {
+    const auto& c = config_.checkpoint;
+    return {.out = request_.out,
+            .model = config_.model,
+            .schedule = {c.every, c.every_s, c.first_step},
+            .keep = c.keep,
+            .prepare = [this](int64_t step) { files_->prepare_checkpoint(step, config_); }};
+  }
+
+  /// After a step: takes and starts to write a checkpoint that is due.
+  void checkpoint() {
+    const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
+    const bool requested = std::exchange(save_requested_, false);
+    if (requested) executor_->await_weights();
+    checkpoints_->after_step(state_, requested, is_writing_);
+    note_warnings();
+  }
+
+  /// A run that ends before its first checkpoint must not be resumed from random weights.
+  void save_initial_model() {
+    if (request_.init.empty()) return;
+    if (const std::string unsaved = save_now(); !unsaved.empty()) throw IoError(unsaved);
+  }
+
+  /// Saves the last step unless that is done. Returns the reason if it failed, or an empty string.
+  std::string save_now() {
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
     executor_->await_weights();
-    on_rank_zero(world_, "the folder of the run", [&] {
-      files_->renew(state_.step, config_);
-      try {
-        files_->log().sync();
-      } catch (const IoError& error) {
-        log_error_ = error.what();  // concerns no step of this checkpoint
-      }
-      return std::string();
-    });
-    save_checkpoint(trained(), request_.out, state_, config_.model,
-                    files_ ? &files_->keeper() : nullptr);
-    saved_ = state_.step;
+    std::string unsaved = checkpoints_->save_now(state_);
+    note_warnings();
+    return unsaved;
+  }
+
+  void note_warnings() {
+    for (const std::string& text : checkpoints_->take_warnings()) note("warning: " + text);
   }
 
   Communicator& world_;
@@ -363,19 +422,21 @@ class Trainer {
   std::optional<ProgressLine> progress_;  // rank 0
   std::optional<RunFiles> files_;         // rank 0
   std::optional<ModelRanks> ranks_;
+  std::optional<TrainedRanks> trained_;
   std::optional<StepExecutor> executor_;
   std::optional<Validation> validation_;
   Utilization utilization_;
   TrainState state_;
+  std::optional<RunCheckpoints> checkpoints_;
   std::optional<ProgressSink> progress_sink_;  // rank 0
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
-  int64_t saved_ = -1;  // step of the last checkpoint
   int saves_seen_ = 0;
   bool stop_ = false, failed_ = false, save_requested_ = false;
-  std::string log_error_;  // rank 0
-  std::string diverged_;   // message if the loss is not finite; the same on all ranks
+  bool is_writing_ = false;  // a rank wrote a checkpoint during the step
+  bool log_fails_ = false;   // rank 0
+  std::string diverged_;     // message if the loss is not finite; the same on all ranks
 };
 
 }  // namespace

@@ -23,6 +23,7 @@ struct TrainRequest {
   TrainConfig config;
   std::string out;
   bool resume = false;
+  std::string init;         ///< folder of a model whose weights to start from; not with `resume`
   std::FILE* log = stderr;  ///< output of rank 0's messages
   /// If set on any rank, all ranks finish the current step, save a checkpoint and return.
   const std::atomic<bool>* stop = nullptr;

@@ -1,0 +1,135 @@
+#include "engine/checkpoint/loading.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "core/files.h"
+#include "core/host_copy.h"
+#include "core/safetensors.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/sections.h"
+#include "engine/model/pretrained.h"
+#include "engine/parallel/collective_check.h"
+#include "engine/parallel/parameter_slices.h"
+
+namespace tandem {
+namespace {
+
+/// Elements of a GPU's memory that are in host memory at a time.
+constexpr int64_t kReadChunk = 1 << 22;
+
+/// Calls `read(slice, values)` to fill all slices of tensors that this rank owns.
+template <typename Read>
+void for_each_owned_slice(const TrainedStage& stage, Moment moment, Read&& read) {
+  const ParameterSlices slices(stage.model.parameter_list());
+  for (const StateSlice& state : stage.optimizer.slices(moment)) {
+    for (int64_t at = 0; at < state.values.elements(); at += kReadChunk) {
+      const int64_t count = std::min(kReadChunk, state.values.elements() - at);
+      const int64_t begin = state.begin + at;
+      const HostCopy chunk(stage.model.exec(), state.values.narrow(0, at, count));
+      slices.for_each({begin, count}, [&](const ParameterSlice& slice) {
+        read(slice, chunk.values().subspan(size_t(slice.flat - begin), size_t(slice.count)));
+      });
+      chunk.store();
+    }
+  }
+}
+
+void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const Section& section) {
+  std::vector<const SafetensorsEntry*> entries;
+  for (const Parameter& p : ranks.parameter_list())
+    entries.push_back(&file.require(section.prefix + p.name, p.shape));
+  for (const TrainedStage& stage : ranks.stages) {
+    for_each_owned_slice(stage, section.moment,
+                         [&](const ParameterSlice& slice, std::span<float> values) {
+                           file.read_f32(*entries[slice.parameter], slice.whole, values);
+                         });
+  }
+}
+
+std::vector<std::span<float>> residuals_of(const TrainedRanks& ranks) {
+  std::vector<std::span<float>> residuals;
+  for (const TrainedStage& stage : ranks.stages) {
+    for (const auto residual : stage.optimizer.residuals()) residuals.push_back(residual);
+  }
+  return residuals;
+}
+
+/// Returns a note for the user, or an empty string.
+std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
+  size_t count = 0;
+  for (const auto residual : residuals_of(ranks)) count += residual.size();
+  if (!path_exists(path)) {
+    if (count == 0) return "";
+    return "the checkpoint holds no residuals of error feedback: they start at zero";
+  }
+  if (count == 0) return "the checkpoint's residuals of error feedback are not used";
+  const SafetensorsFile file(path);
+  const auto layout = file.metadata().find(kLayout);
+  if (layout == file.metadata().end() || layout->second != ranks.layout) {
+    return fmt::format(
+        "the checkpoint's residuals of error feedback are of {}, this run is {}: they start at "
+        "zero",
+        layout == file.metadata().end() ? "an unknown layout" : layout->second, ranks.layout);
+  }
+  const int64_t shape[] = {int64_t(count)};
+  const SafetensorsEntry& entry = file.require(rank_name(ranks.world.rank()), shape);
+  int64_t at = 0;
+  for (const auto residual : residuals_of(ranks)) {
+    file.read_f32(entry, at, residual);
+    at += int64_t(residual.size());
+  }
+  return "";
+}
+
+void load_weights(const TrainedRanks& ranks, const SafetensorsFile& weights) {
+  for (const auto& [model, optimizer] : ranks.stages) {
+    load_parameters(weights, model.parameter_list(), model.exec(), model.parameter_staging());
+  }
+}
+
+void load_tensors(const TrainedRanks& ranks, const std::string& path) {
+  const SafetensorsFile weights(path + "/" + kModelFile);
+  const SafetensorsFile moments(path + "/" + kOptimizerFile);
+  load_weights(ranks, weights);
+  read_section(ranks, moments, kFirst);
+  read_section(ranks, moments, kSecond);
+  const bool has_masters = moments.find(kMaster.prefix + ranks.parameter_list().front().name);
+  if (has_masters && ranks.has_masters()) return read_section(ranks, moments, kMaster);
+  for (const auto& [model, optimizer] : ranks.stages) {
+    if (has_masters) {
+      // Weights are sent uncompressed in this run: it resumes from the master weights.
+      std::vector<Parameter> masters = model.parameter_list();
+      for (Parameter& p : masters) p.name = kMaster.prefix + p.name;
+      load_parameters(moments, masters, model.exec(), model.parameter_staging());
+    }
+    optimizer.adopt_weights(model.parameter_staging());
+  }
+}
+
+}  // namespace
+
+std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
+  const auto notes = on_every_rank(ranks.world, "loading a checkpoint", ranks.bytes(), [&] {
+    load_tensors(ranks, path);
+    return load_residuals(ranks, path + "/" + kResidualsFile);
+  });
+  for (const TrainedStage& stage : ranks.stages) stage.model.parameters_changed();
+  return notes[size_t(ranks.world.rank())];
+}
+
+void load_model(const TrainedRanks& ranks, const std::string& folder) {
+  on_every_rank(ranks.world, "loading a model", ranks.bytes(), [&] {
+    load_weights(ranks, SafetensorsFile(folder + "/" + kModelFile));
+    for (const auto& [model, optimizer] : ranks.stages) {
+      optimizer.adopt_weights(model.parameter_staging());
+    }
+    return std::string();
+  });
+  for (const TrainedStage& stage : ranks.stages) stage.model.parameters_changed();
+}
+
+}  // namespace tandem

@@ -1,0 +1,182 @@
+#include "engine/checkpoint/run_checkpoints.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "comm/host_ranks.h"
+#include "engine/checkpoint/saving.h"
+#include "engine/parallel/collective_check.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Adds the time of its scope.
+class Blocked {
+ public:
+  explicit Blocked(double& ms) : ms_(ms) {}
+  ~Blocked() { ms_ += std::chrono::duration<double, std::milli>(Clock::now() - begin_).count(); }
+  Blocked(const Blocked&) = delete;
+  Blocked& operator=(const Blocked&) = delete;
+
+ private:
+  double& ms_;
+  Clock::time_point begin_ = Clock::now();
+};
+
+/// Training has the processors first.
+void lower_priority_of_this_thread() {
+  ::setpriority(PRIO_PROCESS, 0, 10);
+}
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(const TrainedRanks& ranks, Options options, const TrainState& state)
+    : ranks_(ranks), options_(std::move(options)), due_s_(state.elapsed_s) {
+  if (ranks.world.rank() == 0) {
+    keeper_.emplace(options_.out, options_.keep, [this](const std::string& text) { warn(text); });
+  }
+  if (!options_.schedule.is_periodic()) return;
+  on_every_rank(ranks.world, "memory of snapshots", 0, [&] {
+    snapshot_.emplace(ranks, state);
+    return std::string();
+  });
+  background_ = split_on_host(ranks.world);
+}
+
+RunCheckpoints::~RunCheckpoints() {
+  if (!write_.valid()) return;
+  const bool failed = std::uncaught_exceptions() > 0;
+  const auto state = write_.wait_for(std::chrono::seconds(failed ? 10 : 0));
+  if (state == std::future_status::deferred) return;
+  // It may wait for a rank that waits for this one's error.
+  if (failed && state == std::future_status::timeout) background_->abort("the run has ended");
+  write_.wait();
+}
+
+bool RunCheckpoints::is_due(const TrainState& state) const {
+  const CheckpointSchedule& s = options_.schedule;
+  return (s.every > 0 && state.step % s.every == 0) ||
+         (s.every_s > 0 && state.elapsed_s - due_s_ >= s.every_s) ||
+         (s.first_step && state.step == 1);
+}
+
+bool RunCheckpoints::is_writing() const {
+  return write_.valid() && write_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
+}
+
+void RunCheckpoints::take_snapshot(const TrainState& state) {
+  const Blocked blocked(blocked_ms_);
+  // The valid generation that is neither being written nor the newest one is replaced.
+  newest_ = written_ < 0 ? 1 - newest_ : 1 - written_;
+  snapshot_->generation(newest_).take(ranks_, state);
+  is_pending_ = true;
+}
+
+void RunCheckpoints::after_step(const TrainState& state, bool requested, bool writing) {
+  if (!writing && write_.valid()) {
+    written_ = -1;
+    collect(write_.get());
+  }
+  if (is_due(state) || requested) {
+    due_s_ = state.elapsed_s;
+    if (!snapshot_) {
+      const Blocked blocked(blocked_ms_);
+      return collect(save_live(state));
+    }
+    take_snapshot(state);
+  }
+  if (writing || !is_pending_) return;
+  is_pending_ = false;
+  written_ = newest_;
+  // If no thread can be started, `get` writes.
+  write_ = std::async(
+      std::launch::async | std::launch::deferred,
+      [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_)] {
+        if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
+        return write(from);
+      });
+}
+
+RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generation) {
+  Outcome outcome{generation.step(), ""};
+  try {
+    TrainState state;
+    on_every_rank(*background_, "reading a snapshot", ranks_.bytes(), [&] {
+      state = generation.verify();
+      return std::string();
+    });
+    save(*background_, generation, state);
+  } catch (const IoError& error) {
+    outcome.error = error.what();
+  }
+  return outcome;
+}
+
+void RunCheckpoints::save(Communicator& world, const OwnedState& owned, const TrainState& state) {
+  on_rank_zero(world, "the folder of the run", [&] {
+    options_.prepare(state.step);
+    return std::string();
+  });
+  const TrainedRanks ranks{world, ranks_.layout, ranks_.tp, ranks_.stages};
+  const std::string problem = save_checkpoint(ranks, owned, options_.out, state, options_.model,
+                                              keeper_ ? &*keeper_ : nullptr);
+  if (!problem.empty()) throw IoError(problem);
+}
+
+RunCheckpoints::Outcome RunCheckpoints::save_live(const TrainState& state) {
+  Outcome outcome{state.step, ""};
+  try {
+    save(ranks_.world, LiveState(ranks_), state);
+  } catch (const IoError& error) {
+    outcome.error = error.what();
+  }
+  return outcome;
+}
+
+void RunCheckpoints::collect(const Outcome& outcome) {
+  if (outcome.error.empty()) {
+    saved_step_ = outcome.step;
+    if (std::exchange(is_failing_, false)) {
+      warn(fmt::format("checkpoints are saved again: {}",
+                       checkpoint_path(options_.out, outcome.step)));
+    }
+  } else if (!std::exchange(is_failing_, true)) {
+    warn(fmt::format("checkpoint of step {} not saved, tried again with the next one: {}",
+                     outcome.step, outcome.error));
+  }
+}
+
+std::string RunCheckpoints::save_now(const TrainState& state) {
+  if (write_.valid()) {
+    written_ = -1;
+    collect(write_.get());
+  }
+  if (saved_step_ == state.step) return "";
+  Outcome outcome = save_live(state);
+  if (outcome.error.empty()) collect(outcome);
+  return outcome.error;
+}
+
+double RunCheckpoints::take_blocked_ms() {
+  return std::exchange(blocked_ms_, 0);
+}
+
+void RunCheckpoints::warn(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  warnings_.push_back(text);
+}
+
+std::vector<std::string> RunCheckpoints::take_warnings() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(warnings_, {});
+}
+
+}  // namespace tandem

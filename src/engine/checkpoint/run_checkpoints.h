@@ -1,0 +1,99 @@
+// Checkpoints of a run. While it trains, every due checkpoint is a snapshot in memory
+// (engine/checkpoint/snapshot.h), for which a step waits, and a thread of each rank, with a
+// communicator of its own, writes it to disk, syncs and verifies it. A checkpoint counts as saved
+// only then.
+//
+// One write runs at a time. A snapshot that is due meanwhile is taken all the same, and written
+// next unless a newer one has replaced it. A write that fails for a reason of the file system is
+// reported once, and tried again with the next checkpoint that is due: it does not end the run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/snapshot.h"
+#include "engine/checkpoint/trained_ranks.h"
+
+namespace tandem {
+
+struct CheckpointSchedule {
+  int64_t every = 0;        ///< steps; 0: none
+  double every_s = 0;       ///< seconds of training; 0: none
+  bool first_step = false;  ///< also after step 1
+  bool is_periodic() const { return every > 0 || every_s > 0 || first_step; }
+};
+
+class RunCheckpoints {
+ public:
+  struct Options {
+    std::string out;  ///< as this rank sees it
+    ModelConfig model;
+    CheckpointSchedule schedule;
+    int64_t keep = 1;  ///< rank 0
+    /// Called on rank 0 before a checkpoint is written, by the thread that writes it.
+    std::function<void(int64_t step)> prepare;
+  };
+  /// `ranks` must outlive this object. Allocates snapshots if checkpoints are periodic. Collective.
+  RunCheckpoints(const TrainedRanks& ranks, Options options, const TrainState& state);
+  /// Waits for the write that runs; after an exception at most 10 s.
+  ~RunCheckpoints();
+  RunCheckpoints(const RunCheckpoints&) = delete;
+  RunCheckpoints& operator=(const RunCheckpoints&) = delete;
+
+  /// Whether a checkpoint is due after this step; the same on every rank. All weights must be
+  /// updated then.
+  bool is_due(const TrainState& state) const;
+  /// Whether a write of this rank was running when it was called.
+  bool is_writing() const;
+  /// After every step, with `requested`, a checkpoint was asked for, and `writing`, is_writing() of
+  /// any rank in this step; both the same on every rank. Throws what a write has thrown other than
+  /// IoError. Collective, but ranks do not wait for one another.
+  void after_step(const TrainState& state, bool requested, bool writing);
+  /// Waits for the write that runs and saves `state` unless that is done. Returns the reason if it
+  /// could not be saved, on every rank, else an empty string. Collective.
+  std::string save_now(const TrainState& state);
+
+  /// Step of the newest checkpoint that this run has written and verified; -1: none.
+  int64_t saved_step() const { return saved_step_; }
+  /// Milliseconds for which steps have waited since the last call.
+  double take_blocked_ms();
+  /// Rank 0: warnings since the last call.
+  std::vector<std::string> take_warnings();
+
+ private:
+  struct Outcome {
+    int64_t step = -1;
+    std::string error;  ///< of the file system; empty: saved
+  };
+  Outcome write(const SnapshotGeneration& generation);
+  void save(Communicator& world, const OwnedState& owned, const TrainState& state);
+  void collect(const Outcome& outcome);
+  void warn(const std::string& text);
+  void take_snapshot(const TrainState& state);
+  Outcome save_live(const TrainState& state);
+
+  const TrainedRanks& ranks_;
+  Options options_;
+  std::optional<CheckpointKeeper> keeper_;    // rank 0
+  std::unique_ptr<Communicator> background_;  // of the thread that writes
+  std::optional<Snapshot> snapshot_;          // this and the one above: of periodic checkpoints
+  int newest_ = 0;                            // generation
+  bool is_pending_ = false;                   // the newest one is to be written
+  int written_ = -1;                          // generation that is being written, or -1
+  std::future<Outcome> write_;
+  double due_s_;  // time of the last checkpoint by every_s
+  double blocked_ms_ = 0;
+  int64_t saved_step_ = -1;
+  bool is_failing_ = false;
+  std::mutex mutex_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,208 @@
+#include "engine/checkpoint/snapshot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "core/cpu/parallel.h"
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kMagic[8] = {'t', 'a', 'n', 'd', 'e', 'm', 's', '1'};
+constexpr size_t kPage = 4096;
+constexpr size_t kHashDigits = 32;
+/// Values that are copied and hashed at a time, while they are in the cache.
+constexpr size_t kChunk = size_t{64} << 10;
+/// Room for numbers of the train state that have more digits than at the run's begin.
+constexpr size_t kStateRoom = 1024;
+constexpr Moment kMoments[] = {Moment::weights, Moment::first, Moment::second, Moment::master};
+
+size_t round_up(size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+/// Part of a slice: copied and hashed by one thread.
+struct Chunk {
+  const float* from;
+  float* to;
+  size_t count;
+};
+
+void add_chunks(const float* from, std::span<float> to, std::vector<Chunk>& chunks) {
+  for (size_t at = 0; at < to.size(); at += kChunk) {
+    chunks.push_back({from + at, to.data() + at, std::min(kChunk, to.size() - at)});
+  }
+}
+
+/// Hash of the chunks' hashes. Copies each to its target before it is hashed, unless that is where
+/// it is.
+std::string copy_and_hash(std::span<const Chunk> chunks) {
+  std::string hashes(chunks.size() * kHashDigits, '0');
+  cpu::parallel_ranges(int64_t(chunks.size()), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Chunk& chunk = chunks[size_t(i)];
+      const std::span from(chunk.from, chunk.count);
+      content_hash(std::as_bytes(from)).copy(hashes.data() + size_t(i) * kHashDigits, kHashDigits);
+      if (chunk.to != chunk.from) std::memcpy(chunk.to, chunk.from, from.size_bytes());
+    }
+  });
+  return content_hash(hashes);
+}
+
+}  // namespace
+
+SnapshotLayout::SnapshotLayout(const TrainedRanks& ranks) {
+  const auto add = [this](std::vector<SnapshotSlice>& to, SnapshotSlice slice) {
+    slice.at = values;
+    values += slice.count;
+    to.push_back(slice);
+  };
+  for (size_t stage = 0; stage < ranks.stages.size(); ++stage) {
+    for (const Moment moment : kMoments) {
+      for (const StateSlice& slice : ranks.stages[stage].optimizer.slices(moment)) {
+        add(slices, {stage, moment, slice.begin, 0, size_t(slice.values.elements())});
+      }
+    }
+  }
+  for (const auto residual : LiveState(ranks).residuals()) {
+    add(residuals, {.count = residual.size()});
+  }
+}
+
+struct SnapshotGeneration::Header {
+  char magic[8];
+  int64_t step;
+  uint64_t state_bytes, value_bytes;
+  char values_hash[kHashDigits];
+  char hash[kHashDigits];  ///< of the above, written last; all 0 in an invalid generation
+};
+
+SnapshotGeneration::SnapshotGeneration(const SnapshotLayout& layout, std::byte* memory,
+                                       size_t state_bytes)
+    : layout_(layout),
+      memory_(memory),
+      state_bytes_(state_bytes),
+      values_(reinterpret_cast<float*>(memory + round_up(sizeof(Header) + state_bytes))) {}
+
+size_t SnapshotGeneration::bytes(const SnapshotLayout& layout, size_t state_bytes) {
+  return round_up(sizeof(Header) + state_bytes) + round_up(layout.values * sizeof(float));
+}
+
+SnapshotGeneration::Header& SnapshotGeneration::header() const {
+  return *reinterpret_cast<Header*>(memory_);
+}
+
+std::span<char> SnapshotGeneration::state_text() const {
+  return {reinterpret_cast<char*>(memory_ + sizeof(Header)), state_bytes_};
+}
+
+std::span<float> SnapshotGeneration::values(const SnapshotSlice& slice) const {
+  return {values_ + slice.at, slice.count};
+}
+
+void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state) {
+  const std::string text = to_text(state);
+  if (text.size() > state_bytes_) {
+    throw InvalidArgument(fmt::format("snapshot: {} bytes of train state: expected at most {}",
+                                      text.size(), state_bytes_));
+  }
+  Header& header = this->header();
+  std::memset(header.hash, 0, sizeof header.hash);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+
+  std::vector<Chunk> chunks;
+  size_t index = 0;
+  const auto add = [&](const SnapshotSlice& slice, const float* from, size_t count) {
+    if (slice.count != count) {
+      throw InvalidArgument(
+          fmt::format("snapshot: slice {} has {} values: expected {}", index, count, slice.count));
+    }
+    add_chunks(from, values(slice), chunks);
+  };
+  for (size_t stage = 0; stage < ranks.stages.size(); ++stage) {
+    const auto& [model, optimizer] = ranks.stages[stage];
+    for (const Moment moment : kMoments) {
+      for (const StateSlice& slice : optimizer.slices(moment)) {
+        const SnapshotSlice& to = layout_.slices.at(index++);
+        const auto count = size_t(slice.values.elements());
+        if (!model.exec().on_gpu()) {
+          add(to, slice.values.as<float>(), count);
+          continue;
+        }
+        copy(model.exec(), slice.values, Tensor::of(values(to), {int64_t(count)}));
+        add(to, values(to).data(), count);
+      }
+    }
+  }
+  index = 0;
+  for (const auto residual : LiveState(ranks).residuals()) {
+    add(layout_.residuals.at(index++), residual.data(), residual.size());
+  }
+  const std::string values_hash = copy_and_hash(chunks);
+
+  text.copy(state_text().data(), text.size());
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.step = state.step;
+  header.state_bytes = text.size();
+  header.value_bytes = layout_.values * sizeof(float);
+  values_hash.copy(header.values_hash, kHashDigits);
+  const std::string hash =
+      content_hash(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, hash)));
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  hash.copy(header.hash, kHashDigits);
+}
+
+int64_t SnapshotGeneration::step() const {
+  const Header& header = this->header();
+  const std::string hash =
+      content_hash(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, hash)));
+  return hash == std::string_view(header.hash, kHashDigits) ? header.step : -1;
+}
+
+TrainState SnapshotGeneration::verify() const {
+  const Header& header = this->header();
+  if (step() < 0 || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
+      header.value_bytes != layout_.values * sizeof(float) || header.state_bytes > state_bytes_) {
+    throw IoError("snapshot in memory: its header is incomplete or was changed");
+  }
+  const std::string name = fmt::format("snapshot of step {} in memory", header.step);
+  std::vector<Chunk> chunks;
+  for (const auto* all : {&layout_.slices, &layout_.residuals}) {
+    for (const SnapshotSlice& slice : *all) {
+      add_chunks(values(slice).data(), values(slice), chunks);
+    }
+  }
+  if (copy_and_hash(chunks) != std::string_view(header.values_hash, kHashDigits)) {
+    throw IoError(name + ": its values do not match their hash (damaged)");
+  }
+  return train_state_from_text(std::string(state_text().data(), header.state_bytes), name);
+}
+
+void SnapshotGeneration::for_each(size_t stage, Moment moment, const Visit& visit) const {
+  for (const SnapshotSlice& slice : layout_.slices) {
+    if (slice.stage == stage && slice.moment == moment) visit(slice.begin, values(slice));
+  }
+}
+
+std::vector<std::span<const float>> SnapshotGeneration::residuals() const {
+  std::vector<std::span<const float>> all;
+  for (const SnapshotSlice& slice : layout_.residuals) all.emplace_back(values(slice));
+  return all;
+}
+
+Snapshot::Snapshot(const TrainedRanks& ranks, const TrainState& state) : layout_(ranks) {
+  const size_t state_bytes = to_text(state).size() + kStateRoom;
+  const size_t bytes = SnapshotGeneration::bytes(layout_, state_bytes);
+  memory_ = processes::SharedMemory::create(2 * bytes);
+  std::memset(memory_->data(), 0, 2 * bytes);  // the first copy does not wait for pages
+  for (const size_t at : {size_t{0}, bytes}) {
+    generations_.emplace_back(layout_, memory_->data() + at, state_bytes);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,231 @@
+// Checkpoints that are written while training continues.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/files.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/train/trainer.h"
+#include "layouts.h"
+#include "temp_dir.h"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Case {
+  std::string name;
+  Layout layout;
+  std::vector<std::string> overrides;
+  std::string config = "tiny.toml";
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.name;
+}
+
+const std::vector<std::string> kSmall{"train.steps=6", "train.batch=8", "train.seq=16",
+                                      "model.layers=2", "parallel.dp_bucket_mib=0.05"};
+
+std::vector<Case> cases() {
+  return {{"f32_tp2_dp2", {2, 2}, {}},
+          {"bf16_dp2", {1, 2}, {"train.dtype=bf16"}},
+          {"pp2_dp2", {1, 2}, {"parallel.pp=2", "train.microbatch=2"}},
+          {"residuals_and_masters", {1, 2}, {"parallel.codec=gradients=int4:g32,weights=int8"}},
+          {"experts", {1, 4}, {"parallel.ep=2", "train.microbatch=1"}, "moe.toml"}};
+}
+
+std::vector<Case> more_cases() {
+  return {{"one_rank", {1, 1}, {}},
+          {"bf16_tp2_dp2", {2, 2}, {"train.dtype=bf16"}},
+          {"bf16_pp2_tp2", {2, 1}, {"train.dtype=bf16", "parallel.pp=2", "train.microbatch=2"}},
+          {"interleaved",
+           {1, 2},
+           {"parallel.pp=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved",
+            "train.microbatch=1", "model.layers=4"}},
+          {"bf16_residuals",
+           {2, 2},
+           {"train.dtype=bf16", "parallel.codec=gradients=int2:g64,weights=int4"}},
+          {"lamb", {2, 2}, {"optimizer.name=lamb"}},
+          {"experts_tp2",
+           {2, 2},
+           {"parallel.ep=2", "train.microbatch=1", "train.dtype=bf16"},
+           "moe.toml"},
+          {"expert_residuals",
+           {1, 4},
+           {"parallel.ep=2", "train.microbatch=1", "parallel.codec=gradients=int4:g32"},
+           "moe.toml"}};
+}
+
+TrainRequest request(const Case& c, const std::string& out,
+                     const std::vector<std::string>& overrides) {
+  std::vector<std::string> all = kSmall;
+  all.insert(all.end(), c.overrides.begin(), c.overrides.end());
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return request_for(c.layout, out, all, c.config);
+}
+
+std::string final_weights(const std::string& out) {
+  return read_file(out + "/final/model.safetensors");
+}
+
+class TrainBackground : public testing::TestWithParam<Case> {};
+
+// From every checkpoint that was written during training, the run ends with the bits of a run that
+// writes none.
+TEST_P(TrainBackground, ResumedRunHasTheBitsOfAnUninterruptedOne) {
+  const TempDir dir;
+  const std::string whole = dir / "whole", saved = dir / "saved";
+  run_on_threads(request(GetParam(), whole, {}));
+  run_on_threads(request(GetParam(), saved, {"checkpoint.every=1", "checkpoint.keep=9"}));
+  const std::string expected = final_weights(whole);
+  EXPECT_EQ(final_weights(saved), expected);
+  const std::vector<std::string> checkpoints = list_checkpoints(saved);
+  ASSERT_GE(checkpoints.size(), 2u);  // the last, and one before
+  for (const std::string& path : checkpoints) {
+    EXPECT_NO_THROW(verify_checkpoint(path));
+    const std::string resumed = dir / "resumed";
+    fs::remove_all(resumed);
+    fs::create_directories(resumed + "/checkpoints");
+    fs::copy(path, resumed + "/checkpoints/" + fs::path(path).filename().string(),
+             fs::copy_options::recursive);
+    TrainRequest again = request(GetParam(), resumed, {});
+    again.resume = true;
+    EXPECT_EQ(run_on_threads(again).step, 6);
+    EXPECT_EQ(final_weights(resumed), expected) << path;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, TrainBackground, testing::ValuesIn(cases()),
+                         [](const auto& of) { return of.param.name; });
+INSTANTIATE_TEST_SUITE_P(MoreLong, TrainBackground, testing::ValuesIn(more_cases()),
+                         [](const auto& of) { return of.param.name; });
+
+std::vector<nlohmann::json> metrics(const std::string& out) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream text(read_file(out + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+std::vector<int64_t> saved_steps(const std::string& out) {
+  std::vector<int64_t> steps;
+  for (const std::string& path : list_checkpoints(out)) steps.push_back(*checkpoint_step(path));
+  return steps;
+}
+
+TEST(TrainCheckpoints, AreTakenWhenTheyAreDue) {
+  const TempDir dir;
+  const Case one{"", {1, 2}, {}};
+  // Slow steps: each write has ended two steps later.
+  const auto slow = [](TrainRequest request) {
+    const bool is_saved = request.config.checkpoint.every > 0;
+    request.before_step = [is_saved, out = request.out](int64_t step) {
+      for (int i = 0; is_saved && step == 3 && i < 1000 && saved_steps(out).empty(); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    };
+    return request;
+  };
+  run_on_threads(slow(request(one, dir / "every", {"checkpoint.every=2", "checkpoint.keep=9"})));
+  EXPECT_THAT(saved_steps(dir / "every"), testing::ElementsAre(6, 4, 2));
+  run_on_threads(
+      slow(request(one, dir / "first", {"checkpoint.first_step=true", "checkpoint.keep=9"})));
+  EXPECT_THAT(saved_steps(dir / "first"), testing::ElementsAre(6, 1));
+  run_on_threads(
+      slow(request(one, dir / "seconds", {"checkpoint.every_s=0.001", "checkpoint.keep=9"})));
+  EXPECT_THAT(saved_steps(dir / "seconds"), testing::SizeIs(testing::Ge(4u)));
+  run_on_threads(slow(request(one, dir / "rarely", {"checkpoint.every_s=1000"})));
+  EXPECT_THAT(saved_steps(dir / "rarely"), testing::ElementsAre(6));
+  for (const auto& line : metrics(dir / "every")) {
+    EXPECT_GE(line.at("checkpoint_ms").get<double>(), 0);
+    const int64_t step = line["step"];
+    EXPECT_GE(line.value("saved_step", 0), step == 6 ? 2 : 0);
+    EXPECT_LT(line.value("saved_step", 0), std::max<int64_t>(step - 1, 1));  // only once on disk
+  }
+  for (const auto& line : metrics(dir / "rarely")) EXPECT_FALSE(line.contains("saved_step"));
+}
+
+TEST(TrainCheckpoints, ModelIsExportedInBf16) {
+  const TempDir dir;
+  const Case one{"", {2, 2}, {}};
+  run_on_threads(request(one, dir / "f32", {}));
+  run_on_threads(request(one, dir / "bf16", {"checkpoint.export_dtype=bf16"}));
+  const SafetensorsFile exact(dir / "f32/final/model.safetensors"),
+      rounded(dir / "bf16/final/model.safetensors");
+  EXPECT_NO_THROW(rounded.verify(true));
+  ASSERT_EQ(rounded.entries().size(), exact.entries().size());
+  for (const SafetensorsEntry& entry : exact.entries()) {
+    const SafetensorsEntry& other = rounded.require(entry.name, entry.shape);
+    EXPECT_EQ(other.dtype, DType::bf16);
+    std::vector<float> values(size_t(entry.elements())), found(values.size());
+    exact.read_f32(entry, 0, values);
+    rounded.read_f32(other, 0, found);
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_EQ(found[i], BFloat16::from_float(values[i]).to_float()) << entry.name << " " << i;
+    }
+  }
+  const auto config = nlohmann::json::parse(read_file(dir / "bf16/final/config.json"));
+  EXPECT_EQ(config["torch_dtype"], "bfloat16");
+  EXPECT_EQ(read_file(dir / "f32/checkpoints/step-00000006/model.safetensors"),
+            read_file(dir / "bf16/checkpoints/step-00000006/model.safetensors"));
+}
+
+/// Bytes of all tensors of an optimizer file.
+bool all_zero(const std::string& path) {
+  const SafetensorsFile file(path);
+  return std::ranges::all_of(file.entries(), [&](const SafetensorsEntry& entry) {
+    return std::ranges::all_of(file.data(entry), [](std::byte b) { return b == std::byte{0}; });
+  });
+}
+
+TEST(TrainInit, StartsFromTheWeightsOfAModel) {
+  const TempDir dir;
+  run_on_threads(request({"", {2, 2}, {}}, dir / "first", {"checkpoint.export_dtype=bf16"}));
+  const std::string checkpoint = checkpoint_path(dir / "first", 6);
+  for (const std::string& from : {dir / "first/final", checkpoint}) {
+    for (const Case& c :
+         {Case{"dp2", {1, 2}, {}},
+          Case{"bf16_pp2_tp2", {2, 1}, {"train.dtype=bf16", "parallel.pp=2", "train.microbatch=2"}},
+          Case{"masters", {1, 2}, {"parallel.codec=weights=int8"}}}) {
+      SCOPED_TRACE(c.name);
+      const std::string out = dir / (c.name + std::to_string(from == checkpoint));
+      TrainRequest again = request(c, out, {"checkpoint.keep=9", "model.max_seq=64"});
+      again.init = from;
+      run_on_threads(again);
+      const std::string begin = checkpoint_path(out, 0);
+      const SafetensorsFile given(from + "/model.safetensors"), taken(begin + "/model.safetensors");
+      for (const SafetensorsEntry& entry : given.entries()) {
+        std::vector<float> expected(size_t(entry.elements())), found(expected.size());
+        given.read_f32(entry, 0, expected);
+        taken.read_f32(taken.require(entry.name, entry.shape), 0, found);
+        ASSERT_EQ(found, expected) << entry.name;
+      }
+      EXPECT_EQ(all_zero(begin + "/optimizer.safetensors"),
+                c.name != "masters");  // masters are there
+      // The same as a run that is resumed before its first step.
+      const std::string weights = final_weights(out);
+      for (const std::string& path : list_checkpoints(out)) {
+        if (path != begin) fs::remove_all(path);
+      }
+      again.init.clear();
+      again.resume = true;
+      run_on_threads(again);
+      EXPECT_EQ(final_weights(out), weights);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
