@@ -44,7 +44,7 @@ void with_ranks(const std::string& codec,
                                {{comm, {0, model.parameters().elements()}, model.parameter_list()}},
                                1 << 10,
                                {.gradients = Wire::parse(codec), .weights = Wire::parse(codec)});
-    optimizer.adopt_weights();
+    optimizer.adopt_weights(model.parameters());
     if (comm.rank() == 1) body({comm, "", *tp, {{model, optimizer}}});
     comm.barrier();
   });
