@@ -11,6 +11,7 @@
 #include "comm/host_ranks.h"
 #include "engine/checkpoint/saving.h"
 #include "engine/parallel/collective_check.h"
+#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -34,6 +35,7 @@ class Blocked {
 /// Training has the processors first.
 void lower_priority_of_this_thread() {
   ::setpriority(PRIO_PROCESS, 0, 10);
+  set_kernel_threads(1);
 }
 
 }  // namespace
@@ -55,7 +57,6 @@ RunCheckpoints::~RunCheckpoints() {
   if (!write_.valid()) return;
   const bool failed = std::uncaught_exceptions() > 0;
   const auto state = write_.wait_for(std::chrono::seconds(failed ? 10 : 0));
-  if (state == std::future_status::deferred) return;
   // It may wait for a rank that waits for this one's error.
   if (failed && state == std::future_status::timeout) background_->abort("the run has ended");
   write_.wait();
@@ -96,17 +97,19 @@ void RunCheckpoints::after_step(const TrainState& state, bool requested, bool wr
   if (writing || !is_pending_) return;
   is_pending_ = false;
   written_ = newest_;
-  // If no thread can be started, `get` writes.
   write_ = std::async(
       std::launch::async | std::launch::deferred,
       [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_)] {
         if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
         return write(from);
       });
+  // If no thread could be started, this one writes, as the other ranks' do.
+  if (write_.wait_for(std::chrono::seconds(0)) == std::future_status::deferred) write_.wait();
 }
 
 RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generation) {
   Outcome outcome{generation.step(), ""};
+  const DiskDeadline longer(*background_);
   try {
     TrainState state;
     on_every_rank(*background_, "reading a snapshot", ranks_.bytes(), [&] {

@@ -62,6 +62,8 @@ class RunCheckpoints {
 
   /// Step of the newest checkpoint that this run has written and verified; -1: none.
   int64_t saved_step() const { return saved_step_; }
+  /// Bytes of this rank's snapshots.
+  size_t snapshot_bytes() const { return snapshot_ ? snapshot_->bytes() : 0; }
   /// Milliseconds for which steps have waited since the last call.
   double take_blocked_ms();
   /// Rank 0: warnings since the last call.

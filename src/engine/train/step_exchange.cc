@@ -50,6 +50,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
     double gemm, compute, wait;
     ShardedOptimizer::Sent sent;
     double busy_s, passes_s;  // the ranks' sum, the longest
+    double checkpoint_ms;
     int64_t memory_bytes;
     uint64_t stage_bytes;
   };
@@ -60,21 +61,25 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     sent,
                     passes ? passes->passes_s - passes->waited_s : 0,
                     passes ? passes->passes_s : 0,
+                    record.checkpoint_ms.value_or(0),
                     record.memory_bytes,
                     passes ? passes->sent_bytes : 0};
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double busy_s = total.busy_s + other.busy_s;
     const double passes_s = std::max(total.passes_s, other.passes_s);
+    const double checkpoint_ms = std::max(total.checkpoint_ms, other.checkpoint_ms);
     const int64_t memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
     const uint64_t stage_bytes = total.stage_bytes + other.stage_bytes;
     if (total.compute < other.compute) total = other;
     total.sent = sum;
     total.busy_s = busy_s;
     total.passes_s = passes_s;
+    total.checkpoint_ms = checkpoint_ms;
     total.memory_bytes = memory_bytes;
     total.stage_bytes = stage_bytes;
   });
+  if (record.checkpoint_ms) record.checkpoint_ms = all.checkpoint_ms;
   record.memory_bytes = all.memory_bytes;
   record.gemm_ms = all.gemm;
   record.compute_ms = all.compute;

@@ -26,7 +26,7 @@ struct StepRecord {
   // Bytes sent between data-parallel ranks, summed over ranks, and those of gradients if
   // uncompressed.
   uint64_t gradient_bytes = 0, uncompressed_gradient_bytes = 0, weight_bytes = 0;
-  /// Time for which the run waited for checkpoints between the step before and this one; on rank 0,
+  /// Time for which a rank waited for a checkpoint between the step before and this one, longest;
   /// if checkpoints are periodic.
   std::optional<double> checkpoint_ms;
   std::optional<int64_t> saved_step;      ///< newest checkpoint of this run on disk, verified

@@ -117,6 +117,10 @@ class Trainer {
     for (const auto& line : utilization_.describe(config_)) note(line);
     note(ranks_->describe_state());
     checkpoints_.emplace(*trained_, checkpoint_options(), state_);
+    if (const size_t bytes = checkpoints_->snapshot_bytes(); bytes > 0) {
+      note(fmt::format("checkpoints: {} of snapshots in the memory of this rank",
+                       format_bytes(double(bytes))));
+    }
     if (!files_) return;
     files_->open_log(state_.step);
     progress_sink_.emplace(config_, *progress_, state_.elapsed_s);
@@ -312,6 +316,7 @@ class Trainer {
       executor_
           ->await_weights();  // part of this step: the next forward pass does not wait for them
     }
+    if (checkpoints_->snapshot_bytes() > 0) record.checkpoint_ms = checkpoints_->take_blocked_ms();
     record.memory_bytes = memory_in_use(ranks_->chunks.front().stage.exec());
     exchange_step(groups_.world_axes(), ranks_->take_sent(), executor_->times(), record);
     const double seconds = seconds_since(start);
@@ -350,9 +355,6 @@ class Trainer {
       run_start_ += Clock::now() - begin;  // excluded from training time
     }
     if (!files_) return;
-    if (config_.checkpoint.every > 0 || config_.checkpoint.every_s > 0) {
-      record.checkpoint_ms = checkpoints_->take_blocked_ms();
-    }
     if (checkpoints_->saved_step() >= 0) record.saved_step = checkpoints_->saved_step();
     try {
       files_->add(record);
