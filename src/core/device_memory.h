@@ -38,4 +38,17 @@ class StagedBytes {
 };
 std::unique_ptr<StagedBytes> make_staged_bytes(size_t max_bytes);
 
+/// Pinned host memory to which copies from a GPU are enqueued.
+class PinnedRange {
+ public:
+  virtual ~PinnedRange() = default;
+  /// The point after all copies enqueued on exec's stream so far.
+  virtual void record(const Exec& exec) = 0;
+  /// Blocks until the recorded point. Any thread. Throws DeviceError.
+  virtual void wait() const = 0;
+};
+/// Pins existing memory; nullptr if ranks share the GPU or the system refuses. To unpin waits for
+/// the GPU.
+std::unique_ptr<PinnedRange> pin_host_memory(const Exec& exec, void* memory, size_t bytes);
+
 }  // namespace tandem

@@ -27,6 +27,10 @@ std::unique_ptr<StagedBytes> make_staged_bytes(size_t) {
   refuse();
 }
 
+std::unique_ptr<PinnedRange> pin_host_memory(const Exec&, void*, size_t) {
+  refuse();
+}
+
 void wait_for_stream(const Exec&) {
   refuse();
 }

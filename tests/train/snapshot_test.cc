@@ -127,7 +127,7 @@ TEST(Snapshot, ChangedBytesAreRefused) {
     const size_t room = to_text(state_at(1)).size();
     const size_t bytes = SnapshotGeneration::bytes(layout, room);
     const Memory memory(bytes);
-    SnapshotGeneration generation(layout, memory.data(), room);
+    SnapshotGeneration generation({}, layout, memory.data(), room);
     fill(ranks, 2);
     generation.take(ranks, state_at(1));
     const std::vector<std::byte> good(memory.data(), memory.data() + bytes);

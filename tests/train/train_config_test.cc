@@ -450,6 +450,8 @@ TEST(Config, TrainingPageNamesEveryMetric) {
   all.uncompressed_gradient_bytes = 1;
   all.validation_loss = all.aux_loss = all.bubble = 1;
   all.stage_bytes = 1;
+  all.checkpoint_ms = 1;
+  all.saved_step = 1;
   all.imbalance = {1};
   const auto line = nlohmann::json::parse(to_json_line(all));
   for (const auto& [key, value] : line.items())

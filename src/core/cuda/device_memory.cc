@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/cuda/current_device.h"
 #include "core/cuda/handles.h"
 #include "tandem/error.h"
 
@@ -56,6 +57,29 @@ class PinnedBytes final : public StagedBytes {
   gpu::Event copied_;
 };
 
+class PinnedHost final : public PinnedRange {
+ public:
+  /// Takes ownership of the registration.
+  PinnedHost(void* memory, int device) : memory_(memory), device_(device) {}
+  ~PinnedHost() override {
+    cudaEventSynchronize(copied_.get());
+    cudaHostUnregister(memory_);
+  }
+  PinnedHost(const PinnedHost&) = delete;
+  PinnedHost& operator=(const PinnedHost&) = delete;
+
+  void record(const Exec& exec) override { copied_.record(exec.stream); }
+  void wait() const override {
+    const gpu::CurrentDevice current(device_);
+    gpu::check(cudaEventSynchronize(copied_.get()), "wait for a copy to the host");
+  }
+
+ private:
+  void* memory_;
+  int device_;
+  gpu::Event copied_;
+};
+
 class CudaEvent final : public StreamEvent {
  public:
   void record(const Exec& exec) override { event_.record(exec.stream); }
@@ -73,6 +97,15 @@ std::unique_ptr<StreamEvent> make_stream_event() {
 
 std::unique_ptr<StagedBytes> make_staged_bytes(size_t max_bytes) {
   return std::make_unique<PinnedBytes>(max_bytes);
+}
+
+std::unique_ptr<PinnedRange> pin_host_memory(const Exec& exec, void* memory, size_t bytes) {
+  if (!gpu::this_share()->alone()) return nullptr;
+  if (cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+    cudaGetLastError();  // clears it
+    return nullptr;
+  }
+  return std::make_unique<PinnedHost>(memory, exec.device.index);
 }
 
 void wait_for_stream(const Exec& exec) {

@@ -77,6 +77,7 @@ void RunCheckpoints::take_snapshot(const TrainState& state) {
   const Blocked blocked(blocked_ms_);
   // The valid generation that is neither being written nor the newest one is replaced.
   newest_ = written_ < 0 ? 1 - newest_ : 1 - written_;
+  newest_step_ = state.step;
   snapshot_->generation(newest_).take(ranks_, state);
   is_pending_ = true;
 }
@@ -97,18 +98,18 @@ void RunCheckpoints::after_step(const TrainState& state, bool requested, bool wr
   if (writing || !is_pending_) return;
   is_pending_ = false;
   written_ = newest_;
-  write_ = std::async(
-      std::launch::async | std::launch::deferred,
-      [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_)] {
-        if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
-        return write(from);
-      });
+  write_ = std::async(std::launch::async | std::launch::deferred,
+                      [this, training = std::this_thread::get_id(),
+                       &from = snapshot_->generation(newest_), step = newest_step_] {
+                        if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
+                        return write(from, step);
+                      });
   // If no thread could be started, this one writes, as the other ranks' do.
   if (write_.wait_for(std::chrono::seconds(0)) == std::future_status::deferred) write_.wait();
 }
 
-RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generation) {
-  Outcome outcome{generation.step(), ""};
+RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generation, int64_t step) {
+  Outcome outcome{step, ""};
   const DiskDeadline longer(*background_);
   try {
     TrainState state;

@@ -74,7 +74,7 @@ class RunCheckpoints {
     int64_t step = -1;
     std::string error;  ///< of the file system; empty: saved
   };
-  Outcome write(const SnapshotGeneration& generation);
+  Outcome write(const SnapshotGeneration& generation, int64_t step);
   void save(Communicator& world, const OwnedState& owned, const TrainState& state);
   void collect(const Outcome& outcome);
   void warn(const std::string& text);
@@ -87,8 +87,9 @@ class RunCheckpoints {
   std::unique_ptr<Communicator> background_;  // of the thread that writes
   std::optional<Snapshot> snapshot_;          // this and the one above: of periodic checkpoints
   int newest_ = 0;                            // generation
-  bool is_pending_ = false;                   // the newest one is to be written
-  int written_ = -1;                          // generation that is being written, or -1
+  int64_t newest_step_ = -1;
+  bool is_pending_ = false;  // the newest one is to be written
+  int written_ = -1;         // generation that is being written, or -1
   std::future<Outcome> write_;
   double due_s_;  // time of the last checkpoint by every_s
   double blocked_ms_ = 0;

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "core/cpu/parallel.h"
 #include "core/files.h"
+#include "gemm/gemm.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -82,12 +84,17 @@ struct SnapshotGeneration::Header {
   char hash[kHashDigits];  ///< of the above, written last; all 0 in an invalid generation
 };
 
-SnapshotGeneration::SnapshotGeneration(const SnapshotLayout& layout, std::byte* memory,
-                                       size_t state_bytes)
+std::string SnapshotGeneration::header_hash(const Header& header) {
+  return content_hash(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, hash)));
+}
+
+SnapshotGeneration::SnapshotGeneration(const Exec& exec, const SnapshotLayout& layout,
+                                       std::byte* memory, size_t state_bytes)
     : layout_(layout),
       memory_(memory),
       state_bytes_(state_bytes),
-      values_(reinterpret_cast<float*>(memory + round_up(sizeof(Header) + state_bytes))) {}
+      values_(reinterpret_cast<float*>(memory + round_up(sizeof(Header) + state_bytes))),
+      download_(exec, values_, round_up(layout.values * sizeof(float))) {}
 
 size_t SnapshotGeneration::bytes(const SnapshotLayout& layout, size_t state_bytes) {
   return round_up(sizeof(Header) + state_bytes) + round_up(layout.values * sizeof(float));
@@ -106,65 +113,74 @@ std::span<float> SnapshotGeneration::values(const SnapshotSlice& slice) const {
 }
 
 void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state) {
+  if (completed_.valid()) completed_.get();
   const std::string text = to_text(state);
   if (text.size() > state_bytes_) {
     throw InvalidArgument(fmt::format("snapshot: {} bytes of train state: expected at most {}",
                                       text.size(), state_bytes_));
   }
-  Header& header = this->header();
-  std::memset(header.hash, 0, sizeof header.hash);
+  std::memset(header().hash, 0, sizeof header().hash);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 
   std::vector<Chunk> chunks;
   size_t index = 0;
-  const auto add = [&](const SnapshotSlice& slice, const float* from, size_t count) {
-    if (slice.count != count) {
-      throw InvalidArgument(
-          fmt::format("snapshot: slice {} has {} values: expected {}", index, count, slice.count));
-    }
-    add_chunks(from, values(slice), chunks);
+  const auto require_count = [&](const SnapshotSlice& slice, size_t count) {
+    if (slice.count == count) return;
+    throw InvalidArgument(
+        fmt::format("snapshot: slice {} has {} values: expected {}", index, count, slice.count));
   };
   for (size_t stage = 0; stage < ranks.stages.size(); ++stage) {
     const auto& [model, optimizer] = ranks.stages[stage];
     for (const Moment moment : kMoments) {
       for (const StateSlice& slice : optimizer.slices(moment)) {
-        const SnapshotSlice& to = layout_.slices.at(index++);
-        const auto count = size_t(slice.values.elements());
-        if (!model.exec().on_gpu()) {
-          add(to, slice.values.as<float>(), count);
-          continue;
+        const std::span<float> to = values(layout_.slices.at(index));
+        require_count(layout_.slices[index++], size_t(slice.values.elements()));
+        if (model.exec().on_gpu()) {
+          download_.run(model.exec(), slice.values, Tensor::of(to, {int64_t(to.size())}));
         }
-        copy(model.exec(), slice.values, Tensor::of(values(to), {int64_t(count)}));
-        add(to, values(to).data(), count);
+        add_chunks(model.exec().on_gpu() ? to.data() : slice.values.as<float>(), to, chunks);
       }
     }
   }
   index = 0;
   for (const auto residual : LiveState(ranks).residuals()) {
-    add(layout_.residuals.at(index++), residual.data(), residual.size());
+    require_count(layout_.residuals.at(index), residual.size());
+    const std::span<float> to = values(layout_.residuals[index++]);
+    if (download_.is_enqueued()) std::ranges::copy(residual, to.data());
+    add_chunks(download_.is_enqueued() ? to.data() : residual.data(), to, chunks);
   }
-  const std::string values_hash = copy_and_hash(chunks);
+  if (!download_.is_enqueued()) return complete(state.step, text, copy_and_hash(chunks));
+  completed_ = std::async(
+      std::launch::async | std::launch::deferred,
+      [this, step = state.step, text, chunks = std::move(chunks), threads = kernel_threads()] {
+        set_kernel_threads(threads);
+        download_.wait();
+        complete(step, text, copy_and_hash(chunks));
+      });
+}
 
-  text.copy(state_text().data(), text.size());
+/// Writes the header, last the hash that makes it valid.
+void SnapshotGeneration::complete(int64_t step, const std::string& state,
+                                  const std::string& values_hash) {
+  Header& header = this->header();
+  state.copy(state_text().data(), state.size());
   std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.step = state.step;
-  header.state_bytes = text.size();
+  header.step = step;
+  header.state_bytes = state.size();
   header.value_bytes = layout_.values * sizeof(float);
   values_hash.copy(header.values_hash, kHashDigits);
-  const std::string hash =
-      content_hash(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, hash)));
+  const std::string hash = header_hash(header);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   hash.copy(header.hash, kHashDigits);
 }
 
 int64_t SnapshotGeneration::step() const {
   const Header& header = this->header();
-  const std::string hash =
-      content_hash(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, hash)));
-  return hash == std::string_view(header.hash, kHashDigits) ? header.step : -1;
+  return header_hash(header) == std::string_view(header.hash, kHashDigits) ? header.step : -1;
 }
 
 TrainState SnapshotGeneration::verify() const {
+  if (completed_.valid()) completed_.get();
   const Header& header = this->header();
   if (step() < 0 || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
       header.value_bytes != layout_.values * sizeof(float) || header.state_bytes > state_bytes_) {
@@ -201,7 +217,8 @@ Snapshot::Snapshot(const TrainedRanks& ranks, const TrainState& state) : layout_
   memory_ = processes::SharedMemory::create(2 * bytes);
   std::memset(memory_->data(), 0, 2 * bytes);  // the first copy does not wait for pages
   for (const size_t at : {size_t{0}, bytes}) {
-    generations_.emplace_back(layout_, memory_->data() + at, state_bytes);
+    generations_.emplace_back(ranks.stages.front().model.exec(), layout_, memory_->data() + at,
+                              state_bytes);
   }
 }
 

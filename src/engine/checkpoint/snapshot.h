@@ -7,14 +7,16 @@
 // values. At every moment after the first `take` at least one generation is valid.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/processes/shared_memory.h"
+#include "core/download.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/trained_ranks.h"
 
@@ -40,11 +42,13 @@ struct SnapshotLayout {
 class SnapshotGeneration : public OwnedState {
  public:
   /// `memory`: of bytes(), for the lifetime of this object.
-  SnapshotGeneration(const SnapshotLayout& layout, std::byte* memory, size_t state_bytes);
+  SnapshotGeneration(const Exec& exec, const SnapshotLayout& layout, std::byte* memory,
+                     size_t state_bytes);
   static size_t bytes(const SnapshotLayout& layout, size_t state_bytes);
 
-  /// Copies the state of `ranks`; invalid meanwhile. Throws InvalidArgument if it has other slices
-  /// than the layout.
+  /// Copies the state of `ranks`; invalid meanwhile. On a GPU of its own a rank only enqueues the
+  /// copies, before its later work, and another thread completes the generation. Throws
+  /// InvalidArgument if the state has other slices than the layout.
   void take(const TrainedRanks& ranks, const TrainState& state);
   /// Step of a valid generation; -1 if it is not valid.
   int64_t step() const;
@@ -56,14 +60,18 @@ class SnapshotGeneration : public OwnedState {
 
  private:
   struct Header;
+  static std::string header_hash(const Header& header);
   Header& header() const;
   std::span<char> state_text() const;
   std::span<float> values(const SnapshotSlice& slice) const;
+  void complete(int64_t step, const std::string& state, const std::string& values_hash);
 
   const SnapshotLayout& layout_;
   std::byte* memory_;
   size_t state_bytes_;
   float* values_;
+  Download download_;
+  std::shared_future<void> completed_;  // of enqueued copies
 };
 
 class Snapshot {
@@ -79,7 +87,7 @@ class Snapshot {
  private:
   SnapshotLayout layout_;
   std::shared_ptr<processes::SharedMemory> memory_;
-  std::vector<SnapshotGeneration> generations_;
+  std::deque<SnapshotGeneration> generations_;
 };
 
 }  // namespace tandem
