@@ -42,7 +42,7 @@ endif()
 # critical.
 set(parsing_sources ${tandem_sources})
 list(FILTER parsing_sources INCLUDE REGEX "^src/(observe/|core/(safetensors|log)|tune/tuner\\.|\
-engine/(report|config)/|engine/model/config|engine/train/metrics|engine/checkpoint/checkpoint\\.)")
+engine/(report|config)/|engine/model/config|engine/data/ledger_lines|engine/train/metrics|engine/checkpoint/checkpoint\\.)")
 list(REMOVE_ITEM parsing_sources src/observe/recorder.cc)
 list(REMOVE_ITEM tandem_sources ${parsing_sources})
 

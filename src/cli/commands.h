@@ -13,6 +13,8 @@ struct Ended {
 
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
+/// `tandem data check`
+void add_data(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 /// `tandem bench train`

@@ -140,6 +140,7 @@ void write_sample(const fs::path& dir, int64_t tp, const std::string& prompt) {
 TrainConfig timed_config(TrainConfig config, const std::string& strategy, const std::string& link) {
   config.train.steps = kTimedSteps;
   config.train.seconds = 0;
+  config.train.tokens = config.train.early_stop = 0;
   config.train.validate_every = 0;
   config.checkpoint.every = 0;
   config.trace.enabled = true;

@@ -41,5 +41,8 @@ uint64_t file_size(int fd, const std::string& path);
 size_t read_at(int fd, const std::string& path, void* data, size_t bytes, uint64_t offset);
 /// Writes all of `data`. Throws IoError with `path`.
 void write_at(int fd, const std::string& path, const void* data, size_t bytes, uint64_t offset);
+/// Writes `text` at the end of a file opened with O_APPEND, or at its position, and erases from
+/// `text` what has been written, also if it throws an IoError with `path`.
+void append_to(int fd, const std::string& path, std::string& text);
 
 }  // namespace tandem

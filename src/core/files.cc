@@ -142,6 +142,15 @@ void write_at(int fd, const std::string& path, const void* data, size_t bytes, u
   }
 }
 
+void append_to(int fd, const std::string& path, std::string& text) {
+  while (!text.empty()) {
+    const ssize_t put = ::write(fd, text.data(), text.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) throw_errno(path, "cannot write");
+    text.erase(0, size_t(put));
+  }
+}
+
 uint64_t file_bytes_moved() {
   return bytes_moved;
 }

@@ -46,7 +46,7 @@ TANDEM_THREADS=1000000 expect 2 'TANDEM_THREADS=1000000: expected a whole number
 TANDEM_TUNE=yes expect 2 'TANDEM_TUNE=yes: expected one of 1, 0' info
 TANDEM_DEADLINE=3 expect 0 'warning: TANDEM_DEADLINE is no variable .*did you mean TANDEM_DEADLINE_S' info
 shows 'Exit codes' --help
-for command in train eval generate bench report trace plan 'plan schedule' check-layout; do
+for command in train eval generate bench report trace plan 'plan schedule' check-layout 'data check'; do
   # shellcheck disable=SC2086  # one word or two
   shows 'Example' $command --help
 done
@@ -166,7 +166,7 @@ expect 2 "link '1e-300B/s,1us': a rate of 1e-300 B/s: expected 1 to 1e.15 B/s" \
   bench ag_gemm --link 1e-300B/s,1us
 expect 2 "link '1GB/s,1e300s': a latency of 1e.300 s: expected 0 to 3600 s" \
   bench ag_gemm --link 1GB/s,1e300s
-for command in '' train eval generate bench info report trace plan 'plan schedule' check-layout; do
+for command in '' train eval generate bench info report trace plan 'plan schedule' check-layout data 'data check'; do
   # shellcheck disable=SC2086  # none, one word or two
   wide=$("$tandem" $command --help | grep -E '.{101}')
   if [ -n "$wide" ]; then

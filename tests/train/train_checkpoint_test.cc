@@ -49,6 +49,7 @@ TrainState state_at(int64_t step) {
           .next_sample = step * 8,
           .elapsed_s = 1.5 * double(step),
           .warmup_s = 0.5,
+          .control = {90 * step, 10, 1, 2, 3, 0.1, 2.5, 4},
           .seq = 64,
           .seed = 1,
           .data = "data-hash",

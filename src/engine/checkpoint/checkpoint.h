@@ -24,6 +24,18 @@
 
 namespace tandem {
 
+/// State of run control (engine/train/step_guard.h, engine/checkpoint/run_end.h).
+struct ControlState {
+  int64_t tokens = 0;  ///< predicted in the samples consumed; -1: not recorded (older checkpoints)
+  int64_t warmup_tokens = 0;  ///< tokens at the end of the learning rate's warm-up
+  int64_t nonfinite_skips = 0, spike_skips = 0;  ///< steps dropped
+  int64_t mean_steps = 0;                        ///< losses of the running mean
+  double mean_loss = 0;
+  double lowest_validation_loss = 0;
+  int64_t validations_since_lowest = -1;  ///< -1: there was no validation
+  bool operator==(const ControlState&) const = default;
+};
+
 /// State needed to resume a run, besides weights and moments. Random numbers are functions of
 /// (seed, counter), so the seed is their whole state.
 struct TrainState {
@@ -31,6 +43,7 @@ struct TrainState {
   int64_t next_sample = 0;  ///< next sample of the sampler
   double elapsed_s = 0;
   double warmup_s = 0;  ///< elapsed_s at the end of the learning rate's warm-up
+  ControlState control;
   int64_t seq = 0, seed = 0;
   std::string data;    ///< fingerprint of the training stream
   std::string config;  ///< the job as TOML

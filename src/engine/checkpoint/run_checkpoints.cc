@@ -126,7 +126,7 @@ RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generati
 
 void RunCheckpoints::save(Communicator& world, const OwnedState& owned, const TrainState& state) {
   on_rank_zero(world, "the folder of the run", [&] {
-    options_.prepare(state.step);
+    options_.prepare();
     return std::string();
   });
   const TrainedRanks ranks{world, ranks_.layout, ranks_.tp, ranks_.stages};

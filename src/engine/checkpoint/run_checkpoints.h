@@ -38,7 +38,7 @@ class RunCheckpoints {
     CheckpointSchedule schedule;
     int64_t keep = 1;  ///< rank 0
     /// Called on rank 0 before a checkpoint is written, by the thread that writes it.
-    std::function<void(int64_t step)> prepare;
+    std::function<void()> prepare;
   };
   /// `ranks` must outlive this object. Allocates snapshots if checkpoints are periodic. Collective.
   RunCheckpoints(const TrainedRanks& ranks, Options options, const TrainState& state);

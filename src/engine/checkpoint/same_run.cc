@@ -7,20 +7,17 @@
 #include <string_view>
 
 #include "core/printable.h"
+#include "engine/checkpoint/run_end.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
 /// Keys whose change alters the learning rate of all steps.
-constexpr std::string_view kSchedule[] = {"train.steps",
-                                          "train.seconds",
-                                          "optimizer.lr",
-                                          "optimizer.min_lr",
-                                          "optimizer.warmup",
-                                          "optimizer.schedule",
-                                          "optimizer.decay_fraction",
-                                          "optimizer.decay_type"};
+constexpr std::string_view kSchedule[] = {
+    "train.steps",         "train.seconds",    "train.tokens",       "optimizer.lr",
+    "optimizer.min_lr",    "optimizer.warmup", "optimizer.schedule", "optimizer.decay_fraction",
+    "optimizer.decay_type"};
 
 /// Keys of a model with which its weights compute the same.
 constexpr std::string_view kNotInWeights[] = {"model.max_seq", "model.aux_loss_coeff",
@@ -91,15 +88,8 @@ std::vector<std::string> describe_resume(const TrainState& state, const TrainCon
   } catch (const ConfigError& error) {
     lines.push_back(fmt::format("its keys cannot be compared: {}", error.what()));
   }
-  const int64_t steps = config.train.steps;
-  const double seconds = config.train.seconds;
-  if (seconds > 0 && state.elapsed_s >= seconds) {
-    lines.push_back(fmt::format("no step is left: it has trained for {:.1f} s, train.seconds is {}",
-                                state.elapsed_s, seconds));
-  } else if (seconds == 0 && state.step >= steps) {
-    lines.push_back(
-        fmt::format("no step is left: it has made {}, train.steps is {}", state.step, steps));
-  }
+  const std::string end = describe_end(state, config);
+  if (!end.empty()) lines.push_back("no step is left: " + end);
   std::erase(lines, "");
   return lines;
 }

@@ -14,6 +14,7 @@
 #include "core/nearest.h"
 #include "core/printable.h"
 #include "engine/config/batch_rampup.h"
+#include "engine/config/run_control.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
@@ -410,6 +411,7 @@ void check_config(const TrainConfig& config) {
                     microbatch, batch / dp));
   }
   check_batch_rampup(config);
+  check_run_control(config);
   if (seq > config.model.max_seq) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
                                   config.model.max_seq));

@@ -22,6 +22,12 @@ struct TrainConfig {
   struct {
     int64_t steps = 1000;
     double seconds = 0;
+    int64_t tokens = 0;
+    double max_seconds = 0;
+    int64_t early_stop = 0;
+    int64_t skip_nonfinite = 0;
+    double max_loss_spike = 0;  ///< ratio
+    int64_t skip_loss_spikes = 0;
     int64_t batch = 16;
     int64_t batch_start = 0;  ///< 0: the batch does not grow (batch_rampup.h)
     int64_t batch_increment = 0;

@@ -5,9 +5,11 @@
 #include <numbers>
 #include <string>
 
+#include "engine/config/run_control.h"
+
 namespace tandem {
 
-double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s) {
+double learning_rate(const TrainConfig& config, int64_t step, double done, double warmup) {
   const auto& o = config.optimizer;
   if (step < o.warmup) return o.lr * double(step + 1) / double(o.warmup);
   if (o.schedule == "constant") return o.lr;
@@ -16,10 +18,12 @@ double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, 
         double(std::max<int64_t>(o.warmup, 1)) / double(std::max<int64_t>(step, 1));
     return std::max(o.min_lr, o.lr * std::sqrt(ratio));
   }
-  const double seconds = config.train.seconds;
-  const double done = seconds > 0 ? elapsed_s - warmup_s : double(step - o.warmup);
-  const double all = seconds > 0 ? seconds - warmup_s : double(config.train.steps - o.warmup);
-  const double progress = all > 0 ? std::clamp(done / all, 0.0, 1.0) : 1;
+  const bool by_steps = ends_by_steps(config);
+  const double length =
+      config.train.seconds > 0 ? config.train.seconds : double(config.train.tokens);
+  const double since_warmup = by_steps ? double(step - o.warmup) : done - warmup;
+  const double all = by_steps ? double(config.train.steps - o.warmup) : length - warmup;
+  const double progress = all > 0 ? std::clamp(since_warmup / all, 0.0, 1.0) : 1;
   const bool is_wsd = o.schedule == "wsd";
   const std::string& shape = is_wsd ? o.decay_type : o.schedule;
   const double left = std::min(1.0, (1 - progress) / (is_wsd ? o.decay_fraction : 1));

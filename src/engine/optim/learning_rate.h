@@ -8,7 +8,8 @@
 namespace tandem {
 
 /// Linear warm-up to the peak, then `optimizer.schedule`. With x the part of the run after the
-/// warm-up that is done, in [0, 1]: of its steps or, if `train.seconds` ends the run, of its time:
+/// warm-up that is done, in [0, 1]: of its steps or, if `train.seconds` or `train.tokens` ends the
+/// run, of its time or tokens:
 ///   constant      the peak
 ///   linear        to min_lr at x = 1
 ///   cosine        to min_lr at x = 1, as half a period (arXiv 1608.03983)
@@ -18,7 +19,8 @@ namespace tandem {
 ///                 1-sqrt, 1 - sqrt(d) (arXiv 2405.18392)
 ///   inverse-sqrt  peak * sqrt(warmup / step), at least min_lr; independent of the run's length
 ///                 (arXiv 1706.03762)
-/// `step` counts from 0; `warmup_s`: `elapsed_s` of the first step after the warm-up.
-double learning_rate(const TrainConfig& config, int64_t step, double elapsed_s, double warmup_s);
+/// `step` counts from 0. `done`: seconds or tokens before it, if these end the run; `warmup`: the
+/// same before the first step after the warm-up.
+double learning_rate(const TrainConfig& config, int64_t step, double done, double warmup);
 
 }  // namespace tandem

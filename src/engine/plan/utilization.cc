@@ -16,6 +16,7 @@
 #include "comm/gpus.h"
 #include "core/processor_time.h"
 #include "core/random_buffer.h"
+#include "engine/config/run_control.h"
 #include "engine/parallel/dims.h"
 #include "engine/report/progress.h"
 #include "gemm/gemm.h"
@@ -99,7 +100,7 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     world.barrier("peak");
     return std::chrono::duration<double>(Clock::now() - begin).count();
   }};
-  const bool is_short = config.train.seconds <= 0 && config.train.steps < kShortRun;
+  const bool is_short = ends_by_steps(config) && config.train.steps < kShortRun;
   const int max_rounds = is_short ? 1 : kMaxRounds;
   double fastest = HUGE_VAL, external = 1;
   for (int round = 0; round < max_rounds && external >= kBusyShare; ++round) {

@@ -2,9 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -82,6 +80,7 @@ std::string to_json_line(const StepRecord& m) {
                     {"compute_ms", m.compute_ms},
                     {"gemm_ms", m.gemm_ms},
                     {"exposed_comm_ms", m.exposed_comm_ms},
+                    {"data_wait_ms", m.data_wait_ms},
                     {"mfu", m.mfu},
                     {"memory_bytes", m.memory_bytes}};
   if (m.checkpoint_ms) line["checkpoint_ms"] = *m.checkpoint_ms;
@@ -127,24 +126,15 @@ MetricsLog::MetricsLog(const std::string& path, int64_t last_step)
 void MetricsLog::add(const StepRecord& step) {
   const std::lock_guard lock(mutex_);
   unwritten_ += to_json_line(step);
-  write_rest();
+  append_to(file_.get(), path_, unwritten_);
 }
 
 void MetricsLog::sync() {
   {
     const std::lock_guard lock(mutex_);
-    write_rest();
+    append_to(file_.get(), path_, unwritten_);
   }
   sync_file(file_.get(), path_);
-}
-
-void MetricsLog::write_rest() {
-  while (!unwritten_.empty()) {
-    const ssize_t put = ::write(file_.get(), unwritten_.data(), unwritten_.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) throw_errno(path_, "cannot write");
-    unwritten_.erase(0, size_t(put));
-  }
 }
 
 }  // namespace tandem

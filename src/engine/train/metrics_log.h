@@ -29,8 +29,6 @@ class MetricsLog : public StepSink {
   void sync();
 
  private:
-  void write_rest();
-
   std::string path_;
   FileDescriptor file_;
   std::mutex mutex_;

@@ -43,29 +43,53 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
   replace_file(out_ + "/config.toml", to_toml(config));
 }
 
-void RunFiles::open_log(int64_t step) {
-  auto log = std::make_shared<MetricsLog>(out_ + "/metrics.jsonl", step);
+void RunFiles::open_logs(const LedgerStart& start) {
+  auto ledger = std::make_shared<Ledger>(out_ + "/ledger.jsonl", start);
+  auto log = std::make_shared<MetricsLog>(out_ + "/metrics.jsonl", start.step);
   const std::lock_guard lock(mutex_);
+  ledger_ = std::move(ledger);
   log_ = std::move(log);
+  position_ = start;
+}
+
+RunFiles::Logs RunFiles::logs() {
+  const std::lock_guard lock(mutex_);
+  return {ledger_, log_};
 }
 
 void RunFiles::add(const StepRecord& step) {
-  const std::lock_guard lock(mutex_);
-  log_->add(step);
+  logs().metrics->add(step);
 }
 
-void RunFiles::prepare_checkpoint(int64_t step, const TrainConfig& config) {
-  if (lock_->renew()) {
-    write_configuration(config);
-    open_log(step);
+void RunFiles::add(const LedgerStep& step) {
+  const std::shared_ptr<Ledger> ledger = logs().ledger;
+  std::string error;
+  try {
+    ledger->await();
+  } catch (const IoError& of_lines_before) {
+    error = of_lines_before.what();
   }
-  std::shared_ptr<MetricsLog> log;
+  ledger->append(step);
   {
     const std::lock_guard lock(mutex_);
-    log = log_;
+    position_.step = step.skip_reason.empty() ? step.step : step.step - 1;
+    position_.next_sample = step.end();
   }
+  if (!error.empty()) throw IoError(error);
+}
+
+void RunFiles::prepare_checkpoint(const TrainConfig& config) {
+  if (lock_->renew()) {
+    write_configuration(config);
+    open_logs([this] {
+      const std::lock_guard lock(mutex_);
+      return position_;
+    }());
+  }
+  const Logs logs = this->logs();
+  logs.ledger->await();
   try {
-    log->sync();
+    logs.metrics->sync();
     sync_fails_ = false;
   } catch (const IoError& error) {  // the checkpoint does not need these lines
     if (!std::exchange(sync_fails_, true)) log_message(LogLevel::warn, error.what());

@@ -10,6 +10,7 @@
 #include "engine/checkpoint/run_lock.h"
 #include "engine/config/config.h"
 #include "engine/data/corpus.h"
+#include "engine/data/ledger.h"
 #include "engine/report/progress.h"
 #include "engine/train/metrics_log.h"
 
@@ -26,13 +27,17 @@ class RunFiles {
   const std::string& resume_from() const { return resume_from_; }
   /// Writes config.toml, with the settings in effect, and heldout.txt.
   void write_configuration(const TrainConfig& config) const;
-  /// Opens metrics.jsonl after step `step`; lines of later steps are dropped.
-  void open_log(int64_t step);
+  /// Opens metrics.jsonl and ledger.jsonl after step `start.step`; lines of later steps are
+  /// dropped from the first, and marked by a line in the second.
+  void open_logs(const LedgerStart& start);
   /// Adds a line to metrics.jsonl. After an IoError the next call tries it again.
   void add(const StepRecord& step);
-  /// Before a checkpoint of step `step`: writes what is missing if OUT was removed meanwhile, and
-  /// syncs metrics.jsonl. Another thread may add lines meanwhile.
-  void prepare_checkpoint(int64_t step, const TrainConfig& config);
+  /// Begins to add a line to ledger.jsonl, after those before are on disk. After an IoError, of
+  /// those, the next call tries it again.
+  void add(const LedgerStep& step);
+  /// Before a checkpoint: writes what is missing if OUT was removed meanwhile, and syncs
+  /// ledger.jsonl, or throws IoError, and metrics.jsonl. Another thread may add lines meanwhile.
+  void prepare_checkpoint(const TrainConfig& config);
 
  private:
   void find_checkpoint(const TrainConfig& config);
@@ -42,9 +47,17 @@ class RunFiles {
   const Corpus& corpus_;
   ProgressLine& progress_;
   std::optional<RunLock> lock_;
+  struct Logs {
+    std::shared_ptr<Ledger> ledger;
+    std::shared_ptr<MetricsLog> metrics;
+  };
+  Logs logs();
+
   std::mutex mutex_;
-  std::shared_ptr<MetricsLog> log_;  // replaced under the mutex
-  bool sync_fails_ = false;          // of the thread that writes checkpoints
+  std::shared_ptr<Ledger> ledger_;  // this and the next two are replaced under the mutex
+  std::shared_ptr<MetricsLog> log_;
+  LedgerStart position_;     // after the last step added
+  bool sync_fails_ = false;  // of the thread that writes checkpoints
   std::string resume_from_;
 };
 

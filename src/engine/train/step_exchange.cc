@@ -37,6 +37,7 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
   return combine_along(axes, local, "step sums", [](StepSums& total, const StepSums& other) {
     total.loss += other.loss;
     total.squares += other.squares;
+    total.text += other.text;
     total.stop = total.stop || other.stop;
     total.save = total.save || other.save;
     total.writing = total.writing || other.writing;
@@ -48,6 +49,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                    const std::optional<Pipeline::Times>& passes, StepRecord& record) {
   struct Times {
     double gemm, compute, wait;
+    double data_wait;  // the longest
     ShardedOptimizer::Sent sent;
     double busy_s, passes_s;  // the ranks' sum, the longest
     double checkpoint_ms;
@@ -58,6 +60,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   const Times local{ms(SpanKind::gemm),
                     ms(SpanKind::gemm) + ms(SpanKind::compute),
                     ms(SpanKind::wait),
+                    ms(SpanKind::data),
                     sent,
                     passes ? passes->passes_s - passes->waited_s : 0,
                     passes ? passes->passes_s : 0,
@@ -66,12 +69,14 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     passes ? passes->sent_bytes : 0};
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
+    const double data_wait = std::max(total.data_wait, other.data_wait);
     const double busy_s = total.busy_s + other.busy_s;
     const double passes_s = std::max(total.passes_s, other.passes_s);
     const double checkpoint_ms = std::max(total.checkpoint_ms, other.checkpoint_ms);
     const int64_t memory_bytes = std::max(total.memory_bytes, other.memory_bytes);
     const uint64_t stage_bytes = total.stage_bytes + other.stage_bytes;
     if (total.compute < other.compute) total = other;
+    total.data_wait = data_wait;
     total.sent = sum;
     total.busy_s = busy_s;
     total.passes_s = passes_s;
@@ -84,6 +89,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.gemm_ms = all.gemm;
   record.compute_ms = all.compute;
   record.exposed_comm_ms = all.wait;
+  record.data_wait_ms = all.data_wait;
   record.gradient_bytes = all.sent.gradients;
   record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
   record.weight_bytes = all.sent.weights;

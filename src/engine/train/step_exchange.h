@@ -11,9 +11,24 @@
 
 namespace tandem {
 
+/// Text that ranks have read in a step. A replica's ranks with the model's first or last stage read
+/// the same.
+struct TextRead {
+  uint64_t hash = 0;      ///< sum of sample_hash, one rank a replica
+  uint64_t hash_all = 0;  ///< the same, of all ranks that read
+  int64_t ranks = 0;      ///< number of these
+  TextRead& operator+=(const TextRead& other) {
+    hash += other.hash, hash_all += other.hash_all, ranks += other.ranks;
+    return *this;
+  }
+  /// After the sum over the world: whether all ranks of each of `dp` replicas have read the same.
+  bool agrees(int dp) const { return hash_all == hash * uint64_t(ranks / dp); }
+};
+
 struct StepSums {
-  double loss = 0;       ///< summed over the ranks, in their order along each axis
-  double squares = 0;    ///< sum of squared gradients, likewise
+  double loss = 0;     ///< summed over the ranks, in their order along each axis
+  double squares = 0;  ///< sum of squared gradients, likewise
+  TextRead text;
   double elapsed_s = 0;  ///< rank 0's
   bool stop = false;     ///< a rank was asked to end the run
   bool save = false;     ///< a rank was asked for a checkpoint

@@ -19,6 +19,16 @@ bool counts_experts(const TrainConfig& config, int microbatches) {
   return has_loss && config.train.aux_loss_scope == "step" && microbatches > 1;
 }
 
+/// Whether a stage of this rank reads tokens or targets.
+bool has_end_stage(const TrainConfig& config, const ParallelGroups& groups) {
+  const schedule::PipelineShape shape = pipeline_shape(config);
+  for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+    const int stage = schedule::stage_of(shape, groups.pp() ? groups.pp()->rank() : 0, chunk);
+    if (stage == 0 || stage + 1 == shape.stages()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
@@ -29,8 +39,10 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       sampler_(sampler),
       ranks_(ranks),
       microbatch_(microbatch_size(config)),
+      reads_text_(has_end_stage(config, groups)),
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()) {
+  loader_ = share_loader(groups.world(), corpus, sampler, config.train.seq);
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
 }
 
@@ -53,10 +65,11 @@ int64_t StepExecutor::targets(int64_t first) const {
 StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   const int64_t share = groups_.dims().local_batch(batch(first));
   make_pipeline(int(share / microbatch_));
-  const int64_t begin = first + groups_.dp().rank() * share;
-  const Pipeline::Batch text{
-      [this, begin](int microbatch) { read_microbatch(begin + microbatch * microbatch_); }, tokens_,
-      targets_};
+  load(first);
+  text_ = std::move(next_text_);
+  load(first + batch(first));
+  const Pipeline::Batch text{[this](int microbatch) { read_microbatch(microbatch); }, tokens_,
+                             targets_};
   begin_step(text);
   pipeline_->run(text, 1.0f / float(targets), [this](int chunk, FlatRange range, bool is_last) {
     ShardedOptimizer& optimizer = ranks_.chunks[size_t(chunk)].optimizer;
@@ -67,7 +80,28 @@ StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   result.squares = sum_squares();
   const double loss = pipeline_->take_loss();
   if (groups_.tp().rank() == 0) result.loss = loss;
+  result.text = text_read();
   return result;
+}
+
+void StepExecutor::load(int64_t first) {
+  if (std::exchange(loading_, first) == first || !reads_text_) return;
+  const int64_t share = groups_.dims().local_batch(batch(first));
+  const int64_t begin = first + groups_.dp().rank() * share;
+  next_text_.clear();
+  for (int64_t i = 0; i < share; i += microbatch_) {
+    next_text_.push_back(loader_->request(begin + i, microbatch_));
+  }
+}
+
+/// Ranks of a replica that have the model's first or last stage read the same samples; one of them
+/// counts for all.
+TextRead StepExecutor::text_read() const {
+  if (!reads_text_) return {};
+  uint64_t hash = 0;
+  for (const auto& block : text_) hash += block->hash();
+  const bool counts = groups_.tp().rank() == 0 && (!groups_.pp() || groups_.pp()->rank() == 0);
+  return {counts ? hash : 0, hash, 1};
 }
 
 /// Completes the reduction of gradients.
@@ -122,14 +156,13 @@ void StepExecutor::begin_step(const Pipeline::Batch& batch) {
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
 }
 
-void StepExecutor::read_microbatch(int64_t sample) {
+void StepExecutor::read_microbatch(int microbatch) {
   const ScopedSpan span(SpanKind::data, "read");
-  const auto seq = size_t(config_.train.seq);
+  const TextBlock& text = *text_[size_t(microbatch)];
   try {
-    for (size_t i = 0; i < size_t(microbatch_); ++i) {
-      sampler_.read(sample + int64_t(i), std::span(tokens_).subspan(i * seq, seq),
-                    std::span(targets_).subspan(i * seq, seq));
-    }
+    text.await();
+    std::ranges::copy(text.tokens(), tokens_.begin());
+    std::ranges::copy(text.targets(), targets_.begin());
   } catch (const IoError& error) {
     ignore_text(error.what());
   }

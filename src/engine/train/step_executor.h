@@ -3,17 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/config/batch_rampup.h"
 #include "engine/config/config.h"
+#include "engine/data/loader.h"
 #include "engine/data/sampler.h"
 #include "engine/parallel/dims.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded_optimizer.h"
 #include "engine/train/model_ranks.h"
+#include "engine/train/step_exchange.h"
 
 namespace tandem {
 
@@ -33,8 +36,12 @@ class StepExecutor {
                       ///< replica's
     double squares = 0;  ///< of the gradients' shards on this rank and, for pipeline rank 0, on
                          ///< those of the other stages
+    TextRead text;
   };
-  /// Reads this rank's samples, runs forward and backward passes, and reduces the gradients.
+  /// Begins to read the text of the step whose first sample is `first` in the background. `compute`
+  /// does so for the next step.
+  void load(int64_t first);
+  /// Runs forward and backward passes on this rank's samples, and reduces the gradients.
   /// `targets`: of the step. After a read error the step continues with ignored text, as other
   /// ranks wait for this one's contribution; it must then be dropped. Collective.
   Result compute(int64_t first, int64_t targets);
@@ -57,7 +64,8 @@ class StepExecutor {
   void verify_text(int64_t first);
 
  private:
-  void read_microbatch(int64_t sample);
+  void read_microbatch(int microbatch);
+  TextRead text_read() const;
   void ignore_text(const std::string& error);
   void make_pipeline(int microbatches);
   void begin_step(const Pipeline::Batch& batch);
@@ -69,9 +77,13 @@ class StepExecutor {
   const Sampler& sampler_;
   ModelRanks& ranks_;
   int64_t microbatch_;  // sequences
+  bool reads_text_;     // has the model's first or last stage
   int microbatches_ = 0;
   std::optional<Pipeline> pipeline_;  // for this number of microbatches
   int64_t verified_ = -1;             // sample of the last call of verify_text
+  std::shared_ptr<Loader> loader_;
+  int64_t loading_ = -1;  // first sample of the step that is read in advance
+  std::vector<std::shared_ptr<const TextBlock>> text_, next_text_;  // of a step, by microbatch
   std::vector<int32_t> tokens_, targets_;
   std::string read_error_;
 };

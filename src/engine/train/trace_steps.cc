@@ -6,6 +6,7 @@
 
 #include "core/files.h"
 #include "core/log.h"
+#include "engine/config/run_control.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
 
@@ -30,7 +31,7 @@ size_t nearest_to_median(const std::vector<double>& values) {
 TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step)
     : world_(world), each_(config.trace.steps), begin_(-1), end_(-1) {
   if (!config.trace.enabled) return;
-  const bool timed = config.train.seconds > 0;
+  const bool timed = !ends_by_steps(config);
   const int64_t after_warmup = first_step + kWarmupSteps;
   begin_ = timed ? after_warmup : std::clamp(config.train.steps - each_, first_step, after_warmup);
   const int64_t left = timed ? kMaxSteps : std::min(config.train.steps - begin_, kMaxSteps);

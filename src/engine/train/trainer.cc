@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/run_checkpoints.h"
+#include "engine/checkpoint/run_end.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/saving.h"
 #include "engine/checkpoint/stored_model.h"
@@ -29,6 +31,7 @@
 #include "engine/train/run_files.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
+#include "engine/train/step_guard.h"
 #include "engine/train/trace_steps.h"
 #include "gemm/gemm.h"
 #include "observe/recorder.h"
@@ -61,8 +64,8 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request,
 /// Progress line of a run, and notes on what its steps send.
 class ProgressSink : public StepSink {
  public:
-  ProgressSink(const TrainConfig& config, ProgressLine& progress, const double& elapsed_s)
-      : config_(config), progress_(progress), elapsed_s_(elapsed_s) {}
+  ProgressSink(const TrainConfig& config, ProgressLine& progress, const TrainState& state)
+      : config_(config), progress_(progress), state_(state) {}
 
   void add(const StepRecord& step) override {
     if (++num_steps_ == 2) {  // the first step sends only the first weights
@@ -71,12 +74,11 @@ class ProgressSink : public StepSink {
         progress_.note(line);
       }
     }
-    const bool timed = config_.train.seconds > 0;
     progress_.update({.step = step.step,
-                      .steps = timed ? 0 : config_.train.steps,
+                      .steps = estimate_steps(step),
                       .loss = step.loss,
                       .tokens_per_s = step.tokens_per_s,
-                      .elapsed_s = elapsed_s_,
+                      .elapsed_s = state_.elapsed_s,
                       .seconds = config_.train.seconds,
                       .lr = step.lr,
                       .grad_norm = step.grad_norm,
@@ -84,9 +86,17 @@ class ProgressSink : public StepSink {
   }
 
  private:
+  /// Steps of the run; 0 if it ends by time.
+  int64_t estimate_steps(const StepRecord& step) const {
+    if (config_.train.seconds > 0) return 0;
+    if (config_.train.tokens == 0) return config_.train.steps;
+    const auto left = double(config_.train.tokens - state_.control.tokens);
+    return step.step + std::max<int64_t>(0, std::llround(left / double(step.tokens)));
+  }
+
   const TrainConfig& config_;
   ProgressLine& progress_;
-  const double& elapsed_s_;
+  const TrainState& state_;
   int64_t num_steps_ = 0;
 };
 
@@ -109,6 +119,7 @@ class Trainer {
     executor_.emplace(config_, groups_, corpus, sampler_, *ranks_);
     trained_.emplace(trained());
     begin(resume_from, init_from);
+    executor_->load(state_.next_sample);  // under what precedes the first step
     if (config_.train.validate_every > 0) {
       validation_.emplace(groups_, config_.model, corpus, config_.train.validate_bytes);
       note(validation_->describe());
@@ -122,8 +133,8 @@ class Trainer {
                        format_bytes(double(bytes))));
     }
     if (!files_) return;
-    files_->open_log(state_.step);
-    progress_sink_.emplace(config_, *progress_, state_.elapsed_s);
+    files_->open_logs(ledger_start());
+    progress_sink_.emplace(config_, *progress_, state_);
   }
 
   TrainEnd run() {
@@ -135,14 +146,16 @@ class Trainer {
       if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       std::optional<StepRecord> record = step();
+      if (!record) continue;
       trace.after_step(state_.step, request_.out);
-      if (record) end_step(*record);
-      if (record) checkpoint();
+      end_step(*record);
+      checkpoint();
     }
     const std::string unsaved = save_now();
     trace.finish(request_.out);
     rethrow_error(unsaved);
     const bool stopped = !finished();
+    if (!stopped && config_.train.early_stop > 0) note(describe_end(state_, config_));
     if (!unsaved.empty() && stopped) throw IoError(unsaved);
     if (!unsaved.empty()) note(fmt::format("warning: step {} not saved: {}", state_.step, unsaved));
     if (!stopped) {
@@ -244,6 +257,7 @@ class Trainer {
       const std::string change = load_checkpoint(*trained_, resume_from);
       if (!change.empty()) note(change);
       state_ = read_train_state(resume_from);
+      if (state_.control.tokens < 0) state_.control.tokens = count_targets(state_.next_sample);
     }
     for (ModelChunk& chunk : ranks_->chunks) chunk.stage.end_staging();
     executor_->weights_changed();
@@ -270,16 +284,13 @@ class Trainer {
     });
   }
 
-  bool finished() const {
-    return config_.train.seconds > 0 ? state_.elapsed_s >= config_.train.seconds
-                                     : state_.step >= config_.train.steps;
-  }
+  bool finished() const { return !describe_end(state_, config_).empty(); }
 
   /// Whether work of every `interval` steps is due after the last one; never if it is 0.
   bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
 
-  /// Returns nullopt for a step that is dropped: nothing has changed then, and the run ends after
-  /// the previous step.
+  /// Returns nullopt for a step that is dropped: weights and optimizer have not changed. Its
+  /// samples were consumed, or the run ends after the previous step.
   std::optional<StepRecord> step() {
     const auto start = Clock::now();
     recorder().reset();
@@ -288,26 +299,37 @@ class Trainer {
     const StepSums sums = exchange(executor_->compute(state_.next_sample, targets));
     save_requested_ = save_requested_ || sums.save;
     failed_ = sums.failed;
+    if (!failed_ && !sums.text.agrees(groups_.dims().dp())) {
+      error_ = fmt::format(
+          "step {}: ranks of one replica have read different text: expected the same files on all "
+          "machines",
+          state_.step + 1);
+      failed_ = true;
+    }
     if (failed_) return {};
 
     StepRecord record;
     record.loss = sums.loss / double(targets);
     record.grad_norm = std::sqrt(sums.squares);
-    if (!std::isfinite(record.loss) || !std::isfinite(record.grad_norm)) {
-      diverged_ = fmt::format(
-          "step {}: loss is {}, gradient norm {}: expected finite numbers (lower optimizer.lr = "
-          "{})",
-          state_.step + 1, record.loss, record.grad_norm, config_.optimizer.lr);
-      return {};
-    }
-    if (state_.step == config_.optimizer.warmup) state_.warmup_s = sums.elapsed_s;
-    record.lr = learning_rate(config_, state_.step, sums.elapsed_s, state_.warmup_s);
-    executor_->update(AdamStep::make(config_, state_.step, record.lr, record.grad_norm));
-
+    const StepVerdict verdict =
+        judge_step(config_, state_.control, state_.step + 1, record.loss, record.grad_norm);
+    if (verdict.action == StepAction::stop) diverged_ = verdict.reason;
+    if (!diverged_.empty()) return {};
     record.batch = executor_->batch(state_.next_sample);
+    add_to_ledger({state_.step + 1, state_.next_sample, record.batch,
+                   sampler_.epoch(state_.next_sample), targets, sums.text.hash, verdict.reason});
+    if (state_.step == config_.optimizer.warmup) {
+      state_.warmup_s = sums.elapsed_s;
+      state_.control.warmup_tokens = state_.control.tokens;
+    }
+    record.lr = next_learning_rate(sums.elapsed_s);
     state_.next_sample += record.batch;
+    state_.control.tokens += targets;
     state_.elapsed_s = sums.elapsed_s;
     stop_ = sums.stop;
+    if (verdict.action == StepAction::skip) return {};
+    executor_->update(AdamStep::make(config_, state_.step, record.lr, record.grad_norm));
+
     loss_ = record.loss;
     record.step = ++state_.step;
     record.tokens = targets;
@@ -326,13 +348,43 @@ class Trainer {
     return record;
   }
 
+  /// Targets of samples [0, end).
+  int64_t count_targets(int64_t end) const {
+    int64_t targets = 0;
+    for (int64_t sample = 0; sample < end; ++sample) targets += sampler_.targets(sample);
+    return targets;
+  }
+
+  LedgerStart ledger_start() const {
+    return {state_.step, state_.next_sample, state_.data,         sampler_.windows(),
+            state_.seq,  state_.seed,        config_.parallel.dp, microbatch_size(config_)};
+  }
+  /// Also says which samples a skipped step has dropped.
+  void add_to_ledger(const LedgerStep& step) {
+    if (!files_) return;
+    try_writing([&] { files_->add(step); });
+    if (step.skip_reason.empty()) return;
+    note(fmt::format("step {}: {}: dropped, samples {} to {} of epoch {} are skipped", step.step,
+                     step.skip_reason, step.first_sample, step.end() - 1, step.epoch));
+  }
+
+  double next_learning_rate(double elapsed_s) const {
+    return config_.train.tokens > 0
+               ? learning_rate(config_, state_.step, double(state_.control.tokens),
+                               double(state_.control.warmup_tokens))
+               : learning_rate(config_, state_.step, elapsed_s, state_.warmup_s);
+  }
+
   /// Sums over the ranks.
   StepSums exchange(const StepExecutor::Result& result) {
     StepSums sums;
     sums.loss = result.loss;
     sums.squares = result.squares;
+    sums.text = result.text;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
-    sums.stop = request_.stop && *request_.stop;
+    const bool is_late = config_.train.max_seconds > 0 && world_.rank() == 0 &&
+                         seconds_since(created_) >= config_.train.max_seconds;
+    sums.stop = is_late || (request_.stop && *request_.stop);
     const int requested = request_.saves ? request_.saves->load() : 0;
     sums.save = requested != std::exchange(saves_seen_, requested);
     sums.writing = checkpoints_->is_writing();
@@ -342,8 +394,21 @@ class Trainer {
     return sums;
   }
 
-  /// This rank's text that could not be read.
-  const std::string& failure() const { return executor_->read_error(); }
+  /// Warns once while `write` fails; its lines are retained and written with the next ones.
+  template <typename Write>
+  void try_writing(const Write& write) {
+    try {
+      write();
+      writing_fails_ = false;
+    } catch (const IoError& error) {
+      if (!std::exchange(writing_fails_, true)) note(fmt::format("warning: {}", error.what()));
+    }
+  }
+
+  /// This rank's: text that could not be read, or differs.
+  const std::string& failure() const {
+    return executor_->read_error().empty() ? error_ : executor_->read_error();
+  }
 
   /// Untimed and untraced work after a step: validation and reporting.
   void end_step(StepRecord& record) {
@@ -353,15 +418,11 @@ class Trainer {
           record.step, [this](Transformer& model) { ranks_->copy_weights(model); }, request_.stop,
           progress_ ? &*progress_ : nullptr);
       run_start_ += Clock::now() - begin;  // excluded from training time
+      if (record.validation_loss) add_validation(state_.control, *record.validation_loss);
     }
     if (!files_) return;
     if (checkpoints_->saved_step() >= 0) record.saved_step = checkpoints_->saved_step();
-    try {
-      files_->add(record);
-      log_fails_ = false;
-    } catch (const IoError& error) {  // tried again with the next line
-      if (!std::exchange(log_fails_, true)) note(fmt::format("warning: {}", error.what()));
-    }
+    try_writing([&] { files_->add(record); });
     progress_sink_->add(record);
   }
 
@@ -384,7 +445,7 @@ class Trainer {
             .model = config_.model,
             .schedule = {c.every, c.every_s, c.first_step},
             .keep = c.keep,
-            .prepare = [this](int64_t step) { files_->prepare_checkpoint(step, config_); }};
+            .prepare = [this] { files_->prepare_checkpoint(config_); }};
   }
 
   /// After a step: takes and starts to write a checkpoint that is due.
@@ -431,14 +492,16 @@ class Trainer {
   TrainState state_;
   std::optional<RunCheckpoints> checkpoints_;
   std::optional<ProgressSink> progress_sink_;  // rank 0
+  const Clock::time_point created_ = Clock::now();
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
   int saves_seen_ = 0;
   bool stop_ = false, failed_ = false, save_requested_ = false;
-  bool is_writing_ = false;  // a rank wrote a checkpoint during the step
-  bool log_fails_ = false;   // rank 0
-  std::string diverged_;     // message if the loss is not finite; the same on all ranks
+  bool is_writing_ = false;     // a rank wrote a checkpoint during the step
+  bool writing_fails_ = false;  // rank 0: a line of a log
+  std::string error_;           // this rank's, of text
+  std::string diverged_;        // message if the loss is not finite; the same on all ranks
 };
 
 }  // namespace

@@ -39,7 +39,8 @@ struct TrainRequest {
 
 /// Result of a run; the same on every rank.
 struct TrainEnd {
-  bool stopped = false;  ///< ended early by `stop`: OUT/final is not written
+  /// Ended early by `stop` or train.max_seconds: OUT/final is not written.
+  bool stopped = false;
   int64_t step = 0;
   double loss = NAN;       ///< last step's, nats per token; NaN if no step ran
   std::string checkpoint;  ///< path of the last one

@@ -1,0 +1,64 @@
+#include "engine/data/ledger.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "core/files.h"
+
+namespace tandem {
+namespace {
+
+/// Removes what follows the last complete line; returns the number of lines.
+int64_t keep_complete_lines(int fd, const std::string& path) {
+  std::string text(file_size(fd, path), '\0');
+  text.resize(read_at(fd, path, text.data(), text.size(), 0));
+  const size_t end = text.rfind('\n') + 1;  // 0 without a newline
+  if (end < text.size() && ::ftruncate(fd, off_t(end)) != 0) {
+    throw_errno(path, "cannot remove an incomplete line");
+  }
+  return std::count(text.begin(), text.begin() + std::ptrdiff_t(end), '\n');
+}
+
+}  // namespace
+
+Ledger::Ledger(const std::string& path, const LedgerStart& start)
+    : path_(path), file_(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW) {
+  lines_ = keep_complete_lines(file_.get(), path_);
+  unwritten_ = to_ledger_line(++lines_, start);
+  write();
+  sync_directory(std::filesystem::path(path).parent_path().string());
+}
+
+Ledger::~Ledger() {
+  if (writing_.valid()) writing_.wait();
+}
+
+void Ledger::append(const LedgerStep& step) {
+  const std::lock_guard lock(mutex_);
+  if (writing_.valid()) writing_.wait();
+  unwritten_ += to_ledger_line(++lines_, step);
+  is_synced_ = false;
+  try {
+    writing_ = std::async(std::launch::async, [this] { write(); });
+  } catch (const std::system_error&) {
+    writing_ = {};  // no thread is left: `await` writes
+  }
+}
+
+void Ledger::await() {
+  const std::lock_guard lock(mutex_);
+  if (writing_.valid()) writing_.get();
+  if (!is_synced_) write();
+}
+
+void Ledger::write() {
+  append_to(file_.get(), path_, unwritten_);
+  sync_file(file_.get(), path_);
+  is_synced_ = true;
+}
+
+}  // namespace tandem

@@ -1,0 +1,43 @@
+// OUT/ledger.jsonl: the samples that each step of a run consumed. Written in the background of the
+// next step, a step's line is on disk before that one updates the weights, and before any
+// checkpoint that has the step. Lines are only ever appended; `check_ledger`
+// (engine/data/ledger_check.h) proves with them that each sample was consumed once.
+#pragma once
+
+#include <future>
+#include <mutex>
+#include <string>
+
+#include "core/file_descriptor.h"
+#include "engine/data/ledger_lines.h"
+
+namespace tandem {
+
+class Ledger {
+ public:
+  /// Appends `start`, on disk when this returns. An incomplete last line, of a process that was
+  /// killed while it wrote, is removed. Throws IoError, also if `path` is a link.
+  Ledger(const std::string& path, const LedgerStart& start);
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  /// Begins to write the line in the background. Errors are thrown by `await`.
+  void append(const LedgerStep& step);
+  /// Returns once all lines are on disk. After an IoError they are retained, and the next call
+  /// tries again. Any thread may call it.
+  void await();
+
+ private:
+  void write();
+
+  std::mutex mutex_;
+  std::string path_;
+  FileDescriptor file_;
+  int64_t lines_ = 0;
+  std::string unwritten_;
+  bool is_synced_ = true;
+  std::future<void> writing_;
+};
+
+}  // namespace tandem

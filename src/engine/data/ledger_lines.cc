@@ -1,0 +1,125 @@
+#include "engine/data/ledger_lines.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "core/files.h"
+#include "core/json.h"
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::string_view kHashKey = ",\"hash\":\"", kLineEnd = "\"}";
+constexpr size_t kHashDigits = 32;
+constexpr size_t kTail = kHashKey.size() + kHashDigits + kLineEnd.size();
+
+/// The line of these entries and of a hash of their text.
+std::string seal_line(const ordered_json& entries) {
+  std::string text = entries.dump();
+  text.pop_back();  // the closing brace
+  return fmt::format("{}{}{}{}\n", text, kHashKey, content_hash(text), kLineEnd);
+}
+
+uint64_t parse_hex(const std::string& digits) {
+  uint64_t value = 0;
+  const char* const end = digits.data() + digits.size();
+  const auto parsed = std::from_chars(digits.data(), end, value, 16);
+  if (parsed.ec == std::errc() && parsed.ptr == end) return value;
+  throw IoError(fmt::format("text_hash is {}: expected hexadecimal digits", printable(digits)));
+}
+
+LedgerStart start_from(const ordered_json& line) {
+  LedgerStart start;
+  line.at("step").get_to(start.step);
+  line.at("next_sample").get_to(start.next_sample);
+  line.at("data").get_to(start.data);
+  line.at("windows").get_to(start.windows);
+  line.at("seq").get_to(start.seq);
+  line.at("seed").get_to(start.seed);
+  line.at("dp").get_to(start.dp);
+  line.at("microbatch").get_to(start.microbatch);
+  if (start.windows < 1) throw IoError("windows: expected at least 1");
+  return start;
+}
+
+LedgerStep step_from(const ordered_json& line, bool is_skip) {
+  LedgerStep step;
+  line.at("step").get_to(step.step);
+  line.at("first_sample").get_to(step.first_sample);
+  line.at("samples").get_to(step.samples);
+  line.at("epoch").get_to(step.epoch);
+  line.at("tokens").get_to(step.tokens);
+  step.text_hash = parse_hex(line.at("text_hash").get<std::string>());
+  if (is_skip) line.at("reason").get_to(step.skip_reason);
+  if (step.samples < 1) throw IoError("samples: expected at least 1");
+  return step;
+}
+
+}  // namespace
+
+uint64_t sample_hash(int64_t sample, std::span<const int32_t> tokens,
+                     std::span<const int32_t> targets) {
+  const uint64_t hash = XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), uint64_t(sample));
+  return XXH3_64bits_withSeed(targets.data(), targets.size_bytes(), hash);
+}
+
+std::string to_ledger_line(int64_t number, const LedgerStart& start) {
+  return seal_line({{"line", number},
+                    {"record", "start"},
+                    {"step", start.step},
+                    {"next_sample", start.next_sample},
+                    {"data", start.data},
+                    {"windows", start.windows},
+                    {"seq", start.seq},
+                    {"seed", start.seed},
+                    {"dp", start.dp},
+                    {"microbatch", start.microbatch}});
+}
+
+std::string to_ledger_line(int64_t number, const LedgerStep& step) {
+  ordered_json line{
+      {"line", number},          {"record", step.skip_reason.empty() ? "step" : "skip"},
+      {"step", step.step},       {"first_sample", step.first_sample},
+      {"samples", step.samples}, {"epoch", step.epoch},
+      {"tokens", step.tokens},   {"text_hash", fmt::format("{:016x}", step.text_hash)}};
+  if (!step.skip_reason.empty()) line["reason"] = step.skip_reason;
+  return seal_line(line);
+}
+
+LedgerLine parse_ledger_line(std::string_view line) {
+  if (line.size() < kTail || line.substr(line.size() - kTail, kHashKey.size()) != kHashKey) {
+    throw IoError("is no line of a ledger");
+  }
+  const std::string_view text = line.substr(0, line.size() - kTail);
+  const std::string_view hash = line.substr(line.size() - kTail + kHashKey.size(), kHashDigits);
+  const std::string found = content_hash(text);
+  if (hash != found || !line.ends_with(kLineEnd)) {
+    throw IoError(fmt::format("was changed after it was written: its hash is {}: expected {}",
+                              found, printable(hash)));
+  }
+  const auto json = parse_json<ordered_json>(line);
+  try {
+    LedgerLine parsed;
+    json.at("line").get_to(parsed.number);
+    const auto record = json.at("record").get<std::string>();
+    if (record == "start") {
+      parsed.record = start_from(json);
+    } else if (record == "step" || record == "skip") {
+      parsed.record = step_from(json, record == "skip");
+    } else {
+      throw IoError(fmt::format("record is {}: expected start, step or skip", printable(record)));
+    }
+    return parsed;
+  } catch (const ordered_json::exception& error) {
+    throw IoError(error.what());
+  }
+}
+
+}  // namespace tandem

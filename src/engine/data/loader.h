@@ -1,0 +1,77 @@
+// Reads the text of coming microbatches in a background thread, so that it is in memory when their
+// step begins. The ranks of a process share one loader: tensor-parallel ranks of a replica ask for
+// the same samples, which are read once.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/data/sampler.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+/// Consecutive samples.
+class TextBlock {
+ public:
+  TextBlock(int64_t begin, int64_t count, int64_t seq);
+  /// Returns once the text has been read. Throws its error, on every call.
+  void await() const;
+
+  // After `await`.
+  std::span<const int32_t> tokens() const { return tokens_; }    ///< [count, seq]
+  std::span<const int32_t> targets() const { return targets_; }  ///< [count, seq], as Sampler's
+  uint64_t hash() const { return hash_; }  ///< sum of sample_hash (engine/data/ledger_lines.h)
+
+ private:
+  friend class Loader;
+  void read(const Sampler& sampler, int64_t seq);
+
+  int64_t begin_, count_;
+  std::vector<int32_t> tokens_, targets_;
+  uint64_t hash_ = 0;
+  std::exception_ptr error_;
+  std::atomic<bool> is_done_ = false;
+};
+
+class Loader {
+ public:
+  /// The sampler's text must outlive the loader. It is read by one thread at a time.
+  Loader(const Sampler& sampler, int64_t seq);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Begins to read samples [begin, begin + count), after those of earlier requests, unless a block
+  /// of them exists. A block that its requesters have dropped is not read. Any thread may call.
+  std::shared_ptr<const TextBlock> request(int64_t begin, int64_t count);
+
+ private:
+  void run();
+
+  const Sampler sampler_;
+  const int64_t seq_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::weak_ptr<TextBlock>> queue_;
+  std::map<std::pair<int64_t, int64_t>, std::weak_ptr<TextBlock>> known_;  // by begin and count
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+/// The loader of this rank and of all others that are threads of its process and have the same
+/// `corpus` object, the sampler's. Collective.
+std::shared_ptr<Loader> share_loader(Communicator& world, const Corpus& corpus,
+                                     const Sampler& sampler, int64_t seq);
+
+}  // namespace tandem
