@@ -12,7 +12,7 @@
 #include "core/output.h"
 #include "engine/check/layout_check.h"
 #include "engine/config/config.h"
-#include "engine/data/corpus.h"
+#include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
 #include "engine/plan/memory.h"
 #include "schedule/pipeline.h"
@@ -100,8 +100,7 @@ void run(const CheckArguments& arguments) {
   const bool prints_json = arguments.json == "-";
   if (!arguments.json.empty() && !prints_json) check_writable(arguments.json);
   now_doing("checking the layout of " + arguments.config);
-  const Corpus corpus(config.data.paths, config.data.val_fraction);
-  const LayoutCheck check = check_layout(config, corpus);
+  const LayoutCheck check = check_layout(config, *open_data(config));
   if (!arguments.json.empty()) {
     const std::string text = to_json(check);
     prints_json ? fmt::print("{}", text) : write_output(arguments.json, text);

@@ -13,8 +13,12 @@ struct Ended {
 
 void add_train(CLI::App& app);
 void add_eval(CLI::App& app);
-/// `tandem data check`
+/// `tandem data`
 void add_data(CLI::App& app);
+/// `tandem data check`
+void add_data_check(CLI::App& data);
+/// `tandem data index` and `tandem data verify`
+void add_data_index(CLI::App& data);
 void add_generate(CLI::App& app);
 void add_bench(CLI::App& app);
 /// `tandem bench train`

@@ -22,6 +22,7 @@
 #include "core/json.h"
 #include "core/processor_time.h"
 #include "engine/data/corpus.h"
+#include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
 #include "engine/train/round_robin.h"
 #include "engine/train/trainer.h"
@@ -157,7 +158,7 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
   const int ranks = ParallelDims(config).ranks();
   complain(
       fmt::format("Step time on an emulated link of {}: serial and overlapped in turns", link));
-  const Corpus corpus(config.data.paths, config.data.val_fraction);
+  const std::unique_ptr<const TokenSource> source = open_data(config);
   RoundRobin round_robin(int(kStrategies.size()), ranks);
   std::vector<std::future<void>> runs;
   const ProcessorTime begin = ProcessorTime::now();
@@ -178,7 +179,7 @@ double time_steps(const fs::path& dir, const TrainConfig& config, const std::str
       request.log = log.get();
       request.before_step = [&](int64_t step) { round_robin.before_step(run, step); };
       run_threads({.ranks = ranks, .link = EmulatedLink::parse(link)},
-                  [&](Communicator& comm) { train(comm, request, corpus); });
+                  [&](Communicator& comm) { train(comm, request, *source); });
     }));
   }
   for (auto& run : runs) run.get();

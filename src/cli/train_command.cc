@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
 #include "core/printable.h"
+#include "engine/data/open_data.h"
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
 #include "engine/plan/memory.h"
@@ -124,11 +124,11 @@ void run(const TrainArguments& arguments) {
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   world.ranks_per_gpu = arguments.ranks_per_gpu;
   if (on_gpus && !launched()) check_gpus(world);
-  std::optional<Corpus> corpus;
-  const auto read_text = [&](Communicator* comm) {
-    corpus.emplace(request.config.data.paths, request.config.data.val_fraction, comm);
+  std::unique_ptr<const TokenSource> source;
+  const auto read_data = [&](Communicator* comm) {
+    source = open_data(request.config, comm, request.resume ? manifest_path(request.out) : "");
   };
-  if (!launched()) read_text(nullptr);  // shared by threads
+  if (!launched()) read_data(nullptr);  // shared by threads
   const StopSignals signals(
       speaks() ? "ending after this step, with a checkpoint; once more to end at once" : "");
   request.stop = &signals.came();
@@ -137,10 +137,10 @@ void run(const TrainArguments& arguments) {
   TrainEnd end;
   const auto run_ranks = on_gpus ? run_gpus : run_world;
   run_ranks(world, [&](Communicator& comm) {
-    if (launched()) read_text(&comm);
-    const TrainEnd of_rank = train(comm, request, *corpus);
+    if (launched()) read_data(&comm);
+    const TrainEnd of_rank = train(comm, request, *source);
     if (comm.rank() == 0) {
-      print(of_rank, request.out, !corpus->val_files().empty(), comm.size());
+      print(of_rank, request.out, !source->held_out().files.empty(), comm.size());
     }
     if (comm.rank() == 0 || launched()) end = of_rank;
   });

@@ -64,6 +64,18 @@ if [ "$(id -u)" != 0 ]; then
   expect 3 'secret: cannot open: Permission denied' train "$config" --out "$dir/x" --set "data.paths=$dir/secret"
 fi
 expect 3 '/dev/null: expected a file or folder, found a device' train "$config" --out "$dir/x" --set data.paths=/dev/null
+printf '\1\0\2\0\377\377\3\0' >"$dir/x.bin"
+expect 3 'x.bin: token 2 is 65535: expected 0 to 256, below model.vocab' train "$config" --out "$dir/x" --set "data.paths=$dir/x.bin"
+expect_mpi 'x.bin: token 2 is 65535: expected 0 to 256, below model.vocab' train "$config" --dp 2 --out "$dir/x" --set "data.paths=$dir/x.bin"
+printf 'MMIDIDX\0\0\1' >"$dir/x.idx"
+expect 3 'x.idx: damaged index: ends in its header' train "$config" --out "$dir/x" --set "data.paths=$dir/x.bin"
+expect_mpi 'x.idx: damaged index: ends in its header' train "$config" --dp 2 --out "$dir/x" --set "data.paths=$dir/x.bin"
+expect 2 'data.paths: "b" has no weight' train "$config" --out "$dir/x" --set 'data.paths=["0.5 a", "b"]'
+expect 2 'data.paths: "0 a": expected a weight above 0 and a path' train "$config" --out "$dir/x" --set 'data.paths=["0 a"]'
+expect 3 'a: no such file or folder' train "$config" --out "$dir/x" --set 'data.paths=["0.5 a", "1 b"]'
+expect 2 'data.val_fraction is 0.1: expected 0 where data.val_paths is given' train "$config" --out "$dir/x" --set data.val_fraction=0.1 data.val_paths=text
+expect 2 'data.val_paths holds tokens, data.paths text: expected one format' train "$config" --out "$dir/x" --set "data.val_paths=$dir/x.bin"
+rm "$dir/x.idx"
 expect 2 'link' train "$config" --out "$dir/x" --set parallel.link=fast
 expect 2 'weights, gradients and moments need .* GB: expected at most this machine' train "$config" --out "$dir/x" --set model.hidden=1048576
 [ ! -e "$dir/x" ] || complain "a refused run left $dir/x"

@@ -4,10 +4,12 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "core/files.h"
+#include "engine/data/open_data.h"
 #include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "sample_text.h"
@@ -44,14 +46,14 @@ TrainRequest request_for(Layout layout, const std::string& out,
 
 TrainEnd run_on_threads(const TrainRequest& request) {
   check_config(request.config);
-  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
+  const std::unique_ptr<const TokenSource> source = open_data(request.config);
   WorldOptions options;
   options.ranks = ParallelDims(request.config).ranks();
   const std::string& link = request.config.parallel.link;
   if (!link.empty()) options.link = EmulatedLink::parse(link);
   TrainEnd end;
   run_threads(options, [&](Communicator& comm) {
-    const TrainEnd of_rank = train(comm, request, corpus);
+    const TrainEnd of_rank = train(comm, request, *source);
     if (comm.rank() == 0) end = of_rank;
   });
   return end;
@@ -66,8 +68,7 @@ TrainEnd run_layout(TrainRequest request) {
   };
   take_rank_0s(request.out);
   for (std::string& path : request.config.data.paths) take_rank_0s(path);
-  const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
-  return train(*mpi_world, request, corpus);
+  return train(*mpi_world, request, *open_data(request.config));
 }
 
 bool is_root() {

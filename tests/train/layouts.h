@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/data/corpus.h"
 #include "engine/train/trainer.h"
 
 namespace tandem {

@@ -6,6 +6,7 @@
 #include <numbers>
 #include <numeric>
 
+#include "engine/data/text_windows.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
@@ -124,7 +125,7 @@ TEST(Evaluate, WindowsScoreEveryByteOfEachFileOnce) {
       EXPECT_EQ(windows.count(), windows.all());
       FileScore sum;
       for (int64_t i = 0; i < windows.count(); ++i) {
-        const std::vector<TextWindow> one{windows.read(i)};
+        const std::vector<ScoredWindow> one{windows.read(i)};
         const FileScore score = evaluator.score(one);
         EXPECT_GT(score.bytes, 0);
         sum.bytes += score.bytes;
@@ -133,7 +134,7 @@ TEST(Evaluate, WindowsScoreEveryByteOfEachFileOnce) {
       const FileScore total = evaluator.total(paths);
       EXPECT_EQ(sum.bytes, 94);
       EXPECT_NEAR(sum.nats, total.nats, 1e-5 * total.nats) << stride;
-      EXPECT_EQ(evaluator.score(std::span<const TextWindow>()).bytes, 0);
+      EXPECT_EQ(evaluator.score(std::span<const ScoredWindow>()).bytes, 0);
     }
   });
 }
@@ -149,7 +150,7 @@ TEST(Evaluate, LimitedWindowsAreSpreadOverAllFiles) {
   const TextWindows windows(paths, sizes, 20, 10, 300);
   EXPECT_EQ(windows.count(), 30);
   std::string seen;
-  for (int64_t i = 0; i < windows.count(); ++i) seen += char(windows.read(i).bytes[0]);
+  for (int64_t i = 0; i < windows.count(); ++i) seen += char(windows.read(i).targets.back());
   EXPECT_EQ(seen, std::string(10, 'a') + std::string(10, 'b') + std::string(10, 'c'));
   EXPECT_EQ(TextWindows(paths, sizes, 20, 10, 1).count(), 1);
   EXPECT_EQ(TextWindows(paths, sizes, 20, 10, 3000).count(), 3 * 99);

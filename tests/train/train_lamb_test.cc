@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/files.h"
+#include "engine/data/corpus.h"
 #include "engine/model/layout.h"
 #include "engine/optim/lamb.h"
 #include "engine/parallel/dims.h"

@@ -81,7 +81,7 @@ TEST(TrainLayouts, ValidationMatchesEvalAndChangesNothing) {
       const SafetensorsFile file(out + "/final/model.safetensors");
       load_parameters(file, evaluator.model().parameter_list(), {}, evaluator.model().parameters());
       evaluator.model().parameters_changed();
-      const FileScore score = evaluator.total(corpus.val_files());
+      const FileScore score = evaluator.total(corpus.held_out().files);
       EXPECT_NEAR(losses.at(6), score.nats / double(score.bytes), 1e-6);
     });
     EXPECT_LT(losses.at(6), losses.at(3));
@@ -105,14 +105,14 @@ TEST(TrainLayouts, MissingHeldOutFileDoesNotEndTheTraining) {
                                      {"train.steps=3", "train.validate_every=1",
                                       "data.val_fraction=0.4", "data.paths=" + dir.path()});
   const Corpus corpus(request.config.data.paths, request.config.data.val_fraction);
-  ASSERT_FALSE(corpus.val_files().empty());
-  std::filesystem::remove(corpus.val_files()[0]);
+  ASSERT_FALSE(corpus.held_out().files.empty());
+  std::filesystem::remove(corpus.held_out().files[0]);
   testing::internal::CaptureStderr();
   run_threads({.ranks = 4},
               [&](Communicator& comm) { EXPECT_EQ(train(comm, request, corpus).step, 3); });
-  EXPECT_THAT(
-      testing::internal::GetCapturedStderr(),
-      testing::HasSubstr("warning: step 3: no validation loss: " + corpus.val_files()[0] + ": "));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr(
+                  "warning: step 3: no validation loss: " + corpus.held_out().files[0] + ": "));
   for (const auto& step : steps_of(dir / "out")) EXPECT_FALSE(step.contains("validation_loss"));
 }
 

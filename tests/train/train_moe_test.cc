@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "engine/data/corpus.h"
 #include "engine/train/trainer.h"
 #include "sample_text.h"
 #include "temp_dir.h"

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/safetensors.h"
+#include "engine/data/corpus.h"
 #include "engine/model/layout.h"
 #include "engine/model/parameter_patterns.h"
 #include "engine/optim/lamb.h"

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/files.h"
+#include "engine/data/corpus.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/text_hashing.h"
 #include "engine/model/config.h"
@@ -104,12 +105,12 @@ TEST(Corpus, HeldOutSplitFollowsContent) {
   const TempDir dir;
   make_files(dir, 200, 60);
   const Corpus all(Paths{dir.path()}, 0), split(Paths{dir.path()}, 0.3);
-  EXPECT_EQ(split.files().size() + split.val_files().size(), 200u);
-  EXPECT_NEAR(double(split.val_files().size()), 60, 25);
+  EXPECT_EQ(split.files().size() + split.held_out().files.size(), 200u);
+  EXPECT_NEAR(double(split.held_out().files.size()), 60, 25);
   EXPECT_NE(all.fingerprint(), split.fingerprint());
   const std::string copy = dir / "a-copy";
-  std::filesystem::copy_file(split.val_files()[0], copy);
-  EXPECT_THAT(Corpus(Paths{dir.path()}, 0.3).val_files(), ::testing::Contains(copy));
+  std::filesystem::copy_file(split.held_out().files[0], copy);
+  EXPECT_THAT(Corpus(Paths{dir.path()}, 0.3).held_out().files, ::testing::Contains(copy));
 }
 
 TEST(Corpus, ErrorsNameTheCause) {
@@ -233,10 +234,10 @@ TEST(TextHashing, RanksReadTheSameCorpusAsOneProcess) {
   run_threads({.ranks = 3}, [&](Communicator& comm) {
     const Corpus shared(Paths{dir.path()}, 0.4, &comm);
     EXPECT_EQ(shared.files(), one.files());
-    EXPECT_EQ(shared.val_files(), one.val_files());
-    EXPECT_EQ(shared.val_sizes(), one.val_sizes());
+    EXPECT_EQ(shared.held_out().files, one.held_out().files);
+    EXPECT_EQ(shared.held_out().sizes, one.held_out().sizes);
     EXPECT_EQ(shared.fingerprint(), one.fingerprint());
-    EXPECT_EQ(shared.describe_val_files(), one.describe_val_files());
+    EXPECT_EQ(shared.held_out().identity, one.held_out().identity);
     EXPECT_EQ(shared.tokens(), one.tokens());
     shared.verify(&comm);
   });

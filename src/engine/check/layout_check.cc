@@ -256,15 +256,16 @@ TrainConfig checked_config(TrainConfig config) {
   return config;
 }
 
-LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus, const StepHooks& hooks) {
-  return check_layout(config, corpus, run_steps({one_rank_config(config), config}, corpus), hooks);
+LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
+                         const StepHooks& hooks) {
+  return check_layout(config, source, run_steps({one_rank_config(config), config}, source), hooks);
 }
 
-LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
+LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
                          const StepsOutcome& expected, const StepHooks& hooks) {
   const auto compare_layout = [&](const TrainConfig& layout, const TrainConfig& reference,
                                   const StepsOutcome& of_one) {
-    return compare_steps(run_steps({layout, reference, 1, hooks}, corpus), of_one);
+    return compare_steps(run_steps({layout, reference, 1, hooks}, source), of_one);
   };
   LayoutCheck check{compare_layout(config, config, expected), layout_bound(config), ""};
   if (check.ok()) return check;
@@ -279,7 +280,7 @@ LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
   }
   const TrainConfig one = with_one_microbatch(config);
   if (one.train.microbatch == microbatch_size(config) || !is_valid(one)) return check;
-  const StepsOutcome of_one = run_steps({one_rank_config(one), one}, corpus);
+  const StepsOutcome of_one = run_steps({one_rank_config(one), one}, source);
   if (compare_layout(one, one, of_one).front().relative <= check.bound) check.axis = kMicrobatches;
   return check;
 }

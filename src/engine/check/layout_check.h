@@ -8,7 +8,7 @@
 
 #include "engine/check/layout_steps.h"
 #include "engine/config/config.h"
-#include "engine/data/corpus.h"
+#include "engine/data/token_source.h"
 
 namespace tandem {
 
@@ -70,10 +70,10 @@ TrainConfig checked_config(TrainConfig config);
 
 /// `config`: checked by check_config and made by checked_config. Throws IoError if the text cannot
 /// be read.
-LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
+LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
                          const StepHooks& hooks = {});
 /// The same against a known outcome of one rank.
-LayoutCheck check_layout(const TrainConfig& config, const Corpus& corpus,
+LayoutCheck check_layout(const TrainConfig& config, const TokenSource& source,
                          const StepsOutcome& expected, const StepHooks& hooks);
 
 }  // namespace tandem

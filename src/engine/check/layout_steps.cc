@@ -142,14 +142,14 @@ double read_aux_loss(const TrainConfig& config, const ModelRanks& ranks) {
 }
 
 /// On one rank. Returns the numbers of the first step, the same on every rank.
-StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& corpus,
+StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSource& source,
                       Gathers& gathers) {
   const TrainConfig& config = run.config;
   set_kernel_threads(threads_per_rank(world.size()));
   const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
-  const Sampler sampler(corpus, config.train.seq, uint64_t(config.train.seed), make_order(run));
+  const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed), make_order(run));
   ModelRanks ranks(groups, config, {});
-  StepExecutor executor(config, groups, corpus, sampler, ranks);
+  StepExecutor executor(config, groups, source, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {
     initialize(chunk.stage, run);
     chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
@@ -197,7 +197,7 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const Corpus& c
 
 }  // namespace
 
-StepsOutcome run_steps(const LayoutRun& requested, const Corpus& corpus) {
+StepsOutcome run_steps(const LayoutRun& requested, const TokenSource& source) {
   LayoutRun run = requested;
   if (run.hooks.config) run.hooks.config(run.config);
   WorldOptions world;
@@ -205,7 +205,7 @@ StepsOutcome run_steps(const LayoutRun& requested, const Corpus& corpus) {
   StepsOutcome outcome;
   Gathers gathers;
   run_threads(world, [&](Communicator& comm) {
-    const StepsOutcome of_rank = run_rank(comm, run, corpus, gathers);
+    const StepsOutcome of_rank = run_rank(comm, run, source, gathers);
     if (comm.rank() == 0) outcome = of_rank;
   });
   outcome.initial = gathers.initial.take();

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
-#include "engine/data/corpus.h"
+#include "engine/data/token_source.h"
 
 namespace tandem {
 
@@ -61,6 +61,6 @@ struct LayoutRun {
 };
 
 /// Throws IoError if the text cannot be read.
-StepsOutcome run_steps(const LayoutRun& run, const Corpus& corpus);
+StepsOutcome run_steps(const LayoutRun& run, const TokenSource& source);
 
 }  // namespace tandem

@@ -7,6 +7,7 @@
 
 #include "core/files.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/config/config.h"
 #include "engine/model/pretrained.h"
 #include "tandem/error.h"
 
@@ -55,6 +56,17 @@ std::string find_model(const std::string& path, const Note& note) {
       path));
 }
 
+/// Notes that the model was trained on token files.
+void note_tokens(const std::string& directory, const Note& note) {
+  if (!has_state(directory)) return;
+  try {
+    const std::string config = read_train_state(directory).config;
+    if (parse_config(config, directory + "/state.json").data.format != "tokens") return;
+    note("the model was trained on token files: text is read as bytes, with token 256 before it");
+  } catch (const ConfigError&) {  // of another version, which had no token files or has other keys
+  }
+}
+
 ModelConfig verified_config(const std::string& directory) {
   if (has_state(directory) || checkpoint_step(directory)) {
     const std::string names[] = {kWeightsFile};
@@ -79,6 +91,7 @@ StoredModel open_model(const std::string& path, const Note& note) {
         "not supported)",
         directory, config.vocab, kBos + 1));
   }
+  note_tokens(directory, note);
   std::string identity = model_identity(config, weights);
   return {std::move(directory), std::move(config), std::move(weights), std::move(identity)};
 }

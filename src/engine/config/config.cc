@@ -14,6 +14,7 @@
 #include "core/nearest.h"
 #include "core/printable.h"
 #include "engine/config/batch_rampup.h"
+#include "engine/config/config_paths.h"
 #include "engine/config/run_control.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
@@ -384,10 +385,12 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
     throw ConfigError(fmt::format("{}:{}: not valid TOML: {}", file, error.source().begin.line,
                                   printable(error.description(), 300)));
   }
-  for (std::string& path : config.data.paths) {
-    const auto parent = std::filesystem::path(file).parent_path();
-    if (!std::filesystem::path(path).is_absolute()) path = (parent / path).lexically_normal();
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  for (auto* paths : {&config.data.paths, &config.data.val_paths}) {
+    for (std::string& path : *paths) path = make_relative_to(path, folder);
   }
+  std::string& manifest = config.data.manifest;
+  if (!manifest.empty()) manifest = make_relative_to(manifest, folder);
   for (const std::string& override_ : overrides) apply_override(config, override_, notes);
   return config;
 }
@@ -416,11 +419,17 @@ void check_config(const TrainConfig& config) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
                                   config.model.max_seq));
   }
-  if (validate > 0 && config.data.val_fraction == 0) {
+  const bool has_val_paths = !config.data.val_paths.empty();
+  if (validate > 0 && config.data.val_fraction == 0 && !has_val_paths) {
     throw ConfigError(fmt::format(
         "train.validate_every is {}: expected data.val_fraction above 0, which holds files "
-        "out of training",
+        "out of training, or data.val_paths",
         validate));
+  }
+  if (config.data.val_fraction > 0 && has_val_paths) {
+    throw ConfigError(
+        fmt::format("data.val_fraction is {}: expected 0 where data.val_paths is given",
+                    config.data.val_fraction));
   }
   if (config.optimizer.schedule != "constant" && config.optimizer.min_lr > config.optimizer.lr) {
     throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
@@ -429,6 +438,7 @@ void check_config(const TrainConfig& config) {
   if (config.data.paths.empty()) {
     throw ConfigError("data.paths is empty: expected folders, globs or files");
   }
+  check_weights(config.data.paths, "data.paths");
   if (dp % config.parallel.ep != 0) {
     throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}",
                                   config.parallel.ep, dp));

@@ -36,6 +36,7 @@ struct TrainConfig {
     int64_t seq = 128;
     int64_t validate_every = 0;
     int64_t validate_bytes = 1 << 18;
+    int64_t validate_steps = 0;
     std::string dtype = "auto";
     std::string aux_loss_scope = "microbatch";
     int64_t seed = 1;
@@ -75,7 +76,10 @@ struct TrainConfig {
   } parallel;
   struct {
     std::vector<std::string> paths;
+    std::string format = "auto";
     double val_fraction = 0;
+    std::vector<std::string> val_paths;
+    std::string manifest;
   } data;
   struct {
     int64_t every = 0;
@@ -119,8 +123,8 @@ struct KeyDifference {
 std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after);
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
-/// Relative data.paths in the file are relative to its directory. `notes`: if not nullptr, receives
-/// a line for each key given by a former name.
+/// Relative data.paths, data.val_paths and data.manifest in the file are relative to its directory.
+/// `notes`: if not nullptr, receives a line for each key given by a former name.
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
                         std::vector<std::string>* notes = nullptr);
 /// The same for text; `file` names it in messages.

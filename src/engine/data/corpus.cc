@@ -3,18 +3,20 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <glob.h>
-#include <sys/resource.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/files.h"
+#include "engine/data/data_file.h"
 #include "engine/data/text_hashing.h"
 #include "engine/model/config.h"
+#include "engine/report/progress.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -23,19 +25,14 @@ namespace {
 namespace fs = std::filesystem;
 constexpr size_t kCopyBelow = 256 * 1024;
 
-/// Half of the process's limit of open files; the rest is for files of the run and for sockets.
-size_t max_open_files() {
-  struct rlimit limit {};
-  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
-}
-
-/// Decides by content hash, so copies of one text are in the same split.
-bool is_held_out(uint64_t hash, double val_fraction) {
-  return double(hash) * 0x1p-64 < val_fraction;
-}
-
 std::string first_and_count(const std::vector<std::string>& paths) {
   return paths[0] + (paths.size() > 1 ? ", ..." : "");
+}
+
+std::string describe_files(std::span<const int64_t> sizes, std::span<const uint64_t> hashes) {
+  return fmt::format("{} files, {} bytes, hash {}", sizes.size(),
+                     std::accumulate(sizes.begin(), sizes.end(), int64_t(0)),
+                     content_hash(std::as_bytes(hashes)));
 }
 
 void add_folder(const fs::path& folder, FoundFiles& found) {
@@ -163,21 +160,49 @@ std::vector<Corpus::Document> Corpus::open_documents(const std::vector<std::stri
   return documents;
 }
 
-void Corpus::hash_open_files(std::vector<Document>& documents, Communicator* world) {
-  std::vector<const TextFile*> files;
-  for (const Document& document : documents) {
-    if (document.file) files.push_back(document.file.get());
+/// Also makes the records of those that are large enough for samples to save time.
+void Corpus::hash_open_files(std::vector<Document>& documents, Communicator* world,
+                             const Manifest& known) {
+  std::vector<Document*> open;
+  std::vector<const TextFile*> unknown;
+  std::vector<std::optional<FileRecord>> records;
+  SharedWork work(world, "sampling the text", 0);
+  std::string error;
+  try {
+    for (Document& document : documents) {
+      if (!document.file) continue;
+      open.push_back(&document);
+      std::optional<FileRecord>& record = records.emplace_back();
+      if (!is_sampled(document.size)) {
+        unknown.push_back(document.file.get());
+        continue;
+      }
+      DataFile file(document.path, false);
+      file.sample(nullptr);
+      record = make_record(file);
+      record->hash = known.check(*record);
+      if (!record->hash) unknown.push_back(document.file.get());
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
   }
-  const std::vector<uint64_t> hashes = hash_files(world, files);
+  work.finish(error);
+  const std::vector<uint64_t> hashes = hash_files(world, unknown);
   size_t next = 0;
-  for (Document& document : documents) {
-    if (!document.file) continue;
-    document.hash = hashes[next++];
-    document.file->expect(document.hash);
+  for (size_t i = 0; i < open.size(); ++i) {
+    std::optional<FileRecord>& record = records[i];
+    open[i]->hash = record && record->hash ? *record->hash : hashes[next++];
+    open[i]->file->expect(open[i]->hash);
+    if (!record) continue;
+    record->hash = open[i]->hash;
+    known.check_hash(*record);
+    records_.push_back(*record);
   }
 }
 
-Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communicator* world) {
+Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communicator* world,
+               const Manifest& known) {
   FoundFiles found;
   std::vector<Document> documents;
   std::string error;
@@ -189,13 +214,16 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
     error = failed.what();
   }
   work.finish(error);
-  hash_open_files(documents, world);
+  hash_open_files(documents, world, known);
+  std::vector<uint64_t> val_hashes;
   for (Document& document : documents) {
     const bool out = is_held_out(document.hash, val_fraction);
-    (out ? val_files_ : files_).push_back(document.path);
-    (out ? val_hashes_ : hashes_).push_back(document.hash);
-    out ? val_sizes_.push_back(int64_t(document.size)) : documents_.push_back(std::move(document));
+    (out ? held_out_.files : files_).push_back(document.path);
+    (out ? held_out_.sizes : sizes_).push_back(int64_t(document.size));
+    (out ? val_hashes : hashes_).push_back(document.hash);
+    if (!out) documents_.push_back(std::move(document));
   }
+  held_out_.identity = describe_files(held_out_.sizes, val_hashes);
   if (!empty_.empty()) {
     notes_.push_back(fmt::format("left out {} empty file{} ({})", empty_.size(),
                                  empty_.size() == 1 ? "" : "s", first_and_count(empty_)));
@@ -204,7 +232,7 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
   if (files_.empty()) {
     throw ConfigError(fmt::format(
         "data.paths: {} files found, {} held out, 0 bytes left to train on{}{}: expected some text",
-        found.files.size(), val_files_.size(), notes_.empty() ? "" : "; ",
+        found.files.size(), held_out_.files.size(), notes_.empty() ? "" : "; ",
         fmt::join(notes_, "; ")));
   }
   starts_.push_back(0);
@@ -214,10 +242,13 @@ Corpus::Corpus(std::span<const std::string> paths, double val_fraction, Communic
   fingerprint_ = content_hash(std::as_bytes(std::span(hashes_)));
 }
 
-std::string Corpus::describe_val_files() const {
-  return fmt::format("{} files, {} bytes, hash {}", val_files_.size(),
-                     std::accumulate(val_sizes_.begin(), val_sizes_.end(), int64_t(0)),
-                     content_hash(std::as_bytes(std::span(val_hashes_))));
+std::string Corpus::describe() const {
+  return fmt::format("{} files, {} of text, {} files held out", files_.size(),
+                     format_bytes(double(bytes())), held_out_.files.size());
+}
+
+std::string Corpus::identity() const {
+  return describe_files(sizes_, hashes_);
 }
 
 void Corpus::read(const Document& document, size_t offset, std::span<int32_t> out) const {

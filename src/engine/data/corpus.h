@@ -19,6 +19,7 @@
 
 #include "engine/data/shared_work.h"
 #include "engine/data/text_file.h"
+#include "engine/data/token_source.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -38,31 +39,25 @@ std::string join_paths(std::span<const std::string> paths);
 /// Reads both forms, as written by `find -print` and `find -print0`.
 std::vector<std::string> split_paths(std::string_view list);
 
-class Corpus {
+class Corpus : public TokenSource {
  public:
   /// Reads the text; ranks that see the same files divide the reading of large ones among them.
-  /// Throws IoError for an unreadable file, on every rank, and ConfigError if no training bytes
-  /// remain. Collective over `world` unless it is nullptr.
-  Corpus(std::span<const std::string> paths, double val_fraction, Communicator* world = nullptr);
+  /// Those with a record in `known` that still applies are not read. Throws IoError for an
+  /// unreadable file, on every rank, and ConfigError if no training bytes remain. Collective over
+  /// `world` unless it is nullptr.
+  Corpus(std::span<const std::string> paths, double val_fraction, Communicator* world = nullptr,
+         const Manifest& known = {});
 
-  /// Tokens in the training stream, kBos included.
-  int64_t tokens() const { return starts_.back(); }
+  int64_t tokens() const override { return starts_.back(); }
   int64_t bytes() const { return tokens() - int64_t(files_.size()); }
   const std::vector<std::string>& files() const { return files_; }
-  const std::vector<std::string>& val_files() const { return val_files_; }
-  const std::vector<int64_t>& val_sizes() const { return val_sizes_; }
-  /// Number, bytes and a hash of the held-out files; changes if their text does.
-  std::string describe_val_files() const;
-  /// Notes on skipped entries of data.paths, one line each.
-  const std::vector<std::string>& notes() const { return notes_; }
-  /// Hash of the training stream's content.
-  const std::string& fingerprint() const { return fingerprint_; }
-  /// Reads tokens [begin, begin + out.size()) of the stream; -1 past its end. Throws IoError naming
-  /// a file that cannot be read or has changed.
-  void read(int64_t begin, std::span<int32_t> out) const;
-  /// Reads all files and throws IoError naming one that has changed. Collective over `world` unless
-  /// it is nullptr.
-  void verify(Communicator* world = nullptr) const;
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  void read(int64_t begin, std::span<int32_t> out) const override;
+  /// Reads all files.
+  void verify(Communicator* world = nullptr) const override;
+  std::string format() const override { return "text"; }
+  std::string describe() const override;
+  std::string identity() const override;
 
  private:
   struct Document {
@@ -75,17 +70,17 @@ class Corpus {
   Document open_document(const std::string& path, double val_fraction);
   std::vector<Document> open_documents(const std::vector<std::string>& paths, double val_fraction,
                                        SharedWork& work);
-  static void hash_open_files(std::vector<Document>& documents, Communicator* world);
+  void hash_open_files(std::vector<Document>& documents, Communicator* world,
+                       const Manifest& known);
   void read(const Document& document, size_t offset, std::span<int32_t> out) const;
 
-  std::vector<std::string> files_, val_files_, empty_, notes_;
+  std::vector<std::string> files_, empty_;
   std::vector<std::byte> block_;
   std::vector<Document> documents_;
-  std::vector<uint64_t> hashes_, val_hashes_;
-  std::vector<int64_t> val_sizes_;
+  std::vector<uint64_t> hashes_;
+  std::vector<int64_t> sizes_;
   size_t open_files_ = 0;
   std::vector<int64_t> starts_;  ///< position of each document's kBos in the stream, then the total
-  std::string fingerprint_;
 };
 
 }  // namespace tandem

@@ -85,14 +85,14 @@ void Loader::run() {
   }
 }
 
-std::shared_ptr<Loader> share_loader(Communicator& world, const Corpus& corpus,
+std::shared_ptr<Loader> share_loader(Communicator& world, const TokenSource& source,
                                      const Sampler& sampler, int64_t seq) {
   static std::mutex mutex;
-  static std::map<std::pair<uint64_t, const Corpus*>, std::weak_ptr<Loader>> loaders;
+  static std::map<std::pair<uint64_t, const TokenSource*>, std::weak_ptr<Loader>> loaders;
   const uint64_t key = agree_on_key(world);
   const std::lock_guard lock(mutex);
   std::erase_if(loaders, [](const auto& loader) { return loader.second.expired(); });
-  std::weak_ptr<Loader>& shared = loaders[{key, &corpus}];
+  std::weak_ptr<Loader>& shared = loaders[{key, &source}];
   if (auto loader = shared.lock()) return loader;
   const auto loader = std::make_shared<Loader>(sampler, seq);
   shared = loader;

@@ -70,8 +70,8 @@ class Loader {
 };
 
 /// The loader of this rank and of all others that are threads of its process and have the same
-/// `corpus` object, the sampler's. Collective.
-std::shared_ptr<Loader> share_loader(Communicator& world, const Corpus& corpus,
+/// `source` object, the sampler's. Collective.
+std::shared_ptr<Loader> share_loader(Communicator& world, const TokenSource& source,
                                      const Sampler& sampler, int64_t seq);
 
 }  // namespace tandem

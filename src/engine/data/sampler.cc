@@ -14,6 +14,13 @@ namespace tandem {
 namespace {
 
 constexpr uint64_t kOrderStream = stream_of("sample order");
+constexpr uint64_t kSeedStep = 0x9e3779b97f4a7c15;  // between the seeds of a blend's sources
+
+std::vector<double> weights_of(const TokenSource& source) {
+  std::vector<double> weights;
+  for (const WeightedSource& component : source.components()) weights.push_back(component.weight);
+  return weights;
+}
 
 }  // namespace
 
@@ -32,27 +39,51 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index) {
   return int64_t(value);
 }
 
-Sampler::Sampler(const Corpus& corpus, int64_t seq, uint64_t seed,
+Sampler::Sampler(const TokenSource& source, int64_t seq, uint64_t seed,
                  std::function<int64_t(int64_t sample)> order)
-    : corpus_(corpus),
-      seq_(seq),
-      windows_((corpus.tokens() - 2) / seq + 1),
-      seed_(seed),
-      order_(std::move(order)) {}
+    : seq_(seq), seed_(seed), blend_(weights_of(source)), order_(std::move(order)) {
+  for (const WeightedSource& component : source.components()) {
+    const int64_t windows = (component.source->tokens() - 2) / seq + 1;
+    streams_.push_back({component.source, windows_, windows});
+    windows_ += windows;
+  }
+}
+
+Sampler::Location Sampler::locate(int64_t sample) const {
+  if (order_) sample = order_(sample);
+  const size_t stream = streams_.size() == 1 ? 0 : blend_.source(sample);
+  const int64_t index = streams_.size() == 1 ? sample : blend_.count(stream, sample);
+  const int64_t windows = streams_[stream].windows;
+  const int64_t epoch = index / windows;
+  const uint64_t seed = seed_ + stream * kSeedStep;
+  return {stream, permute(seed, uint64_t(epoch), windows, index % windows)};
+}
 
 int64_t Sampler::window(int64_t sample) const {
-  if (order_) sample = order_(sample);
-  return permute(seed_, uint64_t(sample / windows_), windows_, sample % windows_);
+  const Location location = locate(sample);
+  return streams_[location.stream].first_window + location.window;
+}
+
+int64_t Sampler::ended_epochs(int64_t sample) const {
+  if (streams_.size() == 1) return epoch(sample);
+  int64_t ended = 0;
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    ended += blend_.count(i, sample) / streams_[i].windows;
+  }
+  return ended;
 }
 
 int64_t Sampler::targets(int64_t sample) const {
-  return std::min(seq_, corpus_.tokens() - 1 - window(sample) * seq_);
+  const Location location = locate(sample);
+  const int64_t tokens = streams_[location.stream].source->tokens();
+  return std::min(seq_, tokens - 1 - location.window * seq_);
 }
 
 void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const {
-  const int64_t begin = window(sample) * seq_;
-  corpus_.read(begin, tokens);
-  corpus_.read(begin + 1, targets);
+  const Location location = locate(sample);
+  const TokenSource& source = *streams_[location.stream].source;
+  source.read(location.window * seq_, tokens);
+  source.read(location.window * seq_ + 1, targets);
   std::replace(tokens.begin(), tokens.end(), -1, kBos);
 }
 

@@ -6,13 +6,19 @@
 // permutation(i mod windows) of epoch i / windows. The permutation is a keyed bijection computed
 // from (seed, epoch, index), so the sampler's whole state is the number of the next sample and does
 // not depend on how many ranks share the batch.
+//
+// A blend has the windows of its sources, one source after the other. Sample i is of the source
+// that BlendOrder gives it; it is the source's j-th sample, j being computed from i, and so window
+// permutation(j mod windows) of the source's epoch j / windows.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
-#include "engine/data/corpus.h"
+#include "engine/data/blend_order.h"
+#include "engine/data/token_source.h"
 
 namespace tandem {
 
@@ -24,20 +30,36 @@ class Sampler {
  public:
   /// `order`: maps the numbers of samples that are asked for to those of the run, for layouts that
   /// divide a step among other ranks; none: the same.
-  Sampler(const Corpus& corpus, int64_t seq, uint64_t seed,
+  Sampler(const TokenSource& source, int64_t seq, uint64_t seed,
           std::function<int64_t(int64_t sample)> order = {});
+  /// Windows of all sources.
   int64_t windows() const { return windows_; }
+  /// Number of whole epochs before `sample`; in a blend, of as many samples as it has windows.
   int64_t epoch(int64_t sample) const { return sample / windows_; }
   int64_t window(int64_t sample) const;
+  /// Epochs of all sources that end before `sample`.
+  int64_t ended_epochs(int64_t sample) const;
   /// Number of targets of the sample that are not -1.
   int64_t targets(int64_t sample) const;
   /// Fills seq tokens and seq targets.
   void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const;
 
  private:
-  const Corpus& corpus_;
-  int64_t seq_, windows_;
+  /// Source of a blend.
+  struct Stream {
+    const TokenSource* source;
+    int64_t first_window, windows;
+  };
+  struct Location {
+    size_t stream;
+    int64_t window;  ///< of the stream
+  };
+  Location locate(int64_t sample) const;
+
+  int64_t seq_, windows_ = 0;
   uint64_t seed_;
+  std::vector<Stream> streams_;
+  BlendOrder blend_;
   std::function<int64_t(int64_t sample)> order_;
 };
 

@@ -7,17 +7,10 @@
 #include <utility>
 
 #include "core/files.h"
+#include "engine/model/config.h"
 #include "tandem/error.h"
 
 namespace tandem {
-namespace {
-
-int64_t windows_in(int64_t bytes, int64_t seq, int64_t stride) {
-  if (bytes == 0) return 0;
-  return bytes <= seq ? 1 : 1 + (bytes - seq + stride - 1) / stride;
-}
-
-}  // namespace
 
 TextWindows::TextWindows(std::vector<std::string> paths, std::span<const int64_t> sizes,
                          int64_t seq, int64_t stride, int64_t max_bytes)
@@ -27,33 +20,36 @@ TextWindows::TextWindows(std::vector<std::string> paths, std::span<const int64_t
       seq_(seq),
       stride_(stride) {
   for (const int64_t size : sizes_) {
-    starts_.push_back(starts_.back() + windows_in(size, seq, stride));
+    starts_.push_back(starts_.back() + count_windows(size, seq, stride));
   }
-  count_ = starts_.back();
   const int64_t total = std::accumulate(sizes_.begin(), sizes_.end(), int64_t(0));
-  if (max_bytes > 0 && total > max_bytes) {
-    count_ = std::clamp<int64_t>(max_bytes / stride, 1, count_);
-  }
+  set_count(starts_.back(), total, stride, max_bytes);
 }
 
-TextWindow TextWindows::read(int64_t index) const {
-  const auto number = int64_t(__int128(index) * starts_.back() / count_);
+ScoredWindow TextWindows::read(int64_t index) const {
+  const int64_t number = window(index);
   const auto after = std::upper_bound(starts_.begin(), starts_.end(), number);
   const auto file = size_t(after - starts_.begin()) - 1;
   const std::string& path = paths_[file];
-  TextWindow window;
-  window.begin = (number - starts_[file]) * stride_;
-  if (window.begin > 0) window.first_scored = window.begin - stride_ + seq_;
-  window.offset = std::max<int64_t>(0, window.begin - 1);
-  window.bytes.resize(size_t(std::min(sizes_[file], window.begin + seq_) - window.offset));
+  const int64_t begin = (number - starts_[file]) * stride_;
+  const int64_t offset = std::max<int64_t>(0, begin - 1);
+  const int64_t positions = std::min(seq_, sizes_[file] - begin);
+  std::vector<uint8_t> bytes(size_t(begin + positions - offset));
   const FileDescriptor descriptor = open_for_reading(path);
   const auto size = int64_t(file_size(descriptor.get(), path));
-  const bool same = size == sizes_[file] &&
-                    read_at(descriptor.get(), path, window.bytes.data(), window.bytes.size(),
-                            uint64_t(window.offset)) == window.bytes.size();
-  if (same) return window;
-  throw IoError(fmt::format("{}: changed since training began: holds {} bytes: expected {}", path,
-                            size, sizes_[file]));
+  const bool same = size == sizes_[file] && read_at(descriptor.get(), path, bytes.data(),
+                                                    bytes.size(), uint64_t(offset)) == bytes.size();
+  if (!same) {
+    throw IoError(fmt::format("{}: changed since training began: holds {} bytes: expected {}", path,
+                              size, sizes_[file]));
+  }
+  ScoredWindow result;
+  if (begin == 0) result.tokens.push_back(kBos);
+  result.tokens.insert(result.tokens.end(), bytes.begin(), bytes.end() - 1);
+  result.targets.assign(bytes.end() - positions, bytes.end());
+  const int64_t context = begin > 0 ? seq_ - stride_ : 0;
+  std::fill_n(result.targets.begin(), std::min(context, positions), -1);
+  return result;
 }
 
 }  // namespace tandem

@@ -100,30 +100,32 @@ double Evaluator::add(std::span<const std::byte> bytes) {
   double nats = 0;
   int64_t scored = 0;
   for (int64_t begin = 0; scored < int64_t(bytes.size()); begin += options_.stride) {
-    add_window(bytes, 0, begin, scored);
+    add_window(bytes, begin, scored);
     scored = begin + options_.seq;
     if (filled_ == size_t(options_.batch)) nats += flush();
   }
   return nats;
 }
 
-FileScore Evaluator::score(std::span<const TextWindow> windows) {
-  for (const TextWindow& window : windows) {
-    add_window(window.bytes, window.offset, window.begin, window.first_scored);
+FileScore Evaluator::score(std::span<const ScoredWindow> windows) {
+  for (const ScoredWindow& window : windows) {
+    const long at = long(filled_++) * long(options_.seq);
+    std::ranges::copy(window.tokens, tokens_.begin() + at);
+    std::ranges::copy(window.targets, targets_.begin() + at);
+    scored_ += std::ranges::count_if(window.targets, [](int32_t target) { return target >= 0; });
   }
-  const int64_t bytes = scored_;
-  return {"", bytes, pass()};
+  const int64_t scored = scored_;
+  return {"", scored, pass()};
 }
 
-void Evaluator::add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
-                           int64_t first_scored) {
+void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored) {
   const size_t at = filled_++ * size_t(options_.seq);
   for (int64_t i = 0; i < options_.seq; ++i) {
     const int64_t p = begin + i;
-    const bool inside = p < offset + int64_t(bytes.size());
-    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p - 1 - offset)]);
+    const bool inside = p < int64_t(bytes.size());
+    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p - 1)]);
     const bool counts = inside && p >= first_scored;
-    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p - offset)]) : -1;
+    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p)]) : -1;
     scored_ += counts;
   }
 }

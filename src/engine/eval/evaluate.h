@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/data/text_windows.h"
+#include "engine/data/scored_windows.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/transformer.h"
 #include "tandem/communicator.h"
@@ -49,17 +49,15 @@ class Evaluator {
   FileScore score(const std::string& path);
   FileScore score(const std::string& name, std::span<const std::byte> bytes);
   /// Scores at most options.batch windows in one pass, which runs even for none. `path` stays
-  /// empty.
-  FileScore score(std::span<const TextWindow> windows);
+  /// empty; `bytes` is the number of scored positions.
+  FileScore score(std::span<const ScoredWindow> windows);
   /// Scores all files, each separately, but batches windows of several files: much faster than one
   /// by one if files are short.
   FileScore total(std::span<const std::string> paths);
 
  private:
   double add(std::span<const std::byte> bytes);
-  /// `bytes` start at `offset` of the file.
-  void add_window(std::span<const std::byte> bytes, int64_t offset, int64_t begin,
-                  int64_t first_scored);
+  void add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored);
   double flush();
   double pass();
 

@@ -5,17 +5,31 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/data/text_windows.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
-const Corpus& checked(const Corpus& corpus) {
-  if (!corpus.val_files().empty()) return corpus;
+const HeldOut& checked(const TokenSource& source) {
+  const HeldOut& set = source.held_out();
+  if (!set.files.empty() || (set.stream && set.stream->tokens() > 1)) return set;
   throw ConfigError(fmt::format(
-      "train.validate_every: data.val_fraction holds none of the {} files out: expected a "
-      "larger share",
-      corpus.files().size()));
+      "train.validate_every: data.val_fraction holds nothing out of {}: expected a larger share",
+      source.describe()));
+}
+
+std::unique_ptr<const ScoredWindows> make_windows(const HeldOut& set, int64_t seq, int64_t stride,
+                                                  int64_t max) {
+  if (set.stream) return std::make_unique<StreamWindows>(set.stream, seq, stride, max);
+  return std::make_unique<TextWindows>(set.files, set.sizes, seq, stride, max);
+}
+
+/// Positions that a validation scores, about; 0: all.
+int64_t max_positions(const TrainConfig& config) {
+  const auto& train = config.train;
+  return train.validate_steps > 0 ? train.validate_steps * train.batch * train.seq
+                                  : train.validate_bytes;
 }
 
 /// Same as in `tandem eval`, but GPU ranks have experts in bf16 only.
@@ -34,32 +48,34 @@ struct BatchSums {
 
 }  // namespace
 
-Validation::Validation(const ParallelGroups& groups, const ModelConfig& config,
-                       const Corpus& corpus, int64_t max_bytes)
+Validation::Validation(const ParallelGroups& groups, const TrainConfig& config,
+                       const TokenSource& source)
     : groups_(groups),
       num_scorers_(groups.dims().size(kScorers)),
       scorer_(groups.dims().index(kScorers, groups.world().rank())),
-      evaluator_(groups.tp(), config,
-                 {.dtype = choose_dtype(groups.tp(), config), .experts = groups.experts()}),
-      windows_(checked(corpus).val_files(), corpus.val_sizes(), evaluator_.options().seq,
-               evaluator_.options().stride, max_bytes) {
-  groups.world().require_same("the held-out text", corpus.describe_val_files());
+      evaluator_(groups.tp(), config.model,
+                 {.dtype = choose_dtype(groups.tp(), config.model), .experts = groups.experts()}),
+      is_text_(!checked(source).stream),
+      limit_(config.train.validate_steps > 0 ? "train.validate_steps" : "train.validate_bytes"),
+      windows_(make_windows(source.held_out(), evaluator_.options().seq,
+                            evaluator_.options().stride, max_positions(config))) {
+  groups.world().require_same("the held-out text", source.held_out().identity);
 }
 
 std::string Validation::describe() const {
-  return fmt::format(
-      "validation on {} of {} windows of {} tokens of the held-out text (train.validate_bytes)",
-      windows_.count(), windows_.all(), evaluator_.options().seq);
+  return fmt::format("validation on {} of {} windows of {} tokens of the held-out {} ({})",
+                     windows_->count(), windows_->all(), evaluator_.options().seq,
+                     is_text_ ? "text" : "tokens", limit_);
 }
 
 /// Assigns the batches of a round to the scorers in order.
-std::vector<TextWindow> Validation::read(int64_t round) {
+std::vector<ScoredWindow> Validation::read(int64_t round) {
   const int64_t batch = evaluator_.options().batch;
   const int64_t begin = (round * num_scorers_ + scorer_) * batch;
-  const int64_t end = std::min(windows_.count(), begin + batch);
-  std::vector<TextWindow> windows;
+  const int64_t end = std::min(windows_->count(), begin + batch);
+  std::vector<ScoredWindow> windows;
   try {
-    for (int64_t i = begin; i < end; ++i) windows.push_back(windows_.read(i));
+    for (int64_t i = begin; i < end; ++i) windows.push_back(windows_->read(i));
   } catch (const IoError& error) {
     error_ = error.what();
   }
@@ -89,7 +105,7 @@ std::optional<double> Validation::loss(int64_t step,
     return {};
   };
   const int64_t of_round = num_scorers_ * evaluator_.options().batch;
-  for (int64_t round = 0; round * of_round < windows_.count(); ++round) {
+  for (int64_t round = 0; round * of_round < windows_->count(); ++round) {
     const FileScore scored = evaluator_.score(read(round));
     BatchSums local{0, 0, stop && *stop, !error_.empty()};
     if (groups_.tp().rank() == 0) local.bytes = scored.bytes, local.nats = scored.nats;
@@ -107,13 +123,14 @@ std::optional<double> Validation::loss(int64_t step,
     total.nats += all.nats;
     if (progress) {
       progress->meanwhile(fmt::format("step {}: validation, window {} of {}", step,
-                                      std::min(windows_.count(), (round + 1) * of_round),
-                                      windows_.count()));
+                                      std::min(windows_->count(), (round + 1) * of_round),
+                                      windows_->count()));
     }
   }
   if (progress) {
-    progress->note(fmt::format("step {}: validation loss {:.4f} nats per byte, {:.4f} bits", step,
-                               total.nats / double(total.bytes), total.bits_per_byte()));
+    progress->note(fmt::format("step {}: validation loss {:.4f} nats per {}, {:.4f} bits", step,
+                               total.nats / double(total.bytes), is_text_ ? "byte" : "token",
+                               total.bits_per_byte()));
   }
   return total.nats / double(total.bytes);
 }

@@ -71,7 +71,7 @@ std::string as_text(const Json& summary) {
   }
   if (training["validation_loss"].is_number()) {
     text +=
-        fmt::format("\nValidation loss: {} nats per byte", fixed(training["validation_loss"], 4));
+        fmt::format("\nValidation loss: {} nats per token", fixed(training["validation_loss"], 4));
   }
   if (training.contains("expert_imbalance")) {
     text += "\nExperts: rows of the fullest over the mean, by layer:";

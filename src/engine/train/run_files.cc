@@ -8,13 +8,14 @@
 #include "core/log.h"
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/same_run.h"
+#include "engine/data/corpus.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 RunFiles::RunFiles(const std::string& out, bool resume, const TrainConfig& config,
-                   const Corpus& corpus, ProgressLine& progress)
-    : out_(out), corpus_(corpus), progress_(progress) {
+                   const TokenSource& source, ProgressLine& progress)
+    : out_(out), source_(source), progress_(progress) {
   make_directories(out);
   lock_.emplace(out);
   if (resume) {
@@ -30,7 +31,7 @@ void RunFiles::find_checkpoint(const TrainConfig& config) {
     progress_.note(fmt::format("{} holds no checkpoint: starting at step 0", out_));
     return;
   }
-  require_same_run(*found, config, corpus_.fingerprint());
+  require_same_run(*found, config, source_.fingerprint());
   const std::string change = describe_change(found->state.made_by, build_identity());
   if (!change.empty()) warn(change);
   resume_from_ = found->path;
@@ -39,8 +40,11 @@ void RunFiles::find_checkpoint(const TrainConfig& config) {
 }
 
 void RunFiles::write_configuration(const TrainConfig& config) const {
-  replace_file(out_ + "/heldout.txt", join_paths(corpus_.val_files()));
+  replace_file(out_ + "/heldout.txt", join_paths(source_.held_out().files));
   replace_file(out_ + "/config.toml", to_toml(config));
+  if (!source_.records().empty()) {
+    replace_file(manifest_path(out_), Manifest(source_.records()).to_json());
+  }
 }
 
 void RunFiles::open_logs(const LedgerStart& start) {

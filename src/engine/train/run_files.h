@@ -9,8 +9,8 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/run_lock.h"
 #include "engine/config/config.h"
-#include "engine/data/corpus.h"
 #include "engine/data/ledger.h"
+#include "engine/data/token_source.h"
 #include "engine/report/progress.h"
 #include "engine/train/metrics_log.h"
 
@@ -20,12 +20,12 @@ class RunFiles {
  public:
   /// Locks OUT, which must hold no run unless `resume`. Throws ConfigError and IoError. `progress`
   /// receives notes.
-  RunFiles(const std::string& out, bool resume, const TrainConfig& config, const Corpus& corpus,
-           ProgressLine& progress);
+  RunFiles(const std::string& out, bool resume, const TrainConfig& config,
+           const TokenSource& source, ProgressLine& progress);
 
   /// Path of the checkpoint to resume from, or an empty string.
   const std::string& resume_from() const { return resume_from_; }
-  /// Writes config.toml, with the settings in effect, and heldout.txt.
+  /// Writes config.toml, with the settings in effect, heldout.txt and data.json.
   void write_configuration(const TrainConfig& config) const;
   /// Opens metrics.jsonl and ledger.jsonl after step `start.step`; lines of later steps are
   /// dropped from the first, and marked by a line in the second.
@@ -44,7 +44,7 @@ class RunFiles {
   void warn(const std::string& text) { progress_.note("warning: " + text); }
 
   std::string out_;
-  const Corpus& corpus_;
+  const TokenSource& source_;
   ProgressLine& progress_;
   std::optional<RunLock> lock_;
   struct Logs {

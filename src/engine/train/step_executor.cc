@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "engine/data/corpus.h"
+#include "engine/data/token_source.h"
 #include "engine/model/codec_policy.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
@@ -32,17 +32,17 @@ bool has_end_stage(const TrainConfig& config, const ParallelGroups& groups) {
 }  // namespace
 
 StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
-                           const Corpus& corpus, const Sampler& sampler, ModelRanks& ranks)
+                           const TokenSource& source, const Sampler& sampler, ModelRanks& ranks)
     : config_(config),
       groups_(groups),
-      corpus_(corpus),
+      source_(source),
       sampler_(sampler),
       ranks_(ranks),
       microbatch_(microbatch_size(config)),
       reads_text_(has_end_stage(config, groups)),
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()) {
-  loader_ = share_loader(groups.world(), corpus, sampler, config.train.seq);
+  loader_ = share_loader(groups.world(), source, sampler, config.train.seq);
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
 }
 
@@ -170,9 +170,9 @@ void StepExecutor::read_microbatch(int microbatch) {
 
 void StepExecutor::verify_text(int64_t first) {
   const int64_t before = std::exchange(verified_, first);
-  if (before < 0 || sampler_.epoch(first) == sampler_.epoch(before)) return;
+  if (before < 0 || sampler_.ended_epochs(first) == sampler_.ended_epochs(before)) return;
   try {
-    corpus_.verify(&groups_.world());
+    source_.verify(&groups_.world());
   } catch (const IoError& error) {
     ignore_text(error.what());
   }

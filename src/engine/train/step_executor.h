@@ -23,7 +23,7 @@ namespace tandem {
 class StepExecutor {
  public:
   /// All must outlive this object. Collective.
-  StepExecutor(const TrainConfig& config, const ParallelGroups& groups, const Corpus& corpus,
+  StepExecutor(const TrainConfig& config, const ParallelGroups& groups, const TokenSource& source,
                const Sampler& sampler, ModelRanks& ranks);
 
   /// Sequences of the step whose first sample is `first`, over all ranks.
@@ -73,7 +73,7 @@ class StepExecutor {
 
   const TrainConfig& config_;
   const ParallelGroups& groups_;
-  const Corpus& corpus_;
+  const TokenSource& source_;
   const Sampler& sampler_;
   ModelRanks& ranks_;
   int64_t microbatch_;  // sequences

@@ -47,16 +47,14 @@ double seconds_since(Clock::time_point start) {
 }
 
 const TrainRequest& checked(Communicator& world, const TrainRequest& request,
-                            const Corpus& corpus) {
+                            const TokenSource& source) {
   if (world.on_gpu()) check_gpu_training(request.config, world.transport() == "one_gpu");
   world.require_same("configuration", to_toml(request.config));
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
   world.require_same("--init", request.init);
   require_same_location(world, "--out", request.out);
-  world.require_same("the training text",
-                     fmt::format("{} files, {} bytes, hash {}", corpus.files().size(),
-                                 corpus.bytes(), corpus.fingerprint()));
+  world.require_same("the training text", source.identity());
   set_kernel_threads(threads_per_rank(world.size()));
   return request;
 }
@@ -102,13 +100,14 @@ class ProgressSink : public StepSink {
 
 class Trainer {
  public:
-  Trainer(Communicator& world, const TrainRequest& request, const Corpus& corpus)
+  Trainer(Communicator& world, const TrainRequest& request, const TokenSource& source)
       : world_(world),
-        request_(checked(world, request, corpus)),
+        request_(checked(world, request, source)),
         config_(request.config),
-        corpus_(corpus),
-        sampler_(corpus, config_.train.seq, uint64_t(config_.train.seed)),
+        source_(source),
+        sampler_(source, config_.train.seq, uint64_t(config_.train.seed)),
         groups_(world, ParallelDims(config_), config_.model.experts > 0) {
+    config_.data.format = source.format();
     if (world.rank() == 0) progress_.emplace(request.log);
     const std::string init_from = find_initial_model();
     const std::string resume_from = open_files();
@@ -116,12 +115,12 @@ class Trainer {
     resolve_dtype(resume_from);
     note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
-    executor_.emplace(config_, groups_, corpus, sampler_, *ranks_);
+    executor_.emplace(config_, groups_, source, sampler_, *ranks_);
     trained_.emplace(trained());
     begin(resume_from, init_from);
     executor_->load(state_.next_sample);  // under what precedes the first step
     if (config_.train.validate_every > 0) {
-      validation_.emplace(groups_, config_.model, corpus, config_.train.validate_bytes);
+      validation_.emplace(groups_, config_, source);
       note(validation_->describe());
     }
     utilization_ = measure_utilization(world, config_);
@@ -202,19 +201,17 @@ class Trainer {
     return on_rank_zero(
         world_, "opening the output",
         [&] {
-          files_.emplace(request_.out, request_.resume, config_, corpus_, *progress_);
+          files_.emplace(request_.out, request_.resume, config_, source_, *progress_);
           return files_->resume_from();
         },
         uint64_t(12 * config_.model.parameters()));
   }
 
   void describe_run() {
-    for (const std::string& change : corpus_.notes()) note("data.paths: " + change);
-    note(fmt::format(
-        "{:.2f} M parameters; {} files, {} of text, {} files held out; {} windows of {}",
-        double(config_.model.parameters()) / 1e6, corpus_.files().size(),
-        format_bytes(double(corpus_.bytes())), corpus_.val_files().size(), sampler_.windows(),
-        config_.train.seq));
+    for (const std::string& change : source_.notes()) note("data.paths: " + change);
+    note(fmt::format("{:.2f} M parameters; {}; {} windows of {}",
+                     double(config_.model.parameters()) / 1e6, source_.describe(),
+                     sampler_.windows(), config_.train.seq));
     const auto& train = config_.train;
     if (train.batch_start == 0) return;
     note(fmt::format("the batch grows from {} to {} by {} at a time over {} samples",
@@ -250,7 +247,7 @@ class Trainer {
       }
       state_.seq = config_.train.seq;
       state_.seed = config_.train.seed;
-      state_.data = corpus_.fingerprint();
+      state_.data = source_.fingerprint();
     } else {
       world_.require_same("the checkpoint to resume from",
                           content_hash(read_file(resume_from + "/state.json")));
@@ -478,8 +475,8 @@ class Trainer {
 
   Communicator& world_;
   const TrainRequest& request_;
-  TrainConfig config_;  // with its dtype resolved
-  const Corpus& corpus_;
+  TrainConfig config_;  // with its dtype and format of data resolved
+  const TokenSource& source_;
   Sampler sampler_;
   ParallelGroups groups_;
   std::optional<ProgressLine> progress_;  // rank 0
@@ -506,8 +503,8 @@ class Trainer {
 
 }  // namespace
 
-TrainEnd train(Communicator& world, const TrainRequest& request, const Corpus& corpus) {
-  return Trainer(world, request, corpus).run();
+TrainEnd train(Communicator& world, const TrainRequest& request, const TokenSource& source) {
+  return Trainer(world, request, source).run();
 }
 
 }  // namespace tandem

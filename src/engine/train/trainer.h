@@ -13,7 +13,7 @@
 #include <string>
 
 #include "engine/config/config.h"
-#include "engine/data/corpus.h"
+#include "engine/data/token_source.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 
@@ -50,6 +50,6 @@ struct TrainEnd {
 /// rank 0, OUT/{config.toml, heldout.txt, metrics.jsonl, checkpoints/, final/} and, if requested,
 /// trace.json. Throws ConfigError if OUT already holds a run and `resume` is not set, or if another
 /// run writes to OUT.
-TrainEnd train(Communicator& world, const TrainRequest& request, const Corpus& corpus);
+TrainEnd train(Communicator& world, const TrainRequest& request, const TokenSource& source);
 
 }  // namespace tandem

@@ -186,12 +186,12 @@
       sets.push(curve("validation", validation, style("good"), { pointRadius: validation.length > 40 ? 0 : 3 }));
     }
     sets.push(curve("training, each step", points(bits), style("soft"), { borderWidth: 1 }));
-    $("learning-lead").textContent = "Cross-entropy of the next byte on the training text." +
-      (validation.length ? " Validation: of the next byte on the held-out files, as tandem eval takes it." : "") +
+    $("learning-lead").textContent = "Cross-entropy of the next token, a byte of text, on the training data." +
+      (validation.length ? " Validation: on held-out data, as tandem eval takes it." : "") +
       (held ? " Dashed: what general compressors reach on the held-out files." : "");
     chart("loss", { type: "line", data: { datasets: sets }, options: options({
       parsing: false, scales: { x: axis("step", { type: "linear", min: series.step[0], max: last }),
-        y: axis("bits per byte", { beginAtZero: true }) },
+        y: axis(held ? "bits per byte" : "bits per token", { beginAtZero: true }) },
       interaction: { mode: "nearest", axis: "x", intersect: false }, layout: { padding: { right: 8 } },
       plugins: { legend: legend(), decimation: { enabled: true, algorithm: "min-max" },
         tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,

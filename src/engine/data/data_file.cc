@@ -1,0 +1,131 @@
+#include "engine/data/data_file.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr uint64_t kWholeBelow = uint64_t(16) << 20;
+constexpr uint64_t kSampledBlock = uint64_t(64) << 10, kSampledBlocks = 32;
+constexpr uint64_t kVisitedBlock = uint64_t(1) << 20;
+
+}  // namespace
+
+bool is_sampled(uint64_t size) {
+  return size > kWholeBelow;
+}
+
+std::vector<FileRange> sampled_ranges(uint64_t size) {
+  if (!is_sampled(size)) return {{0, size}};
+  std::vector<FileRange> ranges;
+  const uint64_t last = size - kSampledBlock;
+  for (uint64_t i = 0; i + 1 < kSampledBlocks; ++i) {
+    const auto begin = uint64_t(__int128(last) * i / (kSampledBlocks - 1));
+    ranges.push_back({begin / 64 * 64, kSampledBlock});
+  }
+  ranges.push_back({last, kSampledBlock});
+  return ranges;
+}
+
+size_t max_open_files() {
+  struct rlimit limit {};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? size_t(limit.rlim_cur / 2) : 0;
+}
+
+DataFile::DataFile(const std::string& path, bool stays_open) : path_(path) {
+  FileDescriptor file = open_for_reading(path);
+  stamp_ = stamp(file.get());
+  if (stays_open) file_.emplace(std::move(file));
+}
+
+DataFile::Stamp DataFile::stamp(int fd) const {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw_errno(path_, "cannot look at it");
+  return {uint64_t(status.st_dev), uint64_t(status.st_ino), uint64_t(status.st_size),
+          int64_t(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+template <typename Use>
+void DataFile::with_descriptor(const Use& use) const {
+  if (file_) return use(file_->get());
+  const FileDescriptor file = open_for_reading(path_);
+  use(file.get());
+}
+
+uint64_t DataFile::hash_now(
+    int fd, const std::function<void(uint64_t offset, std::span<const std::byte>)>& visit) const {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  std::vector<std::byte> block(std::min(kVisitedBlock, stamp_.size));
+  for (const FileRange& range : sampled_ranges(stamp_.size)) {
+    for (uint64_t done = 0; done < range.size;) {
+      const size_t wanted = size_t(std::min<uint64_t>(block.size(), range.size - done));
+      const uint64_t offset = range.begin + done;
+      if (read_at(fd, path_, block.data(), wanted, offset) < wanted) fail(fd);
+      const std::span<const std::byte> bytes = std::span(block).first(wanted);
+      XXH3_64bits_update(state.get(), bytes.data(), bytes.size());
+      if (visit) visit(offset, bytes);
+      done += wanted;
+    }
+  }
+  return XXH3_64bits_digest(state.get());
+}
+
+int64_t DataFile::modified_ns() const {
+  const std::lock_guard lock(mutex_);
+  return stamp_.modified_ns;
+}
+
+void DataFile::fail(int fd) const {
+  const Stamp now = stamp(fd);
+  const std::string found =
+      now.size == stamp_.size ? "other bytes" : fmt::format("{} bytes", now.size);
+  throw IoError(
+      fmt::format("{}: changed while it is trained on: holds {}: expected the {} bytes "
+                  "that it had",
+                  path_, found, stamp_.size));
+}
+
+/// Must follow the read that it checks.
+void DataFile::check(int fd) const {
+  const std::lock_guard lock(mutex_);
+  const Stamp now = stamp(fd);
+  if (now == stamp_) return;
+  const bool replaced = now.device != stamp_.device || now.inode != stamp_.inode;
+  if (replaced || now.size != stamp_.size || is_sampled(now.size) || hash_now(fd, nullptr) != hash_)
+    fail(fd);
+  stamp_ = now;
+}
+
+void DataFile::read(uint64_t offset, std::span<std::byte> out) const {
+  with_descriptor([&](int fd) {
+    if (read_at(fd, path_, out.data(), out.size(), offset) < out.size()) fail(fd);
+    check(fd);
+  });
+}
+
+void DataFile::sample(
+    const std::function<void(uint64_t offset, std::span<const std::byte>)>& visit) {
+  with_descriptor([&](int fd) { hash_ = hash_now(fd, visit); });
+}
+
+void DataFile::verify() const {
+  with_descriptor([&](int fd) {
+    check(fd);
+    if (hash_now(fd, nullptr) != hash_) fail(fd);
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,76 @@
+// File of training data of any size, identified by samples of its content: a run begins without
+// reading all of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/file_descriptor.h"
+
+namespace tandem {
+
+/// Bytes of a file.
+struct FileRange {
+  uint64_t begin = 0, size = 0;
+};
+
+/// Whether samples of a file of `size` bytes are less than all of it.
+bool is_sampled(uint64_t size);
+/// Sampled ranges of a file of `size` bytes: all of it up to 16 MiB, else 32 blocks of 64 KiB,
+/// evenly spread from its first to its last byte. They begin at multiples of 64 bytes, except for
+/// the last.
+std::vector<FileRange> sampled_ranges(uint64_t size);
+
+/// Files of training data that may stay open: half of the process's limit; the rest is for files of
+/// the run and for sockets.
+size_t max_open_files();
+
+/// Read by system calls rather than mapped: a truncated file causes an IoError with its name, while
+/// a mapped one would kill the process. Thread-safe.
+class DataFile {
+ public:
+  /// `stays_open`: holds a descriptor, so the file stays readable if another takes its name; else
+  /// opens it for every read. Throws IoError.
+  DataFile(const std::string& path, bool stays_open);
+  const std::string& path() const { return path_; }
+  uint64_t size() const { return stamp_.size; }
+  /// At construction or the last check of the content, in nanoseconds since 1970.
+  int64_t modified_ns() const;
+  /// Throws IoError if the file is gone, has another size or was written to. A small one may be
+  /// written to if its content stays the same.
+  void read(uint64_t offset, std::span<std::byte> out) const;
+  /// Reads the sampled ranges, passes them to `visit` in blocks and remembers their hash.
+  void sample(const std::function<void(uint64_t offset, std::span<const std::byte>)>& visit);
+  /// XXH3-64 of the sampled ranges.
+  uint64_t hash() const { return hash_; }
+  /// Reads the sampled ranges again. Throws IoError if they differ.
+  void verify() const;
+
+ private:
+  struct Stamp {
+    uint64_t device = 0, inode = 0, size = 0;
+    int64_t modified_ns = 0;
+    bool operator==(const Stamp&) const = default;
+  };
+  Stamp stamp(int fd) const;
+  uint64_t hash_now(
+      int fd, const std::function<void(uint64_t offset, std::span<const std::byte>)>& visit) const;
+  void check(int fd) const;
+  [[noreturn]] void fail(int fd) const;
+  template <typename Use>
+  void with_descriptor(const Use& use) const;
+
+  std::string path_;
+  std::optional<FileDescriptor> file_;
+  mutable std::mutex mutex_;  // guards stamp_.modified_ns
+  mutable Stamp stamp_;       // at the last successful check
+  uint64_t hash_ = 0;
+};
+
+}  // namespace tandem

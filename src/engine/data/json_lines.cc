@@ -1,0 +1,186 @@
+#include "engine/data/json_lines.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "core/files.h"
+#include "core/printable.h"
+#include "engine/data/shared_work.h"
+#include "engine/data/text_hashing.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kLineBlock = size_t(1) << 20;
+constexpr size_t kMaxLine = size_t(1) << 30;
+
+/// Value of "text". Throws a JSON exception.
+std::string parse_document(std::string_view line) {
+  return nlohmann::json::parse(line).at("text").get<std::string>();
+}
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == line.npos;
+}
+
+/// Calls `use(offset, line, number)` for every line of the file, without its end.
+template <typename Use>
+void for_each_line(const DataFile& file, const Use& use) {
+  std::string pending;  // begin of a line that ends in a later block
+  std::vector<char> block(std::min<uint64_t>(kLineBlock, file.size()));
+  uint64_t line_begin = 0;
+  int64_t number = 0;
+  for (uint64_t offset = 0; offset < file.size();) {
+    const size_t size = size_t(std::min<uint64_t>(block.size(), file.size() - offset));
+    file.read(offset, std::as_writable_bytes(std::span(block).first(size)));
+    std::string_view rest(block.data(), size);
+    for (size_t end = rest.find('\n'); end != rest.npos; end = rest.find('\n')) {
+      pending += rest.substr(0, end);
+      use(line_begin, pending, ++number);
+      line_begin += pending.size() + 1;
+      pending.clear();
+      rest.remove_prefix(end + 1);
+    }
+    pending += rest;
+    if (pending.size() > kMaxLine) {
+      throw IoError(fmt::format("{}:{}: has more than {} bytes in a line", file.path(), number + 1,
+                                kMaxLine));
+    }
+    offset += size;
+  }
+  if (!pending.empty()) use(line_begin, pending, ++number);
+}
+
+}  // namespace
+
+bool is_json_lines(const std::string& path) {
+  return path.ends_with(".jsonl") || path.ends_with(".ndjson");
+}
+
+JsonLines::JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer)
+    : files_(std::move(files)), tokenizer_(std::move(tokenizer)) {}
+
+JsonLines::JsonLines(std::span<const std::string> paths, double val_fraction,
+                     std::shared_ptr<const Tokenizer> tokenizer, Communicator* world)
+    : tokenizer_(std::move(tokenizer)) {
+  SharedWork work(world, "reading the documents", 0);
+  std::string error;
+  std::shared_ptr<JsonLines> held_out;
+  try {
+    for (size_t i = 0; i < paths.size(); ++i) {
+      files_.push_back(std::make_shared<DataFile>(paths[i], i < max_open_files()));
+      files_.back()->sample(nullptr);
+    }
+    held_out.reset(new JsonLines(files_, tokenizer_));
+    for (uint32_t i = 0; i < files_.size(); ++i) index(i, val_fraction, *held_out, work);
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  if (tokens() < 2) {
+    throw ConfigError(fmt::format(
+        "data.paths: {} files, {} documents held out, {} left to train on: expected some text",
+        paths.size(), held_out->documents_.size(), documents_.size()));
+  }
+  finish();
+  if (held_out->documents_.empty()) return;
+  held_out->finish();
+  held_out_.identity = held_out->identity();
+  held_out_.stream = std::move(held_out);
+}
+
+void JsonLines::index(uint32_t file, double val_fraction, JsonLines& held_out, SharedWork& work) {
+  std::vector<int32_t> tokens;
+  for_each_line(*files_[file], [&](uint64_t offset, std::string_view line, int64_t number) {
+    work.advance(int64_t(line.size()) + 1);
+    if (is_blank(line)) return;
+    std::string text;
+    try {
+      text = parse_document(line);
+    } catch (const nlohmann::json::exception& failed) {
+      throw IoError(fmt::format("{}:{}: {}: expected {{\"text\": \"...\"}}", files_[file]->path(),
+                                number, printable(failed.what(), 120)));
+    }
+    tokens.clear();
+    tokenizer_->append(text, tokens);
+    const uint64_t hash = XXH3_64bits(text.data(), text.size());
+    JsonLines& split = is_held_out(hash, val_fraction) ? held_out : *this;
+    split.add({offset, uint32_t(line.size()), file}, hash, int64_t(tokens.size()));
+  });
+}
+
+void JsonLines::add(const Document& document, uint64_t hash, int64_t tokens) {
+  documents_.push_back(document);
+  hashes_.push_back(hash);
+  starts_.push_back(starts_.back() + tokens);
+}
+
+void JsonLines::finish() {
+  fingerprint_ = content_hash(tokenizer_->name() + content_hash(std::as_bytes(std::span(hashes_))));
+  hashes_ = {};
+}
+
+void JsonLines::read(int64_t begin, std::span<int32_t> out) const {
+  const auto after = std::upper_bound(starts_.begin(), starts_.end(), begin);
+  size_t document = size_t(after - starts_.begin()) - 1, filled = 0;
+  std::vector<int32_t> tokens;
+  std::string line;
+  for (; filled < out.size() && document < documents_.size(); ++document) {
+    const Document& from = documents_[document];
+    const DataFile& file = *files_[from.file];
+    line.resize(from.bytes);
+    file.read(from.offset, std::as_writable_bytes(std::span(line)));
+    tokens.clear();
+    try {
+      tokenizer_->append(parse_document(line), tokens);
+    } catch (const nlohmann::json::exception&) {
+      tokens.clear();
+    }
+    const int64_t count = starts_[document + 1] - starts_[document];
+    if (int64_t(tokens.size()) != count) {
+      throw IoError(
+          fmt::format("{}: changed while it is trained on: the document at byte {} has {} "
+                      "tokens: expected {}",
+                      file.path(), from.offset, tokens.size(), count));
+    }
+    const auto skipped = size_t(begin + int64_t(filled) - starts_[document]);
+    const size_t taken = std::min(tokens.size() - skipped, out.size() - filled);
+    std::copy_n(tokens.begin() + long(skipped), taken, out.begin() + long(filled));
+    filled += taken;
+  }
+  std::fill(out.begin() + long(filled), out.end(), -1);
+}
+
+void JsonLines::verify(Communicator* world) const {
+  SharedWork work(world, "verifying the documents", 0);
+  std::string error;
+  try {
+    for (const auto& file : files_) {
+      file->verify();
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+}
+
+std::string JsonLines::describe() const {
+  std::string text = fmt::format("{} file{} of JSON Lines, {} documents, {} tokens", files_.size(),
+                                 files_.size() == 1 ? "" : "s", documents_.size(), tokens());
+  if (held_out_.stream) text += fmt::format(", {} tokens held out", held_out_.stream->tokens());
+  return text;
+}
+
+std::string JsonLines::identity() const {
+  return fmt::format("{} documents, {} tokens, hash {}", documents_.size(), tokens(),
+                     fingerprint());
+}
+
+}  // namespace tandem

@@ -1,0 +1,58 @@
+// JSON Lines: a document per line, {"text": "…"}; other keys are ignored.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/data/data_file.h"
+#include "engine/data/shared_work.h"
+#include "engine/data/token_source.h"
+#include "engine/data/tokenizer.h"
+
+namespace tandem {
+
+/// The tokens of all documents, in the order of the files' paths. A document is held out if the
+/// XXH3-64 hash of its text, as a fraction of 2^64, is below `val_fraction`. Reads all of the files
+/// once at construction and keeps the positions of the documents, 24 bytes for each; documents are
+/// then read from disk and tokenized on demand.
+class JsonLines : public TokenSource {
+ public:
+  /// Throws IoError, on every rank, for a file that cannot be read, naming a line that is not such
+  /// a document, and ConfigError if fewer than two tokens are left to train on. Collective over
+  /// `world` unless it is nullptr.
+  JsonLines(std::span<const std::string> paths, double val_fraction,
+            std::shared_ptr<const Tokenizer> tokenizer, Communicator* world = nullptr);
+
+  int64_t tokens() const override { return starts_.back(); }
+  void read(int64_t begin, std::span<int32_t> out) const override;
+  void verify(Communicator* world = nullptr) const override;
+  std::string format() const override { return "jsonl"; }
+  std::string describe() const override;
+  std::string identity() const override;
+
+ private:
+  struct Document {
+    uint64_t offset;  ///< of its line
+    uint32_t bytes;   ///< of its line
+    uint32_t file;
+  };
+  using Files = std::vector<std::shared_ptr<DataFile>>;
+  JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer);
+  void index(uint32_t file, double val_fraction, JsonLines& held_out, SharedWork& work);
+  void add(const Document& document, uint64_t hash, int64_t tokens);
+  void finish();
+
+  Files files_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::vector<Document> documents_;
+  std::vector<int64_t> starts_{0};  ///< position of each document in the stream, then the total
+  std::vector<uint64_t> hashes_;    ///< of the documents, until the fingerprint is known
+};
+
+/// Whether the name is that of JSON Lines.
+bool is_json_lines(const std::string& path);
+
+}  // namespace tandem

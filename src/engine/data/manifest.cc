@@ -1,0 +1,122 @@
+#include "engine/data/manifest.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "core/files.h"
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kManifestVersion = 1;
+constexpr size_t kMaxManifest = size_t(1) << 28;
+
+uint64_t parse_hash(const std::string& text) {
+  uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hash, 16);
+  if (text.size() != 16 || error != std::errc() || end != text.data() + text.size()) {
+    throw InvalidArgument(
+        fmt::format("the hash '{}': expected 16 hexadecimal digits", printable(text)));
+  }
+  return hash;
+}
+
+FileRecord parse_record(const Json& entry) {
+  FileRecord record;
+  record.path = entry.at("path").get<std::string>();
+  record.bytes = entry.at("bytes").get<uint64_t>();
+  record.modified_ns = entry.at("modified_ns").get<int64_t>();
+  record.samples = parse_hash(entry.at("samples").get<std::string>());
+  if (entry.contains("hash")) record.hash = parse_hash(entry["hash"].get<std::string>());
+  return record;
+}
+
+}  // namespace
+
+FileRecord make_record(const DataFile& file) {
+  const std::string path = std::filesystem::absolute(file.path()).lexically_normal().string();
+  return {path, file.size(), file.modified_ns(), file.hash(), {}};
+}
+
+Manifest::Manifest(const std::vector<FileRecord>& records) {
+  for (const FileRecord& record : records) records_[record.path] = record;
+}
+
+Manifest Manifest::read(const std::string& path) {
+  Manifest manifest;
+  manifest.path_ = path;
+  try {
+    const Json root = Json::parse(read_small_file(path, kMaxManifest));
+    const int version = root.at("version").get<int>();
+    if (version != kManifestVersion) {
+      throw InvalidArgument(fmt::format("version {}: expected {}", version, kManifestVersion));
+    }
+    for (const Json& entry : root.at("files")) {
+      FileRecord record = parse_record(entry);
+      manifest.records_[record.path] = record;
+    }
+  } catch (const nlohmann::json::exception& failed) {
+    throw IoError(fmt::format("{}: no manifest of data: {}", path, printable(failed.what(), 200)));
+  } catch (const InvalidArgument& failed) {
+    throw IoError(fmt::format("{}: no manifest of data: {}", path, failed.what()));
+  }
+  return manifest;
+}
+
+std::string Manifest::to_json() const {
+  Json files = Json::array();
+  for (const auto& [path, record] : records_) {
+    Json entry{{"path", path},
+               {"bytes", record.bytes},
+               {"modified_ns", record.modified_ns},
+               {"samples", fmt::format("{:016x}", record.samples)}};
+    if (record.hash) entry["hash"] = fmt::format("{:016x}", *record.hash);
+    files.push_back(std::move(entry));
+  }
+  const Json root{{"version", kManifestVersion}, {"files", std::move(files)}};
+  return root.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+const FileRecord* Manifest::find(const std::string& path) const {
+  const auto found = records_.find(path);
+  return found == records_.end() ? nullptr : &found->second;
+}
+
+void Manifest::refuse(const FileRecord& now, const std::string& what) const {
+  throw IoError(
+      fmt::format("{}: {}, as {} says (`tandem data index` makes it anew)", now.path, what, path_));
+}
+
+std::optional<uint64_t> Manifest::check(const FileRecord& now) const {
+  const FileRecord* record = find(now.path);
+  if (!record) return {};
+  if (record->bytes != now.bytes) {
+    refuse(now, fmt::format("holds {} bytes: expected {}", now.bytes, record->bytes));
+  }
+  if (record->samples != now.samples) refuse(now, "holds other bytes: expected those it had");
+  return record->modified_ns == now.modified_ns ? record->hash : std::nullopt;
+}
+
+std::string Manifest::describe_write(const FileRecord& now) const {
+  const FileRecord* record = find(now.path);
+  if (!record || record->modified_ns == now.modified_ns) return "";
+  return fmt::format("{} was written to after {} was made; its samples are the same", now.path,
+                     path_);
+}
+
+void Manifest::check_hash(const FileRecord& now) const {
+  const FileRecord* record = find(now.path);
+  if (record && record->hash && record->hash != now.hash) {
+    refuse(now, "holds other bytes: expected those it had");
+  }
+}
+
+}  // namespace tandem

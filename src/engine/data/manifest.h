@@ -1,0 +1,59 @@
+// Manifest of data files: what each held when it was read, so that a later run need not read all of
+// it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/data/data_file.h"
+
+namespace tandem {
+
+struct FileRecord {
+  std::string path;  ///< absolute
+  uint64_t bytes = 0;
+  int64_t modified_ns = 0;
+  uint64_t samples = 0;          ///< hash of the sampled ranges (DataFile)
+  std::optional<uint64_t> hash;  ///< XXH3-64 of all of it, if it was read
+};
+
+/// Record of an open file whose samples have been read.
+FileRecord make_record(const DataFile& file);
+
+/// Manifest of the run in `out`.
+inline std::string manifest_path(const std::string& out) {
+  return out + "/data.json";
+}
+
+class Manifest {
+ public:
+  /// A manifest without records.
+  Manifest() = default;
+  explicit Manifest(const std::vector<FileRecord>& records);
+  /// Throws IoError for a file that cannot be read or is none.
+  static Manifest read(const std::string& path);
+  std::string to_json() const;
+
+  const std::map<std::string, FileRecord>& records() const { return records_; }
+  /// Compares a file as it is now with its record. Returns the hash of all of it, if the record has
+  /// one that still applies: size, modification time and samples are the same. Throws IoError if
+  /// size or samples differ.
+  std::optional<uint64_t> check(const FileRecord& now) const;
+  /// Note on a file that was written to since its record was made, though its samples are the same;
+  /// empty for any other.
+  std::string describe_write(const FileRecord& now) const;
+  /// Throws IoError if the record has another hash than `now`.
+  void check_hash(const FileRecord& now) const;
+
+ private:
+  const FileRecord* find(const std::string& path) const;
+  [[noreturn]] void refuse(const FileRecord& now, const std::string& what) const;
+
+  std::string path_;
+  std::map<std::string, FileRecord> records_;  ///< by path
+};
+
+}  // namespace tandem

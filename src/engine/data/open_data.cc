@@ -1,0 +1,143 @@
+#include "engine/data/open_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/files.h"
+#include "engine/config/config_paths.h"
+#include "engine/data/blend.h"
+#include "engine/data/corpus.h"
+#include "engine/data/json_lines.h"
+#include "engine/data/manifest.h"
+#include "engine/data/token_files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* kText = "text";
+constexpr const char* kTokens = "tokens";
+constexpr const char* kJsonLines = "jsonl";
+
+/// Format of `files`: text if they differ.
+std::string format_of_files(const std::vector<std::string>& files) {
+  if (files.empty()) return kText;
+  if (std::ranges::all_of(files, is_json_lines)) return kJsonLines;
+  return std::ranges::all_of(files, is_token_file) ? kTokens : kText;
+}
+
+/// Format of the files that `path` names.
+std::string format_of(const std::string& path) {
+  if (is_token_prefix(path)) return kTokens;
+  try {
+    return format_of_files(find_files(std::span(&path, 1)).files);
+  } catch (const IoError&) {
+    return format_of_files({path});  // opening it reports the error
+  }
+}
+
+/// Format of all `paths`; `key`: their name in the job file.
+std::string choose_format(const std::vector<std::string>& paths, const std::string& key) {
+  const std::string first = format_of(paths[0]);
+  for (const std::string& path : paths) {
+    if (const std::string format = format_of(path); format != first) {
+      throw ConfigError(fmt::format("{}: {} holds {}, {} {}: expected one format, or data.format",
+                                    key, paths[0], first, path, format));
+    }
+  }
+  return first;
+}
+
+/// Settings that all sources of a run are opened with.
+struct Opening {
+  std::string format;
+  int64_t vocab;
+  Communicator* world;
+  Manifest known;
+};
+
+std::unique_ptr<TokenSource> open_source(const Opening& with, const std::vector<std::string>& paths,
+                                         double val_fraction) {
+  if (with.format == kText) {
+    return std::make_unique<Corpus>(paths, val_fraction, with.world, with.known);
+  }
+  const std::vector<std::string> files = find_data_files(paths, with.format);
+  if (with.format == kTokens) {
+    return std::make_unique<TokenFiles>(files, val_fraction, with.vocab, with.world, with.known);
+  }
+  return std::make_unique<JsonLines>(files, val_fraction, std::make_shared<ByteTokenizer>(),
+                                     with.world);
+}
+
+Manifest read_manifest(const std::string& given, const std::string& otherwise) {
+  if (!given.empty()) return Manifest::read(given);
+  return otherwise.empty() || !path_exists(otherwise) ? Manifest() : Manifest::read(otherwise);
+}
+
+/// All of `source` as data to validate on.
+HeldOut validation_set(std::unique_ptr<TokenSource> source) {
+  HeldOut set;
+  set.identity = source->identity();
+  if (const auto* text = dynamic_cast<const Corpus*>(source.get())) {
+    set.files = text->files();
+    set.sizes = text->sizes();
+  } else {
+    set.stream = std::move(source);
+  }
+  return set;
+}
+
+}  // namespace
+
+std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
+                                         const std::string& format) {
+  if ((format == "auto" ? choose_format(paths, "data.paths") : format) != kTokens) {
+    return find_files(paths).files;
+  }
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    for (std::string& file : find_token_files(path)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
+std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world,
+                                       const std::string& manifest) {
+  const auto& data = config.data;
+  std::vector<std::string> paths;
+  std::vector<double> weights;
+  for (const std::string& entry : data.paths) {
+    const WeightedPath parsed = parse_weighted_path(entry);
+    paths.push_back(parsed.path);
+    if (parsed.weight > 0) weights.push_back(parsed.weight);
+  }
+  const bool is_auto = data.format == "auto";
+  const Opening with{is_auto ? choose_format(paths, "data.paths") : data.format, config.model.vocab,
+                     world, read_manifest(data.manifest, manifest)};
+  std::unique_ptr<TokenSource> source;
+  if (weights.empty()) {
+    source = open_source(with, paths, data.val_fraction);
+  } else {
+    Blend::Sources sources;
+    for (const std::string& path : paths) {
+      sources.push_back(open_source(with, {path}, data.val_fraction));
+    }
+    source = std::make_unique<Blend>(std::move(sources), std::move(weights));
+  }
+  if (data.val_paths.empty()) return source;
+  if (is_auto) {
+    const std::string found = choose_format(data.val_paths, "data.val_paths");
+    if (found != with.format) {
+      throw ConfigError(fmt::format("data.val_paths holds {}, data.paths {}: expected one format",
+                                    found, with.format));
+    }
+  }
+  source->validate_on(validation_set(open_source(with, data.val_paths, 0)));
+  return source;
+}
+
+}  // namespace tandem

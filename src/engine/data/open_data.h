@@ -1,0 +1,26 @@
+// Training data that a job file names.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/config/config.h"
+#include "engine/data/token_source.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+/// Opens data.paths, and data.val_paths for validation, in the format data.format or, if that is
+/// "auto", in that of their names: token files, JSON Lines, or else text. Weighted entries of
+/// data.paths are a Blend. Throws IoError for a file that cannot
+/// be read or trusted, on every rank, and ConfigError for formats that do not go together.
+/// Collective over `world` unless it is nullptr.
+/// `manifest`: path of one to use if data.manifest is empty; none if it does not exist.
+std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world = nullptr,
+                                       const std::string& manifest = "");
+/// Files of `paths` in the format `format` or, if that is "auto", in that of their names.
+std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
+                                         const std::string& format);
+
+}  // namespace tandem

@@ -1,0 +1,177 @@
+#include "engine/data/token_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/files.h"
+#include "engine/data/corpus.h"
+#include "engine/data/shared_work.h"
+#include "tandem/error.h"
+
+namespace tandem {
+
+TokenFile::TokenFile(const std::string& path, double val_fraction, int64_t vocab, bool stays_open)
+    : layout_(read_token_layout(path, val_fraction)), vocab_(vocab), file_(path, stays_open) {
+  const auto item = uint64_t(bytes_of(layout_.type));
+  const uint64_t end = layout_.offset + uint64_t(layout_.tokens) * item;
+  if (file_.size() != end) {
+    throw IoError(fmt::format("{}: changed while it was opened: holds {} bytes: expected {}", path,
+                              file_.size(), end));
+  }
+  std::vector<int32_t> tokens;
+  file_.sample([&](uint64_t offset, std::span<const std::byte> bytes) {
+    // The block need not begin with a whole token.
+    const uint64_t first =
+        offset <= layout_.offset ? 0 : (offset - layout_.offset + item - 1) / item;
+    const uint64_t skipped = layout_.offset + first * item - offset;
+    if (skipped >= bytes.size()) return;
+    tokens.resize((bytes.size() - skipped) / item);
+    widen(int64_t(first), bytes.subspan(skipped, tokens.size() * item), tokens);
+  });
+}
+
+/// `begin`: number of the first token in the file.
+void TokenFile::widen(int64_t begin, std::span<const std::byte> bytes,
+                      std::span<int32_t> out) const {
+  StrayToken stray;
+  if (widen_tokens(layout_.type, bytes, vocab_, out, stray)) return;
+  throw IoError(fmt::format("{}: token {} is {}: expected 0 to {}, below model.vocab", path(),
+                            begin + stray.index, stray.value, vocab_ - 1));
+}
+
+void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
+  const auto item = size_t(bytes_of(layout_.type));
+  std::vector<std::byte> bytes(out.size() * item);
+  file_.read(layout_.offset + uint64_t(begin) * item, bytes);
+  widen(begin, bytes, out);
+}
+
+TokenFiles::TokenFiles(std::span<const std::string> paths, double val_fraction, int64_t vocab,
+                       Communicator* world, const Manifest& known) {
+  std::vector<TokenRange> training, held_out;
+  std::string error;
+  int64_t tokens = 0;
+  SharedWork work(world, "reading the token files", 0);
+  try {
+    for (size_t i = 0; i < paths.size(); ++i) {
+      const auto file =
+          std::make_shared<const TokenFile>(paths[i], val_fraction, vocab, i < max_open_files());
+      const TokenLayout& layout = file->layout();
+      tokens += layout.tokens;
+      documents_ += layout.documents;
+      const int64_t cut = layout.training_tokens;
+      if (cut > 0) training.push_back({file, 0, cut});
+      if (cut < layout.tokens) held_out.push_back({file, cut, layout.tokens - cut});
+      if (layout.tokens == 0)
+        notes_.push_back(fmt::format("left out {}, which is empty", paths[i]));
+      FileRecord& record = records_.emplace_back(file->record());
+      record.hash = known.check(record);
+      if (const std::string note = known.describe_write(record); !note.empty()) {
+        notes_.push_back(note);
+      }
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  set_ranges(std::move(training));
+  if (this->tokens() < 2) {
+    throw ConfigError(fmt::format(
+        "data.paths: {} token files, {} tokens, {} left to train on: expected at least 2",
+        paths.size(), tokens, this->tokens()));
+  }
+  if (held_out.empty()) return;
+  held_out_.stream = std::make_shared<TokenFiles>(std::move(held_out));
+  held_out_.identity = held_out_.stream->identity();
+}
+
+TokenFiles::TokenFiles(std::vector<TokenRange> ranges) {
+  set_ranges(std::move(ranges));
+}
+
+void TokenFiles::set_ranges(std::vector<TokenRange> ranges) {
+  ranges_ = std::move(ranges);
+  starts_ = {0};
+  std::string hashes;
+  for (const TokenRange& range : ranges_) {
+    starts_.push_back(starts_.back() + range.count);
+    hashes += fmt::format("{} {} {} {:x}\n", name_of(range.file->layout().type), range.begin,
+                          range.count, range.file->hash());
+  }
+  fingerprint_ = content_hash(hashes);
+}
+
+void TokenFiles::read(int64_t begin, std::span<int32_t> out) const {
+  const auto after = std::upper_bound(starts_.begin(), starts_.end(), begin);
+  size_t range = size_t(after - starts_.begin()) - 1, filled = 0;
+  for (; filled < out.size() && range < ranges_.size(); ++range) {
+    const TokenRange& from = ranges_[range];
+    const int64_t skipped = begin + int64_t(filled) - starts_[range];
+    const auto count =
+        size_t(std::min<int64_t>(from.count - skipped, int64_t(out.size() - filled)));
+    from.file->read(from.begin + skipped, out.subspan(filled, count));
+    filled += count;
+  }
+  std::fill(out.begin() + long(filled), out.end(), -1);
+}
+
+void TokenFiles::verify(Communicator* world) const {
+  SharedWork work(world, "verifying the token files", 0);
+  std::string error;
+  try {
+    for (const TokenRange& range : ranges_) {
+      range.file->verify();
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+}
+
+std::string TokenFiles::describe() const {
+  std::string text = fmt::format("{} token file{}, {} tokens", ranges_.size(),
+                                 ranges_.size() == 1 ? "" : "s", tokens());
+  if (documents_ > 0) text += fmt::format(" of {} documents", documents_);
+  if (held_out_.stream) text += fmt::format(", {} tokens held out", held_out_.stream->tokens());
+  return text;
+}
+
+std::string TokenFiles::identity() const {
+  return fmt::format("{} files, {} tokens, hash {}", ranges_.size(), tokens(), fingerprint());
+}
+
+bool is_token_file(const std::string& path) {
+  return path.ends_with(".bin") || path.ends_with(".npy") || path.ends_with(".idx");
+}
+
+bool is_token_prefix(const std::string& path) {
+  return !path_exists(path) && path_exists(path + ".bin") && path_exists(path + ".idx");
+}
+
+std::vector<std::string> find_token_files(const std::string& path) {
+  if (is_token_prefix(path)) return {path + ".bin"};
+  std::vector<std::string> files;
+  for (std::string& file : find_files(std::span(&path, 1)).files) {
+    if (!is_token_file(file)) {
+      throw IoError(
+          fmt::format("{}: no token file: expected .bin, with or without .idx, or .npy", file));
+    }
+    if (!file.ends_with(".idx")) {
+      files.push_back(std::move(file));
+      continue;
+    }
+    const std::string bin = file.substr(0, file.size() - 4) + ".bin";
+    if (!path_exists(bin))
+      throw IoError(fmt::format("{}: no such file: {} belongs to it", bin, file));
+    files.push_back(bin);
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
+}
+
+}  // namespace tandem

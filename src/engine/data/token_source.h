@@ -1,0 +1,69 @@
+// Training data as a stream of tokens, whatever files it comes from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/data/manifest.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+class TokenSource;
+
+/// Data kept out of training: files of text, each scored separately, or a stream of tokens.
+struct HeldOut {
+  std::vector<std::string> files;
+  std::vector<int64_t> sizes;                 ///< bytes of each file
+  std::shared_ptr<const TokenSource> stream;  ///< nullptr: none
+  std::string identity;                       ///< changes if the data do
+  bool empty() const { return files.empty() && !stream; }
+};
+
+/// Source in a blend, with its share of the samples.
+struct WeightedSource {
+  const TokenSource* source;
+  double weight;
+};
+
+/// Every token is in [0, vocabulary of the model). Reading is thread-safe.
+class TokenSource {
+ public:
+  virtual ~TokenSource() = default;
+  /// Tokens in the training stream.
+  virtual int64_t tokens() const = 0;
+  /// Reads tokens [begin, begin + out.size()) of the stream; -1 past its end. Throws IoError naming
+  /// a file that cannot be read, has changed, or holds a token outside of the vocabulary.
+  virtual void read(int64_t begin, std::span<int32_t> out) const = 0;
+  /// Throws IoError naming a file that has changed. Collective over `world` unless it is nullptr.
+  virtual void verify(Communicator* world = nullptr) const = 0;
+  /// Value of data.format that opens it, other than "auto".
+  virtual std::string format() const = 0;
+  /// "19 files, 1.2 MB of text, 2 files held out"
+  virtual std::string describe() const = 0;
+  /// Number, size and hash of the files, compared between ranks.
+  virtual std::string identity() const = 0;
+  /// Sources of a blend; a source that is none consists of itself.
+  virtual std::vector<WeightedSource> components() const { return {{this, 1}}; }
+
+  /// Hash of the training stream, equal if the tokens are.
+  const std::string& fingerprint() const { return fingerprint_; }
+  /// Notes on skipped entries of data.paths, one line each.
+  const std::vector<std::string>& notes() const { return notes_; }
+  const HeldOut& held_out() const { return held_out_; }
+  /// Records of large files, for a later run's manifest.
+  const std::vector<FileRecord>& records() const { return records_; }
+  /// Replaces what was kept out of training, which is none, by a separate set.
+  void validate_on(HeldOut set) { held_out_ = std::move(set); }
+
+ protected:
+  std::string fingerprint_;
+  std::vector<std::string> notes_;
+  HeldOut held_out_;
+  std::vector<FileRecord> records_;
+};
+
+}  // namespace tandem
