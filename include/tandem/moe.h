@@ -49,6 +49,7 @@
 // further, not symmetric, tokens messages and size x tokens decoded rows.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -104,6 +105,8 @@ class MoeBatch {
   /// Number of rows that each local expert computed; empty on GPU ranks, whose host does not know
   /// it.
   std::span<const int64_t> rows_of_experts() const;
+  /// Bytes of its memory for inputs and activations.
+  size_t bytes() const;
 
  private:
   friend class MoeLayer;

@@ -64,9 +64,11 @@ class EmulatedStage final : public PipelineStage {
     sleep(begin, costs_.forward);
   }
   void backward(int slot, float, const FlatRangeCallback&) override {
-    pass_back(slot, costs_.backward_input + costs_.backward_weight);
+    pass_back(slot, costs_.of(schedule::PassKind::backward));
   }
-  void backward_input(int slot, float) override { pass_back(slot, costs_.backward_input); }
+  void backward_input(int slot, float) override {
+    pass_back(slot, costs_.of(schedule::PassKind::backward_input));
+  }
   void backward_weight(int, const FlatRangeCallback&) override {
     sleep(Clock::now(), costs_.backward_weight);
   }

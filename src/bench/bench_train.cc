@@ -92,6 +92,7 @@ TransformerOptions make_options(const TrainConfig& config, const ParallelGroups*
   options.dtype = parse_dtype(config.train.dtype);
   options.overlap.strategy = strategy;
   options.deterministic = config.train.deterministic;
+  options.recompute = {parse_recompute(config.train.recompute)};
   if (!groups || !groups->experts()) return options;
   options.experts = groups->experts();
   options.step = groups->world_axes();
@@ -137,6 +138,9 @@ class LayerStep {
       digest = XXH3_64bits_withSeed(copied.values().data(), copied.values().size_bytes(), digest);
     }
     return digest;
+  }
+  size_t activation_bytes() const {
+    return stage_.activation_bytes(microbatch_) + stage_.shared_activation_bytes();
   }
   const Stage& stage() const { return stage_; }
   const Exec& exec() const { return exec_; }
@@ -295,6 +299,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   config.train.seq = q.seq;
   config.train.dtype = q.dtype;
   config.train.deterministic = q.deterministic;
+  config.train.recompute = q.recompute;
   config.parallel.tp = q.tp;
   config.parallel.dp = config.parallel.ep = q.ep;
   config.data.paths = {"-"};  // none is read
@@ -315,13 +320,22 @@ TrainBenchResult run_train_bench(Communicator& world, const TrainBench& q) {
   check_gradients(groups, config, result);
 
   const auto tokens = uint64_t(groups.dp().rank());  // each EP rank has its own
+  std::optional<uint64_t> saved;
+  if (q.recompute != "none") {
+    TransformerOptions options = make_options(config, &groups, Strategy::automatic);
+    options.recompute = {};
+    LayerStep step(groups.tp(), config.model, options, tokens);
+    step.run();
+    saved = step.digest();
+  }
   LayerStep step(groups.tp(), config.model, make_options(config, &groups, Strategy::automatic),
                  tokens);
   step.run();
   const uint64_t digest = step.digest();
   step.run();
-  result.bitwise_equal_runs = step.digest() == digest;
+  result.bitwise_equal_runs = step.digest() == digest && saved.value_or(digest) == digest;
   result.memory_bytes = memory_in_use(step.exec());
+  result.activation_bytes = step.activation_bytes();
 
   std::vector<TimedRun> variants{timed_step(world, step)};
   const bool compares = q.tp > 1 && config.model.experts == 0;

@@ -21,7 +21,8 @@ struct TrainBench {
   int64_t batch = 1;   ///< sequences of a tensor-parallel group
   int tp = 1, ep = 1;  ///< world: tp x ep ranks
   std::string dtype = "bf16";
-  bool deterministic = true;  ///< as TransformerOptions'
+  std::string recompute = "none";  ///< as TrainConfig's
+  bool deterministic = true;       ///< as TransformerOptions'
   int repeats = 10;
 };
 
@@ -35,13 +36,15 @@ struct TrainBenchResult {
   double flops = 0;          ///< of a step of all ranks, by ModelConfig::flops_formula without head
   double peak_flops = 0;     ///< per second, of all ranks (engine/plan/utilization.h)
   int64_t memory_bytes = 0;  ///< in use on a rank after the steps (core/exec.h), largest
+  size_t activation_bytes = 0;  ///< of a rank
 
   /// Gradients of one layer and 64 tokens against CPU ranks in f32: largest ratio of a tensor's
   /// error |found - exact| / |exact| to its bound, and that tensor. Bound: 1.5 x the error of CPU
   /// ranks in the same dtype, and 2e-5; with experts 0.1 more, as rounding changes rows' experts.
   double of_bound = 0;
   std::string worst;
-  bool bitwise_equal_runs = true;  ///< output and all gradients of two steps
+  bool bitwise_equal_runs = true;  ///< output and all gradients of two steps, and of one that
+                                   ///< saves all activations
   bool deterministic = true;       ///< as requested: else runs may differ
 
   double mfu(double us) const { return flops / (us * 1e-6) / peak_flops; }

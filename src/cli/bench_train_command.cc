@@ -63,6 +63,7 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"transport", comm.transport()},
       {"dtype", q.dtype},
       {"deterministic", q.deterministic},
+      {"recompute", q.recompute},
       {"time_us", us},
       {"spread_us", spread},
       {"repeats", q.repeats},
@@ -71,6 +72,7 @@ nlohmann::ordered_json json_of(const TrainBench& q, const TrainBenchResult& r,
       {"mfu", round_to(r.mfu(r.step.median_us), 1e4)},
       {"mfu_sustained", round_to(r.mfu(r.sustained.median_us), 1e4)},
       {"memory_bytes", r.memory_bytes},
+      {"activation_bytes", r.activation_bytes},
       {"error", {{"max_of_bound", r.of_bound}, {"tensor", r.worst}}},
       {"bitwise_equal_runs", r.bitwise_equal_runs}};
   if (r.serial) {
@@ -89,9 +91,10 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
                        100 * r.mfu(times.median_us));
   };
   std::string text = fmt::format(
-      "{}, layers: {}, {} x {} tokens{}, tp {} ep {}, {}: forward and backward, {} repeats\n",
+      "{}, layers: {}, {} x {} tokens{}, tp {} ep {}, {}{}: forward and backward, {} repeats\n",
       q.model, q.layers, q.batch * q.ep, q.seq,
-      q.window > 0 ? fmt::format(", window {}", q.window) : "", q.tp, q.ep, q.dtype, q.repeats);
+      q.window > 0 ? fmt::format(", window {}", q.window) : "", q.tp, q.ep, q.dtype,
+      q.recompute == "none" ? "" : ", recompute " + q.recompute, q.repeats);
   text += row("step", r.step) + row("sustained", r.sustained);
   if (r.serial) {
     text += row("serial", *r.serial) + row("alone", *r.alone);
@@ -99,13 +102,14 @@ std::string text_of(const TrainBench& q, const TrainBenchResult& r, const Commun
     text += fmt::format("  exposed {:.3f} ms, E {}\n", exposed_us(r) * 1e-3,
                         e ? fmt::format("{:.1f} %", 100 * *e) : "-: within the noise");
   }
-  return text +
-         fmt::format(
-             "  {:.2f} GB in use; gradients within {:.2f} of their bound ({}); two steps {}\n",
-             double(r.memory_bytes) * 1e-9, r.of_bound, r.worst,
-             r.bitwise_equal_runs ? "equal bit for bit"
-             : r.deterministic    ? "DIFFER"
-                                  : "differ, as allowed");
+  return text + fmt::format(
+                    "  {:.2f} GB in use, activations {:.3f} GB; gradients within {:.2f} of their "
+                    "bound ({}); two steps {}\n",
+                    double(r.memory_bytes) * 1e-9, double(r.activation_bytes) * 1e-9, r.of_bound,
+                    r.worst,
+                    r.bitwise_equal_runs ? "equal bit for bit"
+                    : r.deterministic    ? "DIFFER"
+                                         : "differ, as allowed");
 }
 
 void bench(const TrainBenchArguments& arguments, Communicator& comm) {
@@ -121,7 +125,7 @@ void bench(const TrainBenchArguments& arguments, Communicator& comm) {
   if (result.ok()) return;
   throw Error(
       fmt::format("bench train: {} differs from the reference by {:.2f} times the bound, "
-                  "or results differ between runs",
+                  "or results differ between runs or from those without recomputation",
                   result.worst, result.of_bound));
 }
 
@@ -173,6 +177,11 @@ void add_bench_train(CLI::App& bench) {
   command->add_option("--dtype", request.dtype, "Of GEMM operands and activations")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
+  command
+      ->add_option("--recompute", request.recompute,
+                   "As train.recompute; the step is then compared with one that saves all, too")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"none", "selective", "full"}));
   command->add_flag("!--not-deterministic", request.deterministic,
                     "GPUs: faster, with other last bits in every run");
   command->add_option("--device", arguments->device, "Ranks: threads and processes, or GPUs")

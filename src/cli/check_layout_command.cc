@@ -74,8 +74,9 @@ std::string describe(const TrainConfig& config, const LayoutCheck& check) {
   return text + fmt::format("\nThe layout differs from one rank in: {}.\n{}\n",
                             describe_differences(check),
                             check.axis.empty() ? "It also differs without any one of its axes."
-                            : check.axis == "microbatches"
-                                ? "With one microbatch it does not."
+                            : check.axis == "microbatches" ? "With one microbatch it does not."
+                            : check.axis == "recompute"
+                                ? "Without recomputation it does not."
                                 : fmt::format("With {} 1 it does not.", check.axis));
 }
 

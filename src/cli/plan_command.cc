@@ -33,7 +33,7 @@ struct ScheduleOptions {
   int ranks = 0, microbatches = 0;
   int chunks = 0;  ///< 0: the fewest that the schedule needs
   std::vector<double> costs{1, 1, 1};
-  double transfer = 0;
+  double transfer = 0, recompute = 0;
 };
 
 void check_options(const ScheduleOptions& options) {
@@ -66,10 +66,11 @@ PipelineShape make_shape(const ScheduleOptions& options, PipelineKind kind) {
 }
 
 PlannedSchedule make_plan(const ScheduleOptions& options, const PipelineShape& shape) {
-  PlannedSchedule plan{shape,
-                       {options.costs[0], options.costs[1], options.costs[2], options.transfer},
-                       pipeline_actions(shape),
-                       {}};
+  PlannedSchedule plan{
+      shape,
+      {options.costs[0], options.costs[1], options.costs[2], options.transfer, options.recompute},
+      pipeline_actions(shape),
+      {}};
   const std::string violation = find_violation(shape, plan.actions);
   if (!violation.empty()) {  // an error of Tandem, not of its user
     throw std::logic_error(fmt::format("schedule {}: {}", name_of(shape.kind), violation));
@@ -102,9 +103,10 @@ std::string describe(const PlannedSchedule& plan) {
       "peak activations  {} of one stage and microbatch, {:.4g} times those of a rank's layers\n",
       plan.peak_activations(), peak_per_stage(plan));
   text += fmt::format(
-      "makespan          {:g}, with forward {:g}, backward {:g} + {:g}, transfer {:g}\n",
+      "makespan          {:g}, with forward {:g}, backward {:g} + {:g}, transfer {:g}{}\n",
       plan.times.makespan, plan.costs.forward, plan.costs.backward_input,
-      plan.costs.backward_weight, plan.costs.transfer);
+      plan.costs.backward_weight, plan.costs.transfer,
+      plan.costs.recompute > 0 ? fmt::format(", recomputation {:g}", plan.costs.recompute) : "");
   return text +
          "checked           every pass once, no rank waits forever, activations as the formula\n";
 }
@@ -124,7 +126,8 @@ Json to_json(const PlannedSchedule& plan) {
              {{"forward", plan.costs.forward},
               {"backward_input", plan.costs.backward_input},
               {"backward_weight", plan.costs.backward_weight},
-              {"transfer", plan.costs.transfer}}}};
+              {"transfer", plan.costs.transfer},
+              {"recompute", plan.costs.recompute}}}};
   // Indexed by PassKind.
   constexpr std::array<std::string_view, 4> kPasses{"forward", "backward", "backward_input",
                                                     "backward_weight"};
@@ -232,6 +235,13 @@ void add_schedule(CLI::App& plan) {
       ->add_option("--transfer", options->transfer, "Time of a transfer between ranks, same unit")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e6));
+  command
+      ->add_option(
+          "--recompute", options->recompute,
+          "Time in which a stage computes activations again before its backward pass, same "
+          "unit (train.recompute)")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1e6));
   command->add_option("--json", options->json,
                       "Write the results to this file (-: print only them)");
   command->add_option("--svg", options->svg, "Draw the schedule in this file");
@@ -243,6 +253,7 @@ void add_schedule(CLI::App& plan) {
       "  tandem plan schedule --pp 4 --microbatches 8                     all schedules\n"
       "  tandem plan schedule --pp 4 --microbatches 8 --schedule 1f1b\n"
       "  tandem plan schedule --pp 4 --microbatches 8 --schedule interleaved --virtual 3\n"
+      "  tandem plan schedule --pp 4 --microbatches 8 --recompute 1       all, with recomputation\n"
       "  tandem plan schedule --pp 4 --microbatches 12 --schedule zb-v --svg zb-v.svg");
   command->callback([options] {
     check_options(*options);

@@ -15,6 +15,7 @@ using schedule::PassTime;
 using schedule::PipelineAction;
 
 constexpr int kRankColumns = 5;
+constexpr const char* kRecomputed = "#161a22";
 
 struct PassStyle {
   PassKind pass;
@@ -54,6 +55,13 @@ std::string label_of(const PipelineAction& action) {
                      action.microbatch);
 }
 
+/// Time at the begin of a pass in which it computes activations again.
+double recompute_time(const PlannedSchedule& plan, const PipelineAction& action) {
+  const bool recomputes =
+      action.pass == PassKind::backward || action.pass == PassKind::backward_input;
+  return recomputes ? plan.costs.recompute : 0;
+}
+
 /// Rows of characters, `scale` columns per unit of time.
 std::string text_rows(const PlannedSchedule& plan, double scale) {
   const auto column = [&](double time) { return size_t(std::lround(time * scale)); };
@@ -61,7 +69,9 @@ std::string text_rows(const PlannedSchedule& plan, double scale) {
   for (size_t rank = 0; rank < plan.actions.size(); ++rank) {
     std::string row(column(plan.times.makespan), '.');
     for_each_pass(plan, rank, [&](const PipelineAction& action, const PassTime& time) {
-      std::string cell = label_of(action);
+      const double again = time.begin + recompute_time(plan, action);
+      std::string cell(column(again) - column(time.begin), 'R');
+      cell += label_of(action);
       cell.resize(column(time.end) - column(time.begin), ' ');
       row.replace(column(time.begin), cell.size(), cell);
     });
@@ -98,6 +108,7 @@ std::string schedule_text(const PlannedSchedule& plan, int max_columns) {
       if (!used[size_t(style.pass)]) continue;
       key += fmt::format("{}{}: {}", key.empty() ? "" : "; ", style.letter, style.meaning);
     }
+    if (costs.recompute > 0) key += "; R: activations computed again";
     return fmt::format("{}\n{}\n{}numbers: microbatches; dots: idle\n", text_rows(plan, scale), key,
                        plan.shape.chunks > 1 ? "small letters: odd chunks; " : "");
   }
@@ -134,6 +145,10 @@ std::string schedule_svg(const PlannedSchedule& plan) {
     }
     add_key(style.meaning);
   }
+  if (plan.costs.recompute > 0) {
+    add_swatch(kRecomputed);
+    add_key("activations computed again");
+  }
   add_swatch("#eef0f4");
   add_key("idle");
   if (plan.shape.chunks > 1) add_key("lighter: later stages of the rank");
@@ -149,6 +164,11 @@ std::string schedule_svg(const PlannedSchedule& plan) {
           "<rect x=\"{:.2f}\" y=\"{:g}\" width=\"{:.2f}\" height=\"{:g}\" fill=\"{}\"/>\n", begin,
           y, std::max(width > 3 ? width - 0.7 : width, 0.3), kRow,
           shade(style_of(action), action.chunk, plan.shape.chunks));
+      if (const double again = recompute_time(plan, action); again > 0) {
+        body += fmt::format(
+            "<rect x=\"{:.2f}\" y=\"{:g}\" width=\"{:.2f}\" height=\"{:g}\" fill=\"{}\"/>\n", begin,
+            y + kRow - 5, x(time.begin + again) - begin, 5.0, kRecomputed);
+      }
       const std::string number = std::to_string(action.microbatch);
       if (width < 4 + 6 * double(number.size())) return;
       body += fmt::format(

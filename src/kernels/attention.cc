@@ -24,6 +24,13 @@ void Attention::forward(const Exec& exec, const Tensor& q, const Tensor& k, cons
   gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, window);
 }
 
+void Attention::forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& out, const Tensor& log_sums, int64_t window) {
+  if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, window);
+  if (fused_) return fused_->forward_again(exec, q, k, v, out, log_sums, window);
+  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, window);
+}
+
 void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                          const Tensor& out, const Tensor& log_sums, const Tensor& dout,
                          const Tensor& dq, const Tensor& dk, const Tensor& dv, int64_t window) {

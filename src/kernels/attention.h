@@ -54,6 +54,9 @@ class Attention {
   /// InvalidArgument for a window that is not one of its rows'.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, int64_t window = 0);
+  /// The same again, with q and k as forward left them: the same bits in out and log_sums.
+  void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const Tensor& out, const Tensor& log_sums, int64_t window = 0);
   /// Takes q and k as forward left them, and the same window. Overwrites dq, dk, dv.
   void backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                 const Tensor& out, const Tensor& log_sums, const Tensor& dout, const Tensor& dq,

@@ -18,6 +18,8 @@ std::string_view name_of(SpanKind kind) {
       return "data";
     case SpanKind::checkpoint:
       return "checkpoint";
+    case SpanKind::recompute:
+      return "recompute";
   }
   return "?";
 }

@@ -1,6 +1,6 @@
 // Time accounting of a rank. Each rank's thread has a Recorder; a ScopedSpan adds its duration to
 // the total of its kind (always on: two clock reads) and, while tracing, stores an event for the
-// timeline. Spans of the kinds counted below do not nest.
+// timeline. Spans do not nest, except in those of recomputation.
 #pragma once
 
 #include <array>
@@ -19,8 +19,9 @@ enum class SpanKind : uint8_t {
   transfer,    ///< transfer time; overlaps the others, on the link's own lane
   data,        ///< input data
   checkpoint,  ///< saving of checkpoints
+  recompute,   ///< forward passes that run again for a backward pass; contains spans of all others
 };
-constexpr int kSpanKinds = 6;
+constexpr int kSpanKinds = 7;
 std::string_view name_of(SpanKind kind);
 
 using TimePoint = std::chrono::steady_clock::time_point;

@@ -36,7 +36,7 @@ TimePoint from_ns(int64_t ns) {
   return TimePoint(std::chrono::duration_cast<TimePoint::duration>(Nanoseconds(ns)));
 }
 
-enum Lane { kComputeLane = 0, kWaitLane = 1, kLinkLane = 2 };
+enum Lane { kComputeLane = 0, kWaitLane = 1, kLinkLane = 2, kRecomputeLane = 3 };
 
 Lane lane_of(SpanKind kind) {
   switch (kind) {
@@ -49,6 +49,8 @@ Lane lane_of(SpanKind kind) {
       return kWaitLane;
     case SpanKind::transfer:
       return kLinkLane;
+    case SpanKind::recompute:
+      return kRecomputeLane;
   }
   return kComputeLane;
 }
@@ -197,7 +199,7 @@ std::string trace_json(std::span<const RankEvents> ranks) {
       zero = std::min<Nanoseconds>(zero, event.begin - rank.origin);
     }
   }
-  constexpr int kRowsPerLane = 1000, kLanes = 3;
+  constexpr int kRowsPerLane = 1000, kLanes = 4;
   struct Line {
     Nanoseconds at;
     std::string text;
@@ -235,7 +237,7 @@ std::string trace_json(std::span<const RankEvents> ranks) {
                        us(std::max<Nanoseconds>(event.end - event.begin, Nanoseconds(0))), args)});
     }
     for (const int tid : used) {
-      const char* lanes[] = {"compute", "wait", "link"};
+      const char* lanes[] = {"compute", "wait", "link", "recompute"};
       const int row = (tid - 1) % kRowsPerLane, lane = (tid - 1) / kRowsPerLane;
       const int processor = lane / kLanes - 1;
       std::string name = lanes[lane % kLanes];

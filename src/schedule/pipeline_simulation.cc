@@ -6,20 +6,6 @@
 namespace tandem::schedule {
 namespace {
 
-double duration_of(PassKind pass, const PassCosts& costs) {
-  switch (pass) {
-    case PassKind::forward:
-      return costs.forward;
-    case PassKind::backward:
-      return costs.backward_input + costs.backward_weight;
-    case PassKind::backward_input:
-      return costs.backward_input;
-    case PassKind::backward_weight:
-      return costs.backward_weight;
-  }
-  return 0;
-}
-
 /// End times of the passes that others wait for.
 class Ends {
  public:
@@ -83,6 +69,20 @@ int peak_of(const std::vector<PipelineAction>& actions) {
 
 }  // namespace
 
+double PassCosts::of(PassKind pass) const {
+  switch (pass) {
+    case PassKind::forward:
+      return forward;
+    case PassKind::backward:
+      return recompute + backward_input + backward_weight;
+    case PassKind::backward_input:
+      return recompute + backward_input;
+    case PassKind::backward_weight:
+      return backward_weight;
+  }
+  return 0;
+}
+
 PipelineTimes simulate(const PipelineShape& shape,
                        const std::vector<std::vector<PipelineAction>>& actions,
                        const PassCosts& costs) {
@@ -98,7 +98,7 @@ PipelineTimes simulate(const PipelineShape& shape,
         const std::optional<double> ready = ends.ready(int(rank), action);
         if (!ready) break;
         const double begin = std::max(*ready, passes.empty() ? 0 : passes.back().end);
-        passes.push_back({begin, begin + duration_of(action.pass, costs)});
+        passes.push_back({begin, begin + costs.of(action.pass)});
         ends.set(int(rank), action, passes.back().end);
         advances = true;
       }
@@ -122,7 +122,7 @@ PipelineTimes simulate(const PipelineShape& shape,
 }
 
 double published_bubble_time(const PipelineShape& shape, const PassCosts& costs) {
-  const double forward = costs.forward, input = costs.backward_input,
+  const double forward = costs.forward, input = costs.of(PassKind::backward_input),
                weight = costs.backward_weight, others = shape.ranks - 1;
   switch (shape.kind) {
     case PipelineKind::gpipe:
@@ -141,8 +141,8 @@ double published_bubble_time(const PipelineShape& shape, const PassCosts& costs)
 
 double published_bubble(const PipelineShape& shape, const PassCosts& costs) {
   const double idle = published_bubble_time(shape, costs);
-  const double busy = (costs.forward + costs.backward_input + costs.backward_weight) *
-                      shape.microbatches * shape.chunks;
+  const double busy =
+      (costs.forward + costs.of(PassKind::backward)) * shape.microbatches * shape.chunks;
   return idle / (busy + idle);
 }
 

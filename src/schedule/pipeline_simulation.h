@@ -14,6 +14,10 @@ namespace tandem::schedule {
 struct PassCosts {
   double forward = 1, backward_input = 1, backward_weight = 1;
   double transfer = 0;  ///< between stages of two ranks, concurrent with passes
+  /// Activations that backward or backward_input computes again first, of all layers of the stage.
+  double recompute = 0;
+
+  double of(PassKind pass) const;
 };
 
 struct PassTime {
@@ -37,7 +41,8 @@ PipelineTimes simulate(const PipelineShape& shape,
                        const std::vector<std::vector<PipelineAction>>& actions,
                        const PassCosts& costs = {});
 
-/// Idle time of a rank by the schedule's source, without transfers, F, B and W being the costs:
+/// Idle time of a rank by the schedule's source, without transfers, F, B and W being the costs, B
+/// with recomputation:
 ///   gpipe, 1f1b, interleaved  (p-1) (F+B+W)
 ///   zb-h1                     (p-1) (F+B-W)      from p microbatches on, if F and B >= W
 ///   zb-v                      (p-1) F            from 2p-1 microbatches on, if F = B = W; all of

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_train_test.sh TANDEM: a layer of the smallest model on two tensor-parallel ranks. Its gradients are
-# compared with one rank's in f32, and rates and times belong together. Bad input is one line.
+# compared with one rank's in f32 and with those of saved activations, and rates and times belong together. Bad input is one line.
 set -euo pipefail
 tandem=$1
 refused() { # EXPECTED ARGUMENTS...
@@ -18,7 +18,7 @@ refused 'llama-2b not in' --model llama-2b
 refused 'ranks-per-gpu 2: expected --device gpu' --ranks-per-gpu 2
 refused 'window: Value -1 not in range' --window=-1
 
-"$tandem" bench train --model llama-1b --layers 1 --seq 8 --window 3 --repeats 1 --tp 2 --json - | python3 -c '
+"$tandem" bench train --model llama-1b --layers 1 --seq 8 --window 3 --repeats 1 --tp 2 --recompute full --json - | python3 -c '
 import json, sys
 r = json.load(sys.stdin)
 hidden, ffn, heads, kv_heads, head_dim, seq, window = 2048, 8192, 32, 8, 64, 8, 3
@@ -30,5 +30,6 @@ assert abs(r["tflops"] - rate) <= 0.0051, (r["tflops"], rate)
 assert 0 < r["error"]["max_of_bound"] <= 1 and r["error"]["tensor"].startswith("model.layers.0."), r["error"]
 assert r["bitwise_equal_runs"] is True
 assert abs(r["exposed_us"] - (r["time_us"]["step"] - r["time_us"]["alone"])) < 0.1
+assert r["recompute"] == "full" and r["activation_bytes"] > seq // 2 * hidden * 4 * 2
 assert r["memory_bytes"] > 4 * matrices and r["mfu"] > 0
 '

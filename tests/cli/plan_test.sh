@@ -41,6 +41,9 @@ says 'checked           every pass once, no rank waits forever, activations as t
   --pp 4 --microbatches 8 --schedule dualpipe-v
 says 'makespan          32, with forward 2, backward 3 + 1, transfer 10' \
   --pp 2 --microbatches 1 --schedule 1f1b --costs 2,3,1 --transfer 10
+says '   1 ......F0    RRRB0    .........' --pp 2 --microbatches 1 --schedule 1f1b --costs 1,0.5,0.5 --recompute 0.5
+says 'makespan          5, with forward 1, backward 0.5 + 0.5, transfer 0, recomputation 0.5' \
+  --pp 2 --microbatches 1 --schedule 1f1b --costs 1,0.5,0.5 --recompute 0.5
 says 'The picture needs 809 columns, more than 120: --svg FILE draws it.' --pp 4 --microbatches 64 --schedule 1f1b --costs 1,0.5,0.5
 # Every schedule of a small shape fits 120 columns.
 for name in gpipe 1f1b interleaved zb-h1 zb-v dualpipe-v; do

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "engine/parallel/dims.h"
@@ -18,6 +19,8 @@ struct Variant {
   bool has_experts, tied, parallel_block, window, whole_step_aux_loss;
   int64_t microbatch;
 };
+
+constexpr std::array<const char*, 3> kRecompute{"none", "selective", "full"};
 
 std::vector<Variant> all_variants() {
   std::vector<Variant> all;
@@ -93,6 +96,7 @@ std::string describe_layout(const TrainConfig& config) {
   if (config.model.parallel_block) text += ", parallel block";
   if (config.model.sliding_window > 0) text += ", window";
   if (config.train.aux_loss_scope == "step") text += ", auxiliary loss of the step";
+  if (config.train.recompute != "none") text += ", recompute " + config.train.recompute;
   if (config.parallel.codec != "none") text += ", " + config.parallel.codec;
   return text;
 }
@@ -122,7 +126,10 @@ std::vector<TrainConfig> generate_layouts(uint64_t seed) {
   for (size_t i = 0; i < all.size(); ++i) keys.emplace_back(philox(seed, 1, i)[0], i);
   std::ranges::sort(keys);
   std::vector<TrainConfig> shuffled;
-  for (const auto& [key, i] : keys) shuffled.push_back(all[i]);
+  for (const auto& [key, i] : keys) {
+    shuffled.push_back(all[i]);
+    shuffled.back().train.recompute = kRecompute[philox(seed, 2, i)[0] % kRecompute.size()];
+  }
   return shuffled;
 }
 

@@ -18,7 +18,7 @@ TrainConfig tiny_config(bool has_experts);
 std::string describe_layout(const TrainConfig& config);
 
 /// All valid layouts of at most eight ranks, different from each other, in an order that depends on
-/// the seed.
+/// the seed, as does each one's train.recompute.
 std::vector<TrainConfig> generate_layouts(uint64_t seed);
 
 /// Those that can have them with wire formats (parallel.codec), in turn.

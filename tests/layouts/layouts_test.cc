@@ -177,6 +177,27 @@ void expect_gradients_within_wire(std::span<const TrainConfig> layouts) {
   fmt::print("{} layouts, at most {:.2f} of the bound\n", layouts.size(), worst);
 }
 
+/// In f32 or bf16 in turn, also with wire formats.
+void expect_bits_of_saved_activations(size_t count) {
+  std::vector<TrainConfig> layouts = generate_layouts(kSeed + 4);
+  std::erase_if(layouts, [](const TrainConfig& c) { return c.train.recompute == "none"; });
+  layouts.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    TrainConfig& config = layouts[i];
+    config.train.dtype = i % 2 == 0 ? "f32" : "bf16";
+    if (i % 3 == 0) config.train.recompute_layers = 1;
+    if (config.parallel.tp > 1) config.parallel.codec = "attention=int8:g16,mlp=int4:g16";
+    SCOPED_TRACE(describe_layout(config));
+    TrainConfig saved = config;
+    saved.train.recompute = "none";
+    saved.train.recompute_layers = 0;
+    const StepsOutcome expected = run_steps({saved, saved, kSteps}, tiny_corpus());
+    const StepsOutcome found = run_steps({config, config, kSteps}, tiny_corpus());
+    EXPECT_EQ(compare_steps(found, expected).front().relative, 0);
+    EXPECT_EQ(compare_tensors(found.weights, expected.weights).front().relative, 0);
+  }
+}
+
 std::vector<TrainConfig> dense_layouts(uint64_t seed) {
   std::vector<TrainConfig> layouts = generate_layouts(seed);
   std::erase_if(layouts, [](const TrainConfig& config) { return config.model.experts > 0; });
@@ -216,15 +237,17 @@ TEST(Layouts, GeneratorCoversEverySizeScheduleAndModel) {
   EXPECT_EQ(bf16_layouts().size(), 800u);
   EXPECT_EQ(activation_layouts().size(), 204u);
   EXPECT_EQ(gradient_layouts().size(), 1264u);
-  std::set<std::string> names, schedules, scopes;
+  std::set<std::string> names, schedules, scopes, recomputed;
   for (const TrainConfig& config : layouts) {
     names.insert(describe_layout(config));
     scopes.insert(config.train.aux_loss_scope);
+    recomputed.insert(config.train.recompute);
     if (config.parallel.pp > 1) schedules.insert(config.parallel.schedule);
   }
   EXPECT_EQ(names.size(), layouts.size()) << "two layouts are the same";
   EXPECT_EQ(schedules.size(), 6u);
   EXPECT_EQ(scopes.size(), 2u);
+  EXPECT_EQ(recomputed.size(), 3u);
   EXPECT_EQ(layout_bound(layouts.front()), 2e-6);
   fmt::print("{} layouts, {} in bf16, {} with wires of activations, {} of gradients\n",
              layouts.size(), bf16_layouts().size(), activation_layouts().size(),
@@ -243,6 +266,9 @@ TEST(Layouts, KeepTheErrorOfActivationWires) {
 TEST(Layouts, GradientWiresRoundWithinTheirBound) {
   expect_gradients_within_wire(first(kShortOthers, gradient_layouts()));
 }
+TEST(Layouts, RecomputationHasTheBitsOfSavedActivations) {
+  expect_bits_of_saved_activations(kShortOthers);
+}
 
 TEST(LayoutsLong, ComputeWhatOneRankDoes) {
   expect_one_rank(first(kLong, generate_layouts(kSeed)));
@@ -255,6 +281,9 @@ TEST(LayoutsLong, KeepTheErrorOfActivationWires) {
 }
 TEST(LayoutsLong, GradientWiresRoundWithinTheirBound) {
   expect_gradients_within_wire(first(kLongOthers, gradient_layouts()));
+}
+TEST(LayoutsLong, RecomputationHasTheBitsOfSavedActivations) {
+  expect_bits_of_saved_activations(kLongOthers);
 }
 
 }  // namespace

@@ -166,13 +166,13 @@ class Passes {
       const std::string name = prefix(i);
       save(name + "x_norm", saved.x_norm);
       save(name + "output", m.residuals[i + 1]);
-      if (saved.products) {
-        save_hidden(i, name + "hidden", saved.products->hidden);
-        save_inner(i, name + "inner", saved.products->inner);
+      if (context_.layout.branches[i].has_products()) {
+        save_hidden(i, name + "hidden", saved.hidden);
+        save_inner(i, name + "inner", saved.inner);
       }
-      if (!saved.routed) continue;
-      save(name + "scores", saved.routed->scores);
-      save(name + "routing", saved.routed->weights);
+      if (!saved.experts) continue;
+      save(name + "scores", saved.scores);
+      save(name + "routing", saved.weights);
       save(name + "logits", experts_->logits);
       save(name + "routed", experts_->routed);
     }

@@ -30,6 +30,7 @@ struct Layout {
   std::string schedule = "1f1b";
   int64_t virtual_stages = 1;
   bool has_experts = false, tied = false;
+  std::string recompute = "none";
 
   auto operator<=>(const Layout&) const = default;
 };
@@ -45,6 +46,7 @@ TrainConfig make_config(const Layout& layout) {
   parallel.schedule = layout.schedule;
   parallel.virtual_stages = layout.virtual_stages;
   config.train.microbatch = config.train.batch / layout.dp / kMicrobatches;
+  config.train.recompute = layout.recompute;
   check_config(config);
   return config;
 }
@@ -270,7 +272,7 @@ const Layout kTpDp{2, 2}, kTpPp{2, 1, 1, 2}, kMoe{2, 2, 2, 1, "1f1b", 1, true},
     kMoeDp{1, 4, 2, 1, "1f1b", 1, true}, kMoeEp{1, 2, 2, 1, "1f1b", 1, true},
     kMoePp{1, 1, 1, 2, "1f1b", 1, true}, kTied{1, 2, 1, 2, "1f1b", 1, false, true},
     kInterleaved{1, 1, 1, 2, "interleaved", 2}, kZbV{1, 1, 1, 2, "zb-v", 2},
-    kZbH1{1, 1, 1, 2, "zb-h1"};
+    kZbH1{1, 1, 1, 2, "zb-h1"}, kRecomputed{2, 1, 1, 1, "1f1b", 1, true, false, "full"};
 
 std::vector<PlantedBug> planted_bugs() {
   // Gradients that the last router's auxiliary loss changes.
@@ -327,6 +329,10 @@ std::vector<PlantedBug> planted_bugs() {
       {"auxiliary loss scaled by TP", kMoe,
        with_config([](TrainConfig& c) { c.model.aux_loss_coeff *= double(c.parallel.tp); }),
        "aux_loss (2 x), grad_norm, " + below_last_router, "tp"},
+      {"auxiliary loss of the recomputed passes, too", kRecomputed, with_config([](TrainConfig& c) {
+         if (c.train.recompute != "none") c.model.aux_loss_coeff *= 2;
+       }),
+       "aux_loss (2 x), grad_norm (0.9999 x), " + below_last_router, "recompute"},
       {"auxiliary loss averaged over DP", kMoeDp,
        with_config([](TrainConfig& c) { c.model.aux_loss_coeff /= double(c.parallel.dp); }),
        "aux_loss (0.25 x), grad_norm, " + below_last_router, "dp"},

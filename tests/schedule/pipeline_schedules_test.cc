@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "schedule/pipeline_check.h"
@@ -185,6 +186,25 @@ TEST(PipelineSimulation, TransfersDelayOnlyOtherRanks) {
   // The turn of the V is on one rank.
   const PipelineShape turn{PipelineKind::zb_v, 1, 1, 2};
   EXPECT_EQ(simulate(turn, pipeline_actions(turn), costs).makespan, 12);
+}
+
+TEST(PipelineSimulation, RecomputationDelaysTheInputsGradient) {
+  // F0 on rank 0, F1, then recomputation and B1 on rank 1, recomputation and B0.
+  const PipelineShape chain{PipelineKind::one_f_one_b, 2, 1};
+  const PassCosts costs{
+      .forward = 2, .backward_input = 3, .backward_weight = 1, .transfer = 0, .recompute = 2};
+  const PipelineTimes times = simulate(chain, pipeline_actions(chain), costs);
+  EXPECT_EQ(times.passes[1][1].end - times.passes[1][1].begin, 6);
+  EXPECT_EQ(times.makespan, 16);
+  for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b,
+                                  PipelineKind::interleaved, PipelineKind::zb_h1}) {
+    const PipelineShape shape{kind, 4, 12, min_chunks(kind)};
+    PassCosts longer = costs;  // the same passes
+    longer.backward_input += std::exchange(longer.recompute, 0);
+    const PipelineTimes found = simulate(shape, pipeline_actions(shape), costs);
+    EXPECT_EQ(found.makespan, simulate(shape, pipeline_actions(shape), longer).makespan);
+    EXPECT_NEAR(found.bubble, published_bubble(shape, costs), kRounding);
+  }
 }
 
 TEST(PipelineCheck, FindsEveryBrokenRule) {

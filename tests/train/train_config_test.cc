@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "core/files.h"
+#include "engine/plan/activations.h"
 #include "engine/plan/memory.h"
 #include "engine/train/gpu_training.h"
 #include "engine/train/metrics_log.h"
@@ -136,6 +137,9 @@ TEST(Config, ErrorsNameFileLineKeyAndExpectation) {
       {"[train]\nsteps = 2.5\n", "train.steps is 2.5: expected an integer"},
       {"[optimizer]\neps = 0\n", "optimizer.eps is 0: expected a number from 1e-30 to 1"},
       {"[model]\nnorm_eps = 1e-40\n", "model.norm_eps is 1e-40: expected a number from 1e-30"},
+      {"[train]\nrecompute = \"some\"\n",
+       "dir/job.toml:2: train.recompute is \"some\": expected one of \"none\", \"selective\", "
+       "\"full\""},
       {"[train]\nsteps = [1]\n", "train.steps is of type array: expected an integer"},
       {"[train.steps]\nx = 1\n", "train.steps is of type table: expected an integer"},
       {"[train]\ndtype = \"f64\"\n",
@@ -259,8 +263,11 @@ TEST(Config, ActivationsTooLargeForThisMachineAreRefused) {
   config.train.batch = 6;
   config.train.seq = 5;
   config.train.dtype = "f32";
-  // A layer: two residuals and norms of 8, q 8, k and v 4, gate and up 10, their results 8 and 10.
-  const double of_token = 4.0 * (3 * (4 * 8 + 8 + 2 * 4 + 2 * 10 + 8 + 10) + 2 * 100);
+  // A layer: two residuals and norms of 8 with a number each, q 8, k and v 4, gate and up 10, their
+  // results 8 and 10, two heads' sums. Token and target, the first residual, the head's norm,
+  // logits with three numbers, their gradient.
+  const double of_layer = 4 * 8 + 2 + 8 + 2 * 4 + 2 * 10 + 8 + 10 + 2;
+  const double of_token = 4.0 * (3 * of_layer + 2 + 8 + 9 + 103 + 100);
   EXPECT_DOUBLE_EQ(activation_bytes(config), 30 * of_token);
   config.parallel.dp = 3;  // each rank its third
   EXPECT_DOUBLE_EQ(activation_bytes(config), 30 * of_token);
@@ -300,6 +307,11 @@ TEST(Config, KeysMustBeConsistent) {
   EXPECT_EQ(check({"train.batch=6", "parallel.dp=4"}),
             "train.batch is 6: expected a multiple of parallel.dp = 4");
   EXPECT_THAT(check({"train.batch=8", "train.microbatch=3"}), HasSubstr("train.microbatch is 3"));
+  EXPECT_EQ(check({"train.recompute=full", "train.recompute_layers=4"}), "accepted");
+  EXPECT_EQ(check({"train.recompute=full", "train.recompute_layers=5"}),
+            "train.recompute_layers is 5: expected at most model.layers = 4");
+  EXPECT_EQ(check({"train.recompute_layers=1"}),
+            "train.recompute_layers is 1: expected at most 0 where train.recompute is none");
   EXPECT_THAT(check({"train.seq=600"}), HasSubstr("expected at most model.max_seq = 512"));
   EXPECT_THAT(check({"optimizer.min_lr=1"}), HasSubstr("optimizer.min_lr is 1"));
   EXPECT_THAT(check({"data.paths=[]"}), HasSubstr("data.paths is empty"));

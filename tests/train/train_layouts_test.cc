@@ -251,6 +251,7 @@ TEST(TrainLayouts, TimesOfAStepAreThoseOfOneRank) {
   for (std::string line; std::getline(lines, line);) {
     const auto step = nlohmann::json::parse(line);
     EXPECT_LE(step["gemm_ms"], step["compute_ms"]);
+    EXPECT_FALSE(step.contains("recompute_ms"));
     EXPECT_GE(step["memory_bytes"], memory);  // weights, gradients and moments; then a peak
     memory = step["memory_bytes"];
     // Rank 0's step and the slowest rank's begin and end in the same exchanges, approximately.
@@ -299,9 +300,10 @@ TEST(TrainLayouts, EmulatedLinkChangesOnlyTimes) {
 TEST(TrainLayouts, TraceShowsComputationAndCommunicationOfEveryRank) {
   if (mpi_world) GTEST_SKIP() << "threads only";
   const TempDir dir;
-  run_on_threads(request_for({2, 2}, dir / "run",
-                             {"train.steps=6", "trace.enabled=true", "trace.steps=2",
-                              "parallel.link=200MB/s,50us", "parallel.strategy=overlapped"}));
+  run_on_threads(
+      request_for({2, 2}, dir / "run",
+                  {"train.steps=6", "trace.enabled=true", "trace.steps=2", "train.recompute=full",
+                   "parallel.link=200MB/s,50us", "parallel.strategy=overlapped"}));
   const auto trace = nlohmann::json::parse(read_file(dir / "run/trace.json"));
   std::map<std::pair<int, std::string>, int> spans;  // by rank and kind
   std::map<int, std::string> names;
@@ -322,8 +324,15 @@ TEST(TrainLayouts, TraceShowsComputationAndCommunicationOfEveryRank) {
     for (const std::string kind : {"compute", "wait", "transfer"}) {
       EXPECT_GE((spans[{rank, kind}]), 2) << kind << " of rank " << rank;
     }
+    EXPECT_EQ((spans[{rank, "recompute"}]), 2 * 2) << "rank " << rank;
   }
   EXPECT_EQ(names.size(), 4u);
+  std::istringstream lines(read_file(dir / "run/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto step = nlohmann::json::parse(line);
+    EXPECT_GT(step.at("recompute_ms"), 0);
+    EXPECT_LT(step.at("recompute_ms"), step.at("step_ms"));
+  }
 }
 
 TEST(TrainLayouts, AutoDtypeIsWrittenAndKept) {

@@ -92,17 +92,19 @@ void sort_by_difference(std::vector<TensorDifference>& differences) {
   std::ranges::stable_sort(differences, std::greater(), key);
 }
 
-constexpr std::array<std::string_view, 4> kAxes{"tp", "ep", "dp", "pp"};
+constexpr std::string_view kRecompute = "recompute";
+constexpr std::array<std::string_view, 5> kAxes{"tp", "ep", "dp", "pp", kRecompute};
 constexpr std::string_view kMicrobatches = "microbatches";
 
 int64_t size_of_axis(const TrainConfig& config, std::string_view axis) {
   const auto& parallel = config.parallel;
   if (axis == "tp") return parallel.tp;
   if (axis == "ep") return parallel.ep;
+  if (axis == kRecompute) return config.train.recompute == "none" ? 1 : 2;
   return axis == "dp" ? parallel.dp : parallel.pp;
 }
 
-/// The same job without an axis, with the same microbatches.
+/// The same job without an axis or recomputation, with the same microbatches.
 TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
   TrainConfig other = config;
   auto& parallel = other.parallel;
@@ -111,6 +113,10 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
   if (axis == "dp") {
     other.train.microbatch = microbatch_size(config) * config.parallel.dp;
     parallel.dp = 1;
+  }
+  if (axis == kRecompute) {
+    other.train.recompute = "none";
+    other.train.recompute_layers = 0;
   }
   if (axis == "pp") {
     parallel.pp = parallel.virtual_stages = 1;

@@ -42,14 +42,15 @@ std::vector<TensorDifference> compare_steps(const StepsOutcome& found,
 /// bf16: 2e-2.
 double layout_bound(const TrainConfig& config);
 
-/// The job as one rank runs it, in whole microbatches of all replicas.
+/// The job as one rank runs it, in whole microbatches of all replicas, without recomputation.
 TrainConfig one_rank_config(const TrainConfig& config);
 
 struct LayoutCheck {
   std::vector<TensorDifference> differences;  ///< the largest first
   double bound = 0;
   /// "tp", "ep", "dp", "pp" or "microbatches": with this number set to 1 the layout is within the
-  /// bound. Empty if it is within the bound anyway, or if there is no such axis. dp 1 implies ep 1.
+  /// bound; or "recompute": without recomputation it is. Empty if it is within the bound anyway, or
+  /// if there is no such axis. dp 1 implies ep 1.
   std::string axis;
 
   const TensorDifference& worst() const { return differences.front(); }

@@ -419,6 +419,13 @@ void check_config(const TrainConfig& config) {
     throw ConfigError(fmt::format("train.seq is {}: expected at most model.max_seq = {}", seq,
                                   config.model.max_seq));
   }
+  const int64_t recomputed = config.train.recompute_layers;
+  const bool recomputes = config.train.recompute != "none";
+  if (const int64_t max = recomputes ? config.model.layers : 0; recomputed > max) {
+    throw ConfigError(fmt::format(
+        "train.recompute_layers is {}: expected at most {}", recomputed,
+        recomputes ? fmt::format("model.layers = {}", max) : "0 where train.recompute is none"));
+  }
   const bool has_val_paths = !config.data.val_paths.empty();
   if (validate > 0 && config.data.val_fraction == 0 && !has_val_paths) {
     throw ConfigError(fmt::format(

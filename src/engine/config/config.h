@@ -41,6 +41,8 @@ struct TrainConfig {
     std::string aux_loss_scope = "microbatch";
     int64_t seed = 1;
     bool deterministic = true;
+    std::string recompute = "none";  ///< a Recompute
+    int64_t recompute_layers = 0;    ///< 0: all
   } train;
   struct {
     std::string name = "adamw";

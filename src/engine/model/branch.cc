@@ -90,7 +90,8 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       norm_partial_sums(make(
           DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(
-          make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)) {
+          make(options.dtype, rounds_gradient() ? local_rows.count : 0, config.hidden)),
+      recomputed(std::make_unique<RecomputedActivations>(*this)) {
   PlacementTable placements;  // throws if an operator of the stage cannot consume a tensor
   declare_stage(config, layout, layers, placements);
   set_exec(experts, exec);
@@ -186,7 +187,7 @@ LayerView Branch::view() const {
 struct Branch::Steps {
   Branch& branch;
   const Tensor &x, &y;
-  BranchActivations& saved;
+  const BranchActivations& saved;
   ExpertLoad* load;
   const std::optional<NextNorm>& next;
 
@@ -194,23 +195,24 @@ struct Branch::Steps {
     branch.products_->in.run(x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    branch.products_->attention->forward(branch.context_.exec, q, k, v, out,
-                                         saved.products->log_sums, branch.layout_.window);
+    branch.products_->attention->forward(branch.context_.exec, q, k, v, out, saved.log_sums,
+                                         branch.layout_.window);
   }
   void out(const Tensor& inner, const Tensor& weight) {
+    if (!has_result()) return;
     branch.products_->out.run(inner, weight, branch.products_->residual);
     if (branch.experts_) return add(branch.context_.exec, x, branch.products_->residual, y);
     add_last(x, branch.products_->residual);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
     BranchExperts& e = *branch.experts_;
-    RoutedActivations& routed = *saved.routed;
     route(branch.view(), branch.layout_, router_input(branch.context_.exec, x_norm, e.x_norm),
-          {e.logits, routed.scores, routed.chosen, routed.weights});
-    e.layer.forward(x_norm, {routed.chosen, routed.weights}, w_in, w_out, e.routed, routed.batch);
-    if (load) load->add(branch.layout_.moe_layer, routed.scores, routed.chosen);
-    add_last(branch.products_ ? y : x, e.routed);
+          {e.logits, saved.scores, saved.chosen, saved.weights});
+    e.layer.forward(x_norm, {saved.chosen, saved.weights}, w_in, w_out, e.routed, *saved.experts);
+    if (load) load->add(branch.layout_.moe_layer, saved.scores, saved.chosen);
+    if (has_result()) add_last(branch.products_ ? y : x, e.routed);
   }
+  bool has_result() const { return y.dims() > 0; }
   void add_last(const Tensor& sum, const Tensor& added) {
     const Exec& exec = branch.context_.exec;
     if (!next) return add(exec, sum, added, y);
@@ -223,10 +225,9 @@ NextNorm Branch::norm(const BranchActivations& saved) const {
   return {view().norm(layout_), saved.x_norm, saved.inverse_rms};
 }
 
-void Branch::forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load,
-                     const std::optional<NextNorm>& next) {
-  BranchMemory memory{saved.x_norm, saved.inverse_rms, {}, {}};
-  if (saved.products) memory.hidden = saved.products->hidden, memory.inner = saved.products->inner;
+void Branch::forward(const Tensor& x, const Tensor& y, const BranchActivations& saved,
+                     ExpertLoad* load, const std::optional<NextNorm>& next) {
+  const BranchMemory memory{saved.x_norm, saved.inverse_rms, saved.hidden, saved.inner};
   forward_normalized(view(), layout_, memory, Steps{*this, x, y, saved, load, next});
 }
 
@@ -239,6 +240,26 @@ void Branch::backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
   if (experts_) norm_backward(x, experts_->d_x_norm, saved, dx, dnorm, true);
 }
 
+void Branch::recompute_unsaved(const Tensor& x, const BranchActivations& saved) {
+  const Weights& weights = context_.weights;
+  rms_norm_forward(context_.exec, x, view().norm(layout_), context_.config.norm_eps, saved.x_norm,
+                   saved.inverse_rms);
+  if (products_) {
+    const HiddenViews hidden = split_hidden(context_.layout, layout_, saved.hidden);
+    const InnerViews inner = split_inner(context_.layout, layout_, saved.inner);
+    if (layout_.attention) {
+      products_->attention->forward_again(context_.exec, hidden.q, hidden.k, hidden.v,
+                                          inner.attention, saved.log_sums, layout_.window);
+    }
+    if (layout_.mlp) swiglu_forward(context_.exec, hidden.gate, hidden.up, inner.mlp);
+  }
+  if (experts_) {
+    experts_->layer.forward(saved.x_norm, {saved.chosen, saved.weights},
+                            weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
+                            experts_->routed, *saved.experts);
+  }
+}
+
 void Branch::norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
                            const Tensor& dx, const Tensor& dnorm, bool is_last) {
   rms_norm_backward(context_.exec, x, view().norm(layout_), saved.inverse_rms, d_x_norm, dx, dnorm,
@@ -249,18 +270,17 @@ void Branch::norm_backward(const Tensor& x, const Tensor& d_x_norm, const Branch
 void Branch::products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split) {
   const Weights& weights = context_.weights;
   const ModelLayout& l = context_.layout;
-  const ProductActivations& forward = *saved.products;
   BranchProducts& p = *products_;
-  const Tensor& dhidden = is_split ? forward.weight_pass->dhidden : p.dhidden;
+  const Tensor& dhidden = is_split ? saved.weight_pass->dhidden : p.dhidden;
   p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.d_act);
-  if (is_split) copy(context_.exec, p.out_dgrad.gathered(), forward.weight_pass->dy);
+  if (is_split) copy(context_.exec, p.out_dgrad.gathered(), saved.weight_pass->dy);
 
-  const HiddenViews h = split_hidden(l, layout_, forward.hidden);
+  const HiddenViews h = split_hidden(l, layout_, saved.hidden);
   const HiddenViews dh = split_hidden(l, layout_, dhidden);
-  const InnerViews inner = split_inner(l, layout_, forward.inner);
+  const InnerViews inner = split_inner(l, layout_, saved.inner);
   const InnerViews d_act = split_inner(l, layout_, p.d_act);
   if (layout_.attention) {
-    p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, forward.log_sums,
+    p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, saved.log_sums,
                           d_act.attention, dh.q, dh.k, dh.v, layout_.window);
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
@@ -270,13 +290,13 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
 
 void Branch::backward_weight(const BranchActivations& saved) {
   if (!products_) return;
-  const WeightPass& pass = *saved.products->weight_pass;
+  const WeightPass& pass = *saved.weight_pass;
   add_weight_gradients(pass.dy, pass.dhidden, saved);
 }
 
 void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
                                   const BranchActivations& saved) {
-  gemm(context_.exec, dy.transposed(), saved.products->inner, context_.gradient(layout_.out),
+  gemm(context_.exec, dy.transposed(), saved.inner, context_.gradient(layout_.out),
        {.accumulate = context_.adds_gradient(layout_.out.offset)});
   context_.write_weight_gradient(products_->in_wgrad, saved.x_norm, dhidden, layout_.in);
 }
@@ -286,7 +306,7 @@ void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
   const Weights& weights = context_.weights;
   BranchExperts& e = *experts_;
   e.layer.backward(dy, weights.matrix(layout_.experts_in), weights.matrix(layout_.experts_out),
-                   saved.routed->batch, e.d_x_norm, e.dweights,
+                   *saved.experts, e.d_x_norm, e.dweights,
                    context_.gradient_to_add(layout_.experts_in),
                    context_.gradient_to_add(layout_.experts_out));
   router_backward(saved, balance);
@@ -294,8 +314,7 @@ void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
 
 void Branch::router_backward(const BranchActivations& saved, const Tensor& balance) {
   BranchExperts& e = *experts_;
-  const RoutedActivations& routed = *saved.routed;
-  route_backward(context_.exec, routed.scores, routed.chosen, e.dweights, balance,
+  route_backward(context_.exec, saved.scores, saved.chosen, e.dweights, balance,
                  router_options(context_.config), e.dlogits);
   gemm(context_.exec, e.dlogits, context_.weights.router(layout_.router), e.d_x_norm,
        {.accumulate = true});

@@ -37,6 +37,9 @@ struct ModelContext {
   /// rows if that is f32.
   Activation rounded_gradient;
 
+  /// Made last.
+  std::unique_ptr<RecomputedActivations> recomputed;
+
   /// Layout of the whole model on this rank.
   ModelLayout whole_layout() const;
   /// As GradientMemory::begin_write.
@@ -105,8 +108,9 @@ class Branch {
   NextNorm norm(const BranchActivations& saved) const;
   /// y = x + branch(x), both f32 [local rows, hidden], then the norm of y, if any. x, whose norm
   /// must be in `saved`, must stay valid until the backward pass. Adds the router's expert counts
-  /// to `load` unless it is nullptr.
-  void forward(const Tensor& x, const Tensor& y, BranchActivations& saved, ExpertLoad* load,
+  /// to `load` unless it is nullptr. y without dimensions: computes only what backward reads, and
+  /// no norm.
+  void forward(const Tensor& x, const Tensor& y, const BranchActivations& saved, ExpertLoad* load,
                const std::optional<NextNorm>& next);
   /// In: dx = gradient of y; out: gradient of x; the same, rounded, in context.rounded_gradient, if
   /// it has rows. `dnorm` += this rank's contribution to the norm's
@@ -116,6 +120,8 @@ class Branch {
   void backward(const Tensor& x, const Tensor& dx, const Tensor& dnorm,
                 const BranchActivations& saved, const Tensor& balance, bool is_split);
   void backward_weight(const BranchActivations& saved);
+  /// Computes what a forward pass with Recompute::selective did not save.
+  void recompute_unsaved(const Tensor& x, const BranchActivations& saved);
 
  private:
   struct Steps;

@@ -30,6 +30,8 @@ class Head {
   NextNorm norm(const HeadActivations& saved) const;
   /// Adds the cross-entropy, summed over targets, to the loss. `saved` must have the final norm.
   void forward(const Tensor& targets, HeadActivations& saved);
+  /// Bytes of memory that microbatches share.
+  size_t bytes() const { return dlogits_->bytes(); }
   /// Loss since the last call, the same on every rank. Waits for the stream.
   double take_loss();
   /// Writes dx as Branch::backward; `dnorm` += this rank's contribution to the final norm's

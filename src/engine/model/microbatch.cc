@@ -7,26 +7,131 @@
 
 namespace tandem {
 
-WeightPass::WeightPass(const ModelContext& c, const BranchLayout& l)
+namespace {
+
+/// Activations that a layer saves or recomputes together.
+enum class ActivationKind : uint8_t { x_norm, inverse_rms, hidden, inner, routing, experts };
+
+bool is_saved(Recompute mode, ActivationKind kind) {
+  switch (mode) {
+    case Recompute::none:
+      return true;
+    case Recompute::selective:
+      return kind == ActivationKind::inverse_rms || kind == ActivationKind::hidden ||
+             kind == ActivationKind::routing;
+    case Recompute::full:
+      return false;
+  }
+  return true;
+}
+
+/// Makes the activations of a branch for which `is_here(kind)`; the others are those of `shared`,
+/// or none.
+template <typename IsHere>
+BranchActivations make_activations(const ModelContext& c, const BranchLayout& l,
+                                   const IsHere& is_here, const BranchActivations& shared) {
+  BranchActivations made;
+  const auto add = [&](ActivationKind kind, Tensor BranchActivations::*tensor, DType dtype,
+                       int64_t rows, int64_t columns) {
+    made.*tensor =
+        is_here(kind) ? *made.memory.emplace_back(c.make(dtype, rows, columns)) : shared.*tensor;
+  };
+  using A = BranchActivations;
+  const DType dtype = c.options.dtype;
+  add(ActivationKind::x_norm, &A::x_norm, dtype, c.local_rows.count, c.config.hidden);
+  add(ActivationKind::inverse_rms, &A::inverse_rms, DType::f32, 1, c.local_rows.count);
+  if (l.has_products()) {
+    add(ActivationKind::hidden, &A::hidden, dtype, c.tokens, l.in.rows);
+    add(ActivationKind::inner, &A::inner, dtype, c.tokens, l.out.columns);
+    add(ActivationKind::inner, &A::log_sums, DType::f32,
+        l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq);
+  }
+  if (l.moe) {
+    add(ActivationKind::routing, &A::scores, DType::f32, c.local_rows.count, c.config.experts);
+    add(ActivationKind::routing, &A::chosen, DType::i32, c.local_rows.count, c.config.top_k);
+    add(ActivationKind::routing, &A::weights, DType::f32, c.local_rows.count, c.config.top_k);
+    if (is_here(ActivationKind::experts)) made.expert_memory = std::make_unique<MoeBatch>();
+    made.experts = made.expert_memory ? made.expert_memory.get() : shared.experts;
+  }
+  return made;
+}
+
+int64_t layer_of(const ModelContext& c, size_t branch) {
+  return int64_t(branch) / c.layout.branches_per_layer;
+}
+
+}  // namespace
+
+WeightPass::WeightPass(const ModelContext& c, const BranchLayout& l, bool has_activations)
     : dy(c.make(c.options.dtype, c.tokens, c.config.hidden)),
-      dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)) {}
+      dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)) {
+  if (!has_activations) return;
+  x_norm.emplace(c.make(c.options.dtype, c.local_rows.count, c.config.hidden));
+  inner.emplace(c.make(c.options.dtype, c.tokens, l.out.columns));
+}
 
-ProductActivations::ProductActivations(const ModelContext& c, const BranchLayout& l)
-    : hidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
-      inner(c.make(c.options.dtype, c.tokens, l.out.columns)),
-      log_sums(
-          c.make(DType::f32, l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq)) {}
+size_t WeightPass::bytes() const {
+  const size_t activations = x_norm ? (*x_norm)->bytes() + (*inner)->bytes() : 0;
+  return dy->bytes() + dhidden->bytes() + activations;
+}
 
-RoutedActivations::RoutedActivations(const ModelContext& c)
-    : scores(c.make(DType::f32, c.local_rows.count, c.config.experts)),
-      chosen(c.make(DType::i32, c.local_rows.count, c.config.top_k)),
-      weights(c.make(DType::f32, c.local_rows.count, c.config.top_k)) {}
+size_t BranchActivations::bytes() const {
+  size_t bytes = expert_memory ? expert_memory->bytes() : 0;
+  for (const Activation& each : memory) bytes += each->bytes();
+  return bytes;
+}
 
-BranchActivations::BranchActivations(const ModelContext& c, const BranchLayout& l)
-    : x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
-      inverse_rms(c.make(DType::f32, 1, c.local_rows.count)) {
-  if (l.has_products()) products.emplace(c, l);
-  if (l.moe) routed.emplace(c);
+RecomputedActivations::RecomputedActivations(const ModelContext& c) {
+  for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+    const BranchLayout& l = c.layout.branches[i];
+    const Recompute mode = c.options.recompute.of(layer_of(c, i));
+    BranchActivations& of_kind = branches[branch_kind(l)];
+    if (mode == Recompute::none || !of_kind.memory.empty()) continue;
+    of_kind =
+        make_activations(c, l, [mode](ActivationKind kind) { return !is_saved(mode, kind); }, {});
+    if (mode != Recompute::full || c.layout.branches_per_layer == 1 || residual) continue;
+    residual.emplace(c.make(DType::f32, c.local_rows.count, c.config.hidden));
+  }
+}
+
+size_t RecomputedActivations::bytes() const {
+  size_t bytes = residual ? (*residual)->bytes() : 0;
+  for (const BranchActivations& each : branches) bytes += each.bytes();
+  return bytes;
+}
+
+WeightPasses::Free& WeightPasses::free_of(const ModelContext& c, size_t branch) {
+  const bool has_activations = c.options.recompute.of(layer_of(c, branch)) != Recompute::none;
+  return free_[branch_kind(c.layout.branches[branch])][size_t(has_activations)];
+}
+
+void WeightPasses::begin(const ModelContext& c, MicrobatchState& m, size_t branch) {
+  const BranchLayout& l = c.layout.branches[branch];
+  if (!l.has_products()) return;
+  Free& free = free_of(c, branch);
+  BranchActivations& saved = m.branches[branch];
+  if (free.empty()) {
+    const bool has_activations = c.options.recompute.of(layer_of(c, branch)) != Recompute::none;
+    free.push_back(std::make_unique<WeightPass>(c, l, has_activations));
+    bytes_ += free.back()->bytes();
+  }
+  saved.weight_pass = std::move(free.back());
+  free.pop_back();
+  if (!saved.weight_pass->x_norm) return;
+  saved.x_norm = *saved.weight_pass->x_norm;
+  saved.inner = *saved.weight_pass->inner;
+}
+
+void WeightPasses::end(const ModelContext& c, MicrobatchState& m, size_t branch) {
+  BranchActivations& saved = m.branches[branch];
+  if (!saved.weight_pass) return;
+  if (saved.weight_pass->x_norm) {
+    const BranchActivations& shared =
+        c.recomputed->branches[branch_kind(c.layout.branches[branch])];
+    saved.x_norm = shared.x_norm;
+    saved.inner = shared.inner;
+  }
+  free_of(c, branch).push_back(std::move(saved.weight_pass));
 }
 
 HeadActivations::HeadActivations(const ModelContext& c)
@@ -39,25 +144,42 @@ HeadActivations::HeadActivations(const ModelContext& c)
   dlogits.emplace(c.make(c.options.dtype, c.tokens, c.layout.vocab));
 }
 
+size_t HeadActivations::bytes() const {
+  return x_norm->bytes() + inverse_rms->bytes() + logits->bytes() + maxima->bytes() +
+         sums->bytes() + (dlogits ? (*dlogits)->bytes() : 0);
+}
+
 MicrobatchState::MicrobatchState(const ModelContext& c, bool owns_input)
     : tokens(c.make(DType::i32, 1, c.tokens)),
       targets(c.make(DType::i32, 1, c.tokens)),
       token_upload(c.exec, tokens->bytes()),
       target_upload(c.exec, targets->bytes()) {
   if (c.layers.head) head.emplace(c);
-  for (const BranchLayout& l : c.layout.branches) branches.emplace_back(c, l);
-  residuals.resize(branches.size() + 1);
-  for (size_t i = owns_input ? 0 : 1; i < residuals.size(); ++i) {
-    residuals[i] =
-        *residual_memory.emplace_back(c.make(DType::f32, c.local_rows.count, c.config.hidden));
+  residuals.resize(c.layout.branches.size() + 1);
+  for (size_t i = 0; i < residuals.size(); ++i) {
+    const bool is_last = i == c.layout.branches.size();
+    const Recompute mode = is_last ? Recompute::none : c.options.recompute.of(layer_of(c, i));
+    if (!is_last) {
+      const BranchLayout& l = c.layout.branches[i];
+      branches.push_back(make_activations(
+          c, l, [mode](ActivationKind kind) { return is_saved(mode, kind); },
+          c.recomputed->branches[branch_kind(l)]));
+    }
+    const bool is_in_layer = i % size_t(c.layout.branches_per_layer) != 0;
+    if (mode == Recompute::full && is_in_layer) {
+      residuals[i] = *c.recomputed->residual;
+    } else if (i > 0 || owns_input) {
+      residuals[i] =
+          *residual_memory.emplace_back(c.make(DType::f32, c.local_rows.count, c.config.hidden));
+    }
   }
 }
 
-void MicrobatchState::split_backward(const ModelContext& c) {
-  for (size_t i = 0; i < branches.size(); ++i) {
-    auto& products = branches[i].products;
-    if (products && !products->weight_pass) products->weight_pass.emplace(c, c.layout.branches[i]);
-  }
+size_t MicrobatchState::bytes() const {
+  size_t bytes = tokens->bytes() + targets->bytes() + (head ? head->bytes() : 0);
+  for (const Activation& each : residual_memory) bytes += each->bytes();
+  for (const BranchActivations& each : branches) bytes += each.bytes();
+  return bytes;
 }
 
 Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}

@@ -2,6 +2,8 @@
 // shared by all microbatches of a model; these belong to one, so several may be in flight.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,38 +14,64 @@
 
 namespace tandem {
 
+struct MicrobatchState;
 struct ModelContext;
 
-/// Gradients that a branch's backward_weight reads, besides saved activations.
+/// Operands of a branch's backward_weight: gradients and, if its layer recomputes them, the
+/// activations that they are multiplied with.
 struct WeightPass {
-  WeightPass(const ModelContext& context, const BranchLayout& layout);
+  WeightPass(const ModelContext& context, const BranchLayout& layout, bool has_activations);
+  size_t bytes() const;
   Activation dy;       ///< of the output, rows of all ranks
   Activation dhidden;  ///< of `hidden`
+  std::optional<Activation> x_norm, inner;
 };
 
-/// Saved activations of a branch's GEMMs.
-struct ProductActivations {
-  ProductActivations(const ModelContext& context, const BranchLayout& layout);
-  Activation hidden, inner, log_sums;
-  std::optional<WeightPass> weight_pass;  ///< if backward passes are split
-};
-
-/// Saved activations of a branch's router and experts.
-struct RoutedActivations {
-  explicit RoutedActivations(const ModelContext& context);
-  Activation scores, chosen, weights;
-  MoeBatch batch;
-};
-
+/// Activations of a branch between its forward and its backward pass. Those that its layer
+/// recomputes (recompute.h) are in memory of the stage, the others in the microbatch's.
 struct BranchActivations {
-  BranchActivations(const ModelContext& context, const BranchLayout& layout);
-  Activation x_norm, inverse_rms;
-  std::optional<ProductActivations> products;
-  std::optional<RoutedActivations> routed;
+  Tensor x_norm, inverse_rms;
+  Tensor hidden, inner, log_sums;  ///< of the GEMMs, if the branch has them
+  Tensor scores, chosen, weights;  ///< of the router, if it has experts
+  MoeBatch* experts = nullptr;
+  std::unique_ptr<WeightPass> weight_pass;  ///< from backward_input to backward_weight
+
+  size_t bytes() const;
+  std::vector<Activation> memory;
+  std::unique_ptr<MoeBatch> expert_memory;
+};
+
+/// Memory that the layers of a stage recompute activations in.
+struct RecomputedActivations {
+  /// Empty if no layer recomputes.
+  explicit RecomputedActivations(const ModelContext& context);
+  size_t bytes() const;
+  std::array<BranchActivations, kBranchKinds> branches;  ///< by branch_kind
+  std::optional<Activation> residual;                    ///< between the two branches of a layer
+};
+
+/// Memory of split backward passes, reused by other layers and microbatches: there is as much as
+/// passes are pending at once.
+class WeightPasses {
+ public:
+  /// Before backward_input: sets the branch's weight_pass, which its recomputed operands are then
+  /// in.
+  void begin(const ModelContext& context, MicrobatchState& microbatch, size_t branch);
+  /// After backward_weight.
+  void end(const ModelContext& context, MicrobatchState& microbatch, size_t branch);
+  /// Bytes of all passes, pending or not.
+  size_t bytes() const { return bytes_; }
+
+ private:
+  using Free = std::vector<std::unique_ptr<WeightPass>>;
+  Free& free_of(const ModelContext& context, size_t branch);
+  std::array<std::array<Free, 2>, kBranchKinds> free_;  // [..][has activations]
+  size_t bytes_ = 0;
 };
 
 struct HeadActivations {
   explicit HeadActivations(const ModelContext& context);
+  size_t bytes() const;
   Activation x_norm, inverse_rms, logits;
   Activation maxima, sums;  ///< [1, tokens], [2, tokens]; row 0 of sums: sums of exponentials, row
                             ///< 1: the targets' logits
@@ -60,8 +88,8 @@ struct CountedLoad {
 struct MicrobatchState {
   /// `owns_input`: with memory for residuals[0], else it is set before every forward pass.
   MicrobatchState(const ModelContext& context, bool owns_input);
-  /// Makes the memory of split backward passes at their first.
-  void split_backward(const ModelContext& context);
+  /// Bytes of its memory; of experts, of what their passes have needed so far.
+  size_t bytes() const;
   Activation tokens, targets;  ///< i32 [1, tokens]
   Upload token_upload, target_upload;
   bool is_filled = false;           ///< by a forward pass

@@ -115,6 +115,8 @@ class Stage::Impl {
     if (!m.is_filled) throw InvalidArgument("backward: expected a forward pass before");
     residual_gradient();
     check_no_pending("backward", m);
+    // All memory before any kernel that waits for peers.
+    for (size_t i = 0; is_split && i < branches_.size(); ++i) weight_passes_.begin(context_, m, i);
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {
       if (ready && range.count > 0) ready(range);
@@ -131,6 +133,7 @@ class Stage::Impl {
     const auto per_layer = size_t(layout.branches_per_layer);
     std::array<int64_t, 2> norms{};
     for (size_t layer = num_layers(); layer-- > 0;) {
+      recompute_layer(context_, branches_, m, int64_t(layer));
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
         backward_branch(m, branch, clear_norm(i), is_split);
@@ -149,7 +152,6 @@ class Stage::Impl {
 
   void backward_input(MicrobatchState& m, float scale) {
     check_no_pending("backward_input", m);
-    m.split_backward(context_);
     backward(m, scale, true, {});
     m.has_weight_pass = true;
   }
@@ -167,6 +169,7 @@ class Stage::Impl {
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
         branches_[branch].backward_weight(m.branches[branch]);
+        weight_passes_.end(context_, m, branch);
         report(expert_range(branch));
       }
       report(layer_range(layer));
@@ -224,6 +227,10 @@ class Stage::Impl {
   }
   void adjust_router_bias() {
     if (load_) load_->adjust_router_bias();
+  }
+
+  size_t shared_activation_bytes() const {
+    return context_.recomputed->bytes() + weight_passes_.bytes() + (head_ ? head_->bytes() : 0);
   }
 
   ModelContext context_;
@@ -337,6 +344,7 @@ class Stage::Impl {
   std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
   std::unique_ptr<BranchExperts> experts_;
   std::vector<Branch> branches_;
+  WeightPasses weight_passes_;
   std::optional<StepLoad> load_;  // with experts
   Tensor dx_;                     // residual_gradient(), without data before its first use
   std::optional<Activation> dx_memory_;
@@ -441,6 +449,12 @@ Microbatch Stage::make_microbatch() const {
 }
 Microbatch Stage::make_microbatch_without_input() const {
   return Microbatch(std::make_unique<MicrobatchState>(impl_->context_, false));
+}
+size_t Stage::activation_bytes(const Microbatch& microbatch) const {
+  return microbatch.state_->bytes();
+}
+size_t Stage::shared_activation_bytes() const {
+  return impl_->shared_activation_bytes();
 }
 Tensor Stage::residual() const {
   const ModelContext& c = impl_->context_;

@@ -16,6 +16,7 @@
 #include "engine/model/codec_policy.h"
 #include "engine/model/config.h"
 #include "engine/model/parameter.h"
+#include "engine/model/recompute.h"
 #include "tandem/communicator.h"
 #include "tandem/overlap.h"
 #include "tandem/tensor.h"
@@ -45,7 +46,8 @@ struct TransformerOptions {
   /// Empty: `experts`.
   std::vector<Communicator*> step = {};
   GradientWindow gradient_window = {};
-  CodecPolicy codec = {};     ///< for the forward pass
+  CodecPolicy codec = {};  ///< for the forward pass
+  RecomputedLayers recompute = {};
   bool deterministic = true;  ///< on GPUs false may be faster, with other last bits every time
   /// Called for every router whose choices are counted: scores f32 [local rows, experts], chosen
   /// i32 [local rows, top_k], on the rank's device. For comparing runs.
@@ -138,6 +140,11 @@ class Stage {
   Microbatch make_microbatch() const;
   /// The same without memory for its input, which `set_input` sets before every forward pass.
   Microbatch make_microbatch_without_input() const;
+  /// Bytes of a microbatch's memory, and of that which all microbatches share: recomputed
+  /// activations, operands of split backward passes, the logits' gradient. Both grow in the first
+  /// passes.
+  size_t activation_bytes(const Microbatch& microbatch) const;
+  size_t shared_activation_bytes() const;
   /// Shape, dtype and device of the residual stream: f32 [local rows, hidden], without data.
   Tensor residual() const;
   /// Residual stream before the first and after the last layer. A stage

@@ -318,6 +318,12 @@ double Pipeline::take_loss() {
   return loss;
 }
 
+size_t Pipeline::activation_bytes() const {
+  size_t bytes = 0;
+  for (const auto& stage : stages_) bytes += stage->activation_bytes();
+  return bytes;
+}
+
 void Pipeline::share_embedding() {
   if (!has_tied_) return;
   const schedule::StagePosition first = schedule::position_of(shape_, 0);

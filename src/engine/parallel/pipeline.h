@@ -11,6 +11,7 @@
 // model's backward passes, and receives the updated weights.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -57,6 +58,8 @@ class Pipeline {
   void run_forward(const Batch& batch);
   /// As Stage's, of the last stage; 0 on the other ranks.
   double take_loss();
+  /// Bytes of this rank's activations. Grows in the first `run`.
+  size_t activation_bytes() const;
   /// Copies an embedding that is tied across stages to the first one, after its weights changed.
   void share_embedding();
 

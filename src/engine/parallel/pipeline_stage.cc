@@ -39,6 +39,11 @@ class ModelStage final : public PipelineStage {
     stage_.backward_weight(microbatches_[size_t(slot)], ready);
   }
   double take_loss() override { return stage_.take_loss(); }
+  size_t activation_bytes() const override {
+    size_t bytes = stage_.shared_activation_bytes();
+    for (const Microbatch& each : microbatches_) bytes += stage_.activation_bytes(each);
+    return bytes;
+  }
 
   Stage* tied_stage() override { return stage_.tied_embedding() ? &stage_ : nullptr; }
   void backward_embedding(int slot, const Tensor& dx, const FlatRangeCallback& ready) override {

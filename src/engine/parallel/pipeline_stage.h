@@ -2,6 +2,7 @@
 // those of a model's stage, or in benchmarks passes of known duration.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,6 +39,8 @@ class PipelineStage {
   virtual void backward_input(int slot, float scale) = 0;
   virtual void backward_weight(int slot, const FlatRangeCallback& ready) = 0;
   virtual double take_loss() = 0;
+  /// Bytes of the slots' activations and of what they share.
+  virtual size_t activation_bytes() const { return 0; }
 
   /// The stage whose tied embedding is to be shared with another one; nullptr: it has none.
   virtual Stage* tied_stage() { return nullptr; }

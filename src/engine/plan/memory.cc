@@ -11,15 +11,16 @@
 #include "engine/parallel/message_ring.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/weight_sync.h"
+#include "engine/plan/activations.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
-/// Activation bytes per token: for every branch the residual stream before it, its norm, and its
-/// two GEMMs' outputs and inputs, for experts times top k; for the head the logits and their
-/// gradient.
+/// Activation bytes per token of an evaluated model: for every branch the residual stream before
+/// it, its norm, and its two GEMMs' outputs and inputs, for experts times top k; for the head the
+/// logits and their gradient.
 double token_bytes(const ModelConfig& model, double element) {
   const double q = double(model.heads) * double(model.head_dim),
                kv = double(model.kv_heads) * double(model.head_dim), ffn = double(model.ffn);
@@ -30,23 +31,6 @@ double token_bytes(const ModelConfig& model, double element) {
       double(model.top_k) * double(model.hidden + 3 * model.ffn_per_expert()) * element;
   return double(model.layers) * of_layer + double(model.moe_layers()) * of_experts +
          double(model.vocab) * (4 + element);
-}
-
-/// Microbatches that a pipeline rank has saved activations of, mean of the ranks' highest numbers.
-double microbatches_in_flight(const TrainConfig& config) {
-  const schedule::PipelineShape shape = pipeline_shape(config);
-  double sum = 0;
-  for (int rank = 0; rank < shape.ranks; ++rank) {
-    int now = 0, highest = 0;
-    for (const schedule::PipelineAction& action : schedule::pipeline_actions(shape, rank)) {
-      now += action.pass == schedule::PassKind::forward;
-      highest = std::max(highest, now);
-      now -= action.pass == schedule::PassKind::backward ||
-             action.pass == schedule::PassKind::backward_weight;
-    }
-    sum += double(highest) / double(shape.chunks);
-  }
-  return sum / double(shape.ranks);
 }
 
 }  // namespace
@@ -105,6 +89,19 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   return of_window * (1 + copies + (sends_bf16 ? 0.5 : 1));
 }
 
+namespace {
+
+std::string describe_recompute(const TrainConfig& config) {
+  const auto& train = config.train;
+  if (train.recompute == "none") return "";
+  return fmt::format(", with train.recompute \"{}\"{}", train.recompute,
+                     train.recompute_layers == 0
+                         ? ""
+                         : fmt::format(" in {} layers of a stage", train.recompute_layers));
+}
+
+}  // namespace
+
 std::string describe_memory(const TrainConfig& config, bool on_gpus) {
   const StateBytes bytes = state_bytes(config, config.parallel.dp);
   std::string terms = fmt::format("{} weights + {:.3g} gradients + {:.3g} optimizer", bytes.weights,
@@ -113,20 +110,10 @@ std::string describe_memory(const TrainConfig& config, bool on_gpus) {
   const int ranks = ParallelDims(config).ranks();
   return fmt::format(
       "expected memory: {:.3g} bytes a parameter and rank ({}); a rank: {} of state, {} of "
-      "messages, "
-      "{} of activations",
+      "messages, {} of activations{}",
       bytes.total(), terms, format_bytes(training_bytes(config) / ranks),
       format_bytes(message_bytes(config, on_gpus) + gradient_window_bytes(config, on_gpus)),
-      format_bytes(activation_bytes(config) / ranks));
-}
-
-double activation_bytes(const TrainConfig& config) {
-  const auto& train = config.train;
-  const double samples = train.microbatch > 0
-                             ? double(train.microbatch) * double(config.parallel.dp)
-                             : double(train.batch);
-  return samples * double(train.seq) * token_bytes(config.model, train.dtype == "f32" ? 4 : 2) *
-         microbatches_in_flight(config);
+      format_bytes(rank_activation_bytes(config, 0, on_gpus)), describe_recompute(config));
 }
 
 void check_memory(const TrainConfig& config, bool on_gpus) {
@@ -140,7 +127,8 @@ void check_memory(const TrainConfig& config, bool on_gpus) {
       "a model of {:.4g} M parameters on tp {} x dp {}{} ranks: its weights, gradients and moments "
       "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB: expected "
       "at "
-      "most this machine's {:.3g} GB (fewer samples at once: train.microbatch)",
+      "most this machine's {:.3g} GB (fewer samples at once: train.microbatch; or "
+      "train.recompute)",
       double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp,
       config.parallel.pp > 1 ? fmt::format(" x pp {}", config.parallel.pp) : "", bytes / 1e9,
       config.train.microbatch > 0 ? config.train.microbatch

@@ -26,8 +26,6 @@ double gradient_window_bytes(const TrainConfig& config, bool on_gpus);
 double message_bytes(const TrainConfig& config, bool on_gpus);
 /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
 std::string describe_memory(const TrainConfig& config, bool on_gpus);
-/// Bytes of saved activations of all ranks together; assumes bf16 for train.dtype "auto".
-double activation_bytes(const TrainConfig& config);
 /// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:
 /// activations are in the GPUs' memory, which is not checked.
 void check_memory(const TrainConfig& config, bool on_gpus = false);

@@ -27,6 +27,7 @@ constexpr std::array<Style, kSpanKinds> kStyles{
      {SpanKind::data, "#c5cbd6", "input"},
      {SpanKind::compute, "#8fb4ec", "other computation"},
      {SpanKind::gemm, "#2b62c4", "product"},
+     {SpanKind::recompute, "#e08a1e", "recomputed"},
      {SpanKind::transfer, "#12947f", "sent"}}};
 
 using Slices = std::vector<std::pair<double, double>>;  // begin and end, us
@@ -174,7 +175,10 @@ std::string timeline_svg(std::span<const RankEvents> ranks, const PictureOptions
       if (!row.busy.empty()) picture.lane(y, busy);
       for (const Style& style : kStyles) {
         const auto found = row.busy.find(style.kind);
-        if (found != row.busy.end()) picture.slices(found->second, y, busy, style.color);
+        if (found == row.busy.end()) continue;
+        // Recomputation underlines the spans that it contains.
+        const double height = style.kind == SpanKind::recompute ? busy / 5 : busy;
+        picture.slices(found->second, y + busy - height, height, style.color);
       }
       if (processor >= 0) {
         picture.text(kLeft - 6, y + 8, "text-anchor=\"end\" font-size=\"8\" fill=\"#5b6474\"",

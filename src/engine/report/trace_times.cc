@@ -45,6 +45,8 @@ void add(Intervals& row, const SpanEvent& event) {
     case SpanKind::transfer:
       row.transfer.push_back(interval);
       return;
+    case SpanKind::recompute:  // the spans in it are counted
+      return;
   }
 }
 

@@ -85,6 +85,7 @@ std::string to_json_line(const StepRecord& m) {
                     {"memory_bytes", m.memory_bytes}};
   if (m.checkpoint_ms) line["checkpoint_ms"] = *m.checkpoint_ms;
   if (m.saved_step) line["saved_step"] = *m.saved_step;
+  if (m.recompute_ms > 0) line["recompute_ms"] = m.recompute_ms;
   if (m.bubble) line["bubble"] = *m.bubble;
   if (m.stage_bytes) line["stage_bytes"] = *m.stage_bytes;
   if (m.uncompressed_gradient_bytes > 0) {

@@ -44,6 +44,7 @@ TransformerOptions make_options(
   options.dtype = parse_dtype(config.train.dtype);
   options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
   options.deterministic = config.train.deterministic;
+  options.recompute = {parse_recompute(config.train.recompute), config.train.recompute_layers};
   options.codec = CodecPolicy::parse(config.parallel.codec);
   options.gradient_window = make_gradient_window(groups, config);
   options.f32_weights = !options.codec.weights.is_none();

@@ -48,7 +48,7 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
 void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                    const std::optional<Pipeline::Times>& passes, StepRecord& record) {
   struct Times {
-    double gemm, compute, wait;
+    double gemm, compute, wait, recompute;
     double data_wait;  // the longest
     ShardedOptimizer::Sent sent;
     double busy_s, passes_s;  // the ranks' sum, the longest
@@ -60,6 +60,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   const Times local{ms(SpanKind::gemm),
                     ms(SpanKind::gemm) + ms(SpanKind::compute),
                     ms(SpanKind::wait),
+                    ms(SpanKind::recompute),
                     ms(SpanKind::data),
                     sent,
                     passes ? passes->passes_s - passes->waited_s : 0,
@@ -90,6 +91,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
   record.compute_ms = all.compute;
   record.exposed_comm_ms = all.wait;
   record.data_wait_ms = all.data_wait;
+  record.recompute_ms = all.recompute;
   record.gradient_bytes = all.sent.gradients;
   record.uncompressed_gradient_bytes = all.sent.uncompressed_gradients;
   record.weight_bytes = all.sent.weights;

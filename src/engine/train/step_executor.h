@@ -2,6 +2,7 @@
 // gradient reduction, update.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -53,6 +54,8 @@ class StepExecutor {
   std::optional<Pipeline::Times> times() const {
     return groups_.pp() ? std::optional(pipeline_->times()) : std::nullopt;
   }
+  /// Bytes of this rank's activations. Grows in the first step.
+  size_t activation_bytes() const { return pipeline_->activation_bytes(); }
   /// Blocks until all weights are updated. Called before they are read other than by a forward
   /// pass of training. Collective.
   void await_weights();

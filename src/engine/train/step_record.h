@@ -19,6 +19,7 @@ struct StepRecord {
   double compute_ms = 0;  ///< including GEMMs
   double gemm_ms = 0;
   double exposed_comm_ms = 0;
+  double recompute_ms = 0;  ///< parts of the three above in passes that ran again
   double data_wait_ms = 0;  ///< for text, of the rank that waited longest
   /// Share of the time of forward and backward passes in which ranks waited for other pipeline
   /// stages, or for the slowest rank's last pass; mean of the ranks.

@@ -336,6 +336,10 @@ class Trainer {
           ->await_weights();  // part of this step: the next forward pass does not wait for them
     }
     if (checkpoints_->snapshot_bytes() > 0) record.checkpoint_ms = checkpoints_->take_blocked_ms();
+    if (!std::exchange(has_noted_activations_, true)) {
+      note(fmt::format("activations: {} on rank 0",
+                       format_bytes(double(executor_->activation_bytes()))));
+    }
     record.memory_bytes = memory_in_use(ranks_->chunks.front().stage.exec());
     exchange_step(groups_.world_axes(), ranks_->take_sent(), executor_->times(), record);
     const double seconds = seconds_since(start);
@@ -494,6 +498,7 @@ class Trainer {
   double elapsed_before_ = 0;
   double loss_ = NAN;
   int saves_seen_ = 0;
+  bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
   bool is_writing_ = false;     // a rank wrote a checkpoint during the step
   bool writing_fails_ = false;  // rank 0: a line of a log

@@ -356,6 +356,10 @@ MoeBatch& MoeBatch::operator=(MoeBatch&&) noexcept = default;
 std::span<const int64_t> MoeBatch::rows_of_experts() const {
   return rows_ ? rows_->rows_of_experts() : std::span<const int64_t>();
 }
+size_t MoeBatch::bytes() const {
+  if (!rows_) return 0;
+  return rows_->x.bytes() + rows_->gate_up.bytes() + rows_->inner.bytes() + rows_->bytes_on_gpu;
+}
 
 MoeLayer::MoeLayer(Communicator& comm, const MoeShape& shape, const MoeOptions& options)
     : impl_(comm.on_gpu() ? make_gpu_moe(comm, shape, options)

@@ -23,6 +23,7 @@ class GrowingTensor {
   Tensor of(DType dtype, int64_t rows, int64_t columns);
   /// View of its contents.
   Tensor view(DType dtype, int64_t rows, int64_t columns) const;
+  size_t bytes() const { return memory_.bytes(); }
 
  private:
   Memory memory_;
@@ -92,6 +93,7 @@ class MoeRows {
   } filled;
   /// Saved activations of a forward pass on a GPU.
   std::shared_ptr<void> on_gpu;
+  size_t bytes_on_gpu = 0;
 
  private:
   struct Source {

@@ -62,21 +62,18 @@ class CudnnAttention final : public FusedAttention {
 
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, int64_t window) override {
-    const Plans& plans = find_plans(window);
-    check_stream(exec);
-    check_rows("q", q, rows_.qkv_stride);
-    check_rows("k", k, rows_.qkv_stride);
-    check_rows("v", v, rows_.qkv_stride);
-    check_rows("out", out, rows_.out_stride);
-    check_log_sums(log_sums);
+    check_forward(exec, q, k, v, out, log_sums, window);
     if (q.read_only() || k.read_only()) {
       throw InvalidArgument("attention: q and k are rotated in place: expected writable tensors");
     }
     rotate(stream_, rope_, shape_.seq, Rotation::forward, q, k);
-    TandemCudnnTensors tensors{};
-    tensors.q = q.data(), tensors.k = k.data(), tensors.v = v.data();
-    tensors.out = out.data(), tensors.log_sums = log_sums.as<float>();
-    run(plans.forward, tensors);
+    run_forward(q, k, v, out, log_sums, window);
+  }
+
+  void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const Tensor& out, const Tensor& log_sums, int64_t window) override {
+    check_forward(exec, q, k, v, out, log_sums, window);
+    run_forward(q, k, v, out, log_sums, window);
   }
 
   void backward(const Exec& exec, const AttentionGradients& t, int64_t window) override {
@@ -143,6 +140,24 @@ class CudnnAttention final : public FusedAttention {
         fmt::format("attention: window {}: expected one that it was made for", window));
   }
   int64_t query_heads() const { return shape_.heads / shape_.kv_heads; }
+
+  void check_forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const Tensor& out, const Tensor& log_sums, int64_t window) const {
+    find_plans(window);  // throws if there are none
+    check_stream(exec);
+    check_rows("q", q, rows_.qkv_stride);
+    check_rows("k", k, rows_.qkv_stride);
+    check_rows("v", v, rows_.qkv_stride);
+    check_rows("out", out, rows_.out_stride);
+    check_log_sums(log_sums);
+  }
+  void run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                   const Tensor& log_sums, int64_t window) const {
+    TandemCudnnTensors tensors{};
+    tensors.q = q.data(), tensors.k = k.data(), tensors.v = v.data();
+    tensors.out = out.data(), tensors.log_sums = log_sums.as<float>();
+    run(find_plans(window).forward, tensors);
+  }
 
   void run(const Plan& plan, const TandemCudnnTensors& tensors) const {
     if (cudnn_.run(plan.get(), &tensors, workspace_.data()) == 0) return;

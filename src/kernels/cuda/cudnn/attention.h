@@ -15,6 +15,8 @@ class FusedAttention {
   virtual ~FusedAttention() = default;
   virtual void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Tensor& out, const Tensor& log_sums, int64_t window) = 0;
+  virtual void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
+                             const Tensor& out, const Tensor& log_sums, int64_t window) = 0;
   virtual void backward(const Exec& exec, const AttentionGradients& tensors, int64_t window) = 0;
 };
 

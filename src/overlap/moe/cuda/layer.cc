@@ -200,6 +200,7 @@ MoeSavedActivations* MoeOnGpus::saved_in(MoeRows& rows) const {
     }
     rows.on_gpu = make_saved();
     activations = static_cast<MoeSavedActivations*>(rows.on_gpu.get());
+    rows.bytes_on_gpu = activations->saved.x.bytes() + activations->saved.gate_up.bytes();
   }
   return activations;
 }

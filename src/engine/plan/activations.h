@@ -1,0 +1,16 @@
+// Memory of a training run's activations, computed before allocation: what microbatches in flight
+// save, and what they share (engine/model/recompute.h). Without the scratch memory of operators.
+#pragma once
+
+#include "engine/config/config.h"
+
+namespace tandem {
+
+/// Bytes of a rank of a pipeline stage. In floating point, which does not overflow. Assumes bf16
+/// for train.dtype "auto", and tokens spread evenly over the experts; `on_gpus`: as many as could
+/// arrive, for which GPUs have memory.
+double rank_activation_bytes(const TrainConfig& config, int pp_rank, bool on_gpus = false);
+/// Bytes of all ranks together.
+double activation_bytes(const TrainConfig& config);
+
+}  // namespace tandem
