@@ -16,6 +16,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/train/trainer.h"
 #include "layouts.h"
+#include "tandem/error.h"
 #include "temp_dir.h"
 
 namespace tandem {
@@ -84,6 +85,7 @@ class TrainBackground : public testing::TestWithParam<Case> {};
 // From every checkpoint that was written during training, the run ends with the bits of a run that
 // writes none.
 TEST_P(TrainBackground, ResumedRunHasTheBitsOfAnUninterruptedOne) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const std::string whole = dir / "whole", saved = dir / "saved";
   run_on_threads(request(GetParam(), whole, {}));
@@ -111,6 +113,25 @@ INSTANTIATE_TEST_SUITE_P(Some, TrainBackground, testing::ValuesIn(cases()),
 INSTANTIATE_TEST_SUITE_P(MoreLong, TrainBackground, testing::ValuesIn(more_cases()),
                          [](const auto& of) { return of.param.name; });
 
+// Threads, or under mpirun processes, whose writing threads exchange messages while they train.
+TEST(TrainBackgroundRanks, MayBeProcesses) {
+  const TempDir dir;
+  for (const Layout layout : layouts()) {
+    if (layout.tp * layout.dp != 2) continue;
+    const Case c{"", layout, {"train.steps=20"}};
+    const std::string name = std::to_string(layout.tp);
+    const std::string whole = dir / ("whole" + name), saved = dir / ("saved" + name);
+    run_layout(request(c, whole, {}));
+    run_layout(request(c, saved, {"checkpoint.every=1", "checkpoint.keep=99"}));
+    if (!is_root()) continue;
+    EXPECT_TRUE(final_weights(saved) == final_weights(whole));
+    for (const std::string& path : list_checkpoints(saved)) {
+      EXPECT_NO_THROW(verify_checkpoint(path));
+    }
+    EXPECT_GE(list_checkpoints(saved).size(), 2u);
+  }
+}
+
 std::vector<nlohmann::json> metrics(const std::string& out) {
   std::vector<nlohmann::json> lines;
   std::istringstream text(read_file(out + "/metrics.jsonl"));
@@ -125,6 +146,7 @@ std::vector<int64_t> saved_steps(const std::string& out) {
 }
 
 TEST(TrainCheckpoints, AreTakenWhenTheyAreDue) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const Case one{"", {1, 2}, {}};
   // Slow steps: each write has ended two steps later.
@@ -157,7 +179,34 @@ TEST(TrainCheckpoints, AreTakenWhenTheyAreDue) {
   for (const auto& line : metrics(dir / "rarely")) EXPECT_FALSE(line.contains("saved_step"));
 }
 
+// While every rank's thread writes, one rank fails: its error is that of the run, and no thread
+// waits for another until the deadline of a disk.
+TEST(TrainCheckpoints, ErrorOfOneRankEndsTheRunAtOnce) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
+  const TempDir dir;
+  for (const int64_t last : {1, 2, 5}) {
+    TrainRequest failing = request({"", {2, 2}, {}}, dir / std::to_string(last),
+                                   {"train.steps=1000", "checkpoint.every=1"});
+    std::atomic<int> ranks{0};
+    failing.before_step = [&](int64_t step) {
+      if (step == last && ++ranks == 3) throw IoError("a rank has failed");
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      run_on_threads(failing);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "a rank has failed");
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+    // Checkpoints saved before are valid.
+    EXPECT_NO_THROW(newest_checkpoint(
+        failing.out, [](const std::string& warning) { ADD_FAILURE() << warning; }));
+  }
+}
+
 TEST(TrainCheckpoints, ModelIsExportedInBf16) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   const Case one{"", {2, 2}, {}};
   run_on_threads(request(one, dir / "f32", {}));
@@ -191,6 +240,7 @@ bool all_zero(const std::string& path) {
 }
 
 TEST(TrainInit, StartsFromTheWeightsOfAModel) {
+  if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
   run_on_threads(request({"", {2, 2}, {}}, dir / "first", {"checkpoint.export_dtype=bf16"}));
   const std::string checkpoint = checkpoint_path(dir / "first", 6);

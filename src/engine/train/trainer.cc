@@ -163,7 +163,8 @@ class Trainer {
     }
     if (progress_) progress_->finish();
     note(describe_peak());
-    return {stopped, state_.step, loss_, checkpoint_path(request_.out, state_.step)};
+    return {stopped, state_.step, loss_,
+            unsaved.empty() ? checkpoint_path(request_.out, state_.step) : ""};
   }
 
  private:

@@ -43,7 +43,7 @@ struct TrainEnd {
   bool stopped = false;
   int64_t step = 0;
   double loss = NAN;       ///< last step's, nats per token; NaN if no step ran
-  std::string checkpoint;  ///< path of the last one
+  std::string checkpoint;  ///< path of the last step's; empty if it could not be saved
 };
 
 /// Collective over a world of tp x dp x pp ranks; every rank passes the same request. Writes, on
