@@ -241,7 +241,11 @@ TEST(Config, ModelsTooLargeForThisMachineAreRefused) {
   EXPECT_DOUBLE_EQ(training_bytes(config), 56.0 * double(config.model.parameters()));
   config.parallel.codec = "gradients=int4,weights=int8";  // the owners' weights once
   EXPECT_DOUBLE_EQ(training_bytes(config), 60.0 * double(config.model.parameters()));
+  EXPECT_EQ(snapshot_bytes(config), 0);
+  config.checkpoint.every_s = 60;  // twice the owners' weights of both kinds and moments; residuals
+  EXPECT_DOUBLE_EQ(snapshot_bytes(config), (32.0 + 3 * 8) * double(config.model.parameters()));
   config.parallel.error_feedback = false;
+  EXPECT_DOUBLE_EQ(snapshot_bytes(config), 32.0 * double(config.model.parameters()));
   EXPECT_DOUBLE_EQ(training_bytes(config), 36.0 * double(config.model.parameters()));
   config.model.hidden = 1 << 20;
   config.model.layers = 4096;
@@ -252,6 +256,7 @@ TEST(Config, ModelsTooLargeForThisMachineAreRefused) {
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(),
                 HasSubstr("on tp 2 x dp 3 ranks: its weights, gradients and moments"));
+    EXPECT_THAT(error.what(), HasSubstr(", snapshots for checkpoints "));
     EXPECT_THAT(error.what(), HasSubstr("expected at most this machine's"));
   }
 }

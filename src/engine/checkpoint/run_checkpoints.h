@@ -20,13 +20,18 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/snapshot.h"
 #include "engine/checkpoint/trained_ranks.h"
+#include "engine/config/config.h"
 
 namespace tandem {
 
 struct CheckpointSchedule {
-  int64_t every = 0;        ///< steps; 0: none
-  double every_s = 0;       ///< seconds of training; 0: none
-  bool first_step = false;  ///< also after step 1
+  int64_t every;    ///< steps; 0: none
+  double every_s;   ///< seconds of training; 0: none
+  bool first_step;  ///< also after step 1
+  explicit CheckpointSchedule(const TrainConfig& config)
+      : every(config.checkpoint.every),
+        every_s(config.checkpoint.every_s),
+        first_step(config.checkpoint.first_step) {}
   bool is_periodic() const { return every > 0 || every_s > 0 || first_step; }
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/machine.h"
+#include "engine/checkpoint/run_checkpoints.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/parallel/dims.h"
@@ -89,6 +90,20 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   return of_window * (1 + copies + (sends_bf16 ? 0.5 : 1));
 }
 
+double snapshot_bytes(const TrainConfig& config) {
+  if (!CheckpointSchedule(config).is_periodic()) return 0;
+  const auto of = [&](double parameters, int64_t replicas) {
+    const bool has_differences =
+        replicas > 1 && !CodecPolicy::parse(config.parallel.codec).weights.is_exact();
+    // Two generations of weights, both moments and masters; residuals of every replica.
+    return parameters * ((has_differences ? 32 : 24) +
+                         double(replicas) * state_bytes(config, replicas).residuals);
+  };
+  const auto experts = double(config.model.expert_parameters());
+  return of(double(config.model.parameters()) - experts, config.parallel.dp) +
+         of(experts, config.parallel.dp / config.parallel.ep);
+}
+
 namespace {
 
 std::string describe_recompute(const TrainConfig& config) {
@@ -108,24 +123,27 @@ std::string describe_memory(const TrainConfig& config, bool on_gpus) {
                                   bytes.gradients, bytes.optimizer);
   if (bytes.residuals > 0) terms += fmt::format(" + {} error feedback", bytes.residuals);
   const int ranks = ParallelDims(config).ranks();
+  const double snapshots = snapshot_bytes(config) / ranks;
   return fmt::format(
       "expected memory: {:.3g} bytes a parameter and rank ({}); a rank: {} of state, {} of "
-      "messages, {} of activations{}",
+      "messages, {} of activations{}{}",
       bytes.total(), terms, format_bytes(training_bytes(config) / ranks),
       format_bytes(message_bytes(config, on_gpus) + gradient_window_bytes(config, on_gpus)),
-      format_bytes(rank_activation_bytes(config, 0, on_gpus)), describe_recompute(config));
+      format_bytes(rank_activation_bytes(config, 0, on_gpus)), describe_recompute(config),
+      snapshots > 0 ? fmt::format(", {} of snapshots", format_bytes(snapshots)) : "");
 }
 
 void check_memory(const TrainConfig& config, bool on_gpus) {
   const int ranks = ParallelDims(config).ranks();
   const double share = double(ranks_here(ranks)) / ranks;
   const double bytes = training_bytes(config) * share,
-               activations = on_gpus ? 0 : activation_bytes(config) * share;
+               activations = on_gpus ? 0 : activation_bytes(config) * share,
+               snapshots = snapshot_bytes(config) * share;
   const auto machine = double(this_machine().memory_bytes);
-  if (machine == 0 || bytes + activations <= machine) return;
+  if (machine == 0 || bytes + activations + snapshots <= machine) return;
   throw ConfigError(fmt::format(
       "a model of {:.4g} M parameters on tp {} x dp {}{} ranks: its weights, gradients and moments "
-      "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB: expected "
+      "need {:.3g} GB, and the activations of {} samples of {} tokens a rank {:.3g} GB{}: expected "
       "at "
       "most this machine's {:.3g} GB (fewer samples at once: train.microbatch; or "
       "train.recompute)",
@@ -133,7 +151,9 @@ void check_memory(const TrainConfig& config, bool on_gpus) {
       config.parallel.pp > 1 ? fmt::format(" x pp {}", config.parallel.pp) : "", bytes / 1e9,
       config.train.microbatch > 0 ? config.train.microbatch
                                   : config.train.batch / config.parallel.dp,
-      config.train.seq, activations / 1e9, machine / 1e9));
+      config.train.seq, activations / 1e9,
+      snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",
+      machine / 1e9));
 }
 
 void check_memory(const ModelConfig& model, const EvaluateOptions& options) {

@@ -24,6 +24,9 @@ double training_bytes(const TrainConfig& config);
 double gradient_window_bytes(const TrainConfig& config, bool on_gpus);
 /// Bytes of a rank's messages to and from its replicas.
 double message_bytes(const TrainConfig& config, bool on_gpus);
+/// Bytes of the snapshots that periodic checkpoints are written from, of all ranks together; in
+/// host memory.
+double snapshot_bytes(const TrainConfig& config);
 /// "expected memory: 12.0 bytes a parameter and rank (2 weights + 4 gradients + 6 optimizer), …"
 std::string describe_memory(const TrainConfig& config, bool on_gpus);
 /// Throws ConfigError if the ranks on this machine need more than its memory. `on_gpus`:

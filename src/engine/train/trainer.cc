@@ -442,11 +442,10 @@ class Trainer {
   }
 
   RunCheckpoints::Options checkpoint_options() {
-    const auto& c = config_.checkpoint;
     return {.out = request_.out,
             .model = config_.model,
-            .schedule = {c.every, c.every_s, c.first_step},
-            .keep = c.keep,
+            .schedule = CheckpointSchedule(config_),
+            .keep = config_.checkpoint.keep,
             .prepare = [this] { files_->prepare_checkpoint(config_); }};
   }
 
