@@ -4,7 +4,8 @@ S]: kills trainings, damages their checkpoints, tuner cache and models, makes th
 fail, and checks the outcomes.
 
   kills        SIGKILL at a random moment of a training (one process; every fifth a rank of two under
-               mpirun), repeatedly, then --resume: the end has the bits of an undisturbed run
+               mpirun), repeatedly, then --resume: the end has the bits of an undisturbed run, and the
+               ledger shows every sample once
   corruptions  one to three files of one to three checkpoints flipped, cut, removed, exchanged or
                replaced, then --resume: an older valid checkpoint and the same bits, or, if none is
                left, exit 3 and an error naming a file
@@ -13,7 +14,8 @@ fail, and checks the outcomes.
   tuner files  tuner.json flipped, cut, removed, replaced, or its lock held elsewhere: the training
                completes with the same bits, and leaves a file that a third one reads
   fs faults    libfiu makes random reads, writes and similar calls fail in a training: exit 0 and the
-               same bits, or a named error; a --resume without faults then ends with the same bits
+               same bits, or a named error; a --resume without faults then ends with the same bits; the
+               ledger shows every sample once
 
 Prints a table of outcomes; exits 1 after any other outcome, whose folder is kept. The choices
 follow from the seed; the moments of kills and failing calls do not entirely."""
@@ -173,6 +175,14 @@ class Runs:
         if metrics and results(whole) != results(out):
             raise Unexpected("metrics.jsonl differs from the run left alone")
 
+    def require_ledger(self, out):
+        """Every sample consumed once."""
+        with tempfile.TemporaryFile("w+", dir=self.folder) as output:
+            status, text = self.end(self.spawn([self.tandem, "data", "check", str(out)], output))
+            output.seek(0)
+            if status:
+                raise Unexpected(f"data check: exit {status}: {text}{output.read()[-2000:]}")
+
 
 def results(out):
     """Fields that do not depend on the clock."""
@@ -236,6 +246,7 @@ def kill_case(runs, rng, out, mpi):
         kills += 1
     runs.train(layout, out, 0)
     runs.require_same_end(layout, out)
+    runs.require_ledger(out)
     return kills, f"killed in {'mpirun' if mpi else 'one process'}, the same bits"
 
 
@@ -389,7 +400,8 @@ def fs_fault_case(runs, rng, out, _):
     if rng.random() < 0.5:  # half of them resume
         shutil.copytree(runs.whole(layout) / "checkpoints" / f"step-{EVERY * 4:08}",
                         out / "checkpoints" / f"step-{EVERY * 4:08}")
-        shutil.copy(runs.whole(layout) / "metrics.jsonl", out)
+        for name in ("metrics.jsonl", "ledger.jsonl"):
+            shutil.copy(runs.whole(layout) / name, out)
     (out / "fault.txt").write_text(f"{point} {probability} {layout}\n")
     faulty = ["fiu-run", "-f", "", "-x", "-c", f"enable_random name={point},probability={probability}"]
     status, text = runs.end(runs.start(layout, out, before=faulty))
@@ -401,6 +413,7 @@ def fs_fault_case(runs, rng, out, _):
             raise Unexpected(f"no file by name: {error}")
         runs.train(layout, out, 0)
     runs.require_same_end(layout, out)
+    runs.require_ledger(out)
     return 1, ("failed by name, then resumed" if status else "went through") + ", the same bits"
 
 

@@ -75,6 +75,24 @@ TEST(LedgerLines, AnyChangedByteIsFound) {
   }
 }
 
+TEST(LedgerLines, NumbersOutOfRangeAreNamed) {
+  const auto refusal = [](const std::string& line) -> std::string {
+    try {
+      parse_ledger_line(std::string_view(line).substr(0, line.size() - 1));
+    } catch (const IoError& error) {
+      return error.what();
+    }
+    return "read";
+  };
+  EXPECT_THAT(refusal(to_ledger_line(1, step_at(1, -16, 16))),
+              HasSubstr("first_sample is -16: expected an integer from 0 to 1152921504606846976"));
+  EXPECT_THAT(refusal(to_ledger_line(1, step_at(1, 0, INT64_MAX / 16))), HasSubstr("tokens is "));
+  LedgerStart start = kStart;
+  start.windows = 0;
+  EXPECT_THAT(refusal(to_ledger_line(1, start)), HasSubstr("windows is 0: expected an integer"));
+  EXPECT_EQ(refusal(to_ledger_line(1, kStart)), "read");
+}
+
 TEST(LedgerLines, HashOfAStepDoesNotDependOnItsLayout) {
   const std::vector<int32_t> text{1, 2, 3, 4, 5};
   const std::span<const int32_t> tokens(text.data(), 4), targets(text.data() + 1, 4);

@@ -35,31 +35,31 @@ uint64_t parse_hex(const std::string& digits) {
   throw IoError(fmt::format("text_hash is {}: expected hexadecimal digits", printable(digits)));
 }
 
+/// Sums of two do not overflow.
+int64_t integer_from(const ordered_json& line, const char* key, int64_t min) {
+  constexpr int64_t kMax = int64_t{1} << 60;
+  const ordered_json& value = line.at(key);
+  const bool fits = value.is_number_integer() && value >= min && value <= kMax;
+  if (fits) return value.get<int64_t>();
+  throw IoError(fmt::format("{} is {}: expected an integer from {} to {}", key,
+                            printable(value.dump()), min, kMax));
+}
+
 LedgerStart start_from(const ordered_json& line) {
-  LedgerStart start;
-  line.at("step").get_to(start.step);
-  line.at("next_sample").get_to(start.next_sample);
-  line.at("data").get_to(start.data);
-  line.at("windows").get_to(start.windows);
-  line.at("seq").get_to(start.seq);
-  line.at("seed").get_to(start.seed);
-  line.at("dp").get_to(start.dp);
-  line.at("microbatch").get_to(start.microbatch);
-  if (start.windows < 1) throw IoError("windows: expected at least 1");
-  return start;
+  return {integer_from(line, "step", 0),      integer_from(line, "next_sample", 0),
+          line.at("data").get<std::string>(), integer_from(line, "windows", 1),
+          integer_from(line, "seq", 1),       integer_from(line, "seed", 0),
+          integer_from(line, "dp", 1),        integer_from(line, "microbatch", 1)};
 }
 
 LedgerStep step_from(const ordered_json& line, bool is_skip) {
-  LedgerStep step;
-  line.at("step").get_to(step.step);
-  line.at("first_sample").get_to(step.first_sample);
-  line.at("samples").get_to(step.samples);
-  line.at("epoch").get_to(step.epoch);
-  line.at("tokens").get_to(step.tokens);
-  step.text_hash = parse_hex(line.at("text_hash").get<std::string>());
-  if (is_skip) line.at("reason").get_to(step.skip_reason);
-  if (step.samples < 1) throw IoError("samples: expected at least 1");
-  return step;
+  return {integer_from(line, "step", 1),
+          integer_from(line, "first_sample", 0),
+          integer_from(line, "samples", 1),
+          integer_from(line, "epoch", 0),
+          integer_from(line, "tokens", 0),
+          parse_hex(line.at("text_hash").get<std::string>()),
+          is_skip ? line.at("reason").get<std::string>() : ""};
 }
 
 }  // namespace
@@ -107,7 +107,7 @@ LedgerLine parse_ledger_line(std::string_view line) {
   const auto json = parse_json<ordered_json>(line);
   try {
     LedgerLine parsed;
-    json.at("line").get_to(parsed.number);
+    parsed.number = integer_from(json, "line", 1);
     const auto record = json.at("record").get<std::string>();
     if (record == "start") {
       parsed.record = start_from(json);
