@@ -28,6 +28,7 @@
 #include "engine/report/progress.h"
 #include "engine/train/gpu_training.h"
 #include "engine/train/model_ranks.h"
+#include "engine/train/progress_sink.h"
 #include "engine/train/run_files.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
@@ -58,45 +59,6 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request,
   set_kernel_threads(threads_per_rank(world.size()));
   return request;
 }
-
-/// Progress line of a run, and notes on what its steps send.
-class ProgressSink : public StepSink {
- public:
-  ProgressSink(const TrainConfig& config, ProgressLine& progress, const TrainState& state)
-      : config_(config), progress_(progress), state_(state) {}
-
-  void add(const StepRecord& step) override {
-    if (++num_steps_ == 2) {  // the first step sends only the first weights
-      for (const std::string& line : describe_sent(CodecPolicy::parse(config_.parallel.codec),
-                                                   config_.parallel.error_feedback, step)) {
-        progress_.note(line);
-      }
-    }
-    progress_.update({.step = step.step,
-                      .steps = estimate_steps(step),
-                      .loss = step.loss,
-                      .tokens_per_s = step.tokens_per_s,
-                      .elapsed_s = state_.elapsed_s,
-                      .seconds = config_.train.seconds,
-                      .lr = step.lr,
-                      .grad_norm = step.grad_norm,
-                      .mfu = step.mfu});
-  }
-
- private:
-  /// Steps of the run; 0 if it ends by time.
-  int64_t estimate_steps(const StepRecord& step) const {
-    if (config_.train.seconds > 0) return 0;
-    if (config_.train.tokens == 0) return config_.train.steps;
-    const auto left = double(config_.train.tokens - state_.control.tokens);
-    return step.step + std::max<int64_t>(0, std::llround(left / double(step.tokens)));
-  }
-
-  const TrainConfig& config_;
-  ProgressLine& progress_;
-  const TrainState& state_;
-  int64_t num_steps_ = 0;
-};
 
 class Trainer {
  public:
