@@ -139,9 +139,7 @@ class LayerStep {
     }
     return digest;
   }
-  size_t activation_bytes() const {
-    return stage_.activation_bytes(microbatch_) + stage_.shared_activation_bytes();
-  }
+  size_t activation_bytes() const { return microbatch_.bytes() + stage_.shared_activation_bytes(); }
   const Stage& stage() const { return stage_; }
   const Exec& exec() const { return exec_; }
 

@@ -95,7 +95,7 @@ RecomputedActivations::RecomputedActivations(const ModelContext& c) {
 }
 
 size_t RecomputedActivations::bytes() const {
-  size_t bytes = residual ? (*residual)->bytes() : 0;
+  size_t bytes = weight_passes.bytes() + (residual ? (*residual)->bytes() : 0);
   for (const BranchActivations& each : branches) bytes += each.bytes();
   return bytes;
 }
@@ -103,6 +103,10 @@ size_t RecomputedActivations::bytes() const {
 WeightPasses::Free& WeightPasses::free_of(const ModelContext& c, size_t branch) {
   const bool has_activations = c.options.recompute.of(layer_of(c, branch)) != Recompute::none;
   return free_[branch_kind(c.layout.branches[branch])][size_t(has_activations)];
+}
+
+void WeightPasses::begin(const ModelContext& c, MicrobatchState& m) {
+  for (size_t i = 0; i < m.branches.size(); ++i) begin(c, m, i);
 }
 
 void WeightPasses::begin(const ModelContext& c, MicrobatchState& m, size_t branch) {
@@ -184,6 +188,9 @@ size_t MicrobatchState::bytes() const {
 
 Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}
 Microbatch::~Microbatch() = default;
+size_t Microbatch::bytes() const {
+  return state_->bytes();
+}
 Microbatch::Microbatch(Microbatch&&) noexcept = default;
 Microbatch& Microbatch::operator=(Microbatch&&) noexcept = default;
 

@@ -41,32 +41,34 @@ struct BranchActivations {
   std::unique_ptr<MoeBatch> expert_memory;
 };
 
-/// Memory that the layers of a stage recompute activations in.
-struct RecomputedActivations {
-  /// Empty if no layer recomputes.
-  explicit RecomputedActivations(const ModelContext& context);
-  size_t bytes() const;
-  std::array<BranchActivations, kBranchKinds> branches;  ///< by branch_kind
-  std::optional<Activation> residual;                    ///< between the two branches of a layer
-};
-
 /// Memory of split backward passes, reused by other layers and microbatches: there is as much as
 /// passes are pending at once.
 class WeightPasses {
  public:
-  /// Before backward_input: sets the branch's weight_pass, which its recomputed operands are then
-  /// in.
-  void begin(const ModelContext& context, MicrobatchState& microbatch, size_t branch);
+  /// Before backward_input: sets the weight_pass of all branches, which their recomputed operands
+  /// are then in.
+  void begin(const ModelContext& context, MicrobatchState& microbatch);
   /// After backward_weight.
   void end(const ModelContext& context, MicrobatchState& microbatch, size_t branch);
   /// Bytes of all passes, pending or not.
   size_t bytes() const { return bytes_; }
 
  private:
+  void begin(const ModelContext& context, MicrobatchState& microbatch, size_t branch);
   using Free = std::vector<std::unique_ptr<WeightPass>>;
   Free& free_of(const ModelContext& context, size_t branch);
   std::array<std::array<Free, 2>, kBranchKinds> free_;  // [..][has activations]
   size_t bytes_ = 0;
+};
+
+/// Memory that the layers of a stage recompute activations in, and of its split backward passes.
+struct RecomputedActivations {
+  /// Empty if no layer recomputes.
+  explicit RecomputedActivations(const ModelContext& context);
+  size_t bytes() const;
+  std::array<BranchActivations, kBranchKinds> branches;  ///< by branch_kind
+  std::optional<Activation> residual;                    ///< between the two branches of a layer
+  WeightPasses weight_passes;
 };
 
 struct HeadActivations {

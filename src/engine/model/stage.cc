@@ -116,7 +116,7 @@ class Stage::Impl {
     residual_gradient();
     check_no_pending("backward", m);
     // All memory before any kernel that waits for peers.
-    for (size_t i = 0; is_split && i < branches_.size(); ++i) weight_passes_.begin(context_, m, i);
+    if (is_split) context_.recomputed->weight_passes.begin(context_, m);
     const ModelLayout& layout = context_.layout;
     const auto report = [&](FlatRange range) {
       if (ready && range.count > 0) ready(range);
@@ -169,7 +169,7 @@ class Stage::Impl {
       for (size_t i = per_layer; i-- > 0;) {
         const size_t branch = layer * per_layer + i;
         branches_[branch].backward_weight(m.branches[branch]);
-        weight_passes_.end(context_, m, branch);
+        context_.recomputed->weight_passes.end(context_, m, branch);
         report(expert_range(branch));
       }
       report(layer_range(layer));
@@ -230,7 +230,7 @@ class Stage::Impl {
   }
 
   size_t shared_activation_bytes() const {
-    return context_.recomputed->bytes() + weight_passes_.bytes() + (head_ ? head_->bytes() : 0);
+    return context_.recomputed->bytes() + (head_ ? head_->bytes() : 0);
   }
 
   ModelContext context_;
@@ -344,7 +344,6 @@ class Stage::Impl {
   std::array<std::unique_ptr<BranchProducts>, kBranchKinds> products_;
   std::unique_ptr<BranchExperts> experts_;
   std::vector<Branch> branches_;
-  WeightPasses weight_passes_;
   std::optional<StepLoad> load_;  // with experts
   Tensor dx_;                     // residual_gradient(), without data before its first use
   std::optional<Activation> dx_memory_;
@@ -449,9 +448,6 @@ Microbatch Stage::make_microbatch() const {
 }
 Microbatch Stage::make_microbatch_without_input() const {
   return Microbatch(std::make_unique<MicrobatchState>(impl_->context_, false));
-}
-size_t Stage::activation_bytes(const Microbatch& microbatch) const {
-  return microbatch.state_->bytes();
 }
 size_t Stage::shared_activation_bytes() const {
   return impl_->shared_activation_bytes();

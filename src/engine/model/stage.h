@@ -76,6 +76,8 @@ class Microbatch {
   ~Microbatch();
   Microbatch(Microbatch&&) noexcept;
   Microbatch& operator=(Microbatch&&) noexcept;
+  /// Bytes of its memory, which grows in the first passes.
+  size_t bytes() const;
 
  private:
   friend class Stage;
@@ -140,10 +142,8 @@ class Stage {
   Microbatch make_microbatch() const;
   /// The same without memory for its input, which `set_input` sets before every forward pass.
   Microbatch make_microbatch_without_input() const;
-  /// Bytes of a microbatch's memory, and of that which all microbatches share: recomputed
-  /// activations, operands of split backward passes, the logits' gradient. Both grow in the first
-  /// passes.
-  size_t activation_bytes(const Microbatch& microbatch) const;
+  /// Bytes of memory that all microbatches share, which grows in the first passes: recomputed
+  /// activations, operands of split backward passes, the logits' gradient.
   size_t shared_activation_bytes() const;
   /// Shape, dtype and device of the residual stream: f32 [local rows, hidden], without data.
   Tensor residual() const;

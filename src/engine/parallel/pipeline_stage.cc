@@ -41,7 +41,7 @@ class ModelStage final : public PipelineStage {
   double take_loss() override { return stage_.take_loss(); }
   size_t activation_bytes() const override {
     size_t bytes = stage_.shared_activation_bytes();
-    for (const Microbatch& each : microbatches_) bytes += stage_.activation_bytes(each);
+    for (const Microbatch& each : microbatches_) bytes += each.bytes();
     return bytes;
   }
 
