@@ -45,7 +45,7 @@ std::vector<RankBytes> run_step(const TrainConfig& config) {
     StepExecutor executor(config, groups, corpus(), sampler, model);
     for (ModelChunk& chunk : model.chunks) {
       chunk.stage.initialize(1);
-      chunk.optimizer.adopt_weights();
+      chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
     }
     executor.weights_changed();
     executor.compute(0, executor.targets(0));

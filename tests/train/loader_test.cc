@@ -13,6 +13,7 @@
 #include <set>
 #include <thread>
 
+#include "engine/data/corpus.h"
 #include "engine/data/ledger_lines.h"
 #include "tandem/error.h"
 #include "tandem/random.h"

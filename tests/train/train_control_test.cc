@@ -198,7 +198,7 @@ std::vector<std::vector<float>> train_steps(const TrainConfig& config, const Cor
     StepExecutor executor(config, groups, corpus, sampler, ranks);
     for (ModelChunk& chunk : ranks.chunks) {
       chunk.stage.initialize(1);
-      chunk.optimizer.adopt_weights();
+      chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
     }
     executor.weights_changed();
     for (int64_t step = 0; step < 4; ++step) {

@@ -1,6 +1,3 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "engine/config/config.h"
 
 namespace tandem {
@@ -428,42 +425,6 @@ std::vector<ConfigKey> make_keys() {
 }
 #undef TANDEM_SLOT
 
-struct Describe {
-  const ConfigKey& key;
-  std::string operator()(int64_t* value) const {
-    return fmt::format("integer {}, {:.10g} to {:.10g}", *value, key.min, key.max);
-  }
-  std::string operator()(double* value) const {
-    return fmt::format("number {:g}, {:.7g} to {:.7g}", *value, key.min, key.max);
-  }
-  std::string operator()(bool* value) const { return fmt::format("boolean {}", *value); }
-  std::string operator()(std::string* value) const {
-    return key.choices.empty()
-               ? fmt::format("string \"{}\"", *value)
-               : fmt::format("string \"{}\", of {}", *value, fmt::join(key.choices, ", "));
-  }
-  std::string operator()(std::vector<std::string>* value) const {
-    return fmt::format("strings [{}]", fmt::join(*value, ", "));
-  }
-  std::string operator()(std::vector<int64_t>* value) const {
-    return fmt::format("integers [{}], {:.10g} to {:.10g}", fmt::join(*value, ", "), key.min,
-                       key.max);
-  }
-};
-
-struct AsToml {
-  std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const double* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const bool* value) const { return fmt::format("{}", *value); }
-  std::string operator()(const std::string* value) const { return fmt::format("\"{}\"", *value); }
-  std::string operator()(const std::vector<std::string>* value) const {
-    return value->empty() ? "[]" : fmt::format("[\"{}\"]", fmt::join(*value, "\", \""));
-  }
-  std::string operator()(const std::vector<int64_t>* value) const {
-    return fmt::format("[{}]", fmt::join(*value, ", "));
-  }
-};
-
 }  // namespace
 
 std::span<const ConfigKey> config_keys() {
@@ -489,27 +450,6 @@ std::string_view current_name(std::string_view old) {
     if (key.old == old) return key.name;
   }
   return {};
-}
-
-std::string describe_config_keys() {
-  TrainConfig defaults;
-  std::string text;
-  for (const ConfigKey& key : config_keys()) {
-    text += fmt::format("{:<30} {} ({})\n", key.name, key.help,
-                        std::visit(Describe{key}, key.slot(defaults)));
-  }
-  return text;
-}
-
-std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after) {
-  TrainConfig copies[] = {before, after};
-  std::vector<KeyDifference> differences;
-  for (const ConfigKey& key : config_keys()) {
-    const std::string was = std::visit(AsToml(), key.slot(copies[0]));
-    const std::string is = std::visit(AsToml(), key.slot(copies[1]));
-    if (was != is) differences.push_back({key.name, was, is});
-  }
-  return differences;
 }
 
 }  // namespace tandem
