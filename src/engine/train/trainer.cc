@@ -326,7 +326,7 @@ class Trainer {
   /// Also says which samples a skipped step has dropped.
   void add_to_ledger(const LedgerStep& step) {
     if (!files_) return;
-    try_writing([&] { files_->add(step); });
+    try_writing(ledger_fails_, [&] { files_->add(step); });
     if (step.skip_reason.empty()) return;
     note(fmt::format("step {}: {}: dropped, samples {} to {} of epoch {} are skipped", step.step,
                      step.skip_reason, step.first_sample, step.end() - 1, step.epoch));
@@ -360,12 +360,12 @@ class Trainer {
 
   /// Warns once while `write` fails; its lines are retained and written with the next ones.
   template <typename Write>
-  void try_writing(const Write& write) {
+  void try_writing(bool& fails, const Write& write) {
     try {
       write();
-      writing_fails_ = false;
+      fails = false;
     } catch (const IoError& error) {
-      if (!std::exchange(writing_fails_, true)) note(fmt::format("warning: {}", error.what()));
+      if (!std::exchange(fails, true)) note(fmt::format("warning: {}", error.what()));
     }
   }
 
@@ -386,7 +386,7 @@ class Trainer {
     }
     if (!files_) return;
     if (checkpoints_->saved_step() >= 0) record.saved_step = checkpoints_->saved_step();
-    try_writing([&] { files_->add(record); });
+    try_writing(metrics_fail_, [&] { files_->add(record); });
     progress_sink_->add(record);
   }
 
@@ -463,7 +463,7 @@ class Trainer {
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
   bool is_writing_ = false;     // a rank wrote a checkpoint during the step
-  bool writing_fails_ = false;  // rank 0: a line of a log
+  bool ledger_fails_ = false, metrics_fail_ = false;  // rank 0
   std::string error_;           // this rank's, of text
   std::string diverged_;        // message if the loss is not finite; the same on all ranks
 };
