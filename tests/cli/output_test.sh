@@ -64,7 +64,7 @@ gone eval "$dir/run" --data "$source/configs"
 text=$( (ulimit -f 64; "$tandem" train "$source/configs/tiny.toml" --set train.steps=2 \
   --out "$dir/limited") 2>&1)
 status=$?
-[ $status = 3 ] && [[ $(tail -n 1 <<<"$text") =~ "$dir/limited/checkpoints/".*": cannot write: File too large" ]] ||
+[ $status = 3 ] && [[ $(tail -n 1 <<<"$text") =~ "$dir/limited/".*": cannot write: File too large" ]] ||
   fail "train with ulimit -f: exit $status:" "$text"
 
 # Out of memory. (A sanitizer reserves its memory at start.)

@@ -50,7 +50,7 @@ wait_for "$dir/stopped.log" "warning: checkpoint of step .* not saved"
 kill -TERM $job
 wait $job
 status=$?
-[ $status = 3 ] && grep -q 'error: .*safetensors: cannot write: File too large' "$dir/stopped.log" ||
+[ $status = 3 ] && grep -qE 'error: .*(safetensors|ledger.jsonl): cannot write: File too large' "$dir/stopped.log" ||
   complain "stopped: exit $status:" "$(cat "$dir/stopped.log")"
 
 # The end of a run.
@@ -59,7 +59,7 @@ fill final
 wait $job
 status=$?
 [ $status = 3 ] && grep -q "error: .*final/model.safetensors: cannot write: File too large" "$dir/final.log" &&
-  grep -q "warning: step [0-9]* not saved: .*step-" "$dir/final.log" ||
+  grep -qE "warning: step [0-9]* not saved: .*(step-|ledger)" "$dir/final.log" ||
   complain "final: exit $status:" "$(cat "$dir/final.log")"
 
 # The start.

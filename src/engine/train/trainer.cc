@@ -462,10 +462,10 @@ class Trainer {
   int saves_seen_ = 0;
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
-  bool is_writing_ = false;     // a rank wrote a checkpoint during the step
+  bool is_writing_ = false;                           // a rank wrote a checkpoint during the step
   bool ledger_fails_ = false, metrics_fail_ = false;  // rank 0
-  std::string error_;           // this rank's, of text
-  std::string diverged_;        // message if the loss is not finite; the same on all ranks
+  std::string error_;                                 // this rank's, of text
+  std::string diverged_;  // message if the loss is not finite; the same on all ranks
 };
 
 }  // namespace
