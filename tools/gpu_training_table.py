@@ -58,6 +58,14 @@ def windows(file):
                      for r in run["results"]])
 
 
+def recompute(file):
+    run = json.loads((ROOT / file).read_text())
+    r = run["results"][0]
+    return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, {run["hardware"]}', "after an idle gap, ms", "sustained, ms", "MFU", "activations, GB"],
+                    [[f'`{r.get("recompute", "none")}`', f'{r["time_us"]["step"] / 1e3:.1f}', f'{r["time_us"]["sustained"] / 1e3:.1f}', f'{100 * r["mfu"]:.1f} %', f'{r["activation_bytes"] / 1e9:.2f}']
+                     for r in run["results"]])
+
+
 def layers_tp(file):
     r = json.loads((ROOT / file).read_text())
     us = r["time_us"]

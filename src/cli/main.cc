@@ -32,11 +32,12 @@ Start here:
   mpirun -n 2 tandem train configs/tiny.toml --tp 2 --out out/second   the same on two processes
   tandem generate out/first --prompt '#include <'                      from what was trained
 
-Exit codes: 0 done, 1 a benchmark's result was wrong, a layout differs or a ledger has a fault,
-2 wrong arguments or configuration, 3 a file cannot be read, written or trusted, 4 not in this
-build or not possible here, 5 a wait passed its deadline, 6 another rank aborted, 7 a CUDA or NCCL
-call failed, 70 internal error, 130 `train` was stopped by SIGINT (Ctrl-C), SIGTERM, SIGHUP or
-train.max_seconds and saved a checkpoint. A command prints one line to standard error when it fails.)";
+Exit codes: 0 done, 1 a benchmark's result was wrong, a layout differs, a ledger has a fault or data
+files differ from their manifest, 2 wrong arguments or configuration, 3 a file cannot be read,
+written or trusted, 4 not in this build or not possible here, 5 a wait passed its deadline, 6
+another rank aborted, 7 a CUDA or NCCL call failed, 70 internal error, 130 `train` was stopped by
+SIGINT (Ctrl-C), SIGTERM, SIGHUP or train.max_seconds and saved a checkpoint. A command prints one
+line to standard error when it fails.)";
 
 // Under a launcher every rank reports errors, with its rank as a prefix.
 std::string program() {

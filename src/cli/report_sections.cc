@@ -142,8 +142,11 @@ TrainConfig timed_config(TrainConfig config, const std::string& strategy, const 
   config.train.steps = kTimedSteps;
   config.train.seconds = 0;
   config.train.tokens = config.train.early_stop = 0;
+  config.train.max_seconds = 0;
   config.train.validate_every = 0;
   config.checkpoint.every = 0;
+  config.checkpoint.every_s = 0;
+  config.checkpoint.first_step = false;
   config.trace.enabled = true;
   config.trace.steps = 1;
   config.parallel.strategy = strategy;

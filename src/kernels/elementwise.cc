@@ -8,16 +8,15 @@
 
 namespace tandem {
 
-constexpr size_t kMaxTerms = 16;
-
 void add(const Exec& exec, const Tensor& x, const Tensor& y, const Tensor& out) {
   if (exec.on_gpu()) return gpu::add(exec.stream, x, y, out);
   cpu::add(x, y, out);
 }
 
 void sum(const Exec& exec, std::span<const Tensor> terms, const Tensor& out) {
-  if (terms.empty() || terms.size() > kMaxTerms) {
-    throw InvalidArgument(fmt::format("sum: {} terms: expected 1 to {}", terms.size(), kMaxTerms));
+  if (terms.empty() || terms.size() > kMaxSumTerms) {
+    throw InvalidArgument(
+        fmt::format("sum: {} terms: expected 1 to {}", terms.size(), kMaxSumTerms));
   }
   for (const Tensor& term : terms) {
     if (term.dtype() == DType::f32 && term.dims() == 1 && term.elements() == out.elements())

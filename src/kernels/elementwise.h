@@ -1,6 +1,7 @@
 // Residual adds and dtype casts.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "core/exec.h"
@@ -9,8 +10,9 @@ namespace tandem {
 
 /// out = x + y, all [rows, columns]; x and out f32, y f32 or bf16. out may be x.
 void add(const Exec& exec, const Tensor& x, const Tensor& y, const Tensor& out);
-/// out = terms[0] + terms[1] + …, in this order, f32 vectors of one length, 1 to 16 terms. out may
-/// be one of the terms.
+constexpr size_t kMaxSumTerms = 16;
+/// out = terms[0] + terms[1] + …, in this order, f32 vectors of one length, 1 to kMaxSumTerms. out
+/// may be one of the terms.
 void sum(const Exec& exec, std::span<const Tensor> terms, const Tensor& out);
 /// to = from, contiguous, each f32 or bf16; rounds to nearest even.
 void cast(const Exec& exec, const Tensor& from, const Tensor& to);

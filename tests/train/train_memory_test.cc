@@ -147,6 +147,7 @@ TEST(TrainMemory, SumsOfSeveralPassesAgreeAndRepeatTheirBits) {
   const std::string untied = "model.tie_word_embeddings=false";
   const std::vector<ZeroCase> cases{
       {"tiny.toml", {1, 2}, {"train.microbatch=1"}},
+      {"tiny.toml", {1, 16}, {"train.batch=32", "train.microbatch=1", "train.seq=16"}},
       {"tiny.toml", {2, 2}, {"train.microbatch=2", untied, "train.dtype=bf16"}},
       {"tiny.toml", {1, 2}, {"parallel.pp=2", untied, "train.microbatch=1", "model.layers=4"}},
       {"tiny.toml",

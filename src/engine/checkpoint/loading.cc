@@ -91,6 +91,11 @@ void load_weights(const TrainedRanks& ranks, const SafetensorsFile& weights) {
   }
 }
 
+/// In this thread: long work on files has one of its own, which may not allocate memory of a GPU.
+void allocate_staging(const TrainedRanks& ranks) {
+  for (const TrainedStage& stage : ranks.stages) stage.model.parameter_staging();
+}
+
 void load_tensors(const TrainedRanks& ranks, const std::string& path) {
   const SafetensorsFile weights(path + "/" + kModelFile);
   const SafetensorsFile moments(path + "/" + kOptimizerFile);
@@ -113,6 +118,7 @@ void load_tensors(const TrainedRanks& ranks, const std::string& path) {
 }  // namespace
 
 std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) {
+  allocate_staging(ranks);
   const auto notes = on_every_rank(ranks.world, "loading a checkpoint", ranks.bytes(), [&] {
     load_tensors(ranks, path);
     return load_residuals(ranks, path + "/" + kResidualsFile);
@@ -122,6 +128,7 @@ std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) 
 }
 
 void load_model(const TrainedRanks& ranks, const std::string& folder) {
+  allocate_staging(ranks);
   on_every_rank(ranks.world, "loading a model", ranks.bytes(), [&] {
     load_weights(ranks, SafetensorsFile(folder + "/" + kModelFile));
     for (const auto& [model, optimizer] : ranks.stages) {

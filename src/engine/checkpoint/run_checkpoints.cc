@@ -78,6 +78,7 @@ void RunCheckpoints::take_snapshot(const TrainState& state) {
   // The valid generation that is neither being written nor the newest one is replaced.
   newest_ = written_ < 0 ? 1 - newest_ : 1 - written_;
   newest_step_ = state.step;
+  newest_sample_ = state.next_sample;
   snapshot_->generation(newest_).take(ranks_, state);
   is_pending_ = true;
 }
@@ -98,18 +99,20 @@ void RunCheckpoints::after_step(const TrainState& state, bool requested, bool wr
   if (writing || !is_pending_) return;
   is_pending_ = false;
   written_ = newest_;
-  write_ = std::async(std::launch::async | std::launch::deferred,
-                      [this, training = std::this_thread::get_id(),
-                       &from = snapshot_->generation(newest_), step = newest_step_] {
-                        if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
-                        return write(from, step);
-                      });
+  write_ = std::async(
+      std::launch::async | std::launch::deferred,
+      [this, training = std::this_thread::get_id(), &from = snapshot_->generation(newest_),
+       step = newest_step_, next_sample = newest_sample_] {
+        if (std::this_thread::get_id() != training) lower_priority_of_this_thread();
+        return write(from, step, next_sample);
+      });
   // If no thread could be started, this one writes, as the other ranks' do.
   if (write_.wait_for(std::chrono::seconds(0)) == std::future_status::deferred) write_.wait();
 }
 
-RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generation, int64_t step) {
-  Outcome outcome{step, ""};
+RunCheckpoints::Outcome RunCheckpoints::write(const SnapshotGeneration& generation, int64_t step,
+                                              int64_t next_sample) {
+  Outcome outcome{step, next_sample, ""};
   const DiskDeadline longer(*background_);
   try {
     TrainState state;
@@ -136,7 +139,7 @@ void RunCheckpoints::save(Communicator& world, const OwnedState& owned, const Tr
 }
 
 RunCheckpoints::Outcome RunCheckpoints::save_live(const TrainState& state) {
-  Outcome outcome{state.step, ""};
+  Outcome outcome{state.step, state.next_sample, ""};
   try {
     save(ranks_.world, LiveState(ranks_), state);
   } catch (const IoError& error) {
@@ -148,6 +151,7 @@ RunCheckpoints::Outcome RunCheckpoints::save_live(const TrainState& state) {
 void RunCheckpoints::collect(const Outcome& outcome) {
   if (outcome.error.empty()) {
     saved_step_ = outcome.step;
+    saved_sample_ = outcome.next_sample;
     if (std::exchange(is_failing_, false)) {
       warn(fmt::format("checkpoints are saved again: {}",
                        checkpoint_path(options_.out, outcome.step)));
@@ -163,7 +167,8 @@ std::string RunCheckpoints::save_now(const TrainState& state) {
     written_ = -1;
     collect(write_.get());
   }
-  if (saved_step_ == state.step) return "";
+  // A dropped step after the checkpoint has consumed samples.
+  if (saved_step_ == state.step && saved_sample_ == state.next_sample) return "";
   Outcome outcome = save_live(state);
   if (outcome.error.empty()) collect(outcome);
   return outcome.error;

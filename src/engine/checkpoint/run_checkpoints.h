@@ -76,10 +76,10 @@ class RunCheckpoints {
 
  private:
   struct Outcome {
-    int64_t step = -1;
+    int64_t step = -1, next_sample = -1;
     std::string error;  ///< of the file system; empty: saved
   };
-  Outcome write(const SnapshotGeneration& generation, int64_t step);
+  Outcome write(const SnapshotGeneration& generation, int64_t step, int64_t next_sample);
   void save(Communicator& world, const OwnedState& owned, const TrainState& state);
   void collect(const Outcome& outcome);
   void warn(const std::string& text);
@@ -92,13 +92,13 @@ class RunCheckpoints {
   std::unique_ptr<Communicator> background_;  // of the thread that writes
   std::optional<Snapshot> snapshot_;          // this and the one above: of periodic checkpoints
   int newest_ = 0;                            // generation
-  int64_t newest_step_ = -1;
+  int64_t newest_step_ = -1, newest_sample_ = -1;
   bool is_pending_ = false;  // the newest one is to be written
   int written_ = -1;         // generation that is being written, or -1
   std::future<Outcome> write_;
   double due_s_;  // time of the last checkpoint by every_s
   double blocked_ms_ = 0;
-  int64_t saved_step_ = -1;
+  int64_t saved_step_ = -1, saved_sample_ = -1;
   bool is_failing_ = false;
   std::mutex mutex_;
   std::vector<std::string> warnings_;

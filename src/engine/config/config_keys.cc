@@ -114,8 +114,8 @@ std::vector<ConfigKey> make_keys() {
        0,
        0,
        {"auto", "f32", "bf16"},
-       "of matrix products and activations; parameters stay f32 (auto: measured at the start, bf16 "
-       "where it saves a fifth, and on GPUs; a resumed run keeps it)"},
+       "of matrix products and activations; owners of the optimizer state keep f32 weights (auto: "
+       "measured at the start, bf16 where it saves a fifth, and on GPUs; a resumed run keeps it)"},
       {"train.deterministic",
        TANDEM_SLOT(train.deterministic),
        0,

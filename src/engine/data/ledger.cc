@@ -28,7 +28,8 @@ int64_t keep_complete_lines(int fd, const std::string& path) {
 Ledger::Ledger(const std::string& path, const LedgerStart& start)
     : path_(path), file_(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW) {
   lines_ = keep_complete_lines(file_.get(), path_);
-  unwritten_ = to_ledger_line(++lines_, start);
+  synced_bytes_ = int64_t(file_size(file_.get(), path_));
+  unsynced_ = to_ledger_line(++lines_, start);
   write();
   sync_directory(std::filesystem::path(path).parent_path().string());
 }
@@ -40,8 +41,7 @@ Ledger::~Ledger() {
 void Ledger::append(const LedgerStep& step) {
   const std::lock_guard lock(mutex_);
   if (writing_.valid()) writing_.wait();
-  unwritten_ += to_ledger_line(++lines_, step);
-  is_synced_ = false;
+  unsynced_ += to_ledger_line(++lines_, step);
   try {
     writing_ = std::async(std::launch::async, [this] { write(); });
   } catch (const std::system_error&) {
@@ -52,13 +52,20 @@ void Ledger::append(const LedgerStep& step) {
 void Ledger::await() {
   const std::lock_guard lock(mutex_);
   if (writing_.valid()) writing_.get();
-  if (!is_synced_) write();
+  if (!unsynced_.empty()) write();
 }
 
+/// A sync that failed may have lost bytes that were written: they are written again.
 void Ledger::write() {
-  append_to(file_.get(), path_, unwritten_);
+  if (std::exchange(is_torn_, true) && ::ftruncate(file_.get(), off_t(synced_bytes_)) != 0) {
+    throw_errno(path_, "cannot remove lines that could not be synced");
+  }
+  std::string text = unsynced_;
+  append_to(file_.get(), path_, text);
   sync_file(file_.get(), path_);
-  is_synced_ = true;
+  is_torn_ = false;
+  synced_bytes_ += int64_t(unsynced_.size());
+  unsynced_.clear();
 }
 
 }  // namespace tandem

@@ -35,8 +35,9 @@ class Ledger {
   std::string path_;
   FileDescriptor file_;
   int64_t lines_ = 0;
-  std::string unwritten_;
-  bool is_synced_ = true;
+  std::string unsynced_;
+  int64_t synced_bytes_ = 0;  // of the file
+  bool is_torn_ = false;      // there may be more after them
   std::future<void> writing_;
 };
 

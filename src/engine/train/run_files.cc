@@ -48,11 +48,15 @@ void RunFiles::write_configuration(const TrainConfig& config) const {
 }
 
 void RunFiles::open_logs(const LedgerStart& start) {
-  auto ledger = std::make_shared<Ledger>(out_ + "/ledger.jsonl", start);
-  auto log = std::make_shared<MetricsLog>(out_ + "/metrics.jsonl", start.step);
   const std::lock_guard lock(mutex_);
+  replace_logs(start);
+}
+
+/// With the mutex.
+void RunFiles::replace_logs(const LedgerStart& start) {
+  auto ledger = std::make_shared<Ledger>(out_ + "/ledger.jsonl", start);
+  log_ = std::make_shared<MetricsLog>(out_ + "/metrics.jsonl", start.step);
   ledger_ = std::move(ledger);
-  log_ = std::move(log);
   position_ = start;
 }
 
@@ -62,20 +66,20 @@ RunFiles::Logs RunFiles::logs() {
 }
 
 void RunFiles::add(const StepRecord& step) {
-  logs().metrics->add(step);
+  const std::lock_guard lock(mutex_);
+  log_->add(step);
 }
 
 void RunFiles::add(const LedgerStep& step) {
-  const std::shared_ptr<Ledger> ledger = logs().ledger;
   std::string error;
   try {
-    ledger->await();
+    logs().ledger->await();
   } catch (const IoError& of_lines_before) {
     error = of_lines_before.what();
   }
-  ledger->append(step);
   {
     const std::lock_guard lock(mutex_);
+    ledger_->append(step);
     position_.step = step.skip_reason.empty() ? step.step : step.step - 1;
     position_.next_sample = step.end();
   }
@@ -83,12 +87,12 @@ void RunFiles::add(const LedgerStep& step) {
 }
 
 void RunFiles::prepare_checkpoint(const TrainConfig& config) {
-  if (lock_->renew()) {
+  is_removed_ = lock_->renew() || is_removed_;
+  if (is_removed_) {
     write_configuration(config);
-    open_logs([this] {
-      const std::lock_guard lock(mutex_);
-      return position_;
-    }());
+    const std::lock_guard lock(mutex_);
+    replace_logs(LedgerStart(position_));
+    is_removed_ = false;
   }
   const Logs logs = this->logs();
   logs.ledger->await();

@@ -52,11 +52,13 @@ class RunFiles {
     std::shared_ptr<MetricsLog> metrics;
   };
   Logs logs();
+  void replace_logs(const LedgerStart& start);
 
   std::mutex mutex_;
   std::shared_ptr<Ledger> ledger_;  // this and the next two are replaced under the mutex
   std::shared_ptr<MetricsLog> log_;
   LedgerStart position_;     // after the last step added
+  bool is_removed_ = false;  // OUT was, and not all files in it are new; as the next one,
   bool sync_fails_ = false;  // of the thread that writes checkpoints
   std::string resume_from_;
 };

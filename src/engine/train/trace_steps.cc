@@ -39,7 +39,7 @@ TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t f
 }
 
 void TraceSteps::before_step(int64_t step) {
-  if (step == begin_) {
+  if (step == begin_ && !recording_) {
     world_.barrier("trace");
     origin_ = Clock::now();
     recorder().set_tracing(true);
@@ -49,6 +49,10 @@ void TraceSteps::before_step(int64_t step) {
   recorder().take_events();  // drops events of a checkpoint between two steps
   in_candidate_ = true;
   start_ = Clock::now();
+}
+
+void TraceSteps::drop_step() {
+  in_candidate_ = false;
 }
 
 void TraceSteps::after_step(int64_t step, const std::string& out) {

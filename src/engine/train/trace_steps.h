@@ -17,6 +17,9 @@ class TraceSteps {
  public:
   TraceSteps(Communicator& world, const TrainConfig& config, int64_t first_step);
   void before_step(int64_t step);
+  /// Instead of after_step, for a step that is dropped and made again: events up to here are
+  /// dropped, too.
+  void drop_step();
   void after_step(int64_t step, const std::string& out);
   /// Writes the recorded steps if the run ended before the last traced step.
   void finish(const std::string& out);

@@ -107,7 +107,10 @@ class Trainer {
       if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       std::optional<StepRecord> record = step();
-      if (!record) continue;
+      if (!record) {
+        trace.drop_step();
+        continue;
+      }
       trace.after_step(state_.step, request_.out);
       end_step(*record);
       checkpoint();

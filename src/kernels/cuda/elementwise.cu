@@ -1,6 +1,7 @@
 #include "core/cuda/load_module.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
+#include "kernels/elementwise.h"
 
 namespace tandem::gpu {
 namespace {
@@ -24,11 +25,9 @@ struct Add {
   }
 };
 
-constexpr size_t kMaxTerms = 16;
-
 template <int kWidth>
 struct Sum {
-  const float* terms[kMaxTerms];
+  const float* terms[kMaxSumTerms];
   int num_terms;
   Rows<float, kWidth> out;
 
