@@ -1,5 +1,7 @@
 #include "engine/parallel/buckets.h"
 
+#include "engine/parallel/dims.h"
+
 namespace tandem {
 namespace {
 
@@ -36,6 +38,19 @@ int Buckets::at(int64_t element) const {
 double bucket_mib(const TrainConfig& config, bool on_gpus) {
   if (config.parallel.dp_bucket_mib > 0) return config.parallel.dp_bucket_mib;
   return on_gpus ? 100 : 4;  // GPUs: a kernel of the optimizer is launched per bucket
+}
+
+int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
+  const double elements = bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float);
+  return std::max<int64_t>(1, int64_t(elements));
+}
+
+GradientWindow gradient_window(const TrainConfig& config, bool on_gpus) {
+  const ParallelDims dims(config);
+  const bool is_used = config.parallel.zero == 2;
+  return {.dense = is_used && dims.dp() > 1,
+          .experts = is_used && dims.size(kExpertDp) > 1,
+          .bucket_elements = bucket_elements(config, on_gpus)};
 }
 
 std::vector<ParameterRun> parameter_runs(std::span<const Parameter> parameters, bool by_tensor) {

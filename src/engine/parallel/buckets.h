@@ -14,6 +14,7 @@
 
 #include "engine/config/config.h"
 #include "engine/model/parameter.h"
+#include "engine/model/stage.h"
 #include "tandem/collectives.h"
 
 namespace tandem {
@@ -62,6 +63,9 @@ class Buckets {
 
 /// parallel.dp_bucket_mib, or what is chosen for it.
 double bucket_mib(const TrainConfig& config, bool on_gpus);
+int64_t bucket_elements(const TrainConfig& config, bool on_gpus);
+/// Groups whose gradients are a window with parallel.zero.
+GradientWindow gradient_window(const TrainConfig& config, bool on_gpus);
 
 /// FlatRange of the flat array with uniform properties. Padding belongs to none.
 struct ParameterRun {

@@ -228,8 +228,12 @@ void GradientSync::finish_pass() {
     finish_bucket();
   }
   copied_.await(backward_);
-  ring_.next_step();
   ++passes_;
+  end_pass();
+}
+
+void GradientSync::end_pass() {
+  ring_.next_step();
   final_ = sent_ = summed_ = 0;
   for (int b = 0; b < buckets_.count(); ++b) unreported_[size_t(b)] = buckets_.bucket(b).count;
 }
@@ -263,9 +267,7 @@ void GradientSync::finish() {
     if (!exec_.on_gpu()) wait_for_arrivals();
     finish_bucket();
   }
-  ring_.next_step();
-  final_ = sent_ = summed_ = 0;
-  for (int b = 0; b < buckets_.count(); ++b) unreported_[size_t(b)] = buckets_.bucket(b).count;
+  end_pass();
 }
 
 }  // namespace tandem

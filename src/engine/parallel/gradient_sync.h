@@ -88,6 +88,7 @@ class GradientSync {
   void finish_bucket();
   void send_until(int buckets);
   void finish_pass();
+  void end_pass();
   void finish_loading();
 
   Exec backward_, exec_;

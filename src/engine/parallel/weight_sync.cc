@@ -21,6 +21,7 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const WeightViews&
       runs_(parameter_runs(list)),
       messages_(options.wire, buckets, runs_),
       state_(state),
+      slices_(make_slices()),
       ring_(dp, "dp_all_gather", buckets.count(), message_bytes(), options.wire.is_none() ? 0 : 1,
             !options.overlap),
       sent_(buckets.count()),
@@ -36,34 +37,40 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const WeightViews&
   for (int b = 0; b < buckets.count(); ++b) updated_.emplace_back(exec_);
 }
 
-/// Without a wire format.
-std::vector<WeightSync::Slice> WeightSync::slices(int bucket, int owner) const {
-  const FlatRange shard = buckets_.shard(bucket, owner);
-  if (weights_.f32.data()) return {{weights_.in_f32(shard), 0}};
-  std::vector<Slice> slices;
-  size_t offset = 0;
-  for (const ParameterRun& run : runs_) {
-    const int64_t begin = std::max(run.begin, shard.begin);
-    const int64_t count = std::min(run.begin + run.count, shard.end()) - begin;
-    if (count <= 0) continue;
-    slices.push_back(
-        {run.sharded ? weights_.working.narrow(0, begin, count) : weights_.in_f32({begin, count}),
-         offset});
-    constexpr size_t kAlignment = 16;
-    offset += (slices.back().values.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+/// Messages without a wire format.
+std::vector<std::vector<WeightSync::Slice>> WeightSync::make_slices() const {
+  std::vector<std::vector<Slice>> all;
+  for (int bucket = 0; bucket < buckets_.count(); ++bucket) {
+    for (int owner = 0; owner < dp_.size(); ++owner) {
+      const FlatRange shard = buckets_.shard(bucket, owner);
+      std::vector<Slice>& slices = all.emplace_back();
+      if (weights_.f32.data()) {
+        slices.push_back({weights_.in_f32(shard), 0});
+        continue;
+      }
+      size_t offset = 0;
+      for (const ParameterRun& run : runs_) {
+        const int64_t begin = std::max(run.begin, shard.begin);
+        const int64_t count = std::min(run.begin + run.count, shard.end()) - begin;
+        if (count <= 0) continue;
+        slices.push_back({run.sharded ? weights_.working.narrow(0, begin, count)
+                                      : weights_.in_f32({begin, count}),
+                          offset});
+        constexpr size_t kAlignment = 16;
+        offset += (slices.back().values.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+      }
+    }
   }
-  return slices;
+  return all;
 }
 
 /// Bytes of the largest message.
 size_t WeightSync::message_bytes() const {
-  if (weights_.f32.data() || dp_.size() == 1) return messages_.max_bytes();
+  if (weights_.f32.data()) return messages_.max_bytes();
   size_t bytes = 0;
-  for (int bucket = 0; bucket < buckets_.count(); ++bucket) {
-    for (int owner = 0; owner < dp_.size(); ++owner) {
-      const std::vector<Slice> all = slices(bucket, owner);
-      if (!all.empty()) bytes = std::max(bytes, all.back().offset + all.back().values.bytes());
-    }
+  for (const std::vector<Slice>& slices : slices_) {
+    if (slices.empty()) continue;
+    bytes = std::max(bytes, slices.back().offset + slices.back().values.bytes());
   }
   return (bytes + 15) / 16 * 16;
 }
@@ -137,7 +144,7 @@ void WeightSync::send(int index) {
     }
     return send_message(index, message, bytes);
   }
-  const std::vector<Slice> all = slices(bucket, dp_.rank());
+  const std::vector<Slice>& all = slices(bucket, dp_.rank());
   if (all.empty()) return send_message(index, nullptr, 0);
   for (int hop = 1; hop < dp_.size(); ++hop) {
     for (const Slice& slice : all) {

@@ -64,7 +64,10 @@ class WeightSync {
     Tensor values;
     size_t offset;
   };
-  std::vector<Slice> slices(int bucket, int owner) const;
+  std::vector<std::vector<Slice>> make_slices() const;
+  const std::vector<Slice>& slices(int bucket, int owner) const {
+    return slices_[size_t(bucket * dp_.size() + owner)];
+  }
   size_t message_bytes() const;
   void send_message(int index, const std::byte* message, size_t bytes);
   void receive_encoded(int owner, int bucket, const std::byte* message);
@@ -80,6 +83,7 @@ class WeightSync {
   std::vector<ParameterRun> runs_;
   ShardMessages messages_;
   const ShardedState& state_;
+  std::vector<std::vector<Slice>> slices_;  // by bucket and owner
   MessageRing ring_;
   std::vector<float> decoded_;  // one shard's differences
   std::function<void(int bucket)> update_;

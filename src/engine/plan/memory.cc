@@ -54,7 +54,7 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
 
 double training_bytes(const TrainConfig& config) {
   const auto& parallel = config.parallel;
-  const int64_t expert_replicas = parallel.dp / parallel.ep;
+  const int64_t expert_replicas = ParallelDims(config).size(kExpertDp);
   const auto experts = double(config.model.expert_parameters());
   const double dense = double(config.model.parameters()) - experts;
   // The validation model is in f32, with gradients; pipeline ranks have all of it.
@@ -67,13 +67,10 @@ double training_bytes(const TrainConfig& config) {
 
 double gradient_window_bytes(const TrainConfig& config, bool on_gpus) {
   const auto& parallel = config.parallel;
-  if (parallel.zero < 2 || parallel.dp == 1) return 0;
+  const GradientWindow window = gradient_window(config, on_gpus);
+  if (!window.dense) return 0;
   const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
                            pipeline_layers(config).front());
-  const GradientWindow window{
-      .dense = true,
-      .experts = parallel.dp > parallel.ep,
-      .bucket_elements = int64_t(bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float))};
   return 4.0 * double(assign_gradients(layout, config.model, window).elements);
 }
 
@@ -101,7 +98,7 @@ double snapshot_bytes(const TrainConfig& config) {
   };
   const auto experts = double(config.model.expert_parameters());
   return of(double(config.model.parameters()) - experts, config.parallel.dp) +
-         of(experts, config.parallel.dp / config.parallel.ep);
+         of(experts, ParallelDims(config).size(kExpertDp));
 }
 
 namespace {

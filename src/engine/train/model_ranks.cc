@@ -23,18 +23,6 @@ Strategy parse_strategy(const std::string& name) {
   throw ConfigError(fmt::format("parallel.strategy is \"{}\"", name));
 }
 
-int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
-  const double elements = bucket_mib(config, on_gpus) * (1 << 20) / sizeof(float);
-  return std::max<int64_t>(1, int64_t(elements));
-}
-
-GradientWindow make_gradient_window(const ParallelGroups& groups, const TrainConfig& config) {
-  const bool is_used = config.parallel.zero == 2;
-  return {.dense = is_used && config.parallel.dp > 1,
-          .experts = is_used && config.parallel.dp > config.parallel.ep,
-          .bucket_elements = bucket_elements(config, groups.world().on_gpu())};
-}
-
 TransformerOptions make_options(
     const ParallelGroups& groups, const TrainConfig& config,
     const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
@@ -46,7 +34,7 @@ TransformerOptions make_options(
   options.deterministic = config.train.deterministic;
   options.recompute = {parse_recompute(config.train.recompute), config.train.recompute_layers};
   options.codec = CodecPolicy::parse(config.parallel.codec);
-  options.gradient_window = make_gradient_window(groups, config);
+  options.gradient_window = gradient_window(config, groups.world().on_gpu());
   options.f32_weights = !options.codec.weights.is_none();
   options.experts = groups.experts();
   if (groups.experts()) options.step = groups.stage_axes();
@@ -57,7 +45,7 @@ TransformerOptions make_options(
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                                                   const TrainConfig& config, const Stage& stage) {
-  const GradientWindow window = make_gradient_window(groups, config);
+  const GradientWindow window = gradient_window(config, groups.world().on_gpu());
   std::vector<Parameter> all_parameters = stage.parameter_list();
   apply_patterns(config.optimizer.no_decay, config.optimizer.lr_scale, all_parameters);
   std::vector<ParameterGroup> all;
