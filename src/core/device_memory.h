@@ -38,13 +38,18 @@ class StagedBytes {
 };
 std::unique_ptr<StagedBytes> make_staged_bytes(size_t max_bytes);
 
-/// Pinned host memory to which copies from a GPU are enqueued.
+/// Pinned host memory to which a GPU copies on a stream of its own.
 class PinnedRange {
  public:
   virtual ~PinnedRange() = default;
-  /// The point after all copies enqueued on exec's stream so far.
-  virtual void record(const Exec& exec) = 0;
-  /// Blocks until the recorded point. Any thread. Throws DeviceError.
+  /// Copies enqueued from now on start after all work enqueued on exec's stream so far.
+  virtual void begin(const Exec& exec) = 0;
+  virtual void copy(const void* from, void* to, size_t bytes) = 0;
+  /// The point after all copies enqueued so far.
+  virtual void end() = 0;
+  /// Work enqueued on exec's stream from now on starts after the last `end`.
+  virtual void block(const Exec& exec) const = 0;
+  /// Blocks until the last `end`. Any thread. Throws DeviceError.
   virtual void wait() const = 0;
 };
 /// Pins existing memory; nullptr if ranks share the GPU or the system refuses. To unpin waits for

@@ -10,10 +10,21 @@ Download::~Download() = default;
 Download::Download(Download&&) noexcept = default;
 Download& Download::operator=(Download&&) noexcept = default;
 
+void Download::begin(const Exec& exec) {
+  if (pinned_) pinned_->begin(exec);
+}
+
 void Download::run(const Exec& exec, const Tensor& from, const Tensor& to) {
   if (!pinned_) return copy(exec, from, to);
-  copy_bytes(exec, from.data(), to.data(), to.bytes());
-  pinned_->record(exec);
+  pinned_->copy(from.data(), to.data(), to.bytes());
+}
+
+void Download::end() {
+  if (pinned_) pinned_->end();
+}
+
+void Download::block(const Exec& exec) const {
+  if (pinned_) pinned_->block(exec);
 }
 
 void Download::wait() const {

@@ -1,4 +1,4 @@
-// Copies to host memory that are enqueued on a GPU's stream.
+// Copies of a GPU's memory to the host that run beside the GPU's later work.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,16 @@ class Download {
 
   /// Whether `run` only enqueues a copy.
   bool is_enqueued() const { return pinned_ != nullptr; }
-  /// As `copy`, to a tensor in the memory.
+  /// Copies from now on start after all work enqueued on exec's stream so far.
+  void begin(const Exec& exec);
+  /// As `copy`, to a tensor in the memory. What is read must not change before the copy ends: see
+  /// `block`.
   void run(const Exec& exec, const Tensor& from, const Tensor& to);
-  /// Blocks until all copies have ended. Any thread. Throws DeviceError.
+  /// After the last copy.
+  void end();
+  /// Work enqueued on exec's stream from now on starts after the copies before `end`.
+  void block(const Exec& exec) const;
+  /// Blocks until these copies have ended. Any thread. Throws DeviceError.
   void wait() const;
 
  private:

@@ -62,13 +62,22 @@ class PinnedHost final : public PinnedRange {
   /// Takes ownership of the registration.
   PinnedHost(void* memory, int device) : memory_(memory), device_(device) {}
   ~PinnedHost() override {
-    cudaEventSynchronize(copied_.get());
+    cudaStreamSynchronize(stream_.get());
     cudaHostUnregister(memory_);
   }
   PinnedHost(const PinnedHost&) = delete;
   PinnedHost& operator=(const PinnedHost&) = delete;
 
-  void record(const Exec& exec) override { copied_.record(exec.stream); }
+  void begin(const Exec& exec) override {
+    begin_.record(exec.stream);
+    begin_.block(stream_.get());
+  }
+  void copy(const void* from, void* to, size_t bytes) override {
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_.get()),
+               "copy memory to the host");
+  }
+  void end() override { copied_.record(stream_.get()); }
+  void block(const Exec& exec) const override { copied_.block(exec.stream); }
   void wait() const override {
     const gpu::CurrentDevice current(device_);
     gpu::check(cudaEventSynchronize(copied_.get()), "wait for a copy to the host");
@@ -77,7 +86,8 @@ class PinnedHost final : public PinnedRange {
  private:
   void* memory_;
   int device_;
-  gpu::Event copied_;
+  gpu::Stream stream_;
+  gpu::Event begin_, copied_;
 };
 
 class CudaEvent final : public StreamEvent {

@@ -83,6 +83,11 @@ void RunCheckpoints::take_snapshot(const TrainState& state) {
   is_pending_ = true;
 }
 
+void RunCheckpoints::before_update() const {
+  if (!snapshot_) return;
+  for (int index : {0, 1}) snapshot_->generation(index).before_update(ranks_);
+}
+
 void RunCheckpoints::after_step(const TrainState& state, bool requested, bool writing) {
   if (!writing && write_.valid()) {
     written_ = -1;

@@ -57,6 +57,8 @@ class RunCheckpoints {
   bool is_due(const TrainState& state) const;
   /// Whether a write of this rank was running when it was called.
   bool is_writing() const;
+  /// Before every update: on GPUs it starts after the copies of snapshots.
+  void before_update() const;
   /// After every step, with `requested`, a checkpoint was asked for, and `writing`, is_writing() of
   /// any rank in this step; both the same on every rank. Throws what a write has thrown other than
   /// IoError. Collective, but ranks do not wait for one another.

@@ -122,6 +122,7 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
   std::memset(header().hash, 0, sizeof header().hash);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 
+  download_.begin(ranks.stages.front().model.exec());
   std::vector<Chunk> chunks;
   size_t index = 0;
   const auto require_count = [&](const SnapshotSlice& slice, size_t count) {
@@ -142,6 +143,7 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
       }
     }
   }
+  download_.end();
   index = 0;
   for (const auto residual : LiveState(ranks).residuals()) {
     require_count(layout_.residuals.at(index), residual.size());
@@ -157,6 +159,13 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
         download_.wait();
         complete(step, text, copy_and_hash(chunks));
       });
+}
+
+void SnapshotGeneration::before_update(const TrainedRanks& ranks) const {
+  for (const TrainedStage& stage : ranks.stages) {
+    download_.block(stage.model.exec());
+    for (const Exec& exec : stage.optimizer.update_execs()) download_.block(exec);
+  }
 }
 
 /// Writes the header, last the hash that makes it valid.

@@ -47,9 +47,12 @@ class SnapshotGeneration : public OwnedState {
   static size_t bytes(const SnapshotLayout& layout, size_t state_bytes);
 
   /// Copies the state of `ranks`; invalid meanwhile. On a GPU of its own a rank only enqueues the
-  /// copies, before its later work, and another thread completes the generation. Throws
-  /// InvalidArgument if the state has other slices than the layout.
+  /// copies, on a stream of their own, and another thread completes the generation: call
+  /// `before_update` before the state changes. Throws InvalidArgument if the state has other slices
+  /// than the layout.
   void take(const TrainedRanks& ranks, const TrainState& state);
+  /// Updates of the state enqueued from now on start after the copies of `take`.
+  void before_update(const TrainedRanks& ranks) const;
   /// Step of a valid generation; -1 if it is not valid.
   int64_t step() const;
   /// State of training at this step. Throws IoError if the generation is not valid or its bytes
@@ -82,6 +85,7 @@ class Snapshot {
   Snapshot& operator=(const Snapshot&) = delete;
 
   SnapshotGeneration& generation(int index) { return generations_[size_t(index)]; }
+  const SnapshotGeneration& generation(int index) const { return generations_[size_t(index)]; }
   size_t bytes() const { return memory_->bytes(); }
 
  private:

@@ -187,6 +187,12 @@ void ShardedOptimizer::update(const AdamStep& step) {
   }
 }
 
+std::vector<Exec> ShardedOptimizer::update_execs() const {
+  std::vector<Exec> execs;
+  for (const Group& group : groups_) execs.push_back(group.exec);
+  return execs;
+}
+
 void ShardedOptimizer::await(FlatRange range) {
   Group& group = find_group(range);
   group.weight_sync.await(group.local(range));

@@ -76,6 +76,8 @@ class ShardedOptimizer {
   /// Begins the optimizer on this rank's shards and the all-gather of the updated weights. LAMB:
   /// overwrites the gradients; collective over its axes.
   void update(const AdamStep& step);
+  /// Streams on which `update` changes the state.
+  std::vector<Exec> update_execs() const;
   /// Blocks until these weights, of one group, are updated. All ranks await the same ranges in the
   /// same order.
   void await(FlatRange range);

@@ -291,6 +291,7 @@ class Trainer {
     state_.elapsed_s = sums.elapsed_s;
     stop_ = sums.stop;
     if (verdict.action == StepAction::skip) return {};
+    checkpoints_->before_update();
     executor_->update(AdamStep::make(config_, state_.step, record.lr, record.grad_norm));
 
     loss_ = record.loss;
