@@ -21,7 +21,7 @@ def step(file):
 
 def two_gpus(file):
     run = json.loads((ROOT / file).read_text())
-    return markdown([f'`configs/gpu-1b.toml` on {run["hardware"]}', "samples", "ms a step", "longer than on one", "tokens/s", "MFU"],
+    return markdown([f'`configs/gpu-1b.toml` on {run["hardware"]}', "samples", "ms a step", "longer than the first", "tokens/s", "MFU"],
                     [[r["layout"], str(r["samples"]), f'{r["step_ms"]["median"]:.1f}', f'{100 * (r["step_ms"]["median"] / run["results"][0]["step_ms"]["median"] - 1):+.1f} %', f'{r["tokens_per_s"]:,.0f}', f'{100 * r["mfu"]:.1f} %']
                      for r in run["results"]])
 
@@ -64,6 +64,14 @@ def recompute(file):
     return markdown([f'{r["layers"]} layers of {r["model"]}, {r["batch"]} × {r["seq"]:,} tokens, {run["hardware"]}', "after an idle gap, ms", "sustained, ms", "MFU", "activations, GB"],
                     [[f'`{r.get("recompute", "none")}`', f'{r["time_us"]["step"] / 1e3:.1f}', f'{r["time_us"]["sustained"] / 1e3:.1f}', f'{100 * r["mfu"]:.1f} %', f'{r["activation_bytes"] / 1e9:.2f}']
                      for r in run["results"]])
+
+
+def snapshots(file):
+    run = json.loads((ROOT / file).read_text())
+    plain = {r["samples"]: r["step_ms"]["median"] for r in run["results"] if not r["every"]}
+    return markdown([f'`configs/gpu-1b.toml` on {run["hardware"]}, {run["snapshot_bytes"] / 1e9:.1f} GB a snapshot', "ms of a step", "of the step after a snapshot", "longer"],
+                    [[f'{r["samples"]} samples, `checkpoint.every = {r["every"]}`', f'{plain[r["samples"]]:.1f}', f'{r["step_ms"]["median"]:.1f}', f'{r["step_ms"]["median"] - plain[r["samples"]]:+.1f}']
+                     for r in run["results"] if r["every"]])
 
 
 def layers_tp(file):
