@@ -15,6 +15,7 @@
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
 #include "core/printable.h"
+#include "engine/checkpoint/resumed_replicas.h"
 #include "engine/data/open_data.h"
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
@@ -115,6 +116,10 @@ void run(const TrainArguments& arguments) {
   if (arguments.ranks_per_gpu > 1 && !on_gpus) {
     throw InvalidArgument(
         fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
+  }
+  if (request.resume) {
+    const std::string note = keep_replicas(request.out, request.config);
+    if (!note.empty() && speaks()) complain("note: " + single_line(note));
   }
   check_config(request.config);
   if (on_gpus) check_gpu_training(request.config, arguments.ranks_per_gpu > 1);

@@ -21,17 +21,20 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// `every`: checkpoint.every.
-pid_t start(const std::string& out, int every) {
+/// `every`: checkpoint.every. `dp`: of 4 logical replicas; 0: two tensor-parallel ranks of one.
+pid_t start(const std::string& out, int every, int dp) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   const int null = ::open("/dev/null", O_WRONLY);
   ::dup2(null, STDERR_FILENO);
   ::execl(TANDEM_CLI, "tandem", "train", TANDEM_SOURCE_DIR "/configs/tiny.toml", "--out",
-          out.c_str(), "--resume", "--tp", "2", "--set", "train.steps=30", "--set",
+          out.c_str(), "--resume", dp == 0 ? "--tp" : "--dp",
+          std::to_string(dp == 0 ? 2 : dp).c_str(), "--set",
+          dp == 0 ? "parallel.replicas=0" : "parallel.replicas=4", "--set",
+          dp == 0 ? "train.batch=2" : "train.batch=4", "--set", "train.steps=30", "--set",
           ("checkpoint.every=" + std::to_string(every)).c_str(), "--set", "model.hidden=16",
           "--set", "model.layers=1", "--set", "model.head_dim=4", "--set", "model.ffn=32", "--set",
-          "train.seq=16", "--set", "train.batch=2", static_cast<char*>(nullptr));
+          "train.seq=16", static_cast<char*>(nullptr));
   ::_exit(127);
 }
 
@@ -87,13 +90,14 @@ void wait_for_moment(pid_t child, const std::string& out, int kill, double run_s
 }
 
 /// With checkpoints every 3 steps, and after every step, when a snapshot is taken or a checkpoint
-/// written at any moment.
-void kill_and_resume(int wanted) {
+/// written at any moment. `changes_ranks`: at every kill.
+void kill_and_resume(int wanted, bool changes_ranks = false) {
   const TempDir dir;
   ::setenv("TANDEM_CACHE_DIR", (dir / "cache").c_str(), 1);
   ::setenv("TANDEM_THREADS", "1", 1);
   const auto begin = Clock::now();
-  ASSERT_EQ(finish(start(dir / "whole", 3)), 0);
+  const auto ranks = [=](int attempt) { return changes_ranks ? 1 + (attempt + 3) % 4 : 0; };
+  ASSERT_EQ(finish(start(dir / "whole", 3, ranks(0))), 0);
   const double run_s = std::chrono::duration<double>(Clock::now() - begin).count();
   const std::string expected = read_file(dir / "whole/final/model.safetensors");
 
@@ -102,14 +106,14 @@ void kill_and_resume(int wanted) {
     const int every = runs % 2 == 0 ? 1 : 3;
     const std::string out = dir / ("run" + std::to_string(runs));
     for (int chain = 0; chain < 5; ++chain, ++attempt) {
-      const pid_t child = start(out, every);
+      const pid_t child = start(out, every, ranks(attempt));
       wait_for_moment(child, out, attempt, run_s);
       ::kill(child, SIGKILL);
       if (finish(child) >= 0) break;  // it had finished before
       ++kills;
       in_save += unfinished_files(out) >= 0;
     }
-    ASSERT_EQ(finish(start(out, every)), 0);
+    ASSERT_EQ(finish(start(out, every, ranks(attempt))), 0);
     ASSERT_EQ(read_file(out + "/final/model.safetensors"), expected) << "run " << runs;
     ASSERT_EQ(unfinished_files(out), -1);
     const std::string metrics = read_file(out + "/metrics.jsonl");
@@ -124,6 +128,14 @@ void kill_and_resume(int wanted) {
 
 TEST(TrainKill, ResumedRunEndsWithTheSameBits) {
   kill_and_resume(24);
+}
+
+TEST(TrainKill, RanksOfTheSameReplicasEndWithTheSameBits) {
+  kill_and_resume(8, true);
+}
+
+TEST(TrainKillLong, RanksOfTheSameReplicasEndWithTheSameBits) {
+  kill_and_resume(200, true);
 }
 
 TEST(TrainKillLong, ResumedRunEndsWithTheSameBits) {

@@ -8,6 +8,7 @@
 
 #include "core/printable.h"
 #include "engine/checkpoint/run_end.h"
+#include "engine/config/replicas.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -30,7 +31,10 @@ bool is_silent(const KeyDifference& changed) {
          (changed.key == "train.dtype" && changed.after == "\"auto\"");
 }
 
-std::string describe_changes(const TrainConfig& before, const TrainConfig& config) {
+std::string describe_changes(TrainConfig before, TrainConfig config) {
+  for (TrainConfig* each : {&before, &config}) {
+    each->parallel.replicas = logical_replicas(*each);
+  }
   std::vector<std::string> changes;
   bool redrawn = false;
   for (const KeyDifference& changed : differing_keys(before, config)) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "engine/config/replicas.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -42,11 +43,11 @@ void check_batch_rampup(const TrainConfig& config) {
         "train.batch_increment is {}: expected a divisor of train.batch - train.batch_start = {}",
         train.batch_increment, train.batch - train.batch_start));
   }
-  const int64_t unit = train.microbatch * config.parallel.dp;
+  const int64_t unit = train.microbatch * logical_replicas(config);
   const auto check_unit = [&](const char* key, int64_t value) {
     if (value % unit == 0) return;
-    throw ConfigError(fmt::format(
-        "{} is {}: expected a multiple of train.microbatch x parallel.dp = {}", key, value, unit));
+    throw ConfigError(fmt::format("{} is {}: expected a multiple of train.microbatch x {} = {}",
+                                  key, value, replicas_key(config), unit));
   };
   check_unit("train.batch_start", train.batch_start);
   check_unit("train.batch_increment", train.batch_increment);

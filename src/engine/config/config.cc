@@ -15,6 +15,7 @@
 #include "core/printable.h"
 #include "engine/config/batch_rampup.h"
 #include "engine/config/config_paths.h"
+#include "engine/config/replicas.h"
 #include "engine/config/run_control.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/layout.h"
@@ -302,7 +303,7 @@ void check_codec(const TrainConfig& config) {
 
 /// Gradients that leave after every backward pass are complete then.
 void check_gradient_window(const TrainConfig& config, schedule::PipelineKind kind) {
-  if (config.parallel.zero < 2 || config.parallel.dp == 1) return;
+  if (config.parallel.zero < 2 || logical_replicas(config) == 1) return;
   const char* problem = nullptr;
   if (schedule::splits_backward(kind)) {
     problem = "a schedule without separate weight gradients (gpipe, 1f1b, interleaved)";
@@ -352,14 +353,15 @@ void check_pipeline(const TrainConfig& config, int64_t batch) {
   };
   check_batch(batch);
   if (config.train.batch_start == 0) return;
+  const int64_t replicas = logical_replicas(config);
   // Schedules need a minimum or a multiple: two batches of the ramp-up stand for all.
-  const int64_t start = config.train.batch_start / parallel.dp;
-  for (const int64_t of_replica : {start, start + config.train.batch_increment / parallel.dp}) {
+  const int64_t start = config.train.batch_start / replicas;
+  for (const int64_t of_replica : {start, start + config.train.batch_increment / replicas}) {
     try {
       check_batch(of_replica);
     } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("with a batch of {} in the ramp-up: {}",
-                                    of_replica * parallel.dp, error.what()));
+      throw ConfigError(fmt::format("with a batch of {} in the ramp-up: {}", of_replica * replicas,
+                                    error.what()));
     }
   }
 }
@@ -401,17 +403,18 @@ TrainConfig load_config(const std::string& file, std::span<const std::string> ov
 }
 
 void check_config(const TrainConfig& config) {
-  const int64_t dp = config.parallel.dp, batch = config.train.batch;
+  check_replicas(config);
+  const int64_t replicas = logical_replicas(config), batch = config.train.batch;
   const int64_t microbatch = config.train.microbatch, seq = config.train.seq;
   const int64_t validate = config.train.validate_every;
-  if (batch % dp != 0) {
-    throw ConfigError(
-        fmt::format("train.batch is {}: expected a multiple of parallel.dp = {}", batch, dp));
+  if (batch % replicas != 0) {
+    throw ConfigError(fmt::format("train.batch is {}: expected a multiple of {} = {}", batch,
+                                  replicas_key(config), replicas));
   }
-  if (microbatch > 0 && (batch / dp) % microbatch != 0) {
+  if (microbatch > 0 && (batch / replicas) % microbatch != 0) {
     throw ConfigError(
-        fmt::format("train.microbatch is {}: expected a divisor of train.batch / parallel.dp = {}",
-                    microbatch, batch / dp));
+        fmt::format("train.microbatch is {}: expected a divisor of train.batch / {} = {}",
+                    microbatch, replicas_key(config), batch / replicas));
   }
   check_batch_rampup(config);
   check_run_control(config);
@@ -446,12 +449,12 @@ void check_config(const TrainConfig& config) {
     throw ConfigError("data.paths is empty: expected folders, globs or files");
   }
   check_weights(config.data.paths, "data.paths");
-  if (dp % config.parallel.ep != 0) {
+  if (config.parallel.dp % config.parallel.ep != 0) {
     throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}",
-                                  config.parallel.ep, dp));
+                                  config.parallel.ep, config.parallel.dp));
   }
   config.model.check(int(config.parallel.tp), int(config.parallel.ep));
-  check_pipeline(config, batch / dp);
+  check_pipeline(config, batch / replicas);
   check_codec(config);
   check_patterns(config);
 }

@@ -46,10 +46,15 @@ int64_t integer_from(const ordered_json& line, const char* key, int64_t min) {
 }
 
 LedgerStart start_from(const ordered_json& line) {
-  return {integer_from(line, "step", 0),      integer_from(line, "next_sample", 0),
-          line.at("data").get<std::string>(), integer_from(line, "windows", 1),
-          integer_from(line, "seq", 1),       integer_from(line, "seed", 0),
-          integer_from(line, "dp", 1),        integer_from(line, "microbatch", 1)};
+  return {integer_from(line, "step", 0),
+          integer_from(line, "next_sample", 0),
+          line.at("data").get<std::string>(),
+          integer_from(line, "windows", 1),
+          integer_from(line, "seq", 1),
+          integer_from(line, "seed", 0),
+          integer_from(line, "dp", 1),
+          integer_from(line, "microbatch", 1),
+          integer_from(line, line.contains("replicas") ? "replicas" : "dp", 1)};
 }
 
 LedgerStep step_from(const ordered_json& line, bool is_skip) {
@@ -80,7 +85,8 @@ std::string to_ledger_line(int64_t number, const LedgerStart& start) {
                     {"seq", start.seq},
                     {"seed", start.seed},
                     {"dp", start.dp},
-                    {"microbatch", start.microbatch}});
+                    {"microbatch", start.microbatch},
+                    {"replicas", start.replicas}});
 }
 
 std::string to_ledger_line(int64_t number, const LedgerStep& step) {

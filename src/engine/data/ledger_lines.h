@@ -11,8 +11,9 @@
 namespace tandem {
 
 /// A process begins or resumes a run. Lines above it of samples from next_sample on are dropped:
-/// their steps were lost. Below it, until the next one, replica r of dp consumes the r-th of dp
-/// equal, consecutive ranges of a step's samples, in microbatches of `microbatch`.
+/// their steps were lost. Below it, until the next one, replica r of `replicas` consumes the r-th
+/// of as many equal, consecutive ranges of a step's samples, in microbatches of `microbatch`, on
+/// data-parallel rank r mod dp.
 struct LedgerStart {
   int64_t step = 0;         ///< finished ones
   int64_t next_sample = 0;  ///< samples that they consumed
@@ -20,6 +21,7 @@ struct LedgerStart {
   int64_t windows = 0;      ///< samples of an epoch
   int64_t seq = 0, seed = 0;
   int64_t dp = 1, microbatch = 1;
+  int64_t replicas = 1;  ///< dp in files of earlier versions
   bool operator==(const LedgerStart&) const = default;
 };
 

@@ -110,17 +110,20 @@ std::optional<double> Validation::loss(int64_t step,
     BatchSums local{0, 0, stop && *stop, !error_.empty()};
     if (groups_.tp().rank() == 0) local.bytes = scored.bytes, local.nats = scored.nats;
     BatchSums all;
+    double nats = total.nats;
     for (const auto& blob :
          groups_.world().exchange(std::as_bytes(std::span(&local, 1)), "validation")) {
       BatchSums sums;
       std::memcpy(&sums, blob.data(), sizeof sums);
-      all = {all.bytes + sums.bytes, all.nats + sums.nats, all.stop || sums.stop,
-             all.failed || sums.failed};
+      all.stop = all.stop || sums.stop;
+      all.failed = all.failed || sums.failed;
+      all.bytes += sums.bytes;
+      nats += sums.nats;  // in the order of the batches, whatever the layout
     }
     if (all.failed) return without(first_error());
     if (all.stop) return without("the run is to end");
     total.bytes += all.bytes;
-    total.nats += all.nats;
+    total.nats = nats;
     if (progress) {
       progress->meanwhile(fmt::format("step {}: validation, window {} of {}", step,
                                       std::min(windows_->count(), (round + 1) * of_round),

@@ -56,7 +56,7 @@ GradientLayout assign_gradients(const ModelLayout& layout, const ModelConfig& co
   };
   const auto descend = [&](const std::vector<int64_t>& begins, int64_t end) {
     for (auto begin = begins.rbegin(); begin != begins.rend(); ++begin) {
-      group.push_back({.range = {*begin, end - *begin}});
+      group.push_back({.range = {*begin, end - *begin}, .is_shared = window.every_pass});
       end = *begin;
     }
   };

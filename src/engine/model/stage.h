@@ -24,9 +24,12 @@
 namespace tandem {
 
 /// Gradients that leave as soon as a backward pass has finished them (ZeRO-2), so that layers share
-/// memory (engine/model/gradient_memory.h): all but the experts', and the experts'.
+/// memory (engine/model/gradient_memory.h): all but the experts', and the experts'. Without
+/// `every_pass` they leave after the last pass of each of several logical replicas, and layers
+/// share no memory.
 struct GradientWindow {
   bool dense = false, experts = false;
+  bool every_pass = true;
   int64_t bucket_elements = 0;
 };
 

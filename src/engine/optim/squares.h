@@ -18,6 +18,7 @@ struct SquareTerm {
   int64_t bucket = 0;       ///< of the whole model
   int64_t begin = 0;        ///< first element in the whole model's array of the group
   double sum = 0;
+  int32_t replica = 0;  ///< logical replica whose shard has them
 };
 
 struct Squares {

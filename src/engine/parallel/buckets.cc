@@ -14,8 +14,11 @@ bool continues(const ParameterRun& run, const ParameterRun& next) {
 
 }  // namespace
 
-Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks)
-    : window_(std::move(window)), size_(std::max<int64_t>(bucket_elements, 1)), ranks_(ranks) {
+Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas)
+    : window_(std::move(window)),
+      size_(std::max<int64_t>(bucket_elements, 1)),
+      ranks_(ranks),
+      replicas_(std::max(replicas, ranks)) {
   for (auto range = window_.ranges.rbegin(); range != window_.ranges.rend(); ++range) {
     if (range->count == 0) continue;
     const int64_t last = (window_.elements - 1 - range->whole) / size_;
@@ -47,9 +50,11 @@ int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {
 
 GradientWindow gradient_window(const TrainConfig& config, bool on_gpus) {
   const ParallelDims dims(config);
-  const bool is_used = config.parallel.zero == 2;
-  return {.dense = is_used && dims.dp() > 1,
-          .experts = is_used && dims.size(kExpertDp) > 1,
+  const bool every_pass = config.parallel.zero == 2;
+  const bool is_used = every_pass || dims.rounds() > 1;
+  return {.dense = is_used && dims.replicas() > 1,
+          .experts = is_used && dims.replicas() > dims.ep(),
+          .every_pass = every_pass,
           .bucket_elements = bucket_elements(config, on_gpus)};
 }
 

@@ -1,6 +1,8 @@
 // Partition of one rank's flat parameter array for data parallelism (ZeRO-style, arXiv 1910.02054):
 // into buckets from back to front, the order in which backward finishes gradients, and each bucket
-// into one shard per rank. Pure functions of (elements, bucket size, ranks).
+// into one shard per rank. Pure functions of (elements, bucket size, ranks, logical replicas).
+// Where ranks run several logical replicas, a bucket has one shard per replica, and a rank owns
+// consecutive ones: sums over a shard are the same for any number of ranks.
 //
 // The array of a pipeline stage has a window of the whole model's: its buckets and shards are the
 // whole model's without the elements of other stages, so every element has the same owner, and
@@ -23,7 +25,8 @@ class Buckets {
  public:
   Buckets(int64_t elements, int64_t bucket_elements, int ranks)
       : Buckets(FlatWindow::all(elements), bucket_elements, ranks) {}
-  Buckets(FlatWindow window, int64_t bucket_elements, int ranks);
+  /// `replicas`: at least `ranks`, or 0 for as many.
+  Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas = 0);
 
   /// Buckets with elements.
   int count() const { return int(numbers_.size()); }
@@ -31,9 +34,20 @@ class Buckets {
   FlatRange bucket(int b) const { return window_.local(whole_bucket(b)); }
   /// Bucket of an element.
   int at(int64_t element) const;
+  /// Replicas whose shards a rank owns.
+  Shard owned(int rank) const { return shard_of(replicas_, ranks_, rank); }
+  /// The elements that a rank owns.
   FlatRange shard(int b, int rank) const {
     const FlatRange whole = whole_bucket(b);
-    const Shard shard = shard_of(whole.count, ranks_, rank);
+    const Shard owned = this->owned(rank);
+    const int64_t begin = shard_of(whole.count, replicas_, int(owned.begin)).begin;
+    const Shard last = shard_of(whole.count, replicas_, int(owned.begin + owned.count) - 1);
+    return window_.local({whole.begin + begin, last.begin + last.count - begin});
+  }
+  /// The shard of one replica.
+  FlatRange replica_shard(int b, int replica) const {
+    const FlatRange whole = whole_bucket(b);
+    const Shard shard = shard_of(whole.count, replicas_, replica);
     return window_.local({whole.begin + shard.begin, shard.count});
   }
   /// Number of a bucket among those of the whole model.
@@ -47,6 +61,7 @@ class Buckets {
   int64_t shard_room() const { return shard_room_; }
   int64_t elements() const { return window_.local_elements(); }
   int ranks() const { return ranks_; }
+  int replicas() const { return replicas_; }
 
  private:
   FlatRange whole_bucket(int b) const {
@@ -56,7 +71,7 @@ class Buckets {
 
   FlatWindow window_;
   int64_t size_;
-  int ranks_;
+  int ranks_, replicas_;
   int64_t shard_room_ = 0;
   std::vector<int64_t> numbers_;  // ascending
 };

@@ -4,12 +4,13 @@
 
 #include <utility>
 
+#include "engine/config/replicas.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
-    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp} {
+    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp}, replicas_(dp) {
   if (tp >= 1 && dp >= 1 && ep >= 1 && pp >= 1 && dp % ep == 0) return;
   throw InvalidArgument(
       fmt::format("tp {} dp {} ep {} pp {}: expected sizes of at least 1, and ep a divisor of dp",
@@ -18,7 +19,9 @@ ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
 
 ParallelDims::ParallelDims(const TrainConfig& config)
     : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep),
-                   int(config.parallel.pp)) {}
+                   int(config.parallel.pp)) {
+  replicas_ = int(logical_replicas(config));
+}
 
 int ParallelDims::ranks() const {
   int ranks = 1;
@@ -54,19 +57,35 @@ int ParallelDims::index(Axes axes, int rank) const {
   return position(axes, false, rank);
 }
 
+int ParallelDims::replica(int round, int rank) const {
+  const int replica = round * dp() + index(kDp, rank);
+  return replica < replicas_ ? replica : -1;
+}
+
+std::vector<int> ParallelDims::replicas(Axes axes, int rank) const {
+  const int stride = dp() / size(axes);
+  std::vector<int> all;
+  for (int replica = index(kDp, rank) % stride; replica < replicas_; replica += stride) {
+    all.push_back(replica);
+  }
+  return all;
+}
+
 int64_t ParallelDims::microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const {
   const int64_t replica = sample / local_batch(batch), local = sample % local_batch(batch);
-  return (local / microbatch * dp() + replica) * microbatch + local % microbatch;
+  return (local / microbatch * replicas_ + replica) * microbatch + local % microbatch;
 }
 
 int64_t ParallelDims::sample_at(int64_t batch, int64_t microbatch, int64_t position) const {
   const int64_t block = position / microbatch;
-  return block % dp() * local_batch(batch) + block / dp() * microbatch + position % microbatch;
+  return block % replicas_ * local_batch(batch) + block / replicas_ * microbatch +
+         position % microbatch;
 }
 
 std::string ParallelDims::describe() const {
-  return fmt::format("tp {} dp {} ep {}{}", tp(), dp(), ep(),
-                     pp() > 1 ? fmt::format(" pp {}", pp()) : "");
+  return fmt::format("tp {} dp {} ep {}{}{}", tp(), dp(), ep(),
+                     pp() > 1 ? fmt::format(" pp {}", pp()) : "",
+                     replicas_ > dp() ? fmt::format(" of {} replicas", replicas_) : "");
 }
 
 int64_t microbatch_size(const TrainConfig& config) {

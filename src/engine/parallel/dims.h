@@ -23,7 +23,7 @@ class ParallelDims {
  public:
   /// Throws InvalidArgument for a size below 1, or if `ep` does not divide `dp`.
   ParallelDims(int tp, int dp, int ep = 1, int pp = 1);
-  /// parallel.tp, parallel.dp, parallel.ep and parallel.pp.
+  /// parallel.tp, parallel.dp, parallel.ep, parallel.pp and parallel.replicas.
   explicit ParallelDims(const TrainConfig& config);
 
   int tp() const { return size(kTp); }
@@ -31,6 +31,16 @@ class ParallelDims {
   int ep() const { return size({Axis::ep}); }
   int pp() const { return size(kPp); }
   int ranks() const;
+  /// Logical replicas (engine/config/replicas.h), at least dp().
+  int replicas() const { return replicas_; }
+  /// Rounds of a step: in round r data-parallel rank i runs logical replica r x dp + i, if there is
+  /// one.
+  int rounds() const { return (replicas_ + dp() - 1) / dp(); }
+  /// Logical replica of the rank in a round, or -1.
+  int replica(int round, int rank) const;
+  /// Logical replicas that have a copy of the parameters of this rank's group along `axes`, kDp or
+  /// kExpertDp, in order.
+  std::vector<int> replicas(Axes axes, int rank) const;
 
   /// Ranks of a group.
   int size(Axes axes) const;
@@ -38,8 +48,8 @@ class ParallelDims {
   /// order.
   int group(Axes axes, int rank) const;
   int index(Axes axes, int rank) const;
-  /// Samples of a replica, of `batch` in a step.
-  int64_t local_batch(int64_t batch) const { return batch / dp(); }
+  /// Samples of a logical replica, of `batch` in a step.
+  int64_t local_batch(int64_t batch) const { return batch / replicas_; }
   /// Position of a step's sample in the order of microbatches, each with its samples of all
   /// replicas in turn, and the sample at a position. `microbatch`: samples of a replica in one.
   int64_t microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const;
@@ -52,9 +62,10 @@ class ParallelDims {
   int position(Axes axes, bool on_other_axes, int rank) const;
 
   std::array<int, kNumAxes> sizes_;
+  int replicas_;
 };
 
-/// Samples of a microbatch: train.microbatch, or all of a replica.
+/// Samples of a microbatch: train.microbatch, or all of a logical replica.
 int64_t microbatch_size(const TrainConfig& config);
 
 /// A rank's communicators.

@@ -45,7 +45,8 @@ size_t GradientSync::bytes() const {
 }
 
 void GradientSync::ready(FlatRange range) {
-  if ((dp_.size() == 1 && !exec_.on_gpu()) || range.count == 0) return;
+  const bool is_local = dp_.size() == 1 && !is_window_;
+  if ((is_local && !exec_.on_gpu()) || range.count == 0) return;
   for (int b = buckets_.at(range.end() - 1); b <= buckets_.at(range.begin); ++b) {
     const FlatRange bucket = buckets_.bucket(b);
     unreported_[size_t(b)] -=
@@ -109,8 +110,20 @@ void GradientSync::copy_bucket(int bucket) {
   copied_.record(exec_);
 }
 
+/// Window: whether the rank runs a logical replica in this pass.
+bool GradientSync::has_replica(int rank) const {
+  const int rounds = (buckets_.replicas() + dp_.size() - 1) / dp_.size();
+  return passes_ % rounds * dp_.size() + rank < buckets_.replicas();
+}
+
 void GradientSync::send(int bucket) {
   const ScopedSpan span(SpanKind::compute, "send_gradients", bucket);
+  if (is_window_ && !has_replica(dp_.rank())) {
+    for (int hop = 1; hop < dp_.size(); ++hop) {
+      ring_.send(ring_.destination(hop), bucket, nullptr, 0);
+    }
+    return;
+  }
   if (is_window_) copy_bucket(bucket);
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int owner = ring_.destination(hop);
@@ -168,6 +181,7 @@ void GradientSync::sum_shard(int bucket) {
   std::vector<Tensor> terms;
   if (is_window_ && passes_ > 0) terms.push_back(to);
   for (int rank = 0; rank < dp_.size(); ++rank) {
+    if (is_window_ && !has_replica(rank)) break;
     if (is_window_ && terms.size() == kMaxSumTerms) {  // the same sum in several calls
       sum(exec_, terms, to);
       terms.assign(1, to);
@@ -182,7 +196,7 @@ void GradientSync::finish_bucket() {
   if (exec_.on_gpu()) wait_for_arrivals();
   const int bucket = summed_++;
   const ScopedSpan span(SpanKind::compute, "dp_sum", bucket);
-  if (dp_.size() > 1) {
+  if (dp_.size() > 1 || is_window_) {
     sum_shard(bucket);
     for (int hop = 1; hop < dp_.size(); ++hop) ring_.acknowledge(ring_.source(hop), bucket);
   }
@@ -213,6 +227,13 @@ void GradientSync::make_room(int64_t sent_from) {
   }
   send_until(target);
   copied_.await(backward_);
+}
+
+void GradientSync::skip_pass() {
+  if (exec_.on_gpu()) ring_.set_host_waits(is_first_ || !overlap_);
+  if (final_ == buckets_.count()) finish_pass();
+  final_ = buckets_.count();
+  progress();
 }
 
 /// Sends and sums all buckets of a pass.

@@ -12,6 +12,10 @@
 // `finish`, which all call at the same points of a pass, so these waits cannot form a cycle,
 // either.
 //
+// The same holds where ranks run several logical replicas in turn: each round of replicas, one a
+// rank, is a pass, and owners sum in the order of the replicas. A rank without one in a round calls
+// `skip_pass` and sends empty messages.
+//
 // With a wire format (engine/parallel/shard_messages.h) gradients are encoded once, by the sender,
 // and the owner adds its local ones uncompressed. With error feedback (arXiv 1901.09847) the
 // encoding error is added to the next step's gradients.
@@ -37,7 +41,7 @@ class GradientSync {
     bool error_feedback = true;
     /// GPUs: buckets are sent during the backward pass, not at its end, and waits are enqueued.
     bool overlap = true;
-    /// Gradients are a window.
+    /// Gradients are a window, or of several logical replicas.
     bool is_window = false;
   };
   /// `gradients`: from element `begin`, which must outlive this object, written by work of
@@ -54,6 +58,8 @@ class GradientSync {
   /// Window: must be called before gradients of a pass are written for the first time. Returns once
   /// those before are sent: of the pass before, and of this one from `sent_from` on.
   void make_room(int64_t sent_from);
+  /// Window: instead of a pass of a logical replica that there is not, after those before.
+  void skip_pass();
   /// Completes the reduction of the step, on a GPU when dp's stream reaches this point; gradients
   /// that were not reported are final now.
   void finish();
@@ -90,6 +96,7 @@ class GradientSync {
   void finish_pass();
   void end_pass();
   void finish_loading();
+  bool has_replica(int rank) const;
 
   Exec backward_, exec_;
   Communicator& dp_;

@@ -29,9 +29,11 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       begin(group.range.begin),
       elements(group.range.count),
       is_gradient_window(group.is_gradient_window),
+      reduces_every_pass(group.reduces_every_pass),
+      logical(group.logical),
       first_tensor(first_tensor_index),
       weights(all_weights.narrow(group.range)),
-      buckets(group.window, bucket_elements, replicas.size()),
+      buckets(group.window, bucket_elements, replicas.size(), int(logical.size())),
       state(exec, weights, buckets, replicas.rank(),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
             WeightSync::sends_differences(replicas.size(), options.weights)),
@@ -49,8 +51,11 @@ int ShardedOptimizer::Group::add_terms(int index) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     first_term.push_back(int(terms.size()));
     for (const ShardedState::Run& r : state.runs(bucket)) {
-      terms.push_back(
-          {index, !r.run.sharded, buckets.number(bucket), buckets.window().whole(r.run.begin)});
+      terms.push_back({.group = index,
+                       .replicated = !r.run.sharded,
+                       .bucket = buckets.number(bucket),
+                       .begin = buckets.window().whole(r.run.begin),
+                       .replica = logical.empty() ? r.shard : logical[size_t(r.shard)]});
     }
   }
   return int(terms.size());
@@ -142,6 +147,10 @@ void ShardedOptimizer::ready(FlatRange range) {
   Group& group = find_group(range);
   if (group.is_gradient_window) gradients_.end(range);
   group.gradient_sync.ready(group.local(range));
+}
+
+void ShardedOptimizer::skip_pass() {
+  for (Group& group : groups_) group.gradient_sync.skip_pass();
 }
 
 Squares ShardedOptimizer::reduce() {

@@ -44,7 +44,12 @@ struct ParameterGroup {
   FlatRange range;                                   ///< of the flat arrays; groups do not overlap
   std::vector<Parameter> list;                       ///< with offsets in the flat arrays
   FlatWindow window = FlatWindow::all(range.count);  ///< of the range in the whole model's group
+  /// Gradients are a window, which leaves after every pass, or after the last one of each logical
+  /// replica.
   bool is_gradient_window = false;
+  bool reduces_every_pass = true;
+  /// Logical replicas that have a copy of the parameters, in order; one a rank if empty.
+  std::vector<int> logical = {};
 };
 
 class ShardedOptimizer {
@@ -66,7 +71,12 @@ class ShardedOptimizer {
   /// Reports that these gradients are final, or those of a pass if they are reduced after every
   /// pass; `range` lies in one group.
   void ready(FlatRange range);
-  bool reduces_every_pass(FlatRange range) { return find_group(range).is_gradient_window; }
+  bool reduces_every_pass(FlatRange range) {
+    const Group& group = find_group(range);
+    return group.is_gradient_window && group.reduces_every_pass;
+  }
+  /// Instead of the passes of a logical replica if this rank has none in a round.
+  void skip_pass();
 
   /// Completes the reduction. Returns the sum of squares over this rank's shards. Throws
   /// InvalidArgument unless all weights of the step before have been awaited.
@@ -127,7 +137,8 @@ class ShardedOptimizer {
     Communicator& replicas;
     Exec exec;                // of the replicas
     int64_t begin, elements;  // in the flat arrays; all below is relative to `begin`
-    bool is_gradient_window;
+    bool is_gradient_window, reduces_every_pass;
+    std::vector<int> logical;
     size_t first_tensor;  // index of the group's first tensor among those of all groups
     WeightViews weights;
     Buckets buckets;

@@ -21,20 +21,25 @@ ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const B
   for (int b = 0; b < buckets.count(); ++b) {
     begins_.push_back(runs_.size());
     const FlatRange local = buckets.shard(b, rank);
-    for (const ParameterRun& run : all) {
-      const int64_t begin = std::max(run.begin, local.begin);
-      const int64_t count = std::min(run.begin + run.count, local.end()) - begin;
-      if (count <= 0) continue;
-      const int64_t slot = buckets.slot_begin(b) + begin - local.begin;
-      ParameterRun local_run = run;
-      local_run.begin = begin;
-      local_run.count = count;
-      // Replicated parameters have no separate master.
-      runs_.push_back({.run = local_run,
-                       .updated = has_masters && run.sharded ? view(master_, slot, count)
-                                                             : weights.in_f32({begin, count}),
-                       .first = view(first_, slot, count),
-                       .second = view(second_, slot, count)});
+    const Shard owned = buckets.owned(rank);
+    for (int shard = int(owned.begin); shard < int(owned.begin + owned.count); ++shard) {
+      const FlatRange range = buckets.replica_shard(b, shard);
+      for (const ParameterRun& run : all) {
+        const int64_t begin = std::max(run.begin, range.begin);
+        const int64_t count = std::min(run.begin + run.count, range.end()) - begin;
+        if (count <= 0) continue;
+        const int64_t slot = buckets.slot_begin(b) + begin - local.begin;
+        ParameterRun local_run = run;
+        local_run.begin = begin;
+        local_run.count = count;
+        // Replicated parameters have no separate master.
+        runs_.push_back({.run = local_run,
+                         .shard = shard,
+                         .updated = has_masters && run.sharded ? view(master_, slot, count)
+                                                               : weights.in_f32({begin, count}),
+                         .first = view(first_, slot, count),
+                         .second = view(second_, slot, count)});
+      }
     }
   }
   begins_.push_back(runs_.size());

@@ -36,6 +36,7 @@ class ShardedState {
   /// Elements of uniform properties in one bucket of this rank.
   struct Run {
     ParameterRun run;  ///< in the flat array
+    int shard = 0;     ///< in the shard of one logical replica
     Tensor updated;    ///< weights that the optimizer updates
     Tensor first, second;
   };

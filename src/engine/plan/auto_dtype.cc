@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/random_buffer.h"
+#include "engine/parallel/dims.h"
 #include "gemm/gemm.h"
 #include "tune/measure.h"
 
@@ -87,7 +88,7 @@ DType faster_dtype(double f32_ms, double bf16_ms) {
 DTypeChoice choose_dtype(Communicator& world, const TrainConfig& config) {
   if (world.on_gpu()) return {.dtype = DType::bf16};
   const auto& train = config.train;
-  const int64_t batch = train.microbatch > 0 ? train.microbatch : train.batch / config.parallel.dp;
+  const int64_t batch = microbatch_size(config);
   DTypeChoice choice;
   for (const Shape& shape : gemm_shapes(config)) {
     Products f32(DType::f32, batch * train.seq, shape.n, shape.k);

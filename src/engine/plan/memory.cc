@@ -6,6 +6,7 @@
 
 #include "core/machine.h"
 #include "engine/checkpoint/run_checkpoints.h"
+#include "engine/config/replicas.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/gradient_memory.h"
 #include "engine/parallel/dims.h"
@@ -34,6 +35,13 @@ double token_bytes(const ModelConfig& model, double element) {
          double(model.vocab) * (4 + element);
 }
 
+/// Share of the largest owner among `ranks` that have a copy of the same parameters: it has the
+/// shards of one logical replica or several.
+double owned_share(const TrainConfig& config, int64_t ranks) {
+  const int64_t shards = logical_replicas(config) * ranks / config.parallel.dp;
+  return double((shards + ranks - 1) / ranks) / double(shards);
+}
+
 }  // namespace
 
 StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
@@ -45,9 +53,10 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
       replicas > 1 && !codec.gradients.is_exact() && config.parallel.error_feedback;
   StateBytes bytes;
   bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
-  const bool is_window = config.parallel.zero == 2 && replicas > 1;
-  bytes.gradients = is_window ? 4.0 / double(replicas) : 4;
-  bytes.optimizer = (has_masters ? 12.0 : 8.0) / double(replicas);
+  const double share = owned_share(config, replicas);
+  const bool has_sums = ParallelDims(config).rounds() > 1;  // beside the gradients of one replica
+  bytes.gradients = config.parallel.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
+  bytes.optimizer = (has_masters ? 12.0 : 8.0) * share;
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
   return bytes;
 }
@@ -68,23 +77,25 @@ double training_bytes(const TrainConfig& config) {
 double gradient_window_bytes(const TrainConfig& config, bool on_gpus) {
   const auto& parallel = config.parallel;
   const GradientWindow window = gradient_window(config, on_gpus);
-  if (!window.dense) return 0;
+  if (!window.dense || !window.every_pass) return 0;
   const ModelLayout layout(config.model, int(parallel.tp), 0, {int(parallel.ep), 0},
                            pipeline_layers(config).front());
   return 4.0 * double(assign_gradients(layout, config.model, window).elements);
 }
 
 double message_bytes(const TrainConfig& config, bool on_gpus) {
-  if (config.parallel.dp == 1) return 0;
+  const auto ranks = double(config.parallel.dp);
+  const double share = owned_share(config, config.parallel.dp);
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
   const double parameters =
       double(config.model.parameters()) / double(config.parallel.tp * config.parallel.pp);
   const double bucket = bucket_mib(config, on_gpus) * (1 << 20);
   const double of_window = std::min(bucket * MessageRing::kWindow, 4 * parameters);
   const bool sends_bf16 = config.train.dtype == "bf16" && codec.weights.is_none();
-  // ZeRO-2: gradients are copied when they are sent.
-  const double copies = config.parallel.zero == 2 ? 1 + 1.0 / double(config.parallel.dp) : 0;
-  return of_window * (1 + copies + (sends_bf16 ? 0.5 : 1));
+  // Gradients of a window are copied when they are sent.
+  const double copies = gradient_window(config, on_gpus).dense ? 1 : 0;
+  const double remote = ranks == 1 ? 0 : ranks * share * (1 + copies + (sends_bf16 ? 0.5 : 1));
+  return of_window * (remote + copies * share);
 }
 
 double snapshot_bytes(const TrainConfig& config) {
@@ -146,9 +157,7 @@ void check_memory(const TrainConfig& config, bool on_gpus) {
       "train.recompute)",
       double(config.model.parameters()) / 1e6, config.parallel.tp, config.parallel.dp,
       config.parallel.pp > 1 ? fmt::format(" x pp {}", config.parallel.pp) : "", bytes / 1e9,
-      config.train.microbatch > 0 ? config.train.microbatch
-                                  : config.train.batch / config.parallel.dp,
-      config.train.seq, activations / 1e9,
+      microbatch_size(config), config.train.seq, activations / 1e9,
       snapshots > 0 ? fmt::format(", snapshots for checkpoints {:.3g} GB", snapshots / 1e9) : "",
       machine / 1e9));
 }

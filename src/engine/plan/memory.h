@@ -11,11 +11,11 @@ namespace tandem {
 /// Bytes a parameter and rank; train.dtype "auto" as f32.
 struct StateBytes {
   double weights = 0, gradients = 0;
-  double optimizer = 0;  ///< moments and masters, divided among the replicas
+  double optimizer = 0;  ///< moments and masters, divided among the ranks
   double residuals = 0;  ///< error feedback
   double total() const { return weights + gradients + optimizer + residuals; }
 };
-/// State of parameters with `replicas` replicas.
+/// State of parameters that `replicas` ranks have a copy of, of the rank with the largest share.
 StateBytes state_bytes(const TrainConfig& config, int64_t replicas);
 /// Bytes of weights, gradients and optimizer state of all ranks together, without a window. In
 /// floating point, which does not overflow.

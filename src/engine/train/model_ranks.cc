@@ -57,7 +57,8 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
     all.push_back({*copies,
                    is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
                    std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
-                   is_dense ? window.dense : window.experts});
+                   is_dense ? window.dense : window.experts, window.every_pass,
+                   groups.dims().replicas(copied.copies, groups.world().rank())});
   }
   return all;
 }

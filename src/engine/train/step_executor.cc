@@ -29,6 +29,16 @@ bool has_end_stage(const TrainConfig& config, const ParallelGroups& groups) {
   return false;
 }
 
+/// Terms of all ranks.
+std::vector<SquareTerm> gather_terms(Communicator& ranks, std::span<const SquareTerm> local) {
+  std::vector<SquareTerm> terms;
+  for (const auto& blob : ranks.exchange(std::as_bytes(local), "squares")) {
+    const auto* const of_rank = reinterpret_cast<const SquareTerm*>(blob.data());
+    terms.insert(terms.end(), of_rank, of_rank + blob.size() / sizeof(SquareTerm));
+  }
+  return terms;
+}
+
 }  // namespace
 
 StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
@@ -46,11 +56,15 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
 }
 
-/// No-op if there is one. Slots and links of another number of microbatches are freed first.
+/// `microbatches`: of a logical replica. Slots and links of another number are freed first.
 void StepExecutor::make_pipeline(int microbatches) {
-  if (microbatches == microbatches_) return;
+  microbatches_ = microbatches;
+  // Gradients of several replicas that are reduced after every pass alternate between them.
+  const bool alternates = groups_.dims().rounds() > 1 && config_.parallel.zero == 2;
+  const int of_run = alternates ? 1 : microbatches;
+  if (std::exchange(pipeline_microbatches_, of_run) == of_run) return;
   schedule::PipelineShape shape = pipeline_shape(config_);
-  shape.microbatches = microbatches_ = microbatches;
+  shape.microbatches = of_run;
   pipeline_.emplace(groups_.pp(), shape, pipeline_stages(ranks_.stages()),
                     counts_experts(config_, microbatches),
                     CodecPolicy::parse(config_.parallel.codec).stages);
@@ -62,35 +76,88 @@ int64_t StepExecutor::targets(int64_t first) const {
   return targets;
 }
 
+/// Runs of the pipeline in a step: all microbatches of a logical replica after another's, or those
+/// of all replicas in turn.
+std::vector<StepExecutor::Run> StepExecutor::runs() const {
+  std::vector<Run> runs;
+  for (int first = 0; first < microbatches_; first += pipeline_microbatches_) {
+    for (int round = 0; round < groups_.dims().rounds(); ++round) {
+      runs.push_back({round, first, pipeline_microbatches_});
+    }
+  }
+  return runs;
+}
+
+Pipeline::Batch StepExecutor::batch_of(const Run& run) {
+  const int begin = run.round * microbatches_ + run.first;
+  return {[this, begin](int microbatch) { read_microbatch(begin + microbatch); }, tokens_,
+          targets_};
+}
+
+bool StepExecutor::has_replica(int round) const {
+  return groups_.dims().replica(round, groups_.world().rank()) >= 0;
+}
+
 StepExecutor::Result StepExecutor::compute(int64_t first, int64_t targets) {
   const int64_t share = groups_.dims().local_batch(batch(first));
   make_pipeline(int(share / microbatch_));
   load(first);
   text_ = std::move(next_text_);
   load(first + batch(first));
-  const Pipeline::Batch text{[this](int microbatch) { read_microbatch(microbatch); }, tokens_,
-                             targets_};
-  begin_step(text);
-  pipeline_->run(text, 1.0f / float(targets), [this](int chunk, FlatRange range, bool is_last) {
-    ShardedOptimizer& optimizer = ranks_.chunks[size_t(chunk)].optimizer;
-    if (is_last || optimizer.reduces_every_pass(range)) optimizer.ready(range);
-  });
+  begin_step();
+  run_passes(1.0f / float(targets));
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
   Result result;
   result.squares = sum_squares();
-  const double loss = pipeline_->take_loss();
-  if (groups_.tp().rank() == 0) result.loss = loss;
+  result.loss = sum_losses();
   result.text = text_read();
   return result;
+}
+
+void StepExecutor::run_passes(float scale) {
+  times_ = {};
+  losses_.assign(size_t(groups_.dims().rounds()), 0.0);
+  const auto report = [this](int chunk, FlatRange range, bool is_last) {
+    ShardedOptimizer& optimizer = ranks_.chunks[size_t(chunk)].optimizer;
+    if (is_last || optimizer.reduces_every_pass(range)) optimizer.ready(range);
+  };
+  for (const Run& run : runs()) {
+    if (!has_replica(run.round)) {
+      for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.skip_pass();
+      continue;
+    }
+    pipeline_->run(batch_of(run), scale, report);
+    losses_[size_t(run.round)] += pipeline_->take_loss();
+    const Pipeline::Times& times = pipeline_->times();
+    times_.passes_s += times.passes_s;
+    times_.waited_s += times.waited_s;
+    times_.sent_bytes += times.sent_bytes;
+  }
+}
+
+/// Losses of this rank's replicas; on the first rank of several rounds, those of all ranks, in the
+/// order of the replicas.
+double StepExecutor::sum_losses() {
+  if (groups_.tp().rank() > 0) losses_.assign(losses_.size(), 0.0);
+  if (losses_.size() == 1) return losses_[0];
+  const auto all = groups_.dp().exchange(std::as_bytes(std::span(losses_)), "losses");
+  if (groups_.dp().rank() > 0) return 0;
+  double sum = 0;
+  for (size_t round = 0; round < losses_.size(); ++round) {
+    for (const auto& blob : all) sum += reinterpret_cast<const double*>(blob.data())[round];
+  }
+  return sum;
 }
 
 void StepExecutor::load(int64_t first) {
   if (std::exchange(loading_, first) == first || !reads_text_) return;
   const int64_t share = groups_.dims().local_batch(batch(first));
-  const int64_t begin = first + groups_.dp().rank() * share;
   next_text_.clear();
-  for (int64_t i = 0; i < share; i += microbatch_) {
-    next_text_.push_back(loader_->request(begin + i, microbatch_));
+  for (int round = 0; round < groups_.dims().rounds() && has_replica(round); ++round) {
+    const int replica = groups_.dims().replica(round, groups_.world().rank());
+    for (int64_t i = 0; i < share; i += microbatch_) {
+      next_text_.push_back(loader_->request(first + replica * share + i, microbatch_));
+    }
   }
 }
 
@@ -105,24 +172,43 @@ TextRead StepExecutor::text_read() const {
 }
 
 /// Completes the reduction of gradients.
-double StepExecutor::sum_squares() {
+std::vector<SquareTerm> StepExecutor::square_terms() {
   std::vector<SquareTerm> terms;
   for (ModelChunk& chunk : ranks_.chunks) {
     chunk.optimizer.reduce();
     const auto& of_chunk = chunk.optimizer.square_terms();
     terms.insert(terms.end(), of_chunk.begin(), of_chunk.end());
   }
-  if (groups_.pp()) {
-    const auto all = groups_.pp()->exchange(std::as_bytes(std::span(terms)), "squares");
-    if (groups_.pp()->rank() > 0) return 0;
-    terms.clear();
+  return terms;
+}
+
+double StepExecutor::sum_squares() {
+  std::vector<SquareTerm> terms = square_terms();
+  if (groups_.pp()) terms = gather_terms(*groups_.pp(), terms);
+  const bool is_first_stage = !groups_.pp() || groups_.pp()->rank() == 0;
+  const auto sum = [this](std::vector<SquareTerm> of_replica) {
+    const Squares squares = sum_terms(std::move(of_replica));
+    return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
+  };
+  if (groups_.dims().rounds() == 1) return is_first_stage ? sum(std::move(terms)) : 0;
+  // A rank owns the shards of several replicas.
+  if (groups_.dp().size() > 1) terms = gather_terms(groups_.dp(), terms);
+  std::vector<std::vector<SquareTerm>> by_replica(size_t(groups_.dims().replicas()));
+  for (const SquareTerm& term : terms) by_replica[size_t(term.replica)].push_back(term);
+  std::vector<double> sums;
+  for (std::vector<SquareTerm>& of_replica : by_replica) sums.push_back(sum(std::move(of_replica)));
+  const auto all = groups_.tp().exchange(std::as_bytes(std::span(sums)), "squares");
+  const bool is_first = groups_.tp().rank() == 0 && groups_.dp().rank() == 0;
+  if (!is_first || !is_first_stage) return 0;
+  double total = 0;
+  for (size_t replica = 0; replica < sums.size(); ++replica) {
+    double of_replica = 0;
     for (const auto& blob : all) {
-      const auto* const of_stage = reinterpret_cast<const SquareTerm*>(blob.data());
-      terms.insert(terms.end(), of_stage, of_stage + blob.size() / sizeof(SquareTerm));
+      of_replica += reinterpret_cast<const double*>(blob.data())[replica];
     }
+    total += of_replica;
   }
-  const Squares squares = sum_terms(std::move(terms));
-  return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
+  return total;
 }
 
 void StepExecutor::update(const AdamStep& step) {
@@ -145,20 +231,23 @@ void StepExecutor::await_weights() {
   for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.await_all();
 }
 
-void StepExecutor::begin_step(const Pipeline::Batch& batch) {
+void StepExecutor::begin_step() {
   const bool whole_step = config_.train.aux_loss_scope == "step";
   for (ModelChunk& chunk : ranks_.chunks) {
     chunk.stage.begin_step(whole_step ? 1 : microbatches_);
   }
   if (!counts_experts(config_, microbatches_)) return;
-  pipeline_->run_forward(batch);
-  pipeline_->take_loss();
+  for (const Run& run : runs()) {
+    if (!has_replica(run.round)) continue;
+    pipeline_->run_forward(batch_of(run));
+    pipeline_->take_loss();
+  }
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.share_load();
 }
 
-void StepExecutor::read_microbatch(int microbatch) {
+void StepExecutor::read_microbatch(int index) {
   const ScopedSpan span(SpanKind::data, "read");
-  const TextBlock& text = *text_[size_t(microbatch)];
+  const TextBlock& text = *text_[size_t(index)];
   try {
     text.await();
     std::ranges::copy(text.tokens(), tokens_.begin());

@@ -34,9 +34,9 @@ class StepExecutor {
 
   struct Result {
     double loss = 0;  ///< this rank's share, in nats: TP rank 0 of a replica's last stage has the
-                      ///< replica's
+                      ///< replica's, or the first one has all replicas' if ranks run several
     double squares = 0;  ///< of the gradients' shards on this rank and, for pipeline rank 0, on
-                         ///< those of the other stages
+                         ///< those of the other stages; likewise
     TextRead text;
   };
   /// Begins to read the text of the step whose first sample is `first` in the background. `compute`
@@ -52,7 +52,7 @@ class StepExecutor {
   void weights_changed() { pipeline_->share_embedding(); }
   /// Times of the last step's passes; nullopt without pipeline stages.
   std::optional<Pipeline::Times> times() const {
-    return groups_.pp() ? std::optional(pipeline_->times()) : std::nullopt;
+    return groups_.pp() ? std::optional(times_) : std::nullopt;
   }
   /// Bytes of this rank's activations. Grows in the first step.
   size_t activation_bytes() const { return pipeline_->activation_bytes(); }
@@ -67,26 +67,40 @@ class StepExecutor {
   void verify_text(int64_t first);
 
  private:
-  void read_microbatch(int microbatch);
+  void read_microbatch(int index);
   TextRead text_read() const;
   void ignore_text(const std::string& error);
   void make_pipeline(int microbatches);
-  void begin_step(const Pipeline::Batch& batch);
+  /// Microbatches of the logical replica of a round that the pipeline runs at once.
+  struct Run {
+    int round, first, count;
+  };
+  Pipeline::Batch batch_of(const Run& run);
+  std::vector<Run> runs() const;
+  bool has_replica(int round) const;
+  void begin_step();
+  void run_passes(float scale);
+  double sum_losses();
   double sum_squares();
+  std::vector<SquareTerm> square_terms();
 
   const TrainConfig& config_;
   const ParallelGroups& groups_;
   const TokenSource& source_;
   const Sampler& sampler_;
   ModelRanks& ranks_;
-  int64_t microbatch_;  // sequences
-  bool reads_text_;     // has the model's first or last stage
-  int microbatches_ = 0;
-  std::optional<Pipeline> pipeline_;  // for this number of microbatches
-  int64_t verified_ = -1;             // sample of the last call of verify_text
+  int64_t microbatch_;    // sequences
+  bool reads_text_;       // has the model's first or last stage
+  int microbatches_ = 0;  // of a logical replica
+  std::optional<Pipeline> pipeline_;
+  int pipeline_microbatches_ = 0;
+  Pipeline::Times times_;       // of a step's passes
+  std::vector<double> losses_;  // by round
+  int64_t verified_ = -1;       // sample of the last call of verify_text
   std::shared_ptr<Loader> loader_;
   int64_t loading_ = -1;  // first sample of the step that is read in advance
-  std::vector<std::shared_ptr<const TextBlock>> text_, next_text_;  // of a step, by microbatch
+  // Text of a step, by microbatch of all rounds.
+  std::vector<std::shared_ptr<const TextBlock>> text_, next_text_;
   std::vector<int32_t> tokens_, targets_;
   std::string read_error_;
 };

@@ -70,6 +70,7 @@ class Trainer {
         sampler_(source, config_.train.seq, uint64_t(config_.train.seed)),
         groups_(world, ParallelDims(config_), config_.model.experts > 0) {
     config_.data.format = source.format();
+    config_.parallel.replicas = groups_.dims().replicas();
     if (world.rank() == 0) progress_.emplace(request.log);
     const std::string init_from = find_initial_model();
     const std::string resume_from = open_files();
@@ -324,8 +325,15 @@ class Trainer {
   }
 
   LedgerStart ledger_start() const {
-    return {state_.step, state_.next_sample, state_.data,         sampler_.windows(),
-            state_.seq,  state_.seed,        config_.parallel.dp, microbatch_size(config_)};
+    return {state_.step,
+            state_.next_sample,
+            state_.data,
+            sampler_.windows(),
+            state_.seq,
+            state_.seed,
+            config_.parallel.dp,
+            microbatch_size(config_),
+            config_.parallel.replicas};
   }
   /// Also says which samples a skipped step has dropped.
   void add_to_ledger(const LedgerStep& step) {
@@ -445,7 +453,7 @@ class Trainer {
 
   Communicator& world_;
   const TrainRequest& request_;
-  TrainConfig config_;  // with its dtype and format of data resolved
+  TrainConfig config_;  // with its dtype, format of data and replicas resolved
   const TokenSource& source_;
   Sampler sampler_;
   ParallelGroups groups_;

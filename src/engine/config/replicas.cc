@@ -1,0 +1,49 @@
+#include "engine/config/replicas.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "engine/model/codec_policy.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Text of what is expected where ranks run several replicas; empty if they can.
+std::string find_unsupported(const TrainConfig& config) {
+  const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
+  if (!codec.gradients.is_exact() || !codec.weights.is_exact()) {
+    return fmt::format("parallel.codec without lossy gradients or weights, not \"{}\"",
+                       config.parallel.codec);
+  }
+  if (config.optimizer.name == "lamb") return "optimizer.name = \"adamw\"";
+  if (config.parallel.zero == 2 && config.parallel.pp > 1) return "parallel.zero = 1 or pp = 1";
+  const bool has_aux_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
+  return has_aux_loss ? "model.aux_loss_coeff = 0" : "";
+}
+
+}  // namespace
+
+void check_replicas(const TrainConfig& config) {
+  const auto& parallel = config.parallel;
+  if (parallel.replicas == 0) return;
+  if (parallel.replicas < parallel.dp) {
+    throw ConfigError(fmt::format(
+        "parallel.replicas is {}: expected 0, or at least parallel.dp = {}, so that every rank has "
+        "one",
+        parallel.replicas, parallel.dp));
+  }
+  if (parallel.replicas % parallel.ep != 0) {
+    throw ConfigError(
+        fmt::format("parallel.replicas is {}: expected a multiple of parallel.ep = {}",
+                    parallel.replicas, parallel.ep));
+  }
+  if (parallel.replicas == parallel.dp) return;
+  if (const std::string expected = find_unsupported(config); !expected.empty()) {
+    throw ConfigError(fmt::format("parallel.replicas is {} with parallel.dp = {}: expected {}",
+                                  parallel.replicas, parallel.dp, expected));
+  }
+}
+
+}  // namespace tandem

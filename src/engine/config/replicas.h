@@ -1,0 +1,24 @@
+// Logical replicas of a run (parallel.replicas): each has its share of a batch and one sum of
+// gradients, whatever the number of data-parallel ranks. A rank may run several of them in turn.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/config/config.h"
+
+namespace tandem {
+
+/// parallel.replicas, or parallel.dp if that is 0.
+inline int64_t logical_replicas(const TrainConfig& config) {
+  return config.parallel.replicas > 0 ? config.parallel.replicas : config.parallel.dp;
+}
+
+/// Key that the number of replicas is from.
+inline const char* replicas_key(const TrainConfig& config) {
+  return config.parallel.replicas > config.parallel.dp ? "parallel.replicas" : "parallel.dp";
+}
+/// Throws ConfigError if there are fewer replicas than ranks, or if ranks cannot run several with
+/// the bits of one rank each.
+void check_replicas(const TrainConfig& config);
+
+}  // namespace tandem
