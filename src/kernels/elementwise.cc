@@ -14,9 +14,10 @@ void add(const Exec& exec, const Tensor& x, const Tensor& y, const Tensor& out) 
 }
 
 void sum(const Exec& exec, std::span<const Tensor> terms, const Tensor& out) {
-  if (terms.empty() || terms.size() > kMaxSumTerms) {
+  if (terms.empty()) throw InvalidArgument("sum: 0 terms: expected at least 1");
+  if (exec.on_gpu() && terms.size() > kMaxGpuSumTerms) {
     throw InvalidArgument(
-        fmt::format("sum: {} terms: expected 1 to {}", terms.size(), kMaxSumTerms));
+        fmt::format("sum: {} terms on a GPU: expected at most {}", terms.size(), kMaxGpuSumTerms));
   }
   for (const Tensor& term : terms) {
     if (term.dtype() == DType::f32 && term.dims() == 1 && term.elements() == out.elements())

@@ -10,9 +10,10 @@ namespace tandem {
 
 /// out = x + y, all [rows, columns]; x and out f32, y f32 or bf16. out may be x.
 void add(const Exec& exec, const Tensor& x, const Tensor& y, const Tensor& out);
-constexpr size_t kMaxSumTerms = 16;
-/// out = terms[0] + terms[1] + …, in this order, f32 vectors of one length, 1 to kMaxSumTerms. out
-/// may be one of the terms.
+/// Max terms of a sum on a GPU: their addresses are arguments of one kernel.
+constexpr size_t kMaxGpuSumTerms = 4000;
+/// out = terms[0] + terms[1] + …, in this order, f32 vectors of one length, at least one; on a GPU
+/// at most kMaxGpuSumTerms. out may be one of the terms.
 void sum(const Exec& exec, std::span<const Tensor> terms, const Tensor& out);
 /// to = from, contiguous, each f32 or bf16; rounds to nearest even.
 void cast(const Exec& exec, const Tensor& from, const Tensor& to);

@@ -177,6 +177,23 @@ TEST_P(Kernels, SwigluOfColumnRangesMatchesTheCpu) {
   });
 }
 
+// As many as arguments of one kernel, of the next larger one, and more than either.
+TEST_P(Kernels, SumOfAnyNumberOfTermsHasTheCpusBits) {
+  run([](Communicator& comm) {
+    for (const int num_terms : {1, 16, 17, 256, 257}) {
+      for (const int64_t elements : {1, 260, 1027}) {
+        std::vector<Operand> operands;
+        for (int t = 0; t < num_terms; ++t) {
+          operands.push_back(vector("term " + std::to_string(t), DType::f32, elements));
+        }
+        operands.back() = exact(operands.back());
+        expect_equal(comm, "sum into the last term", operands,
+                     [](const Exec& exec, const Tensors& t) { sum(exec, t, t.back()); });
+      }
+    }
+  });
+}
+
 TEST_P(Kernels, AddAndCastHaveTheCpusBits) {
   run([](Communicator& comm) {
     for_each_size([&](int64_t rows, int64_t columns) {

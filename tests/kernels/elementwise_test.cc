@@ -76,6 +76,32 @@ TEST_P(Elementwise, AddAndCastRoundOnce) {
   }
 }
 
+// Far more terms than one sum of a step had before; the result may be in any of them.
+TEST(Elementwise, SumAddsAnyNumberOfTermsInOrder) {
+  constexpr size_t kCount = 4099;  // more than a block
+  for (const size_t num_terms : {1, 2, 15, 16, 17, 24, 33, 300}) {
+    std::vector<std::vector<float>> values(num_terms, std::vector<float>(kCount));
+    std::vector<float> expected(kCount);
+    for (size_t t = 0; t < num_terms; ++t) {
+      for (size_t i = 0; i < kCount; ++i) {
+        values[t][i] = normal(3, t, i) * float(t % 5 + 1);
+        expected[i] = t == 0 ? values[t][i] : expected[i] + values[t][i];
+      }
+    }
+    std::vector<size_t> targets{0, num_terms / 2, num_terms - 1, num_terms};  // the last: no term
+    for (const size_t target : targets) {
+      auto terms = values;
+      terms.emplace_back(kCount);
+      std::vector<Tensor> tensors;
+      for (auto& term : terms) tensors.push_back(Tensor::of(std::span(term), {int64_t(kCount)}));
+      sum(Exec{}, std::span(tensors).first(num_terms), tensors[target]);
+      EXPECT_EQ(terms[target], expected) << num_terms << " terms into " << target;
+    }
+  }
+  const Tensor none;
+  EXPECT_THROW(sum(Exec{}, {}, none), InvalidArgument);
+}
+
 TEST(Elementwise, RefusesOtherTypes) {
   Matrix x(DType::f32, 2, 2), y(DType::f16, 2, 2);
   EXPECT_THROW(cast(Exec{}, x.tensor, y.tensor), InvalidArgument);

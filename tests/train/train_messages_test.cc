@@ -236,6 +236,53 @@ TEST(DataParallelWires, MatchTheReferenceBitForBit) {
   }
 }
 
+TEST(DataParallelWires, ManyRanksMatchTheReferenceBitForBit) {
+  for (const int ranks : {16, 17, 24}) {
+    for (const int64_t bucket : {700, 5000}) {
+      SCOPED_TRACE(fmt::format("ranks {} bucket {}", ranks, bucket));
+      expect_as_reference(ranks, bucket, {});
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A gradient window: owners add the sum of a pass's gradients, in rank order, to those before.
+TEST(DataParallelWires, ManyRanksSumEveryPassOfAWindow) {
+  constexpr int kRanks = 24, kPasses = 3;
+  std::vector<float> expected(kElements);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    for (size_t i = 0; i < kElements; ++i) {
+      float total = pass == 0 ? gradient_of(pass, 0, i) : expected[i];
+      for (int rank = pass == 0 ? 1 : 0; rank < kRanks; ++rank) total += gradient_of(pass, rank, i);
+      expected[i] = total;
+    }
+  }
+  WorldOptions options;
+  options.ranks = kRanks;
+  run_threads(options, [&](Communicator& comm) {
+    constexpr FlatRange kAll{0, int64_t(kElements)};
+    std::vector<float> w(kElements);
+    GradientMemory gradients(Exec{}, {.units = {{.range = kAll}}, .elements = kAll.count});
+    ShardedOptimizer optimizer(
+        {}, flat(w), {}, {{comm, kAll, sample_parameters(), FlatWindow::all(kAll.count), true}},
+        700, {.gradient_memory = &gradients});
+    gradients.begin_step();
+    for (int pass = 0; pass < kPasses; ++pass) {
+      gradients.begin_write(0);
+      auto* const values = gradients.at(0, kAll.count).as<float>();
+      for (size_t i = 0; i < kElements; ++i) values[i] = gradient_of(pass, comm.rank(), i);
+      optimizer.ready(kAll);
+    }
+    optimizer.reduce();
+    for (const StateSlice& slice : optimizer.reduced_gradients()) {
+      const std::span of_slice(expected.data() + slice.begin, size_t(slice.values.elements()));
+      EXPECT_TRUE(std::ranges::equal(floats(slice.values), of_slice)) << slice.begin;
+    }
+    optimizer.update(adam_of(0));
+    optimizer.await_all();
+  });
+}
+
 // Lost gradient is sent later: over many steps of one gradient the mean is correct, to one step's
 // error over their number. Without feedback the same error recurs in every step.
 TEST(DataParallelWires, FeedbackRecoversLostGradients) {

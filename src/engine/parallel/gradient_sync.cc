@@ -182,10 +182,6 @@ void GradientSync::sum_shard(int bucket) {
   if (is_window_ && passes_ > 0) terms.push_back(to);
   for (int rank = 0; rank < dp_.size(); ++rank) {
     if (is_window_ && !has_replica(rank)) break;
-    if (is_window_ && terms.size() == kMaxSumTerms) {  // the same sum in several calls
-      sum(exec_, terms, to);
-      terms.assign(1, to);
-    }
     terms.push_back(rank_gradients(rank, bucket));
   }
   sum(exec_, terms, to);

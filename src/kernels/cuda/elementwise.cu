@@ -25,9 +25,9 @@ struct Add {
   }
 };
 
-template <int kWidth>
+template <int kWidth, size_t kMaxTerms>
 struct Sum {
-  const float* terms[kMaxSumTerms];
+  const float* terms[kMaxTerms];
   int num_terms;
   Rows<float, kWidth> out;
 
@@ -86,16 +86,22 @@ void add(cudaStream_t stream, const Tensor& x, const Tensor& y, const Tensor& ou
 }
 
 void sum(cudaStream_t stream, std::span<const Tensor> terms, const Tensor& out) {
-  const auto launch = [&](auto width) {
-    Sum<width()> body{{}, int(terms.size()), Rows<float, width()>(out)};
+  const auto launch = [&]<int kWidth, size_t kMaxTerms>() {
+    Sum<kWidth, kMaxTerms> body{{}, int(terms.size()), Rows<float, kWidth>(out)};
     for (size_t t = 0; t < terms.size(); ++t) body.terms[t] = terms[t].as<float>();
-    launch_map("sum", body, 1, out.elements() / width(), stream);
+    launch_map("sum", body, 1, out.elements() / kWidth, stream);
+  };
+  // Arguments of a kernel: a launch copies all of them.
+  const auto with_room = [&]<int kWidth>() {
+    if (terms.size() <= 16) return launch.template operator()<kWidth, 16>();
+    if (terms.size() <= 256) return launch.template operator()<kWidth, 256>();
+    launch.template operator()<kWidth, kMaxGpuSumTerms>();
   };
   const bool has_vectors =
       have_vectors(4, {&out}) &&
       std::ranges::all_of(terms, [](const Tensor& t) { return have_vectors(4, {&t}); });
-  if (has_vectors) return launch(std::integral_constant<int, 4>{});
-  launch(std::integral_constant<int, 1>{});
+  if (has_vectors) return with_room.template operator()<4>();
+  with_room.template operator()<1>();
 }
 
 void cast(cudaStream_t stream, const Tensor& from, const Tensor& to) {
