@@ -80,7 +80,7 @@ std::vector<Admission::Entrant> Admission::serve(const Check& check) {
         entrants.push_back({std::move(visitor->connection), answer.rank});
       }
     }
-    visitors_.remove_if([&](const Visitor& v) { return &v == visitor; });
+    visitors_.erase(visitor->self);
   }
   if (more) welcome_some();  // last: it may drop one of the peers above
   return entrants;
@@ -92,9 +92,9 @@ void Admission::welcome_some() {
     Connection connection(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.open()) {
       if (!out_of_descriptors(errno)) return;
-      shortage_ = errno;
       if (made_room) return;
       if (visitors_.empty()) {  // no pending peer to drop: the caller must not spin on it
+        shortage_ = errno;
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         return;
       }
@@ -108,6 +108,7 @@ void Admission::welcome_some() {
     if (visitors_.size() == maximum_) visitors_.pop_front();
     Visitor& visitor = visitors_.emplace_back(std::move(connection), credentials_);
     visitor.until = after(kPatienceSeconds);
+    visitor.self = std::prev(visitors_.end());
     if (!register_fd(visitor.connection.fd(), &visitor)) visitors_.pop_back();
   }
 }

@@ -28,8 +28,8 @@ class Admission {
   std::vector<Entrant> serve(const Check& check);
   /// Stops listening and drops all pending peers.
   void close();
-  /// Error of the last connection that could not be accepted for lack of descriptors or memory; 0
-  /// if there was none.
+  /// Error of the last connection that could not be accepted for lack of descriptors or memory,
+  /// although no pending peer was left to drop; 0 if there was none.
   int shortage() const { return shortage_; }
 
   /// Descriptor that is readable if there is work; -1 once closed.
@@ -45,6 +45,7 @@ class Admission {
     Connection connection;
     Caller caller;
     Clock::time_point until;
+    std::list<Visitor>::iterator self;
   };
 
   void welcome_some();

@@ -13,7 +13,7 @@ void Inbox::append(std::span<const std::byte> bytes) {
 void Inbox::look_at_first() {
   if (bytes_.size() < sizeof first_) return;
   std::memcpy(&first_, bytes_.data(), sizeof first_);
-  damaged_ = uint32_t(first_.kind) > uint32_t(Kind::bye) || first_.name_bytes > kMaxNameBytes ||
+  damaged_ = uint32_t(first_.kind) > uint32_t(kLastKind) || first_.name_bytes > kMaxNameBytes ||
              first_.blob_bytes > kMaxBlobBytes;
 }
 

@@ -48,7 +48,17 @@ enum class Kind : uint32_t {
   missing,  ///< server -> rank: rank = the first that has not arrived, value = the exchange
   abort,    ///< both ways: rank = the one that failed, payload = the reason
   bye,      ///< rank -> server: it is done; server -> rank: it ends without a failure
+  // Store (store_protocol.h)
+  set,
+  get,
+  add,
+  watch,
+  meet,
+  reply,
+  event,
+  met,
 };
+constexpr Kind kLastKind = Kind::met;
 
 struct Header {
   Kind kind;

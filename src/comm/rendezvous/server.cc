@@ -96,6 +96,14 @@ void RendezvousServer::handle(int rank, const Message& message) {
       return;
     case Kind::all:
     case Kind::missing:
+    case Kind::set:
+    case Kind::get:
+    case Kind::add:
+    case Kind::watch:
+    case Kind::meet:
+    case Kind::reply:
+    case Kind::event:
+    case Kind::met:
       return lose(rank);
   }
 }

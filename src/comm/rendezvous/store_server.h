@@ -1,0 +1,53 @@
+// Rendezvous store: a thread that admits the clients of a world, one for each rank, and serves
+// their requests (store_protocol.h). It waits for no single connection, in the handshake or later,
+// and listens as long as it lives: a connection of a stranger costs it what Admission says.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/rendezvous/admission.h"
+#include "comm/rendezvous/connection.h"
+#include "comm/rendezvous/store_state.h"
+#include "core/fork.h"
+
+namespace tandem::control {
+
+class StoreServer {
+ public:
+  /// `listener` is bound; clients may connect before and after. Throws IoError.
+  StoreServer(Connection listener, const Credentials& credentials, int size);
+  /// Gives clients that are present a moment to leave.
+  ~StoreServer();
+
+ private:
+  enum class State { absent, here, gone };
+  struct Client {
+    Channel channel;
+    State state = State::absent;
+    bool wants_to_write = false;
+  };
+
+  void serve();
+  void let_in();
+  void report_shortage();
+  void serve_client(int rank);
+  void send(int rank, const Channel::Bytes& bytes);
+  void write(int rank);
+  void end_client(int rank, bool lost);
+  bool watch_fd(int operation, int fd, uint32_t events, uint64_t what);
+
+  Connection epoll_, stop_;
+  Admission admission_;
+  std::vector<Client> clients_;
+  StoreState state_;
+  int here_ = 0;
+  bool reported_ = false;  ///< that a rank could not be let in
+  std::atomic<bool> ending_ = false;
+  const ProcessMark process_;
+  std::thread thread_;
+};
+
+}  // namespace tandem::control
