@@ -31,6 +31,8 @@ void add_info(CLI::App& app);
 void add_plan(CLI::App& app);
 /// `tandem plan placements`
 void add_plan_placements(CLI::App& plan);
+/// `tandem plan --fit`
+void add_plan_fit(CLI::App& plan);
 void add_report(CLI::App& app);
 void add_trace(CLI::App& app);
 void add_tune(CLI::App& app);

@@ -265,12 +265,20 @@ void add_schedule(CLI::App& plan) {
 
 void add_plan(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "plan", "Plan a run before it starts: pipeline schedules, tensors on ranks");
-  command->require_subcommand(1);
+      "plan", "Plan a run: step times, pipeline schedules, tensors on ranks");
+  command->require_subcommand(0, 1);
+  add_plan_fit(*command);
   add_schedule(*command);
   add_plan_placements(*command);
   command->footer(
-      "Examples:\n"
+      "--fit calibrates a cost of training steps on measured runs (columns as in\n"
+      "bench/published/runs.csv; others are ignored) and predicts runs that it has not seen, next to\n"
+      "two baselines: constant FLOP/s, and a straight line through the runs of a layout. Errors are\n"
+      "in percent of the measured step.\n"
+      "\nExamples:\n"
+      "  tandem plan --fit runs.csv --predict new.csv --json -\n"
+      "  tandem plan --fit runs.csv --leave-out model --where group=mosaic-mpt,gpu=H100\n"
+      "  tandem plan --fit runs.csv --fit-where 'gpus<=1024' --where 'gpus>1024'\n"
       "  tandem plan schedule --pp 4 --microbatches 8                     all schedules\n"
       "  tandem plan schedule --pp 4 --microbatches 8 --schedule zb-h1    picture, bubble, memory\n"
       "  tandem plan placements configs/tiny.toml --tp 2 --dp 2           what each rank holds");

@@ -1,0 +1,205 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "core/output.h"
+#include "core/printable.h"
+#include "engine/plan/prediction.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct FitOptions {
+  std::string fit, predict, leave_out, where, fit_where, json;
+};
+
+/// Rows of a file; those that a later calibration cannot use because of their GPU are skipped.
+std::vector<plan::RunRow> load_rows(const std::string& path) {
+  std::vector<plan::RunRow> rows = plan::read_rows(path);
+  for (plan::RunRow& row : rows) {
+    if (row.skipped.empty() && !plan::find_gpu(row.gpu))
+      row.skipped = fmt::format("gpu {} is not known", printable(row.gpu));
+  }
+  return rows;
+}
+
+std::vector<plan::RunRow> selected(const std::vector<plan::RunRow>& rows,
+                                   const std::string& conditions, const char* option) {
+  const plan::RowFilter filter(conditions);
+  std::vector<plan::RunRow> matching;
+  std::ranges::copy_if(rows, std::back_inserter(matching),
+                       [&](const plan::RunRow& row) { return filter.matches(row); });
+  if (matching.empty())
+    throw InvalidArgument(fmt::format("{} {}: no row matches", option, printable(conditions)));
+  return matching;
+}
+
+Json shares(const plan::StepTime& time) {
+  const auto share = [&](double seconds) { return std::round(1e4 * seconds / time.total) / 1e4; };
+  return {{"compute", share(time.compute)},     {"tp", share(time.exposed_tp)},
+          {"cp", share(time.exposed_cp)},       {"ep", share(time.exposed_ep)},
+          {"pp", share(time.exposed_pp)},       {"imbalance", share(time.imbalance)},
+          {"bubble", share(time.bubble)},       {"dp", share(time.exposed_dp)},
+          {"optimizer", share(time.optimizer)}, {"fixed", share(time.fixed)},
+          {"jitter", share(time.jitter)}};
+}
+
+double error_percent(const plan::Prediction& prediction) {
+  return 100 * (prediction.time.total / *prediction.row->step_s - 1);
+}
+
+Json to_json(const plan::Prediction& prediction) {
+  const plan::RunRow& row = *prediction.row;
+  Json json{{"id", row.id}, {"model", row.model}};
+  json["step_s"] = row.step_s ? Json(*row.step_s) : Json();
+  json["predicted_s"] = prediction.time.total;
+  json["error_percent"] = row.step_s ? Json(error_percent(prediction)) : Json();
+  if (row.step_derived && row.step_s) json["step_derived"] = true;
+  json["constant_flops_s"] = prediction.constant_flops_s;
+  json["line_s"] = prediction.line_s ? Json(*prediction.line_s) : Json();
+  json["shares"] = shares(prediction.time);
+  return json;
+}
+
+void add_errors(Json& json, const std::string& prefix, const plan::Errors& errors) {
+  json[prefix + "mape"] = errors.rows > 0 ? Json(errors.mape) : Json();
+  json[prefix + "worst"] = errors.rows > 0 ? Json(errors.worst) : Json();
+}
+
+Json fits_json(const plan::Calibration& calibration) {
+  Json fits = Json::object();
+  for (const auto& [name, fit] : calibration.fits()) {
+    Json deviations = Json::object();
+    for (const auto& [key, value] : fit.deviations) deviations[key] = value;
+    fits[name] = {{"rows", fit.rows},
+                  {"models", fit.models},
+                  {"effective_parameters", fit.parameters},
+                  {"median_tflops", fit.flops_rate / 1e12},
+                  {"deviations", std::move(deviations)}};
+  }
+  return fits;
+}
+
+Json to_json(const plan::Predictions& predictions, const std::string& split,
+             const plan::Calibration& calibration) {
+  Json json{{"split", split}, {"rows", Json::array()}};
+  for (const plan::Prediction& row : predictions.rows) json["rows"].push_back(to_json(row));
+  add_errors(json, "", predictions.model_errors());
+  add_errors(json, "constant_flops_", predictions.constant_flops_errors());
+  const plan::Errors line = predictions.line_errors();
+  add_errors(json, "line_", line);
+  json["line_rows"] = line.rows;
+  json["skipped"] = Json::array();
+  for (const plan::RunRow* row : predictions.skipped)
+    json["skipped"].push_back({{"id", row->id}, {"reason", row->skipped}});
+  json["fits"] = fits_json(calibration);
+  return json;
+}
+
+std::string errors_text(const plan::Errors& errors) {
+  return fmt::format("{:.1f} % (worst {:.1f})", errors.mape, errors.worst);
+}
+
+/// A line for each model: mean and range of errors.
+std::string by_model(const plan::Predictions& predictions) {
+  std::map<std::string, plan::Predictions> models;
+  for (const plan::Prediction& row : predictions.rows) models[row.row->model].rows.push_back(row);
+  std::string text =
+      "| model | rows | mean error, % | MAPE, % | worst, % | constant FLOP/s, % |\n"
+      "| --- | --- | --- | --- | --- | --- |\n";
+  for (const auto& [model, rows] : models) {
+    const plan::Errors errors = rows.model_errors();
+    double mean = 0;
+    for (const plan::Prediction& row : rows.rows) {
+      if (row.row->step_s) mean += error_percent(row) / double(errors.rows);
+    }
+    text += fmt::format("| {} | {} | {:+.1f} | {:.1f} | {:.1f} | {:.1f} |\n", single_line(model),
+                        errors.rows, mean, errors.mape, errors.worst,
+                        rows.constant_flops_errors().mape);
+  }
+  return text;
+}
+
+std::string describe(const plan::Predictions& predictions, const std::string& split) {
+  const plan::Errors errors = predictions.model_errors(), line = predictions.line_errors();
+  std::string text = by_model(predictions);
+  text += fmt::format("\nsplit           {}\n", split);
+  text += fmt::format("rows            {} with a step time, {} predicted, {} skipped\n",
+                      errors.rows, predictions.rows.size(), predictions.skipped.size());
+  if (errors.rows == 0) return text;
+  text += fmt::format("MAPE            {}\n", errors_text(errors));
+  text += fmt::format("constant FLOP/s {}\n", errors_text(predictions.constant_flops_errors()));
+  if (line.rows > 0)
+    text += fmt::format("straight line   {}, of {} rows\n", errors_text(line), line.rows);
+  return text;
+}
+
+void run_fit(const FitOptions& options) {
+  if (!options.leave_out.empty() && !options.predict.empty()) {
+    throw InvalidArgument(
+        "--leave-out and --predict: expected one of them (--leave-out predicts the rows of --fit)");
+  }
+  const std::vector<plan::RunRow> all = load_rows(options.fit);
+  const auto fitted = selected(all, options.fit_where, "--fit-where");
+  std::string split;
+  std::vector<plan::RunRow> rows;
+  plan::Predictions predictions;
+  if (!options.leave_out.empty()) {
+    selected(fitted, options.where, "--where");  // at least one
+    predictions = plan::leave_out(fitted, options.leave_out, plan::RowFilter(options.where));
+    split = fmt::format("every {} from the others", options.leave_out);
+  } else {
+    rows = options.predict.empty() ? all : load_rows(options.predict);
+    rows = selected(rows, options.where, "--where");
+    predictions = plan::predict_rows(fitted, rows);
+    split = options.predict.empty() && options.where.empty() && options.fit_where.empty()
+                ? "none: rows are predicted from a fit to themselves"
+                : "rows of --predict from those of --fit";
+  }
+  const plan::Calibration calibration(fitted);
+  if (!options.json.empty()) {
+    const std::string text = to_json(predictions, split, calibration).dump(1) + "\n";
+    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
+  }
+  if (options.json != "-") fmt::print("{}", describe(predictions, split));
+}
+
+}  // namespace
+
+void add_plan_fit(CLI::App& plan) {
+  auto options = std::make_shared<FitOptions>();
+  auto* fit = plan.add_option("--fit", options->fit,
+                              "Calibrate the step cost on the runs of this CSV file");
+  const auto add = [&](const char* name, std::string& value, const char* help) {
+    return plan.add_option(name, value, help)->needs(fit);
+  };
+  add("--predict", options->predict,
+      "Predict the step times of this file's runs (default: --fit's)");
+  add("--leave-out", options->leave_out,
+      "Predict every run of --fit from those that differ in this column, as in model");
+  add("--where", options->where,
+      "Predict only runs with these values, as in group=mosaic-mpt,gpu=H100,gpus<=512");
+  add("--fit-where", options->fit_where, "Calibrate only on runs with these values");
+  add("--json", options->json, "Write the results to this file (-: print only them)");
+  plan.callback([&plan, options] {
+    if (!plan.get_subcommands().empty()) return;
+    if (options->fit.empty()) {
+      throw InvalidArgument(
+          "tandem plan: expected one of schedule, placements or --fit after it (see tandem plan "
+          "--help)");
+    }
+    run_fit(*options);
+  });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,23 @@
+// Data-sheet rates of GPUs and the links of the hosts that published runs used.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+namespace tandem::plan {
+
+struct GpuSpec {
+  std::string_view name;    ///< beginning of the names it serves
+  std::string_view family;  ///< GPUs whose kernels have one efficiency
+  double bf16_flops = 0, fp8_flops = 0;
+  double memory_bytes = 0, memory_rate = 0;  ///< bytes, bytes/s
+  double nvlink_rate = 0;                    ///< bytes/s of a GPU in one direction
+  double nic_rate = 0;                       ///< bytes/s of a GPU's share of its host's adapters
+  double processors = 0;                     ///< SMs
+  double host_gpus = 8;
+};
+
+/// Spec of the longest known beginning of `name`; nothing if there is none.
+std::optional<GpuSpec> find_gpu(std::string_view name);
+
+}  // namespace tandem::plan

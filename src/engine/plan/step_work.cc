@@ -1,0 +1,212 @@
+#include "engine/plan/step_work.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace tandem::plan {
+namespace {
+
+constexpr double kUnitLatency = 1e-4;
+constexpr double kElement = 2;  ///< bytes, bf16
+
+struct Gemm {
+  double m, n, k, count = 1;
+};
+
+/// FLOPs of a GEMM in whole waves of tiles over all processors, of the fastest tile. A tile of half
+/// the size costs 4 % more: its operands are read more often.
+double wave_flops(double m, double n, double k, double processors) {
+  struct Tile {
+    double m, n, cost;
+  };
+  constexpr std::array kTiles{Tile{256, 128, 1}, Tile{128, 256, 1}, Tile{128, 128, 1.04},
+                              Tile{128, 64, 1.12}};
+  double fastest = 0;
+  for (const auto& [tile_m, tile_n, cost] : kTiles) {
+    const double tiles = std::ceil(m / tile_m) * std::ceil(n / tile_n);
+    const double area = std::ceil(tiles / processors) * processors * tile_m * tile_n * cost;
+    if (fastest == 0 || area < fastest) fastest = area;
+  }
+  return 2 * fastest * k;
+}
+
+/// Quantities that several terms share.
+struct Dims {
+  double tokens;  ///< of a microbatch on a rank's TP group
+  double width;   ///< of queries
+  double kv_width;
+  double ffn;        ///< columns of a token's FFN, of all its experts
+  double matrices;   ///< into the FFN: 1, or 2 if gated
+  double recompute;  ///< forward passes again
+};
+
+/// Bytes of activations of a layer and microbatch that a rank keeps for its backward pass.
+double saved_bytes(const RunRow& row, const Dims& dims) {
+  return kElement * dims.tokens / row.tp *
+         (6 * row.hidden + 2 * dims.kv_width + (1 + dims.matrices) * dims.ffn);
+}
+
+/// Share of layers that must be computed again: all, none, or what memory asks for if the row does
+/// not say.
+double recompute_share(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
+  constexpr double kUsable = .9, kSelective = .1;
+  if (row.recompute == "full") return 1;
+  if (row.recompute == "none") return 0;
+  if (row.recompute.find("selective") != std::string::npos) return kSelective;
+  if (!row.recompute.empty()) return 0;  // norms, activations: cheap
+  const double in_flight = row.layers * (row.pp > 1 ? 1 + (row.pp - 1) / (row.pp * row.vpp) : 1);
+  const double bytes = saved_bytes(row, dims) * in_flight;
+  return std::clamp(1 - kUsable * gpu.memory_bytes / bytes, 0.0, 1.0);
+}
+
+std::array<Gemm, 2> ffn_gemms(const RunRow& row, const Dims& dims) {
+  if (row.experts == 0) {
+    return {Gemm{dims.tokens, dims.matrices * row.ffn / row.tp, row.hidden},
+            Gemm{dims.tokens, row.hidden, row.ffn / row.tp}};
+  }
+  // Experts are whole; the ranks of a TP group share the tokens.
+  const double local = std::max(1.0, row.experts / row.ep);
+  const double rows = dims.tokens / row.tp * (row.top_k + row.shared_experts) / local;
+  return {Gemm{rows, dims.matrices * row.ffn, row.hidden, local},
+          Gemm{rows, row.hidden, row.ffn, local}};
+}
+
+std::array<Gemm, 4> layer_gemms(const RunRow& row, const Dims& dims) {
+  const auto [up, down] = ffn_gemms(row, dims);
+  return {Gemm{dims.tokens, (dims.width + 2 * dims.kv_width) / row.tp, row.hidden},
+          Gemm{dims.tokens, row.hidden, dims.width / row.tp}, up, down};
+}
+
+/// Bytes over a rank's link in an exchange of tokens with their experts: one copy for each other
+/// host, or each expert if every routing travels.
+double ep_seconds(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
+  if (row.ep <= 1) return 0;
+  const double tokens = dims.tokens / row.tp;
+  const bool every_copy = row.notes.find("plain all-to-all") != std::string::npos;
+  const double groups = every_copy ? row.ep : std::max(1.0, row.ep * row.tp / gpu.host_gpus);
+  const double copies = every_copy ? row.top_k : groups * (1 - std::pow(1 - 1 / groups, row.top_k));
+  const bool across = row.ep * row.tp > gpu.host_gpus;
+  const double away = across ? 1 - 1 / groups : 1 - 1 / row.ep;
+  const double bytes = kElement * tokens * row.hidden * std::max(copies, 1.0) * away;
+  constexpr double kExchanges = 4, kOverlapped = .35;
+  const double exposed = row.notes.find("A2A overlap") != std::string::npos ? kOverlapped : 1;
+  return exposed * kExchanges * bytes / (across ? gpu.nic_rate : gpu.nvlink_rate);
+}
+
+LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
+  const double passes = 3 + dims.recompute, rate = is_fp8(row) ? gpu.fp8_flops : gpu.bf16_flops;
+  LayerWork work;
+  for (const auto& [m, n, k, count] : layer_gemms(row, dims)) {
+    const double flops = wave_flops(m, n, k, gpu.processors) * (1 + dims.recompute) +
+                         wave_flops(m, k, n, gpu.processors) + wave_flops(n, k, m, gpu.processors);
+    work.gemm += count * flops / rate;
+    work.gemm_bytes += count * passes * kElement * (m * n + n * k + m * k) / gpu.memory_rate;
+  }
+  const double routed = row.experts > 0 ? 6 * row.top_k * row.hidden : 0;  // gather and combine
+  const double elements = dims.tokens / row.tp *
+                          (10 * row.hidden + 2 * (dims.width + 2 * dims.kv_width) +
+                           1.5 * (1 + dims.matrices) * dims.ffn + routed);
+  work.memory = passes * kElement * elements / gpu.memory_rate;
+  work.attention =
+      (3.5 + dims.recompute) * 2 * dims.tokens * row.seq * dims.width / row.tp / gpu.bf16_flops;
+  work.launch = passes * kUnitLatency * (row.experts > 0 ? 2.5 : 1);
+  const double activation = kElement * dims.tokens * row.hidden;
+  if (row.tp > 1) {
+    const double rate_of_group = row.tp <= gpu.host_gpus ? gpu.nvlink_rate : gpu.nic_rate;
+    work.tp = (4 + 2 * dims.recompute) * 2 * activation * (row.tp - 1) / row.tp / rate_of_group;
+  }
+  if (row.cp > 1) {
+    const double rate_of_group = row.tp * row.cp <= gpu.host_gpus ? gpu.nvlink_rate : gpu.nic_rate;
+    work.cp = 6 * kElement * dims.tokens * dims.kv_width / row.tp * (row.cp - 1) / rate_of_group;
+  }
+  work.ep = ep_seconds(row, gpu, dims);
+  return work;
+}
+
+/// Layers of the stages. Where stages do not divide the layers, embedding and head count as one
+/// each, so that the last stage has fewer.
+void divide_layers(const RunRow& row, StepWork& work) {
+  work.mean_layers = work.stage_layers = work.last_stage_layers = row.layers / row.pp;
+  if (row.pp == 1 || std::fmod(row.layers, row.pp) == 0) return;
+  work.stage_layers = std::ceil((row.layers + 2) / row.pp);
+  work.last_stage_layers = work.stage_layers - 1;
+}
+
+/// Ring over `ranks`, of which `in_host` share a host: limited by NVLink, or by the adapters of the
+/// group's ranks of a host together.
+double ring_seconds(double bytes, double ranks, double in_host, const GpuSpec& gpu) {
+  if (ranks <= 1) return 0;
+  const double rate =
+      ranks <= in_host ? gpu.nvlink_rate : std::min(gpu.nvlink_rate, in_host * gpu.nic_rate);
+  return bytes * (ranks - 1) / ranks / rate;
+}
+
+struct Weights {
+  double dense = 0, experts = 0;  ///< of a rank
+};
+
+Weights rank_weights(const RunRow& row, const StepWork& work) {
+  const double width = row.heads * row.head_dim, kv = row.kv_heads * row.head_dim;
+  const double attention =
+      row.attention_weights > 0 ? row.attention_weights : 2 * row.hidden * (width + kv);
+  const double ffn = (row.gated ? 3 : 2) * row.hidden * row.ffn;
+  const double vocabulary = row.vocab * row.hidden * (row.pp > 1 || row.gated ? 2 : 1) / row.pp;
+  if (row.experts == 0) return {(work.stage_layers * (attention + ffn) + vocabulary) / row.tp, 0};
+  return {(work.stage_layers * (attention + ffn * row.shared_experts) + vocabulary) / row.tp,
+          work.stage_layers * row.moe_layer_share * ffn * row.experts / row.ep};
+}
+
+void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
+  const auto [dense, experts] = rank_weights(row, work);
+  const double ranks = row.dp * row.cp;
+  const double in_host = std::clamp(gpu.host_gpus / row.tp, 1.0, ranks);
+  const double expert_ranks = std::max(1.0, ranks * row.tp / row.ep);
+  const auto exchange = [&](double bytes) {
+    return ring_seconds(bytes * dense, ranks, in_host, gpu) +
+           ring_seconds(bytes * experts, expert_ranks, std::max(1.0, in_host * row.tp / row.ep),
+                        gpu);
+  };
+  work.fsdp = row.sharding.find("FSDP") != std::string::npos;
+  if (work.fsdp) {  // gathers for the forward and, unless kept, the backward pass; one sum
+    const double gathers = row.sharding.find("grad_op") != std::string::npos ? 1 : 2;
+    work.dp = row.microbatches() * (gathers + 1) * exchange(kElement);
+    work.dp_messages =
+        row.microbatches() * work.stage_layers * 3 * std::log2(std::max(ranks, 2.0)) * kUnitLatency;
+  } else {  // f32 gradients, bf16 weights
+    work.dp = exchange(4) + exchange(kElement);
+  }
+  work.optimizer = 24 * (dense / ranks + experts / expert_ranks) / gpu.memory_rate;
+}
+
+}  // namespace
+
+bool is_fp8(const RunRow& row) {
+  return row.precision.starts_with("fp8");
+}
+
+StepWork work_of(const RunRow& row, const GpuSpec& gpu) {
+  const double used = row.experts > 0 ? row.top_k + row.shared_experts : 1;
+  Dims dims{row.mbs * row.seq / row.cp,  row.heads * row.head_dim,
+            row.kv_heads * row.head_dim, row.ffn * used,
+            row.gated ? 2.0 : 1.0,       0};
+  dims.recompute = recompute_share(row, gpu, dims);
+  StepWork work;
+  work.recompute = dims.recompute;
+  work.layer = layer_work(row, gpu, dims);
+  divide_layers(row, work);
+  constexpr double kLossBytes = 30;  // logits in bf16 and f32, softmax and gradient
+  work.head_gemm = 3 * 2 * dims.tokens * row.hidden * row.vocab / row.tp / gpu.bf16_flops;
+  work.head_bytes = dims.tokens * row.vocab / row.tp * kLossBytes / gpu.memory_rate;
+  work.stages = row.pp;
+  work.microbatches = row.microbatches();
+  work.bubble = (row.pp - 1) / (row.vpp * work.microbatches);
+  if (row.pp > 1)
+    work.pp = row.vpp * 2 * kElement * dims.tokens * row.hidden / row.tp / gpu.nic_rate;
+  work.window_microbatches = std::min(work.microbatches, std::max(1.0, row.pp * (1 - 1 / row.vpp)));
+  add_gradient_sums(row, gpu, work);
+  work.octaves = std::log2(std::max(1.0, row.gpus / gpu.host_gpus));
+  return work;
+}
+
+}  // namespace tandem::plan
