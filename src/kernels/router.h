@@ -34,8 +34,8 @@ constexpr int64_t router_load_bytes(int64_t experts) {
   return 2 * experts * int64_t(sizeof(double));
 }
 
-/// load += that of some rows. scores: f32 [rows, experts]; chosen: i32 [rows, top_k]. GPUs round
-/// probabilities to multiples of 2^-28: their sums are exact, up to 2^25 rows.
+/// load += that of some rows. scores: f32 [rows, experts]; chosen: i32 [rows, top_k].
+/// Probabilities are rounded to multiples of 2^-28: their sums are exact, up to 2^25 rows.
 void add_router_load(const Exec& exec, const Tensor& scores, const Tensor& chosen,
                      const Tensor& load);
 /// to += from, of any number of loads.

@@ -93,7 +93,7 @@ void check_case(const ReplicaCase& c) {
   expect_each_sample_once(dir / "changed", c.replicas == 4 ? 8 : c.replicas * 2);
 }
 
-const std::string kUntied = "model.tie_word_embeddings=false", kNoAux = "model.aux_loss_coeff=0";
+const std::string kUntied = "model.tie_word_embeddings=false", kStep = "train.aux_loss_scope=step";
 
 std::vector<ReplicaCase> sample_cases() {
   return {
@@ -101,7 +101,8 @@ std::vector<ReplicaCase> sample_cases() {
       {"tiny.toml", 4, {4, 3, 2}, {"train.dtype=bf16", "train.microbatch=1"}},
       {"tiny.toml", 4, {1, 3, 4}, {"parallel.zero=2", "train.microbatch=1", "parallel.replicas=4"}},
       {"tiny.toml", 4, {4, 3, 4}, {"train.dtype=bf16"}, 2},
-      {"moe.toml", 4, {4, 2, 4}, {"parallel.ep=2", kNoAux, "model.router_bias_update_rate=0.01"}},
+      {"moe.toml", 4, {4, 2, 4}, {"parallel.ep=2", "model.router_bias_update_rate=0.01"}},
+      {"moe.toml", 4, {4, 3, 1}, {"train.microbatch=1", kStep, "train.dtype=bf16"}},
       {"tiny.toml", 3, {3, 2, 1}, {"parallel.pp=2", "train.microbatch=1", "train.batch=6"}},
   };
 }

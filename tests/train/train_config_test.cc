@@ -459,11 +459,13 @@ TEST(Config, RanksRunSeveralReplicasIfTheirBitsCanBeKept) {
   EXPECT_EQ(check({"parallel.zero=2", "parallel.pp=2", "model.tie_word_embeddings=false"}),
             refused + "parallel.zero = 1 or pp = 1");
   const std::string experts = "model.experts=8";
-  EXPECT_EQ(check({experts}), refused + "model.aux_loss_coeff = 0");
-  EXPECT_EQ(check({experts, "model.aux_loss_coeff=0"}), "accepted");
+  EXPECT_EQ(check({experts}), "accepted");
+  EXPECT_EQ(check({experts, "train.microbatch=1"}), refused + "train.aux_loss_scope = \"step\"");
+  EXPECT_EQ(check({experts, "train.microbatch=1", "train.aux_loss_scope=step"}), "accepted");
+  EXPECT_EQ(check({experts, "train.microbatch=1", "model.aux_loss_coeff=0"}), "accepted");
   EXPECT_EQ(check({experts, "parallel.dp=3", "parallel.ep=3"}),
             "parallel.replicas is 4: expected a multiple of parallel.ep = 3");
-  EXPECT_EQ(check({experts, "model.aux_loss_coeff=0", "parallel.dp=3", "parallel.ep=2"}),
+  EXPECT_EQ(check({experts, "parallel.dp=3", "parallel.ep=2"}),
             "parallel.ep is 2: expected a divisor of parallel.dp = 3");
 }
 

@@ -20,7 +20,11 @@ std::string find_unsupported(const TrainConfig& config) {
   if (config.optimizer.name == "lamb") return "optimizer.name = \"adamw\"";
   if (config.parallel.zero == 2 && config.parallel.pp > 1) return "parallel.zero = 1 or pp = 1";
   const bool has_aux_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
-  return has_aux_loss ? "model.aux_loss_coeff = 0" : "";
+  const int64_t samples = config.train.batch / config.parallel.replicas;
+  const bool is_split = config.train.microbatch > 0 && config.train.microbatch < samples;
+  return has_aux_loss && is_split && config.train.aux_loss_scope == "microbatch"
+             ? "train.aux_loss_scope = \"step\""
+             : "";
 }
 
 }  // namespace

@@ -13,10 +13,11 @@ namespace tandem {
 namespace {
 
 /// Whether separate forward passes count the experts before a step: the auxiliary loss covers all
-/// its tokens, and they need several passes.
-bool counts_experts(const TrainConfig& config, int microbatches) {
+/// its tokens, and they need several passes, of so many microbatches of each of a rank's replicas.
+bool counts_experts(const TrainConfig& config, int microbatches, int rounds) {
   const bool has_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
-  return has_loss && config.train.aux_loss_scope == "step" && microbatches > 1;
+  const bool covers_step = config.train.aux_loss_scope == "step" || microbatches == 1;
+  return has_loss && covers_step && microbatches * rounds > 1;
 }
 
 /// Whether a stage of this rank reads tokens or targets.
@@ -66,7 +67,7 @@ void StepExecutor::make_pipeline(int microbatches) {
   schedule::PipelineShape shape = pipeline_shape(config_);
   shape.microbatches = of_run;
   pipeline_.emplace(groups_.pp(), shape, pipeline_stages(ranks_.stages()),
-                    counts_experts(config_, microbatches),
+                    counts_experts(config_, microbatches, groups_.dims().rounds()),
                     CodecPolicy::parse(config_.parallel.codec).stages);
 }
 
@@ -236,7 +237,7 @@ void StepExecutor::begin_step() {
   for (ModelChunk& chunk : ranks_.chunks) {
     chunk.stage.begin_step(whole_step ? 1 : microbatches_);
   }
-  if (!counts_experts(config_, microbatches_)) return;
+  if (!counts_experts(config_, microbatches_, groups_.dims().rounds())) return;
   for (const Run& run : runs()) {
     if (!has_replica(run.round)) continue;
     pipeline_->run_forward(batch_of(run));

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "kernels/cpu/kernels.h"
 
 namespace tandem::cpu {
 namespace {
+
+constexpr double kProbabilityUnits = double(1 << 28);
 
 double total_rows(const double* counts, int64_t experts) {
   return std::accumulate(counts, counts + experts, 0.0);
@@ -24,7 +27,10 @@ void add_router_load(const Tensor& scores, const Tensor& chosen, const Tensor& l
   for (int64_t row = 0; row < scores.dim(0); ++row) {
     const float* s = scores.as<float>() + row * experts;
     const double sum = std::accumulate(s, s + experts, 1e-20);
-    for (int64_t e = 0; e < experts; ++e) probabilities[e] += double(s[e]) / sum;
+    for (int64_t e = 0; e < experts; ++e) {
+      probabilities[e] +=
+          std::nearbyint(double(s[e]) / sum * kProbabilityUnits) / kProbabilityUnits;
+    }
   }
 }
 
