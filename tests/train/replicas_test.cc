@@ -14,6 +14,7 @@
 #include "engine/checkpoint/resumed_replicas.h"
 #include "engine/data/ledger_check.h"
 #include "layouts.h"
+#include "tandem/error.h"
 #include "temp_dir.h"
 
 namespace tandem {
@@ -112,6 +113,47 @@ TEST(Replicas, FewerRanksHaveTheBitsOfAll) {
     SCOPED_TRACE(fmt::format("{} tp {} {}", c.config, c.tp, fmt::join(c.keys, " ")));
     check_case(c);
   }
+}
+
+TEST(Replicas, RanksRunSeveralIfTheirBitsCanBeKept) {
+  const auto check = [](const std::vector<std::string>& more) -> std::string {
+    std::vector<std::string> keys{"parallel.replicas=4", "parallel.dp=3", "train.batch=8"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    try {
+      check_config(parse_config("[data]\npaths = \"x\"\n", "j", keys));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string refused = "parallel.replicas is 4 with parallel.dp = 3: expected ";
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"parallel.dp=4"}), "accepted");
+  EXPECT_EQ(check({"train.microbatch=2", "parallel.zero=2"}), "accepted");
+  EXPECT_EQ(check({"train.batch=6"}),
+            "train.batch is 6: expected a multiple of parallel.replicas = 4");
+  EXPECT_EQ(check({"train.microbatch=4"}),
+            "train.microbatch is 4: expected a divisor of train.batch / parallel.replicas = 2");
+  EXPECT_EQ(check({"parallel.dp=8"}),
+            "parallel.replicas is 4: expected 0, or at least parallel.dp = 8, so that every rank "
+            "has one");
+  EXPECT_EQ(check({"parallel.codec=weights=lossless,gradients=lossless"}), "accepted");
+  EXPECT_EQ(check({"parallel.codec=gradients=int8"}),
+            refused + "parallel.codec without lossy gradients or weights, not \"gradients=int8\"");
+  EXPECT_EQ(check({"parallel.codec=gradients=int8", "parallel.dp=4"}), "accepted");
+  EXPECT_EQ(check({"parallel.zero=0"}), refused + "parallel.zero = 1, which has the same bits");
+  EXPECT_EQ(check({"optimizer.name=lamb"}), refused + "optimizer.name = \"adamw\"");
+  EXPECT_EQ(check({"parallel.zero=2", "parallel.pp=2", "model.tie_word_embeddings=false"}),
+            refused + "parallel.zero = 1 or pp = 1");
+  const std::string experts = "model.experts=8";
+  EXPECT_EQ(check({experts}), "accepted");
+  EXPECT_EQ(check({experts, "train.microbatch=1"}), refused + "train.aux_loss_scope = \"step\"");
+  EXPECT_EQ(check({experts, "train.microbatch=1", "train.aux_loss_scope=step"}), "accepted");
+  EXPECT_EQ(check({experts, "train.microbatch=1", "model.aux_loss_coeff=0"}), "accepted");
+  EXPECT_EQ(check({experts, "parallel.dp=3", "parallel.ep=3"}),
+            "parallel.replicas is 4: expected a multiple of parallel.ep = 3");
+  EXPECT_EQ(check({experts, "parallel.dp=3", "parallel.ep=2"}),
+            "parallel.ep is 2: expected a divisor of parallel.dp = 3");
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ double measured_bytes(const MemoryCase& c, TrainConfig& config) {
 
 TEST(TrainMemory, StateIsWithinTenPercentOfItsFormula) {
   for (const std::string dtype : {"f32", "bf16"}) {
-    for (const int zero : {1, 2}) {
+    for (const int zero : {0, 1, 2}) {
       for (const int dp : {1, 2, 4, 8}) {
         for (const int tp : {1, 2}) {
           if (tp * dp > 8) continue;
@@ -58,8 +58,8 @@ TEST(TrainMemory, StateIsWithinTenPercentOfItsFormula) {
           const double bytes = measured_bytes({tp, dp, zero, dtype}, config);
           const double expected = state_bytes(config, dp).total();
           const double optimizer = dtype == "f32" ? 8 : 12;
-          EXPECT_DOUBLE_EQ(expected,
-                           (dtype == "f32" ? 4 : 2) + (zero == 2 ? 4.0 / dp : 4) + optimizer / dp);
+          EXPECT_DOUBLE_EQ(expected, (dtype == "f32" ? 4 : 2) + (zero == 2 ? 4.0 / dp : 4) +
+                                         (zero == 0 ? optimizer : optimizer / dp));
           EXPECT_NEAR(bytes, expected, 0.1 * expected);
         }
       }
@@ -140,6 +140,38 @@ TEST(TrainMemory, ReducingEveryPassGivesTheBitsOfReducingOnce) {
     const std::string out = dir / std::to_string(i);
     const std::string once = trained(cases[i], out + "-1", {});
     EXPECT_EQ(trained(cases[i], out + "-2", {"parallel.zero=2"}), once);
+  }
+}
+
+TEST(TrainMemory, ReplicatedStateGivesTheBitsOfDividedState) {
+  const std::string untied = "model.tie_word_embeddings=false";
+  const std::vector<ZeroCase> cases{
+      {"tiny.toml", {1, 2}, {"parallel.codec=gradients=int4:g32"}},
+      {"tiny.toml", {1, 3}, {"train.dtype=bf16", untied, "train.batch=6"}},
+      {"tiny.toml", {2, 2}, {"train.dtype=bf16", "optimizer.lr_scale=*embed_tokens*=0.5"}},
+      {"tiny.toml", {1, 2}, {"parallel.pp=2", "train.microbatch=1", "parallel.schedule=zb-h1"}},
+      {"moe.toml", {1, 4}, {"parallel.ep=2", "train.dtype=bf16"}},
+      {"moe.toml", {2, 2}, {"parallel.ep=2", "model.router_bias_update_rate=0.01"}},
+  };
+  const TempDir dir;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string out = dir / std::to_string(i), step = "/checkpoints/step-00000002";
+    const auto train = [&](const std::string& to, const std::string& zero) {
+      return trained(cases[i], to,
+                     {"train.steps=4", "checkpoint.every=2", "parallel.zero=" + zero});
+    };
+    const std::string divided = train(out + "-1", "1");
+    EXPECT_TRUE(train(out + "-0", "0") == divided);
+    // Each continues from a checkpoint of the other.
+    for (const auto& [from, zero] : {std::pair("-1", "0"), {"-0", "1"}}) {
+      const std::string to = out + from + "-resumed";
+      std::filesystem::create_directories(to + "/checkpoints");
+      std::filesystem::copy(out + from + step, to + step, std::filesystem::copy_options::recursive);
+      EXPECT_TRUE(train(to, zero) == divided);
+      EXPECT_TRUE(read_file(to + "/checkpoints/step-00000004/optimizer.safetensors") ==
+                  read_file(out + "-1/checkpoints/step-00000004/optimizer.safetensors"));
+    }
   }
 }
 

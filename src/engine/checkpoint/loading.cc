@@ -21,11 +21,11 @@ namespace {
 /// Elements of a GPU's memory that are in host memory at a time.
 constexpr int64_t kReadChunk = 1 << 22;
 
-/// Calls `read(slice, values)` to fill all slices of tensors that this rank owns.
+/// Calls `read(slice, values)` to fill all slices of tensors whose state this rank holds.
 template <typename Read>
-void for_each_owned_slice(const TrainedStage& stage, Moment moment, Read&& read) {
+void for_each_slice_here(const TrainedStage& stage, Moment moment, Read&& read) {
   const ParameterSlices slices(stage.model.parameter_list());
-  for (const StateSlice& state : stage.optimizer.slices(moment)) {
+  for (const StateSlice& state : stage.optimizer.slices(moment, true)) {
     for (int64_t at = 0; at < state.values.elements(); at += kReadChunk) {
       const int64_t count = std::min(kReadChunk, state.values.elements() - at);
       const int64_t begin = state.begin + at;
@@ -43,10 +43,10 @@ void read_section(const TrainedRanks& ranks, const SafetensorsFile& file, const 
   for (const Parameter& p : ranks.parameter_list())
     entries.push_back(&file.require(section.prefix + p.name, p.shape));
   for (const TrainedStage& stage : ranks.stages) {
-    for_each_owned_slice(stage, section.moment,
-                         [&](const ParameterSlice& slice, std::span<float> values) {
-                           file.read_f32(*entries[slice.parameter], slice.whole, values);
-                         });
+    for_each_slice_here(stage, section.moment,
+                        [&](const ParameterSlice& slice, std::span<float> values) {
+                          file.read_f32(*entries[slice.parameter], slice.whole, values);
+                        });
   }
 }
 

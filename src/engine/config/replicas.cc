@@ -18,6 +18,7 @@ std::string find_unsupported(const TrainConfig& config) {
                        config.parallel.codec);
   }
   if (config.optimizer.name == "lamb") return "optimizer.name = \"adamw\"";
+  if (config.parallel.zero == 0) return "parallel.zero = 1, which has the same bits";
   if (config.parallel.zero == 2 && config.parallel.pp > 1) return "parallel.zero = 1 or pp = 1";
   const bool has_aux_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
   const int64_t samples = config.train.batch / config.parallel.replicas;
@@ -27,10 +28,23 @@ std::string find_unsupported(const TrainConfig& config) {
              : "";
 }
 
+/// Throws ConfigError for keys that need divided state.
+void check_replicated_state(const TrainConfig& config) {
+  if (config.parallel.zero > 0) return;
+  const bool sends_weights = !CodecPolicy::parse(config.parallel.codec).weights.is_none();
+  if (!sends_weights && config.optimizer.name != "lamb") return;
+  throw ConfigError(fmt::format(
+      "parallel.zero is 0: expected {}, or zero = 1",
+      sends_weights ? fmt::format("parallel.codec without weights, which are not sent, not \"{}\"",
+                                  config.parallel.codec)
+                    : "optimizer.name = \"adamw\""));
+}
+
 }  // namespace
 
 void check_replicas(const TrainConfig& config) {
   const auto& parallel = config.parallel;
+  check_replicated_state(config);
   if (parallel.replicas == 0) return;
   if (parallel.replicas < parallel.dp) {
     throw ConfigError(fmt::format(

@@ -17,8 +17,8 @@ inline int64_t logical_replicas(const TrainConfig& config) {
 inline const char* replicas_key(const TrainConfig& config) {
   return config.parallel.replicas > config.parallel.dp ? "parallel.replicas" : "parallel.dp";
 }
-/// Throws ConfigError if there are fewer replicas than ranks, or if ranks cannot run several with
-/// the bits of one rank each.
+/// Throws ConfigError if there are fewer replicas than ranks, if ranks cannot run several with the
+/// bits of one rank each, or if other keys contradict parallel.zero = 0.
 void check_replicas(const TrainConfig& config);
 
 }  // namespace tandem

@@ -30,27 +30,37 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       elements(group.range.count),
       is_gradient_window(group.is_gradient_window),
       reduces_every_pass(group.reduces_every_pass),
+      replicates_state(group.replicates_state),
       logical(group.logical),
       first_tensor(first_tensor_index),
       weights(all_weights.narrow(group.range)),
       buckets(group.window, bucket_elements, replicas.size(), int(logical.size())),
-      state(exec, weights, buckets, replicas.rank(),
+      state_buckets(make_state_buckets(group.window, bucket_elements)),
+      state(exec, weights, state_buckets, replicates_state ? 0 : replicas.rank(),
+            buckets.owned(replicas.rank()),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
             WeightSync::sends_differences(replicas.size(), options.weights)),
       gradient_sync(
           model, replicas, gradients, begin, buckets, relative(group.list, begin),
           {options.gradients, options.error_feedback, options.overlap, group.is_gradient_window},
           [this](int bucket) { add_squares(bucket); }),
-      weight_sync(model, replicas, weights, buckets, relative(group.list, begin),
-                  {options.weights, options.overlap}, state),
+      weight_sync(model, replicas,
+                  replicates_state ? WeightViews(gradients.at(begin, elements)) : weights, buckets,
+                  relative(group.list, begin), {options.weights, options.overlap}, state),
       squares(exec, add_terms(index)),
       norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {}
+
+Buckets ShardedOptimizer::Group::make_state_buckets(const FlatWindow& window,
+                                                    int64_t bucket_elements) const {
+  return {window, bucket_elements, replicates_state ? 1 : replicas.size(), buckets.replicas()};
+}
 
 /// Returns their number.
 int ShardedOptimizer::Group::add_terms(int index) {
   for (int bucket = 0; bucket < buckets.count(); ++bucket) {
     first_term.push_back(int(terms.size()));
     for (const ShardedState::Run& r : state.runs(bucket)) {
+      if (!state.owns(r)) continue;
       terms.push_back({.group = index,
                        .replicated = !r.run.sharded,
                        .bucket = buckets.number(bucket),
@@ -64,6 +74,7 @@ int ShardedOptimizer::Group::add_terms(int index) {
 void ShardedOptimizer::Group::add_squares(int bucket) {
   int term = first_term[size_t(bucket)];
   for (const ShardedState::Run& r : state.runs(bucket)) {
+    if (!state.owns(r)) continue;
     squares.add(term++, gradient_sync.reduced({r.run.begin, r.run.count}));
   }
 }
@@ -72,7 +83,7 @@ void ShardedOptimizer::Group::update(
     const char* name,
     std::function<void(const ShardedState::Run& run, const Tensor& working)> apply) {
   gradient_sync.keep_residuals();
-  weight_sync.begin([this, name, apply = std::move(apply)](int bucket) {
+  const auto update = [this, name, apply = std::move(apply)](int bucket) {
     const ScopedSpan span(SpanKind::compute, name, bucket);
     for (const ShardedState::Run& r : state.runs(bucket)) {
       const Tensor& copy = weights.working;
@@ -80,7 +91,9 @@ void ShardedOptimizer::Group::update(
       const bool has_copy = copy.data() && is_read && !state.sends_differences();
       apply(r, has_copy ? copy.narrow(0, r.run.begin, r.run.count) : Tensor());
     }
-  });
+  };
+  if (!replicates_state) return weight_sync.begin(update);
+  weight_sync.begin([](int) {}, update);
 }
 
 void ShardedOptimizer::Group::find_directions(const AdamStep& step) {
@@ -211,10 +224,10 @@ void ShardedOptimizer::await_all() {
   for (Group& group : groups_) group.weight_sync.await({0, group.elements});
 }
 
-std::vector<StateSlice> ShardedOptimizer::slices(Moment moment) const {
+std::vector<StateSlice> ShardedOptimizer::slices(Moment moment, bool all) const {
   std::vector<StateSlice> slices;
   for (const Group& group : groups_) {
-    for (StateSlice slice : group.state.slices(moment)) {
+    for (StateSlice slice : group.state.slices(moment, all)) {
       slice.begin += group.begin;
       slices.push_back(slice);
     }
@@ -249,7 +262,13 @@ ShardedOptimizer::Sent ShardedOptimizer::take_sent() {
     const GradientSync::Sent of_gradients = group.gradient_sync.take_sent();
     sent.gradients += of_gradients.bytes;
     sent.uncompressed_gradients += of_gradients.uncompressed;
-    sent.weights += group.weight_sync.take_sent();
+    const uint64_t gathered = group.weight_sync.take_sent();
+    if (!group.replicates_state) {
+      sent.weights += gathered;
+      continue;
+    }
+    sent.gradients += gathered;
+    sent.uncompressed_gradients += gathered;
   }
   return sent;
 }

@@ -1,6 +1,8 @@
 // Data parallelism with sharded optimizer state (ZeRO stage 1): gradients are reduced to the owners
 // of their shards (engine/parallel/gradient_sync.h), owners update (engine/optim/), and the updated
-// weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use.
+// weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use. With
+// replicated state (ZeRO-0) the reduced gradients are gathered there, which makes an all-reduce of
+// the same bits, and every rank updates all weights.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
 // order on every rank, then `await` before weights are used. LAMB's `update` sums the norms of all
@@ -48,6 +50,9 @@ struct ParameterGroup {
   /// replica.
   bool is_gradient_window = false;
   bool reduces_every_pass = true;
+  /// Every rank has all state: reduced gradients are gathered instead of weights (ZeRO-0). Not with
+  /// a window, LAMB or a wire format of weights.
+  bool replicates_state = false;
   /// Logical replicas that have a copy of the parameters, in order; one a rank if empty.
   std::vector<int> logical = {};
 };
@@ -93,7 +98,8 @@ class ShardedOptimizer {
   void await(FlatRange range);
   void await_all();
 
-  std::vector<StateSlice> slices(Moment moment) const;
+  /// As ShardedState's.
+  std::vector<StateSlice> slices(Moment moment, bool all = false) const;
   /// Reduced gradients of the same elements, between `reduce` and the next backward pass.
   std::vector<StateSlice> reduced_gradients() const;
   /// Whether `slices` has Moment::master: the weights of all ranks are sums of decoded differences.
@@ -124,6 +130,7 @@ class ShardedOptimizer {
     Group(const Exec& exec, int index, const ParameterGroup& group, const WeightViews& all_weights,
           const GradientMemory& gradients, int64_t bucket_elements,
           const ShardedOptimizerOptions& options, size_t first_tensor);
+    Buckets make_state_buckets(const FlatWindow& window, int64_t bucket_elements) const;
     int add_terms(int index);
     void add_squares(int bucket);
     /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
@@ -137,17 +144,17 @@ class ShardedOptimizer {
     Communicator& replicas;
     Exec exec;                // of the replicas
     int64_t begin, elements;  // in the flat arrays; all below is relative to `begin`
-    bool is_gradient_window, reduces_every_pass;
+    bool is_gradient_window, reduces_every_pass, replicates_state;
     std::vector<int> logical;
     size_t first_tensor;  // index of the group's first tensor among those of all groups
     WeightViews weights;
-    Buckets buckets;
+    Buckets buckets, state_buckets;
     ShardedState state;
     GradientSync gradient_sync;
-    WeightSync weight_sync;
+    WeightSync weight_sync;         // ZeRO-0: of reduced gradients
     std::vector<SquareTerm> terms;  // in the order of buckets
     std::vector<int> first_term;    // by bucket
-    SquareSums squares;             // by term, thus by run
+    SquareSums squares;             // by term, thus by owned run
     SquareSums norms;               // LAMB: by run of its weights, then of its directions
   };
   Group& find_group(FlatRange range);

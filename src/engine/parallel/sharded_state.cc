@@ -5,11 +5,13 @@
 namespace tandem {
 
 ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const Buckets& buckets,
-                           int rank, std::span<const ParameterRun> all, bool sends_differences)
+                           int rank, Shard owned, std::span<const ParameterRun> all,
+                           bool sends_differences)
     : exec_(exec),
       weights_(weights),
       buckets_(buckets),
       rank_(rank),
+      owned_(owned),
       sends_differences_(sends_differences),
       first_(size_t(buckets.slot_elements()) * sizeof(float), exec.device),
       second_(first_.bytes(), exec.device) {
@@ -21,8 +23,8 @@ ShardedState::ShardedState(const Exec& exec, const WeightViews& weights, const B
   for (int b = 0; b < buckets.count(); ++b) {
     begins_.push_back(runs_.size());
     const FlatRange local = buckets.shard(b, rank);
-    const Shard owned = buckets.owned(rank);
-    for (int shard = int(owned.begin); shard < int(owned.begin + owned.count); ++shard) {
+    const Shard here = buckets.owned(rank);
+    for (int shard = int(here.begin); shard < int(here.begin + here.count); ++shard) {
       const FlatRange range = buckets.replica_shard(b, shard);
       for (const ParameterRun& run : all) {
         const int64_t begin = std::max(run.begin, range.begin);
@@ -62,10 +64,11 @@ void ShardedState::adopt_weights(const Tensor& values) {
   }
 }
 
-std::vector<StateSlice> ShardedState::slices(Moment moment) const {
+std::vector<StateSlice> ShardedState::slices(Moment moment, bool all) const {
   std::vector<StateSlice> slices;
   if (moment == Moment::master && !sends_differences_) return slices;
   for (const Run& r : runs_) {
+    if (!all && !owns(r)) continue;
     const bool from_all = moment == Moment::weights && sends_differences_;
     const Tensor& values = moment == Moment::first    ? r.first
                            : moment == Moment::second ? r.second

@@ -102,8 +102,10 @@ void WeightSync::add_differences(int owner, int bucket) {
   }
 }
 
-void WeightSync::begin(std::function<void(int bucket)> update) {
+void WeightSync::begin(std::function<void(int bucket)> update,
+                       std::function<void(int bucket)> gathered) {
   update_ = std::move(update);
+  gathered_ = std::move(gathered);
   sent_ = received_ = 0;
   awaited_ = -1;
   if (!exec_.on_gpu()) return send_ahead();
@@ -117,7 +119,10 @@ void WeightSync::begin(std::function<void(int bucket)> update) {
 
 void WeightSync::send_ahead() {
   if (dp_.size() == 1) {
-    for (; sent_ < buckets_.count(); ++sent_) update_(bucket_at(sent_));
+    for (; sent_ < buckets_.count(); ++sent_) {
+      update_(bucket_at(sent_));
+      if (gathered_) gathered_(bucket_at(sent_));
+    }
     received_ = sent_;
     return;
   }
@@ -164,6 +169,7 @@ void WeightSync::send_message(int index, const std::byte* message, size_t bytes)
 
 void WeightSync::receive(int index) {
   for (int hop = 1; hop < dp_.size(); ++hop) receive(ring_.source(hop), index);
+  if (gathered_) gathered_(bucket_at(index));
   if (exec_.on_gpu()) updated_[size_t(index)].record(exec_);
 }
 

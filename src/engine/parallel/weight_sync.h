@@ -42,8 +42,9 @@ class WeightSync {
 
   /// Begins a step: `update(bucket)` is called for every bucket, in the order of use, before this
   /// rank's shard of it is sent; it writes the working copy, too, unless ranks send differences.
-  /// Sends as many buckets as fit into the ring.
-  void begin(std::function<void(int bucket)> update);
+  /// `gathered(bucket)` is called when all shards of a bucket are here. Sends as many buckets as
+  /// fit into the ring.
+  void begin(std::function<void(int bucket)> update, std::function<void(int bucket)> gathered = {});
   /// Blocks until the range's weights are those of all owners. Waits form no cycle if all ranks
   /// await the same ranges in the same order.
   void await(FlatRange range);
@@ -86,7 +87,7 @@ class WeightSync {
   std::vector<std::vector<Slice>> slices_;  // by bucket and owner
   MessageRing ring_;
   std::vector<float> decoded_;  // one shard's differences
-  std::function<void(int bucket)> update_;
+  std::function<void(int bucket)> update_, gathered_;
   std::vector<Fence> updated_;  // by bucket of the step, on a GPU
   int awaited_ = -1;            // last bucket that the forward pass waits for
   int sent_, received_;         // buckets of this step, in the order of use
