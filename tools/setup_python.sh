@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # setup_python.sh: fetches the Python package's requirements that Debian lacks, pinned, into .deps/:
-# nanobind, which binds C++ to Python, and for its tests JAX and pyperf (tools/python_test.txt).
+# nanobind, which binds C++ to Python, and for tests JAX, pyperf, tokenizers and sentencepiece
+# (tools/python_test.txt).
 # Without nanobind the package is omitted; without the others their tests are; both cases are
 # reported.
 set -eu
@@ -30,12 +31,12 @@ tests() {
   local wanted
   wanted=$(cat "$tools/python_test.txt" && "$python" -V)
   [ "$(cat "$deps/python-test/wanted" 2>/dev/null)" != "$wanted" ] || return 0
-  echo "setup: will fetch JAX and pyperf (tests of the Python package, 90 MB) into .deps/"
+  echo "setup: will fetch JAX, pyperf, tokenizers and sentencepiece (tests, 95 MB) into .deps/"
   rm -rf "$deps/python-test"
   if ! pip install --no-deps --only-binary :all: --target "$deps/python-test" --require-hashes \
     -r "$tools/python_test.txt"; then
     tail -n 1 "$deps/pip.log" >&2
-    echo "setup: pip could not fetch JAX and pyperf: tests with them are skipped" >&2
+    echo "setup: pip could not fetch JAX, pyperf, tokenizers and sentencepiece: tests with them are skipped" >&2
     rm -rf "$deps/python-test"
     return 0
   fi

@@ -1,9 +1,6 @@
 #include <fmt/format.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -15,9 +12,9 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/input.h"
 #include "cli/output.h"
 #include "cli/usage.h"
-#include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "engine/checkpoint/stored_model.h"
@@ -30,6 +27,8 @@
 
 namespace tandem::cli {
 namespace {
+
+constexpr size_t kMaxPromptMib = 16;
 
 struct GenerateArguments {
   std::string directory, prompt, json, dtype = "f32", codec = "none", prefill = "automatic";
@@ -47,28 +46,10 @@ std::vector<int32_t> tokens_of(const std::string& text) {
   return tokens;
 }
 
-/// Reads all of standard input.
-std::string read_input() {
-  constexpr size_t kMax = size_t(16) << 20;
-  std::string text;
-  char block[65536];
-  while (true) {
-    const ssize_t got = ::read(STDIN_FILENO, block, sizeof block);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw_errno("--prompt -: standard input", "cannot read");
-    if (got == 0) return text;
-    text.append(block, size_t(got));
-    if (text.size() > kMax) {
-      throw InvalidArgument(
-          fmt::format("--prompt -: standard input: expected at most {} MiB", kMax >> 20));
-    }
-  }
-}
-
 /// Resolves "-" to the input of rank 0, as mpirun forwards standard input only to it.
 std::string prompt_of(Communicator& tp, const std::string& typed) {
   if (typed != "-") return typed;
-  const std::string local = tp.rank() == 0 ? read_input() : "";
+  const std::string local = tp.rank() == 0 ? read_input("--prompt -", kMaxPromptMib) : "";
   const auto blobs = tp.exchange(std::as_bytes(std::span(local)), "prompt");
   return {reinterpret_cast<const char*>(blobs[0].data()), blobs[0].size()};
 }

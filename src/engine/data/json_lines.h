@@ -10,7 +10,7 @@
 #include "engine/data/data_file.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/token_source.h"
-#include "engine/data/tokenizer.h"
+#include "engine/tokenizer/tokenizer.h"
 
 namespace tandem {
 

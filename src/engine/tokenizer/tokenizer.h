@@ -15,6 +15,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   /// Identifies the tokens that a text becomes; part of a run's fingerprint.
   virtual std::string name() const = 0;
+  /// Tokens are below it.
+  virtual int64_t vocab() const = 0;
   /// Appends a document's tokens and those that separate it from others.
   virtual void append(std::string_view document, std::vector<int32_t>& tokens) const = 0;
 };
@@ -23,6 +25,7 @@ class Tokenizer {
 class ByteTokenizer : public Tokenizer {
  public:
   std::string name() const override { return "bytes"; }
+  int64_t vocab() const override { return kBos + 1; }
   void append(std::string_view document, std::vector<int32_t>& tokens) const override {
     tokens.push_back(kBos);
     for (const char c : document) tokens.push_back(uint8_t(c));

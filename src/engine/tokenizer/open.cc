@@ -1,0 +1,79 @@
+#include "engine/tokenizer/open.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kMaxFile = size_t(256) << 20;
+/// An id may be so many times larger than a file has tokens, as ids may have gaps.
+constexpr int64_t kMaxSparsity = 4;
+constexpr int64_t kMinIds = 4096;
+
+TokenizerSpec parse(std::string_view text, const std::string& name) {
+  if (name.ends_with(".json")) {
+    return name.starts_with("tekken") ? parse_tekken(text) : parse_tokenizer_json(text);
+  }
+  // A SentencePiece model begins with the field of its first piece.
+  if (text.starts_with('\n')) return parse_sentencepiece(text);
+  if (text.starts_with('{')) return parse_tokenizer_json(text);
+  return parse_tiktoken(text, name);
+}
+
+}  // namespace
+
+int64_t max_token_id(size_t tokens) {
+  return kMinIds + kMaxSparsity * int64_t(tokens);
+}
+
+void add_token_text(TokenizerSpec& spec, int32_t id, std::string bytes, bool is_special) {
+  if (spec.texts.size() <= size_t(id)) spec.texts.resize(size_t(id) + 1);
+  TokenText& text = spec.texts[size_t(id)];
+  text.bytes = std::move(bytes);
+  text.is_token = true;
+  text.is_special = is_special;
+}
+
+std::string find_tokenizer(const std::string& directory) {
+  for (const char* name : {"tokenizer.json", "tekken.json", "tokenizer.model"}) {
+    if (path_exists(directory + "/" + name)) return name;
+  }
+  std::string found;
+  for (const std::string& name : names_in(directory)) {
+    if (!name.ends_with(".tiktoken")) continue;
+    if (!found.empty()) {
+      throw ConfigError(fmt::format("{}: holds {} and {}: expected one", directory, found, name));
+    }
+    found = name;
+  }
+  return found;
+}
+
+std::shared_ptr<const TextTokenizer> open_tokenizer(const std::string& path) {
+  std::string file = path;
+  if (std::error_code error; std::filesystem::is_directory(path, error)) {
+    const std::string name = find_tokenizer(path);
+    if (name.empty()) {
+      throw IoError(fmt::format(
+          "{}: expected a tokenizer.json, tekken.json, tokenizer.model or .tiktoken in it", path));
+    }
+    file = path + "/" + name;
+  }
+  const std::string text = read_small_file(file, kMaxFile);
+  const std::string name = std::filesystem::path(file).filename().string();
+  try {
+    TokenizerSpec spec = parse(text, name);
+    spec.name = fmt::format("{} {}", name, content_hash(text));
+    return std::make_shared<TextTokenizer>(std::move(spec));
+  } catch (const ConfigError& failed) {
+    throw ConfigError(fmt::format("{}: {}", file, failed.what()));
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,154 @@
+#include "engine/tokenizer/text_tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/tokenizer/byte_characters.h"
+#include "engine/tokenizer/unicode.h"
+#include "tandem/error.h"
+
+namespace tandem {
+std::string normalize(std::span<const Normalization> steps, std::string_view text) {
+  std::string result(text);
+  for (const Normalization& step : steps) {
+    switch (step.kind) {
+      case Normalization::Kind::nfc:
+        result = unicode::to_nfc(result);
+        break;
+      case Normalization::Kind::prepend:
+        if (!result.empty()) result.insert(0, step.to);
+        break;
+      case Normalization::Kind::replace:
+        result = replace_all(result, step.from, step.to);
+        break;
+    }
+  }
+  return result;
+}
+
+TextTokenizer::TextTokenizer(TokenizerSpec spec)
+    : spec_(std::move(spec)), bpe_(std::exchange(spec_.bpe, {})) {
+  std::vector<AddedToken> raw, normalized;
+  for (AddedToken& token : spec_.added) {
+    if (token.is_normalized && spec_.normalizes_added) {
+      token.content = normalize(spec_.normalizations, token.content);
+    }
+    if (!token.content.empty()) (token.is_normalized ? normalized : raw).push_back(token);
+  }
+  raw_ = AddedTokens(std::move(raw));
+  normalized_ = AddedTokens(std::move(normalized));
+  spec_.added = {};
+}
+
+void TextTokenizer::append(std::string_view document, std::vector<int32_t>& tokens) const {
+  if (separator() < 0) {
+    throw ConfigError("data.tokenizer: has no token that begins or ends a document");
+  }
+  tokens.push_back(separator());
+  encode(document, false, tokens);
+}
+
+void TextTokenizer::encode(std::string_view text, bool adds, std::vector<int32_t>& tokens) const {
+  if (adds) tokens.insert(tokens.end(), spec_.before.begin(), spec_.before.end());
+  const Bpe::Lease lease = bpe_.lease();
+  Encoding to{*lease.cache, tokens};
+  for (size_t at = 0; at < text.size();) {
+    const AddedTokens::Match match = raw_.find(text, at);
+    encode_section(text.substr(at, match.begin - at), at == 0, to);
+    if (match.id < 0) break;
+    tokens.push_back(match.id);
+    at = match.end;
+  }
+  if (adds) tokens.insert(tokens.end(), spec_.after.begin(), spec_.after.end());
+}
+
+void TextTokenizer::encode_section(std::string_view section, bool is_first, Encoding& to) const {
+  if (section.empty()) return;
+  std::string changed;
+  if (!spec_.normalizations.empty()) {
+    changed = normalize(spec_.normalizations, section);
+    section = changed;
+  }
+  for (size_t at = 0; at < section.size();) {
+    const AddedTokens::Match match = normalized_.find(section, at);
+    encode_words(0, section.substr(at, match.begin - at), is_first && at == 0, to);
+    if (match.id < 0) break;
+    to.tokens.push_back(match.id);
+    at = match.end;
+  }
+}
+
+void TextTokenizer::encode_words(size_t step, std::string_view section, bool is_first,
+                                 Encoding& to) const {
+  if (section.empty()) return;
+  if (step == spec_.steps.size()) return bpe_.encode(section, to.cache, to.tokens);
+  switch (spec_.steps[step].kind) {
+    case WordStep::Kind::split:
+      return split(step, section, is_first, to);
+    case WordStep::Kind::metaspace:
+      return metaspace(step, section, is_first, to);
+    case WordStep::Kind::prefix:
+      if (section.starts_with(' ')) return encode_words(step + 1, section, is_first, to);
+      encode_words(step + 1, " " + std::string(section), is_first, to);
+  }
+}
+
+void TextTokenizer::split(size_t step, std::string_view section, bool is_first,
+                          Encoding& to) const {
+  const WordStep& how = spec_.steps[step];
+  size_t gap = 0;
+  for (size_t at = 0; at < section.size();) {
+    const size_t matched = how.pattern->match(section, at);
+    if (matched == 0) {
+      at += unicode::decode(section.substr(at)).bytes;
+      continue;
+    }
+    if (how.keeps_gaps)
+      encode_words(step + 1, section.substr(gap, at - gap), is_first && gap == 0, to);
+    if (how.keeps_matches) {
+      encode_words(step + 1, section.substr(at, matched), is_first && at == 0, to);
+    }
+    gap = at += matched;
+  }
+  if (how.keeps_gaps) encode_words(step + 1, section.substr(gap), is_first && gap == 0, to);
+}
+
+void TextTokenizer::metaspace(size_t step, std::string_view section, bool is_first,
+                              Encoding& to) const {
+  const WordStep& how = spec_.steps[step];
+  std::string text = replace_all(section, " ", how.space);
+  const bool prepends = how.prepend == WordStep::Prepend::always ||
+                        (how.prepend == WordStep::Prepend::first && is_first);
+  if (prepends && !text.starts_with(how.space)) text.insert(0, how.space);
+  if (!how.splits) return encode_words(step + 1, text, is_first, to);
+  const std::string_view whole = text;
+  for (size_t begin = 0; begin < whole.size();) {
+    const size_t end = std::min(whole.find(how.space, begin + 1), whole.size());
+    encode_words(step + 1, whole.substr(begin, end - begin), is_first && begin == 0, to);
+    begin = end;
+  }
+}
+
+void TextTokenizer::decode(int32_t token, bool skips_special, bool& is_begin,
+                           std::string& text) const {
+  if (token < 0 || size_t(token) >= spec_.texts.size()) return;
+  const TokenText& from = spec_.texts[size_t(token)];
+  if (!from.is_token || (skips_special && from.is_special)) return;
+  const bool strips_one = spec_.strip == TokenizerSpec::Strip::one;
+  std::string_view bytes = from.bytes;
+  if (is_begin && strips_one && bytes.starts_with(' ')) bytes.remove_prefix(1);
+  if (is_begin && spec_.strip == TokenizerSpec::Strip::all) bytes = from.first_bytes;
+  text += bytes;
+  is_begin = is_begin && strips_one && from.bytes.empty();
+}
+
+std::string TextTokenizer::decode(std::span<const int32_t> tokens, bool skips_special) const {
+  std::string text;
+  bool is_begin = true;
+  for (const int32_t token : tokens) decode(token, skips_special, is_begin, text);
+  return text;
+}
+
+}  // namespace tandem

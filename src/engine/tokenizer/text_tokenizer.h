@@ -1,0 +1,103 @@
+// Byte-pair tokenizers of published models, read from their files (engine/tokenizer/open.h).
+//
+// A text is divided at its added tokens; the rest is normalized, divided into words and each word
+// encoded (engine/tokenizer/bpe.h). Bytes that are not UTF-8 are encoded as bytes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/tokenizer/added_tokens.h"
+#include "engine/tokenizer/bpe.h"
+#include "engine/tokenizer/pattern.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace tandem {
+
+struct Normalization {
+  enum class Kind : uint8_t { nfc, prepend, replace };
+  Kind kind;
+  std::string from, to;  ///< `to`: also what is prepended, to texts that are not empty
+};
+
+std::string normalize(std::span<const Normalization> steps, std::string_view text);
+
+/// A step that divides or changes sections of text before they are encoded.
+struct WordStep {
+  enum class Kind : uint8_t {
+    split,   ///< at the matches of `pattern`
+    prefix,  ///< a space before a section that begins with none
+    metaspace
+  };
+  enum class Prepend : uint8_t { never, first, always };
+  Kind kind;
+  std::optional<Pattern> pattern = {};
+  bool keeps_matches = true, keeps_gaps = true;
+  std::string space = {};  ///< metaspace: replaces ' '
+  Prepend prepend = Prepend::never;
+  bool splits = false;  ///< metaspace: before each `space`
+};
+
+struct TokenText {
+  std::string bytes;
+  std::string first_bytes;  ///< with Strip::all: as a text's first token
+  bool is_token = false;    ///< whether the id is in use
+  bool is_special = false;
+};
+
+struct TokenizerSpec {
+  std::string name;  ///< identifies the tokens that a text becomes
+  BpeModel bpe;
+  std::vector<Normalization> normalizations;
+  std::vector<WordStep> steps;
+  std::vector<AddedToken> added;
+  bool normalizes_added = true;  ///< the contents of normalized ones, before they are looked for
+  std::vector<int32_t> before, after;  ///< of each text, as "<s>" and "</s>"
+  std::vector<TokenText> texts;        ///< by id
+  /// Spaces that the begin of a decoded text loses: none, one, or all that its first token wrote as
+  /// another character.
+  enum class Strip : uint8_t { none, one, all } strip = Strip::none;
+  int32_t separator = -1;  ///< token between documents
+};
+
+class TextTokenizer : public Tokenizer {
+ public:
+  /// Throws ConfigError.
+  explicit TextTokenizer(TokenizerSpec spec);
+
+  std::string name() const override { return spec_.name; }
+  int64_t vocab() const override { return int64_t(spec_.texts.size()); }
+  /// `separator()`, then the document's tokens. Throws ConfigError if there is no separator.
+  void append(std::string_view document, std::vector<int32_t>& tokens) const override;
+
+  /// Token that begins a document: the first that the file adds to a text, or else its end of text;
+  /// -1 if it has neither.
+  int32_t separator() const { return spec_.separator; }
+  /// Appends the tokens of `text`. `adds`: with those that the file adds to each text.
+  void encode(std::string_view text, bool adds, std::vector<int32_t>& tokens) const;
+  /// Appends the bytes of a token, none if the id is no token. `is_begin`: whether nothing was
+  /// appended before it, which this call updates.
+  void decode(int32_t token, bool skips_special, bool& is_begin, std::string& text) const;
+  /// Bytes of a text.
+  std::string decode(std::span<const int32_t> tokens, bool skips_special) const;
+
+ private:
+  struct Encoding {
+    Bpe::Cache& cache;
+    std::vector<int32_t>& tokens;
+  };
+  void encode_section(std::string_view section, bool is_first, Encoding& to) const;
+  void encode_words(size_t step, std::string_view section, bool is_first, Encoding& to) const;
+  void split(size_t step, std::string_view section, bool is_first, Encoding& to) const;
+  void metaspace(size_t step, std::string_view section, bool is_first, Encoding& to) const;
+
+  TokenizerSpec spec_;
+  Bpe bpe_;
+  AddedTokens raw_, normalized_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,30 @@
+// Code points of UTF-8 text, their categories, and canonical composition.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "engine/tokenizer/unicode_tables.h"
+
+namespace tandem::unicode {
+
+constexpr uint32_t kReplacement = 0xfffd;
+
+struct CodePoint {
+  uint32_t value;
+  uint32_t bytes;
+};
+
+/// First code point of `text`, which is not empty. A byte that begins no valid one is
+/// U+FFFD of one byte.
+CodePoint decode(std::string_view text);
+void append(uint32_t code, std::string& text);
+Category category(uint32_t code);
+/// Bytes of white space that `text` begins or ends with.
+size_t leading_space(std::string_view text);
+size_t trailing_space(std::string_view text);
+/// Normalization form C. Bytes that are not UTF-8 stay.
+std::string to_nfc(std::string_view text);
+
+}  // namespace tandem::unicode

@@ -1,0 +1,89 @@
+"""Random tokenizers, trained by Hugging Face's tokenizers and by sentencepiece on given texts."""
+import json
+
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors,
+                        trainers)
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+          r"\s+(?!\S)|\s+")
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+            r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PATTERNS = (LLAMA3, LLAMA3.replace("{1,3}", ""), O200K, DEEPSEEK, r"\p{N}{1,3}|[^\s]+|\s+")
+SPACE = "\u2581"
+ADDED = ("<|endoftext|>", "<tool>", "[X]", "é", SPACE, "e\u0301", "the", "<a b>", "ab c", "<s>", "<|im_start|>")
+
+
+def of_bytes(random):
+    """(tokenizer, options of the trainer) with byte-level BPE."""
+    tokenizer = Tokenizer(models.BPE())
+    kind = random.randrange(len(PATTERNS) + 1)
+    if kind == len(PATTERNS):
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=random.random() < .5)
+    else:
+        steps = [pre_tokenizers.Digits(random.random() < .5)] if random.random() < .3 else []
+        how = random.choice((("isolated", False), ("isolated", True), ("removed", True)))
+        steps.append(pre_tokenizers.Split(Regex(PATTERNS[kind]), *how))
+        if random.random() < .2:
+            steps.append(pre_tokenizers.Split(random.choice((" ", "a", "--")),
+                                              random.choice(("isolated", "removed"))))
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=random.random() < .3, use_regex=False))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.normalizer = random.choice((None, normalizers.NFC(), normalizers.Sequence([normalizers.NFC()])))
+    return tokenizer, {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+
+
+def of_characters(random):
+    """(tokenizer, options of the trainer) with BPE of characters, most with byte fallback."""
+    fallback = random.random() < .7
+    tokenizer = Tokenizer(models.BPE(byte_fallback=fallback, unk_token="<unk>", fuse_unk=random.random() < .5))
+    if random.random() < .5:
+        steps = [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+        tokenizer.normalizer = normalizers.Sequence(steps + [normalizers.NFC()] * (random.random() < .3))
+        tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(),
+                                               decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        scheme = random.choice(("always", "first", "never"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=random.random() < .5)
+        metaspace = decoders.Metaspace(prepend_scheme=scheme)
+        both = decoders.Sequence([decoders.ByteFallback(), metaspace])
+        tokenizer.decoder = both if random.random() < .5 else metaspace
+    special = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] * fallback
+    return tokenizer, {"special_tokens": special}
+
+
+def make_json(random, texts):
+    """(tokenizer.json, contents of its added tokens)"""
+    is_bytes = random.random() < .6
+    tokenizer, options = (of_bytes if is_bytes else of_characters)(random)
+    has_words = tokenizer.pre_tokenizer is not None
+    if not has_words:  # only while it is trained
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    trainer = trainers.BpeTrainer(vocab_size=random.choice((400, 700, 1500)), show_progress=False, **options)
+    tokenizer.train_from_iterator(texts, trainer)
+    added = []
+    for content in ADDED:
+        if random.random() < .4:
+            special = random.random() < .5
+            # tokenizers does not skip a special token that normalization changes.
+            added.append(AddedToken(content, lstrip=random.random() < .4, rstrip=random.random() < .4,
+                                    normalized=not special and random.random() < .5, special=special))
+    tokenizer.add_special_tokens([token for token in added if token.special])
+    tokenizer.add_tokens([token for token in added if not token.special])
+    if tokenizer.token_to_id("<s>") is not None and random.random() < .7:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A" + " <s>" * (random.random() < .3),
+            special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
+    root = json.loads(tokenizer.to_str())
+    if not has_words:
+        root["pre_tokenizer"] = None
+    if is_bytes and random.random() < .5:
+        root["model"]["ignore_merges"] = True
+    merges = root["model"]["merges"]
+    if random.random() < .5 and not any(" " in token for merge in merges for token in merge):
+        root["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(root), [token.content for token in added]

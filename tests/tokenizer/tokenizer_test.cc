@@ -1,0 +1,163 @@
+// Small tokenizers of each kind of file against what tokenizers, sentencepiece and tiktoken made of
+// them (make_data.py), and properties that hold for all.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/files.h"
+#include "engine/tokenizer/open.h"
+#include "engine/tokenizer/text_decoder.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+
+std::string data(const std::string& name) {
+  return std::string(TANDEM_TEST_DATA) + "/" + name;
+}
+
+const json& expected() {
+  static const json read = json::parse(read_file(data("expected.json")));
+  return read;
+}
+
+std::vector<std::string> files() {
+  std::vector<std::string> names;
+  for (const auto& [name, cases] : expected().items()) names.push_back(name);
+  return names;
+}
+
+std::vector<int32_t> encode(const TextTokenizer& tokenizer, std::string_view text,
+                            bool adds = false) {
+  std::vector<int32_t> tokens;
+  tokenizer.encode(text, adds, tokens);
+  return tokens;
+}
+
+class TokenizerFile : public testing::TestWithParam<std::string> {};
+
+TEST_P(TokenizerFile, TokensEqualTheOracles) {
+  const auto tokenizer = open_tokenizer(data(GetParam()));
+  ASSERT_GT(expected()[GetParam()].size(), 50u);
+  for (const json& example : expected()[GetParam()]) {
+    const auto text = example[0].get<std::string>();
+    EXPECT_EQ(encode(*tokenizer, text), example[1].get<std::vector<int32_t>>()) << example[0];
+  }
+}
+
+TEST_P(TokenizerFile, ByteByByteDecodingEqualsDecodingAtOnce) {
+  const auto tokenizer = open_tokenizer(data(GetParam()));
+  for (const json& example : expected()[GetParam()]) {
+    const std::vector<int32_t> tokens = encode(*tokenizer, example[0].get<std::string>());
+    TextDecoder decoder(*tokenizer, false);
+    std::string text;
+    for (const int32_t token : tokens) text += decoder.add(token);
+    text += decoder.rest();
+    EXPECT_EQ(text, tokenizer->decode(tokens, false));
+  }
+}
+
+TEST_P(TokenizerFile, AnyBytesReturnFromTheirTokens) {
+  const auto tokenizer = open_tokenizer(data(GetParam()));
+  std::mt19937 random(1);
+  for (int i = 0; i < 300; ++i) {
+    std::string bytes;
+    for (uint32_t n = random() % 40; n > 0; --n) bytes += char(random() % 3 ? random() : ' ');
+    EXPECT_EQ(tokenizer->decode(encode(*tokenizer, bytes), false), bytes) << json(bytes.size());
+  }
+}
+
+TEST_P(TokenizerFile, ThreadsHaveTheSameTokens) {
+  const auto tokenizer = open_tokenizer(data(GetParam()));
+  const json& examples = expected()[GetParam()];
+  std::vector<int> failures(4, 0);
+  std::vector<std::thread> threads;
+  for (int& failed : failures) {
+    threads.emplace_back([&] {
+      for (const json& example : examples) {
+        failed += encode(*tokenizer, example[0].get<std::string>()) !=
+                  example[1].get<std::vector<int32_t>>();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(failures, ElementsAre(0, 0, 0, 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerFile, testing::ValuesIn(files()), [](const auto& file) {
+  std::string name = file.param;
+  for (char& c : name) c = std::isalnum(uint8_t(c)) ? c : '_';
+  return name;
+});
+
+TEST(Tokenizer, TemplateAddsItsTokens) {
+  const auto level = open_tokenizer(data("small_bytes.json"));
+  EXPECT_EQ(encode(*level, "", true), std::vector<int32_t>{level->separator()});
+  EXPECT_EQ(level->decode(encode(*level, "x", true), false), "<|begin_of_text|>x");
+  EXPECT_EQ(level->decode(encode(*level, "x", true), true), "x");
+  const auto fallback = open_tokenizer(data("small_fallback.json"));
+  EXPECT_EQ(fallback->separator(), 1);
+  EXPECT_EQ(fallback->decode(encode(*fallback, " x", true), false), "<s>  x");
+}
+
+TEST(Tokenizer, DocumentBeginsWithTheSeparator) {
+  const auto tokenizer = open_tokenizer(data("small.model"));
+  std::vector<int32_t> tokens;
+  tokenizer->append("a", tokens);
+  tokenizer->append("", tokens);
+  EXPECT_EQ(tokens.front(), tokenizer->separator());
+  EXPECT_EQ(tokens.back(), tokenizer->separator());
+  EXPECT_EQ(tokenizer->decode(tokens, true), "a");
+}
+
+TEST(Tokenizer, AddedTokenTakesTheSpaceAroundIt) {
+  const auto tokenizer = open_tokenizer(data("small_bytes.json"));
+  const int32_t tool = encode(*tokenizer, "<tool>").at(0);
+  std::vector<int32_t> around = encode(*tokenizer, "a");
+  around.push_back(tool);
+  around.push_back(encode(*tokenizer, "b").at(0));
+  EXPECT_EQ(encode(*tokenizer, "a \n\u00a0<tool>\t\u3000 b"), around);
+}
+
+TEST(Tokenizer, NameIsThatOfTheContent) {
+  const auto tokenizer = open_tokenizer(data("small.model"));
+  EXPECT_THAT(tokenizer->name(), testing::MatchesRegex("small.model [0-9a-f]{32}"));
+}
+
+TEST(Utf8Stream, HoldsBackAnIncompleteCharacter) {
+  Utf8Stream stream;
+  EXPECT_EQ(stream.add("a\xe2"), "a");
+  EXPECT_EQ(stream.add("\x82"), "");
+  EXPECT_EQ(stream.add("\xac\xf0\x9f"), "\u20ac");
+  EXPECT_EQ(stream.rest(), "\ufffd");
+  EXPECT_EQ(stream.rest(), "");
+}
+
+TEST(Utf8Stream, ReplacesEachMaximalPartOfACharacter) {
+  // As in the Unicode standard, table 3-8 and following.
+  const std::pair<std::string, int> cases[] = {
+      {"\xc0\xaf", 2},         {"\xed\xa0\x80", 3},
+      {"\xf4\x91\x92\x93", 4}, {"\xe1\x80\xe2\xf0\x91\x92\xf1\xbf", 4},
+      {"\xf0\x80\x80", 3},     {"\xe0\x9f\xbf", 3}};
+  for (const auto& [bytes, count] : cases) {
+    std::string replaced;
+    for (int i = 0; i < count; ++i) replaced += "\ufffd";
+    for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+      Utf8Stream stream;
+      std::string text = stream.add(bytes.substr(0, cut));
+      text += stream.add(bytes.substr(cut) + "A");
+      EXPECT_EQ(text, replaced + "A");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
