@@ -3,8 +3,17 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cuda/cudnn/attention.h"
 #include "kernels/cuda/kernels.h"
+#include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+void check_on_gpu(const AttentionMask& mask) {
+  if (mask.document_starts.dims() == 0) return;
+  throw InvalidArgument("attention: expected a sequence to be one document on GPUs");
+}
+
+}  // namespace
 
 Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTable& rope,
                      const std::optional<AttentionRows>& rows)
@@ -18,26 +27,31 @@ Attention::Attention(const Exec& exec, const AttentionShape& shape, const RopeTa
 Attention::~Attention() = default;
 
 void Attention::forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Tensor& out, const Tensor& log_sums, int64_t window) {
-  if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, window);
-  if (fused_) return fused_->forward(exec, q, k, v, out, log_sums, window);
-  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, window);
+                        const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) {
+  if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, mask);
+  check_on_gpu(mask);
+  if (fused_) return fused_->forward(exec, q, k, v, out, log_sums, mask.window);
+  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask.window);
 }
 
 void Attention::forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& out, const Tensor& log_sums, int64_t window) {
-  if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, window);
-  if (fused_) return fused_->forward_again(exec, q, k, v, out, log_sums, window);
-  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, window);
+                              const Tensor& out, const Tensor& log_sums,
+                              const AttentionMask& mask) {
+  if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, mask);
+  check_on_gpu(mask);
+  if (fused_) return fused_->forward_again(exec, q, k, v, out, log_sums, mask.window);
+  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask.window);
 }
 
 void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                          const Tensor& out, const Tensor& log_sums, const Tensor& dout,
-                         const Tensor& dq, const Tensor& dk, const Tensor& dv, int64_t window) {
-  if (on_cpu_) return on_cpu_->backward(q, k, v, out, log_sums, dout, dq, dk, dv, window);
+                         const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                         const AttentionMask& mask) {
+  if (on_cpu_) return on_cpu_->backward(q, k, v, out, log_sums, dout, dq, dk, dv, mask);
   const gpu::AttentionGradients tensors{q, k, v, out, log_sums, dout, dq, dk, dv};
-  if (fused_) return fused_->backward(exec, tensors, window);
-  gpu::attention_backward(exec.stream, shape_, rope_, tensors, window);
+  check_on_gpu(mask);
+  if (fused_) return fused_->backward(exec, tensors, mask.window);
+  gpu::attention_backward(exec.stream, shape_, rope_, tensors, mask.window);
 }
 
 }  // namespace tandem

@@ -26,6 +26,20 @@ struct AttentionShape {
   int64_t batch, seq, heads, kv_heads, head_dim;
 };
 
+/// Keys that queries read, besides being causal.
+struct AttentionMask {
+  AttentionMask(int64_t window_ = 0, const Tensor& document_starts_ = {})
+      : window(window_), document_starts(document_starts_) {}
+  /// A query reads its own key and up to window - 1 before it (sliding-window attention, arXiv
+  /// 2310.06825, as Hugging Face's sliding_window); 0: all before it.
+  int64_t window;
+  /// i32 [1, batch * seq], the position in its sequence at which each position's document begins: a
+  /// query reads keys of its own document, and positions count from its begin. Empty: a sequence is
+  /// one document. Only on CPUs, where a document gives the bits that it gives in a batch without
+  /// others, and costs the same.
+  Tensor document_starts;
+};
+
 /// Tensors of every run, known in advance.
 struct AttentionRows {
   DType dtype;
@@ -49,18 +63,17 @@ class Attention {
   ~Attention();
   /// log_sums: f32 [batch * heads, seq], saved for the backward pass. Others: f32 or bf16, one
   /// dtype. cuDNN's form rotates q and k in place, which saves a copy of them.
-  /// `window`: a query reads its own key and up to window - 1 before it (sliding-window attention,
-  /// arXiv 2310.06825, as Hugging Face's sliding_window); 0: all before it. cuDNN's form throws
-  /// InvalidArgument for a window that is not one of its rows'.
+  /// Throws InvalidArgument for documents on a GPU, and in cuDNN's form for a window that is not
+  /// one of its rows'.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& out, const Tensor& log_sums, int64_t window = 0);
+               const Tensor& out, const Tensor& log_sums, const AttentionMask& mask = {});
   /// The same again, with q and k as forward left them: the same bits in out and log_sums.
   void forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const Tensor& out, const Tensor& log_sums, int64_t window = 0);
-  /// Takes q and k as forward left them, and the same window. Overwrites dq, dk, dv.
+                     const Tensor& out, const Tensor& log_sums, const AttentionMask& mask = {});
+  /// Takes q and k as forward left them, and the same mask. Overwrites dq, dk, dv.
   void backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                 const Tensor& out, const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
-                const Tensor& dk, const Tensor& dv, int64_t window = 0);
+                const Tensor& dk, const Tensor& dv, const AttentionMask& mask = {});
 
  private:
   AttentionShape shape_;

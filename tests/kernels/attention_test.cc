@@ -191,5 +191,87 @@ TEST(Attention, ThreadsAndRepeatsGiveTheSameBits) {
   EXPECT_EQ(first, run(2));
 }
 
+/// Tensors of a run.
+struct Operands {
+  Operands(DType dtype, const AttentionShape& s)
+      : wide(s.heads * s.head_dim),
+        narrow(s.kv_heads * s.head_dim),
+        q(dtype, s.batch * s.seq, wide),
+        k(dtype, s.batch * s.seq, narrow),
+        v(dtype, s.batch * s.seq, narrow),
+        out(dtype, s.batch * s.seq, wide),
+        log_sums(DType::f32, s.batch * s.heads, s.seq),
+        dout(dtype, s.batch * s.seq, wide),
+        dq(dtype, s.batch * s.seq, wide),
+        dk(dtype, s.batch * s.seq, narrow),
+        dv(dtype, s.batch * s.seq, narrow) {}
+  void run(Attention& attention, const AttentionMask& mask) {
+    attention.forward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor, mask);
+    attention.backward(Exec{}, q.tensor, k.tensor, v.tensor, out.tensor, log_sums.tensor,
+                       dout.tensor, dq.tensor, dk.tensor, dv.tensor, mask);
+  }
+  int64_t wide, narrow;
+  Matrix q, k, v, out, log_sums, dout, dq, dk, dv;
+};
+
+Doubles rows_of(const Matrix& m, int64_t first, int64_t count) {
+  Doubles rows;
+  for (int64_t i = first; i < first + count; ++i) {
+    for (int64_t j = 0; j < m.tensor.dim(1); ++j) rows.push_back(m.get(i, j));
+  }
+  return rows;
+}
+
+TEST_P(AttentionTest, DocumentsGiveTheBitsThatTheyGiveAlone) {
+  const auto [dtype, threads] = GetParam();
+  set_kernel_threads(threads);
+  for (uint64_t trial = 0; trial < 12; ++trial) {
+    const AttentionShape s{2, trial % 3 == 0 ? 9 : 150, 4, 2, trial % 2 == 0 ? 16 : 6};
+    const int64_t window = trial % 4 == 3 ? 20 : 0;
+    SCOPED_TRACE("trial " + std::to_string(trial));
+    const RopeTable rope(Exec{}, s.seq, s.head_dim, kTheta);
+    Operands all(dtype, s);
+    all.q.fill("q"), all.k.fill("k"), all.v.fill("v"), all.dout.fill("dout");
+    Matrix starts(DType::i32, 1, s.batch * s.seq);
+    int32_t* const start = starts.tensor.as<int32_t>();
+    for (int64_t i = 0; i < s.batch * s.seq; ++i) {
+      const int64_t p = i % s.seq;
+      const bool begins = p == 0 || philox(3, trial, uint64_t(i))[0] % (trial < 4 ? 3 : 40) == 0;
+      start[i] = begins ? int32_t(p) : start[i - 1];
+    }
+    Attention attention(Exec{}, s, rope);
+    all.run(attention, {window, starts.tensor});
+    for (int64_t first = 0, end = 0; first < s.batch * s.seq; first = end) {
+      for (end = first + 1; end < s.batch * s.seq && start[end] != end % s.seq;) ++end;
+      const int64_t length = end - first;
+      const AttentionShape one{1, length, s.heads, s.kv_heads, s.head_dim};
+      Operands alone(dtype, one);
+      const auto load = [&](const Matrix& from, Matrix& to) {
+        for (int64_t i = 0; i < length; ++i) {
+          for (int64_t j = 0; j < to.tensor.dim(1); ++j) to.set(i, j, from.get(first + i, j));
+        }
+      };
+      load(all.q, alone.q), load(all.k, alone.k), load(all.v, alone.v), load(all.dout, alone.dout);
+      Attention attention_alone(Exec{}, one, rope);
+      alone.run(attention_alone, window);
+      EXPECT_EQ(rows_of(all.out, first, length), alone.out.values());
+      EXPECT_EQ(rows_of(all.dq, first, length), alone.dq.values());
+      EXPECT_EQ(rows_of(all.dk, first, length), alone.dk.values());
+      EXPECT_EQ(rows_of(all.dv, first, length), alone.dv.values());
+      const int64_t sequence = first / s.seq;
+      for (int64_t h = 0; h < s.heads; ++h) {
+        for (int64_t i = 0; i < length; ++i) {
+          EXPECT_EQ(all.log_sums.get(sequence * s.heads + h, first % s.seq + i),
+                    alone.log_sums.get(h, i));
+        }
+      }
+      EXPECT_LE(
+          relative_error(alone.out.values(), reference(one, alone.q.values(), alone.k.values(),
+                                                       alone.v.values(), window)),
+          tolerance(dtype));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -147,7 +147,8 @@ StepsOutcome run_rank(Communicator& world, const LayoutRun& run, const TokenSour
   const TrainConfig& config = run.config;
   set_kernel_threads(threads_per_rank(world.size()));
   const ParallelGroups groups(world, ParallelDims(config), config.model.experts > 0);
-  const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed), make_order(run));
+  const Sampler sampler(source, config.train.seq, uint64_t(config.train.seed),
+                        make_sampler_options(config, make_order(run)));
   ModelRanks ranks(groups, config, {});
   StepExecutor executor(config, groups, source, sampler, ranks);
   for (ModelChunk& chunk : ranks.chunks) {

@@ -47,6 +47,16 @@ std::string describe_changes(TrainConfig before, TrainConfig config) {
                      redrawn ? "; the learning rate follows the new schedule from here" : "");
 }
 
+/// Sets the keys of `found` that decide on a sample's targets to those of the checkpoint.
+void set_sample_keys(const TrainState& state, TrainConfig& found) {
+  try {
+    const TrainConfig before = parse_config(state.config, "state.json");
+    found.data.document_mask = before.data.document_mask;
+    found.data.packing = before.data.packing;
+  } catch (const ConfigError&) {  // of another version: describe_resume says so
+  }
+}
+
 }  // namespace
 
 void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
@@ -55,6 +65,7 @@ void require_same_run(const Checkpoint& checkpoint, const TrainConfig& config,
   found.model = checkpoint.model;
   found.train.seq = checkpoint.state.seq;
   found.train.seed = checkpoint.state.seed;
+  set_sample_keys(checkpoint.state, found);
   std::vector<std::string> different;
   for (const KeyDifference& key : differing_keys(found, config)) {
     different.push_back(

@@ -83,6 +83,8 @@ struct TrainConfig {
     double val_fraction = 0;
     std::vector<std::string> val_paths;
     std::string manifest;
+    bool document_mask = false;
+    std::string packing = "none";
   } data;
   struct {
     int64_t every = 0;

@@ -56,6 +56,29 @@ void Blend::read(int64_t begin, std::span<int32_t> out) const {
   std::fill(out.begin() + long(filled), out.end(), -1);
 }
 
+std::span<const int64_t> Blend::document_begins() const {
+  std::call_once(once_, [&] {
+    std::vector<int64_t> begins;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      const std::span<const int64_t> of_source = sources_[i]->document_begins();
+      if (of_source.empty()) return;
+      for (const int64_t begin : of_source.first(of_source.size() - 1)) {
+        begins.push_back(starts_[i] + begin);
+      }
+    }
+    begins.push_back(tokens());
+    document_begins_ = std::move(begins);
+  });
+  return document_begins_;
+}
+
+int32_t Blend::start_token() const {
+  const int32_t token = sources_[0]->start_token();
+  const bool is_common = std::ranges::all_of(
+      sources_, [&](const auto& source) { return source->start_token() == token; });
+  return is_common ? token : -1;
+}
+
 void Blend::verify(Communicator* world) const {
   for (const auto& source : sources_) source->verify(world);
 }

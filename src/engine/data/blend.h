@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,10 @@ class Blend : public TokenSource {
   std::string describe() const override;
   std::string identity() const override;
   std::vector<WeightedSource> components() const override;
+  /// Empty unless all sources have some.
+  std::span<const int64_t> document_begins() const override;
+  /// That of all sources, or -1.
+  int32_t start_token() const override;
 
  private:
   void join_held_out();
@@ -32,6 +37,8 @@ class Blend : public TokenSource {
   Sources sources_;
   std::vector<double> weights_;
   std::vector<int64_t> starts_{0};  ///< position of each source in the stream, then the total
+  mutable std::once_flag once_;
+  mutable std::vector<int64_t> document_begins_;
 };
 
 }  // namespace tandem

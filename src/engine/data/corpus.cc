@@ -15,7 +15,6 @@
 #include "core/files.h"
 #include "engine/data/data_file.h"
 #include "engine/data/text_hashing.h"
-#include "engine/model/config.h"
 #include "engine/report/progress.h"
 #include "tandem/error.h"
 

@@ -20,6 +20,7 @@
 #include "engine/data/shared_work.h"
 #include "engine/data/text_file.h"
 #include "engine/data/token_source.h"
+#include "engine/model/config.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -53,6 +54,9 @@ class Corpus : public TokenSource {
   const std::vector<std::string>& files() const { return files_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
   void read(int64_t begin, std::span<int32_t> out) const override;
+  /// Those of the files.
+  std::span<const int64_t> document_begins() const override { return starts_; }
+  int32_t start_token() const override { return kBos; }
   /// Reads all files.
   void verify(Communicator* world = nullptr) const override;
   std::string format() const override { return "text"; }

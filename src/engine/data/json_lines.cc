@@ -111,14 +111,16 @@ void JsonLines::index(uint32_t file, double val_fraction, JsonLines& held_out, S
     tokenizer_->append(text, tokens);
     const uint64_t hash = XXH3_64bits(text.data(), text.size());
     JsonLines& split = is_held_out(hash, val_fraction) ? held_out : *this;
-    split.add({offset, uint32_t(line.size()), file}, hash, int64_t(tokens.size()));
+    split.add({offset, uint32_t(line.size()), file}, hash, tokens);
   });
 }
 
-void JsonLines::add(const Document& document, uint64_t hash, int64_t tokens) {
+void JsonLines::add(const Document& document, uint64_t hash, std::span<const int32_t> tokens) {
   documents_.push_back(document);
   hashes_.push_back(hash);
-  starts_.push_back(starts_.back() + tokens);
+  starts_.push_back(starts_.back() + int64_t(tokens.size()));
+  const int32_t first = tokens.empty() ? -1 : tokens[0];
+  start_token_ = start_token_.value_or(first) == first ? first : -1;
 }
 
 void JsonLines::finish() {

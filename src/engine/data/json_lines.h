@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ class JsonLines : public TokenSource {
   int64_t tokens() const override { return starts_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override;
   void verify(Communicator* world = nullptr) const override;
+  std::span<const int64_t> document_begins() const override { return starts_; }
+  int32_t start_token() const override { return start_token_.value_or(-1); }
   std::string format() const override { return "jsonl"; }
   std::string describe() const override;
   std::string identity() const override;
@@ -42,14 +45,15 @@ class JsonLines : public TokenSource {
   using Files = std::vector<std::shared_ptr<DataFile>>;
   JsonLines(Files files, std::shared_ptr<const Tokenizer> tokenizer);
   void index(uint32_t file, double val_fraction, JsonLines& held_out, SharedWork& work);
-  void add(const Document& document, uint64_t hash, int64_t tokens);
+  void add(const Document& document, uint64_t hash, std::span<const int32_t> tokens);
   void finish();
 
   Files files_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::vector<Document> documents_;
   std::vector<int64_t> starts_{0};  ///< position of each document in the stream, then the total
-  std::vector<uint64_t> hashes_;    ///< of the documents, until the fingerprint is known
+  std::optional<int32_t> start_token_;
+  std::vector<uint64_t> hashes_;  ///< of the documents, until the fingerprint is known
 };
 
 /// Whether the name is that of JSON Lines.

@@ -24,8 +24,12 @@ uint64_t agree_on_key(Communicator& world) {
 
 }  // namespace
 
-TextBlock::TextBlock(int64_t begin, int64_t count, int64_t seq)
-    : begin_(begin), count_(count), tokens_(size_t(count * seq)), targets_(tokens_.size()) {}
+TextBlock::TextBlock(int64_t begin, int64_t count, int64_t seq, bool has_documents)
+    : begin_(begin),
+      count_(count),
+      tokens_(size_t(count * seq)),
+      targets_(tokens_.size()),
+      document_starts_(has_documents ? tokens_.size() : 0) {}
 
 void TextBlock::await() const {
   is_done_.wait(false);
@@ -37,7 +41,10 @@ void TextBlock::read(const Sampler& sampler, int64_t seq) {
     for (int64_t i = 0; i < count_; ++i) {
       const auto tokens = std::span(tokens_).subspan(size_t(i * seq), size_t(seq));
       const auto targets = std::span(targets_).subspan(size_t(i * seq), size_t(seq));
-      sampler.read(begin_ + i, tokens, targets);
+      sampler.read(begin_ + i, tokens, targets,
+                   document_starts_.empty()
+                       ? std::span<int32_t>()
+                       : std::span(document_starts_).subspan(size_t(i * seq), size_t(seq)));
       hash_ += sample_hash(begin_ + i, tokens, targets);
     }
   } catch (...) {
@@ -64,7 +71,7 @@ std::shared_ptr<const TextBlock> Loader::request(int64_t begin, int64_t count) {
   std::erase_if(known_, [](const auto& known) { return known.second.expired(); });
   std::weak_ptr<TextBlock>& known = known_[{begin, count}];
   if (auto block = known.lock()) return block;
-  const auto block = std::make_shared<TextBlock>(begin, count, seq_);
+  const auto block = std::make_shared<TextBlock>(begin, count, seq_, sampler_.document_mask());
   known = block;
   queue_.push_back(block);
   changed_.notify_all();

@@ -24,13 +24,15 @@ namespace tandem {
 /// Consecutive samples.
 class TextBlock {
  public:
-  TextBlock(int64_t begin, int64_t count, int64_t seq);
+  TextBlock(int64_t begin, int64_t count, int64_t seq, bool has_documents);
   /// Returns once the text has been read. Throws its error, on every call.
   void await() const;
 
   // After `await`.
   std::span<const int32_t> tokens() const { return tokens_; }    ///< [count, seq]
   std::span<const int32_t> targets() const { return targets_; }  ///< [count, seq], as Sampler's
+  /// [count, seq], as Sampler's; empty without data.document_mask
+  std::span<const int32_t> document_starts() const { return document_starts_; }
   uint64_t hash() const { return hash_; }  ///< sum of sample_hash (engine/data/ledger_lines.h)
 
  private:
@@ -38,7 +40,7 @@ class TextBlock {
   void read(const Sampler& sampler, int64_t seq);
 
   int64_t begin_, count_;
-  std::vector<int32_t> tokens_, targets_;
+  std::vector<int32_t> tokens_, targets_, document_starts_;
   uint64_t hash_ = 0;
   std::exception_ptr error_;
   std::atomic<bool> is_done_ = false;

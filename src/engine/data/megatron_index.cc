@@ -188,4 +188,34 @@ TokenLayout read_megatron_index(const std::string& path, uint64_t bin_bytes, dou
   return layout;
 }
 
+std::vector<int64_t> read_index_begins(const std::string& path) {
+  const IndexFile index(path);
+  const int64_t item = bytes_of(index.type());
+  std::vector<int64_t> begins;
+  int64_t next = 0;  // sequence after the ones in `offsets`
+  std::vector<int64_t> offsets;
+  const int64_t documents = index.documents();
+  for (int64_t first = 0; first < documents; first += kCheckedEntries) {
+    const int64_t count = std::min(kCheckedEntries, documents - first);
+    for (const int64_t sequence : index.document_entries(first, count)) {
+      const int64_t before = next - int64_t(offsets.size());
+      if (sequence < before || sequence > index.sequences()) {
+        index.refuse(fmt::format("a document begins at sequence {}: expected {} to {}", sequence,
+                                 before, index.sequences()));
+      }
+      if (sequence == index.sequences()) continue;  // empty, at the end
+      if (sequence >= next) {
+        offsets = index.offsets(sequence, std::min(kCheckedEntries, index.sequences() - sequence));
+        next = sequence + int64_t(offsets.size());
+      }
+      const int64_t begin = offsets[size_t(sequence - next + int64_t(offsets.size()))] / item;
+      if (begin < (begins.empty() ? 0 : begins.back())) {
+        index.refuse(fmt::format("sequence {} begins before the one before it", sequence));
+      }
+      begins.push_back(begin);
+    }
+  }
+  return begins;
+}
+
 }  // namespace tandem

@@ -13,6 +13,8 @@
 #include "engine/data/corpus.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/manifest.h"
+#include "engine/data/packing.h"
+#include "engine/data/shared_work.h"
 #include "engine/data/token_files.h"
 #include "tandem/error.h"
 
@@ -91,6 +93,51 @@ HeldOut validation_set(std::unique_ptr<TokenSource> source) {
   return set;
 }
 
+/// Throws, on every rank, for a source that does not know its documents or cannot read them.
+/// `key`: that asks for them.
+void require_documents(const TokenSource& source, const std::string& key, Communicator* world) {
+  SharedWork work(world, "reading the documents' begins", 0);
+  std::string error;
+  bool has_documents = true;
+  try {
+    for (const WeightedSource& component : source.components()) {
+      has_documents = has_documents && !component.source->document_begins().empty();
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  if (has_documents) return;
+  throw ConfigError(
+      fmt::format("{}: {} have no documents: expected .bin files with an .idx, JSON "
+                  "Lines or text",
+                  key, source.describe()));
+}
+
+/// Reads the documents if a key of `data` asks for them.
+void open_documents(const TrainConfig& config, Communicator* world, TokenSource& source) {
+  const auto& data = config.data;
+  const bool is_packed = data.packing != "none";
+  if (!is_packed && !data.document_mask) return;
+  const std::string key =
+      is_packed ? fmt::format("data.packing = {}", data.packing) : "data.document_mask = true";
+  require_documents(source, key, world);
+  if (data.document_mask && source.held_out().stream) {
+    require_documents(*source.held_out().stream, key, world);
+  }
+  if (!is_packed) return;
+  std::string begins;
+  for (const WeightedSource& component : source.components()) {
+    const auto of_component = component.source->document_begins();
+    begins += content_hash(std::as_bytes(of_component)) + "\n";
+    if (Packing(*component.source, config.train.seq).sequences() > 0) continue;
+    throw ConfigError(
+        fmt::format("{}: {}: no document has two tokens", key, component.source->describe()));
+  }
+  source.identify(data.packing + " " + content_hash(begins));
+}
+
 }  // namespace
 
 std::vector<std::string> find_data_files(const std::vector<std::string>& paths,
@@ -128,7 +175,10 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     }
     source = std::make_unique<Blend>(std::move(sources), std::move(weights));
   }
-  if (data.val_paths.empty()) return source;
+  if (data.val_paths.empty()) {
+    open_documents(config, world, *source);
+    return source;
+  }
   if (is_auto) {
     const std::string found = choose_format(data.val_paths, "data.val_paths");
     if (found != with.format) {
@@ -137,6 +187,7 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     }
   }
   source->validate_on(validation_set(open_source(with, data.val_paths, 0)));
+  open_documents(config, world, *source);
   return source;
 }
 

@@ -13,8 +13,10 @@ namespace tandem {
 
 /// Opens data.paths, and data.val_paths for validation, in the format data.format or, if that is
 /// "auto", in that of their names: token files, JSON Lines, or else text. Weighted entries of
-/// data.paths are a Blend. Throws IoError for a file that cannot
-/// be read or trusted, on every rank, and ConfigError for formats that do not go together.
+/// data.paths are a Blend. Throws IoError for a file that cannot be read or trusted, on every rank,
+/// and ConfigError for formats that do not go together.
+/// Reads the begins of documents if data.document_mask or data.packing asks for them; throws
+/// ConfigError, on every rank, for a source that does not know them.
 /// Collective over `world` unless it is nullptr.
 /// `manifest`: path of one to use if data.manifest is empty; none if it does not exist.
 std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* world = nullptr,

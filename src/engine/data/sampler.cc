@@ -6,6 +6,7 @@
 #include <bit>
 #include <utility>
 
+#include "engine/data/documents.h"
 #include "engine/model/config.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -39,18 +40,27 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index) {
   return int64_t(value);
 }
 
-Sampler::Sampler(const TokenSource& source, int64_t seq, uint64_t seed,
-                 std::function<int64_t(int64_t sample)> order)
-    : seq_(seq), seed_(seed), blend_(weights_of(source)), order_(std::move(order)) {
+Sampler::Sampler(const TokenSource& source, int64_t seq, uint64_t seed, SamplerOptions options)
+    : seq_(seq), seed_(seed), blend_(weights_of(source)), options_(std::move(options)) {
   for (const WeightedSource& component : source.components()) {
-    const int64_t windows = (component.source->tokens() - 2) / seq + 1;
-    streams_.push_back({component.source, windows_, windows});
-    windows_ += windows;
+    Stream stream{component.source, nullptr, windows_, 0};
+    if (options_.is_packed) stream.packing = std::make_shared<const Packing>(*stream.source, seq);
+    stream.windows =
+        stream.packing ? stream.packing->sequences() : (stream.source->tokens() - 2) / seq + 1;
+    windows_ += stream.windows;
+    streams_.push_back(std::move(stream));
   }
 }
 
+std::optional<double> Sampler::padding() const {
+  if (!options_.is_packed) return {};
+  int64_t predictions = 0;
+  for (const Stream& stream : streams_) predictions += stream.packing->predictions();
+  return 1 - double(predictions) / (double(windows_) * double(seq_));
+}
+
 Sampler::Location Sampler::locate(int64_t sample) const {
-  if (order_) sample = order_(sample);
+  if (options_.order) sample = options_.order(sample);
   const size_t stream = streams_.size() == 1 ? 0 : blend_.source(sample);
   const int64_t index = streams_.size() == 1 ? sample : blend_.count(stream, sample);
   const int64_t windows = streams_[stream].windows;
@@ -75,15 +85,27 @@ int64_t Sampler::ended_epochs(int64_t sample) const {
 
 int64_t Sampler::targets(int64_t sample) const {
   const Location location = locate(sample);
-  const int64_t tokens = streams_[location.stream].source->tokens();
-  return std::min(seq_, tokens - 1 - location.window * seq_);
+  const Stream& stream = streams_[location.stream];
+  if (stream.packing) return stream.packing->predictions(location.window);
+  const int64_t begin = location.window * seq_;
+  const int64_t targets = std::min(seq_, stream.source->tokens() - 1 - begin);
+  if (!options_.document_mask) return targets;
+  return targets - count_ignored_targets(*stream.source, begin + 1, begin + 1 + targets);
 }
 
-void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const {
+void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets,
+                   std::span<int32_t> document_starts) const {
   const Location location = locate(sample);
-  const TokenSource& source = *streams_[location.stream].source;
-  source.read(location.window * seq_, tokens);
-  source.read(location.window * seq_ + 1, targets);
+  const Stream& stream = streams_[location.stream];
+  if (stream.packing) {
+    return stream.packing->read(location.window, tokens, targets, document_starts);
+  }
+  const TokenSource& source = *stream.source;
+  const int64_t begin = location.window * seq_;
+  source.read(begin, tokens);
+  source.read(begin + 1, targets);
+  if (options_.document_mask) ignore_targets(source, begin + 1, targets);
+  if (!document_starts.empty()) find_document_starts(source, begin, document_starts);
   std::replace(tokens.begin(), tokens.end(), -1, kBos);
 }
 

@@ -10,14 +10,19 @@
 // A blend has the windows of its sources, one source after the other. Sample i is of the source
 // that BlendOrder gives it; it is the source's j-th sample, j being computed from i, and so window
 // permutation(j mod windows) of the source's epoch j / windows.
+//
+// Packed documents (packing.h) are sequences in place of windows.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/data/blend_order.h"
+#include "engine/data/packing.h"
 #include "engine/data/token_source.h"
 
 namespace tandem {
@@ -26,12 +31,18 @@ namespace tandem {
 /// value is below size (cycle walking).
 int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index);
 
+struct SamplerOptions {
+  /// Maps the numbers of samples that are asked for to those of the run, for layouts that divide a
+  /// step among other ranks; none: the same.
+  std::function<int64_t(int64_t sample)> order = {};
+  bool document_mask = false;  ///< leaves out targets as documents.h does
+  bool is_packed = false;
+};
+
 class Sampler {
  public:
-  /// `order`: maps the numbers of samples that are asked for to those of the run, for layouts that
-  /// divide a step among other ranks; none: the same.
-  Sampler(const TokenSource& source, int64_t seq, uint64_t seed,
-          std::function<int64_t(int64_t sample)> order = {});
+  /// With options for documents, all sources have some (require_documents).
+  Sampler(const TokenSource& source, int64_t seq, uint64_t seed, SamplerOptions options = {});
   /// Windows of all sources.
   int64_t windows() const { return windows_; }
   /// Number of whole epochs before `sample`; in a blend, of as many samples as it has windows.
@@ -41,13 +52,19 @@ class Sampler {
   int64_t ended_epochs(int64_t sample) const;
   /// Number of targets of the sample that are not -1.
   int64_t targets(int64_t sample) const;
-  /// Fills seq tokens and seq targets.
-  void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets) const;
+  /// Share of positions that packing leaves empty, of all sources; nullopt without packing.
+  std::optional<double> padding() const;
+  bool document_mask() const { return options_.document_mask; }
+  /// Fills seq tokens and seq targets and, unless it is empty, the position at which each one's
+  /// document begins.
+  void read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t> targets,
+            std::span<int32_t> document_starts = {}) const;
 
  private:
   /// Source of a blend.
   struct Stream {
     const TokenSource* source;
+    std::shared_ptr<const Packing> packing;  ///< nullptr: windows of the stream
     int64_t first_window, windows;
   };
   struct Location {
@@ -60,7 +77,7 @@ class Sampler {
   uint64_t seed_;
   std::vector<Stream> streams_;
   BlendOrder blend_;
-  std::function<int64_t(int64_t sample)> order_;
+  SamplerOptions options_;
 };
 
 }  // namespace tandem

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/data/documents.h"
+
 namespace tandem {
 
 int64_t count_windows(int64_t positions, int64_t seq, int64_t stride) {
@@ -16,8 +18,8 @@ void ScoredWindows::set_count(int64_t all, int64_t positions, int64_t stride, in
 }
 
 StreamWindows::StreamWindows(std::shared_ptr<const TokenSource> stream, int64_t seq, int64_t stride,
-                             int64_t max_tokens)
-    : stream_(std::move(stream)), seq_(seq), stride_(stride) {
+                             int64_t max_tokens, bool document_mask)
+    : stream_(std::move(stream)), seq_(seq), stride_(stride), document_mask_(document_mask) {
   const int64_t positions = stream_->tokens() - 1;
   set_count(count_windows(positions, seq, stride), positions, stride, max_tokens);
 }
@@ -30,6 +32,10 @@ ScoredWindow StreamWindows::read(int64_t index) const {
   ScoredWindow result{{stream.begin(), stream.end() - 1}, {stream.begin() + 1, stream.end()}};
   const int64_t context = begin > 0 ? seq_ - stride_ : 0;
   std::fill_n(result.targets.begin(), std::min(context, positions), -1);
+  if (!document_mask_) return result;
+  result.document_starts.resize(result.tokens.size());
+  find_document_starts(*stream_, begin, result.document_starts);
+  ignore_targets(*stream_, begin + 1, result.targets);
   return result;
 }
 

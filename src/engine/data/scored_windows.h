@@ -12,6 +12,8 @@ namespace tandem {
 
 struct ScoredWindow {
   std::vector<int32_t> tokens, targets;  ///< as many of both; target -1: context, not scored
+  /// As Stage::set_documents takes them; empty: one document.
+  std::vector<int32_t> document_starts = {};
 };
 
 /// Number of windows of `seq` positions that score `positions`.
@@ -36,16 +38,18 @@ class ScoredWindows {
   int64_t all_ = 0, count_ = 0;
 };
 
-/// Windows of a stream of tokens: position p holds token p and predicts token p + 1.
+/// Windows of a stream of tokens: position p holds token p and predicts token p + 1. With
+/// `document_mask` they know their documents, which leave out targets (documents.h).
 class StreamWindows : public ScoredWindows {
  public:
   StreamWindows(std::shared_ptr<const TokenSource> stream, int64_t seq, int64_t stride,
-                int64_t max_tokens);
+                int64_t max_tokens, bool document_mask = false);
   ScoredWindow read(int64_t index) const override;
 
  private:
   std::shared_ptr<const TokenSource> stream_;
   int64_t seq_, stride_;
+  bool document_mask_;
 };
 
 }  // namespace tandem

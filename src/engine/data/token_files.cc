@@ -118,6 +118,27 @@ void TokenFiles::read(int64_t begin, std::span<int32_t> out) const {
   std::fill(out.begin() + long(filled), out.end(), -1);
 }
 
+std::span<const int64_t> TokenFiles::document_begins() const {
+  std::call_once(once_, [&] { document_begins_ = read_document_begins(); });
+  return document_begins_;
+}
+
+/// The rest of a document whose begin is in another range is one of its own.
+std::vector<int64_t> TokenFiles::read_document_begins() const {
+  std::vector<int64_t> begins;
+  for (size_t i = 0; i < ranges_.size(); ++i) {
+    const TokenRange& range = ranges_[i];
+    if (range.file->layout().documents == 0) return {};
+    begins.push_back(starts_[i]);
+    for (const int64_t begin : read_index_begins(index_path(range.file->path()))) {
+      const int64_t in_range = begin - range.begin;
+      if (in_range > 0 && in_range < range.count) begins.push_back(starts_[i] + in_range);
+    }
+  }
+  begins.push_back(tokens());
+  return begins;
+}
+
 void TokenFiles::verify(Communicator* world) const {
   SharedWork work(world, "verifying the token files", 0);
   std::string error;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -57,16 +58,21 @@ class TokenFiles : public TokenSource {
   int64_t tokens() const override { return starts_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override;
   void verify(Communicator* world = nullptr) const override;
+  /// Those of the files' indices, 8 bytes each, read by the first call. Empty if a file has none.
+  std::span<const int64_t> document_begins() const override;
   std::string format() const override { return "tokens"; }
   std::string describe() const override;
   std::string identity() const override;
 
  private:
+  std::vector<int64_t> read_document_begins() const;
   void set_ranges(std::vector<TokenRange> ranges);
 
   std::vector<TokenRange> ranges_;
   std::vector<int64_t> starts_;  ///< position of each range in the stream, then the total
   int64_t documents_ = 0;
+  mutable std::once_flag once_;
+  mutable std::vector<int64_t> document_begins_;
 };
 
 /// Files that `path` names in data.paths, as .bin and .npy files: a file, a folder, a pattern, or

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace tandem {
 
@@ -42,6 +43,8 @@ std::string index_path(const std::string& path);
 /// The .idx file `path` of a .bin file of `bin_bytes` bytes. Indices above 64 MiB are checked in
 /// part.
 TokenLayout read_megatron_index(const std::string& path, uint64_t bin_bytes, double val_fraction);
+/// Token at which each document of an .idx file begins. Throws IoError for one that is damaged.
+std::vector<int64_t> read_index_begins(const std::string& path);
 /// The .npy file `path`.
 TokenLayout read_npy_header(const std::string& path);
 

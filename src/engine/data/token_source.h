@@ -49,6 +49,12 @@ class TokenSource {
   /// Sources of a blend; a source that is none consists of itself.
   virtual std::vector<WeightedSource> components() const { return {{this, 1}}; }
 
+  /// Positions in the stream at which its documents begin, in order, then tokens(); empty if the
+  /// source does not know. Throws IoError for an index that cannot be read; then every time.
+  virtual std::span<const int64_t> document_begins() const { return {}; }
+  /// Token that every document begins with, so that it also ends the one before; -1: none.
+  virtual int32_t start_token() const { return -1; }
+
   /// Hash of the training stream, equal if the tokens are.
   const std::string& fingerprint() const { return fingerprint_; }
   /// Notes on skipped entries of data.paths, one line each.
@@ -56,6 +62,8 @@ class TokenSource {
   const HeldOut& held_out() const { return held_out_; }
   /// Records of large files, for a later run's manifest.
   const std::vector<FileRecord>& records() const { return records_; }
+  /// Makes the fingerprint that of the same tokens in other samples.
+  void identify(const std::string& samples);
   /// Replaces what was kept out of training, which is none, by a separate set.
   void validate_on(HeldOut set) { held_out_ = std::move(set); }
 

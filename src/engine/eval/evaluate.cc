@@ -112,6 +112,12 @@ FileScore Evaluator::score(std::span<const ScoredWindow> windows) {
     const long at = long(filled_++) * long(options_.seq);
     std::ranges::copy(window.tokens, tokens_.begin() + at);
     std::ranges::copy(window.targets, targets_.begin() + at);
+    if (!window.document_starts.empty()) {
+      document_starts_.resize(tokens_.size());
+      const auto rest = std::ranges::copy(window.document_starts, document_starts_.begin() + at);
+      std::fill(rest.out, document_starts_.begin() + at + long(options_.seq),
+                window.document_starts.back());
+    }
     scored_ += std::ranges::count_if(window.targets, [](int32_t target) { return target >= 0; });
   }
   const int64_t scored = scored_;
@@ -135,9 +141,11 @@ double Evaluator::flush() {
 }
 
 double Evaluator::pass() {
+  if (!document_starts_.empty()) model_.set_documents(document_starts_);
   const double nats = model_.forward(tokens_, targets_);
   std::fill(tokens_.begin(), tokens_.end(), kBos);
   std::fill(targets_.begin(), targets_.end(), -1);
+  std::ranges::fill(document_starts_, 0);
   if (report_) report_(scored_);
   filled_ = 0;
   scored_ = 0;

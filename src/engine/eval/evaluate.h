@@ -64,8 +64,9 @@ class Evaluator {
   EvaluateOptions options_;
   Transformer model_;
   std::vector<int32_t> tokens_, targets_;
-  size_t filled_ = 0;   // windows
-  int64_t scored_ = 0;  // bytes in them
+  std::vector<int32_t> document_starts_;  // empty: no window had documents
+  size_t filled_ = 0;                     // windows
+  int64_t scored_ = 0;                    // bytes in them
   std::function<void(int64_t)> report_;
 };
 

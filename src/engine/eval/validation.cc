@@ -20,8 +20,10 @@ const HeldOut& checked(const TokenSource& source) {
 }
 
 std::unique_ptr<const ScoredWindows> make_windows(const HeldOut& set, int64_t seq, int64_t stride,
-                                                  int64_t max) {
-  if (set.stream) return std::make_unique<StreamWindows>(set.stream, seq, stride, max);
+                                                  int64_t max, bool document_mask) {
+  if (set.stream) {
+    return std::make_unique<StreamWindows>(set.stream, seq, stride, max, document_mask);
+  }
   return std::make_unique<TextWindows>(set.files, set.sizes, seq, stride, max);
 }
 
@@ -58,7 +60,8 @@ Validation::Validation(const ParallelGroups& groups, const TrainConfig& config,
       is_text_(!checked(source).stream),
       limit_(config.train.validate_steps > 0 ? "train.validate_steps" : "train.validate_bytes"),
       windows_(make_windows(source.held_out(), evaluator_.options().seq,
-                            evaluator_.options().stride, max_positions(config))) {
+                            evaluator_.options().stride, max_positions(config),
+                            config.data.document_mask)) {
   groups.world().require_same("the held-out text", source.held_out().identity);
 }
 

@@ -196,7 +196,7 @@ struct Branch::Steps {
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     branch.products_->attention->forward(branch.context_.exec, q, k, v, out, saved.log_sums,
-                                         branch.layout_.window);
+                                         {branch.layout_.window, saved.document_starts});
   }
   void out(const Tensor& inner, const Tensor& weight) {
     if (!has_result()) return;
@@ -249,7 +249,8 @@ void Branch::recompute_unsaved(const Tensor& x, const BranchActivations& saved) 
     const InnerViews inner = split_inner(context_.layout, layout_, saved.inner);
     if (layout_.attention) {
       products_->attention->forward_again(context_.exec, hidden.q, hidden.k, hidden.v,
-                                          inner.attention, saved.log_sums, layout_.window);
+                                          inner.attention, saved.log_sums,
+                                          {layout_.window, saved.document_starts});
     }
     if (layout_.mlp) swiglu_forward(context_.exec, hidden.gate, hidden.up, inner.mlp);
   }
@@ -281,7 +282,8 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
   const InnerViews d_act = split_inner(l, layout_, p.d_act);
   if (layout_.attention) {
     p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, saved.log_sums,
-                          d_act.attention, dh.q, dh.k, dh.v, layout_.window);
+                          d_act.attention, dh.q, dh.k, dh.v,
+                          {layout_.window, saved.document_starts});
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
   p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);

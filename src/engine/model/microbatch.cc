@@ -1,9 +1,13 @@
 #include "engine/model/microbatch.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "engine/model/branch.h"
 #include "engine/model/stage.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -58,6 +62,22 @@ BranchActivations make_activations(const ModelContext& c, const BranchLayout& l,
 
 int64_t layer_of(const ModelContext& c, size_t branch) {
   return int64_t(branch) / c.layout.branches_per_layer;
+}
+
+void check_documents(const ModelContext& c, std::span<const int32_t> starts) {
+  if (c.exec.on_gpu()) throw InvalidArgument("documents: expected none on GPUs");
+  if (int64_t(starts.size()) != c.tokens) {
+    throw InvalidArgument(
+        fmt::format("documents: {} values: expected batch x seq = {}", starts.size(), c.tokens));
+  }
+  for (int64_t i = 0, begin = 0; i < c.tokens; ++i) {
+    const int64_t position = i % c.options.seq, start = starts[size_t(i)];
+    if (position == 0 || start == position) begin = position;
+    if (start == begin) continue;
+    throw InvalidArgument(fmt::format(
+        "documents: position {} of a sequence is of one that begins at {}: expected {} or {}",
+        position, start, begin, position));
+  }
 }
 
 }  // namespace
@@ -181,9 +201,17 @@ MicrobatchState::MicrobatchState(const ModelContext& c, bool owns_input)
 
 size_t MicrobatchState::bytes() const {
   size_t bytes = tokens->bytes() + targets->bytes() + (head ? head->bytes() : 0);
+  if (document_starts) bytes += (*document_starts)->bytes();
   for (const Activation& each : residual_memory) bytes += each->bytes();
   for (const BranchActivations& each : branches) bytes += each.bytes();
   return bytes;
+}
+
+void set_documents(const ModelContext& c, std::span<const int32_t> starts, MicrobatchState& m) {
+  check_documents(c, starts);
+  if (!m.document_starts) m.document_starts.emplace(c.make(DType::i32, 1, c.tokens));
+  std::ranges::copy(starts, (*m.document_starts)->as<int32_t>());
+  for (BranchActivations& branch : m.branches) branch.document_starts = *m.document_starts;
 }
 
 Microbatch::Microbatch(std::unique_ptr<MicrobatchState> state) : state_(std::move(state)) {}

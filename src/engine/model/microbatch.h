@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/model/expert_load.h"
@@ -34,6 +35,7 @@ struct BranchActivations {
   Tensor hidden, inner, log_sums;  ///< of the GEMMs, if the branch has them
   Tensor scores, chosen, weights;  ///< of the router, if it has experts
   MoeBatch* experts = nullptr;
+  Tensor document_starts;                   ///< the microbatch's, or empty
   std::unique_ptr<WeightPass> weight_pass;  ///< from backward_input to backward_weight
 
   size_t bytes() const;
@@ -94,8 +96,9 @@ struct MicrobatchState {
   size_t bytes() const;
   Activation tokens, targets;  ///< i32 [1, tokens]
   Upload token_upload, target_upload;
-  bool is_filled = false;           ///< by a forward pass
-  bool has_weight_pass = false;     ///< backward_input was run, backward_weight was not
+  std::optional<Activation> document_starts;  ///< i32 [1, tokens]
+  bool is_filled = false;                     ///< by a forward pass
+  bool has_weight_pass = false;               ///< backward_input was run, backward_weight was not
   bool has_embedding_pass = false;  ///< a backward pass was run, backward_embedding was not
   std::vector<Tensor> residuals;    ///< before each branch, and after the last
   std::vector<BranchActivations> branches;
@@ -105,5 +108,9 @@ struct MicrobatchState {
   std::shared_ptr<CountedLoad> load;
   std::vector<Activation> residual_memory;
 };
+
+/// As Stage::set_documents.
+void set_documents(const ModelContext& context, std::span<const int32_t> starts,
+                   MicrobatchState& microbatch);
 
 }  // namespace tandem

@@ -475,13 +475,11 @@ void Stage::enqueue_forward(std::span<const int32_t> tokens, std::span<const int
                             Microbatch& microbatch) {
   impl_->forward(tokens, targets, *microbatch.state_);
 }
+void Stage::set_documents(std::span<const int32_t> starts, Microbatch& microbatch) const {
+  tandem::set_documents(impl_->context_, starts, *microbatch.state_);
+}
 double Stage::take_loss() {
   return impl_->take_loss();
-}
-double Stage::forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                      Microbatch& microbatch) {
-  enqueue_forward(tokens, targets, microbatch);
-  return take_loss();
 }
 void Stage::backward(Microbatch& microbatch, float scale, const FlatRangeCallback& ready) {
   impl_->backward(*microbatch.state_, scale, false, ready);

@@ -164,11 +164,19 @@ class Stage {
   /// Stage without head: memory of residual_gradient() from now on. Throws as `set_input`.
   void set_residual_gradient(const Tensor& gradient);
 
+  /// Divides the sequences into documents, which attention does not cross, from the next forward
+  /// pass on. `starts`, batch x seq: the position in its sequence at which each position's document
+  /// begins. Throws InvalidArgument for others, and on GPUs.
+  void set_documents(std::span<const int32_t> starts, Microbatch& microbatch) const;
+
   /// tokens, targets: batch x seq, tokens empty without embedding; target -1 is ignored. Returns
   /// the cross-entropy summed over targets in nats, the same on every TP rank; 0 without head. The
   /// losses of enqueued passes that were not taken are included.
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
-                 Microbatch& microbatch);
+                 Microbatch& microbatch) {
+    enqueue_forward(tokens, targets, microbatch);
+    return take_loss();
+  }
   /// The same without waiting for the loss: `take_loss` returns the sum of all since the last call.
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        Microbatch& microbatch);

@@ -10,7 +10,8 @@ class Transformer : public Stage {
   Transformer(Communicator& tp, const ModelConfig& config, const TransformerOptions& options)
       : Stage(tp, config, options, {}), microbatch_(make_microbatch()) {}
 
-  using Stage::backward, Stage::enqueue_forward, Stage::forward;
+  using Stage::backward, Stage::enqueue_forward, Stage::forward, Stage::set_documents;
+  void set_documents(std::span<const int32_t> starts) { set_documents(starts, microbatch_); }
   double forward(std::span<const int32_t> tokens, std::span<const int32_t> targets) {
     return forward(tokens, targets, microbatch_);
   }

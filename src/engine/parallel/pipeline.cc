@@ -227,7 +227,9 @@ void Pipeline::forward(const Pass& pass, const Batch& batch) {
   const int stage = this->stage(pass.chunk);
   const uint64_t number = forward_begin_ + uint64_t(pass.microbatch);
   const int slot = take_slot(pass);
-  if (stage == 0 || is_last(stage)) batch.read(pass.microbatch);
+  const bool has_documents = !batch.document_starts.empty();
+  if (stage == 0 || is_last(stage) || has_documents) batch.read(pass.microbatch);
+  if (has_documents) model.set_documents(batch.document_starts, slot);
   if (stage > 0) model.set_input(slot, links_->receive(activations(stage - 1), number));
   model.enqueue_forward(batch.tokens, batch.targets, slot);
   if (!is_last(stage)) links_->send(activations(stage), number, model.output(slot));

@@ -48,6 +48,8 @@ class Pipeline {
     /// Called before the passes of a microbatch that need it; writes to the spans.
     std::function<void(int microbatch)> read;
     std::span<const int32_t> tokens, targets;
+    std::span<const int32_t> document_starts =
+        {};  ///< empty, or as Stage::set_documents takes them
   };
   /// As Stage::backward's, for each chunk and microbatch. `is_last`: the gradients have been
   /// reported for all other microbatches.

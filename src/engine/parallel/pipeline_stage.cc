@@ -25,6 +25,9 @@ class ModelStage final : public PipelineStage {
   }
   Tensor residual_gradient() override { return stage_.residual_gradient(); }
 
+  void set_documents(std::span<const int32_t> starts, int slot) override {
+    stage_.set_documents(starts, microbatches_[size_t(slot)]);
+  }
   void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                        int slot) override {
     stage_.enqueue_forward(tokens, targets, microbatches_[size_t(slot)]);

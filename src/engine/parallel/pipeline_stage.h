@@ -33,6 +33,7 @@ class PipelineStage {
   virtual void set_residual_gradient(const Tensor& gradient) = 0;
   virtual Tensor residual_gradient() = 0;
 
+  virtual void set_documents(std::span<const int32_t> /*starts*/, int /*slot*/) {}
   virtual void enqueue_forward(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                                int slot) = 0;
   virtual void backward(int slot, float scale, const FlatRangeCallback& ready) = 0;

@@ -154,7 +154,9 @@ double stage_bytes(const Sizes& s, const StageLayers& layers, const schedule::Pi
   InFlight flight = in_flight(shape, stage);
   const bool is_tied = s.model.tie_word_embeddings && layers.embedding != layers.head;
   if (is_tied && layers.head) flight.saved = saved_by_tied_head(shape);
-  double microbatch = s.tokens * 8 + s.residual * (layers.embedding ? 1 : 0), pending = 0;
+  double microbatch = s.tokens * (s.config.data.document_mask ? 12 : 8) +
+                      s.residual * (layers.embedding ? 1 : 0),
+         pending = 0;
   // Recomputed by a layer with attention, an MLP, or experts, each the largest.
   std::array<double, 3> shared{};
   double shared_residual = 0;

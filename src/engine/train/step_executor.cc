@@ -42,6 +42,11 @@ std::vector<SquareTerm> gather_terms(Communicator& ranks, std::span<const Square
 
 }  // namespace
 
+SamplerOptions make_sampler_options(const TrainConfig& config,
+                                    std::function<int64_t(int64_t sample)> order) {
+  return {std::move(order), config.data.document_mask, config.data.packing != "none"};
+}
+
 StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& groups,
                            const TokenSource& source, const Sampler& sampler, ModelRanks& ranks)
     : config_(config),
@@ -50,9 +55,10 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       sampler_(sampler),
       ranks_(ranks),
       microbatch_(microbatch_size(config)),
-      reads_text_(has_end_stage(config, groups)),
+      reads_text_(config.data.document_mask || has_end_stage(config, groups)),
       tokens_(size_t(microbatch_ * config.train.seq)),
-      targets_(tokens_.size()) {
+      targets_(tokens_.size()),
+      document_starts_(config.data.document_mask ? tokens_.size() : 0) {
   loader_ = share_loader(groups.world(), source, sampler, config.train.seq);
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
 }
@@ -92,7 +98,7 @@ std::vector<StepExecutor::Run> StepExecutor::runs() const {
 Pipeline::Batch StepExecutor::batch_of(const Run& run) {
   const int begin = run.round * microbatches_ + run.first;
   return {[this, begin](int microbatch) { read_microbatch(begin + microbatch); }, tokens_,
-          targets_};
+          targets_, document_starts_};
 }
 
 bool StepExecutor::has_replica(int round) const {
@@ -253,6 +259,7 @@ void StepExecutor::read_microbatch(int index) {
     text.await();
     std::ranges::copy(text.tokens(), tokens_.begin());
     std::ranges::copy(text.targets(), targets_.begin());
+    std::ranges::copy(text.document_starts(), document_starts_.begin());
   } catch (const IoError& error) {
     ignore_text(error.what());
   }
@@ -272,6 +279,7 @@ void StepExecutor::ignore_text(const std::string& error) {
   read_error_ = error;
   std::ranges::fill(tokens_, kBos);
   std::ranges::fill(targets_, -1);
+  std::ranges::fill(document_starts_, 0);
 }
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,10 @@
 #include "engine/train/step_exchange.h"
 
 namespace tandem {
+
+/// Those of a job's samples.
+SamplerOptions make_sampler_options(const TrainConfig& config,
+                                    std::function<int64_t(int64_t sample)> order = {});
 
 class StepExecutor {
  public:
@@ -90,7 +95,7 @@ class StepExecutor {
   const Sampler& sampler_;
   ModelRanks& ranks_;
   int64_t microbatch_;    // sequences
-  bool reads_text_;       // has the model's first or last stage
+  bool reads_text_;       // has the model's first or last stage, or one that needs documents
   int microbatches_ = 0;  // of a logical replica
   std::optional<Pipeline> pipeline_;
   int pipeline_microbatches_ = 0;
@@ -101,7 +106,7 @@ class StepExecutor {
   int64_t loading_ = -1;  // first sample of the step that is read in advance
   // Text of a step, by microbatch of all rounds.
   std::vector<std::shared_ptr<const TextBlock>> text_, next_text_;
-  std::vector<int32_t> tokens_, targets_;
+  std::vector<int32_t> tokens_, targets_, document_starts_;
   std::string read_error_;
 };
 

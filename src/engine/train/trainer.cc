@@ -67,7 +67,8 @@ class Trainer {
         request_(checked(world, request, source)),
         config_(request.config),
         source_(source),
-        sampler_(source, config_.train.seq, uint64_t(config_.train.seed)),
+        sampler_(source, config_.train.seq, uint64_t(config_.train.seed),
+                 make_sampler_options(config_)),
         groups_(world, ParallelDims(config_), config_.model.experts > 0) {
     config_.data.format = source.format();
     config_.parallel.replicas = groups_.dims().replicas();
@@ -179,6 +180,10 @@ class Trainer {
     note(fmt::format("{:.2f} M parameters; {}; {} windows of {}",
                      double(config_.model.parameters()) / 1e6, source_.describe(),
                      sampler_.windows(), config_.train.seq));
+    if (const auto padding = sampler_.padding()) {
+      note(fmt::format("data.packing {}: {:.2f} % of the positions are padding",
+                       config_.data.packing, 100 * *padding));
+    }
     const auto& train = config_.train;
     if (train.batch_start == 0) return;
     note(fmt::format("the batch grows from {} to {} by {} at a time over {} samples",

@@ -51,6 +51,14 @@ T* at_mutable(const Tensor& t, int64_t row, int64_t column) {
   return t.as<T>() + row * t.stride(0) + column;
 }
 
+/// Document of a sequence, or all of it.
+struct Document {
+  int64_t sequence;
+  int64_t begin;   ///< position in the sequence
+  int64_t length;  ///< positions
+  int64_t row;     ///< of q, k, v and out at its begin
+};
+
 /// Scores [begin, end) of `padded` ones (a multiple of kLanes): masks instead of loop tails.
 struct Row {
   int32_t begin, end, padded;
@@ -139,36 +147,50 @@ class Attention::Impl {
 
   struct Forward {
     const Tensor &q, &k, &v, &out, &log_sums;
-    int64_t window;
+    const AttentionMask& mask;
   };
   struct Backward {
     const Tensor &dout, &dq, &dk, &dv;
   };
 
-  /// Calls body(scratch, sequence, kv_head) for all heads, each on one thread.
+  /// Calls body(scratch, document, kv_head) for all documents and heads. Those of a head of a
+  /// sequence are on one thread.
   template <typename Body>
-  void for_each_head(const Body& body) {
+  void for_each_head(const AttentionMask& mask, const Body& body) {
     const int64_t count = shape_.batch * shape_.kv_heads;
     const int64_t num_tasks = std::min<int64_t>(int64_t(scratch_.size()), count);
     cpu::parallel_ranges(num_tasks, 1, [&](int64_t first, int64_t last) {
       for (int64_t task = first; task < last; ++task) {
         for (int64_t i = count * task / num_tasks; i < count * (task + 1) / num_tasks; ++i) {
-          body(scratch_[size_t(task)], i / shape_.kv_heads, i % shape_.kv_heads);
+          for_each_document(mask, i / shape_.kv_heads, [&](const Document& document) {
+            body(scratch_[size_t(task)], document, i % shape_.kv_heads);
+          });
         }
       }
     });
   }
 
+  template <typename Body>
+  void for_each_document(const AttentionMask& mask, int64_t sequence, const Body& body) const {
+    const int64_t row = sequence * shape_.seq;
+    const bool is_one = mask.document_starts.dims() == 0;
+    const int32_t* starts = is_one ? nullptr : mask.document_starts.as<int32_t>() + row;
+    for (int64_t begin = 0, end = 0; begin < shape_.seq; begin = end) {
+      for (end = is_one ? shape_.seq : begin + 1; end < shape_.seq && starts[end] != end;) ++end;
+      body({sequence, begin, end - begin, row + begin});
+    }
+  }
+
   template <typename T>
-  void forward_head(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f) {
-    load_keys<T>(s, sequence, kv_head, f);
+  void forward_head(Scratch& s, const Document& document, int64_t kv_head, const Forward& f) {
+    load_keys<T>(s, document, kv_head, f);
     const int64_t group = shape_.heads / shape_.kv_heads;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      float* log_sums = f.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq;
-      for (int64_t first = 0; first < shape_.seq; first += kQueryBlock) {
-        const Block block(first, std::min(kQueryBlock, shape_.seq - first), f.window);
+      float* log_sums = f.log_sums.as<float>() + log_sum_offset(document, head);
+      for (int64_t first = 0; first < document.length; first += kQueryBlock) {
+        const Block block(first, std::min(kQueryBlock, document.length - first), f.mask.window);
         const int64_t rows = block.rows;
-        load_queries<T>(s, sequence, head, first, rows, f);
+        load_queries<T>(s, document, head, first, rows, f);
         score(s, block);
         float inverse[kQueryBlock];
         for (int64_t i = 0; i < rows; ++i) {
@@ -182,7 +204,7 @@ class Attention::Impl {
                         s.v.data() + block.begin * layout_.head, layout_.head, s.block.data(),
                         layout_.head, false);
         for (int64_t i = 0; i < rows; ++i) {
-          T* out = at_mutable<T>(f.out, sequence * shape_.seq + first + i, head * shape_.head_dim);
+          T* out = at_mutable<T>(f.out, document.row + first + i, head * shape_.head_dim);
           store(s.block.data() + i * layout_.head, inverse[i], out);
         }
       }
@@ -190,21 +212,21 @@ class Attention::Impl {
   }
 
   template <typename T>
-  void backward_head(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f,
+  void backward_head(Scratch& s, const Document& document, int64_t kv_head, const Forward& f,
                      const Backward& b) {
-    load_keys<T>(s, sequence, kv_head, f);
-    cpu::transpose(s.v.data(), layout_.head, layout_.seq, layout_.head, s.v_transposed.data(),
-                   layout_.score_row);
-    std::fill(s.dk.begin(), s.dk.end(), 0.0f);
-    std::fill(s.dv.begin(), s.dv.end(), 0.0f);
+    load_keys<T>(s, document, kv_head, f);
+    cpu::transpose(s.v.data(), layout_.head, cpu::round_to_lanes(document.length), layout_.head,
+                   s.v_transposed.data(), layout_.score_row);
+    std::fill_n(s.dk.begin(), document.length * layout_.head, 0.0f);
+    std::fill_n(s.dv.begin(), document.length * layout_.head, 0.0f);
     const int64_t group = shape_.heads / shape_.kv_heads;
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (int64_t first = 0; first < shape_.seq; first += kQueryBlock) {
-        backward_block<T>(s, sequence, head, first, f, b);
+      for (int64_t first = 0; first < document.length; first += kQueryBlock) {
+        backward_block<T>(s, document, head, first, f, b);
       }
     }
-    for (int64_t p = 0; p < shape_.seq; ++p) {
-      const int64_t row = sequence * shape_.seq + p, column = kv_head * shape_.head_dim;
+    for (int64_t p = 0; p < document.length; ++p) {
+      const int64_t row = document.row + p, column = kv_head * shape_.head_dim;
       cpu::rotate_back(s.dk.data() + p * layout_.head, rope_.cos(p), rope_.sin(p), rope_.half(),
                        1.0f, at_mutable<T>(b.dk, row, column));
       store(s.dv.data() + p * layout_.head, 1.0f, at_mutable<T>(b.dv, row, column));
@@ -212,6 +234,9 @@ class Attention::Impl {
   }
 
  private:
+  int64_t log_sum_offset(const Document& document, int64_t head) const {
+    return (document.sequence * shape_.heads + head) * shape_.seq + document.begin;
+  }
   template <typename T>
   void store(const float* from, float scale, T* to) {
 #pragma omp simd
@@ -224,25 +249,25 @@ class Attention::Impl {
   }
 
   template <typename T>
-  void load_keys(Scratch& s, int64_t sequence, int64_t kv_head, const Forward& f) {
-    for (int64_t p = 0; p < shape_.seq; ++p) {
-      const int64_t row = sequence * shape_.seq + p, column = kv_head * shape_.head_dim;
+  void load_keys(Scratch& s, const Document& document, int64_t kv_head, const Forward& f) {
+    for (int64_t p = 0; p < document.length; ++p) {
+      const int64_t row = document.row + p, column = kv_head * shape_.head_dim;
       prefetch(at<T>(f.k, row, column), f.k.stride(0), shape_.head_dim);
       prefetch(at<T>(f.v, row, column), f.v.stride(0), shape_.head_dim);
       cpu::rotate(at<T>(f.k, row, column), rope_.cos(p), rope_.sin(p), rope_.half(), 1.0f,
                   s.k.data() + p * layout_.head);
       load(at<T>(f.v, row, column), s.v.data() + p * layout_.head);
     }
-    cpu::transpose(s.k.data(), layout_.head, layout_.seq, layout_.head, s.k_transposed.data(),
-                   layout_.score_row);
+    cpu::transpose(s.k.data(), layout_.head, cpu::round_to_lanes(document.length), layout_.head,
+                   s.k_transposed.data(), layout_.score_row);
   }
 
   template <typename T>
-  void load_queries(Scratch& s, int64_t sequence, int64_t head, int64_t first, int64_t rows,
+  void load_queries(Scratch& s, const Document& document, int64_t head, int64_t first, int64_t rows,
                     const Forward& f) {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t p = first + i;
-      const T* q = at<T>(f.q, sequence * shape_.seq + p, head * shape_.head_dim);
+      const T* q = at<T>(f.q, document.row + p, head * shape_.head_dim);
       prefetch(q, f.q.stride(0), shape_.head_dim);
       cpu::rotate(q, rope_.cos(p), rope_.sin(p), rope_.half(), scale_,
                   s.q.data() + i * layout_.head);
@@ -256,16 +281,15 @@ class Attention::Impl {
   }
 
   template <typename T>
-  void backward_block(Scratch& s, int64_t sequence, int64_t head, int64_t first, const Forward& f,
-                      const Backward& b) {
-    const Block block(first, std::min(kQueryBlock, shape_.seq - first), f.window);
+  void backward_block(Scratch& s, const Document& document, int64_t head, int64_t first,
+                      const Forward& f, const Backward& b) {
+    const Block block(first, std::min(kQueryBlock, document.length - first), f.mask.window);
     const int64_t rows = block.rows, column = head * shape_.head_dim;
-    const float* log_sums =
-        f.log_sums.as<float>() + (sequence * shape_.heads + head) * shape_.seq + first;
-    load_queries<T>(s, sequence, head, first, rows, f);
+    const float* log_sums = f.log_sums.as<float>() + log_sum_offset(document, head) + first;
+    load_queries<T>(s, document, head, first, rows, f);
     float delta[kQueryBlock];
     for (int64_t i = 0; i < rows; ++i) {
-      const int64_t row = sequence * shape_.seq + first + i;
+      const int64_t row = document.row + first + i;
       const T* dout = at<T>(b.dout, row, column);
       prefetch(dout, b.dout.stride(0), shape_.head_dim);
       prefetch(at<T>(f.out, row, column), f.out.stride(0), shape_.head_dim);
@@ -291,7 +315,7 @@ class Attention::Impl {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t p = first + i;
       cpu::rotate_back(s.block.data() + i * layout_.head, rope_.cos(p), rope_.sin(p), rope_.half(),
-                       scale_, at_mutable<T>(b.dq, sequence * shape_.seq + p, column));
+                       scale_, at_mutable<T>(b.dq, document.row + p, column));
     }
   }
 
@@ -307,22 +331,22 @@ Attention::Attention(const AttentionShape& shape, const RopeTable& rope)
 Attention::~Attention() = default;
 
 void Attention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                        const Tensor& log_sums, int64_t window) {
+                        const Tensor& log_sums, const AttentionMask& mask) {
   const ScopedSpan span(SpanKind::compute, "attention");
   cpu::with_type(q.dtype(), "attention", [&]<typename T>(T) {
-    impl_->for_each_head([&](auto& scratch, int64_t sequence, int64_t kv_head) {
-      impl_->template forward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums, window});
+    impl_->for_each_head(mask, [&](auto& scratch, const Document& document, int64_t kv_head) {
+      impl_->template forward_head<T>(scratch, document, kv_head, {q, k, v, out, log_sums, mask});
     });
   });
 }
 
 void Attention::backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                          const Tensor& log_sums, const Tensor& dout, const Tensor& dq,
-                         const Tensor& dk, const Tensor& dv, int64_t window) {
+                         const Tensor& dk, const Tensor& dv, const AttentionMask& mask) {
   const ScopedSpan span(SpanKind::compute, "attention_backward");
   cpu::with_type(q.dtype(), "attention_backward", [&]<typename T>(T) {
-    impl_->for_each_head([&](auto& scratch, int64_t sequence, int64_t kv_head) {
-      impl_->template backward_head<T>(scratch, sequence, kv_head, {q, k, v, out, log_sums, window},
+    impl_->for_each_head(mask, [&](auto& scratch, const Document& document, int64_t kv_head) {
+      impl_->template backward_head<T>(scratch, document, kv_head, {q, k, v, out, log_sums, mask},
                                        {dout, dq, dk, dv});
     });
   });

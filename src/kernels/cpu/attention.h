@@ -12,10 +12,10 @@ class Attention {
   Attention(const AttentionShape& shape, const RopeTable& rope);
   ~Attention();
   void forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-               const Tensor& log_sums, int64_t window);
+               const Tensor& log_sums, const AttentionMask& mask);
   void backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                 const Tensor& log_sums, const Tensor& dout, const Tensor& dq, const Tensor& dk,
-                const Tensor& dv, int64_t window);
+                const Tensor& dv, const AttentionMask& mask);
 
  private:
   class Impl;

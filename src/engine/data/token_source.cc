@@ -1,0 +1,11 @@
+#include "engine/data/token_source.h"
+
+#include "core/files.h"
+
+namespace tandem {
+
+void TokenSource::identify(const std::string& samples) {
+  fingerprint_ = content_hash(fingerprint_ + " " + samples);
+}
+
+}  // namespace tandem

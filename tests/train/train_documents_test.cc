@@ -1,0 +1,161 @@
+// Training on documents that attention does not cross, in windows of the stream and packed, on all
+// layouts.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "core/files.h"
+#include "engine/check/layout_check.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/data/ledger_check.h"
+#include "engine/data/open_data.h"
+#include "engine/train/gpu_training.h"
+#include "layouts.h"
+#include "tandem/error.h"
+#include "token_fixtures.h"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+using Overrides = std::vector<std::string>;
+
+/// Writes a .bin and .idx of many short documents and returns their path.
+std::string write_documents(const TempDir& dir) {
+  std::vector<int64_t> lengths;
+  for (uint64_t i = 0; i < 400; ++i) lengths.push_back(int64_t(2 + philox(31, 0, i)[0] % 60));
+  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t(0));
+  write_megatron(dir / "documents", random_tokens(size_t(tokens), 257), lengths);
+  return dir / "documents";
+}
+
+TrainRequest request_on(const std::string& path, const std::string& out, Overrides more,
+                        Layout layout = {1, 1}) {
+  const Overrides base{"data.paths=" + path, "data.document_mask=true", "train.steps=4",
+                       "train.microbatch=2"};
+  more.insert(more.begin(), base.begin(), base.end());
+  return request_for(layout, out, more);
+}
+
+TrainEnd train_on(const TrainRequest& request) {
+  TrainEnd end;
+  const TrainConfig& config = request.config;
+  WorldOptions world;
+  world.ranks = int(config.parallel.tp * config.parallel.dp * config.parallel.pp);
+  run_threads(world, [&](Communicator& comm) {
+    const auto source = open_data(config, &comm);
+    const TrainEnd of_rank = train(comm, request, *source);
+    if (comm.rank() == 0) end = of_rank;
+  });
+  return end;
+}
+
+struct DocumentLayout {
+  const char* name;
+  Overrides overrides;
+};
+
+TEST(TrainDocuments, EveryLayoutComputesWhatOneRankDoes) {
+  const TempDir dir;
+  const std::string path = write_documents(dir);
+  const DocumentLayout layouts[] = {
+      {"tp", {"parallel.tp=2"}},
+      {"dp", {"parallel.dp=2"}},
+      {"pp", {"parallel.pp=2"}},
+      {"interleaved",
+       {"parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2",
+        "model.layers=4"}},
+      {"zero bubble", {"parallel.pp=3", "parallel.schedule=zb-h1", "model.layers=3"}},
+      {"all, recomputed", {"parallel.tp=2", "parallel.pp=2", "train.recompute=full"}}};
+  for (const DocumentLayout& layout : layouts) {
+    for (const char* packing : {"none", "best_fit"}) {
+      SCOPED_TRACE(fmt::format("{} {}", layout.name, packing));
+      Overrides overrides = layout.overrides;
+      overrides.push_back(std::string("data.packing=") + packing);
+      const TrainConfig config = checked_config(request_on(path, "", overrides).config);
+      const auto source = open_data(config);
+      const LayoutCheck check = check_layout(config, *source);
+      EXPECT_TRUE(check.ok()) << describe_differences(check);
+    }
+  }
+}
+
+// The model sees the documents: without the mask the first step has another loss.
+TEST(TrainDocuments, TheMaskChangesTheLossAndResumingKeepsTheBits) {
+  const TempDir dir;
+  const std::string path = write_documents(dir);
+  for (const char* packing : {"none", "best_fit"}) {
+    const std::string is_packed = std::string("data.packing=") + packing, name = packing;
+    train_on(request_on(path, dir / (name + "-whole"), {is_packed}));
+    TrainRequest request = request_on(path, dir / (name + "-halves"), {is_packed, "parallel.dp=2"});
+    std::atomic<bool> stop = false;
+    request.stop = &stop;
+    request.before_step = [&](int64_t step) { stop = step == 1; };
+    train_on(request);
+    request.stop = nullptr;
+    request.resume = true;
+    train_on(request);
+    expect_close(losses(dir / (name + "-halves")), losses(dir / (name + "-whole")));
+    const LedgerCheck ledger = check_ledger(dir / (name + "-halves/ledger.jsonl"), {});
+    EXPECT_TRUE(ledger.problems.empty()) << ledger.problems.front();
+    train_on(request_on(path, dir / (name + "-crossing"), {is_packed, "data.document_mask=false"}));
+    EXPECT_NE(losses(dir / (name + "-crossing")).front(), losses(dir / (name + "-whole")).front());
+  }
+}
+
+TEST(TrainDocuments, ValidationDoesNotCrossDocuments) {
+  const TempDir dir;
+  const std::string path = write_documents(dir);
+  const auto validation_loss = [&](const std::string& out, const Overrides& more) {
+    Overrides overrides{"data.val_fraction=0.2", "train.validate_every=1", "train.steps=1",
+                        "optimizer.lr=0", "optimizer.min_lr=0"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    train_on(request_on(path, dir / out, overrides));
+    const std::string text = read_file(dir / (out + "/metrics.jsonl"));
+    const auto at = text.find("\"validation_loss\":");
+    return at == std::string::npos ? NAN : std::stod(text.substr(at + 18));
+  };
+  const double masked = validation_loss("masked", {});
+  EXPECT_NEAR(validation_loss("masked_tp", {"parallel.tp=2"}), masked, 1e-5);
+  EXPECT_GT(std::abs(validation_loss("crossing", {"data.document_mask=false"}) - masked), 1e-5);
+}
+
+TEST(TrainDocuments, ResumingWithOtherTargetsIsRefused) {
+  const TempDir dir;
+  const std::string path = write_documents(dir);
+  train_on(request_on(path, dir / "out", {}));
+  const auto refusal = [&](const std::string& key) {
+    TrainRequest request = request_on(path, dir / "out", {key, "train.steps=8"});
+    request.resume = true;
+    try {
+      train_on(request);
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal("data.packing=best_fit"),
+              HasSubstr("data.packing is \"none\" in this checkpoint: expected \"best_fit\""));
+  EXPECT_THAT(refusal("data.document_mask=false"),
+              HasSubstr("data.document_mask is true in this checkpoint: expected false"));
+}
+
+TEST(TrainDocuments, AreRefusedOnGpus) {
+  TrainConfig config;
+  config.data.document_mask = true;
+  try {
+    check_gpu_training(config, false);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "data.document_mask = true: expected false on GPUs");
+  }
+}
+
+}  // namespace
+}  // namespace tandem
