@@ -8,9 +8,8 @@
 namespace tandem {
 namespace {
 
-void check_on_gpu(const AttentionMask& mask) {
-  if (mask.document_starts.dims() == 0) return;
-  throw InvalidArgument("attention: expected a sequence to be one document on GPUs");
+bool has_documents(const AttentionMask& mask) {
+  return mask.document_starts.dims() > 0;
 }
 
 }  // namespace
@@ -29,18 +28,20 @@ Attention::~Attention() = default;
 void Attention::forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Tensor& out, const Tensor& log_sums, const AttentionMask& mask) {
   if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, mask);
-  check_on_gpu(mask);
-  if (fused_) return fused_->forward(exec, q, k, v, out, log_sums, mask.window);
-  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask.window);
+  if (fused_ && !has_documents(mask)) {
+    return fused_->forward(exec, q, k, v, out, log_sums, mask.window);
+  }
+  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask);
 }
 
 void Attention::forward_again(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& out, const Tensor& log_sums,
                               const AttentionMask& mask) {
   if (on_cpu_) return on_cpu_->forward(q, k, v, out, log_sums, mask);
-  check_on_gpu(mask);
-  if (fused_) return fused_->forward_again(exec, q, k, v, out, log_sums, mask.window);
-  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask.window);
+  if (fused_ && !has_documents(mask)) {
+    return fused_->forward_again(exec, q, k, v, out, log_sums, mask.window);
+  }
+  gpu::attention_forward(exec.stream, shape_, rope_, q, k, v, out, log_sums, mask);
 }
 
 void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -49,9 +50,8 @@ void Attention::backward(const Exec& exec, const Tensor& q, const Tensor& k, con
                          const AttentionMask& mask) {
   if (on_cpu_) return on_cpu_->backward(q, k, v, out, log_sums, dout, dq, dk, dv, mask);
   const gpu::AttentionGradients tensors{q, k, v, out, log_sums, dout, dq, dk, dv};
-  check_on_gpu(mask);
-  if (fused_) return fused_->backward(exec, tensors, mask.window);
-  gpu::attention_backward(exec.stream, shape_, rope_, tensors, mask.window);
+  if (fused_ && !has_documents(mask)) return fused_->backward(exec, tensors, mask.window);
+  gpu::attention_backward(exec.stream, shape_, rope_, tensors, mask);
 }
 
 }  // namespace tandem

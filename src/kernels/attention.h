@@ -35,8 +35,8 @@ struct AttentionMask {
   int64_t window;
   /// i32 [1, batch * seq], the position in its sequence at which each position's document begins: a
   /// query reads keys of its own document, and positions count from its begin. Empty: a sequence is
-  /// one document. Only on CPUs, where a document gives the bits that it gives in a batch without
-  /// others, and costs the same.
+  /// one document. On CPUs a document gives the bits that it gives in a batch without others, and
+  /// costs the same; GPUs run their simple kernels, not cuDNN's.
   Tensor document_starts;
 };
 
@@ -63,8 +63,7 @@ class Attention {
   ~Attention();
   /// log_sums: f32 [batch * heads, seq], saved for the backward pass. Others: f32 or bf16, one
   /// dtype. cuDNN's form rotates q and k in place, which saves a copy of them.
-  /// Throws InvalidArgument for documents on a GPU, and in cuDNN's form for a window that is not
-  /// one of its rows'.
+  /// In cuDNN's form throws InvalidArgument for a window that is not one of its rows'.
   void forward(const Exec& exec, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& out, const Tensor& log_sums, const AttentionMask& mask = {});
   /// The same again, with q and k as forward left them: the same bits in out and log_sums.

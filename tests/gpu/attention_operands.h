@@ -58,12 +58,12 @@ class Operands {
 
   AttentionRows strides() const { return {dtype_, qkv_columns(), wide_ + gap_}; }
 
-  void forward(Attention& attention, int64_t window = 0) const {
-    attention.forward(exec_, q(qkv), k(qkv), v(qkv), heads(out), log_sums_of(log_sums), window);
+  void forward(Attention& attention, const AttentionMask& mask = {}) const {
+    attention.forward(exec_, q(qkv), k(qkv), v(qkv), heads(out), log_sums_of(log_sums), mask);
   }
-  void backward(Attention& attention, int64_t window = 0) const {
+  void backward(Attention& attention, const AttentionMask& mask = {}) const {
     attention.backward(exec_, q(qkv), k(qkv), v(qkv), heads(out), log_sums_of(log_sums),
-                       heads(dout), q(dqkv), k(dqkv), v(dqkv), window);
+                       heads(dout), q(dqkv), k(dqkv), v(dqkv), mask);
   }
 
   // Views of this memory or a copy of it.

@@ -5,9 +5,12 @@
 #include <fmt/format.h>
 
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "tandem/random.h"
 #include "tests/gpu/attention_operands.h"
 
 namespace tandem::test {
@@ -28,21 +31,31 @@ class GpuAttention : public testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(DTypes, GpuAttention, testing::Values(DType::f32, DType::bf16),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
+/// `starts`: of documents, on the host.
 void expect_matches_cpu(const Exec& exec, const AttentionShape& shape, DType dtype,
-                        int64_t window = 0) {
-  SCOPED_TRACE(fmt::format("batch {} seq {} heads {}/{} head_dim {} window {}", shape.batch,
-                           shape.seq, shape.heads, shape.kv_heads, shape.head_dim, window));
+                        int64_t window = 0, const std::vector<int32_t>& starts = {}) {
+  SCOPED_TRACE(fmt::format("batch {} seq {} heads {}/{} head_dim {} window {}, {} starts",
+                           shape.batch, shape.seq, shape.heads, shape.kv_heads, shape.head_dim,
+                           window, starts.size()));
+  AttentionMask host_mask(window), mask(window);
+  Memory device_starts;
+  if (!starts.empty()) {
+    host_mask.document_starts = Tensor::of(std::span(starts), {1, int64_t(starts.size())});
+    device_starts = Memory(host_mask.document_starts.bytes(), exec.device);
+    mask.document_starts = device_starts.view(DType::i32, {1, int64_t(starts.size())});
+    copy(exec, host_mask.document_starts, mask.document_starts);
+  }
   const double tolerance = dtype == DType::f32 ? 1e-5 : 0x1p-7;
   const RopeTable host_rope(Exec{}, shape.seq + 1, shape.head_dim, kTheta);
   const RopeTable rope(exec, shape.seq + 1, shape.head_dim, kTheta);
   Attention reference(Exec{}, shape, host_rope), attention(exec, shape, rope);
   const Operands expected(Exec{}, shape, dtype);
-  expected.forward(reference, window);
-  expected.backward(reference, window);
+  expected.forward(reference, host_mask);
+  expected.backward(reference, host_mask);
 
   Operands first(exec, shape, dtype), second(exec, shape, dtype);
-  first.forward(attention, window);
-  second.forward(attention, window);
+  first.forward(attention, mask);
+  second.forward(attention, mask);
   const Memory out = copied(exec, first.out), log_sums = copied(exec, first.log_sums);
   EXPECT_TRUE(same_bits(out, copied(exec, second.out)));
   EXPECT_TRUE(same_bits(log_sums, copied(exec, second.log_sums)));
@@ -57,7 +70,7 @@ void expect_matches_cpu(const Exec& exec, const AttentionShape& shape, DType dty
   for (Operands* operands : {&first, &second}) {
     operands->out = copied(exec, expected.out, exec.device);
     operands->log_sums = copied(exec, expected.log_sums, exec.device);
-    operands->backward(attention, window);
+    operands->backward(attention, mask);
   }
   const Memory dqkv = copied(exec, first.dqkv);
   EXPECT_TRUE(same_bits(dqkv, copied(exec, second.dqkv)));
@@ -92,6 +105,28 @@ TEST_P(GpuAttention, WindowsMatchTheCpuAndRepeatTheirBits) {
           const auto& [heads, kv_heads] = kHeads[cases++ % 3];
           expect_matches_cpu(exec, {1 + cases % 2, seq, heads, kv_heads, head_dim}, GetParam(),
                              window);
+        }
+      }
+    }
+  });
+}
+
+// Documents of one position, shorter and longer than a tile, and with a window.
+TEST_P(GpuAttention, DocumentsMatchTheCpuAndRepeatTheirBits) {
+  constexpr int64_t kHeads[][2] = {{1, 1}, {4, 2}, {6, 1}};
+  run([&](const Exec& exec) {
+    uint64_t cases = 0;
+    for (const uint32_t mean : {1, 3, 40, 70, 200}) {
+      for (const int64_t seq : {1, 63, 65, 200, 513}) {
+        for (const int64_t head_dim : {16, 64, 80, 128}) {
+          const auto& [heads, kv_heads] = kHeads[cases++ % 3];
+          const AttentionShape shape{1 + int64_t(cases % 2), seq, heads, kv_heads, head_dim};
+          std::vector<int32_t> starts;
+          for (int64_t i = 0; i < shape.batch * seq; ++i) {
+            const bool begins = i % seq == 0 || philox(3, cases, uint64_t(i))[0] % mean == 0;
+            starts.push_back(begins ? int32_t(i % seq) : starts.back());
+          }
+          expect_matches_cpu(exec, shape, GetParam(), cases % 4 == 0 ? 50 : 0, starts);
         }
       }
     }

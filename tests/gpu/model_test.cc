@@ -105,12 +105,13 @@ int64_t changed_rows(const RoutedStep& found, const RoutedStep& exact) {
 
 class GpuTransformer : public OnGpus {
  protected:
-  Step on_gpus(const ModelConfig& config, const TransformerOptions& options) const {
+  Step on_gpus(const ModelConfig& config, const TransformerOptions& options,
+               const std::vector<int32_t>& starts = {}) const {
     return run_on(
         [&](const auto& body) {
           run_gpus({ranks(), {}, 60, ranks_per_gpu(ranks())}, body);
         },
-        config, options);
+        config, options, starts);
   }
 };
 
@@ -125,6 +126,25 @@ TEST_P(GpuTransformer, GradientsMatchCpuRanksInF32) {
       EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 2e-5)
           << variant.name << " " << name;
     }
+  }
+}
+
+TEST_P(GpuTransformer, DocumentsMatchCpuRanksInF32) {
+  const ModelConfig config = gpu_model(kVariants[4]);  // has a window
+  if (config.kv_heads % ranks() != 0) return;
+  const TransformerOptions options{.batch = 2, .seq = 72};
+  std::vector<int32_t> starts;
+  for (int64_t i = 0; i < options.batch * options.seq; ++i) {
+    const int64_t position = i % options.seq;
+    const bool begins = position == 0 || philox(5, 1, uint64_t(i))[0] % 12 == 0;
+    starts.push_back(begins ? int32_t(position) : starts.back());
+  }
+  const Step expected = run_on_threads(1, config, options, starts),
+             found = on_gpus(config, options, starts), whole = on_gpus(config, options);
+  EXPECT_NEAR(found.loss, expected.loss, 2e-6 * expected.loss);
+  EXPECT_GT(std::abs(whole.loss - expected.loss), 1e-3 * expected.loss);
+  for (const auto& [name, values] : expected.gradients) {
+    EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 2e-5) << name;
   }
 }
 

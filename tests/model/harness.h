@@ -92,9 +92,11 @@ struct Step {
   Tensors gradients;
 };
 
-/// One forward and backward pass on `comm`; the gradients are this rank's shards.
+/// One forward and backward pass on `comm`; the gradients are this rank's shards. `starts`: of
+/// documents.
 inline Step run_step(Communicator& comm, const ModelConfig& config,
-                     const TransformerOptions& options, float init_scale = 5) {
+                     const TransformerOptions& options, float init_scale = 5,
+                     const std::vector<int32_t>& starts = {}) {
   set_kernel_threads(1);
   Transformer model(comm, config, options);
   model.initialize(17);
@@ -104,6 +106,7 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
   weights.store();
   model.parameters_changed();
   const Batch batch = make_batch(config, options.batch * options.seq);
+  if (!starts.empty()) model.set_documents(starts);
   Step step;
   step.loss = model.forward(batch.tokens, batch.targets);
   model.backward(1.0f / float(batch.tokens.size()));
@@ -116,11 +119,11 @@ inline Step run_step(Communicator& comm, const ModelConfig& config,
 /// must report the same loss.
 using RunRanks = std::function<void(const std::function<void(Communicator&)>&)>;
 inline Step run_on(const RunRanks& run, const ModelConfig& config,
-                   const TransformerOptions& options) {
+                   const TransformerOptions& options, const std::vector<int32_t>& starts = {}) {
   Step all;
   std::mutex mutex;
   run([&](Communicator& comm) {
-    Step local = run_step(comm, config, options);
+    Step local = run_step(comm, config, options, 5, starts);
     const std::lock_guard lock(mutex);
     if (all.gradients.empty()) {
       all = local;
@@ -138,10 +141,11 @@ inline Step run_on(const RunRanks& run, const ModelConfig& config,
 }
 
 inline Step run_on_threads(int ranks, const ModelConfig& config,
-                           const TransformerOptions& options) {
+                           const TransformerOptions& options,
+                           const std::vector<int32_t>& starts = {}) {
   WorldOptions world;
   world.ranks = ranks;
-  return run_on([&](const auto& body) { run_threads(world, body); }, config, options);
+  return run_on([&](const auto& body) { run_threads(world, body); }, config, options, starts);
 }
 
 /// |a - b| / |b| over all tensors.

@@ -15,7 +15,6 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger_check.h"
 #include "engine/data/open_data.h"
-#include "engine/train/gpu_training.h"
 #include "layouts.h"
 #include "tandem/error.h"
 #include "token_fixtures.h"
@@ -144,17 +143,6 @@ TEST(TrainDocuments, ResumingWithOtherTargetsIsRefused) {
               HasSubstr("data.packing is \"none\" in this checkpoint: expected \"best_fit\""));
   EXPECT_THAT(refusal("data.document_mask=false"),
               HasSubstr("data.document_mask is true in this checkpoint: expected false"));
-}
-
-TEST(TrainDocuments, AreRefusedOnGpus) {
-  TrainConfig config;
-  config.data.document_mask = true;
-  try {
-    check_gpu_training(config, false);
-    FAIL() << "accepted";
-  } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "data.document_mask = true: expected false on GPUs");
-  }
 }
 
 }  // namespace

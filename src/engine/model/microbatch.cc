@@ -65,7 +65,6 @@ int64_t layer_of(const ModelContext& c, size_t branch) {
 }
 
 void check_documents(const ModelContext& c, std::span<const int32_t> starts) {
-  if (c.exec.on_gpu()) throw InvalidArgument("documents: expected none on GPUs");
   if (int64_t(starts.size()) != c.tokens) {
     throw InvalidArgument(
         fmt::format("documents: {} values: expected batch x seq = {}", starts.size(), c.tokens));
@@ -209,8 +208,11 @@ size_t MicrobatchState::bytes() const {
 
 void set_documents(const ModelContext& c, std::span<const int32_t> starts, MicrobatchState& m) {
   check_documents(c, starts);
-  if (!m.document_starts) m.document_starts.emplace(c.make(DType::i32, 1, c.tokens));
-  std::ranges::copy(starts, (*m.document_starts)->as<int32_t>());
+  if (!m.document_starts) {
+    m.document_starts.emplace(c.make(DType::i32, 1, c.tokens));
+    m.document_upload.emplace(c.exec, (*m.document_starts)->bytes());
+  }
+  m.document_upload->run(c.exec, Tensor::of(starts, {1, c.tokens}), *m.document_starts);
   for (BranchActivations& branch : m.branches) branch.document_starts = *m.document_starts;
 }
 

@@ -166,7 +166,7 @@ class Stage {
 
   /// Divides the sequences into documents, which attention does not cross, from the next forward
   /// pass on. `starts`, batch x seq: the position in its sequence at which each position's document
-  /// begins. Throws InvalidArgument for others, and on GPUs.
+  /// begins. Throws InvalidArgument for others.
   void set_documents(std::span<const int32_t> starts, Microbatch& microbatch) const;
 
   /// tokens, targets: batch x seq, tokens empty without embedding; target -1 is ignored. Returns

@@ -30,9 +30,6 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
                     "ranks share a GPU",
                     config.train.batch_start, parallel.pp));
   }
-  if (config.data.document_mask) {
-    throw ConfigError("data.document_mask = true: expected false on GPUs");
-  }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
        {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {

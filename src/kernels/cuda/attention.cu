@@ -1,7 +1,7 @@
 // Attention with f32 arithmetic on CUDA cores. A block owns a tile of queries (forward, dq) or of
 // keys (dk, dv) and visits the tiles of the other side in a fixed order; scores exist only for a
-// pair of tiles, in registers and shared memory. Kernels with kWindow visit only tiles of which
-// some query's window contains a key.
+// pair of tiles, in registers and shared memory. Kernels with kMasked visit only tiles of which
+// some query's window and document contain a key.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -63,25 +63,39 @@ __device__ int num_tiles(int seq) {
   return (seq + kTile - 1) / kTile;
 }
 
-/// Whether a query reads a key.
-template <bool kWindow>
-__device__ bool sees(int query, int key, int window) {
-  return key <= query && (!kWindow || query - key < window);
+/// First key that a query reads; does not decrease from query to query.
+template <bool kMasked, typename T>
+__device__ int first_key(const Params<T>& p, int sequence, int query) {
+  if (!kMasked) return 0;
+  const int first = p.window > 0 ? max(0, query - p.window + 1) : 0;
+  return p.document_starts && query < p.seq
+             ? max(first, p.document_starts[int64_t(sequence) * p.seq + query])
+             : first;
 }
 
 /// First key of queries from `query` on, rounded down to a multiple of kKeys.
-template <bool kWindow, int kKeys, typename T>
-__device__ int begin_of_keys(const Params<T>& p, int query) {
-  return kWindow ? max(0, query - p.window + 1) / kKeys * kKeys : 0;
+template <bool kMasked, int kKeys, typename T>
+__device__ int begin_of_keys(const Params<T>& p, int sequence, int query) {
+  return first_key<kMasked>(p, sequence, query) / kKeys * kKeys;
 }
 
 /// End of the queries that read keys before `end`.
-template <bool kWindow, typename T>
-__device__ int end_of_queries(const Params<T>& p, int end) {
-  return kWindow ? min(p.seq, end - 1 + p.window) : p.seq;
+template <bool kMasked, typename T>
+__device__ int end_of_queries(const Params<T>& p, int sequence, int end) {
+  if (!kMasked || end >= p.seq) return p.seq;
+  int first = end, last = p.seq;  // the end is between these
+  while (first < last) {
+    const int query = (first + last) / 2;
+    if (first_key<kMasked>(p, sequence, query) < end) {
+      first = query + 1;
+    } else {
+      last = query;
+    }
+  }
+  return first;
 }
 
-template <int kHead, typename T, bool kWindow>
+template <int kHead, typename T, bool kMasked>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(Params<T> p) {
   float* const q = cleared_memory(kForwardFloats<kHead>);
   float* const kv = q + kTile * kStride<kHead>;  // keys, then values
@@ -94,9 +108,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(Params<
 
   Accumulators<kHead> sums{};
   float largest[kOwned], total[kOwned];
-  // Finite even in a tile before a query's window.
-  for (int i = 0; i < kOwned; ++i) largest[i] = kWindow ? -FLT_MAX : -INFINITY, total[i] = 0;
-  for (int key = begin_of_keys<kWindow, kTile>(p, first); key <= first; key += kTile) {
+  // Finite even in a tile before the keys that a query reads.
+  int from[kOwned];  // first key of a query
+  for (int i = 0; i < kOwned; ++i) {
+    largest[i] = kMasked ? -FLT_MAX : -INFINITY, total[i] = 0;
+    from[i] = first_key<kMasked>(p, work.sequence, first + row_a<kOwned>(i));
+  }
+  for (int key = begin_of_keys<kMasked, kTile>(p, work.sequence, first); key <= first;
+       key += kTile) {
     const Slice keys = make_slice(p, work.sequence, kv_head, key, kTile);
     __syncthreads();  // the previous values have been read
     load_rotated<kHead, kTile>(p, p.k, keys, 1.0f, kv);
@@ -108,12 +127,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(Params<
       float top = largest[i], sum = 0;
 #pragma unroll
       for (int j = 0; j < kTile / kLanes; ++j) {
-        if (!sees<kWindow>(first + row_a<kOwned>(i), key + row_b(j), p.window)) {
-          scores[i][j] = -INFINITY;
-        }
+        const int read = key + row_b(j);
+        if (read > first + row_a<kOwned>(i) || read < from[i]) scores[i][j] = -INFINITY;
         top = fmaxf(top, scores[i][j]);
       }
-      top = row_max(top);  // finite: without a window every query sees key 0, in the first tile
+      top = row_max(top);  // finite: without a mask every query reads key 0, in the first tile
 #pragma unroll
       for (int j = 0; j < kTile / kLanes; ++j) {
         scores[i][j] = expf(scores[i][j] - top);
@@ -146,26 +164,29 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) forward_kernel(Params<
   store_rows<kHead>(p, q, queries, p.out);
 }
 
-/// Softmax of a thread's scores from the log sums, 0 for keys that a query does not see and beyond
+/// Softmax of a thread's scores from the log sums, 0 for keys that a query does not read and beyond
 /// the sequence, and the gradient of the scores from that of the weights.
-template <bool kWindow, int kA, int kB>
-__device__ void softmax_backward(int first_query, int first_key, int seq, int window,
-                                 const float* log_sums, const float* deltas,
-                                 float (&scores)[kA][kB], float (&gradients)[kA][kB]) {
+template <bool kMasked, typename T, int kA, int kB>
+__device__ void softmax_backward(const Params<T>& p, const Work& work, int head, int query_tile,
+                                 int key_tile, const float* deltas, float (&scores)[kA][kB],
+                                 float (&gradients)[kA][kB]) {
+  const float* const log_sums = head_log_sums(p, work.sequence, head);
 #pragma unroll
   for (int i = 0; i < kA; ++i) {
-    const int query = first_query + row_a<kA>(i);
-    const float log_sum = query < seq ? log_sums[query] : 0, delta = deltas[row_a<kA>(i)];
+    const int query = query_tile + row_a<kA>(i);
+    const int from = first_key<kMasked>(p, work.sequence, query);
+    const float log_sum = query < p.seq ? log_sums[query] : 0, delta = deltas[row_a<kA>(i)];
 #pragma unroll
     for (int j = 0; j < kB; ++j) {
-      const bool seen = sees<kWindow>(query, first_key + row_b(j), window) && query < seq;
-      scores[i][j] = seen ? expf(scores[i][j] - log_sum) : 0;
+      const int key = key_tile + row_b(j);
+      const bool is_read = key <= query && key >= from && query < p.seq;
+      scores[i][j] = is_read ? expf(scores[i][j] - log_sum) : 0;
       gradients[i][j] = scores[i][j] * (gradients[i][j] - delta);
     }
   }
 }
 
-template <int kHead, typename T, bool kWindow>
+template <int kHead, typename T, bool kMasked>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_queries_kernel(Params<T> p) {
   float* const q = cleared_memory(kQueriesFloats<kHead>);
   float* const dout = q + kTile * kStride<kHead>;
@@ -180,8 +201,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_queries_kerne
   load_dout<kHead, kTile>(p, queries, dout, deltas);
 
   Accumulators<kHead> sums{};
-  for (int key = begin_of_keys<kWindow, kStep>(p, first); key < first + queries.count;
-       key += kStep) {
+  for (int key = begin_of_keys<kMasked, kStep>(p, work.sequence, first);
+       key < first + queries.count; key += kStep) {
     const Slice keys = make_slice(p, work.sequence, kv_head, key, kStep);
     __syncthreads();  // the previous keys have been read
     load_rows<kHead, kStep>(p, p.v, keys, kv);
@@ -192,9 +213,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_queries_kerne
     load_rotated<kHead, kStep>(p, p.k, keys, 1.0f, kv);
     __syncthreads();
     multiply_rows<kHead>(q, kv, scores);
-    softmax_backward<kWindow>(first, key, p.seq, p.window,
-                              head_log_sums(p, work.sequence, work.head), deltas, scores,
-                              gradients);
+    softmax_backward<kMasked>(p, work, work.head, first, key, deltas, scores, gradients);
     write_scores(gradients, dscores);
     __syncthreads();
     add_products<kHead, kStep>(dscores, kv, sums);
@@ -204,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_queries_kerne
   store_rotated_back<kHead>(p, q, queries, p.scale, p.dq);
 }
 
-template <int kHead, typename T, bool kWindow>
+template <int kHead, typename T, bool kMasked>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_keys_kernel(Params<T> p) {
   float* const k = cleared_memory(kKeysFloats<kHead>);
   float* const v = k + kTile * kStride<kHead>;
@@ -217,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_keys_kernel(P
   load_rotated<kHead, kTile>(p, p.k, keys, 1.0f, k);
   load_rows<kHead, kTile>(p, p.v, keys, v);
 
-  const int end = end_of_queries<kWindow>(p, first + kTile);
+  const int end = end_of_queries<kMasked>(p, work.sequence, first + kTile);
   Accumulators<kHead> dk{}, dv{};
   for (int head = work.head * group; head < (work.head + 1) * group; ++head) {
     for (int query = first; query < end; query += kStep) {
@@ -231,8 +250,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) backward_keys_kernel(P
       load_dout<kHead, kStep>(p, queries, rows, deltas);
       __syncthreads();
       multiply_rows<kHead>(rows, v, gradients);
-      softmax_backward<kWindow>(query, first, p.seq, p.window,
-                                head_log_sums(p, work.sequence, head), deltas, scores, gradients);
+      softmax_backward<kMasked>(p, work, head, query, first, deltas, scores, gradients);
       write_scores(scores, weights);
       __syncthreads();
       add_transposed_products<kHead>(weights, rows, dv);
@@ -270,10 +288,10 @@ void with_head(int64_t head_dim, const Body& body) {
   body(std::integral_constant<int, kMaxHead>{});
 }
 
-/// Calls body(std::bool_constant<kWindow>).
-template <typename Body>
-void with_window(int64_t window, const Body& body) {
-  if (window > 0) return body(std::true_type{});
+/// Calls body(std::bool_constant<kMasked>).
+template <typename T, typename Body>
+void with_mask(const Params<T>& params, const Body& body) {
+  if (params.window > 0 || params.document_starts) return body(std::true_type{});
   body(std::false_type{});
 }
 
@@ -294,7 +312,7 @@ Rows<T> make_rows(const Tensor& tensor) {
 template <typename T>
 Params<T> make_params(const AttentionShape& shape, const RopeTable& rope, const Tensor& q,
                       const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sums,
-                      int64_t window) {
+                      const AttentionMask& mask) {
   Params<T> p{};
   p.sequences = int(shape.batch), p.seq = int(shape.seq), p.heads = int(shape.heads);
   p.kv_heads = int(shape.kv_heads), p.half = int(shape.head_dim / 2);
@@ -302,7 +320,8 @@ Params<T> make_params(const AttentionShape& shape, const RopeTable& rope, const 
   p.cos = rope.cos(0), p.sin = rope.sin(0);
   p.q = make_rows<const T>(q), p.k = make_rows<const T>(k), p.v = make_rows<const T>(v);
   p.out = make_rows<T>(out), p.log_sums = log_sums.as<float>();
-  p.window = int(window);
+  p.window = int(effective_window(shape, mask.window));
+  if (mask.document_starts.dims() > 0) p.document_starts = mask.document_starts.as<int32_t>();
   return p;
 }
 
@@ -336,15 +355,14 @@ void check_attention(const AttentionShape& shape) {
 
 void attention_forward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                       const Tensor& log_sums, int64_t any_window) {
+                       const Tensor& log_sums, const AttentionMask& mask) {
   if (empty(shape)) return;
-  const int64_t window = effective_window(shape, any_window);
   with_type(q.dtype(), "attention", [&]<typename T>(T) {
+    const auto params = make_params<T>(shape, rope, q, k, v, out, log_sums, mask);
     with_head(shape.head_dim, [&](auto head) {
-      with_window(window, [&](auto has_window) {
+      with_mask(params, [&](auto is_masked) {
         constexpr int kHead = decltype(head)::value;
-        const auto params = make_params<T>(shape, rope, q, k, v, out, log_sums, window);
-        launch(forward_kernel<kHead, T, decltype(has_window)::value>, params, params.heads,
+        launch(forward_kernel<kHead, T, decltype(is_masked)::value>, params, params.heads,
                kForwardFloats<kHead>, "attention", stream);
       });
     });
@@ -352,23 +370,20 @@ void attention_forward(CUstream_st* stream, const AttentionShape& shape, const R
 }
 
 void attention_backward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
-                        const AttentionGradients& tensors, int64_t any_window) {
+                        const AttentionGradients& t, const AttentionMask& mask) {
   if (empty(shape)) return;
   constexpr const char* kName = "attention_backward";
-  const int64_t window = effective_window(shape, any_window);
-  with_type(tensors.q.dtype(), kName, [&]<typename T>(T) {
+  with_type(t.q.dtype(), kName, [&]<typename T>(T) {
+    auto params = make_params<T>(shape, rope, t.q, t.k, t.v, t.out, t.log_sums, mask);
+    params.dout = make_rows<const T>(t.dout);
+    params.dq = make_rows<T>(t.dq), params.dk = make_rows<T>(t.dk), params.dv = make_rows<T>(t.dv);
     with_head(shape.head_dim, [&](auto head) {
-      with_window(window, [&](auto has_window) {
+      with_mask(params, [&](auto is_masked) {
         constexpr int kHead = decltype(head)::value;
-        constexpr bool kWindow = decltype(has_window)::value;
-        const AttentionGradients& t = tensors;
-        auto params = make_params<T>(shape, rope, t.q, t.k, t.v, t.out, t.log_sums, window);
-        params.dout = make_rows<const T>(t.dout);
-        params.dq = make_rows<T>(t.dq), params.dk = make_rows<T>(t.dk),
-        params.dv = make_rows<T>(t.dv);
-        launch(backward_queries_kernel<kHead, T, kWindow>, params, params.heads,
+        constexpr bool kMasked = decltype(is_masked)::value;
+        launch(backward_queries_kernel<kHead, T, kMasked>, params, params.heads,
                kQueriesFloats<kHead>, kName, stream);
-        launch(backward_keys_kernel<kHead, T, kWindow>, params, params.kv_heads, kKeysFloats<kHead>,
+        launch(backward_keys_kernel<kHead, T, kMasked>, params, params.kv_heads, kKeysFloats<kHead>,
                kName, stream);
       });
     });

@@ -32,7 +32,9 @@ struct Params {
   Rows<T> out;         // written by the forward pass
   Rows<const T> dout;  // this and the rest: backward pass only
   Rows<T> dq, dk, dv;
-  int window;  // windowed kernels only: keys that a query reads, its own included
+  // Of kernels with a mask:
+  int window;                      // keys that a query reads, its own included; 0: all
+  const int32_t* document_starts;  // [sequences, seq], positions, or nullptr
 };
 
 template <int kCount>
@@ -86,6 +88,13 @@ struct Slice {
   int position, count;
 };
 
+/// Position in its document of a row of the slice.
+template <typename T>
+__device__ int64_t position_of(const Params<T>& p, const Slice& slice, int row) {
+  const int position = slice.position + row;
+  return p.document_starts ? position - p.document_starts[slice.row + row] : position;
+}
+
 /// tile = scale x rotate(from), 0 for rows beyond the slice.
 template <int kHead, int kTileRows, typename T>
 __device__ void load_rotated(const Params<T>& p, const Rows<const T>& from, const Slice& slice,
@@ -94,7 +103,7 @@ __device__ void load_rotated(const Params<T>& p, const Rows<const T>& from, cons
     float low = 0, high = 0, cos = 0, sin = 0;
     if (row < slice.count) {
       const T* x = from.at(slice.row + row, slice.column + i);
-      const int64_t angle = int64_t(slice.position + row) * p.half + i;
+      const int64_t angle = position_of(p, slice, row) * p.half + i;
       low = to_float(x[0]), high = to_float(x[p.half]);
       cos = p.cos[angle], sin = p.sin[angle];
     }
@@ -152,7 +161,7 @@ __device__ void store_rotated_back(const Params<T>& p, const float* tile, const 
     if (row >= slice.count) return;
     const float low = tile[row * kStride<kHead> + i],
                 high = tile[row * kStride<kHead> + i + p.half];
-    const int64_t angle = int64_t(slice.position + row) * p.half + i;
+    const int64_t angle = position_of(p, slice, row) * p.half + i;
     const float cos = p.cos[angle], sin = p.sin[angle];
     T* x = to.at(slice.row + row, slice.column + i);
     x[0] = from_float<T>(scale * (low * cos + high * sin));

@@ -54,11 +54,11 @@ constexpr int64_t effective_window(const AttentionShape& shape, int64_t window) 
 }
 void attention_forward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                       const Tensor& log_sums, int64_t window);
+                       const Tensor& log_sums, const AttentionMask& mask);
 struct AttentionGradients {
   const Tensor &q, &k, &v, &out, &log_sums, &dout, &dq, &dk, &dv;
 };
 void attention_backward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
-                        const AttentionGradients& tensors, int64_t window);
+                        const AttentionGradients& tensors, const AttentionMask& mask);
 
 }  // namespace tandem::gpu
