@@ -15,6 +15,7 @@
 #include "engine/data/ledger_check.h"
 #include "layouts.h"
 #include "tandem/error.h"
+#include "tandem/random.h"
 #include "temp_dir.h"
 
 namespace tandem {
@@ -91,7 +92,7 @@ void check_case(const ReplicaCase& c) {
     train_until(c, c.dp[i], i + 1 < c.dp.size() ? 2 * int(i) + 3 : kSteps, dir / "changed");
   }
   expect_bits_of(dir / "undisturbed", dir / "changed");
-  expect_each_sample_once(dir / "changed", c.replicas == 4 ? 8 : c.replicas * 2);
+  expect_each_sample_once(dir / "changed", c.replicas * 2);
 }
 
 const std::string kUntied = "model.tie_word_embeddings=false", kStep = "train.aux_loss_scope=step";
@@ -113,6 +114,43 @@ TEST(Replicas, FewerRanksHaveTheBitsOfAll) {
     SCOPED_TRACE(fmt::format("{} tp {} {}", c.config, c.tp, fmt::join(c.keys, " ")));
     check_case(c);
   }
+}
+
+/// A layout of at most 8 ranks, and another number of them after every kill.
+ReplicaCase case_of(uint64_t number) {
+  const auto words = philox(43, 1, number), more = philox(43, 2, number);
+  const bool experts = words[0] % 3 == 0;
+  ReplicaCase c{experts ? "moe.toml" : "tiny.toml"};
+  const int ep = experts ? 1 + int(words[1] % 2) : 1;
+  c.replicas = ep * (2 + int(words[2] % (ep == 1 ? 5 : 2)));  // up to 6
+  const int pp = c.replicas <= 4 && words[3] % 3 == 0 ? 2 : 1;
+  c.tp = c.replicas * pp <= 4 ? 1 + int(more[0] % 2) : 1;
+  for (int i = 0; i < 3; ++i) {
+    c.dp.push_back(ep * (1 + int(philox(43, 3 + uint64_t(i), number)[0] % (c.replicas / ep))));
+  }
+  const bool has_microbatches = pp > 1 || more[1] % 2 == 0;
+  c.keys = {fmt::format("parallel.replicas={}", c.replicas),
+            fmt::format("train.batch={}", 2 * c.replicas),
+            fmt::format("parallel.ep={}", ep),
+            fmt::format("parallel.pp={}", pp),
+            fmt::format("parallel.zero={}", pp == 1 ? 1 + more[2] % 2 : 1),
+            fmt::format("train.microbatch={}", has_microbatches ? 1 : 0),
+            fmt::format("train.dtype={}", more[3] % 2 == 0 ? "f32" : "bf16"),
+            kStep};
+  return c;
+}
+
+void check_generated(uint64_t begin, uint64_t end) {
+  for (uint64_t i = begin; i < end; ++i) {
+    const ReplicaCase c = case_of(i);
+    SCOPED_TRACE(fmt::format("{}: {} tp {} dp {} {}", i, c.config, c.tp, fmt::join(c.dp, " "),
+                             fmt::join(c.keys, " ")));
+    check_case(c);
+  }
+}
+
+TEST(ReplicasLong, FewerRanksHaveTheBitsOfAll) {
+  check_generated(0, 60);
 }
 
 TEST(Replicas, RanksRunSeveralIfTheirBitsCanBeKept) {

@@ -23,6 +23,7 @@ struct MemoryCase {
   int tp = 1, dp = 1, zero = 1;
   std::string dtype = "f32";
   std::string codec = "none";
+  int replicas = 0;
 };
 
 /// Bytes a parameter of one rank's optimizer, weights and gradients. The model is deep and its
@@ -31,7 +32,8 @@ double measured_bytes(const MemoryCase& c, TrainConfig& config) {
   config = request_for({c.tp, c.dp}, "",
                        {"train.dtype=" + c.dtype, "parallel.codec=" + c.codec,
                         "parallel.dp_bucket_mib=0.004", "train.batch=8", "model.layers=48",
-                        "parallel.zero=" + std::to_string(c.zero)})
+                        "parallel.zero=" + std::to_string(c.zero),
+                        "parallel.replicas=" + std::to_string(c.replicas)})
                .config;
   double bytes = 0;
   WorldOptions options;
@@ -62,6 +64,24 @@ TEST(TrainMemory, StateIsWithinTenPercentOfItsFormula) {
                                          (zero == 0 ? optimizer : optimizer / dp));
           EXPECT_NEAR(bytes, expected, 0.1 * expected);
         }
+      }
+    }
+  }
+}
+
+// Rank 0 has the largest share.
+TEST(TrainMemory, StateOfSeveralReplicasARankIsWithinTenPercentOfItsFormula) {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    for (const int zero : {1, 2}) {
+      for (const int dp : {1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << dtype << " ZeRO-" << zero << " dp " << dp);
+        TrainConfig config;
+        const double bytes = measured_bytes({1, dp, zero, dtype, "none", 4}, config);
+        const double expected = state_bytes(config, dp).total();
+        const double share = dp == 1 ? 1 : 0.5;  // at dp 3, too
+        EXPECT_DOUBLE_EQ(expected, (dtype == "f32" ? 4 + 8 * share : 2 + 12 * share) + 4 * share +
+                                       (zero == 2 ? 0 : 4));
+        EXPECT_NEAR(bytes, expected, 0.1 * expected);
       }
     }
   }

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "engine/config/batch_rampup.h"
+#include "engine/config/replicas.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/parameter_patterns.h"
 #include "engine/parallel/dims.h"
@@ -111,8 +112,9 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
   if (axis == "tp") parallel.tp = 1;
   if (axis == "ep" || axis == "dp") parallel.ep = 1;
   if (axis == "dp") {
-    other.train.microbatch = microbatch_size(config) * config.parallel.dp;
+    other.train.microbatch = microbatch_size(config) * logical_replicas(config);
     parallel.dp = 1;
+    parallel.replicas = 0;
   }
   if (axis == kRecompute) {
     other.train.recompute = "none";
@@ -128,7 +130,7 @@ TrainConfig without_axis(const TrainConfig& config, std::string_view axis) {
 /// Without gradient accumulation.
 TrainConfig with_one_microbatch(const TrainConfig& config) {
   TrainConfig other = config;
-  other.train.microbatch = config.train.batch / config.parallel.dp;
+  other.train.microbatch = config.train.batch / logical_replicas(config);
   return other;
 }
 
