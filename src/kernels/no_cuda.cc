@@ -124,12 +124,13 @@ void check_attention(const AttentionShape&) {
 }
 
 void attention_forward(CUstream_st*, const AttentionShape&, const RopeTable&, const Tensor&,
-                       const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) {
+                       const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                       const AttentionMask&) {
   refuse();
 }
 
 void attention_backward(CUstream_st*, const AttentionShape&, const RopeTable&,
-                        const AttentionGradients&, int64_t) {
+                        const AttentionGradients&, const AttentionMask&) {
   refuse();
 }
 
