@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,7 +11,14 @@
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/config/config.h"
 #include "engine/data/ledger_check.h"
+#include "engine/data/ledger_rehash.h"
+#include "engine/data/manifest.h"
+#include "engine/data/open_data.h"
+#include "engine/data/sampler.h"
+#include "engine/data/shared_work.h"
+#include "engine/train/step_executor.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -43,20 +52,57 @@ std::string describe(const std::string& path, const LedgerCheck& check) {
   add(check.starts - 1, "resume", "resumes");
   add(check.dropped_steps, "lost step made again", "lost steps made again");
   add(check.skipped_samples, "sample skipped", "samples skipped");
-  const int64_t epochs = check.next_sample / check.windows;
-  return text + fmt::format(
-                    "\nsamples 0 to {} consumed once each: {} epochs of {} windows, and {} windows "
-                    "of the next\n",
-                    check.next_sample - 1, epochs, check.windows,
-                    check.next_sample % check.windows);
+  const auto epochs = [](int64_t samples, int64_t windows) {
+    return fmt::format("{} epochs of {} windows, and {} windows of the next\n", samples / windows,
+                       windows, samples % windows);
+  };
+  text += fmt::format("\nsamples 0 to {} consumed once each", check.next_sample - 1);
+  if (check.sources.empty()) return text + ": " + epochs(check.next_sample, check.windows);
+  text += "\n";
+  for (size_t i = 0; i < check.sources.size(); ++i) {
+    const SourceSamples& source = check.sources[i];
+    text += fmt::format("  {} of source {} of the blend: {}", source.samples, i + 1,
+                        epochs(source.samples, source.windows));
+  }
+  return text;
 }
 
-void check_data(const std::string& out) {
+/// Reads the samples of `steps` steps again, of the data that OUT/config.toml names.
+void rehash(const std::string& out, int64_t steps, LedgerCheck& check) {
+  now_doing("reading the data of " + out);
+  const TrainConfig config = parse_config(read_file(out + "/config.toml"), "config.toml");
+  const auto source = open_data(config, nullptr, manifest_path(out));
+  if (source->fingerprint() != check.start.data) {
+    check.problems.push_back(fmt::format("the hash of the training text is {} now: expected {}",
+                                         source->fingerprint(), check.start.data));
+    return;
+  }
+  const Sampler sampler(*source, check.start.seq, uint64_t(check.start.seed),
+                        make_sampler_options(config));
+  SharedWork work(nullptr, "reading the samples again", 0);
+  for (const std::string& problem : rehash_steps(check, sampler, steps, [&] { work.advance(0); })) {
+    check.problems.push_back(problem);
+  }
+}
+
+struct CheckArguments {
+  std::string out;
+  std::optional<int64_t> rehash;
+};
+
+void check_data(const CheckArguments& arguments) {
+  const std::string& out = arguments.out;
   now_doing("checking the ledger of " + out);
   const std::string path = out + "/ledger.jsonl";
-  const LedgerCheck check = check_ledger(path, read_consumed(out));
+  LedgerCheck check = check_ledger(path, read_consumed(out));
+  const bool rehashes = arguments.rehash && check.ok() && !check.consumed.empty();
+  if (rehashes) rehash(out, *arguments.rehash, check);
   if (check.ok()) {
     fmt::print("{}", describe(path, check));
+    if (!rehashes) return;
+    const auto all = int64_t(check.consumed.size()), given = *arguments.rehash;
+    fmt::print("samples of {} of {} steps read again: as recorded\n",
+               given > 0 ? std::min(given, all) : all, all);
     return;
   }
   for (const std::string& problem : check.problems) {
@@ -71,8 +117,14 @@ void check_data(const std::string& out) {
 void add_data_check(CLI::App& data) {
   auto* check_command =
       data.add_subcommand("check", "Prove that each sample was consumed exactly once");
-  auto out = std::make_shared<std::string>();
-  check_command->add_option("out", *out, "Folder of the run (--out of `tandem train`)")->required();
+  auto arguments = std::make_shared<CheckArguments>();
+  check_command->add_option("out", arguments->out, "Folder of the run (--out of `tandem train`)")
+      ->required();
+  check_command
+      ->add_option("--rehash", arguments->rehash,
+                   "Also read the samples of so many steps again, evenly spread (0: of all), and\n"
+                   "compare them with their recorded hashes")
+      ->check(CLI::NonNegativeNumber);
   check_command->footer(
       "\nReads OUT/ledger.jsonl and the states of the checkpoints. Exit code 1, with a line for "
       "each\n"
@@ -81,8 +133,8 @@ void add_data_check(CLI::App& data) {
       "a\n"
       "kill lost and a resumed run made again count once.\n"
       "\nExample:\n"
-      "  tandem data check out/tiny");
-  check_command->callback([out] { check_data(*out); });
+      "  tandem data check out/tiny --rehash 16");
+  check_command->callback([arguments] { check_data(*arguments); });
 }
 
 }  // namespace tandem::cli

@@ -9,7 +9,10 @@
 #include <filesystem>
 
 #include "core/files.h"
+#include "engine/data/corpus.h"
 #include "engine/data/ledger_check.h"
+#include "engine/data/ledger_rehash.h"
+#include "engine/data/sampler.h"
 #include "engine/train/step_exchange.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -57,6 +60,9 @@ TEST(LedgerLines, AreReadBack) {
     return parse_ledger_line(std::string_view(line).substr(0, line.size() - 1));
   };
   EXPECT_EQ(std::get<LedgerStart>(parsed(to_ledger_line(7, start)).record), start);
+  LedgerStart blend = start;
+  blend.sources = {{.1, 41}, {1e-300, 15}};
+  EXPECT_EQ(std::get<LedgerStart>(parsed(to_ledger_line(7, blend)).record), blend);
   const LedgerLine line = parsed(to_ledger_line(8, step));
   EXPECT_EQ(line.number, 8);
   EXPECT_EQ(std::get<LedgerStep>(line.record), step);
@@ -298,6 +304,51 @@ TEST(LedgerCheck, ComparesWithCheckpoints) {
                           "step-2: its next sample is 40: no recorded step ends there",
                           "step-1: has made 1 steps by sample 48: expected 2, as recorded in line "
                           "4"));
+}
+
+TEST(LedgerCheck, CountsTheEpochsOfEachSourceOfABlend) {
+  LedgerStart start = kStart;
+  start.sources = {{3, 40}, {1, 10}};
+  const BlendOrder order(std::vector<double>{3, 1});
+  for (int64_t steps = 1; steps < 40; ++steps) {
+    std::string text = to_ledger_line(1, start);
+    for (int64_t i = 0; i < steps; ++i) text += to_ledger_line(i + 2, step_at(i + 1, 16 * i, 16));
+    const LedgerCheck check = check_text(text);
+    int64_t of_first = 0;
+    for (int64_t sample = 0; sample < 16 * steps; ++sample) of_first += order.source(sample) == 0;
+    ASSERT_EQ(check.sources.size(), 2u);
+    EXPECT_EQ(check.sources[0].samples, of_first);
+    EXPECT_EQ(check.sources[1].samples, 16 * steps - of_first);
+    EXPECT_EQ(check.sources[1].windows, 10);
+  }
+  EXPECT_TRUE(check_text(ledger_of(kStart, step_at(1, 0, 16))).sources.empty());
+}
+
+TEST(LedgerRehash, FindsStepsWhoseSamplesDiffer) {
+  const TempDir dir;
+  write_bytes(dir / "text", std::string(900, 'x') + std::string(700, 'y'));
+  const Corpus corpus(Lines{dir / "text"}, 0);
+  const Sampler sampler(corpus, kStart.seq, uint64_t(kStart.seed));
+  std::string text = to_ledger_line(1, kStart);
+  for (int64_t i = 0; i < 20; ++i) {
+    LedgerStep step = step_at(i + 1, 4 * i, 4);
+    step.text_hash = 0;
+    for (int64_t sample = step.first_sample; sample < step.end(); ++sample) {
+      std::vector<int32_t> tokens(16), targets(16);
+      sampler.read(sample, tokens, targets);
+      step.text_hash += sample_hash(sample, tokens, targets) + (i == 13 && sample == 53 ? 1 : 0);
+    }
+    text += to_ledger_line(i + 2, step);
+  }
+  const LedgerCheck ledger = check_text(text);
+  ASSERT_EQ(ledger.consumed.size(), 20u);
+  for (const int64_t steps : {0, 20, 30}) {
+    EXPECT_THAT(rehash_steps(ledger, sampler, steps),
+                ElementsAre(HasSubstr("line 15: the samples of step 14, 52 to 55, have hash ")));
+  }
+  int reads = 0;
+  EXPECT_TRUE(rehash_steps(ledger, sampler, 2, [&] { ++reads; }).empty());
+  EXPECT_EQ(reads, 2);
 }
 
 TEST(TextRead, AgreesIfAllRanksOfEveryReplicaReadTheSame) {

@@ -37,10 +37,11 @@ class LoaderTest : public ::testing::Test {
   }
   /// `before` is called when a sample is read.
   Sampler make_sampler(std::function<void(int64_t sample)> before) {
-    return {*corpus_, kSeq, 3, [before = std::move(before)](int64_t sample) {
-              before(sample);
-              return sample;
-            }};
+    const auto order = [before = std::move(before)](int64_t sample) {
+      before(sample);
+      return sample;
+    };
+    return {*corpus_, kSeq, 3, {.order = order}};
   }
   void expect_text(const TextBlock& block, int64_t begin, int64_t count) {
     const Sampler sampler(*corpus_, kSeq, 3);
@@ -170,12 +171,13 @@ TEST(LoaderLong, WaitIsBelowHalfAPercentOfTheStep) {
   const TempDir dir;
   write_bytes(dir / "text", std::string(5000, 'x'));
   const Corpus corpus(Paths{dir / "text"}, 0);
-  const Sampler sampler(corpus, kSeq, 3, [](int64_t sample) {
+  const auto order = [](int64_t sample) {
     const auto end = Clock::now() + std::chrono::microseconds(7500);
     while (Clock::now() < end) {
     }
     return sample;
-  });
+  };
+  const Sampler sampler(corpus, kSeq, 3, {.order = order});
   double share = 1;
   for (int trial = 0; trial < 10 && share > 0.005; ++trial) {
     share = std::min(share, waiting_share(sampler, 25));

@@ -13,6 +13,13 @@
 
 namespace tandem {
 
+/// Source of a blend: its share of the samples, and the samples of its epoch.
+struct SampledSource {
+  double weight = 1;
+  int64_t windows = 0;
+  bool operator==(const SampledSource&) const = default;
+};
+
 class BlendOrder {
  public:
   /// `weights`: above 0, of any sum.

@@ -16,6 +16,22 @@
 namespace tandem {
 namespace {
 
+int64_t finished_steps(const ConsumedStep& entry) {
+  return entry.is_skip ? entry.step - 1 : entry.step;
+}
+
+/// Counts samples [0, end).
+std::vector<SourceSamples> count_sources(const std::vector<SampledSource>& sources, int64_t end) {
+  std::vector<double> weights;
+  for (const SampledSource& source : sources) weights.push_back(source.weight);
+  const BlendOrder order(weights);
+  std::vector<SourceSamples> counts;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    counts.push_back({order.count(i, end), sources[i].windows});
+  }
+  return counts;
+}
+
 class LedgerChecker {
  public:
   LedgerCheck check(std::string_view text, std::span<const ConsumedSamples> saved) {
@@ -32,23 +48,19 @@ class LedgerChecker {
     }
     if (check_.starts == 0) check_.problems.emplace_back("no start of a run");
     for (const ConsumedSamples& each : saved) compare(each);
-    for (const Entry& entry : entries_) {
+    for (const ConsumedStep& entry : entries_) {
       ++(entry.is_skip ? check_.skipped_steps : check_.steps);
       if (entry.is_skip) check_.skipped_samples += entry.end - entry.begin;
     }
     check_.next_sample = next_;
     check_.windows = start_.windows;
+    check_.start = start_;
+    if (!start_.sources.empty()) check_.sources = count_sources(start_.sources, next_);
+    check_.consumed = std::move(entries_);
     return std::move(check_);
   }
 
  private:
-  /// Samples that a step consumed, and no later start dropped.
-  struct Entry {
-    int64_t line, step, begin, end;
-    bool is_skip;
-    int64_t finished_steps() const { return is_skip ? step - 1 : step; }
-  };
-
   void report(const std::string& problem) {
     check_.problems.push_back(fmt::format("line {}: {}", check_.lines, problem));
   }
@@ -132,14 +144,14 @@ class LedgerChecker {
     const bool is_skip = !step.skip_reason.empty();
     step_ = is_skip ? step.step - 1 : step.step;
     if (step.end() <= next_) return;
-    entries_.push_back(
-        {check_.lines, step.step, std::max(next_, step.first_sample), step.end(), is_skip});
+    entries_.push_back({check_.lines, step.step, std::max(next_, step.first_sample), step.end(),
+                        is_skip, step.text_hash});
     next_ = step.end();
   }
 
   void report_double(const LedgerStep& step) {
     const auto before = std::ranges::find_if(
-        entries_, [&](const Entry& entry) { return entry.end > step.first_sample; });
+        entries_, [&](const ConsumedStep& entry) { return entry.end > step.first_sample; });
     const std::string samples = describe(step.first_sample, std::min(step.end(), next_));
     report(before == entries_.end()
                ? fmt::format("step {} consumes {} once more", step.step, samples)
@@ -156,18 +168,18 @@ class LedgerChecker {
                                  describe(next_, saved.next_sample)));
     }
     if (saved.next_sample <= base_) return;
-    const auto last = std::ranges::lower_bound(entries_, saved.next_sample, {}, &Entry::end);
+    const auto last = std::ranges::lower_bound(entries_, saved.next_sample, {}, &ConsumedStep::end);
     if (last == entries_.end() || last->end != saved.next_sample) {
       problem(fmt::format("its next sample is {}: no recorded step ends there", saved.next_sample));
-    } else if (last->finished_steps() != saved.step) {
+    } else if (finished_steps(*last) != saved.step) {
       problem(fmt::format("has made {} steps by sample {}: expected {}, as recorded in line {}",
-                          saved.step, saved.next_sample, last->finished_steps(), last->line));
+                          saved.step, saved.next_sample, finished_steps(*last), last->line));
     }
   }
 
   LedgerCheck check_;
   LedgerStart start_;  // the last one
-  std::vector<Entry> entries_;
+  std::vector<ConsumedStep> entries_;
   int64_t next_number_ = 1;
   int64_t next_ = 0;  // end of the samples with a record
   int64_t step_ = 0;  // finished ones

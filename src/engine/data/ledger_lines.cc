@@ -45,6 +45,17 @@ int64_t integer_from(const ordered_json& line, const char* key, int64_t min) {
                             printable(value.dump()), min, kMax));
 }
 
+std::vector<SampledSource> sources_from(const ordered_json& line) {
+  std::vector<SampledSource> sources;
+  if (!line.contains("sources")) return sources;
+  for (const ordered_json& source : line.at("sources")) {
+    const auto weight = source.at("weight").get<double>();
+    if (!(weight > 0)) throw IoError(fmt::format("weight is {}: expected above 0", weight));
+    sources.push_back({weight, integer_from(source, "windows", 1)});
+  }
+  return sources;
+}
+
 LedgerStart start_from(const ordered_json& line) {
   return {integer_from(line, "step", 0),
           integer_from(line, "next_sample", 0),
@@ -54,7 +65,8 @@ LedgerStart start_from(const ordered_json& line) {
           integer_from(line, "seed", 0),
           integer_from(line, "dp", 1),
           integer_from(line, "microbatch", 1),
-          integer_from(line, line.contains("replicas") ? "replicas" : "dp", 1)};
+          integer_from(line, line.contains("replicas") ? "replicas" : "dp", 1),
+          sources_from(line)};
 }
 
 LedgerStep step_from(const ordered_json& line, bool is_skip) {
@@ -76,17 +88,16 @@ uint64_t sample_hash(int64_t sample, std::span<const int32_t> tokens,
 }
 
 std::string to_ledger_line(int64_t number, const LedgerStart& start) {
-  return seal_line({{"line", number},
-                    {"record", "start"},
-                    {"step", start.step},
-                    {"next_sample", start.next_sample},
-                    {"data", start.data},
-                    {"windows", start.windows},
-                    {"seq", start.seq},
-                    {"seed", start.seed},
-                    {"dp", start.dp},
-                    {"microbatch", start.microbatch},
-                    {"replicas", start.replicas}});
+  ordered_json line{{"line", number},     {"record", "start"},
+                    {"step", start.step}, {"next_sample", start.next_sample},
+                    {"data", start.data}, {"windows", start.windows},
+                    {"seq", start.seq},   {"seed", start.seed},
+                    {"dp", start.dp},     {"microbatch", start.microbatch},
+                    {"replicas", start.replicas}};
+  for (const SampledSource& source : start.sources) {
+    line["sources"].push_back({{"weight", source.weight}, {"windows", source.windows}});
+  }
+  return seal_line(line);
 }
 
 std::string to_ledger_line(int64_t number, const LedgerStep& step) {

@@ -7,6 +7,9 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
+
+#include "engine/data/blend_order.h"
 
 namespace tandem {
 
@@ -22,6 +25,7 @@ struct LedgerStart {
   int64_t seq = 0, seed = 0;
   int64_t dp = 1, microbatch = 1;
   int64_t replicas = 1;  ///< dp in files of earlier versions
+  std::vector<SampledSource> sources = {};  ///< of a blend; else empty
   bool operator==(const LedgerStart&) const = default;
 };
 

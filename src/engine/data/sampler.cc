@@ -43,13 +43,19 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index) {
 Sampler::Sampler(const TokenSource& source, int64_t seq, uint64_t seed, SamplerOptions options)
     : seq_(seq), seed_(seed), blend_(weights_of(source)), options_(std::move(options)) {
   for (const WeightedSource& component : source.components()) {
-    Stream stream{component.source, nullptr, windows_, 0};
+    Stream stream{component.source, component.weight, nullptr, windows_, 0};
     if (options_.is_packed) stream.packing = std::make_shared<const Packing>(*stream.source, seq);
     stream.windows =
         stream.packing ? stream.packing->sequences() : (stream.source->tokens() - 2) / seq + 1;
     windows_ += stream.windows;
     streams_.push_back(std::move(stream));
   }
+}
+
+std::vector<SampledSource> Sampler::sources() const {
+  std::vector<SampledSource> sources;
+  for (const Stream& stream : streams_) sources.push_back({stream.weight, stream.windows});
+  return sources;
 }
 
 std::optional<double> Sampler::padding() const {

@@ -52,6 +52,8 @@ class Sampler {
   int64_t ended_epochs(int64_t sample) const;
   /// Number of targets of the sample that are not -1.
   int64_t targets(int64_t sample) const;
+  /// Those of a blend, in order; a source that is none is the only one.
+  std::vector<SampledSource> sources() const;
   /// Share of positions that packing leaves empty, of all sources; nullopt without packing.
   std::optional<double> padding() const;
   bool document_mask() const { return options_.document_mask; }
@@ -64,6 +66,7 @@ class Sampler {
   /// Source of a blend.
   struct Stream {
     const TokenSource* source;
+    double weight;
     std::shared_ptr<const Packing> packing;  ///< nullptr: windows of the stream
     int64_t first_window, windows;
   };

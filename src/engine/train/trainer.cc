@@ -330,15 +330,18 @@ class Trainer {
   }
 
   LedgerStart ledger_start() const {
-    return {state_.step,
-            state_.next_sample,
-            state_.data,
-            sampler_.windows(),
-            state_.seq,
-            state_.seed,
-            config_.parallel.dp,
-            microbatch_size(config_),
-            config_.parallel.replicas};
+    LedgerStart start{state_.step,
+                      state_.next_sample,
+                      state_.data,
+                      sampler_.windows(),
+                      state_.seq,
+                      state_.seed,
+                      config_.parallel.dp,
+                      microbatch_size(config_),
+                      config_.parallel.replicas,
+                      sampler_.sources()};
+    if (start.sources.size() == 1) start.sources.clear();
+    return start;
   }
   /// Also says which samples a skipped step has dropped.
   void add_to_ledger(const LedgerStep& step) {
