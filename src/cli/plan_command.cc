@@ -264,16 +264,18 @@ void add_schedule(CLI::App& plan) {
 }  // namespace
 
 void add_plan(CLI::App& app) {
-  auto* command = app.add_subcommand(
-      "plan", "Plan a run: step times, pipeline schedules, tensors on ranks");
+  auto* command =
+      app.add_subcommand("plan", "Plan a run: step times, pipeline schedules, tensors on ranks");
   command->require_subcommand(0, 1);
   add_plan_fit(*command);
   add_schedule(*command);
   add_plan_placements(*command);
   command->footer(
       "--fit calibrates a cost of training steps on measured runs (columns as in\n"
-      "bench/published/runs.csv; others are ignored) and predicts runs that it has not seen, next to\n"
-      "two baselines: constant FLOP/s, and a straight line through the runs of a layout. Errors are\n"
+      "bench/published/runs.csv; others are ignored) and predicts runs that it has not seen, next "
+      "to\n"
+      "two baselines: constant FLOP/s, and a straight line through the runs of a layout. Errors "
+      "are\n"
       "in percent of the measured step.\n"
       "\nExamples:\n"
       "  tandem plan --fit runs.csv --predict new.csv --json -\n"

@@ -67,6 +67,8 @@ Json to_json(const plan::Prediction& prediction) {
   if (row.step_derived && row.step_s) json["step_derived"] = true;
   json["constant_flops_s"] = prediction.constant_flops_s;
   json["line_s"] = prediction.line_s ? Json(*prediction.line_s) : Json();
+  json["memory_gib"] = row.memory_gib > 0 ? Json(row.memory_gib) : Json();
+  json["predicted_memory_gib"] = prediction.memory_gib;
   json["shares"] = shares(prediction.time);
   return json;
 }
@@ -99,6 +101,7 @@ Json to_json(const plan::Predictions& predictions, const std::string& split,
   const plan::Errors line = predictions.line_errors();
   add_errors(json, "line_", line);
   json["line_rows"] = line.rows;
+  add_errors(json, "memory_", predictions.memory_errors());
   json["skipped"] = Json::array();
   for (const plan::RunRow* row : predictions.skipped)
     json["skipped"].push_back({{"id", row->id}, {"reason", row->skipped}});
@@ -141,6 +144,8 @@ std::string describe(const plan::Predictions& predictions, const std::string& sp
   text += fmt::format("constant FLOP/s {}\n", errors_text(predictions.constant_flops_errors()));
   if (line.rows > 0)
     text += fmt::format("straight line   {}, of {} rows\n", errors_text(line), line.rows);
+  if (const plan::Errors memory = predictions.memory_errors(); memory.rows > 0)
+    text += fmt::format("peak memory     {}, of {} rows\n", errors_text(memory), memory.rows);
   return text;
 }
 
@@ -166,7 +171,9 @@ void run_fit(const FitOptions& options) {
                 ? "none: rows are predicted from a fit to themselves"
                 : "rows of --predict from those of --fit";
   }
-  const plan::Calibration calibration(fitted);
+  std::vector<const plan::RunRow*> predicted;
+  for (const plan::Prediction& row : predictions.rows) predicted.push_back(row.row);
+  const plan::Calibration calibration(fitted, predicted);
   if (!options.json.empty()) {
     const std::string text = to_json(predictions, split, calibration).dump(1) + "\n";
     options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);

@@ -267,7 +267,7 @@ Factors Fit::factors(const RunRow& row, const GpuSpec& gpu) const {
   return factors;
 }
 
-Calibration::Calibration(std::span<const RunRow> rows) {
+Calibration::Calibration(std::span<const RunRow> rows, std::span<const RunRow* const> predicted) {
   std::map<std::string, std::vector<const RunRow*>> classes;
   for (const RunRow& row : rows) {
     if (!row.skipped.empty() || !row.step_s) continue;
@@ -275,7 +275,13 @@ Calibration::Calibration(std::span<const RunRow> rows) {
   }
   if (classes.empty())
     throw InvalidArgument("no row to fit: expected one with a model, a layout and a step time");
-  for (const auto& [name, members] : classes) fits_[name] = make_fit(members);
+  for (const RunRow* row : predicted) {
+    if (!row->skipped.empty()) continue;
+    const auto names = classes_of(*row, gpu_of(*row));
+    const auto name = std::ranges::find_if(
+        names, [&](const std::string& candidate) { return classes.contains(candidate); });
+    if (!fits_.contains(*name)) fits_[*name] = make_fit(classes[*name]);
+  }
 }
 
 const Fit& Calibration::fit_of(const RunRow& row) const {
@@ -283,7 +289,7 @@ const Fit& Calibration::fit_of(const RunRow& row) const {
     const auto found = fits_.find(name);
     if (found != fits_.end()) return found->second;
   }
-  return fits_.at("all");
+  return fits_.begin()->second;
 }
 
 StepTime Calibration::predict(const RunRow& row) const {

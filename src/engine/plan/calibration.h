@@ -30,9 +30,11 @@ struct Fit {
 /// precisions, then all rows.
 class Calibration {
  public:
-  /// Uses rows with a step time that are not skipped. Throws InvalidArgument if there is none.
-  explicit Calibration(std::span<const RunRow> rows);
+  /// Fits what predictions of `predicted` need to the `rows` that have a step time and are not
+  /// skipped. Throws InvalidArgument if there is none.
+  Calibration(std::span<const RunRow> rows, std::span<const RunRow* const> predicted);
 
+  /// Fit of the narrowest class of a row among `predicted`.
   const Fit& fit_of(const RunRow& row) const;
   /// Throws InvalidArgument for a GPU that is not known.
   StepTime predict(const RunRow& row) const;

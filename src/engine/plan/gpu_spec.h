@@ -13,7 +13,6 @@ struct GpuSpec {
   double memory_bytes = 0, memory_rate = 0;  ///< bytes, bytes/s
   double nvlink_rate = 0;                    ///< bytes/s of a GPU in one direction
   double nic_rate = 0;                       ///< bytes/s of a GPU's share of its host's adapters
-  double processors = 0;                     ///< SMs
   double host_gpus = 8;
 };
 

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/printable.h"
+#include "engine/plan/rank_state.h"
 #include "tandem/error.h"
 
 namespace tandem::plan {
@@ -41,7 +42,7 @@ bool usable(const RunRow& row) {
 
 void predict_into(std::span<const RunRow> fitted, std::span<const RunRow* const> rows,
                   Predictions& result) {
-  const Calibration calibration(fitted);
+  const Calibration calibration(fitted, rows);
   std::map<std::string, Line> lines;
   for (const RunRow& row : fitted) {
     if (usable(row)) lines[line_key(row)].add(row);
@@ -54,17 +55,19 @@ void predict_into(std::span<const RunRow> fitted, std::span<const RunRow* const>
     const auto line = lines.find(line_key(*row));
     result.rows.push_back(
         {row, calibration.predict(*row), calibration.constant_flops_step(*row),
-         line == lines.end() ? std::nullopt : line->second.at(row->microbatches())});
+         line == lines.end() ? std::nullopt : line->second.at(row->microbatches()),
+         peak_memory_gib(*row)});
   }
 }
 
-template <class Predicted>
-Errors errors_of(const std::vector<Prediction>& rows, Predicted&& predicted) {
+/// `predicted` and `measured` of a row; rows without one of them do not count.
+template <class Predicted, class Measured>
+Errors errors_of(const std::vector<Prediction>& rows, Predicted&& predicted, Measured&& measured) {
   Errors errors;
   for (const Prediction& row : rows) {
-    const std::optional<double> step = predicted(row);
-    if (!row.row->step_s || !step) continue;
-    const double error = 100 * std::abs(*step / *row.row->step_s - 1);
+    const std::optional<double> value = predicted(row), truth = measured(*row.row);
+    if (!truth || !value) continue;
+    const double error = 100 * std::abs(*value / *truth - 1);
     errors.rows += 1;
     errors.mape += error;
     errors.worst = std::max(errors.worst, error);
@@ -73,18 +76,34 @@ Errors errors_of(const std::vector<Prediction>& rows, Predicted&& predicted) {
   return errors;
 }
 
+std::optional<double> step_of(const RunRow& row) {
+  return row.step_s;
+}
+
+std::optional<double> memory_of(const RunRow& row) {
+  return row.memory_gib > 0 ? std::optional(row.memory_gib) : std::nullopt;
+}
+
 }  // namespace
 
 Errors Predictions::model_errors() const {
-  return errors_of(rows, [](const Prediction& row) { return std::optional(row.time.total); });
+  return errors_of(
+      rows, [](const Prediction& row) { return std::optional(row.time.total); }, step_of);
 }
 
 Errors Predictions::constant_flops_errors() const {
-  return errors_of(rows, [](const Prediction& row) { return std::optional(row.constant_flops_s); });
+  return errors_of(
+      rows, [](const Prediction& row) { return std::optional(row.constant_flops_s); }, step_of);
 }
 
 Errors Predictions::line_errors() const {
-  return errors_of(rows, [](const Prediction& row) { return row.line_s; });
+  return errors_of(
+      rows, [](const Prediction& row) { return row.line_s; }, step_of);
+}
+
+Errors Predictions::memory_errors() const {
+  return errors_of(
+      rows, [](const Prediction& row) { return std::optional(row.memory_gib); }, memory_of);
 }
 
 Predictions predict_rows(std::span<const RunRow> fitted, std::span<const RunRow> rows) {

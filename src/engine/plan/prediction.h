@@ -16,6 +16,7 @@ struct Prediction {
   StepTime time;
   double constant_flops_s = 0;   ///< every GPU at the median FLOP/s of its class
   std::optional<double> line_s;  ///< a · microbatches + b through rows of its model and layout
+  double memory_gib = 0;         ///< peak of a rank
 };
 
 /// Errors in percent of the measured step: mean and worst of the absolute values.
@@ -33,6 +34,8 @@ struct Predictions {
   Errors constant_flops_errors() const;
   /// Errors of the rows that have a line.
   Errors line_errors() const;
+  /// Errors of peak memory, of the rows that state it.
+  Errors memory_errors() const;
 };
 
 /// Predicts `rows` from a calibration on `fitted`. Rows must outlive the result.

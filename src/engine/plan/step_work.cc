@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "engine/plan/rank_state.h"
+
 namespace tandem::plan {
 namespace {
 
@@ -14,49 +16,20 @@ struct Gemm {
   double m, n, k, count = 1;
 };
 
-/// FLOPs of a GEMM in whole waves of tiles over all processors, of the fastest tile. A tile of half
-/// the size costs 4 % more: its operands are read more often.
-double wave_flops(double m, double n, double k, double processors) {
-  struct Tile {
-    double m, n, cost;
-  };
-  constexpr std::array kTiles{Tile{256, 128, 1}, Tile{128, 256, 1}, Tile{128, 128, 1.04},
-                              Tile{128, 64, 1.12}};
-  double fastest = 0;
-  for (const auto& [tile_m, tile_n, cost] : kTiles) {
-    const double tiles = std::ceil(m / tile_m) * std::ceil(n / tile_n);
-    const double area = std::ceil(tiles / processors) * processors * tile_m * tile_n * cost;
-    if (fastest == 0 || area < fastest) fastest = area;
-  }
-  return 2 * fastest * k;
-}
-
-/// Quantities that several terms share.
-struct Dims {
-  double tokens;  ///< of a microbatch on a rank's TP group
-  double width;   ///< of queries
-  double kv_width;
-  double ffn;        ///< columns of a token's FFN, of all its experts
-  double matrices;   ///< into the FFN: 1, or 2 if gated
-  double recompute;  ///< forward passes again
+/// Microbatch of a row, and how much of the forward pass runs again.
+struct Dims : MicrobatchDims {
+  double recompute = 0;
 };
-
-/// Bytes of activations of a layer and microbatch that a rank keeps for its backward pass.
-double saved_bytes(const RunRow& row, const Dims& dims) {
-  return kElement * dims.tokens / row.tp *
-         (6 * row.hidden + 2 * dims.kv_width + (1 + dims.matrices) * dims.ffn);
-}
 
 /// Share of layers that must be computed again: all, none, or what memory asks for if the row does
 /// not say.
-double recompute_share(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
+double recompute_share(const RunRow& row, const GpuSpec& gpu) {
   constexpr double kUsable = .9, kSelective = .1;
   if (row.recompute == "full") return 1;
   if (row.recompute == "none") return 0;
   if (row.recompute.find("selective") != std::string::npos) return kSelective;
   if (!row.recompute.empty()) return 0;  // norms, activations: cheap
-  const double in_flight = row.layers * (row.pp > 1 ? 1 + (row.pp - 1) / (row.pp * row.vpp) : 1);
-  const double bytes = saved_bytes(row, dims) * in_flight;
+  const double bytes = saved_bytes(row) * saved_layers(row);
   return std::clamp(1 - kUsable * gpu.memory_bytes / bytes, 0.0, 1.0);
 }
 
@@ -98,9 +71,7 @@ LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   const double passes = 3 + dims.recompute, rate = is_fp8(row) ? gpu.fp8_flops : gpu.bf16_flops;
   LayerWork work;
   for (const auto& [m, n, k, count] : layer_gemms(row, dims)) {
-    const double flops = wave_flops(m, n, k, gpu.processors) * (1 + dims.recompute) +
-                         wave_flops(m, k, n, gpu.processors) + wave_flops(n, k, m, gpu.processors);
-    work.gemm += count * flops / rate;
+    work.gemm += count * passes * 2 * m * n * k / rate;
     work.gemm_bytes += count * passes * kElement * (m * n + n * k + m * k) / gpu.memory_rate;
   }
   const double routed = row.experts > 0 ? 6 * row.top_k * row.hidden : 0;  // gather and combine
@@ -110,7 +81,7 @@ LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   work.memory = passes * kElement * elements / gpu.memory_rate;
   work.attention =
       (3.5 + dims.recompute) * 2 * dims.tokens * row.seq * dims.width / row.tp / gpu.bf16_flops;
-  work.launch = passes * kUnitLatency * (row.experts > 0 ? 2.5 : 1);
+  work.launch = passes * kUnitLatency * (row.experts > 0 ? 8 : 1);
   const double activation = kElement * dims.tokens * row.hidden;
   if (row.tp > 1) {
     const double rate_of_group = row.tp <= gpu.host_gpus ? gpu.nvlink_rate : gpu.nic_rate;
@@ -124,15 +95,6 @@ LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   return work;
 }
 
-/// Layers of the stages. Where stages do not divide the layers, embedding and head count as one
-/// each, so that the last stage has fewer.
-void divide_layers(const RunRow& row, StepWork& work) {
-  work.mean_layers = work.stage_layers = work.last_stage_layers = row.layers / row.pp;
-  if (row.pp == 1 || std::fmod(row.layers, row.pp) == 0) return;
-  work.stage_layers = std::ceil((row.layers + 2) / row.pp);
-  work.last_stage_layers = work.stage_layers - 1;
-}
-
 /// Ring over `ranks`, of which `in_host` share a host: limited by NVLink, or by the adapters of the
 /// group's ranks of a host together.
 double ring_seconds(double bytes, double ranks, double in_host, const GpuSpec& gpu) {
@@ -142,23 +104,8 @@ double ring_seconds(double bytes, double ranks, double in_host, const GpuSpec& g
   return bytes * (ranks - 1) / ranks / rate;
 }
 
-struct Weights {
-  double dense = 0, experts = 0;  ///< of a rank
-};
-
-Weights rank_weights(const RunRow& row, const StepWork& work) {
-  const double width = row.heads * row.head_dim, kv = row.kv_heads * row.head_dim;
-  const double attention =
-      row.attention_weights > 0 ? row.attention_weights : 2 * row.hidden * (width + kv);
-  const double ffn = (row.gated ? 3 : 2) * row.hidden * row.ffn;
-  const double vocabulary = row.vocab * row.hidden * (row.pp > 1 || row.gated ? 2 : 1) / row.pp;
-  if (row.experts == 0) return {(work.stage_layers * (attention + ffn) + vocabulary) / row.tp, 0};
-  return {(work.stage_layers * (attention + ffn * row.shared_experts) + vocabulary) / row.tp,
-          work.stage_layers * row.moe_layer_share * ffn * row.experts / row.ep};
-}
-
 void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
-  const auto [dense, experts] = rank_weights(row, work);
+  const auto [dense, experts] = rank_weights(row);
   const double ranks = row.dp * row.cp;
   const double in_host = std::clamp(gpu.host_gpus / row.tp, 1.0, ranks);
   const double expert_ranks = std::max(1.0, ranks * row.tp / row.ep);
@@ -186,15 +133,14 @@ bool is_fp8(const RunRow& row) {
 }
 
 StepWork work_of(const RunRow& row, const GpuSpec& gpu) {
-  const double used = row.experts > 0 ? row.top_k + row.shared_experts : 1;
-  Dims dims{row.mbs * row.seq / row.cp,  row.heads * row.head_dim,
-            row.kv_heads * row.head_dim, row.ffn * used,
-            row.gated ? 2.0 : 1.0,       0};
-  dims.recompute = recompute_share(row, gpu, dims);
+  const Dims dims{microbatch_dims(row), recompute_share(row, gpu)};
   StepWork work;
   work.recompute = dims.recompute;
   work.layer = layer_work(row, gpu, dims);
-  divide_layers(row, work);
+  const StageLayers layers = stage_layers(row);
+  work.mean_layers = layers.mean;
+  work.stage_layers = layers.fullest;
+  work.last_stage_layers = layers.last;
   constexpr double kLossBytes = 30;  // logits in bf16 and f32, softmax and gradient
   work.head_gemm = 3 * 2 * dims.tokens * row.hidden * row.vocab / row.tp / gpu.bf16_flops;
   work.head_bytes = dims.tokens * row.vocab / row.tp * kLossBytes / gpu.memory_rate;

@@ -1,0 +1,40 @@
+// What a rank of a run has in memory: layers, weights, saved activations and their peak.
+#pragma once
+
+#include "engine/plan/run_rows.h"
+
+namespace tandem::plan {
+
+/// Dimensions of a microbatch on the ranks of a TP group.
+struct MicrobatchDims {
+  double tokens = 0;
+  double width = 0, kv_width = 0;  ///< columns of the queries, of the keys
+  double ffn = 0;                  ///< columns of a token's FFN, of all its experts
+  double matrices = 1;             ///< into the FFN; 2 if gated
+};
+MicrobatchDims microbatch_dims(const RunRow& row);
+
+/// Layers of a rank: on average, on the fullest stage, and on the last, which has the head too.
+/// Where stages do not divide the layers, embedding and head count as one each.
+struct StageLayers {
+  double mean = 0, fullest = 0, last = 0;
+};
+StageLayers stage_layers(const RunRow& row);
+
+/// Weights of a rank of the fullest stage.
+struct RankWeights {
+  double dense = 0, experts = 0;
+};
+RankWeights rank_weights(const RunRow& row);
+
+/// Bytes of activations of a layer and microbatch that a rank saves for its backward pass.
+double saved_bytes(const RunRow& row);
+/// Activations of a layer and microbatch that the first stage saves at once, at its peak.
+double saved_layers(const RunRow& row);
+
+/// Peak of allocated memory of a rank in GiB, bf16 weights, f32 gradients, Adam in f32 sharded over
+/// the replicas: state, saved activations, and the larger of the loss (logits in bf16 and f32) and
+/// the backward pass of an FFN (an f32 weight gradient and its operands).
+double peak_memory_gib(const RunRow& row);
+
+}  // namespace tandem::plan
