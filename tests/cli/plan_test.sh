@@ -129,3 +129,36 @@ plan_refused placements 2 'heads' "$source/configs/tiny.toml" --tp 3
 plan_refused placements 2 'config is missing: Job file (TOML)'
 plan_refused placements 2 '--tp: Value 0 not in range' "$source/configs/tiny.toml" --tp 0
 plan_refused placements 3 '/nowhere/x.json: cannot open' "$source/configs/tiny.toml" --json /nowhere/x.json
+
+# plan --fit: contract of the JSON, a split, and errors of one line.
+runs=$source/bench/published/runs.csv
+"$tandem" plan --fit "$runs" --predict "$runs" --json - >fit.json
+python3 - fit.json <<'END'
+import json, sys
+found = json.load(open(sys.argv[1]))
+rows = [r for r in found["rows"] if r["step_s"]]
+assert len(rows) > 300 and all(r["id"] and r["predicted_s"] > 0 for r in rows)
+errors = [100 * abs(r["predicted_s"] / r["step_s"] - 1) for r in rows]
+assert abs(sum(errors) / len(errors) - found["mape"]) < 1e-6 and abs(max(errors) - found["worst"]) < 1e-6
+assert found["mape"] < found["constant_flops_mape"]
+assert all(abs(sum(r["shares"].values()) - 1) < .01 for r in rows)
+assert found["skipped"] and all(r["reason"] for r in found["skipped"])
+END
+"$tandem" plan --fit "$runs" --leave-out model --where group=mosaic-mpt,gpu=H100,precision=bf16 >log
+grep -qx 'split           every model from the others' log || fail 'plan --leave-out: expected the split:' log
+fit_refused() { # CODE TEXT ARG...
+  code=$1 text=$2
+  shift 2
+  status=0
+  "$tandem" plan "$@" >log 2>&1 || status=$?
+  [ "$status" = "$code" ] || fail "plan $*: exit $status, expected $code" log
+  grep -qF -- "$text" log || fail "plan $*: expected '$text':" log
+  [ "$(wc -l <log)" = 1 ] || fail "plan $*: expected one line:" log
+}
+sed '3s/,2048,H100/,many,H100/;3s/,4096,H100/,many,H100/' "$runs" >bad.csv
+fit_refused 2 'bad.csv:3 (megatron-h100-weak-2): column seq: many: expected a positive number or nothing' --fit bad.csv
+fit_refused 3 'missing.csv' --fit missing.csv
+fit_refused 2 'gpuz: no such column: did you mean gpu' --fit "$runs" --where gpuz=H100
+fit_refused 2 '--where gpu=H300: no row matches' --fit "$runs" --where gpu=H300
+fit_refused 2 'expected one of them' --fit "$runs" --predict "$runs" --leave-out model
+fit_refused 2 '--fit' --predict "$runs"

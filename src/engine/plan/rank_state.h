@@ -1,4 +1,4 @@
-// What a rank of a run has in memory: layers, weights, saved activations and their peak.
+// Memory of a rank of a run: layers, weights, saved activations and their peak.
 #pragma once
 
 #include "engine/plan/run_rows.h"

@@ -22,7 +22,7 @@ const std::array<TermPrior, kTerms>& term_priors() {
       {"ep", 1, .5, 0, 0, .3, .3},
       {"pp", .1, .2},
       {"bubble", 1, .1},
-      {"dp", 1.4, .3, .2, 0, .2, .3},
+      {"dp", 1.4, .3, .2, 0, .2, .15},
       {"dp_messages", .3, .3},
       {"window", .3, .5},
       {"optimizer", 1.5, .3},
@@ -30,7 +30,7 @@ const std::array<TermPrior, kTerms>& term_priors() {
       {"imbalance", 1, .1},
       {"fixed", 1, .5, 0, 0, .3},
       {"jitter", .01, .3, 0, 0, .3},
-      {"software", 1, 0, 0, 0, 0, .1},
+      {"software", 1, 0, 0, 0, 0, .05},
   }};
   return kPriors;
 }

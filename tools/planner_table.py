@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Markdown table of splits on which `tandem plan --fit` was judged, for tools/tables.py. Run with a program, as in
+planner_table.py build/bin/tandem, it judges again and writes bench/results/planner.json."""
+import datetime
+import json
+import shlex
+import subprocess
+import sys
+
+from bench_results import ROOT, markdown
+
+RUNS, MEGASCALE = "bench/published/runs.csv", "bench/published/megascale.csv"
+RESULTS = "bench/results/planner.json"
+
+
+def unseen_models(conditions):
+    return ["--fit", RUNS, "--leave-out", "model", "--where", conditions]
+
+
+SPLITS = [
+    ("unseen models, H100, FSDP (Mosaic MPT)", unseen_models("group=mosaic-mpt,gpu=H100,precision=bf16")),
+    ("unseen models, A100, FSDP (Mosaic MPT)", unseen_models("group=mosaic-mpt,gpu=A100")),
+    ("unseen models, H100, bf16 (NVIDIA recipes, dense)",
+     unseen_models("group=nvidia-recipes-h100,precision=bf16,model!=Grok")),
+    ("unseen models, H100, fp8 (NVIDIA recipes, dense)",
+     unseen_models("group=nvidia-recipes-h100,precision=fp8,model!=Grok")),
+    ("unseen models, B200 (SimuMax's runs of Megatron, Llama)", unseen_models("group=simumax,model=Llama")),
+    ("unseen models, H100, fp8 (Megatron-Bridge, Llama)", unseen_models("group=megatron-bridge,model=Llama")),
+    ("unseen models, H100, fp8 (NeMo 24.07)", unseen_models("group=nemo-24.07")),
+    ("unseen models, H100, up to 6,144 GPUs (Megatron-Core, weak scaling)", unseen_models("group=megatron-h100-weak")),
+    ("unseen MoE model (Grok-1)", unseen_models("group=nvidia-recipes-h100,model=Grok")),
+    ("unseen MoE models (Megatron-Bridge)", unseen_models("group=megatron-bridge,model!=Llama")),
+    ("unseen models, H100 of 500 W, eager and compiled (torchtitan)", unseen_models("group=torchtitan-h100")),
+    ("175B on 3,072-12,288 GPUs from at most 1,024 (MegaScale's Table 2)",
+     ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B,gpus<=1024", "--where", "model=GPT-175B,gpus>1024"]),
+    ("530B from 175B (MegaScale)", ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B", "--where", "model=GPT-530B"]),
+    ("530B from 175B on at most 1,024 GPUs (MegaScale)",
+     ["--fit", MEGASCALE, "--fit-where", "model=GPT-175B,gpus<=1024", "--where", "model=GPT-530B"]),
+]
+KEYS = ("mape", "worst", "constant_flops_mape", "constant_flops_worst", "line_mape", "line_worst", "line_rows",
+        "memory_mape", "memory_worst")
+
+
+def judge(program, arguments):
+    found = json.loads(subprocess.run([program, "plan", *arguments, "--json", "-"], check=True, capture_output=True,
+                                      text=True).stdout)
+    rows = [r for r in found["rows"] if r["step_s"] is not None]
+    return {"rows": len(rows), **{key: found[key] for key in KEYS},
+            "effective_parameters": max(fit["effective_parameters"] for fit in found["fits"].values())}
+
+
+def measure(program):
+    results = [{"split": name, "command": shlex.join(["tandem", "plan", *arguments]), **judge(program, arguments)}
+               for name, arguments in SPLITS]
+    (ROOT / RESULTS).write_text(json.dumps({"date": str(datetime.date.today()), "splits": results}, indent=1) + "\n")
+
+
+def percent(mean, worst):
+    return "" if mean is None else f"{mean:.1f} ({worst:.1f})"
+
+
+def table(file):
+    splits = json.loads((ROOT / file).read_text())["splits"]
+    rows = [[s["split"], str(s["rows"]), f'**{percent(s["mape"], s["worst"])}**',
+             percent(s["constant_flops_mape"], s["constant_flops_worst"]),
+             percent(s["line_mape"], s["line_worst"]) if s["line_rows"] == s["rows"] else "",
+             f'{s["effective_parameters"]:.1f}'] for s in splits]
+    commands = "\n".join(s["command"] for s in splits)
+    return (markdown(["split", "runs", "planner, %", "constant FLOP/s, %", "line, %", "parameters"], rows)
+            + f"\n\nCommands, in the order of the rows:\n\n```\n{commands}\n```")
+
+
+def memory(file):
+    split = next(s for s in json.loads((ROOT / file).read_text())["splits"] if s["memory_mape"] is not None)
+    return f'Mean error {split["memory_mape"]:.1f} %, worst {split["memory_worst"]:.1f} %, on Llama runs of one host.'
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1])
