@@ -28,6 +28,7 @@ void add_check_layout(CLI::App& app);
 /// `tandem bench pipeline`
 void add_bench_pipeline(CLI::App& bench);
 void add_info(CLI::App& app);
+void add_launch(CLI::App& app);
 void add_plan(CLI::App& app);
 /// `tandem plan placements`
 void add_plan_placements(CLI::App& plan);

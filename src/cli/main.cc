@@ -145,6 +145,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_bench(app);
   tandem::cli::add_plan(app);
   tandem::cli::add_check_layout(app);
+  tandem::cli::add_launch(app);
   tandem::cli::add_info(app);
   try {
     return run(app, argc, argv);

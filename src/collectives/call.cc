@@ -123,7 +123,7 @@ void Call::require_apart(int rank, const std::array<ByteRange, 3>& local_data, i
 }
 
 void Call::enter(int peer, std::span<const std::byte> payload) {
-  std::byte* out = space_.outgoing.data() +
+  std::byte* out = space_.outgoing.get() +
                    layout_.envelope_bytes * ((call_ & 1) * size_t(size()) + size_t(peer));
   const Header header{space_.at(Stream::reduce, peer).sent, space_.at(Stream::gather, peer).sent,
                       args_, ranges_};

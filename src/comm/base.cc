@@ -1,9 +1,11 @@
 #include "comm/base.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "comm/arguments.h"
 
@@ -17,6 +19,15 @@ struct SlotHeader {
 constexpr size_t kChunk = 1024;
 constexpr size_t kSlot = sizeof(SlotHeader) + kChunk;
 
+/// Scope in which memory is allocated for the call `name`.
+struct NameOfCall {
+  std::string_view& call;
+  const std::string_view before;
+  NameOfCall(std::string_view& call_, std::string_view name)
+      : call(call_), before(std::exchange(call_, name)) {}
+  ~NameOfCall() { call = before; }
+};
+
 SlotHeader header_at(const std::byte* slot) {
   SlotHeader header;
   std::memcpy(&header, slot, sizeof header);
@@ -29,11 +40,10 @@ std::string_view what_of(const SlotHeader& header) {
 
 }  // namespace
 
-void BaseCommunicator::start(Reach reach) {
-  control_ = do_allocate(2 * size_t(size_) * kSlot, size_);
-  outgoing_.resize(2 * kSlot);
+void BaseCommunicator::make_workspace() {
+  if (workspace_) return;
   const WorkspaceLayout layout = WorkspaceLayout::of(size_);
-  auto buffer = do_allocate(layout.bytes(), layout.signals());
+  auto buffer = do_allocate_workspace(layout.bytes(), layout.signals());
   std::vector<CallCard*> cards;
   for (int rank = 0; rank < size_; ++rank) {
     std::byte* memory = look_at(*buffer, rank);
@@ -42,8 +52,8 @@ void BaseCommunicator::start(Reach reach) {
   const auto raise = [this, memory = buffer.get()](int peer, int signal, uint64_t epoch) {
     do_raise(peer, *memory, signal, epoch);
   };
-  workspace_ =
-      std::make_shared<Workspace>(*this, layout, std::move(buffer), reach, std::move(cards), raise);
+  workspace_ = std::make_shared<Workspace>(*this, layout, std::move(buffer), reach_,
+                                           std::move(cards), raise);
 }
 
 void BaseCommunicator::stop() {
@@ -89,7 +99,20 @@ std::unique_ptr<Communicator> BaseCommunicator::split(int color, int key) {
   std::vector<int> members;
   for (const auto& [unused, r] : order) members.push_back(r);
   const auto me = std::find(members.begin(), members.end(), rank_);
-  return do_split(color, members, int(me - members.begin()));
+  return do_group(fmt::format("split {} {}", splits_++, color), members, int(me - members.begin()));
+}
+
+std::unique_ptr<Communicator> BaseCommunicator::group(std::string_view name,
+                                                      const std::vector<int>& members) {
+  const auto me = std::find(members.begin(), members.end(), rank_);
+  const auto [min, max] = std::minmax_element(members.begin(), members.end());
+  if (me == members.end() || *min < 0 || *max >= size_) {
+    throw InvalidArgument(
+        fmt::format("group {} of rank {}: members {}: expected ranks 0 to {}, its own among them",
+                    name, rank_, fmt::join(members, ", "), size_ - 1));
+  }
+  const int made = groups_made_[fmt::format("{} {}", name, fmt::join(members, " "))]++;
+  return do_group(fmt::format("{} {}", name, made), members, int(me - members.begin()));
 }
 
 const std::byte* BaseCommunicator::control_slot(int source) const {
@@ -116,7 +139,15 @@ std::vector<std::vector<std::byte>> BaseCommunicator::exchange(std::span<const s
                                                                std::string_view what) {
   std::vector<std::vector<std::byte>> all(static_cast<size_t>(size_));
   const CallOnCard on_card(*this, what);
-  progress_.during([&] { exchange_all(blob, what, all); });
+  progress_.during([&] {
+    if (do_exchange(blob, what, all)) return;
+    if (!control_) {
+      const NameOfCall named(call_, what);
+      control_ = do_allocate(2 * size_t(size_) * kSlot, size_);
+      outgoing_.resize(2 * kSlot);
+    }
+    exchange_all(blob, what, all);
+  });
   return all;
 }
 

@@ -1,7 +1,8 @@
 // Common base of the CPU transports: argument checks, the control plane (`exchange`, and with it
 // barrier, require_same and the agreement of allocate and split) and the workspace of the
 // uncompressed collectives. A transport derives from BaseCommunicator, implements the hooks and
-// calls `start()` at the end of its constructor.
+// calls `start()` in its constructor. The buffers of both are made at first use, so that a group
+// costs nothing until then.
 //
 // `exchange` runs on put and wait over a small symmetric buffer. In round r every rank puts one
 // slot to every other rank and waits for their slots. Slots alternate with the round's parity: a
@@ -10,6 +11,7 @@
 // of them find the same mismatch, and a rank that never arrives is waited for, and named, directly.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,6 +33,9 @@ class BaseCommunicator : public Communicator {
   uint64_t read_signal(const SymmetricBuffer& buffer, int signal) const final;
   void wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch, const WaitSite& site) final;
   std::unique_ptr<Communicator> split(int color, int key) final;
+  /// As make_group (comm/group.h).
+  std::unique_ptr<Communicator> group(std::string_view name, const std::vector<int>& members);
+  void make_workspace();
   std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> blob,
                                                std::string_view what) final;
 
@@ -49,19 +54,28 @@ class BaseCommunicator : public Communicator {
   virtual uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const = 0;
   virtual void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                        const WaitSite& site) = 0;
-  /// Collective: the communicator of `members`, ranks of this one in their new order, of which this
-  /// rank is `members[index]`. `color` distinguishes the new groups.
-  virtual std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
-                                                 int index) = 0;
+  /// Communicator of `members`, ranks of this one in their new order, of which this rank is
+  /// `members[index]`. Called by all of them with the same `name`, which no other group of the same
+  /// members has. Does not wait for them.
+  virtual std::unique_ptr<Communicator> do_group(const std::string& name,
+                                                 const std::vector<int>& members, int index) = 0;
+  /// As do_allocate, but not collective: each rank calls it when it needs the memory.
+  virtual std::shared_ptr<SymmetricBuffer> do_allocate_workspace(size_t bytes, int signals) = 0;
+  /// Collective: `exchange` by other means, on all ranks or on none; false: on none.
+  virtual bool do_exchange(std::span<const std::byte>, std::string_view,
+                           std::vector<std::vector<std::byte>>&) {
+    return false;
+  }
 
-  /// Collective: allocates the control buffer and the workspace.
-  void start(Reach reach);
+  void start(Reach reach) { reach_ = reach; }
+  /// Name of the call for which memory is allocated.
+  std::string_view call() const { return call_; }
   /// Address of a peer's memory of `buffer`, read for error texts; nullptr if it is not
   /// addressable.
   virtual std::byte* look_at(const SymmetricBuffer& buffer, int rank) const {
     return buffer.peer(rank);
   }
-  /// Frees what `start` allocated, for a transport whose buffers must be destroyed before it.
+  /// Frees both buffers, for a transport whose buffers must be destroyed before it.
   void stop();
 
   /// Detects a forked child, which must not wait, send or free anything.
@@ -73,6 +87,10 @@ class BaseCommunicator : public Communicator {
   void exchange_round(std::span<const std::byte> chunk, size_t total, std::string_view what);
   const std::byte* control_slot(int source) const;
 
+  Reach reach_ = Reach::no_addresses;
+  std::string_view call_ = "allocate";
+  std::map<std::string, int> groups_made_;  ///< by name and members
+  int splits_ = 0;
   std::shared_ptr<SymmetricBuffer> control_;
   std::vector<std::byte> outgoing_;  // one slot per round parity
   uint64_t round_ = 0;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "comm/base.h"
 #include "comm/new_worlds.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/wait_check.h"
@@ -55,6 +56,11 @@ void Communicator::set_deadline(double seconds) {
 }
 
 Workspace& Communicator::workspace() const {
+  if (!workspace_) {
+    if (const auto* base = dynamic_cast<const BaseCommunicator*>(this)) {
+      const_cast<BaseCommunicator*>(base)->make_workspace();
+    }
+  }
   if (!workspace_) {
     throw Unsupported(fmt::format(
         "staging memory on the {} transport: expected threads, mpi or processes", transport()));

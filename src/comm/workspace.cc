@@ -80,7 +80,8 @@ Workspace::Workspace(Communicator& comm, const WorkspaceLayout& layout_,
       cards(std::move(cards_)),
       raise(std::move(raise_)),
       progress(comm, "collectives"),
-      outgoing(2 * size_t(layout_.ranks) * layout_.envelope_bytes),
+      outgoing(std::make_unique_for_overwrite<std::byte[]>(2 * size_t(layout_.ranks) *
+                                                           layout_.envelope_bytes)),
       counters_(size_t(kStreams) * size_t(layout_.ranks)) {}
 
 std::byte* Workspace::staging(int peer, uint64_t chunk) {

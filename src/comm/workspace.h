@@ -94,7 +94,8 @@ class Workspace {
   uint64_t bytes_sent = 0;  ///< sent by them and overlap operators, excluding arguments and signals
   /// Algorithms that the tuner chose for uncompressed collectives, by request; equal on every rank.
   std::map<std::string, uint8_t> routes;
-  std::vector<std::byte> outgoing;  ///< envelopes to send: [call parity][peer]
+  /// Envelopes to send: [call parity][peer]. Untouched pages take no memory.
+  const std::unique_ptr<std::byte[]> outgoing;
 
  private:
   std::vector<Counters> counters_;

@@ -7,6 +7,7 @@ tandem=$1 mpirun=$2 source=$3
 failures=0
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
+PATH=$(dirname "$tandem"):$PATH
 export TANDEM_CACHE_DIR=$dir/cache TANDEM_TUNE=0
 mkdir -p "$dir/configs" "$dir/include/tandem"
 for config in tiny moe; do
@@ -23,7 +24,7 @@ cd "$dir" || exit 1
 examples() { # of a help text, without their descriptions
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'
 }
-mapfile -t lines < <(for command in '' train eval tune generate trace 'plan schedule' 'plan placements' check-layout 'data check' 'data index' 'data verify'; do examples "$command"; done | awk '!seen[$0]++')
+mapfile -t lines < <(for command in '' train eval tune generate trace 'plan schedule' 'plan placements' launch check-layout 'data check' 'data index' 'data verify'; do examples "$command"; done | awk '!seen[$0]++')
 for line in "${lines[@]}"; do
   case $line in
     "tandem bench"*) line="\"\$tandem\" ${line#tandem} --repeats 2" ;;

@@ -26,6 +26,8 @@ train processes "$launch" 4
 same processes
 TANDEM_MPI_SHM=0 train sockets "$launch" 4
 same sockets
+train launched "$tandem" launch -n 4 --
+same launched
 if [ "$mpirun" != - ]; then
   train mpi "$mpirun" 4
   same mpi

@@ -274,6 +274,10 @@ TEST_F(Environment, GivesRankAndSize) {
   EXPECT_EQ(launch->local_rank, 1);
   EXPECT_EQ(launch->host, "gpu003");
   EXPECT_EQ(launch->port, 20000 + 1234567 % 20000);
+  set({{"SLURM_STEP_ID", "0"}});
+  EXPECT_EQ(launched_by_environment()->port, launch->port);
+  set({{"SLURM_STEP_ID", "1"}});  // a concurrent step of the same job
+  EXPECT_NE(launched_by_environment()->port, launch->port);
   // torchrun's variables without an address are overridden by srun's.
   set({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   ASSERT_TRUE(launched_by_environment());

@@ -6,7 +6,13 @@
 #include <filesystem>
 
 #include "comm/mpi/mpi_transport.h"
+#include "comm/processes/shared_memory.h"
+#include "comm/rendezvous/connect.h"
+#include "comm/rendezvous/connect_ranks.h"
+#include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/launch.h"
+#include "comm/rendezvous/secret.h"
+#include "core/env.h"
 #include "core/version.h"
 #include "tandem/error.h"
 
@@ -55,6 +61,7 @@ MpiBootstrap::MpiBootstrap(processes::Engine& engine, MPI_Comm base) {
   MPI_Comm_dup(base, &comm_);
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &size_);
+  deadline_s_ = env().deadline_s;
   if (base != MPI_COMM_WORLD) return;
   try {
     require_launched_size(size_);
@@ -85,10 +92,24 @@ void MpiBootstrap::end() {
   if (finalizes_mpi_) MPI_Finalize();
 }
 
-void MpiBootstrap::gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
-                                std::string_view) {
+std::vector<std::byte> MpiBootstrap::gather(std::span<const std::byte> local) const {
+  std::vector<std::byte> all(local.size() * size_t(size_));
   MPI_Allgather(local.data(), int(local.size()), MPI_BYTE, all.data(), int(local.size()), MPI_BYTE,
                 comm_);
+  return all;
+}
+
+control::Connection MpiBootstrap::connect_to_store() {
+  const uint64_t host = processes::host_identity();
+  uint64_t min = 0, max = 0;
+  MPI_Allreduce(&host, &min, 1, MPI_UINT64_T, MPI_MIN, comm_);
+  MPI_Allreduce(&host, &max, 1, MPI_UINT64_T, MPI_MAX, comm_);
+  auto server = control::contact_rank_zero("MPI", rank_, size_, min == max,
+                                           [this](auto local) { return gather(local); });
+  const auto credentials = control::credentials_of(server.secret, server.launch.world);
+  if (size_ == 1) server.listener = control::listen_on(control::endpoint_of(server.launch));
+  if (rank_ == 0) store_.emplace(std::move(server.listener), credentials, size_);
+  return control::join(server.launch, credentials, deadline_s_);
 }
 
 processes::Engine& engine(MPI_Comm base) {

@@ -3,10 +3,15 @@
 // call.
 #pragma once
 
+#include <optional>
+#include <span>
+#include <vector>
+
 #include "comm/mpi/api.h"
 
 #include "comm/processes/bootstrap.h"
 #include "comm/processes/engine.h"
+#include "comm/rendezvous/store_server.h"
 
 namespace tandem::mpi {
 
@@ -18,6 +23,7 @@ class MpiBootstrap final : public processes::Bootstrap {
 
   MPI_Comm comm() const { return comm_; }
   std::string_view transport() const override { return "mpi"; }
+  control::Connection connect_to_store() override;
   bool has_fabric() const override;
   std::unique_ptr<processes::Transport> make_transport(processes::TransportSink& sink,
                                                        processes::EventFd& event_fd) override;
@@ -26,11 +32,11 @@ class MpiBootstrap final : public processes::Bootstrap {
   bool must_end_together() const override { return finalizes_mpi_; }
 
  private:
-  void gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
-                    std::string_view what) override;
+  std::vector<std::byte> gather(std::span<const std::byte> local) const;
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  bool finalizes_mpi_ = false;  ///< MPI was initialized by this object
+  std::optional<control::StoreServer> store_;  ///< on rank 0
+  bool finalizes_mpi_ = false;                 ///< MPI was initialized by this object
 };
 
 /// Engine of this process in the MPI world: the ranks of `base` at the first call.

@@ -49,9 +49,8 @@ void MpiTransport::post_header(size_t slot) {
             &slot_requests_[slot]);
 }
 
-void MpiTransport::send(int peer, std::unique_ptr<Outgoing> message, bool first) {
-  auto& waiting = peers_[size_t(peer)].waiting;
-  first ? waiting.push_front(std::move(message)) : waiting.push_back(std::move(message));
+void MpiTransport::send(int peer, std::unique_ptr<Outgoing> message) {
+  peers_[size_t(peer)].waiting.push_back(std::move(message));
 }
 
 bool MpiTransport::sending() const {
@@ -160,11 +159,8 @@ bool MpiTransport::take_headers() {
 void MpiTransport::accept(int source, std::span<const std::byte> message) {
   Incoming entry;
   std::memcpy(&entry.header, message.data(), sizeof(Header));
-  if (entry.header.kind == MessageKind::put) entry.buffer = sink_.find_buffer(entry.header);
   const bool large = is_large(entry.header);
-  entry.posted = !large;
   if (!large) entry.contents.assign(message.begin() + sizeof(Header), message.end());
-  if (large && !entry.buffer) entry.contents.resize(size_t(entry.header.bytes));
   peers_[size_t(source)].incoming.push_back(std::move(entry));
 }
 
@@ -183,7 +179,14 @@ bool MpiTransport::post_payload(int source, const Peer& peer, size_t index, Inco
 bool MpiTransport::advance(int source, Peer& peer) {
   bool moved = false;
   for (size_t i = 0; i < peer.incoming.size(); ++i) {
-    if (!peer.incoming[i].posted && !post_payload(source, peer, i, peer.incoming[i])) break;
+    Incoming& entry = peer.incoming[i];
+    if (entry.posted) continue;
+    if (sink_.is_early(entry.header)) break;
+    if (!entry.buffer) entry.buffer = sink_.find_buffer(entry.header);
+    const bool large = is_large(entry.header);
+    if (large && !entry.buffer) entry.contents.resize(size_t(entry.header.bytes));
+    entry.posted = !large;
+    if (large && !post_payload(source, peer, i, entry)) break;
   }
   while (!peer.incoming.empty()) {
     Incoming& entry = peer.incoming.front();
@@ -191,18 +194,14 @@ bool MpiTransport::advance(int source, Peer& peer) {
     int done = 0;
     MPI_Test(&entry.request, &done, MPI_STATUS_IGNORE);
     if (!done) break;
-    deliver(source, entry);
+    deliver(entry);
     peer.incoming.pop_front();
     moved = true;
   }
   return moved;
 }
 
-void MpiTransport::deliver(int source, Incoming& entry) {
-  if (entry.header.kind != MessageKind::put) {
-    sink_.on_message(source, entry.header, std::move(entry.contents));
-    return;
-  }
+void MpiTransport::deliver(Incoming& entry) {
   if (!entry.buffer) return;
   if (!is_large(entry.header) && entry.header.bytes > 0) {
     std::memcpy(entry.buffer->data + entry.header.offset, entry.contents.data(),

@@ -24,7 +24,7 @@ class MpiTransport final : public processes::Transport {
   const char* name() const override { return "mpi"; }
   size_t chunk_bytes() const override { return processes::kChunkBytes; }
   bool polls() const override { return true; }
-  void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
+  void send(int peer, std::unique_ptr<Outgoing> message) override;
   bool progress() override;
   void sleep(bool awaited, std::chrono::microseconds longest) override;
   bool sending() const override;
@@ -58,7 +58,7 @@ class MpiTransport final : public processes::Transport {
   void accept(int source, std::span<const std::byte> message);
   bool advance(int source, Peer& peer);
   bool post_payload(int source, const Peer& peer, size_t index, Incoming& entry);
-  void deliver(int source, Incoming& entry);
+  void deliver(Incoming& entry);
 
   MPI_Comm comm_;
   TransportSink& sink_;

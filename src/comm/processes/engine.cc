@@ -1,9 +1,11 @@
 #include "comm/processes/engine.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
-#include <limits>
+#include <charconv>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -33,6 +35,7 @@ Engine::~Engine() {
   if (process_.is_this_process()) return;
   static_cast<void>(bootstrap_.release());  // both belong to the parent and its peers
   static_cast<void>(transport_.release());
+  static_cast<void>(store_.release());
 }
 
 void Engine::leave() {
@@ -77,11 +80,11 @@ uint64_t Engine::begin_run() {
                     "(split makes smaller ones)");
   }
   ++run_;
-  next_id_ = (run_ << 32) + 1;
+  groups_.clear();
   running_ = true;
   failed_ = false;
   aborts_.erase(aborts_.begin(), aborts_.lower_bound(run_));
-  std::erase_if(blobs_, [&](const auto& item) { return std::get<0>(item.first) >> 32 < run_; });
+  std::erase_if(early_closed_, [&](uint64_t id) { return id >> kRunShift < run_; });
   run_aborted_ = aborts_.contains(run_);
   run_timed_out_ = false;
   return run_;
@@ -96,25 +99,29 @@ void Engine::end_run(bool failed) {
     failed_ = failed;
     run = run_;
   }
-  if (!failed) tell(MessageKind::ended, run, {}, false);
+  if (!failed) store_->set(fmt::format("ended/{}", rank_), std::as_bytes(std::span(&run, 1)));
 }
 
 void Engine::add_buffer(uint64_t communicator, uint64_t buffer,
                         std::shared_ptr<LocalBuffer> memory) {
-  std::lock_guard lock(mutex_);
-  buffers_[{communicator, buffer}] = std::move(memory);
+  {
+    std::lock_guard lock(mutex_);
+    buffers_[{communicator, buffer}] = std::move(memory);
+  }
+  if (buffer == kWorkspaceBuffer) event_fd_.wake();  // contents may be waiting for it
 }
 
 void Engine::remove_buffer(uint64_t communicator, uint64_t buffer) {
   if (!process_.is_this_process()) return;
   std::lock_guard lock(mutex_);
   buffers_.erase({communicator, buffer});
+  if (buffer == kWorkspaceBuffer) early_closed_.insert(communicator);
 }
 
-void Engine::post(int world_rank, std::unique_ptr<Outgoing> message, bool first) {
+void Engine::post(int world_rank, std::unique_ptr<Outgoing> message) {
   {
     std::lock_guard lock(mutex_);
-    posted_.push_back({world_rank, first, std::move(message)});
+    posted_.push_back({world_rank, std::move(message)});
   }
   event_fd_.wake();
 }
@@ -142,19 +149,14 @@ void Engine::abort(const std::string& reason, int origin) {
     run_aborted_ = true;
   }
   ring(rank_);
-  tell(MessageKind::abort, run, std::string_view(first.reason).substr(0, kInlineBytes), true,
-       first.origin);
-}
-
-void Engine::tell(MessageKind kind, uint64_t run, std::string_view text, bool first, int origin) {
-  const auto bytes = std::as_bytes(std::span(text));
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    auto message = std::make_unique<Outgoing>();
-    message->header = {kind, origin, run, 0, 0, bytes.size(), 0};
-    message->contents.assign(bytes.begin(), bytes.end());
-    post(peer, std::move(message), first);
+  const int32_t culprit = first.origin;
+  control::Blob value;
+  for (const auto bytes :
+       {std::as_bytes(std::span(&culprit, 1)),
+        control::bytes_of(std::string_view(first.reason).substr(0, kInlineBytes))}) {
+    value.insert(value.end(), bytes.begin(), bytes.end());
   }
+  store_->set(fmt::format("abort/{}", run), value);
 }
 
 std::optional<AbortNotice> Engine::aborted() const {
@@ -172,21 +174,6 @@ void Engine::note_abort(uint64_t run, int origin, const std::string& reason) {
     if (run == run_) run_aborted_ = true;
   }
   ring(rank_);
-}
-
-void Engine::note_end(int source, uint64_t run) {
-  auto& ended = ended_[size_t(source)];
-  if (ended.load(std::memory_order_relaxed) < run) ended.store(run, std::memory_order_release);
-  ring(rank_);
-}
-
-std::optional<Engine::Blob> Engine::take_blob(uint64_t communicator, uint64_t epoch, int source) {
-  std::lock_guard lock(mutex_);
-  const auto found = blobs_.find({communicator, epoch, source});
-  if (found == blobs_.end()) return std::nullopt;
-  Blob blob = std::move(found->second);
-  blobs_.erase(found);
-  return blob;
 }
 
 void Engine::expect(int change) {
@@ -209,28 +196,11 @@ void Engine::on_put(LocalBuffer& buffer, const Header& header) {
   ring(rank_);
 }
 
-void Engine::on_message(int source, const Header& header, std::vector<std::byte> contents) {
-  switch (header.kind) {
-    case MessageKind::put:
-    case MessageKind::taken:
-      return;
-    case MessageKind::blob: {
-      std::lock_guard lock(mutex_);
-      if (header.communicator >> 32 < run_) return;
-      blobs_[{header.communicator, header.epoch, source}] = std::move(contents);
-      break;
-    }
-    case MessageKind::abort:
-      note_abort(header.communicator, header.signal,
-                 {reinterpret_cast<const char*>(contents.data()), contents.size()});
-      return;
-    case MessageKind::ended:
-      return note_end(source, header.communicator);
-    case MessageKind::leave:
-      left_[size_t(source)] = true;
-      return note_end(source, std::numeric_limits<uint64_t>::max());
-  }
-  ring(rank_);
+bool Engine::is_early(const Header& header) {
+  if (header.buffer != kWorkspaceBuffer) return false;
+  std::lock_guard lock(mutex_);
+  return !stopping_ && !buffers_.contains({header.communicator, header.buffer}) &&
+         header.communicator >> kRunShift >= run_ && !early_closed_.contains(header.communicator);
 }
 
 void Engine::on_sent() {
@@ -238,13 +208,140 @@ void Engine::on_sent() {
 }
 
 void Engine::on_lost(int source) {
-  left_[size_t(source)] = true;
+  lost_connections_.emplace(source, FutexWaiter::Clock::now());
+}
+
+void Engine::on_unreachable(int peer, const std::string& why) {
+  abort(
+      fmt::format("connecting to rank {}: {} (needed: a network between them, and file "
+                  "descriptors: ulimit -n)",
+                  peer, why));
+}
+
+void Engine::note_lost(int source) {
   uint64_t run = 0;
   {
     std::lock_guard lock(mutex_);
     run = running_ ? run_ : run_ + 1;
   }
   note_abort(run, source, "its process is gone");
+}
+
+void Engine::on_event(const control::Event& event) {
+  const size_t slash = event.key.find('/');
+  const auto number = [&] {
+    uint64_t value = 0;
+    const char* begin = event.key.data() + std::min(slash + 1, event.key.size());
+    std::from_chars(begin, event.key.data() + event.key.size(), value);
+    return value;
+  };
+  if (event.key.starts_with("abort/") && event.value.size() >= sizeof(int32_t)) {
+    int32_t origin = 0;
+    std::memcpy(&origin, event.value.data(), sizeof origin);
+    const auto reason = control::text_of(std::span(event.value).subspan(sizeof origin));
+    note_abort(number(), origin, std::string(reason));
+  } else if (event.change == control::Change::lost || event.change == control::Change::expired) {
+    note_lost(int(number()));
+  }
+}
+
+void Engine::note_store_gone() {
+  if (store_gone_.exchange(true)) return;
+  event_fd_.remove(store_->fd());
+  note_lost(0);
+}
+
+// The first thread that waits receives itself, which saves waking two threads for a reply; further
+// ones, and the application when none waits, have the communication thread receive.
+bool Engine::await(const control::StoreClient::Pending& reply,
+                   FutexWaiter::Clock::time_point deadline) {
+  if (caller_receives_.exchange(true)) {
+    return wait([&] { return reply->here.load(std::memory_order_acquire); }, deadline, true, true);
+  }
+  struct Receiving {
+    Engine& engine;
+    explicit Receiving(Engine& of) : engine(of) { engine.event_fd_.heed(engine.store_->fd(), false); }
+    ~Receiving() {
+      engine.caller_receives_ = false;
+      if (!engine.store_gone_) engine.event_fd_.heed(engine.store_->fd(), true);
+    }
+  } const receiving(*this);
+  return receive_until(*reply, deadline);
+}
+
+bool Engine::receive_until(const control::StoreClient::Reply& reply,
+                           FutexWaiter::Clock::time_point deadline) {
+  while (true) {
+    const bool alive =
+        store_->receive([this](const control::Event& event) { on_event(event); }, &reply);
+    ring(rank_);
+    if (reply.here) return true;
+    if (!alive) note_store_gone();
+    if (!alive || run_aborted() || FutexWaiter::Clock::now() >= deadline) return reply.here;
+    control::wait_until(store_->fd(), POLLIN, next_wait_check(deadline));
+    check_wait();
+  }
+}
+
+uint64_t Engine::add_group(const std::string& name) {
+  const uint64_t mask = (uint64_t{1} << kRunShift) - 1;
+  std::lock_guard lock(mutex_);
+  const uint64_t id = run_ << kRunShift | (control::number_of_meeting(name) & mask);
+  const auto [entry, added] = groups_.emplace(id, name);
+  if (!added) {
+    throw Unsupported(fmt::format(
+        "group '{}': it has the number of group '{}' of this rank: expected names that differ",
+        name, entry->second));
+  }
+  return id;
+}
+
+void Engine::learn(std::span<const int> world_ranks, FutexWaiter::Clock::time_point deadline) {
+  if (one_host_ && memory_shared_) return;
+  constexpr size_t kAtOnce = 512;
+  std::vector<int> unknown;
+  {
+    std::lock_guard lock(mutex_);
+    for (const int rank : world_ranks) {
+      if (!addresses_.contains(rank)) unknown.push_back(rank);
+    }
+  }
+  for (size_t at = 0; at < unknown.size(); at += kAtOnce) {
+    const auto some = std::span(unknown).subspan(at, std::min(kAtOnce, unknown.size() - at));
+    std::vector<std::string> keys;
+    for (const int rank : some) keys.push_back(fmt::format("address/{}", rank));
+    const auto reply = store_->get(keys, true);
+    if (!await(reply, deadline)) {
+      if (const auto notice = aborted()) throw Aborted(notice->origin, notice->reason);
+      throw Timeout({"addresses", some.front()}, rank_, 0, 0, bootstrap_->deadline_s());
+    }
+    const auto values = control::StoreClient::values(*reply);
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < some.size(); ++i) {
+      PeerAddress& address = addresses_[some[i]];
+      std::memcpy(&address, values.at(i).data(), std::min(values[i].size(), sizeof address));
+    }
+  }
+}
+
+bool Engine::shares_memory(int world_rank) const {
+  if (one_host_ || !memory_shared_ || world_rank == rank_) {
+    return memory_shared_ || world_rank == rank_;
+  }
+  std::lock_guard lock(mutex_);
+  const auto found = addresses_.find(world_rank);
+  return found != addresses_.end() && found->second.host == host_ && found->second.shares_memory;
+}
+
+void Engine::ask_whether_ended(int world_rank, FutexWaiter::Clock::time_point deadline) {
+  const std::string key = fmt::format("ended/{}", world_rank);
+  const auto reply = store_->get(std::span(&key, 1), false);
+  if (!await(reply, deadline)) return;
+  const auto values = control::StoreClient::values(*reply);
+  uint64_t run = 0;
+  if (values.at(0).size() != sizeof run) return;
+  std::memcpy(&run, values[0].data(), sizeof run);
+  ended_[size_t(world_rank)].store(run, std::memory_order_release);
 }
 
 }  // namespace tandem::processes

@@ -1,10 +1,17 @@
-// Engine of this process in a world of processes. Its communication thread moves everything that is
-// not shared memory, so transfers progress while the application computes, and makes every MPI call
-// if the world is MPI's. It connects to the others when the first run begins and disconnects at
-// process exit; each call of `run`, and each World, is a numbered run with its own communicators,
-// aborts and messages, and a late message of an earlier run is dropped.
+// Engine of a rank in a world of processes. Its communication thread moves everything that is not
+// shared memory, so transfers progress while the application computes, makes every MPI call if the
+// world is MPI's, and receives from the world's rendezvous store. It joins the store at the start,
+// in a number of steps that does not depend on the world's size, and leaves it at process exit.
+// Other ranks are connected to when something is first sent to them. Each call of `run`, and each
+// World, is a numbered run with its own communicators, aborts and messages; a late message of an
+// earlier run is dropped.
+//
+// Keys of the store: member/RANK, leased (its loss is a lost rank); abort/RUN (int32 rank, reason);
+// ended/RANK, the last run that it has ended; address/RANK (PeerAddress); ranks/HOST and
+// waiters/HOST, the ranks of a host and the memory of their futex waiters; buffer/…, shared memory.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -12,21 +19,30 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "comm/processes/bootstrap.h"
 #include "comm/processes/event_fd.h"
 #include "comm/processes/futex_waiter.h"
+#include "comm/processes/peer_address.h"
 #include "comm/processes/shared_memory.h"
 #include "comm/processes/transport.h"
+#include "comm/rendezvous/store_client.h"
 #include "core/fork.h"
 
 namespace tandem::processes {
+
+/// A communicator's id has its run from this bit on.
+constexpr int kRunShift = 40;
+/// Number of a communicator's workspace among its buffers: each rank makes it when it needs it.
+constexpr uint64_t kWorkspaceBuffer = ~uint64_t{0};
 
 struct AbortNotice {
   int origin;
@@ -35,8 +51,6 @@ struct AbortNotice {
 
 class Engine final : TransportSink {
  public:
-  using Blob = std::vector<std::byte>;
-
   /// Collective, as is the next constructor: throws Mismatch, on all ranks, if settings differ, and
   /// what the bootstrap throws.
   explicit Engine(std::unique_ptr<Bootstrap> bootstrap);
@@ -51,14 +65,22 @@ class Engine final : TransportSink {
   const Bootstrap& bootstrap() const { return *bootstrap_; }
   /// Disconnects from the other ranks and ends the communication thread.
   void leave();
-  /// Whether ordinary loads and stores can reach that rank's symmetric memory.
-  bool shares_memory(int world_rank) const { return waiters_[size_t(world_rank)] != nullptr; }
+  /// Reads the addresses of ranks, so that `shares_memory` and `post` know them. Throws Timeout.
+  void learn(std::span<const int> world_ranks, FutexWaiter::Clock::time_point deadline);
+  /// Whether ordinary loads and stores can reach the symmetric memory of a rank that was learnt.
+  bool shares_memory(int world_rank) const;
+  uint64_t host() const { return host_; }
   const char* transport_name() const { return transport_->name(); }
   size_t chunk_bytes() const { return transport_->chunk_bytes(); }
 
-  /// First communicator id of the current run that is unused on this rank.
-  uint64_t next_id() const { return next_id_; }
-  void set_next_id(uint64_t id) { next_id_ = id; }
+  control::StoreClient& store() { return *store_; }
+  /// Waits for a reply of the store; false at the deadline or after an abort. Throws what a wait
+  /// check throws.
+  bool await(const control::StoreClient::Pending& reply, FutexWaiter::Clock::time_point deadline);
+
+  /// Id in the current run of the group of that unique name; equal on all its ranks. Throws
+  /// Unsupported if another group of this rank has it by chance.
+  uint64_t add_group(const std::string& name);
 
   /// Starts a run and returns its number. Throws InvalidArgument if another one is open.
   uint64_t begin_run();
@@ -67,13 +89,14 @@ class Engine final : TransportSink {
   void add_buffer(uint64_t communicator, uint64_t buffer, std::shared_ptr<LocalBuffer> memory);
   void remove_buffer(uint64_t communicator, uint64_t buffer);
 
-  void post(int world_rank, std::unique_ptr<Outgoing> message, bool first = false);
+  /// Sends to a rank that was learnt.
+  void post(int world_rank, std::unique_ptr<Outgoing> message);
   /// Runs `work` on the communication thread, which is the only one that may call MPI, and returns
   /// true when it has ended; false at the deadline. `work` owns what it accesses: a collective that
   /// waits for a lost rank may outlive the call.
   bool call(std::function<void()> work, FutexWaiter::Clock::time_point deadline);
-  /// Sends all ranks the run's first abort that this rank knows: this one, unless others have
-  /// aborted before. `origin`: rank that caused it; -1: this one.
+  /// Tells all ranks, unless this one has heard of an abort of this run from the store. `origin`:
+  /// rank that caused it; -1: this one.
   void abort(const std::string& reason, int origin = -1);
   bool run_aborted() const { return run_aborted_.load(std::memory_order_acquire); }
   /// Whether a wait of this run has passed its deadline, so undelivered messages have had their
@@ -88,10 +111,10 @@ class Engine final : TransportSink {
     return ended_[size_t(world_rank)].load(std::memory_order_acquire) >= run_;
   }
 
-  /// Removes and returns the blob of `source` in exchange number `epoch`; nullopt: not arrived yet.
-  std::optional<Blob> take_blob(uint64_t communicator, uint64_t epoch, int source);
+  /// Asks the store whether that rank has ended the current run, which nothing else reports.
+  void ask_whether_ended(int world_rank, FutexWaiter::Clock::time_point deadline);
 
-  void ring(int world_rank) { waiters_[size_t(world_rank)]->ring(); }
+  void ring(int world_rank) { waiter(world_rank).ring(); }
   /// Sleeps until `ready()`, an abort or the deadline; true if `ready()`. `by_message`: the awaited
   /// change arrives through the communication thread. `checked`: throws what a wait check throws.
   template <class Ready>
@@ -99,17 +122,16 @@ class Engine final : TransportSink {
             bool checked = false) {
     const Expectation expected(by_message && transport_->polls() ? this : nullptr);
     const auto stop = [&] { return ready() || run_aborted(); };
-    waiters_[size_t(rank_)]->wait(stop, deadline, spins_, checked);
+    waiter(rank_).wait(stop, deadline, spins_, checked);
     return ready();
   }
 
  private:
+  static constexpr size_t kWaiterBytes = 64;
   struct Posted {
     int peer;
-    bool first;
     std::unique_ptr<Outgoing> message;
   };
-  using BlobKey = std::tuple<uint64_t, uint64_t, int>;
 
   struct Expectation {
     Engine* const engine;
@@ -121,33 +143,57 @@ class Engine final : TransportSink {
     }
   };
 
+  FutexWaiter& waiter(int world_rank) const {
+    return *reinterpret_cast<FutexWaiter*>(waiters_ + size_t(world_rank) * kWaiterBytes);
+  }
+
   void find_the_others(std::unique_ptr<Bootstrap> bootstrap);
+  /// Waits for a reply while no communication thread receives. Throws Timeout, and Aborted if a
+  /// rank is lost or has failed.
+  void await_at_start(std::string_view what, const control::StoreClient::Pending& reply);
+  control::Met meet_at_start(std::string_view what, std::string_view compared);
+  void require_same_program();
+  void share_memory();
+  /// Creates the memory of this host's waiters if this rank is its first, else opens it. False if
+  /// it cannot be shared.
+  bool open_waiters();
+  std::unique_ptr<Transport> make_transport();
+  /// Secret of the world's connections, from rank 0.
+  Digest connection_secret();
+
   void start_and_serve(const Start& start);
   void serve();
-  void share_memory();
-  std::unique_ptr<Transport> make_transport();
   bool run_call();
   bool take_posted();
+  bool take_from_store();
+  /// Receives from the store on the caller's thread until the reply is there; otherwise as await.
+  bool receive_until(const control::StoreClient::Reply& reply,
+                     FutexWaiter::Clock::time_point deadline);
+  void note_store_gone();
+  void check_lost_connections();
+  void renew_lease();
   void say_goodbye();
   void expect(int change);
   void note_abort(uint64_t run, int origin, const std::string& reason);
-  void note_end(int source, uint64_t run);
-  /// Sends to all other ranks.
-  void tell(MessageKind kind, uint64_t run, std::string_view text, bool first, int origin = 0);
-  std::string describe_absent() const;
+  void note_lost(int source);
+  void on_event(const control::Event& event);
+  std::string describe_absent();
 
   std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;
   void on_put(LocalBuffer& buffer, const Header& header) override;
-  void on_message(int source, const Header& header, std::vector<std::byte> contents) override;
+  bool is_early(const Header& header) override;
   void on_sent() override;
   void on_lost(int source) override;
+  void on_unreachable(int peer, const std::string& why) override;
 
   int rank_ = 0, size_ = 1;
-  uint64_t next_id_ = 0;
   int spins_ = 0;
-  std::shared_ptr<SharedMemory> control_;
-  std::vector<std::shared_ptr<SharedMemory>> peer_controls_;
-  std::vector<FutexWaiter*> waiters_;
+  uint64_t host_ = 0;
+  bool one_host_ = false;       ///< all ranks are on this host, and agree on sharing memory
+  bool memory_shared_ = false;  ///< this rank's, with others of its host that say so, too
+  std::shared_ptr<SharedMemory> waiter_memory_;
+  std::byte* waiters_ = nullptr;  ///< by world rank; if memory is not shared, of this rank only
+  std::unordered_map<int, PeerAddress> addresses_;
 
   EventFd event_fd_;
   mutable std::mutex mutex_;
@@ -156,9 +202,10 @@ class Engine final : TransportSink {
   std::function<void()> call_;  // requested, not begun
   bool calling_ = false;        // begun or requested
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
-  std::map<BlobKey, Blob> blobs_;
+  std::unordered_set<uint64_t> early_closed_;         ///< groups whose workspace is gone
+  std::unordered_map<uint64_t, std::string> groups_;  ///< names, by id
   std::map<uint64_t, AbortNotice> aborts_;
-  std::optional<uint64_t> announced_abort_;   // run whose abort was sent to all
+  std::optional<uint64_t> announced_abort_;   // run whose abort all ranks are told of
   std::vector<std::atomic<uint64_t>> ended_;  // last run that each rank has ended
   uint64_t run_ = 0;
   bool started_ = false, stopping_ = false, running_ = false, failed_ = false;
@@ -167,9 +214,14 @@ class Engine final : TransportSink {
   std::atomic<bool> run_aborted_{false}, run_timed_out_{false};
 
   std::unique_ptr<Bootstrap> bootstrap_;
+  std::unique_ptr<control::StoreClient> store_;
   std::unique_ptr<Transport>
       transport_;  // this and the next: used only by the communication thread once started
-  std::vector<bool> left_;
+  /// Connections that have ended without a word of the store, and when.
+  std::map<int, FutexWaiter::Clock::time_point> lost_connections_;
+  FutexWaiter::Clock::time_point renewed_{};
+  std::atomic<bool> store_gone_{false};
+  std::atomic<bool> caller_receives_{false};  ///< a thread in `await`, from the store
   const ProcessMark process_;
   std::thread thread_;
 };

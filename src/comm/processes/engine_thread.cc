@@ -5,38 +5,19 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <functional>
-#include <new>
 
 #include "comm/processes/engine.h"
-#include "comm/processes/socket_transport.h"
-#include "comm/processes/sockets.h"
-#include "comm/same_build.h"
 #include "core/env.h"
 #include "core/log.h"
-#include "tandem/error.h"
 
 namespace tandem::processes {
 namespace {
 
-constexpr auto kLongSleep = std::chrono::minutes(1);
-
-struct Neighbour {
-  uint64_t host;
-  SharedMemory::Handle control;
-  char settings[64];
-};
-
-/// Throws Mismatch, on every rank or on none, if settings differ.
-void require_same_settings(const std::vector<Neighbour>& all) {
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (std::string_view(all[rank].settings) == all[0].settings) continue;
-    throw Mismatch(
-        fmt::format("environment: rank 0 has {}, rank {} has {}: expected the same on "
-                    "all ranks (mpirun -x NAME passes a variable on)",
-                    all[0].settings, rank, all[rank].settings));
-  }
-}
+constexpr auto kLongSleep = std::chrono::seconds(20);
+// A rank that does not renew its membership for so long counts as lost: a host that is cut off.
+constexpr double kMinLeaseSeconds = 120;
+// Time for the store to report why a connection has ended.
+constexpr auto kVerdictTime = std::chrono::milliseconds(500), kVerdictNap = kVerdictTime / 5;
 
 // Makes a broken connection an error, not a signal.
 void block_sigpipe() {
@@ -47,24 +28,6 @@ void block_sigpipe() {
 }
 
 }  // namespace
-
-void Engine::find_the_others(std::unique_ptr<Bootstrap> bootstrap) {
-  bootstrap_ = std::move(bootstrap);
-  rank_ = bootstrap_->rank();
-  size_ = bootstrap_->size();
-  ended_ = std::vector<std::atomic<uint64_t>>(size_t(size_));
-  left_.assign(size_t(size_), false);
-  left_[size_t(rank_)] = true;
-  try {
-    require_same_build(bootstrap_->gather(this_build(), "first meeting"));
-    share_memory();
-    transport_ = make_transport();
-    bootstrap_->connected();
-  } catch (const std::exception& error) {
-    bootstrap_->failed(error);
-    throw;
-  }
-}
 
 void Engine::start_and_serve(const Start& start) {
   std::exception_ptr error;
@@ -89,6 +52,8 @@ void Engine::serve() {
     bool moved = take_posted();
     moved |= transport_->progress();
     moved |= run_call();
+    moved |= take_from_store();
+    check_lost_connections();
     if (moved) continue;
     bool awaited = false;
     {
@@ -96,60 +61,10 @@ void Engine::serve() {
       if (stopping_ && posted_.empty()) break;
       awaited = expecting_ > 0;
     }
-    transport_->sleep(awaited, kLongSleep);
+    renew_lease();
+    transport_->sleep(awaited, lost_connections_.empty() ? kLongSleep : kVerdictNap);
   }
   say_goodbye();
-}
-
-void Engine::share_memory() {
-  control_ = SharedMemory::create(sizeof(FutexWaiter));
-  waiters_.assign(size_t(size_), nullptr);
-  peer_controls_.resize(size_t(size_));
-  waiters_[size_t(rank_)] = new (control_->data()) FutexWaiter;
-  Neighbour local{host_identity(), control_->handle(), {}};
-  shared_settings().copy(local.settings, sizeof local.settings - 1);
-  const auto all = bootstrap_->gather(local, "first meeting");
-  require_same_settings(all);
-  bool opened = env().mpi_shm;
-  int local_ranks = 1;
-  for (int peer = 0; opened && peer < size_; ++peer) {
-    if (peer == rank_ || all[size_t(peer)].host != local.host) continue;
-    ++local_ranks;
-    try {
-      auto& control = peer_controls_[size_t(peer)];
-      control = SharedMemory::open(all[size_t(peer)].control, sizeof(FutexWaiter));
-      waiters_[size_t(peer)] = reinterpret_cast<FutexWaiter*>(control->data());
-    } catch (const IoError&) {
-      opened = false;
-    }
-  }
-  const bool everywhere = bootstrap_->everywhere(opened, "shared memory");
-  for (int peer = 0; !everywhere && peer < size_; ++peer) {
-    if (peer != rank_) waiters_[size_t(peer)] = nullptr;
-  }
-  control_->seal();
-  // A short spin is cheaper than a sleep if a core is free; otherwise it keeps a peer from running.
-  spins_ = unsigned(local_ranks) < std::thread::hardware_concurrency() ? 400 : 20;
-}
-
-// Chooses sockets, unless a host has a fabric that MPI reaches over a better network.
-std::unique_ptr<Transport> Engine::make_transport() {
-  const bool sockets =
-      env().mpi_transport == "tcp" || (env().mpi_transport == "auto" && !bootstrap_->has_fabric());
-  TransportSink& sink = *this;
-  if (bootstrap_->everywhere(sockets, "transport")) {
-    auto connected = connect_all(*bootstrap_);
-    if (!connected.empty()) {
-      return std::make_unique<SocketTransport>(std::move(connected), sink, event_fd_);
-    }
-    if (env().mpi_transport == "tcp") {
-      throw IoError(
-          "TANDEM_MPI_TRANSPORT=tcp: the processes cannot all reach each other over TCP: expected "
-          "a "
-          "network between them");
-    }
-  }
-  return bootstrap_->make_transport(sink, event_fd_);
 }
 
 bool Engine::take_posted() {
@@ -158,7 +73,7 @@ bool Engine::take_posted() {
     std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  for (auto& item : posted) transport_->send(item.peer, std::move(item.message), item.first);
+  for (auto& item : posted) transport_->send(item.peer, std::move(item.message));
   return !posted.empty();
 }
 
@@ -178,57 +93,95 @@ bool Engine::run_call() {
   return true;
 }
 
+bool Engine::take_from_store() {
+  if (!event_fd_.take_added() || store_gone_) return false;
+  if (!store_->receive([this](const control::Event& event) { on_event(event); })) {
+    note_store_gone();
+  }
+  ring(rank_);
+  return true;
+}
+
+// The store reports a lost rank; a connection that ends although both ranks live is a loss, too.
+void Engine::check_lost_connections() {
+  if (lost_connections_.empty()) return;
+  const auto now = FutexWaiter::Clock::now();
+  for (auto lost = lost_connections_.begin(); lost != lost_connections_.end();) {
+    if (now - lost->second < kVerdictTime) {
+      ++lost;
+      continue;
+    }
+    note_lost(lost->first);
+    lost = lost_connections_.erase(lost);
+  }
+}
+
+void Engine::renew_lease() {
+  const auto now = FutexWaiter::Clock::now();
+  if (store_gone_ || now - renewed_ < kLongSleep) return;
+  renewed_ = now;
+  const double lease_s = std::clamp(2 * bootstrap_->deadline_s(), kMinLeaseSeconds, 1e9);
+  store_->set(fmt::format("member/{}", rank_), {}, int(lease_s));
+}
+
 /// Ranks that have not left, as "rank 2, rank 3".
-std::string Engine::describe_absent() const {
+std::string Engine::describe_absent() {
+  const auto reply = store_->ask_missing("leave");
+  const auto until = FutexWaiter::Clock::now() + std::chrono::seconds(1);
+  while (!reply->here && !store_gone_ && FutexWaiter::Clock::now() < until) {
+    transport_->sleep(false, std::chrono::milliseconds(10));
+    take_from_store();
+  }
+  if (!reply->here) return "others";
   std::string text;
-  for (int rank = 0; rank < size_; ++rank) {
-    if (left_[size_t(rank)]) continue;
+  for (const int rank : control::StoreClient::missing(*reply)) {
     text += fmt::format("{}rank {}", text.empty() ? "" : ", ", rank);
   }
   return text;
 }
 
-// Tells every other rank that this one leaves, and stays until all have left: until then a peer may
-// still need this process to accept its messages. After a failed run it waits only long enough for
-// the others to receive the abort and print their own errors, and skips the bootstrap's end
-// (MPI_Finalize), which would wait for ranks that may have exited. After the deadline it reports
-// the ranks it waits for, and leaves if that is harmless: mpirun terminates all ranks when one ends
-// without MPI_Finalize.
+// Meets the other ranks once more: until all have come, a peer may still need this process to
+// accept its messages. After a failed run it waits only long enough for the others to receive the
+// abort and print their own errors, and skips the bootstrap's end (MPI_Finalize), which would wait
+// for ranks that may have exited. After the deadline it reports the ranks it waits for, and leaves
+// if that is harmless: mpirun terminates all ranks when one ends without MPI_Finalize.
 void Engine::say_goodbye() {
   bool failed = false;
   {
     std::lock_guard lock(mutex_);
     failed = failed_;
   }
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    auto message = std::make_unique<Outgoing>();
-    message->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
-    transport_->send(peer, std::move(message), false);
-  }
+  transport_->notify_leave();
+  const uint64_t all_runs = ~uint64_t{0};
+  store_->set(fmt::format("ended/{}", rank_), std::as_bytes(std::span(&all_runs, 1)));
+  const auto others =
+      store_->meet({.name = "leave", .count = size_, .index = rank_, .gone_count = true});
+  const auto all_left = [&] { return others->here || store_gone_; };
   using Seconds = std::chrono::duration<double>;
   const double patience = failed ? 2 : env().deadline_s;
   const auto until = FutexWaiter::Clock::now() +
                      std::chrono::duration_cast<FutexWaiter::Clock::duration>(Seconds(patience));
   bool said = false;
-  while (!std::all_of(left_.begin(), left_.end(), std::identity()) || transport_->sending()) {
+  while (!all_left() || transport_->sending()) {
     if (FutexWaiter::Clock::now() > until) {
-      if (failed) return;
-      if (!std::exchange(said, true)) {
-        log_message(LogLevel::warn,
-                    fmt::format("rank {} has ended and waited {:.3g} s for {}, which {} not: {}",
-                                rank_, patience, describe_absent(),
-                                std::count(left_.begin(), left_.end(), false) == 1 ? "has" : "have",
-                                bootstrap_->must_end_together() ? "it waits on" : "it leaves"));
+      if (!failed && !std::exchange(said, true)) {
+        const std::string absent = describe_absent();
+        log_message(
+            LogLevel::warn,
+            fmt::format("rank {} has ended and waited {:.3g} s for {}, which {} not: {}", rank_,
+                        patience, absent, absent.find(',') == absent.npos ? "has" : "have",
+                        bootstrap_->must_end_together() ? "it waits on" : "it leaves"));
       }
-      if (!bootstrap_->must_end_together()) return;
+      if (failed || !bootstrap_->must_end_together()) break;
     }
-    if (!transport_->progress()) {
+    if (!transport_->progress() && !take_from_store()) {
       transport_->sleep(false, std::chrono::milliseconds(patience < 10 ? 100 : 1000));
     }
   }
+  store_->leave();
+  if (!all_left()) return;
   transport_->close();
-  bootstrap_->end();
+  if (!failed) bootstrap_->end();
 }
 
 }  // namespace tandem::processes

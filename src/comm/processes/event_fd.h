@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <utility>
 
 namespace tandem::processes {
 
@@ -13,7 +14,16 @@ class EventFd {
   EventFd(const EventFd&) = delete;
   EventFd& operator=(const EventFd&) = delete;
 
-  int descriptor() const { return fd_; }
+  int descriptor() const { return epoll_ < 0 ? fd_ : epoll_; }
+  /// Wakes the sleeper also if `fd` is readable, from then on; before the descriptor is used.
+  /// Throws IoError.
+  void add(int fd);
+  /// Ignores the added one for a while, or heeds it again. Thread-safe.
+  void heed(int fd, bool on);
+  /// Ignores the added one from now on: it has ended.
+  void remove(int fd);
+  /// Whether the added one was readable at the last `clear`; asked by the sleeper.
+  bool take_added() { return std::exchange(added_ready_, false); }
   /// Thread-safe. Work for the sleeper must be published before. Only the first wake since the last
   /// `clear` costs a system call.
   void wake();
@@ -21,7 +31,8 @@ class EventFd {
   void clear();
 
  private:
-  int fd_;
+  int fd_, epoll_ = -1;
+  bool added_ready_ = false;
   std::atomic<bool> raised_{false};
 };
 

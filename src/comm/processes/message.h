@@ -10,10 +10,7 @@ namespace tandem::processes {
 
 enum class MessageKind : uint32_t {
   put,    ///< contents go to [offset, offset + bytes) of a buffer; then signal is raised to epoch
-  blob,   ///< one rank's blob in an exchange; epoch is the exchange's number
-  abort,  ///< contents are the reason; communicator is the run, signal the rank that caused it
-  ended,  ///< the sender has ended its run, whose number is `communicator`
-  leave,  ///< the sender will send no more messages
+  leave,  ///< sockets only: the sender will send no more messages
   taken,  ///< sockets only: the oldest zero-copy contents (is_zero_copy) have been copied to their
           ///< destination
 };

@@ -1,5 +1,5 @@
-// Symmetric buffer of ranks that are processes: one allocation, signals first, shared with the
-// ranks of this host.
+// Symmetric buffer of ranks that are processes: signals, then data, in one
+// allocation that the ranks of a host share.
 #pragma once
 
 #include <vector>
@@ -14,43 +14,49 @@ struct BufferLayout {
   size_t bytes;
   int signals;
   size_t data_at() const { return (size_t(signals) * sizeof(uint64_t) + 4095) / 4096 * 4096; }
-  size_t total() const { return data_at() + bytes; }
+  /// Bytes of a rank, whole pages.
+  size_t total() const { return data_at() + (bytes + 4095) / 4096 * 4096; }
 };
 
 class ProcessBuffer final : public SymmetricBuffer {
  public:
-  /// `memory`: by rank; null for ranks reached by messages.
+  /// `memory`: of the ranks of this host, one after another. `bases`: theirs, by rank; null for
+  /// ranks reached by messages.
   ProcessBuffer(Engine& engine, uint64_t communicator, uint64_t number, int rank,
-                const BufferLayout& layout, std::vector<std::shared_ptr<SharedMemory>> memory)
+                const BufferLayout& layout, std::shared_ptr<SharedMemory> memory,
+                std::vector<std::byte*> bases)
       : engine_(engine),
         communicator_(communicator),
         number_(number),
         data_at_(layout.data_at()),
-        memory_(std::move(memory)) {
-    const auto& local = memory_[size_t(rank)];
+        memory_(std::move(memory)),
+        bases_(std::move(bases)) {
     bytes_ = layout.bytes;
     signals_ = layout.signals;
     local_ = peer(rank);
     engine_.add_buffer(communicator_, number_,
-                       std::make_shared<LocalBuffer>(
-                           LocalBuffer{local_, reinterpret_cast<uint64_t*>(local->data()), local}));
+                       std::make_shared<LocalBuffer>(LocalBuffer{
+                           local_, reinterpret_cast<uint64_t*>(bases_[size_t(rank)]), memory_}));
   }
   ~ProcessBuffer() override { engine_.remove_buffer(communicator_, number_); }
 
   std::byte* peer(int rank) const override {
-    const auto& memory = memory_[size_t(rank)];
-    return memory ? memory->data() + data_at_ : nullptr;
+    std::byte* base = bases_[size_t(rank)];
+    return base ? base + data_at_ : nullptr;
   }
   uint64_t& signal(int rank, int index) const {
-    return reinterpret_cast<uint64_t*>(memory_[size_t(rank)]->data())[index];
+    return reinterpret_cast<uint64_t*>(bases_[size_t(rank)])[index];
   }
   uint64_t number() const { return number_; }
+  /// Prevents further opens; mappings remain valid.
+  void seal() { memory_->seal(); }
 
  private:
   Engine& engine_;
   uint64_t communicator_, number_;
   size_t data_at_;
-  std::vector<std::shared_ptr<SharedMemory>> memory_;
+  std::shared_ptr<SharedMemory> memory_;
+  std::vector<std::byte*> bases_;
 };
 
 }  // namespace tandem::processes

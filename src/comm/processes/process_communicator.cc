@@ -7,19 +7,35 @@
 #include <exception>
 
 #include "comm/agreement.h"
-#include "comm/processes/process_buffer.h"
 #include "core/env.h"
 
 namespace tandem::processes {
+namespace {
+
+/// Ranks of a group that exchanges by shared memory: each writes to all others.
+constexpr int kMaxDirectRanks = 64;
+/// A wait that lasts asks now and then whether its peer has ended its run.
+constexpr auto kPatience = std::chrono::milliseconds(250);
+
+}  // namespace
+
 ProcessCommunicator::ProcessCommunicator(Engine& engine, uint64_t id, int rank,
                                          std::vector<int> world_ranks, double deadline_s)
     : BaseCommunicator(rank, int(world_ranks.size()), deadline_s),
       engine_(engine),
       id_(id),
       world_ranks_(std::move(world_ranks)) {
-  by_message_ = !std::all_of(world_ranks_.begin(), world_ranks_.end(),
-                             [&](int r) { return engine_.shares_memory(r); });
   start(Reach::no_addresses);
+}
+
+void ProcessCommunicator::learn_ranks() const {
+  if (learnt_) return;
+  engine_.learn(world_ranks_, deadline_from_now());
+  for (int rank = 0; rank < size_; ++rank) {
+    if (engine_.shares_memory(world_ranks_[size_t(rank)])) local_ranks_.push_back(rank);
+  }
+  by_message_ = int(local_ranks_.size()) < size_;
+  learnt_ = true;
 }
 
 ProcessCommunicator::~ProcessCommunicator() {
@@ -29,6 +45,7 @@ ProcessCommunicator::~ProcessCommunicator() {
 }
 
 std::string ProcessCommunicator::link() const {
+  learn_ranks();
   if (!by_message_) return "shm";
   return env().link.empty() ? engine_.transport_name() : env().link;
 }
@@ -94,27 +111,64 @@ void ProcessCommunicator::flush() {
   if (!all_sent()) fail({"flush"}, 0, uint64_t(pending_->count));
 }
 
-std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate(size_t bytes, int signals) {
-  const BufferLayout layout{bytes, signals};
+std::string ProcessCommunicator::buffer_key(uint64_t number) const {
+  return fmt::format("buffer/{:x}/{}/{:x}", id_, int64_t(number), engine_.host());
+}
+
+std::shared_ptr<ProcessBuffer> ProcessCommunicator::open_buffer(uint64_t number,
+                                                                const BufferLayout& layout,
+                                                                bool creates) {
+  const std::string key = buffer_key(number);
+  const size_t bytes = local_ranks_.size() * layout.total();
+  const bool shared = local_ranks_.size() > 1;
   std::shared_ptr<SharedMemory> memory;
-  agree_on([&] { memory = SharedMemory::create(layout.total()); });
-  const auto handle = memory->handle();
-  const auto handles = gather_blobs(std::as_bytes(std::span(&handle, 1)), "allocate");
-  std::shared_ptr<ProcessBuffer> buffer;
-  const uint64_t number = buffers_made_++;
-  agree_on([&] {
-    std::vector<std::shared_ptr<SharedMemory>> peers(static_cast<size_t>(size_));
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) peers[size_t(peer)] = memory;
-      if (peer == rank_ || !engine_.shares_memory(world_ranks_[size_t(peer)])) continue;
-      SharedMemory::Handle remote;
-      std::memcpy(&remote, handles[size_t(peer)].data(), sizeof remote);
-      peers[size_t(peer)] = SharedMemory::open(remote, layout.total());
+  SharedMemory::Handle handle;
+  if (creates) {
+    try {
+      memory = SharedMemory::create(bytes);
+      handle = memory->handle();
+    } catch (const IoError&) {
+      if (shared) engine_.store().set(key, std::as_bytes(std::span(&handle, 1)));
+      throw;
     }
-    buffer = std::make_shared<ProcessBuffer>(engine_, id_, number, rank_, layout, std::move(peers));
+    if (shared) engine_.store().set(key, std::as_bytes(std::span(&handle, 1)));
+  } else {
+    const auto reply = engine_.store().get(std::span(&key, 1), true);
+    await(reply, {call(), local_ranks_.front()});
+    const auto values = control::StoreClient::values(*reply);
+    std::memcpy(&handle, values.at(0).data(), std::min(values[0].size(), sizeof handle));
+    memory = SharedMemory::open(handle, bytes);
+  }
+  std::vector<std::byte*> bases(static_cast<size_t>(size_), nullptr);
+  for (size_t i = 0; i < local_ranks_.size(); ++i) {
+    bases[size_t(local_ranks_[i])] = memory->data() + i * layout.total();
+  }
+  return std::make_shared<ProcessBuffer>(engine_, id_, number, rank_, layout, std::move(memory),
+                                         std::move(bases));
+}
+
+std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate(size_t bytes, int signals) {
+  learn_ranks();
+  const uint64_t number = buffers_made_++;
+  std::shared_ptr<ProcessBuffer> buffer;
+  agree_on([&] {
+    buffer = open_buffer(number, {bytes, signals}, local_ranks_.front() == rank_);
   });  // all have mapped and registered it
-  memory->seal();
+  buffer->seal();
   return buffer;
+}
+
+// Not collective: the first rank of a host that needs it makes it for all of the host.
+std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate_workspace(size_t bytes,
+                                                                            int signals) {
+  learn_ranks();
+  bool creates = true;
+  if (local_ranks_.size() > 1) {
+    const auto number = engine_.store().add("first/" + buffer_key(kWorkspaceBuffer), 1);
+    await(number, {"workspace"});
+    creates = control::StoreClient::number(*number) == 1;
+  }
+  return open_buffer(kWorkspaceBuffer, {bytes, signals}, creates);
 }
 
 template <typename Step>
@@ -122,12 +176,58 @@ void ProcessCommunicator::agree_on(const Step& step) {
   std::string failure;
   try {
     step();
-  } catch (const Error& error) {
+  } catch (const IoError& error) {
     failure = error.what();
   }
-  const auto exchanged =
-      gather_blobs(std::as_bytes(std::span(failure.data(), failure.size())), "allocate");
-  if (const std::string first = first_failure(exchanged); !first.empty()) throw AgreedError(first);
+  const control::Met met = meet(call(), failure, {});
+  if (met.differs < 0 && failure.empty()) return;
+  const bool first = met.differs < 0 || !met.first.empty();
+  throw AgreedError(fmt::format("rank {}: {}", first ? 0 : met.differs,
+                                met.differs < 0 ? failure
+                                : first         ? met.first
+                                                : met.other));
+}
+
+void ProcessCommunicator::await(const control::StoreClient::Pending& reply, const WaitSite& site) {
+  if (!engine_.await(reply, deadline_from_now())) fail(site, 1, 0);
+}
+
+int ProcessCommunicator::find_missing(const std::string& meeting) {
+  const auto reply = engine_.store().ask_missing(meeting);
+  const auto until = FutexWaiter::Clock::now() + std::chrono::seconds(2);
+  if (!engine_.await(reply, until)) return 0;
+  const auto missing = control::StoreClient::missing(*reply);
+  return missing.empty() ? -1 : missing.front();
+}
+
+control::Met ProcessCommunicator::meet(std::string_view what, std::string_view compared,
+                                       std::span<const std::byte> blob) {
+  const uint64_t number = meetings_++;
+  const std::string name = fmt::format("meet/{:x}/{}", id_, number);
+  const auto reply = engine_.store().meet(
+      {.name = name, .count = size_, .index = rank_, .compared = compared, .blob = blob});
+  const auto deadline = deadline_from_now();
+  while (!engine_.await(reply, std::min(deadline, FutexWaiter::Clock::now() + kPatience))) {
+    if (engine_.run_aborted()) fail({what}, number + 1, number);
+    const bool late = FutexWaiter::Clock::now() >= deadline;
+    const int missing = find_missing(name);
+    if (missing < 0) continue;  // the reply is on its way
+    if (!late) engine_.ask_whether_ended(world_ranks_[size_t(missing)], deadline);
+    if (late || has_ended(missing)) fail({what, missing}, number + 1, number);
+  }
+  return control::StoreClient::met(*reply);
+}
+
+bool ProcessCommunicator::do_exchange(std::span<const std::byte> blob, std::string_view what,
+                                      std::vector<std::vector<std::byte>>& all) {
+  if (size_ <= kMaxDirectRanks) return false;
+  control::Met met = meet(what, what, blob);
+  if (met.differs >= 0) {
+    throw Mismatch(fmt::format("rank 0 is in {}, rank {} in {}: expected the same call", met.first,
+                               met.differs, met.other));
+  }
+  if (!met.blobs.empty()) all = std::move(met.blobs);
+  return true;
 }
 
 void ProcessCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset,
@@ -174,57 +274,30 @@ void ProcessCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   const auto raised = [&] { return word.load(std::memory_order_acquire) >= epoch; };
   if (engine_.run_aborted()) fail(site, epoch, word.load());
   if (raised()) return;
-  const auto decided = [&] {
-    const bool ended =
-        has_ended(site.peer);  // read before the signal, to see all that it sent before it ended
-    return raised() || ended;
-  };
-  if (!wait_until(decided, deadline_from_now(), by_message_) || !raised()) {
-    fail(site, epoch, word.load());
-  }
-}
-
-std::unique_ptr<Communicator> ProcessCommunicator::do_split(int, const std::vector<int>& members,
-                                                            int index) {
-  // Id unused by all of this communicator's ranks; groups differ by their first member.
-  uint64_t free_id = engine_.next_id();
-  for (const auto& blob : gather_blobs(std::as_bytes(std::span(&free_id, 1)), "split")) {
-    uint64_t remote = 0;
-    std::memcpy(&remote, blob.data(), sizeof remote);
-    free_id = std::max(free_id, remote);
-  }
-  engine_.set_next_id(free_id + uint64_t(size_));
-  std::vector<int> world_ranks;
-  for (const int member : members) world_ranks.push_back(world_ranks_[size_t(member)]);
-  const int first = *std::min_element(members.begin(), members.end());
-  return std::make_unique<ProcessCommunicator>(engine_, free_id + uint64_t(first), index,
-                                               std::move(world_ranks), deadline_s_);
-}
-
-std::vector<Engine::Blob> ProcessCommunicator::gather_blobs(std::span<const std::byte> local,
-                                                            std::string_view what) {
-  const uint64_t number = gathers_++;
-  for (int step = 1; step < size_; ++step) {
-    auto message = std::make_unique<Outgoing>();
-    message->header = {MessageKind::blob, -1, id_, 0, 0, local.size(), number};
-    message->contents.assign(local.begin(), local.end());
-    engine_.post(world_ranks_[size_t((rank_ + step) % size_)], std::move(message));
-  }
-  std::vector<Engine::Blob> all(static_cast<size_t>(size_));
-  all[size_t(rank_)].assign(local.begin(), local.end());
   const auto deadline = deadline_from_now();
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    std::optional<Engine::Blob> blob;
-    const auto arrived = [&] {
-      const bool ended = has_ended(peer);
-      if (!blob) blob = engine_.take_blob(id_, number, world_ranks_[size_t(peer)]);
-      return blob.has_value() || ended;
-    };
-    if (!wait_until(arrived, deadline, true) || !blob) fail({what, peer}, number + 1, number);
-    all[size_t(peer)] = std::move(*blob);
+  const auto slice = [&] { return std::min(deadline, FutexWaiter::Clock::now() + kPatience); };
+  while (!wait_until(raised, slice(), by_message_)) {
+    if (engine_.run_aborted() || FutexWaiter::Clock::now() >= deadline) break;
+    if (site.peer < 0) continue;
+    engine_.ask_whether_ended(world_ranks_[size_t(site.peer)], deadline);
+    if (!has_ended(site.peer)) continue;
+    if (wait_until(raised, slice(), by_message_)) return;  // all that it sent has arrived
+    break;
   }
-  return all;
+  if (!raised()) fail(site, epoch, word.load());
+}
+
+std::unique_ptr<Communicator> ProcessCommunicator::do_group(const std::string& name,
+                                                            const std::vector<int>& members,
+                                                            int index) {
+  std::vector<int> world_ranks;
+  std::string unique = fmt::format("{:x} {}", id_, name);
+  for (const int member : members) {
+    world_ranks.push_back(world_ranks_[size_t(member)]);
+    unique += fmt::format(" {}", world_ranks.back());
+  }
+  return std::make_unique<ProcessCommunicator>(engine_, engine_.add_group(unique), index,
+                                               std::move(world_ranks), deadline_s_);
 }
 
 }  // namespace tandem::processes

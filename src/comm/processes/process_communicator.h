@@ -8,13 +8,14 @@
 
 #include "comm/base.h"
 #include "comm/processes/engine.h"
+#include "comm/processes/process_buffer.h"
 
 namespace tandem::processes {
 
 class ProcessCommunicator final : public BaseCommunicator {
  public:
   /// `world_ranks`: this communicator's ranks, in order. `id` is equal on all of them and not used
-  /// by any other communicator of theirs.
+  /// by any other communicator of theirs. Costs no message.
   ProcessCommunicator(Engine& engine, uint64_t id, int rank, std::vector<int> world_ranks,
                       double deadline_s);
   ~ProcessCommunicator() override;
@@ -31,12 +32,27 @@ class ProcessCommunicator final : public BaseCommunicator {
   uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const override;
   void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                const WaitSite& site) override;
-  std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
+  std::unique_ptr<Communicator> do_group(const std::string& name, const std::vector<int>& members,
                                          int index) override;
+  std::shared_ptr<SymmetricBuffer> do_allocate_workspace(size_t bytes, int signals) override;
+  /// By the store in large groups, which costs a rank two messages.
+  bool do_exchange(std::span<const std::byte> blob, std::string_view what,
+                   std::vector<std::vector<std::byte>>& all) override;
 
  private:
-  /// Every rank's blob, by rank, only through messages: used to set up `exchange`.
-  std::vector<Engine::Blob> gather_blobs(std::span<const std::byte> local, std::string_view what);
+  /// Meets the other ranks at the store.
+  control::Met meet(std::string_view what, std::string_view compared,
+                    std::span<const std::byte> blob);
+  /// Reads the other ranks' addresses, when something is first sent to them.
+  void learn_ranks() const;
+  /// Throws Aborted or Timeout if the store's reply does not arrive.
+  void await(const control::StoreClient::Pending& reply, const WaitSite& site);
+  /// First of the members that have not come to a meeting.
+  int find_missing(const std::string& meeting);
+  /// Maps the memory of this host's ranks; `creates`: this rank makes it.
+  std::shared_ptr<ProcessBuffer> open_buffer(uint64_t number, const BufferLayout& layout,
+                                             bool creates);
+  std::string buffer_key(uint64_t number) const;
   /// Collective: runs `step` on every rank, and throws an AgreedError on all of them naming the
   /// first rank where it failed.
   template <typename Step>
@@ -59,10 +75,12 @@ class ProcessCommunicator final : public BaseCommunicator {
   Engine& engine_;
   const uint64_t id_;
   const std::vector<int> world_ranks_;
-  bool by_message_ = false;  ///< some rank is reached by messages
+  mutable bool learnt_ = false;
+  mutable bool by_message_ = false;       ///< some rank is reached by messages
+  mutable std::vector<int> local_ranks_;  ///< those that share memory, this one included
   std::shared_ptr<PendingPuts> pending_ = std::make_shared<PendingPuts>();
   bool stuck_ = false;  ///< dropped puts are still in flight: further waiting is futile
-  uint64_t buffers_made_ = 0, gathers_ = 0;
+  uint64_t buffers_made_ = 0, meetings_ = 0;
 };
 
 }  // namespace tandem::processes

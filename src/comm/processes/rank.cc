@@ -28,7 +28,8 @@ std::unique_ptr<ProcessCommunicator> communicator_of(Engine& engine, uint64_t ru
   check_options(options, engine.size());
   std::vector<int> ranks(static_cast<size_t>(engine.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return std::make_unique<ProcessCommunicator>(engine, run << 32, engine.rank(), std::move(ranks),
+  return std::make_unique<ProcessCommunicator>(engine, run << kRunShift, engine.rank(),
+                                               std::move(ranks),
                                                world_deadline(options.deadline_s));
 }
 
@@ -75,6 +76,17 @@ Communicators new_rank(Engine& engine, const WorldOptions& options) {
     engine.abort(error.what());
     throw;
   }
+}
+
+std::shared_ptr<Communicator> new_member(std::unique_ptr<Bootstrap> bootstrap,
+                                         const WorldOptions& options) {
+  auto engine = std::make_shared<Engine>(std::move(bootstrap));
+  auto rank = new_rank(*engine, options).front();
+  Communicator* const comm = rank.get();
+  return {comm, [engine = std::move(engine), rank = std::move(rank)](Communicator*) mutable {
+            rank.reset();
+            engine.reset();
+          }};
 }
 
 }  // namespace tandem::processes

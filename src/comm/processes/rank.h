@@ -13,5 +13,10 @@ namespace tandem::processes {
 void run(Engine& engine, const WorldOptions& options,
          const std::function<void(Communicator&)>& body);
 Communicators new_rank(Engine& engine, const WorldOptions& options);
+/// A rank with an engine of its own, so that a process may hold several, and any number of worlds
+/// one after another. Its destruction waits until all ranks of its world have left, for at most one
+/// deadline. Throws as Engine.
+std::shared_ptr<Communicator> new_member(std::unique_ptr<Bootstrap> bootstrap,
+                                         const WorldOptions& options);
 
 }  // namespace tandem::processes

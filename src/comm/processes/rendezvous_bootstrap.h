@@ -1,32 +1,31 @@
-// Bootstrap of processes that torchrun or srun started: the rendezvous server in rank 0's process
-// connects them (comm/rendezvous/control_communicator.h) and is destroyed after that. The only
-// messages are those of sockets.
+// Bootstrap of processes that a launcher without MPI started: the rendezvous store runs in rank 0's
+// process, or in the launcher's.
 #pragma once
 
 #include <optional>
 
 #include "comm/processes/bootstrap.h"
-#include "comm/rendezvous/control_communicator.h"
+#include "comm/rendezvous/launch.h"
+#include "comm/rendezvous/secret.h"
+#include "comm/rendezvous/store_server.h"
 
 namespace tandem::processes {
 
 class RendezvousBootstrap final : public Bootstrap {
  public:
-  /// Collective. Throws as ControlCommunicator.
-  RendezvousBootstrap(const Launch& launch, double deadline_s);
+  RendezvousBootstrap(const Launch& launch, const control::Secret& secret, double deadline_s);
 
   std::string_view transport() const override { return "processes"; }
+  /// Throws InvalidArgument if ranks of several hosts have no secret, and what control::join
+  /// throws: among others, Timeout naming rank 0 if nothing listens within the deadline.
+  control::Connection connect_to_store() override;
   bool has_fabric() const override { return false; }
-  /// Throws IoError, or Unsupported for TANDEM_MPI_TRANSPORT=mpi.
   std::unique_ptr<Transport> make_transport(TransportSink& sink, EventFd& event_fd) override;
-  void connected() override { server_.reset(); }
-  void failed(const std::exception& error) override;
 
  private:
-  void gather_bytes(std::span<const std::byte> local, std::span<std::byte> all,
-                    std::string_view what) override;
-
-  std::optional<control::ControlCommunicator> server_;
+  const Launch launch_;
+  const control::Secret secret_;
+  std::optional<control::StoreServer> store_;
 };
 
 }  // namespace tandem::processes

@@ -15,7 +15,7 @@ std::unique_ptr<processes::Bootstrap> new_bootstrap(const WorldOptions& options)
         "processes transport: no launcher started this process as one of several: expected "
         "torchrun's or srun's variables (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)");
   }
-  return std::make_unique<processes::RendezvousBootstrap>(*launch,
+  return std::make_unique<processes::RendezvousBootstrap>(*launch, control::secret_of_environment(),
                                                           world_deadline(options.deadline_s));
 }
 

@@ -15,7 +15,9 @@
 namespace tandem::processes {
 namespace {
 
-constexpr uint64_t kEventFd = ~uint64_t(0);
+constexpr uint64_t kEventFd = ~uint64_t(0), kConnections = kEventFd - 1;
+// Longest sleep while a connection is being made, and otherwise: strangers are dropped in time.
+constexpr std::chrono::microseconds kConnectNap(1000), kListenNap(2000000);
 constexpr size_t kMessagesAtOnce = 8;
 // Number of received bytes that wakes the thread: few wake-ups, and data still in the cache.
 constexpr size_t kLowWater = size_t(256) << 10;
@@ -26,19 +28,16 @@ bool would_block() {
 
 }  // namespace
 
-SocketTransport::SocketTransport(std::vector<Socket> sockets, TransportSink& sink,
-                                 EventFd& event_fd)
+SocketTransport::SocketTransport(std::unique_ptr<PeerConnections> connections, AddressOf address_of,
+                                 TransportSink& sink, EventFd& event_fd)
     : epoll_(epoll_create1(EPOLL_CLOEXEC)),
       sink_(sink),
       event_fd_(event_fd),
-      peers_(sockets.size()) {
+      connections_(std::move(connections)),
+      address_of_(std::move(address_of)) {
   if (!epoll_) throw IoError(std::string("epoll: ") + std::strerror(errno));
   register_fd(event_fd_.descriptor(), EPOLLIN, kEventFd);
-  for (size_t rank = 0; rank < sockets.size(); ++rank) {
-    if (!sockets[rank]) continue;
-    register_fd(sockets[rank].get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, rank);
-    peers_[rank].socket = std::move(sockets[rank]);
-  }
+  if (connections_) register_fd(connections_->fd(), EPOLLIN, kConnections);
 }
 
 void SocketTransport::register_fd(int fd, uint32_t events, uint64_t what) {
@@ -50,23 +49,51 @@ void SocketTransport::register_fd(int fd, uint32_t events, uint64_t what) {
   }
 }
 
-// A partially sent message keeps its position.
-void SocketTransport::send(int rank, std::unique_ptr<Outgoing> message, bool first) {
-  Peer& peer = peers_[size_t(rank)];
-  if (!peer.socket) {
+void SocketTransport::send(int rank, std::unique_ptr<Outgoing> message) {
+  const auto [entry, first] = peers_.try_emplace(rank);
+  if (entry->second.lost || !connections_) {
     message->release();
     return;
   }
-  const auto next = peer.out.begin() + (peer.sent > 0);
-  peer.out.insert(first ? next : peer.out.end(), std::move(message));
+  if (first) connections_->call(rank, address_of_(rank));
+  entry->second.out.push_back(std::move(message));
+}
+
+void SocketTransport::connect_some() {
+  for (auto& [rank, socket, why] : connections_->advance()) {
+    Peer& peer = peers_[rank];
+    if (peer.socket || peer.lost) continue;
+    if (!socket) {
+      lose(rank, peer);
+      sink_.on_unreachable(rank, why);
+      continue;
+    }
+    register_fd(socket.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, uint64_t(rank));
+    peer.socket = std::move(socket);
+    peer.readable = peer.writable = true;
+    if (leaving_) notify_leave();
+  }
+}
+
+void SocketTransport::notify_leave() {
+  leaving_ = true;
+  for (auto& [rank, peer] : peers_) {
+    if (peer.lost || std::exchange(peer.left, true)) continue;
+    peer.out.push_back(std::make_unique<Outgoing>());
+    peer.out.back()->header = {MessageKind::leave, 0, 0, 0, 0, 0, 0};
+  }
 }
 
 bool SocketTransport::sending() const {
-  return std::any_of(peers_.begin(), peers_.end(),
-                     [](const Peer& p) { return !p.out.empty() || !p.zero_copy.empty(); });
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& each) {
+    return !each.second.out.empty() || !each.second.zero_copy.empty();
+  });
 }
 
 void SocketTransport::sleep(bool, std::chrono::microseconds longest) {
+  if (connections_) {
+    longest = std::min(longest, connections_->calling() ? kConnectNap : kListenNap);
+  }
   std::array<epoll_event, 64> events;
   const auto time = std::chrono::ceil<std::chrono::milliseconds>(longest);
   const int count = epoll_wait(epoll_.get(), events.data(), int(events.size()), int(time.count()));
@@ -76,7 +103,8 @@ void SocketTransport::sleep(bool, std::chrono::microseconds longest) {
       event_fd_.clear();
       continue;
     }
-    Peer& peer = peers_[event.data.u64];
+    if (event.data.u64 == kConnections) continue;
+    Peer& peer = peers_[int(event.data.u64)];
     peer.readable |= (event.events & ~uint32_t(EPOLLOUT)) != 0;
     peer.writable |= (event.events & ~uint32_t(EPOLLIN)) != 0;
   }
@@ -84,11 +112,11 @@ void SocketTransport::sleep(bool, std::chrono::microseconds longest) {
 
 bool SocketTransport::progress() {
   bool moved = false;
-  for (size_t rank = 0; rank < peers_.size(); ++rank) {
-    Peer& peer = peers_[rank];
+  if (connections_) connect_some();
+  for (auto& [rank, peer] : peers_) {
     moved |= drop_cancelled(peer);
-    if (peer.socket && peer.writable && !peer.out.empty()) moved |= write_some(int(rank), peer);
-    if (peer.socket && peer.readable) moved |= read_some(int(rank), peer);
+    if (peer.socket && peer.writable && !peer.out.empty()) moved |= write_some(rank, peer);
+    if (peer.socket && peer.readable) moved |= read_some(rank, peer);
   }
   return moved;
 }
@@ -200,7 +228,11 @@ void SocketTransport::take_back(Peer& peer) {
 
 bool SocketTransport::read_some(int rank, Peer& peer) {
   bool moved = false;
+  if (peer.early && !begin_contents(peer)) return false;
   while (peer.socket) {
+    if (peer.received >= sizeof(Header) && peer.received == sizeof(Header) + peer.header.bytes) {
+      deliver(peer);
+    }
     std::byte* to = reinterpret_cast<std::byte*>(&peer.header) + peer.received;
     size_t want = sizeof(Header) - peer.received;
     if (peer.received >= sizeof(Header)) {
@@ -221,31 +253,37 @@ bool SocketTransport::read_some(int rank, Peer& peer) {
     }
     moved = true;
     peer.received += size_t(bytes);
-    if (peer.received == sizeof(Header)) begin_contents(peer);
-    if (peer.received == sizeof(Header) + peer.header.bytes) deliver(rank, peer);
+    if (peer.received == sizeof(Header) && !begin_contents(peer)) return moved;
+    if (peer.received == sizeof(Header) + peer.header.bytes) deliver(peer);
   }
   return moved;
 }
 
-void SocketTransport::begin_contents(Peer& peer) {
-  if (peer.header.kind == MessageKind::put) peer.buffer = sink_.find_buffer(peer.header);
+// False if nothing more can be read now.
+bool SocketTransport::begin_contents(Peer& peer) {
+  const bool put = peer.header.kind == MessageKind::put;
+  peer.early = put && sink_.is_early(peer.header);
+  if (peer.early) return false;
+  if (put) peer.buffer = sink_.find_buffer(peer.header);
   if (!peer.buffer) peer.contents.resize(peer.header.bytes);
+  return true;
 }
 
-void SocketTransport::deliver(int rank, Peer& peer) {
+void SocketTransport::deliver(Peer& peer) {
   peer.received = 0;
   const auto buffer = std::exchange(peer.buffer, nullptr);
-  auto contents = std::exchange(peer.contents, {});
+  peer.contents.clear();
   if (peer.header.kind == MessageKind::put) {
     if (buffer) sink_.on_put(*buffer, peer.header);
     if (!is_zero_copy(peer.header)) return;
     auto taken = std::make_unique<Outgoing>();
     taken->header = {MessageKind::taken, 0, 0, 0, 0, 0, 0};
-    return send(rank, std::move(taken), true);
+    // As early as possible; a partially sent message keeps its position.
+    peer.out.insert(peer.out.begin() + (peer.sent > 0), std::move(taken));
+    return;
   }
   if (peer.header.kind == MessageKind::taken) return take_back(peer);
   peer.leaving |= peer.header.kind == MessageKind::leave;
-  sink_.on_message(rank, peer.header, std::move(contents));
 }
 
 void SocketTransport::set_low_water(Peer& peer) {
@@ -259,6 +297,7 @@ void SocketTransport::set_low_water(Peer& peer) {
 
 void SocketTransport::lose(int rank, Peer& peer) {
   peer.socket = Socket();
+  peer.lost = true;
   for (auto& message : peer.out) message->release();
   for (auto& message : peer.zero_copy) message->release();
   peer.out.clear();
@@ -270,7 +309,8 @@ void SocketTransport::lose(int rank, Peer& peer) {
 }
 
 void SocketTransport::close() {
-  for (Peer& peer : peers_) peer.socket = Socket();
+  for (auto& [rank, peer] : peers_) peer.socket = Socket();
+  connections_.reset();
 }
 
 }  // namespace tandem::processes

@@ -5,8 +5,12 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <map>
+#include <optional>
 
 #include "comm/processes/event_fd.h"
+#include "comm/processes/peer_connections.h"
 #include "comm/processes/pipe.h"
 #include "comm/processes/sockets.h"
 #include "comm/processes/transport.h"
@@ -15,24 +19,31 @@ namespace tandem::processes {
 
 class SocketTransport final : public Transport {
  public:
-  /// `sockets`: by rank, this rank's empty. Throws IoError.
-  SocketTransport(std::vector<Socket> sockets, TransportSink& sink, EventFd& event_fd);
+  using AddressOf = std::function<PeerAddress(int rank)>;
+  /// `connections`: none if all ranks share memory. `address_of`: asked when a message is first
+  /// sent to a rank. Throws IoError.
+  SocketTransport(std::unique_ptr<PeerConnections> connections, AddressOf address_of,
+                  TransportSink& sink, EventFd& event_fd);
 
   const char* name() const override { return "tcp"; }
   /// Max bytes that an abort may have to wait for.
   size_t chunk_bytes() const override { return size_t(4) << 20; }
   bool polls() const override { return false; }
-  void send(int peer, std::unique_ptr<Outgoing> message, bool first) override;
+  void send(int peer, std::unique_ptr<Outgoing> message) override;
   bool progress() override;
   void sleep(bool awaited, std::chrono::microseconds longest) override;
   bool sending() const override;
+  void notify_leave() override;
   void close() override;
 
  private:
   struct Peer {
-    Socket socket;
+    Socket socket;  ///< none: not connected yet, or lost
+    bool lost = false;
     bool readable = false, writable = true;
+    bool early = false;    ///< the next contents are for a buffer that this rank has not made yet
     bool leaving = false;  ///< the peer has announced that it leaves
+    bool left = false;     ///< this rank has announced it to the peer
     std::deque<std::unique_ptr<Outgoing>> out;
     size_t sent = 0;             ///< bytes of the first message sent, header included
     std::unique_ptr<Pipe> pipe;  ///< holds the next bytes of the first message, if it is zero-copy
@@ -53,8 +64,9 @@ class SocketTransport final : public Transport {
   int64_t write_zero_copy(Peer& peer);
   void take_sent(Peer& peer, size_t bytes);
   bool read_some(int rank, Peer& peer);
-  void begin_contents(Peer& peer);
-  void deliver(int rank, Peer& peer);
+  bool begin_contents(Peer& peer);
+  void connect_some();
+  void deliver(Peer& peer);
   void take_back(Peer& peer);
   void set_low_water(Peer& peer);
   void lose(int rank, Peer& peer);
@@ -62,7 +74,10 @@ class SocketTransport final : public Transport {
   Socket epoll_;
   TransportSink& sink_;
   EventFd& event_fd_;
-  std::vector<Peer> peers_;
+  std::unique_ptr<PeerConnections> connections_;
+  AddressOf address_of_;
+  std::map<int, Peer> peers_;  ///< those with a message or a connection
+  bool leaving_ = false;
 };
 
 }  // namespace tandem::processes

@@ -1,13 +1,7 @@
-// TCP connections between every two processes of a world, made with the bootstrap's help: each
-// process listens on its own port, IPv6 and IPv4, and sends the others its addresses. A random
-// secret exchanged with them excludes strangers (comm/rendezvous/handshake.h), which are never
-// waited for.
+// Owned file descriptor.
 #pragma once
 
 #include <utility>
-#include <vector>
-
-#include "comm/processes/bootstrap.h"
 
 namespace tandem::processes {
 
@@ -27,9 +21,5 @@ class Socket {
  private:
   int fd_;
 };
-
-/// Collective. Sockets by rank, this rank's empty; non-blocking, without Nagle's delay. Empty on
-/// every process if any of the connections could not be made.
-std::vector<Socket> connect_all(Bootstrap& bootstrap);
 
 }  // namespace tandem::processes

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/processes/message.h"
@@ -48,11 +49,13 @@ class TransportSink {
   virtual ~TransportSink() = default;
   /// Null if the buffer was destroyed: the contents are dropped.
   virtual std::shared_ptr<LocalBuffer> find_buffer(const Header& header) = 0;
+  /// Whether this rank has not made the buffer yet: the contents must wait.
+  virtual bool is_early(const Header& header) = 0;
   virtual void on_put(LocalBuffer& buffer, const Header& header) = 0;
-  virtual void on_message(int source, const Header& header, std::vector<std::byte> contents) = 0;
   virtual void on_sent() = 0;
   /// Called if a peer disconnects without announcing that it leaves.
   virtual void on_lost(int source) = 0;
+  virtual void on_unreachable(int peer, const std::string& why) = 0;
 };
 
 class Transport {
@@ -64,13 +67,15 @@ class Transport {
   virtual size_t chunk_bytes() const = 0;
   /// Whether `sleep` does not notice arrivals, only elapsed time or a wake-up.
   virtual bool polls() const = 0;
-  virtual void send(int peer, std::unique_ptr<Outgoing> message, bool first) = 0;
+  virtual void send(int peer, std::unique_ptr<Outgoing> message) = 0;
   /// Advances all pending work once. True if anything moved.
   virtual bool progress() = 0;
   /// Sleeps until there is work, at most `longest`; `awaited`: the application waits for an
   /// arrival.
   virtual void sleep(bool awaited, std::chrono::microseconds longest) = 0;
   virtual bool sending() const = 0;
+  /// Tells the peers that this rank leaves, so the end of a connection is no loss.
+  virtual void notify_leave() {}
   /// Called only when nothing more can arrive.
   virtual void close() = 0;
 };

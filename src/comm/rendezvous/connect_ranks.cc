@@ -109,6 +109,30 @@ std::string reachable(const Contact& contact) {
 
 }  // namespace
 
+ServerContact contact_rank_zero(std::string_view what, int rank, int size, bool one_host,
+                                const Gather& gather) {
+  ServerContact server;
+  Launch& launch = server.launch;
+  launch.rank = rank;
+  launch.size = size;
+  launch.one_host = one_host;
+  Contact contact;
+  if (rank == 0) server.listener = open_contact(launch, contact);
+  contact = gather_all(gather, contact, size)[0];
+  if (const auto failure = text_in(contact.failure); !failure.empty()) {
+    throw Error(fmt::format("{}: rank 0: {}", what, failure));
+  }
+  launch.world = text_in(contact.world);
+  launch.port = contact.port;
+  if (launch.one_host) {
+    launch.host = "127.0.0.1";
+  } else {  // rank 0 sends its address to the members of groups that it leads
+    launch.host = rank == 0 ? std::string(text_in(contact.addresses[0])) : reachable(contact);
+  }
+  server.secret = {contact.key, std::string(what)};
+  return server;
+}
+
 Connected connect_ranks(std::string_view what, const Newcomer& local, const Gather& gather,
                         int max_ranks_of_node, double deadline_s) {
   Word word{local.build, sha256(std::as_bytes(std::span(local.node.data(), local.node.size())))};
@@ -118,28 +142,12 @@ Connected connect_ranks(std::string_view what, const Newcomer& local, const Gath
   for (const Word& each : words) builds.push_back(each.build);
   require_same_build(builds);
   check_words(what, local, words, max_ranks_of_node);
-  Launch launch;
-  launch.rank = local.rank;
-  launch.size = local.size;
-  launch.one_host = std::all_of(words.begin(), words.end(),
-                                [&](const Word& each) { return each.node == words[0].node; });
-  Contact contact;
-  Connection listener;
-  if (local.rank == 0) listener = open_contact(launch, contact);
-  contact = gather_all(gather, contact, local.size)[0];
-  if (const auto failure = text_in(contact.failure); !failure.empty()) {
-    throw Error(fmt::format("{}: rank 0: {}", what, failure));
-  }
-  launch.world = text_in(contact.world);
-  launch.port = contact.port;
-  if (launch.one_host) {
-    launch.host = "127.0.0.1";
-  } else {  // rank 0 sends its address to the members of groups that it leads
-    launch.host = local.rank == 0 ? std::string(text_in(contact.addresses[0])) : reachable(contact);
-  }
-  const Secret secret{contact.key, std::string(what)};
-  return {std::make_shared<ControlCommunicator>(launch, secret, std::move(listener), deadline_s),
-          launch.world};
+  const bool one_host = std::all_of(words.begin(), words.end(),
+                                    [&](const Word& each) { return each.node == words[0].node; });
+  auto server = contact_rank_zero(what, local.rank, local.size, one_host, gather);
+  return {std::make_shared<ControlCommunicator>(server.launch, server.secret,
+                                                std::move(server.listener), deadline_s),
+          server.launch.world};
 }
 
 }  // namespace tandem::control

@@ -12,6 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/rendezvous/connection.h"
+#include "comm/rendezvous/launch.h"
+#include "comm/rendezvous/secret.h"
 #include "comm/same_build.h"
 #include "tandem/communicator.h"
 
@@ -19,6 +22,18 @@ namespace tandem::control {
 
 /// Collective: the bytes of every rank, concatenated. All ranks pass the same number of bytes.
 using Gather = std::function<std::vector<std::byte>(std::span<const std::byte> local)>;
+
+/// Address and secret by which ranks reach a server on rank 0.
+struct ServerContact {
+  Launch launch;
+  Secret secret;        ///< new, for this world
+  Connection listener;  ///< on rank 0 of several
+};
+
+/// Collective. Rank 0 listens, and the others learn where. `what` names the call in errors. Throws
+/// Error if rank 0 cannot listen.
+ServerContact contact_rank_zero(std::string_view what, int rank, int size, bool one_host,
+                                const Gather& gather);
 
 struct Newcomer {
   int rank = 0, size = 1;

@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kMaxRanks = 4096, kMaxPort = 65535, kMaxLaunched = 1 << 24;
+constexpr int kMaxRanks = 1 << 16, kMaxPort = 65535, kMaxLaunched = 1 << 24;
 
 std::string text(const char* name) {
   const char* value = std::getenv(name);
@@ -74,6 +74,10 @@ bool is_loopback(const std::string& host) {
   return host == "localhost";
 }
 
+std::string store_world(const std::string& world) {
+  return world + " store";
+}
+
 std::optional<Launch> launched_by_environment() {
   Launch launch;
   const bool slurm = std::getenv("SLURM_STEP_NUM_TASKS") && std::getenv("SLURM_PROCID");
@@ -96,6 +100,7 @@ std::optional<Launch> launched_by_environment() {
     launch.port_from = fmt::format("MASTER_PORT={}{}", text("MASTER_PORT"), taken ? " + 1" : "");
     launch.one_host = is_loopback(launch.host) || text("LOCAL_WORLD_SIZE") == text("WORLD_SIZE");
     launch.world = "torchrun " + text("TORCHELASTIC_RUN_ID");
+    launch.has_store = text("TORCHELASTIC_RUN_ID").starts_with(kLauncherRunId);
   } else if (slurm) {
     launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMaxRanks);
     launch.rank = number("SLURM_PROCID", 0, launch.size - 1);
@@ -107,7 +112,10 @@ std::optional<Launch> launched_by_environment() {
     }
     launch.one_host = nodes.find_first_of(",[") == nodes.npos;
     launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
-    launch.port = 20000 + number("SLURM_JOB_ID", 0, 2147483647) % 20000;
+    // Concurrent steps of a job have other ports.
+    const uint64_t job = uint64_t(number("SLURM_JOB_ID", 0, 2147483647));
+    const uint64_t step = std::strtoull(text("SLURM_STEP_ID").c_str(), nullptr, 10);
+    launch.port = int(20000 + (job + 997 * step) % 20000);
     launch.port_from = "SLURM_JOB_ID=" + text("SLURM_JOB_ID");
   } else {
     refuse_half("RANK", "WORLD_SIZE");

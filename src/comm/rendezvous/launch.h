@@ -1,5 +1,5 @@
-// Rank of a process as a launcher without MPI reports it: torchrun's environment variables (RANK,
-// WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID), or
+// Rank of a process as a launcher without MPI reports it: the environment variables of torchrun,
+// which `tandem launch` sets, too (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID), or
 // those of srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST,
 // SLURM_JOB_ID, SLURM_STEP_ID).
 //
@@ -17,12 +17,18 @@ namespace tandem {
 
 struct Launch {
   int rank = 0, size = 1, local_rank = 0;
-  std::string host;       ///< rank 0's: a name, an IPv4 or an IPv6 address
-  int port = 0;           ///< port on which rank 0 listens
-  std::string port_from;  ///< variable that set the port: "MASTER_PORT=29500"
-  bool one_host = false;  ///< all ranks are on this host, as known from the variables
-  std::string world;      ///< distinguishes this launch from others with the same secret
+  std::string host;        ///< rank 0's: a name, an IPv4 or an IPv6 address
+  int port = 0;            ///< port on which rank 0 listens
+  std::string port_from;   ///< variable that set the port: "MASTER_PORT=29500"
+  bool one_host = false;   ///< all ranks are on this host, as known from the variables
+  std::string world;       ///< distinguishes this launch from others with the same secret
+  bool has_store = false;  ///< the launcher runs the rendezvous store
 };
+
+/// Begin of TORCHELASTIC_RUN_ID in processes that `tandem launch` started: it runs the store.
+constexpr std::string_view kLauncherRunId = "tandem launch ";
+/// Name of such a launch's world for its store, as rank 0 may listen under that of the launch.
+std::string store_world(const std::string& world);
 
 /// Nothing if no such launcher started this process, or one that started only one. Throws
 /// InvalidArgument for variables that are incomplete, not numbers or out of range.

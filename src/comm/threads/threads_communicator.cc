@@ -2,6 +2,9 @@
 
 #include "comm/wait_check.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -92,11 +95,21 @@ void ThreadsCommunicator::abort(const std::string& reason) {
   group_->world->abort(group_->world_ranks[size_t(rank_)], reason);
 }
 
-std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::do_allocate(size_t bytes, int signals) {
+std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::obtain_buffer(const std::string& name,
+                                                                    size_t bytes, int signals) {
   auto segments = std::static_pointer_cast<Segments>(group_->obtain(
-      calls_++, 0, size_, [&] { return std::make_shared<Segments>(size_, bytes, signals); }));
+      name, size_, [&] { return std::make_shared<Segments>(size_, bytes, signals); }));
   return std::make_shared<ThreadsBuffer>(std::move(segments), rank_, bytes, signals,
                                          !group_->world->link);
+}
+
+std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::do_allocate(size_t bytes, int signals) {
+  return obtain_buffer(fmt::format("buffer {}", allocations_++), bytes, signals);
+}
+
+std::shared_ptr<SymmetricBuffer> ThreadsCommunicator::do_allocate_workspace(size_t bytes,
+                                                                            int signals) {
+  return obtain_buffer("workspace", bytes, signals);
 }
 
 void ThreadsCommunicator::do_put(int peer, SymmetricBuffer& buffer, size_t offset,
@@ -168,17 +181,15 @@ void ThreadsCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   }
 }
 
-std::unique_ptr<Communicator> ThreadsCommunicator::do_split(int color,
+std::unique_ptr<Communicator> ThreadsCommunicator::do_group(const std::string& name,
                                                             const std::vector<int>& members,
                                                             int index) {
-  auto group =
-      std::static_pointer_cast<Group>(group_->obtain(calls_++, color, int(members.size()), [&] {
-        std::vector<int> world_ranks;
-        for (const int member : members) {
-          world_ranks.push_back(group_->world_ranks[size_t(member)]);
-        }
-        return std::make_shared<Group>(group_->world, std::move(world_ranks));
-      }));
+  const std::string unique = fmt::format("group {} {}", name, fmt::join(members, " "));
+  auto group = std::static_pointer_cast<Group>(group_->obtain(unique, int(members.size()), [&] {
+    std::vector<int> world_ranks;
+    for (const int member : members) world_ranks.push_back(group_->world_ranks[size_t(member)]);
+    return std::make_shared<Group>(group_->world, std::move(world_ranks));
+  }));
   return std::make_unique<ThreadsCommunicator>(std::move(group), index, deadline_s_);
 }
 

@@ -30,11 +30,15 @@ class ThreadsCommunicator final : public BaseCommunicator {
   uint64_t do_read_signal(const SymmetricBuffer& buffer, int signal) const override;
   void do_wait(const SymmetricBuffer& buffer, int signal, uint64_t epoch,
                const WaitSite& site) override;
-  std::unique_ptr<Communicator> do_split(int color, const std::vector<int>& members,
+  std::unique_ptr<Communicator> do_group(const std::string& name, const std::vector<int>& members,
                                          int index) override;
+  std::shared_ptr<SymmetricBuffer> do_allocate_workspace(size_t bytes, int signals) override;
   std::byte* look_at(const SymmetricBuffer& buffer, int rank) const override;
 
  private:
+  /// Buffer that all ranks make under this name.
+  std::shared_ptr<SymmetricBuffer> obtain_buffer(const std::string& name, size_t bytes,
+                                                 int signals);
   /// Waits until no transfer reads memory that is about to be freed, by exception unwinding or with
   /// this communicator.
   void settle() const;
@@ -42,7 +46,7 @@ class ThreadsCommunicator final : public BaseCommunicator {
 
   std::shared_ptr<Group> group_;
   Link* const link_;
-  uint64_t calls_ = 0;  // allocations and splits so far: equal on every rank
+  uint64_t allocations_ = 0;  // equal on every rank
 };
 
 }  // namespace tandem::threads

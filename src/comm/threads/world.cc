@@ -74,10 +74,10 @@ Group::~Group() {
   world->remove(this);
 }
 
-std::shared_ptr<void> Group::obtain(uint64_t call, int segment, int takers,
+std::shared_ptr<void> Group::obtain(const std::string& name, int takers,
                                     const std::function<std::shared_ptr<void>()>& make) {
   const std::lock_guard lock(mutex_);
-  const auto [entry, first] = made_.try_emplace({call, segment}, Made{nullptr, nullptr, takers});
+  const auto [entry, first] = made_.try_emplace(name, Made{nullptr, nullptr, takers});
   if (first) {
     try {
       entry->second.value = make();

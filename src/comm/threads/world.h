@@ -81,9 +81,9 @@ struct Group {
   Group(std::shared_ptr<SharedWorld> world_, std::vector<int> world_ranks_);
   ~Group();
 
-  /// Returns what the first of `takers` ranks to request (call, segment) made, or rethrows its
-  /// error; stored until all have taken it. Never blocks.
-  std::shared_ptr<void> obtain(uint64_t call, int segment, int takers,
+  /// Returns what the first of `takers` ranks to request `name` made, or rethrows its error; stored
+  /// until all have taken it. Never blocks.
+  std::shared_ptr<void> obtain(const std::string& name, int takers,
                                const std::function<std::shared_ptr<void>()>& make);
 
   const std::shared_ptr<SharedWorld> world;
@@ -97,7 +97,7 @@ struct Group {
     int left;
   };
   std::mutex mutex_;
-  std::map<std::pair<uint64_t, int>, Made> made_;
+  std::map<std::string, Made> made_;
 };
 
 }  // namespace tandem::threads

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "comm/group.h"
 #include "engine/config/replicas.h"
 #include "tandem/error.h"
 
@@ -71,6 +72,23 @@ std::vector<int> ParallelDims::replicas(Axes axes, int rank) const {
   return all;
 }
 
+std::vector<int> ParallelDims::members(Axes axes, int rank) const {
+  std::vector<int> members{rank};
+  int stride = 1;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    const int size = sizes_[size_t(axis)], coordinate = rank / stride % size;
+    if (axes.has(axis)) {
+      const auto inner = std::move(members);
+      members.clear();
+      for (int other = 0; other < size; ++other) {
+        for (const int member : inner) members.push_back(member + (other - coordinate) * stride);
+      }
+    }
+    stride *= size;
+  }
+  return members;
+}
+
 int64_t ParallelDims::microbatch_position(int64_t batch, int64_t microbatch, int64_t sample) const {
   const int64_t replica = sample / local_batch(batch), local = sample % local_batch(batch);
   return (local / microbatch * replicas_ + replica) * microbatch + local % microbatch;
@@ -100,12 +118,12 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
         fmt::format("world of {} ranks: expected tp x dp x pp = {} x {} x {} = {}", world.size(),
                     dims.tp(), dims.dp(), dims.pp(), dims.ranks()));
   }
-  tp_ = split(kTp);
-  dp_ = split(kDp);
-  if (dims.pp() > 1) pp_ = split(kPp);
+  tp_ = make("tp", kTp);
+  dp_ = make("dp", kDp);
+  if (dims.pp() > 1) pp_ = make("pp", kPp);
   if (!with_experts) return;
-  experts_ = split(kExperts);
-  expert_dp_ = split(kExpertDp);
+  experts_ = make("experts", kExperts);
+  expert_dp_ = make("expert dp", kExpertDp);
 }
 
 Communicator* ParallelGroups::along(Axes axes) const {
@@ -125,8 +143,8 @@ std::vector<Communicator*> ParallelGroups::world_axes() const {
   return axes;
 }
 
-std::unique_ptr<Communicator> ParallelGroups::split(Axes axes) const {
-  return world_.split(dims_.group(axes, world_.rank()), dims_.index(axes, world_.rank()));
+std::unique_ptr<Communicator> ParallelGroups::make(const char* name, Axes axes) const {
+  return make_group(world_, name, dims_.members(axes, world_.rank()));
 }
 
 }  // namespace tandem

@@ -48,6 +48,8 @@ class ParallelDims {
   /// order.
   int group(Axes axes, int rank) const;
   int index(Axes axes, int rank) const;
+  /// Ranks of the rank's group, by index.
+  std::vector<int> members(Axes axes, int rank) const;
   /// Samples of a logical replica, of `batch` in a step.
   int64_t local_batch(int64_t batch) const { return batch / replicas_; }
   /// Position of a step's sample in the order of microbatches, each with its samples of all
@@ -72,7 +74,7 @@ int64_t microbatch_size(const TrainConfig& config);
 class ParallelGroups {
  public:
   /// Throws InvalidArgument unless the world has dims.ranks() ranks. `with_experts`: also the
-  /// groups of the experts. Collective.
+  /// groups of the experts. Collective; CPU ranks do not wait for others (comm/group.h).
   ParallelGroups(Communicator& world, const ParallelDims& dims, bool with_experts);
 
   const ParallelDims& dims() const { return dims_; }
@@ -93,7 +95,7 @@ class ParallelGroups {
   std::vector<Communicator*> world_axes() const;
 
  private:
-  std::unique_ptr<Communicator> split(Axes axes) const;
+  std::unique_ptr<Communicator> make(const char* name, Axes axes) const;
 
   Communicator& world_;
   ParallelDims dims_;

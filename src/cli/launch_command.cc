@@ -1,0 +1,108 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/local_launch.h"
+#include "cli/probe.h"
+#include "core/output.h"
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr int kMaxProbeRanks = 8192, kMaxRanks = 1024;
+
+struct LaunchOptions {
+  ProbeRequest probe{.ranks = 0};
+  std::string json;
+  int ranks = 0;
+  std::vector<std::string> command;
+};
+
+void probe(const LaunchOptions& options) {
+  const auto& [ranks, tp, pp] = options.probe;
+  const ProbeResult result = probe_world(options.probe);
+  if (!options.json.empty()) {
+    const nlohmann::ordered_json json{{"ranks", ranks},
+                                      {"tp", tp},
+                                      {"pp", pp},
+                                      {"dp", ranks / (tp * pp)},
+                                      {"processes", result.processes},
+                                      {"world_s", result.world_s},
+                                      {"groups_s", result.groups_s},
+                                      {"barrier_ms", result.barrier_ms},
+                                      {"bytes_per_rank", result.bytes_per_rank}};
+    const std::string text = json.dump() + "\n";
+    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
+  }
+  if (options.json == "-") return;
+  fmt::print(
+      "{} ranks, tp {} pp {} dp {}, in {} processes of this machine\n"
+      "world         {:8.3f} s\n"
+      "groups        {:8.3f} s\n"
+      "barrier       {:8.1f} ms\n"
+      "memory a rank {:8.2f} MB\n",
+      ranks, tp, pp, ranks / (tp * pp), result.processes, result.world_s, result.groups_s,
+      result.barrier_ms, double(result.bytes_per_rank) / 1e6);
+}
+
+void launch(const LaunchOptions& options) {
+  if ((options.ranks > 0) == (options.probe.ranks > 0)) {
+    throw InvalidArgument("launch: expected either -n with a command, or --probe");
+  }
+  if (options.probe.ranks > 0) {
+    if (!options.command.empty()) {
+      throw InvalidArgument(fmt::format("launch --probe: command {}: expected none",
+                                        printable(options.command.front())));
+    }
+    return probe(options);
+  }
+  if (options.command.empty()) {
+    throw InvalidArgument("launch: no command: expected tandem launch -n N -- COMMAND…");
+  }
+  if (const int status = launch_here(options.ranks, options.command)) throw Ended{status};
+}
+
+}  // namespace
+
+void add_launch(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("launch", "Start the ranks of a world as processes of this machine");
+  auto options = std::make_shared<LaunchOptions>();
+  command->add_option("-n,--ranks", options->ranks, "Processes to start")
+      ->check(CLI::Range(1, kMaxRanks));
+  command->add_option("command", options->command, "Command of each rank, after --");
+  command
+      ->add_option("--probe", options->probe.ranks,
+                   "Measure instead how long a world of so many ranks takes to form: each with its "
+                   "connections, threads and groups, but without a model; 128 share a process")
+      ->check(CLI::Range(1, kMaxProbeRanks));
+  command->add_option("--tp", options->probe.tp, "Ranks of a tensor-parallel group")
+      ->capture_default_str()
+      ->check(CLI::Range(1, kMaxProbeRanks));
+  command->add_option("--pp", options->probe.pp, "Pipeline ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(1, kMaxProbeRanks));
+  command->add_option("--json", options->json,
+                      "Write the results to this file (-: print only them)");
+  command->footer(
+      "\nProcesses find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a rendezvous\n"
+      "store in the launcher, without an open port. Lines of output begin with the rank. When a rank\n"
+      "fails, one line says which, the others end, and its exit status is that of the launcher.\n"
+      "\n--probe: the world is formed with the library's own rendezvous store, ranks and groups. Every "
+      "rank\n"
+      "exchanges its number with its tensor-, pipeline- and data-parallel groups, and the members\n"
+      "are checked. Memory is that of all ranks and the store, beyond that of the program.\n"
+      "\nExamples:\n"
+      "  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched\n"
+      "  tandem launch --probe 64 --tp 4 --pp 2\n"
+      "  tandem launch --probe 512 --tp 8 --pp 8 --json -");
+  command->callback([options] { launch(*options); });
+}
+
+}  // namespace tandem::cli

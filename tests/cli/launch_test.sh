@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# launch_test.sh TANDEM RANKS: worlds that `tandem launch --probe` forms, and its errors.
+set -eu
+tandem=$1 ranks=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() {
+  echo "$1" >&2
+  shift
+  [ $# = 0 ] || cat "$@" >&2
+  exit 1
+}
+probe() { # RANKS TP PP: forms it, and keeps its memory within the bound
+  "$tandem" launch --probe "$1" --tp "$2" --pp "$3" --json - >"$dir/json" 2>"$dir/log" ||
+    fail "probe $1 $2 $3:" "$dir/log"
+  python3 - "$dir/json" "$1" "$(($1 / $2 / $3))" <<'EOF' || fail "probe $1 $2 $3: wrong figures" "$dir/json"
+import json, sys
+result = json.load(open(sys.argv[1]))
+assert result["ranks"] == int(sys.argv[2]) and result["dp"] == int(sys.argv[3]), result
+assert result["world_s"] > 0 and result["groups_s"] > 0 and result["barrier_ms"] > 0, result
+assert 0 < result["bytes_per_rank"] < 8e6, result
+EOF
+}
+refused() { # CODE TEXT ARG...
+  code=$1 text=$2
+  shift 2
+  status=0
+  "$tandem" launch "$@" >"$dir/log" 2>&1 || status=$?
+  [ "$status" = "$code" ] || fail "launch $*: exit $status, expected $code" "$dir/log"
+  grep -qF -- "$text" "$dir/log" || fail "launch $*: expected '$text':" "$dir/log"
+  [ "$(wc -l <"$dir/log")" = 1 ] || fail "launch $*: expected one line:" "$dir/log"
+}
+
+# Processes.
+"$tandem" launch -n 3 -- sh -c 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK"; echo "e$RANK" >&2' >"$dir/out" 2>"$dir/log"
+[ "$(sort "$dir/out")" = "$(printf '[0] 0/3 0\n[1] 1/3 1\n[2] 2/3 2')" ] || fail "output of three ranks:" "$dir/out"
+[ "$(sort "$dir/log")" = "$(printf '[0] e0\n[1] e1\n[2] e2')" ] || fail "errors of three ranks:" "$dir/log"
+[ "$("$tandem" launch -n 1 -- printf 'no newline')" = 'no newline' ] || fail "output of one rank"
+ends() { # STATUS LINE COMMAND: ranks that wait when rank 1 fails are ended
+  status=0
+  SECONDS=0
+  "$tandem" launch -n 3 -- sh -c "[ \$RANK != 1 ] || { $3; }; exec sleep 60" >"$dir/log" 2>&1 || status=$?
+  [ "$status" = "$1" ] || fail "'$3': exit $status, expected $1" "$dir/log"
+  [ "$SECONDS" -lt 30 ] || fail "'$3': $SECONDS s"
+  [ "$(grep -cE "$2" "$dir/log")" = 1 ] && [ "$(wc -l <"$dir/log")" = 1 ] || fail "'$3': expected '$2':" "$dir/log"
+}
+ends 7 '^tandem: launch: rank 1 \(process [0-9]+\) ended with exit status 7$' 'exit 7'
+ends 137 '^tandem: launch: rank 1 .* was ended by signal 9, Killed$' 'kill -9 $$'
+refused 2 'launch: no-such-command: No such file or directory: expected a command' -n 2 -- no-such-command
+refused 2 'expected either -n with a command, or --probe' -n 2 --probe 2 -- true
+refused 2 'launch: no command' -n 2
+
+probe 1 1 1
+probe 12 3 2           # groups of 3, 2 and 2 ranks
+probe 130 1 1          # data-parallel group of more ranks than exchange directly, in two processes
+probe "$ranks" 8 4
+refused 2 '10 ranks with tp 4 pp 1: expected a multiple of 4' --probe 10 --tp 4
+refused 2 '--probe' --probe 0
+refused 2 '--tp' --probe 4 --tp x
+status=0
+(ulimit -n 300 && "$tandem" launch --probe 600 >"$dir/log" 2>&1) || status=$?
+[ $status = 4 ] || fail "few files: exit $status, expected 4" "$dir/log"
+grep -q '600 ranks: a process may open 300 files: expected 1200' "$dir/log" || fail "few files:" "$dir/log"
