@@ -194,5 +194,35 @@ TEST(Replicas, RanksRunSeveralIfTheirBitsCanBeKept) {
             "parallel.ep is 2: expected a divisor of parallel.dp = 3");
 }
 
+TEST(Replicas, ShardGroupsDivideTheRanks) {
+  const auto check = [](const std::vector<std::string>& more) -> std::string {
+    std::vector<std::string> keys{"parallel.dp_shard=2", "parallel.dp=4", "train.batch=8"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    try {
+      check_config(parse_config("[data]\npaths = \"x\"\n", "j", keys));
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"model.experts=8", "parallel.ep=2"}), "accepted");
+  EXPECT_EQ(check({"parallel.dp_shard=3"}),
+            "parallel.dp_shard is 3: expected a divisor of parallel.dp = 4");
+  EXPECT_EQ(check({"parallel.dp_shard=8", "parallel.dp=4"}),
+            "parallel.dp_shard is 8: expected a divisor of parallel.dp = 4");
+  EXPECT_EQ(check({"model.experts=8", "parallel.ep=4"}),
+            "parallel.dp_shard is 2: expected a multiple of parallel.ep = 4");
+  EXPECT_EQ(check({"parallel.zero=2"}),
+            "parallel.dp_shard is 2: expected 0 with parallel.zero = 2");
+  EXPECT_EQ(check({"optimizer.name=lamb"}),
+            "parallel.dp_shard is 2: expected 0 with optimizer.name = \"lamb\"");
+  EXPECT_EQ(check({"parallel.dp_shard=1", "optimizer.name=lamb"}),
+            "parallel.dp_shard is 1: expected optimizer.name = \"adamw\", or 0");
+  EXPECT_EQ(check({"parallel.replicas=8"}),
+            "parallel.replicas is 8 with parallel.dp = 4: expected parallel.dp_shard = 0, which "
+            "has the same bits");
+}
+
 }  // namespace
 }  // namespace tandem

@@ -23,7 +23,7 @@ struct MemoryCase {
   int tp = 1, dp = 1, zero = 1;
   std::string dtype = "f32";
   std::string codec = "none";
-  int replicas = 0;
+  int replicas = 0, shards = 0;
 };
 
 /// Bytes a parameter of one rank's optimizer, weights and gradients. The model is deep and its
@@ -33,7 +33,8 @@ double measured_bytes(const MemoryCase& c, TrainConfig& config) {
                        {"train.dtype=" + c.dtype, "parallel.codec=" + c.codec,
                         "parallel.dp_bucket_mib=0.004", "train.batch=8", "model.layers=48",
                         "parallel.zero=" + std::to_string(c.zero),
-                        "parallel.replicas=" + std::to_string(c.replicas)})
+                        "parallel.replicas=" + std::to_string(c.replicas),
+                        "parallel.dp_shard=" + std::to_string(c.shards)})
                .config;
   double bytes = 0;
   WorldOptions options;
@@ -83,6 +84,19 @@ TEST(TrainMemory, StateOfSeveralReplicasARankIsWithinTenPercentOfItsFormula) {
                                        (zero == 2 ? 0 : 4));
         EXPECT_NEAR(bytes, expected, 0.1 * expected);
       }
+    }
+  }
+}
+
+TEST(TrainMemory, StateOfShardGroupsIsWithinTenPercentOfItsFormula) {
+  for (const std::string dtype : {"f32", "bf16"}) {
+    for (const int shards : {1, 2, 4}) {
+      SCOPED_TRACE(testing::Message() << dtype << " of " << shards);
+      TrainConfig config;
+      const double bytes = measured_bytes({1, 4, 1, dtype, "none", 0, shards}, config);
+      const double expected = state_bytes(config, 4).total();
+      EXPECT_DOUBLE_EQ(expected, dtype == "f32" ? 8 + 8.0 / shards : 6 + 12.0 / shards);
+      EXPECT_NEAR(bytes, expected, 0.1 * expected);
     }
   }
 }
@@ -160,38 +174,6 @@ TEST(TrainMemory, ReducingEveryPassGivesTheBitsOfReducingOnce) {
     const std::string out = dir / std::to_string(i);
     const std::string once = trained(cases[i], out + "-1", {});
     EXPECT_EQ(trained(cases[i], out + "-2", {"parallel.zero=2"}), once);
-  }
-}
-
-TEST(TrainMemory, ReplicatedStateGivesTheBitsOfDividedState) {
-  const std::string untied = "model.tie_word_embeddings=false";
-  const std::vector<ZeroCase> cases{
-      {"tiny.toml", {1, 2}, {"parallel.codec=gradients=int4:g32"}},
-      {"tiny.toml", {1, 3}, {"train.dtype=bf16", untied, "train.batch=6"}},
-      {"tiny.toml", {2, 2}, {"train.dtype=bf16", "optimizer.lr_scale=*embed_tokens*=0.5"}},
-      {"tiny.toml", {1, 2}, {"parallel.pp=2", "train.microbatch=1", "parallel.schedule=zb-h1"}},
-      {"moe.toml", {1, 4}, {"parallel.ep=2", "train.dtype=bf16"}},
-      {"moe.toml", {2, 2}, {"parallel.ep=2", "model.router_bias_update_rate=0.01"}},
-  };
-  const TempDir dir;
-  for (size_t i = 0; i < cases.size(); ++i) {
-    SCOPED_TRACE(i);
-    const std::string out = dir / std::to_string(i), step = "/checkpoints/step-00000002";
-    const auto train = [&](const std::string& to, const std::string& zero) {
-      return trained(cases[i], to,
-                     {"train.steps=4", "checkpoint.every=2", "parallel.zero=" + zero});
-    };
-    const std::string divided = train(out + "-1", "1");
-    EXPECT_TRUE(train(out + "-0", "0") == divided);
-    // Each continues from a checkpoint of the other.
-    for (const auto& [from, zero] : {std::pair("-1", "0"), {"-0", "1"}}) {
-      const std::string to = out + from + "-resumed";
-      std::filesystem::create_directories(to + "/checkpoints");
-      std::filesystem::copy(out + from + step, to + step, std::filesystem::copy_options::recursive);
-      EXPECT_TRUE(train(to, zero) == divided);
-      EXPECT_TRUE(read_file(to + "/checkpoints/step-00000004/optimizer.safetensors") ==
-                  read_file(out + "-1/checkpoints/step-00000004/optimizer.safetensors"));
-    }
   }
 }
 

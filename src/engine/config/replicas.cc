@@ -18,6 +18,9 @@ std::string find_unsupported(const TrainConfig& config) {
                        config.parallel.codec);
   }
   if (config.optimizer.name == "lamb") return "optimizer.name = \"adamw\"";
+  if (const int64_t shards = config.parallel.dp_shard; shards > 0 && shards < config.parallel.dp) {
+    return "parallel.dp_shard = 0, which has the same bits";
+  }
   if (config.parallel.zero == 0) return "parallel.zero = 1, which has the same bits";
   if (config.parallel.zero == 2 && config.parallel.pp > 1) return "parallel.zero = 1 or pp = 1";
   const bool has_aux_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
@@ -30,14 +33,35 @@ std::string find_unsupported(const TrainConfig& config) {
 
 /// Throws ConfigError for keys that need divided state.
 void check_replicated_state(const TrainConfig& config) {
-  if (config.parallel.zero > 0) return;
+  if (!replicates_state(config)) return;
   const bool sends_weights = !CodecPolicy::parse(config.parallel.codec).weights.is_none();
   if (!sends_weights && config.optimizer.name != "lamb") return;
   throw ConfigError(fmt::format(
-      "parallel.zero is 0: expected {}, or zero = 1",
+      "{}: expected {}, or {}",
+      config.parallel.zero == 0 ? "parallel.zero is 0" : "parallel.dp_shard is 1",
       sends_weights ? fmt::format("parallel.codec without weights, which are not sent, not \"{}\"",
                                   config.parallel.codec)
-                    : "optimizer.name = \"adamw\""));
+                    : "optimizer.name = \"adamw\"",
+      config.parallel.zero == 0 ? "zero = 1" : "0"));
+}
+
+/// Throws ConfigError for a size of shard groups that others contradict.
+void check_shard_groups(const TrainConfig& config) {
+  const auto& parallel = config.parallel;
+  if (parallel.dp_shard == 0 || parallel.dp_shard == parallel.dp) return;
+  std::string expected;
+  if (parallel.dp % parallel.dp_shard != 0) {
+    expected = fmt::format("a divisor of parallel.dp = {}", parallel.dp);
+  } else if (parallel.dp_shard % parallel.ep != 0) {
+    expected = fmt::format("a multiple of parallel.ep = {}", parallel.ep);
+  } else if (parallel.zero != 1) {
+    expected = fmt::format("0 with parallel.zero = {}", parallel.zero);
+  } else if (config.optimizer.name == "lamb") {
+    expected = "0 with optimizer.name = \"lamb\"";
+  }
+  if (expected.empty()) return;
+  throw ConfigError(
+      fmt::format("parallel.dp_shard is {}: expected {}", parallel.dp_shard, expected));
 }
 
 }  // namespace
@@ -45,6 +69,7 @@ void check_replicated_state(const TrainConfig& config) {
 void check_replicas(const TrainConfig& config) {
   const auto& parallel = config.parallel;
   check_replicated_state(config);
+  check_shard_groups(config);
   if (parallel.replicas == 0) return;
   if (parallel.replicas < parallel.dp) {
     throw ConfigError(fmt::format(

@@ -12,13 +12,23 @@ bool continues(const ParameterRun& run, const ParameterRun& next) {
          run.lr_scale == next.lr_scale && !next.begins_layer;
 }
 
+std::vector<Shard> divide(int replicas, int ranks) {
+  std::vector<Shard> owned;
+  for (int rank = 0; rank < ranks; ++rank) owned.push_back(shard_of(replicas, ranks, rank));
+  return owned;
+}
+
 }  // namespace
 
 Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas)
+    : Buckets(std::move(window), bucket_elements, divide(std::max(replicas, ranks), ranks),
+              std::max(replicas, ranks)) {}
+
+Buckets::Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> owned, int replicas)
     : window_(std::move(window)),
       size_(std::max<int64_t>(bucket_elements, 1)),
-      ranks_(ranks),
-      replicas_(std::max(replicas, ranks)) {
+      owned_(std::move(owned)),
+      replicas_(replicas) {
   for (auto range = window_.ranges.rbegin(); range != window_.ranges.rend(); ++range) {
     if (range->count == 0) continue;
     const int64_t last = (window_.elements - 1 - range->whole) / size_;
@@ -27,7 +37,7 @@ Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int repl
     for (; number <= last; ++number) numbers_.push_back(number);
   }
   for (int b = 0; b < count(); ++b) {
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (int rank = 0; rank < ranks(); ++rank) {
       shard_room_ = std::max(shard_room_, shard(b, rank).count);
     }
   }

@@ -27,6 +27,8 @@ class Buckets {
       : Buckets(FlatWindow::all(elements), bucket_elements, ranks) {}
   /// `replicas`: at least `ranks`, or 0 for as many.
   Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas = 0);
+  /// `owned`: consecutive replicas whose shards each rank owns, at least one.
+  Buckets(FlatWindow window, int64_t bucket_elements, std::vector<Shard> owned, int replicas);
 
   /// Buckets with elements.
   int count() const { return int(numbers_.size()); }
@@ -35,7 +37,7 @@ class Buckets {
   /// Bucket of an element.
   int at(int64_t element) const;
   /// Replicas whose shards a rank owns.
-  Shard owned(int rank) const { return shard_of(replicas_, ranks_, rank); }
+  Shard owned(int rank) const { return owned_[size_t(rank)]; }
   /// The elements that a rank owns.
   FlatRange shard(int b, int rank) const {
     const FlatRange whole = whole_bucket(b);
@@ -60,7 +62,7 @@ class Buckets {
   /// Elements of the largest shard.
   int64_t shard_room() const { return shard_room_; }
   int64_t elements() const { return window_.local_elements(); }
-  int ranks() const { return ranks_; }
+  int ranks() const { return int(owned_.size()); }
   int replicas() const { return replicas_; }
 
  private:
@@ -71,7 +73,8 @@ class Buckets {
 
   FlatWindow window_;
   int64_t size_;
-  int ranks_, replicas_;
+  std::vector<Shard> owned_;  // by rank
+  int replicas_;
   int64_t shard_room_ = 0;
   std::vector<int64_t> numbers_;  // ascending
 };

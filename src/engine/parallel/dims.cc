@@ -11,7 +11,7 @@
 namespace tandem {
 
 ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
-    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp}, replicas_(dp) {
+    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp}, replicas_(dp), state_shards_(dp) {
   if (tp >= 1 && dp >= 1 && ep >= 1 && pp >= 1 && dp % ep == 0) return;
   throw InvalidArgument(
       fmt::format("tp {} dp {} ep {} pp {}: expected sizes of at least 1, and ep a divisor of dp",
@@ -22,6 +22,7 @@ ParallelDims::ParallelDims(const TrainConfig& config)
     : ParallelDims(int(config.parallel.tp), int(config.parallel.dp), int(config.parallel.ep),
                    int(config.parallel.pp)) {
   replicas_ = int(logical_replicas(config));
+  state_shards_ = int(tandem::state_shards(config));
 }
 
 int ParallelDims::ranks() const {
@@ -121,9 +122,27 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
   tp_ = make("tp", kTp);
   dp_ = make("dp", kDp);
   if (dims.pp() > 1) pp_ = make("pp", kPp);
-  if (!with_experts) return;
-  experts_ = make("experts", kExperts);
-  expert_dp_ = make("expert dp", kExpertDp);
+  if (with_experts) {
+    experts_ = make("experts", kExperts);
+    expert_dp_ = make("expert dp", kExpertDp);
+  }
+  if (dims.state_shards() == 1 || dims.state_shards() == dims.dp()) return;
+  state_groups_ = split_state(*dp_);
+  if (with_experts) expert_state_groups_ = split_state(*expert_dp_);
+}
+
+ParallelGroups::OwnedStateGroups ParallelGroups::split_state(Communicator& ranks) const {
+  const int copies = dims_.dp() / dims_.state_shards(), shards = ranks.size() / copies;
+  const int shard = ranks.rank() % shards, copy = ranks.rank() / shards;
+  OwnedStateGroups split;
+  split.shards = ranks.split(copy, shard);
+  split.copies = ranks.split(shard, copy);
+  return split;
+}
+
+ParallelGroups::StateGroups ParallelGroups::state_groups(Axes axes) const {
+  const OwnedStateGroups& owned = axes == kDp ? state_groups_ : expert_state_groups_;
+  return {owned.shards.get(), owned.copies.get()};
 }
 
 Communicator* ParallelGroups::along(Axes axes) const {

@@ -33,6 +33,9 @@ class ParallelDims {
   int ranks() const;
   /// Logical replicas (engine/config/replicas.h), at least dp().
   int replicas() const { return replicas_; }
+  /// Data-parallel ranks that divide the optimizer state; groups of as many consecutive ones have
+  /// copies.
+  int state_shards() const { return state_shards_; }
   /// Rounds of a step: in round r data-parallel rank i runs logical replica r x dp + i, if there is
   /// one.
   int rounds() const { return (replicas_ + dp() - 1) / dp(); }
@@ -64,7 +67,7 @@ class ParallelDims {
   int position(Axes axes, bool on_other_axes, int rank) const;
 
   std::array<int, kNumAxes> sizes_;
-  int replicas_;
+  int replicas_, state_shards_;
 };
 
 /// Samples of a microbatch: train.microbatch, or all of a logical replica.
@@ -84,6 +87,12 @@ class ParallelGroups {
   /// nullptr without experts.
   Communicator* experts() const { return experts_.get(); }
   Communicator* expert_dp() const { return expert_dp_.get(); }
+  /// Those of `along(axes)`, kDp or kExpertDp, that divide the optimizer state, and those that have
+  /// the same shard of it; nullptr if there is one copy.
+  struct StateGroups {
+    Communicator *shards = nullptr, *copies = nullptr;
+  };
+  StateGroups state_groups(Axes axes) const;
   /// That of the ranks that differ on kTp, kDp, kExpertDp, …; nullptr if there is none.
   Communicator* along(Axes axes) const;
   /// nullptr without pipeline stages.
@@ -100,6 +109,11 @@ class ParallelGroups {
   Communicator& world_;
   ParallelDims dims_;
   std::unique_ptr<Communicator> tp_, dp_, pp_, experts_, expert_dp_;
+  struct OwnedStateGroups {
+    std::unique_ptr<Communicator> shards, copies;
+  };
+  OwnedStateGroups split_state(Communicator& ranks) const;
+  OwnedStateGroups state_groups_, expert_state_groups_;
 };
 
 }  // namespace tandem

@@ -18,6 +18,11 @@ std::vector<Parameter> relative(std::vector<Parameter> list, int64_t begin) {
   return list;
 }
 
+/// Ranks that divide the state.
+Communicator& state_ranks(const ParameterGroup& group) {
+  return group.shards ? *group.shards : group.replicas;
+}
+
 }  // namespace
 
 ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGroup& group,
@@ -34,25 +39,59 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       logical(group.logical),
       first_tensor(first_tensor_index),
       weights(all_weights.narrow(group.range)),
-      buckets(group.window, bucket_elements, replicas.size(), int(logical.size())),
-      state_buckets(make_state_buckets(group.window, bucket_elements)),
-      state(exec, weights, state_buckets, replicates_state ? 0 : replicas.rank(),
+      buckets(make_buckets(group, bucket_elements)),
+      state_buckets(make_state_buckets(group, bucket_elements)),
+      state(exec, weights, state_buckets, replicates_state ? 0 : state_ranks(group).rank(),
             buckets.owned(replicas.rank()),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
-            WeightSync::sends_differences(replicas.size(), options.weights)),
+            WeightSync::sends_differences(state_ranks(group).size(), options.weights)),
       gradient_sync(
           model, replicas, gradients, begin, buckets, relative(group.list, begin),
           {options.gradients, options.error_feedback, options.overlap, group.is_gradient_window},
           [this](int bucket) { add_squares(bucket); }),
-      weight_sync(model, replicas,
-                  replicates_state ? WeightViews(gradients.at(begin, elements)) : weights, buckets,
-                  relative(group.list, begin), {options.weights, options.overlap}, state),
+      weight_sync(model, state_ranks(group),
+                  replicates_state ? WeightViews(gradients.at(begin, elements)) : weights,
+                  replicates_state ? buckets : state_buckets, relative(group.list, begin),
+                  {options.weights, options.overlap}, state),
       squares(exec, add_terms(index)),
-      norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {}
+      norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {
+  if (!group.copies) return;
+  if (exec.on_gpu()) throw Unsupported("parallel.dp_shard on GPUs: expected 0");
+  copy_sync.emplace(model, *group.copies, WeightViews(gradients.at(begin, elements)),
+                    make_copy_buckets(group, bucket_elements), relative(group.list, begin),
+                    WeightSync::Options{.overlap = options.overlap}, state);
+}
 
-Buckets ShardedOptimizer::Group::make_state_buckets(const FlatWindow& window,
+/// Shards that ranks reduce. Copies of the state reduce consecutive parts of their shard.
+Buckets ShardedOptimizer::Group::make_buckets(const ParameterGroup& group,
+                                              int64_t bucket_elements) const {
+  if (!group.copies) {
+    return {group.window, bucket_elements, replicas.size(), int(logical.size())};
+  }
+  const int copies = group.copies->size(), shards = group.shards->size();
+  std::vector<Shard> owned;
+  for (int rank = 0; rank < replicas.size(); ++rank) {
+    owned.push_back({rank % shards * copies + rank / shards, 1});
+  }
+  return {group.window, bucket_elements, std::move(owned), replicas.size()};
+}
+
+/// Shards that ranks have the state of.
+Buckets ShardedOptimizer::Group::make_state_buckets(const ParameterGroup& group,
                                                     int64_t bucket_elements) const {
-  return {window, bucket_elements, replicates_state ? 1 : replicas.size(), buckets.replicas()};
+  const int ranks = replicates_state ? 1 : state_ranks(group).size();
+  return {group.window, bucket_elements, ranks, buckets.replicas()};
+}
+
+/// Parts of this rank's shard of the state that its copies reduce.
+Buckets ShardedOptimizer::Group::make_copy_buckets(const ParameterGroup& group,
+                                                   int64_t bucket_elements) const {
+  const int copies = group.copies->size();
+  std::vector<Shard> owned;
+  for (int copy = 0; copy < copies; ++copy) {
+    owned.push_back({group.shards->rank() * copies + copy, 1});
+  }
+  return {group.window, bucket_elements, std::move(owned), buckets.replicas()};
 }
 
 /// Returns their number.
@@ -92,8 +131,13 @@ void ShardedOptimizer::Group::update(
       apply(r, has_copy ? copy.narrow(0, r.run.begin, r.run.count) : Tensor());
     }
   };
-  if (!replicates_state) return weight_sync.begin(update);
-  weight_sync.begin([](int) {}, update);
+  if (replicates_state) return weight_sync.begin([](int) {}, update);
+  if (!copy_sync) return weight_sync.begin(update);
+  copy_sync->begin([](int) {});
+  weight_sync.begin([this, update](int bucket) {
+    copy_sync->await(buckets.bucket(bucket));
+    update(bucket);
+  });
 }
 
 void ShardedOptimizer::Group::find_directions(const AdamStep& step) {
@@ -262,13 +306,12 @@ ShardedOptimizer::Sent ShardedOptimizer::take_sent() {
     const GradientSync::Sent of_gradients = group.gradient_sync.take_sent();
     sent.gradients += of_gradients.bytes;
     sent.uncompressed_gradients += of_gradients.uncompressed;
-    const uint64_t gathered = group.weight_sync.take_sent();
-    if (!group.replicates_state) {
-      sent.weights += gathered;
-      continue;
-    }
+    const uint64_t gathered = group.replicates_state ? group.weight_sync.take_sent()
+                              : group.copy_sync      ? group.copy_sync->take_sent()
+                                                     : 0;
     sent.gradients += gathered;
     sent.uncompressed_gradients += gathered;
+    sent.weights += group.weight_sync.take_sent();
   }
   return sent;
 }
@@ -277,7 +320,7 @@ size_t ShardedOptimizer::state_bytes() const {
   size_t bytes = gradients_.bytes();
   for (const Group& group : groups_) {
     bytes += group.weights.bytes() + group.state.bytes() + group.gradient_sync.bytes() +
-             group.weight_sync.bytes();
+             group.weight_sync.bytes() + (group.copy_sync ? group.copy_sync->bytes() : 0);
   }
   return bytes;
 }

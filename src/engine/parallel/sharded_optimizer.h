@@ -2,7 +2,9 @@
 // of their shards (engine/parallel/gradient_sync.h), owners update (engine/optim/), and the updated
 // weights are gathered (engine/parallel/weight_sync.h) under whatever runs before their use. With
 // replicated state (ZeRO-0) the reduced gradients are gathered there, which makes an all-reduce of
-// the same bits, and every rank updates all weights.
+// the same bits, and every rank updates all weights. Where groups of ranks have copies of the state
+// (HSDP, arXiv 2304.11277), each shard is reduced in as many parts as there are copies, over all
+// ranks; the parts are gathered among the copies, and the weights within a group.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
 // order on every rank, then `await` before weights are used. LAMB's `update` sums the norms of all
@@ -53,6 +55,10 @@ struct ParameterGroup {
   /// Every rank has all state: reduced gradients are gathered instead of weights (ZeRO-0). Not with
   /// a window, LAMB or a wire format of weights.
   bool replicates_state = false;
+  /// Ranks of `replicas` that divide the state, and those that have the same shard of it; nullptr
+  /// if all ranks divide it. Index in `replicas`: that in `copies` x the number of shards + that in
+  /// `shards`.
+  Communicator *shards = nullptr, *copies = nullptr;
   /// Logical replicas that have a copy of the parameters, in order; one a rank if empty.
   std::vector<int> logical = {};
 };
@@ -130,7 +136,9 @@ class ShardedOptimizer {
     Group(const Exec& exec, int index, const ParameterGroup& group, const WeightViews& all_weights,
           const GradientMemory& gradients, int64_t bucket_elements,
           const ShardedOptimizerOptions& options, size_t first_tensor);
-    Buckets make_state_buckets(const FlatWindow& window, int64_t bucket_elements) const;
+    Buckets make_buckets(const ParameterGroup& group, int64_t bucket_elements) const;
+    Buckets make_state_buckets(const ParameterGroup& group, int64_t bucket_elements) const;
+    Buckets make_copy_buckets(const ParameterGroup& group, int64_t bucket_elements) const;
     int add_terms(int index);
     void add_squares(int bucket);
     /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
@@ -151,11 +159,12 @@ class ShardedOptimizer {
     Buckets buckets, state_buckets;
     ShardedState state;
     GradientSync gradient_sync;
-    WeightSync weight_sync;         // ZeRO-0: of reduced gradients
-    std::vector<SquareTerm> terms;  // in the order of buckets
-    std::vector<int> first_term;    // by bucket
-    SquareSums squares;             // by term, thus by owned run
-    SquareSums norms;               // LAMB: by run of its weights, then of its directions
+    std::optional<WeightSync> copy_sync;  // of reduced gradients, among copies of the state
+    WeightSync weight_sync;               // ZeRO-0: of reduced gradients
+    std::vector<SquareTerm> terms;        // in the order of buckets
+    std::vector<int> first_term;          // by bucket
+    SquareSums squares;                   // by term, thus by owned run
+    SquareSums norms;                     // LAMB: by run of its weights, then of its directions
   };
   Group& find_group(FlatRange range);
 

@@ -53,11 +53,13 @@ StateBytes state_bytes(const TrainConfig& config, int64_t replicas) {
       replicas > 1 && !codec.gradients.is_exact() && config.parallel.error_feedback;
   StateBytes bytes;
   bytes.weights = (is_bf16 ? 2 : 0) + (has_f32 ? 4 : 0);
-  const bool is_divided = config.parallel.zero > 0;
   const double share = owned_share(config, replicas);
+  // Groups of ranks have copies of the state.
+  const double copies = double(config.parallel.dp) / double(state_shards(config));
+  const double of_state = copies == 1 ? share : std::min(1.0, copies / double(replicas));
   const bool has_sums = ParallelDims(config).rounds() > 1;  // beside the gradients of one replica
   bytes.gradients = config.parallel.zero == 2 ? 4 * share : 4 + (has_sums ? 4 * share : 0);
-  bytes.optimizer = (has_masters ? 12.0 : 8.0) * (is_divided ? share : 1);
+  bytes.optimizer = (has_masters ? 12.0 : 8.0) * of_state;
   bytes.residuals = has_residuals ? 8 : 0;  // those before and after a step
   return bytes;
 }
@@ -93,11 +95,13 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   const double bucket = bucket_mib(config, on_gpus) * (1 << 20);
   const double of_window = std::min(bucket * MessageRing::kWindow, 4 * parameters);
   const bool sends_bf16 =
-      config.train.dtype == "bf16" && codec.weights.is_none() && config.parallel.zero > 0;
+      config.train.dtype == "bf16" && codec.weights.is_none() && !replicates_state(config);
   // Gradients of a window are copied when they are sent.
   const double copies = gradient_window(config, on_gpus).dense ? 1 : 0;
   const double remote = ranks == 1 ? 0 : ranks * share * (1 + copies + (sends_bf16 ? 0.5 : 1));
-  return of_window * (remote + copies * share);
+  const auto shards = double(state_shards(config));  // gathered among the copies of their state
+  const double gathered = shards > 1 && shards < ranks ? 1 / shards : 0;
+  return of_window * (remote + copies * share + gathered);
 }
 
 double snapshot_bytes(const TrainConfig& config) {

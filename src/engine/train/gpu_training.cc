@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "engine/config/replicas.h"
 #include "engine/model/codec_policy.h"
 #include "tandem/error.h"
 
@@ -29,6 +30,10 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
         fmt::format("train.batch_start = {} with parallel.pp = {}: expected 0, or one stage, where "
                     "ranks share a GPU",
                     config.train.batch_start, parallel.pp));
+  }
+  if (const int64_t shards = state_shards(config);
+      parallel.dp_shard > 0 && shards > 1 && shards < parallel.dp) {
+    throw ConfigError(fmt::format("parallel.dp_shard = {}: expected 0 or 1 on GPUs", shards));
   }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :

@@ -97,8 +97,8 @@ std::vector<StepExecutor::Run> StepExecutor::runs() const {
 
 Pipeline::Batch StepExecutor::batch_of(const Run& run) {
   const int begin = run.round * microbatches_ + run.first;
-  return {[this, begin](int microbatch) { read_microbatch(begin + microbatch); }, tokens_,
-          targets_, document_starts_};
+  return {[this, begin](int microbatch) { read_microbatch(begin + microbatch); }, tokens_, targets_,
+          document_starts_};
 }
 
 bool StepExecutor::has_replica(int round) const {
@@ -197,8 +197,9 @@ double StepExecutor::sum_squares() {
     const Squares squares = sum_terms(std::move(of_replica));
     return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
   };
-  if (groups_.dims().rounds() == 1) return is_first_stage ? sum(std::move(terms)) : 0;
-  // A rank owns the shards of several replicas.
+  const bool is_in_order = groups_.dims().rounds() == 1 && !groups_.state_groups(kDp).copies;
+  if (is_in_order) return is_first_stage ? sum(std::move(terms)) : 0;
+  // Ranks own the shards of several replicas, or of another one than their own.
   if (groups_.dp().size() > 1) terms = gather_terms(groups_.dp(), terms);
   std::vector<std::vector<SquareTerm>> by_replica(size_t(groups_.dims().replicas()));
   for (const SquareTerm& term : terms) by_replica[size_t(term.replica)].push_back(term);
