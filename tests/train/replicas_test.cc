@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "engine/checkpoint/resumed_replicas.h"
 #include "engine/data/ledger_check.h"
 #include "layouts.h"
+#include "model_metrics.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
@@ -52,24 +51,8 @@ void train_until(const ReplicaCase& c, int dp, int killed, const std::string& ou
   }
 }
 
-/// Entries of metrics.jsonl about the model, by line.
-std::vector<std::string> metrics(const std::string& out) {
-  std::istringstream lines(read_file(out + "/metrics.jsonl"));
-  std::vector<std::string> values;
-  for (std::string line; std::getline(lines, line);) {
-    const auto all = nlohmann::json::parse(line);
-    nlohmann::json saved;
-    for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "batch", "aux_loss",
-                            "imbalance", "expert_imbalance", "expert_rows", "validation_loss"}) {
-      if (all.contains(key)) saved[key] = all[key];
-    }
-    values.push_back(saved.dump());
-  }
-  return values;
-}
-
 void expect_bits_of(const std::string& expected, const std::string& out) {
-  EXPECT_EQ(metrics(out), metrics(expected));
+  EXPECT_EQ(model_metrics(out), model_metrics(expected));
   for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
     EXPECT_TRUE(read_file(checkpoint_path(out, kSteps) + "/" + file) ==
                 read_file(checkpoint_path(expected, kSteps) + "/" + file))
@@ -99,7 +82,7 @@ const std::string kUntied = "model.tie_word_embeddings=false", kStep = "train.au
 
 std::vector<ReplicaCase> sample_cases() {
   return {
-      {"tiny.toml", 4, {4, 3, 4}},
+      {"tiny.toml", 4, {4, 3, 4}, {"train.validate_every=2", "data.val_fraction=0.3"}},
       {"tiny.toml", 4, {4, 3, 2}, {"train.dtype=bf16", "train.microbatch=1"}},
       {"tiny.toml", 4, {1, 3, 4}, {"parallel.zero=2", "train.microbatch=1", "parallel.replicas=4"}},
       {"tiny.toml", 4, {4, 3, 4}, {"train.dtype=bf16"}, 2},

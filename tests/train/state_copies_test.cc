@@ -11,6 +11,7 @@
 
 #include "core/files.h"
 #include "layouts.h"
+#include "model_metrics.h"
 #include "temp_dir.h"
 
 namespace tandem {
@@ -43,7 +44,7 @@ void check_case(const CopiesCase& c) {
   const TempDir dir;
   const std::string divided = trained(c, dir / "divided", false);
   EXPECT_TRUE(trained(c, dir / "copies", true) == divided);
-  EXPECT_EQ(losses(dir / "copies"), losses(dir / "divided"));
+  EXPECT_EQ(model_metrics(dir / "copies"), model_metrics(dir / "divided"));
   EXPECT_TRUE(optimizer_of(dir / "copies") == optimizer_of(dir / "divided"));
   for (const bool has_copies : {true, false}) {
     const std::string from = dir / (has_copies ? "divided" : "copies"), to = from + "-resumed";
@@ -64,13 +65,14 @@ void check_cases(std::span<const CopiesCase> cases) {
 }
 
 const std::string kZero = "parallel.zero=0", kPairs = "parallel.dp_shard=2",
-                  kUntied = "model.tie_word_embeddings=false", kBf16 = "train.dtype=bf16";
+                  kUntied = "model.tie_word_embeddings=false", kBf16 = "train.dtype=bf16",
+                  kValidate = "train.validate_every=2", kHeldOut = "data.val_fraction=0.3";
 
 TEST(StateCopies, HaveTheBitsOfDividedState) {
   const std::vector<CopiesCase> cases{
       {"tiny.toml", {1, 3}, {kBf16, kUntied, "train.batch=6"}, kZero},
       {"moe.toml", {1, 4}, {"parallel.ep=2", kBf16}, kZero},
-      {"tiny.toml", {1, 6}, {"train.batch=6", "train.microbatch=1"}, kPairs},
+      {"tiny.toml", {1, 6}, {"train.batch=6", "train.microbatch=1", kValidate, kHeldOut}, kPairs},
       {"moe.toml", {1, 4}, {"parallel.ep=2", "model.router_bias_update_rate=0.01"}, kPairs},
   };
   check_cases(cases);
