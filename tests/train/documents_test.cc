@@ -148,6 +148,14 @@ TEST(Packing, PlacesEachDocumentWhereTheLeastRoomIsLeft) {
   EXPECT_THAT(lengths(1), ElementsAre(5, 3, 2));
 }
 
+TEST(Packing, IsSharedByTheRanksOfAProcess) {
+  const CountedTokens source({4, 7}, -1), other({4, 7}, -1);
+  const auto packing = share_packing(source, 10);
+  EXPECT_EQ(share_packing(source, 10), packing);
+  EXPECT_NE(share_packing(source, 5), packing);
+  EXPECT_NE(share_packing(other, 10), packing);
+}
+
 TEST(Packing, LeavesLittlePadding) {
   const std::vector<int64_t> lengths = random_lengths(1, 3000, 512);
   const CountedTokens source(lengths, -1);

@@ -13,7 +13,6 @@
 #include "engine/data/corpus.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/manifest.h"
-#include "engine/data/packing.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/token_files.h"
 #include "tandem/error.h"
@@ -115,6 +114,14 @@ void require_documents(const TokenSource& source, const std::string& key, Commun
                   key, source.describe()));
 }
 
+bool has_predictions(const TokenSource& source) {
+  const int64_t min = source.start_token() >= 0 ? 1 : 2;
+  const auto begins = source.document_begins();
+  return std::adjacent_find(begins.begin(), begins.end(), [min](int64_t begin, int64_t end) {
+           return end - begin >= min;
+         }) != begins.end();
+}
+
 /// Reads the documents if a key of `data` asks for them.
 void open_documents(const TrainConfig& config, Communicator* world, TokenSource& source) {
   const auto& data = config.data;
@@ -131,7 +138,7 @@ void open_documents(const TrainConfig& config, Communicator* world, TokenSource&
   for (const WeightedSource& component : source.components()) {
     const auto of_component = component.source->document_begins();
     begins += content_hash(std::as_bytes(of_component)) + "\n";
-    if (Packing(*component.source, config.train.seq).sequences() > 0) continue;
+    if (has_predictions(*component.source)) continue;
     throw ConfigError(
         fmt::format("{}: {}: no document has two tokens", key, component.source->describe()));
   }

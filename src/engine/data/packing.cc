@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "engine/model/config.h"
 
@@ -67,6 +69,18 @@ void Packing::fill_sequences(std::span<const DocumentSlice> slices) {
 std::span<const DocumentSlice> Packing::slices(int64_t sequence) const {
   const int64_t first = first_slice_[size_t(sequence)], end = first_slice_[size_t(sequence) + 1];
   return std::span(slices_).subspan(size_t(first), size_t(end - first));
+}
+
+std::shared_ptr<const Packing> share_packing(const TokenSource& source, int64_t seq) {
+  static std::mutex mutex;
+  static std::map<std::pair<const TokenSource*, int64_t>, std::weak_ptr<const Packing>> known;
+  const std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& packing) { return packing.second.expired(); });
+  std::weak_ptr<const Packing>& shared = known[{&source, seq}];
+  if (auto packing = shared.lock()) return packing;
+  auto packing = std::make_shared<const Packing>(source, seq);
+  shared = packing;
+  return packing;
 }
 
 int64_t Packing::predictions(int64_t sequence) const {

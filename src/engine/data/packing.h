@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -43,5 +44,8 @@ class Packing {
   std::vector<DocumentSlice> slices_;    ///< sequence after sequence
   std::vector<int64_t> first_slice_{0};  ///< of each sequence, then the total
 };
+
+/// The one packing of this source object that all ranks of a process use. Any thread may call.
+std::shared_ptr<const Packing> share_packing(const TokenSource& source, int64_t seq);
 
 }  // namespace tandem

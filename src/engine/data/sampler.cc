@@ -44,7 +44,7 @@ Sampler::Sampler(const TokenSource& source, int64_t seq, uint64_t seed, SamplerO
     : seq_(seq), seed_(seed), blend_(weights_of(source)), options_(std::move(options)) {
   for (const WeightedSource& component : source.components()) {
     Stream stream{component.source, component.weight, nullptr, windows_, 0};
-    if (options_.is_packed) stream.packing = std::make_shared<const Packing>(*stream.source, seq);
+    if (options_.is_packed) stream.packing = share_packing(*stream.source, seq);
     stream.windows =
         stream.packing ? stream.packing->sequences() : (stream.source->tokens() - 2) / seq + 1;
     windows_ += stream.windows;
