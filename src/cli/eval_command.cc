@@ -35,8 +35,12 @@ struct EvalArguments {
 void print(const FileScore& total, size_t files) {
   if (total.bytes == 0)
     throw InvalidArgument("--data: the files hold no bytes: expected some text");
-  fmt::print("{:.4f} bits per byte over {} bytes in {} files\n", total.bits_per_byte(), total.bytes,
-             files);
+  const bool is_bytes = total.tokens == total.bytes;
+  fmt::print(
+      "{:.4f} bits per byte{} over {} bytes in {} files\n", total.bits_per_byte(),
+      is_bytes ? ""
+               : fmt::format(", perplexity {:.4f} of {} tokens,", total.perplexity(), total.tokens),
+      total.bytes, files);
 }
 
 /// Throws on every rank, as all have the same score.
@@ -54,13 +58,19 @@ void print_json(const std::vector<FileScore>& scores, const std::string& json) {
   for (const FileScore& score : scores) {
     total.bytes += score.bytes;
     total.nats += score.nats;
-    files.push_back(
-        {{"path", score.path}, {"bytes", score.bytes}, {"bits_per_byte", score.bits_per_byte()}});
+    total.tokens += score.tokens;
+    files.push_back({{"path", score.path},
+                     {"bytes", score.bytes},
+                     {"bits_per_byte", score.bits_per_byte()},
+                     {"tokens", score.tokens},
+                     {"perplexity", score.perplexity()}});
   }
   if (json != "-") print(total, scores.size());
   const nlohmann::ordered_json root{{"bits_per_byte", total.bits_per_byte()},
                                     {"bytes", total.bytes},
                                     {"nats", total.nats},
+                                    {"tokens", total.tokens},
+                                    {"perplexity", total.perplexity()},
                                     {"files", files}};
   const std::string text =
       root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -56,7 +56,7 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
       ->capture_default_str();
   command
       .add_option("--stride", options.stride,
-                  "Bytes scored per window after the first (0: half a window)")
+                  "Tokens scored per window after the first (0: half a window)")
       ->capture_default_str();
   command.add_option("--batch", options.batch, "Windows at once")
       ->capture_default_str()
@@ -78,6 +78,7 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
   const std::vector<std::string> files = files_of(arguments);
   EvaluateOptions& options = arguments.options;
   options.dtype = parse_dtype(arguments.dtype);
+  options.tokenizer = stored.tokenizer;
   if (arguments.tp > 0) config.check(arguments.tp);
   const std::string text = launched() ? "" : text_identity(files);
   WorldOptions world;

@@ -15,12 +15,14 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/usage.h"
+#include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/generator.h"
 #include "engine/infer/stop_text.h"
 #include "engine/model/pretrained.h"
+#include "engine/tokenizer/text_decoder.h"
 #include "gemm/gemm.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
@@ -40,10 +42,47 @@ struct GenerateArguments {
   CodecPolicy policy;  ///< parsed from `codec`
 };
 
-std::vector<int32_t> tokens_of(const std::string& text) {
-  std::vector<int32_t> tokens{kBos};
-  for (const char c : text) tokens.push_back(int32_t(uint8_t(c)));
+/// Tokens of a prompt. A model of another program that adds no token before a text is given none,
+/// unless the text is empty.
+std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text) {
+  std::vector<int32_t> tokens;
+  if (!stored.tokenizer) {
+    ByteTokenizer().append(text, tokens);
+    return tokens;
+  }
+  const TextTokenizer& tokenizer = *stored.tokenizer;
+  const bool begins =
+      tokenizer.adds_before() || text.empty() || path_exists(stored.directory + "/state.json");
+  begins ? tokenizer.append(text, tokens) : tokenizer.append_more(text, tokens);
   return tokens;
+}
+
+/// Text of the tokens that a model generates.
+class Continuation {
+ public:
+  Continuation(const TextTokenizer* tokenizer, bool has_prompt) : tokenizer_(tokenizer) {
+    if (tokenizer) decoder_.emplace(*tokenizer, false, has_prompt);
+  }
+  bool is_end(int32_t token) const {
+    return tokenizer_ ? token >= tokenizer_->vocab() || tokenizer_->is_special(token)
+                      : token >= kBos;
+  }
+  /// Whole characters of a tokenizer's text, or the byte.
+  std::string add(int32_t token) {
+    return decoder_ ? decoder_->add(token) : std::string(1, char(token));
+  }
+  std::string rest() { return decoder_ ? decoder_->rest() : ""; }
+
+ private:
+  const TextTokenizer* tokenizer_;
+  std::optional<TextDecoder> decoder_;
+};
+
+/// Text that is final now that `text` follows, up to a stop string.
+std::string add_text(StopText& stops, const std::string& text) {
+  std::string result;
+  for (size_t i = 0; i < text.size() && !stops.stop(); ++i) result += stops.add(text[i]);
+  return result;
 }
 
 /// Resolves "-" to the input of rank 0, as mpirun forwards standard input only to it.
@@ -62,8 +101,11 @@ void put(const std::string& text) {
 /// Output of rank 0: the text and its timing.
 class Report {
  public:
-  Report(const GenerateArguments& arguments, std::string prompt, int ranks)
-      : arguments_(arguments), prompt_(std::move(prompt)), ranks_(ranks) {
+  Report(const GenerateArguments& arguments, std::string prompt, size_t prompt_tokens, int ranks)
+      : arguments_(arguments),
+        prompt_(std::move(prompt)),
+        prompt_tokens_(prompt_tokens),
+        ranks_(ranks) {
     if (shows()) put(prompt_);
   }
   void add(const std::string& text) {
@@ -82,12 +124,12 @@ class Report {
     complain(
         fmt::format("{} tokens: the first after {:.3f} s with a prompt of {}, the others at {:.1f} "
                     "tokens/s",
-                    tokens_, prompt_s, prompt_.size() + 1, rate));
+                    tokens_, prompt_s, prompt_tokens_, rate));
     const Generator::Stats& stats = generator.stats();
     if (stats.dropped_prompt > 0) {
       complain(fmt::format(
           "context of {} tokens (max_seq): the first {} of the prompt's {} were dropped",
-          generator.capacity(), stats.dropped_prompt, prompt_.size() + 1));
+          generator.capacity(), stats.dropped_prompt, prompt_tokens_));
     }
     if (stats.context_refills > 0) {
       complain(fmt::format("context of {} tokens (max_seq): full {} times, its first half dropped",
@@ -101,7 +143,7 @@ class Report {
                                                           : "max-tokens"},
                                 {"ranks", ranks_},
                                 {"codec", arguments_.policy.describe()},
-                                {"prompt_tokens", prompt_.size() + 1},
+                                {"prompt_tokens", prompt_tokens_},
                                 {"dropped_prompt_tokens", stats.dropped_prompt},
                                 {"context_refills", stats.context_refills},
                                 {"tokens", tokens_},
@@ -124,6 +166,7 @@ class Report {
 
   const GenerateArguments& arguments_;
   const std::string prompt_;
+  const size_t prompt_tokens_;
   const int ranks_;
   std::string text_;
   int64_t tokens_ = 0;
@@ -138,36 +181,39 @@ int64_t block_for(int64_t prompt, const ModelConfig& config) {
   return std::min(rounded, std::max<int64_t>(32, config.max_seq));
 }
 
-void generate(Communicator& tp, const GenerateArguments& arguments, const SafetensorsFile& weights,
-              const ModelConfig& config) {
+void generate(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored) {
+  const ModelConfig& config = stored.config;
   const std::string prompt = prompt_of(tp, arguments.prompt);
+  const std::vector<int32_t> tokens = make_prompt(stored, prompt);
+  const auto prompt_tokens = int64_t(tokens.size());
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.overlap.allow_uncompressed = arguments.allow_uncompressed;
   options.codec = arguments.policy;
   options.prefill = parse_prefill(arguments.prefill);
-  options.block = block_for(int64_t(prompt.size()) + 1, config);
-  options.capacity = std::min(
-      config.max_seq, int64_t(prompt.size()) + 1 + std::min(config.max_seq, arguments.max_tokens));
+  options.block = block_for(prompt_tokens, config);
+  options.capacity =
+      std::min(config.max_seq, prompt_tokens + std::min(config.max_seq, arguments.max_tokens));
   Generator generator(tp, config, options);
-  load_parameters(weights, generator.parameter_list(), {}, generator.parameters());
+  load_parameters(stored.weights, generator.parameter_list(), {}, generator.parameters());
   generator.parameters_changed();
 
   std::optional<Report> report;
-  if (tp.rank() == 0) report.emplace(arguments, prompt, tp.size());
+  if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
   StopText stops(arguments.stops);
+  Continuation continuation(stored.tokenizer.get(), !prompt.empty());
   bool over = false;
-  generator.generate(tokens_of(prompt), arguments.max_tokens, arguments.sampling,
-                     [&](int32_t token) {
-                       over = token >= kBos;
-                       if (over) return false;
-                       const std::string text = stops.add(char(token));
-                       if (report) report->count_token(), report->add(text);
-                       return stops.stop() == nullptr;
-                     });
+  generator.generate(tokens, arguments.max_tokens, arguments.sampling, [&](int32_t token) {
+    over = continuation.is_end(token);
+    if (over) return false;
+    const std::string text = add_text(stops, continuation.add(token));
+    if (report) report->count_token(), report->add(text);
+    return stops.stop() == nullptr;
+  });
   if (!report) return;
-  report->add(stops.rest());
+  std::string last = add_text(stops, continuation.rest());
+  report->add(last += stops.rest());
   report->end(stops, over, generator);
 }
 
@@ -185,7 +231,7 @@ void run(GenerateArguments arguments) {
   now_doing("generating with " + arguments.directory);
   const StoredModel stored = open_model(arguments.directory, note);
   const ModelConfig& config = stored.config;
-  if (config.vocab != kBos + 1) {
+  if (!stored.tokenizer && config.vocab != kBos + 1) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)",
                                   stored.directory, config.vocab, kBos + 1));
   }
@@ -205,7 +251,7 @@ void run(GenerateArguments arguments) {
                     fmt::join(arguments.stops, " --stop "), arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
-    generate(tp, arguments, stored.weights, config);
+    generate(tp, arguments, stored);
   });
 }
 
@@ -223,11 +269,12 @@ void add_generate(CLI::App& app) {
   command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
       ->capture_default_str();
   command
-      ->add_option("--temperature", arguments->sampling.temperature, "0: always the likeliest byte")
+      ->add_option("--temperature", arguments->sampling.temperature,
+                   "0: always the likeliest token")
       ->capture_default_str();
   command
       ->add_option("--top-k", arguments->sampling.top_k,
-                   "Only so many of the likeliest bytes (0: all)")
+                   "Only so many of the likeliest tokens (0: all)")
       ->capture_default_str();
   command
       ->add_option("--top-p", arguments->sampling.top_p,
@@ -235,7 +282,9 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--seed", arguments->sampling.seed, "Same seed, same text")
       ->capture_default_str();
-  command->add_option("--max-tokens", arguments->max_tokens, "Bytes to write at most")
+  command
+      ->add_option("--max-tokens", arguments->max_tokens,
+                   "Tokens to write at most (without a tokenizer: bytes)")
       ->capture_default_str();
   command
       ->add_option("--stop", arguments->stops,

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -28,8 +30,27 @@ constexpr size_t kMaxInputMib = 1024;
 struct TokenizeArguments {
   std::string path;
   std::optional<std::string> text;
-  bool decodes = false, adds = false, skips_special = false, as_json = false, by_line = false;
+  bool decodes = false, adds = false, skips_special = false, as_json = false, by_line = false,
+       shows_time = false;
 };
+
+/// Bytes and tokens that were encoded, and the time it took.
+struct Encoded {
+  size_t bytes = 0, tokens = 0;
+  double seconds = 0;
+};
+
+std::vector<int32_t> encode(const TextTokenizer& tokenizer, const TokenizeArguments& arguments,
+                            std::string_view text, Encoded& all) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  std::vector<int32_t> tokens;
+  tokenizer.encode(text, arguments.adds, tokens);
+  all.seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  all.bytes += text.size();
+  all.tokens += tokens.size();
+  return tokens;
+}
 
 std::string text_of(const TextTokenizer& tokenizer, const std::vector<int32_t>& tokens,
                     bool skips_special) {
@@ -83,7 +104,7 @@ void print(const ordered_json& value, int indent) {
 
 /// Lines are JSON: texts or {"text": ...}, and lists of tokens.
 void tokenize_line(const TextTokenizer& tokenizer, const TokenizeArguments& arguments,
-                   std::string_view line, size_t number) {
+                   std::string_view line, size_t number, Encoded& all) {
   const auto fail = [&](const char* expected) {
     throw InvalidArgument(
         fmt::format("--lines: line {} is {}: expected {}", number, printable(line, 60), expected));
@@ -97,17 +118,15 @@ void tokenize_line(const TextTokenizer& tokenizer, const TokenizeArguments& argu
   const bool is_object = value.is_object() && value.contains("text");
   const ordered_json& text = is_object ? value["text"] : value;
   if (!text.is_string()) fail("a JSON text or {\"text\": \"...\"}");
-  std::vector<int32_t> tokens;
-  tokenizer.encode(text.get<std::string>(), arguments.adds, tokens);
-  print(tokens, -1);
+  print(encode(tokenizer, arguments, text.get<std::string>(), all), -1);
 }
 
 void tokenize_lines(const TextTokenizer& tokenizer, const TokenizeArguments& arguments,
-                    std::string_view input) {
+                    std::string_view input, Encoded& all) {
   size_t number = 0;
   for (size_t begin = 0; begin < input.size();) {
     const size_t end = std::min(input.find('\n', begin), input.size());
-    tokenize_line(tokenizer, arguments, input.substr(begin, end - begin), ++number);
+    tokenize_line(tokenizer, arguments, input.substr(begin, end - begin), ++number, all);
     begin = end + 1;
   }
 }
@@ -116,19 +135,22 @@ void run(const TokenizeArguments& arguments) {
   now_doing("tokenizing with " + arguments.path);
   const auto tokenizer = open_tokenizer(arguments.path);
   const std::string input = arguments.text ? *arguments.text : read_input("tokenize", kMaxInputMib);
+  Encoded all;
   if (arguments.by_line) {
-    tokenize_lines(*tokenizer, arguments, input);
+    tokenize_lines(*tokenizer, arguments, input, all);
   } else if (arguments.decodes) {
     const std::vector<int32_t> tokens = parse_tokens(input, tokenizer->vocab());
     const std::string text = text_of(*tokenizer, tokens, arguments.skips_special);
     arguments.as_json ? print(to_json(*tokenizer, text, tokens), 1) : fmt::print("{}\n", text);
   } else {
-    std::vector<int32_t> tokens;
-    tokenizer->encode(input, arguments.adds, tokens);
+    const std::vector<int32_t> tokens = encode(*tokenizer, arguments, input, all);
     arguments.as_json ? print(to_json(*tokenizer, input, tokens), 1)
                       : fmt::print("{}\n", fmt::join(tokens, " "));
   }
   finish_output();
+  if (!arguments.shows_time || arguments.decodes) return;
+  complain(fmt::format("{} tokens of {} bytes in {:.6f} s: {:.2f} MB/s", all.tokens, all.bytes,
+                       all.seconds, double(all.bytes) / 1e6 / std::max(all.seconds, 1e-9)));
 }
 
 }  // namespace
@@ -150,6 +172,8 @@ void add_tokenize(CLI::App& app) {
       ->add_flag("--lines", arguments->by_line,
                  "Each line is JSON: a text or {\"text\": ...}, or with --decode a list of tokens")
       ->excludes(json);
+  command->add_flag("--time", arguments->shows_time,
+                    "The time that encoding took, on one thread, to standard error");
   command->footer(
       "\nExamples:\n"
       "  tandem tokenize tests/tokenizer/data/small_bytes.json --text 'Hello, world'\n"

@@ -129,7 +129,7 @@ TEST(Tokenizer, AddedTokenTakesTheSpaceAroundIt) {
 
 TEST(Tokenizer, NameIsThatOfTheContent) {
   const auto tokenizer = open_tokenizer(data("small.model"));
-  EXPECT_THAT(tokenizer->name(), testing::MatchesRegex("small.model [0-9a-f]{32}"));
+  EXPECT_THAT(tokenizer->name(), testing::MatchesRegex("sentencepiece [0-9a-f]+"));
 }
 
 TEST(Utf8Stream, HoldsBackAnIncompleteCharacter) {

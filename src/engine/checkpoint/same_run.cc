@@ -27,7 +27,8 @@ constexpr std::string_view kNotInWeights[] = {"model.max_seq", "model.aux_loss_c
 /// Whether the changed key has no effect on training: the text is identified by its hash.
 bool is_silent(const KeyDifference& changed) {
   return changed.key == "data.paths" || changed.key == "data.manifest" ||
-         changed.key == "data.format" || changed.key.starts_with("trace.") ||
+         changed.key == "data.format" || changed.key == "data.tokenizer" ||
+         changed.key.starts_with("trace.") ||
          (changed.key == "train.dtype" && changed.after == "\"auto\"");
 }
 

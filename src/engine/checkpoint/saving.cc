@@ -17,6 +17,7 @@
 #include "engine/model/pretrained.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/parameter_slices.h"
+#include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -181,6 +182,7 @@ void save_final(const TrainedRanks& ranks, const OwnedState& owned, const std::s
   const std::string hash = write_model(ranks, owned, folder, dtype).hash;
   on_rank_zero(ranks.world, "completing the final model", [&] {
     write_state(folder, state, model, {{kModelFile, hash}}, dtype);
+    if (!find_tokenizer(out).empty()) copy_tokenizer(out, folder);
     directory->commit();
     return std::string();
   });

@@ -9,6 +9,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
 #include "engine/model/pretrained.h"
+#include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -56,15 +57,50 @@ std::string find_model(const std::string& path, const Note& note) {
       path));
 }
 
-/// Notes that the model was trained on token files.
-void note_tokens(const std::string& directory, const Note& note) {
-  if (!has_state(directory)) return;
+/// Notes that the model was trained on token files, and not of which tokenizer.
+void note_tokens(const TrainConfig& trained, const Note& note) {
+  if (trained.data.format != "tokens") return;
+  note("the model was trained on token files: text is read as bytes, with token 256 before it");
+}
+
+/// Settings of the run that the model in `directory` is of. Those of another version, which had
+/// neither token files nor tokenizers or has other keys, are the default ones.
+TrainConfig read_trained(const std::string& directory) {
   try {
-    const std::string config = read_train_state(directory).config;
-    if (parse_config(config, directory + "/state.json").data.format != "tokens") return;
-    note("the model was trained on token files: text is read as bytes, with token 256 before it");
-  } catch (const ConfigError&) {  // of another version, which had no token files or has other keys
+    return parse_config(read_train_state(directory).config, directory + "/state.json");
+  } catch (const ConfigError&) {
+    return {};
   }
+}
+
+/// nullptr: text is read as bytes.
+std::shared_ptr<const TextTokenizer> open_model_tokenizer(const std::string& directory,
+                                                          const ModelConfig& config,
+                                                          const Note& note) {
+  const bool is_trained_here = has_state(directory);
+  if (!is_trained_here && config.vocab == kBos + 1) return nullptr;
+  std::string folder = directory;
+  if (is_trained_here) {
+    const TrainConfig trained = read_trained(directory);
+    if (trained.data.tokenizer.empty()) {
+      note_tokens(trained, note);
+      return nullptr;
+    }
+    if (checkpoint_step(directory)) folder += "/../..";  // OUT
+  }
+  const std::string name = find_tokenizer(folder);
+  if (name.empty()) {
+    throw ConfigError(
+        fmt::format("{}/config.json: vocab_size = {}: expected {} (text is read as bytes), or a "
+                    "tokenizer.json, "
+                    "tekken.json, tokenizer.model or .tiktoken next to it",
+                    directory, config.vocab, kBos + 1));
+  }
+  auto tokenizer = open_tokenizer(folder + "/" + name);
+  if (tokenizer->vocab() <= config.vocab) return tokenizer;
+  throw ConfigError(
+      fmt::format("{}/{}: has {} tokens: expected at most vocab_size = {} of its config.json",
+                  folder, name, tokenizer->vocab(), config.vocab));
 }
 
 ModelConfig verified_config(const std::string& directory) {
@@ -85,15 +121,11 @@ StoredModel open_model(const std::string& path, const Note& note) {
   ModelConfig config = verified_config(directory);
   SafetensorsFile weights(directory + "/" + kWeightsFile);
   require_same_tensors(config, weights);
-  if (config.vocab != kBos + 1 && !has_state(directory)) {
-    throw ConfigError(fmt::format(
-        "{}/config.json: vocab_size = {}: expected {} (text is read as bytes: other tokenizers are "
-        "not supported)",
-        directory, config.vocab, kBos + 1));
-  }
-  note_tokens(directory, note);
+  auto tokenizer = open_model_tokenizer(directory, config, note);
   std::string identity = model_identity(config, weights);
-  return {std::move(directory), std::move(config), std::move(weights), std::move(identity)};
+  if (tokenizer) identity += ", " + tokenizer->name();
+  return {std::move(directory), std::move(config), std::move(weights), std::move(identity),
+          std::move(tokenizer)};
 }
 
 }  // namespace tandem

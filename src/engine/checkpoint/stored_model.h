@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "core/safetensors.h"
 #include "engine/model/config.h"
+#include "engine/tokenizer/text_tokenizer.h"
 
 namespace tandem {
 
@@ -13,14 +15,17 @@ struct StoredModel {
   std::string directory;  ///< contains config.json and model.safetensors
   ModelConfig config;
   SafetensorsFile weights;
-  std::string identity;  ///< changes if the configuration or the weights do
+  std::string identity;  ///< changes if the configuration, the weights or the tokenizer do
+  std::shared_ptr<const TextTokenizer> tokenizer;  ///< nullptr: text is read as bytes
 };
 
 /// Opens the model in `path`, a folder with a config.json or a training run: its final/, or its
 /// newest checkpoint if that has a later step. With a state.json every byte is checked against its
 /// hashes; without, as in third-party models, each tensor against its hash in the file, if any.
-/// Calls `note` with the choice and its reason. Throws IoError or ConfigError naming the file and
-/// the tensor that is missing, of another shape, or in no model of this config.json.
+/// The tokenizer is that in its folder, or for a checkpoint that of its run; a model trained
+/// without one has none. Calls `note` with the choice and its reason. Throws IoError or ConfigError
+/// naming the file and the tensor that is missing, of another shape, or in no model of this
+/// config.json.
 StoredModel open_model(const std::string& path,
                        const std::function<void(const std::string&)>& note);
 

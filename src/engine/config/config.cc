@@ -391,8 +391,9 @@ TrainConfig parse_config(const std::string& text, const std::string& file,
   for (auto* paths : {&config.data.paths, &config.data.val_paths}) {
     for (std::string& path : *paths) path = make_relative_to(path, folder);
   }
-  std::string& manifest = config.data.manifest;
-  if (!manifest.empty()) manifest = make_relative_to(manifest, folder);
+  for (std::string* path : {&config.data.manifest, &config.data.tokenizer}) {
+    if (!path->empty()) *path = make_relative_to(*path, folder);
+  }
   for (const std::string& override_ : overrides) apply_override(config, override_, notes);
   return config;
 }

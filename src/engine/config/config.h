@@ -81,6 +81,7 @@ struct TrainConfig {
   struct {
     std::vector<std::string> paths;
     std::string format = "auto";
+    std::string tokenizer;  ///< path; empty: bytes
     double val_fraction = 0;
     std::vector<std::string> val_paths;
     std::string manifest;
@@ -129,8 +130,8 @@ struct KeyDifference {
 std::vector<KeyDifference> differing_keys(const TrainConfig& before, const TrainConfig& after);
 
 /// Reads `file`, then applies `overrides` ("table.key=value"; the value is TOML, or else a string).
-/// Relative data.paths, data.val_paths and data.manifest in the file are relative to its directory.
-/// `notes`: if not nullptr, receives a line for each key given by a former name.
+/// Relative data.paths, data.val_paths, data.manifest and data.tokenizer in the file are relative
+/// to its directory. `notes`: if not nullptr, receives a line for each key given by a former name.
 TrainConfig load_config(const std::string& file, std::span<const std::string> overrides,
                         std::vector<std::string>* notes = nullptr);
 /// The same for text; `file` names it in messages.

@@ -382,6 +382,12 @@ std::vector<ConfigKey> make_keys() {
        {"auto", "text", "jsonl", "tokens"},
        "of the files (auto: tokens where all end in .bin, .idx or .npy, jsonl where all end in "
        ".jsonl or .ndjson, else text)"},
+      {"data.tokenizer",
+       TANDEM_SLOT(data.tokenizer),
+       0,
+       0,
+       {},
+       "file of a vocabulary, or its folder, that text and JSON Lines are read with (\"\": bytes)"},
       {"data.val_fraction",
        TANDEM_SLOT(data.val_fraction),
        0,

@@ -15,6 +15,8 @@
 #include "engine/data/manifest.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/token_files.h"
+#include "engine/data/tokenized_text.h"
+#include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -57,12 +59,17 @@ std::string choose_format(const std::vector<std::string>& paths, const std::stri
 struct Opening {
   std::string format;
   int64_t vocab;
+  std::shared_ptr<const Tokenizer> tokenizer;  ///< nullptr: bytes
   Communicator* world;
   Manifest known;
 };
 
 std::unique_ptr<TokenSource> open_source(const Opening& with, const std::vector<std::string>& paths,
                                          double val_fraction) {
+  if (with.format == kText && with.tokenizer) {
+    const std::vector<std::string> files = find_data_files(paths, with.format);
+    return std::make_unique<TokenizedText>(files, val_fraction, with.tokenizer, with.world);
+  }
   if (with.format == kText) {
     return std::make_unique<Corpus>(paths, val_fraction, with.world, with.known);
   }
@@ -70,8 +77,25 @@ std::unique_ptr<TokenSource> open_source(const Opening& with, const std::vector<
   if (with.format == kTokens) {
     return std::make_unique<TokenFiles>(files, val_fraction, with.vocab, with.world, with.known);
   }
-  return std::make_unique<JsonLines>(files, val_fraction, std::make_shared<ByteTokenizer>(),
-                                     with.world);
+  const auto tokenizer = with.tokenizer ? with.tokenizer : std::make_shared<ByteTokenizer>();
+  return std::make_unique<JsonLines>(files, val_fraction, tokenizer, with.world);
+}
+
+/// That of data.tokenizer, nullptr without it.
+std::shared_ptr<const Tokenizer> open_configured_tokenizer(const TrainConfig& config) {
+  const std::string& path = config.data.tokenizer;
+  if (path.empty()) return nullptr;
+  const auto tokenizer = open_tokenizer(path);
+  if (tokenizer->vocab() > config.model.vocab) {
+    throw ConfigError(
+        fmt::format("model.vocab is {}: expected at least the {} of data.tokenizer {}",
+                    config.model.vocab, tokenizer->vocab(), path));
+  }
+  if (tokenizer->separator() < 0) {
+    throw ConfigError(fmt::format(
+        "data.tokenizer {}: has no token that begins or ends a document: expected one", path));
+  }
+  return tokenizer;
 }
 
 Manifest read_manifest(const std::string& given, const std::string& otherwise) {
@@ -171,7 +195,8 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
   }
   const bool is_auto = data.format == "auto";
   const Opening with{is_auto ? choose_format(paths, "data.paths") : data.format, config.model.vocab,
-                     world, read_manifest(data.manifest, manifest)};
+                     open_configured_tokenizer(config), world,
+                     read_manifest(data.manifest, manifest)};
   std::unique_ptr<TokenSource> source;
   if (weights.empty()) {
     source = open_source(with, paths, data.val_fraction);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numbers>
+#include <string_view>
 #include <utility>
 
 #include "core/files.h"
@@ -44,6 +46,10 @@ double FileScore::bits_per_byte() const {
   return bytes == 0 ? 0 : nats / std::numbers::ln2 / double(bytes);
 }
 
+double FileScore::perplexity() const {
+  return tokens == 0 ? 1 : std::exp(nats / double(tokens));
+}
+
 std::string text_identity(std::span<const std::string> paths, Communicator* world) {
   std::string hashes, error;
   size_t bytes = 0;
@@ -65,7 +71,8 @@ std::string text_identity(std::span<const std::string> paths, Communicator* worl
 Evaluator::Evaluator(Communicator& tp, const ModelConfig& config, const EvaluateOptions& options)
     : options_(resolved(config, options)),
       model_(tp, config, model_options(options_)),
-      tokens_(size_t(options_.batch * options_.seq), kBos),
+      padding_(int32_t(std::min<int64_t>(kBos, config.vocab - 1))),
+      tokens_(size_t(options_.batch * options_.seq), padding_),
       targets_(tokens_.size(), -1) {}
 
 void Evaluator::on_batch(std::function<void(int64_t)> report) {
@@ -78,33 +85,38 @@ FileScore Evaluator::score(const std::string& path) {
 }
 
 FileScore Evaluator::score(const std::string& name, std::span<const std::byte> bytes) {
-  FileScore result{name, int64_t(bytes.size()), add(bytes)};
+  FileScore result{name, int64_t(bytes.size())};
+  add(bytes, result);
   result.nats += flush();
   return result;
 }
 
 FileScore Evaluator::total(std::span<const std::string> paths) {
-  FileScore result{"total", 0, 0};
+  FileScore result{"total"};
   for (const std::string& path : paths) {
     const std::string text = read_file(path);
     result.bytes += int64_t(text.size());
-    result.nats += add(std::as_bytes(std::span(text)));
+    add(std::as_bytes(std::span(text)), result);
   }
   result.nats += flush();
   return result;
 }
 
-/// Returns the nats of the batches that became full.
-double Evaluator::add(std::span<const std::byte> bytes) {
-  // Position p holds kBos (p = 0) or byte p - 1, and predicts byte p.
-  double nats = 0;
+/// Adds the tokens, and the nats of the batches that became full.
+void Evaluator::add(std::span<const std::byte> bytes, FileScore& to) {
+  std::vector<int32_t> stream;  // position p predicts token p + 1
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  options_.tokenizer ? options_.tokenizer->append(text, stream)
+                     : ByteTokenizer().append(text, stream);
+  const int64_t positions = int64_t(stream.size()) - 1;
+  to.tokens += positions;
+  if (positions > 0) bytes_per_token_ = double(bytes.size()) / double(positions);
   int64_t scored = 0;
-  for (int64_t begin = 0; scored < int64_t(bytes.size()); begin += options_.stride) {
-    add_window(bytes, begin, scored);
+  for (int64_t begin = 0; scored < positions; begin += options_.stride) {
+    add_window(stream, begin, scored);
     scored = begin + options_.seq;
-    if (filled_ == size_t(options_.batch)) nats += flush();
+    if (filled_ == size_t(options_.batch)) to.nats += flush();
   }
-  return nats;
 }
 
 FileScore Evaluator::score(std::span<const ScoredWindow> windows) {
@@ -124,14 +136,14 @@ FileScore Evaluator::score(std::span<const ScoredWindow> windows) {
   return {"", scored, pass()};
 }
 
-void Evaluator::add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored) {
+void Evaluator::add_window(std::span<const int32_t> stream, int64_t begin, int64_t first_scored) {
   const size_t at = filled_++ * size_t(options_.seq);
   for (int64_t i = 0; i < options_.seq; ++i) {
     const int64_t p = begin + i;
-    const bool inside = p < int64_t(bytes.size());
-    tokens_[at + size_t(i)] = p == 0 || !inside ? kBos : int32_t(bytes[size_t(p - 1)]);
+    const bool inside = p + 1 < int64_t(stream.size());
+    tokens_[at + size_t(i)] = inside ? stream[size_t(p)] : padding_;
     const bool counts = inside && p >= first_scored;
-    targets_[at + size_t(i)] = counts ? int32_t(bytes[size_t(p)]) : -1;
+    targets_[at + size_t(i)] = counts ? stream[size_t(p) + 1] : -1;
     scored_ += counts;
   }
 }
@@ -143,10 +155,10 @@ double Evaluator::flush() {
 double Evaluator::pass() {
   if (!document_starts_.empty()) model_.set_documents(document_starts_);
   const double nats = model_.forward(tokens_, targets_);
-  std::fill(tokens_.begin(), tokens_.end(), kBos);
+  std::fill(tokens_.begin(), tokens_.end(), padding_);
   std::fill(targets_.begin(), targets_.end(), -1);
   std::ranges::fill(document_starts_, 0);
-  if (report_) report_(scored_);
+  if (report_) report_(int64_t(double(scored_) * bytes_per_token_ + .5));
   filled_ = 0;
   scored_ = 0;
   return nats;

@@ -1,8 +1,10 @@
-// Bits per byte of text under a model: each file separately, kBos before its first byte.
+// Bits per byte of text under a model: each file separately, the tokenizer's separator before its
+// first token.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "engine/data/scored_windows.h"
 #include "engine/model/codec_policy.h"
 #include "engine/model/transformer.h"
+#include "engine/tokenizer/tokenizer.h"
 #include "tandem/communicator.h"
 
 namespace tandem {
@@ -23,13 +26,17 @@ struct EvaluateOptions {
   Communicator* experts = nullptr;  ///< as in TransformerOptions; all its ranks run the same passes
   CodecPolicy codec = {};
   OverlapOptions overlap = {};
+  std::shared_ptr<const Tokenizer> tokenizer = nullptr;  ///< nullptr: bytes
 };
 
 struct FileScore {
   std::string path;
   int64_t bytes = 0;
   double nats = 0;
+  int64_t tokens = 0;  ///< scored; not of windows
   double bits_per_byte() const;
+  /// Exponential of the mean nats of a token.
+  double perplexity() const;
 };
 
 /// Number of files, bytes and a hash of the text. Ranks that are done wait for those still reading.
@@ -49,24 +56,26 @@ class Evaluator {
   FileScore score(const std::string& path);
   FileScore score(const std::string& name, std::span<const std::byte> bytes);
   /// Scores at most options.batch windows in one pass, which runs even for none. `path` stays
-  /// empty; `bytes` is the number of scored positions.
+  /// empty; `bytes` is the number of scored positions, `tokens` 0.
   FileScore score(std::span<const ScoredWindow> windows);
   /// Scores all files, each separately, but batches windows of several files: much faster than one
   /// by one if files are short.
   FileScore total(std::span<const std::string> paths);
 
  private:
-  double add(std::span<const std::byte> bytes);
-  void add_window(std::span<const std::byte> bytes, int64_t begin, int64_t first_scored);
+  void add(std::span<const std::byte> bytes, FileScore& to);
+  void add_window(std::span<const int32_t> stream, int64_t begin, int64_t first_scored);
   double flush();
   double pass();
 
   EvaluateOptions options_;
   Transformer model_;
+  int32_t padding_;
   std::vector<int32_t> tokens_, targets_;
   std::vector<int32_t> document_starts_;  // empty: no window had documents
   size_t filled_ = 0;                     // windows
-  int64_t scored_ = 0;                    // bytes in them
+  int64_t scored_ = 0;                    // tokens in them
+  double bytes_per_token_ = 1;
   std::function<void(int64_t)> report_;
 };
 

@@ -279,7 +279,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
   if (config.full_attention_freq > 0) {
     for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
   }
-  root["bos_token_id"] = kBos;
+  root["bos_token_id"] = config.vocab == kBos + 1 ? Json(kBos) : Json();  // as the tokenizer says
   root["torch_dtype"] = weights == DType::bf16 ? "bfloat16" : "float32";
   return root.dump(2) + "\n";
 }

@@ -61,7 +61,7 @@ std::optional<std::string> bytes_of_base64(std::string_view text) {
     for (const int shift : {16, 8, 0}) result += char(bits >> shift & 0xff);
     bits = 0;
   }
-  result.resize(result.size() - padding);
+  result.erase(result.size() - padding);
   return result;
 }
 

@@ -26,6 +26,19 @@ TokenizerSpec parse(std::string_view text, const std::string& name) {
   return parse_tiktoken(text, name);
 }
 
+std::string file_name(const std::string& path) {
+  return std::filesystem::path(path).filename().string();
+}
+
+/// The file itself, or that in a folder.
+std::string resolve(const std::string& path) {
+  if (std::error_code error; !std::filesystem::is_directory(path, error)) return path;
+  const std::string name = find_tokenizer(path);
+  if (!name.empty()) return path + "/" + name;
+  throw IoError(fmt::format(
+      "{}: expected a tokenizer.json, tekken.json, tokenizer.model or .tiktoken in it", path));
+}
+
 }  // namespace
 
 int64_t max_token_id(size_t tokens) {
@@ -56,24 +69,30 @@ std::string find_tokenizer(const std::string& directory) {
 }
 
 std::shared_ptr<const TextTokenizer> open_tokenizer(const std::string& path) {
-  std::string file = path;
-  if (std::error_code error; std::filesystem::is_directory(path, error)) {
-    const std::string name = find_tokenizer(path);
-    if (name.empty()) {
-      throw IoError(fmt::format(
-          "{}: expected a tokenizer.json, tekken.json, tokenizer.model or .tiktoken in it", path));
-    }
-    file = path + "/" + name;
-  }
+  const std::string file = resolve(path);
   const std::string text = read_small_file(file, kMaxFile);
-  const std::string name = std::filesystem::path(file).filename().string();
+  const std::string name = file_name(file);
   try {
     TokenizerSpec spec = parse(text, name);
-    spec.name = fmt::format("{} {}", name, content_hash(text));
+    spec.name += " " + content_hash(text);
     return std::make_shared<TextTokenizer>(std::move(spec));
   } catch (const ConfigError& failed) {
     throw ConfigError(fmt::format("{}: {}", file, failed.what()));
   }
+}
+
+void copy_tokenizer(const std::string& path, const std::string& directory) {
+  const std::string file = resolve(path);
+  const std::string text = read_small_file(file, kMaxFile);
+  std::string name = file_name(file);
+  if (name.ends_with(".json") || text.starts_with('{')) {
+    name = name.starts_with("tekken") ? "tekken.json" : "tokenizer.json";
+  } else if (text.starts_with('\n')) {
+    name = "tokenizer.model";
+  } else if (!name.ends_with(".tiktoken") && name != "tokenizer.model") {
+    name += ".tiktoken";
+  }
+  replace_file(directory + "/" + name, text);
 }
 
 }  // namespace tandem

@@ -21,6 +21,9 @@ namespace tandem {
 std::shared_ptr<const TextTokenizer> open_tokenizer(const std::string& path);
 /// Name of the tokenizer's file in a folder; empty if there is none.
 std::string find_tokenizer(const std::string& directory);
+/// Copies the file that open_tokenizer(path) reads into a folder, by a name under which it is found
+/// there. Throws IoError.
+void copy_tokenizer(const std::string& path, const std::string& directory);
 
 // Readers of a file's content. Throw ConfigError without the file's name.
 TokenizerSpec parse_tokenizer_json(std::string_view text);

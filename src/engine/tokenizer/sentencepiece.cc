@@ -165,6 +165,7 @@ Model read_model(std::string_view text) {
 TokenizerSpec parse_sentencepiece(std::string_view text) {
   const Model model = read_model(text);
   TokenizerSpec spec;
+  spec.name = "sentencepiece";
   BpeModel& bpe = spec.bpe;
   bpe.by_character = true;
   bpe.fuses_unknown = true;

@@ -24,16 +24,17 @@ class Utf8Stream {
 /// Text of tokens, whole characters at a time.
 class TextDecoder {
  public:
-  /// The tokenizer must outlive this.
-  TextDecoder(const TextTokenizer& tokenizer, bool skips_special)
-      : tokenizer_(tokenizer), skips_special_(skips_special) {}
+  /// The tokenizer must outlive this. `continues`: the tokens follow others, so that a space before
+  /// the first word is one.
+  TextDecoder(const TextTokenizer& tokenizer, bool skips_special, bool continues = false)
+      : tokenizer_(tokenizer), skips_special_(skips_special), is_begin_(!continues) {}
   std::string add(int32_t token);
   std::string rest() { return stream_.rest(); }
 
  private:
   const TextTokenizer& tokenizer_;
   bool skips_special_;
-  bool is_begin_ = true;
+  bool is_begin_;
   Utf8Stream stream_;
 };
 

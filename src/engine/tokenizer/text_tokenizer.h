@@ -73,10 +73,18 @@ class TextTokenizer : public Tokenizer {
   int64_t vocab() const override { return int64_t(spec_.texts.size()); }
   /// `separator()`, then the document's tokens. Throws ConfigError if there is no separator.
   void append(std::string_view document, std::vector<int32_t>& tokens) const override;
+  void append_more(std::string_view text, std::vector<int32_t>& tokens) const override {
+    encode(text, false, tokens);
+  }
 
   /// Token that begins a document: the first that the file adds to a text, or else its end of text;
   /// -1 if it has neither.
   int32_t separator() const { return spec_.separator; }
+  bool is_special(int32_t token) const {
+    return token >= 0 && token < vocab() && spec_.texts[size_t(token)].is_special;
+  }
+  /// Whether the file adds tokens before each text.
+  bool adds_before() const { return !spec_.before.empty(); }
   /// Appends the tokens of `text`. `adds`: with those that the file adds to each text.
   void encode(std::string_view text, bool adds, std::vector<int32_t>& tokens) const;
   /// Appends the bytes of a token, none if the id is no token. `is_begin`: whether nothing was

@@ -110,6 +110,7 @@ TokenizerSpec parse_tiktoken(std::string_view text, std::string_view name) {
     ranks.push_back(*bytes);
   }
   TokenizerSpec spec;
+  spec.name = fmt::format("tiktoken {}", known.name);
   set_ranks(spec, ranks, 0, known.pattern);
   if (known.is_nfc) spec.normalizations.push_back({Normalization::Kind::nfc, "", ""});
   for (size_t i = 0; i < known.special.size(); ++i) {
@@ -122,6 +123,7 @@ TokenizerSpec parse_tiktoken(std::string_view text, std::string_view name) {
 TokenizerSpec parse_tekken(std::string_view text) {
   using nlohmann::json;
   TokenizerSpec spec;
+  spec.name = "tekken";
   try {
     const json root = json::parse(text);
     const json& config = root.at("config");

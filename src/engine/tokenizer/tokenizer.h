@@ -19,6 +19,8 @@ class Tokenizer {
   virtual int64_t vocab() const = 0;
   /// Appends a document's tokens and those that separate it from others.
   virtual void append(std::string_view document, std::vector<int32_t>& tokens) const = 0;
+  /// Appends the tokens of a further part of a document.
+  virtual void append_more(std::string_view text, std::vector<int32_t>& tokens) const = 0;
 };
 
 /// kBos, then the bytes: as in files of text.
@@ -28,7 +30,10 @@ class ByteTokenizer : public Tokenizer {
   int64_t vocab() const override { return kBos + 1; }
   void append(std::string_view document, std::vector<int32_t>& tokens) const override {
     tokens.push_back(kBos);
-    for (const char c : document) tokens.push_back(uint8_t(c));
+    append_more(document, tokens);
+  }
+  void append_more(std::string_view text, std::vector<int32_t>& tokens) const override {
+    for (const char c : text) tokens.push_back(uint8_t(c));
   }
 };
 

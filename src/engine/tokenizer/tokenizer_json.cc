@@ -113,6 +113,7 @@ class Reader {
     read_decoder();
     read_template();
     choose_separator();
+    spec_.name = "tokenizer.json";
     return std::move(spec_);
   }
 

@@ -9,6 +9,7 @@
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/data/corpus.h"
+#include "engine/tokenizer/open.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -42,6 +43,7 @@ void RunFiles::find_checkpoint(const TrainConfig& config) {
 void RunFiles::write_configuration(const TrainConfig& config) const {
   replace_file(out_ + "/heldout.txt", join_paths(source_.held_out().files));
   replace_file(out_ + "/config.toml", to_toml(config));
+  if (!config.data.tokenizer.empty()) copy_tokenizer(config.data.tokenizer, out_);
   if (!source_.records().empty()) {
     replace_file(manifest_path(out_), Manifest(source_.records()).to_json());
   }

@@ -25,7 +25,8 @@ class RunFiles {
 
   /// Path of the checkpoint to resume from, or an empty string.
   const std::string& resume_from() const { return resume_from_; }
-  /// Writes config.toml, with the settings in effect, heldout.txt and data.json.
+  /// Writes config.toml, with the settings in effect, heldout.txt, data.json and the
+  /// tokenizer.
   void write_configuration(const TrainConfig& config) const;
   /// Opens metrics.jsonl and ledger.jsonl after step `start.step`; lines of later steps are
   /// dropped from the first, and marked by a line in the second.

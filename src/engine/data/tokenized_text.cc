@@ -1,0 +1,151 @@
+#include "engine/data/tokenized_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/files.h"
+#include "engine/data/text_hashing.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr size_t kMinBlock = size_t(8) << 10, kMaxBlock = size_t(64) << 10;
+
+bool is_blank(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+}  // namespace
+
+size_t text_block(std::string_view text, bool is_end) {
+  const size_t max = std::min(text.size(), kMaxBlock);
+  for (size_t at = kMinBlock; at < max; ++at) {
+    if (text[at - 1] == '\n' && !is_blank(text[at])) return at;
+  }
+  if (max == text.size() && is_end) return max;
+  size_t at = max;
+  while (at > max - 3 && (uint8_t(text[at]) & 0xc0) == 0x80) --at;
+  return at;
+}
+
+TokenizedText::TokenizedText(Files files, std::shared_ptr<const Tokenizer> tokenizer)
+    : files_(std::move(files)), tokenizer_(std::move(tokenizer)) {}
+
+TokenizedText::TokenizedText(std::span<const std::string> paths, double val_fraction,
+                             std::shared_ptr<const Tokenizer> tokenizer, Communicator* world)
+    : tokenizer_(std::move(tokenizer)) {
+  SharedWork work(world, "tokenizing the text", 0);
+  std::string error;
+  std::shared_ptr<TokenizedText> held_out;
+  try {
+    for (size_t i = 0; i < paths.size(); ++i) {
+      files_.push_back(std::make_shared<DataFile>(paths[i], i < max_open_files()));
+      files_.back()->sample(nullptr);
+    }
+    held_out.reset(new TokenizedText(files_, tokenizer_));
+    for (uint32_t i = 0; i < files_.size(); ++i) {
+      if (files_[i]->size() == 0) continue;
+      (is_held_out(files_[i]->hash(), val_fraction) ? *held_out : *this).index(i, work);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+  if (tokens() < 2) {
+    throw ConfigError(
+        fmt::format("data.paths: {} files, {} held out, {} left to train on: expected some text",
+                    paths.size(), held_out->hashes_.size(), hashes_.size()));
+  }
+  finish();
+  if (held_out->blocks_.empty()) return;
+  held_out->finish();
+  held_out_.identity = held_out->identity();
+  held_out_.stream = std::move(held_out);
+}
+
+void TokenizedText::index(uint32_t file, SharedWork& work) {
+  const DataFile& from = *files_[file];
+  std::vector<int32_t> tokens;
+  std::vector<char> text;
+  for (uint64_t offset = 0; offset < from.size();) {
+    // One byte more than a block, which tells whether a line may end it.
+    text.resize(size_t(std::min<uint64_t>(kMaxBlock + 1, from.size() - offset)));
+    from.read(offset, std::as_writable_bytes(std::span(text)));
+    const bool is_end = offset + text.size() == from.size();
+    const size_t size = text_block({text.data(), text.size()}, is_end);
+    const Block block{offset, uint32_t(size), file};
+    tokens.clear();
+    tokenize(block, {text.data(), size}, tokens);
+    blocks_.push_back(block);
+    starts_.push_back(starts_.back() + int64_t(tokens.size()));
+    work.advance(int64_t(size));
+    offset += size;
+  }
+  hashes_.push_back(from.hash());
+}
+
+void TokenizedText::tokenize(const Block& block, std::string_view text,
+                             std::vector<int32_t>& tokens) const {
+  block.offset == 0 ? tokenizer_->append(text, tokens) : tokenizer_->append_more(text, tokens);
+}
+
+void TokenizedText::finish() {
+  fingerprint_ = content_hash(tokenizer_->name() + content_hash(std::as_bytes(std::span(hashes_))));
+}
+
+void TokenizedText::read(int64_t begin, std::span<int32_t> out) const {
+  const auto after = std::upper_bound(starts_.begin(), starts_.end(), begin);
+  size_t index = size_t(after - starts_.begin()) - 1, filled = 0;
+  std::vector<int32_t> tokens;
+  std::string text;
+  for (; filled < out.size() && index < blocks_.size(); ++index) {
+    const Block& block = blocks_[index];
+    const DataFile& file = *files_[block.file];
+    text.resize(block.bytes);
+    file.read(block.offset, std::as_writable_bytes(std::span(text)));
+    tokens.clear();
+    tokenize(block, text, tokens);
+    const int64_t count = starts_[index + 1] - starts_[index];
+    if (int64_t(tokens.size()) != count) {
+      throw IoError(
+          fmt::format("{}: changed while it is trained on: the text at byte {} has {} tokens: "
+                      "expected {}",
+                      file.path(), block.offset, tokens.size(), count));
+    }
+    const auto skipped = size_t(begin + int64_t(filled) - starts_[index]);
+    const size_t taken = std::min(tokens.size() - skipped, out.size() - filled);
+    std::copy_n(tokens.begin() + long(skipped), taken, out.begin() + long(filled));
+    filled += taken;
+  }
+  std::fill(out.begin() + long(filled), out.end(), -1);
+}
+
+void TokenizedText::verify(Communicator* world) const {
+  SharedWork work(world, "verifying the text", 0);
+  std::string error;
+  try {
+    for (const auto& file : files_) {
+      file->verify();
+      work.advance(0);
+    }
+  } catch (const IoError& failed) {
+    error = failed.what();
+  }
+  work.finish(error);
+}
+
+std::string TokenizedText::describe() const {
+  std::string text = fmt::format("{} file{} of text, {} tokens", files_.size(),
+                                 files_.size() == 1 ? "" : "s", tokens());
+  if (held_out_.stream) text += fmt::format(", {} tokens held out", held_out_.stream->tokens());
+  return text;
+}
+
+std::string TokenizedText::identity() const {
+  return fmt::format("{} files, {} tokens, hash {}", hashes_.size(), tokens(), fingerprint());
+}
+
+}  // namespace tandem

@@ -1,0 +1,60 @@
+// Files of text as tokens. A text is tokenized in blocks of about 8 KiB, each on its own, so that a
+// window of tokens needs little of it: blocks end after a line that no white space follows, where
+// words end, or else, without such a line for 64 KiB, after any character.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/data/data_file.h"
+#include "engine/data/shared_work.h"
+#include "engine/data/token_source.h"
+#include "engine/tokenizer/tokenizer.h"
+
+namespace tandem {
+
+/// The tokens of all files, in the order of their paths, each after the tokenizer's separator. A
+/// file is held out if the hash of its samples, as a fraction of 2^64, is below `val_fraction`.
+/// Tokenizes all files once at construction and keeps the positions of blocks, 24 bytes for each;
+/// blocks are then read from disk and tokenized on demand.
+class TokenizedText : public TokenSource {
+ public:
+  /// Throws IoError, on every rank, for a file that cannot be read, and ConfigError if fewer than
+  /// two tokens are left to train on. Collective over `world` unless it is nullptr.
+  TokenizedText(std::span<const std::string> paths, double val_fraction,
+                std::shared_ptr<const Tokenizer> tokenizer, Communicator* world = nullptr);
+
+  int64_t tokens() const override { return starts_.back(); }
+  void read(int64_t begin, std::span<int32_t> out) const override;
+  void verify(Communicator* world = nullptr) const override;
+  std::string format() const override { return "text"; }
+  std::string describe() const override;
+  std::string identity() const override;
+
+ private:
+  struct Block {
+    uint64_t offset;
+    uint32_t bytes;
+    uint32_t file;
+  };
+  using Files = std::vector<std::shared_ptr<DataFile>>;
+  TokenizedText(Files files, std::shared_ptr<const Tokenizer> tokenizer);
+  void index(uint32_t file, SharedWork& work);
+  void tokenize(const Block& block, std::string_view text, std::vector<int32_t>& tokens) const;
+  void finish();
+
+  Files files_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::vector<Block> blocks_;
+  std::vector<int64_t> starts_{0};  ///< position of each block in the stream, then the total
+  std::vector<uint64_t> hashes_;    ///< of the files in the stream
+};
+
+/// Bytes of the first block of `text`: all of it if `is_end`, the end of its file, and short.
+size_t text_block(std::string_view text, bool is_end);
+
+}  // namespace tandem
