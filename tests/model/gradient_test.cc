@@ -69,7 +69,7 @@ TEST(Transformer, BackwardAccumulatesAndReportsRangesFromTheBack) {
       ++reports;
       std::copy_n(gradients.begin() + range.begin, range.count, at_report.begin() + range.begin);
     });
-    EXPECT_EQ(reports, config.layers + 2);
+    EXPECT_EQ(reports, config.layers * (config.parallel_block ? 1 : 2) + 2);
     EXPECT_EQ(reported, 0);
     EXPECT_TRUE(std::ranges::equal(at_report, gradients));
 

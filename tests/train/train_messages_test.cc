@@ -283,6 +283,39 @@ TEST(DataParallelWires, ManyRanksSumEveryPassOfAWindow) {
   });
 }
 
+// A snapshot needs no weights of other ranks: rank 1 sends its own only after rank 0 has all that
+// it owns, however few buckets fit into the ring.
+TEST(DataParallelWires, OwnedStateIsCompleteBeforeOtherRanksSend) {
+  for (const int64_t bucket : {20, 5000}) {
+    WorldOptions options;
+    options.ranks = 2;
+    run_threads(options, [&](Communicator& comm) {
+      std::vector<float> w(kElements), g(kElements);
+      ShardedOptimizer optimizer = make_optimizer(comm, w, g, bucket, {});
+      const auto owned = [&] {
+        std::vector<float> all;
+        for (const Moment moment : {Moment::weights, Moment::first, Moment::second}) {
+          for (const StateSlice& slice : optimizer.slices(moment)) {
+            std::ranges::copy(floats(slice.values), std::back_inserter(all));
+          }
+        }
+        return all;
+      };
+      const std::vector<float> before = owned();
+      for (size_t i = 0; i < kElements; ++i) g[i] = gradient_of(0, comm.rank(), i);
+      optimizer.reduce();
+      if (comm.rank() == 1) comm.barrier("rank 0 has its state");
+      optimizer.update(adam_of(0));
+      optimizer.await_slices();
+      const std::vector<float> early = owned();
+      if (comm.rank() == 0) comm.barrier("rank 0 has its state");
+      optimizer.await_all();
+      EXPECT_NE(early, before);
+      EXPECT_EQ(early, owned());
+    });
+  }
+}
+
 // Lost gradient is sent later: over many steps of one gradient the mean is correct, to one step's
 // error over their number. Without feedback the same error recurs in every step.
 TEST(DataParallelWires, FeedbackRecoversLostGradients) {

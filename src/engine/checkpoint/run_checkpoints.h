@@ -52,8 +52,8 @@ class RunCheckpoints {
   RunCheckpoints(const RunCheckpoints&) = delete;
   RunCheckpoints& operator=(const RunCheckpoints&) = delete;
 
-  /// Whether a checkpoint is due after this step; the same on every rank. All weights must be
-  /// updated then.
+  /// Whether a checkpoint is due after this step; the same on every rank. The state that ranks own
+  /// must be updated then.
   bool is_due(const TrainState& state) const;
   /// Whether a write of this rank was running when it was called.
   bool is_writing() const;

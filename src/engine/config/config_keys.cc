@@ -335,7 +335,7 @@ std::vector<ConfigKey> make_keys() {
        0,
        1e6,
        {},
-       "MiB of gradients that leave together (0: 4, on GPUs 100)"},
+       "MiB of gradients that leave together (0: 1, on GPUs 100)"},
       {"parallel.strategy",
        TANDEM_SLOT(parallel.strategy),
        0,

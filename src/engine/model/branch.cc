@@ -193,10 +193,12 @@ struct Branch::Steps {
 
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
     branch.products_->in.run(x_norm, weight, hidden);
+    branch.context_.run_between_operators();
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     branch.products_->attention->forward(branch.context_.exec, q, k, v, out, saved.log_sums,
                                          {branch.layout_.window, saved.document_starts});
+    branch.context_.run_between_operators();
   }
   void out(const Tensor& inner, const Tensor& weight) {
     if (!has_result()) return;
@@ -274,6 +276,7 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
   BranchProducts& p = *products_;
   const Tensor& dhidden = is_split ? saved.weight_pass->dhidden : p.dhidden;
   p.out_dgrad.run(dy, weights.matrix(layout_.out).transposed(), p.d_act);
+  context_.run_between_operators();
   if (is_split) copy(context_.exec, p.out_dgrad.gathered(), saved.weight_pass->dy);
 
   const HiddenViews h = split_hidden(l, layout_, saved.hidden);
@@ -286,7 +289,9 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
                           {layout_.window, saved.document_starts});
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
+  context_.run_between_operators();
   p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);
+  context_.run_between_operators();
   if (!is_split) add_weight_gradients(p.out_dgrad.gathered(), dhidden, saved);
 }
 
@@ -300,6 +305,7 @@ void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
                                   const BranchActivations& saved) {
   gemm(context_.exec, dy.transposed(), saved.inner, context_.gradient(layout_.out),
        {.accumulate = context_.adds_gradient(layout_.out.offset)});
+  context_.run_between_operators();
   context_.write_weight_gradient(products_->in_wgrad, saved.x_norm, dhidden, layout_.in);
 }
 

@@ -2,6 +2,7 @@
 // (computation: engine/model/layer.h) and its backward pass.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -37,11 +38,17 @@ struct ModelContext {
   /// rows if that is f32.
   Activation rounded_gradient;
 
+  /// Called between operators of long passes; may be empty.
+  std::function<void()> between_operators;
+
   /// Made last.
   std::unique_ptr<RecomputedActivations> recomputed;
 
   /// Layout of the whole model on this rank.
   ModelLayout whole_layout() const;
+  void run_between_operators() const {
+    if (between_operators) between_operators();
+  }
   /// As GradientMemory::begin_write.
   bool adds_gradient(int64_t offset) { return gradients.begin_write(offset); }
   /// gradient(m) (+)= dy^T x all-gather(x); `wgrad` has a value if there are several ranks.

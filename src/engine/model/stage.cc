@@ -84,27 +84,28 @@ class Stage::Impl {
     if (load_) load_->begin(m);
     const FlatRangeCallback await = std::exchange(await_, nullptr);
     const auto use = [&](FlatRange range) {
-      if (!await || range.count == 0) return;
-      await(range);
+      if (await && range.count > 0) await(range);
     };
-    const auto use_branch = [&](size_t i) {  // or what follows the last
-      if (i == branches_.size()) return use(after_layers());
-      use(dense(first_dense(i), first_dense(i + 1)));
-      use(expert_range(i));
+    const int64_t norm = context_.config.hidden;
+    const auto use_norm = [&](size_t i) {  // before a branch, or the head's
+      if (i < branches_.size() || head_) use({first_dense(i), norm});
     };
     use(dense(0, first_dense(0)));
     if (context_.layers.embedding) embedding_->forward(to_vector(m.tokens), m.residuals[0]);
-    use_branch(0);
-    if (const auto norm = norm_before(0, m)) {
-      rms_norm_forward(context_.exec, m.residuals[0], norm->weight, context_.config.norm_eps,
-                       norm->x_norm, norm->inverse_rms);
+    use_norm(0);
+    if (const auto next = norm_before(0, m)) {
+      rms_norm_forward(context_.exec, m.residuals[0], next->weight, context_.config.norm_eps,
+                       next->x_norm, next->inverse_rms);
     }
     for (size_t i = 0; i < branches_.size(); ++i) {
-      use_branch(i + 1);
+      use(dense(first_dense(i) + norm, first_dense(i + 1)));
+      use(expert_range(i));
+      use_norm(i + 1);
       const Tensor &x = m.residuals[i], &y = m.residuals[i + 1];
       ExpertLoad* counted = m.load && !m.load->is_shared ? &m.load->load : nullptr;
       branches_[i].forward(x, y, m.branches[i], counted, norm_before(i + 1, m));
     }
+    if (head_) use(dense(context_.layout.final_norm + norm, after_layers().end()));
     if (head_) head_->forward(to_vector(m.targets), *m.head);
   }
 
@@ -131,17 +132,20 @@ class Stage::Impl {
     }
     report(after_layers());
     const auto per_layer = size_t(layout.branches_per_layer);
+    // Branches whose norms' gradients are summed over the ranks, and that are reported, together.
+    const size_t together = context_.tp.size() == 1 && context_.gradients.is_flat() ? 1 : per_layer;
     std::array<int64_t, 2> norms{};
-    for (size_t layer = num_layers(); layer-- > 0;) {
-      recompute_layer(context_, branches_, m, int64_t(layer));
-      for (size_t i = per_layer; i-- > 0;) {
-        const size_t branch = layer * per_layer + i;
-        backward_branch(m, branch, clear_norm(i), is_split);
-        norms[i] = layout.branches[branch].begin;
-        report(expert_range(branch));
+    for (size_t branch = branches_.size(); branch-- > 0;) {
+      if ((branch + 1) % per_layer == 0) {
+        recompute_layer(context_, branches_, m, int64_t(branch / per_layer));
       }
-      add_norms(std::span(norms).first(per_layer));
-      report(layer_range(layer));
+      const size_t norm = branch % together;
+      backward_branch(m, branch, clear_norm(norm), is_split);
+      norms[norm] = layout.branches[branch].begin;
+      report(expert_range(branch));
+      if (norm > 0) continue;
+      add_norms(std::span(norms).first(together));
+      report(dense(first_dense(branch), first_dense(branch + together)));
     }
     if (has_embedding_gradient()) {
       embedding_->backward(to_vector(m.tokens), context_.rounded(dx_));
@@ -165,14 +169,12 @@ class Stage::Impl {
     };
     report(after_layers());
     const auto per_layer = size_t(context_.layout.branches_per_layer);
-    for (size_t layer = num_layers(); layer-- > 0;) {
-      for (size_t i = per_layer; i-- > 0;) {
-        const size_t branch = layer * per_layer + i;
-        branches_[branch].backward_weight(m.branches[branch]);
-        context_.recomputed->weight_passes.end(context_, m, branch);
-        report(expert_range(branch));
-      }
-      report(layer_range(layer));
+    for (size_t branch = branches_.size(); branch-- > 0;) {
+      branches_[branch].backward_weight(m.branches[branch]);
+      context_.recomputed->weight_passes.end(context_, m, branch);
+      report(expert_range(branch));
+      if (branch % per_layer > 0) continue;
+      report(dense(first_dense(branch), first_dense(branch + per_layer)));
     }
     if (!owns_tied()) report(dense(0, first_dense(0)));
   }
@@ -291,13 +293,6 @@ class Stage::Impl {
   int64_t first_dense(size_t branch) const {
     const auto& branches = context_.layout.branches;
     return branch < branches.size() ? branches[branch].begin : context_.layout.final_norm;
-  }
-  size_t num_layers() const {
-    return branches_.size() / size_t(context_.layout.branches_per_layer);
-  }
-  FlatRange layer_range(size_t layer) const {
-    const auto per_layer = size_t(context_.layout.branches_per_layer);
-    return dense(first_dense(layer * per_layer), first_dense((layer + 1) * per_layer));
   }
   /// Final norm and head.
   FlatRange after_layers() const {
@@ -437,6 +432,9 @@ void Stage::parameters_changed(FlatRange range) {
 }
 void Stage::await_parameters(FlatRangeCallback await) {
   impl_->await_parameters(std::move(await));
+}
+void Stage::run_between_operators(std::function<void()> progress) {
+  impl_->context_.between_operators = std::move(progress);
 }
 
 bool Stage::has_embedding() const {

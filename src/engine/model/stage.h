@@ -203,6 +203,9 @@ class Stage {
   /// Called by the next forward pass with each range of parameters() before their use, in order,
   /// experts separately; the range may be written to then, as may that of the working copy.
   void await_parameters(FlatRangeCallback await);
+  /// From now on passes call `progress` between the operators of a branch, on the calling thread,
+  /// so that communication that needs it need not wait for the branch's end.
+  void run_between_operators(std::function<void()> progress);
 
   /// Rows of the experts, none without experts: those of the last forward pass (each backward pass
   /// uses its own forward pass's), which backward passes sum over the ranks if the auxiliary loss

@@ -50,7 +50,7 @@ int Buckets::at(int64_t element) const {
 
 double bucket_mib(const TrainConfig& config, bool on_gpus) {
   if (config.parallel.dp_bucket_mib > 0) return config.parallel.dp_bucket_mib;
-  return on_gpus ? 100 : 4;  // GPUs: a kernel of the optimizer is launched per bucket
+  return on_gpus ? 100 : 1;  // GPUs: a kernel of the optimizer is launched per bucket
 }
 
 int64_t bucket_elements(const TrainConfig& config, bool on_gpus) {

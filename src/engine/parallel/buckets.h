@@ -62,6 +62,7 @@ class Buckets {
   /// Elements of the largest shard.
   int64_t shard_room() const { return shard_room_; }
   int64_t elements() const { return window_.local_elements(); }
+  int64_t bucket_elements() const { return size_; }  ///< of the largest bucket
   int ranks() const { return int(owned_.size()); }
   int replicas() const { return replicas_; }
 

@@ -24,7 +24,7 @@ GradientSync::GradientSync(const Exec& backward, Communicator& dp, const Gradien
       buckets_(buckets),
       messages_(options.wire, buckets, parameter_runs(list)),
       reduced_(std::move(reduced)),
-      ring_(dp, "dp_reduce_scatter", buckets.count(), messages_.max_bytes(),
+      ring_(dp, "dp_reduce_scatter", buckets, messages_.max_bytes(),
             encodes_ || is_window_ ? dp.size() : 0, !options.overlap) {
   for (int b = 0; b < buckets.count(); ++b) unreported_.push_back(buckets.bucket(b).count);
   if (is_window_) {
@@ -57,6 +57,7 @@ void GradientSync::ready(FlatRange range) {
 }
 
 void GradientSync::progress() {
+  if (dp_.size() == 1 && !exec_.on_gpu()) return;
   if (exec_.on_gpu()) {
     if (overlap_ && !is_first_) enqueue();
     return;

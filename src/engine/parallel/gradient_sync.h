@@ -55,6 +55,8 @@ class GradientSync {
   /// Reports that these gradients are final. Each element is reported at most once a step, with a
   /// window once a pass, in any order.
   void ready(FlatRange range);
+  /// CPU ranks: sends and sums what is possible without waiting. GPUs: enqueues what is final.
+  void progress();
   /// Window: must be called before gradients of a pass are written for the first time. Returns once
   /// those before are sent: of the pass before, and of this one from `sent_from` on.
   void make_room(int64_t sent_from);
@@ -85,7 +87,6 @@ class GradientSync {
   Tensor local(FlatRange range) const { return gradients_.at(begin_ + range.begin, range.count); }
   Tensor copied(int bucket) const;
   void copy_bucket(int bucket);
-  void progress();
   void enqueue();
   void send(int bucket);
   void wait_for_arrivals();

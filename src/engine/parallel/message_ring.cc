@@ -8,12 +8,21 @@
 
 namespace tandem {
 
-MessageRing::MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
-                         int staged_messages, bool host_waits)
+int MessageRing::max_window(int64_t buckets, int64_t bucket_elements, bool is_staged, bool on_gpu) {
+  constexpr int64_t kMinWindow = 4, kElements = int64_t(2) << 20, kShare = 48;
+  if (on_gpu) return kMinWindow;
+  const int64_t few = std::clamp(kElements / bucket_elements, kMinWindow, 2 * kMinWindow);
+  return int(is_staged ? few : std::max(few, buckets / kShare));
+}
+
+MessageRing::MessageRing(Communicator& dp, const char* op, const Buckets& buckets,
+                         size_t message_bytes, int staged_messages, bool host_waits)
     : dp_(dp),
       op_(op),
-      buckets_(buckets),
-      window_(std::clamp(buckets, 1, kWindow)),
+      buckets_(buckets.count()),
+      window_(std::clamp(
+          buckets_, 1,
+          max_window(buckets_, buckets.bucket_elements(), staged_messages > 0, dp.on_gpu()))),
       host_waits_(host_waits),
       message_bytes_(message_bytes) {
   if (dp.size() == 1) return;

@@ -1,7 +1,7 @@
 // Ring of messages between data-parallel ranks, a message of every bucket of a step from and to
-// every rank. A slot holds one bucket; there are up to kWindow, so that memory does not grow with
-// the model. Receivers acknowledge every message they have read, and a sender is at most a ring
-// ahead. Message n is in slot n % slots; numbers continue from step to step.
+// every rank. A slot holds one bucket; there are a few, or a small part of the model. Receivers
+// acknowledge every message they have read, and a sender is at most a ring ahead. Message n is in
+// slot n % slots; numbers continue from step to step.
 //
 // On GPUs messages are sent by copy engines after the work enqueued on dp's stream. The waits are
 // enqueued on it, too, or are the host's.
@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/parallel/buckets.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
 
@@ -19,12 +20,15 @@ namespace tandem {
 
 class MessageRing {
  public:
-  static constexpr int kWindow = 4;  ///< max buckets in flight
+  /// Max buckets in flight: on a GPU 4. CPU ranks look for messages only between operators, so
+  /// theirs are 8, or fewer, but at least 4, if that is more than 8 MiB of f32; in a ring that
+  /// keeps no messages they are 1/48 of all buckets if that is more.
+  static int max_window(int64_t buckets, int64_t bucket_elements, bool is_staged, bool on_gpu);
 
   /// `op`: name in errors and spans, a literal. `staged_messages`: encoded messages of a slot to
   /// keep until they are acknowledged; 0: messages are sent from where they are. Collective over
   /// `dp`; allocates nothing for one rank.
-  MessageRing(Communicator& dp, const char* op, int buckets, size_t message_bytes,
+  MessageRing(Communicator& dp, const char* op, const Buckets& buckets, size_t message_bytes,
               int staged_messages, bool host_waits = false);
 
   int window() const { return window_; }

@@ -268,6 +268,18 @@ void ShardedOptimizer::await_all() {
   for (Group& group : groups_) group.weight_sync.await({0, group.elements});
 }
 
+void ShardedOptimizer::await_slices() {
+  for (Group& group : groups_) group.weight_sync.await_local();
+}
+
+void ShardedOptimizer::progress() {
+  for (Group& group : groups_) {
+    group.gradient_sync.progress();
+    if (group.copy_sync) group.copy_sync->progress();
+    group.weight_sync.progress();
+  }
+}
+
 std::vector<StateSlice> ShardedOptimizer::slices(Moment moment, bool all) const {
   std::vector<StateSlice> slices;
   for (const Group& group : groups_) {

@@ -103,6 +103,12 @@ class ShardedOptimizer {
   /// same order.
   void await(FlatRange range);
   void await_all();
+  /// Returns once the state of this rank's shards, which `slices` are views of, is updated; weights
+  /// are still to be awaited.
+  void await_slices();
+  /// CPU ranks: sends, sums and receives what is possible without waiting, as the calls above do,
+  /// which may be far apart.
+  void progress();
 
   /// As ShardedState's.
   std::vector<StateSlice> slices(Moment moment, bool all = false) const;

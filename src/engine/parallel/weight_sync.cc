@@ -22,8 +22,10 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const WeightViews&
       messages_(options.wire, buckets, runs_),
       state_(state),
       slices_(make_slices()),
-      ring_(dp, "dp_all_gather", buckets.count(), message_bytes(), options.wire.is_none() ? 0 : 1,
+      ring_(dp, "dp_all_gather", buckets, message_bytes(), options.wire.is_none() ? 0 : 1,
             !options.overlap),
+      awaited_(buckets.count() - 1),
+      updated_shards_(buckets.count()),
       sent_(buckets.count()),
       received_(buckets.count()) {
   if (ring_.is_staged()) {
@@ -106,9 +108,9 @@ void WeightSync::begin(std::function<void(int bucket)> update,
                        std::function<void(int bucket)> gathered) {
   update_ = std::move(update);
   gathered_ = std::move(gathered);
-  sent_ = received_ = 0;
+  sent_ = received_ = updated_shards_ = 0;
   awaited_ = -1;
-  if (!exec_.on_gpu()) return send_ahead();
+  if (!exec_.on_gpu()) return progress();
   for (; sent_ < buckets_.count(); ++sent_) {
     send(sent_);
     if (received_ < sent_) receive(received_++);
@@ -117,21 +119,38 @@ void WeightSync::begin(std::function<void(int bucket)> update,
   ring_.next_step();
 }
 
-void WeightSync::send_ahead() {
+void WeightSync::progress() {
+  if (exec_.on_gpu()) return;
   if (dp_.size() == 1) {
     for (; sent_ < buckets_.count(); ++sent_) {
-      update_(bucket_at(sent_));
+      update(sent_);
       if (gathered_) gathered_(bucket_at(sent_));
     }
     received_ = sent_;
+    awaited_ = sent_ - 1;
     return;
   }
-  while (sent_ < std::min(buckets_.count(), received_ + ring_.window())) send(sent_++);
+  while (true) {
+    if (sent_ < std::min(buckets_.count(), received_ + ring_.window()) && ring_.has_room(sent_)) {
+      send(sent_++);
+    } else if (received_ < sent_ && ring_.has_arrived(received_)) {
+      receive_next();
+    } else {
+      return;
+    }
+  }
+}
+
+/// No-op if it is done.
+void WeightSync::update(int index) {
+  if (index < updated_shards_) return;
+  update_(bucket_at(index));
+  updated_shards_ = index + 1;
 }
 
 void WeightSync::send(int index) {
   const int bucket = bucket_at(index);
-  update_(bucket);
+  update(index);
   ring_.wait_for_room(index);
   if (ring_.is_staged()) {
     const ScopedSpan span(SpanKind::compute, "encode_weights", bucket);
@@ -167,6 +186,12 @@ void WeightSync::send_message(int index, const std::byte* message, size_t bytes)
   }
 }
 
+/// CPU ranks.
+void WeightSync::receive_next() {
+  receive(received_++);
+  if (received_ == buckets_.count()) ring_.next_step();
+}
+
 void WeightSync::receive(int index) {
   for (int hop = 1; hop < dp_.size(); ++hop) receive(ring_.source(hop), index);
   if (gathered_) gathered_(bucket_at(index));
@@ -197,6 +222,14 @@ void WeightSync::receive_encoded(int owner, int bucket, const std::byte* message
   if (differences) add_differences(owner, bucket);
 }
 
+void WeightSync::await_local() {
+  if (exec_.on_gpu() || state_.sends_differences() || gathered_) {
+    return await({0, buckets_.elements()});
+  }
+  progress();  // the first messages leave meanwhile
+  for (int index = updated_shards_; index < buckets_.count(); ++index) update(index);
+}
+
 void WeightSync::await(FlatRange range) {
   if (range.count == 0) return;
   const int last = bucket_at(buckets_.at(range.end() - 1));
@@ -206,15 +239,17 @@ void WeightSync::await(FlatRange range) {
     awaited_ = std::max(awaited_, needed);
     return;
   }
-  if (is_complete()) return;
+  progress();
   while (received_ <= last) {
-    receive(received_++);
-    send_ahead();
+    if (sent_ == received_) send(sent_++);
+    receive_next();
+    progress();
   }
-  if (!is_complete()) return;
+  const bool was_complete = is_complete();
+  awaited_ = std::max(awaited_, last);
+  if (was_complete || !is_complete()) return;
   const ScopedSpan span(SpanKind::wait, "dp_flush");
   dp_.flush();  // the weights may change from here on
-  ring_.next_step();
 }
 
 }  // namespace tandem

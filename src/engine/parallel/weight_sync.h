@@ -48,7 +48,16 @@ class WeightSync {
   /// Blocks until the range's weights are those of all owners. Waits form no cycle if all ranks
   /// await the same ranges in the same order.
   void await(FlatRange range);
-  bool is_complete() const { return received_ == buckets_.count(); }
+  /// CPU ranks: sends and receives what is possible without waiting.
+  void progress();
+  /// Returns once this rank's shards are updated. With differences or `gathered`, and on GPUs, as
+  /// `await` of all weights; else the other ranks' weights are still to be awaited.
+  void await_local();
+  /// CPU ranks: whether all weights of the step have been awaited; GPUs: whether waits for them are
+  /// enqueued.
+  bool is_complete() const {
+    return (exec_.on_gpu() ? received_ - 1 : awaited_) + 1 == buckets_.count();
+  }
 
   size_t bytes() const { return ring_.bytes() + decoded_.size() * sizeof(float); }
   uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
@@ -56,8 +65,9 @@ class WeightSync {
  private:
   /// Bucket 0 is at the end of the array, which is used last.
   int bucket_at(int index) const { return buckets_.count() - 1 - index; }
-  void send_ahead();
+  void update(int index);
   void send(int index);
+  void receive_next();
   void receive(int index);
   void receive(int owner, int index);
   /// Contiguous memory of a shard, and where it is in the message.
@@ -89,7 +99,8 @@ class WeightSync {
   std::vector<float> decoded_;  // one shard's differences
   std::function<void(int bucket)> update_, gathered_;
   std::vector<Fence> updated_;  // by bucket of the step, on a GPU
-  int awaited_ = -1;            // last bucket that the forward pass waits for
+  int awaited_;                 // last bucket that the forward pass waits for
+  int updated_shards_;          // of this step's buckets, in the order of use
   int sent_, received_;         // buckets of this step, in the order of use
   uint64_t sent_bytes_ = 0;
 };

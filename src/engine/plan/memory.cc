@@ -92,16 +92,22 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   const CodecPolicy codec = CodecPolicy::parse(config.parallel.codec);
   const double parameters =
       double(config.model.parameters()) / double(config.parallel.tp * config.parallel.pp);
-  const double bucket = bucket_mib(config, on_gpus) * (1 << 20);
-  const double of_window = std::min(bucket * MessageRing::kWindow, 4 * parameters);
+  const int64_t bucket = bucket_elements(config, on_gpus);
+  const auto buckets = int64_t(parameters / double(bucket)) + 1;
+  const auto ring = [&](bool is_staged) {
+    const int window = MessageRing::max_window(buckets, bucket, is_staged, on_gpus);
+    return 4 * std::min(double(bucket) * window, parameters);
+  };
   const bool sends_bf16 =
       config.train.dtype == "bf16" && codec.weights.is_none() && !replicates_state(config);
   // Gradients of a window are copied when they are sent.
   const double copies = gradient_window(config, on_gpus).dense ? 1 : 0;
-  const double remote = ranks == 1 ? 0 : ranks * share * (1 + copies + (sends_bf16 ? 0.5 : 1));
+  const double gradients = ring(copies > 0 || !codec.gradients.is_none());
+  const double weights = ring(!codec.weights.is_none());
+  const double sent = gradients * (1 + copies) + weights * (sends_bf16 ? 0.5 : 1);
   const auto shards = double(state_shards(config));  // gathered among the copies of their state
-  const double gathered = shards > 1 && shards < ranks ? 1 / shards : 0;
-  return of_window * (remote + copies * share + gathered);
+  const double gathered = shards > 1 && shards < ranks ? ring(false) / shards : 0;
+  return (ranks == 1 ? 0 : ranks * share * sent) + gradients * copies * share + gathered;
 }
 
 double snapshot_bytes(const TrainConfig& config) {

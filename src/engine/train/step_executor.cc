@@ -61,6 +61,12 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       document_starts_(config.data.document_mask ? tokens_.size() : 0) {
   loader_ = share_loader(groups.world(), source, sampler, config.train.seq);
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
+  if (groups.world().on_gpu()) return;
+  for (ModelChunk& chunk : ranks_.chunks) {
+    chunk.stage.run_between_operators([&ranks] {
+      for (ModelChunk& each : ranks.chunks) each.optimizer.progress();
+    });
+  }
 }
 
 /// `microbatches`: of a logical replica. Slots and links of another number are freed first.
@@ -237,6 +243,10 @@ void StepExecutor::update(const AdamStep& step) {
 
 void StepExecutor::await_weights() {
   for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.await_all();
+}
+
+void StepExecutor::await_slices() {
+  for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.await_slices();
 }
 
 void StepExecutor::begin_step() {

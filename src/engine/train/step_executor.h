@@ -64,6 +64,8 @@ class StepExecutor {
   /// Blocks until all weights are updated. Called before they are read other than by a forward
   /// pass of training. Collective.
   void await_weights();
+  /// As ShardedOptimizer::await_slices, for all chunks.
+  void await_slices();
 
   /// Message of a text that could not be read; empty if there is none.
   const std::string& read_error() const { return read_error_; }

@@ -304,10 +304,9 @@ class Trainer {
     record.step = ++state_.step;
     record.tokens = targets;
     ranks_->describe_experts(config_, record);
-    if (is_due(config_.train.validate_every) || checkpoints_->is_due(state_)) {
-      executor_
-          ->await_weights();  // part of this step: the next forward pass does not wait for them
-    }
+    // Part of this step: the next forward pass does not wait for them.
+    if (is_due(config_.train.validate_every)) executor_->await_weights();
+    if (checkpoints_->is_due(state_)) executor_->await_slices();
     if (checkpoints_->snapshot_bytes() > 0) record.checkpoint_ms = checkpoints_->take_blocked_ms();
     if (!std::exchange(has_noted_activations_, true)) {
       note(fmt::format("activations: {} on rank 0",
