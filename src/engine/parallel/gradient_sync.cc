@@ -57,7 +57,7 @@ void GradientSync::ready(FlatRange range) {
 }
 
 void GradientSync::progress() {
-  if (dp_.size() == 1 && !exec_.on_gpu()) return;
+  if (dp_.size() == 1 && !is_window_ && !exec_.on_gpu()) return;
   if (exec_.on_gpu()) {
     if (overlap_ && !is_first_) enqueue();
     return;
