@@ -2,8 +2,9 @@
 //
 // World rank r is tensor-parallel rank r mod tp of replica r / tp, so a tensor-parallel group is
 // contiguous; pipeline stages are outermost (engine/parallel/dims.h). Given steps (not seconds),
-// results depend only on the configuration and the layout: two runs write bitwise equal weights,
-// resumed or not.
+// results depend only on the configuration and the layout, and not on the number of ranks that run
+// the same logical replicas (parallel.replicas): two runs write bitwise equal weights, resumed or
+// not.
 #pragma once
 
 #include <atomic>
