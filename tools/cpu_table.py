@@ -193,6 +193,22 @@ def ablation_table(file):
     return "\n".join(lines)
 
 
+def exposed_table(file):
+    """bench/data_parallel.py's file: steps of replicas on links that take as long as their computation."""
+    content = json.loads((ROOT / file).read_text())
+    busy = f'; **the machine was busy** (load {content["load_before"]:.0f})' if content["load_before"] > 1 else ""
+    lines = [f'{content["hardware"]}, one kernel thread a rank; commit {content["commit"]}, {content["date"][:10]}{busy}.', "",
+             "| replicas | link | its time for what a rank sends in a step, ms | job | step, ms: median (quartiles) | exposed: part of the step longer "
+             "than alone |", "|" + " --- |" * 6]
+    for case in content["cases"]:
+        for row in case["rows"]:
+            low, high = row["step_ms_quartiles"]
+            exposed = "–" if row["name"] == "alone" else f'{100 * row["exposed"]:.1f} %'
+            lines.append("| " + " | ".join([str(case["ranks"]), case["link"], f'{case["wire_ms"]:.0f}', row["name"],
+                                            f'{row["step_ms"]:.0f} ({low:.0f}–{high:.0f})', exposed]) + " |")
+    return "\n".join(lines)
+
+
 def floor_table(folder):
     found = [json.loads(f.read_text()) for f in (ROOT / folder).glob("*.json")]
     found.sort(key=lambda r: -r["slowdown"])
