@@ -91,10 +91,13 @@ void add_launch(CLI::App& app) {
   command->add_option("--json", options->json,
                       "Write the results to this file (-: print only them)");
   command->footer(
-      "\nProcesses find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a rendezvous\n"
-      "store in the launcher, without an open port. Lines of output begin with the rank. When a rank\n"
+      "\nProcesses find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a "
+      "rendezvous\n"
+      "store in the launcher, without an open port. Lines of output begin with the rank. When a "
+      "rank\n"
       "fails, one line says which, the others end, and its exit status is that of the launcher.\n"
-      "\n--probe: the world is formed with the library's own rendezvous store, ranks and groups. Every "
+      "\n--probe: the world is formed with the library's own rendezvous store, ranks and groups. "
+      "Every "
       "rank\n"
       "exchanges its number with its tensor-, pipeline- and data-parallel groups, and the members\n"
       "are checked. Memory is that of all ranks and the store, beyond that of the program.\n"

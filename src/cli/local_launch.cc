@@ -181,8 +181,7 @@ class LocalLaunch {
 
   void print(size_t index, int stream, const std::string& line) const {
     std::FILE* file = stream == 0 ? stdout : stderr;
-    const std::string text =
-        ranks_.size() == 1 ? line : fmt::format("[{}] {}", index, line);
+    const std::string text = ranks_.size() == 1 ? line : fmt::format("[{}] {}", index, line);
     std::fwrite(text.data(), 1, text.size(), file);
     std::fflush(file);
   }
@@ -197,11 +196,12 @@ class LocalLaunch {
       failed_ = LaunchClock::now();
       const bool killed = WIFSIGNALED(status);
       status_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      complain(killed ? fmt::format("tandem: launch: rank {} (process {}) was ended by signal {}, "
-                                    "{}",
-                                    index, rank.pid, WTERMSIG(status), strsignal(WTERMSIG(status)))
-                      : fmt::format("tandem: launch: rank {} (process {}) ended with exit status {}",
-                                    index, rank.pid, status_));
+      complain(killed
+                   ? fmt::format("tandem: launch: rank {} (process {}) was ended by signal {}, "
+                                 "{}",
+                                 index, rank.pid, WTERMSIG(status), strsignal(WTERMSIG(status)))
+                   : fmt::format("tandem: launch: rank {} (process {}) ended with exit status {}",
+                                 index, rank.pid, status_));
     }
   }
 

@@ -48,6 +48,24 @@ TEST(ParallelDims, MicrobatchesHaveTheSamplesOfAllReplicas) {
   EXPECT_THAT(samples, ::testing::ElementsAre(0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11));
 }
 
+TEST(ParallelDims, MembersAreTheRanksOfAGroupByIndex) {
+  std::vector<ParallelDims> all = all_dims();
+  all.emplace_back(2, 4, 2, 3);
+  for (const ParallelDims& dims : all) {
+    for (const Axes axes : {kTp, kDp, kPp, kExperts, kExpertDp, Axes{}}) {
+      for (int rank = 0; rank < dims.ranks(); ++rank) {
+        const std::vector<int> members = dims.members(axes, rank);
+        ASSERT_EQ(int(members.size()), dims.size(axes)) << dims.describe();
+        EXPECT_EQ(members[size_t(dims.index(axes, rank))], rank);
+        for (size_t i = 0; i < members.size(); ++i) {
+          EXPECT_EQ(dims.group(axes, members[i]), dims.group(axes, rank)) << dims.describe();
+          EXPECT_EQ(dims.index(axes, members[i]), int(i));
+        }
+      }
+    }
+  }
+}
+
 // Ranks of a group have the same group number and the indices 0 … size - 1 in rank order.
 TEST(ParallelDims, GroupsOfEachAxisPartitionTheWorld) {
   for (const ParallelDims& dims : all_dims()) {

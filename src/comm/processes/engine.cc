@@ -81,6 +81,7 @@ uint64_t Engine::begin_run() {
   }
   ++run_;
   groups_.clear();
+  kept_.clear();
   running_ = true;
   failed_ = false;
   aborts_.erase(aborts_.begin(), aborts_.lower_bound(run_));
@@ -260,7 +261,9 @@ bool Engine::await(const control::StoreClient::Pending& reply,
   }
   struct Receiving {
     Engine& engine;
-    explicit Receiving(Engine& of) : engine(of) { engine.event_fd_.heed(engine.store_->fd(), false); }
+    explicit Receiving(Engine& of) : engine(of) {
+      engine.event_fd_.heed(engine.store_->fd(), false);
+    }
     ~Receiving() {
       engine.caller_receives_ = false;
       if (!engine.store_gone_) engine.event_fd_.heed(engine.store_->fd(), true);
@@ -272,8 +275,13 @@ bool Engine::await(const control::StoreClient::Pending& reply,
 bool Engine::receive_until(const control::StoreClient::Reply& reply,
                            FutexWaiter::Clock::time_point deadline) {
   while (true) {
-    const bool alive =
-        store_->receive([this](const control::Event& event) { on_event(event); }, &reply);
+    bool alive = false;
+    {
+      // The communication thread does not receive once this was locked: it could take the reply,
+      // and nothing would end the wait below.
+      const std::lock_guard lock(receiving_);
+      alive = store_->receive([this](const control::Event& event) { on_event(event); });
+    }
     ring(rank_);
     if (reply.here) return true;
     if (!alive) note_store_gone();

@@ -88,6 +88,11 @@ class Engine final : TransportSink {
 
   void add_buffer(uint64_t communicator, uint64_t buffer, std::shared_ptr<LocalBuffer> memory);
   void remove_buffer(uint64_t communicator, uint64_t buffer);
+  /// Keeps memory open until the next run, for ranks of this host that map it later.
+  void keep(std::shared_ptr<SharedMemory> memory) {
+    std::lock_guard lock(mutex_);
+    kept_.push_back(std::move(memory));
+  }
 
   /// Sends to a rank that was learnt.
   void post(int world_rank, std::unique_ptr<Outgoing> message);
@@ -166,6 +171,7 @@ class Engine final : TransportSink {
   bool run_call();
   bool take_posted();
   bool take_from_store();
+  bool receive_from_store();
   /// Receives from the store on the caller's thread until the reply is there; otherwise as await.
   bool receive_until(const control::StoreClient::Reply& reply,
                      FutexWaiter::Clock::time_point deadline);
@@ -202,6 +208,7 @@ class Engine final : TransportSink {
   std::function<void()> call_;  // requested, not begun
   bool calling_ = false;        // begun or requested
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
+  std::vector<std::shared_ptr<SharedMemory>> kept_;
   std::unordered_set<uint64_t> early_closed_;         ///< groups whose workspace is gone
   std::unordered_map<uint64_t, std::string> groups_;  ///< names, by id
   std::map<uint64_t, AbortNotice> aborts_;
@@ -221,6 +228,7 @@ class Engine final : TransportSink {
   std::map<int, FutexWaiter::Clock::time_point> lost_connections_;
   FutexWaiter::Clock::time_point renewed_{};
   std::atomic<bool> store_gone_{false};
+  std::mutex receiving_;  ///< held to receive from the store
   std::atomic<bool> caller_receives_{false};  ///< a thread in `await`, from the store
   const ProcessMark process_;
   std::thread thread_;

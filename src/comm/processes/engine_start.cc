@@ -69,7 +69,9 @@ void Engine::await_at_start(std::string_view what, const control::StoreClient::P
       throw Aborted(value_of<int32_t>(event.value),
                     std::string(control::text_of(std::span(event.value).subspan(4))));
     }
-    if (event.change != control::Change::lost && event.change != control::Change::expired) return;
+    if (event.change != control::Change::lost && event.change != control::Change::expired) {
+      return on_event(event);  // of a rank that has started already
+    }
     const int rank = std::atoi(event.key.c_str() + event.key.find('/') + 1);
     throw Aborted(rank, fmt::format("rank {} ended without a word", rank));
   };

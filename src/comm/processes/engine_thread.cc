@@ -48,6 +48,7 @@ void Engine::start_and_serve(const Start& start) {
 
 void Engine::serve() {
   block_sigpipe();
+  receive_from_store();  // what has arrived during the start
   while (true) {
     bool moved = take_posted();
     moved |= transport_->progress();
@@ -94,7 +95,12 @@ bool Engine::run_call() {
 }
 
 bool Engine::take_from_store() {
-  if (!event_fd_.take_added() || store_gone_) return false;
+  return event_fd_.take_added() && receive_from_store();
+}
+
+bool Engine::receive_from_store() {
+  const std::lock_guard lock(receiving_);
+  if (store_gone_ || caller_receives_) return false;
   if (!store_->receive([this](const control::Event& event) { on_event(event); })) {
     note_store_gone();
   }
@@ -179,9 +185,9 @@ void Engine::say_goodbye() {
     }
   }
   store_->leave();
-  if (!all_left()) return;
+  if (!others->here) return;
   transport_->close();
-  if (!failed) bootstrap_->end();
+  bootstrap_->end();
 }
 
 }  // namespace tandem::processes

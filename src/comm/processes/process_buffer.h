@@ -48,6 +48,7 @@ class ProcessBuffer final : public SymmetricBuffer {
     return reinterpret_cast<uint64_t*>(bases_[size_t(rank)])[index];
   }
   uint64_t number() const { return number_; }
+  const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
   /// Prevents further opens; mappings remain valid.
   void seal() { memory_->seal(); }
 

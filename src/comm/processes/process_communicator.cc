@@ -168,7 +168,9 @@ std::shared_ptr<SymmetricBuffer> ProcessCommunicator::do_allocate_workspace(size
     await(number, {"workspace"});
     creates = control::StoreClient::number(*number) == 1;
   }
-  return open_buffer(kWorkspaceBuffer, {bytes, signals}, creates);
+  auto buffer = open_buffer(kWorkspaceBuffer, {bytes, signals}, creates);
+  if (creates) engine_.keep(buffer->memory());
+  return buffer;
 }
 
 template <typename Step>

@@ -1,7 +1,7 @@
 // Rank of a process as a launcher without MPI reports it: the environment variables of torchrun,
-// which `tandem launch` sets, too (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID), or
-// those of srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST,
-// SLURM_JOB_ID, SLURM_STEP_ID).
+// which `tandem launch` sets, too (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT, TORCHELASTIC_RUN_ID), or those of srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS,
+// SLURM_LOCALID, SLURM_STEP_NODELIST, SLURM_JOB_ID, SLURM_STEP_ID).
 //
 // Ranks of several hosts need a secret, in TANDEM_SECRET or in the file TANDEM_SECRET_FILE: neither
 // launcher provides one. srun forwards the environment (`TANDEM_SECRET=$(openssl rand -hex 32) srun

@@ -78,7 +78,8 @@ void StoreServer::serve() {
     }
     const auto now = Clock::now();
     const bool tick_is_due = now - ticked > std::chrono::milliseconds(kTickMs);
-    if (strangers || tick_is_due) let_in();  // also without events: silent peers are dropped
+    // Also without events: silent peers are dropped.
+    if (joined_ < int(clients_.size()) && (strangers || tick_is_due)) let_in();
     if (tick_is_due) {
       state_.expire(now);
       ticked = now;
@@ -112,6 +113,7 @@ void StoreServer::let_in() {
     if (state != State::absent) return Verdict::taken;
     state = State::here;
     ++here_;
+    ++joined_;
     return Verdict::admitted;
   };
   for (auto& [connection, rank] : admission_.serve(check)) {
@@ -121,6 +123,7 @@ void StoreServer::let_in() {
       end_client(rank, true);
     }
   }
+  if (joined_ == int(clients_.size())) admission_.close();
 }
 
 void StoreServer::serve_client(int rank) {

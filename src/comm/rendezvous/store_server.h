@@ -1,6 +1,7 @@
 // Rendezvous store: a thread that admits the clients of a world, one for each rank, and serves
 // their requests (store_protocol.h). It waits for no single connection, in the handshake or later,
-// and listens as long as it lives: a connection of a stranger costs it what Admission says.
+// and listens until all clients have come: until then a connection of a stranger costs it what
+// Admission says.
 #pragma once
 
 #include <atomic>
@@ -43,7 +44,7 @@ class StoreServer {
   Admission admission_;
   std::vector<Client> clients_;
   StoreState state_;
-  int here_ = 0;
+  int here_ = 0, joined_ = 0;
   bool reported_ = false;  ///< that a rank could not be let in
   std::atomic<bool> ending_ = false;
   const ProcessMark process_;

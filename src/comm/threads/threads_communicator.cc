@@ -36,6 +36,8 @@ class ThreadsBuffer final : public SymmetricBuffer {
   bool direct_;
 };
 
+constexpr int kSmallGroup = 64;
+
 const std::shared_ptr<Segments>& get_segments(const SymmetricBuffer& buffer) {
   return static_cast<const ThreadsBuffer&>(buffer).segments();
 }
@@ -54,6 +56,8 @@ ThreadsCommunicator::ThreadsCommunicator(std::shared_ptr<Group> group, int rank,
       link_(group_->world->link_of(group_->world_ranks[size_t(rank)])) {
   // Bytes that bypass an emulated link must not arrive.
   start(link_ ? Reach::addresses_only : Reach::direct);
+  // In small groups errors tell from the first call on which call a late rank is in.
+  if (size_ <= kSmallGroup) make_workspace();
 }
 
 std::byte* ThreadsCommunicator::look_at(const SymmetricBuffer& buffer, int rank) const {
