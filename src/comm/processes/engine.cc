@@ -81,7 +81,7 @@ uint64_t Engine::begin_run() {
   }
   ++run_;
   groups_.clear();
-  kept_.clear();
+  late_memory_.clear();
   running_ = true;
   failed_ = false;
   aborts_.erase(aborts_.begin(), aborts_.lower_bound(run_));

@@ -91,7 +91,7 @@ class Engine final : TransportSink {
   /// Keeps memory open until the next run, for ranks of this host that map it later.
   void keep(std::shared_ptr<SharedMemory> memory) {
     std::lock_guard lock(mutex_);
-    kept_.push_back(std::move(memory));
+    late_memory_.push_back(std::move(memory));
   }
 
   /// Sends to a rank that was learnt.
@@ -208,7 +208,7 @@ class Engine final : TransportSink {
   std::function<void()> call_;  // requested, not begun
   bool calling_ = false;        // begun or requested
   std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<LocalBuffer>> buffers_;
-  std::vector<std::shared_ptr<SharedMemory>> kept_;
+  std::vector<std::shared_ptr<SharedMemory>> late_memory_;
   std::unordered_set<uint64_t> early_closed_;         ///< groups whose workspace is gone
   std::unordered_map<uint64_t, std::string> groups_;  ///< names, by id
   std::map<uint64_t, AbortNotice> aborts_;
@@ -228,7 +228,7 @@ class Engine final : TransportSink {
   std::map<int, FutexWaiter::Clock::time_point> lost_connections_;
   FutexWaiter::Clock::time_point renewed_{};
   std::atomic<bool> store_gone_{false};
-  std::mutex receiving_;  ///< held to receive from the store
+  std::mutex receiving_;                      ///< held to receive from the store
   std::atomic<bool> caller_receives_{false};  ///< a thread in `await`, from the store
   const ProcessMark process_;
   std::thread thread_;

@@ -113,9 +113,9 @@ std::optional<Launch> launched_by_environment() {
     launch.one_host = nodes.find_first_of(",[") == nodes.npos;
     launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
     // Concurrent steps of a job have other ports.
-    const uint64_t job_id = uint64_t(number("SLURM_JOB_ID", 0, 2147483647));
+    const uint64_t id = uint64_t(number("SLURM_JOB_ID", 0, 2147483647));
     const uint64_t step = std::strtoull(text("SLURM_STEP_ID").c_str(), nullptr, 10);
-    launch.port = int(20000 + (job_id + 997 * step) % 20000);
+    launch.port = int(20000 + (id + 997 * step) % 20000);
     launch.port_from = "SLURM_JOB_ID=" + text("SLURM_JOB_ID");
   } else {
     refuse_half("RANK", "WORLD_SIZE");
