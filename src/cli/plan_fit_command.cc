@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/plan_search.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "engine/plan/prediction.h"
@@ -181,6 +182,16 @@ void run_fit(const FitOptions& options) {
   if (options.json != "-") fmt::print("{}", describe(predictions, split));
 }
 
+void require_search(const PlanSearchOptions& search, const FitOptions& options) {
+  if (search.gpus == 0 || search.hardware.empty()) {
+    throw InvalidArgument(fmt::format("{} is missing: tandem plan {} expects --gpus and --hardware",
+                                      search.gpus == 0 ? "--gpus" : "--hardware",
+                                      printable(search.config)));
+  }
+  if (!options.predict.empty() || !options.leave_out.empty())
+    throw InvalidArgument("--predict and --leave-out: expected without a job file");
+}
+
 }  // namespace
 
 void add_plan_fit(CLI::App& plan) {
@@ -197,13 +208,31 @@ void add_plan_fit(CLI::App& plan) {
   add("--where", options->where,
       "Predict only runs with these values, as in group=mosaic-mpt,gpu=H100,gpus<=512");
   add("--fit-where", options->fit_where, "Calibrate only on runs with these values");
-  add("--json", options->json, "Write the results to this file (-: print only them)");
-  plan.callback([&plan, options] {
+  plan.add_option("--json", options->json, "Write the results to this file (-: print only them)");
+  auto search = std::make_shared<PlanSearchOptions>();
+  auto* config = plan.add_option("config", search->config, "Job file (TOML) to find a layout for");
+  plan.add_option("--gpus", search->gpus, "GPUs of the job")
+      ->needs(config)
+      ->check(CLI::Range(1, 1 << 20));
+  plan.add_option("--hardware", search->hardware,
+                  "TOML file: gpu, gpus_per_host, link.host, "
+                  "link.network (GB/s)")
+      ->needs(config);
+  plan.add_option("--out", search->out, "Write the job in its fastest layout to this file")
+      ->needs(config);
+  plan.callback([&plan, options, search] {
     if (!plan.get_subcommands().empty()) return;
+    if (!search->config.empty()) {
+      search->fit = options->fit;
+      search->json = options->json;
+      require_search(*search, *options);
+      plan_layout(*search);
+      return;
+    }
     if (options->fit.empty()) {
       throw InvalidArgument(
-          "tandem plan: expected one of schedule, placements or --fit after it (see tandem plan "
-          "--help)");
+          "tandem plan: expected one of schedule, placements, a job file or --fit after it (see "
+          "tandem plan --help)");
     }
     run_fit(*options);
   });

@@ -153,8 +153,8 @@ expect 2 'dir is missing: What train left' eval
 expect 2 'config is missing: Job file' train
 expect 2 'FILE is missing: trace.json of' trace
 expect 2 'op is missing: What to time' bench
-expect 2 '^tandem: error: tandem plan: expected one of schedule, placements or --fit after it .see tandem plan --help' plan
-expect 2 "unexpected argument 'shedule' .see tandem plan --help" plan shedule
+expect 2 '^tandem: error: tandem plan: expected one of schedule, placements, a job file or --fit after it .see tandem plan --help' plan
+expect 2 '--gpus is missing: tandem plan shedule expects --gpus and --hardware' plan shedule
 expect 2 '--pp is missing: Pipeline ranks .see tandem plan schedule --help' plan schedule
 long=$(printf 'x%.0s' {1..100000})
 expect 2 '^.{1,400}$' "$long"

@@ -6,6 +6,8 @@
 
 namespace tandem::plan {
 
+constexpr double kGiB = 1024.0 * 1024 * 1024;
+
 struct GpuSpec {
   std::string_view name;    ///< beginning of the names it serves
   std::string_view family;  ///< GPUs whose kernels have one efficiency

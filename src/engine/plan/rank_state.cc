@@ -6,8 +6,6 @@
 namespace tandem::plan {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
-
 double replicas(const RunRow& row) {
   return row.dp * row.cp;
 }

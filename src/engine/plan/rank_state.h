@@ -1,6 +1,7 @@
 // Memory of a rank of a run: layers, weights, saved activations and their peak.
 #pragma once
 
+#include "engine/plan/gpu_spec.h"
 #include "engine/plan/run_rows.h"
 
 namespace tandem::plan {

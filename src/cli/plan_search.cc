@@ -1,0 +1,143 @@
+#include "cli/plan_search.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "core/output.h"
+#include "core/printable.h"
+#include "engine/config/config.h"
+#include "engine/plan/hardware_file.h"
+#include "engine/plan/layout_search.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using plan::Layout;
+
+constexpr size_t kShown = 8, kMaxTried = 1000;
+
+plan::FactorsOf prior_factors() {
+  return [](const plan::RunRow&) {
+    plan::Factors factors;
+    for (size_t term = 0; term < plan::kTerms; ++term)
+      factors[term] = plan::term_priors()[term].mean;
+    return factors;
+  };
+}
+
+/// Factors of the fit to a file's runs of this kind of GPU.
+plan::FactorsOf fitted_factors(const std::string& path, const TrainConfig& base,
+                               const plan::GpuSpec& gpu) {
+  plan::RunRow row;
+  row.id = "job";
+  row.gpu = gpu.name;
+  row.precision = "bf16";
+  row.experts = double(base.model.experts);
+  const plan::RunRow* predicted = &row;
+  std::vector<plan::RunRow> rows = plan::read_rows(path);
+  std::erase_if(rows, [](const plan::RunRow& run) { return !plan::find_gpu(run.gpu); });
+  const plan::Factors factors =
+      plan::Calibration(rows, {&predicted, 1}).fit_of(row).factors(row, gpu);
+  return [factors](const plan::RunRow&) { return factors; };
+}
+
+/// First layout that the engine can run, moved to the front; nothing if there is none.
+std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::LayoutSearch& search,
+                                           std::string& reason) {
+  for (size_t i = 0; i < std::min(search.fitting.size(), kMaxTried); ++i) {
+    try {
+      TrainConfig config = plan::config_in_layout(base, search.fitting[i]);
+      search.fitting.erase(search.fitting.begin(), search.fitting.begin() + std::ptrdiff_t(i));
+      return config;
+    } catch (const ConfigError& error) {
+      if (reason.empty()) reason = error.what();
+    }
+  }
+  return std::nullopt;
+}
+
+std::string layout_text(const plan::RunRow& row) {
+  return fmt::format("{:g} | {:g} | {:g} | {:g} | {:g} | {:g} | {:g} | {}", row.tp, row.pp, row.vpp,
+                     row.ep, row.dp, row.mbs, row.grad_accum, row.recompute);
+}
+
+std::string table(const std::vector<Layout>& layouts, const Layout& best) {
+  std::string text =
+      "| tp | pp | stages per rank | ep | dp | microbatch | microbatches | recompute | step, s | "
+      "memory, GiB | slower by |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+  for (const Layout& layout : layouts) {
+    text += fmt::format("| {} | {:.4g} | {:.1f} | {} |\n", layout_text(layout.row),
+                        layout.time.total, layout.memory_gib, plan::reasons_to_lose(layout, best));
+  }
+  return text;
+}
+
+Json to_json(const Layout& layout, const Layout& best) {
+  const plan::RunRow& row = layout.row;
+  return {{"tp", row.tp},
+          {"pp", row.pp},
+          {"virtual_stages", row.vpp},
+          {"ep", row.ep},
+          {"dp", row.dp},
+          {"microbatch", row.mbs},
+          {"microbatches", row.grad_accum},
+          {"recompute", row.recompute},
+          {"predicted_s", layout.time.total},
+          {"predicted_memory_gib", layout.memory_gib},
+          {"slower_by", plan::reasons_to_lose(layout, best)}};
+}
+
+Json to_json(const std::vector<Layout>& layouts, const Layout& best) {
+  Json json = Json::array();
+  for (const Layout& layout : layouts) json.push_back(to_json(layout, best));
+  return json;
+}
+
+std::vector<Layout> first(const std::vector<Layout>& layouts) {
+  return {layouts.begin(), layouts.begin() + std::ptrdiff_t(std::min(layouts.size(), kShown))};
+}
+
+}  // namespace
+
+void plan_layout(const PlanSearchOptions& options) {
+  const TrainConfig base = load_config(options.config, {});
+  const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
+  plan::LayoutSearch search = plan::search_layouts(
+      base, options.gpus, gpu,
+      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu));
+  if (search.fitting.empty()) {
+    const Layout& smallest = search.smallest;
+    throw InvalidArgument(fmt::format(
+        "{}: no layout fits {:g} GPUs: the smallest needs {:.1f} GiB a rank (tp {:g}, pp {:g}), "
+        "expected at most 92 % of {:.1f}",
+        printable(options.config), options.gpus, smallest.memory_gib, smallest.row.tp,
+        smallest.row.pp, gpu.memory_bytes / plan::kGiB));
+  }
+  std::string reason;
+  const auto config = runnable_config(base, search, reason);
+  if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
+  const Layout& best = search.fitting.front();
+  const auto fastest = first(search.fitting), front = plan::pareto_front(search.fitting);
+  if (!options.out.empty()) write_output(options.out, to_toml(*config));
+  if (!options.json.empty()) {
+    const Json json{{"considered", search.considered},
+                    {"fitting", search.fitting.size()},
+                    {"best", to_json(best, best)},
+                    {"fastest", to_json(fastest, best)},
+                    {"pareto", to_json(front, best)}};
+    const std::string text = json.dump(1) + "\n";
+    options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
+  }
+  if (options.json == "-") return;
+  fmt::print("{} layouts, {} fit; the fastest:\n\n{}\nBest in step time or memory:\n\n{}",
+             search.considered, search.fitting.size(), table(fastest, best), table(front, best));
+  if (!options.out.empty()) fmt::print("\nWrote {}\n", single_line(options.out));
+}
+
+}  // namespace tandem::cli

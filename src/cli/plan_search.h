@@ -1,0 +1,19 @@
+// `tandem plan CONFIG`: the fastest layout of a job on given GPUs.
+#pragma once
+
+#include <string>
+
+namespace tandem::cli {
+
+struct PlanSearchOptions {
+  std::string config, hardware, out;
+  double gpus = 0;
+  std::string fit;   ///< CSV file of runs that the step cost is calibrated on; empty: priors
+  std::string json;  ///< file, "-" or empty
+};
+
+/// Searches, prints the layouts that are best in time or memory, and writes a job file. Throws
+/// InvalidArgument if nothing fits.
+void plan_layout(const PlanSearchOptions& options);
+
+}  // namespace tandem::cli
