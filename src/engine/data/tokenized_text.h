@@ -54,7 +54,8 @@ class TokenizedText : public TokenSource {
   std::vector<uint64_t> hashes_;    ///< of the files in the stream
 };
 
-/// Bytes of the first block of `text`: all of it if `is_end`, the end of its file, and short.
+/// Bytes of the first block of `text`, which holds more than 64 KiB unless it `is_end`, the end of
+/// its file.
 size_t text_block(std::string_view text, bool is_end);
 
 }  // namespace tandem
