@@ -72,6 +72,12 @@ TEST(TokenizedText, AnyRangeIsThatOfTheWholeStream) {
   source.read(0, all);
   EXPECT_EQ(all[0], tokenizer->separator());
   EXPECT_EQ(std::ranges::count(all, tokenizer->separator()), 2);
+  const std::span<const int64_t> begins = source.document_begins();
+  ASSERT_EQ(begins.size(), 3u);
+  EXPECT_EQ(begins[0], 0);
+  EXPECT_EQ(all[size_t(begins[1])], tokenizer->separator());
+  EXPECT_EQ(begins[2], source.tokens());
+  EXPECT_EQ(source.start_token(), tokenizer->separator());
   EXPECT_EQ(tokenizer->decode(all, true), make_text(1, 200'000) + "a short one");
   std::vector<int32_t> short_one;
   tokenizer->append("a short one", short_one);

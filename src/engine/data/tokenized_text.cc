@@ -79,6 +79,10 @@ void TokenizedText::index(uint32_t file, SharedWork& work) {
     const Block block{offset, uint32_t(size), file};
     tokens.clear();
     tokenize(block, {text.data(), size}, tokens);
+    if (offset == 0) {
+      document_begins_.push_back(starts_.back());
+      start_token_ = tokens[0];
+    }
     blocks_.push_back(block);
     starts_.push_back(starts_.back() + int64_t(tokens.size()));
     work.advance(int64_t(size));
@@ -93,6 +97,7 @@ void TokenizedText::tokenize(const Block& block, std::string_view text,
 }
 
 void TokenizedText::finish() {
+  document_begins_.push_back(tokens());
   fingerprint_ = content_hash(tokenizer_->name() + content_hash(std::as_bytes(std::span(hashes_))));
 }
 

@@ -31,6 +31,9 @@ class TokenizedText : public TokenSource {
   int64_t tokens() const override { return starts_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override;
   void verify(Communicator* world = nullptr) const override;
+  /// Those of the files.
+  std::span<const int64_t> document_begins() const override { return document_begins_; }
+  int32_t start_token() const override { return start_token_; }
   std::string format() const override { return "text"; }
   std::string describe() const override;
   std::string identity() const override;
@@ -50,8 +53,10 @@ class TokenizedText : public TokenSource {
   Files files_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::vector<Block> blocks_;
-  std::vector<int64_t> starts_{0};  ///< position of each block in the stream, then the total
-  std::vector<uint64_t> hashes_;    ///< of the files in the stream
+  std::vector<int64_t> starts_{0};        ///< position of each block in the stream, then the total
+  std::vector<int64_t> document_begins_;  ///< then the total
+  int32_t start_token_ = -1;
+  std::vector<uint64_t> hashes_;  ///< of the files in the stream
 };
 
 /// Bytes of the first block of `text`, which holds more than 64 KiB unless it `is_end`, the end of
