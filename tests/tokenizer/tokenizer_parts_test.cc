@@ -201,7 +201,10 @@ TEST(Normalization, ComposesAndReorders) {
       {"\u1e9b\u0323", "\u1e9b\u0323"},
       {"\U0001d15e", "\U0001d157\U0001d165"},
       {"\uf900", "豈"},
-      {"e\u0334\u0301", "\u00e9\u0334"}};
+      {"e\u0334\u0301", "\u00e9\u0334"},
+      {"a\u0305\u0301", "a\u0305\u0301"},  // the first mark blocks the second
+      {"\u09c7\u09be", "\u09cb"},
+      {"\u09c7\u0301\u09be", "\u09c7\u0301\u09be"}};
   for (const auto& [text, composed] : cases) EXPECT_EQ(unicode::to_nfc(text), composed);
   const std::string damaged = "e\u0301\xff\xe2\x82";
   EXPECT_EQ(unicode::to_nfc(damaged), "é\xff\xe2\x82");
