@@ -113,8 +113,8 @@ TEST(TrainCodec, RunContinuesWithAnotherLayoutOrCodec) {
   EXPECT_THAT(go_on("run", {2, 2}, codec, 4), Not(HasSubstr("residuals")));
   EXPECT_THAT(go_on("run", {2, 2}, codec, 6), Not(HasSubstr("residuals")));
   EXPECT_THAT(go_on("run", {1, 2}, codec, 8),
-              HasSubstr("residuals of error feedback are of tp 2 dp 2 ep 1 with buckets of 4 MiB, "
-                        "this run is tp 1 dp 2 ep 1 with buckets of 4 MiB: they start at zero"));
+              HasSubstr("residuals of error feedback are of tp 2 dp 2 ep 1 with buckets of 1 MiB, "
+                        "this run is tp 1 dp 2 ep 1 with buckets of 1 MiB: they start at zero"));
   EXPECT_THAT(go_on("run", {1, 4}, codec, 10), HasSubstr("start at zero"));
   EXPECT_THAT(go_on("run", {1, 4}, "none", 12), HasSubstr("are not used"));
   EXPECT_THAT(go_on("run", {2, 2}, codec, 14), HasSubstr("holds no residuals"));
