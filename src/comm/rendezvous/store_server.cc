@@ -16,7 +16,8 @@ namespace tandem::control {
 namespace {
 
 constexpr uint64_t kAdmission = ~uint64_t{0}, kStop = kAdmission - 1;
-constexpr auto kStoreGrace = std::chrono::seconds(3);
+// Time for clients to leave; more while the world is formed, as ranks start at different times.
+constexpr auto kStoreGrace = std::chrono::seconds(1), kStartGrace = std::chrono::seconds(3);
 constexpr int kTickMs = 500, kLastTickMs = 20;
 
 }  // namespace
@@ -61,7 +62,8 @@ void StoreServer::serve() {
   for (;;) {
     if (ending_) {
       ending_since = std::min(ending_since, Clock::now());
-      if (here_ == 0 || Clock::now() - ending_since > kStoreGrace) return;
+      const auto grace = joined_ == int(clients_.size()) ? kStoreGrace : kStartGrace;
+      if (here_ == 0 || Clock::now() - ending_since > grace) return;
     }
     const int tick = ending_ ? kLastTickMs : kTickMs;
     const int count = epoll_wait(epoll_.fd(), events.data(), int(events.size()), tick);
