@@ -142,7 +142,7 @@ TEST_P(GpuTransformer, DocumentsMatchCpuRanksInF32) {
   const Step expected = run_on_threads(1, config, options, starts),
              found = on_gpus(config, options, starts), whole = on_gpus(config, options);
   EXPECT_NEAR(found.loss, expected.loss, 2e-6 * expected.loss);
-  EXPECT_GT(std::abs(whole.loss - expected.loss), 1e-3 * expected.loss);
+  EXPECT_GT(difference(whole.gradients, expected.gradients), 1e-2);
   for (const auto& [name, values] : expected.gradients) {
     EXPECT_LE(difference({{name, found.gradients.at(name)}}, {{name, values}}), 2e-5) << name;
   }

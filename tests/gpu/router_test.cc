@@ -158,9 +158,9 @@ TEST_P(RouterKernels, LoadMatchesTheCpu) {
         add_aux_losses(exec, loss, loads(found), total.view(DType::u8, {8}));
       }
       const double right = *reinterpret_cast<double*>(expected_total.data());
-      // The loss weights a row's probabilities with coefficient x experts / rows altogether, and a
-      // GPU rounds them by up to 2^-29.
-      const double rounded = 2 * 2 * loss.coefficient * double(r.experts) * std::ldexp(1, -29);
+      // The loss weights a row's probabilities with coefficient x experts / rows altogether, and
+      // both round them by up to 2^-29.
+      const double rounded = 2 * 2 * loss.coefficient * double(r.experts) * std::ldexp(1, -28);
       EXPECT_NEAR(to_host<double>(exec, total.view(DType::u8, {8}))[0], right,
                   3e-7 * right + rounded)
           << r.experts << " experts, " << r.rows << " rows";
