@@ -140,8 +140,7 @@ inline Step run_on(const RunRanks& run, const ModelConfig& config,
   return all;
 }
 
-inline Step run_on_threads(int ranks, const ModelConfig& config,
-                           const TransformerOptions& options,
+inline Step run_on_threads(int ranks, const ModelConfig& config, const TransformerOptions& options,
                            const std::vector<int32_t>& starts = {}) {
   WorldOptions world;
   world.ranks = ranks;

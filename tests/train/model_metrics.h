@@ -1,4 +1,5 @@
-// Entries of OUT/metrics.jsonl about the model: those that do not depend on timing or on the layout.
+// Entries of OUT/metrics.jsonl about the model: those that do not depend on timing or on the
+// layout.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -88,11 +88,16 @@ uint64_t sample_hash(int64_t sample, std::span<const int32_t> tokens,
 }
 
 std::string to_ledger_line(int64_t number, const LedgerStart& start) {
-  ordered_json line{{"line", number},     {"record", "start"},
-                    {"step", start.step}, {"next_sample", start.next_sample},
-                    {"data", start.data}, {"windows", start.windows},
-                    {"seq", start.seq},   {"seed", start.seed},
-                    {"dp", start.dp},     {"microbatch", start.microbatch},
+  ordered_json line{{"line", number},
+                    {"record", "start"},
+                    {"step", start.step},
+                    {"next_sample", start.next_sample},
+                    {"data", start.data},
+                    {"windows", start.windows},
+                    {"seq", start.seq},
+                    {"seed", start.seed},
+                    {"dp", start.dp},
+                    {"microbatch", start.microbatch},
                     {"replicas", start.replicas}};
   for (const SampledSource& source : start.sources) {
     line["sources"].push_back({{"weight", source.weight}, {"windows", source.windows}});

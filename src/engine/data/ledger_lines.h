@@ -24,7 +24,7 @@ struct LedgerStart {
   int64_t windows = 0;      ///< samples of an epoch
   int64_t seq = 0, seed = 0;
   int64_t dp = 1, microbatch = 1;
-  int64_t replicas = 1;  ///< dp in files of earlier versions
+  int64_t replicas = 1;                     ///< dp in files of earlier versions
   std::vector<SampledSource> sources = {};  ///< of a blend; else empty
   bool operator==(const LedgerStart&) const = default;
 };

@@ -98,8 +98,8 @@ struct MicrobatchState {
   Upload token_upload, target_upload;
   std::optional<Activation> document_starts;  ///< i32 [1, tokens]
   std::optional<Upload> document_upload;
-  bool is_filled = false;                     ///< by a forward pass
-  bool has_weight_pass = false;               ///< backward_input was run, backward_weight was not
+  bool is_filled = false;           ///< by a forward pass
+  bool has_weight_pass = false;     ///< backward_input was run, backward_weight was not
   bool has_embedding_pass = false;  ///< a backward pass was run, backward_embedding was not
   std::vector<Tensor> residuals;    ///< before each branch, and after the last
   std::vector<BranchActivations> branches;

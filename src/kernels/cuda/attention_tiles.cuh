@@ -32,7 +32,7 @@ struct Params {
   Rows<T> out;         // written by the forward pass
   Rows<const T> dout;  // this and the rest: backward pass only
   Rows<T> dq, dk, dv;
-  // Of kernels with a mask:
+  // Kernels with a mask:
   int window;                      // keys that a query reads, its own included; 0: all
   const int32_t* document_starts;  // [sequences, seq], positions, or nullptr
 };
