@@ -55,7 +55,7 @@ void receive(std::span<const uint8_t> bytes, size_t step) {
     inbox.append(std::as_bytes(bytes.subspan(at, std::min(step, bytes.size() - at))));
     Message message;
     while (inbox.take(message)) {
-      REQUIRE(uint32_t(message.header.kind) <= uint32_t(Kind::bye));
+      REQUIRE(uint32_t(message.header.kind) <= uint32_t(kLastKind));
       REQUIRE(message.payload.size() ==
               size_t(message.header.name_bytes) + message.header.blob_bytes);
       taken += sizeof message.header + message.payload.size();

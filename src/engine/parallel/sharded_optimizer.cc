@@ -134,10 +134,12 @@ void ShardedOptimizer::Group::update(
   if (replicates_state) return weight_sync.begin([](int) {}, update);
   if (!copy_sync) return weight_sync.begin(update);
   copy_sync->begin([](int) {});
-  weight_sync.begin([this, update](int bucket) {
-    copy_sync->await(buckets.bucket(bucket));
-    update(bucket);
-  });
+  weight_sync.begin(
+      [this, update](int bucket) {
+        copy_sync->await(buckets.bucket(bucket));
+        update(bucket);
+      },
+      {}, [this](int bucket) { return copy_sync->has(buckets.bucket(bucket)); });
 }
 
 void ShardedOptimizer::Group::find_directions(const AdamStep& step) {

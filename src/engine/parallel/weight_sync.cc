@@ -105,9 +105,11 @@ void WeightSync::add_differences(int owner, int bucket) {
 }
 
 void WeightSync::begin(std::function<void(int bucket)> update,
-                       std::function<void(int bucket)> gathered) {
+                       std::function<void(int bucket)> gathered,
+                       std::function<bool(int bucket)> is_ready) {
   update_ = std::move(update);
   gathered_ = std::move(gathered);
+  is_ready_ = std::move(is_ready);
   sent_ = received_ = updated_shards_ = 0;
   awaited_ = -1;
   if (!exec_.on_gpu()) return progress();
@@ -131,7 +133,8 @@ void WeightSync::progress() {
     return;
   }
   while (true) {
-    if (sent_ < std::min(buckets_.count(), received_ + ring_.window()) && ring_.has_room(sent_)) {
+    if (sent_ < std::min(buckets_.count(), received_ + ring_.window()) && ring_.has_room(sent_) &&
+        can_update(sent_)) {
       send(sent_++);
     } else if (received_ < sent_ && ring_.has_arrived(received_)) {
       receive_next();
@@ -139,6 +142,12 @@ void WeightSync::progress() {
       return;
     }
   }
+}
+
+/// Whether `update` waits for no other rank: one that has awaited less may have left to wait for
+/// this rank.
+bool WeightSync::can_update(int index) const {
+  return index < updated_shards_ || !is_ready_ || is_ready_(bucket_at(index));
 }
 
 /// No-op if it is done.
@@ -228,6 +237,10 @@ void WeightSync::await_local() {
   }
   progress();  // the first messages leave meanwhile
   for (int index = updated_shards_; index < buckets_.count(); ++index) update(index);
+}
+
+bool WeightSync::has(FlatRange range) const {
+  return received_ > bucket_at(buckets_.at(range.end() - 1));
 }
 
 void WeightSync::await(FlatRange range) {

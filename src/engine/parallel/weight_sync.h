@@ -42,12 +42,16 @@ class WeightSync {
 
   /// Begins a step: `update(bucket)` is called for every bucket, in the order of use, before this
   /// rank's shard of it is sent; it writes the working copy, too, unless ranks send differences.
-  /// `gathered(bucket)` is called when all shards of a bucket are here. Sends as many buckets as
-  /// fit into the ring.
-  void begin(std::function<void(int bucket)> update, std::function<void(int bucket)> gathered = {});
+  /// `gathered(bucket)` is called when all shards of a bucket are here. CPU ranks send ahead as
+  /// many buckets as fit into the ring, but only those whose update would not wait for other ranks,
+  /// as `is_ready(bucket)` says.
+  void begin(std::function<void(int bucket)> update, std::function<void(int bucket)> gathered = {},
+             std::function<bool(int bucket)> is_ready = {});
   /// Blocks until the range's weights are those of all owners. Waits form no cycle if all ranks
   /// await the same ranges in the same order.
   void await(FlatRange range);
+  /// CPU ranks: whether `await` would not wait.
+  bool has(FlatRange range) const;
   /// CPU ranks: sends and receives what is possible without waiting.
   void progress();
   /// Returns once this rank's shards are updated. With differences or `gathered`, and on GPUs, as
@@ -65,6 +69,7 @@ class WeightSync {
  private:
   /// Bucket 0 is at the end of the array, which is used last.
   int bucket_at(int index) const { return buckets_.count() - 1 - index; }
+  bool can_update(int index) const;
   void update(int index);
   void send(int index);
   void receive_next();
@@ -98,6 +103,7 @@ class WeightSync {
   MessageRing ring_;
   std::vector<float> decoded_;  // one shard's differences
   std::function<void(int bucket)> update_, gathered_;
+  std::function<bool(int bucket)> is_ready_;
   std::vector<Fence> updated_;  // by bucket of the step, on a GPU
   int awaited_;                 // last bucket that the forward pass waits for
   int updated_shards_;          // of this step's buckets, in the order of use
