@@ -53,7 +53,7 @@ std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& t
   const TextTokenizer& tokenizer = *stored.tokenizer;
   const bool begins =
       tokenizer.adds_before() || text.empty() || path_exists(stored.directory + "/state.json");
-  begins ? tokenizer.append(text, tokens) : tokenizer.append_more(text, tokens);
+  begins ? tokenizer.append(text, tokens) : tokenizer.append_text(text, tokens);
   return tokens;
 }
 
@@ -303,11 +303,11 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
                     "With --codec: a prompt's forms without it are measured, too, and the fastest "
-                    "is taken; the bytes after it travel as --codec says");
+                    "is taken; the tokens after it travel as --codec says");
   command
       ->add_option("--prefill", arguments->prefill,
                    "How the prompt runs: iso: in two chunks, one computed while the other's sums "
-                   "travel (automatic: measured for prompts of 32 bytes or more)")
+                   "travel (automatic: measured for prompts of 32 tokens or more)")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
       ->capture_default_str();
   command->footer(

@@ -33,6 +33,8 @@ using control::Connection;
 
 /// After a rank has failed: until the others are asked to end, and until they are killed.
 constexpr auto kAskAfter = std::chrono::seconds(5), kKillAfter = std::chrono::seconds(15);
+constexpr auto kDrain = std::chrono::seconds(2);  ///< for output after the last rank's end
+constexpr size_t kMaxLine = size_t{64} << 10;     ///< longer ones are printed in parts
 constexpr int kPort = 29500;  ///< part of a name only: no port is open
 
 struct RankProcess {
@@ -53,7 +55,7 @@ class LocalLaunch {
     run_id_ = std::string(kLauncherRunId) + control::hex_of(control::random_digest());
     launch_.world = store_world("torchrun " + run_id_);
     sigemptyset(&watched_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&watched_, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&watched_, signal);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
   }
@@ -76,8 +78,11 @@ class LocalLaunch {
       store.emplace(std::move(listener), control::credentials_of({}, launch_.world),
                     int(ranks_.size()));
     }
-    while (std::any_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
-      return rank.running || rank.output[0].open() || rank.output[1].open();
+    while (std::ranges::any_of(ranks_, &RankProcess::running)) serve();
+    // Processes that a rank has left may keep its output open.
+    const auto end = LaunchClock::now() + kDrain;
+    while (LaunchClock::now() < end && std::ranges::any_of(ranks_, [](const RankProcess& rank) {
+      return rank.output[0].open() || rank.output[1].open();
     })) {
       serve();
     }
@@ -101,6 +106,7 @@ class LocalLaunch {
       fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
     }
     if (rank.pid < 0) throw Unsupported(fmt::format("rank {}: fork: {}", index, strerror(errno)));
+    setpgid(rank.pid, rank.pid);
     rank.running = true;
     int error = 0;
     if (read(failure.fd(), &error, sizeof error) != ssize_t(sizeof error)) return;
@@ -112,6 +118,7 @@ class LocalLaunch {
   [[noreturn]] void become(int index, int output, int errors, int failure, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
+    setpgid(0, 0);  // signals reach what the command starts, too
     sigprocmask(SIG_SETMASK, &before_, nullptr);
     dup2(output, STDOUT_FILENO);
     dup2(errors, STDERR_FILENO);
@@ -125,7 +132,10 @@ class LocalLaunch {
                                       {"TORCHELASTIC_RUN_ID", run_id_}}) {
       setenv(name, value.c_str(), 1);
     }
-    unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+    // The launcher's store has a secret of its own.
+    for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TANDEM_SECRET", "TANDEM_SECRET_FILE"}) {
+      unsetenv(name);
+    }
     std::vector<char*> words;
     for (const std::string& word : command_) words.push_back(const_cast<char*>(word.c_str()));
     words.push_back(nullptr);
@@ -140,7 +150,8 @@ class LocalLaunch {
     for (const RankProcess& rank : ranks_) {
       for (const Connection& output : rank.output) waiting.push_back({output.fd(), POLLIN, 0});
     }
-    poll(waiting.data(), waiting.size(), failed_ ? 200 : -1);
+    const bool waits = !failed_ && std::ranges::any_of(ranks_, &RankProcess::running);
+    poll(waiting.data(), waiting.size(), waits ? -1 : 200);
     for (size_t i = 1; i < waiting.size(); ++i) {
       if (waiting[i].revents != 0) pass_on((i - 1) / 2, int((i - 1) % 2));
     }
@@ -157,7 +168,7 @@ class LocalLaunch {
 
   void send_signal(int signal) const {
     for (const RankProcess& rank : ranks_) {
-      if (rank.running) kill(rank.pid, signal);
+      if (rank.running) kill(-rank.pid, signal);
     }
   }
 
@@ -177,6 +188,9 @@ class LocalLaunch {
     for (size_t end; (end = line.find_first_of("\n\r")) != line.npos; line.erase(0, end + 1)) {
       print(index, stream, line.substr(0, end + 1));
     }
+    if (line.size() < kMaxLine) return;
+    print(index, stream, line + "\n");
+    line.clear();
   }
 
   void print(size_t index, int stream, const std::string& line) const {

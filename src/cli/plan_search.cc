@@ -11,6 +11,7 @@
 #include "engine/config/config.h"
 #include "engine/plan/hardware_file.h"
 #include "engine/plan/layout_search.h"
+#include "engine/train/gpu_training.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -52,6 +53,7 @@ std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::Layout
   for (size_t i = 0; i < std::min(search.fitting.size(), kMaxTried); ++i) {
     try {
       TrainConfig config = plan::config_in_layout(base, search.fitting[i]);
+      check_gpu_training(config, false);
       search.fitting.erase(search.fitting.begin(), search.fitting.begin() + std::ptrdiff_t(i));
       return config;
     } catch (const ConfigError& error) {

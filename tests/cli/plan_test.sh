@@ -171,7 +171,7 @@ gpus_per_host = 8
 host = 450
 network = 50
 END
-"$tandem" plan "$source/configs/tiny.toml" --gpus 4 --hardware h100.toml --fit "$runs" --out planned.toml --json plan.json >log
+"$tandem" plan "$source/configs/gpu-tiny.toml" --gpus 4 --hardware h100.toml --fit "$runs" --out planned.toml --json plan.json >log
 python3 - plan.json planned.toml <<'END'
 import json, sys
 found = json.load(open(sys.argv[1]))
@@ -181,9 +181,9 @@ assert best["predicted_s"] == min(r["predicted_s"] for r in found["fastest"])
 assert "tp = %d\n" % best["tp"] in open(sys.argv[2]).read()
 END
 "$tandem" plan placements planned.toml >log || fail 'the planned job:' log
-fit_refused 2 '--hardware is missing' "$source/configs/tiny.toml" --gpus 4
-fit_refused 2 'expected GPUs = tp x pp x dp' "$source/configs/tiny.toml" --gpus 4096 --hardware h100.toml
+fit_refused 2 '--hardware is missing' "$source/configs/gpu-tiny.toml" --gpus 4
+fit_refused 2 'expected GPUs = tp x pp x dp' "$source/configs/gpu-tiny.toml" --gpus 4096 --hardware h100.toml
 sed -i '/host = 450/d' h100.toml
-fit_refused 2 'h100.toml: no key link.host: expected GB/s of a GPU in one direction' "$source/configs/tiny.toml" --gpus 4 --hardware h100.toml
+fit_refused 2 'h100.toml: no key link.host: expected GB/s of a GPU in one direction' "$source/configs/gpu-tiny.toml" --gpus 4 --hardware h100.toml
 printf 'gpu = "H100"\ngpus_per_host = 8\nmemory_gib = 0.001\n[link]\nhost = 450\nnetwork = 50\n' >small.toml
-fit_refused 2 'no layout fits 4 GPUs: the smallest needs' "$source/configs/tiny.toml" --gpus 4 --hardware small.toml
+fit_refused 2 'no layout fits 4 GPUs: the smallest needs' "$source/configs/gpu-tiny.toml" --gpus 4 --hardware small.toml

@@ -18,8 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 using Paths = std::vector<std::string>;
 
-const std::string kTokenizer =
-    std::string(TANDEM_SOURCE_DIR) + "/tests/tokenizer/data/small_bytes.json";
+const std::string kVocabularies = std::string(TANDEM_SOURCE_DIR) + "/tests/tokenizer/data/";
+const std::string kTokenizer = kVocabularies + "small_bytes.json";
 
 /// Lines of words, some blank or indented, and runs without a line.
 std::string make_text(uint64_t seed, size_t bytes) {
@@ -99,12 +99,14 @@ TEST(TokenizedText, LinesAreTokenizedAsInTheWholeText) {
   std::string text;
   for (int i = 0; i < 3000; ++i) text += "Line " + std::to_string(i) + ", of some words\n";
   write_bytes(dir / "a.txt", text);
-  const auto tokenizer = open_tokenizer(kTokenizer);
-  const TokenizedText source(Paths{dir / "a.txt"}, 0, tokenizer);
-  std::vector<int32_t> found(size_t(source.tokens())), expected;
-  source.read(0, found);
-  tokenizer->append(text, expected);
-  EXPECT_EQ(found, expected);
+  for (const char* name : {"small_bytes.json", "small_fallback.json", "small.model"}) {
+    const auto tokenizer = open_tokenizer(kVocabularies + name);
+    const TokenizedText source(Paths{dir / "a.txt"}, 0, tokenizer);
+    std::vector<int32_t> found(size_t(source.tokens())), expected;
+    source.read(0, found);
+    tokenizer->append(text, expected);
+    EXPECT_EQ(found, expected) << name;
+  }
 }
 
 TEST(TokenizedText, FilesAreHeldOutByTheirContent) {

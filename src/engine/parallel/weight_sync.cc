@@ -249,6 +249,9 @@ void WeightSync::await(FlatRange range) {
   if (exec_.on_gpu()) {
     const int needed = overlap_ ? last : buckets_.count() - 1;
     if (needed > awaited_) updated_[size_t(needed)].await(forward_);
+    // The next backward pass overwrites reduced gradients, which are what was sent.
+    const bool is_last = needed + 1 == buckets_.count() && awaited_ < needed;
+    if (gathered_ && is_last && dp_.size() > 1) dp_.flush();
     awaited_ = std::max(awaited_, needed);
     return;
   }

@@ -4,8 +4,8 @@
 // Weights that ranks hold only in the dtype of GEMMs are sent in it: half the bytes of f32 for
 // bf16. An exact wire format reproduces weights bitwise. With any other, ranks send the difference
 // between the owner's f32 weights and the weights that all ranks hold (SDP4Bit, arXiv 2410.15526,
-// section 3.1): all ranks, including the owner, add the decoded difference, and its error is slice
-// of the next difference. Either way all ranks hold the same bits.
+// section 3.1): all ranks, including the owner, add the decoded difference, and the next one
+// corrects its error. Either way all ranks hold the same bits.
 //
 // On GPUs `begin` enqueues all of it on dp's stream, where it runs concurrently with the next
 // forward pass, and `await` orders the forward pass after what it needs.

@@ -62,6 +62,7 @@ Bpe::Bpe(BpeModel model) : model_(std::move(model)), cache_(std::make_shared<Cac
   if (model_.by_character && !has_bytes && model_.unknown < 0) {
     throw ConfigError("vocabulary has neither a token for every byte nor one for the unknown");
   }
+  if (!has_bytes) std::ranges::fill(model_.bytes, -1);
   pairs_.assign(std::bit_ceil(2 * model_.merges.size() + 2), {kEmpty, 0, 0});
   pair_mask_ = pairs_.size() - 1;
   for (const BpeMerge& merge : model_.merges) {

@@ -74,6 +74,7 @@ class Pattern::Compiler {
   }
 
   int compile_group(const PatternTree::Term& term, int next) {
+    if (++groups_ > kMaxNodes) throw ConfigError("pattern: is too large");
     const int end = next;
     for (uint32_t i = term.min; i < term.max; ++i) {
       Node node;
@@ -92,6 +93,7 @@ class Pattern::Compiler {
   }
 
   Pattern& pattern_;
+  size_t groups_ = 0;  ///< also those without a node
 };
 
 Pattern::Pattern(std::string_view regex) {

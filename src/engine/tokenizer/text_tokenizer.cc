@@ -10,7 +10,7 @@
 #include "tandem/error.h"
 
 namespace tandem {
-std::string normalize(std::span<const Normalization> steps, std::string_view text) {
+std::string normalize(std::span<const Normalization> steps, std::string_view text, bool prepends) {
   std::string result(text);
   for (const Normalization& step : steps) {
     switch (step.kind) {
@@ -18,7 +18,7 @@ std::string normalize(std::span<const Normalization> steps, std::string_view tex
         result = unicode::to_nfc(result);
         break;
       case Normalization::Kind::prepend:
-        if (!result.empty()) result.insert(0, step.to);
+        if (prepends && !result.empty()) result.insert(0, step.to);
         break;
       case Normalization::Kind::replace:
         result = replace_all(result, step.from, step.to);
@@ -52,50 +52,56 @@ void TextTokenizer::append(std::string_view document, std::vector<int32_t>& toke
 
 void TextTokenizer::encode(std::string_view text, bool adds, std::vector<int32_t>& tokens) const {
   if (adds) tokens.insert(tokens.end(), spec_.before.begin(), spec_.before.end());
+  encode(text, Begin::text, tokens);
+  if (adds) tokens.insert(tokens.end(), spec_.after.begin(), spec_.after.end());
+}
+
+void TextTokenizer::encode(std::string_view text, Begin begin, std::vector<int32_t>& tokens) const {
   const Bpe::Lease lease = bpe_.lease();
   Encoding to{*lease.cache, tokens};
   for (size_t at = 0; at < text.size();) {
     const AddedTokens::Match match = raw_.find(text, at);
-    encode_section(text.substr(at, match.begin - at), at == 0, to);
+    encode_section(text.substr(at, match.begin - at), at == 0 ? begin : Begin::section, to);
     if (match.id < 0) break;
     tokens.push_back(match.id);
     at = match.end;
   }
-  if (adds) tokens.insert(tokens.end(), spec_.after.begin(), spec_.after.end());
 }
 
-void TextTokenizer::encode_section(std::string_view section, bool is_first, Encoding& to) const {
+void TextTokenizer::encode_section(std::string_view section, Begin begin, Encoding& to) const {
   if (section.empty()) return;
   std::string changed;
   if (!spec_.normalizations.empty()) {
-    changed = normalize(spec_.normalizations, section);
+    changed = normalize(spec_.normalizations, section, begin != Begin::middle);
     section = changed;
   }
   for (size_t at = 0; at < section.size();) {
     const AddedTokens::Match match = normalized_.find(section, at);
-    encode_words(0, section.substr(at, match.begin - at), is_first && at == 0, to);
+    encode_words(0, section.substr(at, match.begin - at), at == 0 ? begin : Begin::section, to);
     if (match.id < 0) break;
     to.tokens.push_back(match.id);
     at = match.end;
   }
 }
 
-void TextTokenizer::encode_words(size_t step, std::string_view section, bool is_first,
+void TextTokenizer::encode_words(size_t step, std::string_view section, Begin begin,
                                  Encoding& to) const {
   if (section.empty()) return;
   if (step == spec_.steps.size()) return bpe_.encode(section, to.cache, to.tokens);
   switch (spec_.steps[step].kind) {
     case WordStep::Kind::split:
-      return split(step, section, is_first, to);
+      return split(step, section, begin, to);
     case WordStep::Kind::metaspace:
-      return metaspace(step, section, is_first, to);
+      return metaspace(step, section, begin, to);
     case WordStep::Kind::prefix:
-      if (section.starts_with(' ')) return encode_words(step + 1, section, is_first, to);
-      encode_words(step + 1, " " + std::string(section), is_first, to);
+      if (begin == Begin::middle || section.starts_with(' ')) {
+        return encode_words(step + 1, section, begin, to);
+      }
+      encode_words(step + 1, " " + std::string(section), begin, to);
   }
 }
 
-void TextTokenizer::split(size_t step, std::string_view section, bool is_first,
+void TextTokenizer::split(size_t step, std::string_view section, Begin begin,
                           Encoding& to) const {
   const WordStep& how = spec_.steps[step];
   size_t gap = 0;
@@ -106,28 +112,29 @@ void TextTokenizer::split(size_t step, std::string_view section, bool is_first,
       continue;
     }
     if (how.keeps_gaps)
-      encode_words(step + 1, section.substr(gap, at - gap), is_first && gap == 0, to);
+      encode_words(step + 1, section.substr(gap, at - gap), gap == 0 ? begin : Begin::section, to);
     if (how.keeps_matches) {
-      encode_words(step + 1, section.substr(at, matched), is_first && at == 0, to);
+      encode_words(step + 1, section.substr(at, matched), at == 0 ? begin : Begin::section, to);
     }
     gap = at += matched;
   }
-  if (how.keeps_gaps) encode_words(step + 1, section.substr(gap), is_first && gap == 0, to);
+  if (how.keeps_gaps) encode_words(step + 1, section.substr(gap), gap == 0 ? begin : Begin::section, to);
 }
 
-void TextTokenizer::metaspace(size_t step, std::string_view section, bool is_first,
+void TextTokenizer::metaspace(size_t step, std::string_view section, Begin begin,
                               Encoding& to) const {
   const WordStep& how = spec_.steps[step];
   std::string text = replace_all(section, " ", how.space);
-  const bool prepends = how.prepend == WordStep::Prepend::always ||
-                        (how.prepend == WordStep::Prepend::first && is_first);
+  const bool prepends =
+      (how.prepend == WordStep::Prepend::always && begin != Begin::middle) ||
+      (how.prepend == WordStep::Prepend::first && begin == Begin::text);
   if (prepends && !text.starts_with(how.space)) text.insert(0, how.space);
-  if (!how.splits) return encode_words(step + 1, text, is_first, to);
+  if (!how.splits) return encode_words(step + 1, text, begin, to);
   const std::string_view whole = text;
-  for (size_t begin = 0; begin < whole.size();) {
-    const size_t end = std::min(whole.find(how.space, begin + 1), whole.size());
-    encode_words(step + 1, whole.substr(begin, end - begin), is_first && begin == 0, to);
-    begin = end;
+  for (size_t at = 0; at < whole.size();) {
+    const size_t end = std::min(whole.find(how.space, at + 1), whole.size());
+    encode_words(step + 1, whole.substr(at, end - at), at == 0 ? begin : Begin::section, to);
+    at = end;
   }
 }
 

@@ -24,7 +24,8 @@ struct Normalization {
   std::string from, to;  ///< `to`: also what is prepended, to texts that are not empty
 };
 
-std::string normalize(std::span<const Normalization> steps, std::string_view text);
+std::string normalize(std::span<const Normalization> steps, std::string_view text,
+                      bool prepends = true);
 
 /// A step that divides or changes sections of text before they are encoded.
 struct WordStep {
@@ -73,8 +74,11 @@ class TextTokenizer : public Tokenizer {
   int64_t vocab() const override { return int64_t(spec_.texts.size()); }
   /// `separator()`, then the document's tokens. Throws ConfigError if there is no separator.
   void append(std::string_view document, std::vector<int32_t>& tokens) const override;
+  void append_text(std::string_view document, std::vector<int32_t>& tokens) const override {
+    encode(document, false, tokens);
+  }
   void append_more(std::string_view text, std::vector<int32_t>& tokens) const override {
-    encode(text, false, tokens);
+    encode(text, Begin::middle, tokens);
   }
 
   /// Token that begins a document: the first that the file adds to a text, or else its end of text;
@@ -94,14 +98,18 @@ class TextTokenizer : public Tokenizer {
   std::string decode(std::span<const int32_t> tokens, bool skips_special) const;
 
  private:
+  /// Position of a section's begin: a text's, after an added token or a word, or within what would
+  /// be a section if the text were not cut.
+  enum class Begin : uint8_t { text, section, middle };
   struct Encoding {
     Bpe::Cache& cache;
     std::vector<int32_t>& tokens;
   };
-  void encode_section(std::string_view section, bool is_first, Encoding& to) const;
-  void encode_words(size_t step, std::string_view section, bool is_first, Encoding& to) const;
-  void split(size_t step, std::string_view section, bool is_first, Encoding& to) const;
-  void metaspace(size_t step, std::string_view section, bool is_first, Encoding& to) const;
+  void encode(std::string_view text, Begin begin, std::vector<int32_t>& tokens) const;
+  void encode_section(std::string_view section, Begin begin, Encoding& to) const;
+  void encode_words(size_t step, std::string_view section, Begin begin, Encoding& to) const;
+  void split(size_t step, std::string_view section, Begin begin, Encoding& to) const;
+  void metaspace(size_t step, std::string_view section, Begin begin, Encoding& to) const;
 
   TokenizerSpec spec_;
   Bpe bpe_;

@@ -19,7 +19,9 @@ class Tokenizer {
   virtual int64_t vocab() const = 0;
   /// Appends a document's tokens and those that separate it from others.
   virtual void append(std::string_view document, std::vector<int32_t>& tokens) const = 0;
-  /// Appends the tokens of a further part of a document.
+  /// Appends a document's tokens without those that separate it.
+  virtual void append_text(std::string_view document, std::vector<int32_t>& tokens) const = 0;
+  /// Appends the tokens of text that continues a document.
   virtual void append_more(std::string_view text, std::vector<int32_t>& tokens) const = 0;
 };
 
@@ -30,6 +32,9 @@ class ByteTokenizer : public Tokenizer {
   int64_t vocab() const override { return kBos + 1; }
   void append(std::string_view document, std::vector<int32_t>& tokens) const override {
     tokens.push_back(kBos);
+    append_more(document, tokens);
+  }
+  void append_text(std::string_view document, std::vector<int32_t>& tokens) const override {
     append_more(document, tokens);
   }
   void append_more(std::string_view text, std::vector<int32_t>& tokens) const override {

@@ -22,9 +22,12 @@ constexpr const char* kWordPattern =
 constexpr const char* kIdRange = "a number from 0 that fits the size of the vocabulary";
 
 [[noreturn]] void refuse(const std::string& key, const json& value, const char* expected) {
-  throw ConfigError(fmt::format(
-      "{} is {}: expected {}", key,
-      printable(value.dump(-1, ' ', false, json::error_handler_t::replace), 80), expected));
+  // Nested values may be deeper than the stack.
+  const bool is_nested = value.is_structured() && std::ranges::any_of(value, &json::is_structured);
+  const std::string text =
+      is_nested ? fmt::format("{} of {}", value.is_array() ? "a list" : "an object", value.size())
+                : value.dump(-1, ' ', false, json::error_handler_t::replace);
+  throw ConfigError(fmt::format("{} is {}: expected {}", key, printable(text, 80), expected));
 }
 
 const json& null_json() {
