@@ -35,7 +35,7 @@ using control::Connection;
 constexpr auto kAskAfter = std::chrono::seconds(5), kKillAfter = std::chrono::seconds(15);
 constexpr auto kDrain = std::chrono::seconds(2);  ///< for output after the last rank's end
 constexpr size_t kMaxLine = size_t{64} << 10;     ///< longer ones are printed in parts
-constexpr int kPort = 29500;  ///< part of a name only: no port is open
+constexpr int kPort = 29500;                      ///< part of a name only: no port is open
 
 struct RankProcess {
   pid_t pid = -1;
@@ -55,7 +55,8 @@ class LocalLaunch {
     run_id_ = std::string(kLauncherRunId) + control::hex_of(control::random_digest());
     launch_.world = store_world("torchrun " + run_id_);
     sigemptyset(&watched_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&watched_, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
+      sigaddset(&watched_, signal);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
   }
@@ -82,8 +83,8 @@ class LocalLaunch {
     // Processes that a rank has left may keep its output open.
     const auto end = LaunchClock::now() + kDrain;
     while (LaunchClock::now() < end && std::ranges::any_of(ranks_, [](const RankProcess& rank) {
-      return rank.output[0].open() || rank.output[1].open();
-    })) {
+             return rank.output[0].open() || rank.output[1].open();
+           })) {
       serve();
     }
     return status_;
@@ -133,7 +134,8 @@ class LocalLaunch {
       setenv(name, value.c_str(), 1);
     }
     // The launcher's store has a secret of its own.
-    for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TANDEM_SECRET", "TANDEM_SECRET_FILE"}) {
+    for (const char* name :
+         {"TORCHELASTIC_USE_AGENT_STORE", "TANDEM_SECRET", "TANDEM_SECRET_FILE"}) {
       unsetenv(name);
     }
     std::vector<char*> words;

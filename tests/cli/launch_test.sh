@@ -46,6 +46,16 @@ ends() { # STATUS LINE COMMAND: ranks that wait when rank 1 fails are ended
 }
 ends 7 '^tandem: launch: rank 1 \(process [0-9]+\) ended with exit status 7$' 'exit 7'
 ends 137 '^tandem: launch: rank 1 .* was ended by signal 9, Killed$' 'kill -9 $$'
+# Processes that a rank has started get signals, too, and do not keep the launcher.
+"$tandem" launch -n 2 -- sh -c 'trap "echo saved; exit 0" USR1; echo ready; sleep 50 & wait' >"$dir/out" 2>"$dir/log" &
+for _ in $(seq 100); do [ "$(wc -l <"$dir/out")" = 2 ] && break || sleep 0.1; done
+kill -USR1 $!
+wait $! || fail "SIGUSR1: exit $?" "$dir/log"
+[ "$(grep -c saved "$dir/out")" = 2 ] || fail "SIGUSR1 did not reach the ranks:" "$dir/out"
+SECONDS=0
+"$tandem" launch -n 2 -- sh -c 'sleep 40 & exit 0' || fail "left processes: exit $?"
+"$tandem" launch -n 2 -- sh -c '[ $RANK = 0 ] || exit 5; sleep 40; true' >"$dir/log" 2>&1 && fail "exit 0 after a failure"
+[ "$SECONDS" -lt 25 ] || fail "processes of ranks kept the launcher for $SECONDS s"
 refused 2 'launch: no-such-command: No such file or directory: expected a command' -n 2 -- no-such-command
 refused 2 'expected either -n with a command, or --probe' -n 2 --probe 2 -- true
 refused 2 'launch: no command' -n 2

@@ -101,8 +101,7 @@ void TextTokenizer::encode_words(size_t step, std::string_view section, Begin be
   }
 }
 
-void TextTokenizer::split(size_t step, std::string_view section, Begin begin,
-                          Encoding& to) const {
+void TextTokenizer::split(size_t step, std::string_view section, Begin begin, Encoding& to) const {
   const WordStep& how = spec_.steps[step];
   size_t gap = 0;
   for (size_t at = 0; at < section.size();) {
@@ -118,16 +117,16 @@ void TextTokenizer::split(size_t step, std::string_view section, Begin begin,
     }
     gap = at += matched;
   }
-  if (how.keeps_gaps) encode_words(step + 1, section.substr(gap), gap == 0 ? begin : Begin::section, to);
+  if (how.keeps_gaps)
+    encode_words(step + 1, section.substr(gap), gap == 0 ? begin : Begin::section, to);
 }
 
 void TextTokenizer::metaspace(size_t step, std::string_view section, Begin begin,
                               Encoding& to) const {
   const WordStep& how = spec_.steps[step];
   std::string text = replace_all(section, " ", how.space);
-  const bool prepends =
-      (how.prepend == WordStep::Prepend::always && begin != Begin::middle) ||
-      (how.prepend == WordStep::Prepend::first && begin == Begin::text);
+  const bool prepends = (how.prepend == WordStep::Prepend::always && begin != Begin::middle) ||
+                        (how.prepend == WordStep::Prepend::first && begin == Begin::text);
   if (prepends && !text.starts_with(how.space)) text.insert(0, how.space);
   if (!how.splits) return encode_words(step + 1, text, begin, to);
   const std::string_view whole = text;
