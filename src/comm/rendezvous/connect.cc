@@ -59,6 +59,7 @@ Connection join(const Launch& launch, const Credentials& credentials, double sec
   const Endpoint endpoint = endpoint_of(launch);
   const std::string server = endpoint.describe();
   const auto until = after(seconds);
+  constexpr const char* kCloses = "who listens there closes the connection";
   std::string why = "no answer";
   do {
     const double left = std::chrono::duration<double>(until - Clock::now()).count();
@@ -69,10 +70,11 @@ Connection join(const Launch& launch, const Credentials& credentials, double sec
     PendingPeer peer(credentials, launch.rank, launch.size);
     const auto patience = std::min(until, after(kHandshakeSeconds));
     auto state = connection.open() ? PendingPeer::State::waiting : PendingPeer::State::gone;
-    if (connection.open()) why = "who listens there says nothing";
+    // The deadline may have cut the last of several attempts.
+    if (connection.open() && why != kCloses) why = "who listens there says nothing";
     while (state == PendingPeer::State::waiting && wait_until(connection.fd(), POLLIN, patience)) {
       state = peer.advance(connection.fd());
-      if (state == PendingPeer::State::gone) why = "who listens there closes the connection";
+      if (state == PendingPeer::State::gone) why = kCloses;
     }
     switch (state) {
       case PendingPeer::State::decided:
