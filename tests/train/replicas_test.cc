@@ -136,16 +136,20 @@ TEST(ReplicasLong, FewerRanksHaveTheBitsOfAll) {
   check_generated(0, 60);
 }
 
+/// "accepted", or the error of a job with these keys.
+std::string verdict(std::vector<std::string> keys, const std::vector<std::string>& more) {
+  keys.insert(keys.end(), more.begin(), more.end());
+  try {
+    check_config(parse_config("[data]\npaths = \"x\"\n", "j", keys));
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
 TEST(Replicas, RanksRunSeveralIfTheirBitsCanBeKept) {
-  const auto check = [](const std::vector<std::string>& more) -> std::string {
-    std::vector<std::string> keys{"parallel.replicas=4", "parallel.dp=3", "train.batch=8"};
-    keys.insert(keys.end(), more.begin(), more.end());
-    try {
-      check_config(parse_config("[data]\npaths = \"x\"\n", "j", keys));
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "accepted";
+  const auto check = [](const std::vector<std::string>& more) {
+    return verdict({"parallel.replicas=4", "parallel.dp=3", "train.batch=8"}, more);
   };
   const std::string refused = "parallel.replicas is 4 with parallel.dp = 3: expected ";
   EXPECT_EQ(check({}), "accepted");
@@ -178,15 +182,8 @@ TEST(Replicas, RanksRunSeveralIfTheirBitsCanBeKept) {
 }
 
 TEST(Replicas, ShardGroupsDivideTheRanks) {
-  const auto check = [](const std::vector<std::string>& more) -> std::string {
-    std::vector<std::string> keys{"parallel.dp_shard=2", "parallel.dp=4", "train.batch=8"};
-    keys.insert(keys.end(), more.begin(), more.end());
-    try {
-      check_config(parse_config("[data]\npaths = \"x\"\n", "j", keys));
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "accepted";
+  const auto check = [](const std::vector<std::string>& more) {
+    return verdict({"parallel.dp_shard=2", "parallel.dp=4", "train.batch=8"}, more);
   };
   EXPECT_EQ(check({}), "accepted");
   EXPECT_EQ(check({"model.experts=8", "parallel.ep=2"}), "accepted");

@@ -12,6 +12,7 @@
 #include "core/printable.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/text_hashing.h"
+#include "engine/data/tokenized_units.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -129,48 +130,28 @@ void JsonLines::finish() {
 }
 
 void JsonLines::read(int64_t begin, std::span<int32_t> out) const {
-  const auto after = std::upper_bound(starts_.begin(), starts_.end(), begin);
-  size_t document = size_t(after - starts_.begin()) - 1, filled = 0;
-  std::vector<int32_t> tokens;
   std::string line;
-  for (; filled < out.size() && document < documents_.size(); ++document) {
+  read_units(starts_, begin, out, [&](size_t document, std::vector<int32_t>& tokens) {
     const Document& from = documents_[document];
     const DataFile& file = *files_[from.file];
     line.resize(from.bytes);
     file.read(from.offset, std::as_writable_bytes(std::span(line)));
-    tokens.clear();
     try {
       tokenizer_->append(parse_document(line), tokens);
     } catch (const nlohmann::json::exception&) {
       tokens.clear();
     }
     const int64_t count = starts_[document + 1] - starts_[document];
-    if (int64_t(tokens.size()) != count) {
-      throw IoError(
-          fmt::format("{}: changed while it is trained on: the document at byte {} has {} "
-                      "tokens: expected {}",
-                      file.path(), from.offset, tokens.size(), count));
-    }
-    const auto skipped = size_t(begin + int64_t(filled) - starts_[document]);
-    const size_t taken = std::min(tokens.size() - skipped, out.size() - filled);
-    std::copy_n(tokens.begin() + long(skipped), taken, out.begin() + long(filled));
-    filled += taken;
-  }
-  std::fill(out.begin() + long(filled), out.end(), -1);
+    if (int64_t(tokens.size()) == count) return;
+    throw IoError(
+        fmt::format("{}: changed while it is trained on: the document at byte {} has {} "
+                    "tokens: expected {}",
+                    file.path(), from.offset, tokens.size(), count));
+  });
 }
 
 void JsonLines::verify(Communicator* world) const {
-  SharedWork work(world, "verifying the documents", 0);
-  std::string error;
-  try {
-    for (const auto& file : files_) {
-      file->verify();
-      work.advance(0);
-    }
-  } catch (const IoError& failed) {
-    error = failed.what();
-  }
-  work.finish(error);
+  verify_files(files_, world, "verifying the documents");
 }
 
 std::string JsonLines::describe() const {

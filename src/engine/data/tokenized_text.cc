@@ -7,6 +7,7 @@
 
 #include "core/files.h"
 #include "engine/data/text_hashing.h"
+#include "engine/data/tokenized_units.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -102,44 +103,24 @@ void TokenizedText::finish() {
 }
 
 void TokenizedText::read(int64_t begin, std::span<int32_t> out) const {
-  const auto after = std::upper_bound(starts_.begin(), starts_.end(), begin);
-  size_t index = size_t(after - starts_.begin()) - 1, filled = 0;
-  std::vector<int32_t> tokens;
   std::string text;
-  for (; filled < out.size() && index < blocks_.size(); ++index) {
+  read_units(starts_, begin, out, [&](size_t index, std::vector<int32_t>& tokens) {
     const Block& block = blocks_[index];
     const DataFile& file = *files_[block.file];
     text.resize(block.bytes);
     file.read(block.offset, std::as_writable_bytes(std::span(text)));
-    tokens.clear();
     tokenize(block, text, tokens);
     const int64_t count = starts_[index + 1] - starts_[index];
-    if (int64_t(tokens.size()) != count) {
-      throw IoError(
-          fmt::format("{}: changed while it is trained on: the text at byte {} has {} tokens: "
-                      "expected {}",
-                      file.path(), block.offset, tokens.size(), count));
-    }
-    const auto skipped = size_t(begin + int64_t(filled) - starts_[index]);
-    const size_t taken = std::min(tokens.size() - skipped, out.size() - filled);
-    std::copy_n(tokens.begin() + long(skipped), taken, out.begin() + long(filled));
-    filled += taken;
-  }
-  std::fill(out.begin() + long(filled), out.end(), -1);
+    if (int64_t(tokens.size()) == count) return;
+    throw IoError(
+        fmt::format("{}: changed while it is trained on: the text at byte {} has {} tokens: "
+                    "expected {}",
+                    file.path(), block.offset, tokens.size(), count));
+  });
 }
 
 void TokenizedText::verify(Communicator* world) const {
-  SharedWork work(world, "verifying the text", 0);
-  std::string error;
-  try {
-    for (const auto& file : files_) {
-      file->verify();
-      work.advance(0);
-    }
-  } catch (const IoError& failed) {
-    error = failed.what();
-  }
-  work.finish(error);
+  verify_files(files_, world, "verifying the text");
 }
 
 std::string TokenizedText::describe() const {
