@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "core/files.h"
 #include "engine/data/corpus.h"
 #include "engine/data/shared_work.h"
+#include "engine/data/tokenized_units.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -140,17 +142,8 @@ std::vector<int64_t> TokenFiles::read_document_begins() const {
 }
 
 void TokenFiles::verify(Communicator* world) const {
-  SharedWork work(world, "verifying the token files", 0);
-  std::string error;
-  try {
-    for (const TokenRange& range : ranges_) {
-      range.file->verify();
-      work.advance(0);
-    }
-  } catch (const IoError& failed) {
-    error = failed.what();
-  }
-  work.finish(error);
+  verify_files(std::views::transform(ranges_, &TokenRange::file), world,
+               "verifying the token files");
 }
 
 std::string TokenFiles::describe() const {

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "core/data_file.h"
 #include "engine/data/shared_work.h"
 #include "tandem/error.h"
 
@@ -35,9 +33,8 @@ void read_units(std::span<const int64_t> starts, int64_t begin, std::span<int32_
 }
 
 /// Verifies all files, with progress named `name`. Collective. Throws IoError.
-template <typename File>
-void verify_files(const std::vector<std::shared_ptr<File>>& files, Communicator* world,
-                  const char* name) {
+template <typename Files>
+void verify_files(const Files& files, Communicator* world, const char* name) {
   SharedWork work(world, name, 0);
   std::string error;
   try {
