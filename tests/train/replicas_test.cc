@@ -25,7 +25,7 @@ struct Killed {};
 struct ReplicaCase {
   std::string config = "tiny.toml";
   int replicas = 4;
-  std::vector<int> dp;  ///< of consecutive processes
+  std::vector<int> dp = {};  ///< of consecutive processes
   std::vector<std::string> keys = {};
   int tp = 1;
 };
