@@ -30,6 +30,7 @@
 #include "engine/train/model_ranks.h"
 #include "engine/train/progress_sink.h"
 #include "engine/train/run_files.h"
+#include "engine/train/run_start.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
 #include "engine/train/step_guard.h"
@@ -75,7 +76,7 @@ class Trainer {
     if (world.rank() == 0) progress_.emplace(request.log);
     const std::string init_from = find_initial_model();
     const std::string resume_from = open_files();
-    describe_run();
+    for (const std::string& line : describe_run(config_, source_, sampler_)) note(line);
     resolve_dtype(resume_from);
     note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
@@ -96,7 +97,7 @@ class Trainer {
                        format_bytes(double(bytes))));
     }
     if (!files_) return;
-    files_->open_logs(ledger_start());
+    files_->open_logs(ledger_start(state_, config_, sampler_));
     progress_sink_.emplace(config_, *progress_, state_);
   }
 
@@ -138,25 +139,14 @@ class Trainer {
   TrainedRanks trained() {
     std::vector<TrainedStage> stages;
     for (ModelChunk& chunk : ranks_->chunks) stages.push_back({chunk.stage, chunk.optimizer});
-    return {world_, describe_layout(), groups_.tp(), std::move(stages)};
+    return {world_, describe_layout(groups_.dims(), config_, world_.on_gpu()), groups_.tp(),
+            std::move(stages)};
   }
 
   std::string describe_peak() const {
     return fmt::format("peak memory: {} in {}",
                        format_bytes(double(memory_in_use(ranks_->chunks.front().stage.exec()))),
                        world_.on_gpu() ? "use on the GPU" : "this process");
-  }
-
-  std::string describe_layout() const {
-    std::string layout = fmt::format("{} with buckets of {} MiB", groups_.dims().describe(),
-                                     bucket_mib(config_, world_.on_gpu()));
-    if (!groups_.pp()) return layout;
-    layout += " and stages of";
-    for (const StageLayers& stage : pipeline_layers(config_)) {
-      layout += fmt::format(" {}", stage.count);
-    }
-    layout += " layers";
-    return layout;
   }
 
   /// Shown on rank 0.
@@ -173,22 +163,6 @@ class Trainer {
           return files_->resume_from();
         },
         uint64_t(12 * config_.model.parameters()));
-  }
-
-  void describe_run() {
-    for (const std::string& change : source_.notes()) note("data.paths: " + change);
-    note(fmt::format("{:.2f} M parameters; {}; {} windows of {}",
-                     double(config_.model.parameters()) / 1e6, source_.describe(),
-                     sampler_.windows(), config_.train.seq));
-    if (const auto padding = sampler_.padding()) {
-      note(fmt::format("data.packing {}: {:.2f} % of the positions are padding",
-                       config_.data.packing, 100 * *padding));
-    }
-    const auto& train = config_.train;
-    if (train.batch_start == 0) return;
-    note(fmt::format("the batch grows from {} to {} by {} at a time over {} samples",
-                     train.batch_start, train.batch, train.batch_increment,
-                     train.batch_rampup_samples));
   }
 
   /// Returns the folder of the model to start from, verified, or an empty string.
@@ -226,7 +200,9 @@ class Trainer {
       const std::string change = load_checkpoint(*trained_, resume_from);
       if (!change.empty()) note(change);
       state_ = read_train_state(resume_from);
-      if (state_.control.tokens < 0) state_.control.tokens = count_targets(state_.next_sample);
+      if (state_.control.tokens < 0) {
+        state_.control.tokens = count_targets(sampler_, state_.next_sample);
+      }
     }
     for (ModelChunk& chunk : ranks_->chunks) chunk.stage.end_staging();
     executor_->weights_changed();
@@ -321,27 +297,6 @@ class Trainer {
     return record;
   }
 
-  /// Targets of samples [0, end).
-  int64_t count_targets(int64_t end) const {
-    int64_t targets = 0;
-    for (int64_t sample = 0; sample < end; ++sample) targets += sampler_.targets(sample);
-    return targets;
-  }
-
-  LedgerStart ledger_start() const {
-    LedgerStart start{state_.step,
-                      state_.next_sample,
-                      state_.data,
-                      sampler_.windows(),
-                      state_.seq,
-                      state_.seed,
-                      config_.parallel.dp,
-                      microbatch_size(config_),
-                      config_.parallel.replicas,
-                      sampler_.sources()};
-    if (start.sources.size() == 1) start.sources.clear();
-    return start;
-  }
   /// Also says which samples a skipped step has dropped.
   void add_to_ledger(const LedgerStep& step) {
     if (!files_) return;
