@@ -27,6 +27,7 @@ void add_bench_train(CLI::App& bench);
 void add_check_layout(CLI::App& app);
 /// `tandem bench pipeline`
 void add_bench_pipeline(CLI::App& bench);
+void add_doctor(CLI::App& app);
 void add_info(CLI::App& app);
 void add_launch(CLI::App& app);
 void add_plan(CLI::App& app);

@@ -138,6 +138,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_eval(app);
   tandem::cli::add_tune(app);
   tandem::cli::add_report(app);
+  tandem::cli::add_doctor(app);
   tandem::cli::add_data(app);
   tandem::cli::add_tokenize(app);
   tandem::cli::add_trace(app);

@@ -24,7 +24,7 @@ using Json = nlohmann::ordered_json;
 using schedule::PipelineKind;
 using schedule::PipelineShape;
 
-constexpr int kMaxRanks = 512, kMaxMicrobatches = 4096, kMaxChunks = 64;
+constexpr int kMaxPlannedRanks = 512, kMaxMicrobatches = 4096, kMaxChunks = 64;
 constexpr int64_t kMaxStagePasses = int64_t{1} << 18;
 constexpr int kPictureColumns = 120;
 
@@ -213,7 +213,7 @@ void add_schedule(CLI::App& plan) {
   auto options = std::make_shared<ScheduleOptions>();
   command->add_option("--pp", options->ranks, "Pipeline ranks")
       ->required()
-      ->check(CLI::Range(1, kMaxRanks));
+      ->check(CLI::Range(1, kMaxPlannedRanks));
   command->add_option("--microbatches", options->microbatches, "Microbatches of a step")
       ->required()
       ->check(CLI::Range(1, kMaxMicrobatches));

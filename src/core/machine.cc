@@ -101,6 +101,12 @@ std::string Machine::describe() const {
   return std::to_string(threads) + "x " + cpu;
 }
 
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
 Machine this_machine() {
   Machine machine;
   machine.cpu = "unknown";

@@ -18,6 +18,8 @@ struct Machine {
 };
 
 Machine this_machine();
+/// Name of this host, as gethostname.
+std::string host_name();
 
 /// Processes that ran or waited for a processor in the last minute, per processor of the host:
 /// above 1, programs compete. 0 if not reported.

@@ -1,5 +1,6 @@
 #include "observe/recorder.h"
 
+#include <optional>
 #include <utility>
 
 namespace tandem {
@@ -24,9 +25,34 @@ std::string_view name_of(SpanKind kind) {
   return "?";
 }
 
+namespace {
+
+/// Phase of a span; nullopt for one that overlaps or contains others.
+std::optional<Phase> phase_of(const SpanEvent& event, Phase of_computation) {
+  switch (event.kind) {
+    case SpanKind::gemm:
+    case SpanKind::compute:
+      return of_computation;
+    case SpanKind::wait:
+      return phase_of_wait(event.name);
+    case SpanKind::data:
+      return Phase::data;
+    case SpanKind::checkpoint:
+      return Phase::checkpoint;
+    case SpanKind::transfer:
+    case SpanKind::recompute:
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
 void Recorder::add(const SpanEvent& event) {
   const std::lock_guard lock(mutex_);
-  seconds_[size_t(event.kind)] += std::chrono::duration<double>(event.end - event.begin).count();
+  const double seconds = std::chrono::duration<double>(event.end - event.begin).count();
+  seconds_[size_t(event.kind)] += seconds;
+  if (const auto phase = phase_of(event, phase_)) phases_[size_t(*phase)] += seconds * 1e3;
   if (tracing_) events_.push_back(event);
 }
 
@@ -35,9 +61,20 @@ double Recorder::seconds(SpanKind kind) const {
   return seconds_[size_t(kind)];
 }
 
+PhaseTimes Recorder::phase_times() const {
+  const std::lock_guard lock(mutex_);
+  return phases_;
+}
+
 void Recorder::reset() {
   const std::lock_guard lock(mutex_);
   seconds_.fill(0);
+  phases_.fill(0);
+}
+
+Phase Recorder::set_phase(Phase phase) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(phase_, phase);
 }
 
 std::vector<SpanEvent> Recorder::take_events() {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "observe/phases.h"
+
 namespace tandem {
 
 enum class SpanKind : uint8_t {
@@ -44,7 +46,11 @@ class Recorder {
   void add(const SpanEvent& event);
   /// Seconds spent in `kind` since construction or `reset`.
   double seconds(SpanKind kind) const;
+  /// Milliseconds by phase, likewise.
+  PhaseTimes phase_times() const;
   void reset();
+  /// Phase of computation from now on; returns the one before.
+  Phase set_phase(Phase phase);
   /// Moves the recorded events out.
   std::vector<SpanEvent> take_events();
 
@@ -53,6 +59,8 @@ class Recorder {
   int rank_;
   bool tracing_ = false;
   std::array<double, kSpanKinds> seconds_{};
+  PhaseTimes phases_{};
+  Phase phase_ = Phase::update;
   std::vector<SpanEvent> events_;
 };
 
@@ -77,6 +85,18 @@ class ScopedLabel {
 
  private:
   SpanLabel outer_;
+};
+
+/// Computation during its lifetime belongs to a phase.
+class ScopedPhase {
+ public:
+  explicit ScopedPhase(Phase phase) : outer_(recorder().set_phase(phase)) {}
+  ~ScopedPhase() { recorder().set_phase(outer_); }
+  ScopedPhase(const ScopedPhase&) = delete;
+  ScopedPhase& operator=(const ScopedPhase&) = delete;
+
+ private:
+  Phase outer_;
 };
 
 class ScopedSpan {

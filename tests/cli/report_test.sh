@@ -29,6 +29,13 @@ val_fraction = 0.3
 END
 cd "$dir"
 "$tandem" train job.toml --tp 2 --out out 2>log || fail "$(cat log)"
+"$tandem" doctor out >text.txt || fail "doctor: $(cat text.txt)"
+grep -q '^2 steps up to step 2: .*; 2 ranks on 1 host$' text.txt || fail "doctor: $(cat text.txt)"
+[ "$(wc -l <text.txt)" = 5 ] || fail "doctor: $(cat text.txt)"
+rm -r out/ranks
+if "$tandem" doctor out >text.txt 2>&1; then fail "doctor without records: $(cat text.txt)"; fi
+grep -q '^tandem: .*out/ranks: no records: expected those of a run with trace.ranks$' text.txt ||
+  fail "doctor without records: $(cat text.txt)"
 "$tandem" report out >text.txt
 grep -q 'Not shown: .*tandem report --complete' text.txt || fail "before: $(cat text.txt)"
 "$tandem" report out --complete --link 2GB/s,1us --prompt '1' >text.txt 2>log || fail "$(cat log)" "$(cat text.txt)"

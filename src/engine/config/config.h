@@ -98,6 +98,7 @@ struct TrainConfig {
   struct {
     bool enabled = false;
     int64_t steps = 2;
+    bool ranks = true;
   } trace;
 };
 

@@ -267,11 +267,17 @@ void Pipeline::backward_embedding(const Pass& pass, const FlatRangeCallback& rea
   release(pass);
 }
 
+Phase Pipeline::phase_of(Pass::Kind kind) {
+  if (kind == Pass::Kind::forward) return Phase::forward;
+  return kind == Pass::Kind::backward_weight ? Phase::weight_gradients : Phase::backward;
+}
+
 void Pipeline::run(const Batch& batch, float scale, const ReadyCallback& ready) {
   const auto begin = Clock::now();
   const double waited_before = links_ ? links_->waited_s() : 0;
   for (const Pass& pass : passes_) {
     const auto report = [&](FlatRange range) { ready(pass.chunk, range, pass.is_final); };
+    const ScopedPhase phase(phase_of(pass.kind));
     switch (pass.kind) {
       case Pass::Kind::forward:
         forward(pass, batch);
@@ -304,6 +310,7 @@ void Pipeline::run(const Batch& batch, float scale, const ReadyCallback& ready) 
 void Pipeline::run_forward(const Batch& batch) {
   for (const Pass& pass : passes_) {
     if (pass.kind != Pass::Kind::forward) continue;
+    const ScopedPhase phase(Phase::forward);
     const int stage = this->stage(pass.chunk);
     forward(pass, batch);
     if (stage > 0) {

@@ -23,6 +23,7 @@
 #include "engine/model/stage.h"
 #include "engine/parallel/pipeline_stage.h"
 #include "engine/parallel/stage_links.h"
+#include "observe/phases.h"
 #include "schedule/pipeline.h"
 #include "tandem/communicator.h"
 
@@ -80,6 +81,7 @@ class Pipeline {
     int chunk, microbatch;
     bool is_final = false;  ///< gradients then have those of all microbatches
   };
+  static Phase phase_of(Pass::Kind kind);
   std::vector<Pass> passes_of(int rank) const;
   template <typename IsSend, typename IsReceive, typename Before>
   int max_waiting(int source, const IsSend& is_send, int destination, const IsReceive& is_receive,

@@ -14,6 +14,7 @@
 #include "core/processor_time.h"
 #include "core/version.h"
 #include "engine/report/load_map.h"
+#include "engine/report/rank_map.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -338,6 +339,7 @@ Json collect(const fs::path& dir) {
             {"expert_imbalance", to_array(metrics.imbalance)},
             {"tokens_per_s", to_array(metrics.tokens_per_s)}}},
           {"experts", metrics.load.empty() ? Json() : Json(metrics.load.json())},
+          {"ranks", rank_map(dir.string())},
           {"timelines", std::move(timelines)}};
 }
 

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 /// {"summary": {run, training, held_out, step_split, sample, omitted}, "series": {step, loss,
 /// validation_loss, lr, grad_norm, mfu, aux_loss, expert_imbalance, tokens_per_s}, "experts":
-/// LoadMap::json() or null, "timelines": [...]}. Throws IoError.
+/// LoadMap::json() or null, "ranks": rank_map's or null, "timelines": [...]}. Throws IoError.
 Json collect(const std::filesystem::path& dir);
 
 /// One layer of the forward pass (engine/report/layer.h).

@@ -68,6 +68,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     record.checkpoint_ms.value_or(0),
                     record.memory_bytes,
                     passes ? passes->sent_bytes : 0};
+  const ScopedSpan span(SpanKind::wait, "step_times");
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double data_wait = std::max(total.data_wait, other.data_wait);

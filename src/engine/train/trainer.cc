@@ -28,6 +28,7 @@
 #include "engine/report/progress.h"
 #include "engine/train/gpu_training.h"
 #include "engine/train/model_ranks.h"
+#include "engine/train/phase_log.h"
 #include "engine/train/progress_sink.h"
 #include "engine/train/run_files.h"
 #include "engine/train/run_start.h"
@@ -96,6 +97,7 @@ class Trainer {
       note(fmt::format("checkpoints: {} of snapshots in the memory of this rank",
                        format_bytes(double(bytes))));
     }
+    phase_log_.emplace(config_, request_.out + "/ranks", groups_, state_.step);
     if (!files_) return;
     files_->open_logs(ledger_start(state_, config_, sampler_));
     progress_sink_.emplace(config_, *progress_, state_);
@@ -117,6 +119,7 @@ class Trainer {
       trace.after_step(state_.step, request_.out);
       end_step(*record);
       checkpoint();
+      phase_log_->add(*record);
     }
     const std::string unsaved = save_now();
     trace.finish(request_.out);
@@ -294,6 +297,7 @@ class Trainer {
     record.step_ms = seconds * 1e3;
     record.tokens_per_s = double(targets) / seconds;
     record.mfu = utilization_.of(record.tokens_per_s);
+    phase_log_->end_step();
     return record;
   }
 
@@ -429,6 +433,7 @@ class Trainer {
   TrainState state_;
   std::optional<RunCheckpoints> checkpoints_;
   std::optional<ProgressSink> progress_sink_;  // rank 0
+  std::optional<PhaseLog> phase_log_;
   const Clock::time_point created_ = Clock::now();
   Clock::time_point run_start_;
   double elapsed_before_ = 0;

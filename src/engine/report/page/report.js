@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { summary, series, experts, timelines } = data;
+  const { summary, series, experts, ranks, timelines } = data;
   const $ = (id) => document.getElementById(id);
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const show = (id) => { $(id).hidden = false; };
@@ -298,6 +298,78 @@
     });
   }
 
+  // Factor of a time over the median of its pipeline stage, or its share of the step.
+  function rankValues(view) {
+    const stages = ranks.rows.map((row) => row.stage);
+    return view.ms.map((cells, x) => {
+      if (view.wait) return cells.map((ms, y) => ms / (ranks.step_ms[x][y] || 1));
+      const usual = new Map();
+      for (const stage of new Set(stages)) {
+        const sorted = cells.filter((_, y) => stages[y] === stage).sort((a, b) => a - b);
+        const half = sorted.length >> 1;
+        usual.set(stage, sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2);
+      }
+      return cells.map((ms, y) => usual.get(stages[y]) > 0 ? ms / usual.get(stages[y]) : 1);
+    });
+  }
+
+  // Draws the map of ranks and steps; cells are read with the mouse or with the arrow keys.
+  let rankCell = null;
+  function rankMap() {
+    if (!ranks) return;
+    show("ranks");
+    const select = $("ranks-view"), canvas = $("ranks-map"), { rows, steps, last, views } = ranks;
+    if (!select.length) {
+      for (const { name } of views) add(select, "option", name);
+      select.addEventListener("change", rankMap);
+      for (const line of ranks.slow) add($("ranks-slow"), "li", line);
+      const ends = $("ranks-ends");
+      add(ends, "span", `step ${grouped(steps[0])}`);
+      add(ends, "span", rows.length > 1 ? `${rows[0].name} above, ${rows.at(-1).name} below` : rows[0].name);
+      add(ends, "span", `${grouped(last)}`);
+      canvas.addEventListener("mousemove", (event) => {
+        const at = canvas.getBoundingClientRect();
+        rankCell?.((event.clientX - at.left) / at.width, (event.clientY - at.top) / at.height, event);
+      });
+      canvas.addEventListener("mouseleave", tip.hide);
+      const cursor = { x: 0, y: 0 };
+      canvas.addEventListener("keydown", (event) => {
+        const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
+        if (dx == null) return;
+        event.preventDefault();
+        cursor.x = Math.max(0, Math.min(steps.length - 1, cursor.x + dx));
+        cursor.y = Math.max(0, Math.min(rows.length - 1, cursor.y + dy));
+        rankCell((cursor.x + 0.5) / steps.length, (cursor.y + 0.5) / rows.length);
+      });
+    }
+    const view = views[Math.max(0, select.selectedIndex)], values = rankValues(view), color = loadColors();
+    // 25 % longer than the peers, or half of the step, has the strongest colour.
+    const shade = (value) => color(view.wait ? 2 ** (2 * value) : value ** 3.1);
+    canvas.width = steps.length;
+    canvas.height = rows.length;
+    canvas.style.height = `${Math.max(72, Math.min(640, 18 * rows.length))}px`;
+    const context = canvas.getContext("2d");
+    values.forEach((cells, x) => cells.forEach((value, y) => {
+      context.fillStyle = shade(value);
+      context.fillRect(x, y, 1, 1);
+    }));
+    const legend = $("ranks-legend"), marks = view.wait ? [0, 0.25, 0.5] : [0.8, 1, 1.25];
+    legend.replaceChildren();
+    add(legend, "b", view.wait ? `${view.name}: share of the step` : `${view.name}: over the median of the stage's ranks`);
+    add(legend, "span", view.wait ? "0 %" : "0.8×");
+    add(legend, "i").style.background = `linear-gradient(90deg, ${marks.map(shade).join(", ")})`;
+    add(legend, "span", view.wait ? "50 %" : "1.25×");
+    rankCell = (across, down, event) => {
+      const inside = (part, most) => Math.max(0, Math.min(most - 1, Math.floor(part * most)));
+      const x = inside(across, steps.length), y = inside(down, rows.length);
+      const to = x + 1 < steps.length ? steps[x + 1] - 1 : last, value = values[x][y];
+      const text = `${rows[y].name} (${rows[y].place}), step${to > steps[x] ? `s ${grouped(steps[x])} to ${grouped(to)}`
+        : ` ${grouped(to)}`}: ${view.name} ${number(view.ms[x][y], 2)} ms, ` +
+        (view.wait ? `${percent(value, 1)} of the step` : `${number(value, 2)}× its stage's median`);
+      if (event) tip.show(event, text); else $("ranks-cell").textContent = text;
+    };
+  }
+
   function optimizerChart() {
     const { lr, grad_norm: norm } = series;
     if (![...lr, ...norm].some((v) => v != null)) return;
@@ -360,6 +432,7 @@
     speedChart();
     expertChart();
     expertMaps();
+    rankMap();
     optimizerChart();
   }
 

@@ -1,0 +1,184 @@
+#include "engine/report/diagnosis.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/printable.h"
+#include "engine/report/rank_rows.h"
+#include "engine/report/stragglers.h"
+#include "observe/rank_records.h"
+#include "tandem/error.h"
+
+namespace tandem::report {
+namespace {
+
+constexpr size_t kMaxSlowRanks = 5, kDriftRows = 400;
+constexpr double kMinDrift = .03, kMinShown = .005;
+
+/// Means over rows and ranks.
+struct Mean {
+  double step_ms = 0;
+  PhaseTimes phases{};
+};
+
+Mean mean_of(std::span<const RankRow> rows) {
+  Mean mean;
+  double steps = 0;
+  for (const RankRow& row : rows) {
+    for (const RankFrame& frame : row.frames) {
+      steps += frame.steps;
+      mean.step_ms += frame.step_ms * frame.steps;
+      for (size_t i = 0; i < kPhases; ++i) mean.phases[i] += frame.phases[i] * frame.steps;
+    }
+  }
+  mean.step_ms /= steps;
+  for (double& ms : mean.phases) ms /= steps;
+  return mean;
+}
+
+std::string describe_run(std::span<const RankHistory> ranks, std::span<const RankRow> rows,
+                         const Mean& mean) {
+  std::set<std::string> hosts;
+  for (const RankHistory& history : ranks) hosts.insert(history.position.host);
+  int64_t steps = 0;
+  for (const RankRow& row : rows) steps += row.last - row.first + 1;
+  return fmt::format(
+      "{} steps up to step {}: {:.2f} ms a step, {:.0f} s; {} rank{} on {} host{}{}", steps,
+      rows.back().last, mean.step_ms, mean.step_ms * double(steps) / 1e3, ranks.size(),
+      ranks.size() == 1 ? "" : "s", hosts.size(), hosts.size() == 1 ? "" : "s",
+      ranks.front().position.on_gpu ? "; times are those of the hosts, not of GPUs" : "");
+}
+
+std::string describe_split(const Mean& mean) {
+  std::vector<size_t> order;
+  double rest = mean.step_ms;
+  for (size_t i = 0; i < kPhases; ++i) {
+    rest -= mean.phases[i];
+    if (mean.phases[i] > kMinShown * mean.step_ms) order.push_back(i);
+  }
+  std::ranges::sort(order, std::greater<>(), [&](size_t i) { return mean.phases[i]; });
+  std::string text = "time of a step, mean of the ranks:";
+  for (const size_t i : order) {
+    text += fmt::format(" {} {:.1f} %,", name_of(Phase(i)), 100 * mean.phases[i] / mean.step_ms);
+  }
+  return text + fmt::format(" other {:.1f} %", 100 * std::max(0.0, rest) / mean.step_ms);
+}
+
+std::vector<std::string> describe_slow(std::span<const RankHistory> ranks,
+                                       std::span<const Straggler> slow) {
+  if (slow.empty()) {
+    return {ranks.size() < 2 ? "one rank: none to compare it with"
+                             : "no rank is slower than its peers by more than noise"};
+  }
+  std::vector<std::string> lines;
+  for (const Straggler& straggler : slow.first(std::min(slow.size(), kMaxSlowRanks))) {
+    const auto position = std::ranges::find(ranks, straggler.rank,
+                                            [](const RankHistory& h) { return h.position.rank; });
+    lines.push_back("slow: " + describe(straggler, position->position));
+  }
+  if (slow.size() > kMaxSlowRanks) {
+    lines.back() += fmt::format("; and {} more", slow.size() - kMaxSlowRanks);
+  }
+  return lines;
+}
+
+/// Own work of the rank in which it grew most, or else mean waits: others wait for a rank that
+/// has become slow.
+struct Growth {
+  size_t phase = 0;
+  double ms = 0;
+};
+Growth largest_growth(std::span<const RankRow> before, std::span<const RankRow> after,
+                      double of_step) {
+  constexpr double kExplains = .4;
+  Growth work, wait;
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    const double mean = mean_of(after).phases[phase] - mean_of(before).phases[phase];
+    if (!is_work(Phase(phase))) {
+      if (std::abs(mean) > std::abs(wait.ms)) wait = {phase, mean};
+      continue;
+    }
+    const auto of_rank = [&](std::span<const RankRow> rows, size_t rank) {
+      double ms = 0;
+      for (const RankRow& row : rows) ms += row.frames[rank].phases[phase];
+      return ms / double(rows.size());
+    };
+    for (size_t rank = 0; rank < before.front().frames.size(); ++rank) {
+      const double ms = of_rank(after, rank) - of_rank(before, rank);
+      if (std::abs(ms) > std::abs(work.ms)) work = {phase, ms};
+    }
+  }
+  return work.ms / of_step >= kExplains || wait.ms == 0 ? work : wait;
+}
+
+/// First quarter, after a tenth that warms up, against the last.
+std::string describe_drift(std::span<const RankRow> rows) {
+  const size_t skipped = rows.size() / 10, quarter = rows.size() / 4;
+  if (quarter < 2) return "too few steps to see drift";
+  const auto before = rows.subspan(skipped, quarter), after = rows.last(quarter);
+  const double ms = mean_of(before).step_ms, grown = mean_of(after).step_ms - ms;
+  if (std::abs(grown / ms) < kMinDrift) {
+    return fmt::format("steady: the last quarter of the steps took {:+.1f} %", 100 * grown / ms);
+  }
+  const Growth largest = largest_growth(before, after, grown);
+  return fmt::format(
+      "drift: the last quarter of the steps took {:+.1f} %, {:+.2f} ms: {} {:+.2f} ms",
+      100 * grown / ms, grown, name_of(Phase(largest.phase)), largest.ms);
+}
+
+std::string advice(const Mean& mean, std::span<const Straggler> slow) {
+  constexpr double kWorthIt = .03;
+  if (!slow.empty() && slow.front().share_of_step > kWorthIt) {
+    return fmt::format(
+        "held back most by rank {}: take its processor, memory and link from the job "
+        "and compare, or replace it",
+        slow.front().rank);
+  }
+  struct Remedy {
+    Phase phase;
+    const char* text;
+  };
+  constexpr Remedy kRemedies[] = {
+      {Phase::data, "read or tokenize ahead of the run (tandem data index, token files)"},
+      {Phase::tp_wait, "a smaller parallel.tp, or parallel.codec for its sums (int8)"},
+      {Phase::ep_wait, "a smaller parallel.ep, more even experts (model.aux_loss_coeff)"},
+      {Phase::pp_wait, "more microbatches (train.microbatch), another parallel.schedule"},
+      {Phase::dp_wait, "a larger batch, or parallel.codec for gradients and weights"},
+      {Phase::step_wait, "more even work of the ranks: documents, experts, layers_per_stage"},
+      {Phase::checkpoint, "checkpoints less often (checkpoint.every), or a faster disk"}};
+  const auto largest = std::ranges::max_element(
+      kRemedies, {}, [&](const Remedy& remedy) { return mean.phases[size_t(remedy.phase)]; });
+  const double share = mean.phases[size_t(largest->phase)] / mean.step_ms;
+  if (share < kWorthIt) return "held back by nothing but its computation";
+  return fmt::format("held back most by {}, {:.1f} % of the step: try {}", name_of(largest->phase),
+                     100 * share, largest->text);
+}
+
+}  // namespace
+
+std::vector<std::string> diagnose(const std::string& dir) {
+  const std::vector<RankHistory> ranks = read_rank_records(dir + "/ranks");
+  if (ranks.empty()) {
+    throw IoError(fmt::format("{}/ranks: no records: expected those of a run with trace.ranks",
+                              printable(dir)));
+  }
+  std::vector<const RankHistory*> all;
+  for (const RankHistory& history : ranks) all.push_back(&history);
+  const std::vector<RankRow> rows = align(all, kDriftRows);
+  if (rows.empty()) {
+    throw IoError(
+        fmt::format("{}/ranks: no step has records of all {} ranks", printable(dir), ranks.size()));
+  }
+  const Mean mean = mean_of(rows);
+  const std::vector<Straggler> slow = find_stragglers(ranks);
+  std::vector<std::string> lines{describe_run(ranks, rows, mean), describe_split(mean)};
+  for (std::string& line : describe_slow(ranks, slow)) lines.push_back(std::move(line));
+  lines.push_back(describe_drift(rows));
+  lines.push_back(advice(mean, slow));
+  return lines;
+}
+
+}  // namespace tandem::report

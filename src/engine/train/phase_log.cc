@@ -1,0 +1,54 @@
+#include "engine/train/phase_log.h"
+
+#include <fmt/format.h>
+
+#include "core/log.h"
+#include "core/machine.h"
+#include "observe/recorder.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+void warn_of_records(const IoError& error) {
+  log_message(LogLevel::warn, fmt::format("{}: no further records of this rank", error.what()));
+}
+
+}  // namespace
+
+PhaseLog::PhaseLog(const TrainConfig& config, const std::string& folder,
+                   const ParallelGroups& groups, int64_t begin) {
+  if (!config.trace.ranks) return;
+  const ParallelDims& dims = groups.dims();
+  const int rank = groups.world().rank();
+  const RankPosition position{rank,
+                              dims.index(kTp, rank),
+                              dims.index(kDp, rank),
+                              dims.index(kPp, rank),
+                              groups.world().on_gpu(),
+                              host_name()};
+  try {
+    records_.emplace(folder, position, begin);
+  } catch (const IoError& error) {
+    warn_of_records(error);
+  }
+}
+
+void PhaseLog::end_step() {
+  phases_ = recorder().phase_times();
+}
+
+void PhaseLog::add(const StepRecord& step) {
+  if (!records_) return;
+  double& saving = phases_[size_t(Phase::checkpoint)];
+  const double before = saving;
+  saving = recorder().phase_times()[size_t(Phase::checkpoint)];
+  try {
+    records_->add(step.step, step.step_ms + saving - before, phases_);
+  } catch (const IoError& error) {
+    warn_of_records(error);
+    records_.reset();
+  }
+}
+
+}  // namespace tandem

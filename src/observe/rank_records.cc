@@ -1,0 +1,171 @@
+#include "observe/rank_records.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "core/files.h"
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr char kRecordsMagic[9] = "tdmrank1";
+constexpr std::chrono::milliseconds kFrameTime{80}, kWriteEvery{1000};
+constexpr int64_t kMaxSteps = 4096;  // of a frame
+
+struct RecordsHeader {
+  char magic[8];
+  int64_t begin;
+  int64_t began_ns;  // since 1970
+  int32_t rank, tp, dp, pp;
+  int32_t on_gpu;
+  char host[60];
+};
+static_assert(sizeof(RecordsHeader) == 104);
+
+/// Microseconds as mantissa (11 bits) x 2^exponent (5 bits).
+uint16_t pack_ms(double ms) {
+  const double us = std::clamp(ms * 1e3, 0.0, 4e12);
+  int exponent = 0;
+  auto mantissa = uint64_t(std::llround(us));
+  while (mantissa > 2047) mantissa = uint64_t(std::llround(us / double(1ull << ++exponent)));
+  return uint16_t(uint64_t(exponent) << 11 | mantissa);
+}
+double unpack_ms(uint16_t packed) {
+  return double(packed & 2047) * double(1ull << (packed >> 11)) / 1e3;
+}
+
+struct PackedFrame {
+  uint32_t step;
+  uint16_t steps, step_time, phases[kPhases];
+};
+constexpr size_t kFrameBytes = 30;
+static_assert(offsetof(PackedFrame, phases) + sizeof(PackedFrame::phases) == kFrameBytes);
+
+struct Start {
+  int64_t begin = 0, began_ns = 0;
+  RankHistory history;
+};
+
+Start read_start(const std::string& path) {
+  const std::string bytes = read_file(path, Source::no_link);
+  const auto damaged = [&](const std::string& what) {
+    return IoError(fmt::format("{}: {}: expected the records of a rank", printable(path), what));
+  };
+  RecordsHeader header;
+  if (bytes.size() < sizeof header) throw damaged(fmt::format("has {} bytes", bytes.size()));
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (std::memcmp(header.magic, kRecordsMagic, sizeof header.magic) != 0) {
+    throw damaged("has another format");
+  }
+  Start start{header.begin, header.began_ns, {}};
+  start.history.position = {header.rank,        header.tp,
+                            header.dp,          header.pp,
+                            header.on_gpu != 0, std::string(header.host, strnlen(header.host, 60))};
+  int64_t last = header.begin;
+  for (size_t at = sizeof header; at + kFrameBytes <= bytes.size(); at += kFrameBytes) {
+    PackedFrame packed;
+    std::memcpy(&packed, bytes.data() + at, kFrameBytes);
+    RankFrame frame{packed.step, packed.steps, unpack_ms(packed.step_time), {}};
+    if (frame.steps < 1 || frame.step - frame.steps < last) {
+      throw damaged(fmt::format("the frame at byte {} ends with step {} after step {}", at,
+                                frame.step, last));
+    }
+    last = frame.step;
+    for (size_t i = 0; i < kPhases; ++i) frame.phases[i] = unpack_ms(packed.phases[i]);
+    start.history.frames.push_back(frame);
+  }
+  return start;
+}
+
+}  // namespace
+
+RankRecords::RankRecords(const std::string& folder, const RankPosition& position, int64_t begin)
+    : path_((make_directories(folder),
+             fmt::format("{}/{}.from-{}.records", folder, position.rank, begin))),
+      file_(path_, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW),
+      written_(std::chrono::steady_clock::now()) {
+  RecordsHeader header{};
+  std::memcpy(header.magic, kRecordsMagic, sizeof header.magic);
+  header.begin = begin;
+  header.began_ns =
+      std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  header.rank = position.rank;
+  header.tp = position.tp, header.dp = position.dp, header.pp = position.pp;
+  header.on_gpu = position.on_gpu;
+  std::memcpy(header.host, position.host.data(),
+              std::min(position.host.size(), sizeof header.host));
+  unwritten_.assign(reinterpret_cast<const char*>(&header), sizeof header);
+  append_to(file_.get(), path_, unwritten_);
+  sums_.steps = 0;
+}
+
+RankRecords::~RankRecords() {
+  try {
+    end_frame();
+    append_to(file_.get(), path_, unwritten_);
+  } catch (const Error&) {
+    // The run has ended: its records lack the last second.
+  }
+}
+
+void RankRecords::add(int64_t step, double step_ms, const PhaseTimes& phases) {
+  sums_.step = step;
+  ++sums_.steps;
+  sums_.step_ms += step_ms;
+  for (size_t i = 0; i < kPhases; ++i) sums_.phases[i] += phases[i];
+  if (step % steps_per_frame_ == 0) end_frame();
+  const auto now = std::chrono::steady_clock::now();
+  if (now - written_ < kWriteEvery) return;
+  written_ = now;
+  append_to(file_.get(), path_, unwritten_);
+}
+
+void RankRecords::end_frame() {
+  if (sums_.steps == 0) return;
+  PackedFrame packed{};
+  packed.step = uint32_t(sums_.step);
+  packed.steps = uint16_t(sums_.steps);
+  packed.step_time = pack_ms(sums_.step_ms / sums_.steps);
+  for (size_t i = 0; i < kPhases; ++i) packed.phases[i] = pack_ms(sums_.phases[i] / sums_.steps);
+  unwritten_.append(reinterpret_cast<const char*>(&packed), kFrameBytes);
+  const double step_ms = std::max(1e-3, sums_.step_ms / sums_.steps);
+  steps_per_frame_ = std::min(
+      kMaxSteps, int64_t(std::bit_ceil(uint64_t(std::ceil(double(kFrameTime.count()) / step_ms)))));
+  sums_ = {};
+  sums_.steps = 0;
+}
+
+std::vector<RankHistory> read_rank_records(const std::string& folder) {
+  if (!path_exists(folder)) return {};
+  std::map<int, std::vector<Start>> starts;  // by rank
+  std::pair<int64_t, int64_t> newest{};      // time and first step of the last start
+  for (const std::string& name : names_in(folder)) {
+    if (!name.ends_with(".records")) continue;
+    Start start = read_start(folder + "/" + name);
+    newest = std::max(newest, {start.began_ns, start.begin});
+    starts[start.history.position.rank].push_back(std::move(start));
+  }
+  std::vector<RankHistory> histories;
+  for (auto& [rank, of_rank] : starts) {
+    std::ranges::sort(of_rank, {}, &Start::began_ns);
+    if (of_rank.back().begin != newest.second) continue;  // the last start had fewer ranks
+    RankHistory history{of_rank.back().history.position, {}};
+    for (Start& start : of_rank) {
+      std::erase_if(history.frames, [&](const RankFrame& f) { return f.step > start.begin; });
+      auto& frames = start.history.frames;
+      history.frames.insert(history.frames.end(), frames.begin(), frames.end());
+    }
+    histories.push_back(std::move(history));
+  }
+  return histories;
+}
+
+}  // namespace tandem

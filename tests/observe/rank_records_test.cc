@@ -1,0 +1,298 @@
+// Records of ranks: files, alignment, slow ranks in generated histories, and what the doctor says.
+#include "observe/rank_records.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/files.h"
+#include "engine/report/diagnosis.h"
+#include "engine/report/rank_map.h"
+#include "engine/report/rank_rows.h"
+#include "engine/report/stragglers.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "tests/train/temp_dir.h"
+
+namespace tandem {
+namespace {
+
+using report::align;
+using report::Straggler;
+using ::testing::HasSubstr;
+
+PhaseTimes all_phases(double ms) {
+  PhaseTimes phases;
+  phases.fill(ms);
+  return phases;
+}
+
+void write_steps(const std::string& folder, const RankPosition& position, int64_t begin,
+                 int64_t end, double step_ms, double phase_ms) {
+  RankRecords records(folder, position, begin);
+  for (int64_t step = begin + 1; step <= end; ++step) {
+    records.add(step, step_ms, all_phases(phase_ms));
+  }
+}
+
+TEST(RankRecords, TimesHaveElevenBits) {
+  const TempDir dir;
+  const double times[] = {0, .001, .5, 2.047, 2.048, 3.3333, 85.123, 4321, 1e6, 3.9e9};
+  {
+    RankRecords records(dir / "ranks", {.rank = 3, .tp = 1, .dp = 2, .pp = 0, .host = "a"}, 7);
+    int64_t step = 7;
+    for (const double ms : times) records.add(++step, 1000, all_phases(ms));
+  }
+  const auto histories = read_rank_records(dir / "ranks");
+  ASSERT_EQ(histories.size(), 1u);
+  EXPECT_EQ(histories[0].position, (RankPosition{3, 1, 2, 0, false, "a"}));
+  ASSERT_EQ(histories[0].frames.size(), std::size(times));
+  for (size_t i = 0; i < std::size(times); ++i) {
+    EXPECT_EQ(histories[0].frames[i].step, int64_t(8 + i));
+    for (const double ms : histories[0].frames[i].phases) {
+      EXPECT_NEAR(ms, times[i], std::max(.0005, times[i] / 4000)) << times[i];
+    }
+  }
+}
+
+TEST(RankRecords, ShortStepsShareFramesOfAPowerOfTwo) {
+  const TempDir dir;
+  write_steps(dir / "ranks", {}, 0, 1000, 3, 1);
+  const auto histories = read_rank_records(dir / "ranks");
+  int64_t steps = 0;
+  for (const RankFrame& frame : histories.at(0).frames) {
+    steps += frame.steps;
+    EXPECT_NEAR(frame.step_ms, 3, .002);
+    EXPECT_TRUE(frame.steps == 1 || frame.step == 1000 || frame.step % 32 == 0) << frame.step;
+  }
+  EXPECT_EQ(steps, 1000);
+  EXPECT_LT(histories[0].frames.size(), 40u);
+  // An hour has at most 45,000 frames.
+  EXPECT_LT(45000 * read_file(dir / "ranks/0.from-0.records").size() / histories[0].frames.size(),
+            1500000u);
+}
+
+TEST(RankRecords, AResumedRunReplacesTheStepsItMakesAgain) {
+  const TempDir dir;
+  for (int rank = 0; rank < 4; ++rank) write_steps(dir / "ranks", {.rank = rank}, 0, 50, 100, 1);
+  for (int rank = 0; rank < 3; ++rank) write_steps(dir / "ranks", {.rank = rank}, 40, 60, 100, 2);
+  const auto histories = read_rank_records(dir / "ranks");
+  ASSERT_EQ(histories.size(), 3u);  // rank 3 has no part in the last start
+  for (const RankHistory& history : histories) {
+    ASSERT_EQ(history.frames.size(), 60u);
+    for (const RankFrame& frame : history.frames) {
+      EXPECT_NEAR(frame.phases[0], frame.step <= 40 ? 1 : 2, 1e-9) << frame.step;
+    }
+  }
+}
+
+TEST(RankRecords, AnIncompleteLastFrameIsIgnored) {
+  const TempDir dir;
+  write_steps(dir / "ranks", {}, 0, 10, 100, 1);
+  const std::string path = dir / "ranks/0.from-0.records", bytes = read_file(path);
+  for (size_t cut = 1; cut < 30; cut += 7) {
+    write_file(path, bytes.substr(0, bytes.size() - cut));
+    EXPECT_EQ(read_rank_records(dir / "ranks").at(0).frames.size(), 9u);
+  }
+}
+
+TEST(RankRecords, DamagedFilesAreNamed) {
+  const TempDir dir;
+  write_steps(dir / "ranks", {}, 0, 10, 100, 1);
+  const std::string path = dir / "ranks/0.from-0.records", bytes = read_file(path);
+  const auto expect_refused = [&](const std::string& text) {
+    write_file(path, text);
+    try {
+      read_rank_records(dir / "ranks");
+      ADD_FAILURE() << "accepted";
+    } catch (const IoError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("0.from-0.records"));
+    }
+  };
+  expect_refused("");
+  expect_refused(bytes.substr(0, 50));
+  expect_refused("x" + bytes.substr(1));
+  std::string repeated = bytes;  // a frame twice
+  repeated += bytes.substr(bytes.size() - 30);
+  expect_refused(repeated);
+  EXPECT_TRUE(read_rank_records(dir / "none").empty());
+}
+
+TEST(RankRows, EndWhereFramesOfAllRanksEnd) {
+  RankHistory fine, coarse;
+  for (int64_t step = 1; step <= 16; ++step) fine.frames.push_back({step, 1, double(step), {}});
+  for (int64_t step = 4; step <= 12; step += 4) coarse.frames.push_back({step, 4, 7, {}});
+  const std::vector<const RankHistory*> both{&fine, &coarse};
+  const auto rows = align(both, 100);
+  ASSERT_EQ(rows.size(), 3u);  // coarse has no frame that ends with step 16
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i].first, int64_t(4 * i + 1));
+    EXPECT_EQ(rows[i].last, int64_t(4 * i + 4));
+    EXPECT_NEAR(rows[i].frames[0].step_ms, 4 * double(i) + 2.5, 1e-12);
+    EXPECT_NEAR(rows[i].frames[1].step_ms, 7, 1e-12);
+  }
+  const auto merged = align(both, 1);
+  ASSERT_EQ(merged.size(), 1u);
+  EXPECT_NEAR(merged[0].frames[0].step_ms, 6.5, 1e-12);
+}
+
+/// Normal numbers, by Box and Muller.
+class Noise {
+ public:
+  explicit Noise(uint64_t seed) : seed_(seed) {}
+  double operator()() {
+    const auto words = philox(91, seed_, next_++);
+    const double u = (words[0] + 1.0) / 4294967297.0, v = words[1] / 4294967296.0;
+    return std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
+  }
+
+ private:
+  uint64_t seed_, next_ = 0;
+};
+
+constexpr Phase kWork[] = {Phase::data, Phase::forward, Phase::backward, Phase::weight_gradients,
+                           Phase::update};
+constexpr double kUsual[] = {8, 25, 40, 15, 12};  // ms
+
+struct Trial {
+  int ranks, slow_rank;
+  Phase phase;
+  double excess;
+  int64_t slow_from;
+};
+
+Trial trial_of(uint64_t seed) {
+  const auto words = philox(92, seed, 0), more = philox(92, seed, 1);
+  const int ranks = 2 << (words[0] % 4);  // 2 to 16
+  return {ranks, int(words[1] % uint32_t(ranks)), kWork[words[2] % std::size(kWork)],
+          .05 + .45 * (words[3] / 4294967296.0), int64_t(more[0] % 3) * 50};
+}
+
+/// Steps of ranks whose times vary from step to step, by 3 % each and together by 5 %.
+std::vector<RankHistory> histories_of(const Trial& trial, uint64_t seed, int64_t steps) {
+  Noise noise(seed);
+  std::vector<RankHistory> ranks(size_t(trial.ranks));
+  for (int64_t step = 1; step <= steps; ++step) {
+    const double together = std::exp(.05 * noise());
+    double longest = 0;
+    for (int rank = 0; rank < trial.ranks; ++rank) {
+      RankFrame frame{step, 1, 0, {}};
+      double local = 0;
+      for (size_t i = 0; i < std::size(kWork); ++i) {
+        double ms = kUsual[i] * together * std::exp(.03 * noise());
+        const bool is_slow = rank == trial.slow_rank && kWork[i] == trial.phase;
+        if (is_slow && step > trial.slow_from) ms *= 1 + trial.excess;
+        frame.phases[size_t(kWork[i])] = ms;
+        local += ms;
+      }
+      frame.phases[size_t(Phase::tp_wait)] = -local;  // completed below
+      ranks[size_t(rank)].position = {.rank = rank, .dp = rank};
+      ranks[size_t(rank)].frames.push_back(frame);
+      longest = std::max(longest, local);
+    }
+    for (RankHistory& history : ranks) {
+      history.frames.back().phases[size_t(Phase::tp_wait)] += longest;
+      history.frames.back().step_ms = longest;
+    }
+  }
+  return ranks;
+}
+
+TEST(Stragglers, AreNamedWithTheirPhaseWithinFiftySteps) {
+  int named = 0, blamed_others = 0;
+  constexpr int kTrials = 300;
+  for (uint64_t seed = 0; seed < kTrials; ++seed) {
+    const Trial trial = trial_of(seed);
+    // Found by the 50th slow step.
+    const auto ranks = histories_of(trial, seed, trial.slow_from + 50);
+    const auto found = report::find_stragglers(ranks);
+    const bool is_named = std::ranges::any_of(found, [&](const Straggler& s) {
+      return s.rank == trial.slow_rank && s.phase == trial.phase;
+    });
+    named += is_named;
+    blamed_others += std::ranges::any_of(found, [&](const Straggler& s) {
+      return s.rank != trial.slow_rank || s.phase != trial.phase;
+    });
+    if (!found.empty() && is_named) {
+      EXPECT_NEAR(found[0].excess, trial.excess, .4 * trial.excess) << seed;
+    }
+  }
+  EXPECT_GE(named, kTrials * 99 / 100);
+  EXPECT_LE(blamed_others, kTrials / 100);
+}
+
+TEST(Stragglers, NoneAreNamedWhereTimesOnlyVary) {
+  int alarms = 0;
+  for (uint64_t seed = 1000; seed < 1300; ++seed) {
+    Trial trial = trial_of(seed);
+    trial.excess = 0;
+    alarms += !report::find_stragglers(histories_of(trial, seed, 200)).empty();
+  }
+  EXPECT_LE(alarms, 3);
+}
+
+TEST(Stragglers, AreComparedWithinTheirStage) {
+  const Trial even{
+      .ranks = 4, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};
+  auto ranks = histories_of(even, 5, 100);
+  for (int rank = 2; rank < 4; ++rank) {  // a longer stage
+    ranks[size_t(rank)].position.pp = 1;
+    for (RankFrame& frame : ranks[size_t(rank)].frames) frame.phases[size_t(Phase::forward)] *= 2;
+  }
+  EXPECT_TRUE(report::find_stragglers(ranks).empty());
+  ranks[1].position.pp = 1;  // rank 0 has no peer now
+  EXPECT_FALSE(report::find_stragglers(ranks).empty());
+}
+
+void write_histories(const std::string& folder, const std::vector<RankHistory>& ranks) {
+  for (const RankHistory& history : ranks) {
+    RankRecords records(folder, history.position, 0);
+    for (const RankFrame& frame : history.frames) {
+      records.add(frame.step, frame.step_ms, frame.phases);
+    }
+  }
+}
+
+TEST(Doctor, NamesTheSlowRankAndWhatTheOthersWaitFor) {
+  const TempDir dir;
+  const Trial trial{
+      .ranks = 4, .slow_rank = 2, .phase = Phase::backward, .excess = .3, .slow_from = 100};
+  write_histories(dir / "ranks", histories_of(trial, 1, 300));
+  const auto lines = report::diagnose(dir.path());
+  ASSERT_EQ(lines.size(), 5u) << fmt::format("{}", fmt::join(lines, "\n"));
+  EXPECT_THAT(lines[0], HasSubstr("300 steps up to step 300"));
+  EXPECT_THAT(lines[1], HasSubstr("backward"));
+  EXPECT_THAT(lines[2], HasSubstr("rank 2 (tp 0, dp 2, pp 0"));
+  EXPECT_THAT(lines[2], HasSubstr("backward takes"));
+  EXPECT_THAT(lines[3], HasSubstr(": backward +"));
+  EXPECT_THAT(lines[4], HasSubstr("held back most by rank 2"));
+}
+
+TEST(Doctor, SaysWhatIsMissing) {
+  const TempDir dir;
+  EXPECT_THROW(report::diagnose(dir / "none"), IoError);
+}
+
+TEST(RankMap, HasARowForEveryRankUpTo256) {
+  for (const int ranks : {1, 5, 256, 257, 4096}) {
+    const TempDir dir;
+    const Trial trial{
+        .ranks = ranks, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};
+    write_histories(dir / "ranks", histories_of(trial, 1, 10));
+    const auto map = report::rank_map(dir.path());
+    EXPECT_LE(map.at("rows").size(), 256u);
+    EXPECT_TRUE(ranks > 256 || map.at("rows").size() == size_t(ranks)) << ranks;
+    for (const auto& view : map.at("views")) {
+      ASSERT_EQ(view.at("ms").size(), map.at("steps").size());
+      EXPECT_EQ(view.at("ms")[0].size(), map.at("rows").size());
+    }
+  }
+  EXPECT_TRUE(report::rank_map("/nowhere").is_null());
+}
+
+}  // namespace
+}  // namespace tandem
