@@ -57,6 +57,13 @@ std::string describe(const std::string& path, const LedgerCheck& check) {
                        windows, samples % windows);
   };
   text += fmt::format("\nsamples 0 to {} consumed once each", check.next_sample - 1);
+  if (check.windows == 0 && !check.consumed.empty()) {
+    for (const StreamCursor& cursor : check.consumed.back().cursors) {
+      text += fmt::format("\n  the last step begins after {} epochs and {} shards of a stream",
+                          cursor.epoch, cursor.shard);
+    }
+    return text + "\n";
+  }
   if (check.sources.empty()) return text + ": " + epochs(check.next_sample, check.windows);
   text += "\n";
   for (size_t i = 0; i < check.sources.size(); ++i) {

@@ -63,10 +63,38 @@ TEST(LedgerLines, AreReadBack) {
   LedgerStart blend = start;
   blend.sources = {{.1, 41}, {1e-300, 15}};
   EXPECT_EQ(std::get<LedgerStart>(parsed(to_ledger_line(7, blend)).record), blend);
+  LedgerStep of_stream = step;
+  of_stream.cursors = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+  EXPECT_EQ(std::get<LedgerStep>(parsed(to_ledger_line(8, of_stream)).record), of_stream);
   const LedgerLine line = parsed(to_ledger_line(8, step));
   EXPECT_EQ(line.number, 8);
   EXPECT_EQ(std::get<LedgerStep>(line.record), step);
   EXPECT_EQ(std::ranges::count(to_ledger_line(8, step), '\n'), 1);
+}
+
+TEST(LedgerCheck, CursorsOfStreamsDoNotGoBack) {
+  LedgerStart start = kStart;
+  start.windows = 0;
+  const auto step = [](int64_t number, const StreamCursor& cursor) {
+    LedgerStep step = step_at(number, 16 * (number - 1), 16);
+    step.epoch = cursor.epoch;
+    step.cursors = {cursor};
+    return step;
+  };
+  const auto problems = [&](const StreamCursor& second) {
+    return check_text(
+               ledger_of(start, step(1, {0, 0, 0, 0}), step(2, {0, 2, 40, 200}), step(3, second)))
+        .problems;
+  };
+  EXPECT_THAT(problems({0, 2, 40, 200}), ElementsAre());
+  EXPECT_THAT(problems({1, 0, 0, 300}), ElementsAre());
+  EXPECT_THAT(problems({0, 2, 10, 300}), ElementsAre(HasSubstr("expected after epoch 0, shard 2")));
+  EXPECT_THAT(problems({0, 3, 0, 100}), ElementsAre(HasSubstr("expected after epoch 0, shard 2")));
+  EXPECT_THAT(problems({0, 3, 0, 600}),
+              ElementsAre(HasSubstr("at token 600: expected at most 512")));
+  LedgerStep bare = step_at(1, 0, 16);
+  EXPECT_THAT(check_text(ledger_of(start, bare)).problems,
+              ElementsAre(HasSubstr("step 1 has 0 cursors of streams: expected 1")));
 }
 
 TEST(LedgerLines, AnyChangedByteIsFound) {
@@ -94,8 +122,8 @@ TEST(LedgerLines, NumbersOutOfRangeAreNamed) {
               HasSubstr("first_sample is -16: expected an integer from 0 to 1152921504606846976"));
   EXPECT_THAT(refusal(to_ledger_line(1, step_at(1, 0, INT64_MAX / 16))), HasSubstr("tokens is "));
   LedgerStart start = kStart;
-  start.windows = 0;
-  EXPECT_THAT(refusal(to_ledger_line(1, start)), HasSubstr("windows is 0: expected an integer"));
+  start.windows = -1;
+  EXPECT_THAT(refusal(to_ledger_line(1, start)), HasSubstr("windows is -1: expected an integer"));
   EXPECT_EQ(refusal(to_ledger_line(1, kStart)), "read");
 }
 

@@ -87,6 +87,8 @@ struct TrainConfig {
     std::string manifest;
     bool document_mask = false;
     std::string packing = "none";
+    std::string order = "shuffle";
+    int64_t shuffle_windows = 1024;  ///< of a stream
   } data;
   struct {
     int64_t every = 0;

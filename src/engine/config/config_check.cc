@@ -102,6 +102,21 @@ void check_pipeline(const TrainConfig& config, int64_t batch) {
   }
 }
 
+/// A stream's length and documents are not known before it is read.
+void check_stream(const TrainConfig& config) {
+  if (config.data.order != "stream") return;
+  if (config.data.val_fraction > 0) {
+    throw ConfigError(fmt::format(
+        "data.val_fraction is {}: expected 0 where data.order is stream; data.val_paths names data "
+        "to validate on",
+        config.data.val_fraction));
+  }
+  if (config.data.packing != "none") {
+    throw ConfigError(fmt::format("data.packing is {}: expected none where data.order is stream",
+                                  config.data.packing));
+  }
+}
+
 }  // namespace
 
 void check_config(const TrainConfig& config) {
@@ -143,6 +158,7 @@ void check_config(const TrainConfig& config) {
         fmt::format("data.val_fraction is {}: expected 0 where data.val_paths is given",
                     config.data.val_fraction));
   }
+  check_stream(config);
   if (config.optimizer.schedule != "constant" && config.optimizer.min_lr > config.optimizer.lr) {
     throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
                                   config.optimizer.min_lr, config.optimizer.lr));

@@ -21,15 +21,6 @@ namespace {
 constexpr size_t kLineBlock = size_t(1) << 20;
 constexpr size_t kMaxLine = size_t(1) << 30;
 
-/// Value of "text". Throws a JSON exception.
-std::string parse_document(std::string_view line) {
-  return nlohmann::json::parse(line).at("text").get<std::string>();
-}
-
-bool is_blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r") == line.npos;
-}
-
 /// Calls `use(offset, line, number)` for every line of the file, without its end.
 template <typename Use>
 void for_each_line(const DataFile& file, const Use& use) {
@@ -59,6 +50,14 @@ void for_each_line(const DataFile& file, const Use& use) {
 }
 
 }  // namespace
+
+std::string parse_json_document(std::string_view line) {
+  return nlohmann::json::parse(line).at("text").get<std::string>();
+}
+
+bool is_blank_line(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == line.npos;
+}
 
 bool is_json_lines(const std::string& path) {
   return path.ends_with(".jsonl") || path.ends_with(".ndjson");
@@ -100,10 +99,10 @@ void JsonLines::index(uint32_t file, double val_fraction, JsonLines& held_out, S
   std::vector<int32_t> tokens;
   for_each_line(*files_[file], [&](uint64_t offset, std::string_view line, int64_t number) {
     work.advance(int64_t(line.size()) + 1);
-    if (is_blank(line)) return;
+    if (is_blank_line(line)) return;
     std::string text;
     try {
-      text = parse_document(line);
+      text = parse_json_document(line);
     } catch (const nlohmann::json::exception& failed) {
       throw IoError(fmt::format("{}:{}: {}: expected {{\"text\": \"...\"}}", files_[file]->path(),
                                 number, printable(failed.what(), 120)));
@@ -137,7 +136,7 @@ void JsonLines::read(int64_t begin, std::span<int32_t> out) const {
     line.resize(from.bytes);
     file.read(from.offset, std::as_writable_bytes(std::span(line)));
     try {
-      tokenizer_->append(parse_document(line), tokens);
+      tokenizer_->append(parse_json_document(line), tokens);
     } catch (const nlohmann::json::exception&) {
       tokens.clear();
     }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/data/data_file.h"
@@ -56,6 +57,10 @@ class JsonLines : public TokenSource {
   std::vector<uint64_t> hashes_;  ///< of the documents, until the fingerprint is known
 };
 
+/// Text of a line's document. Throws nlohmann::json::exception.
+std::string parse_json_document(std::string_view line);
+/// Whether the line holds no document.
+bool is_blank_line(std::string_view line);
 /// Whether the name is that of JSON Lines.
 bool is_json_lines(const std::string& path);
 

@@ -67,7 +67,11 @@ class LedgerChecker {
 
   /// "samples 16 to 31 of epoch 0"
   std::string describe(int64_t begin, int64_t end) const {
-    const int64_t windows = std::max<int64_t>(start_.windows, 1);
+    const int64_t windows = start_.windows;
+    if (windows == 0) {
+      return begin + 1 == end ? fmt::format("sample {}", begin)
+                              : fmt::format("samples {} to {}", begin, end - 1);
+    }
     return begin + 1 == end
                ? fmt::format("sample {} of epoch {}", begin, begin / windows)
                : fmt::format("samples {} to {} of epoch {}", begin, end - 1, begin / windows);
@@ -137,7 +141,9 @@ class LedgerChecker {
     } else if (step.step != step_ + 1) {
       report(fmt::format("step is {}: expected {}", step.step, step_ + 1));
     }
-    const int64_t epoch = step.first_sample / start_.windows;
+    if (start_.windows == 0) compare_cursors(step);
+    const int64_t epoch =
+        start_.windows > 0 ? step.first_sample / start_.windows : first_epoch(step);
     if (step.epoch != epoch) {
       report(fmt::format("step {}: epoch is {}: expected {}", step.step, step.epoch, epoch));
     }
@@ -145,8 +151,35 @@ class LedgerChecker {
     step_ = is_skip ? step.step - 1 : step.step;
     if (step.end() <= next_) return;
     entries_.push_back({check_.lines, step.step, std::max(next_, step.first_sample), step.end(),
-                        is_skip, step.text_hash});
+                        is_skip, step.text_hash, step.cursors});
     next_ = step.end();
+  }
+
+  static int64_t first_epoch(const LedgerStep& step) {
+    return step.cursors.empty() ? step.epoch : step.cursors[0].epoch;
+  }
+
+  /// With those of the step before.
+  void compare_cursors(const LedgerStep& step) {
+    const size_t expected = std::max<size_t>(1, start_.sources.size());
+    if (step.cursors.size() != expected) {
+      return report(fmt::format("step {} has {} cursors of streams: expected {}", step.step,
+                                step.cursors.size(), expected));
+    }
+    if (start_.sources.empty() && step.cursors[0].position > step.first_sample * start_.seq) {
+      report(fmt::format("step {}: the cursor is at token {}: expected at most {}", step.step,
+                         step.cursors[0].position, step.first_sample * start_.seq));
+    }
+    if (entries_.empty() || entries_.back().cursors.size() != expected) return;
+    for (size_t i = 0; i < expected; ++i) {
+      const StreamCursor &before = entries_.back().cursors[i], &now = step.cursors[i];
+      if (now == before || (now > before && now.position > before.position)) continue;
+      report(
+          fmt::format("step {}: cursor {} is at epoch {}, shard {}, offset {}, token {}: "
+                      "expected after epoch {}, shard {}, offset {}, token {}",
+                      step.step, i + 1, now.epoch, now.shard, now.offset, now.position,
+                      before.epoch, before.shard, before.offset, before.position));
+    }
   }
 
   void report_double(const LedgerStep& step) {

@@ -1,6 +1,7 @@
 // Proof, from the ledger of a run, that its steps consumed each sample exactly once. As an epoch's
 // samples are a permutation of its windows (engine/data/sampler.h), each window was consumed once
-// in each complete epoch; in a blend, of its source.
+// in each complete epoch; in a blend, of its source. Of a stream of shards, whose windows have no
+// gap, it shows that cursors never go back; `rehash_steps` compares them with the data.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,7 @@ struct ConsumedStep {
   int64_t line = 0, step = 0, begin = 0, end = 0;
   bool is_skip = false;
   uint64_t text_hash = 0;
+  std::vector<StreamCursor> cursors = {};  ///< of streams
 };
 
 struct LedgerCheck {
@@ -42,7 +44,7 @@ struct LedgerCheck {
   int64_t steps = 0, skipped_steps = 0, skipped_samples = 0;
   int64_t dropped_steps = 0;           ///< made, lost and consumed anew
   int64_t next_sample = 0;             ///< end of the samples with a record
-  int64_t windows = 0;                 ///< samples of an epoch
+  int64_t windows = 0;                 ///< samples of an epoch; 0: of streams
   std::vector<SourceSamples> sources;  ///< of a blend; else empty
   std::vector<ConsumedStep> consumed;
   LedgerStart start;  ///< the last one

@@ -51,7 +51,7 @@ std::vector<SampledSource> sources_from(const ordered_json& line) {
   for (const ordered_json& source : line.at("sources")) {
     const auto weight = source.at("weight").get<double>();
     if (!(weight > 0)) throw IoError(fmt::format("weight is {}: expected above 0", weight));
-    sources.push_back({weight, integer_from(source, "windows", 1)});
+    sources.push_back({weight, integer_from(source, "windows", 0)});
   }
   return sources;
 }
@@ -60,13 +60,23 @@ LedgerStart start_from(const ordered_json& line) {
   return {integer_from(line, "step", 0),
           integer_from(line, "next_sample", 0),
           line.at("data").get<std::string>(),
-          integer_from(line, "windows", 1),
+          integer_from(line, "windows", 0),
           integer_from(line, "seq", 1),
           integer_from(line, "seed", 0),
           integer_from(line, "dp", 1),
           integer_from(line, "microbatch", 1),
           integer_from(line, line.contains("replicas") ? "replicas" : "dp", 1),
           sources_from(line)};
+}
+
+std::vector<StreamCursor> cursors_from(const ordered_json& line) {
+  std::vector<StreamCursor> cursors;
+  if (!line.contains("cursors")) return cursors;
+  for (const ordered_json& cursor : line.at("cursors")) {
+    cursors.push_back({integer_from(cursor, "epoch", 0), integer_from(cursor, "shard", 0),
+                       integer_from(cursor, "offset", 0), integer_from(cursor, "position", 0)});
+  }
+  return cursors;
 }
 
 LedgerStep step_from(const ordered_json& line, bool is_skip) {
@@ -76,7 +86,8 @@ LedgerStep step_from(const ordered_json& line, bool is_skip) {
           integer_from(line, "epoch", 0),
           integer_from(line, "tokens", 0),
           parse_hex(line.at("text_hash").get<std::string>()),
-          is_skip ? line.at("reason").get<std::string>() : ""};
+          is_skip ? line.at("reason").get<std::string>() : "",
+          cursors_from(line)};
 }
 
 }  // namespace
@@ -112,6 +123,12 @@ std::string to_ledger_line(int64_t number, const LedgerStep& step) {
       {"samples", step.samples}, {"epoch", step.epoch},
       {"tokens", step.tokens},   {"text_hash", fmt::format("{:016x}", step.text_hash)}};
   if (!step.skip_reason.empty()) line["reason"] = step.skip_reason;
+  for (const StreamCursor& cursor : step.cursors) {
+    line["cursors"].push_back({{"epoch", cursor.epoch},
+                               {"shard", cursor.shard},
+                               {"offset", cursor.offset},
+                               {"position", cursor.position}});
+  }
   return seal_line(line);
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/data/blend_order.h"
+#include "engine/data/stream_cursor.h"
 
 namespace tandem {
 
@@ -21,7 +22,7 @@ struct LedgerStart {
   int64_t step = 0;         ///< finished ones
   int64_t next_sample = 0;  ///< samples that they consumed
   std::string data;         ///< fingerprint of the training stream
-  int64_t windows = 0;      ///< samples of an epoch
+  int64_t windows = 0;      ///< samples of an epoch; 0: streams, whose steps have cursors
   int64_t seq = 0, seed = 0;
   int64_t dp = 1, microbatch = 1;
   int64_t replicas = 1;                     ///< dp in files of earlier versions
@@ -38,6 +39,8 @@ struct LedgerStep {
   uint64_t text_hash = 0;  ///< sum of sample_hash over the samples: independent of the layout
   /// If not empty, the weights were not updated, and the next line has the same step.
   std::string skip_reason;
+  /// Sampler::cursors at the begin of the step; empty without streams.
+  std::vector<StreamCursor> cursors = {};
   int64_t end() const { return first_sample + samples; }
   bool operator==(const LedgerStep&) const = default;
 };

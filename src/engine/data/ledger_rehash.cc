@@ -18,6 +18,12 @@ std::vector<std::string> rehash_steps(const LedgerCheck& ledger, const Sampler& 
     const int64_t index = count > 1 ? int64_t(__int128(all - 1) * i / (count - 1)) : 0;
     const ConsumedStep& step = ledger.consumed[size_t(index)];
     uint64_t hash = 0;
+    if (count < all) sampler.seek(step.cursors);  // else the shards are read from their begin
+    if (sampler.cursors(step.begin) != step.cursors) {
+      problems.push_back(fmt::format(
+          "line {}: the cursors of step {} are others in the data: expected those recorded",
+          step.line, step.step));
+    }
     for (int64_t sample = step.begin; sample < step.end; ++sample) {
       sampler.read(sample, tokens, targets);
       hash += sample_hash(sample, tokens, targets);

@@ -38,6 +38,7 @@ void TextBlock::await() const {
 
 void TextBlock::read(const Sampler& sampler, int64_t seq) {
   try {
+    cursors_ = sampler.cursors(begin_);
     for (int64_t i = 0; i < count_; ++i) {
       const auto tokens = std::span(tokens_).subspan(size_t(i * seq), size_t(seq));
       const auto targets = std::span(targets_).subspan(size_t(i * seq), size_t(seq));
@@ -83,7 +84,12 @@ void Loader::run() {
     std::shared_ptr<TextBlock> block;
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+      while (!stop_ && queue_.empty()) {
+        lock.unlock();
+        const bool has_more = sampler_.read_ahead();
+        lock.lock();
+        if (!has_more) changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+      }
       if (stop_) return;
       block = queue_.front().lock();
       queue_.pop_front();

@@ -33,6 +33,8 @@ class TextBlock {
   std::span<const int32_t> targets() const { return targets_; }  ///< [count, seq], as Sampler's
   /// [count, seq], as Sampler's; empty without data.document_mask
   std::span<const int32_t> document_starts() const { return document_starts_; }
+  /// Sampler::cursors of the first sample.
+  const std::vector<StreamCursor>& cursors() const { return cursors_; }
   uint64_t hash() const { return hash_; }  ///< sum of sample_hash (engine/data/ledger_lines.h)
 
  private:
@@ -41,6 +43,7 @@ class TextBlock {
 
   int64_t begin_, count_;
   std::vector<int32_t> tokens_, targets_, document_starts_;
+  std::vector<StreamCursor> cursors_;
   uint64_t hash_ = 0;
   std::exception_ptr error_;
   std::atomic<bool> is_done_ = false;
@@ -48,7 +51,8 @@ class TextBlock {
 
 class Loader {
  public:
-  /// The sampler's text must outlive the loader. It is read by one thread at a time.
+  /// The sampler's text must outlive the loader. It is read by one thread at a time, which in idle
+  /// time reads ahead.
   Loader(const Sampler& sampler, int64_t seq);
   ~Loader();
   Loader(const Loader&) = delete;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "engine/data/corpus.h"
 #include "engine/data/json_lines.h"
 #include "engine/data/manifest.h"
+#include "engine/data/shard_stream.h"
 #include "engine/data/shared_work.h"
 #include "engine/data/token_files.h"
 #include "engine/data/tokenized_text.h"
@@ -62,10 +64,25 @@ struct Opening {
   std::shared_ptr<const Tokenizer> tokenizer;  ///< nullptr: bytes
   Communicator* world;
   Manifest known;
+  std::optional<StreamOptions> stream;  ///< of a stream of shards
+  bool document_mask;
 };
+
+std::unique_ptr<TokenSource> open_stream(const Opening& with,
+                                         const std::vector<std::string>& paths) {
+  ShardFormat format{with.format, with.vocab, with.tokenizer, with.document_mask};
+  if (with.format == kTokens) {
+    format.tokenizer = nullptr;
+  } else if (!format.tokenizer) {
+    format.tokenizer = std::make_shared<ByteTokenizer>();
+  }
+  return std::make_unique<ShardStream>(find_data_files(paths, with.format), format, *with.stream,
+                                       with.world, with.known);
+}
 
 std::unique_ptr<TokenSource> open_source(const Opening& with, const std::vector<std::string>& paths,
                                          double val_fraction) {
+  if (with.stream) return open_stream(with, paths);
   if (with.format == kText && with.tokenizer) {
     const std::vector<std::string> files = find_data_files(paths, with.format);
     return std::make_unique<TokenizedText>(files, val_fraction, with.tokenizer, with.world);
@@ -98,6 +115,15 @@ std::shared_ptr<const Tokenizer> open_configured_tokenizer(const TrainConfig& co
   return tokenizer;
 }
 
+std::optional<StreamOptions> stream_options(const TrainConfig& config) {
+  if (config.data.order != "stream") return {};
+  const int64_t block = config.data.shuffle_windows * config.train.seq;
+  return StreamOptions{.seed = uint64_t(config.train.seed),
+                       .shuffle_windows = config.data.shuffle_windows,
+                       .retained_tokens = block + config.train.batch * config.train.seq,
+                       .ahead_tokens = 2 * block};
+}
+
 Manifest read_manifest(const std::string& given, const std::string& otherwise) {
   if (!given.empty()) return Manifest::read(given);
   return otherwise.empty() || !path_exists(otherwise) ? Manifest() : Manifest::read(otherwise);
@@ -124,7 +150,9 @@ void require_documents(const TokenSource& source, const std::string& key, Commun
   bool has_documents = true;
   try {
     for (const WeightedSource& component : source.components()) {
-      has_documents = has_documents && !component.source->document_begins().empty();
+      const ShardStream* stream = component.source->stream();
+      has_documents = has_documents && (stream ? stream->has_documents()
+                                               : !component.source->document_begins().empty());
       work.advance(0);
     }
   } catch (const IoError& failed) {
@@ -194,9 +222,13 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     if (parsed.weight > 0) weights.push_back(parsed.weight);
   }
   const bool is_auto = data.format == "auto";
-  const Opening with{is_auto ? choose_format(paths, "data.paths") : data.format, config.model.vocab,
-                     open_configured_tokenizer(config), world,
-                     read_manifest(data.manifest, manifest)};
+  Opening with{is_auto ? choose_format(paths, "data.paths") : data.format,
+               config.model.vocab,
+               open_configured_tokenizer(config),
+               world,
+               read_manifest(data.manifest, manifest),
+               stream_options(config),
+               data.document_mask};
   std::unique_ptr<TokenSource> source;
   if (weights.empty()) {
     source = open_source(with, paths, data.val_fraction);
@@ -204,6 +236,7 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
     Blend::Sources sources;
     for (const std::string& path : paths) {
       sources.push_back(open_source(with, {path}, data.val_fraction));
+      if (with.stream) ++with.stream->seed;
     }
     source = std::make_unique<Blend>(std::move(sources), std::move(weights));
   }
@@ -218,6 +251,7 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
                                     found, with.format));
     }
   }
+  with.stream = {};
   source->validate_on(validation_set(open_source(with, data.val_paths, 0)));
   open_documents(config, world, *source);
   return source;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/data/documents.h"
+#include "engine/data/shard_stream.h"
 #include "engine/model/config.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -43,7 +44,12 @@ int64_t permute(uint64_t seed, uint64_t epoch, int64_t size, int64_t index) {
 Sampler::Sampler(const TokenSource& source, int64_t seq, uint64_t seed, SamplerOptions options)
     : seq_(seq), seed_(seed), blend_(weights_of(source)), options_(std::move(options)) {
   for (const WeightedSource& component : source.components()) {
-    Stream stream{component.source, component.weight, nullptr, windows_, 0};
+    Stream stream{component.source,          component.weight, nullptr, windows_, 0,
+                  component.source->stream()};
+    if (stream.shards) {
+      streams_.push_back(std::move(stream));
+      continue;
+    }
     if (options_.is_packed) stream.packing = share_packing(*stream.source, seq);
     stream.windows =
         stream.packing ? stream.packing->sequences() : (stream.source->tokens() - 2) / seq + 1;
@@ -69,9 +75,14 @@ Sampler::Location Sampler::locate(int64_t sample) const {
   if (options_.order) sample = options_.order(sample);
   const size_t stream = streams_.size() == 1 ? 0 : blend_.source(sample);
   const int64_t index = streams_.size() == 1 ? sample : blend_.count(stream, sample);
+  const uint64_t seed = seed_ + stream * kSeedStep;
+  if (const ShardStream* shards = streams_[stream].shards) {
+    const int64_t size = shards->shuffle_windows();
+    const int64_t block = index / size;
+    return {stream, block * size + permute(seed, uint64_t(block), size, index % size)};
+  }
   const int64_t windows = streams_[stream].windows;
   const int64_t epoch = index / windows;
-  const uint64_t seed = seed_ + stream * kSeedStep;
   return {stream, permute(seed, uint64_t(epoch), windows, index % windows)};
 }
 
@@ -84,15 +95,50 @@ int64_t Sampler::ended_epochs(int64_t sample) const {
   if (streams_.size() == 1) return epoch(sample);
   int64_t ended = 0;
   for (size_t i = 0; i < streams_.size(); ++i) {
+    if (streams_[i].shards) continue;  // whose shards are verified as they end
     ended += blend_.count(i, sample) / streams_[i].windows;
   }
   return ended;
+}
+
+std::vector<StreamCursor> Sampler::cursors(int64_t sample) const {
+  std::vector<StreamCursor> cursors;
+  const bool has_shards =
+      std::ranges::any_of(streams_, [](const Stream& stream) { return stream.shards != nullptr; });
+  if (!has_shards) return cursors;
+  if (options_.order) sample = options_.order(sample);
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const ShardStream* shards = streams_[i].shards;
+    if (!shards) continue;
+    const int64_t index = streams_.size() == 1 ? sample : blend_.count(i, sample);
+    cursors.push_back(shards->reach((index - index % shards->shuffle_windows()) * seq_));
+  }
+  return cursors;
+}
+
+void Sampler::seek(std::span<const StreamCursor> cursors) const {
+  size_t used = 0;
+  for (const Stream& stream : streams_) {
+    if (stream.shards && used < cursors.size()) stream.shards->seek(cursors[used++]);
+  }
+}
+
+bool Sampler::read_ahead() const {
+  bool has_more = false;
+  for (const Stream& stream : streams_) has_more = stream.source->read_ahead() || has_more;
+  return has_more;
 }
 
 int64_t Sampler::targets(int64_t sample) const {
   const Location location = locate(sample);
   const Stream& stream = streams_[location.stream];
   if (stream.packing) return stream.packing->predictions(location.window);
+  if (stream.shards) {
+    if (!options_.document_mask || stream.source->start_token() >= 0) return seq_;
+    std::vector<int32_t> tokens(static_cast<size_t>(seq_)), targets(tokens.size());
+    read_shards(location, tokens, targets, {});
+    return seq_ - std::ranges::count(targets, -1);
+  }
   const int64_t begin = location.window * seq_;
   const int64_t targets = std::min(seq_, stream.source->tokens() - 1 - begin);
   if (!options_.document_mask) return targets;
@@ -106,6 +152,7 @@ void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t>
   if (stream.packing) {
     return stream.packing->read(location.window, tokens, targets, document_starts);
   }
+  if (stream.shards) return read_shards(location, tokens, targets, document_starts);
   const TokenSource& source = *stream.source;
   const int64_t begin = location.window * seq_;
   source.read(begin, tokens);
@@ -113,6 +160,25 @@ void Sampler::read(int64_t sample, std::span<int32_t> tokens, std::span<int32_t>
   if (options_.document_mask) ignore_targets(source, begin + 1, targets);
   if (!document_starts.empty()) find_document_starts(source, begin, document_starts);
   std::replace(tokens.begin(), tokens.end(), -1, kBos);
+}
+
+void Sampler::read_shards(const Location& location, std::span<int32_t> tokens,
+                          std::span<int32_t> targets, std::span<int32_t> document_starts) const {
+  const ShardStream& shards = *streams_[location.stream].shards;
+  const int64_t window = location.window;
+  shards.reach((window - window % shards.shuffle_windows()) * seq_);
+  std::vector<int32_t> stream(tokens.size() + 1);
+  std::vector<int64_t> begins;
+  shards.read(window * seq_, stream, begins);
+  std::copy_n(stream.begin(), tokens.size(), tokens.begin());
+  std::copy_n(stream.begin() + 1, targets.size(), targets.begin());
+  if (!options_.document_mask) return;
+  std::ranges::fill(document_starts, 0);
+  for (const int64_t begin : begins) {
+    if (begin > 0 && shards.start_token() < 0) targets[size_t(begin - 1)] = -1;
+    if (begin >= int64_t(document_starts.size())) continue;
+    std::fill(document_starts.begin() + begin, document_starts.end(), int32_t(begin));
+  }
 }
 
 }  // namespace tandem

@@ -12,6 +12,9 @@
 // permutation(j mod windows) of the source's epoch j / windows.
 //
 // Packed documents (packing.h) are sequences in place of windows.
+//
+// A stream of shards (shard_stream.h) has windows without end: sample i is window
+// i - i mod b + permutation(i mod b) of it, permuted by the block i / b, for b = shuffle_windows.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +26,7 @@
 
 #include "engine/data/blend_order.h"
 #include "engine/data/packing.h"
+#include "engine/data/stream_cursor.h"
 #include "engine/data/token_source.h"
 
 namespace tandem {
@@ -43,14 +47,24 @@ class Sampler {
  public:
   /// With options for documents, all sources have some (require_documents).
   Sampler(const TokenSource& source, int64_t seq, uint64_t seed, SamplerOptions options = {});
-  /// Windows of all sources.
+  /// Windows of all sources; 0 for streams of shards.
   int64_t windows() const { return windows_; }
   /// Number of whole epochs before `sample`; in a blend, of as many samples as it has windows.
-  int64_t epoch(int64_t sample) const { return sample / windows_; }
+  /// 0 for streams, whose cursors have theirs.
+  int64_t epoch(int64_t sample) const { return windows_ > 0 ? sample / windows_ : 0; }
   int64_t window(int64_t sample) const;
   /// Epochs of all sources that end before `sample`.
   int64_t ended_epochs(int64_t sample) const;
-  /// Number of targets of the sample that are not -1.
+  /// Cursors of the streams of shards, in the order of the sources, at the begin of the blocks that
+  /// `sample` and those after it are of; empty without streams. Reads the shards up to there.
+  std::vector<StreamCursor> cursors(int64_t sample) const;
+  /// Gives the streams cursors that `cursors` has returned in another process, which saves time.
+  /// Throws IoError for those of other data.
+  void seek(std::span<const StreamCursor> cursors) const;
+  /// TokenSource::read_ahead of the sources.
+  bool read_ahead() const;
+  /// Number of targets of the sample that are not -1. Reads the sample of a stream if documents
+  /// leave out some: may throw IoError.
   int64_t targets(int64_t sample) const;
   /// Those of a blend, in order; a source that is none is the only one.
   std::vector<SampledSource> sources() const;
@@ -69,12 +83,15 @@ class Sampler {
     double weight;
     std::shared_ptr<const Packing> packing;  ///< nullptr: windows of the stream
     int64_t first_window, windows;
+    const ShardStream* shards;  ///< nullptr: not one
   };
   struct Location {
     size_t stream;
     int64_t window;  ///< of the stream
   };
   Location locate(int64_t sample) const;
+  void read_shards(const Location& location, std::span<int32_t> tokens, std::span<int32_t> targets,
+                   std::span<int32_t> document_starts) const;
 
   int64_t seq_, windows_ = 0;
   uint64_t seed_;

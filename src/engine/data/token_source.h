@@ -13,6 +13,7 @@
 namespace tandem {
 
 class TokenSource;
+class ShardStream;
 
 /// Data kept out of training: files of text, each scored separately, or a stream of tokens.
 struct HeldOut {
@@ -54,6 +55,12 @@ class TokenSource {
   virtual std::span<const int64_t> document_begins() const { return {}; }
   /// Token that every document begins with, so that it also ends the one before; -1: none.
   virtual int32_t start_token() const { return -1; }
+
+  /// Itself if it is a stream of shards, whose tokens() are not known: it has its own order.
+  virtual const ShardStream* stream() const { return nullptr; }
+  /// Called in idle time: reads some of what follows the last tokens read. Returns whether there
+  /// is more to do.
+  virtual bool read_ahead() const { return false; }
 
   /// Hash of the training stream, equal if the tokens are.
   const std::string& fingerprint() const { return fingerprint_; }

@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+#include <variant>
+
+#include "core/files.h"
 #include "engine/parallel/buckets.h"
 #include "engine/parallel/pipeline.h"
+#include "tandem/error.h"
 
 namespace tandem {
 
@@ -11,9 +16,11 @@ std::vector<std::string> describe_run(const TrainConfig& config, const TokenSour
                                       const Sampler& sampler) {
   std::vector<std::string> lines;
   for (const std::string& change : source.notes()) lines.push_back("data.paths: " + change);
-  lines.push_back(fmt::format("{:.2f} M parameters; {}; {} windows of {}",
-                              double(config.model.parameters()) / 1e6, source.describe(),
-                              sampler.windows(), config.train.seq));
+  const std::string windows =
+      sampler.windows() > 0 ? fmt::format("{} windows", sampler.windows()) : "windows";
+  lines.push_back(fmt::format("{:.2f} M parameters; {}; {} of {}",
+                              double(config.model.parameters()) / 1e6, source.describe(), windows,
+                              config.train.seq));
   if (const auto padding = sampler.padding()) {
     lines.push_back(fmt::format("data.packing {}: {:.2f} % of the positions are padding",
                                 config.data.packing, 100 * *padding));
@@ -41,6 +48,29 @@ int64_t count_targets(const Sampler& sampler, int64_t end) {
   int64_t targets = 0;
   for (int64_t sample = 0; sample < end; ++sample) targets += sampler.targets(sample);
   return targets;
+}
+
+std::string find_cursors(const std::string& ledger, int64_t next_sample) {
+  if (!path_exists(ledger)) return "";
+  const std::string text = read_file(ledger);
+  for (std::string_view rest = text; !rest.empty();) {
+    if (rest.ends_with('\n')) rest.remove_suffix(1);
+    const size_t begin = rest.rfind('\n') + 1;  // 0 without a newline
+    const std::string_view line = rest.substr(begin);
+    rest = rest.substr(0, begin);
+    try {
+      const LedgerLine parsed = parse_ledger_line(line);
+      const auto* step = std::get_if<LedgerStep>(&parsed.record);
+      if (step && step->end() <= next_sample) return std::string(line);
+    } catch (const IoError&) {  // incomplete, or `tandem data check` names it
+    }
+  }
+  return "";
+}
+
+void seek_cursors(const std::string& line, const Sampler& sampler) {
+  if (line.empty()) return;
+  sampler.seek(std::get<LedgerStep>(parse_ledger_line(line).record).cursors);
 }
 
 LedgerStart ledger_start(const TrainState& state, const TrainConfig& config,

@@ -25,6 +25,12 @@ std::string describe_layout(const ParallelDims& dims, const TrainConfig& config,
 /// Targets of samples [0, end).
 int64_t count_targets(const Sampler& sampler, int64_t end);
 
+/// Line of the last step in the file `ledger` that ends at or before sample `next_sample`; empty if
+/// there is none. Throws IoError for a file that cannot be read.
+std::string find_cursors(const std::string& ledger, int64_t next_sample);
+/// Gives the sampler the cursors of such a line.
+void seek_cursors(const std::string& line, const Sampler& sampler);
+
 LedgerStart ledger_start(const TrainState& state, const TrainConfig& config,
                          const Sampler& sampler);
 

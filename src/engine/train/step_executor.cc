@@ -84,9 +84,14 @@ void StepExecutor::make_pipeline(int microbatches) {
                     CodecPolicy::parse(config_.parallel.codec).stages);
 }
 
-int64_t StepExecutor::targets(int64_t first) const {
+int64_t StepExecutor::targets(int64_t first) {
   int64_t targets = 0;
-  for (int64_t i = 0; i < batch(first); ++i) targets += sampler_.targets(first + i);
+  try {
+    for (int64_t i = 0; i < batch(first); ++i) targets += sampler_.targets(first + i);
+  } catch (const IoError& error) {  // of a stream of shards
+    ignore_text(error.what());
+    return batch(first) * config_.train.seq;
+  }
   return targets;
 }
 

@@ -35,7 +35,8 @@ class StepExecutor {
   /// Sequences of the step whose first sample is `first`, over all ranks.
   int64_t batch(int64_t first) const { return batch_at(config_, first); }
   /// Number of target tokens in the step whose first sample is `first`, over all ranks.
-  int64_t targets(int64_t first) const;
+  /// After a read error, as for `compute`, all of them.
+  int64_t targets(int64_t first);
 
   struct Result {
     double loss = 0;  ///< this rank's share, in nats: TP rank 0 of a replica's last stage has the
@@ -67,6 +68,10 @@ class StepExecutor {
   /// As ShardedOptimizer::await_slices, for all chunks.
   void await_slices();
 
+  /// Sampler::cursors of the last step, on a rank that reads its first sample.
+  std::span<const StreamCursor> cursors() const {
+    return text_.empty() ? std::span<const StreamCursor>() : text_[0]->cursors();
+  }
   /// Message of a text that could not be read; empty if there is none.
   const std::string& read_error() const { return read_error_; }
   /// Called before each step. Verifies the text if an epoch ended since the last call: file times

@@ -203,6 +203,7 @@ class Trainer {
       const std::string change = load_checkpoint(*trained_, resume_from);
       if (!change.empty()) note(change);
       state_ = read_train_state(resume_from);
+      seek_streams();
       if (state_.control.tokens < 0) {
         state_.control.tokens = count_targets(sampler_, state_.next_sample);
       }
@@ -211,6 +212,15 @@ class Trainer {
     executor_->weights_changed();
     state_.config = to_toml(config_);
     state_.made_by = build_identity();
+  }
+
+  /// Streams of shards are read from the ledger's last cursors before the next sample on.
+  void seek_streams() {
+    if (sampler_.windows() > 0) return;
+    const std::string line = on_rank_zero(world_, "reading the ledger", [&] {
+      return find_cursors(request_.out + "/ledger.jsonl", state_.next_sample);
+    });
+    seek_cursors(line, sampler_);
   }
 
   /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
@@ -264,8 +274,16 @@ class Trainer {
     if (verdict.action == StepAction::stop) diverged_ = verdict.reason;
     if (!diverged_.empty()) return {};
     record.batch = executor_->batch(state_.next_sample);
-    add_to_ledger({state_.step + 1, state_.next_sample, record.batch,
-                   sampler_.epoch(state_.next_sample), targets, sums.text.hash, verdict.reason});
+    const auto cursors = executor_->cursors();
+    const int64_t epoch = cursors.empty() ? sampler_.epoch(state_.next_sample) : cursors[0].epoch;
+    add_to_ledger({state_.step + 1,
+                   state_.next_sample,
+                   record.batch,
+                   epoch,
+                   targets,
+                   sums.text.hash,
+                   verdict.reason,
+                   {cursors.begin(), cursors.end()}});
     if (state_.step == config_.optimizer.warmup) {
       state_.warmup_s = sums.elapsed_s;
       state_.control.warmup_tokens = state_.control.tokens;
