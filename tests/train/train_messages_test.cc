@@ -216,6 +216,23 @@ TEST(DataParallelWires, DroppedStepKeepsTheResidual) {
   });
 }
 
+// The ranks' times of a step are exchanged in between, and would arrive after weights.
+TEST(DataParallelWires, WeightsLeaveFromTheNextProgressOn) {
+  WorldOptions options;
+  options.ranks = 2;
+  run_threads(options, [&](Communicator& comm) {
+    std::vector<float> w(kElements), g(kElements, 1);
+    ShardedOptimizer dp = make_optimizer(comm, w, g, 70, {});
+    dp.reduce();
+    dp.update(adam_of(0));
+    dp.await_slices();
+    EXPECT_EQ(dp.take_sent().weights, 0);
+    dp.progress();
+    EXPECT_GT(dp.take_sent().weights, 0);
+    dp.await_all();
+  });
+}
+
 TEST(DataParallelWires, MatchTheReferenceBitForBit) {
   for (const char* gradients : {"none", "lossless", "int8", "int4:g32", "int2:g64:asym", "mxfp4"}) {
     for (const char* weights : {"none", "lossless", "int8", "int4:g16"}) {

@@ -94,8 +94,9 @@ class ShardedOptimizer {
   Squares reduce();
   /// Terms of the last reduction's sum: with those of other stages, terms of the whole model's.
   const std::vector<SquareTerm>& square_terms() const { return terms_; }
-  /// Begins the optimizer on this rank's shards and the all-gather of the updated weights. LAMB:
-  /// overwrites the gradients; collective over its axes.
+  /// Begins the optimizer on this rank's shards and the all-gather of the updated weights, which on
+  /// CPU ranks leave from the next `progress` or `await` on. LAMB: overwrites the gradients;
+  /// collective over its axes.
   void update(const AdamStep& step);
   /// Streams on which `update` changes the state.
   std::vector<Exec> update_execs() const;

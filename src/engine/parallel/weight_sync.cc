@@ -112,7 +112,8 @@ void WeightSync::begin(std::function<void(int bucket)> update,
   is_ready_ = std::move(is_ready);
   sent_ = received_ = updated_shards_ = 0;
   awaited_ = -1;
-  if (!exec_.on_gpu()) return progress();
+  if (dp_.size() == 1) progress();
+  if (!exec_.on_gpu()) return;
   for (; sent_ < buckets_.count(); ++sent_) {
     send(sent_);
     if (received_ < sent_) receive(received_++);
@@ -235,7 +236,6 @@ void WeightSync::await_local() {
   if (exec_.on_gpu() || state_.sends_differences() || gathered_) {
     return await({0, buckets_.elements()});
   }
-  progress();  // the first messages leave meanwhile
   for (int index = updated_shards_; index < buckets_.count(); ++index) update(index);
 }
 

@@ -9,7 +9,7 @@
 namespace tandem {
 
 void ProgressSink::add(const StepRecord& step) {
-  if (++num_steps_ == 2) {  // the first step sends only the first weights
+  if (++num_steps_ == 2) {  // the first step sends no weights
     for (const std::string& line : describe_sent(CodecPolicy::parse(config_.parallel.codec),
                                                  config_.parallel.error_feedback, step)) {
       progress_.note(line);

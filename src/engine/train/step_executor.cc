@@ -64,9 +64,7 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
   if (groups.world().on_gpu()) return;
   for (ModelChunk& chunk : ranks_.chunks) {
-    chunk.stage.run_between_operators([&ranks] {
-      for (ModelChunk& each : ranks.chunks) each.optimizer.progress();
-    });
+    chunk.stage.run_between_operators([this] { progress(); });
   }
 }
 
@@ -245,6 +243,10 @@ void StepExecutor::update(const AdamStep& step) {
   if (config_.model.router_bias_update_rate == 0) return;
   await_weights();
   for (ModelChunk& chunk : ranks_.chunks) chunk.stage.adjust_router_bias();
+}
+
+void StepExecutor::progress() {
+  for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.progress();
 }
 
 void StepExecutor::await_weights() {

@@ -56,6 +56,9 @@ class StepExecutor {
   void update(const AdamStep& step);
   /// Must be called after weights were written other than by `update`. Collective.
   void weights_changed() { pipeline_->share_embedding(); }
+  /// CPU ranks: as ShardedOptimizer::progress, for all chunks. After `update` it begins to send
+  /// weights.
+  void progress();
   /// Times of the last step's passes; nullopt without pipeline stages.
   std::optional<Pipeline::Times> times() const {
     return groups_.pp() ? std::optional(times_) : std::nullopt;

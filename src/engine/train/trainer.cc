@@ -252,6 +252,8 @@ class Trainer {
   std::optional<StepRecord> step() {
     const auto start = Clock::now();
     recorder().reset();
+    // Not before the ranks' times of the step before, which would arrive after the first weights.
+    executor_->progress();
     executor_->verify_text(state_.next_sample);
     const int64_t targets = executor_->targets(state_.next_sample);
     const StepSums sums = exchange(executor_->compute(state_.next_sample, targets));
@@ -412,6 +414,7 @@ class Trainer {
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
     const bool requested = std::exchange(save_requested_, false);
     if (requested) executor_->await_weights();
+    if (checkpoints_->is_due(state_)) executor_->progress();  // the first weights leave meanwhile
     checkpoints_->after_step(state_, requested, is_writing_);
     note_warnings();
   }
