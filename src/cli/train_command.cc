@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
+#include "core/files.h"
 #include "core/printable.h"
 #include "engine/checkpoint/resumed_replicas.h"
 #include "engine/data/open_data.h"
@@ -28,7 +29,7 @@ namespace tandem::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config, out, codec, init, device = "cpu";
+  std::string config, out, codec, init, inject, device = "cpu";
   std::vector<std::string> overrides;
   int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0, ranks_per_gpu = 1;
   bool resume = false;
@@ -126,6 +127,9 @@ void run(const TrainArguments& arguments) {
   check_memory(request.config, on_gpus);
   WorldOptions world;
   world.ranks = ParallelDims(request.config).ranks();
+  if (!arguments.inject.empty()) {
+    request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
+  }
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   world.ranks_per_gpu = arguments.ranks_per_gpu;
   if (on_gpus && !launched()) check_gpus(world);
@@ -208,6 +212,8 @@ void add_train(CLI::App& app) {
   command->add_option("--init", arguments->init,
                       "Start from the weights of this model: a Hugging Face folder, or what train "
                       "left; moments are zero, the step is 0");
+  command->add_option("--inject", arguments->inject,
+                      "For tests: faults to inject (TOML): kill, hang, slow ranks, flip bits");
   command->footer(
       "\nKeys of the job file:\n" + wrapped_keys() +
       "\nRanks are threads of this process, or under mpirun, torchrun or srun their processes."

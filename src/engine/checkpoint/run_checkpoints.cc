@@ -5,10 +5,12 @@
 
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
 #include "comm/host_ranks.h"
+#include "core/files.h"
 #include "engine/checkpoint/saving.h"
 #include "engine/parallel/collective_check.h"
 #include "gemm/gemm.h"
@@ -177,6 +179,23 @@ std::string RunCheckpoints::save_now(const TrainState& state) {
   Outcome outcome = save_live(state);
   if (outcome.error.empty()) collect(outcome);
   return outcome.error;
+}
+
+std::string RunCheckpoints::set_aside(int64_t step) {
+  if (write_.valid()) {
+    written_ = -1;
+    collect(write_.get());
+  }
+  return on_rank_zero(ranks_.world, "setting a checkpoint aside", [&] {
+    const std::string path = checkpoint_path(options_.out, step);
+    if (path_exists(path)) {
+      std::filesystem::rename(path, path + ".corrupt");
+      warn(fmt::format("{} is now called {}.corrupt", path, path));
+    }
+    const std::vector<std::string> left = list_checkpoints(options_.out);
+    return left.empty() ? "there is no checkpoint of an earlier step"
+                        : "resume from " + left.front();
+  });
 }
 
 double RunCheckpoints::take_blocked_ms() {

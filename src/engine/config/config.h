@@ -102,6 +102,12 @@ struct TrainConfig {
     int64_t steps = 2;
     bool ranks = true;
   } trace;
+  struct {
+    std::string action = "off";
+    double weights = 1;  ///< this and the next two: shares
+    double state = 0.1;
+    double recompute = 0;
+  } check;
 };
 
 using ConfigSlot = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,

@@ -1,3 +1,4 @@
+#include "engine/config/check_keys.h"
 #include "engine/config/config.h"
 
 namespace tandem {
@@ -473,7 +474,11 @@ std::vector<ConfigKey> make_keys() {
 }  // namespace
 
 std::span<const ConfigKey> config_keys() {
-  static const std::vector<ConfigKey> keys = make_keys();
+  static const std::vector<ConfigKey> keys = [] {
+    std::vector<ConfigKey> all = make_keys();
+    for (ConfigKey& key : check_keys()) all.push_back(std::move(key));
+    return all;
+  }();
   return keys;
 }
 

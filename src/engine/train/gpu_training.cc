@@ -35,6 +35,9 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
       parallel.dp_shard > 0 && shards > 1 && shards < parallel.dp) {
     throw ConfigError(fmt::format("parallel.dp_shard = {}: expected 0 or 1 on GPUs", shards));
   }
+  if (config.check.action != "off") {
+    throw ConfigError(fmt::format("check.action = {}: expected off on GPUs", config.check.action));
+  }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
        {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {

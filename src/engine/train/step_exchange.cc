@@ -42,6 +42,7 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
     total.save = total.save || other.save;
     total.writing = total.writing || other.writing;
     total.failed = total.failed || other.failed;
+    total.checks += other.checks;
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded_optimizer.h"
+#include "engine/train/state_checks.h"
 #include "engine/train/step_record.h"
 #include "tandem/communicator.h"
 
@@ -34,6 +35,7 @@ struct StepSums {
   bool save = false;     ///< a rank was asked for a checkpoint
   bool writing = false;  ///< a rank writes a checkpoint
   bool failed = false;   ///< a rank failed to read its text or to write its metrics
+  CheckSums checks;
 };
 /// Communicators whose ranks together are the world: sums are made along each in turn.
 using WorldAxes = std::vector<Communicator*>;

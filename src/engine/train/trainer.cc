@@ -26,12 +26,14 @@
 #include "engine/plan/memory.h"
 #include "engine/plan/utilization.h"
 #include "engine/report/progress.h"
+#include "engine/train/fault_injector.h"
 #include "engine/train/gpu_training.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/phase_log.h"
 #include "engine/train/progress_sink.h"
 #include "engine/train/run_files.h"
 #include "engine/train/run_start.h"
+#include "engine/train/state_checks.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
 #include "engine/train/step_guard.h"
@@ -56,6 +58,7 @@ const TrainRequest& checked(Communicator& world, const TrainRequest& request,
   world.require_same("--resume", request.resume ? "yes" : "no");
   world.require_same("--out", request.out);
   world.require_same("--init", request.init);
+  world.require_same("--inject", request.faults.text());
   require_same_location(world, "--out", request.out);
   world.require_same("the training text", source.identity());
   set_kernel_threads(threads_per_rank(world.size()));
@@ -82,6 +85,8 @@ class Trainer {
     note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
     executor_.emplace(config_, groups_, source, sampler_, *ranks_);
+    checks_.emplace(groups_, config_, *ranks_, request.out);
+    if (!request.faults.empty()) injector_.emplace(request.faults, groups_, *ranks_, request.out);
     trained_.emplace(trained());
     begin(resume_from, init_from);
     executor_->load(state_.next_sample);  // under what precedes the first step
@@ -108,7 +113,7 @@ class Trainer {
     run_start_ = Clock::now();
     elapsed_before_ = state_.elapsed_s;
     save_initial_model();
-    while (!finished() && !stop_ && !failed_ && diverged_.empty()) {
+    while (!finished() && !stop_ && !failed_ && diverged_.empty() && corrupt_.empty()) {
       if (request_.before_step) request_.before_step(state_.step);
       trace.before_step(state_.step);
       std::optional<StepRecord> record = step();
@@ -121,6 +126,7 @@ class Trainer {
       checkpoint();
       phase_log_->add(*record);
     }
+    if (!corrupt_.empty()) end_corrupt();
     const std::string unsaved = save_now();
     trace.finish(request_.out);
     rethrow_error(unsaved);
@@ -256,7 +262,12 @@ class Trainer {
     executor_->progress();
     executor_->verify_text(state_.next_sample);
     const int64_t targets = executor_->targets(state_.next_sample);
-    const StepSums sums = exchange(executor_->compute(state_.next_sample, targets));
+    if (injector_) injector_->before_passes(state_.step + 1, *executor_);
+    const StepExecutor::Result result = executor_->compute(state_.next_sample, targets);
+    if (injector_) injector_->after_passes(state_.step + 1);
+    const StepSums sums = exchange(result);
+    report(checks_->find(sums.checks, state_.step + 1));
+    if (!corrupt_.empty()) return {};
     save_requested_ = save_requested_ || sums.save;
     failed_ = sums.failed;
     if (!failed_ && !sums.text.agrees(groups_.dims().dp())) {
@@ -321,6 +332,19 @@ class Trainer {
     return record;
   }
 
+  void report(const std::vector<CheckFinding>& findings) {
+    for (const CheckFinding& finding : findings) note("warning: " + describe(finding));
+    if (!findings.empty() && checks_->stops()) corrupt_ = describe(findings.front());
+  }
+
+  /// Saves nothing, and sets the checkpoint of the last step aside.
+  [[noreturn]] void end_corrupt() {
+    const std::string saved = checkpoints_->set_aside(state_.step);
+    note_warnings();
+    throw Error(fmt::format("{}; ended after step {}, whose weights are not saved; {}", corrupt_,
+                            state_.step, saved));
+  }
+
   /// Also says which samples a skipped step has dropped.
   void add_to_ledger(const LedgerStep& step) {
     if (!files_) return;
@@ -351,6 +375,7 @@ class Trainer {
     sums.save = requested != std::exchange(saves_seen_, requested);
     sums.writing = checkpoints_->is_writing();
     sums.failed = !failure().empty();
+    sums.checks = checks_->sums(state_.step + 1);
     sums = exchange_sums(groups_.world_axes(), sums);
     is_writing_ = sums.writing;
     return sums;
@@ -416,6 +441,7 @@ class Trainer {
     if (requested) executor_->await_weights();
     if (checkpoints_->is_due(state_)) executor_->progress();  // the first weights leave meanwhile
     checkpoints_->after_step(state_, requested, is_writing_);
+    if (injector_) injector_->after_save(checkpoints_->saved_step());
     note_warnings();
   }
 
@@ -449,6 +475,8 @@ class Trainer {
   std::optional<ModelRanks> ranks_;
   std::optional<TrainedRanks> trained_;
   std::optional<StepExecutor> executor_;
+  std::optional<StateChecks> checks_;
+  std::optional<FaultInjector> injector_;
   std::optional<Validation> validation_;
   Utilization utilization_;
   TrainState state_;
@@ -465,6 +493,7 @@ class Trainer {
   bool is_writing_ = false;                           // a rank wrote a checkpoint during the step
   bool ledger_fails_ = false, metrics_fail_ = false;  // rank 0
   std::string error_;                                 // this rank's, of text
+  std::string corrupt_;                               // finding that ends the run
   std::string diverged_;  // message if the loss is not finite; the same on all ranks
 };
 

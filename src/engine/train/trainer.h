@@ -14,6 +14,7 @@
 #include <string>
 
 #include "engine/config/config.h"
+#include "engine/config/fault_plan.h"
 #include "engine/data/token_source.h"
 #include "tandem/communicator.h"
 #include "tandem/tensor.h"
@@ -25,6 +26,7 @@ struct TrainRequest {
   std::string out;
   bool resume = false;
   std::string init;         ///< folder of a model whose weights to start from; not with `resume`
+  FaultPlan faults = {};    ///< to inject; the same on every rank
   std::FILE* log = stderr;  ///< output of rank 0's messages
   /// If set on any rank, all ranks finish the current step, save a checkpoint and return.
   const std::atomic<bool>* stop = nullptr;

@@ -1,0 +1,26 @@
+#include "engine/config/check_keys.h"
+
+namespace tandem {
+
+#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
+
+std::vector<ConfigKey> check_keys() {
+  return {
+      {"check.action",
+       TANDEM_SLOT(check.action),
+       0,
+       0,
+       {"off", "warn", "stop"},
+       "if data in memory turn out to be corrupt: name the rank (warn), and end the run without "
+       "saving them (stop); off: no check"},
+      {"check.weights",
+       TANDEM_SLOT(check.weights),
+       0,
+       1,
+       {},
+       "share of the weights that several ranks hold, compared in each step"},
+  };
+}
+#undef TANDEM_SLOT
+
+}  // namespace tandem

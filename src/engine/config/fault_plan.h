@@ -1,0 +1,72 @@
+// Faults to inject into a training run, for tests of what notices them: a TOML file.
+//
+//   seed = 1                  # of random places, ranks and faults
+//   [[fault]]
+//   step = 3                  # before which it happens, from 1
+//   rank = 1                  # of the world; without it a random one
+//   kind = "flip_weights"
+//   tensor = "*.q_proj.*"     # flips: pattern of names; without it any
+//   bit = 30                  # flips: of an element's; without it a random one
+//   percent = 50              # slow: time that a step takes longer
+//
+//   [random]                  # more of them: in each step and rank with this probability
+//   rate = 0.01
+//   kinds = ["kill", "slow"]
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+enum class FaultKind : uint8_t {
+  kill,             ///< SIGKILL of the rank's process
+  hang,             ///< SIGSTOP of it
+  slow,             ///< steps take longer from then on
+  flip_weights,     ///< a bit of the weights that passes read
+  flip_masters,     ///< of the owner's f32 weights
+  flip_moments,     ///< of a moment of the optimizer
+  flip_gradients,   ///< of the reduced gradients
+  flip_message,     ///< of the next large message to another process
+  flip_checkpoint,  ///< of the newest checkpoint's files, on rank 0
+};
+std::string_view name_of(FaultKind kind);
+
+struct Fault {
+  int64_t step = 1;
+  int rank = 0;
+  FaultKind kind = FaultKind::kill;
+  std::string tensor = {};  ///< pattern; empty: any
+  int bit = -1;             ///< -1: random
+  double percent = 100;
+  uint64_t number = 0;  ///< of a fault in the run: the index of its random numbers
+};
+
+class FaultPlan {
+ public:
+  /// No faults.
+  FaultPlan() = default;
+  /// Throws ConfigError that names file, line, key and value, for a rank that a world of `ranks`
+  /// does not have, too. `file`: of `text`, in messages.
+  FaultPlan(const std::string& text, const std::string& file, int ranks);
+
+  bool empty() const { return faults_.empty() && rate_ == 0; }
+  /// Faults of all ranks before a step; the same on every rank.
+  std::vector<Fault> at(int64_t step) const;
+  uint64_t seed() const { return seed_; }
+  /// Text that it was read from.
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  uint64_t seed_ = 1;
+  int ranks_ = 1;
+  double rate_ = 0;
+  std::vector<FaultKind> kinds_;
+  std::vector<Fault> faults_;
+};
+
+}  // namespace tandem

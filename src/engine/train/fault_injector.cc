@@ -1,0 +1,181 @@
+#include "engine/train/fault_injector.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fnmatch.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "core/file_descriptor.h"
+#include "core/files.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/parallel/parameter_slices.h"
+#include "engine/train/model_pieces.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool is_flip_of_state(FaultKind kind) {
+  return kind == FaultKind::flip_weights || kind == FaultKind::flip_masters ||
+         kind == FaultKind::flip_moments;
+}
+
+}  // namespace
+
+/// Contiguous elements of one tensor that a bit may be flipped in.
+struct FaultInjector::Spot {
+  const Parameter& parameter;
+  Tensor values;
+};
+
+FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
+                             const std::string& out)
+    : plan_(plan), groups_(groups), ranks_(ranks), out_(out) {
+  if (groups.world().on_gpu()) throw Unsupported("--inject on GPUs: expected CPU ranks");
+}
+
+void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
+  begin_ = Clock::now();
+  const std::vector<Fault> faults = plan_.at(step);
+  if (std::ranges::any_of(faults, [](const Fault& f) { return is_flip_of_state(f.kind); })) {
+    executor.await_weights();
+  }
+  for (const Fault& fault : faults) {
+    if (fault.rank != groups_.world().rank()) continue;
+    if (is_flip_of_state(fault.kind)) {
+      flip(fault);
+    } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
+      record(fault, "{}");
+      ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);
+    } else if (fault.kind == FaultKind::slow) {
+      record(fault, fmt::format(R"({{"percent":{}}})", fault.percent));
+      slower_percent_ = fault.percent;
+    }
+  }
+}
+
+void FaultInjector::after_passes(int64_t step) {
+  for (const Fault& fault : plan_.at(step)) {
+    if (fault.kind == FaultKind::flip_gradients && fault.rank == groups_.world().rank()) {
+      flip(fault);
+    }
+    if (fault.kind == FaultKind::flip_checkpoint) of_files_.push_back(fault);
+  }
+  if (slower_percent_ > 0) {
+    std::this_thread::sleep_for((Clock::now() - begin_) * (slower_percent_ / 100));
+  }
+}
+
+void FaultInjector::after_save(int64_t saved_step) {
+  if (std::exchange(saved_step_, saved_step) == saved_step) return;
+  for (const Fault& fault : std::exchange(of_files_, {})) {
+    if (groups_.world().rank() == 0) flip_file(fault);
+  }
+}
+
+/// All that match the fault.
+std::vector<FaultInjector::Spot> FaultInjector::spots(const Fault& fault, uint64_t draw) const {
+  std::vector<Spot> found;
+  for (const ModelChunk& chunk : ranks_.chunks) {
+    const std::vector<Parameter>& list = chunk.stage.parameter_list();
+    const ParameterSlices tensors(list);
+    const auto add = [&](const StateSlice& slice) {
+      tensors.for_each({slice.begin, slice.values.elements()}, [&](const ParameterSlice& range) {
+        const Parameter& parameter = list[range.parameter];
+        if (!fault.tensor.empty() &&
+            ::fnmatch(fault.tensor.c_str(), parameter.name.c_str(), 0) != 0) {
+          return;
+        }
+        found.push_back({parameter, slice.values.narrow(0, range.flat - slice.begin, range.count)});
+      });
+    };
+    const auto add_all = [&](const std::vector<StateSlice>& slices) {
+      for (const StateSlice& slice : slices) add(slice);
+    };
+    if (fault.kind == FaultKind::flip_masters) {
+      const bool apart = chunk.optimizer.has_masters();
+      add_all(chunk.optimizer.slices(apart ? Moment::master : Moment::weights));
+    } else if (fault.kind == FaultKind::flip_moments) {
+      add_all(chunk.optimizer.slices(draw % 2 == 0 ? Moment::first : Moment::second));
+    } else if (fault.kind == FaultKind::flip_gradients) {
+      add_all(chunk.optimizer.reduced_gradients());
+    } else {
+      for (const Parameter& parameter : list) {
+        tensors.for_each(local_range(parameter), [&](const ParameterSlice& range) {
+          if (&list[range.parameter] != &parameter) return;
+          add({range.flat,
+               weights_as_read(chunk, parameter.sharding.over_tp(), range.flat, range.count)});
+        });
+      }
+    }
+  }
+  return found;
+}
+
+/// Flips a bit of a random element.
+void FaultInjector::flip(const Fault& fault) {
+  const auto words = philox(plan_.seed(), uint64_t(fault.step), fault.number);
+  const std::vector<Spot> all = spots(fault, words[3]);
+  int64_t elements = 0;
+  for (const Spot& spot : all) elements += spot.values.elements();
+  if (elements == 0) return record(fault, R"({"skipped":"no such tensor on this rank"})");
+  int64_t element = int64_t((uint64_t(words[0]) << 32 | words[1]) % uint64_t(elements));
+  auto spot = all.begin();
+  for (; element >= spot->values.elements(); ++spot) element -= spot->values.elements();
+  const size_t bytes = size_of(spot->values.dtype());
+  auto* const data = static_cast<std::byte*>(spot->values.data()) + size_t(element) * bytes;
+  const unsigned bit = (fault.bit >= 0 ? unsigned(fault.bit) : words[2]) % unsigned(8 * bytes);
+  uint32_t value = 0;
+  std::memcpy(&value, data, bytes);
+  const uint32_t flipped = value ^ (uint32_t{1} << bit);
+  record(fault, fmt::format(R"({{"tensor":"{}","bit":{},"before":"{:#x}","after":"{:#x}"}})",
+                            spot->parameter.name, bit, value, flipped));
+  std::memcpy(data, &flipped, bytes);
+}
+
+/// Flips a bit of a random byte of the newest checkpoint.
+void FaultInjector::flip_file(const Fault& fault) {
+  const auto words = philox(plan_.seed(), uint64_t(fault.step), fault.number);
+  std::vector<std::string> files;
+  const std::vector<std::string> checkpoints = list_checkpoints(out_);
+  if (!checkpoints.empty()) files = names_in(checkpoints.front());
+  std::erase_if(files, [](const std::string& name) { return !name.ends_with(".safetensors"); });
+  if (files.empty()) return record(fault, R"({"skipped":"no checkpoint"})");
+  const std::string path = checkpoints.front() + "/" + files[words[0] % files.size()];
+  const FileDescriptor file(path, O_RDWR | O_NOFOLLOW);
+  const uint64_t offset =
+      (uint64_t(words[1]) << 32 | words[2]) % std::max<uint64_t>(1, file_size(file.get(), path));
+  const unsigned bit = (fault.bit >= 0 ? unsigned(fault.bit) : words[3]) % 8;
+  record(fault, fmt::format(R"({{"file":{},"byte":{},"bit":{}}})", nlohmann::json(path).dump(),
+                            offset, bit));
+  uint8_t value = 0;
+  read_at(file.get(), path, &value, 1, offset);
+  value = uint8_t(value ^ 1u << bit);
+  write_at(file.get(), path, &value, 1, offset);
+}
+
+/// `details`: a JSON object. Several processes append to the file.
+void FaultInjector::record(const Fault& fault, const std::string& details) {
+  nlohmann::ordered_json json{
+      {"step", fault.step},
+      {"rank", fault.rank},
+      {"kind", name_of(fault.kind)},
+      {"time_s",
+       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()}};
+  json.update(nlohmann::ordered_json::parse(details));
+  const std::string path = out_ + "/injected.jsonl";
+  const FileDescriptor file(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+  std::string line = json.dump() + "\n";
+  append_to(file.get(), path, line);
+}
+
+}  // namespace tandem

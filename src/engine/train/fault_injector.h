@@ -1,0 +1,47 @@
+// Injection of faults into a training run (engine/config/fault_plan.h), for tests of what notices
+// them. Each fault is a line of JSON in OUT/injected.jsonl, written before it happens.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "engine/config/fault_plan.h"
+#include "engine/parallel/dims.h"
+#include "engine/train/model_ranks.h"
+#include "engine/train/step_executor.h"
+
+namespace tandem {
+
+class FaultInjector {
+ public:
+  /// `plan`, `groups` and `ranks` must outlive this object. CPU ranks: throws Unsupported on GPUs.
+  FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
+                const std::string& out);
+
+  /// Before the passes of a step: kills, hangs, flips of weights and of the optimizer's state. All
+  /// ranks wait for their weights first if one of them has a flip. Collective.
+  void before_passes(int64_t step, StepExecutor& executor);
+  /// After gradients are reduced: flips of these, and the time that a slow rank takes longer.
+  void after_passes(int64_t step);
+  /// After `saved_step` was written.
+  void after_save(int64_t saved_step);
+
+ private:
+  struct Spot;
+  std::vector<Spot> spots(const Fault& fault, uint64_t draw) const;
+  void flip(const Fault& fault);
+  void flip_file(const Fault& fault);
+  void record(const Fault& fault, const std::string& details);
+
+  const FaultPlan& plan_;
+  const ParallelGroups& groups_;
+  ModelRanks& ranks_;
+  std::string out_;
+  double slower_percent_ = 0;
+  std::chrono::steady_clock::time_point begin_;
+  std::vector<Fault> of_files_;  // to come after the next save
+  int64_t saved_step_ = -1;
+};
+
+}  // namespace tandem

@@ -1,0 +1,56 @@
+#include "engine/train/finding.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/json.h"
+
+namespace tandem {
+namespace {
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+std::string describe(const CheckFinding& finding) {
+  const std::string where = fmt::format("step {}: {}", finding.step, finding.tensor);
+  if (finding.reason == "copies") {
+    return fmt::format("{} differs between {}: one of them is corrupt", where,
+                       name_ranks(finding.ranks));
+  }
+  std::vector<int> others;
+  std::ranges::set_difference(finding.compared, finding.ranks, std::back_inserter(others));
+  return fmt::format("{} of {} is corrupt: it differs from that of {}{}", where,
+                     name_ranks(finding.ranks), name_ranks(others),
+                     finding.reason == "owner" ? ", as its owner's f32 weights show" : "");
+}
+
+std::string to_json_line(const CheckFinding& finding) {
+  const nlohmann::ordered_json json{{"step", finding.step},         {"check", finding.check},
+                                    {"tensor", finding.tensor},     {"ranks", finding.ranks},
+                                    {"compared", finding.compared}, {"reason", finding.reason}};
+  return json.dump() + "\n";
+}
+
+std::vector<CheckFinding> parse_findings(const std::string& json_lines) {
+  std::vector<CheckFinding> findings;
+  std::istringstream lines(json_lines);
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = parse_json(line);
+    if (!json.is_object()) continue;
+    findings.push_back(
+        {json.at("step").get<int64_t>(), json.at("check").get<std::string>(),
+         json.at("tensor").get<std::string>(), json.at("ranks").get<std::vector<int>>(),
+         json.at("compared").get<std::vector<int>>(), json.at("reason").get<std::string>()});
+  }
+  return findings;
+}
+
+}  // namespace tandem
