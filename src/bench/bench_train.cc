@@ -304,7 +304,7 @@ TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_sha
   if (q.ep > 1 && config.model.experts == 0) {
     throw InvalidArgument(fmt::format("bench train: --ep {}: {} has no experts", q.ep, q.model));
   }
-  config.model.check(q.tp, q.ep);
+  config.model.check_training(q.tp, q.ep);
   if (on_gpus) check_gpu_training(config, ranks_share_gpu);
   check_memory(config, on_gpus);
   return config;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "core/safetensors.h"
 #include "engine/eval/evaluate.h"
 #include "engine/model/config.h"
+#include "engine/model/weight_files.h"
 #include "tandem/communicator.h"
 
 namespace tandem::cli {
@@ -28,7 +28,7 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
 struct EvaluationInputs {
   const std::string& directory;  ///< contains the model's files
   const ModelConfig& config;
-  const SafetensorsFile& weights;
+  const WeightFiles& weights;
   const std::vector<std::string>& files;
 
   void load_into(Transformer& model) const;

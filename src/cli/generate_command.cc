@@ -19,6 +19,7 @@
 #include "core/machine.h"
 #include "core/output.h"
 #include "engine/checkpoint/stored_model.h"
+#include "engine/infer/generation_config.h"
 #include "engine/infer/generator.h"
 #include "engine/infer/stop_text.h"
 #include "engine/model/pretrained.h"
@@ -39,7 +40,9 @@ struct GenerateArguments {
   bool allow_uncompressed = false;
   int64_t max_tokens = 256;
   SamplingOptions sampling;
-  CodecPolicy policy;  ///< parsed from `codec`
+  const CLI::Option *temperature = nullptr, *top_k = nullptr, *top_p = nullptr;
+  std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
+  CodecPolicy policy;         ///< parsed from `codec`
 };
 
 /// Tokens of a prompt. A model of another program that adds no token before a text is given none,
@@ -60,12 +63,15 @@ std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& t
 /// Text of the tokens that a model generates.
 class Continuation {
  public:
-  Continuation(const TextTokenizer* tokenizer, bool has_prompt) : tokenizer_(tokenizer) {
+  /// `ends`: tokens that end a text; if it is empty, special ones do.
+  Continuation(const TextTokenizer* tokenizer, std::vector<int32_t> ends, bool has_prompt)
+      : tokenizer_(tokenizer), ends_(std::move(ends)) {
     if (tokenizer) decoder_.emplace(*tokenizer, false, has_prompt);
   }
   bool is_end(int32_t token) const {
-    return tokenizer_ ? token >= tokenizer_->vocab() || tokenizer_->is_special(token)
-                      : token >= kBos;
+    if (!tokenizer_) return token >= kBos;
+    if (!ends_.empty()) return std::ranges::find(ends_, token) != ends_.end();
+    return token >= tokenizer_->vocab() || tokenizer_->is_special(token);
   }
   /// Whole characters of a tokenizer's text, or the byte.
   std::string add(int32_t token) {
@@ -75,6 +81,7 @@ class Continuation {
 
  private:
   const TextTokenizer* tokenizer_;
+  std::vector<int32_t> ends_;
   std::optional<TextDecoder> decoder_;
 };
 
@@ -112,9 +119,10 @@ class Report {
     text_ += text;
     if (shows()) put(text);
   }
-  void count_token() {
+  void count_token(int32_t token) {
     last_ = Clock::now();
     if (tokens_++ == 0) first_ = last_;
+    token_ids_.push_back(token);
   }
   void end(const StopText& stops, bool over, const Generator& generator) const {
     if (shows()) put("\n");
@@ -147,6 +155,7 @@ class Report {
                                 {"dropped_prompt_tokens", stats.dropped_prompt},
                                 {"context_refills", stats.context_refills},
                                 {"tokens", tokens_},
+                                {"token_ids", token_ids_},
                                 {"prefill", generator.prefill()},
                                 {"prefill_s", stats.prefill_s},
                                 {"first_token_s", prompt_s},
@@ -170,6 +179,7 @@ class Report {
   const int ranks_;
   std::string text_;
   int64_t tokens_ = 0;
+  std::vector<int32_t> token_ids_;
   const Clock::time_point begin_ = Clock::now();
   Clock::time_point first_ = begin_, last_ = begin_;
 };
@@ -202,19 +212,37 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
   StopText stops(arguments.stops);
-  Continuation continuation(stored.tokenizer.get(), !prompt.empty());
+  Continuation continuation(stored.tokenizer.get(), arguments.ends, !prompt.empty());
   bool over = false;
   generator.generate(tokens, arguments.max_tokens, arguments.sampling, [&](int32_t token) {
     over = continuation.is_end(token);
     if (over) return false;
     const std::string text = add_text(stops, continuation.add(token));
-    if (report) report->count_token(), report->add(text);
+    if (report) report->count_token(token), report->add(text);
     return stops.stop() == nullptr;
   });
   if (!report) return;
   std::string last = add_text(stops, continuation.rest());
   report->add(last += stops.rest());
   report->end(stops, over, generator);
+}
+
+/// Takes what the model's folder says on generating, unless the command line does.
+void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
+  GenerationDefaults defaults = read_generation_defaults(stored.directory, note);
+  if (stored.tokenizer) arguments.ends = std::move(defaults.ends);
+  SamplingOptions& sampling = arguments.sampling;
+  const auto take = [](const CLI::Option* given, const auto& value, auto& option) {
+    if (given->count() == 0 && value) option = *value;
+  };
+  take(arguments.temperature, defaults.temperature, sampling.temperature);
+  take(arguments.top_k, defaults.top_k, sampling.top_k);
+  take(arguments.top_p, defaults.top_p, sampling.top_p);
+  try {
+    check(sampling);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("{}/generation_config.json: {}", stored.directory, error.what()));
+  }
 }
 
 void run(GenerateArguments arguments) {
@@ -230,6 +258,7 @@ void run(GenerateArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
   const StoredModel stored = open_model(arguments.directory, note);
+  take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
   if (!stored.tokenizer && config.vocab != kBos + 1) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)",
@@ -244,11 +273,12 @@ void run(GenerateArguments arguments) {
     tp.require_same(
         "options",
         fmt::format("--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                    "--codec {}{} --prefill {} --stop {} --prompt {}",
+                    "--codec {}{} --prefill {} --stop {} eos_token_id {} --prompt {}",
                     sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
                     arguments.max_tokens, arguments.dtype, arguments.policy.describe(),
                     arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
-                    fmt::join(arguments.stops, " --stop "), arguments.prompt));
+                    fmt::join(arguments.stops, " --stop "), fmt::join(arguments.ends, ","),
+                    arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     generate(tp, arguments, stored);
@@ -268,18 +298,18 @@ void add_generate(CLI::App& app) {
                       "Text to continue (-: all of standard input; default: none)");
   command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
       ->capture_default_str();
-  command
-      ->add_option("--temperature", arguments->sampling.temperature,
-                   "0: always the likeliest token")
-      ->capture_default_str();
-  command
-      ->add_option("--top-k", arguments->sampling.top_k,
-                   "Only so many of the likeliest tokens (0: all)")
-      ->capture_default_str();
-  command
-      ->add_option("--top-p", arguments->sampling.top_p,
-                   "Of those, only the likeliest that make up this share")
-      ->capture_default_str();
+  arguments->temperature = command
+                               ->add_option("--temperature", arguments->sampling.temperature,
+                                            "0: always the likeliest token")
+                               ->capture_default_str();
+  arguments->top_k = command
+                         ->add_option("--top-k", arguments->sampling.top_k,
+                                      "Only so many of the likeliest tokens (0: all)")
+                         ->capture_default_str();
+  arguments->top_p = command
+                         ->add_option("--top-p", arguments->sampling.top_p,
+                                      "Of those, only the likeliest that make up this share")
+                         ->capture_default_str();
   command->add_option("--seed", arguments->sampling.seed, "Same seed, same text")
       ->capture_default_str();
   command
@@ -316,7 +346,9 @@ void add_generate(CLI::App& app) {
       "  tandem generate out/tiny --prompt 'int main' --temperature 0 --max-tokens 80 --tp 2\n"
       "  tandem generate out/tiny --prompt 'int main' --tp 2 --codec int8   fewer bytes sent\n"
       "  tandem generate out/tiny --prompt - --top-k 40 --stop ';' <include/tandem/random.h\n"
-      "\nA line with the speed goes to standard error.");
+      "\nA folder's generation_config.json sets the defaults of --temperature, --top-k and --top-p "
+      "and "
+      "the tokens\nthat end a text. A line with the speed goes to standard error.");
   command->callback([arguments] { run(*arguments); });
 }
 

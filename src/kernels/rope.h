@@ -5,13 +5,16 @@
 #include <cstdint>
 
 #include "core/exec.h"
+#include "kernels/rope_scaling.h"
 
 namespace tandem {
 
-/// Cosines and sines of positions [0, max_seq), computed in double, on exec's device.
+/// Cosines and sines of positions [0, max_seq), computed in double, on exec's device; with YaRN
+/// both times its attention factor.
 class RopeTable {
  public:
-  RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double theta);
+  RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double theta,
+            const RopeScaling& scaling = {});
   int64_t half() const { return half_; }
   /// f32 [half], on the table's device.
   const float* cos(int64_t position) const { return cos_.as<float>() + position * half_; }

@@ -67,7 +67,7 @@ TEST(Pretrained, EveryRankReadsItsShard) {
     write_model(directory + "/model.safetensors", config);
     const StoredModel stored = open_model(directory, unexpected_note);
     EXPECT_EQ(stored.config, config);
-    const SafetensorsFile& file = stored.weights;
+    const WeightFiles& file = stored.weights;
     for (const int tp : {1, 2}) {
       for (int rank = 0; rank < tp; ++rank) {
         const ModelLayout layout(config, tp, rank);

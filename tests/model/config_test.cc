@@ -51,13 +51,12 @@ TEST(ModelConfig, JsonErrorsNameFileAndKey) {
   auto missing = root;
   missing.erase("vocab_size");
   EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key vocab_size is missing");
-  EXPECT_EQ(with("model_type", "qwen2"),
-            "dir/config.json: model_type = \"qwen2\": expected llama, mistral, mixtral or tandem");
+  const std::string families =
+      "expected llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe or tandem";
+  EXPECT_EQ(with("model_type", "gemma"), "dir/config.json: model_type = \"gemma\": " + families);
   missing = root;
   missing.erase("model_type");
-  EXPECT_EQ(
-      error_of(missing.dump()),
-      "dir/config.json: key model_type is missing: expected llama, mistral, mixtral or tandem");
+  EXPECT_EQ(error_of(missing.dump()), "dir/config.json: key model_type is missing: " + families);
   EXPECT_NE(with("num_local_experts", 4).find("unknown key num_local_experts"), std::string::npos);
   ModelConfig moe = small_model();
   moe.experts = 4;
@@ -159,7 +158,8 @@ TEST(ModelConfig, SlidingWindowsAreThoseOfHuggingFace) {
   EXPECT_EQ(read("layer_types", List(5, sliding)).sliding_window, 8);
   EXPECT_EQ(read("layer_types", {sliding, sliding, full, sliding, sliding}).full_attention_freq, 3);
   EXPECT_NE(error_of(with("layer_types", {full, sliding, full, sliding, full}))
-                .find("expected \"full_attention\" in every n-th layer, or in none"),
+                .find("expected \"full_attention\" in every n-th layer, in the first ones, or in "
+                      "none"),
             std::string::npos);
   EXPECT_NE(error_of(with("layer_types", {full, sliding}))
                 .find("expected an array of num_hidden_layers = 5 strings"),
@@ -231,8 +231,16 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.full_attention_freq = 3: expected 0 (none) or 2 to model.layers = 2");
   EXPECT_EQ(error(0, [](auto&) {}), "tp 0: expected at least 1");
   EXPECT_EQ(error(3, [](auto&) {}), "model.heads = 4: expected a multiple of tp = 3");
-  EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }),
-            "model.kv_heads = 2: expected a multiple of tp = 4");
+  EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }), "no error");  // two ranks share a head
+  EXPECT_EQ(error(3, [](auto& c) { c.heads = 6, c.kv_heads = 2; }),
+            "model.kv_heads = 2: expected a multiple or a divisor of tp = 3");
+  EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.first_window_layer = 2; }),
+            "model.first_window_layer = 2: expected 0 to 1");
+  EXPECT_EQ(error(1,
+                  [](auto& c) {
+                    c.rope_scaling = {RopeScaling::Kind::linear, 0.5};
+                  }),
+            "rope_scaling: factor = 0.5: expected 1 to 1000000000");
   EXPECT_EQ(error(1, [](auto& c) { c.kv_heads = 3; }),
             "model.kv_heads = 3: expected a divisor of heads = 4");
   EXPECT_EQ(error(1, [](auto& c) { c.head_dim = 5; }),

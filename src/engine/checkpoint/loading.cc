@@ -85,7 +85,8 @@ std::string load_residuals(const TrainedRanks& ranks, const std::string& path) {
   return "";
 }
 
-void load_weights(const TrainedRanks& ranks, const SafetensorsFile& weights) {
+template <typename Weights>
+void load_weights(const TrainedRanks& ranks, const Weights& weights) {
   for (const auto& [model, optimizer] : ranks.stages) {
     load_parameters(weights, model.parameter_list(), model.exec(), model.parameter_staging());
   }
@@ -130,7 +131,7 @@ std::string load_checkpoint(const TrainedRanks& ranks, const std::string& path) 
 void load_model(const TrainedRanks& ranks, const std::string& folder) {
   allocate_staging(ranks);
   on_every_rank(ranks.world, "loading a model", ranks.bytes(), [&] {
-    load_weights(ranks, SafetensorsFile(folder + "/" + kModelFile));
+    load_weights(ranks, WeightFiles(folder));
     for (const auto& [model, optimizer] : ranks.stages) {
       optimizer.adopt_weights(model.parameter_staging());
     }

@@ -37,8 +37,7 @@ bool is_newer(const std::string& checkpoint, const std::string& final, const Not
   }
   const auto files = read_stored_state(checkpoint).files;
   const auto hash = files.find(kWeightsFile);
-  if (hash == files.end() ||
-      hash->second != SafetensorsFile(final + "/" + kWeightsFile).header_hash()) {
+  if (hash == files.end() || hash->second != WeightFiles(final).header_hash()) {
     note(fmt::format("{} has no state.json and other weights than {}: reads {}", final, checkpoint,
                      final));
   }
@@ -110,7 +109,7 @@ ModelConfig verified_config(const std::string& directory) {
   }
   const std::string file = directory + "/config.json";
   const ModelConfig config = model_config_from_json(read_small_file(file), file);
-  SafetensorsFile(directory + "/" + kWeightsFile).verify();
+  WeightFiles(directory).verify();
   return config;
 }
 
@@ -119,7 +118,7 @@ ModelConfig verified_config(const std::string& directory) {
 StoredModel open_model(const std::string& path, const Note& note) {
   std::string directory = find_model(path, note);
   ModelConfig config = verified_config(directory);
-  SafetensorsFile weights(directory + "/" + kWeightsFile);
+  WeightFiles weights(directory);
   require_same_tensors(config, weights);
   auto tokenizer = open_model_tokenizer(directory, config, note);
   std::string identity = model_identity(config, weights);

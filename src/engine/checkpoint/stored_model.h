@@ -5,16 +5,16 @@
 #include <memory>
 #include <string>
 
-#include "core/safetensors.h"
 #include "engine/model/config.h"
+#include "engine/model/weight_files.h"
 #include "engine/tokenizer/text_tokenizer.h"
 
 namespace tandem {
 
 struct StoredModel {
-  std::string directory;  ///< contains config.json and model.safetensors
+  std::string directory;  ///< contains config.json and the files of weights
   ModelConfig config;
-  SafetensorsFile weights;
+  WeightFiles weights;
   std::string identity;  ///< changes if the configuration, the weights or the tokenizer do
   std::shared_ptr<const TextTokenizer> tokenizer;  ///< nullptr: text is read as bytes
 };

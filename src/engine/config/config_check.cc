@@ -171,7 +171,7 @@ void check_config(const TrainConfig& config) {
     throw ConfigError(fmt::format("parallel.ep is {}: expected a divisor of parallel.dp = {}",
                                   config.parallel.ep, config.parallel.dp));
   }
-  config.model.check(int(config.parallel.tp), int(config.parallel.ep));
+  config.model.check_training(int(config.parallel.tp), int(config.parallel.ep));
   check_pipeline(config, batch / replicas);
   check_codec(config);
   check_patterns(config);

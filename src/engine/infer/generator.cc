@@ -48,7 +48,7 @@ class Generator::Impl {
         layout_(config, tp.size(), tp.rank()),
         capacity_(cache_capacity(config, options)),
         weights_(Exec{}, layout_, options.dtype),
-        rope_(Exec{}, capacity_, config.head_dim, config.rope_theta),
+        rope_(Exec{}, capacity_, config.head_dim, config.rope_theta, config.rope_scaling),
         caches_(make_caches()),
         context_{tp, config_, layout_, weights_, options.dtype, caches_, options.codec},
         block_(checked(options).block),

@@ -86,7 +86,7 @@ ModelContext::ModelContext(Communicator& communicator, const ModelConfig& model,
       gradients(exec, assign_gradients(layout, config, options.gradient_window)),
       tokens(options.batch * options.seq),
       local_rows(shard_of(tokens, tp.size(), tp.rank())),
-      rope(exec, options.seq, config.head_dim, config.rope_theta),
+      rope(exec, options.seq, config.head_dim, config.rope_theta, config.rope_scaling),
       norm_partial_sums(make(
           DType::f32, rms_norm_partial_sums(exec, local_rows.count, config.hidden), config.hidden)),
       rounded_gradient(

@@ -68,11 +68,44 @@ void check_experts(const ModelConfig& c, int ep) {
   }
 }
 
+void check_rope(const ModelConfig& c) {
+  if (!(c.rope_theta >= 1 && c.rope_theta <= 1e15)) {
+    throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", c.rope_theta));
+  }
+  const RopeScaling& s = c.rope_scaling;
+  if (s.kind == RopeScaling::Kind::none) return;
+  const auto check = [](const char* key, double value, double low, double high) {
+    if (value >= low && value <= high) return;
+    throw ConfigError(
+        fmt::format("rope_scaling: {} = {}: expected {} to {}", key, value, low, high));
+  };
+  constexpr double kMax = 1e9, kMin = 1e-6;
+  check("factor", s.factor, 1, kMax);
+  if (s.kind == RopeScaling::Kind::llama3) {
+    check("original_max_position_embeddings", s.original_max_seq, 1, kMax);
+    check("low_freq_factor", s.low_freq_factor, kMin, kMax);
+    check("high_freq_factor", s.high_freq_factor, s.low_freq_factor + kMin, kMax);
+  }
+  if (s.kind == RopeScaling::Kind::yarn) {
+    check("original_max_position_embeddings", s.original_max_seq, 1, kMax);
+    check("beta_slow", s.beta_slow, kMin, kMax);
+    check("beta_fast", s.beta_fast, s.beta_slow, kMax);
+    check("attention_factor", s.attention_factor, kMin, kMax);
+    if (c.rope_theta < 1.001) {
+      throw ConfigError(
+          fmt::format("rope_theta = {}: expected at least 1.001 with yarn", c.rope_theta));
+    }
+  }
+}
+
 }  // namespace
 
 int64_t ModelConfig::parameters() const {
-  const int64_t norms = hidden * (1 + layers * (parallel_block ? 1 : 2));
+  const int64_t norms =
+      hidden * (1 + layers * (parallel_block ? 1 : 2)) + (qk_norm ? 2 * layers * head_dim : 0);
+  const int64_t biases = qkv_bias ? layers * (heads + 2 * kv_heads) * head_dim : 0;
   return vocab * hidden * (tie_word_embeddings ? 1 : 2) + layer_matrices(*this, experts) + norms +
+         biases + (shared_expert_gate ? moe_layers() * hidden : 0) +
          (router_bias_update_rate > 0 ? moe_layers() * experts : 0);
 }
 
@@ -107,8 +140,13 @@ void ModelConfig::check(int tp, int ep) const {
     reject("kv_heads", kv_heads, fmt::format("a divisor of heads = {}", heads));
   }
   if (heads % tp != 0) reject("heads", heads, fmt::format("a multiple of tp = {}", tp));
-  if (kv_heads % tp != 0) reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {}", tp));
+  if (kv_heads % tp != 0 && tp % kv_heads != 0) {
+    reject("kv_heads", kv_heads, fmt::format("a multiple or a divisor of tp = {}", tp));
+  }
   check_experts(*this, ep);
+  if (shared_expert_gate && (experts == 0 || shared_ffn == 0)) {
+    throw ConfigError("a gate of the shared expert without one: expected experts and shared_ffn");
+  }
   if (sliding_window < 0 || sliding_window > int64_t{1} << 31) {
     reject("sliding_window", sliding_window, "0 (none) to 2^31");
   }
@@ -119,9 +157,11 @@ void ModelConfig::check(int tp, int ep) const {
     reject("full_attention_freq", full_attention_freq,
            fmt::format("0 (none) or 2 to model.layers = {}", layers));
   }
-  if (!(rope_theta >= 1 && rope_theta <= 1e15)) {
-    throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", rope_theta));
+  if (const int64_t end = sliding_window > 0 ? layers : 1;
+      first_window_layer < 0 || first_window_layer >= end) {
+    reject("first_window_layer", first_window_layer, fmt::format("0 to {}", end - 1));
   }
+  check_rope(*this);
   if (!(norm_eps >= kMinEpsilon && norm_eps <= 1)) {
     throw ConfigError(fmt::format("model.norm_eps = {}: expected {} to 1", norm_eps, kMinEpsilon));
   }
@@ -130,6 +170,20 @@ void ModelConfig::check(int tp, int ep) const {
   if (weights > kMaxParameters) {
     throw ConfigError(fmt::format("a model of {:.3g} parameters: expected at most {:.3g}", weights,
                                   kMaxParameters));
+  }
+}
+
+void ModelConfig::check_training(int tp, int ep) const {
+  check(tp, ep);
+  if (kv_heads % tp != 0) {
+    reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {} in training", tp));
+  }
+  const std::pair<const char*, bool> refused[] = {
+      {"biases of q, k and v", qkv_bias},
+      {"norms of q and k", qk_norm},
+      {"a gate of the shared expert", shared_expert_gate}};
+  for (const auto& [what, is_set] : refused) {
+    if (is_set) throw ConfigError(fmt::format("training a model with {}: expected none", what));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/rope_scaling.h"
 #include "tandem/dtype.h"
 
 namespace tandem {
@@ -18,6 +19,7 @@ struct ModelConfig {
   int64_t ffn = 704;
   int64_t max_seq = 512;
   double rope_theta = 10000;
+  RopeScaling rope_scaling;
   double norm_eps = 1e-5;
   bool tie_word_embeddings = true;
   bool parallel_block = false;  ///< MegaScale §3.1: y = x + MLP(LN(x)) + Attn(LN(x))
@@ -25,14 +27,19 @@ struct ModelConfig {
   int64_t sliding_window = 0;  ///< keys that a query reads, its own included; 0: all before it
   int64_t full_attention_freq =
       0;  ///< layer i (from 0) reads all keys if (i + 1) % full_attention_freq == 0; 0: none does
+  int64_t first_window_layer = 0;  ///< layers before it read all keys
+
+  bool qkv_bias = false;  ///< q, k and v have biases (Qwen2)
+  bool qk_norm = false;   ///< each head of q and k is normalized before its rotation (Qwen3)
 
   // Mixture-of-Experts layers replace the MLP with `experts` SwiGLU MLPs; a router chooses top_k of
   // them per token.
   int64_t experts = 0;  ///< 0: every layer is dense
   int64_t top_k = 2;
-  int64_t expert_ffn = 0;      ///< width inside an expert; 0: ffn
-  int64_t shared_ffn = 0;      ///< width of the shared expert, an MLP that every token takes;
-                               ///< 0: none
+  int64_t expert_ffn = 0;           ///< width inside an expert; 0: ffn
+  int64_t shared_ffn = 0;           ///< width of the shared expert, an MLP that every token takes;
+                                    ///< 0: none
+  bool shared_expert_gate = false;  ///< its output is multiplied by sigmoid(x . gate) (Qwen2-MoE)
   int64_t moe_layer_freq = 1;  ///< layer i (from 0) has experts if (i + 1) % moe_layer_freq == 0
   std::string router = "softmax";  ///< scores: "softmax" over the experts, or "sigmoid" of each
   bool normalize_top_k = true;     ///< the top-k scores are divided by their sum
@@ -44,7 +51,7 @@ struct ModelConfig {
   /// Sliding window of a layer; 0: none.
   int64_t window(int64_t layer) const {
     const bool is_full = full_attention_freq > 0 && (layer + 1) % full_attention_freq == 0;
-    return is_full ? 0 : sliding_window;
+    return is_full || layer < first_window_layer ? 0 : sliding_window;
   }
   bool is_moe(int64_t layer) const { return experts > 0 && (layer + 1) % moe_layer_freq == 0; }
   int64_t moe_layers() const { return experts > 0 ? layers / moe_layer_freq : 0; }
@@ -60,8 +67,10 @@ struct ModelConfig {
   double flops_per_token(int64_t seq) const;
   const char* flops_formula() const;
   /// Throws ConfigError naming the invalid key (also against tp: heads, kv_heads; and against ep:
-  /// experts).
+  /// experts). With more TP ranks than key and value heads, tp must be a multiple of kv_heads.
   void check(int tp, int ep = 1) const;
+  /// The same, and throws for what has no backward pass, or none on `tp` ranks.
+  void check_training(int tp, int ep = 1) const;
   bool operator==(const ModelConfig&) const = default;
 };
 
@@ -70,12 +79,12 @@ constexpr double kMinEpsilon = 1e-30;
 
 constexpr int32_t kBos = 256;  ///< token before the first byte of every document
 
-/// Writes Hugging Face `config.json`: as LlamaForCausalLM, MistralForCausalLM (a sliding window in
-/// all layers) or MixtralForCausalLM if these compute the same, else as "TandemForCausalLM", with
-/// the keys of config_json.cc. `weights`: dtype of the weights next to it.
+/// Writes Hugging Face's `config.json` of the family that computes the same (config_family.h), or
+/// of "TandemForCausalLM" if none does. `weights`: dtype of the weights next to it.
 std::string to_json(const ModelConfig& config, DType weights = DType::f32);
-/// Reads all four. Absent keys take their format's default unless they are sizes. Throws
-/// ConfigError naming `file` and the key.
+/// Reads all families, as transformers 4 and 5 write them. Absent keys take their family's default
+/// unless they are sizes. Throws ConfigError naming `file`, the key and what is expected for a
+/// family, a key or a value that is not understood.
 ModelConfig model_config_from_json(const std::string& json, const std::string& file);
 
 }  // namespace tandem

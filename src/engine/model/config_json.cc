@@ -1,28 +1,31 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include "core/json.h"
 #include "core/nearest.h"
 #include "core/printable.h"
 #include "engine/model/config.h"
+#include "engine/model/config_family.h"
+#include "engine/model/config_rope.h"
+#include "engine/model/config_value.h"
 #include "tandem/error.h"
 
 namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
-constexpr const char* kExperts = "num_local_experts";
 constexpr const char* kWindow = "sliding_window";
+constexpr const char* kWindowSwitch = "use_sliding_window";
+constexpr const char* kFirstWindowLayer = "max_window_layers";
 constexpr const char* kLayerTypes = "layer_types";
 constexpr const char* kFullAttention = "full_attention";
 constexpr const char* kSlidingAttention = "sliding_attention";
+constexpr const char* kKvHeads = "num_key_value_heads";
 
 /// Calls visit(key, member) for every key with a member in ModelConfig.
 template <typename Config, typename Visit>
@@ -31,7 +34,7 @@ void for_each_member(Config& c, const Visit& visit) {
   visit("hidden_size", c.hidden);
   visit("num_hidden_layers", c.layers);
   visit("num_attention_heads", c.heads);
-  visit("num_key_value_heads", c.kv_heads);
+  visit(kKvHeads, c.kv_heads);
   visit("head_dim", c.head_dim);
   visit("intermediate_size", c.ffn);
   visit("max_position_embeddings", c.max_seq);
@@ -44,85 +47,41 @@ void for_each_member(Config& c, const Visit& visit) {
 /// Calls visit(key, member) for the keys of Mixture-of-Experts models: Mixtral's if it has them,
 /// then Qwen2-MoE's and DeepSeek's.
 template <typename Config, typename Visit>
-void for_each_moe_member(Config& c, const Visit& visit) {
-  visit(kExperts, c.experts);
+void for_each_moe_member(const ModelFamily& family, Config& c, const Visit& visit) {
+  const bool is_qwen = family.has_window_switch;
+  visit(family.experts, c.experts);
   visit("num_experts_per_tok", c.top_k);
   visit("moe_intermediate_size", c.expert_ffn);
-  visit("shared_expert_intermediate_size", c.shared_ffn);
+  if (!is_qwen || family.has_gated_expert) {
+    visit("shared_expert_intermediate_size", c.shared_ffn);
+  }
   visit("decoder_sparse_step", c.moe_layer_freq);
-  visit("scoring_func", c.router);
+  if (!is_qwen) visit("scoring_func", c.router);
   visit("norm_topk_prob", c.normalize_top_k);
-  visit("routed_scaling_factor", c.route_scale);
+  if (!is_qwen) visit("routed_scaling_factor", c.route_scale);
   visit("router_aux_loss_coef", c.aux_loss_coeff);
-  visit("router_bias_update_rate", c.router_bias_update_rate);
+  if (!is_qwen) visit("router_bias_update_rate", c.router_bias_update_rate);
 }
 
-/// Keys of Llama checkpoints whose value must match this model.
-struct Fixed {
-  const char* key;
-  const char* value;  ///< JSON
-};
-constexpr Fixed kFixed[] = {{"architectures", "[\"LlamaForCausalLM\"]"},
-                            {"model_type", "\"llama\""},
-                            {"hidden_act", "\"silu\""},
-                            {"attention_bias", "false"},
-                            {"mlp_bias", "false"},
-                            {"attention_dropout", "0.0"},
-                            {"rope_scaling", "null"},
-                            {"pretraining_tp", "1"}};
-/// Required values of Mistral.
-constexpr Fixed kFixedMistral[] = {{"architectures", "[\"MistralForCausalLM\"]"},
-                                   {"model_type", "\"mistral\""},
-                                   {"hidden_act", "\"silu\""},
-                                   {"attention_dropout", "0.0"}};
-/// Required values of Mixtral.
-constexpr Fixed kFixedMixtral[] = {{"architectures", "[\"MixtralForCausalLM\"]"},
-                                   {"model_type", "\"mixtral\""},
-                                   {"hidden_act", "\"silu\""},
-                                   {"attention_dropout", "0.0"},
-                                   {"output_router_logits", "false"},
-                                   {"router_jitter_noise", "0.0"}};
-
-/// Values for models that neither computes, so that no other program reads them as one of those.
-constexpr Fixed kFixedTandem[] = {{"architectures", "[\"TandemForCausalLM\"]"},
-                                  {"model_type", "\"tandem\""},
-                                  {"hidden_act", "\"silu\""}};
-
-/// Model type: its keys, and its defaults for absent ones.
-struct Format {
-  std::string_view name;  ///< model_type
-  std::span<const Fixed> fixed;
-  double rope_theta, aux_loss_coeff;
-  int64_t sliding_window;
-  bool has_window, has_layer_types, has_experts;  ///< keys
-};
-constexpr Format kLlama{"llama", kFixed, 1e4, 0.01, 0, false, false, false};
-constexpr Format kMistral{"mistral", kFixedMistral, 1e4, 0.01, 4096, true, false, false};
-constexpr Format kMixtral{"mixtral", kFixedMixtral, 1e6, 0.001, 0, true, false, true};
-constexpr Format kTandem{"tandem", kFixedTandem, 1e4, 0.01, 0, true, true, true};
-constexpr const Format* kFormats[] = {&kLlama, &kMistral, &kMixtral, &kTandem};
-constexpr const char* kFormatNames = "llama, mistral, mixtral or tandem";
-
-/// Model type whose implementations compute the same as `c`.
-const Format& find_format(const ModelConfig& c) {
-  if (c.parallel_block || c.full_attention_freq > 0) return kTandem;
-  if (c.experts == 0) return c.sliding_window > 0 ? kMistral : kLlama;
-  const bool is_mixtral = c.moe_layer_freq == 1 && c.shared_ffn == 0 && c.router == "softmax" &&
-                          c.normalize_top_k && c.route_scale == 1 &&
-                          c.router_bias_update_rate == 0 && c.ffn_per_expert() == c.ffn;
-  return is_mixtral ? kMixtral : kTandem;
+/// Calls visit(key, member) for options that the other families have in all models or in none.
+template <typename Config, typename Visit>
+void for_each_tandem_member(Config& c, const Visit& visit) {
+  visit("qkv_bias", c.qkv_bias);
+  visit("qk_norm", c.qk_norm);
+  visit("shared_expert_gate", c.shared_expert_gate);
+  visit(kFirstWindowLayer, c.first_window_layer);
 }
 
-const Format& find_format(const Json& root, const std::string& file) {
+const ModelFamily& require_family(const Json& root, const std::string& file) {
   if (!root.contains("model_type")) {
     throw ConfigError(
-        fmt::format("{}: key model_type is missing: expected {}", file, kFormatNames));
+        fmt::format("{}: key model_type is missing: expected {}", file, family_names()));
   }
-  for (const Format* format : kFormats) {
-    if (root["model_type"] == format->name) return *format;
+  const Json& type = root["model_type"];
+  if (type.is_string()) {
+    if (const ModelFamily* const family = find_family(type.get<std::string>())) return *family;
   }
-  throw ConfigError(fmt::format("{}: model_type = {}: expected {}", file,
-                                printable(root["model_type"].dump()), kFormatNames));
+  reject_value(file, "model_type", type, family_names());
 }
 
 /// Keys without effect here.
@@ -133,76 +92,44 @@ constexpr std::array<std::string_view, 9> kIgnored = {
 /// Keys that may be absent or null (head_dim: hidden / heads).
 constexpr std::array<std::string_view, 4> kOptional = {"head_dim", "parallel_block", "rope_theta",
                                                        "tie_word_embeddings"};
-constexpr const char* kRope = "rope_parameters";  // replaces rope_theta since transformers 5
+/// Keys of all families that are parsed by parse_rope.
+constexpr std::array<std::string_view, 2> kRope = {"rope_parameters", "rope_scaling"};
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& keys, std::string_view key) {
-  for (const auto known : keys) {
-    if (known == key) return true;
-  }
-  return false;
+  return std::ranges::find(keys, key) != keys.end();
 }
 
-template <typename T>
-T parse_value(const Json& value, std::string_view key, const std::string& file) {
-  const auto reject = [&](const char* expected) {
-    throw ConfigError(
-        fmt::format("{}: {} = {}: expected {}", file, key, printable(value.dump()), expected));
-  };
-  if constexpr (std::is_same_v<T, bool>) {
-    if (!value.is_boolean()) reject("true or false");
-  } else if constexpr (std::is_same_v<T, int64_t>) {
-    if (!value.is_number_integer()) reject("an integer");
-    if (value.is_number_unsigned() &&
-        value.get<uint64_t>() > uint64_t(std::numeric_limits<int64_t>::max())) {
-      reject("an integer below 2^63");
-    }
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    if (!value.is_string()) reject("a string");
-  } else {
-    if (!value.is_number()) reject("a number");
-  }
-  return value.get<T>();
-}
-
-/// Parses {"rope_type": "default", "rope_theta": 10000.0}.
-double parse_rope_theta(const Json& root, double absent, const std::string& file) {
-  const Json& rope = root[kRope];
-  double theta = absent;
-  bool known = rope.is_object() && !root.contains("rope_theta");
-  if (known) {
-    for (const auto& [key, value] : rope.items()) {
-      if (key == "rope_theta")
-        theta = parse_value<double>(value, "rope_parameters.rope_theta", file);
-      else
-        known = known && key == "rope_type" && value == "default";
-    }
-  }
-  if (known) return theta;
-  throw ConfigError(fmt::format(
-      "{}: {} = {}: expected rope_theta and rope_type \"default\", and no rope_theta outside", file,
-      kRope, printable(rope.dump())));
-}
-
-void check_known(const Json& root, const Format& format, const std::string& file) {
+/// Keys of a family whose value is read.
+std::vector<std::string> known_keys(const ModelFamily& family) {
   ModelConfig any;
-  std::vector<std::string> names{kRope};
-  for_each_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
-  if (format.has_experts) {
-    for_each_moe_member(any, [&](const char* key, auto&) { names.emplace_back(key); });
-  }
-  if (format.has_window) names.emplace_back(kWindow);
-  if (format.has_layer_types) names.emplace_back(kLayerTypes);
+  std::vector<std::string> names(kRope.begin(), kRope.end());
+  const auto add = [&](const char* key, auto&) { names.emplace_back(key); };
+  for_each_member(any, add);
+  if (family.experts) for_each_moe_member(family, any, add);
+  if (family.has_all_keys) for_each_tandem_member(any, add);
+  if (family.has_window) names.emplace_back(kWindow);
+  if (family.has_layer_types) names.emplace_back(kLayerTypes);
+  if (family.has_window_switch) names.insert(names.end(), {kWindowSwitch, kFirstWindowLayer});
+  return names;
+}
+
+/// transformers 5 calls the number of experts of all families num_local_experts.
+void rename_experts(const ModelFamily& family, Json& root) {
+  constexpr const char* kOther = "num_local_experts";
+  if (!family.experts || root.contains(family.experts) || !root.contains(kOther)) return;
+  root[family.experts] = root[kOther];
+  root.erase(kOther);
+}
+
+void check_known(const Json& root, const ModelFamily& family, const std::string& file) {
+  const std::vector<std::string> names = known_keys(family);
   for (const auto& [key, value] : root.items()) {
-    bool known = contains(kIgnored, key);
-    for (const auto& name : names) known = known || name == key;
-    for (const auto& fixed : format.fixed) {
-      if (key != fixed.key) continue;
+    bool known = contains(kIgnored, key) || std::ranges::find(names, key) != names.end();
+    for (const FixedKey& fixed : family.fixed) {
+      if (key != fixed.key || contains(kRope, key)) continue;
       known = true;
-      if (value != Json::parse(fixed.value)) {
-        throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, key,
-                                      printable(value.dump()), fixed.value));
-      }
+      if (value != Json::parse(fixed.value)) reject_value(file, key, value, fixed.value);
     }
     if (!known) {
       const std::string close = nearest(key, names);
@@ -216,49 +143,123 @@ const char* layer_type(const ModelConfig& config, int64_t layer) {
   return config.window(layer) > 0 ? kSlidingAttention : kFullAttention;
 }
 
-/// Sets full_attention_freq, or no window if no layer has one.
+/// Whether layer_types are those of `config`.
+bool has_layer_types(const Json& types, const ModelConfig& config) {
+  for (int64_t i = 0; i < config.layers; ++i) {
+    if (types[size_t(i)] != layer_type(config, i)) return false;
+  }
+  return true;
+}
+
+/// Sets the layers that have a window, which replaces what max_window_layers says.
 void parse_layer_types(const Json& types, ModelConfig& config, const std::string& file) {
   const auto reject = [&](const std::string& expected) {
-    throw ConfigError(fmt::format("{}: {} = {}: expected {}", file, kLayerTypes,
-                                  printable(types.dump()), expected));
+    reject_value(file, kLayerTypes, types, expected);
   };
   if (!types.is_array() || int64_t(types.size()) != config.layers) {
     reject(fmt::format("an array of num_hidden_layers = {} strings", config.layers));
   }
-  int64_t first_full = -1, num_full = 0;
+  int64_t first_full = -1, first_sliding = -1;
   for (int64_t i = 0; i < config.layers; ++i) {
     const Json& type = types[size_t(i)];
     if (type != kFullAttention && type != kSlidingAttention) {
       reject(fmt::format("of \"{}\" and \"{}\"", kFullAttention, kSlidingAttention));
     }
-    if (type != kFullAttention) continue;
-    if (num_full++ == 0) first_full = i;
+    int64_t& first = type == kFullAttention ? first_full : first_sliding;
+    if (first < 0) first = i;
   }
-  if (num_full == config.layers) config.sliding_window = 0;
+  config.full_attention_freq = config.first_window_layer = 0;
+  if (first_sliding < 0) config.sliding_window = 0;
   if (config.sliding_window == 0) {
-    if (num_full < config.layers) reject(fmt::format("{} with \"{}\"", kWindow, kSlidingAttention));
+    if (first_sliding >= 0) reject(fmt::format("{} with \"{}\"", kWindow, kSlidingAttention));
     return;
   }
-  config.full_attention_freq = first_full + 1;
-  for (int64_t i = 0; i < config.layers; ++i) {
-    if (types[size_t(i)] != layer_type(config, i)) {
-      reject(fmt::format("\"{}\" in every n-th layer, or in none", kFullAttention));
-    }
+  if (first_full < 0) return;
+  config.first_window_layer = first_full == 0 ? first_sliding : 0;
+  config.full_attention_freq = first_full == 0 ? 0 : first_full + 1;
+  if (!has_layer_types(types, config)) {
+    reject(
+        fmt::format("\"{}\" in every n-th layer, in the first ones, or in none", kFullAttention));
   }
 }
 
-void parse_window(const Json& root, const Format& format, ModelConfig& config,
+/// Parses max_window_layers of Qwen2 and Qwen3.
+void parse_first_window_layer(const Json& root, ModelConfig& config, const std::string& file) {
+  constexpr int64_t kDefault = 28;
+  int64_t first = root.contains(kFirstWindowLayer)
+                      ? parse_value<int64_t>(root[kFirstWindowLayer], kFirstWindowLayer, file)
+                      : kDefault;
+  if (first < 0) reject_value(file, kFirstWindowLayer, first, "0 or more");
+  if (first >= config.layers) first = config.sliding_window = 0;  // no layer has a window
+  config.first_window_layer = first;
+}
+
+void parse_window(const Json& root, const ModelFamily& family, ModelConfig& config,
                   const std::string& file) {
-  config.sliding_window = format.sliding_window;
-  if (root.contains(kWindow)) {
+  config.sliding_window = family.sliding_window;
+  if (family.has_window && root.contains(kWindow)) {
     const Json& window = root[kWindow];
     config.sliding_window = window.is_null() ? 0 : parse_value<int64_t>(window, kWindow, file);
-    if (!window.is_null() && config.sliding_window < 1) {
-      throw ConfigError(fmt::format("{}: {} = {}: expected null or at least 1", file, kWindow,
-                                    config.sliding_window));
-    }
   }
-  if (root.contains(kLayerTypes)) parse_layer_types(root[kLayerTypes], config, file);
+  const bool is_on =
+      !family.has_window_switch ||
+      (root.contains(kWindowSwitch) && parse_value<bool>(root[kWindowSwitch], kWindowSwitch, file));
+  if (!is_on) config.sliding_window = 0;
+  const bool is_given = root.contains(kWindow) && !root[kWindow].is_null();
+  if (is_on && is_given && config.sliding_window < 1) {
+    reject_value(file, kWindow, root[kWindow], "null or at least 1");
+  }
+  if (family.has_window_switch && config.sliding_window > 0) {
+    parse_first_window_layer(root, config, file);
+  }
+  if (family.has_layer_types && root.contains(kLayerTypes) && !root[kLayerTypes].is_null()) {
+    parse_layer_types(root[kLayerTypes], config, file);
+  }
+}
+
+void parse_members(const Json& root, const ModelFamily& family, ModelConfig& config,
+                   const std::string& file) {
+  const auto is_set = [&](const char* key) { return root.contains(key) && !root[key].is_null(); };
+  for_each_member(config, [&]<typename T>(const char* key, T& member) {
+    bool optional = contains(kOptional, key);
+    if (key == std::string_view(kKvHeads)) optional = !family.requires_kv_heads;
+    if (key == std::string_view("head_dim")) optional = !family.has_qk_norm;
+    if (is_set(key) || (!optional && root.contains(key))) {
+      member = parse_value<T>(root[key], key, file);
+    } else if (!optional) {
+      throw ConfigError(fmt::format("{}: key {} is missing", file, key));
+    }
+  });
+  if (!is_set(kKvHeads)) config.kv_heads = config.heads;
+  if (is_set("head_dim") || config.heads < 1) return;
+  if (config.hidden % config.heads != 0) {
+    throw ConfigError(fmt::format(
+        "{}: no head_dim, and hidden_size = {} is no multiple of num_attention_heads = {}", file,
+        config.hidden, config.heads));
+  }
+  config.head_dim = config.hidden / config.heads;
+}
+
+void parse_experts(const Json& root, const ModelFamily& family, ModelConfig& config,
+                   const std::string& file) {
+  const bool is_required = !family.has_all_keys;
+  const auto require = [&](const char* key) {
+    if (!root.contains(key)) throw ConfigError(fmt::format("{}: key {} is missing", file, key));
+  };
+  if (is_required) require(family.experts);
+  if (!root.contains(family.experts)) return;
+  if (family.has_window_switch) {
+    require("moe_intermediate_size");
+    if (family.has_gated_expert) require("shared_expert_intermediate_size");
+  }
+  config.normalize_top_k = family.normalizes_top_k;
+  for_each_moe_member(family, config, [&]<typename T>(const char* key, T& member) {
+    if (root.contains(key)) member = parse_value<T>(root[key], key, file);
+  });
+  if (config.experts < 1) {
+    throw ConfigError(
+        fmt::format("{}: {} = {}: expected at least 1", file, family.experts, config.experts));
+  }
 }
 
 }  // namespace
@@ -266,15 +267,28 @@ void parse_window(const Json& root, const Format& format, ModelConfig& config,
 std::string to_json(const ModelConfig& config, DType weights) {
   Json root;
   const bool moe = config.experts > 0;
-  const Format& format = find_format(config);
-  for (const auto& fixed : format.fixed) root[fixed.key] = Json::parse(fixed.value);
+  const ModelFamily& family = find_family(config);
+  for (const FixedKey& fixed : family.fixed) root[fixed.key] = Json::parse(fixed.value);
   const auto write = [&](const char* key, const auto& value) { root[key] = value; };
   for_each_member(config, write);
-  if (moe) for_each_moe_member(config, write);
+  if (!family.has_all_keys && family.has_window_switch) root.erase("parallel_block");
+  if (moe) for_each_moe_member(family, config, write);
   if (config.sliding_window > 0) {
     root[kWindow] = config.sliding_window;
-  } else if (format.has_window) {
+  } else if (family.has_window) {
     root[kWindow] = nullptr;
+  }
+  if (family.has_window_switch) {
+    root[kWindowSwitch] = config.sliding_window > 0;
+    root[kFirstWindowLayer] = config.first_window_layer;
+  }
+  if (config.rope_scaling.kind != RopeScaling::Kind::none) {
+    root["rope_scaling"] = rope_scaling_json(config.rope_scaling);
+  }
+  if (family.has_all_keys) {
+    for_each_tandem_member(config, [&](const char* key, const auto& value) {
+      if (value) root[key] = value;
+    });
   }
   if (config.full_attention_freq > 0) {
     for (int64_t i = 0; i < config.layers; ++i) root[kLayerTypes].push_back(layer_type(config, i));
@@ -285,51 +299,40 @@ std::string to_json(const ModelConfig& config, DType weights) {
 }
 
 ModelConfig model_config_from_json(const std::string& json, const std::string& file) {
-  const Json root = parse_json<Json>(json);
+  Json root = parse_json<Json>(json);
   if (root.is_discarded()) {
     throw ConfigError(
         fmt::format("{}: not JSON, or nested more than {} deep", file, kMaxJsonDepth));
   }
   if (!root.is_object()) throw ConfigError(file + ": expected a JSON object");
-  const Format& format = find_format(root, file);
-  if (format.name == "mixtral" && !root.contains(kExperts))
-    throw ConfigError(fmt::format("{}: key {} is missing", file, kExperts));
-  check_known(root, format, file);
+  const ModelFamily& family = require_family(root, file);
+  rename_experts(family, root);
+  check_known(root, family, file);
   ModelConfig config;
   config.tie_word_embeddings = false;
-  config.rope_theta = format.rope_theta;
-  config.aux_loss_coeff = format.aux_loss_coeff;
-  for_each_member(config, [&]<typename T>(const char* key, T& member) {
-    const bool optional = contains(kOptional, key);
-    if (root.contains(key) && !(optional && root[key].is_null())) {
-      member = parse_value<T>(root[key], key, file);
-    } else if (!optional) {
-      throw ConfigError(fmt::format("{}: key {} is missing", file, key));
-    }
-  });
-  parse_window(root, format, config, file);
-  if (root.contains(kRope)) config.rope_theta = parse_rope_theta(root, config.rope_theta, file);
-  if (root.contains(kExperts)) {
-    for_each_moe_member(config, [&]<typename T>(const char* key, T& member) {
+  config.rope_theta = family.rope_theta;
+  config.aux_loss_coeff = family.aux_loss_coeff;
+  config.qkv_bias = family.has_qkv_bias;
+  config.qk_norm = family.has_qk_norm;
+  config.shared_expert_gate = family.has_gated_expert;
+  parse_members(root, family, config, file);
+  if (family.experts) parse_experts(root, family, config, file);
+  if (family.has_all_keys) {
+    for_each_tandem_member(config, [&]<typename T>(const char* key, T& member) {
       if (root.contains(key)) member = parse_value<T>(root[key], key, file);
     });
-    if (config.experts < 1) {
-      throw ConfigError(
-          fmt::format("{}: {} = {}: expected at least 1", file, kExperts, config.experts));
-    }
-  }
-  if (root.value("head_dim", Json()).is_null() && config.heads > 0) {
-    if (config.hidden % config.heads != 0) {
-      throw ConfigError(fmt::format(
-          "{}: no head_dim, and hidden_size = {} is no multiple of num_attention_heads = {}", file,
-          config.hidden, config.heads));
-    }
-    config.head_dim = config.hidden / config.heads;
   }
   try {
+    config.check(1);  // before lists of num_hidden_layers are made
+    parse_window(root, family, config, file);
+    parse_rope(root, file, config);
     config.check(1);
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", file, error.what()));
+    const std::string text = error.what();
+    throw ConfigError(text.starts_with(file) ? text : fmt::format("{}: {}", file, text));
+  }
+  if (family.name == "qwen3_moe" && config.sliding_window > 0) {
+    reject_value(file, kWindowSwitch, true, "false for qwen3_moe");
   }
   return config;
 }

@@ -6,6 +6,7 @@
 #include "engine/model/views.h"
 #include "engine/model/weights.h"
 #include "kernels/norm.h"
+#include "kernels/row_ops.h"
 #include "kernels/swiglu.h"
 
 namespace tandem {
@@ -30,6 +31,20 @@ struct BranchMemory {
   Tensor hidden, inner;
 };
 
+/// Adds biases to q, k and v and normalizes the heads of q and k, in place, if the model does.
+inline void prepare_qkv(const LayerView& view, const BranchLayout& branch,
+                        const HiddenViews& hidden) {
+  if (branch.qkv_bias >= 0) {
+    const Tensor bias = view.weights.vector(branch.qkv_bias, hidden.qkv.dim(1));
+    add_bias(view.exec, bias, hidden.qkv);
+  }
+  if (branch.q_norm < 0) return;
+  const int64_t head_dim = view.config.head_dim;
+  const double eps = view.config.norm_eps;
+  rms_norm_heads(view.exec, view.weights.vector(branch.q_norm, head_dim), eps, hidden.q);
+  rms_norm_heads(view.exec, view.weights.vector(branch.q_norm + head_dim, head_dim), eps, hidden.k);
+}
+
 /// The GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the experts, each
 /// if the branch has them, on the normalized rows in memory.x_norm. `Steps` has
 ///   in(x_norm, weight, hidden)             hidden = all rows of x_norm x weight^T
@@ -45,8 +60,12 @@ void forward_normalized(const LayerView& view, const BranchLayout& branch,
     steps.in(memory.x_norm, view.weights.matrix(branch.in), memory.hidden);
     const HiddenViews hidden = split_hidden(view.layout, branch, memory.hidden);
     const InnerViews inner = split_inner(view.layout, branch, memory.inner);
-    if (branch.attention) steps.attention(hidden.q, hidden.k, hidden.v, inner.attention);
+    if (branch.attention) {
+      prepare_qkv(view, branch, hidden);
+      steps.attention(hidden.q, hidden.k, hidden.v, inner.attention);
+    }
     if (branch.mlp) swiglu_forward(view.exec, hidden.gate, hidden.up, inner.mlp);
+    if (branch.has_shared_gate) gate_rows(view.exec, hidden.shared_gate, inner.mlp);
     steps.out(memory.inner, view.weights.matrix(branch.out));
   }
   if (branch.moe) {

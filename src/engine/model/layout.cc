@@ -13,7 +13,6 @@
 namespace tandem {
 namespace {
 
-constexpr const char* kMoe = "block_sparse_moe.";
 constexpr int64_t kAlignment = 32;                // elements: whole cache lines in f32 and in bf16
 constexpr int64_t kLongInitialization = 1 << 20;  // elements: worth a rank's other threads
 
@@ -65,7 +64,7 @@ ModelLayout::ModelLayout(const ModelConfig& c, int tp, int rank, ExpertCoordinat
     tied = layers.head ? TiedEmbedding::owner : TiedEmbedding::copy;
   }
   heads = c.heads / tp;
-  kv_heads = c.kv_heads / tp;
+  kv_heads = std::max<int64_t>(1, c.kv_heads / tp);
   q = heads * c.head_dim;
   kv = kv_heads * c.head_dim;
   const Shard words = shard_of(c.vocab, tp, rank);
@@ -112,20 +111,21 @@ void ModelLayout::add_layer(const ModelConfig& c, int64_t i, int tp, int rank) {
   add_branch(c, layer, tp, rank, false, !moe || c.shared_ffn > 0, moe ? c.shared_ffn : c.ffn, moe);
   if (!moe) return;
   branches.back().moe_layer = int(i / c.moe_layer_freq);
-  add_router(c, layer + kMoe, branches.back());
+  add_router(c, layer, branches.back());
 }
 
-void ModelLayout::add_router(const ModelConfig& c, const std::string& name, BranchLayout& b) {
+void ModelLayout::add_router(const ModelConfig& c, const std::string& layer, BranchLayout& b) {
+  const ExpertNames names(c);
   b.moe = true;
   b.router = {reserve(c.experts * c.hidden), c.experts, c.hidden};
-  parameters.push_back({name + "gate.weight",
+  parameters.push_back({layer + names.router,
                         {c.experts, c.hidden},
                         {.count = c.experts * c.hidden},
                         b.router.offset,
                         c.hidden});
   if (c.router_bias_update_rate == 0) return;
   b.router_bias = reserve(c.experts);
-  parameters.push_back({.name = name + "gate.e_score_correction_bias",
+  parameters.push_back({.name = layer + names.router_bias,
                         .shape = {c.experts},
                         .sharding = {.count = c.experts},
                         .offset = b.router_bias,
@@ -141,25 +141,24 @@ void ModelLayout::add_experts(const ModelConfig& c, int tp, int rank, ExpertCoor
   const int64_t f = shard.count, whole = c.ffn_per_expert();
   b.experts_in = {reserve(here.count * 2 * f * c.hidden), here.count * 2 * f, c.hidden};
   b.experts_out = {reserve(here.count * c.hidden * f), here.count * c.hidden, f};
+  const ExpertNames names(c);
   int holder = 0;  // EP rank that holds expert e
   for (int64_t e = 0; e < c.experts; ++e) {
     while (e >= shard_of(c.experts, coordinates.ep, holder).begin +
                     shard_of(c.experts, coordinates.ep, holder).count) {
       ++holder;
     }
-    const std::string name =
-        "model.layers." + std::to_string(layer) + "." + kMoe + "experts." + std::to_string(e) + ".";
+    const std::string name = fmt::format("model.layers.{}.{}", layer, names.expert(e));
     const int64_t at = e - here.begin;
     const bool local = at >= 0 && at < here.count;
     const Shard stored = local ? shard : Shard{0, 0};
     const int64_t in = local ? at * 2 * f : 0, out = local ? at * c.hidden : 0;
+    parameters.push_back(row_sharded(name + names.gate, whole, c.hidden, stored, b.experts_in, in));
     parameters.push_back(
-        row_sharded(name + "w1.weight", whole, c.hidden, stored, b.experts_in, in));
-    parameters.push_back(
-        column_sharded(name + "w2.weight", c.hidden, whole, stored, b.experts_out, 0));
+        column_sharded(name + names.down, c.hidden, whole, stored, b.experts_out, 0));
     parameters.back().offset += out * f;
     parameters.push_back(
-        row_sharded(name + "w3.weight", whole, c.hidden, stored, b.experts_in, local ? in + f : 0));
+        row_sharded(name + names.up, whole, c.hidden, stored, b.experts_in, local ? in + f : 0));
     for (size_t i = parameters.size() - 3; i < parameters.size(); ++i) {
       parameters[i].sharding.ep_rank = holder;
     }
@@ -186,7 +185,8 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
   b.ffn = mlp ? shard_of(width, tp, rank).count : 0;
   add_norm(layer + (attention ? "input_layernorm.weight" : "post_attention_layernorm.weight"),
            c.hidden);
-  const int64_t in_rows = (attention ? q + 2 * kv : 0) + 2 * b.ffn;
+  b.has_shared_gate = shared && mlp && c.shared_expert_gate;
+  const int64_t in_rows = (attention ? q + 2 * kv : 0) + 2 * b.ffn + (b.has_shared_gate ? 1 : 0);
   const int64_t out_columns = (attention ? q : 0) + b.ffn;
   b.in = {reserve(in_rows * c.hidden), in_rows, c.hidden};
   b.out = {reserve(c.hidden * out_columns), c.hidden, out_columns};
@@ -196,23 +196,79 @@ void ModelLayout::add_branch(const ModelConfig& c, const std::string& layer, int
     row += shard.count;
   };
   if (attention) {
-    const Shard local = times(shard_of(c.heads, tp, rank), c.head_dim);
-    const Shard local_kv = times(shard_of(c.kv_heads, tp, rank), c.head_dim);
+    const Shard local_heads = shard_of(c.heads, tp, rank);
+    // Adjacent ranks have the same key and value head if there are more ranks than heads.
+    const Shard local_kv_heads =
+        tp > c.kv_heads ? Shard{rank * c.kv_heads / tp, 1} : shard_of(c.kv_heads, tp, rank);
+    const Shard local = times(local_heads, c.head_dim),
+                local_kv = times(local_kv_heads, c.head_dim);
     add_rows("self_attn.q_proj.weight", c.heads * c.head_dim, local);
     add_rows("self_attn.k_proj.weight", c.kv_heads * c.head_dim, local_kv);
     add_rows("self_attn.v_proj.weight", c.kv_heads * c.head_dim, local_kv);
     parameters.push_back(column_sharded(layer + "self_attn.o_proj.weight", c.hidden,
                                         c.heads * c.head_dim, local, b.out, 0));
+    add_attention_vectors(c, layer, local, local_kv, b);
   }
   if (mlp) {
     const Shard local = shard_of(width, tp, rank);
-    const std::string mlp_name = shared ? fmt::format("{}shared_expert.", kMoe) : "mlp.";
+    const ExpertNames names(c);
+    const std::string mlp_name = shared ? names.shared : "mlp.";
     add_rows(mlp_name + "gate_proj.weight", width, local);
     add_rows(mlp_name + "up_proj.weight", width, local);
     parameters.push_back(column_sharded(layer + mlp_name + "down_proj.weight", c.hidden, width,
                                         local, b.out, attention ? q : 0));
+    if (b.has_shared_gate) {
+      parameters.push_back({layer + names.shared_gate,
+                            {1, c.hidden},
+                            {.count = c.hidden},
+                            b.in.offset + row * c.hidden,
+                            c.hidden});
+    }
   }
   branches.push_back(b);
+}
+
+void ModelLayout::add_attention_vectors(const ModelConfig& c, const std::string& layer, Shard local,
+                                        Shard local_kv, BranchLayout& b) {
+  const auto add = [&](const char* name, int64_t whole, const Sharding& sharding, int64_t offset,
+                       float initial) {
+    parameters.push_back({.name = fmt::format("{}self_attn.{}", layer, name),
+                          .shape = {whole},
+                          .sharding = sharding,
+                          .offset = offset,
+                          .row_stride = 1,
+                          .decay = false,
+                          .initial = initial});
+  };
+  if (c.qkv_bias) {
+    b.qkv_bias = reserve(q + 2 * kv);
+    const int64_t whole = c.kv_heads * c.head_dim;
+    const Sharding kv_rows{0, local_kv.begin, local_kv.count};
+    add("q_proj.bias", c.heads * c.head_dim, {0, local.begin, local.count}, b.qkv_bias, 0);
+    add("k_proj.bias", whole, kv_rows, b.qkv_bias + q, 0);
+    add("v_proj.bias", whole, kv_rows, b.qkv_bias + q + kv, 0);
+  }
+  if (c.qk_norm) {
+    b.q_norm = reserve(2 * c.head_dim);
+    add("q_norm.weight", c.head_dim, {.count = c.head_dim}, b.q_norm, 1);
+    add("k_norm.weight", c.head_dim, {.count = c.head_dim}, b.q_norm + c.head_dim, 1);
+  }
+}
+
+ExpertNames::ExpertNames(const ModelConfig& c) {
+  const bool is_qwen = c.qkv_bias || c.qk_norm;
+  prefix = is_qwen ? "mlp." : "block_sparse_moe.";
+  router = prefix + "gate.weight";
+  router_bias = prefix + "gate.e_score_correction_bias";
+  shared = prefix + "shared_expert.";
+  shared_gate = prefix + "shared_expert_gate.weight";
+  gate = is_qwen ? "gate_proj.weight" : "w1.weight";
+  up = is_qwen ? "up_proj.weight" : "w3.weight";
+  down = is_qwen ? "down_proj.weight" : "w2.weight";
+}
+
+std::string ExpertNames::expert(int64_t index) const {
+  return fmt::format("{}experts.{}.", prefix, index);
 }
 
 FlatWindow make_window(const ModelLayout& stage, FlatRange range, const ModelLayout& whole,

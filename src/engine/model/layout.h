@@ -3,7 +3,8 @@
 // A decoder layer is a list of branches, each norm -> column-parallel GEMM -> attention heads and /
 // or SwiGLU -> row-parallel GEMM -> residual add: attention then MLP, or both at once in a parallel
 // block. Weights of one GEMM form one fused matrix: `in` is [q | k | v | gate | up] by rows, `out`
-// is [attention | MLP] by columns; the Hugging Face tensors are row or column ranges of these.
+// is [attention | MLP] by columns, and a gate of the shared expert is the last row of `in`; the
+// Hugging Face tensors are row or column ranges of these.
 // Order: embedding, the stage's layers, final norm, head. A tied head is the embedding. After them,
 // this rank's experts, layer by layer: [gate | up] of each by rows, then the down projections.
 //
@@ -18,6 +19,7 @@
 #include "core/exec.h"
 #include "engine/model/config.h"
 #include "engine/model/stage.h"
+#include "tandem/collectives.h"
 
 namespace tandem {
 
@@ -31,7 +33,10 @@ struct BranchLayout {
   int64_t window = 0;  ///< sliding window of the attention; 0: none
   int64_t begin = 0;   ///< first element of the branch, which begins with its norm
   WeightMatrix in, out;
-  int64_t ffn = 0;  ///< columns of the MLP on this rank
+  int64_t ffn = 0;               ///< columns of the MLP on this rank
+  int64_t qkv_bias = -1;         ///< offset of [q | k | v] of this rank; -1: none
+  int64_t q_norm = -1;           ///< offset of [head_dim] for q, then as many for k; -1: none
+  bool has_shared_gate = false;  ///< last row of `in`: gate of the shared expert, on every rank
   // MoE only; an MLP in the same branch is the shared expert.
   int moe_layer = -1;  ///< index among the MoE layers
   WeightMatrix router;
@@ -57,6 +62,17 @@ inline OverlapOptions with_wire(OverlapOptions options, const Wire& wire) {
   return options;
 }
 
+/// Names of the tensors of a layer's experts after "model.layers.N.": Mixtral's, or Qwen's for a
+/// model with biases or norms of q and k.
+struct ExpertNames {
+  explicit ExpertNames(const ModelConfig& config);
+  std::string router, router_bias, shared, shared_gate;  ///< shared: before "gate_proj.weight"
+  /// Prefix of an expert's matrices.
+  std::string expert(int64_t index) const;
+  const char *gate, *up, *down;  ///< matrices of an expert
+  std::string prefix;
+};
+
 /// Coordinates of a rank among the EP ranks that share the experts.
 struct ExpertCoordinates {
   int ep = 1, rank = 0;
@@ -71,7 +87,7 @@ class ModelLayout {
   ModelLayout(const ModelConfig& config, int tp, int rank, ExpertCoordinates coordinates = {},
               const StageLayers& layers = {});
 
-  int64_t heads, kv_heads;     ///< on this rank
+  int64_t heads, kv_heads;     ///< on this rank; ranks share a key and value head if they are more
   int64_t q, kv;               ///< columns on this rank: heads * head_dim
   int64_t vocab_begin, vocab;  ///< this rank's rows of embedding and head
   WeightMatrix embedding, head;
@@ -94,6 +110,8 @@ class ModelLayout {
   void add_norm(const std::string& name, int64_t hidden);
   void add_branch(const ModelConfig& config, const std::string& layer, int tp, int rank,
                   bool attention, bool mlp, int64_t ffn, bool shared = false);
+  void add_attention_vectors(const ModelConfig& config, const std::string& layer, Shard heads,
+                             Shard kv_heads, BranchLayout& branch);
   void add_router(const ModelConfig& config, const std::string& name, BranchLayout& branch);
   void add_experts(const ModelConfig& config, int tp, int rank, ExpertCoordinates coordinates,
                    int64_t layer, BranchLayout& branch);

@@ -17,22 +17,23 @@ namespace {
 /// Rotary embedding frequencies in files from before 2023, redundant with rope_theta.
 constexpr std::string_view kFrequencies = ".self_attn.rotary_emb.inv_freq";
 
-bool same_bytes(const SafetensorsFile& file, const SafetensorsEntry& a, const SafetensorsEntry& b) {
-  return a.dtype == b.dtype && a.shape == b.shape && file.hash(a) == file.hash(b);
+bool same_bytes(const StoredTensor& a, const StoredTensor& b) {
+  return a.entry->dtype == b.entry->dtype && a.entry->shape == b.entry->shape &&
+         a.file->hash(*a.entry) == b.file->hash(*b.entry);
 }
 
 /// Whether an unread tensor has no effect on the model.
-bool is_redundant(const ModelConfig& config, const SafetensorsFile& file,
-                  const SafetensorsEntry& entry) {
-  if (entry.name.ends_with(kFrequencies)) return true;
-  const SafetensorsEntry* embedding = file.find("model.embed_tokens.weight");
-  return config.tie_word_embeddings && entry.name == "lm_head.weight" && embedding &&
-         same_bytes(file, entry, *embedding);
+bool is_redundant(const ModelConfig& config, const WeightFiles& weights,
+                  const StoredTensor& tensor) {
+  if (tensor.entry->name.ends_with(kFrequencies)) return true;
+  const StoredTensor embedding = weights.find("model.embed_tokens.weight");
+  return config.tie_word_embeddings && tensor.entry->name == "lm_head.weight" && embedding &&
+         same_bytes(tensor, embedding);
 }
 
 /// Checked before tensor names are generated: config.json may contain any number.
-void require_at_most(const SafetensorsFile& weights, const char* key, int64_t value) {
-  const auto tensors = int64_t(weights.entries().size());
+void require_at_most(const WeightFiles& weights, const char* key, int64_t value) {
+  const auto tensors = int64_t(weights.tensors().size());
   if (value <= tensors) return;
   throw IoError(fmt::format("{}: {} tensors: expected more, for {} = {} in config.json",
                             weights.path(), tensors, key, value));
@@ -67,13 +68,26 @@ std::optional<BadElement> find_not_finite(const LocalShard& shard, std::span<con
   return std::nullopt;
 }
 
+void load_parameter(const StoredTensor& tensor, const Parameter& p, const Exec& exec,
+                    const Tensor& values) {
+  const LocalShard shard = local_shard(p);
+  const FlatRange range = local_range(p);
+  const HostCopy local(exec, values.narrow(0, range.begin, range.count));
+  read_shard(*tensor.file, *tensor.entry, shard, local.values());
+  if (const auto bad = find_not_finite(shard, local.values())) {
+    throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
+                              tensor.file->path(), p.name, bad->element, bad->value));
+  }
+  local.store();
+}
+
 }  // namespace
 
-std::string model_identity(const ModelConfig& config, const SafetensorsFile& weights) {
+std::string model_identity(const ModelConfig& config, const WeightFiles& weights) {
   return fmt::format("config {}, weights {}", content_hash(to_json(config)), weights.identity());
 }
 
-void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weights) {
+void require_same_tensors(const ModelConfig& config, const WeightFiles& weights) {
   require_at_most(weights, "num_hidden_layers", config.layers);
   require_at_most(weights, "num_local_experts x layers of experts",
                   config.experts * config.moe_layers());
@@ -83,18 +97,21 @@ void require_same_tensors(const ModelConfig& config, const SafetensorsFile& weig
     known.push_back(p.name);
   }
   std::ranges::sort(known);
-  const SafetensorsEntry* first = nullptr;
+  const StoredTensor* first = nullptr;
   size_t count = 0;
-  for (const SafetensorsEntry& entry : weights.entries()) {
-    if (std::ranges::binary_search(known, entry.name) || is_redundant(config, weights, entry))
+  for (const StoredTensor& tensor : weights.tensors()) {
+    if (std::ranges::binary_search(known, tensor.entry->name) ||
+        is_redundant(config, weights, tensor)) {
       continue;
-    if (count++ == 0) first = &entry;
+    }
+    if (count++ == 0) first = &tensor;
   }
   if (count == 0) return;
   throw IoError(fmt::format(
       "{}: tensor '{}' is not read by the model of config.json (1 of {} such, of {}): expected no "
       "others than its {}",
-      weights.path(), printable(first->name), count, weights.entries().size(), known.size()));
+      first->file->path(), printable(first->entry->name), count, weights.tensors().size(),
+      known.size()));
 }
 
 std::optional<size_t> first_not_finite(std::span<const float> values) {
@@ -109,16 +126,14 @@ std::optional<size_t> first_not_finite(std::span<const float> values) {
 void load_parameters(const SafetensorsFile& file, const std::vector<Parameter>& parameters,
                      const Exec& exec, const Tensor& values) {
   for (const Parameter& p : parameters) {
-    const SafetensorsEntry& entry = file.require(p.name, p.shape);
-    const LocalShard shard = local_shard(p);
-    const FlatRange range = local_range(p);
-    const HostCopy local(exec, values.narrow(0, range.begin, range.count));
-    read_shard(file, entry, shard, local.values());
-    if (const auto bad = find_not_finite(shard, local.values())) {
-      throw IoError(fmt::format("{}: tensor '{}': element {} is {}: expected finite numbers",
-                                file.path(), p.name, bad->element, bad->value));
-    }
-    local.store();
+    load_parameter({&file, &file.require(p.name, p.shape)}, p, exec, values);
+  }
+}
+
+void load_parameters(const WeightFiles& files, const std::vector<Parameter>& parameters,
+                     const Exec& exec, const Tensor& values) {
+  for (const Parameter& p : parameters) {
+    load_parameter(files.require(p.name, p.shape), p, exec, values);
   }
 }
 

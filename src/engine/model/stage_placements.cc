@@ -18,7 +18,7 @@ class StageDeclaration {
  public:
   StageDeclaration(const ModelConfig& config, const ModelLayout& layout, const StageLayers& layers,
                    PlacementTable& table)
-      : config_(config), layout_(layout), layers_(layers), table_(table) {}
+      : config_(config), names_(config), layout_(layout), layers_(layers), table_(table) {}
 
   StageMessages run() {
     for (const Parameter& p : layout_.parameters) {
@@ -78,26 +78,24 @@ class StageDeclaration {
     if (b.mlp) names.push_back(mlp_name(b) + "down_proj");
     return whole_names(branch, std::move(names));
   }
-  static std::string mlp_name(const BranchLayout& b) {
-    return b.moe ? "block_sparse_moe.shared_expert." : "mlp.";
-  }
+  std::string mlp_name(const BranchLayout& b) const { return b.moe ? names_.shared : "mlp."; }
   std::string norm_parameter(size_t branch) const {
     return "model." + layer(branch) +
            (layout_.branches[branch].attention ? "input_layernorm" : "post_attention_layernorm") +
            ".weight";
   }
   std::string router_parameter(size_t branch) const {
-    return "model." + layer(branch) + "block_sparse_moe.gate.weight";
+    return "model." + layer(branch) + names_.router;
   }
   std::vector<std::string> expert_parameters(size_t branch,
                                              std::initializer_list<const char*> matrices) const {
     std::vector<std::string> names;
     for (int64_t e = 0; e < config_.experts; ++e) {
       for (const char* matrix : matrices) {
-        names.push_back(fmt::format("block_sparse_moe.experts.{}.{}", e, matrix));
+        names.push_back("model." + layer(branch) + names_.expert(e) + matrix);
       }
     }
-    return whole_names(branch, std::move(names));
+    return names;
   }
   std::vector<std::string> whole_names(size_t branch, std::vector<std::string> names) const {
     for (std::string& name : names) name = "model." + layer(branch) + name + ".weight";
@@ -124,8 +122,9 @@ class StageDeclaration {
             fuse(all(out_parameters(branch)), prefix(branch) + "out")};
   }
   Weights expert_weights(size_t branch) const {
-    return {fuse_experts(all(expert_parameters(branch, {"w1", "w3"})), prefix(branch) + "in"),
-            fuse_experts(all(expert_parameters(branch, {"w2"})), prefix(branch) + "out")};
+    return {fuse_experts(all(expert_parameters(branch, {names_.gate, names_.up})),
+                         prefix(branch) + "in"),
+            fuse_experts(all(expert_parameters(branch, {names_.down})), prefix(branch) + "out")};
   }
 
   PlacedTensor forward_embedding() {
@@ -268,8 +267,9 @@ class StageDeclaration {
     const std::string name = prefix(i);
     const Weights weights = expert_weights(i);
     const Operands rows{dy, saved.x_norm, *saved.routing};
-    for (const auto& [matrix, names] : {std::pair{weights.in, expert_parameters(i, {"w1", "w3"})},
-                                        std::pair{weights.out, expert_parameters(i, {"w2"})}}) {
+    for (const auto& [matrix, names] :
+         {std::pair{weights.in, expert_parameters(i, {names_.gate, names_.up})},
+          std::pair{weights.out, expert_parameters(i, {names_.down})}}) {
       const PlacedTensor gradients = experts_gradient(rows, matrix, matrix.name + " gradient");
       for (const std::string& parameter : names) {
         table_.add(one_expert(gradients, table_.at(parameter).over(Axis::ep).rank(),
@@ -302,8 +302,7 @@ class StageDeclaration {
   /// Adjusted by the load and not by its gradient, which is 0.
   Operands router_bias(size_t i) {
     if (layout_.branches[i].router_bias < 0) return {};
-    const PlacedTensor& bias =
-        table_.at("model." + layer(i) + "block_sparse_moe.gate.e_score_correction_bias");
+    const PlacedTensor& bias = table_.at("model." + layer(i) + names_.router_bias);
     PlacedTensor zero{gradient_name(bias.name), "clear", bias.placements};
     zero.over(Axis::ep) = zero.over(Axis::expert_dp) = Placement::partial();
     table_.add(std::move(zero));
@@ -332,6 +331,7 @@ class StageDeclaration {
 
   static constexpr const char* kEmbedding = "model.embed_tokens.weight";
   const ModelConfig& config_;
+  const ExpertNames names_;
   const ModelLayout& layout_;
   const StageLayers& layers_;
   PlacementTable& table_;

@@ -26,9 +26,11 @@ class Activation {
   Tensor tensor_;
 };
 
-/// Output of the column-parallel GEMM, [tokens, in.rows]: q | k | v | gate | up.
+/// Output of the column-parallel GEMM, [tokens, in.rows]: q | k | v | gate | up | shared gate.
 struct HiddenViews {
   Tensor q, k, v, gate, up;
+  Tensor qkv;          ///< q, k and v
+  Tensor shared_gate;  ///< [tokens, 1]
 };
 HiddenViews split_hidden(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
 

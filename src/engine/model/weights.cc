@@ -10,11 +10,13 @@
 namespace tandem {
 namespace {
 
-/// Parameters that are read in f32: replicated over the TP ranks. Adjacent ones are merged.
+/// Parameters that are read in f32: vectors, and those replicated over the TP ranks. Adjacent ones
+/// are merged.
 std::vector<ExactRange> make_exact_ranges(const ModelLayout& layout) {
   std::vector<FlatRange> found;
   for (const Parameter& p : layout.parameters) {
-    if (!p.sharding.over_tp() && !p.sharding.absent) found.push_back(local_range(p));
+    const bool is_exact = p.shape.size() == 1 || !p.sharding.over_tp();
+    if (is_exact && !p.sharding.absent) found.push_back(local_range(p));
   }
   std::ranges::sort(found, {}, &FlatRange::begin);
   constexpr int64_t kAligned = 64;  // elements

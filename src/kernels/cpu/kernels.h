@@ -14,6 +14,9 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& o
 void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inverse_rms,
                        const Tensor& dout, const Tensor& dx, const Tensor& dweight,
                        const Tensor& dx_bf16);
+void add_bias(const Tensor& bias, const Tensor& rows);
+void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows);
+void gate_rows(const Tensor& gate, const Tensor& rows);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

@@ -1,0 +1,42 @@
+// Families of models in Hugging Face's config.json: their fixed keys and the defaults of absent
+// ones.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "engine/model/config.h"
+
+namespace tandem {
+
+/// Key whose value, if it is present, must be this one.
+struct FixedKey {
+  const char* key;
+  const char* value;  ///< JSON
+};
+
+struct ModelFamily {
+  std::string_view name;  ///< model_type
+  std::span<const FixedKey> fixed;
+  const char* experts;  ///< key of their number; nullptr: dense models only
+  double rope_theta, aux_loss_coeff;
+  int64_t sliding_window;
+  /// Keys of windows: sliding_window; layer_types; use_sliding_window and max_window_layers.
+  bool has_window, has_layer_types, has_window_switch;
+  bool has_qkv_bias, has_qk_norm;  ///< in all its models
+  bool has_gated_expert;           ///< a shared expert with a gate, in all its models
+  bool normalizes_top_k;           ///< default of norm_topk_prob
+  bool requires_kv_heads;          ///< absent otherwise: as many as query heads
+  bool has_all_keys;               ///< of Tandem's own options, too
+};
+
+/// Family whose implementations compute the same as `config`.
+const ModelFamily& find_family(const ModelConfig& config);
+/// nullptr if there is none of this model_type.
+const ModelFamily* find_family(std::string_view model_type);
+/// "llama, mistral, … or tandem"
+std::string family_names();
+
+}  // namespace tandem

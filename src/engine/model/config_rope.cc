@@ -1,0 +1,168 @@
+#include "engine/model/config_rope.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/model/config_value.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Kind = RopeScaling::Kind;
+
+constexpr const char* kScaling = "rope_scaling";
+constexpr const char* kParameters = "rope_parameters";
+constexpr std::pair<const char*, Kind> kTypes[] = {{"default", Kind::none},
+                                                   {"linear", Kind::linear},
+                                                   {"dynamic", Kind::dynamic},
+                                                   {"llama3", Kind::llama3},
+                                                   {"yarn", Kind::yarn}};
+
+/// Object of rope_scaling or rope_parameters.
+class RopeObject {
+ public:
+  RopeObject(const Json& object, std::string key, const std::string& file)
+      : object_(object), key_(std::move(key)), file_(file) {
+    if (!object.is_object()) reject_value(file_, key_, object, "null or an object");
+  }
+
+  /// Marks the key as read; nullptr if it is absent or null.
+  const Json* find(const char* key) {
+    read_.emplace_back(key);
+    const auto found = object_.find(key);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+  double number(const char* key, double absent) {
+    const Json* const value = find(key);
+    return value ? parse_value<double>(*value, key_ + "." + key, file_) : absent;
+  }
+  double required(const char* key) {
+    if (!find(key)) {
+      throw ConfigError(fmt::format("{}: key {}.{} is missing", file_, key_, key));
+    }
+    return number(key, 0);
+  }
+  /// `type` is the name of rope_type in files from before 2024.
+  Kind kind() {
+    const Json *const type = find("rope_type"), *const old = find("type");
+    if (!type && !old) {
+      if (key_ == kParameters) return Kind::none;
+      throw ConfigError(fmt::format("{}: key {}.rope_type is missing", file_, key_));
+    }
+    if (type && old && *type != *old) reject_value(file_, key_ + ".type", *old, type->dump());
+    const Json& name = type ? *type : *old;
+    for (const auto& [known, kind] : kTypes) {
+      if (name == known) return kind;
+    }
+    reject_value(file_, key_ + (type ? ".rope_type" : ".type"), name,
+                 "default, linear, dynamic, llama3 or yarn");
+  }
+  void require_all_read() const {
+    for (const auto& [key, value] : object_.items()) {
+      if (std::ranges::find(read_, key) != read_.end()) continue;
+      throw ConfigError(fmt::format("{}: unknown key {}.{}: expected only {}", file_, key_,
+                                    printable(key), fmt::join(read_, ", ")));
+    }
+  }
+  const std::string& key() const { return key_; }
+
+ private:
+  const Json& object_;
+  std::string key_;
+  const std::string& file_;
+  std::vector<std::string> read_;
+};
+
+double attention_scale(double factor, double coefficient) {
+  return factor <= 1 ? 1 : 0.1 * coefficient * std::log(factor) + 1;
+}
+
+/// arXiv 2309.00071, 3.4; the ratio of two such factors is DeepSeek's.
+void parse_yarn(RopeObject& rope, const std::string& file, const ModelConfig& config,
+                RopeScaling& s) {
+  s.original_max_seq = rope.number("original_max_position_embeddings", double(config.max_seq));
+  s.beta_fast = rope.number("beta_fast", s.beta_fast);
+  s.beta_slow = rope.number("beta_slow", s.beta_slow);
+  const double scale = rope.number("mscale", 0), scale_all = rope.number("mscale_all_dim", 0);
+  s.attention_factor = scale != 0 && scale_all != 0
+                           ? attention_scale(s.factor, scale) / attention_scale(s.factor, scale_all)
+                           : attention_scale(s.factor, 1);
+  s.attention_factor = rope.number("attention_factor", s.attention_factor);
+  if (const Json* const truncate = rope.find("truncate")) {
+    s.truncate = parse_value<bool>(*truncate, rope.key() + ".truncate", file);
+  }
+}
+
+void parse_object(RopeObject& rope, const std::string& file, ModelConfig& config) {
+  RopeScaling s;
+  s.kind = rope.kind();
+  if (s.kind != Kind::none) s.factor = rope.required("factor");
+  if (s.kind == Kind::llama3) {
+    s.low_freq_factor = rope.required("low_freq_factor");
+    s.high_freq_factor = rope.required("high_freq_factor");
+    s.original_max_seq = rope.required("original_max_position_embeddings");
+  }
+  if (s.kind == Kind::dynamic) rope.find("original_max_position_embeddings");  // has no effect
+  if (s.kind == Kind::yarn) parse_yarn(rope, file, config, s);
+  if (const double share = rope.number("partial_rotary_factor", 1); share != 1) {
+    reject_value(file, rope.key() + ".partial_rotary_factor", share, "1");
+  }
+  config.rope_scaling = s;
+  rope.require_all_read();
+}
+
+}  // namespace
+
+void parse_rope(const Json& root, const std::string& file, ModelConfig& config) {
+  const auto value = [&](const char* key) {
+    return root.contains(key) && !root[key].is_null() ? &root[key] : nullptr;
+  };
+  if (const Json* const scaling = value(kScaling)) {
+    RopeObject rope(*scaling, kScaling, file);
+    parse_object(rope, file, config);
+  }
+  const Json* const parameters = value(kParameters);
+  if (!parameters) return;
+  for (const char* key : {kScaling, "rope_theta"}) {
+    if (const Json* const twice = value(key)) {
+      reject_value(file, key, *twice, fmt::format("none with {}", kParameters));
+    }
+  }
+  RopeObject rope(*parameters, kParameters, file);
+  config.rope_theta = rope.number("rope_theta", config.rope_theta);
+  parse_object(rope, file, config);
+}
+
+nlohmann::ordered_json rope_scaling_json(const RopeScaling& s) {
+  if (s.kind == Kind::none) return nullptr;
+  Json rope;
+  for (const auto& [name, kind] : kTypes) {
+    if (kind == s.kind) rope["rope_type"] = name;
+  }
+  rope["factor"] = s.factor;
+  if (s.kind == Kind::llama3) {
+    rope["low_freq_factor"] = s.low_freq_factor;
+    rope["high_freq_factor"] = s.high_freq_factor;
+  }
+  if (s.original_max_seq > 0) {
+    const auto whole = int64_t(s.original_max_seq);
+    rope["original_max_position_embeddings"] =
+        double(whole) == s.original_max_seq ? Json(whole) : Json(s.original_max_seq);
+  }
+  if (s.kind == Kind::yarn) {
+    rope["beta_fast"] = s.beta_fast;
+    rope["beta_slow"] = s.beta_slow;
+    rope["attention_factor"] = s.attention_factor;
+    rope["truncate"] = s.truncate;
+  }
+  return rope;
+}
+
+}  // namespace tandem

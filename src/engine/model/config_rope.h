@@ -1,0 +1,18 @@
+// Rotary embedding in config.json: rope_theta with rope_scaling (transformers 4), or
+// rope_parameters, which has both (transformers 5).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/model/config.h"
+
+namespace tandem {
+
+/// Sets rope_theta, if given, and rope_scaling. Throws ConfigError for a rope_type or a key of it
+/// that is not understood.
+void parse_rope(const nlohmann::ordered_json& root, const std::string& file, ModelConfig& config);
+/// Value of rope_scaling; null if there is none.
+nlohmann::ordered_json rope_scaling_json(const RopeScaling& scaling);
+
+}  // namespace tandem

@@ -1,0 +1,135 @@
+#include "engine/model/weight_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/files.h"
+#include "core/json.h"
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+constexpr const char* kWeightsName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kWeightMap = "weight_map";
+/// Far above those of published models.
+constexpr size_t kMaxIndexBytes = size_t{64} << 20;
+constexpr size_t kMaxWeightFiles = 1000;
+
+std::string_view name_of_tensor(const StoredTensor& tensor) {
+  return tensor.entry->name;
+}
+
+/// Whether the name is of a file in the index's own folder.
+bool is_file_name(const std::string& name) {
+  return name.ends_with(".safetensors") && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+/// File of each tensor.
+using WeightMap = std::map<std::string, std::string>;
+
+WeightMap parse_index(const std::string& path) {
+  const auto root = parse_json(read_small_file(path, kMaxIndexBytes));
+  if (!root.is_object() || !root.contains(kWeightMap) || !root[kWeightMap].is_object() ||
+      root[kWeightMap].empty()) {
+    throw IoError(
+        fmt::format("{}: expected a JSON object with {}, an object of tensors and their files",
+                    path, kWeightMap));
+  }
+  WeightMap map;
+  for (const auto& [tensor, file] : root[kWeightMap].items()) {
+    if (!file.is_string() || !is_file_name(file.get<std::string>())) {
+      throw IoError(fmt::format(
+          "{}: {}: '{}' is in {}: expected the name of a .safetensors file in this folder", path,
+          kWeightMap, printable(tensor), printable(file.dump())));
+    }
+    map.emplace(tensor, file.get<std::string>());
+  }
+  return map;
+}
+
+}  // namespace
+
+WeightFiles::WeightFiles(const std::string& folder)
+    : folder_(folder), path_(folder + "/" + kWeightsName) {
+  const std::string index = folder + "/" + kIndexName;
+  if (!path_exists(path_) && path_exists(index)) {
+    path_ = index;
+    open_index();
+  } else {
+    files_.push_back(std::make_unique<const SafetensorsFile>(path_));
+    for (const SafetensorsEntry& entry : files_.front()->entries()) {
+      tensors_.push_back({files_.front().get(), &entry});
+    }
+  }
+  std::ranges::sort(tensors_, {}, name_of_tensor);
+}
+
+void WeightFiles::open_index() {
+  const WeightMap map = parse_index(path_);
+  std::map<std::string, const SafetensorsFile*> by_name;
+  for (const auto& [tensor, name] : map) by_name.emplace(name, nullptr);
+  if (by_name.size() > kMaxWeightFiles) {
+    throw IoError(
+        fmt::format("{}: {} files: expected at most {}", path_, by_name.size(), kMaxWeightFiles));
+  }
+  for (auto& [name, file] : by_name) {
+    files_.push_back(std::make_unique<const SafetensorsFile>(folder_ + "/" + name));
+    file = files_.back().get();
+    for (const SafetensorsEntry& entry : file->entries()) {
+      const auto found = map.find(entry.name);
+      if (found == map.end() || found->second != name) {
+        reject_tensor(
+            file->path(), entry.name,
+            fmt::format("is in {} by {}", found == map.end() ? "no file" : printable(found->second),
+                        kIndexName));
+      }
+      tensors_.push_back({file, &entry});
+    }
+  }
+  for (const auto& [tensor, name] : map) {
+    const SafetensorsFile& file = *by_name.at(name);
+    if (!file.find(tensor)) {
+      reject_tensor(file.path(), tensor,
+                    fmt::format("is missing, but in this file by {}", kIndexName));
+    }
+  }
+}
+
+StoredTensor WeightFiles::find(std::string_view name) const {
+  const auto at = std::ranges::lower_bound(tensors_, name, {}, name_of_tensor);
+  return at == tensors_.end() || name_of_tensor(*at) != name ? StoredTensor{} : *at;
+}
+
+StoredTensor WeightFiles::require(std::string_view name, std::span<const int64_t> shape) const {
+  const StoredTensor tensor = find(name);
+  if (!tensor) throw IoError(fmt::format("{}: tensor '{}' is missing", path_, name));
+  tensor.file->require(name, shape);
+  return tensor;
+}
+
+void WeightFiles::verify() const {
+  for (const auto& file : files_) file->verify();
+}
+
+std::string WeightFiles::header_hash() const {
+  if (files_.size() == 1) return files_.front()->header_hash();
+  std::string hashes;
+  for (const auto& file : files_) hashes += file->header_hash();
+  return content_hash(hashes);
+}
+
+std::string WeightFiles::identity() const {
+  if (files_.size() == 1) return files_.front()->identity();
+  std::string hashes;
+  for (const auto& file : files_) hashes += file->identity();
+  return content_hash(hashes);
+}
+
+}  // namespace tandem

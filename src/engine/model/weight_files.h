@@ -1,0 +1,48 @@
+// Tensors of a model on disk: a folder's model.safetensors, or the files that its
+// model.safetensors.index.json names. Nothing but headers is read until a tensor is.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/safetensors.h"
+
+namespace tandem {
+
+/// Tensor and the file that it is in.
+struct StoredTensor {
+  const SafetensorsFile* file = nullptr;
+  const SafetensorsEntry* entry = nullptr;
+  explicit operator bool() const { return file != nullptr; }
+};
+
+class WeightFiles {
+ public:
+  /// Opens model.safetensors or, if there is none but an index, all files of the index. Throws
+  /// IoError naming the file, and the tensor if the index and the files' headers differ on it.
+  explicit WeightFiles(const std::string& folder);
+  /// model.safetensors or the index.
+  const std::string& path() const { return path_; }
+  /// Tensors of all files, ascending by name.
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  /// Without a file if there is no tensor of this name.
+  StoredTensor find(std::string_view name) const;
+  /// Throws IoError unless there is a tensor of this name and shape.
+  StoredTensor require(std::string_view name, std::span<const int64_t> shape) const;
+  /// As SafetensorsFile's, of all files.
+  void verify() const;
+  std::string header_hash() const;
+  std::string identity() const;
+
+ private:
+  void open_index();
+
+  std::string folder_, path_;
+  std::vector<std::unique_ptr<const SafetensorsFile>> files_;
+  std::vector<StoredTensor> tensors_;
+};
+
+}  // namespace tandem

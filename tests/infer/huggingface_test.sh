@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# huggingface_test.sh TANDEM SOURCE_DIR: a folder that save_pretrained wrote (bf16, several files, llama3
+# scaling, a tokenizer) is continued with the tokens of transformers, by threads and by processes.
+set -eu
+tandem=$1 source=$2
+model=$source/tests/infer/families/llama3
+dir=$(mktemp -d)
+export TANDEM_CACHE_DIR=$dir/cache
+trap 'rm -rf "$dir"' EXIT
+
+# check FILE: tokens of the prompt and after it are the expected ones.
+check() {
+  python3 - "$model/expected.json" "$1" "$2" <<'END'
+import json
+import sys
+expected = json.load(open(sys.argv[1]))[int(sys.argv[3])]
+found = json.load(open(sys.argv[2]))
+for key, value in expected.items():
+    if found[key] != value:
+        sys.exit(f"{key} is {found[key]}: expected {value}")
+END
+}
+prompts=('Tandem trains' 'int main() {' 'größer ')
+for i in 0 1 2; do
+  for ranks in 1 2 4; do
+    "$tandem" generate "$model" --prompt "${prompts[$i]}" --max-tokens 24 --tp $ranks \
+      --json "$dir/json" >"$dir/text" 2>"$dir/speed"
+    check "$dir/json" $i
+  done
+done
+for ranks in 2 4; do
+  "$source/tests/processes/launch.sh" $ranks "$tandem" generate "$model" --prompt "${prompts[1]}" \
+    --max-tokens 24 --json "$dir/json" >"$dir/text" 2>"$dir/speed" || { cat "$dir/speed"; exit 1; }
+  check "$dir/json" 1
+done
+
+# The end of a text, and sampling, are as generation_config.json says.
+cp -r "$model" "$dir/copy"
+edit() {
+  python3 - "$dir/copy/$1" "$2" <<'END'
+import json
+import sys
+path, changes = sys.argv[1:]
+root = json.load(open(path))
+root.update(json.loads(changes))
+json.dump(root, open(path, "w"))
+END
+}
+generate() {
+  "$tandem" generate "$dir/copy" --prompt 'int main() {' --max-tokens 24 --json "$dir/json" "$@" \
+    >"$dir/text" 2>"$dir/errors"
+}
+edit generation_config.json '{"eos_token_id": [318]}'
+generate
+grep -q '"ended_by": "end of text"' "$dir/json" && grep -q '"tokens": 5,' "$dir/json" || { cat "$dir/json"; exit 1; }
+edit generation_config.json '{"eos_token_id": 1, "do_sample": true, "temperature": 2.0, "top_k": 5,
+  "top_p": 0.9, "repetition_penalty": 1.1}'
+generate --seed 3
+grep -q 'generation_config.json: not applied: repetition_penalty' "$dir/errors" || { cat "$dir/errors"; exit 1; }
+cp "$dir/json" "$dir/sampled"
+"$tandem" generate "$model" --prompt 'int main() {' --max-tokens 24 --seed 3 --temperature 2 --top-k 5 \
+  --top-p 0.9 --json "$dir/json" >"$dir/text" 2>"$dir/speed"
+[ "$(grep '"text"' "$dir/json")" = "$(grep '"text"' "$dir/sampled")" ] || { echo 'another sample'; exit 1; }
+generate --temperature 0
+check "$dir/json" 1
+
+refused() {
+  if generate --tp 2; then echo "accepted: $1"; exit 1; fi
+  grep -qF "$1" "$dir/errors" || { echo "expected '$1':"; cat "$dir/errors"; exit 1; }
+  [ "$(wc -l <"$dir/errors")" = 1 ] || { echo "more than one line:"; cat "$dir/errors"; exit 1; }
+}
+edit generation_config.json '{"top_p": 3, "repetition_penalty": null}'
+refused 'generation_config.json: top-p 3: expected above 0 and at most 1'
+edit generation_config.json '{"top_p": "x"}'
+refused 'generation_config.json: top_p = "x": expected a number'
+edit generation_config.json '{"top_p": 1, "eos_token_id": [-1]}'
+refused 'generation_config.json: eos_token_id = -1: expected tokens from 0'
+edit generation_config.json '{"eos_token_id": 1}'
+edit config.json '{"attention_bias": true}'
+refused 'config.json: attention_bias = true: expected false'
+edit config.json '{"attention_bias": false, "rope_parameters": {"rope_type": "longrope"}}'
+refused 'config.json: rope_parameters.rope_type = "longrope": expected default, linear, dynamic, llama3 or yarn'
