@@ -15,13 +15,12 @@
 namespace tandem::cli {
 namespace {
 
-constexpr int kMaxProbeRanks = 8192, kMaxRanks = 1024;
+constexpr int kMaxProbeRanks = 8192, kMaxRanks = 1024, kMaxRestarts = 1000000;
 
 struct LaunchOptions {
   ProbeRequest probe{.ranks = 0};
   std::string json;
-  int ranks = 0;
-  std::vector<std::string> command;
+  LaunchRequest processes;
 };
 
 void probe(const LaunchOptions& options) {
@@ -52,20 +51,20 @@ void probe(const LaunchOptions& options) {
 }
 
 void launch(const LaunchOptions& options) {
-  if ((options.ranks > 0) == (options.probe.ranks > 0)) {
+  if ((options.processes.ranks > 0) == (options.probe.ranks > 0)) {
     throw InvalidArgument("launch: expected either -n with a command, or --probe");
   }
   if (options.probe.ranks > 0) {
-    if (!options.command.empty()) {
+    if (!options.processes.command.empty()) {
       throw InvalidArgument(fmt::format("launch --probe: command {}: expected none",
-                                        printable(options.command.front())));
+                                        printable(options.processes.command.front())));
     }
     return probe(options);
   }
-  if (options.command.empty()) {
+  if (options.processes.command.empty()) {
     throw InvalidArgument("launch: no command: expected tandem launch -n N -- COMMAND…");
   }
-  if (const int status = launch_here(options.ranks, options.command)) throw Ended{status};
+  if (const int status = launch_here(options.processes)) throw Ended{status};
 }
 
 }  // namespace
@@ -74,9 +73,23 @@ void add_launch(CLI::App& app) {
   auto* command =
       app.add_subcommand("launch", "Start the ranks of a world as processes of this machine");
   auto options = std::make_shared<LaunchOptions>();
-  command->add_option("-n,--ranks", options->ranks, "Processes to start")
+  command->add_option("-n,--ranks", options->processes.ranks, "Processes to start")
       ->check(CLI::Range(1, kMaxRanks));
-  command->add_option("command", options->command, "Command of each rank, after --");
+  command
+      ->add_option(
+          "--spares", options->processes.spares,
+          "Further processes, without a rank: each takes that of a killed one, and the run "
+          "continues (tandem train)")
+      ->check(CLI::Range(0, kMaxRanks));
+  command
+      ->add_option("--restarts", options->processes.restarts,
+                   "New processes to start for killed ones when no spare is left (tandem train)")
+      ->check(CLI::Range(0, kMaxRestarts));
+  command->add_option(
+      "--out", options->processes.out,
+      "Folder for events.jsonl: ranks that were lost, hung, recovered (with --spares "
+      "or --restarts)");
+  command->add_option("command", options->processes.command, "Command of each rank, after --");
   command
       ->add_option("--probe", options->probe.ranks,
                    "Measure instead how long a world of so many ranks takes to form: each with its "
@@ -96,6 +109,11 @@ void add_launch(CLI::App& app) {
       "store in the launcher, without an open port. Lines of output begin with the rank. When a "
       "rank\n"
       "fails, one line says which, the others end, and its exit status is that of the launcher.\n"
+      "\n--spares, --restarts: when a process of tandem train is killed or hangs, another takes "
+      "its "
+      "rank,\n"
+      "the other ranks stay in theirs, and all go on from the newest checkpoint: "
+      "docs/recovery.md.\n"
       "\n--probe: the world is formed with the library's own rendezvous store, ranks and groups. "
       "Every "
       "rank\n"
@@ -103,6 +121,7 @@ void add_launch(CLI::App& app) {
       "are checked. Memory is that of all ranks and the store, beyond that of the program.\n"
       "\nExamples:\n"
       "  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched\n"
+      "  tandem launch -n 2 --spares 1 -- tandem train configs/tiny.toml --tp 2 --out out/spared\n"
       "  tandem launch --probe 64 --tp 4 --pp 2\n"
       "  tandem launch --probe 512 --tp 8 --pp 8 --json -");
   command->callback([options] { launch(*options); });

@@ -1,26 +1,25 @@
 #include "cli/local_launch.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <utility>
 
+#include "cli/launch_members.h"
+#include "cli/launched_process.h"
 #include "cli/output.h"
 #include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
-#include "comm/rendezvous/store_server.h"
 #include "core/file_limit.h"
 #include "core/printable.h"
 #include "tandem/error.h"
@@ -34,26 +33,20 @@ using control::Connection;
 /// After a rank has failed: until the others are asked to end, and until they are killed.
 constexpr auto kAskAfter = std::chrono::seconds(5), kKillAfter = std::chrono::seconds(15);
 constexpr auto kDrain = std::chrono::seconds(2);  ///< for output after the last rank's end
-constexpr size_t kMaxLine = size_t{64} << 10;     ///< longer ones are printed in parts
 constexpr int kPort = 29500;                      ///< part of a name only: no port is open
-
-struct RankProcess {
-  pid_t pid = -1;
-  bool running = false;
-  Connection output[2];  ///< its standard output and standard error
-  std::string line[2];   ///< bytes of an unfinished line
-};
+/// Intervals of checks: in recovery, for hanging ranks, at the end.
+constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
 
 class LocalLaunch {
  public:
-  LocalLaunch(int ranks, const std::vector<std::string>& command)
-      : command_(command), ranks_(size_t(ranks)) {
-    launch_.size = ranks;
+  explicit LocalLaunch(const LaunchRequest& request)
+      : request_(request), processes_(size_t(request.ranks + request.spares)) {
+    launch_.size = request.ranks;
     launch_.host = "127.0.0.1";
     launch_.port = kPort;
     launch_.one_host = true;
     run_id_ = std::string(kLauncherRunId) + control::hex_of(control::random_digest());
-    launch_.world = store_world("torchrun " + run_id_);
+    if (request.spares + request.restarts > 0) members_.emplace(request, launch_, run_id_);
     sigemptyset(&watched_);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
       sigaddset(&watched_, signal);
@@ -62,28 +55,26 @@ class LocalLaunch {
   }
   ~LocalLaunch() {
     send_signal(SIGKILL);
-    for (const RankProcess& rank : ranks_) {
-      if (rank.running) waitpid(rank.pid, nullptr, 0);
-    }
+    for (LaunchedProcess& process : processes_) process.wait_for_end();
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
   LocalLaunch(const LocalLaunch&) = delete;
   LocalLaunch& operator=(const LocalLaunch&) = delete;
 
   int run() {
-    Connection listener;
-    if (ranks_.size() > 1) listener = control::listen_on(control::endpoint_of(launch_));
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) start(int(rank));
-    std::optional<control::StoreServer> store;  // a thread: after the last fork
-    if (listener.open()) {
-      store.emplace(std::move(listener), control::credentials_of({}, launch_.world),
-                    int(ranks_.size()));
+    std::unique_ptr<control::StoreServer> store;
+    if (members_) {
+      members_->begin();
+    } else if (request_.ranks > 1) {
+      store = start_store(launch_, run_id_);
     }
-    while (std::ranges::any_of(ranks_, &RankProcess::running)) serve();
+    for (size_t slot = 0; slot < processes_.size(); ++slot) start(int(slot));
+    while (is_running()) serve();
     // Processes that a rank has left may keep its output open.
     const auto end = LaunchClock::now() + kDrain;
-    while (LaunchClock::now() < end && std::ranges::any_of(ranks_, [](const RankProcess& rank) {
-             return rank.output[0].open() || rank.output[1].open();
+    while (LaunchClock::now() < end &&
+           std::ranges::any_of(processes_, [](const LaunchedProcess& process) {
+             return process.output(0) >= 0 || process.output(1) >= 0;
            })) {
       serve();
     }
@@ -91,77 +82,55 @@ class LocalLaunch {
   }
 
  private:
-  void start(int index) {
-    RankProcess& rank = ranks_[size_t(index)];
-    int pipes[3][2];  // output, errors, and the reason why the command cannot be run
-    for (auto& pipe : pipes) {
-      if (pipe2(pipe, O_CLOEXEC) != 0) throw IoError(fmt::format("pipe: {}", strerror(errno)));
-    }
-    const pid_t parent = getpid();
-    rank.pid = fork();
-    if (rank.pid == 0) become(index, pipes[0][1], pipes[1][1], pipes[2][1], parent);
-    for (auto& pipe : pipes) close(pipe[1]);
-    const Connection failure(pipes[2][0]);
-    for (int i = 0; i < 2; ++i) {
-      rank.output[i] = Connection(pipes[i][0]);
-      fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
-    }
-    if (rank.pid < 0) throw Unsupported(fmt::format("rank {}: fork: {}", index, strerror(errno)));
-    setpgid(rank.pid, rank.pid);
-    rank.running = true;
-    int error = 0;
-    if (read(failure.fd(), &error, sizeof error) != ssize_t(sizeof error)) return;
-    throw InvalidArgument(fmt::format("launch: {}: {}: expected a command",
-                                      printable(command_.front()), strerror(error)));
+  bool is_running() const { return std::ranges::any_of(processes_, &LaunchedProcess::running); }
+  std::string label(int slot) const {
+    return members_ ? members_->label(slot) : fmt::to_string(slot);
   }
 
-  /// In the new process: never returns.
-  [[noreturn]] void become(int index, int output, int errors, int failure, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    setpgid(0, 0);  // signals reach what the command starts, too
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
-    dup2(output, STDOUT_FILENO);
-    dup2(errors, STDERR_FILENO);
-    const std::string rank = std::to_string(index), size = std::to_string(ranks_.size());
-    for (const auto& [name, value] : {std::pair<const char*, std::string>{"RANK", rank},
-                                      {"LOCAL_RANK", rank},
-                                      {"WORLD_SIZE", size},
-                                      {"LOCAL_WORLD_SIZE", size},
-                                      {"MASTER_ADDR", launch_.host},
-                                      {"MASTER_PORT", std::to_string(kPort)},
-                                      {"TORCHELASTIC_RUN_ID", run_id_}}) {
-      setenv(name, value.c_str(), 1);
-    }
-    // The launcher's store has a secret of its own.
-    for (const char* name :
-         {"TORCHELASTIC_USE_AGENT_STORE", "TANDEM_SECRET", "TANDEM_SECRET_FILE"}) {
-      unsetenv(name);
-    }
-    std::vector<char*> words;
-    for (const std::string& word : command_) words.push_back(const_cast<char*>(word.c_str()));
-    words.push_back(nullptr);
-    execvp(words.front(), words.data());
-    const int error = errno;
-    [[maybe_unused]] const auto written = write(failure, &error, sizeof error);
-    _exit(127);
+  void start(int slot) {
+    const std::string size = std::to_string(request_.ranks), rank = label(slot);
+    Variables variables{{"RANK", rank},
+                        {"LOCAL_RANK", rank},
+                        {"WORLD_SIZE", size},
+                        {"LOCAL_WORLD_SIZE", size},
+                        {"MASTER_ADDR", launch_.host},
+                        {"MASTER_PORT", std::to_string(kPort)},
+                        {"TORCHELASTIC_RUN_ID", run_id_},
+                        // The launcher's store has a secret of its own.
+                        {"TORCHELASTIC_USE_AGENT_STORE", ""},
+                        {"TANDEM_SECRET", ""},
+                        {"TANDEM_SECRET_FILE", ""}};
+    variables.emplace_back(control::kMembershipVariable,
+                           members_ ? control::Member::describe(members_->board(), slot) : "");
+    processes_[size_t(slot)].start(request_.command, variables,
+                                   members_ ? members_->board().fd() : -1, before_);
+    if (members_) members_->note_process(slot, processes_[size_t(slot)].pid());
   }
 
   void serve() {
     std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}};
-    for (const RankProcess& rank : ranks_) {
-      for (const Connection& output : rank.output) waiting.push_back({output.fd(), POLLIN, 0});
+    for (const LaunchedProcess& process : processes_) {
+      for (int stream : {0, 1}) waiting.push_back({process.output(stream), POLLIN, 0});
     }
-    const bool waits = !failed_ && std::ranges::any_of(ranks_, &RankProcess::running);
-    poll(waiting.data(), waiting.size(), waits ? -1 : 200);
+    const bool recovers = members_ && members_->is_recovering();
+    const int interval = recovers                   ? kRecoveryMs
+                         : members_                 ? kWatchMs
+                         : !failed_ && is_running() ? -1
+                                                    : kEndMs;
+    poll(waiting.data(), waiting.size(), interval);
     for (size_t i = 1; i < waiting.size(); ++i) {
       if (waiting[i].revents != 0) pass_on((i - 1) / 2, int((i - 1) % 2));
     }
     signalfd_siginfo signal{};
     while (read(signals_.fd(), &signal, sizeof signal) == ssize_t(sizeof signal)) {
-      if (int(signal.ssi_signo) != SIGCHLD) send_signal(int(signal.ssi_signo));
+      const int number = int(signal.ssi_signo);
+      if (number == SIGCHLD) continue;
+      stopping_ |= number != SIGUSR1 && number != SIGUSR2;
+      send_signal(number);
     }
     reap();
+    if (members_ && !failed_) end_hanging();
+    if (recovers && !failed_) members_->check_recovered();
     if (!failed_) return;
     const auto since = LaunchClock::now() - *failed_;
     if (since > kAskAfter && !std::exchange(asked_, true)) send_signal(SIGTERM);
@@ -169,79 +138,109 @@ class LocalLaunch {
   }
 
   void send_signal(int signal) const {
-    for (const RankProcess& rank : ranks_) {
-      if (rank.running) kill(-rank.pid, signal);
-    }
+    for (const LaunchedProcess& process : processes_) process.send_signal(signal);
   }
 
-  void pass_on(size_t index, int stream) {
-    RankProcess& rank = ranks_[index];
-    char bytes[16384];
-    const ssize_t got = read(rank.output[stream].fd(), bytes, sizeof bytes);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    std::string& line = rank.line[stream];
-    if (got <= 0) {
-      rank.output[stream].close();
-      if (!line.empty()) print(index, stream, line + "\n");
-      line.clear();
-      return;
-    }
-    line.append(bytes, size_t(got));
-    for (size_t end; (end = line.find_first_of("\n\r")) != line.npos; line.erase(0, end + 1)) {
-      print(index, stream, line.substr(0, end + 1));
-    }
-    if (line.size() < kMaxLine) return;
-    print(index, stream, line + "\n");
-    line.clear();
-  }
-
-  void print(size_t index, int stream, const std::string& line) const {
-    std::FILE* file = stream == 0 ? stdout : stderr;
-    const std::string text = ranks_.size() == 1 ? line : fmt::format("[{}] {}", index, line);
-    std::fwrite(text.data(), 1, text.size(), file);
-    std::fflush(file);
+  void pass_on(size_t slot, int stream) {
+    processes_[slot].pass_on(stream,
+                             processes_.size() == 1 ? "" : fmt::format("[{}] ", label(int(slot))));
   }
 
   void reap() {
-    for (size_t index = 0; index < ranks_.size(); ++index) {
-      RankProcess& rank = ranks_[index];
+    for (size_t slot = 0; slot < processes_.size(); ++slot) {
       int status = 0;
-      if (!rank.running || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
-      rank.running = false;
-      if (status == 0 || failed_) continue;
-      failed_ = LaunchClock::now();
-      const bool killed = WIFSIGNALED(status);
-      status_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      complain(killed
-                   ? fmt::format("tandem: launch: rank {} (process {}) was ended by signal {}, "
-                                 "{}",
-                                 index, rank.pid, WTERMSIG(status), strsignal(WTERMSIG(status)))
-                   : fmt::format("tandem: launch: rank {} (process {}) ended with exit status {}",
-                                 index, rank.pid, status_));
+      if (!processes_[slot].has_ended(status)) continue;
+      if (members_ && members_->is_spare(int(slot))) {
+        end_spare(int(slot), status);
+      } else if (status == 0 || (members_ && members_->is_done(int(slot)) && WIFSIGNALED(status))) {
+        end_rank();
+      } else if (!failed_) {
+        lose_rank(int(slot), status);
+      }
     }
   }
 
-  const std::vector<std::string> command_;
-  std::vector<RankProcess> ranks_;
+  void end_hanging() {
+    for (size_t slot = 0; slot < processes_.size(); ++slot) {
+      const LaunchedProcess& process = processes_[slot];
+      if (process.running() && members_->hangs(int(slot), process.pid())) {
+        process.send_signal(SIGKILL);
+      }
+    }
+  }
+
+  static std::string describe_end(int status) {
+    return WIFSIGNALED(status) ? fmt::format("was ended by signal {}, {}", WTERMSIG(status),
+                                             strsignal(WTERMSIG(status)))
+                               : fmt::format("ended with exit status {}", WEXITSTATUS(status));
+  }
+
+  void end_spare(int slot, int status) {
+    if (status != 0 && !stopping_ && !failed_) {
+      complain(fmt::format("tandem: launch: a spare (process {}) {}",
+                           processes_[size_t(slot)].pid(), describe_end(status)));
+    }
+    members_->remove_spare(slot);
+  }
+
+  void end_rank() {
+    if (++ended_ == request_.ranks && members_) members_->close(false);
+  }
+
+  void lose_rank(int slot, int status) {
+    const bool killed = WIFSIGNALED(status);
+    const LostProcess lost{slot, processes_[size_t(slot)].pid(), describe_end(status)};
+    std::string reason;
+    if (members_ && killed && !stopping_ && ended_ == 0) {
+      const int heir = members_->replace(lost, reason);
+      if (heir == slot) start(slot);
+      if (heir >= 0) return;
+    }
+    failed_ = LaunchClock::now();
+    status_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    complain(fmt::format("tandem: launch: rank {} (process {}) {}{}{}", label(slot), lost.pid,
+                         lost.cause, reason.empty() ? "" : ": ", reason));
+    if (!members_) return;
+    members_->note_stop(lost, reason);
+    members_->close(killed && !stopping_);
+  }
+
+  const LaunchRequest request_;
+  std::vector<LaunchedProcess> processes_;
   Launch launch_;
   std::string run_id_;
+  std::optional<LaunchMembers> members_;  ///< if ranks can be replaced
   sigset_t watched_{}, before_{};
   Connection signals_;
-  std::optional<LaunchClock::time_point> failed_;  ///< when the first rank failed
+  std::optional<LaunchClock::time_point> failed_;  ///< when a rank failed that was not replaced
+  int ended_ = 0;                                  ///< ranks whose work has ended well
   bool asked_ = false;
+  bool stopping_ = false;  ///< a signal to stop was passed on
   int status_ = 0;
 };
 
+/// Throws InvalidArgument unless processes of the command can take another's rank.
+void check_replaceable(const LaunchRequest& request) {
+  if (request.spares + request.restarts == 0) return;
+  const auto& command = request.command;
+  const std::string program = command.front().substr(command.front().rfind('/') + 1);
+  if (program == "tandem" && command.size() > 1 && command[1] == "train") return;
+  throw InvalidArgument(
+      fmt::format("launch --{}: command {}: expected tandem train, whose ranks can be replaced",
+                  request.spares > 0 ? "spares" : "restarts", printable(command.front())));
+}
+
 }  // namespace
 
-int launch_here(int ranks, const std::vector<std::string>& command) {
+int launch_here(const LaunchRequest& request) {
+  check_replaceable(request);
   constexpr int kFilesOfRank = 3, kOtherFiles = 300;
-  const int files = raise_file_limit(), needed = kFilesOfRank * ranks + kOtherFiles;
+  const int files = raise_file_limit(), needed = kFilesOfRank * request.ranks + kOtherFiles;
   if (files < needed) {
     throw Unsupported(fmt::format("{} ranks: a process may open {} files: expected {} (ulimit -n)",
-                                  ranks, files, needed));
+                                  request.ranks, files, needed));
   }
-  return LocalLaunch(ranks, command).run();
+  return LocalLaunch(request).run();
 }
 
 }  // namespace tandem::cli

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/output.h"
+#include "cli/recover.h"
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
 #include "core/files.h"
@@ -81,6 +82,9 @@ void check_gpus(const WorldOptions& world) {
 }
 
 void run(const TrainArguments& arguments) {
+  auto* member = control::Member::of_environment();
+  // A spare of a run that ends without it.
+  if (member && !member->join(control::Member::Clock::time_point::max())) return;
   TrainRequest request;
   now_doing("training " + arguments.out);
   request.out = arguments.out;
@@ -118,6 +122,9 @@ void run(const TrainArguments& arguments) {
     throw InvalidArgument(
         fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
   }
+  if (member && on_gpus) {
+    throw Unsupported("--device gpu under tandem launch --spares: expected --device cpu");
+  }
   if (request.resume) {
     const std::string note = keep_replicas(request.out, request.config);
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
@@ -144,15 +151,25 @@ void run(const TrainArguments& arguments) {
   request.saves = &signals.saves();
   std::signal(SIGPIPE, SIG_IGN);  // the run continues without a reader of its log
   TrainEnd end;
-  const auto run_ranks = on_gpus ? run_gpus : run_world;
-  run_ranks(world, [&](Communicator& comm) {
-    if (launched()) read_data(&comm);
-    const TrainEnd of_rank = train(comm, request, *source);
-    if (comm.rank() == 0) {
-      print(of_rank, request.out, !source->held_out().files.empty(), comm.size());
-    }
-    if (comm.rank() == 0 || launched()) end = of_rank;
-  });
+  const auto train_ranks = [&](bool resumes) {
+    request.resume |= resumes;
+    const auto run_ranks = on_gpus ? run_gpus : run_world;
+    run_ranks(world, [&](Communicator& comm) {
+      if (launched()) read_data(&comm);
+      const TrainEnd of_rank = train(comm, request, *source);
+      if (comm.rank() == 0) {
+        print(of_rank, request.out, !source->held_out().files.empty(), comm.size());
+      }
+      if (comm.rank() == 0 || launched()) end = of_rank;
+    });
+  };
+  if (member) {
+    request.output_opened = [member] { member->note_output(); };
+    request.before_step = [member](int64_t step) { member->note_step(step); };
+    run_recovering(*member, train_ranks);
+  } else {
+    train_ranks(false);
+  }
   if (end.stopped) throw Ended{kStopped};
 }
 

@@ -20,6 +20,9 @@ Communicators new_thread_ranks(const WorldOptions& options);
 Communicators new_mpi_rank(const WorldOptions& options);
 /// Throws as run_processes.
 Communicators new_process_rank(const WorldOptions& options);
+/// Leaves the world of `run_processes`, none of whose communicators may exist: the next call meets
+/// the ranks anew, by the launcher's variables as they are then.
+void leave_processes();
 /// Throws as World::adopt_mpi.
 Communicators adopt_mpi_rank(int communicator, const WorldOptions& options);
 /// Throws as World::of_gpus.

@@ -81,7 +81,8 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_SECRET",
       "TANDEM_SECRET_FILE",
       "TANDEM_ALLOW_MIXED_BUILDS",
-      "TANDEM_ISA"};  // read only by the Python package: python/tandem/_isa.py
+      "TANDEM_MEMBERSHIP",  // set by tandem launch
+      "TANDEM_ISA"};        // read only by the Python package: python/tandem/_isa.py
   return names;
 }
 

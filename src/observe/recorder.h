@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "observe/phases.h"
+#include "observe/progress_words.h"
 
 namespace tandem {
 
@@ -102,15 +103,22 @@ class ScopedPhase {
 class ScopedSpan {
  public:
   ScopedSpan(SpanKind kind, const char* name, int tile = -1, int peer = -1)
-      : event_{kind, name, std::chrono::steady_clock::now(), {}, tile, peer} {}
+      : event_{kind, name, std::chrono::steady_clock::now(), {}, tile, peer} {
+    begin_activity(reads_files() ? RankActivity::file : RankActivity::work, name, event_.begin);
+  }
   ~ScopedSpan() {
     event_.end = std::chrono::steady_clock::now();
+    if (reads_files()) begin_activity(RankActivity::work, "", event_.end);
     recorder().add(event_);
   }
   ScopedSpan(const ScopedSpan&) = delete;
   ScopedSpan& operator=(const ScopedSpan&) = delete;
 
  private:
+  bool reads_files() const {
+    return event_.kind == SpanKind::data || event_.kind == SpanKind::checkpoint;
+  }
+
   SpanEvent event_;
 };
 

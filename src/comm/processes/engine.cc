@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/env.h"
+#include "observe/progress_words.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
@@ -256,6 +257,7 @@ void Engine::note_store_gone() {
 // ones, and the application when none waits, have the communication thread receive.
 bool Engine::await(const control::StoreClient::Pending& reply,
                    FutexWaiter::Clock::time_point deadline) {
+  const WaitActivity waits("store", -1);
   if (caller_receives_.exchange(true)) {
     return wait([&] { return reply->here.load(std::memory_order_acquire); }, deadline, true, true);
   }

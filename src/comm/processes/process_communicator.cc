@@ -8,6 +8,7 @@
 
 #include "comm/agreement.h"
 #include "core/env.h"
+#include "observe/progress_words.h"
 
 namespace tandem::processes {
 namespace {
@@ -65,6 +66,7 @@ bool ProcessCommunicator::all_sent() {
   // During exception unwinding a deadline has already passed: if each destructor waited for another
   // one, it would add up to minutes.
   if (engine_.run_timed_out() && std::uncaught_exceptions() > 0) return false;
+  const WaitActivity waits("flush", -1);
   return engine_.wait(sent, deadline_from_now(), by_message_);
 }
 
@@ -276,6 +278,7 @@ void ProcessCommunicator::do_wait(const SymmetricBuffer& buffer, int signal, uin
   const auto raised = [&] { return word.load(std::memory_order_acquire) >= epoch; };
   if (engine_.run_aborted()) fail(site, epoch, word.load());
   if (raised()) return;
+  const WaitActivity waits(site.op, site.peer < 0 ? -1 : world_ranks_[size_t(site.peer)]);
   const auto deadline = deadline_from_now();
   const auto slice = [&] { return std::min(deadline, FutexWaiter::Clock::now() + kPatience); };
   while (!wait_until(raised, slice(), by_message_)) {

@@ -19,10 +19,16 @@ std::unique_ptr<processes::Bootstrap> new_bootstrap(const WorldOptions& options)
                                                           world_deadline(options.deadline_s));
 }
 
+std::unique_ptr<processes::Engine>& engine_of_process() {
+  static std::unique_ptr<processes::Engine> engine;
+  return engine;
+}
+
 /// Engine of this process, connected at the first call, within its deadline.
 processes::Engine& launched_engine(const WorldOptions& options) {
-  static processes::Engine engine(new_bootstrap(options));
-  return engine;
+  auto& engine = engine_of_process();
+  if (!engine) engine = std::make_unique<processes::Engine>(new_bootstrap(options));
+  return *engine;
 }
 
 }  // namespace
@@ -33,6 +39,10 @@ bool launched() {
 
 void run_processes(const WorldOptions& options, const std::function<void(Communicator&)>& body) {
   processes::run(launched_engine(options), options, body);
+}
+
+void leave_processes() {
+  engine_of_process().reset();
 }
 
 Communicators new_process_rank(const WorldOptions& options) {

@@ -39,6 +39,7 @@
 #include "engine/train/step_guard.h"
 #include "engine/train/trace_steps.h"
 #include "gemm/gemm.h"
+#include "observe/file_activity.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -128,6 +129,7 @@ class Trainer {
     }
     if (!corrupt_.empty()) end_corrupt();
     const std::string unsaved = save_now();
+    const FileActivity ends("end");
     trace.finish(request_.out);
     rethrow_error(unsaved);
     const bool stopped = !finished();
@@ -169,6 +171,7 @@ class Trainer {
         world_, "opening the output",
         [&] {
           files_.emplace(request_.out, request_.resume, config_, source_, *progress_);
+          if (request_.output_opened) request_.output_opened();
           return files_->resume_from();
         },
         uint64_t(12 * config_.model.parameters()));
@@ -384,6 +387,7 @@ class Trainer {
   /// Warns once while `write` fails; its lines are retained and written with the next ones.
   template <typename Write>
   void try_writing(bool& fails, const Write& write) {
+    const FileActivity writes("log");
     try {
       write();
       fails = false;

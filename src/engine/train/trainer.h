@@ -33,6 +33,8 @@ struct TrainRequest {
   /// Number of checkpoint requests: after it grows on any rank, all ranks save a checkpoint after
   /// the current step and continue.
   const std::atomic<int>* saves = nullptr;
+  /// Called on rank 0 once OUT is locked and belongs to this run.
+  std::function<void()> output_opened = {};
   /// Called on every rank, in its thread, before each step, with the number of finished steps.
   std::function<void(int64_t step)> before_step = {};
   /// Called on every rank, in its thread, with a router's choices for its rows: scores f32 [rows,

@@ -1,0 +1,51 @@
+#include "cli/launch_events.h"
+
+#include <fcntl.h>
+
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.h"
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+nlohmann::ordered_json rounded(const std::optional<double>& milliseconds) {
+  if (!milliseconds) return nullptr;
+  return std::round(*milliseconds * 1e3) / 1e3;
+}
+
+}  // namespace
+
+EventLog::EventLog(const std::string& out) : path_(out + "/events.jsonl") {
+  if (out.empty()) return;
+  make_directories(out);
+  file_.emplace(path_, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+}
+
+void EventLog::add(const LaunchEvent& event) {
+  if (!file_) return;
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  nlohmann::ordered_json line{{"event", event.event},
+                              {"rank", event.rank},
+                              {"step", event.step},
+                              {"cause", event.cause},
+                              {"noticed_ms", rounded(event.noticed_ms)},
+                              {"recovered_ms", rounded(event.recovered_ms)},
+                              {"process", event.process},
+                              {"replacement", nullptr},
+                              {"time_s", now.count()}};
+  if (event.replacement) line["replacement"] = *event.replacement;
+  std::string text = line.dump() + "\n";
+  try {
+    append_to(file_->get(), path_, text);
+  } catch (const IoError& error) {
+    complain(std::string("tandem: launch: warning: ") + error.what());
+    file_.reset();
+  }
+}
+
+}  // namespace tandem::cli

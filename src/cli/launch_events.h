@@ -1,0 +1,37 @@
+// OUT/events.jsonl of `tandem launch`: one JSON object per event of a rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/file_descriptor.h"
+
+namespace tandem::cli {
+
+struct LaunchEvent {
+  const char* event;  ///< "lost", "hung", "recovered", "stopped"
+  int rank;
+  int process;
+  int64_t step;                          ///< the one that it was in; 0: it had begun none
+  std::string cause;                     ///< "was ended by signal 9, Killed"
+  std::optional<double> noticed_ms;      ///< since its last sign of life
+  std::optional<double> recovered_ms{};  ///< from there until all ranks trained again
+  std::optional<int> replacement{};      ///< process that has its rank then
+};
+
+class EventLog {
+ public:
+  /// Creates the folder, and adds to a file that is there; `out` may be empty: writes nothing.
+  /// Throws IoError.
+  explicit EventLog(const std::string& out);
+  /// Ignores write errors after the first, which it prints.
+  void add(const LaunchEvent& event);
+
+ private:
+  std::string path_;
+  std::optional<FileDescriptor> file_;
+};
+
+}  // namespace tandem::cli

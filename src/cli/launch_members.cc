@@ -1,0 +1,156 @@
+#include "cli/launch_members.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/output.h"
+#include "comm/rendezvous/endpoint.h"
+#include "comm/rendezvous/secret.h"
+
+namespace tandem::cli {
+namespace {
+
+/// Losses in a row, without a finished step between them, that end the run.
+constexpr int kMaxFruitless = 3;
+
+double milliseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
+}
+
+}  // namespace
+
+std::unique_ptr<control::StoreServer> start_store(Launch launch, const std::string& run_id) {
+  launch.world = store_world("torchrun " + run_id);
+  return std::make_unique<control::StoreServer>(control::listen_on(control::endpoint_of(launch)),
+                                                control::credentials_of({}, launch.world),
+                                                launch.size);
+}
+
+LaunchMembers::LaunchMembers(const LaunchRequest& request, const Launch& launch,
+                             const std::string& run_id)
+    : launch_(launch),
+      ranks_(request.ranks),
+      restarts_left_(request.restarts),
+      board_(request.ranks + request.spares, run_id),
+      hang_watch_(board_),
+      events_(request.out),
+      pids_(size_t(board_.head().slots)) {
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    board_.reset_slot(slot, slot < ranks_ ? slot : control::kSpare);
+  }
+}
+
+std::string LaunchMembers::label(int slot) const {
+  const int rank = board_.slot(slot).rank;
+  return rank < 0 ? "spare" : std::to_string(rank);
+}
+
+void LaunchMembers::begin_generation() {
+  control::BoardHead& head = board_.head();
+  const uint32_t generation = head.generation + 1;
+  stores_.push_back(start_store(launch_, board_.run_id(generation)));
+  head.size = ranks_;
+  head.resumes = head.has_output.load();
+  head.generation = generation;
+  board_.notify_change();
+}
+
+int LaunchMembers::find_spare() const {
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    if (is_spare(slot)) return slot;
+  }
+  return -1;
+}
+
+LaunchEvent LaunchMembers::describe(const char* event, const LostProcess& lost) const {
+  const control::MemberSlot& member = board_.slot(lost.slot);
+  const Clock::time_point alive{std::chrono::nanoseconds(member.words.since_ns)};
+  return {event,           member.rank, lost.pid,
+          member.step + 1, lost.cause,  milliseconds(Clock::now() - alive)};
+}
+
+bool LaunchMembers::hangs(int slot, pid_t pid) {
+  if (is_spare(slot) || hangs_.contains(slot)) return false;
+  const std::string cause = hang_watch_.check(slot, pid);
+  if (cause.empty()) return false;
+  events_.add(describe("hung", {slot, pid, cause}));
+  hangs_[slot] = {cause, Clock::now()};
+  return true;
+}
+
+int LaunchMembers::replace(LostProcess lost, std::string& reason) {
+  auto noticed = Clock::now();
+  if (const auto hang = hangs_.extract(lost.slot)) {
+    lost.cause = hang.mapped().cause;
+    noticed = hang.mapped().noticed;
+  } else {
+    events_.add(describe("lost", lost));
+  }
+  int64_t step = -1;
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    step = std::max(step, board_.slot(slot).step.load());
+  }
+  fruitless_ = step > max_step_ ? 1 : fruitless_ + 1;
+  max_step_ = std::max(step, max_step_);
+  const int spare = find_spare();
+  if (fruitless_ >= kMaxFruitless) {
+    reason = fmt::format("{} losses without a finished step between them", fruitless_);
+  } else if (spare < 0 && restarts_left_ == 0) {
+    reason = "no spare is left";
+  }
+  if (!reason.empty()) return -1;
+  const int rank = board_.slot(lost.slot).rank;
+  const int heir = spare >= 0 ? spare : lost.slot;
+  losses_.push_back({describe("recovered", lost), heir, noticed});
+  if (spare >= 0) {
+    board_.slot(lost.slot).rank = control::kVacant;
+    board_.slot(spare).rank = rank;
+  } else {
+    --restarts_left_;
+    board_.reset_slot(lost.slot, rank);
+  }
+  begin_generation();
+  return heir;
+}
+
+void LaunchMembers::check_recovered() {
+  const uint32_t generation = board_.head().generation;
+  int64_t first_ns = 0, first_step = 0;
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    const control::MemberSlot& member = board_.slot(slot);
+    if (member.rank < 0) continue;
+    if (member.training.load(std::memory_order_acquire) != generation) return;
+    first_ns = std::max(first_ns, member.first_step_ns.load());
+    first_step = member.first_step;
+  }
+  const Clock::time_point recovered{std::chrono::nanoseconds(first_ns)};
+  for (Loss& loss : losses_) {
+    LaunchEvent& event = loss.event;
+    event.recovered_ms = milliseconds(recovered - loss.noticed);
+    event.replacement = pids_[size_t(loss.heir)];
+    complain(fmt::format(
+        "tandem: launch: rank {} (process {}) {} {}, noticed within {:.3g} ms; process {} has "
+        "taken its rank; the run paused for {:.3g} s and continues after step {}",
+        event.rank, event.process, event.cause,
+        event.step == 0 ? "before its first step" : fmt::format("in step {}", event.step),
+        *event.noticed_ms, *event.replacement, *event.recovered_ms / 1e3, first_step));
+    events_.add(event);
+  }
+  losses_.clear();
+  stores_.erase(stores_.begin(), stores_.end() - 1);  // all ranks have left those worlds
+}
+
+void LaunchMembers::note_stop(const LostProcess& lost, const std::string& reason) {
+  LaunchEvent event = describe("stopped", lost);
+  if (!reason.empty()) event.cause += ": " + reason;
+  events_.add(event);
+}
+
+void LaunchMembers::close(bool lost) {
+  board_.head().closed = lost ? control::kClosedByLoss : control::kClosed;
+  board_.notify_change();
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,90 @@
+// Ranks of a `tandem launch` whose processes can be replaced, as its membership board says them
+// (comm/rendezvous/membership.h). A process is a slot: first those of the ranks, then the spares.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/hang_watch.h"
+#include "cli/launch_events.h"
+#include "cli/local_launch.h"
+#include "comm/rendezvous/launch.h"
+#include "comm/rendezvous/membership.h"
+#include "comm/rendezvous/store_server.h"
+
+namespace tandem::cli {
+
+/// Starts the rendezvous store of a launch on one host. Throws IoError.
+std::unique_ptr<control::StoreServer> start_store(Launch launch, const std::string& run_id);
+
+/// Process that ended although its rank's work had not.
+struct LostProcess {
+  int slot;
+  pid_t pid;
+  std::string cause;  ///< "was ended by signal 9, Killed"
+};
+
+class LaunchMembers {
+ public:
+  LaunchMembers(const LaunchRequest& request, const Launch& launch, const std::string& run_id);
+
+  const control::Board& board() const { return board_; }
+  /// Names the slot's process for messages.
+  void note_process(int slot, pid_t pid) { pids_[size_t(slot)] = pid; }
+  /// Begins the first generation.
+  void begin() { begin_generation(); }
+  bool is_spare(int slot) const { return board_.slot(slot).rank == control::kSpare; }
+  bool is_done(int slot) const { return board_.slot(slot).done != 0; }
+  /// Rank of a slot's process for messages: "3", or "spare".
+  std::string label(int slot) const;
+
+  /// Whether the slot's process hangs and must be killed. Its loss then has that cause.
+  bool hangs(int slot, pid_t pid);
+  /// Finds a process for the lost one's rank and begins a generation with it. Returns its slot,
+  /// which is the lost one's if a new process must be started there; -1 if there is none, and then
+  /// `reason` says why.
+  int replace(LostProcess lost, std::string& reason);
+  void remove_spare(int slot) { board_.reset_slot(slot, control::kVacant); }
+  /// Whether some rank does not train again yet.
+  bool is_recovering() const { return !losses_.empty(); }
+  /// Reports losses once all ranks train again.
+  void check_recovered();
+  /// No generation follows: spares end. `lost`: a rank was, so all ranks end.
+  void close(bool lost);
+  /// Records that the launch ends because of that process.
+  void note_stop(const LostProcess& lost, const std::string& reason);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Hang {
+    std::string cause;
+    Clock::time_point noticed;
+  };
+  struct Loss {
+    LaunchEvent event;
+    int heir;  ///< slot of the process that has its rank now
+    Clock::time_point noticed;
+  };
+
+  void begin_generation();
+  LaunchEvent describe(const char* event, const LostProcess& lost) const;
+  int find_spare() const;
+
+  const Launch launch_;
+  const int ranks_;
+  int restarts_left_;
+  control::Board board_;
+  std::vector<std::unique_ptr<control::StoreServer>> stores_;  ///< the last: of this generation
+  HangWatch hang_watch_;
+  std::map<int, Hang> hangs_;  ///< by slot, of processes that are being killed
+  EventLog events_;
+  std::vector<pid_t> pids_;
+  std::vector<Loss> losses_;
+  int64_t max_step_ = -1;  ///< finished by any rank before the last loss
+  int fruitless_ = 0;      ///< losses in a row without a further step
+};
+
+}  // namespace tandem::cli

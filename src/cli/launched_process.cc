@@ -1,0 +1,127 @@
+#include "cli/launched_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+#include "core/printable.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr size_t kMaxLine = size_t{64} << 10;  ///< longer ones are printed in parts
+
+/// This process's environment with those changes.
+std::vector<std::string> changed_environment(const Variables& variables) {
+  std::vector<std::string> lines;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view line(*entry);
+    const std::string_view name = line.substr(0, line.find('='));
+    const auto same = [&](const auto& variable) { return variable.first == name; };
+    if (std::ranges::none_of(variables, same)) lines.emplace_back(line);
+  }
+  for (const auto& [name, value] : variables) {
+    if (!value.empty()) lines.push_back(name + "=" + value);
+  }
+  return lines;
+}
+
+std::vector<char*> pointers_to(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+void print_line(int stream, const std::string& text) {
+  std::FILE* file = stream == 0 ? stdout : stderr;
+  std::fwrite(text.data(), 1, text.size(), file);
+  std::fflush(file);
+}
+
+}  // namespace
+
+void LaunchedProcess::start(const std::vector<std::string>& command, const Variables& variables,
+                            int shared_fd, const sigset_t& mask) {
+  int pipes[3][2];  // output, errors, and the reason why the command cannot be run
+  for (auto& pipe : pipes) {
+    if (pipe2(pipe, O_CLOEXEC) != 0) throw IoError(fmt::format("pipe: {}", strerror(errno)));
+  }
+  const auto environment = changed_environment(variables);
+  const auto words = pointers_to(command), entries = pointers_to(environment);
+  const pid_t parent = getpid();
+  pid_ = fork();
+  if (pid_ == 0) {  // only calls that are safe although another thread held a lock
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    setpgid(0, 0);  // signals reach what the command starts, too
+    sigprocmask(SIG_SETMASK, &mask, nullptr);
+    dup2(pipes[0][1], STDOUT_FILENO);
+    dup2(pipes[1][1], STDERR_FILENO);
+    if (shared_fd >= 0) fcntl(shared_fd, F_SETFD, 0);
+    execvpe(words.front(), words.data(), entries.data());
+    const int error = errno;
+    [[maybe_unused]] const auto written = write(pipes[2][1], &error, sizeof error);
+    _exit(127);
+  }
+  for (auto& pipe : pipes) close(pipe[1]);
+  const control::Connection failure(pipes[2][0]);
+  for (int i = 0; i < 2; ++i) {
+    output_[i] = control::Connection(pipes[i][0]);
+    line_[i].clear();
+    fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
+  }
+  if (pid_ < 0) throw Unsupported(fmt::format("fork: {}", strerror(errno)));
+  setpgid(pid_, pid_);
+  running_ = true;
+  int error = 0;
+  if (read(failure.fd(), &error, sizeof error) != ssize_t(sizeof error)) return;
+  throw InvalidArgument(fmt::format("launch: {}: {}: expected a command",
+                                    printable(command.front()), strerror(error)));
+}
+
+void LaunchedProcess::send_signal(int signal) const {
+  if (running_) kill(-pid_, signal);
+}
+
+bool LaunchedProcess::has_ended(int& status) {
+  if (!running_ || waitpid(pid_, &status, WNOHANG) != pid_) return false;
+  running_ = false;
+  return true;
+}
+
+void LaunchedProcess::wait_for_end() {
+  if (running_) waitpid(pid_, nullptr, 0);
+  running_ = false;
+}
+
+void LaunchedProcess::pass_on(int stream, const std::string& prefix) {
+  char bytes[16384];
+  const ssize_t got = read(output_[stream].fd(), bytes, sizeof bytes);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  std::string& line = line_[stream];
+  if (got <= 0) {
+    output_[stream].close();
+    if (!line.empty()) print_line(stream, prefix + line + "\n");
+    line.clear();
+    return;
+  }
+  line.append(bytes, size_t(got));
+  for (size_t end; (end = line.find_first_of("\n\r")) != line.npos; line.erase(0, end + 1)) {
+    print_line(stream, prefix + line.substr(0, end + 1));
+  }
+  if (line.size() < kMaxLine) return;
+  print_line(stream, prefix + line + "\n");
+  line.clear();
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,46 @@
+// Process that `tandem launch` starts: its environment, output and signals.
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/rendezvous/connection.h"
+
+namespace tandem::cli {
+
+/// Variables to set in a process's environment; without a value: to remove from it.
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+class LaunchedProcess {
+ public:
+  /// Starts the command in a process group of its own, which dies with this process. `shared_fd`:
+  /// descriptor that it inherits; -1: none. `mask`: of its signals. Other threads may run. Throws
+  /// InvalidArgument if the command cannot be run, Unsupported if no process can be made.
+  void start(const std::vector<std::string>& command, const Variables& variables, int shared_fd,
+             const sigset_t& mask);
+
+  bool running() const { return running_; }
+  pid_t pid() const { return pid_; }
+  /// Sends the signal to its process group, while it runs.
+  void send_signal(int signal) const;
+  /// Whether it has ended since the last call; then `status` is wait's.
+  bool has_ended(int& status);
+  void wait_for_end();
+
+  /// Descriptor of its standard output (0) or error (1); -1 once that was closed.
+  int output(int stream) const { return output_[stream].fd(); }
+  /// Prints what has arrived there, line by line, each after `prefix`.
+  void pass_on(int stream, const std::string& prefix);
+
+ private:
+  pid_t pid_ = -1;
+  bool running_ = false;
+  control::Connection output_[2];
+  std::string line_[2];  ///< bytes of an unfinished line
+};
+
+}  // namespace tandem::cli

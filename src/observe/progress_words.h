@@ -1,0 +1,81 @@
+// Progress words of a rank: what its thread does and since when, in memory that another process
+// may read. Each begin of work or of a wait costs a few relaxed stores, and nothing where no words
+// are bound.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+enum class RankActivity : uint32_t {
+  work,  ///< computation: takes no longer than at other times
+  wait,  ///< for a peer or the rendezvous store
+  file,  ///< reading or writing of files, and waits for the threads that do so
+};
+
+struct ProgressWords {
+  std::atomic<int64_t> since_ns;         ///< steady clock at the begin of the activity
+  std::atomic<int64_t> longest_work_ns;  ///< longest work that has ended
+  std::atomic<RankActivity> activity;
+  std::atomic<int32_t> peer;      ///< world rank waited for; -1: none
+  std::atomic<uint64_t> name[2];  ///< begin of the operator's name
+};
+
+/// Words of the calling thread; nullptr: none.
+inline constinit thread_local ProgressWords* progress_words = nullptr;
+
+inline void begin_activity(RankActivity activity, std::string_view name,
+                           std::chrono::steady_clock::time_point now, int peer = -1) {
+  ProgressWords* const words = progress_words;
+  if (!words) return;
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const int64_t ns = std::chrono::nanoseconds(now.time_since_epoch()).count();
+  const int64_t work = ns - words->since_ns.load(kRelaxed);
+  if (words->activity.load(kRelaxed) == RankActivity::work &&
+      work > words->longest_work_ns.load(kRelaxed)) {
+    words->longest_work_ns.store(work, kRelaxed);
+  }
+  std::array<uint64_t, 2> letters{};
+  std::memcpy(letters.data(), name.data(), std::min(name.size(), sizeof letters));
+  for (size_t i = 0; i < letters.size(); ++i) words->name[i].store(letters[i], kRelaxed);
+  words->peer.store(peer, kRelaxed);
+  words->activity.store(activity, kRelaxed);
+  words->since_ns.store(ns, kRelaxed);
+}
+
+/// A wait for a peer (-1: for the rendezvous store), then again what was done before.
+class WaitActivity {
+ public:
+  WaitActivity(std::string_view name, int peer) {
+    if (!progress_words) return;
+    before_ = progress_words->activity.load(std::memory_order_relaxed);
+    begin_activity(RankActivity::wait, name, std::chrono::steady_clock::now(), peer);
+  }
+  ~WaitActivity() {
+    if (progress_words) begin_activity(before_, "", std::chrono::steady_clock::now());
+  }
+  WaitActivity(const WaitActivity&) = delete;
+  WaitActivity& operator=(const WaitActivity&) = delete;
+
+ private:
+  RankActivity before_ = RankActivity::work;
+};
+
+/// Operator's name in the words, which may be cut off.
+inline std::string activity_name(const ProgressWords& words) {
+  char text[17] = {};
+  for (size_t i = 0; i < 2; ++i) {
+    const uint64_t letters = words.name[i].load(std::memory_order_relaxed);
+    std::memcpy(text + i * sizeof letters, &letters, sizeof letters);
+  }
+  return text;
+}
+
+}  // namespace tandem

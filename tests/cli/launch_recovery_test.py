@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""launch_recovery_test.py TANDEM short|long|kills=N: ranks of `tandem launch --spares` are killed or stopped, and
+the run ends with the bits, and each sample once, of an undisturbed one. kills=N: prints how soon N kills were
+noticed and recovered from."""
+import json
+import os
+import pathlib
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+JOB = ["--tp", "2", "--dp", "2", "--set", "model.hidden=16", "--set", "model.layers=1", "--set", "model.head_dim=4",
+       "--set", "model.ffn=32", "--set", "train.seq=32", "--set", "train.batch=8", "--set", "checkpoint.every=1"]
+CONFIG = str(pathlib.Path(__file__).resolve().parents[2] / "configs/tiny.toml")
+LIMIT_S = 60
+
+
+class Run:
+    """A training under `tandem launch`, whose ranks' processes are known."""
+
+    def __init__(self, tandem, folder, name, launch, steps, job=()):
+        self.tandem, self.out, self.steps = tandem, folder / name, steps
+        self.events_file = folder / (name + ".events") / "events.jsonl"
+        self.log = folder / (name + ".log")
+        command = [tandem, "launch", "-n", "4", *launch, "--", tandem, "train", CONFIG, "--out", str(self.out), *JOB,
+                   "--set", f"train.steps={steps}", *job]
+        if "--spares" in launch or "--restarts" in launch:
+            command[2:2] = ["--out", str(self.events_file.parent)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=open(self.log, "wb"),
+                                        env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0"})
+
+    def fail(self, text):
+        self.process.kill()
+        sys.exit(f"{self.out.name}: {text}\n{self.log.read_text()}")
+
+    def wait_until(self, what, condition):
+        until = time.monotonic() + LIMIT_S
+        while not (result := condition()):
+            if time.monotonic() > until or (self.process.poll() is not None and not condition()):
+                self.fail(f"expected {what}")
+            time.sleep(0.002)
+        return result
+
+    def events(self, kind=None):
+        lines = self.events_file.read_text().splitlines() if self.events_file.exists() else []
+        events = [json.loads(line) for line in lines]
+        return [event for event in events if kind in (None, event["event"])]
+
+    def pid(self, rank):
+        """Process of a rank: the one started as such, or its last replacement."""
+        replacements = [e["replacement"] for e in self.events("recovered") if e["rank"] == rank]
+        if replacements:
+            return replacements[-1]
+        for child in pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            try:
+                if f"RANK={rank}" in pathlib.Path(f"/proc/{child}/environ").read_text().split("\0"):
+                    return int(child)
+            except OSError:
+                pass
+        return None
+
+    def step(self):
+        file = self.out / "metrics.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return len(lines)
+
+    def hurt(self, rank, number, after_step=None):
+        """Sends a signal to a rank, and waits for its recovery; returns the event of that and of the notice."""
+        if after_step is not None:
+            self.wait_until(f"step {after_step}", lambda: self.step() >= after_step)
+        recovered = len(self.events("recovered"))
+        pid = self.wait_until(f"a process of rank {rank}", lambda: self.pid(rank))
+        sent = time.time()
+        os.kill(pid, number)
+        self.wait_until(f"recovery of rank {rank}", lambda: len(self.events("recovered")) > recovered)
+        event = self.events("recovered")[-1]
+        notice = self.events("lost")[-1] if number == signal.SIGKILL else self.events("hung")[-1]
+        if event["rank"] != rank or event["process"] != pid or notice["process"] != pid:
+            self.fail(f"rank {rank}, process {pid}: blamed {event}, {notice}")
+        return 1e3 * (notice["time_s"] - sent), event["recovered_ms"]
+
+    def ends_like(self, reference):
+        try:
+            code = self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.fail("does not end")
+        if code != 0:
+            self.fail(f"exit {code}")
+        for name in ["model.safetensors"]:
+            if (self.out / "final" / name).read_bytes() != (reference.out / "final" / name).read_bytes():
+                self.fail(f"final/{name} differs")
+        check = subprocess.run([self.tandem, "data", "check", str(self.out)], capture_output=True, text=True)
+        if check.returncode != 0 or f", {self.steps} steps" not in check.stdout:
+            self.fail(check.stdout + check.stderr)
+        return self
+
+
+def refused(tandem, text, *arguments):
+    result = subprocess.run([tandem, "launch", *arguments], capture_output=True, text=True)
+    if result.returncode != 2 or text not in result.stderr or result.stderr.count("\n") != 1:
+        sys.exit(f"launch {arguments}: {result.returncode}: {result.stderr}")
+
+
+def short(tandem, folder):
+    refused(tandem, "launch --spares: command true: expected tandem train", "-n", "2", "--spares", "1", "--", "true")
+    refused(tandem, "launch --restarts: command sh: expected tandem train", "-n", "2", "--restarts", "1", "--", "sh",
+            "-c", "true")
+    refused(tandem, "--spares", "-n", "2", "--spares", "-1", "--", tandem, "train", CONFIG)
+    steps = 40
+    reference = Run(tandem, folder, "reference", [], steps)
+    reference.ends_like(reference)
+    run = Run(tandem, folder, "killed", ["--spares", "2", "--restarts", "3"], steps)
+    for at, (rank, number) in enumerate([(0, signal.SIGKILL), (3, signal.SIGKILL), (1, signal.SIGSTOP),
+                                         (2, signal.SIGKILL), (0, signal.SIGKILL)]):
+        run.hurt(rank, number, 1 + at)
+    run.ends_like(reference)
+    log = run.log.read_text()
+    if len(re.findall(r"^tandem: launch: rank \d .* has taken its rank; the run paused for ", log, re.M)) != 5:
+        run.fail("expected one line for each loss")
+    # A loss in the start, a loss without a spare, and a rank that is lost again and again.
+    run = Run(tandem, folder, "early", ["--spares", "1"], steps)
+    run.hurt(2, signal.SIGKILL)
+    os.kill(run.wait_until("rank 1", lambda: run.pid(1)), signal.SIGKILL)
+    if run.process.wait(LIMIT_S) != 128 + signal.SIGKILL or "Killed: no spare is left" not in run.log.read_text():
+        run.fail("expected an end without a spare")
+    if run.events()[-1]["event"] != "stopped":
+        run.fail("expected an event of the end")
+
+
+def long(tandem, folder):
+    steps = 30
+    reference = Run(tandem, folder, "reference", [], steps)
+    reference.ends_like(reference)
+    for rank in range(4):
+        for number in signal.SIGKILL, signal.SIGSTOP:
+            for after in 1, 5, 9, 29:
+                run = Run(tandem, folder, f"rank{rank}-{int(number)}-{after}", ["--spares", "1"], steps)
+                run.hurt(rank, number, after)
+                run.ends_like(reference)
+        for delay in range(0, 400, 40):
+            run = Run(tandem, folder, f"start{rank}-{delay}", ["--spares", "1"], steps)
+            run.wait_until("its start", lambda: run.pid(rank))
+            time.sleep(delay / 1e3)
+            run.hurt(rank, signal.SIGKILL)
+            run.ends_like(reference)
+
+
+def kills(tandem, folder, count):
+    steps = 10 * count + 20
+    run = Run(tandem, folder, "kills", ["--spares", "1", "--restarts", str(count)], steps,
+              ["--set", "checkpoint.keep=2"])
+    figures = [run.hurt(at % 4, signal.SIGKILL, 3 + 3 * at) for at in range(count)]
+    for name, values in zip(["noticed_ms", "recovered_ms"], zip(*figures)):
+        ranked = sorted(values)
+        print(f"{name}: median {statistics.median(ranked):.1f}, p95 {ranked[int(0.95 * (count - 1))]:.1f}, "
+              f"max {ranked[-1]:.1f} over {count} kills")
+    run.process.wait(600)
+    reference = Run(tandem, folder, "reference", [], steps)
+    reference.process.wait(600)
+    run.ends_like(reference)
+    print("final weights: bitwise those of an undisturbed run; each sample once")
+
+
+def main():
+    tandem, extent = sys.argv[1], sys.argv[2]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        if extent.startswith("kills="):
+            kills(tandem, folder, int(extent.removeprefix("kills=")))
+        else:
+            {"short": short, "long": long}[extent](tandem, folder)
+
+
+main()
