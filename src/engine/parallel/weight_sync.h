@@ -43,8 +43,8 @@ class WeightSync {
   /// Begins a step: `update(bucket)` is called for every bucket, in the order of use, before this
   /// rank's shard of it is sent; it writes the working copy, too, unless ranks send differences.
   /// `gathered(bucket)` is called when all shards of a bucket are here. CPU ranks send from the
-  /// next `progress` or `await` on, ahead as many buckets as fit into the ring, but only those whose
-  /// update would not wait for other ranks, as `is_ready(bucket)` says.
+  /// next `progress` or `await` on, ahead as many buckets as fit into the ring, but only those
+  /// whose update would not wait for other ranks, as `is_ready(bucket)` says.
   void begin(std::function<void(int bucket)> update, std::function<void(int bucket)> gathered = {},
              std::function<bool(int bucket)> is_ready = {});
   /// Blocks until the range's weights are those of all owners. Waits form no cycle if all ranks

@@ -10,6 +10,7 @@
 #include "engine/checkpoint/same_run.h"
 #include "engine/data/corpus.h"
 #include "engine/tokenizer/open.h"
+#include "observe/file_activity.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -68,11 +69,22 @@ RunFiles::Logs RunFiles::logs() {
 }
 
 void RunFiles::add(const StepRecord& step) {
-  const std::lock_guard lock(mutex_);
-  log_->add(step);
+  try_writing(metrics_fail_, [&] {
+    const std::lock_guard lock(mutex_);
+    log_->add(step);
+  });
 }
 
 void RunFiles::add(const LedgerStep& step) {
+  try_writing(ledger_fails_, [&] { append(step); });
+  if (step.skip_reason.empty()) return;
+  progress_.note(fmt::format("step {}: {}: dropped, samples {} to {} of epoch {} are skipped",
+                             step.step, step.skip_reason, step.first_sample, step.end() - 1,
+                             step.epoch));
+}
+
+/// After an IoError, of the lines before, the line is appended all the same.
+void RunFiles::append(const LedgerStep& step) {
   std::string error;
   try {
     logs().ledger->await();
@@ -86,6 +98,18 @@ void RunFiles::add(const LedgerStep& step) {
     position_.next_sample = step.end();
   }
   if (!error.empty()) throw IoError(error);
+}
+
+/// Warns once while `write` fails.
+template <typename Write>
+void RunFiles::try_writing(bool& fails, const Write& write) {
+  const FileActivity writes("log");
+  try {
+    write();
+    fails = false;
+  } catch (const IoError& error) {
+    if (!std::exchange(fails, true)) warn(error.what());
+  }
 }
 
 void RunFiles::prepare_checkpoint(const TrainConfig& config) {

@@ -31,10 +31,11 @@ class RunFiles {
   /// Opens metrics.jsonl and ledger.jsonl after step `start.step`; lines of later steps are
   /// dropped from the first, and marked by a line in the second.
   void open_logs(const LedgerStart& start);
-  /// Adds a line to metrics.jsonl. After an IoError the next call tries it again.
+  /// Adds a line to metrics.jsonl. Warns once while it cannot be written: the next call tries
+  /// again.
   void add(const StepRecord& step);
-  /// Begins to add a line to ledger.jsonl, after those before are on disk. After an IoError, of
-  /// those, the next call tries it again.
+  /// Begins to add a line to ledger.jsonl, after those before are on disk; warns likewise. Notes
+  /// the samples of a dropped step.
   void add(const LedgerStep& step);
   /// Before a checkpoint: writes what is missing if OUT was removed meanwhile, and syncs
   /// ledger.jsonl, or throws IoError, and metrics.jsonl. Another thread may add lines meanwhile.
@@ -42,6 +43,9 @@ class RunFiles {
 
  private:
   void find_checkpoint(const TrainConfig& config);
+  void append(const LedgerStep& step);
+  template <typename Write>
+  void try_writing(bool& fails, const Write& write);
   void warn(const std::string& text) { progress_.note("warning: " + text); }
 
   std::string out_;
@@ -62,6 +66,7 @@ class RunFiles {
   bool is_removed_ = false;  // OUT was, and not all files in it are new; as the next one,
   bool sync_fails_ = false;  // of the thread that writes checkpoints
   std::string resume_from_;
+  bool ledger_fails_ = false, metrics_fail_ = false;
 };
 
 }  // namespace tandem

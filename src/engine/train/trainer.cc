@@ -292,7 +292,8 @@ class Trainer {
     record.batch = executor_->batch(state_.next_sample);
     const auto cursors = executor_->cursors();
     const int64_t epoch = cursors.empty() ? sampler_.epoch(state_.next_sample) : cursors[0].epoch;
-    add_to_ledger({state_.step + 1,
+    if (files_) {
+      files_->add({state_.step + 1,
                    state_.next_sample,
                    record.batch,
                    epoch,
@@ -300,6 +301,7 @@ class Trainer {
                    sums.text.hash,
                    verdict.reason,
                    {cursors.begin(), cursors.end()}});
+    }
     if (state_.step == config_.optimizer.warmup) {
       state_.warmup_s = sums.elapsed_s;
       state_.control.warmup_tokens = state_.control.tokens;
@@ -348,15 +350,6 @@ class Trainer {
                             state_.step, saved));
   }
 
-  /// Also says which samples a skipped step has dropped.
-  void add_to_ledger(const LedgerStep& step) {
-    if (!files_) return;
-    try_writing(ledger_fails_, [&] { files_->add(step); });
-    if (step.skip_reason.empty()) return;
-    note(fmt::format("step {}: {}: dropped, samples {} to {} of epoch {} are skipped", step.step,
-                     step.skip_reason, step.first_sample, step.end() - 1, step.epoch));
-  }
-
   double next_learning_rate(double elapsed_s) const {
     return config_.train.tokens > 0
                ? learning_rate(config_, state_.step, double(state_.control.tokens),
@@ -384,18 +377,6 @@ class Trainer {
     return sums;
   }
 
-  /// Warns once while `write` fails; its lines are retained and written with the next ones.
-  template <typename Write>
-  void try_writing(bool& fails, const Write& write) {
-    const FileActivity writes("log");
-    try {
-      write();
-      fails = false;
-    } catch (const IoError& error) {
-      if (!std::exchange(fails, true)) note(fmt::format("warning: {}", error.what()));
-    }
-  }
-
   /// This rank's: text that could not be read, or differs.
   const std::string& failure() const {
     return executor_->read_error().empty() ? error_ : executor_->read_error();
@@ -413,7 +394,7 @@ class Trainer {
     }
     if (!files_) return;
     if (checkpoints_->saved_step() >= 0) record.saved_step = checkpoints_->saved_step();
-    try_writing(metrics_fail_, [&] { files_->add(record); });
+    files_->add(record);
     progress_sink_->add(record);
   }
 
@@ -494,11 +475,10 @@ class Trainer {
   int saves_seen_ = 0;
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
-  bool is_writing_ = false;                           // a rank wrote a checkpoint during the step
-  bool ledger_fails_ = false, metrics_fail_ = false;  // rank 0
-  std::string error_;                                 // this rank's, of text
-  std::string corrupt_;                               // finding that ends the run
-  std::string diverged_;  // message if the loss is not finite; the same on all ranks
+  bool is_writing_ = false;  // a rank wrote a checkpoint during the step
+  std::string error_;        // this rank's, of text
+  std::string corrupt_;      // finding that ends the run
+  std::string diverged_;     // message if the loss is not finite; the same on all ranks
 };
 
 }  // namespace
