@@ -12,6 +12,7 @@
 
 #include "engine/report/load_map.h"
 #include "engine/report/report_data.h"
+#include "observe/rank_records.h"
 #include "tandem/error.h"
 #include "tests/observe/report_fixture.h"
 
@@ -309,6 +310,9 @@ constexpr const char* kErrorObserver = R"(<script>
 </script>)";
 constexpr const char* kProbe = R"(<script>
   addEventListener("load", () => setTimeout(() => {
+    for (const key of ["ArrowDown", "ArrowRight"]) {
+      document.getElementById("ranks-map")?.dispatchEvent(new KeyboardEvent("keydown", { key }));
+    }
     const canvases = {};
     for (const c of document.querySelectorAll("canvas")) {
       const colors = new Set();
@@ -326,6 +330,8 @@ constexpr const char* kProbe = R"(<script>
       images: document.querySelectorAll("img").length,
       hidden: [...document.querySelectorAll("section[hidden]")].map((s) => s.id),
       sample: document.getElementById("sample-text").textContent,
+      cell: document.getElementById("ranks-cell").textContent,
+      slow: [...document.querySelectorAll("#ranks-slow li")].map((line) => line.textContent),
       wider: document.documentElement.scrollWidth > innerWidth,
     }) + "PROBE";
     document.body.append(probe);
@@ -394,7 +400,7 @@ TEST(ReportBrowser, DrawsEveryChartWithoutErrors) {
     EXPECT_GE(seen.at("arrows").get<int>(), 4);
     EXPECT_EQ(seen.at("images"), 0);
     EXPECT_EQ(seen.at("title"), "Made-up run – report");
-    EXPECT_EQ(seen.at("hidden"), json({"experts"}));  // this run has none
+    EXPECT_EQ(seen.at("hidden"), json({"experts", "ranks"}));  // this run has none
     EXPECT_THAT(seen.at("sample").get<std::string>(), HasSubstr("</script><img src=x onerror="));
     EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
   }
@@ -420,6 +426,36 @@ TEST(ReportBrowser, DrawsAMapOfEveryLayerWithExperts) {
   }
 }
 
+TEST(ReportBrowser, DrawsAMapOfRanksThatKeysRead) {
+  if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
+  const Folder folder;
+  fs::create_directories(folder.path);
+  write_metrics(folder.path / "metrics.jsonl", 100, 2);
+  for (int rank = 0; rank < 4; ++rank) {
+    RankRecords records(folder.path / "ranks", {.rank = rank, .dp = rank, .host = "<b>"}, 0);
+    for (int64_t step = 1; step <= 100; ++step) {
+      PhaseTimes phases{};
+      phases[size_t(Phase::forward)] = 30 + double(step % 7);
+      phases[size_t(Phase::backward)] = (rank == 1 && step > 50 ? 80 : 60) + double(step % 5);
+      records.add(step, 120, phases);
+    }
+  }
+  write_report(folder.path);
+  for (const int width : {1280, 400}) {
+    const json seen = open_in_browser(folder.path, width);
+    ASSERT_TRUE(seen.is_object());
+    EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
+    EXPECT_EQ(seen.at("canvases").at("ranks-map").at("ink"), 1);
+    EXPECT_GE(seen.at("canvases").at("ranks-map").at("colors").get<int>(), 3);
+    EXPECT_THAT(seen.at("cell").get<std::string>(),
+                testing::MatchesRegex("rank 1 .tp 0, dp 1, pp 0, host <b>., step.*: own work "
+                                      "[0-9.]* ms, [0-9.]*× its stage's median"));
+    ASSERT_EQ(seen.at("slow").size(), 1u);
+    EXPECT_THAT(seen.at("slow")[0].get<std::string>(), HasSubstr("rank 1 "));
+    EXPECT_FALSE(seen.at("wider").get<bool>()) << "the page scrolls sideways at " << width;
+  }
+}
+
 TEST(ReportBrowser, DrawsARunOfOneStep) {
   if (!has_browser()) GTEST_SKIP() << "chromium is not installed";
   const Folder folder;
@@ -430,8 +466,8 @@ TEST(ReportBrowser, DrawsARunOfOneStep) {
   ASSERT_TRUE(seen.is_object());
   EXPECT_TRUE(seen.at("seen").empty()) << seen.at("seen");
   EXPECT_GT(seen.at("canvases").at("loss").at("ink").get<double>(), 0);
-  EXPECT_THAT(seen.at("hidden"),
-              testing::UnorderedElementsAre("split", "timeline", "heldout", "experts", "sample"));
+  EXPECT_THAT(seen.at("hidden"), testing::UnorderedElementsAre("split", "timeline", "heldout",
+                                                               "experts", "ranks", "sample"));
 }
 
 }  // namespace

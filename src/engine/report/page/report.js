@@ -318,22 +318,28 @@
   function rankMap() {
     if (!ranks) return;
     show("ranks");
-    const select = $("ranks-view"), canvas = $("ranks-map"), { rows, steps, last, views } = ranks;
+    const select = $("ranks-view"), { rows, steps, last, views } = ranks;
     if (!select.length) {
+      const made = add($("ranks-box"), "canvas");
+      made.id = "ranks-map";
+      made.tabIndex = 0;
+      made.setAttribute("role", "img");
+      made.setAttribute("aria-label", `Time of ${rows.length} ranks over the steps`);
+      made.setAttribute("aria-describedby", "ranks-cell");
       for (const { name } of views) add(select, "option", name);
       select.addEventListener("change", rankMap);
       for (const line of ranks.slow) add($("ranks-slow"), "li", line);
-      const ends = $("ranks-ends");
+      const ends = add($("ranks-box"), "div");
       add(ends, "span", `step ${grouped(steps[0])}`);
       add(ends, "span", rows.length > 1 ? `${rows[0].name} above, ${rows.at(-1).name} below` : rows[0].name);
       add(ends, "span", `${grouped(last)}`);
-      canvas.addEventListener("mousemove", (event) => {
-        const at = canvas.getBoundingClientRect();
+      made.addEventListener("mousemove", (event) => {
+        const at = made.getBoundingClientRect();
         rankCell?.((event.clientX - at.left) / at.width, (event.clientY - at.top) / at.height, event);
       });
-      canvas.addEventListener("mouseleave", tip.hide);
+      made.addEventListener("mouseleave", tip.hide);
       const cursor = { x: 0, y: 0 };
-      canvas.addEventListener("keydown", (event) => {
+      made.addEventListener("keydown", (event) => {
         const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
         if (dx == null) return;
         event.preventDefault();
@@ -342,6 +348,7 @@
         rankCell((cursor.x + 0.5) / steps.length, (cursor.y + 0.5) / rows.length);
       });
     }
+    const canvas = $("ranks-map");
     const view = views[Math.max(0, select.selectedIndex)], values = rankValues(view), color = loadColors();
     // 25 % longer than the peers, or half of the step, has the strongest colour.
     const shade = (value) => color(view.wait ? 2 ** (2 * value) : value ** 3.1);
