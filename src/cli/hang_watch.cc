@@ -39,8 +39,8 @@ ProcessState state_of(pid_t pid) {
 
 }  // namespace
 
-HangWatch::HangWatch(const control::Board& board)
-    : board_(board), seen_(size_t(board.head().slots)) {}
+HangWatch::HangWatch(const control::Board& board, double step_timeout_s)
+    : board_(board), step_timeout_s_(step_timeout_s), seen_(size_t(board.head().slots)) {}
 
 int64_t HangWatch::longest_work_ns() const {
   int64_t longest = 0;
@@ -76,7 +76,11 @@ std::string HangWatch::check(int slot, pid_t pid) {
   }
   const control::MemberSlot& member = board_.slot(slot);
   const bool trains = member.training == board_.head().generation && member.done == 0;
-  if (!trains || words.activity != RankActivity::work) return "";
+  if (!trains || words.activity == RankActivity::wait) return "";
+  if (step_timeout_s_ > 0 && double(elapsed) > step_timeout_s_ * 1e9) {
+    return describe("made no progress");
+  }
+  if (words.activity != RankActivity::work) return "";
   const int64_t longest = longest_work_ns();
   const int64_t busy = std::max(kBusy, kBusyFactor * longest);
   const double computed = state.processor_s - seen.processor_s;

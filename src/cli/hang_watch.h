@@ -18,11 +18,13 @@ namespace tandem::cli {
 ///   any rank has finished in this process, and has computed for half of that: a process that is
 ///   not given a processor does not hang;
 /// - the same without computing, for 10 s and 100 times.
-/// One that waits for a peer or for files, or does not train yet, only hangs if it is stopped.
+/// One that waits for a peer or does not train yet only hangs if it is stopped; one that waits for
+/// files also if it does so for the step time-out.
 /// Checked at intervals of at most 0.1 s.
 class HangWatch {
  public:
-  explicit HangWatch(const control::Board& board);
+  /// `step_timeout_s`: 0: none.
+  HangWatch(const control::Board& board, double step_timeout_s);
 
   /// Reason why the slot's process hangs; empty: it does not.
   std::string check(int slot, pid_t pid);
@@ -36,6 +38,7 @@ class HangWatch {
   int64_t longest_work_ns() const;
 
   const control::Board& board_;
+  const double step_timeout_s_;
   std::vector<Seen> seen_;
 };
 

@@ -85,10 +85,23 @@ void add_launch(CLI::App& app) {
       ->add_option("--restarts", options->processes.restarts,
                    "New processes to start for killed ones when no spare is left (tandem train)")
       ->check(CLI::Range(0, kMaxRestarts));
-  command->add_option(
-      "--out", options->processes.out,
-      "Folder for events.jsonl: ranks that were lost, hung, recovered (with --spares "
-      "or --restarts)");
+  command
+      ->add_option("--min-dp", options->processes.min_dp,
+                   "When no process can take a lost rank: continue with fewer data-parallel ranks, "
+                   "down to so many, and the same bits (tandem train; 0: end)")
+      ->check(CLI::Range(0, kMaxRanks));
+  command
+      ->add_option("--start-timeout", options->processes.start_timeout_s,
+                   "Seconds in which a rank must begin its first step, else it is replaced")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-3, 1e9));
+  command
+      ->add_option("--step-timeout", options->processes.step_timeout_s,
+                   "Max seconds of one operation or file access of a step, else the rank is "
+                   "replaced (0: only hangs are found)")
+      ->check(CLI::Range(0., 1e9));
+  command->add_option("--out", options->processes.out,
+                      "Folder for events.jsonl: ranks lost, hung, recovered");
   command->add_option("command", options->processes.command, "Command of each rank, after --");
   command
       ->add_option("--probe", options->probe.ranks,

@@ -12,7 +12,7 @@
 namespace tandem::cli {
 namespace {
 
-/// Losses in a row, without a finished step between them, that end the run.
+/// Losses of a rank in a row, by the same cause and without a further step, that end the run.
 constexpr int kMaxFruitless = 3;
 
 double milliseconds(std::chrono::steady_clock::duration duration) {
@@ -31,14 +31,15 @@ std::unique_ptr<control::StoreServer> start_store(Launch launch, const std::stri
 LaunchMembers::LaunchMembers(const LaunchRequest& request, const Launch& launch,
                              const std::string& run_id)
     : launch_(launch),
-      ranks_(request.ranks),
+      min_dp_(request.min_dp),
+      start_timeout_s_(request.start_timeout_s),
       restarts_left_(request.restarts),
       board_(request.ranks + request.spares, run_id),
-      hang_watch_(board_),
+      hang_watch_(board_, request.step_timeout_s),
       events_(request.out),
       pids_(size_t(board_.head().slots)) {
   for (int slot = 0; slot < board_.head().slots; ++slot) {
-    board_.reset_slot(slot, slot < ranks_ ? slot : control::kSpare);
+    board_.reset_slot(slot, slot < request.ranks ? slot : control::kSpare);
   }
 }
 
@@ -51,7 +52,8 @@ void LaunchMembers::begin_generation() {
   control::BoardHead& head = board_.head();
   const uint32_t generation = head.generation + 1;
   stores_.push_back(start_store(launch_, board_.run_id(generation)));
-  head.size = ranks_;
+  began_ = Clock::now();
+  head.size = launch_.size;
   head.resumes = head.has_output.load();
   head.generation = generation;
   board_.notify_change();
@@ -73,18 +75,46 @@ LaunchEvent LaunchMembers::describe(const char* event, const LostProcess& lost) 
 
 bool LaunchMembers::hangs(int slot, pid_t pid) {
   if (is_spare(slot) || hangs_.contains(slot)) return false;
-  const std::string cause = hang_watch_.check(slot, pid);
+  std::string cause = hang_watch_.check(slot, pid);
+  const control::MemberSlot& member = board_.slot(slot);
+  if (member.training != board_.head().generation && member.words.activity != RankActivity::wait &&
+      milliseconds(Clock::now() - began_) > 1e3 * start_timeout_s_) {
+    cause = fmt::format("began no step within {:.3g} s", start_timeout_s_);
+  }
   if (cause.empty()) return false;
   events_.add(describe("hung", {slot, pid, cause}));
   hangs_[slot] = {cause, Clock::now()};
   return true;
 }
 
+bool LaunchMembers::remove_replica(int rank) {
+  control::BoardHead& head = board_.head();
+  const int tp = head.tp, dp = head.dp, removed = head.ep, fewer = dp - removed;
+  if (tp == 0 || min_dp_ == 0 || fewer < min_dp_ || fewer < 1) return false;
+  const auto expert_group = [&](int of) { return of / tp % dp / removed; };
+  for (int slot = 0; slot < head.slots; ++slot) {
+    const int old = board_.slot(slot).rank;
+    if (old < 0) continue;
+    const int replica = old / tp % dp, stage = old / (tp * dp);
+    const bool later = expert_group(old) > expert_group(rank);
+    board_.slot(slot).rank =
+        expert_group(old) == expert_group(rank)
+            ? control::kSpare
+            : old % tp + tp * (replica - (later ? removed : 0) + fewer * stage);
+  }
+  head.dp = fewer;
+  launch_.size = tp * fewer * head.pp;
+  return true;
+}
+
 int LaunchMembers::replace(LostProcess lost, std::string& reason) {
   auto noticed = Clock::now();
+  const int rank = board_.slot(lost.slot).rank;
+  std::string loss = fmt::format("{} {}", rank, lost.cause);
   if (const auto hang = hangs_.extract(lost.slot)) {
     lost.cause = hang.mapped().cause;
     noticed = hang.mapped().noticed;
+    loss = fmt::format("{} hung", rank);
   } else {
     events_.add(describe("lost", lost));
   }
@@ -92,25 +122,30 @@ int LaunchMembers::replace(LostProcess lost, std::string& reason) {
   for (int slot = 0; slot < board_.head().slots; ++slot) {
     step = std::max(step, board_.slot(slot).step.load());
   }
-  fruitless_ = step > max_step_ ? 1 : fruitless_ + 1;
+  fruitless_ = step <= max_step_ && loss == last_loss_ ? fruitless_ + 1 : 1;
   max_step_ = std::max(step, max_step_);
-  const int spare = find_spare();
+  last_loss_ = loss;
   if (fruitless_ >= kMaxFruitless) {
-    reason = fmt::format("{} losses without a finished step between them", fruitless_);
-  } else if (spare < 0 && restarts_left_ == 0) {
-    reason = "no spare is left";
+    reason = fmt::format("the {}rd time in a row without a further step", fruitless_);
+    return kNotReplaced;
   }
-  if (!reason.empty()) return -1;
-  const int rank = board_.slot(lost.slot).rank;
-  const int heir = spare >= 0 ? spare : lost.slot;
-  losses_.push_back({describe("recovered", lost), heir, noticed});
-  if (spare >= 0) {
+  const LaunchEvent recovered = describe("recovered", lost);
+  int heir = find_spare();
+  if (heir >= 0) {
     board_.slot(lost.slot).rank = control::kVacant;
-    board_.slot(spare).rank = rank;
-  } else {
+    board_.slot(heir).rank = rank;
+  } else if (restarts_left_ > 0) {
     --restarts_left_;
+    heir = lost.slot;
     board_.reset_slot(lost.slot, rank);
+  } else if (remove_replica(rank)) {
+    heir = kFewerRanks;
+    board_.slot(lost.slot).rank = control::kVacant;
+  } else {
+    reason = "no process is left to take its rank";
+    return kNotReplaced;
   }
+  losses_.push_back({recovered, heir, noticed});
   begin_generation();
   return heir;
 }
@@ -129,13 +164,16 @@ void LaunchMembers::check_recovered() {
   for (Loss& loss : losses_) {
     LaunchEvent& event = loss.event;
     event.recovered_ms = milliseconds(recovered - loss.noticed);
-    event.replacement = pids_[size_t(loss.heir)];
+    if (loss.heir >= 0) event.replacement = pids_[size_t(loss.heir)];
     complain(fmt::format(
-        "tandem: launch: rank {} (process {}) {} {}, noticed within {:.3g} ms; process {} has "
-        "taken its rank; the run paused for {:.3g} s and continues after step {}",
+        "tandem: launch: rank {} (process {}) {} {}, noticed within {:.3g} ms; {}; the run "
+        "paused for {:.3g} s and continues after step {}",
         event.rank, event.process, event.cause,
         event.step == 0 ? "before its first step" : fmt::format("in step {}", event.step),
-        *event.noticed_ms, *event.replacement, *event.recovered_ms / 1e3, first_step));
+        *event.noticed_ms,
+        event.replacement ? fmt::format("process {} has taken its rank", *event.replacement)
+                          : fmt::format("the run has {} ranks now", launch_.size),
+        *event.recovered_ms / 1e3, first_step));
     events_.add(event);
   }
   losses_.clear();

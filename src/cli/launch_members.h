@@ -29,6 +29,8 @@ struct LostProcess {
 
 class LaunchMembers {
  public:
+  static constexpr int kNotReplaced = -1, kFewerRanks = -2;
+
   LaunchMembers(const LaunchRequest& request, const Launch& launch, const std::string& run_id);
 
   const control::Board& board() const { return board_; }
@@ -36,6 +38,7 @@ class LaunchMembers {
   void note_process(int slot, pid_t pid) { pids_[size_t(slot)] = pid; }
   /// Begins the first generation.
   void begin() { begin_generation(); }
+  int ranks() const { return launch_.size; }
   bool is_spare(int slot) const { return board_.slot(slot).rank == control::kSpare; }
   bool is_done(int slot) const { return board_.slot(slot).done != 0; }
   /// Rank of a slot's process for messages: "3", or "spare".
@@ -44,8 +47,8 @@ class LaunchMembers {
   /// Whether the slot's process hangs and must be killed. Its loss then has that cause.
   bool hangs(int slot, pid_t pid);
   /// Finds a process for the lost one's rank and begins a generation with it. Returns its slot,
-  /// which is the lost one's if a new process must be started there; -1 if there is none, and then
-  /// `reason` says why.
+  /// which is the lost one's if a new process must be started there. Else begins one with fewer
+  /// replicas, and returns kFewerRanks; or kNotReplaced, and then `reason` says why.
   int replace(LostProcess lost, std::string& reason);
   void remove_spare(int slot) { board_.reset_slot(slot, control::kVacant); }
   /// Whether some rank does not train again yet.
@@ -73,9 +76,15 @@ class LaunchMembers {
   LaunchEvent describe(const char* event, const LostProcess& lost) const;
   int find_spare() const;
 
-  const Launch launch_;
-  const int ranks_;
+  /// Gives the ranks of the replica of `rank`, or of those that share its experts, to none and
+  /// numbers the others anew. False if too few would be left.
+  bool remove_replica(int rank);
+
+  Launch launch_;  ///< its size: ranks of this generation
+  const int min_dp_;
+  const double start_timeout_s_;
   int restarts_left_;
+  Clock::time_point began_;  ///< this generation
   control::Board board_;
   std::vector<std::unique_ptr<control::StoreServer>> stores_;  ///< the last: of this generation
   HangWatch hang_watch_;
@@ -84,7 +93,8 @@ class LaunchMembers {
   std::vector<pid_t> pids_;
   std::vector<Loss> losses_;
   int64_t max_step_ = -1;  ///< finished by any rank before the last loss
-  int fruitless_ = 0;      ///< losses in a row without a further step
+  std::string last_loss_;  ///< rank and cause
+  int fruitless_ = 0;      ///< such losses in a row without a further step
 };
 
 }  // namespace tandem::cli

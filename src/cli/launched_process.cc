@@ -51,7 +51,7 @@ void print_line(int stream, const std::string& text) {
 }  // namespace
 
 void LaunchedProcess::start(const std::vector<std::string>& command, const Variables& variables,
-                            int shared_fd, const sigset_t& mask) {
+                            const std::vector<int>& shared, const sigset_t& mask) {
   int pipes[3][2];  // output, errors, and the reason why the command cannot be run
   for (auto& pipe : pipes) {
     if (pipe2(pipe, O_CLOEXEC) != 0) throw IoError(fmt::format("pipe: {}", strerror(errno)));
@@ -67,7 +67,7 @@ void LaunchedProcess::start(const std::vector<std::string>& command, const Varia
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     dup2(pipes[0][1], STDOUT_FILENO);
     dup2(pipes[1][1], STDERR_FILENO);
-    if (shared_fd >= 0) fcntl(shared_fd, F_SETFD, 0);
+    for (const int fd : shared) fcntl(fd, F_SETFD, 0);
     execvpe(words.front(), words.data(), entries.data());
     const int error = errno;
     [[maybe_unused]] const auto written = write(pipes[2][1], &error, sizeof error);

@@ -17,11 +17,12 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class LaunchedProcess {
  public:
-  /// Starts the command in a process group of its own, which dies with this process. `shared_fd`:
-  /// descriptor that it inherits; -1: none. `mask`: of its signals. Other threads may run. Throws
-  /// InvalidArgument if the command cannot be run, Unsupported if no process can be made.
-  void start(const std::vector<std::string>& command, const Variables& variables, int shared_fd,
-             const sigset_t& mask);
+  /// Starts the command in a process group of its own, which dies with this process. `shared`:
+  /// descriptors that it inherits, under the same numbers. `mask`: of its signals. Other threads
+  /// may run. Throws InvalidArgument if the command cannot be run, Unsupported if no process can be
+  /// made.
+  void start(const std::vector<std::string>& command, const Variables& variables,
+             const std::vector<int>& shared, const sigset_t& mask);
 
   bool running() const { return running_; }
   pid_t pid() const { return pid_; }

@@ -46,7 +46,7 @@ class LocalLaunch {
     launch_.port = kPort;
     launch_.one_host = true;
     run_id_ = std::string(kLauncherRunId) + control::hex_of(control::random_digest());
-    if (request.spares + request.restarts > 0) members_.emplace(request, launch_, run_id_);
+    if (request.replaces()) members_.emplace(request, launch_, run_id_);
     sigemptyset(&watched_);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
       sigaddset(&watched_, signal);
@@ -100,10 +100,11 @@ class LocalLaunch {
                         {"TORCHELASTIC_USE_AGENT_STORE", ""},
                         {"TANDEM_SECRET", ""},
                         {"TANDEM_SECRET_FILE", ""}};
+    std::vector<int> shared;
+    if (members_) shared.push_back(members_->board().fd());
     variables.emplace_back(control::kMembershipVariable,
                            members_ ? control::Member::describe(members_->board(), slot) : "");
-    processes_[size_t(slot)].start(request_.command, variables,
-                                   members_ ? members_->board().fd() : -1, before_);
+    processes_[size_t(slot)].start(request_.command, variables, shared, before_);
     if (members_) members_->note_process(slot, processes_[size_t(slot)].pid());
   }
 
@@ -184,7 +185,7 @@ class LocalLaunch {
   }
 
   void end_rank() {
-    if (++ended_ == request_.ranks && members_) members_->close(false);
+    if (members_ && ++ended_ == members_->ranks()) members_->close(false);
   }
 
   void lose_rank(int slot, int status) {
@@ -194,7 +195,7 @@ class LocalLaunch {
     if (members_ && killed && !stopping_ && ended_ == 0) {
       const int heir = members_->replace(lost, reason);
       if (heir == slot) start(slot);
-      if (heir >= 0) return;
+      if (heir != LaunchMembers::kNotReplaced) return;
     }
     failed_ = LaunchClock::now();
     status_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -221,13 +222,16 @@ class LocalLaunch {
 
 /// Throws InvalidArgument unless processes of the command can take another's rank.
 void check_replaceable(const LaunchRequest& request) {
-  if (request.spares + request.restarts == 0) return;
+  if (!request.replaces()) return;
   const auto& command = request.command;
   const std::string program = command.front().substr(command.front().rfind('/') + 1);
   if (program == "tandem" && command.size() > 1 && command[1] == "train") return;
   throw InvalidArgument(
       fmt::format("launch --{}: command {}: expected tandem train, whose ranks can be replaced",
-                  request.spares > 0 ? "spares" : "restarts", printable(command.front())));
+                  request.spares > 0     ? "spares"
+                  : request.restarts > 0 ? "restarts"
+                                         : "min-dp",
+                  printable(command.front())));
 }
 
 }  // namespace

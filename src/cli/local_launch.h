@@ -10,16 +10,22 @@ struct LaunchRequest {
   int ranks = 0;
   int spares = 0;    ///< further processes that wait to take the rank of one that dies
   int restarts = 0;  ///< max number of new processes for that, once no spare is left
-  std::string out;   ///< folder for events.jsonl; empty: none is written
+  int min_dp = 0;    ///< continue with fewer replicas, down to so many, once neither is left; 0: no
+  double start_timeout_s = 600;  ///< max time from a generation's begin to a rank's first step
+  double step_timeout_s = 0;     ///< max time in one operation or file access of a step; 0: no max
+  std::string out;               ///< folder for events.jsonl; empty: none is written
   std::vector<std::string> command;
+
+  /// Whether lost ranks are replaced.
+  bool replaces() const { return spares > 0 || restarts > 0 || min_dp > 0; }
 };
 
 /// Starts the processes of the command, with torchrun's variables, and runs their rendezvous
 /// store in this process. Their output comes line by line, after the rank's number if there are
-/// several. When one is killed, a spare or a new process takes its rank, and one line says so once
-/// all ranks train again (launch_members.h). Without, or when one fails, says which and how, gives
-/// the others a moment to report that they were aborted, and ends them. Signals that stop this
-/// process are passed on.
+/// several. When one is killed or hangs, it is replaced if the request says so, and one line says
+/// so once all ranks train again (launch_members.h). Without, or when one fails, says which and
+/// how, gives the others a moment to report that they were aborted, and ends them. Signals that
+/// stop this process are passed on.
 ///
 /// Returns the exit status of the first process that failed, 128 + the signal for a killed one; 0
 /// if none has. Throws InvalidArgument for a command that cannot be run, or whose ranks cannot be

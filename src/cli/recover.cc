@@ -32,15 +32,16 @@ class GenerationCheck {
 
 }  // namespace
 
-void run_recovering(control::Member& member, const std::function<void(bool resumes)>& attempt) {
+bool run_recovering(control::Member& member, const std::function<void()>& attempt) {
+  using Joined = control::Member::Joined;
   while (true) {
     std::exception_ptr error;
     std::chrono::milliseconds patience = kErrorPatience;
     try {
       const GenerationCheck check;
-      attempt(member.resumes());
+      attempt();
       member.note_done();
-      return;
+      return true;
     } catch (const Aborted&) {
       error = std::current_exception();
       patience = kAbortPatience;
@@ -48,7 +49,10 @@ void run_recovering(control::Member& member, const std::function<void(bool resum
       error = std::current_exception();
     }
     leave_processes();
-    if (!member.join(control::Member::Clock::now() + patience)) std::rethrow_exception(error);
+    const Joined joined = member.join(control::Member::Clock::now() + patience);
+    if (joined == Joined::yes) continue;
+    if (joined == Joined::ended && !member.has_rank()) return false;
+    std::rethrow_exception(error);
   }
 }
 

@@ -9,8 +9,8 @@ namespace tandem::cli {
 
 /// Runs `attempt`, which forms the world, in this process's rank; again, in the launcher's next
 /// generation, after an error that the loss of another rank explains. Rethrows other errors.
-/// `attempt`: called with whether it continues with what an earlier one has left in the output
-/// folder. `member`: after its first join.
-void run_recovering(control::Member& member, const std::function<void(bool resumes)>& attempt);
+/// `member`: after its first join; for `attempt` after the last one. Returns whether the last
+/// attempt has ended well: false if the run has ended while this process had no rank.
+bool run_recovering(control::Member& member, const std::function<void()>& attempt);
 
 }  // namespace tandem::cli

@@ -18,6 +18,7 @@
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/checkpoint/resumed_replicas.h"
+#include "engine/config/replicas.h"
 #include "engine/data/open_data.h"
 #include "engine/model/codec_policy.h"
 #include "engine/parallel/dims.h"
@@ -81,10 +82,23 @@ void check_gpus(const WorldOptions& world) {
                   world.ranks, gpus, world.ranks_per_gpu, world.ranks));
 }
 
+/// Keeps the logical replicas and their bits in a world of another size, where it has one.
+void set_ranks(TrainConfig& config, int ranks) {
+  auto& parallel = config.parallel;
+  const int64_t dp = ranks / (parallel.tp * parallel.pp);
+  if (dp == parallel.dp) return;
+  parallel.replicas = logical_replicas(config);
+  parallel.dp = dp;
+  check_config(config);
+  check_memory(config, false);
+}
+
 void run(const TrainArguments& arguments) {
   auto* member = control::Member::of_environment();
-  // A spare of a run that ends without it.
-  if (member && !member->join(control::Member::Clock::time_point::max())) return;
+  if (member &&
+      member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
+    return;  // a spare of a run that has ended without it
+  }
   TrainRequest request;
   now_doing("training " + arguments.out);
   request.out = arguments.out;
@@ -151,8 +165,7 @@ void run(const TrainArguments& arguments) {
   request.saves = &signals.saves();
   std::signal(SIGPIPE, SIG_IGN);  // the run continues without a reader of its log
   TrainEnd end;
-  const auto train_ranks = [&](bool resumes) {
-    request.resume |= resumes;
+  const auto train_ranks = [&] {
     const auto run_ranks = on_gpus ? run_gpus : run_world;
     run_ranks(world, [&](Communicator& comm) {
       if (launched()) read_data(&comm);
@@ -165,10 +178,18 @@ void run(const TrainArguments& arguments) {
   };
   if (member) {
     request.output_opened = [member] { member->note_output(); };
+    request.rank_flops = &member->rank_flops();
     request.before_step = [member](int64_t step) { member->note_step(step); };
-    run_recovering(*member, train_ranks);
+    member->note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
+    const bool trained = run_recovering(*member, [&] {
+      request.resume |= member->resumes();
+      set_ranks(request.config, member->size());
+      world.ranks = member->size();
+      train_ranks();
+    });
+    if (!trained) return;
   } else {
-    train_ranks(false);
+    train_ranks();
   }
   if (end.stopped) throw Ended{kStopped};
 }

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-JOB = ["--tp", "2", "--dp", "2", "--set", "model.hidden=16", "--set", "model.layers=1", "--set", "model.head_dim=4",
+JOB = ["--set", "model.hidden=16", "--set", "model.layers=1", "--set", "model.head_dim=4",
        "--set", "model.ffn=32", "--set", "train.seq=32", "--set", "train.batch=8", "--set", "checkpoint.every=1"]
 CONFIG = str(pathlib.Path(__file__).resolve().parents[2] / "configs/tiny.toml")
 LIMIT_S = 60
@@ -22,11 +22,12 @@ LIMIT_S = 60
 class Run:
     """A training under `tandem launch`, whose ranks' processes are known."""
 
-    def __init__(self, tandem, folder, name, launch, steps, job=()):
+    def __init__(self, tandem, folder, name, launch, steps, layout="--tp 2 --dp 2", job=()):
         self.tandem, self.out, self.steps = tandem, folder / name, steps
         self.events_file = folder / (name + ".events") / "events.jsonl"
         self.log = folder / (name + ".log")
-        command = [tandem, "launch", "-n", "4", *launch, "--", tandem, "train", CONFIG, "--out", str(self.out), *JOB,
+        command = [tandem, "launch", "-n", "4", *launch, "--", tandem, "train", CONFIG, "--out", str(self.out),
+                   *layout.split(), *JOB,
                    "--set", f"train.steps={steps}", *job]
         if "--spares" in launch or "--restarts" in launch:
             command[2:2] = ["--out", str(self.events_file.parent)]
@@ -99,6 +100,13 @@ class Run:
         return self
 
 
+    def stops(self, reason):
+        if self.process.wait(LIMIT_S) != 128 + signal.SIGKILL or reason not in self.log.read_text():
+            self.fail(f"expected an end: {reason}")
+        if self.events()[-1]["event"] != "stopped":
+            self.fail("expected an event of the end")
+
+
 def refused(tandem, text, *arguments):
     result = subprocess.run([tandem, "launch", *arguments], capture_output=True, text=True)
     if result.returncode != 2 or text not in result.stderr or result.stderr.count("\n") != 1:
@@ -121,14 +129,35 @@ def short(tandem, folder):
     log = run.log.read_text()
     if len(re.findall(r"^tandem: launch: rank \d .* has taken its rank; the run paused for ", log, re.M)) != 5:
         run.fail("expected one line for each loss")
-    # A loss in the start, a loss without a spare, and a rank that is lost again and again.
+    # Two at once, and then fewer replicas, with the bits of all four.
+    layout = "--tp 1 --dp 4"
+    replicas = Run(tandem, folder, "replicas", [], steps, layout)
+    replicas.ends_like(replicas)
+    run = Run(tandem, folder, "fewer", ["--spares", "1", "--min-dp", "2"], steps, layout)
+    run.wait_until("a step", lambda: run.step() >= 2)
+    for pid in [run.pid(0), run.pid(2)]:
+        os.kill(pid, signal.SIGKILL)
+    run.wait_until("recovery", lambda: len(run.events("recovered")) == 2)
+    if sorted(event["replacement"] is None for event in run.events("recovered")) != [False, True]:
+        run.fail("expected a spare for one rank and none for the other")
+    run.ends_like(replicas)
+    if "the run has 3 ranks now" not in run.log.read_text():
+        run.fail("expected 3 ranks")
+    # A loss in the start, and one without a spare.
     run = Run(tandem, folder, "early", ["--spares", "1"], steps)
     run.hurt(2, signal.SIGKILL)
     os.kill(run.wait_until("rank 1", lambda: run.pid(1)), signal.SIGKILL)
-    if run.process.wait(LIMIT_S) != 128 + signal.SIGKILL or "Killed: no spare is left" not in run.log.read_text():
-        run.fail("expected an end without a spare")
-    if run.events()[-1]["event"] != "stopped":
-        run.fail("expected an event of the end")
+    run.stops("Killed: no process is left to take its rank")
+    # A rank that is lost again and again.
+    run = Run(tandem, folder, "loop", ["--restarts", "9"], steps)
+    killed = set()
+    while run.process.poll() is None:
+        pid = run.pid(3)
+        if pid and pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+    run.stops("Killed: the 3rd time in a row without a further step")
 
 
 def long(tandem, folder):
@@ -152,7 +181,7 @@ def long(tandem, folder):
 def kills(tandem, folder, count):
     steps = 10 * count + 20
     run = Run(tandem, folder, "kills", ["--spares", "1", "--restarts", str(count)], steps,
-              ["--set", "checkpoint.keep=2"])
+              job=["--set", "checkpoint.keep=2"])
     figures = [run.hurt(at % 4, signal.SIGKILL, 3 + 3 * at) for at in range(count)]
     for name, values in zip(["noticed_ms", "recovered_ms"], zip(*figures)):
         ranked = sorted(values)

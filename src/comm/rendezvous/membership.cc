@@ -21,7 +21,7 @@
 namespace tandem::control {
 namespace {
 
-constexpr size_t kSlotBytes = 128, kHeadBytes = 192;
+constexpr size_t kSlotBytes = 128, kHeadBytes = 256;
 static_assert(sizeof(MemberSlot) <= kSlotBytes && sizeof(BoardHead) <= kHeadBytes);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
@@ -111,7 +111,7 @@ bool Member::is_outdated() const {
   return board_.head().generation != joined_ || board_.head().closed == kClosedByLoss;
 }
 
-bool Member::join(Clock::time_point until) {
+Member::Joined Member::join(Clock::time_point until) {
   BoardHead& head = board_.head();
   while (true) {
     const uint32_t changes = head.changes, generation = head.generation;
@@ -125,18 +125,28 @@ bool Member::join(Clock::time_point until) {
       setenv("TORCHELASTIC_RUN_ID", board_.run_id(generation).c_str(), 1);
       progress_words = &board_.slot(slot_).words;
       joined_ = generation;
+      size_ = size;
       resumes_ = resumes;
-      return true;
+      return Joined::yes;
     }
-    if (head.closed) return false;
-    const auto left = until - Clock::now();
-    if (left <= Clock::duration::zero()) return false;
+    if (head.closed) return Joined::ended;
+    const auto left = generation == joined_ ? until - Clock::now() : Clock::duration::max();
+    if (left <= Clock::duration::zero()) return Joined::late;
     // No longer than this: the launcher may die without a word.
     const auto nap = std::min<Clock::duration>(left, std::chrono::seconds(1));
     const timespec timeout{time_t(nap / std::chrono::seconds(1)),
                            long((nap % std::chrono::seconds(1)).count())};
     syscall(SYS_futex, &head.changes, FUTEX_WAIT, changes, &timeout, nullptr, 0);
   }
+}
+
+void Member::note_layout(int tp, int dp, int pp, int ep) const {
+  BoardHead& head = board_.head();
+  if (joined_ != 1) return;
+  head.dp = dp;
+  head.pp = pp;
+  head.ep = ep;
+  head.tp = tp;
 }
 
 void Member::note_step(int64_t step) const {

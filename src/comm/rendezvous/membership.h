@@ -43,6 +43,9 @@ struct BoardHead {
   std::atomic<uint32_t> has_output;  ///< 1 once the output folder holds this run
   std::atomic<uint32_t> resumes;     ///< has_output when the generation began
   std::atomic<int32_t> size;         ///< ranks of the generation
+  std::atomic<int32_t> tp, dp, pp;   ///< its layout, once known: ranks of each axis (0: unknown),
+  std::atomic<int32_t> ep;           ///< and data-parallel ranks that share the experts
+  std::atomic<double> rank_flops;    ///< measured peak of a rank; 0: not yet
   int32_t slots;
   char run_id[104];
 };
@@ -87,16 +90,23 @@ class Member {
   /// Text of the variable for a slot.
   static std::string describe(const Board& board, int slot);
 
+  enum class Joined : uint8_t { yes, ended, late };
   /// Waits for a generation after the joined one in which this process has a rank, and takes it:
-  /// sets the launch's environment variables and this thread's progress words. False if none will
-  /// follow, or at `until`. Not concurrent with threads that read or write the environment.
-  bool join(Clock::time_point until);
+  /// sets the launch's environment variables and this thread's progress words. `ended`: none will
+  /// follow. `late`: none has begun by `until`; a process without a rank in it waits for longer.
+  /// Not concurrent with threads that read or write the environment.
+  Joined join(Clock::time_point until);
   /// Whether the world of the joined generation has ended: a later one has begun, or a lost rank
   /// cannot be replaced.
   bool is_outdated() const;
   /// Whether the joined generation goes on with the output of one before.
   bool resumes() const { return resumes_; }
 
+  bool has_rank() const { return board_.slot(slot_).rank >= 0; }
+  int size() const { return size_; }
+  /// States the layout of the first generation; later ones follow from it.
+  void note_layout(int tp, int dp, int pp, int ep) const;
+  std::atomic<double>& rank_flops() const { return board_.head().rank_flops; }
   void note_output() const { board_.head().has_output = 1; }
   /// Before each step: `step` are finished.
   void note_step(int64_t step) const;
@@ -108,6 +118,7 @@ class Member {
   Board board_;
   const int slot_;
   uint32_t joined_ = 0;
+  int size_ = 0;
   bool resumes_ = false;
 };
 

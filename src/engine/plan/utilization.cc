@@ -64,7 +64,8 @@ double rated_bf16_flops(std::string_view gpu) {
   return has("H100 80GB HBM3") || (has("H200") && !has("NVL")) ? kHopper : 0;
 }
 
-Utilization measure_utilization(Communicator& world, const TrainConfig& config) {
+Utilization measure_utilization(Communicator& world, const TrainConfig& config,
+                                std::atomic<double>* rank_flops) {
   const DType dtype = parse_dtype(config.train.dtype);
   const Exec exec = make_exec(world);
   if (exec.on_gpu() && dtype == DType::bf16) {
@@ -78,6 +79,12 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     }
   }
   const int64_t side = exec.on_gpu() ? kGpuSide : kSide;
+  Utilization found{.flops_per_token = config.model.flops_per_token(config.train.seq),
+                    .side = side};
+  if (rank_flops && *rank_flops > 0) {
+    found.peak_flops = world.size() * *rank_flops;
+    return found;
+  }
   const int products = exec.on_gpu() ? kGpuProducts : 1;
   const auto square = [&](const Memory& memory) { return memory.view(dtype, {side, side}); };
   const auto random = [&](uint64_t seed) {
@@ -110,10 +117,11 @@ Utilization measure_utilization(Communicator& world, const TrainConfig& config) 
     // A GPU does not wait for other programs on the processors.
     external = exec.on_gpu() ? 0 : external_share(world, begin);
   }
-  return {.flops_per_token = config.model.flops_per_token(config.train.seq),
-          .peak_flops = double(world.size()) * products * 2 * double(side * side * side) / fastest,
-          .external_share = external,
-          .side = side};
+  const double of_rank = products * 2 * double(side * side * side) / fastest;
+  if (rank_flops) *rank_flops = of_rank;
+  found.peak_flops = world.size() * of_rank;
+  found.external_share = external;
+  return found;
 }
 
 std::vector<std::string> Utilization::describe(const TrainConfig& config) const {

@@ -6,6 +6,7 @@
 // is then relative to the GEMM rate reached here.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,8 @@ double rated_bf16_flops(std::string_view gpu);
 
 /// Finds or measures the peak in the dtype of `config`. Repeated while other programs keep the
 /// machine busy, at most a few times, for runs of at least 100 steps; the best counts. Collective.
-Utilization measure_utilization(Communicator& world, const TrainConfig& config);
+/// `rank_flops`: measured peak of a rank, used if it is not 0 and else set; the same on every rank.
+Utilization measure_utilization(Communicator& world, const TrainConfig& config,
+                                std::atomic<double>* rank_flops = nullptr);
 
 }  // namespace tandem

@@ -81,7 +81,7 @@ class Trainer {
     if (world.rank() == 0) progress_.emplace(request.log);
     const std::string init_from = find_initial_model();
     const std::string resume_from = open_files();
-    for (const std::string& line : describe_run(config_, source_, sampler_)) note(line);
+    note_lines(describe_run(config_, source_, sampler_));
     resolve_dtype(resume_from);
     note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
@@ -95,8 +95,9 @@ class Trainer {
       validation_.emplace(groups_, config_, source);
       note(validation_->describe());
     }
-    utilization_ = measure_utilization(world, config_);
-    for (const auto& line : utilization_.describe(config_)) note(line);
+    const bool knows_peak = request.rank_flops && *request.rank_flops > 0;
+    utilization_ = measure_utilization(world, config_, request.rank_flops);
+    if (!knows_peak) note_lines(utilization_.describe(config_));
     note(ranks_->describe_state());
     checkpoints_.emplace(*trained_, checkpoint_options(), state_);
     if (const size_t bytes = checkpoints_->snapshot_bytes(); bytes > 0) {
@@ -163,6 +164,10 @@ class Trainer {
   /// Shown on rank 0.
   void note(const std::string& text) {
     if (progress_) progress_->note(text);
+  }
+
+  void note_lines(const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) note(line);
   }
 
   /// Returns the checkpoint to resume from, or an empty string.

@@ -33,6 +33,9 @@ struct TrainRequest {
   /// Number of checkpoint requests: after it grows on any rank, all ranks save a checkpoint after
   /// the current step and continue.
   const std::atomic<int>* saves = nullptr;
+  /// If set: peak FLOP/s of a rank, measured unless an earlier call has set it. The same on every
+  /// rank.
+  std::atomic<double>* rank_flops = nullptr;
   /// Called on rank 0 once OUT is locked and belongs to this run.
   std::function<void()> output_opened = {};
   /// Called on every rank, in its thread, before each step, with the number of finished steps.
