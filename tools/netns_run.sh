@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# netns_run.sh [--hosts N] [--rate RATE] [--delay TIME] [--mtu BYTES]
+# netns_run.sh [--hosts N] [--ranks N] [--rate RATE] [--delay TIME] [--mtu BYTES]
 #              [--congestion reno|cubic|bbr] [--burst SIZE] COMMAND [ARG...]
 #
-# Runs COMMAND under mpirun, one rank on each of N hosts that share only the processor: network
-# namespaces with their own host names, joined by a bridge, each link limited by a token bucket (tc
-# tbf) and, with --delay, delayed (tc netem). Needs root. Exit status: COMMAND's; 77 if this machine
-# cannot create such hosts, with the reason.
+# Runs COMMAND under mpirun, one rank (or --ranks) on each of N hosts that share only the processor:
+# network namespaces with their own host names, joined by a bridge, each link limited by a token
+# bucket (tc tbf) and, with --delay, delayed (tc netem). Needs root. Exit status: COMMAND's; 77 if
+# this machine cannot create such hosts, with the reason.
 set -eu
 
-hosts=2 rate=1gbit delay= mtu=1500 congestion=reno burst=
+hosts=2 ranks=1 rate=1gbit delay= mtu=1500 congestion=reno burst=
 while [ $# -gt 0 ]; do
   case $1 in
     --hosts) hosts=$2; shift 2 ;;
+    --ranks) ranks=$2; shift 2 ;;
     --rate) rate=$2; shift 2 ;;
     --delay) delay=$2; shift 2 ;;
     --mtu) mtu=$2; shift 2 ;;
     --congestion) congestion=$2; shift 2 ;;
     --burst) burst=$2; shift 2 ;;
     --) shift; break ;;
-    -*) echo "netns_run.sh: $1: expected --hosts, --rate, --delay, --mtu, --congestion or --burst" >&2; exit 2 ;;
+    -*) echo "netns_run.sh: $1: expected --hosts, --ranks, --rate, --delay, --mtu, --congestion or --burst" >&2; exit 2 ;;
     *) break ;;
   esac
 done
-[ $# -gt 0 ] || { sed -n '2,8s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,9s/^# \?//p' "$0" >&2; exit 2; }
 
 skip() { echo "netns_run.sh: skipped: $1" >&2; exit 77; }
 [ "$(id -u)" = 0 ] || skip "needs root"
@@ -76,8 +77,8 @@ exec ip netns exec $name-\$host unshare --uts sh -c "hostname $name-\$host; \$*"
 EOF
 chmod +x "$agent"
 
-list=$name-1  # by name, so that mpirun recognizes its own host
-for ((i = 2; i <= hosts; ++i)); do list=$list,10.77.0.$i; done
+list=$name-1:$ranks  # by name, so that mpirun recognizes its own host
+for ((i = 2; i <= hosts; ++i)); do list=$list,10.77.0.$i:$ranks; done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export TANDEM_LINK="tbf $rate${delay:+ $delay}"
 # Open MPI 5 starts daemons through PRRTE, which has its own parameters.
@@ -87,6 +88,6 @@ case $(mpirun --version) in
   *) launch=(--prtemca plm_ssh_agent "$agent" --prtemca prte_if_include 10.77.0.0/24) ;;
 esac
 ip netns exec "$name-1" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$name-1" \
-  mpirun --host "$list" -n "$hosts" --map-by node --bind-to none \
+  mpirun --host "$list" -n "$((hosts * ranks))" --map-by "ppr:$ranks:node" --bind-to none \
   "${launch[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include 10.77.0.0/24 \
   -x TANDEM_LINK $(env | sed -n 's/^\(TANDEM_[A-Z_]*\)=.*/-x \1/p' | grep -v TANDEM_LINK) "$@"

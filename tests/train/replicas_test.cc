@@ -204,5 +204,25 @@ TEST(Replicas, ShardGroupsDivideTheRanks) {
             "has the same bits");
 }
 
+TEST(Replicas, HostsDivideTheRanks) {
+  const auto check = [](const std::vector<std::string>& more) {
+    return verdict({"parallel.dp_host=2", "parallel.dp=4", "train.batch=8"}, more);
+  };
+  const std::string refused = "parallel.dp_host is 2: expected ";
+  EXPECT_EQ(check({}), "accepted");
+  EXPECT_EQ(check({"parallel.dp_shard=2"}), "accepted");
+  EXPECT_EQ(check({"model.experts=8", "parallel.ep=2"}), "accepted");
+  EXPECT_EQ(check({"parallel.dp_host=3"}),
+            "parallel.dp_host is 3: expected a divisor of parallel.dp = 4");
+  EXPECT_EQ(check({"model.experts=8", "parallel.ep=4"}), refused + "a multiple of parallel.ep = 4");
+  EXPECT_EQ(check({"parallel.zero=2"}), refused + "0 with parallel.zero = 2");
+  EXPECT_EQ(check({"parallel.zero=0"}), refused + "0 with parallel.zero = 0");
+  EXPECT_EQ(check({"parallel.dp_shard=1"}), refused + "0 or parallel.dp_shard = 1");
+  EXPECT_EQ(check({"parallel.replicas=8"}), refused + "0 with parallel.replicas = 8");
+  EXPECT_EQ(check({"parallel.codec=gradients=int8"}),
+            refused + "0 with wire formats of gradients or weights, \"gradients=int8\"");
+  EXPECT_EQ(check({"optimizer.name=lamb"}), refused + "0 with optimizer.name = \"lamb\"");
+}
+
 }  // namespace
 }  // namespace tandem

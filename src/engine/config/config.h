@@ -65,6 +65,7 @@ struct TrainConfig {
     int64_t dp = 1;
     int64_t replicas = 0;  ///< 0: dp (replicas.h)
     int64_t dp_shard = 0;  ///< 0: dp
+    int64_t dp_host = 0;   ///< 0: dp
     int64_t ep = 1;
     int64_t zero = 1;
     int64_t pp = 1;

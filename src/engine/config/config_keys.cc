@@ -300,6 +300,13 @@ std::vector<ConfigKey> make_keys() {
        4096,
        {},
        "consecutive replicas that divide the state; groups of them have copies (0: parallel.dp)"},
+      {"parallel.dp_host",
+       TANDEM_SLOT(parallel.dp_host),
+       0,
+       4096,
+       {},
+       "consecutive replicas, of a host, whose gradients are summed before those of hosts (0: all "
+       "at once)"},
       {"parallel.ep",
        TANDEM_SLOT(parallel.ep),
        1,

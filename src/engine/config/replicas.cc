@@ -21,6 +21,9 @@ std::string find_unsupported(const TrainConfig& config) {
   if (const int64_t shards = config.parallel.dp_shard; shards > 0 && shards < config.parallel.dp) {
     return "parallel.dp_shard = 0, which has the same bits";
   }
+  if (const int64_t host = config.parallel.dp_host; host > 0 && host < config.parallel.dp) {
+    return "parallel.dp_host = 0";
+  }
   if (config.parallel.zero == 0) return "parallel.zero = 1, which has the same bits";
   if (config.parallel.zero == 2 && config.parallel.pp > 1) return "parallel.zero = 1 or pp = 1";
   const bool has_aux_loss = config.model.experts > 0 && config.model.aux_loss_coeff > 0;
@@ -64,12 +67,39 @@ void check_shard_groups(const TrainConfig& config) {
       fmt::format("parallel.dp_shard is {}: expected {}", parallel.dp_shard, expected));
 }
 
+/// Throws ConfigError for a number of a host's replicas that others contradict.
+void check_host_groups(const TrainConfig& config) {
+  const auto& parallel = config.parallel;
+  if (parallel.dp_host == 0 || parallel.dp_host == parallel.dp) return;
+  const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
+  std::string expected;
+  if (parallel.dp % parallel.dp_host != 0) {
+    expected = fmt::format("a divisor of parallel.dp = {}", parallel.dp);
+  } else if (parallel.dp_host % parallel.ep != 0) {
+    expected = fmt::format("a multiple of parallel.ep = {}", parallel.ep);
+  } else if (parallel.zero != 1) {
+    expected = fmt::format("0 with parallel.zero = {}", parallel.zero);
+  } else if (parallel.dp_shard > 0 && parallel.dp_shard < parallel.dp &&
+             parallel.dp_shard != parallel.dp_host) {
+    expected = fmt::format("0 or parallel.dp_shard = {}", parallel.dp_shard);
+  } else if (parallel.replicas > parallel.dp) {
+    expected = fmt::format("0 with parallel.replicas = {}", parallel.replicas);
+  } else if (!codec.gradients.is_none() || !codec.weights.is_none()) {
+    expected = fmt::format("0 with wire formats of gradients or weights, \"{}\"", parallel.codec);
+  } else if (config.optimizer.name == "lamb") {
+    expected = "0 with optimizer.name = \"lamb\"";
+  }
+  if (expected.empty()) return;
+  throw ConfigError(fmt::format("parallel.dp_host is {}: expected {}", parallel.dp_host, expected));
+}
+
 }  // namespace
 
 void check_replicas(const TrainConfig& config) {
   const auto& parallel = config.parallel;
   check_replicated_state(config);
   check_shard_groups(config);
+  check_host_groups(config);
   if (parallel.replicas == 0) return;
   if (parallel.replicas < parallel.dp) {
     throw ConfigError(fmt::format(

@@ -20,6 +20,26 @@ std::vector<Shard> divide(int replicas, int ranks) {
 
 }  // namespace
 
+std::vector<Shard> RankGrid::by_rank() const {
+  std::vector<Shard> shards;
+  for (int rank = 0; rank < size * groups; ++rank) {
+    shards.push_back(shard(index(rank), group(rank)));
+  }
+  return shards;
+}
+
+std::vector<Shard> RankGrid::by_index() const {
+  std::vector<Shard> shards;
+  for (int index = 0; index < size; ++index) shards.push_back({index * groups, groups});
+  return shards;
+}
+
+std::vector<Shard> RankGrid::by_group(int index) const {
+  std::vector<Shard> shards;
+  for (int group = 0; group < groups; ++group) shards.push_back(shard(index, group));
+  return shards;
+}
+
 Buckets::Buckets(FlatWindow window, int64_t bucket_elements, int ranks, int replicas)
     : Buckets(std::move(window), bucket_elements, divide(std::max(replicas, ranks), ranks),
               std::max(replicas, ranks)) {}

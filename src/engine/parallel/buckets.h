@@ -21,6 +21,20 @@
 
 namespace tandem {
 
+/// Ranks in consecutive groups of one size, such as those of a host. The shards of the ranks with
+/// one index in their groups are consecutive.
+struct RankGrid {
+  int size = 1, groups = 1;
+  int index(int rank) const { return rank % size; }
+  int group(int rank) const { return rank / size; }
+  /// Shards of the rank of a group with that index.
+  Shard shard(int index, int group) const { return {index * groups + group, 1}; }
+  std::vector<Shard> by_rank() const;
+  /// Shards of all ranks with an index, by index, and of each of them, by group.
+  std::vector<Shard> by_index() const;
+  std::vector<Shard> by_group(int index) const;
+};
+
 class Buckets {
  public:
   Buckets(int64_t elements, int64_t bucket_elements, int ranks)

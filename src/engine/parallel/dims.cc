@@ -6,12 +6,16 @@
 
 #include "comm/group.h"
 #include "engine/config/replicas.h"
+#include "engine/parallel/buckets.h"
 #include "tandem/error.h"
 
 namespace tandem {
 
 ParallelDims::ParallelDims(int tp, int dp, int ep, int pp)
-    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp}, replicas_(dp), state_shards_(dp) {
+    : sizes_{tp, ep, ep < 1 ? 0 : dp / ep, pp},
+      replicas_(dp),
+      state_shards_(dp),
+      host_replicas_(dp) {
   if (tp >= 1 && dp >= 1 && ep >= 1 && pp >= 1 && dp % ep == 0) return;
   throw InvalidArgument(
       fmt::format("tp {} dp {} ep {} pp {}: expected sizes of at least 1, and ep a divisor of dp",
@@ -23,6 +27,7 @@ ParallelDims::ParallelDims(const TrainConfig& config)
                    int(config.parallel.pp)) {
   replicas_ = int(logical_replicas(config));
   state_shards_ = int(tandem::state_shards(config));
+  if (config.parallel.dp_host > 1) host_replicas_ = int(config.parallel.dp_host);
 }
 
 int ParallelDims::ranks() const {
@@ -126,23 +131,26 @@ ParallelGroups::ParallelGroups(Communicator& world, const ParallelDims& dims, bo
     experts_ = make("experts", kExperts);
     expert_dp_ = make("expert dp", kExpertDp);
   }
-  if (dims.state_shards() == 1 || dims.state_shards() == dims.dp()) return;
-  state_groups_ = split_state(*dp_);
-  if (with_experts) expert_state_groups_ = split_state(*expert_dp_);
+  if (dims.state_shards() > 1) state_groups_ = split_all(dims.state_shards());
+  host_groups_ = split_all(dims.host_replicas());
 }
 
-ParallelGroups::OwnedStateGroups ParallelGroups::split_state(Communicator& ranks) const {
-  const int copies = dims_.dp() / dims_.state_shards(), shards = ranks.size() / copies;
-  const int shard = ranks.rank() % shards, copy = ranks.rank() / shards;
-  OwnedStateGroups split;
-  split.shards = ranks.split(copy, shard);
-  split.copies = ranks.split(shard, copy);
+/// Groups of `size` data-parallel ranks.
+ParallelGroups::Splits ParallelGroups::split_all(int size) const {
+  Splits splits;
+  splits[0] = split(*dp_, size);
+  if (expert_dp_) splits[1] = split(*expert_dp_, size / dims_.ep());
+  return splits;
+}
+
+ParallelGroups::Split ParallelGroups::split(Communicator& ranks, int size) const {
+  if (size == ranks.size()) return {};
+  const RankGrid grid{size, ranks.size() / size};
+  const int index = grid.index(ranks.rank()), group = grid.group(ranks.rank());
+  Split split;
+  split.group = ranks.split(group, index);
+  split.across = ranks.split(index, group);
   return split;
-}
-
-ParallelGroups::StateGroups ParallelGroups::state_groups(Axes axes) const {
-  const OwnedStateGroups& owned = axes == kDp ? state_groups_ : expert_state_groups_;
-  return {owned.shards.get(), owned.copies.get()};
 }
 
 Communicator* ParallelGroups::along(Axes axes) const {

@@ -36,6 +36,8 @@ class ParallelDims {
   /// Data-parallel ranks that divide the optimizer state; groups of as many consecutive ones have
   /// copies.
   int state_shards() const { return state_shards_; }
+  /// Consecutive data-parallel ranks whose gradients are summed first; dp() if all are at once.
+  int host_replicas() const { return host_replicas_; }
   /// Rounds of a step: in round r data-parallel rank i runs logical replica r x dp + i, if there is
   /// one.
   int rounds() const { return (replicas_ + dp() - 1) / dp(); }
@@ -67,7 +69,7 @@ class ParallelDims {
   int position(Axes axes, bool on_other_axes, int rank) const;
 
   std::array<int, kNumAxes> sizes_;
-  int replicas_, state_shards_;
+  int replicas_, state_shards_, host_replicas_;
 };
 
 /// Samples of a microbatch: train.microbatch, or all of a logical replica.
@@ -87,12 +89,15 @@ class ParallelGroups {
   /// nullptr without experts.
   Communicator* experts() const { return experts_.get(); }
   Communicator* expert_dp() const { return expert_dp_.get(); }
-  /// Those of `along(axes)`, kDp or kExpertDp, that divide the optimizer state, and those that have
-  /// the same shard of it; nullptr if there is one copy.
-  struct StateGroups {
-    Communicator *shards = nullptr, *copies = nullptr;
+  /// Consecutive ranks of `along(axes)`, kDp or kExpertDp, and those with the same index among
+  /// these; nullptr if all ranks are one group.
+  struct SplitGroups {
+    Communicator *group = nullptr, *across = nullptr;
   };
-  StateGroups state_groups(Axes axes) const;
+  /// Groups divide the optimizer state, of which there are copies.
+  SplitGroups state_groups(Axes axes) const { return view(axes, state_groups_); }
+  /// Gradients are summed within a group first.
+  SplitGroups host_groups(Axes axes) const { return view(axes, host_groups_); }
   /// That of the ranks that differ on kTp, kDp, kExpertDp, …; nullptr if there is none.
   Communicator* along(Axes axes) const;
   /// nullptr without pipeline stages.
@@ -109,11 +114,18 @@ class ParallelGroups {
   Communicator& world_;
   ParallelDims dims_;
   std::unique_ptr<Communicator> tp_, dp_, pp_, experts_, expert_dp_;
-  struct OwnedStateGroups {
-    std::unique_ptr<Communicator> shards, copies;
+  struct Split {
+    std::unique_ptr<Communicator> group, across;
   };
-  OwnedStateGroups split_state(Communicator& ranks) const;
-  OwnedStateGroups state_groups_, expert_state_groups_;
+  Split split(Communicator& ranks, int size) const;
+  /// By kDp and kExpertDp.
+  using Splits = std::array<Split, 2>;
+  Splits split_all(int size) const;
+  static SplitGroups view(Axes axes, const Splits& splits) {
+    const Split& of = splits[axes == kDp ? 0 : 1];
+    return {of.group.get(), of.across.get()};
+  }
+  Splits state_groups_, host_groups_;
 };
 
 }  // namespace tandem

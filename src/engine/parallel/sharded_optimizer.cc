@@ -23,6 +23,17 @@ Communicator& state_ranks(const ParameterGroup& group) {
   return group.shards ? *group.shards : group.replicas;
 }
 
+/// Whether gradients are summed by host first.
+bool has_hosts(const ParameterGroup& group) {
+  return group.host && group.host->size() > 1 && group.across_hosts->size() > 1;
+}
+
+RankGrid make_grid(const ParameterGroup& group) {
+  if (has_hosts(group)) return {group.host->size(), group.across_hosts->size()};
+  if (group.copies) return {group.shards->size(), group.copies->size()};
+  return {group.replicas.size(), 1};
+}
+
 }  // namespace
 
 ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGroup& group,
@@ -30,6 +41,9 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
                                int64_t bucket_elements, const ShardedOptimizerOptions& options,
                                size_t first_tensor_index)
     : replicas(group.replicas),
+      host(has_hosts(group) ? group.host : nullptr),
+      across_hosts(host ? group.across_hosts : nullptr),
+      grid(make_grid(group)),
       exec(make_exec(replicas)),
       begin(group.range.begin),
       elements(group.range.count),
@@ -40,58 +54,59 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
       first_tensor(first_tensor_index),
       weights(all_weights.narrow(group.range)),
       buckets(make_buckets(group, bucket_elements)),
-      state_buckets(make_state_buckets(group, bucket_elements)),
+      state_buckets(make_state_buckets(group)),
       state(exec, weights, state_buckets, replicates_state ? 0 : state_ranks(group).rank(),
             buckets.owned(replicas.rank()),
             parameter_runs(relative(group.list, begin), !options.lamb_axes.empty()),
             WeightSync::sends_differences(state_ranks(group).size(), options.weights)),
       gradient_sync(
-          model, replicas, gradients, begin, buckets, relative(group.list, begin),
+          model, host ? *across_hosts : replicas, gradients, begin,
+          host ? across_buckets() : buckets, relative(group.list, begin),
           {options.gradients, options.error_feedback, options.overlap, group.is_gradient_window},
-          [this](int bucket) { add_squares(bucket); }),
-      weight_sync(model, state_ranks(group),
+          [this](int bucket) { on_reduced(bucket); }),
+      weight_sync(model, host ? *host : state_ranks(group),
                   replicates_state ? WeightViews(gradients.at(begin, elements)) : weights,
-                  replicates_state ? buckets : state_buckets, relative(group.list, begin),
-                  {options.weights, options.overlap}, state),
+                  replicates_state ? buckets
+                  : host           ? group_buckets()
+                                   : state_buckets,
+                  relative(group.list, begin), {options.weights, options.overlap}, state),
       squares(exec, add_terms(index)),
       norms(exec, options.lamb_axes.empty() ? 0 : 2 * int(terms.size())) {
+  const std::vector<Parameter> list = relative(group.list, begin);
+  if (host) {
+    host_sync.emplace(model, *host, gradients, begin, group_buckets(), list,
+                      GradientSync::Options{},
+                      [this](int bucket) { gradient_sync.ready(buckets.bucket(bucket)); });
+  }
+  if (host && !group.copies) {
+    across_weights.emplace(model, *across_hosts, weights, across_buckets(), list,
+                           WeightSync::Options{options.weights, options.overlap}, state);
+  }
   if (!group.copies) return;
   if (exec.on_gpu()) throw Unsupported("parallel.dp_shard on GPUs: expected 0");
-  copy_sync.emplace(model, *group.copies, WeightViews(gradients.at(begin, elements)),
-                    make_copy_buckets(group, bucket_elements), relative(group.list, begin),
-                    WeightSync::Options{.overlap = options.overlap}, state);
+  copy_sync.emplace(
+      model, *group.copies, WeightViews(gradients.at(begin, elements)), across_buckets(), list,
+      WeightSync::Options{.overlap = options.overlap, .in_reduction_order = true}, state);
+  gather_copies();
 }
 
-/// Shards that ranks reduce. Copies of the state reduce consecutive parts of their shard.
+Buckets ShardedOptimizer::Group::with_owners(std::vector<Shard> owned) const {
+  return {buckets.window(), buckets.bucket_elements(), std::move(owned), buckets.replicas()};
+}
+
+/// Shards that ranks reduce.
 Buckets ShardedOptimizer::Group::make_buckets(const ParameterGroup& group,
                                               int64_t bucket_elements) const {
-  if (!group.copies) {
+  if (grid.groups == 1) {
     return {group.window, bucket_elements, replicas.size(), int(logical.size())};
   }
-  const int copies = group.copies->size(), shards = group.shards->size();
-  std::vector<Shard> owned;
-  for (int rank = 0; rank < replicas.size(); ++rank) {
-    owned.push_back({rank % shards * copies + rank / shards, 1});
-  }
-  return {group.window, bucket_elements, std::move(owned), replicas.size()};
+  return {group.window, bucket_elements, grid.by_rank(), replicas.size()};
 }
 
 /// Shards that ranks have the state of.
-Buckets ShardedOptimizer::Group::make_state_buckets(const ParameterGroup& group,
-                                                    int64_t bucket_elements) const {
-  const int ranks = replicates_state ? 1 : state_ranks(group).size();
-  return {group.window, bucket_elements, ranks, buckets.replicas()};
-}
-
-/// Parts of this rank's shard of the state that its copies reduce.
-Buckets ShardedOptimizer::Group::make_copy_buckets(const ParameterGroup& group,
-                                                   int64_t bucket_elements) const {
-  const int copies = group.copies->size();
-  std::vector<Shard> owned;
-  for (int copy = 0; copy < copies; ++copy) {
-    owned.push_back({group.shards->rank() * copies + copy, 1});
-  }
-  return {group.window, bucket_elements, std::move(owned), buckets.replicas()};
+Buckets ShardedOptimizer::Group::make_state_buckets(const ParameterGroup& group) const {
+  if (replicates_state) return with_owners({{0, buckets.replicas()}});
+  return group.copies ? group_buckets() : buckets;
 }
 
 /// Returns their number.
@@ -110,7 +125,8 @@ int ShardedOptimizer::Group::add_terms(int index) {
   return int(terms.size());
 }
 
-void ShardedOptimizer::Group::add_squares(int bucket) {
+void ShardedOptimizer::Group::on_reduced(int bucket) {
+  num_reduced = bucket + 1;
   int term = first_term[size_t(bucket)];
   for (const ShardedState::Run& r : state.runs(bucket)) {
     if (!state.owns(r)) continue;
@@ -132,14 +148,30 @@ void ShardedOptimizer::Group::update(
     }
   };
   if (replicates_state) return weight_sync.begin([](int) {}, update);
-  if (!copy_sync) return weight_sync.begin(update);
-  copy_sync->begin([](int) {});
-  weight_sync.begin(
-      [this, update](int bucket) {
-        copy_sync->await(buckets.bucket(bucket));
-        update(bucket);
-      },
-      {}, [this](int bucket) { return copy_sync->has(buckets.bucket(bucket)); });
+  if (!across_weights) return weight_sync.begin(update);
+  across_weights->begin(update);
+  weight_sync.begin([this](int bucket) { across_weights->await(buckets.bucket(bucket)); }, {},
+                    [this](int bucket) { return across_weights->has(buckets.bucket(bucket)); });
+}
+
+/// Begins to gather the sums of the next step among the copies, each as soon as it is reduced. A
+/// sum is received where gradients were that its owner has added up, thus received.
+void ShardedOptimizer::Group::gather_copies() {
+  num_reduced = 0;
+  if (!copy_sync) return;
+  copy_sync->begin([](int) {}, {}, [this](int bucket) { return bucket < num_reduced; });
+}
+
+void ShardedOptimizer::Group::finish_gradients() {
+  if (host_sync) host_sync->finish();
+  gradient_sync.finish();
+  if (copy_sync) copy_sync->await({0, elements});
+  gather_copies();
+  if (replicas.size() == 1) return;
+  const ScopedSpan span(SpanKind::wait, "dp_flush");  // the next backward pass overwrites them
+  if (!host) return replicas.flush();
+  host->flush();
+  across_hosts->flush();
 }
 
 void ShardedOptimizer::Group::find_directions(const AdamStep& step) {
@@ -205,7 +237,7 @@ ShardedOptimizer::Group& ShardedOptimizer::find_group(FlatRange range) {
 void ShardedOptimizer::ready(FlatRange range) {
   Group& group = find_group(range);
   if (group.is_gradient_window) gradients_.end(range);
-  group.gradient_sync.ready(group.local(range));
+  (group.host_sync ? *group.host_sync : group.gradient_sync).ready(group.local(range));
 }
 
 void ShardedOptimizer::skip_pass() {
@@ -218,15 +250,12 @@ Squares ShardedOptimizer::reduce() {
     if (!group.weight_sync.is_complete()) {
       throw InvalidArgument("optimizer: reduce: expected all weights of the step before awaited");
     }
-    group.gradient_sync.finish();
+    group.finish_gradients();
     const std::vector<double> sums = group.squares.take();
     for (size_t i = 0; i < sums.size(); ++i) {
       terms_.push_back(group.terms[i]);
       terms_.back().sum = sums[i];
     }
-    if (group.replicas.size() == 1) continue;
-    const ScopedSpan span(SpanKind::wait, "dp_flush");
-    group.replicas.flush();  // the next backward pass overwrites the gradients
   }
   return sum_terms(terms_);
 }
@@ -271,13 +300,17 @@ void ShardedOptimizer::await_all() {
 }
 
 void ShardedOptimizer::await_slices() {
-  for (Group& group : groups_) group.weight_sync.await_local();
+  for (Group& group : groups_) {
+    (group.across_weights ? *group.across_weights : group.weight_sync).await_local();
+  }
 }
 
 void ShardedOptimizer::progress() {
   for (Group& group : groups_) {
+    if (group.host_sync) group.host_sync->progress();
     group.gradient_sync.progress();
     if (group.copy_sync) group.copy_sync->progress();
+    if (group.across_weights) group.across_weights->progress();
     group.weight_sync.progress();
   }
 }
@@ -316,25 +349,32 @@ std::vector<std::span<float>> ShardedOptimizer::residuals() {
 
 ShardedOptimizer::Sent ShardedOptimizer::take_sent() {
   Sent sent;
+  const auto add_gradients = [&sent](GradientSync& sync) {
+    const GradientSync::Sent of_sync = sync.take_sent();
+    sent.gradients += of_sync.bytes;
+    sent.uncompressed_gradients += of_sync.uncompressed;
+  };
   for (Group& group : groups_) {
-    const GradientSync::Sent of_gradients = group.gradient_sync.take_sent();
-    sent.gradients += of_gradients.bytes;
-    sent.uncompressed_gradients += of_gradients.uncompressed;
+    add_gradients(group.gradient_sync);
+    if (group.host_sync) add_gradients(*group.host_sync);
     const uint64_t gathered = group.replicates_state ? group.weight_sync.take_sent()
                               : group.copy_sync      ? group.copy_sync->take_sent()
                                                      : 0;
     sent.gradients += gathered;
     sent.uncompressed_gradients += gathered;
     sent.weights += group.weight_sync.take_sent();
+    if (group.across_weights) sent.weights += group.across_weights->take_sent();
   }
   return sent;
 }
 
 size_t ShardedOptimizer::state_bytes() const {
   size_t bytes = gradients_.bytes();
+  const auto bytes_of = [](const auto& sync) { return sync ? sync->bytes() : 0; };
   for (const Group& group : groups_) {
     bytes += group.weights.bytes() + group.state.bytes() + group.gradient_sync.bytes() +
-             group.weight_sync.bytes() + (group.copy_sync ? group.copy_sync->bytes() : 0);
+             group.weight_sync.bytes() + bytes_of(group.host_sync) + bytes_of(group.copy_sync) +
+             bytes_of(group.across_weights);
   }
   return bytes;
 }

@@ -4,7 +4,12 @@
 // replicated state (ZeRO-0) the reduced gradients are gathered there, which makes an all-reduce of
 // the same bits, and every rank updates all weights. Where groups of ranks have copies of the state
 // (HSDP, arXiv 2304.11277), each shard is reduced in as many parts as there are copies, over all
-// ranks; the parts are gathered among the copies, and the weights within a group.
+// ranks; the parts are gathered among the copies as soon as they are reduced, and the weights
+// within a group.
+//
+// Where ranks are on several hosts, gradients may be summed within each host first, then over the
+// hosts, and weights are gathered the other way round: what a host sends to others does not depend
+// on how many ranks it has. Sums are then those of hosts, in order, each over its ranks in order.
 //
 // One step is: `ready` calls during the last microbatch's backward, `reduce`, `update`, in this
 // order on every rank, then `await` before weights are used. LAMB's `update` sums the norms of all
@@ -59,6 +64,11 @@ struct ParameterGroup {
   /// if all ranks divide it. Index in `replicas`: that in `copies` x the number of shards + that in
   /// `shards`.
   Communicator *shards = nullptr, *copies = nullptr;
+  /// Ranks of `replicas` whose gradients are summed first, such as those of a host, and those with
+  /// the same index in other hosts; nullptr if all are summed at once. Indices as above, and with
+  /// the same sizes if both are used. CPU ranks without a wire format, a window or replicated
+  /// state.
+  Communicator *host = nullptr, *across_hosts = nullptr;
   /// Logical replicas that have a copy of the parameters, in order; one a rank if empty.
   std::vector<int> logical = {};
 };
@@ -144,8 +154,16 @@ class ShardedOptimizer {
           const GradientMemory& gradients, int64_t bucket_elements,
           const ShardedOptimizerOptions& options, size_t first_tensor);
     Buckets make_buckets(const ParameterGroup& group, int64_t bucket_elements) const;
-    Buckets make_state_buckets(const ParameterGroup& group, int64_t bucket_elements) const;
-    Buckets make_copy_buckets(const ParameterGroup& group, int64_t bucket_elements) const;
+    Buckets make_state_buckets(const ParameterGroup& group) const;
+    /// Shards of the ranks with this one's index in other groups, and of those of its group.
+    Buckets across_buckets() const {
+      return with_owners(grid.by_group(grid.index(replicas.rank())));
+    }
+    Buckets group_buckets() const { return with_owners(grid.by_index()); }
+    Buckets with_owners(std::vector<Shard> owned) const;
+    void gather_copies();
+    void finish_gradients();
+    void on_reduced(int bucket);
     int add_terms(int index);
     void add_squares(int bucket);
     /// Calls apply(run, working copy) for the runs of each bucket before it is sent.
@@ -157,21 +175,26 @@ class ShardedOptimizer {
     FlatRange local(FlatRange range) const { return {range.begin - begin, range.count}; }
 
     Communicator& replicas;
-    Exec exec;                // of the replicas
-    int64_t begin, elements;  // in the flat arrays; all below is relative to `begin`
+    Communicator *host, *across_hosts;  // nullptr: one group
+    RankGrid grid;                      // of hosts, or of ranks that divide the state
+    Exec exec;                          // of the replicas
+    int64_t begin, elements;            // in the flat arrays; all below is relative to `begin`
     bool is_gradient_window, reduces_every_pass, replicates_state;
     std::vector<int> logical;
     size_t first_tensor;  // index of the group's first tensor among those of all groups
     WeightViews weights;
     Buckets buckets, state_buckets;
     ShardedState state;
-    GradientSync gradient_sync;
-    std::optional<WeightSync> copy_sync;  // of reduced gradients, among copies of the state
-    WeightSync weight_sync;               // ZeRO-0: of reduced gradients
-    std::vector<SquareTerm> terms;        // in the order of buckets
-    std::vector<int> first_term;          // by bucket
-    SquareSums squares;                   // by term, thus by owned run
-    SquareSums norms;                     // LAMB: by run of its weights, then of its directions
+    GradientSync gradient_sync;                // of the ranks with the same index in other hosts
+    std::optional<GradientSync> host_sync;     // before it, within a host
+    std::optional<WeightSync> copy_sync;       // of reduced gradients, among copies of the state
+    std::optional<WeightSync> across_weights;  // before weight_sync, which is within a host
+    WeightSync weight_sync;                    // ZeRO-0: of reduced gradients
+    int num_reduced = 0;                       // buckets of this step
+    std::vector<SquareTerm> terms;             // in the order of buckets
+    std::vector<int> first_term;               // by bucket
+    SquareSums squares;                        // by term, thus by owned run
+    SquareSums norms;  // LAMB: by run of its weights, then of its directions
   };
   Group& find_group(FlatRange range);
 

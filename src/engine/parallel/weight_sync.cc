@@ -16,6 +16,7 @@ WeightSync::WeightSync(const Exec& forward, Communicator& dp, const WeightViews&
       exec_(make_exec(dp)),
       dp_(dp),
       overlap_(options.overlap),
+      in_reduction_order_(options.in_reduction_order),
       weights_(weights),
       buckets_(buckets),
       runs_(parameter_runs(list)),
@@ -239,13 +240,18 @@ void WeightSync::await_local() {
   for (int index = updated_shards_; index < buckets_.count(); ++index) update(index);
 }
 
+/// Index of the last bucket of a range.
+int WeightSync::last_index(FlatRange range) const {
+  return bucket_at(buckets_.at(in_reduction_order_ ? range.begin : range.end() - 1));
+}
+
 bool WeightSync::has(FlatRange range) const {
-  return received_ > bucket_at(buckets_.at(range.end() - 1));
+  return received_ > last_index(range);
 }
 
 void WeightSync::await(FlatRange range) {
   if (range.count == 0) return;
-  const int last = bucket_at(buckets_.at(range.end() - 1));
+  const int last = last_index(range);
   if (exec_.on_gpu()) {
     const int needed = overlap_ ? last : buckets_.count() - 1;
     if (needed > awaited_) updated_[size_t(needed)].await(forward_);

@@ -28,6 +28,8 @@ class WeightSync {
     Wire wire{};
     /// GPUs: the forward pass waits only for the weights that it uses next.
     bool overlap = true;
+    /// Buckets are sent in the order in which gradients are reduced, not in that of use.
+    bool in_reduction_order = false;
   };
   /// `weights`: as of `state`, read by work of `forward`. Throws Unsupported for a wire format on
   /// GPUs or of weights that are not in f32. Collective over `dp`.
@@ -67,8 +69,11 @@ class WeightSync {
   uint64_t take_sent() { return std::exchange(sent_bytes_, 0); }
 
  private:
-  /// Bucket 0 is at the end of the array, which is used last.
-  int bucket_at(int index) const { return buckets_.count() - 1 - index; }
+  /// Bucket 0 is at the end of the array, which is used last and reduced first.
+  int bucket_at(int index) const {
+    return in_reduction_order_ ? index : buckets_.count() - 1 - index;
+  }
+  int last_index(FlatRange range) const;
   bool can_update(int index) const;
   void update(int index);
   void send(int index);
@@ -93,7 +98,7 @@ class WeightSync {
 
   Exec forward_, exec_;
   Communicator& dp_;
-  bool overlap_;
+  bool overlap_, in_reduction_order_;
   WeightViews weights_;
   Buckets buckets_;
   std::vector<ParameterRun> runs_;

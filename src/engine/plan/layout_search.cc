@@ -135,7 +135,7 @@ TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
   config.parallel.dp = int64_t(row.dp);
   config.parallel.ep = int64_t(row.ep);
   config.parallel.zero = 1;
-  config.parallel.replicas = config.parallel.dp_shard = 0;
+  config.parallel.replicas = config.parallel.dp_shard = config.parallel.dp_host = 0;
   config.parallel.virtual_stages = int64_t(row.vpp);
   config.parallel.schedule = row.vpp > 1 ? "interleaved" : "1f1b";
   config.parallel.layers_per_stage.clear();

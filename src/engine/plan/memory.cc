@@ -107,7 +107,10 @@ double message_bytes(const TrainConfig& config, bool on_gpus) {
   const double sent = gradients * (1 + copies) + weights * (sends_bf16 ? 0.5 : 1);
   const auto shards = double(state_shards(config));  // gathered among the copies of their state
   const double gathered = shards > 1 && shards < ranks ? ring(false) / shards : 0;
-  return (ranks == 1 ? 0 : ranks * share * sent) + gradients * copies * share + gathered;
+  // Within a host and between hosts.
+  const double host = ParallelDims(config).host_replicas();
+  const double levels = host > 1 && host < ranks ? 1 + 1 / host : 1;
+  return (ranks == 1 ? 0 : ranks * share * sent * levels) + gradients * copies * share + gathered;
 }
 
 double snapshot_bytes(const TrainConfig& config) {

@@ -38,6 +38,9 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   if (config.check.action != "off") {
     throw ConfigError(fmt::format("check.action = {}: expected off on GPUs", config.check.action));
   }
+  if (parallel.dp_host > 0 && parallel.dp_host < parallel.dp) {
+    throw ConfigError(fmt::format("parallel.dp_host = {}: expected 0 on GPUs", parallel.dp_host));
+  }
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   for (const auto& [site, wire] :
        {std::pair("gradients", codec.gradients), std::pair("weights", codec.weights)}) {

@@ -55,12 +55,14 @@ std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
     if (!copies) continue;  // no experts
     const int64_t begin = stage.experts_begin();
     const bool is_dense = copied.copies == kDp;
-    const ParallelGroups::StateGroups state = groups.state_groups(copied.copies);
-    all.push_back(
-        {*copies, is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
-         std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
-         is_dense ? window.dense : window.experts, window.every_pass, replicates_state(config),
-         state.shards, state.copies, groups.dims().replicas(copied.copies, groups.world().rank())});
+    const ParallelGroups::SplitGroups state = groups.state_groups(copied.copies);
+    const ParallelGroups::SplitGroups host = groups.host_groups(copied.copies);
+    all.push_back({*copies,
+                   is_dense ? FlatRange{0, begin} : FlatRange{begin, stage.experts_end() - begin},
+                   std::move(copied.list), is_dense ? stage.dense_window() : stage.experts_window(),
+                   is_dense ? window.dense : window.experts, window.every_pass,
+                   replicates_state(config), state.group, state.across, host.group, host.across,
+                   groups.dims().replicas(copied.copies, groups.world().rank())});
   }
   return all;
 }

@@ -207,7 +207,8 @@ double StepExecutor::sum_squares() {
     const Squares squares = sum_terms(std::move(of_replica));
     return squares.sharded + (groups_.tp().rank() == 0 ? squares.replicated : 0);
   };
-  const bool is_in_order = groups_.dims().rounds() == 1 && !groups_.state_groups(kDp).copies;
+  const bool has_groups = groups_.state_groups(kDp).across || groups_.host_groups(kDp).across;
+  const bool is_in_order = groups_.dims().rounds() == 1 && !has_groups;
   if (is_in_order) return is_first_stage ? sum(std::move(terms)) : 0;
   // Ranks own the shards of several replicas, or of another one than their own.
   if (groups_.dp().size() > 1) terms = gather_terms(groups_.dp(), terms);
