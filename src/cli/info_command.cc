@@ -91,6 +91,9 @@ void print_info() {
            "1 on all ranks: they may run different builds");
   variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
            "what mpi and processes call the network");
+  variable("TANDEM_SNAPSHOT_MEMORY",
+           env().snapshot_memory < 0 ? "not set" : fmt::format("{}", env().snapshot_memory),
+           "file descriptor of memory that outlives ranks: tandem launch sets it");
   variable("TANDEM_GPU_PORTABLE", env().gpu_portable ? "1" : "0",
            "1: no kernel that is for one GPU architecture");
   variable("TANDEM_GRAPHS", env().graphs ? "1" : "0",

@@ -17,9 +17,11 @@
 #include "cli/launch_members.h"
 #include "cli/launched_process.h"
 #include "cli/output.h"
+#include "comm/processes/snapshot_memory_file.h"
 #include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
+#include "core/env.h"
 #include "core/file_limit.h"
 #include "core/printable.h"
 #include "tandem/error.h"
@@ -104,6 +106,10 @@ class LocalLaunch {
     if (members_) shared.push_back(members_->board().fd());
     variables.emplace_back(control::kMembershipVariable,
                            members_ ? control::Member::describe(members_->board(), slot) : "");
+    if (memory_.open()) {
+      shared.push_back(memory_.fd());
+      variables.emplace_back(processes::kSnapshotMemoryVariable, std::to_string(memory_.fd()));
+    }
     processes_[size_t(slot)].start(request_.command, variables, shared, before_);
     if (members_) members_->note_process(slot, processes_[size_t(slot)].pid());
   }
@@ -213,6 +219,8 @@ class LocalLaunch {
   std::optional<LaunchMembers> members_;  ///< if ranks can be replaced
   sigset_t watched_{}, before_{};
   Connection signals_;
+  /// Memory of the ranks' snapshots, unless this process was given one, which they inherit.
+  const Connection memory_{env().snapshot_memory < 0 ? processes::create_snapshot_memory() : -1};
   std::optional<LaunchClock::time_point> failed_;  ///< when a rank failed that was not replaced
   int ended_ = 0;                                  ///< ranks whose work has ended well
   bool asked_ = false;

@@ -246,7 +246,8 @@ void add_train(CLI::App& app) {
       ->allow_extra_args(false)
       ->take_all();
   command->add_flag("--resume", arguments->resume,
-                    "Go on from the newest valid checkpoint in --out");
+                    "Go on from the newest valid checkpoint in --out, or from newer snapshots in "
+                    "memory that tandem launch holds");
   command->add_option("--init", arguments->init,
                       "Start from the weights of this model: a Hugging Face folder, or what train "
                       "left; moments are zero, the step is 0");

@@ -77,6 +77,7 @@ const std::vector<std::string>& known_variables() {
       kFormerTransport,
       "TANDEM_GPU_PORTABLE",
       "TANDEM_GRAPHS",
+      "TANDEM_SNAPSHOT_MEMORY",
       "TANDEM_LINK",
       "TANDEM_SECRET",
       "TANDEM_SECRET_FILE",
@@ -121,7 +122,8 @@ const Env& env() {
                          text("TANDEM_SECRET", ""),
                          text("TANDEM_SECRET_FILE", ""),
                          one_of("TANDEM_ALLOW_MIXED_BUILDS", {"0", "1"}) == "1",
-                         text("TANDEM_LINK", "")};
+                         text("TANDEM_LINK", ""),
+                         number("TANDEM_SNAPSHOT_MEMORY", -1, -1, 1 << 20)};
   return value;
 }
 

@@ -104,7 +104,8 @@ TEST(Snapshot, HasTheStateOfItsStep) {
         }
       }
       const auto before = values_of(live);
-      Snapshot snapshot(ranks, state_at(0));
+      SnapshotArea area(-1, 0);
+      Snapshot snapshot(ranks, state_at(0), area, {"run", "layout"}, 2);
       EXPECT_EQ(snapshot.generation(0).step(), -1);
       EXPECT_THROW(snapshot.generation(1).verify(), IoError);
       snapshot.generation(1).take(ranks, state_at(7));
@@ -124,20 +125,22 @@ TEST(Snapshot, HasTheStateOfItsStep) {
 TEST(Snapshot, ChangedBytesAreRefused) {
   with_ranks("int4:g32", [](const TrainedRanks& ranks) {
     const SnapshotLayout layout(ranks);
-    const size_t room = to_text(state_at(1)).size();
-    const size_t bytes = SnapshotGeneration::bytes(layout, room);
-    const Memory memory(bytes);
-    SnapshotGeneration generation({}, layout, memory.data(), room);
+    const SnapshotShape shape = layout.shape(1, to_text(state_at(1)).size());
+    const size_t bytes = shape.generation_bytes();
+    SnapshotArea area(-1, 0);
+    area.reset({"run", "layout"}, shape);
+    std::byte* const memory = area.generation(0);
+    SnapshotGeneration generation({}, layout, area, 0);
     fill(ranks, 2);
     generation.take(ranks, state_at(1));
-    const std::vector<std::byte> good(memory.data(), memory.data() + bytes);
+    const std::vector<std::byte> good(memory, memory + bytes);
     int refused = 0, equal = 0;
     for (uint64_t i = 0; i < 120; ++i) {
       const auto words = philox(5, 6, i);
       const size_t begin = i % 4 == 0 ? 0 : 4096;  // header and train state, or values
       const size_t end = i % 4 == 0 ? 600 : bytes;
       const size_t at = begin + words[0] % (end - begin);
-      memory.data()[at] ^= std::byte(1 << words[1] % 8);
+      memory[at] ^= std::byte(1 << words[1] % 8);
       try {
         EXPECT_EQ(generation.verify(), state_at(1));
         ++equal;  // unused bytes
@@ -146,7 +149,7 @@ TEST(Snapshot, ChangedBytesAreRefused) {
         EXPECT_THAT(error.what(), HasSubstr("in memory: "));
         ++refused;
       }
-      std::ranges::copy(good, memory.data());
+      std::ranges::copy(good, memory);
     }
     EXPECT_GT(refused, 90);
     EXPECT_EQ(refused + equal, 120);
@@ -160,7 +163,8 @@ void kill_while_taking(int kills) {
   with_ranks("none", [kills](const TrainedRanks& ranks) {
     int torn = 0;
     for (int kill = 0; kill < kills; ++kill) {
-      Snapshot snapshot(ranks, state_at(0));
+      SnapshotArea area(-1, 0);
+      Snapshot snapshot(ranks, state_at(0), area, {"run", "layout"}, 2);
       fill(ranks, 1);
       snapshot.generation(0).take(ranks, state_at(1));
       const pid_t child = ::fork();

@@ -27,9 +27,9 @@ uint64_t inode_of(const char* path) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(int fd, size_t bytes) : bytes_(bytes), fd_(fd) {
+SharedMemory::SharedMemory(int fd, size_t bytes, uint64_t offset) : bytes_(bytes), fd_(fd) {
   if (bytes == 0) return;
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off_t(offset));
   if (at == MAP_FAILED) {
     close(fd);
     fail(fmt::format("shared memory of {} bytes: cannot be mapped", bytes));
@@ -52,6 +52,14 @@ std::shared_ptr<SharedMemory> SharedMemory::open(Handle handle, size_t bytes) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) fail(fmt::format("shared memory of process {}: cannot be opened", handle.pid));
   std::shared_ptr<SharedMemory> memory(new SharedMemory(fd, bytes));
+  memory->seal();
+  return memory;
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::map(int fd, uint64_t offset, size_t bytes) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) fail(fmt::format("shared memory: file descriptor {}", fd));
+  std::shared_ptr<SharedMemory> memory(new SharedMemory(copy, bytes, offset));
   memory->seal();
   return memory;
 }

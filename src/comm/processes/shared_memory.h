@@ -21,6 +21,8 @@ class SharedMemory {
   static std::shared_ptr<SharedMemory> create(size_t bytes);
   /// Maps another process's memory. Throws IoError.
   static std::shared_ptr<SharedMemory> open(Handle handle, size_t bytes);
+  /// Maps a range of an open file without a name, which outlives this object. Throws IoError.
+  static std::shared_ptr<SharedMemory> map(int fd, uint64_t offset, size_t bytes);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -32,7 +34,7 @@ class SharedMemory {
   void seal();
 
  private:
-  SharedMemory(int fd, size_t bytes);
+  SharedMemory(int fd, size_t bytes, uint64_t offset = 0);
   std::byte* data_ = nullptr;
   size_t bytes_;
   int fd_;

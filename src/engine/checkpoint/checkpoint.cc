@@ -352,10 +352,12 @@ Checkpoint verify_checkpoint(const std::string& path, const Share& share) {
 }
 
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
-                                            const std::function<void(const std::string&)>& warn) {
+                                            const std::function<void(const std::string&)>& warn,
+                                            int64_t after_step) {
   restore_replaced(out + "/checkpoints");
   std::string last;
   for (const std::string& path : list_checkpoints(out)) {
+    if (checkpoint_step(path) <= after_step) break;  // the newest is the first
     try {
       return verify_checkpoint(path);
     } catch (const Error& error) {
@@ -363,7 +365,7 @@ std::optional<Checkpoint> newest_checkpoint(const std::string& out,
       warn(fmt::format("checkpoint refused: {}", last));
     }
   }
-  if (!last.empty()) {
+  if (!last.empty() && after_step < 0) {
     throw IoError(fmt::format("{}/checkpoints: no valid checkpoint to resume from: {}", out, last));
   }
   return std::nullopt;

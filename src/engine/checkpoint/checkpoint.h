@@ -112,9 +112,11 @@ std::optional<int64_t> checkpoint_step(const std::string& path);
 /// Reads and checks every byte, limited to the tensors in `share`. Throws as verify_files.
 Checkpoint verify_checkpoint(const std::string& path, const Share& share = {});
 /// Newest checkpoint that verifies; calls `warn` for each that does not. Throws IoError if there
-/// are checkpoints but none verifies; nullopt if there are none.
+/// are checkpoints but none verifies; nullopt if there are none. `after_step` >= 0: only
+/// checkpoints of later steps, and nullopt if none verifies.
 std::optional<Checkpoint> newest_checkpoint(const std::string& out,
-                                            const std::function<void(const std::string&)>& warn);
+                                            const std::function<void(const std::string&)>& warn,
+                                            int64_t after_step = -1);
 /// Retains the newest `keep` checkpoints that verify. Older ones are removed if a run has written
 /// them; invalid ones are reported and not counted, and ones that cannot be removed are reported
 /// and retained.

@@ -49,10 +49,15 @@ RunCheckpoints::RunCheckpoints(const TrainedRanks& ranks, Options options, const
   }
   if (!options_.schedule.is_periodic()) return;
   on_every_rank(ranks.world, "memory of snapshots", 0, [&] {
-    snapshot_.emplace(ranks, state);
+    snapshot_.emplace(ranks, state, options_.memory->local(), options_.memory->owner(),
+                      options_.schedule.generations());
     return std::string();
   });
   background_ = split_on_host(ranks.world);
+  if (options_.memory->restored() >= 0) newest_ = options_.memory->restored();
+  if (!options_.peers) return;
+  copies_.emplace(*options_.peers, *options_.memory);
+  if (options_.memory->restored() >= 0) copy_to_peer();
 }
 
 RunCheckpoints::~RunCheckpoints() {
@@ -64,46 +69,87 @@ RunCheckpoints::~RunCheckpoints() {
   write_.wait();
 }
 
-bool RunCheckpoints::is_due(const TrainState& state) const {
+bool RunCheckpoints::is_checkpoint_due(const TrainState& state) const {
   const CheckpointSchedule& s = options_.schedule;
   return (s.every > 0 && state.step % s.every == 0) ||
          (s.every_s > 0 && state.elapsed_s - due_s_ >= s.every_s) ||
-         (s.first_step && state.step == 1);
+         (s.first_step && state.step == 1) || is_owed_;
 }
 
-bool RunCheckpoints::is_writing() const {
-  return write_.valid() && write_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
+bool RunCheckpoints::is_due(const TrainState& state) const {
+  const int64_t every = options_.schedule.snapshot_every;
+  return is_checkpoint_due(state) || (every > 0 && state.step % every == 0);
 }
 
-void RunCheckpoints::take_snapshot(const TrainState& state) {
+RunCheckpoints::Running RunCheckpoints::running() {
+  if (options_.schedule.snapshot_every > 0) {
+    const Blocked blocked(blocked_ms_);
+    snapshot_->generation(newest_).await_complete();  // other ranks replace older ones next
+  }
+  return {write_.valid() && write_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout,
+          copies_ && copies_->is_running()};
+}
+
+/// Generation to take the next snapshot in: the same choice by step on every rank. -1 if there is
+/// none.
+int RunCheckpoints::free_generation() const {
+  // Peers have copies of one start only when the first copies have ended.
+  if (copying_ >= 0 && copied_ < 0) return -1;
+  const int in_use[] = {newest_, written_, copying_, copied_};
+  const int found = options_.memory->local().oldest(in_use);
+  if (found >= 0 || copies_) return found;
+  return newest_ == written_ ? -1 : newest_;  // it is replaced
+}
+
+/// Returns whether it was taken.
+bool RunCheckpoints::take_snapshot(const TrainState& state) {
   const Blocked blocked(blocked_ms_);
-  // The valid generation that is neither being written nor the newest one is replaced.
-  newest_ = written_ < 0 ? 1 - newest_ : 1 - written_;
+  const int free = free_generation();
+  if (free < 0) return false;
+  newest_ = free;
   newest_step_ = state.step;
   newest_sample_ = state.next_sample;
-  snapshot_->generation(newest_).take(ranks_, state);
-  is_pending_ = true;
+  snapshot_->generation(newest_).take(ranks_, state, options_.memory->start());
+  return true;
+}
+
+void RunCheckpoints::copy_to_peer() {
+  copying_ = newest_;
+  copies_->begin(snapshot_->generation(newest_), newest_);
 }
 
 void RunCheckpoints::before_update() const {
   if (!snapshot_) return;
-  for (int index : {0, 1}) snapshot_->generation(index).before_update(ranks_);
+  for (int index = 0; index < options_.schedule.generations(); ++index) {
+    snapshot_->generation(index).before_update(ranks_);
+  }
 }
 
-void RunCheckpoints::after_step(const TrainState& state, bool requested, bool writing) {
-  if (!writing && write_.valid()) {
+size_t RunCheckpoints::memory_bytes() const {
+  return options_.memory->local().bytes() + options_.memory->peer().bytes();
+}
+
+void RunCheckpoints::after_step(const TrainState& state, bool requested, Running running) {
+  if (!running.writes && write_.valid()) {
     written_ = -1;
     collect(write_.get());
   }
-  if (is_due(state) || requested) {
-    due_s_ = state.elapsed_s;
+  if (!running.copies && copying_ >= 0) {
+    copies_->end();
+    copied_ = std::exchange(copying_, -1);
+  }
+  const bool is_written = is_checkpoint_due(state) || requested;
+  if (is_written || is_due(state)) {
+    if (is_written) due_s_ = state.elapsed_s;
     if (!snapshot_) {
       const Blocked blocked(blocked_ms_);
       return collect(save_live(state));
     }
-    take_snapshot(state);
+    is_owed_ = !take_snapshot(state) && is_written;
+    is_pending_ = is_pending_ || (is_written && !is_owed_);
   }
-  if (writing || !is_pending_) return;
+  if (copies_ && copying_ < 0 && newest_ != copied_ && newest_step_ >= 0) copy_to_peer();
+  if (running.writes || !is_pending_) return;
   is_pending_ = false;
   written_ = newest_;
   write_ = std::async(

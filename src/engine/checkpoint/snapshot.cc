@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -15,18 +14,11 @@
 namespace tandem {
 namespace {
 
-constexpr char kMagic[8] = {'t', 'a', 'n', 'd', 'e', 'm', 's', '1'};
-constexpr size_t kPage = 4096;
-constexpr size_t kHashDigits = 32;
 /// Values that are copied and hashed at a time, while they are in the cache.
 constexpr size_t kChunk = size_t{64} << 10;
 /// Room for numbers of the train state that have more digits than at the run's begin.
 constexpr size_t kStateRoom = 1024;
 constexpr Moment kMoments[] = {Moment::weights, Moment::first, Moment::second, Moment::master};
-
-size_t round_up(size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
 
 /// Part of a slice: copied and hashed by one thread.
 struct Chunk {
@@ -76,51 +68,50 @@ SnapshotLayout::SnapshotLayout(const TrainedRanks& ranks) {
   }
 }
 
-struct SnapshotGeneration::Header {
-  char magic[8];
-  int64_t step;
-  uint64_t state_bytes, value_bytes;
-  char values_hash[kHashDigits];
-  char hash[kHashDigits];  ///< of the above, written last; all 0 in an invalid generation
-};
+SnapshotShape SnapshotLayout::shape(int generations, size_t state_room) const {
+  SnapshotShape shape{generations, state_room, values * sizeof(float)};
+  std::string positions;
+  for (const auto* all : {&slices, &residuals}) {
+    for (const SnapshotSlice& s : *all) {
+      positions += fmt::format("{} {} {} {} {}\n", s.stage, int(s.moment), s.begin, s.at, s.count);
+    }
+  }
+  content_hash(positions).copy(shape.slices, kHashDigits);
+  return shape;
+}
 
-std::string SnapshotGeneration::header_hash(const Header& header) {
-  return content_hash(std::as_bytes(std::span(&header, 1)).first(offsetof(Header, hash)));
+bool SnapshotLayout::fits(const SnapshotShape& found) const {
+  return found == shape(found.generations, found.state_room);
 }
 
 SnapshotGeneration::SnapshotGeneration(const Exec& exec, const SnapshotLayout& layout,
-                                       std::byte* memory, size_t state_bytes)
+                                       const SnapshotArea& area, int index)
     : layout_(layout),
-      memory_(memory),
-      state_bytes_(state_bytes),
-      values_(reinterpret_cast<float*>(memory + round_up(sizeof(Header) + state_bytes))),
-      download_(exec, values_, round_up(layout.values * sizeof(float))) {}
-
-size_t SnapshotGeneration::bytes(const SnapshotLayout& layout, size_t state_bytes) {
-  return round_up(sizeof(Header) + state_bytes) + round_up(layout.values * sizeof(float));
-}
-
-SnapshotGeneration::Header& SnapshotGeneration::header() const {
-  return *reinterpret_cast<Header*>(memory_);
-}
+      header_(&area.header(index)),
+      state_room_(area.shape().state_room),
+      values_(reinterpret_cast<float*>(area.generation(index) + area.shape().values_at())),
+      download_(exec, values_, area.shape().generation_bytes() - area.shape().values_at()) {}
 
 std::span<char> SnapshotGeneration::state_text() const {
-  return {reinterpret_cast<char*>(memory_ + sizeof(Header)), state_bytes_};
+  return {reinterpret_cast<char*>(header_ + 1), state_room_};
 }
 
 std::span<float> SnapshotGeneration::values(const SnapshotSlice& slice) const {
   return {values_ + slice.at, slice.count};
 }
 
-void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state) {
+void SnapshotGeneration::await_complete() const {
   if (completed_.valid()) completed_.get();
+}
+
+void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state, uint64_t start) {
+  await_complete();
   const std::string text = to_text(state);
-  if (text.size() > state_bytes_) {
+  if (text.size() > state_room_) {
     throw InvalidArgument(fmt::format("snapshot: {} bytes of train state: expected at most {}",
-                                      text.size(), state_bytes_));
+                                      text.size(), state_room_));
   }
-  std::memset(header().hash, 0, sizeof header().hash);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  header_->invalidate();
 
   download_.begin(ranks.stages.front().model.exec());
   std::vector<Chunk> chunks;
@@ -151,14 +142,14 @@ void SnapshotGeneration::take(const TrainedRanks& ranks, const TrainState& state
     if (download_.is_enqueued()) std::ranges::copy(residual, to.data());
     add_chunks(download_.is_enqueued() ? to.data() : residual.data(), to, chunks);
   }
-  if (!download_.is_enqueued()) return complete(state.step, text, copy_and_hash(chunks));
-  completed_ = std::async(
-      std::launch::async | std::launch::deferred,
-      [this, step = state.step, text, chunks = std::move(chunks), threads = kernel_threads()] {
-        set_kernel_threads(threads);
-        download_.wait();
-        complete(step, text, copy_and_hash(chunks));
-      });
+  if (!download_.is_enqueued()) return complete(state.step, start, text, copy_and_hash(chunks));
+  completed_ = std::async(std::launch::async | std::launch::deferred,
+                          [this, step = state.step, start, text, chunks = std::move(chunks),
+                           threads = kernel_threads()] {
+                            set_kernel_threads(threads);
+                            download_.wait();
+                            complete(step, start, text, copy_and_hash(chunks));
+                          });
 }
 
 void SnapshotGeneration::before_update(const TrainedRanks& ranks) const {
@@ -169,30 +160,26 @@ void SnapshotGeneration::before_update(const TrainedRanks& ranks) const {
 }
 
 /// Writes the header, last the hash that makes it valid.
-void SnapshotGeneration::complete(int64_t step, const std::string& state,
+void SnapshotGeneration::complete(int64_t step, uint64_t start, const std::string& state,
                                   const std::string& values_hash) {
-  Header& header = this->header();
   state.copy(state_text().data(), state.size());
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.step = step;
-  header.state_bytes = state.size();
-  header.value_bytes = layout_.values * sizeof(float);
-  values_hash.copy(header.values_hash, kHashDigits);
-  const std::string hash = header_hash(header);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  hash.copy(header.hash, kHashDigits);
+  header_->step = step;
+  header_->start = start;
+  header_->state_bytes = state.size();
+  header_->value_bytes = layout_.values * sizeof(float);
+  values_hash.copy(header_->values_hash, kHashDigits);
+  header_->complete();
 }
 
 int64_t SnapshotGeneration::step() const {
-  const Header& header = this->header();
-  return header_hash(header) == std::string_view(header.hash, kHashDigits) ? header.step : -1;
+  return header_->is_valid() ? header_->step : -1;
 }
 
 TrainState SnapshotGeneration::verify() const {
-  if (completed_.valid()) completed_.get();
-  const Header& header = this->header();
-  if (step() < 0 || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
-      header.value_bytes != layout_.values * sizeof(float) || header.state_bytes > state_bytes_) {
+  await_complete();
+  const SnapshotHeader& header = *header_;
+  if (!header.is_valid() || header.value_bytes != layout_.values * sizeof(float) ||
+      header.state_bytes > state_room_) {
     throw IoError("snapshot in memory: its header is incomplete or was changed");
   }
   const std::string name = fmt::format("snapshot of step {} in memory", header.step);
@@ -205,7 +192,7 @@ TrainState SnapshotGeneration::verify() const {
   if (copy_and_hash(chunks) != std::string_view(header.values_hash, kHashDigits)) {
     throw IoError(name + ": its values do not match their hash (damaged)");
   }
-  return train_state_from_text(std::string(state_text().data(), header.state_bytes), name);
+  return train_state_from_text(header.state_text(), name);
 }
 
 void SnapshotGeneration::for_each(size_t stage, Moment moment, const Visit& visit) const {
@@ -220,14 +207,16 @@ std::vector<std::span<const float>> SnapshotGeneration::residuals() const {
   return all;
 }
 
-Snapshot::Snapshot(const TrainedRanks& ranks, const TrainState& state) : layout_(ranks) {
-  const size_t state_bytes = to_text(state).size() + kStateRoom;
-  const size_t bytes = SnapshotGeneration::bytes(layout_, state_bytes);
-  memory_ = processes::SharedMemory::create(2 * bytes);
-  std::memset(memory_->data(), 0, 2 * bytes);  // the first copy does not wait for pages
-  for (const size_t at : {size_t{0}, bytes}) {
-    generations_.emplace_back(ranks.stages.front().model.exec(), layout_, memory_->data() + at,
-                              state_bytes);
+Snapshot::Snapshot(const TrainedRanks& ranks, const TrainState& state, SnapshotArea& area,
+                   const SnapshotOwner& owner, int generations)
+    : layout_(ranks) {
+  const size_t state_bytes = to_text(state).size();
+  const bool is_same = area.has_owner() && area.differs(owner).empty() &&
+                       layout_.fits(area.shape()) && area.shape().generations == generations &&
+                       state_bytes + kStateRoom / 2 <= area.shape().state_room;
+  if (!is_same) area.reset(owner, layout_.shape(generations, state_bytes + kStateRoom));
+  for (int index = 0; index < generations; ++index) {
+    generations_.emplace_back(ranks.stages.front().model.exec(), layout_, area, index);
   }
 }
 

@@ -93,6 +93,8 @@ struct TrainConfig {
   } data;
   struct {
     int64_t every = 0;
+    int64_t snapshot_every = 0;
+    bool peer_copy = false;
     double every_s = 0;
     bool first_step = false;
     int64_t keep = 2;

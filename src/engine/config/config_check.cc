@@ -163,6 +163,13 @@ void check_config(const TrainConfig& config) {
     throw ConfigError(fmt::format("optimizer.min_lr is {}: expected at most optimizer.lr = {}",
                                   config.optimizer.min_lr, config.optimizer.lr));
   }
+  if (config.checkpoint.peer_copy && config.checkpoint.snapshot_every == 0) {
+    throw ConfigError(
+        "checkpoint.peer_copy is true: expected checkpoint.snapshot_every above 0 with it");
+  }
+  if (config.checkpoint.peer_copy && config.parallel.dp == 1) {
+    throw ConfigError("checkpoint.peer_copy is true: expected parallel.dp of at least 2 with it");
+  }
   if (config.data.paths.empty()) {
     throw ConfigError("data.paths is empty: expected folders, globs or files");
   }

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "core/files.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -30,7 +31,7 @@ Ledger::Ledger(const std::string& path, const LedgerStart& start)
   lines_ = keep_complete_lines(file_.get(), path_);
   synced_bytes_ = int64_t(file_size(file_.get(), path_));
   unsynced_ = to_ledger_line(++lines_, start);
-  write();
+  sync();
   sync_directory(std::filesystem::path(path).parent_path().string());
 }
 
@@ -43,7 +44,11 @@ void Ledger::append(const LedgerStep& step) {
   if (writing_.valid()) writing_.wait();
   unsynced_ += to_ledger_line(++lines_, step);
   try {
-    writing_ = std::async(std::launch::async, [this] { write(); });
+    write();
+  } catch (const IoError&) {  // tried again before the sync
+  }
+  try {
+    writing_ = std::async(std::launch::async, [this] { sync(); });
   } catch (const std::system_error&) {
     writing_ = {};  // no thread is left: `await` writes
   }
@@ -52,20 +57,32 @@ void Ledger::append(const LedgerStep& step) {
 void Ledger::await() {
   const std::lock_guard lock(mutex_);
   if (writing_.valid()) writing_.get();
-  if (!unsynced_.empty()) write();
+  if (!unsynced_.empty()) sync();
 }
 
 /// A sync that failed may have lost bytes that were written: they are written again.
 void Ledger::write() {
-  if (std::exchange(is_torn_, true) && ::ftruncate(file_.get(), off_t(synced_bytes_)) != 0) {
-    throw_errno(path_, "cannot remove lines that could not be synced");
+  if (is_torn_) {
+    if (::ftruncate(file_.get(), off_t(synced_bytes_)) != 0) {
+      throw_errno(path_, "cannot remove lines that could not be synced");
+    }
+    written_ = 0;
   }
-  std::string text = unsynced_;
+  is_torn_ = true;
+  std::string text = unsynced_.substr(written_);
   append_to(file_.get(), path_, text);
+  written_ = unsynced_.size();
+  is_torn_ = false;
+}
+
+void Ledger::sync() {
+  write();
+  is_torn_ = true;
   sync_file(file_.get(), path_);
   is_torn_ = false;
   synced_bytes_ += int64_t(unsynced_.size());
   unsynced_.clear();
+  written_ = 0;
 }
 
 }  // namespace tandem

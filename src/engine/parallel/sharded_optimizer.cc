@@ -315,6 +315,12 @@ void ShardedOptimizer::progress() {
   }
 }
 
+std::vector<ShardedOptimizer::StateGroup> ShardedOptimizer::state_groups() {
+  std::vector<StateGroup> all;
+  for (Group& group : groups_) all.push_back({group.replicas, {group.begin, group.elements}});
+  return all;
+}
+
 std::vector<StateSlice> ShardedOptimizer::slices(Moment moment, bool all) const {
   std::vector<StateSlice> slices;
   for (const Group& group : groups_) {

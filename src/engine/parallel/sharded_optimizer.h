@@ -121,6 +121,12 @@ class ShardedOptimizer {
   /// which may be far apart.
   void progress();
 
+  /// Elements whose state the ranks of a communicator own together.
+  struct StateGroup {
+    Communicator& replicas;
+    FlatRange range;
+  };
+  std::vector<StateGroup> state_groups();
   /// As ShardedState's.
   std::vector<StateSlice> slices(Moment moment, bool all = false) const;
   /// Reduced gradients of the same elements, between `reduce` and the next backward pass.

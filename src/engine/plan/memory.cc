@@ -118,9 +118,12 @@ double snapshot_bytes(const TrainConfig& config) {
   const auto of = [&](double parameters, int64_t replicas) {
     const bool has_differences =
         replicas > 1 && !CodecPolicy::parse(config.parallel.codec).weights.is_exact();
-    // Two generations of weights, both moments and masters; residuals of every replica.
-    return parameters * ((has_differences ? 32 : 24) +
-                         double(replicas) * state_bytes(config, replicas).residuals);
+    // Weights, both moments and masters; twice the residuals of every replica.
+    const int generations =
+        CheckpointSchedule(config).generations() + (config.checkpoint.peer_copy ? 2 : 0);
+    return parameters * generations *
+           ((has_differences ? 16 : 12) +
+            double(replicas) * state_bytes(config, replicas).residuals / 2);
   };
   const auto experts = double(config.model.expert_parameters());
   return of(double(config.model.parameters()) - experts, config.parallel.dp) +

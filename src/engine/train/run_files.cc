@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <random>
 #include <utility>
 
 #include "core/files.h"
@@ -15,35 +16,59 @@
 
 namespace tandem {
 
-RunFiles::RunFiles(const std::string& out, bool resume, const TrainConfig& config,
-                   const TokenSource& source, ProgressLine& progress)
+namespace {
+
+constexpr const char* kRunId = "/run_id";
+constexpr size_t kMaxRunId = 64;
+
+/// That of the run in `out`, or of a new one.
+std::string read_run_id(const std::string& out) {
+  if (path_exists(out + kRunId)) return read_small_file(out + kRunId, kMaxRunId);
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+}  // namespace
+
+RunFiles::RunFiles(const std::string& out, bool resume, const TokenSource& source,
+                   ProgressLine& progress)
     : out_(out), source_(source), progress_(progress) {
   make_directories(out);
   lock_.emplace(out);
-  if (resume) {
-    find_checkpoint(config);
-  } else {
-    require_no_run(out);
-  }
+  if (!resume) require_no_run(out);
+  run_id_ = read_run_id(out);
 }
 
-void RunFiles::find_checkpoint(const TrainConfig& config) {
-  const auto found = newest_checkpoint(out_, [this](const std::string& text) { warn(text); });
-  if (!found) {
-    progress_.note(fmt::format("{} holds no checkpoint: starting at step 0", out_));
-    return;
+std::string RunFiles::find_checkpoint(const TrainConfig& config, int64_t after_step) {
+  const auto found = newest_checkpoint(
+      out_, [this](const std::string& text) { warn(text); }, after_step);
+  if (found) {
+    accept(*found, config);
+    return found->path;
   }
-  require_same_run(*found, config, source_.fingerprint());
-  const std::string change = describe_change(found->state.made_by, build_identity());
+  if (after_step < 0) {
+    progress_.note(fmt::format("{} holds no checkpoint: starting at step 0", out_));
+  }
+  return "";
+}
+
+void RunFiles::accept_memory(const TrainState& state, const std::string& name,
+                             const TrainConfig& config) {
+  accept({name, state, parse_config(state.config, name).model}, config);
+}
+
+void RunFiles::accept(const Checkpoint& found, const TrainConfig& config) {
+  require_same_run(found, config, source_.fingerprint());
+  const std::string change = describe_change(found.state.made_by, build_identity());
   if (!change.empty()) warn(change);
-  resume_from_ = found->path;
-  progress_.note(fmt::format("resuming from {}", resume_from_));
-  for (const std::string& line : describe_resume(found->state, config)) progress_.note(line);
+  progress_.note(fmt::format("resuming from {}", found.path));
+  for (const std::string& line : describe_resume(found.state, config)) progress_.note(line);
 }
 
 void RunFiles::write_configuration(const TrainConfig& config) const {
   replace_file(out_ + "/heldout.txt", join_paths(source_.held_out().files));
   replace_file(out_ + "/config.toml", to_toml(config));
+  replace_file(out_ + kRunId, run_id_);
   if (!config.data.tokenizer.empty()) copy_tokenizer(config.data.tokenizer, out_);
   if (!source_.records().empty()) {
     replace_file(manifest_path(out_), Manifest(source_.records()).to_json());

@@ -20,12 +20,18 @@ class RunFiles {
  public:
   /// Locks OUT, which must hold no run unless `resume`. Throws ConfigError and IoError. `progress`
   /// receives notes.
-  RunFiles(const std::string& out, bool resume, const TrainConfig& config,
-           const TokenSource& source, ProgressLine& progress);
+  RunFiles(const std::string& out, bool resume, const TokenSource& source, ProgressLine& progress);
 
-  /// Path of the checkpoint to resume from, or an empty string.
-  const std::string& resume_from() const { return resume_from_; }
-  /// Writes config.toml, with the settings in effect, heldout.txt, data.json and the
+  /// Number drawn when the run began, in OUT/run_id: tells its snapshots from those of other runs.
+  const std::string& run_id() const { return run_id_; }
+  /// Path of the newest valid checkpoint after `after_step`, to resume from, or an empty string.
+  /// Throws ConfigError if it is another run's; IoError if `after_step` is -1 and there are only
+  /// damaged ones.
+  std::string find_checkpoint(const TrainConfig& config, int64_t after_step);
+  /// Checks and announces a state in memory, `name`, to resume from, as for a checkpoint.
+  void accept_memory(const TrainState& state, const std::string& name, const TrainConfig& config);
+  void warn(const std::string& text) { progress_.note("warning: " + text); }
+  /// Writes config.toml, with the settings in effect, run_id, heldout.txt, data.json and the
   /// tokenizer.
   void write_configuration(const TrainConfig& config) const;
   /// Opens metrics.jsonl and ledger.jsonl after step `start.step`; lines of later steps are
@@ -42,11 +48,10 @@ class RunFiles {
   void prepare_checkpoint(const TrainConfig& config);
 
  private:
-  void find_checkpoint(const TrainConfig& config);
+  void accept(const Checkpoint& found, const TrainConfig& config);
   void append(const LedgerStep& step);
   template <typename Write>
   void try_writing(bool& fails, const Write& write);
-  void warn(const std::string& text) { progress_.note("warning: " + text); }
 
   std::string out_;
   const TokenSource& source_;
@@ -65,8 +70,8 @@ class RunFiles {
   LedgerStart position_;     // after the last step added
   bool is_removed_ = false;  // OUT was, and not all files in it are new; as the next one,
   bool sync_fails_ = false;  // of the thread that writes checkpoints
-  std::string resume_from_;
   bool ledger_fails_ = false, metrics_fail_ = false;
+  std::string run_id_;
 };
 
 }  // namespace tandem

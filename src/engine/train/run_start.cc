@@ -6,8 +6,14 @@
 #include <variant>
 
 #include "core/files.h"
+#include "engine/checkpoint/same_run.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/parallel/agreement.h"
 #include "engine/parallel/buckets.h"
+#include "engine/parallel/collective_check.h"
 #include "engine/parallel/pipeline.h"
+#include "engine/plan/auto_dtype.h"
+#include "engine/report/progress.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -42,6 +48,37 @@ std::string describe_layout(const ParallelDims& dims, const TrainConfig& config,
   for (const StageLayers& stage : pipeline_layers(config))
     layout += fmt::format(" {}", stage.count);
   return layout + " layers";
+}
+
+std::string describe_peak(const Exec& exec) {
+  return fmt::format("peak memory: {} in {}", format_bytes(double(memory_in_use(exec))),
+                     exec.on_gpu() ? "use on the GPU" : "this process");
+}
+
+std::string find_initial_model(Communicator& world, const std::string& init,
+                               const TrainConfig& config,
+                               const std::function<void(const std::string&)>& note) {
+  if (init.empty()) return "";
+  return on_rank_zero(
+      world, "opening the model to start from",
+      [&] {
+        const StoredModel model = open_model(init, note);
+        require_same_model(init, model.config, config);
+        note(fmt::format("starting from the weights of {}", model.directory));
+        return model.directory;
+      },
+      uint64_t(4 * config.model.parameters()));
+}
+
+std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std::string& resumed) {
+  if (config.train.dtype != "auto") return "";
+  if (!resumed.empty()) {
+    config.train.dtype = parse_config(resumed, "state.json").train.dtype;
+    return fmt::format("train.dtype auto: {}, as this run began", config.train.dtype);
+  }
+  const DTypeChoice choice = choose_dtype(world, config);
+  config.train.dtype = name_of(choice.dtype);
+  return choice.describe();
 }
 
 int64_t count_targets(const Sampler& sampler, int64_t end) {

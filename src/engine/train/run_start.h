@@ -3,15 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "core/exec.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/config/config.h"
 #include "engine/data/ledger_lines.h"
 #include "engine/data/sampler.h"
 #include "engine/data/token_source.h"
 #include "engine/parallel/dims.h"
+#include "tandem/communicator.h"
 
 namespace tandem {
 
@@ -21,6 +24,20 @@ std::vector<std::string> describe_run(const TrainConfig& config, const TokenSour
 
 /// Layout, size of buckets and layers of stages: part of a checkpoint's description.
 std::string describe_layout(const ParallelDims& dims, const TrainConfig& config, bool on_gpu);
+
+/// "peak memory: 1.2 GB in this process"
+std::string describe_peak(const Exec& exec);
+
+/// Returns the folder of the model `init`, verified, for a run that starts from its weights; an
+/// empty string without one. Throws on every rank if it cannot be read or is another model.
+/// Collective.
+std::string find_initial_model(Communicator& world, const std::string& init,
+                               const TrainConfig& config,
+                               const std::function<void(const std::string&)>& note);
+
+/// Resolves train.dtype "auto", in a resumed run to the dtype of its start; `resumed`: its
+/// configuration. Returns a note, or an empty string if there was nothing to resolve. Collective.
+std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std::string& resumed);
 
 /// Targets of samples [0, end).
 int64_t count_targets(const Sampler& sampler, int64_t end);

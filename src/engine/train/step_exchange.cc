@@ -40,7 +40,7 @@ StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
     total.text += other.text;
     total.stop = total.stop || other.stop;
     total.save = total.save || other.save;
-    total.writing = total.writing || other.writing;
+    total.running = total.running | other.running;
     total.failed = total.failed || other.failed;
     total.checks += other.checks;
   });

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/checkpoint/run_checkpoints.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded_optimizer.h"
 #include "engine/train/state_checks.h"
@@ -30,11 +31,11 @@ struct StepSums {
   double loss = 0;     ///< summed over the ranks, in their order along each axis
   double squares = 0;  ///< sum of squared gradients, likewise
   TextRead text;
-  double elapsed_s = 0;  ///< rank 0's
-  bool stop = false;     ///< a rank was asked to end the run
-  bool save = false;     ///< a rank was asked for a checkpoint
-  bool writing = false;  ///< a rank writes a checkpoint
-  bool failed = false;   ///< a rank failed to read its text or to write its metrics
+  double elapsed_s = 0;             ///< rank 0's
+  bool stop = false;                ///< a rank was asked to end the run
+  bool save = false;                ///< a rank was asked for a checkpoint
+  RunCheckpoints::Running running;  ///< of any rank
+  bool failed = false;              ///< a rank failed to read its text or to write its metrics
   CheckSums checks;
 };
 /// Communicators whose ranks together are the world: sums are made along each in turn.

@@ -14,15 +14,12 @@
 #include "engine/checkpoint/made_by.h"
 #include "engine/checkpoint/run_checkpoints.h"
 #include "engine/checkpoint/run_end.h"
-#include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/saving.h"
-#include "engine/checkpoint/stored_model.h"
 #include "engine/data/sampler.h"
 #include "engine/eval/validation.h"
 #include "engine/optim/learning_rate.h"
 #include "engine/parallel/agreement.h"
 #include "engine/parallel/collective_check.h"
-#include "engine/plan/auto_dtype.h"
 #include "engine/plan/memory.h"
 #include "engine/plan/utilization.h"
 #include "engine/report/progress.h"
@@ -31,6 +28,7 @@
 #include "engine/train/model_ranks.h"
 #include "engine/train/phase_log.h"
 #include "engine/train/progress_sink.h"
+#include "engine/train/resume_point.h"
 #include "engine/train/run_files.h"
 #include "engine/train/run_start.h"
 #include "engine/train/state_checks.h"
@@ -79,17 +77,20 @@ class Trainer {
     config_.data.format = source.format();
     config_.parallel.replicas = groups_.dims().replicas();
     if (world.rank() == 0) progress_.emplace(request.log);
-    const std::string init_from = find_initial_model();
-    const std::string resume_from = open_files();
+    const std::string init_from = find_initial_model(
+        world, request.init, config_, [this](const std::string& text) { note(text); });
+    memory_.emplace(world, snapshot_owner());
+    ResumePoint begin_at;
+    if (request.resume) begin_at = find_begin();
     note_lines(describe_run(config_, source_, sampler_));
-    resolve_dtype(resume_from);
+    resolve_dtype(begin_at);
     note(describe_memory(config_, world.on_gpu()));
     ranks_.emplace(groups_, config_, request.routed);
     executor_.emplace(config_, groups_, source, sampler_, *ranks_);
     checks_.emplace(groups_, config_, *ranks_, request.out);
     if (!request.faults.empty()) injector_.emplace(request.faults, groups_, *ranks_, request.out);
     trained_.emplace(trained());
-    begin(resume_from, init_from);
+    begin(begin_at, init_from);
     executor_->load(state_.next_sample);  // under what precedes the first step
     if (config_.train.validate_every > 0) {
       validation_.emplace(groups_, config_, source);
@@ -142,7 +143,7 @@ class Trainer {
                  parse_dtype(config_.checkpoint.export_dtype));
     }
     if (progress_) progress_->finish();
-    note(describe_peak());
+    note(describe_peak(ranks_->chunks.front().stage.exec()));
     return {stopped, state_.step, loss_,
             unsaved.empty() ? checkpoint_path(request_.out, state_.step) : ""};
   }
@@ -155,12 +156,6 @@ class Trainer {
             std::move(stages)};
   }
 
-  std::string describe_peak() const {
-    return fmt::format("peak memory: {} in {}",
-                       format_bytes(double(memory_in_use(ranks_->chunks.front().stage.exec()))),
-                       world_.on_gpu() ? "use on the GPU" : "this process");
-  }
-
   /// Shown on rank 0.
   void note(const std::string& text) {
     if (progress_) progress_->note(text);
@@ -170,36 +165,33 @@ class Trainer {
     for (const std::string& line : lines) note(line);
   }
 
-  /// Returns the checkpoint to resume from, or an empty string.
-  std::string open_files() {
-    return on_rank_zero(
-        world_, "opening the output",
-        [&] {
-          files_.emplace(request_.out, request_.resume, config_, source_, *progress_);
-          if (request_.output_opened) request_.output_opened();
-          return files_->resume_from();
-        },
-        uint64_t(12 * config_.model.parameters()));
+  /// Opens the files of the run.
+  SnapshotOwner snapshot_owner() {
+    const std::string run = on_rank_zero(world_, "opening the output", [&] {
+      files_.emplace(request_.out, request_.resume, source_, *progress_);
+      if (request_.output_opened) request_.output_opened();
+      return files_->run_id();
+    });
+    return {run, describe_layout(groups_.dims(), config_, world_.on_gpu()), world_.rank(),
+            world_.size()};
   }
 
-  /// Returns the folder of the model to start from, verified, or an empty string.
-  std::string find_initial_model() {
-    if (request_.init.empty()) return "";
-    return on_rank_zero(
-        world_, "opening the model to start from",
-        [&] {
-          const StoredModel model =
-              open_model(request_.init, [this](const std::string& text) { note(text); });
-          require_same_model(request_.init, model.config, config_);
-          note(fmt::format("starting from the weights of {}", model.directory));
-          return model.directory;
-        },
-        uint64_t(4 * config_.model.parameters()));
+  ResumePoint find_begin() {
+    return find_resume_point(world_, *memory_, files_ ? &*files_ : nullptr, config_);
   }
 
-  /// Sets weights, optimizer and state: initial ones, or those of a checkpoint.
-  void begin(const std::string& resume_from, const std::string& init_from) {
-    if (resume_from.empty()) {
+  /// Sets weights, optimizer and state: initial ones, or those of snapshots or of a checkpoint.
+  void begin(ResumePoint from, const std::string& init_from) {
+    while (from.memory) {
+      const std::string reason = memory_->restore(*trained_, from.memory->position);
+      if (reason.empty()) break;
+      note(fmt::format("warning: {} is not restored: {}", describe(from.memory->position), reason));
+      from = find_begin();
+    }
+    if (from.memory) {
+      state_ = from.memory->state;
+      seek_streams();
+    } else if (from.is_start()) {
       if (!init_from.empty()) {
         load_model(*trained_, init_from);
       } else {
@@ -213,10 +205,10 @@ class Trainer {
       state_.data = source_.fingerprint();
     } else {
       world_.require_same("the checkpoint to resume from",
-                          content_hash(read_file(resume_from + "/state.json")));
-      const std::string change = load_checkpoint(*trained_, resume_from);
+                          content_hash(read_file(from.checkpoint + "/state.json")));
+      const std::string change = load_checkpoint(*trained_, from.checkpoint);
       if (!change.empty()) note(change);
-      state_ = read_train_state(resume_from);
+      state_ = from.state();
       seek_streams();
       if (state_.control.tokens < 0) {
         state_.control.tokens = count_targets(sampler_, state_.next_sample);
@@ -239,17 +231,10 @@ class Trainer {
 
   /// Resolves dtype "auto", in a resumed run to the dtype of its start, and writes the effective
   /// settings to OUT/config.toml.
-  void resolve_dtype(const std::string& resume_from) {
-    if (config_.train.dtype == "auto" && !resume_from.empty()) {
-      config_.train.dtype =
-          parse_config(read_train_state(resume_from).config, resume_from + "/state.json")
-              .train.dtype;
-      note(fmt::format("train.dtype auto: {}, as this run began", config_.train.dtype));
-    } else if (config_.train.dtype == "auto") {
-      const DTypeChoice choice = choose_dtype(world_, config_);
-      config_.train.dtype = name_of(choice.dtype);
-      note(choice.describe());
-    }
+  void resolve_dtype(const ResumePoint& from) {
+    const std::string choice =
+        choose_run_dtype(world_, config_, from.is_start() ? "" : from.state().config);
+    if (!choice.empty()) note(choice);
     on_rank_zero(world_, "writing the configuration", [&] {
       files_->write_configuration(config_);
       return std::string();
@@ -374,11 +359,11 @@ class Trainer {
     sums.stop = is_late || (request_.stop && *request_.stop);
     const int requested = request_.saves ? request_.saves->load() : 0;
     sums.save = requested != std::exchange(saves_seen_, requested);
-    sums.writing = checkpoints_->is_writing();
+    sums.running = checkpoints_->running();
     sums.failed = !failure().empty();
     sums.checks = checks_->sums(state_.step + 1);
     sums = exchange_sums(groups_.world_axes(), sums);
-    is_writing_ = sums.writing;
+    running_ = sums.running;
     return sums;
   }
 
@@ -421,6 +406,8 @@ class Trainer {
             .model = config_.model,
             .schedule = CheckpointSchedule(config_),
             .keep = config_.checkpoint.keep,
+            .memory = &*memory_,
+            .peers = config_.checkpoint.peer_copy ? &groups_.dp() : nullptr,
             .prepare = [this] { files_->prepare_checkpoint(config_); }};
   }
 
@@ -430,7 +417,7 @@ class Trainer {
     const bool requested = std::exchange(save_requested_, false);
     if (requested) executor_->await_weights();
     if (checkpoints_->is_due(state_)) executor_->progress();  // the first weights leave meanwhile
-    checkpoints_->after_step(state_, requested, is_writing_);
+    checkpoints_->after_step(state_, requested, running_);
     if (injector_) injector_->after_save(checkpoints_->saved_step());
     note_warnings();
   }
@@ -462,6 +449,7 @@ class Trainer {
   ParallelGroups groups_;
   std::optional<ProgressLine> progress_;  // rank 0
   std::optional<RunFiles> files_;         // rank 0
+  std::optional<SnapshotMemory> memory_;
   std::optional<ModelRanks> ranks_;
   std::optional<TrainedRanks> trained_;
   std::optional<StepExecutor> executor_;
@@ -480,10 +468,10 @@ class Trainer {
   int saves_seen_ = 0;
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
-  bool is_writing_ = false;  // a rank wrote a checkpoint during the step
-  std::string error_;        // this rank's, of text
-  std::string corrupt_;      // finding that ends the run
-  std::string diverged_;     // message if the loss is not finite; the same on all ranks
+  RunCheckpoints::Running running_;  // of any rank, during the step
+  std::string error_;                // this rank's, of text
+  std::string corrupt_;              // finding that ends the run
+  std::string diverged_;             // message if the loss is not finite; the same on all ranks
 };
 
 }  // namespace

@@ -1,0 +1,31 @@
+// Choice of the state from which a run resumes: snapshots in the ranks' memory, or a checkpoint.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/checkpoint/snapshot_memory.h"
+#include "engine/config/config.h"
+#include "engine/train/run_files.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+/// At most one of both; none: step 0.
+struct ResumePoint {
+  std::optional<SnapshotMemory::Found> memory;  ///< not verified yet
+  std::string checkpoint;                       ///< folder of a verified one
+
+  /// State of training there. Throws IoError; only if there is one.
+  TrainState state() const;
+  bool is_start() const { return !memory && checkpoint.empty(); }
+};
+
+/// Newest state of all ranks' snapshots and the checkpoints on disk; of the same step, the
+/// snapshots. Throws ConfigError if it is of another model or text than `config` and `files`,
+/// IoError if there are only damaged checkpoints. `files`: rank 0's; others pass nullptr.
+/// Collective.
+ResumePoint find_resume_point(Communicator& world, SnapshotMemory& memory, RunFiles* files,
+                              const TrainConfig& config);
+
+}  // namespace tandem
