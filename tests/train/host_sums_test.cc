@@ -91,6 +91,7 @@ void check_optimizer(const HostCase& c) {
         reported = int64_t(i);
       }
       optimizer.reduce();
+      gradients += optimizer.take_sent().gradients;  // copies are gathered, too
       const std::vector<float> sums = reference_sums(c, step);
       for (const StateSlice& slice : optimizer.reduced_gradients()) {
         for (int64_t i = 0; i < slice.values.elements(); ++i) {
@@ -100,10 +101,10 @@ void check_optimizer(const HostCase& c) {
       optimizer.update(adam_of(step));
       optimizer.await_all();
       ASSERT_EQ(w, expected[size_t(step)]) << "rank " << comm.rank() << " step " << step;
+      const ShardedOptimizer::Sent sent = optimizer.take_sent();
+      EXPECT_EQ(sent.gradients, 0);
+      weights += sent.weights;
     }
-    const ShardedOptimizer::Sent sent = optimizer.take_sent();
-    gradients += sent.gradients;
-    weights += sent.weights;
   });
   // Every gradient of a host and of other hosts is sent once, not once a rank; so is every weight,
   // or sum for a copy.
