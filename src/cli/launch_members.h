@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/hang_watch.h"
 #include "cli/launch_events.h"
 #include "cli/local_launch.h"
+#include "comm/rendezvous/hang_watch.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/membership.h"
 #include "comm/rendezvous/store_server.h"
@@ -87,7 +87,7 @@ class LaunchMembers {
   Clock::time_point began_;  ///< this generation
   control::Board board_;
   std::vector<std::unique_ptr<control::StoreServer>> stores_;  ///< the last: of this generation
-  HangWatch hang_watch_;
+  control::HangWatch hang_watch_;
   std::map<int, Hang> hangs_;  ///< by slot, of processes that are being killed
   EventLog events_;
   std::vector<pid_t> pids_;

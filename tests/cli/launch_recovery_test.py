@@ -126,6 +126,8 @@ def short(tandem, folder):
                                          (2, signal.SIGKILL), (0, signal.SIGKILL)]):
         run.hurt(rank, number, 1 + at)
     run.ends_like(reference)
+    if len(run.events("hung")) != 1 or "in " not in run.events("hung")[0]["cause"]:
+        run.fail("expected one hang, with its operation")
     log = run.log.read_text()
     if len(re.findall(r"^tandem: launch: rank \d .* has taken its rank; the run paused for ", log, re.M)) != 5:
         run.fail("expected one line for each loss")
@@ -166,7 +168,7 @@ def long(tandem, folder):
     reference.ends_like(reference)
     for rank in range(4):
         for number in signal.SIGKILL, signal.SIGSTOP:
-            for after in 1, 5, 9, 29:
+            for after in 1, 5, 9, 20:
                 run = Run(tandem, folder, f"rank{rank}-{int(number)}-{after}", ["--spares", "1"], steps)
                 run.hurt(rank, number, after)
                 run.ends_like(reference)
@@ -195,7 +197,7 @@ def kills(tandem, folder, count):
 
 
 def main():
-    tandem, extent = sys.argv[1], sys.argv[2]
+    tandem, extent = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         if extent.startswith("kills="):

@@ -1,4 +1,4 @@
-#include "cli/hang_watch.h"
+#include "comm/rendezvous/hang_watch.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-namespace tandem::cli {
+namespace tandem::control {
 namespace {
 
 constexpr int64_t kMs = 1000000;
@@ -39,7 +39,7 @@ ProcessState state_of(pid_t pid) {
 
 }  // namespace
 
-HangWatch::HangWatch(const control::Board& board, double step_timeout_s)
+HangWatch::HangWatch(const Board& board, double step_timeout_s)
     : board_(board), step_timeout_s_(step_timeout_s), seen_(size_t(board.head().slots)) {}
 
 int64_t HangWatch::longest_work_ns() const {
@@ -74,7 +74,7 @@ std::string HangWatch::check(int slot, pid_t pid) {
   } else if (now - seen.stopped_ns > kStopped) {
     return describe("was stopped (SIGSTOP)");
   }
-  const control::MemberSlot& member = board_.slot(slot);
+  const MemberSlot& member = board_.slot(slot);
   const bool trains = member.training == board_.head().generation && member.done == 0;
   if (!trains || words.activity == RankActivity::wait) return "";
   if (step_timeout_s_ > 0 && double(elapsed) > step_timeout_s_ * 1e9) {
@@ -91,4 +91,4 @@ std::string HangWatch::check(int slot, pid_t pid) {
   return "";
 }
 
-}  // namespace tandem::cli
+}  // namespace tandem::control

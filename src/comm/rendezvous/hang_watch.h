@@ -10,7 +10,7 @@
 
 #include "comm/rendezvous/membership.h"
 
-namespace tandem::cli {
+namespace tandem::control {
 
 /// A process hangs if it
 /// - is stopped (SIGSTOP) for 0.3 s, in work or in a wait;
@@ -24,7 +24,7 @@ namespace tandem::cli {
 class HangWatch {
  public:
   /// `step_timeout_s`: 0: none.
-  HangWatch(const control::Board& board, double step_timeout_s);
+  HangWatch(const Board& board, double step_timeout_s);
 
   /// Reason why the slot's process hangs; empty: it does not.
   std::string check(int slot, pid_t pid);
@@ -37,9 +37,9 @@ class HangWatch {
   };
   int64_t longest_work_ns() const;
 
-  const control::Board& board_;
+  const Board& board_;
   const double step_timeout_s_;
   std::vector<Seen> seen_;
 };
 
-}  // namespace tandem::cli
+}  // namespace tandem::control
