@@ -107,7 +107,7 @@ bool LaunchMembers::remove_replica(int rank) {
   return true;
 }
 
-int LaunchMembers::replace(LostProcess lost, std::string& reason) {
+int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
   auto noticed = Clock::now();
   const int rank = board_.slot(lost.slot).rank;
   std::string loss = fmt::format("{} {}", rank, lost.cause);
@@ -184,6 +184,11 @@ void LaunchMembers::note_stop(const LostProcess& lost, const std::string& reason
   LaunchEvent event = describe("stopped", lost);
   if (!reason.empty()) event.cause += ": " + reason;
   events_.add(event);
+  for (const Loss& loss : losses_) {
+    complain(fmt::format(
+        "tandem: launch: rank {} (process {}) {} before that, and was not replaced in time",
+        loss.event.rank, loss.event.process, loss.event.cause));
+  }
 }
 
 void LaunchMembers::close(bool lost) {

@@ -48,8 +48,9 @@ class LaunchMembers {
   bool hangs(int slot, pid_t pid);
   /// Finds a process for the lost one's rank and begins a generation with it. Returns its slot,
   /// which is the lost one's if a new process must be started there. Else begins one with fewer
-  /// replicas, and returns kFewerRanks; or kNotReplaced, and then `reason` says why.
-  int replace(LostProcess lost, std::string& reason);
+  /// replicas, and returns kFewerRanks; or kNotReplaced, and then `reason` says why. Corrects the
+  /// cause of a process that was killed because it hung.
+  int replace(LostProcess& lost, std::string& reason);
   void remove_spare(int slot) { board_.reset_slot(slot, control::kVacant); }
   /// Whether some rank does not train again yet.
   bool is_recovering() const { return !losses_.empty(); }

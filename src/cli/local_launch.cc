@@ -196,7 +196,7 @@ class LocalLaunch {
 
   void lose_rank(int slot, int status) {
     const bool killed = WIFSIGNALED(status);
-    const LostProcess lost{slot, processes_[size_t(slot)].pid(), describe_end(status)};
+    LostProcess lost{slot, processes_[size_t(slot)].pid(), describe_end(status)};
     std::string reason;
     if (members_ && killed && !stopping_ && ended_ == 0) {
       const int heir = members_->replace(lost, reason);

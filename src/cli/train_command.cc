@@ -15,6 +15,7 @@
 #include "cli/recover.h"
 #include "cli/stop_signals.h"
 #include "cli/usage.h"
+#include "comm/rendezvous/launch.h"
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/checkpoint/resumed_replicas.h"
@@ -42,6 +43,8 @@ constexpr int kStopped = 130;  // a shell's exit code for a program ended by SIG
 std::string launcher(int ranks) {
   if (launched_by_mpi()) return fmt::format("mpirun -n {} ... ", ranks);
   if (!launched()) return "";
+  if (launched_by_environment()->has_store)
+    return fmt::format("tandem launch -n {} ... -- ", ranks);
   return std::getenv("RANK") ? "torchrun ... --no-python " : fmt::format("srun -n {} ... ", ranks);
 }
 
@@ -186,6 +189,7 @@ void run(const TrainArguments& arguments) {
       set_ranks(request.config, member->size());
       world.ranks = member->size();
       train_ranks();
+      member->note_step(end.step);  // also of a run in which no step was left
     });
     if (!trained) return;
   } else {

@@ -117,6 +117,13 @@ def short(tandem, folder):
     refused(tandem, "launch --spares: command true: expected tandem train", "-n", "2", "--spares", "1", "--", "true")
     refused(tandem, "launch --restarts: command sh: expected tandem train", "-n", "2", "--restarts", "1", "--", "sh",
             "-c", "true")
+    # Ranks that do not begin: they wait for a job file that is a pipe without a writer.
+    os.mkfifo(folder / "job")
+    result = subprocess.run([tandem, "launch", "-n", "2", "--restarts", "1", "--start-timeout", "0.5", "--", tandem,
+                             "train", str(folder / "job"), "--out", str(folder / "none")], capture_output=True,
+                            text=True, timeout=LIMIT_S)
+    if result.returncode != 128 + signal.SIGKILL or "began no step within 0.5 s: no process" not in result.stderr:
+        sys.exit(f"start time-out: {result.returncode}: {result.stderr}")
     refused(tandem, "--spares", "-n", "2", "--spares", "-1", "--", tandem, "train", CONFIG)
     steps = 40
     reference = Run(tandem, folder, "reference", [], steps)
@@ -177,6 +184,16 @@ def long(tandem, folder):
             run.wait_until("its start", lambda: run.pid(rank))
             time.sleep(delay / 1e3)
             run.hurt(rank, signal.SIGKILL)
+            run.ends_like(reference)
+        for delay in range(0, 200, 20):  # about the end, which may have come
+            run = Run(tandem, folder, f"end{rank}-{delay}", ["--spares", "1"], steps)
+            pid = run.wait_until("its start", lambda: run.pid(rank))
+            run.wait_until("the last step", lambda: run.step() >= steps - 1)
+            time.sleep(delay / 1e3)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
             run.ends_like(reference)
 
 

@@ -208,8 +208,8 @@ TEST(HangWatch, TellsHangsFromWaitsAndLongWork) {
     }
     return true;
   };
-  const auto least = Clock::now() + 3s;  // the others must not be called hung
-  while (Clock::now() < least || (!all_hung() && Clock::now() < until)) {
+  const auto earliest_end = Clock::now() + 3s;  // the others must not be called hung
+  while (Clock::now() < earliest_end || (!all_hung() && Clock::now() < until)) {
     for (const auto& rank : ranks) rank->check();
     std::this_thread::sleep_for(20ms);
   }

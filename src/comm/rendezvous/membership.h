@@ -108,7 +108,7 @@ class Member {
   void note_layout(int tp, int dp, int pp, int ep) const;
   std::atomic<double>& rank_flops() const { return board_.head().rank_flops; }
   void note_output() const { board_.head().has_output = 1; }
-  /// Before each step: `step` are finished.
+  /// Before each step, and after the last one: `step` are finished.
   void note_step(int64_t step) const;
   void note_done() const { board_.slot(slot_).done = 1; }
 
