@@ -39,10 +39,11 @@ MODELS = {
 }
 MODELS_5 = {
     "llama_wide_heads": ("llama", dict(head_dim=16, rms_norm_eps=1e-5)),
-    "llama_yarn": ("llama", dict(rope_scaling={"rope_type": "yarn", "factor": 4.0,
+    "llama3_wide_heads": ("llama", dict(head_dim=16, rope_scaling=LLAMA3, rope_theta=500000.0)),
+    "llama_yarn": ("llama", dict(head_dim=16, rope_scaling={"rope_type": "yarn", "factor": 4.0,
                                                "original_max_position_embeddings": 16})),
-    "qwen2_yarn": ("qwen2", dict(rope_scaling={
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 16,
+    "qwen2_yarn": ("qwen2", dict(head_dim=16, rope_scaling={
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "beta_fast": 16,
         "beta_slow": 2, "attention_factor": 1.25, "truncate": False})),
     "llama_mscale": ("llama", dict(rope_scaling={
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 2.0,
