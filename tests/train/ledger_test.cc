@@ -76,10 +76,10 @@ TEST(LedgerCheck, CursorsOfStreamsDoNotGoBack) {
   LedgerStart start = kStart;
   start.windows = 0;
   const auto step = [](int64_t number, const StreamCursor& cursor) {
-    LedgerStep step = step_at(number, 16 * (number - 1), 16);
-    step.epoch = cursor.epoch;
-    step.cursors = {cursor};
-    return step;
+    LedgerStep made = step_at(number, 16 * (number - 1), 16);
+    made.epoch = cursor.epoch;
+    made.cursors = {cursor};
+    return made;
   };
   const auto problems = [&](const StreamCursor& second) {
     return check_text(
