@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <set>
@@ -132,6 +133,34 @@ TEST(TrainDocuments, ValidationDoesNotCrossDocuments) {
   EXPECT_NEAR(validation_loss("masked_tp", {"parallel.tp=2"}), masked, 1e-5);
   const double crossing = validation_loss("crossing", {"data.document_mask=false"});
   EXPECT_GT(std::abs(crossing - masked), 1e-5);
+}
+
+TEST(TrainDocuments, SeparatedDocumentsTrainTheBitsOfFiles) {
+  const TempDir dir;
+  std::string joined;
+  std::vector<int32_t> tokens;
+  std::filesystem::create_directory(dir / "files");
+  for (uint64_t i = 0; i < 200; ++i) {
+    const std::string text(1 + philox(33, 0, i)[0] % 90, char('a' + i % 26));
+    write_bytes(dir / fmt::format("files/{:03}", i), text);
+    joined += (i > 0 ? "<|end|>" : "") + text;
+    tokens.push_back(256);
+    tokens.insert(tokens.end(), text.begin(), text.end());
+  }
+  write_bytes(dir / "joined.txt", joined);
+  write_bytes(dir / "tokens.bin", tokens_as(tokens, 2));
+  for (const std::string packing : {"data.packing=none", "data.packing=best_fit"}) {
+    const auto weights = [&](const std::string& name, const Overrides& more) {
+      Overrides overrides = more;
+      overrides.push_back(packing);
+      const std::string out = dir / (name + packing);
+      train_on(request_on(dir / name, out, overrides));
+      return read_file(out + "/final/model.safetensors");
+    };
+    const std::string expected = weights("files", {});
+    EXPECT_EQ(weights("joined.txt", {"data.document_separator=<|end|>"}), expected) << packing;
+    EXPECT_EQ(weights("tokens.bin", {"data.document_separator=\"256\""}), expected) << packing;
+  }
 }
 
 TEST(TrainDocuments, ResumingWithOtherTargetsIsRefused) {

@@ -54,6 +54,9 @@ void set_sample_keys(const TrainState& state, TrainConfig& found) {
     const TrainConfig before = parse_config(state.config, "state.json");
     found.data.document_mask = before.data.document_mask;
     found.data.packing = before.data.packing;
+    found.data.document_separator = before.data.document_separator;
+    found.data.order = before.data.order;
+    found.data.shuffle_windows = before.data.shuffle_windows;
   } catch (const ConfigError&) {  // of another version: describe_resume says so
   }
 }

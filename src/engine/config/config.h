@@ -86,6 +86,7 @@ struct TrainConfig {
     double val_fraction = 0;
     std::vector<std::string> val_paths;
     std::string manifest;
+    std::string document_separator;  ///< text, or a token's number; empty: none
     bool document_mask = false;
     std::string packing = "none";
     std::string order = "shuffle";

@@ -415,6 +415,13 @@ std::vector<ConfigKey> make_keys() {
        0,
        {},
        "what `tandem data index` wrote of the files (\"\": in a resumed run OUT/data.json)"},
+      {"data.document_separator",
+       TANDEM_SLOT(data.document_separator),
+       0,
+       0,
+       {},
+       "between documents in a file: text, or of token files a token's number (\"\": "
+       "nothing)"},
       {"data.document_mask",
        TANDEM_SLOT(data.document_mask),
        0,
@@ -501,26 +508,6 @@ std::span<const ConfigKey> config_keys() {
     return all;
   }();
   return keys;
-}
-
-std::span<const RenamedKey> renamed_keys() {
-  static constexpr RenamedKey kRenamed[] = {
-      {"model.tied_head", "model.tie_word_embeddings"},
-      {"model.moe_every", "model.moe_layer_freq"},
-      {"model.aux_loss", "model.aux_loss_coeff"},
-      {"model.bias_rate", "model.router_bias_update_rate"},
-      {"optimizer.clip", "optimizer.grad_clip"},
-      {"parallel.bucket_mb", "parallel.dp_bucket_mib"},
-      {"data.heldout", "data.val_fraction"},
-  };
-  return kRenamed;
-}
-
-std::string_view current_name(std::string_view old) {
-  for (const RenamedKey& key : renamed_keys()) {
-    if (key.old == old) return key.name;
-  }
-  return {};
 }
 
 }  // namespace tandem

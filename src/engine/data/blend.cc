@@ -58,18 +58,27 @@ void Blend::read(int64_t begin, std::span<int32_t> out) const {
 
 std::span<const int64_t> Blend::document_begins() const {
   std::call_once(once_, [&] {
-    std::vector<int64_t> begins;
+    std::vector<int64_t> begins, unpredicted;
     for (size_t i = 0; i < sources_.size(); ++i) {
       const std::span<const int64_t> of_source = sources_[i]->document_begins();
       if (of_source.empty()) return;
       for (const int64_t begin : of_source.first(of_source.size() - 1)) {
         begins.push_back(starts_[i] + begin);
       }
+      for (const int64_t begin : sources_[i]->unpredicted_begins()) {
+        if (begin < sources_[i]->tokens()) unpredicted.push_back(starts_[i] + begin);
+      }
     }
     begins.push_back(tokens());
     document_begins_ = std::move(begins);
+    unpredicted_begins_ = std::move(unpredicted);
   });
   return document_begins_;
+}
+
+std::span<const int64_t> Blend::unpredicted_begins() const {
+  document_begins();
+  return unpredicted_begins_;
 }
 
 int32_t Blend::start_token() const {

@@ -28,6 +28,7 @@ class Blend : public TokenSource {
   std::vector<WeightedSource> components() const override;
   /// Empty unless all sources have some.
   std::span<const int64_t> document_begins() const override;
+  std::span<const int64_t> unpredicted_begins() const override;
   /// That of all sources, or -1.
   int32_t start_token() const override;
 
@@ -38,7 +39,7 @@ class Blend : public TokenSource {
   std::vector<double> weights_;
   std::vector<int64_t> starts_{0};  ///< position of each source in the stream, then the total
   mutable std::once_flag once_;
-  mutable std::vector<int64_t> document_begins_;
+  mutable std::vector<int64_t> document_begins_, unpredicted_begins_;
 };
 
 }  // namespace tandem

@@ -5,20 +5,19 @@
 namespace tandem {
 namespace {
 
-/// Begins of documents in [begin, end). Those of empty documents are repeated.
-std::span<const int64_t> begins_in(const TokenSource& source, int64_t begin, int64_t end) {
-  const std::span<const int64_t> all = source.document_begins();
-  const auto documents = all.first(all.empty() ? 0 : all.size() - 1);
-  const auto first = std::ranges::lower_bound(documents, begin);
-  return {first, std::lower_bound(first, documents.end(), end)};
+/// Those of the positions that are in [begin, end). Begins of empty documents are repeated.
+std::span<const int64_t> positions_in(std::span<const int64_t> positions, int64_t begin,
+                                      int64_t end) {
+  const auto first = std::ranges::lower_bound(positions, begin);
+  return {first, std::lower_bound(first, positions.end(), end)};
 }
 
 /// Calls `ignore(position)` for each token in [begin, end) that begins a document, once.
 template <typename Ignore>
 void for_each_ignored(const TokenSource& source, int64_t begin, int64_t end, const Ignore& ignore) {
-  if (source.start_token() >= 0) return;
   int64_t before = -1;
-  for (const int64_t position : begins_in(source, begin, std::min(end, source.tokens()))) {
+  end = std::min(end, source.tokens());
+  for (const int64_t position : positions_in(source.unpredicted_begins(), begin, end)) {
     if (position != before) ignore(position);
     before = position;
   }
@@ -29,7 +28,9 @@ void for_each_ignored(const TokenSource& source, int64_t begin, int64_t end, con
 void find_document_starts(const TokenSource& source, int64_t begin, std::span<int32_t> starts) {
   std::ranges::fill(starts, 0);
   const int64_t end = begin + int64_t(starts.size());
-  for (const int64_t position : begins_in(source, begin, end)) {
+  const std::span<const int64_t> all = source.document_begins();
+  const auto documents = all.first(all.empty() ? 0 : all.size() - 1);
+  for (const int64_t position : positions_in(documents, begin, end)) {
     const int64_t start = position - begin;
     std::fill(starts.begin() + start, starts.end(), int32_t(start));
   }

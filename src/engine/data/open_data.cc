@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/files.h"
+#include "core/printable.h"
 #include "engine/config/config_paths.h"
 #include "engine/data/blend.h"
 #include "engine/data/corpus.h"
@@ -66,16 +68,19 @@ struct Opening {
   Manifest known;
   std::optional<StreamOptions> stream;  ///< of a stream of shards
   bool document_mask;
+  std::string separator;    ///< between documents of text
+  int32_t separator_token;  ///< between those of token files; -1: none
 };
+
+std::shared_ptr<const Tokenizer> tokenizer_of(const Opening& with) {
+  return with.tokenizer ? with.tokenizer : std::make_shared<ByteTokenizer>();
+}
 
 std::unique_ptr<TokenSource> open_stream(const Opening& with,
                                          const std::vector<std::string>& paths) {
-  ShardFormat format{with.format, with.vocab, with.tokenizer, with.document_mask};
-  if (with.format == kTokens) {
-    format.tokenizer = nullptr;
-  } else if (!format.tokenizer) {
-    format.tokenizer = std::make_shared<ByteTokenizer>();
-  }
+  ShardFormat format{with.format,        with.vocab,     with.tokenizer,
+                     with.document_mask, with.separator, with.separator_token};
+  format.tokenizer = with.format == kTokens ? nullptr : tokenizer_of(with);
   return std::make_unique<ShardStream>(find_data_files(paths, with.format), format, *with.stream,
                                        with.world, with.known);
 }
@@ -83,19 +88,43 @@ std::unique_ptr<TokenSource> open_stream(const Opening& with,
 std::unique_ptr<TokenSource> open_source(const Opening& with, const std::vector<std::string>& paths,
                                          double val_fraction) {
   if (with.stream) return open_stream(with, paths);
-  if (with.format == kText && with.tokenizer) {
+  if (with.format == kText && (with.tokenizer || !with.separator.empty())) {
     const std::vector<std::string> files = find_data_files(paths, with.format);
-    return std::make_unique<TokenizedText>(files, val_fraction, with.tokenizer, with.world);
+    return std::make_unique<TokenizedText>(files, val_fraction, tokenizer_of(with), with.world,
+                                           with.separator);
   }
   if (with.format == kText) {
     return std::make_unique<Corpus>(paths, val_fraction, with.world, with.known);
   }
   const std::vector<std::string> files = find_data_files(paths, with.format);
   if (with.format == kTokens) {
-    return std::make_unique<TokenFiles>(files, val_fraction, with.vocab, with.world, with.known);
+    return std::make_unique<TokenFiles>(files, val_fraction, with.vocab, with.world, with.known,
+                                        with.separator_token);
   }
-  const auto tokenizer = with.tokenizer ? with.tokenizer : std::make_shared<ByteTokenizer>();
-  return std::make_unique<JsonLines>(files, val_fraction, tokenizer, with.world);
+  return std::make_unique<JsonLines>(files, val_fraction, tokenizer_of(with), with.world);
+}
+
+/// Throws ConfigError for a value of data.document_separator that the format does not have.
+void set_separator(const std::string& text, Opening& with) {
+  if (text.empty()) return;
+  if (with.format == kJsonLines) {
+    throw ConfigError(fmt::format(
+        "data.document_separator is \"{}\": expected none for JSON Lines, which have a document "
+        "per line",
+        printable(text)));
+  }
+  if (with.format == kText) {
+    with.separator = text;
+    return;
+  }
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, with.separator_token);
+  const bool is_token = parsed.ec == std::errc() && parsed.ptr == end &&
+                        with.separator_token >= 0 && with.separator_token < with.vocab;
+  if (is_token) return;
+  throw ConfigError(
+      fmt::format("data.document_separator is \"{}\": expected a token of token files, 0 to {}",
+                  printable(text), with.vocab - 1));
 }
 
 /// That of data.tokenizer, nullptr without it.
@@ -161,8 +190,8 @@ void require_documents(const TokenSource& source, const std::string& key, Commun
   work.finish(error);
   if (has_documents) return;
   throw ConfigError(
-      fmt::format("{}: {} have no documents: expected .bin files with an .idx, JSON "
-                  "Lines or text",
+      fmt::format("{}: {} have no documents: expected .bin files with an .idx, "
+                  "data.document_separator, JSON Lines or text",
                   key, source.describe()));
 }
 
@@ -228,7 +257,10 @@ std::unique_ptr<TokenSource> open_data(const TrainConfig& config, Communicator* 
                world,
                read_manifest(data.manifest, manifest),
                stream_options(config),
-               data.document_mask};
+               data.document_mask,
+               "",
+               -1};
+  set_separator(data.document_separator, with);
   std::unique_ptr<TokenSource> source;
   if (weights.empty()) {
     source = open_source(with, paths, data.val_fraction);

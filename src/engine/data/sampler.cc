@@ -134,7 +134,7 @@ int64_t Sampler::targets(int64_t sample) const {
   const Stream& stream = streams_[location.stream];
   if (stream.packing) return stream.packing->predictions(location.window);
   if (stream.shards) {
-    if (!options_.document_mask || stream.source->start_token() >= 0) return seq_;
+    if (!options_.document_mask || stream.source->format() != "tokens") return seq_;
     std::vector<int32_t> tokens(static_cast<size_t>(seq_)), targets(tokens.size());
     read_shards(location, tokens, targets, {});
     return seq_ - std::ranges::count(targets, -1);
@@ -174,8 +174,12 @@ void Sampler::read_shards(const Location& location, std::span<int32_t> tokens,
   std::copy_n(stream.begin() + 1, targets.size(), targets.begin());
   if (!options_.document_mask) return;
   std::ranges::fill(document_starts, 0);
+  const int32_t start_token = shards.start_token();
   for (const int64_t begin : begins) {
-    if (begin > 0 && shards.start_token() < 0) targets[size_t(begin - 1)] = -1;
+    if (begin > 0 && (start_token < 0 || stream[size_t(begin)] != start_token)) {
+      if (start_token >= 0 && stream[size_t(begin - 1)] == start_token) continue;  // begins there
+      targets[size_t(begin - 1)] = -1;
+    }
     if (begin >= int64_t(document_starts.size())) continue;
     std::fill(document_starts.begin() + begin, document_starts.end(), int32_t(begin));
   }

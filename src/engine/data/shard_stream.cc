@@ -53,10 +53,12 @@ ShardStream::ShardStream(std::span<const std::string> paths, ShardFormat format,
     std::vector<int32_t> tokens;
     format_.tokenizer->append("", tokens);
     start_token_ = tokens.at(0);
+  } else {
+    start_token_ = format_.separator_token;
   }
-  fingerprint_ = content_hash(fmt::format("stream {} {} {}\n{}", format_.name,
+  fingerprint_ = content_hash(fmt::format("stream {} {} {} {}\n{}", format_.name,
                                           format_.tokenizer ? format_.tokenizer->name() : "",
-                                          options_.shuffle_windows, text));
+                                          format_.separator, options_.shuffle_windows, text));
   cursors_[0] = {};
 }
 
@@ -187,7 +189,7 @@ bool ShardStream::read_ahead() const {
   if (units_.empty() || next_.position >= requested_ + options_.ahead_tokens) return false;
   try {
     extend();
-  } catch (const IoError&) {
+  } catch (const std::exception&) {
     return false;  // thrown again where the tokens are used
   }
   return true;
@@ -206,9 +208,10 @@ void ShardStream::verify(Communicator* world) const {
 }
 
 bool ShardStream::has_documents() const {
-  return format_.name != "tokens" || std::ranges::all_of(files_, [](const ShardFile& file) {
-           return file.path.ends_with(".bin") && path_exists(index_path(file.path));
-         });
+  if (format_.name != "tokens" || format_.separator_token >= 0) return true;
+  return std::ranges::all_of(files_, [](const ShardFile& file) {
+    return file.path.ends_with(".bin") && path_exists(index_path(file.path));
+  });
 }
 
 std::string ShardStream::describe() const {

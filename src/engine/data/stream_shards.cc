@@ -27,8 +27,8 @@ constexpr uint64_t kMaxLineBytes = uint64_t(1) << 30;
 class TokenShard : public ShardReader {
  public:
   TokenShard(const std::string& path, const ShardFormat& format)
-      : file_(path, 0, format.vocab, true) {
-    if (!format.reads_documents) return;
+      : file_(path, 0, format.vocab, true), separator_(format.separator_token) {
+    if (separator_ >= 0 || !format.reads_documents) return;
     if (file_.layout().documents > 0) begins_ = read_index_begins(index_path(path));
   }
   FileRecord record() const { return file_.record(); }
@@ -38,6 +38,7 @@ class TokenShard : public ShardReader {
     unit.end = std::min(size(), offset + kUnitTokens);
     unit.tokens.resize(unit.end - offset);
     file_.read(int64_t(offset), unit.tokens);
+    if (separator_ >= 0) add_separated(offset, unit);
     auto begin = std::ranges::lower_bound(begins_, int64_t(offset));
     for (; begin != begins_.end() && *begin < int64_t(unit.end); ++begin) {
       unit.document_begins.push_back(int32_t(*begin - int64_t(offset)));
@@ -48,7 +49,16 @@ class TokenShard : public ShardReader {
   int64_t unit_tokens() const override { return int64_t(kUnitTokens); }
 
  private:
+  void add_separated(uint64_t offset, ShardUnit& unit) const {
+    for (size_t i = 0; i < unit.tokens.size(); ++i) {
+      if (offset + i == 0 || unit.tokens[i] == separator_) {
+        unit.document_begins.push_back(int32_t(i));
+      }
+    }
+  }
+
   TokenFile file_;
+  int32_t separator_;
   std::vector<int64_t> begins_;
 };
 
@@ -56,7 +66,7 @@ class TokenShard : public ShardReader {
 class TextShard : public ShardReader {
  public:
   TextShard(const std::string& path, const ShardFormat& format)
-      : file_(path, true), tokenizer_(format.tokenizer) {
+      : file_(path, true), tokenizer_(format.tokenizer), separator_(format.separator) {
     file_.sample(nullptr);
   }
   FileRecord record() const { return make_record(file_); }
@@ -71,30 +81,62 @@ class TextShard : public ShardReader {
   }
   const std::string& path() const { return file_.path(); }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const std::string& separator() const { return separator_; }
 
  private:
   DataFile file_;
   std::shared_ptr<const Tokenizer> tokenizer_;
+  std::string separator_;
 };
 
-/// The file is a document, tokenized in the blocks of TokenizedText.
+/// The documents and blocks of TokenizedText.
 class DocumentShard : public TextShard {
  public:
   using TextShard::TextShard;
   ShardUnit read(uint64_t offset) const override {
     std::string text;
-    read_bytes(offset, kReadBytes + 1, text);
-    const size_t bytes = text_block(text, offset + text.size() == size());
-    const std::string_view block = std::string_view(text).substr(0, bytes);
+    read_bytes(offset, kTextWindow + separator().size(), text);
+    std::string_view rest = text;
     ShardUnit unit;
-    unit.end = offset + bytes;
-    if (offset > 0) {
-      tokenizer().append_more(block, unit.tokens);
-    } else {
-      tokenizer().append(block, unit.tokens);
-      unit.document_begins.push_back(0);
+    bool begins = begins_document(offset);
+    begins = skip_separators(rest) || begins;
+    const uint64_t begin = offset + (text.size() - rest.size());
+    const size_t end = separator().empty() ? rest.npos : rest.find(separator());
+    const std::string_view window = rest.substr(0, std::min(end, kTextWindow));
+    const bool is_end = window.size() == end || begin + window.size() == size();
+    const bool is_cut = rest.size() < kTextWindow + separator().size() &&
+                        offset + text.size() < size() && end == rest.npos;
+    if (is_cut) {  // by separators before it
+      unit.end = begin;
+      return unit;
     }
+    const std::string_view block = window.substr(0, text_block(window, is_end));
+    unit.end = begin + block.size();
+    if (block.empty()) return unit;
+    if (!begins) {
+      tokenizer().append_more(block, unit.tokens);
+      return unit;
+    }
+    tokenizer().append(block, unit.tokens);
+    unit.document_begins.push_back(0);
     return unit;
+  }
+
+ private:
+  /// Whether there were some.
+  bool skip_separators(std::string_view& text) const {
+    const size_t before = text.size();
+    while (!separator().empty() && text.starts_with(separator())) {
+      text.remove_prefix(separator().size());
+    }
+    return text.size() < before;
+  }
+  bool begins_document(uint64_t offset) const {
+    const size_t bytes = separator().size();
+    if (offset == 0 || bytes == 0 || offset < bytes) return offset == 0;
+    std::string before;
+    read_bytes(offset - bytes, bytes, before);
+    return before == separator();
   }
 };
 

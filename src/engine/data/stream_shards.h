@@ -47,7 +47,9 @@ struct ShardFormat {
   std::string name;  ///< "text", "jsonl" or "tokens"
   int64_t vocab = 0;
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text and JSON Lines
-  bool reads_documents = false;                ///< token files have an index
+  bool reads_documents = false;                ///< token files have an index or separators
+  std::string separator = {};                  ///< between documents of text
+  int32_t separator_token = -1;                ///< between those of token files
 };
 
 /// Opens it and reads samples of its content. Throws IoError naming a file that is gone, damaged,

@@ -13,8 +13,14 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
 
-TokenFile::TokenFile(const std::string& path, double val_fraction, int64_t vocab, bool stays_open)
+constexpr int64_t kReadTokens = int64_t(1) << 20;  // at once
+
+}  // namespace
+
+TokenFile::TokenFile(const std::string& path, double val_fraction, int64_t vocab, bool stays_open,
+                     int32_t separator)
     : layout_(read_token_layout(path, val_fraction)), vocab_(vocab), file_(path, stays_open) {
   const auto item = uint64_t(bytes_of(layout_.type));
   const uint64_t end = layout_.offset + uint64_t(layout_.tokens) * item;
@@ -32,6 +38,23 @@ TokenFile::TokenFile(const std::string& path, double val_fraction, int64_t vocab
     tokens.resize((bytes.size() - skipped) / item);
     widen(int64_t(first), bytes.subspan(skipped, tokens.size() * item), tokens);
   });
+  if (separator >= 0 && layout_.training_tokens < layout_.tokens) cut_at_separator(separator);
+}
+
+/// Moves the begin of the held-out tokens to that of the next document; without one none are.
+void TokenFile::cut_at_separator(int32_t separator) {
+  std::vector<int32_t> tokens(1);
+  read(0, tokens);
+  const bool begins_documents = tokens[0] == separator;
+  for (int64_t at = layout_.training_tokens; at < layout_.tokens; at += int64_t(tokens.size())) {
+    tokens.resize(size_t(std::min(kReadTokens, layout_.tokens - at)));
+    read(at, tokens);
+    const auto found = std::ranges::find(tokens, separator);
+    if (found == tokens.end()) continue;
+    layout_.training_tokens = at + (found - tokens.begin()) + (begins_documents ? 0 : 1);
+    return;
+  }
+  layout_.training_tokens = layout_.tokens;
 }
 
 /// `begin`: number of the first token in the file.
@@ -51,15 +74,16 @@ void TokenFile::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 TokenFiles::TokenFiles(std::span<const std::string> paths, double val_fraction, int64_t vocab,
-                       Communicator* world, const Manifest& known) {
+                       Communicator* world, const Manifest& known, int32_t separator)
+    : separator_(separator) {
   std::vector<TokenRange> training, held_out;
   std::string error;
   int64_t tokens = 0;
   SharedWork work(world, "reading the token files", 0);
   try {
     for (size_t i = 0; i < paths.size(); ++i) {
-      const auto file =
-          std::make_shared<const TokenFile>(paths[i], val_fraction, vocab, i < max_open_files());
+      const auto file = std::make_shared<const TokenFile>(paths[i], val_fraction, vocab,
+                                                          i < max_open_files(), separator);
       const TokenLayout& layout = file->layout();
       tokens += layout.tokens;
       documents_ += layout.documents;
@@ -86,11 +110,11 @@ TokenFiles::TokenFiles(std::span<const std::string> paths, double val_fraction, 
         paths.size(), tokens, this->tokens()));
   }
   if (held_out.empty()) return;
-  held_out_.stream = std::make_shared<TokenFiles>(std::move(held_out));
+  held_out_.stream = std::make_shared<TokenFiles>(std::move(held_out), separator);
   held_out_.identity = held_out_.stream->identity();
 }
 
-TokenFiles::TokenFiles(std::vector<TokenRange> ranges) {
+TokenFiles::TokenFiles(std::vector<TokenRange> ranges, int32_t separator) : separator_(separator) {
   set_ranges(std::move(ranges));
 }
 
@@ -121,16 +145,51 @@ void TokenFiles::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 std::span<const int64_t> TokenFiles::document_begins() const {
-  std::call_once(once_, [&] { document_begins_ = read_document_begins(); });
+  std::call_once(once_, [&] { read_document_begins(); });
   return document_begins_;
 }
 
+std::span<const int64_t> TokenFiles::unpredicted_begins() const {
+  const std::span<const int64_t> begins = document_begins();
+  return separator_ < 0 ? begins : unpredicted_begins_;
+}
+
+void TokenFiles::read_document_begins() const {
+  separator_ < 0 ? read_index_documents() : read_separated_documents();
+}
+
+/// A range begins a document unless the one before ends with a separator. One at the end of the
+/// stream begins none: it ends the last document, which has it as the start token after it.
+void TokenFiles::read_separated_documents() const {
+  std::vector<int64_t> begins, unpredicted;
+  std::vector<int32_t> tokens;
+  int32_t before = -1;
+  for (size_t i = 0; i < ranges_.size(); ++i) {
+    const TokenRange& range = ranges_[i];
+    for (int64_t at = 0; at < range.count; at += int64_t(tokens.size())) {
+      tokens.resize(size_t(std::min(kReadTokens, range.count - at)));
+      range.file->read(range.begin + at, tokens);
+      for (size_t j = 0; j < tokens.size(); ++j) {
+        const int64_t position = starts_[i] + at + int64_t(j);
+        const bool is_separator = tokens[j] == separator_;
+        const bool is_bare = at + int64_t(j) == 0 && !is_separator && before != separator_;
+        if (is_separator || is_bare) begins.push_back(position);
+        if (is_bare) unpredicted.push_back(position);
+        before = tokens[j];
+      }
+    }
+  }
+  if (before != separator_) begins.push_back(starts_.back());
+  unpredicted_begins_ = std::move(unpredicted);
+  document_begins_ = std::move(begins);
+}
+
 /// The rest of a document whose begin is in another range is one of its own.
-std::vector<int64_t> TokenFiles::read_document_begins() const {
+void TokenFiles::read_index_documents() const {
   std::vector<int64_t> begins;
   for (size_t i = 0; i < ranges_.size(); ++i) {
     const TokenRange& range = ranges_[i];
-    if (range.file->layout().documents == 0) return {};
+    if (range.file->layout().documents == 0) return;
     begins.push_back(starts_[i]);
     for (const int64_t begin : read_index_begins(index_path(range.file->path()))) {
       const int64_t in_range = begin - range.begin;
@@ -138,7 +197,7 @@ std::vector<int64_t> TokenFiles::read_document_begins() const {
     }
   }
   begins.push_back(tokens());
-  return begins;
+  document_begins_ = std::move(begins);
 }
 
 void TokenFiles::verify(Communicator* world) const {

@@ -18,9 +18,11 @@ namespace tandem {
 /// One file. Thread-safe.
 class TokenFile {
  public:
-  /// Reads the header and samples of the content. Throws IoError naming a damaged header, or a
-  /// token that is not below `vocab`.
-  TokenFile(const std::string& path, double val_fraction, int64_t vocab, bool stays_open);
+  /// Reads the header and samples of the content. `separator`: token between documents, at which
+  /// the held-out tokens begin or after which, as in the file's first ones; -1: none. Throws
+  /// IoError naming a damaged header, or a token that is not below `vocab`.
+  TokenFile(const std::string& path, double val_fraction, int64_t vocab, bool stays_open,
+            int32_t separator = -1);
   const std::string& path() const { return file_.path(); }
   const TokenLayout& layout() const { return layout_; }
   uint64_t hash() const { return file_.hash(); }
@@ -30,6 +32,7 @@ class TokenFile {
   void verify() const { file_.verify(); }
 
  private:
+  void cut_at_separator(int32_t separator);
   void widen(int64_t begin, std::span<const std::byte> bytes, std::span<int32_t> out) const;
 
   TokenLayout layout_;
@@ -44,35 +47,43 @@ struct TokenRange {
 };
 
 /// Tokens of all files, in the order of their paths, without what is held out: the last
-/// `val_fraction` of each file, by documents if it has an index. Nothing is put between files.
+/// `val_fraction` of each file, by documents if it has an index or separators. Nothing is put
+/// between files. With a separator a document begins at each of these tokens, whether a program has
+/// written them before documents or after; indices are not used.
 class TokenFiles : public TokenSource {
  public:
   /// `paths`: files ending in .bin or .npy; `known`: their records. Throws IoError, on every rank,
   /// for a file that cannot be read or trusted, and ConfigError if fewer than two tokens are left
   /// to train on. Collective over `world` unless it is nullptr.
   TokenFiles(std::span<const std::string> paths, double val_fraction, int64_t vocab,
-             Communicator* world = nullptr, const Manifest& known = {});
+             Communicator* world = nullptr, const Manifest& known = {}, int32_t separator = -1);
   /// Stream of these ranges.
-  explicit TokenFiles(std::vector<TokenRange> ranges);
+  explicit TokenFiles(std::vector<TokenRange> ranges, int32_t separator = -1);
 
   int64_t tokens() const override { return starts_.back(); }
   void read(int64_t begin, std::span<int32_t> out) const override;
   void verify(Communicator* world = nullptr) const override;
-  /// Those of the files' indices, 8 bytes each, read by the first call. Empty if a file has none.
+  /// Those of the files' indices or of separators, for which all tokens are read, 8 bytes each,
+  /// read by the first call. Empty if a file has none.
   std::span<const int64_t> document_begins() const override;
+  std::span<const int64_t> unpredicted_begins() const override;
+  int32_t start_token() const override { return separator_; }
   std::string format() const override { return "tokens"; }
   std::string describe() const override;
   std::string identity() const override;
 
  private:
-  std::vector<int64_t> read_document_begins() const;
+  void read_document_begins() const;
+  void read_index_documents() const;
+  void read_separated_documents() const;
   void set_ranges(std::vector<TokenRange> ranges);
 
   std::vector<TokenRange> ranges_;
   std::vector<int64_t> starts_;  ///< position of each range in the stream, then the total
   int64_t documents_ = 0;
+  int32_t separator_ = -1;
   mutable std::once_flag once_;
-  mutable std::vector<int64_t> document_begins_;
+  mutable std::vector<int64_t> document_begins_, unpredicted_begins_;
 };
 
 /// Files that `path` names in data.paths, as .bin and .npy files: a file, a folder, a pattern, or

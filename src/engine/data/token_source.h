@@ -50,11 +50,16 @@ class TokenSource {
   /// Sources of a blend; a source that is none consists of itself.
   virtual std::vector<WeightedSource> components() const { return {{this, 1}}; }
 
-  /// Positions in the stream at which its documents begin, in order, then tokens(); empty if the
-  /// source does not know. Throws IoError for an index that cannot be read; then every time.
+  /// Positions in the stream at which its documents begin, in order, then the end of the last one;
+  /// empty if the source does not know. Throws IoError for an index that cannot be read; then every
+  /// time.
   virtual std::span<const int64_t> document_begins() const { return {}; }
-  /// Token that every document begins with, so that it also ends the one before; -1: none.
+  /// Token that documents begin with, so that it also ends the one before; -1: none.
   virtual int32_t start_token() const { return -1; }
+  /// Those of document_begins() whose token is not start_token(), so that nothing predicts it.
+  virtual std::span<const int64_t> unpredicted_begins() const {
+    return start_token() < 0 ? document_begins() : std::span<const int64_t>();
+  }
 
   /// Itself if it is a stream of shards, whose tokens() are not known: it has its own order.
   virtual const ShardStream* stream() const { return nullptr; }

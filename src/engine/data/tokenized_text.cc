@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -13,10 +15,52 @@
 namespace tandem {
 namespace {
 
-constexpr size_t kMinBlock = size_t(8) << 10, kMaxBlock = size_t(64) << 10;
+constexpr size_t kMinBlock = size_t(8) << 10, kMaxBlock = kTextWindow - 1;
+constexpr size_t kScanned = size_t(1) << 20;  // bytes at once
 
 bool is_blank(char c) {
   return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/// Calls `use(begin, end)` for each document of the file.
+template <typename Use>
+void for_each_document(const DataFile& file, const std::string& separator, const Use& use) {
+  uint64_t begin = 0;
+  const auto end_document = [&](uint64_t end) {
+    if (end > begin) use(begin, end);
+    begin = end + separator.size();
+  };
+  std::string text;
+  const size_t window = std::max(kScanned, 4 * separator.size());
+  for (uint64_t offset = 0; !separator.empty() && offset + separator.size() <= file.size();) {
+    text.resize(size_t(std::min<uint64_t>(window, file.size() - offset)));
+    file.read(offset, std::as_writable_bytes(std::span(text)));
+    size_t at = 0;
+    for (size_t found = text.find(separator); found != text.npos;
+         found = text.find(separator, at)) {
+      end_document(offset + found);
+      at = found + separator.size();
+    }
+    offset += std::max(at, text.size() - separator.size() + 1);
+  }
+  end_document(file.size());
+}
+
+/// XXH3-64 of the bytes.
+uint64_t hash_range(const DataFile& file, uint64_t begin, uint64_t end) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
+                                                                       XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_64bits_reset(state.get());
+  std::vector<std::byte> block(size_t(std::min<uint64_t>(kScanned, end - begin)));
+  while (begin < end) {
+    const auto range =
+        std::span(block).first(size_t(std::min<uint64_t>(block.size(), end - begin)));
+    file.read(begin, range);
+    XXH3_64bits_update(state.get(), range.data(), range.size());
+    begin += range.size();
+  }
+  return XXH3_64bits_digest(state.get());
 }
 
 }  // namespace
@@ -36,7 +80,8 @@ TokenizedText::TokenizedText(Files files, std::shared_ptr<const Tokenizer> token
     : files_(std::move(files)), tokenizer_(std::move(tokenizer)) {}
 
 TokenizedText::TokenizedText(std::span<const std::string> paths, double val_fraction,
-                             std::shared_ptr<const Tokenizer> tokenizer, Communicator* world)
+                             std::shared_ptr<const Tokenizer> tokenizer, Communicator* world,
+                             const std::string& separator)
     : tokenizer_(std::move(tokenizer)) {
   SharedWork work(world, "tokenizing the text", 0);
   std::string error;
@@ -48,8 +93,12 @@ TokenizedText::TokenizedText(std::span<const std::string> paths, double val_frac
     }
     held_out.reset(new TokenizedText(files_, tokenizer_));
     for (uint32_t i = 0; i < files_.size(); ++i) {
-      if (files_[i]->size() == 0) continue;
-      (is_held_out(files_[i]->hash(), val_fraction) ? *held_out : *this).index(i, work);
+      const DataFile& file = *files_[i];
+      for_each_document(file, separator, [&](uint64_t begin, uint64_t end) {
+        const uint64_t hash = separator.empty() ? file.hash() : hash_range(file, begin, end);
+        TokenizedText& split = is_held_out(hash, val_fraction) ? *held_out : *this;
+        split.index_document(i, begin, end, hash, work);
+      });
     }
   } catch (const IoError& failed) {
     error = failed.what();
@@ -57,7 +106,8 @@ TokenizedText::TokenizedText(std::span<const std::string> paths, double val_frac
   work.finish(error);
   if (tokens() < 2) {
     throw ConfigError(
-        fmt::format("data.paths: {} files, {} held out, {} left to train on: expected some text",
+        fmt::format("data.paths: {} files, {} documents held out, {} left to train on: expected "
+                    "some text",
                     paths.size(), held_out->hashes_.size(), hashes_.size()));
   }
   finish();
@@ -67,20 +117,21 @@ TokenizedText::TokenizedText(std::span<const std::string> paths, double val_frac
   held_out_.stream = std::move(held_out);
 }
 
-void TokenizedText::index(uint32_t file, SharedWork& work) {
+void TokenizedText::index_document(uint32_t file, uint64_t begin, uint64_t end, uint64_t hash,
+                                   SharedWork& work) {
   const DataFile& from = *files_[file];
   std::vector<int32_t> tokens;
   std::vector<char> text;
-  for (uint64_t offset = 0; offset < from.size();) {
+  for (uint64_t offset = begin; offset < end;) {
     // One byte more than a block, which tells whether a line may end it.
-    text.resize(size_t(std::min<uint64_t>(kMaxBlock + 1, from.size() - offset)));
+    text.resize(size_t(std::min<uint64_t>(kTextWindow, end - offset)));
     from.read(offset, std::as_writable_bytes(std::span(text)));
-    const bool is_end = offset + text.size() == from.size();
+    const bool is_end = offset + text.size() == end;
     const size_t size = text_block({text.data(), text.size()}, is_end);
-    const Block block{offset, uint32_t(size), file};
+    const Block block{offset, uint32_t(size), file, offset == begin};
     tokens.clear();
     tokenize(block, {text.data(), size}, tokens);
-    if (offset == 0) {
+    if (block.begins) {
       document_begins_.push_back(starts_.back());
       start_token_ = tokens[0];
     }
@@ -89,12 +140,12 @@ void TokenizedText::index(uint32_t file, SharedWork& work) {
     work.advance(int64_t(size));
     offset += size;
   }
-  hashes_.push_back(from.hash());
+  hashes_.push_back(hash);
 }
 
 void TokenizedText::tokenize(const Block& block, std::string_view text,
                              std::vector<int32_t>& tokens) const {
-  block.offset == 0 ? tokenizer_->append(text, tokens) : tokenizer_->append_more(text, tokens);
+  block.begins ? tokenizer_->append(text, tokens) : tokenizer_->append_more(text, tokens);
 }
 
 void TokenizedText::finish() {
@@ -124,14 +175,15 @@ void TokenizedText::verify(Communicator* world) const {
 }
 
 std::string TokenizedText::describe() const {
-  std::string text = fmt::format("{} file{} of text, {} tokens", files_.size(),
-                                 files_.size() == 1 ? "" : "s", tokens());
+  std::string text = fmt::format("{} file{} of text, {} tokens of {} document{}", files_.size(),
+                                 files_.size() == 1 ? "" : "s", tokens(), hashes_.size(),
+                                 hashes_.size() == 1 ? "" : "s");
   if (held_out_.stream) text += fmt::format(", {} tokens held out", held_out_.stream->tokens());
   return text;
 }
 
 std::string TokenizedText::identity() const {
-  return fmt::format("{} files, {} tokens, hash {}", hashes_.size(), tokens(), fingerprint());
+  return fmt::format("{} documents, {} tokens, hash {}", hashes_.size(), tokens(), fingerprint());
 }
 
 }  // namespace tandem
