@@ -140,7 +140,7 @@ TEST_F(LoaderTest, RanksOfAProcessAndRunShareALoader) {
     run_threads({.ranks = 4}, [&](Communicator& world) {
       const Corpus& corpus = world.rank() == 3 ? other : *corpus_;
       const Sampler sampler(corpus, kSeq, 3);
-      loaders[4 * run + size_t(world.rank())] = share_loader(world, corpus, sampler, kSeq);
+      loaders[4 * run + size_t(world.rank())] = share_loader(world, corpus, sampler, {kSeq, 4, 8});
       world.barrier();
     });
   }

@@ -60,7 +60,8 @@ StepExecutor::StepExecutor(const TrainConfig& config, const ParallelGroups& grou
       tokens_(size_t(microbatch_ * config.train.seq)),
       targets_(tokens_.size()),
       document_starts_(config.data.document_mask ? tokens_.size() : 0) {
-  loader_ = share_loader(groups.world(), source, sampler, config.train.seq);
+  loader_ = share_loader(groups.world(), source, sampler,
+                         {config.train.seq, microbatch_, config.train.batch / microbatch_});
   make_pipeline(int(groups.dims().local_batch(batch(0)) / microbatch_));
   if (groups.world().on_gpu()) return;
   for (ModelChunk& chunk : ranks_.chunks) {
