@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""launch_recovery_test.py TANDEM short|long|kills=N: ranks of `tandem launch --spares` are killed or stopped, and
-the run ends with the bits, and each sample once, of an undisturbed one. kills=N: prints how soon N kills were
-noticed and recovered from."""
+"""launch_recovery_test.py TANDEM short|long|kills=N|stops=N: ranks of `tandem launch --spares` are killed or stopped, and
+the run ends with the bits, and each sample once, of an undisturbed one. kills=N, stops=N: prints how soon N
+of them were noticed and recovered from."""
 import json
 import os
 import pathlib
@@ -32,7 +32,8 @@ class Run:
         if "--spares" in launch or "--restarts" in launch:
             command[2:2] = ["--out", str(self.events_file.parent)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=open(self.log, "wb"),
-                                        env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0"})
+                                        env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0",
+                                             "TANDEM_CACHE_DIR": str(folder / "cache")})
 
     def fail(self, text):
         self.process.kill()
@@ -197,15 +198,15 @@ def long(tandem, folder):
             run.ends_like(reference)
 
 
-def kills(tandem, folder, count):
+def measure(tandem, folder, number, count):
     steps = 10 * count + 20
     run = Run(tandem, folder, "kills", ["--spares", "1", "--restarts", str(count)], steps,
               job=["--set", "checkpoint.keep=2"])
-    figures = [run.hurt(at % 4, signal.SIGKILL, 3 + 3 * at) for at in range(count)]
+    figures = [run.hurt(at % 4, number, 3 + 3 * at) for at in range(count)]
     for name, values in zip(["noticed_ms", "recovered_ms"], zip(*figures)):
         ranked = sorted(values)
         print(f"{name}: median {statistics.median(ranked):.1f}, p95 {ranked[int(0.95 * (count - 1))]:.1f}, "
-              f"max {ranked[-1]:.1f} over {count} kills")
+              f"max {ranked[-1]:.1f} over {count}")
     run.process.wait(600)
     reference = Run(tandem, folder, "reference", [], steps)
     reference.process.wait(600)
@@ -217,8 +218,9 @@ def main():
     tandem, extent = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        if extent.startswith("kills="):
-            kills(tandem, folder, int(extent.removeprefix("kills=")))
+        kind, _, count = extent.partition("=")
+        if count:
+            measure(tandem, folder, {"kills": signal.SIGKILL, "stops": signal.SIGSTOP}[kind], int(count))
         else:
             {"short": short, "long": long}[extent](tandem, folder)
 
