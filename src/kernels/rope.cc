@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "tandem/error.h"
+
 namespace tandem {
 namespace {
 
@@ -44,19 +46,16 @@ std::vector<double> rope_frequencies(int64_t head_dim, double theta, const RopeS
   for (int64_t i = 0; i < head_dim / 2; ++i) {
     frequencies.push_back(std::pow(theta, -2.0 * double(i) / double(head_dim)));
   }
-  switch (scaling.kind) {
-    case RopeScaling::Kind::none:
-    case RopeScaling::Kind::dynamic:
-      break;
-    case RopeScaling::Kind::linear:
-      for (double& frequency : frequencies) frequency /= scaling.factor;
-      break;
-    case RopeScaling::Kind::llama3:
-      for (double& frequency : frequencies) frequency = llama3_frequency(frequency, scaling);
-      break;
-    case RopeScaling::Kind::yarn:
-      scale_yarn(frequencies, double(head_dim), theta, scaling);
-      break;
+  const auto& type = scaling.type;
+  if (type == "linear") {
+    for (double& frequency : frequencies) frequency /= scaling.factor;
+  } else if (type == "llama3") {
+    for (double& frequency : frequencies) frequency = llama3_frequency(frequency, scaling);
+  } else if (type == "yarn") {
+    scale_yarn(frequencies, double(head_dim), theta, scaling);
+  } else if (type != "dynamic" && !scaling.is_none()) {
+    throw InvalidArgument("rotary scaling '" + type +
+                          "': expected default, linear, dynamic, llama3 or yarn");
   }
   return frequencies;
 }
@@ -71,7 +70,7 @@ RopeTable::RopeTable(const Exec& exec, int64_t max_seq, int64_t head_dim, double
   auto* const cosines = reinterpret_cast<float*>((exec.on_gpu() ? staging : memory_).data());
   float* const sines = cosines + max_seq * half_;
   const std::vector<double> frequencies = rope_frequencies(head_dim, theta, scaling);
-  const double length = scaling.kind == RopeScaling::Kind::yarn ? scaling.attention_factor : 1.0;
+  const double length = scaling.type == "yarn" ? scaling.attention_factor : 1.0;
   for (int64_t i = 0; i < half_; ++i) {
     const double frequency = frequencies[size_t(i)];
     for (int64_t position = 0; position < max_seq; ++position) {

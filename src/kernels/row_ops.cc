@@ -19,6 +19,11 @@ void add_bias(const Exec& exec, const Tensor& bias, const Tensor& rows) {
   cpu::add_bias(bias, rows);
 }
 
+void column_sums(const Exec& exec, const Tensor& rows, const Tensor& sums, bool accumulate) {
+  require_cpu(exec, "column_sums");
+  cpu::column_sums(rows, sums, accumulate);
+}
+
 void rms_norm_heads(const Exec& exec, const Tensor& weight, double eps, const Tensor& rows) {
   require_cpu(exec, "rms_norm_heads");
   cpu::rms_norm_heads(weight, eps, rows);

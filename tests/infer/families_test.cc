@@ -111,6 +111,15 @@ TEST(Families, ConfigurationsAreWrittenInTheirFamily) {
   }
 }
 
+TEST(Families, PublishedConfigurationsHaveTheirParameters) {
+  const Json published = Json::parse(read_file(TANDEM_TEST_FAMILIES "/published.json"));
+  for (const auto& [name, model] : published.items()) {
+    const ModelConfig config = model_config_from_json(model["config"].dump(), name);
+    EXPECT_EQ(config.parameters(), model["parameters"].get<int64_t>()) << name;
+    EXPECT_EQ(config.sliding_window, name == "Mistral-7B" ? 4096 : 0) << name;
+  }
+}
+
 TEST(Families, IndexAndFilesMustAgree) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const std::string folder = make_scratch_folder("index");

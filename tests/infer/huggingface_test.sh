@@ -80,3 +80,28 @@ edit config.json '{"attention_bias": true}'
 refused 'config.json: attention_bias = true: expected false'
 edit config.json '{"attention_bias": false, "rope_parameters": {"rope_type": "longrope"}}'
 refused 'config.json: rope_parameters.rope_type = "longrope": expected default, linear, dynamic, llama3 or yarn'
+
+# Trained further, it remains a model of its family.
+shape=(model.vocab=320 model.hidden=32 model.layers=2 model.heads=4 model.kv_heads=2 model.head_dim=16
+  model.ffn=48 model.max_seq=64 model.norm_eps=1e-6 model.rope_theta=500000 model.rope_type=llama3
+  model.rope_factor=8 model.rope_original_max_seq=16 "data.paths=[\"$source/include\"]"
+  "data.tokenizer=$model/tokenizer.json" train.seq=32 train.batch=4)
+tune() {
+  "$tandem" train "$source/configs/tiny.toml" --init "$model" --set "${shape[@]}" "$@" >"$dir/log" 2>"$dir/errors"
+}
+tune train.steps=2 checkpoint.export_dtype=bf16 --out "$dir/tuned" || { cat "$dir/errors"; exit 1; }
+grep -q '"rope_type": "llama3"' "$dir/tuned/final/config.json" &&
+  grep -q '"model_type": "llama"' "$dir/tuned/final/config.json" || { cat "$dir/tuned/final/config.json"; exit 1; }
+"$tandem" generate "$dir/tuned" --prompt 'int main() {' --max-tokens 4 --tp 4 >"$dir/text" 2>"$dir/errors" ||
+  { cat "$dir/errors"; exit 1; }
+if tune model.rope_factor=4 --out "$dir/other"; then echo 'accepted: another scaling'; exit 1; fi
+grep -q 'model.rope_factor is 8 in this model: expected 4' "$dir/errors" || { cat "$dir/errors"; exit 1; }
+
+# A model with biases is trained as a Qwen2, by any number of ranks.
+for layout in parallel.tp=1 parallel.tp=2 'parallel.dp=2'; do
+  "$tandem" train "$source/configs/tiny.toml" --set model.qkv_bias=true model.kv_heads=2 train.steps=3 $layout \
+    "data.paths=[\"$source/include/tandem\"]" --out "$dir/$layout" >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1; }
+  grep -q '"model_type": "qwen2"' "$dir/$layout/final/config.json" || { cat "$dir/$layout/final/config.json"; exit 1; }
+  "$tandem" eval "$dir/$layout" --data "$source/include/tandem/dtype.h" --tp 4 >"$dir/score-$layout"
+  cmp "$dir/score-parallel.tp=1" "$dir/score-$layout"
+done

@@ -18,6 +18,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
+#include "kernels/row_ops.h"
 #include "kernels/swiglu.h"
 #include "placed_values.h"
 #include "tandem/collectives.h"
@@ -105,6 +106,11 @@ Values run_norm_weight_gradient(Local& l) {
 }
 Values run_norm_gradient(Local& l) {
   return norm_gradients(l, l.operands[2]).first;
+}
+Values run_column_sums(Local& l) {
+  Values sums = zeros(l.operands[0].columns, 1);
+  column_sums(kHost, tensor(l.operands[0]), vector(sums), false);
+  return sums;
 }
 Values run_squares(Local& l) {
   return {1, 1, {float(sum_of_squares(l.operands[0].values))}};
@@ -229,6 +235,11 @@ std::vector<Operator> local_operators() {
        [](const Operands& o) { return placement::sum_of_rows("rms_norm_backward", o, "out"); },
        run_norm_weight_gradient,
        4},
+      {"column_sums",
+       {x},
+       [](const Operands& o) { return placement::column_sums(o[0], "out"); },
+       run_column_sums,
+       16},
       {"sum_of_squares",
        {x},
        [](const Operands& o) { return placement::sum_of_squares(o[0], "out"); },

@@ -211,6 +211,29 @@ TEST(ModelConfig, OverflowingSizesAreRefused) {
   EXPECT_THROW(config.check(1), ConfigError);
 }
 
+TEST(ModelConfig, WhatHasNoBackwardPassIsRefusedInTraining) {
+  const auto error = [](int tp, auto change) -> std::string {
+    ModelConfig config = small_model();
+    change(config);
+    EXPECT_NO_THROW(config.check(tp));
+    try {
+      config.check_training(tp);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error(4, [](auto&) {}), "no error");
+  EXPECT_EQ(error(1, [](auto& c) { c.rope_scaling = {"linear", 4}; }), "no error");
+  EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }),
+            "model.kv_heads = 2: expected a multiple of tp = 4 in training");
+  EXPECT_EQ(error(1, [](auto& c) { c.qkv_bias = true; }), "no error");
+  EXPECT_EQ(error(1, [](auto& c) { c.qk_norm = true; }),
+            "training a model with norms of q and k: expected none");
+  EXPECT_EQ(error(1, [](auto& c) { c.experts = 4, c.shared_ffn = 8, c.shared_expert_gate = true; }),
+            "training a model with a gate of the shared expert: expected none");
+}
+
 TEST(ModelConfig, CheckNamesTheKey) {
   const auto error = [](int tp, auto change) -> std::string {
     ModelConfig config = small_model();
@@ -238,9 +261,9 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.first_window_layer = 2: expected 0 to 1");
   EXPECT_EQ(error(1,
                   [](auto& c) {
-                    c.rope_scaling = {RopeScaling::Kind::linear, 0.5};
+                    c.rope_scaling = {"linear", 0.5};
                   }),
-            "rope_scaling: factor = 0.5: expected 1 to 1000000000");
+            "model.rope_factor = 0.5: expected 1 to 1000000000");
   EXPECT_EQ(error(1, [](auto& c) { c.kv_heads = 3; }),
             "model.kv_heads = 3: expected a divisor of heads = 4");
   EXPECT_EQ(error(1, [](auto& c) { c.head_dim = 5; }),

@@ -14,15 +14,25 @@ class Gradient : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
+/// Gives biases, which are 0 at first, other values.
+void set_biases(Transformer& model) {
+  for (const Parameter& p : model.parameter_list()) {
+    if (!p.name.ends_with(".bias")) continue;
+    for (int64_t i = 0; i < local_range(p).count; ++i) {
+      floats(model.parameters())[size_t(p.offset + i)] =
+          normal(3, stream_of(p.name.c_str()), uint64_t(i));
+    }
+  }
+}
+
 /// Central differences along a few elements of every tensor, the loss summed in double.
-TEST_P(Gradient, AgreesWithCentralDifferences) {
-  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
-  const ModelConfig config = small_model(GetParam());
+void compare_with_central_differences(const ModelConfig& config) {
   run_threads({}, [&](Communicator& comm) {
     set_kernel_threads(1);
     Transformer model(comm, config, {.batch = 2, .seq = 11});
     model.initialize(5);
     for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
+    set_biases(model);
     const Batch batch = make_batch(config, 22);
     model.forward(batch.tokens, batch.targets);
     model.backward(1);
@@ -49,6 +59,32 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
       EXPECT_LE(worst, 5e-3 * size + 2e-3) << p.name;
     }
   });
+}
+
+TEST_P(Gradient, AgreesWithCentralDifferences) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  compare_with_central_differences(small_model(GetParam()));
+}
+
+ModelConfig biased_model() {
+  ModelConfig config = small_model(kVariants[1]);
+  config.qkv_bias = true;
+  return config;
+}
+
+TEST(BiasGradient, AgreesWithCentralDifferences) {
+  if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
+  compare_with_central_differences(biased_model());
+}
+
+TEST(BiasGradient, IsTheSameOnTwoRanks) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = biased_model();
+  const TransformerOptions options{.batch = 2, .seq = 8};
+  const Step one = run_on_threads(1, config, options), two = run_on_threads(2, config, options);
+  EXPECT_EQ(one.gradients.at("model.layers.1.self_attn.k_proj.bias").size(),
+            size_t(config.kv_heads * config.head_dim));
+  EXPECT_LE(difference(two.gradients, one.gradients), 1e-5);
 }
 
 TEST(Transformer, BackwardAccumulatesAndReportsRangesFromTheBack) {

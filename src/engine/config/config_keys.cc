@@ -1,5 +1,6 @@
 #include "engine/config/check_keys.h"
 #include "engine/config/config.h"
+#include "engine/config/rope_keys.h"
 
 namespace tandem {
 namespace {
@@ -171,6 +172,13 @@ std::vector<ConfigKey> make_keys() {
        4096,
        {},
        "of so many layers the last attends to all tokens (0: all layers have the window)"},
+      {"model.first_window_layer",
+       TANDEM_SLOT(model.first_window_layer),
+       0,
+       4096,
+       {},
+       "layers before this one attend to all tokens before (with model.sliding_window)"},
+      {"model.qkv_bias", TANDEM_SLOT(model.qkv_bias), 0, 0, {}, "q, k and v have biases (Qwen2)"},
       {"model.experts",
        TANDEM_SLOT(model.experts),
        0,
@@ -503,7 +511,7 @@ std::vector<ConfigKey> make_keys() {
 
 std::span<const ConfigKey> config_keys() {
   static const std::vector<ConfigKey> keys = [] {
-    std::vector<ConfigKey> all = make_keys();
+    std::vector<ConfigKey> all = add_rope_keys(make_keys());
     for (ConfigKey& key : check_keys()) all.push_back(std::move(key));
     return all;
   }();

@@ -8,6 +8,7 @@
 #include "engine/model/stage_placements.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise.h"
+#include "kernels/row_ops.h"
 #include "observe/recorder.h"
 #include "tandem/collectives.h"
 
@@ -287,12 +288,19 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
     p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, saved.log_sums,
                           d_act.attention, dh.q, dh.k, dh.v,
                           {layout_.window, saved.document_starts});
+    add_bias_gradient(dh.qkv);
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
   context_.run_between_operators();
   p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);
   context_.run_between_operators();
   if (!is_split) add_weight_gradients(p.out_dgrad.gathered(), dhidden, saved);
+}
+
+void Branch::add_bias_gradient(const Tensor& dqkv) {
+  if (layout_.qkv_bias < 0) return;
+  const bool adds = context_.adds_gradient(layout_.qkv_bias);
+  column_sums(context_.exec, dqkv, context_.gradients.at(layout_.qkv_bias, dqkv.dim(1)), adds);
 }
 
 void Branch::backward_weight(const BranchActivations& saved) {

@@ -137,6 +137,8 @@ class Branch {
   void norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
                      const Tensor& dx, const Tensor& dnorm, bool is_last);
   void products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split);
+  /// `dqkv`: all rows of this rank's columns.
+  void add_bias_gradient(const Tensor& dqkv);
   /// `dy`: rows of all ranks.
   void add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
                             const BranchActivations& saved);

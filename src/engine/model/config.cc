@@ -1,6 +1,7 @@
 #include "engine/model/config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -73,27 +74,31 @@ void check_rope(const ModelConfig& c) {
     throw ConfigError(fmt::format("model.rope_theta = {}: expected 1 to 1e15", c.rope_theta));
   }
   const RopeScaling& s = c.rope_scaling;
-  if (s.kind == RopeScaling::Kind::none) return;
+  constexpr std::string_view kTypes[] = {"default", "linear", "dynamic", "llama3", "yarn"};
+  if (std::ranges::find(kTypes, s.type) == std::end(kTypes)) {
+    throw ConfigError(fmt::format("model.rope_type = {}: expected {}", printable(s.type),
+                                  fmt::join(kTypes, ", ")));
+  }
+  if (s.is_none()) return;
   const auto check = [](const char* key, double value, double low, double high) {
     if (value >= low && value <= high) return;
-    throw ConfigError(
-        fmt::format("rope_scaling: {} = {}: expected {} to {}", key, value, low, high));
+    throw ConfigError(fmt::format("model.rope_{} = {}: expected {} to {}", key, value, low, high));
   };
   constexpr double kMax = 1e9, kMin = 1e-6;
   check("factor", s.factor, 1, kMax);
-  if (s.kind == RopeScaling::Kind::llama3) {
-    check("original_max_position_embeddings", s.original_max_seq, 1, kMax);
+  if (s.type == "llama3") {
+    check("original_max_seq", s.original_max_seq, 1, kMax);
     check("low_freq_factor", s.low_freq_factor, kMin, kMax);
     check("high_freq_factor", s.high_freq_factor, s.low_freq_factor + kMin, kMax);
   }
-  if (s.kind == RopeScaling::Kind::yarn) {
-    check("original_max_position_embeddings", s.original_max_seq, 1, kMax);
+  if (s.type == "yarn") {
+    check("original_max_seq", s.original_max_seq, 1, kMax);
     check("beta_slow", s.beta_slow, kMin, kMax);
     check("beta_fast", s.beta_fast, s.beta_slow, kMax);
     check("attention_factor", s.attention_factor, kMin, kMax);
     if (c.rope_theta < 1.001) {
       throw ConfigError(
-          fmt::format("rope_theta = {}: expected at least 1.001 with yarn", c.rope_theta));
+          fmt::format("model.rope_theta = {}: expected at least 1.001 with yarn", c.rope_theta));
     }
   }
 }
@@ -179,9 +184,7 @@ void ModelConfig::check_training(int tp, int ep) const {
     reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {} in training", tp));
   }
   const std::pair<const char*, bool> refused[] = {
-      {"biases of q, k and v", qkv_bias},
-      {"norms of q and k", qk_norm},
-      {"a gate of the shared expert", shared_expert_gate}};
+      {"norms of q and k", qk_norm}, {"a gate of the shared expert", shared_expert_gate}};
   for (const auto& [what, is_set] : refused) {
     if (is_set) throw ConfigError(fmt::format("training a model with {}: expected none", what));
   }

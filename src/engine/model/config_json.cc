@@ -282,7 +282,7 @@ std::string to_json(const ModelConfig& config, DType weights) {
     root[kWindowSwitch] = config.sliding_window > 0;
     root[kFirstWindowLayer] = config.first_window_layer;
   }
-  if (config.rope_scaling.kind != RopeScaling::Kind::none) {
+  if (!config.rope_scaling.is_none()) {
     root["rope_scaling"] = rope_scaling_json(config.rope_scaling);
   }
   if (family.has_all_keys) {

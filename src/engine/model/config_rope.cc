@@ -15,15 +15,10 @@ namespace tandem {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Kind = RopeScaling::Kind;
 
 constexpr const char* kScaling = "rope_scaling";
 constexpr const char* kParameters = "rope_parameters";
-constexpr std::pair<const char*, Kind> kTypes[] = {{"default", Kind::none},
-                                                   {"linear", Kind::linear},
-                                                   {"dynamic", Kind::dynamic},
-                                                   {"llama3", Kind::llama3},
-                                                   {"yarn", Kind::yarn}};
+constexpr const char* kTypes[] = {"default", "linear", "dynamic", "llama3", "yarn"};
 
 /// Object of rope_scaling or rope_parameters.
 class RopeObject {
@@ -50,18 +45,20 @@ class RopeObject {
     return number(key, 0);
   }
   /// `type` is the name of rope_type in files from before 2024.
-  Kind kind() {
-    const Json *const type = find("rope_type"), *const old = find("type");
-    if (!type && !old) {
-      if (key_ == kParameters) return Kind::none;
+  std::string type() {
+    const Json *const type_key = find("rope_type"), *const old = find("type");
+    if (!type_key && !old) {
+      if (key_ == kParameters) return kTypes[0];
       throw ConfigError(fmt::format("{}: key {}.rope_type is missing", file_, key_));
     }
-    if (type && old && *type != *old) reject_value(file_, key_ + ".type", *old, type->dump());
-    const Json& name = type ? *type : *old;
-    for (const auto& [known, kind] : kTypes) {
-      if (name == known) return kind;
+    if (type_key && old && *type_key != *old) {
+      reject_value(file_, key_ + ".type", *old, type_key->dump());
     }
-    reject_value(file_, key_ + (type ? ".rope_type" : ".type"), name,
+    const Json& name = type_key ? *type_key : *old;
+    for (const char* known : kTypes) {
+      if (name == known) return known;
+    }
+    reject_value(file_, key_ + (type_key ? ".rope_type" : ".type"), name,
                  "default, linear, dynamic, llama3 or yarn");
   }
   void require_all_read() const {
@@ -102,15 +99,15 @@ void parse_yarn(RopeObject& rope, const std::string& file, const ModelConfig& co
 
 void parse_object(RopeObject& rope, const std::string& file, ModelConfig& config) {
   RopeScaling s;
-  s.kind = rope.kind();
-  if (s.kind != Kind::none) s.factor = rope.required("factor");
-  if (s.kind == Kind::llama3) {
+  s.type = rope.type();
+  if (!s.is_none()) s.factor = rope.required("factor");
+  if (s.type == "llama3") {
     s.low_freq_factor = rope.required("low_freq_factor");
     s.high_freq_factor = rope.required("high_freq_factor");
     s.original_max_seq = rope.required("original_max_position_embeddings");
   }
-  if (s.kind == Kind::dynamic) rope.find("original_max_position_embeddings");  // has no effect
-  if (s.kind == Kind::yarn) parse_yarn(rope, file, config, s);
+  if (s.type == "dynamic") rope.find("original_max_position_embeddings");  // has no effect
+  if (s.type == "yarn") parse_yarn(rope, file, config, s);
   if (const double share = rope.number("partial_rotary_factor", 1); share != 1) {
     reject_value(file, rope.key() + ".partial_rotary_factor", share, "1");
   }
@@ -141,13 +138,11 @@ void parse_rope(const Json& root, const std::string& file, ModelConfig& config) 
 }
 
 nlohmann::ordered_json rope_scaling_json(const RopeScaling& s) {
-  if (s.kind == Kind::none) return nullptr;
+  if (s.is_none()) return nullptr;
   Json rope;
-  for (const auto& [name, kind] : kTypes) {
-    if (kind == s.kind) rope["rope_type"] = name;
-  }
+  rope["rope_type"] = s.type;
   rope["factor"] = s.factor;
-  if (s.kind == Kind::llama3) {
+  if (s.type == "llama3") {
     rope["low_freq_factor"] = s.low_freq_factor;
     rope["high_freq_factor"] = s.high_freq_factor;
   }
@@ -156,7 +151,7 @@ nlohmann::ordered_json rope_scaling_json(const RopeScaling& s) {
     rope["original_max_position_embeddings"] =
         double(whole) == s.original_max_seq ? Json(whole) : Json(s.original_max_seq);
   }
-  if (s.kind == Kind::yarn) {
+  if (s.type == "yarn") {
     rope["beta_fast"] = s.beta_fast;
     rope["beta_slow"] = s.beta_slow;
     rope["attention_factor"] = s.attention_factor;

@@ -234,6 +234,14 @@ PlacedTensor sum_of_rows(const char* op, const Operands& operands, std::string n
   return make(op, std::move(name), [&](Axis axis) { return sum_rows(op, operands, axis); });
 }
 
+PlacedTensor column_sums(const PlacedTensor& x, std::string name) {
+  return make("column_sums", std::move(name), [&](Axis axis) {
+    if (x.over(axis) == kFlat) fail("column_sums", x, axis, "a matrix");
+    if (x.over(axis) == kRows) return kPartial;
+    return x.over(axis) == kColumns ? kRows : x.over(axis);
+  });
+}
+
 PlacedTensor sum_of_squares(const PlacedTensor& x, std::string name) {
   return make("sum_of_squares", std::move(name), [&](Axis axis) {
     return nonlinear("sum_of_squares", {x}, axis) == kReplicated ? kReplicated : kPartial;

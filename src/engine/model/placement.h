@@ -123,6 +123,8 @@ PlacedTensor by_rows(const char* op, const Operands& operands, const Operands& w
                      std::string name);
 /// Sum over rows of a nonlinear function of each.
 PlacedTensor sum_of_rows(const char* op, const Operands& operands, std::string name);
+/// Sums of a matrix's columns.
+PlacedTensor column_sums(const PlacedTensor& x, std::string name);
 PlacedTensor sum_of_squares(const PlacedTensor& x, std::string name);
 /// Needs heads sharded over tp, and whole sequences on every rank of the other axes.
 PlacedTensor attention(const char* op, const Operands& operands, std::string name);

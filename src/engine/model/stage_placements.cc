@@ -71,6 +71,13 @@ class StageDeclaration {
     }
     return whole_names(branch, std::move(names));
   }
+  std::vector<std::string> bias_parameters(size_t branch) const {
+    std::vector<std::string> names;
+    for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+      names.push_back(fmt::format("model.{}self_attn.{}.bias", layer(branch), name));
+    }
+    return names;
+  }
   std::vector<std::string> out_parameters(size_t branch) const {
     const BranchLayout& b = layout_.branches[branch];
     std::vector<std::string> names;
@@ -260,6 +267,7 @@ class StageDeclaration {
                     : elementwise("swiglu_backward", {*saved.hidden, d_inner}, name + "d_hidden");
     table_.add(d_hidden);
     add_gradients(in_parameters(i), ag_wgrad(saved.x_norm, d_hidden, ""));
+    if (b.qkv_bias >= 0) add_gradients(bias_parameters(i), column_sums(d_hidden, ""));
     return table_.add(gemm_rs(d_hidden, transposed(weights.in), name + "d_x_norm"));
   }
 

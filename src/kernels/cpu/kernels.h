@@ -15,6 +15,7 @@ void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inve
                        const Tensor& dout, const Tensor& dx, const Tensor& dweight,
                        const Tensor& dx_bf16);
 void add_bias(const Tensor& bias, const Tensor& rows);
+void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate);
 void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows);
 void gate_rows(const Tensor& gate, const Tensor& rows);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "core/cpu/parallel.h"
@@ -19,6 +20,20 @@ void add_bias(const Tensor& bias, const Tensor& rows) {
         for (int64_t i = 0; i < n; ++i) x[i] = from_f32<T>(to_f32(x[i]) + b[i]);
       }
     });
+  });
+}
+
+void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate) {
+  const ScopedSpan span(SpanKind::compute, "column_sums");
+  const int64_t n = rows.dim(1);
+  float* const to = sums.as<float>();
+  if (!accumulate) std::fill_n(to, n, 0.0f);
+  with_type(rows.dtype(), "column_sums", [&]<typename T>(T) {
+    for (int64_t row = 0; row < rows.dim(0); ++row) {  // one thread: a fixed order
+      const T* const x = rows.as<T>() + row * rows.stride(0);
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) to[i] += to_f32(x[i]);
+    }
   });
 }
 
