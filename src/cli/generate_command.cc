@@ -347,8 +347,8 @@ void add_generate(CLI::App& app) {
       "  tandem generate out/tiny --prompt 'int main' --tp 2 --codec int8   fewer bytes sent\n"
       "  tandem generate out/tiny --prompt - --top-k 40 --stop ';' <include/tandem/random.h\n"
       "\nA folder's generation_config.json sets the defaults of --temperature, --top-k and --top-p "
-      "and "
-      "the tokens\nthat end a text. A line with the speed goes to standard error.");
+      "and"
+      "\nthe tokens that end a text. A line with the speed goes to standard error.");
   command->callback([arguments] { run(*arguments); });
 }
 
