@@ -89,6 +89,8 @@ void print_info() {
            "between hosts: tcp, mpi (MPI's messages) or auto (tcp unless MPI reaches a fabric)");
   variable("TANDEM_ALLOW_MIXED_BUILDS", env().allow_mixed_builds ? "1" : "0",
            "1 on all ranks: they may run different builds");
+  variable("TANDEM_CHECK_MESSAGES", env().check_messages ? "1" : "0",
+           "1: messages over sockets have a hash, which the receiver compares");
   variable("TANDEM_LINK", env().link.empty() ? "not set" : env().link,
            "what mpi and processes call the network");
   variable("TANDEM_SNAPSHOT_MEMORY",

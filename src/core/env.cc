@@ -83,7 +83,8 @@ const std::vector<std::string>& known_variables() {
       "TANDEM_SECRET_FILE",
       "TANDEM_ALLOW_MIXED_BUILDS",
       "TANDEM_MEMBERSHIP",  // set by tandem launch
-      "TANDEM_ISA"};        // read only by the Python package: python/tandem/_isa.py
+      "TANDEM_CHECK_MESSAGES",
+      "TANDEM_ISA"};  // read only by the Python package: python/tandem/_isa.py
   return names;
 }
 
@@ -122,14 +123,18 @@ const Env& env() {
                          text("TANDEM_SECRET", ""),
                          text("TANDEM_SECRET_FILE", ""),
                          one_of("TANDEM_ALLOW_MIXED_BUILDS", {"0", "1"}) == "1",
+                         one_of("TANDEM_CHECK_MESSAGES", {"0", "1"}) == "1",
                          text("TANDEM_LINK", ""),
                          number("TANDEM_SNAPSHOT_MEMORY", -1, -1, 1 << 20)};
+
   return value;
 }
 
 std::string shared_settings() {
-  return fmt::format("TANDEM_MPI_TRANSPORT={} TANDEM_MPI_SHM={:d} TANDEM_TUNE={:d}",
-                     env().mpi_transport, env().mpi_shm, env().tune);
+  return fmt::format(
+      "TANDEM_MPI_TRANSPORT={} TANDEM_MPI_SHM={:d} TANDEM_TUNE={:d}"
+      " TANDEM_CHECK_MESSAGES={:d}",
+      env().mpi_transport, env().mpi_shm, env().tune, env().check_messages);
 }
 
 double checked_deadline(double seconds, std::string_view what) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -150,6 +151,155 @@ TEST(ReplicaCheck, FindsEveryFlipOfAWeightThatRanksHoldCopiesOf) {
 
 TEST(ReplicaCheckLong, FindsEveryFlipInAllLayouts) {
   for (uint64_t seed = 2; seed < 5; ++seed) expect_all_found(trials(), seed, 24);
+}
+
+/// Training with a flip in each step: what was injected, and what was found in each.
+Outcome train_with_flips(TrainConfig config, const std::string& plan_text, int64_t steps) {
+  config.optimizer.lr = 1e-4;
+  const TempDir out;
+  const Corpus corpus(config.data.paths, 0);
+  Outcome outcome;
+  const ParallelDims dims(config);
+  const FaultPlan plan(plan_text, "faults.toml", dims.ranks());
+  run_threads({.ranks = dims.ranks()}, [&](Communicator& world) {
+    const ParallelGroups groups(world, dims, config.model.experts > 0);
+    const Sampler sampler(corpus, config.train.seq, 1);
+    ModelRanks ranks(groups, config, {});
+    StepExecutor executor(config, groups, corpus, sampler, ranks);
+    StateChecks checks(groups, config, ranks, out.path());
+    FaultInjector injector(plan, groups, ranks, out.path());
+    for (ModelChunk& chunk : ranks.chunks) {
+      chunk.stage.initialize(1);
+      chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
+      chunk.stage.end_staging();
+    }
+    executor.weights_changed();
+    for (int64_t step = 1; step <= steps; ++step) {
+      const auto compute = [&] {
+        return executor.compute((step - 1) * config.train.batch,
+                                config.train.batch * config.train.seq);
+      };
+      injector.before_passes(step, executor);
+      StepExecutor::Result result = compute();
+      injector.after_passes(step);
+      checks.compute_again(step, compute, result);
+      StepSums local;
+      local.squares = result.squares;
+      local.checks = checks.sums(step);
+      const StepSums sums = exchange_sums(groups.world_axes(), local);
+      const auto found = checks.find(sums.checks, step);
+      if (world.rank() == 0) outcome.found.push_back(found);
+      executor.update(AdamStep::make(config, step - 1, 1e-4, std::sqrt(sums.squares)));
+    }
+    executor.await_weights();
+  });
+  outcome.injected = lines_of(out / "injected.jsonl");
+  return outcome;
+}
+
+/// A flip of a low bit in each step from the second, so that training continues.
+std::string low_flips(uint64_t seed, const std::vector<std::string>& kinds, int steps) {
+  std::string faults = fmt::format("seed = {}\n", seed);
+  for (int step = 2; step <= steps; ++step) {
+    faults += fmt::format("[[fault]]\nstep = {}\nkind = \"{}\"\nbit = {}\n", step,
+                          kinds[size_t(step) % kinds.size()], step % 20);
+  }
+  return faults;
+}
+
+/// Number of flips of which the check found nothing else than them.
+int count_found(const Outcome& outcome, const std::string& check) {
+  int number = 0;
+  size_t next = 0;
+  for (size_t step = 1; step <= outcome.found.size(); ++step) {
+    const bool has_fault = next < outcome.injected.size() && outcome.injected[next]["step"] == step;
+    const Json fault = has_fault ? outcome.injected[next++] : Json();
+    for (const CheckFinding& finding : outcome.found[step - 1]) {
+      if (finding.check != check) continue;
+      EXPECT_TRUE(has_fault) << describe(finding);
+      if (!has_fault) continue;
+      EXPECT_EQ(finding.ranks, std::vector<int>{fault["rank"].get<int>()}) << fault.dump();
+      ++number;
+    }
+  }
+  return number;
+}
+
+std::vector<Trial> state_trials() {
+  std::vector<Trial> all = trials();
+  all.push_back({1, 2, {"optimizer.name=lamb"}});
+  all.push_back({1, 2, {"model.router_bias_update_rate=0.01"}, "moe.toml"});
+  all.push_back({1, 2, {"parallel.codec=\"gradients=int4:g32\"", "train.microbatch=2"}});
+  all.push_back({1, 1, {"parallel.replicas=3"}});
+  return all;
+}
+
+TEST(StateHashes, FindEveryFlipOfTheOptimizersStateIfAllIsChecked) {
+  for (const Trial& trial : {trials()[0], trials()[3]}) {
+    TrainConfig config = config_of(trial, "bf16");
+    config.check.state = 1;
+    const Outcome outcome =
+        train_with_flips(config, low_flips(3, {"flip_moments", "flip_masters"}, 16), 17);
+    ASSERT_EQ(outcome.injected.size(), 15u);
+    EXPECT_EQ(count_found(outcome, "state"), 15);
+  }
+}
+
+TEST(StateHashesLong, FindTheirShareOfFlipsInAllLayouts) {
+  int flips = 0, found = 0;
+  for (const Trial& trial : state_trials()) {
+    for (const double share : {1.0, 0.25}) {
+      TrainConfig config = config_of(trial, "f32");
+      config.parallel.dp_bucket_mib = 0.02;
+      config.check.state = share;
+      config.check.weights = 0;
+      const Outcome outcome =
+          train_with_flips(config, low_flips(4, {"flip_moments", "flip_masters"}, 40), 40);
+      ASSERT_EQ(outcome.injected.size(), 39u);
+      const int of_run = count_found(outcome, "state");
+      if (share == 1) {
+        EXPECT_EQ(of_run, 39) << ParallelDims(config).describe();
+        continue;
+      }
+      flips += 39;
+      found += of_run;
+    }
+  }
+  const double deviation = std::sqrt(0.25 * 0.75 * flips);
+  EXPECT_NEAR(found, 0.25 * flips, 3 * deviation) << "of " << flips;
+}
+
+TEST(GradientCheck, FindsFlipsInTheShareOfStepsThatAreComputedTwice) {
+  for (const double share : {1.0, 0.25}) {
+    TrainConfig config = config_of(trials()[1], "f32");
+    config.check.recompute = share;
+    const int steps = 17;
+    const Outcome outcome =
+        train_with_flips(config, low_flips(5, {"flip_gradients"}, steps), steps);
+    ASSERT_EQ(outcome.injected.size(), 16u);
+    const int found = count_found(outcome, "recompute");
+    EXPECT_NEAR(found, 16 * share, share == 1 ? 0 : 1);
+  }
+}
+
+TEST(StateChecksLong, UndisturbedTrainingHasNoFindings) {
+  for (const Trial& trial : state_trials()) {
+    for (const std::string dtype : {"f32", "bf16"}) {
+      TrainConfig config = config_of(trial, dtype);
+      config.check.state = config.check.recompute = 1;
+      const Outcome outcome = train_with_flips(config, "", 40);
+      EXPECT_THAT(outcome.found, testing::Each(testing::IsEmpty()))
+          << ParallelDims(config).describe() << " " << dtype << " " << config.parallel.codec;
+    }
+  }
+}
+
+TEST(StateChecks, UndisturbedTrainingHasNoFindings) {
+  for (const Trial& trial : {trials()[1], trials()[7]}) {
+    TrainConfig config = config_of(trial, "bf16");
+    config.check.state = config.check.recompute = 1;
+    EXPECT_THAT(train_with_flips(config, "", 5).found, testing::Each(testing::IsEmpty()));
+  }
 }
 
 /// Run of six steps with faults, checkpoints after steps 2 and 3, and its last error.

@@ -193,9 +193,17 @@ std::shared_ptr<LocalBuffer> Engine::find_buffer(const Header& header) {
 }
 
 void Engine::on_put(LocalBuffer& buffer, const Header& header) {
-  if (header.signal < 0) return;
+  if (header.signal < 0 || header.communicator >> kRunShift == corrupt_run_) return;
   raise_signal(buffer.signals[header.signal], header.epoch);
   ring(rank_);
+}
+
+void Engine::on_corrupt(int source, const Header& header) {
+  corrupt_run_ = header.communicator >> kRunShift;
+  corrupt_messages_.push_back({FutexWaiter::Clock::now(), corrupt_run_,
+                               fmt::format("the message of {} bytes from rank {} to rank {} is "
+                                           "corrupt: its hash differs from the sender's",
+                                           header.bytes, source, rank_)});
 }
 
 bool Engine::is_early(const Header& header) {

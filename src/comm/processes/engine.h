@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
@@ -177,6 +178,7 @@ class Engine final : TransportSink {
                      FutexWaiter::Clock::time_point deadline);
   void note_store_gone();
   void check_lost_connections();
+  void check_corrupt_messages();
   void renew_lease();
   void say_goodbye();
   void expect(int change);
@@ -187,6 +189,7 @@ class Engine final : TransportSink {
 
   std::shared_ptr<LocalBuffer> find_buffer(const Header& header) override;
   void on_put(LocalBuffer& buffer, const Header& header) override;
+  void on_corrupt(int source, const Header& header) override;
   bool is_early(const Header& header) override;
   void on_sent() override;
   void on_lost(int source) override;
@@ -226,6 +229,13 @@ class Engine final : TransportSink {
       transport_;  // this and the next: used only by the communication thread once started
   /// Connections that have ended without a word of the store, and when.
   std::map<int, FutexWaiter::Clock::time_point> lost_connections_;
+  struct CorruptMessage {
+    FutexWaiter::Clock::time_point time;
+    uint64_t run;
+    std::string text;
+  };
+  std::deque<CorruptMessage> corrupt_messages_;
+  uint64_t corrupt_run_ = ~uint64_t(0);  ///< whose signals no longer reach this rank
   FutexWaiter::Clock::time_point renewed_{};
   std::atomic<bool> store_gone_{false};
   std::mutex receiving_;                      ///< held to receive from the store

@@ -55,6 +55,7 @@ void Engine::serve() {
     moved |= run_call();
     moved |= take_from_store();
     check_lost_connections();
+    check_corrupt_messages();
     if (moved) continue;
     bool awaited = false;
     {
@@ -63,7 +64,8 @@ void Engine::serve() {
       awaited = expecting_ > 0;
     }
     renew_lease();
-    transport_->sleep(awaited, lost_connections_.empty() ? kLongSleep : kVerdictNap);
+    const bool is_quiet = lost_connections_.empty() && corrupt_messages_.empty();
+    transport_->sleep(awaited, is_quiet ? kLongSleep : kVerdictNap);
   }
   say_goodbye();
 }
@@ -119,6 +121,21 @@ void Engine::check_lost_connections() {
     }
     note_lost(lost->first);
     lost = lost_connections_.erase(lost);
+  }
+}
+
+// A sender that aborts may change what it is sending: its notice comes within this time.
+void Engine::check_corrupt_messages() {
+  const auto now = FutexWaiter::Clock::now();
+  while (!corrupt_messages_.empty()) {
+    const CorruptMessage& first = corrupt_messages_.front();
+    if (now - first.time < kVerdictNap) return;
+    const bool is_current = [&] {
+      const std::lock_guard lock(mutex_);
+      return running_ && first.run == run_;
+    }();
+    if (is_current) abort(first.text);
+    corrupt_messages_.pop_front();
   }
 }
 

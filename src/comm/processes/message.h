@@ -23,6 +23,7 @@ struct Header {
   uint64_t offset;
   uint64_t bytes;
   uint64_t epoch;
+  uint64_t hash = 0;  ///< put, if messages are checked: of the header without it, and the contents
 };
 
 /// Min size of a put's contents that sockets send zero-copy: their pages go to the system and must

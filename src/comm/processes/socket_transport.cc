@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,8 @@
 #include <cstring>
 #include <string>
 
+#include "comm/message_fault.h"
+#include "core/env.h"
 #include "tandem/error.h"
 
 namespace tandem::processes {
@@ -24,6 +27,20 @@ constexpr size_t kLowWater = size_t(256) << 10;
 
 bool would_block() {
   return errno == EAGAIN || errno == EWOULDBLOCK;
+}
+
+/// Hash of a put, not 0.
+uint64_t hash_put(Header header, const std::byte* contents) {
+  header.hash = 0;
+  const uint64_t seed = XXH3_64bits(&header, sizeof header);
+  return std::max<uint64_t>(1, XXH3_64bits_withSeed(contents, header.bytes, seed));
+}
+
+/// Copies the contents, which belong to the caller.
+void flip_bit(Outgoing& message, uint64_t bit) {
+  message.contents.assign(message.bytes(), message.bytes() + message.header.bytes);
+  message.payload = nullptr;
+  message.contents[bit / 8 % message.header.bytes] ^= std::byte(1u << bit % 8);
 }
 
 }  // namespace
@@ -56,6 +73,11 @@ void SocketTransport::send(int rank, std::unique_ptr<Outgoing> message) {
     return;
   }
   if (first) connections_->call(rank, address_of_(rank));
+  if (message->header.kind == MessageKind::put) {
+    if (env().check_messages) message->header.hash = hash_put(message->header, message->bytes());
+    const int64_t bit = take_bit_to_flip(message->header.bytes);
+    if (bit >= 0) flip_bit(*message, uint64_t(bit));
+  }
   entry->second.out.push_back(std::move(message));
 }
 
@@ -231,7 +253,7 @@ bool SocketTransport::read_some(int rank, Peer& peer) {
   if (peer.early && !begin_contents(peer)) return false;
   while (peer.socket) {
     if (peer.received >= sizeof(Header) && peer.received == sizeof(Header) + peer.header.bytes) {
-      deliver(peer);
+      deliver(rank, peer);
     }
     std::byte* to = reinterpret_cast<std::byte*>(&peer.header) + peer.received;
     size_t want = sizeof(Header) - peer.received;
@@ -254,7 +276,7 @@ bool SocketTransport::read_some(int rank, Peer& peer) {
     moved = true;
     peer.received += size_t(bytes);
     if (peer.received == sizeof(Header) && !begin_contents(peer)) return moved;
-    if (peer.received == sizeof(Header) + peer.header.bytes) deliver(peer);
+    if (peer.received == sizeof(Header) + peer.header.bytes) deliver(rank, peer);
   }
   return moved;
 }
@@ -269,12 +291,17 @@ bool SocketTransport::begin_contents(Peer& peer) {
   return true;
 }
 
-void SocketTransport::deliver(Peer& peer) {
+void SocketTransport::deliver(int rank, Peer& peer) {
   peer.received = 0;
   const auto buffer = std::exchange(peer.buffer, nullptr);
   peer.contents.clear();
   if (peer.header.kind == MessageKind::put) {
-    if (buffer) sink_.on_put(*buffer, peer.header);
+    if (buffer) {
+      const Header& header = peer.header;
+      const bool is_corrupt =
+          header.hash != 0 && header.hash != hash_put(header, buffer->data + header.offset);
+      is_corrupt ? sink_.on_corrupt(rank, header) : sink_.on_put(*buffer, header);
+    }
     if (!is_zero_copy(peer.header)) return;
     auto taken = std::make_unique<Outgoing>();
     taken->header = {MessageKind::taken, 0, 0, 0, 0, 0, 0};

@@ -66,7 +66,7 @@ class SocketTransport final : public Transport {
   bool read_some(int rank, Peer& peer);
   bool begin_contents(Peer& peer);
   void connect_some();
-  void deliver(Peer& peer);
+  void deliver(int rank, Peer& peer);
   void take_back(Peer& peer);
   void set_low_water(Peer& peer);
   void lose(int rank, Peer& peer);

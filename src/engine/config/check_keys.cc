@@ -19,6 +19,18 @@ std::vector<ConfigKey> check_keys() {
        1,
        {},
        "share of the weights that several ranks hold, compared in each step"},
+      {"check.state",
+       TANDEM_SLOT(check.state),
+       0,
+       1,
+       {},
+       "share of the optimizer's state whose hash is compared from one update to the next"},
+      {"check.recompute",
+       TANDEM_SLOT(check.recompute),
+       0,
+       1,
+       {},
+       "share of the steps whose gradients are computed twice and compared"},
   };
 }
 #undef TANDEM_SLOT

@@ -82,6 +82,7 @@ ShardedOptimizer::Group::Group(const Exec& model, int index, const ParameterGrou
     across_weights.emplace(model, *across_hosts, weights, across_buckets(), list,
                            WeightSync::Options{options.weights, options.overlap}, state);
   }
+  if (options.check.share > 0) hashes.emplace(state, buckets.count(), options.check);
   if (!group.copies) return;
   if (exec.on_gpu()) throw Unsupported("parallel.dp_shard on GPUs: expected 0");
   copy_sync.emplace(
@@ -146,6 +147,7 @@ void ShardedOptimizer::Group::update(
       const bool has_copy = copy.data() && is_read && !state.sends_differences();
       apply(r, has_copy ? copy.narrow(0, r.run.begin, r.run.count) : Tensor());
     }
+    if (hashes) hashes->store(bucket);
   };
   if (replicates_state) return weight_sync.begin([](int) {}, update);
   if (!across_weights) return weight_sync.begin(update);
@@ -261,6 +263,10 @@ Squares ShardedOptimizer::reduce() {
 }
 
 void ShardedOptimizer::update(const AdamStep& step) {
+  ++updates_;
+  for (Group& group : groups_) {
+    if (group.hashes) group.hashes->begin_update(updates_);
+  }
   if (trust_ratios_) {
     for (Group& group : groups_) group.find_directions(step);
     for (Group& group : groups_) group.add_norms(*trust_ratios_);
@@ -319,6 +325,21 @@ std::vector<ShardedOptimizer::StateGroup> ShardedOptimizer::state_groups() {
   std::vector<StateGroup> all;
   for (Group& group : groups_) all.push_back({group.replicas, {group.begin, group.elements}});
   return all;
+}
+
+std::vector<int64_t> ShardedOptimizer::find_changed_state() const {
+  std::vector<int64_t> changed;
+  for (const Group& group : groups_) {
+    if (!group.hashes) continue;
+    for (const int64_t begin : group.hashes->find_changed()) changed.push_back(group.begin + begin);
+  }
+  return changed;
+}
+
+void ShardedOptimizer::state_changed() {
+  for (Group& group : groups_) {
+    if (group.hashes) group.hashes->forget();
+  }
 }
 
 std::vector<StateSlice> ShardedOptimizer::slices(Moment moment, bool all) const {

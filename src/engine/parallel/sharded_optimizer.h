@@ -28,6 +28,7 @@
 #include "engine/optim/squares.h"
 #include "engine/parallel/gradient_sync.h"
 #include "engine/parallel/sharded_state.h"
+#include "engine/parallel/state_hashes.h"
 #include "engine/parallel/trust_ratios.h"
 #include "engine/parallel/weight_sync.h"
 #include "tandem/communicator.h"
@@ -45,6 +46,7 @@ struct ShardedOptimizerOptions {
   GradientMemory* gradient_memory = nullptr;
   /// LAMB: communicators whose ranks together are the world. AdamW if there are none.
   std::vector<Communicator*> lamb_axes{};
+  StateCheckOptions check{};  ///< CPU ranks
 };
 
 /// Parameters whose state is sharded over the ranks of one communicator.
@@ -127,6 +129,13 @@ class ShardedOptimizer {
     FlatRange range;
   };
   std::vector<StateGroup> state_groups();
+
+  /// First elements of blocks of 4096 whose state differs from what the last update has left, in
+  /// the share that is checked. Call after `reduce`.
+  std::vector<int64_t> find_changed_state() const;
+  /// Must be called after state was written other than by `update`.
+  void state_changed();
+
   /// As ShardedState's.
   std::vector<StateSlice> slices(Moment moment, bool all = false) const;
   /// Reduced gradients of the same elements, between `reduce` and the next backward pass.
@@ -201,6 +210,7 @@ class ShardedOptimizer {
     std::vector<int> first_term;               // by bucket
     SquareSums squares;                        // by term, thus by owned run
     SquareSums norms;  // LAMB: by run of its weights, then of its directions
+    std::optional<StateHashes> hashes;
   };
   Group& find_group(FlatRange range);
 
@@ -210,6 +220,7 @@ class ShardedOptimizer {
   std::deque<Group> groups_;
   std::optional<TrustRatios> trust_ratios_;  // LAMB
   std::vector<SquareTerm> terms_;
+  int64_t updates_ = 0;
 };
 
 }  // namespace tandem

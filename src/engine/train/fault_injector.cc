@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "comm/message_fault.h"
 #include "core/file_descriptor.h"
 #include "core/files.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -56,6 +57,10 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
       record(fault, "{}");
       ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);
+    } else if (fault.kind == FaultKind::flip_message) {
+      const auto words = philox(plan_.seed(), uint64_t(fault.step), fault.number);
+      record(fault, "{}");
+      flip_bit_of_next_message(fault.bit >= 0 ? uint32_t(fault.bit) : words[0]);
     } else if (fault.kind == FaultKind::slow) {
       record(fault, fmt::format(R"({{"percent":{}}})", fault.percent));
       slower_percent_ = fault.percent;

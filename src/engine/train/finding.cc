@@ -25,6 +25,18 @@ std::string describe(const CheckFinding& finding) {
     return fmt::format("{} differs between {}: one of them is corrupt", where,
                        name_ranks(finding.ranks));
   }
+  if (finding.check == "state") {
+    return fmt::format(
+        "step {}: the optimizer state of {} on {} is corrupt: it has changed since "
+        "its last update",
+        finding.step, finding.tensor, name_ranks(finding.ranks));
+  }
+  if (finding.check == "recompute") {
+    return fmt::format(
+        "step {}: the gradient of {} summed on {} is corrupt: computed again it has "
+        "other bits",
+        finding.step, finding.tensor, name_ranks(finding.ranks));
+  }
   std::vector<int> others;
   std::ranges::set_difference(finding.compared, finding.ranks, std::back_inserter(others));
   return fmt::format("{} of {} is corrupt: it differs from that of {}{}", where,

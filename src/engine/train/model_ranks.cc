@@ -76,7 +76,9 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
           .overlap = groups.tp().size() == 1 && !groups.experts(),
           .gradient_memory = &stage.gradient_memory(),
           .lamb_axes =
-              config.optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{}};
+              config.optimizer.name == "lamb" ? groups.stage_axes() : std::vector<Communicator*>{},
+          .check = {config.check.action == "off" ? 0 : config.check.state,
+                    config.model.router_bias_update_rate > 0}};
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -11,6 +10,7 @@
 
 #include "engine/model/weights.h"
 #include "engine/parallel/collective_check.h"
+#include "engine/parallel/state_hashes.h"
 #include "kernels/elementwise.h"
 #include "observe/recorder.h"
 
@@ -72,12 +72,6 @@ std::vector<CheckFinding> merge(const std::vector<CheckFinding>& findings) {
 constexpr uint8_t kNotOwner = 0, kOwnerAgrees = 1, kOwnerDiffers = 2, kOwnerUnknown = 3;
 
 }  // namespace
-
-bool is_checked(double position, int64_t step, double share) {
-  constexpr double kGolden = 0.6180339887498949;
-  const double moved = position + kGolden * double(step);
-  return moved - std::floor(moved) < share;
-}
 
 ReplicaCheck::ReplicaCheck(const ParallelGroups& groups, const ModelRanks& ranks, double share)
     : groups_(groups), ranks_(ranks), share_(share), units_(weight_units(ranks)) {

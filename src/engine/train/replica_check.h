@@ -16,10 +16,6 @@
 
 namespace tandem {
 
-/// Whether what is at `position`, in [0, 1), is checked in a step: a share of all positions, which
-/// moves by the golden ratio, so that all are checked equally often. The same on all ranks.
-bool is_checked(double position, int64_t step, double share);
-
 class ReplicaCheck {
  public:
   /// `share`: of the weights, compared in a step. CPU ranks.

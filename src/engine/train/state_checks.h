@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,17 +12,9 @@
 #include "engine/train/finding.h"
 #include "engine/train/model_ranks.h"
 #include "engine/train/replica_check.h"
+#include "engine/train/step_executor.h"
 
 namespace tandem {
-
-/// Numbers that the ranks sum in a step.
-struct CheckSums {
-  uint64_t weights = 0;  ///< ReplicaCheck's, 0 if all copies agree
-  CheckSums& operator+=(const CheckSums& other) {
-    weights += other.weights;
-    return *this;
-  }
-};
 
 class StateChecks {
  public:
@@ -30,8 +23,12 @@ class StateChecks {
   StateChecks(const ParallelGroups& groups, const TrainConfig& config, const ModelRanks& ranks,
               const std::string& out);
 
+  /// In the share `check.recompute` of steps: computes the gradients again, compares the bits of
+  /// them and of the loss, and sets `result`. Called before `sums`. Collective.
+  void compute_again(int64_t step, const std::function<StepExecutor::Result()>& compute,
+                     StepExecutor::Result& result);
   /// This rank's, between the passes of a step and its update.
-  CheckSums sums(int64_t step) const;
+  CheckSums sums(int64_t step);
   /// Findings, the same on all ranks, if the sums over the world say that there are some.
   /// Collective.
   std::vector<CheckFinding> find(const CheckSums& sums, int64_t step);
@@ -39,10 +36,21 @@ class StateChecks {
   bool stops() const { return config_.check.action == "stop"; }
 
  private:
+  /// An element of a chunk's flat array, or none of the loss.
+  struct Spot {
+    size_t chunk;
+    int64_t element;
+  };
+  std::vector<uint64_t> hash_gradients() const;
+  std::vector<Spot> gradient_blocks() const;
+  std::string describe_spots(const std::vector<Spot>& spots, const char* check, int64_t step) const;
+
   const ParallelGroups& groups_;
   const TrainConfig& config_;
+  const ModelRanks& ranks_;
   std::string out_;
   std::optional<ReplicaCheck> replicas_;
+  std::vector<Spot> changed_state_, changed_gradients_;  // of this step
 };
 
 }  // namespace tandem

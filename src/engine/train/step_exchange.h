@@ -7,7 +7,7 @@
 #include "engine/checkpoint/run_checkpoints.h"
 #include "engine/parallel/pipeline.h"
 #include "engine/parallel/sharded_optimizer.h"
-#include "engine/train/state_checks.h"
+#include "engine/train/finding.h"
 #include "engine/train/step_record.h"
 #include "tandem/communicator.h"
 

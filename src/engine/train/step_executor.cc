@@ -251,6 +251,11 @@ void StepExecutor::progress() {
   for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.progress();
 }
 
+void StepExecutor::weights_changed() {
+  for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.state_changed();
+  pipeline_->share_embedding();
+}
+
 void StepExecutor::await_weights() {
   for (ModelChunk& chunk : ranks_.chunks) chunk.optimizer.await_all();
 }

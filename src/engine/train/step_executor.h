@@ -54,8 +54,9 @@ class StepExecutor {
   Result compute(int64_t first, int64_t targets);
   /// Updates the weights with the gradients of `compute`; the next forward pass waits for them.
   void update(const AdamStep& step);
-  /// Must be called after weights were written other than by `update`. Collective.
-  void weights_changed() { pipeline_->share_embedding(); }
+  /// Must be called after weights or optimizer state were written other than by `update`.
+  /// Collective.
+  void weights_changed();
   /// CPU ranks: as ShardedOptimizer::progress, for all chunks. After `update` it begins to send
   /// weights.
   void progress();

@@ -256,8 +256,10 @@ class Trainer {
     executor_->verify_text(state_.next_sample);
     const int64_t targets = executor_->targets(state_.next_sample);
     if (injector_) injector_->before_passes(state_.step + 1, *executor_);
-    const StepExecutor::Result result = executor_->compute(state_.next_sample, targets);
+    const auto compute = [&] { return executor_->compute(state_.next_sample, targets); };
+    StepExecutor::Result result = compute();
     if (injector_) injector_->after_passes(state_.step + 1);
+    checks_->compute_again(state_.step + 1, compute, result);
     const StepSums sums = exchange(result);
     report(checks_->find(sums.checks, state_.step + 1));
     if (!corrupt_.empty()) return {};
