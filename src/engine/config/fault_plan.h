@@ -31,7 +31,7 @@ enum class FaultKind : uint8_t {
   flip_moments,     ///< of a moment of the optimizer
   flip_gradients,   ///< of the reduced gradients
   flip_message,     ///< of the next large message to another process
-  flip_checkpoint,  ///< of the newest checkpoint's files, on rank 0
+  flip_checkpoint,  ///< of the first checkpoint's files from this step on
 };
 std::string_view name_of(FaultKind kind);
 

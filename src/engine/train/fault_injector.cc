@@ -81,10 +81,11 @@ void FaultInjector::after_passes(int64_t step) {
 }
 
 void FaultInjector::after_save(int64_t saved_step) {
-  if (std::exchange(saved_step_, saved_step) == saved_step) return;
-  for (const Fault& fault : std::exchange(of_files_, {})) {
-    if (groups_.world().rank() == 0) flip_file(fault);
-  }
+  std::erase_if(of_files_, [&](const Fault& fault) {
+    if (fault.step > saved_step) return false;
+    if (groups_.world().rank() == 0) flip_file(fault, checkpoint_path(out_, saved_step));
+    return true;
+  });
 }
 
 /// All that match the fault.
@@ -147,15 +148,13 @@ void FaultInjector::flip(const Fault& fault) {
   std::memcpy(data, &flipped, bytes);
 }
 
-/// Flips a bit of a random byte of the newest checkpoint.
-void FaultInjector::flip_file(const Fault& fault) {
+/// Flips a bit of a random byte of a checkpoint's tensors.
+void FaultInjector::flip_file(const Fault& fault, const std::string& checkpoint) {
   const auto words = philox(plan_.seed(), uint64_t(fault.step), fault.number);
-  std::vector<std::string> files;
-  const std::vector<std::string> checkpoints = list_checkpoints(out_);
-  if (!checkpoints.empty()) files = names_in(checkpoints.front());
+  std::vector<std::string> files = names_in(checkpoint);
   std::erase_if(files, [](const std::string& name) { return !name.ends_with(".safetensors"); });
   if (files.empty()) return record(fault, R"({"skipped":"no checkpoint"})");
-  const std::string path = checkpoints.front() + "/" + files[words[0] % files.size()];
+  const std::string path = checkpoint + "/" + files[words[0] % files.size()];
   const FileDescriptor file(path, O_RDWR | O_NOFOLLOW);
   const uint64_t offset =
       (uint64_t(words[1]) << 32 | words[2]) % std::max<uint64_t>(1, file_size(file.get(), path));

@@ -24,14 +24,14 @@ class FaultInjector {
   void before_passes(int64_t step, StepExecutor& executor);
   /// After gradients are reduced: flips of these, and the time that a slow rank takes longer.
   void after_passes(int64_t step);
-  /// After `saved_step` was written.
+  /// Flips in the files of the newest checkpoint, of `saved_step`, for faults up to this step.
   void after_save(int64_t saved_step);
 
  private:
   struct Spot;
   std::vector<Spot> spots(const Fault& fault, uint64_t draw) const;
   void flip(const Fault& fault);
-  void flip_file(const Fault& fault);
+  void flip_file(const Fault& fault, const std::string& checkpoint);
   void record(const Fault& fault, const std::string& details);
 
   const FaultPlan& plan_;
@@ -41,7 +41,6 @@ class FaultInjector {
   double slower_percent_ = 0;
   std::chrono::steady_clock::time_point begin_;
   std::vector<Fault> of_files_;  // to come after the next save
-  int64_t saved_step_ = -1;
 };
 
 }  // namespace tandem

@@ -435,6 +435,7 @@ class Trainer {
     const ScopedSpan span(SpanKind::checkpoint, "checkpoint");
     executor_->await_weights();
     std::string unsaved = checkpoints_->save_now(state_);
+    if (injector_) injector_->after_save(checkpoints_->saved_step());
     note_warnings();
     return unsaved;
   }
