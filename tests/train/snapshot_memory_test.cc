@@ -96,7 +96,7 @@ TEST(SnapshotArea, TellsWhoseItIs) {
   const int fd = processes::create_snapshot_memory();
   ASSERT_GE(fd, 0);
   const SnapshotOwner owner{"run a", "tp 2 dp 1", 1, 2};
-  EXPECT_FALSE(SnapshotArea(fd, 0).has_localer());
+  EXPECT_FALSE(SnapshotArea(fd, 0).has_owner());
   {
     SnapshotArea area(fd, 0);
     area.reset(owner, small_shape());
@@ -106,8 +106,8 @@ TEST(SnapshotArea, TellsWhoseItIs) {
     header.complete();
   }
   SnapshotArea area(fd, 0);  // of another process
-  ASSERT_TRUE(area.has_localer());
-  EXPECT_FALSE(SnapshotArea(fd, kAreaRange).has_localer());
+  ASSERT_TRUE(area.has_owner());
+  EXPECT_FALSE(SnapshotArea(fd, kAreaRange).has_owner());
   EXPECT_EQ(area.shape(), small_shape());
   EXPECT_EQ(area.differs(owner), "");
   EXPECT_EQ(area.differs({"run b", "tp 2 dp 1", 1, 2}), "they are of run run a: expected run b");
@@ -135,9 +135,9 @@ TEST(SnapshotArea, ChangedFirstPageHasNoOwner) {
     ASSERT_EQ(::pread(fd, &byte, 1, at), 1);
     const char changed = char(byte ^ 4);
     ASSERT_EQ(::pwrite(fd, &changed, 1, at), 1);
-    EXPECT_FALSE(SnapshotArea(fd, 0).has_localer()) << at;
+    EXPECT_FALSE(SnapshotArea(fd, 0).has_owner()) << at;
     ASSERT_EQ(::pwrite(fd, &byte, 1, at), 1);
-    EXPECT_TRUE(SnapshotArea(fd, 0).has_localer()) << at;
+    EXPECT_TRUE(SnapshotArea(fd, 0).has_owner()) << at;
   }
   ::close(fd);
 }
