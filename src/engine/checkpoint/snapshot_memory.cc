@@ -217,6 +217,14 @@ std::string SnapshotMemory::restore(const TrainedRanks& ranks, const SnapshotPos
   return first;
 }
 
+void SnapshotMemory::erase() {
+  for (SnapshotArea* area : {&local_, &peer_}) {
+    if (!area->has_owner()) continue;
+    for (int index = 0; index < area->shape().generations; ++index)
+      area->header(index).invalidate();
+  }
+}
+
 std::vector<std::string> SnapshotMemory::take_warnings() {
   return std::exchange(warnings_, {});
 }

@@ -36,6 +36,9 @@ class SnapshotMemory {
   /// was restored: damaged snapshots are not found again. Collective.
   std::string restore(const TrainedRanks& ranks, const SnapshotPosition& position);
 
+  /// Makes the snapshots in this rank's memory invalid.
+  void erase();
+
   const SnapshotOwner& owner() const { return owner_; }
   uint64_t start() const { return start_; }
   SnapshotArea& local() { return local_; }

@@ -1,4 +1,5 @@
 #include "engine/config/check_keys.h"
+#include "engine/config/checkpoint_keys.h"
 #include "engine/config/config.h"
 #include "engine/config/rope_keys.h"
 
@@ -456,45 +457,6 @@ std::vector<ConfigKey> make_keys() {
        1 << 20,
        {},
        "consecutive windows of a stream that are shuffled among themselves"},
-      {"checkpoint.every",
-       TANDEM_SLOT(checkpoint.every),
-       0,
-       kBig,
-       {},
-       "steps between checkpoints (0: only when the run ends or is stopped)"},
-      {"checkpoint.snapshot_every",
-       TANDEM_SLOT(checkpoint.snapshot_every),
-       0,
-       kBig,
-       {},
-       "steps between snapshots in memory, from which a run that tandem launch starts again "
-       "resumes "
-       "(0: only for checkpoints)"},
-      {"checkpoint.peer_copy",
-       TANDEM_SLOT(checkpoint.peer_copy),
-       0,
-       0,
-       {},
-       "each rank's snapshots also in the memory of another data-parallel rank"},
-      {"checkpoint.every_s",
-       TANDEM_SLOT(checkpoint.every_s),
-       0,
-       kBig,
-       {},
-       "seconds of training between checkpoints, also (0: none)"},
-      {"checkpoint.first_step",
-       TANDEM_SLOT(checkpoint.first_step),
-       0,
-       0,
-       {},
-       "a checkpoint after step 1, too, which shows early that saving works"},
-      {"checkpoint.keep", TANDEM_SLOT(checkpoint.keep), 1, kBig, {}, "newest checkpoints kept"},
-      {"checkpoint.export_dtype",
-       TANDEM_SLOT(checkpoint.export_dtype),
-       0,
-       0,
-       {"f32", "bf16"},
-       "dtype of the weights in final/"},
       {"trace.enabled", TANDEM_SLOT(trace.enabled), 0, 0, {}, "write trace.json"},
       {"trace.steps",
        TANDEM_SLOT(trace.steps),
@@ -512,6 +474,7 @@ std::vector<ConfigKey> make_keys() {
 std::span<const ConfigKey> config_keys() {
   static const std::vector<ConfigKey> keys = [] {
     std::vector<ConfigKey> all = add_rope_keys(make_keys());
+    for (ConfigKey& key : checkpoint_keys()) all.push_back(std::move(key));
     for (ConfigKey& key : check_keys()) all.push_back(std::move(key));
     return all;
   }();

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "core/files.h"
+#include "engine/checkpoint/loading.h"
 #include "engine/parallel/collective_check.h"
 
 namespace tandem {
@@ -27,6 +29,24 @@ ResumePoint find_resume_point(Communicator& world, SnapshotMemory& memory, RunFi
       uint64_t(12 * config.model.parameters()));
   if (!point.checkpoint.empty()) point.memory.reset();
   return point;
+}
+
+std::optional<TrainState> restore(const TrainedRanks& ranks, SnapshotMemory& memory,
+                                  ResumePoint from, RunFiles* files, const TrainConfig& config) {
+  while (from.memory) {
+    const std::string reason = memory.restore(ranks, from.memory->position);
+    if (reason.empty()) return from.memory->state;
+    if (files) {
+      files->warn(fmt::format("{} is not restored: {}", describe(from.memory->position), reason));
+    }
+    from = find_resume_point(ranks.world, memory, files, config);
+  }
+  if (from.is_start()) return {};
+  ranks.world.require_same("the checkpoint to resume from",
+                           content_hash(read_file(from.checkpoint + "/state.json")));
+  const std::string change = load_checkpoint(ranks, from.checkpoint);
+  if (!change.empty() && files) files->note(change);
+  return from.state();
 }
 
 }  // namespace tandem

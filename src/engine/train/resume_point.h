@@ -28,4 +28,10 @@ struct ResumePoint {
 ResumePoint find_resume_point(Communicator& world, SnapshotMemory& memory, RunFiles* files,
                               const TrainConfig& config);
 
+/// Restores weights and optimizer states from `from`, or, where snapshots are damaged, from the
+/// next newest state. Returns the state of training; nullopt if nothing is left to resume from, and
+/// the run begins at step 0. Collective.
+std::optional<TrainState> restore(const TrainedRanks& ranks, SnapshotMemory& memory,
+                                  ResumePoint from, RunFiles* files, const TrainConfig& config);
+
 }  // namespace tandem

@@ -30,6 +30,7 @@ class RunFiles {
   std::string find_checkpoint(const TrainConfig& config, int64_t after_step);
   /// Checks and announces a state in memory, `name`, to resume from, as for a checkpoint.
   void accept_memory(const TrainState& state, const std::string& name, const TrainConfig& config);
+  void note(const std::string& text) { progress_.note(text); }
   void warn(const std::string& text) { progress_.note("warning: " + text); }
   /// Writes config.toml, with the settings in effect, run_id, heldout.txt, data.json and the
   /// tokenizer.

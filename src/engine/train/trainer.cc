@@ -8,7 +8,6 @@
 #include <optional>
 #include <utility>
 
-#include "core/files.h"
 #include "core/machine.h"
 #include "engine/checkpoint/loading.h"
 #include "engine/checkpoint/made_by.h"
@@ -81,7 +80,9 @@ class Trainer {
         world, request.init, config_, [this](const std::string& text) { note(text); });
     memory_.emplace(world, snapshot_owner());
     ResumePoint begin_at;
-    if (request.resume) begin_at = find_begin();
+    if (request.resume) {
+      begin_at = find_resume_point(world, *memory_, files_ ? &*files_ : nullptr, config_);
+    }
     note_lines(describe_run(config_, source_, sampler_));
     resolve_dtype(begin_at);
     note(describe_memory(config_, world.on_gpu()));
@@ -176,22 +177,16 @@ class Trainer {
             world_.size()};
   }
 
-  ResumePoint find_begin() {
-    return find_resume_point(world_, *memory_, files_ ? &*files_ : nullptr, config_);
-  }
-
   /// Sets weights, optimizer and state: initial ones, or those of snapshots or of a checkpoint.
-  void begin(ResumePoint from, const std::string& init_from) {
-    while (from.memory) {
-      const std::string reason = memory_->restore(*trained_, from.memory->position);
-      if (reason.empty()) break;
-      note(fmt::format("warning: {} is not restored: {}", describe(from.memory->position), reason));
-      from = find_begin();
-    }
-    if (from.memory) {
-      state_ = from.memory->state;
+  void begin(const ResumePoint& from, const std::string& init_from) {
+    const auto state = restore(*trained_, *memory_, from, files_ ? &*files_ : nullptr, config_);
+    if (state) {
+      state_ = *state;
       seek_streams();
-    } else if (from.is_start()) {
+      if (state_.control.tokens < 0) {
+        state_.control.tokens = count_targets(sampler_, state_.next_sample);
+      }
+    } else {
       if (!init_from.empty()) {
         load_model(*trained_, init_from);
       } else {
@@ -203,16 +198,6 @@ class Trainer {
       state_.seq = config_.train.seq;
       state_.seed = config_.train.seed;
       state_.data = source_.fingerprint();
-    } else {
-      world_.require_same("the checkpoint to resume from",
-                          content_hash(read_file(from.checkpoint + "/state.json")));
-      const std::string change = load_checkpoint(*trained_, from.checkpoint);
-      if (!change.empty()) note(change);
-      state_ = from.state();
-      seek_streams();
-      if (state_.control.tokens < 0) {
-        state_.control.tokens = count_targets(sampler_, state_.next_sample);
-      }
     }
     for (ModelChunk& chunk : ranks_->chunks) chunk.stage.end_staging();
     executor_->weights_changed();
