@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "comm/processes/futex_waiter.h"
@@ -107,7 +108,11 @@ TextServer::TextServer(MailboxShape shape, Read read)
   for (int i = 0; i < shape_.mailboxes; ++i) {
     new (mailbox_address(*memory_, shape_, i)) Mailbox;
   }
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& failed) {
+    throw IoError(fmt::format("no memory for the thread that sends text: {}", failed.what()));
+  }
 }
 
 TextServer::~TextServer() {

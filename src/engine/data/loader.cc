@@ -1,10 +1,12 @@
 #include "engine/data/loader.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "engine/data/ledger_lines.h"
@@ -92,7 +94,13 @@ void TextBlock::read(const Sampler& sampler, int64_t seq) {
 Loader::Loader(const Sampler& sampler, int64_t seq) : Loader(sampler, seq, nullptr) {}
 
 Loader::Loader(const Sampler& sampler, int64_t seq, std::unique_ptr<TextClient> client)
-    : sampler_(sampler), seq_(seq), client_(std::move(client)), thread_([this] { run(); }) {}
+    : sampler_(sampler), seq_(seq), client_(std::move(client)) {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& failed) {
+    throw IoError(fmt::format("no memory for the thread that reads the text: {}", failed.what()));
+  }
+}
 
 Loader::~Loader() {
   server_.reset();  // waits for blocks
