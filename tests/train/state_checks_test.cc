@@ -149,6 +149,26 @@ TEST(ReplicaCheck, FindsEveryFlipOfAWeightThatRanksHoldCopiesOf) {
   expect_all_found({all[1], all[2], all[7]}, 1, 10);
 }
 
+TEST(ReplicaCheck, FindsFlipsOfNormsThatTensorParallelRanksHold) {
+  for (const auto& [tp, dp] : {std::pair(2, 1), {2, 2}, {4, 1}}) {
+    std::string plan;
+    for (int step = 1; step <= 8; ++step) {
+      plan +=
+          fmt::format("[[fault]]\nstep = {}\nkind = \"flip_weights\"\ntensor = \"*norm*\"\n", step);
+    }
+    const Outcome outcome = flip_weights(config_of({tp, dp, {}}, "f32"), plan, 8);
+    ASSERT_EQ(outcome.injected.size(), 8u);
+    for (size_t i = 0; i < 8; ++i) {
+      ASSERT_EQ(outcome.found[i].size(), 1u);
+      const CheckFinding& finding = outcome.found[i][0];
+      const int rank = outcome.injected[i]["rank"];
+      EXPECT_EQ(finding.tensor, outcome.injected[i]["tensor"]);
+      EXPECT_THAT(finding.ranks, Contains(rank));
+      EXPECT_EQ(int(finding.ranks.size()), tp * dp > 2 ? 1 : 2);
+    }
+  }
+}
+
 TEST(ReplicaCheckLong, FindsEveryFlipInAllLayouts) {
   for (uint64_t seed = 2; seed < 5; ++seed) expect_all_found(trials(), seed, 24);
 }
