@@ -24,11 +24,11 @@ struct RecordsHeader {
   char magic[8];
   int64_t begin;
   int64_t began_ns;  // since 1970
-  int32_t rank, tp, dp, pp;
+  int32_t rank, ranks, tp, dp, pp;
   int32_t on_gpu;
-  char host[60];
+  char host[64];
 };
-static_assert(sizeof(RecordsHeader) == 104);
+static_assert(sizeof(RecordsHeader) == 112);
 
 /// Microseconds as mantissa (11 bits) x 2^exponent (5 bits).
 uint16_t pack_ms(double ms) {
@@ -66,9 +66,13 @@ Start read_start(const std::string& path) {
     throw damaged("has another format");
   }
   Start start{header.begin, header.began_ns, {}};
-  start.history.position = {header.rank,        header.tp,
-                            header.dp,          header.pp,
-                            header.on_gpu != 0, std::string(header.host, strnlen(header.host, 60))};
+  start.history.position = {header.rank,
+                            header.ranks,
+                            header.tp,
+                            header.dp,
+                            header.pp,
+                            header.on_gpu != 0,
+                            std::string(header.host, strnlen(header.host, sizeof header.host))};
   int64_t last = header.begin;
   for (size_t at = sizeof header; at + kFrameBytes <= bytes.size(); at += kFrameBytes) {
     PackedFrame packed;
@@ -98,6 +102,7 @@ RankRecords::RankRecords(const std::string& folder, const RankPosition& position
   header.began_ns =
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
   header.rank = position.rank;
+  header.ranks = position.ranks;
   header.tp = position.tp, header.dp = position.dp, header.pp = position.pp;
   header.on_gpu = position.on_gpu;
   std::memcpy(header.host, position.host.data(),
@@ -146,17 +151,20 @@ void RankRecords::end_frame() {
 std::vector<RankHistory> read_rank_records(const std::string& folder) {
   if (!path_exists(folder)) return {};
   std::map<int, std::vector<Start>> starts;  // by rank
-  std::pair<int64_t, int64_t> newest{};      // time and first step of the last start
+  int64_t newest = -1, begin = 0;  // time and first step of the last start
+  int ranks = 0;
   for (const std::string& name : names_in(folder)) {
     if (!name.ends_with(".records")) continue;
     Start start = read_start(folder + "/" + name);
-    newest = std::max(newest, {start.began_ns, start.begin});
+    if (start.began_ns > newest) {
+      newest = start.began_ns, begin = start.begin, ranks = start.history.position.ranks;
+    }
     starts[start.history.position.rank].push_back(std::move(start));
   }
   std::vector<RankHistory> histories;
   for (auto& [rank, of_rank] : starts) {
     std::ranges::sort(of_rank, {}, &Start::began_ns);
-    if (of_rank.back().begin != newest.second) continue;  // the last start had fewer ranks
+    if (rank >= ranks || of_rank.back().begin != begin) continue;  // not of the last start
     RankHistory history{of_rank.back().history.position, {}};
     for (Start& start : of_rank) {
       std::erase_if(history.frames, [&](const RankFrame& f) { return f.step > start.begin; });

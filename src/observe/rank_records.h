@@ -20,6 +20,7 @@ namespace tandem {
 
 struct RankPosition {
   int rank = 0;
+  int ranks = 1;               ///< of the run
   int tp = 0, dp = 0, pp = 0;  ///< coordinates
   bool on_gpu = false;         ///< times are those of the host that enqueues work
   std::string host = {};

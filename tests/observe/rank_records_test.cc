@@ -43,13 +43,14 @@ TEST(RankRecords, TimesHaveElevenBits) {
   const TempDir dir;
   const double times[] = {0, .001, .5, 2.047, 2.048, 3.3333, 85.123, 4321, 1e6, 3.9e9};
   {
-    RankRecords records(dir / "ranks", {.rank = 3, .tp = 1, .dp = 2, .pp = 0, .host = "a"}, 7);
+    RankRecords records(dir / "ranks",
+                        {.rank = 3, .ranks = 4, .tp = 1, .dp = 2, .pp = 0, .host = "a"}, 7);
     int64_t step = 7;
     for (const double ms : times) records.add(++step, 1000, all_phases(ms));
   }
   const auto histories = read_rank_records(dir / "ranks");
   ASSERT_EQ(histories.size(), 1u);
-  EXPECT_EQ(histories[0].position, (RankPosition{3, 1, 2, 0, false, "a"}));
+  EXPECT_EQ(histories[0].position, (RankPosition{3, 4, 1, 2, 0, false, "a"}));
   ASSERT_EQ(histories[0].frames.size(), std::size(times));
   for (size_t i = 0; i < std::size(times); ++i) {
     EXPECT_EQ(histories[0].frames[i].step, int64_t(8 + i));
@@ -78,8 +79,12 @@ TEST(RankRecords, ShortStepsShareFramesOfAPowerOfTwo) {
 
 TEST(RankRecords, AResumedRunReplacesTheStepsItMakesAgain) {
   const TempDir dir;
-  for (int rank = 0; rank < 4; ++rank) write_steps(dir / "ranks", {.rank = rank}, 0, 50, 100, 1);
-  for (int rank = 0; rank < 3; ++rank) write_steps(dir / "ranks", {.rank = rank}, 40, 60, 100, 2);
+  for (int rank = 0; rank < 4; ++rank) {
+    write_steps(dir / "ranks", {.rank = rank, .ranks = 4}, 0, 50, 100, 1);
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    write_steps(dir / "ranks", {.rank = rank, .ranks = 3}, 40, 60, 100, 2);
+  }
   const auto histories = read_rank_records(dir / "ranks");
   ASSERT_EQ(histories.size(), 3u);  // rank 3 has no part in the last start
   for (const RankHistory& history : histories) {
@@ -88,6 +93,19 @@ TEST(RankRecords, AResumedRunReplacesTheStepsItMakesAgain) {
       EXPECT_NEAR(frame.phases[0], frame.step <= 40 ? 1 : 2, 1e-9) << frame.step;
     }
   }
+}
+
+TEST(RankRecords, FewerRanksMayStartFromTheSameStep) {
+  const TempDir dir;
+  for (int rank = 0; rank < 4; ++rank) {
+    write_steps(dir / "ranks", {.rank = rank, .ranks = 4}, 0, 5, 100, 1);
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    write_steps(dir / "ranks", {.rank = rank, .ranks = 2}, 0, 7, 100, 2);
+  }
+  const auto histories = read_rank_records(dir / "ranks");
+  ASSERT_EQ(histories.size(), 2u);
+  EXPECT_EQ(histories[1].frames.size(), 7u);
 }
 
 TEST(RankRecords, AnIncompleteLastFrameIsIgnored) {
@@ -190,7 +208,7 @@ std::vector<RankHistory> histories_of(const Trial& trial, uint64_t seed, int64_t
         local += ms;
       }
       frame.phases[size_t(Phase::tp_wait)] = -local;  // completed below
-      ranks[size_t(rank)].position = {.rank = rank, .dp = rank};
+      ranks[size_t(rank)].position = {.rank = rank, .ranks = trial.ranks, .dp = rank};
       ranks[size_t(rank)].frames.push_back(frame);
       longest = std::max(longest, local);
     }

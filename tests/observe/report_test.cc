@@ -432,7 +432,8 @@ TEST(ReportBrowser, DrawsAMapOfRanksThatKeysRead) {
   fs::create_directories(folder.path);
   write_metrics(folder.path / "metrics.jsonl", 100, 2);
   for (int rank = 0; rank < 4; ++rank) {
-    RankRecords records(folder.path / "ranks", {.rank = rank, .dp = rank, .host = "<b>"}, 0);
+    RankRecords records(folder.path / "ranks",
+                        {.rank = rank, .ranks = 4, .dp = rank, .host = "<b>"}, 0);
     for (int64_t step = 1; step <= 100; ++step) {
       PhaseTimes phases{};
       phases[size_t(Phase::forward)] = 30 + double(step % 7);

@@ -70,7 +70,10 @@ void check_shard_groups(const TrainConfig& config) {
 /// Throws ConfigError for a number of a host's replicas that others contradict.
 void check_host_groups(const TrainConfig& config) {
   const auto& parallel = config.parallel;
-  if (parallel.dp_host == 0 || parallel.dp_host == parallel.dp) return;
+  // One group of all data-parallel ranks sums as no groups do, but not if more replicas had
+  // several.
+  const bool sums_all = parallel.dp_host == parallel.dp && parallel.replicas <= parallel.dp;
+  if (parallel.dp_host == 0 || sums_all) return;
   const CodecPolicy codec = CodecPolicy::parse(parallel.codec);
   std::string expected;
   if (parallel.dp % parallel.dp_host != 0) {

@@ -9,11 +9,13 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "comm/message_fault.h"
 #include "core/file_descriptor.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/parallel/parameter_slices.h"
 #include "engine/train/model_pieces.h"
@@ -42,6 +44,14 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
                              const std::string& out)
     : plan_(plan), groups_(groups), ranks_(ranks), out_(out) {
   if (groups.world().on_gpu()) throw Unsupported("--inject on GPUs: expected CPU ranks");
+  const std::string path = out + "/injected.jsonl";
+  if (!path_exists(path)) return;
+  std::istringstream lines(read_file(path));
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = parse_json<>(line);
+    if (!json.is_object() || json.value("rank", -1) != groups.world().rank()) continue;
+    ended_before_.emplace(json.value("step", int64_t{0}), json.value("kind", ""));
+  }
 }
 
 void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
@@ -55,6 +65,7 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
     if (is_flip_of_state(fault.kind)) {
       flip(fault);
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
+      if (ended_before_.contains({fault.step, std::string(name_of(fault.kind))})) continue;
       record(fault, "{}");
       ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);
     } else if (fault.kind == FaultKind::flip_message) {

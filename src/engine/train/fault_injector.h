@@ -3,7 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/config/fault_plan.h"
@@ -41,6 +43,8 @@ class FaultInjector {
   double slower_percent_ = 0;
   std::chrono::steady_clock::time_point begin_;
   std::vector<Fault> of_files_;  // to come after the next save
+  // Faults of this rank before the run was resumed, by step and kind: a process ends once.
+  std::set<std::pair<int64_t, std::string>> ended_before_;
 };
 
 }  // namespace tandem

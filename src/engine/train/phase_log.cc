@@ -22,6 +22,7 @@ PhaseLog::PhaseLog(const TrainConfig& config, const std::string& folder,
   const ParallelDims& dims = groups.dims();
   const int rank = groups.world().rank();
   const RankPosition position{rank,
+                              dims.ranks(),
                               dims.index(kTp, rank),
                               dims.index(kDp, rank),
                               dims.index(kPp, rank),

@@ -7,6 +7,7 @@
 #include <bit>
 
 #include "core/file_descriptor.h"
+#include "core/log.h"
 #include "engine/parallel/collective_check.h"
 #include "engine/parallel/parameter_slices.h"
 #include "engine/parallel/state_hashes.h"
@@ -122,8 +123,12 @@ std::vector<CheckFinding> StateChecks::find(const CheckSums& sums, int64_t step)
   std::string lines;
   for (const CheckFinding& finding : findings) lines += to_json_line(finding);
   const std::string path = out_ + "/checks.jsonl";
-  const FileDescriptor file(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
-  append_to(file.get(), path, lines);
+  try {
+    const FileDescriptor file(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW);
+    append_to(file.get(), path, lines);
+  } catch (const IoError& error) {  // the findings are shown all the same
+    log_message(LogLevel::warn, error.what());
+  }
   return findings;
 }
 
