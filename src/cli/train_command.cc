@@ -85,11 +85,10 @@ void check_gpus(const WorldOptions& world) {
                   world.ranks, gpus, world.ranks_per_gpu, world.ranks));
 }
 
-/// Keeps the logical replicas and their bits in a world of another size, where it has one.
-void set_ranks(TrainConfig& config, int ranks) {
+/// Keeps the logical replicas and their bits with fewer data-parallel ranks.
+void set_dp(TrainConfig& config, int dp) {
   auto& parallel = config.parallel;
-  const int64_t dp = ranks / (parallel.tp * parallel.pp);
-  if (dp == parallel.dp) return;
+  if (dp == 0 || dp == parallel.dp) return;
   parallel.replicas = logical_replicas(config);
   parallel.dp = dp;
   check_config(config);
@@ -186,8 +185,8 @@ void run(const TrainArguments& arguments) {
     member->note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
     const bool trained = run_recovering(*member, [&] {
       request.resume |= member->resumes();
-      set_ranks(request.config, member->size());
-      world.ranks = member->size();
+      set_dp(request.config, member->dp());
+      world.ranks = ParallelDims(request.config).ranks();
       train_ranks();
       member->note_step(end.step);  // also of a run in which no step was left
     });

@@ -22,11 +22,11 @@ LIMIT_S = 60
 class Run:
     """A training under `tandem launch`, whose ranks' processes are known."""
 
-    def __init__(self, tandem, folder, name, launch, steps, layout="--tp 2 --dp 2", job=()):
+    def __init__(self, tandem, folder, name, launch, steps, layout="--tp 2 --dp 2", job=(), ranks=4):
         self.tandem, self.out, self.steps = tandem, folder / name, steps
         self.events_file = folder / (name + ".events") / "events.jsonl"
         self.log = folder / (name + ".log")
-        command = [tandem, "launch", "-n", "4", *launch, "--", tandem, "train", CONFIG, "--out", str(self.out),
+        command = [tandem, "launch", "-n", str(ranks), *launch, "--", tandem, "train", CONFIG, "--out", str(self.out),
                    *layout.split(), *JOB,
                    "--set", f"train.steps={steps}", *job]
         if "--spares" in launch or "--restarts" in launch:
@@ -153,6 +153,10 @@ def short(tandem, folder):
     run.ends_like(replicas)
     if "the run has 3 ranks now" not in run.log.read_text():
         run.fail("expected 3 ranks")
+    # One process, whose threads are the ranks.
+    run = Run(tandem, folder, "threads", ["--spares", "1"], steps, ranks=1)
+    run.hurt(0, signal.SIGKILL, 2)
+    run.ends_like(reference)
     # A loss in the start, and one without a spare.
     run = Run(tandem, folder, "early", ["--spares", "1"], steps)
     run.hurt(2, signal.SIGKILL)

@@ -125,7 +125,6 @@ Member::Joined Member::join(Clock::time_point until) {
       setenv("TORCHELASTIC_RUN_ID", board_.run_id(generation).c_str(), 1);
       progress_words = &board_.slot(slot_).words;
       joined_ = generation;
-      size_ = size;
       resumes_ = resumes;
       return Joined::yes;
     }

@@ -103,7 +103,8 @@ class Member {
   bool resumes() const { return resumes_; }
 
   bool has_rank() const { return board_.slot(slot_).rank >= 0; }
-  int size() const { return size_; }
+  /// Data-parallel ranks of the generation; 0: not known yet.
+  int dp() const { return board_.head().dp; }
   /// States the layout of the first generation; later ones follow from it.
   void note_layout(int tp, int dp, int pp, int ep) const;
   std::atomic<double>& rank_flops() const { return board_.head().rank_flops; }
@@ -118,7 +119,6 @@ class Member {
   Board board_;
   const int slot_;
   uint32_t joined_ = 0;
-  int size_ = 0;
   bool resumes_ = false;
 };
 
