@@ -71,6 +71,7 @@ void Board::reset_slot(int index, int rank) {
   member.training = member.done = 0;
   member.step = member.first_step = -1;
   member.words.longest_work_ns = 0;
+  member.words.activity = RankActivity::work;
   member.words.since_ns = std::chrono::nanoseconds(Member::Clock::now().time_since_epoch()).count();
 }
 
@@ -123,7 +124,10 @@ Member::Joined Member::join(Clock::time_point until) {
       setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
       setenv("LOCAL_WORLD_SIZE", std::to_string(size).c_str(), 1);
       setenv("TORCHELASTIC_RUN_ID", board_.run_id(generation).c_str(), 1);
-      progress_words = &board_.slot(slot_).words;
+      MemberSlot& member = board_.slot(slot_);
+      // The ranks of one process are threads, whose waits are not in its words.
+      if (size > 1) progress_words = &member.words;
+      if (size == 1) member.words.activity = RankActivity::file;
       joined_ = generation;
       resumes_ = resumes;
       return Joined::yes;
