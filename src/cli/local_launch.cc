@@ -114,6 +114,18 @@ class LocalLaunch {
     if (members_) members_->note_process(slot, processes_[size_t(slot)].pid());
   }
 
+  /// After its last output is shown.
+  void restart(int slot) {
+    for (const int stream : {0, 1}) {
+      pollfd output{processes_[size_t(slot)].output(stream), POLLIN, 0};
+      while (output.fd >= 0 && poll(&output, 1, 0) > 0) {
+        pass_on(size_t(slot), stream);
+        output.fd = processes_[size_t(slot)].output(stream);
+      }
+    }
+    start(slot);
+  }
+
   void serve() {
     std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}};
     for (const LaunchedProcess& process : processes_) {
@@ -200,7 +212,7 @@ class LocalLaunch {
     std::string reason;
     if (members_ && killed && !stopping_ && ended_ == 0) {
       const int heir = members_->replace(lost, reason);
-      if (heir == slot) start(slot);
+      if (heir == slot) restart(slot);
       if (heir != LaunchMembers::kNotReplaced) return;
     }
     failed_ = LaunchClock::now();

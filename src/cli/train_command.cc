@@ -96,12 +96,16 @@ void set_dp(TrainConfig& config, int dp) {
 }
 
 void run(const TrainArguments& arguments) {
+  TrainRequest request;  // with the time of the start
   auto* member = control::Member::of_environment();
+  // Requests for checkpoints, which the launcher passes on, must not end a spare.
+  if (member) {
+    for (const int signal : {SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
+  }
   if (member &&
       member->join(control::Member::Clock::time_point::max()) != control::Member::Joined::yes) {
     return;  // a spare of a run that has ended without it
   }
-  TrainRequest request;
   now_doing("training " + arguments.out);
   request.out = arguments.out;
   request.resume = arguments.resume;
@@ -180,6 +184,7 @@ void run(const TrainArguments& arguments) {
   };
   if (member) {
     request.output_opened = [member] { member->note_output(); };
+    request.output_patience_s = 15;
     request.rank_flops = &member->rank_flops();
     request.before_step = [member](int64_t step) { member->note_step(step); };
     member->note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));

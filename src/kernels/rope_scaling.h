@@ -9,6 +9,7 @@
 namespace tandem {
 
 struct RopeScaling {
+  RopeScaling() {}  // not defaulted: GCC 12 takes the string of an aggregate for uninitialized
   /// "default": none; "linear": all frequencies / factor; "dynamic": NTK-aware, which differs from
   /// none only beyond the model's longest sequence; "llama3": long wavelengths / factor, with a
   /// smooth transition (Llama 3.1); "yarn": arXiv 2309.00071, 3.2 and 3.4.

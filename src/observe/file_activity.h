@@ -13,9 +13,12 @@ class FileActivity {
   explicit FileActivity(std::string_view name) {
     begin_activity(RankActivity::file, name, std::chrono::steady_clock::now());
   }
-  ~FileActivity() { begin_activity(RankActivity::work, "", std::chrono::steady_clock::now()); }
+  ~FileActivity() { begin_activity(outer_, "", std::chrono::steady_clock::now()); }
   FileActivity(const FileActivity&) = delete;
   FileActivity& operator=(const FileActivity&) = delete;
+
+ private:
+  const RankActivity outer_ = current_activity();
 };
 
 }  // namespace tandem

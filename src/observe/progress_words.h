@@ -50,6 +50,12 @@ inline void begin_activity(RankActivity activity, std::string_view name,
   words->since_ns.store(ns, kRelaxed);
 }
 
+/// Activity of the calling thread.
+inline RankActivity current_activity() {
+  return progress_words ? progress_words->activity.load(std::memory_order_relaxed)
+                        : RankActivity::work;
+}
+
 /// A wait for a peer (-1: for the rendezvous store), then again what was done before.
 class WaitActivity {
  public:

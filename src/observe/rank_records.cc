@@ -151,7 +151,7 @@ void RankRecords::end_frame() {
 std::vector<RankHistory> read_rank_records(const std::string& folder) {
   if (!path_exists(folder)) return {};
   std::map<int, std::vector<Start>> starts;  // by rank
-  int64_t newest = -1, begin = 0;  // time and first step of the last start
+  int64_t newest = -1, begin = 0;            // time and first step of the last start
   int ranks = 0;
   for (const std::string& name : names_in(folder)) {
     if (!name.ends_with(".records")) continue;

@@ -104,11 +104,13 @@ class ScopedSpan {
  public:
   ScopedSpan(SpanKind kind, const char* name, int tile = -1, int peer = -1)
       : event_{kind, name, std::chrono::steady_clock::now(), {}, tile, peer} {
-    begin_activity(reads_files() ? RankActivity::file : RankActivity::work, name, event_.begin);
+    if (outer_ != RankActivity::file) {
+      begin_activity(reads_files() ? RankActivity::file : RankActivity::work, name, event_.begin);
+    }
   }
   ~ScopedSpan() {
     event_.end = std::chrono::steady_clock::now();
-    if (reads_files()) begin_activity(RankActivity::work, "", event_.end);
+    if (reads_files()) begin_activity(outer_, "", event_.end);
     recorder().add(event_);
   }
   ScopedSpan(const ScopedSpan&) = delete;
@@ -120,6 +122,7 @@ class ScopedSpan {
   }
 
   SpanEvent event_;
+  const RankActivity outer_ = current_activity();  // of spans within file access, that
 };
 
 }  // namespace tandem

@@ -224,7 +224,8 @@ TEST(ModelConfig, WhatHasNoBackwardPassIsRefusedInTraining) {
     return "no error";
   };
   EXPECT_EQ(error(4, [](auto&) {}), "no error");
-  EXPECT_EQ(error(1, [](auto& c) { c.rope_scaling = {"linear", 4}; }), "no error");
+  EXPECT_EQ(error(1, [](auto& c) { c.rope_scaling.type = "linear", c.rope_scaling.factor = 4; }),
+            "no error");
   EXPECT_EQ(error(4, [](auto& c) { c.kv_heads = 2; }),
             "model.kv_heads = 2: expected a multiple of tp = 4 in training");
   EXPECT_EQ(error(1, [](auto& c) { c.qkv_bias = true; }), "no error");
@@ -259,10 +260,7 @@ TEST(ModelConfig, CheckNamesTheKey) {
             "model.kv_heads = 2: expected a multiple or a divisor of tp = 3");
   EXPECT_EQ(error(1, [](auto& c) { c.sliding_window = 4, c.first_window_layer = 2; }),
             "model.first_window_layer = 2: expected 0 to 1");
-  EXPECT_EQ(error(1,
-                  [](auto& c) {
-                    c.rope_scaling = {"linear", 0.5};
-                  }),
+  EXPECT_EQ(error(1, [](auto& c) { c.rope_scaling.type = "linear", c.rope_scaling.factor = 0.5; }),
             "model.rope_factor = 0.5: expected 1 to 1000000000");
   EXPECT_EQ(error(1, [](auto& c) { c.kv_heads = 3; }),
             "model.kv_heads = 3: expected a divisor of heads = 4");

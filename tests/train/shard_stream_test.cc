@@ -179,7 +179,7 @@ TEST(ShardStream, ReadsNoShardAgainWhileSamplesAreReadInOrder) {
   const ShardStream stream(paths, format.shards,
                            {.seed = 3,
                             .shuffle_windows = kBlock,
-                            .retained_tokens = (kBlock + kBatch) * kSeq,
+                            .retained_tokens = retained_stream_tokens(kBlock * kSeq, kBatch * kSeq),
                             .ahead_tokens = 2 * kBlock * kSeq});
   const Sampler sampler(stream, kSeq, 9);
   Tokens tokens(kSeq), targets(kSeq);
@@ -198,6 +198,37 @@ TEST(ShardStream, ReadsNoShardAgainWhileSamplesAreReadInOrder) {
     }
   }
   EXPECT_GE(last, 4);
+}
+
+TEST(ShardStream, RestartReadsFromTheLastRecordedCursor) {
+  const Format format = formats()[3];
+  const TempDir dir;
+  Paths paths;
+  for (uint64_t i = 0; i < 80; ++i) {
+    paths.push_back(dir / fmt::format("{:02}.bin", i));
+    write_bytes(paths.back(), tokens_as(random_tokens(1000, 300, i), 2));
+  }
+  const Tokens expected = expected_stream(format, paths, 3, 3);
+  const ShardStream stream(paths, format.shards, {.seed = 3, .retained_tokens = 16'000});
+  Tokens found(1000);
+  const auto check = [&](int64_t begin) {
+    const int64_t before = stream.opened_shards();
+    EXPECT_EQ(stream.reach(begin).position, begin / 1000 * 1000);
+    stream.read(begin, found);
+    EXPECT_TRUE(std::ranges::equal(found, std::span(expected).subspan(size_t(begin), 1000)));
+    return stream.opened_shards() - before;
+  };
+  for (int64_t begin = 500; begin < 230'000; begin += 1000) EXPECT_LE(check(begin), 2) << begin;
+  // Cursors are 2000 tokens apart, 62 of them at least: those up to the begin were dropped.
+  for (int64_t begin = 229'500; begin > 110'000; begin -= 17'000) EXPECT_LE(check(begin), 4);
+  EXPECT_GE(check(70'500), 60);
+  for (int64_t begin = 500; begin < 120'000; begin += 1000) check(begin);
+  EXPECT_LE(check(60'500), 4);
+  // Tokens in memory are not dropped for a cursor that is a little ahead.
+  check(80'500);
+  const int64_t before = stream.opened_shards();
+  for (int i = 0; i < 5; ++i) check(84'500), check(80'500);
+  EXPECT_LE(stream.opened_shards() - before, 5);
 }
 
 TEST(ShardStream, BlocksOfWindowsArePermuted) {

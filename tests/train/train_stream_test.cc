@@ -97,6 +97,68 @@ std::vector<LedgerStep> read_steps(const std::string& out) {
   return steps;
 }
 
+constexpr int64_t kShardTokens = 100;
+
+void write_token_shards(const std::string& folder, uint64_t seed) {
+  fs::create_directories(folder);
+  for (uint64_t shard = 0; shard < 100; ++shard) {
+    const auto tokens = random_tokens(size_t(kShardTokens), 257, 100 * seed + shard);
+    write_bytes(fmt::format("{}/{:02}.bin", folder, shard), tokens_as(tokens, 2));
+  }
+}
+
+/// Reads batches as two data-parallel ranks do whose requests arrive in reverse order, counts the
+/// targets of each batch when the next one has been read, and expects no shard to be opened twice.
+void expect_shards_opened_once(const std::string& data, int64_t batch, bool document_mask) {
+  Overrides overrides = kSmall;
+  overrides.push_back("data.paths=" + data);
+  overrides.push_back(fmt::format("train.batch={}", batch));
+  overrides.push_back("data.document_separator=\"256\"");
+  overrides.push_back(fmt::format("data.document_mask={}", document_mask));
+  const TrainConfig config = request_for({1, 2}, "out", overrides).config;
+  const auto source = open_data(config);
+  const int64_t seq = config.train.seq, share = batch / 2, end = 480 / batch * batch;
+  const Sampler sampler(*source, seq, 5, make_sampler_options(config));
+  std::vector<int32_t> tokens(static_cast<size_t>(seq)), targets(tokens.size());
+  for (int64_t first = 0; first < end; first += batch) {
+    for (const int64_t rank : {1, 0}) {
+      for (int64_t i = 0; i < share; ++i) sampler.read(first + rank * share + i, tokens, targets);
+      while (sampler.read_ahead()) {
+      }
+    }
+    for (int64_t i = 0; first > 0 && i < batch; ++i) sampler.targets(first - batch + i);
+  }
+  std::vector<int64_t> opened;
+  for (const WeightedSource& component : source->components()) {
+    opened.push_back(component.source->stream()->opened_shards());
+  }
+  const std::vector<StreamCursor> cursors = sampler.cursors(end);
+  ASSERT_EQ(cursors.size(), opened.size());
+  // The block of the last sample and what is read ahead, in shards that all have as many tokens.
+  const int64_t ahead = 3 * config.data.shuffle_windows * seq / kShardTokens + 2;
+  for (size_t i = 0; i < opened.size(); ++i) {
+    EXPECT_EQ(cursors[i].epoch, 0);
+    EXPECT_GE(cursors[i].shard, 20);
+    EXPECT_GT(opened[i], cursors[i].shard);
+    EXPECT_LE(opened[i], cursors[i].shard + 1 + ahead) << "source " << i;
+  }
+}
+
+TEST(TrainStream, NoShardIsReadAgainForRanksThatAskInReverseOrder) {
+  const TempDir dir;
+  write_token_shards(dir / "a", 1);
+  write_token_shards(dir / "b", 2);
+  const std::string blend = fmt::format("[\"0.7 {}\", \"0.3 {}\"]", dir / "a", dir / "b");
+  for (const std::string& data : {dir / "a", blend}) {
+    for (const int64_t batch : {12, 28}) {  // neither divides the shuffled windows
+      for (const bool document_mask : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, batch {}, document mask {}", data, batch, document_mask));
+        expect_shards_opened_once(data, batch, document_mask);
+      }
+    }
+  }
+}
+
 TEST(TrainStream, KilledRunOfChangingRanksHasTheBitsAndTheSamplesOfAnUndisturbedOne) {
   const TempDir dir;
   write_lines(dir, "data");

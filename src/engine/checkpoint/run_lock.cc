@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "core/files.h"
 #include "tandem/error.h"
@@ -33,11 +35,12 @@ std::string find_run(const std::string& out) {
 
 }  // namespace
 
-RunLock::RunLock(const std::string& out) : out_(out), path_(out + "/.lock") {
-  lock();
+RunLock::RunLock(const std::string& out, double patience_s) : out_(out), path_(out + "/.lock") {
+  lock(patience_s);
 }
 
-void RunLock::lock() {
+void RunLock::lock(double patience_s) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(patience_s);
   folder_ = FileDescriptor(out_, O_RDONLY | O_DIRECTORY);  // keeps the inode number from being
                                                            // reused
   do {
@@ -46,6 +49,11 @@ void RunLock::lock() {
     if (::flock(file_->get(), LOCK_EX | LOCK_NB) == 0) continue;
     if (errno != EWOULDBLOCK) return;
     if (!is_current()) continue;  // its holder has just ended
+    if (std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      file_.reset();
+      continue;
+    }
     std::string holder = read_file(path_);
     if (!holder.empty()) holder = " (process " + holder + ")";
     file_.reset();
@@ -69,7 +77,7 @@ bool RunLock::renew() {
                     out_, found));
   }
   make_directories(out_);
-  lock();
+  lock(0);
   return removed;
 }
 

@@ -12,9 +12,9 @@ namespace tandem {
 /// killed.
 class RunLock {
  public:
-  /// Throws ConfigError naming the folder and the process that holds the lock. Without support for
-  /// locks in the file system, acquires none.
-  explicit RunLock(const std::string& out);
+  /// Throws ConfigError naming the folder and the process that holds the lock, if it still does
+  /// after `patience_s` seconds. Without support for locks in the file system, acquires none.
+  explicit RunLock(const std::string& out, double patience_s = 0);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -25,7 +25,7 @@ class RunLock {
   bool renew();
 
  private:
-  void lock();
+  void lock(double patience_s);
   bool is_current() const;
 
   std::string out_, path_;

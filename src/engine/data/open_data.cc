@@ -147,9 +147,10 @@ std::shared_ptr<const Tokenizer> open_configured_tokenizer(const TrainConfig& co
 std::optional<StreamOptions> stream_options(const TrainConfig& config) {
   if (config.data.order != "stream") return {};
   const int64_t block = config.data.shuffle_windows * config.train.seq;
+  const int64_t batch = config.train.batch * config.train.seq;
   return StreamOptions{.seed = uint64_t(config.train.seed),
                        .shuffle_windows = config.data.shuffle_windows,
-                       .retained_tokens = block + config.train.batch * config.train.seq,
+                       .retained_tokens = retained_stream_tokens(block, batch),
                        .ahead_tokens = 2 * block};
 }
 

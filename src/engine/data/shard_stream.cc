@@ -18,6 +18,11 @@ namespace {
 
 constexpr uint64_t kShardOrder = stream_of("shard order");
 
+// Cursors that a stream records: up to kMaxCursors, kCursorsPerRetained for each stretch of
+// `retained_tokens`, so that they reach back 8 times as far as the tokens in memory.
+constexpr size_t kMaxCursors = 64;
+constexpr int64_t kCursorsPerRetained = 8;
+
 }  // namespace
 
 int64_t shard_at(uint64_t seed, int64_t epoch, int64_t shards, int64_t index) {
@@ -69,6 +74,7 @@ const ShardReader& ShardStream::open() const {
   const int64_t file = shard_at(options_.seed, next_.epoch, shards(), next_.shard);
   shard_ = open_shard(files_[size_t(file)], format_, known_);
   shard_epoch_ = next_.epoch, shard_index_ = next_.shard;
+  ++opened_;
   return *shard_;
 }
 
@@ -104,10 +110,27 @@ void ShardStream::extend() const {
   }
 }
 
-/// From the last cursor before `position`.
+/// Last cursor that is known up to `position`.
+const StreamCursor& ShardStream::last_cursor(int64_t position) const {
+  return std::prev(cursors_.upper_bound(position))->second;
+}
+
+/// Makes later restarts after `cursor` short. Of too many cursors the one farthest from it is
+/// dropped, but never the begin of the stream.
+void ShardStream::record(const StreamCursor& cursor) const {
+  const int64_t before = cursor.position - last_cursor(cursor.position).position;
+  if (before == 0 || before < options_.retained_tokens / kCursorsPerRetained) return;
+  cursors_[cursor.position] = cursor;
+  if (cursors_.size() <= kMaxCursors) return;
+  const auto first = std::next(cursors_.begin()), last = std::prev(cursors_.end());
+  const bool is_late = cursor.position - first->first > last->first - cursor.position;
+  cursors_.erase(is_late ? first : last);
+}
+
+/// Begins to read at the last cursor before `position`.
 void ShardStream::restart(int64_t position) const {
   units_.clear();
-  next_ = std::prev(cursors_.upper_bound(position))->second;
+  next_ = last_cursor(position);
   requested_ = position;
   tokenless_ = 0;
   skip(position);
@@ -134,10 +157,9 @@ void ShardStream::skip(int64_t position) const {
 
 /// Index of the unit that holds the token.
 size_t ShardStream::find(int64_t position) const {
-  const int64_t known = std::prev(cursors_.upper_bound(position))->first;
-  if (units_.empty() || position < units_.front().begin.position || known > next_.position) {
-    restart(position);
-  }
+  // A short gap is read: tokens before it are still needed.
+  const bool is_far = last_cursor(position).position > next_.position + options_.retained_tokens;
+  if (units_.empty() || position < units_.front().begin.position || is_far) restart(position);
   while (next_.position <= position) extend();
   const auto after = std::ranges::upper_bound(units_, position, {},
                                               [](const Unit& unit) { return unit.begin.position; });
@@ -146,7 +168,9 @@ size_t ShardStream::find(int64_t position) const {
 
 StreamCursor ShardStream::reach(int64_t position) const {
   const std::lock_guard lock(mutex_);
-  return units_[find(position)].begin;
+  const StreamCursor cursor = units_[find(position)].begin;
+  record(cursor);
+  return cursor;
 }
 
 void ShardStream::read(int64_t begin, std::span<int32_t> out) const {
@@ -205,6 +229,11 @@ void ShardStream::verify(Communicator* world) const {
     error = failed.what();
   }
   work.finish(error);
+}
+
+int64_t ShardStream::opened_shards() const {
+  const std::lock_guard lock(mutex_);
+  return opened_;
 }
 
 bool ShardStream::has_documents() const {

@@ -8,7 +8,8 @@
 // neither ranks nor resumes.
 //
 // Tokens are counted as they are read. To find token p the stream is read from the last known
-// StreamCursor before it, at worst from the begin; cursors only save time. A run's ledger has them.
+// StreamCursor before it, at worst from the begin; cursors only save time. A run's ledger has them,
+// and a stream records some of those that it reaches.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,13 @@ struct StreamOptions {
   int64_t retained_tokens = 0;  ///< that stay in memory behind the last ones requested
   int64_t ahead_tokens = 0;     ///< that `read_ahead` reads after them
 };
+
+/// Tokens to retain so that no shard is read twice while ranks are up to a batch apart: the first
+/// sample of a batch needs the begin of its block, when the last one of the batch after it may have
+/// been at the end of its block.
+constexpr int64_t retained_stream_tokens(int64_t block_tokens, int64_t batch_tokens) {
+  return 2 * (block_tokens + batch_tokens);
+}
 
 /// Index of the file that is read as number `index` of the epoch.
 int64_t shard_at(uint64_t seed, int64_t epoch, int64_t shards, int64_t index);
@@ -61,6 +69,8 @@ class ShardStream : public TokenSource {
   /// Whether all shards know their documents.
   bool has_documents() const;
   int64_t shards() const { return int64_t(files_.size()); }
+  /// Number of times a shard was opened.
+  int64_t opened_shards() const;
 
   /// The open shard.
   void verify(Communicator* world = nullptr) const override;
@@ -79,7 +89,9 @@ class ShardStream : public TokenSource {
   void leave() const;
   void extend() const;
   void restart(int64_t position) const;
+  void record(const StreamCursor& cursor) const;
   void skip(int64_t position) const;
+  const StreamCursor& last_cursor(int64_t position) const;
   size_t find(int64_t position) const;
 
   std::vector<ShardFile> files_;
@@ -96,6 +108,7 @@ class ShardStream : public TokenSource {
   mutable int64_t shard_epoch_ = 0, shard_index_ = -1;  // of shard_
   mutable int64_t requested_ = 0;                       // end of the last tokens requested
   mutable int64_t tokenless_ = 0;                       // shards in a row that had no token
+  mutable int64_t opened_ = 0;                          // shards, each time
 };
 
 }  // namespace tandem

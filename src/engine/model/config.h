@@ -19,7 +19,7 @@ struct ModelConfig {
   int64_t ffn = 704;
   int64_t max_seq = 512;
   double rope_theta = 10000;
-  RopeScaling rope_scaling;
+  RopeScaling rope_scaling = {};
   double norm_eps = 1e-5;
   bool tie_word_embeddings = true;
   bool parallel_block = false;  ///< MegaScale §3.1: y = x + MLP(LN(x)) + Attn(LN(x))

@@ -31,10 +31,10 @@ std::string read_run_id(const std::string& out) {
 }  // namespace
 
 RunFiles::RunFiles(const std::string& out, bool resume, const TokenSource& source,
-                   ProgressLine& progress)
+                   ProgressLine& progress, double patience_s)
     : out_(out), source_(source), progress_(progress) {
   make_directories(out);
-  lock_.emplace(out);
+  lock_.emplace(out, patience_s);
   if (!resume) require_no_run(out);
   run_id_ = read_run_id(out);
 }

@@ -8,6 +8,7 @@
 #include "core/files.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/stored_model.h"
+#include "engine/data/shard_stream.h"
 #include "engine/parallel/agreement.h"
 #include "engine/parallel/buckets.h"
 #include "engine/parallel/collective_check.h"
@@ -79,6 +80,17 @@ std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std
   const DTypeChoice choice = choose_dtype(world, config);
   config.train.dtype = name_of(choice.dtype);
   return choice.describe();
+}
+
+std::vector<std::string> describe_streams(const TokenSource& source) {
+  std::vector<std::string> lines;
+  for (const WeightedSource& component : source.components()) {
+    const ShardStream* stream = component.source->stream();
+    if (!stream) continue;
+    lines.push_back(fmt::format("stream of {}: {} shards opened", component.source->describe(),
+                                stream->opened_shards()));
+  }
+  return lines;
 }
 
 int64_t count_targets(const Sampler& sampler, int64_t end) {

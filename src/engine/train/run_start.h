@@ -39,6 +39,10 @@ std::string find_initial_model(Communicator& world, const std::string& init,
 /// configuration. Returns a note, or an empty string if there was nothing to resolve. Collective.
 std::string choose_run_dtype(Communicator& world, TrainConfig& config, const std::string& resumed);
 
+/// Lines for the log's end: shards of streams that this process has opened, each of them once if
+/// samples were read in order.
+std::vector<std::string> describe_streams(const TokenSource& source);
+
 /// Targets of samples [0, end).
 int64_t count_targets(const Sampler& sampler, int64_t end);
 

@@ -6,6 +6,7 @@
 
 #include "engine/data/token_source.h"
 #include "engine/model/codec_policy.h"
+#include "observe/file_activity.h"
 #include "observe/recorder.h"
 #include "tandem/error.h"
 
@@ -84,6 +85,7 @@ void StepExecutor::make_pipeline(int microbatches) {
 }
 
 int64_t StepExecutor::targets(int64_t first) {
+  const FileActivity reads("targets");
   int64_t targets = 0;
   try {
     for (int64_t i = 0; i < batch(first); ++i) targets += sampler_.targets(first + i);
@@ -294,6 +296,7 @@ void StepExecutor::read_microbatch(int index) {
 void StepExecutor::verify_text(int64_t first) {
   const int64_t before = std::exchange(verified_, first);
   if (before < 0 || sampler_.ended_epochs(first) == sampler_.ended_epochs(before)) return;
+  const FileActivity reads("verify");
   try {
     source_.verify(&groups_.world());
   } catch (const IoError& error) {

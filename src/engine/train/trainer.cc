@@ -76,12 +76,14 @@ class Trainer {
     config_.data.format = source.format();
     config_.parallel.replicas = groups_.dims().replicas();
     if (world.rank() == 0) progress_.emplace(request.log);
-    const std::string init_from = find_initial_model(
-        world, request.init, config_, [this](const std::string& text) { note(text); });
     memory_.emplace(world, snapshot_owner());
     ResumePoint begin_at;
     if (request.resume) {
       begin_at = find_resume_point(world, *memory_, files_ ? &*files_ : nullptr, config_);
+    }
+    if (begin_at.is_start()) {
+      init_from_ = find_initial_model(world, request.init, config_,
+                                      [this](const std::string& text) { note(text); });
     }
     note_lines(describe_run(config_, source_, sampler_));
     resolve_dtype(begin_at);
@@ -91,7 +93,7 @@ class Trainer {
     checks_.emplace(groups_, config_, *ranks_, request.out);
     if (!request.faults.empty()) injector_.emplace(request.faults, groups_, *ranks_, request.out);
     trained_.emplace(trained());
-    begin(begin_at, init_from);
+    begin(begin_at);
     executor_->load(state_.next_sample);  // under what precedes the first step
     if (config_.train.validate_every > 0) {
       validation_.emplace(groups_, config_, source);
@@ -144,6 +146,7 @@ class Trainer {
                  parse_dtype(config_.checkpoint.export_dtype));
     }
     if (progress_) progress_->finish();
+    note_lines(describe_streams(source_));
     note(describe_peak(ranks_->chunks.front().stage.exec()));
     return {stopped, state_.step, loss_,
             unsaved.empty() ? checkpoint_path(request_.out, state_.step) : ""};
@@ -169,7 +172,8 @@ class Trainer {
   /// Opens the files of the run.
   SnapshotOwner snapshot_owner() {
     const std::string run = on_rank_zero(world_, "opening the output", [&] {
-      files_.emplace(request_.out, request_.resume, source_, *progress_);
+      files_.emplace(request_.out, request_.resume, source_, *progress_,
+                     request_.output_patience_s);
       if (request_.output_opened) request_.output_opened();
       return files_->run_id();
     });
@@ -178,7 +182,7 @@ class Trainer {
   }
 
   /// Sets weights, optimizer and state: initial ones, or those of snapshots or of a checkpoint.
-  void begin(const ResumePoint& from, const std::string& init_from) {
+  void begin(const ResumePoint& from) {
     const auto state = restore(*trained_, *memory_, from, files_ ? &*files_ : nullptr, config_);
     if (state) {
       state_ = *state;
@@ -187,8 +191,8 @@ class Trainer {
         state_.control.tokens = count_targets(sampler_, state_.next_sample);
       }
     } else {
-      if (!init_from.empty()) {
-        load_model(*trained_, init_from);
+      if (!init_from_.empty()) {
+        load_model(*trained_, init_from_);
       } else {
         for (ModelChunk& chunk : ranks_->chunks) {
           chunk.stage.initialize(uint64_t(config_.train.seed));
@@ -342,7 +346,7 @@ class Trainer {
     sums.text = result.text;
     sums.elapsed_s = elapsed_before_ + seconds_since(run_start_);
     const bool is_late = config_.train.max_seconds > 0 && world_.rank() == 0 &&
-                         seconds_since(created_) >= config_.train.max_seconds;
+                         seconds_since(request_.started) >= config_.train.max_seconds;
     sums.stop = is_late || (request_.stop && *request_.stop);
     const int requested = request_.saves ? request_.saves->load() : 0;
     sums.save = requested != std::exchange(saves_seen_, requested);
@@ -411,7 +415,7 @@ class Trainer {
 
   /// A run that ends before its first checkpoint must not be resumed from random weights.
   void save_initial_model() {
-    if (request_.init.empty()) return;
+    if (init_from_.empty()) return;
     if (const std::string unsaved = save_now(); !unsaved.empty()) throw IoError(unsaved);
   }
 
@@ -449,7 +453,6 @@ class Trainer {
   std::optional<RunCheckpoints> checkpoints_;
   std::optional<ProgressSink> progress_sink_;  // rank 0
   std::optional<PhaseLog> phase_log_;
-  const Clock::time_point created_ = Clock::now();
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;
@@ -457,6 +460,7 @@ class Trainer {
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
   RunCheckpoints::Running running_;  // of any rank, during the step
+  std::string init_from_;            // folder of the model whose weights the run starts from
   std::string error_;                // this rank's, of text
   std::string corrupt_;              // finding that ends the run
   std::string diverged_;             // message if the loss is not finite; the same on all ranks

@@ -38,6 +38,10 @@ struct TrainRequest {
   std::atomic<double>* rank_flops = nullptr;
   /// Called on rank 0 once OUT is locked and belongs to this run.
   std::function<void()> output_opened = {};
+  /// Seconds to wait for --out, which a process that has given up its rank may still hold.
+  double output_patience_s = 0;
+  /// Begin of the time that train.max_seconds limits.
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   /// Called on every rank, in its thread, before each step, with the number of finished steps.
   std::function<void(int64_t step)> before_step = {};
   /// Called on every rank, in its thread, with a router's choices for its rows: scores f32 [rows,
