@@ -217,7 +217,7 @@ class Probe {
     std::sort(barriers.begin(), barriers.end());
     result.groups_s = groups - result.world_s;
     result.barrier_ms = 1e3 * barriers[kBarriers / 2];
-    result.bytes_per_rank = progress_->bytes / ranks_;
+    result.bytes_per_rank = std::max<int64_t>(0, progress_->bytes) / ranks_;  // the rest is noise
     return result;
   }
 

@@ -73,8 +73,9 @@ TEST(RankRecords, ShortStepsShareFramesOfAPowerOfTwo) {
   EXPECT_EQ(steps, 1000);
   EXPECT_LT(histories[0].frames.size(), 40u);
   // An hour has at most 45,000 frames.
-  EXPECT_LT(45000 * read_file(dir / "ranks/0.from-0.records").size() / histories[0].frames.size(),
-            1500000u);
+  constexpr size_t kHeader = 112;
+  const size_t frames = read_file(dir / "ranks/0.from-0.records").size() - kHeader;
+  EXPECT_LT(45000 * frames / histories[0].frames.size(), 1500000u);
 }
 
 TEST(RankRecords, AResumedRunReplacesTheStepsItMakesAgain) {
@@ -296,7 +297,7 @@ TEST(Doctor, SaysWhatIsMissing) {
 }
 
 TEST(RankMap, HasARowForEveryRankUpTo256) {
-  for (const int ranks : {1, 5, 256, 257, 4096}) {
+  for (const int ranks : {1, 5, 256, 257, 1000}) {
     const TempDir dir;
     const Trial trial{
         .ranks = ranks, .slow_rank = 0, .phase = Phase::forward, .excess = 0, .slow_from = 0};

@@ -76,14 +76,12 @@ class Trainer {
     config_.data.format = source.format();
     config_.parallel.replicas = groups_.dims().replicas();
     if (world.rank() == 0) progress_.emplace(request.log);
+    if (!request.resume) find_init();
     memory_.emplace(world, snapshot_owner());
     ResumePoint begin_at;
     if (request.resume) {
       begin_at = find_resume_point(world, *memory_, files_ ? &*files_ : nullptr, config_);
-    }
-    if (begin_at.is_start()) {
-      init_from_ = find_initial_model(world, request.init, config_,
-                                      [this](const std::string& text) { note(text); });
+      if (begin_at.is_start()) find_init();
     }
     note_lines(describe_run(config_, source_, sampler_));
     resolve_dtype(begin_at);
@@ -158,6 +156,11 @@ class Trainer {
     for (ModelChunk& chunk : ranks_->chunks) stages.push_back({chunk.stage, chunk.optimizer});
     return {world_, describe_layout(groups_.dims(), config_, world_.on_gpu()), groups_.tp(),
             std::move(stages)};
+  }
+
+  void find_init() {
+    init_from_ = find_initial_model(world_, request_.init, config_,
+                                    [this](const std::string& text) { note(text); });
   }
 
   /// Shown on rank 0.

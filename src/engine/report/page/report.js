@@ -370,7 +370,7 @@
       const inside = (part, most) => Math.max(0, Math.min(most - 1, Math.floor(part * most)));
       const x = inside(across, steps.length), y = inside(down, rows.length);
       const to = x + 1 < steps.length ? steps[x + 1] - 1 : last, value = values[x][y];
-      const text = `${rows[y].name} (${rows[y].place}), step${to > steps[x] ? `s ${grouped(steps[x])} to ${grouped(to)}`
+      const text = `${rows[y].name} (${rows[y].position}), step${to > steps[x] ? `s ${grouped(steps[x])} to ${grouped(to)}`
         : ` ${grouped(to)}`}: ${view.name} ${number(view.ms[x][y], 2)} ms, ` +
         (view.wait ? `${percent(value, 1)} of the step` : `${number(value, 2)}× its stage's median`);
       if (event) tip.show(event, text); else $("ranks-cell").textContent = text;
