@@ -134,7 +134,8 @@ def short(tandem, folder):
                                          (2, signal.SIGKILL), (0, signal.SIGKILL)]):
         run.hurt(rank, number, 1 + at)
     run.ends_like(reference)
-    if len(run.events("hung")) != 1 or "in " not in run.events("hung")[0]["cause"]:
+    if len(run.events("hung")) != 1 or not re.search(
+            " s (in |between operations)", run.events("hung")[0]["cause"]):
         run.fail("expected one hang, with its operation")
     log = run.log.read_text()
     if len(re.findall(r"^tandem: launch: rank \d .* has taken its rank; the run paused for ", log, re.M)) != 5:

@@ -64,8 +64,8 @@ std::string HangWatch::check(int slot, pid_t pid) {
   if (since != seen.since_ns) seen = {since, state.processor_s, -1};
   const auto describe = [&](const char* what) {
     const std::string name = activity_name(words);
-    return fmt::format("{} for {:.2f} s{}{}", what, double(elapsed) / 1e9,
-                       name.empty() ? "" : " in ", name);
+    return fmt::format("{} for {:.2f} s {}{}", what, double(elapsed) / 1e9,
+                       name.empty() ? "between operations" : "in ", name);
   };
   if (state.letter != 'T') {
     seen.stopped_ns = -1;
