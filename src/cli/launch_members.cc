@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "comm/rendezvous/endpoint.h"
 #include "comm/rendezvous/secret.h"
+#include "engine/parallel/dims.h"
 
 namespace tandem::cli {
 namespace {
@@ -89,21 +90,21 @@ bool LaunchMembers::hangs(int slot, pid_t pid) {
 
 bool LaunchMembers::remove_replica(int rank) {
   control::BoardHead& head = board_.head();
-  const int tp = head.tp, dp = head.dp, removed = head.ep, fewer = dp - removed;
-  if (tp == 0 || min_dp_ == 0 || fewer < min_dp_ || fewer < 1) return false;
-  const auto expert_group = [&](int of) { return of / tp % dp / removed; };
+  const int fewer = head.dp - head.ep;  // the replicas that share experts leave together
+  if (head.tp == 0 || min_dp_ == 0 || fewer < min_dp_ || fewer < 1) return false;
+  const ParallelDims before(head.tp, head.dp, head.ep, head.pp);
+  const ParallelDims after(head.tp, fewer, head.ep, head.pp);
+  const int lost = before.index(kExpertDp, rank);
   for (int slot = 0; slot < head.slots; ++slot) {
     const int old = board_.slot(slot).rank;
     if (old < 0) continue;
-    const int replica = old / tp % dp, stage = old / (tp * dp);
-    const bool later = expert_group(old) > expert_group(rank);
-    board_.slot(slot).rank =
-        expert_group(old) == expert_group(rank)
-            ? control::kSpare
-            : old % tp + tp * (replica - (later ? removed : 0) + fewer * stage);
+    const int index = before.index(kExpertDp, old);
+    board_.slot(slot).rank = index == lost ? control::kSpare
+                                           : after.rank_of(kExpertDp, before.group(kExpertDp, old),
+                                                           index - (index > lost));
   }
   head.dp = fewer;
-  launch_.size = tp * fewer * head.pp;
+  launch_.size = after.ranks();
   return true;
 }
 

@@ -67,6 +67,16 @@ TEST(ParallelDims, MembersAreTheRanksOfAGroupByIndex) {
 }
 
 // Ranks of a group have the same group number and the indices 0 … size - 1 in rank order.
+TEST(ParallelDims, GroupAndIndexGiveTheRank) {
+  for (const ParallelDims& dims : {ParallelDims(2, 4, 2, 3), ParallelDims(3, 2, 1, 1)}) {
+    for (int rank = 0; rank < dims.ranks(); ++rank) {
+      for (const Axes axes : {kTp, kDp, kExperts, kExpertDp, kPp}) {
+        EXPECT_EQ(dims.rank_of(axes, dims.group(axes, rank), dims.index(axes, rank)), rank);
+      }
+    }
+  }
+}
+
 TEST(ParallelDims, GroupsOfEachAxisPartitionTheWorld) {
   for (const ParallelDims& dims : all_dims()) {
     for (const Axes axes : kGroups) {

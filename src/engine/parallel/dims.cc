@@ -64,6 +64,18 @@ int ParallelDims::index(Axes axes, int rank) const {
   return position(axes, false, rank);
 }
 
+int ParallelDims::rank_of(Axes axes, int group, int index) const {
+  int rank = 0, stride = 1;
+  for (int axis = 0; axis < kNumAxes; ++axis) {
+    const int size = sizes_[size_t(axis)];
+    int& position = axes.has(axis) ? index : group;
+    rank += position % size * stride;
+    position /= size;
+    stride *= size;
+  }
+  return rank;
+}
+
 int ParallelDims::replica(int round, int rank) const {
   const int replica = round * dp() + index(kDp, rank);
   return replica < replicas_ ? replica : -1;

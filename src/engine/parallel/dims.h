@@ -53,6 +53,8 @@ class ParallelDims {
   /// order.
   int group(Axes axes, int rank) const;
   int index(Axes axes, int rank) const;
+  /// Rank with that index of that group.
+  int rank_of(Axes axes, int group, int index) const;
   /// Ranks of the rank's group, by index.
   std::vector<int> members(Axes axes, int rank) const;
   /// Samples of a logical replica, of `batch` in a step.
