@@ -1,8 +1,8 @@
 #include "engine/config/check_keys.h"
 
-namespace tandem {
+#include "engine/config/config_slot.h"
 
-#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
+namespace tandem {
 
 std::vector<ConfigKey> check_keys() {
   return {
@@ -33,6 +33,5 @@ std::vector<ConfigKey> check_keys() {
        "share of the steps whose gradients are computed twice and compared"},
   };
 }
-#undef TANDEM_SLOT
 
 }  // namespace tandem

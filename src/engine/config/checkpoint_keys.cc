@@ -1,8 +1,8 @@
 #include "engine/config/checkpoint_keys.h"
 
-namespace tandem {
+#include "engine/config/config_slot.h"
 
-#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
+namespace tandem {
 
 std::vector<ConfigKey> checkpoint_keys() {
   constexpr double kMaxInterval = 1e15;
@@ -53,6 +53,5 @@ std::vector<ConfigKey> checkpoint_keys() {
        "dtype of the weights in final/"},
   };
 }
-#undef TANDEM_SLOT
 
 }  // namespace tandem

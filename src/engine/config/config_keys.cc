@@ -1,14 +1,13 @@
 #include "engine/config/check_keys.h"
 #include "engine/config/checkpoint_keys.h"
 #include "engine/config/config.h"
+#include "engine/config/config_slot.h"
 #include "engine/config/rope_keys.h"
 
 namespace tandem {
 namespace {
 
 constexpr double kBig = 1e15;
-
-#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
 
 std::vector<ConfigKey> make_keys() {
   return {
@@ -467,7 +466,6 @@ std::vector<ConfigKey> make_keys() {
       {"trace.ranks", TANDEM_SLOT(trace.ranks), 0, 0, {}, "record every rank's phases in ranks/"},
   };
 }
-#undef TANDEM_SLOT
 
 }  // namespace
 

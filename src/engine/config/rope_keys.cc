@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "engine/config/config_slot.h"
+
 namespace tandem {
 namespace {
 
 constexpr double kMinRatio = 1e-6, kMaxRatio = 1e9;
-
-#define TANDEM_SLOT(member) [](TrainConfig& config) -> ConfigSlot { return &config.member; }
 
 std::vector<ConfigKey> make_rope_keys() {
   return {
@@ -67,7 +67,6 @@ std::vector<ConfigKey> make_rope_keys() {
        "yarn: factor of cosines and sines"},
   };
 }
-#undef TANDEM_SLOT
 
 }  // namespace
 
