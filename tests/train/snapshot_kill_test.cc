@@ -18,6 +18,7 @@
 
 #include "comm/processes/snapshot_memory_file.h"
 #include "core/files.h"
+#include "data_check.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
 
@@ -94,15 +95,6 @@ int64_t count_lines(const std::string& path) {
   return std::count(text.begin(), text.end(), '\n');
 }
 
-int check_data(const std::string& out) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::execl(TANDEM_CLI, "tandem", "data", "check", out.c_str(), static_cast<char*>(nullptr));
-    ::_exit(127);
-  }
-  return finish(child);
-}
-
 /// Checkpoints on disk at every 10th step, or none before the end.
 void kill_and_restore(int wanted) {
   const TempDir dir;
@@ -156,7 +148,7 @@ void kill_and_restore(int wanted) {
         << "run " << number << "\n"
         << read_file(log);
     ASSERT_EQ(count_lines(out + "/metrics.jsonl"), 30);
-    ASSERT_EQ(check_data(out), 0) << "run " << number;
+    ASSERT_EQ(check_data(TANDEM_CLI, out), 0) << "run " << number;
     ::close(fd);
   }
   EXPECT_GE(restored, kills / 2);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -64,14 +65,37 @@ std::vector<Trial> trials() {
           {1, 2, {"parallel.codec=\"weights=int8\""}}};
 }
 
-/// Model of a layout whose weights are flipped `steps` times, and set again after each: what was
-/// injected, and what was found after each.
+/// Faults that were injected, and findings by step.
 struct Outcome {
   std::vector<Json> injected;
   std::vector<std::vector<CheckFinding>> found;
 };
 
-Outcome flip_weights(const TrainConfig& config, const std::string& plan_text, int64_t steps) {
+/// Objects of a rank that the tests drive.
+struct TestRank {
+  const ParallelGroups& groups;
+  ModelRanks& ranks;
+  StepExecutor& executor;
+  StateChecks& checks;
+  FaultInjector& injector;
+
+  StepSums exchange(const StepSums& local) const {
+    return exchange_sums(groups.world_axes(), local);
+  }
+  void initialize() const {
+    for (ModelChunk& chunk : ranks.chunks) {
+      chunk.stage.initialize(1);
+      chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
+      chunk.stage.end_staging();
+    }
+    executor.weights_changed();
+  }
+};
+
+/// Runs `step` on every rank for steps [1, steps]; it returns what was found in them.
+Outcome run_with_faults(
+    const TrainConfig& config, const std::string& plan_text, int64_t steps,
+    const std::function<std::vector<CheckFinding>(const TestRank&, int64_t step)>& step) {
   const TempDir out;
   const Corpus corpus(config.data.paths, 0);
   Outcome outcome;
@@ -84,23 +108,29 @@ Outcome flip_weights(const TrainConfig& config, const std::string& plan_text, in
     StepExecutor executor(config, groups, corpus, sampler, ranks);
     StateChecks checks(groups, config, ranks, out.path());
     FaultInjector injector(plan, groups, ranks, out.path());
-    for (int64_t step = 1; step <= steps; ++step) {
-      for (ModelChunk& chunk : ranks.chunks) {
-        chunk.stage.initialize(1);
-        chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
-      }
-      executor.weights_changed();
-      StepSums local;
-      local.checks = checks.sums(step);
-      EXPECT_EQ(exchange_sums(groups.world_axes(), local).checks.weights, 0u) << "false alarm";
-      injector.before_passes(step, executor);
-      local.checks = checks.sums(step);
-      const auto found = checks.find(exchange_sums(groups.world_axes(), local).checks, step);
+    const TestRank rank{groups, ranks, executor, checks, injector};
+    rank.initialize();
+    for (int64_t number = 1; number <= steps; ++number) {
+      const auto found = step(rank, number);
       if (world.rank() == 0) outcome.found.push_back(found);
     }
+    executor.await_weights();
   });
   outcome.injected = lines_of(out / "injected.jsonl");
   return outcome;
+}
+
+/// Weights are flipped in each step, and set again before the next.
+Outcome flip_weights(const TrainConfig& config, const std::string& plan_text, int64_t steps) {
+  return run_with_faults(config, plan_text, steps, [](const TestRank& rank, int64_t step) {
+    rank.initialize();
+    StepSums local;
+    local.checks = rank.checks.sums(step);
+    EXPECT_EQ(rank.exchange(local).checks.weights, 0u) << "false alarm";
+    rank.injector.before_passes(step, rank.executor);
+    local.checks = rank.checks.sums(step);
+    return rank.checks.find(rank.exchange(local).checks, step);
+  });
 }
 
 /// One in each step.
@@ -173,48 +203,26 @@ TEST(ReplicaCheckLong, FindsEveryFlipInAllLayouts) {
   for (uint64_t seed = 2; seed < 5; ++seed) expect_all_found(trials(), seed, 24);
 }
 
-/// Training with a flip in each step: what was injected, and what was found in each.
+/// Training with faults in its steps.
 Outcome train_with_flips(TrainConfig config, const std::string& plan_text, int64_t steps) {
   config.optimizer.lr = 1e-4;
-  const TempDir out;
-  const Corpus corpus(config.data.paths, 0);
-  Outcome outcome;
-  const ParallelDims dims(config);
-  const FaultPlan plan(plan_text, "faults.toml", dims.ranks());
-  run_threads({.ranks = dims.ranks()}, [&](Communicator& world) {
-    const ParallelGroups groups(world, dims, config.model.experts > 0);
-    const Sampler sampler(corpus, config.train.seq, 1);
-    ModelRanks ranks(groups, config, {});
-    StepExecutor executor(config, groups, corpus, sampler, ranks);
-    StateChecks checks(groups, config, ranks, out.path());
-    FaultInjector injector(plan, groups, ranks, out.path());
-    for (ModelChunk& chunk : ranks.chunks) {
-      chunk.stage.initialize(1);
-      chunk.optimizer.adopt_weights(chunk.stage.parameter_staging());
-      chunk.stage.end_staging();
-    }
-    executor.weights_changed();
-    for (int64_t step = 1; step <= steps; ++step) {
-      const auto compute = [&] {
-        return executor.compute((step - 1) * config.train.batch,
-                                config.train.batch * config.train.seq);
-      };
-      injector.before_passes(step, executor);
-      StepExecutor::Result result = compute();
-      injector.after_passes(step);
-      checks.compute_again(step, compute, result);
-      StepSums local;
-      local.squares = result.squares;
-      local.checks = checks.sums(step);
-      const StepSums sums = exchange_sums(groups.world_axes(), local);
-      const auto found = checks.find(sums.checks, step);
-      if (world.rank() == 0) outcome.found.push_back(found);
-      executor.update(AdamStep::make(config, step - 1, 1e-4, std::sqrt(sums.squares)));
-    }
-    executor.await_weights();
+  return run_with_faults(config, plan_text, steps, [&](const TestRank& rank, int64_t step) {
+    const auto compute = [&] {
+      return rank.executor.compute((step - 1) * config.train.batch,
+                                   config.train.batch * config.train.seq);
+    };
+    rank.injector.before_passes(step, rank.executor);
+    StepExecutor::Result result = compute();
+    rank.injector.after_passes(step);
+    rank.checks.compute_again(step, compute, result);
+    StepSums local;
+    local.squares = result.squares;
+    local.checks = rank.checks.sums(step);
+    const StepSums sums = rank.exchange(local);
+    const auto found = rank.checks.find(sums.checks, step);
+    rank.executor.update(AdamStep::make(config, step - 1, 1e-4, std::sqrt(sums.squares)));
+    return found;
   });
-  outcome.injected = lines_of(out / "injected.jsonl");
-  return outcome;
 }
 
 /// A flip of a low bit in each step from the second, so that training continues.

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/files.h"
+#include "data_check.h"
 #include "tandem/random.h"
 #include "temp_dir.h"
 
@@ -43,16 +44,6 @@ int finish(pid_t child) {
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-/// Exit code of `tandem data check`, which names faults on standard output.
-int check_data(const std::string& out) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::execl(TANDEM_CLI, "tandem", "data", "check", out.c_str(), static_cast<char*>(nullptr));
-    ::_exit(127);
-  }
-  return finish(child);
 }
 
 bool running(pid_t child) {
@@ -118,7 +109,7 @@ void kill_and_resume(int wanted, bool changes_ranks = false) {
     ASSERT_EQ(unfinished_files(out), -1);
     const std::string metrics = read_file(out + "/metrics.jsonl");
     ASSERT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 30);
-    ASSERT_EQ(check_data(out), 0) << "run " << runs;
+    ASSERT_EQ(check_data(TANDEM_CLI, out), 0) << "run " << runs;
   }
   EXPECT_GE(kills, wanted * 5 / 6);
   EXPECT_GE(in_save, wanted / 6);

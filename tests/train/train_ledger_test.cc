@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "core/files.h"
+#include "data_check.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger_check.h"
 #include "engine/data/ledger_lines.h"
@@ -42,16 +43,6 @@ void train_until_killed(TrainRequest request, int64_t kill) {
     if (step == kill) throw Killed();
   };
   EXPECT_THROW(run_on_threads(request), Killed);
-}
-
-std::vector<LedgerStep> read_steps(const std::string& out) {
-  std::istringstream lines(read_file(out + "/ledger.jsonl"));
-  std::vector<LedgerStep> steps;
-  for (std::string line; std::getline(lines, line);) {
-    const LedgerLine parsed = parse_ledger_line(line);
-    if (const auto* step = std::get_if<LedgerStep>(&parsed.record)) steps.push_back(*step);
-  }
-  return steps;
 }
 
 LedgerCheck check_run(const std::string& out) {

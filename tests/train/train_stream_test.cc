@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "core/files.h"
+#include "data_check.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/data/ledger_check.h"
 #include "engine/data/ledger_rehash.h"
@@ -85,16 +86,6 @@ LedgerCheck check_run(const std::string& out, bool all_steps) {
     check.problems.push_back(problem);
   }
   return check;
-}
-
-std::vector<LedgerStep> read_steps(const std::string& out) {
-  std::istringstream lines(read_file(out + "/ledger.jsonl"));
-  std::vector<LedgerStep> steps;
-  for (std::string line; std::getline(lines, line);) {
-    const LedgerLine parsed = parse_ledger_line(line);
-    if (const auto* step = std::get_if<LedgerStep>(&parsed.record)) steps.push_back(*step);
-  }
-  return steps;
 }
 
 constexpr int64_t kShardTokens = 100;
