@@ -10,15 +10,15 @@ namespace tandem {
 
 enum class Phase : uint8_t {
   data,              ///< waits for text
-  forward,           ///< computation of forward passes
-  backward,          ///< of backward passes, without weight gradients that have passes of their own
-  weight_gradients,  ///< of those
-  update,            ///< of sums of gradients, the optimizer and all else between the passes
+  forward,           ///< computation of forward passes, as the next three are of others
+  backward,          ///< backward passes, without weight gradients that have passes of their own
+  weight_gradients,  ///< those passes
+  update,            ///< sums of gradients, the optimizer and all else between the passes
   tp_wait,           ///< waits for the ranks that share a layer
-  ep_wait,           ///< for ranks with other experts
-  pp_wait,           ///< for other pipeline stages
-  dp_wait,           ///< for gradients and weights of other replicas
-  step_wait,         ///< for the slowest rank's sums
+  ep_wait,           ///< waits for ranks with other experts
+  pp_wait,           ///< waits for other pipeline stages
+  dp_wait,           ///< waits for gradients and weights of other replicas
+  step_wait,         ///< waits for the slowest rank's sums
   checkpoint         ///< waits for snapshots and checkpoints
 };
 constexpr size_t kPhases = 11;
@@ -28,9 +28,6 @@ std::string_view name_of(Phase phase);
 constexpr bool is_work(Phase phase) {
   return phase <= Phase::update || phase == Phase::checkpoint;
 }
-
-/// Phase of a wait by the name of its span.
-Phase phase_of_wait(std::string_view name);
 
 /// Milliseconds by phase.
 using PhaseTimes = std::array<double, kPhases>;

@@ -1,6 +1,5 @@
 #include "observe/recorder.h"
 
-#include <optional>
 #include <utility>
 
 namespace tandem {
@@ -25,34 +24,28 @@ std::string_view name_of(SpanKind kind) {
   return "?";
 }
 
-namespace {
-
-/// Phase of a span; nullopt for one that overlaps or contains others.
-std::optional<Phase> phase_of(const SpanEvent& event, Phase of_computation) {
-  switch (event.kind) {
-    case SpanKind::gemm:
-    case SpanKind::compute:
-      return of_computation;
-    case SpanKind::wait:
-      return phase_of_wait(event.name);
-    case SpanKind::data:
-      return Phase::data;
-    case SpanKind::checkpoint:
-      return Phase::checkpoint;
-    case SpanKind::transfer:
-    case SpanKind::recompute:
-      break;
-  }
-  return {};
-}
-
-}  // namespace
-
 void Recorder::add(const SpanEvent& event) {
   const std::lock_guard lock(mutex_);
   const double seconds = std::chrono::duration<double>(event.end - event.begin).count();
   seconds_[size_t(event.kind)] += seconds;
-  if (const auto phase = phase_of(event, phase_)) phases_[size_t(*phase)] += seconds * 1e3;
+  switch (event.kind) {
+    case SpanKind::gemm:
+    case SpanKind::compute:
+      phases_[size_t(work_phase_)] += seconds * 1e3;
+      break;
+    case SpanKind::wait:
+      phases_[size_t(wait_phase_)] += seconds * 1e3;
+      break;
+    case SpanKind::data:
+      phases_[size_t(Phase::data)] += seconds * 1e3;
+      break;
+    case SpanKind::checkpoint:
+      phases_[size_t(Phase::checkpoint)] += seconds * 1e3;
+      break;
+    case SpanKind::transfer:   // overlaps others
+    case SpanKind::recompute:  // contains others
+      break;
+  }
   if (tracing_) events_.push_back(event);
 }
 
@@ -74,7 +67,7 @@ void Recorder::reset() {
 
 Phase Recorder::set_phase(Phase phase) {
   const std::lock_guard lock(mutex_);
-  return std::exchange(phase_, phase);
+  return std::exchange(is_work(phase) ? work_phase_ : wait_phase_, phase);
 }
 
 std::vector<SpanEvent> Recorder::take_events() {

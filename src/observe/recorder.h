@@ -50,7 +50,7 @@ class Recorder {
   /// Milliseconds by phase, likewise.
   PhaseTimes phase_times() const;
   void reset();
-  /// Phase of computation from now on; returns the one before.
+  /// Phase of computation or, if it is one of waits, of waits from now on; returns the one before.
   Phase set_phase(Phase phase);
   /// Moves the recorded events out.
   std::vector<SpanEvent> take_events();
@@ -61,7 +61,7 @@ class Recorder {
   bool tracing_ = false;
   std::array<double, kSpanKinds> seconds_{};
   PhaseTimes phases_{};
-  Phase phase_ = Phase::update;
+  Phase work_phase_ = Phase::update, wait_phase_ = Phase::tp_wait;
   std::vector<SpanEvent> events_;
 };
 
@@ -88,7 +88,7 @@ class ScopedLabel {
   SpanLabel outer_;
 };
 
-/// Computation during its lifetime belongs to a phase.
+/// Computation, or waits, during its lifetime belong to a phase.
 class ScopedPhase {
  public:
   explicit ScopedPhase(Phase phase) : outer_(recorder().set_phase(phase)) {}
@@ -123,6 +123,17 @@ class ScopedSpan {
 
   SpanEvent event_;
   const RankActivity outer_ = current_activity();  // of spans within file access, that
+};
+
+/// Span of a wait of that phase.
+class ScopedWait {
+ public:
+  ScopedWait(Phase phase, const char* name, int tile = -1, int peer = -1)
+      : phase_(phase), span_(SpanKind::wait, name, tile, peer) {}
+
+ private:
+  ScopedPhase phase_;
+  ScopedSpan span_;
 };
 
 }  // namespace tandem

@@ -70,7 +70,7 @@ void MessageRing::wait_for_room(int bucket) {
   if (epoch(bucket) <= uint64_t(window_)) return;
   for (int hop = 1; hop < dp_.size(); ++hop) {
     const int rank = source(hop);
-    const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
+    const ScopedWait span(Phase::dp_wait, op_, bucket, rank);
     wait(acknowledgement(rank), epoch(bucket) - uint64_t(window_), {op_, rank, bucket});
   }
 }
@@ -91,7 +91,7 @@ bool MessageRing::has_arrived(int bucket) const {
 }
 
 void MessageRing::wait_for_arrival(int rank, int bucket) {
-  const ScopedSpan span(SpanKind::wait, op_, bucket, rank);
+  const ScopedWait span(Phase::dp_wait, op_, bucket, rank);
   wait(arrival(rank, bucket), epoch(bucket), {op_, rank, bucket});
 }
 

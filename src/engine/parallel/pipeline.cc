@@ -335,6 +335,7 @@ size_t Pipeline::activation_bytes() const {
 
 void Pipeline::share_embedding() {
   if (!has_tied_) return;
+  const ScopedPhase phase(Phase::pp_wait);
   const schedule::StagePosition first = schedule::position_of(shape_, 0);
   const schedule::StagePosition last = schedule::position_of(shape_, shape_.stages() - 1);
   const auto values = [&](int chunk) { return stages_[size_t(chunk)]->tied_stage()->embedding(); };

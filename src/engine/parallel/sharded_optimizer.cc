@@ -170,7 +170,7 @@ void ShardedOptimizer::Group::finish_gradients() {
   if (copy_sync) copy_sync->await({0, elements});
   gather_copies();
   if (replicas.size() == 1) return;
-  const ScopedSpan span(SpanKind::wait, "dp_flush");  // the next backward pass overwrites them
+  const ScopedWait span(Phase::dp_wait, "dp_flush");  // the next backward pass overwrites them
   if (!host) return replicas.flush();
   host->flush();
   across_hosts->flush();

@@ -87,7 +87,7 @@ void StageLinks::wait(int signal, uint64_t epoch, const Channel& channel, int pe
   const WaitSite site{channel.op, peer, int64_t(number)};
   if (exec_.on_gpu() && !host_waits_) return pp_.enqueue_wait(*buffer_, signal, epoch, site);
   const auto begin = std::chrono::steady_clock::now();
-  const ScopedSpan span(SpanKind::wait, channel.op, int(number), peer);
+  const ScopedWait span(Phase::pp_wait, channel.op, int(number), peer);
   pp_.wait(*buffer_, signal, epoch, site);
   waited_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }

@@ -18,7 +18,7 @@ void TrustRatios::add(size_t tensor, double weight_squares, double direction_squ
 }
 
 void TrustRatios::reduce() {
-  const ScopedSpan span(SpanKind::wait, "trust_ratios");
+  const ScopedWait span(Phase::dp_wait, "trust_ratios");
   std::vector<double> of_rank(squares_.size());
   for (Communicator* axis : axes_) {
     if (axis->size() == 1) continue;

@@ -270,7 +270,7 @@ void WeightSync::await(FlatRange range) {
   const bool was_complete = is_complete();
   awaited_ = std::max(awaited_, last);
   if (was_complete || !is_complete()) return;
-  const ScopedSpan span(SpanKind::wait, "dp_flush");
+  const ScopedWait span(Phase::dp_wait, "dp_flush");
   dp_.flush();  // the weights may change from here on
 }
 

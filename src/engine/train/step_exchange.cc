@@ -33,7 +33,7 @@ Record combine_along(const WorldAxes& axes, const Record& local, const char* wha
 }  // namespace
 
 StepSums exchange_sums(const WorldAxes& axes, const StepSums& local) {
-  const ScopedSpan span(SpanKind::wait, "gradient_norm");
+  const ScopedWait span(Phase::step_wait, "gradient_norm");
   return combine_along(axes, local, "step sums", [](StepSums& total, const StepSums& other) {
     total.loss += other.loss;
     total.squares += other.squares;
@@ -69,7 +69,7 @@ void exchange_step(const WorldAxes& axes, const ShardedOptimizer::Sent& sent,
                     record.checkpoint_ms.value_or(0),
                     record.memory_bytes,
                     passes ? passes->sent_bytes : 0};
-  const ScopedSpan span(SpanKind::wait, "step_times");
+  const ScopedWait span(Phase::step_wait, "step_times");
   const Times all = combine_along(axes, local, "step times", [](Times& total, const Times& other) {
     const ShardedOptimizer::Sent sum = total.sent + other.sent;
     const double data_wait = std::max(total.data_wait, other.data_wait);

@@ -33,7 +33,7 @@ bool has_end_stage(const TrainConfig& config, const ParallelGroups& groups) {
 
 /// Terms of all ranks.
 std::vector<SquareTerm> gather_terms(Communicator& ranks, std::span<const SquareTerm> local) {
-  const ScopedSpan span(SpanKind::wait, "gradient_norm");
+  const ScopedWait span(Phase::step_wait, "gradient_norm");
   std::vector<SquareTerm> terms;
   for (const auto& blob : ranks.exchange(std::as_bytes(local), "squares")) {
     const auto* const of_rank = reinterpret_cast<const SquareTerm*>(blob.data());

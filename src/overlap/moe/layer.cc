@@ -10,6 +10,7 @@
 #include "core/random_buffer.h"
 #include "gemm/gemm.h"
 #include "kernels/swiglu.h"
+#include "observe/recorder.h"
 #include "overlap/contract/check.h"
 #include "overlap/moe/load.h"
 #include "tune/candidate.h"
@@ -372,12 +373,14 @@ MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 
 void MoeLayer::forward(const Tensor& x, const MoeRouting& routing, const Tensor& w_in,
                        const Tensor& w_out, const Tensor& out, MoeBatch& batch) {
+  const ScopedPhase phase(Phase::ep_wait);
   if (!batch.rows_) batch = MoeBatch();  // it was moved from
   impl_->forward(x, routing, w_in, w_out, out, *batch.rows_);
 }
 void MoeLayer::backward(const Tensor& dout, const Tensor& w_in, const Tensor& w_out,
                         const MoeBatch& batch, const Tensor& dx, const Tensor& dweights,
                         const Tensor& dw_in, const Tensor& dw_out) {
+  const ScopedPhase phase(Phase::ep_wait);
   const MoeRows none;
   impl_->backward(dout, w_in, w_out, batch.rows_ ? *batch.rows_ : none, dx, dweights, dw_in,
                   dw_out);
