@@ -134,6 +134,15 @@ void attention_backward(CUstream_st*, const AttentionShape&, const RopeTable&,
   refuse();
 }
 
+int64_t paged_attention_partials(const PagedShape&) {
+  refuse();
+}
+
+void paged_attention(CUstream_st*, const PagedShape&, const RopeTable&, int64_t, const PagedRows&,
+                     const PagedTensors&) {
+  refuse();
+}
+
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const AttentionShape&,
                                                      const RopeTable&, const AttentionRows&,
                                                      int64_t) {

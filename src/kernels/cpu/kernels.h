@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/paged_attention.h"
 #include "kernels/router.h"
 
 namespace tandem::cpu {
@@ -44,5 +45,10 @@ void add_loads(const Tensor& from, const Tensor& to);
 void balance_gradient(const AuxLoss& loss, const Tensor& load, const Tensor& balance);
 void add_aux_losses(const AuxLoss& loss, const Tensor& loads, const Tensor& total);
 void adjust_router_bias(const Tensor& load, float rate, const Tensor& bias);
+/// f32 elements of scratch that paged_attention needs with the calling thread's kernel threads;
+/// with less it runs on fewer.
+int64_t paged_attention_scratch(const PagedShape& shape);
+void paged_attention(const PagedShape& shape, const RopeTable& rope, int64_t window,
+                     const PagedRows& rows, const PagedTensors& tensors);
 
 }  // namespace tandem::cpu

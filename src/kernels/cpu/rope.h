@@ -1,4 +1,5 @@
-// Rotary embedding of one head's row, between activations (f32 or bf16) and f32 scratch.
+// Rotary embedding of one head's row, between activations (f32 or bf16) and scratch or a
+// cache of keys.
 #pragma once
 
 #include "core/cpu/scalar.h"
@@ -7,14 +8,13 @@
 namespace tandem::cpu {
 
 /// to = scale x rotate(from).
-template <typename T>
-void rotate(const T* from, const float* cos, const float* sin, int64_t half, float scale,
-            float* to) {
+template <typename T, typename U>
+void rotate(const T* from, const float* cos, const float* sin, int64_t half, float scale, U* to) {
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const float low = to_f32(from[i]), high = to_f32(from[i + half]);
-    to[i] = scale * (low * cos[i] - high * sin[i]);
-    to[i + half] = scale * (high * cos[i] + low * sin[i]);
+    to[i] = from_f32<U>(scale * (low * cos[i] - high * sin[i]));
+    to[i + half] = from_f32<U>(scale * (high * cos[i] + low * sin[i]));
   }
 }
 

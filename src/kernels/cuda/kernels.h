@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/attention.h"
+#include "kernels/paged_attention.h"
 #include "tandem/tensor.h"
 
 struct CUstream_st;  // CUDA's: cudaStream_t points to it
@@ -60,5 +61,11 @@ struct AttentionGradients {
 };
 void attention_backward(CUstream_st* stream, const AttentionShape& shape, const RopeTable& rope,
                         const AttentionGradients& tensors, const AttentionMask& mask);
+
+/// f32 elements of scratch that paged_attention needs. Throws Unsupported for a head size that the
+/// kernels do not have.
+int64_t paged_attention_partials(const PagedShape& shape);
+void paged_attention(CUstream_st* stream, const PagedShape& shape, const RopeTable& rope,
+                     int64_t window, const PagedRows& rows, const PagedTensors& tensors);
 
 }  // namespace tandem::gpu

@@ -1,0 +1,61 @@
+// Causal attention of new tokens over all previous ones of their sequences, for inference. Rotated
+// keys and the values of one layer are kept in pages of kPageTokens tokens, which sequences of a
+// batch take and return as they grow and end (vLLM, arXiv 2309.06180). The result of a row depends
+// on its query and its sequence's keys and values only, bit for bit: not on the batch, nor on how
+// its prompt was divided into chunks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/rope.h"
+#include "tandem/tensor.h"
+
+namespace tandem {
+
+/// Tokens of a page.
+constexpr int64_t kPageTokens = 64;
+
+struct PagedShape {
+  int64_t heads, kv_heads, head_dim;
+  int64_t rows;        ///< max rows of a run
+  int64_t max_tokens;  ///< max tokens of a sequence
+};
+
+/// Rows of a run, on exec's device. Tokens of a sequence have consecutive rows, in order.
+struct PagedRows {
+  Tensor sequences;  ///< i32 [rows]: the row's line of `pages`; -1: padding, computed as zero
+  Tensor positions;  ///< i32 [rows]: the row's position in its sequence
+  /// i32 [sequences, pages of a sequence]: token p of sequence s is in page pages[s][p /
+  /// kPageTokens]. Lines need as many valid entries as their tokens take.
+  Tensor pages;
+};
+
+/// Tensors of a run, as PagedAttention::run takes them, and scratch memory.
+struct PagedTensors {
+  const Tensor &q, &k, &v, &keys, &values, &out;
+  Tensor scratch;
+};
+
+class PagedAttention {
+ public:
+  /// rope must outlive this, cover `shape.max_tokens` positions and be on exec's device. `window`:
+  /// as AttentionMask::window. Throws Unsupported for a head size that a GPU's kernels lack.
+  PagedAttention(const Exec& exec, const PagedShape& shape, const RopeTable& rope,
+                 int64_t window = 0);
+  /// Writes the rotated keys and the values of the rows to their pages, then attends. q: [rows,
+  /// heads * head_dim], k and v: [rows, kv_heads * head_dim], as projected, f32 or bf16, rows may
+  /// be strided; q may be left rotated. keys and values: [pages, kPageTokens, kv_heads, head_dim],
+  /// f32, or bf16 if q is. Allocates nothing.
+  void run(const Exec& exec, const PagedRows& rows, const Tensor& q, const Tensor& k,
+           const Tensor& v, const Tensor& keys, const Tensor& values, const Tensor& out);
+
+ private:
+  PagedShape shape_;
+  const RopeTable& rope_;
+  int64_t window_;
+  int64_t elements_;
+  Memory scratch_;  // f32: sums of the rows' splits on a GPU, scratch of each thread on a CPU
+};
+
+}  // namespace tandem
