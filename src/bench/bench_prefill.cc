@@ -28,19 +28,6 @@ ModelConfig model_of(const BenchRequest& q) {
   return config;
 }
 
-std::vector<std::unique_ptr<CachedAttention>> caches_for(const ModelLayout& layout,
-                                                         const ModelConfig& config,
-                                                         const RopeTable& rope) {
-  std::vector<std::unique_ptr<CachedAttention>> caches;
-  for (const BranchLayout& b : layout.branches) {
-    caches.push_back(b.attention
-                         ? std::make_unique<CachedAttention>(config.max_seq, layout.heads,
-                                                             layout.kv_heads, config.head_dim, rope)
-                         : nullptr);
-  }
-  return caches;
-}
-
 class PrefillCase final : public BenchCase {
  public:
   PrefillCase(Communicator& comm, const BenchRequest& q)
@@ -50,11 +37,11 @@ class PrefillCase final : public BenchCase {
         layout_(config_, comm.size(), comm.rank()),
         weights_(Exec{}, layout_, q.dtype),
         rope_(Exec{}, config_.max_seq, config_.head_dim, config_.rope_theta),
-        caches_(caches_for(layout_, config_, rope_)),
-        uncompressed_{comm, config_, layout_, weights_, q.dtype, caches_},
-        encoded_{comm, config_, layout_, weights_, q.dtype, caches_, {q.wire, q.wire}},
+        cache_(Exec{}, config_, layout_, rope_, q.dtype, {pages_of(q.m), 1, q.m, q.m}),
+        uncompressed_{comm, config_, layout_, weights_, q.dtype, cache_},
+        encoded_{comm, config_, layout_, weights_, q.dtype, cache_, {q.wire, q.wire}},
         alone_(comm.split(comm.rank(), 0)),
-        alone_context_{*alone_, config_, layout_, weights_, q.dtype, caches_},
+        alone_context_{*alone_, config_, layout_, weights_, q.dtype, cache_},
         share_(alone_context_, q.m, 1),
         head_(uncompressed_),
         last_(DType::f32, 1, q.k),
@@ -132,7 +119,7 @@ class PrefillCase final : public BenchCase {
   const ModelLayout layout_;
   Weights weights_;
   const RopeTable rope_;
-  std::vector<std::unique_ptr<CachedAttention>> caches_;
+  KvCache cache_;
   DecoderContext uncompressed_, encoded_;
   std::unique_ptr<Communicator> alone_;
   DecoderContext alone_context_;

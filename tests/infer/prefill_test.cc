@@ -9,6 +9,7 @@
 #include "engine/infer/chunked_prefill.h"
 #include "engine/model/layout.h"
 #include "gemm/gemm.h"
+#include "kernels/elementwise.h"
 #include "tandem/random.h"
 #include "tests/comm/ranks.h"
 #include "tests/flat.h"
@@ -41,30 +42,22 @@ std::vector<int32_t> tokens_for(int64_t count, uint64_t seed) {
 
 /// A model's shard with weights far from a fresh one's, and caches.
 struct Rank {
-  Rank(Communicator& comm, const ModelConfig& model_config, DType dtype, const char* codec)
+  Rank(Communicator& comm, const ModelConfig& model_config, DType dtype_, const char* codec)
       : tp(comm),
+        dtype(dtype_),
         config(model_config),
         layout(config, tp.size(), tp.rank()),
         weights(Exec{}, layout, dtype),
         rope(Exec{}, config.max_seq, config.head_dim, config.rope_theta),
-        context{tp, config, layout, weights, dtype, caches, CodecPolicy::parse(codec)} {
+        cache(Exec{}, config, layout, rope, dtype, {pages_of(kCapacity), 1, kCapacity, kCapacity}),
+        context{tp, config, layout, weights, dtype, cache, CodecPolicy::parse(codec)} {
     initialize_parameters({}, layout, config, 17, weights.values());
     for (float& w : floats(weights.values())) w = w == 1 ? w : w * 6;
     weights.refresh();
   }
-  void clear_caches() {
-    caches.clear();
-    for (const BranchLayout& b : layout.branches) {
-      caches.push_back(
-          b.attention ? std::make_unique<CachedAttention>(kCapacity, layout.heads, layout.kv_heads,
-                                                          config.head_dim, rope, b.window)
-                      : nullptr);
-    }
-  }
 
   /// The last residual row and all cached values, after `count` tokens and then 5 more.
   std::vector<float> run(auto& prefill, int64_t count) {
-    clear_caches();
     Memory memory(2 * size_t(config.hidden) * sizeof(float));
     const Tensor last = memory.view(DType::f32, {2, config.hidden});
     prefill.run(tokens_for(count, 3), 0, last.rows(0, 1));
@@ -72,20 +65,26 @@ struct Rank {
     std::vector<float> all(last.as<float>(), last.as<float>() + last.elements());
     const auto blobs = tp.exchange(std::as_bytes(std::span(all)), "residuals");
     for (const auto& blob : blobs) EXPECT_EQ(blob, blobs[0]) << "ranks differ";
-    for (const auto& cache : caches) {
-      if (!cache) continue;
-      all.insert(all.end(), cache->keys().begin(), cache->keys().end());
-      all.insert(all.end(), cache->values().begin(), cache->values().end());
+    for (size_t i = 0; i < layout.branches.size(); ++i) {
+      if (!layout.branches[i].attention) continue;
+      for (const Tensor& pages : {cache.layer(i).keys, cache.layer(i).values}) {
+        const Activation values(DType::f32, 1, pages.elements());
+        const Tensor flat(pages.data(), dtype, {1, pages.elements()});
+        cast(Exec{}, flat, values);
+        all.insert(all.end(), values->as<float>(), values->as<float>() + values->elements());
+        clear(Exec{}, pages);
+      }
     }
     return all;
   }
 
   Communicator& tp;
+  DType dtype;
   ModelConfig config;
   ModelLayout layout;
   Weights weights;
   RopeTable rope;
-  std::vector<std::unique_ptr<CachedAttention>> caches;
+  KvCache cache;
   DecoderContext context;
 };
 

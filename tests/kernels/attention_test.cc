@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "gemm/gemm.h"
-#include "kernels/cached_attention.h"
 #include "tests/kernels/attention_reference.h"
 
 namespace tandem {
@@ -87,30 +86,6 @@ TEST(Attention, WindowOfAllKeysGivesTheBitsOfNone) {
   EXPECT_EQ(run(90), run(0));
   EXPECT_EQ(run(1000), run(0));
   EXPECT_NE(run(89), run(0));
-}
-
-// Tokens one by one, in chunks and at once read the same keys as in training.
-TEST(CachedAttention, ReadsTheWindowOfTraining) {
-  constexpr int64_t kSeq = 70, kHeads = 4, kKvHeads = 2, kDim = 16;
-  const AttentionShape s{1, kSeq, kHeads, kKvHeads, kDim};
-  const RopeTable rope(Exec{}, kSeq, kDim, kTheta);
-  Matrix q(DType::f32, kSeq, kHeads * kDim), k(DType::f32, kSeq, kKvHeads * kDim),
-      v(DType::f32, kSeq, kKvHeads * kDim);
-  q.fill("q"), k.fill("k"), v.fill("v");
-  for (const int64_t window : {0, 1, 20, 70}) {
-    const Doubles expected = reference(s, q.values(), k.values(), v.values(), window);
-    for (const int64_t chunk : {int64_t{1}, int64_t{13}, kSeq}) {
-      CachedAttention cached(kSeq, kHeads, kKvHeads, kDim, rope, window);
-      Matrix out(DType::f32, kSeq, kHeads * kDim);
-      for (int64_t at = 0; at < kSeq; at += chunk) {
-        const int64_t count = std::min(chunk, kSeq - at);
-        const auto rows = [&](const Matrix& m) { return m.tensor.narrow(0, at, count); };
-        cached.run(rows(q), rows(k), rows(v), at, count, rows(out));
-      }
-      EXPECT_LE(relative_error(out.values(), expected), tolerance(DType::f32))
-          << "window " << window << ", " << chunk << " at once";
-    }
-  }
 }
 
 TEST(Attention, ThreadsAndRepeatsGiveTheSameBits) {

@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "gemm/gemm.h"
-#include "kernels/cached_attention.h"
 #include "tests/kernels/attention_reference.h"
 
 namespace tandem {
@@ -140,6 +139,26 @@ void run_in_batches(DType pages, const PagedShape& shape, const RopeTable& rope,
   }
 }
 
+/// Outputs of a sequence, a token at a time in pages 0, 1, ...
+Doubles one_at_a_time(PagedShape shape, const RopeTable& rope, int64_t window, const Sequence& s) {
+  shape.rows = 1;
+  PagedAttention attention(Exec{}, shape, rope, window);
+  Choices choices{0};
+  PagedCache cache(DType::f32, shape, 1, choices);
+  std::iota(cache.pages.begin(), cache.pages.end(), 0);
+  Matrix out(s.q.tensor.dtype(), s.length, shape.heads * shape.head_dim);
+  for (int64_t p = 0; p < s.length; ++p) {
+    const auto row = [&](const Matrix& m) { return m.tensor.rows(p, 1); };
+    std::vector<int32_t> sequence{0}, position{int32_t(p)};
+    attention.run(Exec{},
+                  {Tensor::of(std::span(sequence), {1}), Tensor::of(std::span(position), {1}),
+                   Tensor::of(std::span(cache.pages), {1, cache.line})},
+                  row(s.q), row(s.k), row(s.v), cache.view(cache.keys), cache.view(cache.values),
+                  row(out));
+  }
+  return out.values();
+}
+
 class PagedAttentionTest : public ::testing::TestWithParam<std::tuple<DType, int>> {};
 INSTANTIATE_TEST_SUITE_P(DTypesThreads, PagedAttentionTest,
                          ::testing::Combine(::testing::Values(DType::f32, DType::bf16),
@@ -174,13 +193,7 @@ TEST_P(PagedAttentionTest, MatchesReferenceAndOneTokenAtATimeBitForBit) {
       EXPECT_LE(relative_error(s.out.values(),
                                reference(whole, s.q.values(), s.k.values(), s.v.values(), window)),
                 tolerance(dtype));
-      CachedAttention cached(s.length, shape.heads, shape.kv_heads, shape.head_dim, rope, window);
-      Matrix alone(dtype, s.length, shape.heads * shape.head_dim);
-      for (int64_t p = 0; p < s.length; ++p) {
-        const auto row = [&](const Matrix& m) { return m.tensor.rows(p, 1); };
-        cached.run(row(s.q), row(s.k), row(s.v), p, 1, row(alone));
-      }
-      ASSERT_EQ(s.out.values(), alone.values());
+      ASSERT_EQ(s.out.values(), one_at_a_time(shape, rope, window, s));
     }
   }
 }

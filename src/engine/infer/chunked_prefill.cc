@@ -32,7 +32,6 @@ struct ChunkedPrefill::Steps {
   ChunkedPrefill& block;
   size_t branch;
   int chunk;
-  int64_t position;
 
   const Shard& rows() const { return block.rows_[size_t(chunk)]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
@@ -40,7 +39,7 @@ struct ChunkedPrefill::Steps {
     block.advance_other_chunks(chunk);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    block.context_.caches[branch]->run(q, k, v, position + rows().begin, rows().count, out);
+    block.context_.cache.attend(branch, rows().begin, q, k, v, out);
   }
   void out(const Tensor& inner, const Tensor& weight) {
     block.advance_other_chunks(chunk);
@@ -58,6 +57,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
   const int chunks = int(std::min<int64_t>(int64_t(sums_.size()), count));
   rows_.clear();
   for (int chunk = 0; chunk < chunks; ++chunk) rows_.push_back(shard_of(count, chunks, chunk));
+  context_.cache.set_rows(position, count);
   progress_.during([&] {
     for (int chunk = 0; chunk < chunks; ++chunk) look_up(chunk, tokens);
     for (size_t branch = 0; branch < context_.layout.branches.size(); ++branch) {
@@ -68,7 +68,7 @@ void ChunkedPrefill::run(std::span<const int32_t> tokens, int64_t position, cons
         forward_branch(context_.view(), b, x_->rows(rows.begin, rows.count),
                        branch_memory(b, x_norm_->rows(0, rows.count), inverse_rms_, hidden_, inner_,
                                      rows.count),
-                       Steps{*this, branch, chunk, position});
+                       Steps{*this, branch, chunk});
       }
     }
     for (int chunk = 0; chunk < chunks; ++chunk) take_sums(chunk, false);

@@ -10,20 +10,35 @@
 #include "kernels/norm.h"
 #include "kernels/swiglu.h"
 #include "tandem/collectives.h"
+#include "tandem/error.h"
 
 namespace tandem {
+
+TokenRows::TokenRows(const Exec& exec, int64_t rows)
+    : exec_(exec), tokens_(DType::i32, 1, rows, exec.device), upload_(exec, tokens_->bytes()) {}
+
+Tensor TokenRows::upload(std::span<const int32_t> tokens) {
+  const auto count = int64_t(tokens.size());
+  const Tensor rows(tokens_->data(), DType::i32, {count}, exec_.device);
+  upload_.run(exec_, Tensor::of(tokens, {count}), rows);
+  return rows;
+}
+
 DecoderExperts::DecoderExperts(const DecoderContext& c, int64_t rows, bool split,
                                const OverlapOptions& overlap)
     : context_(c),
-      input_(DType::f32, c.dtype == DType::f32 ? 0 : rows, c.config.hidden),
-      logits_(DType::f32, rows, c.config.experts),
-      scores_(DType::f32, rows, c.config.experts),
-      chosen_(DType::i32, rows, c.config.top_k),
-      weights_(DType::f32, rows, c.config.top_k),
-      out_(DType::f32, rows, c.config.hidden),
-      gate_up_(c.dtype, 1, 2 * c.config.ffn_per_expert()),
-      inner_(c.dtype, 1, c.config.ffn_per_expert()),
-      product_(DType::f32, 1, c.config.hidden) {
+      input_(c.f32(c.dtype == DType::f32 ? 0 : rows, c.config.hidden)),
+      logits_(c.f32(rows, c.config.experts)),
+      scores_(c.f32(rows, c.config.experts)),
+      chosen_(DType::i32, rows, c.config.top_k, c.exec.device),
+      weights_(c.f32(rows, c.config.top_k)),
+      out_(c.f32(rows, c.config.hidden)),
+      gate_up_(c.activation(1, 2 * c.config.ffn_per_expert())),
+      inner_(c.activation(1, c.config.ffn_per_expert())),
+      product_(c.f32(1, c.config.hidden)) {
+  if (!split && c.exec.on_gpu()) {
+    throw Unsupported("decode of one token with experts on a GPU: expected CPU ranks");
+  }
   if (!split) return;
   layer_.emplace(c.tp,
                  MoeShape{.tokens = shard_of(rows, c.tp.size(), 0).count,
@@ -75,14 +90,15 @@ PrefillBlock::PrefillBlock(const DecoderContext& c, int64_t rows, const OverlapO
       rows_(rows),
       local_rows_(shard_of(rows, c.tp.size(), c.tp.rank())),
       padded_(size_t(rows)),
-      looked_up_(c.dtype, rows, c.config.hidden),
-      shard_(c.dtype, local_rows_.count, c.config.hidden),
-      x_(DType::f32, local_rows_.count, c.config.hidden),
-      inverse_rms_(DType::f32, 1, local_rows_.count),
-      x_norm_(c.dtype, local_rows_.count, c.config.hidden),
-      hidden_(c.dtype, rows, widest_in(c.layout)),
-      inner_(c.dtype, rows, widest_inner(c.layout)),
-      residual_(c.dtype, local_rows_.count, c.config.hidden) {
+      tokens_(c.exec, rows),
+      looked_up_(c.activation(rows, c.config.hidden)),
+      shard_(c.activation(local_rows_.count, c.config.hidden)),
+      x_(c.f32(local_rows_.count, c.config.hidden)),
+      inverse_rms_(c.f32(1, local_rows_.count)),
+      x_norm_(c.activation(local_rows_.count, c.config.hidden)),
+      hidden_(c.activation(rows, widest_in(c.layout))),
+      inner_(c.activation(rows, widest_inner(c.layout))),
+      residual_(c.activation(local_rows_.count, c.config.hidden)) {
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, rows, true, overlap);
     auto& products = products_[branch_kind(b)];
@@ -103,7 +119,7 @@ PrefillBlock::Products::Products(Communicator& tp, const AgGemm::Shape& in_shape
 struct PrefillBlock::Steps {
   PrefillBlock& block;
   size_t branch;
-  int64_t position, count;
+  int64_t count;
 
   const BranchLayout& layout() const { return block.context_.layout.branches[branch]; }
   Products& products() const { return *block.products_[branch_kind(layout())]; }
@@ -111,7 +127,8 @@ struct PrefillBlock::Steps {
     products().in.run(x_norm, weight, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    block.context_.caches[branch]->run(q, k, v, position, count, out);
+    const auto first = [&](const Tensor& rows) { return rows.rows(0, count); };
+    block.context_.cache.attend(branch, 0, first(q), first(k), first(v), first(out));
   }
   void out(const Tensor& inner, const Tensor& weight) {
     products().out.run(inner, weight, block.residual_);
@@ -126,14 +143,15 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
   const DecoderContext& c = context_;
   std::ranges::fill(padded_, 0);  // padding rows are computed and ignored
   std::ranges::copy(tokens, padded_.begin());
-  embedding_forward(c.exec, Tensor::of(std::span(padded_), {rows_}),
-                    c.weights.matrix(c.layout.embedding), c.layout.vocab_begin, looked_up_);
+  c.cache.set_rows(position, int64_t(tokens.size()));
+  embedding_forward(c.exec, tokens_.upload(padded_), c.weights.matrix(c.layout.embedding),
+                    c.layout.vocab_begin, looked_up_);
   reduce_scatter(c.tp, looked_up_, shard_, c.codec.embeddings);
   cast(c.exec, shard_, x_);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
     forward_branch(c.view(), b, x_, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, rows_),
-                   Steps{*this, i, position, int64_t(tokens.size())});
+                   Steps{*this, i, int64_t(tokens.size())});
   }
   const int64_t row = int64_t(tokens.size()) - 1;
   int owner = 0;
@@ -147,12 +165,13 @@ void PrefillBlock::run(std::span<const int32_t> tokens, int64_t position, const 
 
 DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
     : context_(c),
-      looked_up_(c.dtype, 1, c.config.hidden),
-      inverse_rms_(DType::f32, 1, 1),
-      x_norm_(c.dtype, 1, c.config.hidden),
-      hidden_(c.dtype, 1, widest_in(c.layout)),
-      inner_(c.dtype, 1, widest_inner(c.layout)),
-      residual_(c.dtype, 1, c.config.hidden) {
+      tokens_(c.exec, 1),
+      looked_up_(c.activation(1, c.config.hidden)),
+      inverse_rms_(c.f32(1, 1)),
+      x_norm_(c.activation(1, c.config.hidden)),
+      hidden_(c.activation(1, widest_in(c.layout))),
+      inner_(c.activation(1, widest_inner(c.layout))),
+      residual_(c.activation(1, c.config.hidden)) {
   for (const BranchLayout& b : c.layout.branches) {
     if (b.moe && !experts_) experts_ = std::make_unique<DecoderExperts>(c, 1, false, overlap);
     auto& out = out_[branch_kind(b)];
@@ -164,41 +183,44 @@ DecodeStep::DecodeStep(const DecoderContext& c, const OverlapOptions& overlap)
 
 TokenHead::TokenHead(const DecoderContext& c)
     : context_(c),
-      inverse_rms_(DType::f32, 1, 1),
-      x_norm_(c.dtype, 1, c.config.hidden),
-      local_logits_(DType::f32, 1, c.layout.vocab),
-      logits_(DType::f32, 1, c.config.vocab) {}
+      inverse_rms_(c.f32(1, 1)),
+      x_norm_(c.activation(1, c.config.hidden)),
+      local_logits_(c.f32(1, c.layout.vocab)),
+      logits_(c.f32(1, c.config.vocab)),
+      host_logits_(size_t(c.config.vocab)) {}
 
 std::span<const float> TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, x_norm_, inverse_rms_);
-  gemm(x_norm_, c.weights.matrix(c.layout.head).transposed(), local_logits_);
-  all_gather(c.tp, Tensor(local_logits_->data(), DType::f32, {c.layout.vocab}),
-             Tensor(logits_->data(), DType::f32, {c.config.vocab}));
-  return {logits_->as<float>(), size_t(c.config.vocab)};
+  gemm(c.exec, x_norm_, c.weights.matrix(c.layout.head).transposed(), local_logits_);
+  const auto flat = [&](const Activation& row) {
+    return Tensor(row->data(), DType::f32, {row->elements()}, c.exec.device);
+  };
+  all_gather(c.tp, flat(local_logits_), flat(logits_));
+  copy(c.exec, flat(logits_), Tensor::of(std::span(host_logits_), {c.config.vocab}));
+  return host_logits_;
 }
 
 /// Every rank has the whole row; partial products are summed over the ranks.
 struct DecodeStep::Steps {
   DecodeStep& step;
   size_t branch;
-  int64_t position;
   const Tensor& x;
 
   const BranchLayout& layout() const { return step.context_.layout.branches[branch]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    gemm(x_norm, weight.transposed(), hidden);
+    gemm(step.context_.exec, x_norm, weight.transposed(), hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
-    step.context_.caches[branch]->run(q, k, v, position, 1, out);
+    step.context_.cache.attend(branch, 0, q, k, v, out);
   }
   void out(const Tensor& inner, const Tensor& weight) {
     const DecoderContext& c = step.context_;
     if (const auto& product = step.out_[branch_kind(layout())]) {
       product->run(inner, weight, step.residual_);
     } else {
-      gemm(inner, weight.transposed(), step.residual_);
+      gemm(c.exec, inner, weight.transposed(), step.residual_);
       all_reduce(c.tp, step.residual_, branch_wire(c.codec, layout()));
     }
     add(c.exec, x, step.residual_, x);
@@ -210,14 +232,15 @@ struct DecodeStep::Steps {
 
 void DecodeStep::run(int32_t token, int64_t position, const Tensor& x) {
   const DecoderContext& c = context_;
-  embedding_forward(c.exec, Tensor::of(&token, {1}), c.weights.matrix(c.layout.embedding),
+  c.cache.set_rows(position, 1);
+  embedding_forward(c.exec, tokens_.upload({&token, 1}), c.weights.matrix(c.layout.embedding),
                     c.layout.vocab_begin, looked_up_);
   all_reduce(c.tp, looked_up_, c.codec.embeddings);
   cast(c.exec, looked_up_, x);
   for (size_t i = 0; i < c.layout.branches.size(); ++i) {
     const BranchLayout& b = c.layout.branches[i];
     forward_branch(c.view(), b, x, branch_memory(b, x_norm_, inverse_rms_, hidden_, inner_, 1),
-                   Steps{*this, i, position, x});
+                   Steps{*this, i, x});
   }
 }
 

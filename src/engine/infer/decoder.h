@@ -1,5 +1,5 @@
 // Decoder layers for inference: a block of `rows` tokens through all branches, on operators built
-// for that number of rows. Blocks of all sizes share the key/value caches.
+// for that number of rows. Blocks of all sizes share the cache of keys and values.
 #pragma once
 
 #include <array>
@@ -8,26 +8,45 @@
 #include <span>
 #include <vector>
 
+#include "engine/infer/kv_cache.h"
 #include "engine/model/layer.h"
-#include "kernels/cached_attention.h"
 #include "tandem/communicator.h"
 #include "tandem/moe.h"
 #include "tandem/overlap.h"
 
 namespace tandem {
 
-/// State shared by all kinds of blocks. caches[i] belongs to branch i, nullptr without attention.
+/// State shared by all kinds of blocks; everything is on exec's device.
 struct DecoderContext {
   Communicator& tp;
   const ModelConfig& config;
   const ModelLayout& layout;
   const Weights& weights;
   DType dtype;
-  std::vector<std::unique_ptr<CachedAttention>>& caches;
+  KvCache& cache;
   CodecPolicy codec = {};
   Exec exec = {};
 
   LayerView view() const { return {config, layout, weights, exec}; }
+  Activation activation(int64_t rows, int64_t columns) const {
+    return Activation(dtype, rows, columns, exec.device);
+  }
+  Activation f32(int64_t rows, int64_t columns) const {
+    return Activation(DType::f32, rows, columns, exec.device);
+  }
+};
+
+/// Tokens of a block on exec's device.
+class TokenRows {
+ public:
+  TokenRows(const Exec& exec, int64_t rows);
+  /// i32 [tokens.size()], valid until the next call.
+  Tensor upload(std::span<const int32_t> tokens);
+
+ private:
+  Exec exec_;
+  Activation tokens_;
+  Upload upload_;
 };
 
 /// Experts for a block of rows or for one row; every rank holds a shard of each expert.
@@ -72,6 +91,7 @@ class PrefillBlock {
   std::array<std::unique_ptr<Products>, kBranchKinds> products_;
   std::unique_ptr<DecoderExperts> experts_;
   std::vector<int32_t> padded_;
+  TokenRows tokens_;
   Activation looked_up_, shard_, x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
 };
 
@@ -86,6 +106,7 @@ class TokenHead {
  private:
   DecoderContext context_;
   Activation inverse_rms_, x_norm_, local_logits_, logits_;
+  std::vector<float> host_logits_;
 };
 
 /// Decode of one token: every rank holds the whole residual row.
@@ -102,6 +123,7 @@ class DecodeStep {
   DecoderContext context_;
   std::array<std::unique_ptr<GemmAr>, kBranchKinds> out_;  ///< nullptr if sums are encoded
   std::unique_ptr<DecoderExperts> experts_;
+  TokenRows tokens_;
   Activation looked_up_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "comm/exec.h"
 #include "core/machine.h"
 #include "engine/infer/decoder.h"
 #include "tandem/error.h"
@@ -30,7 +31,7 @@ int64_t cache_capacity(const ModelConfig& config, const GeneratorOptions& option
         fmt::format("capacity {}: expected 1 to max_seq = {}", capacity, config.max_seq));
   }
   const double bytes = 2.0 * double(capacity) * double(config.head_dim) *
-                       double(config.layers * config.kv_heads + 1) * sizeof(float);
+                       double(config.layers * config.kv_heads + 1) * double(size_of(options.dtype));
   const auto machine = double(this_machine().memory_bytes);
   if (machine == 0 || bytes <= machine) return capacity;
   throw InvalidArgument(fmt::format(
@@ -47,15 +48,20 @@ class Generator::Impl {
         config_(config),
         layout_(config, tp.size(), tp.rank()),
         capacity_(cache_capacity(config, options)),
-        weights_(Exec{}, layout_, options.dtype),
-        rope_(Exec{}, capacity_, config.head_dim, config.rope_theta, config.rope_scaling),
-        caches_(make_caches()),
-        context_{tp, config_, layout_, weights_, options.dtype, caches_, options.codec},
-        block_(checked(options).block),
+        exec_(make_exec(tp)),
+        weights_(exec_, layout_, options.dtype),
+        rope_(exec_, capacity_, config.head_dim, config.rope_theta, config.rope_scaling),
+        cache_(exec_, config_, layout_, rope_, options.dtype,
+               {.pages = pages_of(capacity_),
+                .sequences = 1,
+                .rows = checked(options).block,
+                .max_tokens = capacity_}),
+        context_{tp, config_, layout_, weights_, options.dtype, cache_, options.codec, exec_},
+        block_(options.block),
         prefill_(make_prefill(context_, block_, options.overlap, options.prefill)),
         step_(context_, options.overlap),
         head_(context_),
-        last_(DType::f32, 1, config.hidden) {}
+        last_(context_.f32(1, config.hidden)) {}
 
   std::span<const float> feed(std::span<const int32_t> tokens) {
     check_tokens(tokens);
@@ -117,22 +123,12 @@ class Generator::Impl {
   ModelConfig config_;
   ModelLayout layout_;
   int64_t capacity_;
+  Exec exec_;
   Weights weights_;
   int64_t position_ = 0;
   Stats stats_;
 
  private:
-  std::vector<std::unique_ptr<CachedAttention>> make_caches() {
-    std::vector<std::unique_ptr<CachedAttention>> caches;
-    for (const BranchLayout& b : layout_.branches) {
-      caches.push_back(b.attention ? std::make_unique<CachedAttention>(
-                                         capacity_, layout_.heads, layout_.kv_heads,
-                                         config_.head_dim, rope_, b.window)
-                                   : nullptr);
-    }
-    return caches;
-  }
-
   void check_tokens(std::span<const int32_t> tokens) const {
     if (tokens.empty()) throw InvalidArgument("tokens: expected at least one");
     if (position_ + int64_t(tokens.size()) > capacity_) {
@@ -149,7 +145,7 @@ class Generator::Impl {
   }
 
   RopeTable rope_;
-  std::vector<std::unique_ptr<CachedAttention>> caches_;
+  KvCache cache_;
   DecoderContext context_;
   int64_t block_;
   Prefill prefill_;

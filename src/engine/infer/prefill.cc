@@ -40,7 +40,7 @@ Prefill in_chunks(const DecoderContext& c, int64_t rows, int chunks) {
 }
 
 bool has_chunks(const DecoderContext& c) {
-  return c.tp.size() > 1 && c.config.moe_layers() == 0;
+  return c.tp.size() > 1 && c.config.moe_layers() == 0 && !c.exec.on_gpu();
 }
 bool splits_rows(const DecoderContext& c) {
   return !has_chunks(c) || c.codec.is_none();
@@ -69,8 +69,8 @@ bool keeps_uncompressed(const DecoderContext& c, const OverlapOptions& overlap) 
 size_t fastest(const DecoderContext& c, int64_t rows, const std::vector<Prefill>& candidates,
                Bits bits) {
   const ModelConfig& m = c.config;
-  const std::vector<int32_t> tokens(size_t(std::min(rows, m.max_seq)), 0);
-  const Activation last(DType::f32, 1, m.hidden);
+  const std::vector<int32_t> tokens(size_t(std::min(rows, c.cache.max_tokens())), 0);
+  const Activation last = c.f32(1, m.hidden);
   std::vector<std::string> names;
   for (const Prefill& each : candidates) names.push_back(each.name);
   std::string shape = fmt::format(
@@ -113,8 +113,10 @@ Prefill make_prefill(const DecoderContext& c, int64_t rows, const OverlapOptions
   if (strategy == Strategy::overlapped) {
     if (!has_chunks(c)) {
       throw InvalidArgument(
-          fmt::format("prefill 'iso' with {}: expected a dense model on two ranks or more",
-                      c.tp.size() == 1 ? "one rank" : "experts"));
+          fmt::format("prefill 'iso' with {}: expected a dense model on two CPU ranks or more",
+                      c.exec.on_gpu()    ? "GPUs"
+                      : c.tp.size() == 1 ? "one rank"
+                                         : "experts"));
     }
     return in_chunks(c, rows, 2);
   }
