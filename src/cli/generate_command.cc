@@ -11,42 +11,22 @@
 #include <utility>
 #include <vector>
 
-#include "cli/commands.h"
+#include "cli/generate.h"
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
-#include "engine/checkpoint/stored_model.h"
 #include "engine/infer/generation_config.h"
 #include "engine/infer/generator.h"
-#include "engine/infer/stop_text.h"
 #include "engine/model/pretrained.h"
-#include "engine/tokenizer/text_decoder.h"
 #include "gemm/gemm.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
-namespace {
 
-constexpr size_t kMaxPromptMib = 16;
-
-struct GenerateArguments {
-  std::string directory, prompt, json, dtype = "f32", codec = "none", prefill = "automatic";
-  std::vector<std::string> stops;
-  int ranks = 1;
-  bool allow_uncompressed = false;
-  int64_t max_tokens = 256;
-  SamplingOptions sampling;
-  const CLI::Option *temperature = nullptr, *top_k = nullptr, *top_p = nullptr;
-  std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
-  CodecPolicy policy;         ///< parsed from `codec`
-};
-
-/// Tokens of a prompt. A model of another program that adds no token before a text is given none,
-/// unless the text is empty.
 std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text) {
   std::vector<int32_t> tokens;
   if (!stored.tokenizer) {
@@ -60,37 +40,15 @@ std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& t
   return tokens;
 }
 
-/// Text of the tokens that a model generates.
-class Continuation {
- public:
-  /// `ends`: tokens that end a text; if it is empty, special ones do.
-  Continuation(const TextTokenizer* tokenizer, std::vector<int32_t> ends, bool has_prompt)
-      : tokenizer_(tokenizer), ends_(std::move(ends)) {
-    if (tokenizer) decoder_.emplace(*tokenizer, false, has_prompt);
-  }
-  bool is_end(int32_t token) const {
-    if (!tokenizer_) return token >= kBos;
-    if (!ends_.empty()) return std::ranges::find(ends_, token) != ends_.end();
-    return token >= tokenizer_->vocab() || tokenizer_->is_special(token);
-  }
-  /// Whole characters of a tokenizer's text, or the byte.
-  std::string add(int32_t token) {
-    return decoder_ ? decoder_->add(token) : std::string(1, char(token));
-  }
-  std::string rest() { return decoder_ ? decoder_->rest() : ""; }
-
- private:
-  const TextTokenizer* tokenizer_;
-  std::vector<int32_t> ends_;
-  std::optional<TextDecoder> decoder_;
-};
-
-/// Text that is final now that `text` follows, up to a stop string.
-std::string add_text(StopText& stops, const std::string& text) {
-  std::string result;
-  for (size_t i = 0; i < text.size() && !stops.stop(); ++i) result += stops.add(text[i]);
-  return result;
+void put(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  finish_output();
 }
+
+namespace {
+
+constexpr size_t kMaxPromptMib = 16;
+constexpr int64_t kMaxBatch = 4096;
 
 /// Resolves "-" to the input of rank 0, as mpirun forwards standard input only to it.
 std::string prompt_of(Communicator& tp, const std::string& typed) {
@@ -98,11 +56,6 @@ std::string prompt_of(Communicator& tp, const std::string& typed) {
   const std::string local = tp.rank() == 0 ? read_input("--prompt -", kMaxPromptMib) : "";
   const auto blobs = tp.exchange(std::as_bytes(std::span(local)), "prompt");
   return {reinterpret_cast<const char*>(blobs[0].data()), blobs[0].size()};
-}
-
-void put(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  finish_output();
 }
 
 /// Output of rank 0: the text and its timing.
@@ -124,7 +77,7 @@ class Report {
     if (tokens_++ == 0) first_ = last_;
     token_ids_.push_back(token);
   }
-  void end(const StopText& stops, bool over, const Generator& generator) const {
+  void end(const std::string* stop, bool over, const Generator& generator) const {
     if (shows()) put("\n");
     const double prompt_s = tokens_ > 0 ? seconds(begin_, first_) : seconds(begin_, Clock::now());
     const double rest_s = seconds(first_, last_);
@@ -146,9 +99,9 @@ class Report {
     if (arguments_.json.empty()) return;
     nlohmann::ordered_json root{{"prompt", prompt_},
                                 {"text", text_},
-                                {"ended_by", stops.stop() ? "stop"
-                                             : over       ? "end of text"
-                                                          : "max-tokens"},
+                                {"ended_by", stop   ? "stop"
+                                             : over ? "end of text"
+                                                    : "max-tokens"},
                                 {"ranks", ranks_},
                                 {"codec", arguments_.policy.describe()},
                                 {"prompt_tokens", prompt_tokens_},
@@ -160,7 +113,7 @@ class Report {
                                 {"prefill_s", stats.prefill_s},
                                 {"first_token_s", prompt_s},
                                 {"tokens_per_s", rate}};
-    if (stops.stop()) root["stop"] = *stops.stop();
+    if (stop) root["stop"] = *stop;
     const std::string json =
         root.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     arguments_.json == "-" ? put(json) : write_output(arguments_.json, json);
@@ -211,20 +164,19 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
 
   std::optional<Report> report;
   if (tp.rank() == 0) report.emplace(arguments, prompt, tokens.size(), tp.size());
-  StopText stops(arguments.stops);
-  Continuation continuation(stored.tokenizer.get(), arguments.ends, !prompt.empty());
+  Continuation continuation(stored.tokenizer.get(), arguments.ends, arguments.stops,
+                            !prompt.empty());
   bool over = false;
   generator.generate(tokens, arguments.max_tokens, arguments.sampling, [&](int32_t token) {
     over = continuation.is_end(token);
     if (over) return false;
-    const std::string text = add_text(stops, continuation.add(token));
+    const std::string text = continuation.add(token);
     if (report) report->count_token(token), report->add(text);
-    return stops.stop() == nullptr;
+    return continuation.stop() == nullptr;
   });
   if (!report) return;
-  std::string last = add_text(stops, continuation.rest());
-  report->add(last += stops.rest());
-  report->end(stops, over, generator);
+  report->add(continuation.rest());
+  report->end(continuation.stop(), over, generator);
 }
 
 /// Takes what the model's folder says on generating, unless the command line does.
@@ -250,6 +202,9 @@ void run(GenerateArguments arguments) {
   if (arguments.max_tokens < 0) {
     throw InvalidArgument(fmt::format("--max-tokens {}: expected 0 or more", arguments.max_tokens));
   }
+  if (arguments.batch < 1 || arguments.batch > kMaxBatch) {
+    throw InvalidArgument(fmt::format("--batch {}: expected 1 to {}", arguments.batch, kMaxBatch));
+  }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);
   if (arguments.allow_uncompressed && arguments.policy.is_none()) {
@@ -264,6 +219,8 @@ void run(GenerateArguments arguments) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)",
                                   stored.directory, config.vocab, kBos + 1));
   }
+  PromptFile file;
+  if (!arguments.prompts.empty()) file = read_prompts(arguments, stored);
   WorldOptions world;
   world.ranks = arguments.ranks;
   if (!launched()) config.check(arguments.ranks);
@@ -281,7 +238,9 @@ void run(GenerateArguments arguments) {
                     arguments.prompt));
     arguments.policy.require_used(config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
-    generate(tp, arguments, stored);
+    if (arguments.prompts.empty()) return generate(tp, arguments, stored);
+    tp.require_same("--prompts", file.hash);
+    generate_all(tp, arguments, stored, file.lines);
   });
 }
 
@@ -296,6 +255,13 @@ void add_generate(CLI::App& app) {
       ->required();
   command->add_option("--prompt", arguments->prompt,
                       "Text to continue (-: all of standard input; default: none)");
+  command
+      ->add_option("--prompts", arguments->prompts,
+                   "File of many prompts, a JSON object a line (prompt, max_tokens, temperature, "
+                   "top_k, top_p, seed, stop, log_probs): texts as such lines, in order")
+      ->excludes("--prompt");
+  command->add_option("--batch", arguments->batch, "With --prompts: texts that are written at once")
+      ->capture_default_str();
   command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
       ->capture_default_str();
   arguments->temperature = command
@@ -321,8 +287,10 @@ void add_generate(CLI::App& app) {
                    "End before this text, which is not written; several: before the first of them")
       ->allow_extra_args(false)
       ->take_all();
-  command->add_option("--json", arguments->json,
-                      "Prompt, text and speed as JSON: FILE next to the text, or - for it alone");
+  command
+      ->add_option("--json", arguments->json,
+                   "Prompt, text and speed as JSON: FILE next to the text, or - for it alone")
+      ->excludes("--prompts");
   command->add_option("--dtype", arguments->dtype, "Of matrix products")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->capture_default_str();
@@ -331,20 +299,24 @@ void add_generate(CLI::App& app) {
                    "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
                    "embeddings (mlp=int4:g32,embeddings=int8)")
       ->capture_default_str();
-  command->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
-                    "With --codec: a prompt's forms without it are measured, too, and the fastest "
-                    "is taken; the tokens after it travel as --codec says");
+  command
+      ->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
+                 "With --codec: a prompt's forms without it are measured, too, and the fastest "
+                 "is taken; the tokens after it travel as --codec says")
+      ->excludes("--prompts");
   command
       ->add_option("--prefill", arguments->prefill,
                    "How the prompt runs: iso: in two chunks, one computed while the other's sums "
                    "travel (automatic: measured for prompts of 32 tokens or more)")
       ->check(CLI::IsMember({"automatic", "serial", "iso"}))
+      ->excludes("--prompts")
       ->capture_default_str();
   command->footer(
       "\nExamples:\n"
       "  tandem generate out/tiny --prompt '#include <'\n"
       "  tandem generate out/tiny --prompt 'int main' --temperature 0 --max-tokens 80 --tp 2\n"
       "  tandem generate out/tiny --prompt 'int main' --tp 2 --codec int8   fewer bytes sent\n"
+      "  tandem generate out/tiny --prompts prompts.jsonl --batch 32 >texts.jsonl\n"
       "  tandem generate out/tiny --prompt - --top-k 40 --stop ';' <include/tandem/random.h\n"
       "\nA folder's generation_config.json sets the defaults of --temperature, --top-k and --top-p "
       "and"

@@ -20,6 +20,7 @@ for header in norm quantize random strategy; do
 done
 grep -q SMALL_ "$dir"/configs/*.toml && exit 1
 cd "$dir" || exit 1
+printf '{"prompt": "int main"}\n{"prompt": "#include", "max_tokens": 3}\n' >prompts.jsonl
 
 examples() { # of a help text, without their descriptions
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'

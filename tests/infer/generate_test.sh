@@ -94,6 +94,47 @@ if "$tandem" info | grep -q 'Open MPI'; then
   same_text "$dir/mpi.json"
 fi
 
+# Many prompts at once: each text is the one that it is with no other, for any batch and number of ranks.
+python3 - "$dir/prompts" <<'END'
+import json, sys
+with open(sys.argv[1], "w") as file:
+    for i in range(9):
+        print(json.dumps({"prompt": "#include <" * (1 + i % 4), "max_tokens": 20 + 5 * i, "seed": i} |
+                         ({"stop": ["e", "zz"], "log_probs": True} if i % 2 else {"temperature": 0})), file=file)
+    print(json.dumps({"prompt": "#include <", "max_tokens": 40, "seed": 3}), file=file)
+END
+"$tandem" generate "$dir/out" --prompts "$dir/prompts" --batch 1 >"$dir/texts" 2>"$dir/speed"
+grep -qE '^10 texts, [0-9]+ tokens in .* tokens/s\): [0-9]+ steps of ' "$dir/speed" || { cat "$dir/speed"; exit 1; }
+python3 - "$dir/prompts" "$dir/texts" "$dir/one.json" <<'END'
+import json, sys
+prompts, texts = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
+assert len(texts) == len(prompts) == 10
+for prompt, text in zip(prompts, texts):
+    assert text["prompt_tokens"] == 1 + len(prompt["prompt"]), text
+    assert text["tokens"] == len(text["token_ids"]) <= prompt["max_tokens"], text
+    assert ("log_probs" in text) == ("log_probs" in prompt) and len(text.get("log_probs", [])) in (0, text["tokens"]), text
+    assert all(stop not in text["text"] for stop in prompt.get("stop", [])), text
+    assert all(value <= 0 for value in text.get("log_probs", [])), text
+    if text["ended_by"] == "max-tokens": assert text["tokens"] == prompt["max_tokens"], text
+one = json.load(open(sys.argv[3]))
+assert texts[9]["text"] == one["text"] and texts[9]["token_ids"] == one["token_ids"], (texts[9], one)
+assert {text["ended_by"] for text in texts} >= {"max-tokens"}
+END
+many() {  # OPTIONS...: texts of the prompts
+  "$tandem" generate "$dir/out" --prompts "$dir/prompts" "$@" 2>/dev/null
+}
+many --batch 3 | cmp "$dir/texts"
+without_log_probs() {  # sums of other ranks round differently
+  sed 's/,"log_probs":.*//; s/}$//'
+}
+for ranks in 2 4; do
+  many --tp $ranks --batch 1 >"$dir/texts-$ranks"
+  cmp <(without_log_probs <"$dir/texts") <(without_log_probs <"$dir/texts-$ranks")
+  many --tp $ranks --batch 5 --codec lossless | cmp "$dir/texts-$ranks"
+done
+: >"$dir/none"
+[ -z "$("$tandem" generate "$dir/out" --prompts "$dir/none" 2>/dev/null)" ] || exit 1
+
 # A prompt longer than the context: the dropped part is reported. The end that leaves room is kept.
 long_prompt=$(printf 'A%.0s' $(seq 600))
 "$tandem" generate "$dir/out" --prompt "$long_prompt" --max-tokens 4 --json "$dir/json" >/dev/null 2>"$dir/speed"
@@ -113,6 +154,24 @@ refuses() {  # EXIT_CODE TEXT ARGUMENTS...: one line on standard error that has 
     exit 1
   fi
 }
+refuses_line() {  # TEXT LINE: of a file with prompts, the second line
+  printf '{"prompt": "x"}\n%s\n' "$2" >"$dir/lines"
+  refuses 2 "$dir/lines:2: $1" "$dir/out" --prompts "$dir/lines"
+}
+refuses_line 'expected a JSON object' '["x"]'
+refuses_line 'expected a JSON object' '{"prompt": "x"'
+refuses_line 'no prompt: expected a string' '{}'
+refuses_line 'prompt = 3: expected a string' '{"prompt": 3}'
+refuses_line 'temprature: expected one of prompt, max_tokens' '{"prompt": "x", "temprature": 1}'
+refuses_line 'max_tokens 0: expected at least 1' '{"prompt": "x", "max_tokens": 0}'
+refuses_line 'top_p = "a": expected a number' '{"prompt": "x", "top_p": "a"}'
+refuses_line 'top-p 0' '{"prompt": "x", "top_p": 0}'
+refuses_line 'stop = 3: expected a string or a list of strings' '{"prompt": "x", "stop": 3}'
+refuses_line "stop '': expected" '{"prompt": "x", "stop": [""]}'
+refuses_line 'prompt of 601 tokens: expected fewer' "{\"prompt\": \"$(printf 'A%.0s' $(seq 600))\"}"
+refuses 3 "$dir/nowhere" "$dir/out" --prompts "$dir/nowhere"
+refuses 2 '--batch 0: expected 1 to' "$dir/out" --prompts "$dir/none" --batch 0
+refuses 2 '--prompts' "$dir/out" --prompts "$dir/none" --prompt x
 refuses 3 'config.json' "$dir/nowhere" --prompt x
 refuses 2 'model.heads = 4: expected a multiple of tp = 3' "$dir/out" --prompt x --tp 3
 refuses 2 'tp 0: expected at least 1' "$dir/out" --prompt x --ranks 0

@@ -13,7 +13,7 @@ int64_t widest_inner(const ModelLayout& layout);
 
 /// First rows x columns elements of scratch, as a matrix.
 inline Tensor reshaped(const Tensor& scratch, int64_t rows, int64_t columns) {
-  return Tensor(scratch.data(), scratch.dtype(), {rows, columns});
+  return Tensor(scratch.data(), scratch.dtype(), {rows, columns}, scratch.device());
 }
 
 /// Branch's part of a block's scratch, for x with as many rows as `x_norm` and GEMMs of `rows`.

@@ -1,0 +1,55 @@
+// Parts of `tandem generate` for one prompt and for many.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/infer/engine.h"
+#include "engine/infer/sampling.h"
+#include "tandem/codec.h"
+
+namespace tandem::cli {
+
+struct GenerateArguments {
+  std::string directory, prompt, prompts, json, dtype = "f32", codec = "none",
+                                                prefill = "automatic";
+  std::vector<std::string> stops;
+  int ranks = 1;
+  bool allow_uncompressed = false;
+  int64_t max_tokens = 256;
+  int64_t batch = 16;  ///< texts at once, with `prompts`
+  SamplingOptions sampling;
+  const CLI::Option *temperature = nullptr, *top_k = nullptr, *top_p = nullptr;
+  std::vector<int32_t> ends;  ///< tokens that end a text; empty: special ones
+  CodecPolicy policy;         ///< parsed from `codec`
+};
+
+/// Tokens of a prompt. A model of another program that adds no token before a text is given none,
+/// unless the text is empty.
+std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text);
+/// Writes to standard output.
+void put(const std::string& text);
+
+struct PromptLine {
+  Request request;
+  bool wants_log_probs = false;
+};
+
+struct PromptFile {
+  std::string hash;  ///< of its content
+  std::vector<PromptLine> lines;
+};
+
+/// Requests of the file --prompts, one JSON object a line. Throws ConfigError naming the line, and
+/// the key with its value.
+PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& stored);
+
+/// Generates the texts, up to `batch` at once. Rank 0 writes them to standard output, a JSON object
+/// a line, in the order of the prompts, each as soon as those before it are written. Collective.
+void generate_all(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored,
+                  const std::vector<PromptLine>& lines);
+
+}  // namespace tandem::cli

@@ -1,0 +1,174 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "cli/generate.h"
+#include "cli/output.h"
+#include "core/files.h"
+#include "core/json.h"
+#include "core/printable.h"
+#include "engine/model/config_value.h"
+#include "engine/model/pretrained.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kPromptKeys[] = {"prompt", "max_tokens", "temperature", "top_k",
+                                            "top_p",  "seed",       "stop",        "log_probs"};
+/// Rows of a step for chunks of prompts, in addition to one for each text.
+constexpr int64_t kPromptRows = 64;
+
+std::vector<std::string> parse_stops(const Json& value, const std::string& where) {
+  if (value.is_string()) return {value.get<std::string>()};
+  if (!value.is_array()) reject_value(where, "stop", value, "a string or a list of strings");
+  std::vector<std::string> stops;
+  for (const Json& each : value) stops.push_back(parse_value<std::string>(each, "stop", where));
+  return stops;
+}
+
+/// `where`: file and line, for messages.
+PromptLine parse_line(const std::string& text, const std::string& where,
+                      const GenerateArguments& arguments, const StoredModel& stored) {
+  const Json root = parse_json<Json>(text);
+  if (!root.is_object()) throw ConfigError(where + ": expected a JSON object");
+  for (const auto& [key, value] : root.items()) {
+    if (std::ranges::find(kPromptKeys, key) != std::end(kPromptKeys)) continue;
+    throw ConfigError(fmt::format("{}: {}: expected one of {}", where, printable(key),
+                                  fmt::join(kPromptKeys, ", ")));
+  }
+  if (!root.contains("prompt")) throw ConfigError(where + ": no prompt: expected a string");
+  const auto prompt = parse_value<std::string>(root["prompt"], "prompt", where);
+  PromptLine line;
+  Request& request = line.request;
+  request.prompt = make_prompt(stored, prompt);
+  request.has_text_before = !prompt.empty();
+  request.ends = arguments.ends;
+  request.stops = arguments.stops;
+  request.sampling = arguments.sampling;
+  request.max_tokens = arguments.max_tokens;
+  const auto take = [&]<typename T>(const char* key, T& value) {
+    if (root.contains(key)) value = parse_value<T>(root[key], key, where);
+  };
+  auto seed = int64_t(request.sampling.seed);
+  take("max_tokens", request.max_tokens);
+  take("temperature", request.sampling.temperature);
+  take("top_k", request.sampling.top_k);
+  take("top_p", request.sampling.top_p);
+  take("seed", seed);
+  take("log_probs", line.wants_log_probs);
+  request.sampling.seed = uint64_t(seed);
+  if (root.contains("stop")) request.stops = parse_stops(root["stop"], where);
+  try {
+    check(request, stored.config, stored.config.max_seq);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("{}: {}", where, error.what()));
+  }
+  return line;
+}
+
+/// Text of a request so far.
+struct PromptText {
+  std::string text;
+  std::vector<int32_t> tokens;
+  std::vector<double> log_probs;
+  std::optional<TokenEvent> last;
+};
+
+std::string to_json(const PromptLine& line, const PromptText& written) {
+  const TokenEvent& last = *written.last;
+  Json root{{"text", written.text},
+            {"ended_by", name_of(*last.finish)},
+            {"prompt_tokens", line.request.prompt.size()},
+            {"tokens", written.tokens.size()},
+            {"token_ids", written.tokens}};
+  if (!last.stop.empty()) root["stop"] = last.stop;
+  if (line.wants_log_probs) root["log_probs"] = written.log_probs;
+  return root.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+/// Options of an engine that all requests fit.
+EngineOptions engine_options(const GenerateArguments& arguments, const StoredModel& stored,
+                             const std::vector<PromptLine>& lines) {
+  int64_t capacity = 1;
+  for (const PromptLine& line : lines) {
+    const auto prompt = int64_t(line.request.prompt.size());
+    const int64_t room = stored.config.max_seq - prompt;
+    capacity = std::max(capacity, prompt + std::min(room, line.request.max_tokens));
+  }
+  EngineOptions options;
+  options.dtype = parse_dtype(arguments.dtype);
+  options.capacity = capacity;
+  options.sequences = std::clamp<int64_t>(int64_t(lines.size()), 1, arguments.batch);
+  options.rows = options.sequences + kPromptRows;
+  options.overlap.strategy = Strategy::serial;  // too few rows to overlap
+  options.codec = arguments.policy;
+  options.tokenizer = stored.tokenizer.get();
+  return options;
+}
+
+}  // namespace
+
+PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& stored) {
+  const std::string text = read_file(arguments.prompts);
+  PromptFile file{content_hash(text), {}};
+  int64_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    file.lines.push_back(
+        parse_line(line, fmt::format("{}:{}", arguments.prompts, number), arguments, stored));
+  }
+  return file;
+}
+
+void generate_all(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored,
+                  const std::vector<PromptLine>& lines) {
+  Engine engine(tp, stored.config, engine_options(arguments, stored, lines));
+  load_parameters(stored.weights, engine.parameter_list(), {}, engine.parameters());
+  engine.parameters_changed();
+  const auto begin = std::chrono::steady_clock::now();
+  for (const PromptLine& line : lines) engine.submit(line.request);
+  std::vector<PromptText> texts(lines.size());
+  size_t num_written = 0, tokens = 0;
+  while (!engine.is_idle()) {
+    for (TokenEvent& event : engine.step()) {
+      PromptText& text = texts[size_t(event.request)];
+      text.text += event.text;
+      ++tokens;
+      if (event.finish != Finish::end_token) {
+        text.tokens.push_back(event.token);
+        text.log_probs.push_back(event.log_prob);
+      }
+      if (event.finish) text.last = std::move(event);
+    }
+    std::string output;
+    for (; num_written < lines.size() && texts[num_written].last; ++num_written) {
+      output += to_json(lines[num_written], texts[num_written]);
+      texts[num_written].text = {};
+    }
+    if (tp.rank() == 0 && !output.empty()) put(output);
+  }
+  if (tp.rank() != 0) return;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const Engine::Stats& stats = engine.stats();
+  complain(fmt::format(
+      "{} texts, {} tokens in {:.3f} s ({:.1f} tokens/s): {} steps of {:.1f} rows, {} pages; {} "
+      "texts computed again for lack of pages",
+      lines.size(), tokens, took.count(), double(tokens) / took.count(), stats.steps,
+      double(stats.rows) / double(std::max<int64_t>(1, stats.steps)), engine.pages().size(),
+      stats.preempted));
+}
+
+}  // namespace tandem::cli

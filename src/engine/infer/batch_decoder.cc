@@ -1,0 +1,141 @@
+#include "engine/infer/batch_decoder.h"
+
+#include <algorithm>
+
+#include "engine/infer/decoder_parts.h"
+#include "gemm/gemm.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "tandem/collectives.h"
+
+namespace tandem {
+namespace {
+
+/// Columns of a rank's logits in the gathered ones: the max over the ranks.
+int64_t logit_columns(const DecoderContext& c) {
+  return shard_of(c.config.vocab, c.tp.size(), 0).count;
+}
+
+}  // namespace
+
+BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen,
+                           const OverlapOptions& overlap)
+    : context_(c),
+      progress_(c.tp, "decode"),
+      tokens_(c.exec, rows),
+      chosen_(c.exec, chosen),
+      x_(c.f32(rows, c.config.hidden)),
+      inverse_rms_(c.f32(1, std::max(rows, chosen))),
+      x_norm_(c.activation(rows, c.config.hidden)),
+      hidden_(c.activation(rows, widest_in(c.layout))),
+      inner_(c.activation(rows, widest_inner(c.layout))),
+      residual_(c.activation(rows, c.config.hidden)),
+      last_(c.f32(chosen, c.config.hidden)),
+      last_norm_(c.activation(chosen, c.config.hidden)),
+      local_logits_(c.f32(chosen, logit_columns(c))),
+      all_logits_(c.f32(c.tp.size() * chosen, logit_columns(c))),
+      gathered_(size_t(all_logits_->elements())),
+      host_logits_(size_t(chosen * c.config.vocab)) {
+  if (!c.exec.on_gpu()) {
+    sums_.emplace(c.tp, c.dtype, rows, c.config.hidden,
+                  std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings});
+  }
+  if (c.config.moe_layers() > 0) experts_.emplace(c, rows, true, overlap);
+}
+
+template <typename Compute>
+void BatchDecoder::sum(int64_t rows, const Wire& wire, const Compute& compute) {
+  const Tensor residual = residual_->rows(0, rows);
+  if (sums_) {
+    compute(sums_->begin(rows));
+    sums_->send(wire);
+    sums_->finish(residual);
+  } else {
+    compute(residual);
+    all_reduce(context_.tp, residual, wire);
+  }
+}
+
+/// Every rank has all rows, except in the experts, to which it sends its share of the rows.
+struct BatchDecoder::Steps {
+  BatchDecoder& decoder;
+  size_t branch;
+  Tensor x;
+
+  const BranchLayout& layout() const { return decoder.context_.layout.branches[branch]; }
+  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
+    gemm(decoder.context_.exec, x_norm, weight.transposed(), hidden);
+  }
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
+    decoder.context_.cache.attend(branch, 0, q, k, v, out);
+  }
+  void out(const Tensor& inner, const Tensor& weight) {
+    const DecoderContext& c = decoder.context_;
+    decoder.sum(x.dim(0), branch_wire(c.codec, layout()),
+                [&](const Tensor& partial) { gemm(c.exec, inner, weight.transposed(), partial); });
+    add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
+  }
+  void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
+    Communicator& tp = decoder.context_.tp;
+    const Shard local = shard_of(x.dim(0), tp.size(), tp.rank());
+    const Tensor rows = x.rows(local.begin, local.count);
+    decoder.experts_->run(layout(), x_norm.rows(local.begin, local.count), w_in, w_out, rows);
+    all_gather(tp, rows, x);
+  }
+};
+
+std::span<const float> BatchDecoder::run(const BatchRows& rows) {
+  const auto count = int64_t(rows.tokens.size());
+  const DecoderContext& c = context_;
+  c.cache.set_rows(rows.sequences, rows.positions, rows.pages);
+  return progress_.during([&] {
+    look_up(rows);
+    for (size_t i = 0; i < c.layout.branches.size(); ++i) {
+      const BranchLayout& b = c.layout.branches[i];
+      const Tensor x = x_->rows(0, count);
+      forward_branch(
+          c.view(), b, x,
+          branch_memory(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count),
+          Steps{*this, i, x});
+    }
+    return logits(rows.chosen);
+  });
+}
+
+void BatchDecoder::look_up(const BatchRows& rows) {
+  const DecoderContext& c = context_;
+  const auto count = int64_t(rows.tokens.size());
+  const Tensor tokens = tokens_.upload(rows.tokens);
+  sum(count, c.codec.embeddings, [&](const Tensor& partial) {
+    embedding_forward(c.exec, tokens, c.weights.matrix(c.layout.embedding), c.layout.vocab_begin,
+                      partial);
+  });
+  cast(c.exec, residual_->rows(0, count), x_->rows(0, count));
+}
+
+std::span<const float> BatchDecoder::logits(std::span<const int32_t> chosen) {
+  const DecoderContext& c = context_;
+  const auto count = int64_t(chosen.size());
+  if (count == 0) return {};
+  const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
+  embedding_forward(c.exec, chosen_.upload(chosen), x_, 0, last);  // gathers rows
+  rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
+                   c.config.norm_eps, last_norm, inverse_rms_);
+  gemm(c.exec, last_norm, c.weights.matrix(c.layout.head).transposed(),
+       reshaped(local_logits_, count, c.layout.vocab));
+  const int world = c.tp.size();
+  const int64_t room = count * logit_columns(c);
+  const Tensor all = reshaped(all_logits_, world, room);
+  all_gather(c.tp, reshaped(local_logits_, 1, room), all);
+  copy(c.exec, all, Tensor::of(std::span(gathered_).first(size_t(world * room)), {world, room}));
+  for (int rank = 0; rank < world; ++rank) {
+    const Shard columns = shard_of(c.config.vocab, world, rank);
+    for (int64_t row = 0; row < count; ++row) {
+      std::copy_n(gathered_.begin() + rank * room + row * columns.count, columns.count,
+                  host_logits_.begin() + row * c.config.vocab + columns.begin);
+    }
+  }
+  return std::span(host_logits_).first(size_t(count * c.config.vocab));
+}
+
+}  // namespace tandem

@@ -1,0 +1,227 @@
+#include "engine/infer/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Options with their defaults.
+EngineOptions resolve(const ModelConfig& config, EngineOptions options) {
+  if (options.capacity == 0) options.capacity = config.max_seq;
+  if (options.sequences < 1) {
+    throw InvalidArgument(fmt::format("sequences {}: expected at least 1", options.sequences));
+  }
+  if (options.rows < options.sequences) {
+    throw InvalidArgument(fmt::format("rows {}: expected at least the {} sequences", options.rows,
+                                      options.sequences));
+  }
+  if (options.pages < 0) {
+    throw InvalidArgument(fmt::format("pages {}: expected 0 (for all) or more", options.pages));
+  }
+  if (options.pages == 0) options.pages = options.sequences * pages_of(options.capacity);
+  return options;
+}
+
+KvCache::Size cache_size(const EngineOptions& options) {
+  return {options.pages, options.sequences, options.rows, options.capacity};
+}
+
+double log_probability(std::span<const float> logits, int32_t token) {
+  const double largest = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(double(logit) - largest);
+  return double(logits[size_t(token)]) - largest - std::log(sum);
+}
+
+}  // namespace
+
+const char* name_of(Finish finish) {
+  switch (finish) {
+    case Finish::end_token:
+      return "end of text";
+    case Finish::stop_string:
+      return "stop";
+    case Finish::max_tokens:
+      return "max-tokens";
+  }
+  return "";
+}
+
+Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
+    : id(id_),
+      request(std::move(given)),
+      continuation(tokenizer, request.ends, request.stops, request.has_text_before),
+      tokens(request.prompt) {}
+
+Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& given)
+    : model_(tp, config, given.dtype, cache_size(resolve(config, given)), given.codec),
+      tokenizer_(given.tokenizer),
+      max_sequences_(given.sequences),
+      max_rows_(given.rows),
+      pool_(resolve(config, given).pages),
+      decoder_(model_.context, max_rows_, max_sequences_, given.overlap) {}
+
+void check(const Request& request, const ModelConfig& config, int64_t capacity) {
+  check(request.sampling);
+  check_tokens(config, request.prompt);
+  const StopText checked(request.stops);
+  if (request.max_tokens < 1) {
+    throw InvalidArgument(fmt::format("max_tokens {}: expected at least 1", request.max_tokens));
+  }
+  if (int64_t(request.prompt.size()) >= capacity) {
+    throw InvalidArgument(fmt::format("prompt of {} tokens: expected fewer than the capacity {}",
+                                      request.prompt.size(), capacity));
+  }
+}
+
+int64_t Engine::submit(Request request) {
+  const int64_t capacity = model_.cache.max_tokens(), prompt = int64_t(request.prompt.size());
+  check(request, model_.config, capacity);
+  request.max_tokens = std::min(request.max_tokens, capacity - prompt);
+  const int64_t tokens = prompt + request.max_tokens - 1;  // the last one is not read
+  if (pages_of(tokens) > pool_.size()) {
+    throw InvalidArgument(fmt::format("request of {} tokens: expected at most {} ({} pages of {})",
+                                      tokens, pool_.size() * kPageTokens, pool_.size(),
+                                      kPageTokens));
+  }
+  waiting_.push_back(std::make_unique<Text>(next_id_, std::move(request), tokenizer_));
+  return next_id_++;
+}
+
+void Engine::cancel(int64_t request) {
+  for (Texts* texts : {&waiting_, &running_}) {
+    const auto found = std::ranges::find(*texts, request, [](auto& text) { return text->id; });
+    if (found == texts->end()) continue;
+    release(**found);
+    texts->erase(found);
+  }
+}
+
+std::vector<TokenEvent> Engine::step() {
+  rows_ = {};
+  chosen_.clear();
+  num_planned_ = 0;
+  plan_tokens();
+  plan_chunks();
+  admit();
+  if (rows_.tokens.empty()) return {};
+  const std::span<const float> logits = decoder_.run(rows_);
+  ++stats_.steps;
+  stats_.rows += int64_t(rows_.tokens.size());
+  std::vector<TokenEvent> events;
+  const auto vocab = size_t(model_.config.vocab);
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    events.push_back(write(*chosen_[i], logits.subspan(i * vocab, vocab)));
+  }
+  std::erase_if(running_, [&](const std::unique_ptr<Text>& text) { return text->left() == 0; });
+  return events;
+}
+
+/// Plans a row for each text that is being written.
+void Engine::plan_tokens() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Text& text = *running_[i];
+    if (text.left() != 1) continue;
+    while (!take_pages(text)) {
+      if (!preempt_after(text)) return;  // this one was the newest
+    }
+    add_rows(text, 1);
+  }
+}
+
+/// Plans rows of prompts that began in an earlier step, whose pages are taken.
+void Engine::plan_chunks() {
+  for (const auto& text : running_) {
+    if (text->left() > 1) add_rows(*text, text->left());
+  }
+}
+
+void Engine::admit() {
+  while (!waiting_.empty() && int64_t(running_.size()) < max_sequences_ &&
+         int64_t(rows_.tokens.size()) < max_rows_) {
+    Text& text = *waiting_.front();
+    // A running text may soon need a page, too.
+    const int64_t needed = pages_of(int64_t(text.tokens.size()));
+    if (!running_.empty() && needed >= pool_.free()) return;
+    take_pages(text);
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+    add_rows(*running_.back(), running_.back()->left());
+  }
+}
+
+bool Engine::take_pages(Text& text) {
+  const int64_t missing = pages_of(int64_t(text.tokens.size())) - int64_t(text.pages.size());
+  if (missing > pool_.free()) return false;
+  for (int64_t i = 0; i < missing; ++i) text.pages.push_back(pool_.take());
+  return true;
+}
+
+/// Moves the newest text to those that wait; false if that is `text`.
+bool Engine::preempt_after(const Text& text) {
+  std::unique_ptr<Text> newest = std::move(running_.back());
+  running_.pop_back();
+  release(*newest);
+  newest->cached = 0;
+  ++stats_.preempted;
+  waiting_.push_front(std::move(newest));
+  return waiting_.front().get() != &text;
+}
+
+void Engine::release(Text& text) {
+  pool_.give_back(text.pages);
+  text.pages.clear();
+}
+
+/// Plans the next `count` tokens of a text, or as many as there are rows left.
+void Engine::add_rows(Text& text, int64_t count) {
+  count = std::min(count, max_rows_ - int64_t(rows_.tokens.size()));
+  if (count == 0) return;
+  for (int64_t i = text.cached; i < text.cached + count; ++i) {
+    rows_.tokens.push_back(text.tokens[size_t(i)]);
+    rows_.sequences.push_back(num_planned_);
+    rows_.positions.push_back(int32_t(i));
+  }
+  ++num_planned_;
+  rows_.pages.insert(rows_.pages.end(), text.pages.begin(), text.pages.end());
+  rows_.pages.resize(size_t(num_planned_ * pages_of(model_.cache.max_tokens())));
+  text.cached += count;
+  if (text.left() > 0) return;
+  rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
+  chosen_.push_back(&text);
+}
+
+/// Appends a token to a text. A finished one has no token left and no page.
+TokenEvent Engine::write(Text& text, std::span<const float> logits) {
+  const Request& request = text.request;
+  const auto written = int64_t(text.tokens.size() - request.prompt.size());
+  const int32_t token = sample(logits, request.sampling, uint64_t(written));
+  TokenEvent event{text.id, token, log_probability(logits, token), "", std::nullopt};
+  Continuation& continuation = text.continuation;
+  if (continuation.is_end(token)) {
+    event.finish = Finish::end_token;
+  } else {
+    event.text = continuation.add(token);
+    if (continuation.stop()) {
+      event.finish = Finish::stop_string;
+      event.stop = *continuation.stop();
+    } else if (written + 1 == request.max_tokens) {
+      event.finish = Finish::max_tokens;
+    }
+  }
+  if (event.finish) {
+    event.text += continuation.rest();
+    release(text);
+  } else {
+    text.tokens.push_back(token);
+  }
+  return event;
+}
+
+}  // namespace tandem

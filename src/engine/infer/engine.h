@@ -1,0 +1,131 @@
+// Generation of many texts at once on a tensor-parallel model, by continuous batching (Orca, OSDI
+// 2022): each step runs one row for every text that is being written, and chunks of new prompts in
+// the rows that are left. Keys and values are in pages; if they run out, the newest text gives its
+// pages back and is computed again later.
+//
+// A request's tokens do not depend on the other requests, bit for bit (see BatchDecoder), nor on
+// when it was submitted, nor on the number of rows or pages.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/infer/batch_decoder.h"
+#include "engine/infer/continuation.h"
+#include "engine/infer/page_pool.h"
+#include "engine/infer/rank_model.h"
+#include "engine/infer/sampling.h"
+
+namespace tandem {
+
+struct EngineOptions {
+  DType dtype = DType::f32;
+  int64_t capacity = 0;    ///< max tokens of a prompt and its text; 0: config.max_seq
+  int64_t sequences = 16;  ///< max texts that are written at once
+  int64_t rows = 64;       ///< max rows of a step, at least `sequences`
+  int64_t pages = 0;       ///< pages of the cache; 0: for `sequences` texts of `capacity` tokens
+  OverlapOptions overlap = {};  ///< of the experts
+  CodecPolicy codec = {};
+  const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
+};
+
+struct Request {
+  std::vector<int32_t> prompt;  ///< at least one token
+  int64_t max_tokens = 16;
+  SamplingOptions sampling = {};   ///< token i of the text depends on (seed, i)
+  std::vector<int32_t> ends = {};  ///< as in Continuation
+  std::vector<std::string> stops = {};
+  bool has_text_before = true;  ///< the text continues one, so that a first space is one
+};
+
+/// Throws InvalidArgument naming what is wrong with a request to a model with room for `capacity`
+/// tokens.
+void check(const Request& request, const ModelConfig& config, int64_t capacity);
+
+enum class Finish : uint8_t { end_token, stop_string, max_tokens };
+/// "end of text", "stop" or "max-tokens".
+const char* name_of(Finish finish);
+
+/// One token of a request.
+struct TokenEvent {
+  int64_t request;
+  int32_t token;
+  double log_prob;   ///< of the token, by the logits before temperature
+  std::string text;  ///< that is final with this token
+  std::optional<Finish> finish;
+  std::string stop = {};  ///< string that ended the text
+};
+
+class Engine {
+ public:
+  /// All ranks make the same calls in the same order; the construction and `step` are collective.
+  /// Throws InvalidArgument naming an option that is out of range.
+  Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& options);
+
+  /// As in Generator.
+  Tensor parameters() const { return model_.weights.values(); }
+  const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
+  void parameters_changed() { model_.weights.refresh(); }
+
+  /// Number of the request, ascending from 0. A text ends early if it has `capacity` tokens. Throws
+  /// InvalidArgument if the request is invalid, or its prompt has `capacity` tokens or more, or all
+  /// pages are too few for it.
+  int64_t submit(Request request);
+  /// Drops a request that is not finished; of others nothing is done. It has no further event.
+  void cancel(int64_t request);
+  /// Runs some rows of the requests; returns the tokens written, at most one for each.
+  std::vector<TokenEvent> step();
+  /// Whether all requests are finished.
+  bool is_idle() const { return running_.empty() && waiting_.empty(); }
+
+  struct Stats {
+    int64_t steps = 0, rows = 0;
+    int64_t preempted = 0;  ///< texts that gave their pages back
+  };
+  const Stats& stats() const { return stats_; }
+  const PagePool& pages() const { return pool_; }
+
+ private:
+  struct Text {
+    Text(int64_t id, Request given, const TextTokenizer* tokenizer);
+
+    int64_t id;
+    Request request;
+    Continuation continuation;
+    std::vector<int32_t> tokens;  ///< the prompt and the text
+    int64_t cached = 0;           ///< tokens with keys and values
+    std::vector<int32_t> pages;
+
+    int64_t left() const { return int64_t(tokens.size()) - cached; }
+  };
+  using Texts = std::deque<std::unique_ptr<Text>>;
+
+  void plan_tokens();
+  void plan_chunks();
+  void admit();
+  /// Takes pages for the tokens of `text`; false if too few are free.
+  bool take_pages(Text& text);
+  bool preempt_after(const Text& text);
+  void release(Text& text);
+  void add_rows(Text& text, int64_t count);
+  TokenEvent write(Text& text, std::span<const float> logits);
+
+  RankModel model_;
+  const TextTokenizer* tokenizer_;
+  int64_t max_sequences_, max_rows_;
+  PagePool pool_;
+  BatchDecoder decoder_;
+  int64_t next_id_ = 0;
+  Texts waiting_, running_;  // both in the order of their ids, running ones first
+  BatchRows rows_;
+  std::vector<Text*> chosen_;  // texts of rows_.chosen
+  int32_t num_planned_ = 0;    // sequences of rows_
+  Stats stats_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,51 @@
+#include "engine/infer/rank_model.h"
+
+#include <fmt/format.h>
+
+#include "comm/exec.h"
+#include "core/machine.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+/// Throws InvalidArgument if a cache of all ranks does not fit into memory.
+const KvCache::Size& checked_size(const ModelConfig& config, DType dtype,
+                                  const KvCache::Size& size) {
+  if (size.max_tokens < 1 || size.max_tokens > config.max_seq) {
+    throw InvalidArgument(
+        fmt::format("capacity {}: expected 1 to max_seq = {}", size.max_tokens, config.max_seq));
+  }
+  const double tokens = double(size.pages) * double(kPageTokens);
+  const double bytes = 2.0 * tokens * double(config.head_dim) *
+                       double(config.layers * config.kv_heads + 1) * double(size_of(dtype));
+  const auto machine = double(this_machine().memory_bytes);
+  if (machine == 0 || bytes <= machine) return size;
+  throw InvalidArgument(fmt::format(
+      "keys and values of {} tokens need {:.3g} GB: expected at most this machine's {:.3g} GB",
+      tokens, bytes / 1e9, machine / 1e9));
+}
+
+}  // namespace
+
+RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
+                     const KvCache::Size& size, const CodecPolicy& codec)
+    : config(model),
+      layout(config, tp.size(), tp.rank()),
+      exec(make_exec(tp)),
+      weights(exec, layout, dtype),
+      rope(exec, checked_size(config, dtype, size).max_tokens, config.head_dim, config.rope_theta,
+           config.rope_scaling),
+      cache(exec, config, layout, rope, dtype, size),
+      context{tp, config, layout, weights, dtype, cache, codec, exec} {}
+
+void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens) {
+  if (tokens.empty()) throw InvalidArgument("tokens: expected at least one");
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] >= 0 && tokens[i] < config.vocab) continue;
+    throw InvalidArgument(fmt::format("tokens: {} at position {}: expected 0 to {} (vocab {})",
+                                      tokens[i], i, config.vocab - 1, config.vocab));
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,29 @@
+// Model of one rank for inference: weights, and the cache of keys and values.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/infer/decoder.h"
+
+namespace tandem {
+
+struct RankModel {
+  /// Collective. `cache.max_tokens` is at most config.max_seq. Throws InvalidArgument if the cache
+  /// does not fit into this machine's memory.
+  RankModel(Communicator& tp, const ModelConfig& config, DType dtype, const KvCache::Size& cache,
+            const CodecPolicy& codec);
+  RankModel(const RankModel&) = delete;
+
+  ModelConfig config;
+  ModelLayout layout;
+  Exec exec;
+  Weights weights;
+  RopeTable rope;
+  KvCache cache;
+  DecoderContext context;
+};
+
+/// Throws InvalidArgument naming the token that is outside the vocabulary, or if there are none.
+void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens);
+
+}  // namespace tandem

@@ -1,0 +1,292 @@
+// Many requests at once give each the tokens that it has with no other, bit for bit, for any number
+// of ranks, rows and pages.
+#include "engine/infer/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/infer/generator.h"
+#include "engine/model/layout.h"
+#include "gemm/gemm.h"
+#include "tandem/error.h"
+#include "tandem/random.h"
+#include "tests/flat.h"
+#include "tests/model/harness.h"
+
+namespace tandem {
+namespace {
+using namespace tandem::testing;
+
+constexpr int64_t kCapacity = 200;
+
+struct Choice {
+  uint64_t seed, count = 0;
+  int64_t below(int64_t bound) { return int64_t(philox(seed, 7, count++)[0] % uint64_t(bound)); }
+};
+
+ModelConfig engine_model(const Variant& variant) {
+  ModelConfig config = small_model(variant);
+  config.vocab = 257;
+  config.max_seq = kCapacity;
+  if (std::string_view(variant.name) == "experts") {
+    config.experts = 6;
+    config.top_k = 2;
+    config.shared_ffn = 16;
+    config.moe_layer_freq = 2;
+  }
+  return config;
+}
+
+template <typename Model>
+void fill_engine(Model& model, const ModelConfig& config, Communicator& tp) {
+  initialize_parameters({}, ModelLayout(config, tp.size(), tp.rank()), config, 17,
+                        model.parameters());
+  for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 6;
+  model.parameters_changed();
+}
+
+std::vector<Request> random_requests(int64_t count, uint64_t seed, int64_t max_prompt,
+                                     int64_t max_text) {
+  std::vector<Request> all;
+  Choice choice{seed};
+  for (int64_t i = 0; i < count; ++i) {
+    Request request;
+    for (int64_t j = 0, n = 1 + choice.below(max_prompt); j < n; ++j) {
+      request.prompt.push_back(int32_t(choice.below(256)));
+    }
+    request.max_tokens = 1 + choice.below(max_text);
+    request.sampling = {.temperature = choice.below(3) * 0.5,
+                        .top_k = choice.below(2) * 9,
+                        .top_p = choice.below(2) == 0 ? 1 : 0.9,
+                        .seed = uint64_t(choice.below(1000))};
+    if (choice.below(4) == 0) request.stops = {std::string(1, char(choice.below(256)))};
+    all.push_back(request);
+  }
+  return all;
+}
+
+struct Written {
+  std::vector<int32_t> tokens;
+  std::vector<double> log_probs;
+  std::string text;
+  std::optional<Finish> finish;
+  bool operator==(const Written&) const = default;
+};
+
+/// Texts of the requests, submitted a few at a time between the steps.
+std::vector<Written> run_all(Engine& engine, const std::vector<Request>& requests, Choice choice) {
+  std::vector<Written> all(requests.size());
+  size_t submitted = 0;
+  int64_t first = -1;
+  while (submitted < requests.size() || !engine.is_idle()) {
+    for (int64_t n = choice.below(4); n > 0 && submitted < requests.size(); --n) {
+      const int64_t id = engine.submit(requests[submitted]);
+      if (submitted++ == 0) first = id;
+    }
+    for (const TokenEvent& event : engine.step()) {
+      Written& written = all[size_t(event.request - first)];
+      EXPECT_FALSE(written.finish) << "an event after the last";
+      written.tokens.push_back(event.token);
+      written.log_probs.push_back(event.log_prob);
+      written.text += event.text;
+      written.finish = event.finish;
+    }
+  }
+  EXPECT_EQ(engine.pages().free(), engine.pages().size());
+  return all;
+}
+
+std::vector<Variant> engine_variants() {
+  std::vector<Variant> all(std::begin(kVariants), std::end(kVariants));
+  all.push_back({"experts", true, false, 4});
+  return all;
+}
+
+class EngineTest : public ::testing::TestWithParam<Variant> {};
+INSTANTIATE_TEST_SUITE_P(Variants, EngineTest, ::testing::ValuesIn(engine_variants()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+void on_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  WorldOptions world;
+  world.ranks = ranks;
+  run_threads(world, [&](Communicator& tp) {
+    set_kernel_threads(1);
+    body(tp);
+  });
+}
+
+/// Each request with no other, on one row at a time.
+std::vector<Written> run_separately(Communicator& tp, const ModelConfig& config, DType dtype,
+                                    const CodecPolicy& codec,
+                                    const std::vector<Request>& requests) {
+  Engine engine(tp, config, {.dtype = dtype, .sequences = 1, .rows = 1, .codec = codec});
+  fill_engine(engine, config, tp);
+  std::vector<Written> all;
+  for (const Request& request : requests) {
+    all.push_back(run_all(engine, {request}, {1})[0]);
+  }
+  return all;
+}
+
+TEST_P(EngineTest, OneRequestHasTheTokensOfTheGenerator) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(GetParam());
+  const std::vector<Request> requests = random_requests(3, 1, 90, 40);
+  for (const int ranks : {1, 2, 4}) {
+    if (config.kv_heads % ranks != 0) continue;
+    on_ranks(ranks, [&](Communicator& tp) {
+      const std::vector<Written> all = run_separately(tp, config, DType::f32, {}, requests);
+      Generator generator(tp, config, {.overlap = {Strategy::serial, 0}});
+      fill_engine(generator, config, tp);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        std::vector<int32_t> tokens;
+        generator.generate(requests[i].prompt, int64_t(all[i].tokens.size()), requests[i].sampling,
+                           [&](int32_t token) {
+                             tokens.push_back(token);
+                             return true;
+                           });
+        EXPECT_EQ(tokens, all[i].tokens) << "request " << i << ", tp " << ranks;
+      }
+    });
+  }
+}
+
+TEST_P(EngineTest, TokensDoNotDependOnOtherRequests) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  if (!rows_keep_bits()) GTEST_SKIP() << "a GEMM's rows depend on their number";
+  const ModelConfig config = engine_model(GetParam());
+  const std::vector<Request> requests = random_requests(12, 2, 100, 90);
+  struct Size {
+    int64_t sequences, rows, pages;
+  };
+  const Size sizes[] = {{2, 2, 4}, {3, 50, 6}, {7, 7, 7}, {64, 300, 0}};
+  for (const int ranks : {1, 2, 4}) {
+    if (config.kv_heads % ranks != 0) continue;
+    on_ranks(ranks, [&](Communicator& tp) {
+      const DType dtype = ranks == 2 ? DType::bf16 : DType::f32;
+      const CodecPolicy codec = CodecPolicy::parse(
+          ranks == 4 && config.experts == 0 ? "attention=int8,mlp=int4:g32" : "none");
+      const auto expected = run_separately(tp, config, dtype, codec, requests);
+      std::set<Finish> finishes;
+      for (const Written& each : expected) finishes.insert(*each.finish);
+      EXPECT_GE(finishes.size(), 2u) << "stop strings and token counts";
+      int64_t preempted = 0;
+      for (const Size& size : sizes) {
+        Engine engine(tp, config,
+                      {.dtype = dtype,
+                       .sequences = size.sequences,
+                       .rows = size.rows,
+                       .pages = size.pages,
+                       .codec = codec});
+        fill_engine(engine, config, tp);
+        const auto all = run_all(engine, requests, {uint64_t(size.rows)});
+        for (size_t i = 0; i < all.size(); ++i) {
+          EXPECT_TRUE(all[i] == expected[i])
+              << "request " << i << ", tp " << ranks << ", " << size.sequences << " at once";
+        }
+        preempted += engine.stats().preempted;
+      }
+      EXPECT_GT(preempted, 0) << "no case runs out of pages";
+    });
+  }
+}
+
+TEST(Engine, CancelledRequestsEndAndOthersKeepTheirTokens) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  const std::vector<Request> requests = random_requests(12, 3, 100, 60);
+  on_ranks(2, [&](Communicator& tp) {
+    const auto expected = run_separately(tp, config, DType::f32, {}, requests);
+    Engine engine(tp, config, {.sequences = 5, .rows = 9, .pages = 12});
+    fill_engine(engine, config, tp);
+    for (const Request& request : requests) engine.submit(request);
+    std::vector<std::vector<int32_t>> tokens(requests.size());
+    std::set<int64_t> cancelled;
+    for (int64_t step = 0; !engine.is_idle(); ++step) {
+      for (const TokenEvent& event : engine.step()) {
+        EXPECT_FALSE(cancelled.contains(event.request));
+        tokens[size_t(event.request)].push_back(event.token);
+      }
+      if (step % 7 != 0 || step / 7 * 2 >= 12) continue;
+      const int64_t id = step / 7 * 2;  // running, waiting or finished
+      if (tokens[size_t(id)].size() < expected[size_t(id)].tokens.size()) cancelled.insert(id);
+      engine.cancel(id);
+      engine.cancel(id);
+    }
+    engine.cancel(99);
+    EXPECT_GE(cancelled.size(), 3u);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (cancelled.contains(int64_t(i))) continue;
+      EXPECT_EQ(tokens[i], expected[i].tokens);
+    }
+    EXPECT_EQ(engine.pages().free(), engine.pages().size());
+  });
+}
+
+TEST(Engine, InvalidRequestsAreRefused) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  on_ranks(1, [&](Communicator& tp) {
+    Engine engine(tp, config, {.sequences = 2, .rows = 4, .pages = 2});
+    const auto refuses = [&](const Request& request, const std::string& words) {
+      try {
+        engine.submit(request);
+        ADD_FAILURE() << words << ": accepted";
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+      }
+    };
+    refuses({.prompt = {}}, "tokens: expected at least one");
+    refuses({.prompt = {1, 257}}, "tokens: 257 at position 1: expected 0 to 256");
+    refuses({.prompt = {1}, .max_tokens = 0}, "max_tokens 0: expected at least 1");
+    refuses({.prompt = std::vector<int32_t>(200, 1)}, "prompt of 200 tokens: expected fewer");
+    refuses({.prompt = std::vector<int32_t>(120, 1), .max_tokens = 30},
+            "request of 149 tokens: expected at most 128");
+    refuses({.prompt = {1}, .sampling = {.top_p = 0}}, "top-p 0");
+    refuses({.prompt = {1}, .stops = {""}}, "stop ''");
+    EXPECT_TRUE(engine.is_idle());
+    EXPECT_THROW(Engine(tp, config, {.sequences = 0}), InvalidArgument);
+    EXPECT_THROW(Engine(tp, config, {.sequences = 8, .rows = 7}), InvalidArgument);
+    EXPECT_THROW(Engine(tp, config, {.pages = -1}), InvalidArgument);
+    EXPECT_THROW(Engine(tp, config, {.capacity = 201}), InvalidArgument);
+  });
+}
+
+TEST(EngineLong, ThreeThousandRandomRequestsLoseNoPage) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[1]);
+  const std::vector<Request> requests = random_requests(3000, 4, 90, 110);
+  for (const int ranks : {1, 2}) {
+    on_ranks(ranks, [&](Communicator& tp) {
+      Engine engine(tp, config, {.sequences = 64, .rows = 96, .pages = 40});
+      fill_engine(engine, config, tp);
+      const auto all = run_all(engine, requests, {5});
+      EXPECT_GT(engine.stats().preempted, 100);
+      const auto expected = run_separately(tp, config, DType::f32, {}, requests);
+      for (size_t i = 0; rows_keep_bits() && i < all.size(); ++i) {
+        ASSERT_TRUE(all[i] == expected[i]) << "request " << i << ", tp " << ranks;
+      }
+    });
+  }
+}
+
+TEST(PagePool, PagesAreTakenOnceAndReturnedOnce) {
+  PagePool pool(3);
+  const std::vector<int32_t> all{pool.take(), pool.take(), pool.take()};
+  EXPECT_EQ(std::set<int32_t>(all.begin(), all.end()), (std::set<int32_t>{0, 1, 2}));
+  EXPECT_THROW(pool.take(), InvalidArgument);
+  pool.give_back(std::span(all).first(1));
+  EXPECT_THROW(pool.give_back(all), InvalidArgument);
+  EXPECT_THROW(pool.give_back(std::vector<int32_t>{all[1], all[1]}), InvalidArgument);
+  EXPECT_THROW(pool.give_back(std::vector<int32_t>{3}), InvalidArgument);
+  EXPECT_EQ(pool.free(), 1);
+  pool.give_back(std::span(all).last(2));
+  EXPECT_EQ(pool.free(), 3);
+}
+
+}  // namespace
+}  // namespace tandem
