@@ -35,7 +35,7 @@ list(FILTER bench_sources EXCLUDE REGEX "/no_cuda\\.cc$|/cuda/")
 if(TANDEM_TRAINING)
   list(FILTER bench_sources EXCLUDE REGEX "/no_prefill\\.cc$")
 else()
-  list(FILTER bench_sources EXCLUDE REGEX "/bench_(prefill|train|pipeline)\\.cc$")
+  list(FILTER bench_sources EXCLUDE REGEX "/(bench_(prefill|train|pipeline|generate)|published_models)\\.cc$")
 endif()
 
 # JSON and TOML readers and writers, and the log: half the compile time, and not performance

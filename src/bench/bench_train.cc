@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "bench/published_models.h"
 #include "comm/exec.h"
 #include "core/host_copy.h"
 #include "engine/model/stage.h"
@@ -29,49 +30,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct PublishedModel {
-  const char* name;
-  int64_t hidden, layers, heads, kv_heads, head_dim, ffn, experts, top_k;
-};
-// Sizes of meta-llama/Llama-3.2-1B and -3B, Llama-3.1-8B and -70B, Qwen/Qwen3-8B, mistralai/
-// Mixtral-8x7B-v0.1 and Qwen/Qwen3-30B-A3B. Qwen's norms of queries and keys are left out.
-constexpr PublishedModel kPublished[] = {
-    {"llama-1b", 2048, 16, 32, 8, 64, 8192, 0, 0},
-    {"llama-3b", 3072, 28, 24, 8, 128, 8192, 0, 0},
-    {"llama-8b", 4096, 32, 32, 8, 128, 14336, 0, 0},
-    {"llama-70b", 8192, 80, 64, 8, 128, 28672, 0, 0},
-    {"qwen3-8b", 4096, 36, 32, 8, 128, 12288, 0, 0},
-    {"mixtral-8x7b", 4096, 32, 32, 8, 128, 14336, 8, 2},
-    {"qwen3-30b-a3b", 2048, 48, 32, 4, 128, 768, 128, 8},
-};
-
 /// `layers` of the model between embedding and head, which are not part of a step.
 ModelConfig layers_of(const TrainBench& q) {
-  const auto* found = std::ranges::find(kPublished, q.model, &PublishedModel::name);
-  if (found == std::end(kPublished)) {
-    std::string known;
-    for (const auto& each : kPublished) known += fmt::format(" {}", each.name);
-    throw InvalidArgument(
-        fmt::format("bench train: --model {}: expected one of{}", q.model, known));
-  }
-  if (q.layers > found->layers) {
-    throw InvalidArgument(fmt::format("bench train: --layers {}: expected at most {}'s {}",
-                                      q.layers, q.model, found->layers));
-  }
-  ModelConfig config;
+  ModelConfig config = published_config("bench train", q.model, q.layers);
   config.vocab = 8 * q.tp;
-  config.hidden = found->hidden;
-  config.layers = q.layers > 0 ? q.layers : found->layers;
-  config.heads = found->heads;
-  config.kv_heads = found->kv_heads;
-  config.head_dim = found->head_dim;
-  config.ffn = found->ffn;
   config.max_seq = q.seq;
   config.sliding_window = q.window;
-  config.rope_theta = 500000;
   config.tie_word_embeddings = false;
-  config.experts = found->experts;
-  config.top_k = std::max<int64_t>(1, found->top_k);
   config.aux_loss_coeff = 0;
   return config;
 }
@@ -282,12 +247,6 @@ std::vector<double> sustained(Communicator& world, LayerStep& step, int repeats)
 }
 
 }  // namespace
-
-std::vector<std::string> train_bench_models() {
-  std::vector<std::string> names;
-  for (const auto& each : kPublished) names.emplace_back(each.name);
-  return names;
-}
 
 TrainConfig train_bench_config(const TrainBench& q, bool on_gpus, bool ranks_share_gpu) {
   TrainConfig config;

@@ -51,8 +51,6 @@ struct TrainBenchResult {
   bool ok() const { return of_bound <= 1 && (bitwise_equal_runs || !deterministic); }
 };
 
-/// "llama-8b", …
-std::vector<std::string> train_bench_models();
 /// Throws InvalidArgument or ConfigError for a request that cannot run; on CPU ranks also if memory
 /// is too small.
 TrainConfig train_bench_config(const TrainBench& request, bool on_gpus, bool ranks_share_gpu);

@@ -98,6 +98,7 @@ void add_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   declare(*command, *options);
   add_bench_train(*command);
+  add_bench_generate(*command);
   add_bench_pipeline(*command);
   command->callback([options, command] {
     if (!command->get_subcommands().empty()) return;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bench/bench_train.h"
+#include "bench/published_models.h"
 #include "cli/bench_output.h"
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -154,7 +155,7 @@ void add_bench_train(CLI::App& bench) {
   TrainBench& request = arguments->request;
   command->add_option("--model", request.model, "Whose layers")
       ->capture_default_str()
-      ->check(CLI::IsMember(train_bench_models()));
+      ->check(CLI::IsMember(published_models()));
   command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
       ->check(CLI::Range(1, 4096));
   command->add_option("--seq", request.seq, "Tokens of a sequence")

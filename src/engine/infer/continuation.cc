@@ -14,8 +14,8 @@ Continuation::Continuation(const TextTokenizer* tokenizer, std::vector<int32_t> 
 }
 
 bool Continuation::is_end(int32_t token) const {
-  if (!tokenizer_) return token >= kBos;
   if (!ends_.empty()) return std::ranges::find(ends_, token) != ends_.end();
+  if (!tokenizer_) return token >= kBos;
   return token >= tokenizer_->vocab() || tokenizer_->is_special(token);
 }
 

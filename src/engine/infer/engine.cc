@@ -67,6 +67,11 @@ Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions&
       pool_(resolve(config, given).pages),
       decoder_(model_.context, max_rows_, max_sequences_, given.overlap) {}
 
+void Engine::initialize(uint64_t seed) {
+  initialize_parameters(model_.exec, model_.layout, model_.config, seed, parameters());
+  parameters_changed();
+}
+
 void check(const Request& request, const ModelConfig& config, int64_t capacity) {
   check(request.sampling);
   check_tokens(config, request.prompt);
@@ -84,13 +89,13 @@ int64_t Engine::submit(Request request) {
   const int64_t capacity = model_.cache.max_tokens(), prompt = int64_t(request.prompt.size());
   check(request, model_.config, capacity);
   request.max_tokens = std::min(request.max_tokens, capacity - prompt);
-  const int64_t tokens = prompt + request.max_tokens - 1;  // the last one is not read
-  if (pages_of(tokens) > pool_.size()) {
+  auto text = std::make_unique<Text>(next_id_, std::move(request), tokenizer_);
+  if (text->max_pages() > pool_.size()) {
     throw InvalidArgument(fmt::format("request of {} tokens: expected at most {} ({} pages of {})",
-                                      tokens, pool_.size() * kPageTokens, pool_.size(),
+                                      text->max_cached(), pool_.size() * kPageTokens, pool_.size(),
                                       kPageTokens));
   }
-  waiting_.push_back(std::make_unique<Text>(next_id_, std::move(request), tokenizer_));
+  waiting_.push_back(std::move(text));
   return next_id_++;
 }
 
@@ -146,9 +151,11 @@ void Engine::admit() {
   while (!waiting_.empty() && int64_t(running_.size()) < max_sequences_ &&
          int64_t(rows_.tokens.size()) < max_rows_) {
     Text& text = *waiting_.front();
-    // A running text may soon need a page, too.
+    // Unless there are pages for all, a running text may soon need one.
+    int64_t promised = text.max_pages();
+    for (const auto& each : running_) promised += each->max_pages();
     const int64_t needed = pages_of(int64_t(text.tokens.size()));
-    if (!running_.empty() && needed >= pool_.free()) return;
+    if (promised > pool_.size() && needed >= pool_.free() && !running_.empty()) return;
     take_pages(text);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();

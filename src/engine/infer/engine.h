@@ -72,6 +72,9 @@ class Engine {
   const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
   void parameters_changed() { model_.weights.refresh(); }
 
+  /// Random weights, as a new model's.
+  void initialize(uint64_t seed);
+
   /// Number of the request, ascending from 0. A text ends early if it has `capacity` tokens. Throws
   /// InvalidArgument if the request is invalid, or its prompt has `capacity` tokens or more, or all
   /// pages are too few for it.
@@ -102,6 +105,9 @@ class Engine {
     std::vector<int32_t> pages;
 
     int64_t left() const { return int64_t(tokens.size()) - cached; }
+    /// The last token is not read.
+    int64_t max_cached() const { return int64_t(request.prompt.size()) + request.max_tokens - 1; }
+    int64_t max_pages() const { return pages_of(max_cached()); }
   };
   using Texts = std::deque<std::unique_ptr<Text>>;
 

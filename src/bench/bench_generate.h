@@ -1,0 +1,53 @@
+// Generation through the engine (engine/infer/engine.h) on a published model with random weights,
+// for `tandem bench generate`: a batch of prompts of one length, or requests that arrive at random
+// times.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/bench.h"
+#include "engine/model/config.h"
+#include "tandem/communicator.h"
+
+namespace tandem {
+
+struct GenerateBench {
+  std::string model = "llama-1b";
+  int64_t layers = 0;        ///< 0: all of the model
+  int64_t vocab = 0;         ///< 0: the model's
+  int tp = 1;                ///< ranks
+  int64_t batch = 1;         ///< requests that are written at once
+  int64_t prompt = 128;      ///< tokens
+  int64_t max_tokens = 32;   ///< tokens of each text
+  int64_t prompt_rows = 64;  ///< rows of a step for chunks of prompts
+  double rate = 0;           ///< requests that arrive in a second, on average; 0: `batch` at once
+  int64_t requests = 0;      ///< requests, with `rate`
+  std::string dtype = "bf16";
+  int repeats = 3;  ///< batches, without `rate`
+};
+
+struct GenerateBenchResult {
+  BenchTimes first_token;  ///< of a request, from its arrival
+  BenchTimes next_token;   ///< from the token before
+  BenchTimes token_step;   ///< of a step in which all `batch` requests have a row, no prompts
+  double first_token_p99_us = 0, next_token_p99_us = 0;
+  double tokens_per_s = 0;  ///< of all requests
+  /// Bytes of weights, keys and values that the ranks read in such a step; of experts as many
+  /// as `batch` rows can choose.
+  double step_bytes = 0;
+  double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
+  int64_t preempted = 0;
+  /// One request again, with no other: the same tokens and log-probabilities, bit for bit.
+  bool is_same_separately = true;
+
+  double bytes_per_s() const { return step_bytes / token_step.median_us * 1e6; }
+};
+
+/// Throws InvalidArgument or ConfigError for a request that cannot run.
+ModelConfig generate_bench_config(const GenerateBench& request, bool on_gpus);
+
+/// Times are those of this rank. Collective over `tp` ranks.
+GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& request);
+
+}  // namespace tandem

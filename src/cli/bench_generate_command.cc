@@ -1,0 +1,186 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "bench/bench_generate.h"
+#include "bench/published_models.h"
+#include "cli/bench_output.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/usage.h"
+#include "core/files.h"
+#include "core/machine.h"
+#include "core/output.h"
+#include "gemm/gemm.h"
+#include "tandem/cuda.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+struct GenerateBenchArguments {
+  GenerateBench request;
+  std::string device = "cpu", json;
+};
+
+nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult& r,
+                               const Communicator& comm) {
+  nlohmann::ordered_json us, spread;
+  const auto add = [&](const char* name, const BenchTimes& times) {
+    us[name] = round_to(times.median_us, 10);
+    spread[name] = {round_to(times.min_us, 10), round_to(times.max_us, 10)};
+  };
+  add("first_token", r.first_token);
+  add("next_token", r.next_token);
+  add("token_step", r.token_step);
+  nlohmann::ordered_json json = {{"op", "generate"},
+                                 {"model", q.model},
+                                 {"layers", q.layers},
+                                 {"vocab", q.vocab},
+                                 {"batch", q.batch},
+                                 {"prompt", q.prompt},
+                                 {"new", q.max_tokens},
+                                 {"prompt_rows", q.prompt_rows},
+                                 {"tp", q.tp},
+                                 {"transport", comm.transport()},
+                                 {"dtype", q.dtype},
+                                 {"time_us", us},
+                                 {"spread_us", spread},
+                                 {"p99_us",
+                                  {{"first_token", round_to(r.first_token_p99_us, 10)},
+                                   {"next_token", round_to(r.next_token_p99_us, 10)}}},
+                                 {"tokens_per_s", round_to(r.tokens_per_s, 100)},
+                                 {"step_bytes", int64_t(r.step_bytes)}};
+  if (r.token_step.median_us > 0) json["step_gb_per_s"] = round_to(r.bytes_per_s() * 1e-9, 1000);
+  if (r.read_bytes_per_s > 0) json["read_gb_per_s"] = round_to(r.read_bytes_per_s * 1e-9, 1000);
+  if (q.rate > 0) {
+    json["rate"] = q.rate;
+    json["requests"] = q.requests;
+  } else {
+    json["repeats"] = q.repeats;
+  }
+  json["preempted"] = r.preempted;
+  json["same_separately"] = r.is_same_separately;
+  json.update(origin_json(comm));
+  return json;
+}
+
+std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
+  const auto row = [](const char* name, const BenchTimes& times, double p99) {
+    return fmt::format("  {:<12} {:>10.3f} ms{}\n", name, times.median_us * 1e-3,
+                       p99 > 0 ? fmt::format(", p99 {:.3f}", p99 * 1e-3) : "");
+  };
+  std::string text = fmt::format("{}, layers: {}, tp {}, {}: {}, prompts of {} tokens, {} new\n",
+                                 q.model, q.layers, q.tp, q.dtype,
+                                 q.rate > 0 ? fmt::format("{} requests, {} a second, at most {} at "
+                                                          "once",
+                                                          q.requests, q.rate, q.batch)
+                                            : fmt::format("{} at once", q.batch),
+                                 q.prompt, q.max_tokens);
+  text += row("first token", r.first_token, r.first_token_p99_us);
+  text += row("next token", r.next_token, r.next_token_p99_us);
+  if (r.token_step.median_us > 0) {
+    text += row("token step", r.token_step, 0);
+    text += fmt::format("  {:.2f} GB of weights, keys and values a step: {:.2f} GB/s",
+                        r.step_bytes * 1e-9, r.bytes_per_s() * 1e-9);
+    text += r.read_bytes_per_s > 0
+                ? fmt::format(", {:.1f} % of {:.2f} GB/s\n",
+                              100 * r.bytes_per_s() / r.read_bytes_per_s, r.read_bytes_per_s * 1e-9)
+                : "\n";
+  }
+  return text + fmt::format("  {:.1f} tokens/s; a request {} its tokens with no other\n",
+                            r.tokens_per_s, r.is_same_separately ? "has" : "DOES NOT HAVE");
+}
+
+void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
+  set_kernel_threads(threads_per_rank(comm.size()));
+  const GenerateBenchResult result = run_generate_bench(comm, arguments.request);
+  if (comm.rank() == 0) {
+    if (arguments.json != "-") fmt::print("{}", text_of(arguments.request, result));
+    const std::string json = json_of(arguments.request, result, comm).dump(1) + "\n";
+    if (arguments.json == "-") fmt::print("{}", json);
+    if (!arguments.json.empty() && arguments.json != "-") write_output(arguments.json, json);
+    finish_output();
+  }
+  if (result.is_same_separately) return;
+  throw Error("bench generate: a request has other tokens with no other request");
+}
+
+void run(GenerateBenchArguments arguments) {
+  GenerateBench& q = arguments.request;
+  const bool on_gpus = arguments.device == "gpu";
+  const ModelConfig config = generate_bench_config(q, on_gpus);
+  q.layers = config.layers;
+  q.vocab = config.vocab;
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  WorldOptions world;
+  world.ranks = q.tp;
+  const auto run_ranks = on_gpus ? run_gpus : run_world;
+  run_ranks(world, [&](Communicator& comm) { bench(arguments, comm); });
+}
+
+}  // namespace
+
+void add_bench_generate(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "generate", "Time the generation of text by a published model with random weights");
+  auto arguments = std::make_shared<GenerateBenchArguments>();
+  GenerateBench& request = arguments->request;
+  command->add_option("--model", request.model, "Whose sizes")
+      ->capture_default_str()
+      ->check(CLI::IsMember(published_models()));
+  command->add_option("--layers", request.layers, "Number of layers (default: all of the model)")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--vocab", request.vocab, "Tokens of the vocabulary (default: the model's)")
+      ->check(CLI::Range(1, 1 << 24));
+  command->add_option("--tp", request.tp, "Tensor-parallel ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--batch", request.batch, "Texts that are written at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--prompt", request.prompt, "Tokens of a prompt")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--new", request.max_tokens, "Tokens of a text")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--prompt-rows", request.prompt_rows, "Rows of a step for new prompts")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 16));
+  command
+      ->add_option("--rate", request.rate,
+                   "Requests arrive at random times, on average so many in a second (a Poisson "
+                   "process), instead of all at once")
+      ->check(CLI::Range(1e-3, 1e6));
+  command->add_option("--requests", request.requests, "With --rate: requests in all")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--dtype", request.dtype, "Of weights, keys and values")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command->add_option("--device", arguments->device, "Ranks: threads and processes, or GPUs")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "gpu"}));
+  command->add_option("--repeats", request.repeats, "Timed batches, without --rate")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  command->add_option("--json", arguments->json,
+                      "Write the result to this file (-: print only it)");
+  command->footer(
+      "\nExamples:\n"
+      "  tandem bench generate --model llama-1b --layers 4 --batch 8 --prompt 256 --new 64\n"
+      "  tandem bench generate --layers 2 --batch 16 --rate 4 --requests 100\n"
+      "\nFirst token: time from a request's arrival to its first token. Next token: from the one\n"
+      "before. Token step: a step in which each of the batch has a row, and no prompt. Its bytes\n"
+      "are those of the weights, keys and values read, compared with what a sum of memory on all\n"
+      "CPU ranks reads. One request is repeated with no other. Exit code 1: its tokens or\n"
+      "log-probabilities differ.");
+  command->callback([arguments] {
+    now_doing("bench generate " + arguments->request.model);
+    run(*arguments);
+  });
+}
+
+}  // namespace tandem::cli
