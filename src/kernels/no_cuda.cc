@@ -143,6 +143,26 @@ void paged_attention(CUstream_st*, const PagedShape&, const RopeTable&, int64_t,
   refuse();
 }
 
+void add_bias(CUstream_st*, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void gate_rows(CUstream_st*, const Tensor&, const Tensor&) {
+  refuse();
+}
+
+void rms_norm_heads(CUstream_st*, const Tensor&, double, const Tensor&) {
+  refuse();
+}
+
+int64_t sample_scratch(int64_t) {
+  refuse();
+}
+
+void sample_rows(CUstream_st*, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+  refuse();
+}
+
 std::unique_ptr<FusedAttention> make_cudnn_attention(const Exec&, const AttentionShape&,
                                                      const RopeTable&, const AttentionRows&,
                                                      int64_t) {

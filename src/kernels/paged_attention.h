@@ -18,8 +18,19 @@ constexpr int64_t kPageTokens = 64;
 
 struct PagedShape {
   int64_t heads, kv_heads, head_dim;
-  int64_t rows;        ///< max rows of a run
-  int64_t max_tokens;  ///< max tokens of a sequence
+  int64_t rows;         ///< max rows of a run
+  int64_t max_tokens;   ///< max tokens of a sequence
+  int64_t singles = 0;  ///< max rows outside chunks; 0: `rows`. A GPU has scratch for so many
+
+  int64_t max_singles() const { return singles > 0 ? singles : rows; }
+};
+
+/// Head size up to which a GPU has a kernel for chunks, in bf16; else their rows are single.
+constexpr int64_t kMaxChunkHead = 128;
+
+/// Rows [first, first + rows) of a run, tokens of one sequence's prompt.
+struct PagedChunk {
+  int64_t first, rows;
 };
 
 /// Rows of a run, on exec's device. Tokens of a sequence have consecutive rows, in order.
@@ -29,6 +40,11 @@ struct PagedRows {
   /// i32 [sequences, pages of a sequence]: token p of sequence s is in page pages[s][p /
   /// kPageTokens]. Lines need as many valid entries as their tokens take.
   Tensor pages;
+  int64_t longest = 0;  ///< positions are below this; 0: below shape.max_tokens
+  /// Chunks of prompts, in the order of their rows, up to the last row; other rows come first. A
+  /// GPU shares their reads of keys among the rows of a chunk, with other bits than for a row
+  /// outside a chunk, but the same in all chunks.
+  std::vector<PagedChunk> chunks = {};
 };
 
 /// Tensors of a run, as PagedAttention::run takes them, and scratch memory.

@@ -1,5 +1,4 @@
-// Operations on rows that only some families of models have. CPUs only: on a GPU they
-// throw Unsupported.
+// Operations on rows that only some families of models have.
 #pragma once
 
 #include "core/exec.h"
@@ -9,7 +8,8 @@ namespace tandem {
 /// Adds `bias`, f32 [columns], to every row of `rows`, [rows, columns], f32 or bf16.
 void add_bias(const Exec& exec, const Tensor& bias, const Tensor& rows);
 
-/// sums = sums of the columns of `rows`, f32 [columns], or added to them: gradient of the bias.
+/// sums = sums of the columns of `rows`, f32 [columns], or added to them: gradient of the bias. On
+/// a GPU throws Unsupported.
 void column_sums(const Exec& exec, const Tensor& rows, const Tensor& sums, bool accumulate);
 
 /// RMSNorm of each head of `rows`, [rows, heads x head_dim], f32 or bf16, with `weight`, f32

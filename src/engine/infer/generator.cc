@@ -26,7 +26,8 @@ KvCache::Size cache_size(const ModelConfig& config, const GeneratorOptions& opti
   return {.pages = pages_of(capacity),
           .sequences = 1,
           .rows = checked(options).block,
-          .max_tokens = capacity};
+          .max_tokens = capacity,
+          .singles = 1};
 }
 
 }  // namespace

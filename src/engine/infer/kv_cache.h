@@ -20,10 +20,11 @@ constexpr int64_t pages_of(int64_t tokens) {
 class KvCache {
  public:
   struct Size {
-    int64_t pages;       ///< of each layer
-    int64_t sequences;   ///< max sequences of a run
-    int64_t rows;        ///< max rows of a run
-    int64_t max_tokens;  ///< max tokens of a sequence
+    int64_t pages;        ///< of each layer
+    int64_t sequences;    ///< max sequences of a run
+    int64_t rows;         ///< max rows of a run
+    int64_t max_tokens;   ///< max tokens of a sequence
+    int64_t singles = 0;  ///< max rows of a run outside chunks; 0: `rows`
   };
   /// Keys and values of a layer.
   struct Layer {
@@ -39,7 +40,7 @@ class KvCache {
   /// Sets the rows of the next run, as PagedRows has them: row i is token positions[i] of the
   /// sequence with line sequences[i] of `pages`, [.., pages_of(size.max_tokens)].
   void set_rows(std::span<const int32_t> sequences, std::span<const int32_t> positions,
-                std::span<const int32_t> pages);
+                std::span<const int32_t> pages, std::vector<PagedChunk> chunks = {});
   /// Tokens [position, position + count) of the only sequence, in pages 0, 1, ...
   void set_rows(int64_t position, int64_t count);
   /// Attention of a branch: rows [first, first + out.dim(0)) of the run, those of q, k, v and out.

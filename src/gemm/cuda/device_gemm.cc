@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "gemm/cuda/gemm_lt.h"
+#include "gemm/cuda/rows_gemm.h"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -57,6 +58,11 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
       b.dtype() != a.dtype()) {
     throw InvalidArgument(fmt::format("gemm: a {}, b {}, out {}: sizes or dtypes do not match",
                                       a.describe(), b.describe(), out.describe()));
+  }
+  // The bytes of the weight bound it: cuBLASLt's kernels read them no faster, and start later.
+  if (!shape.weight_is_kn && !shape.x_is_km && !shape.accumulate &&
+      is_rows_gemm(a, b.transposed(), out)) {
+    return rows_gemm(stream, a, b.transposed(), out);
   }
   Gemms& gemms = gemms_here();
   auto at = gemms.by_shape.find(shape);

@@ -68,4 +68,12 @@ int64_t paged_attention_partials(const PagedShape& shape);
 void paged_attention(CUstream_st* stream, const PagedShape& shape, const RopeTable& rope,
                      int64_t window, const PagedRows& rows, const PagedTensors& tensors);
 
+void add_bias(CUstream_st* stream, const Tensor& bias, const Tensor& rows);
+void gate_rows(CUstream_st* stream, const Tensor& gate, const Tensor& rows);
+void rms_norm_heads(CUstream_st* stream, const Tensor& weight, double eps, const Tensor& rows);
+
+int64_t sample_scratch(int64_t vocab);
+void sample_rows(CUstream_st* stream, const Tensor& logits, const Tensor& options,
+                 const Tensor& scratch, const Tensor& sampled);
+
 }  // namespace tandem::gpu

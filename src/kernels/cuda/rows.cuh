@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "core/cuda/check.h"
+#include "core/cuda/early_start.cuh"
 #include "core/cuda/element.cuh"
 #include "tandem/error.h"
 #include "tandem/tensor.h"
@@ -116,6 +117,7 @@ constexpr int kMapVectors = 2;  // vectors of a thread whose loads are in flight
 template <typename Body>
 __global__ void __launch_bounds__(kMapThreads)
     map_kernel(const Body body, int64_t rows, int64_t vectors) {
+  let_next_start();
   const int64_t first = int64_t(blockIdx.x) * blockDim.x * kMapVectors + threadIdx.x;
   for (int64_t row = int64_t(blockIdx.y) * blockDim.y + threadIdx.y; row < rows;
        row += int64_t(gridDim.y) * blockDim.y) {

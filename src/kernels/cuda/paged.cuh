@@ -1,0 +1,114 @@
+// Code shared by the kernels of attention over pages: rows, parameters, copies to shared memory,
+// and products of tiles on tensor cores.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/rows.cuh"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int kSplit = 2 * int(kPageTokens);
+constexpr int kPagedThreads = 128;
+
+/// Lines and positions of the rows of a run.
+struct PagedLines {
+  const int32_t *sequences, *positions, *pages;
+  int64_t pages_of_line;
+
+  explicit PagedLines(const PagedRows& rows)
+      : sequences(rows.sequences.as<int32_t>()),
+        positions(rows.positions.as<int32_t>()),
+        pages(rows.pages.as<int32_t>()),
+        pages_of_line(rows.pages.stride(0)) {}
+  /// Index of a token among those of all pages.
+  __device__ int64_t slot(int sequence, int position) const {
+    const int32_t page = pages[sequence * pages_of_line + position / int(kPageTokens)];
+    return int64_t(page) * kPageTokens + position % int(kPageTokens);
+  }
+};
+
+template <typename T>
+struct AttendParams {
+  PagedLines lines;
+  const T* q;
+  int64_t q_stride;
+  const T *keys, *values;
+  float *sums, *scales;  // [rows, heads, splits, head_dim] and [rows, heads, splits, 2]
+  T* out;
+  int64_t out_stride;
+  int heads, kv_heads, head_dim, group, splits, window;
+  float scale;
+
+  /// First key that the query at a position reads.
+  __device__ int first_key(int position) const {
+    return window > 0 ? max(0, position + 1 - window) : 0;
+  }
+  __device__ int64_t partial(int64_t row, int head, int split) const {
+    return (row * heads + head) * splits + split;
+  }
+};
+
+/// 16 bytes of global memory to shared memory, or zeros.
+__device__ void copy_async(void* to, const void* from, bool valid) {
+  const auto shared = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
+               "r"(valid ? 16 : 0));
+}
+__device__ void commit_copies() {
+  asm volatile("cp.async.commit_group;");
+}
+template <int kPending>
+__device__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
+}
+
+/// d += a x b for a tile of 16 rows, 8 columns and 16 products.
+__device__ void multiply_tile(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ void load_tile(uint32_t (&a)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(unsigned(__cvta_generic_to_shared(row))));
+}
+__device__ void load_transposed_tile(uint32_t (&a)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(unsigned(__cvta_generic_to_shared(row))));
+}
+/// Transposes an 8 x 8 matrix of 16-bit elements, two of a row in each lane.
+__device__ uint32_t transposed(uint32_t pair) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
+}
+__device__ uint32_t packed(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+/// Over the rows of a tile's columns: lanes with equal lane % 4.
+template <typename Combine>
+__device__ float combine_rows(float value, const Combine& combine) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) {
+    value = combine(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  return value;
+}
+
+/// Chunk of 16 bytes of a token's key or value, in shared memory with kChunks of them per token:
+/// eight tokens' chunks of one number are in all banks.
+template <int kChunks>
+__device__ uint4* chunk_of(uint4* rows, int token, int chunk) {
+  return rows + token * kChunks + (chunk ^ (token & 7));
+}
+
+}  // namespace
+}  // namespace tandem::gpu

@@ -1,0 +1,39 @@
+// Choice of the next token of several sequences from their logits: a pure function of a row's
+// logits and options.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/exec.h"
+
+namespace tandem {
+
+/// Options of one row; engine/infer/sampling.h describes them.
+struct SampleOptions {
+  double temperature = 1, top_p = 1;
+  int64_t top_k = 0;
+  double uniform = 0;  ///< random number in [0, 1)
+};
+
+/// Choice of a row.
+struct Sampled {
+  int32_t token;   ///< -1: a logit is not finite
+  float log_prob;  ///< natural logarithm of its probability at temperature 1, without top-k and -p
+};
+
+/// On a CPU: samples from one row.
+Sampled sample_row(std::span<const float> logits, const SampleOptions& options);
+
+/// Bytes of scratch per row that a GPU needs; 0 on a CPU.
+int64_t sample_scratch(const Exec& exec, int64_t vocab);
+
+/// logits: f32 [rows, vocab], rows may be strided. options: u8 [rows, sizeof(SampleOptions)];
+/// sampled: u8 [rows, sizeof(Sampled)]; scratch: u8 [rows, sample_scratch(exec, vocab)]. On a CPU
+/// weights of tokens are doubles, on a GPU multiples of 2^-40 of the likeliest token's, so that
+/// their sums do not depend on an order: the choice is the CPU's unless the random number is within
+/// about 1e-9 of a boundary.
+void sample_rows(const Exec& exec, const Tensor& logits, const Tensor& options,
+                 const Tensor& scratch, const Tensor& sampled);
+
+}  // namespace tandem
