@@ -38,7 +38,8 @@ struct GenerateBenchResult {
   double step_bytes = 0;
   double read_bytes_per_s = 0;  ///< that all CPU ranks at once reach in a sum of memory; 0 on GPUs
   int64_t preempted = 0;
-  /// One request again, with no other: the same tokens and log-probabilities, bit for bit.
+  /// One request again, with no other: the same tokens and log-probabilities, bit for bit; on GPUs
+  /// log-probabilities within 0.1, up to the first token that differs.
   bool is_same_separately = true;
 
   double bytes_per_s() const { return step_bytes / token_step.median_us * 1e6; }

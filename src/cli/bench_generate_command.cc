@@ -176,7 +176,7 @@ void add_bench_generate(CLI::App& bench) {
       "before. Token step: a step in which each of the batch has a row, and no prompt. Its bytes\n"
       "are those of the weights, keys and values read, compared with what a sum of memory on all\n"
       "CPU ranks reads. One request is repeated with no other. Exit code 1: its tokens or\n"
-      "log-probabilities differ.");
+      "log-probabilities differ (on GPUs: by more than 0.1).");
   command->callback([arguments] {
     now_doing("bench generate " + arguments->request.model);
     run(*arguments);

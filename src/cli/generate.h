@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/engine.h"
 #include "engine/infer/sampling.h"
@@ -14,10 +15,10 @@
 namespace tandem::cli {
 
 struct GenerateArguments {
-  std::string directory, prompt, prompts, json, dtype = "f32", codec = "none",
-                                                prefill = "automatic";
+  std::string directory, prompt, prompts, json, dtype, codec = "none", prefill = "automatic";
   std::vector<std::string> stops;
   int ranks = 1;
+  DeviceOptions devices;
   bool allow_uncompressed = false;
   int64_t max_tokens = 256;
   int64_t batch = 16;  ///< texts at once, with `prompts`

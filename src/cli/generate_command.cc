@@ -15,6 +15,7 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/usage.h"
+#include "comm/exec.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
@@ -159,7 +160,8 @@ void generate(Communicator& tp, const GenerateArguments& arguments, const Stored
   options.capacity =
       std::min(config.max_seq, prompt_tokens + std::min(config.max_seq, arguments.max_tokens));
   Generator generator(tp, config, options);
-  load_parameters(stored.weights, generator.parameter_list(), {}, generator.parameters());
+  load_parameters(stored.weights, generator.parameter_list(), make_exec(tp),
+                  generator.parameters());
   generator.parameters_changed();
 
   std::optional<Report> report;
@@ -197,6 +199,25 @@ void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
   }
 }
 
+/// Throws if the kernels on GPUs do not take that model.
+void check_gpu_model(const StoredModel& stored, int tp) {
+  const ModelConfig& config = stored.config;
+  const auto refuse = [&](const std::string& text) {
+    throw Unsupported(fmt::format("{}/config.json: {}", stored.directory, text));
+  };
+  if (config.experts > 0) {
+    refuse(fmt::format("{} experts: expected none with --device gpu", config.experts));
+  }
+  const auto check = [&](const char* key, int64_t value, int64_t unit) {
+    if (value % unit == 0) return;
+    refuse(fmt::format("{} = {}: expected a multiple of {} with --device gpu", key, value, unit));
+  };
+  check("vocab_size", config.vocab, 8 * tp);
+  check("hidden_size", config.hidden, 8);
+  check("intermediate_size", config.ffn, 8 * tp);
+  check("head_dim", config.head_dim, 16);
+}
+
 void run(GenerateArguments arguments) {
   check(arguments.sampling);
   if (arguments.max_tokens < 0) {
@@ -207,6 +228,10 @@ void run(GenerateArguments arguments) {
   }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);
+  WorldOptions world;
+  world.ranks = arguments.ranks;
+  set_devices(arguments.devices, world);
+  if (arguments.dtype.empty()) arguments.dtype = arguments.devices.on_gpus() ? "bf16" : "f32";
   if (arguments.allow_uncompressed && arguments.policy.is_none()) {
     throw InvalidArgument("--allow-uncompressed without a codec: expected --codec with it");
   }
@@ -215,16 +240,15 @@ void run(GenerateArguments arguments) {
   const StoredModel stored = open_model(arguments.directory, note);
   take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
-  if (!stored.tokenizer && config.vocab != kBos + 1) {
-    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected {} (bytes)",
+  if (!stored.tokenizer && config.vocab <= kBos) {
+    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
                                   stored.directory, config.vocab, kBos + 1));
   }
+  if (arguments.devices.on_gpus()) check_gpu_model(stored, launched() ? 1 : arguments.ranks);
   PromptFile file;
   if (!arguments.prompts.empty()) file = read_prompts(arguments, stored);
-  WorldOptions world;
-  world.ranks = arguments.ranks;
   if (!launched()) config.check(arguments.ranks);
-  run_world(world, [&](Communicator& tp) {
+  run_ranks(arguments.devices, world, [&](Communicator& tp) {
     tp.require_same("the model", stored.identity);
     const auto& sampling = arguments.sampling;
     tp.require_same(
@@ -291,9 +315,11 @@ void add_generate(CLI::App& app) {
       ->add_option("--json", arguments->json,
                    "Prompt, text and speed as JSON: FILE next to the text, or - for it alone")
       ->excludes("--prompts");
-  command->add_option("--dtype", arguments->dtype, "Of matrix products")
-      ->check(CLI::IsMember({"f32", "bf16"}))
-      ->capture_default_str();
+  command
+      ->add_option("--dtype", arguments->dtype,
+                   "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  add_device_options(*command, arguments->devices);
   command
       ->add_option("--codec", arguments->codec,
                    "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "

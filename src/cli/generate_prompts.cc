@@ -10,6 +10,7 @@
 
 #include "cli/generate.h"
 #include "cli/output.h"
+#include "comm/exec.h"
 #include "core/files.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -136,7 +137,7 @@ PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& s
 void generate_all(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored,
                   const std::vector<PromptLine>& lines) {
   Engine engine(tp, stored.config, engine_options(arguments, stored, lines));
-  load_parameters(stored.weights, engine.parameter_list(), {}, engine.parameters());
+  load_parameters(stored.weights, engine.parameter_list(), make_exec(tp), engine.parameters());
   engine.parameters_changed();
   const auto begin = std::chrono::steady_clock::now();
   for (const PromptLine& line : lines) engine.submit(line.request);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/help.h"
 #include "cli/output.h"
 #include "cli/recover.h"
@@ -26,15 +27,15 @@
 #include "engine/plan/memory.h"
 #include "engine/train/gpu_training.h"
 #include "engine/train/trainer.h"
-#include "tandem/cuda.h"
 
 namespace tandem::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config, out, codec, init, inject, device = "cpu";
+  std::string config, out, codec, init, inject;
   std::vector<std::string> overrides;
-  int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0, ranks_per_gpu = 1;
+  int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0;
+  DeviceOptions devices;
   bool resume = false;
 };
 
@@ -70,19 +71,6 @@ void print(const TrainEnd& end, const std::string& out, bool held_out, int ranks
                   std::isnan(end.loss) ? "Nothing was left to do after step" : "Done at step",
                   end.step, loss, single_line(out), folder, folder,
                   held_out ? "--list " + shell_quote(out + "/heldout.txt") : "--data PATH"));
-}
-
-/// Throws, before the text is read, if threads of this process cannot be these GPU ranks.
-void check_gpus(const WorldOptions& world) {
-  const int gpus = gpu_count();
-  if (gpus == 0) {
-    throw Unsupported("--device gpu: this build has no CUDA, or this machine no GPU");
-  }
-  if (world.ranks_per_gpu > 1 ? world.ranks <= world.ranks_per_gpu : world.ranks <= gpus) return;
-  throw InvalidArgument(
-      fmt::format("--device gpu: {} ranks, {} GPUs, {} ranks per GPU: expected a GPU per rank, or "
-                  "all ranks on the first one (--ranks-per-gpu {})",
-                  world.ranks, gpus, world.ranks_per_gpu, world.ranks));
 }
 
 /// Keeps the logical replicas and their bits with fewer data-parallel ranks.
@@ -137,11 +125,7 @@ void run(const TrainArguments& arguments) {
                                         replica * parallel.dp));
     }
   }
-  const bool on_gpus = arguments.device == "gpu";
-  if (arguments.ranks_per_gpu > 1 && !on_gpus) {
-    throw InvalidArgument(
-        fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
-  }
+  const bool on_gpus = arguments.devices.on_gpus();
   if (member && on_gpus) {
     throw Unsupported("--device gpu under tandem launch --spares: expected --device cpu");
   }
@@ -150,7 +134,7 @@ void run(const TrainArguments& arguments) {
     if (!note.empty() && speaks()) complain("note: " + single_line(note));
   }
   check_config(request.config);
-  if (on_gpus) check_gpu_training(request.config, arguments.ranks_per_gpu > 1);
+  if (on_gpus) check_gpu_training(request.config, arguments.devices.ranks_per_gpu > 1);
   check_memory(request.config, on_gpus);
   WorldOptions world;
   world.ranks = ParallelDims(request.config).ranks();
@@ -158,8 +142,7 @@ void run(const TrainArguments& arguments) {
     request.faults = FaultPlan(read_small_file(arguments.inject), arguments.inject, world.ranks);
   }
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
-  world.ranks_per_gpu = arguments.ranks_per_gpu;
-  if (on_gpus && !launched()) check_gpus(world);
+  set_devices(arguments.devices, world);
   std::unique_ptr<const TokenSource> source;
   const auto read_data = [&](Communicator* comm) {
     source = open_data(request.config, comm, request.resume ? manifest_path(request.out) : "");
@@ -172,8 +155,7 @@ void run(const TrainArguments& arguments) {
   std::signal(SIGPIPE, SIG_IGN);  // the run continues without a reader of its log
   TrainEnd end;
   const auto train_ranks = [&] {
-    const auto run_ranks = on_gpus ? run_gpus : run_world;
-    run_ranks(world, [&](Communicator& comm) {
+    run_ranks(arguments.devices, world, [&](Communicator& comm) {
       if (launched()) read_data(&comm);
       const TrainEnd of_rank = train(comm, request, *source);
       if (comm.rank() == 0) {
@@ -224,14 +206,7 @@ void add_train(CLI::App& app) {
       ->add_option("--ranks", arguments->ranks,
                    "All ranks; without --dp, data parallel is ranks / (tp x pp)")
       ->check(CLI::Range(1, 4096));
-  command
-      ->add_option("--device", arguments->device,
-                   "Ranks are CPU threads or processes (cpu), or GPUs (gpu)")
-      ->check(CLI::IsMember({"cpu", "gpu"}));
-  command
-      ->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,
-                   "With --device gpu: ranks that share the first GPU, for tests")
-      ->check(CLI::Range(1, 16));
+  add_device_options(*command, arguments->devices);
   command->add_option("--tp", arguments->tp, "Tensor parallel ranks (parallel.tp)")
       ->check(CLI::Range(1, 4096));
   command->add_option(

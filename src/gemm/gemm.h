@@ -9,6 +9,8 @@ namespace tandem {
 struct GemmOptions {
   const Tensor* bias = nullptr;  ///< [N], dtype of out
   bool accumulate = false;       ///< out += instead of out =
+  /// The call enqueued before this one does not write b: a GPU may read b before that has ended.
+  bool reads_b_early = false;
 };
 
 /// out[M, N] = a[M, K] x b[K, N]. Strides express transposition: a weight stored [N, K] is passed

@@ -113,7 +113,7 @@ std::vector<std::byte> run_paged(const Exec& exec, const PagedCase& c, const Pag
                values = on_gpu_like(exec, host_values, dims);
   const Values new_rows = random_values(c.dtype, c.shape.rows, c.width(), 3);
   PagedShape shape = c.shape;
-  if (runs.as_chunks) shape.singles = 1;
+  if (runs.as_chunks && c.dtype == DType::bf16) shape.singles = 1;  // f32 rows are all single
   PagedAttention attention(exec, shape, rope, c.window);
   const size_t row_bytes = size_t(out_width) * size_of(c.dtype);
   std::vector<std::byte> outputs;

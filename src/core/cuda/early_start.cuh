@@ -1,12 +1,14 @@
 // Programmatic dependent launch: a kernel's blocks start while the last blocks of the kernel before
 // it in the stream still run, and wait where they need its results. A kernel launched by
 // launch_early must call wait_for_previous() before it reads or writes what earlier kernels of the
-// stream do; every kernel should call let_next_start().
+// stream do. It should call let_next_start(), after that: then all kernels but this one have ended
+// when the next one starts.
 #pragma once
 
 #include <utility>
 
 #include "core/cuda/check.h"
+#include "core/cuda/load_module.cuh"
 
 namespace tandem::gpu {
 
@@ -25,21 +27,37 @@ __device__ inline void let_next_start() {
 #endif
 }
 
-/// Launches a kernel that may start before the preceding one has ended. `name`: of the error.
+namespace {
+
+/// Whether this source's kernels were compiled for GPUs that can start them early: PTX for others
+/// has no wait. Asked once, for the first device.
+inline bool can_start_early() {
+  static const bool can = [] {
+    cudaFuncAttributes attributes;
+    check(cudaFuncGetAttributes(&attributes, module_marker), "early start");
+    return attributes.ptxVersion >= 90;
+  }();
+  return can;
+}
+
+/// Launches a kernel that may start before the preceding one has ended, or else (`early` false)
+/// after it. `name`: of the error.
 template <typename... Parameters, typename... Arguments>
-void launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
-                  size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
+void launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 threads,
+                  size_t shared_bytes, cudaStream_t stream, bool early, Arguments&&... arguments) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
-  config.blockDim = dim3(threads);
+  config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = early && can_start_early() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
 }
+
+}  // namespace
 
 }  // namespace tandem::gpu

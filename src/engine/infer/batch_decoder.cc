@@ -16,6 +16,10 @@ int64_t logit_columns(const DecoderContext& c) {
   return shard_of(c.config.vocab, c.tp.size(), 0).count;
 }
 
+Activation bytes(const DecoderContext& c, int64_t rows, int64_t columns) {
+  return Activation(DType::u8, rows, columns, c.exec.device);
+}
+
 }  // namespace
 
 BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen,
@@ -33,9 +37,13 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
       last_(c.f32(chosen, c.config.hidden)),
       last_norm_(c.activation(chosen, c.config.hidden)),
       local_logits_(c.f32(chosen, logit_columns(c))),
-      all_logits_(c.f32(c.tp.size() * chosen, logit_columns(c))),
-      gathered_(size_t(all_logits_->elements())),
-      host_logits_(size_t(chosen * c.config.vocab)) {
+      gathered_(c.f32(c.tp.size() * chosen, c.tp.size() == 1 ? 0 : logit_columns(c))),
+      logits_(c.f32(chosen, c.tp.size() == 1 ? 0 : c.config.vocab)),
+      options_(bytes(c, chosen, sizeof(SampleOptions))),
+      sample_scratch_(bytes(c, chosen, sample_scratch(c.exec, c.config.vocab))),
+      sampled_(bytes(c, chosen, sizeof(Sampled))),
+      upload_options_(c.exec, options_->bytes()),
+      host_sampled_(size_t(chosen)) {
   if (!c.exec.on_gpu()) {
     sums_.emplace(c.tp, c.dtype, rows, c.config.hidden,
                   std::vector{c.codec.attention, c.codec.mlp, c.codec.embeddings});
@@ -64,15 +72,16 @@ struct BatchDecoder::Steps {
 
   const BranchLayout& layout() const { return decoder.context_.layout.branches[branch]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    gemm(decoder.context_.exec, x_norm, weight.transposed(), hidden);
+    gemm(decoder.context_.exec, x_norm, weight.transposed(), hidden, kWeightIsOld);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     decoder.context_.cache.attend(branch, 0, q, k, v, out);
   }
   void out(const Tensor& inner, const Tensor& weight) {
     const DecoderContext& c = decoder.context_;
-    decoder.sum(x.dim(0), branch_wire(c.codec, layout()),
-                [&](const Tensor& partial) { gemm(c.exec, inner, weight.transposed(), partial); });
+    decoder.sum(x.dim(0), branch_wire(c.codec, layout()), [&](const Tensor& partial) {
+      gemm(c.exec, inner, weight.transposed(), partial, kWeightIsOld);
+    });
     add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
@@ -84,11 +93,11 @@ struct BatchDecoder::Steps {
   }
 };
 
-std::span<const float> BatchDecoder::run(const BatchRows& rows) {
+std::span<const Sampled> BatchDecoder::run(const BatchRows& rows) {
   const auto count = int64_t(rows.tokens.size());
   const DecoderContext& c = context_;
-  c.cache.set_rows(rows.sequences, rows.positions, rows.pages);
-  return progress_.during([&] {
+  c.cache.set_rows(rows.sequences, rows.positions, rows.pages, rows.chunks);
+  return progress_.during([&]() -> std::span<const Sampled> {
     look_up(rows);
     for (size_t i = 0; i < c.layout.branches.size(); ++i) {
       const BranchLayout& b = c.layout.branches[i];
@@ -98,7 +107,8 @@ std::span<const float> BatchDecoder::run(const BatchRows& rows) {
           branch_memory(b, x_norm_->rows(0, count), inverse_rms_, hidden_, inner_, count),
           Steps{*this, i, x});
     }
-    return logits(rows.chosen);
+    if (rows.chosen.empty()) return {};
+    return sample(logits(rows.chosen), rows.options);
   });
 }
 
@@ -113,29 +123,43 @@ void BatchDecoder::look_up(const BatchRows& rows) {
   cast(c.exec, residual_->rows(0, count), x_->rows(0, count));
 }
 
-std::span<const float> BatchDecoder::logits(std::span<const int32_t> chosen) {
+/// Logits of the chosen rows, [chosen, vocab], bitwise equal on every rank.
+Tensor BatchDecoder::logits(std::span<const int32_t> chosen) {
   const DecoderContext& c = context_;
   const auto count = int64_t(chosen.size());
-  if (count == 0) return {};
   const Tensor last = last_->rows(0, count), last_norm = last_norm_->rows(0, count);
   embedding_forward(c.exec, chosen_.upload(chosen), x_, 0, last);  // gathers rows
   rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, last_norm, inverse_rms_);
-  gemm(c.exec, last_norm, c.weights.matrix(c.layout.head).transposed(),
-       reshaped(local_logits_, count, c.layout.vocab));
+  const Tensor local = reshaped(local_logits_, count, c.layout.vocab);
+  gemm(c.exec, last_norm, c.weights.matrix(c.layout.head).transposed(), local, kWeightIsOld);
   const int world = c.tp.size();
+  if (world == 1) return local;
   const int64_t room = count * logit_columns(c);
-  const Tensor all = reshaped(all_logits_, world, room);
+  const Tensor all = reshaped(gathered_, world, room);
   all_gather(c.tp, reshaped(local_logits_, 1, room), all);
-  copy(c.exec, all, Tensor::of(std::span(gathered_).first(size_t(world * room)), {world, room}));
   for (int rank = 0; rank < world; ++rank) {
     const Shard columns = shard_of(c.config.vocab, world, rank);
     for (int64_t row = 0; row < count; ++row) {
-      std::copy_n(gathered_.begin() + rank * room + row * columns.count, columns.count,
-                  host_logits_.begin() + row * c.config.vocab + columns.begin);
+      cast(c.exec, all.rows(rank, 1).narrow(1, row * columns.count, columns.count),
+           logits_->rows(row, 1).narrow(1, columns.begin, columns.count));
     }
   }
-  return std::span(host_logits_).first(size_t(count * c.config.vocab));
+  return logits_->rows(0, count);
+}
+
+std::span<const Sampled> BatchDecoder::sample(const Tensor& logits,
+                                              std::span<const SampleOptions> options) {
+  const DecoderContext& c = context_;
+  const auto count = int64_t(options.size());
+  const Tensor on_device = options_->rows(0, count), sampled = sampled_->rows(0, count);
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(options.data());
+  upload_options_.run(c.exec, Tensor::of(bytes, {count, int64_t(sizeof(SampleOptions))}),
+                      on_device);
+  sample_rows(c.exec, logits, on_device, sample_scratch_->rows(0, count), sampled);
+  const std::span<Sampled> result = std::span(host_sampled_).first(size_t(count));
+  copy(c.exec, sampled, Tensor(result.data(), DType::u8, {count, int64_t(sizeof(Sampled))}));
+  return result;
 }
 
 }  // namespace tandem

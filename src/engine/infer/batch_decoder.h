@@ -13,24 +13,27 @@
 #include "collectives/split_all_reduce.h"
 #include "comm/progress.h"
 #include "engine/infer/decoder.h"
+#include "kernels/sample.h"
 
 namespace tandem {
 
 /// Rows of a step. A sequence's rows are consecutive, in order.
 struct BatchRows {
   std::vector<int32_t> tokens, sequences, positions;
-  std::vector<int32_t> pages;   ///< as KvCache::set_rows has them
-  std::vector<int32_t> chosen;  ///< rows whose logits are wanted
+  std::vector<int32_t> pages;          ///< as KvCache::set_rows has them
+  std::vector<PagedChunk> chunks;      ///< of prompts, after all other rows
+  std::vector<int32_t> chosen;         ///< rows that a token is sampled after
+  std::vector<SampleOptions> options;  ///< of the chosen rows
 };
 
 class BatchDecoder {
  public:
-  /// Up to `rows` rows in a step and `chosen` logits. Collective.
+  /// Up to `rows` rows in a step, `chosen` of them chosen. Collective.
   BatchDecoder(const DecoderContext& context, int64_t rows, int64_t chosen,
                const OverlapOptions& overlap);
-  /// Appends the rows, at least one, to their sequences, and returns the logits of the chosen
-  /// ones, [chosen, vocab], bitwise equal on every rank, valid until the next call. Collective.
-  std::span<const float> run(const BatchRows& rows);
+  /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
+  /// ones, the same on every rank, valid until the next call. Collective.
+  std::span<const Sampled> run(const BatchRows& rows);
 
  private:
   struct Steps;
@@ -38,7 +41,8 @@ class BatchDecoder {
   /// Sums of `partial` products over the ranks, which `compute` writes, in `residual_`.
   template <typename Compute>
   void sum(int64_t rows, const Wire& wire, const Compute& compute);
-  std::span<const float> logits(std::span<const int32_t> chosen);
+  Tensor logits(std::span<const int32_t> chosen);
+  std::span<const Sampled> sample(const Tensor& logits, std::span<const SampleOptions> options);
 
   DecoderContext context_;
   Progress progress_;
@@ -46,8 +50,10 @@ class BatchDecoder {
   std::optional<DecoderExperts> experts_;
   TokenRows tokens_, chosen_;
   Activation x_, inverse_rms_, x_norm_, hidden_, inner_, residual_;
-  Activation last_, last_norm_, local_logits_, all_logits_;
-  std::vector<float> gathered_, host_logits_;
+  Activation last_, last_norm_, local_logits_, gathered_, logits_;
+  Activation options_, sample_scratch_, sampled_;
+  Upload upload_options_;
+  std::vector<Sampled> host_sampled_;
 };
 
 }  // namespace tandem

@@ -193,7 +193,7 @@ std::span<const float> TokenHead::run(const Tensor& residual) {
   const DecoderContext& c = context_;
   rms_norm_forward(c.exec, residual, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, x_norm_, inverse_rms_);
-  gemm(c.exec, x_norm_, c.weights.matrix(c.layout.head).transposed(), local_logits_);
+  gemm(c.exec, x_norm_, c.weights.matrix(c.layout.head).transposed(), local_logits_, kWeightIsOld);
   const auto flat = [&](const Activation& row) {
     return Tensor(row->data(), DType::f32, {row->elements()}, c.exec.device);
   };
@@ -210,7 +210,7 @@ struct DecodeStep::Steps {
 
   const BranchLayout& layout() const { return step.context_.layout.branches[branch]; }
   void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    gemm(step.context_.exec, x_norm, weight.transposed(), hidden);
+    gemm(step.context_.exec, x_norm, weight.transposed(), hidden, kWeightIsOld);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     step.context_.cache.attend(branch, 0, q, k, v, out);
@@ -220,7 +220,7 @@ struct DecodeStep::Steps {
     if (const auto& product = step.out_[branch_kind(layout())]) {
       product->run(inner, weight, step.residual_);
     } else {
-      gemm(c.exec, inner, weight.transposed(), step.residual_);
+      gemm(c.exec, inner, weight.transposed(), step.residual_, kWeightIsOld);
       all_reduce(c.tp, step.residual_, branch_wire(c.codec, layout()));
     }
     add(c.exec, x, step.residual_, x);

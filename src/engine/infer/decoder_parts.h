@@ -4,8 +4,12 @@
 #include <cstdint>
 
 #include "engine/infer/decoder.h"
+#include "gemm/gemm.h"
 
 namespace tandem {
+
+/// Weights are not written between the kernels of a step.
+constexpr GemmOptions kWeightIsOld{.reads_b_early = true};
 
 /// Max columns over the branches of the `in` GEMM's output, and of the `out` GEMM's input.
 int64_t widest_in(const ModelLayout& layout);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "tandem/error.h"
@@ -29,14 +28,7 @@ EngineOptions resolve(const ModelConfig& config, EngineOptions options) {
 }
 
 KvCache::Size cache_size(const EngineOptions& options) {
-  return {options.pages, options.sequences, options.rows, options.capacity};
-}
-
-double log_probability(std::span<const float> logits, int32_t token) {
-  const double largest = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(double(logit) - largest);
-  return double(logits[size_t(token)]) - largest - std::log(sum);
+  return {options.pages, options.sequences, options.rows, options.capacity, options.sequences};
 }
 
 }  // namespace
@@ -116,14 +108,11 @@ std::vector<TokenEvent> Engine::step() {
   plan_chunks();
   admit();
   if (rows_.tokens.empty()) return {};
-  const std::span<const float> logits = decoder_.run(rows_);
+  const std::span<const Sampled> sampled = decoder_.run(rows_);
   ++stats_.steps;
   stats_.rows += int64_t(rows_.tokens.size());
   std::vector<TokenEvent> events;
-  const auto vocab = size_t(model_.config.vocab);
-  for (size_t i = 0; i < chosen_.size(); ++i) {
-    events.push_back(write(*chosen_[i], logits.subspan(i * vocab, vocab)));
-  }
+  for (size_t i = 0; i < chosen_.size(); ++i) events.push_back(write(*chosen_[i], sampled[i]));
   std::erase_if(running_, [&](const std::unique_ptr<Text>& text) { return text->left() == 0; });
   return events;
 }
@@ -136,14 +125,14 @@ void Engine::plan_tokens() {
     while (!take_pages(text)) {
       if (!preempt_after(text)) return;  // this one was the newest
     }
-    add_rows(text, 1);
+    add_rows(text, 1, false);
   }
 }
 
 /// Plans rows of prompts that began in an earlier step, whose pages are taken.
 void Engine::plan_chunks() {
   for (const auto& text : running_) {
-    if (text->left() > 1) add_rows(*text, text->left());
+    if (text->left() > 1) add_rows(*text, text->left(), true);
   }
 }
 
@@ -159,7 +148,7 @@ void Engine::admit() {
     take_pages(text);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    add_rows(*running_.back(), running_.back()->left());
+    add_rows(*running_.back(), running_.back()->left(), true);
   }
 }
 
@@ -187,9 +176,11 @@ void Engine::release(Text& text) {
 }
 
 /// Plans the next `count` tokens of a text, or as many as there are rows left.
-void Engine::add_rows(Text& text, int64_t count) {
-  count = std::min(count, max_rows_ - int64_t(rows_.tokens.size()));
+void Engine::add_rows(Text& text, int64_t count, bool is_chunk) {
+  const auto first = int64_t(rows_.tokens.size());
+  count = std::min(count, max_rows_ - first);
   if (count == 0) return;
+  if (is_chunk) rows_.chunks.push_back({first, count});
   for (int64_t i = text.cached; i < text.cached + count; ++i) {
     rows_.tokens.push_back(text.tokens[size_t(i)]);
     rows_.sequences.push_back(num_planned_);
@@ -201,15 +192,21 @@ void Engine::add_rows(Text& text, int64_t count) {
   text.cached += count;
   if (text.left() > 0) return;
   rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
+  rows_.options.push_back(sample_options(text.request.sampling, text.written()));
   chosen_.push_back(&text);
 }
 
 /// Appends a token to a text. A finished one has no token left and no page.
-TokenEvent Engine::write(Text& text, std::span<const float> logits) {
+TokenEvent Engine::write(Text& text, const Sampled& sampled) {
   const Request& request = text.request;
-  const auto written = int64_t(text.tokens.size() - request.prompt.size());
-  const int32_t token = sample(logits, request.sampling, uint64_t(written));
-  TokenEvent event{text.id, token, log_probability(logits, token), "", std::nullopt};
+  const int32_t token = sampled.token;
+  if (token < 0) {
+    throw InvalidArgument(
+        fmt::format("logits after token {} of request {}: expected finite numbers (the model's "
+                    "values leave the range of its dtype)",
+                    text.tokens.size() - 1, text.id));
+  }
+  TokenEvent event{text.id, token, sampled.log_prob, "", std::nullopt};
   Continuation& continuation = text.continuation;
   if (continuation.is_end(token)) {
     event.finish = Finish::end_token;
@@ -218,7 +215,7 @@ TokenEvent Engine::write(Text& text, std::span<const float> logits) {
     if (continuation.stop()) {
       event.finish = Finish::stop_string;
       event.stop = *continuation.stop();
-    } else if (written + 1 == request.max_tokens) {
+    } else if (int64_t(text.written()) + 1 == request.max_tokens) {
       event.finish = Finish::max_tokens;
     }
   }

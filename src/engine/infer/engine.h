@@ -55,7 +55,7 @@ const char* name_of(Finish finish);
 struct TokenEvent {
   int64_t request;
   int32_t token;
-  double log_prob;   ///< of the token, by the logits before temperature
+  float log_prob;    ///< of the token, by the logits before temperature
   std::string text;  ///< that is final with this token
   std::optional<Finish> finish;
   std::string stop = {};  ///< string that ended the text
@@ -108,6 +108,7 @@ class Engine {
     /// The last token is not read.
     int64_t max_cached() const { return int64_t(request.prompt.size()) + request.max_tokens - 1; }
     int64_t max_pages() const { return pages_of(max_cached()); }
+    uint64_t written() const { return tokens.size() - request.prompt.size(); }
   };
   using Texts = std::deque<std::unique_ptr<Text>>;
 
@@ -118,8 +119,8 @@ class Engine {
   bool take_pages(Text& text);
   bool preempt_after(const Text& text);
   void release(Text& text);
-  void add_rows(Text& text, int64_t count);
-  TokenEvent write(Text& text, std::span<const float> logits);
+  void add_rows(Text& text, int64_t count, bool is_chunk);
+  TokenEvent write(Text& text, const Sampled& sampled);
 
   RankModel model_;
   const TextTokenizer* tokenizer_;

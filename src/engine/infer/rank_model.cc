@@ -9,13 +9,14 @@
 namespace tandem {
 namespace {
 
-/// Throws InvalidArgument if a cache of all ranks does not fit into memory.
-const KvCache::Size& checked_size(const ModelConfig& config, DType dtype,
+/// Throws InvalidArgument if a cache of all CPU ranks does not fit into memory.
+const KvCache::Size& checked_size(const Exec& exec, const ModelConfig& config, DType dtype,
                                   const KvCache::Size& size) {
   if (size.max_tokens < 1 || size.max_tokens > config.max_seq) {
     throw InvalidArgument(
         fmt::format("capacity {}: expected 1 to max_seq = {}", size.max_tokens, config.max_seq));
   }
+  if (exec.on_gpu()) return size;  // its allocation says what it lacks
   const double tokens = double(size.pages) * double(kPageTokens);
   const double bytes = 2.0 * tokens * double(config.head_dim) *
                        double(config.layers * config.kv_heads + 1) * double(size_of(dtype));
@@ -34,8 +35,8 @@ RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
       layout(config, tp.size(), tp.rank()),
       exec(make_exec(tp)),
       weights(exec, layout, dtype),
-      rope(exec, checked_size(config, dtype, size).max_tokens, config.head_dim, config.rope_theta,
-           config.rope_scaling),
+      rope(exec, checked_size(exec, config, dtype, size).max_tokens, config.head_dim,
+           config.rope_theta, config.rope_scaling),
       cache(exec, config, layout, rope, dtype, size),
       context{tp, config, layout, weights, dtype, cache, codec, exec} {}
 

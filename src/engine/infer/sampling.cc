@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/sample.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 
@@ -23,10 +22,15 @@ void check(const SamplingOptions& options) {
   }
 }
 
+SampleOptions sample_options(const SamplingOptions& options, uint64_t index) {
+  return {.temperature = options.temperature,
+          .top_p = options.top_p,
+          .top_k = options.top_k,
+          .uniform = double(uniform(options.seed, stream_of("sample"), index))};
+}
+
 int32_t sample(std::span<const float> logits, const SamplingOptions& options, uint64_t index) {
-  const SampleOptions of_row{options.temperature, options.top_p, options.top_k,
-                             double(uniform(options.seed, stream_of("sample"), index))};
-  const Sampled sampled = sample_row(logits, of_row);
+  const Sampled sampled = sample_row(logits, sample_options(options, index));
   if (sampled.token >= 0) return sampled.token;
   const auto bad = std::ranges::find_if_not(logits, [](float x) { return std::isfinite(x); });
   throw InvalidArgument(fmt::format(

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/sample.h"
+
 namespace tandem {
 
 struct SamplingOptions {
@@ -13,6 +15,9 @@ struct SamplingOptions {
   double top_p = 1;        ///< restricts these to the most likely ones with this total probability
   uint64_t seed = 0;
 };
+
+/// Options of the kernels for step `index`.
+SampleOptions sample_options(const SamplingOptions& options, uint64_t index);
 
 /// Throws InvalidArgument naming the option that is out of range.
 void check(const SamplingOptions& options);

@@ -62,7 +62,7 @@ void gemm(CUstream_st* stream, const Tensor& a, const Tensor& b, const Tensor& o
   // The bytes of the weight bound it: cuBLASLt's kernels read them no faster, and start later.
   if (!shape.weight_is_kn && !shape.x_is_km && !shape.accumulate &&
       is_rows_gemm(a, b.transposed(), out)) {
-    return rows_gemm(stream, a, b.transposed(), out);
+    return rows_gemm(stream, a, b.transposed(), out, options.reads_b_early);
   }
   Gemms& gemms = gemms_here();
   auto at = gemms.by_shape.find(shape);

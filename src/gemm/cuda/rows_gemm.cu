@@ -51,7 +51,6 @@ __device__ void multiply(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 /// kTiles: of kTileColumns rows of a.
 template <typename Out, int kTiles>
 __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParams p) {
-  let_next_start();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int first_n = int(blockIdx.x) * kTileRows, steps = p.k / kStep;
   const int begin = steps * warp / kWarpsOfBlock, end = steps * (warp + 1) / kWarpsOfBlock;
@@ -72,6 +71,7 @@ __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParam
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) load(begin + i);
   wait_for_previous();
+  let_next_start();
 
   float sum[kTiles][4] = {};
   uint4 x[kTiles][2], next_x[kTiles][2];
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParam
 }
 
 template <typename Out>
-void launch(const RowsParams& p, cudaStream_t stream) {
+void launch(const RowsParams& p, bool early, cudaStream_t stream) {
   const dim3 grid(unsigned((p.n - 1) / kTileRows + 1));
   const auto kernel = p.m <= kTileColumns ? rows_gemm_kernel<Out, 1> : rows_gemm_kernel<Out, 2>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRowsBytes),
         "rows_gemm");
-  launch_early("rows_gemm", kernel, grid, kRowsThreads, kRowsBytes, stream, p);
+  launch_early("rows_gemm", kernel, grid, kRowsThreads, kRowsBytes, stream, early, p);
 }
 
 bool has_rows(const Tensor& tensor, int64_t unit) {
@@ -151,7 +151,8 @@ bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out) {
          weight.dim(0) > 0;
 }
 
-void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out) {
+void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const Tensor& out,
+               bool early) {
   if (!is_rows_gemm(a, weight, out) || out.dim(0) != a.dim(0) || out.dim(1) != weight.dim(0)) {
     throw InvalidArgument("rows_gemm: a " + a.describe() + ", weight " + weight.describe() +
                           ", out " + out.describe() +
@@ -160,7 +161,8 @@ void rows_gemm(cudaStream_t stream, const Tensor& a, const Tensor& weight, const
   const RowsParams params{
       a.as<__nv_bfloat16>(), weight.as<__nv_bfloat16>(), out.data(),   a.stride(0), out.stride(0),
       int(a.dim(0)),         int(weight.dim(0)),         int(a.dim(1))};
-  out.dtype() == DType::f32 ? launch<float>(params, stream) : launch<__nv_bfloat16>(params, stream);
+  out.dtype() == DType::f32 ? launch<float>(params, early, stream)
+                            : launch<__nv_bfloat16>(params, early, stream);
 }
 
 }  // namespace tandem::gpu

@@ -15,9 +15,10 @@ constexpr int64_t kMaxGemmRows = 16;
 /// bf16 or f32; m at most kMaxGemmRows, k a multiple of 64.
 bool is_rows_gemm(const Tensor& a, const Tensor& weight, const Tensor& out);
 
-/// out = a x weight^T. A row has the same bits however many other rows there are. Reads of the
-/// weight begin before the preceding kernel of the stream has ended, if that allows it
-/// (core/cuda/early_start.cuh): it must not write the weight.
-void rows_gemm(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out);
+/// out = a x weight^T. A row has the same bits however many other rows there are. `early`: reads of
+/// the weight may begin before the preceding kernel of the stream, which does not write it, has
+/// ended (core/cuda/early_start.cuh).
+void rows_gemm(CUstream_st* stream, const Tensor& a, const Tensor& weight, const Tensor& out,
+               bool early = false);
 
 }  // namespace tandem::gpu

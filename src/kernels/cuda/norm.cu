@@ -32,6 +32,7 @@ template <typename In, typename T, int kWidth>
 __global__ void __launch_bounds__(kMaxRowThreads)
     rms_norm_kernel(Rows<In, kWidth> x, Rows<In, kWidth> weight, Rows<T, kWidth> out,
                     float* inverse_rms, int64_t vectors, float eps) {
+  wait_for_previous();
   let_next_start();
   const int64_t row = blockIdx.x;
   Vector<In, kWidth> cached[kCachedVectors];
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     add_rms_norm_kernel(Rows<float, kWidth> x, Rows<T, kWidth> branch, Rows<float, kWidth> weight,
                         Rows<float, kWidth> y, Rows<T, kWidth> out, float* inverse_rms,
                         int64_t vectors, float eps) {
+  wait_for_previous();
   let_next_start();
   using Vec = Vector<float, kWidth>;
   const int64_t row = blockIdx.x;
@@ -94,10 +96,9 @@ template <typename In, typename T, int kWidth>
 void launch_rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& out,
                      float* inverse_rms, cudaStream_t stream) {
   const int64_t vectors = x.dim(1) / kWidth;
-  rms_norm_kernel<<<unsigned(x.dim(0)), row_threads(vectors), 0, stream>>>(
-      Rows<In, kWidth>(x), Rows<In, kWidth>(weight), Rows<T, kWidth>(out), inverse_rms, vectors,
-      float(eps));
-  check_launch("rms_norm_kernel");
+  launch_early("rms_norm_kernel", rms_norm_kernel<In, T, kWidth>, unsigned(x.dim(0)),
+               row_threads(vectors), 0, stream, true, Rows<In, kWidth>(x), Rows<In, kWidth>(weight),
+               Rows<T, kWidth>(out), inverse_rms, vectors, float(eps));
 }
 
 // Blocks take rows in turn. A block sums its rows' gradients of the weight in shared memory, each
@@ -278,10 +279,9 @@ void add_rms_norm_forward(cudaStream_t stream, const Tensor& x, const Tensor& br
       using Floats = Rows<float, kWidth>;
       using Values = Rows<T, kWidth>;
       const int64_t vectors = x.dim(1) / kWidth;
-      add_rms_norm_kernel<<<unsigned(x.dim(0)), row_threads(vectors), 0, stream>>>(
-          Floats(x), Values(branch), Floats(weight), Floats(y), Values(out),
-          inverse_rms.as<float>(), vectors, float(eps));
-      check_launch("add_rms_norm_kernel");
+      launch_early("add_rms_norm_kernel", add_rms_norm_kernel<T, kWidth>, unsigned(x.dim(0)),
+                   row_threads(vectors), 0, stream, true, Floats(x), Values(branch), Floats(weight),
+                   Floats(y), Values(out), inverse_rms.as<float>(), vectors, float(eps));
     });
   });
 }

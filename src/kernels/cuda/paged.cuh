@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/cuda/early_start.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
 

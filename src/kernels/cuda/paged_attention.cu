@@ -45,6 +45,8 @@ __device__ Vector<T, kWidth> load_vector(const T* from) {
 /// One block per row.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kMapThreads) append_kernel(const AppendParams<T, kWidth> p) {
+  wait_for_previous();
+  let_next_start();
   const int64_t row = blockIdx.x;
   const int sequence = p.lines.sequences[row];
   if (sequence < 0) return;
@@ -85,6 +87,7 @@ constexpr int kMaxSplits = 2048;
 /// take every so-manieth split, and their sums are added in order.
 template <typename T>
 __global__ void __launch_bounds__(kAddThreads) add_splits_kernel(const AttendParams<T> p) {
+  wait_for_previous();
   let_next_start();
   const int head = int(blockIdx.x);
   const int64_t row = blockIdx.y;
@@ -155,7 +158,8 @@ void launch_attend(const AttendParams<float>& p, int64_t rows, cudaStream_t stre
   constexpr int kBytes = std::max(kCopies, kSums);
   const auto kernel = attend_kernel<kDim, kGroup>;
   allow_memory(kernel, kBytes);
-  kernel<<<attend_grid(p, rows, kGroup), Tile::kThreads, kBytes, stream>>>(p);
+  launch_early("paged_attention", kernel, attend_grid(p, rows, kGroup), Tile::kThreads, kBytes,
+               stream, true, p);
 }
 
 template <int kDim>
@@ -174,7 +178,8 @@ void launch_tiles(const AttendParams<__nv_bfloat16>& p, int64_t rows, cudaStream
   static_assert(kBytes >= kWarps * kColumns * kDim * int(sizeof(float)));
   const auto kernel = attend_tiles_kernel<kDim>;
   allow_memory(kernel, kBytes);
-  kernel<<<attend_grid(p, rows, kColumns), kPagedThreads, kBytes, stream>>>(p);
+  launch_early("paged_attention", kernel, attend_grid(p, rows, kColumns), kPagedThreads, kBytes,
+               stream, true, p);
 }
 void launch_head(const AttendParams<__nv_bfloat16>& p, int64_t rows, cudaStream_t stream) {
   if (p.head_dim <= 64) return launch_tiles<64>(p, rows, stream);
@@ -218,8 +223,8 @@ void launch_append(const PagedShape& shape, const RopeTable& rope, const PagedLi
                                        int(shape.heads),
                                        int(shape.kv_heads),
                                        int(rope.half())};
-  append_kernel<<<unsigned(rows), kMapThreads, 0, stream>>>(params);
-  check_launch("paged_attention");
+  launch_early("paged_attention", append_kernel<T, kWidth>, unsigned(rows), kMapThreads, 0, stream,
+               true, params);
 }
 
 int64_t num_splits(int64_t tokens) {
@@ -309,10 +314,9 @@ void paged_attention(cudaStream_t stream, const PagedShape& shape, const RopeTab
                                  float(kLog2E / std::sqrt(double(shape.head_dim)))};
     if (singles > 0) {
       launch_head(params, singles, stream);
-      check_launch("paged_attention");
-      add_splits_kernel<<<dim3(unsigned(shape.heads), unsigned(singles)), kAddThreads, 0, stream>>>(
-          params);
-      check_launch("paged_attention");
+      launch_early("paged_attention", add_splits_kernel<T>,
+                   dim3(unsigned(shape.heads), unsigned(singles)), kAddThreads, 0, stream, true,
+                   params);
     }
     if constexpr (sizeof(T) == 2) {
       if (singles == n) return;

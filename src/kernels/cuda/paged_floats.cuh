@@ -28,6 +28,8 @@ __global__ void __launch_bounds__(kPagedThreads) attend_kernel(const AttendParam
   using Tile = PagedTile<kDim, kGroup>;
   constexpr int kElements = Tile::kElements, kSets = Tile::kSets, kAtOnce = Tile::kAtOnce;
   extern __shared__ uint4 paged_memory[];
+  wait_for_previous();
+  let_next_start();
   const int64_t row = blockIdx.z;
   const int sequence = p.lines.sequences[row];
   if (sequence < 0) return;

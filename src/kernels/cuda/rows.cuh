@@ -117,6 +117,7 @@ constexpr int kMapVectors = 2;  // vectors of a thread whose loads are in flight
 template <typename Body>
 __global__ void __launch_bounds__(kMapThreads)
     map_kernel(const Body body, int64_t rows, int64_t vectors) {
+  wait_for_previous();
   let_next_start();
   const int64_t first = int64_t(blockIdx.x) * blockDim.x * kMapVectors + threadIdx.x;
   for (int64_t row = int64_t(blockIdx.y) * blockDim.y + threadIdx.y; row < rows;
@@ -145,8 +146,8 @@ void launch_map(const char* name, const Body& body, int64_t rows, int64_t vector
   constexpr int64_t kMaxGridY = 65535;
   const dim3 grid(unsigned((vectors - 1) / (across * kMapVectors) + 1),
                   unsigned(std::min(kMaxGridY, (rows - 1) / down + 1)));
-  map_kernel<<<grid, dim3(across, down), 0, stream>>>(body, rows, vectors);
-  check_launch(name);
+  launch_early(name, map_kernel<Body>, grid, dim3(across, down), 0, stream, true, body, rows,
+               vectors);
 }
 
 // One block per row.
