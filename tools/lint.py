@@ -12,7 +12,7 @@ TEXT = CODE + (".py", ".sh", ".cmake", ".toml", ".js", ".css", ".html", ".md", "
 # Layers of src/, bottom up: each may include its own files and those of all levels before its own,
 # not of another layer of its level.
 LEVELS = [["core"], ["observe", "schedule"], ["comm"], ["codec"], ["gemm"], ["kernels"], ["collectives"], ["tune"],
-          ["overlap"], ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer"], ["engine/config"], ["engine/optim", "engine/data"],
+          ["overlap"], ["overlap/registry"], ["engine/report"], ["engine/model"], ["engine/tokenizer", "engine/chat"], ["engine/config"], ["engine/optim", "engine/data"],
           ["engine/parallel"], ["engine/checkpoint", "engine/eval"], ["engine/plan"], ["engine/train", "engine/infer"], ["engine/check"],
           ["bench"], ["cli"]]
 BELOW = {}

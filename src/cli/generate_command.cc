@@ -17,6 +17,7 @@
 #include "cli/usage.h"
 #include "comm/exec.h"
 #include "core/files.h"
+#include "core/json.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "engine/infer/generation_config.h"
@@ -39,6 +40,20 @@ std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& t
       tokenizer.adds_before() || text.empty() || path_exists(stored.directory + "/state.json");
   begins ? tokenizer.append(text, tokens) : tokenizer.append_text(text, tokens);
   return tokens;
+}
+
+std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text) {
+  std::vector<int32_t> tokens;
+  stored.tokenizer->append_text(text, tokens);
+  return tokens;
+}
+
+ChatTemplate open_chat_template(const StoredModel& stored) {
+  if (!stored.tokenizer) {
+    throw ConfigError(
+        fmt::format("{}: no tokenizer: a chat is expected of a model with one", stored.directory));
+  }
+  return read_chat_template(stored.directory);
 }
 
 void put(const std::string& text) {
@@ -67,7 +82,7 @@ class Report {
         prompt_(std::move(prompt)),
         prompt_tokens_(prompt_tokens),
         ranks_(ranks) {
-    if (shows()) put(prompt_);
+    if (shows() && arguments.chat.empty()) put(prompt_);
   }
   void add(const std::string& text) {
     text_ += text;
@@ -147,8 +162,10 @@ int64_t block_for(int64_t prompt, const ModelConfig& config) {
 
 void generate(Communicator& tp, const GenerateArguments& arguments, const StoredModel& stored) {
   const ModelConfig& config = stored.config;
-  const std::string prompt = prompt_of(tp, arguments.prompt);
-  const std::vector<int32_t> tokens = make_prompt(stored, prompt);
+  const bool is_chat = !arguments.chat.empty();
+  const std::string prompt = is_chat ? arguments.prompt : prompt_of(tp, arguments.prompt);
+  const std::vector<int32_t> tokens =
+      is_chat ? make_chat_prompt(stored, prompt) : make_prompt(stored, prompt);
   const auto prompt_tokens = int64_t(tokens.size());
   GeneratorOptions options;
   options.dtype = parse_dtype(arguments.dtype);
@@ -218,6 +235,20 @@ void check_gpu_model(const StoredModel& stored, int tp) {
   check("head_dim", config.head_dim, 16);
 }
 
+/// Text of the messages in the file --chat.
+std::string render_chat(const GenerateArguments& arguments, const StoredModel& stored) {
+  const auto chat = parse_json<nlohmann::ordered_json>(read_file(arguments.chat));
+  if (chat.is_discarded()) {
+    throw ConfigError(arguments.chat + ": expected JSON");
+  }
+  const ChatTemplate form = open_chat_template(stored);
+  try {
+    return form.render(chat);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", arguments.chat, error.what()));
+  }
+}
+
 void run(GenerateArguments arguments) {
   check(arguments.sampling);
   if (arguments.max_tokens < 0) {
@@ -246,6 +277,7 @@ void run(GenerateArguments arguments) {
   }
   if (arguments.devices.on_gpus()) check_gpu_model(stored, launched() ? 1 : arguments.ranks);
   PromptFile file;
+  if (!arguments.chat.empty()) arguments.prompt = render_chat(arguments, stored);
   if (!arguments.prompts.empty()) file = read_prompts(arguments, stored);
   if (!launched()) config.check(arguments.ranks);
   run_ranks(arguments.devices, world, [&](Communicator& tp) {
@@ -281,9 +313,16 @@ void add_generate(CLI::App& app) {
                       "Text to continue (-: all of standard input; default: none)");
   command
       ->add_option("--prompts", arguments->prompts,
-                   "File of many prompts, a JSON object a line (prompt, max_tokens, temperature, "
+                   "File of many prompts, a JSON object a line (prompt or messages, max_tokens, "
+                   "temperature, "
                    "top_k, top_p, seed, stop, log_probs): texts as such lines, in order")
       ->excludes("--prompt");
+  command
+      ->add_option("--chat", arguments->chat,
+                   "File of a chat to answer, as JSON: a list of messages with role and content, "
+                   "written as the model's template says")
+      ->excludes("--prompt")
+      ->excludes("--prompts");
   command->add_option("--batch", arguments->batch, "With --prompts: texts that are written at once")
       ->capture_default_str();
   command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,8 +24,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kPromptKeys[] = {"prompt", "max_tokens", "temperature", "top_k",
-                                            "top_p",  "seed",       "stop",        "log_probs"};
+constexpr std::string_view kPromptKeys[] = {"prompt",      "messages", "max_tokens",
+                                            "temperature", "top_k",    "top_p",
+                                            "seed",        "stop",     "log_probs"};
 /// Rows of a step for chunks of prompts, in addition to one for each text.
 constexpr int64_t kPromptRows = 64;
 
@@ -36,9 +38,10 @@ std::vector<std::string> parse_stops(const Json& value, const std::string& where
   return stops;
 }
 
-/// `where`: file and line, for messages.
+/// `where`: file and line, for messages. `chat`: the model's template once a line needed it.
 PromptLine parse_line(const std::string& text, const std::string& where,
-                      const GenerateArguments& arguments, const StoredModel& stored) {
+                      const GenerateArguments& arguments, const StoredModel& stored,
+                      std::optional<ChatTemplate>& chat) {
   const Json root = parse_json<Json>(text);
   if (!root.is_object()) throw ConfigError(where + ": expected a JSON object");
   for (const auto& [key, value] : root.items()) {
@@ -46,12 +49,23 @@ PromptLine parse_line(const std::string& text, const std::string& where,
     throw ConfigError(fmt::format("{}: {}: expected one of {}", where, printable(key),
                                   fmt::join(kPromptKeys, ", ")));
   }
-  if (!root.contains("prompt")) throw ConfigError(where + ": no prompt: expected a string");
-  const auto prompt = parse_value<std::string>(root["prompt"], "prompt", where);
   PromptLine line;
   Request& request = line.request;
-  request.prompt = make_prompt(stored, prompt);
-  request.has_text_before = !prompt.empty();
+  if (root.contains("messages") && !root.contains("prompt")) {
+    try {
+      if (!chat) chat = open_chat_template(stored);
+      request.prompt = make_chat_prompt(stored, chat->render(root["messages"]));
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: {}", where, error.what()));
+    }
+  } else {
+    if (!root.contains("prompt") || root.contains("messages")) {
+      throw ConfigError(where + ": expected a prompt, a string, or messages, a list");
+    }
+    const auto prompt = parse_value<std::string>(root["prompt"], "prompt", where);
+    request.prompt = make_prompt(stored, prompt);
+    request.has_text_before = !prompt.empty();
+  }
   request.ends = arguments.ends;
   request.stops = arguments.stops;
   request.sampling = arguments.sampling;
@@ -121,6 +135,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
 PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& stored) {
   const std::string text = read_file(arguments.prompts);
   PromptFile file{content_hash(text), {}};
+  std::optional<ChatTemplate> chat;
   int64_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -129,7 +144,7 @@ PromptFile read_prompts(const GenerateArguments& arguments, const StoredModel& s
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     file.lines.push_back(
-        parse_line(line, fmt::format("{}:{}", arguments.prompts, number), arguments, stored));
+        parse_line(line, fmt::format("{}:{}", arguments.prompts, number), arguments, stored, chat));
   }
   return file;
 }

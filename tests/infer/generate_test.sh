@@ -160,9 +160,10 @@ refuses_line() {  # TEXT LINE: of a file with prompts, the second line
 }
 refuses_line 'expected a JSON object' '["x"]'
 refuses_line 'expected a JSON object' '{"prompt": "x"'
-refuses_line 'no prompt: expected a string' '{}'
+refuses_line 'expected a prompt, a string, or messages' '{}'
+refuses_line "$dir/out/final: no tokenizer" '{"messages": []}'
 refuses_line 'prompt = 3: expected a string' '{"prompt": 3}'
-refuses_line 'temprature: expected one of prompt, max_tokens' '{"prompt": "x", "temprature": 1}'
+refuses_line 'temprature: expected one of prompt, messages, max_tokens' '{"prompt": "x", "temprature": 1}'
 refuses_line 'max_tokens 0: expected at least 1' '{"prompt": "x", "max_tokens": 0}'
 refuses_line 'top_p = "a": expected a number' '{"prompt": "x", "top_p": "a"}'
 refuses_line 'top-p 0' '{"prompt": "x", "top_p": 0}'
@@ -171,6 +172,8 @@ refuses_line "stop '': expected" '{"prompt": "x", "stop": [""]}'
 refuses_line 'prompt of 601 tokens: expected fewer' "{\"prompt\": \"$(printf 'A%.0s' $(seq 600))\"}"
 refuses 3 "$dir/nowhere" "$dir/out" --prompts "$dir/nowhere"
 refuses 2 '--batch 0: expected 1 to' "$dir/out" --prompts "$dir/none" --batch 0
+echo '[]' >"$dir/messages"
+refuses 2 'no tokenizer' "$dir/out" --chat "$dir/messages"
 refuses 2 '--prompts' "$dir/out" --prompts "$dir/none" --prompt x
 refuses 3 'config.json' "$dir/nowhere" --prompt x
 refuses 2 'model.heads = 4: expected a multiple of tp = 3' "$dir/out" --prompt x --tp 3

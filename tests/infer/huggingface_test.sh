@@ -34,6 +34,45 @@ for ranks in 2 4; do
   check "$dir/json" 1
 done
 
+# A chat is written by the folder's template, whose tokens are those of its text, and answered as by --prompts.
+cp -r "$model" "$dir/chat"
+cat >"$dir/chat/chat_template.jinja" <<'END'
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
+    {{- '[' + message.role + '] ' + message.content | trim + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}
+END
+echo '[{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "größer?"}]' >"$dir/messages"
+echo "{\"messages\": $(cat "$dir/messages"), \"max_tokens\": 9}" >"$dir/lines"
+"$tandem" generate "$dir/chat" --chat "$dir/messages" --max-tokens 9 --tp 2 --json "$dir/json" >"$dir/text" 2>/dev/null
+"$tandem" generate "$dir/chat" --prompts "$dir/lines" >"$dir/texts" 2>/dev/null
+python3 - "$dir/json" "$dir/texts" <<'END'
+import json
+import sys
+one, line = (json.load(open(path)) for path in sys.argv[1:])
+assert one["prompt"] == "[system] Be brief.\n[user] größer?\n[assistant]", one
+for key in ("text", "token_ids", "prompt_tokens", "ended_by"):
+    assert one[key] == line[key], (key, one, line)
+END
+[ "$(head -c 1 "$dir/text")" != '[' ] || { echo "the chat is written, too"; exit 1; }
+refuses_chat() { # TEXT COMMAND...
+  local code=0
+  "$tandem" generate "$dir/chat" --chat "$dir/messages" >/dev/null 2>"$dir/errors" || code=$?
+  [ $code = 2 ] && [ "$(wc -l <"$dir/errors")" = 1 ] && grep -qF "$1" "$dir/errors" ||
+    { echo "exit $code, expected: $1"; cat "$dir/errors"; exit 1; }
+}
+echo '[{"content": "x"}]' >"$dir/messages"
+refuses_chat 'messages: chat: message 1: expected an object with a role'
+echo '{' >"$dir/messages"
+refuses_chat 'messages: expected JSON'
+echo '[{"role": "tool"}]' >"$dir/messages"
+refuses_chat 'messages: line 2: the template refuses the messages: no tools'
+echo '{% for %}' >"$dir/chat/chat_template.jinja"
+refuses_chat "chat_template.jinja: line 1: unexpected the end of the tag"
+rm "$dir/chat/chat_template.jinja"
+refuses_chat 'no chat template: expected chat_template.jinja'
+
 # The end of a text, and sampling, are as generation_config.json says.
 cp -r "$model" "$dir/copy"
 edit() {

@@ -1,0 +1,56 @@
+// Templates of chats as a tree: the part of Jinja2 that published templates use, with the options
+// that transformers sets (trim_blocks, lstrip_blocks).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/chat/jinja_value.h"
+
+namespace tandem::jinja {
+
+enum class Kind : uint8_t {
+  // statements
+  text,     ///< value
+  output,   ///< children: the expression
+  for_,     ///< names; children: list, condition or nothing, body, else
+  if_,      ///< children: condition, body, else
+  set,      ///< names: variable, or a namespace and its attribute; children: value
+  macro,    ///< text: name; names: parameters; children: body, then defaults of the last parameters
+  block,    ///< children
+  capture,  ///< names: variable; children: body
+  break_,
+  continue_,
+  // expressions
+  constant,   ///< value
+  name,       ///< text
+  list,       ///< children
+  dict,       ///< children: key, value, key, value …
+  attribute,  ///< text; children: the object
+  item,       ///< children: the object, the index
+  slice,      ///< children: the object, begin, end, step, each or nothing
+  call,       ///< children: the function, arguments; names: "" or the keyword of each argument
+  filter,     ///< text: name; children: the value, arguments; names as in call
+  test,       ///< text: name; children: the value, arguments
+  unary,      ///< text: "not", "-" or "+"
+  binary,     ///< text: the operator; children: two
+  condition,  ///< children: value if true, condition, else or nothing
+  nothing,
+};
+
+struct Node {
+  Kind kind = Kind::nothing;
+  std::string text = {};
+  std::vector<std::string> names = {};
+  std::vector<std::unique_ptr<Node>> children = {};
+  Value value = {};
+  int line = 0;
+  int height = 1;  ///< levels of the expression
+};
+
+/// Throws ConfigError naming the line and what is not understood.
+std::unique_ptr<Node> parse(std::string_view source);
+
+}  // namespace tandem::jinja

@@ -1,0 +1,205 @@
+#include "engine/chat/jinja_value.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tandem::jinja {
+namespace {
+
+std::string float_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  std::string text = fmt::format("{}", value);  // the shortest that is read back
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string quoted(const std::string& text) {
+  const bool has_single = text.find('\'') != std::string::npos;
+  const char quote = has_single && text.find('"') == std::string::npos ? '"' : '\'';
+  std::string result(1, quote);
+  for (const char c : text) {
+    if (c == '\n') {
+      result += "\\n";
+    } else if (c == '\r') {
+      result += "\\r";
+    } else if (c == '\t') {
+      result += "\\t";
+    } else if (c == quote || c == '\\') {
+      result += std::string("\\") + c;
+    } else if (uint8_t(c) < 32 || c == 127) {
+      result += fmt::format("\\x{:02x}", uint8_t(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + quote;
+}
+
+/// repr() of Python.
+std::string python_text(const Json& json) {
+  if (json.is_string()) return quoted(json.get_ref<const std::string&>());
+  if (json.is_null()) return "None";
+  if (json.is_boolean()) return json.get<bool>() ? "True" : "False";
+  if (json.is_number_float()) return float_text(json.get<double>());
+  if (json.is_array()) {
+    std::string text = "[";
+    for (size_t i = 0; i < json.size(); ++i) text += (i > 0 ? ", " : "") + python_text(json[i]);
+    return text + "]";
+  }
+  if (json.is_object()) {
+    std::string text = "{";
+    for (const auto& [key, value] : json.items()) {
+      text += (text.size() > 1 ? ", " : "") + quoted(key) + ": " + python_text(value);
+    }
+    return text + "}";
+  }
+  return json.dump();
+}
+
+size_t sequence_bytes(char first) {
+  const auto byte = uint8_t(first);
+  return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
+}
+
+bool is_space(const std::string& character) {
+  static const std::vector<std::string> kWide = {"\u0085", "\u00a0", "\u1680", "\u2000", "\u2001",
+                                                 "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+                                                 "\u2007", "\u2008", "\u2009", "\u200a", "\u2028",
+                                                 "\u2029", "\u202f", "\u205f", "\u3000"};
+  if (character.size() > 1) return std::ranges::find(kWide, character) != kWide.end();
+  const char c = character[0];
+  return c == ' ' || (c >= '\t' && c <= '\r') || (c >= 0x1c && c <= 0x1f);
+}
+
+}  // namespace
+
+void fail(const std::string& what) {
+  throw ConfigError(what);
+}
+
+const Json& Value::json(std::string_view what) const {
+  if (!data) fail(fmt::format("{} is undefined", what));
+  return *data;
+}
+
+const std::string& Value::string(std::string_view what) const {
+  if (!is_string()) fail(fmt::format("{}: expected a string", what));
+  return data->get_ref<const std::string&>();
+}
+
+int64_t Value::integer(std::string_view what) const {
+  if (is_bool()) return data->get<bool>();
+  if (!is_int()) fail(fmt::format("{}: expected an integer", what));
+  return data->get<int64_t>();
+}
+
+bool is_true(const Value& value) {
+  if (!value.data) return value.space || value.macro;
+  const Json& json = *value.data;
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number()) return json.get<double>() != 0;
+  if (json.is_string()) return !json.get_ref<const std::string&>().empty();
+  return !json.is_null() && !json.empty();
+}
+
+std::string to_text(const Value& value) {
+  if (value.is_string()) return value.data->get_ref<const std::string&>();
+  return value.data ? python_text(*value.data) : "";
+}
+
+std::string to_json_text(const Json& json, int indent) {
+  const auto join = [&](char open, char close, const std::vector<std::string>& texts) {
+    if (texts.empty()) return std::string{open, close};
+    std::string text(1, open);
+    for (size_t i = 0; i < texts.size(); ++i) {
+      if (i > 0) text += indent < 0 ? ", " : ",";
+      std::string element = texts[i];
+      if (indent >= 0) {
+        const std::string begin = "\n" + std::string(size_t(indent), ' ');
+        for (size_t at = 0; (at = element.find('\n', at)) != std::string::npos;
+             at += begin.size()) {
+          element.replace(at, 1, begin);
+        }
+        text += begin;
+      }
+      text += element;
+    }
+    return text + (indent < 0 ? "" : "\n") + close;
+  };
+  std::vector<std::string> texts;
+  if (json.is_array()) {
+    for (const Json& each : json) texts.push_back(to_json_text(each, indent));
+    return join('[', ']', texts);
+  }
+  if (json.is_object()) {
+    for (const auto& [key, value] : json.items()) {
+      texts.push_back(Json(key).dump() + ": " + to_json_text(value, indent));
+    }
+    return join('{', '}', texts);
+  }
+  return json.is_number_float() ? float_text(json.get<double>()) : json.dump();
+}
+
+bool equals(const Value& a, const Value& b) {
+  if (!a.data || !b.data) return a.is_defined() == b.is_defined() && a.space == b.space;
+  if (a.is_numeric() && b.is_numeric()) return a.number() == b.number();
+  return *a.data == *b.data;
+}
+
+bool is_less(const Value& a, const Value& b) {
+  if (a.is_numeric() && b.is_numeric()) return a.number() < b.number();
+  if (a.is_string() && b.is_string()) return a.string("") < b.string("");
+  fail(fmt::format("{} < {}: expected two numbers or two strings", to_text(a), to_text(b)));
+}
+
+bool contains(const Value& all, const Value& one) {
+  if (all.is_string()) return all.string("").find(one.string("in")) != std::string::npos;
+  const std::vector<Value> each = elements(all);
+  return std::ranges::any_of(each, [&](const Value& element) { return equals(element, one); });
+}
+
+std::vector<Value> elements(const Value& value) {
+  std::vector<Value> all;
+  if (!value.is_defined()) return all;
+  const Json& json = value.json("loop over it");
+  if (json.is_array()) {
+    for (const Json& each : json) all.push_back({value, each});
+  } else if (json.is_object()) {
+    for (const auto& each : json.items()) all.emplace_back(Json(each.key()));
+  } else if (json.is_string()) {
+    for (const std::string& each : characters(value.string(""))) all.emplace_back(Json(each));
+  } else {
+    fail(fmt::format("{}: expected a list", to_text(value)));
+  }
+  return all;
+}
+
+std::vector<std::string> characters(std::string_view text) {
+  std::vector<std::string> all;
+  while (!text.empty()) {
+    const size_t bytes = std::min(text.size(), sequence_bytes(text[0]));
+    all.emplace_back(text.substr(0, bytes));
+    text.remove_prefix(bytes);
+  }
+  return all;
+}
+
+std::string strip(std::string_view text, bool left, bool right, const std::string* set) {
+  const std::vector<std::string> all = characters(text);
+  const auto goes = [&](const std::string& character) {
+    if (!set) return is_space(character);
+    const std::vector<std::string> stripped = characters(*set);
+    return std::ranges::find(stripped, character) != stripped.end();
+  };
+  size_t begin = 0, end = all.size();
+  while (left && begin < end && goes(all[begin])) ++begin;
+  while (right && end > begin && goes(all[end - 1])) --end;
+  std::string result;
+  for (size_t i = begin; i < end; ++i) result += all[i];
+  return result;
+}
+
+}  // namespace tandem::jinja

@@ -1,0 +1,66 @@
+// Values of templates: JSON, or undefined, a namespace or a macro. Texts and comparisons are those
+// of Python.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tandem/error.h"
+
+namespace tandem::jinja {
+
+using Json = nlohmann::ordered_json;
+
+struct Node;
+
+/// Throws ConfigError with `what`.
+[[noreturn]] void fail(const std::string& what);
+
+struct Value {
+  Value() = default;
+  Value(Json json) : data(std::make_shared<const Json>(std::move(json))) {}
+  /// Element of the value `owner`.
+  Value(const Value& owner, const Json& element) : data(owner.data, &element) {}
+
+  bool is_defined() const { return data || space || macro; }
+  bool is_string() const { return data && data->is_string(); }
+  bool is_list() const { return data && data->is_array(); }
+  bool is_dict() const { return data && data->is_object(); }
+  bool is_none() const { return data && data->is_null(); }
+  bool is_int() const { return data && data->is_number_integer(); }
+  bool is_number() const { return data && data->is_number(); }
+  bool is_bool() const { return data && data->is_boolean(); }
+  /// A number, or a boolean as one.
+  bool is_numeric() const { return is_number() || is_bool(); }
+  double number() const { return is_bool() ? double(data->get<bool>()) : data->get<double>(); }
+  /// Throws ConfigError for another type; `what` names the value.
+  const std::string& string(std::string_view what) const;
+  int64_t integer(std::string_view what) const;
+  const Json& json(std::string_view what) const;
+
+  std::shared_ptr<const Json> data;  ///< nullptr if undefined, or a namespace or macro
+  std::shared_ptr<Json> space;       ///< attributes of a namespace
+  const Node* macro = nullptr;
+};
+
+bool is_true(const Value& value);
+/// str() of Python, "" if undefined.
+std::string to_text(const Value& value);
+/// As transformers' filter of this name. `indent` below 0: one line.
+std::string to_json_text(const Json& json, int indent);
+bool equals(const Value& a, const Value& b);
+/// Throws ConfigError if the two cannot be ordered.
+bool is_less(const Value& a, const Value& b);
+bool contains(const Value& all, const Value& one);
+/// Elements of a list, keys of a dictionary, characters of a string, nothing of undefined.
+std::vector<Value> elements(const Value& value);
+/// Characters of UTF-8.
+std::vector<std::string> characters(std::string_view text);
+/// Without white space, or the characters `set`, at its ends.
+std::string strip(std::string_view text, bool left, bool right, const std::string* set = nullptr);
+
+}  // namespace tandem::jinja

@@ -1,0 +1,91 @@
+// Templates of chats against Jinja2: tests/infer/chat/cases.json has the texts that it makes with
+// the options of transformers.
+#include "engine/chat/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "core/files.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Text of the chat; nullopt, with the reason in `error`, if it is refused.
+std::optional<std::string> render(const std::string& source, const Json& chat,
+                                  const std::map<std::string, std::string>& tokens,
+                                  std::string& error) {
+  try {
+    return ChatTemplate(source, tokens).render(chat);
+  } catch (const ConfigError& e) {
+    error = e.what();
+    return {};
+  }
+}
+
+TEST(ChatTemplate, TextsAreThoseOfJinja2) {
+  const Json all = Json::parse(read_file(TANDEM_TEST_CHAT "/cases.json"));
+  const auto tokens = all["tokens"].get<std::map<std::string, std::string>>();
+  int texts = 0, refused = 0;
+  for (const Json& each : all["cases"]) {
+    const std::string source = all["templates"][each["template"].get<size_t>()];
+    std::string error;
+    const auto text = render(source, all["chats"][each["chat"].get<size_t>()], tokens, error);
+    if (each["text"].is_null()) {
+      EXPECT_FALSE(text) << source << "\nchat " << each["chat"] << ": " << text.value_or("");
+      EXPECT_TRUE(text || error.starts_with("line ")) << error;
+      EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+      continue;
+    }
+    ++texts;
+    if (!text && each["template"] >= all["random_from"]) {  // no published template has such
+      ++refused;
+      continue;
+    }
+    EXPECT_EQ(text, each["text"].get<std::string>())
+        << source << "\nchat " << each["chat"] << ": " << error;
+  }
+  EXPECT_GT(texts, 300);
+  EXPECT_LT(refused, 10);
+}
+
+TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
+  const Json chat = Json::parse(R"([{"role": "user", "content": "x"}])");
+  const auto repeated = [](const std::string& text, int count) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += text;
+    return all;
+  };
+  const std::string templates[] = {
+      repeated("{{ (", 5000),
+      "{{ " + repeated("(", 5000) + "1",
+      "{{ " + repeated("not ", 100000) + "1 }}",
+      "{{ 1" + repeated("+1", 100000) + " }}",
+      "{{ x" + repeated("[0]", 100000) + " }}",
+      repeated("{% if 1 %}", 5000) + repeated("{% endif %}", 5000),
+      "{% if 1 %}" + repeated("{% elif 1 %}", 5000) + "{% endif %}",
+      "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+      "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor "
+      "%}",
+      "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+      "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}",
+      "{{ 'abc' * 999999999 }}",
+      "{{ range(999999999) }}",
+      "{{ [1, 2][:999999999999999999:-999999999999999999] }}{{ 1 / 0 }}",
+      "{% for x, y in [[1]] %}{% endfor %}",
+      "{{ '\\ud800' }}"};
+  for (const std::string& source : templates) {
+    std::string error;
+    EXPECT_FALSE(render(source, chat, {}, error)) << source.substr(0, 60);
+    EXPECT_TRUE(error.starts_with("line ") || error.starts_with("more than")) << error;
+  }
+}
+
+}  // namespace
+}  // namespace tandem
