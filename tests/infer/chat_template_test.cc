@@ -4,13 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
 
 #include "core/files.h"
 #include "tandem/error.h"
+#include "tandem/random.h"
 
 namespace tandem {
 namespace {
@@ -76,6 +77,11 @@ TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
       "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
       "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}",
       "{{ 'abc' * 999999999 }}",
+      "{{ '' * 999999999999999999 }}{{ nothing.x }}",
+      "{% set n = namespace(x=1) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}",
+      "{% set n = namespace(x=1) %}{% for i in range(9999) %}{% for a in [n.x, 1] %}"
+      "{% set n.x = loop %}{% endfor %}{% endfor %}",
+      "\xff",
       "{{ range(999999999) }}",
       "{{ [1, 2][:999999999999999999:-999999999999999999] }}{{ 1 / 0 }}",
       "{% for x, y in [[1]] %}{% endfor %}",
@@ -85,6 +91,29 @@ TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
     EXPECT_FALSE(render(source, chat, {}, error)) << source.substr(0, 60);
     EXPECT_TRUE(error.starts_with("line ") || error.starts_with("more than")) << error;
   }
+}
+
+TEST(ChatTemplate, DamagedTemplatesAreWrittenOrRefused) {
+  const Json all = Json::parse(read_file(TANDEM_TEST_CHAT "/cases.json"));
+  int texts = 0, refusals = 0;
+  for (uint64_t trial = 0; trial < 4000; ++trial) {
+    uint64_t count = 0;
+    const auto below = [&](size_t bound) {
+      return size_t(philox(9, trial, count++)[0] % uint64_t(std::max<size_t>(1, bound)));
+    };
+    std::string source = all["templates"][below(all["templates"].size())];
+    for (size_t changes = 1 + below(3); changes > 0; --changes) {
+      const std::string other = all["templates"][below(all["templates"].size())];
+      const size_t at = below(source.size()), from = below(other.size());
+      source.replace(at, below(12), other.substr(from, below(12)));
+    }
+    std::string error;
+    const bool is_text = render(source, all["chats"][below(6)], {}, error).has_value();
+    ++(is_text ? texts : refusals);
+    EXPECT_TRUE(is_text || error.starts_with("line ") || error.starts_with("more than")) << error;
+  }
+  EXPECT_GT(texts, 200);
+  EXPECT_GT(refusals, 200);
 }
 
 }  // namespace

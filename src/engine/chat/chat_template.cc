@@ -36,10 +36,17 @@ std::optional<std::string> named_template(const Json& value) {
   return {};
 }
 
+const std::string& checked_text(const std::string& source) {
+  if (Json::parse(Json(source).dump(-1, ' ', false, Json::error_handler_t::ignore)) != source) {
+    throw ConfigError("line 1: bytes that are not UTF-8");
+  }
+  return source;
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(const std::string& source, std::map<std::string, std::string> tokens)
-    : root_(jinja::parse(source)), tokens_(std::move(tokens)) {}
+    : root_(jinja::parse(checked_text(source))), tokens_(std::move(tokens)) {}
 
 std::string ChatTemplate::render(const Json& chat) const {
   std::map<std::string, jinja::Value> variables;

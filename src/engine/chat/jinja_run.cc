@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMaxSteps = 3'000'000;
 constexpr size_t kMaxText = size_t{32} << 20;  // of all strings that operators make
 constexpr size_t kElementBytes = 64;           // that an element of a list counts
-constexpr int kMaxCalls = 50;
+constexpr int kMaxCalls = 50, kMaxDepth = 150;
 constexpr int64_t kMaxRange = 100'000;
 
 enum class Flow : uint8_t { next, leave, skip };  // skip: to the next element of a loop
@@ -138,7 +138,7 @@ class Interpreter {
     const Value space = look_up(node.names[0]);
     if (!space.space) fail(fmt::format("'{}' is not a namespace", printable(node.names[0])));
     if (value.data) {
-      (*space.space)[node.names[1]] = *value.data;
+      (*space.space)[node.names[1]] = *nested(*value.data).data;
     } else {
       space.space->erase(node.names[1]);
     }
@@ -206,14 +206,14 @@ class Interpreter {
       case Kind::list: {
         Json list = Json::array();
         for (size_t i = 0; i < node.children.size(); ++i) list.push_back(child(i).json("element"));
-        return {std::move(list)};
+        return nested(std::move(list));
       }
       case Kind::dict: {
         Json dict = Json::object();
         for (size_t i = 0; i + 1 < node.children.size(); i += 2) {
           dict[child(i).string("key")] = child(i + 1).json("element");
         }
-        return {std::move(dict)};
+        return nested(std::move(dict));
       }
       case Kind::attribute:
         return attribute(child(0), node.text);
@@ -247,6 +247,19 @@ class Interpreter {
         break;
     }
     return {};
+  }
+
+  /// A list or dictionary that the template made.
+  static Value nested(Json json) {
+    if (!fits_depth(json, kMaxDepth)) {
+      fail(fmt::format("lists and dictionaries nested deeper than {}", kMaxDepth));
+    }
+    return {std::move(json)};
+  }
+  static bool fits_depth(const Json& json, int depth) {
+    if (!json.is_structured()) return true;
+    return depth > 0 &&
+           std::ranges::all_of(json, [&](const Json& each) { return fits_depth(each, depth - 1); });
   }
 
   /// Counts a string towards the limit.
@@ -330,9 +343,10 @@ class Interpreter {
       for (const auto& [key, each] : given.keywords) {
         if (each.data) attributes[key] = *each.data;
       }
-      if (name == "dict") return {std::move(attributes)};
+      const Value dict = nested(std::move(attributes));
+      if (name == "dict") return dict;
       Value space;
-      space.space = std::make_shared<Json>(std::move(attributes));
+      space.space = std::make_shared<Json>(*dict.data);
       return space;
     }
     if (name == "range") return range(given);
@@ -345,9 +359,10 @@ class Interpreter {
     const int64_t end = given.get(has_begin ? 1 : 0, "").integer("range");
     const int64_t step = given.positional.size() > 2 ? given.get(2, "").integer("range") : 1;
     Json list = Json::array();
-    for (int64_t i = begin; step > 0 ? i < end : step < 0 && i > end; i += step) {
+    for (int64_t i = begin; step > 0 ? i < end : step < 0 && i > end;) {
       list.push_back(i);
       if (int64_t(list.size()) > kMaxRange) fail(fmt::format("range of more than {}", kMaxRange));
+      if (__builtin_add_overflow(i, step, &i)) break;
     }
     return {std::move(list)};
   }
@@ -385,7 +400,10 @@ class Interpreter {
   static Value unary(const std::string& op, const Value& value) {
     if (op == "not") return {Json(!is_true(value))};
     if (value.is_int() || value.is_bool()) {
-      return {Json(op == "-" ? -value.integer("") : value.integer(""))};
+      const int64_t number = value.integer("");
+      int64_t negated = 0;
+      if (__builtin_sub_overflow(int64_t{0}, number, &negated)) fail("-: a number out of range");
+      return {Json(op == "-" ? negated : number)};
     }
     if (!value.is_number()) fail(fmt::format("{}: expected a number", op));
     return {Json(op == "-" ? -value.data->get<double>() : value.data->get<double>())};
@@ -423,7 +441,8 @@ class Interpreter {
   }
 
   Value repeat(const std::string& text, int64_t count) {
-    if (count > 0 && text.size() > kMaxText / size_t(count)) fail("a string repeated too often");
+    if (count <= 0 || text.empty()) return {Json("")};
+    if (text.size() > kMaxText / size_t(count)) fail("a string repeated too often");
     std::string all;
     for (int64_t i = 0; i < count; ++i) all += text;
     return text_value(std::move(all));
