@@ -463,7 +463,12 @@ std::vector<ConfigKey> make_keys() {
        1000,
        {},
        "steps in the trace: of some runs of so many, a typical one"},
-      {"trace.ranks", TANDEM_SLOT(trace.ranks), 0, 0, {}, "record every rank's phases in ranks/"},
+      {"trace.ranks",
+       TANDEM_SLOT(trace.ranks),
+       0,
+       0,
+       {},
+       "record every rank's phases in ranks/, and compare the first steps with a prediction"},
   };
 }
 

@@ -24,25 +24,6 @@ Strategy parse_strategy(const std::string& name) {
   throw ConfigError(fmt::format("parallel.strategy is \"{}\"", name));
 }
 
-TransformerOptions make_options(
-    const ParallelGroups& groups, const TrainConfig& config,
-    const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
-  TransformerOptions options;
-  options.batch = microbatch_size(config);
-  options.seq = config.train.seq;
-  options.dtype = parse_dtype(config.train.dtype);
-  options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
-  options.deterministic = config.train.deterministic;
-  options.recompute = {parse_recompute(config.train.recompute), config.train.recompute_layers};
-  options.codec = CodecPolicy::parse(config.parallel.codec);
-  options.gradient_window = gradient_window(config, groups.world().on_gpu());
-  options.f32_weights = !options.codec.weights.is_none();
-  options.experts = groups.experts();
-  if (groups.experts()) options.step = groups.stage_axes();
-  if (routed) options.routed = std::bind_front(routed, groups.world().rank());
-  return options;
-}
-
 /// The replicated parameters, and the experts of this EP rank.
 std::vector<ParameterGroup> make_parameter_groups(const ParallelGroups& groups,
                                                   const TrainConfig& config, const Stage& stage) {
@@ -83,6 +64,25 @@ ShardedOptimizerOptions make_optimizer_options(const ParallelGroups& groups,
 
 }  // namespace
 
+TransformerOptions make_transformer_options(
+    const ParallelGroups& groups, const TrainConfig& config,
+    const std::function<void(int, int, const Tensor&, const Tensor&)>& routed) {
+  TransformerOptions options;
+  options.batch = microbatch_size(config);
+  options.seq = config.train.seq;
+  options.dtype = parse_dtype(config.train.dtype);
+  options.overlap = {parse_strategy(config.parallel.strategy), int(config.parallel.chunks)};
+  options.deterministic = config.train.deterministic;
+  options.recompute = {parse_recompute(config.train.recompute), config.train.recompute_layers};
+  options.codec = CodecPolicy::parse(config.parallel.codec);
+  options.gradient_window = gradient_window(config, groups.world().on_gpu());
+  options.f32_weights = !options.codec.weights.is_none();
+  options.experts = groups.experts();
+  if (groups.experts()) options.step = groups.stage_axes();
+  if (routed) options.routed = std::bind_front(routed, groups.world().rank());
+  return options;
+}
+
 ModelChunk::ModelChunk(const ParallelGroups& groups, const TrainConfig& config,
                        const TransformerOptions& options, const StageLayers& layers)
     : stage(groups.tp(), config.model, options, layers),
@@ -102,7 +102,7 @@ ModelRanks::ModelRanks(const ParallelGroups& groups, const TrainConfig& config,
   // Replicas and stages, whose tensor-parallel groups would choose independently, agree.
   share_gemm_choices(groups.world());
   for (int chunk = 0; chunk < shape.chunks; ++chunk) {
-    chunks.emplace_back(groups, config, make_options(groups, config, routed),
+    chunks.emplace_back(groups, config, make_transformer_options(groups, config, routed),
                         layers[size_t(schedule::stage_of(shape, rank, chunk))]);
   }
   agree_on_gemm_choices(groups.world());

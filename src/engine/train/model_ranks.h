@@ -14,6 +14,12 @@
 
 namespace tandem {
 
+/// Options of the run's stages. `routed`: as TrainRequest's.
+TransformerOptions make_transformer_options(
+    const ParallelGroups& groups, const TrainConfig& config,
+    const std::function<void(int rank, int layer, const Tensor& scores, const Tensor& chosen)>&
+        routed);
+
 /// A pipeline stage, or the whole model, and its optimizer.
 struct ModelChunk {
   /// Collective over the ranks of the pipeline stage.

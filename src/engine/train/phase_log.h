@@ -23,6 +23,8 @@ class PhaseLog {
   void end_step();
   /// After the step's checkpoint.
   void add(const StepRecord& step);
+  /// Phases of the last step.
+  const PhaseTimes& phases() const { return phases_; }
 
  private:
   std::optional<RankRecords> records_;

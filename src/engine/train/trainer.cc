@@ -30,6 +30,7 @@
 #include "engine/train/resume_point.h"
 #include "engine/train/run_files.h"
 #include "engine/train/run_start.h"
+#include "engine/train/self_check.h"
 #include "engine/train/state_checks.h"
 #include "engine/train/step_exchange.h"
 #include "engine/train/step_executor.h"
@@ -106,6 +107,9 @@ class Trainer {
       note(fmt::format("checkpoints: {} of snapshots in the memory of this rank",
                        format_bytes(double(bytes))));
     }
+    if (!knows_peak && SelfCheck::applies(config_, groups_, state_.step)) {
+      self_check_.emplace(config_, groups_);
+    }
     phase_log_.emplace(config_, request_.out + "/ranks", groups_, state_.step);
     if (!files_) return;
     files_->open_logs(ledger_start(state_, config_, sampler_));
@@ -129,6 +133,10 @@ class Trainer {
       end_step(*record);
       checkpoint();
       phase_log_->add(*record);
+      if (self_check_) {
+        note_lines(
+            self_check_->add(*record, phase_log_->phases(), request_.out + "/self_check.json"));
+      }
     }
     if (!corrupt_.empty()) end_corrupt();
     const std::string unsaved = save_now();
@@ -456,6 +464,7 @@ class Trainer {
   std::optional<RunCheckpoints> checkpoints_;
   std::optional<ProgressSink> progress_sink_;  // rank 0
   std::optional<PhaseLog> phase_log_;
+  std::optional<SelfCheck> self_check_;
   Clock::time_point run_start_;
   double elapsed_before_ = 0;
   double loss_ = NAN;

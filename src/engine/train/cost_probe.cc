@@ -1,0 +1,206 @@
+#include "engine/train/cost_probe.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "core/random_buffer.h"
+#include "engine/optim/adamw.h"
+#include "engine/parallel/pipeline.h"
+#include "engine/train/model_ranks.h"
+#include "observe/recorder.h"
+#include "tandem/collectives.h"
+#include "tandem/random.h"
+
+namespace tandem {
+namespace {
+
+using ProbeClock = std::chrono::steady_clock;
+using plan::LayerCost;
+
+constexpr int kMaxProbes = 5;
+constexpr double kProbeSeconds = .12;  // of repetitions
+
+double seconds_between(ProbeClock::time_point begin, ProbeClock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+/// Seconds of waits in the recorder.
+double waited_seconds() {
+  const PhaseTimes times = recorder().phase_times();
+  double ms = 0;
+  for (size_t i = 0; i < kPhases; ++i) ms += is_work(Phase(i)) ? 0 : times[i];
+  return ms / 1e3;
+}
+
+double total_seconds(const LayerCost& cost) {
+  double seconds = 0;
+  for (const auto term : plan::kCostTerms) seconds += cost.*term;
+  return seconds;
+}
+
+/// Adds `share` of `cost` to `sum`.
+void add_cost(LayerCost& sum, const LayerCost& cost, double share) {
+  for (const auto term : plan::kCostTerms) sum.*term += share * cost.*term;
+}
+
+/// Layers of a model with their optimizer, and the text of a microbatch.
+class ProbedLayers {
+ public:
+  ProbedLayers(const TrainConfig& config, const ParallelGroups& groups, const StageLayers& layers)
+      : config_(config),
+        layers_(layers),
+        chunk_(groups, config, make_transformer_options(groups, config, {}), layers),
+        microbatch_(chunk_.stage.make_microbatch()),
+        tokens_(size_t(microbatch_size(config) * config.train.seq)),
+        seed_(uint64_t(groups.world().rank()) << 32) {
+    chunk_.stage.initialize(uint64_t(config.train.seed));
+    chunk_.optimizer.adopt_weights(chunk_.stage.parameter_staging());
+    chunk_.stage.end_staging();
+    chunk_.optimizer.state_changed();
+  }
+
+  /// One step. Every call has other tokens, since experts' GEMMs of new sizes take longer.
+  LayerCost run() {
+    Stage& stage = chunk_.stage;
+    ++seed_;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      tokens_[i] = int32_t(philox(seed_, 0, i)[0] % uint64_t(config_.model.vocab));
+    }
+    if (!layers_.embedding) fill(stage.input(microbatch_));
+    stage.begin_step();
+    LayerCost cost;
+    // Returns the seconds of computation that is recorded.
+    const auto pass = [&](Phase phase, const std::function<void()>& run) {
+      const ScopedPhase scope(phase);
+      recorder().reset();
+      const auto begin = ProbeClock::now();
+      run();
+      const double seconds = seconds_between(begin, ProbeClock::now());
+      const PhaseTimes times = recorder().phase_times();
+      const double computed = times[size_t(phase)] / 1e3;
+      cost.tp += times[size_t(Phase::tp_wait)] / 1e3;
+      cost.ep += times[size_t(Phase::ep_wait)] / 1e3;
+      cost.dp += times[size_t(Phase::dp_wait)] / 1e3;
+      const double gaps = seconds - computed - waited_seconds();
+      phase == Phase::update ? cost.update += gaps : cost.gaps += gaps;
+      return computed;
+    };
+    cost.forward = pass(Phase::forward, [&] { stage.forward(tokens_, tokens_, microbatch_); });
+    if (!layers_.head) fill(stage.residual_gradient());
+    std::vector<FlatRange> finished;
+    cost.backward = pass(Phase::backward, [&] {
+      stage.backward(microbatch_, 1.0f / float(tokens_.size()), [&](FlatRange range) {
+        if (chunk_.optimizer.reduces_every_pass(range)) {
+          chunk_.optimizer.ready(range);
+        } else {
+          finished.push_back(range);
+        }
+      });
+    });
+    stage.share_load();
+    cost.update += pass(Phase::update, [&] {
+      for (const FlatRange& range : finished) chunk_.optimizer.ready(range);
+      chunk_.optimizer.reduce();
+      chunk_.optimizer.update(AdamStep::make(config_, 0, config_.optimizer.lr, 1));
+      chunk_.optimizer.await_all();
+    });
+    return cost;
+  }
+
+ private:
+  /// Random numbers in [-1, 1).
+  void fill(const Tensor& values) const {
+    auto* const of_values = static_cast<float*>(values.data());
+    for (int64_t i = 0; i < values.elements(); i += 4) {
+      const auto random = philox(seed_, 1, uint64_t(i));
+      for (int64_t j = i; j < std::min(i + 4, values.elements()); ++j) {
+        of_values[j] = float(random[size_t(j - i)]) / 0x1p31f - 1;
+      }
+    }
+  }
+
+  const TrainConfig& config_;
+  StageLayers layers_;
+  ModelChunk chunk_;
+  Microbatch microbatch_;
+  std::vector<int32_t> tokens_;
+  uint64_t seed_;
+};
+
+/// Mean of all ranks, or their largest total time.
+struct RanksCost {
+  LayerCost mean;
+  double longest = 0;
+};
+RanksCost over_ranks(Communicator& world, const LayerCost& local) {
+  RanksCost all;
+  const double share = 1.0 / world.size();
+  for (const auto& blob : world.exchange(std::as_bytes(std::span(&local, 1)), "costs")) {
+    LayerCost rank;
+    std::memcpy(&rank, blob.data(), sizeof rank);
+    add_cost(all.mean, rank, share);
+    all.longest = std::max(all.longest, total_seconds(rank));
+  }
+  return all;
+}
+
+/// Costs of the repetition with the median time.
+LayerCost probe_layers(const TrainConfig& config, const ParallelGroups& groups,
+                       const StageLayers& layers) {
+  ProbedLayers probed(config, groups, layers);
+  const double first = over_ranks(groups.world(), probed.run()).longest;  // warms caches
+  const int repeats = std::clamp(int(kProbeSeconds / std::max(first, 1e-6)), 1, kMaxProbes);
+  std::vector<LayerCost> costs;
+  for (int i = 0; i < repeats; ++i) costs.push_back(over_ranks(groups.world(), probed.run()).mean);
+  const auto middle = costs.begin() + repeats / 2;
+  std::ranges::nth_element(costs, middle, {}, total_seconds);
+  return *middle;
+}
+
+/// Seconds of a microbatch's activations to each of the other stages in turn, fastest of some.
+double probe_transfer(const TrainConfig& config, Communicator& pp) {
+  const int64_t rows = microbatch_size(config) * config.train.seq / config.parallel.tp;
+  const int64_t elements = rows * config.model.hidden;
+  const Memory message = random_buffer(DType::f32, elements, 1);
+  const Memory all(message.bytes() * size_t(pp.size()));
+  double fastest = HUGE_VAL;
+  for (int i = 0; i < kMaxProbes; ++i) {
+    pp.barrier("transfer");
+    const auto begin = ProbeClock::now();
+    all_gather(pp, message.view(DType::f32, {elements}),
+               all.view(DType::f32, {pp.size() * elements}));
+    fastest = std::min(fastest, seconds_between(begin, ProbeClock::now()));
+  }
+  return fastest / (pp.size() - 1);
+}
+
+}  // namespace
+
+plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroups& groups) {
+  std::map<std::pair<bool, int64_t>, LayerCost> kinds;  // by experts and window
+  const auto kind_of = [&](int64_t layer) {
+    return std::pair(config.model.is_moe(layer), config.model.window(layer));
+  };
+  plan::MeasuredCosts costs;
+  for (int64_t layer = 0; layer < config.model.layers; ++layer) {
+    const auto [found, is_new] = kinds.try_emplace(kind_of(layer));
+    if (is_new) {
+      found->second = probe_layers(config, groups,
+                                   {.first = layer, .count = 1, .embedding = false, .head = false});
+    }
+    add_cost(costs.layer, found->second, 1 / double(config.model.layers));
+  }
+  costs.ends = probe_layers(config, groups, {.first = 0, .count = 1});
+  add_cost(costs.ends, kinds.at(kind_of(0)), -1);
+  for (const auto term : plan::kCostTerms) costs.ends.*term = std::max(0.0, costs.ends.*term);
+  if (groups.pp()) costs.transfer = probe_transfer(config, *groups.pp());
+  return costs;
+}
+
+}  // namespace tandem
