@@ -28,4 +28,6 @@ find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js REQUIRED
 set(page_dir ${PROJECT_SOURCE_DIR}/src/engine/report/page)
 embed(page_assets engine/report/page_assets.h kPageHtml=${page_dir}/page.html
   kPageStyle=${page_dir}/style.css kPageTimeline=${page_dir}/timeline.js
-  kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS})
+  kPageCommon=${page_dir}/common.js kPageRanks=${page_dir}/ranks.js kPageGroups=${page_dir}/groups.js
+  kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS}
+  kLiveHtml=${page_dir}/live.html kLiveScript=${page_dir}/live.js)

@@ -4,6 +4,8 @@
 set -eu
 
 goal=${1:-build}
+boost=libboost-dev  # Debian 12's has no usable Beast for C++20
+grep -qs 'VERSION_ID="12"' /etc/os-release && boost=libboost1.81-dev
 # package|why
 packages="
 g++|the compiler
@@ -20,6 +22,7 @@ libfmt-dev|text formatting
 libspdlog-dev|logging
 libxxhash-dev|checkpoint content hashes
 libjs-chart.js|charts of the report
+$boost|Beast: the live page
 xz-utils|compressor to compare the model with
 "
 if [ "$goal" = test ]; then

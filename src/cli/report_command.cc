@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "cli/commands.h"
+#include "cli/live_server.h"
 #include "cli/output.h"
 #include "cli/report_sections.h"
 #include "core/files.h"
@@ -27,6 +28,11 @@ void check_folder(const std::filesystem::path& path) {
                          : "the folder that tandem train --out wrote"));
 }
 
+struct LiveOptions {
+  std::string address;
+  int parent = 0;
+};
+
 }  // namespace
 
 void add_report(CLI::App& app) {
@@ -40,18 +46,30 @@ void add_report(CLI::App& app) {
                     "and the time of a step, serial and overlapped");
   command->add_option("--link", options->link, "With --complete: the link that step times emulate")
       ->capture_default_str();
+  auto live = std::make_shared<LiveOptions>();
+  command->add_option("--live", live->address,
+                      "Instead serve a page of the run while it trains, at [HOST:]PORT (0: a free "
+                      "port; default host: 127.0.0.1)");
+  command->add_option("--live-parent", live->parent)->group("");  // of the process that trains
   command->add_option("--prompt", options->prompt, "With --complete: of the sample");
   command->footer(
       "\nReads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"
       "split/{serial,overlapped}/); writes DIR/report.html, which opens offline, and\n"
       "DIR/summary.json. With --complete, in the folder in which the training was started: a\n"
       "run of your own gets the report that `make run` makes.\n"
+      "\n--live: progress, curves, ranks and their groups, faults; numbers for Prometheus at\n"
+      "/metrics. It reads the files of the run as they grow, and needs nothing of its processes.\n"
       "\nExamples:\n"
       "  tandem report out                 after `make run`\n"
+      "  tandem report out/mine --live 8080\n"
       "  tandem train configs/tiny.toml --tp 2 --out out/mine --set data.val_fraction=0.3\n"
       "  tandem report out/mine --complete --prompt '#include <'");
-  command->callback([dir, complete, options] {
+  command->callback([dir, complete, options, live] {
     const std::filesystem::path path = *dir;
+    if (!live->address.empty()) {
+      now_doing("the live page of " + *dir);
+      return serve_live({*dir, parse_live_address(live->address), live->parent});
+    }
     check_folder(path);
     if (*complete) {
       now_doing("measuring for " + *dir);

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/devices.h"
 #include "cli/help.h"
+#include "cli/live_process.h"
 #include "cli/output.h"
 #include "cli/recover.h"
 #include "cli/stop_signals.h"
@@ -32,7 +33,7 @@ namespace tandem::cli {
 namespace {
 
 struct TrainArguments {
-  std::string config, out, codec, init, inject;
+  std::string config, out, codec, init, inject, live;
   std::vector<std::string> overrides;
   int ranks = 0, tp = 0, dp = 0, ep = 0, pp = 0;
   DeviceOptions devices;
@@ -143,6 +144,7 @@ void run(const TrainArguments& arguments) {
   }
   if (!parallel.link.empty()) world.link = EmulatedLink::parse(parallel.link);
   set_devices(arguments.devices, world);
+  const LiveProcess live(speaks() ? arguments.live : "", request.out);
   std::unique_ptr<const TokenSource> source;
   const auto read_data = [&](Communicator* comm) {
     source = open_data(request.config, comm, request.resume ? manifest_path(request.out) : "");
@@ -236,6 +238,9 @@ void add_train(CLI::App& app) {
                       "left; moments are zero, the step is 0");
   command->add_option("--inject", arguments->inject,
                       "For tests: faults to inject (TOML): kill, hang, slow ranks, flip bits");
+  command->add_option("--live", arguments->live,
+                      "Serve a page of the run while it trains, at [HOST:]PORT (as tandem report "
+                      "OUT --live does, which may also be started later)");
   command->footer(
       "\nKeys of the job file:\n" + wrapped_keys() +
       "\nRanks are threads of this process, or under mpirun, torchrun or srun their processes."

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 
 #include "core/files.h"
@@ -49,43 +50,23 @@ struct PackedFrame {
 constexpr size_t kFrameBytes = 30;
 static_assert(offsetof(PackedFrame, phases) + sizeof(PackedFrame::phases) == kFrameBytes);
 
+IoError damaged_records(const std::string& path, const std::string& what) {
+  return IoError(fmt::format("{}: {}: expected the records of a rank", printable(path), what));
+}
+
 struct Start {
   int64_t begin = 0, began_ns = 0;
   RankHistory history;
 };
 
 Start read_start(const std::string& path) {
-  const std::string bytes = read_file(path, Source::no_link);
-  const auto damaged = [&](const std::string& what) {
-    return IoError(fmt::format("{}: {}: expected the records of a rank", printable(path), what));
-  };
-  RecordsHeader header;
-  if (bytes.size() < sizeof header) throw damaged(fmt::format("has {} bytes", bytes.size()));
-  std::memcpy(&header, bytes.data(), sizeof header);
-  if (std::memcmp(header.magic, kRecordsMagic, sizeof header.magic) != 0) {
-    throw damaged("has another format");
+  RankRecordsReader reader(path);
+  if (!reader.read_header()) {
+    const FileDescriptor file = open_for_reading(path, Source::no_link);
+    throw damaged_records(path, fmt::format("has {} bytes", file_size(file.get(), path)));
   }
-  Start start{header.begin, header.began_ns, {}};
-  start.history.position = {header.rank,
-                            header.ranks,
-                            header.tp,
-                            header.dp,
-                            header.pp,
-                            header.on_gpu != 0,
-                            std::string(header.host, strnlen(header.host, sizeof header.host))};
-  int64_t last = header.begin;
-  for (size_t at = sizeof header; at + kFrameBytes <= bytes.size(); at += kFrameBytes) {
-    PackedFrame packed;
-    std::memcpy(&packed, bytes.data() + at, kFrameBytes);
-    RankFrame frame{packed.step, packed.steps, unpack_ms(packed.step_time), {}};
-    if (frame.steps < 1 || frame.step - frame.steps < last) {
-      throw damaged(fmt::format("the frame at byte {} ends with step {} after step {}", at,
-                                frame.step, last));
-    }
-    last = frame.step;
-    for (size_t i = 0; i < kPhases; ++i) frame.phases[i] = unpack_ms(packed.phases[i]);
-    start.history.frames.push_back(frame);
-  }
+  Start start{reader.begin(), reader.began_ns(), {reader.position(), {}}};
+  start.history.frames = reader.read_frames(std::numeric_limits<size_t>::max());
   return start;
 }
 
@@ -146,6 +127,51 @@ void RankRecords::end_frame() {
       kMaxSteps, int64_t(std::bit_ceil(uint64_t(std::ceil(double(kFrameTime.count()) / step_ms)))));
   sums_ = {};
   sums_.steps = 0;
+}
+
+bool RankRecordsReader::read_header() {
+  const FileDescriptor file = open_for_reading(path_, Source::no_link);
+  RecordsHeader header;
+  if (read_at(file.get(), path_, &header, sizeof header, 0) < sizeof header) return false;
+  if (std::memcmp(header.magic, kRecordsMagic, sizeof header.magic) != 0) {
+    throw damaged_records(path_, "has another format");
+  }
+  begin_ = last_step_ = header.begin;
+  began_ns_ = header.began_ns;
+  position_ = {header.rank,
+               header.ranks,
+               header.tp,
+               header.dp,
+               header.pp,
+               header.on_gpu != 0,
+               std::string(header.host, strnlen(header.host, sizeof header.host))};
+  read_ = sizeof header;
+  return true;
+}
+
+std::vector<RankFrame> RankRecordsReader::read_frames(size_t max_frames) {
+  const FileDescriptor file = open_for_reading(path_, Source::no_link);
+  const uint64_t size = file_size(file.get(), path_);
+  const uint64_t frames =
+      std::min<uint64_t>(size > read_ ? (size - read_) / kFrameBytes : 0, max_frames);
+  std::string bytes(frames * kFrameBytes, '\0');
+  bytes.resize(read_at(file.get(), path_, bytes.data(), bytes.size(), read_));
+  std::vector<RankFrame> found;
+  for (size_t at = 0; at + kFrameBytes <= bytes.size(); at += kFrameBytes) {
+    PackedFrame packed;
+    std::memcpy(&packed, bytes.data() + at, kFrameBytes);
+    RankFrame frame{packed.step, packed.steps, unpack_ms(packed.step_time), {}};
+    if (frame.steps < 1 || frame.step - frame.steps < last_step_) {
+      throw damaged_records(
+          path_, fmt::format("the frame at byte {} ends with step {} after step {}", read_,
+                             frame.step, last_step_));
+    }
+    last_step_ = frame.step;
+    read_ += kFrameBytes;
+    for (size_t i = 0; i < kPhases; ++i) frame.phases[i] = unpack_ms(packed.phases[i]);
+    found.push_back(frame);
+  }
+  return found;
 }
 
 std::vector<RankHistory> read_rank_records(const std::string& folder) {

@@ -60,6 +60,28 @@ class RankRecords {
   std::chrono::steady_clock::time_point written_;
 };
 
+/// File of a rank's start, which may grow while it is read.
+class RankRecordsReader {
+ public:
+  explicit RankRecordsReader(std::string path) : path_(std::move(path)) {}
+
+  /// Reads the header. False if the file is too short to have one yet. Throws IoError naming a
+  /// file that has another format.
+  bool read_header();
+  const RankPosition& position() const { return position_; }
+  int64_t begin() const { return begin_; }        ///< the start is after this step
+  int64_t began_ns() const { return began_ns_; }  ///< since 1970
+  /// Frames since the last call, at most `max_frames`; an incomplete last one is left for the next
+  /// call. Throws IoError for a damaged file.
+  std::vector<RankFrame> read_frames(size_t max_frames);
+
+ private:
+  std::string path_;
+  RankPosition position_;
+  int64_t begin_ = 0, began_ns_ = 0, last_step_ = 0;
+  uint64_t read_ = 0;  // bytes
+};
+
 /// Frames of a rank, in order of steps: of a step that several starts have made, those of the last.
 struct RankHistory {
   RankPosition position;

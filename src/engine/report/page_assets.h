@@ -5,6 +5,7 @@
 
 namespace tandem {
 
-extern const std::string_view kPageHtml, kPageStyle, kPageTimeline, kPageScript, kPageChartJs;
+extern const std::string_view kPageHtml, kPageStyle, kPageCommon, kPageRanks, kPageTimeline,
+    kPageScript, kPageChartJs, kPageGroups, kLiveHtml, kLiveScript;
 
 }  // namespace tandem

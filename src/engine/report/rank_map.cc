@@ -32,7 +32,7 @@ std::vector<MapRow> map_rows(size_t ranks) {
   return rows;
 }
 
-Json describe_row(const std::vector<RankHistory>& ranks, const MapRow& row) {
+Json describe_row(std::span<const RankHistory> ranks, const MapRow& row) {
   const RankPosition& position = ranks[row.begin].position;
   const bool is_one = row.end - row.begin == 1;
   return {{"name",
@@ -80,7 +80,10 @@ double share_of(const std::vector<RankRow>& columns, size_t phase) {
 }  // namespace
 
 Json rank_map(const std::string& dir) {
-  const std::vector<RankHistory> ranks = read_rank_records(dir + "/ranks");
+  return rank_map(read_rank_records(dir + "/ranks"));
+}
+
+Json rank_map(std::span<const RankHistory> ranks) {
   std::vector<const RankHistory*> all;
   for (const RankHistory& history : ranks) all.push_back(&history);
   if (all.empty()) return nullptr;

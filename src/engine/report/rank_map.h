@@ -2,7 +2,10 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+
+#include "observe/rank_records.h"
 
 namespace tandem::report {
 
@@ -13,5 +16,7 @@ namespace tandem::report {
 /// The first view is the ranks' own work; the others are phases that take at least .5 % of a step.
 /// Throws IoError for damaged records.
 nlohmann::ordered_json rank_map(const std::string& dir);
+/// The same from histories, by rank; null without a step that all ranks have.
+nlohmann::ordered_json rank_map(std::span<const RankHistory> ranks);
 
 }  // namespace tandem::report

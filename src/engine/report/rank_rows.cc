@@ -6,18 +6,6 @@
 namespace tandem::report {
 namespace {
 
-/// Adds `frame` to the mean `to`, weighted by steps.
-void add_frame(RankFrame& to, const RankFrame& frame) {
-  const double steps = to.steps + frame.steps, before = to.steps / steps;
-  const double share = frame.steps / steps;
-  to.step_ms = to.step_ms * before + frame.step_ms * share;
-  for (size_t i = 0; i < kPhases; ++i) {
-    to.phases[i] = to.phases[i] * before + frame.phases[i] * share;
-  }
-  to.step = frame.step;
-  to.steps += frame.steps;
-}
-
 /// Steps at which frames of all ranks end.
 std::vector<int64_t> common_ends(std::span<const RankHistory* const> ranks) {
   std::map<int64_t, size_t> ranks_at;
@@ -33,6 +21,17 @@ std::vector<int64_t> common_ends(std::span<const RankHistory* const> ranks) {
 
 }  // namespace
 
+void merge_frame(RankFrame& to, const RankFrame& frame) {
+  const double steps = to.steps + frame.steps, before = to.steps / steps;
+  const double share = frame.steps / steps;
+  to.step_ms = to.step_ms * before + frame.step_ms * share;
+  for (size_t i = 0; i < kPhases; ++i) {
+    to.phases[i] = to.phases[i] * before + frame.phases[i] * share;
+  }
+  to.step = frame.step;
+  to.steps += frame.steps;
+}
+
 std::vector<RankRow> align(std::span<const RankHistory* const> ranks, size_t max_rows) {
   const std::vector<int64_t> ends = common_ends(ranks);
   const size_t merged = std::max<size_t>(1, (ends.size() + max_rows - 1) / max_rows);
@@ -46,7 +45,7 @@ std::vector<RankRow> align(std::span<const RankHistory* const> ranks, size_t max
       mean.steps = 0;
       const auto& frames = ranks[rank]->frames;
       for (; at[rank] < frames.size() && frames[at[rank]].step <= ends[i]; ++at[rank]) {
-        add_frame(mean, frames[at[rank]]);
+        merge_frame(mean, frames[at[rank]]);
       }
       is_complete = is_complete && mean.steps > 0 && mean.step == ends[i];
       row.frames.push_back(mean);

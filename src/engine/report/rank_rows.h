@@ -14,6 +14,9 @@ struct RankRow {
   std::vector<RankFrame> frames;  ///< means over the steps, by rank
 };
 
+/// Adds the steps of `frame` to the mean `to`, which ends before them.
+void merge_frame(RankFrame& to, const RankFrame& frame);
+
 /// Rows between the steps at which frames of all ranks end, at most `max_rows`: if there are more,
 /// each has several of them. Steps that a rank has no frame of are left out.
 std::vector<RankRow> align(std::span<const RankHistory* const> ranks, size_t max_rows);

@@ -1,10 +1,7 @@
 #include "engine/report/report.h"
 
-#include <string_view>
-#include <utility>
-
 #include "core/files.h"
-#include "engine/report/page_assets.h"
+#include "engine/report/page_text.h"
 #include "engine/report/report_data.h"
 
 namespace tandem {
@@ -21,30 +18,12 @@ std::string inside_script(const std::string& json) {
   return out;
 }
 
-// One pass, so that a placeholder inside a replacement is not expanded.
-std::string page(const std::string& data) {
-  const std::pair<std::string_view, std::string_view> replacements[] = {
-      {"@STYLE@", kPageStyle},
-      {"@DATA@", data},
-      {"@CHARTJS@", kPageChartJs},
-      {"@TIMELINE@", kPageTimeline},
-      {"@SCRIPT@", kPageScript}};
-  std::string html;
-  std::string_view rest = kPageHtml;
-  for (const auto& [mark, text] : replacements) {
-    const size_t at = rest.find(mark);
-    html.append(rest.substr(0, at)).append(text);
-    rest.remove_prefix(at + mark.size());
-  }
-  return html.append(rest);
-}
-
 }  // namespace
 
 std::string write_report(const std::filesystem::path& dir) {
   const report::Json data = report::collect(dir);
   replace_file(dir / "summary.json", dump(data.at("summary"), 1) + "\n");
-  replace_file(dir / "report.html", page(inside_script(dump(data))));
+  replace_file(dir / "report.html", report_page(inside_script(dump(data))));
   return report::as_text(data.at("summary"));
 }
 

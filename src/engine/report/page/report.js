@@ -3,36 +3,8 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const { summary, series, experts, ranks, timelines } = data;
-  const $ = (id) => document.getElementById(id);
-  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const show = (id) => { $(id).hidden = false; };
-  const number = (value, digits = 3) => value == null || !isFinite(value) ? "–" : Number(value).toFixed(digits);
-  const grouped = (value) => Math.round(value).toLocaleString("en-US");
-  const short = (value) => value >= 1e6 ? `${(value / 1e6).toPrecision(3)} M`
-    : value >= 1e4 ? `${(value / 1e3).toPrecision(3)} k` : grouped(value);
-  const percent = (value, digits = 0) => value == null ? "–" : `${(100 * value).toFixed(digits)} %`;
-  const bytes = (value) => value >= 1e6 ? `${(value / 1e6).toFixed(2)} MB` : `${(value / 1e3).toFixed(1)} kB`;
-
-  function add(parent, name, text, className) {
-    const element = document.createElement(name);
-    if (text != null) element.textContent = text;
-    if (className) element.className = className;
-    parent.appendChild(element);
-    return element;
-  }
-
-  const tip = {
-    show(event, text) {
-      const box = $("tip");
-      box.textContent = text;
-      box.hidden = false;
-      const x = Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8);
-      const below = event.clientY + 16 + box.offsetHeight < innerHeight;
-      box.style.left = `${Math.max(8, x)}px`;
-      box.style.top = `${below ? event.clientY + 16 : event.clientY - box.offsetHeight - 10}px`;
-    },
-    hide() { $("tip").hidden = true; },
-  };
+  const { $, style, show, number, grouped, short, percent, bytes, add, tip, smooth, charts, chart, axis, options, legend,
+    curve, pairChart, loadColors } = page;
 
   function header() {
     const run = summary.run;
@@ -133,39 +105,7 @@
     pre.append(text.text.slice(prompt.length));
   }
 
-  // Exponential moving average over about 1/50 of the run, with bias correction.
-  function smooth(values) {
-    const keep = 1 - 1 / Math.max(2, values.length / 50);
-    let sum = 0, weight = 0;
-    return values.map((value) => {
-      if (value == null) return null;
-      sum = keep * sum + (1 - keep) * value;
-      weight = keep * weight + (1 - keep);
-      return sum / weight;
-    });
-  }
-
-  const charts = [];
-  function chart(id, config) {
-    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
-    charts.push(new Chart($(id), config));
-  }
-  function axis(title, extra = {}) {
-    const { ticks, ...rest } = extra;
-    return { title: { display: true, text: title, color: style("muted") }, grid: { color: style("line") },
-      ticks: { color: style("muted"), maxRotation: 0, ...ticks }, ...rest };
-  }
-  function options(extra) {
-    return { responsive: true, maintainAspectRatio: false, animation: false, normalized: true,
-      interaction: { mode: "index", intersect: false }, ...extra };
-  }
-  const legend = () => ({ position: "top", align: "start",
-    labels: { color: style("ink"), boxWidth: 14, boxHeight: 3, usePointStyle: false } });
-  function curve(label, values, color, extra = {}) {
-    return { label, data: values, borderColor: color, backgroundColor: color, borderWidth: 2,
-      pointRadius: values.length === 1 ? 3 : 0, pointHitRadius: 6, ...extra };
-  }
-  const points = (ys) => series.step.map((x, i) => ({ x, y: ys[i] }));
+  const points = (ys) => page.points(series.step, ys);
 
   function lossChart() {
     if (!series.step.length) return;
@@ -205,25 +145,8 @@
     show("throughput");
     $("throughput-lead").textContent = `Median ${short(median)} tokens per second over all ranks` + (mfu == null ? "."
       : `, MFU ${percent(mfu)}: the model's FLOPs over those that matrix products alone reached on all ranks at once.`);
-    pairChart("speed", { label: "tokens per second", values: speed, color: "gemm", show: short },
+    pairChart("speed", series.step, { label: "tokens per second", values: speed, color: "gemm", show: short },
       { label: "MFU", values: series.mfu, color: "compute", show: (v) => percent(v) });
-  }
-
-  // Plots two curves of one run, each with its own axis.
-  function pairChart(id, left, right) {
-    const sets = [left, right].filter(({ values }) => values.some((v) => v != null));
-    if (!sets.length) return;
-    const scales = { x: axis("step", { type: "linear", min: series.step[0], max: series.step.at(-1) }) };
-    sets.forEach(({ label, show: format }, i) => {
-      scales[`y${i}`] = axis(label, { beginAtZero: true, position: i ? "right" : "left", ticks: { callback: format },
-        grid: { color: style("line"), drawOnChartArea: !i } });
-    });
-    chart(id, { type: "line", data: { datasets: sets.map(({ label, values, color }, i) =>
-      curve(label, points(values), style(color), { borderWidth: 1.5, yAxisID: `y${i}` })) },
-    options: options({ parsing: false, scales,
-      plugins: { legend: { ...legend(), display: sets.length > 1 }, decimation: { enabled: true, algorithm: "min-max" },
-        tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
-          label: (item) => `${item.dataset.label}: ${sets[item.datasetIndex].show(item.parsed.y)}` } } } }) });
   }
 
   function expertChart() {
@@ -237,19 +160,8 @@
     canvas.setAttribute("aria-label", "Imbalance of the experts over the steps");
     $("experts-lead").textContent = "Rows of the fullest expert over the mean of all: 1 is even. The curve is of the " +
       `fullest layer; the last step's, by layer: ${layers.map((value) => number(value, 2)).join(", ")}.`;
-    pairChart("load", { label: "expert imbalance", values: series.expert_imbalance, color: "first", show: (v) => number(v, 2) },
+    pairChart("load", series.step, { label: "expert imbalance", values: series.expert_imbalance, color: "first", show: (v) => number(v, 2) },
       { label: "auxiliary loss", values: series.aux_loss, color: "wait", show: (v) => Number(v).toExponential(1) });
-  }
-
-  // Colors a load by its ratio to an even share: below is blue, above is red, half and double
-  // equally strong.
-  function loadColors() {
-    const rgb = (name) => style(name).match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
-    const even = rgb("even"), less = rgb("gemm"), more = rgb("wait");
-    return (load) => {
-      const far = Math.max(-1, Math.min(1, Math.log2(Math.max(load, 1e-3)))), to = far < 0 ? less : more;
-      return `rgb(${even.map((from, i) => Math.round(from + (to[i] - from) * Math.abs(far))).join(",")})`;
-    };
   }
 
   // Draws a map per MoE layer: steps from left to right, one row per expert.
@@ -298,90 +210,11 @@
     });
   }
 
-  // Factor of a time over the median of its pipeline stage, or its share of the step.
-  function rankValues(view) {
-    const stages = ranks.rows.map((row) => row.stage);
-    return view.ms.map((cells, x) => {
-      if (view.wait) return cells.map((ms, y) => ms / (ranks.step_ms[x][y] || 1));
-      const usual = new Map();
-      for (const stage of new Set(stages)) {
-        const sorted = cells.filter((_, y) => stages[y] === stage).sort((a, b) => a - b);
-        const half = sorted.length >> 1;
-        usual.set(stage, sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2);
-      }
-      return cells.map((ms, y) => usual.get(stages[y]) > 0 ? ms / usual.get(stages[y]) : 1);
-    });
-  }
-
-  // Draws the map of ranks and steps; cells are read with the mouse or with the arrow keys.
-  let rankCell = null;
-  function rankMap() {
-    if (!ranks) return;
-    show("ranks");
-    const select = $("ranks-view"), { rows, steps, last, views } = ranks;
-    if (!select.length) {
-      const made = add($("ranks-box"), "canvas");
-      made.id = "ranks-map";
-      made.tabIndex = 0;
-      made.setAttribute("role", "img");
-      made.setAttribute("aria-label", `Time of ${rows.length} ranks over the steps`);
-      made.setAttribute("aria-describedby", "ranks-cell");
-      for (const { name } of views) add(select, "option", name);
-      select.addEventListener("change", rankMap);
-      for (const line of ranks.slow) add($("ranks-slow"), "li", line);
-      const ends = add($("ranks-box"), "div");
-      add(ends, "span", `step ${grouped(steps[0])}`);
-      add(ends, "span", rows.length > 1 ? `${rows[0].name} above, ${rows.at(-1).name} below` : rows[0].name);
-      add(ends, "span", `${grouped(last)}`);
-      made.addEventListener("mousemove", (event) => {
-        const at = made.getBoundingClientRect();
-        rankCell?.((event.clientX - at.left) / at.width, (event.clientY - at.top) / at.height, event);
-      });
-      made.addEventListener("mouseleave", tip.hide);
-      const cursor = { x: 0, y: 0 };
-      made.addEventListener("keydown", (event) => {
-        const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
-        if (dx == null) return;
-        event.preventDefault();
-        cursor.x = Math.max(0, Math.min(steps.length - 1, cursor.x + dx));
-        cursor.y = Math.max(0, Math.min(rows.length - 1, cursor.y + dy));
-        rankCell((cursor.x + 0.5) / steps.length, (cursor.y + 0.5) / rows.length);
-      });
-    }
-    const canvas = $("ranks-map");
-    const view = views[Math.max(0, select.selectedIndex)], values = rankValues(view), color = loadColors();
-    // 25 % longer than the peers, or half of the step, has the strongest colour.
-    const shade = (value) => color(view.wait ? 2 ** (2 * value) : value ** 3.1);
-    canvas.width = steps.length;
-    canvas.height = rows.length;
-    canvas.style.height = `${Math.max(72, Math.min(640, 18 * rows.length))}px`;
-    const context = canvas.getContext("2d");
-    values.forEach((cells, x) => cells.forEach((value, y) => {
-      context.fillStyle = shade(value);
-      context.fillRect(x, y, 1, 1);
-    }));
-    const legend = $("ranks-legend"), marks = view.wait ? [0, 0.25, 0.5] : [0.8, 1, 1.25];
-    legend.replaceChildren();
-    add(legend, "b", view.wait ? `${view.name}: share of the step` : `${view.name}: over the median of the stage's ranks`);
-    add(legend, "span", view.wait ? "0 %" : "0.8×");
-    add(legend, "i").style.background = `linear-gradient(90deg, ${marks.map(shade).join(", ")})`;
-    add(legend, "span", view.wait ? "50 %" : "1.25×");
-    rankCell = (across, down, event) => {
-      const inside = (part, most) => Math.max(0, Math.min(most - 1, Math.floor(part * most)));
-      const x = inside(across, steps.length), y = inside(down, rows.length);
-      const to = x + 1 < steps.length ? steps[x + 1] - 1 : last, value = values[x][y];
-      const text = `${rows[y].name} (${rows[y].position}), step${to > steps[x] ? `s ${grouped(steps[x])} to ${grouped(to)}`
-        : ` ${grouped(to)}`}: ${view.name} ${number(view.ms[x][y], 2)} ms, ` +
-        (view.wait ? `${percent(value, 1)} of the step` : `${number(value, 2)}× its stage's median`);
-      if (event) tip.show(event, text); else $("ranks-cell").textContent = text;
-    };
-  }
-
   function optimizerChart() {
     const { lr, grad_norm: norm } = series;
     if (![...lr, ...norm].some((v) => v != null)) return;
     show("optimizer");
-    pairChart("steps", { label: "gradient norm", values: norm, color: "first", show: (v) => number(v) },
+    pairChart("steps", series.step, { label: "gradient norm", values: norm, color: "first", show: (v) => number(v) },
       { label: "learning rate", values: lr, color: "wait", show: (v) => Number(v).toExponential(1) });
   }
 
@@ -439,27 +272,15 @@
     speedChart();
     expertChart();
     expertMaps();
-    rankMap();
+    rankMap.draw(ranks);
     optimizerChart();
   }
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  let chosen = null;
-  function applyTheme() {
-    document.documentElement.dataset.theme = chosen ?? (dark.matches ? "dark" : "light");
-    drawCharts();
-  }
-  dark.addEventListener("change", applyTheme);
-  $("theme").addEventListener("click", () => {
-    chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    applyTheme();
-  });
 
   header();
   figures();
   heldOut();
   stepSplit();
   sample();
-  applyTheme();
+  page.onTheme(drawCharts);
   timelineSection();
 })();

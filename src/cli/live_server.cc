@@ -1,0 +1,356 @@
+#include "cli/live_server.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <charconv>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "cli/output.h"
+#include "core/printable.h"
+#include "engine/config/config.h"
+#include "engine/parallel/dims.h"
+#include "engine/report/live_run.h"
+#include "engine/report/page_text.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+namespace net = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using net::ip::tcp;
+using ErrorCode = boost::system::error_code;
+using Text = std::shared_ptr<const std::string>;
+using Json = report::LiveRun::Json;
+using LiveClock = std::chrono::steady_clock;
+
+constexpr size_t kMaxClients = 64, kMaxRequestBytes = 8192;
+constexpr std::chrono::milliseconds kRequestTime{15000}, kWriteTime{30000}, kMinRefresh{500},
+    kKeepAlive{5000};
+constexpr int kRestPerWork = 10;  // time between readings of files over that of a reading
+
+Text make_text(std::string text) {
+  return std::make_shared<const std::string>(std::move(text));
+}
+std::string to_text(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+report::RunGoal read_goal(const std::string& text) {
+  const TrainConfig config = parse_config(text, "config.toml");
+  return {config.train.steps, config.train.tokens, config.train.seconds,
+          ParallelDims(config).describe()};
+}
+
+/// The run and its answers, each made once for all clients.
+class LivePages {
+ public:
+  explicit LivePages(const std::string& dir) : run_(dir, read_goal), page_(make_text(live_page())) {
+    run_.refresh();
+    make_state();
+  }
+
+  /// Whether there is a new state.
+  bool refresh() {
+    const bool is_due = LiveClock::now() - made_ >= kKeepAlive;
+    if (!run_.refresh() && !is_due) return false;
+    make_state();
+    return true;
+  }
+  Text page() const { return page_; }
+  Text state() const { return state_; }
+  Text event() const { return event_; }
+  Text ranks() {
+    if (!ranks_) ranks_ = make_text(to_text(run_.ranks()));
+    return ranks_;
+  }
+  Text metrics() {
+    if (!metrics_) metrics_ = make_text(run_.metrics());
+    return metrics_;
+  }
+
+ private:
+  void make_state() {
+    made_ = LiveClock::now();
+    state_ = make_text(to_text(run_.state()));
+    event_ = make_text("data: " + *state_ + "\n\n");
+    ranks_.reset();
+    metrics_.reset();
+  }
+
+  report::LiveRun run_;
+  LiveClock::time_point made_;
+  Text page_, state_, event_, ranks_, metrics_;
+};
+
+class LiveClient;
+
+/// Clients that wait for events, and the number of all.
+struct LiveClients {
+  std::set<LiveClient*> listening;
+  size_t count = 0;
+};
+
+/// One connection, with one request.
+class LiveClient : public std::enable_shared_from_this<LiveClient> {
+ public:
+  LiveClient(tcp::socket socket, LivePages& pages, LiveClients& clients, bool is_local)
+      : stream_(std::move(socket)), pages_(pages), clients_(clients), is_local_(is_local) {
+    ++clients_.count;
+  }
+  ~LiveClient() {
+    clients_.listening.erase(this);
+    --clients_.count;
+  }
+
+  void start() {
+    request_.header_limit(kMaxRequestBytes);
+    request_.body_limit(0);
+    stream_.expires_after(kRequestTime);
+    http::async_read(stream_, buffer_, request_,
+                     [self = shared_from_this()](const ErrorCode& error, size_t) {
+                       if (!error) self->answer();
+                     });
+  }
+
+  /// Sends the latest event, unless one is under way or it has been sent: a slow client misses
+  /// events, and needs no queue.
+  void push() {
+    if (is_writing_ || sent_ == pages_.event()) return;
+    is_writing_ = true;
+    sent_ = pages_.event();
+    stream_.expires_after(kWriteTime);
+    net::async_write(stream_, net::buffer(*sent_),
+                     [self = shared_from_this()](const ErrorCode& error, size_t) {
+                       self->is_writing_ = false;
+                       if (error) return self->close();
+                       self->stream_.expires_never();
+                       self->push();
+                     });
+  }
+
+  void close() {
+    clients_.listening.erase(this);
+    ErrorCode ignored;
+    stream_.socket().close(ignored);
+  }
+
+ private:
+  /// A page of another site may give its name this address: its scripts must not read the run.
+  bool is_local_name(std::string_view host) const {
+    if (!is_local_) return true;
+    for (const std::string_view name : {"localhost", "127.0.0.1", "[::1]"}) {
+      if (host == name) return true;
+      if (host.starts_with(name) && host.substr(name.size()).starts_with(':')) return true;
+    }
+    return false;
+  }
+
+  void answer() {
+    const auto& request = request_.get();
+    const bool is_head = request.method() == http::verb::head;
+    if (request.method() != http::verb::get && !is_head) {
+      return send(http::status::method_not_allowed, "text/plain", make_text("only GET\n"), false);
+    }
+    const auto host = request[http::field::host];
+    if (!is_local_name({host.data(), host.size()})) {
+      return send(http::status::forbidden, "text/plain", make_text("unknown host name\n"), is_head);
+    }
+    const std::string_view target(request.target().data(), request.target().size());
+    const std::string_view path = target.substr(0, target.find('?'));
+    const auto ok = [&](const char* type, Text text) {
+      send(http::status::ok, type, std::move(text), is_head);
+    };
+    if (path == "/") return ok("text/html; charset=utf-8", pages_.page());
+    if (path == "/state.json") return ok("application/json", pages_.state());
+    if (path == "/ranks.json") return ok("application/json", pages_.ranks());
+    if (path == "/metrics") return ok("text/plain; version=0.0.4", pages_.metrics());
+    if (path == "/events" && !is_head) return listen();
+    send(http::status::not_found, "text/plain", make_text("not found\n"), is_head);
+  }
+
+  template <typename Response>
+  void set_fields(Response& response, const char* type) const {
+    response.set(http::field::content_type, type);
+    response.set(http::field::cache_control, "no-store");
+    response.set(http::field::connection, "close");
+    response.set("X-Content-Type-Options", "nosniff");
+    response.set("Content-Security-Policy",
+                 "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+                 "connect-src 'self'; img-src data:; frame-ancestors 'none'");
+  }
+
+  void send(http::status status, const char* type, Text text, bool is_head) {
+    header_ = {status, 11};
+    set_fields(header_, type);
+    header_.content_length(text->size());
+    body_ = is_head ? make_text("") : std::move(text);
+    write_header([self = shared_from_this()] {
+      net::async_write(self->stream_, net::buffer(*self->body_),
+                       [self](const ErrorCode&, size_t) { self->finish(); });
+    });
+  }
+
+  void listen() {
+    header_ = {http::status::ok, 11};
+    set_fields(header_, "text/event-stream");
+    write_header([self = shared_from_this()] {
+      self->clients_.listening.insert(self.get());
+      self->watch_for_end();
+      self->push();
+    });
+  }
+
+  template <typename Then>
+  void write_header(Then then) {
+    serializer_.emplace(header_);
+    stream_.expires_after(kWriteTime);
+    http::async_write_header(stream_, *serializer_,
+                             [self = shared_from_this(), then](const ErrorCode& error, size_t) {
+                               if (!error) then();
+                             });
+  }
+
+  /// A client that listens has no more to say; it is forgotten when it closes.
+  void watch_for_end() {
+    stream_.expires_never();
+    stream_.async_read_some(
+        net::buffer(ignored_),
+        [self = shared_from_this()](const ErrorCode&, size_t) { self->close(); });
+  }
+
+  void finish() {
+    ErrorCode ignored;
+    stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  }
+
+  beast::tcp_stream stream_;
+  LivePages& pages_;
+  LiveClients& clients_;
+  const bool is_local_;
+  beast::flat_buffer buffer_{kMaxRequestBytes};
+  http::request_parser<http::empty_body> request_;
+  http::response<http::empty_body> header_;
+  std::optional<http::response_serializer<http::empty_body>> serializer_;
+  Text body_, sent_;
+  char ignored_[64];
+  bool is_writing_ = false;
+};
+
+class LiveServer {
+ public:
+  explicit LiveServer(const LiveServerOptions& options)
+      : options_(options), pages_(options.dir), acceptor_(context_), timer_(context_) {
+    listen();
+    const tcp::endpoint at = acceptor_.local_endpoint();
+    is_local_ = at.address().is_loopback();
+    const std::string host = at.address().is_v6() ? fmt::format("[{}]", at.address().to_string())
+                             : at.address().is_unspecified() ? options.address.host
+                                                             : at.address().to_string();
+    complain(fmt::format("Live page of {}: http://{}:{}/{}", single_line(options.dir), host,
+                         at.port(), is_local_ ? "" : ", for everyone who reaches this machine"));
+  }
+
+  void run() {
+    net::signal_set signals(context_, SIGINT, SIGTERM);
+    signals.async_wait([this](const ErrorCode&, int) { context_.stop(); });
+    accept();
+    refresh();
+    context_.run();
+  }
+
+ private:
+  void listen() {
+    const std::string name = fmt::format("{}:{}", options_.address.host, options_.address.port);
+    try {
+      tcp::resolver resolver(context_);
+      const auto found =
+          resolver.resolve(options_.address.host, std::to_string(options_.address.port),
+                           tcp::resolver::passive | tcp::resolver::numeric_service);
+      const tcp::endpoint endpoint = found.begin()->endpoint();
+      acceptor_.open(endpoint.protocol());
+      acceptor_.set_option(tcp::acceptor::reuse_address(true));
+      acceptor_.bind(endpoint);
+      acceptor_.listen();
+    } catch (const boost::system::system_error& error) {
+      throw IoError(fmt::format("live page at {}: cannot listen: {}", printable(name),
+                                error.code().message()));
+    }
+  }
+
+  void accept() {
+    acceptor_.async_accept([this](const ErrorCode& error, tcp::socket socket) {
+      if (!error && clients_.count < kMaxClients) {
+        std::make_shared<LiveClient>(std::move(socket), pages_, clients_, is_local_)->start();
+      }
+      if (error == net::error::no_descriptors) {  // until a client has left
+        retry_.expires_after(kMinRefresh);
+        return retry_.async_wait([this](const ErrorCode&) { accept(); });
+      }
+      if (acceptor_.is_open()) accept();
+    });
+  }
+
+  void refresh() {
+    if (options_.parent != 0 && ::getppid() != options_.parent) return context_.stop();
+    const auto begin = LiveClock::now();
+    if (pages_.refresh()) {
+      const std::set<LiveClient*> listening = clients_.listening;
+      for (LiveClient* client : listening) client->push();
+    }
+    const auto rest = kRestPerWork * (LiveClock::now() - begin);
+    timer_.expires_after(std::max<LiveClock::duration>(kMinRefresh, rest));
+    timer_.async_wait([this](const ErrorCode& error) {
+      if (!error) refresh();
+    });
+  }
+
+  LiveServerOptions options_;
+  LivePages pages_;
+  LiveClients clients_;
+  net::io_context context_{1};  // destroys handlers, and with them clients
+  tcp::acceptor acceptor_;
+  net::steady_timer timer_, retry_{context_};
+  bool is_local_ = false;
+};
+
+}  // namespace
+
+LiveAddress parse_live_address(const std::string& text) {
+  const auto fail = [&] {
+    throw InvalidArgument(
+        fmt::format("--live {}: expected [HOST:]PORT, a port from 0 to 65535", printable(text)));
+  };
+  LiveAddress address;
+  std::string_view port = text;
+  if (const size_t colon = text.rfind(':'); colon != std::string::npos) {
+    address.host = text.substr(0, colon);
+    port = std::string_view(text).substr(colon + 1);
+    if (address.host.starts_with('[') && address.host.ends_with(']')) {
+      address.host = address.host.substr(1, address.host.size() - 2);
+    } else if (address.host.find(':') != std::string::npos) {
+      fail();
+    }
+    if (address.host.empty()) fail();
+  }
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
+  if (error != std::errc() || end != port.data() + port.size()) fail();
+  return address;
+}
+
+void serve_live(const LiveServerOptions& options) {
+  LiveServer(options).run();
+}
+
+}  // namespace tandem::cli

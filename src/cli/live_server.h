@@ -1,0 +1,28 @@
+// Live page of a run: a small HTTP server that reads the files which the run appends to, and so
+// needs nothing of the processes that train. Slow and hostile clients cost it bounded memory and
+// the run nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tandem::cli {
+
+struct LiveAddress {
+  std::string host = "127.0.0.1";  ///< name or address
+  uint16_t port = 0;               ///< 0: a free one
+};
+/// Parses "[HOST:]PORT", with an IPv6 address in brackets. Throws InvalidArgument.
+LiveAddress parse_live_address(const std::string& text);
+
+struct LiveServerOptions {
+  std::string dir;  ///< OUT of the run, which need not be there yet
+  LiveAddress address;
+  int parent = 0;  ///< if not 0: ends once this is not the parent's process id
+};
+
+/// Serves the page, /events (server-sent events), /state.json, /ranks.json and /metrics until
+/// SIGINT or SIGTERM. Prints the address once it listens. Throws IoError if it cannot.
+void serve_live(const LiveServerOptions& options);
+
+}  // namespace tandem::cli

@@ -1,0 +1,146 @@
+
+"use strict";
+// Page of a run that trains: redraws with every event of the server.
+(() => {
+  const { $, style, show, number, grouped, short, percent, bytes, add, smooth, charts, chart, axis, options, legend, curve,
+    points, pairChart } = page;
+  let state = null, ranks = null, loading = false;
+
+  function duration(seconds) {
+    if (seconds == null) return "–";
+    const s = Math.round(seconds), pad = (value) => String(value).padStart(2, "0");
+    return s < 3600 ? `${Math.floor(s / 60)}:${pad(s % 60)}` : `${Math.floor(s / 3600)}:${pad(Math.floor(s / 60) % 60)}:${pad(s % 60)}`;
+  }
+
+  function header(connected) {
+    $("title").textContent = state?.name ?? "Tandem";
+    document.title = state?.step ? `${percent(state.share)} ${state.name}` : "Tandem live";
+    const idle = state?.state === "running" && state.idle_s > 30;
+    $("state").textContent = !connected ? "not connected" : idle ? `no step for ${duration(state.idle_s)}` : state?.state ?? "";
+    $("state").dataset.good = connected && !idle;
+    if (!state) return;
+    $("meta").textContent = [state.layout, state.last.saved_step == null ? null : `saved step ${grouped(state.last.saved_step)}`]
+      .filter(Boolean).join(" · ");
+    const share = state.share ?? 0;
+    $("progress").firstElementChild.style.width = `${100 * share}%`;
+    $("progress").setAttribute("aria-valuenow", Math.round(100 * share));
+    $("eta").textContent = state.step == null ? "Waiting for the first step."
+      : `step ${grouped(state.step)}${state.steps == null ? "" : ` of ${grouped(state.steps)}`} · ${percent(state.share, 1)}` +
+        (state.state === "done" ? " · done" : ` · ${duration(state.eta_s)} to go`);
+    $("problems").replaceChildren();
+    for (const problem of state.problems) add($("problems"), "li", problem);
+  }
+
+  function figures() {
+    const { last } = state;
+    $("figures").replaceChildren();
+    const figure = (value, unit, name) => {
+      const box = add($("figures"), "div", null, "figure"), b = add(box, "b", value);
+      if (unit) add(b, "small", ` ${unit}`);
+      add(box, "span", name);
+    };
+    if (last.loss != null) figure(number(last.loss), "nats/token", "Loss");
+    if (last.tokens_per_s != null) figure(short(last.tokens_per_s), "tokens/s", "Throughput");
+    if (last.step_ms != null) figure(number(last.step_ms, 1), "ms", "Step");
+    if (last.mfu) figure(percent(last.mfu, 1), "", "MFU");
+    if (last.memory_bytes) figure(bytes(last.memory_bytes), "", "Memory of a rank, largest");
+  }
+
+  function lossChart() {
+    const { step, loss, validation_loss: validation } = state.series;
+    show("learning");
+    const sets = [curve("training, smoothed", points(step, smooth(loss)), style("first")),
+      curve("training", points(step, loss), style("soft"), { borderWidth: 1 })];
+    const held = points(step, validation).filter((point) => point.y != null);
+    if (held.length) sets.push(curve("validation, nats per byte", held, style("good"), { pointRadius: 3 }));
+    chart("loss", { type: "line", data: { datasets: sets }, options: options({ parsing: false,
+      scales: { x: axis("step", { type: "linear", min: step[0], max: step.at(-1) }), y: axis("nats per token") },
+      interaction: { mode: "nearest", axis: "x", intersect: false },
+      plugins: { legend: legend(), tooltip: { callbacks: { title: (items) => `step ${grouped(items[0].parsed.x)}`,
+        label: (item) => `${item.dataset.label}: ${number(item.parsed.y)}` } } } }) });
+  }
+
+  function selfCheck() {
+    const { self_check: check } = state;
+    if (!check?.measured_ms) return;
+    show("check");
+    $("check-lead").textContent = `Steps ${check.first} to ${check.last}, mean of the ranks, as measured and as predicted from costs measured at the start.`;
+    const table = $("check-table");
+    table.replaceChildren();
+    const head = add(add(table, "thead"), "tr");
+    for (const text of ["", "measured", "predicted", "difference"]) add(head, "th", text);
+    const body = add(table, "tbody");
+    for (const [name, ms] of Object.entries(check.measured_ms)) {
+      const predicted = check.predicted_ms?.[name] ?? 0;
+      if (Math.max(ms, predicted) < 0.002 * check.measured_ms.step) continue;
+      const row = add(body, "tr", null, name === "step" ? "best" : "");
+      for (const text of [name, `${number(ms, 2)} ms`, `${number(predicted, 2)} ms`, `${ms < predicted ? "−" : "+"}${number(Math.abs(ms - predicted), 2)} ms`]) add(row, "td", text);
+    }
+  }
+
+  function events() {
+    if (!state.events.length) return;
+    show("events");
+    $("events-lead").textContent = Object.entries(state.event_counts).map(([kind, count]) => `${kind}: ${count}`).join(", ");
+    const table = $("events-table");
+    table.replaceChildren();
+    const head = add(add(table, "thead"), "tr");
+    for (const text of ["event", "rank", "step", "noticed", "recovered"]) add(head, "th", text);
+    add(head, "th", "cause", "text");
+    const body = add(table, "tbody"), ms = (value) => value == null ? "" : `${grouped(value)} ms`;
+    for (const event of [...state.events].reverse().slice(0, 30)) {
+      const row = add(body, "tr");
+      for (const text of [event.event, event.rank, event.step, ms(event.noticed_ms), ms(event.recovered_ms)]) add(row, "td", text ?? "");
+      add(row, "td", event.text, "text");
+    }
+  }
+
+  function draw() {
+    for (const old of charts.splice(0)) old.destroy();
+    if (!state) return;
+    header(true);
+    figures();
+    selfCheck();
+    events();
+    if (state.series.step.length) {
+      const { step, tokens_per_s: speed, mfu, grad_norm: norm, lr, step_ms: ms, memory_bytes: memory } = state.series;
+      lossChart();
+      show("throughput");
+      show("optimizer");
+      show("time");
+      pairChart("speed", step, { label: "tokens per second", values: speed, color: "gemm", show: short },
+        { label: "MFU", values: mfu, color: "compute", show: (v) => percent(v) });
+      pairChart("steps", step, { label: "gradient norm", values: norm, color: "first", show: (v) => number(v) },
+        { label: "learning rate", values: lr, color: "wait", show: (v) => Number(v).toExponential(1) });
+      pairChart("step-time", step, { label: "milliseconds per step", values: ms, color: "transfer", show: (v) => number(v, 1) },
+        { label: "memory of a rank", values: memory, color: "rest", show: bytes });
+    }
+    if (!ranks) return;
+    rankMap.draw(ranks.map);
+    groupMap.draw(ranks);
+  }
+
+  // Loads the ranks if there are newer ones, one request at a time.
+  async function loadRanks() {
+    if (loading || !state || state.ranks_version === (ranks?.version ?? 0)) return;
+    loading = true;
+    try {
+      const answer = await fetch("ranks.json");
+      if (answer.ok) {
+        ranks = await answer.json();
+        draw();
+      }
+    } catch { /* the server has ended; the state says so */ } finally {
+      loading = false;
+    }
+  }
+
+  page.onTheme(draw);
+  const source = new EventSource("events");
+  source.onmessage = (event) => {
+    state = JSON.parse(event.data);
+    draw();
+    loadRanks();
+  };
+  source.onerror = () => header(false);
+})();

@@ -1,0 +1,459 @@
+#!/usr/bin/env python3
+"""live_test.py TANDEM short|long [SCREENSHOT]: the live page of runs that grow and of recorded
+ones: numbers, clients that misbehave, and, if chromium is installed, the page itself at 4 and 64
+ranks (long: 4,096), on a phone, in the dark, with keys."""
+import base64
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+TANDEM, MODE = os.path.abspath(sys.argv[1]), sys.argv[2]
+PHASES = 11
+FORWARD, BACKWARD, UPDATE, TP_WAIT, STEP_WAIT = 1, 2, 4, 5, 9
+
+
+def expect(condition, text):
+    if not condition:
+        raise AssertionError(text)
+
+
+def pack_ms(ms):
+    us, exponent = round(ms * 1e3), 0
+    mantissa = us
+    while mantissa > 2047:
+        exponent += 1
+        mantissa = round(us / 2 ** exponent)
+    return exponent << 11 | mantissa
+
+
+class Run:
+    """Files of a made-up run on tp x dp x pp ranks; rank `slow` is slower in its backward passes."""
+
+    def __init__(self, folder, tp, dp, pp, slow, began=1, begin=0):
+        self.folder, self.tp, self.dp, self.pp, self.slow = folder, tp, dp, pp, slow
+        self.ranks = tp * dp * pp
+        os.makedirs(folder + "/ranks", exist_ok=True)
+        self.files = []
+        for rank in range(self.ranks):
+            t, d, p = rank % tp, rank // tp % dp, rank // tp // dp
+            host = f"node{rank // 8}".encode()
+            head = struct.pack("<8sqq6i64s", b"tdmrank1", begin, began, rank, self.ranks, t, d, p, 0, host)
+            self.files.append(f"{folder}/ranks/{rank}.from-{begin}.records")
+            with open(self.files[-1], "wb") as file:
+                file.write(head)
+        with open(folder + "/config.toml", "w") as file:
+            file.write(f"[model]\nlayers = {4 * pp}\nheads = {4 * tp}\nkv_heads = {4 * tp}\n[train]\nsteps = 200\nbatch = {16 * dp}\n"
+                       f"microbatch = 1\n[parallel]\ntp = {tp}\ndp = {dp}\npp = {pp}\n[data]\npaths = [\"x\"]\n")
+
+    def add(self, first, last):
+        for rank, path in enumerate(self.files):
+            frames = b""
+            for step in range(first, last + 1):
+                noise = (step * 31 + rank * 17) % 7 / 10
+                phases = [0.0] * PHASES
+                phases[FORWARD], phases[BACKWARD], phases[UPDATE] = 30 + noise, 60 + noise, 5
+                phases[TP_WAIT] = 8
+                if rank == self.slow:
+                    phases[BACKWARD] += 15
+                else:
+                    phases[STEP_WAIT] = 15
+                frames += struct.pack("<IHH11H", step, 1, pack_ms(125), *map(pack_ms, phases))
+            with open(path, "ab") as file:
+                file.write(frames)
+        with open(self.folder + "/metrics.jsonl", "a") as file:
+            for step in range(first, last + 1):
+                file.write(json.dumps({"step": step, "loss": 5 / step ** 0.3, "lr": 1e-3, "grad_norm": 0.5,
+                                       "tokens": 4096, "tokens_per_s": 32000.0 + step, "step_ms": 125.0, "mfu": 0.41,
+                                       "memory_bytes": 3 << 30, "saved_step": step // 50 * 50}) + "\n")
+
+    def write_check(self):
+        terms = {"step": 125.0, "compute": 91.0, "TP waits": 8.0, "PP waits": 15.0, "update": 5.0, "other": 6.0}
+        with open(self.folder + "/self_check.json", "w") as file:
+            json.dump({"first": 3, "last": 22, "predicted_ms": {**terms, "PP waits": 0.5, "step": 110.5},
+                       "measured_ms": terms}, file)
+
+    def add_event(self):
+        with open(self.folder + "/events.jsonl", "a") as file:
+            file.write(json.dumps({"event": "lost", "rank": 1, "step": 90, "cause": "<img src=x onerror=alert(1)>",
+                                   "noticed_ms": 120.5, "recovered_ms": 2400.0, "process": 1, "replacement": 4}) + "\n")
+
+
+class Server:
+    started = []
+
+    def __init__(self, folder, *more):
+        self.process = subprocess.Popen([TANDEM, "report", folder, "--live", "0", *more], stderr=subprocess.PIPE, text=True)
+        Server.started.append(self.process)
+        line = self.process.stderr.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        expect(found, f"no address: {line}")
+        self.port = int(found[1])
+        self.url = f"http://127.0.0.1:{self.port}/"
+
+    def get(self, path, **headers):
+        request = urllib.request.Request(self.url + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode()
+
+    def status(self, method, path, **headers):
+        request = urllib.request.Request(self.url + path, method=method, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def memory_mb(self):
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return int(re.search(r"VmRSS:\s*(\d+)", file.read())[1]) / 1e3
+
+    def await_state(self, accept, seconds=30):
+        end = time.time() + seconds
+        while True:
+            state = json.loads(self.get("state.json"))
+            if accept(state):
+                return state
+            expect(time.time() < end, f"state: {json.dumps(state)[:600]}")
+            time.sleep(0.2)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        expect(self.process.wait(20) == 0, f"exit code {self.process.returncode}")
+
+
+class Browser:
+    """Headless Chromium, driven through a pair of pipes."""
+
+    def __init__(self, folder):
+        to_read, self.to = os.pipe()
+        self.answers, to_write = os.pipe()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+                 f"--user-data-dir={folder}"]
+        # The descriptors of the pipes are 3 and 4.
+        script = f'exec 3<&{to_read} 4>&{to_write} && exec chromium {" ".join(flags)}'
+        self.process = subprocess.Popen(["bash", "-c", script], pass_fds=(to_read, to_write), stderr=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, start_new_session=True)
+        os.close(to_read)
+        os.close(to_write)
+        self.buffer, self.id, self.problems, self.session = b"", 0, [], None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(domain + ".enable")
+
+    def read(self):
+        while b"\0" not in self.buffer:
+            block = os.read(self.answers, 1 << 16)
+            expect(block, "the browser has ended")
+            self.buffer += block
+        message, self.buffer = self.buffer.split(b"\0", 1)
+        message = json.loads(message)
+        if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
+            self.problems.append(message["params"])
+        return message
+
+    def call(self, method, **params):
+        self.id += 1
+        message = {"id": self.id, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.read()
+            if answer.get("id") == self.id:
+                expect("error" not in answer, answer)
+                return answer["result"]
+
+    def value(self, expression):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        expect("exceptionDetails" not in result, result)
+        return result["result"].get("value")
+
+    def await_true(self, expression, seconds=60):
+        end = time.time() + seconds
+        while not self.value(expression):
+            expect(time.time() < end, f"never true: {expression}")
+            time.sleep(0.1)
+
+    def open(self, url, width, height=1000, dark=False):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call("Page.navigate", url=url)
+
+    def key(self, name):
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+
+    def save(self, path):
+        height = self.value("document.documentElement.scrollHeight")
+        width = self.value("innerWidth")
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        time.sleep(0.5)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def close(self):
+        os.close(self.to)
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def test_numbers_follow_the_files(folder):
+    server = Server(folder + "/run")
+    expect(json.loads(server.get("state.json"))["state"] == "waiting", "a run that has not begun")
+    run = Run(folder + "/run", 2, 2, 1, slow=1)
+    run.add(1, 60)
+    state = server.await_state(lambda s: s["step"] == 60)
+    expect(state["layout"].startswith("tp 2 dp 2"), state["layout"])
+    expect(abs(state["share"] - 0.3) < 1e-9 and abs(state["eta_s"] - 140 * 0.125) < 1e-6, state)
+    stream = server.connect()
+    stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with open(folder + "/run/metrics.jsonl", "a") as file:  # the begin of a line is no line
+        file.write('{"step": 61, "loss"')
+        file.flush()
+        time.sleep(1.5)
+        file.write(': 1.0, "step_ms": 125}\nnot JSON\n')
+    server.await_state(lambda s: s["step"] == 61)
+    run.add_event()
+    state = server.await_state(lambda s: s["events"])
+    expect(state["event_counts"] == {"lost": 1} and state["events"][0]["rank"] == 1, state["events"])
+    got = b""
+    while b'"event_counts":{"lost":1}' not in got:
+        block = stream.recv(1 << 16)
+        expect(block, "the stream has ended")
+        got += block
+    ranks = json.loads(server.get("ranks.json"))
+    expect(ranks["ranks"]["dp"] == [0, 0, 1, 1] and len(ranks["map"]["rows"]) == 4, ranks["ranks"])
+    expect(ranks["ranks"]["work"][1] > 1.1 and ranks["phases"][ranks["ranks"]["phase"][1]] == "backward", ranks["ranks"])
+    expect(len(ranks["map"]["slow"]) == 1 and "rank 1 " in ranks["map"]["slow"][0], ranks["map"]["slow"])
+    metrics = server.get("metrics")
+    for line in ("tandem_step 61\n", "tandem_ranks 4\n", 'tandem_events_total{event="lost"} 1\n', 'phase="backward"'):
+        expect(line in metrics, metrics)
+    for line in metrics.splitlines():
+        expect(re.fullmatch(r'# (HELP|TYPE) tandem_\w+ .*|tandem_\w+(\{\w+="[^"]*"\})? [-+.e\d]+', line), line)
+    # A resumed run writes the lines up to its checkpoint anew.
+    lines = open(folder + "/run/metrics.jsonl").read().splitlines()[:50]
+    with open(folder + "/run/new", "w") as file:
+        file.write("\n".join(lines) + "\n")
+    os.rename(folder + "/run/new", folder + "/run/metrics.jsonl")
+    state = server.await_state(lambda s: s["step"] == 50)
+    expect(len(state["series"]["step"]) == 50, state["series"]["step"])
+    again = Run(folder + "/run", 2, 1, 1, slow=-1, began=2, begin=50)  # with fewer ranks
+    again.add(51, 80)
+    server.await_state(lambda s: s["step"] == 80)
+    ranks = json.loads(server.get("ranks.json"))
+    expect(ranks["ranks"]["rank"] == [0, 1] and ranks["map"]["last"] == 80, ranks["ranks"])
+    with open(folder + "/run/ranks/9.from-50.records", "wb") as file:
+        file.write(b"x" * 200)
+    state = server.await_state(lambda s: s["problems"])
+    expect("9.from-50.records: has another format" in state["problems"][0], state["problems"])
+    server.stop()
+
+
+def test_clients_cannot_hurt_it(folder):
+    run = Run(folder + "/hostile", 1, 4, 1, slow=2)
+    run.add(1, 100)
+    server = Server(folder + "/hostile")
+    expect(server.status("GET", "nothing") == 404, "an unknown path")
+    expect(server.status("DELETE", "") == 405, "another method")
+    expect(server.status("HEAD", "") == 200, "HEAD")
+    expect(server.status("GET", "../../etc/passwd") == 404, "a path above")
+    expect(server.status("GET", "state.json", Host="evil.example") == 403, "another site's name")
+    before = server.memory_mb()
+    for request in (b"\0" * 4096, b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 100000, b"GET /\r\n\r\n",
+                    b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 65536):
+        with server.connect() as client:
+            try:
+                client.sendall(request)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):
+                    pass
+            except OSError:
+                pass
+    silent = [server.connect() for _ in range(20)]
+    deaf = []  # listeners that never read
+    for _ in range(30):
+        client = server.connect()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deaf.append(client)
+    for step in range(101, 106):
+        run.add(step, step)
+        server.await_state(lambda s: s["step"] == step)
+    many = [server.connect() for _ in range(40)]  # more than are served
+    time.sleep(0.5)
+    for client in silent + many:
+        client.close()
+    server.await_state(lambda s: s["step"] == 105)
+    for client in deaf:
+        client.close()
+    expect(server.memory_mb() < before + 60, f"memory: {before} to {server.memory_mb()} MB")
+    server.stop()
+
+
+def test_memory_is_bounded(folder):
+    run = Run(folder + "/grown", 1, 2, 1, slow=0)
+    with open(folder + "/grown/metrics.jsonl", "w") as file:
+        for step in range(1, 100001):
+            file.write(f'{{"step": {step}, "loss": {1 / step}, "step_ms": 100}}\n')
+        file.write("x" * (5 << 20) + "\n" + '{"step": 100001, "loss": 0, "step_ms": 100}\n')
+    for path in run.files:
+        with open(path, "ab") as file:
+            for step in range(1, 50001):
+                file.write(struct.pack("<IHH11H", step, 1, pack_ms(100), *[pack_ms(5)] * PHASES))
+    server = Server(folder + "/grown")
+    state = server.await_state(lambda s: s["step"] == 100001)
+    expect(512 <= len(state["series"]["step"]) <= 1024, len(state["series"]["step"]))
+    steps = state["series"]["step"]
+    expect(steps == sorted(steps) and steps[-1] == 100001, steps[-3:])
+    ranks = json.loads(server.get("ranks.json"))
+    expect(24 <= len(ranks["map"]["steps"]) <= 128 and ranks["map"]["last"] > 49000, ranks["map"]["last"])
+    expect(server.memory_mb() < 120, server.memory_mb())
+    server.stop()
+
+
+def test_training_starts_it(folder):
+    """The page of `tandem train --live` ends with the run, however that ends."""
+    config = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../configs/tiny.toml")
+    for end in (None, signal.SIGKILL):
+        out = f"{folder}/trained-{end}"
+        process = subprocess.Popen([TANDEM, "train", config, "--tp=2", "--out", out, "--live=0", "--set",
+                                    "train.steps=" + ("60" if end is None else "1000000")], stderr=subprocess.PIPE, text=True)
+        port = None
+        for line in process.stderr:
+            found = re.search(r"Live page of .*: http://127\.0\.0\.1:(\d+)/", line)
+            port = int(found[1]) if found else port
+            if end and line.startswith("step "):
+                break
+        expect(port, "no page")
+        if end:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/state.json", timeout=20) as answer:
+                expect(json.loads(answer.read())["layout"].startswith("tp 2"), "the run's layout")
+            process.send_signal(end)
+        process.communicate()
+        expect(process.returncode == (0 if end is None else -end), process.returncode)
+        limit = time.time() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            except ConnectionError:
+                break
+            expect(time.time() < limit, "the page outlives its run")
+            time.sleep(0.2)
+
+
+def test_bad_addresses(folder):
+    for address in ("x", "70000", "-1", "a:b:1", ":80", "1.2.3.4:", "80 "):
+        result = subprocess.run([TANDEM, "report", folder, f"--live={address}"], capture_output=True, text=True, timeout=20)
+        expect(result.returncode != 0 and len(result.stderr.splitlines()) == 1 and "expected [HOST:]PORT" in result.stderr,
+               (address, result))
+    server = Server(folder)
+    result = subprocess.run([TANDEM, "report", folder, "--live", str(server.port)], capture_output=True, text=True, timeout=20)
+    expect(result.returncode != 0 and "cannot listen: Address already in use" in result.stderr, result)
+    server.stop()
+
+
+def test_page(folder, browser, tp, dp, pp, screenshot):
+    os.chdir(folder)
+    run = Run(f"ranks-{tp * dp * pp}", tp, dp, pp, slow=tp * dp * pp // 2 + 1)
+    run.add(1, 120)
+    run.write_check()
+    server = Server(run.folder)
+    for width, dark in ((1280, False), (390, True)):
+        browser.problems.clear()
+        browser.open(server.url, width, dark=dark)
+        browser.await_true("document.getElementById('groups') && !document.getElementById('groups').hidden")
+        expect(browser.value("document.documentElement.dataset.theme") == ("dark" if dark else "light"), "theme")
+        expect(browser.value("document.documentElement.scrollWidth <= innerWidth"), f"the page scrolls sideways at {width}")
+        hidden = browser.value("[...document.querySelectorAll('section')].filter((s) => s.hidden).map((s) => s.id)")
+        expect(hidden == ["events"], hidden)
+        colors = browser.value("""['loss', 'speed', 'steps', 'step-time', 'ranks-map', 'groups-map'].map((id) => {
+          const canvas = document.getElementById(id), seen = new Set();
+          const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+          for (let i = 0; i < data.length; i += 4) if (data[i + 3]) seen.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+          return seen.size; })""")
+        expect(min(colors) >= 3, colors)
+        expect(browser.value("Chart.getChart('loss').options.scales.y.title.text") == "nats per token", "the axis' unit")
+        slow = browser.value("document.getElementById('ranks-slow').textContent")
+        expect(f"rank {run.slow} " in slow and "backward" in slow, slow)
+        # Keys alone lead to the slow rank.
+        browser.value("document.getElementById('groups-map').focus()")
+        slow_at = (run.slow % tp, run.slow // tp % dp, run.slow // tp // dp)
+        for key, count in zip(("ArrowDown", "ArrowRight", "PageDown"), slow_at):
+            for _ in range(count):
+                browser.key(key)
+        text = browser.value("document.getElementById('groups-rank').textContent")
+        expect(text.startswith(f"rank {run.slow}: tp {slow_at[0]}, dp {slow_at[1]}, pp {slow_at[2]}, host node{run.slow // 8}"), text)
+        expect(", longest over it in backward." in text, text)
+        expect(re.search(r"own work 1\.1\d×", text), text)
+        # A click on its neighbour in the first stage, which is where it is drawn.
+        spot = browser.value("""(() => { const c = document.getElementById('groups-map').getBoundingClientRect();
+          return [c.left + 3, c.top + 3]; })()""")
+        browser.value("document.getElementById('groups-map').scrollIntoView({ block: 'center' })")
+        spot = browser.value("""(() => { const c = document.getElementById('groups-map').getBoundingClientRect();
+          return [c.left + 3, c.top + 3]; })()""")
+        for kind in ("mousePressed", "mouseReleased"):
+            browser.call("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
+        text = browser.value("document.getElementById('groups-rank').textContent")
+        expect(text.startswith("rank 0: "), text)
+        expect(not browser.problems, browser.problems)
+    step = browser.value("document.getElementById('eta').textContent")
+    expect(step.startswith("step 120 of 200"), step)
+    run.add(121, 130)
+    run.add_event()
+    browser.await_true("document.getElementById('eta').textContent.startsWith('step 130 of 200')")
+    browser.await_true("!document.getElementById('events').hidden")
+    expect(browser.value("document.images.length") == 0, "a cause became an element")
+    if screenshot:
+        browser.open(server.url, 1280)
+        browser.await_true("document.getElementById('groups') && !document.getElementById('groups').hidden")
+        browser.save(screenshot)
+    server.process.terminate()
+    server.process.wait()
+    browser.await_true("document.getElementById('state').textContent === 'not connected'")
+
+
+def timed(test, *arguments):
+    begin = time.time()
+    test(*arguments)
+    print(f"{time.time() - begin:5.1f} s {test.__name__}")
+
+
+def main():
+    folder = tempfile.mkdtemp(prefix="tandem-live-")
+    try:
+        if MODE == "short":
+            timed(test_bad_addresses, folder)
+            timed(test_training_starts_it, folder)
+            timed(test_numbers_follow_the_files, folder)
+            timed(test_clients_cannot_hurt_it, folder)
+            timed(test_memory_is_bounded, folder)
+        if not shutil.which("chromium"):
+            print("chromium is not installed: pages not opened")
+            return
+        browser = Browser(folder + "/profile")
+        try:
+            for layout in ([(1, 4, 1), (4, 8, 2)] if MODE == "short" else [(8, 64, 8)]):
+                timed(test_page, folder, browser, *layout, sys.argv[3] if len(sys.argv) > 3 else None)
+        finally:
+            browser.close()
+    finally:
+        for process in Server.started:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+main()
