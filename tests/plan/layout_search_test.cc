@@ -67,6 +67,17 @@ TEST(LayoutSearch, JobInALayoutIsAJobFile) {
   EXPECT_EQ(config.train.batch, 512);
 }
 
+TEST(LayoutSearch, JobsThatRecomputeAreJobFiles) {
+  const LayoutSearch search = search_layouts(make_config(), 64, *find_gpu("H100"), priors);
+  int tried = 0;
+  for (const Layout& layout : search.fitting) {
+    if (layout.row.recompute != "full") continue;
+    EXPECT_EQ(config_in_layout(make_config(), layout).train.recompute, "full");
+    ++tried;
+  }
+  EXPECT_GT(tried, 5);
+}
+
 TEST(LayoutSearch, SearchesTwelveThousandGpusInSeconds) {
   TrainConfig config = make_config();
   config.train.batch = 6144;

@@ -129,7 +129,7 @@ TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
   const RunRow& row = layout.row;
   config.train.dtype = "bf16";
   config.train.microbatch = int64_t(row.mbs);
-  config.train.recompute = row.recompute == "full" ? "layer" : "none";
+  config.train.recompute = row.recompute == "full" ? "full" : "none";
   config.parallel.tp = int64_t(row.tp);
   config.parallel.pp = int64_t(row.pp);
   config.parallel.dp = int64_t(row.dp);
