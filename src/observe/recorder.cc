@@ -1,8 +1,40 @@
 #include "observe/recorder.h"
 
+#include <algorithm>
+#include <thread>
 #include <utility>
 
+#include "observe/slowdown.h"
+
 namespace tandem {
+namespace {
+
+using SleepClock = std::chrono::steady_clock;
+constexpr double kMinSleep = 3e-4;  // seconds: shorter ones are imprecise
+
+struct Slowdown {
+  PhaseTimes shares{};
+  double owed = 0;  // seconds
+  bool is_on = false;
+};
+thread_local Slowdown slowdown;
+
+/// Sleeps after a computation of these seconds, and returns their sum.
+double lengthen(double seconds, double share) {
+  slowdown.owed += seconds * share;
+  if (slowdown.owed < kMinSleep) return seconds;
+  const auto begin = SleepClock::now();
+  std::this_thread::sleep_for(std::chrono::duration<double>(slowdown.owed));
+  const double slept = std::chrono::duration<double>(SleepClock::now() - begin).count();
+  slowdown.owed -= slept;
+  return seconds + slept;
+}
+
+}  // namespace
+
+void slow_down(const PhaseTimes& shares) {
+  slowdown = {shares, 0, std::ranges::any_of(shares, [](double share) { return share > 0; })};
+}
 
 std::string_view name_of(SpanKind kind) {
   switch (kind) {
@@ -25,8 +57,12 @@ std::string_view name_of(SpanKind kind) {
 }
 
 void Recorder::add(const SpanEvent& event) {
+  double seconds = std::chrono::duration<double>(event.end - event.begin).count();
+  const bool is_computation = event.kind == SpanKind::gemm || event.kind == SpanKind::compute;
+  if (slowdown.is_on && is_computation) {
+    seconds = lengthen(seconds, slowdown.shares[size_t(work_phase_)]);
+  }
   const std::lock_guard lock(mutex_);
-  const double seconds = std::chrono::duration<double>(event.end - event.begin).count();
   seconds_[size_t(event.kind)] += seconds;
   switch (event.kind) {
     case SpanKind::gemm:

@@ -1,5 +1,7 @@
 // Records of ranks: files, alignment, slow ranks in generated histories, and what the doctor says.
 #include "observe/rank_records.h"
+#include "observe/recorder.h"
+#include "observe/slowdown.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -219,6 +221,30 @@ std::vector<RankHistory> histories_of(const Trial& trial, uint64_t seed, int64_t
     }
   }
   return ranks;
+}
+
+TEST(Slowdown, LengthensComputationOfItsPhaseOnly) {
+  recorder().reset();
+  PhaseTimes shares{};
+  shares[size_t(Phase::backward)] = .5;
+  slow_down(shares);
+  const auto add = [](SpanKind kind, Phase phase) {
+    const ScopedPhase scope(phase);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 100; ++i) {
+      recorder().add({kind, "work", begin, begin + std::chrono::microseconds(100)});
+    }
+  };
+  add(SpanKind::compute, Phase::forward);
+  add(SpanKind::gemm, Phase::backward);
+  add(SpanKind::wait, Phase::tp_wait);
+  slow_down({});
+  const PhaseTimes times = recorder().phase_times();
+  EXPECT_NEAR(times[size_t(Phase::forward)], 10, 1e-6);
+  EXPECT_NEAR(times[size_t(Phase::tp_wait)], 10, 1e-6);
+  EXPECT_GE(times[size_t(Phase::backward)], 15 - .3);  // what is owed for less than a sleep
+  add(SpanKind::compute, Phase::forward);
+  EXPECT_NEAR(recorder().phase_times()[size_t(Phase::forward)], 20, 1e-6);
 }
 
 TEST(Stragglers, AreNamedWithTheirPhaseWithinFiftySteps) {

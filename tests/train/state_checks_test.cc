@@ -414,6 +414,10 @@ TEST(FaultPlan, NamesWhatItCannotRead) {
               HasSubstr("f.toml:4: fault.rank is 4: expected an integer from 0 to 3"));
   EXPECT_THAT(error_of("[[fault]]\nstep = 0\nkind = \"kill\"\n"),
               HasSubstr("fault.step is 0: expected an integer from 1"));
+  EXPECT_EQ(error_of(fault + "kind = \"slow\"\nphase = \"weight gradients\"\n"), "accepted");
+  EXPECT_THAT(error_of(fault + "kind = \"slow\"\nphase = \"TP wait\"\n"),
+              HasSubstr("f.toml:4: fault.phase is TP wait: expected one of forward, backward, "
+                        "weight gradients, update"));
   EXPECT_THAT(error_of("[random]\nrate = 2\nkinds = [\"kill\"]\n"),
               HasSubstr("random.rate is 2: expected a number from 0 to 1"));
   EXPECT_THAT(error_of("[random]\nrate = 0.1\n"), HasSubstr("random.kinds is missing"));

@@ -63,6 +63,16 @@ struct FaultTable {
     if (found != kFaultNames.end()) return FaultKind(found - kFaultNames.begin());
     wrong(key, node, fmt::format("one of {}", fmt::join(kFaultNames, ", ")));
   }
+  /// A phase of computation.
+  Phase phase(std::string_view key, const toml::node& node) const {
+    constexpr std::array kComputing{Phase::forward, Phase::backward, Phase::weight_gradients,
+                                    Phase::update};
+    const auto* const value = node.as_string();
+    const auto found = std::ranges::find(kComputing, value ? value->get() : std::string(),
+                                         [](Phase p) { return name_of(p); });
+    if (found != kComputing.end()) return *found;
+    wrong(key, node, "one of forward, backward, weight gradients, update");
+  }
   void check_keys(std::initializer_list<std::string_view> known) const {
     for (const auto& [key, node] : table) {
       if (std::ranges::find(known, key.str()) != known.end()) continue;
@@ -73,7 +83,7 @@ struct FaultTable {
 };
 
 Fault parse_fault(const FaultTable& in, int ranks) {
-  in.check_keys({"step", "rank", "kind", "tensor", "bit", "percent"});
+  in.check_keys({"step", "rank", "kind", "tensor", "bit", "percent", "phase"});
   for (const std::string_view key : {"step", "kind"}) {
     if (in.table.contains(key)) continue;
     throw ConfigError(fmt::format("{}: {}{} is missing", in.at(in.table), in.path, key));
@@ -84,6 +94,7 @@ Fault parse_fault(const FaultTable& in, int ranks) {
               .kind = in.kind("kind", *in.table.get("kind"))};
   fault.bit = int(in.integer("bit", -1, 0, 31));
   fault.percent = in.number("percent", fault.percent, 0, 1e6);
+  if (const toml::node* const node = in.table.get("phase")) fault.phase = in.phase("phase", *node);
   if (const toml::node* const node = in.table.get("tensor")) {
     if (!node->is_string()) in.wrong("tensor", *node, "a pattern of tensors' names");
     fault.tensor = node->as_string()->get();

@@ -7,7 +7,8 @@
 //   kind = "flip_weights"
 //   tensor = "*.q_proj.*"     # flips: pattern of names; without it any
 //   bit = 30                  # flips: of an element's; without it a random one
-//   percent = 50              # slow: time that a step takes longer
+//   percent = 50              # slow: time that computation takes longer
+//   phase = "backward"        # slow: of a step; without it forward and backward passes
 //
 //   [random]                  # more of them: in each step and rank with this probability
 //   rate = 0.01
@@ -20,12 +21,14 @@
 #include <string_view>
 #include <vector>
 
+#include "observe/phases.h"
+
 namespace tandem {
 
 enum class FaultKind : uint8_t {
   kill,             ///< SIGKILL of the rank's process
   hang,             ///< SIGSTOP of it
-  slow,             ///< steps take longer from then on
+  slow,             ///< computation takes longer from then on
   flip_weights,     ///< a bit of the weights that passes read
   flip_masters,     ///< of the owner's f32 weights
   flip_moments,     ///< of a moment of the optimizer
@@ -42,7 +45,8 @@ struct Fault {
   std::string tensor = {};  ///< pattern; empty: any
   int bit = -1;             ///< -1: random
   double percent = 100;
-  uint64_t number = 0;  ///< of a fault in the run: the index of its random numbers
+  std::optional<Phase> phase = {};  ///< of work; nothing: forward and backward passes
+  uint64_t number = 0;              ///< of a fault in the run: the index of its random numbers
 };
 
 class FaultPlan {

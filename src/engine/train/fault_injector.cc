@@ -10,7 +10,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "comm/message_fault.h"
 #include "core/file_descriptor.h"
@@ -19,13 +18,12 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/parallel/parameter_slices.h"
 #include "engine/train/model_pieces.h"
+#include "observe/slowdown.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
 
 namespace tandem {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 bool is_flip_of_state(FaultKind kind) {
   return kind == FaultKind::flip_weights || kind == FaultKind::flip_masters ||
@@ -54,8 +52,11 @@ FaultInjector::FaultInjector(const FaultPlan& plan, const ParallelGroups& groups
   }
 }
 
+FaultInjector::~FaultInjector() {
+  slow_down({});
+}
+
 void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
-  begin_ = Clock::now();
   const std::vector<Fault> faults = plan_.at(step);
   if (std::ranges::any_of(faults, [](const Fault& f) { return is_flip_of_state(f.kind); })) {
     executor.await_weights();
@@ -73,10 +74,24 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
       record(fault, "{}");
       flip_bit_of_next_message(fault.bit >= 0 ? uint32_t(fault.bit) : words[0]);
     } else if (fault.kind == FaultKind::slow) {
-      record(fault, fmt::format(R"({{"percent":{}}})", fault.percent));
-      slower_percent_ = fault.percent;
+      slow(fault);
     }
   }
+}
+
+void FaultInjector::slow(const Fault& fault) {
+  PhaseTimes shares{};
+  std::string phase = "passes";
+  if (fault.phase) {
+    shares[size_t(*fault.phase)] = fault.percent / 100;
+    phase = name_of(*fault.phase);
+  } else {
+    for (const Phase pass : {Phase::forward, Phase::backward, Phase::weight_gradients}) {
+      shares[size_t(pass)] = fault.percent / 100;
+    }
+  }
+  record(fault, fmt::format(R"({{"percent":{},"phase":"{}"}})", fault.percent, phase));
+  slow_down(shares);
 }
 
 void FaultInjector::after_passes(int64_t step) {
@@ -85,9 +100,6 @@ void FaultInjector::after_passes(int64_t step) {
       flip(fault);
     }
     if (fault.kind == FaultKind::flip_checkpoint) of_files_.push_back(fault);
-  }
-  if (slower_percent_ > 0) {
-    std::this_thread::sleep_for((Clock::now() - begin_) * (slower_percent_ / 100));
   }
 }
 

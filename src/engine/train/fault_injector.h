@@ -2,7 +2,6 @@
 // them. Each fault is a line of JSON in OUT/injected.jsonl, written before it happens.
 #pragma once
 
-#include <chrono>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,11 +19,14 @@ class FaultInjector {
   /// `plan`, `groups` and `ranks` must outlive this object. CPU ranks: throws Unsupported on GPUs.
   FaultInjector(const FaultPlan& plan, const ParallelGroups& groups, ModelRanks& ranks,
                 const std::string& out);
+  ~FaultInjector();
+  FaultInjector(const FaultInjector&) = delete;
+  FaultInjector& operator=(const FaultInjector&) = delete;
 
-  /// Before the passes of a step: kills, hangs, flips of weights and of the optimizer's state. All
-  /// ranks wait for their weights first if one of them has a flip. Collective.
+  /// Before the passes of a step: kills, hangs, slows down, flips of weights and of the optimizer's
+  /// state. All ranks wait for their weights first if one of them has a flip. Collective.
   void before_passes(int64_t step, StepExecutor& executor);
-  /// After gradients are reduced: flips of these, and the time that a slow rank takes longer.
+  /// After gradients are reduced: flips of these.
   void after_passes(int64_t step);
   /// Flips in the files of the newest checkpoint, of `saved_step`, for faults up to this step.
   void after_save(int64_t saved_step);
@@ -32,6 +34,7 @@ class FaultInjector {
  private:
   struct Spot;
   std::vector<Spot> spots(const Fault& fault, uint64_t draw) const;
+  void slow(const Fault& fault);
   void flip(const Fault& fault);
   void flip_file(const Fault& fault, const std::string& checkpoint);
   void record(const Fault& fault, const std::string& details);
@@ -40,8 +43,6 @@ class FaultInjector {
   const ParallelGroups& groups_;
   ModelRanks& ranks_;
   std::string out_;
-  double slower_percent_ = 0;
-  std::chrono::steady_clock::time_point begin_;
   std::vector<Fault> of_files_;  // to come after the next save
   // Faults of this rank before the run was resumed, by step and kind: a process ends once.
   std::set<std::pair<int64_t, std::string>> ended_before_;
