@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/executor.h"
 #include "cli/local_launch.h"
 #include "cli/probe.h"
 #include "core/output.h"
@@ -64,14 +65,14 @@ void launch(const LaunchOptions& options) {
   if (options.processes.command.empty()) {
     throw InvalidArgument("launch: no command: expected tandem launch -n N -- COMMAND…");
   }
-  if (const int status = launch_here(options.processes)) throw Ended{status};
+  if (const int status = run_launch(options.processes)) throw Ended{status};
 }
 
 }  // namespace
 
 void add_launch(CLI::App& app) {
-  auto* command =
-      app.add_subcommand("launch", "Start the ranks of a world as processes of this machine");
+  auto* command = app.add_subcommand(
+      "launch", "Start the ranks of a world as processes, here or on several hosts");
   auto options = std::make_shared<LaunchOptions>();
   command->add_option("-n,--ranks", options->processes.ranks, "Processes to start")
       ->check(CLI::Range(1, kMaxRanks));
@@ -92,9 +93,30 @@ void add_launch(CLI::App& app) {
       ->check(CLI::Range(0, kMaxRanks));
   command
       ->add_option("--start-timeout", options->processes.start_timeout_s,
-                   "Seconds in which a rank must begin its first step, else it is replaced")
+                   "Seconds in which a host must start, and a rank must begin its first step, else "
+                   "it is replaced")
       ->capture_default_str()
       ->check(CLI::Range(1e-3, 1e9));
+  command->add_option("--hosts", options->processes.hosts,
+                      "File of hosts for the ranks and spares, one a line: name [slots=MAX_RANKS]");
+  command
+      ->add_option("--remote-shell", options->processes.remote_shell,
+                   "Command that runs another on a host: the host's name and that command follow")
+      ->capture_default_str();
+  command
+      ->add_option("--host-timeout", options->processes.host_timeout_s,
+                   "Seconds without a sign of life of a host, after which its ranks are replaced")
+      ->capture_default_str()
+      ->check(CLI::Range(1., 1e9));
+  command
+      ->add_flag_callback(
+          "--executor",
+          [] {
+            run_executor();
+            throw Ended{0};
+          },
+          "")
+      ->group("");
   command
       ->add_option("--step-timeout", options->processes.step_timeout_s,
                    "Max seconds of one operation or file access of a step, else the rank is "
@@ -119,7 +141,8 @@ void add_launch(CLI::App& app) {
   command->footer(
       "\nProcesses find each other by torchrun's variables (RANK, WORLD_SIZE, ...) and a "
       "rendezvous\n"
-      "store in the launcher, without an open port. Lines of output begin with the rank. When a "
+      "store in the launcher, on one host without an open port. Lines of output begin with the "
+      "rank. When a "
       "rank\n"
       "fails, one line says which, the others end, and its exit status is that of the launcher.\n"
       "It holds the memory of the ranks' snapshots (checkpoint.snapshot_every), from which ranks "
@@ -130,6 +153,10 @@ void add_launch(CLI::App& app) {
       "rank,\n"
       "the other ranks stay in theirs, and all go on from the newest checkpoint: "
       "docs/recovery.md.\n"
+      "\n--hosts: an executor on each host starts its ranks and spares, passes on their output "
+      "and\n"
+      "connects to a port of this launcher. The program and this folder must exist on every host.\n"
+      "A host that is lost counts as the loss of its ranks.\n"
       "\n--probe: the world is formed with the library's own rendezvous store, ranks and groups. "
       "Every "
       "rank\n"
@@ -138,6 +165,8 @@ void add_launch(CLI::App& app) {
       "\nExamples:\n"
       "  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched\n"
       "  tandem launch -n 2 --spares 1 -- tandem train configs/tiny.toml --tp 2 --out out/spared\n"
+      "  tandem launch --hosts hosts.txt -n 4 -- tandem train configs/tiny.toml --tp 2 --out "
+      "out/h\n"
       "  tandem launch --probe 64 --tp 4 --pp 2\n"
       "  tandem launch --probe 512 --tp 8 --pp 8 --json -");
   command->callback([options] { launch(*options); });

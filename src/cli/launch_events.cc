@@ -36,9 +36,14 @@ void EventLog::add(const LaunchEvent& event) {
                               {"noticed_ms", rounded(event.noticed_ms)},
                               {"recovered_ms", rounded(event.recovered_ms)},
                               {"process", event.process},
+                              {"host", event.host},
                               {"replacement", nullptr},
+                              {"replacement_host", nullptr},
                               {"time_s", now.count()}};
-  if (event.replacement) line["replacement"] = *event.replacement;
+  if (event.replacement) {
+    line["replacement"] = *event.replacement;
+    line["replacement_host"] = event.replacement_host;
+  }
   std::string text = line.dump() + "\n";
   try {
     append_to(file_->get(), path_, text);

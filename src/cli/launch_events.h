@@ -14,11 +14,13 @@ struct LaunchEvent {
   const char* event;  ///< "lost", "hung", "recovered", "stopped"
   int rank;
   int process;
+  std::string host;
   int64_t step;                          ///< the one that it was in; 0: it had begun none
   std::string cause;                     ///< "was ended by signal 9, Killed"
   std::optional<double> noticed_ms;      ///< since its last sign of life
   std::optional<double> recovered_ms{};  ///< from there until all ranks trained again
   std::optional<int> replacement{};      ///< process that has its rank then
+  std::string replacement_host{};
 };
 
 class EventLog {

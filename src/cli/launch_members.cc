@@ -22,26 +22,30 @@ double milliseconds(std::chrono::steady_clock::duration duration) {
 
 }  // namespace
 
-std::unique_ptr<control::StoreServer> start_store(Launch launch, const std::string& run_id) {
+LaunchStore start_store(Launch launch, const std::string& run_id, const control::Secret& secret) {
   launch.world = store_world("torchrun " + run_id);
-  return std::make_unique<control::StoreServer>(control::listen_on(control::endpoint_of(launch)),
-                                                control::credentials_of({}, launch.world),
-                                                launch.size);
+  control::Connection listener = control::listen_on(control::endpoint_of(launch));
+  const int port = control::port_of(listener);
+  return {std::make_unique<control::StoreServer>(
+              std::move(listener), control::credentials_of(secret, launch.world), launch.size),
+          port};
 }
 
 LaunchMembers::LaunchMembers(const LaunchRequest& request, const Launch& launch,
-                             const std::string& run_id)
+                             const std::string& run_id, const control::Secret& secret,
+                             RankProcesses& processes)
     : launch_(launch),
+      secret_(secret),
+      processes_(processes),
       min_dp_(request.min_dp),
       start_timeout_s_(request.start_timeout_s),
       restarts_left_(request.restarts),
       board_(request.ranks + request.spares, run_id),
-      hang_watch_(board_, request.step_timeout_s),
-      events_(request.out),
-      pids_(size_t(board_.head().slots)) {
+      events_(request.out) {
   for (int slot = 0; slot < board_.head().slots; ++slot) {
     board_.reset_slot(slot, slot < request.ranks ? slot : control::kSpare);
   }
+  processes_.use_board(board_, request.step_timeout_s);
 }
 
 std::string LaunchMembers::label(int slot) const {
@@ -52,9 +56,10 @@ std::string LaunchMembers::label(int slot) const {
 void LaunchMembers::begin_generation() {
   control::BoardHead& head = board_.head();
   const uint32_t generation = head.generation + 1;
-  stores_.push_back(start_store(launch_, board_.run_id(generation)));
+  stores_.push_back(start_store(launch_, board_.run_id(generation), secret_));
   began_ = Clock::now();
   head.size = launch_.size;
+  head.port = stores_.back().port;
   head.resumes = head.has_output.load();
   head.generation = generation;
   board_.notify_change();
@@ -70,20 +75,29 @@ int LaunchMembers::find_spare() const {
 LaunchEvent LaunchMembers::describe(const char* event, const LostProcess& lost) const {
   const control::MemberSlot& member = board_.slot(lost.slot);
   const Clock::time_point alive{std::chrono::nanoseconds(member.words.since_ns)};
-  return {event,           member.rank, lost.pid,
-          member.step + 1, lost.cause,  milliseconds(Clock::now() - alive)};
+  return {event,
+          member.rank,
+          lost.pid,
+          processes_.host(lost.slot),
+          member.step + 1,
+          lost.cause,
+          milliseconds(Clock::now() - alive)};
 }
 
-bool LaunchMembers::hangs(int slot, pid_t pid) {
+std::string LaunchMembers::name_process(int process, const std::string& host) const {
+  return launch_.one_host ? std::to_string(process) : fmt::format("{} on {}", process, host);
+}
+
+bool LaunchMembers::hangs(int slot) {
   if (is_spare(slot) || hangs_.contains(slot)) return false;
-  std::string cause = hang_watch_.check(slot, pid);
+  std::string cause = processes_.find_hang(slot);
   const control::MemberSlot& member = board_.slot(slot);
   if (member.training != board_.head().generation && member.words.activity != RankActivity::wait &&
       milliseconds(Clock::now() - began_) > 1e3 * start_timeout_s_) {
     cause = fmt::format("began no step within {:.3g} s", start_timeout_s_);
   }
   if (cause.empty()) return false;
-  events_.add(describe("hung", {slot, pid, cause}));
+  events_.add(describe("hung", {slot, processes_.pid(slot), cause}));
   hangs_[slot] = {cause, Clock::now()};
   return true;
 }
@@ -135,10 +149,11 @@ int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
   if (heir >= 0) {
     board_.slot(lost.slot).rank = control::kVacant;
     board_.slot(heir).rank = rank;
-  } else if (restarts_left_ > 0) {
+  } else if (restarts_left_ > 0 && processes_.find_host(lost.slot)) {
     --restarts_left_;
     heir = lost.slot;
     board_.reset_slot(lost.slot, rank);
+    board_.slot(lost.slot).host = processes_.host_index(lost.slot);
   } else if (remove_replica(rank)) {
     heir = kFewerRanks;
     board_.slot(lost.slot).rank = control::kVacant;
@@ -165,14 +180,18 @@ void LaunchMembers::check_recovered() {
   for (Loss& loss : losses_) {
     LaunchEvent& event = loss.event;
     event.recovered_ms = milliseconds(recovered - loss.noticed);
-    if (loss.heir >= 0) event.replacement = pids_[size_t(loss.heir)];
+    if (loss.heir >= 0) {
+      event.replacement = processes_.pid(loss.heir);
+      event.replacement_host = processes_.host(loss.heir);
+    }
     complain(fmt::format(
         "tandem: launch: rank {} (process {}) {} {}, noticed within {:.3g} ms; {}; the run "
         "paused for {:.3g} s and continues after step {}",
-        event.rank, event.process, event.cause,
+        event.rank, name_process(event.process, event.host), event.cause,
         event.step == 0 ? "before its first step" : fmt::format("in step {}", event.step),
         *event.noticed_ms,
-        event.replacement ? fmt::format("process {} has taken its rank", *event.replacement)
+        event.replacement ? fmt::format("process {} has taken its rank",
+                                        name_process(*event.replacement, event.replacement_host))
                           : fmt::format("the run has {} ranks now", launch_.size),
         *event.recovered_ms / 1e3, first_step));
     events_.add(event);
@@ -188,7 +207,7 @@ void LaunchMembers::note_stop(const LostProcess& lost, const std::string& reason
   for (const Loss& loss : losses_) {
     complain(fmt::format(
         "tandem: launch: rank {} (process {}) {} before that, and was not replaced in time",
-        loss.event.rank, loss.event.process, loss.event.cause));
+        loss.event.rank, name_process(loss.event.process, loss.event.host), loss.event.cause));
   }
 }
 

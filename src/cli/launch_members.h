@@ -10,15 +10,21 @@
 
 #include "cli/launch_events.h"
 #include "cli/local_launch.h"
-#include "comm/rendezvous/hang_watch.h"
+#include "cli/rank_processes.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/membership.h"
+#include "comm/rendezvous/secret.h"
 #include "comm/rendezvous/store_server.h"
 
 namespace tandem::cli {
 
-/// Starts the rendezvous store of a launch on one host. Throws IoError.
-std::unique_ptr<control::StoreServer> start_store(Launch launch, const std::string& run_id);
+/// Rendezvous store of a launch.
+struct LaunchStore {
+  std::unique_ptr<control::StoreServer> server;
+  int port;  ///< on which it listens; 0: a local socket
+};
+/// Starts it, on any port if the launch has several hosts. `secret`: of those. Throws IoError.
+LaunchStore start_store(Launch launch, const std::string& run_id, const control::Secret& secret);
 
 /// Process that ended although its rank's work had not.
 struct LostProcess {
@@ -31,11 +37,10 @@ class LaunchMembers {
  public:
   static constexpr int kNotReplaced = -1, kFewerRanks = -2;
 
-  LaunchMembers(const LaunchRequest& request, const Launch& launch, const std::string& run_id);
+  /// `processes` must have ended before this object is destroyed.
+  LaunchMembers(const LaunchRequest& request, const Launch& launch, const std::string& run_id,
+                const control::Secret& secret, RankProcesses& processes);
 
-  const control::Board& board() const { return board_; }
-  /// Names the slot's process for messages.
-  void note_process(int slot, pid_t pid) { pids_[size_t(slot)] = pid; }
   /// Begins the first generation.
   void begin() { begin_generation(); }
   int ranks() const { return launch_.size; }
@@ -45,7 +50,7 @@ class LaunchMembers {
   std::string label(int slot) const;
 
   /// Whether the slot's process hangs and must be killed. Its loss then has that cause.
-  bool hangs(int slot, pid_t pid);
+  bool hangs(int slot);
   /// Finds a process for the lost one's rank and begins a generation with it. Returns its slot,
   /// which is the lost one's if a new process must be started there. Else begins one with fewer
   /// replicas, and returns kFewerRanks; or kNotReplaced, and then `reason` says why. Corrects the
@@ -75,6 +80,8 @@ class LaunchMembers {
 
   void begin_generation();
   LaunchEvent describe(const char* event, const LostProcess& lost) const;
+  /// "812", or "812 on node3" if there are several hosts.
+  std::string name_process(int process, const std::string& host) const;
   int find_spare() const;
 
   /// Gives the ranks of the replica of `rank`, or of those that share its experts, to none and
@@ -82,16 +89,16 @@ class LaunchMembers {
   bool remove_replica(int rank);
 
   Launch launch_;  ///< its size: ranks of this generation
+  const control::Secret secret_;
+  RankProcesses& processes_;
   const int min_dp_;
   const double start_timeout_s_;
   int restarts_left_;
   Clock::time_point began_;  ///< this generation
   control::Board board_;
-  std::vector<std::unique_ptr<control::StoreServer>> stores_;  ///< the last: of this generation
-  control::HangWatch hang_watch_;
-  std::map<int, Hang> hangs_;  ///< by slot, of processes that are being killed
+  std::vector<LaunchStore> stores_;  ///< the last: of this generation
+  std::map<int, Hang> hangs_;        ///< by slot, of processes that are being killed
   EventLog events_;
-  std::vector<pid_t> pids_;
   std::vector<Loss> losses_;
   int64_t max_step_ = -1;  ///< finished by any rank before the last loss
   std::string last_loss_;  ///< rank and cause

@@ -42,16 +42,16 @@ std::vector<char*> pointers_to(const std::vector<std::string>& words) {
   return pointers;
 }
 
-void print_line(int stream, const std::string& text) {
+}  // namespace
+
+void print_line(int stream, const std::string& line) {
   std::FILE* file = stream == 0 ? stdout : stderr;
-  std::fwrite(text.data(), 1, text.size(), file);
+  std::fwrite(line.data(), 1, line.size(), file);
   std::fflush(file);
 }
 
-}  // namespace
-
 void LaunchedProcess::start(const std::vector<std::string>& command, const Variables& variables,
-                            const std::vector<int>& shared, const sigset_t& mask) {
+                            const std::vector<int>& shared, const sigset_t& mask, int input) {
   int pipes[3][2];  // output, errors, and the reason why the command cannot be run
   for (auto& pipe : pipes) {
     if (pipe2(pipe, O_CLOEXEC) != 0) throw IoError(fmt::format("pipe: {}", strerror(errno)));
@@ -65,6 +65,7 @@ void LaunchedProcess::start(const std::vector<std::string>& command, const Varia
     if (getppid() != parent) _exit(1);
     setpgid(0, 0);  // signals reach what the command starts, too
     sigprocmask(SIG_SETMASK, &mask, nullptr);
+    if (input >= 0) dup2(input, STDIN_FILENO);
     dup2(pipes[0][1], STDOUT_FILENO);
     dup2(pipes[1][1], STDERR_FILENO);
     for (const int fd : shared) fcntl(fd, F_SETFD, 0);
@@ -104,23 +105,23 @@ void LaunchedProcess::wait_for_end() {
   running_ = false;
 }
 
-void LaunchedProcess::pass_on(int stream, const std::string& prefix) {
+void LaunchedProcess::pass_on(int stream, const PrintLine& print) {
   char bytes[16384];
   const ssize_t got = read(output_[stream].fd(), bytes, sizeof bytes);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
   std::string& line = line_[stream];
   if (got <= 0) {
     output_[stream].close();
-    if (!line.empty()) print_line(stream, prefix + line + "\n");
+    if (!line.empty()) print(stream, line + "\n");
     line.clear();
     return;
   }
   line.append(bytes, size_t(got));
   for (size_t end; (end = line.find_first_of("\n\r")) != line.npos; line.erase(0, end + 1)) {
-    print_line(stream, prefix + line.substr(0, end + 1));
+    print(stream, line.substr(0, end + 1));
   }
   if (line.size() < kMaxLine) return;
-  print_line(stream, prefix + line + "\n");
+  print(stream, line + "\n");
   line.clear();
 }
 

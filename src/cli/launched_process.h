@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,14 +16,18 @@ namespace tandem::cli {
 /// Variables to set in a process's environment; without a value: to remove from it.
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+using PrintLine = std::function<void(int stream, const std::string& line)>;
+/// Prints to standard output (0) or error (1).
+void print_line(int stream, const std::string& line);
+
 class LaunchedProcess {
  public:
   /// Starts the command in a process group of its own, which dies with this process. `shared`:
-  /// descriptors that it inherits, under the same numbers. `mask`: of its signals. Other threads
-  /// may run. Throws InvalidArgument if the command cannot be run, Unsupported if no process can be
-  /// made.
+  /// descriptors that it inherits, under the same numbers. `mask`: of its signals. `input`: its
+  /// standard input; -1: this process's. Other threads may run. Throws InvalidArgument if the
+  /// command cannot be run, Unsupported if no process can be made.
   void start(const std::vector<std::string>& command, const Variables& variables,
-             const std::vector<int>& shared, const sigset_t& mask);
+             const std::vector<int>& shared, const sigset_t& mask, int input = -1);
 
   bool running() const { return running_; }
   pid_t pid() const { return pid_; }
@@ -34,8 +39,8 @@ class LaunchedProcess {
 
   /// Descriptor of its standard output (0) or error (1); -1 once that was closed.
   int output(int stream) const { return output_[stream].fd(); }
-  /// Prints what has arrived there, line by line, each after `prefix`.
-  void pass_on(int stream, const std::string& prefix);
+  /// Passes what has arrived there to `print`, line by line, each with its end.
+  void pass_on(int stream, const PrintLine& print);
 
  private:
   pid_t pid_ = -1;

@@ -6,22 +6,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "cli/launch_members.h"
 #include "cli/launched_process.h"
+#include "cli/local_processes.h"
 #include "cli/output.h"
-#include "comm/processes/snapshot_memory_file.h"
-#include "comm/rendezvous/endpoint.h"
+#include "cli/remote_processes.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
-#include "core/env.h"
 #include "core/file_limit.h"
 #include "core/printable.h"
 #include "tandem/error.h"
@@ -39,107 +37,122 @@ constexpr int kPort = 29500;                      ///< part of a name only: no p
 /// Intervals of checks: in recovery, for hanging ranks, at the end.
 constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
 
-class LocalLaunch {
+class RunningLaunch {
  public:
-  explicit LocalLaunch(const LaunchRequest& request)
-      : request_(request), processes_(size_t(request.ranks + request.spares)) {
+  explicit RunningLaunch(const LaunchRequest& request)
+      : request_(request), slots_(request.ranks + request.spares) {
     launch_.size = request.ranks;
-    launch_.host = "127.0.0.1";
-    launch_.port = kPort;
-    launch_.one_host = true;
-    run_id_ = std::string(kLauncherRunId) + control::hex_of(control::random_digest());
-    if (request.replaces()) members_.emplace(request, launch_, run_id_);
+    launch_.one_host = request.hosts.empty();
+    launch_.port = launch_.one_host ? kPort : 0;
+    const std::string random = control::hex_of(control::random_digest());
+    run_id_ = std::string(launch_.one_host ? kLauncherRunId : kHostsRunId) + random;
     sigemptyset(&watched_);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
       sigaddset(&watched_, signal);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
+    start_hosts();
+    if (request.replaces()) members_.emplace(request, launch_, run_id_, secret_, *processes_);
   }
-  ~LocalLaunch() {
-    send_signal(SIGKILL);
-    for (LaunchedProcess& process : processes_) process.wait_for_end();
+  ~RunningLaunch() {
+    processes_.reset();
     sigprocmask(SIG_SETMASK, &before_, nullptr);
   }
-  LocalLaunch(const LocalLaunch&) = delete;
-  LocalLaunch& operator=(const LocalLaunch&) = delete;
+  RunningLaunch(const RunningLaunch&) = delete;
+  RunningLaunch& operator=(const RunningLaunch&) = delete;
 
   int run() {
-    std::unique_ptr<control::StoreServer> store;
     if (members_) {
       members_->begin();
     } else if (request_.ranks > 1) {
-      store = start_store(launch_, run_id_);
+      store_ = start_store(launch_, run_id_, secret_);
     }
-    for (size_t slot = 0; slot < processes_.size(); ++slot) start(int(slot));
+    for (int slot = 0; slot < slots_; ++slot) start(slot);
     while (is_running()) serve();
     // Processes that a rank has left may keep its output open.
     const auto end = LaunchClock::now() + kDrain;
     while (LaunchClock::now() < end &&
-           std::ranges::any_of(processes_, [](const LaunchedProcess& process) {
-             return process.output(0) >= 0 || process.output(1) >= 0;
-           })) {
+           any_slot([this](int slot) { return processes_->has_output(slot); })) {
       serve();
     }
     return status_;
   }
 
  private:
-  bool is_running() const { return std::ranges::any_of(processes_, &LaunchedProcess::running); }
+  template <typename Condition>
+  bool any_slot(const Condition& condition) const {
+    for (int slot = 0; slot < slots_; ++slot) {
+      if (condition(slot)) return true;
+    }
+    return false;
+  }
+  bool is_running() const {
+    return any_slot([this](int slot) { return processes_->is_running(slot); });
+  }
   std::string label(int slot) const {
     return members_ ? members_->label(slot) : fmt::to_string(slot);
   }
-
-  void start(int slot) {
-    const std::string size = std::to_string(request_.ranks), rank = label(slot);
-    Variables variables{{"RANK", rank},
-                        {"LOCAL_RANK", rank},
-                        {"WORLD_SIZE", size},
-                        {"LOCAL_WORLD_SIZE", size},
-                        {"MASTER_ADDR", launch_.host},
-                        {"MASTER_PORT", std::to_string(kPort)},
-                        {"TORCHELASTIC_RUN_ID", run_id_},
-                        // The launcher's store has a secret of its own.
-                        {"TORCHELASTIC_USE_AGENT_STORE", ""},
-                        {"TANDEM_SECRET", ""},
-                        {"TANDEM_SECRET_FILE", ""}};
-    std::vector<int> shared;
-    if (members_) shared.push_back(members_->board().fd());
-    variables.emplace_back(control::kMembershipVariable,
-                           members_ ? control::Member::describe(members_->board(), slot) : "");
-    if (memory_.open()) {
-      shared.push_back(memory_.fd());
-      variables.emplace_back(processes::kSnapshotMemoryVariable, std::to_string(memory_.fd()));
-    }
-    processes_[size_t(slot)].start(request_.command, variables, shared, before_);
-    if (members_) members_->note_process(slot, processes_[size_t(slot)].pid());
+  std::string name_process(int slot) const {
+    const pid_t pid = processes_->pid(slot);
+    return launch_.one_host ? fmt::format("process {}", pid)
+                            : fmt::format("process {} on {}", pid, processes_->host(slot));
   }
 
-  /// After its last output is shown.
-  void restart(int slot) {
-    for (const int stream : {0, 1}) {
-      pollfd output{processes_[size_t(slot)].output(stream), POLLIN, 0};
-      while (output.fd >= 0 && poll(&output, 1, 0) > 0) {
-        pass_on(size_t(slot), stream);
-        output.fd = processes_[size_t(slot)].output(stream);
-      }
+  void start_hosts() {
+    const auto print = [this](int slot, int stream, const std::string& line) {
+      print_line(stream, slots_ == 1 ? line : fmt::format("[{}] {}", label(slot), line));
+    };
+    if (launch_.one_host) {
+      processes_ = std::make_unique<LocalProcesses>(slots_, request_.command, before_, print);
+      return;
     }
-    start(slot);
+    const std::string secret = control::hex_of(control::random_digest());
+    secret_ = control::read_secret(secret, "");
+    auto remote = std::make_unique<RemoteProcesses>(request_, run_id_, secret, before_, print);
+    remote->connect(signals_.fd());
+    processes_ = std::move(remote);
+  }
+
+  /// Index of the slot's rank among those of its host, and their number, when the launch begins.
+  std::pair<int, int> local_rank(int slot) const {
+    int lower = 0, all = 0;
+    for (int rank = 0; rank < request_.ranks; ++rank) {
+      if (processes_->host_index(rank) != processes_->host_index(slot)) continue;
+      ++all;
+      lower += rank < slot;
+    }
+    return {lower, all};
+  }
+
+  void start(int slot) {
+    const auto [local_rank, local_size] = this->local_rank(slot);
+    const std::string rank = label(slot);
+    Variables variables{{"RANK", rank},
+                        {"LOCAL_RANK", slot < request_.ranks ? std::to_string(local_rank) : rank},
+                        {"WORLD_SIZE", std::to_string(request_.ranks)},
+                        {"LOCAL_WORLD_SIZE", std::to_string(local_size)},
+                        {"MASTER_PORT", std::to_string(store_.port > 0 ? store_.port : kPort)},
+                        {"TORCHELASTIC_RUN_ID", run_id_},
+                        // The launcher's store has a secret of its own.
+                        {"TORCHELASTIC_USE_AGENT_STORE", ""}};
+    if (launch_.one_host) {
+      variables.insert(
+          variables.end(),
+          {{"MASTER_ADDR", "127.0.0.1"}, {"TANDEM_SECRET", ""}, {"TANDEM_SECRET_FILE", ""}});
+    }
+    processes_->start(slot, variables);
   }
 
   void serve() {
     std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}};
-    for (const LaunchedProcess& process : processes_) {
-      for (int stream : {0, 1}) waiting.push_back({process.output(stream), POLLIN, 0});
-    }
+    processes_->add_descriptors(waiting);
     const bool recovers = members_ && members_->is_recovering();
-    const int interval = recovers                   ? kRecoveryMs
-                         : members_                 ? kWatchMs
-                         : !failed_ && is_running() ? -1
-                                                    : kEndMs;
+    const int interval = recovers                                       ? kRecoveryMs
+                         : members_                                     ? kWatchMs
+                         : launch_.one_host && !failed_ && is_running() ? -1
+                                                                        : kEndMs;
     poll(waiting.data(), waiting.size(), interval);
-    for (size_t i = 1; i < waiting.size(); ++i) {
-      if (waiting[i].revents != 0) pass_on((i - 1) / 2, int((i - 1) % 2));
-    }
+    processes_->serve(std::span(waiting).subspan(1));
     signalfd_siginfo signal{};
     while (read(signals_.fd(), &signal, sizeof signal) == ssize_t(sizeof signal)) {
       const int number = int(signal.ssi_signo);
@@ -157,47 +170,41 @@ class LocalLaunch {
   }
 
   void send_signal(int signal) const {
-    for (const LaunchedProcess& process : processes_) process.send_signal(signal);
-  }
-
-  void pass_on(size_t slot, int stream) {
-    processes_[slot].pass_on(stream,
-                             processes_.size() == 1 ? "" : fmt::format("[{}] ", label(int(slot))));
+    for (int slot = 0; slot < slots_; ++slot) processes_->send_signal(slot, signal);
   }
 
   void reap() {
-    for (size_t slot = 0; slot < processes_.size(); ++slot) {
-      int status = 0;
-      if (!processes_[slot].has_ended(status)) continue;
-      if (members_ && members_->is_spare(int(slot))) {
-        end_spare(int(slot), status);
-      } else if (status == 0 || (members_ && members_->is_done(int(slot)) && WIFSIGNALED(status))) {
+    std::vector<std::pair<int, ProcessEnd>> ends;
+    for (int slot = 0; slot < slots_; ++slot) {
+      const auto end = processes_->take_end(slot);
+      if (!end) continue;
+      if (members_ && members_->is_spare(slot)) {
+        end_spare(slot, *end);  // before a rank that is lost with it could be given to it
+      } else {
+        ends.emplace_back(slot, *end);
+      }
+    }
+    for (const auto& [slot, end] : ends) {
+      const bool done = members_ && members_->is_done(slot) && WIFSIGNALED(end.status);
+      if (end.status == 0 || done) {
         end_rank();
       } else if (!failed_) {
-        lose_rank(int(slot), status);
+        lose_rank(slot, end);
       }
     }
   }
 
   void end_hanging() {
-    for (size_t slot = 0; slot < processes_.size(); ++slot) {
-      const LaunchedProcess& process = processes_[slot];
-      if (process.running() && members_->hangs(int(slot), process.pid())) {
-        process.send_signal(SIGKILL);
+    for (int slot = 0; slot < slots_; ++slot) {
+      if (processes_->is_running(slot) && members_->hangs(slot)) {
+        processes_->send_signal(slot, SIGKILL);
       }
     }
   }
 
-  static std::string describe_end(int status) {
-    return WIFSIGNALED(status) ? fmt::format("was ended by signal {}, {}", WTERMSIG(status),
-                                             strsignal(WTERMSIG(status)))
-                               : fmt::format("ended with exit status {}", WEXITSTATUS(status));
-  }
-
-  void end_spare(int slot, int status) {
-    if (status != 0 && !stopping_ && !failed_) {
-      complain(fmt::format("tandem: launch: a spare (process {}) {}",
-                           processes_[size_t(slot)].pid(), describe_end(status)));
+  void end_spare(int slot, const ProcessEnd& end) {
+    if (end.status != 0 && !stopping_ && !failed_) {
+      complain(fmt::format("tandem: launch: a spare ({}) {}", name_process(slot), end.cause));
     }
     members_->remove_spare(slot);
   }
@@ -206,33 +213,35 @@ class LocalLaunch {
     if (members_ && ++ended_ == members_->ranks()) members_->close(false);
   }
 
-  void lose_rank(int slot, int status) {
-    const bool killed = WIFSIGNALED(status);
-    LostProcess lost{slot, processes_[size_t(slot)].pid(), describe_end(status)};
+  void lose_rank(int slot, const ProcessEnd& end) {
+    const bool killed = WIFSIGNALED(end.status);
+    LostProcess lost{slot, processes_->pid(slot), end.cause};
+    const std::string lost_label = label(slot), process = name_process(slot);
     std::string reason;
     if (members_ && killed && !stopping_ && ended_ == 0) {
       const int heir = members_->replace(lost, reason);
-      if (heir == slot) restart(slot);
+      if (heir == slot) start(slot);
       if (heir != LaunchMembers::kNotReplaced) return;
     }
     failed_ = LaunchClock::now();
-    status_ = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    complain(fmt::format("tandem: launch: rank {} (process {}) {}{}{}", label(slot), lost.pid,
-                         lost.cause, reason.empty() ? "" : ": ", reason));
+    status_ = killed ? 128 + WTERMSIG(end.status) : WEXITSTATUS(end.status);
+    complain(fmt::format("tandem: launch: rank {} ({}) {}{}{}", lost_label, process, lost.cause,
+                         reason.empty() ? "" : ": ", reason));
     if (!members_) return;
     members_->note_stop(lost, reason);
     members_->close(killed && !stopping_);
   }
 
   const LaunchRequest request_;
-  std::vector<LaunchedProcess> processes_;
+  const int slots_;
   Launch launch_;
   std::string run_id_;
-  std::optional<LaunchMembers> members_;  ///< if ranks can be replaced
+  control::Secret secret_;  ///< of ranks on several hosts
   sigset_t watched_{}, before_{};
   Connection signals_;
-  /// Memory of the ranks' snapshots, unless this process was given one, which they inherit.
-  const Connection memory_{env().snapshot_memory < 0 ? processes::create_snapshot_memory() : -1};
+  std::unique_ptr<RankProcesses> processes_;
+  std::optional<LaunchMembers> members_;           ///< if ranks can be replaced
+  LaunchStore store_{};                            ///< if they cannot
   std::optional<LaunchClock::time_point> failed_;  ///< when a rank failed that was not replaced
   int ended_ = 0;                                  ///< ranks whose work has ended well
   bool asked_ = false;
@@ -256,7 +265,7 @@ void check_replaceable(const LaunchRequest& request) {
 
 }  // namespace
 
-int launch_here(const LaunchRequest& request) {
+int run_launch(const LaunchRequest& request) {
   check_replaceable(request);
   constexpr int kFilesOfRank = 3, kOtherFiles = 300;
   const int files = raise_file_limit(), needed = kFilesOfRank * request.ranks + kOtherFiles;
@@ -264,7 +273,7 @@ int launch_here(const LaunchRequest& request) {
     throw Unsupported(fmt::format("{} ranks: a process may open {} files: expected {} (ulimit -n)",
                                   request.ranks, files, needed));
   }
-  return LocalLaunch(request).run();
+  return RunningLaunch(request).run();
 }
 
 }  // namespace tandem::cli

@@ -1,4 +1,5 @@
-// `tandem launch -n N -- COMMAND`: the ranks of a world as processes of this machine.
+// `tandem launch -n N -- COMMAND`: the ranks of a world as processes of this machine, or of several
+// hosts.
 #pragma once
 
 #include <string>
@@ -13,7 +14,11 @@ struct LaunchRequest {
   int min_dp = 0;    ///< continue with fewer replicas, down to so many, once neither is left; 0: no
   double start_timeout_s = 600;  ///< max time from a generation's begin to a rank's first step
   double step_timeout_s = 0;     ///< max time in one operation or file access of a step; 0: no max
-  std::string out;               ///< folder for events.jsonl; empty: none is written
+  /// Hosts, a file (launch_hosts.h); empty: this machine only. Command that runs another on a host:
+  /// its words, the host and the other command as one word follow.
+  std::string hosts, remote_shell = "ssh -o BatchMode=yes";
+  double host_timeout_s = 20;  ///< without a sign of life of a host, after which it is lost
+  std::string out;             ///< folder for events.jsonl; empty: none is written
   std::vector<std::string> command;
 
   /// Whether lost ranks are replaced.
@@ -27,9 +32,12 @@ struct LaunchRequest {
 /// how, gives the others a moment to report that they were aborted, and ends them. Signals that
 /// stop this process are passed on.
 ///
+/// On several hosts an executor on each of them does so for its processes (remote_processes.h), and
+/// a host that is lost counts as the loss of its ranks.
+///
 /// Returns the exit status of the first process that failed, 128 + the signal for a killed one; 0
 /// if none has. Throws InvalidArgument for a command that cannot be run, or whose ranks cannot be
-/// replaced.
-int launch_here(const LaunchRequest& request);
+/// replaced; Error naming a host whose executor does not start.
+int run_launch(const LaunchRequest& request);
 
 }  // namespace tandem::cli

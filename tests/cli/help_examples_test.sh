@@ -21,6 +21,12 @@ done
 grep -q SMALL_ "$dir"/configs/*.toml && exit 1
 cd "$dir" || exit 1
 printf '{"prompt": "int main"}\n{"prompt": "#include", "max_tokens": 3}\n' >prompts.jsonl
+# Hosts of which each is this machine.
+mkdir bin
+printf '#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n' >bin/ssh
+chmod +x bin/ssh
+PATH=$dir/bin:$PATH
+printf 'a\nb\n' >hosts.txt
 
 examples() { # of a help text, without their descriptions
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'

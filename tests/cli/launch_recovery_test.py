@@ -230,4 +230,5 @@ def main():
             {"short": short, "long": long}[extent](tandem, folder)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -101,6 +101,7 @@ std::optional<Launch> launched_by_environment() {
     launch.one_host = is_loopback(launch.host) || text("LOCAL_WORLD_SIZE") == text("WORLD_SIZE");
     launch.world = "torchrun " + text("TORCHELASTIC_RUN_ID");
     launch.has_store = text("TORCHELASTIC_RUN_ID").starts_with(kLauncherRunId);
+    if (text("TORCHELASTIC_RUN_ID").starts_with(kHostsRunId)) launch.one_host = false;
   } else if (slurm) {
     launch.size = number("SLURM_STEP_NUM_TASKS", 1, kMaxRanks);
     launch.rank = number("SLURM_PROCID", 0, launch.size - 1);

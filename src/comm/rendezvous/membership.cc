@@ -79,6 +79,18 @@ std::string Board::run_id(uint32_t generation) const {
   return fmt::format("{}.{}", head_->run_id, generation);
 }
 
+std::pair<int, int> Board::local_rank(int index) const {
+  const int rank = slot(index).rank, host = slot(index).host;
+  int lower = 0, all = 0;
+  for (int i = 0; i < head_->slots; ++i) {
+    const int other = slot(i).rank;
+    if (other < 0 || slot(i).host != host) continue;
+    ++all;
+    lower += other < rank;
+  }
+  return {lower, all};
+}
+
 void Board::notify_change() {
   ++head_->changes;
   syscall(SYS_futex, &head_->changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -119,10 +131,12 @@ Member::Joined Member::join(Clock::time_point until) {
     const int rank = board_.slot(slot_).rank, size = head.size;
     const bool resumes = head.resumes != 0;
     if (generation != joined_ && rank >= 0 && head.generation == generation) {
+      const auto [local_rank, local_size] = board_.local_rank(slot_);
       setenv("RANK", std::to_string(rank).c_str(), 1);
-      setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
+      setenv("LOCAL_RANK", std::to_string(local_rank).c_str(), 1);
       setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
-      setenv("LOCAL_WORLD_SIZE", std::to_string(size).c_str(), 1);
+      setenv("LOCAL_WORLD_SIZE", std::to_string(local_size).c_str(), 1);
+      if (head.port != 0) setenv("MASTER_PORT", std::to_string(head.port).c_str(), 1);
       setenv("TORCHELASTIC_RUN_ID", board_.run_id(generation).c_str(), 1);
       MemberSlot& member = board_.slot(slot_);
       // The ranks of one process are threads, whose waits are not in its words.

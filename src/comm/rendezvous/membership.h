@@ -6,12 +6,15 @@
 // The launcher alone writes ranks and generations, a generation's ranks before its number. The
 // words of a process that has died stay until its slot is reused, so that the launcher can read
 // what it was doing.
+//
+// A launch on several hosts has a board on each, which its executor mirrors (board_mirror.h).
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "observe/progress_words.h"
 
@@ -28,6 +31,7 @@ constexpr uint32_t kClosed = 1, kClosedByLoss = 2;
 
 struct MemberSlot {
   std::atomic<int32_t> rank;
+  std::atomic<int32_t> host;           ///< index of its host: slots of one host have the same
   std::atomic<uint32_t> training;      ///< generation in which it trains; 0: none yet
   std::atomic<uint32_t> done;          ///< 1 once its rank's work has ended well
   std::atomic<int64_t> step;           ///< finished steps when it began the last one; -1: none yet
@@ -45,6 +49,7 @@ struct BoardHead {
   std::atomic<int32_t> size;         ///< ranks of the generation
   std::atomic<int32_t> tp, dp, pp;   ///< its layout, once known: ranks of each axis (0: unknown),
   std::atomic<int32_t> ep;           ///< and data-parallel ranks that share the experts
+  std::atomic<int32_t> port;         ///< of the generation's store; 0: a local socket
   std::atomic<double> rank_flops;    ///< measured peak of a rank; 0: not yet
   int32_t slots;
   char run_id[104];
@@ -66,6 +71,8 @@ class Board {
   MemberSlot& slot(int index) const;
   /// Gives a slot to a new process.
   void reset_slot(int index, int rank);
+  /// Index of a slot's rank among the ranks of its host, and their number.
+  std::pair<int, int> local_rank(int index) const;
   /// Name of a generation's world.
   std::string run_id(uint32_t generation) const;
   /// Wakes the processes that wait for a change, after it was written.

@@ -1,0 +1,93 @@
+#include "cli/local_processes.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "core/machine.h"
+
+namespace tandem::cli {
+
+std::string describe_end(int status) {
+  return WIFSIGNALED(status) ? fmt::format("was ended by signal {}, {}", WTERMSIG(status),
+                                           strsignal(WTERMSIG(status)))
+                             : fmt::format("ended with exit status {}", WEXITSTATUS(status));
+}
+
+LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,
+                               Print print)
+    : command_(std::move(command)),
+      mask_(mask),
+      print_(std::move(print)),
+      host_(host_name()),
+      processes_(size_t(slots)) {}
+
+LocalProcesses::~LocalProcesses() {
+  for (LaunchedProcess& each : processes_) each.send_signal(SIGKILL);
+  for (LaunchedProcess& each : processes_) each.wait_for_end();
+}
+
+void LocalProcesses::use_board(control::Board& board, double step_timeout_s) {
+  board_ = &board;
+  hang_watch_.emplace(board, step_timeout_s);
+}
+
+void LocalProcesses::start(int slot, const Variables& variables) {
+  drain(slot);
+  Variables all = variables;
+  std::vector<int> shared;
+  if (board_) shared.push_back(board_->fd());
+  all.emplace_back(control::kMembershipVariable,
+                   board_ ? control::Member::describe(*board_, slot) : "");
+  if (memory_.open()) {
+    shared.push_back(memory_.fd());
+    all.emplace_back(processes::kSnapshotMemoryVariable, std::to_string(memory_.fd()));
+  }
+  processes_[size_t(slot)].start(command_, all, shared, mask_);
+}
+
+std::optional<ProcessEnd> LocalProcesses::take_end(int slot) {
+  int status = 0;
+  if (!processes_[size_t(slot)].has_ended(status)) return {};
+  return ProcessEnd{status, describe_end(status)};
+}
+
+std::string LocalProcesses::find_hang(int slot) {
+  return hang_watch_ ? hang_watch_->check(slot, pid(slot)) : "";
+}
+
+void LocalProcesses::add_descriptors(std::vector<pollfd>& to) const {
+  for (const LaunchedProcess& each : processes_) {
+    for (const int stream : {0, 1}) to.push_back({each.output(stream), POLLIN, 0});
+  }
+}
+
+void LocalProcesses::serve(std::span<const pollfd> ready) {
+  for (size_t i = 0; i < ready.size(); ++i) {
+    if (ready[i].revents != 0) pass_on(int(i / 2), int(i % 2));
+  }
+}
+
+bool LocalProcesses::has_output(int slot) const {
+  return process(slot).output(0) >= 0 || process(slot).output(1) >= 0;
+}
+
+void LocalProcesses::drain(int slot) {
+  for (const int stream : {0, 1}) {
+    pollfd output{process(slot).output(stream), POLLIN, 0};
+    while (output.fd >= 0 && poll(&output, 1, 0) > 0) {
+      pass_on(slot, stream);
+      output.fd = process(slot).output(stream);
+    }
+  }
+}
+
+void LocalProcesses::pass_on(int slot, int stream) {
+  processes_[size_t(slot)].pass_on(
+      stream, [&](int, const std::string& line) { print_(slot, stream, line); });
+}
+
+}  // namespace tandem::cli

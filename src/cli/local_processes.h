@@ -1,0 +1,60 @@
+// Processes of a launch on this host.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/rank_processes.h"
+#include "comm/processes/snapshot_memory_file.h"
+#include "comm/rendezvous/hang_watch.h"
+#include "core/env.h"
+
+namespace tandem::cli {
+
+class LocalProcesses final : public RankProcesses {
+ public:
+  using Print = std::function<void(int slot, int stream, const std::string& line)>;
+
+  /// `mask`: of their signals.
+  LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask, Print print);
+  /// Ends them.
+  ~LocalProcesses() override;
+  LocalProcesses(const LocalProcesses&) = delete;
+  LocalProcesses& operator=(const LocalProcesses&) = delete;
+
+  void use_board(control::Board& board, double step_timeout_s) override;
+  void start(int slot, const Variables& variables) override;
+  bool find_host(int) override { return true; }
+  bool is_running(int slot) const override { return process(slot).running(); }
+  pid_t pid(int slot) const override { return process(slot).pid(); }
+  int host_index(int) const override { return 0; }
+  const std::string& host(int) const override { return host_; }
+  void send_signal(int slot, int signal) override { process(slot).send_signal(signal); }
+  std::optional<ProcessEnd> take_end(int slot) override;
+  std::string find_hang(int slot) override;
+  void add_descriptors(std::vector<pollfd>& to) const override;
+  void serve(std::span<const pollfd> ready) override;
+  bool has_output(int slot) const override;
+
+  /// Passes on what the slot's process has written so far.
+  void drain(int slot);
+
+ private:
+  const LaunchedProcess& process(int slot) const { return processes_[size_t(slot)]; }
+  void pass_on(int slot, int stream);
+
+  const std::vector<std::string> command_;
+  const sigset_t mask_;
+  const Print print_;
+  const std::string host_;
+  std::vector<LaunchedProcess> processes_;
+  const control::Board* board_ = nullptr;
+  std::optional<control::HangWatch> hang_watch_;
+  /// Memory of the ranks' snapshots, unless this process was given one, which they inherit.
+  const control::Connection memory_{env().snapshot_memory < 0 ? processes::create_snapshot_memory()
+                                                              : -1};
+};
+
+}  // namespace tandem::cli

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""launch_hosts_test.py TANDEM: `tandem launch --hosts`, with a remote shell that runs commands on this machine. Ranks
+and hosts are killed, and the run ends with the bits of one on a single host."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from launch_recovery_test import CONFIG, JOB, LIMIT_S, Run
+
+SHELL = """#!/bin/sh
+# Stands for ssh: HOST COMMAND.
+case $1 in
+unknown*) echo "ssh: Could not resolve hostname $1" >&2; exit 255 ;;
+silent*) exec sleep 100 ;;
+secret*) sed 's/"secret":"[0-9a-f]*"/"secret":"0123456789abcdef0123"/' | sh -c "$2" ;;
+other*) exec /bin/sh -c "cd / && exec $OTHER_PROGRAM launch --executor" ;;
+*) host=$1 exec /bin/sh -c "$2" ;;
+esac
+"""
+
+
+class Hosts:
+    def __init__(self, tandem, folder):
+        self.tandem, self.folder = tandem, folder
+        self.shell = folder / "shell"
+        self.shell.write_text(SHELL)
+        self.shell.chmod(0o755)
+
+    def options(self, *lines):
+        file = self.folder / "hosts.txt"
+        file.write_text("\n".join(lines) + "\n")
+        return ["--hosts", str(file), "--remote-shell", str(self.shell)]
+
+    def launch(self, lines, *arguments, **more):
+        return subprocess.run([self.tandem, "launch", *self.options(*lines), *arguments], capture_output=True, text=True,
+                              timeout=LIMIT_S, **more)
+
+    def refused(self, code, text, lines, *arguments, **more):
+        result = self.launch(lines, *arguments, **more)
+        printed = [line for line in result.stderr.splitlines() if "[warning] refused a connection" not in line]
+        if result.returncode != code or text not in result.stderr or len(printed) != 1:
+            sys.exit(f"hosts {lines} {arguments}: expected {code} {text!r}: {result.returncode}: {result.stderr}")
+
+
+def children(pid):
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+class HostsRun(Run):
+    """Processes are grandchildren: of the executors, which the launcher's children become."""
+
+    def executors(self):
+        found = {}
+        for child in children(self.process.pid):
+            try:
+                variables = pathlib.Path(f"/proc/{child}/environ").read_text().split("\0")
+            except OSError:
+                continue
+            for variable in variables:
+                if variable.startswith("host="):
+                    found[variable[5:]] = child
+        return found
+
+    def pid(self, rank):
+        replacements = [e["replacement"] for e in self.events("recovered") if e["rank"] == rank]
+        if replacements:
+            return replacements[-1]
+        for executor in self.executors().values():
+            for child in children(executor):
+                try:
+                    if f"RANK={rank}" in pathlib.Path(f"/proc/{child}/environ").read_text().split("\0"):
+                        return child
+                except OSError:
+                    pass
+        return None
+
+
+def hostile(hosts):
+    run = ["-n", "2", "--", "true"]
+    for text, lines in [("line 2: host -oProxyCommand=x: expected a name", ["a", "-oProxyCommand=x"]),
+                        ("line 3: host a: also in line 1", ["a", "# b", "a"]),
+                        ("line 1: slots=-1: expected slots=K", ["a slots=-1"]),
+                        ("line 1: slot=2: expected slots=K", ["a slot=2"]),
+                        ("line 1: x: expected the end", ["a slots=2 x"]),
+                        ("expected a host a line", ["# none", ""]),
+                        ("2 ranks on hosts with 1 slots", ["a slots=1", "b slots=0"])]:
+        hosts.refused(2, text, lines, *run)
+    hosts.refused(2, "host b: launch: no-such-command: No such file", ["a slots=0", "b"], "-n", "1", "--",
+                  "no-such-command")
+    code = 1
+    hosts.refused(code, "host unknown1: its executor ended with exit status 255 before it was ready: ssh: Could not "
+                  "resolve hostname unknown1", ["a", "unknown1"], *run)
+    hosts.refused(code, "host silent1: its executor has not connected to port ", ["a", "silent1"], "--start-timeout",
+                  "0.5", *run)
+    hosts.refused(code, "the secret of this launch is not its own", ["a", "secret1"], *run)
+    if subprocess.run([hosts.tandem, "launch", "--executor"], input="{}", capture_output=True,
+                      text=True).returncode != 2:
+        sys.exit("expected settings that are none to be refused")
+
+
+def processes(hosts):
+    result = hosts.launch(["a slots=1", "b"], "-n", "3", "--", "sh", "-c",
+                          'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE"; echo e$RANK >&2')
+    if sorted(result.stdout.splitlines()) != ["[0] 0/3 0/1", "[1] 1/3 0/2", "[2] 2/3 1/2"] or sorted(
+            result.stderr.splitlines()) != ["[0] e0", "[1] e1", "[2] e2"] or result.returncode != 0:
+        sys.exit(f"output of three ranks: {result}")
+    result = hosts.launch(["a", "b"], "-n", "2", "--", "sh", "-c", "[ $RANK = 0 ] || exit 7; exec sleep 60")
+    if result.returncode != 7 or " on b) ended with exit status 7\n" not in result.stderr:
+        sys.exit(f"a failing rank: {result}")
+
+
+def main():
+    tandem = sys.argv[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        hosts = Hosts(tandem, folder)
+        hostile(hosts)
+        processes(hosts)
+        steps = 30
+        reference = Run(tandem, folder, "reference", [], steps)
+        # Ranks of two hosts, whose secret and store are those of the launch.
+        HostsRun(tandem, folder, "hosts", hosts.options("a", "b"), steps).ends_like(reference.ends_like(reference))
+        # One rank of each host, and one that is stopped; then all of a host, on hosts with spares.
+        run = HostsRun(tandem, folder, "ranks", [*hosts.options("a", "b"), "--spares", "2", "--restarts", "1"], steps)
+        for at, (rank, number) in enumerate([(0, signal.SIGKILL), (3, signal.SIGSTOP), (2, signal.SIGKILL)]):
+            run.hurt(rank, number, 1 + at)
+        run.ends_like(reference)
+        for spares in (["--spares", "2"], ["--restarts", "2"]):
+            run = HostsRun(tandem, folder, "host" + spares[0], [*hosts.options("a slots=2", "b slots=2", "c slots=0"),
+                                                               *spares], steps)
+            run.wait_until("a step", lambda: run.step() >= 2)
+            os.kill(run.executors()["a"], signal.SIGKILL)
+            run.wait_until("recovery", lambda: len(run.events("recovered")) == 2)
+            run.ends_like(reference)
+            for event in run.events("recovered"):
+                if event["host"] != "a" or event["replacement_host"] != "c":
+                    run.fail(f"expected the loss of a and a replacement on c: {event}")
+            if " on a) was lost with its host: its executor has ended in step " not in run.log.read_text():
+                run.fail("expected a line for each rank of the lost host")
+        # The launcher dies: no rank is left.
+        run = HostsRun(tandem, folder, "launcher", hosts.options("a", "b"), 10**6)
+        run.wait_until("a step", lambda: run.step() >= 2)
+        pids = [run.wait_until("a rank", lambda r=r: run.pid(r)) for r in range(4)]
+        run.process.kill()
+        until = time.monotonic() + 10
+        while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
+            if time.monotonic() > until:
+                sys.exit("ranks outlive the launcher")
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()
