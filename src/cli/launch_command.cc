@@ -165,8 +165,8 @@ void add_launch(CLI::App& app) {
       "\nExamples:\n"
       "  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched\n"
       "  tandem launch -n 2 --spares 1 -- tandem train configs/tiny.toml --tp 2 --out out/spared\n"
-      "  tandem launch --hosts hosts.txt -n 4 -- tandem train configs/tiny.toml --tp 2 --out "
-      "out/h\n"
+      "  tandem launch --hosts hosts.txt -n 2 -- tandem train configs/tiny.toml --tp 2 --out "
+      "out/hosts\n"
       "  tandem launch --probe 64 --tp 4 --pp 2\n"
       "  tandem launch --probe 512 --tp 8 --pp 8 --json -");
   command->callback([options] { launch(*options); });

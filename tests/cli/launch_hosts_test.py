@@ -18,7 +18,7 @@ case $1 in
 unknown*) echo "ssh: Could not resolve hostname $1" >&2; exit 255 ;;
 silent*) exec sleep 100 ;;
 secret*) sed 's/"secret":"[0-9a-f]*"/"secret":"0123456789abcdef0123"/' | sh -c "$2" ;;
-other*) exec /bin/sh -c "cd / && exec $OTHER_PROGRAM launch --executor" ;;
+other*) exec "$OTHER_PROGRAM" launch --executor ;;
 *) host=$1 exec /bin/sh -c "$2" ;;
 esac
 """
@@ -32,7 +32,7 @@ class Hosts:
         self.shell.chmod(0o755)
 
     def options(self, *lines):
-        file = self.folder / "hosts.txt"
+        file = self.folder / f"hosts{len(list(self.folder.glob('hosts*.txt')))}.txt"
         file.write_text("\n".join(lines) + "\n")
         return ["--hosts", str(file), "--remote-shell", str(self.shell)]
 
@@ -101,6 +101,13 @@ def hostile(hosts):
     hosts.refused(code, "host silent1: its executor has not connected to port ", ["a", "silent1"], "--start-timeout",
                   "0.5", *run)
     hosts.refused(code, "the secret of this launch is not its own", ["a", "secret1"], *run)
+    program, note = hosts.folder / "other", b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0"
+    data = bytearray(pathlib.Path(hosts.tandem).read_bytes())
+    data[data.index(note) + len(note)] ^= 255  # of the build ID
+    program.write_bytes(data)
+    program.chmod(0o755)
+    hosts.refused(2, "host other1 runs Tandem ", ["other1"], *run,
+                  env={**os.environ, "OTHER_PROGRAM": str(program)})
     if subprocess.run([hosts.tandem, "launch", "--executor"], input="{}", capture_output=True,
                       text=True).returncode != 2:
         sys.exit("expected settings that are none to be refused")
@@ -112,7 +119,7 @@ def processes(hosts):
     if sorted(result.stdout.splitlines()) != ["[0] 0/3 0/1", "[1] 1/3 0/2", "[2] 2/3 1/2"] or sorted(
             result.stderr.splitlines()) != ["[0] e0", "[1] e1", "[2] e2"] or result.returncode != 0:
         sys.exit(f"output of three ranks: {result}")
-    result = hosts.launch(["a", "b"], "-n", "2", "--", "sh", "-c", "[ $RANK = 0 ] || exit 7; exec sleep 60")
+    result = hosts.launch(["a", "b"], "-n", "2", "--", "sh", "-c", "[ $RANK = 1 ] || exec sleep 0.5; exit 7")
     if result.returncode != 7 or " on b) ended with exit status 7\n" not in result.stderr:
         sys.exit(f"a failing rank: {result}")
 
@@ -128,23 +135,30 @@ def main():
         reference = Run(tandem, folder, "reference", [], steps)
         # Ranks of two hosts, whose secret and store are those of the launch.
         HostsRun(tandem, folder, "hosts", hosts.options("a", "b"), steps).ends_like(reference.ends_like(reference))
-        # One rank of each host, and one that is stopped; then all of a host, on hosts with spares.
+        # One rank of each host, and one that is stopped; then all of a host: from the checkpoint with spares and new
+        # processes, one spare lost with it, or from copies in the memory of the other host.
         run = HostsRun(tandem, folder, "ranks", [*hosts.options("a", "b"), "--spares", "2", "--restarts", "1"], steps)
         for at, (rank, number) in enumerate([(0, signal.SIGKILL), (3, signal.SIGSTOP), (2, signal.SIGKILL)]):
             run.hurt(rank, number, 1 + at)
         run.ends_like(reference)
-        for spares in (["--spares", "2"], ["--restarts", "2"]):
-            run = HostsRun(tandem, folder, "host" + spares[0], [*hosts.options("a slots=2", "b slots=2", "c slots=0"),
-                                                               *spares], steps)
-            run.wait_until("a step", lambda: run.step() >= 2)
+        copies = ["--set", "checkpoint.every=1000", "--set", "checkpoint.snapshot_every=8", "--set",
+                  "checkpoint.peer_copy=true"]
+        for name, launch, job, target in [
+                ("mixed", [*hosts.options("b", "a"), "--spares", "2", "--restarts", "1"], [], "b"),
+                ("copies", [*hosts.options("b", "a", "c slots=0"), "--spares", "2"], copies, "c")]:
+            run = HostsRun(tandem, folder, name, launch, steps, job=job)
+            run.wait_until("a step", lambda: run.step() >= 15)  # the copies are sent in the background
             os.kill(run.executors()["a"], signal.SIGKILL)
             run.wait_until("recovery", lambda: len(run.events("recovered")) == 2)
             run.ends_like(reference)
             for event in run.events("recovered"):
-                if event["host"] != "a" or event["replacement_host"] != "c":
-                    run.fail(f"expected the loss of a and a replacement on c: {event}")
-            if " on a) was lost with its host: its executor has ended in step " not in run.log.read_text():
+                if event["host"] != "a" or event["replacement_host"] != target or event["rank"] < 2:
+                    run.fail(f"expected the loss of a and a replacement on {target}: {event}")
+            log = run.log.read_text()
+            if " on a) was lost with its host: its executor has ended in step " not in log:
                 run.fail("expected a line for each rank of the lost host")
+            if ("of rank 2 from its copy" in log) != bool(job):
+                run.fail("expected the copies to be used")
         # The launcher dies: no rank is left.
         run = HostsRun(tandem, folder, "launcher", hosts.options("a", "b"), 10**6)
         run.wait_until("a step", lambda: run.step() >= 2)
