@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # netns_run.sh [--hosts N] [--ranks N] [--rate RATE] [--delay TIME] [--mtu BYTES]
-#              [--congestion reno|cubic|bbr] [--burst SIZE] COMMAND [ARG...]
+#              [--congestion reno|cubic|bbr] [--burst SIZE] [--once] COMMAND [ARG...]
 #
 # Runs COMMAND under mpirun, one rank (or --ranks) on each of N hosts that share only the processor:
 # network namespaces with their own host names, joined by a bridge, each link limited by a token
-# bucket (tc tbf) and, with --delay, delayed (tc netem). Needs root. Exit status: COMMAND's; 77 if
+# bucket (tc tbf) and, with --delay, delayed (tc netem). With --once, COMMAND runs once, on the first
+# host 10.77.0.1, and $NETNS_SHELL HOST COMMAND runs another on 10.77.0.1, 10.77.0.2, …. Needs root. Exit status: COMMAND's; 77 if
 # this machine cannot create such hosts, with the reason.
 set -eu
 
-hosts=2 ranks=1 rate=1gbit delay= mtu=1500 congestion=reno burst=
+hosts=2 ranks=1 rate=1gbit delay= mtu=1500 congestion=reno burst= once=
 while [ $# -gt 0 ]; do
   case $1 in
     --hosts) hosts=$2; shift 2 ;;
@@ -18,12 +19,13 @@ while [ $# -gt 0 ]; do
     --mtu) mtu=$2; shift 2 ;;
     --congestion) congestion=$2; shift 2 ;;
     --burst) burst=$2; shift 2 ;;
+    --once) once=1; shift ;;
     --) shift; break ;;
-    -*) echo "netns_run.sh: $1: expected --hosts, --ranks, --rate, --delay, --mtu, --congestion or --burst" >&2; exit 2 ;;
+    -*) echo "netns_run.sh: $1: expected --hosts, --ranks, --rate, --delay, --mtu, --congestion, --burst or --once" >&2; exit 2 ;;
     *) break ;;
   esac
 done
-[ $# -gt 0 ] || { sed -n '2,9s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] || { sed -n '2,10s/^# \?//p' "$0" >&2; exit 2; }
 
 skip() { echo "netns_run.sh: skipped: $1" >&2; exit 77; }
 [ "$(id -u)" = 0 ] || skip "needs root"
@@ -77,6 +79,11 @@ exec ip netns exec $name-\$host unshare --uts sh -c "hostname $name-\$host; \$*"
 EOF
 chmod +x "$agent"
 
+if [ -n "$once" ]; then
+  export NETNS_SHELL=$agent
+  ip netns exec "$name-1" unshare --uts sh -c 'hostname "$0" && exec "$@"' "$name-1" "$@"
+  exit
+fi
 list=$name-1:$ranks  # by name, so that mpirun recognizes its own host
 for ((i = 2; i <= hosts; ++i)); do list=$list,10.77.0.$i:$ranks; done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

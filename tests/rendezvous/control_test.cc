@@ -273,7 +273,7 @@ TEST_F(Environment, GivesRankAndSize) {
   EXPECT_EQ(launch->rank, 3);
   EXPECT_EQ(launch->local_rank, 1);
   EXPECT_EQ(launch->host, "gpu003");
-  EXPECT_EQ(launch->port, 20000 + 1234567 % 20000);
+  EXPECT_EQ(launch->port, 20000 + 1234567 % 12000);
   set({{"SLURM_STEP_ID", "0"}});
   EXPECT_EQ(launched_by_environment()->port, launch->port);
   set({{"SLURM_STEP_ID", "1"}});  // a concurrent step of the same job
@@ -401,6 +401,8 @@ TEST_F(Environment, NodeListsBeginWithTheirFirstHost) {
   EXPECT_EQ(first_host("gpu1,gpu2"), "gpu1");
   EXPECT_EQ(first_host("gpu[01,05]"), "gpu01");
   EXPECT_EQ(first_host("gpu[12]"), "gpu12");
+  EXPECT_EQ(first_host("rack[3-4]n[07,9]-ib,login"), "rack3n07-ib");
+  EXPECT_EQ(first_host("10.77.0.[1-2]"), "10.77.0.1");
 }
 
 }  // namespace

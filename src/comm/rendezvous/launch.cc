@@ -50,11 +50,18 @@ std::optional<MpiLaunch> launched_by_some_mpi() {
 }
 
 std::string first_host(std::string_view nodes) {
-  const size_t comma = nodes.find_first_of(",[");
-  std::string host(nodes.substr(0, comma));
-  if (comma != nodes.npos && nodes[comma] == '[') {
-    const std::string_view list = nodes.substr(comma + 1);
+  std::string host;
+  size_t at = 0;
+  while (at < nodes.size() && nodes[at] != ',') {
+    if (nodes[at] != '[') {
+      host += nodes[at++];
+      continue;
+    }
+    const std::string_view list = nodes.substr(at + 1);
     host += list.substr(0, list.find_first_of(",-]"));
+    const size_t end = list.find(']');
+    if (end == list.npos) break;
+    at += 1 + end + 1;
   }
   return host;
 }
@@ -113,10 +120,10 @@ std::optional<Launch> launched_by_environment() {
     }
     launch.one_host = nodes.find_first_of(",[") == nodes.npos;
     launch.world = "slurm " + text("SLURM_JOB_ID") + "." + text("SLURM_STEP_ID");
-    // Concurrent steps of a job have other ports.
+    // Concurrent steps of a job have other ports, below those that the system gives to clients.
     const uint64_t id = uint64_t(number("SLURM_JOB_ID", 0, 2147483647));
     const uint64_t step = std::strtoull(text("SLURM_STEP_ID").c_str(), nullptr, 10);
-    launch.port = int(20000 + (id + 997 * step) % 20000);
+    launch.port = int(20000 + (id + 997 * step) % 12000);
     launch.port_from = "SLURM_JOB_ID=" + text("SLURM_JOB_ID");
   } else {
     refuse_half("RANK", "WORLD_SIZE");
