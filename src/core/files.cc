@@ -112,6 +112,7 @@ std::string read_file(const std::string& path, Source source) {
       if (got < 0) throw_errno(path, "cannot read");
       if (got == 0) break;
       done += size_t(got);
+      bytes_moved += uint64_t(got);
     }
     text.resize(done);
   } catch (const std::bad_alloc&) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -50,14 +51,41 @@ Json entry_in(const Json& entries, const std::string& key) {
 std::mutex memory_mutex;
 std::map<std::string, Json> memory;
 
+/// Identity of a file's content: the file is replaced as a whole when it changes.
+struct FileVersion {
+  std::string path;
+  ino_t inode = 0;
+  off_t bytes = 0;
+  int64_t seconds = 0, nanoseconds = 0;
+
+  static FileVersion of(const std::string& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return {path};
+    return {path, status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+  }
+  bool operator==(const FileVersion&) const = default;
+};
+
+FileVersion read_version;
+Json read_entries = Json::object();  ///< of that version
+
+/// Entries of the tuner's file, parsed again only if it has changed. The caller holds the mutex.
+const Json& file_entries() {
+  FileVersion version = FileVersion::of(tuner_file_path());
+  if (version != read_version) {
+    read_entries = read_tuner_file(version.path);
+    read_version = std::move(version);
+  }
+  return read_entries;
+}
+
 /// Entry of a key in memory. The caller holds the mutex. Shipped times have keys without the
 /// machine's part.
 const Json& known_entry(const std::string& machine, const std::string& key) {
   const auto [found, fresh] = memory.try_emplace(key);
   if (fresh) {
     Json entry = entry_in(shipped_times(), key);
-    entry.merge_patch(
-        entry_in(read_tuner_file(tuner_file_path()), fmt::format("{} | {}", machine, key)));
+    entry.merge_patch(entry_in(file_entries(), fmt::format("{} | {}", machine, key)));
     found->second = std::move(entry);
   }
   return found->second;
@@ -182,6 +210,7 @@ const Json& shipped_times() {
 void forget_tuned() {
   const std::lock_guard lock(memory_mutex);
   memory.clear();
+  read_version = {};
 }
 
 size_t choose(Communicator& comm, const std::string& key, std::span<const std::string> names,

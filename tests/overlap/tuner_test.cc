@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/env.h"
+#include "core/files.h"
 #include "core/machine.h"
 #include "core/version.h"
 #include "gemm/gemm.h"
@@ -77,6 +78,32 @@ TEST_P(Tuner, GainsBelowTheMarginAreIgnored) {
     EXPECT_EQ(chosen({100, 97, 96.9}, {0.02, 0.01}), 1u);
     EXPECT_EQ(chosen({100, 97, 90}, {0.02, 0.01}), 2u);
   });
+}
+
+TEST_P(Tuner, ReadsTheFileOnceUntilItChanges) {
+  if (mpi_world()) GTEST_SKIP() << "threads only: memory is cleared from outside";
+  if (ranks() != 2) GTEST_SKIP() << "the file is rank 0's: two ranks show everything";
+  const std::string path = env().cache_dir + "/tuner.json";
+  const auto tune_each = [&](const std::vector<std::string>& shapes) {
+    const uint64_t before = file_bytes_moved();
+    run([&](Communicator& comm) {
+      for (const std::string& shape : shapes) {
+        EXPECT_EQ(tune(comm, "test", shape, kNames, times(comm.rank(), {9, 8, 1})), 2u);
+      }
+    });
+    return file_bytes_moved() - before;
+  };
+  const std::vector<std::string> shapes{"read 1", "read 2", "read 3"};
+  tune_each(shapes);  // known from now on
+  forget_tuned();
+  tune_each({shapes[0]});  // reads times that ship with the library, too, in the first test
+  forget_tuned();
+  const uint64_t once = tune_each({shapes[0]});
+  EXPECT_EQ(once, std::filesystem::file_size(path));
+  EXPECT_EQ(tune_each({shapes[1]}), 0u);
+  const std::string text = read_file(path);
+  replace_file(path, text);  // as another process does
+  EXPECT_EQ(tune_each({shapes[2]}), once);
 }
 
 TEST_P(Tuner, KeepsItsChoiceInAFileAndIgnoresADamagedOne) {
