@@ -227,6 +227,21 @@ TEST(Engine, CancelledRequestsEndAndOthersKeepTheirTokens) {
   });
 }
 
+TEST(Engine, WithItsDefaultPagesAllTextsAreWrittenInEachStep) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  on_ranks(1, [&](Communicator& tp) {
+    Engine engine(tp, config, {.capacity = 40, .sequences = 5, .rows = 20});
+    fill_engine(engine, config, tp);
+    for (int i = 0; i < 5; ++i) {
+      engine.submit({.prompt = {1, 2, 3, i}, .max_tokens = 30, .ends = {-1}});
+    }
+    for (int step = 0; step < 30; ++step) EXPECT_EQ(engine.step().size(), 5u) << step;
+    EXPECT_TRUE(engine.is_idle());
+    EXPECT_EQ(engine.stats().preempted, 0);
+  });
+}
+
 TEST(Engine, InvalidRequestsAreRefused) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(kVariants[0]);
