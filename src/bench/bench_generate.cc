@@ -181,6 +181,7 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
   if (q.vocab > 0) config.vocab = q.vocab;
   config.max_seq = q.prompt + q.max_tokens;
   config.check(q.tp);
+  if (on_gpus) check_gpu_generation(config, q.tp);
   if ((q.rate > 0) != (q.requests > 0)) {
     throw InvalidArgument(
         fmt::format("bench generate: --rate {} --requests {}: expected both or "

@@ -8,13 +8,13 @@
 #include "bench/published_models.h"
 #include "cli/bench_output.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "gemm/gemm.h"
-#include "tandem/cuda.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -22,7 +22,8 @@ namespace {
 
 struct GenerateBenchArguments {
   GenerateBench request;
-  std::string device = "cpu", json;
+  DeviceOptions devices;
+  std::string json;
 };
 
 nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult& r,
@@ -110,15 +111,14 @@ void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
 
 void run(GenerateBenchArguments arguments) {
   GenerateBench& q = arguments.request;
-  const bool on_gpus = arguments.device == "gpu";
-  const ModelConfig config = generate_bench_config(q, on_gpus);
+  const ModelConfig config = generate_bench_config(q, arguments.devices.on_gpus());
   q.layers = config.layers;
   q.vocab = config.vocab;
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   WorldOptions world;
   world.ranks = q.tp;
-  const auto run_ranks = on_gpus ? run_gpus : run_world;
-  run_ranks(world, [&](Communicator& comm) { bench(arguments, comm); });
+  set_devices(arguments.devices, world);
+  run_ranks(arguments.devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
 }  // namespace
@@ -160,9 +160,7 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--dtype", request.dtype, "Of weights, keys and values")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
-  command->add_option("--device", arguments->device, "Ranks: threads and processes, or GPUs")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"cpu", "gpu"}));
+  add_device_options(*command, arguments->devices);
   command->add_option("--repeats", request.repeats, "Timed batches, without --rate")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));

@@ -9,13 +9,13 @@
 #include "bench/published_models.h"
 #include "cli/bench_output.h"
 #include "cli/commands.h"
+#include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
 #include "core/output.h"
 #include "gemm/gemm.h"
-#include "tandem/cuda.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -23,8 +23,8 @@ namespace {
 
 struct TrainBenchArguments {
   TrainBench request;
-  std::string device = "cpu", json;
-  int ranks_per_gpu = 1;
+  DeviceOptions devices;
+  std::string json;
 };
 
 /// Time that the step takes longer than the same layers without communication.
@@ -132,18 +132,13 @@ void bench(const TrainBenchArguments& arguments, Communicator& comm) {
 
 void run(TrainBenchArguments arguments) {
   TrainBench& q = arguments.request;
-  const bool on_gpus = arguments.device == "gpu";
-  if (arguments.ranks_per_gpu > 1 && !on_gpus) {
-    throw InvalidArgument(
-        fmt::format("--ranks-per-gpu {}: expected --device gpu with it", arguments.ranks_per_gpu));
-  }
-  q.layers = train_bench_config(q, on_gpus, arguments.ranks_per_gpu > 1).model.layers;
-  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  const DeviceOptions& devices = arguments.devices;
   WorldOptions world;
   world.ranks = q.tp * q.ep;
-  world.ranks_per_gpu = arguments.ranks_per_gpu;
-  const auto run_ranks = on_gpus ? run_gpus : run_world;
-  run_ranks(world, [&](Communicator& comm) { bench(arguments, comm); });
+  set_devices(devices, world);
+  q.layers = train_bench_config(q, devices.on_gpus(), devices.ranks_per_gpu > 1).model.layers;
+  if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
+  run_ranks(devices, world, [&](Communicator& comm) { bench(arguments, comm); });
 }
 
 }  // namespace
@@ -185,14 +180,7 @@ void add_bench_train(CLI::App& bench) {
       ->check(CLI::IsMember({"none", "selective", "full"}));
   command->add_flag("!--not-deterministic", request.deterministic,
                     "GPUs: faster, with other last bits in every run");
-  command->add_option("--device", arguments->device, "Ranks: threads and processes, or GPUs")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"cpu", "gpu"}));
-  command
-      ->add_option("--ranks-per-gpu", arguments->ranks_per_gpu,
-                   "GPUs: so many ranks share the first one (its times are no results)")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 16));
+  add_device_options(*command, arguments->devices);
   command->add_option("--repeats", request.repeats, "Timed steps")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));

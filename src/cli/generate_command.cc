@@ -22,6 +22,7 @@
 #include "core/output.h"
 #include "engine/infer/generation_config.h"
 #include "engine/infer/generator.h"
+#include "engine/infer/rank_model.h"
 #include "engine/model/pretrained.h"
 #include "gemm/gemm.h"
 #include "tandem/communicator.h"
@@ -216,25 +217,6 @@ void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
   }
 }
 
-/// Throws if the kernels on GPUs do not take that model.
-void check_gpu_model(const StoredModel& stored, int tp) {
-  const ModelConfig& config = stored.config;
-  const auto refuse = [&](const std::string& text) {
-    throw Unsupported(fmt::format("{}/config.json: {}", stored.directory, text));
-  };
-  if (config.experts > 0) {
-    refuse(fmt::format("{} experts: expected none with --device gpu", config.experts));
-  }
-  const auto check = [&](const char* key, int64_t value, int64_t unit) {
-    if (value % unit == 0) return;
-    refuse(fmt::format("{} = {}: expected a multiple of {} with --device gpu", key, value, unit));
-  };
-  check("vocab_size", config.vocab, 8 * tp);
-  check("hidden_size", config.hidden, 8);
-  check("intermediate_size", config.ffn, 8 * tp);
-  check("head_dim", config.head_dim, 16);
-}
-
 /// Text of the messages in the file --chat.
 std::string render_chat(const GenerateArguments& arguments, const StoredModel& stored) {
   const auto chat = parse_json<nlohmann::ordered_json>(read_file(arguments.chat));
@@ -275,7 +257,9 @@ void run(GenerateArguments arguments) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
                                   stored.directory, config.vocab, kBos + 1));
   }
-  if (arguments.devices.on_gpus()) check_gpu_model(stored, launched() ? 1 : arguments.ranks);
+  if (arguments.devices.on_gpus()) {
+    check_gpu_generation(config, launched() ? 1 : arguments.ranks);
+  }
   PromptFile file;
   if (!arguments.chat.empty()) arguments.prompt = render_chat(arguments, stored);
   if (!arguments.prompts.empty()) file = read_prompts(arguments, stored);

@@ -40,6 +40,20 @@ RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
       cache(exec, config, layout, rope, dtype, size),
       context{tp, config, layout, weights, dtype, cache, codec, exec} {}
 
+void check_gpu_generation(const ModelConfig& config, int tp) {
+  if (config.experts > 0) {
+    throw Unsupported(fmt::format("{} experts: expected none on GPUs", config.experts));
+  }
+  const auto check = [](const char* key, int64_t value, int64_t unit) {
+    if (value % unit == 0) return;
+    throw Unsupported(fmt::format("{} = {}: expected a multiple of {} on GPUs", key, value, unit));
+  };
+  check("vocab_size", config.vocab, 8 * tp);
+  check("hidden_size", config.hidden, 8);
+  check("intermediate_size", config.ffn, 8 * tp);
+  check("head_dim", config.head_dim, 16);
+}
+
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens) {
   if (tokens.empty()) throw InvalidArgument("tokens: expected at least one");
   for (size_t i = 0; i < tokens.size(); ++i) {

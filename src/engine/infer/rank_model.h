@@ -23,6 +23,9 @@ struct RankModel {
   DecoderContext context;
 };
 
+/// Throws Unsupported naming the size of the model that the kernels on GPUs do not take.
+void check_gpu_generation(const ModelConfig& config, int tp);
+
 /// Throws InvalidArgument naming the token that is outside the vocabulary, or if there are none.
 void check_tokens(const ModelConfig& config, std::span<const int32_t> tokens);
 

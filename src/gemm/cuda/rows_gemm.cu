@@ -9,6 +9,7 @@
 #include "core/cuda/early_start.cuh"
 #include "core/cuda/element.cuh"
 #include "core/cuda/load_module.cuh"
+#include "core/cuda/multiply_tile.cuh"
 #include "tandem/error.h"
 
 namespace tandem::gpu {
@@ -37,15 +38,6 @@ __device__ void copy_chunk(uint4* to, const __nv_bfloat16* from) {
 /// Chunk c of 16 bytes of a row: lanes that read together, of two rows, are in all banks.
 __device__ uint4* chunk_at(uint4* stage, int row, int c) {
   return stage + row * (kStep / 8) + (c ^ (row % 2 * 4));
-}
-
-__device__ void multiply(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                         uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /// kTiles: of kTileColumns rows of a.
@@ -103,8 +95,8 @@ __global__ void __launch_bounds__(kRowsThreads) rows_gemm_kernel(const RowsParam
       const uint4 v = *chunk_at(stage, lane / 4 + 8, half * 4 + lane % 4);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        multiply(sum[t], w.x, v.x, w.y, v.y, x[t][half].x, x[t][half].y);
-        multiply(sum[t], w.z, v.z, w.w, v.w, x[t][half].z, x[t][half].w);
+        multiply_tile(sum[t], {w.x, v.x, w.y, v.y}, {x[t][half].x, x[t][half].y});
+        multiply_tile(sum[t], {w.z, v.z, w.w, v.w}, {x[t][half].z, x[t][half].w});
       }
     }
   }
