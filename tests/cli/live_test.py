@@ -340,8 +340,13 @@ def test_training_starts_it(folder):
                 break
         expect(port, "no page")
         if end:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/state.json", timeout=20) as answer:
-                expect(json.loads(answer.read())["layout"].startswith("tp 2"), "the run's layout")
+            limit, layout = time.time() + 20, None
+            while not layout:  # the page reads the run's files at intervals
+                expect(time.time() < limit, "no layout")
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/state.json", timeout=20) as answer:
+                    layout = json.loads(answer.read())["layout"]
+                time.sleep(0.05)
+            expect(layout.startswith("tp 2"), layout)
             process.send_signal(end)
         process.communicate()
         expect(process.returncode == (0 if end is None else -end), process.returncode)
