@@ -23,7 +23,6 @@ STATEMENTS = {"return", "else", "throw", "case", "new", "delete", "co_return", "
 HOOKS = {"initial_work_tile_info", "is_last_tile", "load_auxiliary", "is_producer_load_needed"}  # CUTLASS
 # For callers outside this repository, or for what only a test can need.
 ALLOWED = {"add_whole_codec": "a codec that is not the library's own",
-           "cancel": "a client that hangs up",
            "forget_tuned": "stands for a new process that reads the tuner's file"}
 
 

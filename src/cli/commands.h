@@ -38,6 +38,7 @@ void add_plan_placements(CLI::App& plan);
 /// `tandem plan --fit`
 void add_plan_fit(CLI::App& plan);
 void add_report(CLI::App& app);
+void add_serve(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_trace(CLI::App& app);
 void add_tune(CLI::App& app);

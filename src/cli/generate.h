@@ -7,7 +7,6 @@
 
 #include "cli/commands.h"
 #include "cli/devices.h"
-#include "engine/chat/chat_template.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/infer/engine.h"
 #include "engine/infer/sampling.h"
@@ -29,13 +28,6 @@ struct GenerateArguments {
   CodecPolicy policy;         ///< parsed from `codec`
 };
 
-/// Tokens of a prompt. A model of another program that adds no token before a text is given none,
-/// unless the text is empty.
-std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text);
-/// Tokens of a chat's text, which has all tokens before a text that the model wants.
-std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text);
-/// The template of the model's folder. Throws ConfigError if the model has none, or no tokenizer.
-ChatTemplate open_chat_template(const StoredModel& stored);
 /// Writes to standard output.
 void put(const std::string& text);
 

@@ -24,38 +24,12 @@
 #include "engine/infer/generator.h"
 #include "engine/infer/rank_model.h"
 #include "engine/model/pretrained.h"
+#include "engine/serve/prompt_tokens.h"
 #include "gemm/gemm.h"
 #include "tandem/communicator.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
-
-std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text) {
-  std::vector<int32_t> tokens;
-  if (!stored.tokenizer) {
-    ByteTokenizer().append(text, tokens);
-    return tokens;
-  }
-  const TextTokenizer& tokenizer = *stored.tokenizer;
-  const bool begins =
-      tokenizer.adds_before() || text.empty() || path_exists(stored.directory + "/state.json");
-  begins ? tokenizer.append(text, tokens) : tokenizer.append_text(text, tokens);
-  return tokens;
-}
-
-std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text) {
-  std::vector<int32_t> tokens;
-  stored.tokenizer->append_text(text, tokens);
-  return tokens;
-}
-
-ChatTemplate open_chat_template(const StoredModel& stored) {
-  if (!stored.tokenizer) {
-    throw ConfigError(
-        fmt::format("{}: no tokenizer: a chat is expected of a model with one", stored.directory));
-  }
-  return read_chat_template(stored.directory);
-}
 
 void put(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);

@@ -17,6 +17,7 @@
 #include "core/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/model/pretrained.h"
+#include "engine/serve/prompt_tokens.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {

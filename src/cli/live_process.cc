@@ -16,7 +16,7 @@ namespace tandem::cli {
 
 LiveProcess::LiveProcess(const std::string& address, const std::string& dir) {
   if (address.empty()) return;
-  parse_live_address(address);
+  parse_listen_address("--live", address);
   std::vector<std::string> words{
       "tandem", "report", "--live=" + address, "--live-parent=" + std::to_string(::getpid()),
       "--",     dir};

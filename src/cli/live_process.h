@@ -10,8 +10,8 @@ namespace tandem::cli {
 /// Ends with its process. If the page cannot be served, the process says so, and the run continues.
 class LiveProcess {
  public:
-  /// `address`: as parse_live_address takes it; empty: no process. Construct it before signals are
-  /// blocked. Throws InvalidArgument for another address.
+  /// `address`: as parse_listen_address takes it; empty: no process. Construct it before signals
+  /// are blocked. Throws InvalidArgument for another address.
   LiveProcess(const std::string& address, const std::string& dir);
   ~LiveProcess();
   LiveProcess(const LiveProcess&) = delete;

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cli/http_listen.h"
 #include "cli/output.h"
 #include "core/printable.h"
 #include "engine/config/config.h"
@@ -146,16 +147,6 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
   }
 
  private:
-  /// A page of another site may give its name this address: its scripts must not read the run.
-  bool is_local_name(std::string_view host) const {
-    if (!is_local_) return true;
-    for (const std::string_view name : {"localhost", "127.0.0.1", "[::1]"}) {
-      if (host == name) return true;
-      if (host.starts_with(name) && host.substr(name.size()).starts_with(':')) return true;
-    }
-    return false;
-  }
-
   void answer() {
     const auto& request = request_.get();
     const bool is_head = request.method() == http::verb::head;
@@ -163,7 +154,7 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
       return send(http::status::method_not_allowed, "text/plain", make_text("only GET\n"), false);
     }
     const auto host = request[http::field::host];
-    if (!is_local_name({host.data(), host.size()})) {
+    if (is_local_ && !is_local_name({host.data(), host.size()})) {
       return send(http::status::forbidden, "text/plain", make_text("unknown host name\n"), is_head);
     }
     const std::string_view target(request.target().data(), request.target().size());
@@ -250,15 +241,15 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
 class LiveServer {
  public:
   explicit LiveServer(const LiveServerOptions& options)
-      : options_(options), pages_(options.dir), acceptor_(context_), timer_(context_) {
-    listen();
+      : options_(options),
+        pages_(options.dir),
+        acceptor_(listen_at(context_, options.address, "live page")),
+        timer_(context_) {
     const tcp::endpoint at = acceptor_.local_endpoint();
     is_local_ = at.address().is_loopback();
-    const std::string host = at.address().is_v6() ? fmt::format("[{}]", at.address().to_string())
-                             : at.address().is_unspecified() ? options.address.host
-                                                             : at.address().to_string();
-    complain(fmt::format("Live page of {}: http://{}:{}/{}", single_line(options.dir), host,
-                         at.port(), is_local_ ? "" : ", for everyone who reaches this machine"));
+    complain(fmt::format("Live page of {}: {}{}", single_line(options.dir),
+                         url_of(at, options.address),
+                         is_local_ ? "" : ", for everyone who reaches this machine"));
   }
 
   void run() {
@@ -270,24 +261,6 @@ class LiveServer {
   }
 
  private:
-  void listen() {
-    const std::string name = fmt::format("{}:{}", options_.address.host, options_.address.port);
-    try {
-      tcp::resolver resolver(context_);
-      const auto found =
-          resolver.resolve(options_.address.host, std::to_string(options_.address.port),
-                           tcp::resolver::passive | tcp::resolver::numeric_service);
-      const tcp::endpoint endpoint = found.begin()->endpoint();
-      acceptor_.open(endpoint.protocol());
-      acceptor_.set_option(tcp::acceptor::reuse_address(true));
-      acceptor_.bind(endpoint);
-      acceptor_.listen();
-    } catch (const boost::system::system_error& error) {
-      throw IoError(fmt::format("live page at {}: cannot listen: {}", printable(name),
-                                error.code().message()));
-    }
-  }
-
   void accept() {
     acceptor_.async_accept([this](const ErrorCode& error, tcp::socket socket) {
       if (!error && clients_.count < kMaxClients) {

@@ -3,21 +3,15 @@
 // the run nothing.
 #pragma once
 
-#include <cstdint>
 #include <string>
+
+#include "cli/listen_address.h"
 
 namespace tandem::cli {
 
-struct LiveAddress {
-  std::string host = "127.0.0.1";  ///< name or address
-  uint16_t port = 0;               ///< 0: a free one
-};
-/// Parses "[HOST:]PORT", with an IPv6 address in brackets. Throws InvalidArgument.
-LiveAddress parse_live_address(const std::string& text);
-
 struct LiveServerOptions {
   std::string dir;  ///< OUT of the run, which need not be there yet
-  LiveAddress address;
+  ListenAddress address;
   int parent = 0;  ///< if not 0: ends once this is not the parent's process id
 };
 

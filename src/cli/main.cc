@@ -143,6 +143,7 @@ int main(int argc, char** argv) {
   tandem::cli::add_tokenize(app);
   tandem::cli::add_trace(app);
   tandem::cli::add_generate(app);
+  tandem::cli::add_serve(app);
   tandem::cli::add_bench(app);
   tandem::cli::add_plan(app);
   tandem::cli::add_check_layout(app);

@@ -68,7 +68,7 @@ void add_report(CLI::App& app) {
     const std::filesystem::path path = *dir;
     if (!live->address.empty()) {
       now_doing("the live page of " + *dir);
-      return serve_live({*dir, parse_live_address(live->address), live->parent});
+      return serve_live({*dir, parse_listen_address("--live", live->address), live->parent});
     }
     check_folder(path);
     if (*complete) {

@@ -91,13 +91,15 @@ int64_t Engine::submit(Request request) {
   return next_id_++;
 }
 
-void Engine::cancel(int64_t request) {
+bool Engine::cancel(int64_t request) {
   for (Texts* texts : {&waiting_, &running_}) {
     const auto found = std::ranges::find(*texts, request, [](auto& text) { return text->id; });
     if (found == texts->end()) continue;
     release(**found);
     texts->erase(found);
+    return true;
   }
+  return false;
 }
 
 std::vector<TokenEvent> Engine::step() {

@@ -79,8 +79,9 @@ class Engine {
   /// InvalidArgument if the request is invalid, or its prompt has `capacity` tokens or more, or all
   /// pages are too few for it.
   int64_t submit(Request request);
-  /// Drops a request that is not finished; of others nothing is done. It has no further event.
-  void cancel(int64_t request);
+  /// Drops a request, which then has no further event. Whether it was unfinished: otherwise nothing
+  /// is done.
+  bool cancel(int64_t request);
   /// Runs some rows of the requests; returns the tokens written, at most one for each.
   std::vector<TokenEvent> step();
   /// Whether all requests are finished.

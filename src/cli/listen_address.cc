@@ -1,4 +1,4 @@
-#include "cli/live_server.h"
+#include "cli/listen_address.h"
 
 #include <fmt/format.h>
 
@@ -11,12 +11,12 @@
 
 namespace tandem::cli {
 
-LiveAddress parse_live_address(const std::string& text) {
+ListenAddress parse_listen_address(const std::string& option, const std::string& text) {
   const auto fail = [&] {
-    throw InvalidArgument(
-        fmt::format("--live {}: expected [HOST:]PORT, a port from 0 to 65535", printable(text)));
+    throw InvalidArgument(fmt::format("{} {}: expected [HOST:]PORT, a port from 0 to 65535", option,
+                                      printable(text)));
   };
-  LiveAddress address;
+  ListenAddress address;
   std::string_view port = text;
   if (const size_t colon = text.rfind(':'); colon != std::string::npos) {
     address.host = text.substr(0, colon);

@@ -1,0 +1,217 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cli/commands.h"
+#include "cli/completion_server.h"
+#include "cli/devices.h"
+#include "cli/output.h"
+#include "cli/stop_signals.h"
+#include "cli/usage.h"
+#include "comm/exec.h"
+#include "core/machine.h"
+#include "core/printable.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/infer/generation_config.h"
+#include "engine/model/pretrained.h"
+#include "engine/serve/prompt_tokens.h"
+#include "engine/serve/serve_loop.h"
+#include "gemm/gemm.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+constexpr int64_t kMaxContext = 4096;  // unless --context says more
+constexpr char kKeyVariable[] = "TANDEM_API_KEY";
+
+struct ServeArguments {
+  std::string directory, address = "8000", name, dtype, codec = "none";
+  int ranks = 1;
+  DeviceOptions devices;
+  int64_t batch = 16, context = 0, prompt_rows = 0, queue = 256;
+};
+
+/// Last folder of the model's path.
+std::string default_name(const std::string& directory) {
+  const std::filesystem::path path = std::filesystem::absolute(directory).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+ServedModel make_served_model(const ServeArguments& arguments, const StoredModel& stored) {
+  ServedModel model;
+  model.stored = &stored;
+  model.name = arguments.name.empty() ? default_name(arguments.directory) : arguments.name;
+  const GenerationDefaults defaults = read_generation_defaults(stored.directory, note);
+  if (stored.tokenizer) model.ends = defaults.ends;
+  model.sampling.temperature = defaults.temperature.value_or(1);
+  model.sampling.top_k = defaults.top_k.value_or(0);
+  model.sampling.top_p = defaults.top_p.value_or(1);
+  try {
+    check(model.sampling);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("{}/generation_config.json: {}", stored.directory, error.what()));
+  }
+  try {
+    model.chat = open_chat_template(stored);
+  } catch (const ConfigError& error) {
+    model.chat_problem = error.what();
+  }
+  const int64_t max_seq = stored.config.max_seq;
+  model.capacity = arguments.context == 0 ? std::min(max_seq, kMaxContext) : arguments.context;
+  if (model.capacity > max_seq) {
+    throw InvalidArgument(
+        fmt::format("--context {}: expected at most {}, the model's", model.capacity, max_seq));
+  }
+  return model;
+}
+
+EngineOptions engine_options(const ServeArguments& arguments, const ServedModel& model,
+                             const CodecPolicy& policy) {
+  int64_t prompt_rows = arguments.prompt_rows;
+  if (prompt_rows == 0) prompt_rows = arguments.devices.on_gpus() ? 2048 : 64;
+  EngineOptions options;
+  options.dtype = parse_dtype(arguments.dtype);
+  options.capacity = model.capacity;
+  options.sequences = arguments.batch;
+  options.rows = arguments.batch + prompt_rows;
+  options.overlap.strategy = Strategy::serial;  // too few rows to overlap
+  options.codec = policy;
+  options.tokenizer = model.stored->tokenizer.get();
+  return options;
+}
+
+/// Ends the loop of rank 0 on the first request to stop.
+class StopWatch {
+ public:
+  StopWatch(const StopSignals& signals, ServeLoop& loop)
+      : thread_([&signals, &loop](const std::stop_token& over) {
+          while (!over.stop_requested() && !signals.came()) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          }
+          loop.end();
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+void serve(Communicator& tp, const ServedModel& model, const EngineOptions& options,
+           CompletionServer* server, ServeLoop& loop, const StopSignals& signals) {
+  Engine engine(tp, model.stored->config, options);
+  load_parameters(model.stored->weights, engine.parameter_list(), make_exec(tp),
+                  engine.parameters());
+  engine.parameters_changed();
+  if (tp.rank() != 0) return loop.run(tp, engine, {});
+  server->open(model, loop);
+  complain(fmt::format("Serving {} at {}{}", single_line(model.name), server->url(),
+                       server->is_local() ? "" : ", for everyone who reaches this machine"));
+  const StopWatch watch(signals, loop);
+  loop.run(tp, engine, [&](std::vector<TokenEvent> tokens) { server->deliver(std::move(tokens)); });
+  server->close();
+}
+
+void run(ServeArguments arguments) {
+  if (arguments.dtype.empty()) arguments.dtype = arguments.devices.on_gpus() ? "bf16" : "f32";
+  const CodecPolicy policy = CodecPolicy::parse(arguments.codec);
+  const ListenAddress address = parse_listen_address("--port", arguments.address);
+  WorldOptions world;
+  world.ranks = arguments.ranks;
+  set_devices(arguments.devices, world);
+  now_doing("serving " + arguments.directory);
+  const StopSignals signals(speaks() ? "ends with the texts that are being written; again: at once"
+                                     : "");
+  std::unique_ptr<CompletionServer> server;
+  if (speaks()) {
+    const char* key = std::getenv(kKeyVariable);
+    server = start_completion_server({address, key ? key : ""});
+  }
+  const StoredModel stored = open_model(arguments.directory, note);
+  const ServedModel model = make_served_model(arguments, stored);
+  if (!stored.tokenizer && stored.config.vocab <= kBos) {
+    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
+                                  stored.directory, stored.config.vocab, kBos + 1));
+  }
+  if (arguments.devices.on_gpus()) {
+    check_gpu_generation(stored.config, launched() ? 1 : arguments.ranks);
+  }
+  if (!launched()) stored.config.check(arguments.ranks);
+  ServeLoop loop(arguments.queue);
+  run_ranks(arguments.devices, world, [&](Communicator& tp) {
+    tp.require_same("the model", stored.identity);
+    tp.require_same("options", fmt::format("--context {} --batch {} --prompt-rows {} --dtype {} "
+                                           "--codec {}",
+                                           model.capacity, arguments.batch, arguments.prompt_rows,
+                                           arguments.dtype, policy.describe()));
+    policy.require_used(stored.config, tp.size());
+    set_kernel_threads(threads_per_rank(tp.size()));
+    serve(tp, model, engine_options(arguments, model, policy), server.get(), loop, signals);
+  });
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  auto arguments = std::make_shared<ServeArguments>();
+  auto* command = app.add_subcommand("serve", "Answer requests for texts by HTTP, as OpenAI does");
+  command
+      ->add_option("dir", arguments->directory,
+                   "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
+      ->required();
+  command
+      ->add_option("--port", arguments->address,
+                   "[HOST:]PORT to listen at (0: a free port; default host: 127.0.0.1, this "
+                   "machine only)")
+      ->capture_default_str();
+  command->add_option("--name", arguments->name,
+                      "Of the model, as requests give it (default: its folder's)");
+  command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--batch", arguments->batch, "Texts that are written at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--context", arguments->context,
+                   fmt::format("Max tokens of a prompt and its text (default: the model's, at "
+                               "most {})",
+                               kMaxContext))
+      ->check(CLI::Range(int64_t(2), int64_t(1) << 24));
+  command
+      ->add_option("--prompt-rows", arguments->prompt_rows,
+                   "Rows of a step for new prompts (default: 64 on CPUs, 2048 on GPUs)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      ->add_option("--queue", arguments->queue,
+                   "Texts that are written or wait, at most; others get status 429")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--dtype", arguments->dtype,
+                   "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  add_device_options(*command, arguments->devices);
+  command
+      ->add_option("--codec", arguments->codec,
+                   "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
+                   "embeddings (mlp=int4:g32,embeddings=int8)")
+      ->capture_default_str();
+  command->footer(
+      fmt::format("\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
+                  "too), /v1/models, /tokenize,\n/health, /metrics (Prometheus), and / for a page "
+                  "to try it. If {} is set,\nrequests must give it as a bearer token.\n"
+                  "\nExamples:\n"
+                  "  tandem serve out/tiny --tp 2\n"
+                  "  curl http://127.0.0.1:8000/v1/completions -d '{{\"prompt\": \"int main\", "
+                  "\"max_tokens\": 40}}'\n",
+                  kKeyVariable));
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace tandem::cli

@@ -1,0 +1,153 @@
+#include "engine/serve/completion_answer.h"
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+const char* finish_reason(Finish finish) {
+  return finish == Finish::max_tokens ? "length" : "stop";
+}
+
+}  // namespace
+
+CompletionAnswer::CompletionAnswer(const ServedModel& model, const CompletionRequest& request,
+                                   std::string id)
+    : model_(model),
+      is_chat_(request.is_chat),
+      streams_(request.streams),
+      includes_usage_(request.includes_usage),
+      wants_log_probs_(request.wants_log_probs),
+      prompt_tokens_(request.prompt_tokens),
+      id_((request.is_chat ? "chatcmpl-" : "cmpl-") + std::move(id)),
+      created_(std::time(nullptr)),
+      choices_(request.choices.size()) {}
+
+Json CompletionAnswer::head(const char* object) const {
+  return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.name}};
+}
+
+Json CompletionAnswer::usage() const {
+  return {{"prompt_tokens", prompt_tokens_},
+          {"completion_tokens", tokens_},
+          {"total_tokens", prompt_tokens_ + tokens_}};
+}
+
+std::string CompletionAnswer::text_of(int32_t token) const {
+  if (!model_.stored->tokenizer) return token < 256 ? std::string(1, char(token)) : "";
+  std::string text;
+  bool is_begin = false;
+  model_.stored->tokenizer->decode(token, false, is_begin, text);
+  return text;
+}
+
+Json CompletionAnswer::log_probs_json(std::span<const LogProb> log_probs) const {
+  if (!wants_log_probs_) return nullptr;
+  Json content = Json::array(), tokens = Json::array(), values = Json::array();
+  for (const LogProb& each : log_probs) {
+    const std::string text = text_of(each.token);
+    if (!is_chat_) {
+      tokens.push_back(text);
+      values.push_back(each.value);
+      continue;
+    }
+    Json bytes = Json::array();
+    for (const char byte : text) bytes.push_back(uint8_t(byte));
+    content.push_back({{"token", text},
+                       {"logprob", each.value},
+                       {"bytes", bytes},
+                       {"top_logprobs", Json::array()}});
+  }
+  if (is_chat_) return {{"content", content}};
+  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", nullptr}};
+}
+
+std::string CompletionAnswer::event(Json choice) const {
+  Json json = head(is_chat_ ? "chat.completion.chunk" : "text_completion");
+  json["choices"] = Json::array({std::move(choice)});
+  return "data: " + dump(json) + "\n\n";
+}
+
+std::string CompletionAnswer::begin() const {
+  std::string events;
+  for (size_t i = 0; is_chat_ && i < choices_.size(); ++i) {
+    events += event({{"index", i},
+                     {"delta", {{"role", "assistant"}, {"content", ""}}},
+                     {"logprobs", nullptr},
+                     {"finish_reason", nullptr}});
+  }
+  return events;
+}
+
+std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
+  Choice& choice = choices_[index];
+  ++tokens_;
+  choice.text += token.text;
+  const bool is_text = token.finish != Finish::end_token;
+  const LogProb log_prob{token.token, token.log_prob};
+  if (is_text && wants_log_probs_) choice.log_probs.push_back(log_prob);
+  if (token.finish) {
+    choice.finish = finish_reason(*token.finish);
+    ++num_finished_;
+  }
+  if (!streams_ || (token.text.empty() && !token.finish && !wants_log_probs_)) return "";
+  Json json{{"index", index}};
+  if (is_chat_) {
+    json["delta"] = token.text.empty() ? Json::object() : Json{{"content", token.text}};
+  } else {
+    json["text"] = token.text;
+  }
+  json["logprobs"] = log_probs_json({&log_prob, size_t(is_text)});
+  json["finish_reason"] = choice.finish ? Json(choice.finish) : Json(nullptr);
+  return event(std::move(json));
+}
+
+std::string CompletionAnswer::end() const {
+  std::string events;
+  if (includes_usage_) {
+    Json json = head(is_chat_ ? "chat.completion.chunk" : "text_completion");
+    json["choices"] = Json::array();
+    json["usage"] = usage();
+    events = "data: " + dump(json) + "\n\n";
+  }
+  return events + "data: [DONE]\n\n";
+}
+
+std::string CompletionAnswer::whole() const {
+  Json json = head(is_chat_ ? "chat.completion" : "text_completion");
+  Json choices = Json::array();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const Choice& choice = choices_[i];
+    Json each{{"index", i}};
+    if (is_chat_) {
+      each["message"] = {{"role", "assistant"}, {"content", choice.text}};
+    } else {
+      each["text"] = choice.text;
+    }
+    each["logprobs"] = log_probs_json(choice.log_probs);
+    each["finish_reason"] = choice.finish;
+    choices.push_back(std::move(each));
+  }
+  json["choices"] = std::move(choices);
+  json["usage"] = usage();
+  return dump(json);
+}
+
+std::string models_json(const ServedModel& model) {
+  return dump({{"object", "list"},
+               {"data", Json::array({{{"id", model.name},
+                                      {"object", "model"},
+                                      {"created", 0},
+                                      {"owned_by", "tandem"},
+                                      {"max_model_len", model.capacity}}})}});
+}
+
+}  // namespace tandem

@@ -1,0 +1,305 @@
+#include "engine/serve/completion_request.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "core/json.h"
+#include "core/printable.h"
+#include "engine/serve/prompt_tokens.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxChoices = 128;
+constexpr size_t kMaxStops = 16;
+constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's of a completion
+
+constexpr std::string_view kFields[] = {"model", "max_tokens", "temperature",   "top_p", "top_k",
+                                        "seed",  "stop",       "stream",        "n",     "logprobs",
+                                        "user",  "metadata",   "stream_options"};
+
+/// Field that is understood with one value, that which changes nothing.
+struct NeutralField {
+  std::string_view name, value;  ///< value: as JSON
+};
+constexpr NeutralField kNeutral[] = {{"presence_penalty", "0"},
+                                     {"frequency_penalty", "0"},
+                                     {"logit_bias", "{}"},
+                                     {"store", "false"}};
+constexpr NeutralField kNeutralText[] = {{"best_of", "1"}, {"echo", "false"}, {"suffix", "null"}};
+constexpr NeutralField kNeutralChat[] = {{"response_format", R"({"type":"text"})"},
+                                         {"tools", "[]"},
+                                         {"tool_choice", R"("none")"},
+                                         {"top_logprobs", "0"}};
+
+[[noreturn]] void reject(std::string_view name, const Json& value, std::string_view expected) {
+  throw ApiError(400, fmt::format("{} = {}: expected {}", name, printable(value.dump()), expected),
+                 std::string(name));
+}
+
+bool has(const Json& root, std::string_view name) {
+  const auto found = root.find(name);
+  return found != root.end() && !found->is_null();
+}
+
+template <typename T>
+void take(const Json& root, std::string_view name, T& to) {
+  if (!has(root, name)) return;
+  const Json& value = *root.find(name);
+  if constexpr (std::is_same_v<T, bool>) {
+    if (!value.is_boolean()) reject(name, value, "true or false");
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.is_string()) reject(name, value, "a string");
+  } else if constexpr (std::is_integral_v<T>) {
+    if (!value.is_number_integer()) reject(name, value, "an integer");
+  } else {
+    if (!value.is_number()) reject(name, value, "a number");
+  }
+  to = value.get<T>();
+}
+
+/// Whether `name` is a field with one value; throws if it has another.
+bool is_neutral(std::span<const NeutralField> fields, const std::string& name, const Json& value) {
+  const auto found = std::ranges::find(fields, name, &NeutralField::name);
+  if (found == fields.end()) return false;
+  if (!value.is_null() && value != Json::parse(found->value)) {
+    reject(name, value, fmt::format("{} (nothing else is supported)", found->value));
+  }
+  return true;
+}
+
+void check_fields(const Json& root, bool is_chat) {
+  for (const auto& [name, value] : root.items()) {
+    if (std::ranges::find(kFields, name) != std::end(kFields)) continue;
+    if (is_neutral(kNeutral, name, value)) continue;
+    if (is_chat ? name == "messages" || name == "max_completion_tokens" : name == "prompt") {
+      continue;
+    }
+    if (is_chat ? is_neutral(kNeutralChat, name, value) : is_neutral(kNeutralText, name, value)) {
+      continue;
+    }
+    throw ApiError(400, fmt::format("{}: unknown field", printable(name)), printable(name));
+  }
+}
+
+Json parse_body(std::string_view body) {
+  Json root = parse_json<Json>(body);
+  if (!root.is_object()) throw ApiError(400, "body: expected a JSON object");
+  return root;
+}
+
+void check_model(const ServedModel& model, const Json& root) {
+  std::string name = model.name;
+  take(root, "model", name);
+  if (name == model.name) return;
+  throw ApiError(404, fmt::format("model = {}: expected {}", printable(name), model.name), "model",
+                 "model_not_found");
+}
+
+std::vector<std::string> parse_stops(const Json& value) {
+  constexpr auto kExpected = "a string or a list of up to 16 strings";
+  if (value.is_string()) return {value.get<std::string>()};
+  if (!value.is_array() || value.size() > kMaxStops) reject("stop", value, kExpected);
+  std::vector<std::string> stops;
+  for (const Json& each : value) {
+    if (!each.is_string()) reject("stop", value, kExpected);
+    stops.push_back(each.get<std::string>());
+  }
+  return stops;
+}
+
+struct Prompt {
+  std::vector<int32_t> tokens;
+  bool has_text = true;
+};
+
+Prompt tokens_prompt(const Json& list) {
+  Prompt prompt;
+  for (const Json& token : list) {
+    if (!token.is_number_integer() || token < 0 || token > std::numeric_limits<int32_t>::max()) {
+      reject("prompt", token, "tokens");
+    }
+    prompt.tokens.push_back(token.get<int32_t>());
+  }
+  return prompt;
+}
+
+Prompt text_prompt(const ServedModel& model, const Json& text) {
+  const auto value = text.get<std::string>();
+  return {make_prompt(*model.stored, value), !value.empty()};
+}
+
+std::vector<Prompt> parse_prompts(const ServedModel& model, const Json& root) {
+  if (!has(root, "prompt")) throw ApiError(400, "prompt: expected a text", "prompt");
+  const Json& value = root["prompt"];
+  if (value.is_string()) return {text_prompt(model, value)};
+  constexpr auto kExpected = "a text, a list of texts, of tokens, or of lists of tokens";
+  if (!value.is_array() || value.empty()) reject("prompt", value, kExpected);
+  if (value[0].is_number()) return {tokens_prompt(value)};
+  if (int64_t(value.size()) > kMaxChoices) {
+    reject("prompt", value, fmt::format("at most {} texts", kMaxChoices));
+  }
+  std::vector<Prompt> prompts;
+  for (const Json& each : value) {
+    if (!each.is_string() && !each.is_array()) reject("prompt", value, kExpected);
+    prompts.push_back(each.is_string() ? text_prompt(model, each) : tokens_prompt(each));
+  }
+  return prompts;
+}
+
+/// The message with its content as one text, which may be given as a list of texts.
+Json flatten(const Json& message) {
+  if (!message.is_object() || !has(message, "role") || !message["role"].is_string()) {
+    reject("messages", message, "objects with role and content");
+  }
+  Json flat = message;
+  if (!has(message, "content") || !message["content"].is_array()) return flat;
+  std::string text;
+  for (const Json& chunk : message["content"]) {
+    if (!chunk.is_object() || !has(chunk, "type") || chunk["type"] != "text" ||
+        !has(chunk, "text") || !chunk["text"].is_string()) {
+      reject("messages", chunk, "content of type text");
+    }
+    text += chunk["text"].get<std::string>();
+  }
+  flat["content"] = text;
+  return flat;
+}
+
+Prompt parse_messages(const ServedModel& model, const Json& root) {
+  if (!model.chat) throw ApiError(400, model.chat_problem, "messages");
+  if (!has(root, "messages") || !root["messages"].is_array() || root["messages"].empty()) {
+    throw ApiError(400, "messages: expected a list of messages", "messages");
+  }
+  Json messages = Json::array();
+  for (const Json& message : root["messages"]) messages.push_back(flatten(message));
+  try {
+    return {make_chat_prompt(*model.stored, model.chat->render(messages)), true};
+  } catch (const ConfigError& error) {
+    throw ApiError(400, error.what(), "messages");
+  }
+}
+
+/// Fields that all texts of a request share.
+Request common_request(const ServedModel& model, const Json& root, bool is_chat) {
+  Request request;
+  request.ends = model.ends;
+  request.sampling = model.sampling;
+  request.max_tokens = is_chat ? model.capacity : kDefaultMaxTokens;
+  take(root, "max_tokens", request.max_tokens);
+  if (is_chat) take(root, "max_completion_tokens", request.max_tokens);
+  take(root, "temperature", request.sampling.temperature);
+  take(root, "top_p", request.sampling.top_p);
+  take(root, "top_k", request.sampling.top_k);
+  if (request.sampling.top_k == -1) request.sampling.top_k = 0;  // all, as vLLM has it
+  int64_t seed = int64_t(std::random_device()());
+  take(root, "seed", seed);
+  request.sampling.seed = uint64_t(seed);
+  if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
+  return request;
+}
+
+void take_log_probs(const Json& root, CompletionRequest& completion) {
+  if (!has(root, "logprobs")) return;
+  if (completion.is_chat) return take(root, "logprobs", completion.wants_log_probs);
+  int64_t alternatives = 0;
+  take(root, "logprobs", alternatives);
+  if (alternatives != 0) reject("logprobs", root["logprobs"], "0: no other tokens' are supported");
+  completion.wants_log_probs = true;
+}
+
+void take_stream(const Json& root, CompletionRequest& completion) {
+  take(root, "stream", completion.streams);
+  if (!has(root, "stream_options")) return;
+  const Json& options = root["stream_options"];
+  if (!options.is_object() || !completion.streams) {
+    reject("stream_options", options, "an object, with stream = true");
+  }
+  for (const auto& [name, value] : options.items()) {
+    if (name != "include_usage") reject("stream_options", options, "include_usage");
+  }
+  take(options, "include_usage", completion.includes_usage);
+}
+
+void check_request(const ServedModel& model, const Request& request) {
+  const auto prompt = int64_t(request.prompt.size());
+  if (prompt >= model.capacity) {
+    throw ApiError(400,
+                   fmt::format("prompt of {} tokens: expected fewer than the context of {}", prompt,
+                               model.capacity),
+                   "", "context_length_exceeded");
+  }
+  try {
+    check(request, model.stored->config, model.capacity);
+  } catch (const InvalidArgument& error) {
+    throw ApiError(400, error.what());
+  }
+}
+
+}  // namespace
+
+std::string ApiError::json() const {
+  const char* type = status == 429   ? "rate_limit_error"
+                     : status == 401 ? "authentication_error"
+                     : status >= 500 ? "server_error"
+                                     : "invalid_request_error";
+  Json error{{"message", what()}, {"type", type}, {"param", nullptr}, {"code", nullptr}};
+  if (!param.empty()) error["param"] = param;
+  if (!code.empty()) error["code"] = code;
+  return Json{{"error", error}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+CompletionRequest parse_completion(const ServedModel& model, std::string_view body, bool is_chat) {
+  const Json root = parse_body(body);
+  check_model(model, root);
+  check_fields(root, is_chat);
+  CompletionRequest completion;
+  completion.is_chat = is_chat;
+  take_stream(root, completion);
+  take_log_probs(root, completion);
+  const Request common = common_request(model, root, is_chat);
+  std::vector<Prompt> prompts;
+  if (is_chat) {
+    prompts.push_back(parse_messages(model, root));
+  } else {
+    prompts = parse_prompts(model, root);
+  }
+  int64_t choices = 1;
+  take(root, "n", choices);
+  if (choices < 1 || choices * int64_t(prompts.size()) > kMaxChoices) {
+    reject("n", root["n"], fmt::format("at least 1, with at most {} texts in all", kMaxChoices));
+  }
+  for (const Prompt& prompt : prompts) {
+    completion.prompt_tokens += int64_t(prompt.tokens.size());
+    for (int64_t i = 0; i < choices; ++i) {
+      Request request = common;
+      request.prompt = prompt.tokens;
+      request.has_text_before = prompt.has_text;
+      request.sampling.seed += uint64_t(i);
+      check_request(model, request);
+      completion.choices.push_back(std::move(request));
+    }
+  }
+  return completion;
+}
+
+std::string answer_tokenize(const ServedModel& model, std::string_view body) {
+  const Json root = parse_body(body);
+  check_model(model, root);
+  std::string text;
+  if (!has(root, "prompt")) throw ApiError(400, "prompt: expected a text", "prompt");
+  take(root, "prompt", text);
+  const std::vector<int32_t> tokens = make_prompt(*model.stored, text);
+  return Json{{"tokens", tokens}, {"count", tokens.size()}}.dump();
+}
+
+}  // namespace tandem

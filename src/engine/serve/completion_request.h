@@ -1,0 +1,56 @@
+// Requests for texts, in the JSON that OpenAI's clients send to /v1/completions and
+// /v1/chat/completions. A field that would change the text and is not supported is refused.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/chat/chat_template.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/infer/engine.h"
+
+namespace tandem {
+
+/// Request that is refused, with the status of HTTP. `param`: the field, `code`: a name for
+/// programs; both may be empty.
+class ApiError : public Error {
+ public:
+  ApiError(int status_, const std::string& message, std::string param_ = "", std::string code_ = "")
+      : Error(message), status(status_), param(std::move(param_)), code(std::move(code_)) {}
+  /// {"error": {"message", "type", "param", "code"}}
+  std::string json() const;
+
+  int status;
+  std::string param, code;
+};
+
+struct ServedModel {
+  const StoredModel* stored = nullptr;
+  std::string name;                  ///< that requests must give, if they give one
+  std::optional<ChatTemplate> chat;  ///< nullopt: chats are refused
+  std::string chat_problem;          ///< why, then
+  SamplingOptions sampling;          ///< where a request says nothing
+  std::vector<int32_t> ends;         ///< tokens that end a text; empty: special ones
+  int64_t capacity = 0;              ///< max tokens of a prompt and its text
+};
+
+struct CompletionRequest {
+  bool is_chat = false;
+  bool streams = false;
+  bool includes_usage = false;  ///< in a stream
+  bool wants_log_probs = false;
+  int64_t prompt_tokens = 0;     ///< of all prompts
+  std::vector<Request> choices;  ///< the `n` texts of the first prompt, then of the next
+};
+
+/// Choice i of a prompt has the seed `seed` + i; without a seed a random one. Throws ApiError: 400
+/// naming the field, its value and what is expected; 404 for another model.
+CompletionRequest parse_completion(const ServedModel& model, std::string_view body, bool is_chat);
+
+/// Tokens of `prompt` in {"prompt": "text"}, as {"tokens": […], "count": n}. Throws ApiError.
+std::string answer_tokenize(const ServedModel& model, std::string_view body);
+
+}  // namespace tandem

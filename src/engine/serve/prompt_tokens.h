@@ -1,0 +1,21 @@
+// Tokens of the texts and chats that a stored model continues.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/chat/chat_template.h"
+#include "engine/checkpoint/stored_model.h"
+
+namespace tandem {
+
+/// Tokens of a prompt. A model of another program that adds no token before a text is given none,
+/// unless the text is empty.
+std::vector<int32_t> make_prompt(const StoredModel& stored, const std::string& text);
+/// Tokens of a chat's text, which has all tokens before a text that the model wants.
+std::vector<int32_t> make_chat_prompt(const StoredModel& stored, const std::string& text);
+/// The template of the model's folder. Throws ConfigError if the model has none, or no tokenizer.
+ChatTemplate open_chat_template(const StoredModel& stored);
+
+}  // namespace tandem

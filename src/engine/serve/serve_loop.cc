@@ -1,0 +1,128 @@
+#include "engine/serve/serve_loop.h"
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+namespace tandem {
+
+std::vector<int64_t> ServeLoop::submit(std::vector<Request> requests) {
+  std::vector<int64_t> numbers;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto count = int64_t(requests.size());
+    if (commands_.ends || stats_.unfinished + count > max_unfinished_) return numbers;
+    stats_.unfinished += count;
+    for (Request& request : requests) {
+      numbers.push_back(next_++);
+      commands_.list.push_back({numbers.back(), false, std::move(request)});
+    }
+  }
+  changed_.notify_one();
+  return numbers;
+}
+
+void ServeLoop::cancel(int64_t request) {
+  const std::lock_guard lock(mutex_);
+  commands_.list.push_back({request, true});
+  changed_.notify_one();
+}
+
+void ServeLoop::end() {
+  const std::lock_guard lock(mutex_);
+  commands_.ends = true;
+  changed_.notify_one();
+}
+
+ServeLoop::Stats ServeLoop::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+ServeLoop::Commands ServeLoop::take(bool is_idle, double max_s) {
+  std::unique_lock lock(mutex_);
+  if (is_idle) {
+    changed_.wait_for(lock, std::chrono::duration<double>(max_s),
+                      [&] { return commands_.ends || !commands_.list.empty(); });
+  }
+  return {std::exchange(commands_.list, {}), commands_.ends};
+}
+
+std::vector<std::byte> ServeLoop::encode(const Commands& commands) {
+  if (commands.list.empty() && !commands.ends) return {};
+  nlohmann::json list = nlohmann::json::array();
+  for (const Command& command : commands.list) {
+    if (command.cancels) {
+      list.push_back({command.request});
+      continue;
+    }
+    const Request& r = command.content;
+    list.push_back({command.request, r.prompt, r.max_tokens, r.sampling.temperature,
+                    r.sampling.top_k, r.sampling.top_p, r.sampling.seed, r.ends, r.stops,
+                    r.has_text_before});
+  }
+  const std::vector<uint8_t> bytes = nlohmann::json::to_cbor({list, commands.ends});
+  const auto blob = std::as_bytes(std::span(bytes));
+  return {blob.begin(), blob.end()};
+}
+
+ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
+  Commands commands;
+  if (blob.empty()) return commands;
+  const auto* begin = reinterpret_cast<const uint8_t*>(blob.data());
+  const nlohmann::json root = nlohmann::json::from_cbor(begin, begin + blob.size());
+  for (const nlohmann::json& each : root[0]) {
+    Command command{each[0], each.size() == 1};
+    if (!command.cancels) {
+      Request& r = command.content;
+      r.prompt = each[1].get<std::vector<int32_t>>();
+      r.max_tokens = each[2];
+      r.sampling = {each[3], each[4], each[5], each[6]};
+      r.ends = each[7].get<std::vector<int32_t>>();
+      r.stops = each[8].get<std::vector<std::string>>();
+      r.has_text_before = each[9];
+    }
+    commands.list.push_back(std::move(command));
+  }
+  commands.ends = root[1];
+  return commands;
+}
+
+void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) {
+  const bool is_first = tp.rank() == 0;
+  while (true) {
+    Commands commands;
+    // The other ranks wait for the next exchange, which has a deadline.
+    if (is_first) commands = take(engine.is_idle(), tp.deadline() / 4);
+    if (tp.size() > 1) {
+      const auto blobs =
+          tp.exchange(is_first ? encode(commands) : std::vector<std::byte>(), "requests");
+      if (!is_first) commands = decode(blobs[0]);
+    }
+    int64_t num_cancelled = 0;
+    for (Command& command : commands.list) {
+      if (command.cancels) {
+        num_cancelled += engine.cancel(command.request);
+      } else {
+        engine.submit(std::move(command.content));
+      }
+    }
+    if (commands.ends && engine.is_idle()) return;
+    std::vector<TokenEvent> events = engine.step();
+    if (!is_first) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      stats_.unfinished -= num_cancelled;
+      for (const TokenEvent& event : events) stats_.unfinished -= event.finish ? 1 : 0;
+      stats_.pages = engine.pages().size();
+      stats_.pages_used = stats_.pages - engine.pages().free();
+      stats_.steps = engine.stats().steps;
+      stats_.rows = engine.stats().rows;
+      stats_.preempted = engine.stats().preempted;
+    }
+    if (!events.empty()) listener(std::move(events));
+  }
+}
+
+}  // namespace tandem

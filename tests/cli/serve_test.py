@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""serve_test.py TANDEM MODEL: answers of `tandem serve` against texts of `tandem generate`, clients that
+leave, hostile ones, and requests that are refused."""
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+TANDEM, MODEL = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+TEMPLATE = """{%- for message in messages %}
+    {%- if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
+    {{- '[' + message.role + '] ' + message.content | trim + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}
+"""
+
+
+def expect(condition, text):
+    if not condition:
+        raise AssertionError(text)
+
+
+class Server:
+    started = []
+
+    def __init__(self, model, *options, **environment):
+        self.process = subprocess.Popen([TANDEM, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
+                                        text=True, env=os.environ | environment)
+        Server.started.append(self.process)
+        for line in self.process.stderr:
+            found = re.match(r"Serving \S+ at http://127\.0\.0\.1:(\d+)/$", line)
+            if found:
+                break
+        expect(found, f"no address: {line}")
+        self.port = int(found[1])
+
+    def request(self, method, path, body=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        content = body if body is None or isinstance(body, (str, bytes)) else json.dumps(body)
+        connection.request(method, path, content, headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
+    def ask(self, body, path="/v1/completions"):
+        status, text = self.request("POST", path, body)
+        expect(status == 200, (status, text))
+        return json.loads(text)
+
+    def chunks(self, body, path="/v1/completions"):
+        status, text = self.request("POST", path, body | {"stream": True})
+        expect(status == 200, (status, text))
+        events = text.split("\n\n")
+        expect(events[-1] == "" and events[-2] == "data: [DONE]", events[-2:])
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+    def metric(self, name, **headers):
+        text = self.request("GET", "/metrics", **headers)[1]
+        return float(re.search(rf"^tandem_serve_{re.escape(name)} (\S+)$", text, re.M)[1])
+
+    def await_metric(self, name, value, seconds=30):
+        end = time.time() + seconds
+        while self.metric(name) != value:
+            expect(time.time() < end, f"{name} is {self.metric(name)}: expected {value}")
+            time.sleep(0.02)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        expect(self.process.wait(30) == 0, f"exit code {self.process.returncode}")
+
+
+def random_requests(count):
+    """Lines of `generate --prompts`, whose fields the server knows, too."""
+    rng, requests = random.Random(7), []
+    for i in range(count):
+        request = {"prompt": rng.choice(["Tandem trains", "int main() {", "größer ", "日本", ""]) * rng.randint(1, 3),
+                   "max_tokens": rng.randint(1, 40), "temperature": rng.choice([0, 0.7, 1.3]), "seed": i}
+        if rng.random() < 0.5:
+            request["top_p"] = 0.8
+        if rng.random() < 0.3:
+            request["stop"] = ["e", "ab"]
+        requests.append(request)
+    return requests
+
+
+def generate(folder, model, requests):
+    with open(folder + "/prompts", "w") as file:
+        file.write("".join(json.dumps(request | {"log_probs": True}) + "\n" for request in requests))
+    lines = subprocess.run([TANDEM, "generate", model, "--prompts", folder + "/prompts"], capture_output=True, text=True,
+                           check=True).stdout
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def test_texts_are_those_of_generate(folder, server):
+    requests = random_requests(24)
+    wanted = generate(folder, MODEL, requests)
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda request: server.ask(request | {"logprobs": 0}), requests))
+        streams = list(pool.map(server.chunks, requests))
+    for request, want, answer, chunks in zip(requests, wanted, answers, streams):
+        [choice] = answer["choices"]
+        expect(choice["text"] == want["text"], (request, choice, want))
+        reason = "length" if want["ended_by"] == "max-tokens" else "stop"
+        expect(choice["finish_reason"] == reason, (choice, want))
+        expect(len(choice["logprobs"]["tokens"]) == want["tokens"], choice)
+        expect(max(map(lambda a, b: abs(a - b), choice["logprobs"]["token_logprobs"], want["log_probs"])) < 1e-3, choice)
+        expect(answer["usage"]["prompt_tokens"] == want["prompt_tokens"], answer)
+        expect("".join(chunk["choices"][0]["text"] for chunk in chunks) == want["text"], (request, chunks))
+        expect([chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"][0]["finish_reason"]] == [reason],
+               chunks)
+    # Several prompts with several texts each: choice i of a prompt has the seed + i.
+    many = server.ask({"prompt": ["int", "main"], "n": 2, "max_tokens": 9, "seed": 5})["choices"]
+    expect([choice["index"] for choice in many] == [0, 1, 2, 3], many)
+    for choice, (prompt, seed) in zip(many, [("int", 5), ("int", 6), ("main", 5), ("main", 6)]):
+        one = server.ask({"prompt": prompt, "max_tokens": 9, "seed": seed})["choices"][0]
+        expect(choice["text"] == one["text"], (choice, one))
+    tokens = json.loads(server.request("POST", "/tokenize", {"prompt": "int main"})[1])
+    expect(tokens["count"] == len(tokens["tokens"]) > 0, tokens)
+    one, other = (server.ask({"prompt": prompt, "max_tokens": 9, "temperature": 0}) for prompt in ("int main", tokens["tokens"]))
+    expect(one["choices"][0]["text"] == other["choices"][0]["text"], (one, other))
+
+
+def test_chats(folder, server, model):
+    messages = [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "größer?"}]
+    body = {"messages": messages, "max_completion_tokens": 9, "temperature": 0}
+    [want] = generate(folder, model, [{"messages": messages, "max_tokens": 9, "temperature": 0}])
+    path = "/v1/chat/completions"
+    answer = server.ask(body | {"logprobs": True}, path)
+    expect(answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-"), answer)
+    expect(answer["choices"][0]["message"] == {"role": "assistant", "content": want["text"]}, (answer, want))
+    expect(answer["usage"]["prompt_tokens"] == want["prompt_tokens"], answer)
+    content = answer["choices"][0]["logprobs"]["content"]
+    written = b"".join(bytes(token["bytes"]) for token in content)
+    expect(written.decode(errors="replace") == want["text"], (written, want))
+    chunks = server.chunks(body | {"stream_options": {"include_usage": True}}, path)
+    expect(chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}, chunks[0])
+    expect("".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == want["text"], chunks)
+    expect(chunks[-1]["choices"] == [] and chunks[-1]["usage"] == answer["usage"], chunks[-1])
+    flat = [{"role": message["role"], "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    expect(server.ask(body | {"messages": flat}, path)["choices"][0]["message"]["content"] == want["text"], "a list of texts")
+    for messages in ([], [{"role": "tool", "content": "x"}], [{"content": "x"}], [{"role": "user", "content": [{"type": "image_url"}]}]):
+        status, text = server.request("POST", path, {"messages": messages})
+        expect(status == 400 and json.loads(text)["error"]["param"] == "messages", (status, text))
+
+
+def test_bad_requests_are_refused(server):
+    for body, status, name in [
+            ("", 400, "JSON object"), ("[]", 400, "JSON object"), ("{", 400, "JSON object"), ("[" * 5000, 400, "JSON object"),
+            ({}, 400, "prompt: expected"), ({"prompt": 3}, 400, "prompt = 3"), ({"prompt": ["x", 3]}, 400, "prompt"),
+            ({"prompt": [10 ** 9]}, 400, "1000000000"), ({"prompt": []}, 400, "prompt"), ({"prompt": [-1]}, 400, "-1"),
+            ({"prompt": "x", "temperature": "hot"}, 400, "temperature"), ({"prompt": "x", "temperature": -1}, 400, "temperature"),
+            ({"prompt": "x", "top_p": 0}, 400, "top-p"), ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+            ({"prompt": "x", "n": 0}, 400, "n = 0"), ({"prompt": "x", "n": 1000}, 400, "n = 1000"),
+            ({"prompt": "x", "stop": 3}, 400, "stop = 3"), ({"prompt": "x", "stop": [""]}, 400, "stop"),
+            ({"prompt": "x", "presence_penalty": 1}, 400, "presence_penalty"), ({"prompt": "x", "echo": True}, 400, "echo"),
+            ({"prompt": "x", "logprobs": 5}, 400, "logprobs"), ({"prompt": "x", "nonsense": 5}, 400, "nonsense: unknown field"),
+            ({"prompt": "x", "stream_options": {}}, 400, "stream_options"), ({"prompt": "x", "seed": 1.5}, 400, "seed"),
+            ({"prompt": "x", "model": "other"}, 404, "model = other"), ({"prompt": "x " * 3000}, 400, "tokens: expected fewer"),
+            ({"prompt": "x", "logit_bias": {"3": 1}}, 400, "logit_bias")]:
+        found, text = server.request("POST", "/v1/completions", body)
+        expect(found == status and name in json.loads(text)["error"]["message"], (body, found, text))
+    server.ask({"prompt": "x", "echo": False, "suffix": None, "presence_penalty": 0, "logit_bias": {}, "user": "me",
+                "max_tokens": 1})
+    for method, path, status in (("GET", "/v1/completions", 405), ("POST", "/health", 405), ("GET", "/../etc/passwd", 404),
+                                 ("DELETE", "/", 405)):
+        expect(server.request(method, path)[0] == status, (method, path))
+    expect(server.request("GET", "/v1/models", Host="evil.example")[0] == 403, "another site's name")
+    expect(json.loads(server.request("GET", "/v1/models")[1])["data"][0]["id"] == "chat", "the model's name")
+    expect(server.request("GET", "/health")[0] == 200, "health")
+    expect("<title>Tandem serve</title>" in server.request("GET", "/")[1], "the page")
+
+
+def raw_request(server, body):
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    content = json.dumps(body).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content))
+    return client
+
+
+def test_clients_cannot_hurt_it(model):
+    server = Server(model, "--tp", "2", "--batch", "1", "--queue", "1000")
+    long = {"prompt": "int main", "n": 128, "max_tokens": 4000, "temperature": 1, "stop": ["\x01\x02\x03"]}
+    server.ask(long)
+    all_rows = server.metric("rows_total")
+    for streams in (True, False):  # both leave while their texts are written
+        client = raw_request(server, long | {"stream": streams})
+        if streams:
+            client.recv(100)
+        else:
+            end = time.time() + 30
+            while server.metric("texts_active") == 0:
+                expect(time.time() < end, "no text begins")
+        client.close()
+        server.await_metric("texts_active", 0)
+        server.await_metric("pages_used", 0)
+    expect(server.metric('requests_total{end="client left"}') == 2, "clients that left")
+    rows = server.metric("rows_total") - all_rows
+    expect(rows < 1.5 * all_rows, f"{rows} rows for clients that left: {all_rows} for one that does not")
+    deaf = [raw_request(server, long | {"stream": True, "n": 4}) for _ in range(4)]  # they never read
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    for request in (b"\0" * 4096, b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 100000, b"GET /\r\n\r\n",
+                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n" + b"x" * 65536,
+                    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            try:
+                client.sendall(request)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):
+                    pass
+            except OSError:
+                pass
+    # Several requests on one connection, of which the second is sent before the first is answered.
+    one = json.dumps({"prompt": "int", "max_tokens": 5, "seed": 1}).encode()
+    two = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(one), one)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(two + two)
+        got = b""
+        while got.count(b'"usage"') < 2:
+            block = client.recv(1 << 16)
+            expect(block, got)
+            got += block
+    with open(f"/proc/{server.process.pid}/status") as file:
+        memory = int(re.search(r"VmRSS:\s*(\d+)", file.read())[1]) / 1e3
+    expect(memory < 1000, f"memory: {memory} MB")
+    for client in deaf + silent:
+        client.close()
+    server.await_metric("texts_active", 0)
+    server.stop()
+
+
+def test_limits_and_end(model):
+    server = Server(model, "--queue", "128", "--batch", "1", "--name", "small", "--tp", "2", TANDEM_API_KEY="secret")
+    key = {"Authorization": "Bearer secret"}
+    body = {"prompt": "int", "n": 128, "max_tokens": 4000, "seed": 3, "stop": ["\x01\x02\x03"]}
+    for headers in ({}, {"Authorization": "Bearer secreT"}, {"Authorization": "secret"}):
+        status, text = server.request("POST", "/v1/completions", body, **headers)
+        expect(status == 401 and json.loads(text)["error"]["code"] == "invalid_api_key", (status, text))
+    expect(server.request("GET", "/health")[0] == 200, "health needs no key")
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(server.request("POST", "/v1/completions", body, **key)))
+    asking.start()
+    while not answers and server.metric("texts_active", **key) == 0:
+        pass
+    status, text = server.request("POST", "/v1/completions", body, **key)  # does not fit beside any other
+    expect(status == 429 and "too many" in text, (status, text))
+    server.process.send_signal(signal.SIGTERM)  # what has begun is finished
+    asking.join()
+    expect(answers[0][0] == 200 and len(json.loads(answers[0][1])["choices"]) == 128, answers)
+    expect(server.process.wait(30) == 0, server.process.returncode)
+
+
+def test_bad_options(model):
+    for options, text in ((["--port", "x"], "--port x: expected [HOST:]PORT"), (["--port=0", "--context", "100000"], "--context 100000: expected at most 64"),
+                          (["--port=0", "--tp", "3"], "tp = 3"), (["--port=0", "--codec", "int9"], "int9")):
+        result = subprocess.run([TANDEM, "serve", model, *options], capture_output=True, text=True, timeout=60)
+        expect(result.returncode == 2 and len(result.stderr.splitlines()) == 1 and text in result.stderr, (options, result))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = subprocess.run([TANDEM, "serve", model, "--port", str(taken.getsockname()[1])], capture_output=True, text=True, timeout=60)
+        expect(result.returncode == 3 and "cannot listen: Address already in use" in result.stderr, result)
+
+
+def main():
+    folder = tempfile.mkdtemp(prefix="tandem-serve-")
+    os.environ["TANDEM_CACHE_DIR"] = folder + "/cache"
+    try:
+        model = folder + "/chat"
+        shutil.copytree(MODEL, model)
+        with open(model + "/chat_template.jinja", "w") as file:
+            file.write(TEMPLATE)
+        server = Server(model, "--tp", "2", "--batch", "6")
+        test_texts_are_those_of_generate(folder, server)
+        test_chats(folder, server, model)
+        test_bad_requests_are_refused(server)
+        server.stop()
+        test_clients_cannot_hurt_it(model)
+        test_limits_and_end(model)
+        test_bad_options(model)
+    finally:
+        for process in Server.started:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+main()
