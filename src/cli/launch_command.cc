@@ -123,7 +123,11 @@ void add_launch(CLI::App& app) {
                    "replaced (0: only hangs are found)")
       ->check(CLI::Range(0., 1e9));
   command->add_option("--out", options->processes.out,
-                      "Folder for events.jsonl: ranks lost, hung, recovered");
+                      "Folder for events.jsonl: ranks lost, hung, recovered; and faults.jsonl");
+  command->add_option(
+      "--inject", options->processes.inject,
+      "For tests: faults to cause in the ranks' processes (kill, hang, pause, slow): a file "
+      "(TOML), or random:SEED,RATE in each step and rank");
   command->add_option("command", options->processes.command, "Command of each rank, after --");
   command
       ->add_option("--probe", options->probe.ranks,

@@ -88,18 +88,18 @@ std::string LaunchMembers::name_process(int process, const std::string& host) co
   return launch_.one_host ? std::to_string(process) : fmt::format("{} on {}", process, host);
 }
 
-bool LaunchMembers::hangs(int slot) {
-  if (is_spare(slot) || hangs_.contains(slot)) return false;
+std::string LaunchMembers::check_hang(int slot) {
+  if (is_spare(slot) || hangs_.contains(slot)) return "";
   std::string cause = processes_.find_hang(slot);
   const control::MemberSlot& member = board_.slot(slot);
   if (member.training != board_.head().generation && member.words.activity != RankActivity::wait &&
       milliseconds(Clock::now() - began_) > 1e3 * start_timeout_s_) {
     cause = fmt::format("began no step within {:.3g} s", start_timeout_s_);
   }
-  if (cause.empty()) return false;
+  if (cause.empty()) return "";
   events_.add(describe("hung", {slot, processes_.pid(slot), cause}));
   hangs_[slot] = {cause, Clock::now()};
-  return true;
+  return cause;
 }
 
 bool LaunchMembers::remove_replica(int rank) {

@@ -44,13 +44,15 @@ class LaunchMembers {
   /// Begins the first generation.
   void begin() { begin_generation(); }
   int ranks() const { return launch_.size; }
+  const control::Board& board() const { return board_; }
   bool is_spare(int slot) const { return board_.slot(slot).rank == control::kSpare; }
   bool is_done(int slot) const { return board_.slot(slot).done != 0; }
   /// Rank of a slot's process for messages: "3", or "spare".
   std::string label(int slot) const;
 
-  /// Whether the slot's process hangs and must be killed. Its loss then has that cause.
-  bool hangs(int slot);
+  /// Reason why the slot's process hangs and must be killed, once; its loss then has that cause.
+  /// Empty: it does not hang.
+  std::string check_hang(int slot);
   /// Finds a process for the lost one's rank and begins a generation with it. Returns its slot,
   /// which is the lost one's if a new process must be started there. Else begins one with fewer
   /// replicas, and returns kFewerRanks; or kNotReplaced, and then `reason` says why. Corrects the

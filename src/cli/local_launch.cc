@@ -13,6 +13,7 @@
 #include <span>
 #include <utility>
 
+#include "cli/launch_injector.h"
 #include "cli/launch_members.h"
 #include "cli/launched_process.h"
 #include "cli/local_processes.h"
@@ -41,6 +42,8 @@ class RunningLaunch {
  public:
   explicit RunningLaunch(const LaunchRequest& request)
       : request_(request), slots_(request.ranks + request.spares) {
+    std::optional<FaultPlan> faults;
+    if (!request.inject.empty()) faults = launch_faults(request.inject, request.ranks);
     launch_.size = request.ranks;
     launch_.one_host = request.hosts.empty();
     launch_.port = launch_.one_host ? kPort : 0;
@@ -53,6 +56,7 @@ class RunningLaunch {
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
     start_hosts();
     if (request.replaces()) members_.emplace(request, launch_, run_id_, secret_, *processes_);
+    if (faults) injector_.emplace(*faults, members_->board(), *processes_, request.out);
   }
   ~RunningLaunch() {
     processes_.reset();
@@ -69,6 +73,7 @@ class RunningLaunch {
     }
     for (int slot = 0; slot < slots_; ++slot) start(slot);
     while (is_running()) serve();
+    if (injector_) injector_->report();
     // Processes that a rank has left may keep its output open.
     const auto end = LaunchClock::now() + kDrain;
     while (LaunchClock::now() < end &&
@@ -147,8 +152,9 @@ class RunningLaunch {
     std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}};
     processes_->add_descriptors(waiting);
     const bool recovers = members_ && members_->is_recovering();
-    const int interval = recovers                                       ? kRecoveryMs
-                         : members_                                     ? kWatchMs
+    const int interval = injector_  ? LaunchInjector::kIntervalMs
+                         : recovers ? kRecoveryMs
+                         : members_ ? kWatchMs
                          : launch_.one_host && !failed_ && is_running() ? -1
                                                                         : kEndMs;
     poll(waiting.data(), waiting.size(), interval);
@@ -161,12 +167,22 @@ class RunningLaunch {
       send_signal(number);
     }
     reap();
+    if (injector_) inject();
     if (members_ && !failed_) end_hanging();
     if (recovers && !failed_) members_->check_recovered();
     if (!failed_) return;
     const auto since = LaunchClock::now() - *failed_;
     if (since > kAskAfter && !std::exchange(asked_, true)) send_signal(SIGTERM);
     if (since > kKillAfter) send_signal(SIGKILL);
+  }
+
+  void inject() {
+    if (failed_ || stopping_) return injector_->release();
+    injector_->run();
+  }
+
+  void note_fault(int slot, const std::string& cause) {
+    if (injector_ && !stopping_) injector_->note_loss(slot, cause);
   }
 
   void send_signal(int signal) const {
@@ -187,6 +203,7 @@ class RunningLaunch {
     for (const auto& [slot, end] : ends) {
       const bool done = members_ && members_->is_done(slot) && WIFSIGNALED(end.status);
       if (end.status == 0 || done) {
+        if (end.status != 0) note_fault(slot, end.cause);
         end_rank();
       } else if (!failed_) {
         lose_rank(slot, end);
@@ -196,9 +213,11 @@ class RunningLaunch {
 
   void end_hanging() {
     for (int slot = 0; slot < slots_; ++slot) {
-      if (processes_->is_running(slot) && members_->hangs(slot)) {
-        processes_->send_signal(slot, SIGKILL);
-      }
+      if (!processes_->is_running(slot)) continue;
+      const std::string cause = members_->check_hang(slot);
+      if (cause.empty()) continue;
+      processes_->send_signal(slot, SIGKILL);
+      note_fault(slot, cause);
     }
   }
 
@@ -218,6 +237,7 @@ class RunningLaunch {
     LostProcess lost{slot, processes_->pid(slot), end.cause};
     const std::string lost_label = label(slot), process = name_process(slot);
     std::string reason;
+    if (killed) note_fault(slot, lost.cause);
     if (members_ && killed && !stopping_ && ended_ == 0) {
       const int heir = members_->replace(lost, reason);
       if (heir == slot) start(slot);
@@ -240,7 +260,8 @@ class RunningLaunch {
   sigset_t watched_{}, before_{};
   Connection signals_;
   std::unique_ptr<RankProcesses> processes_;
-  std::optional<LaunchMembers> members_;           ///< if ranks can be replaced
+  std::optional<LaunchMembers> members_;  ///< if ranks can be replaced
+  std::optional<LaunchInjector> injector_;
   LaunchStore store_{};                            ///< if they cannot
   std::optional<LaunchClock::time_point> failed_;  ///< when a rank failed that was not replaced
   int ended_ = 0;                                  ///< ranks whose work has ended well
@@ -251,6 +272,11 @@ class RunningLaunch {
 
 /// Throws InvalidArgument unless processes of the command can take another's rank.
 void check_replaceable(const LaunchRequest& request) {
+  if (!request.replaces() && !request.inject.empty()) {
+    throw InvalidArgument(
+        "launch --inject: expected --spares, --restarts or --min-dp, so that lost ranks are "
+        "noticed");
+  }
   if (!request.replaces()) return;
   const auto& command = request.command;
   const std::string program = command.front().substr(command.front().rfind('/') + 1);

@@ -236,8 +236,9 @@ void add_train(CLI::App& app) {
   command->add_option("--init", arguments->init,
                       "Start from the weights of this model: a Hugging Face folder, or what train "
                       "left; moments are zero, the step is 0");
-  command->add_option("--inject", arguments->inject,
-                      "For tests: faults to inject (TOML): kill, hang, slow ranks, flip bits");
+  command->add_option(
+      "--inject", arguments->inject,
+      "For tests: faults to inject (TOML): kill, hang, slow ranks, flip bits, failing writes");
   command->add_option("--live", arguments->live,
                       "Serve a page of the run while it trains, at [HOST:]PORT (as tandem report "
                       "OUT --live does, which may also be started later)");

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -11,9 +12,11 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 
+#include "core/write_fault.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -24,6 +27,23 @@ constexpr size_t kHashBlock = size_t(1) << 20;
 constexpr size_t kMaxPiped = size_t(256) << 20;
 
 std::atomic<uint64_t> bytes_moved{0};
+
+/// Error of the next write to such a path.
+struct WriteFault {
+  std::mutex mutex;
+  int error = 0;
+  std::string pattern;
+  std::atomic<bool> armed{false};
+} write_fault;
+
+void inject_write_error(const std::string& path) {
+  if (!write_fault.armed.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(write_fault.mutex);
+  if (!write_fault.armed || ::fnmatch(write_fault.pattern.c_str(), path.c_str(), 0) != 0) return;
+  write_fault.armed = false;
+  errno = write_fault.error;
+  throw_errno(path, "cannot write");
+}
 
 struct stat status_of(int fd, const std::string& path) {
   struct stat status {};
@@ -132,8 +152,16 @@ std::string read_small_file(const std::string& path, size_t max_bytes) {
   return read_file(path);
 }
 
+void fail_next_write(int error, const std::string& pattern) {
+  const std::lock_guard lock(write_fault.mutex);
+  write_fault.error = error;
+  write_fault.pattern = pattern;
+  write_fault.armed = true;
+}
+
 void write_at(int fd, const std::string& path, const void* data, size_t bytes, uint64_t offset) {
   const auto* at = static_cast<const char*>(data);
+  inject_write_error(path);
   while (bytes > 0) {
     const ssize_t put = ::pwrite(fd, at, bytes, off_t(offset));
     if (put < 0 && errno == EINTR) continue;
@@ -144,6 +172,7 @@ void write_at(int fd, const std::string& path, const void* data, size_t bytes, u
 }
 
 void append_to(int fd, const std::string& path, std::string& text) {
+  inject_write_error(path);
   while (!text.empty()) {
     const ssize_t put = ::write(fd, text.data(), text.size());
     if (put < 0 && errno == EINTR) continue;

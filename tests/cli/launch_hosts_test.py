@@ -141,6 +141,17 @@ def main():
         for at, (rank, number) in enumerate([(0, signal.SIGKILL), (3, signal.SIGSTOP), (2, signal.SIGKILL)]):
             run.hurt(rank, number, 1 + at)
         run.ends_like(reference)
+        # Faults that the launcher causes on another host.
+        plan = folder / "faults.toml"
+        plan.write_text("".join(f'[[fault]]\nstep = {step}\nrank = {rank}\nkind = "{kind}"\n'
+                                for step, rank, kind in [(3, 3, "kill"), (8, 1, "hang"), (12, 2, "pause")]))
+        run = HostsRun(tandem, folder, "injected", [*hosts.options("a", "b"), "--spares", "2", "--inject", str(plan)], steps)
+        run.ends_like(reference)
+        faults = [json.loads(line) for line in (run.events_file.parent / "faults.jsonl").read_text().splitlines()]
+        blamed = [(event["rank"], event["process"]) for event in run.events("recovered")]
+        if [fault["kind"] for fault in faults] != ["kill", "hang", "pause"] or blamed != [
+                (fault["rank"], fault["process"]) for fault in faults if fault["noticed_ms"] is not None]:
+            run.fail(f"expected two of three faults to be noticed: {faults}, {blamed}")
         copies = ["--set", "checkpoint.every=1000", "--set", "checkpoint.snapshot_every=8", "--set",
                   "checkpoint.peer_copy=true"]
         for name, launch, job, target in [

@@ -26,9 +26,10 @@ run kill $'[[fault]]\nstep = 3\nrank = 1\nkind = "kill"\n'
 [ $status != 0 ] || fail "the run ended well without rank 1"
 has '"step":3,"rank":1,"kind":"kill"' "$dir/kill/injected.jsonl"
 
-run slow $'[[fault]]\nstep = 2\nrank = 0\nkind = "slow"\npercent = 50\n'
+run slow $'[[fault]]\nstep = 2\nrank = 0\nkind = "slow"\npercent = 50\n[[fault]]\nstep = 3\nrank = 1\nkind = "pause"\nseconds = 0.02\n'
 [ $status = 0 ] || fail "$(cat "$dir/slow.log")"
 has '"kind":"slow".*"percent":50' "$dir/slow/injected.jsonl"
+has '"kind":"pause"' "$dir/slow/injected.jsonl"
 cmp "$dir/plain/final/model.safetensors" "$dir/slow/final/model.safetensors" || fail "a slow rank changed bits"
 
 message=$'[[fault]]\nstep = 3\nrank = 1\nkind = "flip_message"\nbit = 20\n'

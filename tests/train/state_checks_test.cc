@@ -402,7 +402,7 @@ TEST(FaultPlan, NamesWhatItCannotRead) {
     return "accepted";
   };
   const std::string fault = "[[fault]]\nstep = 1\n";
-  const std::string names = "expected one of kill, hang, slow, flip_weights";
+  const std::string names = "expected one of kill, hang, pause, slow, flip_weights";
   EXPECT_EQ(error_of(fault + "kind = \"kill\"\n"), "accepted");
   EXPECT_THAT(error_of("x ="), HasSubstr("f.toml:1: not valid TOML"));
   EXPECT_THAT(error_of("faults = 1"), HasSubstr("f.toml:1: unknown key 'faults'"));
@@ -420,6 +420,10 @@ TEST(FaultPlan, NamesWhatItCannotRead) {
                         "weight gradients, update"));
   EXPECT_THAT(error_of("[random]\nrate = 2\nkinds = [\"kill\"]\n"),
               HasSubstr("random.rate is 2: expected a number from 0 to 1"));
+  EXPECT_THAT(error_of(fault + "kind = \"io_error\"\nfile = 3\n"),
+              HasSubstr("f.toml:4: fault.file is 3: expected a pattern of paths"));
+  EXPECT_THAT(error_of(fault + "kind = \"pause\"\nseconds = -1\n"),
+              HasSubstr("fault.seconds is -1: expected a number from 0"));
   EXPECT_THAT(error_of("[random]\nrate = 0.1\n"), HasSubstr("random.kinds is missing"));
 }
 

@@ -16,9 +16,10 @@
 namespace tandem {
 namespace {
 
-constexpr std::array<std::string_view, 9> kFaultNames{
-    "kill",         "hang",           "slow",         "flip_weights",   "flip_masters",
-    "flip_moments", "flip_gradients", "flip_message", "flip_checkpoint"};
+constexpr std::array<std::string_view, 12> kFaultNames{
+    "kill",         "hang",         "pause",          "slow",         "flip_weights",
+    "flip_masters", "flip_moments", "flip_gradients", "flip_message", "flip_checkpoint",
+    "no_space",     "io_error"};
 constexpr uint64_t kRankStream = 1, kRandomStream = 2;
 
 /// Readers of one table of a file of faults.
@@ -57,6 +58,13 @@ struct FaultTable {
     if (value && value->get() >= min && value->get() <= max) return value->get();
     wrong(key, *node, fmt::format("an integer from {} to {}", min, max));
   }
+  std::string pattern(std::string_view key, const std::string& otherwise,
+                      const char* expected) const {
+    const toml::node* const node = table.get(key);
+    if (!node) return otherwise;
+    if (const auto* const value = node->as_string()) return value->get();
+    wrong(key, *node, expected);
+  }
   FaultKind kind(std::string_view key, const toml::node& node) const {
     const auto* const value = node.as_string();
     const auto found = std::ranges::find(kFaultNames, value ? value->get() : std::string());
@@ -83,7 +91,7 @@ struct FaultTable {
 };
 
 Fault parse_fault(const FaultTable& in, int ranks) {
-  in.check_keys({"step", "rank", "kind", "tensor", "bit", "percent", "phase"});
+  in.check_keys({"step", "rank", "kind", "tensor", "file", "bit", "percent", "phase", "seconds"});
   for (const std::string_view key : {"step", "kind"}) {
     if (in.table.contains(key)) continue;
     throw ConfigError(fmt::format("{}: {}{} is missing", in.at(in.table), in.path, key));
@@ -95,10 +103,9 @@ Fault parse_fault(const FaultTable& in, int ranks) {
   fault.bit = int(in.integer("bit", -1, 0, 31));
   fault.percent = in.number("percent", fault.percent, 0, 1e6);
   if (const toml::node* const node = in.table.get("phase")) fault.phase = in.phase("phase", *node);
-  if (const toml::node* const node = in.table.get("tensor")) {
-    if (!node->is_string()) in.wrong("tensor", *node, "a pattern of tensors' names");
-    fault.tensor = node->as_string()->get();
-  }
+  fault.seconds = in.number("seconds", fault.seconds, 0, 1e6);
+  fault.tensor = in.pattern("tensor", fault.tensor, "a pattern of tensors' names");
+  fault.file = in.pattern("file", fault.file, "a pattern of paths");
   return fault;
 }
 

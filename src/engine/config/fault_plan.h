@@ -6,9 +6,11 @@
 //   rank = 1                  # of the world; without it a random one
 //   kind = "flip_weights"
 //   tensor = "*.q_proj.*"     # flips: pattern of names; without it any
+//   file = "*/metrics.jsonl"   # no_space, io_error: pattern of paths; without it any
 //   bit = 30                  # flips: of an element's; without it a random one
 //   percent = 50              # slow: time that computation takes longer
 //   phase = "backward"        # slow: of a step; without it forward and backward passes
+//   seconds = 0.1             # pause, and slow ranks of `tandem launch`: how long
 //
 //   [random]                  # more of them: in each step and rank with this probability
 //   rate = 0.01
@@ -28,6 +30,7 @@ namespace tandem {
 enum class FaultKind : uint8_t {
   kill,             ///< SIGKILL of the rank's process
   hang,             ///< SIGSTOP of it
+  pause,            ///< the same for `seconds`
   slow,             ///< computation takes longer from then on
   flip_weights,     ///< a bit of the weights that passes read
   flip_masters,     ///< of the owner's f32 weights
@@ -35,6 +38,8 @@ enum class FaultKind : uint8_t {
   flip_gradients,   ///< of the reduced gradients
   flip_message,     ///< of the next large message to another process
   flip_checkpoint,  ///< of the first checkpoint's files from this step on
+  no_space,         ///< the next write to a file by its process fails with ENOSPC
+  io_error,         ///< the same with EIO
 };
 std::string_view name_of(FaultKind kind);
 
@@ -43,9 +48,11 @@ struct Fault {
   int rank = 0;
   FaultKind kind = FaultKind::kill;
   std::string tensor = {};  ///< pattern; empty: any
+  std::string file = "*";   ///< pattern of paths
   int bit = -1;             ///< -1: random
   double percent = 100;
   std::optional<Phase> phase = {};  ///< of work; nothing: forward and backward passes
+  double seconds = -1;              ///< -1: 0.1 of a pause; a slow rank remains slow
   uint64_t number = 0;              ///< of a fault in the run: the index of its random numbers
 };
 
@@ -60,6 +67,9 @@ class FaultPlan {
   bool empty() const { return faults_.empty() && rate_ == 0; }
   /// Faults of all ranks before a step; the same on every rank.
   std::vector<Fault> at(int64_t step) const;
+  /// Those that the plan lists, and kinds of random ones.
+  const std::vector<Fault>& listed() const { return faults_; }
+  const std::vector<FaultKind>& random_kinds() const { return kinds_; }
   uint64_t seed() const { return seed_; }
   /// Text that it was read from.
   const std::string& text() const { return text_; }

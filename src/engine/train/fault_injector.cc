@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -15,6 +16,7 @@
 #include "core/file_descriptor.h"
 #include "core/files.h"
 #include "core/json.h"
+#include "core/write_fault.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/parallel/parameter_slices.h"
 #include "engine/train/model_pieces.h"
@@ -28,6 +30,12 @@ namespace {
 bool is_flip_of_state(FaultKind kind) {
   return kind == FaultKind::flip_weights || kind == FaultKind::flip_masters ||
          kind == FaultKind::flip_moments;
+}
+
+/// Whether a run that is resumed must not meet the fault again: it would not pass that step.
+bool may_end_run(FaultKind kind) {
+  return kind == FaultKind::kill || kind == FaultKind::hang || kind == FaultKind::no_space ||
+         kind == FaultKind::io_error;
 }
 
 }  // namespace
@@ -63,16 +71,26 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
   }
   for (const Fault& fault : faults) {
     if (fault.rank != groups_.world().rank()) continue;
+    if (may_end_run(fault.kind) &&
+        ended_before_.contains({fault.step, std::string(name_of(fault.kind))})) {
+      continue;
+    }
     if (is_flip_of_state(fault.kind)) {
       flip(fault);
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
-      if (ended_before_.contains({fault.step, std::string(name_of(fault.kind))})) continue;
       record(fault, "{}");
       ::kill(::getpid(), fault.kind == FaultKind::kill ? SIGKILL : SIGSTOP);
     } else if (fault.kind == FaultKind::flip_message) {
       const auto words = philox(plan_.seed(), uint64_t(fault.step), fault.number);
       record(fault, "{}");
       flip_bit_of_next_message(fault.bit >= 0 ? uint32_t(fault.bit) : words[0]);
+    } else if (fault.kind == FaultKind::pause) {
+      record(fault, "{}");
+      std::this_thread::sleep_for(
+          std::chrono::duration<double>(fault.seconds < 0 ? 0.1 : fault.seconds));
+    } else if (fault.kind == FaultKind::no_space || fault.kind == FaultKind::io_error) {
+      record(fault, "{}");
+      fail_next_write(fault.kind == FaultKind::no_space ? ENOSPC : EIO, fault.file);
     } else if (fault.kind == FaultKind::slow) {
       slow(fault);
     }

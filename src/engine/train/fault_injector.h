@@ -44,7 +44,7 @@ class FaultInjector {
   ModelRanks& ranks_;
   std::string out_;
   std::vector<Fault> of_files_;  // to come after the next save
-  // Faults of this rank before the run was resumed, by step and kind: a process ends once.
+  // Faults of this rank before the run was resumed, by step and kind: a run ends by one once.
   std::set<std::pair<int64_t, std::string>> ended_before_;
 };
 
