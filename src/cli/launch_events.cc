@@ -39,10 +39,16 @@ void EventLog::add(const LaunchEvent& event) {
                               {"host", event.host},
                               {"replacement", nullptr},
                               {"replacement_host", nullptr},
+                              {"continues_after", nullptr},
+                              {"steps_lost", nullptr},
                               {"time_s", now.count()}};
   if (event.replacement) {
     line["replacement"] = *event.replacement;
     line["replacement_host"] = event.replacement_host;
+  }
+  if (event.steps_lost) {
+    line["continues_after"] = *event.continues_after;
+    line["steps_lost"] = *event.steps_lost;
   }
   std::string text = line.dump() + "\n";
   try {

@@ -21,6 +21,8 @@ struct LaunchEvent {
   std::optional<double> recovered_ms{};  ///< from there until all ranks trained again
   std::optional<int> replacement{};      ///< process that has its rank then
   std::string replacement_host{};
+  std::optional<int64_t> continues_after{};  ///< step
+  std::optional<int64_t> steps_lost{};       ///< finished ones that are made again
 };
 
 class EventLog {

@@ -72,6 +72,15 @@ int LaunchMembers::find_spare() const {
   return -1;
 }
 
+int64_t LaunchMembers::finished_steps() const {
+  int64_t step = -1;
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    const control::MemberSlot& member = board_.slot(slot);
+    if (member.rank >= 0) step = std::max(step, member.step.load());
+  }
+  return step;
+}
+
 LaunchEvent LaunchMembers::describe(const char* event, const LostProcess& lost) const {
   const control::MemberSlot& member = board_.slot(lost.slot);
   const Clock::time_point alive{std::chrono::nanoseconds(member.words.since_ns)};
@@ -133,10 +142,7 @@ int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
   } else {
     events_.add(describe("lost", lost));
   }
-  int64_t step = -1;
-  for (int slot = 0; slot < board_.head().slots; ++slot) {
-    step = std::max(step, board_.slot(slot).step.load());
-  }
+  const int64_t step = finished_steps();
   fruitless_ = step <= max_step_ && loss == last_loss_ ? fruitless_ + 1 : 1;
   max_step_ = std::max(step, max_step_);
   last_loss_ = loss;
@@ -161,7 +167,7 @@ int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
     reason = "no process is left to take its rank";
     return kNotReplaced;
   }
-  losses_.push_back({recovered, heir, noticed});
+  losses_.push_back({recovered, heir, step, noticed});
   begin_generation();
   return heir;
 }
@@ -180,6 +186,8 @@ void LaunchMembers::check_recovered() {
   for (Loss& loss : losses_) {
     LaunchEvent& event = loss.event;
     event.recovered_ms = milliseconds(recovered - loss.noticed);
+    event.continues_after = first_step;
+    event.steps_lost = std::max<int64_t>(0, loss.finished - first_step);
     if (loss.heir >= 0) {
       event.replacement = processes_.pid(loss.heir);
       event.replacement_host = processes_.host(loss.heir);

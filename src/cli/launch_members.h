@@ -76,7 +76,8 @@ class LaunchMembers {
   };
   struct Loss {
     LaunchEvent event;
-    int heir;  ///< slot of the process that has its rank now
+    int heir;          ///< slot of the process that has its rank now
+    int64_t finished;  ///< steps, by any rank
     Clock::time_point noticed;
   };
 
@@ -85,6 +86,8 @@ class LaunchMembers {
   /// "812", or "812 on node3" if there are several hosts.
   std::string name_process(int process, const std::string& host) const;
   int find_spare() const;
+  /// Steps that some rank had finished when it began its last one; -1: none has begun.
+  int64_t finished_steps() const;
 
   /// Gives the ranks of the replica of `rank`, or of those that share its experts, to none and
   /// numbers the others anew. False if too few would be left.
