@@ -323,7 +323,8 @@ class BeastCompletionServer : public CompletionServer {
         stream.expires_after(kWriteTime);
         const net::const_buffer bytes = net::buffer(events);
         if (is_chunked) {  // no conditional expression: GCC 12 would await both
-          std::tie(error, size) = co_await net::async_write(stream, http::make_chunk(bytes), kAwait);
+          std::tie(error, size) =
+              co_await net::async_write(stream, http::make_chunk(bytes), kAwait);
         } else {
           std::tie(error, size) = co_await net::async_write(stream, bytes, kAwait);
         }
