@@ -57,7 +57,7 @@ class Executor {
     sigaddset(&watched, SIGCHLD);
     sigprocmask(SIG_BLOCK, &watched, &before);
     signals_ = Connection(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
-    processes_.emplace(slots_, settings.at("command"), before,
+    processes_.emplace(slots_, settings.at("command"), before, memory_.fd(),
                        [this](int slot, int stream, const std::string& line) {
                          channel_.send(Report::output, slot, uint64_t(stream), line);
                        });
@@ -187,6 +187,7 @@ class Executor {
   Connection signals_;
   ExecutorChannel channel_;
   std::optional<control::Board> board_;
+  const Connection memory_ = make_snapshot_memory();
   std::optional<LocalProcesses> processes_;  ///< last: its output goes to the channel
 };
 

@@ -12,7 +12,7 @@ namespace tandem::cli {
 
 struct LaunchEvent {
   const char* event;  ///< "lost", "hung", "recovered", "stopped"
-  int rank;
+  int rank;           ///< -1: the launcher
   int process;
   std::string host;
   int64_t step;                          ///< the one that it was in; 0: it had begun none

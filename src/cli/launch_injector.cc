@@ -76,8 +76,12 @@ FaultPlan launch_faults(const std::string& option, int ranks) {
 }
 
 LaunchInjector::LaunchInjector(FaultPlan plan, const control::Board& board,
-                               RankProcesses& processes, std::string out)
-    : plan_(std::move(plan)), board_(board), processes_(processes), out_(std::move(out)) {}
+                               RankProcesses& processes, int64_t first_step, std::string out)
+    : plan_(std::move(plan)),
+      board_(board),
+      processes_(processes),
+      out_(std::move(out)),
+      next_step_(first_step) {}
 
 void LaunchInjector::run() {
   const int slots = board_.head().slots;

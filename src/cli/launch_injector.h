@@ -32,10 +32,10 @@ class LaunchInjector {
   /// Max time between calls of `run`.
   static constexpr int kIntervalMs = 2;
 
-  /// `board` and `processes`, whose slots are its own, must outlive this object. `out`: folder for
-  /// faults.jsonl; empty: none is written.
+  /// `board` and `processes`, whose slots are its own, must outlive this object. `first_step`: of
+  /// those whose faults it causes. `out`: folder for faults.jsonl; empty: none is written.
   LaunchInjector(FaultPlan plan, const control::Board& board, RankProcesses& processes,
-                 std::string out);
+                 int64_t first_step, std::string out);
 
   /// Causes the faults of the steps that a rank has begun since the last call, and ends those whose
   /// time is over. A step that is repeated has its faults once.
@@ -75,7 +75,7 @@ class LaunchInjector {
   const control::Board& board_;
   RankProcesses& processes_;
   const std::string out_;
-  int64_t next_step_ = 1;
+  int64_t next_step_;
   std::vector<Injected> injected_;
   std::map<std::pair<int, pid_t>, std::string> false_alarms_;  ///< cause by slot and process
   std::map<int, Stopped> stopped_;                             ///< by slot

@@ -32,20 +32,33 @@ LaunchStore start_store(Launch launch, const std::string& run_id, const control:
 }
 
 LaunchMembers::LaunchMembers(const LaunchRequest& request, const Launch& launch,
-                             const std::string& run_id, const control::Secret& secret,
-                             RankProcesses& processes)
+                             const control::Secret& secret, control::Board& board,
+                             const LostLauncher* lost, RankProcesses& processes)
     : launch_(launch),
       secret_(secret),
       processes_(processes),
       min_dp_(request.min_dp),
       start_timeout_s_(request.start_timeout_s),
       restarts_left_(request.restarts),
-      board_(request.ranks + request.spares, run_id),
+      board_(board),
       events_(request.out) {
+  if (lost) note_launcher(*lost);
   for (int slot = 0; slot < board_.head().slots; ++slot) {
     board_.reset_slot(slot, slot < request.ranks ? slot : control::kSpare);
   }
   processes_.use_board(board_, request.step_timeout_s);
+}
+
+void LaunchMembers::note_launcher(const LostLauncher& lost) {
+  control::BoardHead& head = board_.head();
+  head.closed = 0;
+  if (head.tp > 0) head.dp = launch_.size / (head.tp * head.pp);  // of all ranks again
+  const int64_t finished = finished_steps(board_);
+  LaunchEvent event{"lost", -1, lost.pid, processes_.host(0), finished + 1, lost.cause, {}};
+  events_.add(event);
+  event.event = "recovered";
+  losses_.push_back({event, kLauncher, finished, lost.noticed});
+  max_step_ = finished;
 }
 
 std::string LaunchMembers::label(int slot) const {
@@ -72,10 +85,10 @@ int LaunchMembers::find_spare() const {
   return -1;
 }
 
-int64_t LaunchMembers::finished_steps() const {
+int64_t finished_steps(const control::Board& board) {
   int64_t step = -1;
-  for (int slot = 0; slot < board_.head().slots; ++slot) {
-    const control::MemberSlot& member = board_.slot(slot);
+  for (int slot = 0; slot < board.head().slots; ++slot) {
+    const control::MemberSlot& member = board.slot(slot);
     if (member.rank >= 0) step = std::max(step, member.step.load());
   }
   return step;
@@ -142,7 +155,7 @@ int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
   } else {
     events_.add(describe("lost", lost));
   }
-  const int64_t step = finished_steps();
+  const int64_t step = finished_steps(board_);
   fruitless_ = step <= max_step_ && loss == last_loss_ ? fruitless_ + 1 : 1;
   max_step_ = std::max(step, max_step_);
   last_loss_ = loss;
@@ -172,6 +185,28 @@ int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
   return heir;
 }
 
+std::string LaunchMembers::report(const Loss& loss) const {
+  const LaunchEvent& event = loss.event;
+  const std::string process = name_process(event.process, event.host);
+  const std::string when =
+      event.step == 0 ? "before its first step" : fmt::format("in step {}", event.step);
+  std::string text, heir = fmt::format("the run has {} ranks now", launch_.size);
+  if (loss.heir == kLauncher) {
+    text = fmt::format("the launcher (process {}) {} {}", process, event.cause, when);
+    heir = "it and its ranks were started again";
+  } else {
+    text = fmt::format("rank {} (process {}) {} {}, noticed within {:.3g} ms", event.rank, process,
+                       event.cause, when, *event.noticed_ms);
+  }
+  if (event.replacement) {
+    heir = fmt::format("process {} has taken its rank",
+                       name_process(*event.replacement, event.replacement_host));
+  }
+  return fmt::format(
+      "tandem: launch: {}; {}; the run paused for {:.3g} s and continues after step {}", text, heir,
+      *event.recovered_ms / 1e3, *event.continues_after);
+}
+
 void LaunchMembers::check_recovered() {
   const uint32_t generation = board_.head().generation;
   int64_t first_ns = 0, first_step = 0;
@@ -192,16 +227,7 @@ void LaunchMembers::check_recovered() {
       event.replacement = processes_.pid(loss.heir);
       event.replacement_host = processes_.host(loss.heir);
     }
-    complain(fmt::format(
-        "tandem: launch: rank {} (process {}) {} {}, noticed within {:.3g} ms; {}; the run "
-        "paused for {:.3g} s and continues after step {}",
-        event.rank, name_process(event.process, event.host), event.cause,
-        event.step == 0 ? "before its first step" : fmt::format("in step {}", event.step),
-        *event.noticed_ms,
-        event.replacement ? fmt::format("process {} has taken its rank",
-                                        name_process(*event.replacement, event.replacement_host))
-                          : fmt::format("the run has {} ranks now", launch_.size),
-        *event.recovered_ms / 1e3, first_step));
+    complain(report(loss));
     events_.add(event);
   }
   losses_.clear();

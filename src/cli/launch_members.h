@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/launch_events.h"
+#include "cli/launch_supervisor.h"
 #include "cli/local_launch.h"
 #include "cli/rank_processes.h"
 #include "comm/rendezvous/launch.h"
@@ -33,18 +34,24 @@ struct LostProcess {
   std::string cause;  ///< "was ended by signal 9, Killed"
 };
 
+/// Steps that some rank had finished when it began its last one; -1: none has begun.
+int64_t finished_steps(const control::Board& board);
+
 class LaunchMembers {
  public:
-  static constexpr int kNotReplaced = -1, kFewerRanks = -2;
+  static constexpr int kNotReplaced = -1, kFewerRanks = -2, kLauncher = -3;
 
-  /// `processes` must have ended before this object is destroyed.
-  LaunchMembers(const LaunchRequest& request, const Launch& launch, const std::string& run_id,
-                const control::Secret& secret, RankProcesses& processes);
+  /// `processes` must have ended before this object is destroyed; `board` must outlive it. `lost`:
+  /// launcher that had the board before, whose ranks have ended; nullptr: none.
+  LaunchMembers(const LaunchRequest& request, const Launch& launch, const control::Secret& secret,
+                control::Board& board, const LostLauncher* lost, RankProcesses& processes);
 
-  /// Begins the first generation.
+  /// Begins the first generation of this launcher.
   void begin() { begin_generation(); }
   int ranks() const { return launch_.size; }
   const control::Board& board() const { return board_; }
+  /// First step that no rank has begun, with this launcher or one before.
+  int64_t first_step() const { return max_step_ + 2; }
   bool is_spare(int slot) const { return board_.slot(slot).rank == control::kSpare; }
   bool is_done(int slot) const { return board_.slot(slot).done != 0; }
   /// Rank of a slot's process for messages: "3", or "spare".
@@ -76,19 +83,19 @@ class LaunchMembers {
   };
   struct Loss {
     LaunchEvent event;
-    int heir;          ///< slot of the process that has its rank now
+    int heir;          ///< slot of the process that has its rank now; kFewerRanks, kLauncher
     int64_t finished;  ///< steps, by any rank
     Clock::time_point noticed;
   };
 
   void begin_generation();
   LaunchEvent describe(const char* event, const LostProcess& lost) const;
+  void note_launcher(const LostLauncher& lost);
+  /// One line on a loss after which all ranks train again.
+  std::string report(const Loss& loss) const;
   /// "812", or "812 on node3" if there are several hosts.
   std::string name_process(int process, const std::string& host) const;
   int find_spare() const;
-  /// Steps that some rank had finished when it began its last one; -1: none has begun.
-  int64_t finished_steps() const;
-
   /// Gives the ranks of the replica of `rank`, or of those that share its experts, to none and
   /// numbers the others anew. False if too few would be left.
   bool remove_replica(int rank);
@@ -100,7 +107,7 @@ class LaunchMembers {
   const double start_timeout_s_;
   int restarts_left_;
   Clock::time_point began_;  ///< this generation
-  control::Board board_;
+  control::Board& board_;
   std::vector<LaunchStore> stores_;  ///< the last: of this generation
   std::map<int, Hang> hangs_;        ///< by slot, of processes that are being killed
   EventLog events_;

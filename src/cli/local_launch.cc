@@ -15,6 +15,7 @@
 
 #include "cli/launch_injector.h"
 #include "cli/launch_members.h"
+#include "cli/launch_supervisor.h"
 #include "cli/launched_process.h"
 #include "cli/local_processes.h"
 #include "cli/output.h"
@@ -38,25 +39,36 @@ constexpr int kPort = 29500;                      ///< part of a name only: no p
 /// Intervals of checks: in recovery, for hanging ranks, at the end.
 constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
 
+std::string new_run_id(const LaunchRequest& request) {
+  return std::string(request.hosts.empty() ? kLauncherRunId : kHostsRunId) +
+         control::hex_of(control::random_digest());
+}
+
 class RunningLaunch {
  public:
-  explicit RunningLaunch(const LaunchRequest& request)
-      : request_(request), slots_(request.ranks + request.spares) {
+  /// `board`: nullptr if ranks cannot be replaced. `snapshot_memory`: as of LocalProcesses.
+  RunningLaunch(const LaunchRequest& request, const std::string& run_id, int snapshot_memory,
+                control::Board* board, const LostLauncher* lost)
+      : request_(request),
+        slots_(request.ranks + request.spares),
+        run_id_(run_id),
+        snapshot_memory_(snapshot_memory) {
     std::optional<FaultPlan> faults;
     if (!request.inject.empty()) faults = launch_faults(request.inject, request.ranks);
     launch_.size = request.ranks;
     launch_.one_host = request.hosts.empty();
     launch_.port = launch_.one_host ? kPort : 0;
-    const std::string random = control::hex_of(control::random_digest());
-    run_id_ = std::string(launch_.one_host ? kLauncherRunId : kHostsRunId) + random;
     sigemptyset(&watched_);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
       sigaddset(&watched_, signal);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
     start_hosts();
-    if (request.replaces()) members_.emplace(request, launch_, run_id_, secret_, *processes_);
-    if (faults) injector_.emplace(*faults, members_->board(), *processes_, request.out);
+    if (board) members_.emplace(request, launch_, secret_, *board, lost, *processes_);
+    if (faults) {
+      injector_.emplace(*faults, members_->board(), *processes_, members_->first_step(),
+                        request.out);
+    }
   }
   ~RunningLaunch() {
     processes_.reset();
@@ -108,7 +120,8 @@ class RunningLaunch {
       print_line(stream, slots_ == 1 ? line : fmt::format("[{}] {}", label(slot), line));
     };
     if (launch_.one_host) {
-      processes_ = std::make_unique<LocalProcesses>(slots_, request_.command, before_, print);
+      processes_ = std::make_unique<LocalProcesses>(slots_, request_.command, before_,
+                                                    snapshot_memory_, print);
       return;
     }
     const std::string secret = control::hex_of(control::random_digest());
@@ -255,7 +268,8 @@ class RunningLaunch {
   const LaunchRequest request_;
   const int slots_;
   Launch launch_;
-  std::string run_id_;
+  const std::string run_id_;
+  const int snapshot_memory_;
   control::Secret secret_;  ///< of ranks on several hosts
   sigset_t watched_{}, before_{};
   Connection signals_;
@@ -299,7 +313,18 @@ int run_launch(const LaunchRequest& request) {
     throw Unsupported(fmt::format("{} ranks: a process may open {} files: expected {} (ulimit -n)",
                                   request.ranks, files, needed));
   }
-  return RunningLaunch(request).run();
+  const std::string run_id = new_run_id(request);
+  const control::Connection memory = make_snapshot_memory();
+  if (!request.replaces()) {
+    return RunningLaunch(request, run_id, memory.fd(), nullptr, nullptr).run();
+  }
+  control::Board board(request.ranks + request.spares, run_id);
+  const auto launch = [&](const LostLauncher* lost) {
+    return RunningLaunch(request, run_id, memory.fd(), &board, lost).run();
+  };
+  // Executors on other hosts end their ranks later than this process could start new ones.
+  return request.hosts.empty() ? supervise(launch, [&] { return finished_steps(board); })
+                               : launch(nullptr);
 }
 
 }  // namespace tandem::cli

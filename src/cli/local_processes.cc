@@ -7,9 +7,15 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/processes/snapshot_memory_file.h"
+#include "core/env.h"
 #include "core/machine.h"
 
 namespace tandem::cli {
+
+control::Connection make_snapshot_memory() {
+  return control::Connection(env().snapshot_memory < 0 ? processes::create_snapshot_memory() : -1);
+}
 
 std::string describe_end(int status) {
   return WIFSIGNALED(status) ? fmt::format("was ended by signal {}, {}", WTERMSIG(status),
@@ -18,12 +24,13 @@ std::string describe_end(int status) {
 }
 
 LocalProcesses::LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,
-                               Print print)
+                               int snapshot_memory, Print print)
     : command_(std::move(command)),
       mask_(mask),
       print_(std::move(print)),
       host_(host_name()),
-      processes_(size_t(slots)) {}
+      processes_(size_t(slots)),
+      memory_(snapshot_memory) {}
 
 LocalProcesses::~LocalProcesses() {
   for (LaunchedProcess& each : processes_) each.send_signal(SIGKILL);
@@ -42,9 +49,9 @@ void LocalProcesses::start(int slot, const Variables& variables) {
   if (board_) shared.push_back(board_->fd());
   all.emplace_back(control::kMembershipVariable,
                    board_ ? control::Member::describe(*board_, slot) : "");
-  if (memory_.open()) {
-    shared.push_back(memory_.fd());
-    all.emplace_back(processes::kSnapshotMemoryVariable, std::to_string(memory_.fd()));
+  if (memory_ >= 0) {
+    shared.push_back(memory_);
+    all.emplace_back(processes::kSnapshotMemoryVariable, std::to_string(memory_));
   }
   processes_[size_t(slot)].start(command_, all, shared, mask_);
 }

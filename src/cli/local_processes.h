@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "cli/rank_processes.h"
-#include "comm/processes/snapshot_memory_file.h"
+#include "comm/rendezvous/connection.h"
 #include "comm/rendezvous/hang_watch.h"
-#include "core/env.h"
 
 namespace tandem::cli {
 
@@ -17,8 +16,10 @@ class LocalProcesses final : public RankProcesses {
  public:
   using Print = std::function<void(int slot, int stream, const std::string& line)>;
 
-  /// `mask`: of their signals.
-  LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask, Print print);
+  /// `mask`: of their signals. `snapshot_memory`: file that they inherit, which must outlive this
+  /// object; -1: none, or that of this process.
+  LocalProcesses(int slots, std::vector<std::string> command, const sigset_t& mask,
+                 int snapshot_memory, Print print);
   /// Ends them.
   ~LocalProcesses() override;
   LocalProcesses(const LocalProcesses&) = delete;
@@ -52,9 +53,10 @@ class LocalProcesses final : public RankProcesses {
   std::vector<LaunchedProcess> processes_;
   const control::Board* board_ = nullptr;
   std::optional<control::HangWatch> hang_watch_;
-  /// Memory of the ranks' snapshots, unless this process was given one, which they inherit.
-  const control::Connection memory_{env().snapshot_memory < 0 ? processes::create_snapshot_memory()
-                                                              : -1};
+  const int memory_;
 };
+
+/// New memory for the snapshots of ranks; none if this process was given one, which they inherit.
+control::Connection make_snapshot_memory();
 
 }  // namespace tandem::cli

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""launch_recovery_test.py TANDEM short|long|kills=N|stops=N: ranks of `tandem launch --spares` are killed or stopped, and
-the run ends with the bits, and each sample once, of an undisturbed one. kills=N, stops=N: prints how soon N
-of them were noticed and recovered from."""
+"""launch_recovery_test.py TANDEM short|long|kills=N|stops=N|launchers=N: ranks of `tandem launch --spares`, or it, are killed
+or stopped, and the run ends with the bits, and each sample once, of an undisturbed one. kills=N, stops=N, launchers=N: prints
+how soon N of them were noticed and recovered from."""
 import json
 import os
 import pathlib
@@ -19,6 +19,13 @@ CONFIG = str(pathlib.Path(__file__).resolve().parents[2] / "configs/tiny.toml")
 LIMIT_S = 60
 
 
+def children(pid):
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
+
+
 class Run:
     """A training under `tandem launch`, whose ranks' processes are known."""
 
@@ -31,6 +38,7 @@ class Run:
                    "--set", f"train.steps={steps}", *job]
         if "--spares" in launch or "--restarts" in launch:
             command[2:2] = ["--out", str(self.events_file.parent)]
+        self.is_supervised = bool({"--spares", "--restarts", "--min-dp"} & set(launch))
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=open(self.log, "wb"),
                                         env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0",
                                              "TANDEM_CACHE_DIR": str(folder / "cache")})
@@ -54,16 +62,42 @@ class Run:
 
     def pid(self, rank):
         """Process of a rank: the one started as such, or its last replacement."""
-        replacements = [e["replacement"] for e in self.events("recovered") if e["rank"] == rank]
-        if replacements:
-            return replacements[-1]
-        for child in pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+        for event in reversed(self.events("recovered")):
+            if event["rank"] == rank:
+                return event["replacement"]
+            if event["rank"] == -1:  # the launcher, which has started all ranks anew
+                break
+        launcher = self.launcher()
+        for child in children(launcher) if launcher else []:
             try:
                 if f"RANK={rank}" in pathlib.Path(f"/proc/{child}/environ").read_text().split("\0"):
-                    return int(child)
+                    return child
             except OSError:
                 pass
         return None
+
+    def launcher(self):
+        """The process that has started the ranks: a child, if it would be started again."""
+        if not self.is_supervised:
+            return self.process.pid
+        for child in children(self.process.pid):
+            try:
+                if b"\0launch\0" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
+                    return child
+            except OSError:
+                pass
+        return None
+
+    def kill_launcher(self, after_step):
+        self.wait_until(f"step {after_step}", lambda: self.step() >= after_step)
+        recovered = len(self.events("recovered"))
+        pid = self.wait_until("the launcher", self.launcher)
+        os.kill(pid, signal.SIGKILL)
+        self.wait_until("recovery of the launcher", lambda: len(self.events("recovered")) > recovered)
+        event = self.events("recovered")[recovered]
+        if (event["rank"], event["process"]) != (-1, pid) or "signal 9" not in event["cause"]:
+            self.fail(f"launcher {pid}: blamed {event}")
+        return event
 
     def step(self):
         file = self.out / "metrics.jsonl"
@@ -140,6 +174,25 @@ def short(tandem, folder):
     log = run.log.read_text()
     if len(re.findall(r"^tandem: launch: rank \d .* has taken its rank; the run paused for ", log, re.M)) != 5:
         run.fail("expected one line for each loss")
+    # The launcher, and a rank after it, with snapshots in the memory that outlives both.
+    run = Run(tandem, folder, "launcher", ["--spares", "1"], steps,
+              job=["--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.every=1000"])
+    if run.kill_launcher(5)["steps_lost"] > 1:
+        run.fail("expected at most one step made again")
+    run.hurt(2, signal.SIGKILL, 12)
+    run.kill_launcher(18)
+    run.ends_like(reference)
+    log = run.log.read_text()
+    if len(re.findall(r"^tandem: launch: the launcher \(process \d+\) was ended by signal 9, Killed in step \d+; it and its ranks were "
+                      r"started again; the run paused for ", log, re.M)) != 2:
+        run.fail("expected one line for each launcher")
+    run = Run(tandem, folder, "launchers", ["--spares", "1"], steps)
+    while run.process.poll() is None:
+        if launcher := run.launcher():
+            os.kill(launcher, signal.SIGKILL)
+        time.sleep(0.001)
+    if run.process.returncode != 128 + signal.SIGKILL or "the 5th in a row without a further step" not in run.log.read_text():
+        run.fail("expected an end: launchers that are killed at their begin")
     # Two at once, and then fewer replicas, with the bits of all four.
     layout = "--tp 1 --dp 4"
     replicas = Run(tandem, folder, "replicas", [], steps, layout)
@@ -203,6 +256,20 @@ def long(tandem, folder):
             run.ends_like(reference)
 
 
+def measure_launchers(tandem, folder, count):
+    steps = 10 * count + 20
+    job = ["--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.every=1000"]
+    run = Run(tandem, folder, "launchers", ["--spares", "1"], steps, job=job)
+    events = [run.kill_launcher(3 + 7 * at) for at in range(count)]
+    ranked = sorted(event["recovered_ms"] for event in events)
+    print(f"recovered_ms: median {statistics.median(ranked):.1f}, p95 {ranked[int(0.95 * (count - 1))]:.1f}, max {ranked[-1]:.1f} "
+          f"over {count}; at most {max(event['steps_lost'] for event in events)} steps made again")
+    reference = Run(tandem, folder, "reference", [], steps, job=job)
+    reference.process.wait(600)
+    run.ends_like(reference)
+    print("final weights: bitwise those of an undisturbed run; each sample once")
+
+
 def measure(tandem, folder, number, count):
     steps = 10 * count + 20
     run = Run(tandem, folder, "kills", ["--spares", "1", "--restarts", str(count)], steps,
@@ -224,7 +291,9 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         kind, _, count = extent.partition("=")
-        if count:
+        if kind == "launchers":
+            measure_launchers(tandem, folder, int(count))
+        elif count:
             measure(tandem, folder, {"kills": signal.SIGKILL, "stops": signal.SIGSTOP}[kind], int(count))
         else:
             {"short": short, "long": long}[extent](tandem, folder)

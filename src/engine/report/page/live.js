@@ -90,7 +90,7 @@
     const body = add(table, "tbody"), ms = (value) => value == null ? "" : `${grouped(value)} ms`;
     for (const event of [...state.events].reverse().slice(0, 30)) {
       const row = add(body, "tr");
-      for (const text of [event.event, event.rank, event.step, ms(event.noticed_ms), ms(event.recovered_ms)]) add(row, "td", text ?? "");
+      for (const text of [event.event, event.rank < 0 ? "launcher" : event.rank, event.step, ms(event.noticed_ms), ms(event.recovered_ms)]) add(row, "td", text ?? "");
       add(row, "td", event.text, "text");
     }
   }

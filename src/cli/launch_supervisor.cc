@@ -1,0 +1,125 @@
+#include "cli/launch_supervisor.h"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "cli/local_processes.h"
+#include "cli/output.h"
+#include "tandem/error.h"
+
+namespace tandem::cli {
+namespace {
+
+using SupervisorClock = std::chrono::steady_clock;
+
+/// Launchers in a row that were killed without a further step, which end the run.
+constexpr int kMaxFruitless = 5;
+constexpr auto kEndOfRanks = std::chrono::seconds(30);
+
+/// Kills what the launcher has left to this process, which is the parent of its orphans, and waits
+/// for the end.
+void end_orphans() {
+  const auto until = SupervisorClock::now() + kEndOfRanks;
+  const std::string children = fmt::format("/proc/self/task/{}/children", getpid());
+  while (SupervisorClock::now() < until) {
+    const pid_t ended = waitpid(-1, nullptr, WNOHANG);
+    if (ended > 0) continue;
+    if (ended < 0) return;  // there are none
+    std::ifstream file(children);
+    for (pid_t child = 0; file >> child;) {
+      kill(-child, SIGKILL);  // a rank's group: the processes that its command has started
+      kill(child, SIGKILL);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  throw Error(fmt::format("launch: ranks of the last launcher did not end within {} s",
+                          kEndOfRanks.count()));
+}
+
+class Supervisor {
+ public:
+  Supervisor() {
+    sigemptyset(&watched_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
+      sigaddset(&watched_, signal);
+    sigprocmask(SIG_BLOCK, &watched_, &before_);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+  ~Supervisor() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  /// Process id in the parent, 0 in the child, whose signals are as before.
+  pid_t fork_launcher() {
+    std::fflush(nullptr);
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ < 0) throw Unsupported(fmt::format("fork: {}", strerror(errno)));
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != parent) _exit(1);
+    }
+    return pid_;
+  }
+
+  /// Passes signals on until the child ends. Returns its status as waitpid does.
+  int await_end() {
+    while (true) {
+      int status = 0;
+      if (waitpid(pid_, &status, WNOHANG) == pid_) return status;
+      siginfo_t signal{};
+      if (sigwaitinfo(&watched_, &signal) < 0 || signal.si_signo == SIGCHLD) continue;
+      is_stopping_ |= signal.si_signo != SIGUSR1 && signal.si_signo != SIGUSR2;
+      kill(pid_, signal.si_signo);
+    }
+  }
+  bool is_stopping() const { return is_stopping_; }
+
+ private:
+  sigset_t watched_{}, before_{};
+  pid_t pid_ = 0;
+  bool is_stopping_ = false;
+};
+
+}  // namespace
+
+int supervise(const std::function<int(const LostLauncher*)>& launch,
+              const std::function<int64_t()>& progress) {
+  std::optional<LostLauncher> lost;
+  std::optional<Supervisor> supervisor(std::in_place);
+  int fruitless = 0;
+  for (int64_t steps = -1;;) {
+    const pid_t pid = supervisor->fork_launcher();
+    if (pid == 0) {
+      supervisor.reset();
+      return launch(lost ? &*lost : nullptr);
+    }
+    const int status = supervisor->await_end();
+    if (!WIFSIGNALED(status)) return WEXITSTATUS(status);
+    lost = {pid, describe_end(status), SupervisorClock::now()};
+    end_orphans();
+    const int64_t steps_now = progress();
+    fruitless = steps_now > steps ? 0 : fruitless + 1;
+    steps = std::max(steps, steps_now);
+    if (supervisor->is_stopping() || fruitless == kMaxFruitless) {
+      complain(
+          fmt::format("tandem: launch: the launcher (process {}) {}{}", pid, lost->cause,
+                      fruitless == kMaxFruitless
+                          ? fmt::format(", the {}th in a row without a further step", fruitless)
+                          : ""));
+      return 128 + WTERMSIG(status);
+    }
+  }
+}
+
+}  // namespace tandem::cli
