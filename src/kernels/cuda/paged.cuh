@@ -53,6 +53,29 @@ struct AttendParams {
   }
 };
 
+/// Keys and query heads of a block: those of one split, and up to kHeads of one key head.
+struct SplitOfBlock {
+  int64_t row;
+  int sequence, position, split, begin, first, end, kv_head, first_head, heads;
+
+  /// False if the block has no key: its row's are in other splits, or the row is none.
+  template <int kHeads, typename T>
+  __device__ bool find(const AttendParams<T>& p) {
+    row = blockIdx.z;
+    sequence = p.lines.sequences[row];
+    if (sequence < 0) return false;
+    position = p.lines.positions[row];
+    split = int(blockIdx.x), begin = split * kSplit;
+    first = max(begin, p.first_key(position)), end = min(begin + kSplit, position + 1);
+    if (first >= end) return false;
+    const int blocks_of_group = (p.group + kHeads - 1) / kHeads;
+    kv_head = int(blockIdx.y) / blocks_of_group;
+    first_head = kv_head * p.group + int(blockIdx.y) % blocks_of_group * kHeads;
+    heads = min(kHeads, (kv_head + 1) * p.group - first_head);
+    return true;
+  }
+};
+
 /// 16 bytes of global memory to shared memory, or zeros.
 __device__ void copy_async(void* to, const void* from, bool valid) {
   const auto shared = unsigned(__cvta_generic_to_shared(to));

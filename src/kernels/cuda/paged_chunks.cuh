@@ -12,7 +12,8 @@ constexpr int kChunkRows = 64;
 constexpr int kChunkThreads = kChunkRows / 16 * 32;
 constexpr int kPage = int(kPageTokens);
 
-struct Chunk {
+/// Rows of a PagedChunk, as the kernel takes them.
+struct ChunkRows {
   int64_t first_row;
   int rows;
 };
@@ -20,7 +21,7 @@ struct Chunk {
 /// Block (tile, key head). Of a warp, lane / 4 is the first of two rows, 8 apart, of each product.
 template <int kDim>
 __global__ void __launch_bounds__(kChunkThreads)
-    attend_chunk_kernel(const AttendParams<__nv_bfloat16> p, Chunk chunk) {
+    attend_chunk_kernel(const AttendParams<__nv_bfloat16> p, ChunkRows chunk) {
   constexpr int kChunks = kDim / 8, kSteps = kDim / 16, kKeyTiles = kPage / 8;
   extern __shared__ uint4 paged_memory[];
   uint4* const keys = paged_memory;

@@ -22,17 +22,10 @@ __global__ void __launch_bounds__(kPagedThreads)
   extern __shared__ uint4 paged_memory[];
   wait_for_previous();
   let_next_start();
-  const int64_t row = blockIdx.z;
-  const int sequence = p.lines.sequences[row];
-  if (sequence < 0) return;
-  const int position = p.lines.positions[row];
-  const int split = int(blockIdx.x), begin = split * kSplit;
-  const int first = max(begin, p.first_key(position)), end = min(begin + kSplit, position + 1);
-  if (first >= end) return;
-  const int blocks_of_group = (p.group + kColumns - 1) / kColumns;
-  const int kv_head = int(blockIdx.y) / blocks_of_group;
-  const int first_head = kv_head * p.group + int(blockIdx.y) % blocks_of_group * kColumns;
-  const int heads = min(kColumns, (kv_head + 1) * p.group - first_head);
+  SplitOfBlock block;
+  if (!block.find<kColumns>(p)) return;
+  const auto& [row, sequence, position, split, begin, first, end, kv_head, first_head, heads] =
+      block;
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int warp_begin = begin + warp * kWarpTokens;
 

@@ -178,22 +178,14 @@ class RowOfLogits {
   /// Sum of the weights of the fewest first tokens that reach `goal`.
   __device__ Weight reaching_weights(Weight goal) {
     const Found found = find_logit(goal, false);
-    Weight equal = 0;
-    for (int i = begin_ + int(threadIdx.x); i < end_; i += kSampleThreads) {
-      if (key_of(logits_[i]) == found.key) equal = weights_[i];
-    }
-    equal = any(equal);
+    const Weight equal = weight_of(found.key);
     return found.before + (goal - found.before + equal - 1) / equal * equal;
   }
 
   /// Token at which the sum of weights first reaches `goal`, in the order of decreasing logits.
   __device__ int sorted_token(Weight goal) {
     const Found found = find_logit(goal, false);
-    Weight equal = 0;
-    for (int i = begin_ + int(threadIdx.x); i < end_; i += kSampleThreads) {
-      if (key_of(logits_[i]) == found.key) equal = weights_[i];
-    }
-    equal = any(equal);
+    const Weight equal = weight_of(found.key);
     return token_of_sum((goal - found.before + equal - 1) / equal,
                         [&](int i) { return Weight(key_of(logits_[i]) == found.key); });
   }
@@ -207,6 +199,15 @@ class RowOfLogits {
   }
 
  private:
+  /// Weight of the tokens with that logit: all of them have the same.
+  __device__ Weight weight_of(uint32_t key) {
+    Weight equal = 0;
+    for (int i = begin_ + int(threadIdx.x); i < end_; i += kSampleThreads) {
+      if (key_of(logits_[i]) == key) equal = weights_[i];
+    }
+    return any(equal);
+  }
+
   /// One warp: the digit at which the sum from the largest one first reaches `goal`.
   __device__ void find_digit(Weight before, Weight goal) {
     constexpr int kOfLane = kDigits / 32;
