@@ -131,6 +131,25 @@ def test_texts_are_those_of_generate(folder, server):
     expect(one["choices"][0]["text"] == other["choices"][0]["text"], (one, other))
 
 
+def test_models_of_bytes(folder):
+    """Parts of characters are neither sent nor lost."""
+    config = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../configs/tiny.toml")
+    subprocess.run([TANDEM, "train", config, "--out", folder + "/bytes", "--set", "train.steps=2"],
+                   check=True, capture_output=True)
+    requests = [{"prompt": "größer", "max_tokens": 100, "seed": seed, "temperature": 1} for seed in range(12)]
+    wanted = generate(folder, folder + "/bytes", requests)
+    server = Server(folder + "/bytes")
+    joined = 0
+    for request, want in zip(requests, wanted):
+        whole = server.ask(request)["choices"][0]["text"]
+        expect("".join(chunk["choices"][0]["text"] for chunk in server.chunks(request)) == whole, request)
+        same = [re.sub("\ufffd+", "\ufffd", text) for text in (whole, want["text"])]
+        expect(same[0] == same[1], same)
+        joined += any("\x80" <= character != "\ufffd" for character in whole)
+    expect(joined > 0, "no character of several bytes")
+    server.stop()
+
+
 def test_chats(folder, server, model):
     messages = [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "größer?"}]
     body = {"messages": messages, "max_completion_tokens": 9, "temperature": 0}
@@ -283,6 +302,7 @@ def main():
         test_chats(folder, server, model)
         test_bad_requests_are_refused(server)
         server.stop()
+        test_models_of_bytes(folder)
         test_clients_cannot_hurt_it(model)
         test_limits_and_end(model)
         test_bad_options(model)

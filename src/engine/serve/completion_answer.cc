@@ -90,7 +90,9 @@ std::string CompletionAnswer::begin() const {
 std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
   Choice& choice = choices_[index];
   ++tokens_;
-  choice.text += token.text;
+  std::string text = choice.characters.add(token.text);
+  if (token.finish) text += choice.characters.rest();
+  choice.text += text;
   const bool is_text = token.finish != Finish::end_token;
   const LogProb log_prob{token.token, token.log_prob};
   if (is_text && wants_log_probs_) choice.log_probs.push_back(log_prob);
@@ -98,12 +100,12 @@ std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
     choice.finish = finish_reason(*token.finish);
     ++num_finished_;
   }
-  if (!streams_ || (token.text.empty() && !token.finish && !wants_log_probs_)) return "";
+  if (!streams_ || (text.empty() && !token.finish && !wants_log_probs_)) return "";
   Json json{{"index", index}};
   if (is_chat_) {
-    json["delta"] = token.text.empty() ? Json::object() : Json{{"content", token.text}};
+    json["delta"] = text.empty() ? Json::object() : Json{{"content", text}};
   } else {
-    json["text"] = token.text;
+    json["text"] = text;
   }
   json["logprobs"] = log_probs_json({&log_prob, size_t(is_text)});
   json["finish_reason"] = choice.finish ? Json(choice.finish) : Json(nullptr);

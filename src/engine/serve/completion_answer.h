@@ -8,6 +8,7 @@
 
 #include "engine/infer/engine.h"
 #include "engine/serve/completion_request.h"
+#include "engine/tokenizer/text_decoder.h"
 
 namespace tandem {
 
@@ -35,6 +36,7 @@ class CompletionAnswer {
     float value;
   };
   struct Choice {
+    Utf8Stream characters;  ///< a model of bytes writes parts of them
     std::string text;
     std::vector<LogProb> log_probs;
     const char* finish = nullptr;
