@@ -188,13 +188,18 @@ def run_campaign(campaign, count, seed, rate):
         lost_s = (statistics.mean(fault["noticed_ms"] or 0 for fault in losses) + statistics.mean(paused)) / 1e3
         print(f"recovered: {len(paused)}, p50 {quantile(paused, 0.5):.1f} ms, p95 {quantile(paused, 0.95):.1f} ms")
         print(f"time lost for a loss: {lost_s:.3f} s on average, {100 * lost_s / (60 + lost_s):.2f} % at a loss a minute")
+    lost_more = []
     for restore in RESTORES:
         lost = [event["steps_lost"] for event in recovered if event["restore"] == restore]
         if lost:
             print(f"steps lost with {restore}: mean {statistics.mean(lost):.2f}, max {max(lost)} over {len(lost)}, more "
                   f"than one in {sum(steps > 1 for steps in lost)}")
+        if "memory" in restore:
+            lost_more += [event for event in recovered if event["restore"] == restore and event["steps_lost"] > 1]
     print(f"{len(alarms)} false alarms; {campaign.runs} runs in {seconds:.0f} s: final weights bitwise those of undisturbed "
           "ones, each sample once")
+    if lost_more:
+        sys.exit(f"expected at most one lost step with snapshots in memory: {lost_more}")
     if alarms or right != len(losses):
         sys.exit(f"blamed {right} of {len(losses)}; {alarms}; {[fault for fault in losses if not fault['blamed']]}")
 

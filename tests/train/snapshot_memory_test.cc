@@ -12,8 +12,10 @@
 #include <set>
 
 #include "comm/processes/snapshot_memory_file.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/peer_copies.h"
 #include "engine/checkpoint/snapshot_area.h"
+#include "engine/checkpoint/snapshot_memory.h"
 #include "engine/checkpoint/snapshot_position.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -140,6 +142,49 @@ TEST(SnapshotArea, ChangedFirstPageHasNoOwner) {
     EXPECT_TRUE(SnapshotArea(fd, 0).has_owner()) << at;
   }
   ::close(fd);
+}
+
+/// Makes the generations of an area valid, one for each step of start 1; others are not.
+void fill(SnapshotArea& area, const SnapshotOwner& owner, const std::vector<int64_t>& steps) {
+  const std::string text = to_text(TrainState{});
+  SnapshotShape shape = small_shape();
+  shape.generations = 4;
+  shape.state_room = text.size();
+  area.reset(owner, shape);
+  for (size_t index = 0; index < steps.size(); ++index) {
+    SnapshotHeader& header = area.header(int(index));
+    text.copy(reinterpret_cast<char*>(&header + 1), text.size());
+    header.step = steps[index];
+    header.start = 1;
+    header.state_bytes = text.size();
+    header.complete();
+  }
+}
+
+TEST(SnapshotMemory, NamesTheStepThatOnlyCopiesOfAllRanksHave) {
+  struct Case {
+    std::vector<int64_t> local[2], copies[2];  ///< steps, by rank
+    std::optional<int> copied[2];              ///< expected
+  };
+  const Case cases[] = {// The next copies were complete on one rank only.
+                        {{{3, 4, 5, 6}, {5, 4, 3}}, {{3, 4}, {3}}, {0, 2}},
+                        // One rank has lost its memory, and with it the copies of the other.
+                        {{{3, 4, 5}, {}}, {{3, 4}, {}}, {std::nullopt, std::nullopt}},
+                        // A rank's generation is invalid.
+                        {{{3, 4, 5}, {4, 5}}, {{3}, {3, 4}}, {0, -1}},
+                        {{{3, 4, 5}, {4, 5}}, {{4, 5}, {5}}, {std::nullopt, std::nullopt}}};
+  for (const Case& c : cases) {
+    run_threads({.ranks = 2}, [&](Communicator& world) {
+      const auto rank = size_t(world.rank());
+      SnapshotOwner owner{"run", "tp 1 dp 2", int(rank), 2};
+      SnapshotMemory memory(world, owner);
+      if (!c.local[rank].empty()) fill(memory.local(), owner, c.local[rank]);
+      owner.rank = 1 - owner.rank;
+      if (!c.copies[rank].empty()) fill(memory.peer(), owner, c.copies[rank]);
+      memory.find(world);
+      EXPECT_EQ(memory.copied(), c.copied[rank]);
+    });
+  }
 }
 
 /// Message of the error of opening what the variable says, in a new process.

@@ -245,6 +245,10 @@ TEST(Config, ModelsTooLargeForThisMachineAreRefused) {
   config.parallel.error_feedback = false;
   EXPECT_DOUBLE_EQ(snapshot_bytes(config), 32.0 * double(config.model.parameters()));
   EXPECT_DOUBLE_EQ(training_bytes(config), 36.0 * double(config.model.parameters()));
+  config.checkpoint.snapshot_every = 1;  // three, and with copies four of each rank and two copies
+  EXPECT_DOUBLE_EQ(snapshot_bytes(config), 48.0 * double(config.model.parameters()));
+  config.checkpoint.peer_copy = true;
+  EXPECT_DOUBLE_EQ(snapshot_bytes(config), 96.0 * double(config.model.parameters()));
   config.model.hidden = 1 << 20;
   config.model.layers = 4096;
   config.model.ffn = 1 << 22;

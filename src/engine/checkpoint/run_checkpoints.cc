@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -57,7 +58,12 @@ RunCheckpoints::RunCheckpoints(const TrainedRanks& ranks, Options options, const
   if (options_.memory->restored() >= 0) newest_ = options_.memory->restored();
   if (!options_.peers) return;
   copies_.emplace(*options_.peers, *options_.memory);
-  if (options_.memory->restored() >= 0) copy_to_peer();
+  if (options_.memory->restored() < 0) return;
+  // Until the first copies of this start are complete, a lost rank needs those of the one before.
+  const std::optional<int> copied = options_.memory->copied();
+  copied_ = copied.value_or(-1);
+  is_copied_elsewhere_ = copied == -1;
+  copy_to_peer();
 }
 
 RunCheckpoints::~RunCheckpoints() {
@@ -93,11 +99,17 @@ RunCheckpoints::Running RunCheckpoints::running() {
 /// Generation to take the next snapshot in: the same choice by step on every rank. -1 if there is
 /// none.
 int RunCheckpoints::free_generation() const {
-  // Peers have copies of one start only when the first copies have ended.
-  if (copying_ >= 0 && copied_ < 0) return -1;
-  const int in_use[] = {newest_, written_, copying_, copied_};
+  std::vector<int> in_use;
+  for (const int index : {newest_, written_, copying_, copied_}) {
+    if (index >= 0 && std::ranges::find(in_use, index) == in_use.end()) in_use.push_back(index);
+  }
+  if (copies_) {
+    const size_t count = in_use.size() + (copied_ < 0 && is_copied_elsewhere_);
+    const bool is_free = count < size_t(options_.schedule.generations());
+    return is_free ? options_.memory->local().oldest(in_use) : -1;
+  }
   const int found = options_.memory->local().oldest(in_use);
-  if (found >= 0 || copies_) return found;
+  if (found >= 0) return found;
   return newest_ == written_ ? -1 : newest_;  // it is replaced
 }
 

@@ -5,8 +5,8 @@
 //
 // Snapshots may be more frequent than checkpoints (checkpoint.snapshot_every): a run that resumes
 // restores from those in the memory of its launcher (engine/checkpoint/snapshot_memory.h). They are
-// copied to peers in the background; one copy runs at a time, and snapshots wait for it rather than
-// replace the last ones of which all ranks have copies.
+// copied to peers in the background; one copy runs at a time. A snapshot is not taken if a write
+// and a copy run and it would replace the last one of which all ranks have copies.
 //
 // One write runs at a time. A snapshot that is due meanwhile is taken all the same, and written
 // next unless a newer one has replaced it. A write that fails for a reason of the file system is
@@ -36,15 +36,18 @@ struct CheckpointSchedule {
   int64_t every;           ///< steps; 0: none
   double every_s;          ///< seconds of training; 0: none
   bool first_step;         ///< also after step 1
+  bool peer_copy;          ///< snapshots are copied to peers
   explicit CheckpointSchedule(const TrainConfig& config)
       : snapshot_every(config.checkpoint.snapshot_every),
         every(config.checkpoint.every),
         every_s(config.checkpoint.every_s),
-        first_step(config.checkpoint.first_step) {}
+        first_step(config.checkpoint.first_step),
+        peer_copy(config.checkpoint.peer_copy) {}
   bool is_periodic() const { return snapshot_every > 0 || every > 0 || every_s > 0 || first_step; }
   /// The newest one and the one that is taken, and more often than checkpoints also the one that is
-  /// written to disk or copied to peers.
-  int generations() const { return snapshot_every > 0 ? 3 : 2; }
+  /// written to disk. With peers also the last one of which they have copies, while the next one is
+  /// copied.
+  int generations() const { return snapshot_every > 0 ? 3 + peer_copy : 2; }
 };
 
 class RunCheckpoints {
@@ -125,11 +128,12 @@ class RunCheckpoints {
   std::optional<PeerCopies> copies_;
   int newest_ = 0;  // generation
   int64_t newest_step_ = -1, newest_sample_ = -1;
-  bool is_pending_ = false;  // the newest one is to be written
-  bool is_owed_ = false;     // one was due for a checkpoint, and no generation was free
-  int written_ = -1;         // generation that is being written, or -1
-  int copying_ = -1;         // generation that is being sent to the peer, or -1
-  int copied_ = -1;          // the last one of which all ranks' peers have copies, or -1
+  bool is_pending_ = false;           // the newest one is to be written
+  bool is_owed_ = false;              // one was due for a checkpoint, and no generation was free
+  int written_ = -1;                  // generation that is being written, or -1
+  int copying_ = -1;                  // generation that is being sent to the peer, or -1
+  int copied_ = -1;                   // the last one of which all ranks' peers have copies, or -1
+  bool is_copied_elsewhere_ = false;  // there is such a step, but this rank has lost it
   std::future<Outcome> write_;
   double due_s_;  // time of the last checkpoint by every_s
   double blocked_ms_ = 0;

@@ -133,6 +133,11 @@ std::optional<SnapshotMemory::Found> SnapshotMemory::find(Communicator& world) {
       }
       return {};
     }
+    std::erase_if(all, [](const FoundGeneration& each) { return each.holder == each.owner; });
+    copied_ = newest_common(all, world.size());
+    if (copied_ && copied_->step == position->step && copied_->start == position->start) {
+      copied_.reset();
+    }
     const FoundGeneration& source = position->sources[0];
     const bool is_here = source.holder == world.rank();
     SnapshotArea& area = source.owner == world.rank() ? local_ : peer_;
@@ -215,6 +220,17 @@ std::string SnapshotMemory::restore(const TrainedRanks& ranks, const SnapshotPos
     if (is_copy && !reasons[size_t(source.owner)].empty()) peer_.header(source.index).invalidate();
   }
   return first;
+}
+
+std::optional<int> SnapshotMemory::copied() const {
+  if (!copied_) return {};
+  for (int index = 0; index < local_.shape().generations; ++index) {
+    const SnapshotHeader& header = local_.header(index);
+    if (header.is_valid() && header.step == copied_->step && header.start == copied_->start) {
+      return index;
+    }
+  }
+  return -1;
 }
 
 void SnapshotMemory::erase() {

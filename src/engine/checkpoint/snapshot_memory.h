@@ -46,6 +46,10 @@ class SnapshotMemory {
   SnapshotArea& peer() { return peer_; }
   /// Generation in `local` that was restored; -1: none.
   int restored() const { return restored_; }
+  /// Generation in `local` of the newest step of which all ranks' peers had copies in the last
+  /// `find`, unless it is the found one; -1 if this rank has lost it. Nullopt, on every rank, if
+  /// there is no such step.
+  std::optional<int> copied() const;
   /// Warnings of all ranks since the last call, on rank 0.
   std::vector<std::string> take_warnings();
 
@@ -62,6 +66,7 @@ class SnapshotMemory {
   SnapshotArea local_, peer_;
   uint64_t start_ = 0;
   int restored_ = -1;
+  std::optional<SnapshotPosition> copied_;  // other than the one found last
   bool has_listed_ = false;
   std::vector<std::string> warnings_;
 };
