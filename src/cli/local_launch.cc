@@ -117,6 +117,7 @@ class RunningLaunch {
 
   void start_hosts() {
     const auto print = [this](int slot, int stream, const std::string& line) {
+      if (request_.print) return request_.print(slot, stream, line);
       print_line(stream, slots_ == 1 ? line : fmt::format("[{}] {}", label(slot), line));
     };
     if (launch_.one_host) {
@@ -185,7 +186,10 @@ class RunningLaunch {
     if (recovers && !failed_) members_->check_recovered();
     if (!failed_) return;
     const auto since = LaunchClock::now() - *failed_;
-    if (since > kAskAfter && !std::exchange(asked_, true)) send_signal(SIGTERM);
+    if (since > kAskAfter && !std::exchange(asked_, true)) {
+      send_signal(SIGTERM);
+      send_signal(SIGCONT);  // of stopped ones, too
+    }
     if (since > kKillAfter) send_signal(SIGKILL);
   }
 
@@ -258,8 +262,10 @@ class RunningLaunch {
     }
     failed_ = LaunchClock::now();
     status_ = killed ? 128 + WTERMSIG(end.status) : WEXITSTATUS(end.status);
-    complain(fmt::format("tandem: launch: rank {} ({}) {}{}{}", lost_label, process, lost.cause,
-                         reason.empty() ? "" : ": ", reason));
+    if (killed || !request_.print) {
+      complain(fmt::format("tandem: launch: rank {} ({}) {}{}{}", lost_label, process, lost.cause,
+                           reason.empty() ? "" : ": ", reason));
+    }
     if (!members_) return;
     members_->note_stop(lost, reason);
     members_->close(killed && !stopping_);

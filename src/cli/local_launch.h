@@ -2,6 +2,7 @@
 // hosts.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct LaunchRequest {
   std::string out;             ///< folder for events.jsonl; empty: none is written
   std::string inject;          ///< faults to cause in the ranks' processes: launch_injector.h
   std::vector<std::string> command;
+  /// Takes the lines of output (stream 0) and errors (1) of each process; empty: they are printed.
+  /// With it, a rank's own exit status is not reported in a line.
+  std::function<void(int slot, int stream, const std::string& line)> print;
 
   /// Whether lost ranks are replaced.
   bool replaces() const { return spares > 0 || restarts > 0 || min_dp > 0; }

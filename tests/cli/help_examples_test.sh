@@ -31,7 +31,7 @@ printf 'a\nb\n' >hosts.txt
 examples() { # of a help text, without their descriptions
   "$tandem" $1 --help | sed -nE 's/^  ((tandem|mpirun -n [0-9]+ tandem) .*)/\1/p' | sed -E 's/   *[^ ].*//'
 }
-mapfile -t lines < <(for command in '' train eval tune generate trace 'plan schedule' 'plan placements' launch check-layout 'data check' 'data index' 'data verify'; do examples "$command"; done | awk '!seen[$0]++')
+mapfile -t lines < <(for command in '' train doctor eval tune generate trace 'plan schedule' 'plan placements' launch check-layout 'data check' 'data index' 'data verify'; do examples "$command"; done | awk '!seen[$0]++')
 for line in "${lines[@]}"; do
   case $line in
     "tandem bench"*) line="\"\$tandem\" ${line#tandem} --repeats 2" ;;
