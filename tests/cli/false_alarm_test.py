@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""false_alarm_test.py TANDEM minutes=N: trainings under `tandem launch --spares` on a machine with twice as many computing
+processes as processors, for N minutes in all. No rank may be lost or blamed. Control: at the end of each a rank is
+stopped, and that is noticed."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from launch_recovery_test import LIMIT_S, Run
+
+COPIES = ["--set", "checkpoint.every=1000", "--set", "checkpoint.snapshot_every=1", "--set", "checkpoint.peer_copy=true"]
+JOBS = {"short steps": ("--tp 2 --dp 2", COPIES), "checkpoints on disk": ("--tp 1 --dp 4", []),
+        "long steps": ("--tp 1 --dp 2", [*COPIES, "--set", "parallel.pp=2", "--set", "model.hidden=128", "--set",
+                                         "model.head_dim=32", "--set", "model.ffn=512", "--set", "model.layers=4", "--set",
+                                         "train.seq=128", "--set", "train.batch=32"])}
+
+
+def check(tandem, folder, name, seconds):
+    layout, job = JOBS[name]
+    run = Run(tandem, folder, name.replace(" ", "_"), ["--spares", "1"], 10**9, layout, job)
+    run.wait_until("a step", lambda: run.step() >= 1)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if run.events() or run.process.poll() is not None:
+            run.fail(f"expected no event: {run.events()}")
+        time.sleep(0.2)
+    steps = run.step()
+    os.kill(run.pid(3), signal.SIGSTOP)
+    run.wait_until("recovery", lambda: run.events("recovered"))
+    if [(event["event"], event["rank"]) for event in run.events()] != [("hung", 3), ("recovered", 3)]:
+        run.fail(f"expected that rank 3 hung: {run.events()}")
+    run.process.send_signal(signal.SIGTERM)
+    run.process.wait(LIMIT_S)
+    print(f"{name}: {steps} steps in {seconds:.0f} s, {1e3 * seconds / steps:.1f} ms each, no event; then a stopped rank was "
+          f"noticed within {run.events('hung')[0]['noticed_ms']:.0f} ms", flush=True)
+
+
+def main():
+    tandem, minutes = sys.argv[1:]
+    seconds = 60 * float(minutes.removeprefix("minutes="))
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            for job in JOBS:
+                check(tandem, pathlib.Path(name), job, seconds / len(JOBS))
+    finally:
+        for process in load:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()
