@@ -23,7 +23,7 @@ namespace {
 using SupervisorClock = std::chrono::steady_clock;
 
 /// Launchers in a row that were killed without a further step, which end the run.
-constexpr int kMaxFruitless = 5;
+constexpr int kMaxFruitlessLaunchers = 5;
 constexpr auto kEndOfRanks = std::chrono::seconds(30);
 
 /// Kills what the launcher has left to this process, which is the parent of its orphans, and waits
@@ -111,10 +111,10 @@ int supervise(const std::function<int(const LostLauncher*)>& launch,
     const int64_t steps_now = progress();
     fruitless = steps_now > steps ? 0 : fruitless + 1;
     steps = std::max(steps, steps_now);
-    if (supervisor->is_stopping() || fruitless == kMaxFruitless) {
+    if (supervisor->is_stopping() || fruitless == kMaxFruitlessLaunchers) {
       complain(
           fmt::format("tandem: launch: the launcher (process {}) {}{}", pid, lost->cause,
-                      fruitless == kMaxFruitless
+                      fruitless == kMaxFruitlessLaunchers
                           ? fmt::format(", the {}th in a row without a further step", fruitless)
                           : ""));
       return 128 + WTERMSIG(status);
