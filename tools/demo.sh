@@ -62,4 +62,5 @@ cat "$out/report.txt"
 rm "$out/report.txt"
 printf '\nOpen in a browser:         %s/report.html\n' "$out"
 printf 'Open at ui.perfetto.dev:   %s/trace.json\n' "$out"
+printf 'Try the model:             %s serve %s\n' "${tandem#"$PWD/"}" "$out"
 printf 'Took %d s.\n' $((SECONDS - began))

@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <mpi.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "tandem/collectives.h"
 #include "tandem/world.h"
@@ -30,8 +32,12 @@ void sum_up(Communicator& comm) {
   expect(value == float(comm.size() * (comm.size() + 1) / 2), "the sum of all ranks");
 }
 
-/// Runs a world whose rank 0 aborts if `failing`: an abort of one half does not reach the other.
+/// Runs a world whose rank 0 aborts if `failing`, and leaves before the others enter: an abort of
+/// one half does not reach the other.
 bool is_aborted(int handle, bool failing) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_Comm_f2c(handle), &rank);
+  if (failing && rank > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
   try {
     const World world = World::adopt_mpi(handle, {.deadline_s = 30});
     const auto comm = world.communicator();

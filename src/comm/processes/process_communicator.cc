@@ -185,6 +185,7 @@ void ProcessCommunicator::agree_on(const Step& step) {
   }
   const control::Met met = meet(call(), failure, {});
   if (met.differs < 0 && failure.empty()) return;
+  if (engine_.run_aborted()) fail({call()}, 1, 0);  // a rank that has left took its memory along
   const bool first = met.differs < 0 || !met.first.empty();
   throw AgreedError(fmt::format("rank {}: {}", first ? 0 : met.differs,
                                 met.differs < 0 ? failure
