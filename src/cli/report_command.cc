@@ -12,6 +12,7 @@
 #include "core/files.h"
 #include "core/printable.h"
 #include "engine/report/report.h"
+#include "engine/report/tensorboard.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -51,6 +52,10 @@ void add_report(CLI::App& app) {
                       "Instead serve a page of the run while it trains, at [HOST:]PORT (0: a free "
                       "port; default host: 127.0.0.1)");
   command->add_option("--live-parent", live->parent)->group("");  // of the process that trains
+  auto is_tensorboard = std::make_shared<bool>(false);
+  command->add_flag("--tensorboard", *is_tensorboard,
+                    "Instead write the steps' numbers to DIR/tensorboard, which tensorboard "
+                    "--logdir DIR shows");
   command->add_option("--prompt", options->prompt, "With --complete: of the sample");
   command->footer(
       "\nReads DIR/metrics.jsonl and what else is there (run.json, sample.txt, trace.json,\n"
@@ -62,15 +67,22 @@ void add_report(CLI::App& app) {
       "\nExamples:\n"
       "  tandem report out                 after `make run`\n"
       "  tandem report out/mine --live 8080\n"
+      "  tandem report out/mine --tensorboard\n"
       "  tandem train configs/tiny.toml --tp 2 --out out/mine --set data.val_fraction=0.3\n"
       "  tandem report out/mine --complete --prompt '#include <'");
-  command->callback([dir, complete, options, live] {
+  command->callback([dir, complete, options, live, is_tensorboard] {
     const std::filesystem::path path = *dir;
     if (!live->address.empty()) {
       now_doing("the live page of " + *dir);
       return serve_live({*dir, parse_listen_address("--live", live->address), live->parent});
     }
     check_folder(path);
+    if (*is_tensorboard) {
+      now_doing("reading " + *dir);
+      const auto [file, steps] = report::write_tensorboard(*dir);
+      fmt::print("Wrote {} steps to {}\n", steps, single_line(file));
+      return finish_output();
+    }
     if (*complete) {
       now_doing("measuring for " + *dir);
       measure_report_sections(path, *options);

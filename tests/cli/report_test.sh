@@ -2,7 +2,7 @@
 # report_test.sh TANDEM: the report of a user's run is as complete as the demo's once --complete has measured
 # the rest, on different files and with steps in turns.
 set -eu
-tandem=$1
+tandem=$1 here=$(cd "$(dirname "$0")" && pwd)
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 export TANDEM_THREADS=1 TANDEM_CACHE_DIR=$dir/cache TANDEM_TUNE=0
@@ -32,6 +32,11 @@ cd "$dir"
 "$tandem" doctor out >text.txt || fail "doctor: $(cat text.txt)"
 grep -q '^2 steps up to step 2: .*; 2 ranks on 1 host$' text.txt || fail "doctor: $(cat text.txt)"
 [ "$(wc -l <text.txt)" = 5 ] || fail "doctor: $(cat text.txt)"
+"$tandem" report out --tensorboard >text.txt
+grep -q '^Wrote 2 steps to out/tensorboard/events.out.tfevents.tandem$' text.txt || fail "tensorboard: $(cat text.txt)"
+"$here/tensorboard_reader.py" out || fail "tensorboard"
+if "$tandem" report text --tensorboard 2>text.txt; then fail "tensorboard without a run"; fi
+grep -q 'text/metrics.jsonl' text.txt || fail "tensorboard without a run: $(cat text.txt)"
 rm -r out/ranks
 if "$tandem" doctor out >text.txt 2>&1; then fail "doctor without records: $(cat text.txt)"; fi
 grep -q '^tandem: .*out/ranks: no records: expected those of a run with trace.ranks$' text.txt ||
