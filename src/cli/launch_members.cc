@@ -78,6 +78,21 @@ void LaunchMembers::begin_generation() {
   board_.notify_change();
 }
 
+bool LaunchMembers::is_complete() const {
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    if (is_done(slot)) return true;
+  }
+  return false;
+}
+
+bool LaunchMembers::was_complete() const {
+  const uint32_t generation = board_.head().generation;
+  for (int slot = 0; slot < board_.head().slots; ++slot) {
+    if (is_done(slot) && board_.slot(slot).training != generation) return true;
+  }
+  return false;
+}
+
 int LaunchMembers::find_spare() const {
   for (int slot = 0; slot < board_.head().slots; ++slot) {
     if (is_spare(slot)) return slot;

@@ -54,6 +54,11 @@ class LaunchMembers {
   int64_t first_step() const { return max_step_ + 2; }
   bool is_spare(int slot) const { return board_.slot(slot).rank == control::kSpare; }
   bool is_done(int slot) const { return board_.slot(slot).done != 0; }
+  /// Whether a rank's work has ended well: it is then past the last exchange with the others, and
+  /// the result is complete.
+  bool is_complete() const;
+  /// Whether that was in an earlier generation: ranks of this one wait for it in vain.
+  bool was_complete() const;
   /// Rank of a slot's process for messages: "3", or "spare".
   std::string label(int slot) const;
 

@@ -182,6 +182,7 @@ class RunningLaunch {
     }
     reap();
     if (injector_) inject();
+    if (members_ && !failed_ && members_->was_complete()) end_waiting();
     if (members_ && !failed_) end_hanging();
     if (recovers && !failed_) members_->check_recovered();
     if (!failed_) return;
@@ -218,9 +219,9 @@ class RunningLaunch {
       }
     }
     for (const auto& [slot, end] : ends) {
-      const bool done = members_ && members_->is_done(slot) && WIFSIGNALED(end.status);
+      const bool done = members_ && members_->is_complete() && WIFSIGNALED(end.status);
       if (end.status == 0 || done) {
-        if (end.status != 0) note_fault(slot, end.cause);
+        if (end.status != 0 && !ends_waiting_) note_fault(slot, end.cause);
         end_rank();
       } else if (!failed_) {
         lose_rank(slot, end);
@@ -235,6 +236,17 @@ class RunningLaunch {
       if (cause.empty()) continue;
       processes_->send_signal(slot, SIGKILL);
       note_fault(slot, cause);
+    }
+  }
+
+  /// Ends processes that have begun a generation for a rank that was lost when the result was
+  /// complete.
+  void end_waiting() {
+    ends_waiting_ = true;
+    for (int slot = 0; slot < slots_; ++slot) {
+      if (!members_->is_spare(slot) && !members_->is_done(slot)) {
+        processes_->send_signal(slot, SIGKILL);
+      }
     }
   }
 
@@ -286,6 +298,7 @@ class RunningLaunch {
   std::optional<LaunchClock::time_point> failed_;  ///< when a rank failed that was not replaced
   int ended_ = 0;                                  ///< ranks whose work has ended well
   bool asked_ = false;
+  bool ends_waiting_ = false;
   bool stopping_ = false;  ///< a signal to stop was passed on
   int status_ = 0;
 };

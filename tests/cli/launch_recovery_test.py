@@ -207,6 +207,9 @@ def short(tandem, folder):
     run.ends_like(replicas)
     if "the run has 3 ranks now" not in run.log.read_text():
         run.fail("expected 3 ranks")
+    # A loss after the last exchange of the ranks, of which some have ended.
+    for rank, number in [(0, signal.SIGSTOP), (3, signal.SIGKILL), (1, signal.SIGSTOP)]:
+        lose_at_end(tandem, folder, reference, rank, number, 1e-3)
     # One process, whose threads are the ranks.
     run = Run(tandem, folder, "threads", ["--spares", "1"], steps, ranks=1)
     run.hurt(0, signal.SIGKILL, 2)
@@ -226,6 +229,22 @@ def short(tandem, folder):
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
     run.stops("Killed: the 3rd time in a row without a further step")
+
+
+def send(pid, number):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def lose_at_end(tandem, folder, reference, rank, number, delay):
+    run = Run(tandem, folder, f"last{rank}-{int(number)}-{delay}", ["--spares", "1"], reference.steps)
+    pid = run.wait_until("its start", lambda: run.pid(rank))
+    run.wait_until("the final model", lambda: (run.out / "final").exists())
+    time.sleep(delay)
+    send(pid, number)
+    run.ends_like(reference)
 
 
 def long(tandem, folder):
@@ -249,11 +268,11 @@ def long(tandem, folder):
             pid = run.wait_until("its start", lambda: run.pid(rank))
             run.wait_until("the last step", lambda: run.step() >= steps - 1)
             time.sleep(delay / 1e3)
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            send(pid, signal.SIGKILL)
             run.ends_like(reference)
+        for number in signal.SIGKILL, signal.SIGSTOP:  # the others may have ended
+            for delay in range(0, 10):
+                lose_at_end(tandem, folder, reference, rank, number, delay / 1e3)
 
 
 def measure_launchers(tandem, folder, count):
