@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """hostile_test.py TANDEM connections=N [seed=S]: N hostile connections to the rendezvous store of a training on two hosts
-of one machine: half while the job forms its world, half while it replaces a lost rank, and more tries beside its steps,
-when nothing listens. A rank is withheld until enough have come. No rank notices: the final weights are those of an
-undisturbed run, and no event but the loss is recorded; the launcher's descriptors and memory stay bounded."""
+of one machine, and N to that of one on a single host: half while the job forms its world, half while it replaces a lost
+rank, and more tries beside its steps, when nothing listens. A rank is withheld until enough have come. No rank notices:
+the final weights are those of an undisturbed run, and no event but the loss is recorded; the launcher's descriptors and
+memory stay bounded."""
 import collections
 import json
 import os
@@ -33,18 +34,22 @@ def huge(draw):
     return MAGIC + struct.pack("<IiQII", 8, 1, 0, 0xffffffff, 0xffffffff) + draw.randbytes(64)
 
 
-def port_of(pid):
-    """TCP port on which the process listens; None if there is none."""
+def listener_of(pid):
+    """Family and address at which the process listens; None if there is none."""
     try:
         inodes = {match[1] for fd in os.listdir(f"/proc/{pid}/fd")
                   if (match := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}")))}
     except OSError:
         return None
-    for family in "tcp6", "tcp":
-        for line in pathlib.Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+    for file in "tcp6", "tcp":
+        for line in pathlib.Path(f"/proc/net/{file}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == "0A" and words[9] in inodes:
-                return int(words[1].rpartition(":")[2], 16)
+                return socket.AF_INET, ("127.0.0.1", int(words[1].rpartition(":")[2], 16))
+    for line in pathlib.Path("/proc/net/unix").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "00010000" and words[6] in inodes and len(words) > 7:  # listens
+            return socket.AF_UNIX, words[7].replace("@", "\0", 1)
     return None
 
 
@@ -53,8 +58,8 @@ class Attack(threading.Thread):
 
     def __init__(self, launcher, seed):
         super().__init__(daemon=True)
-        self.launcher, self.draw, self.port, self.error = launcher, random.Random(seed), None, None
-        self.ready, self.stopped = threading.Event(), False
+        self.launcher, self.draw, self.listener, self.error = launcher, random.Random(seed), None, None
+        self.stopped = False
         self.connected, self.refused, self.kinds = 0, 0, collections.Counter()
         # Those that the server cannot tell from a rank yet: more than it may keep.
         self.pending, self.slow = collections.deque(maxlen=2 * MAX_PENDING), collections.deque(maxlen=50)
@@ -63,23 +68,21 @@ class Attack(threading.Thread):
 
     def run(self):
         try:
-            self.ready.wait()
             while not self.stopped:
                 self.connect()
         except Exception as error:
             self.error = error
 
     def connect(self):
-        self.port = self.port or port_of(self.launcher)
-        stranger = socket.socket()
+        self.listener = self.listener or listener_of(self.launcher)
+        family, address = self.listener or (socket.AF_UNIX, "")
+        stranger = socket.socket(family)
         stranger.settimeout(5)
         try:
-            if not self.port:
-                raise ConnectionRefusedError
-            stranger.connect(("127.0.0.1", self.port))
+            stranger.connect(address)
         except OSError:
             self.refused += 1
-            self.port = None
+            self.listener = None
             time.sleep(0.002)
             return
         self.connected += 1
@@ -144,18 +147,20 @@ class Attack(threading.Thread):
         self.open.append(stranger)
 
 
-def check(hosts, reference, count, seed):
+def check(hosts, reference, count, seed, is_local):
     folder, go = hosts.folder, hosts.folder / "go"
+    go.unlink(missing_ok=True)
     wrapper = folder / "bin/tandem"
-    wrapper.parent.mkdir()
+    wrapper.parent.mkdir(exist_ok=True)
     wrapper.write_text(f'#!/bin/sh\n[ "$RANK" != {WITHHELD} ] || while [ ! -e {go} ]; do sleep 0.02; done\n'
                        f'exec {hosts.tandem} "$@"\n')
     wrapper.chmod(0o755)
-    run = HostsRun(str(wrapper), folder, "attacked", [*hosts.options("a", "b"), "--restarts", "1"], reference.steps)
-    attack = Attack(run.process.pid, seed)
-    attack.start()
+    launch = ["--restarts", "1"]
+    run = (Run(str(wrapper), folder, "local", launch, reference.steps) if is_local else
+           HostsRun(str(wrapper), folder, "hosts", [*launch, *hosts.options("a", "b")], reference.steps))
     run.wait_until("its ranks", lambda: all(run.pid(rank) for rank in range(RANKS)))  # the executors have connected
-    attack.ready.set()
+    attack = Attack(run.launcher() if is_local else run.process.pid, seed)
+    attack.start()
 
     def release_after(connections):
         until = time.monotonic() + LIMIT_S
@@ -175,7 +180,7 @@ def check(hosts, reference, count, seed):
     attack.join()
     if [(event["event"], event["rank"]) for event in run.events()] != [("lost", WITHHELD), ("recovered", WITHHELD)]:
         run.fail(f"expected the loss of rank {WITHHELD} and no other event: {run.events()}")
-    print(f"{attack.connected} hostile connections, {attack.refused} refused: {dict(attack.kinds)}; the launcher has at "
+    print(f"{'one host' if is_local else 'two hosts'}: {attack.connected} hostile connections, {attack.refused} refused: {dict(attack.kinds)}; the launcher has at "
           f"most {attack.descriptors} descriptors, and {attack.kib - attack.first_kib} KiB more memory")
     if attack.descriptors > MAX_PENDING + RANKS + OTHER_DESCRIPTORS or attack.kib - attack.first_kib > MAX_GROWTH_KIB:
         run.fail("expected bounded descriptors and memory")
@@ -186,8 +191,10 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         hosts = Hosts(tandem, pathlib.Path(name))
         reference = Run(tandem, hosts.folder, "reference", [], 60)
-        check(hosts, reference.ends_like(reference), int(connections.removeprefix("connections=")),
-              int(options[0].removeprefix("seed=")) if options else 1)
+        reference.ends_like(reference)
+        for is_local in True, False:
+            check(hosts, reference, int(connections.removeprefix("connections=")),
+                  int(options[0].removeprefix("seed=")) if options else 1, is_local)
 
 
 if __name__ == "__main__":
