@@ -11,7 +11,7 @@
 namespace tandem::cli {
 
 struct LaunchEvent {
-  const char* event;  ///< "lost", "hung", "recovered", "stopped"
+  const char* event;  ///< "lost", "hung", "corrupt", "recovered", "stopped"
   int rank;           ///< -1: the launcher
   int process;
   std::string host;

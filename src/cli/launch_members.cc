@@ -133,9 +133,14 @@ std::string LaunchMembers::check_hang(int slot) {
       milliseconds(Clock::now() - began_) > 1e3 * start_timeout_s_) {
     cause = fmt::format("began no step within {:.3g} s", start_timeout_s_);
   }
+  const char* event = "hung";
+  if (member.corrupt) {
+    event = "corrupt";
+    cause = "was taken out for corrupt data";
+  }
   if (cause.empty()) return "";
-  events_.add(describe("hung", {slot, processes_.pid(slot), cause}));
-  hangs_[slot] = {cause, Clock::now()};
+  events_.add(describe(event, {slot, processes_.pid(slot), cause}));
+  hangs_[slot] = {event, cause, Clock::now()};
   return cause;
 }
 
@@ -166,7 +171,7 @@ int LaunchMembers::replace(LostProcess& lost, std::string& reason) {
   if (const auto hang = hangs_.extract(lost.slot)) {
     lost.cause = hang.mapped().cause;
     noticed = hang.mapped().noticed;
-    loss = fmt::format("{} hung", rank);
+    loss = fmt::format("{} {}", rank, hang.mapped().event);
   } else {
     events_.add(describe("lost", lost));
   }

@@ -126,6 +126,11 @@ void run(const TrainArguments& arguments) {
                                         replica * parallel.dp));
     }
   }
+  if (request.config.check.action == "replace" && !member) {
+    throw InvalidArgument(
+        "check.action is replace: expected tandem launch --spares, --restarts or --min-dp, which "
+        "replace a rank");
+  }
   const bool on_gpus = arguments.devices.on_gpus();
   if (member && on_gpus) {
     throw Unsupported("--device gpu under tandem launch --spares: expected --device cpu");
@@ -171,6 +176,7 @@ void run(const TrainArguments& arguments) {
     request.output_patience_s = 15;
     request.rank_flops = &member->rank_flops();
     request.before_step = [member](int64_t step) { member->note_step(step); };
+    request.leave_corrupt = [member] { member->leave_corrupt(); };
     member->note_layout(int(parallel.tp), int(parallel.dp), int(parallel.pp), int(parallel.ep));
     const bool trained = run_recovering(*member, [&] {
       request.resume |= member->resumes();

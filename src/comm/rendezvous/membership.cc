@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "core/env.h"
 #include "tandem/error.h"
@@ -68,7 +69,7 @@ MemberSlot& Board::slot(int index) const {
 void Board::reset_slot(int index, int rank) {
   MemberSlot& member = slot(index);
   member.rank = rank;
-  member.training = member.done = 0;
+  member.training = member.done = member.corrupt = 0;
   member.step = member.first_step = -1;
   member.words.longest_work_ns = 0;
   member.words.activity = RankActivity::work;
@@ -164,6 +165,11 @@ void Member::note_layout(int tp, int dp, int pp, int ep) const {
   head.pp = pp;
   head.ep = ep;
   head.tp = tp;
+}
+
+void Member::leave_corrupt() const {
+  board_.slot(slot_).corrupt = 1;
+  std::this_thread::sleep_for(std::chrono::seconds(10));
 }
 
 void Member::note_step(int64_t step) const {

@@ -34,6 +34,7 @@ struct MemberSlot {
   std::atomic<int32_t> host;           ///< index of its host: slots of one host have the same
   std::atomic<uint32_t> training;      ///< generation in which it trains; 0: none yet
   std::atomic<uint32_t> done;          ///< 1 once its rank's work has ended well
+  std::atomic<uint32_t> corrupt;       ///< 1 once a check has found its data corrupt
   std::atomic<int64_t> step;           ///< finished steps when it began the last one; -1: none yet
   std::atomic<int64_t> first_step;     ///< the same when it began to train in that generation,
   std::atomic<int64_t> first_step_ns;  ///< and the steady clock then
@@ -119,6 +120,9 @@ class Member {
   /// Before each step, and after the last one: `step` are finished.
   void note_step(int64_t step) const;
   void note_done() const { board_.slot(slot_).done = 1; }
+  /// Asks the launcher to end this process, whose data are corrupt, and to replace it. Returns only
+  /// if it does not within 10 s.
+  void leave_corrupt() const;
 
  private:
   Member(int fd, int slot);

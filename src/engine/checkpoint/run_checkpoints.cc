@@ -245,7 +245,8 @@ std::string RunCheckpoints::set_aside(int64_t step) {
     collect(write_.get());
   }
   if (std::exchange(copying_, -1) >= 0) copies_->end();
-  options_.memory->erase();
+  if (snapshot_) snapshot_->generation(newest_).await_complete();
+  options_.memory->erase(step);
   return on_rank_zero(ranks_.world, "setting a checkpoint aside", [&] {
     const std::string path = checkpoint_path(options_.out, step);
     if (path_exists(path)) {

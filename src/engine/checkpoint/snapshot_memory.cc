@@ -233,11 +233,13 @@ std::optional<int> SnapshotMemory::copied() const {
   return -1;
 }
 
-void SnapshotMemory::erase() {
+void SnapshotMemory::erase(int64_t from_step) {
   for (SnapshotArea* area : {&local_, &peer_}) {
     if (!area->has_owner()) continue;
-    for (int index = 0; index < area->shape().generations; ++index)
-      area->header(index).invalidate();
+    for (int index = 0; index < area->shape().generations; ++index) {
+      SnapshotHeader& header = area->header(index);
+      if (header.is_valid() && header.step >= from_step) header.invalidate();
+    }
   }
 }
 

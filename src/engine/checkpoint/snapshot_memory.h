@@ -36,8 +36,8 @@ class SnapshotMemory {
   /// was restored: damaged snapshots are not found again. Collective.
   std::string restore(const TrainedRanks& ranks, const SnapshotPosition& position);
 
-  /// Makes the snapshots in this rank's memory invalid.
-  void erase();
+  /// Makes the snapshots of this step and later ones in this rank's memory invalid.
+  void erase(int64_t from_step);
 
   const SnapshotOwner& owner() const { return owner_; }
   uint64_t start() const { return start_; }

@@ -10,9 +10,10 @@ std::vector<ConfigKey> check_keys() {
        TANDEM_SLOT(check.action),
        0,
        0,
-       {"off", "warn", "stop"},
+       {"off", "warn", "stop", "replace"},
        "if data in memory turn out to be corrupt: name the rank (warn), and end the run without "
-       "saving them (stop); off: no check"},
+       "saving them (stop) or have tandem launch --spares replace the rank (replace); off: no "
+       "check"},
       {"check.weights",
        TANDEM_SLOT(check.weights),
        0,

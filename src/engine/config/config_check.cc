@@ -133,6 +133,12 @@ void check_config(const TrainConfig& config) {
         fmt::format("train.microbatch is {}: expected a divisor of train.batch / {} = {}",
                     microbatch, replicas_key(config), batch / replicas));
   }
+  if (config.check.action == "replace" && config.checkpoint.keep < 2) {
+    throw ConfigError(
+        fmt::format("checkpoint.keep is {}: expected at least 2 where check.action is replace: the "
+                    "newest checkpoint may be corrupt, too",
+                    config.checkpoint.keep));
+  }
   check_batch_rampup(config);
   check_run_control(config);
   if (seq > config.model.max_seq) {

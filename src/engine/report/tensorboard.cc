@@ -145,11 +145,11 @@ std::pair<std::string, size_t> write_tensorboard(const std::string& dir) {
     seconds.push_back(ms != entry.end() && ms->is_number() ? ms->get<double>() / 1e3 : 0);
   }
   if (steps.empty()) throw IoError(log + ": no step: expected those of a run");
-  const auto age = std::filesystem::file_time_type::clock::now() -
-                   std::filesystem::last_write_time(log);
+  const auto age =
+      std::filesystem::file_time_type::clock::now() - std::filesystem::last_write_time(log);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  double time_s = std::chrono::duration<double>(now).count() -
-                  std::chrono::duration<double>(age).count();
+  double time_s =
+      std::chrono::duration<double>(now).count() - std::chrono::duration<double>(age).count();
   for (size_t i = steps.size(); i-- > 0;) {
     steps[i].time_s = time_s;
     time_s -= seconds[i];

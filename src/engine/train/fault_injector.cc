@@ -35,7 +35,7 @@ bool is_flip_of_state(FaultKind kind) {
 /// Whether a run that is resumed must not meet the fault again: it would not pass that step.
 bool may_end_run(FaultKind kind) {
   return kind == FaultKind::kill || kind == FaultKind::hang || kind == FaultKind::no_space ||
-         kind == FaultKind::io_error;
+         kind == FaultKind::io_error || kind == FaultKind::flip_gradients || is_flip_of_state(kind);
 }
 
 }  // namespace
@@ -71,10 +71,7 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
   }
   for (const Fault& fault : faults) {
     if (fault.rank != groups_.world().rank()) continue;
-    if (may_end_run(fault.kind) &&
-        ended_before_.contains({fault.step, std::string(name_of(fault.kind))})) {
-      continue;
-    }
+    if (was_before(fault)) continue;
     if (is_flip_of_state(fault.kind)) {
       flip(fault);
     } else if (fault.kind == FaultKind::kill || fault.kind == FaultKind::hang) {
@@ -97,6 +94,11 @@ void FaultInjector::before_passes(int64_t step, StepExecutor& executor) {
   }
 }
 
+bool FaultInjector::was_before(const Fault& fault) const {
+  return may_end_run(fault.kind) &&
+         ended_before_.contains({fault.step, std::string(name_of(fault.kind))});
+}
+
 void FaultInjector::slow(const Fault& fault) {
   PhaseTimes shares{};
   std::string phase = "passes";
@@ -114,9 +116,8 @@ void FaultInjector::slow(const Fault& fault) {
 
 void FaultInjector::after_passes(int64_t step) {
   for (const Fault& fault : plan_.at(step)) {
-    if (fault.kind == FaultKind::flip_gradients && fault.rank == groups_.world().rank()) {
-      flip(fault);
-    }
+    const bool is_here = fault.rank == groups_.world().rank();
+    if (fault.kind == FaultKind::flip_gradients && is_here && !was_before(fault)) flip(fault);
     if (fault.kind == FaultKind::flip_checkpoint) of_files_.push_back(fault);
   }
 }

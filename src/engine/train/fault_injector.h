@@ -34,6 +34,8 @@ class FaultInjector {
  private:
   struct Spot;
   std::vector<Spot> spots(const Fault& fault, uint64_t draw) const;
+  /// Whether the run met it before it was resumed.
+  bool was_before(const Fault& fault) const;
   void slow(const Fault& fault);
   void flip(const Fault& fault);
   void flip_file(const Fault& fault, const std::string& checkpoint);

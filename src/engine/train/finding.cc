@@ -6,18 +6,16 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "core/json.h"
 
 namespace tandem {
-namespace {
 
 std::string name_ranks(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
-
-}  // namespace
 
 std::string describe(const CheckFinding& finding) {
   const std::string where = fmt::format("step {}: {}", finding.step, finding.tensor);
@@ -42,6 +40,14 @@ std::string describe(const CheckFinding& finding) {
   return fmt::format("{} of {} is corrupt: it differs from that of {}{}", where,
                      name_ranks(finding.ranks), name_ranks(others),
                      finding.reason == "owner" ? ", as its owner's f32 weights show" : "");
+}
+
+std::vector<int> suspected_ranks(const std::vector<CheckFinding>& findings) {
+  std::set<int> ranks;
+  for (const CheckFinding& finding : findings) {
+    ranks.insert(finding.ranks.begin(), finding.ranks.end());
+  }
+  return {ranks.begin(), ranks.end()};
 }
 
 std::string to_json_line(const CheckFinding& finding) {

@@ -33,6 +33,10 @@ struct CheckSums {
 
 /// "step 12: model.norm.weight of rank 2 differs from the copies of ranks 0, 1".
 std::string describe(const CheckFinding& finding);
+/// All ranks that one of them suspects, in order.
+std::vector<int> suspected_ranks(const std::vector<CheckFinding>& findings);
+/// "rank 2", "ranks 0, 1".
+std::string name_ranks(const std::vector<int>& ranks);
 /// One line of JSON.
 std::string to_json_line(const CheckFinding& finding);
 std::vector<CheckFinding> parse_findings(const std::string& json_lines);

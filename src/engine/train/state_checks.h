@@ -32,8 +32,10 @@ class StateChecks {
   /// Findings, the same on all ranks, if the sums over the world say that there are some.
   /// Collective.
   std::vector<CheckFinding> find(const CheckSums& sums, int64_t step);
-  /// Whether a finding ends the run.
-  bool stops() const { return config_.check.action == "stop"; }
+  /// Whether a finding ends the run in these processes.
+  bool stops() const { return config_.check.action == "stop" || replaces(); }
+  /// Whether the ranks that it names are to be replaced.
+  bool replaces() const { return config_.check.action == "replace"; }
 
  private:
   /// An element of a chunk's flat array, or none of the loss.

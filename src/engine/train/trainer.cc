@@ -331,14 +331,27 @@ class Trainer {
 
   void report(const std::vector<CheckFinding>& findings) {
     for (const CheckFinding& finding : findings) note("warning: " + describe(finding));
-    if (!findings.empty() && checks_->stops()) corrupt_ = describe(findings.front());
+    if (checks_->stops()) corrupt_ = findings;
   }
 
-  /// Saves nothing, and sets the checkpoint of the last step aside.
+  /// Saves nothing, and sets the state of the last step aside.
   [[noreturn]] void end_corrupt() {
-    const std::string saved = checkpoints_->set_aside(state_.step);
+    std::string saved;
+    try {
+      saved = checkpoints_->set_aside(state_.step);
+    } catch (const Aborted&) {  // by a rank that is done with it, as all are then
+      if (!checks_->replaces()) throw;
+    }
     note_warnings();
-    throw Error(fmt::format("{}; ended after step {}, whose weights are not saved; {}", corrupt_,
+    const std::string finding = describe(corrupt_.front());
+    if (checks_->replaces() && request_.leave_corrupt) {
+      const std::vector<int> suspects = suspected_ranks(corrupt_);
+      note(fmt::format("warning: to be replaced: {}; the state after step {} is not used",
+                       name_ranks(suspects), state_.step));
+      if (!std::ranges::binary_search(suspects, world_.rank())) throw Aborted(suspects[0], finding);
+      request_.leave_corrupt();
+    }
+    throw Error(fmt::format("{}; ended after step {}, whose weights are not saved; {}", finding,
                             state_.step, saved));
   }
 
@@ -471,11 +484,11 @@ class Trainer {
   int saves_seen_ = 0;
   bool has_noted_activations_ = false;
   bool stop_ = false, failed_ = false, save_requested_ = false;
-  RunCheckpoints::Running running_;  // of any rank, during the step
-  std::string init_from_;            // folder of the model whose weights the run starts from
-  std::string error_;                // this rank's, of text
-  std::string corrupt_;              // finding that ends the run
-  std::string diverged_;             // message if the loss is not finite; the same on all ranks
+  RunCheckpoints::Running running_;    // of any rank, during the step
+  std::string init_from_;              // folder of the model whose weights the run starts from
+  std::string error_;                  // this rank's, of text
+  std::vector<CheckFinding> corrupt_;  // that end the run
+  std::string diverged_;               // message if the loss is not finite; the same on all ranks
 };
 
 }  // namespace

@@ -44,6 +44,9 @@ struct TrainRequest {
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   /// Called on every rank, in its thread, before each step, with the number of finished steps.
   std::function<void(int64_t step)> before_step = {};
+  /// For check.action = "replace": called on a rank that is to be replaced; ends its process. The
+  /// others throw Aborted. Without it, the run ends as for "stop".
+  std::function<void()> leave_corrupt = {};
   /// Called on every rank, in its thread, with a router's choices for its rows: scores f32 [rows,
   /// experts], chosen i32 [rows, top_k]. For comparing runs.
   std::function<void(int rank, int layer, const Tensor& scores, const Tensor& chosen)> routed = {};
