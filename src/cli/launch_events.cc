@@ -50,9 +50,28 @@ void EventLog::add(const LaunchEvent& event) {
     line["continues_after"] = *event.continues_after;
     line["steps_lost"] = *event.steps_lost;
   }
-  std::string text = line.dump() + "\n";
+  write(line.dump() + "\n");
+}
+
+void EventLog::add(const report::SlowRank& slow) {
+  if (!file_) return;
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  const report::Straggler& straggler = slow.straggler;
+  const nlohmann::ordered_json line{{"event", "slow"},
+                                    {"rank", straggler.rank},
+                                    {"step", straggler.to_step},
+                                    {"cause", report::describe(straggler, slow.position)},
+                                    {"phase", name_of(straggler.phase)},
+                                    {"excess", straggler.excess},
+                                    {"share", straggler.share_of_step},
+                                    {"host", slow.position.host},
+                                    {"time_s", now.count()}};
+  write(line.dump() + "\n");
+}
+
+void EventLog::write(std::string line) {
   try {
-    append_to(file_->get(), path_, text);
+    append_to(file_->get(), path_, line);
   } catch (const IoError& error) {
     complain(std::string("tandem: launch: warning: ") + error.what());
     file_.reset();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/file_descriptor.h"
+#include "engine/report/slow_watch.h"
 
 namespace tandem::cli {
 
@@ -32,8 +33,11 @@ class EventLog {
   explicit EventLog(const std::string& out);
   /// Ignores write errors after the first, which it prints.
   void add(const LaunchEvent& event);
+  void add(const report::SlowRank& slow);
 
  private:
+  void write(std::string line);
+
   std::string path_;
   std::optional<FileDescriptor> file_;
 };

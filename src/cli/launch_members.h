@@ -77,6 +77,8 @@ class LaunchMembers {
   void check_recovered();
   /// No generation follows: spares end. `lost`: a rank was, so all ranks end.
   void close(bool lost);
+  /// Records a rank that is slow; it keeps its process.
+  void note_slow(const report::SlowRank& slow) { events_.add(slow); }
   /// Records that the launch ends because of that process.
   void note_stop(const LostProcess& lost, const std::string& reason);
 

@@ -20,6 +20,7 @@
 #include "cli/local_processes.h"
 #include "cli/output.h"
 #include "cli/remote_processes.h"
+#include "cli/slow_ranks.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
 #include "core/file_limit.h"
@@ -65,6 +66,7 @@ class RunningLaunch {
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
     start_hosts();
     if (board) members_.emplace(request, launch_, secret_, *board, lost, *processes_);
+    if (members_ && !request.out.empty()) slow_ranks_.emplace(request.command);
     if (faults) {
       injector_.emplace(*faults, members_->board(), *processes_, members_->first_step(),
                         request.out);
@@ -184,6 +186,9 @@ class RunningLaunch {
     if (injector_) inject();
     if (members_ && !failed_ && members_->was_complete()) end_waiting();
     if (members_ && !failed_) end_hanging();
+    if (slow_ranks_) {
+      for (const report::SlowRank& slow : slow_ranks_->take()) members_->note_slow(slow);
+    }
     if (recovers && !failed_) members_->check_recovered();
     if (!failed_) return;
     const auto since = LaunchClock::now() - *failed_;
@@ -294,6 +299,7 @@ class RunningLaunch {
   std::unique_ptr<RankProcesses> processes_;
   std::optional<LaunchMembers> members_;  ///< if ranks can be replaced
   std::optional<LaunchInjector> injector_;
+  std::optional<SlowRanks> slow_ranks_;
   LaunchStore store_{};                            ///< if they cannot
   std::optional<LaunchClock::time_point> failed_;  ///< when a rank failed that was not replaced
   int ended_ = 0;                                  ///< ranks whose work has ended well

@@ -15,6 +15,7 @@
 #include "engine/report/diagnosis.h"
 #include "engine/report/rank_map.h"
 #include "engine/report/rank_rows.h"
+#include "engine/report/slow_watch.h"
 #include "engine/report/stragglers.h"
 #include "tandem/error.h"
 #include "tandem/random.h"
@@ -315,6 +316,50 @@ TEST(Doctor, NamesTheSlowRankAndWhatTheOthersWaitFor) {
   EXPECT_THAT(lines[2], HasSubstr("backward takes"));
   EXPECT_THAT(lines[3], HasSubstr(": backward +"));
   EXPECT_THAT(lines[4], HasSubstr("held back most by rank 2"));
+}
+
+/// Ranks reported as slow in each of the checks of records that grow by `step` steps.
+std::vector<std::vector<std::string>> watch_slow(const Trial& trial, int64_t steps, int64_t step) {
+  const TempDir dir;
+  const auto histories = histories_of(trial, 3, steps);
+  report::SlowWatch watch(dir / "ranks");
+  EXPECT_TRUE(watch.check().empty());  // no folder yet
+  std::vector<std::vector<std::string>> found;
+  for (int64_t until = step; until <= steps; until += step) {
+    auto grown = histories;
+    for (RankHistory& history : grown) {
+      std::erase_if(history.frames, [&](const RankFrame& frame) { return frame.step > until; });
+    }
+    write_histories(dir / "ranks", grown);
+    auto& names = found.emplace_back();
+    for (const report::SlowRank& slow : watch.check()) {
+      names.push_back(fmt::format("{} {} {}", slow.straggler.rank, slow.position.rank,
+                                  name_of(slow.straggler.phase)));
+    }
+  }
+  return found;
+}
+
+TEST(SlowWatch, NamesARankOnceAfterItWasSlowInThreeChecks) {
+  const Trial trial{
+      .ranks = 4, .slow_rank = 2, .phase = Phase::backward, .excess = .3, .slow_from = 0};
+  const auto found = watch_slow(trial, 400, 50);
+  ASSERT_EQ(found.size(), 8u);
+  for (size_t check = 0; check < found.size(); ++check) {
+    const std::vector<std::string> expected{"2 2 backward"};
+    EXPECT_EQ(found[check],
+              check + 1 == report::SlowWatch::kChecks ? expected : std::vector<std::string>())
+        << check;
+  }
+}
+
+TEST(SlowWatch, FollowsTheNewestFrames) {
+  const Trial late{
+      .ranks = 4, .slow_rank = 1, .phase = Phase::forward, .excess = .4, .slow_from = 600};
+  const auto found = watch_slow(late, 900, 50);
+  for (size_t check = 0; check < found.size(); ++check) {
+    EXPECT_EQ(found[check].size(), check == 14 ? 1u : 0u) << check;  // 650, 700, 750 steps
+  }
 }
 
 TEST(Doctor, SaysWhatIsMissing) {

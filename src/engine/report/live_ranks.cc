@@ -81,7 +81,11 @@ bool LiveRanks::refresh() {
         has_grown = true;
         for (const RankFrame& frame : frames) {
           add_frame(rank, frame);
-          if (rank.history.frames.size() > kMaxLiveFrames) fold();
+          if (newest_frames_ > 0 && rank.history.frames.size() > newest_frames_) {
+            rank.history.frames.erase(rank.history.frames.begin());
+          } else if (rank.history.frames.size() > kMaxLiveFrames) {
+            fold();
+          }
         }
       }
     } catch (const IoError& error) {

@@ -13,12 +13,15 @@ namespace tandem::report {
 
 class LiveRanks {
  public:
-  explicit LiveRanks(std::string folder) : folder_(std::move(folder)) {}
+  /// `newest_frames`: only so many of a rank are kept, each as it was written; 0: all of them, of a
+  /// long run as means.
+  explicit LiveRanks(std::string folder, size_t newest_frames = 0)
+      : folder_(std::move(folder)), newest_frames_(newest_frames) {}
 
   /// Reads what was written since the last call. Returns whether there was anything. Damaged files
   /// are left out, with a line in `problems`.
   bool refresh();
-  /// Histories of the ranks of the last start, by rank, of at most 128 frames each.
+  /// Histories of the ranks of the last start, by rank, of at most 128 frames each, or the newest.
   std::vector<RankHistory> histories() const;
   /// A line for each damaged file.
   std::vector<std::string> problems() const;
@@ -38,6 +41,7 @@ class LiveRanks {
   void fold();
 
   std::string folder_;
+  size_t newest_frames_;
   std::map<std::string, File> files_;
   std::map<int, Rank> ranks_;
   int64_t newest_ns_ = -1, newest_begin_ = 0;
