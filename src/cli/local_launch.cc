@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +25,9 @@
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
 #include "core/file_limit.h"
+#include "core/files.h"
 #include "core/printable.h"
+#include "engine/checkpoint/run_lock.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -35,14 +38,26 @@ using control::Connection;
 
 /// After a rank has failed: until the others are asked to end, and until they are killed.
 constexpr auto kAskAfter = std::chrono::seconds(5), kKillAfter = std::chrono::seconds(15);
-constexpr auto kDrain = std::chrono::seconds(2);  ///< for output after the last rank's end
-constexpr int kPort = 29500;                      ///< part of a name only: no port is open
+constexpr auto kDrain = std::chrono::seconds(2);     ///< for output after the last rank's end
+constexpr int kPort = 29500;                         ///< part of a name only: no port is open
+constexpr const char* kLaunchLock = ".launch.lock";  ///< in the training's output
 /// Intervals of checks: in recovery, for hanging ranks, at the end.
 constexpr int kRecoveryMs = 10, kWatchMs = 50, kEndMs = 200;
 
 std::string new_run_id(const LaunchRequest& request) {
   return std::string(request.hosts.empty() ? kLauncherRunId : kHostsRunId) +
          control::hex_of(control::random_digest());
+}
+
+/// --out of `tandem train`; empty without.
+std::string training_output(const LaunchRequest& request) {
+  const auto& command = request.command;
+  std::string out;
+  for (size_t i = 0; i < command.size(); ++i) {
+    if (command[i] == "--out" && i + 1 < command.size()) out = command[i + 1];
+    if (command[i].starts_with("--out=")) out = command[i].substr(std::strlen("--out="));
+  }
+  return out;
 }
 
 class RunningLaunch {
@@ -66,7 +81,7 @@ class RunningLaunch {
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
     start_hosts();
     if (board) members_.emplace(request, launch_, secret_, *board, lost, *processes_);
-    if (members_ && !request.out.empty()) slow_ranks_.emplace(request.command);
+    if (members_ && !request.out.empty()) slow_ranks_.emplace(training_output(request));
     if (faults) {
       injector_.emplace(*faults, members_->board(), *processes_, members_->first_step(),
                         request.out);
@@ -337,6 +352,11 @@ int run_launch(const LaunchRequest& request) {
   if (files < needed) {
     throw Unsupported(fmt::format("{} ranks: a process may open {} files: expected {} (ulimit -n)",
                                   request.ranks, files, needed));
+  }
+  std::optional<RunLock> lock;
+  if (const std::string out = training_output(request); request.replaces() && !out.empty()) {
+    make_directories(out);
+    lock.emplace(out, 0, kLaunchLock);
   }
   const std::string run_id = new_run_id(request);
   const control::Connection memory = make_snapshot_memory();

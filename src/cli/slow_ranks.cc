@@ -13,15 +13,6 @@ namespace {
 constexpr auto kSlowInterval = std::chrono::seconds(2);
 constexpr auto kSlowPatience = std::chrono::seconds(1);  ///< for a reading, at the end
 
-std::string training_output(const std::vector<std::string>& command) {
-  std::string out;
-  for (size_t i = 0; i < command.size(); ++i) {
-    if (command[i] == "--out" && i + 1 < command.size()) out = command[i + 1];
-    if (command[i].starts_with("--out=")) out = command[i].substr(6);
-  }
-  return out;
-}
-
 }  // namespace
 
 struct SlowRanks::Shared {
@@ -48,11 +39,9 @@ struct SlowRanks::Shared {
   }
 };
 
-SlowRanks::SlowRanks(const std::vector<std::string>& command)
+SlowRanks::SlowRanks(const std::string& out)
     : shared_(std::make_shared<Shared>()),
-      thread_([shared = shared_, folder = training_output(command) + "/ranks"] {
-        shared->run(folder);
-      }) {}
+      thread_([shared = shared_, folder = out + "/ranks"] { shared->run(folder); }) {}
 
 SlowRanks::~SlowRanks() {
   std::unique_lock lock(shared_->mutex);

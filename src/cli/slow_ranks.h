@@ -13,8 +13,8 @@ namespace tandem::cli {
 
 class SlowRanks {
  public:
-  /// `command`: of `tandem train`, with its --out.
-  explicit SlowRanks(const std::vector<std::string>& command);
+  /// `out`: --out of the training.
+  explicit SlowRanks(const std::string& out);
   ~SlowRanks();
   SlowRanks(const SlowRanks&) = delete;
   SlowRanks& operator=(const SlowRanks&) = delete;

@@ -35,7 +35,8 @@ std::string find_run(const std::string& out) {
 
 }  // namespace
 
-RunLock::RunLock(const std::string& out, double patience_s) : out_(out), path_(out + "/.lock") {
+RunLock::RunLock(const std::string& out, double patience_s, const char* name)
+    : out_(out), path_(out + "/" + name) {
   lock(patience_s);
 }
 

@@ -8,13 +8,13 @@
 
 namespace tandem {
 
-/// Holds OUT/.lock for its lifetime; the system releases the lock when the process ends, even if
+/// Holds OUT/NAME for its lifetime; the system releases the lock when the process ends, even if
 /// killed.
 class RunLock {
  public:
   /// Throws ConfigError naming the folder and the process that holds the lock, if it still does
   /// after `patience_s` seconds. Without support for locks in the file system, acquires none.
-  explicit RunLock(const std::string& out, double patience_s = 0);
+  explicit RunLock(const std::string& out, double patience_s = 0, const char* name = ".lock");
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
