@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cli/http_listen.h"
+#include "core/file_limit.h"
 #include "core/printable.h"
 #include "engine/serve/completion_answer.h"
 #include "engine/serve/serve_metrics.h"
@@ -33,7 +34,9 @@ using ErrorCode = boost::system::error_code;
 using HttpRequest = http::request<http::string_body>;
 
 constexpr size_t kMaxClients = 1024, kMaxHeaderBytes = 16 << 10, kMaxBodyBytes = 8 << 20;
-constexpr std::chrono::seconds kRequestTime{30}, kWriteTime{30}, kIdleTime{75}, kCloseTime{5};
+constexpr size_t kMaxReadBytes = 256 << 20;  // of all bodies that are being read
+constexpr std::chrono::seconds kRequestTime{30}, kWriteTime{30}, kIdleTime{75}, kCloseTime{5},
+    kDropTime{2};
 constexpr auto kAwait = net::as_tuple(net::use_awaitable);
 
 /// Texts of one request, whose tokens arrive while its connection waits.
@@ -45,6 +48,7 @@ struct ActiveCompletion {
   std::vector<int64_t> requests;
   std::string unsent;    ///< events of a stream
   bool is_gone = false;  ///< the client
+  bool is_answered = false;
   bool has_token = false;
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
   net::steady_timer changed;
@@ -68,6 +72,7 @@ class BeastCompletionServer : public CompletionServer {
  public:
   explicit BeastCompletionServer(const CompletionServerOptions& options)
       : options_(options), acceptor_(listen_at(context_, options.address, "serve")) {
+    raise_file_limit();
     const tcp::endpoint at = acceptor_.local_endpoint();
     is_local_ = at.address().is_loopback();
     url_ = url_of(at, options.address);
@@ -116,7 +121,7 @@ class BeastCompletionServer : public CompletionServer {
       auto [error, socket] = co_await acceptor_.async_accept(kAwait);
       if (!error && num_clients_ < kMaxClients) {
         net::co_spawn(context_, talk(beast::tcp_stream(std::move(socket))), net::detached);
-      } else if (error == net::error::no_descriptors) {  // until a client has left
+      } else if (error) {  // as for lack of descriptors, until a client has left
         net::steady_timer timer(context_, std::chrono::milliseconds(100));
         co_await timer.async_wait(kAwait);
       }
@@ -136,23 +141,22 @@ class BeastCompletionServer : public CompletionServer {
       parser.header_limit(kMaxHeaderBytes);
       parser.body_limit(kMaxBodyBytes);
       auto [error, size] = co_await http::async_read_header(stream, buffer, parser, kAwait);
-      if (!error) {
+      const Counted reading(read_bytes_, parser.content_length().value_or(kMaxBodyBytes));
+      std::optional<ApiError> refused = refusal(parser.get(), error);
+      if (!error && !refused) {
         stream.expires_after(kRequestTime);
         if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
           static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
           co_await net::async_write(stream, net::buffer(kContinue), kAwait);
         }
         std::tie(error, size) = co_await http::async_read(stream, buffer, parser, kAwait);
+        if (error) refused = refusal(parser.get(), error);
       }
-      if (error == http::error::body_limit || error == http::error::header_limit) {
-        const ApiError refused(
-            error == http::error::body_limit ? 413 : 431,
-            fmt::format("request: expected at most {} bytes of header and {} of body",
-                        kMaxHeaderBytes, kMaxBodyBytes));
-        co_await refuse(stream, parser.get(), refused, false);
-        break;
+      if (refused) {
+        co_await refuse(stream, parser.get(), *refused, false);
+        co_await drop_input(stream);
       }
-      if (error) break;
+      if (error || refused) break;
       const HttpRequest request = parser.release();
       const Counted answering(num_answering_);
       continues = co_await answer(stream, request);
@@ -161,23 +165,71 @@ class BeastCompletionServer : public CompletionServer {
     stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
   }
 
-  /// Number of coroutines that are in a block.
-  struct Counted {
-    explicit Counted(size_t& count_) : count(count_) { ++count; }
-    Counted(const Counted&) = delete;
-    ~Counted() { --count; }
-    size_t& count;
+  /// Ends a completion with a block, also by an exception.
+  struct Forgotten {
+    ~Forgotten() { server.forget(completion); }
+    BeastCompletionServer& server;
+    const Completion completion;
   };
+
+  /// Adds to a sum while coroutines are in a block.
+  struct Counted {
+    explicit Counted(size_t& sum_, size_t added_ = 1) : sum(sum_), added(added_) { sum += added; }
+    Counted(const Counted&) = delete;
+    ~Counted() { sum -= added; }
+    size_t& sum;
+    const size_t added;
+  };
+
+  static std::string_view path_of(const HttpRequest& request) {
+    const std::string_view target(request.target().data(), request.target().size());
+    return target.substr(0, target.find('?'));
+  }
+
+  /// Reason to refuse a request whose header, or whole, was read with `error`; nullopt also if the
+  /// client has left.
+  std::optional<ApiError> refusal(const HttpRequest& request, ErrorCode error) const {
+    if (error == http::error::body_limit || error == http::error::header_limit) {
+      return ApiError(error == http::error::body_limit ? 413 : 431,
+                      fmt::format("request: expected at most {} bytes of header and {} of body",
+                                  kMaxHeaderBytes, kMaxBodyBytes));
+    }
+    if (error == http::error::end_of_stream || error == http::error::partial_message) return {};
+    if (error.category() == make_error_code(http::error::bad_version).category()) {
+      return ApiError(400, fmt::format("request: {}", error.message()));
+    }
+    if (error) return {};
+    if (read_bytes_ > kMaxReadBytes) return ApiError(503, "too many requests are being read");
+    try {
+      check_client(request);
+    } catch (const ApiError& refused) {
+      return refused;
+    }
+    return {};
+  }
+
+  /// Reads what is left of a request that was refused, for a while, so that its client reads the
+  /// answer and not an error of its connection.
+  static net::awaitable<void> drop_input(beast::tcp_stream& stream) {
+    ErrorCode error;
+    stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    std::vector<char> ignored(1 << 16);
+    size_t dropped = 0;
+    stream.expires_after(kDropTime);
+    while (!error && dropped < 4 * kMaxBodyBytes) {
+      size_t size = 0;
+      std::tie(error, size) = co_await stream.async_read_some(net::buffer(ignored), kAwait);
+      dropped += size;
+    }
+  }
 
   /// Whether the connection remains open.
   net::awaitable<bool> answer(beast::tcp_stream& stream, const HttpRequest& request) {
-    const std::string_view target(request.target().data(), request.target().size());
-    const std::string_view path = target.substr(0, target.find('?'));
+    const std::string_view path = path_of(request);
     std::optional<ApiError> refused;  // co_await is not allowed in a handler
     std::string text;
     const char* type = "application/json";
     try {
-      check_client(request, path);
       const bool is_chat = path == "/v1/chat/completions";
       if (is_chat || path == "/v1/completions") {
         require(request, http::verb::post);
@@ -185,25 +237,26 @@ class BeastCompletionServer : public CompletionServer {
         const Completion completion = submit(parsed);
         stream.expires_never();
         watch(stream.socket(), completion);
+        const Forgotten forgotten{*this, completion};
         bool is_sent = false;
         if (parsed.streams) {
           is_sent = co_await send_stream(stream, request, completion);
         } else {
           is_sent = co_await send_whole(stream, request, completion);
         }
-        forget(completion);
         co_return is_sent&& request.keep_alive();
       }
       if (path == "/tokenize") {
         require(request, http::verb::post);
         text = answer_tokenize(model(), request.body());
       } else {
-        require(request, http::verb::get);
+        if (request.method() != http::verb::head) require(request, http::verb::get);
         if (path == "/") {
           type = "text/html; charset=utf-8";
           text = kServePage;
         } else if (path == "/health") {
           model();
+          require_open();
           text = R"({"status":"ok"})";
         } else if (path == "/v1/models") {
           text = models_json(model());
@@ -228,16 +281,29 @@ class BeastCompletionServer : public CompletionServer {
     return *model_;
   }
 
+  void require_open() const {
+    if (loop_->is_ending()) throw ApiError(503, "the server is ending");
+  }
+
   static void require(const HttpRequest& request, http::verb verb) {
     if (request.method() == verb) return;
     const std::string_view expected = verb == http::verb::get ? "GET" : "POST";
     throw ApiError(405, fmt::format("expected {}", expected));
   }
 
-  void check_client(const HttpRequest& request, std::string_view path) const {
+  /// By the header.
+  void check_client(const HttpRequest& request) const {
+    const std::string_view path = path_of(request);
     const auto host = request[http::field::host];
     if (is_local_ && !is_local_name({host.data(), host.size()})) {
       throw ApiError(403, "unknown host name");
+    }
+    // A page of another site may send a request without asking, though not read the answer.
+    const auto origin = request[http::field::origin];
+    std::string_view site(origin.data(), origin.size());
+    if (const size_t scheme = site.find("://"); scheme != site.npos) site.remove_prefix(scheme + 3);
+    if (is_local_ && !origin.empty() && !is_local_name(site)) {
+      throw ApiError(403, "a page of another site");
     }
     if (options_.key.empty() || path == "/" || path == "/health") return;
     const auto header = request[http::field::authorization];
@@ -251,6 +317,7 @@ class BeastCompletionServer : public CompletionServer {
     const auto completion = std::make_shared<ActiveCompletion>(
         context_.get_executor(), CompletionAnswer(*model_, parsed, random_id()));
     completion->requests = loop_->submit(parsed.choices);
+    if (completion->requests.empty()) require_open();
     if (completion->requests.empty())
       throw ApiError(429, "too many requests wait: try again later");
     for (size_t i = 0; i < completion->requests.size(); ++i) {
@@ -279,7 +346,7 @@ class BeastCompletionServer : public CompletionServer {
   /// Notices that the client leaves.
   static void watch(tcp::socket& socket, const Completion& completion) {
     socket.async_wait(tcp::socket::wait_read, [&socket, completion](ErrorCode error) {
-      if (error) return;  // also once the connection is closed, and `socket` with it
+      if (error || completion->is_answered) return;  // the connection may be closed, and `socket`
       char byte;
       if (socket.receive(net::buffer(&byte, 1), tcp::socket::message_peek, error) > 0) return;
       if (error == net::error::would_block) return watch(socket, completion);
@@ -290,6 +357,7 @@ class BeastCompletionServer : public CompletionServer {
 
   /// Cancels what is unfinished.
   void forget(const Completion& completion) {
+    completion->is_answered = true;
     for (const int64_t request : completion->requests) {
       if (active_.erase(request) > 0) loop_->cancel(request);
     }
@@ -368,15 +436,17 @@ class BeastCompletionServer : public CompletionServer {
                             bool keeps_alive) {
     http::response<http::string_body> response(status, request.version());
     set_fields(response, type, keeps_alive);
+    if (status == http::status::method_not_allowed) response.set(http::field::allow, "GET, POST");
     response.body() = std::move(text);
     response.prepare_payload();
+    if (request.method() == http::verb::head) response.body().clear();  // not its length
     stream.expires_after(kWriteTime);
     const auto [error, size] = co_await http::async_write(stream, response, kAwait);
     co_return !error && keeps_alive;
   }
 
   const CompletionServerOptions options_;
-  size_t num_clients_ = 0, num_answering_ = 0;
+  size_t num_clients_ = 0, num_answering_ = 0, read_bytes_ = 0;
   ServeMetrics metrics_;
   net::io_context context_{1};  // destroys coroutines, which use the members above
   tcp::acceptor acceptor_;

@@ -259,9 +259,11 @@ void LaunchMembers::note_stop(const LostProcess& lost, const std::string& reason
   if (!reason.empty()) event.cause += ": " + reason;
   events_.add(event);
   for (const Loss& loss : losses_) {
-    complain(fmt::format(
-        "tandem: launch: rank {} (process {}) {} before that, and was not replaced in time",
-        loss.event.rank, name_process(loss.event.process, loss.event.host), loss.event.cause));
+    const std::string who =
+        loss.heir == kLauncher ? "the launcher" : fmt::format("rank {}", loss.event.rank);
+    complain(
+        fmt::format("tandem: launch: {} (process {}) {} before that, and was not replaced in time",
+                    who, name_process(loss.event.process, loss.event.host), loss.event.cause));
   }
 }
 

@@ -10,11 +10,14 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "cli/local_processes.h"
 #include "cli/output.h"
+#include "cli/stop_signals.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -26,32 +29,16 @@ using SupervisorClock = std::chrono::steady_clock;
 constexpr int kMaxFruitlessLaunchers = 5;
 constexpr auto kEndOfRanks = std::chrono::seconds(30);
 
-/// Kills what the launcher has left to this process, which is the parent of its orphans, and waits
-/// for the end.
-void end_orphans() {
-  const auto until = SupervisorClock::now() + kEndOfRanks;
-  const std::string children = fmt::format("/proc/self/task/{}/children", getpid());
-  while (SupervisorClock::now() < until) {
-    const pid_t ended = waitpid(-1, nullptr, WNOHANG);
-    if (ended > 0) continue;
-    if (ended < 0) return;  // there are none
-    std::ifstream file(children);
-    for (pid_t child = 0; file >> child;) {
-      kill(-child, SIGKILL);  // a rank's group: the processes that its command has started
-      kill(child, SIGKILL);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  throw Error(fmt::format("launch: ranks of the last launcher did not end within {} s",
-                          kEndOfRanks.count()));
+/// Child processes of this one, among them the orphans of its children.
+std::set<pid_t> children() {
+  std::ifstream file(fmt::format("/proc/self/task/{}/children", getpid()));
+  return {std::istream_iterator<pid_t>(file), std::istream_iterator<pid_t>()};
 }
 
 class Supervisor {
  public:
   Supervisor() {
-    sigemptyset(&watched_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
-      sigaddset(&watched_, signal);
+    sigaddset(&watched_, SIGCHLD);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
   }
@@ -77,16 +64,43 @@ class Supervisor {
     while (true) {
       int status = 0;
       if (waitpid(pid_, &status, WNOHANG) == pid_) return status;
+      for (const pid_t orphan : orphans()) waitpid(orphan, nullptr, WNOHANG);
       siginfo_t signal{};
       if (sigwaitinfo(&watched_, &signal) < 0 || signal.si_signo == SIGCHLD) continue;
       is_stopping_ |= signal.si_signo != SIGUSR1 && signal.si_signo != SIGUSR2;
       kill(pid_, signal.si_signo);
     }
   }
+
+  /// Kills what the launcher has left, and waits for its end.
+  void end_orphans() const {
+    const auto until = SupervisorClock::now() + kEndOfRanks;
+    while (SupervisorClock::now() < until) {
+      const std::set<pid_t> left = orphans();
+      if (left.empty()) return;
+      for (const pid_t orphan : left) {
+        kill(-orphan, SIGKILL);  // a rank's group: the processes that its command has started
+        kill(orphan, SIGKILL);
+        waitpid(orphan, nullptr, WNOHANG);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    throw Error(fmt::format("launch: ranks of the last launcher did not end within {} s",
+                            kEndOfRanks.count()));
+  }
   bool is_stopping() const { return is_stopping_; }
 
  private:
-  sigset_t watched_{}, before_{};
+  /// Processes that the launcher has started: not those that this process had before.
+  std::set<pid_t> orphans() const {
+    std::set<pid_t> found = children();
+    found.erase(pid_);
+    for (const pid_t other : others_) found.erase(other);
+    return found;
+  }
+
+  const std::set<pid_t> others_ = children();
+  sigset_t watched_ = watched_signals(), before_{};
   pid_t pid_ = 0;
   bool is_stopping_ = false;
 };
@@ -106,8 +120,9 @@ int supervise(const std::function<int(const LostLauncher*)>& launch,
     }
     const int status = supervisor->await_end();
     if (!WIFSIGNALED(status)) return WEXITSTATUS(status);
+    if (WTERMSIG(status) == SIGPIPE) return 128 + SIGPIPE;  // the reader of its output has ended
     lost = {pid, describe_end(status), SupervisorClock::now()};
-    end_orphans();
+    supervisor->end_orphans();
     const int64_t steps_now = progress();
     fruitless = steps_now > steps ? 0 : fruitless + 1;
     steps = std::max(steps, steps_now);

@@ -22,6 +22,7 @@ struct LostLauncher {
 /// Calls `launch` in a child process, with nullptr, and returns its exit status there. This process
 /// passes signals on to it and returns with the child's status. If the child is killed, waits until
 /// the ranks have ended with it and calls `launch` in another; not if it was asked to end, nor if
+/// the reader of its output has ended, nor if
 /// several in a row are killed while `progress`, a number of steps, does not grow. No other thread
 /// may run.
 int supervise(const std::function<int(const LostLauncher*)>& launch,

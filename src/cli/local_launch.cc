@@ -22,6 +22,7 @@
 #include "cli/output.h"
 #include "cli/remote_processes.h"
 #include "cli/slow_ranks.h"
+#include "cli/stop_signals.h"
 #include "comm/rendezvous/launch.h"
 #include "comm/rendezvous/secret.h"
 #include "core/file_limit.h"
@@ -74,9 +75,7 @@ class RunningLaunch {
     launch_.size = request.ranks;
     launch_.one_host = request.hosts.empty();
     launch_.port = launch_.one_host ? kPort : 0;
-    sigemptyset(&watched_);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD})
-      sigaddset(&watched_, signal);
+    sigaddset(&watched_, SIGCHLD);
     sigprocmask(SIG_BLOCK, &watched_, &before_);
     signals_ = Connection(signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
     start_hosts();
@@ -309,7 +308,7 @@ class RunningLaunch {
   const std::string run_id_;
   const int snapshot_memory_;
   control::Secret secret_;  ///< of ranks on several hosts
-  sigset_t watched_{}, before_{};
+  sigset_t watched_ = watched_signals(), before_{};
   Connection signals_;
   std::unique_ptr<RankProcesses> processes_;
   std::optional<LaunchMembers> members_;  ///< if ranks can be replaced
@@ -347,6 +346,7 @@ void check_replaceable(const LaunchRequest& request) {
 
 int run_launch(const LaunchRequest& request) {
   check_replaceable(request);
+  signal(SIGCHLD, SIG_DFL);  // ignored ones have no status to wait for
   constexpr int kFilesOfRank = 3, kOtherFiles = 300;
   const int files = raise_file_limit(), needed = kFilesOfRank * request.ranks + kOtherFiles;
   if (files < needed) {

@@ -143,6 +143,8 @@ void run(ServeArguments arguments) {
   }
   if (!launched()) stored.config.check(arguments.ranks);
   ServeLoop loop(arguments.queue);
+  // Also after an exception its thread ends before what it answers with.
+  const std::unique_ptr<CompletionServer> serving = std::move(server);
   run_ranks(arguments.devices, world, [&](Communicator& tp) {
     tp.require_same("the model", stored.identity);
     tp.require_same("options", fmt::format("--context {} --batch {} --prompt-rows {} --dtype {} "
@@ -151,7 +153,7 @@ void run(ServeArguments arguments) {
                                            arguments.dtype, policy.describe()));
     policy.require_used(stored.config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
-    serve(tp, model, engine_options(arguments, model, policy), server.get(), loop, signals);
+    serve(tp, model, engine_options(arguments, model, policy), serving.get(), loop, signals);
   });
 }
 

@@ -27,19 +27,18 @@ std::string_view name_of_signal(int signal) {
   return signal == SIGINT ? "SIGINT" : signal == SIGHUP ? "SIGHUP" : "SIGTERM";
 }
 
+}  // namespace
+
 sigset_t watched_signals() {
   sigset_t watched;
   sigemptyset(&watched);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
     struct sigaction action {};
-    // Signals ignored by nohup or by shells for background jobs stay ignored.
     if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
     sigaddset(&watched, signal);
   }
   return watched;
 }
-
-}  // namespace
 
 StopSignals::StopSignals(std::string answer)
     : answer_(std::move(answer)),

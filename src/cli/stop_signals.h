@@ -9,6 +9,10 @@
 
 namespace tandem::cli {
 
+/// Those of these signals that this process does not ignore: nohup and shells, for background jobs,
+/// let it ignore some.
+sigset_t watched_signals();
+
 /// Blocks these signals, during its lifetime, in threads started by the calling one: a dedicated
 /// thread waits for them, so that no system call is interrupted. Construct it before any other
 /// thread.

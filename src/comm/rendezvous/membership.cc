@@ -160,7 +160,7 @@ Member::Joined Member::join(Clock::time_point until) {
 
 void Member::note_layout(int tp, int dp, int pp, int ep) const {
   BoardHead& head = board_.head();
-  if (joined_ != 1) return;
+  if (head.tp != 0) return;
   head.dp = dp;
   head.pp = pp;
   head.ep = ep;

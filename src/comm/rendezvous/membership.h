@@ -113,7 +113,7 @@ class Member {
   bool has_rank() const { return board_.slot(slot_).rank >= 0; }
   /// Data-parallel ranks of the generation; 0: not known yet.
   int dp() const { return board_.head().dp; }
-  /// States the layout of the first generation; later ones follow from it.
+  /// States the layout, once; those of later generations follow from it.
   void note_layout(int tp, int dp, int pp, int ep) const;
   std::atomic<double>& rank_flops() const { return board_.head().rank_flops; }
   void note_output() const { board_.head().has_output = 1; }

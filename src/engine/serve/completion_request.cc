@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <span>
@@ -23,9 +24,9 @@ constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStops = 16;
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's of a completion
 
-constexpr std::string_view kFields[] = {"model", "max_tokens", "temperature",   "top_p", "top_k",
-                                        "seed",  "stop",       "stream",        "n",     "logprobs",
-                                        "user",  "metadata",   "stream_options"};
+constexpr std::string_view kFields[] = {
+    "model",  "max_tokens", "temperature", "top_p", "top_k",    "seed",           "stop",
+    "stream", "n",          "logprobs",    "user",  "metadata", "stream_options", "ignore_eos"};
 
 /// Field that is understood with one value, that which changes nothing.
 struct NeutralField {
@@ -33,12 +34,18 @@ struct NeutralField {
 };
 constexpr NeutralField kNeutral[] = {{"presence_penalty", "0"},
                                      {"frequency_penalty", "0"},
+                                     {"repetition_penalty", "1"},
+                                     {"min_p", "0"},
+                                     {"min_tokens", "0"},
                                      {"logit_bias", "{}"},
+                                     {"skip_special_tokens", "true"},
+                                     {"service_tier", R"("auto")"},
                                      {"store", "false"}};
 constexpr NeutralField kNeutralText[] = {{"best_of", "1"}, {"echo", "false"}, {"suffix", "null"}};
 constexpr NeutralField kNeutralChat[] = {{"response_format", R"({"type":"text"})"},
                                          {"tools", "[]"},
                                          {"tool_choice", R"("none")"},
+                                         {"parallel_tool_calls", "true"},
                                          {"top_logprobs", "0"}};
 
 [[noreturn]] void reject(std::string_view name, const Json& value, std::string_view expected) {
@@ -61,6 +68,10 @@ void take(const Json& root, std::string_view name, T& to) {
     if (!value.is_string()) reject(name, value, "a string");
   } else if constexpr (std::is_integral_v<T>) {
     if (!value.is_number_integer()) reject(name, value, "an integer");
+    if (value.is_number_unsigned() &&
+        value.get<uint64_t>() > uint64_t(std::numeric_limits<T>::max())) {
+      reject(name, value, fmt::format("at most {}", std::numeric_limits<T>::max()));
+    }
   } else {
     if (!value.is_number()) reject(name, value, "a number");
   }
@@ -205,6 +216,9 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   take(root, "seed", seed);
   request.sampling.seed = uint64_t(seed);
   if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
+  bool ignores_end = false;
+  take(root, "ignore_eos", ignores_end);
+  if (ignores_end) request.ends = {-1};  // no token
   return request;
 }
 
@@ -225,7 +239,10 @@ void take_stream(const Json& root, CompletionRequest& completion) {
     reject("stream_options", options, "an object, with stream = true");
   }
   for (const auto& [name, value] : options.items()) {
-    if (name != "include_usage") reject("stream_options", options, "include_usage");
+    const bool is_neutral = name == "continuous_usage_stats" && value == false;
+    if (name != "include_usage" && !is_neutral) {
+      reject("stream_options", options, "include_usage");
+    }
   }
   take(options, "include_usage", completion.includes_usage);
 }
@@ -275,7 +292,7 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
   }
   int64_t choices = 1;
   take(root, "n", choices);
-  if (choices < 1 || choices * int64_t(prompts.size()) > kMaxChoices) {
+  if (choices < 1 || choices > kMaxChoices / int64_t(prompts.size())) {
     reject("n", root["n"], fmt::format("at least 1, with at most {} texts in all", kMaxChoices));
   }
   for (const Prompt& prompt : prompts) {

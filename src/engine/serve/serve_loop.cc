@@ -6,6 +6,12 @@
 #include <utility>
 
 namespace tandem {
+namespace {
+
+/// Time between exchanges without requests, and max time of such an exchange.
+constexpr double kIdleS = 10, kMaxIdleS = 1e9;
+
+}  // namespace
 
 std::vector<int64_t> ServeLoop::submit(std::vector<Request> requests) {
   std::vector<int64_t> numbers;
@@ -38,6 +44,11 @@ void ServeLoop::end() {
 ServeLoop::Stats ServeLoop::stats() const {
   const std::lock_guard lock(mutex_);
   return stats_;
+}
+
+bool ServeLoop::is_ending() const {
+  const std::lock_guard lock(mutex_);
+  return commands_.ends;
 }
 
 ServeLoop::Commands ServeLoop::take(bool is_idle, double max_s) {
@@ -89,17 +100,23 @@ ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
   return commands;
 }
 
+ServeLoop::Commands ServeLoop::exchange(Communicator& tp, Commands commands, bool is_idle) {
+  const bool is_first = tp.rank() == 0;
+  const double deadline = tp.deadline();
+  // The process may be stopped for a while. A lost rank ends the wait.
+  if (is_idle) tp.set_deadline(kMaxIdleS);
+  const auto blobs =
+      tp.exchange(is_first ? encode(commands) : std::vector<std::byte>(), "requests");
+  tp.set_deadline(deadline);
+  return is_first ? std::move(commands) : decode(blobs[0]);
+}
+
 void ServeLoop::run(Communicator& tp, Engine& engine, const Listener& listener) {
   const bool is_first = tp.rank() == 0;
   while (true) {
     Commands commands;
-    // The other ranks wait for the next exchange, which has a deadline.
-    if (is_first) commands = take(engine.is_idle(), tp.deadline() / 4);
-    if (tp.size() > 1) {
-      const auto blobs =
-          tp.exchange(is_first ? encode(commands) : std::vector<std::byte>(), "requests");
-      if (!is_first) commands = decode(blobs[0]);
-    }
+    if (is_first) commands = take(engine.is_idle(), kIdleS);
+    if (tp.size() > 1) commands = exchange(tp, std::move(commands), engine.is_idle());
     int64_t num_cancelled = 0;
     for (Command& command : commands.list) {
       if (command.cancels) {

@@ -34,6 +34,8 @@ class ServeLoop {
   /// Lets `run` return once the requests so far are finished.
   void end();
   Stats stats() const;
+  /// Whether no further request is taken.
+  bool is_ending() const;
 
   /// Collective. Steps `engine`, to which nothing has been submitted, until `end`.
   void run(Communicator& tp, Engine& engine, const Listener& listener);
@@ -48,6 +50,8 @@ class ServeLoop {
     std::vector<Command> list;
     bool ends = false;
   };
+  /// Commands of rank 0, on each rank.
+  static Commands exchange(Communicator& tp, Commands commands, bool is_idle);
   static std::vector<std::byte> encode(const Commands& commands);
   static Commands decode(std::span<const std::byte> blob);
   /// Commands since the last call; if `is_idle`, waits a while for one.
