@@ -267,8 +267,8 @@ void LaunchMembers::note_stop(const LostProcess& lost, const std::string& reason
   }
 }
 
-void LaunchMembers::close(bool lost) {
-  board_.head().closed = lost ? control::kClosedByLoss : control::kClosed;
+void LaunchMembers::close(uint32_t how) {
+  board_.head().closed = how;
   board_.notify_change();
 }
 

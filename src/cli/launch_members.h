@@ -75,8 +75,8 @@ class LaunchMembers {
   bool is_recovering() const { return !losses_.empty(); }
   /// Reports losses once all ranks train again.
   void check_recovered();
-  /// No generation follows: spares end. `lost`: a rank was, so all ranks end.
-  void close(bool lost);
+  /// No generation follows: spares end, and ranks as `how`, a value of BoardHead::closed, says.
+  void close(uint32_t how);
   /// Records a rank that is slow; it keeps its process.
   void note_slow(const report::SlowRank& slow) { events_.add(slow); }
   /// Records that the launch ends because of that process.

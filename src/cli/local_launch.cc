@@ -241,6 +241,7 @@ class RunningLaunch {
       const bool done = members_ && members_->is_complete() && WIFSIGNALED(end.status);
       if (end.status == 0 || done) {
         if (end.status != 0 && !ends_waiting_) note_fault(slot, end.cause);
+        if (end.status != 0) members_->close(control::kClosedComplete);
         end_rank();
       } else if (!failed_) {
         lose_rank(slot, end);
@@ -277,7 +278,7 @@ class RunningLaunch {
   }
 
   void end_rank() {
-    if (members_ && ++ended_ == members_->ranks()) members_->close(false);
+    if (members_ && ++ended_ == members_->ranks()) members_->close(control::kClosed);
   }
 
   void lose_rank(int slot, const ProcessEnd& end) {
@@ -299,7 +300,7 @@ class RunningLaunch {
     }
     if (!members_) return;
     members_->note_stop(lost, reason);
-    members_->close(killed && !stopping_);
+    members_->close(killed && !stopping_ ? control::kClosedByLoss : control::kClosed);
   }
 
   const LaunchRequest request_;

@@ -52,6 +52,10 @@ bool run_recovering(control::Member& member, const std::function<void()>& attemp
     const Joined joined = member.join(control::Member::Clock::now() + patience);
     if (joined == Joined::yes) continue;
     if (joined == Joined::ended && !member.has_rank()) return false;
+    if (member.is_complete()) {
+      member.note_done();
+      return true;
+    }
     std::rethrow_exception(error);
   }
 }

@@ -26,8 +26,9 @@ constexpr const char* kMembershipVariable = "TANDEM_MEMBERSHIP";
 /// Ranks of slots without one: a process that waits for a rank, and a slot without a process.
 constexpr int kSpare = -1, kVacant = -2;
 
-/// Values of BoardHead::closed.
-constexpr uint32_t kClosed = 1, kClosedByLoss = 2;
+/// Values of BoardHead::closed: all ranks' work has ended; a rank was lost and not replaced; a rank
+/// was lost when the result was complete, so the others may end where they are.
+constexpr uint32_t kClosed = 1, kClosedByLoss = 2, kClosedComplete = 3;
 
 struct MemberSlot {
   std::atomic<int32_t> rank;
@@ -107,6 +108,8 @@ class Member {
   /// Whether the world of the joined generation has ended: a later one has begun, or a lost rank
   /// cannot be replaced.
   bool is_outdated() const;
+  /// Whether no rank's work is needed any more.
+  bool is_complete() const { return board_.head().closed == kClosedComplete; }
   /// Whether the joined generation goes on with the output of one before.
   bool resumes() const { return resumes_; }
 
