@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""driver_death_test.py TANDEM KILLS: `tandem launch` is killed again and again. Its ranks end with it, the same command
+"""driver_death_test.py TANDEM KILLS: `tandem launch` and the process above it are killed again and again. Its ranks end with it, the same command
 continues the run, and the final weights and the ledger are those of an undisturbed one. A second launch of a run that
 has one is refused."""
 import json
@@ -63,9 +63,10 @@ def main():
             run.wait_until(f"step {reach}", lambda: steps_of(run.out) >= reach)
             if kill == 0:
                 refuse_second(run, run.process.args)
-            ranks = children(run.process.pid)
-            if len(ranks) < 3 or run.process.poll() is not None:
-                run.fail(f"expected two ranks and a spare: {ranks}")
+            launcher = children(run.process.pid)[0]  # below the process that would start it again
+            ranks = [launcher, *children(launcher)]
+            if len(ranks) < 4 or run.process.poll() is not None:
+                run.fail(f"expected a launcher, two ranks and a spare: {ranks}")
             run.process.kill()
             run.process.wait()
             killed = time.monotonic()
