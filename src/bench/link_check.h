@@ -18,7 +18,7 @@ constexpr double kPhaseDeadlines = 4;
 
 struct LinkCheck {
   size_t message_bytes = 4u << 20;  ///< a multiple of 8 x ranks, or rounded up to one
-  int messages = 5;                 ///< over each link in each direction
+  int messages = 5;                 ///< over each link in each direction; more over a fast one
   int pings = 100;
   double seconds = 5;  ///< without an answer, after which a link counts as unreachable
   CheckFault fault = CheckFault::none;  ///< of this rank: message: the next rank gets a wrong bit

@@ -143,7 +143,9 @@ TEST(Diagnosis, NamesTheLinkThatChangesBitsOrIsCut) {
 }
 
 TEST(Diagnosis, NamesTheSlowLink) {
-  const Diagnosis diagnosis = diagnose(small_request(), FaultyLink::Kind::late);
+  DiagnosisRequest request = small_request();
+  request.factor = 8;
+  const Diagnosis diagnosis = diagnose(request, FaultyLink::Kind::late);
   for (const auto& [link, problem] : diagnosis.links) {
     if (link.from != 1 || link.to != 3) continue;
     EXPECT_EQ(problem.substr(0, 6), "slow: ") << problem;
