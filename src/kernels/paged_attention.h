@@ -38,7 +38,8 @@ struct PagedRows {
   Tensor sequences;  ///< i32 [rows]: the row's line of `pages`; -1: padding, computed as zero
   Tensor positions;  ///< i32 [rows]: the row's position in its sequence
   /// i32 [sequences, pages of a sequence]: token p of sequence s is in page pages[s][p /
-  /// kPageTokens]. Lines need as many valid entries as their tokens take.
+  /// kPageTokens]. Lines need as many valid entries as their tokens take; CPUs read none that is
+  /// before the windows of all rows.
   Tensor pages;
   int64_t longest = 0;  ///< positions are below this; 0: below shape.max_tokens
   /// Chunks of prompts, in the order of their rows, up to the last row; other rows come first. A

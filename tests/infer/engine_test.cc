@@ -242,6 +242,53 @@ TEST(Engine, WithItsDefaultPagesAllTextsAreWrittenInEachStep) {
   });
 }
 
+TEST(Engine, TextsWithWindowsTakePagesForTheirWindowsOnly) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  if (!rows_keep_bits()) GTEST_SKIP() << "a GEMM's rows depend on their number";
+  ModelConfig base = engine_model(kVariants[1]);
+  base.max_seq = 700;
+  std::vector<Request> requests = random_requests(3, 6, 90, 1);
+  requests[1].prompt = random_requests(1, 7, 1, 1)[0].prompt;
+  for (int i = 0; i < 400; ++i) requests[1].prompt.push_back(i % 256);
+  for (Request& request : requests) {
+    request.max_tokens = 150;
+    request.stops = {};
+    request.ends = {-1};
+  }
+  struct Case {
+    int64_t window, rows, sequences, pages;
+  };
+  // Pages of one text: those of window + rows - 1 consecutive tokens.
+  const Case cases[] = {{1, 3, 1, 2}, {4, 9, 1, 2},    {65, 8, 1, 3}, {64, 64, 1, 3},
+                        {4, 9, 3, 3}, {130, 20, 3, 5}, {65, 8, 3, 0}};
+  for (const int ranks : {1, 2}) {
+    on_ranks(ranks, [&](Communicator& tp) {
+      int64_t preempted = 0;
+      for (const Case& c : cases) {
+        ModelConfig config = base;
+        config.sliding_window = c.window;
+        Generator generator(tp, config, {.overlap = {Strategy::serial, 0}});
+        fill_engine(generator, config, tp);
+        Engine engine(tp, config, {.sequences = c.sequences, .rows = c.rows, .pages = c.pages});
+        fill_engine(engine, config, tp);
+        EXPECT_EQ(engine.pages().size(), c.pages > 0 ? c.pages : 3 * 3);
+        const auto all = run_all(engine, requests, {uint64_t(c.rows)});
+        for (size_t i = 0; i < requests.size(); ++i) {
+          std::vector<int32_t> tokens;
+          generator.generate(requests[i].prompt, 150, requests[i].sampling, [&](int32_t token) {
+            tokens.push_back(token);
+            return true;
+          });
+          EXPECT_EQ(tokens, all[i].tokens)
+              << "request " << i << ", window " << c.window << ", tp " << ranks;
+        }
+        preempted += engine.stats().preempted;
+      }
+      EXPECT_GT(preempted, 0) << "no case runs out of pages";
+    });
+  }
+}
+
 TEST(Engine, InvalidRequestsAreRefused) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(kVariants[0]);

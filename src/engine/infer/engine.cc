@@ -10,8 +10,24 @@
 namespace tandem {
 namespace {
 
+/// Max window of the layers; 0 if one reads all tokens, or on GPUs, whose kernels read whole
+/// splits.
+int64_t max_window(const Communicator& tp, const ModelConfig& config) {
+  int64_t max = 0;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (config.window(layer) == 0) return 0;
+    max = std::max(max, config.window(layer));
+  }
+  return tp.on_gpu() ? 0 : max;
+}
+
+/// Max pages of the tokens that `rows` consecutive rows read, each with its window.
+int64_t window_pages(int64_t window, int64_t rows) {
+  return pages_of(window + rows - 2) + 1;
+}
+
 /// Options with their defaults.
-EngineOptions resolve(const ModelConfig& config, EngineOptions options) {
+EngineOptions resolve(const Communicator& tp, const ModelConfig& config, EngineOptions options) {
   if (options.capacity == 0) options.capacity = config.max_seq;
   if (options.sequences < 1) {
     throw InvalidArgument(fmt::format("sequences {}: expected at least 1", options.sequences));
@@ -23,7 +39,11 @@ EngineOptions resolve(const ModelConfig& config, EngineOptions options) {
   if (options.pages < 0) {
     throw InvalidArgument(fmt::format("pages {}: expected 0 (for all) or more", options.pages));
   }
-  if (options.pages == 0) options.pages = options.sequences * pages_of(options.capacity);
+  if (options.pages > 0) return options;
+  const int64_t window = max_window(tp, config);
+  int64_t pages = pages_of(options.capacity);
+  if (window > 0) pages = std::min(pages, window_pages(window, options.rows));
+  options.pages = options.sequences * pages;
   return options;
 }
 
@@ -52,11 +72,12 @@ Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
       tokens(request.prompt) {}
 
 Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& given)
-    : model_(tp, config, given.dtype, cache_size(resolve(config, given)), given.codec),
+    : model_(tp, config, given.dtype, cache_size(resolve(tp, config, given)), given.codec),
       tokenizer_(given.tokenizer),
       max_sequences_(given.sequences),
       max_rows_(given.rows),
-      pool_(resolve(config, given).pages),
+      window_(max_window(tp, config)),
+      pool_(resolve(tp, config, given).pages),
       decoder_(model_.context, max_rows_, max_sequences_, given.overlap) {}
 
 void Engine::initialize(uint64_t seed) {
@@ -82,7 +103,7 @@ int64_t Engine::submit(Request request) {
   check(request, model_.config, capacity);
   request.max_tokens = std::min(request.max_tokens, capacity - prompt);
   auto text = std::make_unique<Text>(next_id_, std::move(request), tokenizer_);
-  if (text->max_pages() > pool_.size()) {
+  if (max_pages(*text) > pool_.size()) {
     throw InvalidArgument(fmt::format("request of {} tokens: expected at most {} ({} pages of {})",
                                       text->max_cached(), pool_.size() * kPageTokens, pool_.size(),
                                       kPageTokens));
@@ -106,6 +127,7 @@ std::vector<TokenEvent> Engine::step() {
   rows_ = {};
   chosen_.clear();
   num_planned_ = 0;
+  return_pages_before_windows();
   plan_tokens();
   plan_chunks();
   admit();
@@ -119,23 +141,57 @@ std::vector<TokenEvent> Engine::step() {
   return events;
 }
 
+int64_t Engine::max_pages(const Text& text) const {
+  const int64_t all = pages_of(text.max_cached());
+  return window_ > 0 ? std::min(all, window_pages(window_, max_rows_)) : all;
+}
+
+/// Returns pages that no later row reads: the next one reads its token and window_ - 1 before it.
+void Engine::return_pages_before_windows() {
+  if (window_ == 0) return;
+  for (const auto& text : running_) {
+    const auto end = size_t(std::max<int64_t>(0, text->cached + 1 - window_) / kPageTokens);
+    if (end <= text->returned) continue;
+    const auto unread = std::span(text->pages).subspan(text->returned, end - text->returned);
+    pool_.give_back(unread);
+    std::ranges::fill(unread, 0);  // a valid page, but of other tokens
+    text->returned = end;
+  }
+}
+
 /// Plans a row for each text that is being written.
 void Engine::plan_tokens() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Text& text = *running_[i];
     if (text.left() != 1) continue;
-    while (!take_pages(text)) {
+    while (!take_pages(text, int64_t(text.tokens.size()))) {
       if (!preempt_after(text)) return;  // this one was the newest
     }
     add_rows(text, 1, false);
   }
 }
 
-/// Plans rows of prompts that began in an earlier step, whose pages are taken.
+/// Plans rows of prompts that began in an earlier step. If there are windows, their pages may be
+/// missing: then they wait for the texts that have rows, or else the newest text returns its pages.
 void Engine::plan_chunks() {
-  for (const auto& text : running_) {
-    if (text->left() > 1) add_rows(*text, text->left(), true);
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Text& text = *running_[i];
+    if (text.left() <= 1) continue;
+    while (!plan_chunk(text)) {
+      if (!rows_.tokens.empty() || !preempt_after(text)) return;
+    }
   }
+}
+
+/// Plans as many rows as have pages; false if none has.
+bool Engine::plan_chunk(Text& text) {
+  const int64_t room = (int64_t(text.pages.size()) + pool_.free()) * kPageTokens - text.cached;
+  if (room <= 0) return false;
+  const int64_t rows = max_rows_ - int64_t(rows_.tokens.size());
+  const int64_t count = std::min({text.left(), rows, room});
+  take_pages(text, text.cached + count);
+  add_rows(text, count, true);
+  return true;
 }
 
 void Engine::admit() {
@@ -143,19 +199,21 @@ void Engine::admit() {
          int64_t(rows_.tokens.size()) < max_rows_) {
     Text& text = *waiting_.front();
     // Unless there are pages for all, a running text may soon need one.
-    int64_t promised = text.max_pages();
-    for (const auto& each : running_) promised += each->max_pages();
-    const int64_t needed = pages_of(int64_t(text.tokens.size()));
-    if (promised > pool_.size() && needed >= pool_.free() && !running_.empty()) return;
-    take_pages(text);
+    int64_t promised = max_pages(text);
+    for (const auto& each : running_) promised += max_pages(*each);
+    // With a window, a prompt may need more pages than there are at once.
+    int64_t end = int64_t(text.tokens.size());
+    if (window_ > 0) end = std::min(end, max_rows_ - int64_t(rows_.tokens.size()));
+    if (promised > pool_.size() && pages_of(end) >= pool_.free() && !running_.empty()) return;
+    take_pages(text, end);
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
-    add_rows(*running_.back(), running_.back()->left(), true);
+    add_rows(*running_.back(), end, true);
   }
 }
 
-bool Engine::take_pages(Text& text) {
-  const int64_t missing = pages_of(int64_t(text.tokens.size())) - int64_t(text.pages.size());
+bool Engine::take_pages(Text& text, int64_t end) {
+  const int64_t missing = pages_of(end) - int64_t(text.pages.size());
   if (missing > pool_.free()) return false;
   for (int64_t i = 0; i < missing; ++i) text.pages.push_back(pool_.take());
   return true;
@@ -173,8 +231,9 @@ bool Engine::preempt_after(const Text& text) {
 }
 
 void Engine::release(Text& text) {
-  pool_.give_back(text.pages);
+  pool_.give_back(std::span(text.pages).subspan(text.returned));
   text.pages.clear();
+  text.returned = 0;
 }
 
 /// Plans the next `count` tokens of a text, or as many as there are rows left.

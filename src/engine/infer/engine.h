@@ -1,7 +1,8 @@
 // Generation of many texts at once on a tensor-parallel model, by continuous batching (Orca, OSDI
 // 2022): each step runs one row for every text that is being written, and chunks of new prompts in
 // the rows that are left. Keys and values are in pages; if they run out, the newest text gives its
-// pages back and is computed again later.
+// pages back and is computed again later. If all layers have a sliding window, CPU ranks give back
+// the pages that it has left, so that a text of any length takes pages for its window only.
 //
 // A request's tokens do not depend on the other requests, bit for bit (see BatchDecoder), nor on
 // when it was submitted, nor on the number of rows or pages.
@@ -28,7 +29,8 @@ struct EngineOptions {
   int64_t capacity = 0;    ///< max tokens of a prompt and its text; 0: config.max_seq
   int64_t sequences = 16;  ///< max texts that are written at once
   int64_t rows = 64;       ///< max rows of a step, at least `sequences`
-  int64_t pages = 0;       ///< pages of the cache; 0: for `sequences` texts of `capacity` tokens
+  int64_t pages = 0;       ///< pages of the cache; 0: for `sequences` texts of `capacity` tokens,
+                           ///< or their windows
   OverlapOptions overlap = {};  ///< of the experts
   CodecPolicy codec = {};
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
@@ -103,21 +105,25 @@ class Engine {
     Continuation continuation;
     std::vector<int32_t> tokens;  ///< the prompt and the text
     int64_t cached = 0;           ///< tokens with keys and values
-    std::vector<int32_t> pages;
+    std::vector<int32_t> pages;   ///< of tokens 0, kPageTokens, ...
+    size_t returned = 0;          ///< first pages, which the window has left
 
     int64_t left() const { return int64_t(tokens.size()) - cached; }
     /// The last token is not read.
     int64_t max_cached() const { return int64_t(request.prompt.size()) + request.max_tokens - 1; }
-    int64_t max_pages() const { return pages_of(max_cached()); }
     uint64_t written() const { return tokens.size() - request.prompt.size(); }
   };
   using Texts = std::deque<std::unique_ptr<Text>>;
 
+  /// Max pages that a text has at once.
+  int64_t max_pages(const Text& text) const;
+  void return_pages_before_windows();
   void plan_tokens();
   void plan_chunks();
   void admit();
-  /// Takes pages for the tokens of `text`; false if too few are free.
-  bool take_pages(Text& text);
+  bool plan_chunk(Text& text);
+  /// Takes pages for tokens [0, end) of `text`; false if too few are free.
+  bool take_pages(Text& text, int64_t end);
   bool preempt_after(const Text& text);
   void release(Text& text);
   void add_rows(Text& text, int64_t count, bool is_chunk);
@@ -126,6 +132,7 @@ class Engine {
   RankModel model_;
   const TextTokenizer* tokenizer_;
   int64_t max_sequences_, max_rows_;
+  int64_t window_;  // tokens whose pages a text needs to continue; 0: all
   PagePool pool_;
   BatchDecoder decoder_;
   int64_t next_id_ = 0;
