@@ -220,6 +220,15 @@ void add_plan_fit(CLI::App& plan) {
       ->needs(config);
   plan.add_option("--out", search->out, "Write the job in its fastest layout to this file")
       ->needs(config);
+  plan.add_option(
+          "--accuracy", search->accuracy,
+          "Largest error that a wire format may have: lossless, that of a format as int8 or "
+          "int4, or a percentage of a group's largest value")
+      ->needs(config)
+      ->capture_default_str();
+  plan.add_flag("--dp-formats", search->dp_formats,
+                "Search wire formats of gradients and weights, too; only CPU ranks take these")
+      ->needs(config);
   plan.callback([&plan, options, search] {
     if (!plan.get_subcommands().empty()) return;
     if (!search->config.empty()) {

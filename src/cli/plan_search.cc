@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using plan::Layout;
 
-constexpr size_t kShown = 8, kMaxTried = 1000;
+constexpr size_t kShown = 8, kFrontShown = 24, kMaxTried = 1000;
 
 plan::FactorsOf prior_factors() {
   return [](const plan::RunRow&) {
@@ -49,11 +49,11 @@ plan::FactorsOf fitted_factors(const std::string& path, const TrainConfig& base,
 
 /// First layout that the engine can run, moved to the front; nothing if there is none.
 std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::LayoutSearch& search,
-                                           std::string& reason) {
+                                           bool on_gpus, std::string& reason) {
   for (size_t i = 0; i < std::min(search.fitting.size(), kMaxTried); ++i) {
     try {
       TrainConfig config = plan::config_in_layout(base, search.fitting[i]);
-      check_gpu_training(config, false);
+      if (on_gpus) check_gpu_training(config, false);
       search.fitting.erase(search.fitting.begin(), search.fitting.begin() + std::ptrdiff_t(i));
       return config;
     } catch (const ConfigError& error) {
@@ -63,19 +63,22 @@ std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::Layout
   return std::nullopt;
 }
 
-std::string layout_text(const plan::RunRow& row) {
-  return fmt::format("{:g} | {:g} | {:g} | {:g} | {:g} | {:g} | {:g} | {}", row.tp, row.pp, row.vpp,
-                     row.ep, row.dp, row.mbs, row.grad_accum, row.recompute);
+std::string layout_text(const Layout& layout) {
+  const plan::RunRow& row = layout.row;
+  return fmt::format("{:g} | {:g} | {:g} | {:g} | {:g} | {} | {:g} | {:g} | {} | {}", row.tp,
+                     row.pp, row.vpp, row.ep, row.dp, layout.formats.zero, row.mbs, row.grad_accum,
+                     row.recompute, layout.formats.codec.describe());
 }
 
 std::string table(const std::vector<Layout>& layouts, const Layout& best) {
   std::string text =
-      "| tp | pp | stages per rank | ep | dp | microbatch | microbatches | recompute | step, s | "
-      "memory, GiB | slower by |\n"
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+      "| tp | pp | stages per rank | ep | dp | zero | microbatch | microbatches | recompute | wire "
+      "formats | error, % | step, s | memory, GiB | slower by |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const Layout& layout : layouts) {
-    text += fmt::format("| {} | {:.4g} | {:.1f} | {} |\n", layout_text(layout.row),
-                        layout.time.total, layout.memory_gib, plan::reasons_to_lose(layout, best));
+    text += fmt::format("| {} | {:.2g} | {:.4g} | {:.1f} | {} |\n", layout_text(layout),
+                        100 * layout.error, layout.time.total, layout.memory_gib,
+                        plan::reasons_to_lose(layout, best));
   }
   return text;
 }
@@ -87,9 +90,12 @@ Json to_json(const Layout& layout, const Layout& best) {
           {"virtual_stages", row.vpp},
           {"ep", row.ep},
           {"dp", row.dp},
+          {"zero", layout.formats.zero},
           {"microbatch", row.mbs},
           {"microbatches", row.grad_accum},
           {"recompute", row.recompute},
+          {"codec", layout.formats.codec.describe()},
+          {"error", layout.error},
           {"predicted_s", layout.time.total},
           {"predicted_memory_gib", layout.memory_gib},
           {"slower_by", plan::reasons_to_lose(layout, best)}};
@@ -101,8 +107,16 @@ Json to_json(const std::vector<Layout>& layouts, const Layout& best) {
   return json;
 }
 
-std::vector<Layout> first(const std::vector<Layout>& layouts) {
-  return {layouts.begin(), layouts.begin() + std::ptrdiff_t(std::min(layouts.size(), kShown))};
+std::vector<Layout> first(const std::vector<Layout>& layouts, size_t count) {
+  return {layouts.begin(), layouts.begin() + std::ptrdiff_t(std::min(layouts.size(), count))};
+}
+
+double parse_accuracy_option(const std::string& text) {
+  try {
+    return plan::parse_accuracy(text);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("--accuracy {}: {}", printable(text), error.what()));
+  }
 }
 
 }  // namespace
@@ -112,7 +126,8 @@ void plan_layout(const PlanSearchOptions& options) {
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
   plan::LayoutSearch search = plan::search_layouts(
       base, options.gpus, gpu,
-      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu));
+      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu),
+      {.max_error = parse_accuracy_option(options.accuracy), .dp_formats = options.dp_formats});
   if (search.fitting.empty()) {
     const Layout& smallest = search.smallest;
     throw InvalidArgument(fmt::format(
@@ -122,14 +137,14 @@ void plan_layout(const PlanSearchOptions& options) {
         smallest.row.pp, gpu.memory_bytes / plan::kGiB));
   }
   std::string reason;
-  const auto config = runnable_config(base, search, reason);
+  const auto config = runnable_config(base, search, !options.dp_formats, reason);
   if (!config) throw InvalidArgument(fmt::format("no layout can run: {}", reason));
   const Layout& best = search.fitting.front();
-  const auto fastest = first(search.fitting), front = plan::pareto_front(search.fitting);
+  const auto fastest = first(search.fitting, kShown), front = plan::pareto_front(search.fitting);
   if (!options.out.empty()) write_output(options.out, to_toml(*config));
   if (!options.json.empty()) {
     const Json json{{"considered", search.considered},
-                    {"fitting", search.fitting.size()},
+                    {"fitting", search.num_fitting},
                     {"best", to_json(best, best)},
                     {"fastest", to_json(fastest, best)},
                     {"pareto", to_json(front, best)}};
@@ -137,8 +152,13 @@ void plan_layout(const PlanSearchOptions& options) {
     options.json == "-" ? fmt::print("{}", text) : write_output(options.json, text);
   }
   if (options.json == "-") return;
-  fmt::print("{} layouts, {} fit; the fastest:\n\n{}\nBest in step time or memory:\n\n{}",
-             search.considered, search.fitting.size(), table(fastest, best), table(front, best));
+  fmt::print("{} layouts, {} fit; the fastest:\n\n{}\nBest in step time, memory or error:\n\n{}",
+             search.considered, search.num_fitting, table(fastest, best),
+             table(first(front, kFrontShown), best));
+  if (front.size() > kFrontShown) {
+    fmt::print("{} more: --json\n", front.size() - kFrontShown);
+  }
+  if (options.dp_formats) fmt::print("\nWith --dp-formats the job is one for CPU ranks.\n");
   if (!options.out.empty()) fmt::print("\nWrote {}\n", single_line(options.out));
 }
 

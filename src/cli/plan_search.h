@@ -8,8 +8,10 @@ namespace tandem::cli {
 struct PlanSearchOptions {
   std::string config, hardware, out;
   double gpus = 0;
-  std::string fit;   ///< CSV file of runs that the step cost is calibrated on; empty: priors
-  std::string json;  ///< file, "-" or empty
+  std::string fit;  ///< CSV file of runs that the step cost is calibrated on; empty: priors
+  std::string accuracy = "lossless";  ///< plan::parse_accuracy
+  bool dp_formats = false;            ///< of gradients and weights, too
+  std::string json;                   ///< file, "-" or empty
 };
 
 /// Searches, prints the layouts that are best in time or memory, and writes a job file. Throws

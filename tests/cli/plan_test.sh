@@ -181,6 +181,36 @@ assert best["predicted_s"] == min(r["predicted_s"] for r in found["fastest"])
 assert "tp = %d\n" % best["tp"] in open(sys.argv[2]).read()
 END
 "$tandem" plan placements planned.toml >log || fail 'the planned job:' log
+# ZeRO stages and wire formats: only within the accuracy; the written job trains.
+plan_job() { # ARG...: plans gpu-tiny.toml for four GPUs of two hosts with slow links
+  sed 's/gpus_per_host = 8/gpus_per_host = 2/;s/host = 450/host = 0.5/;s/network = 50/network = 0.01/' h100.toml >slow.toml
+  "$tandem" plan "$source/configs/gpu-tiny.toml" --gpus 4 --hardware slow.toml --out planned.toml --json plan.json "$@" >log
+}
+for options in '' '--accuracy int8' '--accuracy 10% --dp-formats'; do
+  rm -rf trained
+  # shellcheck disable=SC2086
+  plan_job $options
+  python3 - "$options" plan.json planned.toml <<'END'
+import json, sys
+options, found, job = sys.argv[1], json.load(open(sys.argv[2])), open(sys.argv[3]).read()
+limit = .1 if "10%" in options else .0041 if "int8" in options else 0
+layouts = found["fastest"] + found["pareto"]
+assert all(layout["error"] <= limit for layout in layouts)
+assert {layout["zero"] for layout in layouts} <= {0, 1, 2}
+codecs = {layout["codec"] for layout in layouts}
+assert (codecs != {"none"}) == bool(options), codecs
+assert any("gradients" in codec for codec in codecs) == ("dp-formats" in options), codecs
+assert "codec = '%s'\n" % found["best"]["codec"] in job, job
+assert (found["best"]["codec"] != "none") == bool(options), job
+assert "zero = %d\n" % found["best"]["zero"] in job, job
+END
+  "$tandem" train planned.toml --set train.steps=2 --set "data.paths=$source/include/tandem" --out trained >log 2>&1 ||
+    fail "train the job planned with '$options':" log
+done
+"$tandem" plan "$source/configs/gpu-tiny.toml" --gpus 4 --hardware slow.toml --dp-formats |
+  grep -qxF 'With --dp-formats the job is one for CPU ranks.' || fail 'plan --dp-formats: expected a note'
+fit_refused 2 "--accuracy int9: codec 'int9'" "$source/configs/gpu-tiny.toml" --gpus 4 --hardware h100.toml --accuracy int9
+fit_refused 2 '--accuracy' --fit "$runs" --accuracy int8
 fit_refused 2 '--hardware is missing' "$source/configs/gpu-tiny.toml" --gpus 4
 fit_refused 2 'expected GPUs = tp x pp x dp' "$source/configs/gpu-tiny.toml" --gpus 4096 --hardware h100.toml
 sed -i '/host = 450/d' h100.toml

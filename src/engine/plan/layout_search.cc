@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 
 #include "engine/plan/rank_state.h"
 #include "tandem/error.h"
@@ -100,19 +101,156 @@ std::array<NamedSeconds, 11> terms_of(const StepTime& time) {
            {"jitter", time.jitter}}};
 }
 
+/// Sites at which a model's layouts may have formats.
+struct Sites {
+  double tp_sums = 0;  ///< of the two forward sums of a layer
+  bool has_mlp = true;
+  bool is_tied = false;
+};
+Sites sites_of(const ModelConfig& model) {
+  const double dense = model.shared_ffn > 0 ? 1
+                                            : 1 - double(model.moe_layers()) /
+                                                      double(std::max<int64_t>(1, model.layers));
+  return {1 + dense, dense > 0, model.tie_word_embeddings};
+}
+
+/// Candidates for a site: the fastest exact one, and the fastest whose error is at most a bound.
+class SiteFormats {
+ public:
+  SiteFormats(const Exchange& exchange, bool of_dp, const GpuSpec& gpu) {
+    for (const Wire& wire : searched_formats(of_dp))
+      candidates_.push_back({wire, encoded_seconds(exchange, wire, gpu)});
+  }
+  Wire fastest(double max_error) const {
+    return best(
+        [&](const Wire& wire) { return wire.is_exact() || wire.error_bound() <= max_error; });
+  }
+  /// No format, and those that save time: the fastest exact and the fastest lossy one.
+  std::vector<Wire> alternatives(double max_error) const {
+    std::vector<Wire> found{Wire{}};
+    for (const Wire& wire :
+         {best([](const Wire& w) { return w.is_exact(); }), fastest(max_error)}) {
+      if (std::ranges::find(found, wire) == found.end()) found.push_back(wire);
+    }
+    return found;
+  }
+
+ private:
+  template <class Allowed>
+  Wire best(const Allowed& allowed) const {
+    const Candidate* found = &candidates_.front();
+    for (const Candidate& candidate : candidates_) {
+      if (allowed(candidate.wire) && candidate.seconds < found->seconds) found = &candidate;
+    }
+    return found->wire;
+  }
+
+  struct Candidate {
+    Wire wire;
+    double seconds;
+  };
+  std::vector<Candidate> candidates_;
+};
+
+/// Error bounds of the formats that a limit allows, 0 first.
+std::vector<double> error_levels(double max_error) {
+  std::vector<double> levels{0};
+  for (const Wire& wire : searched_formats(false)) {
+    if (!wire.is_exact() && wire.error_bound() <= max_error) levels.push_back(wire.error_bound());
+  }
+  return levels;
+}
+
+bool is_as_good(const Layout& a, const Layout& b) {
+  return a.time.total <= b.time.total && a.memory_gib <= b.memory_gib && a.error <= b.error;
+}
+
+/// Search over the formats of one row after another.
+class FormatSearch {
+ public:
+  FormatSearch(const TrainConfig& base, const GpuSpec& gpu, const FactorsOf& factors,
+               const LayoutLimits& limits, LayoutSearch& result)
+      : sites_(sites_of(base.model)),
+        gpu_(gpu),
+        factors_(factors),
+        limits_(limits),
+        levels_(error_levels(limits.max_error)),
+        result_(result) {}
+
+  void add(const RunRow& row) {
+    const StepWork work = work_of(row, gpu_);
+    const LayoutExchanges exchanges = exchanges_of(row, gpu_, work, sites_.tp_sums);
+    const Factors factors = factors_(row);
+    const double working = working_bytes(row);
+    std::vector<Layout> best;
+    for (const LayoutFormats& formats : all_formats(row, exchanges)) {
+      const double bytes = working + state_bytes(row, formats);
+      Layout layout{row, formats, error_of(formats.codec), {}, bytes / kGiB};
+      if (result_.considered++ == 0 || layout.memory_gib < result_.smallest.memory_gib)
+        result_.smallest = layout;
+      if (bytes > limits_.memory_share * gpu_.memory_bytes) continue;
+      ++result_.num_fitting;
+      layout.time = step_time(work_in_formats(row, gpu_, work, exchanges, formats), factors);
+      if (std::ranges::any_of(best, [&](const Layout& b) { return is_as_good(b, layout); }))
+        continue;
+      std::erase_if(best, [&](const Layout& other) { return is_as_good(layout, other); });
+      best.push_back(std::move(layout));
+    }
+    std::ranges::move(best, std::back_inserter(result_.fitting));
+  }
+
+ private:
+  std::vector<LayoutFormats> all_formats(const RunRow& row, const LayoutExchanges& all) const {
+    const SiteFormats tp(all.tp, false, gpu_), ep(all.ep, false, gpu_), pp(all.stages, false, gpu_),
+        gradients(all.gradients, true, gpu_), weights(all.weights, true, gpu_);
+    std::vector<LayoutFormats> found;
+    for (const double error : levels_) {
+      CodecPolicy codec;
+      if (row.tp > 1) codec.attention = tp.fastest(error);
+      if (sites_.has_mlp) codec.mlp = codec.attention;
+      if (row.ep > 1) codec.experts = ep.fastest(error);
+      if (row.pp > 1) codec.stages = pp.fastest(error);
+      found.push_back({1, codec});
+      if (row.dp == 1) continue;
+      found.push_back({0, codec});
+      const bool has_zero2 = row.pp == 1 || !sites_.is_tied;
+      if (has_zero2) found.push_back({2, codec});
+      if (!limits_.dp_formats) continue;
+      for (const Wire& gradient : gradients.alternatives(error)) {
+        for (const Wire& weight : weights.alternatives(error)) {
+          if (gradient.is_none() && weight.is_none()) continue;
+          codec.gradients = gradient, codec.weights = weight;
+          found.push_back({1, codec});
+          if (has_zero2) found.push_back({2, codec});
+        }
+      }
+    }
+    return found;
+  }
+
+  const Sites sites_;
+  const GpuSpec& gpu_;
+  const FactorsOf& factors_;
+  const LayoutLimits& limits_;
+  const std::vector<double> levels_;
+  LayoutSearch& result_;
+};
+
 }  // namespace
 
+std::vector<Wire> searched_formats(bool of_dp) {
+  std::vector<Wire> formats{Wire{}};
+  if (of_dp) formats.push_back({.codec = Codec::lossless});  // GPU ranks take no other site's
+  for (const Codec codec : {Codec::int8, Codec::int6, Codec::int4})
+    formats.push_back({.codec = codec});
+  return formats;
+}
+
 LayoutSearch search_layouts(const TrainConfig& base, double gpus, const GpuSpec& gpu,
-                            const FactorsOf& factors, double memory_share) {
+                            const FactorsOf& factors, const LayoutLimits& limits) {
   LayoutSearch search;
-  for_each_layout(make_row(base, gpus, gpu), gpu, [&](const RunRow& row) {
-    Layout layout{row, {}, peak_memory_gib(row)};
-    if (search.considered++ == 0 || layout.memory_gib < search.smallest.memory_gib)
-      search.smallest = layout;
-    if (layout.memory_gib * kGiB > memory_share * gpu.memory_bytes) return;
-    layout.time = step_time(work_of(row, gpu), factors(row));
-    search.fitting.push_back(std::move(layout));
-  });
+  FormatSearch formats(base, gpu, factors, limits, search);
+  for_each_layout(make_row(base, gpus, gpu), gpu, [&](const RunRow& row) { formats.add(row); });
   if (search.considered == 0) {
     throw InvalidArgument(fmt::format(
         "--gpus {:g}: no layout of {} layers, {} key heads and a batch of {}: expected GPUs = tp x "
@@ -134,7 +272,8 @@ TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
   config.parallel.pp = int64_t(row.pp);
   config.parallel.dp = int64_t(row.dp);
   config.parallel.ep = int64_t(row.ep);
-  config.parallel.zero = 1;
+  config.parallel.zero = layout.formats.zero;
+  config.parallel.codec = layout.formats.codec.describe();
   config.parallel.replicas = config.parallel.dp_shard = config.parallel.dp_host = 0;
   config.parallel.virtual_stages = int64_t(row.vpp);
   config.parallel.schedule = row.vpp > 1 ? "interleaved" : "1f1b";
@@ -145,7 +284,8 @@ TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
 std::vector<Layout> pareto_front(const std::vector<Layout>& fastest_first) {
   std::vector<Layout> front;
   for (const Layout& layout : fastest_first) {
-    if (front.empty() || layout.memory_gib < front.back().memory_gib) front.push_back(layout);
+    if (std::ranges::none_of(front, [&](const Layout& b) { return is_as_good(b, layout); }))
+      front.push_back(layout);
   }
   return front;
 }

@@ -7,37 +7,56 @@
 
 #include "engine/config/config.h"
 #include "engine/plan/calibration.h"
+#include "engine/plan/layout_formats.h"
 
 namespace tandem::plan {
 
-/// A layout of the job: its row, the predicted step and the peak memory of a rank.
+/// A layout of the job: its row, ZeRO stage and wire formats, the predicted step and the peak
+/// memory of a rank.
 struct Layout {
   RunRow row;
+  LayoutFormats formats;
+  double error = 0;  ///< error_of the formats
   StepTime time;
   double memory_gib = 0;
 };
 
 struct LayoutSearch {
-  std::vector<Layout> fitting;  ///< fastest first
-  size_t considered = 0;
+  std::vector<Layout> fitting;  ///< that no layout with the same row beats; fastest first
+  size_t considered = 0, num_fitting = 0;
   Layout smallest;  ///< of least memory among all
 };
 
 /// Factors of the step cost for a row.
 using FactorsOf = std::function<Factors(const RunRow&)>;
 
-/// Tries TP within a host, PP with and without interleaving, EP, microbatch and recomputation on
-/// `gpus` GPUs, for the model, batch and window of the configuration, in bf16 with ZeRO-1. At most
-/// `memory_share` of the GPU's memory may be used. Throws InvalidArgument if no layout divides the
-/// job.
+struct LayoutLimits {
+  double memory_share = .92;  ///< of the GPU's memory
+  double max_error = 0;       ///< of a site's wire format (parse_accuracy)
+  /// Formats of gradients and weights, too, which only CPU ranks take.
+  bool dp_formats = false;
+};
+
+/// Tries TP within a host, PP with and without interleaving, EP, microbatch, recomputation, ZeRO
+/// stage and the wire formats of every site on `gpus` GPUs, for the model, batch and window of the
+/// configuration, in bf16. Rows are always divided over TP (sequence parallelism), as the engine
+/// does. Throws InvalidArgument if no layout divides the job.
+///
+/// For each bound of the error every site has its fastest format: a step is no slower if an
+/// exchange is faster, and formats of TP, EP and PP take no memory. Those of gradients and weights
+/// do, so none, an exact and a lossy one are tried.
 LayoutSearch search_layouts(const TrainConfig& base, double gpus, const GpuSpec& gpu,
-                            const FactorsOf& factors, double memory_share = .92);
+                            const FactorsOf& factors, const LayoutLimits& limits = {});
+
+/// Wire formats that the search considers, exact ones first: of gradients and weights, or of the
+/// other sites.
+std::vector<Wire> searched_formats(bool of_dp);
 
 /// The job in a layout. It is checked as a job file is: throws ConfigError if an operator cannot
 /// run it.
 TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout);
 
-/// Layouts that no other beats in both step time and memory, fastest first.
+/// Layouts that no other beats in step time, memory and error, fastest first.
 std::vector<Layout> pareto_front(const std::vector<Layout>& fastest_first);
 
 /// Largest parts of the step in which `layout` takes longer than `best`: "bubble +12 ms, tp +3 ms".

@@ -65,13 +65,9 @@ double saved_layers(const RunRow& row) {
   return layers * std::min(row.pp * interleaved, row.microbatches());
 }
 
-double peak_memory_gib(const RunRow& row) {
+double working_bytes(const RunRow& row) {
   constexpr double kLogits = 6, kGradient = 4, kOperands = 12, kWorkspace = kGiB;
   const MicrobatchDims dims = microbatch_dims(row);
-  const RankWeights weights = rank_weights(row);
-  const double expert_copies = std::max(1.0, replicas(row) * row.tp / row.ep);
-  const double state = state_bytes(row, weights.dense, replicas(row)) +
-                       state_bytes(row, weights.experts, expert_copies);
   const double saved =
       row.recompute == "full" ? 2 * dims.tokens / row.tp * row.hidden : saved_bytes(row);
   const double logits = kLogits * dims.tokens * row.vocab / row.tp;
@@ -81,7 +77,15 @@ double peak_memory_gib(const RunRow& row) {
   const double first = saved * saved_layers(row) + (row.pp > 1 ? backward : 0);
   const double last = saved * (row.pp > 1 ? stage_layers(row).last : saved_layers(row)) +
                       std::max(logits, backward);
-  return (state + std::max(first, last) + kWorkspace) / kGiB;
+  return std::max(first, last) + kWorkspace;
+}
+
+double peak_memory_gib(const RunRow& row) {
+  const RankWeights weights = rank_weights(row);
+  const double expert_copies = std::max(1.0, replicas(row) * row.tp / row.ep);
+  const double state = state_bytes(row, weights.dense, replicas(row)) +
+                       state_bytes(row, weights.experts, expert_copies);
+  return (state + working_bytes(row)) / kGiB;
 }
 
 }  // namespace tandem::plan

@@ -33,9 +33,12 @@ double saved_bytes(const RunRow& row);
 /// Activations of a layer and microbatch that the first stage saves at once, at its peak.
 double saved_layers(const RunRow& row);
 
-/// Peak of allocated memory of a rank in GiB, bf16 weights, f32 gradients, Adam in f32 sharded over
-/// the replicas: state, saved activations, and the larger of the loss (logits in bf16 and f32) and
-/// the backward pass of an FFN (an f32 weight gradient and its operands).
+/// Peak of a rank's memory without its state: saved activations, and the larger of the loss (logits
+/// in bf16 and f32) and the backward pass of an FFN (an f32 weight gradient and its operands).
+double working_bytes(const RunRow& row);
+
+/// Peak of allocated memory of a rank in GiB: state (bf16 weights, f32 gradients, Adam in f32
+/// sharded over the replicas) and working_bytes.
 double peak_memory_gib(const RunRow& row);
 
 }  // namespace tandem::plan
