@@ -13,11 +13,26 @@ void add_bias(const Exec& exec, const Tensor& bias, const Tensor& rows);
 void column_sums(const Exec& exec, const Tensor& rows, const Tensor& sums, bool accumulate);
 
 /// RMSNorm of each head of `rows`, [rows, heads x head_dim], f32 or bf16, with `weight`, f32
-/// [head_dim], for all heads. Statistics are f32.
-void rms_norm_heads(const Exec& exec, const Tensor& weight, double eps, const Tensor& rows);
+/// [head_dim], for all heads. Statistics are f32. `unnormalized`: receives the rows as they were,
+/// contiguous or not, for the backward pass; without dimensions it is not written. With it throws
+/// Unsupported on a GPU.
+void rms_norm_heads(const Exec& exec, const Tensor& weight, double eps, const Tensor& rows,
+                    const Tensor& unnormalized = {});
+
+/// Gradient of rms_norm_heads: replaces `drows`, the gradient of its result, [rows, heads x
+/// head_dim], by that of `unnormalized`, and adds to `dweight`, f32 [head_dim]. On a GPU throws
+/// Unsupported.
+void rms_norm_heads_backward(const Exec& exec, const Tensor& unnormalized, const Tensor& weight,
+                             double eps, const Tensor& drows, const Tensor& dweight);
 
 /// Multiplies every row of `rows`, [rows, columns], by the sigmoid of its element of `gate`, [rows,
 /// 1], both f32 or both bf16.
 void gate_rows(const Exec& exec, const Tensor& gate, const Tensor& rows);
+
+/// Gradient of gate_rows: replaces `drows`, the gradient of its result `gated`, by that of the rows
+/// before, and writes the gradient of `gate`, of these columns, to `dgate`, [rows, 1]. On a GPU
+/// throws Unsupported.
+void gate_rows_backward(const Exec& exec, const Tensor& gate, const Tensor& gated,
+                        const Tensor& drows, const Tensor& dgate);
 
 }  // namespace tandem

@@ -144,3 +144,20 @@ for layout in parallel.tp=1 parallel.tp=2 'parallel.dp=2'; do
   "$tandem" eval "$dir/$layout" --data "$source/include/tandem/dtype.h" --tp 4 >"$dir/score-$layout"
   cmp "$dir/score-parallel.tp=1" "$dir/score-$layout"
 done
+
+# One with norms of the heads of q and k as a Qwen3, and one with a gated shared expert as a Qwen2-MoE.
+train_family() {  # family, layouts, keys
+  local family=$1 layouts=$2
+  shift 2
+  for layout in $layouts; do
+    "$tandem" train "$source/configs/tiny.toml" --set "$@" train.steps=3 "$layout" \
+      "data.paths=[\"$source/include/tandem\"]" --out "$dir/$family-$layout" >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1; }
+    grep -q "\"model_type\": \"$family\"" "$dir/$family-$layout/final/config.json" ||
+      { cat "$dir/$family-$layout/final/config.json"; exit 1; }
+    "$tandem" eval "$dir/$family-$layout" --data "$source/include/tandem/dtype.h" --tp 4 >"$dir/score-$layout"
+    cmp "$dir/score-parallel.tp=1" "$dir/score-$layout"
+  done
+}
+train_family qwen3 'parallel.tp=1 parallel.tp=4 parallel.dp=2' model.qk_norm=true
+train_family qwen2_moe 'parallel.tp=1 parallel.tp=2' model.qkv_bias=true model.experts=4 model.expert_ffn=32 \
+  model.shared_ffn=64 model.shared_expert_gate=true

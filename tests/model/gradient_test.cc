@@ -14,13 +14,14 @@ class Gradient : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Variants, Gradient, ::testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// Gives biases, which are 0 at first, other values.
-void set_biases(Transformer& model) {
+/// Gives biases, which are 0 at first, and norms of heads, which are 1, other values.
+void set_vectors(Transformer& model) {
   for (const Parameter& p : model.parameter_list()) {
-    if (!p.name.ends_with(".bias")) continue;
+    const bool is_bias = p.name.ends_with(".bias"), is_norm = p.name.find("_norm.w") != p.name.npos;
+    if (!is_bias && !is_norm) continue;
     for (int64_t i = 0; i < local_range(p).count; ++i) {
-      floats(model.parameters())[size_t(p.offset + i)] =
-          normal(3, stream_of(p.name.c_str()), uint64_t(i));
+      const float value = normal(3, stream_of(p.name.c_str()), uint64_t(i));
+      floats(model.parameters())[size_t(p.offset + i)] = is_bias ? value : 1 + value / 4;
     }
   }
 }
@@ -32,7 +33,7 @@ void compare_with_central_differences(const ModelConfig& config) {
     Transformer model(comm, config, {.batch = 2, .seq = 11});
     model.initialize(5);
     for (float& w : floats(model.parameters())) w = w == 1 ? w : w * 5;
-    set_biases(model);
+    set_vectors(model);
     const Batch batch = make_batch(config, 22);
     model.forward(batch.tokens, batch.targets);
     model.backward(1);
@@ -66,25 +67,47 @@ TEST_P(Gradient, AgreesWithCentralDifferences) {
   compare_with_central_differences(small_model(GetParam()));
 }
 
-ModelConfig biased_model() {
-  ModelConfig config = small_model(kVariants[1]);
-  config.qkv_bias = true;
-  return config;
-}
+/// Biases of q, k and v, norms of their heads, or both.
+struct QkvVariant {
+  const char* name;
+  bool has_bias, has_norms, parallel_block;
+};
+class QkvGradient : public ::testing::TestWithParam<QkvVariant> {
+ protected:
+  ModelConfig model() const {
+    ModelConfig config = small_model(kVariants[GetParam().parallel_block ? 3 : 1]);
+    config.qkv_bias = GetParam().has_bias;
+    config.qk_norm = GetParam().has_norms;
+    return config;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Variants, QkvGradient,
+                         ::testing::Values(QkvVariant{"bias", true, false, false},
+                                           QkvVariant{"norms", false, true, false},
+                                           QkvVariant{"bias_and_norms", true, true, true}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
-TEST(BiasGradient, AgreesWithCentralDifferences) {
+TEST_P(QkvGradient, AgreesWithCentralDifferences) {
   if (launched_by_mpi()) GTEST_SKIP() << "one rank is enough";
-  compare_with_central_differences(biased_model());
+  compare_with_central_differences(model());
 }
 
-TEST(BiasGradient, IsTheSameOnTwoRanks) {
+TEST_P(QkvGradient, IsTheSameOnSeveralRanks) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
-  const ModelConfig config = biased_model();
+  ModelConfig config = model();
+  config.kv_heads = 4;
   const TransformerOptions options{.batch = 2, .seq = 8};
-  const Step one = run_on_threads(1, config, options), two = run_on_threads(2, config, options);
-  EXPECT_EQ(one.gradients.at("model.layers.1.self_attn.k_proj.bias").size(),
-            size_t(config.kv_heads * config.head_dim));
-  EXPECT_LE(difference(two.gradients, one.gradients), 1e-5);
+  const Step one = run_on_threads(1, config, options);
+  const std::string name = config.qk_norm ? "q_norm.weight" : "k_proj.bias";
+  EXPECT_EQ(one.gradients.at("model.layers.1.self_attn." + name).size(),
+            size_t(config.qk_norm ? config.head_dim : config.kv_heads * config.head_dim));
+  for (const int ranks : {2, 4}) {
+    const Step several = run_on_threads(ranks, config, options);
+    for (const auto& [tensor, values] : one.gradients) {
+      EXPECT_LE(difference({{tensor, several.gradients.at(tensor)}}, {{tensor, values}}), 2e-5)
+          << tensor << " on " << ranks << " ranks";
+    }
+  }
 }
 
 TEST(Transformer, BackwardAccumulatesAndReportsRangesFromTheBack) {

@@ -42,10 +42,16 @@ const MoeVariant kMoeVariants[] = {{"mixtral", [](ModelConfig&) {}},
                                       c.router_bias_update_rate = 0.01;
                                       c.route_scale = 2;
                                     }},
-                                   {"not_normalized_top_1", [](ModelConfig& c) {
+                                   {"not_normalized_top_1",
+                                    [](ModelConfig& c) {
                                       c.normalize_top_k = false;
                                       c.top_k = 1;
                                       c.shared_ffn = 8;
+                                    }},
+                                   {"gated_shared", [](ModelConfig& c) {
+                                      c.shared_ffn = 24;
+                                      c.shared_expert_gate = true;
+                                      c.qkv_bias = true;
                                     }}};
 
 ModelConfig config_of(const MoeVariant& variant) {

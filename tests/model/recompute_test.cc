@@ -42,6 +42,11 @@ ModelConfig dense_model(int variant) {
   config.layers = 4;
   return config;
 }
+ModelConfig qk_norm_model() {
+  ModelConfig config = dense_model(4);
+  config.qk_norm = true;
+  return config;
+}
 ModelConfig expert_model(bool shared_expert, int64_t freq) {
   ModelConfig config = dense_model(1);
   config.experts = 4;
@@ -52,10 +57,18 @@ ModelConfig expert_model(bool shared_expert, int64_t freq) {
   return config;
 }
 
+ModelConfig gated_expert_model() {
+  ModelConfig config = expert_model(true, 1);
+  config.shared_expert_gate = true;
+  return config;
+}
+
 std::vector<Case> cases() {
   return {{"tied", dense_model(0)},
           {"parallel_block", dense_model(2), 2},
           {"windowed_bf16", dense_model(4), 2, 1, DType::bf16},
+          {"qk_norm", qk_norm_model(), 2},
+          {"gated_shared_expert_bf16", gated_expert_model(), 2, 1, DType::bf16},
           {"experts", expert_model(false, 2)},
           {"shared_expert_bf16", expert_model(true, 1), 2, 1, DType::bf16},
           {"expert_parallel", expert_model(true, 2), 2, 2},

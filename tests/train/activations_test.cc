@@ -72,6 +72,8 @@ TrainConfig make_config(const std::string& model) {
     config.model.expert_ffn = 64;
     config.model.shared_ffn = 32;
     config.model.moe_layer_freq = 2;
+    config.model.shared_expert_gate = true;
+    config.model.qk_norm = true;
   }
   config.train.batch = 16;
   config.train.microbatch = 1;

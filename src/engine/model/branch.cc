@@ -113,6 +113,13 @@ Tensor ModelContext::gradient_to_add(const WeightMatrix& m) {
   return result;
 }
 
+void ModelContext::sum_gradient(const Tensor& term, const WeightMatrix& m) {
+  all_reduce(tp, term);
+  const Tensor sum = gradient(m);
+  if (adds_gradient(m.offset)) return add(exec, sum, term, sum);
+  copy(exec, term, sum);
+}
+
 void ModelContext::write_weight_gradient(std::optional<AgWgrad>& wgrad, const Tensor& x,
                                          const Tensor& dy, const WeightMatrix& m) {
   if (wgrad) return wgrad->run(x, dy, gradient_to_add(m));
@@ -150,7 +157,10 @@ BranchProducts::BranchProducts(ModelContext& c, const BranchLayout& l)
       residual(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
       d_act(c.make(c.options.dtype, c.tokens, l.out.columns)),
       dhidden(c.make(c.options.dtype, c.tokens, l.in.rows)),
-      d_x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)) {}
+      d_x_norm(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
+      d_qk_norm(c.make(DType::f32, l.q_norm >= 0 ? 1 : 0, 2 * c.config.head_dim)),
+      d_gate_before(
+          c.make(DType::f32, l.has_shared_gate && c.tp.size() > 1 ? 1 : 0, c.config.hidden)) {}
 
 BranchExperts::BranchExperts(ModelContext& c, const BranchLayout& l)
     : routed(c.make(c.options.dtype, c.local_rows.count, c.config.hidden)),
@@ -230,7 +240,8 @@ NextNorm Branch::norm(const BranchActivations& saved) const {
 
 void Branch::forward(const Tensor& x, const Tensor& y, const BranchActivations& saved,
                      ExpertLoad* load, const std::optional<NextNorm>& next) {
-  const BranchMemory memory{saved.x_norm, saved.inverse_rms, saved.hidden, saved.inner};
+  const BranchMemory memory{saved.x_norm, saved.inverse_rms, saved.hidden, saved.inner,
+                            saved.unnormalized};
   forward_normalized(view(), layout_, memory, Steps{*this, x, y, saved, load, next});
 }
 
@@ -256,6 +267,7 @@ void Branch::recompute_unsaved(const Tensor& x, const BranchActivations& saved) 
                                           {layout_.window, saved.document_starts});
     }
     if (layout_.mlp) swiglu_forward(context_.exec, hidden.gate, hidden.up, inner.mlp);
+    if (layout_.has_shared_gate) gate_rows(context_.exec, hidden.shared_gate, inner.mlp);
   }
   if (experts_) {
     experts_->layer.forward(saved.x_norm, {saved.chosen, saved.weights},
@@ -288,13 +300,33 @@ void Branch::products_backward(const Tensor& dy, const BranchActivations& saved,
     p.attention->backward(context_.exec, h.q, h.k, h.v, inner.attention, saved.log_sums,
                           d_act.attention, dh.q, dh.k, dh.v,
                           {layout_.window, saved.document_starts});
+    qk_norm_backward(saved, dh);
     add_bias_gradient(dh.qkv);
+  }
+  if (layout_.has_shared_gate) {
+    gate_rows_backward(context_.exec, h.shared_gate, inner.mlp, d_act.mlp, dh.shared_gate);
   }
   if (layout_.mlp) swiglu_backward(context_.exec, h.gate, h.up, d_act.mlp, dh.gate, dh.up);
   context_.run_between_operators();
   p.in_dgrad.run(dhidden, weights.matrix(layout_.in).transposed(), p.d_x_norm);
   context_.run_between_operators();
   if (!is_split) add_weight_gradients(p.out_dgrad.gathered(), dhidden, saved);
+}
+
+void Branch::qk_norm_backward(const BranchActivations& saved, const HiddenViews& dhidden) {
+  if (layout_.q_norm < 0) return;
+  const int64_t head_dim = context_.config.head_dim;
+  const Tensor& sums = products_->d_qk_norm;
+  clear(context_.exec, sums);
+  const auto [q, k] = split_unnormalized(context_.layout, saved.unnormalized);
+  const auto backward = [&](const Tensor& rows, const Tensor& drows, int64_t begin) {
+    rms_norm_heads_backward(context_.exec, rows,
+                            context_.weights.vector(layout_.q_norm + begin, head_dim),
+                            context_.config.norm_eps, drows, columns(sums, begin, head_dim));
+  };
+  backward(q, dhidden.q, 0);
+  backward(k, dhidden.k, head_dim);
+  context_.sum_gradient(sums, {layout_.q_norm, 1, 2 * head_dim});  // each rank has its heads
 }
 
 void Branch::add_bias_gradient(const Tensor& dqkv) {
@@ -314,7 +346,22 @@ void Branch::add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
   gemm(context_.exec, dy.transposed(), saved.inner, context_.gradient(layout_.out),
        {.accumulate = context_.adds_gradient(layout_.out.offset)});
   context_.run_between_operators();
-  context_.write_weight_gradient(products_->in_wgrad, saved.x_norm, dhidden, layout_.in);
+  add_in_gradient(dhidden, saved);
+}
+
+void Branch::add_in_gradient(const Tensor& dhidden, const BranchActivations& saved) {
+  const auto write = [&] {
+    context_.write_weight_gradient(products_->in_wgrad, saved.x_norm, dhidden, layout_.in);
+  };
+  const Tensor& before = products_->d_gate_before;
+  if (before.elements() == 0) return write();
+  // Each rank has the gate's gradient of its columns: only that of this pass is summed.
+  const Tensor gate = context_.gradient_to_add(layout_.in).rows(layout_.in.rows - 1, 1);
+  copy(context_.exec, gate, before);
+  clear(context_.exec, gate);
+  write();
+  all_reduce(context_.tp, gate);
+  add(context_.exec, gate, before, gate);
 }
 
 void Branch::experts_backward(const Tensor& dy, const BranchActivations& saved,
@@ -338,15 +385,13 @@ void Branch::router_backward(const BranchActivations& saved, const Tensor& balan
     context_.gradient_to_add({layout_.router_bias, 1, context_.config.experts});
   }
   const Tensor input = router_input(context_.exec, saved.x_norm, e.x_norm);
-  const bool adds = context_.adds_gradient(layout_.router.offset);
-  const Tensor gradient = context_.gradient(layout_.router);
   if (context_.tp.size() == 1) {
-    return gemm(context_.exec, e.dlogits->transposed(), input, gradient, {.accumulate = adds});
+    const bool adds = context_.adds_gradient(layout_.router.offset);
+    return gemm(context_.exec, e.dlogits->transposed(), input, context_.gradient(layout_.router),
+                {.accumulate = adds});
   }
   gemm(context_.exec, e.dlogits->transposed(), input, e.drouter);
-  all_reduce(context_.tp, e.drouter);  // each rank saw only its rows of the residual stream
-  if (adds) return add(context_.exec, gradient, e.drouter, gradient);
-  copy(context_.exec, e.drouter, gradient);
+  context_.sum_gradient(e.drouter, layout_.router);  // each rank saw only its rows of the stream
 }
 
 }  // namespace tandem

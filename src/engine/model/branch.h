@@ -57,6 +57,8 @@ struct ModelContext {
   /// gradient(m) for a caller that adds to it.
   Tensor gradient_to_add(const WeightMatrix& m);
   Tensor gradient(const WeightMatrix& m) const;
+  /// gradient(m) (+)= the sum over the TP ranks of `term`, f32, which it replaces by the sum.
+  void sum_gradient(const Tensor& term, const WeightMatrix& m);
   /// GPU operators have no f32 output of bf16 operands.
   DType logits_dtype() const { return exec.on_gpu() ? options.dtype : DType::f32; }
   /// Whether GEMMs read the gradient of the residual stream from `rounded_gradient`.
@@ -87,6 +89,9 @@ struct BranchProducts {
   GemmRs in_dgrad;
   std::optional<AgWgrad> in_wgrad;  ///< if there are several ranks
   Activation residual, d_act, dhidden, d_x_norm;
+  Activation d_qk_norm;  ///< of the norms of q's and k's heads, f32 [1, 2 x head_dim], or none
+  /// Gradient of the shared expert's gate before a pass, f32 [1, hidden]; none for one rank.
+  Activation d_gate_before;
 };
 
 /// Experts shared by all MoE branches, and the router's scratch. Construction is collective.
@@ -137,11 +142,14 @@ class Branch {
   void norm_backward(const Tensor& x, const Tensor& d_x_norm, const BranchActivations& saved,
                      const Tensor& dx, const Tensor& dnorm, bool is_last);
   void products_backward(const Tensor& dy, const BranchActivations& saved, bool is_split);
+  /// Gradients through the norms of the heads of q and k, in place.
+  void qk_norm_backward(const BranchActivations& saved, const HiddenViews& dhidden);
   /// `dqkv`: all rows of this rank's columns.
   void add_bias_gradient(const Tensor& dqkv);
   /// `dy`: rows of all ranks.
   void add_weight_gradients(const Tensor& dy, const Tensor& dhidden,
                             const BranchActivations& saved);
+  void add_in_gradient(const Tensor& dhidden, const BranchActivations& saved);
   void experts_backward(const Tensor& dy, const BranchActivations& saved, const Tensor& balance);
   void router_backward(const BranchActivations& saved, const Tensor& balance);
 

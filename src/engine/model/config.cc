@@ -183,11 +183,6 @@ void ModelConfig::check_training(int tp, int ep) const {
   if (kv_heads % tp != 0) {
     reject("kv_heads", kv_heads, fmt::format("a multiple of tp = {} in training", tp));
   }
-  const std::pair<const char*, bool> refused[] = {
-      {"norms of q and k", qk_norm}, {"a gate of the shared expert", shared_expert_gate}};
-  for (const auto& [what, is_set] : refused) {
-    if (is_set) throw ConfigError(fmt::format("training a model with {}: expected none", what));
-  }
 }
 
 }  // namespace tandem

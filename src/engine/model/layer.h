@@ -29,11 +29,14 @@ struct BranchMemory {
   Tensor x_norm;
   Tensor inverse_rms;
   Tensor hidden, inner;
+  /// [.., q | k] before the norms of their heads, for the backward pass; else without dimensions.
+  Tensor unnormalized = {};
 };
 
 /// Adds biases to q, k and v and normalizes the heads of q and k, in place, if the model does.
+/// `unnormalized`: as BranchMemory's.
 inline void prepare_qkv(const LayerView& view, const BranchLayout& branch,
-                        const HiddenViews& hidden) {
+                        const HiddenViews& hidden, const Tensor& unnormalized) {
   if (branch.qkv_bias >= 0) {
     const Tensor bias = view.weights.vector(branch.qkv_bias, hidden.qkv.dim(1));
     add_bias(view.exec, bias, hidden.qkv);
@@ -41,8 +44,10 @@ inline void prepare_qkv(const LayerView& view, const BranchLayout& branch,
   if (branch.q_norm < 0) return;
   const int64_t head_dim = view.config.head_dim;
   const double eps = view.config.norm_eps;
-  rms_norm_heads(view.exec, view.weights.vector(branch.q_norm, head_dim), eps, hidden.q);
-  rms_norm_heads(view.exec, view.weights.vector(branch.q_norm + head_dim, head_dim), eps, hidden.k);
+  const auto [q, k] = split_unnormalized(view.layout, unnormalized);
+  rms_norm_heads(view.exec, view.weights.vector(branch.q_norm, head_dim), eps, hidden.q, q);
+  rms_norm_heads(view.exec, view.weights.vector(branch.q_norm + head_dim, head_dim), eps, hidden.k,
+                 k);
 }
 
 /// The GEMMs (column-parallel, attention and / or SwiGLU, row-parallel), then the experts, each
@@ -61,7 +66,7 @@ void forward_normalized(const LayerView& view, const BranchLayout& branch,
     const HiddenViews hidden = split_hidden(view.layout, branch, memory.hidden);
     const InnerViews inner = split_inner(view.layout, branch, memory.inner);
     if (branch.attention) {
-      prepare_qkv(view, branch, hidden);
+      prepare_qkv(view, branch, hidden, memory.unnormalized);
       steps.attention(hidden.q, hidden.k, hidden.v, inner.attention);
     }
     if (branch.mlp) swiglu_forward(view.exec, hidden.gate, hidden.up, inner.mlp);

@@ -49,6 +49,9 @@ BranchActivations make_activations(const ModelContext& c, const BranchLayout& l,
     add(ActivationKind::inner, &A::inner, dtype, c.tokens, l.out.columns);
     add(ActivationKind::inner, &A::log_sums, DType::f32,
         l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq);
+    if (l.q_norm >= 0) {
+      add(ActivationKind::hidden, &A::unnormalized, dtype, c.tokens, c.layout.q + c.layout.kv);
+    }
   }
   if (l.moe) {
     add(ActivationKind::routing, &A::scores, DType::f32, c.local_rows.count, c.config.experts);

@@ -268,7 +268,41 @@ class StageDeclaration {
     table_.add(d_hidden);
     add_gradients(in_parameters(i), ag_wgrad(saved.x_norm, d_hidden, ""));
     if (b.qkv_bias >= 0) add_gradients(bias_parameters(i), column_sums(d_hidden, ""));
+    if (b.q_norm >= 0) add_head_norm_gradients(i, *saved.hidden, d_hidden);
+    if (b.has_shared_gate) add_gate_gradient(i, saved, d_inner);
     return table_.add(gemm_rs(d_hidden, transposed(weights.in), name + "d_x_norm"));
+  }
+
+  /// Every rank sees only its heads: their sum is a product with ones.
+  void add_head_norm_gradients(size_t i, const PlacedTensor& hidden, const PlacedTensor& d_hidden) {
+    const PlacedTensor by_head =
+        attention("rms_norm_heads_backward", {hidden, d_hidden}, prefix(i) + "d_head_norms");
+    PlacedTensor ones = constant("ones, each head", kColumns);
+    for (const char* name : {"q_norm", "k_norm"}) {
+      const std::string gradient =
+          gradient_name(fmt::format("model.{}self_attn.{}.weight", layer(i), name));
+      const PlacedTensor& sum =
+          table_.add(gemm(ones, column_sums(by_head, ""), gradient + ", local heads"));
+      table_.add(all_reduce(sum, kTp, gradient));
+    }
+  }
+  /// Every rank sees only its columns of the shared expert.
+  void add_gate_gradient(size_t i, const Saved& saved, const PlacedTensor& d_inner) {
+    const PlacedTensor products =
+        elementwise("gate_rows_backward", {*saved.inner, d_inner}, prefix(i) + "d_gate, terms");
+    const PlacedTensor d_gate =
+        gemm(products, constant("ones, each column", kRows), prefix(i) + "d_gate, local columns");
+    const std::string gradient = gradient_name("model." + layer(i) + names_.shared_gate);
+    const PlacedTensor gathered = all_gather(saved.x_norm, kTp, kRows, "");
+    const PlacedTensor& sum =
+        table_.add(gemm(transposed(d_gate), gathered, gradient + ", local columns"));
+    table_.add(all_reduce(sum, kTp, gradient));
+  }
+  PlacedTensor constant(const char* name, Placement over_tp) const {
+    PlacedTensor tensor{name, "constant"};
+    tensor.over(Axis::tp) = over_tp;
+    tensor.over(Axis::pp) = Placement::on_rank(layers_.pp_rank);
+    return tensor;
   }
 
   PlacedTensor backward_experts(size_t i, const Saved& saved, const PlacedTensor& dy) {

@@ -19,6 +19,11 @@ HiddenViews split_hidden(const ModelLayout& l, const BranchLayout& branch, const
   return h;
 }
 
+UnnormalizedViews split_unnormalized(const ModelLayout& l, const Tensor& t) {
+  if (t.dims() == 0) return {};
+  return {columns(t, 0, l.q), columns(t, l.q, l.kv)};
+}
+
 InnerViews split_inner(const ModelLayout& l, const BranchLayout& branch, const Tensor& t) {
   InnerViews inner;
   if (branch.attention) inner.attention = columns(t, 0, l.q);

@@ -34,6 +34,12 @@ struct HiddenViews {
 };
 HiddenViews split_hidden(const ModelLayout& layout, const BranchLayout& branch, const Tensor& t);
 
+/// q and k before the norms of their heads, [tokens, q | k]; without dimensions if `t` has none.
+struct UnnormalizedViews {
+  Tensor q, k;
+};
+UnnormalizedViews split_unnormalized(const ModelLayout& layout, const Tensor& t);
+
 /// Input of the row-parallel GEMM, [tokens, out.columns]: attention | MLP.
 struct InnerViews {
   Tensor attention, mlp;

@@ -66,11 +66,13 @@ BranchBytes branch_bytes(const Sizes& s, bool attention, double ffn, bool expert
   const ModelConfig& m = s.model;
   const double heads = attention ? double(m.heads) : 0, head = double(m.head_dim),
                kv = attention ? double(m.kv_heads) * head : 0;
-  const double in = heads * head + 2 * kv + 2 * ffn, out = heads * head + ffn;
+  const bool has_gate = experts && m.shared_expert_gate;  // a row of every rank
+  const double in = heads * head + 2 * kv + 2 * ffn + (has_gate ? s.tp : 0),
+               out = heads * head + ffn, unnormalized = m.qk_norm ? heads * head + kv : 0;
   BranchBytes bytes;
   bytes.x_norm = s.tokens / s.tp * double(m.hidden) * s.element;
   bytes.inverse_rms = s.tokens / s.tp * 4;
-  bytes.hidden = s.tokens * in / s.tp * s.element;
+  bytes.hidden = s.tokens * (in + unnormalized) / s.tp * s.element;
   bytes.inner = s.tokens * out / s.tp * s.element;
   bytes.log_sums = s.tokens * heads / s.tp * 4;
   if (in > 0) bytes.gradients = s.tokens * (double(m.hidden) + in / s.tp) * s.element;

@@ -16,7 +16,12 @@ void check_gpu_training(const TrainConfig& config, bool ranks_share_gpu) {
   if (model.experts > 0 && config.train.dtype == "f32") {
     throw ConfigError("train.dtype = f32: expected bf16 on GPUs where model.experts is above 0");
   }
-  if (model.qkv_bias) throw ConfigError("model.qkv_bias = true: expected false on GPUs");
+  const std::pair<const char*, bool> refused[] = {{"qkv_bias", model.qkv_bias},
+                                                  {"qk_norm", model.qk_norm},
+                                                  {"shared_expert_gate", model.shared_expert_gate}};
+  for (const auto& [key, is_set] : refused) {
+    if (is_set) throw ConfigError(fmt::format("model.{} = true: expected false on GPUs", key));
+  }
   // Tensor-parallel groups wait for each other in kernels, and one GPU serializes the launches of
   // groups that do not know each other's.
   if (ranks_share_gpu && parallel.tp > 1 && parallel.dp * parallel.pp > 1) {

@@ -17,8 +17,13 @@ void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& inve
                        const Tensor& dx_bf16);
 void add_bias(const Tensor& bias, const Tensor& rows);
 void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate);
-void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows);
+void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows,
+                    const Tensor& unnormalized);
+void rms_norm_heads_backward(const Tensor& unnormalized, const Tensor& weight, double eps,
+                             const Tensor& drows, const Tensor& dweight);
 void gate_rows(const Tensor& gate, const Tensor& rows);
+void gate_rows_backward(const Tensor& gate, const Tensor& gated, const Tensor& drows,
+                        const Tensor& dgate);
 void swiglu_forward(const Tensor& gate, const Tensor& up, const Tensor& out);
 void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& dout, const Tensor& dgate,
                      const Tensor& dup);

@@ -7,6 +7,39 @@
 #include "observe/recorder.h"
 
 namespace tandem::cpu {
+namespace {
+
+template <typename T>
+float inverse_rms_of(const T* x, int64_t n, double eps) {
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < n; ++i) squares += to_f32(x[i]) * to_f32(x[i]);
+  return float(1 / std::sqrt(double(squares) / double(n) + eps));
+}
+
+/// `d`: the gradient of the normalized head, then of x.
+template <typename T>
+void head_norm_backward(const T* x, const float* weight, int64_t n, double eps, T* d,
+                        float* dweight) {
+  const float scale = inverse_rms_of(x, n, eps);
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < n; ++i) dot += to_f32(d[i]) * weight[i] * to_f32(x[i]);
+  const float along = dot * scale * scale / float(n);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float dout = to_f32(d[i]), in = to_f32(x[i]);
+    d[i] = from_f32<T>(scale * (dout * weight[i] - in * along));
+    dweight[i] += dout * in * scale;
+  }
+}
+
+template <typename T>
+float gate_of(const Tensor& gate, int64_t row) {
+  return float(1 / (1 + std::exp(-double(to_f32(gate.as<T>()[row * gate.stride(0)])))));
+}
+
+}  // namespace
 
 void add_bias(const Tensor& bias, const Tensor& rows) {
   const ScopedSpan span(SpanKind::compute, "add_bias");
@@ -37,22 +70,38 @@ void column_sums(const Tensor& rows, const Tensor& sums, bool accumulate) {
   });
 }
 
-void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows) {
+void rms_norm_heads(const Tensor& weight, double eps, const Tensor& rows,
+                    const Tensor& unnormalized) {
   const ScopedSpan span(SpanKind::compute, "rms_norm_heads");
   const int64_t head_dim = weight.dim(0), heads = rows.dim(1) / head_dim;
   with_type(rows.dtype(), "rms_norm_heads", [&]<typename T>(T) {
     parallel_ranges(rows.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
       const float* const w = weight.as<float>();
       for (int64_t i = begin * heads; i < end * heads; ++i) {
-        T* const x = rows.as<T>() + i / heads * rows.stride(0) + i % heads * head_dim;
-        float squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t d = 0; d < head_dim; ++d) squares += to_f32(x[d]) * to_f32(x[d]);
-        const float scale = float(1 / std::sqrt(double(squares) / double(head_dim) + eps));
+        const int64_t row = i / heads, column = i % heads * head_dim;
+        T* const x = rows.as<T>() + row * rows.stride(0) + column;
+        if (unnormalized.dims() > 0) {
+          std::copy_n(x, head_dim, unnormalized.as<T>() + row * unnormalized.stride(0) + column);
+        }
+        const float scale = inverse_rms_of(x, head_dim, eps);
 #pragma omp simd
         for (int64_t d = 0; d < head_dim; ++d) x[d] = from_f32<T>(to_f32(x[d]) * scale * w[d]);
       }
     });
+  });
+}
+
+void rms_norm_heads_backward(const Tensor& unnormalized, const Tensor& weight, double eps,
+                             const Tensor& drows, const Tensor& dweight) {
+  const ScopedSpan span(SpanKind::compute, "rms_norm_heads_backward");
+  const int64_t head_dim = weight.dim(0), heads = drows.dim(1) / head_dim;
+  with_type(drows.dtype(), "rms_norm_heads_backward", [&]<typename T>(T) {
+    for (int64_t i = 0; i < drows.dim(0) * heads; ++i) {  // one thread: heads share dweight
+      const int64_t row = i / heads, column = i % heads * head_dim;
+      head_norm_backward(unnormalized.as<T>() + row * unnormalized.stride(0) + column,
+                         weight.as<float>(), head_dim, eps,
+                         drows.as<T>() + row * drows.stride(0) + column, dweight.as<float>());
+    }
   });
 }
 
@@ -61,12 +110,32 @@ void gate_rows(const Tensor& gate, const Tensor& rows) {
   const int64_t n = rows.dim(1);
   with_type(rows.dtype(), "gate_rows", [&]<typename T>(T) {
     for (int64_t row = 0; row < rows.dim(0); ++row) {
-      const float open =
-          float(1 / (1 + std::exp(-double(to_f32(gate.as<T>()[row * gate.stride(0)])))));
+      const float open = gate_of<T>(gate, row);
       T* const x = rows.as<T>() + row * rows.stride(0);
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) x[i] = from_f32<T>(to_f32(x[i]) * open);
     }
+  });
+}
+
+void gate_rows_backward(const Tensor& gate, const Tensor& gated, const Tensor& drows,
+                        const Tensor& dgate) {
+  const ScopedSpan span(SpanKind::compute, "gate_rows_backward");
+  const int64_t n = drows.dim(1);
+  with_type(drows.dtype(), "gate_rows_backward", [&]<typename T>(T) {
+    parallel_ranges(drows.dim(0), kMinRows, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const float open = gate_of<T>(gate, row);
+        const T* const y = gated.as<T>() + row * gated.stride(0);
+        T* const d = drows.as<T>() + row * drows.stride(0);
+        float dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int64_t i = 0; i < n; ++i) dot += to_f32(d[i]) * to_f32(y[i]);
+        dgate.as<T>()[row * dgate.stride(0)] = from_f32<T>((1 - open) * dot);
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) d[i] = from_f32<T>(to_f32(d[i]) * open);
+      }
+    });
   });
 }
 
