@@ -235,6 +235,15 @@ TEST(LayoutFormats, EveryLayoutIsAJobFile) {
   }
 }
 
+TEST(LayoutFormats, GradientsAreDividedIfMemoryIsShort) {
+  const TrainConfig base = make_small_config(false);
+  EXPECT_EQ(search_all(base, 0, 2).fitting.front().formats.zero, 1);
+  bool is_divided = false;
+  for (double share = .9; share > .2; share -= .02)
+    is_divided |= search_all(base, 0, share).fitting.front().formats.zero == 2;
+  EXPECT_TRUE(is_divided);
+}
+
 TEST(LayoutFormats, LargerErrorIsNoSlower) {
   const TrainConfig base = make_small_config(false);
   double last = 1e9;
