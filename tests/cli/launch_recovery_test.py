@@ -29,7 +29,8 @@ def children(pid):
 class Run:
     """A training under `tandem launch`, whose ranks' processes are known."""
 
-    def __init__(self, tandem, folder, name, launch, steps, layout="--tp 2 --dp 2", job=(), ranks=4):
+    def __init__(self, tandem, folder, name, launch, steps, layout="--tp 2 --dp 2", job=(), ranks=4, ignores=None,
+                 sibling=False):
         self.tandem, self.out, self.steps = tandem, folder / name, steps
         self.events_file = folder / (name + ".events") / "events.jsonl"
         self.log = folder / (name + ".log")
@@ -39,7 +40,9 @@ class Run:
         if "--spares" in launch or "--restarts" in launch:
             command[2:2] = ["--out", str(self.events_file.parent)]
         self.is_supervised = bool({"--spares", "--restarts", "--min-dp"} & set(launch))
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=open(self.log, "wb"),
+        if sibling:
+            command = ["sh", "-c", 'sleep 1000 & exec "$@"', "sh", *command]
+        self.process = subprocess.Popen(command, preexec_fn=lambda: ignores and signal.signal(ignores, signal.SIG_IGN), stdout=subprocess.DEVNULL, stderr=open(self.log, "wb"),
                                         env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0",
                                              "TANDEM_CACHE_DIR": str(folder / "cache")})
 
@@ -186,6 +189,17 @@ def short(tandem, folder):
     if len(re.findall(r"^tandem: launch: the launcher \(process \d+\) was ended by signal 9, Killed in step \d+; it and its ranks were "
                       r"started again; the run paused for ", log, re.M)) != 2:
         run.fail("expected one line for each launcher")
+    # A signal that the launch ignores, as under nohup, stops nothing; other children of its process live on.
+    run = Run(tandem, folder, "nohup", ["--restarts", "3"], steps, ignores=signal.SIGHUP, sibling=True)
+    run.wait_until("a step", lambda: run.step() >= 2)
+    run.process.send_signal(signal.SIGHUP)
+    run.hurt(1, signal.SIGKILL, 4)
+    sibling = next(child for child in children(run.process.pid) if b"sleep" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes())
+    run.kill_launcher(9)
+    if not pathlib.Path(f"/proc/{sibling}").exists():
+        run.fail("another child of its process was killed")
+    os.kill(sibling, signal.SIGKILL)
+    run.ends_like(reference)
     run = Run(tandem, folder, "launchers", ["--spares", "1"], steps)
     while run.process.poll() is None:
         if launcher := run.launcher():

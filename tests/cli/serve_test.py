@@ -180,6 +180,8 @@ def test_bad_requests_are_refused(server):
             ({"prompt": [10 ** 9]}, 400, "1000000000"), ({"prompt": []}, 400, "prompt"), ({"prompt": [-1]}, 400, "-1"),
             ({"prompt": "x", "temperature": "hot"}, 400, "temperature"), ({"prompt": "x", "temperature": -1}, 400, "temperature"),
             ({"prompt": "x", "top_p": 0}, 400, "top-p"), ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+            ({"prompt": ["a"] * 4, "n": 2 ** 62}, 400, "n = "), ({"prompt": "x", "max_tokens": 2 ** 64 - 1}, 400, "max_tokens = "),
+            ({"prompt": "x", "repetition_penalty": 1.1}, 400, "repetition_penalty"),
             ({"prompt": "x", "n": 0}, 400, "n = 0"), ({"prompt": "x", "n": 1000}, 400, "n = 1000"),
             ({"prompt": "x", "stop": 3}, 400, "stop = 3"), ({"prompt": "x", "stop": [""]}, 400, "stop"),
             ({"prompt": "x", "presence_penalty": 1}, 400, "presence_penalty"), ({"prompt": "x", "echo": True}, 400, "echo"),
@@ -189,12 +191,28 @@ def test_bad_requests_are_refused(server):
             ({"prompt": "x", "logit_bias": {"3": 1}}, 400, "logit_bias")]:
         found, text = server.request("POST", "/v1/completions", body)
         expect(found == status and name in json.loads(text)["error"]["message"], (body, found, text))
+    # As vLLM's benchmark asks: the text goes on after its end.
+    answer = server.ask({"prompt": "x", "repetition_penalty": 1.0, "ignore_eos": True, "max_tokens": 60, "seed": 1})
+    expect(answer["choices"][0]["finish_reason"] == "length", answer)
     server.ask({"prompt": "x", "echo": False, "suffix": None, "presence_penalty": 0, "logit_bias": {}, "user": "me",
                 "max_tokens": 1})
     for method, path, status in (("GET", "/v1/completions", 405), ("POST", "/health", 405), ("GET", "/../etc/passwd", 404),
                                  ("DELETE", "/", 405)):
         expect(server.request(method, path)[0] == status, (method, path))
     expect(server.request("GET", "/v1/models", Host="evil.example")[0] == 403, "another site's name")
+    for origin, status in ("https://evil.example", 403), (f"http://localhost:{server.port}", 200):
+        found = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, Origin=origin)
+        expect(found[0] == status, (origin, found))
+    expect(server.request("POST", "/v1/completions", "x" * (9 << 20))[0] == 413, "a long body")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    for method in ("HEAD", "GET", "HEAD", "GET"):  # on one connection: the first has no body
+        connection.request(method, "/health")
+        answer = connection.getresponse()
+        expect(answer.status == 200 and len(answer.read()) == (15 if method == "GET" else 0), method)
+    connection.close()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"GARBAGE\r\n\r\n")
+        expect(b" 400 " in client.recv(1 << 16), "what is not HTTP")
     expect(json.loads(server.request("GET", "/v1/models")[1])["data"][0]["id"] == "chat", "the model's name")
     expect(server.request("GET", "/health")[0] == 200, "health")
     expect("<title>Tandem serve</title>" in server.request("GET", "/")[1], "the page")
@@ -266,6 +284,9 @@ def test_limits_and_end(model):
         status, text = server.request("POST", "/v1/completions", body, **headers)
         expect(status == 401 and json.loads(text)["error"]["code"] == "invalid_api_key", (status, text))
     expect(server.request("GET", "/health")[0] == 200, "health needs no key")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:  # refused before its body is read
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n")
+        expect(b" 401 " in client.recv(1 << 16), "a body without the key")
     answers = []
     asking = threading.Thread(target=lambda: answers.append(server.request("POST", "/v1/completions", body, **key)))
     asking.start()
@@ -274,6 +295,14 @@ def test_limits_and_end(model):
     status, text = server.request("POST", "/v1/completions", body, **key)  # does not fit beside any other
     expect(status == 429 and "too many" in text, (status, text))
     server.process.send_signal(signal.SIGTERM)  # what has begun is finished
+    while not answers:  # and nothing else begun
+        try:
+            status, text = server.request("GET", "/health")
+        except OSError:
+            break
+        if status != 200:
+            expect(status == 503 and "ending" in text, (status, text))
+            break
     asking.join()
     expect(answers[0][0] == 200 and len(json.loads(answers[0][1])["choices"]) == 128, answers)
     expect(server.process.wait(30) == 0, server.process.returncode)
