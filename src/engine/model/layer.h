@@ -29,7 +29,8 @@ struct BranchMemory {
   Tensor x_norm;
   Tensor inverse_rms;
   Tensor hidden, inner;
-  /// [.., q | k] before the norms of their heads, for the backward pass; else without dimensions.
+  /// [.., q | k] before the norms of their heads, for the backward pass; without dimensions:
+  /// unsaved.
   Tensor unnormalized = {};
 };
 

@@ -49,7 +49,7 @@ BranchActivations make_activations(const ModelContext& c, const BranchLayout& l,
     add(ActivationKind::inner, &A::inner, dtype, c.tokens, l.out.columns);
     add(ActivationKind::inner, &A::log_sums, DType::f32,
         l.attention ? c.options.batch * c.layout.heads : 0, c.options.seq);
-    if (l.q_norm >= 0) {
+    if (l.q_norm >= 0 && !c.exec.on_gpu()) {  // which only evaluates such models
       add(ActivationKind::hidden, &A::unnormalized, dtype, c.tokens, c.layout.q + c.layout.kv);
     }
   }

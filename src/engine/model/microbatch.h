@@ -33,7 +33,7 @@ struct WeightPass {
 struct BranchActivations {
   Tensor x_norm, inverse_rms;
   Tensor hidden, inner, log_sums;  ///< of the GEMMs, if the branch has them
-  Tensor unnormalized;             ///< q and k before the norms of their heads, if they have them
+  Tensor unnormalized;             ///< q and k before the norms of their heads; CPU only
   Tensor scores, chosen, weights;  ///< of the router, if it has experts
   MoeBatch* experts = nullptr;
   Tensor document_starts;                   ///< the microbatch's, or empty

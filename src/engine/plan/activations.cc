@@ -68,7 +68,8 @@ BranchBytes branch_bytes(const Sizes& s, bool attention, double ffn, bool expert
                kv = attention ? double(m.kv_heads) * head : 0;
   const bool has_gate = experts && m.shared_expert_gate;  // a row of every rank
   const double in = heads * head + 2 * kv + 2 * ffn + (has_gate ? s.tp : 0),
-               out = heads * head + ffn, unnormalized = m.qk_norm ? heads * head + kv : 0;
+               out = heads * head + ffn,
+               unnormalized = m.qk_norm && !s.on_gpus ? heads * head + kv : 0;
   BranchBytes bytes;
   bytes.x_norm = s.tokens / s.tp * double(m.hidden) * s.element;
   bytes.inverse_rms = s.tokens / s.tp * 4;
