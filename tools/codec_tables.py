@@ -76,7 +76,10 @@ def prefill_row(r):
                   for form in ("one chunk", "ISO")]
     cells = [r["link"].removeprefix("tbf "), str(r["m"]), f'{r["layers"]} × {r["k"]}, MLP {r["n"]}', codec_name(r), ms(serial), ms(iso),
              *("–" if us is None else ms(us) for us in with_codec)]
-    return cells + [r["config"]["overlapped"], ratio(serial, chosen)]
+    cells += [r["config"]["overlapped"], ratio(serial, chosen)]
+    if not r["codec"]:
+        return cells + ["–"] * 2
+    return cells + [ratio(min(plain.values()), chosen), f'{100 * r["error"]["max_rel"]:.1f} %']
 
 
 def prefill(folders):
@@ -85,7 +88,7 @@ def prefill(folders):
                    key=lambda r: (r["link"], r["k"], r["m"], r["layers"], r["codec"] is not None,
                                   -(r["codec"] or {}).get("bits_per_element", 0)))
     heads = ["link", "tokens", "layers × hidden", "codec", "serial", "ISO", "serial, codec", "ISO, codec", "chosen",
-             "over serial"]
+             "over serial", "over the fastest uncompressed", "error of the logits"]
     return f"{about(found, folders)} {all_right(map(is_right, found)).capitalize()}.\n\n" + \
         markdown(heads, [prefill_row(r) for r in found])
 
