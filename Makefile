@@ -6,7 +6,7 @@ PRESET = $(if $(filter 1,$(CUDA)),cuda,cpu)
 BUILD = $(if $(filter 1,$(CUDA)),build-cuda,build)
 # Two at once, even if both need a whole processor. The tests' tuner times are stored with the
 # build.
-CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 2
+CTEST = TANDEM_CACHE_DIR=$(CURDIR)/$(BUILD)/tests/cache ctest --test-dir $(BUILD) --output-on-failure -j 3
 
 .PHONY: all run test test-long test-gpu bench bench-gpu timeline-gpu asan tsan lint tables wheel wheel-check fmt clean
 

@@ -193,6 +193,8 @@ TEST_P(MoeModel, EveryLayoutMatchesTheLossAndGradientsOfOneProcess) {
                                {2, 2, 4},
                                {1, 8, 8},
                                {1, 1, 2}}) {
+    // Eight threads on few processors take long: one variant shows them.
+    if (layout.tp * layout.dp == 8 && std::string_view(GetParam().name) != "mixtral") continue;
     const WholeStep many = run_layout(layout, config);
     const std::string name = "tp " + std::to_string(layout.tp) + " ep " +
                              std::to_string(layout.ep) + " dp " + std::to_string(layout.dp);
