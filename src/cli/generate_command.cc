@@ -14,6 +14,7 @@
 #include "cli/generate.h"
 #include "cli/input.h"
 #include "cli/output.h"
+#include "cli/text_model.h"
 #include "cli/usage.h"
 #include "comm/exec.h"
 #include "core/files.h"
@@ -184,11 +185,7 @@ void take_defaults(const StoredModel& stored, GenerateArguments& arguments) {
   take(arguments.temperature, defaults.temperature, sampling.temperature);
   take(arguments.top_k, defaults.top_k, sampling.top_k);
   take(arguments.top_p, defaults.top_p, sampling.top_p);
-  try {
-    check(sampling);
-  } catch (const InvalidArgument& error) {
-    throw ConfigError(fmt::format("{}/generation_config.json: {}", stored.directory, error.what()));
-  }
+  check_defaults(stored, sampling);
 }
 
 /// Text of the messages in the file --chat.
@@ -218,26 +215,19 @@ void run(GenerateArguments arguments) {
   WorldOptions world;
   world.ranks = arguments.ranks;
   set_devices(arguments.devices, world);
-  if (arguments.dtype.empty()) arguments.dtype = arguments.devices.on_gpus() ? "bf16" : "f32";
+  arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
   if (arguments.allow_uncompressed && arguments.policy.is_none()) {
     throw InvalidArgument("--allow-uncompressed without a codec: expected --codec with it");
   }
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
-  const StoredModel stored = open_model(arguments.directory, note);
+  const StoredModel stored =
+      open_text_model(arguments.directory, arguments.devices, arguments.ranks);
   take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
-  if (!stored.tokenizer && config.vocab <= kBos) {
-    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
-                                  stored.directory, config.vocab, kBos + 1));
-  }
-  if (arguments.devices.on_gpus()) {
-    check_gpu_generation(config, launched() ? 1 : arguments.ranks);
-  }
   PromptFile file;
   if (!arguments.chat.empty()) arguments.prompt = render_chat(arguments, stored);
   if (!arguments.prompts.empty()) file = read_prompts(arguments, stored);
-  if (!launched()) config.check(arguments.ranks);
   run_ranks(arguments.devices, world, [&](Communicator& tp) {
     tp.require_same("the model", stored.identity);
     const auto& sampling = arguments.sampling;
@@ -263,10 +253,7 @@ void run(GenerateArguments arguments) {
 void add_generate(CLI::App& app) {
   auto arguments = std::make_shared<GenerateArguments>();
   auto* command = app.add_subcommand("generate", "Continue a text with a trained model");
-  command
-      ->add_option("dir", arguments->directory,
-                   "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
-      ->required();
+  add_model_option(*command, arguments->directory);
   command->add_option("--prompt", arguments->prompt,
                       "Text to continue (-: all of standard input; default: none)");
   command
@@ -283,8 +270,7 @@ void add_generate(CLI::App& app) {
       ->excludes("--prompts");
   command->add_option("--batch", arguments->batch, "With --prompts: texts that are written at once")
       ->capture_default_str();
-  command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
-      ->capture_default_str();
+  add_tp_option(*command, arguments->ranks);
   arguments->temperature = command
                                ->add_option("--temperature", arguments->sampling.temperature,
                                             "0: always the likeliest token")
@@ -312,16 +298,7 @@ void add_generate(CLI::App& app) {
       ->add_option("--json", arguments->json,
                    "Prompt, text and speed as JSON: FILE next to the text, or - for it alone")
       ->excludes("--prompts");
-  command
-      ->add_option("--dtype", arguments->dtype,
-                   "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
-      ->check(CLI::IsMember({"f32", "bf16"}));
-  add_device_options(*command, arguments->devices);
-  command
-      ->add_option("--codec", arguments->codec,
-                   "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
-                   "embeddings (mlp=int4:g32,embeddings=int8)")
-      ->capture_default_str();
+  add_compute_options(*command, arguments->dtype, arguments->devices, arguments->codec);
   command
       ->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
                  "With --codec: a prompt's forms without it are measured, too, and the fastest "

@@ -52,7 +52,7 @@ LaunchMembers::LaunchMembers(const LaunchRequest& request, const Launch& launch,
 void LaunchMembers::note_launcher(const LostLauncher& lost) {
   control::BoardHead& head = board_.head();
   head.closed = 0;
-  if (head.tp > 0) head.dp = launch_.size / (head.tp * head.pp);  // of all ranks again
+  head.tp = head.dp = 0;  // all ranks begin again, and state their layout
   const int64_t finished = finished_steps(board_);
   LaunchEvent event{"lost", -1, lost.pid, processes_.host(0), finished + 1, lost.cause, {}};
   events_.add(event);

@@ -13,6 +13,7 @@
 #include "cli/devices.h"
 #include "cli/output.h"
 #include "cli/stop_signals.h"
+#include "cli/text_model.h"
 #include "cli/usage.h"
 #include "comm/exec.h"
 #include "core/machine.h"
@@ -53,11 +54,7 @@ ServedModel make_served_model(const ServeArguments& arguments, const StoredModel
   model.sampling.temperature = defaults.temperature.value_or(1);
   model.sampling.top_k = defaults.top_k.value_or(0);
   model.sampling.top_p = defaults.top_p.value_or(1);
-  try {
-    check(model.sampling);
-  } catch (const InvalidArgument& error) {
-    throw ConfigError(fmt::format("{}/generation_config.json: {}", stored.directory, error.what()));
-  }
+  check_defaults(stored, model.sampling);
   try {
     model.chat = open_chat_template(stored);
   } catch (const ConfigError& error) {
@@ -118,7 +115,7 @@ void serve(Communicator& tp, const ServedModel& model, const EngineOptions& opti
 }
 
 void run(ServeArguments arguments) {
-  if (arguments.dtype.empty()) arguments.dtype = arguments.devices.on_gpus() ? "bf16" : "f32";
+  arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
   const CodecPolicy policy = CodecPolicy::parse(arguments.codec);
   const ListenAddress address = parse_listen_address("--port", arguments.address);
   WorldOptions world;
@@ -132,16 +129,9 @@ void run(ServeArguments arguments) {
     const char* key = std::getenv(kKeyVariable);
     server = start_completion_server({address, key ? key : ""});
   }
-  const StoredModel stored = open_model(arguments.directory, note);
+  const StoredModel stored =
+      open_text_model(arguments.directory, arguments.devices, arguments.ranks);
   const ServedModel model = make_served_model(arguments, stored);
-  if (!stored.tokenizer && stored.config.vocab <= kBos) {
-    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
-                                  stored.directory, stored.config.vocab, kBos + 1));
-  }
-  if (arguments.devices.on_gpus()) {
-    check_gpu_generation(stored.config, launched() ? 1 : arguments.ranks);
-  }
-  if (!launched()) stored.config.check(arguments.ranks);
   ServeLoop loop(arguments.queue);
   // Also after an exception its thread ends before what it answers with.
   const std::unique_ptr<CompletionServer> serving = std::move(server);
@@ -162,10 +152,7 @@ void run(ServeArguments arguments) {
 void add_serve(CLI::App& app) {
   auto arguments = std::make_shared<ServeArguments>();
   auto* command = app.add_subcommand("serve", "Answer requests for texts by HTTP, as OpenAI does");
-  command
-      ->add_option("dir", arguments->directory,
-                   "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
-      ->required();
+  add_model_option(*command, arguments->directory);
   command
       ->add_option("--port", arguments->address,
                    "[HOST:]PORT to listen at (0: a free port; default host: 127.0.0.1, this "
@@ -173,9 +160,7 @@ void add_serve(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--name", arguments->name,
                       "Of the model, as requests give it (default: its folder's)");
-  command->add_option("--tp,--ranks", arguments->ranks, "Tensor-parallel ranks (threads)")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
+  add_tp_option(*command, arguments->ranks)->check(CLI::Range(1, 4096));
   command->add_option("--batch", arguments->batch, "Texts that are written at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
@@ -194,16 +179,7 @@ void add_serve(CLI::App& app) {
                    "Texts that are written or wait, at most; others get status 429")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  command
-      ->add_option("--dtype", arguments->dtype,
-                   "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
-      ->check(CLI::IsMember({"f32", "bf16"}));
-  add_device_options(*command, arguments->devices);
-  command
-      ->add_option("--codec", arguments->codec,
-                   "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
-                   "embeddings (mlp=int4:g32,embeddings=int8)")
-      ->capture_default_str();
+  add_compute_options(*command, arguments->dtype, arguments->devices, arguments->codec);
   command->footer(
       fmt::format("\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
                   "too), /v1/models, /tokenize,\n/health, /metrics (Prometheus), and / for a page "

@@ -218,6 +218,9 @@ def short(tandem, folder):
     run.wait_until("recovery", lambda: len(run.events("recovered")) == 2)
     if sorted(event["replacement"] is None for event in run.events("recovered")) != [False, True]:
         run.fail("expected a spare for one rank and none for the other")
+    run.kill_launcher(15)  # all replicas return
+    if not 0 <= run.events("recovered")[-1]["continues_after"] < steps:
+        run.fail("expected the run to continue")
     run.ends_like(replicas)
     if "the run has 3 ranks now" not in run.log.read_text():
         run.fail("expected 3 ranks")

@@ -1,0 +1,63 @@
+#include "cli/text_model.h"
+
+#include <fmt/format.h>
+
+#include "cli/output.h"
+#include "core/machine.h"
+#include "engine/infer/rank_model.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "tandem/communicator.h"
+#include "tandem/error.h"
+#include "tandem/world.h"
+
+namespace tandem::cli {
+
+void add_model_option(CLI::App& command, std::string& directory) {
+  command
+      .add_option("dir", directory,
+                  "What train left: --out, its final/ or a checkpoint; or a Hugging Face folder")
+      ->required();
+}
+
+CLI::Option* add_tp_option(CLI::App& command, int& ranks) {
+  return command.add_option("--tp,--ranks", ranks, "Tensor-parallel ranks (threads)")
+      ->capture_default_str();
+}
+
+void add_compute_options(CLI::App& command, std::string& dtype, DeviceOptions& devices,
+                         std::string& codec) {
+  command.add_option("--dtype", dtype, "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  add_device_options(command, devices);
+  command
+      .add_option("--codec", codec,
+                  "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "
+                  "embeddings (mlp=int4:g32,embeddings=int8)")
+      ->capture_default_str();
+}
+
+std::string text_dtype(const std::string& dtype, const DeviceOptions& devices) {
+  if (!dtype.empty()) return dtype;
+  return devices.on_gpus() ? "bf16" : "f32";
+}
+
+StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks) {
+  StoredModel stored = open_model(directory, note);
+  if (!stored.tokenizer && stored.config.vocab <= kBos) {
+    throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
+                                  stored.directory, stored.config.vocab, kBos + 1));
+  }
+  if (devices.on_gpus()) check_gpu_generation(stored.config, launched() ? 1 : ranks);
+  if (!launched()) stored.config.check(ranks);
+  return stored;
+}
+
+void check_defaults(const StoredModel& stored, const SamplingOptions& sampling) {
+  try {
+    check(sampling);
+  } catch (const InvalidArgument& error) {
+    throw ConfigError(fmt::format("{}/generation_config.json: {}", stored.directory, error.what()));
+  }
+}
+
+}  // namespace tandem::cli

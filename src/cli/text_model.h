@@ -1,0 +1,32 @@
+// Options and checks that the commands which write text with a trained model share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "cli/devices.h"
+#include "engine/checkpoint/stored_model.h"
+#include "engine/infer/sampling.h"
+
+namespace tandem::cli {
+
+/// `dir`, what train left.
+void add_model_option(CLI::App& command, std::string& directory);
+/// --tp.
+CLI::Option* add_tp_option(CLI::App& command, int& ranks);
+/// --dtype, those of devices, and --codec.
+void add_compute_options(CLI::App& command, std::string& dtype, DeviceOptions& devices,
+                         std::string& codec);
+/// `dtype`, or the devices' if it is empty.
+std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
+
+/// Opens the model of a folder and checks that it writes text on these ranks, threads unless a
+/// launcher has started this process. Throws as open_model does; ConfigError naming what is wrong
+/// with its sizes; Unsupported for one that GPUs do not take.
+StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks);
+
+/// Throws ConfigError naming the folder's generation_config.json if `sampling`, its defaults, is
+/// out of range.
+void check_defaults(const StoredModel& stored, const SamplingOptions& sampling);
+
+}  // namespace tandem::cli
