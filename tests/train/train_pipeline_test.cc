@@ -200,10 +200,15 @@ TEST(TrainPipeline, BubbleIsMeasured) {
   if (mpi_world) GTEST_SKIP() << "threads";
   const TempDir dir;
   run_on_threads(pipeline_request({"tiny.toml", 1, 1, 2, {"train.microbatch=0"}}, 2, dir / "run"));
+  // A rank whose processor another program takes computes for longer, and so waits for a smaller
+  // share of that step: the largest of the steps is compared.
+  double largest = 0;
   for (const double bubble : metrics(dir / "run", "bubble")) {
-    EXPECT_GT(bubble, 0.2);  // with one microbatch only one stage works at a time
+    EXPECT_GE(bubble, 0);
     EXPECT_LT(bubble, 1);
+    largest = std::max(largest, bubble);
   }
+  EXPECT_GT(largest, 0.2);  // with one microbatch only one stage works at a time
 }
 
 Tensor matrix(std::vector<float>& values, int64_t rows) {
