@@ -56,6 +56,10 @@ void launch(const LaunchOptions& options) {
     throw InvalidArgument("launch: expected either -n with a command, or --probe");
   }
   if (options.probe.ranks > 0) {
+    if (!options.processes.live.empty()) {
+      throw InvalidArgument(fmt::format("launch --probe: --live {}: expected none",
+                                        printable(options.processes.live)));
+    }
     if (!options.processes.command.empty()) {
       throw InvalidArgument(fmt::format("launch --probe: command {}: expected none",
                                         printable(options.processes.command.front())));
@@ -124,6 +128,9 @@ void add_launch(CLI::App& app) {
       ->check(CLI::Range(0., 1e9));
   command->add_option("--out", options->processes.out,
                       "Folder for events.jsonl: ranks lost, hung, recovered; and faults.jsonl");
+  command->add_option("--live", options->processes.live,
+                      "Serve a page of the run at [HOST:]PORT while its ranks end and are replaced "
+                      "(tandem train; events.jsonl goes to its --out)");
   command->add_option(
       "--inject", options->processes.inject,
       "For tests: faults to cause in the ranks' processes (kill, hang, pause, slow): a file "
@@ -170,6 +177,9 @@ void add_launch(CLI::App& app) {
       "\nExamples:\n"
       "  tandem launch -n 2 -- tandem train configs/tiny.toml --tp 2 --out out/launched\n"
       "  tandem launch -n 2 --spares 1 -- tandem train configs/tiny.toml --tp 2 --out out/spared\n"
+      "  tandem launch -n 2 --restarts 3 --live 8080 -- tandem train configs/tiny.toml --tp 2 "
+      "--out "
+      "out/live\n"
       "  tandem launch --hosts hosts.txt -n 2 -- tandem train configs/tiny.toml --tp 2 --out "
       "out/hosts\n"
       "  tandem launch --probe 64 --tp 4 --pp 2\n"

@@ -14,11 +14,11 @@
 
 namespace tandem::cli {
 
-LiveProcess::LiveProcess(const std::string& address, const std::string& dir) {
+LiveProcess::LiveProcess(const std::string& address, const std::string& dir) : parent_(::getpid()) {
   if (address.empty()) return;
   parse_listen_address("--live", address);
   std::vector<std::string> words{
-      "tandem", "report", "--live=" + address, "--live-parent=" + std::to_string(::getpid()),
+      "tandem", "report", "--live=" + address, "--live-parent=" + std::to_string(parent_),
       "--",     dir};
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -31,7 +31,7 @@ LiveProcess::LiveProcess(const std::string& address, const std::string& dir) {
 }
 
 LiveProcess::~LiveProcess() {
-  if (pid_ < 0) return;
+  if (pid_ < 0 || ::getpid() != parent_) return;
   ::kill(pid_, SIGTERM);
   ::waitpid(pid_, nullptr, 0);
 }

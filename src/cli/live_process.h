@@ -1,4 +1,4 @@
-// Process that serves the live page of a run which this one trains (cli/live_server.h).
+// Process that serves the live page of a run which this one trains or launches (cli/live_server.h).
 #pragma once
 
 #include <sys/types.h>
@@ -7,7 +7,8 @@
 
 namespace tandem::cli {
 
-/// Ends with its process. If the page cannot be served, the process says so, and the run continues.
+/// Ends with its process, not with forks of it. If the page cannot be served, the process says so,
+/// and the run continues.
 class LiveProcess {
  public:
   /// `address`: as parse_listen_address takes it; empty: no process. Construct it before signals
@@ -18,7 +19,7 @@ class LiveProcess {
   LiveProcess& operator=(const LiveProcess&) = delete;
 
  private:
-  pid_t pid_ = -1;
+  pid_t pid_ = -1, parent_;
 };
 
 }  // namespace tandem::cli

@@ -37,7 +37,7 @@ using LiveClock = std::chrono::steady_clock;
 
 constexpr size_t kMaxClients = 64, kMaxRequestBytes = 8192;
 constexpr std::chrono::milliseconds kRequestTime{15000}, kWriteTime{30000}, kMinRefresh{500},
-    kKeepAlive{5000};
+    kKeepAlive{5000}, kLastEvents{1000};
 constexpr int kRestPerWork = 10;  // time between readings of files over that of a reading
 
 Text make_text(std::string text) {
@@ -61,9 +61,9 @@ class LivePages {
     make_state();
   }
 
-  /// Whether there is a new state.
-  bool refresh() {
-    const bool is_due = LiveClock::now() - made_ >= kKeepAlive;
+  /// Whether there is a new state, which `is_last` makes in any case.
+  bool refresh(bool is_last = false) {
+    const bool is_due = is_last || LiveClock::now() - made_ >= kKeepAlive;
     if (!run_.refresh() && !is_due) return false;
     make_state();
     return true;
@@ -139,6 +139,8 @@ class LiveClient : public std::enable_shared_from_this<LiveClient> {
                        self->push();
                      });
   }
+
+  bool is_writing() const { return is_writing_; }
 
   void close() {
     clients_.listening.erase(this);
@@ -254,7 +256,10 @@ class LiveServer {
 
   void run() {
     net::signal_set signals(context_, SIGINT, SIGTERM);
-    signals.async_wait([this](const ErrorCode&, int) { context_.stop(); });
+    signals.async_wait([this](const ErrorCode&, int) {
+      push(true);
+      stop_once_sent(LiveClock::now() + kLastEvents);
+    });
     accept();
     refresh();
     context_.run();
@@ -277,10 +282,7 @@ class LiveServer {
   void refresh() {
     if (options_.parent != 0 && ::getppid() != options_.parent) return context_.stop();
     const auto begin = LiveClock::now();
-    if (pages_.refresh()) {
-      const std::set<LiveClient*> listening = clients_.listening;
-      for (LiveClient* client : listening) client->push();
-    }
+    push(false);
     const auto rest = kRestPerWork * (LiveClock::now() - begin);
     timer_.expires_after(std::max<LiveClock::duration>(kMinRefresh, rest));
     timer_.async_wait([this](const ErrorCode& error) {
@@ -288,12 +290,26 @@ class LiveServer {
     });
   }
 
+  void push(bool is_last) {
+    if (!pages_.refresh(is_last)) return;
+    const std::set<LiveClient*> listening = clients_.listening;
+    for (LiveClient* client : listening) client->push();
+  }
+
+  /// Ends once all that listen have the last state, or at the deadline.
+  void stop_once_sent(LiveClock::time_point deadline) {
+    const bool is_sent = std::ranges::none_of(clients_.listening, &LiveClient::is_writing);
+    if (is_sent || LiveClock::now() >= deadline) return context_.stop();
+    end_.expires_after(std::chrono::milliseconds(10));
+    end_.async_wait([this, deadline](const ErrorCode&) { stop_once_sent(deadline); });
+  }
+
   LiveServerOptions options_;
   LivePages pages_;
   LiveClients clients_;
   net::io_context context_{1};  // destroys handlers, and with them clients
   tcp::acceptor acceptor_;
-  net::steady_timer timer_, retry_{context_};
+  net::steady_timer timer_, retry_{context_}, end_{context_};
   bool is_local_ = false;
 };
 

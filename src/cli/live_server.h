@@ -16,7 +16,8 @@ struct LiveServerOptions {
 };
 
 /// Serves the page, /events (server-sent events), /state.json, /ranks.json and /metrics until
-/// SIGINT or SIGTERM. Prints the address once it listens. Throws IoError if it cannot.
+/// SIGINT or SIGTERM, which first send the last state to clients that listen. Prints the address
+/// once it listens. Throws IoError if it cannot.
 void serve_live(const LiveServerOptions& options);
 
 }  // namespace tandem::cli

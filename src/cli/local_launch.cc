@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,8 @@
 #include "cli/launch_members.h"
 #include "cli/launch_supervisor.h"
 #include "cli/launched_process.h"
+#include "cli/listen_address.h"
+#include "cli/live_process.h"
 #include "cli/local_processes.h"
 #include "cli/output.h"
 #include "cli/remote_processes.h"
@@ -343,10 +346,32 @@ void check_replaceable(const LaunchRequest& request) {
                   printable(command.front())));
 }
 
+/// Folder of the run and its events, which the live page reads. Throws InvalidArgument unless the
+/// command trains and names it.
+std::string live_folder(const LaunchRequest& request) {
+  parse_listen_address("--live", request.live);
+  const std::string out = training_output(request);
+  if (out.empty()) {
+    throw InvalidArgument(
+        fmt::format("launch --live: command {}: expected tandem train … --out OUT",
+                    printable(request.command.front())));
+  }
+  const auto absolute = [](const std::string& path) {
+    const auto normal = std::filesystem::absolute(path).lexically_normal();
+    return normal.has_filename() ? normal : normal.parent_path();
+  };
+  if (request.out.empty() || absolute(request.out) == absolute(out)) return out;
+  throw InvalidArgument(
+      fmt::format("launch --live: --out {}: expected none, or that of tandem train, {}",
+                  printable(request.out), printable(out)));
+}
+
 }  // namespace
 
-int run_launch(const LaunchRequest& request) {
-  check_replaceable(request);
+int run_launch(const LaunchRequest& given) {
+  check_replaceable(given);
+  LaunchRequest request = given;
+  if (!request.live.empty()) request.out = live_folder(given);
   signal(SIGCHLD, SIG_DFL);  // ignored ones have no status to wait for
   constexpr int kFilesOfRank = 3, kOtherFiles = 300;
   const int files = raise_file_limit(), needed = kFilesOfRank * request.ranks + kOtherFiles;
@@ -359,6 +384,7 @@ int run_launch(const LaunchRequest& request) {
     make_directories(out);
     lock.emplace(out, 0, kLaunchLock);
   }
+  const LiveProcess live(request.live, request.out);
   const std::string run_id = new_run_id(request);
   const control::Connection memory = make_snapshot_memory();
   if (!request.replaces()) {

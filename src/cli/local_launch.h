@@ -20,6 +20,7 @@ struct LaunchRequest {
   std::string hosts, remote_shell = "ssh -o BatchMode=yes";
   double host_timeout_s = 20;  ///< without a sign of life of a host, after which it is lost
   std::string out;             ///< folder for events.jsonl; empty: none is written
+  std::string live;            ///< [HOST:]PORT of the live page; events go to the training's output
   std::string inject;          ///< faults to cause in the ranks' processes: launch_injector.h
   std::vector<std::string> command;
   /// Takes the lines of output (stream 0) and errors (1) of each process; empty: they are printed.

@@ -2,7 +2,6 @@
 """live_test.py TANDEM short|long [SCREENSHOT]: the live page of runs that grow and of recorded
 ones: numbers, clients that misbehave, and, if chromium is installed, the page itself at 4 and 64
 ranks (long: 4,096), on a phone, in the dark, with keys."""
-import base64
 import json
 import os
 import re
@@ -13,18 +12,16 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 
+from browser import Browser, expect
+
 TANDEM, MODE = os.path.abspath(sys.argv[1]), sys.argv[2]
 PHASES = 11
 FORWARD, BACKWARD, UPDATE, TP_WAIT, STEP_WAIT = 1, 2, 4, 5, 9
-
-
-def expect(condition, text):
-    if not condition:
-        raise AssertionError(text)
 
 
 def pack_ms(ms):
@@ -132,83 +129,6 @@ class Server:
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         expect(self.process.wait(20) == 0, f"exit code {self.process.returncode}")
-
-
-class Browser:
-    """Headless Chromium, driven through a pair of pipes."""
-
-    def __init__(self, folder):
-        to_read, self.to = os.pipe()
-        self.answers, to_write = os.pipe()
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe",
-                 f"--user-data-dir={folder}"]
-        # The descriptors of the pipes are 3 and 4.
-        script = f'exec 3<&{to_read} 4>&{to_write} && exec chromium {" ".join(flags)}'
-        self.process = subprocess.Popen(["bash", "-c", script], pass_fds=(to_read, to_write), stderr=subprocess.DEVNULL,
-                                        stdout=subprocess.DEVNULL, start_new_session=True)
-        os.close(to_read)
-        os.close(to_write)
-        self.buffer, self.id, self.problems, self.session = b"", 0, [], None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(domain + ".enable")
-
-    def read(self):
-        while b"\0" not in self.buffer:
-            block = os.read(self.answers, 1 << 16)
-            expect(block, "the browser has ended")
-            self.buffer += block
-        message, self.buffer = self.buffer.split(b"\0", 1)
-        message = json.loads(message)
-        if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
-            self.problems.append(message["params"])
-        return message
-
-    def call(self, method, **params):
-        self.id += 1
-        message = {"id": self.id, "method": method, "params": params}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self.to, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self.read()
-            if answer.get("id") == self.id:
-                expect("error" not in answer, answer)
-                return answer["result"]
-
-    def value(self, expression):
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        expect("exceptionDetails" not in result, result)
-        return result["result"].get("value")
-
-    def await_true(self, expression, seconds=60):
-        end = time.time() + seconds
-        while not self.value(expression):
-            expect(time.time() < end, f"never true: {expression}")
-            time.sleep(0.1)
-
-    def open(self, url, width, height=1000, dark=False):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-        self.call("Page.navigate", url=url)
-
-    def key(self, name):
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
-
-    def save(self, path):
-        height = self.value("document.documentElement.scrollHeight")
-        width = self.value("innerWidth")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        time.sleep(0.5)
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-
-    def close(self):
-        os.close(self.to)
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 def test_numbers_follow_the_files(folder):
@@ -360,11 +280,54 @@ def test_training_starts_it(folder):
             time.sleep(0.2)
 
 
+def test_launcher_shows_faults(folder, browser):
+    """The page of `tandem launch --live` outlives rank 0, and shows its loss, its recovery and the last step."""
+    config = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../configs/tiny.toml")
+    out = folder + "/launched"
+    with open(folder + "/kill.toml", "w") as file:
+        file.write('[[fault]]\nkind = "kill"\nrank = 0\nstep = 15\n')
+    small = [f"--set=model.{key}" for key in ("hidden=16", "layers=1", "head_dim=4", "ffn=32")]
+    process = subprocess.Popen([TANDEM, "launch", "-n", "2", "--restarts", "1", "--live", "0", "--inject", folder + "/kill.toml",
+                                "--", TANDEM, "train", config, "--tp=2", "--out", out, "--set=train.steps=1000000",
+                                "--set=checkpoint.every=5", *small], stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0"})
+    Server.started.append(process)
+    found = None
+    while not found:
+        line = process.stderr.readline()
+        expect(line, "no page")
+        found = re.search(r"Live page of .*: (http://127\.0\.0\.1:\d+/)", line)
+    log = []
+    reader = threading.Thread(target=lambda: log.extend(process.stderr))
+    reader.start()
+    browser.problems.clear()
+    browser.open(found[1], 1280)
+    rows = "[...document.querySelectorAll('#events-table tbody tr')].map((r) => [...r.children].map((c) => c.textContent))"
+    browser.await_true(f"{rows}.some((row) => row[0] === 'recovered')")
+    shown = {row[0]: row[1:] for row in browser.value(rows)}
+    expect(shown["lost"][0] == shown["recovered"][0] == "0" and "signal 9" in shown["lost"][4], shown)
+    expect(shown["lost"][2].endswith(" ms") and shown["recovered"][3].endswith(" ms"), shown)
+    process.send_signal(signal.SIGTERM)
+    reader.join()
+    process.wait()
+    browser.await_true("document.getElementById('state').textContent === 'not connected'")
+    with open(out + "/metrics.jsonl") as file:
+        last = json.loads(file.readlines()[-1])["step"]
+    step = re.sub(r"\D", "", browser.value("document.getElementById('eta').textContent").split(" of ")[0])
+    expect(int(step) == last > 15, (step, last, log))
+    expect(not [p for p in browser.problems if "exceptionDetails" in p], browser.problems)
+
+
 def test_bad_addresses(folder):
     for address in ("x", "70000", "-1", "a:b:1", ":80", "1.2.3.4:", "80 "):
         result = subprocess.run([TANDEM, "report", folder, f"--live={address}"], capture_output=True, text=True, timeout=20)
         expect(result.returncode != 0 and len(result.stderr.splitlines()) == 1 and "expected [HOST:]PORT" in result.stderr,
                (address, result))
+    for words, text in ((["--live=x", "--", "tandem", "train", "--out=a"], "expected [HOST:]PORT"),
+                        (["--live=0", "--", "true"], "command true: expected tandem train … --out OUT"),
+                        (["--live=0", "--out=b", "--", "tandem", "train", "--out=a"], "--out b: expected none, or that of tandem train, a")):
+        result = subprocess.run([TANDEM, "launch", "-n", "1", *words], capture_output=True, text=True, timeout=20, cwd=folder)
+        expect(result.returncode != 0 and len(result.stderr.splitlines()) == 1 and text in result.stderr, (words, result))
     server = Server(folder)
     result = subprocess.run([TANDEM, "report", folder, "--live", str(server.port)], capture_output=True, text=True, timeout=20)
     expect(result.returncode != 0 and "cannot listen: Address already in use" in result.stderr, result)
@@ -451,6 +414,8 @@ def main():
             return
         browser = Browser(folder + "/profile")
         try:
+            if MODE == "short":
+                timed(test_launcher_shows_faults, folder, browser)
             for layout in ([(1, 4, 1), (4, 8, 2)] if MODE == "short" else [(8, 64, 8)]):
                 timed(test_page, folder, browser, *layout, sys.argv[3] if len(sys.argv) > 3 else None)
         finally:
