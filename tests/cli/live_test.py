@@ -280,15 +280,22 @@ def test_training_starts_it(folder):
             time.sleep(0.2)
 
 
-def test_launcher_shows_faults(folder, browser):
+def test_launcher_shows_faults(folder, browser, hosts):
     """The page of `tandem launch --live` outlives rank 0, and shows its loss, its recovery and the last step."""
     config = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../configs/tiny.toml")
-    out = folder + "/launched"
+    out = f"{folder}/launched-{hosts}"
+    options = ["-n", "2", "--restarts", "1", "--live", "0", "--inject", folder + "/kill.toml"]
+    if hosts:  # of which each is this machine
+        with open(folder + "/hosts.txt", "w") as file:
+            file.write("a\nb\n")
+        with open(folder + "/shell", "w") as file:
+            file.write('#!/bin/sh\nexec sh -c "$2"\n')
+        os.chmod(folder + "/shell", 0o755)
+        options += ["--hosts", folder + "/hosts.txt", "--remote-shell", folder + "/shell"]
     with open(folder + "/kill.toml", "w") as file:
         file.write('[[fault]]\nkind = "kill"\nrank = 0\nstep = 15\n')
     small = [f"--set=model.{key}" for key in ("hidden=16", "layers=1", "head_dim=4", "ffn=32")]
-    process = subprocess.Popen([TANDEM, "launch", "-n", "2", "--restarts", "1", "--live", "0", "--inject", folder + "/kill.toml",
-                                "--", TANDEM, "train", config, "--tp=2", "--out", out, "--set=train.steps=1000000",
+    process = subprocess.Popen([TANDEM, "launch", *options, "--", TANDEM, "train", config, "--tp=2", "--out", out, "--set=train.steps=1000000",
                                 "--set=checkpoint.every=5", *small], stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "TANDEM_THREADS": "1", "TANDEM_TUNE": "0"})
     Server.started.append(process)
@@ -415,7 +422,8 @@ def main():
         browser = Browser(folder + "/profile")
         try:
             if MODE == "short":
-                timed(test_launcher_shows_faults, folder, browser)
+                for hosts in (False, True):
+                    timed(test_launcher_shows_faults, folder, browser, hosts)
             for layout in ([(1, 4, 1), (4, 8, 2)] if MODE == "short" else [(8, 64, 8)]):
                 timed(test_page, folder, browser, *layout, sys.argv[3] if len(sys.argv) > 3 else None)
         finally:
