@@ -31,5 +31,8 @@ embed(page_assets engine/report/page_assets.h kPageHtml=${page_dir}/page.html
   kPageCommon=${page_dir}/common.js kPageRanks=${page_dir}/ranks.js kPageGroups=${page_dir}/groups.js
   kPageScript=${page_dir}/report.js kPageChartJs=${CHART_JS}
   kLiveHtml=${page_dir}/live.html kLiveScript=${page_dir}/live.js)
+set(plan_page_dir ${PROJECT_SOURCE_DIR}/src/engine/plan/page)
+embed(plan_page engine/plan/what_if_assets.h kWhatIfHtml=${plan_page_dir}/what_if.html
+  kWhatIfModel=${plan_page_dir}/what_if_model.js kWhatIfScript=${plan_page_dir}/what_if.js)
 embed(serve_page engine/serve/serve_page.h
   kServePage=${PROJECT_SOURCE_DIR}/src/engine/serve/page/serve.html)

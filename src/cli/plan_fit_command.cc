@@ -220,6 +220,10 @@ void add_plan_fit(CLI::App& plan) {
       ->needs(config);
   plan.add_option("--out", search->out, "Write the job in its fastest layout to this file")
       ->needs(config);
+  plan.add_option("--page", search->page,
+                  "Write a page that shows what other GPUs, links, memory and accuracy would "
+                  "change to this HTML file")
+      ->needs(config);
   plan.add_option(
           "--accuracy", search->accuracy,
           "Largest error that a wire format may have: lossless, that of a format as int8 or "

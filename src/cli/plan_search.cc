@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "engine/config/config.h"
 #include "engine/plan/hardware_file.h"
 #include "engine/plan/layout_search.h"
+#include "engine/plan/what_if.h"
 #include "engine/train/gpu_training.h"
 #include "tandem/error.h"
 
@@ -47,13 +49,19 @@ plan::FactorsOf fitted_factors(const std::string& path, const TrainConfig& base,
   return [factors](const plan::RunRow&) { return factors; };
 }
 
+/// Throws ConfigError if the engine cannot run the layout.
+TrainConfig check_layout(const TrainConfig& base, const Layout& layout, bool on_gpus) {
+  TrainConfig config = plan::config_in_layout(base, layout);
+  if (on_gpus) check_gpu_training(config, false);
+  return config;
+}
+
 /// First layout that the engine can run, moved to the front; nothing if there is none.
 std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::LayoutSearch& search,
                                            bool on_gpus, std::string& reason) {
   for (size_t i = 0; i < std::min(search.fitting.size(), kMaxTried); ++i) {
     try {
-      TrainConfig config = plan::config_in_layout(base, search.fitting[i]);
-      if (on_gpus) check_gpu_training(config, false);
+      TrainConfig config = check_layout(base, search.fitting[i], on_gpus);
       search.fitting.erase(search.fitting.begin(), search.fitting.begin() + std::ptrdiff_t(i));
       return config;
     } catch (const ConfigError& error) {
@@ -85,6 +93,8 @@ std::string table(const std::vector<Layout>& layouts, const Layout& best) {
 
 Json to_json(const Layout& layout, const Layout& best) {
   const plan::RunRow& row = layout.row;
+  Json terms;
+  for (const auto& [name, seconds] : plan::terms_of(layout.time)) terms[name] = seconds;
   return {{"tp", row.tp},
           {"pp", row.pp},
           {"virtual_stages", row.vpp},
@@ -98,6 +108,7 @@ Json to_json(const Layout& layout, const Layout& best) {
           {"error", layout.error},
           {"predicted_s", layout.time.total},
           {"predicted_memory_gib", layout.memory_gib},
+          {"terms_s", terms},
           {"slower_by", plan::reasons_to_lose(layout, best)}};
 }
 
@@ -119,15 +130,37 @@ double parse_accuracy_option(const std::string& text) {
   }
 }
 
+void write_page(const PlanSearchOptions& options, const TrainConfig& base, const plan::GpuSpec& gpu,
+                const plan::FactorsOf& factors, double max_error) {
+  const auto can_run = [&](const Layout& layout) {
+    try {
+      check_layout(base, layout, true);
+      return true;
+    } catch (const ConfigError&) {
+      return false;
+    }
+  };
+  const plan::WhatIfParams params{
+      .name = single_line(std::filesystem::path(options.config).filename().string()),
+      .gpus = options.gpus,
+      .gpu = gpu,
+      .factors = factors({}),
+      .limits = {.max_error = max_error}};
+  write_output(options.page, plan::what_if_page(base, params, can_run));
+}
+
 }  // namespace
 
 void plan_layout(const PlanSearchOptions& options) {
+  if (!options.page.empty() && options.dp_formats)
+    throw InvalidArgument("--page and --dp-formats: expected one of them");
   const TrainConfig base = load_config(options.config, {});
   const plan::GpuSpec gpu = plan::read_hardware(options.hardware);
+  const plan::FactorsOf factors =
+      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu);
+  const double max_error = parse_accuracy_option(options.accuracy);
   plan::LayoutSearch search = plan::search_layouts(
-      base, options.gpus, gpu,
-      options.fit.empty() ? prior_factors() : fitted_factors(options.fit, base, gpu),
-      {.max_error = parse_accuracy_option(options.accuracy), .dp_formats = options.dp_formats});
+      base, options.gpus, gpu, factors, {.max_error = max_error, .dp_formats = options.dp_formats});
   if (search.fitting.empty()) {
     const Layout& smallest = search.smallest;
     throw InvalidArgument(fmt::format(
@@ -142,6 +175,7 @@ void plan_layout(const PlanSearchOptions& options) {
   const Layout& best = search.fitting.front();
   const auto fastest = first(search.fitting, kShown), front = plan::pareto_front(search.fitting);
   if (!options.out.empty()) write_output(options.out, to_toml(*config));
+  if (!options.page.empty()) write_page(options, base, gpu, factors, max_error);
   if (!options.json.empty()) {
     const Json json{{"considered", search.considered},
                     {"fitting", search.num_fitting},
@@ -159,7 +193,9 @@ void plan_layout(const PlanSearchOptions& options) {
     fmt::print("{} more: --json\n", front.size() - kFrontShown);
   }
   if (options.dp_formats) fmt::print("\nWith --dp-formats the job is one for CPU ranks.\n");
-  if (!options.out.empty()) fmt::print("\nWrote {}\n", single_line(options.out));
+  for (const std::string& path : {options.out, options.page}) {
+    if (!path.empty()) fmt::print("\nWrote {}\n", single_line(path));
+  }
 }
 
 }  // namespace tandem::cli

@@ -12,6 +12,7 @@ struct PlanSearchOptions {
   std::string accuracy = "lossless";  ///< plan::parse_accuracy
   bool dp_formats = false;            ///< of gradients and weights, too
   std::string json;                   ///< file, "-" or empty
+  std::string page;                   ///< HTML file of plan::what_if_page
 };
 
 /// Searches, prints the layouts that are best in time or memory, and writes a job file. Throws

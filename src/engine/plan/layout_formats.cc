@@ -54,12 +54,15 @@ double parse_accuracy(std::string_view text) {
   return wire.is_exact() ? 0 : wire.error_bound();
 }
 
+double codec_rate(const Wire& wire, const GpuSpec& gpu) {
+  return gpu.memory_rate * (wire.is_exact() ? kLosslessRate : kCodecRate);
+}
+
 double encoded_seconds(const Exchange& exchange, const Wire& wire, const GpuSpec& gpu) {
   if (wire.is_none()) return exchange.seconds;
   const double bytes = bytes_per_element(wire, exchange.element_bytes);
-  const double rate = gpu.memory_rate * (wire.is_exact() ? kLosslessRate : kCodecRate);
-  const double kernels =
-      exchange.codings * exchange.elements * (exchange.element_bytes + bytes) / rate;
+  const double kernels = exchange.codings * exchange.elements * (exchange.element_bytes + bytes) /
+                         codec_rate(wire, gpu);
   return std::hypot(exchange.seconds * bytes / exchange.element_bytes, kernels);
 }
 

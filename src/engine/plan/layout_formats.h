@@ -31,6 +31,8 @@ struct Exchange {
   /// Passes of a rank's kernels over the elements sent: 2 if it encodes and decodes as many.
   double codings = 2;
 };
+/// Bytes/s, read and written, of kernels that encode or decode a format.
+double codec_rate(const Wire& wire, const GpuSpec& gpu);
 /// Seconds in a wire format: its bytes over the link, and the kernels that encode and decode, which
 /// overlap, as the root of squares.
 double encoded_seconds(const Exchange& exchange, const Wire& wire, const GpuSpec& gpu);

@@ -82,38 +82,6 @@ void for_each_layout(RunRow row, const GpuSpec& gpu, const Use& use) {
   }
 }
 
-struct NamedSeconds {
-  std::string_view name;
-  double seconds;
-};
-
-std::array<NamedSeconds, 11> terms_of(const StepTime& time) {
-  return {{{"compute", time.compute},
-           {"tp", time.exposed_tp},
-           {"cp", time.exposed_cp},
-           {"ep", time.exposed_ep},
-           {"pp", time.exposed_pp},
-           {"dp", time.exposed_dp},
-           {"imbalance", time.imbalance},
-           {"bubble", time.bubble},
-           {"optimizer", time.optimizer},
-           {"fixed", time.fixed},
-           {"jitter", time.jitter}}};
-}
-
-/// Sites at which a model's layouts may have formats.
-struct Sites {
-  double tp_sums = 0;  ///< of the two forward sums of a layer
-  bool has_mlp = true;
-  bool is_tied = false;
-};
-Sites sites_of(const ModelConfig& model) {
-  const double dense = model.shared_ffn > 0 ? 1
-                                            : 1 - double(model.moe_layers()) /
-                                                      double(std::max<int64_t>(1, model.layers));
-  return {1 + dense, dense > 0, model.tie_word_embeddings};
-}
-
 /// Candidates for a site: the fastest exact one, and the fastest whose error is at most a bound.
 class SiteFormats {
  public:
@@ -170,7 +138,8 @@ class FormatSearch {
  public:
   FormatSearch(const TrainConfig& base, const GpuSpec& gpu, const FactorsOf& factors,
                const LayoutLimits& limits, LayoutSearch& result)
-      : sites_(sites_of(base.model)),
+      : model_(base.model),
+        tp_sums_(formatted_sums(base.model)),
         gpu_(gpu),
         factors_(factors),
         limits_(limits),
@@ -179,7 +148,7 @@ class FormatSearch {
 
   void add(const RunRow& row) {
     const StepWork work = work_of(row, gpu_);
-    const LayoutExchanges exchanges = exchanges_of(row, gpu_, work, sites_.tp_sums);
+    const LayoutExchanges exchanges = exchanges_of(row, gpu_, work, tp_sums_);
     const Factors factors = factors_(row);
     const double working = working_bytes(row);
     std::vector<Layout> best;
@@ -203,32 +172,31 @@ class FormatSearch {
   std::vector<LayoutFormats> all_formats(const RunRow& row, const LayoutExchanges& all) const {
     const SiteFormats tp(all.tp, false, gpu_), ep(all.ep, false, gpu_), pp(all.stages, false, gpu_),
         gradients(all.gradients, true, gpu_), weights(all.weights, true, gpu_);
+    const std::vector<int> stages = searched_stages(row, model_);
     std::vector<LayoutFormats> found;
     for (const double error : levels_) {
       CodecPolicy codec;
       if (row.tp > 1) codec.attention = tp.fastest(error);
-      if (sites_.has_mlp) codec.mlp = codec.attention;
+      if (tp_sums_ > 1) codec.mlp = codec.attention;
       if (row.ep > 1) codec.experts = ep.fastest(error);
       if (row.pp > 1) codec.stages = pp.fastest(error);
-      found.push_back({1, codec});
-      if (row.dp == 1) continue;
-      found.push_back({0, codec});
-      const bool has_zero2 = row.pp == 1 || !sites_.is_tied;
-      if (has_zero2) found.push_back({2, codec});
-      if (!limits_.dp_formats) continue;
+      for (const int zero : stages) found.push_back({zero, codec});
+      if (row.dp == 1 || !limits_.dp_formats) continue;
       for (const Wire& gradient : gradients.alternatives(error)) {
         for (const Wire& weight : weights.alternatives(error)) {
           if (gradient.is_none() && weight.is_none()) continue;
           codec.gradients = gradient, codec.weights = weight;
-          found.push_back({1, codec});
-          if (has_zero2) found.push_back({2, codec});
+          for (const int zero : stages) {
+            if (zero > 0) found.push_back({zero, codec});
+          }
         }
       }
     }
     return found;
   }
 
-  const Sites sites_;
+  const ModelConfig& model_;
+  const double tp_sums_;
   const GpuSpec& gpu_;
   const FactorsOf& factors_;
   const LayoutLimits& limits_;
@@ -237,6 +205,37 @@ class FormatSearch {
 };
 
 }  // namespace
+
+std::array<NamedSeconds, 11> terms_of(const StepTime& time) {
+  return {{{"compute", time.compute},
+           {"tp", time.exposed_tp},
+           {"cp", time.exposed_cp},
+           {"ep", time.exposed_ep},
+           {"pp", time.exposed_pp},
+           {"dp", time.exposed_dp},
+           {"imbalance", time.imbalance},
+           {"bubble", time.bubble},
+           {"optimizer", time.optimizer},
+           {"fixed", time.fixed},
+           {"jitter", time.jitter}}};
+}
+
+std::vector<RunRow> search_rows(const TrainConfig& base, double gpus, const GpuSpec& gpu) {
+  std::vector<RunRow> rows;
+  for_each_layout(make_row(base, gpus, gpu), gpu, [&](const RunRow& row) { rows.push_back(row); });
+  return rows;
+}
+
+std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model) {
+  if (row.dp == 1) return {1};
+  if (row.pp > 1 && model.tie_word_embeddings) return {1, 0};
+  return {1, 0, 2};
+}
+
+double formatted_sums(const ModelConfig& model) {
+  const double experts = double(model.moe_layers()) / double(std::max<int64_t>(1, model.layers));
+  return 2 - (model.shared_ffn > 0 ? 0 : experts);
+}
 
 std::vector<Wire> searched_formats(bool of_dp) {
   std::vector<Wire> formats{Wire{}};

@@ -1,8 +1,10 @@
 // Search for the layout of a job that takes the shortest step within the memory of its GPUs.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/config/config.h"
@@ -47,6 +49,20 @@ struct LayoutLimits {
 /// do, so none, an exact and a lossy one are tried.
 LayoutSearch search_layouts(const TrainConfig& base, double gpus, const GpuSpec& gpu,
                             const FactorsOf& factors, const LayoutLimits& limits = {});
+
+/// Rows of all layouts that divide the job, whatever their memory: those that search_layouts tries.
+std::vector<RunRow> search_rows(const TrainConfig& base, double gpus, const GpuSpec& gpu);
+/// ZeRO stages that the search considers for a row, the first one always.
+std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model);
+/// Sums of a layer's forward pass, of two, that may have a format.
+double formatted_sums(const ModelConfig& model);
+
+/// Parts of a step by name; they add up to its time.
+struct NamedSeconds {
+  std::string_view name;
+  double seconds;
+};
+std::array<NamedSeconds, 11> terms_of(const StepTime& time);
 
 /// Wire formats that the search considers, exact ones first: of gradients and weights, or of the
 /// other sites.

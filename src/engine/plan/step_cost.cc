@@ -35,18 +35,31 @@ const std::array<TermPrior, kTerms>& term_priors() {
   return kPriors;
 }
 
+double layer_seconds(const LayerWork& layer, const Factors& factors) {
+  const auto factor = [&](Term term) { return factors[size_t(term)]; };
+  const double gemms =
+      std::hypot(factor(Term::gemm) * layer.gemm, factor(Term::gemm_bytes) * layer.gemm_bytes);
+  return gemms + factor(Term::memory) * layer.memory + factor(Term::attention) * layer.attention +
+         factor(Term::launch) * layer.launch;
+}
+
+double head_seconds(const StepWork& work, const Factors& factors) {
+  return factors[size_t(Term::head)] * work.head_gemm +
+         factors[size_t(Term::memory)] * work.head_bytes;
+}
+
+double fixed_seconds(const Factors& factors) {
+  return factors[size_t(Term::fixed)] * kFixedSeconds;
+}
+
 StepTime step_time(const StepWork& work, const Factors& factors) {
   const auto factor = [&](Term term) { return factors[size_t(term)]; };
   const LayerWork& layer = work.layer;
-  const double gemms =
-      std::hypot(factor(Term::gemm) * layer.gemm, factor(Term::gemm_bytes) * layer.gemm_bytes);
-  const double kernels = gemms + factor(Term::memory) * layer.memory +
-                         factor(Term::attention) * layer.attention +
-                         factor(Term::launch) * layer.launch;
+  const double kernels = layer_seconds(layer, factors);
   const double tp = factor(Term::tp) * layer.tp, cp = factor(Term::cp) * layer.cp,
                ep = factor(Term::ep) * layer.ep;
   const double layer_time = kernels + tp + cp + ep;
-  const double head = factor(Term::head) * work.head_gemm + factor(Term::memory) * work.head_bytes;
+  const double head = head_seconds(work, factors);
   const double stages = work.stages;
   const double mean = layer_time * work.mean_layers + head / stages;
   const double slowest =
@@ -67,7 +80,7 @@ StepTime step_time(const StepWork& work, const Factors& factors) {
       work.fsdp ? steady : factor(Term::window) * steady / m * work.window_microbatches;
   time.exposed_dp = std::pow(std::pow(window, 4) + std::pow(sums, 4), .25) - window;
   time.optimizer = factor(Term::optimizer) * work.optimizer;
-  time.fixed = factor(Term::fixed) * kFixedSeconds;
+  time.fixed = fixed_seconds(factors);
   const double sum = steady + time.bubble + time.exposed_dp + time.optimizer + time.fixed;
   time.total = sum * (1 + factor(Term::jitter) * work.octaves) * factor(Term::software);
   time.jitter = time.total - sum;

@@ -60,4 +60,10 @@ struct StepTime {
 };
 StepTime step_time(const StepWork& work, const Factors& factors);
 
+/// Seconds of a layer's kernels and of the head's for one microbatch, without exchanges.
+double layer_seconds(const LayerWork& layer, const Factors& factors);
+double head_seconds(const StepWork& work, const Factors& factors);
+/// Seconds of a step whatever its work.
+double fixed_seconds(const Factors& factors);
+
 }  // namespace tandem::plan

@@ -95,24 +95,30 @@ LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   return work;
 }
 
-/// Ring over `ranks`, of which `in_host` share a host: limited by NVLink, or by the adapters of the
-/// group's ranks of a host together.
-double ring_seconds(double bytes, double ranks, double in_host, const GpuSpec& gpu) {
-  if (ranks <= 1) return 0;
-  const double rate =
-      ranks <= in_host ? gpu.nvlink_rate : std::min(gpu.nvlink_rate, in_host * gpu.nic_rate);
-  return bytes * (ranks - 1) / ranks / rate;
+/// Ranks that have copies of a rank's dense weights, and of its experts.
+std::array<double, 2> copies_of_weights(const RunRow& row) {
+  const double ranks = row.dp * row.cp;
+  return {ranks, std::max(1.0, ranks * row.tp / row.ep)};
+}
+
+/// Ring over `ranks`, of which `in_host` share a host.
+WeightRing make_ring(double elements, double ranks, double in_host) {
+  if (ranks <= 1) return {};
+  return {elements * (ranks - 1) / ranks, ranks <= in_host ? 0 : in_host};
+}
+
+double ring_seconds(const WeightRing& ring, double element_bytes, const GpuSpec& gpu) {
+  const double rate = ring.adapters == 0 ? gpu.nvlink_rate
+                                         : std::min(gpu.nvlink_rate, ring.adapters * gpu.nic_rate);
+  return element_bytes * ring.elements / rate;
 }
 
 void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
   const auto [dense, experts] = rank_weights(row);
-  const double ranks = row.dp * row.cp;
-  const double in_host = std::clamp(gpu.host_gpus / row.tp, 1.0, ranks);
-  const double expert_ranks = std::max(1.0, ranks * row.tp / row.ep);
+  const auto [ranks, expert_ranks] = copies_of_weights(row);
+  const auto rings = weight_rings(row, gpu);
   const auto exchange = [&](double bytes) {
-    return ring_seconds(bytes * dense, ranks, in_host, gpu) +
-           ring_seconds(bytes * experts, expert_ranks, std::max(1.0, in_host * row.tp / row.ep),
-                        gpu);
+    return ring_seconds(rings[0], bytes, gpu) + ring_seconds(rings[1], bytes, gpu);
   };
   work.fsdp = row.sharding.find("FSDP") != std::string::npos;
   if (work.fsdp) {  // gathers for the forward and, unless kept, the backward pass; one sum
@@ -127,6 +133,14 @@ void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
 }
 
 }  // namespace
+
+std::array<WeightRing, 2> weight_rings(const RunRow& row, const GpuSpec& gpu) {
+  const auto [dense, experts] = rank_weights(row);
+  const auto [ranks, expert_ranks] = copies_of_weights(row);
+  const double in_host = std::clamp(gpu.host_gpus / row.tp, 1.0, ranks);
+  return {make_ring(dense, ranks, in_host),
+          make_ring(experts, expert_ranks, std::max(1.0, in_host * row.tp / row.ep))};
+}
 
 bool is_fp8(const RunRow& row) {
   return row.precision.starts_with("fp8");

@@ -3,6 +3,8 @@
 // it.
 #pragma once
 
+#include <array>
+
 #include "engine/plan/gpu_spec.h"
 #include "engine/plan/run_rows.h"
 
@@ -35,6 +37,14 @@ struct StepWork {
   double octaves = 0;    ///< log2 of hosts' number
   double recompute = 0;  ///< share of layers whose forward pass runs again
 };
+
+/// Ring over the ranks that have copies of the same weights.
+struct WeightRing {
+  double elements = 0;  ///< that a rank sends in one pass
+  double adapters = 0;  ///< that carry it together; 0 within a host
+};
+/// Rings of the dense weights and of the experts.
+std::array<WeightRing, 2> weight_rings(const RunRow& row, const GpuSpec& gpu);
 
 /// Work of a row that is not skipped.
 StepWork work_of(const RunRow& row, const GpuSpec& gpu);

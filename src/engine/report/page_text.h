@@ -1,7 +1,11 @@
-// HTML of the report and of the live page: each one file with its scripts and styles.
+// HTML of the report and of the live page: each one file with its scripts and
+// styles.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace tandem {
 
@@ -9,5 +13,11 @@ namespace tandem {
 std::string report_page(const std::string& data);
 /// Reads `events`, `ranks.json` next to it.
 std::string live_page();
+
+/// A mark of a page, and the text in its position.
+using PageMark = std::pair<std::string_view, std::string_view>;
+/// Replaces marks, in the order of the text, in one pass: a mark inside a replacement is not
+/// expanded.
+std::string fill_page(std::string_view html, std::span<const PageMark> marks);
 
 }  // namespace tandem

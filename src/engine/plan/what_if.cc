@@ -1,0 +1,221 @@
+#include "engine/plan/what_if.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "engine/plan/what_if_assets.h"
+#include "engine/report/page_assets.h"
+#include "engine/report/page_text.h"
+#include "tandem/error.h"
+
+namespace tandem::plan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kValueBytes = 2, kRateUnit = 1e9;
+
+/// A row of the page: a layout with the ZeRO stages that it can run with.
+struct WhatIfRow {
+  RunRow row;
+  StepWork work;
+  std::vector<int> stages;
+  double seconds = std::numeric_limits<double>::infinity();  ///< of the fastest stage that fits
+};
+
+double peak_bytes(const RunRow& row, int zero) {
+  return working_bytes(row) + state_bytes(row, {zero, {}});
+}
+
+/// Work of a row with a ZeRO stage and without wire formats.
+StepWork staged_work(const WhatIfRow& entry, const TrainConfig& base, const GpuSpec& gpu,
+                     int zero) {
+  const auto exchanges = exchanges_of(entry.row, gpu, entry.work, formatted_sums(base.model));
+  return work_in_formats(entry.row, gpu, entry.work, exchanges, {zero, {}});
+}
+
+Json row_json(const WhatIfRow& entry, const TrainConfig& base, const WhatIfParams& params) {
+  const auto& [row, work, stages, seconds] = entry;
+  const auto exchanges = exchanges_of(row, params.gpu, work, formatted_sums(base.model));
+  const auto bytes = [](const Exchange& exchange) { return kValueBytes * exchange.elements; };
+  // The bytes that stay uncompressed, by the share of time that they take on the same link.
+  const auto all_bytes = [&](const Exchange& exchange, double seconds_left) {
+    if (exchange.seconds == 0) return 0.0;
+    return bytes(exchange) * (1 + seconds_left / exchange.seconds);
+  };
+  const auto rings = weight_rings(row, params.gpu);
+  Json variants = Json::array();
+  for (const int zero : stages) {
+    variants.push_back({zero, peak_bytes(row, zero) / kGiB,
+                        params.factors[size_t(Term::optimizer)] *
+                            staged_work(entry, base, params.gpu, zero).optimizer});
+  }
+  return {row.tp,
+          row.pp,
+          row.vpp,
+          row.ep,
+          row.dp,
+          row.mbs,
+          row.grad_accum,
+          row.recompute,
+          layer_seconds(work.layer, params.factors),
+          head_seconds(work, params.factors),
+          work.mean_layers,
+          work.stage_layers,
+          work.last_stage_layers,
+          all_bytes(exchanges.tp, exchanges.tp_left),
+          bytes(exchanges.tp),
+          all_bytes(exchanges.ep, exchanges.ep_left),
+          bytes(exchanges.ep),
+          row.ep * row.tp > params.gpu.host_gpus,
+          bytes(exchanges.stages),
+          rings[0].elements,
+          rings[0].adapters,
+          rings[1].elements,
+          rings[1].adapters,
+          work.bubble,
+          work.window_microbatches,
+          work.octaves,
+          variants};
+}
+
+// Names of row_json's values.
+constexpr std::array kColumns{"tp",
+                              "pp",
+                              "vpp",
+                              "ep",
+                              "dp",
+                              "mbs",
+                              "m",
+                              "recompute",
+                              "layer_s",
+                              "head_s",
+                              "mean_layers",
+                              "stage_layers",
+                              "last_stage_layers",
+                              "tp_bytes",
+                              "tp_coded",
+                              "ep_bytes",
+                              "ep_coded",
+                              "ep_network",
+                              "pp_bytes",
+                              "dense",
+                              "dense_adapters",
+                              "experts",
+                              "expert_adapters",
+                              "bubble",
+                              "window",
+                              "octaves",
+                              "variants"};
+
+/// Rows of a world, the fastest ones if there are too many.
+Json world_json(const TrainConfig& base, const WhatIfParams& params, double gpus,
+                const CanRun& can_run) {
+  std::vector<WhatIfRow> entries;
+  for (const RunRow& row : search_rows(base, gpus, params.gpu)) {
+    WhatIfRow entry{row, work_of(row, params.gpu), searched_stages(row, base.model)};
+    for (const int zero : entry.stages) {
+      if (peak_bytes(row, zero) > params.limits.memory_share * params.gpu.memory_bytes) continue;
+      const double seconds =
+          step_time(staged_work(entry, base, params.gpu, zero), params.factors).total;
+      entry.seconds = std::min(entry.seconds, seconds);
+    }
+    entries.push_back(std::move(entry));
+  }
+  const size_t divided = entries.size();
+  if (entries.size() > params.max_rows) {
+    std::ranges::stable_sort(entries, {}, &WhatIfRow::seconds);
+    entries.resize(params.max_rows);
+  }
+  Json rows = Json::array();
+  for (WhatIfRow& entry : entries) {
+    std::erase_if(entry.stages, [&](int zero) {
+      return !can_run({entry.row, {zero, {}}, 0, {}, 0});
+    });
+    if (!entry.stages.empty()) rows.push_back(row_json(entry, base, params));
+  }
+  return {{"gpus", gpus}, {"divided", divided}, {"considered", entries.size()}, {"rows", rows}};
+}
+
+/// Texts of parallel.codec, indexed by the formats of TP sums, experts and stages.
+Json codecs_json(const ModelConfig& model) {
+  const std::vector<Wire> formats = searched_formats(false);
+  Json texts = Json::array();
+  for (const Wire& tp : formats) {
+    for (const Wire& experts : formats) {
+      for (const Wire& stages : formats) {
+        CodecPolicy codec{.attention = tp, .experts = experts, .stages = stages};
+        if (formatted_sums(model) > 1) codec.mlp = tp;
+        texts.push_back(codec.describe());
+      }
+    }
+  }
+  return texts;
+}
+
+Json formats_json(const GpuSpec& gpu) {
+  Json formats = Json::array();
+  for (const Wire& wire : searched_formats(false)) {
+    const double bytes = wire.is_none() ? kValueBytes : wire.bits_per_element(DType::bf16) / 8;
+    formats.push_back({{"name", wire.describe()},
+                       {"bytes", bytes},
+                       {"rate", codec_rate(wire, gpu)},
+                       {"error", wire.is_exact() ? 0 : wire.error_bound()}});
+  }
+  return formats;
+}
+
+Json factors_json(const Factors& factors) {
+  Json json;
+  for (const Term term : {Term::tp, Term::ep, Term::pp, Term::bubble, Term::dp, Term::window,
+                          Term::imbalance, Term::jitter, Term::software}) {
+    json[term_priors()[size_t(term)].name] = factors[size_t(term)];
+  }
+  json["fixed"] = fixed_seconds(factors);
+  return json;
+}
+
+}  // namespace
+
+std::string what_if_page(const TrainConfig& base, const WhatIfParams& params,
+                         const CanRun& can_run) {
+  Json worlds = Json::array();
+  for (const double times : {.25, .5, 1.0, 2.0, 4.0}) {
+    const double gpus = params.gpus * times;
+    if (gpus != std::floor(gpus)) continue;
+    Json world = world_json(base, params, gpus, can_run);
+    if (!world["rows"].empty())
+      worlds.push_back(std::move(world));
+    else if (times == 1)
+      throw InvalidArgument(
+          fmt::format("{:g} GPUs: no layout that can run divides the params", gpus));
+  }
+  const Json data{{"job", params.name},
+                  {"gpus", params.gpus},
+                  {"gpu", params.gpu.name},
+                  {"gpus_per_host", params.gpu.host_gpus},
+                  {"host", params.gpu.nvlink_rate / kRateUnit},
+                  {"network", params.gpu.nic_rate / kRateUnit},
+                  {"memory_gib", params.gpu.memory_bytes / kGiB},
+                  {"memory_share", params.limits.memory_share},
+                  {"max_error", params.limits.max_error},
+                  {"formats", formats_json(params.gpu)},
+                  {"codecs", codecs_json(base.model)},
+                  {"factors", factors_json(params.factors)},
+                  {"columns", kColumns},
+                  {"worlds", worlds}};
+  std::string text = data.dump(-1, ' ', false, Json::error_handler_t::replace);
+  for (size_t at = 0; (at = text.find('<', at)) != std::string::npos;)
+    text.replace(at, 1, "\\u003c");
+  const std::vector<PageMark> marks{{"@STYLE@", kPageStyle},     {"@DATA@", text},
+                                    {"@CHARTJS@", kPageChartJs}, {"@COMMON@", kPageCommon},
+                                    {"@MODEL@", kWhatIfModel},   {"@SCRIPT@", kWhatIfScript}};
+  return fill_page(kWhatIfHtml, marks);
+}
+
+}  // namespace tandem::plan
