@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 
+#include "engine/model/layout.h"
 #include "engine/plan/layout_search.h"
 #include "engine/plan/memory.h"
 #include "tandem/error.h"
@@ -121,22 +122,38 @@ LayoutSearch search_all(const TrainConfig& config, double max_error, double memo
                         {.memory_share = memory_share, .max_error = max_error, .dp_formats = true});
 }
 
-TEST(LayoutFormats, StateIsTheEngines) {
-  const TrainConfig base = make_small_config(false);
+void expect_state_of_engine(bool has_experts) {
+  const TrainConfig base = make_small_config(has_experts);
   int compared = 0;
   for (const Layout& layout : search_all(base, .1, kAnyMemory).fitting) {
     const RunRow& row = layout.row;
     if (row.pp > 1) continue;  // a stage's own share of the tables
     const TrainConfig config = config_in_layout(base, layout);
-    const double weights = rank_weights(row).dense;
-    const double expected = weights * tandem::state_bytes(config, config.parallel.dp).total() +
-                            gradient_window_bytes(config, true);
+    const ModelLayout layout_of_rank(config.model, int(row.tp), 0, {int(row.ep), 0});
+    const double experts = double(layout_of_rank.experts().count);
+    EXPECT_NEAR(rank_weights(row).experts, experts, 1e-9 * experts)
+        << "tp " << row.tp << " ep " << row.ep;
+    const auto expert_dp = int64_t(row.dp / row.ep);
+    // Gradients of experts without copies are in both of the engine's sums.
+    const double twice = layout.formats.zero == 2 && expert_dp == 1 ? 4 * experts : 0;
+    const double expected =
+        -twice + rank_weights(row).dense * tandem::state_bytes(config, config.parallel.dp).total() +
+        experts * tandem::state_bytes(config, expert_dp).total() +
+        gradient_window_bytes(config, true);
     EXPECT_NEAR(state_bytes(row, layout.formats) / expected, 1,
                 layout.formats.zero == 2 ? .05 : 1e-9)
         << "zero " << layout.formats.zero << " " << config.parallel.codec << " dp " << row.dp;
     ++compared;
   }
   EXPECT_GT(compared, 50);
+}
+
+TEST(LayoutFormats, StateIsTheEngines) {
+  expect_state_of_engine(false);
+}
+
+TEST(LayoutFormats, StateOfExpertsIsTheEngines) {
+  expect_state_of_engine(true);
 }
 
 using Cost = std::tuple<double, double, double>;  // seconds, GiB, error

@@ -21,19 +21,10 @@ double bytes_per_element(const Wire& wire, double element_bytes) {
   return wire.bits_per_element(element_bytes == kGradient ? DType::f32 : DType::bf16) / 8;
 }
 
-/// Copies of a rank's dense weights and of its experts.
-struct Copies {
-  double dense = 1, experts = 1;
-};
-Copies copies_of(const RunRow& row) {
-  const double replicas = row.dp * row.cp;
-  return {replicas, std::max(1.0, replicas * row.tp / row.ep)};
-}
-
 /// Elements that a rank sends when its copies reduce or gather all weights.
 double sent_weights(const RunRow& row) {
   const RankWeights weights = rank_weights(row);
-  const Copies copies = copies_of(row);
+  const WeightCopies copies = weight_copies(row);
   return weights.dense * (1 - 1 / copies.dense) + weights.experts * (1 - 1 / copies.experts);
 }
 
@@ -106,7 +97,7 @@ StepWork work_in_formats(const RunRow& row, const GpuSpec& gpu, StepWork work,
   const double gradients = seconds(exchanges.gradients, codec.gradients);
   if (formats.zero == 0) {  // gradients are gathered in f32, and all ranks update all weights
     work.dp = 2 * gradients;
-    const Copies copies = copies_of(row);
+    const WeightCopies copies = weight_copies(row);
     work.optimizer *= (weights.dense + weights.experts) /
                       (weights.dense / copies.dense + weights.experts / copies.experts);
     return work;
@@ -128,13 +119,14 @@ double state_bytes(const RunRow& row, const LayoutFormats& formats) {
     return count * (2 + (has_f32 ? 4 : 0) + kGradient / (formats.zero == 2 ? copies : 1) +
                     (has_masters ? 12 : 8) / (formats.zero == 0 ? 1 : copies) + residuals);
   };
-  const Copies copies = copies_of(row);
+  const WeightCopies copies = weight_copies(row);
   // Gradients of the layers that a window has, and of the tables at both ends of the model.
   constexpr double kWindowLayers = 3;
   double window = 0;
   if (formats.zero == 2) {
     const double tables = row.vocab * row.hidden * (row.pp > 1 ? 1 : 2) / row.tp;
-    const double layers = weights.dense + weights.experts - tables;
+    const double experts = copies.experts > 1 ? weights.experts : 0;  // others' stay whole
+    const double layers = weights.dense + experts - tables;
     window =
         kGradient * (tables + layers * std::min(1.0, kWindowLayers / stage_layers(row).fullest));
   }

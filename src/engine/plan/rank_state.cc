@@ -6,10 +6,6 @@
 namespace tandem::plan {
 namespace {
 
-double replicas(const RunRow& row) {
-  return row.dp * row.cp;
-}
-
 /// Bytes of weights, gradients and moments of `weights` with that many replicas.
 double state_bytes(const RunRow& row, double weights, double copies) {
   constexpr double kWeightsAndGradients = 6, kMoments = 12;
@@ -48,7 +44,12 @@ RankWeights rank_weights(const RunRow& row) {
   const double dense_ffn = (1 + dims.matrices) * row.hidden * row.dense_ffn * dense_layers +
                            expert_layers * ffn * row.shared_experts;
   return {(layers * attention + dense_ffn + vocabulary) / row.tp,
-          expert_layers * ffn * row.experts / row.ep};
+          expert_layers * ffn * row.experts / row.ep / (row.experts_over_tp ? row.tp : 1)};
+}
+
+WeightCopies weight_copies(const RunRow& row) {
+  const double replicas = row.dp * row.cp;
+  return {replicas, std::max(1.0, replicas * (row.experts_over_tp ? 1 : row.tp) / row.ep)};
 }
 
 double saved_bytes(const RunRow& row) {
@@ -82,9 +83,9 @@ double working_bytes(const RunRow& row) {
 
 double peak_memory_gib(const RunRow& row) {
   const RankWeights weights = rank_weights(row);
-  const double expert_copies = std::max(1.0, replicas(row) * row.tp / row.ep);
-  const double state = state_bytes(row, weights.dense, replicas(row)) +
-                       state_bytes(row, weights.experts, expert_copies);
+  const WeightCopies copies = weight_copies(row);
+  const double state = state_bytes(row, weights.dense, copies.dense) +
+                       state_bytes(row, weights.experts, copies.experts);
   return (state + working_bytes(row)) / kGiB;
 }
 

@@ -28,6 +28,12 @@ struct RankWeights {
 };
 RankWeights rank_weights(const RunRow& row);
 
+/// Ranks that have copies of a rank's dense weights, and of its experts.
+struct WeightCopies {
+  double dense = 1, experts = 1;
+};
+WeightCopies weight_copies(const RunRow& row);
+
 /// Bytes of activations of a layer and microbatch that a rank saves for its backward pass.
 double saved_bytes(const RunRow& row);
 /// Activations of a layer and microbatch that the first stage saves at once, at its peak.

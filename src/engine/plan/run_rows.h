@@ -15,9 +15,11 @@ struct RunRow {
   double layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   double experts = 0, top_k = 0, shared_experts = 0;  ///< 0 experts: dense
   double moe_layer_share = 1;                         ///< of layers that have experts
-  double dense_layers = 0, dense_ffn = 0;             ///< first layers without experts
-  double attention_weights = 0;  ///< a layer's, if not those of heads x head_dim
-  bool gated = false;            ///< three FFN matrices instead of two
+  bool experts_over_tp =
+      false;  ///< TP divides an expert's matrices, instead of the experts' tokens
+  double dense_layers = 0, dense_ffn = 0;  ///< first layers without experts
+  double attention_weights = 0;            ///< a layer's, if not those of heads x head_dim
+  bool gated = false;                      ///< three FFN matrices instead of two
   double seq = 0, gpus = 0;
   double tp = 1, pp = 1, cp = 1, ep = 1, dp = 0, vpp = 0;
   double mbs = 1, gbs = 0, grad_accum = 0;

@@ -38,11 +38,12 @@ std::array<Gemm, 2> ffn_gemms(const RunRow& row, const Dims& dims) {
     return {Gemm{dims.tokens, dims.matrices * row.ffn / row.tp, row.hidden},
             Gemm{dims.tokens, row.hidden, row.ffn / row.tp}};
   }
-  // Experts are whole; the ranks of a TP group share the tokens.
+  // Experts are whole, and the ranks of a TP group share the tokens; or all have parts of them.
   const double local = std::max(1.0, row.experts / row.ep);
-  const double rows = dims.tokens / row.tp * (row.top_k + row.shared_experts) / local;
-  return {Gemm{rows, dims.matrices * row.ffn, row.hidden, local},
-          Gemm{rows, row.hidden, row.ffn, local}};
+  const double of_ffn = row.experts_over_tp ? row.tp : 1, of_tokens = row.tp / of_ffn;
+  const double rows = dims.tokens / of_tokens * (row.top_k + row.shared_experts) / local;
+  return {Gemm{rows, dims.matrices * row.ffn / of_ffn, row.hidden, local},
+          Gemm{rows, row.hidden, row.ffn / of_ffn, local}};
 }
 
 std::array<Gemm, 4> layer_gemms(const RunRow& row, const Dims& dims) {
@@ -95,12 +96,6 @@ LayerWork layer_work(const RunRow& row, const GpuSpec& gpu, const Dims& dims) {
   return work;
 }
 
-/// Ranks that have copies of a rank's dense weights, and of its experts.
-std::array<double, 2> copies_of_weights(const RunRow& row) {
-  const double ranks = row.dp * row.cp;
-  return {ranks, std::max(1.0, ranks * row.tp / row.ep)};
-}
-
 /// Ring over `ranks`, of which `in_host` share a host.
 WeightRing make_ring(double elements, double ranks, double in_host) {
   if (ranks <= 1) return {};
@@ -115,7 +110,7 @@ double ring_seconds(const WeightRing& ring, double element_bytes, const GpuSpec&
 
 void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
   const auto [dense, experts] = rank_weights(row);
-  const auto [ranks, expert_ranks] = copies_of_weights(row);
+  const auto [ranks, expert_ranks] = weight_copies(row);
   const auto rings = weight_rings(row, gpu);
   const auto exchange = [&](double bytes) {
     return ring_seconds(rings[0], bytes, gpu) + ring_seconds(rings[1], bytes, gpu);
@@ -136,10 +131,11 @@ void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
 
 std::array<WeightRing, 2> weight_rings(const RunRow& row, const GpuSpec& gpu) {
   const auto [dense, experts] = rank_weights(row);
-  const auto [ranks, expert_ranks] = copies_of_weights(row);
+  const auto [ranks, expert_ranks] = weight_copies(row);
   const double in_host = std::clamp(gpu.host_gpus / row.tp, 1.0, ranks);
   return {make_ring(dense, ranks, in_host),
-          make_ring(experts, expert_ranks, std::max(1.0, in_host * row.tp / row.ep))};
+          make_ring(experts, expert_ranks,
+                    std::max(1.0, in_host * (row.experts_over_tp ? 1 : row.tp) / row.ep))};
 }
 
 bool is_fp8(const RunRow& row) {
