@@ -283,6 +283,7 @@ void add_plan(CLI::App& app) {
       "  tandem plan --fit runs.csv --fit-where 'gpus<=1024' --where 'gpus>1024'\n"
       "  tandem plan job.toml --gpus 64 --hardware h100.toml --fit runs.csv --out planned.toml\n"
       "  tandem plan job.toml --gpus 64 --hardware h100.toml --page plan.html\n"
+      "  tandem plan job.toml --gpus 64 --hardware h100.toml --chakra traces\n"
       "  tandem plan schedule --pp 4 --microbatches 8                     all schedules\n"
       "  tandem plan schedule --pp 4 --microbatches 8 --schedule zb-h1    picture, bubble, memory\n"
       "  tandem plan placements configs/tiny.toml --tp 2 --dp 2           what each rank holds");

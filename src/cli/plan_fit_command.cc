@@ -220,6 +220,10 @@ void add_plan_fit(CLI::App& plan) {
       ->needs(config);
   plan.add_option("--out", search->out, "Write the job in its fastest layout to this file")
       ->needs(config);
+  plan.add_option("--chakra", search->chakra,
+                  "Write execution traces of a step in the fastest layout, in the format of "
+                  "MLCommons Chakra, to this folder")
+      ->needs(config);
   plan.add_option("--page", search->page,
                   "Write a page that shows what other GPUs, links, memory and accuracy would "
                   "change to this HTML file")

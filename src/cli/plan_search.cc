@@ -7,9 +7,11 @@
 #include <optional>
 #include <vector>
 
+#include "core/files.h"
 #include "core/output.h"
 #include "core/printable.h"
 #include "engine/config/config.h"
+#include "engine/plan/chakra.h"
 #include "engine/plan/hardware_file.h"
 #include "engine/plan/layout_search.h"
 #include "engine/plan/what_if.h"
@@ -149,6 +151,18 @@ void write_page(const PlanSearchOptions& options, const TrainConfig& base, const
   write_output(options.page, plan::what_if_page(base, params, can_run));
 }
 
+/// Returns the number of traces.
+size_t write_traces(const PlanSearchOptions& options, const plan::ChakraParams& params) {
+  const std::vector<int> ranks = plan::chakra_ranks(params.layout.row);
+  make_directories(options.chakra);
+  for (const int rank : ranks) {
+    write_output(fmt::format("{}/tandem.{}.et", options.chakra, rank),
+                 plan::chakra_trace(params, rank));
+  }
+  write_output(options.chakra + "/groups.json", plan::chakra_groups(params.layout.row, ranks));
+  return ranks.size();
+}
+
 }  // namespace
 
 void plan_layout(const PlanSearchOptions& options) {
@@ -176,6 +190,11 @@ void plan_layout(const PlanSearchOptions& options) {
   const auto fastest = first(search.fitting, kShown), front = plan::pareto_front(search.fitting);
   if (!options.out.empty()) write_output(options.out, to_toml(*config));
   if (!options.page.empty()) write_page(options, base, gpu, factors, max_error);
+  size_t traces = 0;
+  if (!options.chakra.empty()) {
+    traces =
+        write_traces(options, {best, gpu, factors(best.row), plan::formatted_sums(base.model)});
+  }
   if (!options.json.empty()) {
     const Json json{{"considered", search.considered},
                     {"fitting", search.num_fitting},
@@ -193,6 +212,10 @@ void plan_layout(const PlanSearchOptions& options) {
     fmt::print("{} more: --json\n", front.size() - kFrontShown);
   }
   if (options.dp_formats) fmt::print("\nWith --dp-formats the job is one for CPU ranks.\n");
+  if (!options.chakra.empty()) {
+    fmt::print("\nWrote traces of {} of {:g} ranks to {}\n", traces, options.gpus,
+               single_line(options.chakra));
+  }
   for (const std::string& path : {options.out, options.page}) {
     if (!path.empty()) fmt::print("\nWrote {}\n", single_line(path));
   }

@@ -12,6 +12,7 @@ struct PlanSearchOptions {
   std::string accuracy = "lossless";  ///< plan::parse_accuracy
   bool dp_formats = false;            ///< of gradients and weights, too
   std::string json;                   ///< file, "-" or empty
+  std::string chakra;                 ///< folder of plan::chakra_trace
   std::string page;                   ///< HTML file of plan::what_if_page
 };
 

@@ -16,11 +16,6 @@ constexpr double kCodecRate = .8, kLosslessRate = .21;
 constexpr double kResidualTraffic = 8;
 constexpr double kActivation = 2, kGradient = 4;  // bytes
 
-double bytes_per_element(const Wire& wire, double element_bytes) {
-  if (wire.is_none()) return element_bytes;
-  return wire.bits_per_element(element_bytes == kGradient ? DType::f32 : DType::bf16) / 8;
-}
-
 /// Elements that a rank sends when its copies reduce or gather all weights.
 double sent_weights(const RunRow& row) {
   const RankWeights weights = rank_weights(row);
@@ -43,6 +38,11 @@ double parse_accuracy(std::string_view text) {
   if (text.ends_with('%')) return parse_budget(text);
   const Wire wire = Wire::parse(text);
   return wire.is_exact() ? 0 : wire.error_bound();
+}
+
+double bytes_per_element(const Wire& wire, double element_bytes) {
+  if (wire.is_none()) return element_bytes;
+  return wire.bits_per_element(element_bytes == kGradient ? DType::f32 : DType::bf16) / 8;
 }
 
 double codec_rate(const Wire& wire, const GpuSpec& gpu) {

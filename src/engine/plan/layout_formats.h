@@ -31,6 +31,8 @@ struct Exchange {
   /// Passes of a rank's kernels over the elements sent: 2 if it encodes and decodes as many.
   double codings = 2;
 };
+/// Bytes of an element in a wire format; `element_bytes`: 2 of an activation, 4 of a gradient.
+double bytes_per_element(const Wire& wire, double element_bytes);
 /// Bytes/s, read and written, of kernels that encode or decode a format.
 double codec_rate(const Wire& wire, const GpuSpec& gpu);
 /// Seconds in a wire format: its bytes over the link, and the kernels that encode and decode, which

@@ -102,12 +102,6 @@ WeightRing make_ring(double elements, double ranks, double in_host) {
   return {elements * (ranks - 1) / ranks, ranks <= in_host ? 0 : in_host};
 }
 
-double ring_seconds(const WeightRing& ring, double element_bytes, const GpuSpec& gpu) {
-  const double rate = ring.adapters == 0 ? gpu.nvlink_rate
-                                         : std::min(gpu.nvlink_rate, ring.adapters * gpu.nic_rate);
-  return element_bytes * ring.elements / rate;
-}
-
 void add_gradient_sums(const RunRow& row, const GpuSpec& gpu, StepWork& work) {
   const auto [dense, experts] = rank_weights(row);
   const auto [ranks, expert_ranks] = weight_copies(row);
@@ -136,6 +130,12 @@ std::array<WeightRing, 2> weight_rings(const RunRow& row, const GpuSpec& gpu) {
   return {make_ring(dense, ranks, in_host),
           make_ring(experts, expert_ranks,
                     std::max(1.0, in_host * (row.experts_over_tp ? 1 : row.tp) / row.ep))};
+}
+
+double ring_seconds(const WeightRing& ring, double element_bytes, const GpuSpec& gpu) {
+  const double rate = ring.adapters == 0 ? gpu.nvlink_rate
+                                         : std::min(gpu.nvlink_rate, ring.adapters * gpu.nic_rate);
+  return element_bytes * ring.elements / rate;
 }
 
 bool is_fp8(const RunRow& row) {

@@ -45,6 +45,7 @@ struct WeightRing {
 };
 /// Rings of the dense weights and of the experts.
 std::array<WeightRing, 2> weight_rings(const RunRow& row, const GpuSpec& gpu);
+double ring_seconds(const WeightRing& ring, double element_bytes, const GpuSpec& gpu);
 
 /// Work of a row that is not skipped.
 StepWork work_of(const RunRow& row, const GpuSpec& gpu);

@@ -161,9 +161,8 @@ Json codecs_json(const ModelConfig& model) {
 Json formats_json(const GpuSpec& gpu) {
   Json formats = Json::array();
   for (const Wire& wire : searched_formats(false)) {
-    const double bytes = wire.is_none() ? kValueBytes : wire.bits_per_element(DType::bf16) / 8;
     formats.push_back({{"name", wire.describe()},
-                       {"bytes", bytes},
+                       {"bytes", bytes_per_element(wire, kValueBytes)},
                        {"rate", codec_rate(wire, gpu)},
                        {"error", wire.is_exact() ? 0 : wire.error_bound()}});
   }

@@ -13,6 +13,7 @@
 
 #include "core/files.h"
 #include "core/json.h"
+#include "core/protobuf.h"
 #include "tandem/error.h"
 
 namespace tandem::report {
@@ -41,31 +42,12 @@ void append_bytes(std::string& to, T value) {
   to.append(bytes, sizeof value);
 }
 
-// Wire format of protobuf.
-
-void append_varint(std::string& to, uint64_t value) {
-  for (; value >= 128; value >>= 7) to += char((value & 127) | 128);
-  to += char(value);
-}
-
-enum class ProtoWire : uint8_t { varint = 0, eight_bytes = 1, counted = 2, four_bytes = 5 };
-
-void append_key(std::string& to, int field, ProtoWire wire) {
-  append_varint(to, uint64_t(field) << 3 | uint64_t(wire));
-}
-void append_counted(std::string& to, int field, std::string_view bytes) {
-  append_key(to, field, ProtoWire::counted);
-  append_varint(to, bytes.size());
-  to += bytes;
-}
-
 /// Event with its time (1) and step (2).
 std::string event_head(double time_s, int64_t step) {
   std::string event;
   append_key(event, 1, ProtoWire::eight_bytes);
   append_bytes(event, time_s);
-  append_key(event, 2, ProtoWire::varint);
-  append_varint(event, uint64_t(step));
+  append_number(event, 2, uint64_t(step));
   return event;
 }
 
