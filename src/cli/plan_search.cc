@@ -14,6 +14,7 @@
 #include "engine/plan/chakra.h"
 #include "engine/plan/hardware_file.h"
 #include "engine/plan/layout_search.h"
+#include "engine/plan/rank_state.h"
 #include "engine/plan/what_if.h"
 #include "engine/train/gpu_training.h"
 #include "tandem/error.h"
@@ -75,16 +76,19 @@ std::optional<TrainConfig> runnable_config(const TrainConfig& base, plan::Layout
 
 std::string layout_text(const Layout& layout) {
   const plan::RunRow& row = layout.row;
-  return fmt::format("{:g} | {:g} | {:g} | {:g} | {:g} | {} | {:g} | {:g} | {} | {}", row.tp,
-                     row.pp, row.vpp, row.ep, row.dp, layout.formats.zero, row.mbs, row.grad_accum,
-                     row.recompute, layout.formats.codec.describe());
+  return fmt::format("{:g} | {:g} | {} | {:g} | {:g} | {:g} | {} | {:g} | {:g} | {} | {}", row.tp,
+                     row.pp, name_of(plan::pipeline_shape_of(row).kind), row.vpp, row.ep, row.dp,
+                     layout.formats.zero, row.mbs, row.grad_accum, row.recompute,
+                     layout.formats.codec.describe());
 }
 
 std::string table(const std::vector<Layout>& layouts, const Layout& best) {
   std::string text =
-      "| tp | pp | stages per rank | ep | dp | zero | microbatch | microbatches | recompute | wire "
+      "| tp | pp | schedule | stages per rank | ep | dp | zero | microbatch | microbatches | "
+      "recompute | wire "
       "formats | error, % | step, s | memory, GiB | slower by |\n"
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+      "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- "
+      "|\n";
   for (const Layout& layout : layouts) {
     text += fmt::format("| {} | {:.2g} | {:.4g} | {:.1f} | {} |\n", layout_text(layout),
                         100 * layout.error, layout.time.total, layout.memory_gib,
@@ -99,6 +103,7 @@ Json to_json(const Layout& layout, const Layout& best) {
   for (const auto& [name, seconds] : plan::terms_of(layout.time)) terms[name] = seconds;
   return {{"tp", row.tp},
           {"pp", row.pp},
+          {"schedule", name_of(plan::pipeline_shape_of(row).kind)},
           {"virtual_stages", row.vpp},
           {"ep", row.ep},
           {"dp", row.dp},

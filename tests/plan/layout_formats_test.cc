@@ -186,7 +186,10 @@ void add_all_formats(const RunRow& row, double tp_sums, double max_error, double
     return wires;
   };
   const std::vector<Wire> wires = allowed(false), dp_wires = allowed(true), none{Wire{}};
-  for (const int zero : row.dp > 1 ? std::vector{0, 1, 2} : std::vector{1}) {
+  std::vector<int> stages{1};
+  if (row.dp > 1) stages.push_back(0);
+  if (row.dp > 1 && !splits_backward(row.schedule)) stages.push_back(2);
+  for (const int zero : stages) {
     const bool has_dp = row.dp > 1 && zero > 0;
     for (const Wire& tp : row.tp > 1 ? wires : none)
       for (const Wire& ep : row.ep > 1 ? wires : none)
@@ -220,7 +223,8 @@ TEST(LayoutFormats, SearchFindsTheFrontOfAllCombinations) {
       std::vector<const RunRow*> rows;
       for (const Layout& layout : any.fitting) rows.push_back(&layout.row);
       const auto key = [](const RunRow* row) {
-        return std::tuple(row->tp, row->pp, row->ep, row->mbs, row->vpp, row->recompute);
+        return std::tuple(row->tp, row->pp, row->ep, row->mbs, row->vpp, row->schedule,
+                          row->recompute);
       };
       std::ranges::sort(rows, {}, key);
       for (const RunRow* row : rows) {

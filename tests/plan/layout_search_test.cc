@@ -4,8 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 
+#include "engine/plan/activations.h"
+#include "engine/plan/rank_state.h"
+#include "schedule/pipeline_simulation.h"
 #include "tandem/error.h"
 
 namespace tandem::plan {
@@ -85,6 +90,54 @@ TEST(LayoutSearch, SearchesTwelveThousandGpusInSeconds) {
   const LayoutLimits limits{.max_error = .1, .dp_formats = true};
   EXPECT_GT(search_layouts(config, 12288, *find_gpu("H100"), priors, limits).considered, 5000u);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(LayoutSearch, BubbleOfSplitSchedulesIsTheSimulated) {
+  using schedule::PipelineKind;
+  for (const PipelineKind kind :
+       {PipelineKind::zb_h1, PipelineKind::zb_v, PipelineKind::dualpipe_v}) {
+    for (const int ranks : {2, 3, 5, 8}) {
+      for (const int microbatches : {2 * ranks, 2 * ranks + 1, 5 * ranks}) {
+        for (const double recompute : {0.0, 1.0}) {
+          const schedule::PipelineShape shape{kind, ranks, microbatches, min_chunks(kind)};
+          const auto times = simulate(shape, pipeline_actions(shape), {.recompute = recompute});
+          const double work = shape.chunks * (3 + recompute) * microbatches;
+          const double expected = times.makespan / work - 1;
+          const double idle = split_schedule(kind, ranks, recompute).idle;
+          EXPECT_NEAR(idle / ((3 + recompute) * microbatches), expected, 1e-12)
+              << name_of(kind) << " " << ranks << " " << microbatches << " " << recompute;
+          int saved = 0;
+          for (int rank = 0; rank < ranks; ++rank)
+            saved = std::max(saved, peak_activations(shape, rank));
+          EXPECT_EQ(split_schedule(kind, ranks, 0).saved * shape.chunks, saved) << name_of(kind);
+        }
+      }
+    }
+  }
+}
+
+TEST(LayoutSearch, SplitSchedulesAreTriedWithTheirMemory) {
+  TrainConfig config = make_config();
+  config.train.batch = 64;
+  std::map<schedule::PipelineKind, int> found;
+  double lowest = 1e9, highest = 0;
+  for (const Layout& layout : search_layouts(config, 64, *find_gpu("H100"), priors).fitting) {
+    const RunRow& row = layout.row;
+    if (!splits_backward(row.schedule)) continue;
+    ++found[row.schedule];
+    EXPECT_GE(row.microbatches(), 2 * row.pp);
+    EXPECT_NE(layout.formats.zero, 2);
+    const TrainConfig planned = config_in_layout(config, layout);
+    double of_engine = 0;
+    for (int rank = 0; rank < int(row.pp); ++rank)
+      of_engine = std::max(of_engine, rank_activation_bytes(planned, rank, true));
+    const double ratio = (working_bytes(row) - kGiB) / of_engine;
+    lowest = std::min(lowest, ratio), highest = std::max(highest, ratio);
+  }
+  EXPECT_EQ(found.size(), 3u);
+  // Kernels that fuse more save less; 1F1B's is between .56 and .97 of the engine's.
+  EXPECT_GT(lowest, .6);
+  EXPECT_LT(highest, 1);
 }
 
 TEST(LayoutSearch, SaysIfNothingDividesTheJob) {

@@ -33,11 +33,6 @@ ParallelDims dims_of(const RunRow& row) {
   return {int(row.tp), int(row.dp), int(row.ep), int(row.pp)};
 }
 
-PipelineShape shape_of(const RunRow& row) {
-  return {row.vpp > 1 ? schedule::PipelineKind::interleaved : schedule::PipelineKind::one_f_one_b,
-          int(row.pp), int(row.microbatches()), int(std::max(1.0, row.vpp))};
-}
-
 /// Number of a rank's group along the axes, different for all groups of a layout.
 int group_id(const ParallelDims& dims, Axes axes, int rank) {
   int first = 1;
@@ -173,7 +168,7 @@ class StepNodes {
                    share * (of_layer.gemm_bytes + of_layer.memory) * gpu.memory_rate);
   }
   TraceNode head(PassKind pass) const {
-    const double share = pass == PassKind::forward ? 1.0 / 3 : 2.0 / 3;
+    const double share = (pass == PassKind::backward ? 2 : 1) / 3.0;
     return compute(NodeKind::head, "head", share * head_seconds(work, factors),
                    share * work.head_gemm * gpu.bf16_flops,
                    share * work.head_bytes * gpu.memory_rate);
@@ -256,7 +251,7 @@ class RankTrace {
   RankTrace(const ChakraParams& params, int rank)
       : nodes_(params),
         dims_(dims_of(params.layout.row)),
-        shape_(shape_of(params.layout.row)),
+        shape_(pipeline_shape_of(params.layout.row)),
         rank_(rank),
         zero_(params.layout.formats.zero),
         trace_(metadata(params, rank)) {}
@@ -315,7 +310,9 @@ class RankTrace {
     const bool transfers = nodes_.has_exchanges(action.pass);
     const int before = is_forward ? stage - 1 : stage + 1,
               after = is_forward ? stage + 1 : stage - 1;
-    const auto has = [&](int other) { return other >= 0 && other < shape_.stages(); };
+    const auto has = [&](int other) {
+      return other >= 0 && other < shape_.stages() && rank_of(other) != rank_;
+    };
     uint64_t& forward =
         forward_[size_t(action.chunk) * size_t(shape_.microbatches) + size_t(action.microbatch)];
     std::vector<uint64_t> needs;

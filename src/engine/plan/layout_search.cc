@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <tuple>
 
 #include "engine/plan/rank_state.h"
 #include "tandem/error.h"
@@ -54,6 +55,24 @@ std::vector<double> divisors(double number, double bound) {
   return found;
 }
 
+/// Calls `use` for every schedule of the row's stages, set in the row.
+template <class Use>
+void for_each_schedule(RunRow& row, const Use& use) {
+  using schedule::PipelineKind;
+  row.schedule = PipelineKind::one_f_one_b;
+  for (const double vpp : divisors(row.layers / row.pp, row.pp > 1 ? row.layers : 1)) {
+    if (vpp > 1 && !divides(row.pp, row.grad_accum)) continue;
+    row.vpp = vpp;
+    use();
+  }
+  if (row.pp == 1 || row.grad_accum < 2 * row.pp) return;
+  for (const PipelineKind kind :
+       {PipelineKind::zb_h1, PipelineKind::zb_v, PipelineKind::dualpipe_v}) {
+    row.schedule = kind, row.vpp = min_chunks(kind);
+    if (divides(row.pp * row.vpp, row.layers)) use();
+  }
+}
+
 /// Calls `use` for every layout that divides the job.
 template <class Use>
 void for_each_layout(RunRow row, const GpuSpec& gpu, const Use& use) {
@@ -69,14 +88,12 @@ void for_each_layout(RunRow row, const GpuSpec& gpu, const Use& use) {
         row.ep = ep;
         for (const double mbs : divisors(row.gbs / row.dp, kMaxMicrobatch)) {
           row.mbs = mbs, row.grad_accum = row.gbs / row.dp / mbs;
-          for (const double vpp : divisors(row.layers / pp, pp > 1 ? row.layers : 1)) {
-            if (vpp > 1 && !divides(pp, row.grad_accum)) continue;
-            row.vpp = vpp;
+          for_each_schedule(row, [&] {
             for (const char* recompute : {"none", "full"}) {
               row.recompute = recompute;
               use(row);
             }
-          }
+          });
         }
       }
     }
@@ -229,7 +246,7 @@ std::vector<RunRow> search_rows(const TrainConfig& base, double gpus, const GpuS
 
 std::vector<int> searched_stages(const RunRow& row, const ModelConfig& model) {
   if (row.dp == 1) return {1};
-  if (row.pp > 1 && model.tie_word_embeddings) return {1, 0};
+  if (row.pp > 1 && (model.tie_word_embeddings || splits_backward(row.schedule))) return {1, 0};
   return {1, 0, 2};
 }
 
@@ -257,8 +274,9 @@ LayoutSearch search_layouts(const TrainConfig& base, double gpus, const GpuSpec&
         "pp x dp, where tp divides the heads, pp the layers and dp the batch",
         gpus, base.model.layers, base.model.kv_heads, base.train.batch));
   }
-  std::ranges::stable_sort(search.fitting, {},
-                           [](const Layout& layout) { return layout.time.total; });
+  std::ranges::stable_sort(search.fitting, {}, [](const Layout& layout) {
+    return std::tuple(layout.time.total, layout.memory_gib, layout.error);
+  });
   return search;
 }
 
@@ -276,7 +294,7 @@ TrainConfig config_in_layout(const TrainConfig& base, const Layout& layout) {
   config.parallel.codec = layout.formats.codec.describe();
   config.parallel.replicas = config.parallel.dp_shard = config.parallel.dp_host = 0;
   config.parallel.virtual_stages = int64_t(row.vpp);
-  config.parallel.schedule = row.vpp > 1 ? "interleaved" : "1f1b";
+  config.parallel.schedule = name_of(pipeline_shape_of(row).kind);
   config.parallel.layers_per_stage.clear();
   return parse_config(to_toml(config), "planned job");
 }

@@ -24,7 +24,7 @@ struct Layout {
 };
 
 struct LayoutSearch {
-  std::vector<Layout> fitting;  ///< that no layout with the same row beats; fastest first
+  std::vector<Layout> fitting;  ///< that no layout with the same row beats; fastest first, then smallest
   size_t considered = 0, num_fitting = 0;
   Layout smallest;  ///< of least memory among all
 };
@@ -39,7 +39,7 @@ struct LayoutLimits {
   bool dp_formats = false;
 };
 
-/// Tries TP within a host, PP with and without interleaving, EP, microbatch, recomputation, ZeRO
+/// Tries TP within a host, PP with each schedule but gpipe, EP, microbatch, recomputation, ZeRO
 /// stage and the wire formats of every site on `gpus` GPUs, for the model, batch and window of the
 /// configuration, in bf16. Rows are always divided over TP (sequence parallelism), as the engine
 /// does. Throws InvalidArgument if no layout divides the job.

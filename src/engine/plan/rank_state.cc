@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
+
+#include "schedule/pipeline_simulation.h"
 
 namespace tandem::plan {
 namespace {
@@ -12,6 +16,21 @@ double state_bytes(const RunRow& row, double weights, double copies) {
   if (row.sharding.find("FSDP") != std::string::npos)
     return weights * (kWeightsAndGradients + kMoments) / copies;
   return weights * (kWeightsAndGradients + kMoments / copies);
+}
+
+/// Gradients that a rank keeps for weight gradients to come: of each GEMM's output; with
+/// recomputation the GEMM's input, too. In zb-h1 the last rank's are those of the head, too.
+double pending_bytes(const RunRow& row) {
+  constexpr double kElement = 2;
+  const MicrobatchDims dims = microbatch_dims(row);
+  const double gradients =
+      2 * row.hidden + (dims.width + 2 * dims.kv_width + dims.matrices * dims.ffn) / row.tp;
+  const double inputs =
+      row.recompute == "full" ? (2 * row.hidden + dims.width + dims.ffn) / row.tp : 0;
+  const double microbatches = split_schedule(row.schedule, int(row.pp), 0).pending;
+  const double logits = row.schedule == schedule::PipelineKind::zb_h1 ? row.vocab / row.tp : 0;
+  return kElement * dims.tokens * microbatches *
+         (stage_layers(row).fullest * (gradients + inputs) + logits);
 }
 
 }  // namespace
@@ -52,6 +71,40 @@ WeightCopies weight_copies(const RunRow& row) {
   return {replicas, std::max(1.0, replicas * (row.experts_over_tp ? 1 : row.tp) / row.ep)};
 }
 
+schedule::PipelineShape pipeline_shape_of(const RunRow& row) {
+  using schedule::PipelineKind;
+  const bool interleaved = row.schedule == PipelineKind::one_f_one_b && row.vpp > 1;
+  return {interleaved ? PipelineKind::interleaved : row.schedule, int(row.pp),
+          int(row.microbatches()), int(std::max(1.0, row.vpp))};
+}
+
+SplitSchedule split_schedule(schedule::PipelineKind kind, int ranks, double recompute) {
+  using schedule::PassKind;
+  static thread_local std::map<std::tuple<schedule::PipelineKind, int, double>, SplitSchedule>
+      known;
+  const auto [found, is_new] = known.try_emplace({kind, ranks, recompute});
+  SplitSchedule& split = found->second;
+  if (!is_new) return split;
+  const schedule::PipelineShape shape{kind, ranks, 2 * ranks, min_chunks(kind)};
+  const auto actions = pipeline_actions(shape);
+  const schedule::PassCosts costs{.recompute = recompute};
+  const double busy = shape.microbatches * shape.chunks *
+                      (costs.of(PassKind::forward) + costs.of(PassKind::backward));
+  split.idle = (simulate(shape, actions, costs).makespan - busy) / shape.chunks;
+  for (const auto& of_rank : actions) {
+    int saved = 0, pending = 0;
+    for (const schedule::PipelineAction& action : of_rank) {
+      saved += action.pass == PassKind::forward;
+      pending += action.pass == PassKind::backward_input;
+      split.saved = std::max(split.saved, double(saved) / shape.chunks);
+      split.pending = std::max(split.pending, double(pending) / shape.chunks);
+      saved -= action.pass == PassKind::backward || action.pass == PassKind::backward_weight;
+      pending -= action.pass == PassKind::backward_weight;
+    }
+  }
+  return split;
+}
+
 double saved_bytes(const RunRow& row) {
   constexpr double kElement = 2;
   const MicrobatchDims dims = microbatch_dims(row);
@@ -62,6 +115,8 @@ double saved_bytes(const RunRow& row) {
 double saved_layers(const RunRow& row) {
   const double layers = stage_layers(row).fullest;
   if (row.pp == 1) return layers;
+  if (splits_backward(row.schedule))
+    return layers * split_schedule(row.schedule, int(row.pp), 0).saved;
   const double interleaved = row.vpp > 1 ? 1 + (row.pp - 1) / (row.pp * row.vpp) : 1;
   return layers * std::min(row.pp * interleaved, row.microbatches());
 }
@@ -75,6 +130,9 @@ double working_bytes(const RunRow& row) {
   const double backward =
       (kGradient * dims.matrices * row.hidden * row.ffn + kOperands * dims.tokens * dims.ffn) /
       row.tp;
+  if (row.pp > 1 && splits_backward(row.schedule)) {
+    return saved * saved_layers(row) + pending_bytes(row) + std::max(logits, backward) + kWorkspace;
+  }
   const double first = saved * saved_layers(row) + (row.pp > 1 ? backward : 0);
   const double last = saved * (row.pp > 1 ? stage_layers(row).last : saved_layers(row)) +
                       std::max(logits, backward);

@@ -34,6 +34,19 @@ struct WeightCopies {
 };
 WeightCopies weight_copies(const RunRow& row);
 
+schedule::PipelineShape pipeline_shape_of(const RunRow& row);
+
+/// Costs of a schedule with split backward passes, of the rank with the largest. From 2 p
+/// microbatches on they do not depend on their number.
+struct SplitSchedule {
+  double idle = 0;     ///< time, in forward passes of a rank's layers
+  double saved = 0;    ///< most microbatches whose activations are saved
+  double pending = 0;  ///< most microbatches whose weight gradients are to be computed
+};
+/// Simulates the schedule, unless it has before: weights' gradients and forward passes take as long
+/// as inputs' gradients without recomputation, `recompute` of it more.
+SplitSchedule split_schedule(schedule::PipelineKind kind, int ranks, double recompute);
+
 /// Bytes of activations of a layer and microbatch that a rank saves for its backward pass.
 double saved_bytes(const RunRow& row);
 /// Activations of a layer and microbatch that the first stage saves at once, at its peak.

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "schedule/pipeline.h"
+
 namespace tandem::plan {
 
 /// One training run. Numbers that the file leaves empty are 0, except where noted; `read_rows`
@@ -15,8 +17,10 @@ struct RunRow {
   double layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   double experts = 0, top_k = 0, shared_experts = 0;  ///< 0 experts: dense
   double moe_layer_share = 1;                         ///< of layers that have experts
-  bool experts_over_tp =
-      false;  ///< TP divides an expert's matrices, instead of the experts' tokens
+  /// 1F1B with several stages per rank (vpp) is interleaved.
+  schedule::PipelineKind schedule = schedule::PipelineKind::one_f_one_b;
+  /// TP divides an expert's matrices, instead of the experts' tokens.
+  bool experts_over_tp = false;
   double dense_layers = 0, dense_ffn = 0;  ///< first layers without experts
   double attention_weights = 0;            ///< a layer's, if not those of heads x head_dim
   bool gated = false;                      ///< three FFN matrices instead of two

@@ -156,7 +156,10 @@ StepWork work_of(const RunRow& row, const GpuSpec& gpu) {
   work.head_bytes = dims.tokens * row.vocab / row.tp * kLossBytes / gpu.memory_rate;
   work.stages = row.pp;
   work.microbatches = row.microbatches();
-  work.bubble = (row.pp - 1) / (row.vpp * work.microbatches);
+  work.bubble = splits_backward(row.schedule)
+                    ? split_schedule(row.schedule, int(row.pp), dims.recompute).idle /
+                          ((3 + dims.recompute) * work.microbatches)
+                    : (row.pp - 1) / (row.vpp * work.microbatches);
   if (row.pp > 1)
     work.pp = row.vpp * 2 * kElement * dims.tokens * row.hidden / row.tp / gpu.nic_rate;
   work.window_microbatches = std::min(work.microbatches, std::max(1.0, row.pp * (1 - 1 / row.vpp)));

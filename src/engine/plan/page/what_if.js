@@ -10,11 +10,11 @@ const whatIf = (() => {
 
   const TERMS = [["compute", "gemm"], ["tp", "compute"], ["ep", "first"], ["pp", "soft"], ["dp", "transfer"],
     ["bubble", "wait"], ["imbalance", "muted"], ["optimizer", "good"], ["fixed", "rest"], ["jitter", "line"]];
-  const CHOICES = [["tp", "TP"], ["pp", "PP"], ["vpp", "Stages per rank"], ["ep", "EP"], ["mbs", "Microbatch, sequences"],
+  const CHOICES = [["tp", "TP"], ["pp", "PP"], ["schedule", "Schedule"], ["vpp", "Stages per rank"], ["ep", "EP"], ["mbs", "Microbatch, sequences"],
     ["recompute", "Recomputation"], ["zero", "ZeRO stage"]];
 
   const ms = (seconds) => seconds >= 10 ? `${number(seconds, 2)} s` : `${number(1e3 * seconds, seconds >= 1 ? 0 : 1)} ms`;
-  const name = ({ row, zero }) => `tp ${row.tp} pp ${row.pp}${row.vpp > 1 ? `×${row.vpp}` : ""} ep ${row.ep} dp ${row.dp} mb ${row.mbs} zero ${zero}`
+  const name = ({ row, zero }) => `tp ${row.tp} pp ${row.pp}${row.vpp > 1 ? `×${row.vpp}` : ""}${row.pp > 1 ? ` ${row.schedule}` : ""} ep ${row.ep} dp ${row.dp} mb ${row.mbs} zero ${zero}`
     + (row.recompute === "full" ? " recompute" : "");
   const change = (step, from) => `${step >= from ? "+" : "−"}${number(100 * Math.abs(step / from - 1), 1)} %`;
   const errorName = (error) => error === 0 ? "lossless"
@@ -143,7 +143,7 @@ const whatIf = (() => {
     const table = $("fastest");
     table.replaceChildren();
     const head = add(add(table, "thead"), "tr");
-    ["layout", "tp", "pp", "stages per rank", "ep", "dp", "zero", "microbatch", "microbatches", "recompute", "wire formats", "step", "memory, GiB", "slower by"]
+    ["layout", "tp", "pp", "schedule", "stages per rank", "ep", "dp", "zero", "microbatch", "microbatches", "recompute", "wire formats", "step", "memory, GiB", "slower by"]
       .forEach((text) => { add(head, "th", text).scope = "col"; });
     const body = add(table, "tbody");
     shown.forEach((layout, i) => {
@@ -157,7 +157,7 @@ const whatIf = (() => {
         if (to >= 0 && to < shown.length) { event.preventDefault(); pick(to, true); }
       });
       line.addEventListener("click", (event) => pick(i, event.target === button));
-      [row.tp, row.pp, row.vpp, row.ep, row.dp, layout.zero, row.mbs, row.m, row.recompute, model.codec(layout), ms(layout.step_s),
+      [row.tp, row.pp, row.schedule, row.vpp, row.ep, row.dp, layout.zero, row.mbs, row.m, row.recompute, model.codec(layout), ms(layout.step_s),
         number(layout.memory_gib, 1), i ? ms(layout.step_s - shown[0].step_s) : ""].forEach((text) => add(line, "td", text));
     });
   }

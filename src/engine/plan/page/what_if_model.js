@@ -84,7 +84,7 @@ const planner = (data) => {
       const variants = chosen.zero == null ? row.variants : row.variants.filter(([zero]) => zero === chosen.zero);
       found.push(...layoutsOf(variants === row.variants ? row : { ...row, variants }, knobs, levels));
     }
-    return found.sort((a, b) => a.step_s - b.step_s);
+    return found.sort((a, b) => a.step_s - b.step_s || a.memory_gib - b.memory_gib || a.error - b.error);
   }
 
   // Layouts that no other beats in step time, memory and error, fastest first.
@@ -100,7 +100,7 @@ const planner = (data) => {
   function jobKeys(layout) {
     const { row } = layout;
     return `[train]\ndtype = 'bf16'\nmicrobatch = ${row.mbs}\nrecompute = '${row.recompute}'\n\n[parallel]\ntp = ${row.tp}\npp = ${row.pp}\n`
-      + `dp = ${row.dp}\nep = ${row.ep}\nzero = ${layout.zero}\nschedule = '${row.vpp > 1 ? "interleaved" : "1f1b"}'\n`
+      + `dp = ${row.dp}\nep = ${row.ep}\nzero = ${layout.zero}\nschedule = '${row.schedule}'\n`
       + `virtual_stages = ${row.vpp}\ncodec = '${codec(layout)}'\n`;
   }
 
