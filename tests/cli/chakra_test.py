@@ -22,9 +22,10 @@ CASES = [
     ({"layers": 16}, 16, 8, 450, 1, 14, 64, "int4"),
     ({}, 8, 8, 450, 50, 12, 32, "int6"),
     (EXPERTS, 8, 8, 450, 50, 50, 32, "lossless"),
-    (EXPERTS, 16, 8, 450, 25, 24, 64, "int8"),
+    (EXPERTS, 16, 8, 450, 25, 30, 64, "int8"),
     (EXPERTS, 16, 2, 450, .5, 40, 64, "int8"),
     (EXPERTS | {"kv_heads": 2, "layers": 16}, 8, 8, 450, 50, 46, 32, "int8"),
+    ({"layers": 16}, 8, 1, 450, 4, 80, 8, "lossless"),
     ({"layers": 4}, 96, 8, 450, 50, 80, 192, "lossless"),
 ]
 
@@ -223,7 +224,7 @@ def main():
             if len(sys.argv) > 2:
                 print(index, sorted(found))
             covered |= found
-    missing = {"recompute full", "tp", "ep", "dp", "pp", "interleaved", "formats", "zero 1", "zero 2"} - covered
+    missing = {"recompute full", "zb-h1", "zb-v", "tp", "ep", "dp", "pp", "interleaved", "formats", "zero 1", "zero 2"} - covered
     expect(not missing, f"no case has {missing}")
 
 

@@ -116,28 +116,28 @@ TEST(LayoutSearch, BubbleOfSplitSchedulesIsTheSimulated) {
   }
 }
 
-TEST(LayoutSearch, SplitSchedulesAreTriedWithTheirMemory) {
+TEST(LayoutSearch, EveryScheduleHasAboutTheEnginesActivations) {
   TrainConfig config = make_config();
   config.train.batch = 64;
+  config.model.tie_word_embeddings = false;
   std::map<schedule::PipelineKind, int> found;
-  double lowest = 1e9, highest = 0;
   for (const Layout& layout : search_layouts(config, 64, *find_gpu("H100"), priors).fitting) {
     const RunRow& row = layout.row;
-    if (!splits_backward(row.schedule)) continue;
-    ++found[row.schedule];
-    EXPECT_GE(row.microbatches(), 2 * row.pp);
-    EXPECT_NE(layout.formats.zero, 2);
+    const schedule::PipelineKind kind = pipeline_shape_of(row).kind;
+    ++found[kind];
+    if (splits_backward(kind)) {
+      EXPECT_GE(row.microbatches(), 2 * row.pp);
+      EXPECT_NE(layout.formats.zero, 2);
+    }
     const TrainConfig planned = config_in_layout(config, layout);
     double of_engine = 0;
     for (int rank = 0; rank < int(row.pp); ++rank)
       of_engine = std::max(of_engine, rank_activation_bytes(planned, rank, true));
     const double ratio = (working_bytes(row) - kGiB) / of_engine;
-    lowest = std::min(lowest, ratio), highest = std::max(highest, ratio);
+    EXPECT_GT(ratio, .8) << planned.parallel.schedule << " pp " << row.pp << " " << row.recompute;
+    EXPECT_LT(ratio, 1.3) << planned.parallel.schedule << " pp " << row.pp << " " << row.recompute;
   }
-  EXPECT_EQ(found.size(), 3u);
-  // Kernels that fuse more save less; 1F1B's is between .56 and .97 of the engine's.
-  EXPECT_GT(lowest, .6);
-  EXPECT_LT(highest, 1);
+  EXPECT_EQ(found.size(), 5u);
 }
 
 TEST(LayoutSearch, SaysIfNothingDividesTheJob) {

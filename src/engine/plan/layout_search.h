@@ -24,7 +24,8 @@ struct Layout {
 };
 
 struct LayoutSearch {
-  std::vector<Layout> fitting;  ///< that no layout with the same row beats; fastest first, then smallest
+  std::vector<Layout>
+      fitting;  ///< that no layout with the same row beats; fastest first, then smallest
   size_t considered = 0, num_fitting = 0;
   Layout smallest;  ///< of least memory among all
 };

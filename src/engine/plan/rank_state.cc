@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "schedule/pipeline_simulation.h"
@@ -16,6 +17,24 @@ double state_bytes(const RunRow& row, double weights, double copies) {
   if (row.sharding.find("FSDP") != std::string::npos)
     return weights * (kWeightsAndGradients + kMoments) / copies;
   return weights * (kWeightsAndGradients + kMoments / copies);
+}
+
+/// Highest numbers of microbatches in flight of a rank's interleaved stages together. From 2 p
+/// microbatches on they do not depend on their number.
+double saved_by_stages(const RunRow& row) {
+  static thread_local std::map<std::tuple<int, int, int>, double> known;
+  schedule::PipelineShape shape = pipeline_shape_of(row);
+  shape.microbatches = std::min(shape.microbatches, 2 * shape.ranks);
+  const auto [found, is_new] =
+      known.try_emplace({shape.ranks, shape.chunks, shape.microbatches}, 0);
+  if (!is_new) return found->second;
+  std::vector<int> now(size_t(shape.chunks)), highest(now);
+  for (const schedule::PipelineAction& action : pipeline_actions(shape, 0)) {
+    int& saved = now[size_t(action.chunk)];
+    saved += action.pass == schedule::PassKind::forward ? 1 : -1;
+    highest[size_t(action.chunk)] = std::max(highest[size_t(action.chunk)], saved);
+  }
+  return found->second = std::accumulate(highest.begin(), highest.end(), 0.0);
 }
 
 /// Gradients that a rank keeps for weight gradients to come: of each GEMM's output; with
@@ -63,12 +82,12 @@ RankWeights rank_weights(const RunRow& row) {
   const double dense_ffn = (1 + dims.matrices) * row.hidden * row.dense_ffn * dense_layers +
                            expert_layers * ffn * row.shared_experts;
   return {(layers * attention + dense_ffn + vocabulary) / row.tp,
-          expert_layers * ffn * row.experts / row.ep / (row.experts_over_tp ? row.tp : 1)};
+          expert_layers * ffn * row.experts / row.ep / (row.of_engine ? row.tp : 1)};
 }
 
 WeightCopies weight_copies(const RunRow& row) {
   const double replicas = row.dp * row.cp;
-  return {replicas, std::max(1.0, replicas * (row.experts_over_tp ? 1 : row.tp) / row.ep)};
+  return {replicas, std::max(1.0, replicas * (row.of_engine ? 1 : row.tp) / row.ep)};
 }
 
 schedule::PipelineShape pipeline_shape_of(const RunRow& row) {
@@ -117,6 +136,7 @@ double saved_layers(const RunRow& row) {
   if (row.pp == 1) return layers;
   if (splits_backward(row.schedule))
     return layers * split_schedule(row.schedule, int(row.pp), 0).saved;
+  if (row.of_engine && row.vpp > 1) return layers * saved_by_stages(row) / row.vpp;
   const double interleaved = row.vpp > 1 ? 1 + (row.pp - 1) / (row.pp * row.vpp) : 1;
   return layers * std::min(row.pp * interleaved, row.microbatches());
 }
@@ -124,12 +144,15 @@ double saved_layers(const RunRow& row) {
 double working_bytes(const RunRow& row) {
   constexpr double kLogits = 6, kGradient = 4, kOperands = 12, kWorkspace = kGiB;
   const MicrobatchDims dims = microbatch_dims(row);
-  const double saved =
-      row.recompute == "full" ? 2 * dims.tokens / row.tp * row.hidden : saved_bytes(row);
+  const bool recomputes = row.recompute == "full";
+  // The engine keeps the residual stream in f32, and memory to recompute a layer of each stage.
+  const double residual = (row.of_engine ? 4 : 2) * dims.tokens / row.tp * row.hidden;
+  const double saved = recomputes ? residual : saved_bytes(row);
+  const double recomputed = recomputes && row.of_engine ? row.vpp * saved_bytes(row) : 0;
   const double logits = kLogits * dims.tokens * row.vocab / row.tp;
-  const double backward =
-      (kGradient * dims.matrices * row.hidden * row.ffn + kOperands * dims.tokens * dims.ffn) /
-      row.tp;
+  const double backward = std::max(recomputed, (kGradient * dims.matrices * row.hidden * row.ffn +
+                                                kOperands * dims.tokens * dims.ffn) /
+                                                   row.tp);
   if (row.pp > 1 && splits_backward(row.schedule)) {
     return saved * saved_layers(row) + pending_bytes(row) + std::max(logits, backward) + kWorkspace;
   }

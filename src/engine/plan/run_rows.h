@@ -19,8 +19,9 @@ struct RunRow {
   double moe_layer_share = 1;                         ///< of layers that have experts
   /// 1F1B with several stages per rank (vpp) is interleaved.
   schedule::PipelineKind schedule = schedule::PipelineKind::one_f_one_b;
-  /// TP divides an expert's matrices, instead of the experts' tokens.
-  bool experts_over_tp = false;
+  /// A layout of this engine: TP divides an expert's matrices, instead of the experts' tokens, and
+  /// each stage of a rank has memory for its highest number of microbatches in flight.
+  bool of_engine = false;
   double dense_layers = 0, dense_ffn = 0;  ///< first layers without experts
   double attention_weights = 0;            ///< a layer's, if not those of heads x head_dim
   bool gated = false;                      ///< three FFN matrices instead of two

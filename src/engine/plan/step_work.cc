@@ -40,7 +40,7 @@ std::array<Gemm, 2> ffn_gemms(const RunRow& row, const Dims& dims) {
   }
   // Experts are whole, and the ranks of a TP group share the tokens; or all have parts of them.
   const double local = std::max(1.0, row.experts / row.ep);
-  const double of_ffn = row.experts_over_tp ? row.tp : 1, of_tokens = row.tp / of_ffn;
+  const double of_ffn = row.of_engine ? row.tp : 1, of_tokens = row.tp / of_ffn;
   const double rows = dims.tokens / of_tokens * (row.top_k + row.shared_experts) / local;
   return {Gemm{rows, dims.matrices * row.ffn / of_ffn, row.hidden, local},
           Gemm{rows, row.hidden, row.ffn / of_ffn, local}};
@@ -129,7 +129,7 @@ std::array<WeightRing, 2> weight_rings(const RunRow& row, const GpuSpec& gpu) {
   const double in_host = std::clamp(gpu.host_gpus / row.tp, 1.0, ranks);
   return {make_ring(dense, ranks, in_host),
           make_ring(experts, expert_ranks,
-                    std::max(1.0, in_host * (row.experts_over_tp ? 1 : row.tp) / row.ep))};
+                    std::max(1.0, in_host * (row.of_engine ? 1 : row.tp) / row.ep))};
 }
 
 double ring_seconds(const WeightRing& ring, double element_bytes, const GpuSpec& gpu) {
