@@ -35,7 +35,7 @@ const whatIf = (() => {
     Object.assign(range, { type: "range", min: -4, max: 4, step: 0.05, id: `${id}-range`, ariaLabel: `${label}, in octaves` });
     Object.assign(field, { type: "number", min: 0, step: "any", id });
     const show = () => {
-      field.value = Number(state.knobs[key].toPrecision(6));
+      field.value = Number(state.knobs[key].toPrecision(4));
       range.value = Math.log2(state.knobs[key] / model.defaults[key]);
       range.setAttribute("aria-valuetext", field.value);
     };
@@ -102,7 +102,8 @@ const whatIf = (() => {
     const limit = data.memory_share * state.knobs.memory_gib, step = ms(layout.step_s).split(" ");
     figure(step[0], step[1], "predicted step", first ? `${change(layout.step_s, first.step_s)} against the layout at first` : "");
     figure(number(layout.memory_gib, 1), "GiB", "memory of a rank", `${percent(layout.memory_gib / limit)} of the limit, ${number(limit, 1)} GiB`);
-    figure(model.codec(layout), "", "wire formats", `error at most ${(100 * layout.error).toPrecision(2)} %`);
+    const used = [...new Set(layout.wires)].filter((wire) => wire > 0).map((wire) => model.formats[wire].name);
+    figure(used.join(", ") || "none", "", "wire formats", `${model.codec(layout)}; error at most ${(100 * layout.error).toPrecision(2)} %`);
     const [slow] = Object.entries(layout.terms).filter(([term]) => term !== "compute").sort((a, b) => b[1] - a[1]);
     figure(percent(layout.terms.compute / layout.step_s), "", "of the step is compute", `next: ${slow[0]}, ${ms(slow[1])}`);
   }
