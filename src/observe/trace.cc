@@ -272,7 +272,11 @@ std::string trace_json(std::span<const RankEvents> ranks) {
 
   std::string json = "{\"displayTimeUnit\":\"ms\",";
   if (!ranks.empty() && ranks[0].step >= 0) {
-    json += fmt::format("\"otherData\":{{\"step\":{}}},", ranks[0].step);
+    int64_t bound = -1;
+    for (const RankEvents& rank : ranks) bound = std::max(bound, rank.clock_bound_ns);
+    json += fmt::format("\"otherData\":{{\"step\":{}", ranks[0].step);
+    if (bound >= 0) json += fmt::format(",\"clock_bound_us\":{}", us(Nanoseconds(bound)));
+    json += "},";
   }
   json += "\"traceEvents\":[\n";
   const char* separator = "";

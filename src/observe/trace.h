@@ -20,7 +20,8 @@ struct RankEvents {
   int rank = 0;
   std::vector<SpanEvent> events;
   TimePoint origin{};
-  int64_t step = -1;  ///< first training step covered; -1: none
+  int64_t step = -1;            ///< first training step covered; -1: none
+  int64_t clock_bound_ns = -1;  ///< max error of the aligned times; -1: unknown
 };
 
 /// Max SpanEvent::processor of a trace.
@@ -43,7 +44,7 @@ std::vector<Arrow> arrows(std::span<const RankEvents> ranks);
 /// first free row of its lane (of its SM), so that no two slices of a row overlap.
 std::vector<int> lane_rows(std::span<const SpanEvent> events);
 
-/// The step is that of the first rank.
+/// The step is that of the first rank, `clock_bound_us` the largest bound of all ranks, if known.
 std::string trace_json(std::span<const RankEvents> ranks);
 /// Writes `trace_json`. Throws IoError with the file.
 void write_trace(const std::filesystem::path& file, std::span<const RankEvents> ranks);

@@ -92,6 +92,17 @@ TEST(Trace, ArrowsNeedMatchingTileAndTime) {
   EXPECT_TRUE(arrows(ranks).empty());
 }
 
+TEST(Trace, LargestClockBoundIsRecorded) {
+  auto ranks = two_ranks();
+  ranks[0].step = 7;
+  EXPECT_FALSE(nlohmann::json::parse(trace_json(ranks)).at("otherData").contains("clock_bound_us"));
+  ranks[0].clock_bound_ns = 0;
+  ranks[1].clock_bound_ns = 2500;
+  const auto json = nlohmann::json::parse(trace_json(ranks));
+  EXPECT_EQ(json.at("otherData").at("clock_bound_us").get<double>(), 2.5);
+  EXPECT_EQ(json.at("otherData").at("step"), 7);
+}
+
 TEST(Trace, OriginAlignsClocks) {
   auto ranks = two_ranks();
   const std::string aligned = trace_json(ranks);

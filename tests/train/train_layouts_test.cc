@@ -305,6 +305,7 @@ TEST(TrainLayouts, TraceShowsComputationAndCommunicationOfEveryRank) {
                   {"train.steps=6", "trace.enabled=true", "trace.steps=2", "train.recompute=full",
                    "parallel.link=200MB/s,50us", "parallel.strategy=overlapped"}));
   const auto trace = nlohmann::json::parse(read_file(dir / "run/trace.json"));
+  EXPECT_GT(trace.at("otherData").at("clock_bound_us").get<double>(), 0);
   std::map<std::pair<int, std::string>, int> spans;  // by rank and kind
   std::map<int, std::string> names;
   for (const auto& event : trace.at("traceEvents")) {

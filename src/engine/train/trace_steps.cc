@@ -7,6 +7,7 @@
 #include "core/files.h"
 #include "core/log.h"
 #include "engine/config/run_control.h"
+#include "engine/train/rank_clocks.h"
 #include "observe/trace.h"
 #include "tandem/error.h"
 
@@ -40,8 +41,7 @@ TraceSteps::TraceSteps(Communicator& world, const TrainConfig& config, int64_t f
 
 void TraceSteps::before_step(int64_t step) {
   if (step == begin_ && !recording_) {
-    world_.barrier("trace");
-    origin_ = Clock::now();
+    clocks_ = rank_clocks(world_);
     recorder().set_tracing(true);
     recording_ = true;
   }
@@ -85,12 +85,18 @@ void TraceSteps::finish(const std::string& out) {
   if (candidates_.empty()) end_candidate();
   recorder().set_tracing(false);
   const size_t chosen = typical();
-  const auto local = pack({world_.rank(), std::move(candidates_[chosen].events), origin_});
+  const auto clocks = rank_clocks(world_);
+  const auto rank = size_t(world_.rank());
+  RankEvents events{world_.rank(), std::move(candidates_[chosen].events), {}};
+  align_events(events.events, clocks_[rank], clocks[rank]);
+  const auto local = pack(events);
   candidates_.clear();
   std::vector<RankEvents> ranks;
   for (const auto& blob : world_.exchange(local, "trace events")) {
     ranks.push_back(unpack(blob));
     ranks.back().step = begin_ + int64_t(chosen) * each_ + 1;  // metrics.jsonl counts from 1
+    const size_t last = ranks.size() - 1;
+    ranks.back().clock_bound_ns = std::max(clocks_[last].bound, clocks[last].bound);
   }
   if (world_.rank() != 0) return;
   try {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/config/config.h"
+#include "observe/clock_offset.h"
 #include "observe/recorder.h"
 #include "tandem/communicator.h"
 
@@ -35,7 +36,8 @@ class TraceSteps {
   Communicator& world_;
   int64_t each_, begin_, end_;  // steps of a candidate; first step and end of all candidates
   bool recording_ = false, in_candidate_ = false;
-  TimePoint origin_, start_;
+  TimePoint start_;
+  std::vector<ClockOffset> clocks_;  // of all ranks, when recording began
   std::vector<Candidate> candidates_;
 };
 
