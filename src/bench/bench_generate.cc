@@ -152,10 +152,11 @@ double step_bytes(const ModelConfig& config, const GenerateBench& q) {
       double(std::clamp<int64_t>(config.experts, 1, std::max<int64_t>(1, q.batch * config.top_k)));
   const double mlp = 3 * hidden * double(config.ffn_per_expert());
   const double tokens = double(q.batch) * (double(q.prompt) + double(q.max_tokens) / 2);
-  const double elements = double(config.layers) * (attention + mlps * mlp) +
-                          hidden * double(config.vocab) +
-                          2 * double(config.layers) * tokens * kv_heads * head_dim;
-  return elements * double(size_of(parse_dtype(q.dtype)));
+  const double weights =
+      double(config.layers) * (attention + mlps * mlp) + hidden * double(config.vocab);
+  const double cached = 2 * double(config.layers) * tokens * kv_heads * head_dim;
+  const auto size = double(size_of(parse_dtype(q.dtype)));
+  return weights * (q.weights.empty() ? size : kInt8WeightBytes) + cached * size;
 }
 
 /// On GPUs, products of other numbers of rows have other bits: the log-probabilities are close up
@@ -182,6 +183,7 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
   config.max_seq = q.prompt + q.max_tokens;
   config.check(q.tp);
   if (on_gpus) check_gpu_generation(config, q.tp);
+  if (!q.weights.empty()) check_int8_weights(config, q.tp);
   if ((q.rate > 0) != (q.requests > 0)) {
     throw InvalidArgument(
         fmt::format("bench generate: --rate {} --requests {}: expected both or "
@@ -189,7 +191,8 @@ ModelConfig generate_bench_config(const GenerateBench& q, bool on_gpus) {
                     q.rate, q.requests));
   }
   const auto parameters = double(config.parameters());
-  const double bytes = parameters * (q.dtype == "f32" ? 4 : 6);  // of bf16 next to f32
+  double bytes = parameters * (q.dtype == "f32" ? 4 : 6);  // of bf16 next to f32
+  if (!q.weights.empty()) bytes = parameters * (4 + kInt8WeightBytes);
   const auto machine = double(this_machine().memory_bytes);
   if (!on_gpus && machine > 0 && bytes > machine) {
     throw InvalidArgument(fmt::format(
@@ -207,6 +210,7 @@ GenerateBenchResult run_generate_bench(Communicator& tp, const GenerateBench& q)
   options.sequences = q.batch;
   options.rows = q.batch + q.prompt_rows;
   options.overlap.strategy = Strategy::serial;
+  options.int8_weights = !q.weights.empty();
   Engine engine(tp, config, options);
   engine.initialize(1);
 

@@ -24,7 +24,8 @@ struct GenerateBench {
   double rate = 0;           ///< requests that arrive in a second, on average; 0: `batch` at once
   int64_t requests = 0;      ///< requests, with `rate`
   std::string dtype = "bf16";
-  int repeats = 3;  ///< batches, without `rate`
+  std::string weights;  ///< "int8", or empty for `dtype`
+  int repeats = 3;      ///< batches, without `rate`
 };
 
 struct GenerateBenchResult {

@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/devices.h"
 #include "cli/output.h"
+#include "cli/text_model.h"
 #include "cli/usage.h"
 #include "core/files.h"
 #include "core/machine.h"
@@ -25,6 +26,10 @@ struct GenerateBenchArguments {
   DeviceOptions devices;
   std::string json;
 };
+
+const std::string& weight_dtype(const GenerateBench& q) {
+  return q.weights.empty() ? q.dtype : q.weights;
+}
 
 nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult& r,
                                const Communicator& comm) {
@@ -47,6 +52,7 @@ nlohmann::ordered_json json_of(const GenerateBench& q, const GenerateBenchResult
                                  {"tp", q.tp},
                                  {"transport", comm.transport()},
                                  {"dtype", q.dtype},
+                                 {"weights", weight_dtype(q)},
                                  {"time_us", us},
                                  {"spread_us", spread},
                                  {"p99_us",
@@ -73,13 +79,14 @@ std::string text_of(const GenerateBench& q, const GenerateBenchResult& r) {
     return fmt::format("  {:<12} {:>10.3f} ms{}\n", name, times.median_us * 1e-3,
                        p99 > 0 ? fmt::format(", p99 {:.3f}", p99 * 1e-3) : "");
   };
-  std::string text = fmt::format("{}, layers: {}, tp {}, {}: {}, prompts of {} tokens, {} new\n",
-                                 q.model, q.layers, q.tp, q.dtype,
-                                 q.rate > 0 ? fmt::format("{} requests, {} a second, at most {} at "
-                                                          "once",
-                                                          q.requests, q.rate, q.batch)
-                                            : fmt::format("{} at once", q.batch),
-                                 q.prompt, q.max_tokens);
+  std::string text =
+      fmt::format("{}, layers: {}, tp {}, {}{}: {}, prompts of {} tokens, {} new\n", q.model,
+                  q.layers, q.tp, q.dtype, q.weights.empty() ? "" : ", weights in " + q.weights,
+                  q.rate > 0 ? fmt::format("{} requests, {} a second, at most {} at "
+                                           "once",
+                                           q.requests, q.rate, q.batch)
+                             : fmt::format("{} at once", q.batch),
+                  q.prompt, q.max_tokens);
   text += row("first token", r.first_token, r.first_token_p99_us);
   text += row("next token", r.next_token, r.next_token_p99_us);
   if (r.token_step.median_us > 0) {
@@ -111,6 +118,7 @@ void bench(const GenerateBenchArguments& arguments, Communicator& comm) {
 
 void run(GenerateBenchArguments arguments) {
   GenerateBench& q = arguments.request;
+  check_weights(q.weights, arguments.devices);
   const ModelConfig config = generate_bench_config(q, arguments.devices.on_gpus());
   q.layers = config.layers;
   q.vocab = config.vocab;
@@ -160,6 +168,7 @@ void add_bench_generate(CLI::App& bench) {
   command->add_option("--dtype", request.dtype, "Of weights, keys and values")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
+  add_weights_option(*command, request.weights);
   add_device_options(*command, arguments->devices);
   command->add_option("--repeats", request.repeats, "Timed batches, without --rate")
       ->capture_default_str()

@@ -210,8 +210,13 @@ void run(GenerateArguments arguments) {
   if (arguments.batch < 1 || arguments.batch > kMaxBatch) {
     throw InvalidArgument(fmt::format("--batch {}: expected 1 to {}", arguments.batch, kMaxBatch));
   }
+  if (!arguments.weights.empty() && arguments.prompts.empty()) {
+    throw InvalidArgument(
+        fmt::format("--weights {} without --prompts: expected both", arguments.weights));
+  }
   const StopText checked(arguments.stops);
   arguments.policy = CodecPolicy::parse(arguments.codec);
+  check_weights(arguments.weights, arguments.devices);
   WorldOptions world;
   world.ranks = arguments.ranks;
   set_devices(arguments.devices, world);
@@ -222,7 +227,7 @@ void run(GenerateArguments arguments) {
   if (speaks() && !arguments.json.empty() && arguments.json != "-") check_writable(arguments.json);
   now_doing("generating with " + arguments.directory);
   const StoredModel stored =
-      open_text_model(arguments.directory, arguments.devices, arguments.ranks);
+      open_text_model(arguments.directory, arguments.devices, arguments.ranks, arguments.weights);
   take_defaults(stored, arguments);
   const ModelConfig& config = stored.config;
   PromptFile file;
@@ -234,9 +239,10 @@ void run(GenerateArguments arguments) {
     tp.require_same(
         "options",
         fmt::format("--temperature {} --top-k {} --top-p {} --seed {} --max-tokens {} --dtype {} "
-                    "--codec {}{} --prefill {} --stop {} eos_token_id {} --prompt {}",
+                    "--weights {} --codec {}{} --prefill {} --stop {} eos_token_id {} --prompt {}",
                     sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed,
-                    arguments.max_tokens, arguments.dtype, arguments.policy.describe(),
+                    arguments.max_tokens, arguments.dtype, arguments.weights,
+                    arguments.policy.describe(),
                     arguments.allow_uncompressed ? " --allow-uncompressed" : "", arguments.prefill,
                     fmt::join(arguments.stops, " --stop "), fmt::join(arguments.ends, ","),
                     arguments.prompt));
@@ -298,7 +304,8 @@ void add_generate(CLI::App& app) {
       ->add_option("--json", arguments->json,
                    "Prompt, text and speed as JSON: FILE next to the text, or - for it alone")
       ->excludes("--prompts");
-  add_compute_options(*command, arguments->dtype, arguments->devices, arguments->codec);
+  add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
+                      arguments->codec);
   command
       ->add_flag("--allow-uncompressed", arguments->allow_uncompressed,
                  "With --codec: a prompt's forms without it are measured, too, and the fastest "

@@ -127,6 +127,7 @@ EngineOptions engine_options(const GenerateArguments& arguments, const StoredMod
   options.rows = options.sequences + kPromptRows;
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.codec = arguments.policy;
+  options.int8_weights = !arguments.weights.empty();
   options.tokenizer = stored.tokenizer.get();
   return options;
 }

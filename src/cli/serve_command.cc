@@ -33,7 +33,7 @@ constexpr int64_t kMaxContext = 4096;  // unless --context says more
 constexpr char kKeyVariable[] = "TANDEM_API_KEY";
 
 struct ServeArguments {
-  std::string directory, address = "8000", name, dtype, codec = "none";
+  std::string directory, address = "8000", name, dtype, weights, codec = "none";
   int ranks = 1;
   DeviceOptions devices;
   int64_t batch = 16, context = 0, prompt_rows = 0, queue = 256;
@@ -80,6 +80,7 @@ EngineOptions engine_options(const ServeArguments& arguments, const ServedModel&
   options.rows = arguments.batch + prompt_rows;
   options.overlap.strategy = Strategy::serial;  // too few rows to overlap
   options.codec = policy;
+  options.int8_weights = !arguments.weights.empty();
   options.tokenizer = model.stored->tokenizer.get();
   return options;
 }
@@ -118,6 +119,7 @@ void run(ServeArguments arguments) {
   arguments.dtype = text_dtype(arguments.dtype, arguments.devices);
   const CodecPolicy policy = CodecPolicy::parse(arguments.codec);
   const ListenAddress address = parse_listen_address("--port", arguments.address);
+  check_weights(arguments.weights, arguments.devices);
   WorldOptions world;
   world.ranks = arguments.ranks;
   set_devices(arguments.devices, world);
@@ -130,7 +132,7 @@ void run(ServeArguments arguments) {
     server = start_completion_server({address, key ? key : ""});
   }
   const StoredModel stored =
-      open_text_model(arguments.directory, arguments.devices, arguments.ranks);
+      open_text_model(arguments.directory, arguments.devices, arguments.ranks, arguments.weights);
   const ServedModel model = make_served_model(arguments, stored);
   ServeLoop loop(arguments.queue);
   // Also after an exception its thread ends before what it answers with.
@@ -138,9 +140,9 @@ void run(ServeArguments arguments) {
   run_ranks(arguments.devices, world, [&](Communicator& tp) {
     tp.require_same("the model", stored.identity);
     tp.require_same("options", fmt::format("--context {} --batch {} --prompt-rows {} --dtype {} "
-                                           "--codec {}",
+                                           "--weights {} --codec {}",
                                            model.capacity, arguments.batch, arguments.prompt_rows,
-                                           arguments.dtype, policy.describe()));
+                                           arguments.dtype, arguments.weights, policy.describe()));
     policy.require_used(stored.config, tp.size());
     set_kernel_threads(threads_per_rank(tp.size()));
     serve(tp, model, engine_options(arguments, model, policy), serving.get(), loop, signals);
@@ -179,7 +181,8 @@ void add_serve(CLI::App& app) {
                    "Texts that are written or wait, at most; others get status 429")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
-  add_compute_options(*command, arguments->dtype, arguments->devices, arguments->codec);
+  add_compute_options(*command, arguments->dtype, arguments->weights, arguments->devices,
+                      arguments->codec);
   command->footer(
       fmt::format("\nPaths: /v1/completions and /v1/chat/completions (with \"stream\": true, "
                   "too), /v1/models, /tokenize,\n/health, /metrics (Prometheus), and / for a page "

@@ -24,10 +24,24 @@ CLI::Option* add_tp_option(CLI::App& command, int& ranks) {
       ->capture_default_str();
 }
 
-void add_compute_options(CLI::App& command, std::string& dtype, DeviceOptions& devices,
-                         std::string& codec) {
+void add_weights_option(CLI::App& command, std::string& weights) {
+  command
+      .add_option("--weights", weights,
+                  "int8: of matrix products, on CPUs; each 64 of a row share a scale (default: as "
+                  "--dtype)")
+      ->check(CLI::IsMember({"int8"}));
+}
+
+void check_weights(const std::string& weights, const DeviceOptions& devices) {
+  if (weights.empty() || !devices.on_gpus()) return;
+  throw Unsupported(fmt::format("--weights {} on GPUs: expected CPU ranks", weights));
+}
+
+void add_compute_options(CLI::App& command, std::string& dtype, std::string& weights,
+                         DeviceOptions& devices, std::string& codec) {
   command.add_option("--dtype", dtype, "Of matrix products (default: f32 on CPUs, bf16 on GPUs)")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  add_weights_option(command, weights);
   add_device_options(command, devices);
   command
       .add_option("--codec", codec,
@@ -41,13 +55,15 @@ std::string text_dtype(const std::string& dtype, const DeviceOptions& devices) {
   return devices.on_gpus() ? "bf16" : "f32";
 }
 
-StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks) {
+StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks,
+                            const std::string& weights) {
   StoredModel stored = open_model(directory, note);
   if (!stored.tokenizer && stored.config.vocab <= kBos) {
     throw ConfigError(fmt::format("{}/config.json: vocab_size = {}: expected at least {} (bytes)",
                                   stored.directory, stored.config.vocab, kBos + 1));
   }
   if (devices.on_gpus()) check_gpu_generation(stored.config, launched() ? 1 : ranks);
+  if (!weights.empty()) check_int8_weights(stored.config, launched() ? 1 : ranks);
   if (!launched()) stored.config.check(ranks);
   return stored;
 }

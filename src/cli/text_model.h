@@ -14,16 +14,21 @@ namespace tandem::cli {
 void add_model_option(CLI::App& command, std::string& directory);
 /// --tp.
 CLI::Option* add_tp_option(CLI::App& command, int& ranks);
-/// --dtype, those of devices, and --codec.
-void add_compute_options(CLI::App& command, std::string& dtype, DeviceOptions& devices,
-                         std::string& codec);
+/// --dtype, --weights, those of devices, and --codec.
+void add_compute_options(CLI::App& command, std::string& dtype, std::string& weights,
+                         DeviceOptions& devices, std::string& codec);
+/// --weights: "int8", or empty for those of --dtype.
+void add_weights_option(CLI::App& command, std::string& weights);
+/// Throws Unsupported for --weights on GPUs.
+void check_weights(const std::string& weights, const DeviceOptions& devices);
 /// `dtype`, or the devices' if it is empty.
 std::string text_dtype(const std::string& dtype, const DeviceOptions& devices);
 
 /// Opens the model of a folder and checks that it writes text on these ranks, threads unless a
 /// launcher has started this process. Throws as open_model does; ConfigError naming what is wrong
-/// with its sizes; Unsupported for one that GPUs do not take.
-StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks);
+/// with its sizes; Unsupported for one that GPUs do not take, or that has no weights in int8.
+StoredModel open_text_model(const std::string& directory, const DeviceOptions& devices, int ranks,
+                            const std::string& weights);
 
 /// Throws ConfigError naming the folder's generation_config.json if `sampling`, its defaults, is
 /// out of range.

@@ -15,6 +15,7 @@ refused 'heads = 32: expected a multiple of tp = 3' --tp 3
 refused 'rate 3 --requests 0: expected both or none' --rate 3
 refused 'requests 3: expected both or none' --requests 3
 refused 'llama-2b not in' --model llama-2b
+refused 'weights: int4 not in {int8}' --weights int4
 refused 'batch: Value 0 not in range' --batch 0
 
 check() { # TOKENS ARGUMENTS...
@@ -26,10 +27,11 @@ r, tokens = json.load(sys.stdin), int(sys.argv[1])
 hidden, ffn, heads, kv_heads, head_dim, vocab = 2048, 8192, 32, 8, 64, 1000
 weights = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * ffn + hidden * vocab
 cached = r["batch"] * (r["prompt"] + r["new"] / 2) * 2 * kv_heads * head_dim
-size = {"f32": 4, "bf16": 2}[r["dtype"]]
+sizes = {"f32": 4, "bf16": 2, "int8": 1 + 2 / 64}
+size, weight_size = sizes[r["dtype"]], sizes[r["weights"]]
 assert (r["op"], r["layers"], r["vocab"]) == ("generate", 1, 1000), r
 assert r["same_separately"] is True, r
-assert r["step_bytes"] == int((weights + cached) * size), r
+assert r["step_bytes"] == int(weights * weight_size + cached * size), r
 us = r["time_us"]
 assert 0 < us["first_token"] <= r["p99_us"]["first_token"], r
 assert 0 < us["next_token"] <= r["p99_us"]["next_token"] + 0.1, r
@@ -41,4 +43,5 @@ if tokens:  # all at once: tokens over the time of the batches
 ' "$tokens"
 }
 check 12 --batch 3 --prompt 20 --new 4 --repeats 2 --tp 2 --dtype f32
+check 12 --batch 3 --prompt 30 --new 4 --repeats 1 --tp 2 --weights int8
 check 0 --batch 2 --prompt 9 --new 3 --rate 500 --requests 7 --tp 2

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <set>
 #include <string>
@@ -193,6 +195,107 @@ TEST_P(EngineTest, TokensDoNotDependOnOtherRequests) {
       EXPECT_GT(preempted, 0) << "no case runs out of pages";
     });
   }
+}
+
+/// Each group of 64 inputs of a row as multiples of its max / 127, rounded up to bf16.
+void quantize_rows(std::span<float> weights, int64_t columns) {
+  for (size_t row = 0; row < weights.size(); row += size_t(columns)) {
+    for (int64_t first = 0; first < columns; first += 64) {
+      const auto group =
+          weights.subspan(row + size_t(first), size_t(std::min<int64_t>(64, columns - first)));
+      float max = 0;
+      for (const float w : group) max = std::max(max, std::abs(w));
+      BFloat16 scale = BFloat16::from_float(max / 127);
+      if (scale.to_float() < max / 127) ++scale.bits;
+      for (float& w : group) w = std::round(w / scale.to_float()) * scale.to_float();
+    }
+  }
+}
+
+/// A model whose weights may be in int8 on up to 4 ranks.
+ModelConfig int8_model() {
+  ModelConfig config = small_model();
+  config.vocab = 257;
+  config.max_seq = kCapacity;
+  config.hidden = 72;  // a group and a shorter one
+  config.heads = 8;
+  config.kv_heads = 4;
+  config.head_dim = 32;
+  config.ffn = 256;
+  config.tie_word_embeddings = false;
+  return config;
+}
+
+/// Fills an engine; `dequantized`: with what int8 weights hold.
+void fill_int8_engine(Engine& engine, const ModelConfig& config, Communicator& tp,
+                      bool dequantized) {
+  const ModelLayout layout(config, tp.size(), tp.rank());
+  initialize_parameters({}, layout, config, 17, engine.parameters());
+  const std::span<float> all = floats(engine.parameters());
+  for (float& w : all) w = w == 1 ? w : w * 4;
+  const auto quantize = [&](const WeightMatrix& m) {
+    quantize_rows(all.subspan(size_t(m.offset), size_t(m.rows * m.columns)), m.columns);
+  };
+  for (const BranchLayout& branch : layout.branches) {
+    if (dequantized) quantize(branch.in), quantize(branch.out);
+  }
+  if (dequantized) quantize(layout.head);
+  engine.parameters_changed();
+}
+
+TEST(Engine, Int8WeightsGiveTheTextsOfTheWeightsThatTheyHold) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  for (const bool is_parallel : {false, true}) {
+    ModelConfig config = int8_model();
+    config.parallel_block = is_parallel;
+    const std::vector<Request> requests = random_requests(6, 4, 60, 30);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const int ranks : {1, 2, 4}) {
+        on_ranks(ranks, [&](Communicator& tp) {
+          const auto texts = [&](const EngineOptions& options, bool dequantized) {
+            Engine engine(tp, config, options);
+            fill_int8_engine(engine, config, tp, dequantized);
+            return run_all(engine, requests, {5});
+          };
+          const auto expected = texts({.dtype = DType::f32, .sequences = 4}, true);
+          const auto unquantized = texts({.dtype = DType::f32, .sequences = 4}, false);
+          const auto int8 = texts({.dtype = dtype, .sequences = 4, .int8_weights = true}, false);
+          const auto separately =
+              texts({.dtype = dtype, .sequences = 1, .rows = 1, .int8_weights = true}, false);
+          double error = 0, quantization_error = 0;
+          for (size_t i = 0; i < int8.size(); ++i) {
+            EXPECT_TRUE(int8[i] == separately[i]) << "request " << i << " with others";
+            for (size_t token = 0; token < int8[i].tokens.size(); ++token) {
+              if (token >= expected[i].tokens.size()) break;
+              if (int8[i].tokens[token] != expected[i].tokens[token]) break;
+              error = std::max(error,
+                               std::abs(int8[i].log_probs[token] - expected[i].log_probs[token]));
+            }
+            quantization_error = std::max(quantization_error, std::abs(unquantized[i].log_probs[0] -
+                                                                       expected[i].log_probs[0]));
+          }
+          EXPECT_LT(error, dtype == DType::f32 ? 2e-4 : 0.2);
+          if (dtype == DType::f32) {
+            EXPECT_GT(quantization_error, 10 * error) << "the weights are not int8";
+            for (size_t i = 0; i < int8.size(); ++i) {
+              EXPECT_EQ(int8[i].tokens, expected[i].tokens) << "request " << i << ", tp " << ranks;
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Engine, Int8WeightsOfOtherModelsAreRefused) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  ModelConfig narrow = int8_model(), experts = int8_model();
+  narrow.ffn = 192;
+  experts.experts = 4, experts.top_k = 2;
+  on_ranks(2, [&](Communicator& tp) {
+    EXPECT_THROW(Engine(tp, narrow, {.int8_weights = true}), Unsupported);
+    EXPECT_THROW(Engine(tp, experts, {.int8_weights = true}), Unsupported);
+  });
 }
 
 TEST(Engine, CancelledRequestsEndAndOthersKeepTheirTokens) {

@@ -132,6 +132,9 @@ for ranks in 2 4; do
   cmp <(without_log_probs <"$dir/texts") <(without_log_probs <"$dir/texts-$ranks")
   many --tp $ranks --batch 5 --codec lossless | cmp "$dir/texts-$ranks"
 done
+many --weights int8 --batch 1 >"$dir/int8-texts"
+many --weights int8 --batch 6 | cmp "$dir/int8-texts"
+! cmp -s "$dir/texts" "$dir/int8-texts" || { echo "weights in int8 change nothing"; exit 1; }
 : >"$dir/none"
 [ -z "$("$tandem" generate "$dir/out" --prompts "$dir/none" 2>/dev/null)" ] || exit 1
 
@@ -171,6 +174,9 @@ refuses_line 'stop = 3: expected a string or a list of strings' '{"prompt": "x",
 refuses_line "stop '': expected" '{"prompt": "x", "stop": [""]}'
 refuses_line 'prompt of 601 tokens: expected fewer' "{\"prompt\": \"$(printf 'A%.0s' $(seq 600))\"}"
 refuses 3 "$dir/nowhere" "$dir/out" --prompts "$dir/nowhere"
+refuses 2 '--weights int8 without --prompts: expected both' "$dir/out" --prompt x --weights int8
+refuses 4 '--weights int8 on GPUs: expected CPU ranks' "$dir/out" --prompts "$dir/none" --weights int8 --device gpu
+refuses 4 'weights in int8: heads x head_dim = ' "$dir/out" --prompts "$dir/none" --weights int8 --tp 4
 refuses 2 '--batch 0: expected 1 to' "$dir/out" --prompts "$dir/none" --batch 0
 echo '[]' >"$dir/messages"
 refuses 2 'no tokenizer' "$dir/out" --chat "$dir/messages"

@@ -51,6 +51,12 @@ BatchDecoder::BatchDecoder(const DecoderContext& c, int64_t rows, int64_t chosen
   if (c.config.moe_layers() > 0) experts_.emplace(c, rows, true, overlap);
 }
 
+void BatchDecoder::multiply(const Tensor& x, const WeightMatrix& weight, const Tensor& out) {
+  const DecoderContext& c = context_;
+  if (c.int8) return c.int8->at(weight).multiply(x, out);
+  gemm(c.exec, x, c.weights.matrix(weight).transposed(), out, kWeightIsOld);
+}
+
 template <typename Compute>
 void BatchDecoder::sum(int64_t rows, const Wire& wire, const Compute& compute) {
   const Tensor residual = residual_->rows(0, rows);
@@ -71,17 +77,16 @@ struct BatchDecoder::Steps {
   Tensor x;
 
   const BranchLayout& layout() const { return decoder.context_.layout.branches[branch]; }
-  void in(const Tensor& x_norm, const Tensor& weight, const Tensor& hidden) {
-    gemm(decoder.context_.exec, x_norm, weight.transposed(), hidden, kWeightIsOld);
+  void in(const Tensor& x_norm, const Tensor& /*weight*/, const Tensor& hidden) {
+    decoder.multiply(x_norm, layout().in, hidden);
   }
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out) {
     decoder.context_.cache.attend(branch, 0, q, k, v, out);
   }
-  void out(const Tensor& inner, const Tensor& weight) {
+  void out(const Tensor& inner, const Tensor& /*weight*/) {
     const DecoderContext& c = decoder.context_;
-    decoder.sum(x.dim(0), branch_wire(c.codec, layout()), [&](const Tensor& partial) {
-      gemm(c.exec, inner, weight.transposed(), partial, kWeightIsOld);
-    });
+    decoder.sum(x.dim(0), branch_wire(c.codec, layout()),
+                [&](const Tensor& partial) { decoder.multiply(inner, layout().out, partial); });
     add(c.exec, x, decoder.residual_->rows(0, x.dim(0)), x);
   }
   void experts(const Tensor& x_norm, const Tensor& w_in, const Tensor& w_out) {
@@ -132,7 +137,7 @@ Tensor BatchDecoder::logits(std::span<const int32_t> chosen) {
   rms_norm_forward(c.exec, last, c.weights.vector(c.layout.final_norm, c.config.hidden),
                    c.config.norm_eps, last_norm, inverse_rms_);
   const Tensor local = reshaped(local_logits_, count, c.layout.vocab);
-  gemm(c.exec, last_norm, c.weights.matrix(c.layout.head).transposed(), local, kWeightIsOld);
+  multiply(last_norm, c.layout.head, local);
   const int world = c.tp.size();
   if (world == 1) return local;
   const int64_t room = count * logit_columns(c);

@@ -37,6 +37,8 @@ class BatchDecoder {
 
  private:
   struct Steps;
+  /// out = x x weight^T.
+  void multiply(const Tensor& x, const WeightMatrix& weight, const Tensor& out);
   void look_up(const BatchRows& rows);
   /// Sums of `partial` products over the ranks, which `compute` writes, in `residual_`.
   template <typename Compute>

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/infer/int8_weights.h"
 #include "engine/infer/kv_cache.h"
 #include "engine/model/layer.h"
 #include "tandem/communicator.h"
@@ -26,6 +27,7 @@ struct DecoderContext {
   KvCache& cache;
   CodecPolicy codec = {};
   Exec exec = {};
+  const Int8Weights* int8 = nullptr;  ///< matrices, unless they are in `weights`; BatchDecoder only
 
   LayerView view() const { return {config, layout, weights, exec}; }
   Activation activation(int64_t rows, int64_t columns) const {

@@ -36,6 +36,10 @@ EngineOptions resolve(const Communicator& tp, const ModelConfig& config, EngineO
     throw InvalidArgument(fmt::format("rows {}: expected at least the {} sequences", options.rows,
                                       options.sequences));
   }
+  if (options.int8_weights) check_int8_weights(config, tp.size());
+  if (options.int8_weights && tp.on_gpu()) {
+    throw Unsupported("weights in int8 on GPUs: expected CPU ranks");
+  }
   if (options.pages < 0) {
     throw InvalidArgument(fmt::format("pages {}: expected 0 (for all) or more", options.pages));
   }
@@ -72,7 +76,8 @@ Engine::Text::Text(int64_t id_, Request given, const TextTokenizer* tokenizer)
       tokens(request.prompt) {}
 
 Engine::Engine(Communicator& tp, const ModelConfig& config, const EngineOptions& given)
-    : model_(tp, config, given.dtype, cache_size(resolve(tp, config, given)), given.codec),
+    : model_(tp, config, given.dtype, cache_size(resolve(tp, config, given)), given.codec,
+             given.int8_weights),
       tokenizer_(given.tokenizer),
       max_sequences_(given.sequences),
       max_rows_(given.rows),

@@ -33,6 +33,8 @@ struct EngineOptions {
                            ///< or their windows
   OverlapOptions overlap = {};  ///< of the experts
   CodecPolicy codec = {};
+  /// On CPU ranks: weights of GEMMs are int8 (gemm/int8_weight.h), other values in `dtype`.
+  bool int8_weights = false;
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
 };
 
@@ -72,7 +74,8 @@ class Engine {
   /// As in Generator.
   Tensor parameters() const { return model_.weights.values(); }
   const std::vector<Parameter>& parameter_list() const { return model_.layout.parameters; }
-  void parameters_changed() { model_.weights.refresh(); }
+  /// With int8_weights called once: parameters() then has no data.
+  void parameters_changed() { model_.parameters_changed(); }
 
   /// Random weights, as a new model's.
   void initialize(uint64_t seed);

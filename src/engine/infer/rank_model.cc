@@ -30,15 +30,21 @@ const KvCache::Size& checked_size(const Exec& exec, const ModelConfig& config, D
 }  // namespace
 
 RankModel::RankModel(Communicator& tp, const ModelConfig& model, DType dtype,
-                     const KvCache::Size& size, const CodecPolicy& codec)
+                     const KvCache::Size& size, const CodecPolicy& codec, bool is_int8)
     : config(model),
       layout(config, tp.size(), tp.rank()),
       exec(make_exec(tp)),
-      weights(exec, layout, dtype),
+      weights(exec, layout, is_int8 ? DType::f32 : dtype),
       rope(exec, checked_size(exec, config, dtype, size).max_tokens, config.head_dim,
            config.rope_theta, config.rope_scaling),
       cache(exec, config, layout, rope, dtype, size),
-      context{tp, config, layout, weights, dtype, cache, codec, exec} {}
+      context{tp, config, layout, weights, dtype, cache, codec, exec, is_int8 ? &int8 : nullptr} {}
+
+void RankModel::parameters_changed() {
+  if (!context.int8) return weights.refresh();
+  int8.quantize(layout, weights);
+  weights.keep_first(layout.embedding.rows * layout.embedding.columns, context.dtype);
+}
 
 void check_gpu_generation(const ModelConfig& config, int tp) {
   if (config.experts > 0) {

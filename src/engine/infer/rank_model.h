@@ -8,16 +8,20 @@
 namespace tandem {
 
 struct RankModel {
-  /// Collective. `cache.max_tokens` is at most config.max_seq. Throws InvalidArgument if the cache
-  /// does not fit into this machine's memory.
+  /// Collective. `cache.max_tokens` is at most config.max_seq. `is_int8`: GEMMs' weights become
+  /// int8 once they are set. Throws InvalidArgument if the cache does not fit into this machine's
+  /// memory.
   RankModel(Communicator& tp, const ModelConfig& config, DType dtype, const KvCache::Size& cache,
-            const CodecPolicy& codec);
+            const CodecPolicy& codec, bool is_int8 = false);
   RankModel(const RankModel&) = delete;
+  /// After weights.values() was written to, with int8 once: it then has no data.
+  void parameters_changed();
 
   ModelConfig config;
   ModelLayout layout;
   Exec exec;
   Weights weights;
+  Int8Weights int8;
   RopeTable rope;
   KvCache cache;
   DecoderContext context;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/elementwise.h"
 #include "tandem/error.h"
@@ -91,14 +92,37 @@ Weights::Weights(const Exec& exec, const ModelLayout& layout, DType dtype, bool 
   };
   if (dtype == DType::f32 || has_f32) views_.f32 = make(DType::f32, layout.size, f32_);
   if (dtype != DType::f32) views_.working = make(dtype, layout.size, working_);
-  if (views_.f32.data() || exact_ranges_.empty()) return;
+  if (!views_.f32.data()) make_exact();
+}
+
+void Weights::make_exact() {
+  if (exact_ranges_.empty()) return;
   views_.exact_ranges = exact_ranges_;
   const ExactRange& last = exact_ranges_.back();
-  views_.exact = make(DType::f32, last.position + last.count, exact_);
+  const int64_t elements = last.position + last.count;
+  exact_ = Memory(size_t(elements) * sizeof(float), exec_.device);
+  views_.exact = exact_.view(DType::f32, {elements});
+}
+
+void Weights::keep_first(int64_t elements, DType dtype) {
+  make_exact();
+  for (const ExactRange& range : exact_ranges_) {
+    copy(exec_, vector(range.begin, range.count),
+         views_.exact.narrow(0, range.position, range.count));
+  }
+  Memory first(size_t(elements) * size_of(dtype), exec_.device);
+  cast(exec_, views_.f32.narrow(0, 0, elements), first.view(dtype, {elements}));
+  f32_ = {}, working_ = {};
+  views_.f32 = {}, views_.working = {};
+  (dtype == DType::f32 ? f32_ : working_) = std::move(first);
+  dtype_ = dtype;
 }
 
 Tensor Weights::matrix(const WeightMatrix& m) const {
   const Memory& memory = dtype_ == DType::f32 ? f32_ : working_;
+  if (size_t(m.offset + m.rows * m.columns) * size_of(dtype_) > memory.bytes()) {
+    return Tensor(nullptr, dtype_, {m.rows, m.columns}, memory.device());
+  }
   return memory.view(dtype_, {m.rows, m.columns}, size_t(m.offset) * size_of(dtype_));
 }
 

@@ -44,7 +44,7 @@ class Weights {
   const WeightViews& views() const { return views_; }
   /// f32 [elements]; without data if there is none.
   const Tensor& values() const { return views_.f32; }
-  /// Matrix in the working dtype.
+  /// Matrix in the working dtype; without data if keep_first dropped it.
   Tensor matrix(const WeightMatrix& m) const;
   /// Router in f32, regardless of the working dtype.
   Tensor router(const WeightMatrix& m) const;
@@ -54,10 +54,15 @@ class Weights {
   void set(FlatRange range, const Tensor& values);
   /// The same after values() was written to.
   void refresh() { set({0, views_.elements()}, views_.f32); }
+  /// From all weights in f32: keeps the matrices of the first `elements`, in `dtype`, and what is
+  /// read in f32 in any case.
+  void keep_first(int64_t elements, DType dtype);
   /// Writes the weights as they are read, f32 [elements].
   void read(const Tensor& to) const;
 
  private:
+  void make_exact();
+
   Exec exec_;
   DType dtype_;
   Memory f32_, working_, exact_;

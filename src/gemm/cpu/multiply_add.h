@@ -26,4 +26,16 @@ inline Vector multiply_add(float a, const Vector& x, const Vector& sum) {
   return sum + a * x;
 }
 
+template <typename Vector>
+inline Vector multiply_add(const Vector& a, const Vector& x, const Vector& sum) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Vector) == 64) return _mm512_fmadd_ps(a, x, sum);
+#endif
+#if defined(__FMA__)
+  if constexpr (sizeof(Vector) == 32) return _mm256_fmadd_ps(a, x, sum);
+  if constexpr (sizeof(Vector) == 16) return _mm_fmadd_ps(a, x, sum);
+#endif
+  return sum + a * x;
+}
+
 }  // namespace tandem::cpu

@@ -1,0 +1,28 @@
+// Matrices of a rank's model in int8 (gemm/int8_weight.h), for CPU ranks: those of the branches'
+// GEMMs and the head.
+#pragma once
+
+#include <map>
+
+#include "engine/model/weights.h"
+#include "gemm/int8_weight.h"
+
+namespace tandem {
+
+/// Throws Unsupported naming what of the model or of its division over `tp` ranks has no weights in
+/// int8: experts, or groups of inputs that would cross ranks.
+void check_int8_weights(const ModelConfig& config, int tp);
+
+class Int8Weights {
+ public:
+  /// Quantizes the matrices of `weights`, which has all weights in f32. Weights, but not the sums
+  /// of products, are the same for any number of ranks.
+  void quantize(const ModelLayout& layout, const Weights& weights);
+  /// Throws std::out_of_range for a matrix other than those.
+  const Int8Weight& at(const WeightMatrix& matrix) const { return matrices_.at(matrix.offset); }
+
+ private:
+  std::map<int64_t, Int8Weight> matrices_;  // by offset
+};
+
+}  // namespace tandem

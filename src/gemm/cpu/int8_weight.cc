@@ -1,0 +1,201 @@
+#include "gemm/int8_weight.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "core/cpu/parallel.h"
+#include "core/cpu/scalar.h"
+#include "gemm/cpu/multiply_add.h"
+#include "observe/recorder.h"
+#include "tandem/error.h"
+
+namespace tandem {
+namespace {
+
+// Sums of a tile: 16 for each of its outputs, in as many registers as they take.
+#if defined(__AVX512F__)
+constexpr int kInt8VectorBytes = 64, kInt8TileRows = 4, kInt8TileColumns = 4;  // 16 of 32 registers
+#elif defined(__AVX__)
+constexpr int kInt8VectorBytes = 32, kInt8TileRows = 2, kInt8TileColumns = 2;  // 8 of 16
+#else
+constexpr int kInt8VectorBytes = 16, kInt8TileRows = 1, kInt8TileColumns = 2;  // 8 of 16
+#endif
+constexpr int kSums = 16;
+constexpr int kInt8Lanes = kInt8VectorBytes / int(sizeof(float));
+constexpr int kVectors = kSums / kInt8Lanes;
+using FloatVector = float __attribute__((vector_size(kInt8VectorBytes)));
+using StoredFloats = float __attribute__((vector_size(kInt8VectorBytes), aligned(4), may_alias));
+
+/// A vector of values in f32. Intrinsics, as GCC converts the bytes one by one; with a mask, as
+/// GCC 12 warns about the others.
+FloatVector int8_to_f32(const int8_t* values) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+  return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(values));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  FloatVector result;
+  for (int lane = 0; lane < kInt8Lanes; ++lane) result[lane] = float(values[lane]);
+  return result;
+#endif
+}
+
+struct TileOperands {
+  const float* x;  // [rows, groups x kInt8Group]
+  const int8_t* values;
+  const BFloat16* scales;
+  int64_t groups;
+};
+
+float bf16_at_least(float value) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0xffff) & 0xffff0000u);
+}
+
+/// sums[i * Columns + j] = row i of x times row j of the weight.
+template <int Rows, int Columns>
+void int8_tile(const TileOperands& o, float* sums) {
+  FloatVector total[Rows][Columns][kVectors] = {};
+  const int64_t stride = o.groups * kInt8Group;
+  for (int64_t group = 0; group < o.groups; ++group) {
+    FloatVector scales[Columns];
+#pragma GCC unroll 4
+    for (int j = 0; j < Columns; ++j) {
+      scales[j] = FloatVector{} + cpu::to_f32(o.scales[j * o.groups + group]);
+    }
+#pragma GCC unroll 1
+    for (int64_t k = group * kInt8Group; k < (group + 1) * kInt8Group; k += kSums) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = k + v * kInt8Lanes;
+        FloatVector weights[Columns];
+#pragma GCC unroll 4
+        for (int j = 0; j < Columns; ++j) {
+          weights[j] = scales[j] * int8_to_f32(o.values + j * stride + at);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < Rows; ++i) {
+          const FloatVector x = *reinterpret_cast<const StoredFloats*>(o.x + i * stride + at);
+#pragma GCC unroll 4
+          for (int j = 0; j < Columns; ++j) {
+            total[i][j][v] = cpu::multiply_add<FloatVector>(weights[j], x, total[i][j][v]);
+          }
+        }
+      }
+    }
+  }
+  for (int i = 0; i < Rows; ++i) {
+    for (int j = 0; j < Columns; ++j) {
+      std::array<float, kSums> lanes;
+      for (int lane = 0; lane < kSums; ++lane) {
+        lanes[size_t(lane)] = total[i][j][lane / kInt8Lanes][lane % kInt8Lanes];
+      }
+      for (size_t half = kSums / 2; half > 0; half /= 2) {
+        for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+      }
+      sums[i * Columns + j] = lanes[0];
+    }
+  }
+}
+
+using Int8Tile = void (*)(const TileOperands&, float*);
+template <int Rows, int... Column>
+constexpr std::array<Int8Tile, kInt8TileColumns> int8_tiles_of(
+    std::integer_sequence<int, Column...>) {
+  return {int8_tile<Rows, Column + 1>...};
+}
+template <int... Row>
+constexpr std::array<std::array<Int8Tile, kInt8TileColumns>, kInt8TileRows> all_int8_tiles(
+    std::integer_sequence<int, Row...>) {
+  return {int8_tiles_of<Row + 1>(std::make_integer_sequence<int, kInt8TileColumns>{})...};
+}
+/// kInt8Tiles[rows - 1][columns - 1].
+constexpr auto kInt8Tiles = all_int8_tiles(std::make_integer_sequence<int, kInt8TileRows>{});
+
+/// Rows of x in f32, with zeros up to `columns`.
+Memory padded_rows(const Tensor& x, int64_t columns) {
+  Memory padded(size_t(x.dim(0) * columns) * sizeof(float));
+  cpu::with_type(x.dtype(), "int8 product", [&]<typename T>(T) {
+    for (int64_t row = 0; row < x.dim(0); ++row) {
+      const T* from = x.as<T>() + row * x.stride(0);
+      float* to = reinterpret_cast<float*>(padded.data()) + row * columns;
+      for (int64_t i = 0; i < x.dim(1); ++i) to[i] = cpu::to_f32(from[i]);
+    }
+  });
+  return padded;
+}
+
+}  // namespace
+
+Int8Weight::Int8Weight(const Tensor& weight)
+    : rows_(weight.dim(0)),
+      columns_(weight.dim(1)),
+      groups_((columns_ + kInt8Group - 1) / kInt8Group),
+      values_(size_t(rows_ * groups_ * kInt8Group)),
+      scales_(size_t(rows_ * groups_) * sizeof(BFloat16)) {
+  auto* const values = reinterpret_cast<int8_t*>(values_.data());
+  auto* const scales = reinterpret_cast<BFloat16*>(scales_.data());
+  cpu::parallel_ranges(rows_ * groups_, cpu::kMinRows, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t first = group % groups_ * kInt8Group;
+      const int64_t count = std::min(kInt8Group, columns_ - first);
+      const float* const w = weight.as<float>() + group / groups_ * columns_ + first;
+      float max = 0;
+      for (int64_t i = 0; i < count; ++i) max = std::max(max, std::abs(w[i]));
+      const float scale = bf16_at_least(max / 127);
+      scales[group] = cpu::from_f32<BFloat16>(scale);
+      if (scale == 0) continue;
+      for (int64_t i = 0; i < count; ++i) {
+        values[group * kInt8Group + i] =
+            int8_t(std::clamp(std::nearbyint(w[i] / scale), -127.0f, 127.0f));
+      }
+    }
+  });
+}
+
+void Int8Weight::multiply(const Tensor& x, const Tensor& out) const {
+  if (x.dims() != 2 || x.dim(1) != columns_) {
+    throw InvalidArgument(
+        fmt::format("int8 product: x is {}: expected {} columns", x.describe(), columns_));
+  }
+  if (out.dims() != 2 || out.dim(0) != x.dim(0) || out.dim(1) != rows_) {
+    throw InvalidArgument(
+        fmt::format("int8 product: out is {}: expected [{}, {}]", out.describe(), x.dim(0), rows_));
+  }
+  const ScopedSpan span(SpanKind::compute, "int8 gemm");
+  const int64_t stride = groups_ * kInt8Group;
+  const Memory padded = padded_rows(x, stride);
+  const auto* const rows = reinterpret_cast<const float*>(padded.data());
+  const auto* const values = reinterpret_cast<const int8_t*>(values_.data());
+  const auto* const scales = reinterpret_cast<const BFloat16*>(scales_.data());
+  const auto write = [&]<typename T>(T, int64_t begin, int64_t end) {
+    for (int64_t column = begin; column < end; column += kInt8TileColumns) {
+      const int64_t columns = std::min<int64_t>(kInt8TileColumns, end - column);
+      for (int64_t row = 0; row < x.dim(0); row += kInt8TileRows) {
+        const int64_t count = std::min<int64_t>(kInt8TileRows, x.dim(0) - row);
+        std::array<float, kInt8TileRows * kInt8TileColumns> sums;
+        kInt8Tiles[size_t(count - 1)][size_t(columns - 1)](
+            {rows + row * stride, values + column * stride, scales + column * groups_, groups_},
+            sums.data());
+        for (int64_t i = 0; i < count; ++i) {
+          T* const to = out.as<T>() + (row + i) * out.stride(0) + column;
+          for (int64_t j = 0; j < columns; ++j) {
+            to[j] = cpu::from_f32<T>(sums[size_t(i * columns + j)]);
+          }
+        }
+      }
+    }
+  };
+  cpu::with_type(out.dtype(), "int8 product", [&]<typename T>(T type) {
+    cpu::parallel_ranges(rows_, cpu::kMinRows,
+                         [&](int64_t begin, int64_t end) { write(type, begin, end); });
+  });
+}
+
+}  // namespace tandem
