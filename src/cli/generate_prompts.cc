@@ -17,6 +17,7 @@
 #include "core/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/model/pretrained.h"
+#include "engine/serve/logit_bias.h"
 #include "engine/serve/prompt_tokens.h"
 #include "tandem/error.h"
 
@@ -25,9 +26,21 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kPromptKeys[] = {"prompt",      "messages", "max_tokens",
-                                            "temperature", "top_k",    "top_p",
-                                            "seed",        "stop",     "log_probs"};
+constexpr std::string_view kPromptKeys[] = {"prompt",
+                                            "messages",
+                                            "max_tokens",
+                                            "temperature",
+                                            "top_k",
+                                            "top_p",
+                                            "seed",
+                                            "stop",
+                                            "log_probs",
+                                            "top_log_probs",
+                                            "min_p",
+                                            "presence_penalty",
+                                            "frequency_penalty",
+                                            "repetition_penalty",
+                                            "logit_bias"};
 /// Rows of a step for chunks of prompts, in addition to one for each text.
 constexpr int64_t kPromptRows = 64;
 
@@ -82,6 +95,16 @@ PromptLine parse_line(const std::string& text, const std::string& where,
   take("seed", seed);
   take("log_probs", line.wants_log_probs);
   request.sampling.seed = uint64_t(seed);
+  take("top_log_probs", request.alternatives);
+  take("min_p", request.rules.min_p);
+  take("presence_penalty", request.rules.presence_penalty);
+  take("frequency_penalty", request.rules.frequency_penalty);
+  take("repetition_penalty", request.rules.repetition_penalty);
+  if (root.contains("logit_bias")) {
+    auto biases = parse_logit_bias(root["logit_bias"]);
+    if (!biases) reject_value(where, "logit_bias", root["logit_bias"], kExpectedLogitBias);
+    request.rules.biases = std::move(*biases);
+  }
   if (root.contains("stop")) request.stops = parse_stops(root["stop"], where);
   try {
     check(request, stored.config, stored.config.max_seq);
@@ -96,6 +119,7 @@ struct PromptText {
   std::string text;
   std::vector<int32_t> tokens;
   std::vector<double> log_probs;
+  std::vector<std::vector<Sampled>> alternatives;
   std::optional<TokenEvent> last;
 };
 
@@ -108,6 +132,14 @@ std::string to_json(const PromptLine& line, const PromptText& written) {
             {"token_ids", written.tokens}};
   if (!last.stop.empty()) root["stop"] = last.stop;
   if (line.wants_log_probs) root["log_probs"] = written.log_probs;
+  if (line.request.alternatives > 0) {
+    Json& all = root["top_log_probs"] = Json::array();
+    for (const std::vector<Sampled>& alternatives : written.alternatives) {
+      Json tokens = Json::array();
+      for (const auto& [token, log_prob] : alternatives) tokens.push_back({token, log_prob});
+      all.push_back(std::move(tokens));
+    }
+  }
   return root.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -168,6 +200,7 @@ void generate_all(Communicator& tp, const GenerateArguments& arguments, const St
       if (event.finish != Finish::end_token) {
         text.tokens.push_back(event.token);
         text.log_probs.push_back(event.log_prob);
+        text.alternatives.push_back(std::move(event.alternatives));
       }
       if (event.finish) text.last = std::move(event);
     }

@@ -22,8 +22,10 @@ struct Sampled {
   float log_prob;  ///< natural logarithm of its probability at temperature 1, without top-k and -p
 };
 
-/// On a CPU: samples from one row.
-Sampled sample_row(std::span<const float> logits, const SampleOptions& options);
+/// On a CPU: samples from one row, which must be finite. The choice is by `changed` logits instead,
+/// if there are any; those may be -infinity, for tokens that are not chosen.
+Sampled sample_row(std::span<const float> logits, const SampleOptions& options,
+                   std::span<const float> changed = {});
 
 /// Bytes of scratch per row that a GPU needs; 0 on a CPU.
 int64_t sample_scratch(const Exec& exec, int64_t vocab);

@@ -160,6 +160,10 @@ def test_chats(folder, server, model):
     expect(answer["choices"][0]["message"] == {"role": "assistant", "content": want["text"]}, (answer, want))
     expect(answer["usage"]["prompt_tokens"] == want["prompt_tokens"], answer)
     content = answer["choices"][0]["logprobs"]["content"]
+    expect(all(token["top_logprobs"] == [] for token in content), content)
+    for token in server.ask(body | {"logprobs": True, "top_logprobs": 2}, path)["choices"][0]["logprobs"]["content"]:
+        expect(len(token["top_logprobs"]) == 2 and token["top_logprobs"][0] == {key: token[key] for key in ("token", "logprob", "bytes")}, token)
+    expect(server.request("POST", path, body | {"top_logprobs": 2})[0] == 400, "top_logprobs without logprobs")
     written = b"".join(bytes(token["bytes"]) for token in content)
     expect(written.decode(errors="replace") == want["text"], (written, want))
     chunks = server.chunks(body | {"stream_options": {"include_usage": True}}, path)
@@ -173,6 +177,47 @@ def test_chats(folder, server, model):
         expect(status == 400 and json.loads(text)["error"]["param"] == "messages", (status, text))
 
 
+def reference_token(step, before, rules):
+    """The token that temperature 0 chooses, if it is certain to be among the likeliest ones."""
+    bias = {int(token): value for token, value in rules.get("logit_bias", {}).items()}
+    changed = {}
+    for token, log_prob in step:
+        count = before.count(token)
+        changed[token] = log_prob + bias.get(token, 0) - rules.get("frequency_penalty", 0) * count
+        changed[token] -= rules.get("presence_penalty", 0) if count else 0
+    best = max(changed, key=changed.get)
+    second = max(value for token, value in changed.items() if token != best)
+    return best if changed[best] > max(step[-1][1], second) + 1e-4 else None
+
+
+def test_rules_choose_as_the_reference(folder, server):
+    rng, checked, moved = random.Random(4), 0, 0
+    requests = []
+    for _ in range(12):
+        requests.append({"prompt": rng.choice(["int main", "the", "for (int i"]), "max_tokens": 20, "temperature": 0} |
+                        rng.choice([{"presence_penalty": 1.5}, {"frequency_penalty": 0.7}, {"frequency_penalty": 2, "presence_penalty": -1},
+                                    {"logit_bias": {str(rng.randrange(60)): -3, str(rng.randrange(60)): 0.5}, "presence_penalty": 1}]))
+    texts = generate(folder, MODEL, [request | {"top_log_probs": 20} for request in requests])
+    answers = [server.ask(request | {"logprobs": 20})["choices"][0] for request in requests]
+    for request, text, answer in zip(requests, texts, answers):
+        tokens = text["token_ids"]
+        for i, (token, step) in enumerate(zip(tokens, text["top_log_probs"])):
+            expect(len(step) == 20 and [pair[1] for pair in step] == sorted((pair[1] for pair in step), reverse=True), step)
+            wanted = reference_token(step, tokens[:i], request)
+            if wanted is not None:
+                expect(token == wanted, (request, i, token, step))
+                checked += 1
+                moved += token != step[0][0]
+        expect(answer["text"] == text["text"], (request, answer, text))
+        tops = answer["logprobs"]["top_logprobs"]
+        expect(len(tops) == text["tokens"], answer)
+        values = answer["logprobs"]["token_logprobs"]
+        for top, step, token, value in zip(tops, text["top_log_probs"], answer["logprobs"]["tokens"], values):
+            expect(abs(max(top.values()) - step[0][1]) < 1e-3, (top, step))
+            expect("\ufffd" in token or top[token] == value, (top, token, value))  # parts of characters share a text
+    expect(checked > 60 and moved > 10, (checked, moved))
+
+
 def test_bad_requests_are_refused(server):
     for body, status, name in [
             ("", 400, "JSON object"), ("[]", 400, "JSON object"), ("{", 400, "JSON object"), ("[" * 5000, 400, "JSON object"),
@@ -181,14 +226,18 @@ def test_bad_requests_are_refused(server):
             ({"prompt": "x", "temperature": "hot"}, 400, "temperature"), ({"prompt": "x", "temperature": -1}, 400, "temperature"),
             ({"prompt": "x", "top_p": 0}, 400, "top-p"), ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
             ({"prompt": ["a"] * 4, "n": 2 ** 62}, 400, "n = "), ({"prompt": "x", "max_tokens": 2 ** 64 - 1}, 400, "max_tokens = "),
-            ({"prompt": "x", "repetition_penalty": 1.1}, 400, "repetition_penalty"),
+            ({"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty 0: expected above 0"),
+            ({"prompt": "x", "frequency_penalty": 2.1}, 400, "frequency_penalty 2.1: expected -2 to 2"),
+            ({"prompt": "x", "min_p": -0.1}, 400, "min_p -0.1: expected 0 to 1"), ({"prompt": "x", "tools": [{}]}, 400, "tools"),
             ({"prompt": "x", "n": 0}, 400, "n = 0"), ({"prompt": "x", "n": 1000}, 400, "n = 1000"),
             ({"prompt": "x", "stop": 3}, 400, "stop = 3"), ({"prompt": "x", "stop": [""]}, 400, "stop"),
-            ({"prompt": "x", "presence_penalty": 1}, 400, "presence_penalty"), ({"prompt": "x", "echo": True}, 400, "echo"),
-            ({"prompt": "x", "logprobs": 5}, 400, "logprobs"), ({"prompt": "x", "nonsense": 5}, 400, "nonsense: unknown field"),
+            ({"prompt": "x", "presence_penalty": "1"}, 400, "presence_penalty"), ({"prompt": "x", "echo": True}, 400, "echo"),
+            ({"prompt": "x", "logprobs": 21}, 400, "logprobs = 21: expected 0 to 20"), ({"prompt": "x", "nonsense": 5}, 400, "nonsense: unknown field"),
             ({"prompt": "x", "stream_options": {}}, 400, "stream_options"), ({"prompt": "x", "seed": 1.5}, 400, "seed"),
             ({"prompt": "x", "model": "other"}, 404, "model = other"), ({"prompt": "x " * 3000}, 400, "tokens: expected fewer"),
-            ({"prompt": "x", "logit_bias": {"3": 1}}, 400, "logit_bias")]:
+            ({"prompt": "x", "logit_bias": {"x": 1}}, 400, "logit_bias"), ({"prompt": "x", "logit_bias": [3]}, 400, "logit_bias"),
+            ({"prompt": "x", "logit_bias": {"3": 101}}, 400, "logit_bias 101 of token 3"),
+            ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "logit_bias of token 99999")]:
         found, text = server.request("POST", "/v1/completions", body)
         expect(found == status and name in json.loads(text)["error"]["message"], (body, found, text))
     # As vLLM's benchmark asks: the text goes on after its end.
@@ -329,6 +378,7 @@ def main():
             file.write(TEMPLATE)
         server = Server(model, "--tp", "2", "--batch", "6")
         test_texts_are_those_of_generate(folder, server)
+        test_rules_choose_as_the_reference(folder, server)
         test_chats(folder, server, model)
         test_bad_requests_are_refused(server)
         server.stop()

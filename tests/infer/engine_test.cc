@@ -298,6 +298,35 @@ TEST(Engine, Int8WeightsOfOtherModelsAreRefused) {
   });
 }
 
+TEST(Engine, RulesChangeOnlyTheirRequest) {
+  if (launched_by_mpi()) GTEST_SKIP() << "threads";
+  const ModelConfig config = engine_model(kVariants[0]);
+  std::vector<Request> requests = random_requests(9, 6, 60, 40);
+  for (Request& request : requests) request.stops = {}, request.max_tokens = 30;
+  on_ranks(2, [&](Communicator& tp) {
+    const auto without_rules = run_separately(tp, config, DType::f32, {}, requests);
+    std::vector<Request> changed = requests;
+    for (size_t i = 0; i < changed.size(); i += 2) {
+      changed[i].rules.biases = {{without_rules[i].tokens[0], -100}};
+      changed[i].rules.frequency_penalty = 2;
+      changed[i].rules.min_p = i % 4 == 0 ? 0.1 : 0;
+      changed[i].alternatives = 3;
+    }
+    const auto expected = run_separately(tp, config, DType::f32, {}, changed);
+    Engine engine(tp, config, {.sequences = 5, .rows = 40, .pages = 7});
+    fill_engine(engine, config, tp);
+    const auto all = run_all(engine, changed, {8});
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_TRUE(all[i] == expected[i]) << "request " << i;
+      if (i % 2 == 1) {
+        EXPECT_TRUE(all[i] == without_rules[i]) << "request " << i << " has no rules";
+      } else {
+        EXPECT_EQ(std::ranges::count(all[i].tokens, without_rules[i].tokens[0]), 0) << i;
+      }
+    }
+  });
+}
+
 TEST(Engine, CancelledRequestsEndAndOthersKeepTheirTokens) {
   if (launched_by_mpi()) GTEST_SKIP() << "threads";
   const ModelConfig config = engine_model(kVariants[0]);

@@ -170,6 +170,9 @@ refuses_line 'temprature: expected one of prompt, messages, max_tokens' '{"promp
 refuses_line 'max_tokens 0: expected at least 1' '{"prompt": "x", "max_tokens": 0}'
 refuses_line 'top_p = "a": expected a number' '{"prompt": "x", "top_p": "a"}'
 refuses_line 'top-p 0' '{"prompt": "x", "top_p": 0}'
+refuses_line 'min_p 2: expected 0 to 1' '{"prompt": "x", "min_p": 2}'
+refuses_line 'logit_bias = {"a":1}: expected an object of' '{"prompt": "x", "logit_bias": {"a": 1}}'
+refuses_line "21 other tokens' log-probabilities: expected 0 to 20" '{"prompt": "x", "top_log_probs": 21}'
 refuses_line 'stop = 3: expected a string or a list of strings' '{"prompt": "x", "stop": 3}'
 refuses_line "stop '': expected" '{"prompt": "x", "stop": [""]}'
 refuses_line 'prompt of 601 tokens: expected fewer' "{\"prompt\": \"$(printf 'A%.0s' $(seq 600))\"}"

@@ -113,8 +113,17 @@ std::span<const Sampled> BatchDecoder::run(const BatchRows& rows) {
           Steps{*this, i, x});
     }
     if (rows.chosen.empty()) return {};
-    return sample(logits(rows.chosen), rows.options);
+    last_logits_ = logits(rows.chosen);
+    return sample(last_logits_, rows.options);
   });
+}
+
+std::vector<float> BatchDecoder::read_logits(size_t chosen) const {
+  std::vector<float> logits(size_t(context_.config.vocab));
+  const int64_t vocab = context_.config.vocab;
+  copy(context_.exec, last_logits_.rows(int64_t(chosen), 1),
+       Tensor(logits.data(), DType::f32, {1, vocab}));
+  return logits;
 }
 
 void BatchDecoder::look_up(const BatchRows& rows) {

@@ -34,6 +34,8 @@ class BatchDecoder {
   /// Appends the rows, at least one, to their sequences, and returns the tokens after the chosen
   /// ones, the same on every rank, valid until the next call. Collective.
   std::span<const Sampled> run(const BatchRows& rows);
+  /// Logits of the last step's chosen row, f32 [vocab], on the host; the same on every rank.
+  std::vector<float> read_logits(size_t chosen) const;
 
  private:
   struct Steps;
@@ -56,6 +58,7 @@ class BatchDecoder {
   Activation options_, sample_scratch_, sampled_;
   Upload upload_options_;
   std::vector<Sampled> host_sampled_;
+  Tensor last_logits_;  // of the chosen rows
 };
 
 }  // namespace tandem

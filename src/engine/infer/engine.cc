@@ -92,6 +92,11 @@ void Engine::initialize(uint64_t seed) {
 
 void check(const Request& request, const ModelConfig& config, int64_t capacity) {
   check(request.sampling);
+  check(request.rules, config.vocab);
+  if (request.alternatives < 0 || request.alternatives > kMaxAlternatives) {
+    throw InvalidArgument(fmt::format("{} other tokens' log-probabilities: expected 0 to {}",
+                                      request.alternatives, kMaxAlternatives));
+  }
   check_tokens(config, request.prompt);
   const StopText checked(request.stops);
   if (request.max_tokens < 1) {
@@ -141,7 +146,9 @@ std::vector<TokenEvent> Engine::step() {
   ++stats_.steps;
   stats_.rows += int64_t(rows_.tokens.size());
   std::vector<TokenEvent> events;
-  for (size_t i = 0; i < chosen_.size(); ++i) events.push_back(write(*chosen_[i], sampled[i]));
+  for (size_t i = 0; i < chosen_.size(); ++i) {
+    events.push_back(choose(*chosen_[i], i, sampled[i]));
+  }
   std::erase_if(running_, [&](const std::unique_ptr<Text>& text) { return text->left() == 0; });
   return events;
 }
@@ -260,6 +267,23 @@ void Engine::add_rows(Text& text, int64_t count, bool is_chunk) {
   rows_.chosen.push_back(int32_t(rows_.tokens.size()) - 1);
   rows_.options.push_back(sample_options(text.request.sampling, text.written()));
   chosen_.push_back(&text);
+}
+
+/// Writes the token that was sampled, or, if the request has rules, another.
+TokenEvent Engine::choose(Text& text, size_t chosen, const Sampled& sampled) {
+  const Request& request = text.request;
+  const bool has_rules = !request.rules.change_nothing();
+  if (sampled.token < 0 || (!has_rules && request.alternatives == 0)) return write(text, sampled);
+  const std::vector<float> logits = decoder_.read_logits(chosen);
+  Sampled token = sampled;
+  if (has_rules) {
+    std::vector<float> changed = logits;
+    apply(request.rules, text.tokens, request.prompt.size(), request.sampling.temperature, changed);
+    token = sample_row(logits, sample_options(request.sampling, text.written()), changed);
+  }
+  TokenEvent event = write(text, token);
+  event.alternatives = likeliest_tokens(logits, size_t(request.alternatives));
+  return event;
 }
 
 /// Appends a token to a text. A finished one has no token left and no page.

@@ -18,6 +18,7 @@
 
 #include "engine/infer/batch_decoder.h"
 #include "engine/infer/continuation.h"
+#include "engine/infer/logit_rules.h"
 #include "engine/infer/page_pool.h"
 #include "engine/infer/rank_model.h"
 #include "engine/infer/sampling.h"
@@ -38,12 +39,17 @@ struct EngineOptions {
   const TextTokenizer* tokenizer = nullptr;  ///< must outlive the engine; nullptr: bytes
 };
 
+constexpr int64_t kMaxAlternatives = 20;
+
 struct Request {
   std::vector<int32_t> prompt;  ///< at least one token
   int64_t max_tokens = 16;
   SamplingOptions sampling = {};   ///< token i of the text depends on (seed, i)
   std::vector<int32_t> ends = {};  ///< as in Continuation
   std::vector<std::string> stops = {};
+  LogitRules rules = {};
+  int64_t alternatives =
+      0;  ///< likeliest tokens to report with each token, at most kMaxAlternatives
   bool has_text_before = true;  ///< the text continues one, so that a first space is one
 };
 
@@ -59,10 +65,11 @@ const char* name_of(Finish finish);
 struct TokenEvent {
   int64_t request;
   int32_t token;
-  float log_prob;    ///< of the token, by the logits before temperature
+  float log_prob;    ///< of the token, by the logits before temperature and rules
   std::string text;  ///< that is final with this token
   std::optional<Finish> finish;
-  std::string stop = {};  ///< string that ended the text
+  std::string stop = {};                   ///< string that ended the text
+  std::vector<Sampled> alternatives = {};  ///< likeliest tokens in its place, likeliest first
 };
 
 class Engine {
@@ -130,6 +137,7 @@ class Engine {
   bool preempt_after(const Text& text);
   void release(Text& text);
   void add_rows(Text& text, int64_t count, bool is_chunk);
+  TokenEvent choose(Text& text, size_t chosen, const Sampled& sampled);
   TokenEvent write(Text& text, const Sampled& sampled);
 
   RankModel model_;

@@ -26,6 +26,7 @@ CompletionAnswer::CompletionAnswer(const ServedModel& model, const CompletionReq
       streams_(request.streams),
       includes_usage_(request.includes_usage),
       wants_log_probs_(request.wants_log_probs),
+      has_alternatives_(request.choices.front().alternatives > 0),
       prompt_tokens_(request.prompt_tokens),
       id_((request.is_chat ? "chatcmpl-" : "cmpl-") + std::move(id)),
       created_(std::time(nullptr)),
@@ -49,25 +50,45 @@ std::string CompletionAnswer::text_of(int32_t token) const {
   return text;
 }
 
+Json CompletionAnswer::token_json(int32_t token, float log_prob) const {
+  const std::string text = text_of(token);
+  Json bytes = Json::array();
+  for (const char byte : text) bytes.push_back(uint8_t(byte));
+  return {{"token", text}, {"logprob", log_prob}, {"bytes", bytes}};
+}
+
 Json CompletionAnswer::log_probs_json(std::span<const LogProb> log_probs) const {
   if (!wants_log_probs_) return nullptr;
-  Json content = Json::array(), tokens = Json::array(), values = Json::array();
+  Json content = Json::array(), tokens = Json::array(), values = Json::array(),
+       alternatives = Json::array();
   for (const LogProb& each : log_probs) {
-    const std::string text = text_of(each.token);
-    if (!is_chat_) {
-      tokens.push_back(text);
-      values.push_back(each.value);
+    if (is_chat_) {
+      Json token = token_json(each.token, each.value);
+      token["top_logprobs"] = Json::array();
+      for (const auto& [other, log_prob] : each.alternatives) {
+        token["top_logprobs"].push_back(token_json(other, log_prob));
+      }
+      content.push_back(std::move(token));
       continue;
     }
-    Json bytes = Json::array();
-    for (const char byte : text) bytes.push_back(uint8_t(byte));
-    content.push_back({{"token", text},
-                       {"logprob", each.value},
-                       {"bytes", bytes},
-                       {"top_logprobs", Json::array()}});
+    tokens.push_back(text_of(each.token));
+    values.push_back(each.value);
+    // The likeliest of tokens with the same text, such as parts of characters, remains.
+    Json others = Json::object();
+    const auto add_other = [&](int32_t token, float log_prob) {
+      Utf8Stream characters;
+      std::string text = characters.add(text_of(token));
+      text += characters.rest();
+      if (!others.contains(text)) others[text] = log_prob;
+    };
+    for (const auto& [token, log_prob] : each.alternatives) add_other(token, log_prob);
+    add_other(each.token, each.value);
+    alternatives.push_back(std::move(others));
   }
   if (is_chat_) return {{"content", content}};
-  return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", nullptr}};
+  return {{"tokens", tokens},
+          {"token_logprobs", values},
+          {"top_logprobs", has_alternatives_ ? std::move(alternatives) : Json(nullptr)}};
 }
 
 std::string CompletionAnswer::event(Json choice) const {
@@ -94,7 +115,7 @@ std::string CompletionAnswer::add(size_t index, const TokenEvent& token) {
   if (token.finish) text += choice.characters.rest();
   choice.text += text;
   const bool is_text = token.finish != Finish::end_token;
-  const LogProb log_prob{token.token, token.log_prob};
+  const LogProb log_prob{token.token, token.log_prob, token.alternatives};
   if (is_text && wants_log_probs_) choice.log_probs.push_back(log_prob);
   if (token.finish) {
     choice.finish = finish_reason(*token.finish);

@@ -34,6 +34,7 @@ class CompletionAnswer {
   struct LogProb {
     int32_t token;
     float value;
+    std::vector<Sampled> alternatives;
   };
   struct Choice {
     Utf8Stream characters;  ///< a model of bytes writes parts of them
@@ -44,11 +45,13 @@ class CompletionAnswer {
   nlohmann::ordered_json head(const char* object) const;
   nlohmann::ordered_json usage() const;
   nlohmann::ordered_json log_probs_json(std::span<const LogProb> log_probs) const;
+  /// A token of a chat with its log-probability.
+  nlohmann::ordered_json token_json(int32_t token, float log_prob) const;
   std::string event(nlohmann::ordered_json choice) const;
   std::string text_of(int32_t token) const;
 
   const ServedModel& model_;
-  const bool is_chat_, streams_, includes_usage_, wants_log_probs_;
+  const bool is_chat_, streams_, includes_usage_, wants_log_probs_, has_alternatives_;
   const int64_t prompt_tokens_;
   const std::string id_;
   const int64_t created_;  ///< s since 1970

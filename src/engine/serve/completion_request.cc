@@ -12,6 +12,7 @@
 
 #include "core/json.h"
 #include "core/printable.h"
+#include "engine/serve/logit_bias.h"
 #include "engine/serve/prompt_tokens.h"
 #include "tandem/error.h"
 
@@ -24,20 +25,31 @@ constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStops = 16;
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's of a completion
 
-constexpr std::string_view kFields[] = {
-    "model",  "max_tokens", "temperature", "top_p", "top_k",    "seed",           "stop",
-    "stream", "n",          "logprobs",    "user",  "metadata", "stream_options", "ignore_eos"};
+constexpr std::string_view kFields[] = {"model",
+                                        "max_tokens",
+                                        "temperature",
+                                        "top_p",
+                                        "top_k",
+                                        "seed",
+                                        "stop",
+                                        "stream",
+                                        "n",
+                                        "logprobs",
+                                        "user",
+                                        "metadata",
+                                        "stream_options",
+                                        "ignore_eos",
+                                        "min_p",
+                                        "presence_penalty",
+                                        "frequency_penalty",
+                                        "repetition_penalty",
+                                        "logit_bias"};
 
 /// Field that is understood with one value, that which changes nothing.
 struct NeutralField {
   std::string_view name, value;  ///< value: as JSON
 };
-constexpr NeutralField kNeutral[] = {{"presence_penalty", "0"},
-                                     {"frequency_penalty", "0"},
-                                     {"repetition_penalty", "1"},
-                                     {"min_p", "0"},
-                                     {"min_tokens", "0"},
-                                     {"logit_bias", "{}"},
+constexpr NeutralField kNeutral[] = {{"min_tokens", "0"},
                                      {"skip_special_tokens", "true"},
                                      {"service_tier", R"("auto")"},
                                      {"store", "false"}};
@@ -45,8 +57,7 @@ constexpr NeutralField kNeutralText[] = {{"best_of", "1"}, {"echo", "false"}, {"
 constexpr NeutralField kNeutralChat[] = {{"response_format", R"({"type":"text"})"},
                                          {"tools", "[]"},
                                          {"tool_choice", R"("none")"},
-                                         {"parallel_tool_calls", "true"},
-                                         {"top_logprobs", "0"}};
+                                         {"parallel_tool_calls", "true"}};
 
 [[noreturn]] void reject(std::string_view name, const Json& value, std::string_view expected) {
   throw ApiError(400, fmt::format("{} = {}: expected {}", name, printable(value.dump()), expected),
@@ -92,7 +103,8 @@ void check_fields(const Json& root, bool is_chat) {
   for (const auto& [name, value] : root.items()) {
     if (std::ranges::find(kFields, name) != std::end(kFields)) continue;
     if (is_neutral(kNeutral, name, value)) continue;
-    if (is_chat ? name == "messages" || name == "max_completion_tokens" : name == "prompt") {
+    if (is_chat ? name == "messages" || name == "max_completion_tokens" || name == "top_logprobs"
+                : name == "prompt") {
       continue;
     }
     if (is_chat ? is_neutral(kNeutralChat, name, value) : is_neutral(kNeutralText, name, value)) {
@@ -200,6 +212,17 @@ Prompt parse_messages(const ServedModel& model, const Json& root) {
   }
 }
 
+void take_rules(const Json& root, LogitRules& rules) {
+  take(root, "repetition_penalty", rules.repetition_penalty);
+  take(root, "presence_penalty", rules.presence_penalty);
+  take(root, "frequency_penalty", rules.frequency_penalty);
+  take(root, "min_p", rules.min_p);
+  if (!has(root, "logit_bias")) return;
+  auto biases = parse_logit_bias(root["logit_bias"]);
+  if (!biases) reject("logit_bias", root["logit_bias"], kExpectedLogitBias);
+  rules.biases = std::move(*biases);
+}
+
 /// Fields that all texts of a request share.
 Request common_request(const ServedModel& model, const Json& root, bool is_chat) {
   Request request;
@@ -216,19 +239,30 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   take(root, "seed", seed);
   request.sampling.seed = uint64_t(seed);
   if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
+  take_rules(root, request.rules);
   bool ignores_end = false;
   take(root, "ignore_eos", ignores_end);
   if (ignores_end) request.ends = {-1};  // no token
   return request;
 }
 
-void take_log_probs(const Json& root, CompletionRequest& completion) {
-  if (!has(root, "logprobs")) return;
-  if (completion.is_chat) return take(root, "logprobs", completion.wants_log_probs);
+/// Returns the number of other tokens whose log-probabilities are asked for.
+int64_t take_log_probs(const Json& root, CompletionRequest& completion) {
+  const char* const name = completion.is_chat ? "top_logprobs" : "logprobs";
   int64_t alternatives = 0;
-  take(root, "logprobs", alternatives);
-  if (alternatives != 0) reject("logprobs", root["logprobs"], "0: no other tokens' are supported");
-  completion.wants_log_probs = true;
+  take(root, name, alternatives);
+  if (alternatives < 0 || alternatives > kMaxAlternatives) {
+    reject(name, root[name], fmt::format("0 to {}", kMaxAlternatives));
+  }
+  if (completion.is_chat) {
+    take(root, "logprobs", completion.wants_log_probs);
+    if (alternatives > 0 && !completion.wants_log_probs) {
+      reject(name, root[name], "0, unless logprobs = true");
+    }
+  } else {
+    completion.wants_log_probs = has(root, name);
+  }
+  return alternatives;
 }
 
 void take_stream(const Json& root, CompletionRequest& completion) {
@@ -282,8 +316,8 @@ CompletionRequest parse_completion(const ServedModel& model, std::string_view bo
   CompletionRequest completion;
   completion.is_chat = is_chat;
   take_stream(root, completion);
-  take_log_probs(root, completion);
-  const Request common = common_request(model, root, is_chat);
+  Request common = common_request(model, root, is_chat);
+  common.alternatives = take_log_probs(root, completion);
   std::vector<Prompt> prompts;
   if (is_chat) {
     prompts.push_back(parse_messages(model, root));

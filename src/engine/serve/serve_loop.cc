@@ -11,6 +11,21 @@ namespace {
 /// Time between exchanges without requests, and max time of such an exchange.
 constexpr double kIdleS = 10, kMaxIdleS = 1e9;
 
+nlohmann::json encode_rules(const LogitRules& rules) {
+  nlohmann::json biases = nlohmann::json::array();
+  for (const TokenBias& each : rules.biases) {
+    biases.push_back(nlohmann::json::array({each.token, each.bias}));
+  }
+  return {rules.repetition_penalty, rules.presence_penalty, rules.frequency_penalty, biases,
+          rules.min_p};
+}
+
+LogitRules decode_rules(const nlohmann::json& json) {
+  LogitRules rules{json[0], json[1], json[2], {}, json[4]};
+  for (const nlohmann::json& each : json[3]) rules.biases.push_back({each[0], each[1]});
+  return rules;
+}
+
 }  // namespace
 
 std::vector<int64_t> ServeLoop::submit(std::vector<Request> requests) {
@@ -71,7 +86,7 @@ std::vector<std::byte> ServeLoop::encode(const Commands& commands) {
     const Request& r = command.content;
     list.push_back({command.request, r.prompt, r.max_tokens, r.sampling.temperature,
                     r.sampling.top_k, r.sampling.top_p, r.sampling.seed, r.ends, r.stops,
-                    r.has_text_before});
+                    r.has_text_before, encode_rules(r.rules), r.alternatives});
   }
   const std::vector<uint8_t> bytes = nlohmann::json::to_cbor({list, commands.ends});
   const auto blob = std::as_bytes(std::span(bytes));
@@ -93,6 +108,8 @@ ServeLoop::Commands ServeLoop::decode(std::span<const std::byte> blob) {
       r.ends = each[7].get<std::vector<int32_t>>();
       r.stops = each[8].get<std::vector<std::string>>();
       r.has_text_before = each[9];
+      r.rules = decode_rules(each[10]);
+      r.alternatives = each[11];
     }
     commands.list.push_back(std::move(command));
   }

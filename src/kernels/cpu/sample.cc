@@ -39,19 +39,26 @@ int32_t choose(std::span<const float> logits, size_t likeliest, const SampleOpti
     order.resize(count);
   }
   double rest = options.uniform * remaining;
+  int32_t last = int32_t(likeliest);
   for (const int32_t token : order) {
+    if (weights[size_t(token)] > 0) last = token;
     rest -= weights[size_t(token)];
     if (rest < 0) return token;
   }
-  return order.back();  // rounding remainder
+  return last;  // rounding remainder
 }
 
 }  // namespace
 
-Sampled sample_row(std::span<const float> logits, const SampleOptions& options) {
+Sampled sample_row(std::span<const float> logits, const SampleOptions& options,
+                   std::span<const float> changed) {
   if (!std::ranges::all_of(logits, [](float x) { return std::isfinite(x); })) return {-1, 0};
-  const auto likeliest = size_t(std::ranges::max_element(logits) - logits.begin());
-  const int32_t token = choose(logits, likeliest, options);
+  const auto argmax = [](std::span<const float> values) {
+    return size_t(std::ranges::max_element(values) - values.begin());
+  };
+  const size_t likeliest = argmax(logits);
+  const int32_t token = changed.empty() ? choose(logits, likeliest, options)
+                                        : choose(changed, argmax(changed), options);
   double sum = 0;
   for (const float logit : logits) sum += std::exp(double(logit) - double(logits[likeliest]));
   return {token, float(double(logits[size_t(token)]) - double(logits[likeliest]) - std::log(sum))};

@@ -1,0 +1,84 @@
+#include "engine/infer/logit_rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tandem/error.h"
+
+namespace tandem {
+
+void check(const LogitRules& rules, int64_t vocab) {
+  const auto require = [](bool is_valid, std::string_view name, double value,
+                          std::string_view expected) {
+    if (!is_valid) throw InvalidArgument(fmt::format("{} {}: expected {}", name, value, expected));
+  };
+  const auto is_within = [](double value, double bound) { return std::abs(value) <= bound; };
+  require(rules.repetition_penalty > 0 && rules.repetition_penalty <= 100, "repetition_penalty",
+          rules.repetition_penalty, "above 0 and at most 100");
+  require(is_within(rules.presence_penalty, 2), "presence_penalty", rules.presence_penalty,
+          "-2 to 2");
+  require(is_within(rules.frequency_penalty, 2), "frequency_penalty", rules.frequency_penalty,
+          "-2 to 2");
+  require(rules.min_p >= 0 && rules.min_p <= 1, "min_p", rules.min_p, "0 to 1");
+  for (const TokenBias& each : rules.biases) {
+    if (each.token < 0 || each.token >= vocab) {
+      throw InvalidArgument(
+          fmt::format("logit_bias of token {}: expected 0 to {}", each.token, vocab - 1));
+    }
+    if (!is_within(each.bias, 100)) {
+      throw InvalidArgument(
+          fmt::format("logit_bias {} of token {}: expected -100 to 100", each.bias, each.token));
+    }
+  }
+}
+
+void apply(const LogitRules& rules, std::span<const int32_t> tokens, size_t prompt,
+           double temperature, std::span<float> logits) {
+  if (rules.repetition_penalty != 1) {
+    for (const int32_t token : std::unordered_set<int32_t>(tokens.begin(), tokens.end())) {
+      const double logit = logits[size_t(token)];
+      logits[size_t(token)] =
+          float(logit > 0 ? logit / rules.repetition_penalty : logit * rules.repetition_penalty);
+    }
+  }
+  std::unordered_map<int32_t, int64_t> counts;
+  for (const int32_t token : tokens.subspan(prompt)) ++counts[token];
+  for (const auto& [token, count] : counts) {
+    logits[size_t(token)] -=
+        float(rules.presence_penalty + rules.frequency_penalty * double(count));
+  }
+  for (const TokenBias& each : rules.biases) logits[size_t(each.token)] += float(each.bias);
+  if (rules.min_p == 0 || temperature == 0) return;
+  const double lowest =
+      double(*std::ranges::max_element(logits)) + temperature * std::log(rules.min_p);
+  for (float& logit : logits) {
+    if (double(logit) < lowest) logit = -std::numeric_limits<float>::infinity();
+  }
+}
+
+std::vector<Sampled> likeliest_tokens(std::span<const float> logits, size_t count) {
+  count = std::min(count, logits.size());
+  std::vector<int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::partial_sort(order, order.begin() + int64_t(count), [&](int32_t a, int32_t b) {
+    const float x = logits[size_t(a)], y = logits[size_t(b)];
+    return x != y ? x > y : a < b;
+  });
+  std::vector<Sampled> likeliest;
+  double sum = 0;
+  const double max = *std::ranges::max_element(logits);
+  for (const float logit : logits) sum += std::exp(double(logit) - max);
+  for (const int32_t token : std::span(order).first(count)) {
+    likeliest.push_back({token, float(double(logits[size_t(token)]) - max - std::log(sum))});
+  }
+  return likeliest;
+}
+
+}  // namespace tandem
