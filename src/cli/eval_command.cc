@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/evaluation.h"
 #include "cli/output.h"
+#include "cli/text_model.h"
 #include "cli/usage.h"
 #include "core/log.h"
 #include "core/output.h"
@@ -119,7 +120,7 @@ void sweep(Communicator& comm, const EvalArguments& arguments, const EvaluationI
   for (const Wire& wire : sweep_wires()) {
     options.codec = codec_at(inputs.config, all.sites, wire);
     Evaluator evaluator(comm, inputs.config, options);
-    inputs.load_into(evaluator.model());
+    inputs.load_into(comm, evaluator.model());
     const FileScore total = evaluator.total(inputs.files);
     require_finite(total);
     all.bytes = total.bytes;
@@ -153,7 +154,7 @@ void evaluate(Communicator& comm, const EvalArguments& arguments, const Evaluati
   check_codec(arguments, inputs.config, comm.size());
   if (!arguments.sweep.empty()) return sweep(comm, arguments, inputs);
   Evaluator evaluator(comm, inputs.config, arguments.evaluation.options);
-  inputs.load_into(evaluator.model());
+  inputs.load_into(comm, evaluator.model());
   std::optional<EvalProgress> progress;
   if (comm.rank() == 0) {
     progress.emplace(inputs.files);
@@ -196,6 +197,7 @@ void add_eval(CLI::App& app) {
   auto arguments = std::make_shared<EvalArguments>();
   add_evaluation_options(*command, arguments->evaluation,
                          "Tensor parallel ranks (default: 1; under mpirun all)");
+  add_weights_option(*command, arguments->evaluation.weights);
   command
       ->add_option("--codec", arguments->codec,
                    "What sums over ranks travel as: int8, or by site: attention, mlp, experts, "

@@ -10,6 +10,7 @@
 #include "core/machine.h"
 #include "engine/checkpoint/stored_model.h"
 #include "engine/data/corpus.h"
+#include "engine/infer/int8_weights.h"
 #include "engine/model/pretrained.h"
 #include "engine/plan/memory.h"
 #include "gemm/gemm.h"
@@ -66,8 +67,10 @@ void add_evaluation_options(CLI::App& command, EvaluationArguments& arguments,
       ->capture_default_str();
 }
 
-void EvaluationInputs::load_into(Transformer& model) const {
+void EvaluationInputs::load_into(Communicator& tp, Transformer& model) const {
   load_parameters(weights, model.parameter_list(), model.exec(), model.parameters());
+  if (has_int8_weights)
+    round_to_int8(ModelLayout(config, tp.size(), tp.rank()), model.parameters());
   model.parameters_changed();
 }
 
@@ -80,6 +83,11 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
   options.dtype = parse_dtype(arguments.dtype);
   options.tokenizer = stored.tokenizer;
   if (arguments.tp > 0) config.check(arguments.tp);
+  const bool is_int8 = !arguments.weights.empty();
+  if (is_int8 && options.dtype != DType::f32) {
+    throw InvalidArgument(fmt::format("--weights {} with --dtype {}: expected f32",
+                                      arguments.weights, arguments.dtype));
+  }
   const std::string text = launched() ? "" : text_identity(files);
   WorldOptions world;
   world.ranks = arguments.tp > 0 ? arguments.tp : ranks;
@@ -93,12 +101,14 @@ void evaluate_on_ranks(EvaluationArguments& arguments, int ranks, const std::str
     comm.require_same("the model", stored.identity);
     // Threads share the text; processes hash it collectively.
     comm.require_same("the text", launched() ? text_identity(files, &comm) : text);
-    comm.require_same("options",
-                      fmt::format("--seq {} --stride {} --batch {} --dtype {} {}", options.seq,
-                                  options.stride, options.batch, arguments.dtype, agreed));
+    comm.require_same(
+        "options",
+        fmt::format("--seq {} --stride {} --batch {} --dtype {} --weights {} {}", options.seq,
+                    options.stride, options.batch, arguments.dtype, arguments.weights, agreed));
     config.check(comm.size());
+    if (is_int8) check_int8_weights(config, comm.size());
     set_kernel_threads(threads_per_rank(comm.size()));
-    body(comm, {stored.directory, config, stored.weights, files});
+    body(comm, {stored.directory, config, stored.weights, files, is_int8});
   });
 }
 

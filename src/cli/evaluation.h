@@ -15,6 +15,7 @@ namespace tandem::cli {
 
 struct EvaluationArguments {
   std::string directory, list, dtype = "f32";
+  std::string weights;  ///< "int8", or empty for `dtype`
   std::vector<std::string> data;
   int tp = 0;  ///< 0: not given
   EvaluateOptions options;
@@ -31,7 +32,9 @@ struct EvaluationInputs {
   const WeightFiles& weights;
   const std::vector<std::string>& files;
 
-  void load_into(Transformer& model) const;
+  bool has_int8_weights = false;
+
+  void load_into(Communicator& tp, Transformer& model) const;
 };
 
 /// Reads and checks all inputs, then runs `body` on every rank: by default on `ranks` threads,

@@ -117,7 +117,7 @@ void tune(Communicator& comm, const TuneArguments& arguments, const std::vector<
   const auto bits_per_byte = [&](const CodecPolicy& policy) {
     options.codec = policy;
     Evaluator evaluator(comm, inputs.config, options);
-    inputs.load_into(evaluator.model());
+    inputs.load_into(comm, evaluator.model());
     const FileScore total = evaluator.total(inputs.files);
     bytes = total.bytes;
     if (bytes == 0) throw InvalidArgument("--data: the files hold no bytes: expected some text");

@@ -26,6 +26,9 @@ class Int8Weight {
   /// whose shape does not fit.
   void multiply(const Tensor& x, const Tensor& out) const;
 
+  /// Writes the weight as it is multiplied, f32 [N, K].
+  void read(const Tensor& to) const;
+
  private:
   int64_t rows_, columns_, groups_;
   Memory values_;  // int8 [rows, groups x kInt8Group], 0 after `columns`

@@ -65,7 +65,11 @@ Matrix weight_of(int64_t rows, int64_t columns) {
 TEST(Int8Weight, HoldsTheNearestMultipleOfAGroupsScale) {
   for (const int64_t columns : {1, 15, 63, 64, 65, 192, 200}) {
     const Matrix weight = weight_of(9, columns);
-    EXPECT_EQ(stored(Int8Weight(weight.tensor), 9, columns), quantized(weight)) << columns;
+    const Int8Weight int8(weight.tensor);
+    EXPECT_EQ(stored(int8, 9, columns), quantized(weight)) << columns;
+    Matrix read(DType::f32, 9, columns);
+    int8.read(read.tensor);
+    EXPECT_EQ(read.values(), quantized(weight)) << columns;
   }
 }
 

@@ -5,6 +5,23 @@
 #include "tandem/error.h"
 
 namespace tandem {
+namespace {
+
+template <typename Visit>
+void for_each_int8(const ModelLayout& layout, const Visit& visit) {
+  for (const BranchLayout& branch : layout.branches) {
+    visit(branch.in);
+    visit(branch.out);
+  }
+  visit(layout.head);
+}
+
+Tensor matrix_in(const Tensor& values, const WeightMatrix& m) {
+  const Tensor flat = values.narrow(0, m.offset, m.rows * m.columns);
+  return Tensor(flat.data(), DType::f32, {m.rows, m.columns});
+}
+
+}  // namespace
 
 void check_int8_weights(const ModelConfig& config, int tp) {
   if (config.experts > 0) {
@@ -22,16 +39,17 @@ void check_int8_weights(const ModelConfig& config, int tp) {
   check("intermediate_size", config.ffn);
 }
 
+void round_to_int8(const ModelLayout& layout, const Tensor& values) {
+  for_each_int8(layout, [&](const WeightMatrix& m) {
+    const Tensor matrix = matrix_in(values, m);
+    Int8Weight(matrix).read(matrix);
+  });
+}
+
 void Int8Weights::quantize(const ModelLayout& layout, const Weights& weights) {
-  const auto add = [&](const WeightMatrix& m) {
-    const Tensor values = weights.vector(m.offset, m.rows * m.columns);
-    matrices_.try_emplace(m.offset, Tensor(values.data(), DType::f32, {m.rows, m.columns}));
-  };
-  for (const BranchLayout& branch : layout.branches) {
-    add(branch.in);
-    add(branch.out);
-  }
-  add(layout.head);
+  for_each_int8(layout, [&](const WeightMatrix& m) {
+    matrices_.try_emplace(m.offset, matrix_in(weights.values(), m));
+  });
 }
 
 }  // namespace tandem

@@ -13,6 +13,10 @@ namespace tandem {
 /// int8: experts, or groups of inputs that would cross ranks.
 void check_int8_weights(const ModelConfig& config, int tp);
 
+/// Sets the matrices in `values`, f32 [layout.size], to what they are in int8; a tied head's
+/// embedding is among them.
+void round_to_int8(const ModelLayout& layout, const Tensor& values);
+
 class Int8Weights {
  public:
   /// Quantizes the matrices of `weights`, which has all weights in f32. Weights, but not the sums

@@ -159,6 +159,18 @@ Int8Weight::Int8Weight(const Tensor& weight)
   });
 }
 
+void Int8Weight::read(const Tensor& to) const {
+  const auto* const values = reinterpret_cast<const int8_t*>(values_.data());
+  const auto* const scales = reinterpret_cast<const BFloat16*>(scales_.data());
+  for (int64_t row = 0; row < rows_; ++row) {
+    for (int64_t column = 0; column < columns_; ++column) {
+      const int64_t group = row * groups_ + column / kInt8Group;
+      to.as<float>()[row * to.stride(0) + column] =
+          cpu::to_f32(scales[group]) * float(values[group * kInt8Group + column % kInt8Group]);
+    }
+  }
+}
+
 void Int8Weight::multiply(const Tensor& x, const Tensor& out) const {
   if (x.dims() != 2 || x.dim(1) != columns_) {
     throw InvalidArgument(
