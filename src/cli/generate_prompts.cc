@@ -17,8 +17,8 @@
 #include "core/printable.h"
 #include "engine/model/config_value.h"
 #include "engine/model/pretrained.h"
-#include "engine/serve/logit_bias.h"
 #include "engine/serve/prompt_tokens.h"
+#include "engine/serve/rules_json.h"
 #include "tandem/error.h"
 
 namespace tandem::cli {
@@ -96,10 +96,7 @@ PromptLine parse_line(const std::string& text, const std::string& where,
   take("log_probs", line.wants_log_probs);
   request.sampling.seed = uint64_t(seed);
   take("top_log_probs", request.alternatives);
-  take("min_p", request.rules.min_p);
-  take("presence_penalty", request.rules.presence_penalty);
-  take("frequency_penalty", request.rules.frequency_penalty);
-  take("repetition_penalty", request.rules.repetition_penalty);
+  take_rules(take, request.rules);
   if (root.contains("logit_bias")) {
     auto biases = parse_logit_bias(root["logit_bias"]);
     if (!biases) reject_value(where, "logit_bias", root["logit_bias"], kExpectedLogitBias);

@@ -12,8 +12,9 @@
 
 #include "core/json.h"
 #include "core/printable.h"
-#include "engine/serve/logit_bias.h"
+#include "engine/model/config_value.h"
 #include "engine/serve/prompt_tokens.h"
+#include "engine/serve/rules_json.h"
 #include "tandem/error.h"
 
 namespace tandem {
@@ -73,19 +74,8 @@ template <typename T>
 void take(const Json& root, std::string_view name, T& to) {
   if (!has(root, name)) return;
   const Json& value = *root.find(name);
-  if constexpr (std::is_same_v<T, bool>) {
-    if (!value.is_boolean()) reject(name, value, "true or false");
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    if (!value.is_string()) reject(name, value, "a string");
-  } else if constexpr (std::is_integral_v<T>) {
-    if (!value.is_number_integer()) reject(name, value, "an integer");
-    if (value.is_number_unsigned() &&
-        value.get<uint64_t>() > uint64_t(std::numeric_limits<T>::max())) {
-      reject(name, value, fmt::format("at most {}", std::numeric_limits<T>::max()));
-    }
-  } else {
-    if (!value.is_number()) reject(name, value, "a number");
-  }
+  const std::string_view expected = expected_type<T>(value);
+  if (!expected.empty()) reject(name, value, expected);
   to = value.get<T>();
 }
 
@@ -212,17 +202,6 @@ Prompt parse_messages(const ServedModel& model, const Json& root) {
   }
 }
 
-void take_rules(const Json& root, LogitRules& rules) {
-  take(root, "repetition_penalty", rules.repetition_penalty);
-  take(root, "presence_penalty", rules.presence_penalty);
-  take(root, "frequency_penalty", rules.frequency_penalty);
-  take(root, "min_p", rules.min_p);
-  if (!has(root, "logit_bias")) return;
-  auto biases = parse_logit_bias(root["logit_bias"]);
-  if (!biases) reject("logit_bias", root["logit_bias"], kExpectedLogitBias);
-  rules.biases = std::move(*biases);
-}
-
 /// Fields that all texts of a request share.
 Request common_request(const ServedModel& model, const Json& root, bool is_chat) {
   Request request;
@@ -239,7 +218,12 @@ Request common_request(const ServedModel& model, const Json& root, bool is_chat)
   take(root, "seed", seed);
   request.sampling.seed = uint64_t(seed);
   if (has(root, "stop")) request.stops = parse_stops(root["stop"]);
-  take_rules(root, request.rules);
+  take_rules([&](const char* name, double& value) { take(root, name, value); }, request.rules);
+  if (has(root, "logit_bias")) {
+    auto biases = parse_logit_bias(root["logit_bias"]);
+    if (!biases) reject("logit_bias", root["logit_bias"], kExpectedLogitBias);
+    request.rules.biases = std::move(*biases);
+  }
   bool ignores_end = false;
   take(root, "ignore_eos", ignores_end);
   if (ignores_end) request.ends = {-1};  // no token

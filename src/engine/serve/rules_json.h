@@ -1,4 +1,4 @@
-// "logit_bias" of a request, as OpenAI's clients send it: {"token": bias, …}.
+// Rules of a request by their names in JSON, those of OpenAI's clients and of vLLM.
 #pragma once
 
 #include <charconv>
@@ -11,9 +11,18 @@
 
 namespace tandem {
 
+/// Calls take(name, value) for each rule that is a number.
+template <typename Take>
+void take_rules(const Take& take, LogitRules& rules) {
+  take("repetition_penalty", rules.repetition_penalty);
+  take("presence_penalty", rules.presence_penalty);
+  take("frequency_penalty", rules.frequency_penalty);
+  take("min_p", rules.min_p);
+}
+
 constexpr const char* kExpectedLogitBias = "an object of tokens' numbers and biases";
 
-/// nullopt if `value` is not kExpectedLogitBias.
+/// {"token": bias, …}; nullopt if `value` is not kExpectedLogitBias.
 inline std::optional<std::vector<TokenBias>> parse_logit_bias(const nlohmann::ordered_json& value) {
   if (!value.is_object()) return std::nullopt;
   std::vector<TokenBias> biases;
