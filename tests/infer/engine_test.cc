@@ -79,18 +79,26 @@ struct Written {
   bool operator==(const Written&) const = default;
 };
 
+constexpr int kMaxIdleSteps = 10000;
+
 /// Texts of the requests, submitted a few at a time between the steps.
 std::vector<Written> run_all(Engine& engine, const std::vector<Request>& requests, Choice choice) {
   std::vector<Written> all(requests.size());
   size_t submitted = 0;
   int64_t first = -1;
+  int idle_steps = 0;  // since the last token
   while (submitted < requests.size() || !engine.is_idle()) {
+    if (++idle_steps > kMaxIdleSteps) {
+      ADD_FAILURE() << "no token in " << kMaxIdleSteps << " steps";
+      return all;
+    }
     for (int64_t n = choice.below(4); n > 0 && submitted < requests.size(); --n) {
       const int64_t id = engine.submit(requests[submitted]);
       if (submitted++ == 0) first = id;
     }
     for (const TokenEvent& event : engine.step()) {
       Written& written = all[size_t(event.request - first)];
+      idle_steps = 0;
       EXPECT_FALSE(written.finish) << "an event after the last";
       written.tokens.push_back(event.token);
       written.log_probs.push_back(event.log_prob);

@@ -148,35 +148,47 @@ std::vector<int64_t> saved_steps(const std::string& out) {
 TEST(TrainCheckpoints, AreTakenWhenTheyAreDue) {
   if (mpi_world) GTEST_SKIP() << "threads cover it";
   const TempDir dir;
-  const Case one{"", {1, 2}, {}};
-  // Slow steps: each write has ended two steps later.
-  const auto slow = [](TrainRequest request) {
-    const bool is_saved = request.config.checkpoint.every > 0;
-    request.before_step = [is_saved, out = request.out](int64_t step) {
-      for (int i = 0; is_saved && step == 3 && i < 1000 && saved_steps(out).empty(); ++i) {
+  const auto steps_of_run = [&](const std::string& name, std::vector<std::string> overrides) {
+    TrainRequest run = request({"", {1, 2}, {}}, dir / name, overrides);
+    run.before_step = [is_saved = run.config.checkpoint.every > 0, out = run.out](int64_t step) {
+      for (int i = 0; is_saved && step == 3 && i < 6000 && saved_steps(out).empty(); ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     };
-    return request;
+    run_on_threads(run);
+    return saved_steps(run.out);
   };
-  run_on_threads(slow(request(one, dir / "every", {"checkpoint.every=2", "checkpoint.keep=9"})));
-  EXPECT_THAT(saved_steps(dir / "every"), testing::ElementsAre(6, 4, 2));
-  run_on_threads(
-      slow(request(one, dir / "first", {"checkpoint.first_step=true", "checkpoint.keep=9"})));
-  EXPECT_THAT(saved_steps(dir / "first"), testing::ElementsAre(6, 1));
-  run_on_threads(
-      slow(request(one, dir / "seconds", {"checkpoint.every_s=0.001", "checkpoint.keep=9"})));
-  EXPECT_THAT(saved_steps(dir / "seconds"), testing::SizeIs(testing::Ge(3u)));
-  run_on_threads(slow(request(one, dir / "rarely", {"checkpoint.every_s=1000"})));
-  EXPECT_THAT(saved_steps(dir / "rarely"), testing::ElementsAre(6));
-  for (const auto& line : metrics(dir / "every")) {
+  EXPECT_THAT(steps_of_run("first", {"checkpoint.first_step=true", "checkpoint.keep=9"}),
+              testing::ElementsAre(6, 1));
+  EXPECT_THAT(steps_of_run("rarely", {"checkpoint.every_s=1000"}), testing::ElementsAre(6));
+  for (const auto& line : metrics(dir / "rarely")) EXPECT_FALSE(line.contains("saved_step"));
+  // A checkpoint that is due while one is written waits, and a later one may replace it. On a busy
+  // machine it may take several runs until each write has ended two steps later.
+  constexpr int kMaxRuns = 50;
+  std::string every;
+  for (int run = 0; run < kMaxRuns && every.empty(); ++run) {
+    const std::string name = "every" + std::to_string(run);
+    const auto steps = steps_of_run(name, {"checkpoint.every=2", "checkpoint.keep=9"});
+    ASSERT_THAT(steps, testing::AnyOf(testing::ElementsAre(6, 4, 2), testing::ElementsAre(6, 2)));
+    if (steps.size() == 3) every = name;
+  }
+  ASSERT_FALSE(every.empty()) << "step 4 is never saved";
+  for (const auto& line : metrics(dir / every)) {
     EXPECT_GE(line.at("checkpoint_ms").get<double>(), 0);
     const int64_t step = line["step"];
     EXPECT_GE(line.value("saved_step", 0), step == 6 ? 2 : 0);
     EXPECT_LT(line.value("saved_step", 0), std::max<int64_t>(step - 1, 1));  // only once on disk
   }
-  for (const auto& line : metrics(dir / "rarely")) EXPECT_FALSE(line.contains("saved_step"));
+  size_t saved = 0;
+  for (int run = 0; run < kMaxRuns && saved < 3; ++run) {
+    const auto steps = steps_of_run("seconds" + std::to_string(run),
+                                    {"checkpoint.every_s=0.001", "checkpoint.keep=9"});
+    ASSERT_THAT(steps, testing::Contains(6));
+    ASSERT_THAT(steps, testing::Contains(1));
+    saved = std::max(saved, steps.size());
+  }
+  EXPECT_GE(saved, 3u) << "no step between the first and the last is saved";
 }
 
 // While every rank's thread writes, one rank fails: its error is that of the run, and no thread
