@@ -85,7 +85,21 @@ TEST(ChatTemplate, HostileTemplatesAreRefusedInBoundedTime) {
       "{{ range(999999999) }}",
       "{{ [1, 2][:999999999999999999:-999999999999999999] }}{{ 1 / 0 }}",
       "{% for x, y in [[1]] %}{% endfor %}",
-      "{{ '\\ud800' }}"};
+      "{{ '\\ud800' }}",
+      "{% macro f() %}" + repeated("{% if 1 %}", 45) + "{{ f()" + repeated("~'a'", 900) + " }}" +
+          repeated("{% endif %}", 45) + "{% endmacro %}{{ f() }}",
+      "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor "
+      "%}",
+      "{% set n = namespace(x={}) %}{% for i in range(99) %}{% set n.x = {'a': n.x, 'b': n.x} %}"
+      "{% endfor %}",
+      "{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = dict(a=n.x, b=n.x) %}"
+      "{% endfor %}",
+      "{% set s = 'ab' * 4000000 %}{{ range(100000)|join(s) }}",
+      "{% set s = 'ab' * 4000000 %}{{ s|replace('a', s) }}",
+      "{% set s = 'a\n' * 4000000 %}{{ s|indent(1000) }}",
+      "{% set s = 'ab' * 4000000 %}{{ range(100000)|map('replace', '0', s)|list|length }}",
+      "{% set s = 'ab' * 400000 %}{% for i in range(90000) %}{{ s[-1] }}{% endfor %}",
+      "{{ range(90000)|map('list')|list }}"};
   for (const std::string& source : templates) {
     std::string error;
     EXPECT_FALSE(render(source, chat, {}, error)) << source.substr(0, 60);

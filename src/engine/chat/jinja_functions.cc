@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <ctime>
 #include <functional>
 #include <map>
 
@@ -15,6 +16,7 @@ namespace {
 using Filter = std::function<Value(const Value&, const Arguments&)>;
 /// Index of an argument that has a keyword only.
 constexpr size_t kNoPosition = 1000;
+constexpr int64_t kMaxRange = 100'000;
 
 using Test = std::function<bool(const Value&, const Arguments&)>;
 
@@ -78,6 +80,7 @@ std::string replace(const std::string& text, const std::string& from, const std:
   size_t at = 0;
   for (size_t found; (found = text.find(from, at)) != std::string::npos; at = found + from.size()) {
     result.append(text, at, found - at).append(to);
+    check_text(result.size());
   }
   return result.append(text, at);
 }
@@ -89,6 +92,7 @@ Value join(const Value& value, const Arguments& arguments) {
   for (const Value& each : elements(value)) {
     if (!std::exchange(is_first, false)) text += to_text(separator);
     text += to_text(name.is_defined() ? attribute(each, name.string("join")) : each);
+    check_text(text.size());
   }
   return {Json(text)};
 }
@@ -129,6 +133,7 @@ Value indent(const Value& value, const Arguments& arguments) {
   for (size_t i = 0; i < text.size(); ++i) {
     result += text[i];
     if (text[i] == '\n' && i + 1 < text.size() && text[i + 1] != '\n') result += space;
+    check_text(result.size());
   }
   return {Json(result)};
 }
@@ -162,9 +167,12 @@ Value map_filter(const Value& value, Arguments arguments) {
     filter = arguments.get(0, "").string("map");
     arguments.positional.erase(arguments.positional.begin());
   }
+  size_t bytes = 0;
   for (const Value& each : elements(value)) {
     results.push_back(name.is_defined() ? attribute(each, name.string("map"))
                                         : apply_filter(filter, each, arguments));
+    if (results.back().is_string()) bytes += results.back().string("").size();
+    check_text(bytes);
   }
   return make_list(results);
 }
@@ -378,6 +386,29 @@ Value attribute(const Value& object, const std::string& name) {
   if (!object.is_dict()) return {};
   const auto found = object.data->find(name);
   return found == object.data->end() ? Value() : Value(object, *found);
+}
+
+Value range(const Arguments& given) {
+  const bool has_begin = given.positional.size() > 1;
+  const int64_t begin = has_begin ? given.get(0, "").integer("range") : 0;
+  const int64_t end = given.get(has_begin ? 1 : 0, "").integer("range");
+  const int64_t step = given.positional.size() > 2 ? given.get(2, "").integer("range") : 1;
+  Json list = Json::array();
+  for (int64_t i = begin; step > 0 ? i < end : step < 0 && i > end;) {
+    list.push_back(i);
+    if (int64_t(list.size()) > kMaxRange) fail(fmt::format("range of more than {}", kMaxRange));
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
+  return {std::move(list)};
+}
+
+Value now(const std::string& format) {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  char text[256];
+  const size_t bytes = std::strftime(text, sizeof text, format.c_str(), &local);
+  return {Json(std::string(text, bytes))};
 }
 
 }  // namespace tandem::jinja

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,10 +15,10 @@ namespace tandem::jinja {
 namespace {
 
 constexpr int64_t kMaxSteps = 3'000'000;
-constexpr size_t kMaxText = size_t{32} << 20;  // of all strings that operators make
-constexpr size_t kElementBytes = 64;           // that an element of a list counts
+constexpr size_t kElementBytes = 64;  // that an element of a list counts
 constexpr int kMaxCalls = 50, kMaxDepth = 150;
-constexpr int64_t kMaxRange = 100'000;
+constexpr int kMaxLevels = 1500;       // of expressions and statements in one another
+constexpr size_t kBytesOfAStep = 256;  // of a string that is searched for a character
 
 enum class Flow : uint8_t { next, leave, skip };  // skip: to the next element of a loop
 
@@ -50,7 +49,17 @@ class Interpreter {
     return kFunctions;
   }
 
+  /// Statements and expressions that run, in one another: bounds the stack.
+  struct Level {
+    explicit Level(int& count) : levels(count) {
+      if (++levels > kMaxLevels) fail(fmt::format("more than {} levels", kMaxLevels));
+    }
+    ~Level() { --levels; }
+    int& levels;
+  };
+
   Flow execute(const Node& node) {
+    const Level level(levels_);
     count_step(node);
     switch (node.kind) {
       case Kind::text:
@@ -113,15 +122,12 @@ class Interpreter {
   }
   /// A string that an operator made.
   Value text_value(std::string text) {
-    made_ += text.size();
-    if (made_ > kMaxText) fail(fmt::format("more than {} MiB of text", kMaxText >> 20));
+    check_text(made_ += text.size());
     return {Json(std::move(text))};
   }
   void write(const Value& value) {
     const std::string text = to_text(value);
-    if (output_.size() + text.size() > kMaxText) {
-      fail(fmt::format("more than {} MiB of text", kMaxText >> 20));
-    }
+    check_text(output_.size() + text.size());
     output_ += text;
   }
   std::string capture(const Node& body) {
@@ -196,6 +202,7 @@ class Interpreter {
   }
 
   Value evaluate(const Node& node) {
+    const Level level(levels_);
     count_step(node);
     const auto child = [&](size_t i) { return evaluate(*node.children[i]); };
     switch (node.kind) {
@@ -205,13 +212,15 @@ class Interpreter {
         return look_up(node.text);
       case Kind::list: {
         Json list = Json::array();
-        for (size_t i = 0; i < node.children.size(); ++i) list.push_back(child(i).json("element"));
+        for (size_t i = 0; i < node.children.size(); ++i) {
+          list.push_back(counted(child(i).json("element")));
+        }
         return nested(std::move(list));
       }
       case Kind::dict: {
         Json dict = Json::object();
         for (size_t i = 0; i + 1 < node.children.size(); i += 2) {
-          dict[child(i).string("key")] = child(i + 1).json("element");
+          dict[child(i).string("key")] = counted(child(i + 1).json("element"));
         }
         return nested(std::move(dict));
       }
@@ -249,6 +258,14 @@ class Interpreter {
     return {};
   }
 
+  /// Counts an element that is copied towards the limit.
+  const Json& counted(const Json& json) {
+    made_ += kElementBytes;
+    if (json.is_string()) made_ += json.get_ref<const std::string&>().size();
+    if (made_ > kMaxText) fail("lists of too many elements");
+    if (json.is_structured()) std::ranges::for_each(json, [this](auto& each) { counted(each); });
+    return json;
+  }
   /// A list or dictionary that the template made.
   static Value nested(Json json) {
     if (!fits_depth(json, kMaxDepth)) {
@@ -264,21 +281,18 @@ class Interpreter {
 
   /// Counts a string towards the limit.
   Value checked(Value value) {
-    if (value.is_string()) made_ += value.string("").size();
-    if (made_ > kMaxText) fail(fmt::format("more than {} MiB of text", kMaxText >> 20));
+    if (value.is_string()) check_text(made_ += value.string("").size());
     return value;
   }
 
-  static Value item(const Value& object, const Value& index) {
+  Value item(const Value& object, const Value& index) {
     if (object.space || object.is_dict() || !object.is_defined()) {
       if (object.is_defined() && !index.is_string()) return {};
       return attribute(object, to_text(index));
     }
     if (!object.is_list() && !object.is_string()) return {};
-    const std::vector<Value> all = elements(object);
-    int64_t i = index.integer("index");
-    if (i < 0) i += int64_t(all.size());
-    return i < 0 || i >= int64_t(all.size()) ? Value() : all[size_t(i)];
+    if (object.is_string()) steps_ += int64_t(object.string("").size() / kBytesOfAStep);
+    return element_at(object, index.integer("index"));
   }
 
   Value slice(const Node& node, const Value& object) {
@@ -341,7 +355,7 @@ class Interpreter {
     if (name == "namespace" || name == "dict") {
       Json attributes = Json::object();
       for (const auto& [key, each] : given.keywords) {
-        if (each.data) attributes[key] = *each.data;
+        if (each.data) attributes[key] = counted(*each.data);
       }
       const Value dict = nested(std::move(attributes));
       if (name == "dict") return dict;
@@ -351,29 +365,6 @@ class Interpreter {
     }
     if (name == "range") return range(given);
     return now(given.get(0, "format").string("strftime_now"));
-  }
-
-  static Value range(const Arguments& given) {
-    const bool has_begin = given.positional.size() > 1;
-    const int64_t begin = has_begin ? given.get(0, "").integer("range") : 0;
-    const int64_t end = given.get(has_begin ? 1 : 0, "").integer("range");
-    const int64_t step = given.positional.size() > 2 ? given.get(2, "").integer("range") : 1;
-    Json list = Json::array();
-    for (int64_t i = begin; step > 0 ? i < end : step < 0 && i > end;) {
-      list.push_back(i);
-      if (int64_t(list.size()) > kMaxRange) fail(fmt::format("range of more than {}", kMaxRange));
-      if (__builtin_add_overflow(i, step, &i)) break;
-    }
-    return {std::move(list)};
-  }
-
-  static Value now(const std::string& format) {
-    const std::time_t seconds = std::time(nullptr);
-    std::tm local{};
-    localtime_r(&seconds, &local);
-    char text[256];
-    const size_t bytes = std::strftime(text, sizeof text, format.c_str(), &local);
-    return {Json(std::string(text, bytes))};
   }
 
   Value call_macro(const Node& macro, const Arguments& given) {
@@ -476,7 +467,7 @@ class Interpreter {
   std::string output_;
   int64_t steps_ = 0;
   size_t made_ = 0;
-  int calls_ = 0, line_ = 0;
+  int calls_ = 0, levels_ = 0, line_ = 0;
 };
 
 }  // namespace

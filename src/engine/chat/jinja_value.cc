@@ -80,6 +80,10 @@ void fail(const std::string& what) {
   throw ConfigError(what);
 }
 
+void check_text(size_t bytes) {
+  if (bytes > kMaxText) fail(fmt::format("more than {} MiB of text", kMaxText >> 20));
+}
+
 const Json& Value::json(std::string_view what) const {
   if (!data) fail(fmt::format("{} is undefined", what));
   return *data;
@@ -126,6 +130,7 @@ std::string to_json_text(const Json& json, int indent) {
         text += begin;
       }
       text += element;
+      check_text(text.size());
     }
     return text + (indent < 0 ? "" : "\n") + close;
   };
@@ -175,6 +180,24 @@ std::vector<Value> elements(const Value& value) {
     fail(fmt::format("{}: expected a list", to_text(value)));
   }
   return all;
+}
+
+Value element_at(const Value& value, int64_t index) {
+  if (value.is_list()) {
+    const auto size = int64_t(value.data->size());
+    if (index < 0) index += size;
+    return index < 0 || index >= size ? Value() : Value(value, (*value.data)[size_t(index)]);
+  }
+  const std::string_view text = value.string("index");
+  if (index < 0) {
+    int64_t size = 0;
+    for (size_t at = 0; at < text.size(); at += sequence_bytes(text[at])) ++size;
+    index += size;
+  }
+  size_t at = 0;
+  for (; index > 0 && at < text.size(); --index) at += sequence_bytes(text[at]);
+  if (index != 0 || at >= text.size()) return {};
+  return {Json(std::string(text.substr(at, sequence_bytes(text[at]))))};
 }
 
 std::vector<std::string> characters(std::string_view text) {

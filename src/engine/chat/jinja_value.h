@@ -20,6 +20,10 @@ struct Node;
 /// Throws ConfigError with `what`.
 [[noreturn]] void fail(const std::string& what);
 
+constexpr size_t kMaxText = size_t{32} << 20;  ///< bytes of a text, or of all that operators make
+/// Throws ConfigError for more bytes than kMaxText.
+void check_text(size_t bytes);
+
 struct Value {
   Value() = default;
   Value(Json json) : data(std::make_shared<const Json>(std::move(json))) {}
@@ -50,7 +54,8 @@ struct Value {
 bool is_true(const Value& value);
 /// str() of Python, "" if undefined.
 std::string to_text(const Value& value);
-/// As transformers' filter of this name. `indent` below 0: one line.
+/// As transformers' filter of this name. `indent` below 0: one line. Bytes that are not UTF-8
+/// become U+FFFD. Throws ConfigError for more than kMaxText.
 std::string to_json_text(const Json& json, int indent);
 bool equals(const Value& a, const Value& b);
 /// Throws ConfigError if the two cannot be ordered.
@@ -58,6 +63,9 @@ bool is_less(const Value& a, const Value& b);
 bool contains(const Value& all, const Value& one);
 /// Elements of a list, keys of a dictionary, characters of a string, nothing of undefined.
 std::vector<Value> elements(const Value& value);
+/// Element of a list, or character of a string, counted from the end if below 0; undefined if there
+/// is none.
+Value element_at(const Value& value, int64_t index);
 /// Characters of UTF-8.
 std::vector<std::string> characters(std::string_view text);
 /// Without white space, or the characters `set`, at its ends.
