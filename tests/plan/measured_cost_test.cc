@@ -81,6 +81,27 @@ TEST(MeasuredCost, LastBucketOfGradientsIsNotHidden) {
   EXPECT_NEAR(predict_step(config, costs).exposed_dp, 8 * 500 - 8 * 2, 2);
 }
 
+TEST(MeasuredCost, WaitsOfEveryMicrobatchForReplicasAreNotHidden) {
+  TrainConfig config = small_config();
+  config.parallel.dp = 2;
+  const MeasuredCosts costs{.layer = {.forward = 1, .backward = 2, .dp_pass = .25},
+                            .ends = {.dp_pass = .5}};
+  EXPECT_DOUBLE_EQ(predict_step(config, costs).exposed_dp, 4 * (8 * .25 + .5));
+}
+
+TEST(MeasuredCost, SplitPassesAddUpAndSetTheBubble) {
+  TrainConfig config = small_config();
+  config.parallel.pp = 4;
+  config.parallel.schedule = "zb-h1";
+  const MeasuredCosts halves{.layer = {.forward = 1, .backward = 1, .weight_gradients = 1}};
+  const MeasuredCosts whole{.layer = {.forward = 1, .backward = 2}};
+  EXPECT_DOUBLE_EQ(predict_step(config, halves).total, predict_step(config, whole).total);
+  // (p-1) (F + B - W)
+  const MeasuredCosts unequal{.layer = {.forward = 1, .backward = 1.5, .weight_gradients = .5}};
+  const StepTime time = predict_step(config, unequal);
+  EXPECT_DOUBLE_EQ(time.bubble / time.compute, 3.0 * 2 / (8 * 3));
+}
+
 TEST(MeasuredCost, TermsAddUpForAllLayouts) {
   int tried = 0;
   for (const int64_t tp : {1, 2}) {

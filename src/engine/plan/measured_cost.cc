@@ -28,14 +28,10 @@ RankLayers rank_layers(const TrainConfig& config) {
 }
 
 /// Idle time of the schedule as a share of a rank's passes.
-double bubble_share(const schedule::PipelineShape& shape, double forward, double backward,
-                    double transfer) {
+double bubble_share(const schedule::PipelineShape& shape, const schedule::PassCosts& costs) {
   if (shape.ranks == 1) return 0;
-  const schedule::PassCosts costs{.forward = forward,
-                                  .backward_input = backward / 2,
-                                  .backward_weight = backward / 2,
-                                  .transfer = transfer};
-  const double passes = shape.microbatches * shape.chunks * (forward + backward);
+  const double passes = shape.microbatches * shape.chunks *
+                        (costs.forward + costs.backward_input + costs.backward_weight);
   return simulate(shape, pipeline_actions(shape), costs).makespan / passes - 1;
 }
 
@@ -75,20 +71,29 @@ StepTime predict_step(const TrainConfig& config, const MeasuredCosts& costs) {
   work.microbatches = shape.microbatches * ParallelDims(config).rounds();
   const double chunk_layers = work.mean_layers / shape.chunks;
   const double others = (work.layer.launch + work.layer.tp + work.layer.ep) / 2;
-  work.bubble = bubble_share(shape, chunk_layers * (costs.layer.forward + others),
-                             chunk_layers * (costs.layer.backward + others), costs.transfer);
+  const double backward = costs.layer.backward + others;
+  const double weight = costs.layer.weight_gradients;
+  const bool is_split = weight > 0;
+  work.bubble =
+      bubble_share(shape, {.forward = chunk_layers * (costs.layer.forward + others),
+                           .backward_input = chunk_layers * (is_split ? backward : backward / 2),
+                           .backward_weight = chunk_layers * (is_split ? weight : backward / 2),
+                           .transfer = costs.transfer});
   const double sums = work.mean_layers * costs.layer.dp + costs.ends.dp / stages;
   const double last_bucket = sums / num_buckets(config);
   work.dp = sums - last_bucket;
   work.optimizer = work.mean_layers * costs.layer.update + costs.ends.update / stages;
   Factors factors = unit_factors();
-  factors[size_t(Term::window)] = costs.layer.backward / (costs.layer.compute() + 2 * others);
+  factors[size_t(Term::window)] =
+      (costs.layer.backward + weight) / (costs.layer.compute() + 2 * others);
   StepTime time = step_time(work, factors);
   const double gaps = work.microbatches * work.mean_layers * work.layer.launch;
   time.compute -= gaps;
   time.fixed += gaps;
-  time.exposed_dp += last_bucket;
-  time.total += last_bucket;
+  const double passes =
+      work.microbatches * (work.mean_layers * costs.layer.dp_pass + costs.ends.dp_pass / stages);
+  time.exposed_dp += last_bucket + passes;
+  time.total += last_bucket + passes;
   return time;
 }
 

@@ -1,6 +1,7 @@
 #include "engine/train/cost_probe.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -25,6 +26,9 @@ using plan::LayerCost;
 
 constexpr int kMaxProbes = 5;
 constexpr double kProbeSeconds = .12;  // of repetitions
+// Layers are probed in a row, since caches have forgotten a layer when the run comes back to it, up
+// to this state of a rank: more than the caches of a processor.
+constexpr double kMaxProbeBytes = 256e6;
 
 double seconds_between(ProbeClock::time_point begin, ProbeClock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
@@ -49,14 +53,17 @@ void add_cost(LayerCost& sum, const LayerCost& cost, double share) {
   for (const auto term : plan::kCostTerms) sum.*term += share * cost.*term;
 }
 
-/// Layers of a model with their optimizer, and the text of a microbatch.
+/// Layers of a model with their optimizer, and the text of two microbatches: gradients are added to
+/// those of another one.
 class ProbedLayers {
  public:
   ProbedLayers(const TrainConfig& config, const ParallelGroups& groups, const StageLayers& layers)
       : config_(config),
         layers_(layers),
         chunk_(groups, config, make_transformer_options(groups, config, {}), layers),
-        microbatch_(chunk_.stage.make_microbatch()),
+        microbatches_{chunk_.stage.make_microbatch(), chunk_.stage.make_microbatch()},
+        splits_backward_(config.parallel.pp > 1 &&
+                         schedule::splits_backward(pipeline_shape(config).kind)),
         tokens_(size_t(microbatch_size(config) * config.train.seq)),
         seed_(uint64_t(groups.world().rank()) << 32) {
     chunk_.stage.initialize(uint64_t(config.train.seed));
@@ -65,47 +72,19 @@ class ProbedLayers {
     chunk_.optimizer.state_changed();
   }
 
-  /// One step. Every call has other tokens, since experts' GEMMs of new sizes take longer.
+  /// One step: costs of its last microbatch, and of the update.
   LayerCost run() {
-    Stage& stage = chunk_.stage;
-    ++seed_;
-    for (size_t i = 0; i < tokens_.size(); ++i) {
-      tokens_[i] = int32_t(philox(seed_, 0, i)[0] % uint64_t(config_.model.vocab));
-    }
-    if (!layers_.embedding) fill(stage.input(microbatch_));
-    stage.begin_step();
+    chunk_.stage.begin_step(int64_t(microbatches_.size()));
     LayerCost cost;
-    // Returns the seconds of computation that is recorded.
-    const auto pass = [&](Phase phase, const std::function<void()>& run) {
-      const ScopedPhase scope(phase);
-      recorder().reset();
-      const auto begin = ProbeClock::now();
-      run();
-      const double seconds = seconds_between(begin, ProbeClock::now());
-      const PhaseTimes times = recorder().phase_times();
-      const double computed = times[size_t(phase)] / 1e3;
-      cost.tp += times[size_t(Phase::tp_wait)] / 1e3;
-      cost.ep += times[size_t(Phase::ep_wait)] / 1e3;
-      cost.dp += times[size_t(Phase::dp_wait)] / 1e3;
-      const double gaps = seconds - computed - waited_seconds();
-      phase == Phase::update ? cost.update += gaps : cost.gaps += gaps;
-      return computed;
-    };
-    cost.forward = pass(Phase::forward, [&] { stage.forward(tokens_, tokens_, microbatch_); });
-    if (!layers_.head) fill(stage.residual_gradient());
-    std::vector<FlatRange> finished;
-    cost.backward = pass(Phase::backward, [&] {
-      stage.backward(microbatch_, 1.0f / float(tokens_.size()), [&](FlatRange range) {
-        if (chunk_.optimizer.reduces_every_pass(range)) {
-          chunk_.optimizer.ready(range);
-        } else {
-          finished.push_back(range);
-        }
-      });
-    });
-    stage.share_load();
-    cost.update += pass(Phase::update, [&] {
-      for (const FlatRange& range : finished) chunk_.optimizer.ready(range);
+    finished_.clear();
+    for (Microbatch& microbatch : microbatches_) {
+      cost = {};
+      run_passes(microbatch, cost);
+    }
+    if (config_.parallel.zero == 2) cost.dp_pass = std::exchange(cost.dp, 0);
+    chunk_.stage.share_load();
+    cost.update += pass(cost, Phase::update, [&] {
+      for (const FlatRange& range : finished_) chunk_.optimizer.ready(range);
       chunk_.optimizer.reduce();
       chunk_.optimizer.update(AdamStep::make(config_, 0, config_.optimizer.lr, 1));
       chunk_.optimizer.await_all();
@@ -114,6 +93,52 @@ class ProbedLayers {
   }
 
  private:
+  /// Returns the seconds of computation that is recorded; its waits and gaps are added to `cost`.
+  static double pass(LayerCost& cost, Phase phase, const std::function<void()>& run) {
+    const ScopedPhase scope(phase);
+    recorder().reset();
+    const auto begin = ProbeClock::now();
+    run();
+    const double seconds = seconds_between(begin, ProbeClock::now());
+    const PhaseTimes times = recorder().phase_times();
+    const double computed = times[size_t(phase)] / 1e3;
+    cost.tp += times[size_t(Phase::tp_wait)] / 1e3;
+    cost.ep += times[size_t(Phase::ep_wait)] / 1e3;
+    cost.dp += times[size_t(Phase::dp_wait)] / 1e3;
+    const double gaps = seconds - computed - waited_seconds();
+    phase == Phase::update ? cost.update += gaps : cost.gaps += gaps;
+    return computed;
+  }
+
+  /// Every call has other tokens, since experts' GEMMs of new sizes take longer.
+  void run_passes(Microbatch& microbatch, LayerCost& cost) {
+    Stage& stage = chunk_.stage;
+    ++seed_;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      tokens_[i] = int32_t(philox(seed_, 0, i)[0] % uint64_t(config_.model.vocab));
+    }
+    if (!layers_.embedding) fill(stage.input(microbatch));
+    cost.forward = pass(cost, Phase::forward, [&] { stage.forward(tokens_, tokens_, microbatch); });
+    if (!layers_.head) fill(stage.residual_gradient());
+    const bool is_last = &microbatch == &microbatches_.back();
+    const auto ready = [&](FlatRange range) {
+      if (chunk_.optimizer.reduces_every_pass(range)) {
+        chunk_.optimizer.ready(range);
+      } else if (is_last) {
+        finished_.push_back(range);
+      }
+    };
+    const float scale = 1.0f / float(tokens_.size());
+    if (!splits_backward_) {
+      cost.backward =
+          pass(cost, Phase::backward, [&] { stage.backward(microbatch, scale, ready); });
+      return;
+    }
+    cost.backward = pass(cost, Phase::backward, [&] { stage.backward_input(microbatch, scale); });
+    cost.weight_gradients =
+        pass(cost, Phase::weight_gradients, [&] { stage.backward_weight(microbatch, ready); });
+  }
+
   /// Random numbers in [-1, 1).
   void fill(const Tensor& values) const {
     auto* const of_values = static_cast<float*>(values.data());
@@ -128,7 +153,9 @@ class ProbedLayers {
   const TrainConfig& config_;
   StageLayers layers_;
   ModelChunk chunk_;
-  Microbatch microbatch_;
+  std::array<Microbatch, 2> microbatches_;
+  bool splits_backward_;
+  std::vector<FlatRange> finished_;  // gradients that are reduced after the last pass
   std::vector<int32_t> tokens_;
   uint64_t seed_;
 };
@@ -180,24 +207,46 @@ double probe_transfer(const TrainConfig& config, Communicator& pp) {
   return fastest / (pp.size() - 1);
 }
 
+/// Layers of the largest chunk of a rank, or fewer if their state is large.
+int64_t layers_in_a_row(const TrainConfig& config) {
+  int64_t longest = 1;
+  for (const StageLayers& chunk : pipeline_layers(config)) longest = std::max(longest, chunk.count);
+  constexpr double kStateBytes = 16;  // of a parameter
+  const double bytes = kStateBytes * double(config.model.parameters()) /
+                       double(config.model.layers * config.parallel.tp);
+  return std::clamp(int64_t(kMaxProbeBytes / bytes), int64_t{1}, longest);
+}
+
 }  // namespace
 
 plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroups& groups) {
-  std::map<std::pair<bool, int64_t>, LayerCost> kinds;  // by experts and window
-  const auto kind_of = [&](int64_t layer) {
+  const auto kind_of = [&](int64_t layer) {  // by experts and window
     return std::pair(config.model.is_moe(layer), config.model.window(layer));
   };
+  const int64_t limit = layers_in_a_row(config);
+  // As many layers of one kind as follow `first`.
+  const auto row_of = [&](int64_t first) {
+    StageLayers row{.first = first, .count = 1, .embedding = false, .head = false};
+    while (row.count < limit && first + row.count < config.model.layers &&
+           kind_of(first + row.count) == kind_of(first)) {
+      ++row.count;
+    }
+    return row;
+  };
+  std::map<std::pair<bool, int64_t>, LayerCost> kinds;
   plan::MeasuredCosts costs;
   for (int64_t layer = 0; layer < config.model.layers; ++layer) {
     const auto [found, is_new] = kinds.try_emplace(kind_of(layer));
     if (is_new) {
-      found->second = probe_layers(config, groups,
-                                   {.first = layer, .count = 1, .embedding = false, .head = false});
+      const StageLayers row = row_of(layer);
+      add_cost(found->second, probe_layers(config, groups, row), 1 / double(row.count));
     }
     add_cost(costs.layer, found->second, 1 / double(config.model.layers));
   }
-  costs.ends = probe_layers(config, groups, {.first = 0, .count = 1});
-  add_cost(costs.ends, kinds.at(kind_of(0)), -1);
+  StageLayers with_ends = row_of(0);
+  with_ends.embedding = with_ends.head = true;
+  costs.ends = probe_layers(config, groups, with_ends);
+  add_cost(costs.ends, kinds.at(kind_of(0)), -double(with_ends.count));
   for (const auto term : plan::kCostTerms) costs.ends.*term = std::max(0.0, costs.ends.*term);
   if (groups.pp()) costs.transfer = probe_transfer(config, *groups.pp());
   return costs;

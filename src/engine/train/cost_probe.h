@@ -7,11 +7,12 @@
 
 namespace tandem {
 
-/// Runs passes of one layer of each kind that the model has, and of a layer with embedding and
-/// head, on random activations, on all ranks at once; sums their gradients over the replicas and
-/// updates them. Takes a few such passes, and memory for one layer and the two ends meanwhile. Uses
-/// the choices of GEMMs that the run's model has made. CPU ranks. Collective; the same on every
-/// rank.
+/// Runs passes of the layers of each kind that the model has, in rows as long as a rank's, and of
+/// such a row with embedding and head, on random activations, on all ranks at once, with split
+/// backward passes where the schedule has them; sums their gradients over the replicas and updates
+/// them. Takes a few such passes of two microbatches, and meanwhile memory for a row, at most 256
+/// MB of state or one layer, and the two ends. Uses the choices of GEMMs that the run's model has
+/// made. CPU ranks. Collective; the same on every rank.
 plan::MeasuredCosts measure_costs(const TrainConfig& config, const ParallelGroups& groups);
 
 }  // namespace tandem

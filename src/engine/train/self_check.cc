@@ -1,11 +1,14 @@
 #include "engine/train/self_check.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "core/files.h"
 #include "engine/config/run_control.h"
 #include "engine/plan/measured_cost.h"
 #include "engine/train/cost_probe.h"
+#include "tandem/error.h"
 
 namespace tandem {
 namespace {
@@ -44,8 +47,13 @@ std::vector<std::string> SelfCheck::add(const StepRecord& step, const PhaseTimes
   }
   if (world.rank() > 0) return {};
   const int64_t first = step.step - kComparedSteps + 1;
-  replace_file(path, plan::split_json(first, step.step, measured, predicted_));
-  return plan::describe_split(first, step.step, measured, predicted_);
+  std::vector<std::string> lines = plan::describe_split(first, step.step, measured, predicted_);
+  try {
+    replace_file(path, plan::split_json(first, step.step, measured, predicted_));
+  } catch (const IoError& error) {
+    lines.push_back(fmt::format("warning: {}", error.what()));
+  }
+  return lines;
 }
 
 }  // namespace tandem
