@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 
+from protobuf_reader import fields, varint
+
 TANDEM = os.path.abspath(sys.argv[1])
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 VALUES = {7: "int32", 9: "int64", 13: "uint64", 27: "bool", 29: "string"}
@@ -33,30 +35,6 @@ CASES = [
 def expect(condition, text):
     if not condition:
         raise AssertionError(text)
-
-
-def varint(data, at):
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
-
-
-def fields(data):
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
-        if key & 7 == 0:
-            value, at = varint(data, at)
-        else:
-            expect(key & 7 == 2, f"wire type {key & 7}")
-            size, at = varint(data, at)
-            expect(at + size <= len(data), "a message that ends too late")
-            value, at = data[at:at + size], at + size
-        yield key >> 3, value
 
 
 def numbers(packed):

@@ -6,6 +6,8 @@ import pathlib
 import struct
 import sys
 
+from protobuf_reader import fields
+
 
 def crc32c(data):
     crc = 0xffffffff
@@ -30,32 +32,6 @@ def records(data):
         assert check == masked(data[:8]) and body_check == masked(body), "a checksum"
         yield body
         data = data[16 + length:]
-
-
-def varint(data, at):
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
-
-
-def fields(data):
-    """Pairs of a message's field numbers and values."""
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
-        if key & 7 == 0:
-            value, at = varint(data, at)
-        elif key & 7 == 2:
-            size, at = varint(data, at)
-            value, at = data[at:at + size], at + size
-        else:
-            form, size = {1: ("<d", 8), 5: ("<f", 4)}[key & 7]
-            value, at = struct.unpack_from(form, data, at)[0], at + size
-        yield key >> 3, value
 
 
 def main():
